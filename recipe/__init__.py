@@ -1,0 +1,1 @@
+"""The recipes: each one a method as a user sees it."""

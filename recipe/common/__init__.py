@@ -1,0 +1,1 @@
+"""What every recipe shares: hardware profiles, a tiny model, a task to learn."""

