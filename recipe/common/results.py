@@ -1,0 +1,123 @@
+"""Result lines: how an evaluation writes its numbers down and how a tool reads them back.
+
+An evaluation log is free text for people; each dataset's numbers are also on one machine-readable line:
+    RESULT {"experiment": "hapo-tiny", "step": 200, "dataset": "countdown", "n_samples": 8, "n_questions": 64,
+            "metrics": {"Acc-Pass@1": 0.45, "Acc-Best@8": 0.81, "Response-Length-Mean": 31.5}}
+(on one line in the file). The evaluator and `scripts/read_log.py` both use this module, so they cannot disagree.
+"""
+
+import json
+import math
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+
+PREFIX = "RESULT "
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvalResult:
+    """What one evaluation of one checkpoint on one dataset found.
+
+    Attributes:
+        step: training step of the checkpoint; None for a model that was not trained here.
+        n_samples: answers drawn per question.
+        metrics: name -> finite number. Accuracies (`Acc-Pass@1`, `Acc-Mean@8`, `Acc-Best@8`, `Acc-Maj@8`) lie in
+            [0, 1], `Response-Length-Mean` is in tokens; other names are kept as they are.
+
+    Raises:
+        ValueError: a field has the wrong type or range; the message names the field and its value.
+    """
+
+    experiment: str
+    step: int | None
+    dataset: str
+    n_samples: int
+    n_questions: int
+    metrics: dict[str, float]
+
+    def __post_init__(self):
+        for name in ("experiment", "dataset"):
+            value = getattr(self, name)
+            if not isinstance(value, str) or not value:
+                raise ValueError(f"{name} must be a non-empty string, got {value!r}")
+        for name, least in (("step", 0), ("n_samples", 1), ("n_questions", 1)):
+            value = getattr(self, name)
+            if not (name == "step" and value is None) and (type(value) is not int or value < least):
+                raise ValueError(f"{name} must be an integer of at least {least}, got {value!r}")
+        if not isinstance(self.metrics, dict) or not self.metrics:
+            raise ValueError(f"metrics must be a non-empty mapping, got {self.metrics!r}")
+        for name, value in self.metrics.items():
+            _check_metric(name, value)
+
+
+def _check_metric(name: str, value: float) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise ValueError(f"metrics[{name!r}] must be a finite number, got {value!r}")
+    if name.startswith("Acc-") and not 0 <= value <= 1:
+        raise ValueError(f"metrics[{name!r}] must lie in [0, 1], got {value!r}")
+
+
+def format_result_lines(results: Iterable[EvalResult]) -> list[str]:
+    """For each result a small table for people and one `RESULT {json}` line; no line holds a line break."""
+    lines = []
+    for result in results:
+        at_step = "" if result.step is None else f" at step {result.step}"
+        counts = f"{result.n_questions} questions x {result.n_samples} samples"
+        heading = f"{result.experiment}{at_step} on {result.dataset}, {counts}"
+        lines.append(" ".join(heading.splitlines()))
+        width = max(len(name) for name in result.metrics)
+        lines += [f"  {name:<{width}}  {value:.4f}" for name, value in result.metrics.items()]
+        lines.append(PREFIX + json.dumps(asdict(result), ensure_ascii=True))
+    return lines
+
+
+def parse_result_lines(lines: Iterable[str], source: str = "log") -> list[EvalResult]:
+    """The results in a log, in order; every line that does not start with `RESULT {` is free text.
+
+    Args:
+        source: the log's name, for error messages.
+
+    Raises:
+        ValueError: a damaged result line; the message gives the source, the line number and the key.
+    """
+    results = []
+    for number, line in enumerate(lines, start=1):
+        if not line.startswith(PREFIX + "{"):
+            continue
+        try:
+            results.append(_parse_result(line.removeprefix(PREFIX)))
+        except ValueError as error:
+            raise ValueError(f"{source}, line {number}: bad RESULT line: {error}") from error
+    return results
+
+
+def _parse_result(text: str) -> EvalResult:
+    record = json.loads(text)
+    expected = {field.name for field in fields(EvalResult)}
+    if missing := sorted(expected - record.keys()):
+        raise ValueError(f"missing {', '.join(missing)}")
+    if unknown := sorted(record.keys() - expected):
+        raise ValueError(f"unknown {', '.join(unknown)}; expected {', '.join(sorted(expected))}")
+    return EvalResult(**record)
+
+
+def write_result_log(path: str | Path, lines: Iterable[str]) -> None:
+    """Writes the lines as UTF-8 text, all or nothing; makes the folder. Replaces an older log."""
+    with replacing(path) as temporary:
+        temporary.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+
+
+@contextmanager
+def replacing(path: str | Path) -> Iterator[Path]:
+    """Yields a temporary path beside `path`, renamed to `path` if the block ends well and removed if it does not."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        yield temporary
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)

@@ -1,0 +1,166 @@
+"""Starts one run as a child, shows its progress, and leaves nothing of it behind when it ends.
+
+    python scripts/launch.py RUN_DIR -- python -m verl.trainer.main_ppo ...
+
+The run's output goes to RUN_DIR/train.log, its metrics to RUN_DIR/metrics.jsonl (verl's file logger), its curves to
+RUN_DIR/curves.png. Whatever way the run ends (SIGKILL of any of its processes included), every process that it
+started is ended too. VERBOSE=1 shows the whole output. Exit code: the run's own.
+"""
+
+import ctypes
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+from tqdm import tqdm
+
+PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
+LAST_LINES = 15
+
+
+def adopt_orphans() -> None:
+    """Make this process the parent of every descendant whose own parent dies (Linux; elsewhere a no-op)."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def die_with_parent() -> None:
+    """In the child: be told to end when the launcher itself is killed."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+
+
+def keep_earlier_metrics(run_dir: Path) -> None:
+    """Move the metrics of an earlier attempt aside: verl's file logger starts its file anew."""
+    metrics = run_dir / "metrics.jsonl"
+    if metrics.exists() and metrics.stat().st_size:
+        attempt = len(list(run_dir.glob("metrics.*.jsonl"))) + 1
+        os.replace(metrics, run_dir / f"metrics.{attempt:03d}.jsonl")
+
+
+class Progress:
+    """A bar with step, reward, validation accuracy and tokens/s, fed by the metrics file as it grows."""
+
+    def __init__(self, metrics: Path, total: int | None):
+        self.metrics, self.offset = metrics, 0
+        self.bar = tqdm(total=total, desc="training", unit="step", dynamic_ncols=True, smoothing=0.1)
+        self.shown: dict[str, str] = {}
+
+    def update(self) -> None:
+        if not self.metrics.exists():
+            return
+        with open(self.metrics) as file:
+            file.seek(self.offset)
+            for line in file:
+                if line.endswith("\n"):
+                    self.offset += len(line.encode())
+                    self._show(json.loads(line))
+
+    def _show(self, entry: dict) -> None:
+        data = entry["data"]
+        reward = data.get("critic/score/mean", data.get("train/loss"))
+        if reward is not None:
+            self.shown["reward" if "critic/score/mean" in data else "loss"] = f"{reward:.3f}"
+        if "perf/throughput" in data:
+            self.shown["tok/s"] = f"{data['perf/throughput']:.0f}"
+        for key, value in data.items():
+            if re.fullmatch(r"val-core/.*/acc/mean@\d+", key):
+                self.shown["val acc"] = f"{value:.3f}"
+        self.bar.set_postfix(self.shown, refresh=False)
+        self.bar.n = max(self.bar.n, entry["step"])
+        self.bar.refresh()
+
+
+def end_descendants(grace_seconds: float = 5.0) -> int:
+    """SIGTERM, then SIGKILL everything below this process; returns how many were still there."""
+    descendants = psutil.Process().children(recursive=True)
+    for process in descendants:
+        _signal(process, "terminate")
+    _, alive = psutil.wait_procs(descendants, timeout=grace_seconds)
+    while alive := [p for p in {*alive, *psutil.Process().children(recursive=True)} if p.is_running()]:
+        for process in alive:
+            _signal(process, "kill")
+        _, alive = psutil.wait_procs(alive, timeout=1)
+    return len(descendants)
+
+
+def _signal(process: psutil.Process, how: str) -> None:
+    try:
+        getattr(process, how)()
+    except psutil.NoSuchProcess:
+        pass
+
+
+def wait(run: subprocess.Popen, progress: Progress) -> int:
+    """Follow the run to its end; returns its exit code."""
+    while run.poll() is None:
+        progress.update()
+        time.sleep(0.5)
+    progress.update()
+    progress.bar.close()
+    return run.returncode
+
+
+def report_failure(run_dir: Path, code: int) -> None:
+    """Say what ended the run: its own `error:` line or exception, then the end of the log."""
+    log = (run_dir / "train.log").read_text(errors="replace").splitlines()
+    plain = [re.sub(r"\x1b\[[0-9;]*m", "", line) for line in log]
+    causes = [line for line in plain if re.search(r"^(error:|.*(Error|Exception|Died|died)\b.*:)", line)]
+    how = f"was ended by signal {signal.Signals(-code).name}" if code < 0 else f"failed with exit code {code}"
+    print(f"\nThe run {how}.", file=sys.stderr)
+    errors = [line for line in causes if line.startswith("error:")]
+    for line in errors or causes[-3:] or plain[-LAST_LINES:]:
+        print(f"  {line[:400]}", file=sys.stderr)
+    print(f"Whole log: {run_dir / 'train.log'}", file=sys.stderr)
+    if not errors:
+        print("The same command resumes from the last complete checkpoint.", file=sys.stderr)
+
+
+def draw_curves(run_dir: Path) -> Path | None:
+    """Draw RUN_DIR/curves.png; a picture that fails does not fail the run."""
+    from recipe.common.run_metrics import load_metrics, plot_runs
+
+    try:
+        return plot_runs({run_dir.name: load_metrics(run_dir)}, run_dir / "curves.png")
+    except ValueError as error:
+        print(f"no curves: {error}", file=sys.stderr)
+        return None
+
+
+def main(arguments: list[str]) -> int:
+    if len(arguments) < 3 or arguments[1] != "--":
+        print(__doc__, file=sys.stderr)
+        return 2
+    run_dir, command = Path(arguments[0]), arguments[2:]
+    run_dir.mkdir(parents=True, exist_ok=True)
+    keep_earlier_metrics(run_dir)
+    adopt_orphans()
+    for ending in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(ending, lambda *_: sys.exit(128 + ending))
+    verbose = os.environ.get("VERBOSE", "0") not in ("", "0")
+    steps = next((int(a.split("=")[1]) for a in command if re.fullmatch(r"trainer.total_training_steps=\d+", a)), None)
+    with open(run_dir / "train.log", "ab") as log:
+        output = None if verbose else log
+        run = subprocess.Popen(command, stdout=output, stderr=output, preexec_fn=die_with_parent)
+        try:
+            code = wait(run, Progress(run_dir / "metrics.jsonl", steps))
+        except (KeyboardInterrupt, SystemExit):
+            code = 130
+        finally:
+            end_descendants()
+    if code:
+        report_failure(run_dir, code)
+        return code if code > 0 else 128 - code
+    curves = draw_curves(run_dir)
+    print(f"Results in {run_dir}: metrics.jsonl, train.log" + (f", {curves.name}" if curves else ""))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

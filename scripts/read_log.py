@@ -1,0 +1,161 @@
+"""Gathers evaluation logs and training logs into one CSV, a row per experiment and step.
+
+    python scripts/read_log.py outputs/eval/*.log outputs/hapo --output metrics.csv
+
+Evaluation logs hold the `RESULT {json}` lines of `recipe.common.results`. Training logs are run folders or `.jsonl`
+files of verl's `file` logger; their validation metrics are used, where Best@n and Maj@n are verl's bootstrap estimates
+(n draws with replacement), not the exact values that an evaluation log gives.
+Columns: experiment, step, then `<dataset>-Acc-Pass@1`, `<dataset>-Acc-Mean@8`, `<dataset>-Response-Length-Mean`, ...
+"""
+
+import argparse
+import csv
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from recipe.common.results import parse_result_lines, replacing
+from recipe.common.run_metrics import load_metrics, run_folder
+
+VAL_ACCURACY = re.compile(r"val-core/(?P<dataset>.+)/acc/(?P<kind>mean|(best|maj)(?=@\d+/mean))@(?P<n>\d+)(/mean)?")
+VAL_LENGTH = re.compile(r"val-aux/(?P<dataset>.+)/response_length/mean@(?P<n>\d+)")
+METRIC_ORDER = ("Acc-Pass", "Acc-Mean", "Acc-Best", "Acc-Maj", "Response-Length")
+
+
+class Cell(NamedTuple):
+    """One number of the table and the log that it came from."""
+
+    experiment: str
+    step: int | None
+    dataset: str
+    metric: str
+    value: float
+    log: Path
+
+
+def read_log(path: Path) -> list[Cell]:
+    """All results of one log: a run folder, a `.jsonl` file, or else an evaluation log.
+
+    Raises:
+        FileNotFoundError, ValueError: no such log, a damaged line, or no results; the message names the file.
+    """
+    if not path.exists():
+        raise FileNotFoundError(f"{path}: no such log")
+    is_training = path.is_dir() or path.suffix == ".jsonl"
+    return _training_cells(path) if is_training else _evaluation_cells(path)
+
+
+def _evaluation_cells(path: Path) -> list[Cell]:
+    text = path.read_text(encoding="utf-8", errors="replace")
+    results = parse_result_lines(text.split("\n"), source=str(path))
+    if not results:
+        raise ValueError(f"{path}: no lines like RESULT {{json}}; a training log is a run folder or a .jsonl file")
+    return [
+        Cell(result.experiment, result.step, result.dataset, metric, value, path)
+        for result in results
+        for metric, value in result.metrics.items()
+    ]
+
+
+def _training_cells(path: Path) -> list[Cell]:
+    """The experiment is the run folder's name, or the file's for `<experiment>.jsonl`."""
+    experiment = run_folder(path).name
+    cells = []
+    for step, row in load_metrics(path).iterrows():
+        found = validation_results(row.dropna().to_dict())
+        cells += [Cell(experiment, int(step), *key, value, path) for key, value in found.items()]
+    if not any(cell.metric.startswith("Acc-") for cell in cells):
+        raise ValueError(
+            f"{path}: no validation accuracy; expected metrics like val-core/<dataset>/acc/mean@8 "
+            "(is trainer.test_freq positive, and does the reward function return acc?)"
+        )
+    return cells
+
+
+def validation_results(metrics: dict[str, float]) -> dict[tuple[str, str], float]:
+    """verl's validation metrics of one step as (dataset, metric) -> value.
+
+    `val-core/countdown/acc/mean@8` becomes both Acc-Mean@8 and Acc-Pass@1 (the chance that one sample is right);
+    `val-aux/countdown/response_length/mean@8`, there if the reward function returns `response_length`, becomes
+    Response-Length-Mean (the mean over the most samples, where there are several).
+    """
+    results, most_samples = {}, {}
+    for name, value in metrics.items():
+        if match := VAL_ACCURACY.fullmatch(name):
+            results[match["dataset"], f"Acc-{match['kind'].capitalize()}@{match['n']}"] = value
+            if match["kind"] == "mean":
+                results[match["dataset"], "Acc-Pass@1"] = value
+        elif (match := VAL_LENGTH.fullmatch(name)) and int(match["n"]) > most_samples.get(match["dataset"], 0):
+            most_samples[match["dataset"]] = int(match["n"])
+            results[match["dataset"], "Response-Length-Mean"] = value
+    return results
+
+
+def make_table(cells: list[Cell]) -> tuple[list[str], list[dict], list[str]]:
+    """Column names, rows and warnings. Where two logs disagree on a cell the later one wins, with a warning."""
+    rows: dict[tuple, dict] = {}
+    sources: dict[tuple, Cell] = {}
+    warnings = []
+    for cell in cells:
+        earlier = sources.get(cell[:4])
+        if earlier and earlier.value != cell.value:
+            where = f"{cell.experiment}, step {cell.step}, {cell.dataset}-{cell.metric}"
+            warnings.append(f"{where}: {cell.value} ({cell.log}) replaces {earlier.value} ({earlier.log})")
+        sources[cell[:4]] = cell
+        row = rows.setdefault(cell[:2], {"experiment": cell.experiment, "step": cell.step})
+        row[f"{cell.dataset}-{cell.metric}"] = cell.value
+    return ["experiment", "step", *_ordered_columns(cells)], _ordered_rows(rows), warnings
+
+
+def _ordered_rows(rows: dict[tuple, dict]) -> list[dict]:
+    """Experiments as they came, their steps ascending, a result without a step first."""
+    experiments = list(dict.fromkeys(experiment for experiment, _ in rows))
+
+    def position(key: tuple[str, int | None]) -> tuple[int, int]:
+        experiment, step = key
+        return experiments.index(experiment), -1 if step is None else step
+
+    return [rows[key] for key in sorted(rows, key=position)]
+
+
+def _ordered_columns(cells: list[Cell]) -> Iterator[str]:
+    """Datasets as they came; within one, pass, mean, best, majority, length, then the rest by name."""
+    datasets = list(dict.fromkeys(cell.dataset for cell in cells))
+
+    def position(column: tuple[str, str]) -> tuple:
+        dataset, metric = column
+        kind, _, n = metric.partition("@")
+        rank = next((i for i, prefix in enumerate(METRIC_ORDER) if kind.startswith(prefix)), len(METRIC_ORDER))
+        return datasets.index(dataset), rank, kind, int(n) if n.isdecimal() else 0, n
+
+    for dataset, metric in sorted({(cell.dataset, cell.metric) for cell in cells}, key=position):
+        yield f"{dataset}-{metric}"
+
+
+def write_csv(path: Path, columns: list[str], rows: list[dict]) -> None:
+    """All or nothing; a number that a row lacks is an empty cell."""
+    with replacing(path) as temporary, open(temporary, "w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, columns, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("logs", metavar="LOG", nargs="+", type=Path, help="evaluation log, run folder or .jsonl file")
+    parser.add_argument("--output", type=Path, default=Path("metrics.csv"), help="default: %(default)s")
+    options = parser.parse_args(arguments)
+    try:
+        columns, rows, warnings = make_table([cell for log in options.logs for cell in read_log(log)])
+        write_csv(options.output, columns, rows)
+    except (OSError, ValueError) as error:
+        sys.exit(f"read_log: {error}")
+    for warning in warnings:
+        print(f"read_log: {warning}", file=sys.stderr)
+    print(options.output)
+
+
+if __name__ == "__main__":
+    main()

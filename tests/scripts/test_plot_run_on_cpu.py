@@ -1,0 +1,233 @@
+"""scripts/plot_run.py and recipe.common.run_metrics: what is read, what is summarised, and that a picture appears."""
+
+import importlib.util
+import json
+import math
+from pathlib import Path
+
+import matplotlib.image
+import numpy as np
+import pandas as pd
+import pytest
+
+from recipe.common.run_metrics import load_metrics, phase_seconds, plot_runs, smoothing_window, validation_accuracy
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def load_script(name: str):
+    spec = importlib.util.spec_from_file_location(name, ROOT / "scripts" / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def record(step: int, **data) -> str:
+    return json.dumps({"step": step, "data": {key.replace("__", "/"): value for key, value in data.items()}})
+
+
+def write_run(folder: Path, lines: list[str], name: str = "metrics.jsonl", end: str = "\n") -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / name).write_text("\n".join(lines) + end)
+    return folder
+
+
+def a_run(n_steps: int = 20, scale: float = 1.0) -> list[str]:
+    lines = []
+    for step in range(1, n_steps + 1):
+        data = {"critic/score/mean": scale * step / n_steps, "actor/entropy": 1 / step, "response_length/mean": 30.0}
+        data |= {"actor/pg_clipfrac": 0.01, "timing_s/gen": 2.0, "timing_s/update_actor": 1.0}
+        if step % 5 == 0:
+            data |= {"val-core/countdown/acc/mean@8": step / 40, "timing_s/testing": 5.0}
+        lines.append(json.dumps({"step": step, "data": data}))
+    return lines
+
+
+def pixels(picture: Path) -> np.ndarray:
+    return matplotlib.image.imread(picture)[..., :3]
+
+
+# ---- reading ----
+
+
+def test_reads_values_steps_and_gaps(tmp_path):
+    lines = [record(0, val__acc=0.5), record(2, a=3, flag=True), record(1, a=-1.5, text="no", vector=[1, 2], gone=None)]
+    table = load_metrics(write_run(tmp_path, lines))
+    assert list(table.index) == [0, 1, 2] and table.index.name == "step"
+    assert set(table.columns) == {"val/acc", "a", "flag", "gone"}
+    assert table.loc[1, "a"] == -1.5 and table.loc[2, "a"] == 3.0 and table.loc[2, "flag"] == 1.0
+    assert math.isnan(table.loc[0, "a"]) and math.isnan(table.loc[1, "gone"])
+
+
+def test_reads_what_verls_file_logger_writes(tmp_path, monkeypatch):
+    from verl.utils.tracking import FileLogger
+
+    monkeypatch.setenv("VERL_FILE_LOGGER_PATH", str(tmp_path / "metrics.jsonl"))
+    logger = FileLogger("project", "experiment")
+    logger.log({"actor/entropy": np.float32(0.5), "bad": float("nan"), "steps": np.int64(4)}, step=7)
+    logger.finish()
+    table = load_metrics(tmp_path)
+    assert table.loc[7, "actor/entropy"] == 0.5 and table.loc[7, "steps"] == 4.0 and math.isnan(table.loc[7, "bad"])
+
+
+@pytest.mark.parametrize("keep", [1, 9, 22])
+def test_half_written_last_line_is_skipped(tmp_path, keep):
+    whole = record(2, a=2.0)
+    table = load_metrics(write_run(tmp_path, [record(1, a=1.0), whole[:keep]], end=""))
+    assert list(table.index) == [1]
+
+
+def test_half_line_glued_to_the_resumed_runs_first_line(tmp_path):
+    glued = record(2, a=2.0).replace(" ", "")[:15] + record(2, a=5.0).replace(" ", "")
+    table = load_metrics(write_run(tmp_path, [record(1, a=1.0), glued, record(3, a=6.0)]))
+    assert table["a"].tolist() == [1.0, 5.0, 6.0]
+
+
+def test_last_value_of_a_repeated_step_wins_per_metric(tmp_path):
+    # a resumed run validates at the step it starts from, and logs only validation there
+    lines = [record(1, a=1.0), record(2, a=2.0, b=7.0), record(2, val=0.5), record(2, a=9.0)]
+    table = load_metrics(write_run(tmp_path, lines))
+    assert list(table.index) == [1, 2]
+    assert table.loc[2, ["a", "b", "val"]].tolist() == [9.0, 7.0, 0.5]
+
+
+def test_attempts_of_a_resumed_run_are_joined(tmp_path):
+    write_run(tmp_path, [record(step, a=1.0) for step in range(6)], "metrics.001.jsonl")
+    write_run(tmp_path, [record(3, val=0.5), record(4, a=2.0), '{"step": 5, "da'], "metrics.002.jsonl", end="")
+    table = load_metrics(write_run(tmp_path, [record(5, a=3.0)]))
+    assert table["a"].tolist() == [1.0, 1.0, 1.0, 1.0, 2.0, 3.0]
+    assert table["val"].dropna().to_dict() == {3: 0.5}
+
+
+def test_steps_that_an_abandoned_attempt_ran_beyond_are_dropped(tmp_path):
+    write_run(tmp_path, [record(step, a=1.0) for step in range(15)], "metrics.001.jsonl")
+    table = load_metrics(write_run(tmp_path, [record(step, a=2.0) for step in (10, 11, 12)]))
+    assert list(table.index) == list(range(13))
+    assert table["a"].tolist() == [1.0] * 10 + [2.0] * 3
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        ([record(1, a=1.0), "{oops", record(2, a=1.0)], "line 2: not JSON"),
+        (['{"data": {}}'], 'line 1: expected the keys "step" and "data"'),
+        (['{"step": "x", "data": {}}'], "\"step\" must be an integer, got 'x'"),
+        (['{"step": 1, "data": 3}'], '"data" must be a mapping'),
+        ([""], "no metrics; expected lines like"),
+    ],
+)
+def test_damaged_files_are_refused_by_name(tmp_path, lines, message):
+    with pytest.raises(ValueError) as error:
+        load_metrics(write_run(tmp_path, lines))
+    assert message in str(error.value) and str(tmp_path) in str(error.value)
+
+
+def test_missing_runs_are_refused_by_name(tmp_path):
+    with pytest.raises(FileNotFoundError, match="nowhere"):
+        load_metrics(tmp_path / "nowhere")
+    with pytest.raises(FileNotFoundError, match=r"expected metrics\.jsonl"):
+        load_metrics(tmp_path)
+
+
+# ---- summaries ----
+
+
+def test_phase_seconds_leave_out_the_warm_up_and_spread_rare_phases():
+    gen = [100.0, 50.0, 2.0, 4.0, 3.0, 90.0, 2.5]  # steady: 2, 4, 3, 90, 2.5 -> median 3
+    testing = [9.0, np.nan, np.nan, 10.0, np.nan, np.nan, 20.0]  # steady: 10 and 20 in 5 steps -> 15 * 2 / 5
+    rows = pd.DataFrame({"timing_s/gen": [np.nan, *gen], "timing_s/testing": [np.nan, *testing]}, index=range(8))
+    assert phase_seconds(rows) == pytest.approx({"gen": 3.0, "testing": 6.0})
+
+
+def test_phase_seconds_of_a_very_short_run_use_every_step():
+    assert phase_seconds(pd.DataFrame({"timing_s/gen": [1.0, 3.0]})) == {"gen": 2.0}
+    assert phase_seconds(pd.DataFrame({"actor/entropy": [1.0]})) == {}
+
+
+def test_validation_accuracy_is_one_curve_per_data_source():
+    rows = pd.DataFrame(
+        {
+            "val-core/openai/gsm8k/acc/mean@4": [0.25, np.nan, np.nan],
+            "val-core/openai/gsm8k/acc/mean@16": [np.nan, np.nan, 0.75],
+            "val-core/countdown/acc/mean@8": [0.1, np.nan, 0.2],
+            "val-core/countdown/acc/best@8/mean": [0.9, 0.9, 0.9],
+            "val-aux/countdown/reward/mean@8": [0.9, 0.9, 0.9],
+        },
+        index=[0, 1, 2],
+    )
+    curves = {name: values.to_dict() for name, values in validation_accuracy(rows).items()}
+    assert curves == {"countdown": {0: 0.1, 2: 0.2}, "openai/gsm8k": {0: 0.25, 2: 0.75}}
+
+
+def test_smoothing_is_off_for_short_runs_and_bounded_for_long_ones():
+    assert [smoothing_window(n) for n in (1, 11, 12, 150, 10_000)] == [1, 1, 3, 10, 50]
+
+
+# ---- pictures ----
+
+
+def test_draws_runs_side_by_side(tmp_path, capsys):
+    plot_run = load_script("plot_run")
+    first, second = write_run(tmp_path / "grpo", a_run()), write_run(tmp_path / "hapo", a_run(30, 0.5))
+    plot_run.main([str(first), str(second / "metrics.jsonl")])
+    assert capsys.readouterr().out.strip() == str(first / "curves.png")
+    picture = pixels(first / "curves.png")
+    height, width, _ = picture.shape
+    assert height > 500 and width > 1000
+    for row in range(2):  # every panel has coloured ink of its own, not only grey axes
+        for column in range(3):
+            rows = slice(row * height // 2, (row + 1) * height // 2)
+            panel = picture[rows, column * width // 3 : (column + 1) * width // 3]
+            assert (np.ptp(panel, axis=2) > 0.3).sum() > 200
+    assert sorted(path.name for path in first.iterdir()) == ["curves.png", "metrics.jsonl"]
+
+
+def test_missing_metrics_leave_their_panels_without_colour(tmp_path):
+    lines = [record(step, actor__entropy=float(step)) for step in range(1, 4)]
+    output = plot_runs({"only entropy": load_metrics(write_run(tmp_path, lines))}, tmp_path / "deep" / "c.png")
+    picture = pixels(output)
+    height, width, _ = picture.shape
+    coloured = np.ptp(picture, axis=2) > 0.3
+    assert coloured[: height // 2, 2 * width // 3 :].sum() > 200  # entropy is the third panel
+    assert coloured[height // 2 :].sum() == 0
+    assert (picture[height // 2 :] < 0.8).any()  # "not recorded" and the axes are grey
+
+
+def test_a_failed_drawing_leaves_the_old_picture(tmp_path, monkeypatch):
+    from matplotlib.figure import Figure
+
+    def fail(self, path, **options):
+        Path(path).write_text("half")
+        raise OSError("disk full")
+
+    monkeypatch.setattr(Figure, "savefig", fail)
+    (tmp_path / "curves.png").write_text("old")
+    with pytest.raises(OSError, match="disk full"):
+        plot_runs({"a": load_metrics(write_run(tmp_path, a_run(3)))}, tmp_path / "curves.png")
+    assert (tmp_path / "curves.png").read_text() == "old"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["curves.png", "metrics.jsonl"]
+
+
+def test_nothing_to_draw_is_an_error(tmp_path):
+    with pytest.raises(ValueError, match="warm: nothing to draw; expected metrics like critic/score/mean"):
+        plot_runs({"warm": pd.DataFrame({"train/loss": [1.0]})}, tmp_path / "c.png")
+    with pytest.raises(ValueError, match="no runs"):
+        plot_runs({}, tmp_path / "c.png")
+
+
+def test_labels(tmp_path):
+    plot_run = load_script("plot_run")
+    runs = [write_run(tmp_path / name, a_run(3)) for name in ("x/grpo", "y/grpo", "z/hapo")]
+    runs.append(write_run(tmp_path, a_run(3), "latr.jsonl") / "latr.jsonl")
+    assert plot_run.run_labels(runs, None) == ["x/grpo", "y/grpo", "hapo", "latr"]
+    assert plot_run.run_labels(runs[:2], "A, B") == ["A", "B"]
+    with pytest.raises(ValueError, match=r"2 labels .* for 4 runs"):
+        plot_run.run_labels(runs, "a,b")
+    with pytest.raises(ValueError, match="'a' stands for several runs"):
+        plot_run.run_labels(runs[:2], "a,a")
+
+
+def test_command_line_ends_in_one_line_on_a_missing_run(tmp_path):
+    with pytest.raises(SystemExit) as error:
+        load_script("plot_run").main([str(tmp_path / "nowhere")])
+    assert error.value.code == f"plot_run: {tmp_path / 'nowhere'}: no such run folder or metrics file"

@@ -1,0 +1,18 @@
+"""Upstream's DAPO reward manager plus the response length, so that validation reports it per sample."""
+
+from verl import DataProto
+from verl.experimental.reward_loop.reward_manager.dapo import DAPORewardManager
+
+
+class LengthAwareRewardManager(DAPORewardManager):
+    """Adds `response_length` (tokens of the final sequence) to the reward's extra information.
+
+    Without `overlong_buffer_cfg.enable` the reward is the plain score of the reward function.
+    """
+
+    async def run_single(self, data: DataProto) -> dict:
+        result = await super().run_single(data)
+        final = data[-1].batch
+        response_width = final["responses"].shape[-1]
+        result["reward_extra_info"]["response_length"] = float(final["attention_mask"][-response_width:].sum())
+        return result

@@ -1,0 +1,76 @@
+"""Tells complete checkpoints from ones cut off in mid-write.
+
+Upstream writes its tracker file last, but not atomically, and a run that is killed while it overwrites an older
+`global_step_N` leaves a mixture. A marker written by rename after everything else settles both.
+"""
+
+import os
+import re
+from pathlib import Path
+
+from verl.trainer.ppo.checkpoint_callback import CheckpointCallback
+
+MARKER = "COMPLETE"
+TRACKER = "latest_checkpointed_iteration.txt"
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Replace `path` by `text`: a reader sees the old content or the new, never a part."""
+    unfinished = path.with_name(f"{path.name}.tmp{os.getpid()}")
+    unfinished.write_text(text)
+    os.replace(unfinished, path)
+
+
+class MarkComplete(CheckpointCallback):
+    """`trainer.checkpoint_callback_class`: marks a checkpoint after every worker has written its part."""
+
+    def on_save(self, trainer, global_step: int, checkpoint_dir: str, async_save: bool = False, **kwargs) -> None:
+        if not async_save:  # Megatron's writes may still be in flight then
+            write_atomically(Path(checkpoint_dir) / MARKER, f"{global_step}\n")
+
+
+def complete_steps(run_dir: str | Path) -> list[int]:
+    """Steps of `run_dir` whose checkpoint is marked complete, in ascending order.
+
+    Retention (`max_actor_ckpt_to_keep`) removes an old step's weights only, so the weights must be there too.
+    """
+    found = (re.fullmatch(r"global_step_(\d+)", path.name) for path in Path(run_dir).glob("global_step_*"))
+    folders = {int(match[1]): Path(run_dir) / match[0] for match in found if match}
+    return sorted(n for n, folder in folders.items() if (folder / MARKER).exists() and (folder / "actor").is_dir())
+
+
+def tracked_step(run_dir: str | Path) -> int | None:
+    """The step upstream would resume from; None where its tracker is missing or cut off."""
+    try:
+        return int((Path(run_dir) / TRACKER).read_text())
+    except (FileNotFoundError, ValueError):
+        return None
+
+
+def repair_tracker(run_dir: str | Path) -> str | None:
+    """Point upstream's tracker to the last complete checkpoint.
+
+    Checkpoints made without the marker (upstream's own runs) are left as the tracker has them.
+
+    Returns:
+        What was changed, in words, or None.
+    """
+    run_dir = Path(run_dir)
+    tracked, steps = tracked_step(run_dir), complete_steps(run_dir)
+    never_marked = not steps and tracked is not None and (run_dir / f"global_step_{tracked}").exists()
+    if tracked in steps or never_marked or not run_dir.exists():
+        return None
+    if steps:
+        write_atomically(run_dir / TRACKER, str(steps[-1]))
+        return f"{run_dir / TRACKER} named step {tracked}, not complete: resuming from step {steps[-1]}"
+    if (run_dir / TRACKER).exists():
+        (run_dir / TRACKER).unlink()
+        return f"{run_dir / TRACKER} names no complete checkpoint: starting from the beginning"
+    return None
+
+
+def forget_marks_after(run_dir: str | Path, step: int) -> None:
+    """Unmark the checkpoints later than `step`: a run resumed from `step` is going to overwrite them."""
+    for later in complete_steps(run_dir):
+        if later > step:
+            (Path(run_dir) / f"global_step_{later}" / MARKER).unlink()

@@ -1,0 +1,241 @@
+"""Finds what is wrong with a run before Ray starts, says it in one line that names the key, and stops.
+
+A Hydra callback (`hydra.callbacks.preflight` in the recipes' YAML): it runs in the driver, after the config is
+composed and before upstream's `main` sees it. What only shows inside the cluster (an actor that Ray can never
+place) is watched by a thread, since upstream waits for such an actor for ever.
+"""
+
+import os
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from hydra.experimental.callback import Callback
+from omegaconf import DictConfig, OmegaConf
+
+from verl.trainer.checkpoint_marker import forget_marks_after, repair_tracker
+
+# upstream's ResourcePoolManager reserves this many CPUs beside each worker's GPU (`max_colocate_count`)
+CPUS_PER_WORKER = 3
+REQUIRED_KEYS = ("trainer.experiment_name", "actor_rollout_ref.model.path", "actor_rollout_ref.rollout.name")
+PENDING_SECONDS = 15
+
+
+class PreflightError(ValueError):
+    """The run cannot succeed; the message names the key and says what to do."""
+
+
+class Preflight(Callback):
+    """Checks the config, prepares the run's folder, activates the CPU platform where the profile asks for it."""
+
+    def on_run_start(self, config: DictConfig, **kwargs) -> None:
+        try:
+            prepare_run(config)
+        except PreflightError as error:
+            raise SystemExit(f"error: {error}") from None
+        # Hydra turns a callback's exceptions into warnings and goes on; SystemExit it lets through
+        except Exception as error:
+            import traceback
+
+            traceback.print_exc()
+            raise SystemExit(f"error: the checks before the run failed: {error!r}") from error
+
+
+def prepare_run(config: DictConfig) -> None:
+    """Run all checks, in the order in which a user would fix them.
+
+    Raises:
+        PreflightError: the first problem found.
+    """
+    for key in REQUIRED_KEYS:
+        if OmegaConf.select(config, key) is None:
+            raise PreflightError(f"{key} has no value: set it, as in {key}=...")
+    if config_asks_for_cpu(config):
+        from verl.plugin.platform.platform_cpu import activate
+
+        activate()
+    check_model_path("actor_rollout_ref.model.path", config.actor_rollout_ref.model.path)
+    check_typed_sections(config)
+    for key in ("train_files", "val_files"):
+        check_data_files(f"data.{key}", config.data[key], config.data.prompt_key)
+    check_batch_sizes(config)
+    check_ray_resources(config)
+    prepare_run_dir(config)
+    threading.Thread(target=watch_pending_actors, args=(config,), daemon=True).start()
+
+
+def config_asks_for_cpu(config: DictConfig) -> bool:
+    """Whether the profile `hardware=cpu` is chosen, told by the signal that it forwards to all processes."""
+    return OmegaConf.select(config, "ray_kwargs.ray_init.runtime_env.env_vars.VERL_PLATFORM") == "cpu"
+
+
+def check_model_path(key: str, path: str) -> None:
+    """A local folder must hold a config.json; a name on the Hugging Face hub is left to the download."""
+    folder = Path(os.path.expanduser(path))
+    if folder.is_dir():
+        if not (folder / "config.json").exists():
+            raise PreflightError(f"{key}={path} is a folder without config.json, so no Hugging Face model")
+        return
+    looks_like_a_hub_name = path.count("/") <= 1 and not path.startswith((".", "~", "/", "outputs"))
+    offline = os.environ.get("HF_HUB_OFFLINE", "0") not in ("", "0")
+    if not looks_like_a_hub_name or (offline and not _in_hub_cache(path)):
+        raise PreflightError(f"{key}={path} does not exist")
+
+
+def _in_hub_cache(name: str) -> bool:
+    from huggingface_hub import try_to_load_from_cache
+
+    return isinstance(try_to_load_from_cache(name, "config.json"), str)
+
+
+def check_typed_sections(config: DictConfig) -> None:
+    """Build upstream's typed configs now: a key that they do not have would fail inside a worker later."""
+    from verl.utils.config import omega_conf_to_dataclass
+
+    for key in ("actor_rollout_ref.actor", "actor_rollout_ref.rollout", "algorithm"):
+        try:
+            omega_conf_to_dataclass(OmegaConf.select(config, key))
+        except Exception as error:
+            root_cause = error.__cause__ or error
+            raise PreflightError(f"{key}: {str(root_cause).splitlines()[0]}") from error
+
+
+def check_data_files(key: str, files, prompt_key: str) -> None:
+    """Files exist, are parquet, and every row has a prompt, a data source and a ground truth."""
+    files = [files] if isinstance(files, str) else list(files or [])
+    if not files:
+        raise PreflightError(f"{key} is empty: name a parquet file")
+    for file in files:
+        path = Path(os.path.expanduser(file))
+        if "://" in str(file):  # remote file systems are upstream's business
+            continue
+        if not path.exists():
+            raise PreflightError(f"{key}: {file} does not exist")
+        try:
+            schema = pq.read_schema(path)
+        except (pa.ArrowInvalid, OSError) as error:
+            raise PreflightError(f"{key}: {file} is not a readable parquet file ({error})") from error
+        for column in (prompt_key, "data_source", "reward_model"):
+            if column not in schema.names:
+                raise PreflightError(f"{key}: {file} has no column '{column}'; its columns: {', '.join(schema.names)}")
+        _check_rows(key, file, pq.read_table(path, columns=[prompt_key, "data_source", "reward_model"]), prompt_key)
+
+
+def _check_rows(key: str, file: str, table: pa.Table, prompt_key: str) -> None:
+    if not table.num_rows:
+        raise PreflightError(f"{key}: {file} has no rows")
+    prompts, reward_models = table[prompt_key], table["reward_model"]
+    if not pa.types.is_list(prompts.type) and not pa.types.is_large_list(prompts.type):
+        raise PreflightError(
+            f"{key}: {file}: column '{prompt_key}' must hold lists of {{role, content}} messages, is {prompts.type}"
+        )
+    if not pa.types.is_struct(reward_models.type) or reward_models.type.get_field_index("ground_truth") < 0:
+        raise PreflightError(f"{key}: {file}: column 'reward_model' must hold a 'ground_truth', is {reward_models.type}")
+    empty_prompt = pc.equal(pc.fill_null(pc.list_value_length(prompts), 0), 0)
+    problems = {
+        f"column '{prompt_key}' is empty": empty_prompt,
+        "column 'data_source' is empty": pc.is_null(table["data_source"]),
+        "reward_model.ground_truth is empty": pc.is_null(pc.struct_field(reward_models, "ground_truth")),
+    }
+    for problem, is_bad in problems.items():
+        row = pc.index(is_bad, True).as_py()
+        if row >= 0:
+            raise PreflightError(f"{key}: {file}: row {row}: {problem}")
+
+
+def check_batch_sizes(config: DictConfig) -> None:
+    """The first epoch must hold at least one batch: upstream drops the last incomplete one without a word."""
+    files = config.data.train_files
+    files = [files] if isinstance(files, str) else list(files)
+    if any("://" in str(file) for file in files):
+        return
+    rows = sum(pq.read_metadata(os.path.expanduser(file)).num_rows for file in files)
+    if config.data.train_batch_size > rows:
+        raise PreflightError(f"data.train_batch_size={config.data.train_batch_size} but the training data has {rows} rows")
+
+
+def needed_ray_cpus(config: DictConfig) -> int:
+    """Logical CPUs that verl 0.9.1 holds at once: TransferQueue's actors, the workers' bundles, and one to
+    schedule each further actor with (an actor without `num_cpus` needs one CPU to be placed, none to run)."""
+    units = OmegaConf.select(config, "transfer_queue.backend.SimpleStorage.num_data_storage_units", default=0)
+    workers = config.trainer.nnodes * config.trainer.n_gpus_per_node
+    return 1 + units + CPUS_PER_WORKER * workers + 1
+
+
+def check_ray_resources(config: DictConfig) -> None:
+    """With a Ray started by this run, count before it starts; a running cluster is watched instead."""
+    ray_init = config.ray_kwargs.get("ray_init", {})
+    if ray_init.get("address") or os.environ.get("RAY_ADDRESS"):
+        return
+    cpus = ray_init.get("num_cpus") or os.cpu_count()
+    needed = needed_ray_cpus(config)
+    if cpus < needed:
+        raise PreflightError(
+            f"ray_kwargs.ray_init.num_cpus={cpus}, but this run holds {needed} of Ray's logical CPUs and would wait for "
+            f"ever: set it to at least {needed}, or lower transfer_queue.backend.SimpleStorage.num_data_storage_units"
+        )
+    gpus, wanted = ray_init.get("num_gpus"), config.trainer.n_gpus_per_node
+    if gpus is not None and gpus < wanted:
+        raise PreflightError(f"ray_kwargs.ray_init.num_gpus={gpus} is less than trainer.n_gpus_per_node={wanted}")
+
+
+def prepare_run_dir(config: DictConfig) -> None:
+    """Make the run's folder, and make sure that resuming takes a complete checkpoint."""
+    run_dir = Path(config.trainer.default_local_dir)
+    run_dir.mkdir(parents=True, exist_ok=True)
+    # upstream hands ray_init to Ray without resolving `${...}`; this is the config that `main` gets
+    OmegaConf.resolve(config.ray_kwargs)
+    if config.trainer.resume_mode == "auto":
+        repaired = repair_tracker(run_dir)
+        if repaired:
+            print(f"note: {repaired}", file=sys.stderr)
+    elif config.trainer.resume_mode == "resume_path":
+        source = Path(str(config.trainer.resume_from_path))
+        if not (source / "actor").is_dir():
+            raise PreflightError(f"trainer.resume_from_path={source} holds no checkpoint (no folder 'actor')")
+        if source.parent.resolve() == run_dir.resolve():
+            forget_marks_after(run_dir, int(source.name.rsplit("_", 1)[-1]))
+
+
+def watch_pending_actors(config: DictConfig) -> None:
+    """Stop the driver when something has waited `PENDING_SECONDS` for resources that the cluster does not have."""
+    import ray
+
+    waiting_since = None
+    while True:
+        time.sleep(2)
+        if not ray.is_initialized():
+            continue
+        unplaced = _unplaceable_demand(ray)
+        if not unplaced:
+            waiting_since = None
+            continue
+        waiting_since = waiting_since or time.monotonic()
+        if time.monotonic() - waiting_since > PENDING_SECONDS:
+            print(
+                f"error: Ray has waited {PENDING_SECONDS} s for {unplaced}, more than the cluster has free; upstream would "
+                f"wait for ever. Raise ray_kwargs.ray_init.num_cpus (now {config.ray_kwargs.ray_init.get('num_cpus')}; this "
+                f"run holds {needed_ray_cpus(config)}), or lower trainer.n_gpus_per_node or "
+                "transfer_queue.backend.SimpleStorage.num_data_storage_units",
+                file=sys.stderr,
+                flush=True,
+            )
+            os._exit(3)
+
+
+def _unplaceable_demand(ray) -> str | None:
+    """Pending requests that exceed the free resources right now, in words; None when there are none."""
+    from ray.autoscaler.v2.sdk import get_cluster_status
+
+    demands = get_cluster_status(ray.get_runtime_context().gcs_address).resource_demands
+    free = ray.available_resources()
+    for demand in [*demands.ray_task_actor_demand, *demands.placement_group_demand]:
+        for bundle in demand.bundles_by_count:
+            lacking = {name: amount for name, amount in bundle.bundle.items() if amount > free.get(name, 0)}
+            if lacking:
+                return ", ".join(f"{amount:g} {name}" for name, amount in sorted(lacking.items()))
+    return None
