@@ -128,7 +128,7 @@ def draw_curves(run_dir: Path) -> Path | None:
 
     try:
         return plot_runs({run_dir.name: load_metrics(run_dir)}, run_dir / "curves.png")
-    except ValueError as error:
+    except (ValueError, FileNotFoundError) as error:
         print(f"no curves: {error}", file=sys.stderr)
         return None
 
@@ -142,7 +142,7 @@ def main(arguments: list[str]) -> int:
     keep_earlier_metrics(run_dir)
     adopt_orphans()
     for ending in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(ending, lambda *_: sys.exit(128 + ending))
+        signal.signal(ending, lambda number, frame: sys.exit(128 + number))
     verbose = os.environ.get("VERBOSE", "0") not in ("", "0")
     steps = next((int(a.split("=")[1]) for a in command if re.fullmatch(r"trainer.total_training_steps=\d+", a)), None)
     with open(run_dir / "train.log", "ab") as log:

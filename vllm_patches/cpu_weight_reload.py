@@ -21,7 +21,9 @@ def keep_linear_weights_loadable() -> None:
     from vllm.model_executor.layers import utils
 
     if not hasattr(utils, "dispatch_cpu_unquantized_gemm"):
-        raise AttributeError(f"{utils.__name__}.dispatch_cpu_unquantized_gemm is gone: vLLM has moved, adapt {__name__}")
+        raise AttributeError(
+            f"{utils.__name__}.dispatch_cpu_unquantized_gemm is gone: vLLM has moved, adapt {__name__}"
+        )
     utils.dispatch_cpu_unquantized_gemm = _linear_with_the_live_weight
 
 

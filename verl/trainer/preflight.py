@@ -134,7 +134,9 @@ def _check_rows(key: str, file: str, table: pa.Table, prompt_key: str) -> None:
             f"{key}: {file}: column '{prompt_key}' must hold lists of {{role, content}} messages, is {prompts.type}"
         )
     if not pa.types.is_struct(reward_models.type) or reward_models.type.get_field_index("ground_truth") < 0:
-        raise PreflightError(f"{key}: {file}: column 'reward_model' must hold a 'ground_truth', is {reward_models.type}")
+        raise PreflightError(
+            f"{key}: {file}: column 'reward_model' must hold a 'ground_truth', is {reward_models.type}"
+        )
     empty_prompt = pc.equal(pc.fill_null(pc.list_value_length(prompts), 0), 0)
     problems = {
         f"column '{prompt_key}' is empty": empty_prompt,
@@ -155,7 +157,9 @@ def check_batch_sizes(config: DictConfig) -> None:
         return
     rows = sum(pq.read_metadata(os.path.expanduser(file)).num_rows for file in files)
     if config.data.train_batch_size > rows:
-        raise PreflightError(f"data.train_batch_size={config.data.train_batch_size} but the training data has {rows} rows")
+        raise PreflightError(
+            f"data.train_batch_size={config.data.train_batch_size} but the training data has {rows} rows"
+        )
 
 
 def needed_ray_cpus(config: DictConfig) -> int:
@@ -175,8 +179,8 @@ def check_ray_resources(config: DictConfig) -> None:
     needed = needed_ray_cpus(config)
     if cpus < needed:
         raise PreflightError(
-            f"ray_kwargs.ray_init.num_cpus={cpus}, but this run holds {needed} of Ray's logical CPUs and would wait for "
-            f"ever: set it to at least {needed}, or lower transfer_queue.backend.SimpleStorage.num_data_storage_units"
+            f"ray_kwargs.ray_init.num_cpus={cpus}, but this run holds {needed} of Ray's logical CPUs and would wait "
+            f"for ever: set it to at least {needed}, or lower transfer_queue.backend.SimpleStorage.num_data_storage_units"
         )
     gpus, wanted = ray_init.get("num_gpus"), config.trainer.n_gpus_per_node
     if gpus is not None and gpus < wanted:
@@ -217,9 +221,9 @@ def watch_pending_actors(config: DictConfig) -> None:
         waiting_since = waiting_since or time.monotonic()
         if time.monotonic() - waiting_since > PENDING_SECONDS:
             print(
-                f"error: Ray has waited {PENDING_SECONDS} s for {unplaced}, more than the cluster has free; upstream would "
-                f"wait for ever. Raise ray_kwargs.ray_init.num_cpus (now {config.ray_kwargs.ray_init.get('num_cpus')}; this "
-                f"run holds {needed_ray_cpus(config)}), or lower trainer.n_gpus_per_node or "
+                f"error: Ray has waited {PENDING_SECONDS} s for {unplaced}, more than the cluster has free; upstream "
+                f"would wait for ever. This run holds {needed_ray_cpus(config)} CPUs: raise ray_kwargs.ray_init.num_cpus "
+                f"(now {config.ray_kwargs.ray_init.get('num_cpus')}), or lower trainer.n_gpus_per_node or "
                 "transfer_queue.backend.SimpleStorage.num_data_storage_units",
                 file=sys.stderr,
                 flush=True,

@@ -1,7 +1,8 @@
 """Upstream's DAPO reward manager plus the response length, so that validation reports it per sample."""
 
-from verl import DataProto
 from verl.experimental.reward_loop.reward_manager.dapo import DAPORewardManager
+
+from verl import DataProto
 
 
 class LengthAwareRewardManager(DAPORewardManager):

@@ -1,0 +1,260 @@
+"""Countdown: use every number once to reach the target. Problems, demonstrations and a reference solver.
+
+    python -m recipe.common.countdown --output-dir outputs/data/countdown
+
+writes train.parquet and test.parquet in verl's format, and sft.parquet with demonstrations for a warm start, of which
+only `demo_correct` are right: a model taught on right answers alone has nothing left that RL finds quickly.
+"""
+
+import argparse
+import itertools
+import random
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields
+from fractions import Fraction
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from recipe.common.results import replacing
+from verl.utils.reward_score.countdown import NotAnExpression, evaluate
+
+TEST_SHARE = 0.2
+FRUITLESS_ATTEMPTS = 20_000
+_PRECEDENCE = {"+": 1, "-": 1, "*": 2, "/": 2}
+Problem = tuple[tuple[int, ...], int]  # numbers in ascending order, target
+
+
+@dataclass(frozen=True, kw_only=True)
+class CountdownConfig:
+    """Difficulty and size. The defaults are what a model of under a million parameters learns in minutes.
+
+    Raises:
+        ValueError: a field is out of range; the message names it.
+    """
+
+    train_size: int = 10_000
+    test_size: int = 64
+    demo_size: int = 20_000
+    demo_correct: float = 0.4
+    min_numbers: int = 3
+    max_numbers: int = 3
+    min_number: int = 1
+    max_number: int = 9
+    min_target: int = 1
+    max_target: int = 30
+    operators: str = "+-"
+    style: str = "short"
+    seed: int = 0
+
+    def __post_init__(self):
+        for name in ("train_size", "test_size", "demo_size"):
+            _require(getattr(self, name) >= 0, name, getattr(self, name), "at least 0")
+        _require(0 <= self.demo_correct <= 1, "demo_correct", self.demo_correct, "between 0 and 1")
+        _require(2 <= self.min_numbers <= 4, "min_numbers", self.min_numbers, "2 to 4")
+        _require(self.min_numbers <= self.max_numbers <= 4, "max_numbers", self.max_numbers, "min_numbers to 4")
+        _require(1 <= self.min_number, "min_number", self.min_number, "at least 1")
+        _require(self.min_number <= self.max_number, "max_number", self.max_number, "at least min_number")
+        _require(self.min_target <= self.max_target, "max_target", self.max_target, "at least min_target")
+        known = self.operators and set(self.operators) <= set("+-*/")
+        _require(bool(known), "operators", self.operators, "some of + - * /")
+        _require(self.style in ("short", "long"), "style", self.style, "short or long")
+
+
+def _require(holds: bool, name: str, value, expected: str) -> None:
+    if not holds:
+        raise ValueError(f"{name}={value!r}: expected {expected}")
+
+
+@dataclass(frozen=True)
+class _Term:
+    value: Fraction
+    text: str
+    precedence: int = 3
+
+
+def _combine(left: _Term, operator: str, right: _Term) -> _Term | None:
+    """`left operator right` with the parentheses it needs; None for a division by zero."""
+    precedence = _PRECEDENCE[operator]
+    if operator == "/" and right.value == 0:
+        return None
+    value = {
+        "+": lambda: left.value + right.value,
+        "-": lambda: left.value - right.value,
+        "*": lambda: left.value * right.value,
+        "/": lambda: left.value / right.value,
+    }[operator]()
+    left_text = f"({left.text})" if left.precedence < precedence else left.text
+    binds_tighter = right.precedence > precedence or (right.precedence == precedence and operator in "+*")
+    return _Term(value, f"{left_text}{operator}{right.text if binds_tighter else f'({right.text})'}", precedence)
+
+
+def _number(value: int) -> _Term:
+    return _Term(Fraction(value), str(value))
+
+
+def solve(numbers: Sequence[int], target: int, operators: str = "+-*/") -> str | None:
+    """An expression that uses every number exactly once and equals `target`, or None: exhaustive and exact."""
+
+    def search(terms: list[_Term]) -> str | None:
+        if len(terms) == 1:
+            return terms[0].text if terms[0].value == target else None
+        for i, j in itertools.permutations(range(len(terms)), 2):
+            rest = [term for k, term in enumerate(terms) if k not in (i, j)]
+            for operator in operators:
+                if operator in "+*" and i > j:
+                    continue  # commutative: the other order has been tried
+                combined = _combine(terms[i], operator, terms[j])
+                found = combined and search([*rest, combined])
+                if found:
+                    return found
+        return None
+
+    return search([_number(n) for n in numbers])
+
+
+def random_expression(numbers: Sequence[int], operators: str, rng: random.Random) -> str | None:
+    """A random expression over all numbers, mostly without parentheses; None if it divides by zero."""
+    order = rng.sample(list(numbers), len(numbers))
+    text = str(order[0]) + "".join(f"{rng.choice(operators)}{n}" for n in order[1:])
+    try:
+        evaluate(text)
+    except NotAnExpression:
+        return None
+    return text
+
+
+def random_problem(config: CountdownConfig, rng: random.Random) -> Problem | None:
+    """A problem that is solvable because an expression made it; None where the value is no target."""
+    count = rng.randint(config.min_numbers, config.max_numbers)
+    terms = [_number(rng.randint(config.min_number, config.max_number)) for _ in range(count)]
+    numbers = tuple(sorted(int(term.value) for term in terms))
+    while len(terms) > 1:
+        left, right = (terms.pop(rng.randrange(len(terms))) for _ in range(2))
+        combined = _combine(left, rng.choice(config.operators), right)
+        if combined is None:
+            return None
+        terms.append(combined)
+    value = terms[0].value
+    if value.denominator != 1 or not config.min_target <= value <= config.max_target:
+        return None
+    return numbers, int(value)
+
+
+def is_test_problem(problem: Problem, seed: int) -> bool:
+    """Side of the split that a (multiset, target) lies on: a property of the problem, so the sides are disjoint."""
+    return random.Random(f"{seed}/{problem}").random() < TEST_SHARE
+
+
+def draw_problems(config: CountdownConfig, size: int, test: bool, rng: random.Random) -> list[Problem]:
+    """`size` problems of one side of the split; test problems are distinct, training problems may repeat.
+
+    Raises:
+        ValueError: the config has too few problems on that side.
+    """
+    problems: list[Problem] = []
+    seen: set[Problem] = set()
+    fruitless = 0
+    while len(problems) < size and fruitless < FRUITLESS_ATTEMPTS:
+        problem = random_problem(config, rng)
+        wanted = problem is not None and is_test_problem(problem, config.seed) == test
+        if wanted and not (test and problem in seen):
+            problems.append(problem)
+            seen.add(problem)
+            fruitless = 0
+        else:
+            fruitless += 1
+    if len(problems) == size:
+        return problems
+    name = "test_size" if test else "train_size"
+    raise ValueError(
+        f"{name}={size}: this difficulty has only about {len(seen)} such problems; widen it or ask for fewer"
+    )
+
+
+def question(numbers: Sequence[int], target: int, operators: str, style: str) -> str:
+    """The prompt: a few bytes for a byte-level model (`short`), or instructions for a real one (`long`)."""
+    if style == "short":
+        return f"{' '.join(map(str, numbers))} = {target}"
+    return (
+        f"Reach {target} with the numbers {', '.join(map(str, numbers))}. Use each of them exactly once, and only the "
+        f"operations {' '.join(operators)} with parentheses where needed. Think first, then give the expression alone "
+        "between tags, as in <answer>(1 + 2) * 3</answer>."
+    )
+
+
+def rl_row(problem: Problem, index: int, split: str, config: CountdownConfig, rng: random.Random) -> dict:
+    """One row in verl's parquet format; the numbers are shown in random order."""
+    numbers, target = problem
+    shown = rng.sample(numbers, len(numbers))
+    return {
+        "data_source": "countdown",
+        "prompt": [{"role": "user", "content": question(shown, target, config.operators, config.style)}],
+        "ability": "math",
+        "reward_model": {"style": "rule", "ground_truth": {"target": target, "numbers": list(shown)}},
+        "extra_info": {"split": split, "index": index},
+    }
+
+
+def demonstration(problem: Problem, config: CountdownConfig, rng: random.Random) -> dict:
+    """A conversation in the SFT trainer's format; right with probability `demo_correct`, else a random expression."""
+    numbers, target = problem
+    shown = rng.sample(numbers, len(numbers))
+    expression = None
+    if rng.random() < config.demo_correct:
+        tries = (random_expression(numbers, config.operators, rng) for _ in range(100))
+        right = (text for text in tries if text and evaluate(text)[0] == target)
+        expression = next(right, None) or solve(shown, target, config.operators)
+    while expression is None:
+        expression = random_expression(numbers, config.operators, rng)
+    return {
+        "messages": [
+            {"role": "user", "content": question(shown, target, config.operators, config.style)},
+            {"role": "assistant", "content": f"<answer>{expression}</answer>"},
+        ]
+    }
+
+
+def write_countdown(output_dir: str | Path, config: CountdownConfig | None = None) -> dict[str, Path]:
+    """Write the three files, each complete or not at all; returns their paths by split."""
+    config = config or CountdownConfig()
+    rng = random.Random(config.seed)
+    test = draw_problems(config, config.test_size, True, rng)
+    train = draw_problems(config, config.train_size, False, rng)
+    demos = draw_problems(config, config.demo_size, False, rng)
+    rows = {
+        "test": [rl_row(p, i, "test", config, rng) for i, p in enumerate(test)],
+        "train": [rl_row(p, i, "train", config, rng) for i, p in enumerate(train)],
+        "sft": [demonstration(p, config, rng) for p in demos],
+    }
+    output_dir = Path(output_dir)
+    output_dir.mkdir(parents=True, exist_ok=True)
+    paths = {}
+    for split, content in rows.items():
+        if content:
+            paths[split] = output_dir / f"{split}.parquet"
+            with replacing(paths[split]) as unfinished:
+                pq.write_table(pa.Table.from_pylist(content), unfinished)
+    return paths
+
+
+def main(arguments: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--output-dir", required=True)
+    for field in fields(CountdownConfig):
+        parser.add_argument(f"--{field.name.replace('_', '-')}", type=field.type, default=field.default)
+    options = vars(parser.parse_args(arguments))
+    output_dir = options.pop("output_dir")
+    try:
+        config = CountdownConfig(**options)
+        paths = write_countdown(output_dir, config)
+    except ValueError as error:
+        raise SystemExit(f"error: {error}") from error
+    print(", ".join(f"{name}={value}" for name, value in asdict(config).items()))
+    for split, path in paths.items():
+        print(f"{split}: {pq.read_metadata(path).num_rows:,} rows in {path}")
+
+
+if __name__ == "__main__":
+    main()

