@@ -180,7 +180,7 @@ def check_ray_resources(config: DictConfig) -> None:
     if cpus < needed:
         raise PreflightError(
             f"ray_kwargs.ray_init.num_cpus={cpus}, but this run holds {needed} of Ray's logical CPUs and would wait "
-            f"for ever: set it to at least {needed}, or lower transfer_queue.backend.SimpleStorage.num_data_storage_units"
+            f"for ever: set at least {needed}, or lower transfer_queue.backend.SimpleStorage.num_data_storage_units"
         )
     gpus, wanted = ray_init.get("num_gpus"), config.trainer.n_gpus_per_node
     if gpus is not None and gpus < wanted:
@@ -222,7 +222,7 @@ def watch_pending_actors(config: DictConfig) -> None:
         if time.monotonic() - waiting_since > PENDING_SECONDS:
             print(
                 f"error: Ray has waited {PENDING_SECONDS} s for {unplaced}, more than the cluster has free; upstream "
-                f"would wait for ever. This run holds {needed_ray_cpus(config)} CPUs: raise ray_kwargs.ray_init.num_cpus "
+                f"would wait for ever. It needs {needed_ray_cpus(config)} CPUs: raise ray_kwargs.ray_init.num_cpus "
                 f"(now {config.ray_kwargs.ray_init.get('num_cpus')}), or lower trainer.n_gpus_per_node or "
                 "transfer_queue.backend.SimpleStorage.num_data_storage_units",
                 file=sys.stderr,

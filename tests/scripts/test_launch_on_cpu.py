@@ -1,0 +1,79 @@
+"""The launcher with real processes: progress, messages, and nothing left behind however the run ends."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+# a run that starts a grandchild in a session of its own, as Ray and vLLM do, and writes its process id
+GRANDCHILD = """
+import subprocess, sys, time
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(120)"], start_new_session=True)
+open({pid_file!r}, "w").write(str(child.pid))
+{then}
+"""
+
+
+def launch(run_dir: Path, code: str) -> subprocess.Popen:
+    command = [sys.executable, str(ROOT / "scripts/launch.py"), str(run_dir), "--", sys.executable, "-c", code]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT)
+
+
+def read_pid(path: Path) -> int:
+    deadline = time.monotonic() + 20
+    while time.monotonic() < deadline:
+        if path.exists() and path.read_text():
+            return int(path.read_text())
+        time.sleep(0.05)
+    raise AssertionError("the run did not start")
+
+
+def gone(pid: int) -> bool:
+    return not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+
+
+@pytest.mark.parametrize("then", ["raise RuntimeError('no more')", "import os; os.kill(os.getpid(), 9)", "pass"])
+def test_no_orphans_when_the_run_ends(tmp_path, then):
+    launcher = launch(tmp_path, GRANDCHILD.format(pid_file=str(tmp_path / "pid"), then=then))
+    pid = read_pid(tmp_path / "pid")
+    _, errors = launcher.communicate(timeout=30)
+    assert gone(pid)
+    if then == "pass":
+        assert launcher.returncode == 0
+    else:
+        assert launcher.returncode != 0
+        assert ("no more" in errors) or ("SIGKILL" in errors)
+        assert "train.log" in errors and "resumes" in errors
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
+def test_no_orphans_when_the_launcher_is_told_to_end(tmp_path, how):
+    launcher = launch(tmp_path, GRANDCHILD.format(pid_file=str(tmp_path / "pid"), then="time.sleep(120)"))
+    pid = read_pid(tmp_path / "pid")
+    os.kill(launcher.pid, how)
+    launcher.communicate(timeout=30)
+    assert launcher.returncode != 0 and gone(pid)
+
+
+def test_progress_shows_reward_and_rate_and_ends_with_the_place(tmp_path):
+    metrics = [{"step": n, "data": {"critic/score/mean": 0.25 * n, "perf/throughput": 1234.5}} for n in (1, 2)]
+    metrics.append({"step": 2, "data": {"val-core/countdown/acc/mean@8": 0.625}})
+    lines = "".join(json.dumps(entry) + "\n" for entry in metrics)
+    code = f"import time; open({str(tmp_path / 'metrics.jsonl')!r}, 'w').write({lines!r}); time.sleep(1.5)"
+    out, errors = launch(tmp_path, code).communicate(timeout=60)
+    assert "reward=0.500" in errors and "tok/s=1234" in errors and "val acc=0.625" in errors
+    assert str(tmp_path) in out and (tmp_path / "curves.png").stat().st_size > 10_000
+
+
+def test_metrics_of_an_earlier_attempt_are_kept(tmp_path):
+    (tmp_path / "metrics.jsonl").write_text('{"step":1,"data":{"critic/score/mean":0.5}}\n')
+    launch(tmp_path, "pass").communicate(timeout=60)
+    assert (tmp_path / "metrics.001.jsonl").read_text().startswith('{"step":1')

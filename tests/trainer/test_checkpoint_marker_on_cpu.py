@@ -1,0 +1,81 @@
+"""A checkpoint cut off in mid-write is never taken for complete."""
+
+import pytest
+
+from verl.trainer.checkpoint_marker import (
+    MARKER,
+    TRACKER,
+    MarkComplete,
+    complete_steps,
+    forget_marks_after,
+    repair_tracker,
+    tracked_step,
+)
+
+
+def checkpoint(run_dir, step, complete=True):
+    folder = run_dir / f"global_step_{step}"
+    (folder / "actor").mkdir(parents=True)
+    if complete:
+        MarkComplete().on_save(trainer=None, global_step=step, checkpoint_dir=str(folder))
+
+
+@pytest.mark.parametrize("tracker", [None, "", "2", "not a number"])
+def test_resumes_from_the_last_complete_one(tmp_path, tracker):
+    checkpoint(tmp_path, 9)
+    checkpoint(tmp_path, 10)
+    checkpoint(tmp_path, 11, complete=False)
+    if tracker is not None:
+        (tmp_path / TRACKER).write_text(tracker)
+    assert "step 10" in repair_tracker(tmp_path)
+    assert tracked_step(tmp_path) == 10
+
+
+def test_tracker_that_names_a_half_written_step(tmp_path):
+    checkpoint(tmp_path, 10)
+    checkpoint(tmp_path, 11, complete=False)
+    (tmp_path / TRACKER).write_text("11")
+    repair_tracker(tmp_path)
+    assert tracked_step(tmp_path) == 10
+
+
+def test_a_good_tracker_is_left_alone(tmp_path):
+    checkpoint(tmp_path, 9)
+    checkpoint(tmp_path, 10)
+    (tmp_path / TRACKER).write_text("10")
+    assert repair_tracker(tmp_path) is None
+    assert tracked_step(tmp_path) == 10
+
+
+def test_checkpoints_of_runs_without_marker_are_upstreams_business(tmp_path):
+    checkpoint(tmp_path, 10, complete=False)
+    (tmp_path / TRACKER).write_text("10")
+    assert repair_tracker(tmp_path) is None
+    assert tracked_step(tmp_path) == 10
+
+
+def test_nothing_complete_starts_anew(tmp_path):
+    (tmp_path / TRACKER).write_text("")
+    assert "beginning" in repair_tracker(tmp_path)
+    assert tracked_step(tmp_path) is None
+
+
+def test_weights_removed_by_retention_do_not_count(tmp_path):
+    checkpoint(tmp_path, 9)
+    checkpoint(tmp_path, 10)
+    (tmp_path / "global_step_9" / "actor").rmdir()
+    assert complete_steps(tmp_path) == [10]
+
+
+def test_steps_that_will_be_overwritten_lose_their_mark(tmp_path):
+    for step in (5, 10, 15):
+        checkpoint(tmp_path, step)
+    forget_marks_after(tmp_path, 5)
+    assert complete_steps(tmp_path) == [5]
+    assert not (tmp_path / "global_step_15" / MARKER).exists()
+
+
+def test_asynchronous_saves_are_not_marked(tmp_path):
+    (tmp_path / "global_step_3").mkdir()
+    MarkComplete().on_save(None, 3, str(tmp_path / "global_step_3"), async_save=True)
+    assert complete_steps(tmp_path) == []

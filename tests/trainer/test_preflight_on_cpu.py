@@ -1,0 +1,132 @@
+"""Every mistake gets one line that names the key or the row, before Ray starts."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from omegaconf import OmegaConf
+
+from recipe.common.countdown import CountdownConfig, write_countdown
+from recipe.common.tiny_model import write_tiny_model
+from verl.trainer.preflight import (
+    PreflightError,
+    check_data_files,
+    check_model_path,
+    check_ray_resources,
+    needed_ray_cpus,
+)
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("inputs")
+    write_countdown(folder, CountdownConfig(train_size=64, test_size=8, demo_size=0))
+    write_tiny_model(folder / "model")
+    return folder
+
+
+def compose_and_stop(inputs: Path, *overrides: str) -> subprocess.CompletedProcess:
+    """The real command line; it must end before Ray starts."""
+    command = [sys.executable, "-m", "verl.trainer.main_ppo", "--config-dir", "recipe/common/config"]
+    command += ["--config-name", "grpo_trainer", "hardware=cpu", "trainer.experiment_name=preflight"]
+    command += [f"trainer.default_local_dir={inputs}/run", f"actor_rollout_ref.model.path={inputs}/model"]
+    command += [f"data.train_files={inputs}/train.parquet", f"data.val_files={inputs}/test.parquet", *overrides]
+    env = {**os.environ, "VERL_PLATFORM": "cpu"}
+    return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=env, timeout=60)
+
+
+@pytest.mark.parametrize(
+    ("override", "named"),
+    [
+        ("actor_rollout_ref.model.path=/nowhere/model", "actor_rollout_ref.model.path=/nowhere/model"),
+        ("data.train_files=/nowhere.parquet", "data.train_files"),
+        ("actor_rollout_ref.actor.clip_ration=0.2", "clip_ration"),
+        ("+actor_rollout_ref.rollout.no_such_key=1", "no_such_key"),
+        ("ray_kwargs.ray_init.num_cpus=4", "ray_kwargs.ray_init.num_cpus=4"),
+        ("data.train_batch_size=1000", "data.train_batch_size=1000"),
+        ("trainer.experiment_name=null", "trainer.experiment_name"),
+    ],
+)
+def test_the_command_line_names_the_key(inputs, override, named):
+    result = compose_and_stop(inputs, override)
+    assert result.returncode != 0
+    last = "\n".join(result.stderr.strip().splitlines()[-4:])
+    assert named in last, result.stderr
+    assert "Started a local Ray instance" not in result.stderr
+
+
+def good_row() -> dict:
+    return {
+        "data_source": "countdown",
+        "prompt": [{"role": "user", "content": "1 2 3 = 6"}],
+        "reward_model": {"style": "rule", "ground_truth": {"target": 6, "numbers": [1, 2, 3]}},
+    }
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"prompt": []}, "row 2: column 'prompt' is empty"),
+        ({"prompt": None}, "row 2: column 'prompt' is empty"),
+        ({"data_source": None}, "row 2: column 'data_source' is empty"),
+        ({"reward_model": {"style": "rule", "ground_truth": None}}, "row 2: reward_model.ground_truth is empty"),
+    ],
+)
+def test_bad_rows_are_named(tmp_path, change, message):
+    rows = [good_row(), good_row(), {**good_row(), **change}]
+    pd.DataFrame(rows).to_parquet(tmp_path / "data.parquet")
+    with pytest.raises(PreflightError, match=message):
+        check_data_files("data.train_files", str(tmp_path / "data.parquet"), "prompt")
+
+
+@pytest.mark.parametrize("column", ["prompt", "data_source", "reward_model"])
+def test_missing_columns_are_named(tmp_path, column):
+    pd.DataFrame([good_row()]).drop(columns=column).to_parquet(tmp_path / "data.parquet")
+    with pytest.raises(PreflightError, match=f"data.val_files: .*no column '{column}'"):
+        check_data_files("data.val_files", [str(tmp_path / "data.parquet")], "prompt")
+
+
+def test_not_a_parquet_file(tmp_path):
+    (tmp_path / "data.parquet").write_text("no parquet")
+    with pytest.raises(PreflightError, match="not a readable parquet file"):
+        check_data_files("data.train_files", str(tmp_path / "data.parquet"), "prompt")
+
+
+def test_good_rows_pass(tmp_path):
+    pd.DataFrame([good_row()] * 3).to_parquet(tmp_path / "data.parquet")
+    check_data_files("data.train_files", str(tmp_path / "data.parquet"), "prompt")
+
+
+def test_model_path_may_be_a_hub_name_online_only(tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "0")
+    check_model_path("actor_rollout_ref.model.path", "Qwen/Qwen2.5-0.5B")
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    with pytest.raises(PreflightError, match="does not exist"):
+        check_model_path("actor_rollout_ref.model.path", "no-such-org/no-such-model")
+
+
+def resources(cpus, gpus, workers, units=1):
+    return OmegaConf.create(
+        {
+            "ray_kwargs": {"ray_init": {"num_cpus": cpus, "num_gpus": gpus}},
+            "trainer": {"nnodes": 1, "n_gpus_per_node": workers},
+            "transfer_queue": {"backend": {"SimpleStorage": {"num_data_storage_units": units}}},
+        }
+    )
+
+
+def test_ray_cpus_are_counted(monkeypatch):
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    # by hand: controller 1, storage units 8, bundles of 3 for 2 workers, 1 to schedule with
+    assert needed_ray_cpus(resources(24, 2, workers=2, units=8)) == 1 + 8 + 6 + 1
+    check_ray_resources(resources(16, 2, workers=2, units=8))
+    with pytest.raises(PreflightError, match="num_cpus=15"):
+        check_ray_resources(resources(15, 2, workers=2, units=8))
+    with pytest.raises(PreflightError, match="num_gpus=1 is less than trainer.n_gpus_per_node=2"):
+        check_ray_resources(resources(24, 1, workers=2))
