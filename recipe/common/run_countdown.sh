@@ -9,13 +9,14 @@ HARDWARE=${HARDWARE:-cpu}
 SEED=${SEED:-0}
 EXPERIMENT_NAME=${EXPERIMENT_NAME:-${METHOD}_countdown_seed$SEED}
 DATA_DIR=${DATA_DIR:-outputs/data/countdown}
+RUN_DIR=${RUN_DIR:-$PWD/outputs/$EXPERIMENT_NAME}
 use_hardware "$HARDWARE"
 if [ -z "${MODEL_PATH:-}" ]; then
     MODEL_PATH=outputs/warm_start/huggingface
     [ -d "$MODEL_PATH" ] || HARDWARE=$HARDWARE DATA_DIR=$DATA_DIR bash recipe/common/run_warm_start.sh
 fi
 
-exec python scripts/launch.py "outputs/$EXPERIMENT_NAME" -- \
+exec python scripts/launch.py "$RUN_DIR" -- \
     python -m verl.trainer.main_ppo \
     --config-dir recipe/common/config --config-name "${METHOD}_trainer" \
     hardware="$HARDWARE" \
@@ -26,4 +27,5 @@ exec python scripts/launch.py "outputs/$EXPERIMENT_NAME" -- \
     actor_rollout_ref.rollout.seed="$SEED" \
     actor_rollout_ref.actor.fsdp_config.seed="$SEED" \
     trainer.experiment_name="$EXPERIMENT_NAME" \
+    trainer.default_local_dir="$RUN_DIR" \
     "$@"

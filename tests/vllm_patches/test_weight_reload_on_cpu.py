@@ -1,0 +1,76 @@
+"""New weights in a running vLLM CPU engine: its greedy tokens and log-probs equal those of `transformers`.
+
+One real engine (about 40 s): the weights go through the same `load_weights` that a weight sync ends in.
+"""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+CODE = """
+import sys, torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from vllm import LLM, SamplingParams
+
+folder = sys.argv[1]
+tokenizer = AutoTokenizer.from_pretrained(folder)
+model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+prompts = [tokenizer(f"<|im_start|>user\\n{i} 5 7 = 22<|im_end|>\\n<|im_start|>assistant\\n").input_ids for i in range(4)]
+
+def compare(llm, label):
+    sampling = SamplingParams(temperature=0, max_tokens=12, logprobs=0, ignore_eos=True)
+    worst = 0.0
+    for prompt, request in zip(prompts, llm.generate([{"prompt_token_ids": p} for p in prompts], sampling)):
+        tokens = list(request.outputs[0].token_ids)
+        sequence = torch.tensor([prompt + tokens])
+        with torch.no_grad():
+            logprobs = model(sequence).logits[0, len(prompt) - 1 : -1].log_softmax(-1)
+        assert logprobs.argmax(-1).tolist() == tokens, (label, logprobs.argmax(-1).tolist(), tokens)
+        theirs = torch.tensor([step[t].logprob for step, t in zip(request.outputs[0].logprobs, tokens)])
+        worst = max(worst, (theirs - logprobs.gather(1, torch.tensor(tokens)[:, None])[:, 0]).abs().max().item())
+    print("FOUND", label, worst)
+
+def load(worker, weights):
+    worker.model_runner.model.load_weights(weights)
+    import verl.utils.reward_score.countdown as overlay_in_a_vllm_worker
+    return overlay_in_a_vllm_worker.__file__
+
+if __name__ == "__main__":
+    llm = LLM(folder, dtype="float32", enforce_eager=True, max_model_len=128, seed=0)
+    compare(llm, "loaded")
+    for update in range(2):
+        torch.manual_seed(update)
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.add_(0.02 * torch.randn_like(parameter))
+        weights = [(name, tensor.clone()) for name, tensor in model.state_dict().items() if name != "lm_head.weight"]
+        print("FOUND", *llm.collective_rpc(load, args=(weights,)))
+        llm.reset_prefix_cache()
+        compare(llm, f"update{update}")
+"""
+
+
+def test_greedy_tokens_and_logprobs_follow_the_weights(tmp_path):
+    from recipe.common.tiny_model import write_tiny_model
+
+    folder = write_tiny_model(tmp_path / "model")
+    script = tmp_path / "compare.py"
+    script.write_text(CODE)
+    env = {
+        **os.environ,
+        "VERL_PLATFORM": "cpu",
+        "VLLM_CPU_KVCACHE_SPACE": "1",
+        "VLLM_ALLOW_INSECURE_SERIALIZATION": "1",  # for the function sent to the worker; test only
+        "HF_HUB_OFFLINE": "1",
+    }
+    done = subprocess.run(
+        [sys.executable, str(script), str(folder)], capture_output=True, text=True, env=env, timeout=300
+    )
+    found = [line.split()[1:] for line in done.stdout.splitlines() if line.startswith("FOUND")]
+    assert done.returncode == 0, done.stderr[-3000:]
+    differences = {label: float(value) for label, value in (f for f in found if len(f) == 2)}
+    assert set(differences) == {"loaded", "update0", "update1"}
+    assert all(value < 1e-4 for value in differences.values()), differences
+    overlay_files = [Path(f[0]) for f in found if len(f) == 1]
+    assert len(overlay_files) == 2 and all(f.name == "countdown.py" for f in overlay_files)
