@@ -48,8 +48,8 @@ class Progress:
     """A bar with step, reward, validation accuracy and tokens/s, fed by the metrics file as it grows."""
 
     def __init__(self, metrics: Path, total: int | None):
-        self.metrics, self.offset = metrics, 0
-        self.bar = tqdm(total=total, desc="training", unit="step", dynamic_ncols=True, smoothing=0.1)
+        self.metrics, self.total, self.offset = metrics, total, 0
+        self.bar: tqdm | None = None  # from the first entry on, so that its rate leaves the start-up out
         self.shown: dict[str, str] = {}
 
     def update(self) -> None:
@@ -72,9 +72,16 @@ class Progress:
         for key, value in data.items():
             if re.fullmatch(r"val-core/.*/acc/mean@\d+", key):
                 self.shown["val acc"] = f"{value:.3f}"
+        if self.bar is None:
+            options = {"desc": "training", "unit": "step", "dynamic_ncols": True, "smoothing": 0.1}
+            self.bar = tqdm(total=self.total, initial=entry["step"], **options)
         self.bar.set_postfix(self.shown, refresh=False)
-        self.bar.n = max(self.bar.n, entry["step"])
+        self.bar.update(entry["step"] - self.bar.n)
         self.bar.refresh()
+
+    def close(self) -> None:
+        if self.bar is not None:
+            self.bar.close()
 
 
 def end_descendants(grace_seconds: float = 5.0) -> int:
@@ -103,7 +110,7 @@ def wait(run: subprocess.Popen, progress: Progress) -> int:
         progress.update()
         time.sleep(0.5)
     progress.update()
-    progress.bar.close()
+    progress.close()
     return run.returncode
 
 
@@ -145,6 +152,7 @@ def main(arguments: list[str]) -> int:
         signal.signal(ending, lambda number, frame: sys.exit(128 + number))
     verbose = os.environ.get("VERBOSE", "0") not in ("", "0")
     steps = next((int(a.split("=")[1]) for a in command if re.fullmatch(r"trainer.total_training_steps=\d+", a)), None)
+    print(f"starting; output in {run_dir / 'train.log'}", file=sys.stderr)
     with open(run_dir / "train.log", "ab") as log:
         output = None if verbose else log
         run = subprocess.Popen(command, stdout=output, stderr=output, preexec_fn=die_with_parent)

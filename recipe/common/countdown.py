@@ -36,7 +36,7 @@ class CountdownConfig:
 
     train_size: int = 10_000
     test_size: int = 64
-    demo_size: int = 20_000
+    demo_size: int = 14_400
     demo_correct: float = 0.4
     min_numbers: int = 3
     max_numbers: int = 3

@@ -24,17 +24,17 @@ CHAT_TEMPLATE = (
 
 @dataclass(frozen=True, kw_only=True)
 class TinyModelConfig:
-    """Sizes of the model; the defaults make 0.86 M parameters.
+    """Sizes of the model; the defaults make 0.36 M parameters.
 
     Raises:
         ValueError: a size is not positive, or the heads do not divide.
     """
 
-    hidden_size: int = 128
-    intermediate_size: int = 384
-    num_layers: int = 4
-    num_heads: int = 4
-    num_kv_heads: int = 4
+    hidden_size: int = 96
+    intermediate_size: int = 288
+    num_layers: int = 3
+    num_heads: int = 3
+    num_kv_heads: int = 3
     max_length: int = 2048
     seed: int = 0
 

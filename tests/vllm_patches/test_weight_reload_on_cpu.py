@@ -16,7 +16,8 @@ from vllm import LLM, SamplingParams
 folder = sys.argv[1]
 tokenizer = AutoTokenizer.from_pretrained(folder)
 model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-prompts = [tokenizer(f"<|im_start|>user\\n{i} 5 7 = 22<|im_end|>\\n<|im_start|>assistant\\n").input_ids for i in range(4)]
+texts = [f"<|im_start|>user\\n{i} 5 7 = 22<|im_end|>\\n<|im_start|>assistant\\n" for i in range(4)]
+prompts = [tokenizer(text).input_ids for text in texts]
 
 def compare(llm, label):
     sampling = SamplingParams(temperature=0, max_tokens=12, logprobs=0, ignore_eos=True)

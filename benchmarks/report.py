@@ -1,0 +1,39 @@
+"""Writes a benchmark's results file: machine, command, table."""
+
+import os
+import platform
+import shlex
+import sys
+from collections.abc import Sequence
+from datetime import date
+from pathlib import Path
+
+import psutil
+
+RESULTS = Path(__file__).resolve().parent / "results"
+
+
+def machine() -> str:
+    """CPU, cores and memory in words; a GPU's name where torch sees one."""
+    import torch
+
+    model = platform.processor() or platform.machine()
+    if Path("/proc/cpuinfo").exists():
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        model = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), model)
+    gpu = f", {torch.cuda.get_device_name()}" if torch.cuda.is_available() else ", no GPU"
+    return f"{model}, {os.cpu_count()} cores, {psutil.virtual_memory().total / 2**30:.0f} GiB{gpu}"
+
+
+def write_report(name: str, what: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> Path:
+    """Write benchmarks/results/<name>.md and print it."""
+    table = ["| " + " | ".join(row) + " |" for row in (header, ["---"] * len(header), *rows)]
+    command = shlex.join(["python", os.path.relpath(sys.argv[0]), *sys.argv[1:]])
+    text = "\n".join(
+        [f"# {name}", "", what, "", *table, "", f"Machine: {machine()}. Command: `{command}`. {date.today()}."]
+    )
+    RESULTS.mkdir(exist_ok=True)
+    path = RESULTS / f"{name}.md"
+    path.write_text(text + "\n")
+    print(text)
+    return path
