@@ -22,10 +22,10 @@ find_python() {
 
 # PyTorch's CPU builds are not on PyPI for Linux. Where pip would take a CUDA build, add PyTorch's own index.
 torch_index() {
-    local torch
+    local torch report
     torch=$(grep '^torch==' requirements-cpu.lock | cut -d' ' -f1)
-    if .venv/bin/pip install --quiet --dry-run --no-deps --ignore-installed --report - "$torch" 2>/dev/null |
-        grep -q '"nvidia-\|"cuda-'; then
+    report=$(.venv/bin/pip install --quiet --dry-run --no-deps --ignore-installed --report - "$torch" 2>/dev/null)
+    if grep -q '"nvidia-\|"cuda-' <<<"$report"; then
         echo "--extra-index-url=${TORCH_INDEX_URL:-https://download.pytorch.org/whl/cpu}"
     fi
 }
