@@ -32,8 +32,8 @@ def compare(llm, label):
         worst = max(worst, (theirs - logprobs.gather(1, torch.tensor(tokens)[:, None])[:, 0]).abs().max().item())
     print("FOUND", label, worst)
 
-def load(worker, weights):
-    worker.model_runner.model.load_weights(weights)
+def load(worker, file):
+    worker.model_runner.model.load_weights(torch.load(file).items())
     import verl.utils.reward_score.countdown as overlay_in_a_vllm_worker
     return overlay_in_a_vllm_worker.__file__
 
@@ -45,8 +45,9 @@ if __name__ == "__main__":
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter.add_(0.02 * torch.randn_like(parameter))
-        weights = [(name, tensor.clone()) for name, tensor in model.state_dict().items() if name != "lm_head.weight"]
-        print("FOUND", *llm.collective_rpc(load, args=(weights,)))
+        weights = {name: tensor for name, tensor in model.state_dict().items() if name != "lm_head.weight"}
+        torch.save(weights, f"{folder}/weights.pt")
+        print("FOUND", *llm.collective_rpc(load, args=(f"{folder}/weights.pt",)))
         llm.reset_prefix_cache()
         compare(llm, f"update{update}")
 """
