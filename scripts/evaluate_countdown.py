@@ -55,7 +55,10 @@ def generate(
     """`n` (text, number of tokens) for each question, from vLLM in this process."""
     from vllm import LLM, SamplingParams
 
-    llm = LLM(model=str(model), seed=seed, enforce_eager=True, max_model_len=None, disable_log_stats=True)
+    on_cpu = os.environ.get("VERL_PLATFORM") == "cpu"
+    # the same flag is a share of GPU memory there and of the machine's memory here
+    options = {"dtype": "float32", "gpu_memory_utilization": 0.3, "enforce_eager": True} if on_cpu else {}
+    llm = LLM(model=str(model), seed=seed, **options)
     sampling = SamplingParams(n=n, temperature=1.0, top_p=1.0, max_tokens=max_tokens, seed=seed)
     requests = llm.chat(questions, sampling, use_tqdm=True)
     return [[(sample.text, len(sample.token_ids)) for sample in request.outputs] for request in requests]
