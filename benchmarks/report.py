@@ -10,6 +10,8 @@ from pathlib import Path
 
 import psutil
 
+from recipe.common.results import replacing
+
 RESULTS = Path(__file__).resolve().parent / "results"
 
 
@@ -32,8 +34,8 @@ def write_report(name: str, what: str, header: Sequence[str], rows: Sequence[Seq
     text = "\n".join(
         [f"# {name}", "", what, "", *table, "", f"Machine: {machine()}. Command: `{command}`. {date.today()}."]
     )
-    RESULTS.mkdir(exist_ok=True)
     path = RESULTS / f"{name}.md"
-    path.write_text(text + "\n")
+    with replacing(path) as unfinished:
+        unfinished.write_text(text + "\n")
     print(text)
     return path

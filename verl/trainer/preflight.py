@@ -104,9 +104,14 @@ def check_typed_sections(config: DictConfig) -> None:
             raise PreflightError(f"{key}: {str(root_cause).splitlines()[0]}") from error
 
 
+def _file_list(files) -> list[str]:
+    """`data.*_files` as upstream takes it: one file or a list of them."""
+    return [files] if isinstance(files, str) else list(files or [])
+
+
 def check_data_files(key: str, files, prompt_key: str) -> None:
     """Files exist, are parquet, and every row has a prompt, a data source and a ground truth."""
-    files = [files] if isinstance(files, str) else list(files or [])
+    files = _file_list(files)
     if not files:
         raise PreflightError(f"{key} is empty: name a parquet file")
     for file in files:
@@ -151,8 +156,7 @@ def _check_rows(key: str, file: str, table: pa.Table, prompt_key: str) -> None:
 
 def check_batch_sizes(config: DictConfig) -> None:
     """The first epoch must hold at least one batch: upstream drops the last incomplete one without a word."""
-    files = config.data.train_files
-    files = [files] if isinstance(files, str) else list(files)
+    files = _file_list(config.data.train_files)
     if any("://" in str(file) for file in files):
         return
     rows = sum(pq.read_metadata(os.path.expanduser(file)).num_rows for file in files)

@@ -47,22 +47,21 @@ def evaluate(expression: str) -> tuple[Fraction, list[int]]:
         depth += (char == "(") - (char == ")")
         if depth > MAX_DEPTH:
             raise NotAnExpression(f"nested deeper than {MAX_DEPTH}")
+    _refuse_calls(expression)
     try:
-        # the space stands for indentation otherwise; "3 (4)" would warn, so calls are looked for before compiling
-        tree = ast.parse(_without_calls(expression.strip()), mode="eval")
+        tree = ast.parse(expression.strip(), mode="eval")  # a leading space would be an indentation
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise NotAnExpression("not one arithmetic expression") from error
     numbers: list[int] = []
     return _value(tree.body, numbers), numbers
 
 
-def _without_calls(expression: str) -> str:
+def _refuse_calls(expression: str) -> None:
     """Refuse juxtaposition such as `3(4)`, which Python reads as a call and warns about."""
     compact = expression.replace(" ", "")
     for left, right in zip(compact, compact[1:], strict=False):
         if right == "(" and (left.isdigit() or left == ")"):
             raise NotAnExpression("a number or parenthesis directly before a parenthesis")
-    return expression
 
 
 def _value(node: ast.AST, numbers: list[int]) -> Fraction:
