@@ -10,7 +10,7 @@ use_hardware() {
     case "$1" in
     cpu)
         # verl chooses a platform when it is imported, before any config is read
-        export VERL_PLATFORM=cpu VERL_ENGINE_DEVICE=cuda HF_HUB_OFFLINE=1 VLLM_CPU_KVCACHE_SPACE=${VLLM_CPU_KVCACHE_SPACE:-1}
+        export VERL_PLATFORM=cpu HF_HUB_OFFLINE=1 VLLM_CPU_KVCACHE_SPACE=${VLLM_CPU_KVCACHE_SPACE:-1}
         export OMP_NUM_THREADS=${OMP_NUM_THREADS:-2} OMP_WAIT_POLICY=PASSIVE
         ;;
     gpu) ;;

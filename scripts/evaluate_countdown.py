@@ -3,8 +3,9 @@
     python scripts/evaluate_countdown.py EXPERIMENT_NAME [--step N] [--n 8] [--data FILE]
     python scripts/evaluate_countdown.py NAME --model PATH_TO_A_HUGGING_FACE_FOLDER
 
-A training checkpoint is merged to a Hugging Face folder first (kept beside it, made once). Sampling as in the
-trainer's validation: temperature 1, the whole distribution.
+The model is the Hugging Face folder that the trainer saved (`hf_model` in checkpoint.save_contents); without one the
+shards are merged first, to bfloat16 (kept beside them, made once). Sampling as in the trainer's validation: temperature
+1, the whole distribution.
 """
 
 import argparse
@@ -36,6 +37,9 @@ def checkpoint_model(experiment: str, step: int | None) -> tuple[Path, int]:
             f"error: {run_dir} has no complete checkpoint{f' of step {step}' if step else ''}; it has {steps}"
         )
     step = steps[-1] if step is None else step
+    saved_by_trainer = run_dir / f"global_step_{step}" / "actor" / "huggingface"
+    if list(saved_by_trainer.glob("*.safetensors")):
+        return saved_by_trainer, step
     merged = run_dir / f"global_step_{step}" / "merged"
     if not merged.exists():
         unfinished = merged.with_name(f"merged.tmp{os.getpid()}")

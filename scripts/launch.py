@@ -44,10 +44,16 @@ def keep_earlier_metrics(run_dir: Path) -> None:
         os.replace(metrics, run_dir / f"metrics.{attempt:03d}.jsonl")
 
 
+def steps_announced(log: Path) -> int | None:
+    """The number of steps that upstream's trainers print before the first one; None when it is not in the log."""
+    announced = re.findall(r"[Tt]otal training steps: (\d+)", log.read_text(errors="replace")) if log.exists() else []
+    return int(announced[-1]) if announced else None
+
+
 class Progress:
     """A bar with step, reward, validation accuracy and tokens/s, fed by the metrics file as it grows."""
 
-    def __init__(self, metrics: Path, total: int | None):
+    def __init__(self, metrics: Path, total: int | None = None):
         self.metrics, self.total, self.offset = metrics, total, 0
         self.bar: tqdm | None = None  # from the first entry on, so that its rate leaves the start-up out
         self.shown: dict[str, str] = {}
@@ -73,6 +79,7 @@ class Progress:
             if re.fullmatch(r"val-core/.*/acc/mean@\d+", key):
                 self.shown["val acc"] = f"{value:.3f}"
         if self.bar is None:
+            self.total = self.total or steps_announced(self.metrics.with_name("train.log"))
             options = {"desc": "training", "unit": "step", "dynamic_ncols": True, "smoothing": 0.1}
             self.bar = tqdm(total=self.total, initial=entry["step"], **options)
         self.bar.set_postfix(self.shown, refresh=False)

@@ -9,7 +9,7 @@ use_hardware cpu
 
 SEED=${SEED:-0}
 RUN=quickstart_grpo_seed$SEED
-STEPS=${STEPS:-25}
+STEPS=${STEPS:-36}
 
 echo "== 1/4 warm start"
 [ -d outputs/warm_start/huggingface ] || HARDWARE=cpu bash recipe/common/run_warm_start.sh
@@ -27,4 +27,4 @@ import pandas as pd
 
 print(pd.read_csv(sys.argv[1]).round(3).to_string(index=False))
 END
-echo "curves: outputs/$RUN/curves.png   model: outputs/$RUN/global_step_$STEPS/merged   table: outputs/results/quickstart.csv"
+echo "curves: outputs/$RUN/curves.png   model: outputs/$RUN/global_step_$STEPS/actor/huggingface   table: outputs/results/quickstart.csv"

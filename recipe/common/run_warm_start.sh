@@ -14,17 +14,18 @@ use_hardware "$HARDWARE"
 if [ "$HARDWARE" = cpu ]; then
     MODEL_PATH=${MODEL_PATH:-outputs/tiny_model}
     [ -d "$MODEL_PATH" ] || python -m recipe.common.tiny_model --output-dir "$MODEL_PATH"
-    [ -f "$DATA_DIR/train.parquet" ] || python -m recipe.common.countdown --output-dir "$DATA_DIR"
+    [ -f "$DATA_DIR/sft.parquet" ] || python -m recipe.common.countdown --output-dir "$DATA_DIR"
     PROCESSES=1
 else
     MODEL_PATH=${MODEL_PATH:-Qwen/Qwen2.5-0.5B}
-    [ -f "$DATA_DIR/train.parquet" ] || python -m recipe.common.countdown --output-dir "$DATA_DIR" \
+    [ -f "$DATA_DIR/sft.parquet" ] || python -m recipe.common.countdown --output-dir "$DATA_DIR" \
         --min-numbers 3 --max-numbers 4 --max-number 99 --operators "+-*/" --max-target 99 --style long --train-size 50000
     PROCESSES=${N_GPUS_PER_NODE:-8}
 fi
 
 rm -rf "$RUN_DIR/huggingface"
-VERL_FILE_LOGGER_PATH="$RUN_DIR/metrics.jsonl" python scripts/launch.py "$RUN_DIR" -- \
+# INFO: upstream then says how many steps there will be, which the bar shows
+VERL_FILE_LOGGER_PATH="$RUN_DIR/metrics.jsonl" VERL_SFT_LOGGING_LEVEL=INFO python scripts/launch.py "$RUN_DIR" -- \
     python -m torch.distributed.run --standalone --nproc_per_node="$PROCESSES" -m verl.trainer.sft_trainer \
     --config-dir recipe/common/config/sft --config-name warm_start \
     hardware="$HARDWARE" \
