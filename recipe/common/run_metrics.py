@@ -3,7 +3,7 @@
 A run's metrics are the lines of verl's `file` logger, `{"step": 3, "data": {"actor/entropy": 1.2, ...}}`, in
 `<run folder>/metrics.jsonl` (point VERL_FILE_LOGGER_PATH there). That logger empties its file when a run resumes, so
 the launcher keeps earlier attempts as `metrics.001.jsonl`, ... `load_metrics` makes one table of them all;
-`plot_runs` draws several runs in one figure of six panels. `scripts/plot_run.py` is the command line.
+`plot_runs` draws several runs in one figure. `scripts/plot_run.py` is the command line.
 """
 
 import json
@@ -28,6 +28,7 @@ WARM_UP_STEPS = 2
 REWARD = ("critic/score/mean", "critic/rewards/mean")
 ENTROPY, LENGTH, CLIP_FRACTION = "actor/entropy", "response_length/mean", "actor/pg_clipfrac"
 CURVES = (*REWARD, ENTROPY, LENGTH, CLIP_FRACTION)
+SFT_CURVES = ("train/loss", "train/grad_norm", "train/lr")
 VAL_ACCURACY = re.compile(r"val-core/(?P<dataset>.+)/acc/mean@(?P<n>\d+)")
 PHASE_COLORS = {
     "gen": "#4477aa",
@@ -189,7 +190,8 @@ def smoothing_window(n_points: int) -> int:
 def plot_runs(runs: Runs, output: str | Path) -> Path:
     """Draws the runs (label -> table of `load_metrics`) in one figure, a colour each; the suffix gives the format.
 
-    A panel whose metric no run has says "not recorded". Returns `output`.
+    RL runs get six panels; runs of the SFT trainer alone three (loss, gradient norm, learning rate). A panel whose
+    metric no run has says "not recorded". Returns `output`.
 
     Raises:
         ValueError: no runs, or none of them has a metric of any panel.
@@ -197,14 +199,18 @@ def plot_runs(runs: Runs, output: str | Path) -> Path:
     if not runs:
         raise ValueError("plot_runs: no runs to draw")
     output = Path(output)
+    panels = _PANELS
     if not any(_has_curves(metrics) for metrics in runs.values()):
+        panels = _SFT_PANELS
+    if panels is _SFT_PANELS and all(first_recorded(metrics, SFT_CURVES).empty for metrics in runs.values()):
         raise ValueError(f"{', '.join(runs)}: nothing to draw; expected metrics like {', '.join(CURVES)}")
     colors = _run_colors(list(runs))
     with matplotlib.rc_context(_STYLE):
-        figure = Figure(figsize=(15, 8.2), layout="constrained")
+        rows = len(panels) // 3
+        figure = Figure(figsize=(15, 4.1 * rows), layout="constrained")
         figure.get_layout_engine().set(w_pad=0.1, h_pad=0.12)
-        panels = figure.subplots(2, 3).flat
-        for ax, (draw, title, unit) in zip(panels, _PANELS, strict=True):
+        axes = figure.subplots(rows, 3).flat
+        for ax, (draw, title, unit) in zip(axes, panels, strict=True):
             ax.set_title(title)
             _finish_panel(ax, unit, runs, absent=draw(ax, runs, colors))
         handles = [Line2D([], [], color=color, linewidth=3, label=label) for label, color in colors.items()]
@@ -346,4 +352,10 @@ _PANELS = (
     (_training_curve(LENGTH), "Response length", "mean length (tokens)"),
     (_training_curve(CLIP_FRACTION), "Clip fraction", "share of tokens clipped"),
     (_draw_phases, "Time per phase", ""),
+)
+
+_SFT_PANELS = (
+    (_training_curve("train/loss"), "Training loss", "cross-entropy (nats per token)"),
+    (_training_curve("train/grad_norm"), "Gradient norm", "L2 norm"),
+    (_training_curve("train/lr"), "Learning rate", "learning rate"),
 )

@@ -5,18 +5,19 @@ Two launches of about 100 s each; everything that needs the whole stack is check
 
 import json
 import os
+import signal
+import socket
 import subprocess
 import sys
-import time
+import urllib.error
+import urllib.request
 from pathlib import Path
 
-import psutil
 import pytest
 import torch
 
-from recipe.common.countdown import CountdownConfig, write_countdown
 from recipe.common.run_metrics import load_metrics
-from recipe.common.tiny_model import write_tiny_model
+from tests.e2e.runs import kill_one, start_run, wait_until
 from verl.trainer.checkpoint_marker import complete_steps
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -24,57 +25,24 @@ STEPS = 4
 pytestmark = pytest.mark.e2e
 
 
-@pytest.fixture(scope="module")
-def inputs(tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("grpo")
-    write_countdown(folder, CountdownConfig(train_size=64, test_size=4, demo_size=0))
-    write_tiny_model(folder / "model")
-    return folder
-
-
 def launch(inputs: Path) -> subprocess.Popen:
-    """The user's command; a fresh process group, so that a test that fails can end it."""
-    command = ["bash", "recipe/common/run_grpo_countdown.sh"]
-    command += ["data.train_batch_size=4", "actor_rollout_ref.actor.ppo_mini_batch_size=4"]
-    command += ["actor_rollout_ref.rollout.n=4", "actor_rollout_ref.rollout.val_kwargs.n=2"]
-    command += [f"trainer.total_training_steps={STEPS}", "trainer.save_freq=1", "trainer.test_freq=2"]
-    env = {**os.environ, "HARDWARE": "cpu", "MODEL_PATH": f"{inputs}/model", "DATA_DIR": str(inputs)}
-    env |= {"EXPERIMENT_NAME": "e2e", "RUN_DIR": f"{inputs}/run"}
-    return subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT, env=env)
-
-
-def descendants(launcher: subprocess.Popen) -> list[psutil.Process]:
-    return psutil.Process(launcher.pid).children(recursive=True)
-
-
-def wait_for_checkpoint(inputs: Path, launcher: subprocess.Popen) -> None:
-    deadline = time.monotonic() + 300
-    while not complete_steps(inputs / "run"):
-        assert launcher.poll() is None, launcher.communicate()[1]
-        assert time.monotonic() < deadline, "no checkpoint within 300 s"
-        time.sleep(0.2)
+    overrides = [f"trainer.total_training_steps={STEPS}", "trainer.save_freq=1", "trainer.test_freq=2"]
+    return start_run(inputs, "run", *overrides)
 
 
 @pytest.fixture(scope="module")
 def killed(inputs):
     """A run whose vLLM engine got SIGKILL in mid-run, after its first checkpoint."""
     launcher = launch(inputs)
-    try:
-        wait_for_checkpoint(inputs, launcher)
-        started = descendants(launcher)
-        (engine, *_) = [p for p in started if "EngineCore" in " ".join(p.cmdline())]
-        engine.kill()
-        _, errors = launcher.communicate(timeout=300)
-    finally:
-        launcher.kill()
-    return launcher.returncode, errors, started
+    wait_until(lambda: bool(complete_steps(inputs / "run")), launcher)
+    return kill_one(launcher, "EngineCore")
 
 
 def test_a_killed_engine_ends_the_run_with_a_message_and_no_orphans(killed):
-    code, errors, started = killed
+    code, errors, alive = killed
     assert code != 0
     assert "The run failed" in errors and "train.log" in errors and "resumes" in errors
-    assert [p for p in started if p.is_running() and p.status() != psutil.STATUS_ZOMBIE] == []
+    assert alive == []
 
 
 @pytest.fixture(scope="module")
@@ -119,3 +87,39 @@ def test_the_checkpoint_merges_to_a_model_for_transformers(inputs, resumed, tmp_
     assert AutoTokenizer.from_pretrained(tmp_path / "merged").chat_template
     moved = [(a - b).abs().max().item() for a, b in zip(trained.parameters(), start.parameters(), strict=True)]
     assert 0 < max(moved) < 0.1
+
+
+@pytest.fixture
+def server(inputs, resumed):
+    """`vllm serve` on the folder that the trainer saved, as a user starts it; its address."""
+    folder = f"{inputs}/run/global_step_{STEPS}/actor/huggingface"
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = ["vllm", "serve", folder, "--served-model-name", "trained", "--host", "127.0.0.1", "--port", str(port)]
+    command += ["--enforce-eager", "--gpu-memory-utilization", "0.3"]
+    log = open(f"{inputs}/serve.log", "w")
+    env = {**os.environ, "VLLM_CPU_KVCACHE_SPACE": "1"}
+    process = subprocess.Popen(command, stdout=log, stderr=log, env=env, start_new_session=True)
+    try:
+        wait_until(lambda: answers(f"http://127.0.0.1:{port}/health"), process)
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        os.killpg(process.pid, signal.SIGTERM)
+        process.wait(timeout=60)
+
+
+def answers(url: str) -> bool:
+    try:
+        return urllib.request.urlopen(url, timeout=5).status == 200
+    except (urllib.error.URLError, OSError):
+        return False
+
+
+def test_vllm_serves_the_checkpoint(server):
+    question = {"model": "trained", "messages": [{"role": "user", "content": "1 2 3 = 6"}], "max_tokens": 4}
+    request = urllib.request.Request(
+        f"{server}/v1/chat/completions", json.dumps(question).encode(), {"Content-Type": "application/json"}
+    )
+    with urllib.request.urlopen(request, timeout=120) as reply:
+        assert json.load(reply)["usage"]["completion_tokens"] > 0

@@ -193,6 +193,15 @@ def test_missing_metrics_leave_their_panels_without_colour(tmp_path):
     assert (picture[height // 2 :] < 0.8).any()  # "not recorded" and the axes are grey
 
 
+def test_a_supervised_run_gets_its_own_panels(tmp_path):
+    lines = [record(step, train__loss=1 / step, train__lr=1e-3) for step in range(1, 4)]
+    picture = pixels(plot_runs({"sft": load_metrics(write_run(tmp_path, lines))}, tmp_path / "c.png"))
+    height, width, _ = picture.shape
+    coloured = np.ptp(picture[height // 4 :], axis=2) > 0.3
+    loss, norm, rate = (coloured[:, i * width // 3 : (i + 1) * width // 3].sum() for i in range(3))
+    assert loss > 200 and rate > 200 and norm == 0
+
+
 def test_a_failed_drawing_leaves_the_old_picture(tmp_path, monkeypatch):
     from matplotlib.figure import Figure
 
@@ -210,7 +219,7 @@ def test_a_failed_drawing_leaves_the_old_picture(tmp_path, monkeypatch):
 
 def test_nothing_to_draw_is_an_error(tmp_path):
     with pytest.raises(ValueError, match="warm: nothing to draw; expected metrics like critic/score/mean"):
-        plot_runs({"warm": pd.DataFrame({"train/loss": [1.0]})}, tmp_path / "c.png")
+        plot_runs({"warm": pd.DataFrame({"global_seqlen/mean": [1.0]})}, tmp_path / "c.png")
     with pytest.raises(ValueError, match="no runs"):
         plot_runs({}, tmp_path / "c.png")
 

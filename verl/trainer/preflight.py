@@ -174,11 +174,24 @@ def needed_ray_cpus(config: DictConfig) -> int:
     return 1 + units + CPUS_PER_WORKER * workers + 1
 
 
+def joins_running_cluster(config: DictConfig) -> bool:
+    """Whether the config or the environment names a Ray cluster to connect to."""
+    address = OmegaConf.select(config, "ray_kwargs.ray_init.address") or os.environ.get("RAY_ADDRESS")
+    return address not in (None, "", "local")
+
+
+def leave_resources_to_the_cluster(config: DictConfig) -> None:
+    """Take out what ray.init refuses together with the address of a running cluster."""
+    for key in ("num_cpus", "num_gpus", "object_store_memory"):
+        if config.ray_kwargs.ray_init.get(key) is not None:
+            config.ray_kwargs.ray_init[key] = None
+
+
 def check_ray_resources(config: DictConfig) -> None:
     """With a Ray started by this run, count before it starts; a running cluster is watched instead."""
-    ray_init = config.ray_kwargs.get("ray_init", {})
-    if ray_init.get("address") or os.environ.get("RAY_ADDRESS"):
+    if joins_running_cluster(config):
         return
+    ray_init = config.ray_kwargs.get("ray_init", {})
     cpus = ray_init.get("num_cpus") or os.cpu_count()
     needed = needed_ray_cpus(config)
     if cpus < needed:
@@ -197,6 +210,8 @@ def prepare_run_dir(config: DictConfig) -> None:
     run_dir.mkdir(parents=True, exist_ok=True)
     # upstream hands ray_init to Ray without resolving `${...}`; this is the config that `main` gets
     OmegaConf.resolve(config.ray_kwargs)
+    if joins_running_cluster(config):
+        leave_resources_to_the_cluster(config)
     if config.trainer.resume_mode == "auto":
         repaired = repair_tracker(run_dir)
         if repaired:
@@ -226,13 +241,18 @@ def watch_pending_actors(config: DictConfig) -> None:
         if time.monotonic() - waiting_since > PENDING_SECONDS:
             print(
                 f"error: Ray has waited {PENDING_SECONDS} s for {unplaced}, more than the cluster has free; upstream "
-                f"would wait for ever. It needs {needed_ray_cpus(config)} CPUs: raise ray_kwargs.ray_init.num_cpus "
-                f"(now {config.ray_kwargs.ray_init.get('num_cpus')}), or lower trainer.n_gpus_per_node or "
-                "transfer_queue.backend.SimpleStorage.num_data_storage_units",
+                f"would wait for ever. The run needs {needed_ray_cpus(config)} CPUs: {_where_to_add_cpus(config)}, "
+                "or lower trainer.n_gpus_per_node or transfer_queue.backend.SimpleStorage.num_data_storage_units",
                 file=sys.stderr,
                 flush=True,
             )
             os._exit(3)
+
+
+def _where_to_add_cpus(config: DictConfig) -> str:
+    if joins_running_cluster(config):
+        return "add nodes to the cluster, or start them with more (ray start --num-cpus)"
+    return f"raise ray_kwargs.ray_init.num_cpus (now {config.ray_kwargs.ray_init.get('num_cpus')})"
 
 
 def _unplaceable_demand(ray) -> str | None:

@@ -1,0 +1,64 @@
+"""One and two workers: the same numbers from the same batch; and what a SIGKILL of the driver or a worker leaves.
+
+Two launches of about 100 s each, each measured over its first steps and then killed. Sampling is greedy
+(`rollout.top_k=1`, n=1), so that both runs train on the same batches, however prompts are dealt to the replicas.
+"""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from recipe.common.run_metrics import load_metrics
+from tests.e2e.runs import kill_one, start_run, wait_until
+
+STEPS = 3
+GREEDY = [
+    "data.train_batch_size=8",
+    "actor_rollout_ref.actor.ppo_mini_batch_size=8",
+    "trainer.total_training_steps=500",
+]
+GREEDY += ["actor_rollout_ref.rollout.n=1", "actor_rollout_ref.rollout.top_k=1", "trainer.val_before_train=false"]
+GREEDY += ["trainer.test_freq=-1", "trainer.save_freq=-1", "trainer.total_training_steps=500"]
+GREEDY += [f"reward.custom_reward_function.path={Path(__file__).with_name('target_reward.py')}"]
+pytestmark = pytest.mark.e2e
+
+
+def run_and_kill(inputs: Path, workers: int, victim: str):
+    name = f"workers{workers}"
+    launcher = start_run(inputs, name, *GREEDY, f"trainer.n_gpus_per_node={workers}")
+    metrics = inputs / name / "metrics.jsonl"
+    wait_until(lambda: metrics.exists() and metrics.read_text().count("actor/pg_loss") >= STEPS, launcher)
+    return load_metrics(inputs / name).loc[1:STEPS], *kill_one(launcher, victim)
+
+
+@pytest.fixture(scope="module")
+def one_worker(inputs):
+    return run_and_kill(inputs, 1, victim="verl.trainer.main_ppo")
+
+
+@pytest.fixture(scope="module")
+def two_workers(inputs):
+    return run_and_kill(inputs, 2, victim="ray::WorkerDict")
+
+
+def test_two_workers_compute_the_loss_of_one(one_worker, two_workers):
+    """float32 sums in another order: equal to 1e-4 relative."""
+    for name in ("actor/pg_loss", "actor/grad_norm", "actor/entropy", "critic/score/mean", "response_length/mean"):
+        one, two = one_worker[0][name], two_workers[0][name]
+        np.testing.assert_allclose(one, two, rtol=1e-4, err_msg=name)
+    assert (one_worker[0]["actor/grad_norm"] > 1e-3).all() and one_worker[0]["actor/pg_loss"].abs().min() > 1e-3
+
+
+def test_a_killed_driver_ends_the_run_with_a_message_and_no_orphans(one_worker):
+    _, code, errors, alive = one_worker
+    assert code == 128 + 9
+    assert "ended by signal SIGKILL" in errors and "train.log" in errors and "resumes" in errors
+    assert alive == []
+
+
+def test_a_killed_worker_ends_the_run_with_a_message_and_no_orphans(two_workers):
+    _, code, errors, alive = two_workers
+    assert code not in (0, None)
+    assert "The run failed" in errors and "Died" in errors and "resumes" in errors
+    assert alive == []
