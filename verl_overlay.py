@@ -80,6 +80,7 @@ def register() -> None:
         sys.meta_path.insert(0, _after_import)
         if not (OVERLAY_DIR / "__init__.py").exists():  # a wheel puts the files into upstream's own folder
             sys.meta_path.append(OverlayFinder)
+        after_import("verl.trainer.ppo.core_algos", lambda _: importlib.import_module("verl.trainer.ppo.hapo_algos"))
         if os.environ.get("VERL_PLATFORM", "").strip().lower() == "cpu":
             from verl.plugin.platform.platform_cpu import activate
 

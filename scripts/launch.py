@@ -126,6 +126,7 @@ def report_failure(run_dir: Path, code: int) -> None:
     log = (run_dir / "train.log").read_text(errors="replace").splitlines()
     plain = [re.sub(r"\x1b\[[0-9;]*m", "", line) for line in log]
     causes = [line for line in plain if re.search(r"^(error:|.*(Error|Exception|Died|died)\b.*:)", line)]
+    causes = [line for line in causes if not line.startswith("Error executing job with overrides")]  # Hydra's echo
     how = f"was ended by signal {signal.Signals(-code).name}" if code < 0 else f"failed with exit code {code}"
     print(f"\nThe run {how}.", file=sys.stderr)
     errors = [line for line in causes if line.startswith("error:")]

@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
-# Trains on Countdown with the config named by METHOD; run_grpo_countdown.sh and run_dapo_countdown.sh call it.
+# Trains on Countdown with the config METHOD_trainer of CONFIG_DIR; the recipes' run scripts for Countdown call it.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 source scripts/environment.sh
 
-METHOD=${METHOD:?set METHOD to the name of a config in recipe/common/config, without _trainer.yaml}
+CONFIG_DIR=${CONFIG_DIR:-recipe/common/config}
+METHOD=${METHOD:?set METHOD to the name of a config in $CONFIG_DIR, without _trainer.yaml}
 HARDWARE=${HARDWARE:-cpu}
 SEED=${SEED:-0}
 EXPERIMENT_NAME=${EXPERIMENT_NAME:-${METHOD}_countdown_seed$SEED}
@@ -18,7 +19,7 @@ fi
 
 exec python scripts/launch.py "$RUN_DIR" -- \
     python -m verl.trainer.main_ppo \
-    --config-dir recipe/common/config --config-name "${METHOD}_trainer" \
+    --config-dir "$CONFIG_DIR" --config-name "${METHOD}_trainer" \
     hardware="$HARDWARE" \
     actor_rollout_ref.model.path="$MODEL_PATH" \
     data.train_files="$DATA_DIR/train.parquet" \

@@ -20,7 +20,8 @@ import torch
 from verl.trainer.ppo.core_algos import agg_loss, register_adv_est, register_policy_loss
 from verl.utils.torch_functional import masked_mean
 
-ENTROPY_FLOOR = 1e-8  # nats; a token that was certain has entropy 0 and no logarithm
+from vllm_patches.normalised_entropy import ENTROPY_FLOOR, normalise_entropy
+
 FALLBACK_BOUND = 5.0  # a group with a larger token-level advantage takes GRPO's
 
 
@@ -43,9 +44,7 @@ class EntropyStatistics:
 
 def entropy_to_h(entropy: torch.Tensor, statistics: EntropyStatistics) -> torch.Tensor:
     """h of entropies in nats (any shape), clamped to [-1, 1], for the statistics of this or an earlier batch."""
-    z = entropy.detach().float().clamp(min=ENTROPY_FLOOR).log_().sub_(statistics.median).div_(statistics.std)
-    scale = torch.where(z > 0, statistics.scale_pos, statistics.scale_neg)
-    return z.mul_(scale).clamp_(-1.0, 1.0)
+    return normalise_entropy(entropy, **statistics.to_dict())
 
 
 def compute_entropy_h(
