@@ -20,3 +20,13 @@ use_hardware() {
         ;;
     esac
 }
+
+# start_run RUN_DIR COMMAND...: under the launcher; with DRY_RUN=1 the command checks its config and files, and ends
+start_run() {
+    local run_dir=$1
+    shift
+    case "${DRY_RUN:-0}" in
+    0) exec python scripts/launch.py "$run_dir" -- "$@" ;;
+    *) exec "$@" ;;
+    esac
+}

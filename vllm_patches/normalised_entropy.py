@@ -2,7 +2,7 @@
 
 import torch
 
-ENTROPY_FLOOR = 1e-8  # nats; a token that was certain has entropy 0 and no logarithm
+ENTROPY_FLOOR = 1e-6  # nats; a token that was certain has entropy 0 and no logarithm
 
 
 def normalise_entropy(

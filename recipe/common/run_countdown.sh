@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
 # Trains on Countdown with the config METHOD_trainer of CONFIG_DIR; the recipes' run scripts for Countdown call it.
+# DRY_RUN=1 checks config and files, tells the plan and starts nothing.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 source scripts/environment.sh
@@ -14,10 +15,10 @@ RUN_DIR=${RUN_DIR:-$PWD/outputs/$EXPERIMENT_NAME}
 use_hardware "$HARDWARE"
 if [ -z "${MODEL_PATH:-}" ]; then
     MODEL_PATH=outputs/warm_start/huggingface
-    [ -d "$MODEL_PATH" ] || HARDWARE=$HARDWARE DATA_DIR=$DATA_DIR bash recipe/common/run_warm_start.sh
+    [ -d "$MODEL_PATH" ] || [ "${DRY_RUN:-0}" != 0 ] || HARDWARE=$HARDWARE DATA_DIR=$DATA_DIR bash recipe/common/run_warm_start.sh
 fi
 
-exec python scripts/launch.py "$RUN_DIR" -- \
+start_run "$RUN_DIR" \
     python -m verl.trainer.main_ppo \
     --config-dir "$CONFIG_DIR" --config-name "${METHOD}_trainer" \
     hardware="$HARDWARE" \

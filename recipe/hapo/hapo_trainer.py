@@ -66,7 +66,7 @@ class HAPOTrainer(PPOTrainerSync):
 
     def _submit_batch_to_rollout(self, batch: TensorDict) -> int:
         if self.temperature_tau:
-            settings = {"temperature_tau": self.temperature_tau, **self.statistics.to_dict()}
+            settings = {"temperature_tau": self.temperature_tau, **self.statistics._asdict()}
             tu.assign_non_tensor_data(batch, ADAPTIVE_TEMPERATURE, settings)
         return super()._submit_batch_to_rollout(batch)
 
@@ -89,7 +89,7 @@ class HAPOTrainer(PPOTrainerSync):
         h, self.statistics = compute_entropy_h(entropy, mask, self.config.actor_rollout_ref.actor.entropy_pivot)
         metrics["hapo/high_entropy_share"] = (h[mask] > 0).float().mean().item()
         metrics["hapo/low_entropy_share"] = (h[mask] < 0).float().mean().item()
-        metrics.update({f"hapo/entropy_{name}": value for name, value in self.statistics.to_dict().items()})
+        metrics.update({f"hapo/entropy_{name}": value for name, value in self.statistics._asdict().items()})
         fields = TensorDict({ENTROPY_H: response_to_nested(h, nested_mask)}, batch_size=len(batch))
         return tq.kv_batch_put(keys=batch.keys, partition_id=batch.partition_id, fields=fields)
 
@@ -116,7 +116,7 @@ class HAPOTrainer(PPOTrainerSync):
         folder.mkdir(parents=True, exist_ok=True)
         if self.statistics is not None:
             with replacing(folder / STATISTICS_FILE) as unfinished:
-                unfinished.write_text(json.dumps(self.statistics.to_dict()))
+                unfinished.write_text(json.dumps(self.statistics._asdict()))
         super()._save_checkpoint()  # last: it declares the checkpoint complete
 
     def _load_checkpoint(self):

@@ -28,7 +28,7 @@ def slow_factor(logits: list[float], temperature_tau, median, std, scale_pos, sc
     weights = [math.exp(value - top) for value in logits]
     probabilities = [weight / sum(weights) for weight in weights]
     entropy = -sum(p * math.log(p) for p in probabilities if p > 0)
-    z = (math.log(max(entropy, 1e-8)) - median) / std
+    z = (math.log(max(entropy, 1e-6)) - median) / std
     return 1 + temperature_tau * max(-1.0, min(1.0, z * (scale_pos if z > 0 else scale_neg)))
 
 

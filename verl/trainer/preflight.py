@@ -18,6 +18,7 @@ from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf
 
 from verl.trainer.checkpoint_marker import forget_marks_after, repair_tracker
+from verl.trainer.run_plan import describe_plan
 
 # upstream's ResourcePoolManager reserves this many CPUs beside each worker's GPU (`max_colocate_count`)
 CPUS_PER_WORKER = 3
@@ -34,7 +35,15 @@ class Preflight(Callback):
 
     def on_run_start(self, config: DictConfig, **kwargs) -> None:
         try:
-            prepare_run(config)
+            check_run(config)
+            dry_run = os.environ.get("DRY_RUN", "0") not in ("", "0")
+            check_ray_resources(config, starting=not dry_run)
+            if dry_run:
+                print(describe_plan(config))
+                print("dry run: the config and the files are fine, nothing was started")
+                raise SystemExit(0)
+            prepare_run_dir(config)
+            threading.Thread(target=watch_pending_actors, args=(config,), daemon=True).start()
         except PreflightError as error:
             raise SystemExit(f"error: {error}") from None
         # Hydra turns a callback's exceptions into warnings and goes on; SystemExit it lets through
@@ -45,8 +54,8 @@ class Preflight(Callback):
             raise SystemExit(f"error: the checks before the run failed: {error!r}") from error
 
 
-def prepare_run(config: DictConfig) -> None:
-    """Run all checks, in the order in which a user would fix them.
+def check_run(config: DictConfig) -> None:
+    """Run all checks, in the order in which a user would fix them; changes nothing.
 
     Raises:
         PreflightError: the first problem found.
@@ -63,9 +72,6 @@ def prepare_run(config: DictConfig) -> None:
     for key in ("train_files", "val_files"):
         check_data_files(f"data.{key}", config.data[key], config.data.prompt_key)
     check_batch_sizes(config)
-    check_ray_resources(config)
-    prepare_run_dir(config)
-    threading.Thread(target=watch_pending_actors, args=(config,), daemon=True).start()
 
 
 def config_asks_for_cpu(config: DictConfig) -> bool:
@@ -187,14 +193,18 @@ def leave_resources_to_the_cluster(config: DictConfig) -> None:
             config.ray_kwargs.ray_init[key] = None
 
 
-def check_ray_resources(config: DictConfig) -> None:
-    """With a Ray started by this run, count before it starts; a running cluster is watched instead."""
+def check_ray_resources(config: DictConfig, starting: bool = True) -> None:
+    """With a Ray started by this run, count before it starts; a running cluster is watched instead.
+
+    Without `starting` (a dry run, perhaps on another machine) only what the config itself says is counted.
+    """
     if joins_running_cluster(config):
         return
     ray_init = config.ray_kwargs.get("ray_init", {})
-    cpus = ray_init.get("num_cpus") or os.cpu_count()
-    needed = needed_ray_cpus(config)
-    if cpus < needed:
+    cpus, needed = ray_init.get("num_cpus"), needed_ray_cpus(config)
+    if cpus is None and starting and config.trainer.nnodes == 1:
+        cpus = os.cpu_count()
+    if cpus is not None and cpus < needed:
         raise PreflightError(
             f"ray_kwargs.ray_init.num_cpus={cpus}, but this run holds {needed} of Ray's logical CPUs and would wait "
             f"for ever: set at least {needed}, or lower transfer_queue.backend.SimpleStorage.num_data_storage_units"
@@ -205,7 +215,11 @@ def check_ray_resources(config: DictConfig) -> None:
 
 
 def prepare_run_dir(config: DictConfig) -> None:
-    """Make the run's folder, and make sure that resuming takes a complete checkpoint."""
+    """Make the run's folder, and make sure that resuming takes a complete checkpoint.
+
+    Raises:
+        PreflightError: the checkpoint named by trainer.resume_from_path is none.
+    """
     run_dir = Path(config.trainer.default_local_dir)
     run_dir.mkdir(parents=True, exist_ok=True)
     # upstream hands ray_init to Ray without resolving `${...}`; this is the config that `main` gets

@@ -13,7 +13,7 @@ micro-batches. Shapes: B responses, T response positions, G prompt groups.
 
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import asdict, dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -25,8 +25,7 @@ from vllm_patches.normalised_entropy import ENTROPY_FLOOR, normalise_entropy
 FALLBACK_BOUND = 5.0  # a group with a larger token-level advantage takes GRPO's
 
 
-@dataclass(frozen=True)
-class EntropyStatistics:
+class EntropyStatistics(NamedTuple):
     """What turns an entropy into h: h = z * (scale_pos if z > 0 else scale_neg), z = (log H - median) / std.
 
     `median` is the pivot quantile of log H (the paper's code calls it so whatever the quantile), `std` the root mean
@@ -38,13 +37,10 @@ class EntropyStatistics:
     scale_pos: float = 1.0
     scale_neg: float = 1.0
 
-    def to_dict(self) -> dict[str, float]:
-        return asdict(self)
-
 
 def entropy_to_h(entropy: torch.Tensor, statistics: EntropyStatistics) -> torch.Tensor:
     """h of entropies in nats (any shape), clamped to [-1, 1], for the statistics of this or an earlier batch."""
-    return normalise_entropy(entropy, **statistics.to_dict())
+    return normalise_entropy(entropy, *statistics)
 
 
 def compute_entropy_h(

@@ -1,0 +1,39 @@
+#!/usr/bin/env bash
+# Trains on mathematics with the config METHOD_trainer of CONFIG_DIR; the recipes' run scripts for mathematics call it.
+#   MODEL_PATH  TRAIN_FILE  VAL_FILE  NNODES  N_GPUS_PER_NODE  MAX_RESPONSE_LENGTH  TENSOR_PARALLEL  SEQUENCE_PARALLEL
+#   SEED  EXPERIMENT_NAME  RUN_DIR; RAY_ADDRESS of a running cluster for several nodes; DRY_RUN=1 only checks and tells.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/../.."
+source scripts/environment.sh
+
+CONFIG_DIR=${CONFIG_DIR:?set CONFIG_DIR to the recipe\'s config folder}
+METHOD=${METHOD:?set METHOD to the name of a config in $CONFIG_DIR, without _trainer.yaml}
+MODEL_PATH=${MODEL_PATH:?set MODEL_PATH to a Hugging Face model}
+SEED=${SEED:-0}
+EXPERIMENT_NAME=${EXPERIMENT_NAME:-${METHOD}_$(basename "$MODEL_PATH" | tr '[:upper:]' '[:lower:]')_seed$SEED}
+RUN_DIR=${RUN_DIR:-$PWD/outputs/$EXPERIMENT_NAME}
+MAX_PROMPT_LENGTH=${MAX_PROMPT_LENGTH:-1024}
+MAX_RESPONSE_LENGTH=${MAX_RESPONSE_LENGTH:-8192}
+SEQUENCE_PARALLEL=${SEQUENCE_PARALLEL:-1}
+export NNODES=${NNODES:-1} N_GPUS_PER_NODE=${N_GPUS_PER_NODE:-8}
+# a micro-batch holds two of the longest sequences on every worker of a sequence-parallel group
+MICRO_BATCH_TOKENS=$((2 * (MAX_PROMPT_LENGTH + MAX_RESPONSE_LENGTH)))
+
+start_run "$RUN_DIR" \
+    python -m verl.trainer.main_ppo \
+    --config-dir "$CONFIG_DIR" --config-name "${METHOD}_trainer" \
+    hardware=gpu \
+    actor_rollout_ref.model.path="$MODEL_PATH" \
+    data.train_files="${TRAIN_FILE:-outputs/data/math/dapo-math-17k.parquet}" \
+    data.val_files="${VAL_FILE:-outputs/data/math/valid.parquet}" \
+    data.max_prompt_length="$MAX_PROMPT_LENGTH" \
+    data.max_response_length="$MAX_RESPONSE_LENGTH" \
+    data.seed="$SEED" \
+    actor_rollout_ref.rollout.seed="$SEED" \
+    actor_rollout_ref.actor.fsdp_config.seed="$SEED" \
+    actor_rollout_ref.actor.ppo_max_token_len_per_gpu="$MICRO_BATCH_TOKENS" \
+    actor_rollout_ref.actor.ulysses_sequence_parallel_size="$SEQUENCE_PARALLEL" \
+    actor_rollout_ref.rollout.tensor_model_parallel_size="${TENSOR_PARALLEL:-1}" \
+    trainer.experiment_name="$EXPERIMENT_NAME" \
+    trainer.default_local_dir="$RUN_DIR" \
+    "$@"

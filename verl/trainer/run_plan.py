@@ -1,0 +1,38 @@
+"""What a run would do, in a few lines; DRY_RUN=1 prints it instead of starting anything."""
+
+from omegaconf import DictConfig, OmegaConf
+
+
+def describe_plan(config: DictConfig) -> str:
+    """Model, GPUs, batch shapes and tokens of one training step, read off the composed config."""
+    actor, rollout, data, trainer = (
+        config.actor_rollout_ref.actor,
+        config.actor_rollout_ref.rollout,
+        config.data,
+        config.trainer,
+    )
+    gpus = trainer.nnodes * trainer.n_gpus_per_node
+    replica = (
+        rollout.tensor_model_parallel_size * rollout.data_parallel_size * rollout.get("pipeline_model_parallel_size", 1)
+    )
+    responses = data.train_batch_size * rollout.n
+    longest = data.max_prompt_length + data.max_response_length
+    mini_batches = data.train_batch_size // actor.ppo_mini_batch_size
+    steps = trainer.total_training_steps or f"{trainer.total_epochs} epochs"
+    filtering = OmegaConf.select(config, "algorithm.filter_groups.enable", default=False)
+    loss_mode = actor.policy_loss.loss_mode
+    lines = {
+        "model": config.actor_rollout_ref.model.path,
+        "method": f"adv_estimator={config.algorithm.adv_estimator}, loss_mode={loss_mode}, "
+        f"rollout={rollout.name}, group filtering {'on' if filtering else 'off'}",
+        "workers": f"{trainer.nnodes} node(s) x {trainer.n_gpus_per_node} {trainer.device} = {gpus}, "
+        f"trainer {actor.strategy}, {gpus // replica} rollout replica(s) of {replica}",
+        "one step": f"{data.train_batch_size} prompts x {rollout.n} = {responses} responses, "
+        f"{mini_batches * actor.ppo_epochs} update(s) of {actor.ppo_mini_batch_size * rollout.n} responses",
+        "tokens": f"at most {longest} a sequence ({data.max_prompt_length} + {data.max_response_length}), "
+        f"{responses * longest:,} a step, {actor.ppo_max_token_len_per_gpu} a micro-batch and worker",
+        "training": f"{steps}, validation every {trainer.test_freq} steps, checkpoint every {trainer.save_freq}",
+        "files": f"train {data.train_files}, validation {data.val_files}",
+        "results": trainer.default_local_dir,
+    }
+    return "\n".join(f"{name + ':':<10}{value}" for name, value in lines.items())
