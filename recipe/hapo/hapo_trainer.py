@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import torch
 import transfer_queue as tq
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 from tensordict import TensorDict
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 from verl.utils.config import omega_conf_to_dataclass
@@ -46,6 +46,9 @@ class HAPOTrainer(PPOTrainerSync):
 
     def __init__(self, config: DictConfig):
         config = config.copy()
+        if OmegaConf.select(config, "algorithm.rollout_correction.bypass_mode"):
+            key = "algorithm.rollout_correction.bypass_mode"
+            raise ValueError(f"{key}=true skips the pass that computes the entropies, which HAPO needs")
         config.trainer.v1.trainer_mode = "sync"  # upstream asks for this name to choose buffer and checkpoint format
         super().__init__(config)
         self.statistics: EntropyStatistics | None = None

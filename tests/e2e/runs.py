@@ -11,9 +11,12 @@ import psutil
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def start_run(inputs: Path, name: str, *overrides: str, **environment: str) -> subprocess.Popen:
-    """Start recipe/common/run_grpo_countdown.sh with a small batch; its folder is `inputs / name`."""
-    command = ["bash", "recipe/common/run_grpo_countdown.sh"]
+GRPO, HAPO = "recipe/common/run_grpo_countdown.sh", "recipe/hapo/run_countdown_cpu.sh"
+
+
+def start_run(inputs: Path, name: str, *overrides: str, script: str = GRPO, **environment: str) -> subprocess.Popen:
+    """Start a recipe's script for Countdown with a small batch; the run's folder is `inputs / name`."""
+    command = ["bash", script]
     command += ["data.train_batch_size=4", "actor_rollout_ref.actor.ppo_mini_batch_size=4"]
     command += ["actor_rollout_ref.rollout.n=4", "actor_rollout_ref.rollout.val_kwargs.n=2", *overrides]
     env = {**os.environ, "HARDWARE": "cpu", "MODEL_PATH": f"{inputs}/model", "DATA_DIR": str(inputs)}

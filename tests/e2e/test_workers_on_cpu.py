@@ -1,7 +1,8 @@
-"""One and two workers: the same numbers from the same batch; and what a SIGKILL of the driver or a worker leaves.
+"""The same batches give the same numbers: GRPO on one worker, and HAPO with every mechanism off on two workers.
 
-Two launches of about 100 s each, each measured over its first steps and then killed. Sampling is greedy
-(`rollout.top_k=1`, n=1), so that both runs train on the same batches, however prompts are dealt to the replicas.
+Two launches of about 100 s each, each measured over its first steps and then killed: the one's driver, the other's
+worker. Sampling is greedy (`rollout.top_k=1`, n=1), so that both train on the same batches, however prompts are dealt
+to the replicas.
 """
 
 from pathlib import Path
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 
 from recipe.common.run_metrics import load_metrics
-from tests.e2e.runs import kill_one, start_run, wait_until
+from tests.e2e.runs import GRPO, HAPO, kill_one, start_run, wait_until
 
 STEPS = 3
 GREEDY = [
@@ -21,12 +22,17 @@ GREEDY = [
 GREEDY += ["actor_rollout_ref.rollout.n=1", "actor_rollout_ref.rollout.top_k=1", "trainer.val_before_train=false"]
 GREEDY += ["trainer.test_freq=-1", "trainer.save_freq=-1", "trainer.total_training_steps=500"]
 GREEDY += [f"reward.custom_reward_function.path={Path(__file__).with_name('target_reward.py')}"]
+ALL_OFF = ["algorithm.adv_estimator=grpo", "algorithm.filter_groups.enable=false"]
+ALL_OFF += ["actor_rollout_ref.actor.adaptive_clip=false", "actor_rollout_ref.actor.adaptive_advantage=false"]
+ALL_OFF += ["actor_rollout_ref.rollout.adaptive_temperature=false"]
+ALL_OFF += ["reward.reward_kwargs.overlong_buffer_cfg.enable=false"]
 pytestmark = pytest.mark.e2e
 
 
-def run_and_kill(inputs: Path, workers: int, victim: str):
+def run_and_kill(inputs: Path, script: str, workers: int, overrides: list[str], victim: str):
+    """Metrics of the first steps, and what the kill left."""
     name = f"workers{workers}"
-    launcher = start_run(inputs, name, *GREEDY, f"trainer.n_gpus_per_node={workers}")
+    launcher = start_run(inputs, name, *GREEDY, *overrides, f"trainer.n_gpus_per_node={workers}", script=script)
     metrics = inputs / name / "metrics.jsonl"
     wait_until(lambda: metrics.exists() and metrics.read_text().count("actor/pg_loss") >= STEPS, launcher)
     return load_metrics(inputs / name).loc[1:STEPS], *kill_one(launcher, victim)
@@ -34,15 +40,15 @@ def run_and_kill(inputs: Path, workers: int, victim: str):
 
 @pytest.fixture(scope="module")
 def one_worker(inputs):
-    return run_and_kill(inputs, 1, victim="verl.trainer.main_ppo")
+    return run_and_kill(inputs, GRPO, 1, [], victim="verl.trainer.main_ppo")
 
 
 @pytest.fixture(scope="module")
 def two_workers(inputs):
-    return run_and_kill(inputs, 2, victim="ray::WorkerDict")
+    return run_and_kill(inputs, HAPO, 2, ALL_OFF, victim="ray::WorkerDict")
 
 
-def test_two_workers_compute_the_loss_of_one(one_worker, two_workers):
+def test_two_workers_with_hapo_off_compute_what_grpo_computes_on_one(one_worker, two_workers):
     """float32 sums in another order: equal to 1e-4 relative."""
     for name in ("actor/pg_loss", "actor/grad_norm", "actor/entropy", "critic/score/mean", "response_length/mean"):
         one, two = one_worker[0][name], two_workers[0][name]

@@ -1,0 +1,74 @@
+"""Every run script composes and validates its config with DRY_RUN=1, tells its plan and starts nothing."""
+
+import os
+import subprocess
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from recipe.common.countdown import CountdownConfig, write_countdown
+from recipe.common.tiny_model import write_tiny_model
+
+ROOT = Path(__file__).resolve().parents[2]
+SCRIPTS = sorted(
+    str(path.relative_to(ROOT))
+    for path in (ROOT / "recipe").glob("*/run_*.sh")
+    # the first two are called by the others with their METHOD; the warm start is upstream's SFT trainer
+    if path.name not in ("run_countdown.sh", "run_math.sh", "run_warm_start.sh")
+)
+
+
+@pytest.fixture(scope="module")
+def dry_runs(tmp_path_factory) -> dict[str, subprocess.CompletedProcess]:
+    """Script -> its dry run, two at a time."""
+    folder = tmp_path_factory.mktemp("dry")
+    write_countdown(folder, CountdownConfig(train_size=600, test_size=8, demo_size=0))
+    write_tiny_model(folder / "model")
+    row = {"data_source": "math_dapo", "prompt": [{"role": "user", "content": "1+1?"}]}
+    row["reward_model"] = {"style": "rule", "ground_truth": "2"}
+    pd.DataFrame([row] * 600).to_parquet(folder / "math.parquet")
+    env = {name: value for name, value in os.environ.items() if name not in ("VERL_PLATFORM", "HF_HUB_OFFLINE")}
+    env |= {"DRY_RUN": "1", "DATA_DIR": str(folder), "RUN_DIR": str(folder / "run")}
+    env |= {"TRAIN_FILE": f"{folder}/math.parquet", "VAL_FILE": f"{folder}/math.parquet"}
+
+    def run(script: str) -> subprocess.CompletedProcess:
+        model = {"MODEL_PATH": str(folder / "model")} if "countdown" in script else {}
+        return subprocess.run(
+            ["bash", script], cwd=ROOT, env={**env, **model}, capture_output=True, text=True, timeout=300
+        )
+
+    with ThreadPoolExecutor(2) as pool:
+        results = dict(zip(SCRIPTS, pool.map(run, SCRIPTS), strict=True))
+    assert not (folder / "run").exists()
+    return results
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_a_dry_run_checks_and_tells_the_plan(dry_runs, script):
+    result = dry_runs[script]
+    assert result.returncode == 0, result.stderr[-2000:]
+    assert "nothing was started" in result.stdout and "responses" in result.stdout
+    assert "Started a local Ray instance" not in result.stderr
+
+
+def test_the_hapo_scripts_have_the_papers_sizes(dry_runs):
+    """By hand: 8 nodes x 8 GPUs, 512 x 16 responses, 16 updates of 32 x 16, 1024 + 12288 tokens."""
+    plan = dry_runs["recipe/hapo/run_qwen3_8b.sh"].stdout
+    for part in (
+        "= 64",
+        "512 prompts x 16 = 8192",
+        "16 update(s) of 512",
+        "at most 13312",
+        "8 rollout replica(s) of 8",
+    ):
+        assert part in plan, plan
+
+
+def test_a_dry_run_names_a_missing_file(tmp_path):
+    env = {**os.environ, "DRY_RUN": "1", "DATA_DIR": str(tmp_path), "MODEL_PATH": "/nowhere/model"}
+    result = subprocess.run(
+        ["bash", "recipe/hapo/run_countdown_cpu.sh"], cwd=ROOT, env=env, capture_output=True, text=True, timeout=120
+    )
+    assert result.returncode != 0 and "/nowhere/model does not exist" in result.stderr
