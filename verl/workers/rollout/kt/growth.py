@@ -1,0 +1,172 @@
+"""Growing a lookahead tree on an engine, in chunks.
+
+Greedy growth is deterministic, so a row's future does not depend on the other rows: the engine is asked for a chunk of
+each row's greedy continuation with the top candidates, the chunk's steps are replayed in time order, and only rows
+that run dry (and newly born ones) ask again, all at once. The tree is that of the step-by-step algorithm, whatever the
+chunk size; what is lost are the unread tokens of rows that are pruned.
+"""
+
+import asyncio
+import random
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+
+from verl.workers.rollout.kt.config import KTConfig
+from verl.workers.rollout.kt.lookahead import Choice, LookaheadTree, Row
+from verl.workers.rollout.kt.schedule import mix_ratio, tree_branches
+from verl.workers.rollout.rollout_engine import Generation, RolloutEngine
+from verl.workers.rollout.trajectory_tree import TrajectoryTree, tree_of_rows
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """Ordinary sampling, beside the tree and after it."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = -1
+
+
+class TreeGrower:
+    """Grows one prompt's tree; `requested_tokens` counts what the engine generated for it."""
+
+    def __init__(
+        self,
+        engine: RolloutEngine,
+        prompt_ids: Sequence[int],
+        tree: LookaheadTree,
+        sampling: Sampling,
+        seed: int,
+        request_id: str | None = None,
+    ):
+        self.engine, self.prompt_ids, self.tree, self.sampling = engine, list(prompt_ids), tree, sampling
+        self.random, self.request_id = random.Random(seed), request_id
+        self.ahead: dict[int, deque[Choice]] = {}
+        self.ahead_sampled: dict[int, bool] = {}
+        self.requested_tokens = 0
+
+    async def grow(self) -> None:
+        """Until the tree is left."""
+        tree = self.tree
+        while not tree.left:
+            self._forget_stale_chunks()
+            dry = [row for row in tree.rows if not row.finished and not self.ahead.get(row.number)]
+            await asyncio.gather(*(self._look_ahead(row) for row in dry))
+            tree.advance([None if row.finished else self.ahead[row.number].popleft() for row in tree.rows])
+
+    def _samples_now(self) -> bool:
+        tree = self.tree
+        mode = tree.config.sample_nk
+        return mode == "always" or (mode == "full" and len(tree.rows) == tree.k)
+
+    def _forget_stale_chunks(self) -> None:
+        """A sampled chunk ends where its row took another token; a chunk made in the other mode is of no use."""
+        sampled_now = self._samples_now()
+        for row in self.tree.rows:
+            if self.ahead.get(row.number) and self.ahead_sampled[row.number] != sampled_now:
+                self.ahead[row.number].clear()
+
+    async def _look_ahead(self, row: Row) -> None:
+        tree, config = self.tree, self.tree.config
+        last_step = tree.max_new_tokens if config.force_return_step == -1 else config.force_return_step
+        n_tokens = min(config.chunk_size, min(last_step, tree.max_new_tokens) - tree.step)
+        sampled = self._samples_now()
+        if sampled:  # one token at a time: the next one depends on whether the row branches
+            n_tokens = 1
+        chunk = await self.engine.generate(
+            self.prompt_ids + row.tokens,
+            max_tokens=n_tokens,
+            stop_token_ids=sorted(tree.eos),
+            temperature=self.sampling.temperature if sampled else 0,
+            top_p=self.sampling.top_p if sampled else 1.0,
+            top_k=self.sampling.top_k if sampled else -1,
+            seed=self.random.getrandbits(31) if sampled else None,
+            n_candidates=config.max_n_branch_per_token,
+            request_id=self.request_id,
+        )
+        if not chunk.token_ids:
+            raise RuntimeError(f"the engine returned no token after {len(self.prompt_ids) + len(row.tokens)}")
+        self.requested_tokens += len(chunk.token_ids)
+        self.ahead[row.number] = deque(
+            Choice(candidates, (token, log_prob) if sampled else None)
+            for token, log_prob, candidates in zip(chunk.token_ids, chunk.log_probs, chunk.candidates, strict=True)
+        )
+        self.ahead_sampled[row.number] = sampled
+
+
+async def latr_group(
+    engine: RolloutEngine,
+    prompt_ids: Sequence[int],
+    n: int,
+    config: KTConfig,
+    *,
+    max_new_tokens: int,
+    eos_token_ids: Sequence[int],
+    text_of: Callable[[int], str],
+    stop_words: frozenset[str] = frozenset(),
+    training_step: int = 0,
+    sampling: Sampling = Sampling(),
+    seed: int = 0,
+    request_id: str | None = None,
+) -> TrajectoryTree:
+    """n trajectories of one prompt: the tree's branches first, then ordinary samples.
+
+    Args:
+        n: responses; `mix_ratio_schedule` at `training_step` says how many come from the tree.
+        max_new_tokens: of a response.
+        text_of: a token's text, for the stop-word and math-symbol rules.
+
+    Returns:
+        the tree; `leaves` are the n trajectories, what was pruned stays in `segments` without a leaf. `metrics` holds
+        the paper's ratios and how many tokens were generated and are of use.
+    """
+    seeds = random.Random(seed)
+    k = tree_branches(n, mix_ratio(config.mix_ratio_schedule, training_step))
+    stop_token_ids = sorted(set(eos_token_ids))
+
+    async def finish(tokens: list[int], log_probs: list[float], own_seed: int) -> Generation:
+        """Ordinary sampling from here to the end; the whole response."""
+        room = max_new_tokens - len(tokens)
+        if room < 1 or (tokens and tokens[-1] in stop_token_ids):
+            return Generation(tokens, log_probs)
+        more = await engine.generate(
+            [*prompt_ids, *tokens],
+            max_tokens=room,
+            stop_token_ids=stop_token_ids,
+            seed=own_seed,
+            request_id=request_id,
+            **asdict(sampling),
+        )
+        return Generation(tokens + more.token_ids, log_probs + more.log_probs)
+
+    own_seeds = [seeds.getrandbits(31) for _ in range(n)]
+    beside = [asyncio.ensure_future(finish([], [], own_seed)) for own_seed in own_seeds[k:]]
+    try:
+        branches, dropped, metrics = [], [], {}
+        if k:
+            lookahead = LookaheadTree(
+                k, config, max_new_tokens, stop_token_ids, text_of, stop_words, seeds.getrandbits(31)
+            )
+            grower = TreeGrower(engine, prompt_ids, lookahead, sampling, seeds.getrandbits(31), request_id)
+            await grower.grow()
+            rows, dropped = list(lookahead.rows), lookahead.dropped
+            if config.fill_return_sequences:
+                rows += [rows[0]] * (k - len(rows))
+            metrics = lookahead.metrics() | {"tree_tokens_generated": float(grower.requested_tokens)}
+            starts = [(row.tokens, row.log_probs) for row in rows]
+            branches = await asyncio.gather(
+                *(finish(*start, own_seed) for start, own_seed in zip(starts, own_seeds, strict=False))
+            )
+        responses = [*branches, *await asyncio.gather(*beside)]
+    except BaseException:
+        for task in beside:
+            task.cancel()
+        raise
+    everything = [(one.token_ids, one.log_probs) for one in responses]
+    everything += [(row.tokens, row.log_probs) for row in dropped]
+    tree = tree_of_rows(
+        prompt_ids, [tokens for tokens, _ in everything], [p for _, p in everything], range(len(responses))
+    )
+    tree.metrics = metrics | {"tree_share": k / n}
+    return tree

@@ -1,0 +1,117 @@
+"""What a group rollout asks of an engine, and the engine on `transformers` in this process.
+
+The other engine is vLLM behind upstream's LLM client. Same model, greedy: same tokens.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+
+Candidate = tuple[int, float]
+
+
+@dataclass
+class Generation:
+    """A continuation.
+
+    Args:
+        token_ids: new tokens, a stop token included.
+        log_probs: of each token under the distribution that it was sampled from; greedy: the raw one (T = 1).
+        candidates: for each token the `n_candidates` most likely ones with their raw log-probabilities (T = 1), the
+            most likely first; greedy: the first is the token itself. None unless asked for.
+        stopped: whether the last token is a stop token.
+        info: what the engine adds, such as the weights' version.
+    """
+
+    token_ids: list[int]
+    log_probs: list[float]
+    candidates: list[list[Candidate]] | None = None
+    stopped: bool = False
+    info: dict = field(default_factory=dict)
+
+
+class RolloutEngine(Protocol):
+    async def generate(
+        self,
+        prompt_ids: Sequence[int],
+        *,
+        max_tokens: int,
+        stop_token_ids: Sequence[int],
+        temperature: float = 1.0,
+        top_p: float = 1.0,
+        top_k: int = -1,
+        seed: int | None = None,
+        n_candidates: int = 0,
+        request_id: str | None = None,
+    ) -> Generation:
+        """Continue `prompt_ids` by up to `max_tokens` tokens; temperature 0 is greedy.
+
+        Requests of one `request_id` go to the same replica, where their common prefix is cached.
+        """
+        ...
+
+
+class TransformersEngine:
+    """A `transformers` causal LM, one request at a time: for tests, debugging and machines without vLLM."""
+
+    def __init__(self, model):
+        self.model = model
+
+    async def generate(self, prompt_ids: Sequence[int], *, request_id: str | None = None, **options) -> Generation:
+        with torch.inference_mode():
+            return self._generate(prompt_ids, **options)
+
+    def _generate(
+        self,
+        prompt_ids: Sequence[int],
+        max_tokens: int,
+        stop_token_ids: Sequence[int],
+        temperature: float = 1.0,
+        top_p: float = 1.0,
+        top_k: int = -1,
+        seed: int | None = None,
+        n_candidates: int = 0,
+    ) -> Generation:
+        generator = torch.Generator(self.model.device)
+        if seed is None:
+            generator.seed()
+        else:
+            generator.manual_seed(seed)
+        stop, cache = set(stop_token_ids), None
+        inputs = torch.tensor([list(prompt_ids)], device=self.model.device)
+        result = Generation([], [], [] if n_candidates else None)
+        while len(result.token_ids) < max_tokens and not result.stopped:
+            output = self.model(inputs, past_key_values=cache, use_cache=True, logits_to_keep=1)
+            cache = output.past_key_values
+            logits = output.logits[0, -1]
+            logits = logits if logits.dtype == torch.float64 else logits.float()
+            raw = logits.log_softmax(-1)
+            if n_candidates:
+                log_probs, tokens = raw.topk(n_candidates)
+                result.candidates.append(list(zip(tokens.tolist(), log_probs.tolist(), strict=True)))
+            if temperature == 0:
+                token, log_prob = int(raw.argmax()), float(raw.max())
+                if n_candidates:  # among equals, topk and argmax may differ
+                    token, log_prob = result.candidates[-1][0]
+            else:
+                chosen_from = restricted(logits / temperature, top_p, top_k).log_softmax(-1)
+                token = int(torch.multinomial(chosen_from.exp(), 1, generator=generator))
+                log_prob = float(chosen_from[token])
+            result.token_ids.append(token)
+            result.log_probs.append(log_prob)
+            result.stopped = token in stop
+            inputs = torch.tensor([[token]], device=self.model.device)
+        return result
+
+
+def restricted(logits: torch.Tensor, top_p: float, top_k: int) -> torch.Tensor:
+    """Logits (V,) with the tokens outside top-k and the top-p nucleus at -inf."""
+    if 0 < top_k < len(logits):
+        logits = logits.masked_fill(logits < logits.topk(top_k).values[-1], -torch.inf)
+    if top_p < 1:
+        ordered, order = logits.sort(descending=True)
+        before = ordered.softmax(-1).cumsum(-1) - ordered.softmax(-1)
+        logits = logits.index_fill(0, order[before >= top_p], -torch.inf)
+    return logits
