@@ -68,6 +68,24 @@ def after_import(module_name: str, callback: Callable[[ModuleType], None]) -> No
     _after_import.callbacks.setdefault(module_name, []).append(callback)
 
 
+# rollout names whose replicas are vLLM servers that report candidates
+CANDIDATE_ROLLOUTS = ("kt",)
+
+
+def _register_replicas(replica: ModuleType) -> None:
+    def load():
+        return importlib.import_module("verl.workers.rollout.candidate_server").CandidateReplica
+
+    for name in CANDIDATE_ROLLOUTS:
+        replica.RolloutReplicaRegistry.register(name, load)
+
+
+def _register_server_adapters(base: ModuleType) -> None:
+    """verl 0.9.1 keeps the trainer's side of a rollout in a module-level dictionary without a register function."""
+    for name in CANDIDATE_ROLLOUTS:
+        base._ROLLOUT_REGISTRY[(name, "async")] = base._ROLLOUT_REGISTRY[("vllm", "async")]
+
+
 def register() -> None:
     """Hook the overlay into this process; calling it again does nothing.
 
@@ -81,6 +99,8 @@ def register() -> None:
         if not (OVERLAY_DIR / "__init__.py").exists():  # a wheel puts the files into upstream's own folder
             sys.meta_path.append(OverlayFinder)
         after_import("verl.trainer.ppo.core_algos", lambda _: importlib.import_module("verl.trainer.ppo.hapo_algos"))
+        after_import("verl.workers.rollout.replica", _register_replicas)
+        after_import("verl.workers.rollout.base", _register_server_adapters)
         if os.environ.get("VERL_PLATFORM", "").strip().lower() == "cpu":
             from verl.plugin.platform.platform_cpu import activate
 

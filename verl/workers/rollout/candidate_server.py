@@ -1,0 +1,71 @@
+"""vLLM's rollout server with the candidates of every decode step.
+
+Upstream's `vLLMHttpServer.generate` (verl 0.9.1) reports the sampled token's log-probability only. This one takes
+`n_candidates` among the sampling parameters and reports the most likely tokens of every step as
+`extra_fields["candidates"]`. Rollout names that need it are registered with this replica class.
+"""
+
+from contextvars import ContextVar
+
+import ray
+from verl.workers.rollout.vllm_rollout.vllm_async_server import vLLMHttpServer, vLLMReplica
+
+N_CANDIDATES, CANDIDATES = "n_candidates", "candidates"
+_request: ContextVar[dict | None] = ContextVar("candidate_request", default=None)
+
+
+class CandidateEngine:
+    """The server's engine; a request made while candidates are asked for leaves its log-probabilities behind."""
+
+    def __init__(self, engine):
+        self._engine = engine
+
+    def __getattr__(self, name):
+        return getattr(self._engine, name)
+
+    async def generate(self, *, sampling_params, **options):
+        request = _request.get()
+        if request is not None:
+            sampling_params.logprobs = request["n"]
+        last = None
+        async for last in self._engine.generate(sampling_params=sampling_params, **options):
+            yield last
+        if request is not None and last is not None and last.outputs:
+            request["logprobs"] = last.outputs[0].logprobs
+
+
+class CandidateServer(vLLMHttpServer):
+    @property
+    def engine(self):
+        return self._candidate_engine
+
+    @engine.setter
+    def engine(self, engine):
+        self._candidate_engine = None if engine is None else CandidateEngine(engine)
+
+    async def generate(self, prompt_ids, sampling_params, request_id, **options):
+        n = sampling_params.pop(N_CANDIDATES, 0)
+        if not n:
+            return await super().generate(prompt_ids, sampling_params, request_id, **options)
+        request = {"n": n, "logprobs": []}
+        token = _request.set(request)
+        try:
+            output = await super().generate(prompt_ids, {**sampling_params, "logprobs": True}, request_id, **options)
+        finally:
+            _request.reset(token)
+        output.extra_fields[CANDIDATES] = [
+            ranked(step, n, chosen) for step, chosen in zip(request["logprobs"], output.token_ids, strict=True)
+        ]
+        return output
+
+
+def ranked(step: dict, n: int, chosen: int) -> list[tuple[int, float]]:
+    """One step's (token, log-probability), the most likely first; among equals the chosen token comes first."""
+    found = sorted(step.items(), key=lambda item: (-item[1].logprob, item[0] != chosen, item[1].rank))
+    return [(token, entry.logprob) for token, entry in found[:n]]
+
+
+class CandidateReplica(vLLMReplica):
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.server_class = ray.remote(CandidateServer)

@@ -1,0 +1,160 @@
+"""One coroutine per prompt group: the n trajectories of a prompt are made together.
+
+    trainer ── prompts ──> GroupAgentLoopManager ──> GroupAgentLoopWorker._run_prompt
+                                                          │ training: one GroupRollout.run per prompt
+                                                          │ validation: upstream's n independent agent loops
+                                                          └─> score, TransferQueue, status: upstream's
+
+A group that raises is that group's failure (upstream's status `failure`); the others go on. A method subclasses
+`GroupRollout` and registers under its rollout name; rollout names without one run as upstream.
+"""
+
+import asyncio
+import importlib
+import logging
+import random
+from abc import ABC, abstractmethod
+from typing import Any
+
+import ray
+import transfer_queue as tq
+from verl.experimental.agent_loop.agent_loop import AgentLoopOutput, DictConfigWrap, ToolListWrap
+from verl.experimental.agent_loop.single_turn_agent_loop import SingleTurnAgentLoop
+from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopManagerTQ, AgentLoopWorkerTQ
+
+from verl.workers.rollout.rollout_engine import Generation, RolloutEngine
+
+logger = logging.getLogger(__name__)
+
+GROUP_ROLLOUTS = {"kt": "verl.workers.rollout.kt_rollout.KTRollout"}
+
+# upstream decorates its worker; this is the class before that
+_AgentLoopWorker = AgentLoopWorkerTQ.__ray_metadata__.modified_class.__ray_actor_class__
+
+
+class GroupRollout(ABC):
+    """Makes all trajectories of one prompt. One instance per worker; `run` is called for many prompts at once.
+
+    Args:
+        config: the whole config of the run.
+        agent_loop: upstream's single-turn agent loop: how a prompt becomes token ids, and one plain trajectory.
+        engine: where tokens come from.
+        tokenizer: the model's.
+    """
+
+    def __init__(self, config, agent_loop: SingleTurnAgentLoop, engine: RolloutEngine, tokenizer):
+        self.config, self.agent_loop, self.engine, self.tokenizer = config, agent_loop, engine, tokenizer
+
+    @abstractmethod
+    async def run(self, prompt: dict[str, Any], n: int, sampling_params: dict[str, Any]) -> list[AgentLoopOutput]:
+        """The n trajectories of a prompt.
+
+        Args:
+            prompt: the row of the data set (`raw_prompt`, `index`, …) with `uid` and `global_steps`.
+            n: how many trajectories.
+            sampling_params: temperature, top_p, top_k, … of ordinary sampling.
+
+        Returns:
+            n outputs in session order.
+        """
+
+    async def prompt_ids(self, prompt: dict[str, Any]) -> list[int]:
+        """Token ids as upstream's agent loop makes them."""
+        return list(await self.agent_loop.ct_build_initial_tokens(list(prompt["raw_prompt"])))
+
+    def seed_of(self, prompt: dict[str, Any]) -> int:
+        """Depends on the run's seed, the training step and the row alone."""
+        seed = self.config.actor_rollout_ref.rollout.seed
+        return random.Random(f"{seed} {prompt.get('global_steps')} {prompt.get('index')}").getrandbits(31)
+
+
+class VersionRecorder:
+    """An engine that remembers which versions of the weights its answers came from; one per group."""
+
+    def __init__(self, engine: RolloutEngine):
+        self.engine, self.seen = engine, []
+
+    async def generate(self, prompt_ids, **options) -> Generation:
+        generation = await self.engine.generate(prompt_ids, **options)
+        self.seen += generation.info.values()
+        return generation
+
+    def versions(self) -> dict[str, int]:
+        """Upstream's fields for staleness control; empty for an engine without versions."""
+        return {"min_global_steps": min(self.seen), "max_global_steps": max(self.seen)} if self.seen else {}
+
+
+class IndependentSamples(GroupRollout):
+    """The trivial group rollout: n upstream agent loops side by side."""
+
+    async def run(self, prompt: dict[str, Any], n: int, sampling_params: dict[str, Any]) -> list[AgentLoopOutput]:
+        return await asyncio.gather(*(self.agent_loop.run(dict(sampling_params), **prompt) for _ in range(n)))
+
+
+def group_rollout_class(rollout_name: str) -> type[GroupRollout] | None:
+    """The group rollout registered under a rollout name; None: upstream's agent loops."""
+    if rollout_name not in GROUP_ROLLOUTS:
+        return None
+    module, name = GROUP_ROLLOUTS[rollout_name].rsplit(".", 1)
+    return getattr(importlib.import_module(module), name)
+
+
+@ray.remote
+class GroupAgentLoopWorker(_AgentLoopWorker):
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        cls = group_rollout_class(self.config.actor_rollout_ref.rollout.name)
+        self.group_rollout = self._make(cls) if cls is not None else None
+
+    def _make(self, cls: type[GroupRollout]) -> GroupRollout:
+        from verl.workers.rollout.llm_client_engine import LLMClientEngine
+
+        agent_loop = SingleTurnAgentLoop(
+            trainer_config=DictConfigWrap(config=self.config),
+            server_manager=self.llm_client,
+            tokenizer=self.tokenizer,
+            processor=self.processor,
+            hf_model_type=self.hf_model_type,
+            dataset_cls=self.dataset_cls,
+            data_config=DictConfigWrap(self.config.data),
+            tools=ToolListWrap(self.tools),
+        )
+        return cls(self.config, agent_loop, LLMClientEngine(self.llm_client), self.tokenizer)
+
+    async def _run_prompt(self, prompt: dict, sampling_params: dict, trajectory: dict, trace: bool = False) -> None:
+        if self.group_rollout is None or trajectory["validate"] or not prompt.get("__do_sample__", True):
+            await super()._run_prompt(prompt, sampling_params, trajectory, trace)
+            return
+        uid = prompt["uid"]
+        await tq.async_kv_put(key=uid, partition_id="train", tag={"status": "running"})
+        try:
+            await self._run_group(prompt, sampling_params)
+            status = "finished"
+        except Exception:
+            logger.exception(f"group rollout of prompt {uid} failed")
+            status = "failure"
+        await tq.async_kv_put(key=uid, partition_id="train", tag={"status": status})
+
+    async def _run_group(self, prompt: dict, sampling_params: dict) -> None:
+        prompt = {name: value for name, value in prompt.items() if name not in ("__do_sample__", "agent_name")}
+        n = prompt.pop("__rollout_n__", self.config.actor_rollout_ref.rollout.n)
+        outputs = await self.group_rollout.run(prompt, n, dict(sampling_params))
+        if len(outputs) != n:
+            raise RuntimeError(f"{type(self.group_rollout).__name__} returned {len(outputs)} trajectories, not {n}")
+        puts = [
+            asyncio.create_task(self._agent_loop_postprocess(output, False, session_id=session, **prompt))
+            for session, output in enumerate(outputs)
+        ]
+        # all settle before the status is known: no session may be written after its group was given up
+        results = await asyncio.gather(*puts, return_exceptions=True)
+        for error in results:
+            if isinstance(error, BaseException):
+                raise error
+
+
+class GroupAgentLoopManager(AgentLoopManagerTQ):
+    """actor_rollout_ref.rollout.agent.agent_loop_manager_class of every recipe with group rollouts."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.agent_loop_workers_class = GroupAgentLoopWorker

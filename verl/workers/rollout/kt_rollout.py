@@ -1,0 +1,54 @@
+"""LATR as a group rollout: `actor_rollout_ref.rollout.name=kt`, its keys under `rollout.kt` (see KTConfig)."""
+
+import time
+from functools import lru_cache
+from typing import Any
+
+from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopOutput
+from verl.utils.config import omega_conf_to_dataclass
+
+from verl.workers.rollout.group_rollout import GroupRollout, VersionRecorder
+from verl.workers.rollout.kt.growth import Sampling, latr_group
+
+TREE = "trajectory_tree"
+
+
+class KTRollout(GroupRollout):
+    """A lookahead tree per prompt on the serving engine; validation samples the ordinary way."""
+
+    def __init__(self, config, agent_loop, engine, tokenizer):
+        super().__init__(config, agent_loop, engine, tokenizer)
+        self.rollout_config = omega_conf_to_dataclass(config.actor_rollout_ref.rollout)
+        self.text_of = lru_cache(maxsize=None)(lambda token: tokenizer.decode([token]))
+
+    async def run(self, prompt: dict[str, Any], n: int, sampling_params: dict[str, Any]) -> list[AgentLoopOutput]:
+        started, prompt_ids = time.perf_counter(), await self.prompt_ids(prompt)
+        engine = VersionRecorder(self.engine)
+        tree = await latr_group(
+            engine,
+            prompt_ids,
+            n,
+            self.rollout_config.kt,
+            max_new_tokens=self.rollout_config.response_length,
+            eos_token_ids=[self.tokenizer.eos_token_id],
+            text_of=self.text_of,
+            training_step=int(prompt["global_steps"]),
+            sampling=Sampling(*(sampling_params[name] for name in ("temperature", "top_p", "top_k"))),
+            seed=self.seed_of(prompt),
+            request_id=prompt["uid"],
+        )
+        metrics = AgentLoopMetrics(generate_sequences=time.perf_counter() - started)
+        rows = zip(tree.trajectories(), tree.response_masks(), tree.log_probs(), strict=True)
+        return [
+            AgentLoopOutput(
+                prompt_ids=prompt_ids,
+                response_ids=tokens,
+                response_mask=mask,
+                response_logprobs=log_probs,
+                num_turns=2,
+                metrics=metrics,
+                extra_fields={"turn_scores": [], "tool_rewards": [], TREE: tree.to_json() if i == 0 else None}
+                | engine.versions(),
+            )
+            for i, (tokens, mask, log_probs) in enumerate(rows)
+        ]
