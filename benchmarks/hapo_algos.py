@@ -8,12 +8,13 @@ of its own. Writes benchmarks/results/hapo_algos.md.
 
 import argparse
 import multiprocessing
-import resource
 import statistics
+import threading
 import time
 from collections import defaultdict
 
 import numpy as np
+import psutil
 import torch
 from verl.trainer.ppo.core_algos import compute_grpo_outcome_advantage
 
@@ -62,16 +63,26 @@ def looped_h(entropy, mask, pivot=0.8):
 
 
 def peak_above_input(sizes: tuple[int, int, int], what: str, answer) -> None:
-    """Peak resident bytes above the input / bytes of the function's own input."""
+    """Peak resident bytes above those before the call / bytes of the function's own input."""
     rewards, entropy, mask, index = make_batch(*sizes)
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    process, done, peak = psutil.Process(), threading.Event(), [0]
+    before = process.memory_info().rss
+
+    def watch() -> None:
+        while not done.wait(0.001):
+            peak[0] = max(peak[0], process.memory_info().rss)
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
     if what == "advantage":
         compute_hapo_outcome_advantage(rewards, mask, index)
         own = rewards.nbytes + mask.nbytes
     else:
         compute_entropy_h(entropy, mask)
         own = entropy.nbytes + mask.nbytes
-    answer.put((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024 / own)
+    done.set()
+    watcher.join()
+    answer.put((peak[0] - before) / own)
 
 
 def measure_memory(sizes: tuple[int, int, int], what: str) -> float:

@@ -78,7 +78,9 @@ def compute_entropy_h(
         scale_pos=1 / highest if highest > 0 else 1.0,
         scale_neg=1 / -lowest if lowest < 0 else 1.0,
     )
-    return entropy_to_h(entropy, statistics).masked_fill_(~valid, 0.0), statistics
+    x.div_(std)
+    x.mul_(torch.where(x > 0, statistics.scale_pos, statistics.scale_neg)).clamp_(-1.0, 1.0)
+    return torch.zeros_like(entropy, dtype=torch.float32).masked_scatter_(valid, x), statistics
 
 
 def ada_clip(
