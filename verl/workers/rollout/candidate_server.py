@@ -69,3 +69,7 @@ class CandidateReplica(vLLMReplica):
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
         self.server_class = ray.remote(CandidateServer)
+
+    def _get_server_name_prefix(self) -> str:
+        """The trainer's side looks for the server under the rollout's name."""
+        return f"{self.config.name}_"
