@@ -1,6 +1,6 @@
 """Does it learn? Held-out accuracy of the baselines on Countdown before and after RL, over seeds.
 
-    python benchmarks/learning_curves.py [--methods grpo dapo] [--seeds 0 1 2] [--steps 120]
+    python benchmarks/learning_curves.py [--runs grpo=0,1,2 dapo=0,1,2] [--steps 120]
 
 Runs recipe/common/run_<method>_countdown.sh once per method and seed (15 minutes each on two cores) from the same warm
 start, and reads mean@8 from the trainer's validation. Baseline: the warm start, measured in the same run at step 0.
@@ -33,14 +33,13 @@ def run(method: str, seed: int, steps: int) -> Path:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--methods", nargs="+", default=["grpo", "dapo"])
-    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
+    parser.add_argument("--runs", nargs="+", default=["grpo=0,1,2", "dapo=0,1,2"], metavar="METHOD=SEEDS")
     parser.add_argument("--steps", type=int, default=120)
     args = parser.parse_args()
     rows, curves = [], {}
-    for method in args.methods:
+    for method, seeds in (one.split("=") for one in args.runs):
         gains = []
-        for seed in args.seeds:
+        for seed in map(int, seeds.split(",")):
             metrics = load_metrics(run(method, seed, args.steps))
             curves[f"{method} seed {seed}"] = metrics
             accuracy = metrics[ACCURACY].dropna()

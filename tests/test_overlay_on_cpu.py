@@ -20,6 +20,11 @@ def python(code: str, *, path: str = "", cwd="/", **env) -> subprocess.Completed
     )
 
 
+def found_words(result: subprocess.CompletedProcess) -> list[str]:
+    """The words after FOUND; vLLM prints on the same stream."""
+    return [word for line in result.stdout.splitlines() if line.startswith("FOUND") for word in line.split()[1:]]
+
+
 IMPORTS = """
 import verl, verl.utils.reward_score.countdown as ours
 import verl.utils.reward_score.gsm8k as theirs
@@ -152,5 +157,37 @@ print("FOUND", "remove_weight" in inspect.getsource(u.dispatch_cpu_unquantized_g
 print("FOUND", "import dispatch_cpu_unquantized_gemm" in inspect.getsource(l.UnquantizedLinearMethod))
 """
     result = python(code)
-    found = [word for line in result.stdout.splitlines() if line.startswith("FOUND") for word in line.split()[1:]]
-    assert found == ["0.9.1", "0.30.0", "True", "True", "True", "True", "True"], result.stderr[-2000:]
+    assert found_words(result) == ["0.9.1", "0.30.0", "True", "True", "True", "True", "True"], result.stderr[-2000:]
+
+
+def test_rollout_names_losses_and_estimators_are_registered_by_importing_upstream():
+    code = """
+from verl.workers.rollout.replica import RolloutReplicaRegistry
+from verl.workers.rollout.base import get_rollout_class
+from verl.trainer.ppo.core_algos import get_adv_estimator_fn, get_policy_loss_fn
+replica = RolloutReplicaRegistry.get("kt")
+print("FOUND", replica.__name__, replica.__mro__[1].__name__, get_rollout_class("kt").__name__)
+print("FOUND", get_adv_estimator_fn("hapo").__module__, get_policy_loss_fn("hapo").__module__)
+"""
+    result = python(code, VERL_PLATFORM="cpu")
+    assert found_words(result) == [
+        *("CandidateReplica", "vLLMReplica", "ServerAdapter"),
+        *("verl.trainer.ppo.hapo_algos", "verl.trainer.ppo.hapo_algos"),
+    ], result.stderr
+
+
+def test_upstreams_agent_loop_worker_can_be_subclassed():
+    """`_run_prompt` and `_agent_loop_postprocess` are what group rollouts override and call."""
+    code = """
+import inspect
+from verl.workers.rollout.group_rollout import GroupAgentLoopManager, _AgentLoopWorker
+from verl.experimental.agent_loop import AgentLoopWorker
+assert issubclass(_AgentLoopWorker, AgentLoopWorker)
+for method in (_AgentLoopWorker._run_prompt, _AgentLoopWorker._agent_loop_postprocess):
+    print("FOUND", *[name for name in inspect.signature(method).parameters if name != "_ray_trace_ctx"])
+"""
+    result = python(code, VERL_PLATFORM="cpu")
+    assert found_words(result) == [
+        *("self", "prompt", "sampling_params", "trajectory", "trace"),
+        *("self", "output", "validate", "kwargs"),
+    ], result.stderr
