@@ -1,10 +1,11 @@
-"""Does it learn? Held-out accuracy of the baselines on Countdown before and after RL, over seeds.
+"""Does it learn? Held-out accuracy on Countdown before and after RL, method by method, over seeds.
 
-    python benchmarks/learning_curves.py [--runs grpo=0,1,2 dapo=0,1,2] [--steps 120]
+    python -m benchmarks.learning_curves [--runs grpo=0,1,2 dapo=0,1,2] [--steps 120] [--name learning_curves]
+        [--overrides actor_rollout_ref.actor.ppo_mini_batch_size=8]
 
-Runs recipe/common/run_<method>_countdown.sh once per method and seed (15 minutes each on two cores) from the same warm
-start, and reads mean@8 from the trainer's validation. Baseline: the warm start, measured in the same run at step 0.
-Writes benchmarks/results/learning_curves.md and .png. A run that exists is not repeated.
+Runs a method's script once per seed from the same warm start, and reads mean@8 from the trainer's validation. Baseline:
+the warm start, measured in the same run at step 0. Writes benchmarks/results/<name>.md and .png. A run that exists is not
+repeated.
 """
 
 import argparse
@@ -13,49 +14,81 @@ import statistics
 import subprocess
 from pathlib import Path
 
+import pandas as pd
+
 from benchmarks.report import RESULTS, write_report
 from recipe.common.run_metrics import load_metrics, plot_runs
 
 ROOT = Path(__file__).resolve().parent.parent
 ACCURACY = "val-core/countdown/acc/mean@8"
+SCRIPTS = {
+    "grpo": ["recipe/common/run_grpo_countdown.sh"],
+    "dapo": ["recipe/common/run_dapo_countdown.sh"],
+    "hapo": ["recipe/hapo/run_countdown_cpu.sh"],
+    "grpo-kt": ["recipe/latr/run_countdown_cpu.sh"],
+    # the same script and settings, sampled the ordinary way
+    "grpo-vllm": ["recipe/latr/run_countdown_cpu.sh", "actor_rollout_ref.rollout.name=vllm"],
+}
+# shown at the end of training, where the run has them: the mean of the last ten steps
+AT_THE_END = {
+    "entropy": "actor/entropy",
+    "response tokens": "response_length/mean",
+    "distinct answers": "diversity/distinct_answers",
+    "edit distance": "diversity/edit_distance",
+}
 
 
-def run(method: str, seed: int, steps: int) -> Path:
+def run(method: str, seed: int, steps: int, name: str, test_freq: int, overrides: list[str]) -> Path:
     """One training run; its folder."""
-    experiment = f"learning_{method}_seed{seed}"
+    experiment = f"{name}_{method}_seed{seed}"
     folder = ROOT / "outputs" / experiment
     if not (folder / f"global_step_{steps}" / "COMPLETE").exists():
         env = {**os.environ, "HARDWARE": "cpu", "SEED": str(seed), "EXPERIMENT_NAME": experiment}
-        overrides = [f"trainer.total_training_steps={steps}", "trainer.test_freq=40", f"trainer.save_freq={steps}"]
-        subprocess.run(["bash", f"recipe/common/run_{method}_countdown.sh", *overrides], check=True, cwd=ROOT, env=env)
+        length = [f"trainer.total_training_steps={steps}", f"trainer.test_freq={test_freq}", f"trainer.save_freq={steps}"]
+        subprocess.run(["bash", *SCRIPTS[method], *length, *overrides], check=True, cwd=ROOT, env=env)
     return folder
+
+
+def row_of(metrics: pd.DataFrame) -> dict[str, float]:
+    """What the table says of one run."""
+    accuracy = metrics[ACCURACY].dropna()
+    row = {"warm start": accuracy.iloc[0], "after RL": accuracy.iloc[-1], "gain": accuracy.iloc[-1] - accuracy.iloc[0]}
+    row |= {label: metrics[key].dropna().tail(10).mean() for label, key in AT_THE_END.items() if key in metrics}
+    validation = metrics["timing_s/testing"].sum() if "timing_s/testing" in metrics else 0.0
+    return row | {"minutes": (metrics["timing_s/step"].sum() + validation) / 60}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", nargs="+", default=["grpo=0,1,2", "dapo=0,1,2"], metavar="METHOD=SEEDS")
     parser.add_argument("--steps", type=int, default=120)
+    parser.add_argument("--test-freq", type=int, default=40)
+    parser.add_argument("--name", default="learning_curves")
+    parser.add_argument("--overrides", nargs="*", default=[])
     args = parser.parse_args()
-    rows, curves = [], {}
+    found, curves = {}, {}
     for method, seeds in (one.split("=") for one in args.runs):
-        gains = []
         for seed in map(int, seeds.split(",")):
-            metrics = load_metrics(run(method, seed, args.steps))
+            metrics = load_metrics(run(method, seed, args.steps, args.name, args.test_freq, args.overrides))
+            found[method, seed] = row_of(metrics)
             curves[f"{method} seed {seed}"] = metrics
-            accuracy = metrics[ACCURACY].dropna()
-            before, after = accuracy.iloc[0], accuracy.iloc[-1]
-            minutes = (metrics["timing_s/step"].sum() + metrics["timing_s/testing"].sum()) / 60
-            gains.append(after - before)
-            rows.append(
-                (method, str(seed), f"{before:.3f}", f"{after:.3f}", f"{after - before:+.3f}", f"{minutes:.1f}")
-            )
-        rows.append((method, f"mean of {len(gains)}", "", "", f"{statistics.mean(gains):+.3f}", ""))
-    plot_runs(curves, RESULTS / "learning_curves.png")
+    columns = list(dict.fromkeys(name for row in found.values() for name in row))
+    rows = []
+    for method in dict.fromkeys(method for method, _ in found):
+        own = {str(seed): row for (name, seed), row in found.items() if name == method}
+        if len(own) > 1:
+            present = [name for name in columns if all(name in row for row in own.values())]
+            own[f"mean of {len(own)}"] = {name: statistics.mean(row[name] for row in own.values()) for name in present}
+        for seed, row in own.items():
+            cells = [f"{row[name]:.3f}" if name in row else "" for name in columns]
+            rows.append((method, seed, *cells))
+    plot_runs(curves, RESULTS / f"{args.name}.png")
+    changed = f" Overrides: `{' '.join(args.overrides)}`." if args.overrides else ""
     write_report(
-        "learning_curves",
+        args.name,
         f"Countdown, {args.steps} steps of 16 prompts x 8; accuracy is the trainer's mean@8 on 64 held-out problems at "
-        "temperature 1. Minutes are steps and validation, without start-up.",
-        ("method", "seed", "warm start", "after RL", "gain", "minutes"),
+        f"temperature 1. Minutes are steps and validation, without start-up.{changed}",
+        ("method", "seed", *columns),
         rows,
     )
 

@@ -121,7 +121,7 @@ print(d.initialize_global_process_group_ray.__module__, r.ReplayBuffer._wait_for
 def test_in_a_ray_worker():
     code = """
 import ray
-ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+ray.init(address="local", num_cpus=1, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
 @ray.remote
 def look(signal):
     import verl.utils.reward_score.countdown as ours

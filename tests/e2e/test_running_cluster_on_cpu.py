@@ -1,8 +1,10 @@
 """A run that joins a Ray cluster too small for it says so; upstream alone would wait for ever."""
 
 import os
+import shutil
 import socket
 import subprocess
+import tempfile
 import time
 
 import psutil
@@ -16,13 +18,15 @@ pytestmark = pytest.mark.e2e
 
 
 @pytest.fixture
-def small_cluster(tmp_path):
+def small_cluster():
     """A Ray node of 3 CPUs and one worker slot; its address."""
+    # a folder of its own: Ray notes "the current cluster" there, where other processes would find it; short, for sockets
+    folder = tempfile.mkdtemp(prefix="ray")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     command = ["ray", "start", "--head", "--block", f"--port={port}", "--node-ip-address=127.0.0.1"]
-    command += ["--num-cpus=3", "--num-gpus=1", "--include-dashboard=false", "--object-store-memory=100000000"]
+    command += ["--num-cpus=3", "--num-gpus=1", "--include-dashboard=false", "--object-store-memory=100000000", f"--temp-dir={folder}"]
     options = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "env": {**os.environ, **NO_TOKEN}}
     process = subprocess.Popen(command, start_new_session=True, **options)
     try:
@@ -32,6 +36,7 @@ def small_cluster(tmp_path):
         for started in [*psutil.Process(process.pid).children(recursive=True), process]:
             started.kill()
         process.wait(timeout=60)
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def listens(port: int) -> bool:
