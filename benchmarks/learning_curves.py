@@ -44,7 +44,11 @@ def run(method: str, seed: int, steps: int, name: str, test_freq: int, overrides
     folder = ROOT / "outputs" / experiment
     if not (folder / f"global_step_{steps}" / "COMPLETE").exists():
         env = {**os.environ, "HARDWARE": "cpu", "SEED": str(seed), "EXPERIMENT_NAME": experiment}
-        length = [f"trainer.total_training_steps={steps}", f"trainer.test_freq={test_freq}", f"trainer.save_freq={steps}"]
+        length = [
+            f"trainer.total_training_steps={steps}",
+            f"trainer.test_freq={test_freq}",
+            f"trainer.save_freq={steps}",
+        ]
         subprocess.run(["bash", *SCRIPTS[method], *length, *overrides], check=True, cwd=ROOT, env=env)
     return folder
 

@@ -26,7 +26,13 @@ def small_cluster():
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     command = ["ray", "start", "--head", "--block", f"--port={port}", "--node-ip-address=127.0.0.1"]
-    command += ["--num-cpus=3", "--num-gpus=1", "--include-dashboard=false", "--object-store-memory=100000000", f"--temp-dir={folder}"]
+    command += [
+        "--num-cpus=3",
+        "--num-gpus=1",
+        "--include-dashboard=false",
+        "--object-store-memory=100000000",
+        f"--temp-dir={folder}",
+    ]
     options = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "env": {**os.environ, **NO_TOKEN}}
     process = subprocess.Popen(command, start_new_session=True, **options)
     try:
