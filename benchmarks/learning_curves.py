@@ -4,8 +4,8 @@
         [--overrides actor_rollout_ref.actor.ppo_mini_batch_size=8]
 
 Runs a method's script once per seed from the same warm start, and reads mean@8 from the trainer's validation. Baseline:
-the warm start, measured in the same run at step 0. Writes benchmarks/results/<name>.md and .png. A run that exists is not
-repeated.
+the warm start, measured in the same run at step 0. Writes benchmarks/results/<name>.md and .png. A run that exists is
+not repeated.
 """
 
 import argparse

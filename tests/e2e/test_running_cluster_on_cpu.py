@@ -20,7 +20,7 @@ pytestmark = pytest.mark.e2e
 @pytest.fixture
 def small_cluster():
     """A Ray node of 3 CPUs and one worker slot; its address."""
-    # a folder of its own: Ray notes "the current cluster" there, where other processes would find it; short, for sockets
+    # a folder of its own: Ray notes "the current cluster" there, and other processes would find it; short, for sockets
     folder = tempfile.mkdtemp(prefix="ray")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
