@@ -15,7 +15,10 @@ RUN_DIR=${RUN_DIR:-$PWD/outputs/$EXPERIMENT_NAME}
 use_hardware "$HARDWARE"
 if [ -z "${MODEL_PATH:-}" ]; then
     MODEL_PATH=outputs/warm_start/huggingface
-    [ -d "$MODEL_PATH" ] || [ "${DRY_RUN:-0}" != 0 ] || HARDWARE=$HARDWARE DATA_DIR=$DATA_DIR bash recipe/common/run_warm_start.sh
+    if [ ! -d "$MODEL_PATH" ] && [ "${DRY_RUN:-0}" = 0 ]; then
+        # a name given to this run is not the warm start's
+        env -u EXPERIMENT_NAME -u RUN_DIR HARDWARE="$HARDWARE" DATA_DIR="$DATA_DIR" bash recipe/common/run_warm_start.sh
+    fi
 fi
 
 start_run "$RUN_DIR" \
