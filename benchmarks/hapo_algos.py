@@ -35,22 +35,26 @@ def make_batch(prompts: int, responses: int, tokens: int):
 
 
 def looped_advantage(rewards, mask, index):
-    """Group by group over (responses, tokens) tensors."""
-    rows_of = defaultdict(list)
+    """Row by row into a dictionary of groups and back, the way of verl's own estimators for groups."""
+    values_of, rows_of = defaultdict(list), defaultdict(list)
     for row, group in enumerate(index):
+        valid = mask[row].bool()
+        values_of[group].append(rewards[row].sum().expand(int(valid.sum())))
         rows_of[group].append(row)
     grpo = compute_grpo_outcome_advantage(rewards.clone(), mask, index)[0]
     advantages = torch.zeros_like(rewards)
-    for rows in rows_of.values():
-        scores = rewards[rows].sum(-1, keepdim=True) * mask[rows]
-        values = scores[mask[rows]]
-        normalised = (scores - values.mean()) / (values.std(unbiased=False) + 1e-6) * mask[rows]
-        advantages[rows] = grpo[rows] if (normalised.abs() >= 5).any() else normalised
+    for group, rows in rows_of.items():
+        values = torch.cat(values_of[group])
+        mean, std = values.mean(), values.std(unbiased=False)
+        for row in rows:
+            advantages[row] = (rewards[row].sum() - mean) / (std + 1e-6) * mask[row]
+        if any((advantages[row].abs() >= 5).any() for row in rows):
+            advantages[rows] = grpo[rows]
     return advantages
 
 
 def looped_h(entropy, mask, pivot=0.8):
-    """Statistics from the sorted values, h row by row."""
+    """Statistics from the sorted values of the batch, h row by row."""
     x = entropy[mask].clamp(min=1e-6).log().sort().values
     median = x[round(pivot * (len(x) - 1))]
     std = (x - median).square().mean().sqrt()

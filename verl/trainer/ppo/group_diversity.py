@@ -1,0 +1,32 @@
+"""How different the responses of one prompt group are: what tree rollouts are meant to raise."""
+
+from collections.abc import Hashable, Sequence
+from itertools import combinations
+
+from rapidfuzz.distance import LCSseq, Levenshtein
+
+
+def group_diversity(responses: Sequence[Sequence[int]], answers: Sequence[Hashable] | None = None) -> dict[str, float]:
+    """Diversity of n responses to one prompt.
+
+    Args:
+        responses: n lists of token ids.
+        answers: the answer read off each response; None where none was found. Without it `distinct_answers` is left
+            out.
+
+    Returns:
+        `edit_distance`: mean over pairs of Levenshtein distance / length of the longer one, 0 to 1.
+        `self_similarity`: mean over pairs of longest common subsequence / length of the longer one, 0 to 1.
+        `distinct_responses`, `distinct_answers`: different ones / n. Responses without an answer count as one.
+        A single response has edit distance 0 and self-similarity 1.
+    """
+    pairs = list(combinations(responses, 2))
+    n = len(responses)
+    found = {
+        "edit_distance": sum(Levenshtein.normalized_distance(a, b) for a, b in pairs) / len(pairs) if pairs else 0.0,
+        "self_similarity": sum(LCSseq.normalized_similarity(a, b) for a, b in pairs) / len(pairs) if pairs else 1.0,
+        "distinct_responses": len({tuple(response) for response in responses}) / n,
+    }
+    if answers is not None:
+        found["distinct_answers"] = len(set(answers)) / n
+    return found
