@@ -9,9 +9,7 @@ One step, what is HAPO's marked with *:
     save a checkpoint           * hapo.json: the statistics, for the first step after a resume
 """
 
-import json
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -22,7 +20,7 @@ from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 from verl.utils.config import omega_conf_to_dataclass
 from verl.workers.utils.padding import response_to_nested
 
-from recipe.common.results import replacing
+from recipe.common.trainer_state import load_state, save_state
 from verl.trainer.ppo.hapo_algos import (
     EntropyStatistics,
     compute_entropy_h,
@@ -115,19 +113,11 @@ class HAPOTrainer(PPOTrainerSync):
     # ---- checkpoint ----
 
     def _save_checkpoint(self):
-        folder = Path(self.config.trainer.default_local_dir) / f"global_step_{self.global_steps}"
-        folder.mkdir(parents=True, exist_ok=True)
         if self.statistics is not None:
-            with replacing(folder / STATISTICS_FILE) as unfinished:
-                unfinished.write_text(json.dumps(self.statistics._asdict()))
-        super()._save_checkpoint()  # last: it declares the checkpoint complete
+            save_state(self, STATISTICS_FILE, self.statistics._asdict())
+        super()._save_checkpoint()
 
     def _load_checkpoint(self):
         super()._load_checkpoint()
-        if not self.global_steps:
-            return
-        folder = Path(self.config.trainer.default_local_dir) / f"global_step_{self.global_steps}"
-        if self.config.trainer.resume_mode == "resume_path":
-            folder = Path(self.config.trainer.resume_from_path)
-        if (folder / STATISTICS_FILE).exists():
-            self.statistics = EntropyStatistics(**json.loads((folder / STATISTICS_FILE).read_text()))
+        if state := load_state(self, STATISTICS_FILE):
+            self.statistics = EntropyStatistics(**state)

@@ -9,8 +9,10 @@ from verl.utils.config import omega_conf_to_dataclass
 
 from verl.workers.rollout.group_rollout import GroupRollout, VersionRecorder
 from verl.workers.rollout.kt.growth import Sampling, latr_group
+from verl.workers.rollout.kt.schedule import tightened
+from verl.workers.rollout.trajectory_tree import TREE
 
-TREE = "trajectory_tree"
+NOTCHES = "kt_notches"  # the parameter scheduler's state, sent with a prompt
 
 
 class KTRollout(GroupRollout):
@@ -28,7 +30,7 @@ class KTRollout(GroupRollout):
             engine,
             prompt_ids,
             n,
-            self.rollout_config.kt,
+            tightened(self.rollout_config.kt, prompt.get(NOTCHES, 0)),
             max_new_tokens=self.rollout_config.response_length,
             eos_token_ids=[self.tokenizer.eos_token_id],
             text_of=self.text_of,

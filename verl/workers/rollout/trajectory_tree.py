@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 
 MODEL, TOOL = "model", "tool"
+TREE = "trajectory_tree"  # where a group rollout leaves the tree, as JSON: extra_fields of the first session
 
 
 @dataclass

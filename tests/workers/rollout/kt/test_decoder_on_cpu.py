@@ -1,5 +1,6 @@
 """latr_generate on the project's tiny model, and the pure parts of LATR: schedules, similarities, config."""
 
+import math
 import random
 
 import pytest
@@ -55,6 +56,22 @@ def test_the_mix_ratio_splits_tree_and_ordinary_samples(model_and_tokenizer):
     assert tree.trajectories()[4:] != greedy_only[4:]
     plain = generate(model_and_tokenizer, KTConfig(mix_ratio_schedule={0: 0.0}))[0]
     assert len(plain.trajectories()) == 8 and plain.metrics == {"tree_share": 0.0}
+
+
+def test_the_segments_say_what_happened_there(model_and_tokenizer):
+    config = KTConfig(**BRANCHY, random_pruning_ratio=0.7, keep_math_symbols=False)
+    trees = generate(model_and_tokenizer, config, n=4)
+    infos = [segment.info for tree in trees for segment in tree.segments]
+    assert any("pruned" in info for info in infos) and any("suppressed" in info for info in infos)
+    for tree in trees:
+        returned = {i for leaf in tree.leaves for i in tree.path(leaf)}
+        for i, segment in enumerate(tree.segments):
+            assert set(segment.info) <= {"pruned", "pruned_step", "suppressed"}
+            assert not (i in returned and "pruned" in segment.info)
+            for candidate in segment.info.get("suppressed", []):
+                # an alternative to the likeliest token, which was taken there
+                assert candidate["token"] != segment.token_ids[candidate["offset"]]
+                assert candidate["prob"] <= math.exp(segment.log_probs[candidate["offset"]]) + 1e-6
 
 
 @pytest.mark.parametrize("fill", [True, False])

@@ -11,9 +11,12 @@ import random
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from functools import cache
+
+from stop_words import get_stop_words
 
 from verl.workers.rollout.kt.config import KTConfig
-from verl.workers.rollout.kt.lookahead import Choice, LookaheadTree, Row
+from verl.workers.rollout.kt.lookahead import Choice, LookaheadTree, Record, Row
 from verl.workers.rollout.kt.schedule import mix_ratio, tree_branches
 from verl.workers.rollout.rollout_engine import Generation, RolloutEngine
 from verl.workers.rollout.trajectory_tree import TrajectoryTree, tree_of_rows
@@ -26,6 +29,11 @@ class Sampling:
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = -1
+
+
+@cache
+def english_stop_words() -> frozenset[str]:
+    return frozenset(word for word in get_stop_words("en") if word.isalpha())
 
 
 class TreeGrower:
@@ -104,7 +112,6 @@ async def latr_group(
     max_new_tokens: int,
     eos_token_ids: Sequence[int],
     text_of: Callable[[int], str],
-    stop_words: frozenset[str] = frozenset(),
     training_step: int = 0,
     sampling: Sampling = Sampling(),
     seed: int = 0,
@@ -115,7 +122,7 @@ async def latr_group(
     Args:
         n: responses; `mix_ratio_schedule` at `training_step` says how many come from the tree.
         max_new_tokens: of a response.
-        text_of: a token's text, for the stop-word and math-symbol rules.
+        text_of: a token's text, for the stop-word (English) and math-symbol rules.
 
     Returns:
         the tree; `leaves` are the n trajectories, what was pruned stays in `segments` without a leaf. `metrics` holds
@@ -146,7 +153,7 @@ async def latr_group(
         branches, dropped, metrics = [], [], {}
         if k:
             lookahead = LookaheadTree(
-                k, config, max_new_tokens, stop_token_ids, text_of, stop_words, seeds.getrandbits(31)
+                k, config, max_new_tokens, stop_token_ids, text_of, english_stop_words(), seeds.getrandbits(31)
             )
             grower = TreeGrower(engine, prompt_ids, lookahead, sampling, seeds.getrandbits(31), request_id)
             await grower.grow()
@@ -168,5 +175,41 @@ async def latr_group(
     tree = tree_of_rows(
         prompt_ids, [tokens for tokens, _ in everything], [p for _, p in everything], range(len(responses))
     )
+    if k:
+        numbers = [row.number for row in rows] + [None] * (n - k) + [row.number for row in dropped]
+        annotate(tree, numbers, lookahead.record)
     tree.metrics = metrics | {"tree_share": k / n}
     return tree
+
+
+def annotate(tree: TrajectoryTree, numbers: Sequence[int | None], record: Record) -> None:
+    """Write to the segments' `info` what happened there, for the viewer; `info["rows"]` goes.
+
+    The last segment of a pruned branch gets `pruned` (why) and `pruned_step`; the segment where a candidate found no
+    free branch gets it in `suppressed`: {"offset": of the token it was an alternative to, "token", "prob"}.
+
+    Args:
+        tree: of `tree_of_rows`.
+        numbers: the lookahead tree's number of each of its rows; None for one that was not in the tree.
+        record: the lookahead tree's.
+    """
+    paths: dict[int | None, list[int]] = {}
+    row_of = {number: row for row, number in reversed(list(enumerate(numbers))) if number is not None}
+    for number, row in row_of.items():
+        paths[number] = [i for i, segment in enumerate(tree.segments) if row in segment.info["rows"]]
+    returned = {i for leaf in tree.leaves for i in tree.path(leaf)}
+    for event in record.pruned:
+        last = paths[event["row"]][-1]
+        if last not in returned:  # ordinary sampling may have written the same again
+            tree.segments[last].info |= {"pruned": event["reason"], "pruned_step": event["step"]}
+    for event in record.suppressed:
+        start = 0
+        for i in paths[event["row"]]:
+            segment = tree.segments[i]
+            if start <= event["step"] < start + len(segment.token_ids):
+                candidate = {"offset": event["step"] - start, "token": event["token"], "prob": event["p"]}
+                segment.info.setdefault("suppressed", []).append(candidate)
+                break
+            start += len(segment.token_ids)
+    for segment in tree.segments:
+        segment.info.pop("rows")
