@@ -14,9 +14,9 @@ from recipe.common.tiny_model import write_tiny_model
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPTS = sorted(
     str(path.relative_to(ROOT))
-    for path in (ROOT / "recipe").glob("*/run_*.sh")
+    for path in (ROOT / "recipe").glob("*/*.sh")
     # the first two are called by the others with their METHOD; the warm start is upstream's SFT trainer
-    if path.name not in ("run_countdown.sh", "run_math.sh", "run_warm_start.sh")
+    if path.name not in ("run_countdown.sh", "run_math.sh", "run_warm_start.sh", "eval.sh")
 )
 
 
@@ -64,6 +64,14 @@ def test_the_hapo_scripts_have_the_papers_sizes(dry_runs):
         "8 rollout replica(s) of 8",
     ):
         assert part in plan, plan
+
+
+@pytest.mark.parametrize("task", ["countdown", "math"])
+@pytest.mark.parametrize("method", ["grpo", "dapo"])
+def test_the_latr_scripts_come_in_pairs_that_differ_in_the_rollout_only(dry_runs, method, task):
+    plans = [dry_runs[f"recipe/latr/{method}-{rollout}-{task}.sh"].stdout for rollout in ("kt", "vllm")]
+    assert "rollout=kt" in plans[0] and "256 prompts x 8 = 2048" in plans[0] and "500" in plans[0]
+    assert plans[0].replace("rollout=kt", "rollout=vllm") == plans[1]
 
 
 def test_a_dry_run_names_a_missing_file(tmp_path):

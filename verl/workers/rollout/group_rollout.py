@@ -26,7 +26,10 @@ from verl.workers.rollout.rollout_engine import Generation, RolloutEngine
 
 logger = logging.getLogger(__name__)
 
-GROUP_ROLLOUTS = {"kt": "verl.workers.rollout.kt_rollout.KTRollout"}
+GROUP_ROLLOUTS = {
+    "kt": "verl.workers.rollout.kt_rollout.KTRollout",
+    "over_generation": "verl.workers.rollout.over_generation.OverGeneration",
+}
 
 # upstream decorates its worker; this is the class before that
 _AgentLoopWorker = AgentLoopWorkerTQ.__ray_metadata__.modified_class.__ray_actor_class__
@@ -82,13 +85,6 @@ class VersionRecorder:
     def versions(self) -> dict[str, int]:
         """Upstream's fields for staleness control; empty for an engine without versions."""
         return {"min_global_steps": min(self.seen), "max_global_steps": max(self.seen)} if self.seen else {}
-
-
-class IndependentSamples(GroupRollout):
-    """The trivial group rollout: n upstream agent loops side by side."""
-
-    async def run(self, prompt: dict[str, Any], n: int, sampling_params: dict[str, Any]) -> list[AgentLoopOutput]:
-        return await asyncio.gather(*(self.agent_loop.run(dict(sampling_params), **prompt) for _ in range(n)))
 
 
 def group_rollout_class(rollout_name: str) -> type[GroupRollout] | None:

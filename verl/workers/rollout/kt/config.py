@@ -49,7 +49,8 @@ class KTConfig:
             suppress ratio is above suppress_ratio_thres, loosen them when the empty-branch ratio is above
             empty_branch_ratio_thres, at most max_n_step steps in either direction.
 
-    chunk_size is ours: tokens asked from the engine at once. It changes the speed, never the tree.
+    chunk_size is ours: tokens asked from the engine at once. It changes the speed, never the tree. over_generation_factor
+    belongs to another rollout, over_generation: so many times n responses are sampled, the n most different are kept.
     """
 
     max_n_branch_per_token: int = 2
@@ -82,6 +83,7 @@ class KTConfig:
     empty_branch_ratio_thres: float = 0.05
 
     chunk_size: int = 32
+    over_generation_factor: float = 2.0
 
     def __post_init__(self):
         self.mix_ratio_schedule = {int(step): float(ratio) for step, ratio in dict(self.mix_ratio_schedule).items()}
@@ -93,6 +95,8 @@ class KTConfig:
         for name in ("max_n_branch_per_token", "chunk_size", "cumulative_prob_filter_interval"):
             if getattr(self, name) < 1:
                 raise self._error(name, "at least 1")
+        if self.over_generation_factor < 1:
+            raise self._error("over_generation_factor", "at least 1")
         if self.sample_nk not in SAMPLE_NK:
             raise self._error("sample_nk", f"one of {', '.join(SAMPLE_NK)}")
         if not self.rollout_filter_steps or min(self.rollout_filter_steps) < 1:
