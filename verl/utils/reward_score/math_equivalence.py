@@ -1,9 +1,9 @@
 """Scores mathematics by the last `\\boxed{...}` of a response, compared with the ground truth by math-verify.
 
-Equal text is right at once; everything else is compared by sympy, which some answers keep busy for ever or make eat all
-memory (9^{9^{9^9}}). So comparisons run in a few processes of their own, with a limit on time and memory: a process that
-exceeds it is killed and replaced, and the answer is wrong. A process pool of the standard library cannot do that: a task
-past its time-out keeps its process. Works in any thread.
+Equal text is right at once; everything else is compared by sympy, which some answers keep busy for ever or make eat
+all memory (9^{9^{9^9}}). So comparisons run in a few processes of their own, with a limit on time and memory: one that
+exceeds it is killed and replaced, and the answer is wrong. A process pool of the standard library cannot do that: a
+task past its time-out keeps its process. Works in any thread.
 """
 
 import json
@@ -37,9 +37,7 @@ class Comparer:
     def __init__(self):
         self._socket, theirs = socket.socketpair()
         with theirs:
-            self._process = subprocess.Popen(
-                [sys.executable, str(_WORKER)], stdin=theirs, stdout=subprocess.DEVNULL
-            )
+            self._process = subprocess.Popen([sys.executable, str(_WORKER)], stdin=theirs, stdout=subprocess.DEVNULL)
         if self._reply(START_SECONDS) != b"r":
             self.kill()
             raise RuntimeError("math-verify does not start (see the error above): pip install math-verify")
