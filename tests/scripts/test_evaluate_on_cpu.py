@@ -9,6 +9,7 @@ import pandas as pd
 import pytest
 
 from recipe.common.results import EvalResult, format_result_lines, parse_result_lines
+from verl.trainer.checkpoint_marker import MARKER
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = runpy.run_path(str(ROOT / "scripts/evaluate.py"))
@@ -76,6 +77,22 @@ def test_an_experiment_without_complete_checkpoint_is_an_error(tmp_path, monkeyp
     (tmp_path / "outputs/run/global_step_5/actor").mkdir(parents=True)
     with pytest.raises(SystemExit, match="no complete checkpoint"):
         find_checkpoint("run", None)
+
+
+def test_shards_are_to_be_merged_unless_the_trainer_saved_a_model(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for step in (5, 10):
+        actor = tmp_path / f"outputs/run/global_step_{step}/actor"
+        (actor / "huggingface").mkdir(parents=True)
+        (actor.parent / MARKER).touch()
+    (tmp_path / "outputs/run/global_step_5/actor/huggingface/model.safetensors").touch()
+    folder = Path("outputs/run")
+    saved = folder / "global_step_5/actor/huggingface"
+    merged, shards = folder / "global_step_10/merged", folder / "global_step_10/actor"
+    assert find_checkpoint("run", 5) == (str(saved), 5, None)
+    assert find_checkpoint("run", None) == (str(merged), 10, shards)
+    merged.mkdir()
+    assert find_checkpoint("run", 10) == (str(merged), 10, None)
 
 
 def test_the_task_sets_defaults_and_options_override_them():
