@@ -17,8 +17,8 @@ echo "== 2/4 GRPO, $STEPS steps"
 HARDWARE=cpu SEED=$SEED EXPERIMENT_NAME=$RUN bash recipe/common/run_grpo_countdown.sh \
     trainer.total_training_steps="$STEPS" trainer.test_freq="$STEPS" trainer.save_freq="$STEPS" trainer.val_before_train=false
 echo "== 3/4 evaluation of both on held-out problems"
-python scripts/evaluate_countdown.py warm_start --model outputs/warm_start/huggingface >outputs/warm_start/eval.log 2>&1
-python scripts/evaluate_countdown.py "$RUN" >"outputs/$RUN/eval.log" 2>&1
+python scripts/evaluate.py warm_start --task countdown --model outputs/warm_start/huggingface >outputs/warm_start/eval.log 2>&1
+python scripts/evaluate.py "$RUN" --task countdown >"outputs/$RUN/eval.log" 2>&1
 python scripts/read_log.py outputs/results/warm_start.log "outputs/results/$RUN.log" --output outputs/results/quickstart.csv
 echo "== 4/4 results"
 python - "outputs/results/quickstart.csv" <<'END'

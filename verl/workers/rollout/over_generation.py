@@ -27,7 +27,8 @@ def most_diverse(responses: Sequence[Sequence[int]], n: int) -> list[int]:
     while len(chosen) < n:
         at = max((i for i in range(len(responses)) if i not in chosen), key=lambda i: nearest[i])
         chosen.append(at)
-        nearest = [min(d, Levenshtein.normalized_distance(responses[at], r)) for d, r in zip(nearest, responses)]
+        distances = [Levenshtein.normalized_distance(responses[at], response) for response in responses]
+        nearest = [min(pair) for pair in zip(nearest, distances, strict=True)]
     return sorted(chosen)
 
 

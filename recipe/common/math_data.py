@@ -1,0 +1,233 @@
+"""Makes verl's parquet files of mathematics from files as they are published on the Hugging Face hub.
+
+    python -m recipe.common.math_data --name math500 --input test.jsonl --output outputs/data/math/math500.parquet
+
+Reads DAPO-Math-17k, MATH, MATH-500, AMC23, AIME24/25, OlympiadBench and what has their fields, without regard to case:
+a question in `problem`, `question` or `prompt` (text or messages), an answer in `reward_model.ground_truth`,
+`final_answer` (a list in OlympiadBench), `answer`, or the last \\boxed{...} of `solution`.
+"""
+
+import argparse
+import json
+import math
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from recipe.common.results import replacing
+from verl.utils.reward_score.math_equivalence import last_boxed
+
+INSTRUCTION = r"Please reason step by step, and put your final answer within \boxed{}."
+TRAINING_SETS = ("dapo-math-17k", "math")
+# DAPO-Math-17k asks for a last line "Answer: ...", which the reward on \boxed does not look for
+_DAPO_INSTRUCTIONS = re.compile(
+    r"\ASolve the following math problem step by step\.[^\n]*\n+|\n+Remember to put your answer on its own line[^\n]*\Z"
+)
+
+
+class BadRow(ValueError):
+    """A row that makes no problem; the message says what it lacks."""
+
+
+@dataclass
+class Problems:
+    """Rows in verl's format and what was left out.
+
+    Attributes:
+        rows: in the order of the file.
+        bad: row number (0 for the first) -> what is wrong with it.
+        repeats: how many rows ask a question that an earlier row asks, too.
+        contradictions: numbers of the repeats whose answer is another one.
+    """
+
+    rows: list[dict] = field(default_factory=list)
+    bad: dict[int, str] = field(default_factory=dict)
+    repeats: int = 0
+    contradictions: list[int] = field(default_factory=list)
+
+
+def read_rows(path: Path) -> Iterator[dict]:
+    """Rows of a .jsonl, .json (a list of objects) or .parquet file, one at a time.
+
+    Raises:
+        ValueError: the file is missing, of another type or damaged; the message names it, and the line if there is one.
+    """
+    if not path.is_file():
+        raise ValueError(f"--input {path} does not exist or is no file")
+    if path.suffix == ".parquet":
+        try:
+            for batch in pq.ParquetFile(path).iter_batches(batch_size=4096):
+                yield from batch.to_pylist()
+        except (pa.ArrowInvalid, OSError) as error:
+            raise ValueError(f"--input {path} is not a readable parquet file ({error})") from error
+    elif path.suffix == ".jsonl":
+        with path.open(encoding="utf-8") as lines:
+            for number, line in enumerate(lines, start=1):
+                if line.strip():
+                    yield _parse_json(line, dict, "an object", f"{path}, line {number}")
+    elif path.suffix == ".json":
+        yield from _parse_json(path.read_text(encoding="utf-8"), list, "a list of objects", str(path))
+    else:
+        raise ValueError(f"--input {path}: expected a .jsonl, .json or .parquet file")
+
+
+def _parse_json(text: str, kind: type, expected: str, where: str):
+    try:
+        content = json.loads(text)
+    except ValueError as error:
+        raise ValueError(f"{where}: not JSON: {error}") from error
+    if not isinstance(content, kind):
+        raise ValueError(f"{where}: expected {expected}, got {type(content).__name__}")
+    return content
+
+
+def question_of(row: dict) -> str:
+    """The bare question, without anyone's instructions; `row` has lower-case keys.
+
+    Raises:
+        BadRow: there is none, or it needs an image.
+    """
+    question = next((row[key] for key in ("problem", "question", "prompt") if row.get(key)), None)
+    if isinstance(question, list):  # messages
+        users = [part["content"] for part in question if isinstance(part, dict) and part.get("role") == "user"]
+        question = users[-1] if users else None
+    if not isinstance(question, str) or not question.strip():
+        raise BadRow("no question in problem, question or prompt")
+    if any(key.startswith("image") and value for key, value in row.items()):
+        raise BadRow("the question needs an image")
+    question = _DAPO_INSTRUCTIONS.sub("", question.strip()).removesuffix(INSTRUCTION).strip()
+    context = row.get("context")
+    return f"{context.strip()}\n{question}" if isinstance(context, str) and context.strip() else question
+
+
+def answer_of(row: dict) -> str:
+    """The answer as LaTeX without dollars, several joined by commas; `row` has lower-case keys.
+
+    >>> answer_of({"final_answer": ["$1$", "$\\\\frac{1}{2}$"]}), answer_of({"answer": 142.0})
+    ('1, \\\\frac{1}{2}', '142')
+
+    Raises:
+        BadRow: there is none.
+    """
+    reward_model = row.get("reward_model")
+    ground_truth = reward_model.get("ground_truth") if isinstance(reward_model, dict) else None
+    for answer in (ground_truth, row.get("final_answer"), row.get("answer")):
+        parts = [_as_text(part) for part in (answer if isinstance(answer, list) else [answer])]
+        if parts and all(parts):
+            return ", ".join(parts)
+    solution = row.get("solution")
+    answer = last_boxed(solution) if isinstance(solution, str) else None
+    if not answer or not answer.strip():
+        raise BadRow("no answer in reward_model.ground_truth, final_answer, answer or a \\boxed of solution")
+    return answer.strip()
+
+
+def _as_text(answer) -> str:
+    """Text of one answer; empty for none."""
+    if isinstance(answer, float) and math.isfinite(answer):
+        answer = int(answer) if answer.is_integer() else answer
+    elif not isinstance(answer, str | int) or isinstance(answer, bool):
+        return ""
+    text = str(answer).strip()
+    is_one_formula = len(text) > 1 and text[0] == text[-1] == "$" and "$" not in text[1:-1]
+    return text[1:-1].strip() if is_one_formula else text
+
+
+def convert(rows: Iterator[dict], name: str, split: str, data_source: str | None, keep_repeats: bool) -> Problems:
+    """Rows as published -> rows in verl's format; repeated questions once unless `keep_repeats`.
+
+    Args:
+        data_source: None keeps each row's own one, or else takes `name`.
+    """
+    found = Problems()
+    answers: dict[str, str] = {}
+    for number, row in enumerate(rows):
+        try:
+            if not isinstance(row, dict):
+                raise BadRow(f"expected an object, got {type(row).__name__}")
+            row = {key.lower(): value for key, value in row.items()}
+            question, answer = question_of(row), answer_of(row)
+        except BadRow as error:
+            found.bad[number] = str(error)
+            continue
+        if question in answers:
+            found.repeats += 1
+            if answers[question] != answer:
+                found.contradictions.append(number)
+            if not keep_repeats:
+                continue
+        answers[question] = answer
+        found.rows.append(
+            {
+                "data_source": data_source or row.get("data_source") or name,
+                "prompt": [{"role": "user", "content": f"{question}\n\n{INSTRUCTION}"}],
+                "ability": "math",
+                "reward_model": {"style": "rule", "ground_truth": answer},
+                "extra_info": {"index": len(found.rows), "split": split},
+            }
+        )
+    return found
+
+
+def write_math_data(source: Path, output: Path, name: str, skip_bad_rows: bool = False, **options) -> Problems:
+    """Convert a file; the output is written completely or not at all. `options` are `convert`'s.
+
+    Raises:
+        ValueError: `source` cannot be read, has bad rows and these are not to be skipped, or no good ones.
+    """
+    found = convert(read_rows(source), name, **options)
+    if found.bad and not skip_bad_rows:
+        raise ValueError(f"{source}: {describe_bad(found.bad)}; --skip-bad-rows leaves them out")
+    if not found.rows:
+        raise ValueError(f"{source} has no usable rows: {describe_bad(found.bad)}")
+    with replacing(output) as unfinished:
+        pq.write_table(pa.Table.from_pylist(found.rows), unfinished)
+    return found
+
+
+def describe_bad(bad: dict[int, str]) -> str:
+    """Row numbers by what is wrong with them, at most 20 of each kind."""
+    kinds: dict[str, list[int]] = {}
+    for number, problem in bad.items():
+        kinds.setdefault(problem, []).append(number)
+    return "; ".join(f"{problem}: {_listed(numbers)}" for problem, numbers in kinds.items()) or "it is empty"
+
+
+def _listed(numbers: list[int]) -> str:
+    more = f", and {len(numbers) - 20} more" if len(numbers) > 20 else ""
+    return f"{len(numbers)} row(s) {', '.join(map(str, numbers[:20]))}{more}"
+
+
+def main(arguments: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "--name", required=True, help="such as dapo-math-17k, math, math500, amc23, olympiadbench, aime24"
+    )
+    parser.add_argument("--input", required=True, type=Path)
+    parser.add_argument("--output", required=True, type=Path)
+    parser.add_argument("--split", help="train for dapo-math-17k and math, else test")
+    parser.add_argument("--data-source", help="the rows' own, or else --name")
+    parser.add_argument("--keep-repeats", action="store_true", help="DAPO-Math-17k has every question about 100 times")
+    parser.add_argument("--skip-bad-rows", action="store_true")
+    args = parser.parse_args(arguments)
+    options = {"data_source": args.data_source, "keep_repeats": args.keep_repeats, "skip_bad_rows": args.skip_bad_rows}
+    options["split"] = args.split or ("train" if args.name in TRAINING_SETS else "test")
+    try:
+        found = write_math_data(args.input, args.output, args.name, **options)
+    except ValueError as error:
+        raise SystemExit(f"error: {error}") from error
+    print(f"{args.name}: {len(found.rows):,} rows in {args.output}")
+    if found.repeats:
+        print(f"repeated questions, {'kept' if args.keep_repeats else 'left out'}: {found.repeats:,}")
+    if found.contradictions:
+        print(f"repeated with another answer: {_listed(found.contradictions)}")
+    if found.bad:
+        print(f"left out: {describe_bad(found.bad)}")
+
+
+if __name__ == "__main__":
+    main()
