@@ -75,7 +75,7 @@ class TreeTrainer(PPOTrainerSync):
         data = tq.kv_batch_get(keys=keys, partition_id=batch.partition_id, select_fields=fields)
         columns = {name: data[name].unbind() for name in fields if name not in ("uid", "extra_fields")}
         groups, trees = defaultdict(list), {}
-        for i, (key, uid, extra) in enumerate(zip(keys, list(data["uid"]), data["extra_fields"].tolist(), strict=True)):
+        for i, (key, uid, extra) in enumerate(zip(keys, list(data["uid"]), list(data["extra_fields"]), strict=True)):
             session = int(key.rsplit("_", 2)[1])
             row = {name: column[i].tolist() for name, column in columns.items()}
             answer = (extra.get("reward_extra_info") or {}).get("pred")
