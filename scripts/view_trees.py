@@ -76,6 +76,9 @@ def check_tree(tree: dict) -> None:
     for key, kind in (NEEDED | OPTIONAL).items():
         if key in tree and not isinstance(tree[key], kind) or key not in tree and key in NEEDED:
             raise ValueError(f"{key}: expected a {kind.__name__}, got {type(tree.get(key)).__name__}")
+    for token, text in tree.get("vocabulary", {}).items():
+        if not isinstance(text, str):
+            raise ValueError(f"vocabulary: the text of {token} is {text!r}")
     for i, segment in enumerate(tree["segments"]):
         _check_segment(i, segment)
     n_segments, n_leaves = len(tree["segments"]), len(tree["leaves"])
@@ -89,10 +92,14 @@ def check_tree(tree: dict) -> None:
             raise ValueError(f"rewards: {reward!r} is not a number")
 
 
+def _log_probs(segment: dict) -> list[float | None] | None:
+    return None if segment.get("author") == "tool" else segment.get("log_probs")
+
+
 def _check_segment(i: int, segment: dict) -> None:
     if not isinstance(segment, dict) or not isinstance(segment.get("token_ids"), list):
         raise ValueError(f"segments[{i}]: expected an object with token_ids")
-    parent, log_probs, info = segment.get("parent"), segment.get("log_probs"), segment.get("info") or {}
+    parent, log_probs, info = segment.get("parent"), _log_probs(segment), segment.get("info") or {}
     if parent is not None and (type(parent) is not int or not 0 <= parent < i):
         raise ValueError(f"segments[{i}]: parent {parent!r} is not an earlier segment")
     n_tokens = len(segment["token_ids"])
@@ -101,7 +108,11 @@ def _check_segment(i: int, segment: dict) -> None:
     if not isinstance(info, dict):
         raise ValueError(f"segments[{i}]: info: expected an object, got {info!r}")
     for one in info.get("suppressed") or []:
-        if not isinstance(one, dict) or not {"offset", "token", "prob"} <= one.keys():
+        if (
+            not isinstance(one, dict)
+            or type(one.get("offset")) is not int
+            or not isinstance(one.get("prob"), int | float)
+        ):
             raise ValueError(f"segments[{i}]: suppressed: expected offset, token and prob, got {one!r}")
 
 
@@ -116,11 +127,11 @@ def compact(tree: dict) -> dict:
     suppressed = [(segment.get("info") or {}).get("suppressed") or [] for segment in segments]
     n_tokens = sum(len(segment["token_ids"]) for segment in segments)
     ids = [token for segment in segments for token in segment["token_ids"]]
-    ids += [one["token"] for alternatives in suppressed for one in alternatives]
+    ids += [one.get("token") for alternatives in suppressed for one in alternatives]
     if any(type(token) is not int for token in ids):
         raise ValueError("token_ids: a token is not an integer")
     known, indices = np.unique(np.array(ids, dtype=np.int64), return_inverse=True)
-    costs = [c for s in segments for c in s.get("log_probs") or [None] * len(s["token_ids"])]
+    costs = [c for s in segments for c in _log_probs(s) or [None] * len(s["token_ids"])]
     costs = np.round(np.array(costs, dtype=float) * -1000)
     costs = np.where(np.isnan(costs), UNKNOWN_COST, np.clip(costs, 0, UNKNOWN_COST - 1))
     alternatives = iter(indices[n_tokens:].tolist())
