@@ -65,6 +65,8 @@ def read_trees(path: Path) -> Iterator[dict]:
                 tree = json.loads(line, parse_constant=lambda name: None)
                 check_tree(tree)
                 yield compact(tree)
+            except json.JSONDecodeError as error:
+                raise ValueError(f"{path}, line {number}: not JSON: {error.msg}, character {error.pos}") from error
             except (ValueError, TypeError, OverflowError, RecursionError) as error:
                 raise ValueError(f"{path}, line {number}: {error}") from error
 
@@ -108,11 +110,8 @@ def _check_segment(i: int, segment: dict) -> None:
     if not isinstance(info, dict):
         raise ValueError(f"segments[{i}]: info: expected an object, got {info!r}")
     for one in info.get("suppressed") or []:
-        if (
-            not isinstance(one, dict)
-            or type(one.get("offset")) is not int
-            or not isinstance(one.get("prob"), int | float)
-        ):
+        kinds = {"offset": int, "token": int, "prob": int | float}
+        if not isinstance(one, dict) or not all(isinstance(one.get(key), kind) for key, kind in kinds.items()):
             raise ValueError(f"segments[{i}]: suppressed: expected offset, token and prob, got {one!r}")
 
 
@@ -127,7 +126,7 @@ def compact(tree: dict) -> dict:
     suppressed = [(segment.get("info") or {}).get("suppressed") or [] for segment in segments]
     n_tokens = sum(len(segment["token_ids"]) for segment in segments)
     ids = [token for segment in segments for token in segment["token_ids"]]
-    ids += [one.get("token") for alternatives in suppressed for one in alternatives]
+    ids += [one["token"] for alternatives in suppressed for one in alternatives]
     if any(type(token) is not int for token in ids):
         raise ValueError("token_ids: a token is not an integer")
     known, indices = np.unique(np.array(ids, dtype=np.int64), return_inverse=True)

@@ -4,6 +4,7 @@ The test that opens the page needs a Chromium on the PATH; it is skipped where t
 """
 
 import base64
+import hashlib
 import importlib.util
 import json
 import shutil
@@ -140,21 +141,15 @@ def test_steps_and_output_are_chosen(tmp_path, capsys):
     assert "no trees of step 7; there are 1, 2, 3" in message
 
 
-def test_real_trees_of_the_decoder(tmp_path):
-    from recipe.common.tiny_model import TinyModelConfig, make_model, make_tokenizer
-    from verl.workers.rollout.kt import KTConfig, latr_generate
+def test_takes_trees_as_rollouts_write_them(tmp_path):
+    from verl.workers.rollout.trajectory_tree import tree_of_rows
 
-    tokenizer = make_tokenizer()
-    model = make_model(TinyModelConfig(seed=1, hidden_size=24, intermediate_size=48, num_layers=1), tokenizer)
-    config = KTConfig(prob_filter_abs_thres=0.0, prob_filter_rel_thres=1.0, rollout_filter_steps=[3])
-    (tree,) = latr_generate(model, tokenizer, [tokenizer("4 4 = 8").input_ids], config, n=4, max_new_tokens=8)
-    record = json.loads(tree.to_json()) | {"step": 1, "prompt": "4 4 = 8", "rewards": [0.0] * 4}
-    ids = {token for one in tree.segments for token in one.token_ids}
-    record["vocabulary"] = {str(token): tokenizer.decode([token]) for token in ids}
+    rows = [[3, 10, 4], [3, 12, 1], [3, 10, 2]]
+    tree = tree_of_rows([9], rows, [[-1.0] * 3] * 3, returned=[1, 0, 1])
+    record = a_tree() | json.loads(tree.to_json())
     _, data = page_of(write_trees(tmp_path, 1, [record]))
-    texts = segment_texts(data["tree-1-0"])
-    shown = ["".join(text for i in tree.path(leaf) for text in texts[i]) for leaf in data["tree-1-0"]["leaves"]]
-    assert shown == ["".join(tokenizer.decode([token]) for token in tokens) for tokens in tree.trajectories()]
+    texts, leaves = segment_texts(data["tree-1-0"]), data["tree-1-0"]["leaves"]
+    assert ["".join(text for i in tree.path(leaf) for text in texts[i]) for leaf in leaves] == ["3-1", "3+4", "3-1"]
 
 
 @pytest.mark.parametrize(
@@ -190,10 +185,8 @@ def test_a_large_tree_takes_under_six_bytes_a_token(tmp_path):
     large = a_tree(segments=segments, leaves=list(range(n)), rewards=[0.0] * n, vocabulary=texts)
     page, data = page_of(write_trees(tmp_path, 1, [large]))
     assert len(page) < 6 * n * length
-    assert segment_texts(data["tree-1-0"] | {"segments": data["tree-1-0"]["segments"][:1]})[0][:2] == [
-        " word0",
-        " word7",
-    ]
+    tree = data["tree-1-0"]
+    assert segment_texts(tree | {"segments": tree["segments"][:1]})[0][:2] == [" word0", " word7"]
 
 
 def test_more_tokens_than_two_bytes_can_count(tmp_path):
@@ -234,8 +227,6 @@ def test_hostile_text_stays_inside_its_data_element(tmp_path):
 
 
 def test_only_the_pages_own_script_may_run_and_nothing_is_fetched(tmp_path):
-    import hashlib
-
     page, _ = page_of(write_trees(tmp_path, 1, [hostile_tree()]))
     scripts = Scripts(page)
     policy = dict(rule.strip().split(" ", 1) for rule in scripts.policy.split(";"))
@@ -261,7 +252,7 @@ def test_a_missing_run_and_missing_trees_are_named(tmp_path):
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ('{"step": 1, "prompt', "Unterminated string"),
+        ('{"step": 1, "prompt', "not JSON"),
         ("[1]", "expected a JSON object, got list"),
         ({"step": 1}, "prompt: expected a str, got NoneType"),
         (a_tree(rewards=[1.0]), "rewards: 1 for 3 leaves"),
@@ -306,7 +297,7 @@ def opened(page: Path, address: str, profile: Path) -> str:
 @pytest.mark.parametrize(
     ("address", "expected"),
     [
-        ("", ["Trajectory #1 #3 of 3 · reward 1 · 5 tokens", "step 9", "pruning_ratio"]),
+        ("", ["Trajectory #1 #3 of 3 · reward 1 · 5 tokens", "the newest", "pruning_ratio"]),
         ("step=12&prompt=2&leaf=2", ["Trajectory #2 of 3 · reward 0 · 6 tokens, 1 of them by tools"]),
         ("step=12&prompt=2&segment=3", ["Pruned branch · ✂ edit distance · 4 tokens", "pruned_step: 4"]),
         ("step=9&prompt=1", ["0 trajectories, 0 pruned branches", "no trajectory in this tree"]),
@@ -316,7 +307,7 @@ def opened(page: Path, address: str, profile: Path) -> str:
 )
 def test_the_page_opens_at_its_address(tmp_path, address, expected):
     write_trees(tmp_path / "run", 9, [a_tree(segments=[], leaves=[], rewards=[]), hostile_tree()])
-    write_trees(tmp_path / "run", 12, [a_tree(prompt="step 9"), a_tree()])
+    write_trees(tmp_path / "run", 12, [a_tree(prompt="the newest"), a_tree()])
     page_of(tmp_path / "run")
     found = opened(tmp_path / "run" / "trees.html", address, tmp_path / "profile")
     assert 'data-state="ready"' in found and '<div id="error" hidden=""></div>' in found
