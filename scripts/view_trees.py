@@ -1,0 +1,227 @@
+"""Writes one HTML page that shows the rollout trees of a run: who forked where, what was pruned, what was rewarded.
+
+    python scripts/view_trees.py outputs/latr --steps 1 20 40
+
+The trees lie in `RUN/trees/step_000012.jsonl`, one prompt's tree a line (`verl.workers.rollout.trajectory_tree`, with
+the step, the prompt's text, a reward per trajectory and the tokens' texts). The page needs no network and no server.
+It opens at `#step=12&prompt=3&leaf=2` (the third tree of the step, its second trajectory) or `&segment=17` (the branch
+through segment 17 of the file, pruned or not).
+"""
+
+import argparse
+import base64
+import hashlib
+import json
+import re
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import numpy as np
+
+from recipe.common.results import replacing
+
+TEMPLATE = Path(__file__).with_name("view_trees.html")
+STEP_FILE = re.compile(r"step_(\d+)\.jsonl")
+LARGE_PAGE = 50_000_000
+UNKNOWN_COST = 65_535
+NEEDED = {"prompt": str, "rewards": list, "segments": list, "leaves": list}
+OPTIONAL = {"uid": str, "metrics": dict, "vocabulary": dict}
+
+
+def tree_files(run: Path, steps: Iterable[int] | None = None) -> dict[int, Path]:
+    """Step -> file of trees, in order of steps; all steps by default.
+
+    Raises:
+        FileNotFoundError: no such run, no trees in it, or not of a step asked for.
+    """
+    if not run.is_dir():
+        raise FileNotFoundError(f"{run}: no such run folder")
+    folder = run / "trees"
+    matches = [(STEP_FILE.fullmatch(path.name), path) for path in (folder.iterdir() if folder.is_dir() else [])]
+    files = dict(sorted((int(match[1]), path) for match, path in matches if match))
+    if not files:
+        raise FileNotFoundError(
+            f"{folder}: no trees (step_000012.jsonl, …); a run with tree rollouts (such as recipe/latr) writes them "
+            "every trainer.tree_freq steps, if that is positive"
+        )
+    if absent := sorted(set(steps or []) - files.keys()):
+        raise FileNotFoundError(f"{folder}: no trees of step {absent[0]}; there are {', '.join(map(str, files))}")
+    return {step: path for step, path in files.items() if not steps or step in steps}
+
+
+def read_trees(path: Path) -> Iterator[dict]:
+    """The trees of one file, each as the page takes it (see `compact`).
+
+    Raises:
+        ValueError: a line is not a tree; the message gives the file, the line number and the key.
+    """
+    with path.open("rb") as lines:
+        for number, line in enumerate(lines, start=1):
+            if not line.strip():
+                continue
+            try:
+                # JSON has no NaN, a log of training may
+                tree = json.loads(line, parse_constant=lambda name: None)
+                check_tree(tree)
+                yield compact(tree)
+            except json.JSONDecodeError as error:
+                raise ValueError(f"{path}, line {number}: not JSON: {error.msg}, character {error.pos}") from error
+            except (ValueError, TypeError, OverflowError, RecursionError) as error:
+                raise ValueError(f"{path}, line {number}: {error}") from error
+
+
+def check_tree(tree: dict) -> None:
+    """Raises ValueError, naming the key, where `tree` is not what the page can draw."""
+    if not isinstance(tree, dict):
+        raise ValueError(f"expected a JSON object, got {type(tree).__name__}")
+    for key, kind in (NEEDED | OPTIONAL).items():
+        if key in tree and not isinstance(tree[key], kind) or key not in tree and key in NEEDED:
+            raise ValueError(f"{key}: expected a {kind.__name__}, got {type(tree.get(key)).__name__}")
+    for token, text in tree.get("vocabulary", {}).items():
+        if not isinstance(text, str):
+            raise ValueError(f"vocabulary: the text of {token} is {text!r}")
+    for i, segment in enumerate(tree["segments"]):
+        _check_segment(i, segment)
+    n_segments, n_leaves = len(tree["segments"]), len(tree["leaves"])
+    for leaf in tree["leaves"]:
+        if type(leaf) is not int or not 0 <= leaf < n_segments:
+            raise ValueError(f"leaves: {leaf!r} is not one of {n_segments} segments")
+    if len(tree["rewards"]) != n_leaves:
+        raise ValueError(f"rewards: {len(tree['rewards'])} for {n_leaves} leaves")
+    for reward in tree["rewards"]:
+        if not isinstance(reward, int | float | None):
+            raise ValueError(f"rewards: {reward!r} is not a number")
+
+
+def _log_probs(segment: dict) -> list[float | None] | None:
+    return None if segment.get("author") == "tool" else segment.get("log_probs")
+
+
+def _check_segment(i: int, segment: dict) -> None:
+    if not isinstance(segment, dict) or not isinstance(segment.get("token_ids"), list):
+        raise ValueError(f"segments[{i}]: expected an object with token_ids")
+    parent, log_probs, info = segment.get("parent"), _log_probs(segment), segment.get("info") or {}
+    if parent is not None and (type(parent) is not int or not 0 <= parent < i):
+        raise ValueError(f"segments[{i}]: parent {parent!r} is not an earlier segment")
+    n_tokens = len(segment["token_ids"])
+    if log_probs is not None and (not isinstance(log_probs, list) or len(log_probs) != n_tokens):
+        raise ValueError(f"segments[{i}]: log_probs are not a list of {n_tokens} numbers")
+    if not isinstance(info, dict):
+        raise ValueError(f"segments[{i}]: info: expected an object, got {info!r}")
+    for one in info.get("suppressed") or []:
+        kinds = {"offset": int, "token": int, "prob": int | float}
+        if not isinstance(one, dict) or not all(isinstance(one.get(key), kind) for key, kind in kinds.items()):
+            raise ValueError(f"segments[{i}]: suppressed: expected offset, token and prob, got {one!r}")
+
+
+def compact(tree: dict) -> dict:
+    """The tree as the page takes it, about 5.4 bytes a token.
+
+    `tokens`: the segments' tokens, end to end, as indices into `vocabulary` ([token id, text or None] each), base64 of
+    little-endian integers of `width` bytes. `costs`: -1000 times the log-probabilities, base64 of 2-byte integers, at
+    most 65,534; 65,535 where there is none.
+    """
+    segments, texts = tree["segments"], tree.get("vocabulary", {})
+    suppressed = [(segment.get("info") or {}).get("suppressed") or [] for segment in segments]
+    n_tokens = sum(len(segment["token_ids"]) for segment in segments)
+    ids = [token for segment in segments for token in segment["token_ids"]]
+    ids += [one["token"] for alternatives in suppressed for one in alternatives]
+    if any(type(token) is not int for token in ids):
+        raise ValueError("token_ids: a token is not an integer")
+    known, indices = np.unique(np.array(ids, dtype=np.int64), return_inverse=True)
+    costs = [c for s in segments for c in _log_probs(s) or [None] * len(s["token_ids"])]
+    costs = np.round(np.array(costs, dtype=float) * -1000)
+    costs = np.where(np.isnan(costs), UNKNOWN_COST, np.clip(costs, 0, UNKNOWN_COST - 1))
+    alternatives = iter(indices[n_tokens:].tolist())
+    width = 2 if len(known) <= 65_536 else 4
+    return {
+        "uid": tree.get("uid", ""),
+        "prompt": tree["prompt"],
+        "rewards": tree["rewards"],
+        "metrics": tree.get("metrics", {}),
+        "leaves": tree["leaves"],
+        "vocabulary": [[token, texts.get(str(token))] for token in known.tolist()],
+        "width": width,
+        "tokens": base64.b64encode(indices[:n_tokens].astype(f"<u{width}").tobytes()).decode(),
+        "costs": base64.b64encode(costs.astype("<u2").tobytes()).decode(),
+        "segments": [
+            {
+                "parent": segment.get("parent"),
+                "length": len(segment["token_ids"]),
+                "author": segment.get("author", "model"),
+                "info": {key: value for key, value in (segment.get("info") or {}).items() if key != "suppressed"},
+                "suppressed": [[one["offset"], next(alternatives), round(one["prob"], 4)] for one in own],
+            }
+            for segment, own in zip(segments, suppressed, strict=True)
+        ],
+    }
+
+
+def data_element(name: str, data) -> str:
+    """A script element that holds `data` as JSON in ASCII, with nothing in it that could end the element."""
+    text = json.dumps(data, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
+    for character in "<>&":
+        text = text.replace(character, f"\\u{ord(character):04x}")
+    return f'<script type="application/json" id="{name}">{text}</script>\n'
+
+
+def content_policy(template: str) -> str:
+    """Only the template's own script and style run; nothing is fetched."""
+    hashes = {}
+    for tag in ("script", "style"):
+        (text,) = re.findall(f"<{tag}>(.*?)</{tag}>", template, flags=re.DOTALL)
+        hashes[tag] = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+    allowed = "; ".join(f"{tag}-src 'sha256-{value}'" for tag, value in hashes.items())
+    return f"default-src 'none'; {allowed}; base-uri 'none'; form-action 'none'"
+
+
+def write_page(title: str, files: dict[int, Path], output: Path) -> int:
+    """Writes the page tree by tree, so that memory holds one tree only; returns its size in bytes.
+
+    Raises:
+        ValueError: a damaged line, or no trees at all.
+    """
+    template = TEMPLATE.read_text(encoding="utf-8")
+    before, after = template.replace("{{policy}}", content_policy(template)).split("{{data}}")
+    steps = []
+    with replacing(output) as temporary, temporary.open("w", encoding="utf-8", newline="\n") as page:
+        page.write(before)
+        for step, path in files.items():
+            prompts = []
+            for tree in read_trees(path):
+                page.write(data_element(f"tree-{step}-{len(prompts)}", tree))
+                prompts.append({"prompt": tree["prompt"][:80], "rewards": tree["rewards"]})
+            if prompts:
+                steps.append({"step": step, "prompts": prompts})
+        if not steps:
+            raise ValueError(f"{', '.join(map(str, files.values()))}: no trees, the files are empty")
+        page.write(data_element("index", {"title": title, "steps": steps}))
+        page.write(after)
+        size = page.tell()
+    return size
+
+
+def main(arguments: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("run", metavar="RUN", type=Path, help="run folder")
+    parser.add_argument("--output", type=Path, help="page to write; default: trees.html in the run folder")
+    parser.add_argument("--steps", type=int, nargs="+", help="only these training steps; default: all")
+    options = parser.parse_args(arguments)
+    output = options.output or options.run / "trees.html"
+    try:
+        files = tree_files(options.run, options.steps)
+        size = write_page(options.run.resolve().name, files, output)
+    except (OSError, ValueError) as error:
+        sys.exit(f"error: {error}")
+    if size > LARGE_PAGE:
+        print(
+            f"warning: {output} has {size / 1e6:.0f} MB; a browser will be slow with it. "
+            f"Choose from its {len(files)} steps with --steps",
+            file=sys.stderr,
+        )
+    print(output)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,316 @@
+"""scripts/view_trees.py: what the page holds, that model-written text stays text, and errors by name.
+
+The test that opens the page needs a Chromium on the PATH; it is skipped where there is none.
+"""
+
+import base64
+import hashlib
+import importlib.util
+import json
+import shutil
+import struct
+import subprocess
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+HOSTILE = (
+    "</script><script>document.title = 'owned'</script><!-- <script> \u2028\u2029 \ud83d \u202e & <img src=x onerror=1>"
+)
+
+
+def load_script(name: str):
+    spec = importlib.util.spec_from_file_location(name, ROOT / "scripts" / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+class Scripts(HTMLParser):
+    """Collects the page's script elements by id, the one without an id as "", and all tags."""
+
+    def __init__(self, page: str):
+        super().__init__(convert_charrefs=False)
+        self.found, self.tags, self.policy = {}, [], None
+        self.at = None
+        self.feed(page)
+
+    def handle_starttag(self, tag, attributes):
+        attributes = dict(attributes)
+        self.tags.append(tag)
+        if attributes.get("http-equiv") == "Content-Security-Policy":
+            self.policy = attributes["content"]
+        if tag == "script":
+            self.at = attributes.get("id", "")
+            assert self.at not in self.found and set(attributes) <= {"id", "type"}
+            self.found[self.at] = ""
+
+    def handle_endtag(self, tag):
+        if tag == "script":
+            self.at = None
+
+    def handle_data(self, data):
+        if self.at is not None:
+            self.found[self.at] += data
+
+
+def segment(parent, token_ids, log_probs=None, author="model", **info) -> dict:
+    return {"parent": parent, "token_ids": token_ids, "log_probs": log_probs, "author": author, "info": info}
+
+
+def a_tree(**changes) -> dict:
+    """ "3+4" forks into "*2", "-1" (each a trajectory, the first one twice) and a pruned "/"."""
+    segments = [
+        segment(None, [3, 10, 4], [-0.5, -1.0, -0.25], suppressed=[{"offset": 1, "token": 12, "prob": 0.125}]),
+        segment(0, [11, 2], [-0.1, -0.2], value=0.75),
+        segment(0, [12, 1], [-3.0, -99.0]),
+        segment(0, [13], [-2.0], pruned="edit distance", pruned_step=4),
+        segment(2, [90_000], None, "tool"),
+    ]
+    vocabulary = {"1": "1", "2": "2", "3": "3", "4": "4", "10": "+", "11": "*", "12": "-", "13": "/", "90000": "\n"}
+    tree = {"step": 12, "uid": "a", "prompt": "make 7", "rewards": [1.0, 0.0, 1.0], "segments": segments}
+    return tree | {"leaves": [1, 4, 1], "metrics": {"pruning_ratio": 0.25}, "vocabulary": vocabulary} | changes
+
+
+def write_trees(run: Path, step: int, trees: list) -> Path:
+    (run / "trees").mkdir(parents=True, exist_ok=True)
+    lines = [tree if isinstance(tree, str) else json.dumps(tree) for tree in trees]
+    (run / "trees" / f"step_{step:06d}.jsonl").write_text("\n".join(lines) + "\n")
+    return run
+
+
+def page_of(run: Path, *options: str) -> tuple[str, dict]:
+    """The page's text, and the data in it by the element's id."""
+    load_script("view_trees").main([str(run), *options])
+    page = (run / "trees.html").read_text(encoding="utf-8")
+    scripts = Scripts(page).found
+    return page, {name: json.loads(text) for name, text in scripts.items() if name}
+
+
+def segment_texts(data: dict) -> list[list[str | None]]:
+    kind = {2: "H", 4: "I"}[data["width"]]
+    tokens = base64.b64decode(data["tokens"])
+    texts = [data["vocabulary"][i][1] for i in struct.unpack(f"<{len(tokens) // data['width']}{kind}", tokens)]
+    return [[texts.pop(0) for _ in range(one["length"])] for one in data["segments"]]
+
+
+def costs(data: dict) -> list[int]:
+    raw = base64.b64decode(data["costs"])
+    return list(struct.unpack(f"<{len(raw) // 2}H", raw))
+
+
+def error_of(run: Path, *options: str) -> str:
+    with pytest.raises(SystemExit) as error:
+        load_script("view_trees").main([str(run), *options])
+    assert str(error.value).startswith("error: ")
+    return str(error.value)
+
+
+# ---- what the page holds ----
+
+
+def test_the_page_holds_the_trees(tmp_path, capsys):
+    write_trees(tmp_path, 2, [a_tree(prompt="two")])
+    write_trees(tmp_path, 12, [a_tree(), a_tree(prompt="other", rewards=[0.0, 0.0, 0.5])])
+    page, data = page_of(tmp_path)
+    assert capsys.readouterr().out.strip() == str(tmp_path / "trees.html")
+    assert set(data) == {"tree-2-0", "tree-12-0", "tree-12-1", "index"}
+    assert [(one["step"], len(one["prompts"])) for one in data["index"]["steps"]] == [(2, 1), (12, 2)]
+    assert data["index"]["title"] == tmp_path.name
+    tree = data["tree-12-0"]
+    assert segment_texts(tree) == [["3", "+", "4"], ["*", "2"], ["-", "1"], ["/"], ["\n"]]
+    assert costs(tree) == [500, 1000, 250, 100, 200, 3000, 65_534, 2000, 65_535]
+    assert [one["parent"] for one in tree["segments"]] == [None, 0, 0, 0, 2]
+    assert tree["segments"][3]["info"] == {"pruned": "edit distance", "pruned_step": 4}
+    assert tree["segments"][4]["author"] == "tool"
+    ((offset, index, probability),) = tree["segments"][0]["suppressed"]
+    assert (offset, tree["vocabulary"][index], probability) == (1, [12, "-"], 0.125)
+    assert tree["leaves"] == [1, 4, 1] and tree["rewards"] == [1.0, 0.0, 1.0]
+
+
+def test_steps_and_output_are_chosen(tmp_path, capsys):
+    for step in (1, 2, 3):
+        write_trees(tmp_path / "run", step, [a_tree()])
+    output = tmp_path / "deep" / "page.html"
+    load_script("view_trees").main([str(tmp_path / "run"), "--output", str(output), "--steps", "3", "1"])
+    assert set(Scripts(output.read_text()).found) == {"tree-1-0", "tree-3-0", "index", ""}
+    assert [path.name for path in output.parent.iterdir()] == ["page.html"]
+    message = error_of(tmp_path / "run", "--steps", "1", "7")
+    assert "no trees of step 7; there are 1, 2, 3" in message
+
+
+def test_takes_trees_as_rollouts_write_them(tmp_path):
+    from verl.workers.rollout.trajectory_tree import tree_of_rows
+
+    rows = [[3, 10, 4], [3, 12, 1], [3, 10, 2]]
+    tree = tree_of_rows([9], rows, [[-1.0] * 3] * 3, returned=[1, 0, 1])
+    record = a_tree() | json.loads(tree.to_json())
+    _, data = page_of(write_trees(tmp_path, 1, [record]))
+    texts, leaves = segment_texts(data["tree-1-0"]), data["tree-1-0"]["leaves"]
+    assert ["".join(text for i in tree.path(leaf) for text in texts[i]) for leaf in leaves] == ["3-1", "3+4", "3-1"]
+
+
+@pytest.mark.parametrize(
+    "tree",
+    [
+        a_tree(segments=[segment(None, [1])], leaves=[0], rewards=[1]),
+        a_tree(segments=[segment(None, [1, 2], [-1.0, -2.0])], leaves=[0] * 8, rewards=[0.5] * 8),
+        a_tree(segments=[segment(None, []), segment(0, [], [])], leaves=[0, 1], rewards=[0.0, None]),
+        a_tree(segments=[segment(None, [1]), segment(0, [2])], leaves=[0, 1], rewards=[-1.0, 2.0]),
+        a_tree(segments=[], leaves=[], rewards=[]),
+        {key: value for key, value in a_tree().items() if key not in ("metrics", "vocabulary", "uid")},
+    ],
+    ids=["one trajectory", "all the same", "empty segments", "one ends inside another", "nothing", "least keys"],
+)
+def test_odd_trees_are_taken(tmp_path, tree):
+    _, data = page_of(write_trees(tmp_path, 1, [tree]))
+    assert data["tree-1-0"]["rewards"] == tree["rewards"]
+    assert sum(one["length"] for one in data["tree-1-0"]["segments"]) == len(costs(data["tree-1-0"]))
+
+
+def test_numbers_that_json_lacks_become_unknown(tmp_path):
+    odd = a_tree(metrics={"a": float("nan")}, rewards=[float("inf"), 0.0, 1.0])
+    odd["segments"][0]["log_probs"] = [float("nan"), float("-inf"), -1.0]
+    _, data = page_of(write_trees(tmp_path, 1, [odd]))
+    assert data["tree-1-0"]["metrics"] == {"a": None} and data["tree-1-0"]["rewards"] == [None, 0.0, 1.0]
+    assert costs(data["tree-1-0"])[:3] == [65_535, 65_535, 1000]
+
+
+def test_a_large_tree_takes_under_six_bytes_a_token(tmp_path):
+    n, length = 64, 8192
+    segments = [segment(None, [(7 * i + row) % 5000 for i in range(length)], [-0.5] * length) for row in range(n)]
+    texts = {str(token): f" word{token}" for token in range(5000)}
+    large = a_tree(segments=segments, leaves=list(range(n)), rewards=[0.0] * n, vocabulary=texts)
+    page, data = page_of(write_trees(tmp_path, 1, [large]))
+    assert len(page) < 6 * n * length
+    tree = data["tree-1-0"]
+    assert segment_texts(tree | {"segments": tree["segments"][:1]})[0][:2] == [" word0", " word7"]
+
+
+def test_more_tokens_than_two_bytes_can_count(tmp_path):
+    ids = list(range(70_000))
+    wide = a_tree(segments=[segment(None, ids)], leaves=[0], rewards=[1.0], vocabulary={str(i): f"<{i}>" for i in ids})
+    _, data = page_of(write_trees(tmp_path, 1, [wide]))
+    assert data["tree-1-0"]["width"] == 4
+    raw = base64.b64decode(data["tree-1-0"]["tokens"])
+    assert data["tree-1-0"]["vocabulary"][struct.unpack("<70000I", raw)[-1]] == [69_999, "<69999>"]
+
+
+def test_a_large_page_is_warned_about(tmp_path, capsys, monkeypatch):
+    view_trees = load_script("view_trees")
+    monkeypatch.setattr(view_trees, "LARGE_PAGE", 1000)
+    view_trees.main([str(write_trees(tmp_path, 1, [a_tree()]))])
+    assert "--steps" in capsys.readouterr().err
+
+
+# ---- hostile text ----
+
+
+def hostile_tree() -> dict:
+    tree = a_tree(prompt=HOSTILE, uid=HOSTILE, metrics={HOSTILE: 1.0})
+    tree["vocabulary"]["10"] = HOSTILE
+    tree["segments"][1]["info"] = {HOSTILE: HOSTILE}
+    tree["segments"][3]["info"]["pruned"] = HOSTILE
+    return tree
+
+
+def test_hostile_text_stays_inside_its_data_element(tmp_path):
+    plain, _ = page_of(write_trees(tmp_path / "plain", 1, [a_tree()]))
+    page, data = page_of(write_trees(tmp_path / "hostile", 1, [hostile_tree()]))
+    assert Scripts(page).tags == Scripts(plain).tags
+    assert page.count("<!") == plain.count("<!") == 1  # the doctype
+    assert page.lower().count("</script") == plain.lower().count("</script")
+    assert data["tree-1-0"]["prompt"] == HOSTILE and segment_texts(data["tree-1-0"])[0][1] == HOSTILE
+    assert not any(character in page for character in "\u2028\u2029\u202e")
+
+
+def test_only_the_pages_own_script_may_run_and_nothing_is_fetched(tmp_path):
+    page, _ = page_of(write_trees(tmp_path, 1, [hostile_tree()]))
+    scripts = Scripts(page)
+    policy = dict(rule.strip().split(" ", 1) for rule in scripts.policy.split(";"))
+    own = base64.b64encode(hashlib.sha256(scripts.found[""].encode()).digest()).decode()
+    assert policy["default-src"] == "'none'" and policy["script-src"] == f"'sha256-{own}'"
+    assert "unsafe" not in scripts.policy
+    template = (ROOT / "scripts" / "view_trees.html").read_text()
+    for way in ("innerHTML", "outerHTML", "insertAdjacent", "document.write", "eval(", "http://", "https://", "fetch("):
+        assert way not in template
+
+
+# ---- errors ----
+
+
+def test_a_missing_run_and_missing_trees_are_named(tmp_path):
+    assert f"{tmp_path / 'nowhere'}: no such run folder" in error_of(tmp_path / "nowhere")
+    for message in (error_of(tmp_path), (tmp_path / "trees").mkdir() or error_of(tmp_path)):
+        assert str(tmp_path / "trees") in message and "trainer.tree_freq" in message and "recipe/latr" in message
+    (tmp_path / "trees" / "step_000003.jsonl").touch()
+    assert "step_000003.jsonl: no trees" in error_of(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ('{"step": 1, "prompt', "not JSON"),
+        ("[1]", "expected a JSON object, got list"),
+        ({"step": 1}, "prompt: expected a str, got NoneType"),
+        (a_tree(rewards=[1.0]), "rewards: 1 for 3 leaves"),
+        (a_tree(rewards=["a", 1, 2]), "rewards: 'a' is not a number"),
+        (a_tree(leaves=[0, 1, 5]), "leaves: 5 is not one of 5 segments"),
+        (a_tree(leaves=[0, 1, -1]), "leaves: -1 is not one of 5 segments"),
+        (a_tree(segments=[segment(0, [1])]), "segments[0]: parent 0 is not an earlier segment"),
+        (a_tree(segments=[segment(None, [1]), segment(7, [1])]), "segments[1]: parent 7 is not an earlier segment"),
+        (a_tree(segments=[segment(None, [1, 2], [-1.0])]), "segments[0]: log_probs are not a list of 2 numbers"),
+        (a_tree(segments=[segment(None, ["a"])], leaves=[0], rewards=[0]), "a token is not an integer"),
+        (a_tree(segments=[segment(None, [1], suppressed=[3])]), "segments[0]: suppressed: expected offset, token"),
+        (a_tree(vocabulary={"1": None}), "vocabulary: the text of 1 is None"),
+    ],
+)
+def test_damaged_lines_are_refused_by_file_line_and_key(tmp_path, line, message):
+    found = error_of(write_trees(tmp_path, 3, [a_tree(), line]))
+    assert "step_000003.jsonl, line 2: " in found and message in found
+    assert [path.name for path in tmp_path.iterdir()] == ["trees"]
+
+
+def test_a_failed_writing_leaves_the_old_page(tmp_path):
+    (write_trees(tmp_path, 1, [a_tree(), "{"]) / "trees.html").write_text("old")
+    error_of(tmp_path)
+    assert (tmp_path / "trees.html").read_text() == "old"
+
+
+# ---- in a browser ----
+
+
+def opened(page: Path, address: str, profile: Path) -> str:
+    """The page's elements after its script has run, without the data elements."""
+    names = ("chromium", "chromium-browser", "google-chrome", "chrome")
+    browser = next(filter(None, map(shutil.which, names)), None)
+    if browser is None:
+        pytest.skip("no chromium to look with")
+    flags = ["--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={profile}", "--virtual-time-budget=3000"]
+    command = [browser, *flags, "--window-size=1400,900", "--dump-dom", f"{page.as_uri()}#{address}"]
+    found = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
+    return found[: found.index('<script type="application/json"')]
+
+
+@pytest.mark.parametrize(
+    ("address", "expected"),
+    [
+        ("", ["Trajectory #1 #3 of 3 · reward 1 · 5 tokens", "the newest", "pruning_ratio"]),
+        ("step=12&prompt=2&leaf=2", ["Trajectory #2 of 3 · reward 0 · 6 tokens, 1 of them by tools"]),
+        ("step=12&prompt=2&segment=3", ["Pruned branch · ✂ edit distance · 4 tokens", "pruned_step: 4"]),
+        ("step=9&prompt=1", ["0 trajectories, 0 pruned branches", "no trajectory in this tree"]),
+        ("step=9&prompt=2", ["&lt;/script&gt;&lt;script&gt;document.title", "\\u{202e}"]),
+        ("step=junk&prompt=-4&leaf=99", ["Trajectory #1 #3 of 3"]),
+    ],
+)
+def test_the_page_opens_at_its_address(tmp_path, address, expected):
+    write_trees(tmp_path / "run", 9, [a_tree(segments=[], leaves=[], rewards=[]), hostile_tree()])
+    write_trees(tmp_path / "run", 12, [a_tree(prompt="the newest"), a_tree()])
+    page_of(tmp_path / "run")
+    found = opened(tmp_path / "run" / "trees.html", address, tmp_path / "profile")
+    assert 'data-state="ready"' in found and '<div id="error" hidden=""></div>' in found
+    assert "<title>Trees of run</title>" in found
+    for text in expected:
+        assert text in found
