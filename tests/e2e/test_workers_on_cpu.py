@@ -1,8 +1,8 @@
-"""The same batches give the same numbers: GRPO on one worker, and HAPO with every mechanism off on two workers.
+"""The same batches give the same numbers: GRPO on one worker, HAPO with every mechanism off on two workers, and the
+trivial group rollout (over-generation by a factor of 1: n independent samples) on one.
 
-Two launches of about 100 s each, each measured over its first steps and then killed: the one's driver, the other's
-worker. Sampling is greedy (`rollout.top_k=1`, n=1), so that both train on the same batches, however prompts are dealt
-to the replicas.
+Three launches of about 100 s each, each measured over its first steps and then killed. Sampling is greedy
+(`rollout.top_k=1`, n=1), so that all train on the same batches, however prompts are dealt to the replicas.
 """
 
 from pathlib import Path
@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from recipe.common.run_metrics import load_metrics
-from tests.e2e.runs import GRPO, HAPO, kill_one, start_run, wait_until
+from tests.e2e.runs import GRPO, HAPO, LATR, kill_one, start_run, wait_until
 
 STEPS = 3
 GREEDY = [
@@ -26,12 +26,15 @@ ALL_OFF = ["algorithm.adv_estimator=grpo", "algorithm.filter_groups.enable=false
 ALL_OFF += ["actor_rollout_ref.actor.adaptive_clip=false", "actor_rollout_ref.actor.adaptive_advantage=false"]
 ALL_OFF += ["actor_rollout_ref.rollout.adaptive_temperature=false"]
 ALL_OFF += ["reward.reward_kwargs.overlong_buffer_cfg.enable=false"]
+TRIVIAL_GROUP = ["actor_rollout_ref.rollout.name=over_generation"]
+TRIVIAL_GROUP += ["actor_rollout_ref.rollout.kt.over_generation_factor=1.0"]
+COMPARED = ("actor/pg_loss", "actor/grad_norm", "actor/entropy", "critic/score/mean", "response_length/mean")
 pytestmark = pytest.mark.e2e
 
 
 def run_and_kill(inputs: Path, script: str, workers: int, overrides: list[str], victim: str):
     """Metrics of the first steps, and what the kill left."""
-    name = f"workers{workers}"
+    name = f"{Path(script).parent.name}{workers}"
     launcher = start_run(inputs, name, *GREEDY, *overrides, f"trainer.n_gpus_per_node={workers}", script=script)
     metrics = inputs / name / "metrics.jsonl"
     wait_until(lambda: metrics.exists() and metrics.read_text().count("actor/pg_loss") >= STEPS, launcher)
@@ -48,9 +51,19 @@ def two_workers(inputs):
     return run_and_kill(inputs, HAPO, 2, ALL_OFF, victim="ray::WorkerDict")
 
 
+@pytest.fixture(scope="module")
+def trivial_group(inputs):
+    return run_and_kill(inputs, LATR, 1, TRIVIAL_GROUP, victim="verl.trainer.main_ppo")
+
+
+def test_a_trivial_group_rollout_is_upstreams_agent_loop(one_worker, trivial_group):
+    for name in COMPARED:
+        np.testing.assert_allclose(one_worker[0][name], trivial_group[0][name], rtol=1e-5, err_msg=name)
+
+
 def test_two_workers_with_hapo_off_compute_what_grpo_computes_on_one(one_worker, two_workers):
     """float32 sums in another order: equal to 1e-4 relative."""
-    for name in ("actor/pg_loss", "actor/grad_norm", "actor/entropy", "critic/score/mean", "response_length/mean"):
+    for name in COMPARED:
         one, two = one_worker[0][name], two_workers[0][name]
         np.testing.assert_allclose(one, two, rtol=1e-4, err_msg=name)
     assert (one_worker[0]["actor/grad_norm"] > 1e-3).all() and one_worker[0]["actor/pg_loss"].abs().min() > 1e-3

@@ -1,0 +1,52 @@
+"""LATR on the real stack: trees on vLLM, half of the responses sampled the ordinary way from the second step on.
+
+One launch of about 100 s.
+"""
+
+import json
+
+import numpy as np
+import pytest
+
+from recipe.common.run_metrics import load_metrics
+from tests.e2e.runs import LATR, start_run
+
+KT = "actor_rollout_ref.rollout.kt"
+SETTINGS = ["trainer.total_training_steps=2", "trainer.save_freq=2", "trainer.test_freq=-1"]
+SETTINGS += ["trainer.val_before_train=false", "trainer.tree_freq=1", "trainer.tree_prompts=3"]
+# an untrained model is nearly uniform: let every second candidate open a branch
+SETTINGS += [f"{KT}.prob_filter_abs_thres=0.0", f"{KT}.prob_filter_rel_thres=1.0", f"+{KT}.mix_ratio_schedule.2=0.5"]
+SETTINGS += [f"{KT}.enable_param_scheduler=true"]
+pytestmark = pytest.mark.e2e
+
+
+@pytest.fixture(scope="module")
+def run(inputs):
+    launcher = start_run(inputs, "latr", *SETTINGS, script=LATR)
+    _, errors = launcher.communicate(timeout=400)
+    assert launcher.returncode == 0, errors
+    return inputs / "latr"
+
+
+def test_the_schedule_and_the_metrics(run):
+    table = load_metrics(run)
+    assert list(table["tree/tree_share"].dropna()) == [1.0, 0.5]
+    assert table["tree/branches"][1] > 2 and table["tree/suppress_ratio"][1] > 0.1
+    # many suppressed: the thresholds are tightened
+    assert table["tree/tightened_notches"][1] == 1
+    assert json.loads((run / "global_step_2/kt.json").read_text())["tightened_notches"] in (1, 2)
+    assert 0 < table["diversity/edit_distance"][1] <= 1
+    # the tree's log-probs are those of the distribution that is trained on
+    assert table["training/rollout_probs_diff_max"].max() < 1e-4
+
+
+@pytest.mark.parametrize("step", [1, 2])
+def test_the_trees_are_kept(run, step):
+    records = [json.loads(line) for line in (run / f"trees/step_{step:06d}.jsonl").read_text().splitlines()]
+    assert len(records) == 3
+    for record in records:
+        assert len(record["leaves"]) == len(record["rewards"]) == 4
+        for segment in record["segments"]:
+            assert len(segment["log_probs"]) == len(segment["token_ids"])
+            assert np.isfinite(segment["log_probs"]).all() and max(segment["log_probs"], default=0) <= 0
+    assert sum(len(record["segments"]) for record in records) > 3

@@ -1,0 +1,79 @@
+"""What becomes of a group: its status, whatever happens in it. The queue and the scorer are stand-ins here; the whole
+path on the real stack is in tests/e2e."""
+
+import asyncio
+from types import SimpleNamespace
+
+import pytest
+
+from verl.workers.rollout import group_rollout
+from verl.workers.rollout.group_rollout import GROUP_ROLLOUTS, GroupAgentLoopWorker, group_rollout_class
+from verl.workers.rollout.over_generation import most_diverse
+
+Worker = GroupAgentLoopWorker.__ray_metadata__.modified_class
+
+
+class Rollout:
+    async def run(self, prompt, n, sampling_params):
+        await asyncio.sleep(0)
+        if prompt["uid"] == "raises":
+            raise ValueError("no such token")
+        return [f"{prompt['uid']} {i}" for i in range(n - (prompt["uid"] == "too few"))]
+
+
+@pytest.fixture
+def queue(monkeypatch):
+    """(uid, status) in the order in which they were published, and a worker whose sessions go to `put`."""
+    published, put = [], []
+
+    async def async_kv_put(key, partition_id, tag):
+        assert partition_id == "train"
+        published.append((key, tag["status"]))
+
+    async def postprocess(output, validate, **kwargs):
+        if kwargs["uid"] == "unscored" and kwargs["session_id"] == 0:
+            raise RuntimeError("the reward function failed")
+        await asyncio.sleep(0.01)
+        put.append((kwargs["uid"], kwargs["session_id"], output, "__do_sample__" in kwargs))
+
+    monkeypatch.setattr(group_rollout.tq, "async_kv_put", async_kv_put)
+    worker = Worker.__new__(Worker)
+    worker.group_rollout = Rollout()
+    worker.config = SimpleNamespace(actor_rollout_ref=SimpleNamespace(rollout=SimpleNamespace(n=3)))
+    worker._agent_loop_postprocess = postprocess
+    return worker, published, put
+
+
+def run(worker, uids):
+    async def groups():
+        await asyncio.gather(
+            *(worker._run_prompt({"uid": uid, "agent_name": "x"}, {}, {"validate": False}) for uid in uids)
+        )
+
+    asyncio.run(groups())
+
+
+def test_a_failing_group_fails_alone(queue):
+    worker, published, put = queue
+    run(worker, ["raises", "fine", "too few"])
+    assert dict(published) == {"raises": "failure", "fine": "finished", "too few": "failure"}
+    assert [(uid, session) for uid, session, _, _ in put] == [("fine", 0), ("fine", 1), ("fine", 2)]
+
+
+def test_a_groups_status_comes_after_its_last_session(queue):
+    worker, published, put = queue
+    run(worker, ["unscored"])
+    assert published == [("unscored", "running"), ("unscored", "failure")]
+    assert [session for _, session, _, _ in put] == [1, 2]  # settled before the failure was published
+
+
+def test_rollout_names():
+    assert group_rollout_class("vllm") is None
+    assert all(group_rollout_class(name).__module__ in path for name, path in GROUP_ROLLOUTS.items())
+
+
+def test_the_most_diverse_by_hand():
+    responses = [[1, 2, 3, 4], [1, 2, 3, 5], [6, 7, 8, 9], [1, 2, 8, 9]]
+    # first 0; farthest from it is 2 (4/4); then 3 (2/4 from both) before 1 (1/4 from 0)
+    assert most_diverse(responses, 2) == [0, 2] and most_diverse(responses, 3) == [0, 2, 3]
+    assert most_diverse(responses, 4) == [0, 1, 2, 3] and most_diverse([[1]] * 3, 2) == [0, 1]
