@@ -155,9 +155,13 @@ print("FOUND", "tensor.to(self.device)" in inspect.getsource(b.BucketedWeightRec
 import vllm.model_executor.layers.utils as u, vllm.model_executor.layers.linear as l
 print("FOUND", "remove_weight" in inspect.getsource(u.dispatch_cpu_unquantized_gemm))
 print("FOUND", "import dispatch_cpu_unquantized_gemm" in inspect.getsource(l.UnquantizedLinearMethod))
+from vllm.v1.sample.ops.topk_topp_sampler import TopKTopPSampler
+from vllm.v1.worker.gpu_model_runner import GPUModelRunner
+print("FOUND", "gen.set_offset(gen.get_offset()" in inspect.getsource(GPUModelRunner._bookkeeping_sync))
+print("FOUND", "generators" in inspect.signature(TopKTopPSampler.forward_cpu).parameters)
 """
     result = python(code)
-    assert found_words(result) == ["0.9.1", "0.30.0", "True", "True", "True", "True", "True"], result.stderr[-2000:]
+    assert found_words(result) == ["0.9.1", "0.30.0", *["True"] * 7], result.stderr[-2000:]
 
 
 def test_rollout_names_losses_and_estimators_are_registered_by_importing_upstream():

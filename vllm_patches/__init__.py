@@ -14,8 +14,9 @@ def register() -> None:
     """Apply the patches that this process asks for; without VERL_PLATFORM=cpu that is none."""
     if os.environ.get("VERL_PLATFORM", "").strip().lower() != "cpu":
         return
-    from vllm_patches import cpu_weight_reload
+    from vllm_patches import cpu_seeded_requests, cpu_weight_reload
 
     cpu_version_name.install()
     cpu_weight_reload.keep_linear_weights_loadable()
     cpu_weight_reload.receive_copies_of_shared_memory()
+    cpu_seeded_requests.rewind_discarded_samples()

@@ -1,4 +1,5 @@
-"""New weights in a running vLLM CPU engine: its greedy tokens and log-probs equal those of `transformers`.
+"""New weights in a running vLLM CPU engine: its greedy tokens and log-probs equal those of `transformers`; and requests
+with seeds give the same tokens however their prompts are cut into prefill steps.
 
 One real engine (about 40 s): the weights go through the same `load_weights` that a weight sync ends in.
 """
@@ -38,8 +39,15 @@ def load(worker, file):
     return overlay_in_a_vllm_worker.__file__
 
 if __name__ == "__main__":
-    llm = LLM(folder, dtype="float32", enforce_eager=True, max_model_len=128, seed=0)
+    # 48 tokens a step: several prompts of 40 do not fit into one
+    llm = LLM(folder, dtype="float32", enforce_eager=True, max_model_len=128, seed=0, max_num_batched_tokens=48,
+              max_num_seqs=16, enable_prefix_caching=False)
     compare(llm, "loaded")
+    seeded = [({"prompt_token_ids": (prompt * 3)[:40]}, SamplingParams(max_tokens=6, seed=i, ignore_eos=True))
+              for i, prompt in enumerate(prompts)]
+    alone = [llm.generate([p], s)[0].outputs[0].token_ids for p, s in seeded]
+    together = [r.outputs[0].token_ids for r in llm.generate([p for p, _ in seeded], [s for _, s in seeded])]
+    print("FOUND", "seeded", float(list(map(list, alone)) != list(map(list, together))))
     for update in range(2):
         torch.manual_seed(update)
         with torch.no_grad():
@@ -72,7 +80,7 @@ def test_greedy_tokens_and_logprobs_follow_the_weights(tmp_path):
     found = [line.split()[1:] for line in done.stdout.splitlines() if line.startswith("FOUND")]
     assert done.returncode == 0, done.stderr[-3000:]
     differences = {label: float(value) for label, value in (f for f in found if len(f) == 2)}
-    assert set(differences) == {"loaded", "update0", "update1"}
+    assert set(differences) == {"loaded", "seeded", "update0", "update1"}
     assert all(value < 1e-4 for value in differences.values()), differences
     overlay_files = [Path(f[0]) for f in found if len(f) == 1]
     assert len(overlay_files) == 2 and all(f.name == "countdown.py" for f in overlay_files)
