@@ -23,12 +23,15 @@ def start_run(inputs: Path, name: str, *overrides: str, script: str = GRPO, **en
     return subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT, env=env)
 
 
-def wait_until(condition: Callable[[], bool], launcher: subprocess.Popen, seconds: float = 300) -> None:
-    """Poll until the condition holds; fails when the run ends first or the time is over."""
+def wait_until(condition: Callable[[], bool], launcher: subprocess.Popen, seconds: float = 600) -> None:
+    """Poll until the condition holds; fails when the run ends first, or ends it and fails when the time is over."""
     deadline = time.monotonic() + seconds
     while not condition():
         assert launcher.poll() is None, launcher.communicate()[1]
-        assert time.monotonic() < deadline, f"not within {seconds} s"
+        if time.monotonic() > deadline:
+            launcher.terminate()
+            launcher.communicate(timeout=60)
+            raise AssertionError(f"not within {seconds} s")
         time.sleep(0.2)
 
 
