@@ -5,6 +5,7 @@ import asyncio
 from types import SimpleNamespace
 
 import pytest
+from omegaconf import DictConfig
 
 from verl.workers.rollout import group_rollout
 from verl.workers.rollout.group_rollout import GROUP_ROLLOUTS, GroupAgentLoopWorker, group_rollout_class
@@ -18,6 +19,8 @@ class Rollout:
         await asyncio.sleep(0)
         if prompt["uid"] == "raises":
             raise ValueError("no such token")
+        if prompt["uid"] == "stuck":
+            await asyncio.sleep(60)
         return [f"{prompt['uid']} {i}" for i in range(n - (prompt["uid"] == "too few"))]
 
 
@@ -39,7 +42,9 @@ def queue(monkeypatch):
     monkeypatch.setattr(group_rollout.tq, "async_kv_put", async_kv_put)
     worker = Worker.__new__(Worker)
     worker.group_rollout = Rollout()
-    worker.config = SimpleNamespace(actor_rollout_ref=SimpleNamespace(rollout=SimpleNamespace(n=3)))
+    worker.config = SimpleNamespace(
+        actor_rollout_ref=SimpleNamespace(rollout=DictConfig({"n": 3, "group_timeout": 0.5}))
+    )
     worker._agent_loop_postprocess = postprocess
     return worker, published, put
 
@@ -55,8 +60,8 @@ def run(worker, uids):
 
 def test_a_failing_group_fails_alone(queue):
     worker, published, put = queue
-    run(worker, ["raises", "fine", "too few"])
-    assert dict(published) == {"raises": "failure", "fine": "finished", "too few": "failure"}
+    run(worker, ["raises", "fine", "too few", "stuck"])
+    assert dict(published) == {"raises": "failure", "fine": "finished", "too few": "failure", "stuck": "failure"}
     assert [(uid, session) for uid, session, _, _ in put] == [("fine", 0), ("fine", 1), ("fine", 2)]
 
 

@@ -13,6 +13,8 @@ class KTRolloutConfig(RolloutConfig):
     _mutable_fields = RolloutConfig._mutable_fields | {"kt"}
 
     kt: KTConfig = field(default_factory=KTConfig)
+    # seconds for all trajectories of a prompt, after which the group fails; None: no limit
+    group_timeout: float | None = None
 
     def __post_init__(self):
         super().__post_init__()

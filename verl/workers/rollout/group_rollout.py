@@ -5,7 +5,8 @@
                                                           │ validation: upstream's n independent agent loops
                                                           └─> score, TransferQueue, status: upstream's
 
-A group that raises is that group's failure (upstream's status `failure`); the others go on. A method subclasses
+A group that raises, or takes longer than `rollout.group_timeout` seconds, is that group's failure (upstream's status
+`failure`); the others go on. A method subclasses
 `GroupRollout` and registers under its rollout name; rollout names without one run as upstream.
 """
 
@@ -124,8 +125,12 @@ class GroupAgentLoopWorker(_AgentLoopWorker):
         uid = prompt["uid"]
         await tq.async_kv_put(key=uid, partition_id="train", tag={"status": "running"})
         try:
-            await self._run_group(prompt, sampling_params)
+            seconds = self.config.actor_rollout_ref.rollout.get("group_timeout")
+            await asyncio.wait_for(self._run_group(prompt, sampling_params), seconds)
             status = "finished"
+        except asyncio.TimeoutError:
+            logger.error(f"group rollout of prompt {uid} ended after rollout.group_timeout={seconds} s")
+            status = "failure"
         except Exception:
             logger.exception(f"group rollout of prompt {uid} failed")
             status = "failure"
