@@ -49,7 +49,7 @@ def test_a_killed_engine_ends_the_run_with_a_message_and_no_orphans(killed):
 def resumed(inputs, killed):
     last = complete_steps(inputs / "run")[-1]
     launcher = launch(inputs)
-    out, errors = launcher.communicate(timeout=400)
+    out, errors = launcher.communicate(timeout=550)
     assert launcher.returncode == 0, errors
     return last, out
 

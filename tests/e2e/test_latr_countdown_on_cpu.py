@@ -23,7 +23,7 @@ pytestmark = pytest.mark.e2e
 @pytest.fixture(scope="module")
 def run(inputs):
     launcher = start_run(inputs, "latr", *SETTINGS, script=LATR)
-    _, errors = launcher.communicate(timeout=400)
+    _, errors = launcher.communicate(timeout=550)
     assert launcher.returncode == 0, errors
     return inputs / "latr"
 
