@@ -1,6 +1,6 @@
 """What lookahead trees cost: against plain sampling on the same vLLM engine, and against padded lockstep decoding.
 
-    python -m benchmarks.latr_rollout [--prompts 16] [--n 8] [--tokens 256] [--repeats 3]
+    VERL_PLATFORM=cpu VLLM_CPU_KVCACHE_SPACE=1 python -m benchmarks.latr_rollout [--prompts 16] [--n 8] [--tokens 256]
 
 One vLLM engine in float32, a small random model made to be unsure. `kt` grows trees as in training (then samples the
 rest); `plain` samples n responses; both give as many responses of at most as many tokens. `lockstep` grows the same
