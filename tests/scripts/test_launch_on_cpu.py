@@ -22,9 +22,16 @@ open({pid_file!r}, "w").write(str(child.pid))
 """
 
 
+def hear_sigint() -> None:
+    """A shell starts background jobs with SIGINT ignored, and children inherit that; here it is tested."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 def launch(run_dir: Path, code: str) -> subprocess.Popen:
     command = [sys.executable, str(ROOT / "scripts/launch.py"), str(run_dir), "--", sys.executable, "-c", code]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT)
+    return subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT, preexec_fn=hear_sigint
+    )
 
 
 def read_pid(path: Path) -> int:
