@@ -47,8 +47,11 @@ class VLLM:
         from verl.workers.rollout.candidate_server import ranked
 
         self.requests += 1
+        stop = list(stop_token_ids)
+        # as the rollout server does: see verl/workers/rollout/candidate_server.py
+        text = not n_candidates
         params = SamplingParams(
-            max_tokens=max_tokens, stop_token_ids=list(stop_token_ids), logprobs=n_candidates, **sampling
+            max_tokens=max_tokens, stop_token_ids=stop, logprobs=n_candidates, detokenize=text, **sampling
         )
         last = None
         prompt = {"prompt_token_ids": list(prompt_ids)}
@@ -250,7 +253,7 @@ async def growth(setting: Setting, args) -> dict[str, list[tuple[int, float, flo
     for name, values in points.items():
         found[name] = []
         for value in values:
-            n, prompts, chunk = (8, 8, 32)
+            n, prompts, chunk = (8, 8, 16)
             n, prompts = (value, prompts) if name == "n" else (n, value if name == "prompts" else prompts)
             config = replace(CONFIG, chunk_size=value if name == "chunk_size" else chunk)
             asked = setting.prompts(prompts, seed=value)
@@ -296,7 +299,7 @@ async def run(args) -> None:
         f"Growing the trees alone, to the end: {ours:.2f} s; padded lockstep on `transformers`: {theirs:.2f} s, "
         f"{theirs / ours:.1f} times as long; {same} of {total} trees are the same token by token.",
         "",
-        f"8 prompts x 8 responses x {args.tokens // 4} tokens, chunk_size 32, one of them varied, one run each "
+        f"8 prompts x 8 responses x {args.tokens // 4} tokens, chunk_size 16, one of them varied, one run each "
         "(`latr_rollout.png`):",
         "",
         "| varied | plain, s | kt, s | ratio |",

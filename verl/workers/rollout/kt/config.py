@@ -83,7 +83,7 @@ class KTConfig:
     suppress_ratio_thres: float = 0.1
     empty_branch_ratio_thres: float = 0.05
 
-    chunk_size: int = 32
+    chunk_size: int = 16
     over_generation_factor: float = 2.0
 
     def __post_init__(self):

@@ -1,9 +1,9 @@
 """Growing a lookahead tree on an engine, in chunks.
 
 Greedy growth is deterministic, so a row's future does not depend on the other rows: the engine is asked for a chunk of
-each row's greedy continuation with the top candidates, the chunk's steps are replayed in time order, and only rows
-that run dry (and newly born ones) ask again, all at once. The tree is that of the step-by-step algorithm, whatever the
-chunk size; what is lost are the unread tokens of rows that are pruned.
+each row's greedy continuation with the top candidates, and the chunk's steps are replayed in time order. Newly born
+rows ask for the rest of the chunk; at its end all rows ask for the next one side by side. The tree is that of the
+step-by-step algorithm, whatever the chunk size; what is lost are the unread tokens of rows that are pruned.
 """
 
 import asyncio
@@ -78,7 +78,9 @@ class TreeGrower:
     async def _look_ahead(self, row: Row) -> None:
         tree, config = self.tree, self.tree.config
         last_step = tree.max_new_tokens if config.force_return_step == -1 else config.force_return_step
-        n_tokens = min(config.chunk_size, min(last_step, tree.max_new_tokens) - tree.step)
+        # chunks end at multiples of chunk_size: all rows run dry at once and ask for the next one side by side
+        to_chunk_end = config.chunk_size - tree.step % config.chunk_size
+        n_tokens = min(to_chunk_end, min(last_step, tree.max_new_tokens) - tree.step)
         sampled = self._samples_now()
         if sampled:  # one token at a time: the next one depends on whether the row branches
             n_tokens = 1
