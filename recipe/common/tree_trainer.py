@@ -21,7 +21,7 @@ from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 
 from recipe.common.results import replacing
 from verl.trainer.ppo.group_diversity import group_diversity
-from verl.workers.rollout.trajectory_tree import TREE, TrajectoryTree, tree_of_rows
+from verl.workers.rollout.trajectory_tree import TREE, TREE_METRICS, TrajectoryTree, tree_of_rows
 
 
 def trees_file(run_dir: str | Path, step: int) -> Path:
@@ -58,59 +58,72 @@ class TreeTrainer(PPOTrainerSync):
 
     def _compute_advantage(self, batch, metrics: dict):
         batch = super()._compute_advantage(batch, metrics)
-        groups, trees = self._fetch_groups(batch)
-        metrics.update(self._tree_metrics(trees.values()))
+        sessions, extras = self._fetch_extras(batch)
+        metrics.update(self._tree_metrics(extras))
+        groups = self._fetch_groups(batch, sessions, extras)
         metrics.update(self._diversity(groups))
         freq = self.config.trainer.get("tree_freq", -1)
         if freq > 0 and self.global_steps % freq == 0:
-            self._write_trees(groups, trees)
+            self._write_trees(groups)
         return batch
 
-    def _fetch_groups(self, batch) -> tuple[dict[str, list[dict]], dict[str, TrajectoryTree]]:
-        """uid -> its rows in session order (prompt, response, log-probs, reward, answer), and uid -> its tree."""
+    def _fetch_extras(self, batch) -> tuple[dict[str, list[str]], dict[str, dict]]:
+        """uid -> keys of its rows in session order, and key -> the rollout's extra fields."""
         keys = [key for key, tag in zip(batch.keys, batch.tags, strict=True) if not tag.get("is_padding", False)]
-        fields = ["uid", "prompts", "responses", "rm_scores", "extra_fields"]
+        data = tq.kv_batch_get(keys=keys, partition_id=batch.partition_id, select_fields=["extra_fields"])
+        sessions = defaultdict(list)
+        for key in sorted(keys, key=_session_of):
+            sessions[key.rsplit("_", 2)[0]].append(key)
+        return sessions, dict(zip(keys, list(data["extra_fields"]), strict=True))
+
+    def _fetch_groups(self, batch, sessions: dict[str, list[str]], extras: dict[str, dict]) -> dict[str, list[dict]]:
+        """uid -> its rows in session order, of the first `tree_prompts` prompts."""
+        chosen = sorted(sessions)[: self.config.trainer.get("tree_prompts", 8)]
+        keys = [key for uid in chosen for key in sessions[uid]]
+        fields = ["prompts", "responses", "rm_scores"]
         if self.config.actor_rollout_ref.rollout.calculate_log_probs:
             fields.append("rollout_log_probs")
         data = tq.kv_batch_get(keys=keys, partition_id=batch.partition_id, select_fields=fields)
-        columns = {name: data[name].unbind() for name in fields if name not in ("uid", "extra_fields")}
-        groups, trees = defaultdict(list), {}
-        for i, (key, uid, extra) in enumerate(zip(keys, list(data["uid"]), list(data["extra_fields"]), strict=True)):
-            session = int(key.rsplit("_", 2)[1])
-            row = {name: column[i].tolist() for name, column in columns.items()}
-            answer = (extra.get("reward_extra_info") or {}).get("pred")
-            groups[uid].append(row | {"session": session, "answer": answer, "reward": sum(row["rm_scores"])})
-            if extra.get(TREE):
-                trees[uid] = TrajectoryTree.from_json(extra[TREE])
-        for rows in groups.values():
-            rows.sort(key=lambda row: row["session"])
-        return groups, trees
+        columns = {name: data[name].unbind() for name in fields}
+        rows = {key: {name: column[i].tolist() for name, column in columns.items()} for i, key in enumerate(keys)}
+        for key, row in rows.items():
+            row["answer"] = (extras[key].get("reward_extra_info") or {}).get("pred")
+            row["reward"] = sum(row["rm_scores"])
+            row["tree"] = extras[key].get(TREE)
+        return {uid: [rows[key] for key in sessions[uid]] for uid in chosen}
 
-    def _tree_metrics(self, trees) -> dict[str, float]:
+    def _tree_metrics(self, extras: dict[str, dict]) -> dict[str, float]:
         """Means over the prompts whose trees have the metric."""
         values = defaultdict(list)
-        for tree in trees:
-            for name, value in tree.metrics.items():
+        for extra in extras.values():
+            for name, value in (extra.get(TREE_METRICS) or {}).items():
                 values[f"tree/{name}"].append(value)
         return {name: float(np.mean(of_trees)) for name, of_trees in values.items()}
 
     def _diversity(self, groups: dict[str, list[dict]]) -> dict[str, float]:
         found = defaultdict(list)
-        for rows in list(groups.values())[: self.config.trainer.get("tree_prompts", 8)]:
+        for rows in groups.values():
             answers = [row["answer"] for row in rows]
             known = None if all(answer is None for answer in answers) else answers
             for name, value in group_diversity([row["responses"] for row in rows], known).items():
                 found[f"diversity/{name}"].append(value)
         return {name: float(np.mean(of_groups)) for name, of_groups in found.items()}
 
-    def _write_trees(self, groups: dict[str, list[dict]], trees: dict[str, TrajectoryTree]) -> None:
+    def _write_trees(self, groups: dict[str, list[dict]]) -> None:
         path = trees_file(self.config.trainer.default_local_dir, self.global_steps)
         path.parent.mkdir(parents=True, exist_ok=True)
         with replacing(path) as unfinished, unfinished.open("w") as out:
-            for uid, rows in list(groups.items())[: self.config.trainer.get("tree_prompts", 8)]:
-                tree = trees.get(uid)
-                if tree is None:
+            for uid, rows in groups.items():
+                text = next((row["tree"] for row in rows if row["tree"]), None)
+                if text:
+                    tree = TrajectoryTree.from_json(text)
+                else:
                     log_probs = [row["rollout_log_probs"] for row in rows] if "rollout_log_probs" in rows[0] else None
                     tree = tree_of_rows(rows[0]["prompts"], [row["responses"] for row in rows], log_probs)
                 record = tree_record(tree, self.global_steps, uid, [row["reward"] for row in rows], self.tokenizer)
                 out.write(json.dumps(record) + "\n")
+
+
+def _session_of(key: str) -> int:
+    """Upstream's keys are {uid}_{session}_{index}."""
+    return int(key.rsplit("_", 2)[1])

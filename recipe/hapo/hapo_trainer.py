@@ -103,11 +103,15 @@ class HAPOTrainer(PPOTrainerSync):
     def _fallback_share(self, batch) -> float:
         """Share of the groups whose advantage is GRPO's."""
         fields = ["uid", "rm_scores", "response_mask"]
-        data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=fields)
+        keys = [key for key, tag in zip(batch.keys, batch.tags, strict=True) if not tag.get("is_padding", False)]
+        data = tq.kv_batch_get(keys=keys, partition_id=batch.partition_id, select_fields=fields)
         _, groups = np.unique(list(data["uid"]), return_inverse=True)
         data = data.exclude("uid").to_padded_tensor()
         scores, lengths = data["rm_scores"].sum(dim=-1), data["response_mask"].sum(dim=-1)
-        _, fallback = token_level_group_advantage(scores, lengths, torch.from_numpy(groups))
+        norm = self.config.algorithm.get("norm_adv_by_std_in_grpo", True)
+        _, fallback = token_level_group_advantage(
+            scores, lengths, torch.from_numpy(groups), norm_adv_by_std_in_grpo=norm
+        )
         return fallback.float().mean().item()
 
     # ---- checkpoint ----

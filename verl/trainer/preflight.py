@@ -72,6 +72,7 @@ def check_run(config: DictConfig) -> None:
     for key in ("train_files", "val_files"):
         check_data_files(f"data.{key}", config.data[key], config.data.prompt_key)
     check_batch_sizes(config)
+    check_overlong_buffer(config)
 
 
 def config_asks_for_cpu(config: DictConfig) -> bool:
@@ -191,6 +192,21 @@ def leave_resources_to_the_cluster(config: DictConfig) -> None:
     for key in ("num_cpus", "num_gpus", "object_store_memory"):
         if config.ray_kwargs.ray_init.get(key) is not None:
             config.ray_kwargs.ray_init[key] = None
+
+
+def check_overlong_buffer(config: DictConfig) -> None:
+    """A buffer as long as the response budget would penalise every token; upstream lets it pass.
+
+    Raises:
+        ValueError: it is.
+    """
+    key = "reward.reward_kwargs.overlong_buffer_cfg"
+    buffer, budget = OmegaConf.select(config, key), config.data.max_response_length
+    if buffer is not None and buffer.enable and buffer.len >= budget:
+        raise ValueError(
+            f"{key}.len={buffer.len} must be below data.max_response_length={budget}, else every response is "
+            f"penalised; lower it, or set {key}.enable=false"
+        )
 
 
 def check_ray_resources(config: DictConfig, starting: bool = True) -> None:

@@ -79,6 +79,11 @@ class HAPORolloutConfig(RolloutConfig):
             return
         if self.name != "vllm":
             raise ValueError(f"{section}.adaptive_temperature works with {section}.name=vllm, not {self.name}")
+        if self.temperature != 1:
+            raise ValueError(
+                f"{section}.adaptive_temperature needs {section}.temperature=1, not {self.temperature}: the "
+                "statistics are of entropies at that temperature, the sampler's entropies of raw logits"
+            )
         processors = (self.engine_kwargs or {}).get("vllm", {}).get("logits_processors") or []
         if LOGITS_PROCESSOR not in processors:
             raise ValueError(

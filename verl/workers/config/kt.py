@@ -26,6 +26,12 @@ class KTRolloutConfig(RolloutConfig):
                     f"actor_rollout_ref.rollout.kt has no key {', '.join(unknown)}; known: {sorted(known)}"
                 )
             self.kt = KTConfig(**dict(self.kt))
+        plain = self.temperature == 1 and self.top_p == 1 and self.top_k in (-1, 0)
+        if self.name == "kt" and self.kt.sample_nk != "none" and not plain:
+            raise ValueError(
+                f"actor_rollout_ref.rollout.kt.sample_nk={self.kt.sample_nk} needs temperature=1, top_p=1, top_k=-1: "
+                "the server reports candidates after them, and branches open by raw probabilities"
+            )
         if self.name == "kt" and not self.kt.fill_return_sequences:
             key = "actor_rollout_ref.rollout.kt.fill_return_sequences"
             raise ValueError(f"{key}=false: training needs rollout.n responses of every prompt")

@@ -4,7 +4,6 @@
 not used.
 """
 
-import asyncio
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -14,7 +13,8 @@ from verl.experimental.agent_loop.agent_loop import AgentLoopOutput
 from verl.utils.config import omega_conf_to_dataclass
 
 from verl.workers.rollout.group_rollout import GroupRollout
-from verl.workers.rollout.trajectory_tree import TREE, tree_of_rows
+from verl.workers.rollout.rollout_engine import gather_or_cancel
+from verl.workers.rollout.trajectory_tree import TREE, TREE_METRICS, tree_of_rows
 
 
 def most_diverse(responses: Sequence[Sequence[int]], n: int) -> list[int]:
@@ -41,14 +41,16 @@ class OverGeneration(GroupRollout):
 
     async def run(self, prompt: dict[str, Any], n: int, sampling_params: dict[str, Any]) -> list[AgentLoopOutput]:
         total = max(n, round(n * self.factor))
-        outputs = await asyncio.gather(*(self.agent_loop.run(dict(sampling_params), **prompt) for _ in range(total)))
+        outputs = await gather_or_cancel(*(self.agent_loop.run(dict(sampling_params), **prompt) for _ in range(total)))
         responses = [output.response_ids for output in outputs]
         kept = most_diverse(responses, n)
-        tree = tree_of_rows(outputs[0].prompt_ids, responses, [one.response_logprobs for one in outputs], kept)
+        log_probs = [one.response_logprobs for one in outputs]
+        known = None if any(one is None for one in log_probs) else log_probs
+        tree = tree_of_rows(outputs[0].prompt_ids, responses, known, kept)
         for segment in tree.segments:
             if not set(segment.info.pop("rows")) & set(kept):
                 segment.info["pruned"] = "less diverse"
         tokens = sum(map(len, responses))
         tree.metrics = {"kept_token_share": sum(len(responses[i]) for i in kept) / tokens if tokens else 1.0}
-        outputs[kept[0]].extra_fields[TREE] = tree.to_json()
+        outputs[kept[0]].extra_fields |= {TREE: tree.to_json(), TREE_METRICS: tree.metrics}
         return [outputs[i] for i in kept]

@@ -3,6 +3,7 @@
 The other engine is vLLM behind upstream's LLM client. Same model, greedy: same tokens.
 """
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -51,6 +52,18 @@ class RolloutEngine(Protocol):
         Requests of one `request_id` go to the same replica, where their common prefix is cached.
         """
         ...
+
+
+async def gather_or_cancel(*coroutines) -> list:
+    """`asyncio.gather` that leaves nothing running: when one fails, the others are cancelled and have ended."""
+    tasks = [asyncio.ensure_future(one) for one in coroutines]
+    try:
+        return await asyncio.gather(*tasks)
+    except BaseException:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        raise
 
 
 class TransformersEngine:

@@ -14,7 +14,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 
 MODEL, TOOL = "model", "tool"
-TREE = "trajectory_tree"  # where a group rollout leaves the tree, as JSON: extra_fields of the first session
+# where a group rollout leaves the tree, as JSON, and its metrics: extra_fields of the first session
+TREE, TREE_METRICS = "trajectory_tree", "tree_metrics"
 
 
 @dataclass

@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 
 from verl.workers.rollout.kt.config import KTConfig
-from verl.workers.rollout.kt.growth import latr_group
+from verl.workers.rollout.kt.growth import end_of_sequence_ids, latr_group
 from verl.workers.rollout.rollout_engine import TransformersEngine
 from verl.workers.rollout.trajectory_tree import TrajectoryTree
 
@@ -24,7 +24,7 @@ def latr_generate(
 
     Args:
         model: a `transformers` causal LM, any dtype, CPU or GPU.
-        tokenizer: its tokenizer; its end-of-sequence token ends a response.
+        tokenizer: its tokenizer; its end-of-sequence token, and those of the model's generation config, end a response.
         prompts: token ids.
         config: the `kt` keys; the mix ratio is that of training step 0.
         n: responses per prompt.
@@ -51,7 +51,7 @@ def latr_generate(
                 n,
                 config,
                 max_new_tokens=max_new_tokens,
-                eos_token_ids=[tokenizer.eos_token_id],
+                eos_token_ids=end_of_sequence_ids(tokenizer, getattr(model, "generation_config", None)),
                 text_of=text_of,
                 seed=seed + i,
             )

@@ -6,7 +6,6 @@ rows ask for the rest of the chunk; at its end all rows ask for the next one sid
 step-by-step algorithm, whatever the chunk size; what is lost are the unread tokens of rows that are pruned.
 """
 
-import asyncio
 import random
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -18,7 +17,7 @@ from stop_words import get_stop_words
 from verl.workers.rollout.kt.config import KTConfig
 from verl.workers.rollout.kt.lookahead import Choice, LookaheadTree, Record, Row
 from verl.workers.rollout.kt.schedule import mix_ratio, tree_branches
-from verl.workers.rollout.rollout_engine import Generation, RolloutEngine
+from verl.workers.rollout.rollout_engine import Generation, RolloutEngine, gather_or_cancel
 from verl.workers.rollout.trajectory_tree import TrajectoryTree, tree_of_rows
 
 
@@ -29,6 +28,13 @@ class Sampling:
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = -1
+
+
+def end_of_sequence_ids(tokenizer, generation_config=None) -> list[int]:
+    """Ids that end a response: the tokenizer's, and those of the generation config, where a server stops as well."""
+    more = getattr(generation_config, "eos_token_id", None)
+    more = more if isinstance(more, list) else [more]
+    return sorted({token for token in (tokenizer.eos_token_id, *more) if token is not None})
 
 
 @cache
@@ -60,7 +66,7 @@ class TreeGrower:
         while not tree.left:
             self._forget_stale_chunks()
             dry = [row for row in tree.rows if not row.finished and not self.ahead.get(row.number)]
-            await asyncio.gather(*(self._look_ahead(row) for row in dry))
+            await gather_or_cancel(*(self._look_ahead(row) for row in dry))
             tree.advance([None if row.finished else self.ahead[row.number].popleft() for row in tree.rows])
 
     def _samples_now(self) -> bool:
@@ -150,28 +156,29 @@ async def latr_group(
         return Generation(tokens + more.token_ids, log_probs + more.log_probs)
 
     own_seeds = [seeds.getrandbits(31) for _ in range(n)]
-    beside = [asyncio.ensure_future(finish([], [], own_seed)) for own_seed in own_seeds[k:]]
-    try:
-        branches, dropped, metrics = [], [], {}
-        if k:
-            lookahead = LookaheadTree(
-                k, config, max_new_tokens, stop_token_ids, text_of, english_stop_words(), seeds.getrandbits(31)
-            )
-            grower = TreeGrower(engine, prompt_ids, lookahead, sampling, seeds.getrandbits(31), request_id)
-            await grower.grow()
-            rows, dropped = list(lookahead.rows), lookahead.dropped
-            if config.fill_return_sequences:
-                rows += [rows[0]] * (k - len(rows))
-            metrics = lookahead.metrics() | {"tree_tokens_generated": float(grower.requested_tokens)}
-            starts = [(row.tokens, row.log_probs) for row in rows]
-            branches = await asyncio.gather(
-                *(finish(*start, own_seed) for start, own_seed in zip(starts, own_seeds, strict=False))
-            )
-        responses = [*branches, *await asyncio.gather(*beside)]
-    except BaseException:
-        for task in beside:
-            task.cancel()
-        raise
+    lookahead_seed, grower_seed = seeds.getrandbits(31), seeds.getrandbits(31)
+
+    async def grow_and_finish() -> tuple[LookaheadTree, TreeGrower, list[Row], list[Generation]]:
+        lookahead = LookaheadTree(
+            k, config, max_new_tokens, stop_token_ids, text_of, english_stop_words(), lookahead_seed
+        )
+        grower = TreeGrower(engine, prompt_ids, lookahead, sampling, grower_seed, request_id)
+        await grower.grow()
+        rows = list(lookahead.rows)
+        if config.fill_return_sequences:
+            rows += [rows[0]] * (k - len(rows))
+        ends = [finish(row.tokens, row.log_probs, own_seed) for row, own_seed in zip(rows, own_seeds, strict=False)]
+        return lookahead, grower, rows, await gather_or_cancel(*ends)
+
+    beside = [finish([], [], own_seed) for own_seed in own_seeds[k:]]
+    if k:
+        (lookahead, grower, rows, branches), *others = await gather_or_cancel(grow_and_finish(), *beside)
+        dropped = lookahead.dropped
+        metrics = lookahead.metrics() | {"tree_tokens_generated": float(grower.requested_tokens)}
+    else:
+        others = await gather_or_cancel(*beside)
+        dropped, branches, metrics = [], [], {}
+    responses = [*branches, *others]
     everything = [(one.token_ids, one.log_probs) for one in responses]
     everything += [(row.tokens, row.log_probs) for row in dropped]
     tree = tree_of_rows(
