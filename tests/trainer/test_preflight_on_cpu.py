@@ -15,6 +15,7 @@ from verl.trainer.preflight import (
     PreflightError,
     check_data_files,
     check_model_path,
+    check_overlong_buffer,
     check_ray_resources,
     needed_ray_cpus,
 )
@@ -130,3 +131,19 @@ def test_ray_cpus_are_counted(monkeypatch):
         check_ray_resources(resources(15, 2, workers=2, units=8))
     with pytest.raises(PreflightError, match="num_gpus=1 is less than trainer.n_gpus_per_node=2"):
         check_ray_resources(resources(24, 1, workers=2))
+
+
+def test_an_overlong_buffer_as_long_as_the_budget_is_refused():
+    config = OmegaConf.create(
+        {
+            "data": {"max_response_length": 4096},
+            "reward": {"reward_kwargs": {"overlong_buffer_cfg": {"enable": True, "len": 4096}}},
+        }
+    )
+    with pytest.raises(ValueError, match="overlong_buffer_cfg.len=4096 must be below"):
+        check_overlong_buffer(config)
+    config.reward.reward_kwargs.overlong_buffer_cfg.len = 1024
+    check_overlong_buffer(config)
+    config.reward.reward_kwargs.overlong_buffer_cfg = {"enable": False, "len": 4096}
+    check_overlong_buffer(config)
+    check_overlong_buffer(OmegaConf.create({"data": {"max_response_length": 8}}))

@@ -108,3 +108,28 @@ def test_candidates_are_ranked_and_ties_go_to_the_chosen_token():
 def test_rollout_names():
     assert group_rollout_class("vllm") is None
     assert group_rollout_class("kt").__name__ == "KTRollout"
+
+
+def test_nothing_runs_on_after_a_failure():
+    import asyncio
+
+    from verl.workers.rollout.rollout_engine import gather_or_cancel
+
+    ended = []
+
+    async def works(seconds):
+        try:
+            await asyncio.sleep(seconds)
+        finally:
+            ended.append(seconds)
+        return seconds
+
+    async def fails():
+        await asyncio.sleep(0.01)
+        raise ValueError("no such token")
+
+    assert asyncio.run(gather_or_cancel(works(0.02), works(0.01))) == [0.02, 0.01]
+    ended.clear()
+    with pytest.raises(ValueError, match="no such token"):
+        asyncio.run(gather_or_cancel(works(60), fails(), works(50)))
+    assert sorted(ended) == [50, 60]

@@ -2,11 +2,14 @@
 
 import math
 import random
+from types import SimpleNamespace
 
 import pytest
 
 from recipe.common.tiny_model import TinyModelConfig, make_model, make_tokenizer
+from verl.workers.config.kt import KTRolloutConfig
 from verl.workers.rollout.kt import KTConfig, latr_generate
+from verl.workers.rollout.kt.growth import end_of_sequence_ids
 from verl.workers.rollout.kt.schedule import mix_ratio, next_notches, tightened, tree_branches
 from verl.workers.rollout.kt.similarity import edit_distance_ratio, rouge_l, suffix_match
 
@@ -175,3 +178,17 @@ def test_tightening_never_leaves_the_unit_interval(seed):
 def test_bad_values_name_their_key(key, value):
     with pytest.raises(ValueError, match=f"rollout.kt.{key}="):
         KTConfig(**{key: value})
+
+
+@pytest.mark.parametrize(("ids", "expected"), [(None, [7]), (7, [7]), ([7, 3], [3, 7]), (9, [7, 9])])
+def test_the_generation_configs_ends_count_too(ids, expected):
+    assert end_of_sequence_ids(SimpleNamespace(eos_token_id=7), SimpleNamespace(eos_token_id=ids)) == expected
+    assert end_of_sequence_ids(SimpleNamespace(eos_token_id=7)) == [7]
+
+
+@pytest.mark.parametrize("sampling", [{"temperature": 0.6}, {"top_p": 0.9}, {"top_k": 20}])
+def test_sampling_in_the_tree_is_refused_where_candidates_would_not_be_raw(sampling):
+    KTRolloutConfig(name="kt", kt=KTConfig(sample_nk="none"), **sampling)
+    KTRolloutConfig(name="kt", kt=KTConfig(sample_nk="full"))
+    with pytest.raises(ValueError, match="sample_nk=full needs temperature=1"):
+        KTRolloutConfig(name="kt", kt=KTConfig(sample_nk="full"), **sampling)
