@@ -1,0 +1,1 @@
+"""Tools that a policy calls in its rollouts: see base_tool.py."""

@@ -1,0 +1,60 @@
+"""What a tool is: a name, the tag that calls it, and an asynchronous `execute`.
+
+    class Dice(BaseTool):
+        name = "dice"
+        trigger_tag = "roll"                      # the model writes <roll>6</roll>
+
+        async def execute(self, content, *, timeout):
+            return str(random.randint(1, int(content)))
+
+Named in `actor_rollout_ref.rollout.tools.tool_instances.dice.class_path`; `params` are its constructor's arguments.
+Time limit, concurrency, retries and counting are the tool box's business (tool_box.py).
+"""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class ToolOutput:
+    """What the model reads, and whether it came from a cache."""
+
+    text: str
+    cached: bool = False
+
+
+class ToolError(Exception):
+    """A call that failed. The message is what the model reads.
+
+    Args:
+        message: for the model; no secrets, no host paths.
+        kind: short name under which it is counted and logged once, such as `timeout`, `http_500`, `bad_reply`.
+        retry: whether the same call may succeed a moment later.
+    """
+
+    def __init__(self, message: str, *, kind: str, retry: bool):
+        super().__init__(message)
+        self.kind, self.retry = kind, retry
+
+
+class BaseTool(ABC):
+    """One instance per rollout worker process; `execute` is called for many trajectories at once."""
+
+    name: str
+    trigger_tag: str
+
+    @abstractmethod
+    async def execute(self, content: str, *, timeout: float) -> str | ToolOutput:
+        """Run one call.
+
+        Args:
+            content: what stood between the tags, model-written: hostile.
+            timeout: seconds after which the caller gives up and cancels this coroutine. Cancelling must end all that
+                the call started.
+
+        Raises:
+            ToolError: the call failed.
+        """
+
+    async def close(self) -> None:
+        """Ends what the tool keeps open (workers, connections)."""
