@@ -4,7 +4,7 @@
         [--overrides actor_rollout_ref.actor.ppo_mini_batch_size=8]
 
 Runs a method's script once per seed from the same warm start, and reads mean@8 from the trainer's validation. Baseline:
-the warm start, measured in the same run at step 0. Writes benchmarks/results/<name>.md and .png. A run that exists is
+the warm start, measured in the same run at step 0, and the last method named. Writes benchmarks/results/<name>.md and .png. A run that exists is
 not repeated.
 """
 
@@ -26,6 +26,11 @@ SCRIPTS = {
     "dapo": ["recipe/common/run_dapo_countdown.sh"],
     "hapo": ["recipe/hapo/run_countdown_cpu.sh"],
     "grpo-kt": ["recipe/latr/run_countdown_cpu.sh"],
+    "grpo-kt-paper": [
+        "recipe/latr/run_countdown_cpu.sh",
+        "actor_rollout_ref.rollout.kt.prob_filter_abs_thres=0.25",
+        "actor_rollout_ref.rollout.kt.prob_filter_rel_thres=0.15",
+    ],
     # the same script and settings, sampled the ordinary way
     "grpo-vllm": ["recipe/latr/run_countdown_cpu.sh", "actor_rollout_ref.rollout.name=vllm"],
 }
@@ -62,6 +67,12 @@ def row_of(metrics: pd.DataFrame) -> dict[str, float]:
     return row | {"minutes": (metrics["timing_s/step"].sum() + validation) / 60}
 
 
+def steps_to_reach(metrics: pd.DataFrame, accuracy: float) -> str:
+    """The first validation at or above an accuracy."""
+    reached = metrics.loc[metrics[ACCURACY] >= accuracy, "step"]
+    return str(int(reached.iloc[0])) if len(reached) else "not reached"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", nargs="+", default=["grpo=0,1,2", "dapo=0,1,2"], metavar="METHOD=SEEDS")
@@ -71,6 +82,7 @@ def main() -> None:
     parser.add_argument("--overrides", nargs="*", default=[])
     args = parser.parse_args()
     found, curves = {}, {}
+    baseline = args.runs[-1].split("=")[0]
     for method, seeds in (one.split("=") for one in args.runs):
         for seed in map(int, seeds.split(",")):
             metrics = load_metrics(run(method, seed, args.steps, args.name, args.test_freq, args.overrides))
@@ -85,14 +97,17 @@ def main() -> None:
             own[f"mean of {len(own)}"] = {name: statistics.mean(row[name] for row in own.values()) for name in present}
         for seed, row in own.items():
             cells = [f"{row[name]:.3f}" if name in row else "" for name in columns]
-            rows.append((method, seed, *cells))
+            reached = ""
+            if seed.isdigit() and (baseline, int(seed)) in found:
+                reached = steps_to_reach(curves[f"{method} seed {seed}"], found[baseline, int(seed)]["after RL"])
+            rows.append((method, seed, *cells, reached))
     plot_runs(curves, RESULTS / f"{args.name}.png")
     changed = f" Overrides: `{' '.join(args.overrides)}`." if args.overrides else ""
     write_report(
         args.name,
         f"Countdown, {args.steps} steps of 16 prompts x 8; accuracy is the trainer's mean@8 on 64 held-out problems at "
         f"temperature 1. Minutes are steps and validation, without start-up.{changed}",
-        ("method", "seed", *columns),
+        ("method", "seed", *columns, f"steps to {baseline}'s final accuracy"),
         rows,
     )
 
