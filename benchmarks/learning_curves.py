@@ -3,9 +3,9 @@
     python -m benchmarks.learning_curves [--runs grpo=0,1,2 dapo=0,1,2] [--steps 120] [--name learning_curves]
         [--overrides actor_rollout_ref.actor.ppo_mini_batch_size=8]
 
-Runs a method's script once per seed from the same warm start, and reads mean@8 from the trainer's validation. Baseline:
-the warm start, measured in the same run at step 0, and the last method named. Writes benchmarks/results/<name>.md and .png. A run that exists is
-not repeated.
+Runs a method's script once per seed from the same warm start, and reads mean@8 from the trainer's validation.
+Baseline: the warm start, measured in the same run at step 0, and the last method named. Writes
+benchmarks/results/<name>.md and .png. A run that exists is not repeated.
 """
 
 import argparse
@@ -69,8 +69,8 @@ def row_of(metrics: pd.DataFrame) -> dict[str, float]:
 
 def steps_to_reach(metrics: pd.DataFrame, accuracy: float) -> str:
     """The first validation at or above an accuracy."""
-    reached = metrics.loc[metrics[ACCURACY] >= accuracy, "step"]
-    return str(int(reached.iloc[0])) if len(reached) else "not reached"
+    reached = metrics.index[metrics[ACCURACY] >= accuracy]
+    return str(reached[0]) if len(reached) else "not reached"
 
 
 def main() -> None:
