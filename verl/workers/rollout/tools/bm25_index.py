@@ -1,0 +1,179 @@
+"""BM25 over a corpus: made once, kept in a folder, mapped by any number of processes.
+
+    index = open_index("corpus.jsonl", "corpus.index")       # made if the folder is not there
+    index.search("who tends otters", 3)                       # -> [(Document, score), …], best first
+
+score(q, d) = Σ over distinct words w of q: ln(1 + (N - n_w + 0.5) / (n_w + 0.5)) · f / (f + k1 · (1 - b + b · |d| / L))
+with f = how often w is in d, n_w = documents with w, |d| = words of d, L = their mean: Lucene's BM25, Anserini's k1 and
+b. Title and text count alike; English function words do not count. Equal scores: the earlier document first.
+"""
+
+import hashlib
+import json
+import logging
+import os
+import re
+import shutil
+import tempfile
+import unicodedata
+from pathlib import Path
+
+import bm25s
+import numpy as np
+import pyarrow as pa
+from bm25s.stopwords import STOPWORDS_EN
+
+from verl.workers.rollout.tools.corpus import Document, document_at, read_corpus
+
+K1, B = 0.9, 0.4
+FORMAT = 1
+MOST_QUERY_WORDS = 64
+CJK = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff"
+WORD = re.compile(f"[{CJK}]|[^\\W{CJK}]+")
+FUNCTION_WORDS = frozenset(STOPWORDS_EN)
+
+logging.getLogger("bm25s").setLevel(logging.WARNING)  # it sets DEBUG for itself
+
+
+def words(text: str) -> list[str]:
+    """The words by which documents are found: lower case; each Chinese or Japanese character is one."""
+    folded = text.lower() if text.isascii() else unicodedata.normalize("NFKC", text).lower()
+    return [word for word in WORD.findall(folded) if word not in FUNCTION_WORDS]
+
+
+class Bm25Index:
+    """Searching is safe from several threads at once."""
+
+    def __init__(self, documents: pa.Table, scorer: bm25s.BM25):
+        self.documents, self._scorer = documents, scorer
+
+    def __len__(self) -> int:
+        return self.documents.num_rows
+
+    @classmethod
+    def build(cls, documents: pa.Table) -> "Bm25Index":
+        """
+        Args:
+            documents: as of `read_corpus`.
+
+        Raises:
+            ValueError: there is no word in any document.
+        """
+        vocabulary: dict[str, int] = {}
+        word_ids = [
+            [vocabulary.setdefault(word, len(vocabulary)) for word in words(f"{title}\n{text}")]
+            for batch in documents.to_batches()
+            for title, text in zip(batch["title"].to_pylist(), batch["text"].to_pylist(), strict=True)
+        ]
+        if not vocabulary:
+            raise ValueError("the corpus has no words to search for")
+        scorer = bm25s.BM25(method="lucene", k1=K1, b=B)
+        scorer.index((word_ids, vocabulary), create_empty_token=False, show_progress=False)
+        return cls(documents, scorer)
+
+    def search(self, query: str, k: int) -> list[tuple[Document, float]]:
+        """At most k documents that share a word with the query, best first, and their scores.
+
+        Only the first 64 distinct words of the query count.
+        """
+        known = self._scorer.get_tokens_ids(list(dict.fromkeys(words(query)))[:MOST_QUERY_WORDS])
+        if not known:
+            return []
+        scores = self._scorer.get_scores_from_ids(known)
+        return [(document_at(self.documents, int(i)), float(scores[i])) for i in best(scores, k)]
+
+    def save(self, folder: Path, corpus_hash: str) -> None:
+        """Writes the index as a new folder, all or nothing.
+
+        Raises:
+            OSError: the folder is there already and is not empty; or the disk.
+        """
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
+        try:
+            self._scorer.save(temporary, show_progress=False)
+            with pa.OSFile(str(temporary / "documents.arrow"), "wb") as file:
+                with pa.ipc.new_file(file, self.documents.schema) as writer:
+                    writer.write_table(self.documents)
+            sizes = {path.name: path.stat().st_size for path in sorted(temporary.iterdir())}
+            (temporary / "manifest.json").write_text(json.dumps(_manifest(corpus_hash, sizes), indent=1))
+            for path in temporary.iterdir():
+                _to_disk(path)
+            temporary.chmod(0o755)
+            os.rename(temporary, folder)
+            _to_disk(folder.parent)
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
+
+    @classmethod
+    def load(cls, folder: Path, corpus_hash: str) -> "Bm25Index":
+        """Maps a saved index.
+
+        Raises:
+            ValueError: not an index, a damaged one, or one of another corpus or format.
+        """
+        try:
+            manifest = json.loads((folder / "manifest.json").read_text())
+            sizes = {name: (folder / name).stat().st_size for name in manifest["sizes"]}
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise ValueError(f"{folder}: not a search index, or a damaged one: {error!r}") from error
+        expected = _manifest(corpus_hash, sizes)
+        if different := [key for key in expected if manifest.get(key) != expected[key]]:
+            raise ValueError(
+                f"{folder}: {', '.join(different)} differ: the index is damaged, or of another corpus or version; "
+                "delete the folder to have it made again, or name another"
+            )
+        documents = pa.ipc.open_file(pa.memory_map(str(folder / "documents.arrow"))).read_all()
+        return cls(documents, bm25s.BM25.load(folder, mmap=True))
+
+
+def best(scores: np.ndarray, k: int) -> np.ndarray:
+    """Positions of the k highest positive scores, highest first; of equal ones the lower position first."""
+    k = min(k, int(np.count_nonzero(scores > 0)))
+    if k == 0:
+        return np.empty(0, dtype=np.int64)
+    least = np.partition(scores, -k)[-k]
+    above = np.flatnonzero(scores > least)
+    level = np.flatnonzero(scores == least)[: k - len(above)]
+    return np.concatenate([above[np.argsort(-scores[above], kind="stable")], level])
+
+
+def open_index(corpus: str | Path, folder: str | Path | None = None) -> Bm25Index:
+    """The index of a corpus file: from `folder` if it is there, else made and, with a folder, kept in it.
+
+    Raises:
+        FileNotFoundError, ValueError: as of `read_corpus`, `Bm25Index.build` and `Bm25Index.load`.
+    """
+    corpus = Path(corpus).expanduser()
+    if folder is None:
+        return Bm25Index.build(read_corpus(corpus))
+    folder, corpus_hash = Path(folder).expanduser(), _sha256(corpus)
+    if not folder.exists():
+        index = Bm25Index.build(read_corpus(corpus))
+        try:
+            index.save(folder, corpus_hash)
+        except OSError:
+            if not (folder / "manifest.json").exists():  # else another process was quicker
+                raise
+    return Bm25Index.load(folder, corpus_hash)
+
+
+def _manifest(corpus_hash: str, sizes: dict[str, int]) -> dict:
+    made_by = {"format": FORMAT, "bm25s": bm25s.__version__, "k1": K1, "b": B}
+    return {**made_by, "corpus_sha256": corpus_hash, "sizes": sizes}
+
+
+def _sha256(path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def _to_disk(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,92 @@
+"""One JSON request over HTTP, for tools: whatever a server does becomes a value or a ToolError.
+
+| what happens                       | kind          | retry |
+|------------------------------------|---------------|-------|
+| nobody listens, no such host       | `unreachable` | yes   |
+| no whole reply in time             | `timeout`     | yes   |
+| the connection breaks              | `cut_off`     | yes   |
+| status 408, 429, 5xx               | `http_<n>`    | yes   |
+| any other 4xx                      | `http_<n>`    | no    |
+| 3xx: never followed                | `redirect`    | no    |
+| more than the bytes allowed        | `oversized`   | no    |
+| not JSON                           | `bad_reply`   | yes   |
+"""
+
+import asyncio
+import ipaddress
+import json
+from typing import Any
+
+import httpx
+
+from verl.workers.rollout.tools.base_tool import ToolError
+
+PASSING_STATUS = (408, 429)
+
+
+def json_client(url: httpx.URL, headers: dict[str, str] | None = None) -> httpx.AsyncClient:
+    """A client for `post_json` to `url`. The environment's proxies serve hosts other than this machine.
+
+    Replies are asked for uncompressed, so that their size on the line is their size.
+    """
+    return httpx.AsyncClient(
+        headers={"Accept": "application/json", "Accept-Encoding": "identity"} | (headers or {}),
+        follow_redirects=False,
+        trust_env=not is_loopback(url),
+        limits=httpx.Limits(max_connections=None, max_keepalive_connections=64),
+    )
+
+
+def is_loopback(url: httpx.URL) -> bool:
+    try:
+        return ipaddress.ip_address(url.host).is_loopback
+    except ValueError:
+        return url.host == "localhost"
+
+
+async def post_json(
+    client: httpx.AsyncClient, url: httpx.URL, payload: dict, *, timeout: float, most_bytes: int, server: str
+) -> Any:
+    """Posts `payload` and returns the reply's JSON value. Cancelling it closes the connection.
+
+    Args:
+        timeout: seconds for everything together.
+        most_bytes: of the reply's body.
+        server: what the model calls the other side, as in "the search server".
+
+    Raises:
+        ToolError: as in the table above. It holds nothing of the request: no key, no address.
+    """
+    try:
+        body = await asyncio.wait_for(_post(client, url, payload, timeout, most_bytes, server), timeout)
+    except (asyncio.TimeoutError, httpx.TimeoutException):
+        fault = ToolError(f"{server} did not answer within {timeout:g} s", kind="timeout", retry=True)
+    except httpx.ConnectError:
+        fault = ToolError(f"{server} cannot be reached", kind="unreachable", retry=True)
+    except httpx.HTTPError:
+        fault = ToolError(f"{server} broke off in the middle", kind="cut_off", retry=True)
+    else:
+        try:
+            return json.loads(body)
+        except (ValueError, RecursionError):
+            fault = ToolError(f"{server} sent an unreadable reply", kind="bad_reply", retry=True)
+    # raised here, not in the handlers: httpx's errors carry the request, and with it the key, as __context__
+    raise fault
+
+
+async def _post(
+    client: httpx.AsyncClient, url: httpx.URL, payload: dict, timeout: float, most_bytes: int, server: str
+) -> bytes:
+    async with client.stream("POST", url, json=payload, timeout=timeout) as response:
+        status = response.status_code
+        if 300 <= status < 400:
+            raise ToolError(f"{server} pointed elsewhere, which is not followed", kind="redirect", retry=False)
+        if status != 200:
+            passing = status in PASSING_STATUS or status >= 500
+            raise ToolError(f"{server} refused: HTTP status {status}", kind=f"http_{status}", retry=passing)
+        body = bytearray()
+        async for chunk in response.aiter_raw():
+            body += chunk
+            if len(body) > most_bytes:
+                raise ToolError(f"{server} sent too long a reply", kind="oversized", retry=False)
+        return bytes(body)

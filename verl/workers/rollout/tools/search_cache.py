@@ -1,0 +1,152 @@
+"""Answers of searches, kept on disk and shared by all processes of a machine: key -> text.
+
+SQLite in WAL mode from the standard library: one table needs no more, a process that is killed loses at most the entry
+that it was writing, and readers never wait. (diskcache is SQLite too, plus pickle, and has had no release since 2023.)
+WAL needs shared memory: keep the file on a local disk, not on a network file system.
+"""
+
+import json
+import sqlite3
+import threading
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+APPLICATION_ID = 0x53524348  # "SRCH", in the file's header
+WAIT = 30.0  # seconds for other processes' writes
+TRIM_EVERY = 64
+TABLE = "CREATE TABLE IF NOT EXISTS cache (id INTEGER PRIMARY KEY, key TEXT NOT NULL UNIQUE, text TEXT NOT NULL)"
+PUT = "INSERT OR REPLACE INTO cache (key, text) VALUES (?, ?)"
+
+
+class SearchCache:
+    """
+    A path that ends in .json names an older cache, one JSON object of key -> text. It is read once, when the cache
+    that takes its place, `<path>.sqlite` beside it, is made; afterwards it is left as it is and not read again.
+
+    Args:
+        path: file, made if absent.
+        size_mb: the oldest entries go when the entries need more, in 10^6 bytes.
+
+    Raises:
+        ValueError: a file that is not such a cache, or a damaged one; the message names it and nothing is changed.
+            Looking a file through takes about 3 s a GB.
+        OSError: the file cannot be opened or written.
+    """
+
+    def __init__(self, path: str | Path, *, size_mb: float = 512):
+        if not size_mb > 0:
+            raise ValueError(f"cache size must be positive, got {size_mb!r} MB")
+        path = Path(path).expanduser()
+        legacy = path if path.suffix == ".json" else None
+        self.path = path.with_name(path.name + ".sqlite") if legacy else path
+        self._limit, self._n_puts, self._lock = size_mb * 1e6, 0, threading.Lock()
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            # autocommit; guarded by our lock instead of being bound to one thread
+            self._database = sqlite3.connect(self.path, timeout=WAIT, isolation_level=None, check_same_thread=False)
+            try:
+                self._prepare(legacy)
+            except BaseException:
+                self._database.close()
+                raise
+        except sqlite3.OperationalError as error:
+            raise OSError(f"{self.path}: cannot be opened as a search cache: {error}") from error
+        except sqlite3.DatabaseError as error:
+            raise ValueError(
+                f"{self.path}: damaged, or not a search cache ({error}); move it away to begin a new one"
+            ) from error
+
+    def get(self, key: str) -> str | None:
+        """
+        Raises:
+            sqlite3.Error: the file cannot be read.
+        """
+        with self._lock:
+            row = self._database.execute("SELECT text FROM cache WHERE key = ?", (key,)).fetchone()
+        return row and row[0]
+
+    def put(self, key: str, text: str) -> None:
+        """Keeps the text, in place of an earlier one. It is on disk for all processes when this returns.
+
+        Raises:
+            sqlite3.Error: the file cannot be written: the disk is full, or others kept it for 30 s.
+        """
+        with self._lock:
+            self._database.execute(PUT, (key, text))
+            self._n_puts += 1
+            if self._n_puts % TRIM_EVERY == 1:
+                self._trim()
+
+    def n_entries(self) -> int:
+        with self._lock:
+            return self._one("SELECT count(*) FROM cache")
+
+    def close(self) -> None:
+        with self._lock:
+            self._database.close()
+
+    def _prepare(self, legacy: Path | None) -> None:
+        is_new = self._one("PRAGMA schema_version") == 0
+        if not is_new and self._one("PRAGMA application_id") != APPLICATION_ID:
+            raise sqlite3.DatabaseError("an SQLite file of something else")
+        if not is_new and (found := self._one("PRAGMA quick_check(1)")) != "ok":
+            raise sqlite3.DatabaseError(found)
+        entries = _read_legacy(legacy) if is_new and legacy and legacy.exists() else ()
+        self._enter_wal_mode()
+        self._database.execute("PRAGMA synchronous = NORMAL")
+        self._database.execute("BEGIN IMMEDIATE")
+        with self._database:
+            if self._one("PRAGMA schema_version") == 0:  # not made by another process meanwhile
+                self._database.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+                self._database.execute(TABLE)
+                self._database.executemany(PUT, entries)
+
+    def _enter_wal_mode(self) -> None:
+        """SQLite does not wait, as it does elsewhere, while another process is entering it."""
+        end = time.monotonic() + WAIT
+        while True:
+            try:
+                return self._database.execute("PRAGMA journal_mode = WAL").close()
+            except sqlite3.OperationalError as error:
+                if "locked" not in str(error) or time.monotonic() > end:
+                    raise
+                time.sleep(0.02)
+
+    def _trim(self) -> None:
+        """Deletes the oldest entries, a twentieth at a time, until the rest fits."""
+        if self._used() <= self._limit:
+            return
+        self._database.execute("BEGIN IMMEDIATE")
+        with self._database:
+            while self._used() > 0.9 * self._limit:
+                oldest, newest = self._database.execute("SELECT min(id), max(id) FROM cache").fetchone()
+                if oldest is None:
+                    return
+                self._database.execute("DELETE FROM cache WHERE id <= ?", (oldest + (newest - oldest) // 20,))
+
+    def _used(self) -> int:
+        pages = self._one("PRAGMA page_count") - self._one("PRAGMA freelist_count")
+        return pages * self._one("PRAGMA page_size")
+
+    def _one(self, statement: str):
+        return self._database.execute(statement).fetchone()[0]
+
+
+def _read_legacy(path: Path) -> Iterable[tuple[str, str]]:
+    """The entries of a JSON cache; values that are not text (such as lists of results) become JSON text.
+
+    Raises:
+        ValueError: not a JSON object.
+    """
+    try:
+        entries = json.loads(path.read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path}: a damaged search cache, not JSON: {error}") from error
+    if not isinstance(entries, dict):
+        raise ValueError(f"{path}: expected a JSON object of query -> result, got {type(entries).__name__}")
+    texts = (value if isinstance(value, str) else json.dumps(value, ensure_ascii=False) for value in entries.values())
+    # lone surrogates, which JSON can hold and SQLite cannot
+    return [
+        tuple(part.encode(errors="replace").decode() for part in entry) for entry in zip(entries, texts, strict=True)
+    ]

@@ -1,0 +1,308 @@
+"""Search for policies that call tools: `<search>who tends otters</search>`.
+
+The model reads numbered passages, one a paragraph, in neutral text (plain_text.py), or a sentence that says why there
+are none:
+
+    [1] Otter
+    The otter is tended by …
+
+    [2] Heron (en.wikipedia.org)
+    …
+"""
+
+import asyncio
+import logging
+import os
+import sqlite3
+from abc import abstractmethod
+from pathlib import Path
+from typing import Any, NamedTuple
+from urllib.parse import urlencode
+
+import httpx
+
+from verl.workers.rollout.tools.base_tool import BaseTool, ToolError, ToolOutput
+from verl.workers.rollout.tools.http_json import is_loopback, json_client, post_json
+from verl.workers.rollout.tools.plain_text import neutral, one_line
+from verl.workers.rollout.tools.search_cache import SearchCache
+
+MOST_QUERY_CHARACTERS = 1000
+MOST_TITLE_CHARACTERS = 200
+MOST_REPLY_BYTES = 8_000_000
+NOTHING_FOUND = "No results found."
+
+logger = logging.getLogger(__name__)
+
+
+class Passage(NamedTuple):
+    title: str
+    text: str
+    source: str = ""
+
+
+def passages_text(passages: list[Passage], result_length: int) -> str:
+    """What the model reads. A passage is one line, so that none can look like several; titles have 200 characters.
+
+    Args:
+        result_length: most characters of a passage's text.
+    """
+    paragraphs = []
+    for i, passage in enumerate(passages, start=1):
+        source = one_line(passage.source, MOST_TITLE_CHARACTERS)
+        heading = f"[{i}] {one_line(passage.title, MOST_TITLE_CHARACTERS)}" + (f" ({source})" if source else "")
+        paragraphs.append(f"{heading}\n{one_line(passage.text, result_length)}".strip())
+    return neutral("\n\n".join(paragraphs)) or NOTHING_FOUND
+
+
+class SearchTool(BaseTool):
+    """What both searches share: checking the query, the cache, the text.
+
+    Args:
+        max_results: passages a search, at most 100.
+        result_length: most characters of a passage's text.
+        request_timeout: seconds for one request; the caller's time limit counts too.
+        cache_file: keeps answers (search_cache.py); None: no cache. Only searches that found something are kept.
+        cache_size_mb: most the cache may hold.
+        async_cache_write: accepted for older configs; writing never blocks other trajectories.
+
+    Raises:
+        ValueError: a parameter is out of range, or the cache file is damaged.
+    """
+
+    name = trigger_tag = "search"
+
+    def __init__(
+        self,
+        *,
+        max_results: int,
+        result_length: int,
+        request_timeout: float,
+        cache_file: str | Path | None = None,
+        cache_size_mb: float = 512,
+        async_cache_write: bool = False,
+    ):
+        for key, value, most in (("max_results", max_results, 100), ("result_length", result_length, 100_000)):
+            if type(value) is not int or not 1 <= value <= most:
+                raise ValueError(f"{key} must be an integer from 1 to {most}, got {value!r}")
+        if not request_timeout > 0:
+            raise ValueError(f"request_timeout must be positive, got {request_timeout!r}")
+        self._max_results, self._result_length, self._request_timeout = max_results, result_length, request_timeout
+        self._cache = SearchCache(cache_file, size_mb=cache_size_mb) if cache_file else None
+        self._cache_faults: set[str] = set()
+
+    @abstractmethod
+    async def _search(self, query: str, timeout: float) -> list[Passage]:
+        """
+        Raises:
+            ToolError: the search failed.
+        """
+
+    @abstractmethod
+    def _settings(self) -> str:
+        """What else than the query decides on an answer, for the cache; no secrets."""
+
+    async def execute(self, content: str, *, timeout: float) -> ToolOutput:
+        query = one_line(content, MOST_QUERY_CHARACTERS + 1)
+        if not query:
+            raise ToolError("The search query is empty.", kind="empty_query", retry=False)
+        if len(query) > MOST_QUERY_CHARACTERS:
+            message = f"The search query has more than {MOST_QUERY_CHARACTERS} characters."
+            raise ToolError(message, kind="long_query", retry=False)
+        # an older cache, read in, has the bare queries as keys
+        key = f"{query}\n{self._settings()} {self._max_results} {self._result_length}"
+        for known in (key, query) if self._cache else ():
+            if text := await self._cached(self._cache.get, known):
+                return ToolOutput(neutral(text) if known == key else self._bounded(text), cached=True)
+        passages = await self._search(query, min(timeout, self._request_timeout))
+        text = passages_text(passages[: self._max_results], self._result_length)
+        if self._cache and passages:
+            await self._cached(self._cache.put, key, text)
+        return ToolOutput(text)
+
+    async def close(self) -> None:
+        if self._cache:
+            self._cache.close()
+
+    def _bounded(self, cached_text: str) -> str:
+        """Text from an older cache, which may be of any length."""
+        return neutral(cached_text)[: self._max_results * (self._result_length + 2 * MOST_TITLE_CHARACTERS)]
+
+    async def _cached(self, operation, *args) -> str | None:
+        """A cache that fails must not fail the search: logged once per kind."""
+        try:
+            return await asyncio.to_thread(operation, *args)
+        except sqlite3.Error as error:
+            kind = f"{type(error).__name__}: {error}"
+            if kind not in self._cache_faults:
+                self._cache_faults.add(kind)
+                logger.warning("search cache %s: %s; searching without it where it fails", self._cache.path, kind)
+            return None
+
+
+class LocalSearchTool(SearchTool):
+    """BM25 over a corpus, in this process or on a server (scripts/search_server.py).
+
+    Args:
+        corpus: path of a corpus (corpus.py); each process makes its own index, unless:
+        index: folder in which the index is kept and from which all processes map it (bm25_index.py).
+        url: of a search server, `http://host:8000` or `http://host:8000/retrieve`; instead of a corpus.
+        max_results, result_length, request_timeout, shared: see SearchTool.
+
+    Raises:
+        FileNotFoundError: no such corpus.
+        ValueError: not exactly one of corpus and url; a bad corpus or index; see SearchTool.
+    """
+
+    def __init__(
+        self,
+        *,
+        corpus: str | Path | None = None,
+        index: str | Path | None = None,
+        url: str | None = None,
+        max_results: int = 3,
+        result_length: int = 1000,
+        request_timeout: float = 10,
+        **shared,
+    ):
+        if (corpus is None) == (url is None) or (index is not None and corpus is None):
+            raise ValueError(f"expected corpus (and index), or url; got {corpus=}, {index=}, {url=}")
+        super().__init__(
+            max_results=max_results, result_length=result_length, request_timeout=request_timeout, **shared
+        )
+        self._origin, self._index, self._client = str(corpus or url), None, None
+        if corpus is not None:
+            from verl.workers.rollout.tools.bm25_index import open_index  # bm25s imports numba: seconds
+
+            self._index = open_index(corpus, index)
+        else:
+            self._url = _checked_url(url, "url")
+            if self._url.path in ("", "/"):
+                self._url = self._url.copy_with(path="/retrieve")
+            self._client = json_client(self._url)
+
+    async def _search(self, query: str, timeout: float) -> list[Passage]:
+        if self._index is not None:
+            found = await asyncio.to_thread(self._index.search, query, self._max_results)
+            return [Passage(document.title, document.text) for document, _ in found]
+        payload = {"queries": [query], "topk": self._max_results, "return_scores": True}
+        server = "The search server"
+        reply = await post_json(
+            self._client, self._url, payload, timeout=timeout, most_bytes=MOST_REPLY_BYTES, server=server
+        )
+        try:
+            (results,) = reply["result"]
+            return [_passage_of_contents(result["document"]["contents"]) for result in results]
+        except (KeyError, TypeError, ValueError, AttributeError):
+            raise ToolError(f"{server} sent a reply of another form", kind="bad_reply", retry=False) from None
+
+    def _settings(self) -> str:
+        return f"bm25 {self._origin}"
+
+    async def close(self) -> None:
+        if self._client:
+            await self._client.aclose()
+        await super().close()
+
+
+class BingSearchTool(SearchTool):
+    """Bing through Bright Data's SERP API, in its parsed form (brd_json).
+
+    Args:
+        api_key: else from the environment's BRIGHTDATA_API_KEY, which is better: configs are logged.
+        zone: else from the environment's BRIGHTDATA_ZONE.
+        location: two-letter country from which to search, Bing's `cc`.
+        endpoint: https, or http on this machine.
+        max_results: Bing's page has about ten.
+        result_length, request_timeout, shared: see SearchTool.
+
+    Raises:
+        ValueError: no key or zone, or not a usable one; a bad endpoint or location; see SearchTool. It never
+            shows the key.
+    """
+
+    def __init__(
+        self,
+        *,
+        api_key: str | None = None,
+        zone: str | None = None,
+        max_results: int = 10,
+        result_length: int = 1000,
+        location: str = "cn",
+        request_timeout: float = 30,
+        endpoint: str = "https://api.brightdata.com/request",
+        **shared,
+    ):
+        key = _given("api_key", "BRIGHTDATA_API_KEY", api_key)
+        self._zone, self._location = _given("zone", "BRIGHTDATA_ZONE", zone), location
+        if not (isinstance(location, str) and len(location) == 2 and location.isascii() and location.isalpha()):
+            raise ValueError(f"location must be a two-letter country code, got {location!r}")
+        self._url = _checked_url(endpoint, "endpoint")
+        if self._url.scheme != "https" and not is_loopback(self._url):
+            raise ValueError(f"endpoint must be https, since it is sent the key, got {endpoint!r}")
+        super().__init__(
+            max_results=max_results, result_length=result_length, request_timeout=request_timeout, **shared
+        )
+        # kept in the client only, which hides it when shown
+        self._client = json_client(self._url, {"Authorization": f"Bearer {key}"})
+
+    async def _search(self, query: str, timeout: float) -> list[Passage]:
+        page = "https://www.bing.com/search?" + urlencode({"q": query, "cc": self._location, "brd_json": 1})
+        payload = {"zone": self._zone, "url": page, "format": "raw"}
+        server = "The web search"
+        reply = await post_json(
+            self._client, self._url, payload, timeout=timeout, most_bytes=MOST_REPLY_BYTES, server=server
+        )
+        try:
+            return _organic_passages(reply)
+        except (AttributeError, TypeError, ValueError, httpx.InvalidURL):
+            raise ToolError(f"{server} sent a reply of another form", kind="bad_reply", retry=False) from None
+
+    def _settings(self) -> str:
+        return f"bing {self._location.lower()}"
+
+    async def close(self) -> None:
+        await self._client.aclose()
+        await super().close()
+
+
+def _passage_of_contents(contents: str) -> Passage:
+    title, _, text = contents.partition("\n")
+    return Passage(title.strip().strip('"'), text)
+
+
+def _organic_passages(reply: Any) -> list[Passage]:
+    """The organic results of a parsed page of Bing; a page without any has no such key.
+
+    Raises:
+        AttributeError, TypeError, ValueError, httpx.InvalidURL: a reply of another form.
+    """
+    if not isinstance(reply, dict) or not reply.keys() & {"organic", "general"}:
+        raise ValueError("expected an object with general or organic")
+    passages = []
+    for one in reply.get("organic") or []:
+        title, text, link = (one.get(key) or "" for key in ("title", "description", "link"))
+        if not all(isinstance(value, str) for value in (title, text, link)):
+            raise TypeError("title, description and link must be text")
+        if title or text:
+            passages.append(Passage(title, text, httpx.URL(link).host))
+    return passages
+
+
+def _checked_url(text: str, key: str) -> httpx.URL:
+    try:
+        url = httpx.URL(text)
+    except (httpx.InvalidURL, TypeError) as error:
+        raise ValueError(f"{key}: {text!r}: {error}") from error
+    if url.scheme not in ("http", "https") or not url.host:
+        raise ValueError(f"{key} must begin with http:// or https:// and name a host, got {text!r}")
+    return url
+
+
+def _given(key: str, variable: str, value: str | None) -> str:
+    """Raises ValueError, without the value, if neither parameter nor environment has a usable one."""
+    value = value or os.environ.get(variable)
+    if not value:
+        raise ValueError(f"{key}: give it as a parameter or in the environment as {variable}")
+    if not isinstance(value, str) or not (value.isascii() and value.isprintable()) or " " in value:
+        raise ValueError(f"{key}: expected printable ASCII without blanks (the value is not shown)")
+    return value
