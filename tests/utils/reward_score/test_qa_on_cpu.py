@@ -1,0 +1,124 @@
+"""Exact match and F1 against numbers worked out by hand, and against hostile answers with a clock."""
+
+import random
+import time
+
+import numpy as np
+import pytest
+
+from verl.utils.reward_score.qa import compute_score, exact_match, gold_answers, normalise, plain_text, token_f1
+
+
+@pytest.mark.parametrize(
+    ("answer", "golds", "em", "f1"),
+    [
+        ("Paris", ["Paris"], 1, 1),
+        ("the  PARIS!", ["Paris"], 1, 1),
+        ("Barack Obama", ["Obama", "Barack Hussein Obama"], 0, 0.8),  # 2/3 with one, 4/5 with the other
+        ("Obama", ["Barack Obama"], 0, 2 / 3),
+        ("a cat and a dog", ["dog"], 0, 0.5),  # cat and dog: 1 of 3, 1 of 1
+        ("dog dog", ["dog"], 0, 2 / 3),  # a repeated word counts once
+        ("dog dog", ["dog dog"], 1, 1),
+        ("U.S.A.", ["USA"], 1, 1),
+        ("well-known", ["wellknown"], 1, 1),  # as in SQuAD
+        ("theatre", ["atre"], 0, 0),  # an article is a whole word
+        ("yes", ["yes"], 1, 1),
+        ("Yes.", ["yes"], 1, 1),
+        ("yes it is", ["yes"], 0, 0),  # HotpotQA: no part of a yes
+        ("no", ["no way"], 0, 0.0),
+        ("noanswer given", ["noanswer"], 0, 0),
+        ("A", ["A"], 1, 1),  # a choice, not an article
+        ("A", ["B"], 0, 0),
+        ("", ["A"], 0, 0),
+        ("", ["the"], 0, 0),
+        ("+", ["+"], 1, 1),
+        ("1912", ["1912"], 1, 1),
+        ("東京 塔", ["東京"], 0, 2 / 3),
+    ],
+)
+def test_by_hand(answer, golds, em, f1):
+    assert exact_match(answer, golds) == em
+    assert token_f1(answer, golds) == pytest.approx(f1)
+
+
+@pytest.mark.parametrize(
+    ("truth", "golds"),
+    [
+        ("Paris", ["Paris"]),
+        (["Paris", "Lutetia"], ["Paris", "Lutetia"]),
+        (("Paris",), ["Paris"]),
+        ('["Paris", "Lutetia"]', ["Paris", "Lutetia"]),
+        (np.array(["Paris", "Lutetia"], dtype=object), ["Paris", "Lutetia"]),
+        ("[0, 1)", ["[0, 1)"]),  # no JSON: a text
+        (1912, ["1912"]),
+        ([1912, "in 1912"], ["1912", "in 1912"]),
+    ],
+)
+def test_gold_answers(truth, golds):
+    assert gold_answers(truth) == golds
+
+
+@pytest.mark.parametrize("truth", [None, "", " ", [], "[]", ["Paris", ""], [None], {"target": "Paris"}, [["Paris"]]])
+def test_data_without_an_answer_are_named(truth):
+    with pytest.raises(ValueError, match="ground_truth"):
+        gold_answers(truth)
+
+
+@pytest.mark.parametrize(
+    ("boxed", "text"),
+    [
+        (r"\text{New York}", "New York"),
+        (r"\mathrm {A}", "A"),
+        (r"\text{a} and \text{b}", "a and b"),
+        ("Paris", "Paris"),
+        (r"\text{", r"\text{"),
+    ],
+)
+def test_boxed_text(boxed, text):
+    assert plain_text(boxed) == text
+
+
+def test_compute_score():
+    assert compute_score("nq", "The Obama", ["Barack Obama"]) == pytest.approx(
+        {"score": 2 / 3, "acc": 0.0, "f1": 2 / 3, "pred": "obama"}
+    )
+    assert compute_score("nq", "The Obama", ["Barack Obama"], metric="em")["score"] == 0.0
+    assert compute_score("nq", None, "x") == {"score": 0.0, "acc": 0.0, "f1": 0.0, "pred": ""}
+    with pytest.raises(ValueError, match="metric='bleu'"):
+        compute_score("nq", "x", "x", metric="bleu")
+
+
+def test_f1_of_random_words_is_symmetric_bounded_and_blind_to_order():
+    rng = random.Random(0)
+    for _ in range(2000):
+        one, two = (rng.choices("bcdef", k=rng.randrange(1, 6)) for _ in range(2))
+        value = token_f1(" ".join(one), [" ".join(two)])
+        common = sum(min(one.count(word), two.count(word)) for word in set(one))
+        precision, recall = common / len(one), common / len(two)
+        by_definition = 2 * precision * recall / (precision + recall) if common else 0.0
+        assert value == pytest.approx(by_definition)
+        shuffled = rng.sample(one, len(one))
+        assert token_f1(" ".join(two), [" ".join(shuffled)]) == pytest.approx(value)
+
+
+def test_normalising_twice_changes_nothing():
+    rng = random.Random(1)
+    for _ in range(2000):
+        once = normalise("".join(rng.choices("aA theTHE.,-'+\t漢", k=rng.randrange(12))))
+        if any(char.isalnum() for char in once):
+            assert "  " not in once and once == once.strip() == once.lower()
+
+
+@pytest.mark.parametrize(
+    "answer",
+    ["<" * 1_000_000, "a " * 4096, "{" * 4000, r"\text{" * 1_000_000, "\x00" * 4096, "\ud800" * 4096, "," * 4096],
+)
+def test_hostile_answers(answer):
+    start = time.process_time()
+    result = compute_score("nq", plain_text(answer), ["Paris", "London"])
+    assert time.process_time() - start < 0.5
+    assert result["score"] == result["acc"] == 0.0
+
+
+def test_hostile_ground_truth():
+    assert gold_answers("[" * 100_000) == ["[" * 100_000]

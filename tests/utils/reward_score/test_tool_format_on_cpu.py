@@ -1,0 +1,171 @@
+"""The trajectory format against hand-given verdicts, a slow checker, and hostile text with a clock."""
+
+import random
+import time
+
+import pytest
+
+from verl.utils.reward_score.tool_format import ToolCall, check_format, format_result
+
+T, R, A = "<think>t</think>", "<result>r</result>", r"<answer>\boxed{1}</answer>"
+S, P = "<search>q</search>", "<python>c</python>"
+
+
+@pytest.mark.parametrize(
+    ("text", "calls"),
+    [
+        (T + A, []),
+        (f"\n {T} so \n{A} \n", []),
+        (T + T + A, []),
+        (A.join([T, ""]), []),
+        (T + S + R + A, ["search"]),
+        (f"{T}{S}\n {R} then {T}{P} {R}{T}{A}", ["search", "python"]),
+        (S + R + T + A, ["search"]),
+        (T + "<python>print(1 < 2, '<b>', x>>3)</python>" + R + A, ["python"]),
+        (T + S + "<result><think> <answer>no</answer> </search> <result> </b></result>" + A, ["search"]),
+        (T + r"<answer>so \boxed{\frac{1}{2}} it is</answer>", []),
+        (T + "<searches>x</searches>" + A, []),  # no tag of the protocol
+        (T + "<SEARCH>" + A, []),
+    ],
+)
+def test_well_formed(text, calls):
+    report = check_format(text)
+    assert (report.problem, report.position) == (None, None) and report.well_formed
+    assert [call.tag for call in report.calls] == calls
+
+
+@pytest.mark.parametrize(
+    ("text", "problem", "at"),
+    [
+        ("", "no <answer>", 0),
+        ("42", "no <answer>", 2),
+        (T, "no <answer>", len(T)),
+        (A, "no <think>", 0),
+        (T + "<answer>1</answer>", r"no \boxed{…} in the answer", len(T)),
+        (T + r"\boxed{1}<answer>1</answer>", r"no \boxed{…} in the answer", len(T) + 9),
+        (T + r"<answer>\boxed{1</answer>", r"no \boxed{…} in the answer", len(T)),
+        (T + A + A, "a second <answer>", len(T + A)),
+        (T + A + T, "<think> after the answer", len(T + A)),
+        (T + A + S + R, "<search> after the answer", len(T + A)),
+        (T + A + "!", "text after the answer", len(T + A)),
+        ("<think>t" + A, "<answer> inside <think>", 8),
+        ("<think>t<think>u</think>" + A, "<think> inside <think>", 8),
+        ("t</think>" + A, "</think> without <think>", 1),
+        ("<think>t", "<think> is not closed", 0),
+        (T + r"<answer>\boxed{1}", "<answer> is not closed", len(T)),
+        (T + "</answer>", "</answer> without <answer>", len(T)),
+        (T + "<search>q</python>", "</python> inside <search>", len(T) + 9),
+        (T + "<python><search>q</search></python>" + R + A, "<search> inside <python>", len(T) + 8),
+        (f"<think>t{S}{R}</think>{A}", "<search> inside <think>", 8),
+        (T + S + A, "no <result> right after </search>", len(T + S)),
+        (T + S, "no <result> right after </search>", len(T + S)),
+        (T + S + "x" + R + A, "no <result> right after </search>", len(T + S)),
+        (T + S + P + R + R + A, "no <result> right after </search>", len(T + S)),
+        (T + R + A, "<result> without a call", len(T)),
+        (T + S + R + R + A, "<result> without a call", len(T + S + R)),
+        (T + S + "<result>r" + A, "<result> is not closed", len(T + S)),
+        (T + S + R + "</result>" + A, "</result> without <result>", len(T + S + R)),
+    ],
+)
+def test_what_is_wrong_and_where(text, problem, at):
+    report = check_format(text)
+    assert (report.problem, report.position) == (problem, at) and not report.well_formed
+
+
+def test_what_a_response_holds():
+    text = f"{T}<search> who? </search> <result>\nhe\n</result>{T}<python>\nprint(1)\n</python><result>1</result>"
+    report = check_format(text + r"<answer> He: \boxed{\text{he}_{1}} and \boxed{2 </answer>")
+    assert report.calls == (ToolCall("search", "who?", "he"), ToolCall("python", "print(1)", "1"))
+    assert report.answer == r" He: \boxed{\text{he}_{1}} and \boxed{2 " and report.boxed == r"\text{he}_{1}"
+
+
+def test_the_answer_is_told_even_where_the_form_is_bad():
+    report = check_format(r"<answer>\boxed{1}</answer> no: <answer>\boxed{2}</answer>")
+    assert not report.well_formed and report.boxed == "2"
+    assert check_format(T + S + r"<result><answer>\boxed{3}</answer></result>").answer is None
+    assert check_format(T + S + r"<result><answer>\boxed{3}</answer>").answer is None
+    assert check_format(T + S + R + P).calls == (ToolCall("search", "q", "r"),)
+
+
+def test_other_tools():
+    text = T + "<roll>6</roll>" + R + A
+    assert check_format(text).problem == "<result> without a call"
+    assert [call.tag for call in check_format(text, ["roll"]).calls] == ["roll"]
+    assert check_format(T + "<search>" + A, "roll").well_formed
+    for bad in ("a b", "", "think", "x|y", 3):
+        with pytest.raises(ValueError, match="tool_tags"):
+            check_format(text, [bad])
+
+
+@pytest.mark.parametrize(
+    "result", ["", "3 < 4", "</result>", "</result></result><answer>", "<result>", "\n\n", "\ud800\x00"]
+)
+def test_no_tool_ends_its_own_result(result):
+    report = check_format(T + S + format_result(result) + A)
+    assert report.well_formed and report.boxed == "1" and len(report.calls) == 1
+
+
+def slow_verdict(parts: list[str]) -> bool:
+    """Well-formed or not, by cancelling: whole blocks only, calls with their results, then the answer last."""
+    words = " ".join(part for part in parts if part.strip()).replace(f"{S} {R}", "CALL").replace(f"{P} {R}", "CALL")
+    words = words.split(" ")
+    allowed = all(word in (T, "CALL", "free") for word in words[:-1])
+    return allowed and words[-1] == A and T in words
+
+
+def test_random_sequences_of_pieces():
+    """Whole blocks and single tags in any order; a single tag makes it wrong in every place."""
+    rng = random.Random(0)
+    pieces = [T, T, S, P, R, R, " ", "free", "\n"]
+    stray = ["<think>", "</think>", "<search>", "</search>", "</python>", "</result>", "<answer>", "</answer>", A]
+    seen = {True: 0, False: 0}
+    for _ in range(5000):
+        parts = rng.choices(pieces, k=rng.randrange(6)) + [A] * (rng.random() < 0.9)
+        if rng.random() < 0.2:
+            parts.insert(rng.randrange(len(parts) + 1), rng.choice(stray))
+        report = check_format("".join(parts))
+        assert report.well_formed == slow_verdict(parts), (parts, report)
+        seen[report.well_formed] += 1
+    assert min(seen.values()) > 300
+
+
+HOSTILE = [
+    "<" * 1_000_000,
+    "<think>" * 110_000,
+    "</think>" * 110_000,
+    "<result>" * 110_000,
+    "<answer>" * 110_000,
+    "</answer>" * 110_000,
+    (S + R) * 27_000,
+    (S + "<result>") * 38_000,
+    T + "<answer>" + r"\boxed{" * 100_000 + "}" * 100_000 + "</answer>",
+    T + "<answer>" + r"\boxed{" * 100_000 + "</answer>",
+    T + "<answer>" + "{" * 500_000 + "}" * 500_000 + "</answer>",
+    T + r"<answer>\boxed" + " " * 1_000_000 + "</answer>",
+    "\\" * 1_000_000,
+    "\x00" * 1_000_000,
+    "\ud800" * 1_000_000,
+    "x" * 20_000_000,
+    " " * 1_000_000 + A,
+]
+
+
+@pytest.mark.parametrize("text", HOSTILE, ids=lambda text: f"{text[:12]!r}x{len(text)}")
+def test_hostile_text_is_checked_in_linear_time(text):
+    start = time.process_time()
+    report = check_format(text)
+    assert time.process_time() - start < 2.0
+    assert report.problem is None or 0 <= report.position <= len(text)
+
+
+def test_nested_boxes_are_found_in_linear_time():
+    start = time.process_time()
+    report = check_format(HOSTILE[8])
+    assert time.process_time() - start < 2.0
+    assert report.well_formed and report.boxed == ""
+
+
+@pytest.mark.parametrize("text", [None, b"<think>", 3, ["x"]])
+def test_what_is_no_text(text):
+    report = check_format(text)
+    assert report.problem.startswith("not text") and report.answer is report.boxed is None and report.calls == ()

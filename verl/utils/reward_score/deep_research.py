@@ -1,0 +1,109 @@
+"""Rewards of ARPO (arXiv 2507.19849) for reasoning with search and code, in two variants:
+
+    specification   0.2 * format + 0.8 * correctness
+    published       the authors' code: -1 for a bad form; else correctness, 0.1 more for a right answer by every tool
+
+Correctness follows from the data source: mathematics by math-verify (0 or 1), questions by token F1; or from `rule`,
+which the authors' code sets to f1 for everything. The answer is the \\boxed in `<answer>`.
+"""
+
+from verl.utils.reward_score import math_equivalence
+from verl.utils.reward_score.qa import exact_match, gold_answers, normalise, plain_text, token_f1
+from verl.utils.reward_score.tool_format import TOOL_TAGS, FormatReport, check_format
+
+VARIANTS = ("specification", "published")
+RULES = ("math", "f1", "em")
+FORMAT_WEIGHT, CORRECTNESS_WEIGHT = 0.2, 0.8
+BAD_FORMAT, ALL_TOOLS_BONUS = -1.0, 0.1
+# data sources by what their names contain, in lower case without - and _
+_MATH = ("math", "aime", "amc", "gsm8k", "olympiad", "dapo", "numina", "minerva", "deepscaler")
+_QUESTIONS = ("qa", "hotpot", "wiki", "musique", "bamboogle", "questions", "gaia", "hle", "xbench", "search")
+
+
+def rule_of(data_source: str) -> str:
+    """`math` or `f1`, by the data source's name.
+
+    >>> rule_of("math_dapo"), rule_of("2WikiMultihopQA")
+    ('math', 'f1')
+
+    Raises:
+        ValueError: the name says nothing.
+    """
+    name = str(data_source).lower().replace("-", "").replace("_", "")
+    if any(part in name for part in _MATH):
+        return "math"
+    if any(part in name for part in _QUESTIONS):
+        return "f1"
+    raise ValueError(
+        f"data_source={data_source!r}: its name does not tell whether it is mathematics or questions; say so by "
+        f"reward_rule in the row's extra_info or by rule in reward_kwargs: {', '.join(RULES)}"
+    )
+
+
+def compute_score(
+    data_source,
+    solution_str,
+    ground_truth,
+    extra_info=None,
+    variant: str = "specification",
+    rule: str | None = None,
+    tool_tags=TOOL_TAGS,
+    **kwargs,
+) -> dict:
+    """Score one trajectory.
+
+    Args:
+        ground_truth: for mathematics LaTeX or a number; for questions see `qa.gold_answers`.
+        extra_info: `reward_variant` and `reward_rule` of the row, which win over the next two.
+        variant: `specification` or `published`.
+        rule: how correctness is measured: `math`, `f1` (token F1) or `em` (exact match); None: see `rule_of`.
+        tool_tags: the tools' tags.
+        kwargs: `math_equivalence.compute_score`'s, such as `timeout_seconds`.
+
+    Returns:
+        `score`; `acc` (0 or 1: equivalent, or exact match) and `format` (0 or 1); `correctness` in [0, 1]; `tool_calls`
+        (calls with a result, up to the first fault in the form); `all_tools` (0 or 1: each tool was called); `pred`,
+        the answer's text for majority votes: empty where there is none.
+
+    Raises:
+        ValueError: unknown variant or rule, a data source that tells no rule, or a ground truth without an answer.
+        RuntimeError: math-verify does not start.
+    """
+    extra_info = extra_info or {}
+    variant = _one_of("variant", extra_info.get("reward_variant") or variant, VARIANTS)
+    rule = _one_of("rule", extra_info.get("reward_rule") or rule or rule_of(data_source), RULES)
+    report = check_format(solution_str, tool_tags)
+    correctness, acc, pred = _correctness(data_source, report, ground_truth, rule, kwargs)
+    all_tools = {call.tag for call in report.calls}.issuperset([tool_tags] if isinstance(tool_tags, str) else tool_tags)
+    if variant == "specification":
+        score = FORMAT_WEIGHT * report.well_formed + CORRECTNESS_WEIGHT * correctness
+    elif not report.well_formed:
+        score = BAD_FORMAT
+    else:
+        score = correctness + ALL_TOOLS_BONUS * (all_tools and acc == 1.0)
+    return {
+        "score": score,
+        "acc": acc,
+        "format": float(report.well_formed),
+        "correctness": correctness,
+        "tool_calls": float(len(report.calls)),
+        "all_tools": float(all_tools),
+        "pred": pred,
+    }
+
+
+def _one_of(name: str, value: str, choices: tuple[str, ...]) -> str:
+    if value not in choices:
+        raise ValueError(f"{name}={value!r}: choose {' or '.join(choices)}")
+    return value
+
+
+def _correctness(data_source, report: FormatReport, ground_truth, rule: str, options) -> tuple[float, float, str]:
+    """Correctness in [0, 1], whether the answer is right (0 or 1), and the answer's text."""
+    if rule == "math":
+        result = math_equivalence.compute_score(data_source, report.answer, ground_truth, **options)
+        return result["acc"], result["acc"], result["pred"]
+    golds = gold_answers(ground_truth)
+    answer = plain_text(report.boxed or "")
+    em = exact_match(answer, golds)
+    return (em if rule == "em" else token_f1(answer, golds)), em, normalise(answer[:4096])

@@ -1,0 +1,112 @@
+"""Question answering: exact match and token F1, the best over the gold answers.
+
+Normalisation is SQuAD's (arXiv 1606.05250): lower case, without punctuation, articles and extra white space. F1 follows
+HotpotQA (arXiv 1809.09600): yes, no and noanswer are right or wrong, never partly right.
+"""
+
+import json
+import re
+import string
+from collections import Counter
+
+MAX_ANSWER_CHARS = 4096
+_ARTICLES = re.compile(r"\b(?:a|an|the)\b")
+_PUNCTUATION = str.maketrans("", "", string.punctuation)
+_LATEX_TEXT = re.compile(r"\\(?:text|textbf|textit|mathrm|mbox)\s*\{([^{}]*)\}")
+_ALL_OR_NOTHING = frozenset(("yes", "no", "noanswer"))
+
+
+def normalise(answer: str) -> str:
+    """Text by which answers are compared; what would lose everything (choice A, the sign +) loses white space only.
+
+    >>> normalise("The  U.S. Army, an army"), normalise("A"), normalise(" + ")
+    ('us army army', 'a', '+')
+    """
+    lower = answer.lower()
+    return " ".join(_ARTICLES.sub(" ", lower.translate(_PUNCTUATION)).split()) or " ".join(lower.split())
+
+
+def plain_text(boxed: str) -> str:
+    """Content of a \\boxed as text: `\\text{Paris}` is Paris.
+
+    >>> plain_text(r"\\text{New York}")
+    'New York'
+    """
+    return _LATEX_TEXT.sub(r"\1", boxed)
+
+
+def gold_answers(ground_truth) -> list[str]:
+    """The right answers: of a text or number, of a list of these, or of a list as JSON text.
+
+    >>> gold_answers('["Paris", "City of Light"]'), gold_answers("[sic]"), gold_answers(1912)
+    (['Paris', 'City of Light'], ['[sic]'], ['1912'])
+
+    Raises:
+        ValueError: there is none; the data are wrong, not the response.
+    """
+    if isinstance(ground_truth, str) and ground_truth.lstrip().startswith("["):
+        try:
+            ground_truth = json.loads(ground_truth)
+        except (ValueError, RecursionError):
+            ground_truth = [ground_truth]
+    elif hasattr(ground_truth, "tolist"):  # a numpy array, as parquet gives lists
+        ground_truth = ground_truth.tolist()
+    answers = list(ground_truth) if isinstance(ground_truth, list | tuple) else [ground_truth]
+    for answer in answers:
+        if not isinstance(answer, str | int | float) or not str(answer).strip():
+            raise ValueError(f"ground_truth must be a non-empty text or number, or a list of these, got {answer!r}")
+    if not answers:
+        raise ValueError("ground_truth is an empty list")
+    return [str(answer) for answer in answers]
+
+
+def exact_match(answer: str, golds: list[str]) -> float:
+    """1 if `answer` is one of `golds` after normalisation, else 0; 0 for more than 4096 characters."""
+    if len(answer) > MAX_ANSWER_CHARS:
+        return 0.0
+    return float(normalise(answer) in {normalise(gold) for gold in golds})
+
+
+def token_f1(answer: str, golds: list[str]) -> float:
+    """Largest F1 in [0, 1] of the answer's words and a gold answer's; 0 for more than 4096 characters.
+
+    >>> token_f1("Barack H. Obama", ["Obama", "Barack Obama"])  # 2 of 3 words, 2 of 2: 2 * 2 / (3 + 2)
+    0.8
+    """
+    if len(answer) > MAX_ANSWER_CHARS:
+        return 0.0
+    words = normalise(answer)
+    return max(_f1(words, normalise(gold)) for gold in golds)
+
+
+def _f1(answer: str, gold: str) -> float:
+    if answer == gold:
+        return 1.0
+    if answer in _ALL_OR_NOTHING or gold in _ALL_OR_NOTHING:
+        return 0.0
+    answer_words, gold_words = answer.split(), gold.split()
+    common = (Counter(answer_words) & Counter(gold_words)).total()
+    return 2 * common / (len(answer_words) + len(gold_words))
+
+
+def compute_score(data_source, solution_str, ground_truth, extra_info=None, metric: str = "f1", **kwargs) -> dict:
+    """Score a bare answer (`deep_research` scores trajectories).
+
+    Args:
+        solution_str: the answer itself.
+        ground_truth: see `gold_answers`.
+        metric: `f1` or `em`, which of the two is the score.
+
+    Returns:
+        `score`, `acc` (exact match), `f1` in [0, 1], and `pred`, the normalised answer for majority votes.
+
+    Raises:
+        ValueError: no gold answer, or an unknown metric.
+    """
+    if metric not in ("f1", "em"):
+        raise ValueError(f"metric={metric!r}: choose f1 or em")
+    golds = gold_answers(ground_truth)
+    answer = solution_str if isinstance(solution_str, str) else ""
+    em, f1 = exact_match(answer, golds), token_f1(answer, golds)
+    pred = normalise(answer) if len(answer) <= MAX_ANSWER_CHARS else ""
+    return {"score": em if metric == "em" else f1, "acc": em, "f1": f1, "pred": pred}

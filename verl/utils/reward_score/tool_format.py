@@ -1,0 +1,179 @@
+"""The protocol of trajectories with tools (ARPO, arXiv 2507.19849): what is well-formed, and what is wrong if not.
+
+    <think>…</think><search>query</search> <result>…</result><think>…</think><answer>… \\boxed{…} …</answer>
+
+Rules: at least one think; each tool call is followed by its result and no result comes without a call; one answer, at
+the end, with a \\boxed; blocks do not nest. Free text may stand between blocks, but not between a call and its result
+or after the answer. Only a result, which is the tool's text, may hold the protocol's tags. All scans are linear.
+"""
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from verl.utils.reward_score.math_equivalence import last_boxed
+
+TOOL_TAGS = ("search", "python")
+MAX_CHARS = 1_000_000
+_TAG_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
+
+
+@dataclass(frozen=True)
+class ToolCall:
+    """One call: the tool's tag, what stood between its tags, and its result's text (both without outer white space)."""
+
+    tag: str
+    content: str
+    result: str
+
+
+@dataclass(frozen=True)
+class FormatReport:
+    """What a response holds, and the first thing that is wrong with it.
+
+    Attributes:
+        problem: for people, such as "<search> inside <think>"; None for a well-formed response.
+        position: index of the character where the problem is; None for a well-formed response.
+        answer: content of the last closed answer outside results, well-formed or not; None where there is none.
+        boxed: content of the last closed \\boxed in `answer`, braces balanced; None where there is none.
+        calls: those that have their result, up to the problem.
+    """
+
+    problem: str | None
+    position: int | None
+    answer: str | None
+    boxed: str | None
+    calls: tuple[ToolCall, ...]
+
+    @property
+    def well_formed(self) -> bool:
+        return self.problem is None
+
+
+class _Problem(Exception):
+    """The first thing that is wrong: message and position."""
+
+
+@dataclass(frozen=True)
+class _Block:
+    tag: str
+    start: int  # of the opening tag
+    end: int  # behind the closing tag
+    content: str
+
+
+def format_result(text: str) -> str:
+    """The text by which a rollout appends a tool's result, and by which demonstrations must show it.
+
+    A closing tag within the result is defused, so that no tool can end its own block.
+
+    >>> format_result("3 < 4")
+    ' <result>\\n3 < 4\\n</result>'
+    """
+    return f" <result>\n{text.replace('</result>', '</ result>')}\n</result>"
+
+
+def check_format(text: str, tool_tags: Iterable[str] = TOOL_TAGS) -> FormatReport:
+    """Check one response against the protocol. Never raises for any `text`.
+
+    >>> check_format(r"<think>Easy.</think><answer>It is \\boxed{4}.</answer>").boxed
+    '4'
+    >>> report = check_format("<think>Well <search>x</search>")
+    >>> report.problem, report.position
+    ('<search> inside <think>', 12)
+
+    Raises:
+        ValueError: a tool tag is no name, or one of the protocol's own (think, result, answer).
+    """
+    tool_tags = _checked_tags(tool_tags)
+    if not isinstance(text, str):
+        return FormatReport(f"not text but {type(text).__name__}", 0, None, None, ())
+    if len(text) > MAX_CHARS:
+        return FormatReport(f"longer than {MAX_CHARS} characters", MAX_CHARS, None, None, ())
+    blocks: list[_Block] = []
+    calls: list[ToolCall] = []
+    problem = position = None
+    try:
+        _find_blocks(text, tool_tags, blocks)
+        _check_order(text, tool_tags, blocks, calls)
+    except _Problem as found:
+        problem, position = found.args
+    answer = last_answer(text)
+    boxed = last_boxed(answer) if answer is not None else None
+    if problem is None and boxed is None:
+        problem, position = "no \\boxed{…} in the answer", blocks[-1].start
+    return FormatReport(problem, position, answer, boxed, tuple(calls))
+
+
+def last_answer(text: str) -> str | None:
+    """Content of the last closed `<answer>` that is not in a result; None where there is none."""
+    own_text = _without_results(text)
+    end = own_text.rfind("</answer>")
+    start = own_text.rfind("<answer>", 0, end) if end >= 0 else -1
+    return own_text[start + len("<answer>") : end] if start >= 0 else None
+
+
+def _without_results(text: str) -> str:
+    parts, position = [], 0
+    while (start := text.find("<result>", position)) >= 0:
+        parts.append(text[position:start])
+        end = text.find("</result>", start)
+        if end < 0:
+            return "".join(parts)
+        position = end + len("</result>")
+    return "".join([*parts, text[position:]])
+
+
+def _checked_tags(tool_tags: Iterable[str]) -> tuple[str, ...]:
+    tool_tags = (tool_tags,) if isinstance(tool_tags, str) else tuple(tool_tags)
+    for tag in tool_tags:
+        if not isinstance(tag, str) or not _TAG_NAME.fullmatch(tag) or tag in ("think", "result", "answer"):
+            raise ValueError(f"tool_tags: {tag!r} must be a name such as search, other than think, result and answer")
+    return tool_tags
+
+
+def _find_blocks(text: str, tool_tags: tuple[str, ...], blocks: list[_Block]) -> None:
+    """Fill `blocks` in order; a problem of pairing or nesting ends it."""
+    names = "|".join(("think", "result", "answer", *tool_tags))
+    opening: re.Match | None = None
+    for tag in re.finditer(f"<(?P<slash>/?)(?P<name>{names})>", text):
+        if opening is None:
+            if tag["slash"]:
+                raise _Problem(f"{tag[0]} without <{tag['name']}>", tag.start())
+            opening = tag
+        elif tag["slash"] and tag["name"] == opening["name"]:
+            blocks.append(_Block(tag["name"], opening.start(), tag.end(), text[opening.end() : tag.start()]))
+            opening = None
+        elif opening["name"] != "result":
+            raise _Problem(f"{tag[0]} inside {opening[0]}", tag.start())
+    if opening is not None:
+        raise _Problem(f"{opening[0]} is not closed", opening.start())
+
+
+def _check_order(text: str, tool_tags: tuple[str, ...], blocks: list[_Block], calls: list[ToolCall]) -> None:
+    """Fill `calls`; a problem of order or number ends it."""
+    call: _Block | None = None  # waits for its result
+    answer: _Block | None = None
+    for block in blocks:
+        if answer is not None:
+            problem = "a second <answer>" if block.tag == "answer" else f"<{block.tag}> after the answer"
+            raise _Problem(problem, block.start)
+        if call is not None:
+            if block.tag != "result" or text[call.end : block.start].strip():
+                raise _Problem(f"no <result> right after </{call.tag}>", call.end)
+            calls.append(ToolCall(call.tag, call.content.strip(), block.content.strip()))
+            call = None
+        elif block.tag == "result":
+            raise _Problem("<result> without a call", block.start)
+        elif block.tag == "answer":
+            answer = block
+        elif block.tag in tool_tags:
+            call = block
+    if call is not None:
+        raise _Problem(f"no <result> right after </{call.tag}>", call.end)
+    if answer is None:
+        raise _Problem("no <answer>", len(text))
+    if text[answer.end :].strip():
+        raise _Problem("text after the answer", answer.end)
+    if all(block.tag != "think" for block in blocks):
+        raise _Problem("no <think>", 0)
