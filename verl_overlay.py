@@ -84,6 +84,8 @@ def _register_server_adapters(base: ModuleType) -> None:
     """verl 0.9.1 keeps the trainer's side of a rollout in a module-level dictionary without a register function."""
     for name in CANDIDATE_ROLLOUTS:
         base._ROLLOUT_REGISTRY[(name, "async")] = base._ROLLOUT_REGISTRY[("vllm", "async")]
+    # ARPO's authors call rollouts with tools a mode
+    base._ROLLOUT_REGISTRY[("vllm", "sync_with_tool")] = base._ROLLOUT_REGISTRY[("vllm", "async")]
 
 
 def register() -> None:
@@ -99,6 +101,7 @@ def register() -> None:
         if not (OVERLAY_DIR / "__init__.py").exists():  # a wheel puts the files into upstream's own folder
             sys.meta_path.append(OverlayFinder)
         after_import("verl.trainer.ppo.core_algos", lambda _: importlib.import_module("verl.trainer.ppo.hapo_algos"))
+        after_import("verl.trainer.ppo.core_algos", lambda _: importlib.import_module("verl.trainer.ppo.aepo_algos"))
         after_import("verl.workers.rollout.replica", _register_replicas)
         after_import("verl.workers.rollout.base", _register_server_adapters)
         if os.environ.get("VERL_PLATFORM", "").strip().lower() == "cpu":

@@ -20,7 +20,9 @@ from verl.trainer.ppo.v1.trainer_base import register_trainer
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 
 from recipe.common.results import replacing
+from recipe.common.token_fields import real_keys
 from verl.trainer.ppo.group_diversity import group_diversity
+from verl.workers.rollout.group_rollout import writes_trees
 from verl.workers.rollout.trajectory_tree import TREE, TREE_METRICS, TrajectoryTree, tree_of_rows
 
 
@@ -62,14 +64,13 @@ class TreeTrainer(PPOTrainerSync):
         metrics.update(self._tree_metrics(extras))
         groups = self._fetch_groups(batch, sessions, extras)
         metrics.update(self._diversity(groups))
-        freq = self.config.trainer.get("tree_freq", -1)
-        if freq > 0 and self.global_steps % freq == 0:
+        if writes_trees(self.config, self.global_steps):
             self._write_trees(groups)
         return batch
 
     def _fetch_extras(self, batch) -> tuple[dict[str, list[str]], dict[str, dict]]:
         """uid -> keys of its rows in session order, and key -> the rollout's extra fields."""
-        keys = [key for key, tag in zip(batch.keys, batch.tags, strict=True) if not tag.get("is_padding", False)]
+        keys = real_keys(batch)
         data = tq.kv_batch_get(keys=keys, partition_id=batch.partition_id, select_fields=["extra_fields"])
         sessions = defaultdict(list)
         for key in sorted(keys, key=_session_of):

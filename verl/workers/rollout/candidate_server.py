@@ -27,7 +27,8 @@ class CandidateEngine:
         request = _request.get()
         if request is not None:
             sampling_params.logprobs = request["n"]
-            sampling_params.detokenize = False  # the text of every candidate would cost a third of the time
+            # the text of every candidate would cost a third of the time; stop texts need it
+            sampling_params.detokenize = bool(sampling_params.stop)
         last = None
         async for last in self._engine.generate(sampling_params=sampling_params, **options):
             yield last

@@ -6,8 +6,8 @@
                                                           └─> score, TransferQueue, status: upstream's
 
 A group that raises, or takes longer than `rollout.group_timeout` seconds, is that group's failure (upstream's status
-`failure`); the others go on. A method subclasses
-`GroupRollout` and registers under its rollout name; rollout names without one run as upstream.
+`failure`); the others go on. A method subclasses `GroupRollout` and registers under its rollout name, or its rollout
+mode; what has none runs as upstream.
 """
 
 import asyncio
@@ -15,21 +15,24 @@ import importlib
 import logging
 import random
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import Any
 
 import ray
 import transfer_queue as tq
 from verl.experimental.agent_loop.agent_loop import AgentLoopOutput, DictConfigWrap, ToolListWrap
 from verl.experimental.agent_loop.single_turn_agent_loop import SingleTurnAgentLoop
-from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopManagerTQ, AgentLoopWorkerTQ
+from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopManagerTQ, AgentLoopWorkerTQ, apply_greedy_sampling_params
 
-from verl.workers.rollout.rollout_engine import Generation, RolloutEngine
+from verl.workers.rollout.rollout_engine import Generation, RolloutEngine, end_of_sequence_ids
+from verl.workers.rollout.trajectory_tree import TREE, TREE_METRICS, TrajectoryTree
 
 logger = logging.getLogger(__name__)
 
 GROUP_ROLLOUTS = {
     "kt": "verl.workers.rollout.kt_rollout.KTRollout",
     "over_generation": "verl.workers.rollout.over_generation.OverGeneration",
+    "sync_with_tool": "verl.workers.rollout.tool_rollout.ToolRollout",
 }
 
 # upstream decorates its worker; this is the class before that
@@ -48,6 +51,10 @@ class GroupRollout(ABC):
 
     def __init__(self, config, agent_loop: SingleTurnAgentLoop, engine: RolloutEngine, tokenizer):
         self.config, self.agent_loop, self.engine, self.tokenizer = config, agent_loop, engine, tokenizer
+        self.stop_token_ids = end_of_sequence_ids(tokenizer, _generation_config(tokenizer.name_or_path))
+
+    # what validation does, with the arguments of `run`; None: upstream's n independent agent loops
+    validate: Callable | None = None
 
     @abstractmethod
     async def run(self, prompt: dict[str, Any], n: int, sampling_params: dict[str, Any]) -> list[AgentLoopOutput]:
@@ -71,6 +78,37 @@ class GroupRollout(ABC):
         seed = self.config.actor_rollout_ref.rollout.seed
         return random.Random(f"{seed} {prompt.get('global_steps')} {prompt.get('index')}").getrandbits(31)
 
+    def room(self, prompt_tokens: int) -> int:
+        """Tokens that a response may have, as upstream's server counts them."""
+        rollout = self.config.actor_rollout_ref.rollout
+        context = rollout.get("max_model_len") or rollout.prompt_length + rollout.response_length
+        room = min(rollout.response_length, context - prompt_tokens)
+        if room < 1:
+            raise ValueError(f"a prompt of {prompt_tokens} tokens leaves no room in a context of {context}")
+        return room
+
+    def about_group(self, tree: TrajectoryTree, prompt: dict[str, Any]) -> dict[str, Any]:
+        """Extra fields of the first session: metrics, and the tree in the steps in which the trainer writes it down."""
+        if writes_trees(self.config, int(prompt["global_steps"])):
+            return {TREE_METRICS: tree.metrics, TREE: tree.to_json()}
+        return {TREE_METRICS: tree.metrics}
+
+
+def writes_trees(config, step: int) -> bool:
+    """Whether trees of this training step are kept (`trainer.tree_freq`)."""
+    freq = config.trainer.get("tree_freq", -1)
+    return freq > 0 and step % freq == 0
+
+
+def _generation_config(model_path: str):
+    """None for a model without one."""
+    from transformers import GenerationConfig
+
+    try:
+        return GenerationConfig.from_pretrained(model_path)
+    except OSError:
+        return None
+
 
 class VersionRecorder:
     """An engine that remembers which versions of the weights its answers came from; one per group."""
@@ -88,11 +126,12 @@ class VersionRecorder:
         return {"min_global_steps": min(self.seen), "max_global_steps": max(self.seen)} if self.seen else {}
 
 
-def group_rollout_class(rollout_name: str) -> type[GroupRollout] | None:
-    """The group rollout registered under a rollout name; None: upstream's agent loops."""
-    if rollout_name not in GROUP_ROLLOUTS:
+def group_rollout_class(rollout_name: str, mode: str = "async") -> type[GroupRollout] | None:
+    """The group rollout registered under a rollout name or mode; None: upstream's agent loops."""
+    path = GROUP_ROLLOUTS.get(rollout_name) or GROUP_ROLLOUTS.get(mode)
+    if path is None:
         return None
-    module, name = GROUP_ROLLOUTS[rollout_name].rsplit(".", 1)
+    module, name = path.rsplit(".", 1)
     return getattr(importlib.import_module(module), name)
 
 
@@ -100,7 +139,8 @@ def group_rollout_class(rollout_name: str) -> type[GroupRollout] | None:
 class GroupAgentLoopWorker(_AgentLoopWorker):
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
-        cls = group_rollout_class(self.config.actor_rollout_ref.rollout.name)
+        rollout = self.config.actor_rollout_ref.rollout
+        cls = group_rollout_class(rollout.name, rollout.mode)
         self.group_rollout = self._make(cls) if cls is not None else None
 
     def _make(self, cls: type[GroupRollout]) -> GroupRollout:
@@ -119,14 +159,18 @@ class GroupAgentLoopWorker(_AgentLoopWorker):
         return cls(self.config, agent_loop, LLMClientEngine(self.llm_client), self.tokenizer)
 
     async def _run_prompt(self, prompt: dict, sampling_params: dict, trajectory: dict, trace: bool = False) -> None:
-        if self.group_rollout is None or trajectory["validate"] or not prompt.get("__do_sample__", True):
+        validate, make = trajectory["validate"], None
+        if self.group_rollout is not None:
+            plain = validate or not prompt.get("__do_sample__", True)
+            make = self.group_rollout.validate if plain else self.group_rollout.run
+        if make is None:
             await super()._run_prompt(prompt, sampling_params, trajectory, trace)
             return
-        uid = prompt["uid"]
-        await tq.async_kv_put(key=uid, partition_id="train", tag={"status": "running"})
+        uid, partition = prompt["uid"], "val" if validate else "train"
+        await tq.async_kv_put(key=uid, partition_id=partition, tag={"status": "running"})
         try:
             seconds = self.config.actor_rollout_ref.rollout.get("group_timeout")
-            await asyncio.wait_for(self._run_group(prompt, sampling_params), seconds)
+            await asyncio.wait_for(self._run_group(make, prompt, dict(sampling_params), validate), seconds)
             status = "finished"
         except asyncio.TimeoutError:
             logger.error(f"group rollout of prompt {uid} ended after rollout.group_timeout={seconds} s")
@@ -134,16 +178,19 @@ class GroupAgentLoopWorker(_AgentLoopWorker):
         except Exception:
             logger.exception(f"group rollout of prompt {uid} failed")
             status = "failure"
-        await tq.async_kv_put(key=uid, partition_id="train", tag={"status": status})
+        await tq.async_kv_put(key=uid, partition_id=partition, tag={"status": status})
 
-    async def _run_group(self, prompt: dict, sampling_params: dict) -> None:
+    async def _run_group(self, make: Callable, prompt: dict, sampling_params: dict, validate: bool) -> None:
+        config = self.config.actor_rollout_ref.rollout
+        if not prompt.get("__do_sample__", True) and not validate:
+            apply_greedy_sampling_params(sampling_params)
         prompt = {name: value for name, value in prompt.items() if name not in ("__do_sample__", "agent_name")}
-        n = prompt.pop("__rollout_n__", self.config.actor_rollout_ref.rollout.n)
-        outputs = await self.group_rollout.run(prompt, n, dict(sampling_params))
+        n = prompt.pop("__rollout_n__", config.val_kwargs.n if validate else config.n)
+        outputs = await make(prompt, n, sampling_params)
         if len(outputs) != n:
             raise RuntimeError(f"{type(self.group_rollout).__name__} returned {len(outputs)} trajectories, not {n}")
         puts = [
-            asyncio.create_task(self._agent_loop_postprocess(output, False, session_id=session, **prompt))
+            asyncio.create_task(self._agent_loop_postprocess(output, validate, session_id=session, **prompt))
             for session, output in enumerate(outputs)
         ]
         # all settle before the status is known: no session may be written after its group was given up

@@ -4,14 +4,12 @@ import time
 from functools import lru_cache
 from typing import Any
 
-from transformers import GenerationConfig
 from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopOutput
 from verl.utils.config import omega_conf_to_dataclass
 
 from verl.workers.rollout.group_rollout import GroupRollout, VersionRecorder
-from verl.workers.rollout.kt.growth import Sampling, end_of_sequence_ids, latr_group
+from verl.workers.rollout.kt.growth import Sampling, latr_group
 from verl.workers.rollout.kt.schedule import tightened
-from verl.workers.rollout.trajectory_tree import TREE, TREE_METRICS
 
 NOTCHES = "kt_notches"  # the parameter scheduler's state, sent with a prompt
 
@@ -22,21 +20,7 @@ class KTRollout(GroupRollout):
     def __init__(self, config, agent_loop, engine, tokenizer):
         super().__init__(config, agent_loop, engine, tokenizer)
         self.rollout_config = omega_conf_to_dataclass(config.actor_rollout_ref.rollout)
-        self.eos_token_ids = end_of_sequence_ids(tokenizer, _generation_config(tokenizer.name_or_path))
         self.text_of = lru_cache(maxsize=None)(lambda token: tokenizer.decode([token]))
-
-    def _room(self, prompt_tokens: int) -> int:
-        """Tokens that a response may have, as upstream's server counts them."""
-        config = self.rollout_config
-        context = config.max_model_len or config.prompt_length + config.response_length
-        room = min(config.response_length, context - prompt_tokens)
-        if room < 1:
-            raise ValueError(f"a prompt of {prompt_tokens} tokens leaves no room in a context of {context}")
-        return room
-
-    def _keeps_tree(self, step: int) -> bool:
-        freq = self.config.trainer.get("tree_freq", -1)
-        return freq > 0 and step % freq == 0
 
     async def run(self, prompt: dict[str, Any], n: int, sampling_params: dict[str, Any]) -> list[AgentLoopOutput]:
         started, prompt_ids = time.perf_counter(), await self.prompt_ids(prompt)
@@ -46,8 +30,8 @@ class KTRollout(GroupRollout):
             prompt_ids,
             n,
             tightened(self.rollout_config.kt, prompt.get(NOTCHES, 0)),
-            max_new_tokens=self._room(len(prompt_ids)),
-            eos_token_ids=self.eos_token_ids,
+            max_new_tokens=self.room(len(prompt_ids)),
+            eos_token_ids=self.stop_token_ids,
             text_of=self.text_of,
             training_step=int(prompt["global_steps"]),
             sampling=Sampling(*(sampling_params[name] for name in ("temperature", "top_p", "top_k"))),
@@ -55,10 +39,7 @@ class KTRollout(GroupRollout):
             request_id=prompt["uid"],
         )
         metrics = AgentLoopMetrics(generate_sequences=time.perf_counter() - started)
-        # the whole tree travels only where the trainer writes it down
-        about_group = {TREE_METRICS: tree.metrics}
-        if self._keeps_tree(int(prompt["global_steps"])):
-            about_group[TREE] = tree.to_json()
+        about_group = self.about_group(tree, prompt)
         rows = zip(tree.trajectories(), tree.response_masks(), tree.log_probs(), strict=True)
         return [
             AgentLoopOutput(
@@ -74,11 +55,3 @@ class KTRollout(GroupRollout):
             )
             for i, (tokens, mask, log_probs) in enumerate(rows)
         ]
-
-
-def _generation_config(model_path: str) -> GenerationConfig | None:
-    """None for a model without one."""
-    try:
-        return GenerationConfig.from_pretrained(model_path)
-    except OSError:
-        return None

@@ -32,14 +32,18 @@ class LLMClientEngine:
         top_k: int = -1,
         seed: int | None = None,
         n_candidates: int = 0,
+        stop: Sequence[str] = (),
         request_id: str | None = None,
     ) -> Generation:
         result = Generation([], [], [] if n_candidates else None)
-        stop, versions, request_id = set(stop_token_ids), [], request_id or uuid4().hex
+        stop_ids, versions, request_id = set(stop_token_ids), [], request_id or uuid4().hex
         while True:
             params = {"temperature": temperature, "top_p": top_p, "top_k": top_k, "repetition_penalty": 1.0}
             params |= {"logprobs": True, "max_tokens": max_tokens - len(result.token_ids)}
             params |= {"stop_token_ids": list(stop_token_ids)}
+            if stop:
+                # tags may be special tokens; the text that is searched must show them
+                params |= {"stop": list(stop), "skip_special_tokens": False}
             if seed is not None:
                 params["seed"] = seed + len(result.token_ids)
             if n_candidates:
@@ -52,7 +56,7 @@ class LLMClientEngine:
             if n_candidates:
                 result.candidates += output.extra_fields.get("candidates", [])
             versions += [output.extra_fields.get(name) for name in ("min_global_steps", "max_global_steps")]
-            result.stopped = bool(result.token_ids) and result.token_ids[-1] in stop
+            result.stopped = bool(result.token_ids) and result.token_ids[-1] in stop_ids
             if output.stop_reason != ABORTED or result.stopped or len(result.token_ids) >= max_tokens:
                 break
         known = [version for version in versions if version is not None]

@@ -14,7 +14,7 @@ from verl.utils.config import omega_conf_to_dataclass
 
 from verl.workers.rollout.group_rollout import GroupRollout
 from verl.workers.rollout.rollout_engine import gather_or_cancel
-from verl.workers.rollout.trajectory_tree import TREE, TREE_METRICS, tree_of_rows
+from verl.workers.rollout.trajectory_tree import tree_of_rows
 
 
 def most_diverse(responses: Sequence[Sequence[int]], n: int) -> list[int]:
@@ -52,5 +52,5 @@ class OverGeneration(GroupRollout):
                 segment.info["pruned"] = "less diverse"
         tokens = sum(map(len, responses))
         tree.metrics = {"kept_token_share": sum(len(responses[i]) for i in kept) / tokens if tokens else 1.0}
-        outputs[kept[0]].extra_fields |= {TREE: tree.to_json(), TREE_METRICS: tree.metrics}
+        outputs[kept[0]].extra_fields |= self.about_group(tree, prompt)
         return [outputs[i] for i in kept]

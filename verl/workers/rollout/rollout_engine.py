@@ -45,13 +45,22 @@ class RolloutEngine(Protocol):
         top_k: int = -1,
         seed: int | None = None,
         n_candidates: int = 0,
+        stop: Sequence[str] = (),
         request_id: str | None = None,
     ) -> Generation:
         """Continue `prompt_ids` by up to `max_tokens` tokens; temperature 0 is greedy.
 
+        With `stop` it ends with the token that completes one of these texts, looked for in the new tokens only.
         Requests of one `request_id` go to the same replica, where their common prefix is cached.
         """
         ...
+
+
+def end_of_sequence_ids(tokenizer, generation_config=None) -> list[int]:
+    """Ids that end a response: the tokenizer's, and those of the generation config, where a server stops as well."""
+    more = getattr(generation_config, "eos_token_id", None)
+    more = more if isinstance(more, list) else [more]
+    return sorted({token for token in (tokenizer.eos_token_id, *more) if token is not None})
 
 
 async def gather_or_cancel(*coroutines) -> list:
@@ -67,10 +76,13 @@ async def gather_or_cancel(*coroutines) -> list:
 
 
 class TransformersEngine:
-    """A `transformers` causal LM, one request at a time: for tests, debugging and machines without vLLM."""
+    """A `transformers` causal LM, one request at a time: for tests, debugging and machines without vLLM.
 
-    def __init__(self, model):
-        self.model = model
+    `stop` needs the tokenizer.
+    """
+
+    def __init__(self, model, tokenizer=None):
+        self.model, self.tokenizer = model, tokenizer
 
     async def generate(self, prompt_ids: Sequence[int], *, request_id: str | None = None, **options) -> Generation:
         with torch.inference_mode():
@@ -86,13 +98,14 @@ class TransformersEngine:
         top_k: int = -1,
         seed: int | None = None,
         n_candidates: int = 0,
+        stop: Sequence[str] = (),
     ) -> Generation:
         generator = torch.Generator(self.model.device)
         if seed is None:
             generator.seed()
         else:
             generator.manual_seed(seed)
-        stop, cache = set(stop_token_ids), None
+        stop_ids, cache = set(stop_token_ids), None
         inputs = torch.tensor([list(prompt_ids)], device=self.model.device)
         result = Generation([], [], [] if n_candidates else None)
         while len(result.token_ids) < max_tokens and not result.stopped:
@@ -114,7 +127,9 @@ class TransformersEngine:
                 log_prob = float(chosen_from[token])
             result.token_ids.append(token)
             result.log_probs.append(log_prob)
-            result.stopped = token in stop
+            result.stopped = token in stop_ids
+            if stop and any(text in self.tokenizer.decode(result.token_ids) for text in stop):
+                break
             inputs = torch.tensor([[token]], device=self.model.device)
         return result
 

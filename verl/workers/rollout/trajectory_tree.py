@@ -10,8 +10,10 @@ Metrics, the tree viewer and training on shared prefixes read this one structure
 """
 
 import json
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
 
 MODEL, TOOL = "model", "tool"
 # where a group rollout leaves the tree, as JSON, and its metrics: extra_fields of the first session
@@ -95,6 +97,25 @@ class TrajectoryTree:
         if segment.author == TOOL or segment.log_probs is None:
             return [0.0] * len(segment.token_ids)
         return segment.log_probs
+
+    def sorted_by(self, key: Callable[[Segment], Any]) -> "TrajectoryTree":
+        """The same tree with segments numbered depth first, siblings by `key`: not by when they were made."""
+        children = defaultdict(list)
+        for i, segment in enumerate(self.segments):
+            children[segment.parent].append(i)
+        tree, new = TrajectoryTree(self.prompt_ids, metrics=self.metrics), {}
+        waiting = sorted(children[None], key=lambda i: key(self.segments[i]), reverse=True)
+        while waiting:
+            at = waiting.pop()
+            segment = self.segments[at]
+            new[at] = tree.add(replace(segment, parent=None if segment.parent is None else new[segment.parent]))
+            waiting += sorted(children[at], key=lambda i: key(self.segments[i]), reverse=True)
+        tree.leaves = [new[leaf] for leaf in self.leaves]
+        return tree
+
+    def segment_ids(self) -> list[list[int]]:
+        """For each token of each trajectory its segment's index; as `trajectories`. Equal: the same shared token."""
+        return [[i for i in self.path(leaf) for _ in self.segments[i].token_ids] for leaf in self.leaves]
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))

@@ -9,9 +9,9 @@ import pytest
 from recipe.common.tiny_model import TinyModelConfig, make_model, make_tokenizer
 from verl.workers.config.kt import KTRolloutConfig
 from verl.workers.rollout.kt import KTConfig, latr_generate
-from verl.workers.rollout.kt.growth import end_of_sequence_ids
 from verl.workers.rollout.kt.schedule import mix_ratio, next_notches, tightened, tree_branches
 from verl.workers.rollout.kt.similarity import edit_distance_ratio, rouge_l, suffix_match
+from verl.workers.rollout.rollout_engine import end_of_sequence_ids
 
 BRANCHY = {"prob_filter_abs_thres": 0.0, "prob_filter_rel_thres": 1.0, "rollout_filter_steps": [3]}
 

@@ -6,8 +6,8 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 
 from verl.workers.rollout.kt.config import KTConfig
-from verl.workers.rollout.kt.growth import end_of_sequence_ids, latr_group
-from verl.workers.rollout.rollout_engine import TransformersEngine
+from verl.workers.rollout.kt.growth import latr_group
+from verl.workers.rollout.rollout_engine import TransformersEngine, end_of_sequence_ids
 from verl.workers.rollout.trajectory_tree import TrajectoryTree
 
 

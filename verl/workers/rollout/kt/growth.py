@@ -30,13 +30,6 @@ class Sampling:
     top_k: int = -1
 
 
-def end_of_sequence_ids(tokenizer, generation_config=None) -> list[int]:
-    """Ids that end a response: the tokenizer's, and those of the generation config, where a server stops as well."""
-    more = getattr(generation_config, "eos_token_id", None)
-    more = more if isinstance(more, list) else [more]
-    return sorted({token for token in (tokenizer.eos_token_id, *more) if token is not None})
-
-
 @cache
 def english_stop_words() -> frozenset[str]:
     return frozenset(word for word in get_stop_words("en") if word.isalpha())

@@ -56,5 +56,5 @@ class BaseTool(ABC):
             ToolError: the call failed.
         """
 
-    async def close(self) -> None:
+    async def close(self) -> None:  # noqa: B027 (nothing to end, for many tools)
         """Ends what the tool keeps open (workers, connections)."""

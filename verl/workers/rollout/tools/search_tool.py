@@ -63,7 +63,6 @@ class SearchTool(BaseTool):
         request_timeout: seconds for one request; the caller's time limit counts too.
         cache_file: keeps answers (search_cache.py); None: no cache. Only searches that found something are kept.
         cache_size_mb: most the cache may hold.
-        async_cache_write: accepted for older configs; writing never blocks other trajectories.
 
     Raises:
         ValueError: a parameter is out of range, or the cache file is damaged.
@@ -73,13 +72,11 @@ class SearchTool(BaseTool):
 
     def __init__(
         self,
-        *,
         max_results: int,
         result_length: int,
         request_timeout: float,
-        cache_file: str | Path | None = None,
-        cache_size_mb: float = 512,
-        async_cache_write: bool = False,
+        cache_file: str | Path | None,
+        cache_size_mb: float,
     ):
         for key, value, most in (("max_results", max_results, 100), ("result_length", result_length, 100_000)):
             if type(value) is not int or not 1 <= value <= most:
@@ -146,7 +143,8 @@ class LocalSearchTool(SearchTool):
         corpus: path of a corpus (corpus.py); each process makes its own index, unless:
         index: folder in which the index is kept and from which all processes map it (bm25_index.py).
         url: of a search server, `http://host:8000` or `http://host:8000/retrieve`; instead of a corpus.
-        max_results, result_length, request_timeout, shared: see SearchTool.
+        max_results, result_length, request_timeout, cache_file, cache_size_mb: see SearchTool.
+        async_cache_write: accepted, and nothing else: writing never holds up other trajectories.
 
     Raises:
         FileNotFoundError: no such corpus.
@@ -162,13 +160,13 @@ class LocalSearchTool(SearchTool):
         max_results: int = 3,
         result_length: int = 1000,
         request_timeout: float = 10,
-        **shared,
+        cache_file: str | Path | None = None,
+        cache_size_mb: float = 512,
+        async_cache_write: bool = False,
     ):
         if (corpus is None) == (url is None) or (index is not None and corpus is None):
             raise ValueError(f"expected corpus (and index), or url; got {corpus=}, {index=}, {url=}")
-        super().__init__(
-            max_results=max_results, result_length=result_length, request_timeout=request_timeout, **shared
-        )
+        super().__init__(max_results, result_length, request_timeout, cache_file, cache_size_mb)
         self._origin, self._index, self._client = str(corpus or url), None, None
         if corpus is not None:
             from verl.workers.rollout.tools.bm25_index import open_index  # bm25s imports numba: seconds
@@ -213,7 +211,8 @@ class BingSearchTool(SearchTool):
         location: two-letter country from which to search, Bing's `cc`.
         endpoint: https, or http on this machine.
         max_results: Bing's page has about ten.
-        result_length, request_timeout, shared: see SearchTool.
+        result_length, request_timeout, cache_file, cache_size_mb: see SearchTool.
+        async_cache_write: accepted, and nothing else: writing never holds up other trajectories.
 
     Raises:
         ValueError: no key or zone, or not a usable one; a bad endpoint or location; see SearchTool. It never
@@ -229,8 +228,10 @@ class BingSearchTool(SearchTool):
         result_length: int = 1000,
         location: str = "cn",
         request_timeout: float = 30,
+        cache_file: str | Path | None = None,
+        cache_size_mb: float = 512,
+        async_cache_write: bool = False,
         endpoint: str = "https://api.brightdata.com/request",
-        **shared,
     ):
         key = _given("api_key", "BRIGHTDATA_API_KEY", api_key)
         self._zone, self._location = _given("zone", "BRIGHTDATA_ZONE", zone), location
@@ -239,9 +240,7 @@ class BingSearchTool(SearchTool):
         self._url = _checked_url(endpoint, "endpoint")
         if self._url.scheme != "https" and not is_loopback(self._url):
             raise ValueError(f"endpoint must be https, since it is sent the key, got {endpoint!r}")
-        super().__init__(
-            max_results=max_results, result_length=result_length, request_timeout=request_timeout, **shared
-        )
+        super().__init__(max_results, result_length, request_timeout, cache_file, cache_size_mb)
         # kept in the client only, which hides it when shown
         self._client = json_client(self._url, {"Authorization": f"Bearer {key}"})
 

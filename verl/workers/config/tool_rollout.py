@@ -1,0 +1,66 @@
+"""ARPO's and AEPO's keys in verl's typed rollout config; the recipe's YAML names this class as `_target_`."""
+
+import warnings
+from dataclasses import dataclass, field, fields
+
+from verl.workers.config import RolloutConfig
+from verl.workers.rollout.tool_tree.config import ToolTreeConfig
+from verl.workers.rollout.tools.tool_box import ToolsConfig
+
+MODE = "sync_with_tool"
+
+
+@dataclass
+class ToolRolloutConfig(RolloutConfig):
+    """Upstream's rollout config with the keys of `ToolTreeConfig`, and `tools` (`ToolsConfig`).
+
+    `mode` is the authors' name for rollouts with tools; here, as everywhere in verl by now, the engine is asynchronous.
+    """
+
+    _mutable_fields = RolloutConfig._mutable_fields | {"tools"}
+
+    mode: str = MODE
+    initial_rollouts: int = 8
+    beam_size: int = 2
+    branch_probability: float = 0.5
+    entropy_weight: float = 0.2
+    branch_policy: str = "entropy"
+    branch_penalty: float = 0.05
+    entropy_tokens: int = 20
+    entropy_top_k: int = 20
+    enable_dynamic_rollouts: bool = False
+    dynamic_rollouts_beta: float = 0.5
+    tools: ToolsConfig = field(default_factory=ToolsConfig)
+    # seconds for all trajectories of a prompt, after which the group fails; None: no limit
+    group_timeout: float | None = None
+
+    def __post_init__(self):
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="Unknown rollout mode")
+            super().__post_init__()
+        if not isinstance(self.tools, ToolsConfig):
+            known = {one.name for one in fields(ToolsConfig)}
+            unknown = sorted(set(self.tools) - known)
+            if unknown:
+                raise ValueError(
+                    f"actor_rollout_ref.rollout.tools has no key {', '.join(unknown)}; known: {sorted(known)}"
+                )
+            self.tools = ToolsConfig(**{name: value for name, value in dict(self.tools).items()})
+        self.tree_config()
+        if self.mode != MODE:
+            return
+        if not self.tools.tool_instances:
+            raise ValueError(
+                f"actor_rollout_ref.rollout.mode={MODE} needs actor_rollout_ref.rollout.tools.tool_instances"
+            )
+        allowed = (self.engine_kwargs or {}).get("vllm", {}).get("max_logprobs", 20)
+        if self.branch_policy != "never" and 0 <= allowed < self.entropy_top_k:
+            raise ValueError(
+                f"actor_rollout_ref.rollout.entropy_top_k={self.entropy_top_k}: vLLM reports at most {allowed}; raise "
+                "engine_kwargs.vllm.max_logprobs"
+            )
+
+    def tree_config(self) -> ToolTreeConfig:
+        """The keys that decide about trees, checked."""
+        names = {one.name for one in fields(ToolTreeConfig)} - {"call_limit"}
+        return ToolTreeConfig(call_limit=self.tools.call_limit, **{name: getattr(self, name) for name in names})

@@ -1,0 +1,78 @@
+"""The text protocol of tool-using trajectories, in tokens.
+
+    <think>…</think><search>q</search> <result>\n…\n</result><think>…</think><answer>…</answer>
+    model, mask 1 ───────────────────┘└ tool, mask 0 ──────┘└ model, mask 1 ────────────────
+
+Token ids are appended, never decoded and encoded again: what was sampled is what is trained on. A tool's result is
+encoded on its own.
+"""
+
+from collections.abc import Sequence
+
+from verl.workers.rollout.tools.plain_text import PROTOCOL_TAGS, neutral
+
+
+class Protocol:
+    """Args:
+    tokenizer: of `transformers`.
+    tags: the tools' tags.
+    """
+
+    def __init__(self, tokenizer, tags: Sequence[str]):
+        self.tokenizer = tokenizer
+        self.closing = {f"</{tag}>": tag for tag in tags}
+        self.tags = sorted({*PROTOCOL_TAGS, *tags})
+        # a result must not hold what the tokenizer would read as a token of its own, such as an end of turn
+        self.special = sorted(set(tokenizer.all_special_tokens), key=len, reverse=True)
+
+    def text_of(self, token_ids: Sequence[int]) -> str:
+        return self.tokenizer.decode(list(token_ids), skip_special_tokens=False)
+
+    def first_call(self, token_ids: Sequence[int]) -> tuple[int, str] | None:
+        """Where the first tool tag closes: (number of tokens up to and with it, tag); None: nowhere.
+
+        The last token may reach beyond the tag, where the tokenizer merges across it.
+        """
+        if not self._closed(self.text_of(token_ids)):
+            return None
+        low, high = 1, len(token_ids)  # the shortest prefix that holds a closing tag
+        while low < high:
+            middle = (low + high) // 2
+            low, high = (low, middle) if self._closed(self.text_of(token_ids[:middle])) else (middle + 1, high)
+        return high, self._closed(self.text_of(token_ids[:high]))
+
+    def _closed(self, text: str) -> str | None:
+        found = [(text.find(mark), tag) for mark, tag in self.closing.items() if mark in text]
+        return min(found)[1] if found else None
+
+    def stops(self, token_ids: Sequence[int]) -> list[str]:
+        """Texts that end a continuation of `token_ids`: closing tags, and what a tag begun there still lacks."""
+        end = self.text_of(token_ids[-32:])
+        rests = [mark[size:] for mark in self.closing for size in range(1, len(mark)) if end.endswith(mark[:size])]
+        return [*self.closing, *rests]
+
+    def content(self, token_ids: Sequence[int], tag: str) -> str | None:
+        """What stands before the first closing tag, from the last opening one on; None where none was opened."""
+        text = self.text_of(token_ids)
+        before = text[: text.index(f"</{tag}>")]
+        opened = before.rfind(f"<{tag}>")
+        return None if opened < 0 else before[opened + len(tag) + 2 :].strip()
+
+    def result_ids(self, text: str, room: int) -> list[int]:
+        """Tokens of a tool's result as the model sees it, at most `room`, else cut; [] where not even the tags fit.
+
+        Tags of the protocol and special tokens in the text are made harmless.
+        """
+        text = neutral(text, self.tags)
+        for token in self.special:
+            text = text.replace(token, token[0] + " " + token[1:])
+        opening, closing = self._encode(" <result>\n"), self._encode("\n</result>")
+        if len(opening) + len(closing) >= room:
+            return []
+        whole = self._encode(f" <result>\n{text}\n</result>")
+        if len(whole) <= room:
+            return whole
+        return [*opening, *self._encode(text)[: room - len(opening) - len(closing)], *closing]
+
+    def _encode(self, text: str) -> list[int]:
+        return list(self.tokenizer.encode(text, add_special_tokens=False))

@@ -1,0 +1,164 @@
+"""The tools of a rollout worker: made from config, called with limits, counted.
+
+tools:
+  call_limit: 3          # calls of one trajectory
+  max_workers: 64        # calls that run at once, in this process
+  timeout: 120           # seconds for one attempt
+  retry_count: 3         # more attempts, where the tool says that one may help
+  tool_instances:
+    python: {class_path: verl.workers.rollout.tools.python_tool.PythonTool, params: {}}
+"""
+
+import asyncio
+import importlib
+import inspect
+import logging
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from verl.workers.rollout.tools.base_tool import BaseTool, ToolError, ToolOutput
+
+logger = logging.getLogger(__name__)
+
+_SECTION = "actor_rollout_ref.rollout.tools"
+FIRST_WAIT, LONGEST_WAIT = 0.5, 8.0  # seconds between attempts, doubling
+
+
+@dataclass(frozen=True)
+class ToolsConfig:
+    """Keys under actor_rollout_ref.rollout.tools, the authors' names.
+
+    Args:
+        tool_instances: name -> {class_path, params}.
+        verbose_logging: log every call, not only the first failure of each kind.
+        fail_on_error: a tool that cannot be loaded ends the run; else it is reported and left out.
+    """
+
+    call_limit: int = 3
+    max_workers: int = 64
+    timeout: float = 120.0
+    retry_count: int = 3
+    verbose_logging: bool = False
+    fail_on_error: bool = True
+    tool_instances: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self):
+        for name, low in (("call_limit", 0), ("max_workers", 1), ("retry_count", 0)):
+            if getattr(self, name) < low:
+                raise ValueError(f"{_SECTION}.{name}={getattr(self, name)}: expected at least {low}")
+        if self.timeout <= 0:
+            raise ValueError(f"{_SECTION}.timeout={self.timeout}: expected seconds above 0")
+        if self.fail_on_error:
+            for name, instance in self.tool_instances.items():
+                tool_class(name, instance)
+
+
+def tool_class(name: str, instance: Mapping[str, Any]) -> tuple[type[BaseTool], dict[str, Any]]:
+    """Class and constructor's arguments of an entry of tool_instances.
+
+    Raises:
+        ValueError: no such class, not a tool, or arguments that it does not take; names the key.
+    """
+    key = f"{_SECTION}.tool_instances.{name}"
+    unknown = sorted(set(instance) - {"class_path", "params"})
+    if unknown or not instance.get("class_path"):
+        raise ValueError(f"{key}: expected class_path and params, got {sorted(instance)}")
+    module, _, attribute = instance["class_path"].rpartition(".")
+    try:
+        cls = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ValueError(f"{key}.class_path={instance['class_path']}: {error}") from error
+    if not (isinstance(cls, type) and issubclass(cls, BaseTool)):
+        raise ValueError(f"{key}.class_path={instance['class_path']} is no BaseTool")
+    params = dict(instance.get("params") or {})
+    try:
+        inspect.signature(cls).bind(**params)
+    except TypeError as error:
+        raise ValueError(f"{key}.params: {error}; {cls.__name__}{inspect.signature(cls)}") from error
+    return cls, params
+
+
+@dataclass(frozen=True)
+class ToolCall:
+    """What became of a call. `text` is for the model, whether it went well or not; `seconds` do not count waiting for
+    a free place."""
+
+    tool: str
+    text: str
+    ok: bool
+    seconds: float
+    retries: int = 0
+    cached: bool = False
+    error: str | None = None
+
+
+class ToolBox:
+    """All tools of a process by their tags. Raises ValueError for two tools of one tag, or for none."""
+
+    def __init__(self, config: ToolsConfig):
+        self.config, self.tools = config, {}
+        self._places = asyncio.Semaphore(config.max_workers)
+        self._logged: set[tuple[str, str]] = set()
+        for name, instance in config.tool_instances.items():
+            self._load(name, instance)
+        if not self.tools:
+            raise ValueError(f"{_SECTION}.tool_instances names no tool that can be loaded")
+
+    def _load(self, name: str, instance: Mapping[str, Any]) -> None:
+        try:
+            cls, params = tool_class(name, instance)
+            tool = cls(**params)
+        except Exception as error:
+            if self.config.fail_on_error:
+                raise
+            logger.error(f"tool {name} is left out: {error}")
+            return
+        if tool.trigger_tag in self.tools:
+            raise ValueError(f"{_SECTION}.tool_instances.{name}: a second tool for <{tool.trigger_tag}>")
+        self.tools[tool.trigger_tag] = tool
+
+    @property
+    def closing_tags(self) -> list[str]:
+        return [f"</{tag}>" for tag in self.tools]
+
+    async def call(self, tag: str, content: str) -> ToolCall:
+        """Run the tool of a tag; a failure of any kind is a ToolCall that is not ok, never an exception."""
+        tool = self.tools[tag]
+        async with self._places:
+            started, retries, wait = time.perf_counter(), 0, FIRST_WAIT
+            while True:
+                outcome, may_retry = await self._attempt(tool, content)
+                if outcome.ok or not may_retry or retries == self.config.retry_count:
+                    break
+                retries += 1
+                await asyncio.sleep(wait)
+                wait = min(2 * wait, LONGEST_WAIT)
+            seconds = time.perf_counter() - started
+        if self.config.verbose_logging:
+            logger.warning(f"tool {tool.name}: {'ok' if outcome.ok else outcome.error} in {seconds:.2f} s")
+        return ToolCall(tool.name, outcome.text, outcome.ok, seconds, retries, outcome.cached, outcome.error)
+
+    async def _attempt(self, tool: BaseTool, content: str) -> tuple[ToolCall, bool]:
+        timeout = self.config.timeout
+        try:
+            output = await asyncio.wait_for(tool.execute(content, timeout=timeout), timeout)
+            output = output if isinstance(output, ToolOutput) else ToolOutput(output)
+            return ToolCall(tool.name, output.text, True, 0.0, cached=output.cached), False
+        except ToolError as error:
+            return self._failed(tool, error.kind, str(error), error), error.retry
+        except asyncio.TimeoutError as error:
+            return self._failed(tool, "timeout", f"{tool.name} gave no answer in {timeout:g} seconds", error), True
+        except Exception as error:  # a tool's own fault must not end training: told, counted, logged once
+            kind = type(error).__name__
+            return self._failed(tool, kind, f"{tool.name} failed: {kind}", error), False
+
+    def _failed(self, tool: BaseTool, kind: str, message: str, error: BaseException) -> ToolCall:
+        if (tool.name, kind) not in self._logged:
+            self._logged.add((tool.name, kind))
+            logger.warning(f"tool {tool.name} failed ({kind}); further ones are counted only", exc_info=error)
+        return ToolCall(tool.name, f"Error: {message}", False, 0.0, error=kind)
+
+    async def close(self) -> None:
+        await asyncio.gather(*(tool.close() for tool in self.tools.values()))
