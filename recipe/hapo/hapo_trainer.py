@@ -14,12 +14,12 @@ from functools import partial
 import numpy as np
 import torch
 import transfer_queue as tq
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 from tensordict import TensorDict
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 from verl.utils.config import omega_conf_to_dataclass
-from verl.workers.utils.padding import response_to_nested
 
+from recipe.common.token_fields import old_policy_entropy, put_token_field, real_keys, require_old_policy_pass
 from recipe.common.trainer_state import load_state, save_state
 from verl.trainer.ppo.hapo_algos import (
     EntropyStatistics,
@@ -44,9 +44,7 @@ class HAPOTrainer(PPOTrainerSync):
 
     def __init__(self, config: DictConfig):
         config = config.copy()
-        if OmegaConf.select(config, "algorithm.rollout_correction.bypass_mode"):
-            key = "algorithm.rollout_correction.bypass_mode"
-            raise ValueError(f"{key}=true skips the pass that computes the entropies, which HAPO needs")
+        require_old_policy_pass(config, "HAPO")
         config.trainer.v1.trainer_mode = "sync"  # upstream asks for this name to choose buffer and checkpoint format
         super().__init__(config)
         self.statistics: EntropyStatistics | None = None
@@ -75,12 +73,7 @@ class HAPOTrainer(PPOTrainerSync):
 
     def _compute_old_log_prob(self, batch, metrics: dict):
         batch = super()._compute_old_log_prob(batch, metrics)
-        data = tq.kv_batch_get(
-            keys=batch.keys, partition_id=batch.partition_id, select_fields=["entropy", "response_mask"]
-        )
-        nested_mask = data["response_mask"]
-        data = data.to_padded_tensor()
-        entropy, mask = data["entropy"], data["response_mask"].bool()
+        entropy, mask, nested_mask = old_policy_entropy(batch)
         if self.temperature_tau:
             # of this step's rollouts, which the last step's statistics tempered
             h = entropy_to_h(entropy, self.statistics)[mask]
@@ -91,8 +84,7 @@ class HAPOTrainer(PPOTrainerSync):
         metrics["hapo/high_entropy_share"] = (h[mask] > 0).float().mean().item()
         metrics["hapo/low_entropy_share"] = (h[mask] < 0).float().mean().item()
         metrics.update({f"hapo/entropy_{name}": value for name, value in self.statistics._asdict().items()})
-        fields = TensorDict({ENTROPY_H: response_to_nested(h, nested_mask)}, batch_size=len(batch))
-        return tq.kv_batch_put(keys=batch.keys, partition_id=batch.partition_id, fields=fields)
+        return put_token_field(batch, ENTROPY_H, h, nested_mask)
 
     def _compute_advantage(self, batch, metrics: dict):
         batch = super()._compute_advantage(batch, metrics)
@@ -103,8 +95,7 @@ class HAPOTrainer(PPOTrainerSync):
     def _fallback_share(self, batch) -> float:
         """Share of the groups whose advantage is GRPO's."""
         fields = ["uid", "rm_scores", "response_mask"]
-        keys = [key for key, tag in zip(batch.keys, batch.tags, strict=True) if not tag.get("is_padding", False)]
-        data = tq.kv_batch_get(keys=keys, partition_id=batch.partition_id, select_fields=fields)
+        data = tq.kv_batch_get(keys=real_keys(batch), partition_id=batch.partition_id, select_fields=fields)
         _, groups = np.unique(list(data["uid"]), return_inverse=True)
         data = data.exclude("uid").to_padded_tensor()
         scores, lengths = data["rm_scores"].sum(dim=-1), data["response_mask"].sum(dim=-1)

@@ -1,0 +1,34 @@
+"""What trainers that look at a whole batch's tokens share: its real rows, the old policy's entropies, new fields."""
+
+import torch
+import transfer_queue as tq
+from omegaconf import DictConfig, OmegaConf
+from tensordict import TensorDict
+from verl.workers.utils.padding import response_to_nested
+
+
+def real_keys(batch) -> list[str]:
+    """Keys of the rows that upstream did not add to fill the batch up."""
+    return [key for key, tag in zip(batch.keys, batch.tags, strict=True) if not tag.get("is_padding", False)]
+
+
+def require_old_policy_pass(config: DictConfig, mechanism: str) -> None:
+    """Raises ValueError where the run would skip the pass that computes the entropies, which `mechanism` needs."""
+    key = "algorithm.rollout_correction.bypass_mode"
+    if OmegaConf.select(config, key):
+        raise ValueError(f"{key}=true skips the pass that computes the entropies, which {mechanism} needs")
+
+
+def old_policy_entropy(batch) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Entropies in nats (B, T), their mask (bool) and the nested mask, after upstream's `_compute_old_log_prob`."""
+    fields = ["entropy", "response_mask"]
+    data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=fields)
+    nested_mask = data["response_mask"]
+    data = data.to_padded_tensor()
+    return data["entropy"], data["response_mask"].bool(), nested_mask
+
+
+def put_token_field(batch, name: str, values: torch.Tensor, nested_mask: torch.Tensor):
+    """Send `values` (B, T) along with the batch's tokens, as the nested field `name`; returns the batch."""
+    fields = TensorDict({name: response_to_nested(values, nested_mask)}, batch_size=len(batch))
+    return tq.kv_batch_put(keys=batch.keys, partition_id=batch.partition_id, fields=fields)
