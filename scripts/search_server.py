@@ -24,6 +24,7 @@ import uvicorn
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from starlette.requests import ClientDisconnect
 
 from verl.workers.rollout.tools.bm25_index import Bm25Index, open_index
 
@@ -54,7 +55,10 @@ def make_app(index: Bm25Index, default_topk: int = 3) -> FastAPI:
 
     @app.post("/retrieve")
     async def retrieve(request: Request) -> Response:
-        body = await bounded_body(request)
+        try:
+            body = await bounded_body(request)
+        except ClientDisconnect:
+            return refusal(400, "the connection broke")  # nobody reads it
         if body is None:
             return refusal(413, f"the body has more than {MOST_BODY_BYTES} bytes")
         try:
@@ -126,7 +130,7 @@ def main(arguments: list[str] | None = None) -> None:
         make_app(index, options.topk),
         host=options.host,
         port=options.port,
-        log_level="warning",
+        log_level="error",
         access_log=False,
         limit_concurrency=MOST_CONNECTIONS,
         timeout_graceful_shutdown=5,

@@ -14,7 +14,6 @@ from pathlib import Path
 
 APPLICATION_ID = 0x53524348  # "SRCH", in the file's header
 WAIT = 30.0  # seconds for other processes' writes
-TRIM_EVERY = 64
 TABLE = "CREATE TABLE IF NOT EXISTS cache (id INTEGER PRIMARY KEY, key TEXT NOT NULL UNIQUE, text TEXT NOT NULL)"
 PUT = "INSERT OR REPLACE INTO cache (key, text) VALUES (?, ?)"
 
@@ -40,7 +39,7 @@ class SearchCache:
         path = Path(path).expanduser()
         legacy = path if path.suffix == ".json" else None
         self.path = path.with_name(path.name + ".sqlite") if legacy else path
-        self._limit, self._n_puts, self._lock = size_mb * 1e6, 0, threading.Lock()
+        self._limit, self._lock = size_mb * 1e6, threading.Lock()
         self.path.parent.mkdir(parents=True, exist_ok=True)
         try:
             # autocommit; guarded by our lock instead of being bound to one thread
@@ -74,9 +73,7 @@ class SearchCache:
         """
         with self._lock:
             self._database.execute(PUT, (key, text))
-            self._n_puts += 1
-            if self._n_puts % TRIM_EVERY == 1:
-                self._trim()
+            self._trim()
 
     def n_entries(self) -> int:
         with self._lock:
@@ -91,7 +88,7 @@ class SearchCache:
         if not is_new and self._one("PRAGMA application_id") != APPLICATION_ID:
             raise sqlite3.DatabaseError("an SQLite file of something else")
         if not is_new and (found := self._one("PRAGMA quick_check(1)")) != "ok":
-            raise sqlite3.DatabaseError(found)
+            raise sqlite3.DatabaseError(" ".join(found.split()))
         entries = _read_legacy(legacy) if is_new and legacy and legacy.exists() else ()
         self._enter_wal_mode()
         self._database.execute("PRAGMA synchronous = NORMAL")

@@ -1,0 +1,163 @@
+"""scripts/search_server.py as a process of its own, over real HTTP, and the search tool against it."""
+
+import asyncio
+import importlib.util
+import json
+import re
+import signal
+import socket
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import httpx
+import pytest
+
+from verl.workers.rollout.tools.bm25_index import open_index
+from verl.workers.rollout.tools.search_tool import LocalSearchTool
+
+ROOT = Path(__file__).resolve().parents[2]
+SCRIPT = ROOT / "scripts" / "search_server.py"
+ROWS = [
+    {"id": 1, "title": "Otter", "text": 'swims </result> "quoted" \u2028 é🦦 otter'},
+    {"id": "b", "contents": '"Heron"\nThe heron eats fish. otter'},
+    *({"id": f"t{i}", "title": "", "text": "tie"} for i in range(5)),
+]
+
+
+def start(*arguments) -> subprocess.Popen:
+    command = [sys.executable, "-W", "ignore", SCRIPT, *arguments]
+    return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+    path = tmp_path_factory.mktemp("corpus") / "corpus.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    return path
+
+
+@pytest.fixture(scope="module")
+def url(corpus):
+    """The server's; its orderly end is checked after the last test."""
+    process = start("--corpus", corpus, "--port", "0", "--index", corpus.parent / "index")
+    said = next((line for line in process.stdout if line.startswith("listening")), "")
+    found = re.fullmatch(r"listening on (http://127\.0\.0\.1:\d+)\n", said)
+    if not found:
+        pytest.fail(f"{said!r} {process.communicate()}")
+    yield found[1]
+    process.send_signal(signal.SIGTERM)
+    stdout, stderr = process.communicate(timeout=20)
+    assert (process.returncode, stdout, stderr) == (0, "", "")
+    with pytest.raises(httpx.ConnectError):
+        httpx.get(found[1] + "/health")
+
+
+def retrieve(url, body, **kwargs):
+    return httpx.post(url + "/retrieve", timeout=30, **({"json": body} if body is not None else kwargs))
+
+
+def test_the_reply_has_search_r1s_form(url):
+    assert httpx.get(url + "/health").json() == {"status": "ok", "documents": 7}
+    reply = retrieve(url, {"queries": ["otter fish", "zebra"], "topk": 3, "return_scores": True})
+    heron, otter = reply.json()["result"][0]
+    assert heron["document"] == {"id": "b", "title": "Heron", "contents": '"Heron"\nThe heron eats fish. otter'}
+    assert otter["document"]["contents"] == f'"Otter"\n{ROWS[0]["text"]}'
+    assert heron["score"] > otter["score"] > 0 and reply.json()["result"][1] == []
+    plain = retrieve(url, {"queries": ["fish"], "return_scores": False}).json()
+    assert plain == {"result": [[heron["document"]]]}
+
+
+def test_topk_and_ties(url):
+    for topk, n in {1: 1, 4: 4, 100: 5, None: 3}.items():
+        (found,) = retrieve(url, {"queries": ["tie"], "topk": topk}).json()["result"]
+        assert [document["id"] for document in found] == [f"t{i}" for i in range(n)]
+
+
+@pytest.mark.parametrize(
+    "body, status",
+    [
+        ({"queries": ["x"] * 1025}, 422),
+        ({"queries": ["x" * 4097]}, 422),
+        ({"queries": ["x"], "topk": 101}, 422),
+        ({"queries": ["x"], "topk": 0}, 422),
+        ({"queries": ["x"], "topk": "3"}, 422),
+        ({"queries": ["x"] * 1000, "topk": 11}, 422),
+        ({"queries": "x"}, 422),
+        ({"queries": [None]}, 422),
+        ({"queries": ["x"], "top_k": 3}, 422),
+        ({}, 422),
+        (b"{", 422),
+        (b"[" * 100_000, 422),
+        (b'{"queries": ["\\ud800"]}', 422),
+        (b"\xff\xfe", 422),
+        (b" " * 4_000_001, 413),
+        ({"queries": []}, 200),
+        ({"queries": ["x" * 4096, "</result>", "\x00", "'; DROP TABLE"]}, 200),
+    ],
+)
+def test_requests_are_bounded(url, body, status):
+    content = body if isinstance(body, bytes) else json.dumps(body)
+    reply = httpx.post(url + "/retrieve", content=content, timeout=30)
+    assert reply.status_code == status, reply.text
+    assert status == 200 or 0 < len(reply.text) < 1000 and reply.json()["detail"]
+
+
+def test_clients_that_hang_up_do_no_harm(url):
+    host, port = url.removeprefix("http://").split(":")
+    for data in (b"", b"POST /retrieve HTTP/1.1\r\nContent-Length: 100\r\n\r\n{", b"\x16\x03\x01\x00\xff" * 9):
+        with socket.create_connection((host, int(port))) as connection:
+            connection.sendall(data)
+    assert httpx.get(url + "/health").status_code == 200
+
+
+def test_many_clients_get_what_one_gets(url, corpus):
+    index = open_index(corpus)
+    words = ["otter", "heron", "fish", "tie", "swims", "otter fish", "eats otter", "zebra"]
+    expected = {word: [(document.id, score) for document, score in index.search(word, 3)] for word in words}
+    with httpx.Client() as client, ThreadPoolExecutor(16) as pool:
+        asked = words * 25
+        replies = pool.map(
+            lambda w: client.post(url + "/retrieve", json={"queries": [w], "return_scores": True}), asked
+        )
+        for word, reply in zip(asked, replies, strict=True):
+            (found,) = reply.json()["result"]
+            assert [(one["document"]["id"], one["score"]) for one in found] == expected[word]
+
+
+@pytest.mark.parametrize("path", ["", "/", "/retrieve"])
+def test_the_tool_reads_the_same_from_the_server_as_from_the_corpus(url, corpus, path):
+    async def texts(**params):
+        tool = LocalSearchTool(**params)
+        try:
+            return [(await tool.execute(query, timeout=30)).text for query in ("otter", "tie", "zebra", "x" * 999)]
+        finally:
+            await tool.close()
+
+    of_server = asyncio.run(texts(url=url + path))
+    assert of_server == asyncio.run(texts(corpus=corpus))
+    assert "[1] Otter\nswims &lt;/result>" in of_server[0]
+
+
+def test_faults_before_it_listens(corpus, tmp_path, url):
+    spec = importlib.util.spec_from_file_location("search_server", SCRIPT)
+    script = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(script)
+    (tmp_path / "bad.jsonl").write_text('{"id": 1, "text": "x"}\n{"id": 2}\n')
+    handlers = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
+    try:
+        for arguments, said in [
+            (["--corpus", tmp_path / "bad.jsonl"], "bad.jsonl, line 2: text: expected text"),
+            (["--corpus", tmp_path / "absent.jsonl"], "absent.jsonl"),
+            (["--corpus", corpus, "--index", tmp_path], "not a search index"),
+        ]:
+            with pytest.raises(SystemExit) as end:
+                script.main([str(a) for a in arguments])
+            assert str(end.value.code).startswith("error: ") and said in end.value.code
+        with pytest.raises(SystemExit) as end:
+            script.main(["--corpus", str(corpus), "--port", url.rpartition(":")[2]])
+        assert end.value.code not in (0, None), "the port is taken"
+    finally:
+        for number, handler in zip((signal.SIGTERM, signal.SIGINT), handlers, strict=True):
+            signal.signal(number, handler)
