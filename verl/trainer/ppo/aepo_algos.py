@@ -72,24 +72,23 @@ def mean_over_segments(
         advantages (B, T), and the number of trajectories through each token (B, T).
     """
     n_rows = len(advantages)
-    own = advantages.unsqueeze(-1).expand(segment_ids.shape)
     if not segment_ids.numel():
-        return own, torch.ones_like(segment_ids)
+        return advantages.new_zeros(segment_ids.shape), torch.ones_like(segment_ids)
     # a run is a stretch of one id in one row: far fewer of them than of tokens
-    starts = torch.ones_like(segment_ids, dtype=torch.bool)
-    starts[:, 1:] = segment_ids[:, 1:] != segment_ids[:, :-1]
-    rows, positions = starts.nonzero(as_tuple=True)
-    run_of_token = starts.flatten().cumsum(0).sub_(1).view_as(segment_ids)
-    name = groups[rows] * (segment_ids.max() + 2) + segment_ids[rows, positions] + 1
-    segment_of_run = name.unique(return_inverse=True)[1]
+    is_start = torch.ones_like(segment_ids, dtype=torch.bool)
+    torch.ne(segment_ids[:, 1:], segment_ids[:, :-1], out=is_start[:, 1:])
+    starts = is_start.flatten().nonzero().squeeze(-1)
+    lengths = starts.diff(append=starts.new_tensor([segment_ids.numel()]))
+    rows, ids = starts // segment_ids.shape[1], segment_ids.flatten()[starts]
+    segment_of_run = (groups[rows] * (ids.max() + 2) + ids + 1).unique(return_inverse=True)[1]
     # a row passes a segment once, however many runs it has there
     passes = (segment_of_run * n_rows + rows).unique()
     segments, passing_rows = passes // n_rows, passes % n_rows
     n_passing = segments.bincount()
     mean = advantages.new_zeros(len(n_passing)).index_add_(0, segments, advantages[passing_rows]) / n_passing
-    has_segment = segment_ids >= 0
-    hard = torch.where(has_segment, mean[segment_of_run][run_of_token], own)
-    return hard, torch.where(has_segment, n_passing[segment_of_run][run_of_token], 1)
+    hard = torch.where(ids >= 0, mean[segment_of_run], advantages[rows])
+    passing = torch.where(ids >= 0, n_passing[segment_of_run], 1)
+    return tuple(of_run.repeat_interleave(lengths).view_as(segment_ids) for of_run in (hard, passing))
 
 
 def trajectory_advantages(
@@ -157,15 +156,16 @@ def standardise_entropy(entropy: torch.Tensor, response_mask: torch.Tensor) -> t
     Returns:
         (B, T) float32 without gradient, all 0 where the entropies do not differ; and the moments.
     """
-    mask, entropy = response_mask.bool(), entropy.detach().float()
-    valid = entropy[mask].double()
-    if not valid.numel():
-        return torch.zeros_like(entropy), EntropyMoments()
-    std, mean = (value.item() for value in torch.std_mean(valid, correction=0))
-    standardised = torch.zeros_like(entropy)
-    if std > 1e-6:
-        standardised[mask] = ((valid - mean) / std).float()
-    return standardised, EntropyMoments(mean, std)
+    mask = response_mask.bool()
+    standardised = torch.where(mask, entropy.detach().float(), 0.0)
+    n = mask.sum().item()
+    if n == 0:
+        return standardised, EntropyMoments()
+    mean = standardised.sum(dtype=torch.float64).item() / n
+    standardised.sub_(mean).mul_(mask)
+    std = torch.linalg.vector_norm(standardised, dtype=torch.float64).item() / n**0.5
+    # equal entropies differ by rounding alone
+    return standardised.mul_(1 / std if std > 1e-6 else 0.0), EntropyMoments(mean, std)
 
 
 def entropy_balanced_advantage(

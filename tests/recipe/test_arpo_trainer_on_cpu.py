@@ -1,0 +1,161 @@
+"""ARPO's training step from the rollout's fields to the worker's: upstream's own step on a TransferQueue in memory."""
+
+import numpy as np
+import pytest
+import torch
+from omegaconf import OmegaConf
+from transfer_queue import KVBatchMeta
+from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
+from verl.utils.tensordict_utils import list_of_dict_to_tensordict
+
+from recipe.arpo.arpo_trainer import ARPOTrainer, pad_segment_ids
+from verl.trainer.ppo.aepo_algos import STANDARDISED_ENTROPY
+from verl.workers.utils import aepo_losses
+
+# two prompts; key -> reward, mask, entropies, segments. The last row is one that upstream adds to fill the batch up.
+ROWS = {
+    "q_1_0": (0.0, [1, 1, 0, 1], [1.0, 2.0, 9.0, 1.0], [0, 0, 5, 2]),
+    "p_0_0": (1.0, [1, 1, 1], [1.0, 1.0, 4.0], [0, 1, 1]),
+    "q_0_0": (1.0, [1, 1, 0, 1, 1], [1.0, 2.0, 9.0, 3.0, 3.0], [0, 0, 5, 1, 1]),
+    "p_1_0": (0.0, [1], [2.0], [2]),
+    "pad_0_0": (0.0, [0], [7.0], [0, 0, 5, 2]),
+}
+
+
+class MemoryQueue:
+    """What the step needs of `transfer_queue`'s key-value interface."""
+
+    def __init__(self):
+        self.rows = {}
+        for key, (reward, mask, entropy, segments) in ROWS.items():
+            scores = torch.zeros(len(mask))
+            scores[-1] = reward
+            zeros = torch.zeros(len(mask))
+            row = {"response_mask": torch.tensor(mask), "entropy": torch.tensor(entropy), "rm_scores": scores}
+            row |= {"prompts": torch.tensor([3]), "responses": torch.arange(len(mask)), "old_log_probs": zeros}
+            row |= {"uid": key[0] if key != "pad_0_0" else "pad", "extra_fields": {"segment_ids": segments}}
+            self.rows[key] = row
+
+    def batch(self) -> KVBatchMeta:
+        tags = [{"is_padding": True} if key.startswith("pad") else {} for key in self.rows]
+        return KVBatchMeta(keys=list(self.rows), tags=tags, partition_id="train")
+
+    def kv_batch_get(self, keys, partition_id, select_fields):
+        fields = [name for name in select_fields if name in self.rows[keys[0]]]
+        data = {name: [self.rows[key][name] for key in keys] for name in fields}
+        nested = {
+            name: torch.nested.as_nested_tensor(column, layout=torch.jagged)
+            for name, column in data.items()
+            if isinstance(column[0], torch.Tensor)
+        }
+        others = [{name: data[name][i] for name in fields if name not in nested} for i in range(len(keys))]
+        found = list_of_dict_to_tensordict(others)
+        for name, column in nested.items():
+            found[name] = column
+        return found
+
+    def kv_batch_put(self, keys, partition_id, fields):
+        for name, column in fields.items():
+            for key, value in zip(keys, column.unbind(), strict=True):
+                self.rows[key][name] = value
+        return self.batch()
+
+
+@pytest.fixture
+def queue(monkeypatch):
+    queue = MemoryQueue()
+    monkeypatch.setattr("transfer_queue.kv_batch_get", queue.kv_batch_get)
+    monkeypatch.setattr("transfer_queue.kv_batch_put", queue.kv_batch_put)
+    return queue
+
+
+def trainer(adv_estimator: str = "grpo", balanced_advantage: bool = False) -> ARPOTrainer:
+    made = ARPOTrainer.__new__(ARPOTrainer)
+    made.config = OmegaConf.create(
+        {
+            "algorithm": {
+                "adv_estimator": adv_estimator,
+                "norm_adv_by_std_in_grpo": False,
+                "gamma": 1.0,
+                "lam": 1.0,
+                "use_kl_in_reward": False,
+            },
+            "actor_rollout_ref": {"rollout": {"n": 2, "calculate_log_probs": False}},
+            "trainer": {"tree_freq": -1},
+        }
+    )
+    made.balances_advantage, made.global_steps = balanced_advantage, 1
+    return made
+
+
+def advantages(queue) -> dict[str, list[float]]:
+    return {key: row["advantages"].tolist() for key, row in queue.rows.items()}
+
+
+SOFT = {
+    "q_1_0": [-0.5, -0.5, 0.0, -0.5],
+    "p_0_0": [0.5, 0.5, 0.5],
+    "q_0_0": [0.5, 0.5, 0.0, 0.5, 0.5],
+    "p_1_0": [-0.5],
+    "pad_0_0": [0.0],
+}
+# the first two tokens of q's trajectories are one segment, p's share none
+HARD = SOFT | {"q_1_0": [0.0, 0.0, 0.0, -0.5], "q_0_0": [0.0, 0.0, 0.0, 0.5, 0.5]}
+
+
+@pytest.mark.parametrize(("adv_estimator", "expected"), [("grpo", SOFT), ("arpo_hard", HARD)])
+def test_advantages_and_what_is_told_of_them(queue, adv_estimator, expected):
+    metrics = {}
+    trainer(adv_estimator)._compute_advantage(queue.batch(), metrics)
+    assert advantages(queue) == expected
+    # 4 of the model's 11 tokens are shared, and hard differs from soft by 0.5 there
+    assert metrics["arpo/shared_tokens"] == pytest.approx(4 / 11)
+    assert metrics["arpo/hard_minus_soft"] == pytest.approx(0.5 * 4 / 11)
+
+
+def test_a_rollout_without_segments_trains_softly_and_refuses_hard(queue):
+    for row in queue.rows.values():
+        del row["extra_fields"]["segment_ids"]
+    metrics = {}
+    trainer()._compute_advantage(queue.batch(), metrics)
+    assert advantages(queue) == SOFT and not [name for name in metrics if name.startswith("arpo/")]
+    with pytest.raises(ValueError, match="arpo_hard needs a rollout that names segments: q_1_0"):
+        trainer("arpo_hard")._compute_advantage(queue.batch(), {})
+
+
+def test_a_segment_for_each_token():
+    extras = {"a_0_0": {"segment_ids": [0, 0]}, "a_1_0": {"segment_ids": np.array([0, 0, 4])}}
+    padded = pad_segment_ids(["a_0_0", "a_1_0", "pad_0_0"], [2, 3, 1], extras)
+    assert padded.tolist() == [[0, 0, -1], [0, 0, 4], [-1, -1, -1]]
+    with pytest.raises(ValueError, match="segment_ids of a_0_0: 2 for 5 response tokens"):
+        pad_segment_ids(["a_0_0"], [5], extras)
+
+
+def test_standardised_entropy_reaches_the_workers_loss(queue, monkeypatch):
+    monkeypatch.setattr(PPOTrainerSync, "_compute_old_log_prob", lambda self, batch, metrics: batch)
+    metrics = {}
+    trainer(balanced_advantage=True)._compute_old_log_prob(queue.batch(), metrics)
+    # a tool's tokens (9.0) and padding (7.0) do not count
+    values = [e for _, mask, entropy, _ in ROWS.values() for m, e in zip(mask, entropy, strict=True) if m]
+    mean, std = np.mean(values), np.std(values)
+    assert metrics["aepo/entropy_mean"] == pytest.approx(mean) and metrics["aepo/entropy_std"] == pytest.approx(std)
+    assert metrics["aepo/advantage_grew"] == pytest.approx(np.mean(np.array(values) > mean))
+
+    seen = []
+    monkeypatch.setattr(aepo_losses, "ppo_loss", lambda *arguments: seen.append(STANDARDISED_ENTROPY.get()))
+    keys = ["q_1_0", "p_1_0"]  # a micro-batch
+    data = queue.kv_batch_get(keys, "train", [STANDARDISED_ENTROPY.name, "response_mask"])
+    aepo_losses.aepo_ppo_loss(None, None, data)
+    z = [[(e - mean) / std * m for m, e in zip(*ROWS[key][1:3], strict=True)] for key in keys]
+    torch.testing.assert_close(seen[0], torch.tensor([z[0], z[1] + [0.0] * 3], dtype=torch.float32))
+
+
+def test_a_run_without_the_entropies_is_refused():
+    config = OmegaConf.create(
+        {
+            "actor_rollout_ref": {"actor": {"enable_entropy_balanced_advantage": True}},
+            "algorithm": {"rollout_correction": {"bypass_mode": True}},
+        }
+    )
+    with pytest.raises(ValueError, match="bypass_mode=true skips .* actor.enable_entropy_balanced_advantage needs"):
+        ARPOTrainer(config)
