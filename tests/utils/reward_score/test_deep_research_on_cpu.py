@@ -6,10 +6,9 @@ import pytest
 
 from verl.utils.reward_score import deep_research, math_equivalence, tool_math
 from verl.utils.reward_score.deep_research import rule_of
-from verl.utils.reward_score.tool_format import format_result
 
 T, S, P = "<think>t</think>", "<search>q</search>", "<python>c</python>"
-R = format_result("r")
+R = " <result>\nr\n</result>"
 
 
 def answer(boxed: str) -> str:
@@ -141,7 +140,7 @@ class TestToolMath:
             (T + answer("0.4"), 0.0, 1.0, 0.0),
             (answer("0.5"), 1.0, 0.0, 0.0),  # the form is not rewarded
             (T + r"\boxed{0.5}", 0.0, 0.0, 0.0),  # outside the answer
-            (T + P + format_result(answer("0.5")), 0.0, 0.0, 1.0),  # the tool's, not the model's
+            (T + P + f"<result>{answer('0.5')}</result>", 0.0, 0.0, 1.0),  # the tool's, not the model's
             (answer("0.5") + answer("0.4"), 0.0, 0.0, 0.0),
             (None, 0.0, 0.0, 0.0),
         ],

@@ -62,17 +62,6 @@ class _Block:
     content: str
 
 
-def format_result(text: str) -> str:
-    """The text by which a rollout appends a tool's result, and by which demonstrations must show it.
-
-    A closing tag within the result is defused, so that no tool can end its own block.
-
-    >>> format_result("3 < 4")
-    ' <result>\\n3 < 4\\n</result>'
-    """
-    return f" <result>\n{text.replace('</result>', '</ result>')}\n</result>"
-
-
 def check_format(text: str, tool_tags: Iterable[str] = TOOL_TAGS) -> FormatReport:
     """Check one response against the protocol. Never raises for any `text`.
 

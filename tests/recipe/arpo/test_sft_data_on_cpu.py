@@ -1,0 +1,198 @@
+"""Conversations as published against rows given by hand; each kind of bad row is named."""
+
+import json
+
+import pandas as pd
+import pytest
+
+from recipe.arpo.sft_data import describe_bad, main, messages_of, split
+from recipe.common.math_data import BadRow
+from recipe.common.tiny_model import write_tiny_model
+
+CALL, CODE = "<think>t</think><search>q</search>", "<python>print(1 < 2)</python>"
+END = r"<think>t</think><answer>\boxed{1}</answer>"
+FOUND = "<result>\nhe\n</result>"
+
+
+def row(*values: str, **more) -> dict:
+    """Turns of user and assistant in turn."""
+    names = ("user", "assistant")
+    turns = [{"from": names[place % 2], "value": value} for place, value in enumerate(values)]
+    return {"conversations": turns, **more}
+
+
+def turns(*pairs: tuple[str, str]) -> dict:
+    return {"conversations": [{"from": name, "value": value} for name, value in pairs]}
+
+
+GOOD = row("Who?", CALL, FOUND, END)
+MESSAGES = [
+    {"role": "user", "content": "Who?"},
+    {"role": "assistant", "content": CALL},
+    {"role": "tool", "content": "he"},
+    {"role": "assistant", "content": END},
+]
+SYSTEM = {"role": "system", "content": "Use tools."}
+
+
+@pytest.mark.parametrize(
+    ("conversation", "messages"),
+    [
+        (GOOD, MESSAGES),
+        (row(" Who? ", f"\n{CALL}\n", f"\n{FOUND}\n", f" {END}\n"), MESSAGES),
+        (turns(("human", "Who?"), ("gpt", CALL), ("observation", FOUND), ("gpt", END)), MESSAGES),
+        (turns(("human", "Who?"), ("gpt", CALL), ("tool", "he"), ("gpt", END)), MESSAGES),
+        (row("Who?", CALL, FOUND, END, system=" Use tools. "), [SYSTEM, *MESSAGES]),
+        (row("Who?", CALL, FOUND, END, system=""), MESSAGES),
+        (turns(("system", "Use tools."), ("user", "Who?"), ("assistant", END)), [SYSTEM, MESSAGES[0], MESSAGES[3]]),
+        (row("Who?", f"{CALL} {FOUND}\n{END}"), MESSAGES),  # all in one turn
+        (row("Who?", END), [MESSAGES[0], MESSAGES[3]]),
+        (
+            row("Who?", CALL, "<result>a </result> <think> b</result>", CODE, FOUND, END),
+            [
+                *MESSAGES[:2],
+                {"role": "tool", "content": "a </result> <think> b"},
+                {"role": "assistant", "content": CODE},
+                *MESSAGES[2:],
+            ],
+        ),
+        (row("Who?", CALL, "<result></result>", END), [*MESSAGES[:2], {"role": "tool", "content": ""}, MESSAGES[3]]),
+    ],
+)
+def test_rows_become_messages(conversation, messages):
+    assert messages_of(conversation) == messages
+
+
+@pytest.mark.parametrize(
+    ("conversation", "problem"),
+    [
+        ({}, "no list of turns"),
+        ("text", "no list of turns"),
+        ({"conversations": []}, "no list of turns"),
+        ({"conversations": "x"}, "no list of turns"),
+        ({"conversations": ["x"]}, "turn 0: from"),
+        (turns(("robot", "x")), "turn 0: from"),
+        (row("Who?", " "), r"turn 1 \(assistant\) is empty"),
+        (row("Who?", None), r"turn 1 \(assistant\) is empty"),
+        (turns(("gpt", END)), "expected system .* user, assistant first, got assistant"),
+        (turns(("user", "a"), ("user", "b"), ("gpt", END)), "got user, user, assistant"),
+        (turns(("user", FOUND), ("gpt", END)), "got tool, assistant"),
+        (turns(("user", "a"), ("gpt", END), ("gpt", END)), "turn 2 is assistant, expected tool"),
+        (row("Who?", CALL, "and who else?", END), "turn 2 is user, expected tool"),
+        (row("Who?", CALL, "<result>he", END), "turn 2 is user, expected tool"),
+        (row("Who?", CALL, FOUND), "the last turn is not the assistant's"),
+        (row("Who?"), "the last turn is not the assistant's|expected system"),
+        (row("Who?", CALL, FOUND, CALL), "no <result> right after </search>, at ''"),
+        (row("Who?", "<think>t</think>", FOUND, END), "<result> without a call, at '<result>"),
+        (row("Who?", CALL + FOUND, FOUND, END), "<result> without a call"),
+        (row("Who?", CALL + "<result>", FOUND, END), "<result> is not closed"),
+        (row("Who?", CALL, FOUND, END + END), "<think> after the answer"),
+        (row("Who?", "<think>t" + END), "<think> inside <think>, at '<think>t</think>"),
+        (row("Who?", "<think>t</think><answer>1</answer>"), r"no \\boxed"),
+        (row("Who?", "<think>t</think>1"), "no <answer>"),
+    ],
+)
+def test_bad_rows_are_named(conversation, problem):
+    with pytest.raises(BadRow, match=problem):
+        messages_of(conversation)
+
+
+def test_other_tools():
+    conversation = row("Who?", "<think>t</think><roll>6</roll>", FOUND, END)
+    with pytest.raises(BadRow):
+        messages_of(conversation)
+    assert len(messages_of(conversation, ["roll"])) == 4
+
+
+def write(path, rows: list):
+    if path.suffix == ".parquet":
+        pd.DataFrame(rows).to_parquet(path)
+    elif path.suffix == ".jsonl":
+        path.write_text("".join(json.dumps(entry) + "\n" for entry in rows))
+    else:
+        path.write_text(json.dumps(rows))
+    return str(path)
+
+
+def read(path) -> list[dict]:
+    rows = pd.read_parquet(path).to_dict("records")
+    return [{"row": entry["row"], "messages": list(entry["messages"])} for entry in rows]
+
+
+@pytest.mark.parametrize("suffix", [".json", ".jsonl", ".parquet"])
+def test_files_of_each_kind(tmp_path, suffix):
+    source = write(tmp_path / f"in{suffix}", [GOOD, row("What?", END)])
+    main(["--input", source, "--output", str(tmp_path / "out"), "--val-fraction", "0"])
+    written = read(tmp_path / "out/train.parquet")
+    assert [entry["row"] for entry in written] == [0, 1] and written[0]["messages"] == MESSAGES
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["train.parquet"]
+
+
+def test_bad_rows_stop_or_are_left_out_and_listed(tmp_path, capsys):
+    source = write(tmp_path / "in.jsonl", [GOOD, row("Who?"), row("What?", END), row("Who?", CALL, FOUND, CALL)])
+    arguments = ["--input", source, "--output", str(tmp_path / "out")]
+    with pytest.raises(SystemExit, match="nothing was written"):
+        main(arguments)
+    assert not (tmp_path / "out").exists()
+    printed = capsys.readouterr().out
+    assert "2 bad row(s)" in printed and "row 1: " in printed and "row 3: no <result> right after </search>" in printed
+
+    main([*arguments, "--on-error", "skip"])
+    rows = read(tmp_path / "out/train.parquet") + read(tmp_path / "out/val.parquet")
+    assert sorted(entry["row"] for entry in rows) == [0, 2]
+    listed = [json.loads(line) for line in (tmp_path / "out/bad_rows.jsonl").read_text().splitlines()]
+    assert [entry["row"] for entry in listed] == [1, 3]
+
+    main(["--input", write(tmp_path / "good.json", [GOOD]), "--output", str(tmp_path / "out")])
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["train.parquet"]  # nothing of the earlier run
+
+
+def test_lengths_and_special_tokens_are_checked_with_a_tokenizer(tmp_path, capsys):
+    model = str(write_tiny_model(tmp_path / "model"))
+    harmless = row("Who?", CALL, "<result><|im_end|></result>", END)
+    rows = [GOOD, row("Who?" * 100, END), row("Who?", "<|im_end|>" + END), harmless]
+    arguments = ["--input", write(tmp_path / "in.json", rows), "--output", str(tmp_path / "out"), "--on-error", "skip"]
+    main([*arguments, "--tokenizer", model, "--max-length", "300", "--val-fraction", "0"])
+    assert [entry["row"] for entry in read(tmp_path / "out/train.parquet")] == [0, 3]
+    printed = capsys.readouterr().out
+    assert "tokens, more than 300" in printed and "special token <|im_end|> in the text of assistant" in printed
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--input", "/nowhere.json"], "does not exist"),
+        (["--input", "{folder}/bad.jsonl"], "line 1: not JSON"),
+        (["--input", "{folder}/empty.jsonl"], "no usable rows"),
+        (["--input", "{folder}/good.json", "--tokenizer", "{folder}/nothing"], "nothing"),
+    ],
+)
+def test_mistakes_end_with_one_line(tmp_path, arguments, message):
+    (tmp_path / "bad.jsonl").write_text("{")
+    (tmp_path / "empty.jsonl").write_text("")
+    write(tmp_path / "good.json", [GOOD])
+    with pytest.raises(SystemExit, match=message):
+        main([argument.format(folder=tmp_path) for argument in arguments] + ["--output", str(tmp_path / "out")])
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("option", [["--val-fraction", "1"], ["--max-length", "0"]])
+def test_bad_options(tmp_path, option):
+    with pytest.raises(SystemExit):
+        main(["--input", "x.json", "--output", str(tmp_path), *option])
+
+
+def test_the_split_is_seeded_and_keeps_questions_together():
+    rows = [{"messages": [{"role": "user", "content": f"q{number % 50}"}], "row": number} for number in range(200)]
+    train, val = split(rows, 0.1, seed=0)
+    assert (train, val) == split(rows, 0.1, seed=0) != split(rows, 0.1, seed=1)
+    assert len(val) == 20 and sorted(entry["row"] for entry in train + val) == list(range(200))
+    questions = [{entry["messages"][0]["content"] for entry in part} for part in (train, val)]
+    assert not questions[0] & questions[1]
+    assert [entry["row"] for entry in train] == sorted(entry["row"] for entry in train)
+    assert [len(part) for part in split(rows[:2], 0.01, seed=0)] == [1, 1]
+    assert [len(part) for part in split(rows[:1], 0.9, seed=0)] == [1, 0]
+
+
+def test_a_long_list_is_cut():
+    assert describe_bad({number: "x" for number in range(25)}).splitlines()[-1] == "  and 5 more"

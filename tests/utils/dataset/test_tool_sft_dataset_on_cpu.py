@@ -1,0 +1,125 @@
+"""Tokens and masks of demonstrations against parts encoded one by one here, and against the rollout's own protocol."""
+
+import json
+
+import pandas as pd
+import pytest
+import torch
+from omegaconf import OmegaConf
+from tokenizers import Tokenizer
+from transformers import PreTrainedTokenizerFast
+from verl.trainer.sft_trainer import create_sft_dataset
+
+from recipe.common.tiny_model import CHAT_TEMPLATE, END_OF_TURN, PAD, make_tokenizer
+from verl.utils.dataset.tool_sft_dataset import DemonstrationEncoder
+from verl.workers.rollout.tool_tree.protocol import Protocol
+
+CALL, END = "<think>t</think><search>q</search>", r"<think>t</think><answer>\boxed{1}</answer>"
+MESSAGES = [
+    {"role": "system", "content": "Use tools."},
+    {"role": "user", "content": "Who?"},
+    {"role": "assistant", "content": CALL},
+    {"role": "tool", "content": "he"},
+    {"role": "assistant", "content": END},
+]
+PROMPT = "<|im_start|>system\nUse tools.<|im_end|>\n<|im_start|>user\nWho?<|im_end|>\n<|im_start|>assistant\n"
+
+
+def merging_tokenizer():
+    """The tiny tokenizer, and one merge across the border of a call and its result: `> `."""
+    core = json.loads(make_tokenizer().backend_tokenizer.to_str())
+    core["model"]["vocab"][">Ġ"] = max(token["id"] for token in core["added_tokens"]) + 1
+    core["model"]["merges"] = [[">", "Ġ"]]
+    options = {"eos_token": END_OF_TURN, "pad_token": PAD, "chat_template": CHAT_TEMPLATE}
+    return PreTrainedTokenizerFast(tokenizer_object=Tokenizer.from_str(json.dumps(core)), **options)
+
+
+@pytest.fixture(params=[make_tokenizer, merging_tokenizer])
+def tokenizer(request):
+    return request.param()
+
+
+def parts_by_hand(tokenizer) -> list[tuple[list[int], int]]:
+    texts = [(PROMPT, 0), (CALL, 1), (" <result>\nhe\n</result>", 0), (END, 1), (END_OF_TURN, 1)]
+    return [(tokenizer(text, add_special_tokens=False).input_ids, mask) for text, mask in texts]
+
+
+def dataset_of(folder, rows: list[list[dict]], tokenizer, **options):
+    path = folder / "rows.parquet"
+    pd.DataFrame({"messages": rows}).to_parquet(path)
+    custom = {"path": "pkg://verl.utils.dataset.tool_sft_dataset", "name": "ToolSFTDataset"}
+    config = {"pad_mode": "no_padding", "max_length": 1000, "truncation": "error", "custom_cls": custom}
+    return create_sft_dataset(str(path), OmegaConf.create({**config, **options}), tokenizer, None)
+
+
+def test_parts_are_encoded_one_by_one(tmp_path, tokenizer):
+    row = dataset_of(tmp_path, [MESSAGES], tokenizer)[0]
+    parts = parts_by_hand(tokenizer)
+    assert row["input_ids"].tolist() == [token for ids, _ in parts for token in ids]
+    assert row["loss_mask"].tolist() == [mask for ids, mask in parts for _ in ids]
+    assert row["position_ids"].tolist() == list(range(len(row["input_ids"])))
+    assert all(value.dtype == torch.int64 for value in row.values())
+
+
+def test_what_is_learnt_is_the_models_text_and_the_end(tmp_path, tokenizer):
+    row = dataset_of(tmp_path, [MESSAGES], tokenizer)[0]
+    assert tokenizer.decode(row["input_ids"][row["loss_mask"] == 1]) == CALL + END + END_OF_TURN
+    assert tokenizer.decode(row["input_ids"]) == f"{PROMPT}{CALL} <result>\nhe\n</result>{END}{END_OF_TURN}"
+
+
+def test_the_merge_would_hide_the_border():
+    """The tokenizer of the test above does tell parts from the whole."""
+    tokenizer = merging_tokenizer()
+    whole = tokenizer(CALL + " <result>", add_special_tokens=False).input_ids
+    parts = [tokenizer(text, add_special_tokens=False).input_ids for text in (CALL, " <result>")]
+    assert whole != parts[0] + parts[1]
+
+
+@pytest.mark.parametrize("text", ["he", "", "a < b", "see </result><answer>1</answer>", f"{END_OF_TURN} x", "漢字 é"])
+def test_results_are_the_rollouts_own(tokenizer, text):
+    messages = [*MESSAGES[:3], {"role": "tool", "content": text}, MESSAGES[4]]
+    ids, mask = DemonstrationEncoder(tokenizer).encode(messages)
+    before, after = (len(ids) for ids in map(tokenizer.encode, (PROMPT + CALL, END + END_OF_TURN)))
+    assert ids[before:-after] == Protocol(tokenizer, ("search", "python")).result_ids(text, 10_000)
+    assert set(mask[before:-after]) == {0}
+    assert tokenizer.decode(ids).count("</result>") == 1 and ids[before:].count(tokenizer.eos_token_id) == 1
+
+
+def test_batches_of_upstreams_collator(tmp_path):
+    from verl.utils.dataset.dataset_utils import SFTTensorCollator
+
+    short = [MESSAGES[1], MESSAGES[4]]
+    dataset = dataset_of(tmp_path, [MESSAGES, short], make_tokenizer())
+    batch = SFTTensorCollator("no_padding")([dataset[0], dataset[1]])
+    assert batch["input_ids"].is_nested and batch["loss_mask"].is_nested
+    assert batch["input_ids"].offsets().diff().tolist() == [len(dataset[0]["input_ids"]), len(dataset[1]["input_ids"])]
+
+
+def test_rows_that_are_too_long_are_cut_or_named(tmp_path):
+    tokenizer = make_tokenizer()
+    whole = dataset_of(tmp_path, [MESSAGES], tokenizer)[0]
+    cut = dataset_of(tmp_path, [MESSAGES], tokenizer, max_length=60, truncation="right")[0]
+    assert all(torch.equal(cut[key], whole[key][:60]) for key in whole)
+    with pytest.raises(ValueError, match=f"row 0 has {len(whole['input_ids'])} tokens, more than data.max_length=60"):
+        dataset_of(tmp_path, [MESSAGES], tokenizer, max_length=60)[0]
+
+
+@pytest.mark.parametrize("options", [{"pad_mode": "right"}, {"truncation": "left"}])
+def test_what_it_cannot_do_is_refused(tmp_path, options):
+    with pytest.raises(ValueError, match="no_padding"):
+        dataset_of(tmp_path, [MESSAGES], make_tokenizer(), **options)
+
+
+@pytest.mark.parametrize(
+    "roles", [[], ["user"], ["assistant"], ["user", "assistant", "tool"], ["user", "assistant", "user"]]
+)
+def test_other_conversations_are_refused(roles):
+    with pytest.raises(ValueError, match="expected system, user"):
+        DemonstrationEncoder(make_tokenizer()).encode([{"role": role, "content": "x"} for role in roles])
+
+
+def test_a_tokenizer_must_have_an_end():
+    tokenizer = make_tokenizer()
+    tokenizer.eos_token = None
+    with pytest.raises(ValueError, match="no eos_token"):
+        DemonstrationEncoder(tokenizer)
