@@ -6,10 +6,12 @@ What depends on the batch (segments, standardised entropy) is computed once per 
 that no result depends on how the batch is cut. Shapes: B trajectories, T response positions.
 
     >>> # segment 0 is shared, 1 and 2 follow it; the first trajectory was right, the second wrong
-    >>> segment_ids = torch.tensor([[0, 0, 1, 1], [0, 0, 2, -1]])
+    >>> segment_ids = torch.tensor([[0, 0, 1, 1], [0, 0, 2, 2]])
     >>> hard, passing = mean_over_segments(torch.tensor([1.0, -1.0]), segment_ids, torch.tensor([0, 0]))
-    >>> hard, passing
-    (tensor([[ 0.,  0.,  1.,  1.], [ 0.,  0., -1., -1.]]), tensor([[2, 2, 1, 1], [2, 2, 1, 1]]))
+    >>> hard.tolist()
+    [[0.0, 0.0, 1.0, 1.0], [0.0, 0.0, -1.0, -1.0]]
+    >>> passing.tolist()
+    [[2, 2, 1, 1], [2, 2, 1, 1]]
 """
 
 from contextlib import contextmanager
