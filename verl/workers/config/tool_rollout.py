@@ -45,7 +45,7 @@ class ToolRolloutConfig(RolloutConfig):
                 raise ValueError(
                     f"actor_rollout_ref.rollout.tools has no key {', '.join(unknown)}; known: {sorted(known)}"
                 )
-            self.tools = ToolsConfig(**{name: value for name, value in dict(self.tools).items()})
+            self.tools = ToolsConfig(**dict(self.tools))
         self.tree_config()
         if self.mode != MODE:
             return
@@ -62,5 +62,6 @@ class ToolRolloutConfig(RolloutConfig):
 
     def tree_config(self) -> ToolTreeConfig:
         """The keys that decide about trees, checked."""
-        names = {one.name for one in fields(ToolTreeConfig)} - {"call_limit"}
-        return ToolTreeConfig(call_limit=self.tools.call_limit, **{name: getattr(self, name) for name in names})
+        tools = {name: getattr(self.tools, name) for name in ("call_limit", "max_result_tokens")}
+        names = {one.name for one in fields(ToolTreeConfig)} - tools.keys()
+        return ToolTreeConfig(**tools, **{name: getattr(self, name) for name in names})

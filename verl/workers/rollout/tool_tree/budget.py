@@ -1,7 +1,7 @@
 """Who may branch while the prompt's budget lasts: the same whoever is fast or slow.
 
 Trajectories move on their own, so claims to branch come in any order. They are granted in the order (tool calls made,
-key of the trajectory), a claim as soon as no earlier one could still take its place: at once while the budget is
+key of the branch), a claim as soon as no earlier one could still take its place: at once while the budget is
 ample, later when it is short. Nothing waits but the new branch itself.
 
     n = 5, beam_size = 2, call_limit = 2; trajectories (0,), (1,) and (2,) have started, two slots are left

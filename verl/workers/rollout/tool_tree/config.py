@@ -19,6 +19,7 @@ class ToolTreeConfig:
         enable_dynamic_rollouts: AEPO's budget, initial_rollouts from a probe trajectory's entropies.
         dynamic_rollouts_beta: its beta.
         call_limit: tool calls of a trajectory (rollout.tools.call_limit); 0: none.
+        max_result_tokens: a longer result is cut (rollout.tools.max_result_tokens).
     """
 
     initial_rollouts: int = 8
@@ -32,6 +33,7 @@ class ToolTreeConfig:
     enable_dynamic_rollouts: bool = False
     dynamic_rollouts_beta: float = 0.5
     call_limit: int = 3
+    max_result_tokens: int = 1024
 
     def __post_init__(self):
         from verl.workers.rollout.tool_tree.branching import BRANCH_POLICIES
@@ -41,12 +43,11 @@ class ToolTreeConfig:
                 f"actor_rollout_ref.rollout.branch_policy={self.branch_policy}: expected one of {list(BRANCH_POLICIES)}"
             )
         if self.enable_dynamic_rollouts and self.branch_policy == "never":
-            raise ValueError(
-                "actor_rollout_ref.rollout.enable_dynamic_rollouts needs a branch_policy other than never"
-            )
+            raise ValueError("actor_rollout_ref.rollout.enable_dynamic_rollouts needs a branch_policy other than never")
         for name, low in (("initial_rollouts", 1), ("beam_size", 1), ("entropy_tokens", 1), ("entropy_top_k", 1)):
             _check(name, getattr(self, name), low)
         _check("tools.call_limit", self.call_limit, 0)
+        _check("tools.max_result_tokens", self.max_result_tokens, 1)
         _check("branch_probability", self.branch_probability, 0, 1)
         _check("branch_penalty", self.branch_penalty, 0, 1)
         _check("entropy_weight", self.entropy_weight, 0)

@@ -105,7 +105,8 @@ class ToolTree:
                 self._start(Trajectory((i,)))
             self._grow_on()
             while self.tasks:
-                done, self.tasks = await asyncio.wait(self.tasks, return_when=asyncio.FIRST_COMPLETED)
+                done, _ = await asyncio.wait(self.tasks, return_when=asyncio.FIRST_COMPLETED)
+                self.tasks -= done  # others may have started meanwhile
                 for task in done:
                     task.result()
         except BaseException:
@@ -234,11 +235,12 @@ class ToolTree:
         """The state after the tool's result; None where there is no room for it and one more token."""
         content = self.protocol.content(tokens, tag)
         if content is None:
-            call = ToolCall(tag, f"Error: </{tag}> without <{tag}> before it", ok=False, seconds=0.0, error="malformed")
+            call = ToolCall(tag, f"Error: {tag} was closed but not opened", ok=False, seconds=0.0, error="malformed")
         else:
             call = await self.tools.call(tag, content)
         self.calls.append(call)
-        result = self.protocol.result_ids(call.text, self.room - len(at.response) - 1)
+        most = min(self.config.max_result_tokens, self.room - len(at.response) - 1)
+        result = self.protocol.result_ids(call.text, most)
         if not result:
             return None
         info = {"key": list(at.key), "tool": call.tool, "ok": call.ok, "seconds": round(call.seconds, 4)}

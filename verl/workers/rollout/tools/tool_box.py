@@ -31,6 +31,11 @@ class ToolsConfig:
     """Keys under actor_rollout_ref.rollout.tools, the authors' names.
 
     Args:
+        call_limit: calls of one trajectory; one more ends it.
+        max_workers: calls that run at once, in this process.
+        timeout: seconds for one attempt.
+        retry_count: more attempts, where the tool says that one may help.
+        max_result_tokens: a longer result is cut for the model.
         tool_instances: name -> {class_path, params}.
         verbose_logging: log every call, not only the first failure of each kind.
         fail_on_error: a tool that cannot be loaded ends the run; else it is reported and left out.
@@ -40,12 +45,13 @@ class ToolsConfig:
     max_workers: int = 64
     timeout: float = 120.0
     retry_count: int = 3
+    max_result_tokens: int = 1024
     verbose_logging: bool = False
     fail_on_error: bool = True
     tool_instances: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self):
-        for name, low in (("call_limit", 0), ("max_workers", 1), ("retry_count", 0)):
+        for name, low in (("call_limit", 0), ("max_workers", 1), ("retry_count", 0), ("max_result_tokens", 1)):
             if getattr(self, name) < low:
                 raise ValueError(f"{_SECTION}.{name}={getattr(self, name)}: expected at least {low}")
         if self.timeout <= 0:

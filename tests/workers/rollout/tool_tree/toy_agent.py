@@ -1,0 +1,87 @@
+"""A toy policy that writes thoughts, calls and answers: an engine with known text, entropies, delays and faults."""
+
+import asyncio
+import math
+import random
+import string
+
+from recipe.common.tiny_model import END_OF_TURN, make_tokenizer
+from verl.workers.rollout.rollout_engine import Generation
+from verl.workers.rollout.tools.base_tool import BaseTool
+from verl.workers.rollout.tools.tool_box import ToolBox, ToolsConfig
+
+TOKENIZER = make_tokenizer()
+
+
+def encode(text: str) -> list[int]:
+    return TOKENIZER.encode(text, add_special_tokens=False)
+
+
+class ToyPolicy:
+    """Draws a turn's first letter by the request's seed, the rest follows; 4 candidates of each step are known.
+
+    Args:
+        calls: tool calls before it answers.
+        spread: entropy of a step in nats, by whether a result stands before it: half its candidates share the mass.
+        delay: most seconds that a request takes.
+    """
+
+    def __init__(self, calls=2, spread=(0.0, math.log(4)), delay=0.0, order=0, query="{}", close="</search>"):
+        self.calls, self.spread, self.delay, self.clock = calls, spread, delay, random.Random(order)
+        self.query, self.close, self.requests, self.running = query, close, [], 0
+
+    def turn(self, first: str, results: int) -> str:
+        """A whole turn, which its first letter decides."""
+        thought = f"{first}<think>so</think>"
+        if results >= self.calls:
+            return f"{thought}<answer>{first}</answer>{END_OF_TURN}"
+        return f"{thought}<search>{self.query.format(first)}{self.close}"
+
+    async def generate(self, prompt_ids, *, max_tokens, stop_token_ids, seed, stop=(), n_candidates=0, **options):
+        self.requests.append({"max_tokens": max_tokens, "n_candidates": n_candidates, "stop": list(stop), **options})
+        self.running += 1
+        try:
+            await asyncio.sleep(self.clock.random() * self.delay)
+        finally:
+            self.running -= 1
+        text = TOKENIZER.decode(prompt_ids)
+        begun = text.rsplit("</result>", 1)[-1] if "</result>" in text else text.rsplit("assistant\n", 1)[-1]
+        results = text.count("<result>")
+        tokens = self._rest(begun, seed, results)[:max_tokens]
+        for end in range(1, len(tokens) + 1):
+            if any(one in TOKENIZER.decode(tokens[:end]) for one in stop):
+                tokens = tokens[:end]
+                break
+        steps = [self._candidates(token, results) for token in tokens] if n_candidates else None
+        log_probs = [-float(i + 1) for i in range(len(tokens))]
+        return Generation(tokens, log_probs, steps, stopped=tokens[-1] in stop_token_ids)
+
+    def _rest(self, begun: str, seed: int, results: int) -> list[int]:
+        first = begun[0] if begun else random.Random(seed).choice(string.ascii_letters)
+        return encode(self.turn(first, results))[len(encode(begun)) :]
+
+    def _candidates(self, token: int, results: int):
+        nats = self.spread[min(results, 1)]
+        others = [one for one in range(300, 306) if one != token][:3]
+        if nats == 0:
+            return [(token, 0.0), *((one, -math.inf) for one in others)]
+        return [(one, -math.log(4)) for one in (token, *others)]
+
+
+class Library(BaseTool):
+    """<search>: answers with the query; some queries fail, and it may be slow."""
+
+    name, trigger_tag = "search", "search"
+
+    def __init__(self, answer: str = "about {}", delay: float = 0.0, order: int = 0):
+        self.answer, self.delay, self.clock, self.asked = answer, delay, random.Random(order), []
+
+    async def execute(self, content: str, *, timeout: float) -> str:
+        self.asked.append(content)
+        await asyncio.sleep(self.clock.random() * self.delay)
+        return self.answer.format(content)
+
+
+def library(**params) -> ToolBox:
+    entry = {"class_path": f"{__name__}.Library", "params": params}
+    return ToolBox(ToolsConfig(tool_instances={"search": entry}, timeout=5))

@@ -1,0 +1,144 @@
+"""The tool box: limits, retries, failures, and config errors that name the key."""
+
+import asyncio
+import logging
+
+import pytest
+
+from verl.workers.rollout.tools import tool_box
+from verl.workers.rollout.tools.base_tool import BaseTool, ToolError, ToolOutput
+from verl.workers.rollout.tools.tool_box import ToolBox, ToolsConfig
+
+
+class Scripted(BaseTool):
+    """Does what its list says, one entry a call: a text, an exception, or seconds to sleep."""
+
+    name, trigger_tag = "scripted", "do"
+
+    def __init__(self, script=()):
+        self.script, self.running, self.most, self.ended = list(script), 0, 0, 0
+
+    async def execute(self, content, *, timeout):
+        self.running += 1
+        self.most = max(self.most, self.running)
+        try:
+            step = self.script.pop(0) if self.script else content
+            if isinstance(step, (int, float)):
+                await asyncio.sleep(step)
+                return f"slept {step}"
+            if isinstance(step, Exception):
+                raise step
+            return step
+        finally:
+            self.running -= 1
+            self.ended += 1
+
+
+class NoTool:
+    pass
+
+
+def box(script=(), **config) -> ToolBox:
+    entry = {"class_path": f"{__name__}.Scripted", "params": {"script": script}}
+    return ToolBox(ToolsConfig(tool_instances={"scripted": entry}, **config))
+
+
+@pytest.fixture(autouse=True)
+def short_waits(monkeypatch):
+    monkeypatch.setattr(tool_box, "FIRST_WAIT", 0.001)
+
+
+def call(made: ToolBox, content="x"):
+    return asyncio.run(made.call("do", content))
+
+
+def test_a_call_and_a_cached_one():
+    assert call(box(["fine"])).text == "fine"
+    cached = call(box([ToolOutput("known", cached=True)]))
+    assert cached.ok and cached.cached and cached.text == "known" and cached.retries == 0
+
+
+def test_what_may_help_is_tried_again():
+    passing = ToolError("busy", kind="http_503", retry=True)
+    result = call(box([passing, passing, "fine"], retry_count=3))
+    assert result.ok and result.text == "fine" and result.retries == 2
+    result = call(box([passing] * 9, retry_count=3))
+    assert not result.ok and result.retries == 3 and result.error == "http_503" and result.text == "Error: busy"
+    result = call(box([ToolError("no such page", kind="http_404", retry=False), "fine"]))
+    assert not result.ok and result.retries == 0
+
+
+def test_a_slow_call_is_given_up_and_ended():
+    made = box([5, 5], timeout=0.02, retry_count=1)
+    result = call(made)
+    tool = made.tools["do"]
+    assert result.error == "timeout" and result.retries == 1 and "0.02 seconds" in result.text
+    assert tool.running == 0 and tool.ended == 2
+
+
+def test_a_tools_own_fault_is_told_without_its_details_and_logged_once(caplog):
+    made = box([KeyError("/root/secret")] * 3)
+    with caplog.at_level(logging.WARNING):
+        results = [call(made) for _ in range(3)]
+    assert {result.text for result in results} == {"Error: scripted failed: KeyError"}
+    assert len([r for r in caplog.records if "scripted failed (KeyError)" in r.getMessage()]) == 1
+
+
+def test_no_more_calls_at_once_than_max_workers_and_waiting_does_not_count():
+    made = box([0.05] * 6, max_workers=2, timeout=0.2)
+
+    async def all_at_once():
+        return await asyncio.gather(*(made.call("do", "x") for _ in range(6)))
+
+    results = asyncio.run(all_at_once())
+    assert made.tools["do"].most == 2 and all(result.ok and result.seconds < 0.14 for result in results)
+
+
+def test_cancelling_ends_the_call():
+    made = box([5])
+
+    async def cancel():
+        task = asyncio.create_task(made.call("do", "x"))
+        await asyncio.sleep(0.01)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(cancel())
+    assert made.tools["do"].running == 0
+
+
+@pytest.mark.parametrize(
+    ("entry", "named"),
+    [
+        ({"class_path": "no.such.Tool"}, "tool_instances.t.class_path=no.such.Tool"),
+        ({"class_path": f"{__name__}.Absent"}, "class_path"),
+        ({"class_path": f"{__name__}.NoTool"}, "is no BaseTool"),
+        ({"class_path": f"{__name__}.Scripted", "params": {"scrpt": []}}, "tool_instances.t.params.*scrpt"),
+        ({"params": {}}, "tool_instances.t: expected class_path"),
+        ({"class_path": f"{__name__}.Scripted", "parms": {}}, "tool_instances.t: expected class_path and params"),
+    ],
+)
+def test_a_wrong_entry_names_its_key(entry, named):
+    with pytest.raises(ValueError, match=named):
+        ToolsConfig(tool_instances={"t": entry})
+
+
+@pytest.mark.parametrize("key", ["call_limit", "max_workers", "timeout", "retry_count", "max_result_tokens"])
+def test_a_wrong_number_names_its_key(key):
+    with pytest.raises(ValueError, match=f"rollout.tools.{key}=-1"):
+        ToolsConfig(**{key: -1})
+
+
+def test_without_fail_on_error_a_broken_tool_is_left_out(caplog):
+    good = {"class_path": f"{__name__}.Scripted"}
+    made = ToolBox(ToolsConfig(tool_instances={"bad": {"class_path": "no.such.Tool"}, "t": good}, fail_on_error=False))
+    assert list(made.tools) == ["do"] and "bad is left out" in caplog.text
+    with pytest.raises(ValueError, match="no tool that can be loaded"):
+        ToolBox(ToolsConfig(tool_instances={"bad": {"class_path": "no.such.Tool"}}, fail_on_error=False))
+
+
+def test_two_tools_of_one_tag_are_refused():
+    entry = {"class_path": f"{__name__}.Scripted"}
+    with pytest.raises(ValueError, match="a second tool for <do>"):
+        ToolBox(ToolsConfig(tool_instances={"a": entry, "b": entry}))
