@@ -11,6 +11,7 @@ from verl.workers.rollout.tools.base_tool import BaseTool
 from verl.workers.rollout.tools.tool_box import ToolBox, ToolsConfig
 
 TOKENIZER = make_tokenizer()
+FOUR_EQUAL = math.log(4)  # nats
 
 
 def encode(text: str) -> list[int]:
@@ -26,7 +27,7 @@ class ToyPolicy:
         delay: most seconds that a request takes.
     """
 
-    def __init__(self, calls=2, spread=(0.0, math.log(4)), delay=0.0, order=0, query="{}", close="</search>"):
+    def __init__(self, calls=2, spread=(0.0, FOUR_EQUAL), delay=0.0, order=0, query="{}", close="</search>"):
         self.calls, self.spread, self.delay, self.clock = calls, spread, delay, random.Random(order)
         self.query, self.close, self.requests, self.running = query, close, [], 0
 
