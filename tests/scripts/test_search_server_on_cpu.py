@@ -42,16 +42,19 @@ def corpus(tmp_path_factory):
 def url(corpus):
     """The server's; its orderly end is checked after the last test."""
     process = start("--corpus", corpus, "--port", "0", "--index", corpus.parent / "index")
-    said = next((line for line in process.stdout if line.startswith("listening")), "")
-    found = re.fullmatch(r"listening on (http://127\.0\.0\.1:\d+)\n", said)
-    if not found:
-        pytest.fail(f"{said!r} {process.communicate()}")
-    yield found[1]
-    process.send_signal(signal.SIGTERM)
-    stdout, stderr = process.communicate(timeout=20)
-    assert (process.returncode, stdout, stderr) == (0, "", "")
-    with pytest.raises(httpx.ConnectError):
-        httpx.get(found[1] + "/health")
+    try:
+        said = next((line for line in process.stdout if line.startswith("listening")), "")
+        found = re.fullmatch(r"listening on (http://127\.0\.0\.1:\d+)\n", said)
+        assert found, said
+        yield found[1]
+        process.send_signal(signal.SIGTERM)
+        stdout, stderr = process.communicate(timeout=60)
+        assert (process.returncode, stdout, stderr) == (0, "", "")
+        with pytest.raises(httpx.ConnectError):
+            httpx.get(found[1] + "/health")
+    finally:
+        process.kill()
+        process.communicate()
 
 
 def retrieve(url, body, **kwargs):

@@ -7,11 +7,12 @@ import random
 import re
 from collections import Counter
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from verl.workers.rollout.tools.bm25_index import Bm25Index, open_index
+from verl.workers.rollout.tools.bm25_index import Bm25Index, best, open_index
 from verl.workers.rollout.tools.corpus import SCHEMA, read_corpus
 
 ANIMALS = [
@@ -70,6 +71,17 @@ def test_of_equal_scores_the_earlier_document_comes_first():
     otters = [i for i, text in enumerate(texts) if text == "otter"]
     for k in (1, 2, 5, 12, 50):
         assert [int(document.id) for document, _ in index.search("otter", k)] == otters[:k]
+
+
+def test_the_best_of_many_scores():
+    """More documents than in a block, most scores several times."""
+    rng = np.random.default_rng(0)
+    for _ in range(300):
+        n, k = int(rng.integers(1, 3000)), int(rng.integers(1, 30))
+        scores = (rng.integers(0, rng.integers(1, 60), n) / 7).astype(np.float32)
+        scores[rng.random(n) < rng.random()] = 0
+        ranked = sorted((i for i in range(n) if scores[i] > 0), key=lambda i: (-scores[i], i))
+        assert best(scores, k).tolist() == ranked[:k]
 
 
 def test_words():

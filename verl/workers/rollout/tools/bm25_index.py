@@ -27,6 +27,7 @@ from verl.workers.rollout.tools.corpus import Document, document_at, read_corpus
 
 K1, B = 0.9, 0.4
 FORMAT = 1
+BLOCK = 256
 MOST_QUERY_WORDS = 64
 CJK = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff"
 WORD = re.compile(f"[{CJK}]|[^\\W{CJK}]+")
@@ -129,13 +130,11 @@ class Bm25Index:
 
 def best(scores: np.ndarray, k: int) -> np.ndarray:
     """Positions of the k highest positive scores, highest first; of equal ones the lower position first."""
-    k = min(k, int(np.count_nonzero(scores > 0)))
-    if k == 0:
-        return np.empty(0, dtype=np.int64)
-    least = np.partition(scores, -k)[-k]
-    above = np.flatnonzero(scores > least)
-    level = np.flatnonzero(scores == least)[: k - len(above)]
-    return np.concatenate([above[np.argsort(-scores[above], kind="stable")], level])
+    maxima = np.maximum.reduceat(scores, np.arange(0, len(scores), BLOCK))
+    # k blocks hold a score as high as this, so none of the k best is lower; most documents drop out unsorted
+    bound = np.partition(maxima, -k)[-k] if len(maxima) > k else 0
+    candidates = np.flatnonzero((scores >= bound) & (scores > 0))
+    return candidates[np.argsort(-scores[candidates], kind="stable")[:k]]
 
 
 def open_index(corpus: str | Path, folder: str | Path | None = None) -> Bm25Index:
