@@ -59,7 +59,7 @@ def test_killed_writers_lose_at_most_the_entry_in_flight(tmp_path):
     path, logs = tmp_path / "cache.sqlite", [tmp_path / f"log{w}" for w in range(N_WRITERS)]
     writers = [subprocess.Popen([sys.executable, "-S", "-c", WRITER, path, str(w), log]) for w, log in enumerate(logs)]
     total = lambda: sum(log.stat().st_size for log in logs if log.exists())  # noqa: E731
-    end = time.monotonic() + 60
+    end = time.monotonic() + 300
     while total() < N_WRITERS * PUTS_EACH // 2:
         assert time.monotonic() < end, "the writers are too slow"
         time.sleep(0.005)
@@ -161,5 +161,5 @@ def test_processes_that_begin_one_cache_together(tmp_path):
     writers = [
         subprocess.Popen([sys.executable, "-S", "-c", code, path, f"w{w}", os.devnull]) for w in range(N_WRITERS)
     ]
-    assert [writer.wait(60) for writer in writers] == [0] * N_WRITERS
+    assert [writer.wait(300) for writer in writers] == [0] * N_WRITERS
     assert SearchCache(path).n_entries() == 2000 + 5 * N_WRITERS

@@ -61,7 +61,8 @@ class SearchTool(BaseTool):
         max_results: passages a search, at most 100.
         result_length: most characters of a passage's text.
         request_timeout: seconds for one request; the caller's time limit counts too.
-        cache_file: keeps answers (search_cache.py); None: no cache. Only searches that found something are kept.
+        cache_file: keeps answers (search_cache.py), by query, settings and the corpus's path or server's address (begin
+            another when what lies there changes); None: no cache. Only searches that found something are kept.
         cache_size_mb: most the cache may hold.
 
     Raises:
