@@ -15,8 +15,8 @@ ROOT = Path(__file__).resolve().parents[2]
 SCRIPTS = sorted(
     str(path.relative_to(ROOT))
     for path in (ROOT / "recipe").glob("*/*.sh")
-    # the first two are called by the others with their METHOD; the warm start is upstream's SFT trainer
-    if path.name not in ("run_countdown.sh", "run_math.sh", "run_warm_start.sh", "eval.sh")
+    # the first two are called by the others with their METHOD; warm start and SFT are upstream's SFT trainer
+    if path.name not in ("run_countdown.sh", "run_math.sh", "run_warm_start.sh", "run_sft.sh", "eval.sh")
 )
 
 

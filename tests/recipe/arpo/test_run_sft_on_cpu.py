@@ -1,0 +1,64 @@
+"""The cold start's config has the authors' values and upstream's types; its script checks before it starts."""
+
+import os
+import subprocess
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from hydra import compose, initialize_config_dir
+from verl.utils.config import omega_conf_to_dataclass
+from verl.utils.import_utils import load_extern_object
+
+import verl.trainer
+from verl.utils.dataset.tool_sft_dataset import ToolSFTDataset
+
+ROOT = Path(__file__).resolve().parents[3]
+UPSTREAM = Path(verl.trainer.__path__[0]) / "config"
+
+
+def composed(*overrides: str):
+    search = f"hydra.searchpath=[file://{UPSTREAM},pkg://recipe.common.config.sft]"
+    with initialize_config_dir(str(ROOT / "recipe/arpo/config"), version_base=None):
+        return compose("arpo_sft", overrides=[search, *overrides])
+
+
+@pytest.mark.parametrize(("hardware", "device"), [("cpu", "cpu"), ("gpu", "cuda")])
+def test_the_authors_values(hardware, device, monkeypatch):
+    monkeypatch.setenv("N_GPUS_PER_NODE", "8")
+    config = composed(f"hardware={hardware}")
+    optimizer = omega_conf_to_dataclass(config.optim)
+    assert (optimizer.lr, optimizer.lr_scheduler_type, optimizer.lr_warmup_steps_ratio) == (7e-6, "cosine", 0.1)
+    assert (config.trainer.total_epochs, config.data.max_length, config.data.train_batch_size) == (3, 15000, 16)
+    assert config.trainer.device == device
+    for section in (config.engine, config.checkpoint):
+        omega_conf_to_dataclass(section)
+    assert config.data.max_token_len_per_gpu >= config.data.max_length
+
+
+def test_the_dataset_is_ours():
+    custom = composed().data.custom_cls
+    assert load_extern_object(custom.path, custom.name) is ToolSFTDataset
+
+
+def dry_run(folder: Path, *overrides: str, **env: str) -> subprocess.CompletedProcess:
+    env = {**os.environ, "DRY_RUN": "1", "DATA_DIR": str(folder), "RUN_DIR": str(folder / "run"), **env}
+    command = ["bash", "recipe/arpo/run_sft.sh", *overrides]
+    return subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=300)
+
+
+def test_a_dry_run_tells_the_plan_and_starts_nothing(tmp_path):
+    pd.DataFrame({"messages": [[{"role": "user", "content": "x"}]] * 20}).to_parquet(tmp_path / "train.parquet")
+    result = dry_run(tmp_path, N_GPUS_PER_NODE="4")
+    assert result.returncode == 0, result.stderr[-2000:]
+    assert result.stdout == "20 responses to learn, 4 process(es); nothing was started\n"
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_dry_run_names_mistakes(tmp_path):
+    result = dry_run(tmp_path)
+    assert result.returncode != 0 and f"{tmp_path}/train.parquet does not exist" in result.stderr
+    pd.DataFrame({"messages": [[]]}).to_parquet(tmp_path / "train.parquet")
+    result = dry_run(tmp_path, "data.no_such_key=1")
+    assert result.returncode != 0 and "no_such_key" in result.stderr
+    assert "choose cpu or gpu" in dry_run(tmp_path, HARDWARE="tpu").stderr
