@@ -1,0 +1,332 @@
+"""What runs in the sandbox's interpreter: a supervisor that forks a confined process for each call, ahead of need.
+
+    trainer  == control socket ==>  supervisor        "fork 7" (with a socket), "watch 7", "kill 7"
+    trainer  <== control socket ==  supervisor        "7 <exit code, -signal> <CPU ms> <reason or ->" when 7 has ended
+    trainer  <== call's socket ==>  call 7            the code, up to end of file; then all that it prints
+
+The supervisor never runs a call's code. A call can write to its socket what it likes: it is what the model reads.
+Plain standard library from Python 3.8 on.
+"""
+
+import array
+import ast
+import gc
+import importlib
+import json
+import linecache
+import os
+import select
+import signal
+import socket
+import sys
+import time
+import traceback
+import types
+
+from python_sandbox import LEVELS
+from python_seccomp import call
+
+NAME = "<python>"
+OUT_OF_MEMORY, SET_UP_FAILED = 98, 99  # exit codes
+FRAMES = 8  # of a traceback
+WATCH_EVERY = 0.05  # seconds between looks at the memory of calls that take long
+_AWAITED = {signal.SIGTERM, signal.SIGCHLD}
+_PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_CHILD_SUBREAPER = 1, 4, 36
+
+
+def main():
+    control, spec = socket.socket(fileno=int(sys.argv[1])), json.loads(sys.argv[2])
+    try:
+        level = LEVELS[spec["level"]](spec["limits"])
+        with open("/proc/self/oom_score_adj", "w") as file:
+            file.write("1000")
+        if spec["level"] == "namespaces":
+            level.enter()
+            child = os.fork()
+            if child:
+                control.close()
+                os.waitpid(child, 0)
+                return
+            call("prctl", _PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+            level.build_root()
+        else:
+            call("prctl", _PR_SET_DUMPABLE, 0, 0, 0, 0)  # calls of the same user must not look into this process
+        for module in spec["preload"]:
+            importlib.import_module(module)
+    except Exception as error:  # told to the trainer, which tries the next level or gives up
+        control.send(json.dumps({"error": f"{type(error).__name__}: {error}"}).encode())
+        return
+    control.send(json.dumps({"missing": level.missing}).encode())
+    gc.collect()
+    gc.freeze()
+    Supervisor(control, level).run()
+
+
+class Supervisor:
+    """Forks, ends and reaps calls, as the trainer says; ends with its control socket."""
+
+    def __init__(self, control, level):
+        self.control, self.level = control, level
+        self.pids, self.numbers, self.reasons, self.watched = {}, {}, {}, set()
+        self.processes = os.open("/proc", os.O_RDONLY | os.O_DIRECTORY)
+        self.wake, wake_up = socket.socketpair()
+        for end in (self.wake, wake_up):
+            end.setblocking(False)
+        signal.set_wakeup_fd(wake_up.fileno(), warn_on_full_buffer=False)
+        self.wake_up = wake_up
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+
+    def run(self):
+        poll = select.poll()
+        poll.register(self.control, select.POLLIN)
+        poll.register(self.wake, select.POLLIN)
+        pause = WATCH_EVERY
+        while True:
+            ready = [fd for fd, _ in poll.poll(pause * 1000 if self.watched else None)]
+            if self.wake.fileno() in ready:
+                self.wake.recv(4096)
+            self.reap()
+            if self.control.fileno() in ready and not self.obey():
+                break
+            if self.watched:
+                start = time.monotonic()
+                self.watch()
+                pause = max(WATCH_EVERY, 20 * (time.monotonic() - start))
+        self.end()
+
+    def obey(self):
+        message, ancillary, _, _ = self.control.recvmsg(64, socket.CMSG_SPACE(4))
+        if not message:
+            return False
+        verb, number = message.split()
+        number = int(number)
+        if verb == b"fork":
+            fds = array.array("i")
+            fds.frombytes(ancillary[0][2][:4])
+            self.fork(number, fds[0])
+            os.close(fds[0])
+        elif verb == b"watch" and number in self.pids:
+            self.watched.add(number)
+        elif verb == b"kill" and number in self.pids:
+            self.kill(number)
+        return True
+
+    def fork(self, number, fd):
+        supervised = self.level.kill_with_supervisor
+        try:
+            pid = fork_deaf() if supervised else self.level.fork()
+        except OSError as error:
+            os.write(fd, f"fork: {error}".encode())
+            self.tell(number, SET_UP_FAILED, 0)
+            return
+        if pid == 0:
+            try:
+                signal.set_wakeup_fd(-1)
+                self.control.detach()
+                Supervised(self.level, number, fd).run() if supervised else confined(self.level, number, fd)
+            except Exception:
+                traceback.print_exc()
+            finally:
+                os._exit(SET_UP_FAILED)
+        self.pids[number], self.numbers[pid] = pid, number
+
+    def kill(self, number, reason="-"):
+        self.reasons.setdefault(number, reason)
+        os.kill(self.pids[number], signal.SIGTERM if self.level.kill_with_supervisor else signal.SIGKILL)
+
+    def reap(self):
+        while self.numbers:
+            pid, status, usage = os.wait4(-1, os.WNOHANG)
+            if not pid:
+                return
+            number = self.numbers.pop(pid, None)
+            if number is None:
+                continue
+            del self.pids[number]
+            self.watched.discard(number)
+            code = -os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
+            if self.level.kill_with_supervisor and code > 128:
+                code = 128 - code
+            self.tell(number, code, int(1000 * (usage.ru_utime + usage.ru_stime)))
+
+    def tell(self, number, code, milliseconds):
+        reason = self.reasons.pop(number, "-")
+        try:
+            self.control.send(f"{number} {code} {milliseconds} {reason}".encode())
+        except BrokenPipeError:
+            return  # the trainer has closed; `obey` reads the same
+
+    def watch(self):
+        """End calls whose processes together hold more memory than one may ask for."""
+        table = process_table(self.processes)
+        bound = self.level.limits["memory_mb"] << 20
+        for number in list(self.watched):
+            pids = [self.pids[number], *descendants(self.pids[number], table)]
+            if sum(table[pid][1] for pid in pids if pid in table) > bound:
+                if sum(proportional_size(self.processes, pid) for pid in pids) > bound:
+                    self.kill(number, "memory")
+
+    def end(self):
+        for number in list(self.pids):
+            self.kill(number)
+        while self.numbers:
+            self.numbers.pop(os.wait()[0], None)
+
+
+def fork_deaf():
+    """fork() whose child starts with the signals blocked that it is to wait for."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, _AWAITED)
+    pid = os.fork()
+    if pid:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _AWAITED)
+    return pid
+
+
+class Supervised:
+    """Between supervisor and call where there is no process namespace: ends what a call leaves, removes its files."""
+
+    def __init__(self, level, number, fd):
+        self.level, self.number, self.fd = level, number, fd
+
+    def run(self):
+        call("prctl", _PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        self.level.make_directory()
+        child = os.fork()
+        if child == 0:
+            try:
+                call("prctl", _PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+                confined(self.level, self.number, self.fd)
+            finally:
+                os._exit(SET_UP_FAILED)
+        call("prctl", _PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+        status = self.wait(child)
+        self.sweep()
+        self.level.clean_up()
+        os._exit(128 + os.WTERMSIG(status) if os.WIFSIGNALED(status) else min(os.WEXITSTATUS(status), 128))
+
+    def wait(self, child):
+        """Its status; SIGTERM kills it. Orphans that come to us in the meantime are reaped."""
+        while True:
+            if signal.sigwait(_AWAITED) == signal.SIGTERM:
+                os.kill(child, signal.SIGKILL)
+            pid = True
+            while pid:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+                if pid == child:
+                    return status
+
+    def sweep(self):
+        """Kill descendants until there are none; those of a killed one become ours."""
+        processes = os.open("/proc", os.O_RDONLY | os.O_DIRECTORY)
+        while True:
+            for pid in descendants(os.getpid(), process_table(processes)):
+                os.kill(pid, signal.SIGKILL)
+            try:
+                while os.waitpid(-1, os.WNOHANG)[0]:
+                    continue
+            except ChildProcessError:
+                return
+            time.sleep(0.001)
+
+
+def process_table(processes):
+    """pid -> (parent, resident bytes), from an open /proc."""
+    table, page = {}, os.sysconf("SC_PAGESIZE")
+    for name in os.listdir(processes):
+        if name.isdigit():
+            try:
+                fields = _read(processes, name + "/stat").rpartition(b")")[2].split()
+            except OSError:  # has ended
+                continue
+            table[int(name)] = int(fields[1]), int(fields[21]) * page
+    return table
+
+
+def descendants(pid, table):
+    children = {}
+    for child, (parent, _) in table.items():
+        children.setdefault(parent, []).append(child)
+    found = list(children.get(pid, ()))
+    for one in found:
+        found.extend(children.get(one, ()))
+    return found
+
+
+def proportional_size(processes, pid):
+    """Resident bytes; a page shared by n processes counts as 1/n."""
+    try:
+        lines = _read(processes, f"{pid}/smaps_rollup").splitlines()
+    except OSError:  # has ended
+        return 0
+    return sum(int(line.split()[1]) << 10 for line in lines if line.startswith(b"Pss:"))
+
+
+def _read(processes, name):
+    fd = os.open(name, os.O_RDONLY, dir_fd=processes)
+    try:
+        return os.read(fd, 1 << 16)
+    finally:
+        os.close(fd)
+
+
+def confined(level, number, fd):
+    """The process of a call: confined first, then the code is read and run. Does not return."""
+    try:
+        level.confine(number)
+        for target in (1, 2):
+            os.dup2(fd, target)
+        null = os.open("/dev/null", os.O_RDONLY)
+        os.dup2(null, 0)
+        os.closerange(3, 4096)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_SETMASK, [])
+        os.environ.update(HOME=level.directory, TMPDIR=level.directory)
+    except Exception as error:  # told to the trainer, with the exit code of the caller
+        os.write(fd, f"set-up: {type(error).__name__}: {error}".encode())
+        return
+    code = bytearray()
+    while True:
+        part = os.read(1, 1 << 16)
+        if not part:
+            break
+        code += part
+    gc.unfreeze()
+    os._exit(run(bytes(code).decode("utf-8", "replace")))
+
+
+def run(code):
+    """Run a program as a notebook runs a cell; the exit code."""
+    module = types.ModuleType("__main__")
+    sys.modules["__main__"], sys.argv = module, [""]
+    linecache.cache[NAME] = len(code), None, code.splitlines(True), NAME
+    style = {"encoding": "utf-8", "errors": "backslashreplace", "buffering": 1, "closefd": False}
+    out, err, exit_code = open(1, "w", **style), open(2, "w", **style), 0
+    sys.stdout = sys.__stdout__ = out
+    sys.stderr = sys.__stderr__ = err
+    try:
+        tree = ast.parse(code, NAME)
+        last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
+        exec(compile(tree, NAME, "exec"), vars(module))
+        if last:
+            sys.displayhook(eval(compile(ast.Expression(last.value), NAME, "eval"), vars(module)))
+    except SystemExit as error:
+        if error.code is not None and not isinstance(error.code, int):
+            err.write(f"{error.code}\n")
+    except BaseException as error:  # whatever the program raises is its result
+        exit_code = OUT_OF_MEMORY if isinstance(error, MemoryError) else 0
+        out.flush()
+        err.write(describe(error))
+    out.flush()
+    err.flush()
+    return exit_code
+
+
+def describe(error):
+    """A traceback of the program's own lines; no paths of the machine."""
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == NAME][-FRAMES:]
+    lines = ["Traceback (most recent call last):\n"] if frames else []
+    lines += traceback.format_list(frames) + traceback.format_exception_only(type(error), error)
+    text = "".join(lines)
+    for prefix in {sys.prefix, sys.base_prefix, sys.exec_prefix, sys.base_exec_prefix} - {"/"}:
+        text = text.replace(prefix, NAME)
+    return text
