@@ -7,4 +7,12 @@ import importlib
 
 from verl_overlay import after_import
 
+
+def _serve_candidates(replica) -> None:
+    """rollout.name is vllm, as in the authors' configs; the entropies after tool results need its candidates."""
+    load = lambda: importlib.import_module("verl.workers.rollout.candidate_server").CandidateReplica  # noqa: E731
+    replica.RolloutReplicaRegistry.register("vllm", load)
+
+
+after_import("verl.workers.rollout.replica", _serve_candidates)
 after_import("verl.trainer.ppo.v1", lambda _: importlib.import_module("recipe.arpo.arpo_trainer"))

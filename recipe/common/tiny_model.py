@@ -7,6 +7,7 @@ The weights are random: `run_warm_start.sh` teaches the format. Everything is ma
 import argparse
 import os
 import shutil
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 
@@ -24,7 +25,7 @@ CHAT_TEMPLATE = (
 
 @dataclass(frozen=True, kw_only=True)
 class TinyModelConfig:
-    """Sizes of the model; the defaults make 0.36 M parameters.
+    """Sizes of the model; the defaults make 0.36 M parameters. `extra_words` are one token each, as `WORDS` are.
 
     Raises:
         ValueError: a size is not positive, or the heads do not divide.
@@ -37,11 +38,12 @@ class TinyModelConfig:
     num_kv_heads: int = 3
     max_length: int = 2048
     seed: int = 0
+    extra_words: tuple[str, ...] = ()
 
     def __post_init__(self):
         for field in fields(self):
             value = getattr(self, field.name)
-            if field.name != "seed" and value <= 0:
+            if field.name not in ("seed", "extra_words") and value <= 0:
                 raise ValueError(f"{field.name} must be positive, got {value}")
         if self.hidden_size % self.num_heads or self.num_heads % self.num_kv_heads:
             raise ValueError(
@@ -50,8 +52,8 @@ class TinyModelConfig:
             )
 
 
-def make_tokenizer(max_length: int = 2048):
-    """A `PreTrainedTokenizerFast` of 256 bytes, three special tokens and `WORDS`.
+def make_tokenizer(max_length: int = 2048, extra_words: Sequence[str] = ()):
+    """A `PreTrainedTokenizerFast` of 256 bytes, three special tokens, `WORDS` and `extra_words`.
 
     "\\n" is one token, as verl's chat-template code asks for.
     """
@@ -63,7 +65,7 @@ def make_tokenizer(max_length: int = 2048):
     core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     core.decoder = decoders.ByteLevel()
     core.add_special_tokens([PAD, START_OF_TURN, END_OF_TURN])
-    core.add_tokens([AddedToken(word, special=False, normalized=False) for word in WORDS])
+    core.add_tokens([AddedToken(word, special=False, normalized=False) for word in (*WORDS, *extra_words)])
     return PreTrainedTokenizerFast(
         tokenizer_object=core,
         eos_token=END_OF_TURN,
@@ -102,7 +104,7 @@ def write_tiny_model(output_dir: str | Path, config: TinyModelConfig | None = No
     config = config or TinyModelConfig()
     output_dir = Path(output_dir)
     unfinished = output_dir.with_name(f"{output_dir.name}.tmp{os.getpid()}")
-    tokenizer = make_tokenizer(config.max_length)
+    tokenizer = make_tokenizer(config.max_length, config.extra_words)
     make_model(config, tokenizer).save_pretrained(unfinished)
     tokenizer.save_pretrained(unfinished)
     shutil.rmtree(output_dir, ignore_errors=True)
@@ -114,9 +116,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output-dir", required=True)
     for field in fields(TinyModelConfig):
-        parser.add_argument(f"--{field.name.replace('_', '-')}", type=int, default=field.default)
+        if field.type is int:
+            parser.add_argument(f"--{field.name.replace('_', '-')}", type=int, default=field.default)
     args = vars(parser.parse_args())
-    output_dir = write_tiny_model(args.pop("output_dir"), TinyModelConfig(**args))
+    output_dir = write_tiny_model(
+        args.pop("output_dir"), TinyModelConfig(**args | {"extra_words": tuple(args["extra_words"])})
+    )
     from transformers import AutoModelForCausalLM
 
     parameters = AutoModelForCausalLM.from_pretrained(output_dir).num_parameters()

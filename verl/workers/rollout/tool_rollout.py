@@ -34,7 +34,7 @@ class ToolRollout(GroupRollout):
 
     async def validate(self, prompt: dict[str, Any], n: int, sampling_params: dict[str, Any]) -> list[AgentLoopOutput]:
         """n trajectories that share nothing."""
-        plain = replace(self.tree_config, branch_policy="never", enable_dynamic_rollouts=False, initial_rollouts=n)
+        plain = replace(self.tree_config, branch_policy="never", enable_dynamic_rollouts=False)
         return await self._run(prompt, n, sampling_params, plain)
 
     async def _run(self, prompt, n, sampling_params, config: ToolTreeConfig) -> list[AgentLoopOutput]:

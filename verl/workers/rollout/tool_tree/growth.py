@@ -96,7 +96,8 @@ class ToolTree:
     async def run(self) -> TrajectoryTree:
         """Exactly n trajectories. An engine's failure is the group's; a tool's is told to the model."""
         try:
-            first, initial = 0, min(self.config.initial_rollouts, self.n)
+            branches = self.config.branch_policy != "never"
+            first, initial = 0, min(self.config.initial_rollouts, self.n) if branches else self.n
             if self.config.enable_dynamic_rollouts:
                 first, initial = 1, await self._probe()
             else:
