@@ -174,6 +174,15 @@ def test_a_rare_short_success_falls_back_to_grpo():
     assert fallback.tolist() == [True]
 
 
+def test_the_algorithm_config_says_whether_to_divide_by_the_deviation():
+    """Upstream hands a registered estimator its config, not the key."""
+    rewards, index = torch.tensor([[2.0], [0.0]]), np.array(["a", "a"])
+    for norm, expected in ((True, [1.0, -1.0]), (False, [3.0, -3.0])):
+        config = {"norm_adv_by_std_in_grpo": norm}
+        advantages, _ = compute_hapo_outcome_advantage(3 * rewards, torch.ones(2, 1), index, config=config)
+        assert advantages.flatten().tolist() == pytest.approx(expected, rel=1e-5)
+
+
 def test_equal_lengths_leave_grpos_mean():
     """With equal lengths only the standard deviation differs: population instead of sample."""
     rewards = torch.zeros(4, 5)

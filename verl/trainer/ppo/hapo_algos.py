@@ -169,7 +169,7 @@ def compute_hapo_outcome_advantage(
     response_mask: torch.Tensor,
     index: np.ndarray,
     epsilon: float = 1e-6,
-    norm_adv_by_std_in_grpo: bool = True,
+    norm_adv_by_std_in_grpo: bool | None = None,
     config=None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """HAPO's outcome advantage (`algorithm.adv_estimator=hapo`): token-level group average.
@@ -178,12 +178,14 @@ def compute_hapo_outcome_advantage(
         token_level_rewards: (B, T); their sum is the response's outcome.
         response_mask: (B, T); advantages outside it are 0.
         index: (B,) prompt ids; equal ones are one group.
-        epsilon, norm_adv_by_std_in_grpo: see `token_level_group_advantage`.
-        config: upstream's algorithm config, unused.
+        epsilon, norm_adv_by_std_in_grpo: see `token_level_group_advantage`; None: as `config` says, else True.
+        config: upstream's algorithm config; upstream gives a registered estimator this, not the key.
 
     Returns:
         advantages and returns, the same (B, T) tensor.
     """
+    if norm_adv_by_std_in_grpo is None:
+        norm_adv_by_std_in_grpo = True if config is None else config.get("norm_adv_by_std_in_grpo", True)
     with torch.no_grad():
         groups = torch.from_numpy(np.unique(index, return_inverse=True)[1]).to(token_level_rewards.device)
         mask = response_mask.to(torch.float32, copy=True)  # becomes the result; sums of a bool tensor are slow

@@ -74,6 +74,11 @@ def test_special_tokens_in_a_result_are_text(merging):
         assert not set(ids) & set(tokenizer.all_special_ids)
 
 
+def test_outer_white_space_of_a_result_is_left_out():
+    protocol = Protocol(TOKENIZER, ["python"])
+    assert protocol.result_ids("10\n", 100) == protocol.result_ids(" 10", 100) == encode(" <result>\n10\n</result>")
+
+
 @pytest.mark.parametrize("room", range(0, 60, 3))
 def test_a_result_fits_its_room_or_is_none(room):
     ids = Protocol(TOKENIZER, ["search"]).result_ids("0123456789" * 5, room)

@@ -61,9 +61,9 @@ class Protocol:
     def result_ids(self, text: str, room: int) -> list[int]:
         """Tokens of a tool's result as the model sees it, at most `room`, else cut; [] where not even the tags fit.
 
-        Tags of the protocol and special tokens in the text are made harmless.
+        Tags of the protocol and special tokens in the text are made harmless, outer white space is left out.
         """
-        text = neutral(text, self.tags)
+        text = neutral(text, self.tags).strip()
         for token in self.special:
             text = text.replace(token, token[0] + " " + token[1:])
         opening, closing = self._encode(" <result>\n"), self._encode("\n</result>")

@@ -1,0 +1,255 @@
+"""Programs that attack the sandbox. Each prints HARM where an attack succeeds; all are bounded by themselves.
+
+@PARENT@ (the trainer), @SENTINEL@ (a process of its user), @PORT@, @ABSTRACT@, @SECRET@, @KEEP@ (a file that must not
+change) and @MARK@ (seconds to sleep, by which a process left behind is found) are filled in.
+"""
+
+_SYSCALL = """
+import ctypes, os, platform
+libc = ctypes.CDLL(None, use_errno=True)
+def syscall(x86, arm, *args):
+    number = x86 if platform.machine() == "x86_64" else arm
+    return libc.syscall(ctypes.c_long(number), *(ctypes.c_long(a) if isinstance(a, int) else a for a in args))
+"""
+
+PROGRAMS = {
+    # time, processes, memory, disk
+    "endless loop": "while True: pass",
+    "endless loop in C": "9**9**9",
+    "backtracking": "import re; re.match('(a+)+$', 'a' * 64 + 'b')",
+    "sleep, signals ignored": """
+import signal, time
+for number in range(1, 65):
+    try: signal.signal(number, signal.SIG_IGN)
+    except (OSError, ValueError): pass
+time.sleep(60)""",
+    "stops itself": "import os, signal, time; os.kill(os.getpid(), signal.SIGSTOP); time.sleep(60)",
+    "fork bomb": """
+import os, time
+made = 0
+for _ in range(200):
+    try:
+        if os.fork() == 0: time.sleep(60)
+        made += 1
+    except OSError: break
+print("HARM" if made > 100 else made)""",
+    "fork bomb of daemons": """
+import os, time
+for _ in range(7):
+    try:
+        os.fork(); os.setsid()
+    except OSError: pass
+time.sleep(60)""",
+    "threads": """
+import threading, time
+made = 0
+for _ in range(200):
+    try: threading.Thread(target=time.sleep, args=(60,), daemon=True).start()
+    except RuntimeError: break
+    made += 1
+print("HARM" if made > 100 else made)""",
+    "memory": "kept = [bytearray(b'x') * (64 << 20) for _ in range(64)]; print('HARM')",
+    "memory of many": """
+import os, time
+for _ in range(20):
+    if os.fork() == 0:
+        kept = b"x" * (200 << 20); time.sleep(60)
+time.sleep(4); print("HARM")""",
+    "shared memory": "import mmap; kept = [mmap.mmap(-1, 256 << 20) for _ in range(16)]; print('HARM')",
+    "memfd": "import os\nkept = [os.memfd_create('x') for _ in range(4)]; print('HARM')",
+    "System V memory": _SYSCALL + "if syscall(29, 194, 0, 1 << 20, 0o1600) >= 0: print('HARM')",
+    "big file": """
+written = 0
+with open("big", "wb") as file:
+    for _ in range(300): written += file.write(b"x" * (1 << 20)); file.flush()
+print("HARM")""",
+    "sparse file": "import os; os.truncate(os.open('sparse', os.O_CREAT | os.O_RDWR), 1 << 40); print('HARM')",
+    "open files": "kept = [open('/dev/null') for _ in range(3000)]; print('HARM')",
+    "pipes": "import os; kept = [os.pipe() for _ in range(2000)]; print('HARM')",
+    "inotify": _SYSCALL + "if syscall(294, 26, 0) >= 0: print('HARM')",
+    "more of a limit": """
+import resource
+for which, value in ((resource.RLIMIT_NPROC, 4000), (resource.RLIMIT_AS, 1 << 40), (resource.RLIMIT_CPU, 9999)):
+    try: resource.setrlimit(which, (value, value)); print("HARM")
+    except (ValueError, OSError): pass""",
+    # output
+    "flood": "while True: print('x' * 100000)",
+    "flood of errors": """
+import os
+for _ in range(2): os.fork()
+while True: os.write(2, b"y" * 65536)""",
+    "one long line": "print('z' * 50_000_000)",
+    # crashes
+    "null pointer": "import ctypes; ctypes.string_at(0)",
+    "abort": "import os; os.abort()",
+    "deep recursion": "import sys; sys.setrecursionlimit(10**8)\ndef f(): f()\nf()",
+    "deep C recursion": "x = []\nfor _ in range(10**6): x = [x]\nprint(len(repr(x)))",
+    "_exit": "import os; os._exit(7)",
+    "core dump": """
+import os, resource
+try: resource.setrlimit(resource.RLIMIT_CORE, (1 << 30, 1 << 30)); print("HARM")
+except (ValueError, OSError): pass
+os.kill(os.getpid(), 6); os.abort()""",
+    "deep nesting": "(" * 100_000,
+    "NUL and half a pair": "print('\x00\ud800')",
+    # signals and other processes
+    "kill the trainer": """
+import os
+for pid in (@PARENT@, @SENTINEL@, os.getppid() or @PARENT@):
+    for number in (9, 15, 19):
+        try: os.kill(pid, number); print("HARM")
+        except OSError: pass""",
+    "kill everybody": "import os\ntry: os.kill(-1, 15)\nexcept OSError: pass",
+    "kill the first process": """
+import os
+if os.getpid() != 1:
+    try: os.kill(1, 9); print("HARM")
+    except OSError: pass""",
+    "kill the group": "import os, signal; signal.signal(15, signal.SIG_IGN); os.killpg(0, 15)",
+    "ptrace": _SYSCALL + "if syscall(101, 117, 16, @SENTINEL@, 0, 0) == 0: print('HARM')",
+    "memory of the trainer": """
+for pid in (@PARENT@, @SENTINEL@):
+    for name in ("environ", "mem", "maps", "cmdline", "fd/0"):
+        try: open(f"/proc/{pid}/{name}", "rb").read(1); print("HARM")
+        except OSError: pass""",
+    "process_vm_readv": _SYSCALL
+    + """
+class Vector(ctypes.Structure): _fields_ = [("base", ctypes.c_void_p), ("size", ctypes.c_size_t)]
+here = ctypes.create_string_buffer(8); local = Vector(ctypes.addressof(here), 8)
+result = syscall(310, 270, @SENTINEL@, ctypes.byref(local), 1, ctypes.byref(local), 1, 0)
+if result >= 0 or ctypes.get_errno() != 1: print("HARM")""",
+    "limits of the trainer": """
+import os, resource
+for act in (lambda: resource.prlimit(@PARENT@, resource.RLIMIT_NOFILE, (5, 5)),
+            lambda: os.setpriority(os.PRIO_PROCESS, @PARENT@, 19),
+            lambda: os.sched_setaffinity(@SENTINEL@, {0})):
+    try: act(); print("HARM")
+    except OSError: pass""",
+    # secrets and files
+    "environment": "import os; print(dict(os.environ))",
+    "home directories": """
+import os, sys
+ours = set((sys.prefix + os.sep + sys.base_prefix).split(os.sep))  # the way to the interpreter may be seen
+for path in ("/root", "/home", "/var", "/run", "/sys", "/boot"):
+    try: names = os.listdir(path)
+    except OSError: continue
+    if set(names) - ours: print("HARM", path)""",
+    "shadow": "print('HARM', open('/etc/shadow').read())",
+    "secret file": "print('HARM', open('@SECRET@').read())",
+    "symbolic link": "import os; os.symlink('@SECRET@', 'a'); print('HARM', open('a').read())",
+    "hard link": "import os; os.link('@SECRET@', 'b'); print('HARM', open('b').read())",
+    "dots": "print('HARM', open('../../../../../../../..@SECRET@').read())",
+    "a shell": """
+import subprocess
+print(subprocess.run("cat @SECRET@ /etc/shadow", shell=True, capture_output=True).stdout)""",
+    "writing outside": """
+import os
+for path in ("/usr/harm", "/etc/harm", "/root/harm", "/dev/harm", "/harm", "/var/tmp/harm", "@KEEP@"):
+    try: open(path, "w").write("x")
+    except OSError: continue
+    if path != "@KEEP@": print("HARM", path)""",
+    "writing the interpreter": """
+import os, sys
+for path in (sys.executable, os.__file__, sys.prefix + "/harm"):
+    try: open(path, "ab").write(b""); print("HARM")
+    except OSError: pass""",
+    "removing": "import os, shutil; [shutil.rmtree(p, ignore_errors=True) for p in ('@KEEPDIR@', os.getcwd())]",
+    "links for the one who cleans up": """
+import os
+os.symlink("@KEEPDIR@", "d"); os.makedirs("x/y"); os.symlink("@KEEP@", "x/y/z")
+os.chmod("x/y", 0); os.chmod("x", 0)""",
+    "no directory": "import os, shutil; d = os.getcwd(); shutil.rmtree(d, ignore_errors=True); os.getcwd()",
+    "kernel settings": """
+for path in ("/proc/sys/kernel/core_pattern", "/proc/sysrq-trigger", "/sys/kernel/uevent_helper", "/proc/self/uid_map"):
+    try: open(path, "w").write("0 0 1"); print("HARM")
+    except OSError: pass""",
+    "control groups": "import os; os.mkdir('/sys/fs/cgroup/harm'); print('HARM')",
+    "devices": """
+import os
+for path in ("/dev/mem", "/dev/kmsg", "/dev/vda", "/dev/sda", "/dev/ptmx", "/dev/fuse", "/dev/kvm", "/dev/shm/../kmsg"):
+    try: os.open(path, os.O_RDWR); print("HARM", path)
+    except OSError: pass""",
+    # network
+    "TCP": "import socket; socket.create_connection(('127.0.0.1', @PORT@), 1); print('HARM')",
+    "UDP": "import socket; socket.socket(2, 2).sendto(b'x', ('127.0.0.1', @PORT@)); print('HARM')",
+    "abstract socket": "import socket; s = socket.socket(1); s.connect('\\0@ABSTRACT@'); print('HARM')",
+    "name service": "import socket; socket.getaddrinfo('localhost', 80, family=16); print('HARM')",
+    "netlink": "import socket; socket.socket(16, 3, 0); print('HARM')",
+    "io_uring": _SYSCALL + "if syscall(425, 425, 4, ctypes.create_string_buffer(256)) >= 0: print('HARM')",
+    # privileges
+    "mount": _SYSCALL + "if libc.mount(b'none', b'.', b'tmpfs', 0, None) == 0: print('HARM')",
+    "unmount": _SYSCALL + "[print('HARM') for p in (b'/proc', b'/tmp', b'/') if libc.umount2(p, 2) == 0]",
+    "user namespace": _SYSCALL + "if libc.unshare(0x10000000) == 0: print('HARM')",
+    "clone": _SYSCALL
+    + """
+pid = syscall(56, 220, 0x10000000 | 17, 0, 0, 0, 0)
+if pid == 0: os._exit(0)
+if pid > 0: print("HARM")""",
+    "chroot": "import os; os.chroot('.'); print('HARM')",
+    "mknod": "import os, stat; os.mknod('mem', 0o666 | stat.S_IFCHR, os.makedev(1, 1)); print('HARM')",
+    "setuid": """
+import os
+for become in (os.setuid, os.setgid, os.seteuid):
+    try: become(0)
+    except OSError: continue
+    if os.geteuid() == 0: print("HARM")""",
+    "set-uid programs": """
+import subprocess
+for command in (["su", "-c", "id"], ["mount", "-t", "tmpfs", "x", "."]):
+    try: done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=5)
+    except (OSError, subprocess.TimeoutExpired): continue
+    if done.returncode == 0: print("HARM")""",
+    "keys, bpf, perf": _SYSCALL
+    + """
+for x86, arm, *args in ((250, 219, 0, -3, 0, 0), (321, 280, 0, 0, 0), (298, 241, 0, 0, -1, -1, 0), (323, 282, 0)):
+    if syscall(x86, arm, *args) >= 0 or ctypes.get_errno() != 1: print("HARM")""",
+    # what outlives a call
+    "daemon": """
+import os, time
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0: os.execvp("sleep", ["sleep", "@MARK@"])
+    os._exit(0)
+time.sleep(0.1)""",
+    "daemon that ignores": """
+import os, signal, time
+if os.fork() == 0:
+    for number in (1, 2, 13, 15, 17): signal.signal(number, signal.SIG_IGN)
+    os.setsid(); os.close(1); os.close(2)
+    if os.fork() == 0: time.sleep(@MARK@)
+    time.sleep(@MARK@)""",
+    "threads that go on": "import threading, time; threading.Thread(target=time.sleep, args=(60,)).start(); print(1)",
+    "atexit": "import atexit, time; atexit.register(time.sleep, 60); print(1)",
+    "other modules": """
+import builtins, json, math, sys
+builtins.print = math.sqrt = json.dumps = None; builtins.int = 7; sys.modules["os"] = None; sys.path.clear()""",
+    # the protocol
+    "closes everything": "import os; os.closerange(0, 4096)",
+    "writes to descriptors": """
+import os
+for fd in range(1, 300):
+    try: os.write(fd, b"1 0 0 memory\\n7 98 0 -")
+    except OSError: pass""",
+    "sends descriptors": """
+import array, socket
+s = socket.socket(fileno=1)
+for _ in range(50): s.sendmsg([b"x"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [1, 2]))])""",
+    "looks for the supervisor's objects": """
+import gc, socket, sys
+for thing in gc.get_objects():
+    if isinstance(thing, socket.socket):
+        try: thing.send(b"1 0 0 -"); print("HARM")
+        except OSError: pass""",
+    "parent's death": _SYSCALL + "if libc.prctl(1, 0, 0, 0, 0) == 0: print('HARM')",
+    "replaced streams": """
+import sys
+class Bad:
+    def __getattr__(self, name): raise KeyboardInterrupt
+sys.stdout = sys.stderr = sys.displayhook = sys.excepthook = Bad()
+raise Bad""",
+    "an exception that cannot be told": """
+class Bad(BaseException):
+    def __str__(self): raise SystemExit
+    __repr__ = __str__
+raise Bad""",
+}
