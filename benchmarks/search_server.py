@@ -9,6 +9,7 @@ that sends its next query when it has read the whole reply. Writes benchmarks/re
 import argparse
 import asyncio
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -125,7 +126,8 @@ def write(options: argparse.Namespace, runs: list[dict], to_make: float) -> None
         f"Searches over {options.documents:,} made documents of {DOCUMENT_WORDS} words, queries of {QUERY_WORDS}, "
         f"the best {TOPK}. Medians of {options.runs} runs of {options.seconds:g} s for each row in turn; ratios are to "
         f"the baseline of the same run (least to greatest in brackets). Making and keeping the index: {to_make:.1f} s, "
-        "once. Server and clients share the cores; processor time is the searching process's alone, all of it.",
+        "once. Server and clients share the cores; processor time is the searching process's alone, all of it. "
+        f"Load average at the end: {os.getloadavg()[0]:.1f}; above the cores, other work took its share.",
         ("searching", "a second", "ratio", "p50, ms", "p99, ms", "processor, ms a search"),
         rows,
     )
