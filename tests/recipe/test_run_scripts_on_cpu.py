@@ -16,7 +16,15 @@ SCRIPTS = sorted(
     str(path.relative_to(ROOT))
     for path in (ROOT / "recipe").glob("*/*.sh")
     # the first two are called by the others with their METHOD; warm start and SFT are upstream's SFT trainer
-    if path.name not in ("run_countdown.sh", "run_math.sh", "run_warm_start.sh", "run_sft.sh", "eval.sh")
+    if path.name
+    not in (
+        "run_countdown.sh",
+        "run_math.sh",
+        "run_warm_start.sh",
+        "run_sft.sh",
+        "run_search_task_sft_cpu.sh",
+        "eval.sh",
+    )
 )
 
 
@@ -34,7 +42,7 @@ def dry_runs(tmp_path_factory) -> dict[str, subprocess.CompletedProcess]:
     env |= {"TRAIN_FILE": f"{folder}/math.parquet", "VAL_FILE": f"{folder}/math.parquet"}
 
     def run(script: str) -> subprocess.CompletedProcess:
-        model = {"MODEL_PATH": str(folder / "model")} if "countdown" in script else {}
+        model = {"MODEL_PATH": str(folder / "model")} if "_cpu" in script or "countdown" in script else {}
         return subprocess.run(
             ["bash", script], cwd=ROOT, env={**env, **model}, capture_output=True, text=True, timeout=300
         )

@@ -1,4 +1,4 @@
-"""Programs that attack the sandbox. Each prints HARM where an attack succeeds; all are bounded by themselves.
+"""Programs that attack the sandbox, bounded by themselves. Each prints HARM (first in a line) where it succeeds.
 
 @PARENT@ (the trainer), @SENTINEL@ (a process of its user), @PORT@, @ABSTRACT@, @SECRET@, @KEEP@ (a file that must not
 change) and @MARK@ (seconds to sleep, by which a process left behind is found) are filled in.
@@ -161,7 +161,7 @@ os.chmod("x/y", 0); os.chmod("x", 0)""",
     "no directory": "import os, shutil; d = os.getcwd(); shutil.rmtree(d, ignore_errors=True); os.getcwd()",
     "kernel settings": """
 for path in ("/proc/sys/kernel/core_pattern", "/proc/sysrq-trigger", "/sys/kernel/uevent_helper", "/proc/self/uid_map"):
-    try: open(path, "w").write("0 0 1"); print("HARM")
+    try: open(path, "wb", buffering=0).write(b"0 0 1"); print("HARM", path)
     except OSError: pass""",
     "control groups": "import os; os.mkdir('/sys/fs/cgroup/harm'); print('HARM')",
     "devices": """
