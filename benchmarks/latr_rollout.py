@@ -25,69 +25,27 @@ from matplotlib.figure import Figure
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from benchmarks.report import RESULTS, write_report
+from benchmarks.vllm_engine import VLLM
 from recipe.common.tiny_model import TinyModelConfig, write_tiny_model
 from verl.workers.rollout.kt import KTConfig
 from verl.workers.rollout.kt.growth import Sampling, TreeGrower, latr_group
 from verl.workers.rollout.kt.lookahead import Choice, LookaheadTree
-from verl.workers.rollout.rollout_engine import Generation
 
 CONFIG = KTConfig(prob_filter_abs_thres=0.1, prob_filter_rel_thres=0.4, keep_math_symbols=False)
 MODEL = TinyModelConfig(seed=1, max_length=1024)
-
-
-class VLLM:
-    """vLLM's asynchronous engine as a `RolloutEngine`; counts what it generated and what its prefix cache gave."""
-
-    def __init__(self, engine):
-        self.engine, self.generated, self.cached, self.prompted, self.requests = engine, 0, 0, 0, 0
-
-    async def generate(self, prompt_ids, *, max_tokens, stop_token_ids, n_candidates=0, request_id=None, **sampling):
-        from vllm import SamplingParams
-
-        from verl.workers.rollout.candidate_server import ranked
-
-        self.requests += 1
-        stop = list(stop_token_ids)
-        # as the rollout server does: see verl/workers/rollout/candidate_server.py
-        text = not n_candidates
-        params = SamplingParams(
-            max_tokens=max_tokens, stop_token_ids=stop, logprobs=n_candidates, detokenize=text, **sampling
-        )
-        last = None
-        prompt = {"prompt_token_ids": list(prompt_ids)}
-        async for part in self.engine.generate(prompt, params, request_id=f"request-{self.requests}"):
-            last = part
-        output = last.outputs[0]
-        tokens = list(output.token_ids)
-        self.generated += len(tokens)
-        self.prompted += len(prompt_ids)
-        self.cached += last.num_cached_tokens or 0
-        chosen = [step[token].logprob for step, token in zip(output.logprobs, tokens, strict=True)]
-        candidates = None
-        if n_candidates:
-            candidates = [
-                ranked(step, n_candidates, token) for step, token in zip(output.logprobs, tokens, strict=True)
-            ]
-        return Generation(tokens, chosen, candidates, tokens[-1] in stop_token_ids)
 
 
 class Setting:
     """Model, tokenizer, prompts and engine of one benchmark run."""
 
     def __init__(self, folder: Path):
-        from vllm.engine.arg_utils import AsyncEngineArgs
-        from vllm.v1.engine.async_llm import AsyncLLM
-
         write_tiny_model(folder, MODEL)
         self.tokenizer = AutoTokenizer.from_pretrained(folder)
         self.model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
         with torch.no_grad():
             self.model.model.norm.weight.mul_(8)  # an untrained model is nearly uniform and would never branch
         self.model.save_pretrained(folder)
-        arguments = AsyncEngineArgs(
-            str(folder), dtype="float32", enforce_eager=True, gpu_memory_utilization=0.3, seed=0, disable_log_stats=True
-        )
-        self.engine = VLLM(AsyncLLM.from_engine_args(arguments))
+        self.engine = VLLM.start(folder)
 
     def prompts(self, n: int, seed: int) -> list[list[int]]:
         generator = random.Random(seed)

@@ -62,6 +62,7 @@ class TreeTrainer(PPOTrainerSync):
         batch = super()._compute_advantage(batch, metrics)
         sessions, extras = self._fetch_extras(batch)
         metrics.update(self._tree_metrics(extras))
+        metrics["tree/prompts"] = len(sessions)  # fewer than were asked for: the others' groups failed
         groups = self._fetch_groups(batch, sessions, extras)
         metrics.update(self._diversity(groups))
         if writes_trees(self.config, self.global_steps):

@@ -76,8 +76,9 @@ def test_the_tree_does_not_depend_on_who_is_fast(order, dynamic):
 
 @pytest.mark.parametrize(("n", "initial"), [(1, 8), (4, 8), (16, 8), (16, 1), (5, 5)])
 @pytest.mark.parametrize("calls", [0, 1, 4])
-def test_exactly_n_come_back(n, initial, calls):
-    tree = grow(ToyPolicy(calls=calls), n=n, initial_rollouts=initial)
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_exactly_n_come_back(n, initial, calls, dynamic):
+    tree = grow(ToyPolicy(calls=calls), n=n, initial_rollouts=initial, enable_dynamic_rollouts=dynamic)
     assert len(tree.leaves) == n == tree.metrics["initial_rollouts"] + tree.metrics["forks"] + tree.metrics["filled"]
 
 

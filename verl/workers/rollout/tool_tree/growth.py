@@ -134,8 +134,7 @@ class ToolTree:
         await next(iter(self.tasks))
         self.tasks.clear()
         h_root = self.seen["entropy_after_prompt"][0]
-        after_tools = self.seen["entropy_after_tool"]
-        h_tool = fmean(after_tools) if after_tools else 0.0
+        h_tool = fmean(self.seen.get("entropy_after_tool", [0.0]))  # no call, nothing to be unsure about
         initial = dynamic_initial_rollouts(self.n, h_root, h_tool, self.config.dynamic_rollouts_beta)
         self._open_budget(initial)
         consecutive = 0

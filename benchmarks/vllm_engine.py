@@ -1,0 +1,58 @@
+"""vLLM's engine without Ray, for benchmarks of rollouts."""
+
+from pathlib import Path
+
+from verl.workers.rollout.rollout_engine import Generation
+
+
+class VLLM:
+    """vLLM's asynchronous engine as a `RolloutEngine`; counts what it generated and what its prefix cache gave."""
+
+    def __init__(self, engine):
+        self.engine, self.generated, self.cached, self.prompted, self.requests = engine, 0, 0, 0, 0
+
+    @classmethod
+    def start(cls, model: str | Path) -> "VLLM":
+        """An engine in float32 in a process of its own."""
+        from vllm.engine.arg_utils import AsyncEngineArgs
+        from vllm.v1.engine.async_llm import AsyncLLM
+
+        arguments = AsyncEngineArgs(
+            str(model), dtype="float32", enforce_eager=True, gpu_memory_utilization=0.3, seed=0, disable_log_stats=True
+        )
+        return cls(AsyncLLM.from_engine_args(arguments))
+
+    async def generate(
+        self, prompt_ids, *, max_tokens, stop_token_ids, n_candidates=0, stop=(), request_id=None, **sampling
+    ):
+        from vllm import SamplingParams
+
+        from verl.workers.rollout.candidate_server import ranked
+
+        self.requests += 1
+        # as the rollout server does: see verl/workers/rollout/candidate_server.py
+        params = SamplingParams(
+            max_tokens=max_tokens,
+            stop_token_ids=list(stop_token_ids),
+            stop=list(stop),
+            skip_special_tokens=False,
+            logprobs=n_candidates,
+            detokenize=bool(stop) or not n_candidates,
+            **sampling,
+        )
+        last = None
+        prompt = {"prompt_token_ids": list(prompt_ids)}
+        async for part in self.engine.generate(prompt, params, request_id=f"request-{self.requests}"):
+            last = part
+        output = last.outputs[0]
+        tokens = list(output.token_ids)
+        self.generated += len(tokens)
+        self.prompted += len(prompt_ids)
+        self.cached += last.num_cached_tokens or 0
+        chosen = [step[token].logprob for step, token in zip(output.logprobs, tokens, strict=True)]
+        candidates = None
+        if n_candidates:
+            candidates = [
+                ranked(step, n_candidates, token) for step, token in zip(output.logprobs, tokens, strict=True)
+            ]
+        return Generation(tokens, chosen, candidates, tokens[-1] in stop_token_ids)

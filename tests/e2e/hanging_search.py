@@ -1,0 +1,16 @@
+"""A search that never answers one name."""
+
+import asyncio
+
+from verl.workers.rollout.tools.search_tool import LocalSearchTool
+
+
+class HangingSearch(LocalSearchTool):
+    def __init__(self, corpus: str, hangs_on: str, max_results: int = 1):
+        super().__init__(corpus=corpus, max_results=max_results)
+        self.hangs_on = hangs_on
+
+    async def execute(self, content, *, timeout):
+        if content == self.hangs_on:
+            await asyncio.sleep(3600)
+        return await super().execute(content, timeout=timeout)

@@ -1,0 +1,101 @@
+"""AEPO on the real stack: tools are called, trajectories branch, a hanging tool costs its own prompt only.
+
+One launch of about 100 s. The model has learnt the form from some demonstrations by heart, before, in seconds.
+"""
+
+import asyncio
+import json
+import os
+import subprocess
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from recipe.arpo.search_task import EXTRA_WORDS, SearchTaskConfig, write_search_task
+from recipe.arpo.sft_data import messages_of
+from recipe.common.run_metrics import load_metrics
+from recipe.common.tiny_model import TinyModelConfig, write_tiny_model
+from tests.e2e.runs import ROOT
+from verl.utils.dataset.tool_sft_dataset import DemonstrationEncoder
+
+TOOLS = "actor_rollout_ref.rollout.tools"
+pytestmark = pytest.mark.e2e
+
+
+def learn_by_heart(folder, steps: int = 150) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(folder / "model")
+    model = AutoModelForCausalLM.from_pretrained(folder / "model", dtype=torch.float32)
+    encoder = DemonstrationEncoder(tokenizer)
+    lines = (folder / "demonstrations.jsonl").read_text().splitlines()
+    rows = [encoder.encode(messages_of(json.loads(line))) for line in lines]
+    longest = max(len(ids) for ids, _ in rows)
+    ids = torch.tensor([ids + [tokenizer.pad_token_id] * (longest - len(ids)) for ids, _ in rows])
+    mask = torch.tensor([mask + [0] * (longest - len(mask)) for _, mask in rows])
+    labels = ids.masked_fill(mask == 0, -100)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    for _ in range(steps):
+        loss = model(ids, labels=labels).loss
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    assert loss < 0.5, f"{loss}: the form has not been learnt"
+    model.save_pretrained(folder / "model")
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("arpo")
+    config = SearchTaskConfig(people=6, train_size=64, test_size=4, demo_size=16, demo_correct=0.8)
+    asyncio.run(write_search_task(folder, config))
+    write_tiny_model(folder / "model", TinyModelConfig(extra_words=EXTRA_WORDS))
+    learn_by_heart(folder)
+    name = json.loads((folder / "corpus.jsonl").read_text().splitlines()[0])["title"]
+    search = f"{TOOLS}.tool_instances.search"
+    env = {**os.environ, "METHOD": "aepo", "MODEL_PATH": f"{folder}/model", "DATA_DIR": str(folder)}
+    env |= {"RUN_DIR": f"{folder}/run", "EXPERIMENT_NAME": "arpo"}
+    command = ["bash", "recipe/arpo/run_search_task_cpu.sh", "algorithm.adv_estimator=arpo_hard"]
+    command += ["trainer.total_training_steps=2", "trainer.save_freq=2", "trainer.test_freq=2", "trainer.tree_freq=1"]
+    command += ["trainer.tree_prompts=8", "trainer.val_before_train=false", "data.train_batch_size=8"]
+    command += ["actor_rollout_ref.actor.ppo_mini_batch_size=8", "actor_rollout_ref.rollout.n=6"]
+    command += ["actor_rollout_ref.rollout.val_kwargs.n=2", "actor_rollout_ref.rollout.group_timeout=30"]
+    command += [f"{TOOLS}.timeout=1000", f"{search}.class_path=tests.e2e.hanging_search.HangingSearch"]
+    command += [f"+{search}.params.hangs_on={name}"]
+    result = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=600)
+    assert result.returncode == 0, result.stderr
+    return folder / "run"
+
+
+def trees(run, step: int) -> list[dict]:
+    return [json.loads(line) for line in (run / f"trees/step_{step:06d}.jsonl").read_text().splitlines()]
+
+
+def test_tools_are_called_and_trajectories_branch(run):
+    table = load_metrics(run).loc[1:]
+    assert (table["tree/tool_calls"] > 0).all() and (table["tree/forks"] > 0).any()
+    assert (table["tree/tool_python/calls"] > 0).all() and (table["tree/tool_python/failures"] == 0).all()
+    made = table["tree/initial_rollouts"] + table["tree/forks"] + table["tree/filled"]
+    assert made.tolist() == pytest.approx([6, 6])
+    # the model's tokens are scored as they were sampled, whatever stands between them
+    assert table["training/rollout_probs_diff_max"].max() < 1e-4
+    assert table["arpo/shared_tokens"].max() > 0 and table["arpo/hard_minus_soft"].notna().all()
+    assert (table["aepo/entropy_std"] > 0).all()
+
+
+def test_a_hanging_tool_costs_its_own_prompts_only(run):
+    prompts = load_metrics(run)["tree/prompts"].dropna()
+    assert (prompts > 0).all() and prompts.min() < 8
+
+
+def test_results_stand_in_the_trees_and_are_not_the_models(run):
+    records = trees(run, 1) + trees(run, 2)
+    tools = [segment for record in records for segment in record["segments"] if segment["author"] == "tool"]
+    assert {segment["info"]["tool"] for segment in tools} == {"search", "python"}
+    assert all(segment["log_probs"] is None for segment in tools)
+    for record in records:
+        assert len(record["leaves"]) == len(record["rewards"]) == 6
+
+
+def test_validation_uses_the_same_tools(run):
+    table = load_metrics(run)
+    assert table["val-aux/search_task/tool_calls/mean@2"].dropna().iloc[-1] > 0
