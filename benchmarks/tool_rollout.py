@@ -6,7 +6,8 @@
 One vLLM engine in float32 with the model of the cold start, so that calls are real; a search answers from the corpus
 after a random latency: log-normal, 1 of 100 never (the tool's time limit ends it). `rounds` is the published way,
 written here: all trajectories of all prompts generate to a tag, then all tools run, then all branches are made, and
-nobody goes on before the slowest is done. Same engine, tools, limits and numbers of trajectories. Writes benchmarks/results/tool_rollout.md.
+nobody goes on before the slowest is done. Same engine, tools, limits and numbers of trajectories. Writes
+benchmarks/results/tool_rollout.md.
 """
 
 import argparse
