@@ -1,15 +1,16 @@
-"""Does it learn? Held-out accuracy on Countdown before and after RL, method by method, over seeds.
+"""Does it learn? Held-out accuracy before and after RL, method by method, over seeds.
 
     python -m benchmarks.learning_curves [--runs grpo=0,1,2 dapo=0,1,2] [--steps 120] [--name learning_curves]
         [--overrides actor_rollout_ref.actor.ppo_mini_batch_size=8]
 
-Runs a method's script once per seed from the same warm start, and reads mean@8 from the trainer's validation.
+Runs a method's script once per seed from the same warm start, and reads mean@n from the trainer's validation.
 Baseline: the warm start, measured in the same run at step 0, and the last method named. Writes
 benchmarks/results/<name>.md and .png. A run that exists is not repeated.
 """
 
 import argparse
 import os
+import re
 import statistics
 import subprocess
 from pathlib import Path
@@ -20,7 +21,7 @@ from benchmarks.report import RESULTS, write_report
 from recipe.common.run_metrics import load_metrics, plot_runs
 
 ROOT = Path(__file__).resolve().parent.parent
-ACCURACY = "val-core/countdown/acc/mean@8"
+ACCURACY = re.compile(r"val-core/.*/acc/mean@\d+")
 SCRIPTS = {
     "grpo": ["recipe/common/run_grpo_countdown.sh"],
     "dapo": ["recipe/common/run_dapo_countdown.sh"],
@@ -33,6 +34,10 @@ SCRIPTS = {
     ],
     # the same script and settings, sampled the ordinary way
     "grpo-vllm": ["recipe/latr/run_countdown_cpu.sh", "actor_rollout_ref.rollout.name=vllm"],
+    # the made task of searching and computing
+    "arpo": ["recipe/arpo/run_search_task_cpu.sh"],
+    "aepo": ["recipe/arpo/run_search_task_cpu.sh"],
+    "grpo-tools": ["recipe/arpo/run_search_task_cpu.sh"],
 }
 # shown at the end of training, where the run has them: the mean of the last ten steps
 AT_THE_END = {
@@ -40,6 +45,10 @@ AT_THE_END = {
     "response tokens": "response_length/mean",
     "distinct answers": "diversity/distinct_answers",
     "edit distance": "diversity/edit_distance",
+    "tool calls a prompt": "tree/tool_calls",
+    "tool calls a trajectory": "tree/tool_calls_per_trajectory",
+    "distinct trajectories": "tree/distinct_trajectories",
+    "shared tokens": "tree/shared_tokens",
 }
 
 
@@ -48,7 +57,13 @@ def run(method: str, seed: int, steps: int, name: str, test_freq: int, overrides
     experiment = f"{name}_{method}_seed{seed}"
     folder = ROOT / "outputs" / experiment
     if not (folder / f"global_step_{steps}" / "COMPLETE").exists():
-        env = {**os.environ, "HARDWARE": "cpu", "SEED": str(seed), "EXPERIMENT_NAME": experiment}
+        env = {
+            **os.environ,
+            "METHOD": method.split("-")[0],
+            "HARDWARE": "cpu",
+            "SEED": str(seed),
+            "EXPERIMENT_NAME": experiment,
+        }
         length = [
             f"trainer.total_training_steps={steps}",
             f"trainer.test_freq={test_freq}",
@@ -58,9 +73,15 @@ def run(method: str, seed: int, steps: int, name: str, test_freq: int, overrides
     return folder
 
 
+def accuracy_of(metrics: pd.DataFrame) -> pd.Series:
+    """Mean accuracy of the samples of each validation, by step."""
+    (column,) = (name for name in metrics if ACCURACY.fullmatch(name))
+    return metrics[column].dropna()
+
+
 def row_of(metrics: pd.DataFrame) -> dict[str, float]:
     """What the table says of one run."""
-    accuracy = metrics[ACCURACY].dropna()
+    accuracy = accuracy_of(metrics)
     row = {"warm start": accuracy.iloc[0], "after RL": accuracy.iloc[-1], "gain": accuracy.iloc[-1] - accuracy.iloc[0]}
     row |= {label: metrics[key].dropna().tail(10).mean() for label, key in AT_THE_END.items() if key in metrics}
     validation = metrics["timing_s/testing"].sum() if "timing_s/testing" in metrics else 0.0
@@ -69,7 +90,8 @@ def row_of(metrics: pd.DataFrame) -> dict[str, float]:
 
 def steps_to_reach(metrics: pd.DataFrame, accuracy: float) -> str:
     """The first validation at or above an accuracy."""
-    reached = metrics.index[metrics[ACCURACY] >= accuracy]
+    found = accuracy_of(metrics)
+    reached = found.index[found >= accuracy]
     return str(reached[0]) if len(reached) else "not reached"
 
 
@@ -105,8 +127,9 @@ def main() -> None:
     changed = f" Overrides: `{' '.join(args.overrides)}`." if args.overrides else ""
     write_report(
         args.name,
-        f"Countdown, {args.steps} steps of 16 prompts x 8; accuracy is the trainer's mean@8 on 64 held-out problems at "
-        f"temperature 1. Minutes are steps and validation, without start-up.{changed}",
+        f"{args.steps} steps of the script's batch (16 prompts x 8 unless the overrides say otherwise); accuracy is the "
+        f"trainer's mean over samples on 64 held-out problems at temperature 1. Minutes are steps and validation, without "
+        f"start-up.{changed}",
         ("method", "seed", *columns, f"steps to {baseline}'s final accuracy"),
         rows,
     )

@@ -53,13 +53,13 @@ def run(tmp_path_factory):
     name = json.loads((folder / "corpus.jsonl").read_text().splitlines()[0])["title"]
     search = f"{TOOLS}.tool_instances.search"
     env = {**os.environ, "METHOD": "aepo", "MODEL_PATH": f"{folder}/model", "DATA_DIR": str(folder)}
-    env |= {"RUN_DIR": f"{folder}/run", "EXPERIMENT_NAME": "arpo"}
+    env |= {"RUN_DIR": f"{folder}/run", "EXPERIMENT_NAME": "arpo", "PYTHONPATH": f"{ROOT}/tests/e2e"}
     command = ["bash", "recipe/arpo/run_search_task_cpu.sh", "algorithm.adv_estimator=arpo_hard"]
     command += ["trainer.total_training_steps=2", "trainer.save_freq=2", "trainer.test_freq=2", "trainer.tree_freq=1"]
     command += ["trainer.tree_prompts=8", "trainer.val_before_train=false", "data.train_batch_size=8"]
     command += ["actor_rollout_ref.actor.ppo_mini_batch_size=8", "actor_rollout_ref.rollout.n=6"]
     command += ["actor_rollout_ref.rollout.val_kwargs.n=2", "actor_rollout_ref.rollout.group_timeout=30"]
-    command += [f"{TOOLS}.timeout=1000", f"{search}.class_path=tests.e2e.hanging_search.HangingSearch"]
+    command += [f"{TOOLS}.timeout=1000", f"{search}.class_path=hanging_search.HangingSearch"]
     command += [f"+{search}.params.hangs_on={name}"]
     result = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=600)
     assert result.returncode == 0, result.stderr
