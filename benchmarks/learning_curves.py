@@ -127,9 +127,9 @@ def main() -> None:
     changed = f" Overrides: `{' '.join(args.overrides)}`." if args.overrides else ""
     write_report(
         args.name,
-        f"{args.steps} steps of the script's batch (16 prompts x 8 unless the overrides say otherwise); accuracy is the "
-        f"trainer's mean over samples on 64 held-out problems at temperature 1. Minutes are steps and validation, without "
-        f"start-up.{changed}",
+        f"{args.steps} steps of the script's batch, 16 prompts x 8 unless the overrides say otherwise; accuracy is the "
+        "trainer's mean over samples on 64 held-out problems at temperature 1. Minutes are steps and validation, "
+        f"without start-up.{changed}",
         ("method", "seed", *columns, f"steps to {baseline}'s final accuracy"),
         rows,
     )

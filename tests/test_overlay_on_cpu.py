@@ -182,6 +182,19 @@ print("FOUND", get_adv_estimator_fn("arpo_hard").__module__, get_policy_loss_fn(
     ], result.stderr
 
 
+def test_arpos_mode_has_an_adapter_and_its_runs_a_server_with_candidates():
+    code = """
+from verl.workers.rollout.base import get_rollout_class
+from verl.workers.rollout.group_rollout import group_rollout_class
+from verl.workers.rollout.replica import get_rollout_replica_class
+print("FOUND", get_rollout_class("vllm", "sync_with_tool").__name__, get_rollout_replica_class("vllm").__name__)
+print("FOUND", group_rollout_class("vllm", "sync_with_tool").__name__, group_rollout_class("vllm", "async"))
+"""
+    for modules, replica in (("", "vLLMReplica"), ("recipe.arpo", "CandidateReplica")):
+        result = python(code, VERL_PLATFORM="cpu", VERL_USE_EXTERNAL_MODULES=modules)
+        assert found_words(result) == ["ServerAdapter", replica, "ToolRollout", "None"], result.stderr
+
+
 def test_upstreams_agent_loop_worker_can_be_subclassed():
     """`_run_prompt` and `_agent_loop_postprocess` are what group rollouts override and call."""
     code = """

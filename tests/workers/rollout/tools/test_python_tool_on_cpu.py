@@ -161,7 +161,6 @@ KINDS = {
     "memory of many": {"memory"},
     "null pointer": {"crash"},
     "abort": {"crash"},
-    "deep recursion": {"crash"},
     "flood": {"output"},
     "_exit": {None},
     "atexit": {None},
