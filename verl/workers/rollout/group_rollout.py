@@ -25,7 +25,7 @@ from verl.experimental.agent_loop.single_turn_agent_loop import SingleTurnAgentL
 from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopManagerTQ, AgentLoopWorkerTQ, apply_greedy_sampling_params
 
 from verl.workers.rollout.rollout_engine import Generation, RolloutEngine, end_of_sequence_ids
-from verl.workers.rollout.trajectory_tree import TREE, TREE_METRICS, TrajectoryTree
+from verl.workers.rollout.trajectory_tree import TREE, TREE_METRICS, TrajectoryTree, writes_trees
 
 logger = logging.getLogger(__name__)
 
@@ -92,12 +92,6 @@ class GroupRollout(ABC):
         if writes_trees(self.config, int(prompt["global_steps"])):
             return {TREE_METRICS: tree.metrics, TREE: tree.to_json()}
         return {TREE_METRICS: tree.metrics}
-
-
-def writes_trees(config, step: int) -> bool:
-    """Whether trees of this training step are kept (`trainer.tree_freq`)."""
-    freq = config.trainer.get("tree_freq", -1)
-    return freq > 0 and step % freq == 0
 
 
 def _generation_config(model_path: str):

@@ -175,3 +175,9 @@ def _common_end(rows: list[Sequence[int]], start: int) -> int:
     while end < shortest and all(row[end] == rows[0][end] for row in rows):
         end += 1
     return end
+
+
+def writes_trees(config, step: int) -> bool:
+    """Whether trees of this training step are kept (`trainer.tree_freq`)."""
+    freq = config.trainer.get("tree_freq", -1)
+    return freq > 0 and step % freq == 0

@@ -5,6 +5,7 @@ the supervisor tells -> the next `fork`. There are never more than `size`.
 """
 
 import asyncio
+import contextlib
 import json
 import os
 import socket
@@ -131,7 +132,8 @@ class Sandbox:
             self.ended.set_result(Ended(code, cpu_seconds, why))
 
     def is_lost(self) -> None:
-        self._socket.close()
+        with contextlib.suppress(OSError):  # the other end may be closed
+            self._socket.shutdown(socket.SHUT_RDWR)  # wakes who reads
         if not self.ended.done():
             self.ended.set_exception(SandboxError("the sandboxes have ended"))
             self.ended.exception()  # it may be that nobody waits for it

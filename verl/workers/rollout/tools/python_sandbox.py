@@ -170,6 +170,7 @@ class Process:
 
     def make_directory(self):
         self.directory = tempfile.mkdtemp(prefix="python_tool_")
+        tempfile.tempdir = None  # found anew in the call, from its TMPDIR
 
     def confine(self, number):
         """For good: another user, limits, Landlock, no capabilities, the filter."""
