@@ -10,6 +10,7 @@ Plain standard library from Python 3.8 on.
 
 import array
 import ast
+import contextlib
 import gc
 import importlib
 import json
@@ -226,7 +227,8 @@ class Supervised:
             except ChildProcessError:
                 return
             for pid in descendants(os.getpid(), process_table(processes)):
-                os.kill(pid, signal.SIGKILL)
+                with contextlib.suppress(ProcessLookupError):  # its own parent has reaped it
+                    os.kill(pid, signal.SIGKILL)
             time.sleep(0.001)
 
 
