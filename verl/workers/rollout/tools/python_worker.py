@@ -163,9 +163,9 @@ class Supervisor:
         table = process_table(self.processes)
         bound = self.level.limits["memory_mb"] << 20
         for number in list(self.watched):
-            pids = [self.pids[number], *descendants(self.pids[number], table)]
-            if sum(table[pid][1] for pid in pids if pid in table) > bound:
-                if sum(proportional_size(self.processes, pid) for pid in pids) > bound:
+            resident = {pid: table[pid][1] for pid in descendants(self.pids[number], table)}
+            if sum(resident.values()) > bound:
+                if sum(proportional_size(self.processes, pid, most) for pid, most in resident.items()) > bound:
                     self.kill(number, "memory")
 
     def end(self):
@@ -226,7 +226,7 @@ class Supervised:
                     continue
             except ChildProcessError:
                 return
-            for pid in descendants(os.getpid(), process_table(processes)):
+            for pid in descendants(os.getpid(), process_table(processes))[1:]:
                 with contextlib.suppress(ProcessLookupError):  # its own parent has reaped it
                     os.kill(pid, signal.SIGKILL)
             time.sleep(0.001)
@@ -246,19 +246,22 @@ def process_table(processes):
 
 
 def descendants(pid, table):
+    """Of a process in the table, and itself."""
     children = {}
     for child, (parent, _) in table.items():
         children.setdefault(parent, []).append(child)
-    found = list(children.get(pid, ()))
+    found = [pid] if pid in table else []
     for one in found:
         found.extend(children.get(one, ()))
     return found
 
 
-def proportional_size(processes, pid):
-    """Resident bytes; a page shared by n processes counts as 1/n."""
+def proportional_size(processes, pid, resident):
+    """Resident bytes; a page shared by n processes counts as 1/n, where the kernel lets us know."""
     try:
         lines = _read(processes, f"{pid}/smaps_rollup").splitlines()
+    except PermissionError:
+        return resident
     except OSError:  # has ended
         return 0
     return sum(int(line.split()[1]) << 10 for line in lines if line.startswith(b"Pss:"))
