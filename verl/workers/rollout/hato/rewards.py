@@ -1,0 +1,185 @@
+"""R = alpha R_local + beta R_path + gamma R_causal of every node of a tree; all parts in [0, 1].
+
+A leaf's outcome is 1 where the verifier's reward of the WHOLE path to it exceeds the threshold, else 0. For example:
+
+    problem ─┬─ 1 ─┬─ 2 right     R_path    1: 1     2: 1     3: 0     4: 0
+             │     └─ 3 wrong     R_causal  1: 1/2 - 0 = 1/2    2: 1 - 0 = 1    3, 4: on no successful path, 0
+             └─ 4 wrong
+
+Decided here, as the notes do not say it:
+- Outcomes are 0 or 1: partial rewards (for the format, say) do not count, so that the three parts have one scale.
+- Means of outcomes are over leaves, each as often as it was drawn.
+- A leaf without a verifier's reward and a pruned node tell nothing: they are in no mean, and are nobody's siblings.
+  Their own R_path and R_causal are 0.
+"""
+
+import importlib
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import NamedTuple
+
+from verl.workers.rollout.hato.config import HEURISTIC, RewardWeights
+from verl.workers.rollout.hato.tree import LEAF, ROOT, ReasoningTree
+
+
+class NodeRewards(NamedTuple):
+    """The parts and their weighted sum; each a list over the tree's nodes, the root and pruned ones included."""
+
+    local: list[float]
+    path: list[float]
+    causal: list[float]
+    total: list[float]
+
+
+class Outcomes(NamedTuple):
+    """Leaves at or below each node: how many are right, and how many the verifier has seen; drawn twice, twice."""
+
+    right: list[int]
+    verified: list[int]
+
+
+def leaf_outcomes(tree: ReasoningTree, threshold: float) -> Outcomes:
+    """One pass from the last node to the first."""
+    right, verified = [0] * len(tree.nodes), [0] * len(tree.nodes)
+    for number in range(len(tree.nodes) - 1, -1, -1):
+        node = tree.nodes[number]
+        if node.status == LEAF and node.outcome is not None:
+            verified[number] = node.count
+            right[number] = node.count if node.outcome > threshold else 0
+        if node.parent is not None and tree.is_kept(number):
+            right[node.parent] += right[number]
+            verified[node.parent] += verified[number]
+    return Outcomes(right, verified)
+
+
+def successful_leaves(tree: ReasoningTree, threshold: float) -> list[int]:
+    """Leaves whose path is right, depth first."""
+    outcome_of = {leaf: tree.nodes[leaf].outcome for leaf in tree.leaves()}
+    return [leaf for leaf, outcome in outcome_of.items() if outcome is not None and outcome > threshold]
+
+
+def causal_reward(right: int, verified: int, siblings_right: int, siblings_verified: int) -> float:
+    """Mean outcome through a node minus that through its siblings, at least 0; without siblings R_path.
+
+    0 where no path through the node is right.
+    """
+    if right == 0:
+        return 0.0
+    if siblings_verified == 0:
+        return 1.0
+    return max(0.0, right / verified - siblings_right / siblings_verified)
+
+
+def node_rewards(tree: ReasoningTree, weights: RewardWeights, threshold: float) -> NodeRewards:
+    """R and its parts of every node, in time linear in the nodes.
+
+    Args:
+        tree: with `local_reward` of every node and `outcome` of the leaves.
+        weights: alpha, beta, gamma.
+        threshold: `hato.verification_threshold`.
+    """
+    right, verified = leaf_outcomes(tree, threshold)
+    local = [node.local_reward for node in tree.nodes]
+    path = [float(n > 0) for n in right]
+    causal = []
+    for number, node in enumerate(tree.nodes):
+        if not tree.is_kept(number):
+            causal.append(0.0)
+        elif number == ROOT:
+            causal.append(causal_reward(right[ROOT], verified[ROOT], 0, 0))
+        else:
+            others = right[node.parent] - right[number], verified[node.parent] - verified[number]
+            causal.append(causal_reward(right[number], verified[number], *others))
+    total = [
+        weights.alpha * of_step + weights.beta * of_path + weights.gamma * of_cause
+        for of_step, of_path, of_cause in zip(local, path, causal, strict=True)
+    ]
+    return NodeRewards(local, path, causal, total)
+
+
+# ---- R_local ----
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """What a local reward looks at; all are token ids.
+
+    Args:
+        problem: of the whole prompt.
+        before: of the steps before this one; empty for the first.
+        parent: of the step right before; the problem for the first step.
+        tokens: of the step.
+        decode: token ids to text, for functions that read it.
+    """
+
+    problem: Sequence[int]
+    before: Sequence[int]
+    parent: Sequence[int]
+    tokens: Sequence[int]
+    decode: Callable[[Sequence[int]], str] | None = None
+
+
+LocalReward = Callable[[Step], float]
+
+
+def coherence(step: Step) -> float:
+    """Share of the step's different tokens that the parent or the problem has: does it speak of the same things?"""
+    tokens = set(step.tokens)
+    return len(tokens & ({*step.parent} | {*step.problem})) / len(tokens) if tokens else 0.0
+
+
+def progress(step: Step) -> float:
+    """Share of the step's different token pairs that neither the problem nor an earlier step has: does it say
+    something new? Of a step of one token, its share of new tokens."""
+    if len(step.tokens) < 2:
+        return float(bool(step.tokens) and step.tokens[0] not in {*step.problem, *step.before})
+    pairs = set(pairwise(step.tokens))
+    return len(pairs - set(pairwise([*step.problem, *step.before]))) / len(pairs)
+
+
+def heuristic(step: Step) -> float:
+    """Harmonic mean of coherence and progress: a step that repeats gets as little as one that speaks of other things.
+
+    It knows nothing about what is right; weigh it lightly (`hato.reward_weights.alpha`).
+    """
+    speaks_of_it, says_something = coherence(step), progress(step)
+    if speaks_of_it + says_something == 0:
+        return 0.0
+    return 2 * speaks_of_it * says_something / (speaks_of_it + says_something)
+
+
+def local_reward_function(name: str) -> LocalReward:
+    """The function that `hato.local_reward` names, such as `my_package.rewards.step_reward`.
+
+    It gets a `Step` and returns a number in [0, 1] (what lies outside is cut). A process reward model is such a
+    function.
+
+    Raises:
+        ValueError: there is no such function.
+    """
+    if name == HEURISTIC:
+        return heuristic
+    module, _, function = name.rpartition(".")
+    try:
+        found = getattr(importlib.import_module(module), function)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ValueError(
+            f"hato.local_reward={name}: expected {HEURISTIC} or package.module.function ({error})"
+        ) from error
+    if not callable(found):
+        raise ValueError(f"hato.local_reward={name}: expected a function, found {type(found).__name__}")
+    return found
+
+
+def local_reward(function: LocalReward, step: Step) -> float:
+    """The function's number, cut to [0, 1].
+
+    Raises:
+        ValueError: it is not finite.
+    """
+    value = float(function(step))
+    if not math.isfinite(value):
+        raise ValueError(f"hato.local_reward: {getattr(function, '__name__', function)} returned {value}")
+    return min(1.0, max(0.0, value))
