@@ -155,7 +155,7 @@ class Supervisor:
         reason = self.reasons.pop(number, "-")
         try:
             self.control.send(f"{number} {code} {milliseconds} {reason}".encode())
-        except BrokenPipeError:
+        except (BrokenPipeError, ConnectionResetError):
             return  # the trainer has closed; `obey` reads the same
 
     def watch(self):
