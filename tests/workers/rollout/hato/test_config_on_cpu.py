@@ -55,7 +55,7 @@ def test_hydras_config_is_read_as_it_is():
         ({"uncertainty": {"method": "magic"}}, "hato.uncertainty.method=magic: expected one of"),
         (
             {"uncertainty": {"n_models": 1}},
-            "hato.uncertainty.n_models=1: hato.uncertainty.method=ensemble needs at least",
+            "hato.uncertainty.n_models=1: expected at least 2 for hato.uncertainty.method=ens",
         ),
         (
             {"uncertainty": {"model_config": {"dropout": 1}}},
@@ -63,9 +63,10 @@ def test_hydras_config_is_read_as_it_is():
         ),
         ({"uncertainty": {"model_config": {"width": 1}}}, "hato.uncertainty.model_config has no key width"),
         (
-            {"uncertainty": {"method": "dropout", "model_config": {"dropout": 0}}},
-            "hato.uncertainty.model_config.dropout=0",
+            {"uncertainty": {"method": "dropout", "model_config": {"dropout": 0.0}}},
+            "hato.uncertainty.model_config.dropout=0.0",
         ),
+        ({"uncertainty": {"n_passes": 1, "method": "dropout"}}, "hato.uncertainty.n_passes=1: expected at least 2"),
         ({"meta_learning": {"enable": 1}}, "hato.meta_learning.enable=1: expected bool"),
         ({"meta_learning": {"n_inner_steps": 0}}, "hato.meta_learning.n_inner_steps=0"),
         ({"memory": {"value_buffer_size": 0}}, "hato.memory.value_buffer_size=0"),

@@ -149,40 +149,41 @@ class ExplorationConfig(_Section):
 
 @dataclass(frozen=True, kw_only=True)
 class ValueModelConfig(_Section):
-    """A head that estimates V: layers, their width, and their dropout (used by the method `dropout`)."""
+    """Networks that estimate V: layers, their width, and the share of hidden units that the method `dropout` drops."""
 
     KEY: ClassVar[str] = "hato.uncertainty.model_config"
 
-    hidden_size: int = _number(256, low=1)
+    hidden_size: int = _number(64, low=1)
     n_layers: int = _number(2, low=1)
-    dropout: float = _number(0.1, low=0, high=0.99)
+    dropout: float = _number(0.2, low=0.001, high=0.999)
 
 
 @dataclass(frozen=True, kw_only=True)
 class UncertaintyConfig(_Section):
-    """V and U of a node.
+    """V and U of a node (value_model.py).
 
     Args:
-        method: `ensemble`: n_models heads, each trained on its own resampling; `dropout`: n_models passes of one head;
-            `bootstrap`: n_models resamplings of outcomes; `none`: V and U are 0.
-        learning_rate, batch_size, updates_per_step: of the heads.
+        method: `ensemble`: n_models networks, each trained on its own resampling; `dropout`: n_passes masks of one
+            network; `bootstrap`: n_passes resamplings of remembered outcomes; `none`: one network, U = 0.
+        learning_rate, n_updates: of the networks, and their updates after each training step.
+        bandwidth: how far `bootstrap` looks, in standard deviations per feature.
     """
 
     KEY: ClassVar[str] = "hato.uncertainty"
 
     method: str = _choice("ensemble", UNCERTAINTY_METHODS)
     n_models: int = _number(5, low=1)
+    n_passes: int = _number(10, low=1)
     model_config: ValueModelConfig = field(default_factory=ValueModelConfig)
-    learning_rate: float = _number(1e-3, above=0)
-    batch_size: int = _number(256, low=1)
-    updates_per_step: int = _number(4, low=1)
+    learning_rate: float = _number(3e-3, above=0)
+    n_updates: int = _number(30, low=1)
+    bandwidth: float = _number(0.5, above=0)
 
     def __post_init__(self):
         super().__post_init__()
-        if self.method != "none" and self.n_models < 2:
-            raise ValueError(f"{self.KEY}.n_models={self.n_models}: {self.KEY}.method={self.method} needs at least 2")
-        if self.method == "dropout" and self.model_config.dropout == 0:
-            raise ValueError(f"{ValueModelConfig.KEY}.dropout=0: {self.KEY}.method=dropout needs a number above 0")
+        estimates = {"ensemble": "n_models", "dropout": "n_passes", "bootstrap": "n_passes"}.get(self.method)
+        if estimates and getattr(self, estimates) < 2:
+            raise ValueError(f"{self.KEY}.{estimates}=1: expected at least 2 for {self.KEY}.method={self.method}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -207,14 +208,14 @@ class MemoryConfig(_Section):
     """Bounds of what grows over a run.
 
     Args:
-        value_buffer_size: nodes that the value heads learn from, the newest ones.
+        value_buffer_size: steps that the value model remembers, the newest ones.
         reference_prompts: prompts of which the start policy's paths are kept for the novelty metric.
         reference_paths: of each.
     """
 
     KEY: ClassVar[str] = "hato.memory"
 
-    value_buffer_size: int = _number(16384, low=1)
+    value_buffer_size: int = _number(2048, low=1)
     reference_prompts: int = _number(1024, low=0)
     reference_paths: int = _number(8, low=1)
 

@@ -1,0 +1,65 @@
+"""How many more children may be made, so that a tree stays within its bounds whatever happens to them.
+
+Every open node is owed at least one way to an answer, so each counts for one in every bound already:
+
+    leaves     leaves + open nodes                               <= n_leaves
+    a level    its nodes + open nodes above it                   <= max_nodes_per_level
+    nodes      kept nodes + open nodes (each needs one to end)   <= max_nodes
+"""
+
+from verl.workers.rollout.hato.config import TreeConfig
+from verl.workers.rollout.hato.tree import LEAF, OPEN, ROOT, ReasoningTree
+
+
+class Room:
+    """Counts of a tree, and of what has been granted since.
+
+    Args:
+        tree: as it stands.
+        config: its bounds.
+        n_leaves: so many leaves at most.
+    """
+
+    def __init__(self, tree: ReasoningTree, config: TreeConfig, n_leaves: int):
+        self.config = config
+        self.nodes = config.max_nodes - tree.n_kept
+        self.leaves = n_leaves
+        self.of_level = [config.max_nodes_per_level] * (config.max_depth + 1)
+        for number, node in enumerate(tree.nodes):
+            if number != ROOT and tree.is_kept(number):
+                self.of_level[node.depth] -= 1
+            if node.status == LEAF:
+                self.leaves -= 1
+            if node.status == OPEN:
+                self.nodes -= 1
+                self.leaves -= 1
+                for level in range(node.depth + 1, config.max_depth + 1):
+                    self.of_level[level] -= 1
+
+    def grant(self, depth: int, wanted: int, to_the_end: bool) -> tuple[int, bool]:
+        """How many children a node gets, at least 1, and whether they have to run to the final answer.
+
+        Args:
+            depth: of the node.
+            wanted: children.
+            to_the_end: they are at the last level.
+        """
+        if not to_the_end:
+            # n open children count twice among the nodes
+            most = (self.nodes + 1) // 2
+            if most >= 1:
+                return self._take(depth, min(wanted, most), False), False
+        return self._take(depth, min(wanted, self.nodes + 1), True), True
+
+    def _take(self, depth: int, wanted: int, to_the_end: bool) -> int:
+        # a beam drops what is too much of a level that is not the last, once it is there
+        bounded = to_the_end or self.config.search_algorithm != "beam"
+        levels = range(depth + 1, depth + 2 if to_the_end else self.config.max_depth + 1)
+        more = wanted - 1
+        if bounded:
+            more = max(0, min([more, self.leaves, *(self.of_level[level] for level in levels)]))
+            self.leaves -= more
+            for level in levels:
+                self.of_level[level] -= more
+        self.nodes -= more if to_the_end else 2 * more + 1
+        return more + 1
