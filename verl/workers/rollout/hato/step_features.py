@@ -1,0 +1,76 @@
+"""A reasoning step as a short vector of numbers that the engine gives anyway; what the value model looks at.
+
+Every entry lies in [0, 1], by its own meaning and not by statistics of the data, so that a vector means the same in
+every process and at every time of a run.
+
+    >>> features = step_features(
+    ...     log_probs=[-0.1, -2.3], entropies=[0.2, 0.4], path_log_probs=[-0.1, -2.3, 0.0],
+    ...     max_tokens=8, depth=1, max_depth=4, siblings_agreement=0.5, budget_used=0.25, finished=False)
+    >>> [round(feature, 2) for feature in features]
+    [0.3, 0.1, 0.3, 0.25, 0.25, 0.45, 0.5, 0.25, 0.0]
+"""
+
+import math
+from collections.abc import Collection, Sequence
+
+FEATURES = (
+    "mean_probability",  # geometric mean over the step's tokens
+    "min_probability",  # of its least likely token
+    "mean_entropy",  # over the step's tokens, as a share of log |V|
+    "length",  # share of the tokens a step may have
+    "depth",  # share of the greatest depth
+    "path_probability",  # geometric mean over all tokens from the root
+    "sibling_agreement",  # see `agreement`
+    "budget_used",  # share of the tree's budget spent when the step was made
+    "finished",  # 1: the step holds an answer
+)
+
+
+def step_features(
+    *,
+    log_probs: Sequence[float],
+    entropies: Sequence[float],
+    path_log_probs: Sequence[float],
+    max_tokens: int,
+    depth: int,
+    max_depth: int,
+    siblings_agreement: float,
+    budget_used: float,
+    finished: bool,
+) -> list[float]:
+    """The features of one step, in the order of `FEATURES`.
+
+    Args:
+        log_probs: of the step's tokens, in nats; at least one.
+        entropies: of their distributions, over log |V|; none where the engine reports none (the feature is then 0).
+        path_log_probs: of all tokens from the root to the step's last.
+        max_tokens, max_depth: what a step and a path may reach; above 0.
+        siblings_agreement: `agreement` with the steps that have the same parent, in [0, 1].
+        budget_used: in [0, 1].
+
+    Raises:
+        ValueError: no tokens, or a bound that is not above 0.
+    """
+    if not log_probs or not path_log_probs:
+        raise ValueError(f"a step needs tokens: got {len(log_probs)} of the step and {len(path_log_probs)} of its path")
+    if max_tokens <= 0 or max_depth <= 0:
+        raise ValueError(f"max_tokens={max_tokens}, max_depth={max_depth}: expected both above 0")
+    raw = (
+        math.exp(sum(log_probs) / len(log_probs)),
+        math.exp(min(log_probs)),
+        sum(entropies) / len(entropies) if entropies else 0.0,
+        len(log_probs) / max_tokens,
+        depth / max_depth,
+        math.exp(sum(path_log_probs) / len(path_log_probs)),
+        siblings_agreement,
+        budget_used,
+        float(finished),
+    )
+    return [min(1.0, max(0.0, value)) for value in raw]
+
+
+def agreement(step: Collection[int], siblings: Sequence[Collection[int]]) -> float:
+    """How much a step says what its siblings say: mean Jaccard similarity of the sets of token ids; 0 with none."""
+    own = set(step)
+    unions = [(own & set(sibling), own | set(sibling)) for sibling in siblings]
+    return sum(len(both) / len(either) for both, either in unions if either) / len(unions) if unions else 0.0
