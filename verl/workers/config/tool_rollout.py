@@ -53,6 +53,12 @@ class ToolRolloutConfig(RolloutConfig):
             raise ValueError(
                 f"actor_rollout_ref.rollout.mode={MODE} needs actor_rollout_ref.rollout.tools.tool_instances"
             )
+        for name, instance in self.tools.tool_instances.items():
+            if (instance.get("params") or {}).get("api_key"):
+                raise ValueError(
+                    f"actor_rollout_ref.rollout.tools.tool_instances.{name}.params.api_key: upstream prints and logs "
+                    "the whole config; leave the key out and export BRIGHTDATA_API_KEY on every node"
+                )
         allowed = (self.engine_kwargs or {}).get("vllm", {}).get("max_logprobs", 20)
         if self.branch_policy != "never" and 0 <= allowed < self.entropy_top_k:
             raise ValueError(

@@ -1,0 +1,87 @@
+"""ARPO's rollout keys in upstream's typed config: the authors' YAML as it is, and errors that name the key."""
+
+import warnings
+from pathlib import Path
+
+import pytest
+from hydra import compose, initialize_config_dir
+from omegaconf import OmegaConf
+from verl.utils.config import omega_conf_to_dataclass
+
+import verl.trainer
+
+ROLLOUT = "actor_rollout_ref.rollout"
+UPSTREAM = Path(verl.trainer.__path__[0]) / "config"
+ARPO = Path(__file__).resolve().parents[3] / "recipe/arpo/config"
+
+
+def rollout(name: str = "arpo_trainer", *overrides: str, hardware: str = "gpu"):
+    with initialize_config_dir(str(ARPO), version_base=None):
+        search = f"hydra.searchpath=[file://{UPSTREAM},pkg://recipe.common.config]"
+        config = compose(name, [search, f"hardware={hardware}", "trainer.experiment_name=x", *overrides])
+    return config.actor_rollout_ref.rollout
+
+
+@pytest.mark.parametrize("hardware", ["cpu", "gpu"])
+@pytest.mark.parametrize("task", ["reasoning", "deepsearch", "search_task"])
+@pytest.mark.parametrize("method", ["grpo", "arpo", "aepo"])
+def test_every_method_and_task_composes_without_warnings(method, task, hardware, monkeypatch):
+    monkeypatch.setenv("PWD", "/somewhere")
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message=".*rollout mode")
+        config = omega_conf_to_dataclass(rollout(f"{method}_trainer", f"task={task}", hardware=hardware))
+    tree = config.tree_config()
+    assert tree.call_limit == {"reasoning": 3, "deepsearch": 6, "search_task": 3}[task]
+    assert tree.branch_policy == {"grpo": "never", "arpo": "entropy", "aepo": "entropy_balanced"}[method]
+    assert tree.enable_dynamic_rollouts == (method == "aepo")
+    assert (config.n, tree.initial_rollouts) == ((8, 4) if task == "search_task" else (16, 8))
+
+
+def test_the_authors_yaml_works_as_it_is():
+    """The keys of their README under rollout; the paths and the zone are a user's."""
+    theirs = OmegaConf.create(
+        """
+        mode: sync_with_tool
+        n: 16
+        initial_rollouts: 8
+        beam_size: 2
+        branch_probability: 0.5
+        entropy_weight: 0.2
+        enable_dynamic_rollouts: false
+        multi_turn: {enable: true}
+        tools:
+          call_limit: 3
+          max_workers: 64
+          timeout: 120
+          retry_count: 3
+          verbose_logging: true
+          fail_on_error: false
+          tool_instances:
+            python:
+              class_path: verl.workers.rollout.tools.python_tool.PythonTool
+              params: {conda_path: /opt/conda, conda_env: verl}
+            search:
+              class_path: verl.workers.rollout.tools.search_tool.BingSearchTool
+              params: {zone: mine, max_results: 10, result_length: 1000, location: cn, async_cache_write: true}
+        """
+    )
+    config = omega_conf_to_dataclass(OmegaConf.merge(rollout(), theirs))
+    assert config.tools.verbose_logging and set(config.tools.tool_instances) == {"python", "search"}
+
+
+@pytest.mark.parametrize(
+    ("override", "named"),
+    [
+        (f"+{ROLLOUT}.tools.call_limits=3", "tools has no key call_limits"),
+        (f"{ROLLOUT}.branch_policy=always", "branch_policy=always"),
+        (f"{ROLLOUT}.entropy_top_k=50", "entropy_top_k=50.*max_logprobs"),
+        (f"{ROLLOUT}.tools.timeout=0", "tools.timeout=0"),
+        (f"{ROLLOUT}.tools.tool_instances.python.class_path=no.Tool", "tool_instances.python.class_path=no.Tool"),
+        (f"+{ROLLOUT}.tools.tool_instances.python.params.memory=1", "tool_instances.python.params.*memory"),
+        (f"{ROLLOUT}.tools.tool_instances.search.params.api_key=s3cr3t", "search.params.api_key"),
+    ],
+)
+def test_a_wrong_key_is_named_and_a_secret_is_not(override, named):
+    with pytest.raises(Exception, match=named) as error:
+        omega_conf_to_dataclass(rollout("arpo_trainer", override))
+    assert "s3cr3t" not in str(error.value)
