@@ -102,6 +102,7 @@ def register() -> None:
             sys.meta_path.append(OverlayFinder)
         after_import("verl.trainer.ppo.core_algos", lambda _: importlib.import_module("verl.trainer.ppo.hapo_algos"))
         after_import("verl.trainer.ppo.core_algos", lambda _: importlib.import_module("verl.trainer.ppo.aepo_algos"))
+        after_import("verl.trainer.ppo.core_algos", lambda _: importlib.import_module("verl.trainer.ppo.hato_algos"))
         after_import("verl.workers.rollout.replica", _register_replicas)
         after_import("verl.workers.rollout.base", _register_server_adapters)
         if os.environ.get("VERL_PLATFORM", "").strip().lower() == "cpu":

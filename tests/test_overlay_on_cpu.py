@@ -173,12 +173,14 @@ replica = RolloutReplicaRegistry.get("kt")
 print("FOUND", replica.__name__, replica.__mro__[1].__name__, get_rollout_class("kt").__name__)
 print("FOUND", get_adv_estimator_fn("hapo").__module__, get_policy_loss_fn("hapo").__module__)
 print("FOUND", get_adv_estimator_fn("arpo_hard").__module__, get_policy_loss_fn("aepo").__module__)
+print("FOUND", get_adv_estimator_fn("hato").__module__)
 """
     result = python(code, VERL_PLATFORM="cpu")
     assert found_words(result) == [
         *("CandidateReplica", "vLLMReplica", "ServerAdapter"),
         *("verl.trainer.ppo.hapo_algos", "verl.trainer.ppo.hapo_algos"),
         *("verl.trainer.ppo.aepo_algos", "verl.trainer.ppo.aepo_algos"),
+        "verl.trainer.ppo.hato_algos",
     ], result.stderr
 
 
