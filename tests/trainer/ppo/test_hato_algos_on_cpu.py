@@ -1,13 +1,17 @@
 """HATO's sibling-relative advantage: the worked example, a slow oracle, merged siblings, degenerate batches."""
 
+import json
 import math
+import random
 
 import numpy as np
 import pytest
 import torch
 from verl.trainer.ppo.core_algos import get_adv_estimator_fn
+from verl.trainer.ppo.v1.utils import compute_advantage_for_multi_trajectories
 
 from tests.workers.rollout.hato.trees import grown, random_tree
+from verl import DataProto
 from verl.trainer.ppo.hato_algos import (
     Steps,
     TreeColumns,
@@ -18,14 +22,14 @@ from verl.trainer.ppo.hato_algos import (
     informative_mask,
     sibling_advantages,
 )
-from verl.workers.rollout.hato.config import RewardWeights
+from verl.workers.rollout.hato.config import ExplorationConfig, RewardWeights, TreeConfig
 from verl.workers.rollout.hato.rewards import node_rewards
+from verl.workers.rollout.hato.search import Search
 from verl.workers.rollout.hato.tree import ReasoningTree
 
 
 def columns_of(tree: ReasoningTree, rewards: list[float]) -> TreeColumns:
-    counts = [node.count if tree.is_kept(i) else 0 for i, node in enumerate(tree.nodes)]
-    return TreeColumns([node.parent for node in tree.nodes], rewards, counts)
+    return TreeColumns(tree.parents(), rewards, tree.trained_counts())
 
 
 def batch_of(trees: list[ReasoningTree], rewards: list[list[float]], more_rows: int = 0):
@@ -154,6 +158,65 @@ def test_empty_batches_and_wrong_shapes():
         collate_steps([TreeColumns([None, 0], [1.0, 1.0], [1, 1])], [(0, [1, 2])])
     with pytest.raises(ValueError, match="row 0"):
         collate_steps([TreeColumns([None, 0], [1.0, 1.0], [1, 1])], [(0, [1, 1, 1])], width=2)
+
+
+# -- from the rollout to the advantage, as the trainer goes --
+
+ROOM = 12  # response tokens
+
+
+def grow(uid: str) -> ReasoningTree:
+    """A policy that draws a digit per step; the path is right when its digits add up to at least 8."""
+    rng, config = random.Random(uid), TreeConfig(max_depth=3, branching_factor=3)
+    tree = ReasoningTree([1, 2, 3], max_nodes=config.max_nodes)
+    search = Search(tree, config, ExplorationConfig(), n_leaves=8, seed=len(uid), temperature=1.0)
+    while expansions := search.next():
+        for one in expansions:
+            for _ in range(one.children):
+                tree.add(one.node, [rng.randrange(5)], [-1.6], ended=one.to_the_end, value=rng.random())
+    return tree
+
+
+def test_a_batch_through_upstreams_advantage():
+    grown_trees = {uid: grow(uid) for uid in ("a", "b", "c")}
+    rows = {f"{uid}_{i}_0": row for uid, tree in grown_trees.items() for i, row in enumerate(tree.rows(8))}
+    rewards = {key: float(sum(row.token_ids) >= 8) for key, row in rows.items()}  # the whole path is verified
+    received = {uid: json.dumps(tree.structure()) for uid, tree in grown_trees.items()}
+
+    trees = {uid: ReasoningTree.from_structure(json.loads(text)) for uid, text in received.items()}
+    for key, row in rows.items():
+        trees[key[0]].nodes[row.leaf].outcome = rewards[key]
+    of_nodes = {uid: node_rewards(tree, RewardWeights(alpha=0, beta=1, gamma=1), 0.5) for uid, tree in trees.items()}
+    numbers = {uid: number for number, uid in enumerate(trees)}
+    steps = collate_steps(
+        [columns_of(tree, of_nodes[uid].total) for uid, tree in trees.items()],
+        [(numbers[key[0]], row.node_ids) for key, row in rows.items()],
+        ROOM,
+    )
+    mask = torch.tensor([row.mask + [0] * (ROOM - len(row.mask)) for row in rows.values()])
+    scores = torch.zeros(mask.shape)
+    scores[:, 0] = torch.tensor(list(rewards.values()))
+    data = DataProto.from_dict(
+        tensors={"token_level_rewards": scores, "response_mask": mask},
+        non_tensors={"uid": np.array([key[0] for key in rows], dtype=object)},
+    )
+    with given_steps(steps):
+        data = compute_advantage_for_multi_trajectories(data, list(rows), "hato", config={})
+    assert data.batch["advantages"].shape == mask.shape
+
+    trained = {uid: {} for uid in trees}
+    for key, advantages, of_row in zip(rows, data.batch["advantages"].tolist(), mask.tolist(), strict=True):
+        for node, advantage, on in zip(rows[key].node_ids, advantages, of_row, strict=False):
+            if on:
+                assert node not in trained[key[0]], "one token per step here: each is trained once"
+                trained[key[0]][node] = advantage
+    for uid, tree in trees.items():
+        assert trained[uid].keys() == {i for i in range(1, len(tree.nodes)) if tree.is_kept(i)}
+        for number, node in enumerate(tree.nodes):
+            family = [(of_nodes[uid].total[child], trained[uid][child]) for child in node.children]
+            best, worst = max(family, default=(0, 0)), min(family, default=(0, 0))
+            assert (best[1] > 0 > worst[1]) == (best[0] > worst[0]), number
+    assert any(advantage for of_tree in trained.values() for advantage in of_tree.values())
 
 
 def test_it_is_registered():

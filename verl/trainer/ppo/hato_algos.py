@@ -47,7 +47,7 @@ class Steps(NamedTuple):
 
 
 class TreeColumns(NamedTuple):
-    """A tree's nodes, a parent before its children; `ReasoningTree` and `NodeRewards` have them.
+    """A tree's nodes: TreeColumns(tree.parents(), node_rewards(…).total, tree.trained_counts()).
 
     Args:
         parents: number of each node's parent in this tree; None for the root.

@@ -222,6 +222,14 @@ class ReasoningTree:
             seen.add(step)
         return row
 
+    def parents(self) -> list[int | None]:
+        """Of every node; None for the root."""
+        return [node.parent for node in self.nodes]
+
+    def trained_counts(self) -> list[int]:
+        """How often each node was drawn; 0 for pruned ones, which are not trained."""
+        return [0 if node.status == PRUNED else node.count for node in self.nodes]
+
     def structure(self) -> dict[str, list]:
         """What rewards and metrics need of the tree, without tokens, in JSON's types; a column per attribute."""
         return {name: [getattr(node, name) for node in self.nodes] for name in STRUCTURE}
