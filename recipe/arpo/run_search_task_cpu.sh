@@ -29,7 +29,7 @@ start_run "$RUN_DIR" \
     actor_rollout_ref.model.path="$MODEL_PATH" \
     data.train_files="$DATA_DIR/train.parquet" \
     data.val_files="$DATA_DIR/test.parquet" \
-    actor_rollout_ref.rollout.tools.tool_instances.search.params.corpus="$DATA_DIR/corpus.jsonl" \
+    actor_rollout_ref.rollout.tools.tool_instances.search.params.corpus="$(realpath -m "$DATA_DIR")/corpus.jsonl" \
     data.seed="$SEED" \
     actor_rollout_ref.rollout.seed="$SEED" \
     actor_rollout_ref.actor.fsdp_config.seed="$SEED" \

@@ -39,6 +39,8 @@ def dry_runs(tmp_path_factory) -> dict[str, subprocess.CompletedProcess]:
     pd.DataFrame([row] * 600).to_parquet(folder / "math.parquet")
     env = {name: value for name, value in os.environ.items() if name not in ("VERL_PLATFORM", "HF_HUB_OFFLINE")}
     env |= {"DRY_RUN": "1", "DATA_DIR": str(folder), "RUN_DIR": str(folder / "run")}
+    (folder / "corpus.jsonl").touch()
+    env |= {"BRIGHTDATA_API_KEY": "none", "BRIGHTDATA_ZONE": "none"}
     env |= {"TRAIN_FILE": f"{folder}/math.parquet", "VAL_FILE": f"{folder}/math.parquet"}
 
     def run(script: str) -> subprocess.CompletedProcess:

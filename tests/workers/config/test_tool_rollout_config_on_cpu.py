@@ -15,6 +15,17 @@ UPSTREAM = Path(verl.trainer.__path__[0]) / "config"
 ARPO = Path(__file__).resolve().parents[3] / "recipe/arpo/config"
 
 
+@pytest.fixture(autouse=True)
+def key(monkeypatch, tmp_path):
+    """What the tools need; relative paths are below an empty folder."""
+    monkeypatch.setenv("BRIGHTDATA_API_KEY", "k3y")
+    monkeypatch.setenv("BRIGHTDATA_ZONE", "zone")
+    monkeypatch.setenv("PWD", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "outputs/data/search_task").mkdir(parents=True)
+    (tmp_path / "outputs/data/search_task/corpus.jsonl").touch()
+
+
 def rollout(name: str = "arpo_trainer", *overrides: str, hardware: str = "gpu"):
     with initialize_config_dir(str(ARPO), version_base=None):
         search = f"hydra.searchpath=[file://{UPSTREAM},pkg://recipe.common.config]"
@@ -25,8 +36,7 @@ def rollout(name: str = "arpo_trainer", *overrides: str, hardware: str = "gpu"):
 @pytest.mark.parametrize("hardware", ["cpu", "gpu"])
 @pytest.mark.parametrize("task", ["reasoning", "deepsearch", "search_task"])
 @pytest.mark.parametrize("method", ["grpo", "arpo", "aepo"])
-def test_every_method_and_task_composes_without_warnings(method, task, hardware, monkeypatch):
-    monkeypatch.setenv("PWD", "/somewhere")
+def test_every_method_and_task_composes_without_warnings(method, task, hardware):
     with warnings.catch_warnings():
         warnings.filterwarnings("error", message=".*rollout mode")
         config = omega_conf_to_dataclass(rollout(f"{method}_trainer", f"task={task}", hardware=hardware))
@@ -59,7 +69,7 @@ def test_the_authors_yaml_works_as_it_is():
           tool_instances:
             python:
               class_path: verl.workers.rollout.tools.python_tool.PythonTool
-              params: {conda_path: /opt/conda, conda_env: verl}
+              params: {conda_path: /path/to/conda, conda_env: verl}
             search:
               class_path: verl.workers.rollout.tools.search_tool.BingSearchTool
               params: {zone: mine, max_results: 10, result_length: 1000, location: cn, async_cache_write: true}
@@ -75,6 +85,9 @@ def test_the_authors_yaml_works_as_it_is():
         (f"+{ROLLOUT}.tools.call_limits=3", "tools has no key call_limits"),
         (f"{ROLLOUT}.branch_policy=always", "branch_policy=always"),
         (f"{ROLLOUT}.entropy_top_k=50", "entropy_top_k=50.*max_logprobs"),
+        (f"{ROLLOUT}.name=sglang", "name=vllm, not sglang"),
+        (f"{ROLLOUT}.logprobs_mode=raw_logits", "logprobs_mode=raw_logits"),
+        (f"{ROLLOUT}.dynamic_rollouts_beta=-1", "dynamic_rollouts_beta=-1"),
         (f"{ROLLOUT}.tools.timeout=0", "tools.timeout=0"),
         (f"{ROLLOUT}.tools.tool_instances.python.class_path=no.Tool", "tool_instances.python.class_path=no.Tool"),
         (f"+{ROLLOUT}.tools.tool_instances.python.params.memory=1", "tool_instances.python.params.*memory"),

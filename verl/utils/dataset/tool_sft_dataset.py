@@ -20,7 +20,7 @@ from verl.utils.dataset.multiturn_sft_dataset import MultiTurnSFTDataset
 from verl.utils.tokenizer.tokenizer import normalize_token_ids
 
 from verl.utils.reward_score.tool_format import TOOL_TAGS
-from verl.workers.rollout.tool_tree.protocol import Protocol
+from verl.workers.rollout.tool_tree.protocol import MOST_CHARACTERS_A_TOKEN, Protocol
 
 
 class DemonstrationEncoder:
@@ -70,7 +70,7 @@ class DemonstrationEncoder:
         return list(self.tokenizer.encode(text, add_special_tokens=False))
 
     def _result_ids(self, text: str) -> list[int]:
-        return self.protocol.result_ids(text, room=sys.maxsize)
+        return self.protocol.result_ids(text, room=sys.maxsize // MOST_CHARACTERS_A_TOKEN)
 
 
 class ToolSFTDataset(MultiTurnSFTDataset):

@@ -49,6 +49,13 @@ class ToolRolloutConfig(RolloutConfig):
         self.tree_config()
         if self.mode != MODE:
             return
+        if self.name != "vllm":
+            raise ValueError(f"actor_rollout_ref.rollout.mode={MODE} works with name=vllm, not {self.name}")
+        if self.logprobs_mode not in ("processed_logprobs", "raw_logprobs"):
+            raise ValueError(
+                f"actor_rollout_ref.rollout.logprobs_mode={self.logprobs_mode}: expected processed_logprobs (entropies of "
+                "what is sampled from) or raw_logprobs (at temperature 1)"
+            )
         if not self.tools.tool_instances:
             raise ValueError(
                 f"actor_rollout_ref.rollout.mode={MODE} needs actor_rollout_ref.rollout.tools.tool_instances"

@@ -30,14 +30,14 @@ class ToolRollout(GroupRollout):
         self.tree_config = rollout.tree_config()
 
     async def run(self, prompt: dict[str, Any], n: int, sampling_params: dict[str, Any]) -> list[AgentLoopOutput]:
-        return await self._run(prompt, n, sampling_params, self.tree_config)
+        return await self._run(prompt, n, sampling_params, self.tree_config, trains=True)
 
     async def validate(self, prompt: dict[str, Any], n: int, sampling_params: dict[str, Any]) -> list[AgentLoopOutput]:
         """n trajectories that share nothing."""
         plain = replace(self.tree_config, branch_policy="never", enable_dynamic_rollouts=False)
-        return await self._run(prompt, n, sampling_params, plain)
+        return await self._run(prompt, n, sampling_params, plain, trains=False)
 
-    async def _run(self, prompt, n, sampling_params, config: ToolTreeConfig) -> list[AgentLoopOutput]:
+    async def _run(self, prompt, n, sampling_params, config: ToolTreeConfig, trains: bool) -> list[AgentLoopOutput]:
         started, prompt_ids = time.perf_counter(), await self.prompt_ids(prompt)
         engine = VersionRecorder(self.engine)
         tree = await ToolTree(
@@ -53,10 +53,10 @@ class ToolRollout(GroupRollout):
             seed=self.seed_of(prompt),
             request_id=prompt["uid"],
         ).run()
-        return self._outputs(tree, prompt, engine.versions(), time.perf_counter() - started)
+        return self._outputs(tree, prompt, engine.versions(), time.perf_counter() - started, trains)
 
     def _outputs(
-        self, tree: TrajectoryTree, prompt: dict, versions: dict[str, int], seconds: float
+        self, tree: TrajectoryTree, prompt: dict, versions: dict[str, int], seconds: float, trains: bool
     ) -> list[AgentLoopOutput]:
         about_group = self.about_group(tree, prompt)
         columns = (tree.leaves, tree.trajectories(), tree.response_masks(), tree.log_probs(), tree.segment_ids())
@@ -72,7 +72,8 @@ class ToolRollout(GroupRollout):
                     response_logprobs=log_probs,
                     num_turns=2 + 2 * len(calls),
                     metrics=AgentLoopMetrics(generate_sequences=seconds, tool_calls=in_tools),
-                    extra_fields={"turn_scores": [], "tool_rewards": [], "segment_ids": segment_ids}
+                    extra_fields={"turn_scores": [], "tool_rewards": []}
+                    | ({"segment_ids": segment_ids} if trains else {})
                     | (about_group if i == 0 else {})
                     | versions,
                 )

@@ -159,11 +159,10 @@ def test_validation_asks_once_a_turn_and_for_no_candidates():
 
 
 def test_the_probe_sets_the_budget_and_is_one_of_the_n():
-    # H_root 0, H_tool log 4: initial = 16 sigmoid(-beta log 4 / log |V|)
-    beta = 2 * math.log(len(TOKENIZER)) / math.log(4)
-    tree = grow(ToyPolicy(calls=1), n=16, enable_dynamic_rollouts=True, dynamic_rollouts_beta=beta, **ALWAYS)
-    assert tree.metrics["initial_rollouts"] == round(16 / (1 + math.exp(2))) == 2
-    assert tree.metrics["forks"] == 2 and tree.metrics["filled"] == 12 and len(tree.leaves) == 16
+    # H_root 0, H_tool log 4 nats: 16 sigmoid(-0.5 log 4) = 16 / 3
+    tree = grow(ToyPolicy(calls=1), n=16, enable_dynamic_rollouts=True, **ALWAYS)
+    assert tree.metrics["initial_rollouts"] == 5
+    assert tree.metrics["forks"] == 5 and tree.metrics["filled"] == 6 and len(tree.leaves) == 16
     keys = {tuple(segment.info["key"]) for segment in tree.segments}
     assert (0, 1, 0) in keys  # the probe's own branch, decided after it had ended
 

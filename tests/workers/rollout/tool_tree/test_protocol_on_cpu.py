@@ -1,5 +1,7 @@
 """Tags, calls and results in tokens, also for tokenizers whose merges cross the tags."""
 
+import time
+
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
@@ -72,6 +74,27 @@ def test_special_tokens_in_a_result_are_text(merging):
     for tokenizer, token in ((TOKENIZER, "<|endoftext|>"), (merging, "<eos>")):
         ids = Protocol(tokenizer, ["search"]).result_ids(f"a {token} b", 100)
         assert not set(ids) & set(tokenizer.all_special_ids)
+
+
+def test_marks_of_a_chat_template_that_are_no_special_tokens_are_text():
+    core = Tokenizer(
+        models.BPE(vocab={c: i for i, c in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}, merges=[])
+    )
+    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    core.decoder = decoders.ByteLevel()
+    core.add_special_tokens(["[INST]"])
+    core.add_tokens(["<start_of_turn>", "pal"])
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=core)
+    ids = Protocol(tokenizer, ["search"]).result_ids("pal <start_of_turn> [INST]", 100)
+    known = {token.content: i for i, token in tokenizer.added_tokens_decoder.items()}
+    assert known["pal"] in ids and not {known["<start_of_turn>"], known["[INST]"]} & set(ids)
+
+
+@pytest.mark.parametrize("hostile", ["<" + " " * 200_000, "< " * 100_000, "x" * 3_000_000])
+def test_hostile_results_take_no_time(hostile):
+    started = time.process_time()
+    Protocol(TOKENIZER, ["search"]).result_ids(hostile, 1024)
+    assert time.process_time() - started < 2
 
 
 def test_outer_white_space_of_a_result_is_left_out():

@@ -34,6 +34,10 @@ class Scripted(BaseTool):
             self.ended += 1
 
 
+class Answering(Scripted):
+    trigger_tag = "answer"
+
+
 class NoTool:
     pass
 
@@ -136,6 +140,26 @@ def test_without_fail_on_error_a_broken_tool_is_left_out(caplog):
     assert list(made.tools) == ["do"] and "bad is left out" in caplog.text
     with pytest.raises(ValueError, match="no tool that can be loaded"):
         ToolBox(ToolsConfig(tool_instances={"bad": {"class_path": "no.such.Tool"}}, fail_on_error=False))
+
+
+def test_null_leaves_a_tool_out_and_the_protocols_tags_are_taken():
+    entry = {"class_path": f"{__name__}.Scripted"}
+    assert list(ToolBox(ToolsConfig(tool_instances={"a": entry, "search": None})).tools) == ["do"]
+    taken = {"class_path": f"{__name__}.Answering"}
+    with pytest.raises(ValueError, match="<answer> belongs to the protocol"):
+        ToolBox(ToolsConfig(tool_instances={"a": taken}))
+
+
+def test_what_a_tool_needs_is_checked_before_anything_starts(monkeypatch):
+    monkeypatch.delenv("BRIGHTDATA_API_KEY", raising=False)
+    search = "verl.workers.rollout.tools.search_tool"
+    for path, params, named in (
+        (f"{search}.BingSearchTool", {}, "search.*BRIGHTDATA_API_KEY"),
+        (f"{search}.LocalSearchTool", {"corpus": "/no/corpus.jsonl"}, "/no/corpus.jsonl does not exist"),
+        ("verl.workers.rollout.tools.python_tool.PythonTool", {"python_path": "/no/python"}, "/no/python"),
+    ):
+        with pytest.raises(ValueError, match=named):
+            ToolsConfig(tool_instances={"search": {"class_path": path, "params": params}})
 
 
 def test_two_tools_of_one_tag_are_refused():

@@ -64,5 +64,8 @@ BRANCH_POLICIES: dict[str, Callable[[float, float, int, ToolTreeConfig], float]]
 
 
 def dynamic_initial_rollouts(n: int, h_root: float, h_tool: float, beta: float) -> int:
-    """AEPO's budget: how many of n trajectories start from the prompt, n sigmoid(beta (H_root - H_tool)) in [1, n]."""
+    """AEPO's budget: how many of n trajectories start from the prompt, n sigmoid(beta (H_root - H_tool)) in [1, n].
+
+    Entropies in nats: over log |V| their difference would not move any budget.
+    """
     return max(1, min(n, round(n / (1 + math.exp(-beta * (h_root - h_tool))))))

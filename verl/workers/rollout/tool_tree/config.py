@@ -51,6 +51,7 @@ class ToolTreeConfig:
         _check("branch_probability", self.branch_probability, 0, 1)
         _check("branch_penalty", self.branch_penalty, 0, 1)
         _check("entropy_weight", self.entropy_weight, 0)
+        _check("dynamic_rollouts_beta", self.dynamic_rollouts_beta, 0)
 
 
 def _check(name: str, value: float, low: float, high: float | None = None) -> None:

@@ -9,6 +9,7 @@ trajectory's key, (2,) for the third from the prompt, (2, 1, 0) for the first br
 """
 
 import asyncio
+import math
 import random
 from collections import Counter, defaultdict
 from collections.abc import Sequence
@@ -135,7 +136,8 @@ class ToolTree:
         self.tasks.clear()
         h_root = self.seen["entropy_after_prompt"][0]
         h_tool = fmean(self.seen.get("entropy_after_tool", [0.0]))  # no call, nothing to be unsure about
-        initial = dynamic_initial_rollouts(self.n, h_root, h_tool, self.config.dynamic_rollouts_beta)
+        nats = math.log(self.vocab_size)
+        initial = dynamic_initial_rollouts(self.n, h_root * nats, h_tool * nats, self.config.dynamic_rollouts_beta)
         self._open_budget(initial)
         consecutive = 0
         for state, entropy in self.held:
@@ -204,6 +206,8 @@ class ToolTree:
                 seed=random.Random(f"{self.seed} tokens {at.key} {at.calls} {part}").getrandbits(31),
                 **self.options,
             )
+            if looks and part == 0 and len(generation.candidates or ()) != len(generation.token_ids):
+                raise RuntimeError("the engine reported no candidates: entropies need them (candidate_server.py)")
             if not generation.token_ids:
                 raise RuntimeError(f"the engine returned no token, asked for at most {limit}")
             tokens, log_probs = [*tokens, *generation.token_ids], [*log_probs, *generation.log_probs]

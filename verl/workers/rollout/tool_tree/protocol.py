@@ -11,6 +11,9 @@ from collections.abc import Sequence
 
 from verl.workers.rollout.tools.plain_text import PROTOCOL_TAGS, neutral
 
+MARKS = tuple("<[{|")  # how tokens that mean something to a chat template begin
+MOST_CHARACTERS_A_TOKEN = 64  # of a long result the rest is not looked at
+
 
 class Protocol:
     """Args:
@@ -22,8 +25,10 @@ class Protocol:
         self.tokenizer = tokenizer
         self.closing = {f"</{tag}>": tag for tag in tags}
         self.tags = sorted({*PROTOCOL_TAGS, *tags})
-        # a result must not hold what the tokenizer would read as a token of its own, such as an end of turn
-        self.special = sorted(set(tokenizer.all_special_tokens), key=len, reverse=True)
+        # a result must not hold what the tokenizer would read as a mark of its own, such as an end of turn
+        added = tokenizer.added_tokens_decoder.values()
+        marks = {token.content for token in added if token.special or token.content.lstrip()[:1] in MARKS}
+        self.special = sorted({*tokenizer.all_special_tokens, *marks}, key=len, reverse=True)
 
     def text_of(self, token_ids: Sequence[int]) -> str:
         return self.tokenizer.decode(list(token_ids), skip_special_tokens=False)
@@ -63,7 +68,7 @@ class Protocol:
 
         Tags of the protocol and special tokens in the text are made harmless, outer white space is left out.
         """
-        text = neutral(text, self.tags).strip()
+        text = neutral(text[: MOST_CHARACTERS_A_TOKEN * max(room, 0)], self.tags).strip()
         for token in self.special:
             text = text.replace(token, token[0] + " " + token[1:])
         opening, closing = self._encode(" <result>\n"), self._encode("\n</result>")

@@ -43,6 +43,11 @@ class BaseTool(ABC):
     name: str
     trigger_tag: str
 
+    @classmethod
+    def check(cls, **params) -> None:
+        """Raises ValueError, before any process of a run starts, for what `params` need and is not there. Cheap."""
+        return None
+
     @abstractmethod
     async def execute(self, content: str, *, timeout: float) -> str | ToolOutput:
         """Run one call.
@@ -57,4 +62,4 @@ class BaseTool(ABC):
         """
 
     async def close(self) -> None:  # noqa: B027 (nothing to end, for many tools)
-        """Ends what the tool keeps open (workers, connections)."""
+        """Ends what the tool keeps open (workers, connections). In training that ends with the worker's process."""

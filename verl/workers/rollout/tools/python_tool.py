@@ -82,6 +82,11 @@ class PythonTool(BaseTool):
         self._pool: SandboxPool | None = None
         self._starting = asyncio.Lock()
 
+    @classmethod
+    def check(cls, conda_path=None, conda_env=None, python_path=None, **others) -> None:
+        """The interpreter is there."""
+        executable(python_path, conda_path, conda_env)
+
     async def execute(self, content: str, *, timeout: float) -> str:
         """What a program prints.
 

@@ -179,6 +179,14 @@ class LocalSearchTool(SearchTool):
                 self._url = self._url.copy_with(path="/retrieve")
             self._client = json_client(self._url)
 
+    @classmethod
+    def check(cls, corpus=None, url=None, **others) -> None:
+        """The corpus is there, or a server is named."""
+        if (corpus is None) == (url is None):
+            raise ValueError(f"expected corpus or url; got {corpus=}, {url=}")
+        if corpus is not None and not Path(corpus).exists():
+            raise ValueError(f"corpus={corpus} does not exist")
+
     async def _search(self, query: str, timeout: float) -> list[Passage]:
         if self._index is not None:
             found = await asyncio.to_thread(self._index.search, query, self._max_results)
@@ -244,6 +252,12 @@ class BingSearchTool(SearchTool):
         super().__init__(max_results, result_length, request_timeout, cache_file, cache_size_mb)
         # kept in the client only, which hides it when shown
         self._client = json_client(self._url, {"Authorization": f"Bearer {key}"})
+
+    @classmethod
+    def check(cls, api_key=None, zone=None, **others) -> None:
+        """Key and zone are there."""
+        _given("api_key", "BRIGHTDATA_API_KEY", api_key)
+        _given("zone", "BRIGHTDATA_ZONE", zone)
 
     async def _search(self, query: str, timeout: float) -> list[Passage]:
         page = "https://www.bing.com/search?" + urlencode({"q": query, "cc": self._location, "brd_json": 1})

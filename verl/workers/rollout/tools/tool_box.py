@@ -23,6 +23,7 @@ from verl.workers.rollout.tools.base_tool import BaseTool, ToolError, ToolOutput
 logger = logging.getLogger(__name__)
 
 _SECTION = "actor_rollout_ref.rollout.tools"
+RESERVED_TAGS = ("think", "result", "answer")
 FIRST_WAIT, LONGEST_WAIT = 0.5, 8.0  # seconds between attempts, doubling
 
 
@@ -36,7 +37,7 @@ class ToolsConfig:
         timeout: seconds for one attempt.
         retry_count: more attempts, where the tool says that one may help.
         max_result_tokens: a longer result is cut for the model.
-        tool_instances: name -> {class_path, params}.
+        tool_instances: name -> {class_path, params}; null: without this tool.
         verbose_logging: log every call, not only the first failure of each kind.
         fail_on_error: a tool that cannot be loaded ends the run; else it is reported and left out.
     """
@@ -56,9 +57,16 @@ class ToolsConfig:
                 raise ValueError(f"{_SECTION}.{name}={getattr(self, name)}: expected at least {low}")
         if self.timeout <= 0:
             raise ValueError(f"{_SECTION}.timeout={self.timeout}: expected seconds above 0")
+        # a tool is switched off by null
+        present = {name: instance for name, instance in self.tool_instances.items() if instance is not None}
+        object.__setattr__(self, "tool_instances", present)
         if self.fail_on_error:
-            for name, instance in self.tool_instances.items():
-                tool_class(name, instance)
+            for name, instance in present.items():
+                cls, params = tool_class(name, instance)
+                try:
+                    cls.check(**params)
+                except ValueError as error:
+                    raise ValueError(f"{_SECTION}.tool_instances.{name}: {error}") from error
 
 
 def tool_class(name: str, instance: Mapping[str, Any]) -> tuple[type[BaseTool], dict[str, Any]]:
@@ -121,13 +129,11 @@ class ToolBox:
                 raise
             logger.error(f"tool {name} is left out: {error}")
             return
+        if tool.trigger_tag in RESERVED_TAGS:
+            raise ValueError(f"{_SECTION}.tool_instances.{name}: <{tool.trigger_tag}> belongs to the protocol")
         if tool.trigger_tag in self.tools:
             raise ValueError(f"{_SECTION}.tool_instances.{name}: a second tool for <{tool.trigger_tag}>")
         self.tools[tool.trigger_tag] = tool
-
-    @property
-    def closing_tags(self) -> list[str]:
-        return [f"</{tag}>" for tag in self.tools]
 
     async def call(self, tag: str, content: str) -> ToolCall:
         """Run the tool of a tag; a failure of any kind is a ToolCall that is not ok, never an exception."""
@@ -165,6 +171,3 @@ class ToolBox:
             self._logged.add((tool.name, kind))
             logger.warning(f"tool {tool.name} failed ({kind}); further ones are counted only", exc_info=error)
         return ToolCall(tool.name, f"Error: {message}", False, 0.0, error=kind)
-
-    async def close(self) -> None:
-        await asyncio.gather(*(tool.close() for tool in self.tools.values()))

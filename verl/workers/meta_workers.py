@@ -1,0 +1,82 @@
+"""The actor's worker with three more methods that a trainer calls around its updates: see `utils/meta_learning.py`."""
+
+import os
+
+import torch
+from verl.single_controller.base.decorator import Dispatch, register
+from verl.utils.device import get_torch_device
+from verl.workers.engine_workers import ActorRolloutRefWorker
+
+from verl.workers.utils.meta_learning import MetaEpisode
+
+STRATEGIES = ("fsdp", "fsdp2", "veomni")
+
+
+class MetaActorWorker(ActorRolloutRefWorker):
+    """Upstream's worker, until `meta_begin` is called.
+
+    A checkpoint within an episode also holds the episode, one file per rank; it resumes on as many ranks.
+    """
+
+    episode: MetaEpisode | None = None
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def meta_begin(self, method: str, meta_lr: float = 0.1, inner_lr: float = 0.01, on_cpu: bool = True) -> None:
+        """Keep theta; the updates that follow are inner steps. Arguments: `MetaEpisode`'s."""
+        if self.episode is not None:
+            raise RuntimeError("meta-learning: meta_begin within an episode: call meta_end first")
+        strategy = self.config.actor.strategy
+        if strategy not in STRATEGIES:
+            raise ValueError(f"actor_rollout_ref.actor.strategy={strategy}: meta-learning needs one of {STRATEGIES}")
+        settings = {"method": method, "meta_lr": meta_lr, "inner_lr": inner_lr, "on_cpu": on_cpu}
+        episode = MetaEpisode(self.actor.engine.optimizer, **settings)
+        get_torch_device().synchronize()
+        episode.begin()
+        self.episode = episode
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def meta_query(self) -> None:
+        """maml: the updates that follow give the gradient at theta_inner."""
+        self._meta_open().query()
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def meta_end(self) -> dict[str, float]:
+        """Move theta; every rank returns the metrics of the whole: how far the inner steps went, maml's gradient norm.
+
+        The weights reach the rollout engines with the trainer's next ordinary `update_weights`.
+        """
+        episode = self._meta_open()
+        get_torch_device().synchronize()  # offloaded parameters may still be on their way to the host
+        squared = torch.tensor(episode.distance_squared(), dtype=torch.float64)
+        torch.distributed.all_reduce(squared)
+        metrics = {"meta/inner_distance": squared.item() ** 0.5}
+        self.episode = None
+        if episode.method == "reptile":
+            episode.end()
+            return metrics
+        with self.actor.engine.train_mode():  # brings parameters and optimizer to the device, where offloaded
+            episode.end()
+            metrics["meta/grad_norm"] = self.actor.engine.optimizer_step()
+        return metrics
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def save_checkpoint(self, local_path, hdfs_path=None, global_step=0, max_ckpt_to_keep=None):
+        super().save_checkpoint(local_path, hdfs_path, global_step, max_ckpt_to_keep)
+        if self.episode is not None:
+            torch.save(self.episode.state_dict(), self._meta_file(local_path))
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def load_checkpoint(self, local_path, hdfs_path=None, del_local_after_load=False):
+        state = None
+        if local_path is not None and os.path.exists(self._meta_file(local_path)):
+            state = torch.load(self._meta_file(local_path), map_location="cpu", weights_only=True)
+        super().load_checkpoint(local_path, hdfs_path, del_local_after_load)
+        self.episode = MetaEpisode.resumed(self.actor.engine.optimizer, state) if state else None
+
+    def _meta_file(self, local_path: str) -> str:
+        return os.path.join(local_path, f"meta_episode_world_size_{self.world_size}_rank_{self.rank}.pt")
+
+    def _meta_open(self) -> MetaEpisode:
+        if self.episode is None:
+            raise RuntimeError("meta-learning: no episode is open: call meta_begin first")
+        return self.episode

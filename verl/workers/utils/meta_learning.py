@@ -1,0 +1,204 @@
+"""Meta-learning over domains on the policy's own parameters: a start from which a few steps learn a domain.
+
+An episode begins at theta, makes `n_inner_steps` training steps on ONE domain, and ends:
+    reptile  theta + meta_lr (theta_inner - theta)                                        (Nichol et al., 2018)
+    maml     theta, stepped by the optimizer with the gradient at theta_inner, first order   (Finn et al., 2017)
+
+    >>> theta = torch.nn.Parameter(torch.tensor([0.0]))
+    >>> start = snapshot([theta])
+    >>> _ = theta.data.fill_(1.0)             # the inner steps
+    >>> reptile_([theta], start, meta_lr=0.25)
+    >>> theta.item()
+    0.25
+
+Everything works on what this rank holds of a parameter, whether a plain tensor or a shard of a DTensor, one parameter
+at a time and without communication.
+"""
+
+from collections.abc import Iterable, Iterator
+
+import torch
+from torch.distributed.tensor import DTensor, Replicate
+
+METHODS = ("reptile", "maml")
+
+
+def shard(tensor: torch.Tensor) -> torch.Tensor:
+    """What this rank holds, sharing its memory and outside autograd."""
+    with torch.no_grad():
+        return tensor.to_local() if isinstance(tensor, DTensor) else tensor.detach()
+
+
+def snapshot(parameters: Iterable[torch.Tensor], on_cpu: bool = True) -> list[torch.Tensor]:
+    """Copies of this rank's shards, in their dtypes; on the CPU, or where they are."""
+    return [shard(p).to("cpu" if on_cpu else p.device, copy=True) for p in parameters]
+
+
+def restore_(parameters: Iterable[torch.Tensor], start: Iterable[torch.Tensor]) -> None:
+    for p, saved in zip(parameters, start, strict=True):
+        shard(p).copy_(saved)
+
+
+def reptile_(parameters: Iterable[torch.Tensor], start: Iterable[torch.Tensor], meta_lr: float) -> None:
+    """theta <- start + meta_lr (theta - start), in float32 and rounded once."""
+    for p, saved in zip(parameters, start, strict=True):
+        own = shard(p)
+        own.copy_(torch.lerp(saved.to(own.device, torch.float32), own.float(), meta_lr))
+
+
+def squared_distance(parameters: Iterable[torch.Tensor], start: Iterable[torch.Tensor]) -> float:
+    """|theta - start|^2 of this rank's shards, so that the sum over the ranks of a device mesh is the whole one's."""
+    total = 0.0
+    for p, saved in zip(parameters, start, strict=True):
+        own = shard(p)
+        square = (own.float() - saved.to(own.device, torch.float32)).square().sum().item()
+        total += square / _ranks_with_the_same(p)
+    return total
+
+
+def _ranks_with_the_same(p: torch.Tensor) -> int:
+    if not isinstance(p, DTensor):
+        return 1
+    sizes = [p.device_mesh.size(i) for i, placement in enumerate(p.placements) if isinstance(placement, Replicate)]
+    return int(torch.tensor(sizes).prod().item()) if sizes else 1
+
+
+class MetaEpisode:
+    """One episode around an optimizer that somebody else steps.
+
+        begin()          theta is kept
+        ... steps ...    reptile: the optimizer's own. maml: theta - inner_lr * gradient, without its state
+        query()          maml only: from here on gradients are averaged at theta_inner, and nothing moves
+        ... steps ...    maml only
+        end()            reptile: interpolated. maml: theta is back and holds the mean gradient; step the optimizer now
+
+    Args:
+        optimizer: any torch optimizer that skips parameters without gradient; as torch's all do. Its gradients may have
+            been clipped before it steps.
+        method: one of `METHODS`.
+        meta_lr: reptile's, above 0; 1 is plain training.
+        inner_lr: maml's step size of plain gradient descent, above 0. It does not compare with Adam's: with gradients
+            clipped to norm 1 a step moves the policy by at most inner_lr, one of Adam by about lr sqrt(parameters).
+        on_cpu: where theta and maml's gradient are kept, one more copy of a rank's shards each.
+
+    Raises:
+        ValueError: a method or a rate that is none.
+        RuntimeError: calls out of order.
+    """
+
+    SETTINGS = ("method", "meta_lr", "inner_lr", "on_cpu")
+    STATE = ("start", "querying", "gradients", "query_steps")
+
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        *,
+        method: str,
+        meta_lr: float = 0.1,
+        inner_lr: float = 0.01,
+        on_cpu: bool = True,
+    ):
+        if method not in METHODS:
+            raise ValueError(f"meta-learning method {method!r}: expected one of {list(METHODS)}")
+        if meta_lr <= 0 or inner_lr <= 0:
+            raise ValueError(f"meta_lr={meta_lr}, inner_lr={inner_lr}: expected both above 0")
+        self.optimizer = optimizer
+        self.method, self.meta_lr, self.inner_lr, self.on_cpu = method, meta_lr, inner_lr, on_cpu
+        self.start: list[torch.Tensor] | None = None
+        self.querying = False
+        self.gradients: dict[int, torch.Tensor] = {}  # parameter's number -> sum over query steps
+        self.query_steps = 0
+        self._hook = None
+
+    def parameters(self) -> Iterator[torch.Tensor]:
+        """Those that train, in the optimizer's order."""
+        return (p for group in self.optimizer.param_groups for p in group["params"] if p.requires_grad)
+
+    def begin(self) -> None:
+        self._require(self.start is None, "begin() inside an episode: end() it first")
+        self.start = snapshot(self.parameters(), self.on_cpu)
+        self._listen()
+
+    def query(self) -> None:
+        self._require(self.method == "maml", f"query() is maml's; the method is {self.method}")
+        self._require(self.start is not None, "query() outside an episode: begin() one first")
+        self.querying = True
+
+    def end(self) -> None:
+        """Raises RuntimeError where maml's query made no step; theta is then back all the same."""
+        self._require(self.start is not None, "end() outside an episode: begin() one first")
+        start, self.start = self.start, None
+        if self.method == "reptile":
+            return reptile_(self.parameters(), start, self.meta_lr)
+        self._hook.remove()
+        restore_(self.parameters(), start)
+        gradients, steps = self.gradients, self.query_steps
+        self.querying, self.gradients, self.query_steps = False, {}, 0
+        self._require(steps > 0, "end() without a query step: no finite gradient came after query()")
+        for number, p in enumerate(self.parameters()):
+            p.grad = _like(p, gradients[number] / steps) if number in gradients else None
+
+    def distance_squared(self) -> float:
+        """Of theta_inner to theta, of this rank's shards; see `squared_distance`."""
+        return squared_distance(self.parameters(), self.start)
+
+    def state_dict(self) -> dict:
+        """Of this rank, for a checkpoint within an episode."""
+        return {name: getattr(self, name) for name in self.SETTINGS + self.STATE}
+
+    @classmethod
+    def resumed(cls, optimizer: torch.optim.Optimizer, state: dict) -> "MetaEpisode":
+        """The episode that `state_dict` told of, around an optimizer of the same parameters."""
+        episode = cls(optimizer, **{name: state[name] for name in cls.SETTINGS})
+        for name in cls.STATE:
+            setattr(episode, name, state[name])
+        episode._listen()
+        return episode
+
+    def _listen(self) -> None:
+        if self.method == "maml":
+            self._hook = self.optimizer.register_step_pre_hook(self._instead_of_a_step)
+
+    @torch.no_grad()
+    def _instead_of_a_step(self, *_) -> None:
+        """Takes the gradients away, so that the optimizer finds nothing to do."""
+        for number, p in enumerate(self.parameters()):
+            if p.grad is None:
+                continue
+            own, gradient = shard(p), shard(p.grad)
+            if not self.querying:
+                own.sub_(gradient.to(own.dtype), alpha=self.inner_lr)
+            else:
+                kept_on = "cpu" if self.on_cpu else gradient.device
+                gradient = gradient.to(kept_on, torch.float32, copy=True)
+                self.gradients[number] = self.gradients[number].add_(gradient) if number in self.gradients else gradient
+            p.grad = None
+        self.query_steps += self.querying
+
+    @staticmethod
+    def _require(condition: bool, message: str) -> None:
+        if not condition:
+            raise RuntimeError(f"meta-learning: {message}")
+
+
+def _like(p: torch.Tensor, own: torch.Tensor) -> torch.Tensor:
+    """`own`, a rank's shard, as a tensor of the kind of `p`."""
+    own = own.to(p.device, p.dtype)
+    if not isinstance(p, DTensor):
+        return own
+    return DTensor.from_local(own, p.device_mesh, p.placements, run_check=False, shape=p.shape, stride=p.stride())
+
+
+def episode_calls(step: int, method: str, n_inner_steps: int) -> tuple[list[str], list[str]]:
+    """Worker methods to call before and after the actor's update in training step `step`, 1 the first.
+
+        >>> [episode_calls(step, "maml", n_inner_steps=2) for step in (1, 2, 3)]
+        [(['meta_begin'], []), ([], []), (['meta_query'], ['meta_end'])]
+
+    An episode is `n_inner_steps` steps long, with maml one more; where a run stands follows from `step` alone.
+    """
+    length = n_inner_steps + (method == "maml")
+    position = (step - 1) % length
+    before = ["meta_begin"] if position == 0 else []
+    before += ["meta_query"] if method == "maml" and position == n_inner_steps else []
+    return before, ["meta_end"] if position == length - 1 else []
