@@ -72,6 +72,17 @@ def test_a_groups_status_comes_after_its_last_session(queue):
     assert [session for _, session, _, _ in put] == [1, 2]  # settled before the failure was published
 
 
+def test_seeds_differ_by_row_step_and_run_also_without_an_index():
+    def seed(text="a", index=0, step=1, run=0):
+        config = DictConfig({"actor_rollout_ref": {"rollout": {"seed": run}}})
+        prompt = {"raw_prompt": [{"role": "user", "content": text}], "index": index, "global_steps": step}
+        return group_rollout.GroupRollout.seed_of(SimpleNamespace(config=config), prompt)
+
+    # upstream gives index 0 to every row without one
+    assert len({seed(), seed("b"), seed(index=1), seed(step=2), seed(run=1)}) == 5
+    assert seed() == seed()
+
+
 def test_rollout_names():
     assert group_rollout_class("vllm") is None
     assert all(group_rollout_class(name).__module__ in path for name, path in GROUP_ROLLOUTS.items())

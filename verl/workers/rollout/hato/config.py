@@ -192,6 +192,7 @@ class MetaLearningConfig(_Section):
 
     Args:
         method: `reptile`: theta += meta_lr (theta_inner - theta) after n_inner_steps; `maml`: first order.
+        inner_lr: of maml's inner steps, plain gradient descent; reptile's are the actor's optimizer's.
     """
 
     KEY: ClassVar[str] = "hato.meta_learning"
@@ -199,7 +200,7 @@ class MetaLearningConfig(_Section):
     enable: bool = False
     method: str = _choice("reptile", META_METHODS)
     meta_lr: float = _number(0.1, above=0)
-    inner_lr: float = _number(1e-6, above=0)
+    inner_lr: float = _number(0.01, above=0)
     n_inner_steps: int = _number(4, low=1)
 
 

@@ -107,36 +107,33 @@ class ReasoningTree:
         Raises:
             ValueError: the parent has ended or was dropped, the tree is full, or the lists differ in length.
         """
+        self._check(parent, token_ids, log_probs)
+        same = self._same.get((parent, tuple(token_ids)))
+        if same is not None:
+            self.nodes[same].count += 1
+            return same
+        node = ReasoningNode(
+            parent, self.nodes[parent].depth + 1, list(token_ids), list(log_probs), entropy, LEAF if ended else OPEN
+        )
+        node.value, node.uncertainty, node.local_reward = value, uncertainty, local_reward
+        return self._append(node)
+
+    def _check(self, parent: int, token_ids: Sequence[int], log_probs: Sequence[float]) -> None:
         if len(token_ids) != len(log_probs):
             raise ValueError(f"{len(log_probs)} log_probs for {len(token_ids)} tokens")
-        above = self.nodes[parent]
-        if above.status not in (OPEN, EXPANDED):
-            raise ValueError(f"node {parent} is {above.status}: it can have no children")
-        key = (parent, tuple(token_ids))
-        if key in self._same:
-            self.nodes[self._same[key]].count += 1
-            return self._same[key]
+        if self.nodes[parent].status not in (OPEN, EXPANDED):
+            raise ValueError(f"node {parent} is {self.nodes[parent].status}: it can have no children")
+
+    def _append(self, node: ReasoningNode) -> int:
         if self.max_nodes is not None and self.n_kept >= self.max_nodes:
             raise ValueError(f"the tree holds {self.n_kept} nodes, hato.tree.max_nodes={self.max_nodes}")
-        self.nodes.append(
-            ReasoningNode(
-                parent,
-                above.depth + 1,
-                list(token_ids),
-                list(log_probs),
-                status=LEAF if ended else OPEN,
-                entropy=entropy,
-                value=value,
-                uncertainty=uncertainty,
-                local_reward=local_reward,
-                n_tokens=len(token_ids),
-            )
-        )
-        number = len(self.nodes) - 1
+        number, above = len(self.nodes), self.nodes[node.parent]
+        self.nodes.append(node)
         above.status = EXPANDED
         above.children.append(number)
-        self._same[key] = number
+        self._same[node.parent, tuple(node.token_ids)] = number
         self.n_kept += 1
+        node.n_tokens = len(node.token_ids)
         return number
 
     def prune(self, number: int) -> None:

@@ -1,0 +1,222 @@
+"""Meta-learning's formulas on quadratics solved by hand, and what they are for on a toy family of domains."""
+
+import doctest
+
+import pytest
+import torch
+
+from verl.workers.utils import meta_learning
+from verl.workers.utils.meta_learning import MetaEpisode, episode_calls, reptile_, snapshot, squared_distance
+
+
+def quadratic_step(theta: torch.Tensor, optimizer, target: float) -> None:
+    """Of the loss (theta - target)^2 / 2, whose gradient is theta - target."""
+    optimizer.zero_grad()
+    ((theta - target) ** 2 / 2).sum().backward()
+    optimizer.step()
+
+
+def test_doctests():
+    assert doctest.testmod(meta_learning).failed == 0
+
+
+def test_reptile_on_a_quadratic():
+    """Two SGD steps of 0.5 from 0 towards 8: 4, 6. A tenth of the way: 0.6."""
+    theta = torch.nn.Parameter(torch.tensor([0.0]))
+    sgd = torch.optim.SGD([theta], lr=0.5)
+    episode = MetaEpisode(sgd, method="reptile", meta_lr=0.1)
+    episode.begin()
+    quadratic_step(theta, sgd, 8.0)
+    quadratic_step(theta, sgd, 8.0)
+    assert theta.item() == 6.0 and episode.distance_squared() == 36.0
+    episode.end()
+    assert theta.item() == pytest.approx(0.6)
+
+
+def test_maml_on_a_quadratic():
+    """Inner rate 0.25 from 0 towards 8: 2, 3.5. Gradients there towards 8 and 4: -4.5, -0.5; mean -2.5. One SGD step
+    of 0.5 from 0: 1.25."""
+    theta = torch.nn.Parameter(torch.tensor([0.0]))
+    sgd = torch.optim.SGD([theta], lr=0.5)
+    episode = MetaEpisode(sgd, method="maml", inner_lr=0.25)
+    episode.begin()
+    quadratic_step(theta, sgd, 8.0)
+    assert theta.item() == 2.0
+    quadratic_step(theta, sgd, 8.0)
+    assert theta.item() == 3.5
+    episode.query()
+    quadratic_step(theta, sgd, 8.0)
+    quadratic_step(theta, sgd, 4.0)
+    assert theta.item() == 3.5
+    episode.end()
+    assert theta.item() == 0.0 and theta.grad.item() == -2.5
+    sgd.step()
+    assert theta.item() == 1.25
+
+
+def test_maml_leaves_adams_moments_to_the_outer_steps():
+    theta = torch.nn.Parameter(torch.tensor([1.0, 2.0]))
+    adam = torch.optim.AdamW([theta], lr=0.1, weight_decay=0.1)
+    episode = MetaEpisode(adam, method="maml", inner_lr=0.25)
+    episode.begin()
+    quadratic_step(theta, adam, 8.0)
+    assert not adam.state and torch.equal(theta, torch.tensor([2.75, 3.5]))  # no decay either
+    episode.query()
+    quadratic_step(theta, adam, 8.0)
+    episode.end()
+    adam.step()
+    assert adam.state[theta]["step"] == 1
+    torch.testing.assert_close(adam.state[theta]["exp_avg"], 0.1 * torch.tensor([-5.25, -4.5]))
+    quadratic_step(theta, adam, 8.0)  # after the episode the optimizer is its own again
+    assert adam.state[theta]["step"] == 2
+
+
+@pytest.mark.parametrize("method", ["reptile", "maml"])
+def test_an_episode_saved_halfway_ends_as_one_that_ran_through(method):
+    def halfway():
+        theta = torch.nn.Parameter(torch.tensor([0.0]))
+        sgd = torch.optim.SGD([theta], lr=0.5)
+        episode = MetaEpisode(sgd, method=method, inner_lr=0.25)
+        episode.begin()
+        quadratic_step(theta, sgd, 8.0)
+        if method == "maml":
+            episode.query()
+            quadratic_step(theta, sgd, 4.0)
+        return theta, sgd, episode
+
+    def rest(theta, sgd, episode):
+        quadratic_step(theta, sgd, 6.0)
+        episode.end()
+        sgd.step()
+        return theta.item()
+
+    theta, _, episode = halfway()
+    copy = torch.nn.Parameter(theta.detach().clone())
+    sgd = torch.optim.SGD([copy], lr=0.5)
+    assert rest(copy, sgd, MetaEpisode.resumed(sgd, episode.state_dict())) == rest(*halfway())
+
+
+def test_frozen_parameters_and_ones_without_gradient_stay():
+    used, unused, frozen = (torch.nn.Parameter(torch.ones(2)) for _ in range(3))
+    frozen.requires_grad_(False)
+    sgd = torch.optim.SGD([used, unused, frozen], lr=0.5)
+    episode = MetaEpisode(sgd, method="maml", inner_lr=0.5)
+    episode.begin()
+    assert len(episode.start) == 2
+    episode.query()
+    quadratic_step(used, sgd, 3.0)
+    episode.end()
+    sgd.step()
+    assert torch.equal(used, torch.full((2,), 2.0)) and torch.equal(unused, torch.ones(2)) and unused.grad is None
+
+
+def test_bfloat16_is_rounded_once():
+    theta = torch.nn.Parameter(torch.tensor([1.0], dtype=torch.bfloat16))
+    start = snapshot([theta])
+    theta.data.fill_(1.5)
+    reptile_([theta], start, meta_lr=0.3)
+    assert theta.item() == torch.tensor(1.15).bfloat16().item()
+    assert squared_distance([theta], start) == pytest.approx((theta.item() - 1) ** 2)
+
+
+@pytest.mark.parametrize(
+    ("calls", "error", "message"),
+    [
+        ("end", RuntimeError, "end.. outside an episode"),
+        ("query", RuntimeError, "query.. outside"),
+        ("begin begin", RuntimeError, "begin.. inside"),
+        ("begin end", RuntimeError, "without a query step"),
+    ],
+)
+def test_calls_out_of_order(calls, error, message):
+    theta = torch.nn.Parameter(torch.zeros(1))
+    episode = MetaEpisode(torch.optim.SGD([theta], lr=1.0), method="maml")
+    with pytest.raises(error, match=message):
+        for call in calls.split():
+            getattr(episode, call)()
+
+
+def test_wrong_settings():
+    sgd = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
+    with pytest.raises(ValueError, match="'anil': expected one of"):
+        MetaEpisode(sgd, method="anil")
+    with pytest.raises(ValueError, match="meta_lr=0"):
+        MetaEpisode(sgd, method="reptile", meta_lr=0)
+
+
+def test_episodes_tile_the_steps():
+    calls = [episode_calls(step, "reptile", 3) for step in range(1, 7)]
+    assert calls == [(["meta_begin"], []), ([], []), ([], ["meta_end"])] * 2
+    assert episode_calls(1, "reptile", 1) == (["meta_begin"], ["meta_end"])
+
+
+# ---- what it is for: sine waves of one shape, each domain its amplitude and phase (Finn et al., 2017) ----
+
+
+def sine(generator: torch.Generator):
+    amplitude, phase = 0.5 + 4 * torch.rand(1, generator=generator), 3.14 * torch.rand(1, generator=generator)
+
+    def draw(n: int):
+        x = 10 * torch.rand(n, 1, generator=generator) - 5
+        return x, amplitude * torch.sin(x + phase)
+
+    return draw
+
+
+def loss_of(model, draw, n: int = 20) -> torch.Tensor:
+    x, y = draw(n)
+    return (model(x) - y).square().mean()
+
+
+def step(model, optimizer, draw) -> None:
+    optimizer.zero_grad()
+    loss_of(model, draw).backward()
+    optimizer.step()
+
+
+def learnt_start(method: str, seed: int, domains: int = 1500):
+    """After 5 gradient steps on each domain (maml: 4 and the query), whatever the method."""
+    generator = torch.Generator().manual_seed(seed)
+    torch.manual_seed(seed)
+    model = torch.nn.Sequential(
+        torch.nn.Linear(1, 40), torch.nn.Tanh(), torch.nn.Linear(40, 40), torch.nn.Tanh(), torch.nn.Linear(40, 1)
+    )
+    adam = torch.optim.Adam(model.parameters(), lr=1e-3)
+    sgd = torch.optim.SGD(model.parameters(), lr=0.02)
+    optimizer = sgd if method == "reptile" else adam
+    for _ in range(domains):
+        draw = sine(generator)
+        episode = MetaEpisode(optimizer, method=method, meta_lr=0.3, inner_lr=0.02) if method != "plain" else None
+        if episode:
+            episode.begin()
+        for number in range(5):
+            if method == "maml" and number == 4:
+                episode.query()
+            step(model, optimizer, draw)
+        if episode:
+            episode.end()
+        if method == "maml":
+            adam.step()
+    return model
+
+
+def loss_after_adapting(model, seed: int, domains: int = 30) -> float:
+    """Mean over new domains after 5 steps of SGD on each."""
+    generator = torch.Generator().manual_seed(10_000 + seed)
+    start, total = snapshot(model.parameters()), 0.0
+    for _ in range(domains):
+        draw = sine(generator)
+        sgd = torch.optim.SGD(model.parameters(), lr=0.02)
+        for _ in range(5):
+            step(model, sgd, draw)
+        total += loss_of(model, draw, 200).item()
+        meta_learning.restore_(model.parameters(), start)
+    return total / domains
+
+
+@pytest.mark.parametrize("method", ["reptile", "maml"])
+def test_a_meta_learnt_start_adapts_faster_than_plain_training(method):
+    for seed in range(3):
+        plain, meta = (loss_after_adapting(learnt_start(name, seed), seed) for name in ("plain", method))
+        print(method, seed, round(plain, 3), round(meta, 3))
+        assert meta < 0.8 * plain
