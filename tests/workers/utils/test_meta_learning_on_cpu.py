@@ -174,7 +174,7 @@ def step(model, optimizer, draw) -> None:
     optimizer.step()
 
 
-def learnt_start(method: str, seed: int, domains: int = 1500):
+def learnt_start(method: str, seed: int, domains: int = 300):
     """After 5 gradient steps on each domain (maml: 4 and the query), whatever the method."""
     generator = torch.Generator().manual_seed(seed)
     torch.manual_seed(seed)
@@ -200,7 +200,7 @@ def learnt_start(method: str, seed: int, domains: int = 1500):
     return model
 
 
-def loss_after_adapting(model, seed: int, domains: int = 30) -> float:
+def loss_after_adapting(model, seed: int, domains: int = 20) -> float:
     """Mean over new domains after 5 steps of SGD on each."""
     generator = torch.Generator().manual_seed(10_000 + seed)
     start, total = snapshot(model.parameters()), 0.0
@@ -214,9 +214,8 @@ def loss_after_adapting(model, seed: int, domains: int = 30) -> float:
     return total / domains
 
 
-@pytest.mark.parametrize("method", ["reptile", "maml"])
-def test_a_meta_learnt_start_adapts_faster_than_plain_training(method):
-    for seed in range(3):
-        plain, meta = (loss_after_adapting(learnt_start(name, seed), seed) for name in ("plain", method))
-        print(method, seed, round(plain, 3), round(meta, 3))
-        assert meta < 0.8 * plain
+@pytest.mark.parametrize("seed", range(2))
+def test_a_meta_learnt_start_adapts_faster_than_plain_training(seed):
+    loss = {name: loss_after_adapting(learnt_start(name, seed), seed) for name in ("plain", "reptile", "maml")}
+    print(seed, loss)
+    assert loss["reptile"] < 0.8 * loss["plain"] and loss["maml"] < 0.8 * loss["plain"]
