@@ -76,7 +76,8 @@ def trees(run, step: int) -> list[dict]:
 def test_tools_are_called_and_trajectories_branch(run):
     table = load_metrics(run).loc[1:]
     assert (table["tree/tool_calls"] > 0).all() and (table["tree/forks"] > 0).any()
-    assert (table["tree/tool_python/calls"] > 0).all() and (table["tree/tool_python/failures"] == 0).all()
+    # most calls go well; the policy still writes a broken one now and then
+    assert (table["tree/tool_python/calls"] > 2 * table["tree/tool_python/failures"]).all()
     made = table["tree/initial_rollouts"] + table["tree/forks"] + table["tree/filled"]
     assert made.tolist() == pytest.approx([6, 6])
     # the model's tokens are scored as they were sampled, whatever stands between them

@@ -150,72 +150,57 @@ def test_episodes_tile_the_steps():
     assert episode_calls(1, "reptile", 1) == (["meta_begin"], ["meta_end"])
 
 
-# ---- what it is for: sine waves of one shape, each domain its amplitude and phase (Finn et al., 2017) ----
+# ---- what it is for: half the domains are learnt quickly, half slowly, so a good start lies nearer to the slow ones ----
 
 
-def sine(generator: torch.Generator):
-    amplitude, phase = 0.5 + 4 * torch.rand(1, generator=generator), 3.14 * torch.rand(1, generator=generator)
-
-    def draw(n: int):
-        x = 10 * torch.rand(n, 1, generator=generator) - 5
-        return x, amplitude * torch.sin(x + phase)
-
-    return draw
+def domain(generator: torch.Generator) -> tuple[float, float]:
+    """(curvature, optimum): (1, about 0) or (10, about 4)."""
+    quick = torch.rand(1, generator=generator).item() < 0.5
+    return (10.0 if quick else 1.0), 4.0 * quick + 0.1 * torch.randn(1, generator=generator).item()
 
 
-def loss_of(model, draw, n: int = 20) -> torch.Tensor:
-    x, y = draw(n)
-    return (model(x) - y).square().mean()
-
-
-def step(model, optimizer, draw) -> None:
-    optimizer.zero_grad()
-    loss_of(model, draw).backward()
+def step(theta: torch.Tensor, optimizer, curvature: float, optimum: float) -> None:
+    theta.grad = curvature * (theta.detach() - optimum)
     optimizer.step()
 
 
-def learnt_start(method: str, seed: int, domains: int = 300):
-    """After 5 gradient steps on each domain (maml: 4 and the query), whatever the method."""
+def learnt_start(method: str, seed: int) -> torch.Tensor:
+    """After 500 domains of 5 gradients each; plain training meets the domains in turn, with small steps."""
     generator = torch.Generator().manual_seed(seed)
-    torch.manual_seed(seed)
-    model = torch.nn.Sequential(
-        torch.nn.Linear(1, 40), torch.nn.Tanh(), torch.nn.Linear(40, 40), torch.nn.Tanh(), torch.nn.Linear(40, 1)
-    )
-    adam = torch.optim.Adam(model.parameters(), lr=1e-3)
-    sgd = torch.optim.SGD(model.parameters(), lr=0.02)
-    optimizer = sgd if method == "reptile" else adam
-    for _ in range(domains):
-        draw = sine(generator)
-        episode = MetaEpisode(optimizer, method=method, meta_lr=0.3, inner_lr=0.02) if method != "plain" else None
-        if episode:
-            episode.begin()
+    theta = torch.nn.Parameter(torch.zeros(1))
+    sgd = torch.optim.SGD([theta], lr=0.05 if method == "reptile" else 0.01)
+    for _ in range(500):
+        here = domain(generator)
+        if method == "plain":
+            step(theta, sgd, *here)
+            continue
+        episode = MetaEpisode(sgd, method=method, meta_lr=0.05, inner_lr=0.05)
+        episode.begin()
         for number in range(5):
             if method == "maml" and number == 4:
                 episode.query()
-            step(model, optimizer, draw)
-        if episode:
-            episode.end()
+            step(theta, sgd, *here)
+        episode.end()
         if method == "maml":
-            adam.step()
-    return model
+            sgd.step()
+    return theta.detach()
 
 
-def loss_after_adapting(model, seed: int, domains: int = 20) -> float:
-    """Mean over new domains after 5 steps of SGD on each."""
+def loss_after_adapting(start: torch.Tensor, seed: int) -> float:
+    """Mean over 100 new domains after 5 steps of SGD on each."""
     generator = torch.Generator().manual_seed(10_000 + seed)
-    start, total = snapshot(model.parameters()), 0.0
-    for _ in range(domains):
-        draw = sine(generator)
-        sgd = torch.optim.SGD(model.parameters(), lr=0.02)
+    total = 0.0
+    for curvature, optimum in (domain(generator) for _ in range(100)):
+        theta = torch.nn.Parameter(start.clone())
+        sgd = torch.optim.SGD([theta], lr=0.05)
         for _ in range(5):
-            step(model, sgd, draw)
-        total += loss_of(model, draw, 200).item()
-        meta_learning.restore_(model.parameters(), start)
-    return total / domains
+            step(theta, sgd, curvature, optimum)
+        total += curvature * (theta.item() - optimum) ** 2 / 2
+    return total / 100
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", range(3))
 def test_a_meta_learnt_start_adapts_faster_than_plain_training(seed):
+    """By hand: plain ends at 40 / 11, reptile at 3.2, maml at 1.7; only the slow domains have a loss left."""
     loss = {name: loss_after_adapting(learnt_start(name, seed), seed) for name in ("plain", "reptile", "maml")}
-    print(seed, loss)
-    assert loss["reptile"] < 0.8 * loss["plain"] and loss["maml"] < 0.8 * loss["plain"]
+    assert loss["reptile"] < 0.9 * loss["plain"] and loss["maml"] < 0.5 * loss["plain"], loss
