@@ -150,7 +150,7 @@ def test_episodes_tile_the_steps():
     assert episode_calls(1, "reptile", 1) == (["meta_begin"], ["meta_end"])
 
 
-# ---- what it is for: half the domains are learnt quickly, half slowly, so a good start lies nearer to the slow ones ----
+# ---- what it is for: half the domains are learnt quickly, half slowly; a good start lies nearer to the slow ones ----
 
 
 def domain(generator: torch.Generator) -> tuple[float, float]:
