@@ -53,8 +53,8 @@ class ToolRolloutConfig(RolloutConfig):
             raise ValueError(f"actor_rollout_ref.rollout.mode={MODE} works with name=vllm, not {self.name}")
         if self.logprobs_mode not in ("processed_logprobs", "raw_logprobs"):
             raise ValueError(
-                f"actor_rollout_ref.rollout.logprobs_mode={self.logprobs_mode}: expected processed_logprobs (entropies of "
-                "what is sampled from) or raw_logprobs (at temperature 1)"
+                f"actor_rollout_ref.rollout.logprobs_mode={self.logprobs_mode}: expected processed_logprobs (entropies "
+                "of what is sampled from) or raw_logprobs (at temperature 1)"
             )
         if not self.tools.tool_instances:
             raise ValueError(

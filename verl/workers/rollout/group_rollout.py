@@ -74,7 +74,7 @@ class GroupRollout(ABC):
         return list(await self.agent_loop.ct_build_initial_tokens(list(prompt["raw_prompt"])))
 
     def seed_of(self, prompt: dict[str, Any]) -> int:
-        """Depends on the run's seed, the training step and the row alone; rows without an `index` differ by their text."""
+        """Depends on the run's seed, the training step and the row alone: its `index` (may be missing) and text."""
         seed = self.config.actor_rollout_ref.rollout.seed
         row = f"{prompt.get('index')} {list(prompt.get('raw_prompt', ()))}"
         return random.Random(f"{seed} {prompt.get('global_steps')} {row}").getrandbits(31)

@@ -23,8 +23,8 @@ def clean(text: str) -> str:
 def neutral(text: str, tags: Iterable[str] = PROTOCOL_TAGS) -> str:
     """`clean(text)` in which the `<` of every opening or closing tag named in `tags`, and of every `<|`, is `&lt;`.
 
-    Case, up to 8 blanks and attributes within a tag do not matter; other tags and comparisons (`a < b`) stay as they are.
-    Neutral text stays the same when it is made neutral again.
+    Case, up to 8 blanks and attributes within a tag do not matter; other tags and comparisons (`a < b`) stay as they
+    are. Neutral text stays the same when it is made neutral again.
     """
     names = "|".join(re.escape(tag) for tag in tags)
     # cleaned first: a control character within a tag would hide it from the pattern, then vanish
