@@ -192,7 +192,7 @@ from verl.workers.rollout.replica import get_rollout_replica_class
 print("FOUND", get_rollout_class("vllm", "sync_with_tool").__name__, get_rollout_replica_class("vllm").__name__)
 print("FOUND", group_rollout_class("vllm", "sync_with_tool").__name__, group_rollout_class("vllm", "async"))
 """
-    for modules, replica in (("", "vLLMReplica"), ("recipe.arpo", "CandidateReplica")):
+    for modules, replica in (("", "vLLMReplica"), ("recipe.arpo.register", "CandidateReplica")):
         result = python(code, VERL_PLATFORM="cpu", VERL_USE_EXTERNAL_MODULES=modules)
         assert found_words(result) == ["ServerAdapter", replica, "ToolRollout", "None"], result.stderr
 
