@@ -192,8 +192,8 @@ def main() -> None:
         f"{BRANCHES * EXPANSIONS} of {NODES} nodes made per tree. `solved`: share of the trees in which a right answer "
         "was found; `gain`: of `solved` over `none` at this temperature, paired by seed, ± its standard error; "
         "`late`: `solved` in the second half; `right`: share of the finished paths. Of the estimates after "
-        "the last step, on all nodes of fresh trees: root mean square and calibration error against the known values, and the rank correlation of "
-        "uncertainty and absolute error. CPU time per step is search and learning.",
+        "the last step, on all nodes of fresh trees: root mean square and calibration error against the known values, "
+        "and the rank correlation of uncertainty and absolute error. CPU time per step is search and learning.",
         (
             "problem",
             "temperature",
