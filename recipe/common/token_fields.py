@@ -1,10 +1,25 @@
 """What trainers that look at a whole batch's tokens share: its real rows, the old policy's entropies, new fields."""
 
+from typing import NamedTuple
+
 import torch
 import transfer_queue as tq
 from omegaconf import DictConfig, OmegaConf
 from tensordict import TensorDict
 from verl.workers.utils.padding import response_to_nested
+
+
+class RowPlace(NamedTuple):
+    """What upstream's key {uid}_{session}_{index} of a row says."""
+
+    uid: str
+    session: int
+    index: int
+
+
+def place_of(key: str) -> RowPlace:
+    uid, session, index = key.rsplit("_", 2)
+    return RowPlace(uid, int(session), int(index))
 
 
 def real_keys(batch) -> list[str]:

@@ -21,7 +21,7 @@ from verl.trainer.ppo.v1.trainer_base import register_trainer
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 
 from recipe.common.results import replacing
-from recipe.common.token_fields import real_keys
+from recipe.common.token_fields import place_of, real_keys
 from verl.trainer.ppo.group_diversity import group_diversity
 from verl.workers.rollout.trajectory_tree import (
     OCCURRENCE,
@@ -84,13 +84,10 @@ class TreeTrainer(PPOTrainerSync):
 
     def _balance_batch(self, batch, *args, **kwargs):
         """Upstream's, of rows in the order of the data: not of the one in which they came in."""
-        order = sorted(range(len(batch.keys)), key=lambda i: self._place(batch.keys[i]))
+        places = [place_of(key) for key in batch.keys]
+        order = sorted(range(len(places)), key=lambda i: (self.submitted[places[i].uid], *places[i][1:]))
         batch.keys, batch.tags = [batch.keys[i] for i in order], [batch.tags[i] for i in order]
         return super()._balance_batch(batch, *args, **kwargs)
-
-    def _place(self, key: str) -> tuple[int, ...]:
-        uid, session, index = key.rsplit("_", 2)
-        return self.submitted[uid], int(session), int(index)
 
     def _compute_advantage(self, batch, metrics: dict):
         batch = super()._compute_advantage(batch, metrics)
@@ -108,8 +105,8 @@ class TreeTrainer(PPOTrainerSync):
         keys = real_keys(batch)
         data = tq.kv_batch_get(keys=keys, partition_id=batch.partition_id, select_fields=["extra_fields"])
         sessions = defaultdict(list)
-        for key in sorted(keys, key=_session_of):
-            sessions[key.rsplit("_", 2)[0]].append(key)
+        for key in sorted(keys, key=lambda key: place_of(key).session):
+            sessions[place_of(key).uid].append(key)
         return sessions, dict(zip(keys, list(data["extra_fields"]), strict=True))
 
     def _fetch_groups(self, batch, sessions: dict[str, list[str]], extras: dict[str, dict]) -> dict[str, list[dict]]:
@@ -130,9 +127,8 @@ class TreeTrainer(PPOTrainerSync):
 
     def _tree_metrics(self, batch, sessions: dict[str, list[str]], extras: dict[str, dict]) -> dict[str, float]:
         """Means over the prompts whose trees have the metric; `tokens_generated` also of those without a tree."""
-        values, length_of = defaultdict(list), {}
-        for key, tag in zip(batch.keys, batch.tags, strict=True):
-            length_of[key] = tag.get("response_len", 0)
+        values = defaultdict(list)
+        length_of = {key: tag.get("response_len", 0) for key, tag in zip(batch.keys, batch.tags, strict=True)}
         for keys in sessions.values():
             plain = {"tokens_generated": sum(length_of[key] for key in keys)}
             of_tree = next((found for key in keys if (found := extras[key].get(TREE_METRICS))), plain)
@@ -166,8 +162,3 @@ class TreeTrainer(PPOTrainerSync):
                 self._about_tree(uid, tree)
                 record = tree_record(tree, self.global_steps, uid, [row["reward"] for row in rows], self.tokenizer)
                 out.write(json.dumps(record) + "\n")
-
-
-def _session_of(key: str) -> int:
-    """Upstream's keys are {uid}_{session}_{index}."""
-    return int(key.rsplit("_", 2)[1])

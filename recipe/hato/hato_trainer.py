@@ -20,13 +20,13 @@ import numpy as np
 import ray
 import torch
 import transfer_queue as tq
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 from tensordict import TensorDict
 from torchdata.stateful_dataloader import StatefulDataLoader
 from verl.utils.dataset.rl_dataset import collate_fn
 from verl.workers.engine_workers import ActorRolloutRefWorker
 
-from recipe.common.token_fields import put_token_field, real_keys
+from recipe.common.token_fields import place_of, put_token_field, real_keys
 from recipe.common.trainer_state import load_state, save_state
 from recipe.common.tree_trainer import TreeTrainer
 from verl.trainer.ppo.hato_algos import (
@@ -42,13 +42,13 @@ from verl.trainer.ppo.v1 import register_trainer
 from verl.trainer.ppo.v1.tree_buffer import TreeBuffer
 from verl.utils import tensordict_utils as tu
 from verl.utils.dataset.domain_sampler import DomainSampler
-from verl.workers.config.hato import hato_config
+from verl.workers.config.hato import filters_groups, hato_config
 from verl.workers.meta_workers import MetaActorWorker
 from verl.workers.rollout.hato.calibration import reliability_table
 from verl.workers.rollout.hato.config import HATOConfig
 from verl.workers.rollout.hato.messages import LEAF, MAX_NODES, SETTINGS, TREE_STATE, pack
 from verl.workers.rollout.hato.metrics import ReferencePaths, novelty, rdi, reward_metrics
-from verl.workers.rollout.hato.rewards import NodeRewards, leaf_outcomes, node_rewards, successful_leaves
+from verl.workers.rollout.hato.rewards import NodeRewards, Outcomes, leaf_outcomes, node_rewards, successful_leaves
 from verl.workers.rollout.hato.search import temperature_at, ucb_grants
 from verl.workers.rollout.hato.tree import ROOT, ReasoningTree
 from verl.workers.rollout.hato.value_model import value_model_of
@@ -65,7 +65,7 @@ class SearchedTree(NamedTuple):
         uid: of the prompt.
         tree: without tokens; its leaves have outcomes.
         features: of every node, see `step_features`.
-        rewards: of every node.
+        rewards, outcomes: of every node.
         leaf_of: row's key -> the leaf that its path ends in.
     """
 
@@ -73,6 +73,7 @@ class SearchedTree(NamedTuple):
     tree: ReasoningTree
     features: list[list[float]]
     rewards: NodeRewards
+    outcomes: Outcomes
     leaf_of: dict[str, int]
 
     def node_ids(self, key: str) -> np.ndarray:
@@ -110,7 +111,7 @@ class HATOTrainer(TreeTrainer):
     # ---- set-up ----
 
     def _build_replay_buffer(self):
-        if not self._filters():
+        if not filters_groups(self.config):
             return super()._build_replay_buffer()
         filters = self.config.algorithm.filter_groups
         bound, filters.max_num_gen_batches = filters.get("max_num_gen_batches", 0), 0  # upstream warns of ignoring it
@@ -213,9 +214,8 @@ class HATOTrainer(TreeTrainer):
         data = tq.kv_batch_get(keys=list(keys), partition_id=partition_id, select_fields=fields)
         rows = defaultdict(dict)
         for key, extra, scores in zip(keys, list(data["extra_fields"]), data["rm_scores"].unbind(), strict=True):
-            rows[key.rsplit("_", 2)[0]][key] = (extra, scores.sum().item())
-        trees = [self._searched_tree(uid, rows[uid]) for uid in sorted(rows, key=self.submitted.__getitem__)]
-        return trees
+            rows[place_of(key).uid][key] = (extra, scores.sum().item())
+        return [self._searched_tree(uid, rows[uid]) for uid in sorted(rows, key=self.submitted.__getitem__)]
 
     def _searched_tree(self, uid: str, rows: dict[str, tuple[dict, float]]) -> SearchedTree:
         state = next(extra[TREE_STATE] for extra, _ in rows.values() if TREE_STATE in extra)
@@ -224,7 +224,8 @@ class HATOTrainer(TreeTrainer):
         for key, (_, score) in rows.items():
             tree.nodes[leaf_of[key]].outcome = score
         rewards = node_rewards(tree, self.hato.reward_weights, self.hato.verification_threshold, self.hato.path_reward)
-        return SearchedTree(uid, tree, state["features"], rewards, leaf_of)
+        outcomes = leaf_outcomes(tree, self.hato.verification_threshold)
+        return SearchedTree(uid, tree, state["features"], rewards, outcomes, leaf_of)
 
     def _compute_advantage(self, batch, metrics: dict):
         trees = self._fetch_trees(real_keys(batch), batch.partition_id)
@@ -246,7 +247,7 @@ class HATOTrainer(TreeTrainer):
         if self.hato.metrics.novelty:
             metrics.update(self._novelty(batch.partition_id))
         self._learn(everything)
-        if self._filters():
+        if filters_groups(self.config):
             verified = steps._replace(rewards=torch.cat([tree.verified_rewards(self.hato) for tree in trees]))
             kept = informative_mask(verified, padded)
             if kept.any():
@@ -255,15 +256,12 @@ class HATOTrainer(TreeTrainer):
                     batch = put_token_field(batch, name, kept, nested_mask)
         return batch
 
-    def _filters(self) -> bool:
-        return bool(OmegaConf.select(self.config, "algorithm.filter_groups.enable", default=False))
-
     def _steps(self, batch, trees: Sequence[SearchedTree], nested_mask: torch.Tensor) -> Steps:
         number = {tree.uid: i for i, tree in enumerate(trees)}
         real, rows = set(real_keys(batch)), []
         lengths = nested_mask.offsets().diff().tolist()
         for key, length in zip(batch.keys, lengths, strict=True):
-            uid = key.rsplit("_", 2)[0]
+            uid = place_of(key).uid
             node_ids = self.searched[uid].node_ids(key) if key in real else None
             if node_ids is not None and len(node_ids) != length:
                 raise ValueError(f"{key}: the tree's path has {len(node_ids)} tokens, the response {length}")
@@ -295,7 +293,7 @@ class HATOTrainer(TreeTrainer):
         """Features, share of right paths, and V when it was drawn, of every step with verified paths below."""
         features, outcomes, values = [], [], []
         for one in trees:
-            right, verified = leaf_outcomes(one.tree, self.hato.verification_threshold)
+            right, verified = one.outcomes
             for number, node in enumerate(one.tree.nodes):
                 if number != ROOT and one.tree.is_kept(number) and verified[number]:
                     features.append(one.features[number])
@@ -312,8 +310,9 @@ class HATOTrainer(TreeTrainer):
         metrics |= {"hato/trees_kept": len(trees), "hato/trees_dropped": len(self.dropped)}
         metrics["hato/temperature"] = self.temperature
         # of what was drawn; rows repeat the first leaves where a tree has fewer than n
-        counts = [leaf_outcomes(one.tree, self.hato.verification_threshold) for one in everything]
-        shares = [right[ROOT] / verified[ROOT] for right, verified in counts if verified[ROOT]]
+        shares = [
+            one.outcomes.right[ROOT] / one.outcomes.verified[ROOT] for one in everything if one.outcomes.verified[ROOT]
+        ]
         if shares:
             metrics["hato/accuracy"] = float(np.mean(shares))
         _, outcomes, values = self._observations(everything)

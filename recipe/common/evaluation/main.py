@@ -19,6 +19,7 @@ from recipe.common.evaluation.run import (
     TokenResponder,
     collect,
     measure,
+    missing,
     result_of,
     sample_path,
 )
@@ -26,7 +27,7 @@ from recipe.common.evaluation.sample_file import SampleFile
 from recipe.common.evaluation.scoring import Judge
 from recipe.common.evaluation.server import ChatModel, ServerEngine, client_of, serving
 from recipe.common.results import format_result_lines, write_result_log
-from verl.workers.rollout.rollout_engine import end_of_sequence_ids
+from verl.workers.rollout.rollout_engine import end_of_sequence_ids, generation_config_of
 from verl.workers.rollout.tools.http_json import is_loopback
 from verl.workers.rollout.tools.tool_box import ToolBox, ToolsConfig
 
@@ -62,10 +63,6 @@ class Plan:
     def path(self) -> Path:
         """Of the samples."""
         return sample_path(self.config.output_dir, self.config.experiment, self.step, self.config.benchmark)
-
-    def is_complete(self, samples: SampleFile) -> bool:
-        wanted = ((question.id, i) for question in self.questions.questions for i in range(self.config.n))
-        return all(one in samples.rows for one in wanted)
 
     def describe(self) -> list[str]:
         config, left_out = self.config, self.questions.left_out
@@ -245,7 +242,7 @@ async def _collect(plan: Plan, url: str, samples: SampleFile) -> None:
         tokenizer = AutoTokenizer.from_pretrained(path)
         engine = ServerEngine(client, name, config.server.concurrency)
         responder = TokenResponder(
-            engine, tokenizer, sampling, end_of_sequence_ids(tokenizer, _generation_config(path)), tools, context
+            engine, tokenizer, sampling, end_of_sequence_ids(tokenizer, generation_config_of(path)), tools, context
         )
     cache = JudgeCache(config.judge.cache) if plan.scoring == "judge" else None
     if cache is not None:
@@ -269,15 +266,6 @@ async def _collect(plan: Plan, url: str, samples: SampleFile) -> None:
     )
 
 
-def _generation_config(path: str):
-    from transformers import GenerationConfig
-
-    try:
-        return GenerationConfig.from_pretrained(path)
-    except OSError:
-        return None
-
-
 def evaluate(config: DictConfig) -> list[str]:
     """Runs, or goes on with, an evaluation on one or more benchmarks; returns lines that tell its results.
 
@@ -294,7 +282,7 @@ def evaluate(config: DictConfig) -> list[str]:
         for plan in plans:
             print(*plan.describe(), sep="\n", flush=True)
             with _samples(plan) as samples:
-                if not plan.is_complete(samples):
+                if missing(plan.questions.questions, plan.config.n, samples):
                     # one server for all benchmarks, from the first that needs it
                     url = url or stack.enter_context(_server(plan))
                     asyncio.run(_collect(plan, url, samples))

@@ -10,8 +10,9 @@ import asyncio
 import random
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import Protocol as Interface
 
 from tqdm import tqdm
@@ -130,6 +131,11 @@ def seed_of(seed: int, question: str, sample: int) -> int:
     return random.Random(f"{seed} {question} {sample}").getrandbits(31)
 
 
+def missing(questions: Sequence[Question], n: int, samples: SampleFile) -> list[tuple[Question, int]]:
+    """Questions and sample numbers that the file lacks."""
+    return [(question, i) for question in questions for i in range(n) if (question.id, i) not in samples.rows]
+
+
 async def collect(
     responder: Responder,
     questions: Sequence[Question],
@@ -147,12 +153,14 @@ async def collect(
         scoring: of the benchmark; `judge` needs a judge.
         at_once: samples that are under way at once.
     """
-    missing = [(q, i) for q in questions for i in range(n) if (q.id, i) not in samples.rows]
-    total = len(questions) * n
-    bar = tqdm(total=total, initial=total - len(missing), unit="sample", desc=samples.path.stem)
+    todo, total = missing(questions, n, samples), len(questions) * n
+    bar = tqdm(total=total, initial=total - len(todo), unit="sample", desc=samples.path.stem)
     slots = asyncio.Semaphore(at_once)
+    known = [row["score"] for row in samples.rows.values() if row["score"] is not None]
+    right, scored_so_far = sum(known), len(known)
 
     async def one(question: Question, number: int) -> None:
+        nonlocal right, scored_so_far
         async with slots:
             started = time.monotonic()
             response = await responder.respond(question, seed_of(seed, question.id, number))
@@ -160,10 +168,12 @@ async def collect(
         row = {"question": question.id, "sample": number, "score": scored.score, "answer": scored.answer, **scored.more}
         row |= {"tokens": response.tokens, "tool_calls": response.tool_calls, "response": response.text}
         samples.add(row | {"seconds": round(time.monotonic() - started, 3)})
-        bar.set_postfix(accuracy=f"{_accuracy(samples):.3f}", refresh=False)
+        if scored.score is not None:
+            right, scored_so_far = right + scored.score, scored_so_far + 1
+        bar.set_postfix(accuracy=f"{right / max(1, scored_so_far):.3f}", refresh=False)
         bar.update()
 
-    tasks = [asyncio.create_task(one(question, number)) for question, number in missing]
+    tasks = [asyncio.create_task(one(question, number)) for question, number in todo]
     try:
         for task in asyncio.as_completed(tasks):
             await task
@@ -178,11 +188,6 @@ async def _score(question: Question, response: Response, scoring: str, judge: Ju
     if scoring == "judge":
         return await judge.score(question, response.text)
     return await asyncio.to_thread(by_rule, question, scoring, response.text)
-
-
-def _accuracy(samples: SampleFile) -> float:
-    known = [row["score"] for row in samples.rows.values() if row["score"] is not None]
-    return sum(known) / len(known) if known else 0.0
 
 
 def measure(
@@ -202,8 +207,8 @@ def measure(
     ]
     found = metrics.measure(rows, ks)
     if wanted and "f1" in wanted[0]:
-        f1 = [replace(sample, score=row.get("f1", 0.0)) for sample, row in zip(rows, wanted, strict=True)]
-        found["F1-Mean"] = metrics.measure(f1, [n], prefix="F1")[f"F1-Mean@{n}"]
+        f1 = [row.get("f1", 0.0) for row in wanted]
+        found["F1-Mean"] = metrics.estimate([fmean(f1[at : at + n]) for at in range(0, len(f1), n)])
     return found
 
 

@@ -14,7 +14,7 @@ def hato_config(config: DictConfig) -> HATOConfig:
     Raises:
         ValueError: a wrong key, type or range, or keys that exclude each other; names them.
     """
-    hato = HATOConfig.from_dict(OmegaConf.to_container(config.hato, resolve=True))
+    hato = HATOConfig.from_dict(config.hato)
     rollout, algorithm = config.actor_rollout_ref.rollout, config.algorithm
     needed = {
         "actor_rollout_ref.rollout.name": rollout.name,
@@ -42,8 +42,7 @@ def hato_config(config: DictConfig) -> HATOConfig:
             f"hato.local_reward={REWARD_LOOP} needs scores during the rollout: "
             "reward.reward_model.enable_resource_pool=true, or no reward model"
         )
-    filters = OmegaConf.select(config, "algorithm.filter_groups.enable", default=False)
-    if hato.meta_learning.enable and filters:
+    if hato.meta_learning.enable and filters_groups(config):
         raise ValueError(
             "hato.meta_learning.enable with algorithm.filter_groups.enable: prompts that replace dropped ones would "
             "come from other domains than the episode's"
@@ -51,6 +50,10 @@ def hato_config(config: DictConfig) -> HATOConfig:
     if hato.meta_learning.enable:
         _check_meta_learning(config)
     return hato
+
+
+def filters_groups(config: DictConfig) -> bool:
+    return bool(OmegaConf.select(config, "algorithm.filter_groups.enable", default=False))
 
 
 def _scores_during_the_rollout(config: DictConfig) -> bool:

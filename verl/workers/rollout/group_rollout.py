@@ -24,7 +24,7 @@ from verl.experimental.agent_loop.agent_loop import AgentLoopOutput, DictConfigW
 from verl.experimental.agent_loop.single_turn_agent_loop import SingleTurnAgentLoop
 from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopManagerTQ, AgentLoopWorkerTQ, apply_greedy_sampling_params
 
-from verl.workers.rollout.rollout_engine import Generation, RolloutEngine, end_of_sequence_ids
+from verl.workers.rollout.rollout_engine import Generation, RolloutEngine, end_of_sequence_ids, generation_config_of
 from verl.workers.rollout.trajectory_tree import OCCURRENCE, TREE, TREE_METRICS, TrajectoryTree, writes_trees
 
 logger = logging.getLogger(__name__)
@@ -52,7 +52,7 @@ class GroupRollout(ABC):
 
     def __init__(self, config, agent_loop: SingleTurnAgentLoop, engine: RolloutEngine, tokenizer):
         self.config, self.agent_loop, self.engine, self.tokenizer = config, agent_loop, engine, tokenizer
-        self.stop_token_ids = end_of_sequence_ids(tokenizer, _generation_config(tokenizer.name_or_path))
+        self.stop_token_ids = end_of_sequence_ids(tokenizer, generation_config_of(tokenizer.name_or_path))
 
     # what validation does, with the arguments of `run`; None: upstream's n independent agent loops
     validate: Callable | None = None
@@ -100,16 +100,6 @@ class GroupRollout(ABC):
         if writes_trees(self.config, int(prompt["global_steps"])):
             return {TREE_METRICS: tree.metrics, TREE: tree.to_json()}
         return {TREE_METRICS: tree.metrics}
-
-
-def _generation_config(model_path: str):
-    """None for a model without one."""
-    from transformers import GenerationConfig
-
-    try:
-        return GenerationConfig.from_pretrained(model_path)
-    except OSError:
-        return None
 
 
 class VersionRecorder:

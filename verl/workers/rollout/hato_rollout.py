@@ -9,7 +9,6 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from omegaconf import OmegaConf
 from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopOutput
 
 from verl.workers.rollout.group_rollout import GroupRollout, VersionRecorder
@@ -28,7 +27,7 @@ class HATORollout(GroupRollout):
 
     def __init__(self, config, agent_loop, engine, tokenizer):
         super().__init__(config, agent_loop, engine, tokenizer)
-        self.hato = HATOConfig.from_dict(OmegaConf.to_container(config.hato, resolve=True))
+        self.hato = HATOConfig.from_dict(config.hato)
         self.value_model = value_model_of(self.hato, config.actor_rollout_ref.rollout.seed)
         self.learnt_until: int | None = None
         by_name = self.hato.local_reward != REWARD_LOOP

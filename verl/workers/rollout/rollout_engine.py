@@ -63,6 +63,16 @@ def end_of_sequence_ids(tokenizer, generation_config=None) -> list[int]:
     return sorted({token for token in (tokenizer.eos_token_id, *more) if token is not None})
 
 
+def generation_config_of(model_path: str):
+    """The model's `GenerationConfig`; None for a model without one."""
+    from transformers import GenerationConfig
+
+    try:
+        return GenerationConfig.from_pretrained(model_path)
+    except OSError:
+        return None
+
+
 async def gather_or_cancel(*coroutines) -> list:
     """`asyncio.gather` that leaves nothing running: when one fails, the others are cancelled and have ended."""
     tasks = [asyncio.ensure_future(one) for one in coroutines]

@@ -90,17 +90,19 @@ class TreeGrowth:
         drawn = [(one, child) for one in expansions for child in range(one.children)]
         before = {one.node: self._before(one.node) for one in expansions}
         found = await gather_or_cancel(*(self._continue(one, child, before[one.node]) for one, child in drawn))
+        made = [(one, child, generation) for (one, child), generation in zip(drawn, found, strict=True)]
         siblings: dict[int, list[set[int]]] = {one.node: [] for one in expansions}
-        for (one, _), generation in zip(drawn, found, strict=True):
+        for one, _, generation in made:
             siblings[one.node].append(set(generation.token_ids))
         rows = [
             self._features(one, generation, before[one.node][1], _without(siblings[one.node], child))
-            for (one, child), generation in zip(drawn, found, strict=True)
+            for one, child, generation in made
         ]
         values, uncertainties = (column.tolist() for column in self.value_model.predict(rows))
-        pairs = list(zip(drawn, found, strict=True))
-        local = await gather_or_cancel(*(self._local(one.node, made, before[one.node][0]) for (one, _), made in pairs))
-        for i, ((one, _), generation) in enumerate(pairs):
+        local = await gather_or_cancel(
+            *(self._local(one.node, generation, before[one.node][0]) for one, _, generation in made)
+        )
+        for i, (one, _, generation) in enumerate(made):
             node = self.tree.add(
                 one.node,
                 generation.token_ids,
