@@ -1,6 +1,9 @@
-"""Gathers evaluation logs and training logs into one CSV, a row per experiment and step.
+"""Gathers evaluation logs and training logs into one CSV, a row per experiment and step, and compares experiments.
 
-    python scripts/read_log.py outputs/eval/*.log outputs/hapo --output metrics.csv
+    python scripts/read_log.py outputs/results/*/*/*.log outputs/hapo --output metrics.csv
+
+Beside the CSV: metrics.md, a table in Markdown, and metrics.png, a bar chart, of every experiment at its last step,
+with the evaluations' bootstrap intervals.
 
 Evaluation logs hold the `RESULT {json}` lines of `recipe.common.results`. Training logs are run folders or `.jsonl`
 files of verl's `file` logger; their validation metrics are used, where Best@n and Maj@n are verl's bootstrap estimates
@@ -12,10 +15,10 @@ import argparse
 import csv
 import re
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from recipe.common.comparison import Results, markdown, plot_comparison
 from recipe.common.results import parse_result_lines, replacing
 from recipe.common.run_metrics import load_metrics, run_folder
 
@@ -106,7 +109,11 @@ def make_table(cells: list[Cell]) -> tuple[list[str], list[dict], list[str]]:
         sources[cell[:4]] = cell
         row = rows.setdefault(cell[:2], {"experiment": cell.experiment, "step": cell.step})
         row[f"{cell.dataset}-{cell.metric}"] = cell.value
-    return ["experiment", "step", *_ordered_columns(cells)], _ordered_rows(rows), warnings
+    return (
+        ["experiment", "step", *(f"{dataset}-{metric}" for dataset, metric in _ordered_metrics(cells))],
+        _ordered_rows(rows),
+        warnings,
+    )
 
 
 def _ordered_rows(rows: dict[tuple, dict]) -> list[dict]:
@@ -120,8 +127,8 @@ def _ordered_rows(rows: dict[tuple, dict]) -> list[dict]:
     return [rows[key] for key in sorted(rows, key=position)]
 
 
-def _ordered_columns(cells: list[Cell]) -> Iterator[str]:
-    """Datasets as they came; within one, pass, mean, best, majority, length, then the rest by name."""
+def _ordered_metrics(cells: list[Cell]) -> list[tuple[str, str]]:
+    """(dataset, metric); datasets as they came; in one, pass, mean, best, majority, length, then the rest by name."""
     datasets = list(dict.fromkeys(cell.dataset for cell in cells))
 
     def position(column: tuple[str, str]) -> tuple:
@@ -130,8 +137,30 @@ def _ordered_columns(cells: list[Cell]) -> Iterator[str]:
         rank = next((i for i, prefix in enumerate(METRIC_ORDER) if kind.startswith(prefix)), len(METRIC_ORDER))
         return datasets.index(dataset), rank, kind, int(n) if n.isdecimal() else 0, n
 
-    for dataset, metric in sorted({(cell.dataset, cell.metric) for cell in cells}, key=position):
-        yield f"{dataset}-{metric}"
+    return sorted({(cell.dataset, cell.metric) for cell in cells}, key=position)
+
+
+def at_the_last_step(cells: list[Cell]) -> Results:
+    """Experiment -> data set -> metric -> value: of every data set the last step that it was measured at.
+
+    An experiment that was measured at one step only is called by its name alone.
+    """
+    last: dict[tuple[str, str], int] = {}
+    for cell in cells:
+        if cell.metric.startswith("Acc-"):
+            key = (cell.experiment, cell.dataset)
+            last[key] = max(last.get(key, -1), -1 if cell.step is None else cell.step)
+    n_steps = {name: len({cell.step for cell in cells if cell.experiment == name}) for name, _ in last}
+    results: Results = {}
+    for column in _ordered_metrics(cells):
+        for cell in cells:
+            step = -1 if cell.step is None else cell.step
+            if (cell.dataset, cell.metric) != column or last.get((cell.experiment, cell.dataset)) != step:
+                continue
+            label = cell.experiment if n_steps[cell.experiment] == 1 else f"{cell.experiment} (step {cell.step})"
+            results.setdefault(label, {}).setdefault(cell.dataset, {})[cell.metric] = cell.value
+    order = list(dict.fromkeys(cell.experiment for cell in cells))
+    return dict(sorted(results.items(), key=lambda item: order.index(item[0].partition(" (step ")[0])))
 
 
 def write_csv(path: Path, columns: list[str], rows: list[dict]) -> None:
@@ -148,13 +177,20 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--output", type=Path, default=Path("metrics.csv"), help="default: %(default)s")
     options = parser.parse_args(arguments)
     try:
-        columns, rows, warnings = make_table([cell for log in options.logs for cell in read_log(log)])
+        cells = [cell for log in options.logs for cell in read_log(log)]
+        columns, rows, warnings = make_table(cells)
         write_csv(options.output, columns, rows)
+        written = [options.output]
+        if results := at_the_last_step(cells):
+            written.append(options.output.with_suffix(".md"))
+            with replacing(written[-1]) as temporary:
+                temporary.write_text(markdown(results), encoding="utf-8")
+            written.append(plot_comparison(results, options.output.with_suffix(".png")))
     except (OSError, ValueError) as error:
         sys.exit(f"read_log: {error}")
     for warning in warnings:
         print(f"read_log: {warning}", file=sys.stderr)
-    print(options.output)
+    print(*written, sep="\n")
 
 
 if __name__ == "__main__":

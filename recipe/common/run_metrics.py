@@ -204,8 +204,8 @@ def plot_runs(runs: Runs, output: str | Path) -> Path:
         panels = _SFT_PANELS
     if panels is _SFT_PANELS and all(first_recorded(metrics, SFT_CURVES).empty for metrics in runs.values()):
         raise ValueError(f"{', '.join(runs)}: nothing to draw; expected metrics like {', '.join(CURVES)}")
-    colors = _run_colors(list(runs))
-    with matplotlib.rc_context(_STYLE):
+    colors = run_colors(list(runs))
+    with matplotlib.rc_context(STYLE):
         rows = len(panels) // 3
         figure = Figure(figsize=(15, 4.1 * rows), layout="constrained")
         figure.get_layout_engine().set(w_pad=0.1, h_pad=0.12)
@@ -228,7 +228,7 @@ def _has_curves(metrics: pd.DataFrame) -> bool:
     return not curve.empty or bool(validation_accuracy(metrics)) or bool(phase_seconds(metrics))
 
 
-_STYLE = {
+STYLE = {
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.grid": True,
@@ -243,7 +243,7 @@ _STYLE = {
 }
 
 
-def _run_colors(labels: list[str]) -> dict[str, object]:
+def run_colors(labels: list[str]) -> dict[str, object]:
     if len(labels) <= len(RUN_COLORS):
         return dict(zip(labels, RUN_COLORS, strict=False))
     ramp = matplotlib.colormaps["turbo"]

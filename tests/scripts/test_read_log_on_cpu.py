@@ -123,7 +123,8 @@ def test_evaluation_logs_become_one_row_per_experiment_and_step(read_log, tmp_pa
     output = tmp_path / "table" / "metrics.csv"
     read_log.main([*map(str, logs), "--output", str(output)])
     printed = capsys.readouterr()
-    assert printed.out.strip() == str(output) and printed.err == ""
+    beside = [str(output.with_suffix(suffix)) for suffix in (".csv", ".md", ".png")]
+    assert printed.out.split() == beside and printed.err == ""
     header, rows = read_csv(output)
     assert header == [
         "experiment",
@@ -226,3 +227,55 @@ def test_errors_name_the_file_and_leave_the_old_table(read_log, tmp_path):
             read_log.main([str(good), str(log), "--output", str(output)])
         assert error.value.code.startswith(f"read_log: {log}: {message}")
     assert output.read_text() == "old"
+
+
+# ---- the comparison ----
+
+
+def cell(read_log, experiment, step, metric, value, dataset="countdown"):
+    return read_log.Cell(experiment, step, dataset, metric, value, Path("a.log"))
+
+
+def test_the_comparison_shows_every_experiment_at_its_last_step(read_log):
+    cells = [
+        cell(read_log, "grpo", 20, "Acc-Pass@1", 0.1),
+        cell(read_log, "grpo", 40, "Acc-Pass@1", 0.25),
+        cell(read_log, "grpo", 40, "Acc-Pass@1-Low", 0.2),
+        cell(read_log, "grpo", 40, "Acc-Pass@1-High", 0.375),
+        cell(read_log, "warm_start", None, "Acc-Pass@1", 0.125),
+        cell(read_log, "warm_start", None, "Acc-Best@8", 0.5),
+        cell(read_log, "warm_start", None, "Response-Length-Mean", 9.25),
+        cell(read_log, "warm_start", None, "Acc-Pass@1", 0.375, dataset="math500"),
+    ]
+    results = read_log.at_the_last_step(cells)
+    assert list(results) == ["grpo (step 40)", "warm_start"]
+    assert results["grpo (step 40)"]["countdown"]["Acc-Pass@1"] == 0.25
+    text = read_log.markdown(results).splitlines()
+    assert text[2:6] == [
+        "| experiment | countdown | math500 | average |",
+        "|---|---|---|---|",
+        "| grpo (step 40) | 0.250 (0.200 to 0.375) |  |  |",
+        "| warm_start | 0.125 | 0.375 | 0.250 |",
+    ]
+    assert text[9:12] == [
+        "| experiment | Pass@1 | Best@8 | Response-Length-Mean |",
+        "|---|---|---|---|",
+        "| grpo (step 40) | 0.250 (0.200 to 0.375) |  |  |",
+    ]
+
+
+def test_the_bar_chart_has_a_bar_as_high_as_the_accuracy(read_log, tmp_path):
+    import matplotlib.image
+    import numpy as np
+
+    cells = [cell(read_log, name, None, "Acc-Pass@1", value) for name, value in (("low", 0.25), ("high", 0.75))]
+    picture = matplotlib.image.imread(read_log.plot_comparison(read_log.at_the_last_step(cells), tmp_path / "c.png"))
+    below_the_legend = picture[picture.shape[0] // 6 :, :, :3]
+    heights = []
+    for color in ("#1f6fb4", "#e06c00"):
+        wanted = np.array([int(color[i : i + 2], 16) / 255 for i in (1, 3, 5)])
+        rows = (np.abs(below_the_legend - wanted).max(axis=2) < 0.02).any(axis=1)
+        heights.append(rows.sum())
+    assert heights[1] == pytest.approx(3 * heights[0], rel=0.05)
+    with pytest.raises(ValueError, match="no accuracy to draw"):
+        read_log.plot_comparison({"a": {"countdown": {"F1-Mean": 0.5}}}, tmp_path / "d.png")
