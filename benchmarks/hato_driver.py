@@ -132,7 +132,7 @@ def drive(clock: Clock, nodes: int, fetched: dict[str, dict], nested_mask: torch
         clock.run(DRIVER, "advantages", compute_hato_advantage, mask, mask)
     clock.run(DRIVER, "advantages", informative_mask, steps, mask)
     clock.run(DRIVER, "metrics", family_metrics, steps, mask)
-    clock.run(DRIVER, "metrics", trainer._metrics_of, trees)
+    clock.run(DRIVER, "metrics", trainer._metrics_of, trees, trees)
     clock.run(DRIVER, "value model learns", trainer._learn, trees)
     clock.run(DRIVER, "value model packed", lambda: pack(trainer.value_model.state_dict()))
     clock.run(ALONE, "share_nodes", trainer._shared_nodes, list(trainer.problem_of.values()))

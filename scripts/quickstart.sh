@@ -1,49 +1,65 @@
 #!/usr/bin/env bash
-# From nothing to trained and evaluated models on a laptop without GPU: set-up, tiny model, Countdown data, warm start,
-# GRPO, DAPO and HAPO of about 3 minutes each on the same seed, evaluation, table, curves. METHODS=grpo: that one only.
+# From nothing to trained and evaluated models on a laptop without GPU: set-up, tiny model, data, warm start, GRPO, one
+# recipe on the same seed, evaluation, table, bar chart, curves, and the recipe's trees as a page.
+#   [RECIPE=hato|latr|hapo|arpo] [STEPS=20] [SEED=0] bash scripts/quickstart.sh
+# hato, latr and hapo play Countdown; arpo searches and computes. What is there already is used.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+RECIPE=${RECIPE:-hato}
+SEED=${SEED:-0}
+STEPS=${STEPS:-20}
+results=outputs/results/quickstart_$RECIPE
+case "$RECIPE" in
+hato | latr | hapo)
+    task=countdown warm=warm_start warm_script=recipe/common/run_warm_start.sh
+    grpo_script=recipe/common/run_grpo_countdown.sh recipe_script=recipe/$RECIPE/run_countdown_cpu.sh
+    ;;
+arpo)
+    task=searchtask warm=search_task_sft warm_script=recipe/arpo/run_search_task_sft_cpu.sh
+    grpo_script=recipe/arpo/run_search_task_cpu.sh recipe_script=recipe/arpo/run_search_task_cpu.sh
+    ;;
+*)
+    echo "error: RECIPE=$RECIPE: choose hato, latr, hapo or arpo" >&2
+    exit 2
+    ;;
+esac
 bash scripts/setup.sh
 source scripts/environment.sh
 use_hardware cpu
+began=$SECONDS
 
-SEED=${SEED:-0}
-STEPS=${STEPS:-36}
-METHODS=${METHODS:-grpo dapo hapo}
-RESULTS=outputs/results/quickstart
-
-script_of() {
-    case "$1" in
-    grpo | dapo) echo "recipe/common/run_$1_countdown.sh" ;;
-    hapo) echo recipe/hapo/run_countdown_cpu.sh ;;
-    *)
-        echo "error: METHODS=$METHODS: choose from grpo dapo hapo" >&2
-        exit 2
-        ;;
-    esac
+# train METHOD SCRIPT: its run's folder is outputs/$run
+train() {
+    run=quickstart_$1_${task}_seed$SEED
+    echo "== $1, $STEPS steps, two updates each"
+    METHOD=$1 HARDWARE=cpu SEED=$SEED EXPERIMENT_NAME=$run bash "$2" actor_rollout_ref.actor.ppo_mini_batch_size=8 \
+        trainer.total_training_steps="$STEPS" trainer.test_freq=-1 trainer.val_before_train=false \
+        trainer.save_freq="$STEPS"
 }
-for method in $METHODS; do script_of "$method" >/dev/null; done
 
-echo "== warm start"
-[ -d outputs/warm_start/huggingface ] || HARDWARE=cpu bash recipe/common/run_warm_start.sh
-bash scripts/eval-countdown.sh warm_start model=outputs/warm_start/huggingface >outputs/warm_start/eval.log 2>&1
-logs=(outputs/results/warm_start/countdown.log)
-runs=()
-for method in $METHODS; do
-    run=quickstart_${method}_seed$SEED
-    echo "== $method, $STEPS steps, two updates each"
-    HARDWARE=cpu SEED=$SEED EXPERIMENT_NAME=$run bash "$(script_of "$method")" actor_rollout_ref.actor.ppo_mini_batch_size=8 \
-        trainer.total_training_steps="$STEPS" trainer.test_freq="$STEPS" trainer.save_freq="$STEPS" trainer.val_before_train=false
-    bash scripts/eval-countdown.sh "$run" >"outputs/$run/eval.log" 2>&1
-    logs+=("outputs/results/$run/step_$STEPS/countdown.log")
-    runs+=("outputs/$run")
-    python scripts/read_log.py "${logs[@]}" --output $RESULTS.csv >/dev/null
-    python - $RESULTS.csv <<'END'
-import sys
-import pandas as pd
+# evaluate NAME [overrides]: what it prints is in outputs/NAME/eval.log
+evaluate() {
+    local name=$1
+    shift
+    echo "== evaluation of $name"
+    bash scripts/eval-$task.sh "$name" "$@" >"outputs/$name/eval.log" 2>&1 || { cat "outputs/$name/eval.log" >&2; exit 1; }
+}
 
-print(pd.read_csv(sys.argv[1]).round(3).to_string(index=False))
-END
-done
-python scripts/plot_run.py "${runs[@]}" --output $RESULTS.png
-echo "table: $RESULTS.csv   curves of all runs: $RESULTS.png   models: outputs/quickstart_*/global_step_$STEPS/actor/huggingface"
+[ -d outputs/$warm/huggingface ] || { echo "== warm start" && HARDWARE=cpu bash $warm_script; }
+evaluate $warm model=outputs/$warm/huggingface
+train grpo $grpo_script
+grpo=$run
+evaluate "$grpo" step="$STEPS"
+train "$RECIPE" "$recipe_script"
+evaluate "$run" step="$STEPS"
+
+python scripts/read_log.py outputs/results/$warm/$task.log outputs/results/{"$grpo","$run"}/"step_$STEPS/$task.log" \
+    --output "$results.csv" >/dev/null
+python scripts/plot_run.py "outputs/$grpo" "outputs/$run" --output "${results}_curves.png" >/dev/null
+echo
+cat "$results.md"
+echo "$((SECONDS - began)) s after the set-up"
+echo "table: $results.md   bar chart: $results.png   curves: ${results}_curves.png"
+[ ! -d "outputs/$run/trees" ] || echo "trees: $(python scripts/view_trees.py "outputs/$run" | tail -1)"
+echo "models: outputs/{$grpo,$run}/global_step_$STEPS/actor/huggingface"

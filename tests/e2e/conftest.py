@@ -6,6 +6,7 @@ import pytest
 
 from recipe.common.countdown import CountdownConfig, write_countdown
 from recipe.common.tiny_model import write_tiny_model
+from tests.e2e.runs import NO_TOKEN, ray_cluster
 
 
 @pytest.fixture(scope="module")
@@ -15,3 +16,10 @@ def inputs(tmp_path_factory) -> Path:
     write_countdown(folder, CountdownConfig(train_size=64, test_size=4, demo_size=0))
     write_tiny_model(folder / "model")
     return folder
+
+
+@pytest.fixture(scope="session")
+def two_nodes():
+    """Environment of a run that joins a cluster of two nodes; `trainer.nnodes=2` then puts a worker on each."""
+    with ray_cluster(nodes=2, cpus=12) as address:
+        yield {"RAY_ADDRESS": address, **NO_TOKEN}

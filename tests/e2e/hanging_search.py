@@ -6,8 +6,8 @@ from verl.workers.rollout.tools.search_tool import LocalSearchTool
 
 
 class HangingSearch(LocalSearchTool):
-    def __init__(self, corpus: str, hangs_on: str, max_results: int = 1):
-        super().__init__(corpus=corpus, max_results=max_results)
+    def __init__(self, hangs_on: str, **options):
+        super().__init__(**options)
         self.hangs_on = hangs_on
 
     async def execute(self, content, *, timeout):

@@ -1,71 +1,76 @@
-"""AEPO on the real stack: tools are called, trajectories branch, a hanging tool costs its own prompt only.
+"""AEPO on the real stack of two nodes, a search server beside them.
 
-One launch of about 100 s. The model has learnt the form from some demonstrations by heart, before, in seconds.
+Tools are called, trajectories branch, a hanging tool costs its own prompt only. One launch of about two minutes. The
+model has learnt the form from some demonstrations by heart, before, in seconds.
 """
 
 import asyncio
 import json
 import os
 import subprocess
+import sys
+from contextlib import contextmanager
 
 import pytest
-import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoTokenizer
 
 from recipe.arpo.search_task import EXTRA_WORDS, SearchTaskConfig, write_search_task
 from recipe.arpo.sft_data import messages_of
+from recipe.common.evaluation.server import free_port
 from recipe.common.run_metrics import load_metrics
 from recipe.common.tiny_model import TinyModelConfig, write_tiny_model
-from tests.e2e.runs import ROOT
+from tests.e2e.learning import learn_by_heart
+from tests.e2e.runs import ROOT, assert_on_two_nodes, listens, wait_until
 from verl.utils.dataset.tool_sft_dataset import DemonstrationEncoder
 
 TOOLS = "actor_rollout_ref.rollout.tools"
 pytestmark = pytest.mark.e2e
 
 
-def learn_by_heart(folder, steps: int = 120) -> None:
-    tokenizer = AutoTokenizer.from_pretrained(folder / "model")
-    model = AutoModelForCausalLM.from_pretrained(folder / "model", dtype=torch.float32)
-    encoder = DemonstrationEncoder(tokenizer)
+def demonstrations(folder) -> list[tuple[list[int], list[int]]]:
+    encoder = DemonstrationEncoder(AutoTokenizer.from_pretrained(folder / "model"))
     lines = (folder / "demonstrations.jsonl").read_text().splitlines()
-    rows = [encoder.encode(messages_of(json.loads(line))) for line in lines]
-    longest = max(len(ids) for ids, _ in rows)
-    ids = torch.tensor([ids + [tokenizer.pad_token_id] * (longest - len(ids)) for ids, _ in rows])
-    mask = torch.tensor([mask + [0] * (longest - len(mask)) for _, mask in rows])
-    labels = ids.masked_fill(mask == 0, -100)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # so small a model gains nothing from more, and they spin on a busy machine
-    for _ in range(steps):
-        loss = model(ids, labels=labels).loss
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    torch.set_num_threads(threads)
-    assert loss < 0.5, f"{loss}: the form has not been learnt"
-    model.save_pretrained(folder / "model")
+    return [encoder.encode(messages_of(json.loads(line))) for line in lines]
+
+
+@contextmanager
+def search_server(corpus):
+    """Its URL."""
+    port = free_port()
+    command = [sys.executable, "scripts/search_server.py", "--corpus", str(corpus), "--port", str(port)]
+    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    try:
+        wait_until(lambda: listens(port), process, 60)
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        process.kill()
+        process.communicate()
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory):
+def run(tmp_path_factory, two_nodes):
     folder = tmp_path_factory.mktemp("arpo")
     config = SearchTaskConfig(people=6, train_size=64, test_size=4, demo_size=16, demo_correct=0.8)
     asyncio.run(write_search_task(folder, config))
     write_tiny_model(folder / "model", TinyModelConfig(extra_words=EXTRA_WORDS))
-    learn_by_heart(folder)
+    loss = learn_by_heart(folder / "model", demonstrations(folder))
+    assert loss < 0.5, f"{loss}: the form has not been learnt"
     name = json.loads((folder / "corpus.jsonl").read_text().splitlines()[0])["title"]
     search = f"{TOOLS}.tool_instances.search"
     env = {**os.environ, "METHOD": "aepo", "MODEL_PATH": f"{folder}/model", "DATA_DIR": str(folder)}
-    env |= {"RUN_DIR": f"{folder}/run", "EXPERIMENT_NAME": "arpo", "PYTHONPATH": f"{ROOT}/tests/e2e"}
+    env |= {"RUN_DIR": f"{folder}/run", "EXPERIMENT_NAME": "arpo", "PYTHONPATH": f"{ROOT}/tests/e2e"} | two_nodes
     command = ["bash", "recipe/arpo/run_search_task_cpu.sh", "algorithm.adv_estimator=arpo_hard"]
     command += ["trainer.total_training_steps=2", "trainer.save_freq=2", "trainer.test_freq=2", "trainer.tree_freq=1"]
     command += ["trainer.tree_prompts=8", "trainer.val_before_train=false", "data.train_batch_size=8"]
     command += ["actor_rollout_ref.actor.ppo_mini_batch_size=8", "actor_rollout_ref.rollout.n=6"]
     command += ["actor_rollout_ref.rollout.val_kwargs.n=2", "actor_rollout_ref.rollout.group_timeout=30"]
     command += [f"{TOOLS}.timeout=1000", f"{search}.class_path=hanging_search.HangingSearch"]
-    command += [f"+{search}.params.hangs_on={name}"]
-    result = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=600)
+    command += [f"~{search}.params.corpus", f"+{search}.params.hangs_on={name}", "trainer.nnodes=2"]
+    with search_server(folder / "corpus.jsonl") as url:
+        command.append(f"+{search}.params.url={url}")
+        result = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=600)
     assert result.returncode == 0, result.stderr
+    assert_on_two_nodes(folder / "run")
     return folder / "run"
 
 

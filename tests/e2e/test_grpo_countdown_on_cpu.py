@@ -5,28 +5,55 @@ Two launches of about 100 s each; everything that needs the whole stack is check
 
 import json
 import os
-import socket
+import random
 import subprocess
 import sys
-import urllib.error
-import urllib.request
 from pathlib import Path
 
-import psutil
+import httpx
+import pandas as pd
 import pytest
 import torch
+from transformers import AutoTokenizer
 
+from recipe.common.countdown import CountdownConfig, random_expression, solve, write_countdown
+from recipe.common.evaluation.server import serving
+from recipe.common.results import parse_result_lines
 from recipe.common.run_metrics import load_metrics
+from recipe.common.tiny_model import write_tiny_model
+from tests.e2e.learning import learn_by_heart
 from tests.e2e.runs import kill_one, start_run, wait_until
 from verl.trainer.checkpoint_marker import complete_steps
 
 ROOT = Path(__file__).resolve().parents[2]
-STEPS = 4
+STEPS, N_VAL = 4, 32
 pytestmark = pytest.mark.e2e
 
 
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory) -> Path:
+    """A folder with data and a model that knows a right and a wrong answer of every problem that it is tested on."""
+    folder = tmp_path_factory.mktemp("inputs")
+    write_countdown(folder, CountdownConfig(train_size=64, test_size=16, demo_size=0))
+    write_tiny_model(folder / "model")
+    tokenizer, encoded, rng = AutoTokenizer.from_pretrained(folder / "model"), [], random.Random(0)
+    for row in pd.read_parquet(folder / "test.parquet").to_dict("records"):
+        truth = row["reward_model"]["ground_truth"]
+        asked = tokenizer.apply_chat_template(list(row["prompt"]), add_generation_prompt=True, return_dict=False)
+        for answer in (solve(truth["numbers"], truth["target"], "+-"), random_expression(truth["numbers"], "+-", rng)):
+            said = tokenizer.encode(f"<answer>{answer}</answer>") + [tokenizer.eos_token_id]
+            encoded.append((asked + said, [0] * len(asked) + [1] * len(said)))
+    learn_by_heart(folder / "model", encoded)
+    return folder
+
+
 def launch(inputs: Path) -> subprocess.Popen:
-    overrides = [f"trainer.total_training_steps={STEPS}", "trainer.save_freq=1", "trainer.test_freq=2"]
+    overrides = [
+        f"actor_rollout_ref.rollout.val_kwargs.n={N_VAL}",
+        f"trainer.total_training_steps={STEPS}",
+        "trainer.save_freq=1",
+    ]
+    overrides += [f"trainer.test_freq={STEPS}"]
     return start_run(inputs, "run", *overrides)
 
 
@@ -71,8 +98,8 @@ def test_rollout_and_trainer_agree_after_every_weight_sync(inputs, resumed):
 
 def test_validation_reports_accuracy_and_length(inputs, resumed):
     columns = load_metrics(inputs / "run").columns
-    for name in ("acc/mean@2", "acc/best@2/mean", "acc/maj@2/mean", "response_length/mean@2"):
-        assert any(column.endswith(f"countdown/{name}") for column in columns), (name, list(columns))
+    for name in ("acc/mean@", "acc/best@", "acc/maj@", "response_length/mean@"):
+        assert any(f"countdown/{name}{N_VAL}" in column for column in columns), (name, list(columns))
 
 
 def test_the_checkpoint_merges_to_a_model_for_transformers(inputs, resumed, tmp_path):
@@ -89,37 +116,39 @@ def test_the_checkpoint_merges_to_a_model_for_transformers(inputs, resumed, tmp_
     assert 0 < max(moved) < 0.1
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def server(inputs, resumed):
-    """The folder that the trainer saved behind scripts/serve.sh, vLLM's own server; its address."""
-    folder = f"{inputs}/run/global_step_{STEPS}/actor/huggingface"
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    command = ["bash", "scripts/serve.sh", folder, "--served-model-name", "trained"]
-    command += ["--host", "127.0.0.1", "--port", str(port)]
-    with open(f"{inputs}/serve.log", "w") as log:
-        process = subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=log)
-    try:
-        wait_until(lambda: answers(f"http://127.0.0.1:{port}/health"), process)
-        yield f"http://127.0.0.1:{port}"
-    finally:
-        for started in [*psutil.Process(process.pid).children(recursive=True), process]:
-            started.kill()
-        process.wait(timeout=60)
+    """The folder that the trainer saved behind vLLM's own server; its address."""
+    with serving(checkpoint(inputs), inputs / "serve.log", ["--dtype", "float32"]) as url:
+        yield url
 
 
-def answers(url: str) -> bool:
-    try:
-        return urllib.request.urlopen(url, timeout=5).status == 200
-    except (urllib.error.URLError, OSError):
-        return False
+def checkpoint(inputs: Path) -> str:
+    return f"{inputs}/run/global_step_{STEPS}/actor/huggingface"
 
 
-def test_vllm_serves_the_checkpoint(server):
-    question = {"model": "trained", "messages": [{"role": "user", "content": "1 2 3 = 6"}], "max_tokens": 4}
-    request = urllib.request.Request(
-        f"{server}/v1/chat/completions", json.dumps(question).encode(), {"Content-Type": "application/json"}
-    )
-    with urllib.request.urlopen(request, timeout=120) as reply:
-        assert json.load(reply)["usage"]["completion_tokens"] > 0
+def test_vllm_serves_the_checkpoint(inputs, server):
+    question = {"model": checkpoint(inputs), "messages": [{"role": "user", "content": "1 2 3 = 6"}], "max_tokens": 4}
+    reply = httpx.post(f"{server}/v1/chat/completions", json=question, timeout=120, trust_env=False)
+    assert reply.raise_for_status().json()["usage"]["completion_tokens"] > 0
+
+
+def test_evaluation_and_the_trainers_validation_agree(inputs, server):
+    """Same weights, same problems, same reward: Pass@1 and length differ by less than 4 standard errors."""
+    command = ["bash", "scripts/eval-countdown.sh", "run", f"server.url={server}", f"n={N_VAL}"]
+    command += [f"server.tokenizer={checkpoint(inputs)}", f"output_dir={inputs}/results"]
+    env = {**os.environ, "DATA_DIR": str(inputs), "HARDWARE": "cpu"}
+    told = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True)
+    assert told.returncode == 0, told.stderr
+    (result,) = parse_result_lines(told.stdout.splitlines())
+    rows = [json.loads(line) for line in (inputs / "results/run/countdown.jsonl").read_text().splitlines()[1:]]
+    samples = pd.DataFrame(rows)
+    # of a mean whose samples are drawn for each question apart; the trainer's has as many
+    within = samples.groupby("question")[["score", "tokens"]].var().mean()
+    error = (2 * within / len(samples)) ** 0.5
+    validated = load_metrics(inputs / "run").loc[STEPS]
+    accuracy = validated[f"val-core/countdown/acc/mean@{N_VAL}"]
+    assert 0.1 < accuracy < 0.9, "else nothing is compared"
+    assert result.metrics["Acc-Pass@1"] == pytest.approx(accuracy, abs=4 * error["score"])
+    length = validated[f"val-aux/countdown/response_length/mean@{N_VAL}"]
+    assert result.metrics["Response-Length-Mean"] == pytest.approx(length, abs=4 * error["tokens"] + 0.01)

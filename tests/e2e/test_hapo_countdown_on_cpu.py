@@ -1,11 +1,11 @@
-"""HAPO on the real stack: from the first step to a checkpoint. One launch of about 100 s."""
+"""HAPO on the real stack of two nodes: from the first step to a checkpoint. One launch of about two minutes."""
 
 import json
 
 import pytest
 
 from recipe.common.run_metrics import load_metrics
-from tests.e2e.runs import HAPO, start_run
+from tests.e2e.runs import HAPO, assert_on_two_nodes, start_run
 
 SETTINGS = ["trainer.save_freq=2", "trainer.test_freq=-1", "trainer.val_before_train=false"]
 # an untrained model has no group with right and wrong answers: filtering would wait for one
@@ -14,10 +14,12 @@ pytestmark = pytest.mark.e2e
 
 
 @pytest.fixture(scope="module")
-def run(inputs):
-    launcher = start_run(inputs, "hapo", *SETTINGS, "trainer.total_training_steps=2", script=HAPO)
+def run(inputs, two_nodes):
+    settings = [*SETTINGS, "trainer.total_training_steps=2", "trainer.nnodes=2"]
+    launcher = start_run(inputs, "hapo", *settings, script=HAPO, **two_nodes)
     _, errors = launcher.communicate(timeout=550)
     assert launcher.returncode == 0, errors
+    assert_on_two_nodes(inputs / "hapo")
     return inputs / "hapo"
 
 

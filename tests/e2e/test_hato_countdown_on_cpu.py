@@ -1,4 +1,7 @@
-"""HATO on the real stack, two launches of about 100 s: useless trees are replaced; Reptile moves the weights."""
+"""HATO on the real stack, two launches of about two minutes: useless trees are replaced; Reptile moves the weights.
+
+The second is on two nodes.
+"""
 
 import json
 
@@ -14,8 +17,8 @@ SETTINGS += [f"reward.custom_reward_function.path={ROOT}/tests/e2e/parity_reward
 pytestmark = pytest.mark.e2e
 
 
-def launch(inputs, name: str, *settings: str):
-    launcher = start_run(inputs, name, *SETTINGS, *settings, script=HATO)
+def launch(inputs, name: str, *settings: str, **environment: str):
+    launcher = start_run(inputs, name, *SETTINGS, *settings, script=HATO, **environment)
     _, errors = launcher.communicate(timeout=550)
     assert launcher.returncode == 0, errors
     return inputs / name
@@ -81,13 +84,14 @@ def test_trees_rewards_and_advantages(filtered, step):
 
 
 @pytest.fixture(scope="module")
-def adapted(inputs):
+def adapted(inputs, two_nodes):
     file = inputs / "train.parquet"
     rows = pd.read_parquet(file)
     rows["data_source"] = ["even" if target["target"] % 2 == 0 else "odd" for target in truths(rows)]
     rows.to_parquet(file)
     meta = [f"hato.meta_learning.{setting}" for setting in ("enable=true", "n_inner_steps=2", "meta_lr=0.5")]
-    return launch(inputs, "adapted", *meta, "trainer.total_training_steps=4", "trainer.save_freq=3")
+    length = ["trainer.total_training_steps=4", "trainer.save_freq=3"]
+    return launch(inputs, "adapted", *meta, *length, "trainer.nnodes=2", **two_nodes)
 
 
 def truths(rows: pd.DataFrame) -> list[dict]:
@@ -100,7 +104,9 @@ def test_reptile_moves_the_weights_and_they_reach_the_rollout(adapted):
     assert (table["meta/inner_distance"].dropna() > 1e-3).all()
     # step 3 samples with the interpolated weights, and the actor computes the same probabilities with its own
     assert (table["training/rollout_probs_diff_max"] < 1e-4).all()
-    assert (adapted / "global_step_3/actor/meta_episode_world_size_1_rank_0.pt").exists(), "saved within an episode"
+    for rank in (0, 1):
+        saved = adapted / f"global_step_3/actor/meta_episode_world_size_2_rank_{rank}.pt"
+        assert saved.exists(), "saved within an episode, by the workers of both nodes"
 
 
 def test_an_episode_sees_one_domain(adapted, inputs):

@@ -1,6 +1,6 @@
-"""LATR on the real stack: trees on vLLM, half of the responses sampled the ordinary way from the second step on.
+"""LATR on the real stack of two nodes: trees on vLLM, from the second step on half of the responses sampled plainly.
 
-One launch of about 100 s.
+One launch of about two minutes.
 """
 
 import json
@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from recipe.common.run_metrics import load_metrics
-from tests.e2e.runs import LATR, start_run
+from tests.e2e.runs import LATR, assert_on_two_nodes, start_run
 
 KT = "actor_rollout_ref.rollout.kt"
 SETTINGS = ["trainer.total_training_steps=2", "trainer.save_freq=2", "trainer.test_freq=-1"]
@@ -21,10 +21,11 @@ pytestmark = pytest.mark.e2e
 
 
 @pytest.fixture(scope="module")
-def run(inputs):
-    launcher = start_run(inputs, "latr", *SETTINGS, script=LATR)
+def run(inputs, two_nodes):
+    launcher = start_run(inputs, "latr", *SETTINGS, "trainer.nnodes=2", script=LATR, **two_nodes)
     _, errors = launcher.communicate(timeout=550)
     assert launcher.returncode == 0, errors
+    assert_on_two_nodes(inputs / "latr")
     return inputs / "latr"
 
 

@@ -63,6 +63,7 @@ LAYOUTS = {
         "Reach 7 with the numbers 3, 4.",
         ['{"target": 7, "numbers": [3, 4]}'],
     ),
+    "searchtask": ({"question": "bo + ta?", "answer": "10"}, "0", "bo + ta?", ["10"]),
     "amc23": ({"id": 0, "question": "p?", "answer": 27.0, "url": "u"}, "0", "p?", ["27"]),
     "olympiadbench": (
         {"id": 1606, "question": "p?", "context": "c.", "final_answer": ["$2$", "$-2$"], "image_1": None},
@@ -94,12 +95,13 @@ def read(tmp_path, name: str, rows: list[dict], suffix: str = ".jsonl", **option
 
 
 def test_the_table_has_every_benchmark_and_no_unknown_words():
-    assert BENCHMARKS.keys() == LAYOUTS.keys() and len(BENCHMARKS) == 16
+    assert BENCHMARKS.keys() == LAYOUTS.keys() and len(BENCHMARKS) == 17
     for name, benchmark in BENCHMARKS.items():
         assert benchmark.scoring in SCORINGS and benchmark.style in STYLES and benchmark.get
         # the reward in training takes the same side
         is_math = benchmark.scoring == "math"
-        assert name == "countdown" or (rule_of(name) == "math") == is_math
+        made_here = name in ("countdown", "searchtask")
+        assert made_here or (rule_of(name) == "math") == is_math
 
 
 @pytest.mark.parametrize("suffix", [".jsonl", ".json", ".parquet"])

@@ -1,0 +1,12 @@
+#!/usr/bin/env bash
+# Evaluates an agent on the made search task: bash scripts/eval-searchtask.sh EXPERIMENT_NAME [hydra overrides]
+# Samples and calls tools as the trainer's validation does. HARDWARE=cpu (default) or gpu; DATA_DIR: of the data. See scripts/eval.sh.
+set -euo pipefail
+[ $# -ge 1 ] || { sed -n 2,3p "${BASH_SOURCE[0]}" >&2; exit 2; }
+export HARDWARE=${HARDWARE:-cpu} TOOLS=${TOOLS:-local}
+data=${DATA_DIR:-outputs/data/search_task}
+experiment=$1
+shift
+exec bash "$(dirname "${BASH_SOURCE[0]}")/eval.sh" searchtask "$experiment" "files=[$data/test.parquet]" \
+    temperature=1.0 top_p=1.0 top_k=-1 max_tokens=128 tools.call_limit=3 tools.timeout=10 \
+    "tools.tool_instances.search.params={corpus: $data/corpus.jsonl, max_results: 1}" "$@"
