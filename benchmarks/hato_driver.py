@@ -120,7 +120,8 @@ def drive(clock: Clock, nodes: int, fetched: dict[str, dict], nested_mask: torch
     """The methods of a trainer that has what they need, without Ray."""
     trainer = HATOTrainer.__new__(HATOTrainer)
     trainer.hato, trainer.dropped, trainer.record = HATOConfig(tree=TreeConfig(max_nodes=nodes)), [], {}
-    trainer.config, trainer.global_steps, trainer.total_training_steps = OmegaConf.create({"algorithm": {}}), 1, 100
+    config = {"algorithm": {}, "data": {"train_batch_size": len(fetched)}}
+    trainer.config, trainer.global_steps, trainer.total_training_steps = OmegaConf.create(config), 1, 100
     trainer.value_model, trainer.problem_of = learnt_model(trainer.hato), {uid: f"problem {uid}" for uid in fetched}
     keys = [key for rows in fetched.values() for key in rows]
     batch, mask = SimpleNamespace(keys=keys, tags=[{}] * len(keys)), nested_mask.to_padded_tensor(0)

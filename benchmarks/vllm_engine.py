@@ -37,6 +37,7 @@ class VLLM:
             stop=list(stop),
             skip_special_tokens=False,
             logprobs=n_candidates,
+            flat_logprobs=True,
             detokenize=bool(stop) or not n_candidates,
             **sampling,
         )
@@ -49,10 +50,7 @@ class VLLM:
         self.generated += len(tokens)
         self.prompted += len(prompt_ids)
         self.cached += last.num_cached_tokens or 0
-        chosen = [step[token].logprob for step, token in zip(output.logprobs, tokens, strict=True)]
-        candidates = None
-        if n_candidates:
-            candidates = [
-                ranked(step, n_candidates, token) for step, token in zip(output.logprobs, tokens, strict=True)
-            ]
+        flat = output.logprobs
+        chosen = [flat.logprobs[at] for at in flat.start_indices]
+        candidates = ranked(flat, n_candidates) if n_candidates else None
         return Generation(tokens, chosen, candidates, tokens[-1] in stop_token_ids)

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Warm start: teaches MODEL_PATH the answer format on demonstrations, with upstream's SFT trainer.
 #   HARDWARE=cpu|gpu  MODEL_PATH=...  DATA_DIR=...  EXPERIMENT_NAME=...   bash recipe/common/run_warm_start.sh [hydra overrides]
-# Ends with a Hugging Face folder: outputs/$EXPERIMENT_NAME/huggingface
+# Ends with a Hugging Face folder: outputs/$EXPERIMENT_NAME/huggingface. DRY_RUN=1 makes the data and checks the config.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 source scripts/environment.sh
@@ -23,17 +23,25 @@ else
     PROCESSES=${N_GPUS_PER_NODE:-8}
 fi
 
+settings=(
+    --config-dir recipe/common/config/sft --config-name warm_start
+    hardware="$HARDWARE"
+    model.path="$MODEL_PATH"
+    data.train_files="$DATA_DIR/sft.parquet"
+    trainer.experiment_name="$EXPERIMENT_NAME"
+    trainer.default_local_dir="$RUN_DIR"
+    "$@"
+)
+if [ "${DRY_RUN:-0}" != 0 ]; then
+    python -m verl.trainer.sft_trainer "${settings[@]}" --cfg job >/dev/null
+    echo "dry run: the config and the data are fine, nothing was started"
+    exit
+fi
+
 rm -rf "$RUN_DIR/huggingface" "$RUN_DIR/huggingface.tmp"
 # INFO: upstream then says how many steps there will be, which the bar shows
 VERL_FILE_LOGGER_PATH="$RUN_DIR/metrics.jsonl" VERL_SFT_LOGGING_LEVEL=INFO python scripts/launch.py "$RUN_DIR" -- \
-    python -m torch.distributed.run --standalone --nproc_per_node="$PROCESSES" -m verl.trainer.sft_trainer \
-    --config-dir recipe/common/config/sft --config-name warm_start \
-    hardware="$HARDWARE" \
-    model.path="$MODEL_PATH" \
-    data.train_files="$DATA_DIR/sft.parquet" \
-    trainer.experiment_name="$EXPERIMENT_NAME" \
-    trainer.default_local_dir="$RUN_DIR" \
-    "$@"
+    python -m torch.distributed.run --standalone --nproc_per_node="$PROCESSES" -m verl.trainer.sft_trainer "${settings[@]}"
 
 step=$(cat "$RUN_DIR/latest_checkpointed_iteration.txt")
 cp -r "$RUN_DIR/global_step_$step/huggingface" "$RUN_DIR/huggingface.tmp"

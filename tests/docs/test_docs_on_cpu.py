@@ -43,7 +43,6 @@ NOT_RUN = {
     "bash scripts/setup.sh": "makes the environment",
     "bash scripts/test.sh": "runs this test",
     "bash scripts/quickstart.sh": "trains",
-    "bash recipe/common/run_warm_start.sh": "trains, and knows no DRY_RUN",
 }
 # a run script alone: tests/recipe/test_run_scripts_on_cpu.py makes its dry run
 COVERED = re.compile(r"bash recipe/(hapo|latr|hato|arpo|common)/run_\w+\.sh")

@@ -17,6 +17,7 @@ from verl.trainer.preflight import (
     check_model_path,
     check_overlong_buffer,
     check_ray_resources,
+    check_resume_path,
     check_reward_rows,
     needed_ray_cpus,
 )
@@ -141,7 +142,7 @@ def test_an_overlong_buffer_as_long_as_the_budget_is_refused():
             "reward": {"reward_kwargs": {"overlong_buffer_cfg": {"enable": True, "len": 4096}}},
         }
     )
-    with pytest.raises(ValueError, match="overlong_buffer_cfg.len=4096 must be below"):
+    with pytest.raises(PreflightError, match="overlong_buffer_cfg.len=4096 must be below"):
         check_overlong_buffer(config)
     config.reward.reward_kwargs.overlong_buffer_cfg.len = 1024
     check_overlong_buffer(config)
@@ -176,3 +177,16 @@ def test_a_reward_function_that_does_not_load_is_named(tmp_path):
         file.write_text(text)
         with pytest.raises(PreflightError, match=f"custom_reward_function.*{message}"):
             check_reward_rows(rewards(tmp_path, str(file), ["my_set"]))
+
+
+def test_a_checkpoint_to_resume_from_is_looked_for(tmp_path):
+    (tmp_path / "global_step_20/actor").mkdir(parents=True)
+    config = OmegaConf.create({"trainer": {"resume_mode": "resume_path", "resume_from_path": None}})
+    for path, found in ((f"{tmp_path}/global_step_20", True), (f"{tmp_path}/global_step_30", False), (None, False)):
+        config.trainer.resume_from_path = path
+        if found:
+            check_resume_path(config)
+        else:
+            with pytest.raises(PreflightError, match=f"trainer.resume_from_path={path} holds no checkpoint"):
+                check_resume_path(config)
+    check_resume_path(OmegaConf.create({"trainer": {"resume_mode": "auto"}}))

@@ -74,6 +74,7 @@ def check_run(config: DictConfig) -> None:
     check_reward_rows(config)
     check_batch_sizes(config)
     check_overlong_buffer(config)
+    check_resume_path(config)
 
 
 def config_asks_for_cpu(config: DictConfig) -> bool:
@@ -246,12 +247,12 @@ def check_overlong_buffer(config: DictConfig) -> None:
     """A buffer as long as the response budget would penalise every token; upstream lets it pass.
 
     Raises:
-        ValueError: it is.
+        PreflightError: it is.
     """
     key = "reward.reward_kwargs.overlong_buffer_cfg"
     buffer, budget = OmegaConf.select(config, key), config.data.max_response_length
     if buffer is not None and buffer.enable and buffer.len >= budget:
-        raise ValueError(
+        raise PreflightError(
             f"{key}.len={buffer.len} must be below data.max_response_length={budget}, else every response is "
             f"penalised; lower it, or set {key}.enable=false"
         )
@@ -278,12 +279,19 @@ def check_ray_resources(config: DictConfig, starting: bool = True) -> None:
         raise PreflightError(f"ray_kwargs.ray_init.num_gpus={gpus} is less than trainer.n_gpus_per_node={wanted}")
 
 
-def prepare_run_dir(config: DictConfig) -> None:
-    """Make the run's folder, and make sure that resuming takes a complete checkpoint.
-
+def check_resume_path(config: DictConfig) -> None:
+    """
     Raises:
         PreflightError: the checkpoint named by trainer.resume_from_path is none.
     """
+    if config.trainer.resume_mode == "resume_path":
+        source = Path(str(config.trainer.resume_from_path))
+        if not (source / "actor").is_dir():
+            raise PreflightError(f"trainer.resume_from_path={source} holds no checkpoint (no folder 'actor')")
+
+
+def prepare_run_dir(config: DictConfig) -> None:
+    """Make the run's folder, and make sure that resuming takes a complete checkpoint."""
     run_dir = Path(config.trainer.default_local_dir)
     run_dir.mkdir(parents=True, exist_ok=True)
     # upstream hands ray_init to Ray without resolving `${...}`; this is the config that `main` gets
@@ -296,8 +304,6 @@ def prepare_run_dir(config: DictConfig) -> None:
             print(f"note: {repaired}", file=sys.stderr)
     elif config.trainer.resume_mode == "resume_path":
         source = Path(str(config.trainer.resume_from_path))
-        if not (source / "actor").is_dir():
-            raise PreflightError(f"trainer.resume_from_path={source} holds no checkpoint (no folder 'actor')")
         if source.parent.resolve() == run_dir.resolve():
             forget_marks_after(run_dir, int(source.name.rsplit("_", 1)[-1]))
 

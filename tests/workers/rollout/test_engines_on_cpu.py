@@ -96,13 +96,14 @@ def test_an_aborted_request_goes_on_from_its_tokens(abort_at):
 
 def test_candidates_are_ranked_and_ties_go_to_the_chosen_token():
     cpu_version_name.install()  # upstream's server module asks for vLLM's version
+    from vllm.logprobs import FlatLogprobs
+
     from verl.workers.rollout.candidate_server import ranked
 
-    def entry(log_prob, rank):
-        return SimpleNamespace(logprob=log_prob, rank=rank)
-
-    step = {4: entry(-1.0, 2), 9: entry(-0.5, 1), 6: entry(-1.0, 2), 1: entry(-3.0, 7)}
-    assert ranked(step, 3, chosen=6) == [(9, -0.5), (6, -1.0), (4, -1.0)]
+    flat = FlatLogprobs()
+    for tokens, log_probs in (([6, 9, 4, 6], [-1.0, -0.5, -1.0, -1.0]), ([1, 9, 4, 6], [-3.0, -0.5, -1.0, -1.5])):
+        flat.append_fast(tokens, log_probs, [7, 1, 2, 3], [None] * 4)
+    assert ranked(flat, 3) == [[(9, -0.5), (6, -1.0), (4, -1.0)], [(9, -0.5), (4, -1.0), (6, -1.5)]]
 
 
 def test_rollout_names():

@@ -9,6 +9,7 @@ from contextvars import ContextVar
 
 import ray
 from verl.workers.rollout.vllm_rollout.vllm_async_server import vLLMHttpServer, vLLMReplica
+from vllm.logprobs import FlatLogprobs, Logprob
 
 N_CANDIDATES, CANDIDATES = "n_candidates", "candidates"
 _request: ContextVar[dict | None] = ContextVar("candidate_request", default=None)
@@ -27,13 +28,17 @@ class CandidateEngine:
         request = _request.get()
         if request is not None:
             sampling_params.logprobs = request["n"]
+            # an object for every candidate of every token would keep the garbage collector busy
+            sampling_params.flat_logprobs = True
             # the text of every candidate would cost a third of the time; stop texts need it
             sampling_params.detokenize = bool(sampling_params.stop)
         last = None
         async for last in self._engine.generate(sampling_params=sampling_params, **options):
             yield last
         if request is not None and last is not None and last.outputs:
-            request["logprobs"] = last.outputs[0].logprobs
+            request["logprobs"] = flat = last.outputs[0].logprobs
+            # what upstream reads: the sampled token's
+            last.outputs[0].logprobs = [{flat.token_ids[at]: Logprob(flat.logprobs[at])} for at in flat.start_indices]
 
 
 class CandidateServer(vLLMHttpServer):
@@ -49,22 +54,30 @@ class CandidateServer(vLLMHttpServer):
         n = sampling_params.pop(N_CANDIDATES, 0)
         if not n:
             return await super().generate(prompt_ids, sampling_params, request_id, **options)
-        request = {"n": n, "logprobs": []}
+        request = {"n": n, "logprobs": FlatLogprobs()}
         token = _request.set(request)
         try:
             output = await super().generate(prompt_ids, {**sampling_params, "logprobs": True}, request_id, **options)
         finally:
             _request.reset(token)
-        output.extra_fields[CANDIDATES] = [
-            ranked(step, n, chosen) for step, chosen in zip(request["logprobs"], output.token_ids, strict=True)
-        ]
+        found = ranked(request["logprobs"], n)
+        if len(found) != len(output.token_ids):
+            raise RuntimeError(f"vLLM reported candidates of {len(found)} tokens for {len(output.token_ids)}")
+        output.extra_fields[CANDIDATES] = found
         return output
 
 
-def ranked(step: dict, n: int, chosen: int) -> list[tuple[int, float]]:
-    """One step's (token, log-probability), the most likely first; among equals the chosen token comes first."""
-    found = sorted(step.items(), key=lambda item: (-item[1].logprob, item[0] != chosen, item[1].rank))
-    return [(token, entry.logprob) for token, entry in found[:n]]
+def ranked(flat: FlatLogprobs, n: int) -> list[list[tuple[int, float]]]:
+    """For each token n (token, log-probability), the most likely first; among equals the chosen token comes first.
+
+    vLLM gives the chosen token, then the most likely ones in order, of which it may be one.
+    """
+    found = []
+    for start, end in zip(flat.start_indices, flat.end_indices, strict=True):
+        chosen = flat.token_ids[start]
+        step = dict(zip(flat.token_ids[start:end], flat.logprobs[start:end], strict=True))
+        found.append(sorted(step.items(), key=lambda item: (-item[1], item[0] != chosen))[:n])
+    return found
 
 
 class CandidateReplica(vLLMReplica):

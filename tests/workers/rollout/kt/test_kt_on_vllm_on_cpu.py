@@ -30,14 +30,14 @@ class OfflineEngine:
         self.llm = llm
 
     async def generate(self, prompt_ids, *, max_tokens, stop_token_ids, n_candidates, **_):
-        sampling = SamplingParams(temperature=0, max_tokens=max_tokens, logprobs=n_candidates,
+        sampling = SamplingParams(temperature=0, max_tokens=max_tokens, logprobs=n_candidates, flat_logprobs=True,
                                   stop_token_ids=stop_token_ids)
         (request,) = self.llm.generate([{"prompt_token_ids": list(prompt_ids)}], sampling, use_tqdm=False)
         output = request.outputs[0]
         tokens = list(output.token_ids)
-        candidates = [ranked(step, n_candidates, token) for step, token in zip(output.logprobs, tokens)]
-        return Generation(tokens, [step[token].logprob for step, token in zip(output.logprobs, tokens)], candidates,
-                          tokens[-1] in stop_token_ids)
+        flat = output.logprobs
+        chosen = [flat.logprobs[at] for at in flat.start_indices]
+        return Generation(tokens, chosen, ranked(flat, n_candidates), tokens[-1] in stop_token_ids)
 
 class Watched(LookaheadTree):
     # the smallest margin of any decision of each step
