@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from verl.workers.rollout.rollout_engine import Generation
+from vllm_patches.candidates_without_text import leave_out_text
 
 
 class VLLM:
@@ -17,8 +18,16 @@ class VLLM:
         from vllm.engine.arg_utils import AsyncEngineArgs
         from vllm.v1.engine.async_llm import AsyncLLM
 
+        leave_out_text()
+        # prefixes are cached in whole blocks: the smallest on CPU, where the default is 128 (on GPUs 16)
         arguments = AsyncEngineArgs(
-            str(model), dtype="float32", enforce_eager=True, gpu_memory_utilization=0.3, seed=0, disable_log_stats=True
+            str(model),
+            dtype="float32",
+            enforce_eager=True,
+            gpu_memory_utilization=0.3,
+            block_size=32,
+            seed=0,
+            disable_log_stats=True,
         )
         return cls(AsyncLLM.from_engine_args(arguments))
 
