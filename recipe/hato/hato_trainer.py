@@ -293,7 +293,7 @@ class HATOTrainer(TreeTrainer):
         """Features, share of right paths, and V when it was drawn, of every step with verified paths below."""
         features, outcomes, values = [], [], []
         for one in trees:
-            right, verified = one.outcomes
+            right, verified = one.outcomes.right, one.outcomes.verified
             for number, node in enumerate(one.tree.nodes):
                 if number != ROOT and one.tree.is_kept(number) and verified[number]:
                     features.append(one.features[number])

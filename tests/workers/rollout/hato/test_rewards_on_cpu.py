@@ -39,9 +39,17 @@ def test_three_levels_by_hand():
     tree = grown([[[1.0, 0.5], [0.7]], [1.0, 0.0]])
     rewards = node_rewards(tree, WEIGHTS, 0.5)
     assert successful_leaves(tree, 0.5) == [3, 6, 8]
-    assert rewards.path == [1, 1, 1, 1, 0, 1, 1, 1, 1, 0]
-    expected = [1, 2 / 3 - 1 / 2, 0, 1, 0, 1 - 1 / 2, 1, 0, 1, 0]  # 2: 1/2 - 1 and 7: 1/2 - 2/3 are floored
+    assert rewards.path == [1, 1, 1, 1, 0.5, 0.7, 0.7, 1, 1, 0]
+    expected = [1, 2 / 3 - 1 / 2, 0, 1, 0, 1 - 1 / 2, 0.7, 0, 1, 0]  # 2: 1/2 - 1 and 7: 1/2 - 2/3 are floored
     assert rewards.causal == pytest.approx(expected)
+
+
+def test_the_form_of_a_wrong_answer_counts_and_rewards_outside_are_cut():
+    rewards = node_rewards(grown([[0.1, 0.0], [-1.0, 3.0]]), WEIGHTS, 0.5)
+    assert rewards.path == [1, 0.1, 0.1, 0, 1, 0, 1]
+    assert rewards.causal == pytest.approx([1, 0, 0, 0, 0.5, 0, 1])
+    mean = node_rewards(grown([[0.1, 0.0], [-1.0, 3.0]]), WEIGHTS, 0.5, path_reward="mean")
+    assert mean.path == pytest.approx([1.1 / 4, 0.05, 0.1, 0, 0.5, 0, 1])
 
 
 def test_a_leaf_drawn_twice_counts_twice():
@@ -89,18 +97,20 @@ def slow_rewards(tree, threshold):
                 continue
             below = path[path.index(number) + (not itself) :]
             times = math.prod(tree.nodes[step].count for step in below)
-            found += [float(node.outcome > threshold)] * times
+            found += [node.outcome] * times
         return found
 
     path, causal = [], []
     for number, node in enumerate(tree.nodes):
         own = known(number) if node.status != PRUNED else []
-        path.append(max(own, default=0.0))
+        path.append(min(1.0, max([0.0, *own])))
+        own = [outcome > threshold for outcome in own]
         family = tree.nodes[node.parent].children if node.parent is not None else []
         others = [
             x for sibling in family if sibling != number and tree.is_kept(sibling) for x in known(sibling, itself=True)
         ]
-        if 1.0 not in own:
+        others = [outcome > threshold for outcome in others]
+        if not any(own):
             causal.append(0.0)
         elif not others:
             causal.append(path[-1])
@@ -131,7 +141,7 @@ def test_siblings_differ_in_r_path_exactly_where_leaves_differ_in_outcome(seed):
             tree.nodes[leaf].outcome = tree.nodes[leaf].outcome or 0.0
         path = node_rewards(tree, WEIGHTS, 0.5).path
         families = [{path[child] for child in tree.kept_children(i)} for i in range(len(tree.nodes))]
-        leaves_differ = len({tree.nodes[leaf].outcome > 0.5 for leaf in tree.leaves()}) > 1
+        leaves_differ = len({tree.nodes[leaf].outcome for leaf in tree.leaves()}) > 1
         assert any(len(family) > 1 for family in families) == leaves_differ
 
 

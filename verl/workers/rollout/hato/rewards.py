@@ -1,14 +1,17 @@
 """R = alpha R_local + beta R_path + gamma R_causal of every node of a tree; all parts in [0, 1].
 
-A leaf's outcome is 1 where the verifier's reward of the WHOLE path to it exceeds the threshold, else 0. For example:
+The verifier scores the WHOLE path to a leaf; it is right where its reward exceeds the threshold. For example, with
+rewards of 1 and 0:
 
     problem ─┬─ 1 ─┬─ 2 right     R_path    1: 1     2: 1     3: 0     4: 0
              │     └─ 3 wrong     R_causal  1: 1/2 - 0 = 1/2    2: 1 - 0 = 1    3, 4: on no successful path, 0
              └─ 4 wrong
 
 Decided here, as the notes do not say it:
-- Outcomes are 0 or 1: partial rewards (for the format, say) do not count, so that the three parts have one scale.
-- Means of outcomes are over leaves, each as often as it and the steps before it were drawn.
+- R_path is the reward itself, cut to [0, 1] so that the three parts have one scale: what a verifier gives for the form
+  of a wrong answer counts, else nothing would keep a policy to the form where no answer is right.
+- R_causal counts right and wrong alone. Its means are over leaves, each as often as it and the steps before it were
+  drawn.
 - A leaf without a verifier's reward and a pruned node tell nothing: they are in no mean, and are nobody's siblings.
   Their own R_path and R_causal are 0.
 """
@@ -35,27 +38,34 @@ class NodeRewards(NamedTuple):
 
 
 class Outcomes(NamedTuple):
-    """Leaves below each node: how many are right, and how many the verifier has seen.
+    """Leaves below each node: how many are right, how many the verifier has seen, their best and summed rewards.
 
-    Each counts as often as the steps on the way to it from the node were drawn, the node itself once.
+    Each counts as often as the steps on the way to it from the node were drawn, the node itself once. Rewards are cut
+    to [0, 1]; without a verified leaf both are 0.
     """
 
     right: list[int]
     verified: list[int]
+    best: list[float]
+    sum: list[float]
 
 
 def leaf_outcomes(tree: ReasoningTree, threshold: float) -> Outcomes:
     """One pass from the last node to the first."""
     right, verified = [0] * len(tree.nodes), [0] * len(tree.nodes)
+    best, total = [0.0] * len(tree.nodes), [0.0] * len(tree.nodes)
     for number in range(len(tree.nodes) - 1, -1, -1):
         node = tree.nodes[number]
         if node.status == LEAF and node.outcome is not None:
             verified[number] = 1
             right[number] = int(node.outcome > threshold)
+            best[number] = total[number] = min(1.0, max(0.0, node.outcome))
         if node.parent is not None and tree.is_kept(number):
             right[node.parent] += node.count * right[number]
             verified[node.parent] += node.count * verified[number]
-    return Outcomes(right, verified)
+            total[node.parent] += node.count * total[number]
+            best[node.parent] = max(best[node.parent], best[number])
+    return Outcomes(right, verified, best, total)
 
 
 def successful_leaves(tree: ReasoningTree, threshold: float) -> list[int]:
@@ -64,15 +74,15 @@ def successful_leaves(tree: ReasoningTree, threshold: float) -> list[int]:
     return [leaf for leaf, outcome in outcome_of.items() if outcome is not None and outcome > threshold]
 
 
-def causal_reward(right: int, verified: int, siblings_right: int, siblings_verified: int) -> float:
-    """Mean outcome through a node minus that through its siblings, at least 0; without siblings R_path.
+def causal_reward(right: int, verified: int, siblings_right: int, siblings_verified: int, path: float) -> float:
+    """Share of right paths through a node minus that through its siblings, at least 0; without siblings R_path.
 
     0 where no path through the node is right.
     """
     if right == 0:
         return 0.0
     if siblings_verified == 0:
-        return 1.0
+        return path
     return max(0.0, right / verified - siblings_right / siblings_verified)
 
 
@@ -85,26 +95,26 @@ def node_rewards(
         tree: with `local_reward` of every node and `outcome` of the leaves.
         weights: alpha, beta, gamma.
         threshold: `hato.verification_threshold`.
-        path_reward: R_path is the `best` outcome below a node, or their `mean`.
+        path_reward: R_path is the `best` reward of the leaves below a node, or their `mean`.
     """
-    right, verified = leaf_outcomes(tree, threshold)
+    right, verified, best, summed = leaf_outcomes(tree, threshold)
     local = [node.local_reward for node in tree.nodes]
     if path_reward == "mean":
-        path = [n / of if of else 0.0 for n, of in zip(right, verified, strict=True)]
+        path = [of_leaves / n if n else 0.0 for of_leaves, n in zip(summed, verified, strict=True)]
     else:
-        path = [float(n > 0) for n in right]
+        path = best
     causal = []
     for number, node in enumerate(tree.nodes):
         if not tree.is_kept(number):
             causal.append(0.0)
         elif number == ROOT:
-            causal.append(causal_reward(right[ROOT], verified[ROOT], 0, 0))
+            causal.append(causal_reward(right[ROOT], verified[ROOT], 0, 0, path[ROOT]))
         else:
             others = (
                 right[node.parent] - node.count * right[number],
                 verified[node.parent] - node.count * verified[number],
             )
-            causal.append(causal_reward(right[number], verified[number], *others))
+            causal.append(causal_reward(right[number], verified[number], *others, path[number]))
     total = [
         weights.alpha * of_step + weights.beta * of_path + weights.gamma * of_cause
         for of_step, of_path, of_cause in zip(local, path, causal, strict=True)
