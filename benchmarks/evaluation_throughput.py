@@ -32,14 +32,6 @@ from recipe.common.tiny_model import write_tiny_model
 
 ROOT = Path(__file__).resolve().parents[1]
 SEQUENTIAL_SHARE = 16
-BENCH = """
-import sys
-from vllm_patches import cpu_version_name
-cpu_version_name.install()
-from vllm.entrypoints.cli.main import main
-sys.argv = ["vllm", "bench", "serve", *sys.argv[1:]]
-main()
-"""
 
 
 def evaluated(folder: Path, url: str, n: int, tokens: int, run: int) -> tuple[float, int]:
@@ -71,7 +63,19 @@ def one_by_one(url: str, model: str, prompts: list[str], tokens: int) -> tuple[f
 
 def benched(url: str, model: str, file: Path, n_prompts: int, tokens: int, seed: int) -> tuple[float, int]:
     """Seconds and generated tokens by vLLM's client's own clock."""
-    command = [sys.executable, "-c", BENCH, "--backend", "vllm", "--endpoint", "/v1/completions", "--base-url", url]
+    command = [
+        sys.executable,
+        "-m",
+        "vllm_patches",
+        "bench",
+        "serve",
+        "--backend",
+        "vllm",
+        "--endpoint",
+        "/v1/completions",
+        "--base-url",
+        url,
+    ]
     command += ["--model", model, "--dataset-name", "custom", "--dataset-path", str(file), "--skip-chat-template"]
     command += ["--num-prompts", str(n_prompts), "--custom-output-len", str(tokens), "--max-concurrency", "256"]
     command += ["--temperature", "1.0", "--seed", str(seed), "--disable-tqdm", "--num-warmups", "0"]
@@ -85,13 +89,8 @@ def benched(url: str, model: str, file: Path, n_prompts: int, tokens: int, seed:
     return float(found[1][1]), int(found[2][1])
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    for name, default in (("questions", 64), ("n", 16), ("tokens", 64), ("runs", 3)):
-        parser.add_argument(f"--{name}", type=int, default=default)
-    args = parser.parse_args()
-    os.environ.setdefault("VERL_PLATFORM", "cpu")
-    folder = Path(tempfile.mkdtemp(prefix="evaluation"))
+def measure(folder: Path, args) -> dict[str, list[tuple[float, int]]]:
+    """Seconds and generated tokens of each run, by what asked."""
     write_countdown(folder, CountdownConfig(train_size=1, test_size=args.questions, demo_size=0))
     model = str(write_tiny_model(folder / "model"))
     tokenizer = AutoTokenizer.from_pretrained(model)
@@ -105,9 +104,20 @@ def main() -> None:
         evaluated(folder, url, 1, args.tokens, args.runs)  # warm-up
         for run in range(args.runs):
             times["vllm bench serve"].append(benched(url, model, file, total, args.tokens, run))
-            sample = (prompts * args.n)[::SEQUENTIAL_SHARE]
+            sample = (prompts * args.n)[: total // SEQUENTIAL_SHARE]
             times["one after the other"].append(one_by_one(url, model, sample, args.tokens))
             times["evaluation"].append(evaluated(folder, url, args.n, args.tokens, run))
+    return times
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    for name, default in (("questions", 64), ("n", 16), ("tokens", 64), ("runs", 3)):
+        parser.add_argument(f"--{name}", type=int, default=default)
+    args = parser.parse_args()
+    os.environ.setdefault("VERL_PLATFORM", "cpu")
+    with tempfile.TemporaryDirectory(prefix="evaluation") as folder:
+        times = measure(Path(folder), args)
     rates = {name: [made / seconds for seconds, made in found] for name, found in times.items()}
     limit = statistics.median(rates["vllm bench serve"])
     table = []

@@ -9,4 +9,4 @@ experiment=$1
 shift
 exec bash "$(dirname "${BASH_SOURCE[0]}")/eval.sh" searchtask "$experiment" "files=[$data/test.parquet]" \
     temperature=1.0 top_p=1.0 top_k=-1 max_tokens=128 tools.call_limit=3 tools.timeout=10 \
-    "tools.tool_instances.search.params={corpus: $data/corpus.jsonl, max_results: 1}" "$@"
+    "++tools.tool_instances.search.params={corpus: $data/corpus.jsonl, max_results: 1}" "$@"

@@ -2,7 +2,8 @@
 # From nothing to trained and evaluated models on a laptop without GPU: set-up, tiny model, data, warm start, GRPO, one
 # recipe on the same seed, evaluation, table, bar chart, curves, and the recipe's trees as a page.
 #   [RECIPE=hato|latr|hapo|arpo] [STEPS=20] [SEED=0] bash scripts/quickstart.sh
-# hato, latr and hapo play Countdown; arpo searches and computes. What is there already is used.
+# hato, latr and hapo play Countdown; arpo searches and computes. What is there already is used. Trees are kept every ten
+# steps; hapo grows none.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -24,6 +25,9 @@ arpo)
     exit 2
     ;;
 esac
+# the quick start is a laptop's, whatever other runs were told
+export HARDWARE=cpu
+unset RUN_DIR EXPERIMENT_NAME MODEL_PATH DATA_DIR TOOLS DRY_RUN
 bash scripts/setup.sh
 source scripts/environment.sh
 use_hardware cpu
@@ -31,9 +35,10 @@ began=$SECONDS
 
 # train METHOD SCRIPT: its run's folder is outputs/$run
 train() {
-    run=quickstart_$1_${task}_seed$SEED
+    run=quickstart_$1_${task}_${STEPS}steps_seed$SEED
     echo "== $1, $STEPS steps, two updates each"
-    METHOD=$1 HARDWARE=cpu SEED=$SEED EXPERIMENT_NAME=$run bash "$2" actor_rollout_ref.actor.ppo_mini_batch_size=8 \
+    [ ! -f "outputs/$run/global_step_$STEPS/COMPLETE" ] || return 0
+    METHOD=$1 SEED=$SEED EXPERIMENT_NAME=$run bash "$2" actor_rollout_ref.actor.ppo_mini_batch_size=8 \
         trainer.total_training_steps="$STEPS" trainer.test_freq=-1 trainer.val_before_train=false \
         trainer.save_freq="$STEPS"
 }
@@ -46,7 +51,7 @@ evaluate() {
     bash scripts/eval-$task.sh "$name" "$@" >"outputs/$name/eval.log" 2>&1 || { cat "outputs/$name/eval.log" >&2; exit 1; }
 }
 
-[ -d outputs/$warm/huggingface ] || { echo "== warm start" && HARDWARE=cpu bash $warm_script; }
+[ -d outputs/$warm/huggingface ] || { echo "== warm start" && bash $warm_script; }
 evaluate $warm model=outputs/$warm/huggingface
 train grpo $grpo_script
 grpo=$run
@@ -60,6 +65,9 @@ python scripts/plot_run.py "outputs/$grpo" "outputs/$run" --output "${results}_c
 echo
 cat "$results.md"
 echo "$((SECONDS - began)) s after the set-up"
+if [ -d "outputs/$run/trees" ]; then
+    page=$(python scripts/view_trees.py "outputs/$run" | tail -1)
+    echo "trees: $page"
+fi
 echo "table: $results.md   bar chart: $results.png   curves: ${results}_curves.png"
-[ ! -d "outputs/$run/trees" ] || echo "trees: $(python scripts/view_trees.py "outputs/$run" | tail -1)"
 echo "models: outputs/{$grpo,$run}/global_step_$STEPS/actor/huggingface"

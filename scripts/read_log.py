@@ -143,7 +143,8 @@ def _ordered_metrics(cells: list[Cell]) -> list[tuple[str, str]]:
 def at_the_last_step(cells: list[Cell]) -> Results:
     """Experiment -> data set -> metric -> value: of every data set the last step that it was measured at.
 
-    An experiment that was measured at one step only is called by its name alone.
+    An experiment that was measured at one step only is called by its name alone. The ends of an interval are those of
+    the log that the value is of.
     """
     last: dict[tuple[str, str], int] = {}
     for cell in cells:
@@ -151,16 +152,21 @@ def at_the_last_step(cells: list[Cell]) -> Results:
             key = (cell.experiment, cell.dataset)
             last[key] = max(last.get(key, -1), -1 if cell.step is None else cell.step)
     n_steps = {name: len({cell.step for cell in cells if cell.experiment == name}) for name, _ in last}
+    found = {}  # as in the CSV, a later log wins
+    for cell in cells:
+        if last.get((cell.experiment, cell.dataset)) == (-1 if cell.step is None else cell.step):
+            found[cell.experiment, cell.dataset, cell.metric] = cell
     results: Results = {}
-    for column in _ordered_metrics(cells):
-        for cell in cells:
-            step = -1 if cell.step is None else cell.step
-            if (cell.dataset, cell.metric) != column or last.get((cell.experiment, cell.dataset)) != step:
+    for experiment in dict.fromkeys(cell.experiment for cell in cells):
+        for dataset, metric in _ordered_metrics(cells):
+            cell = found.get((experiment, dataset, metric))
+            value = found.get((experiment, dataset, metric.removesuffix("-Low").removesuffix("-High")))
+            if cell is None or value is None or cell.log != value.log:
                 continue
-            label = cell.experiment if n_steps[cell.experiment] == 1 else f"{cell.experiment} (step {cell.step})"
-            results.setdefault(label, {}).setdefault(cell.dataset, {})[cell.metric] = cell.value
-    order = list(dict.fromkeys(cell.experiment for cell in cells))
-    return dict(sorted(results.items(), key=lambda item: order.index(item[0].partition(" (step ")[0])))
+            many = n_steps[experiment] > 1 and cell.step is not None
+            label = f"{experiment} (step {cell.step})" if many else experiment
+            results.setdefault(label, {}).setdefault(dataset, {})[metric] = cell.value
+    return results
 
 
 def write_csv(path: Path, columns: list[str], rows: list[dict]) -> None:
@@ -176,6 +182,8 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("logs", metavar="LOG", nargs="+", type=Path, help="evaluation log, run folder or .jsonl file")
     parser.add_argument("--output", type=Path, default=Path("metrics.csv"), help="default: %(default)s")
     options = parser.parse_args(arguments)
+    if options.output.suffix in (".md", ".png"):
+        parser.error(f"--output {options.output}: the CSV; a table (.md) and a chart (.png) are written beside it")
     try:
         cells = [cell for log in options.logs for cell in read_log(log)]
         columns, rows, warnings = make_table(cells)

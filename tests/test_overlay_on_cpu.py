@@ -159,9 +159,13 @@ from vllm.v1.sample.ops.topk_topp_sampler import TopKTopPSampler
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 print("FOUND", "gen.set_offset(gen.get_offset()" in inspect.getsource(GPUModelRunner._bookkeeping_sync))
 print("FOUND", "generators" in inspect.signature(TopKTopPSampler.forward_cpu).parameters)
+from vllm.v1.engine.logprobs import LogprobsProcessor
+from vllm.logprobs import FlatLogprobs
+print("FOUND", list(inspect.signature(LogprobsProcessor.from_new_request).parameters) == ["tokenizer", "request"])
+print("FOUND", {"start_indices", "end_indices", "token_ids", "logprobs"} <= set(FlatLogprobs.__dataclass_fields__))
 """
     result = python(code)
-    assert found_words(result) == ["0.9.1", "0.30.0", *["True"] * 7], result.stderr[-2000:]
+    assert found_words(result) == ["0.9.1", "0.30.0", *["True"] * 9], result.stderr[-2000:]
 
 
 def test_rollout_names_losses_and_estimators_are_registered_by_importing_upstream():

@@ -1,6 +1,7 @@
 """What this project changes inside vLLM 0.30; `register` runs in every vLLM process (`vllm.general_plugins`).
 
-Each change lives in its own module, named after what it fixes, and says when it applies.
+Each change lives in its own module, named after what it fixes, and says when it applies. `candidates_without_text` is
+applied by the server that needs it (`verl/workers/rollout/candidate_server.py`), on GPUs too.
 """
 
 import os

@@ -33,8 +33,8 @@ settings=(
     "$@"
 )
 if [ "${DRY_RUN:-0}" != 0 ]; then
-    python -m verl.trainer.sft_trainer "${settings[@]}" --cfg job >/dev/null
-    echo "dry run: the config and the data are fine, nothing was started"
+    python -m verl.trainer.sft_trainer "${settings[@]}" --cfg job --resolve >/dev/null
+    echo "dry run: the config composes, the data is there, nothing was started"
     exit
 fi
 

@@ -3,7 +3,7 @@
 One step, what is HATO's marked with *:
 
     generate                    * prompts carry the step's temperature and the value model -> trees of steps
-      filter_groups             * trees whose outcomes do not vary are replaced one by one (TreeBuffer)
+      filter_groups             * trees that are all right or all wrong are replaced one by one (TreeBuffer)
     advantages                  * outcomes -> R of every node -> adv_estimator=hato, each against its siblings
                                 * the value model learns from all trees, the dropped ones too
     update the actor            * meta-learning: the episode begins, goes on or ends (MetaActorWorker)

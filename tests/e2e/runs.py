@@ -8,7 +8,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psutil
@@ -81,13 +81,16 @@ def ray_cluster(nodes: int, cpus: int) -> Iterator[str]:
             command = ["ray", "start", *shared, f"--node-ip-address=127.0.0.{node}"]
             command += head if node == 1 else [f"--address={address}"]
             started.append(subprocess.Popen(command, env=environment, **options))
-            wait_until(lambda: listens(port), started[0], seconds=60)
+            wait_until(lambda: listens(port), started[-1], seconds=60)
         wait_until(lambda: n_nodes(address) == nodes, started[0], seconds=60)
         yield address
     finally:
         for process in reversed(started):
-            for one in [*psutil.Process(process.pid).children(recursive=True), psutil.Process(process.pid)]:
-                one.kill()
+            with suppress(psutil.NoSuchProcess):
+                for child in psutil.Process(process.pid).children(recursive=True):
+                    with suppress(psutil.NoSuchProcess):
+                        child.kill()
+            process.kill()
             process.wait(timeout=60)
         shutil.rmtree(folder, ignore_errors=True)
 

@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 from recipe.common.evaluation.benchmarks import BENCHMARKS
-from recipe.common.evaluation.checkpoint import find_checkpoint
+from recipe.common.evaluation.checkpoint import Checkpoint, find_checkpoint, fingerprint
 from recipe.common.evaluation.metrics import Sample, measure
 from recipe.common.evaluation.questions import Question
 from recipe.common.evaluation.scoring import by_rule, final_answer
@@ -113,6 +113,20 @@ def test_shards_are_to_be_merged_unless_the_trainer_saved_a_model(tmp_path, monk
     assert find_checkpoint("run", None) == (str(merged), 10, shards)
     merged.mkdir()
     assert find_checkpoint("run", 10) == (str(merged), 10, None)
+
+
+def test_other_weights_in_the_same_folder_are_told_apart(tmp_path):
+    file = tmp_path / "outputs/run/global_step_5/actor/model_world_size_1_rank_0.pt"
+    file.parent.mkdir(parents=True)
+    file.write_bytes(b"a" * (3 << 20))
+    merged = Checkpoint(str(tmp_path / "outputs/run/global_step_5/merged"), 5)
+    first = fingerprint(merged)
+    assert (
+        first == fingerprint(Checkpoint(str(file.parent / "huggingface"), 5)) != fingerprint(Checkpoint("Qwen/Q", None))
+    )
+    file.write_bytes(b"a" * ((3 << 20) - 1) + b"b")
+    assert fingerprint(merged) != first
+    assert fingerprint(Checkpoint("Qwen/Qwen3-0.6B", None)) is None
 
 
 def test_there_is_a_script_for_every_benchmark():

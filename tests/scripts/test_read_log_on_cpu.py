@@ -264,6 +264,13 @@ def test_the_comparison_shows_every_experiment_at_its_last_step(read_log):
     ]
 
 
+def test_an_interval_is_not_given_to_another_logs_value(read_log):
+    evaluated = [cell(read_log, "grpo", 40, f"Acc-Pass@1{end}", 0.25) for end in ("", "-Low", "-High")]
+    validated = read_log.Cell("grpo", 40, "countdown", "Acc-Pass@1", 0.4, Path("run"))
+    results = read_log.at_the_last_step([*evaluated, validated])
+    assert results == {"grpo": {"countdown": {"Acc-Pass@1": 0.4}}}
+
+
 def test_the_bar_chart_has_a_bar_as_high_as_the_accuracy(read_log, tmp_path):
     import matplotlib.image
     import numpy as np

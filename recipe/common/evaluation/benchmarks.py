@@ -170,7 +170,12 @@ BENCHMARKS: dict[str, Benchmark] = {
         read_question=adapters.countdown_question,
         read_answers=adapters.countdown_answers,
     ),
-    "searchtask": _searches("the made search task", "python -m recipe.arpo.search_task", "qa"),
+    "searchtask": _searches(
+        "the made search task",
+        "python -m recipe.arpo.search_task --output-dir outputs/data/search_task, and evaluate with "
+        "scripts/eval-searchtask.sh",
+        "qa",
+    ),
     "amc23": _maths("AMC23", f"{HUB}/math-ai/amc23 or {HUB}/AI-MO/aimo-validation-amc", meta=("url",)),
     "olympiadbench": _maths(
         "OlympiadBench",

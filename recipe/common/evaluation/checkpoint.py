@@ -1,11 +1,14 @@
 """A run's checkpoint as a folder that a server loads."""
 
+import hashlib
 import os
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 from typing import NamedTuple
+
+END_BYTES = 1 << 20
 
 
 class Checkpoint(NamedTuple):
@@ -35,6 +38,28 @@ def find_checkpoint(experiment: str, step: int | None) -> Checkpoint:
         return Checkpoint(str(shards / "huggingface"), step)
     merged = run_dir / f"global_step_{step}" / "merged"
     return Checkpoint(str(merged), step, None if merged.exists() else shards)
+
+
+def fingerprint(checkpoint: Checkpoint) -> str | None:
+    """Tells weights apart without reading all of them: names, sizes, and both ends of every file; None for a hub name.
+
+    Of a run's checkpoint the shards, so that it is the same before and after they are merged.
+    """
+    folder = Path(checkpoint.model)
+    if checkpoint.step is not None:
+        folder = next(parent for parent in folder.parents if parent.name.startswith("global_step_")) / "actor"
+    files = sorted(path for path in folder.rglob("*") if path.suffix in (".safetensors", ".bin", ".pt"))
+    if not files:
+        return None
+    digest = hashlib.sha256()
+    for path in files:
+        size = path.stat().st_size
+        digest.update(f"{path.relative_to(folder)} {size} ".encode())
+        with path.open("rb") as file:
+            digest.update(file.read(END_BYTES))
+            file.seek(max(0, size - END_BYTES))
+            digest.update(file.read())
+    return digest.hexdigest()[:16]
 
 
 def merge_shards(shards: Path, merged: Path) -> None:

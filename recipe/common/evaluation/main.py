@@ -10,7 +10,7 @@ import httpx
 from omegaconf import DictConfig, OmegaConf
 
 from recipe.common.evaluation.benchmarks import SCORINGS, find_benchmark
-from recipe.common.evaluation.checkpoint import Checkpoint, find_checkpoint, merge_shards
+from recipe.common.evaluation.checkpoint import Checkpoint, find_checkpoint, fingerprint, merge_shards
 from recipe.common.evaluation.judge import JudgeCache
 from recipe.common.evaluation.loading import QuestionSet, read_questions
 from recipe.common.evaluation.run import (
@@ -180,6 +180,8 @@ def settings_of(plan: Plan) -> dict:
     asked = OmegaConf.to_container(plan.config, resolve=True)
     settings = {key: value for key, value in asked.items() if key not in NOT_ASKED}
     settings |= {"scoring": plan.scoring, "model": plan.checkpoint.model if plan.checkpoint else plan.config.server.url}
+    # the same folder may hold another model by now
+    settings["weights"] = fingerprint(plan.checkpoint) if plan.checkpoint else None
     if plan.scoring == "judge":
         settings["judge"] = {key: asked["judge"][key] for key in ("url", "name", "max_tokens", "temperature")}
     return settings
@@ -297,10 +299,10 @@ def _plans(config: DictConfig) -> list[Plan]:
             "files: several benchmarks have their files under outputs/data, or are evaluated one by one"
         )
     if config.skip_missing:
-        missing = [name for name in names if config.files is None and not _found_files(name)]
-        for name in missing:
+        absent = [name for name in names if config.files is None and not _found_files(name)]
+        for name in absent:
             print(f"left out: {name}, which has no files under outputs/data; get it from {find_benchmark(name).get}")
-        names = [name for name in names if name not in missing]
+        names = [name for name in names if name not in absent]
     plans = []
     for name in names:
         one = config.copy()

@@ -133,8 +133,8 @@ def test_random_trees_against_the_slow_reference(seed):
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_siblings_differ_in_r_path_exactly_where_leaves_differ_in_outcome(seed):
-    """So a filter on the leaves' outcomes drops the trees without a signal, and no other."""
+def test_siblings_differ_in_r_path_exactly_where_leaves_differ_in_reward(seed):
+    """So a tree without a signal of the verifier is one whose leaves are all worth the same."""
     for count in (2, 6, 40):
         tree = random_tree(seed, size=count, pruned=1)
         for leaf in tree.leaves():

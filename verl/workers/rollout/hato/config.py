@@ -257,7 +257,7 @@ class HATOConfig(_Section):
 
     Args:
         verification_threshold: a reward above it counts as a right answer.
-        path_reward: R_path of a step is the `best` outcome below it, or their `mean`.
+        path_reward: R_path of a step is the `best` reward below it, cut to [0, 1], or their `mean`.
         local_reward: `heuristic`; the dotted name of a function (see rewards.py); or `reward_loop`: upstream's reward
             loop, where a process reward model can be served, scores the path up to the step, and the reward function
             finds the step's text in extra_info["hato_step"].

@@ -1,0 +1,12 @@
+"""`python -m vllm_patches serve MODEL …`: vLLM's own command line, where its CPU build is installed."""
+
+import sys
+
+from vllm_patches import cpu_version_name
+
+cpu_version_name.install()
+from vllm.entrypoints.cli.main import main  # noqa: E402
+
+if __name__ == "__main__":
+    sys.argv[0] = "vllm"
+    main()
