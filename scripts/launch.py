@@ -20,6 +20,8 @@ from pathlib import Path
 import psutil
 from tqdm import tqdm
 
+# upstream notices a dead engine when it next asks it for tokens, but waits for ever where it sends it weights
+DEAD_ENGINE, DEAD_ENGINE_SECONDS = b"EngineDeadError", float(os.environ.get("DEAD_ENGINE_SECONDS", 60))
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 LAST_LINES = 15
 
@@ -111,10 +113,35 @@ def _signal(process: psutil.Process, how: str) -> None:
         pass
 
 
-def wait(run: subprocess.Popen, progress: Progress) -> int:
-    """Follow the run to its end; returns its exit code."""
+class EngineWatch:
+    """Tells from the log when vLLM's engine died."""
+
+    def __init__(self, log: Path):
+        self.log, self.offset, self.died_at = log, log.stat().st_size if log.exists() else 0, None
+
+    def seconds_since_its_death(self) -> float:
+        """0 while it lives, or where the output goes to the terminal."""
+        if self.died_at is None and self.log.exists():
+            with open(self.log, "rb") as file:
+                file.seek(self.offset)
+                new = file.read()
+            # a line that is still being written is read again
+            self.offset += new.rfind(b"\n") + 1
+            if DEAD_ENGINE in new:
+                self.died_at = time.monotonic()
+        return 0.0 if self.died_at is None else time.monotonic() - self.died_at
+
+
+def wait(run: subprocess.Popen, progress: Progress, engine: EngineWatch) -> int:
+    """Follow the run to its end; returns its exit code. A run that waits for a dead engine is ended."""
     while run.poll() is None:
         progress.update()
+        if engine.seconds_since_its_death() > DEAD_ENGINE_SECONDS:
+            print(f"\nvLLM's engine died {DEAD_ENGINE_SECONDS:g} s ago, and the run waits for it.", file=sys.stderr)
+            run.kill()
+            run.wait()
+            progress.close()
+            return 1
         time.sleep(0.5)
     progress.update()
     progress.close()
@@ -161,11 +188,12 @@ def main(arguments: list[str]) -> int:
     verbose = os.environ.get("VERBOSE", "0") not in ("", "0")
     steps = next((int(a.split("=")[1]) for a in command if re.fullmatch(r"trainer.total_training_steps=\d+", a)), None)
     print(f"starting; output in {run_dir / 'train.log'}", file=sys.stderr)
+    engine = EngineWatch(run_dir / "train.log")
     with open(run_dir / "train.log", "ab") as log:
         output = None if verbose else log
         run = subprocess.Popen(command, stdout=output, stderr=output, preexec_fn=die_with_parent)
         try:
-            code = wait(run, Progress(run_dir / "metrics.jsonl", steps))
+            code = wait(run, Progress(run_dir / "metrics.jsonl", steps), engine)
         except (KeyboardInterrupt, SystemExit):
             code = 130
         finally:
