@@ -35,7 +35,7 @@ SCRIPTS = {
     ],
     # the same script and settings, sampled the ordinary way
     "grpo-vllm": ["recipe/latr/run_countdown_cpu.sh", "actor_rollout_ref.rollout.name=vllm"],
-    # 14 leaves, of which five or so are drawn twice, take about as many generated tokens as 8 responses
+    # 14 leaves of a tree, some of them drawn twice, take about as many generated tokens as 8 responses
     "hato": [HATO, N14],
     # what each part of the reward is worth
     "hato-local": [HATO, N14, "hato.reward_weights={alpha:1.0,beta:0.0,gamma:0.0}"],
