@@ -119,8 +119,10 @@ def test_the_checkpoint_merges_to_a_model_for_transformers(inputs, resumed, tmp_
 @pytest.fixture(scope="module")
 def server(inputs, resumed):
     """The folder that the trainer saved behind vLLM's own server; its address."""
-    with serving(checkpoint(inputs), inputs / "serve.log", ["--dtype", "float32"]) as url:
-        yield url
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("VERL_PLATFORM", "cpu")
+        with serving(checkpoint(inputs), inputs / "serve.log", ["--dtype", "float32"]) as url:
+            yield url
 
 
 def checkpoint(inputs: Path) -> str:
