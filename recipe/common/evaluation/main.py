@@ -25,7 +25,7 @@ from recipe.common.evaluation.run import (
 )
 from recipe.common.evaluation.sample_file import SampleFile
 from recipe.common.evaluation.scoring import Judge
-from recipe.common.evaluation.server import ChatModel, ServerEngine, client_of, serving
+from recipe.common.evaluation.server import ChatModel, ServerEngine, clients_of, serving
 from recipe.common.results import format_result_lines, write_result_log
 from verl.workers.rollout.rollout_engine import end_of_sequence_ids, generation_config_of
 from verl.workers.rollout.tools.http_json import is_loopback
@@ -232,17 +232,17 @@ def _served(side: DictConfig, url: str) -> tuple[str, int | None]:
 async def _collect(plan: Plan, url: str, samples: SampleFile) -> None:
     config = plan.config
     name, context = _served(config.server, url)
-    client = client_of(url, os.environ.get(config.server.api_key_env or ""))
+    clients = clients_of(url, os.environ.get(config.server.api_key_env or ""), config.server.concurrency)
     sampling = Sampling(config.temperature, config.top_p, config.top_k, config.max_tokens)
     judge, tools = None, ToolBox(plan.tools) if plan.tools else None
     if config.server.api == "chat":
-        responder = ChatResponder(ChatModel(client, name, config.server.concurrency), sampling)
+        responder = ChatResponder(ChatModel(clients, name, config.server.concurrency), sampling)
     else:
         from transformers import AutoTokenizer
 
         path = config.server.tokenizer or (plan.checkpoint.model if plan.checkpoint else name)
         tokenizer = AutoTokenizer.from_pretrained(path)
-        engine = ServerEngine(client, name, config.server.concurrency)
+        engine = ServerEngine(clients, name, config.server.concurrency)
         responder = TokenResponder(
             engine, tokenizer, sampling, end_of_sequence_ids(tokenizer, generation_config_of(path)), tools, context
         )
@@ -250,7 +250,7 @@ async def _collect(plan: Plan, url: str, samples: SampleFile) -> None:
     if cache is not None:
         judged_by, _ = _served(config.judge, config.judge.url)
         model = ChatModel(
-            client_of(config.judge.url, os.environ.get(config.judge.api_key_env or "")),
+            clients_of(config.judge.url, os.environ.get(config.judge.api_key_env or ""), config.judge.concurrency),
             judged_by,
             config.judge.concurrency,
         )

@@ -6,6 +6,7 @@ A vLLM server takes and gives token ids, so that what a tool-using model sees is
 
 import asyncio
 import ctypes
+import itertools
 import os
 import signal
 import socket
@@ -23,6 +24,7 @@ from verl.workers.rollout.tools.http_json import is_loopback
 
 ROOT = Path(__file__).resolve().parents[3]
 STOP_SECONDS = 20
+CONNECTIONS_A_CLIENT = 16
 
 
 def client_of(url: str, api_key: str | None = None, *, timeout: float = 3600.0, retries: int = 5) -> AsyncOpenAI:
@@ -40,17 +42,26 @@ def client_of(url: str, api_key: str | None = None, *, timeout: float = 3600.0, 
     return AsyncOpenAI(base_url=f"{base}/v1", api_key=api_key or "none", max_retries=retries, http_client=http)
 
 
+def clients_of(url: str, api_key: str | None, concurrency: int) -> list[AsyncOpenAI]:
+    """Enough clients for so many requests at once, see `client_of`.
+
+    httpcore (1.0) looks at every connection of a pool for every idle one: with 256 in one pool that was half of an
+    evaluation's time.
+    """
+    return [client_of(url, api_key) for _ in range(-(-concurrency // CONNECTIONS_A_CLIENT))]
+
+
 class ServerEngine:
     """`RolloutEngine` on a vLLM server: token ids in, token ids out, no log-probabilities.
 
     Args:
-        client: see `client_of`.
+        clients: see `clients_of`; they take turns.
         model: the name that the server knows it by.
         concurrency: requests at once; more wait.
     """
 
-    def __init__(self, client: AsyncOpenAI, model: str, concurrency: int):
-        self.client, self.model, self.slots = client, model, asyncio.Semaphore(concurrency)
+    def __init__(self, clients: Sequence[AsyncOpenAI], model: str, concurrency: int):
+        self.clients, self.model, self.slots = itertools.cycle(clients), model, asyncio.Semaphore(concurrency)
 
     async def generate(
         self,
@@ -74,11 +85,11 @@ class ServerEngine:
         if n_candidates:
             raise ValueError(f"n_candidates={n_candidates}: the completions API reports none")
         more = {"top_k": top_k, "stop_token_ids": list(stop_token_ids), "return_token_ids": True}
-        more |= {"skip_special_tokens": False} if stop else {}
+        more |= {"prompt": list(prompt_ids)} | ({"skip_special_tokens": False} if stop else {})
         async with self.slots:
-            found = await self.client.completions.create(
+            found = await next(self.clients).completions.create(
                 model=self.model,
-                prompt=list(prompt_ids),
+                prompt="",  # in `more`: the client would look at every token of it
                 max_tokens=max_tokens,
                 temperature=temperature,
                 top_p=top_p,
@@ -98,8 +109,8 @@ class ServerEngine:
 class ChatModel:
     """Messages in, text out. Arguments as `ServerEngine`'s."""
 
-    def __init__(self, client: AsyncOpenAI, model: str, concurrency: int):
-        self.client, self.model, self.slots = client, model, asyncio.Semaphore(concurrency)
+    def __init__(self, clients: Sequence[AsyncOpenAI], model: str, concurrency: int):
+        self.clients, self.model, self.slots = itertools.cycle(clients), model, asyncio.Semaphore(concurrency)
 
     async def ask(self, messages: Sequence[dict], **sampling) -> tuple[str, int]:
         """The reply's text and its tokens (0 where the server does not count).
@@ -108,7 +119,9 @@ class ChatModel:
             sampling: max_tokens, temperature, top_p, seed, ….
         """
         async with self.slots:
-            found = await self.client.chat.completions.create(model=self.model, messages=list(messages), **sampling)
+            found = await next(self.clients).chat.completions.create(
+                model=self.model, messages=list(messages), **sampling
+            )
         tokens = found.usage.completion_tokens if found.usage else 0
         return found.choices[0].message.content or "", tokens
 
