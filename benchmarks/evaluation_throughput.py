@@ -63,19 +63,8 @@ def one_by_one(url: str, model: str, prompts: list[str], tokens: int) -> tuple[f
 
 def benched(url: str, model: str, file: Path, n_prompts: int, tokens: int, seed: int) -> tuple[float, int]:
     """Seconds and generated tokens by vLLM's client's own clock."""
-    command = [
-        sys.executable,
-        "-m",
-        "vllm_patches",
-        "bench",
-        "serve",
-        "--backend",
-        "vllm",
-        "--endpoint",
-        "/v1/completions",
-        "--base-url",
-        url,
-    ]
+    command = [sys.executable, "-m", "vllm_patches", "bench", "serve"]
+    command += ["--backend", "vllm", "--endpoint", "/v1/completions", "--base-url", url]
     command += ["--model", model, "--dataset-name", "custom", "--dataset-path", str(file), "--skip-chat-template"]
     command += ["--num-prompts", str(n_prompts), "--custom-output-len", str(tokens), "--max-concurrency", "256"]
     command += ["--temperature", "1.0", "--seed", str(seed), "--disable-tqdm", "--num-warmups", "0"]

@@ -19,11 +19,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 from recipe.common.comparison import Results, markdown, plot_comparison
-from recipe.common.results import parse_result_lines, replacing
+from recipe.common.results import INTERVAL_ENDS, parse_result_lines, replacing
 from recipe.common.run_metrics import load_metrics, run_folder
 
 VAL_ACCURACY = re.compile(r"val-core/(?P<dataset>.+)/acc/(?P<kind>mean|(best|maj)(?=@\d+/mean))@(?P<n>\d+)(/mean)?")
 VAL_LENGTH = re.compile(r"val-aux/(?P<dataset>.+)/response_length/mean@(?P<n>\d+)")
+# a result without a step comes before all steps
+NO_STEP = -1
 METRIC_ORDER = ("Acc-Pass", "Acc-Mean", "Acc-Best", "Acc-Maj", "Response-Length")
 
 
@@ -116,13 +118,17 @@ def make_table(cells: list[Cell]) -> tuple[list[str], list[dict], list[str]]:
     )
 
 
+def _position_of(step: int | None) -> int:
+    return NO_STEP if step is None else step
+
+
 def _ordered_rows(rows: dict[tuple, dict]) -> list[dict]:
     """Experiments as they came, their steps ascending, a result without a step first."""
     experiments = list(dict.fromkeys(experiment for experiment, _ in rows))
 
     def position(key: tuple[str, int | None]) -> tuple[int, int]:
         experiment, step = key
-        return experiments.index(experiment), -1 if step is None else step
+        return experiments.index(experiment), _position_of(step)
 
     return [rows[key] for key in sorted(rows, key=position)]
 
@@ -150,17 +156,19 @@ def at_the_last_step(cells: list[Cell]) -> Results:
     for cell in cells:
         if cell.metric.startswith("Acc-"):
             key = (cell.experiment, cell.dataset)
-            last[key] = max(last.get(key, -1), -1 if cell.step is None else cell.step)
+            last[key] = max(last.get(key, NO_STEP), _position_of(cell.step))
     n_steps = {name: len({cell.step for cell in cells if cell.experiment == name}) for name, _ in last}
     found = {}  # as in the CSV, a later log wins
     for cell in cells:
-        if last.get((cell.experiment, cell.dataset)) == (-1 if cell.step is None else cell.step):
+        if last.get((cell.experiment, cell.dataset)) == _position_of(cell.step):
             found[cell.experiment, cell.dataset, cell.metric] = cell
     results: Results = {}
+    columns = _ordered_metrics(cells)
     for experiment in dict.fromkeys(cell.experiment for cell in cells):
-        for dataset, metric in _ordered_metrics(cells):
+        for dataset, metric in columns:
             cell = found.get((experiment, dataset, metric))
-            value = found.get((experiment, dataset, metric.removesuffix("-Low").removesuffix("-High")))
+            end = next((end for end in INTERVAL_ENDS if metric.endswith(end)), "")
+            value = found.get((experiment, dataset, metric.removesuffix(end)))
             if cell is None or value is None or cell.log != value.log:
                 continue
             many = n_steps[experiment] > 1 and cell.step is not None

@@ -12,12 +12,11 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from recipe.common.results import replacing
+from recipe.common.results import INTERVAL_ENDS, replacing
 from recipe.common.run_metrics import STYLE, run_colors
 
 # experiment -> data set -> metric -> value
 Results = dict[str, dict[str, dict[str, float]]]
-ENDS = ("-Low", "-High")
 PASS_AT_1 = "Acc-Pass@1"
 
 
@@ -28,11 +27,11 @@ def datasets_of(results: Results) -> list[str]:
 def metrics_of(results: Results, dataset: str) -> list[str]:
     """The metrics that any experiment has on a data set, without the ends of intervals."""
     found = (name for of_one in results.values() for name in of_one.get(dataset, {}))
-    return [name for name in dict.fromkeys(found) if not name.endswith(ENDS)]
+    return [name for name in dict.fromkeys(found) if not name.endswith(INTERVAL_ENDS)]
 
 
 def interval(metrics: dict[str, float], name: str) -> tuple[float, float] | None:
-    ends = [metrics.get(f"{name}{end}") for end in ENDS]
+    ends = [metrics.get(f"{name}{end}") for end in INTERVAL_ENDS]
     return None if None in ends else tuple(ends)
 
 

@@ -15,6 +15,8 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
 PREFIX = "RESULT "
+# of the name of an interval's ends, behind that of the metric
+INTERVAL_ENDS = ("-Low", "-High")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -48,7 +48,7 @@ from verl.workers.rollout.hato.calibration import reliability_table
 from verl.workers.rollout.hato.config import HATOConfig
 from verl.workers.rollout.hato.messages import LEAF, MAX_NODES, SETTINGS, TREE_STATE, pack
 from verl.workers.rollout.hato.metrics import ReferencePaths, novelty, rdi, reward_metrics
-from verl.workers.rollout.hato.rewards import NodeRewards, Outcomes, leaf_outcomes, node_rewards, successful_leaves
+from verl.workers.rollout.hato.rewards import NodeRewards, Outcomes, leaf_outcomes, rewards_of, successful_leaves
 from verl.workers.rollout.hato.search import temperature_at, ucb_grants
 from verl.workers.rollout.hato.tree import ROOT, ReasoningTree
 from verl.workers.rollout.hato.value_model import value_model_of
@@ -223,8 +223,8 @@ class HATOTrainer(TreeTrainer):
         leaf_of = {key: extra[LEAF] for key, (extra, _) in rows.items()}
         for key, (_, score) in rows.items():
             tree.nodes[leaf_of[key]].outcome = score
-        rewards = node_rewards(tree, self.hato.reward_weights, self.hato.verification_threshold, self.hato.path_reward)
         outcomes = leaf_outcomes(tree, self.hato.verification_threshold)
+        rewards = rewards_of(tree, outcomes, self.hato.reward_weights, self.hato.path_reward)
         return SearchedTree(uid, tree, state["features"], rewards, outcomes, leaf_of)
 
     def _compute_advantage(self, batch, metrics: dict):

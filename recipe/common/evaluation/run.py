@@ -22,7 +22,7 @@ from recipe.common.evaluation.questions import Question
 from recipe.common.evaluation.sample_file import SampleFile
 from recipe.common.evaluation.scoring import Judge, Scored, by_rule
 from recipe.common.evaluation.server import ChatModel
-from recipe.common.results import EvalResult
+from recipe.common.results import INTERVAL_ENDS, EvalResult
 from verl.workers.rollout.rollout_engine import RolloutEngine
 from verl.workers.rollout.tool_tree.config import ToolTreeConfig
 from verl.workers.rollout.tool_tree.growth import ToolTree
@@ -219,7 +219,8 @@ def result_of(
     numbers = {name: found.value for name, found in estimates.items()}
     for name, found in estimates.items():
         if name.startswith(("Acc-", "F1-")):
-            numbers |= {f"{name}-Low": found.low, f"{name}-High": found.high}
+            ends = zip(INTERVAL_ENDS, (found.low, found.high), strict=True)
+            numbers |= {f"{name}{end}": value for end, value in ends}
     return EvalResult(
         experiment=experiment, step=step, dataset=dataset, n_samples=n, n_questions=n_questions, metrics=numbers
     )

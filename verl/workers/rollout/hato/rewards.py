@@ -97,7 +97,12 @@ def node_rewards(
         threshold: `hato.verification_threshold`.
         path_reward: R_path is the `best` reward of the leaves below a node, or their `mean`.
     """
-    right, verified, best, summed = leaf_outcomes(tree, threshold)
+    return rewards_of(tree, leaf_outcomes(tree, threshold), weights, path_reward)
+
+
+def rewards_of(tree: ReasoningTree, outcomes: Outcomes, weights: RewardWeights, path_reward: str) -> NodeRewards:
+    """`node_rewards` of a tree whose outcomes are known."""
+    right, verified, best, summed = outcomes
     local = [node.local_reward for node in tree.nodes]
     if path_reward == "mean":
         path = [of_leaves / n if n else 0.0 for of_leaves, n in zip(summed, verified, strict=True)]
