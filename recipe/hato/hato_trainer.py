@@ -45,7 +45,7 @@ from verl.utils.dataset.domain_sampler import DomainSampler
 from verl.workers.config.hato import filters_groups, hato_config
 from verl.workers.meta_workers import MetaActorWorker
 from verl.workers.rollout.hato.calibration import reliability_table
-from verl.workers.rollout.hato.config import HATOConfig
+from verl.workers.rollout.hato.config import RewardWeights
 from verl.workers.rollout.hato.messages import LEAF, MAX_NODES, SETTINGS, TREE_STATE, pack
 from verl.workers.rollout.hato.metrics import ReferencePaths, novelty, rdi, reward_metrics
 from verl.workers.rollout.hato.rewards import NodeRewards, Outcomes, leaf_outcomes, rewards_of, successful_leaves
@@ -81,14 +81,20 @@ class SearchedTree(NamedTuple):
         path = self.tree.path(self.leaf_of[key])
         return np.repeat(path, [self.tree.nodes[node].n_tokens for node in path])
 
-    def verified_rewards(self, hato: HATOConfig) -> torch.Tensor:
-        """R of every node without R_local."""
+    def verified_rewards(self, weights: RewardWeights) -> list[float]:
+        """R of every node without R_local, by which almost any two steps differ; where there is nothing else, R."""
+        if weights.beta == weights.gamma == 0:
+            return self.rewards.total
         of = zip(self.rewards.path, self.rewards.causal, strict=True)
-        weights = hato.reward_weights
-        return torch.tensor([weights.beta * path + weights.gamma * causal for path, causal in of], dtype=torch.float64)
+        return [weights.beta * path + weights.gamma * causal for path, causal in of]
 
     def columns(self) -> TreeColumns:
         return TreeColumns(self.tree.parents(), self.rewards.total, self.tree.trained_counts())
+
+    def share_of_varying_families(self, weights: RewardWeights) -> float:
+        """How much the tree told: families of steps whose verified rewards differ."""
+        columns = self.columns()._replace(rewards=self.verified_rewards(weights))
+        return 1 - family_metrics(collate_steps([columns], []), torch.zeros(0, 0))["flat_families"]
 
 
 @register_trainer("hato")
@@ -129,8 +135,15 @@ class HATOTrainer(TreeTrainer):
             train_batch_size=self.config.data.train_batch_size,
             gen_batch_size=1,
             max_num_gen_batches=bound,
-            on_drop=lambda keys: self.dropped.extend(self._fetch_trees(keys, "train")),
+            on_drop=self._keep_dropped,
         )
+
+    def _keep_dropped(self, keys: Sequence[str]) -> None:
+        """They teach the value model, and are a problem's first visit as much as others."""
+        trees = self._fetch_trees(keys, "train")
+        self.dropped.extend(trees)
+        if self.hato.metrics.novelty:
+            self._keep_references(trees, "train")
 
     def _init_resource_pool_mgr(self):
         super()._init_resource_pool_mgr()
@@ -151,6 +164,12 @@ class HATOTrainer(TreeTrainer):
                 f"{self.total_training_steps} training steps are not whole episodes of hato.meta_learning, which take "
                 f"{length} steps each: set trainer.total_training_steps={whole}"
             )
+        domains = list(self.train_dataset.dataframe["data_source"])
+        if len(set(domains)) == 1:
+            raise ValueError(
+                f"hato.meta_learning.enable: all {len(domains)} rows of data.train_files have the data_source "
+                f"{domains[0]}; it learns over domains, give it at least two"
+            )
         batch_size = self.train_dataloader.batch_size
         self.train_dataloader = StatefulDataLoader(
             dataset=self.train_dataset,
@@ -159,7 +178,7 @@ class HATOTrainer(TreeTrainer):
             drop_last=True,
             collate_fn=collate_fn,
             sampler=DomainSampler(
-                list(self.train_dataset.dataframe["data_source"]),
+                domains,
                 block=self.config.data.train_batch_size * length,
                 seed=self.config.data.get("seed") or 0,
             ),
@@ -189,7 +208,7 @@ class HATOTrainer(TreeTrainer):
         return super()._submit_batch_to_rollout(batch)
 
     def _shared_nodes(self, problems: Sequence[str]) -> list[int]:
-        """So many nodes for each problem's tree: `nodes_per_tree` on average, from 1 to `max_nodes`.
+        """So many nodes for each problem's tree: `nodes_per_tree` on average, from 2 to `max_nodes`.
 
         What replaces a dropped prompt gets the average, so that no tree depends on how many came at once.
         """
@@ -201,10 +220,11 @@ class HATOTrainer(TreeTrainer):
         grants = ucb_grants(
             [varied for _, varied in known],
             [nodes for nodes, _ in known],
-            budget=max(0, average - 1) * len(problems),
+            budget=max(0, average - 2) * len(problems),
             coef=self.hato.exploration.ucb_coef,
         )
-        return [min(most, 1 + grant) for grant in grants]
+        # a single step has nothing beside it to be compared with
+        return [min(most, 2 + grant) for grant in grants]
 
     # ---- trees ----
 
@@ -241,15 +261,18 @@ class HATOTrainer(TreeTrainer):
         # rollout correction may have taken tokens out
         mask = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=["response_mask"])
         padded = mask.to_padded_tensor()["response_mask"]
-        metrics.update({f"hato/{name}": value for name, value in family_metrics(steps, padded).items()})
+        weights = self.hato.reward_weights
+        verified = [reward for tree in trees for reward in tree.verified_rewards(weights)]
+        verified_steps = steps._replace(rewards=torch.tensor(verified, dtype=torch.float64))
+        metrics.update({f"hato/{name}": value for name, value in family_metrics(verified_steps, padded).items()})
         everything = sorted([*trees, *self.dropped], key=lambda tree: self.submitted[tree.uid])
         metrics.update(self._metrics_of(trees, everything))
         if self.hato.metrics.novelty:
             metrics.update(self._novelty(batch.partition_id))
+            self._keep_references(trees, batch.partition_id)
         self._learn(everything)
         if filters_groups(self.config):
-            verified = steps._replace(rewards=torch.cat([tree.verified_rewards(self.hato) for tree in trees]))
-            kept = informative_mask(verified, padded)
+            kept = informative_mask(verified_steps, padded)
             if kept.any():
                 # upstream's loss divides by loss_mask's tokens
                 for name in ("response_mask", "loss_mask"):
@@ -285,7 +308,8 @@ class HATOTrainer(TreeTrainer):
         for tree in trees:
             problem = self.problem_of[tree.uid]
             nodes, _ = self.record.pop(problem, (0, 0.0))
-            self.record[problem] = (nodes + len(tree.tree.nodes) - 1, _share_of_varying_families(tree))
+            told = tree.share_of_varying_families(self.hato.reward_weights)
+            self.record[problem] = (nodes + len(tree.tree.nodes) - 1, told)
         for problem in list(self.record)[: -self.hato.memory.problems]:
             del self.record[problem]
 
@@ -331,21 +355,29 @@ class HATOTrainer(TreeTrainer):
 
     def _novelty(self, partition_id: str) -> dict[str, float]:
         """Of problems that have reference paths: how far right paths are from them."""
-        trees = [one for uid, one in self.searched.items() if self.references.wants(self.problem_of[uid])]
-        first = {one.uid: {leaf: key for key, leaf in reversed(one.leaf_of.items())} for one in trees}
-        keys = [key for key_of in first.values() for key in key_of.values()]
-        if not keys:
-            return {}
+        known = [one for uid, one in self.searched.items() if self.references.of(self.problem_of[uid])]
+        found = []
+        for one, path_of in zip(known, self._paths(known, partition_id), strict=True):
+            right = [path_of[leaf] for leaf in successful_leaves(one.tree, self.hato.verification_threshold)]
+            found.append(novelty(right, self.references.of(self.problem_of[one.uid]), self.hato.metrics.max_paths))
+        found = [value for value in found if value is not None]
+        return {"hato/novelty": float(np.mean(found))} if found else {}
+
+    def _keep_references(self, trees: Sequence[SearchedTree], partition_id: str) -> None:
+        """Paths of problems that are seen for the first time."""
+        new = [one for one in trees if self.references.wants(self.problem_of[one.uid])]
+        for one, path_of in zip(new, self._paths(new, partition_id), strict=True):
+            self.references.keep(self.problem_of[one.uid], [path for _, path in sorted(path_of.items())])
+
+    def _paths(self, trees: Sequence[SearchedTree], partition_id: str) -> list[dict[int, list[int]]]:
+        """For each tree, the response tokens of each leaf."""
+        if not trees:
+            return []
+        keys_of = [{leaf: key for key, leaf in one.leaf_of.items()} for one in trees]
+        keys = [key for of_tree in keys_of for key in of_tree.values()]
         data = tq.kv_batch_get(keys=keys, partition_id=partition_id, select_fields=["responses"])
         response = dict(zip(keys, (row.tolist() for row in data["responses"].unbind()), strict=True))
-        found = []
-        for one in trees:
-            problem, right = self.problem_of[one.uid], successful_leaves(one.tree, self.hato.verification_threshold)
-            paths = [response[first[one.uid][leaf]] for leaf in right]
-            found.append(novelty(paths, self.references.of(problem), self.hato.metrics.max_paths))
-            self.references.keep(problem, [response[key] for _, key in sorted(first[one.uid].items())])
-        known = [value for value in found if value is not None]
-        return {"hato/novelty": float(np.mean(known))} if known else {}
+        return [{leaf: response[key] for leaf, key in of_tree.items()} for of_tree in keys_of]
 
     def _about_tree(self, uid: str, tree: TrajectoryTree) -> None:
         one = self.searched[uid]
@@ -374,13 +406,15 @@ class HATOTrainer(TreeTrainer):
     def _save_checkpoint(self):
         record = {problem: list(values) for problem, values in self.record.items()}
         state = {"value_model": self.value_model.state_dict(), "references": self.references.state_dict()}
-        save_state(self, STATE_FILE, state | {"record": record, "uncertainty": asdict(self.hato.uncertainty)})
+        settings = {name: asdict(getattr(self.hato, name)) for name in ("uncertainty", "meta_learning")}
+        save_state(self, STATE_FILE, state | settings | {"record": record})
         super()._save_checkpoint()
 
     def _load_checkpoint(self):
         super()._load_checkpoint()
         if state := load_state(self, STATE_FILE):
             self._check_model(state["uncertainty"])
+            self._check_episode(state["meta_learning"])
             self.value_model.load_state_dict(state["value_model"])
             self.references.load_state_dict(state["references"])
             self.record = {problem: tuple(values) for problem, values in state["record"].items()}
@@ -398,12 +432,24 @@ class HATOTrainer(TreeTrainer):
                     "another shape cannot go on; leave it as it was, or start anew"
                 )
 
+    def _check_episode(self, saved: dict) -> None:
+        """
+        Raises:
+            ValueError: an episode of meta-learning was open and is to go on in another way, or is not open and would.
+        """
+        now = asdict(self.hato.meta_learning)
+        if saved != now and any(_is_open(meta, self.global_steps) for meta in (saved, now)):
+            raise ValueError(
+                f"hato.meta_learning was {saved} in the checkpoint and is {now}: step {self.global_steps} lies within "
+                "an episode; leave it as it was, or resume from a checkpoint where an episode ends both ways"
+            )
+
+
+def _is_open(meta: dict, steps_done: int) -> bool:
+    """Whether `hato.meta_learning` with these values is within an episode."""
+    return meta["enable"] and steps_done % episode_length(meta["method"], meta["n_inner_steps"]) > 0
+
 
 def _tokens_of(one: SearchedTree) -> int:
     """Generated for a tree, merged siblings included."""
     return sum(node.count * node.n_tokens for node in one.tree.nodes)
-
-
-def _share_of_varying_families(one: SearchedTree) -> float:
-    steps = collate_steps([one.columns()], [])
-    return 1 - family_metrics(steps, torch.zeros(0, 0))["flat_families"]

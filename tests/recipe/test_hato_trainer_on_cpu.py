@@ -6,11 +6,12 @@ from omegaconf import OmegaConf
 from transfer_queue import KVBatchMeta
 from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
-from recipe.hato.hato_trainer import STATE_FILE, HATOTrainer
+from recipe.hato.hato_trainer import STATE_FILE, HATOTrainer, SearchedTree
 from tests.workers.rollout.hato.trees import grown
-from verl.workers.rollout.hato.config import HATOConfig
+from verl.workers.rollout.hato.config import HATOConfig, RewardWeights
 from verl.workers.rollout.hato.messages import LEAF, TREE_STATE
 from verl.workers.rollout.hato.metrics import ReferencePaths
+from verl.workers.rollout.hato.rewards import leaf_outcomes, rewards_of
 from verl.workers.rollout.hato.step_features import FEATURES
 from verl.workers.rollout.hato.value_model import value_model_of
 
@@ -145,11 +146,41 @@ def test_nodes_go_where_trees_told_something(queue):
     made = trainer(tree={"max_nodes": 25}, exploration={"nodes_per_tree": 10, "ucb_coef": 0.5})
     made.record = {"told": (5, 1.0), "silent": (5, 0.0)}
     grants = made._shared_nodes(["told", "silent", "new"])
-    assert sum(grants) <= 30 and min(grants) >= 1 and max(grants) <= 25
+    assert sum(grants) <= 30 and min(grants) >= 2 and max(grants) <= 25
     assert grants[0] > 2 * grants[1] and grants[2] > 2 * grants[1], "a new problem may tell something"
     assert made._shared_nodes(["told", "silent"]) == [10, 10], "replacements get the average"
     made.record = {}
     assert made._shared_nodes(["a", "b", "c"]) == [10, 10, 10]
+
+
+def test_what_a_tree_told(queue):
+    """Neither a tree that is one chain nor one whose steps differ in R_local alone tells anything."""
+    weights = {"alpha": 0.1, "beta": 0.7, "gamma": 0.2}
+    trees = trainer(reward_weights=weights)._fetch_trees([f"{uid}_{i}_0" for uid in "pq" for i in range(N)], "train")
+    made = trainer(reward_weights=weights).hato.reward_weights
+    told, silent = trees
+    for node, step in enumerate(silent.tree.nodes):
+        step.local_reward = node / 10
+    silent = silent._replace(rewards=rewards_of(silent.tree, silent.outcomes, made, "best"))
+    assert silent.rewards.total[1] != silent.rewards.total[2], "two wrong leaves"
+    assert told.share_of_varying_families(made) == 1 and silent.share_of_varying_families(made) == 0
+    local_alone = RewardWeights(alpha=1, beta=0, gamma=0)
+    rewards = rewards_of(silent.tree, silent.outcomes, local_alone, "best")
+    assert silent._replace(rewards=rewards).share_of_varying_families(local_alone) == 1
+    chain = grown([0.0])
+    outcomes = leaf_outcomes(chain, 0.5)
+    rewards = rewards_of(chain, outcomes, made, "best")
+    assert SearchedTree("p", chain, [], rewards, outcomes, {}).share_of_varying_families(made) == 0
+
+
+def test_the_metrics_do_not_take_a_heuristic_for_a_signal(queue):
+    for row in queue.rows.values():
+        if TREE_STATE in row["extra_fields"]:
+            columns = row["extra_fields"][TREE_STATE]["structure"]
+            columns["local_reward"] = [node / 10 for node in range(len(columns["parent"]))]
+    metrics = {}
+    trainer(reward_weights={"alpha": 0.1, "beta": 0.7, "gamma": 0.2})._compute_advantage(queue.batch(), metrics)
+    assert metrics["hato/flat_families"] == pytest.approx(1 / 3), "that of the two wrong leaves"
 
 
 def test_meta_learning_calls_the_workers_around_the_update(queue, monkeypatch):
@@ -198,6 +229,18 @@ def test_the_state_comes_back(queue, monkeypatch, tmp_path):
     other.hato = trainer(uncertainty={"method": "dropout"}).hato
     with pytest.raises(ValueError, match="hato.uncertainty.method was ensemble in the checkpoint and is dropout"):
         other._load_checkpoint()
+    other.hato = trainer(meta_learning={"enable": True, "n_inner_steps": 4}).hato
+    with pytest.raises(ValueError, match="hato.meta_learning was .* step 7 lies within an episode"):
+        other._load_checkpoint()
+    other.hato = trainer(meta_learning={"enable": True, "n_inner_steps": 7}).hato
+    other._load_checkpoint()
+
+
+def test_a_dropped_tree_is_a_problems_first_visit_too(queue):
+    made = trainer(metrics={"novelty": True})
+    made._keep_dropped([f"q_{i}_0" for i in range(N)])
+    assert [tree.uid for tree in made.dropped] == ["q"]
+    assert made.references.of("3 + 3") == [[1, 1001], [2, 1002]] and made.references.of("2 + 2") == []
 
 
 def test_rdi_and_novelty(queue):

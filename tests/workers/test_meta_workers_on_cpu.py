@@ -59,6 +59,10 @@ def test_a_checkpoint_within_an_episode_resumes_it(results):
     close(results["resumed_end"], results["through_end"])
 
 
+def test_an_open_episode_of_other_ranks_is_not_forgotten(results):
+    assert "by another number of ranks than the 2 of now" in results["other_ranks"]
+
+
 def test_the_weights_that_rollouts_get_are_the_moved_ones(results):
     close(results["resumed_end"], results["parameters"])
 
@@ -178,6 +182,12 @@ def resume(worker, results: dict, folder: str) -> None:
         if name == "through":
             worker.load_checkpoint(f"{folder}/checkpoint")
     named = worker.actor.engine.module.named_parameters()
+    elsewhere = Path(folder, f"of_four_{worker.rank}")
+    elsewhere.mkdir()
+    (elsewhere / "meta_episode_world_size_4_rank_0.pt").touch()
+    with pytest.raises(ValueError) as error:
+        worker.load_checkpoint(str(elsewhere))
+    results["other_ranks"] = str(error.value)
     results["parameters"] = {name: p.full_tensor().detach().clone() for name, p in named}
 
 

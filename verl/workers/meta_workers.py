@@ -1,6 +1,7 @@
 """The actor's worker with three more methods that a trainer calls around its updates: see `utils/meta_learning.py`."""
 
 import os
+from pathlib import Path
 
 import torch
 from verl.single_controller.base.decorator import Dispatch, register
@@ -69,8 +70,14 @@ class MetaActorWorker(ActorRolloutRefWorker):
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def load_checkpoint(self, local_path, hdfs_path=None, del_local_after_load=False):
         state = None
-        if local_path is not None and os.path.exists(self._meta_file(local_path)):
-            state = torch.load(self._meta_file(local_path), map_location="cpu", weights_only=True)
+        if local_path is not None:
+            if os.path.exists(self._meta_file(local_path)):
+                state = torch.load(self._meta_file(local_path), map_location="cpu", weights_only=True)
+            elif others := sorted(Path(local_path).glob("meta_episode_world_size_*")):
+                raise ValueError(
+                    f"{others[0]}: saved within an episode of meta-learning by another number of ranks than the "
+                    f"{self.world_size} of now; resume with as many, or from a checkpoint at an episode's end"
+                )
         super().load_checkpoint(local_path, hdfs_path, del_local_after_load)
         self.episode = MetaEpisode.resumed(self.actor.engine.optimizer, state) if state else None
 

@@ -154,7 +154,8 @@ def test_empty_batches_and_wrong_shapes():
     empty = collate_steps([], [None, None], width=3)
     mask = torch.ones(2, 3)
     assert (advantages_of(empty, mask) == 0).all()
-    assert family_metrics(empty, mask)["families"] == 0
+    nothing = {"families": 0, "family_size": 0, "flat_families": 1, "flat_tokens": 1}
+    assert family_metrics(empty, mask) == nothing, "no signal at all"
     only_root = collate_steps([TreeColumns([None], [1.0], [1])], [(0, [])], width=2)
     assert family_metrics(only_root, torch.zeros(1, 2))["families"] == 0, "the problem is nobody's step"
     with given_steps(empty), pytest.raises(ValueError, match=r"node_ids \(2, 3\): expected \(2, 4\)"):

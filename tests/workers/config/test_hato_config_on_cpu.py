@@ -68,6 +68,19 @@ def test_the_config_for_mathematics():
             ["hato.meta_learning.enable=true", "algorithm.filter_groups.enable=true"],
             "hato.meta_learning.enable with algorithm.filter_groups.enable",
         ),
+        (["actor_rollout_ref.rollout.n=1"], "actor_rollout_ref.rollout.n=1: every step would be alone"),
+        (["hato.tree.branching_factor=1"], "hato.tree.branching_factor=1: every step would be alone"),
+        (["hato.exploration.nodes_per_tree=1"], "hato.exploration.nodes_per_tree=1: every step would be alone"),
+        (["hato.exploration.nodes_per_tree=129"], "no tree holds more than hato.tree.max_nodes=128"),
+        (["hato.exploration.pruning_threshold=5"], "pruning_threshold=5: expected a number from 0 to 1"),
+        (
+            ["actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-mean"],
+            "actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-mean",
+        ),
+        (
+            ["algorithm.filter_groups.enable=true", "trainer.v1.sampler.custom_sampler.path=mine.py"],
+            "trainer.v1.sampler.custom_sampler with algorithm.filter_groups.enable",
+        ),
     ],
 )
 def test_what_does_not_fit_is_named(overrides, message):

@@ -226,14 +226,14 @@ def family_metrics(steps: Steps, response_mask: torch.Tensor) -> dict[str, float
 
     Returns:
         `families` of at least two different steps; `family_size` (mean number of draws); `flat_families`, `flat_tokens`
-        (shares without variance; of the tokens all that have advantage 0).
+        (shares without variance; of the tokens all that have advantage 0; 1 where there is no family).
     """
     drawn = steps.counts > 0
     sizes = torch.zeros_like(steps.families).index_add_(0, steps.families, drawn.long())
     drawn &= sizes[steps.families] > 1
     families = steps.families[drawn].unique()
     if not len(families):
-        return {"families": 0.0, "family_size": 0.0, "flat_families": 0.0, "flat_tokens": 0.0}
+        return {"families": 0.0, "family_size": 0.0, "flat_families": 1.0, "flat_tokens": 1.0}
     nodes = sibling_advantages(steps.rewards, steps.families, steps.counts)
     varying = steps.families[drawn & nodes.varies].unique()
     kept = informative_mask(steps, response_mask).sum() / response_mask.sum().clamp(min=1)

@@ -27,6 +27,12 @@ def hato_config(config: DictConfig) -> HATOConfig:
             f"{found}: searched trees, sibling advantages and their trainer need each other, all three are hato; for a "
             "baseline use another recipe's script"
         )
+    _check_sizes(config, hato)
+    if config.actor_rollout_ref.actor.loss_agg_mode != "token-mean":
+        raise ValueError(
+            f"actor_rollout_ref.actor.loss_agg_mode={config.actor_rollout_ref.actor.loss_agg_mode}: rows share steps, "
+            "each is trained in one of them, so that only a mean over tokens weighs them alike: token-mean"
+        )
     if algorithm.use_kl_in_reward:
         raise ValueError("algorithm.use_kl_in_reward=true has no effect on HATO's rewards; use actor.use_kl_loss")
     if rollout.temperature != hato.exploration.initial_temperature:
@@ -42,6 +48,11 @@ def hato_config(config: DictConfig) -> HATOConfig:
             f"hato.local_reward={REWARD_LOOP} needs scores during the rollout: "
             "reward.reward_model.enable_resource_pool=true, or no reward model"
         )
+    if filters_groups(config) and OmegaConf.select(config, "trainer.v1.sampler.custom_sampler.path", default=None):
+        raise ValueError(
+            "trainer.v1.sampler.custom_sampler with algorithm.filter_groups.enable: the sampler that replaces trees "
+            "one by one would take its place"
+        )
     if hato.meta_learning.enable and filters_groups(config):
         raise ValueError(
             "hato.meta_learning.enable with algorithm.filter_groups.enable: prompts that replace dropped ones would "
@@ -50,6 +61,27 @@ def hato_config(config: DictConfig) -> HATOConfig:
     if hato.meta_learning.enable:
         _check_meta_learning(config)
     return hato
+
+
+def _check_sizes(config: DictConfig, hato: HATOConfig) -> None:
+    """A tree in which no step has a sibling teaches nothing."""
+    sizes = {
+        "actor_rollout_ref.rollout.n": config.actor_rollout_ref.rollout.n,
+        "hato.tree.branching_factor": hato.tree.branching_factor,
+        "hato.tree.max_nodes": hato.tree.max_nodes,
+        "hato.tree.max_nodes_per_level": hato.tree.max_nodes_per_level,
+    }
+    shared = hato.exploration.nodes_per_tree
+    if shared:
+        sizes["hato.exploration.nodes_per_tree"] = shared
+    for key, value in sizes.items():
+        if value < 2:
+            raise ValueError(f"{key}={value}: every step would be alone, with advantage 0: expected at least 2")
+    if shared > hato.tree.max_nodes:
+        raise ValueError(
+            f"hato.exploration.nodes_per_tree={shared}: no tree holds more than "
+            f"hato.tree.max_nodes={hato.tree.max_nodes}"
+        )
 
 
 def filters_groups(config: DictConfig) -> bool:

@@ -90,9 +90,7 @@ class TreeConfig(_Section):
         max_nodes: kept nodes of a tree, the root not counted; only they hold tokens.
         step_delimiter: text that ends a step.
         max_step_tokens: a longer step is cut into two; the last step, to the final answer, has no such bound.
-        adaptive_branching: the number of children follows a node's promise, branching_factor on average. Steps that V
-            likes then have more leaves than their siblings, and with them more often a right one: use it with
-            `hato.path_reward=mean`.
+        adaptive_branching: the number of children follows a node's promise, branching_factor on average.
         spread_leaves: a tree of n leaves and depth D has n^(d/D) ends at most after level d, so that it forks on all
             levels; else, and with dfs, it forks as early as it can.
     """
@@ -152,7 +150,7 @@ class ExplorationConfig(_Section):
     beta_u: float = _number(0.5, low=0)
     initial_temperature: float = _number(1.0, above=0)
     temperature_decay: float = _number(0.1, low=0)
-    pruning_threshold: float = 0.0
+    pruning_threshold: float = _number(0.0, low=0, high=1)
     selection_temperature: float = _number(0.25, low=0)
     nodes_per_tree: int = _number(0, low=0)
     ucb_coef: float = _number(1.0, low=0)

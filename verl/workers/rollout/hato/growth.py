@@ -99,9 +99,10 @@ class TreeGrowth:
             for one, child, generation in made
         ]
         values, uncertainties = (column.tolist() for column in self.value_model.predict(rows))
-        local = await gather_or_cancel(
-            *(self._local(one.node, generation, before[one.node][0]) for one, _, generation in made)
-        )
+        # identical siblings are one step: a process reward model is asked once
+        steps = {(one.node, tuple(generation.token_ids)): generation for one, _, generation in made}
+        asked = (self._local(node, step, before[node][0]) for (node, _), step in steps.items())
+        local = dict(zip(steps, await gather_or_cancel(*asked), strict=True))
         for i, (one, _, generation) in enumerate(made):
             node = self.tree.add(
                 one.node,
@@ -111,7 +112,7 @@ class TreeGrowth:
                 entropy=rows[i][FEATURES.index("mean_entropy")],
                 value=values[i],
                 uncertainty=uncertainties[i],
-                local_reward=local[i],
+                local_reward=local[one.node, tuple(generation.token_ids)],
             )
             if node == len(self.features):  # not merged into an older sibling
                 self.features.append(rows[i])

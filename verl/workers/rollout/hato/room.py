@@ -13,7 +13,7 @@ Once all leaves are given away, nothing will fork any more, and open nodes run t
 import math
 
 from verl.workers.rollout.hato.config import TreeConfig
-from verl.workers.rollout.hato.tree import LEAF, OPEN, ROOT, ReasoningTree
+from verl.workers.rollout.hato.tree import ReasoningTree
 
 
 def ends_after(level: int, n_leaves: int, config: TreeConfig) -> int:
@@ -38,20 +38,15 @@ class Room:
 
     def __init__(self, tree: ReasoningTree, config: TreeConfig, n_leaves: int):
         self.config = config
-        self.nodes = config.max_nodes - tree.n_kept
-        self.leaves = n_leaves
+        waiting = tree.open_nodes()
+        self.nodes = config.max_nodes - tree.n_kept - len(waiting)
+        self.leaves = n_leaves - tree.n_leaves - len(waiting)
         self.n_leaves = n_leaves
-        self.of_level = [config.max_nodes_per_level] * (config.max_depth + 1)
-        for number, node in enumerate(tree.nodes):
-            if number != ROOT and tree.is_kept(number):
-                self.of_level[node.depth] -= 1
-            if node.status == LEAF:
-                self.leaves -= 1
-            if node.status == OPEN:
-                self.nodes -= 1
-                self.leaves -= 1
-                for level in range(node.depth + 1, config.max_depth + 1):
-                    self.of_level[level] -= 1
+        levels = range(config.max_depth + 1)
+        self.of_level = [config.max_nodes_per_level - tree.kept_at_depth[level] for level in levels]
+        for number in waiting:
+            for level in range(tree.nodes[number].depth + 1, config.max_depth + 1):
+                self.of_level[level] -= 1
 
     def grant(self, depth: int, wanted: int, to_the_end: bool) -> tuple[int, bool]:
         """How many children a node gets, at least 1, and whether they have to run to the final answer.

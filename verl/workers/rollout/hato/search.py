@@ -191,7 +191,7 @@ class Search:
     def _prune(self) -> None:
         waiting = [number for number in self.tree.open_nodes() if number != ROOT]
         poor = [number for number in waiting if self._score(number) < self.exploration.pruning_threshold]
-        if poor and len(poor) == len(waiting) and not self.tree.leaves():
+        if poor and len(poor) == len(waiting) and not self.tree.n_leaves:
             poor.remove(max(poor, key=self._score))
         for number in poor:
             self.tree.prune(number)

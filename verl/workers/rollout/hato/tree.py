@@ -11,6 +11,7 @@ Nodes are numbered in the order in which they were added, so that a parent comes
 or downwards over the numbers answers every question about all nodes.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import cycle, islice
@@ -81,7 +82,9 @@ class ReasoningTree:
     def __init__(self, prompt_ids: Sequence[int], max_nodes: int | None = None):
         self.prompt_ids, self.max_nodes = list(prompt_ids), max_nodes
         self.nodes = [ReasoningNode(None, 0)]
-        self.n_kept = 0
+        self.n_kept = self.n_leaves = 0
+        self.kept_at_depth: Counter[int] = Counter()  # the root not counted
+        self._open = {ROOT}
         self._same: dict[tuple[int, tuple[int, ...]], int] = {}  # (parent, tokens) of the kept nodes
 
     def add(
@@ -133,6 +136,11 @@ class ReasoningTree:
         above.children.append(number)
         self._same[node.parent, tuple(node.token_ids)] = number
         self.n_kept += 1
+        self.kept_at_depth[node.depth] += 1
+        self.n_leaves += node.status == LEAF
+        self._open.discard(node.parent)
+        if node.status == OPEN:
+            self._open.add(number)
         node.n_tokens = len(node.token_ids)
         return number
 
@@ -157,8 +165,11 @@ class ReasoningTree:
                 continue
             waiting += node.children
             self._same.pop((node.parent, tuple(node.token_ids)), None)
+            self.n_leaves -= node.status == LEAF
+            self._open.discard(at)
             node.status, node.token_ids, node.log_probs = PRUNED, [], []
             self.n_kept -= 1
+            self.kept_at_depth[node.depth] -= 1
 
     def is_kept(self, number: int) -> bool:
         return self.nodes[number].status != PRUNED
@@ -168,7 +179,7 @@ class ReasoningTree:
 
     def open_nodes(self) -> list[int]:
         """Nodes without children that have not ended; the root at first."""
-        return [i for i, node in enumerate(self.nodes) if node.status == OPEN]
+        return sorted(self._open)
 
     def leaves(self) -> list[int]:
         """The ends of the paths, depth first: neighbours share the longest prefixes."""
@@ -242,7 +253,10 @@ class ReasoningTree:
             if parent is not None:
                 nodes[parent].children.append(i)
         tree.nodes = nodes
-        tree.n_kept = sum(node.status != PRUNED for node in nodes[1:])
+        tree.kept_at_depth = Counter(node.depth for node in nodes[1:] if node.status != PRUNED)
+        tree.n_kept = tree.kept_at_depth.total()
+        tree.n_leaves = sum(node.status == LEAF for node in nodes)
+        tree._open = {i for i, node in enumerate(nodes) if node.status == OPEN}
         return tree
 
     def to_trajectory_tree(self, leaves: Sequence[int] | None = None) -> TrajectoryTree:
