@@ -2,7 +2,7 @@
 
 import os
 import subprocess
-from concurrent.futures import ThreadPoolExecutor
+import sys
 from pathlib import Path
 
 import pandas as pd
@@ -10,6 +10,7 @@ import pytest
 
 from recipe.common.countdown import CountdownConfig, write_countdown
 from recipe.common.tiny_model import write_tiny_model
+from tests.forked import Trainer, trainer_commands
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPTS = sorted(
@@ -29,8 +30,8 @@ SCRIPTS = sorted(
 
 
 @pytest.fixture(scope="module")
-def dry_runs(tmp_path_factory) -> dict[str, subprocess.CompletedProcess]:
-    """Script -> its dry run, two at a time."""
+def plans(tmp_path_factory) -> dict[str, subprocess.CompletedProcess]:
+    """Script -> its dry run: bash with a `python` that writes down what it is asked for, which is then run."""
     folder = tmp_path_factory.mktemp("dry")
     write_countdown(folder, CountdownConfig(train_size=600, test_size=8, demo_size=0))
     write_tiny_model(folder / "model")
@@ -46,30 +47,38 @@ def dry_runs(tmp_path_factory) -> dict[str, subprocess.CompletedProcess]:
     env |= {"BRIGHTDATA_API_KEY": "none", "BRIGHTDATA_ZONE": "none"}
     env |= {"TRAIN_FILE": f"{folder}/math.parquet", "VAL_FILE": f"{folder}/math.parquet"}
 
-    def run(script: str) -> subprocess.CompletedProcess:
+    writes_down = folder / "bin/python"
+    writes_down.parent.mkdir()
+    trainer = 'case "$*" in "-m verl.trainer.main_ppo "*)'
+    write = 'shift 2; printf "%s\\0" "$@" > "$ASKED.argv"; env -0 > "$ASKED.env"; exit ;; esac'
+    writes_down.write_text(f'#!/usr/bin/env bash\n{trainer} {write}\nexec {sys.executable} "$@"\n')
+    writes_down.chmod(0o755)
+    env |= {"PATH": f"{writes_down.parent}:{env['PATH']}", "VIRTUAL_ENV": sys.prefix}
+
+    def command_of(script: str) -> Trainer:
+        asked = folder / script.replace("/", "_")
         model = {"MODEL_PATH": str(folder / "model")} if "_cpu" in script or "countdown" in script else {}
         model |= {"DATA_DIR": str(folder / "search")} if "search_task" in script else {}
-        return subprocess.run(
-            ["bash", script], cwd=ROOT, env={**env, **model}, capture_output=True, text=True, timeout=300
-        )
+        subprocess.run(["bash", script], cwd=ROOT, env={**env, **model, "ASKED": str(asked)}, check=True, timeout=60)
+        arguments, environment = (Path(f"{asked}.{what}").read_text().split("\0")[:-1] for what in ("argv", "env"))
+        return Trainer(arguments, dict(one.split("=", 1) for one in environment))
 
-    with ThreadPoolExecutor(2) as pool:
-        results = dict(zip(SCRIPTS, pool.map(run, SCRIPTS), strict=True))
+    results = trainer_commands([command_of(script) for script in SCRIPTS], folder)
     assert not (folder / "run").exists()
-    return results
+    return dict(zip(SCRIPTS, results, strict=True))
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
-def test_a_dry_run_checks_and_tells_the_plan(dry_runs, script):
-    result = dry_runs[script]
+def test_a_dry_run_checks_and_tells_the_plan(plans, script):
+    result = plans[script]
     assert result.returncode == 0, result.stderr[-2000:]
     assert "nothing was started" in result.stdout and "responses" in result.stdout
     assert "Started a local Ray instance" not in result.stderr
 
 
-def test_the_hapo_scripts_have_the_papers_sizes(dry_runs):
+def test_the_hapo_scripts_have_the_papers_sizes(plans):
     """By hand: 8 nodes x 8 GPUs, 512 x 16 responses, 16 updates of 32 x 16, 1024 + 12288 tokens."""
-    plan = dry_runs["recipe/hapo/run_qwen3_8b.sh"].stdout
+    plan = plans["recipe/hapo/run_qwen3_8b.sh"].stdout
     for part in (
         "= 64",
         "512 prompts x 16 = 8192",
@@ -82,10 +91,10 @@ def test_the_hapo_scripts_have_the_papers_sizes(dry_runs):
 
 @pytest.mark.parametrize("task", ["countdown", "math"])
 @pytest.mark.parametrize("method", ["grpo", "dapo"])
-def test_the_latr_scripts_come_in_pairs_that_differ_in_the_rollout_only(dry_runs, method, task):
-    plans = [dry_runs[f"recipe/latr/{method}-{rollout}-{task}.sh"].stdout for rollout in ("kt", "vllm")]
-    assert "rollout=kt" in plans[0] and "256 prompts x 8 = 2048" in plans[0] and "500" in plans[0]
-    assert plans[0].replace("rollout=kt", "rollout=vllm") == plans[1]
+def test_the_latr_scripts_come_in_pairs_that_differ_in_the_rollout_only(plans, method, task):
+    kt, vllm = (plans[f"recipe/latr/{method}-{rollout}-{task}.sh"].stdout for rollout in ("kt", "vllm"))
+    assert "rollout=kt" in kt and "256 prompts x 8 = 2048" in kt and "500" in kt
+    assert kt.replace("rollout=kt", "rollout=vllm") == vllm
 
 
 def test_a_dry_run_names_a_missing_file(tmp_path):

@@ -2,7 +2,6 @@
 
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pandas as pd
@@ -11,6 +10,7 @@ from omegaconf import OmegaConf
 
 from recipe.common.countdown import CountdownConfig, write_countdown
 from recipe.common.tiny_model import write_tiny_model
+from tests.forked import Trainer, trainer_commands
 from verl.trainer.preflight import (
     PreflightError,
     check_data_files,
@@ -22,8 +22,6 @@ from verl.trainer.preflight import (
     needed_ray_cpus,
 )
 
-ROOT = Path(__file__).resolve().parents[2]
-
 
 @pytest.fixture(scope="module")
 def inputs(tmp_path_factory) -> Path:
@@ -33,30 +31,33 @@ def inputs(tmp_path_factory) -> Path:
     return folder
 
 
-def compose_and_stop(inputs: Path, *overrides: str) -> subprocess.CompletedProcess:
-    """The real command line; it must end before Ray starts."""
-    command = [sys.executable, "-m", "verl.trainer.main_ppo", "--config-dir", "recipe/common/config"]
-    command += ["--config-name", "grpo_trainer", "hardware=cpu", "trainer.experiment_name=preflight"]
-    command += [f"trainer.default_local_dir={inputs}/run", f"actor_rollout_ref.model.path={inputs}/model"]
-    command += [f"data.train_files={inputs}/train.parquet", f"data.val_files={inputs}/test.parquet", *overrides]
+NAMED = {
+    "actor_rollout_ref.model.path=/nowhere/model": "actor_rollout_ref.model.path=/nowhere/model",
+    "data.train_files=/nowhere.parquet": "data.train_files",
+    "actor_rollout_ref.actor.clip_ration=0.2": "clip_ration",
+    "+actor_rollout_ref.rollout.no_such_key=1": "no_such_key",
+    "ray_kwargs.ray_init.num_cpus=4": "ray_kwargs.ray_init.num_cpus=4",
+    "data.train_batch_size=1000": "data.train_batch_size=1000",
+    "trainer.experiment_name=null": "trainer.experiment_name",
+}
+
+
+@pytest.fixture(scope="module")
+def ended(inputs, tmp_path_factory) -> dict[str, subprocess.CompletedProcess]:
+    """Override -> the run, without DRY_RUN."""
+    common = ["--config-dir", "recipe/common/config"]
+    common += ["--config-name", "grpo_trainer", "hardware=cpu", "trainer.experiment_name=preflight"]
+    common += [f"trainer.default_local_dir={inputs}/run", f"actor_rollout_ref.model.path={inputs}/model"]
+    common += [f"data.train_files={inputs}/train.parquet", f"data.val_files={inputs}/test.parquet"]
     env = {**os.environ, "VERL_PLATFORM": "cpu"}
-    return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=env, timeout=60)
+    results = trainer_commands([Trainer([*common, one], env) for one in NAMED], tmp_path_factory.mktemp("ended"))
+    return dict(zip(NAMED, results, strict=True))
 
 
-@pytest.mark.parametrize(
-    ("override", "named"),
-    [
-        ("actor_rollout_ref.model.path=/nowhere/model", "actor_rollout_ref.model.path=/nowhere/model"),
-        ("data.train_files=/nowhere.parquet", "data.train_files"),
-        ("actor_rollout_ref.actor.clip_ration=0.2", "clip_ration"),
-        ("+actor_rollout_ref.rollout.no_such_key=1", "no_such_key"),
-        ("ray_kwargs.ray_init.num_cpus=4", "ray_kwargs.ray_init.num_cpus=4"),
-        ("data.train_batch_size=1000", "data.train_batch_size=1000"),
-        ("trainer.experiment_name=null", "trainer.experiment_name"),
-    ],
-)
-def test_the_command_line_names_the_key(inputs, override, named):
-    result = compose_and_stop(inputs, override)
+@pytest.mark.parametrize(("override", "named"), NAMED.items())
+def test_the_command_line_names_the_key(ended, override, named):
+    """It must end before Ray starts."""
+    result = ended[override]
     assert result.returncode != 0
     last = "\n".join(result.stderr.strip().splitlines()[-4:])
     assert named in last, result.stderr
