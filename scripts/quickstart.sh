@@ -43,21 +43,27 @@ train() {
         trainer.save_freq="$STEPS"
 }
 
-# evaluate NAME [overrides]: what it prints is in outputs/NAME/eval.log
+# evaluate NAME [overrides]: in the background, what it prints is in outputs/NAME/eval.log
+evaluations=() # process -> name
+trap 'kill "${!evaluations[@]}" 2>/dev/null || true' EXIT
 evaluate() {
-    local name=$1
-    shift
-    echo "== evaluation of $name"
-    bash scripts/eval-$task.sh "$name" "$@" >"outputs/$name/eval.log" 2>&1 || { cat "outputs/$name/eval.log" >&2; exit 1; }
+    echo "== evaluation of $1"
+    bash scripts/eval-$task.sh "$@" >"outputs/$1/eval.log" 2>&1 &
+    evaluations[$!]=$1
 }
 
 [ -d outputs/$warm/huggingface ] || { echo "== warm start" && bash $warm_script; }
-evaluate $warm model=outputs/$warm/huggingface
 train grpo $grpo_script
 grpo=$run
-evaluate "$grpo" step="$STEPS"
 train "$RECIPE" "$recipe_script"
+# all three at once: most of their time is the start of a server
+evaluate $warm model=outputs/$warm/huggingface
+evaluate "$grpo" step="$STEPS"
 evaluate "$run" step="$STEPS"
+for process in "${!evaluations[@]}"; do
+    wait "$process" || { cat "outputs/${evaluations[$process]}/eval.log" >&2; exit 1; }
+done
+evaluations=()
 
 python scripts/read_log.py outputs/results/$warm/$task.log outputs/results/{"$grpo","$run"}/"step_$STEPS/$task.log" \
     --output "$results.csv" >/dev/null
