@@ -3,10 +3,11 @@
     VERL_PLATFORM=cpu python -m benchmarks.hato_driver [--trees 64] [--nodes 1000] [--step-seconds 60] [--runs 3]
 
 Trees of about `--nodes` nodes grow on an engine that answers at once with random tokens, with 0.3 times as many leaves,
-which are rows of the batch, as such a tree has with paths of 16 steps; three outcomes of ten are right. Then the trainer's own methods do with them what they do
-in a step, but for transport by TransferQueue. All is CPU time of one process with one thread; in training the rollout's
-side is spread over the agent loop's workers, while the engine generates. The baseline is the same at an eighth of the
-nodes: time must be linear. Targets: under 2 % of a step, and a tree's memory bounded by max_nodes.
+which are rows of the batch, as such a tree has with paths of 16 steps; three outcomes of ten are right. Then the
+trainer's own methods do with them what they do in a step, but for transport by TransferQueue. All is CPU time of one
+process with one thread; in training the rollout's side is spread over the agent loop's workers, while the engine
+generates. The baseline is the same at an eighth of the nodes: time must be linear. Targets: under 2 % of a step, and a
+tree's memory bounded by max_nodes.
 Writes benchmarks/results/hato_driver.md; `--quick` only prints, sizes too small to mean anything.
 """
 
