@@ -133,6 +133,9 @@ def main() -> None:
             rows.append((method, seed, *cells, reached))
     plot_runs(curves, RESULTS / f"{args.name}.png")
     changed = f" Overrides: `{' '.join(args.overrides)}`." if args.overrides else ""
+    for method in dict.fromkeys(method for method, _ in found):
+        if own := SCRIPTS[method][1:]:
+            changed += f" {method}: `{' '.join(own)}`."
     write_report(
         args.name,
         f"{args.steps} steps of the script's batch, 16 prompts x 8 unless the overrides say otherwise; accuracy is the "
