@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from recipe.common.results import INTERVAL_ENDS, replacing
-from recipe.common.run_metrics import STYLE, run_colors
+from recipe.common.run_metrics import STYLE, legend_above, run_colors
 
 # experiment -> data set -> metric -> value
 Results = dict[str, dict[str, dict[str, float]]]
@@ -104,7 +104,7 @@ def plot_comparison(results: Results, output: str | Path) -> Path:
         for ax in axes[len(datasets) :]:
             ax.set_axis_off()
         handles = [Patch(color=color, label=label) for label, color in colors.items()]
-        figure.legend(handles=handles, loc="outside upper center", ncols=min(len(results), 3), fontsize=10)
+        legend_above(figure, handles, most_columns=3, fontsize=10)
         with replacing(output) as temporary:
             figure.savefig(temporary, format=output.suffix.lstrip(".") or "png", dpi=130)
     return output

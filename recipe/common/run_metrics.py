@@ -14,6 +14,7 @@ from pathlib import Path
 
 import matplotlib
 import pandas as pd
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
@@ -214,7 +215,7 @@ def plot_runs(runs: Runs, output: str | Path) -> Path:
             ax.set_title(title)
             _finish_panel(ax, unit, runs, absent=draw(ax, runs, colors))
         handles = [Line2D([], [], color=color, linewidth=3, label=label) for label, color in colors.items()]
-        figure.legend(handles=handles, loc="outside upper center", ncols=min(len(runs), 5), fontsize=11)
+        legend_above(figure, handles, most_columns=5, fontsize=11)
         if any(smoothing_window(len(metrics)) > 1 for metrics in runs.values()):
             note = "faint: every step; solid: centred rolling mean over about 1/15 of the run"
             figure.supxlabel(note, fontsize=9, color="#666666")
@@ -241,6 +242,15 @@ STYLE = {
     "axes.labelsize": 10.5,
     "legend.frameon": False,
 }
+
+
+def legend_above(figure: Figure, handles: list[Artist], most_columns: int, fontsize: int) -> None:
+    """The figure's legend, in as many columns as fit into its width."""
+    for columns in range(min(len(handles), most_columns), 0, -1):
+        legend = figure.legend(handles=handles, loc="outside upper center", ncols=columns, fontsize=fontsize)
+        if columns == 1 or legend.get_window_extent().width <= figure.bbox.width:
+            return
+        legend.remove()
 
 
 def run_colors(labels: list[str]) -> dict[str, object]:

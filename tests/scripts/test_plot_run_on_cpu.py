@@ -9,8 +9,17 @@ import matplotlib.image
 import numpy as np
 import pandas as pd
 import pytest
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
 
-from recipe.common.run_metrics import load_metrics, phase_seconds, plot_runs, smoothing_window, validation_accuracy
+from recipe.common.run_metrics import (
+    legend_above,
+    load_metrics,
+    phase_seconds,
+    plot_runs,
+    smoothing_window,
+    validation_accuracy,
+)
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -215,6 +224,15 @@ def test_a_failed_drawing_leaves_the_old_picture(tmp_path, monkeypatch):
         plot_runs({"a": load_metrics(write_run(tmp_path, a_run(3)))}, tmp_path / "curves.png")
     assert (tmp_path / "curves.png").read_text() == "old"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["curves.png", "metrics.jsonl"]
+
+
+@pytest.mark.parametrize(("length", "columns"), [(5, 5), (40, 2), (300, 1)])
+def test_the_legend_has_as_many_columns_as_fit(length, columns):
+    figure = Figure(figsize=(10, 3), layout="constrained")
+    legend_above(figure, [Patch(label=str(i) * length) for i in range(6)], most_columns=5, fontsize=11)
+    (legend,) = figure.legends
+    assert legend._ncols == columns
+    assert columns == 1 or legend.get_window_extent().width <= figure.bbox.width
 
 
 def test_nothing_to_draw_is_an_error(tmp_path):
