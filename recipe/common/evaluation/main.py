@@ -255,17 +255,21 @@ async def _collect(plan: Plan, url: str, samples: SampleFile) -> None:
             config.judge.concurrency,
         )
         judge = Judge(model, cache, {"max_tokens": config.judge.max_tokens, "temperature": config.judge.temperature})
-    await collect(
-        responder,
-        plan.questions.questions,
-        config.n,
-        samples,
-        scoring=plan.scoring,
-        judge=judge,
-        seed=config.seed,
-        # a response that waits for a tool or the judge must not keep the server idle
-        at_once=2 * config.server.concurrency,
-    )
+    try:
+        await collect(
+            responder,
+            plan.questions.questions,
+            config.n,
+            samples,
+            scoring=plan.scoring,
+            judge=judge,
+            seed=config.seed,
+            # a response that waits for a tool or the judge must not keep the server idle
+            at_once=2 * config.server.concurrency,
+        )
+    finally:
+        if tools is not None:
+            await tools.close()
 
 
 def evaluate(config: DictConfig) -> list[str]:

@@ -14,6 +14,7 @@ from recipe.common.evaluation.run import seed_of
 from recipe.common.evaluation.sample_file import SampleFile
 from recipe.common.results import parse_result_lines
 from recipe.common.tiny_model import write_tiny_model
+from tests.recipe.common.evaluation.echo_tool import Echo
 from tests.recipe.common.evaluation.toy_server import ToyModel, toy_server
 
 ROOT = Path(__file__).resolve().parents[4]
@@ -105,9 +106,10 @@ def test_another_evaluation_does_not_go_on_in_the_same_file(inputs, tmp_path):
 def test_tools_are_called_with_the_protocol_of_training(inputs, tmp_path):
     tools = ["tools.call_limit=2"]
     tools.append("+tools.tool_instances.search.class_path=tests.recipe.common.evaluation.echo_tool.Echo")
-    model = ToyModel()
+    model, closed = ToyModel(), Echo.closed
     with toy_server(model) as url:
         evaluate(config_of(inputs, url, tmp_path, *tools, "limit=5", "max_tokens=1000"))
+    assert Echo.closed == closed + 1
     rows = samples_of(tmp_path)
     assert len(rows) == 20 and all(row["tool_calls"] == 1 for row in rows)
     assert all("<search>" in row["response"] and "you asked" in row["response"] for row in rows)

@@ -135,6 +135,11 @@ class ToolBox:
             raise ValueError(f"{_SECTION}.tool_instances.{name}: a second tool for <{tool.trigger_tag}>")
         self.tools[tool.trigger_tag] = tool
 
+    async def close(self) -> None:
+        """End what the tools have started: sandboxes, connections, caches."""
+        for tool in self.tools.values():
+            await tool.close()
+
     async def call(self, tag: str, content: str) -> ToolCall:
         """Run the tool of a tag; a failure of any kind is a ToolCall that is not ok, never an exception."""
         tool = self.tools[tag]
