@@ -8,6 +8,7 @@ The imports take ten seconds. Each command line then runs in a fork of that proc
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -25,19 +26,21 @@ class Trainer(NamedTuple):
     environment: dict[str, str]
 
 
-def trainer_commands(jobs: Sequence[Trainer], folder: Path) -> list[subprocess.CompletedProcess]:
-    """In the repository's root, two at a time; `folder` is for what they print.
+def trainer_commands(jobs: Sequence[Trainer], folder: Path, seconds: int) -> list[subprocess.CompletedProcess]:
+    """In the repository's root, two at a time; `folder` is for what they print. SIGALRM ends each after `seconds`.
 
     verl chooses its platform when it is imported: one process for each VERL_PLATFORM.
     """
     platforms = [job.environment.get("VERL_PLATFORM") for job in jobs]
     for platform in sorted(set(platforms), key=str):
         chosen = [(i, job) for i, job in enumerate(jobs) if platforms[i] == platform]
-        text = json.dumps([[str(folder / str(i)), list(job.arguments), job.environment] for i, job in chosen])
+        told = [[str(folder / str(i)), list(job.arguments), job.environment, seconds] for i, job in chosen]
         environment = {**os.environ, **chosen[0][1].environment}
         if platform is None:
             environment.pop("VERL_PLATFORM", None)
-        subprocess.run([sys.executable, __file__], input=text, text=True, check=True, cwd=ROOT, env=environment)
+        subprocess.run(
+            [sys.executable, __file__], input=json.dumps(told), text=True, check=True, cwd=ROOT, env=environment
+        )
     return [
         subprocess.CompletedProcess(
             job.arguments,
@@ -49,10 +52,11 @@ def trainer_commands(jobs: Sequence[Trainer], folder: Path) -> list[subprocess.C
     ]
 
 
-def _run(place: str, arguments: list[str], environment: dict[str, str]) -> None:
+def _run(place: str, arguments: list[str], environment: dict[str, str], seconds: int) -> None:
     """In the fork."""
     import runpy
 
+    signal.alarm(seconds)
     for stream, name in ((1, "out"), (2, "err")):
         os.dup2(os.open(f"{place}.{name}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC), stream)
     os.environ.clear()
@@ -75,12 +79,12 @@ def _main() -> None:
         child, status = os.wait()
         Path(f"{running.pop(child)}.rc").write_text(str(os.waitstatus_to_exitcode(status)))
 
-    for place, arguments, environment in jobs:
+    for place, *job in jobs:
         if len(running) == 2:
             wait_for_one()
         child = os.fork()
         if child == 0:
-            return _run(place, arguments, environment)
+            return _run(place, *job)
         running[child] = place
     while running:
         wait_for_one()

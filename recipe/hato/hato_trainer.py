@@ -355,7 +355,7 @@ class HATOTrainer(TreeTrainer):
 
     def _novelty(self, partition_id: str) -> dict[str, float]:
         """Of problems that have reference paths: how far right paths are from them."""
-        known = [one for uid, one in self.searched.items() if self.references.of(self.problem_of[uid])]
+        known = [one for uid, one in self.searched.items() if self.problem_of[uid] in self.references]
         found = []
         for one, path_of in zip(known, self._paths(known, partition_id), strict=True):
             right = [path_of[leaf] for leaf in successful_leaves(one.tree, self.hato.verification_threshold)]

@@ -88,10 +88,8 @@ def resumed(inputs, killed):
 
 def test_the_same_command_resumes_and_finishes(inputs, resumed):
     last, out = resumed
-    assert min(logged_steps(inputs / "run")) in (
-        last,
-        last + 1,
-    )  # validation before training is logged at the step resumed from
+    # validation before training is logged at the step resumed from
+    assert min(logged_steps(inputs / "run")) in (last, last + 1)
     metrics = load_metrics(inputs / "run")
     assert metrics["critic/score/mean"].dropna().index.tolist() == list(range(1, STEPS + 1))
     assert str(inputs / "run") in out and (inputs / "run/curves.png").exists()

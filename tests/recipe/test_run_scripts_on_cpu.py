@@ -63,7 +63,7 @@ def plans(tmp_path_factory) -> dict[str, subprocess.CompletedProcess]:
         arguments, environment = (Path(f"{asked}.{what}").read_text().split("\0")[:-1] for what in ("argv", "env"))
         return Trainer(arguments, dict(one.split("=", 1) for one in environment))
 
-    results = trainer_commands([command_of(script) for script in SCRIPTS], folder)
+    results = trainer_commands([command_of(script) for script in SCRIPTS], folder, seconds=300)
     assert not (folder / "run").exists()
     return dict(zip(SCRIPTS, results, strict=True))
 

@@ -50,7 +50,8 @@ def ended(inputs, tmp_path_factory) -> dict[str, subprocess.CompletedProcess]:
     common += [f"trainer.default_local_dir={inputs}/run", f"actor_rollout_ref.model.path={inputs}/model"]
     common += [f"data.train_files={inputs}/train.parquet", f"data.val_files={inputs}/test.parquet"]
     env = {**os.environ, "VERL_PLATFORM": "cpu"}
-    results = trainer_commands([Trainer([*common, one], env) for one in NAMED], tmp_path_factory.mktemp("ended"))
+    jobs = [Trainer([*common, one], env) for one in NAMED]
+    results = trainer_commands(jobs, tmp_path_factory.mktemp("ended"), seconds=60)
     return dict(zip(NAMED, results, strict=True))
 
 

@@ -82,7 +82,7 @@ class ReasoningTree:
     def __init__(self, prompt_ids: Sequence[int], max_nodes: int | None = None):
         self.prompt_ids, self.max_nodes = list(prompt_ids), max_nodes
         self.nodes = [ReasoningNode(None, 0)]
-        self.n_kept = self.n_leaves = 0
+        self.n_leaves = 0
         self.kept_at_depth: Counter[int] = Counter()  # the root not counted
         self._open = {ROOT}
         self._same: dict[tuple[int, tuple[int, ...]], int] = {}  # (parent, tokens) of the kept nodes
@@ -135,7 +135,6 @@ class ReasoningTree:
         above.status = EXPANDED
         above.children.append(number)
         self._same[node.parent, tuple(node.token_ids)] = number
-        self.n_kept += 1
         self.kept_at_depth[node.depth] += 1
         self.n_leaves += node.status == LEAF
         self._open.discard(node.parent)
@@ -168,8 +167,12 @@ class ReasoningTree:
             self.n_leaves -= node.status == LEAF
             self._open.discard(at)
             node.status, node.token_ids, node.log_probs = PRUNED, [], []
-            self.n_kept -= 1
             self.kept_at_depth[node.depth] -= 1
+
+    @property
+    def n_kept(self) -> int:
+        """The root not counted."""
+        return self.kept_at_depth.total()
 
     def is_kept(self, number: int) -> bool:
         return self.nodes[number].status != PRUNED
@@ -254,7 +257,6 @@ class ReasoningTree:
                 nodes[parent].children.append(i)
         tree.nodes = nodes
         tree.kept_at_depth = Counter(node.depth for node in nodes[1:] if node.status != PRUNED)
-        tree.n_kept = tree.kept_at_depth.total()
         tree.n_leaves = sum(node.status == LEAF for node in nodes)
         tree._open = {i for i, node in enumerate(nodes) if node.status == OPEN}
         return tree
