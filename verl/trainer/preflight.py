@@ -8,7 +8,6 @@ place) is watched by a thread, since upstream waits for such an actor for ever.
 import os
 import sys
 import threading
-import time
 from pathlib import Path
 
 import pyarrow as pa
@@ -18,12 +17,12 @@ from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf
 
 from verl.trainer.checkpoint_marker import forget_marks_after, repair_tracker
+from verl.trainer.cluster_watch import watch_pending_actors
 from verl.trainer.run_plan import describe_plan
 
 # upstream's ResourcePoolManager reserves this many CPUs beside each worker's GPU (`max_colocate_count`)
 CPUS_PER_WORKER = 3
 REQUIRED_KEYS = ("trainer.experiment_name", "actor_rollout_ref.model.path", "actor_rollout_ref.rollout.name")
-PENDING_SECONDS = 15
 
 
 class PreflightError(ValueError):
@@ -43,7 +42,8 @@ class Preflight(Callback):
                 print("dry run: the config and the files are fine, nothing was started")
                 raise SystemExit(0)
             prepare_run_dir(config)
-            threading.Thread(target=watch_pending_actors, args=(config,), daemon=True).start()
+            watched = (config, joins_running_cluster(config), needed_ray_cpus(config))
+            threading.Thread(target=watch_pending_actors, args=watched, daemon=True).start()
         except PreflightError as error:
             raise SystemExit(f"error: {error}") from None
         # Hydra turns a callback's exceptions into warnings and goes on; SystemExit it lets through
@@ -306,48 +306,3 @@ def prepare_run_dir(config: DictConfig) -> None:
         source = Path(str(config.trainer.resume_from_path))
         if source.parent.resolve() == run_dir.resolve():
             forget_marks_after(run_dir, int(source.name.rsplit("_", 1)[-1]))
-
-
-def watch_pending_actors(config: DictConfig) -> None:
-    """Stop the driver when something has waited `PENDING_SECONDS` for resources that the cluster does not have."""
-    import ray
-
-    waiting_since = None
-    while True:
-        time.sleep(2)
-        if not ray.is_initialized():
-            continue
-        unplaced = _unplaceable_demand(ray)
-        if not unplaced:
-            waiting_since = None
-            continue
-        waiting_since = waiting_since or time.monotonic()
-        if time.monotonic() - waiting_since > PENDING_SECONDS:
-            print(
-                f"error: Ray has waited {PENDING_SECONDS} s for {unplaced}, more than the cluster has free; upstream "
-                f"would wait for ever. The run needs {needed_ray_cpus(config)} CPUs: {_where_to_add_cpus(config)}, "
-                "or lower trainer.n_gpus_per_node or transfer_queue.backend.SimpleStorage.num_data_storage_units",
-                file=sys.stderr,
-                flush=True,
-            )
-            os._exit(3)
-
-
-def _where_to_add_cpus(config: DictConfig) -> str:
-    if joins_running_cluster(config):
-        return "add nodes to the cluster, or start them with more (ray start --num-cpus)"
-    return f"raise ray_kwargs.ray_init.num_cpus (now {config.ray_kwargs.ray_init.get('num_cpus')})"
-
-
-def _unplaceable_demand(ray) -> str | None:
-    """Pending requests that exceed the free resources right now, in words; None when there are none."""
-    from ray.autoscaler.v2.sdk import get_cluster_status
-
-    demands = get_cluster_status(ray.get_runtime_context().gcs_address).resource_demands
-    free = ray.available_resources()
-    for demand in [*demands.ray_task_actor_demand, *demands.placement_group_demand]:
-        for bundle in demand.bundles_by_count:
-            lacking = {name: amount for name, amount in bundle.bundle.items() if amount > free.get(name, 0)}
-            if lacking:
-                return ", ".join(f"{amount:g} {name}" for name, amount in sorted(lacking.items()))
-    return None
