@@ -20,43 +20,10 @@ from vllm.config import VllmConfig
 from vllm.v1.sample.logits_processor import BatchUpdate, LogitsProcessor
 from vllm.v1.sample.logits_processor.builtin import process_dict_updates
 
-from vllm_patches.normalised_entropy import normalise_entropy
+from vllm_patches.normalised_entropy import compute_entropy_based_temperature
 
 KEY = "adaptive_temperature"
 SETTINGS = ("temperature_tau", "median", "std", "scale_pos", "scale_neg")
-CACHED_LOGITS = 2**20  # on CPU so many are looked at at once: 4 MiB stay in the cache between the passes
-
-
-def compute_entropy_based_temperature(
-    logits: torch.Tensor,
-    temperature_tau: float | torch.Tensor,
-    median: float | torch.Tensor,
-    std: float | torch.Tensor,
-    scale_pos: float | torch.Tensor,
-    scale_neg: float | torch.Tensor,
-) -> torch.Tensor:
-    """T'/T = 1 + temperature_tau h for every row.
-
-    Args:
-        logits: (R, V) before any temperature; -inf marks impossible tokens. The others: numbers, or (R,) tensors.
-
-    Returns:
-        (R,) float32.
-    """
-    return 1 + temperature_tau * normalise_entropy(_entropy(logits), median, std, scale_pos, scale_neg)
-
-
-def _entropy(logits: torch.Tensor) -> torch.Tensor:
-    """Entropy (R,) in nats of softmax(logits) with one exponential per logit: log sum e^y - sum y e^y / sum e^y."""
-    rows = max(CACHED_LOGITS // logits.shape[-1], 1) if logits.device.type == "cpu" else max(len(logits), 1)
-    entropies = []
-    for block in logits.split(rows):
-        y = block.float() - block.amax(dim=-1, keepdim=True)
-        y.clamp_(min=-80.0)  # e^-80 is nothing, and 0 times -inf would be no number
-        weights = y.exp()
-        total = weights.sum(dim=-1)
-        entropies.append(total.log() - weights.mul_(y).sum(dim=-1) / total)
-    return torch.cat(entropies)
 
 
 def read_settings(sampling_params: SamplingParams) -> tuple[float, ...] | None:
