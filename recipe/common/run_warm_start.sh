@@ -1,25 +1,24 @@
 #!/usr/bin/env bash
 # Warm start: teaches MODEL_PATH the answer format on demonstrations, with upstream's SFT trainer.
 #   HARDWARE=cpu|gpu  MODEL_PATH=...  DATA_DIR=...  EXPERIMENT_NAME=...   bash recipe/common/run_warm_start.sh [hydra overrides]
-# Ends with a Hugging Face folder: outputs/$EXPERIMENT_NAME/huggingface. DRY_RUN=1 makes the data and checks the config.
+# Ends with a Hugging Face folder, outputs/warm_start/huggingface or outputs/warm_start_gpu/huggingface. One node. DRY_RUN=1
+# makes the data and checks the config.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 source scripts/environment.sh
 
 HARDWARE=${HARDWARE:-cpu}
-EXPERIMENT_NAME=${EXPERIMENT_NAME:-warm_start}
-DATA_DIR=${DATA_DIR:-outputs/data/countdown}
-RUN_DIR="$PWD/outputs/$EXPERIMENT_NAME"
 use_hardware "$HARDWARE"
+EXPERIMENT_NAME=${EXPERIMENT_NAME:-warm_start$HARDWARE_SUFFIX}
+DATA_DIR=${DATA_DIR:-outputs/data/countdown$HARDWARE_SUFFIX}
+RUN_DIR="$PWD/outputs/$EXPERIMENT_NAME"
+[ -f "$DATA_DIR/sft.parquet" ] || bash recipe/common/make_countdown_data.sh "$HARDWARE" "$DATA_DIR"
 if [ "$HARDWARE" = cpu ]; then
     MODEL_PATH=${MODEL_PATH:-outputs/tiny_model}
     [ -d "$MODEL_PATH" ] || python -m recipe.common.tiny_model --output-dir "$MODEL_PATH"
-    [ -f "$DATA_DIR/sft.parquet" ] || python -m recipe.common.countdown --output-dir "$DATA_DIR"
     PROCESSES=1
 else
     MODEL_PATH=${MODEL_PATH:-Qwen/Qwen2.5-0.5B}
-    [ -f "$DATA_DIR/sft.parquet" ] || python -m recipe.common.countdown --output-dir "$DATA_DIR" \
-        --min-numbers 3 --max-numbers 4 --max-number 99 --operators "+-*/" --max-target 99 --style long --train-size 50000
     PROCESSES=${N_GPUS_PER_NODE:-8}
 fi
 

@@ -25,7 +25,7 @@ class MarkComplete(CheckpointCallback):
     """`trainer.checkpoint_callback_class`: marks a checkpoint after every worker has written its part."""
 
     def on_save(self, trainer, global_step: int, checkpoint_dir: str, async_save: bool = False, **kwargs) -> None:
-        if not async_save:  # Megatron's writes may still be in flight then
+        if not async_save:  # else writes may still be in flight
             write_atomically(Path(checkpoint_dir) / MARKER, f"{global_step}\n")
 
 

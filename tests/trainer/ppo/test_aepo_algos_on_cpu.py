@@ -23,18 +23,16 @@ from verl.trainer.ppo.aepo_algos import (
     standardise_entropy,
 )
 from verl.workers.config import PolicyLossConfig
-from verl.workers.config.aepo import AEPOActorConfig, AEPOMcoreActorConfig
+from verl.workers.config.aepo import AEPOActorConfig
 
 LOSS = compute_policy_loss_aepo
 AGGREGATIONS = ["token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
 
 
-def actor_config(cls=AEPOActorConfig, loss_mode="aepo", **changes):
+def actor_config(loss_mode="aepo", **changes):
     values = {"strategy": "fsdp", "rollout_n": 4, "ppo_micro_batch_size_per_gpu": 1, "clip_ratio_c": 10.0}
     values |= {"clip_ratio": 0.2, "clip_ratio_low": 0.2, "clip_ratio_high": 0.28, **changes}
-    if cls is AEPOMcoreActorConfig:
-        values["strategy"] = "megatron"
-    return cls(**values, policy_loss=PolicyLossConfig(loss_mode=loss_mode))
+    return AEPOActorConfig(**values, policy_loss=PolicyLossConfig(loss_mode=loss_mode))
 
 
 # ---- ARPO: hard advantage ----
@@ -364,13 +362,12 @@ def test_the_names_are_registered():
 # ---- config ----
 
 
-@pytest.mark.parametrize("cls", [AEPOActorConfig, AEPOMcoreActorConfig])
 @pytest.mark.parametrize("switch", ["enable_entropy_balanced_clipping", "enable_entropy_balanced_advantage"])
-def test_a_switch_needs_the_loss(cls, switch):
-    assert getattr(actor_config(cls, **{switch: True}), switch)
+def test_a_switch_needs_the_loss(switch):
+    assert getattr(actor_config(**{switch: True}), switch)
     with pytest.raises(ValueError, match=f"loss_mode=vanilla does not know {switch}"):
-        actor_config(cls, loss_mode="vanilla", **{switch: True})
-    actor_config(cls, loss_mode="vanilla")
+        actor_config(loss_mode="vanilla", **{switch: True})
+    actor_config(loss_mode="vanilla")
 
 
 @pytest.mark.parametrize("coef", [-0.1, 1.5, math.nan])

@@ -55,7 +55,7 @@ def test_the_config_for_mathematics():
             ["hato.meta_learning.enable=true", "trainer.v1.sampler.sync_refill_failed_groups=true"],
             "sync_refill_failed_groups would mix domains",
         ),
-        (["hato.meta_learning.enable=true", "actor_rollout_ref.actor.strategy=megatron"], "not megatron"),
+        (["hato.meta_learning.enable=true", "actor_rollout_ref.actor.strategy=torchtitan"], "not torchtitan"),
         (
             ["actor_rollout_ref.rollout.temperature=0.7"],
             "rollout.temperature=0.7 differs from hato.exploration",

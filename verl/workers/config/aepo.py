@@ -2,12 +2,12 @@
 
 from dataclasses import dataclass
 
-from verl.workers.config import FSDPActorConfig, McoreActorConfig
+from verl.workers.config import FSDPActorConfig
 
 
 @dataclass
-class AEPOActorMixin:
-    """Keys under actor_rollout_ref.actor.
+class AEPOActorConfig(FSDPActorConfig):
+    """Upstream's FSDP actor config and AEPO's keys under actor_rollout_ref.actor.
 
     Args:
         enable_entropy_balanced_clipping: tokens above the upper clip keep a gradient.
@@ -33,13 +33,3 @@ class AEPOActorMixin:
                 f"{section}.policy_loss.loss_mode={self.policy_loss.loss_mode} does not know {' and '.join(on)}: "
                 "set it to aepo, or the switch to false"
             )
-
-
-@dataclass
-class AEPOActorConfig(AEPOActorMixin, FSDPActorConfig):
-    """Upstream's FSDP actor config and AEPO's keys."""
-
-
-@dataclass
-class AEPOMcoreActorConfig(AEPOActorMixin, McoreActorConfig):
-    """Upstream's Megatron actor config and AEPO's keys."""

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from verl.workers.config import FSDPActorConfig, McoreActorConfig, RolloutConfig
+from verl.workers.config import FSDPActorConfig, RolloutConfig
 
 LOGITS_PROCESSOR = "vllm_patches.adaptive_temperature:AdaptiveTemperature"
 
@@ -13,8 +13,8 @@ def _check_range(section: str, name: str, value: float, low: float, high: float)
 
 
 @dataclass
-class HAPOActorMixin:
-    """Keys under actor_rollout_ref.actor.
+class HAPOActorConfig(FSDPActorConfig):
+    """Upstream's FSDP actor config and HAPO's keys under actor_rollout_ref.actor.
 
     Args:
         adaptive_clip: clip ranges follow each token's normalised entropy h.
@@ -46,16 +46,6 @@ class HAPOActorMixin:
                 f"{section}.policy_loss.loss_mode={self.policy_loss.loss_mode} knows neither adaptive_clip nor "
                 "adaptive_advantage: set it to hapo, or both to false"
             )
-
-
-@dataclass
-class HAPOActorConfig(HAPOActorMixin, FSDPActorConfig):
-    """Upstream's FSDP actor config and HAPO's keys."""
-
-
-@dataclass
-class HAPOMcoreActorConfig(HAPOActorMixin, McoreActorConfig):
-    """Upstream's Megatron actor config and HAPO's keys."""
 
 
 @dataclass
