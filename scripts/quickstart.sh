@@ -27,7 +27,7 @@ arpo)
 esac
 # the quick start is a laptop's, whatever other runs were told
 export HARDWARE=cpu
-unset RUN_DIR EXPERIMENT_NAME MODEL_PATH DATA_DIR TOOLS DRY_RUN
+unset RUN_DIR EXPERIMENT_NAME MODEL_PATH DATA_DIR TOOLS DRY_RUN NNODES
 bash scripts/setup.sh
 source scripts/environment.sh
 use_hardware cpu

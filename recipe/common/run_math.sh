@@ -1,10 +1,12 @@
 #!/usr/bin/env bash
 # Trains on mathematics with the config METHOD_trainer of CONFIG_DIR; the recipes' run scripts for mathematics call it.
-#   MODEL_PATH  TRAIN_FILE  VAL_FILE  NNODES  N_GPUS_PER_NODE  MAX_RESPONSE_LENGTH  TENSOR_PARALLEL  SEQUENCE_PARALLEL
-#   SEED  EXPERIMENT_NAME  RUN_DIR; RAY_ADDRESS of a running cluster for several nodes; DRY_RUN=1 only checks and tells.
+#   MODEL_PATH  TRAIN_FILE  VAL_FILE  NNODES  N_GPUS_PER_NODE  MAX_PROMPT_LENGTH  MAX_RESPONSE_LENGTH  TENSOR_PARALLEL
+#   SEQUENCE_PARALLEL  SEED  EXPERIMENT_NAME  RUN_DIR; RAY_ADDRESS of a running cluster for several nodes.
+#   MAX_POSITION_EMBEDDINGS stretches a model's context, as the authors of HAPO do. DRY_RUN=1 only checks and tells.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 source scripts/environment.sh
+use_hardware gpu
 
 CONFIG_DIR=${CONFIG_DIR:?set CONFIG_DIR to the recipe\'s config folder}
 METHOD=${METHOD:?set METHOD to the name of a config in $CONFIG_DIR, without _trainer.yaml}
@@ -18,6 +20,12 @@ SEQUENCE_PARALLEL=${SEQUENCE_PARALLEL:-1}
 export NNODES=${NNODES:-1} N_GPUS_PER_NODE=${N_GPUS_PER_NODE:-8}
 # a micro-batch holds two of the longest sequences on every worker of a sequence-parallel group
 MICRO_BATCH_TOKENS=$((2 * (MAX_PROMPT_LENGTH + MAX_RESPONSE_LENGTH)))
+CONTEXT=()
+if [ -n "${MAX_POSITION_EMBEDDINGS:-}" ]; then
+    # of the trainer, and of vLLM, which reads the model's own config
+    CONTEXT+=("+actor_rollout_ref.model.override_config.max_position_embeddings=$MAX_POSITION_EMBEDDINGS")
+    CONTEXT+=("+actor_rollout_ref.rollout.engine_kwargs.vllm.hf_overrides.max_position_embeddings=$MAX_POSITION_EMBEDDINGS")
+fi
 
 start_run "$RUN_DIR" \
     python -m verl.trainer.main_ppo \
@@ -36,4 +44,5 @@ start_run "$RUN_DIR" \
     actor_rollout_ref.rollout.tensor_model_parallel_size="${TENSOR_PARALLEL:-1}" \
     trainer.experiment_name="$EXPERIMENT_NAME" \
     trainer.default_local_dir="$RUN_DIR" \
+    ${CONTEXT[@]+"${CONTEXT[@]}"} \
     "$@"

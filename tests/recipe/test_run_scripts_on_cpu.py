@@ -1,5 +1,6 @@
 """Every run script composes and validates its config with DRY_RUN=1, tells its plan and starts nothing."""
 
+import json
 import os
 import subprocess
 import sys
@@ -7,20 +8,24 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+from hydra import compose, initialize_config_dir
+from omegaconf import OmegaConf
 
 from recipe.common.countdown import CountdownConfig, write_countdown
 from recipe.common.tiny_model import write_tiny_model
 from tests.forked import Trainer, trainer_commands
+from verl.trainer.preflight import settle
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPTS = sorted(
     str(path.relative_to(ROOT))
     for path in (ROOT / "recipe").glob("*/*.sh")
-    # the first two are called by the others with their METHOD; warm start and SFT are upstream's SFT trainer
+    # the first three are called by the others; warm start and SFT are upstream's SFT trainer
     if path.name
     not in (
         "run_countdown.sh",
         "run_math.sh",
+        "make_countdown_data.sh",
         "run_warm_start.sh",
         "run_sft.sh",
         "run_search_task_sft_cpu.sh",
@@ -30,9 +35,13 @@ SCRIPTS = sorted(
 
 
 @pytest.fixture(scope="module")
-def plans(tmp_path_factory) -> dict[str, subprocess.CompletedProcess]:
-    """Script -> its dry run: bash with a `python` that writes down what it is asked for, which is then run."""
-    folder = tmp_path_factory.mktemp("dry")
+def folder(tmp_path_factory) -> Path:
+    return tmp_path_factory.mktemp("dry")
+
+
+@pytest.fixture(scope="module")
+def commands(folder) -> dict[str, Trainer]:
+    """Script -> its trainer's command line: bash with a `python` that writes down what it is asked for."""
     write_countdown(folder, CountdownConfig(train_size=600, test_size=8, demo_size=0))
     write_tiny_model(folder / "model")
     row = {"data_source": "math_dapo", "prompt": [{"role": "user", "content": "1+1?"}]}
@@ -63,9 +72,45 @@ def plans(tmp_path_factory) -> dict[str, subprocess.CompletedProcess]:
         arguments, environment = (Path(f"{asked}.{what}").read_text().split("\0")[:-1] for what in ("argv", "env"))
         return Trainer(arguments, dict(one.split("=", 1) for one in environment))
 
-    results = trainer_commands([command_of(script) for script in SCRIPTS], folder, seconds=300)
+    return {script: command_of(script) for script in SCRIPTS}
+
+
+@pytest.fixture(scope="module")
+def plans(commands, folder) -> dict[str, subprocess.CompletedProcess]:
+    """Script -> its dry run."""
+    results = trainer_commands(list(commands.values()), folder, seconds=300)
     assert not (folder / "run").exists()
-    return dict(zip(SCRIPTS, results, strict=True))
+    return dict(zip(commands, results, strict=True))
+
+
+def test_no_environment_variable_is_read_after_the_drivers_checks(commands, folder, monkeypatch):
+    """Upstream resolves the config in an actor whose environment is its node's: it must find nothing left to ask."""
+    settled = {}
+    for script, command in commands.items():
+        environment = command.environment | {"NNODES": "3", "N_GPUS_PER_NODE": "5", "RAY_ADDRESS": "10.0.0.1:6379"}
+        monkeypatch.setattr(os, "environ", environment)
+        options, overrides = command.arguments[:4], command.arguments[4:]
+        assert options[::2] == ["--config-dir", "--config-name"]
+        with initialize_config_dir(str(ROOT / options[1]), version_base=None):
+            upstream = "hydra.searchpath=[pkg://recipe.common.config,pkg://verl.trainer.config]"
+            config = compose(options[3], [*overrides, upstream])
+        settle(config)
+        assert config.trainer.nnodes == (3 if config.trainer.device == "cuda" else 1)
+        OmegaConf.save(config, folder / "settled.yaml")
+        settled[script] = {
+            "here": OmegaConf.to_container(config, resolve=True),
+            "yaml": (folder / "settled.yaml").read_text(),
+        }
+    monkeypatch.undo()
+    (folder / "settled.json").write_text(json.dumps(settled))
+    elsewhere = f"""
+import json
+from omegaconf import OmegaConf
+for script, config in json.load(open({str(folder / "settled.json")!r})).items():
+    there = OmegaConf.to_container(OmegaConf.create(config["yaml"]), resolve=True)
+    assert json.loads(json.dumps(there)) == config["here"], script
+"""
+    subprocess.run([sys.executable, "-c", elsewhere], env={}, check=True)
 
 
 @pytest.mark.parametrize("script", SCRIPTS)

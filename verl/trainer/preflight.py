@@ -8,6 +8,8 @@ place) is watched by a thread, since upstream waits for such an actor for ever.
 import os
 import sys
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pyarrow as pa
@@ -18,6 +20,13 @@ from omegaconf import DictConfig, OmegaConf
 
 from verl.trainer.checkpoint_marker import forget_marks_after, repair_tracker
 from verl.trainer.cluster_watch import watch_pending_actors
+from verl.trainer.model_checks import (
+    check_attention,
+    check_context,
+    check_fused_kernels,
+    fill_max_model_len,
+    model_json,
+)
 from verl.trainer.run_plan import describe_plan
 
 # upstream's ResourcePoolManager reserves this many CPUs beside each worker's GPU (`max_colocate_count`)
@@ -34,6 +43,7 @@ class Preflight(Callback):
 
     def on_run_start(self, config: DictConfig, **kwargs) -> None:
         try:
+            settle(config)
             check_run(config)
             dry_run = os.environ.get("DRY_RUN", "0") not in ("", "0")
             check_ray_resources(config, starting=not dry_run)
@@ -54,21 +64,50 @@ class Preflight(Callback):
             raise SystemExit(f"error: the checks before the run failed: {error!r}") from error
 
 
-def check_run(config: DictConfig) -> None:
-    """Run all checks, in the order in which a user would fix them; changes nothing.
+def settle(config: DictConfig) -> None:
+    """Give every key its final value, in the process whose environment the user sees.
+
+    Upstream resolves `${...}` inside a Ray actor, whose environment is the one that its node was started with: what was
+    exported before the run's command (NNODES, PWD, RAY_ADDRESS) would not be known there, and the defaults would count.
 
     Raises:
-        PreflightError: the first problem found.
+        PreflightError: a key has no value, or one that cannot be.
     """
     for key in REQUIRED_KEYS:
         if OmegaConf.select(config, key) is None:
             raise PreflightError(f"{key} has no value: set it, as in {key}=...")
+    for section in config:
+        if section != "hydra" and OmegaConf.is_config(config[section]):
+            OmegaConf.resolve(config[section])
+    with _named_errors():
+        fill_max_model_len(config)
+
+
+@contextmanager
+def _named_errors() -> Iterator[None]:
+    """A ValueError, whose message names the key, is the user's."""
+    try:
+        yield
+    except ValueError as error:
+        raise PreflightError(str(error)) from error
+
+
+def check_run(config: DictConfig) -> None:
+    """Run all checks, in the order in which a user would fix them; changes nothing.
+
+    Args:
+        config: after `settle`.
+
+    Raises:
+        PreflightError: the first problem found.
+    """
     if config_asks_for_cpu(config):
         from verl.plugin.platform.platform_cpu import activate
 
         activate()
     check_model_path("actor_rollout_ref.model.path", config.actor_rollout_ref.model.path)
     check_typed_sections(config)
+    check_engines(config)
     for key in ("train_files", "val_files"):
         check_data_files(f"data.{key}", config.data[key], config.data.prompt_key)
     check_reward_rows(config)
@@ -91,14 +130,8 @@ def check_model_path(key: str, path: str) -> None:
         return
     looks_like_a_hub_name = path.count("/") <= 1 and not path.startswith((".", "~", "/", "outputs"))
     offline = os.environ.get("HF_HUB_OFFLINE", "0") not in ("", "0")
-    if not looks_like_a_hub_name or (offline and not _in_hub_cache(path)):
+    if not looks_like_a_hub_name or (offline and model_json(path) is None):
         raise PreflightError(f"{key}={path} does not exist")
-
-
-def _in_hub_cache(name: str) -> bool:
-    from huggingface_hub import try_to_load_from_cache
-
-    return isinstance(try_to_load_from_cache(name, "config.json"), str)
 
 
 def check_typed_sections(config: DictConfig) -> None:
@@ -114,10 +147,19 @@ def check_typed_sections(config: DictConfig) -> None:
     if "hato" in config:
         from verl.workers.config.hato import hato_config
 
-        try:
+        with _named_errors():
             hato_config(config)
-        except ValueError as error:
-            raise PreflightError(str(error)) from error
+
+
+def check_engines(config: DictConfig) -> None:
+    """Trainer and server can do with this model what the config asks of them; see `verl.trainer.model_checks`."""
+    import torch
+
+    model = model_json(config.actor_rollout_ref.model.path)
+    with _named_errors():
+        check_context(config, model)
+        check_attention(config, cuda_is_here=torch.cuda.is_available())
+        check_fused_kernels(config, model)
 
 
 def _file_list(files) -> list[str]:
@@ -294,8 +336,6 @@ def prepare_run_dir(config: DictConfig) -> None:
     """Make the run's folder, and make sure that resuming takes a complete checkpoint."""
     run_dir = Path(config.trainer.default_local_dir)
     run_dir.mkdir(parents=True, exist_ok=True)
-    # upstream hands ray_init to Ray without resolving `${...}`; this is the config that `main` gets
-    OmegaConf.resolve(config.ray_kwargs)
     if joins_running_cluster(config):
         leave_resources_to_the_cluster(config)
     if config.trainer.resume_mode == "auto":

@@ -74,16 +74,17 @@ class ServerEngine:
         top_k: int = -1,
         seed: int | None = None,
         n_candidates: int = 0,
+        n_entropy: int = 0,
         stop: Sequence[str] = (),
         request_id: str | None = None,
     ) -> Generation:
         """See `RolloutEngine.generate`.
 
         Raises:
-            ValueError: candidates are asked for, or the server gives no token ids: it is no vLLM.
+            ValueError: candidates or entropies are asked for, or the server gives no token ids: it is no vLLM.
         """
-        if n_candidates:
-            raise ValueError(f"n_candidates={n_candidates}: the completions API reports none")
+        if n_candidates or n_entropy:
+            raise ValueError(f"n_candidates={n_candidates}, n_entropy={n_entropy}: the completions API reports none")
         more = {"top_k": top_k, "stop_token_ids": list(stop_token_ids), "return_token_ids": True}
         more |= {"prompt": list(prompt_ids)} | ({"skip_special_tokens": False} if stop else {})
         async with self.slots:

@@ -1,0 +1,99 @@
+"""Settings that upstream accepts and that fail later, or silently: refused with the keys named."""
+
+import json
+
+import pytest
+from omegaconf import OmegaConf
+
+from verl.trainer.model_checks import (
+    check_attention,
+    check_context,
+    check_fused_kernels,
+    fill_max_model_len,
+    model_json,
+)
+
+ULYSSES = "ulysses_sequence_parallel_size"
+
+
+def run_config(**changes):
+    """4,096 + 8,192 tokens on one of upstream's FSDP2 workers; `changes` are dotted keys below actor_rollout_ref."""
+    sizes = {ULYSSES: 1, "fsdp_config": {ULYSSES: 1}}
+    rollout = {"prompt_length": 4096, "response_length": 8192, "max_model_len": None, "engine_kwargs": {"vllm": {}}}
+    sections = {
+        "model": {"path": "some/model", "override_config": {}, "use_fused_kernels": False},
+        "actor": {"strategy": "fsdp2", **sizes},
+        "ref": sizes,
+        "rollout": rollout,
+    }
+    config = OmegaConf.create({"actor_rollout_ref": sections, "trainer": {"device": "cuda"}})
+    for key, value in changes.items():
+        OmegaConf.update(config, f"actor_rollout_ref.{key}", value, force_add=True)
+    return config
+
+
+def test_the_server_holds_a_prompt_and_a_response():
+    config = run_config()
+    fill_max_model_len(config)
+    assert config.actor_rollout_ref.rollout.max_model_len == 12288
+    config = run_config(**{"rollout.max_model_len": 16384})
+    fill_max_model_len(config)
+    assert config.actor_rollout_ref.rollout.max_model_len == 16384
+    with pytest.raises(ValueError, match="max_model_len=4096 is less than .*=12288"):
+        fill_max_model_len(run_config(**{"rollout.max_model_len": 4096}))
+
+
+def test_a_model_with_too_few_positions_is_refused_on_the_side_that_lacks_them():
+    """Qwen2.5-Math-7B has 4,096; both trainer and server must be told of more."""
+    trainer, server = "model.override_config", "rollout.engine_kwargs.vllm.hf_overrides"
+    more = {f"{side}.max_position_embeddings": 32768 for side in (trainer, server)}
+    for changes, missing in (({}, trainer), (dict([list(more.items())[0]]), server), (more, None)):
+        config = run_config(**{"rollout.max_model_len": 12288}, **changes)
+        if missing is None:
+            check_context(config, {"max_position_embeddings": 4096})
+            check_context(config, None)
+        else:
+            with pytest.raises(ValueError, match=f"has 4096 positions in actor_rollout_ref.{missing}, .*12288 tokens"):
+                check_context(config, {"max_position_embeddings": 4096})
+    check_context(run_config(**{"rollout.max_model_len": 12288}), {"max_position_embeddings": 12288})
+    check_context(run_config(**{"rollout.max_model_len": 12288}), None)
+
+
+@pytest.mark.parametrize(
+    "key", [f"{role}{section}.{ULYSSES}" for role in ("actor", "ref") for section in ("", ".fsdp_config")]
+)
+def test_sequence_parallelism_needs_flash_attention(key):
+    for attention in ("sdpa", "eager", "flex_attention"):
+        config = run_config(**{key: 2, "model.override_config.attn_implementation": attention})
+        with pytest.raises(ValueError, match=f"actor_rollout_ref.{key}=2 with .*attn_implementation={attention}"):
+            check_attention(config, cuda_is_here=False)
+    check_attention(run_config(**{"model.override_config.attn_implementation": "sdpa"}), cuda_is_here=False)
+    check_attention(run_config(**{key: 2}), cuda_is_here=False)
+
+
+def test_a_gpu_run_needs_the_package_flash_attn():
+    """It is not installed here. A machine without a GPU, such as a login node, tells nothing of the workers."""
+    with pytest.raises(ValueError, match="flash-attn is not installed"):
+        check_attention(run_config(), cuda_is_here=True)
+    config = run_config()
+    config.trainer.device = "cpu"
+    check_attention(config, cuda_is_here=True)
+
+
+def test_fused_kernels_need_tied_embeddings_under_fsdp2():
+    fused = {"model.use_fused_kernels": True}
+    for model in ({"tie_word_embeddings": False}, {}, None):
+        with pytest.raises(ValueError, match="use_fused_kernels=true with actor_rollout_ref.actor.strategy=fsdp2"):
+            check_fused_kernels(run_config(**fused), model)
+        check_fused_kernels(run_config(**fused, **{"actor.strategy": "fsdp"}), model)
+        check_fused_kernels(run_config(), model)
+    check_fused_kernels(run_config(**fused), {"tie_word_embeddings": True})
+
+
+def test_a_models_config_is_read_where_it_is_known(tmp_path, monkeypatch):
+    nested = {"model_type": "qwen2_5_vl", "text_config": {"max_position_embeddings": 7}}
+    (tmp_path / "config.json").write_text(json.dumps(nested))
+    assert model_json(str(tmp_path))["max_position_embeddings"] == 7
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    assert model_json("no-such-org/no-such-model") is None
+    assert model_json("/no/such/folder/at/all") is None

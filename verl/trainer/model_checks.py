@@ -1,0 +1,126 @@
+"""Settings of model and engines that upstream (verl 0.9.1) accepts, and that then fail in a worker or silently train
+something else. `verl.trainer.preflight` calls these checks before Ray starts.
+"""
+
+import importlib.util
+import json
+import os
+from pathlib import Path
+
+from omegaconf import DictConfig, OmegaConf
+
+ROLLOUT, MODEL = "actor_rollout_ref.rollout", "actor_rollout_ref.model"
+POSITIONS = "max_position_embeddings"
+HF_OVERRIDES = "engine_kwargs.vllm.hf_overrides"
+
+
+def model_json(path: str) -> dict | None:
+    """The model's config.json, from its folder or the hub's cache; None when it is not on this machine.
+
+    Of a model that reads more than text it is the part of the language model.
+    """
+    file = Path(os.path.expanduser(path)) / "config.json"
+    if not file.exists():
+        from huggingface_hub import try_to_load_from_cache
+        from huggingface_hub.errors import HFValidationError
+
+        try:
+            cached = try_to_load_from_cache(path, "config.json")
+        except HFValidationError:  # a path, not a hub name
+            return None
+        if not isinstance(cached, str):
+            return None
+        file = Path(cached)
+    config = json.loads(file.read_text())
+    return config | config.get("text_config", {})
+
+
+def fill_max_model_len(config: DictConfig) -> None:
+    """Let the server hold a prompt and a response. Upstream's null is the model's own length, to which it cuts every
+    response without a word.
+
+    Raises:
+        ValueError: a given length is too small for both.
+    """
+    rollout = config.actor_rollout_ref.rollout
+    needed = rollout.prompt_length + rollout.response_length
+    if rollout.max_model_len is None:
+        rollout.max_model_len = needed
+    if rollout.max_model_len < needed:
+        raise ValueError(
+            f"{ROLLOUT}.max_model_len={rollout.max_model_len} is less than data.max_prompt_length + "
+            f"data.max_response_length={needed}: the server would cut responses without a word; raise it or leave it null"
+        )
+
+
+def check_context(config: DictConfig, model: dict | None) -> None:
+    """The model has a position for every token, in the trainer (`override_config`) and in vLLM (`hf_overrides`).
+
+    Args:
+        config: with `max_model_len`, see `fill_max_model_len`.
+        model: see `model_json`; None: upstream's server looks at the start.
+
+    Raises:
+        ValueError: it has not.
+    """
+    rollout = config.actor_rollout_ref.rollout
+    own = (model or {}).get(POSITIONS)
+    sides = {
+        f"{MODEL}.override_config": config.actor_rollout_ref.model.override_config.get(POSITIONS, own),
+        f"{ROLLOUT}.{HF_OVERRIDES}": OmegaConf.select(rollout, f"{HF_OVERRIDES}.{POSITIONS}", default=own),
+    }
+    for key, positions in sides.items():
+        if positions is not None and positions < rollout.max_model_len:
+            raise ValueError(
+                f"{config.actor_rollout_ref.model.path} has {positions} positions in {key}, and prompt and response "
+                f"may have {rollout.max_model_len} tokens ({ROLLOUT}.max_model_len): lower data.max_response_length, or, "
+                f"for a model that can do with more, set both +{MODEL}.override_config.{POSITIONS} and "
+                f"+{ROLLOUT}.{HF_OVERRIDES}.{POSITIONS} (MAX_POSITION_EMBEDDINGS=... of the run scripts)"
+            )
+
+
+def check_attention(config: DictConfig, cuda_is_here: bool) -> None:
+    """
+    Args:
+        cuda_is_here: whether this machine has a GPU, and so the packages that the workers will have.
+
+    Raises:
+        ValueError: sequence parallelism without flash attention, in which a rank sees its own part of a sequence only,
+            without any error; or no flash-attn on GPUs, where log-probabilities are then computed row by row.
+    """
+    actor, ref = config.actor_rollout_ref.actor, config.actor_rollout_ref.ref
+    attention = config.actor_rollout_ref.model.override_config.get("attn_implementation", "flash_attention_2")
+    sizes = {
+        "actor.ulysses_sequence_parallel_size": actor.ulysses_sequence_parallel_size,
+        "actor.fsdp_config.ulysses_sequence_parallel_size": actor.fsdp_config.ulysses_sequence_parallel_size,
+        "ref.ulysses_sequence_parallel_size": ref.ulysses_sequence_parallel_size,
+        "ref.fsdp_config.ulysses_sequence_parallel_size": ref.fsdp_config.ulysses_sequence_parallel_size,
+    }
+    for name, size in sizes.items():
+        if size > 1 and not attention.startswith("flash_attention"):
+            raise ValueError(
+                f"actor_rollout_ref.{name}={size} with {MODEL}.override_config.attn_implementation={attention}: "
+                "upstream exchanges the parts of a sequence in flash attention only, so that each worker would attend "
+                "to its own part, without any error; use flash_attention_2, or a size of 1"
+            )
+    if config.trainer.device == "cuda" and cuda_is_here and importlib.util.find_spec("flash_attn") is None:
+        raise ValueError(
+            "trainer.device=cuda, and the package flash-attn is not installed: upstream then computes "
+            "log-probabilities row by row in Python, and its default attn_implementation does not load; README.md "
+            "(On GPUs) says how to install it"
+        )
+
+
+def check_fused_kernels(config: DictConfig, model: dict | None) -> None:
+    """
+    Raises:
+        ValueError: fused kernels, which read lm_head's weight outside its module, where FSDP2 has sharded it.
+    """
+    fsdp2 = config.actor_rollout_ref.actor.strategy == "fsdp2"
+    tied = (model or {}).get("tie_word_embeddings", False)
+    if config.actor_rollout_ref.model.use_fused_kernels and fsdp2 and not tied:
+        raise ValueError(
+            f"{MODEL}.use_fused_kernels=true with actor_rollout_ref.actor.strategy=fsdp2: the kernels read lm_head's "
+            "weight, which FSDP2 keeps sharded unless it is tied to the embeddings, which this model is not known for; "
+            f"set {MODEL}.use_fused_kernels=false"
+        )
