@@ -1,0 +1,91 @@
+"""HAPO's and AEPO's losses as verl's workers call them: on a mini-batch of jagged nested tensors. Needs verl."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+import verl.workers.utils.losses as upstream
+from tensordict import TensorDict
+from verl.utils.tensordict_utils import assign_non_tensor
+from verl.workers.config.actor import FSDPActorConfig, PolicyLossConfig
+
+from verl.workers.config.aepo import AEPOActorConfig
+from verl.workers.config.hapo import HAPOActorConfig
+from verl.workers.utils.aepo_losses import aepo_ppo_loss
+from verl.workers.utils.hapo_losses import hapo_ppo_loss
+
+
+class LossBatch(NamedTuple):
+    """`log_probs`: (all tokens,) of prompts and responses, cut by `offsets`; `data`: the fields of the rows."""
+
+    log_probs: torch.Tensor
+    offsets: torch.Tensor
+    data: TensorDict
+
+    @property
+    def tokens(self) -> int:
+        """Of the responses."""
+        return self.data["response_mask"].values().numel()
+
+
+def loss_batch(sequences: int, longest: int, device: torch.device | str, dtype: torch.dtype) -> LossBatch:
+    """A seeded mini-batch, the same numbers on every device; dtype: of its floats."""
+    generator = torch.Generator().manual_seed(0)
+    prompts = torch.randint(1, longest // 8 + 1, (sequences,), generator=generator)
+    responses = torch.randint(1, longest - longest // 8 + 1, (sequences,), generator=generator)
+
+    def nested(values: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+        """As verl makes them, from a list of rows: such a tensor knows its longest row, to which it is padded."""
+        rows = values.to(dtype if values.is_floating_point() else values.dtype).split(lengths.tolist())
+        return torch.nested.as_nested_tensor(list(rows), layout=torch.jagged).to(device)
+
+    def noise(size: int) -> torch.Tensor:
+        return torch.randn(size, generator=generator)
+
+    size = int(responses.sum())
+    log_probs = -noise(int((prompts + responses).sum())).square()
+    data = TensorDict(
+        {
+            "prompts": nested(torch.ones(int(prompts.sum()), dtype=torch.long), prompts),
+            "responses": nested(torch.ones(size, dtype=torch.long), responses),
+            # a tenth of the tokens is a tool's
+            "response_mask": nested((torch.rand(size, generator=generator) < 0.9).long(), responses),
+            "old_log_probs": nested(_response_part(log_probs, prompts, responses) + 0.3 * noise(size), responses),
+            "advantages": nested(noise(size), responses),
+            "entropy_h": nested(noise(size).tanh(), responses),
+            "standardised_entropy": nested(noise(size), responses),
+        },
+        batch_size=[sequences],
+    )
+    tokens = int(data["response_mask"].values().sum())
+    assign_non_tensor(data, dp_size=1, batch_num_tokens=tokens, global_batch_size=sequences)
+    offsets = torch.nn.functional.pad((prompts + responses).cumsum(0), (1, 0))
+    return LossBatch(log_probs.to(device, dtype), offsets.to(device), data)
+
+
+def _response_part(log_probs: torch.Tensor, prompts: torch.Tensor, responses: torch.Tensor) -> torch.Tensor:
+    """Log-probs of the responses' tokens: that of a token stands at the place before it."""
+    rows = log_probs.split((prompts + responses).tolist())
+    return torch.cat([row[-n - 1 : -1] for row, n in zip(rows, responses.tolist(), strict=True)])
+
+
+def loss_functions() -> dict[str, Callable[[LossBatch], tuple[torch.Tensor, torch.Tensor]]]:
+    """Name -> a function from a batch to the loss and its gradient with respect to `log_probs`."""
+    common = {"strategy": "fsdp2", "rollout_n": 1, "use_dynamic_bsz": True, "clip_ratio_high": 0.28}
+    aepo = {"enable_entropy_balanced_clipping": True, "enable_entropy_balanced_advantage": True}
+    losses = {
+        "vanilla": (upstream.ppo_loss, FSDPActorConfig(**common)),
+        "hapo": (hapo_ppo_loss, HAPOActorConfig(**common, policy_loss=PolicyLossConfig(loss_mode="hapo"))),
+        "aepo": (aepo_ppo_loss, AEPOActorConfig(**common, **aepo, policy_loss=PolicyLossConfig(loss_mode="aepo"))),
+    }
+
+    def with_gradient(loss: Callable, config: FSDPActorConfig) -> Callable:
+        def loss_and_gradient(batch: LossBatch) -> tuple[torch.Tensor, torch.Tensor]:
+            leaf = batch.log_probs.clone().requires_grad_()
+            nested = torch.nested.nested_tensor_from_jagged(leaf, batch.offsets)
+            value, _ = loss(config, {"log_probs": nested}, batch.data)
+            return value.detach(), torch.autograd.grad(value, leaf)[0]
+
+        return loss_and_gradient
+
+    return {name: with_gradient(*of) for name, of in losses.items()}
