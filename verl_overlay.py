@@ -88,6 +88,10 @@ def _register_server_adapters(base: ModuleType) -> None:
     base._ROLLOUT_REGISTRY[("vllm", "sync_with_tool")] = base._ROLLOUT_REGISTRY[("vllm", "async")]
 
 
+def _leave_missing_gpus_to_the_watch(base: ModuleType) -> None:
+    importlib.import_module("verl.trainer.cluster_watch").leave_missing_gpus_to_the_watch(base)
+
+
 def register() -> None:
     """Hook the overlay into this process; calling it again does nothing.
 
@@ -105,6 +109,8 @@ def register() -> None:
         after_import("verl.trainer.ppo.core_algos", lambda _: importlib.import_module("verl.trainer.ppo.hato_algos"))
         after_import("verl.workers.rollout.replica", _register_replicas)
         after_import("verl.workers.rollout.base", _register_server_adapters)
+        if os.environ.get("VERL_WAIT_FOR_NODES") == "1":
+            after_import("verl.single_controller.ray.base", _leave_missing_gpus_to_the_watch)
         if os.environ.get("VERL_PLATFORM", "").strip().lower() == "cpu":
             from verl.plugin.platform.platform_cpu import activate
 

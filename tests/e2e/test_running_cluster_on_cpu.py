@@ -16,7 +16,7 @@ def small_cluster():
 
 
 def test_too_few_cpus_are_named_within_30_seconds(inputs, small_cluster):
-    launcher = start_run(inputs, "cluster", RAY_ADDRESS=small_cluster, **NO_TOKEN)
+    launcher = start_run(inputs, "cluster", "trainer.pending_seconds=15", RAY_ADDRESS=small_cluster, **NO_TOKEN)
     log = inputs / "cluster" / "train.log"
     connected = "Connected to Ray cluster"
     wait_until(lambda: log.exists() and connected in log.read_text(), launcher, seconds=120)
