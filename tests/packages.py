@@ -1,0 +1,45 @@
+"""Packages that only tests need: fetched with pip once, kept in the environment's folder, and on nobody's path."""
+
+import fcntl
+import re
+import subprocess
+import sys
+import zipfile
+from fnmatch import fnmatch
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+# what `pip install -e '.[gpu]'` installs; the tests' environment has the CPU build of a newer one
+GPU_VLLM = re.search(r'"(vllm==[\d.]+)"', (ROOT / "pyproject.toml").read_text())[1]
+
+
+def unpacked(requirement: str, pattern: str = "*") -> Path:
+    """A folder with the files of a package's wheel whose names match, to put on a subprocess's PYTHONPATH.
+
+    Its metadata is left out: the environment's own packages keep their versions. Where pip gets no wheel, as without a
+    network, the test is skipped, and says why.
+
+    Args:
+        requirement: such as `triton==3.7.1`.
+    """
+    folder = Path(sys.prefix) / "test-packages" / requirement.replace("==", "-")
+    folder.parent.mkdir(exist_ok=True)
+    with (folder.parent / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # tests run in several processes
+        if folder.exists():
+            return folder
+        with TemporaryDirectory(dir=folder.parent) as temporary:
+            pip = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--retries=1"]
+            pip += ["--quiet", "--disable-pip-version-check", "--dest", temporary, requirement]
+            done = subprocess.run(pip, capture_output=True, text=True)
+            if done.returncode:
+                pytest.skip(f"pip gets no wheel of {requirement}: {done.stderr.strip()[-300:]}")
+            (wheel,) = Path(temporary).glob("*.whl")
+            with zipfile.ZipFile(wheel) as archive:
+                files = [name for name in archive.namelist() if ".dist-info/" not in name and fnmatch(name, pattern)]
+                archive.extractall(Path(temporary) / "files", files)
+            (Path(temporary) / "files").rename(folder)
+    return folder
