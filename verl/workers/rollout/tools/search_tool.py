@@ -23,6 +23,7 @@ import httpx
 
 from verl.workers.rollout.tools.base_tool import BaseTool, ToolError, ToolOutput
 from verl.workers.rollout.tools.http_json import is_loopback, json_client, post_json
+from verl.workers.rollout.tools.node_files import network_file_system, node_folder
 from verl.workers.rollout.tools.plain_text import neutral, one_line
 from verl.workers.rollout.tools.search_cache import SearchCache
 
@@ -30,6 +31,7 @@ MOST_QUERY_CHARACTERS = 1000
 MOST_TITLE_CHARACTERS = 200
 MOST_REPLY_BYTES = 8_000_000
 NOTHING_FOUND = "No results found."
+NODE_LOCAL = "node_local"
 
 logger = logging.getLogger(__name__)
 
@@ -62,11 +64,13 @@ class SearchTool(BaseTool):
         result_length: most characters of a passage's text.
         request_timeout: seconds for one request; the caller's time limit counts too.
         cache_file: keeps answers (search_cache.py), by query, settings and the corpus's path or server's address (begin
-            another when what lies there changes); None: no cache. Only searches that found something are kept.
+            another when what lies there changes). A path on the node's own disk, or "node_local": a private folder in
+            the node's temporary directory, which all runs of the user on the node share; None: no cache. Only searches
+            that found something are kept.
         cache_size_mb: most the cache may hold.
 
     Raises:
-        ValueError: a parameter is out of range, or the cache file is damaged.
+        ValueError: a parameter is out of range, or the cache file is damaged or on a network file system.
     """
 
     name = trigger_tag = "search"
@@ -85,6 +89,7 @@ class SearchTool(BaseTool):
         if not request_timeout > 0:
             raise ValueError(f"request_timeout must be positive, got {request_timeout!r}")
         self._max_results, self._result_length, self._request_timeout = max_results, result_length, request_timeout
+        cache_file = cache_path(cache_file)
         self._cache = SearchCache(cache_file, size_mb=cache_size_mb) if cache_file else None
         self._cache_faults: set[str] = set()
 
@@ -180,8 +185,9 @@ class LocalSearchTool(SearchTool):
             self._client = json_client(self._url)
 
     @classmethod
-    def check(cls, corpus=None, url=None, **others) -> None:
-        """The corpus is there, or a server is named."""
+    def check(cls, corpus=None, url=None, cache_file=None, **others) -> None:
+        """The corpus is there, or a server is named; the cache is on a local disk."""
+        check_cache_file(cache_file)
         if (corpus is None) == (url is None):
             raise ValueError(f"expected corpus or url; got {corpus=}, {url=}")
         if corpus is not None and not Path(corpus).exists():
@@ -254,8 +260,9 @@ class BingSearchTool(SearchTool):
         self._client = json_client(self._url, {"Authorization": f"Bearer {key}"})
 
     @classmethod
-    def check(cls, api_key=None, zone=None, **others) -> None:
-        """Key and zone are there."""
+    def check(cls, api_key=None, zone=None, cache_file=None, **others) -> None:
+        """Key and zone are there; the cache is on a local disk."""
+        check_cache_file(cache_file)
         _given("api_key", "BRIGHTDATA_API_KEY", api_key)
         _given("zone", "BRIGHTDATA_ZONE", zone)
 
@@ -300,6 +307,38 @@ def _organic_passages(reply: Any) -> list[Passage]:
         if title or text:
             passages.append(Passage(title, text, httpx.URL(link).host))
     return passages
+
+
+def cache_path(cache_file: str | Path | None) -> Path | None:
+    """The file that the parameter `cache_file` stands for, see SearchTool.
+
+    Raises:
+        ValueError: it is on a network file system, or "node_local" has no private folder.
+    """
+    if not cache_file:
+        return None
+    if cache_file == NODE_LOCAL:
+        try:
+            cache_file = node_folder("search_cache") / "search_cache.sqlite"
+        except ValueError as error:
+            raise ValueError(f"cache_file={NODE_LOCAL}: {error}") from error
+    check_cache_file(cache_file)
+    return Path(cache_file)
+
+
+def check_cache_file(cache_file: str | Path | None) -> None:
+    """
+    Raises:
+        ValueError: it is on a network file system.
+    """
+    if not cache_file or cache_file == NODE_LOCAL:
+        return
+    if kind := network_file_system(cache_file):
+        raise ValueError(
+            f"cache_file={cache_file} is on a network file system ({kind}), where SQLite's shared memory does not work "
+            f"and several nodes would damage the file: set it to {NODE_LOCAL} (in TMPDIR, else /tmp), to a file on the "
+            "node's own disk, or to null for no cache"
+        )
 
 
 def _checked_url(text: str, key: str) -> httpx.URL:
