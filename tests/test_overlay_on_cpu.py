@@ -110,11 +110,13 @@ def test_nothing_of_the_cpu_platform_takes_effect_without_the_signal():
 import sys, verl, vllm_patches
 vllm_patches.register()
 import verl.utils.distributed as d, verl.trainer.ppo.v1.replay_buffer as r
+import verl.workers.engine.fsdp.transformer_impl as e
 print(d.initialize_global_process_group_ray.__module__, r.ReplayBuffer._wait_for_next_poll.__module__,
+      e.CPUOffloadPolicy.__name__,
       any(getattr(f, "__name__", "") == "CpuVersionFinder" for f in sys.meta_path),
       "verl.plugin.platform.platform_cpu" in sys.modules)
 """
-    expected = "verl.utils.distributed verl.trainer.ppo.v1.replay_buffer False False"
+    expected = "verl.utils.distributed verl.trainer.ppo.v1.replay_buffer CPUOffloadPolicy False False"
     assert python(code).stdout.split() == expected.split()
 
 

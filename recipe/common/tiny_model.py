@@ -37,13 +37,14 @@ class TinyModelConfig:
     num_heads: int = 3
     num_kv_heads: int = 3
     max_length: int = 2048
+    tie_word_embeddings: bool = True
     seed: int = 0
     extra_words: tuple[str, ...] = ()
 
     def __post_init__(self):
         for field in fields(self):
             value = getattr(self, field.name)
-            if field.name not in ("seed", "extra_words") and value <= 0:
+            if field.name not in ("seed", "extra_words", "tie_word_embeddings") and value <= 0:
                 raise ValueError(f"{field.name} must be positive, got {value}")
         if self.hidden_size % self.num_heads or self.num_heads % self.num_kv_heads:
             raise ValueError(
@@ -77,7 +78,7 @@ def make_tokenizer(max_length: int = 2048, extra_words: Sequence[str] = ()):
 
 
 def make_model(config: TinyModelConfig, tokenizer):
-    """A `Qwen2ForCausalLM` in float32 with seeded random weights and tied embeddings."""
+    """A `Qwen2ForCausalLM` in float32 with seeded random weights."""
     import torch
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
@@ -91,7 +92,7 @@ def make_model(config: TinyModelConfig, tokenizer):
             num_attention_heads=config.num_heads,
             num_key_value_heads=config.num_kv_heads,
             max_position_embeddings=config.max_length,
-            tie_word_embeddings=True,
+            tie_word_embeddings=config.tie_word_embeddings,
             bos_token_id=None,
             eos_token_id=tokenizer.eos_token_id,
             pad_token_id=tokenizer.pad_token_id,

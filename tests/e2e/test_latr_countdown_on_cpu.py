@@ -1,5 +1,7 @@
 """LATR on the real stack of two nodes: trees on vLLM, from the second step on half of the responses sampled plainly.
 
+As in the paper's scripts the loss has a KL term, and so the run a reference policy. The model's embeddings are not
+tied, which FSDP2 wraps another way. How many nodes there are stands in the environment, as users of run scripts set it.
 One launch of about two minutes.
 """
 
@@ -7,9 +9,11 @@ import json
 
 import numpy as np
 import pytest
+from safetensors.torch import load_file
 
 from recipe.common.run_metrics import load_metrics
-from tests.e2e.runs import LATR, assert_on_two_nodes, start_run
+from recipe.common.tiny_model import TinyModelConfig, write_tiny_model
+from tests.e2e.runs import LATR, ROOT, assert_on_two_nodes, start_run
 
 KT = "actor_rollout_ref.rollout.kt"
 SETTINGS = ["trainer.total_training_steps=2", "trainer.save_freq=2", "trainer.test_freq=-1"]
@@ -17,12 +21,16 @@ SETTINGS += ["trainer.val_before_train=false", "trainer.tree_freq=1", "trainer.t
 # an untrained model is nearly uniform: let every second candidate open a branch
 SETTINGS += [f"{KT}.prob_filter_abs_thres=0.0", f"{KT}.prob_filter_rel_thres=1.0", f"+{KT}.mix_ratio_schedule.2=0.5"]
 SETTINGS += [f"{KT}.enable_param_scheduler=true"]
+# an untrained model earns it sometimes, so that the policy has moved by the second step
+SETTINGS += [f"reward.custom_reward_function.path={ROOT}/tests/e2e/parity_reward.py"]
+SETTINGS += ["actor_rollout_ref.actor.use_kl_loss=true", "actor_rollout_ref.actor.optim.lr_warmup_steps=0"]
 pytestmark = pytest.mark.e2e
 
 
 @pytest.fixture(scope="module")
 def run(inputs, two_nodes):
-    launcher = start_run(inputs, "latr", *SETTINGS, "trainer.nnodes=2", script=LATR, **two_nodes)
+    model = write_tiny_model(inputs / "untied", TinyModelConfig(tie_word_embeddings=False))
+    launcher = start_run(inputs, "latr", *SETTINGS, script=LATR, NNODES="2", MODEL_PATH=str(model), **two_nodes)
     _, errors = launcher.communicate(timeout=550)
     assert launcher.returncode == 0, errors
     assert_on_two_nodes(inputs / "latr")
@@ -40,6 +48,21 @@ def test_the_schedule_and_the_metrics(run):
     assert 0 < table["diversity/edit_distance"][1] <= 1
     # the tree's log-probs are those of the distribution that is trained on
     assert table["training/rollout_probs_diff_max"].max() < 1e-4
+
+
+def test_the_kl_loss_is_measured_from_the_start_policy(run):
+    """The first update begins at the reference policy: no divergence but rounding. The second does not."""
+    table = load_metrics(run)
+    assert 0 < table["critic/score/mean"][1] < 1 and table["actor/grad_norm"][1] > 0
+    assert 0 <= table["actor/kl_loss"][1] < 1e-6 < table["actor/kl_loss"][2] < 10
+
+
+def test_the_untied_head_was_trained_and_saved(run):
+    weights = load_file(run / "global_step_2/actor/huggingface/model.safetensors")
+    start = load_file(run.parent / "untied/model.safetensors")
+    for name in ("lm_head.weight", "model.embed_tokens.weight"):
+        assert not weights[name].equal(start[name]), name
+    assert not weights["lm_head.weight"].equal(weights["model.embed_tokens.weight"])
 
 
 @pytest.mark.parametrize("step", [1, 2])

@@ -49,7 +49,7 @@ def fill_max_model_len(config: DictConfig) -> None:
     if rollout.max_model_len < needed:
         raise ValueError(
             f"{ROLLOUT}.max_model_len={rollout.max_model_len} is less than data.max_prompt_length + "
-            f"data.max_response_length={needed}: the server would cut responses without a word; raise it or leave it null"
+            f"data.max_response_length={needed}: the server would cut responses without a word; raise it, or null"
         )
 
 
@@ -73,8 +73,8 @@ def check_context(config: DictConfig, model: dict | None) -> None:
         if positions is not None and positions < rollout.max_model_len:
             raise ValueError(
                 f"{config.actor_rollout_ref.model.path} has {positions} positions in {key}, and prompt and response "
-                f"may have {rollout.max_model_len} tokens ({ROLLOUT}.max_model_len): lower data.max_response_length, or, "
-                f"for a model that can do with more, set both +{MODEL}.override_config.{POSITIONS} and "
+                f"may have {rollout.max_model_len} tokens ({ROLLOUT}.max_model_len): lower data.max_response_length or,"
+                f" for a model that can do with more, set both +{MODEL}.override_config.{POSITIONS} and "
                 f"+{ROLLOUT}.{HF_OVERRIDES}.{POSITIONS} (MAX_POSITION_EMBEDDINGS=... of the run scripts)"
             )
 

@@ -141,6 +141,17 @@ def poll_replay_buffer_often(replay_buffer: ModuleType) -> None:
     buffer_class._wait_for_next_poll = wait_shortly
 
 
+def keep_the_reference_policy_where_it_is(fsdp_engine: ModuleType) -> None:
+    """Shard forward-only models without an offload policy; verl 0.9.1 gives them one that pins the host's memory.
+
+    Pinning asks an accelerator ("Cannot access accelerator device when none is available"), and on CPU there is nothing
+    to offload from. Can go when upstream pins where there is an accelerator only.
+    """
+    if not callable(fsdp_engine.CPUOffloadPolicy):
+        raise AttributeError(f"{fsdp_engine.__name__}.CPUOffloadPolicy is gone: verl has moved, adapt {__name__}")
+    fsdp_engine.CPUOffloadPolicy = lambda pin_memory=True: None
+
+
 def activate() -> None:
     """Make CPU the platform of this process and of those it starts; again does nothing."""
     if isinstance(platform_manager._current_platform, PlatformCPU):
@@ -151,6 +162,7 @@ def activate() -> None:
     set_platform(PlatformCPU())
     after_import("verl.utils.distributed", use_plain_gloo_process_group)
     after_import("verl.trainer.ppo.v1.replay_buffer", poll_replay_buffer_often)
+    after_import("verl.workers.engine.fsdp.transformer_impl", keep_the_reference_policy_where_it_is)
 
     import vllm_patches
 
