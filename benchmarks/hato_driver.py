@@ -38,7 +38,7 @@ from verl.workers.rollout.hato.rewards import heuristic
 from verl.workers.rollout.rollout_engine import Generation
 
 PROMPT, VOCABULARY, DEPTH = list(range(1000, 1100)), 150_000, 16
-CANDIDATES = [(token, -1.0 - token) for token in range(10)]
+ENTROPY = 1.5  # nats
 SHARES_OF_NODES, MAIN = (1 / 8, 1 / 4, 1 / 2, 1, 2), 3  # the sizes that are measured, and which is --nodes
 ROLLOUT, DRIVER, ALONE, ENGINE = "rollout", "driver", "not in a sum", "engine"
 
@@ -66,7 +66,7 @@ class Instant:
 
     def _answer(self) -> Generation:
         tokens, log_probs = self.rng.integers(VOCABULARY, size=self.tokens), -self.rng.exponential(size=self.tokens)
-        return Generation(tokens.tolist(), log_probs.tolist(), [CANDIDATES] * self.tokens)
+        return Generation(tokens.tolist(), log_probs.tolist(), entropies=[ENTROPY] * self.tokens)
 
 
 def leaves_of(nodes: int) -> int:

@@ -126,7 +126,7 @@ class Setting:
             max_tokens=ROOM - len(ids),
             stop_token_ids=self.stop,
             stop=self.protocol.stops([]),
-            n_candidates=self.config.entropy_top_k,
+            n_entropy=self.config.entropy_top_k,
             seed=seed,
             **SAMPLING,
         )

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from verl.workers.rollout.entropy import entropies_of
 from verl.workers.rollout.rollout_engine import Generation
 from vllm_patches.candidates_without_text import leave_out_text
 
@@ -9,12 +10,14 @@ from vllm_patches.candidates_without_text import leave_out_text
 class VLLM:
     """vLLM's asynchronous engine as a `RolloutEngine`; counts what it generated and what its prefix cache gave."""
 
-    def __init__(self, engine):
-        self.engine, self.generated, self.cached, self.prompted, self.requests = engine, 0, 0, 0, 0
+    def __init__(self, engine, vocab_size: int):
+        self.engine, self.vocab_size = engine, vocab_size
+        self.generated, self.cached, self.prompted, self.requests = 0, 0, 0, 0
 
     @classmethod
     def start(cls, model: str | Path) -> "VLLM":
         """An engine in float32 in a process of its own."""
+        from transformers import AutoTokenizer
         from vllm.engine.arg_utils import AsyncEngineArgs
         from vllm.v1.engine.async_llm import AsyncLLM
 
@@ -29,25 +32,35 @@ class VLLM:
             seed=0,
             disable_log_stats=True,
         )
-        return cls(AsyncLLM.from_engine_args(arguments))
+        return cls(AsyncLLM.from_engine_args(arguments), len(AutoTokenizer.from_pretrained(model)))
 
     async def generate(
-        self, prompt_ids, *, max_tokens, stop_token_ids, n_candidates=0, stop=(), request_id=None, **sampling
+        self,
+        prompt_ids,
+        *,
+        max_tokens,
+        stop_token_ids,
+        n_candidates=0,
+        n_entropy=0,
+        stop=(),
+        request_id=None,
+        **sampling,
     ):
         from vllm import SamplingParams
 
-        from verl.workers.rollout.candidate_server import ranked
+        from verl.workers.rollout.candidate_server import ranked, top_log_probs
 
         self.requests += 1
+        n = max(n_candidates, n_entropy)
         # as the rollout server does: see verl/workers/rollout/candidate_server.py
         params = SamplingParams(
             max_tokens=max_tokens,
             stop_token_ids=list(stop_token_ids),
             stop=list(stop),
             skip_special_tokens=False,
-            logprobs=n_candidates,
+            logprobs=n,
             flat_logprobs=True,
-            detokenize=bool(stop) or not n_candidates,
+            detokenize=bool(stop) or not n,
             **sampling,
         )
         last = None
@@ -61,5 +74,9 @@ class VLLM:
         self.cached += last.num_cached_tokens or 0
         flat = output.logprobs
         chosen = [flat.logprobs[at] for at in flat.start_indices]
-        candidates = ranked(flat, n_candidates) if n_candidates else None
-        return Generation(tokens, chosen, candidates, tokens[-1] in stop_token_ids)
+        generation = Generation(tokens, chosen, stopped=tokens[-1] in stop_token_ids)
+        if n_candidates:
+            generation.candidates = ranked(flat, n_candidates)
+        if n_entropy:
+            generation.entropies = entropies_of(top_log_probs(flat, n)[:, :n_entropy], self.vocab_size).tolist()
+        return generation

@@ -1,16 +1,14 @@
-"""The two engines of group rollouts. The vLLM one's client is a stand-in only to abort at a chosen token."""
+"""The engine of group rollouts on `transformers`, and what all engines share."""
 
 import asyncio
-from types import SimpleNamespace
+import math
 
 import pytest
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from verl.workers.rollout.group_rollout import VersionRecorder, group_rollout_class
-from verl.workers.rollout.llm_client_engine import LLMClientEngine
+from verl.workers.rollout.group_rollout import group_rollout_class
 from verl.workers.rollout.rollout_engine import TransformersEngine, restricted
-from vllm_patches import cpu_version_name
 
 
 @pytest.fixture(scope="module")
@@ -39,6 +37,28 @@ def test_greedy_tokens_candidates_and_log_probs_are_the_models(model):
         sequence.append(token)
 
 
+@pytest.mark.parametrize("temperature", [0, 0.7])
+def test_entropies_of_all_tokens_are_the_raw_distributions(model, temperature):
+    vocabulary = range(30)  # all that the engine needs of a tokenizer here is its length
+    made = generate(TransformersEngine(model, vocabulary), [1, 2, 3], temperature=temperature, n_entropy=30, seed=0)
+    with torch.no_grad():
+        logits = model(torch.tensor([[1, 2, 3, *made.token_ids]])).logits[0, 2:-1]
+    expected = torch.distributions.Categorical(logits=logits).entropy()
+    assert made.entropies == pytest.approx(expected.tolist()) and made.candidates is None
+
+
+def test_entropies_of_the_first_tokens_are_those_of_the_candidates(model):
+    engine = TransformersEngine(model, range(40))
+    made = generate(engine, [1, 2, 3], n_candidates=5, n_entropy=5, seed=0)
+    assert made == generate(engine, [1, 2, 3], n_candidates=5, n_entropy=5, seed=0)
+    for entropy, candidates in zip(made.entropies, made.candidates, strict=True):
+        known = [log_prob for _, log_prob in candidates]
+        head, rest = -sum(p * math.exp(p) for p in known), 1 - sum(map(math.exp, known))
+        # the tail: all as likely as the fifth, or spread over the 35 tokens left
+        assert entropy == pytest.approx(head + rest * (-known[-1] - math.log(rest / 35)) / 2)
+    assert generate(engine, [1, 2, 3], seed=0).entropies is None
+
+
 def test_a_stop_token_ends_the_generation_and_is_part_of_it(model):
     free = generate(TransformersEngine(model), [1, 2, 3], temperature=0)
     stop = free.token_ids[3]
@@ -63,47 +83,6 @@ def test_top_k_and_top_p_by_hand():
     assert restricted(logits, 0.6, -1).isfinite().tolist() == [True, True, False, False]
     assert restricted(logits, 0.5, -1).isfinite().tolist() == [True, False, False, False]
     assert torch.equal(restricted(logits, 1.0, -1), logits)
-
-
-class AbortingClient:
-    """Answers 1, 2, 3, … and is aborted after `abort_at` tokens, once; a new weights' version then."""
-
-    def __init__(self, abort_at: int):
-        self.abort_at, self.requests = abort_at, []
-
-    async def generate(self, request_id, *, prompt_ids, sampling_params):
-        self.requests.append((request_id, list(prompt_ids), dict(sampling_params)))
-        version = len(self.requests)
-        n = self.abort_at if version == 1 else sampling_params["max_tokens"]
-        tokens = [len(prompt_ids) + i for i in range(n)]
-        candidates = [[(token, -0.1), (0, -2.0)] for token in tokens]
-        extra = {"min_global_steps": version, "max_global_steps": version, "candidates": candidates}
-        reason = "aborted" if version == 1 else "completed"
-        return SimpleNamespace(token_ids=tokens, log_probs=[-0.1] * n, stop_reason=reason, extra_fields=extra)
-
-
-@pytest.mark.parametrize("abort_at", [0, 3])
-def test_an_aborted_request_goes_on_from_its_tokens(abort_at):
-    client = AbortingClient(abort_at)
-    recorder = VersionRecorder(LLMClientEngine(client))
-    found = generate(recorder, [7, 7], n_candidates=2, seed=5, request_id="group")
-    assert found.token_ids == [2, 3, 4, 5, 6, 7, 8, 9] and len(found.log_probs) == len(found.candidates) == 8
-    assert [request for request, _, _ in client.requests] == ["group", "group"]
-    assert client.requests[1][1] == [7, 7, *found.token_ids[:abort_at]]
-    assert client.requests[1][2]["max_tokens"] == 8 - abort_at
-    assert found.info == recorder.versions() == {"min_global_steps": 1, "max_global_steps": 2}
-
-
-def test_candidates_are_ranked_and_ties_go_to_the_chosen_token():
-    cpu_version_name.install()  # upstream's server module asks for vLLM's version
-    from vllm.logprobs import FlatLogprobs
-
-    from verl.workers.rollout.candidate_server import ranked
-
-    flat = FlatLogprobs()
-    for tokens, log_probs in (([6, 9, 4, 6], [-1.0, -0.5, -1.0, -1.0]), ([1, 9, 4, 6], [-3.0, -0.5, -1.0, -1.5])):
-        flat.append_fast(tokens, log_probs, [7, 1, 2, 3], [None] * 4)
-    assert ranked(flat, 3) == [[(9, -0.5), (6, -1.0), (4, -1.0)], [(9, -0.5), (4, -1.0), (6, -1.5)]]
 
 
 def test_rollout_names():

@@ -49,7 +49,8 @@ def queue(monkeypatch):
     monkeypatch.setattr(group_rollout.tq, "async_kv_list", async_kv_list)
     monkeypatch.setattr(group_rollout.tq, "async_kv_clear", async_kv_clear)
     worker = Worker.__new__(Worker)
-    worker.group_rollout = Rollout()
+    worker.group_rollout, released = Rollout(), []
+    worker.engine = SimpleNamespace(release=released.append, released=released)
     worker.config = SimpleNamespace(
         actor_rollout_ref=SimpleNamespace(rollout=DictConfig({"n": 3, "group_timeout": 0.5}))
     )
@@ -71,6 +72,7 @@ def test_a_failing_group_fails_alone(queue):
     run(worker, ["raises", "fine", "too few", "stuck"])
     assert dict(published) == {"raises": "failure", "fine": "finished", "too few": "failure", "stuck": "failure"}
     assert [(uid, session) for uid, session, _, _ in put] == [("fine", 0), ("fine", 1), ("fine", 2)]
+    assert sorted(worker.engine.released) == ["fine", "raises", "stuck", "too few"], "every group gives its server back"
 
 
 def test_a_groups_status_comes_after_its_last_session(queue):

@@ -1,24 +1,29 @@
-"""vLLM's rollout server with the candidates of every decode step.
+"""vLLM's rollout server with the candidates or the entropy of every decode step.
 
 Upstream's `vLLMHttpServer.generate` (verl 0.9.1) reports the sampled token's log-probability only. This one takes
-`n_candidates` among the sampling parameters and reports the most likely tokens of every step as
-`extra_fields["candidates"]`. Rollout names that need it are registered with this replica class.
+`n_candidates` and `n_entropy` among the sampling parameters. It reports the `n_candidates` most likely tokens of every
+step as `extra_fields["candidates"]`, and each step's entropy, estimated here from the `n_entropy` most likely tokens,
+as `extra_fields["entropies"]`: one number for each token goes through Ray. Rollout names that need it are registered
+with this replica class.
 """
 
 from contextvars import ContextVar
 
+import numpy as np
 import ray
 from verl.workers.rollout.vllm_rollout.vllm_async_server import vLLMHttpServer, vLLMReplica
 from vllm.logprobs import FlatLogprobs, Logprob
 
+from verl.workers.rollout.entropy import entropies_of
 from vllm_patches.candidates_without_text import leave_out_text
 
 N_CANDIDATES, CANDIDATES = "n_candidates", "candidates"
+N_ENTROPY, ENTROPIES = "n_entropy", "entropies"
 _request: ContextVar[dict | None] = ContextVar("candidate_request", default=None)
 
 
 class CandidateEngine:
-    """The server's engine; a request made while candidates are asked for leaves its log-probabilities behind."""
+    """The server's engine; a request that asks for candidates or entropies leaves its log-probabilities behind."""
 
     def __init__(self, engine):
         self._engine = engine
@@ -54,7 +59,8 @@ class CandidateServer(vLLMHttpServer):
         self._candidate_engine = None if engine is None else CandidateEngine(engine)
 
     async def generate(self, prompt_ids, sampling_params, request_id, **options):
-        n = sampling_params.pop(N_CANDIDATES, 0)
+        n_candidates, n_entropy = (sampling_params.pop(name, 0) for name in (N_CANDIDATES, N_ENTROPY))
+        n = max(n_candidates, n_entropy)
         if not n:
             return await super().generate(prompt_ids, sampling_params, request_id, **options)
         request = {"n": n, "logprobs": FlatLogprobs()}
@@ -63,10 +69,14 @@ class CandidateServer(vLLMHttpServer):
             output = await super().generate(prompt_ids, {**sampling_params, "logprobs": True}, request_id, **options)
         finally:
             _request.reset(token)
-        found = ranked(request["logprobs"], n)
-        if len(found) != len(output.token_ids):
-            raise RuntimeError(f"vLLM reported candidates of {len(found)} tokens for {len(output.token_ids)}")
-        output.extra_fields[CANDIDATES] = found
+        flat = request["logprobs"]
+        if len(flat) != len(output.token_ids):
+            raise RuntimeError(f"vLLM reported log-probabilities of {len(flat)} tokens for {len(output.token_ids)}")
+        if n_candidates:
+            output.extra_fields[CANDIDATES] = ranked(flat, n_candidates)
+        if n_entropy:
+            top = top_log_probs(flat, n)[:, :n_entropy]
+            output.extra_fields[ENTROPIES] = entropies_of(top, len(self.model_config.tokenizer)).tolist()
         return output
 
 
@@ -81,6 +91,12 @@ def ranked(flat: FlatLogprobs, n: int) -> list[list[tuple[int, float]]]:
         step = dict(zip(flat.token_ids[start:end], flat.logprobs[start:end], strict=True))
         found.append(sorted(step.items(), key=lambda item: (-item[1], item[0] != chosen))[:n])
     return found
+
+
+def top_log_probs(flat: FlatLogprobs, n: int) -> np.ndarray:
+    """(T, n), descending: the log-probabilities of the n most likely tokens of each step, which has the chosen one's
+    before them. Raises ValueError where a step has another number of them."""
+    return np.array(flat.logprobs).reshape(len(flat), n + 1)[:, 1:]
 
 
 class CandidateReplica(vLLMReplica):

@@ -24,6 +24,7 @@ from verl.experimental.agent_loop.agent_loop import AgentLoopOutput, DictConfigW
 from verl.experimental.agent_loop.single_turn_agent_loop import SingleTurnAgentLoop
 from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopManagerTQ, AgentLoopWorkerTQ, apply_greedy_sampling_params
 
+from verl.workers.rollout.llm_client_engine import LLMClientEngine
 from verl.workers.rollout.rollout_engine import Generation, RolloutEngine, end_of_sequence_ids, generation_config_of
 from verl.workers.rollout.trajectory_tree import OCCURRENCE, TREE, TREE_METRICS, TrajectoryTree, writes_trees
 
@@ -68,6 +69,9 @@ class GroupRollout(ABC):
             prompt: the row of the data set (`raw_prompt`, `index`, …) with `uid` and `global_steps`.
             n: how many trajectories.
             sampling_params: temperature, top_p, top_k, … of ordinary sampling.
+
+        Requests to the engine have the prompt's `uid` as their `request_id`: they go to one server, which is given
+        back when this has ended.
 
         Returns:
             n outputs in session order.
@@ -134,11 +138,10 @@ class GroupAgentLoopWorker(_AgentLoopWorker):
         super().__init__(*args, **kwargs)
         rollout = self.config.actor_rollout_ref.rollout
         cls = group_rollout_class(rollout.name, rollout.mode)
+        self.engine = LLMClientEngine(self.llm_client)
         self.group_rollout = self._make(cls) if cls is not None else None
 
     def _make(self, cls: type[GroupRollout]) -> GroupRollout:
-        from verl.workers.rollout.llm_client_engine import LLMClientEngine
-
         agent_loop = SingleTurnAgentLoop(
             trainer_config=DictConfigWrap(config=self.config),
             server_manager=self.llm_client,
@@ -149,7 +152,7 @@ class GroupAgentLoopWorker(_AgentLoopWorker):
             data_config=DictConfigWrap(self.config.data),
             tools=ToolListWrap(self.tools),
         )
-        group_rollout = cls(self.config, agent_loop, LLMClientEngine(self.llm_client), self.tokenizer)
+        group_rollout = cls(self.config, agent_loop, self.engine, self.tokenizer)
         if self.reward_loop_worker_handles is not None:
             group_rollout.compute_score = self._compute_score
         return group_rollout
@@ -191,7 +194,10 @@ class GroupAgentLoopWorker(_AgentLoopWorker):
             apply_greedy_sampling_params(sampling_params)
         prompt = {name: value for name, value in prompt.items() if name not in ("__do_sample__", "agent_name")}
         n = prompt.pop("__rollout_n__", config.val_kwargs.n if validate else config.n)
-        outputs = await make(prompt, n, sampling_params)
+        try:
+            outputs = await make(prompt, n, sampling_params)
+        finally:
+            self.engine.release(prompt["uid"])
         if len(outputs) != n:
             raise RuntimeError(f"{type(self.group_rollout).__name__} returned {len(outputs)} trajectories, not {n}")
         puts = [

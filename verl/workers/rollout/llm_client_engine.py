@@ -1,25 +1,80 @@
-"""The engine of group rollouts on vLLM: upstream's LLM client.
+"""The engine of group rollouts on vLLM: upstream's rollout servers (verl 0.9.1), one of them for all of a group.
 
-Its routing is sticky and prefixes are cached, so that a fork costs its new tokens only.
+first request of a group ──> load balancer: acquire a server      upstream's client asks the balancer, one actor of
+every request            ──> that server                          the whole run, before and after every request: a
+the group has ended      ──> load balancer: release the server    tree makes hundreds of them
 """
 
+import asyncio
 from collections.abc import Sequence
 from uuid import uuid4
 
 from verl.workers.rollout.rollout_engine import Generation
 
 ABORTED = "aborted"
+REJECTED_SECONDS = 1.0
 
 
-class LLMClientEngine:
-    """See `RolloutEngine`. `n_candidates` needs a server that reports them (`candidate_server`).
+class GroupServers:
+    """The server of each group of requests; the only place that uses names of upstream's that are private.
 
-    A request that is aborted in mid-generation, as for a weight sync, goes on from the tokens it has; `info` then holds
-    the oldest and the newest weights' version among its parts.
+    The balancer counts the groups of each server, not their requests, and gives the next group to the server with the
+    fewest. A server that dies is the failure of its groups: the balancer does not learn of it and would choose it
+    again.
+
+    Args:
+        client: upstream's `LLMServerClient`; its load balancer and its names for requests are used, its `generate` is
+            not, because that of asynchronous trainers drops candidates and entropies.
     """
 
     def __init__(self, client):
         self.client = client
+        self.acquired: dict[str, asyncio.Task] = {}  # by group: (server's id, actor)
+
+    async def generate(self, group: str, prompt_ids: list[int], sampling_params: dict):
+        """Upstream's `TokenOutput`. After an abort the balancer says anew where the group goes on: on the same server,
+        unless that has left the run, as a trainer's own servers do while they train."""
+        if group not in self.acquired:
+            acquire = self.client._acquire_server(group, prompt_ids=prompt_ids, sampling_params=sampling_params)
+            self.acquired[group] = asyncio.create_task(acquire)
+        acquired = self.acquired[group]
+        _, server = await asyncio.shield(acquired)  # others wait for it, too
+        output = await server.generate.remote(
+            request_id=self.client._vllm_request_id(group), prompt_ids=prompt_ids, sampling_params=sampling_params
+        )
+        if output.stop_reason == ABORTED and self.acquired.get(group) is acquired:
+            self.release(group)
+        return output
+
+    def release(self, group: str) -> None:
+        """Give the group's server back, if it has one; its next request acquires one again."""
+
+        def give_back(acquired: asyncio.Task) -> None:
+            if not acquired.cancelled() and acquired.exception() is None:
+                server_id, _ = acquired.result()
+                self.client._release_server(server_id, request_id=group)
+
+        if acquired := self.acquired.pop(group, None):
+            acquired.add_done_callback(give_back)
+
+
+class LLMClientEngine:
+    """See `RolloutEngine`. `n_candidates` and `n_entropy` need servers that report them (`candidate_server`).
+
+    Requests of one `request_id` go to one server until `release`. A request that is aborted in mid-generation, as for a
+    weight sync, goes on from the tokens it has; `info` then holds the oldest and the newest weights' version among its
+    parts.
+
+    Args:
+        client: upstream's `LLMServerClient`.
+    """
+
+    def __init__(self, client):
+        self.servers = GroupServers(client)
+
+    def release(self, request_id: str) -> None:
+        """All requests of this id have ended."""
+        self.servers.release(request_id)
 
     async def generate(
         self,
@@ -32,34 +87,54 @@ class LLMClientEngine:
         top_k: int = -1,
         seed: int | None = None,
         n_candidates: int = 0,
+        n_entropy: int = 0,
         stop: Sequence[str] = (),
         request_id: str | None = None,
     ) -> Generation:
-        result = Generation([], [], [] if n_candidates else None)
-        stop_ids, versions, request_id = set(stop_token_ids), [], request_id or uuid4().hex
-        while True:
-            params = {"temperature": temperature, "top_p": top_p, "top_k": top_k, "repetition_penalty": 1.0}
-            params |= {"logprobs": True, "max_tokens": max_tokens - len(result.token_ids)}
-            params |= {"stop_token_ids": list(stop_token_ids)}
-            if stop:
-                # tags may be special tokens; the text that is searched must show them
-                params |= {"stop": list(stop), "skip_special_tokens": False}
-            if seed is not None:
-                params["seed"] = seed + len(result.token_ids)
-            if n_candidates:
-                params["n_candidates"] = n_candidates
-            output = await self.client.generate(
-                request_id, prompt_ids=[*prompt_ids, *result.token_ids], sampling_params=params
-            )
-            result.token_ids += list(output.token_ids)
-            result.log_probs += list(output.log_probs or [])
-            if n_candidates:
-                result.candidates += output.extra_fields.get("candidates", [])
-            versions += [output.extra_fields.get(name) for name in ("min_global_steps", "max_global_steps")]
-            result.stopped = bool(result.token_ids) and result.token_ids[-1] in stop_ids
-            if output.stop_reason != ABORTED or result.stopped or len(result.token_ids) >= max_tokens:
-                break
+        params = {"temperature": temperature, "top_p": top_p, "top_k": top_k, "repetition_penalty": 1.0}
+        params |= {"logprobs": True, "stop_token_ids": list(stop_token_ids)}
+        params |= {"n_candidates": n_candidates} if n_candidates else {}
+        params |= {"n_entropy": n_entropy} if n_entropy else {}
+        # tags may be special tokens; the text that is searched must show them
+        params |= {"stop": list(stop), "skip_special_tokens": False} if stop else {}
+        result = Generation([], [], [] if n_candidates else None, entropies=[] if n_entropy else None)
+        group, versions = request_id or uuid4().hex, []
+        try:
+            while True:
+                params["max_tokens"] = max_tokens - len(result.token_ids)
+                if seed is not None:
+                    params["seed"] = seed + len(result.token_ids)
+                output = await self.servers.generate(group, [*prompt_ids, *result.token_ids], dict(params))
+                versions.append(output.extra_fields.get("global_steps"))
+                _append(result, output)
+                result.stopped = bool(result.token_ids) and result.token_ids[-1] in params["stop_token_ids"]
+                if output.stop_reason != ABORTED or result.stopped or len(result.token_ids) >= max_tokens:
+                    break
+                if not output.token_ids:  # a server that is about to leave, or to come back, rejects at once
+                    await asyncio.sleep(REJECTED_SECONDS)
+        finally:
+            if request_id is None:
+                self.release(group)
         known = [version for version in versions if version is not None]
         if known:
             result.info = {"min_global_steps": min(known), "max_global_steps": max(known)}
         return result
+
+
+def _append(result: Generation, output) -> None:
+    """Add a server's output to what there is.
+
+    Raises:
+        RuntimeError: the server reports no candidates or entropies although they were asked for.
+    """
+    for name in ("candidates", "entropies"):
+        if (values := getattr(result, name)) is not None:
+            reported = output.extra_fields.get(name, [])
+            if len(reported) != len(output.token_ids):
+                raise RuntimeError(
+                    f"the server reported {name} of {len(reported)} tokens for {len(output.token_ids)}: they need the "
+                    "rollout server of candidate_server.py"
+                )
+            values += reported
+    result.token_ids += list(output.token_ids)
+    result.log_probs += list(output.log_probs or [])

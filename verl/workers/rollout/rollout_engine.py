@@ -8,7 +8,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+import numpy as np
 import torch
+
+from verl.workers.rollout.entropy import entropies_of
 
 Candidate = tuple[int, float]
 
@@ -24,6 +27,8 @@ class Generation:
             most likely first; greedy: the first is the token itself. None unless asked for.
         stopped: whether the last token is a stop token.
         info: what the engine adds, such as the weights' version.
+        entropies: in nats, for each token that of the distribution of `candidates`, of which the `n_entropy` most
+            likely tokens are looked at (`entropies_of`, over the tokenizer's vocabulary). None unless asked for.
     """
 
     token_ids: list[int]
@@ -31,6 +36,7 @@ class Generation:
     candidates: list[list[Candidate]] | None = None
     stopped: bool = False
     info: dict = field(default_factory=dict)
+    entropies: list[float] | None = None
 
 
 class RolloutEngine(Protocol):
@@ -45,6 +51,7 @@ class RolloutEngine(Protocol):
         top_k: int = -1,
         seed: int | None = None,
         n_candidates: int = 0,
+        n_entropy: int = 0,
         stop: Sequence[str] = (),
         request_id: str | None = None,
     ) -> Generation:
@@ -88,7 +95,7 @@ async def gather_or_cancel(*coroutines) -> list:
 class TransformersEngine:
     """A `transformers` causal LM, one request at a time: for tests, debugging and machines without vLLM.
 
-    `stop` needs the tokenizer.
+    `stop` and `n_entropy` need the tokenizer.
     """
 
     def __init__(self, model, tokenizer=None):
@@ -108,6 +115,7 @@ class TransformersEngine:
         top_k: int = -1,
         seed: int | None = None,
         n_candidates: int = 0,
+        n_entropy: int = 0,
         stop: Sequence[str] = (),
     ) -> Generation:
         generator = torch.Generator(self.model.device)
@@ -117,7 +125,7 @@ class TransformersEngine:
             generator.manual_seed(seed)
         stop_ids, cache = set(stop_token_ids), None
         inputs = torch.tensor([list(prompt_ids)], device=self.model.device)
-        result = Generation([], [], [] if n_candidates else None)
+        result, top = Generation([], [], [] if n_candidates else None), []
         while len(result.token_ids) < max_tokens and not result.stopped:
             output = self.model(inputs, past_key_values=cache, use_cache=True, logits_to_keep=1)
             cache = output.past_key_values
@@ -127,6 +135,8 @@ class TransformersEngine:
             if n_candidates:
                 log_probs, tokens = raw.topk(n_candidates)
                 result.candidates.append(list(zip(tokens.tolist(), log_probs.tolist(), strict=True)))
+            if n_entropy:
+                top.append(raw.topk(n_entropy).values.tolist())
             if temperature == 0:
                 token, log_prob = int(raw.argmax()), float(raw.max())
                 if n_candidates:  # among equals, topk and argmax may differ
@@ -141,6 +151,9 @@ class TransformersEngine:
             if stop and any(text in self.tokenizer.decode(result.token_ids) for text in stop):
                 break
             inputs = torch.tensor([[token]], device=self.model.device)
+        if n_entropy:
+            log_probs = np.array(top).reshape(len(top), n_entropy)
+            result.entropies = entropies_of(log_probs, len(self.tokenizer)).tolist()
         return result
 
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
+from tests.workers.rollout.test_entropy_on_cpu import slow
 from verl.workers.rollout.hato.config import ExplorationConfig, HATOConfig, TreeConfig, UncertaintyConfig
 from verl.workers.rollout.hato.growth import TreeGrowth
 from verl.workers.rollout.hato.rewards import heuristic
@@ -22,6 +23,9 @@ VOCAB, EOS, PROMPT = 20, 19, [1, 2, 3]
 
 class Letters:
     """A tokenizer of the letters a to t; t ends a response."""
+
+    def __len__(self):
+        return VOCAB
 
     def decode(self, tokens):
         return "".join(chr(ord("a") + token) for token in tokens)
@@ -40,6 +44,15 @@ class Slow(TransformersEngine):
         return await super().generate(prompt_ids, **options)
 
 
+class FromCandidates(Slow):
+    """Reports what the engine's entropies are estimated from, and estimates them a token at a time."""
+
+    async def generate(self, prompt_ids, *, n_entropy, **options):
+        generation = await super().generate(prompt_ids, n_candidates=n_entropy, **options)
+        generation.entropies = [slow([p for _, p in step], VOCAB) for step in generation.candidates]
+        return generation
+
+
 @pytest.fixture(scope="module")
 def model() -> Qwen2ForCausalLM:
     torch.manual_seed(0)
@@ -53,8 +66,8 @@ def config_of(**tree) -> HATOConfig:
     return HATOConfig(tree=TreeConfig(**shape), uncertainty=UncertaintyConfig(entropy_top_k=VOCAB))
 
 
-def grow(model, config: HATOConfig, *, n=8, room=24, seed=0, order=0, temperature=1.0, **options):
-    engine = Slow(model, order)
+def grow(model, config: HATOConfig, *, n=8, room=24, seed=0, order=0, temperature=1.0, engine=Slow, **options):
+    engine = engine(model, order)
     settings = {"room": room, "stop_token_ids": [EOS], "vocab_size": VOCAB, "local_reward": heuristic} | options
     settings |= {"value_model": value_model_of(config, 0), "seed": seed, "temperature": temperature}
     growth = TreeGrowth(engine, PROMPT, n, config, request_id="a", tokenizer=Letters(), **settings)
@@ -111,6 +124,16 @@ def test_a_tree_follows_from_its_seed_however_requests_are_answered_in_time(mode
     assert grow(model, config_of(), seed=6)[0].tree.to_trajectory_tree().to_json() != texts[0]
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_the_tree_is_the_same_from_entropies_as_from_candidates(model, seed):
+    config = replace(config_of(), uncertainty=UncertaintyConfig(entropy_top_k=5))
+    ours, theirs = (grow(model, config, seed=seed, engine=engine)[0] for engine in (Slow, FromCandidates))
+    assert ours.tree.to_trajectory_tree().trajectories() == theirs.tree.to_trajectory_tree().trajectories()
+    for row, expected in zip(ours.features, theirs.features, strict=True):
+        assert row == pytest.approx(expected, abs=1e-6)
+    assert len({row[FEATURES.index("mean_entropy")] for row in ours.features}) > 5
+
+
 def test_the_way_to_the_end_has_neither_delimiter_nor_bound_of_a_step(model):
     growth, engine = grow(model, config_of(max_depth=1, step_delimiter="a"))
     assert all(options["stop"] == () and options["max_tokens"] == 24 for _, options in engine.asked)
@@ -121,7 +144,7 @@ def test_a_shared_budget_and_entropies_that_are_not_asked_for(model):
     config = replace(config_of(), uncertainty=UncertaintyConfig(entropy_top_k=0))
     growth, engine = grow(model, config, max_nodes=3)
     assert growth.tree.n_kept <= 3
-    assert all(options["n_candidates"] == 0 for _, options in engine.asked)
+    assert all(options["n_entropy"] == 0 for _, options in engine.asked)
     assert {row[FEATURES.index("mean_entropy")] for row in growth.features} == {0.0}
 
 

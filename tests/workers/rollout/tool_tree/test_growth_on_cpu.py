@@ -151,10 +151,10 @@ def test_a_tag_may_cross_the_end_of_a_request(look):
     assert "</search> <result>" in texts(grow(ToyPolicy(calls=1), n=1, entropy_tokens=look))[0]
 
 
-def test_validation_asks_once_a_turn_and_for_no_candidates():
+def test_validation_asks_once_a_turn_and_for_no_entropies():
     policy = ToyPolicy(calls=2)
     tree = grow(policy, n=4, branch_policy="never", initial_rollouts=4)
-    assert len(policy.requests) == 12 and not any(request["n_candidates"] for request in policy.requests)
+    assert len(policy.requests) == 12 and not any(request["n_entropy"] for request in policy.requests)
     assert tree.metrics["forks"] == 0 and tree.metrics["shared_tokens"] == 0
 
 

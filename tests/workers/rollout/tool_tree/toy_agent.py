@@ -19,11 +19,11 @@ def encode(text: str) -> list[int]:
 
 
 class ToyPolicy:
-    """Draws a turn's first letter by the request's seed, the rest follows; 4 candidates of each step are known.
+    """Draws a turn's first letter by the request's seed, the rest follows.
 
     Args:
         calls: tool calls before it answers.
-        spread: entropy of a step in nats, by whether a result stands before it: half its candidates share the mass.
+        spread: entropy of a step in nats, by whether a result stands before it.
         delay: most seconds that a request takes.
     """
 
@@ -38,8 +38,8 @@ class ToyPolicy:
             return f"{thought}<answer>{first}</answer>{END_OF_TURN}"
         return f"{thought}<search>{self.query.format(first)}{self.close}"
 
-    async def generate(self, prompt_ids, *, max_tokens, stop_token_ids, seed, stop=(), n_candidates=0, **options):
-        self.requests.append({"max_tokens": max_tokens, "n_candidates": n_candidates, "stop": list(stop), **options})
+    async def generate(self, prompt_ids, *, max_tokens, stop_token_ids, seed, stop=(), n_entropy=0, **options):
+        self.requests.append({"max_tokens": max_tokens, "n_entropy": n_entropy, "stop": list(stop), **options})
         self.running += 1
         try:
             await asyncio.sleep(self.clock.random() * self.delay)
@@ -53,20 +53,13 @@ class ToyPolicy:
             if any(one in TOKENIZER.decode(tokens[:end]) for one in stop):
                 tokens = tokens[:end]
                 break
-        steps = [self._candidates(token, results) for token in tokens] if n_candidates else None
+        entropies = [self.spread[min(results, 1)]] * len(tokens) if n_entropy else None
         log_probs = [-float(i + 1) for i in range(len(tokens))]
-        return Generation(tokens, log_probs, steps, stopped=tokens[-1] in stop_token_ids)
+        return Generation(tokens, log_probs, stopped=tokens[-1] in stop_token_ids, entropies=entropies)
 
     def _rest(self, begun: str, seed: int, results: int) -> list[int]:
         first = begun[0] if begun else random.Random(seed).choice(string.ascii_letters)
         return encode(self.turn(first, results))[len(encode(begun)) :]
-
-    def _candidates(self, token: int, results: int):
-        nats = self.spread[min(results, 1)]
-        others = [one for one in range(300, 306) if one != token][:3]
-        if nats == 0:
-            return [(token, 0.0), *((one, -math.inf) for one in others)]
-        return [(one, -math.log(4)) for one in (token, *others)]
 
 
 class Library(BaseTool):

@@ -176,8 +176,8 @@ class UncertaintyConfig(_Section):
             network; `bootstrap`: n_passes resamplings of remembered outcomes; `none`: one network, U = 0.
         learning_rate, n_updates: of the networks, and their updates after each training step.
         bandwidth: how far `bootstrap` looks, in standard deviations per feature.
-        entropy_top_k: candidates per token from which a step's entropy is estimated; 0: none are asked for, and the
-            entropy is not among the features. A vLLM server reports 20 at most.
+        entropy_top_k: a token's entropy is estimated from so many most likely tokens; 0: none is asked for, and the
+            feature `mean_entropy` is 0. A vLLM server reports 20 at most.
     """
 
     KEY: ClassVar[str] = "hato.uncertainty"

@@ -134,7 +134,7 @@ class TreeGrowth:
             stop=() if expansion.to_the_end else (self.config.tree.step_delimiter,),
             temperature=expansion.temperature,
             seed=random.Random(f"{self.seed} {expansion.node} {child}").getrandbits(31),
-            n_candidates=self.config.uncertainty.entropy_top_k,
+            n_entropy=self.config.uncertainty.entropy_top_k,
             **self.sampling,
         )
 
@@ -145,7 +145,7 @@ class TreeGrowth:
     def _features(
         self, expansion: Expansion, generation: Generation, path: list[float], siblings: list[set[int]]
     ) -> list[float]:
-        entropies = [mean_entropy(generation.candidates, self.vocab_size)] if generation.candidates else []
+        entropies = [mean_entropy(generation.entropies, self.vocab_size)] if generation.entropies else []
         return step_features(
             log_probs=generation.log_probs,
             entropies=entropies,

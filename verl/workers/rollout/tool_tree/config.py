@@ -14,7 +14,7 @@ class ToolTreeConfig:
         branch_policy: `entropy` (ARPO), `entropy_balanced` (AEPO), `threshold` or `never`.
         branch_penalty: AEPO's, for each fork in a row.
         entropy_tokens: so many tokens are looked at after the prompt and after a result.
-        entropy_top_k: most likely tokens that the engine reports of each; vLLM allows 20 unless
+        entropy_top_k: the entropy of each is estimated from so many most likely tokens; vLLM allows 20 unless
             engine_kwargs.vllm.max_logprobs says more.
         enable_dynamic_rollouts: AEPO's budget, initial_rollouts from a probe trajectory's entropies.
         dynamic_rollouts_beta: its beta.

@@ -1,6 +1,6 @@
 """The trajectories of one prompt that call tools and fork after their results (ARPO, AEPO).
 
-    turn ──> first `entropy_tokens` tokens, with candidates ──> entropy: decide whether the state before this turn forks
+    turn ──> first `entropy_tokens` tokens ──> their entropy: decide whether the state before this turn forks
          └─> to a closing tag, the end, or the last token ──> call the tool, append its result ──> next turn
 
 Every trajectory is a coroutine of its own: no rounds, a slow tool holds back itself only. Which branches the budget
@@ -203,12 +203,10 @@ class ToolTree:
                 [*self.tree.prompt_ids, *at.response, *tokens],
                 max_tokens=limit,
                 stop=self.protocol.stops(tokens),
-                n_candidates=self.config.entropy_top_k if looks and part == 0 else 0,
+                n_entropy=self.config.entropy_top_k if looks and part == 0 else 0,
                 seed=random.Random(f"{self.seed} tokens {at.key} {at.calls} {part}").getrandbits(31),
                 **self.options,
             )
-            if looks and part == 0 and len(generation.candidates or ()) != len(generation.token_ids):
-                raise RuntimeError("the engine reported no candidates: entropies need them (candidate_server.py)")
             if not generation.token_ids:
                 raise RuntimeError(f"the engine returned no token, asked for at most {limit}")
             tokens, log_probs = [*tokens, *generation.token_ids], [*log_probs, *generation.log_probs]
@@ -216,7 +214,7 @@ class ToolTree:
             if call:
                 tokens, log_probs = tokens[: call[0]], log_probs[: call[0]]
             if looks and part == 0:
-                at = self._look(state, mean_entropy(generation.candidates[: len(tokens)], self.vocab_size))
+                at = self._look(state, mean_entropy(generation.entropies[: len(tokens)], self.vocab_size))
             if call or generation.stopped or len(tokens) >= room:
                 break
             part += 1

@@ -1,0 +1,109 @@
+"""What the rollout server makes of vLLM's log-probabilities; vLLM itself is in kt/test_kt_on_vllm_on_cpu.py."""
+
+import asyncio
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from tests.workers.rollout.test_entropy_on_cpu import slow
+from vllm_patches import cpu_version_name
+
+cpu_version_name.install()  # upstream's server module asks for vLLM's version
+from verl.workers.rollout.replica import TokenOutput  # noqa: E402
+from verl.workers.rollout.vllm_rollout.vllm_async_server import vLLMHttpServer  # noqa: E402
+from vllm.logprobs import FlatLogprobs  # noqa: E402
+
+from verl.workers.rollout.candidate_server import CandidateEngine, CandidateServer, ranked, top_log_probs  # noqa: E402
+
+VOCABULARY = 40
+
+
+def reported(n: int, steps: int, seed: int = 0) -> tuple[list[int], FlatLogprobs, torch.Tensor]:
+    """Sampled tokens, vLLM's report of the n most likely ones of each step, and all log-probabilities (steps, V)."""
+    generator, flat, tokens = torch.Generator().manual_seed(seed), FlatLogprobs(), []
+    sharpness = torch.arange(steps)[:, None] % 5 * 2.0
+    log_probs = (torch.randn(steps, VOCABULARY, generator=generator) * sharpness).log_softmax(-1)
+    for row in log_probs:
+        chosen, top = int(torch.multinomial(row.exp(), 1, generator=generator)), row.topk(n)
+        tokens.append(chosen)
+        values = [float(row[chosen]), *top.values.tolist()]
+        flat.append_fast([chosen, *top.indices.tolist()], values, [0] * (n + 1), [None] * (n + 1))
+    return tokens, flat, log_probs
+
+
+def test_candidates_are_ranked_and_ties_go_to_the_chosen_token():
+    flat = FlatLogprobs()
+    for tokens, log_probs in (([6, 9, 4, 6], [-1.0, -0.5, -1.0, -1.0]), ([1, 9, 4, 6], [-3.0, -0.5, -1.0, -1.5])):
+        flat.append_fast(tokens, log_probs, [7, 1, 2, 3], [None] * 4)
+    assert ranked(flat, 3) == [[(9, -0.5), (6, -1.0), (4, -1.0)], [(9, -0.5), (4, -1.0), (6, -1.5)]]
+    assert top_log_probs(flat, 3).tolist() == [[-0.5, -1.0, -1.0], [-0.5, -1.0, -1.5]]
+    assert top_log_probs(FlatLogprobs(), 3).shape == (0, 3)
+    with pytest.raises(ValueError):
+        top_log_probs(flat, 2)
+
+
+class Engine:
+    """vLLM's engine, as far as the server sees it: answers with a report, a token at a time."""
+
+    def __init__(self):
+        self.asked = []
+
+    async def generate(self, *, sampling_params, **options):
+        self.asked.append(sampling_params)
+        tokens, flat, _ = reported(sampling_params.logprobs or 1, options["tokens"])
+        for n in range(1, len(tokens) + 1):
+            yield SimpleNamespace(outputs=[SimpleNamespace(token_ids=tokens[:n], logprobs=flat)])
+
+
+@pytest.fixture
+def server(monkeypatch):
+    async def generate(self, prompt_ids, sampling_params, request_id, tokens=30):
+        assert not {"n_candidates", "n_entropy"} & set(sampling_params)
+        params = SimpleNamespace(logprobs=0, flat_logprobs=False, stop=[])
+        *_, last = [output async for output in self.engine.generate(sampling_params=params, tokens=tokens)]
+        token_ids = last.outputs[0].token_ids
+        log_probs = [step[token].logprob for token, step in zip(token_ids, last.outputs[0].logprobs, strict=False)]
+        return TokenOutput(token_ids=token_ids, log_probs=log_probs, extra_fields={})
+
+    monkeypatch.setattr(vLLMHttpServer, "generate", generate)
+    made = CandidateServer.__new__(CandidateServer)
+    made._candidate_engine, made.model_config = CandidateEngine(Engine()), SimpleNamespace(tokenizer=range(VOCABULARY))
+    return made
+
+
+@pytest.mark.parametrize("n_candidates, n_entropy", [(2, 0), (0, 10), (2, 10), (10, 2), (0, VOCABULARY)])
+def test_candidates_and_entropies_are_those_of_the_report(server, n_candidates, n_entropy):
+    params = {"temperature": 1.0, "n_candidates": n_candidates, "n_entropy": n_entropy}
+    output = asyncio.run(server.generate([1], params, "request"))
+    _, flat, log_probs = reported(max(n_candidates, n_entropy), 30)
+    assert output.log_probs == pytest.approx([flat.logprobs[at] for at in flat.start_indices])
+    candidates, entropies = (output.extra_fields.get(name) for name in ("candidates", "entropies"))
+    assert candidates == (ranked(flat, n_candidates) if n_candidates else None)
+    if not n_entropy:
+        assert entropies is None
+        return
+    # from the candidates themselves, one token at a time
+    top = [[log_prob for _, log_prob in step] for step in ranked(flat, n_entropy)]
+    assert entropies == pytest.approx([slow(step, VOCABULARY) for step in top], abs=1e-6)
+    if n_entropy == VOCABULARY:
+        expected = torch.distributions.Categorical(logits=log_probs).entropy().tolist()
+        assert entropies == pytest.approx(expected, abs=1e-5)
+
+
+def test_who_asks_for_neither_gets_what_upstream_gives(server):
+    output = asyncio.run(server.generate([1], {"temperature": 1.0}, "request"))
+    assert output.extra_fields == {} and server.engine.asked[0].flat_logprobs is False
+
+
+def test_a_report_of_too_few_tokens_is_refused(server, monkeypatch):
+    generate = vLLMHttpServer.generate
+
+    async def one_more(self, *args, **options):
+        output = await generate(self, *args, **options)
+        output.token_ids = [*output.token_ids, 3]
+        return output
+
+    monkeypatch.setattr(vLLMHttpServer, "generate", one_more)
+    with pytest.raises(RuntimeError, match="log-probabilities of 30 tokens for 31"):
+        asyncio.run(server.generate([1], {"n_entropy": 3}, "request"))
