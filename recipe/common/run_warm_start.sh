@@ -11,7 +11,7 @@ HARDWARE=${HARDWARE:-cpu}
 use_hardware "$HARDWARE"
 EXPERIMENT_NAME=${EXPERIMENT_NAME:-warm_start$HARDWARE_SUFFIX}
 DATA_DIR=${DATA_DIR:-outputs/data/countdown$HARDWARE_SUFFIX}
-RUN_DIR="$PWD/outputs/$EXPERIMENT_NAME"
+RUN_DIR=${RUN_DIR:-$PWD/outputs/$EXPERIMENT_NAME}
 [ -f "$DATA_DIR/sft.parquet" ] || bash recipe/common/make_countdown_data.sh "$HARDWARE" "$DATA_DIR"
 if [ "$HARDWARE" = cpu ]; then
     MODEL_PATH=${MODEL_PATH:-outputs/tiny_model}

@@ -39,6 +39,9 @@ NAMED = {
     "ray_kwargs.ray_init.num_cpus=4": "ray_kwargs.ray_init.num_cpus=4",
     "data.train_batch_size=1000": "data.train_batch_size=1000",
     "trainer.experiment_name=null": "trainer.experiment_name",
+    "actor_rollout_ref.actor.ulysses_sequence_parallel_size=2": "attn_implementation=sdpa",
+    "actor_rollout_ref.rollout.max_model_len=20": "actor_rollout_ref.rollout.max_model_len=20",
+    "data.max_response_length=4096": "2048 positions in actor_rollout_ref.model.override_config",
 }
 
 
