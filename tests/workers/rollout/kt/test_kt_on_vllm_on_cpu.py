@@ -1,4 +1,4 @@
-"""The lookahead tree on a real vLLM engine is the one on `transformers`, in float32.
+"""The lookahead tree on a real vLLM engine is the one on `transformers`, in float32, and so are entropies.
 
 One engine (about 40 s) in a process of its own. Where the trees differ, the first difference must be a near-tie: a
 decision (first candidate, or a threshold) whose margin is below TOLERANCE. How many there were is printed.
@@ -17,7 +17,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from vllm import LLM, SamplingParams
 from vllm_patches import cpu_version_name
 cpu_version_name.install()
-from verl.workers.rollout.candidate_server import ranked
+from verl.workers.rollout.candidate_server import ranked, top_log_probs
+from verl.workers.rollout.entropy import entropies_of
 from verl.workers.rollout.kt.config import KTConfig
 from verl.workers.rollout.kt.growth import Sampling, TreeGrower
 from verl.workers.rollout.kt.lookahead import LookaheadTree
@@ -29,15 +30,18 @@ class OfflineEngine:
     def __init__(self, llm):
         self.llm = llm
 
-    async def generate(self, prompt_ids, *, max_tokens, stop_token_ids, n_candidates, **_):
-        sampling = SamplingParams(temperature=0, max_tokens=max_tokens, logprobs=n_candidates, flat_logprobs=True,
+    async def generate(self, prompt_ids, *, max_tokens, stop_token_ids, n_candidates, n_entropy=0, **_):
+        n = max(n_candidates, n_entropy)
+        sampling = SamplingParams(temperature=0, max_tokens=max_tokens, logprobs=n, flat_logprobs=True,
                                   stop_token_ids=stop_token_ids)
         (request,) = self.llm.generate([{"prompt_token_ids": list(prompt_ids)}], sampling, use_tqdm=False)
         output = request.outputs[0]
         tokens = list(output.token_ids)
         flat = output.logprobs
         chosen = [flat.logprobs[at] for at in flat.start_indices]
-        return Generation(tokens, chosen, ranked(flat, n_candidates), tokens[-1] in stop_token_ids)
+        entropies = entropies_of(top_log_probs(flat, n)[:, :n_entropy], len(tokenizer)).tolist() if n_entropy else None
+        stopped = tokens[-1] in stop_token_ids
+        return Generation(tokens, chosen, ranked(flat, n_candidates), stopped, entropies=entropies)
 
 class Watched(LookaheadTree):
     # the smallest margin of any decision of each step
@@ -78,7 +82,13 @@ if __name__ == "__main__":
         first = next(t for t, (a, b) in enumerate(zip(ours.states, theirs.states)) if a != b)
         assert theirs.margins[first] < TOLERANCE, (i, first, theirs.margins[first])
         ties += 1
-    print("FOUND", json.dumps([same, ties, births]))
+    options = dict(stop_token_ids=[], temperature=0, n_candidates=2, n_entropy=10)
+    ours = asyncio.run(OfflineEngine(llm).generate([5, 6, 7], max_tokens=30, **options))
+    errors, largest = [], max(ours.entropies)
+    for i, entropy in enumerate(ours.entropies):  # after vLLM's own tokens: a near-tie does no harm
+        theirs = TransformersEngine(model, tokenizer).generate([5, 6, 7, *ours.token_ids[:i]], max_tokens=1, **options)
+        errors.append(abs(entropy - asyncio.run(theirs).entropies[0]))
+    print("FOUND", json.dumps([same, ties, births, len(errors), max(errors), largest]))
 """
 
 
@@ -100,6 +110,7 @@ def test_the_tree_on_vllm_is_the_tree_on_transformers(tmp_path):
     done = subprocess.run(command, capture_output=True, text=True, env=env, timeout=400)
     assert done.returncode == 0, done.stderr[-3000:]
     (found,) = [line.removeprefix("FOUND ") for line in done.stdout.splitlines() if line.startswith("FOUND")]
-    same, ties, births = json.loads(found)
-    print(f"{same} trees equal, {ties} differ at a near-tie, {births} births")
+    same, ties, births, tokens, error, largest = json.loads(found)
+    print(f"{same} trees equal, {ties} differ at a near-tie, {births} births; entropies differ by at most {error}")
     assert same >= 10 and births > 20
+    assert tokens == 30 and error < TOLERANCE and largest > 0.1, "nats, of the same tokens"
