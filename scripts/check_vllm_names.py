@@ -5,7 +5,7 @@
 The sources are those of a wheel, which is read in place, or of a folder that holds `vllm/`; by default those of the
 installed package. Each missing name is a line with the file that uses it, and makes the exit code 1.
 
-The names are found by reading our code: imports, attributes and keyword arguments of what is imported, methods that
+The names are found by reading our code: imports, attributes and calls of what is imported, methods that
 override vLLM's, engine arguments in YAML, options of `vllm serve`, and the engine's methods that verl's server calls
 through ours. Attributes of objects that vLLM hands to us cannot be found so: RELIED_ON lists them.
 The CPU patches are checked against vLLM's CPU build only, as nothing else applies them.
@@ -78,13 +78,13 @@ class Use(NamedTuple):
     Args:
         where: file, and line where there is one.
         name: `module:Class.attribute`; `module:` is the module itself.
-        keywords: arguments that a call passes by name.
+        call: arguments that a call passes: how many by position (None: any number), and the names of the others.
         signature: all parameters, in order, where they must be these.
     """
 
     where: str
     name: str
-    keywords: tuple[str, ...] = ()
+    call: tuple[int | None, tuple[str, ...]] | None = None
     signature: tuple[str, ...] | None = None
 
 
@@ -170,13 +170,14 @@ class Sources:
             members |= {name: Definition(found.module, node) for name in _defined(node)}
         return members
 
-    def parameters(self, found: Definition) -> list[str] | None:
-        """Of a function, or of a class's constructor, in order; None: it takes any, or cannot be called."""
+    def parameters(self, found: Definition) -> dict[str, bool] | None:
+        """Of a function, or of a class's constructor, in order, and whether each must be passed; None: unknown."""
         if isinstance(found.node, ast.ClassDef):
             members = self.members(found)
             if "__init__" in members:
                 return self.parameters(members["__init__"])
-            return [name for name, member in members.items() if isinstance(member.node, ast.AnnAssign)]
+            fields = {name: member.node for name, member in members.items() if isinstance(member.node, ast.AnnAssign)}
+            return {name: field.value is None for name, field in fields.items()}
         if not isinstance(found.node, ast.FunctionDef | ast.AsyncFunctionDef) or found.node.args.kwarg:
             return None
         return _parameters(found.node)
@@ -200,8 +201,17 @@ def _defined(node: ast.stmt) -> list[str]:
     return [target.id for target in targets if isinstance(target, ast.Name)]
 
 
-def _parameters(node: ast.FunctionDef | ast.AsyncFunctionDef) -> list[str]:
-    return [one.arg for one in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)]
+def _parameters(node: ast.FunctionDef | ast.AsyncFunctionDef) -> dict[str, bool]:
+    positional = [argument.arg for argument in (*node.args.posonlyargs, *node.args.args)]
+    required = {name: i < len(positional) - len(node.args.defaults) for i, name in enumerate(positional)}
+    by_name = zip(node.args.kwonlyargs, node.args.kw_defaults, strict=True)
+    return required | {argument.arg: default is None for argument, default in by_name}
+
+
+def _call(node: ast.Call) -> tuple[int | None, tuple[str, ...]]:
+    unpacked = any(isinstance(argument, ast.Starred) for argument in node.args)
+    unpacked = unpacked or any(word.arg is None for word in node.keywords)
+    return None if unpacked else len(node.args), tuple(word.arg for word in node.keywords if word.arg)
 
 
 def _is_name(node: ast.AST, name: str) -> bool:
@@ -234,7 +244,7 @@ def uses_of_code(text: str, file: str) -> list[Use]:
         if isinstance(node, ast.Attribute) and (name := name_of(node)):
             uses.append(Use(f"{file}:{node.lineno}", name))
         elif isinstance(node, ast.Call) and (name := name_of(node.func)):
-            uses.append(Use(f"{file}:{node.lineno}", name, tuple(word.arg for word in node.keywords if word.arg)))
+            uses.append(Use(f"{file}:{node.lineno}", name, _call(node)))
         elif isinstance(node, ast.ClassDef):
             uses += _overrides(node, [name for base in node.bases if (name := name_of(base))], file)
     return uses
@@ -251,15 +261,14 @@ def _overrides(node: ast.ClassDef, bases: list[str], file: str) -> list[Use]:
 
 
 def uses_of_the_engine(text: str, file: str) -> list[Use]:
-    """Methods of `self.engine` and their keyword arguments."""
+    """Methods of `self.engine`, and how they are called."""
     uses = []
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Attribute):
             if node.value.attr == "engine" and _is_name(node.value.value, "self"):
                 uses.append(Use(f"{file}:{node.lineno}", f"{ENGINE}.{node.attr}"))
         if isinstance(node, ast.Call) and re.fullmatch(r"self\.engine\.\w+", ast.unparse(node.func)):
-            name = f"{ENGINE}.{node.func.attr}"
-            uses.append(Use(f"{file}:{node.lineno}", name, tuple(word.arg for word in node.keywords if word.arg)))
+            uses.append(Use(f"{file}:{node.lineno}", f"{ENGINE}.{node.func.attr}", _call(node)))
     return uses
 
 
@@ -306,10 +315,20 @@ def missing(use: Use, sources: Sources) -> str | None:
     if found is None:
         return f"no {use.name}"
     parameters = sources.parameters(found)
-    if unknown := [word for word in use.keywords if parameters is not None and word not in parameters]:
-        return f"{use.name} has no parameter {', '.join(unknown)}"
-    if use.signature is not None and parameters != list(use.signature):
+    if use.signature is not None and list(parameters or ["*"]) != list(use.signature):
         return f"{use.name} has parameters ({', '.join(parameters or '*')}), not ({', '.join(use.signature)})"
+    return _mismatch(use, parameters) if use.call and parameters is not None else None
+
+
+def _mismatch(use: Use, parameters: dict[str, bool]) -> str | None:
+    """What is wrong with a call of something with these parameters."""
+    by_position, by_name = use.call
+    bound = [name for name in parameters if name not in ("self", "cls")]
+    if unknown := [name for name in by_name if name not in bound]:
+        return f"{use.name} has no parameter {', '.join(unknown)}"
+    rest = bound[by_position:] if by_position is not None else []
+    if absent := [name for name in rest if parameters[name] and name not in by_name]:
+        return f"{use.name} needs {', '.join(absent)}"
     return None
 
 

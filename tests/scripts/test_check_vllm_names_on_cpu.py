@@ -23,6 +23,9 @@ class Params(Base):
     flat: bool = False
     def __post_init__(self):
         self.made = 1
+class Needy:
+    a: int
+    b: int = 0
 def takes(a, *, b=1): ...
 def takes_any(**more): ...
 class Hook:
@@ -65,7 +68,12 @@ def toys(names, tmp_path_factory):
     [
         ("from vllm import Params\nParams(flat=True, seed=1)", []),
         ("def f():\n    from vllm.params import Params as P\n    return P.made.whatever, P.seed, P.__name__", []),
-        ("from vllm.params import takes, takes_any\ntakes(1, b=2)\ntakes_any(z=1)", []),
+        ("from vllm.params import takes, takes_any, Hook\ntakes(1, b=2)\ntakes_any(z=1)\nHook(1)\ntakes(*x, **y)", []),
+        ("from vllm.params import takes\ntakes(b=2)", ["vllm.params:takes needs a"]),
+        (
+            "from vllm.params import Needy, Hook\nNeedy(b=1)\nHook()",
+            ["vllm.params:Needy needs a", "vllm.params:Hook needs config"],
+        ),
         ("from vllm.sub import Deep, deep\nDeep.x, deep.Deep.x", []),
         (HOOK + "apply(self, logits): ...\n    def _ours(self): ...", []),
         ("import vllm_patches, verl.vllm\nfrom vllm_patches import missing", []),
@@ -90,8 +98,8 @@ def test_engine_methods_that_upstreams_server_calls(names):
     code = (
         "async def f(self):\n    await self.engine.sleep(level=1)\n    self.engine.parts.stop(1)\n    self.other.go()"
     )
-    uses = {(use.name.rpartition(".")[2], use.keywords) for use in names.uses_of_the_engine(code, "server.py")}
-    assert uses == {("sleep", ()), ("sleep", ("level",)), ("parts", ())}
+    uses = {(use.name.rpartition(".")[2], use.call) for use in names.uses_of_the_engine(code, "server.py")}
+    assert uses == {("sleep", None), ("sleep", (0, ("level",))), ("parts", None)}
 
 
 def test_engine_arguments_in_yaml(names):
