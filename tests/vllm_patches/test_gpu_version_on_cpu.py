@@ -1,0 +1,41 @@
+"""What we change in vLLM, and our rollout server, with the version of vLLM that the GPU extra installs.
+
+Its Python files run here, without its kernels: the tests below need no engine, and pass with both versions.
+"""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.packages import GPU_VLLM, unpacked
+
+ROOT = Path(__file__).resolve().parents[2]
+TESTS = [
+    "tests/vllm_patches/test_adaptive_temperature_on_cpu.py",
+    "tests/vllm_patches/test_candidates_without_text_on_cpu.py",
+    "tests/workers/rollout/test_candidate_aborts_on_cpu.py",
+    "tests/workers/rollout/test_candidate_server_on_cpu.py",
+]
+WITH_AN_ENGINE = "test_sampled_frequencies_follow or test_tau_zero_and_greedy"
+CODE = """
+import sys
+from vllm_patches import cpu_version_name
+cpu_version_name.install()
+import pytest, vllm
+assert vllm.__version__ == sys.argv[1], vllm.__file__
+sys.exit(pytest.main(sys.argv[2:]))
+"""
+
+
+def test_patches_and_server():
+    path = os.pathsep.join(map(str, (unpacked(GPU_VLLM, "*.py"), ROOT)))
+    arguments = [*TESTS, "-k", f"not ({WITH_AN_ENGINE})", "-p", "no:cacheprovider"]
+    done = subprocess.run(
+        [sys.executable, "-c", CODE, GPU_VLLM.partition("==")[2], *arguments],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": path},
+    )
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-1000:]
