@@ -1,7 +1,8 @@
-"""What this project changes inside vLLM 0.30; `register` runs in every vLLM process (`vllm.general_plugins`).
+"""What this project changes inside vLLM: 0.24 on GPUs, 0.30 on CPU.
 
-Each change lives in its own module, named after what it fixes, and says when it applies. `candidates_without_text` is
-applied by the server that needs it (`verl/workers/rollout/candidate_server.py`), on GPUs too.
+`register` runs in every vLLM process (`vllm.general_plugins`). Each change lives in its own module, named after what it
+fixes, and says when it applies. `candidates_without_text` is applied by the server that needs it
+(`verl/workers/rollout/candidate_server.py`), on GPUs too. scripts/check_vllm_names.py checks what all of them use.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""HAPO's adaptive temperature (arXiv 2509.16591, section 3.1) as a logits processor of vLLM 0.30's V1 sampler.
+"""HAPO's adaptive temperature (arXiv 2509.16591, section 3.1) as a logits processor of vLLM's V1 sampler.
 
 A request asks for it in `SamplingParams.extra_args`:
 
@@ -8,8 +8,8 @@ At each of its decode steps H is the entropy of the raw logits, h its normalised
 token is sampled at T' = T (1 + temperature_tau h). Requests that do not ask, and greedy ones, are not touched.
 
 The engine is told by name, so that no other vLLM of the environment changes:
-`engine_kwargs.vllm.logits_processors=[vllm_patches.adaptive_temperature:AdaptiveTemperature]`. vLLM 0.30's newer model
-runner takes no logits processors; for such an engine vLLM itself chooses the V1 runner and says so.
+`engine_kwargs.vllm.logits_processors=[vllm_patches.adaptive_temperature:AdaptiveTemperature]`. vLLM's newer model
+runner (V2) takes no logits processors; for such an engine vLLM itself chooses the V1 runner and says so.
 """
 
 from collections.abc import Mapping

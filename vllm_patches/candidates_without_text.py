@@ -1,4 +1,4 @@
-"""Log-probabilities of many tokens without the tokens' text, on vLLM 0.30.
+"""Log-probabilities of many tokens without the tokens' text, on vLLM 0.24 and 0.30.
 
 vLLM decodes the text of every candidate of every step, in Python, in the process that serves all requests. It leaves
 that out only where a request's own text is not decoded either, which stop texts need. Here requests that ask for
