@@ -4,8 +4,8 @@
 set -euo pipefail
 [ $# -ge 1 ] || { sed -n 2,3p "${BASH_SOURCE[0]}" >&2; exit 2; }
 export HARDWARE=${HARDWARE:-cpu}
-[ "$HARDWARE" = cpu ] && tokens=12 || tokens=1024
+[ "$HARDWARE" = cpu ] && tokens=12 data=outputs/data/countdown || tokens=1024 data=outputs/data/countdown_gpu
 experiment=$1
 shift
 exec bash "$(dirname "${BASH_SOURCE[0]}")/eval.sh" countdown "$experiment" \
-    "files=[${DATA_DIR:-outputs/data/countdown}/test.parquet]" temperature=1.0 top_p=1.0 top_k=-1 max_tokens=$tokens "$@"
+    "files=[${DATA_DIR:-$data}/test.parquet]" temperature=1.0 top_p=1.0 top_k=-1 max_tokens=$tokens "$@"

@@ -95,7 +95,8 @@ def test_no_environment_variable_is_read_after_the_drivers_checks(commands, fold
             upstream = "hydra.searchpath=[pkg://recipe.common.config,pkg://verl.trainer.config]"
             config = compose(options[3], [*overrides, upstream])
         settle(config)
-        assert config.trainer.nnodes == (3 if config.trainer.device == "cuda" else 1)
+        assert config.trainer.nnodes == 3
+        assert config.actor_rollout_ref.rollout.agent.num_workers == (3 * 8 if config.trainer.device == "cuda" else 1)
         OmegaConf.save(config, folder / "settled.yaml")
         settled[script] = {
             "here": OmegaConf.to_container(config, resolve=True),

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+from hydra import compose, initialize_config_module
 from omegaconf import OmegaConf
 
 from recipe.common.countdown import CountdownConfig, write_countdown
@@ -20,6 +21,7 @@ from verl.trainer.preflight import (
     check_resume_path,
     check_reward_rows,
     needed_ray_cpus,
+    settle,
 )
 
 
@@ -195,3 +197,19 @@ def test_a_checkpoint_to_resume_from_is_looked_for(tmp_path):
             with pytest.raises(PreflightError, match=f"trainer.resume_from_path={path} holds no checkpoint"):
                 check_resume_path(config)
     check_resume_path(OmegaConf.create({"trainer": {"resume_mode": "auto"}}))
+
+
+def test_relative_paths_mean_what_they_mean_to_the_user(inputs, monkeypatch):
+    monkeypatch.chdir(inputs)
+    overrides = ["hardware=cpu", "trainer.experiment_name=paths", "actor_rollout_ref.model.path=model"]
+    overrides += ["trainer.default_local_dir=runs/paths"]
+    overrides += ["data.train_files=train.parquet", "data.val_files=[test.parquet,s3://bucket/test.parquet]"]
+    upstream = "hydra.searchpath=[pkg://recipe.common.config,pkg://verl.trainer.config]"
+    with initialize_config_module("recipe.common.config", version_base=None):
+        config = compose("grpo_trainer", [*overrides, upstream])
+    settle(config)
+    assert config.actor_rollout_ref.model.path == f"{inputs}/model"
+    assert config.data.train_files == f"{inputs}/train.parquet"
+    assert list(config.data.val_files) == [f"{inputs}/test.parquet", "s3://bucket/test.parquet"]
+    metrics = config.ray_kwargs.ray_init.runtime_env.env_vars.VERL_FILE_LOGGER_PATH
+    assert metrics == f"{inputs}/runs/paths/metrics.jsonl"

@@ -28,10 +28,13 @@ from verl.trainer.model_checks import (
     model_json,
 )
 from verl.trainer.run_plan import describe_plan
+from verl.trainer.worker_counts import scale_workers
 
 # upstream's ResourcePoolManager reserves this many CPUs beside each worker's GPU (`max_colocate_count`)
 CPUS_PER_WORKER = 3
 REQUIRED_KEYS = ("trainer.experiment_name", "actor_rollout_ref.model.path", "actor_rollout_ref.rollout.name")
+
+PATHS = ("actor_rollout_ref.model.path", "data.train_files", "data.val_files")
 
 
 class PreflightError(ValueError):
@@ -69,6 +72,7 @@ def settle(config: DictConfig) -> None:
 
     Upstream resolves `${...}` inside a Ray actor, whose environment is the one that its node was started with: what was
     exported before the run's command (NNODES, PWD, RAY_ADDRESS) would not be known there, and the defaults would count.
+    Relative paths are made absolute for the same reason: the actor's folder may be another.
 
     Raises:
         PreflightError: a key has no value, or one that cannot be.
@@ -76,11 +80,22 @@ def settle(config: DictConfig) -> None:
     for key in REQUIRED_KEYS:
         if OmegaConf.select(config, key) is None:
             raise PreflightError(f"{key} has no value: set it, as in {key}=...")
+    for key in PATHS:
+        OmegaConf.update(config, key, _absolute(OmegaConf.select(config, key)))
+    config.trainer.default_local_dir = os.path.abspath(config.trainer.default_local_dir)
     for section in config:
         if section != "hydra" and OmegaConf.is_config(config[section]):
             OmegaConf.resolve(config[section])
+    scale_workers(config)
     with _named_errors():
         fill_max_model_len(config)
+
+
+def _absolute(path):
+    """A path, or a list of them, that is there, made absolute; anything else, such as a hub name or a URL, as it is."""
+    if isinstance(path, str):
+        return os.path.abspath(path) if os.path.exists(path) else path
+    return path if path is None else [_absolute(single) for single in path]
 
 
 @contextmanager
