@@ -154,6 +154,7 @@ def inputs(tmp_path_factory) -> Path:
     ("script", "overrides", "told"),
     [
         ("scripts/eval-countdown.sh", [], ["1 questions x 8", "temperature=1.0, top_p=1.0, top_k=-1, max_tokens=12"]),
+        ("scripts/eval-countdown.sh", [], ["data_parallel=1, tensor_parallel=1 on the CPU, 256 requests at once"]),
         ("scripts/eval-math.sh", ["files=[{}/math500.parquet]"], ["2 questions x 8 = 16", "0.6, top_p=0.95, top_k=20"]),
         (
             "recipe/hapo/eval.sh",

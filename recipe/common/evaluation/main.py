@@ -13,6 +13,13 @@ from recipe.common.evaluation.benchmarks import SCORINGS, find_benchmark
 from recipe.common.evaluation.checkpoint import Checkpoint, find_checkpoint, fingerprint, merge_shards
 from recipe.common.evaluation.judge import JudgeCache
 from recipe.common.evaluation.loading import QuestionSet, read_questions
+from recipe.common.evaluation.replicas import (
+    allow_open_files,
+    check_gpus,
+    describe_server,
+    replicas_of,
+    visible_gpus,
+)
 from recipe.common.evaluation.run import (
     ChatResponder,
     Sampling,
@@ -64,12 +71,20 @@ class Plan:
         """Of the samples."""
         return sample_path(self.config.output_dir, self.config.experiment, self.step, self.config.benchmark)
 
+    @property
+    def requests_at_once(self) -> int:
+        """`server.concurrency`, for each replica of a server that is started here."""
+        server = self.config.server
+        return server.concurrency * (replicas_of(server, visible_gpus()) if server.url is None else 1)
+
     def describe(self) -> list[str]:
         config, left_out = self.config, self.questions.left_out
         model = self.checkpoint.model if self.checkpoint else config.server.url
         lines = [f"model: {model}"]
         if self.checkpoint and self.checkpoint.shards:
             lines.append(f"merged first, from: {self.checkpoint.shards}")
+        if config.server.url is None:
+            lines.append(f"server: {describe_server(config.server, visible_gpus())}")
         out = "".join(f", {count} left out ({why})" for why, count in left_out.items())
         counts = f"{self.n_questions} questions x {config.n} = {self.n_questions * config.n} responses{out}"
         lines.append(f"data: {self.questions.benchmark.title}, {counts}")
@@ -113,10 +128,11 @@ def _check_keys(config: DictConfig, scoring: str) -> None:
         raise ValueError(f"scoring={scoring}: choose one of {', '.join(SCORINGS)}")
     if config.server.api not in ("tokens", "chat"):
         raise ValueError(f"server.api={config.server.api}: choose tokens or chat")
-    for key, low in (("n", 1), ("max_tokens", 1), ("server.tensor_parallel", 1), ("server.concurrency", 1)):
+    numbers = ["n", "max_tokens", "server.tensor_parallel", "server.concurrency"]
+    for key in [*numbers, *(["server.data_parallel"] if config.server.data_parallel is not None else [])]:
         value = OmegaConf.select(config, key)
-        if not isinstance(value, int) or value < low:
-            raise ValueError(f"{key}={value}: expected a whole number of at least {low}")
+        if not isinstance(value, int) or value < 1:
+            raise ValueError(f"{key}={value}: expected a whole number of at least 1")
     if not 0 < config.top_p <= 1:
         raise ValueError(f"top_p={config.top_p}: expected a number above 0, up to 1")
     if config.temperature < 0 or (config.temperature == 0 and config.n > 1):
@@ -187,6 +203,32 @@ def settings_of(plan: Plan) -> dict:
     return settings
 
 
+def _check_machine(plan: Plan) -> None:
+    """
+    Raises:
+        EvaluationError: this machine has too few GPUs for the server, or allows too few connections to it.
+    """
+    try:
+        if plan.config.server.url is None:
+            check_gpus(plan.config.server, visible_gpus())
+        allow_open_files(plan.requests_at_once)
+    except ValueError as error:
+        raise EvaluationError(str(error)) from error
+
+
+def server_options(plan: Plan) -> list[str]:
+    """vLLM's options for the server that is started."""
+    config, gpus = plan.config.server, visible_gpus()
+    options = ["--seed", str(plan.config.seed), "--tensor-parallel-size", str(config.tensor_parallel)]
+    if (replicas := replicas_of(config, gpus)) > 1:
+        options += ["--data-parallel-size", str(replicas)]
+    if config.max_model_len is not None:
+        options += ["--max-model-len", str(config.max_model_len)]
+    if gpus is None:
+        options += ["--dtype", "float32"]
+    return [*options, *config.options]
+
+
 @contextmanager
 def _server(plan: Plan):
     """URL of the server that knows the model; it is started unless one is named."""
@@ -196,13 +238,8 @@ def _server(plan: Plan):
         return
     if plan.checkpoint.shards:
         merge_shards(plan.checkpoint.shards, Path(plan.checkpoint.model))
-    options = ["--tensor-parallel-size", str(config.tensor_parallel), "--seed", str(plan.config.seed)]
-    if config.max_model_len is not None:
-        options += ["--max-model-len", str(config.max_model_len)]
-    if os.environ.get("VERL_PLATFORM") == "cpu":
-        options += ["--dtype", "float32"]
     print(f"starting the server; its output is in {log}", flush=True)
-    with serving(plan.checkpoint.model, log, [*options, *config.options]) as url:
+    with serving(plan.checkpoint.model, log, server_options(plan)) as url:
         yield url
 
 
@@ -232,17 +269,18 @@ def _served(side: DictConfig, url: str) -> tuple[str, int | None]:
 async def _collect(plan: Plan, url: str, samples: SampleFile) -> None:
     config = plan.config
     name, context = _served(config.server, url)
-    clients = clients_of(url, os.environ.get(config.server.api_key_env or ""), config.server.concurrency)
+    at_once = plan.requests_at_once
+    clients = clients_of(url, os.environ.get(config.server.api_key_env or ""), at_once)
     sampling = Sampling(config.temperature, config.top_p, config.top_k, config.max_tokens)
     judge, tools = None, ToolBox(plan.tools) if plan.tools else None
     if config.server.api == "chat":
-        responder = ChatResponder(ChatModel(clients, name, config.server.concurrency), sampling)
+        responder = ChatResponder(ChatModel(clients, name, at_once), sampling)
     else:
         from transformers import AutoTokenizer
 
         path = config.server.tokenizer or (plan.checkpoint.model if plan.checkpoint else name)
         tokenizer = AutoTokenizer.from_pretrained(path)
-        engine = ServerEngine(clients, name, config.server.concurrency)
+        engine = ServerEngine(clients, name, at_once)
         responder = TokenResponder(
             engine, tokenizer, sampling, end_of_sequence_ids(tokenizer, generation_config_of(path)), tools, context
         )
@@ -265,7 +303,7 @@ async def _collect(plan: Plan, url: str, samples: SampleFile) -> None:
             judge=judge,
             seed=config.seed,
             # a response that waits for a tool or the judge must not keep the server idle
-            at_once=2 * config.server.concurrency,
+            at_once=2 * at_once,
         )
     finally:
         if tools is not None:
@@ -289,6 +327,7 @@ def evaluate(config: DictConfig) -> list[str]:
             print(*plan.describe(), sep="\n", flush=True)
             with _samples(plan) as samples:
                 if missing(plan.questions.questions, plan.config.n, samples):
+                    _check_machine(plan)
                     # one server for all benchmarks, from the first that needs it
                     url = url or stack.enter_context(_server(plan))
                     asyncio.run(_collect(plan, url, samples))
