@@ -40,7 +40,7 @@ def check_gpus(server: DictConfig, gpus: int | None) -> None:
         visible = os.environ.get("CUDA_VISIBLE_DEVICES", "not set")
         raise ValueError(
             f"server.tensor_parallel={server.tensor_parallel} x server.data_parallel={replicas}: GPUs needed: "
-            f"{needed}, visible here: {gpus} (CUDA_VISIBLE_DEVICES: {visible}); lower them, or name a server by server.url"
+            f"{needed}, visible here: {gpus} (CUDA_VISIBLE_DEVICES: {visible}); lower them, or set server.url"
         )
 
 
