@@ -1,4 +1,4 @@
-"""Command lines of verl's trainer that end before Ray starts, many of them: one process makes the imports for all.
+"""Command lines of verl's trainers that end before Ray starts, many of them: one process makes the imports for all.
 
     results = trainer_commands([Trainer(arguments, environment), ...], folder)
 
@@ -20,10 +20,11 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 class Trainer(NamedTuple):
-    """A command line: what stands after the module's name, and the whole environment."""
+    """A command line: what stands after the module's name, the whole environment, and the module."""
 
     arguments: Sequence[str]
     environment: dict[str, str]
+    module: str = MODULE
 
 
 def trainer_commands(jobs: Sequence[Trainer], folder: Path, seconds: int) -> list[subprocess.CompletedProcess]:
@@ -34,7 +35,7 @@ def trainer_commands(jobs: Sequence[Trainer], folder: Path, seconds: int) -> lis
     platforms = [job.environment.get("VERL_PLATFORM") for job in jobs]
     for platform in sorted(set(platforms), key=str):
         chosen = [(i, job) for i, job in enumerate(jobs) if platforms[i] == platform]
-        told = [[str(folder / str(i)), list(job.arguments), job.environment, seconds] for i, job in chosen]
+        told = [[str(folder / str(i)), list(job.arguments), job.environment, job.module, seconds] for i, job in chosen]
         environment = {**os.environ, **chosen[0][1].environment}
         if platform is None:
             environment.pop("VERL_PLATFORM", None)
@@ -52,7 +53,7 @@ def trainer_commands(jobs: Sequence[Trainer], folder: Path, seconds: int) -> lis
     ]
 
 
-def _run(place: str, arguments: list[str], environment: dict[str, str], seconds: int) -> None:
+def _run(place: str, arguments: list[str], environment: dict[str, str], module: str, seconds: int) -> None:
     """In the fork."""
     import runpy
 
@@ -62,7 +63,7 @@ def _run(place: str, arguments: list[str], environment: dict[str, str], seconds:
     os.environ.clear()
     os.environ.update(environment)
     sys.argv[1:] = arguments
-    runpy.run_module(MODULE, run_name="__main__", alter_sys=True)
+    runpy.run_module(module, run_name="__main__", alter_sys=True)
 
 
 def _main() -> None:
@@ -70,8 +71,9 @@ def _main() -> None:
 
     sys.path[0] = str(ROOT)  # as with `python -m`
     jobs = json.load(sys.stdin)
-    importlib.import_module(MODULE)
-    del sys.modules[MODULE]  # it is run, not imported
+    for module in {module for *_, module, _ in jobs}:
+        importlib.import_module(module)
+        del sys.modules[module]  # it is run, not imported
     sys.stdout.flush()  # else every fork prints it once more
     running: dict[int, str] = {}
 

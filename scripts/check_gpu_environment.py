@@ -1,0 +1,85 @@
+"""Prints what a machine has that the GPU profile needs, and what is wrong with it; a part of scripts/check_gpu.sh.
+
+Exit code: 0, 1 where something is wrong, 3 where torch sees no GPU. DRY_RUN=1 only prints.
+"""
+
+import importlib
+import importlib.metadata
+import os
+import platform
+import subprocess
+import sys
+
+# the oldest driver (major version) of each major version of CUDA
+OLDEST_DRIVER = {11: 450, 12: 525, 13: 580}
+PACKAGES = ("torch", "transformers", "vllm", "verl", "flash-attn", "ray", "tensordict", "TransferQueue")
+NO_GPU = 3
+
+
+def driver_version() -> str | None:
+    """As nvidia-smi says it, such as 580.65.06; None where it does not run."""
+    try:
+        query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+        done = subprocess.run(query, capture_output=True, text=True, timeout=30)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.split()[0] if done.returncode == 0 and done.stdout.split() else None
+
+
+def driver_problem(driver: str | None, cuda: str | None) -> str | None:
+    """What is wrong with a driver for torch's CUDA version, such as 13.0; None: nothing.
+
+    Args:
+        cuda: None for a CPU build of torch.
+    """
+    if cuda is None:
+        return "torch is a CPU build: install the GPU extra into an environment of its own"
+    if driver is None:
+        return "nvidia-smi does not run: is there a driver?"
+    oldest = OLDEST_DRIVER.get(int(cuda.split(".")[0]))
+    if oldest is not None and int(driver.split(".")[0]) < oldest:
+        return f"driver {driver} is too old for CUDA {cuda}: it needs r{oldest} or newer"
+    return None
+
+
+def import_problem(module: str) -> str | None:
+    """Why a module cannot be imported, such as a wheel for another torch; None: it can."""
+    try:
+        importlib.import_module(module)
+    except (ImportError, OSError) as error:
+        return f"import {module}: {str(error).splitlines()[0]}"
+    return None
+
+
+def installed(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return "not installed"
+
+
+def main() -> int:
+    import torch
+
+    driver, versions = driver_version(), {package: installed(package) for package in PACKAGES}
+    problems = [driver_problem(driver, torch.version.cuda), import_problem("flash_attn")]
+    problems += [f"{package} is not installed" for package in ("vllm", "verl") if versions[package] == "not installed"]
+    if not (3, 10) <= sys.version_info[:2] <= (3, 12):
+        problems.append(f"Python {platform.python_version()}: expected 3.10 to 3.12")
+    print(f"Python {platform.python_version()}, {sys.executable}")
+    print(", ".join(f"{package} {version}" for package, version in versions.items()))
+    print(f"driver {driver}, CUDA of torch {torch.version.cuda}")
+    gpus = range(torch.cuda.device_count())
+    for gpu in map(torch.cuda.get_device_properties, gpus):
+        print(f"{gpu.name}, {gpu.total_memory / 2**30:.0f} GiB, compute capability {gpu.major}.{gpu.minor}")
+    if not gpus:
+        problems.append("torch sees no GPU")
+    for problem in filter(None, problems):
+        print(f"error: {problem}")
+    if os.environ.get("DRY_RUN", "0") not in ("", "0") or not any(problems):
+        return 0
+    return 1 if gpus else NO_GPU
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,109 @@
+"""What scripts/check_gpu.sh checks: a table of parts, each with its command and the seconds that it may take."""
+
+import os
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).resolve().parents[1]
+# a small share of the memory: the tiny model's cache would have millions of blocks
+STEPS = (
+    "data.train_batch_size=8 actor_rollout_ref.actor.ppo_mini_batch_size=4 actor_rollout_ref.rollout.max_num_seqs=64 "
+    "actor_rollout_ref.rollout.gpu_memory_utilization=0.3 actor_rollout_ref.rollout.agent.num_workers=1 "
+    "reward.num_workers=1 transfer_queue.backend.SimpleStorage.num_data_storage_units=1 trainer.n_gpus_per_node=1 "
+    "trainer.total_training_steps=2 trainer.save_freq=2 trainer.test_freq=2 trainer.val_before_train=false"
+)
+COUNTDOWN = (
+    f"{STEPS} data.max_prompt_length=128 data.max_response_length=32 reward.reward_kwargs.overlong_buffer_cfg.len=8"
+)
+# filtering asks for groups with right and wrong answers, which only a warm-started model has
+FILTER = "algorithm.filter_groups.enable=$WARM"
+HAPO_SCRIPT = "CONFIG_DIR=recipe/hapo/config METHOD=hapo bash recipe/common/run_countdown.sh"
+HATO_SCRIPT = "CONFIG_DIR=recipe/hato/config METHOD=hato bash recipe/common/run_countdown.sh"
+HATO = "hato.tree.max_step_tokens=4 hato.tree.max_depth=2 hato.tree.branching_factor=4"
+LATR = (
+    "'actor_rollout_ref.rollout.kt.rollout_filter_steps=[3,5]' actor_rollout_ref.rollout.kt.prob_filter_abs_thres=0.05 "
+    "actor_rollout_ref.rollout.kt.prob_filter_rel_thres=0.8"
+)
+TOOLS = "actor_rollout_ref.rollout.tools.tool_instances.search.params.corpus=$DATA_DIR/corpus.jsonl"
+AGENT = f"MAX_PROMPT_LENGTH=128 MAX_RESPONSE_LENGTH=256 bash recipe/common/run_math.sh task=search_task {STEPS} {TOOLS}"
+SFT = "data.train_batch_size=32 $SFT_SETTINGS"
+
+
+class Part(NamedTuple):
+    """`command` is bash's, run in the repository's root within `seconds`; under DRY_RUN=1 `dry_command`, if any.
+
+    It sees HARDWARE=gpu, RUN_DIR and EXPERIMENT_NAME of its own, DATA_DIR of `task`, MODEL_PATH (the warm start of
+    `task`, or BASE_MODEL where there is none; WARM says which), SFT_SETTINGS of the model, and CHECK_DIR, the folder of
+    all parts.
+    """
+
+    name: str
+    seconds: int
+    command: str
+    task: str = "countdown"
+    dry_command: str = ""
+
+
+# half an hour altogether
+PARTS = (
+    Part("environment", 40, "python scripts/check_gpu_environment.py"),
+    Part(
+        "kernels",
+        140,
+        "python -m benchmarks.gpu_kernels",
+        dry_command="python -m benchmarks.gpu_kernels --device cpu --small --repeats 1",
+    ),
+    Part("inputs", 90, 'python scripts/check_gpu_inputs.py "$RUN_DIR" "$BASE_MODEL"'),
+    Part("warm_start", 120, f"MODEL_PATH=$BASE_MODEL bash recipe/common/run_warm_start.sh {SFT}"),
+    Part("grpo", 240, f"bash recipe/common/run_grpo_countdown.sh {COUNTDOWN}"),
+    Part("dapo", 150, f"bash recipe/common/run_dapo_countdown.sh {COUNTDOWN} {FILTER}"),
+    Part("hapo", 150, f"{HAPO_SCRIPT} {COUNTDOWN} {FILTER}"),
+    Part("latr", 150, f"bash recipe/latr/grpo-kt-countdown.sh {COUNTDOWN} {LATR}"),
+    Part("hato", 150, f"{HATO_SCRIPT} {COUNTDOWN} {HATO}"),
+    Part(
+        "cold_start",
+        120,
+        f"MODEL_PATH=$BASE_MODEL DATA_DIR=$DATA_DIR/sft bash recipe/arpo/run_sft.sh trainer.total_epochs=1 {SFT}",
+        task="search_task",
+    ),
+    Part("arpo", 150, f"CONFIG_DIR=recipe/arpo/config METHOD=arpo {AGENT}", task="search_task"),
+    Part("aepo", 150, f"CONFIG_DIR=recipe/arpo/config METHOD=aepo {AGENT}", task="search_task"),
+    Part(
+        "evaluation",
+        150,
+        # of the checkpoint that `grpo` left, else of the model
+        'of="model=$MODEL_PATH"; [ ! -f "$CHECK_DIR/grpo/global_step_2/COMPLETE" ] || of=step=2; '
+        'bash scripts/eval-countdown.sh "${EXPERIMENT_NAME%evaluation}grpo" "$of" output_dir="$RUN_DIR" max_tokens=32 '
+        '\'server.options=[--max-num-seqs,"64",--gpu-memory-utilization,"0.3"]\'',
+    ),
+)
+WARM_STARTS = {"countdown": "warm_start", "search_task": "cold_start"}
+
+
+def environment_of(part: Part, folder: Path) -> dict[str, str]:
+    """The variables of a part, see `Part`."""
+    own = {name: value for name, value in os.environ.items() if name not in ("RAY_ADDRESS", "VERBOSE")}
+    base = os.environ.get("MODEL_PATH") or f"{folder}/inputs/model"
+    warm = folder / WARM_STARTS[part.task] / "huggingface"
+    data = folder / "inputs" / part.task
+    tiny = base.startswith(f"{folder}/")
+    return (
+        {"CUDA_VISIBLE_DEVICES": "0"}
+        | own
+        | {
+            "HARDWARE": "gpu",
+            "NNODES": "1",
+            "N_GPUS_PER_NODE": "1",
+            "SEED": "0",
+            "CHECK_DIR": str(folder),
+            "RUN_DIR": str(folder / part.name),
+            "EXPERIMENT_NAME": os.path.relpath(folder / part.name, ROOT / "outputs"),
+            "DATA_DIR": str(data),
+            "TRAIN_FILE": f"{data}/train.parquet",
+            "VAL_FILE": f"{data}/test.parquet",
+            "BASE_MODEL": base,
+            "MODEL_PATH": str(warm) if warm.is_dir() else base,
+            "WARM": str(warm.is_dir()).lower(),
+            "SFT_SETTINGS": "optim.lr=2.0e-3" if tiny else "trainer.total_training_steps=60",
+        }
+    )

@@ -1,0 +1,179 @@
+"""scripts/check_gpu.sh without a GPU: its parts' commands compose, and what runs them tells what happened."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+import yaml
+
+from tests.forked import Trainer, trainer_commands
+
+ROOT = Path(__file__).resolve().parents[2]
+RECIPES = ("grpo", "dapo", "hapo", "latr", "hato", "arpo", "aepo")
+# benchmarks/gpu_kernels.py has a test of its own
+PARTS = ("environment", "inputs", "warm_start", "cold_start", *RECIPES, "evaluation")
+
+
+@pytest.fixture
+def parts(monkeypatch):
+    """The table of parts, imported as scripts/check_gpu.py does it."""
+    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
+    import check_gpu_parts
+
+    return check_gpu_parts.PARTS
+
+
+@pytest.fixture(scope="module")
+def dry_run(tmp_path_factory) -> tuple[Path, subprocess.CompletedProcess, dict[str, subprocess.CompletedProcess]]:
+    """The folder, the check's own output, and the trainers' dry runs by part.
+
+    Its `python` writes down what a trainer is asked for, which is then run: the imports are made once, not nine times.
+    """
+    folder = tmp_path_factory.mktemp("check")
+    writes_down = folder / "bin/python"
+    writes_down.parent.mkdir()
+    write = 'asked="$ASKED/${EXPERIMENT_NAME##*/}"; shift; printf "%s\\0" "$@" > "$asked.argv"; env -0 > "$asked.env"'
+    trainer = f'case "$*" in "-m verl.trainer."*) {write}; exit ;; esac'
+    writes_down.write_text(f'#!/usr/bin/env bash\n{trainer}\nexec {sys.executable} "$@"\n')
+    writes_down.chmod(0o755)
+    env = {name: value for name, value in os.environ.items() if name not in ("VERL_PLATFORM", "MODEL_PATH")}
+    env |= {"DRY_RUN": "1", "CHECK_DIR": str(folder / "out"), "ASKED": str(folder), "VIRTUAL_ENV": sys.prefix}
+    env["PATH"] = f"{writes_down.parent}:{env['PATH']}"
+    command = ["bash", "scripts/check_gpu.sh", *PARTS]
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=600)
+    jobs = {}
+    for asked in sorted(folder.glob("*.argv")):
+        module, *arguments = asked.read_text().split("\0")[:-1]
+        environment = asked.with_suffix(".env").read_text().split("\0")[:-1]
+        jobs[asked.stem] = Trainer(arguments, dict(one.split("=", 1) for one in environment), module)
+    return (
+        folder / "out",
+        done,
+        dict(zip(jobs, trainer_commands(list(jobs.values()), folder, seconds=300), strict=True)),
+    )
+
+
+def test_every_part_passes(dry_run):
+    folder, done, trainers = dry_run
+    assert done.returncode == 0, done.stdout + done.stderr
+    for part in PARTS:
+        assert f"| {part} | passed |" in (folder / "table.md").read_text()
+    assert set(trainers) == {*RECIPES, "warm_start", "cold_start"}
+    assert "nothing was started" in (folder / "evaluation.log").read_text()
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_a_recipe_composes_for_one_gpu(dry_run, recipe):
+    folder, _, trainers = dry_run
+    result = trainers[recipe]
+    assert result.returncode == 0, result.stderr[-2000:]
+    lines = [line.split(maxsplit=1) for line in result.stdout.splitlines() if ": " in line]
+    plan = {words[0]: words[1] for words in lines if len(words) == 2}
+    assert plan["model:"] == f"{folder}/inputs/model" and plan["results:"] == f"{folder}/{recipe}"
+    assert plan["workers:"].startswith("1 node(s) x 1 cuda = 1, trainer fsdp2, 1 rollout replica(s) of 1")
+    assert plan["one"] == "step: 8 prompts x 8 = 64 responses, 2 update(s) of 32 responses"
+    assert plan["training:"] == "2, validation every 2 steps, checkpoint every 2"
+    methods = {"hapo": "loss_mode=hapo", "latr": "rollout=kt", "hato": "rollout=hato", "aepo": "loss_mode=aepo"}
+    assert methods.get(recipe, "rollout=vllm") in plan["method:"]
+
+
+@pytest.mark.parametrize("part", ["warm_start", "cold_start"])
+def test_a_warm_start_composes_for_one_gpu(dry_run, part):
+    folder, _, trainers = dry_run
+    assert trainers[part].returncode == 0, trainers[part].stderr[-2000:]
+    config = yaml.safe_load(trainers[part].stdout)
+    assert config["trainer"]["device"] == "cuda" and config["optim"]["lr"] == 2e-3
+    assert config["model"]["path"] == f"{folder}/inputs/model" and config["data"]["train_batch_size"] == 32
+    assert Path(config["data"]["train_files"]).exists() and config["trainer"]["total_epochs"] == 1
+
+
+def test_the_tiny_model_suits_flash_attention_and_flashinfer(dry_run):
+    """FlashInfer knows heads of 64, 128 and 256 (vLLM 0.24's v1/attention/backends/flashinfer.py)."""
+    config = json.loads((dry_run[0] / "inputs/model/config.json").read_text())
+    assert config["hidden_size"] // config["num_attention_heads"] in (64, 128, 256)
+
+
+def test_half_an_hour_is_enough(parts):
+    assert sum(part.seconds for part in parts) <= 30 * 60
+    assert len({part.name for part in parts}) == len(parts)
+    assert set(PARTS) == {part.name for part in parts} - {"kernels"}
+
+
+def run_parts(folder: Path, parts: str, **environment: str) -> subprocess.CompletedProcess:
+    """The check with other parts, in a process of its own: it ends everything below it."""
+    program = "import sys; sys.path.insert(0, 'scripts'); import check_gpu; from check_gpu import Part\n"
+    program += f"check_gpu.PARTS = {parts}\nsys.exit(check_gpu.main([]))"
+    env = {**os.environ, "CHECK_DIR": str(folder), **environment}
+    return subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, env=env, capture_output=True, text=True, timeout=120
+    )
+
+
+def rows_of(folder: Path) -> list[list[str]]:
+    return [line.strip("| ").split(" | ") for line in (folder / "table.md").read_text().splitlines()[2:]]
+
+
+def test_a_failure_and_a_hang_do_not_stop_the_rest(tmp_path):
+    smi = tmp_path / "bin/nvidia-smi"
+    smi.parent.mkdir()
+    smi.write_text("#!/bin/sh\nprintf '100\\n23456\\n'\n")
+    smi.chmod(0o755)
+    pid_file = tmp_path / "pid"
+    hang = f"setsid sleep 300 & echo $! > {pid_file}; sleep 300"
+    fail = "echo 'ValueError: a | b is wrong'; echo 'Whole log: here'; exit 7"
+    parts = f"(Part('fails', 60, {fail!r}), Part('hangs', 12, {hang!r}), Part('passes', 60, 'echo $RUN_DIR; sleep 1'))"
+    out = tmp_path / "out"
+    started = time.monotonic()
+    done = run_parts(out, parts, PATH=f"{smi.parent}:{os.environ['PATH']}")
+    assert time.monotonic() - started < 60
+    assert done.returncode == 1, done.stderr
+    fails, hangs, passes = rows_of(out)
+    assert fails[:2] == ["fails", "FAILED"] and fails[4] == "ValueError: a / b is wrong"
+    assert hangs[:2] == ["hangs", "FAILED"] and hangs[4].startswith("not done in 2 s")
+    assert passes[:2] == ["passes", "passed"] and passes[3] == "23,456"
+    assert (out / "passes.log").read_text() == f"{out}/passes\n"
+    assert not psutil.pid_exists(int(pid_file.read_text()))
+
+
+def test_without_a_gpu_nothing_else_is_run(tmp_path):
+    parts = (
+        "(Part('environment', 60, 'echo error: torch sees no GPU; exit 3'), Part('grpo', 60, 'touch $CHECK_DIR/ran'))"
+    )
+    assert run_parts(tmp_path, parts).returncode == 1
+    assert [row[:2] for row in rows_of(tmp_path)] == [["environment", "FAILED"], ["grpo", "not run"]]
+    assert not (tmp_path / "ran").exists()
+
+
+def test_all_parts_passed_is_exit_code_0(tmp_path):
+    assert run_parts(tmp_path, "(Part('environment', 60, 'true'), Part('grpo', 60, 'true'))").returncode == 0
+
+
+def test_an_unknown_part_is_named():
+    done = subprocess.run(
+        [sys.executable, "scripts/check_gpu.py", "ppo"], cwd=ROOT, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 2 and "error: no part ppo; choose of environment kernels" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("driver", "cuda", "part_of_the_problem"),
+    [
+        ("580.65.06", "13.0", None),
+        ("575.57.08", "13.0", "needs r580 or newer"),
+        ("570.86", "12.8", None),
+        ("590.1", "14.0", None),
+        (None, "13.0", "nvidia-smi does not run"),
+        ("580.65.06", None, "CPU build"),
+    ],
+)
+def test_the_driver_must_be_new_enough_for_torchs_cuda(monkeypatch, driver, cuda, part_of_the_problem):
+    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
+    from check_gpu_environment import driver_problem
+
+    problem = driver_problem(driver, cuda)
+    assert problem is None if part_of_the_problem is None else part_of_the_problem in problem
