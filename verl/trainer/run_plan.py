@@ -2,9 +2,11 @@
 
 from omegaconf import DictConfig, OmegaConf
 
+from verl.trainer.memory_plan import describe_memory
+
 
 def describe_plan(config: DictConfig) -> str:
-    """Model, GPUs, batch shapes and tokens of one training step, read off the composed config."""
+    """Model, GPUs, batch shapes, tokens of one training step, and on GPUs the memory, read off the composed config."""
     actor, rollout, data, trainer = (
         config.actor_rollout_ref.actor,
         config.actor_rollout_ref.rollout,
@@ -35,4 +37,5 @@ def describe_plan(config: DictConfig) -> str:
         "files": f"train {data.train_files}, validation {data.val_files}",
         "results": trainer.default_local_dir,
     }
-    return "\n".join(f"{name + ':':<10}{value}" for name, value in lines.items())
+    plan = "\n".join(f"{name + ':':<10}{value}" for name, value in lines.items())
+    return f"{plan}\n{describe_memory(config)}" if trainer.device == "cuda" else plan
