@@ -105,6 +105,7 @@ def register() -> None:
         if not (OVERLAY_DIR / "__init__.py").exists():  # a wheel puts the files into upstream's own folder
             sys.meta_path.append(OverlayFinder)
         after_import("verl.trainer.ppo.core_algos", lambda _: importlib.import_module("verl.trainer.ppo.hapo_algos"))
+        after_import("verl.trainer.ppo.core_algos", lambda _: importlib.import_module("verl.trainer.ppo.tree_credit"))
         after_import("verl.trainer.ppo.core_algos", lambda _: importlib.import_module("verl.trainer.ppo.aepo_algos"))
         after_import("verl.trainer.ppo.core_algos", lambda _: importlib.import_module("verl.trainer.ppo.hato_algos"))
         after_import("verl.workers.rollout.replica", _register_replicas)

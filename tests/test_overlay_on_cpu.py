@@ -185,7 +185,7 @@ print("FOUND", get_adv_estimator_fn("hato").__module__)
     assert found_words(result) == [
         *("CandidateReplica", "vLLMReplica", "ServerAdapter"),
         *("verl.trainer.ppo.hapo_algos", "verl.trainer.ppo.hapo_algos"),
-        *("verl.trainer.ppo.aepo_algos", "verl.trainer.ppo.aepo_algos"),
+        *("verl.trainer.ppo.tree_credit", "verl.trainer.ppo.aepo_algos"),
         "verl.trainer.ppo.hato_algos",
     ], result.stderr
 

@@ -14,15 +14,18 @@ from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
+import torch
 import transfer_queue as tq
 from omegaconf import DictConfig
 from tensordict import NonTensorData, NonTensorStack, TensorDict
 from verl.trainer.ppo.v1.trainer_base import register_trainer
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
+from verl.utils.torch_functional import masked_mean
 
 from recipe.common.results import replacing
 from recipe.common.token_fields import place_of, real_keys
 from verl.trainer.ppo.group_diversity import group_diversity
+from verl.trainer.ppo.tree_credit import SEGMENT_IDS, node_values, trajectory_advantages
 from verl.workers.rollout.trajectory_tree import (
     OCCURRENCE,
     TREE,
@@ -50,6 +53,29 @@ def tree_record(tree: TrajectoryTree, step: int, uid: str, rewards: list[float],
         "metrics": tree.metrics,
         "vocabulary": {str(token): tokenizer.decode([token]) for token in tokens},
     }
+
+
+def pad_segment_ids(keys: list[str], lengths: list[int], extras: dict[str, dict]) -> torch.Tensor:
+    """The rollout's `segment_ids` as one tensor (B, T), -1 for tokens that are their trajectory's own.
+
+    Args:
+        keys: the rows.
+        lengths: response tokens of each.
+        extras: the rollout's extra fields by key; a row without any is padding. Rollouts that share nothing name no
+            segments.
+
+    Raises:
+        ValueError: a row has not one segment for each response token.
+    """
+    padded = torch.full((len(keys), max(lengths, default=0)), -1)
+    for row, (key, length) in enumerate(zip(keys, lengths, strict=True)):
+        ids = extras.get(key, {}).get(SEGMENT_IDS.name)
+        if ids is None:
+            continue
+        if len(ids) != length:
+            raise ValueError(f"segment_ids of {key}: {len(ids)} for {length} response tokens")
+        padded[row, :length] = torch.as_tensor(ids)
+    return padded
 
 
 def _suppressed_tokens(tree: TrajectoryTree) -> set[int]:
@@ -90,8 +116,13 @@ class TreeTrainer(PPOTrainerSync):
         return super()._balance_batch(batch, *args, **kwargs)
 
     def _compute_advantage(self, batch, metrics: dict):
-        batch = super()._compute_advantage(batch, metrics)
         sessions, extras = self._fetch_extras(batch)
+        mask = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=["response_mask"])
+        segment_ids = pad_segment_ids(batch.keys, mask["response_mask"].offsets().diff().tolist(), extras)
+        with SEGMENT_IDS.given(segment_ids):
+            batch = super()._compute_advantage(batch, metrics)
+        if (segment_ids >= 0).any():
+            metrics.update(self._segment_metrics(batch, segment_ids))
         metrics.update(self._tree_metrics(batch, sessions, extras))
         metrics["tree/prompts"] = len(sessions)  # fewer than were asked for: the others' groups failed
         groups = self._fetch_groups(batch, sessions, extras)
@@ -124,6 +155,21 @@ class TreeTrainer(PPOTrainerSync):
             row["reward"] = sum(row["rm_scores"])
             row["tree"] = extras[key].get(TREE)
         return {uid: [rows[key] for key in sessions[uid]] for uid in chosen}
+
+    def _segment_metrics(self, batch, segment_ids: torch.Tensor) -> dict[str, float]:
+        """Over the model's tokens: share of shared ones, and mean |hard - soft| advantage, whichever is trained on."""
+        rewards = "token_level_rewards" if self.config.algorithm.use_kl_in_reward else "rm_scores"
+        fields = ["uid", rewards, "response_mask"]
+        data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=fields)
+        index = np.array(list(data["uid"]), dtype=object)
+        data = data.exclude("uid").to_padded_tensor()
+        norm = self.config.algorithm.get("norm_adv_by_std_in_grpo", True)
+        soft, groups = trajectory_advantages(data[rewards], index, norm_adv_by_std_in_grpo=norm)
+        nodes, mask = node_values(soft, segment_ids, groups), data["response_mask"]
+        return {
+            "credit/shared_tokens": masked_mean((nodes.passing > 1).float(), mask).item(),
+            "credit/hard_minus_soft": masked_mean((nodes.value - soft.unsqueeze(-1)).abs(), mask).item(),
+        }
 
     def _tree_metrics(self, batch, sessions: dict[str, list[str]], extras: dict[str, dict]) -> dict[str, float]:
         """Means over the prompts whose trees have the metric; `tokens_generated` also of those without a tree."""

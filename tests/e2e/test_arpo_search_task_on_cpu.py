@@ -87,7 +87,7 @@ def test_tools_are_called_and_trajectories_branch(run):
     assert made.tolist() == pytest.approx([6, 6])
     # the model's tokens are scored as they were sampled, whatever stands between them
     assert table["training/rollout_probs_diff_max"].max() < 1e-4
-    assert table["arpo/shared_tokens"].max() > 0 and table["arpo/hard_minus_soft"].notna().all()
+    assert table["credit/shared_tokens"].max() > 0 and table["credit/hard_minus_soft"].notna().all()
     assert (table["aepo/entropy_std"] > 0).all()
 
 

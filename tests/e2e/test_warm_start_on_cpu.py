@@ -1,5 +1,5 @@
-"""The warm start as a GPU run does it, of two workers on gloo: its micro-batches are bounded by tokens, since a batch of 32
-has few rows for each of eight GPUs, and its learning rate is a pretrained model's. One launch of half a minute.
+"""The warm start as a GPU run does it, of two workers on gloo: its micro-batches are bounded by tokens, since a batch
+of 32 has few rows for each of eight GPUs, and its learning rate is a pretrained model's. One launch of half a minute.
 """
 
 import json

@@ -8,7 +8,8 @@ from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
-from recipe.arpo.arpo_trainer import ARPOTrainer, pad_segment_ids
+from recipe.arpo.arpo_trainer import ARPOTrainer
+from recipe.common.tree_trainer import pad_segment_ids
 from verl.trainer.ppo.aepo_algos import STANDARDISED_ENTROPY
 from verl.workers.utils import aepo_losses
 
@@ -104,24 +105,27 @@ SOFT = {
 HARD = SOFT | {"q_1_0": [0.0, 0.0, 0.0, -0.5], "q_0_0": [0.0, 0.0, 0.0, 0.5, 0.5]}
 
 
-@pytest.mark.parametrize(("adv_estimator", "expected"), [("grpo", SOFT), ("arpo_hard", HARD)])
+# twice the distance from the root's value 0, since the shared segment's is 0 too
+GAIN = SOFT | {"q_1_0": [0.0, 0.0, 0.0, -1.0], "p_0_0": [1.0] * 3, "q_0_0": [0.0, 0.0, 0.0, 1.0, 1.0], "p_1_0": [-1.0]}
+
+
+@pytest.mark.parametrize(("adv_estimator", "expected"), [("grpo", SOFT), ("arpo_hard", HARD), ("tree_gain", GAIN)])
 def test_advantages_and_what_is_told_of_them(queue, adv_estimator, expected):
     metrics = {}
     trainer(adv_estimator)._compute_advantage(queue.batch(), metrics)
     assert advantages(queue) == expected
     # 4 of the model's 11 tokens are shared, and hard differs from soft by 0.5 there
-    assert metrics["arpo/shared_tokens"] == pytest.approx(4 / 11)
-    assert metrics["arpo/hard_minus_soft"] == pytest.approx(0.5 * 4 / 11)
+    assert metrics["credit/shared_tokens"] == pytest.approx(4 / 11)
+    assert metrics["credit/hard_minus_soft"] == pytest.approx(0.5 * 4 / 11)
 
 
-def test_a_rollout_without_segments_trains_softly_and_refuses_hard(queue):
+@pytest.mark.parametrize("adv_estimator", ["grpo", "arpo_hard", "tree_path"])
+def test_a_rollout_without_segments_shares_nothing(queue, adv_estimator):
     for row in queue.rows.values():
         del row["extra_fields"]["segment_ids"]
     metrics = {}
-    trainer()._compute_advantage(queue.batch(), metrics)
-    assert advantages(queue) == SOFT and not [name for name in metrics if name.startswith("arpo/")]
-    with pytest.raises(ValueError, match="arpo_hard needs a rollout that names segments: q_1_0"):
-        trainer("arpo_hard")._compute_advantage(queue.batch(), {})
+    trainer(adv_estimator)._compute_advantage(queue.batch(), metrics)
+    assert advantages(queue) == SOFT and not [name for name in metrics if name.startswith("credit/")]
 
 
 def test_a_segment_for_each_token():

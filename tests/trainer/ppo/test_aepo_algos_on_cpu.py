@@ -1,25 +1,17 @@
-"""ARPO's and AEPO's formulas by hand, against slow versions written out token by token, and on degenerate batches."""
+"""AEPO's formulas by hand, against slow versions written out token by token, and on degenerate batches."""
 
 import math
 
 import numpy as np
 import pytest
 import torch
-from verl.trainer.ppo.core_algos import (
-    compute_grpo_outcome_advantage,
-    compute_policy_loss_vanilla,
-    get_adv_estimator_fn,
-    get_policy_loss_fn,
-)
+from verl.trainer.ppo.core_algos import compute_policy_loss_vanilla, get_policy_loss_fn
 
 from verl.trainer.ppo.aepo_algos import (
-    SEGMENT_IDS,
     STANDARDISED_ENTROPY,
-    compute_arpo_hard_advantage,
     compute_policy_loss_aepo,
     entropy_balanced_advantage,
     entropy_balanced_clipping,
-    mean_over_segments,
     standardise_entropy,
 )
 from verl.workers.config import PolicyLossConfig
@@ -33,135 +25,6 @@ def actor_config(loss_mode="aepo", **changes):
     values = {"strategy": "fsdp", "rollout_n": 4, "ppo_micro_batch_size_per_gpu": 1, "clip_ratio_c": 10.0}
     values |= {"clip_ratio": 0.2, "clip_ratio_low": 0.2, "clip_ratio_high": 0.28, **changes}
     return AEPOActorConfig(**values, policy_loss=PolicyLossConfig(loss_mode=loss_mode))
-
-
-# ---- ARPO: hard advantage ----
-
-
-def hard_advantage(rewards, mask, index, segment_ids, **config):
-    with SEGMENT_IDS.given(segment_ids):
-        return compute_arpo_hard_advantage(rewards, mask, index, config=config)[0]
-
-
-def test_the_hard_advantage_by_hand():
-    """Four trajectories of one prompt with advantages 3, 1, -1, -3; `|` marks where the first three part.
-
-    a: 0 0 7 | 1 1        7 is a tool's token
-    b: 0 0 7 | 2 3        b and c part again after 2
-    c: 0 0 7 | 2
-    d: 4 4
-    """
-    segment_ids = torch.tensor([[0, 0, 7, 1, 1], [0, 0, 7, 2, 3], [0, 0, 7, 2, -1], [4, 4, -1, -1, -1]])
-    mask = torch.tensor([[1, 1, 0, 1, 1], [1, 1, 0, 1, 1], [1, 1, 0, 1, 0], [1, 1, 0, 0, 0]])
-    rewards = torch.zeros(4, 5)
-    rewards[:, 0] = torch.tensor([3.0, 1.0, -1.0, -3.0])
-    hard = hard_advantage(rewards, mask, np.array(["u"] * 4), segment_ids, norm_adv_by_std_in_grpo=False)
-    expected = [[1, 1, 0, 3, 3], [1, 1, 0, 0, 1], [1, 1, 0, 0, 0], [-3, -3, 0, 0, 0]]
-    torch.testing.assert_close(hard, torch.tensor(expected, dtype=torch.float32))
-    scaled = hard_advantage(rewards, mask, np.array(["u"] * 4), segment_ids)
-    torch.testing.assert_close(scaled, hard / math.sqrt(20 / 3), rtol=1e-5, atol=1e-6)
-
-
-def test_a_trajectory_that_is_there_twice_counts_twice():
-    ids = torch.tensor([[0, 1], [0, 1], [0, 2]])
-    hard, passing = mean_over_segments(torch.tensor([1.0, 1.0, -2.0]), ids, torch.zeros(3, dtype=torch.long))
-    assert hard.tolist() == [[0.0, 1.0], [0.0, 1.0], [0.0, -2.0]]
-    assert passing.tolist() == [[3, 2], [3, 2], [3, 1]]
-
-
-def test_a_truncated_or_interrupted_segment_counts_its_trajectory_once():
-    ids = torch.tensor([[0, 0, 0, 0], [0, -1, 0, 0], [0, -1, -1, -1]])
-    hard, passing = mean_over_segments(torch.tensor([3.0, 6.0, 9.0]), ids, torch.zeros(3, dtype=torch.long))
-    assert hard.tolist() == [[6.0] * 4, [6.0, 6.0, 6.0, 6.0], [6.0, 9.0, 9.0, 9.0]]
-    assert passing.tolist() == [[3] * 4, [3, 1, 3, 3], [3, 1, 1, 1]]
-
-
-def random_forest(seed: int, groups: int = 5, n: int = 6, length: int = 12):
-    """Rows of `groups` prompts, shuffled: (index, segment_ids, mask, rewards). Ids repeat across groups.
-
-    A trajectory is cut into blocks; its first few are those of another of its group.
-    """
-    generator = np.random.default_rng(seed)
-    rows = []
-    for group in range(groups):
-        fresh, of_group = 0, []
-        for _ in range(n):
-            kept = of_group[generator.integers(len(of_group))] if of_group and generator.random() < 0.7 else []
-            blocks = list(kept[: generator.integers(len(kept) + 1)])
-            while sum(size for _, size in blocks) < length - 3:
-                blocks.append((fresh, int(generator.integers(1, 4))))
-                fresh += 1
-            of_group.append(blocks)
-            rows.append((f"prompt {group}", [name for name, size in blocks for _ in range(size)]))
-    rows = [rows[i] for i in generator.permutation(len(rows))]
-    segment_ids = torch.tensor([ids + [-1] * (length - len(ids)) for _, ids in rows])
-    mask = (segment_ids >= 0) & (segment_ids % 4 != 3)  # every fourth segment is a tool's
-    rewards = torch.zeros(len(rows), length)
-    rewards[:, -1] = torch.from_numpy(generator.integers(0, 3, len(rows))).float()
-    return np.array([uid for uid, _ in rows], dtype=object), segment_ids, mask.long(), rewards
-
-
-def slow_hard_advantage(rewards, mask, index, segment_ids):
-    scores = [sum(row) for row in rewards.tolist()]
-    soft = []
-    for uid, score in zip(index, scores, strict=True):
-        of_group = [s for s, other in zip(scores, index, strict=True) if other == uid]
-        soft.append((score - np.mean(of_group)) / (np.std(of_group, ddof=1) + 1e-6))
-    hard = torch.zeros(mask.shape)
-    for i, t in mask.nonzero().tolist():
-        segment = segment_ids[i, t].item()
-        through = [soft[j] for j in range(len(index)) if index[j] == index[i] and segment in segment_ids[j].tolist()]
-        hard[i, t] = np.mean(through)
-    return hard
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_the_hard_advantage_token_by_token(seed):
-    index, segment_ids, mask, rewards = random_forest(seed)
-    hard = hard_advantage(rewards, mask, index, segment_ids)
-    torch.testing.assert_close(hard, slow_hard_advantage(rewards, mask, index, segment_ids), rtol=1e-4, atol=1e-5)
-    soft, _ = compute_grpo_outcome_advantage(rewards, mask, index)
-    assert (hard - soft).abs().max() > 0.1
-    # where every trajectory has the whole segment, averaging moves advantage but makes none
-    assert hard.sum().item() == pytest.approx(soft.sum().item(), abs=1e-3)
-
-
-@pytest.mark.parametrize("norm", [True, False])
-def test_without_sharing_hard_is_soft(norm):
-    index, segment_ids, mask, rewards = random_forest(1)
-    alone = torch.where(segment_ids >= 0, segment_ids + 100 * torch.arange(len(index)).unsqueeze(-1), -1)
-    soft, _ = compute_grpo_outcome_advantage(rewards, mask, index, norm_adv_by_std_in_grpo=norm)
-    for ids in (alone, torch.full_like(alone, -1)):
-        hard = hard_advantage(rewards, mask, index, ids, norm_adv_by_std_in_grpo=norm)
-        assert torch.equal(hard, soft)
-
-
-def test_equal_ids_of_two_prompts_are_two_segments():
-    ids = torch.tensor([[0], [0], [0], [0]])
-    hard, passing = mean_over_segments(torch.tensor([1.0, 2.0, 3.0, 5.0]), ids, torch.tensor([0, 1, 0, 1]))
-    assert hard.tolist() == [[2.0], [3.5], [2.0], [3.5]] and passing.tolist() == [[2]] * 4
-
-
-def test_a_masked_trajectory_still_counts_for_its_segments():
-    ids, mask = torch.tensor([[0, 1], [0, 2]]), torch.tensor([[1, 1], [0, 0]])
-    rewards = torch.tensor([[0.0, 1.0], [0.0, 0.0]])
-    hard = hard_advantage(rewards, mask, np.array([0, 0]), ids, norm_adv_by_std_in_grpo=False)
-    assert hard.tolist() == [[0.0, 0.5], [0.0, 0.0]]
-
-
-@pytest.mark.parametrize("shape", [(0, 3), (2, 0)])
-def test_no_tokens(shape):
-    ids = torch.zeros(shape, dtype=torch.long)
-    hard = hard_advantage(torch.zeros(shape), torch.zeros(shape), np.array(["a", "b"][: shape[0]], dtype=object), ids)
-    assert hard.shape == shape
-
-
-def test_missing_and_misshapen_segments_are_named():
-    rewards, mask, index = torch.zeros(2, 3), torch.ones(2, 3), np.array([0, 0])
-    with pytest.raises(RuntimeError, match="arpo_hard needs every token's segment_ids"):
-        compute_arpo_hard_advantage(rewards, mask, index)
-    with pytest.raises(ValueError, match=r"segment_ids \(2, 2\): expected \(2, 3\)"):
-        hard_advantage(rewards, mask, index, torch.zeros(2, 2, dtype=torch.long))
 
 
 # ---- AEPO: standardised entropy, advantage ----
@@ -350,12 +213,11 @@ def test_extreme_log_probs_have_finite_gradients():
 def test_without_the_entropy_the_loss_says_what_is_missing():
     _, mask, old, new, advantages = random_batch(6)
     config = actor_config(enable_entropy_balanced_advantage=True)
-    with pytest.raises(RuntimeError, match="standardised_entropy: use the ARPO trainer"):
+    with pytest.raises(RuntimeError, match="standardised_entropy, which this trainer does not"):
         LOSS(old, new, advantages, mask, "token-mean", config)
 
 
 def test_the_names_are_registered():
-    assert get_adv_estimator_fn("arpo_hard") is compute_arpo_hard_advantage
     assert get_policy_loss_fn("aepo") is compute_policy_loss_aepo
 
 

@@ -1,144 +1,18 @@
-"""The mathematics of ARPO (arXiv 2507.19849) and AEPO (arXiv 2510.14545): hard advantage, balanced clipping, advantage.
+"""The mathematics of AEPO (arXiv 2510.14545): balanced clipping and advantage, both in the loss `aepo`.
 
-ARPO's trajectories share segments of one tree. `adv_estimator=grpo` is its soft advantage, `arpo_hard` its hard one: a
-shared token carries the mean advantage of the trajectories through it. AEPO's two mechanisms are in the loss `aepo`.
-What depends on the batch (segments, standardised entropy) is computed once per training step over the whole batch, so
-that no result depends on how the batch is cut. Shapes: B trajectories, T response positions.
-
-    >>> # segment 0 is shared, 1 and 2 follow it; the first trajectory was right, the second wrong
-    >>> segment_ids = torch.tensor([[0, 0, 1, 1], [0, 0, 2, 2]])
-    >>> hard, passing = mean_over_segments(torch.tensor([1.0, -1.0]), segment_ids, torch.tensor([0, 0]))
-    >>> hard.tolist()
-    [[0.0, 0.0, 1.0, 1.0], [0.0, 0.0, -1.0, -1.0]]
-    >>> passing.tolist()
-    [[2, 2, 1, 1], [2, 2, 1, 1]]
+The standardised entropy is computed once per training step over the whole batch, so that no result depends on how the
+batch is cut. Shapes: B trajectories, T response positions.
 """
 
-from contextlib import contextmanager
-from contextvars import ContextVar
 from typing import NamedTuple
 
-import numpy as np
 import torch
-from verl.trainer.ppo.core_algos import (
-    agg_loss,
-    compute_grpo_outcome_advantage,
-    compute_policy_loss_vanilla,
-    register_adv_est,
-    register_policy_loss,
-)
+from verl.trainer.ppo.core_algos import agg_loss, compute_policy_loss_vanilla, register_policy_loss
 from verl.utils.torch_functional import masked_mean
 
+from verl.trainer.ppo.tree_credit import TokenField
 
-class TokenField:
-    """A (B, T) tensor for a registered function whose signature upstream fixes: `with FIELD.given(tensor): ...`."""
-
-    def __init__(self, name: str, needed_by: str):
-        self.name, self.needed_by = name, needed_by
-        self._tensor: ContextVar[torch.Tensor | None] = ContextVar(name, default=None)
-
-    @contextmanager
-    def given(self, tensor: torch.Tensor):
-        token = self._tensor.set(tensor)
-        try:
-            yield
-        finally:
-            self._tensor.reset(token)
-
-    def get(self) -> torch.Tensor:
-        """Raises RuntimeError where no tensor has been given."""
-        if (tensor := self._tensor.get()) is None:
-            raise RuntimeError(f"{self.needed_by} needs every token's {self.name}: use the ARPO trainer (recipe/arpo)")
-        return tensor
-
-
-SEGMENT_IDS = TokenField("segment_ids", "algorithm.adv_estimator=arpo_hard")
 STANDARDISED_ENTROPY = TokenField("standardised_entropy", "actor.enable_entropy_balanced_advantage=true")
-
-
-# ---- ARPO: advantages ----
-
-
-def mean_over_segments(
-    advantages: torch.Tensor, segment_ids: torch.Tensor, groups: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Each token's mean advantage over the trajectories through its segment (ARPO, advantage attribution, hard).
-
-    Args:
-        advantages: (B,) advantage of each trajectory; one that is there twice counts twice.
-        segment_ids: (B, T) integers; within a group equal ids are the same segment. -1: no segment, the token is its
-            trajectory's own.
-        groups: (B,) the trajectory's prompt, any integers from 0.
-
-    Returns:
-        advantages (B, T), and the number of trajectories through each token (B, T).
-    """
-    n_rows = len(advantages)
-    if not segment_ids.numel():
-        return advantages.new_zeros(segment_ids.shape), torch.ones_like(segment_ids)
-    # a run is a stretch of one id in one row: far fewer of them than of tokens
-    is_start = torch.ones_like(segment_ids, dtype=torch.bool)
-    torch.ne(segment_ids[:, 1:], segment_ids[:, :-1], out=is_start[:, 1:])
-    starts = is_start.flatten().nonzero().squeeze(-1)
-    lengths = starts.diff(append=starts.new_tensor([segment_ids.numel()]))
-    rows, ids = starts // segment_ids.shape[1], segment_ids.flatten()[starts]
-    segment_of_run = (groups[rows] * (ids.max() + 2) + ids + 1).unique(return_inverse=True)[1]
-    # a row passes a segment once, however many runs it has there
-    passes = (segment_of_run * n_rows + rows).unique()
-    segments, passing_rows = passes // n_rows, passes % n_rows
-    n_passing = segments.bincount()
-    mean = advantages.new_zeros(len(n_passing)).index_add_(0, segments, advantages[passing_rows]) / n_passing
-    hard = torch.where(ids >= 0, mean[segment_of_run], advantages[rows])
-    passing = torch.where(ids >= 0, n_passing[segment_of_run], 1)
-    return tuple(of_run.repeat_interleave(lengths).view_as(segment_ids) for of_run in (hard, passing))
-
-
-def trajectory_advantages(
-    token_level_rewards: torch.Tensor, index: np.ndarray, epsilon: float = 1e-6, norm_adv_by_std_in_grpo: bool = True
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """GRPO's advantage of every trajectory (B,), whatever its mask, and the number of its group (B,)."""
-    scores = token_level_rewards.sum(dim=-1, keepdim=True)
-    soft, _ = compute_grpo_outcome_advantage(scores, torch.ones_like(scores), index, epsilon, norm_adv_by_std_in_grpo)
-    groups = torch.from_numpy(np.unique(index, return_inverse=True)[1]).to(scores.device)
-    return soft.squeeze(-1), groups
-
-
-@register_adv_est("arpo_hard")
-def compute_arpo_hard_advantage(
-    token_level_rewards: torch.Tensor,
-    response_mask: torch.Tensor,
-    index: np.ndarray,
-    epsilon: float = 1e-6,
-    config=None,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """ARPO's hard advantage (`algorithm.adv_estimator=arpo_hard`): GRPO's, averaged over shared segments.
-
-    Args:
-        token_level_rewards: (B, T); their sum is the trajectory's outcome.
-        response_mask: (B, T); advantages outside it (a tool's tokens, padding) are 0.
-        index: (B,) prompt ids; equal ones are one group.
-        epsilon: added to the standard deviation.
-        config: upstream's algorithm config, for `norm_adv_by_std_in_grpo`.
-
-    Returns:
-        advantages and returns, the same (B, T) tensor.
-
-    Raises:
-        RuntimeError: nobody gave the segments (`SEGMENT_IDS.given`).
-        ValueError: they have another shape than the mask.
-    """
-    segment_ids = SEGMENT_IDS.get()
-    if segment_ids.shape != response_mask.shape:
-        raise ValueError(f"segment_ids {tuple(segment_ids.shape)}: expected {tuple(response_mask.shape)}")
-    norm = True if config is None else config.get("norm_adv_by_std_in_grpo", True)
-    with torch.no_grad():
-        soft, groups = trajectory_advantages(token_level_rewards, index, epsilon, norm)
-        hard, _ = mean_over_segments(soft, segment_ids, groups)
-        hard = hard * response_mask
-    return hard, hard
-
-
-# ---- AEPO: entropy-balanced policy optimisation ----
 
 
 class EntropyMoments(NamedTuple):

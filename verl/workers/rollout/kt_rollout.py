@@ -38,7 +38,7 @@ class KTRollout(GroupRollout):
         )
         metrics = AgentLoopMetrics(generate_sequences=time.perf_counter() - started)
         about_group = self.about_group(tree, prompt, engine.tokens)
-        rows = zip(tree.trajectories(), tree.response_masks(), tree.log_probs(), strict=True)
+        rows = zip(tree.trajectories(), tree.response_masks(), tree.log_probs(), tree.segment_ids(), strict=True)
         return [
             AgentLoopOutput(
                 prompt_ids=prompt_ids,
@@ -47,9 +47,9 @@ class KTRollout(GroupRollout):
                 response_logprobs=log_probs,
                 num_turns=2,
                 metrics=metrics,
-                extra_fields={"turn_scores": [], "tool_rewards": []}
+                extra_fields={"turn_scores": [], "tool_rewards": [], "segment_ids": segment_ids}
                 | (about_group if i == 0 else {})
                 | engine.versions(),
             )
-            for i, (tokens, mask, log_probs) in enumerate(rows)
+            for i, (tokens, mask, log_probs, segment_ids) in enumerate(rows)
         ]
