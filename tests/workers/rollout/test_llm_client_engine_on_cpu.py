@@ -120,11 +120,13 @@ def generate(engine, prompt, **options):
     return engine.generate(prompt, **{"max_tokens": 8, "stop_token_ids": [], "temperature": 0} | options)
 
 
+KT = {"_target_": "verl.workers.config.kt.KTRolloutConfig"}
 ROLLOUTS = {
-    "kt": {"kt": {"chunk_size": 2, "prob_filter_abs_thres": 0.02, "prob_filter_rel_thres": 0.9}},
-    "over_generation": {"kt": {"over_generation_factor": 2.0}},
+    "kt": KT | {"kt": {"chunk_size": 2, "prob_filter_abs_thres": 0.02, "prob_filter_rel_thres": 0.9}},
+    "over_generation": KT | {"kt": {"over_generation_factor": 2.0}},
     "hato": {},
     "tool": {
+        "_target_": "verl.workers.config.tool_rollout.ToolRolloutConfig",
         "mode": "sync_with_tool",
         "initial_rollouts": 2,
         "branch_probability": 1.0,
@@ -132,14 +134,11 @@ ROLLOUTS = {
         "tools": {"tool_instances": {"search": {"class_path": f"{toy_agent.__name__}.Library", "params": {}}}},
     },
 }
-TARGETS = {"tool": "verl.workers.config.tool_rollout.ToolRolloutConfig", "hato": None}
 
 
 def rollout_of(name: str, engine):
     rollout = {"seed": 1, "prompt_length": 40, "response_length": 160 if name == "tool" else 24, "n": 6}
     rollout |= {"name": "vllm" if name == "tool" else name} | ROLLOUTS[name]
-    if target := TARGETS.get(name, "verl.workers.config.kt.KTRolloutConfig"):
-        rollout["_target_"] = target
     hato = {"tree": {"max_step_tokens": 4, "max_depth": 4}}
     config = OmegaConf.create(
         {"actor_rollout_ref": {"rollout": rollout}, "hato": hato, "trainer": {"tree_freq": 1}, "data": {}}
@@ -274,6 +273,22 @@ def test_a_server_without_entropies_is_named(actors, model):
         asyncio.run(generate(Stack(actors, Plain(model)).engine, [3], n_entropy=5))
 
 
+def test_without_servers_a_group_fails_and_may_come_again(actors, model):
+    stack = Stack(actors, TransformersEngine(model))
+    ray.get(stack.balancer.reset.remote({}))
+
+    async def group():
+        asked = (generate(stack.engine, [3], request_id="group") for _ in range(3))
+        errors = await asyncio.gather(*asked, return_exceptions=True)
+        stack.engine.release("group")
+        await stack.balancer.reset.remote(stack.servers)
+        return errors, await generate(stack.engine, [3], request_id="group")
+
+    errors, made = asyncio.run(group())
+    assert ["No available servers" in str(error) for error in errors] == [True] * 3 and len(made.token_ids) == 8
+    assert stack.counted() == ({"acquire": 1}, 1)
+
+
 # the last one that needs the servers
 def test_a_dead_server_is_the_failure_of_its_groups_only(actors, model):
     stack = Stack(actors, TransformersEngine(model))
@@ -308,5 +323,4 @@ def test_upstream_has_what_is_used_of_it():
     generate.bind(None, prompt_ids=[], sampling_params={}, request_id="")
     source = inspect.getsource(vLLMHttpServer.generate)
     assert 'stop_reason = "aborted"' in source and '"global_steps": self.global_steps' in source
-    # upstream's client names the server by one more request, and passes nothing that a text model needs
     assert "await server.generate.remote(" in inspect.getsource(LLMServerClient.generate)
