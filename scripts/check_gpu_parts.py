@@ -81,29 +81,26 @@ WARM_STARTS = {"countdown": "warm_start", "search_task": "cold_start"}
 
 
 def environment_of(part: Part, folder: Path) -> dict[str, str]:
-    """The variables of a part, see `Part`."""
-    own = {name: value for name, value in os.environ.items() if name not in ("RAY_ADDRESS", "VERBOSE")}
-    base = os.environ.get("MODEL_PATH") or f"{folder}/inputs/model"
+    """The variables of a part, see `Part`; the tiny model needs no network, and the learning rate of its size."""
+    mine = {name: value for name, value in os.environ.items() if name not in ("RAY_ADDRESS", "VERBOSE")}
+    base, data = mine.get("MODEL_PATH"), folder / "inputs" / part.task
     warm = folder / WARM_STARTS[part.task] / "huggingface"
-    data = folder / "inputs" / part.task
-    tiny = base.startswith(f"{folder}/")
-    return (
-        {"CUDA_VISIBLE_DEVICES": "0"}
-        | own
-        | {
-            "HARDWARE": "gpu",
-            "NNODES": "1",
-            "N_GPUS_PER_NODE": "1",
-            "SEED": "0",
-            "CHECK_DIR": str(folder),
-            "RUN_DIR": str(folder / part.name),
-            "EXPERIMENT_NAME": os.path.relpath(folder / part.name, ROOT / "outputs"),
-            "DATA_DIR": str(data),
-            "TRAIN_FILE": f"{data}/train.parquet",
-            "VAL_FILE": f"{data}/test.parquet",
-            "BASE_MODEL": base,
-            "MODEL_PATH": str(warm) if warm.is_dir() else base,
-            "WARM": str(warm.is_dir()).lower(),
-            "SFT_SETTINGS": "optim.lr=2.0e-3" if tiny else "trainer.total_training_steps=60",
-        }
-    )
+    of_model = {"SFT_SETTINGS": "trainer.total_training_steps=60"}
+    if not base:
+        base, of_model = f"{folder}/inputs/model", {"SFT_SETTINGS": "optim.lr=2.0e-3", "HF_HUB_OFFLINE": "1"}
+    of_part = {
+        "HARDWARE": "gpu",
+        "NNODES": "1",
+        "N_GPUS_PER_NODE": "1",
+        "SEED": "0",
+        "CHECK_DIR": str(folder),
+        "RUN_DIR": str(folder / part.name),
+        "EXPERIMENT_NAME": os.path.relpath(folder / part.name, ROOT / "outputs"),
+        "DATA_DIR": str(data),
+        "TRAIN_FILE": f"{data}/train.parquet",
+        "VAL_FILE": f"{data}/test.parquet",
+        "BASE_MODEL": base,
+        "MODEL_PATH": str(warm) if warm.is_dir() else base,
+        "WARM": str(warm.is_dir()).lower(),
+    }
+    return {"CUDA_VISIBLE_DEVICES": "0"} | mine | of_model | of_part

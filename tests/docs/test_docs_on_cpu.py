@@ -46,7 +46,7 @@ NOT_RUN = {
 }
 # a run script alone: tests/recipe/test_run_scripts_on_cpu.py makes its dry run
 COVERED = re.compile(r"bash recipe/(hapo|latr|hato|arpo|common)/run_\w+\.sh")
-NO_CONFIG = ("setup", "test", "quickstart", "serve", "lock")
+NO_CONFIG = ("setup", "test", "quickstart", "serve", "lock", "check_gpu")
 
 
 class Block(NamedTuple):
