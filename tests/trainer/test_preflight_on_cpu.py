@@ -13,6 +13,7 @@ from recipe.common.countdown import CountdownConfig, write_countdown
 from recipe.common.tiny_model import write_tiny_model
 from tests.forked import Trainer, trainer_commands
 from verl.trainer.preflight import (
+    TREE_ESTIMATORS,
     PreflightError,
     check_data_files,
     check_model_path,
@@ -41,6 +42,7 @@ NAMED = {
     "ray_kwargs.ray_init.num_cpus=4": "ray_kwargs.ray_init.num_cpus=4",
     "data.train_batch_size=1000": "data.train_batch_size=1000",
     "trainer.experiment_name=null": "trainer.experiment_name",
+    "algorithm.adv_estimator=tree_gain": "algorithm.adv_estimator=tree_gain compares trajectories that share tokens",
     "actor_rollout_ref.actor.ulysses_sequence_parallel_size=2": "attn_implementation=sdpa",
     "actor_rollout_ref.rollout.max_model_len=20": "actor_rollout_ref.rollout.max_model_len=20",
     "data.max_response_length=4096": "2048 positions in actor_rollout_ref.model.override_config",
@@ -213,3 +215,10 @@ def test_relative_paths_mean_what_they_mean_to_the_user(inputs, monkeypatch):
     assert list(config.data.val_files) == [f"{inputs}/test.parquet", "s3://bucket/test.parquet"]
     metrics = config.ray_kwargs.ray_init.runtime_env.env_vars.VERL_FILE_LOGGER_PATH
     assert metrics == f"{inputs}/runs/paths/metrics.jsonl"
+
+
+def test_the_estimators_of_trees_are_those_that_are_registered():
+    """Their names are written down twice, so that the checks before the run import no estimator."""
+    from verl.trainer.ppo.tree_credit import ESTIMATORS
+
+    assert TREE_ESTIMATORS == ESTIMATORS

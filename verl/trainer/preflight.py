@@ -34,6 +34,9 @@ from verl.trainer.worker_counts import scale_workers
 CPUS_PER_WORKER = 3
 REQUIRED_KEYS = ("trainer.experiment_name", "actor_rollout_ref.model.path", "actor_rollout_ref.rollout.name")
 
+# estimators that need the segments which trajectories share (verl.trainer.ppo.tree_credit), and trainers that send them
+TREE_ESTIMATORS = ("arpo_hard", "tree_path", "tree_gain", "treerl")
+TREE_TRAINERS = ("trees", "latr", "arpo")
 PATHS = ("actor_rollout_ref.model.path", "data.train_files", "data.val_files")
 
 
@@ -123,6 +126,7 @@ def check_run(config: DictConfig) -> None:
     check_model_path("actor_rollout_ref.model.path", config.actor_rollout_ref.model.path)
     check_typed_sections(config)
     check_engines(config)
+    check_credit(config)
     for key in ("train_files", "val_files"):
         check_data_files(f"data.{key}", config.data[key], config.data.prompt_key)
     check_reward_rows(config)
@@ -164,6 +168,19 @@ def check_typed_sections(config: DictConfig) -> None:
 
         with _named_errors():
             hato_config(config)
+
+
+def check_credit(config: DictConfig) -> None:
+    """
+    Raises:
+        PreflightError: the estimator needs shared segments, and this trainer sends none to it.
+    """
+    estimator, mode = config.algorithm.adv_estimator, config.trainer.v1.trainer_mode
+    if estimator in TREE_ESTIMATORS and mode not in TREE_TRAINERS:
+        raise PreflightError(
+            f"algorithm.adv_estimator={estimator} compares trajectories that share tokens, and "
+            f"trainer.v1.trainer_mode={mode} does not tell which do: expected {', '.join(TREE_TRAINERS)}"
+        )
 
 
 def check_engines(config: DictConfig) -> None:
