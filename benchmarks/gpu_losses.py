@@ -1,6 +1,7 @@
 """HAPO's and AEPO's losses as verl's workers call them: on a mini-batch of jagged nested tensors. Needs verl."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -9,10 +10,8 @@ from tensordict import TensorDict
 from verl.utils.tensordict_utils import assign_non_tensor
 from verl.workers.config.actor import FSDPActorConfig, PolicyLossConfig
 
-from verl.workers.config.aepo import AEPOActorConfig
-from verl.workers.config.hapo import HAPOActorConfig
-from verl.workers.utils.aepo_losses import aepo_ppo_loss
-from verl.workers.utils.hapo_losses import hapo_ppo_loss
+from verl.workers.config.explore import ExploreActorConfig
+from verl.workers.utils.field_losses import ppo_loss_with_fields
 
 
 class LossBatch(NamedTuple):
@@ -72,11 +71,13 @@ def _response_part(log_probs: torch.Tensor, prompts: torch.Tensor, responses: to
 def loss_functions() -> dict[str, Callable[[LossBatch], tuple[torch.Tensor, torch.Tensor]]]:
     """Name -> a function from a batch to the loss and its gradient with respect to `log_probs`."""
     common = {"strategy": "fsdp2", "rollout_n": 1, "use_dynamic_bsz": True, "clip_ratio_high": 0.28}
+    hapo = {"adaptive_clip": True, "adaptive_advantage": True, "policy_loss": PolicyLossConfig(loss_mode="hapo")}
     aepo = {"enable_entropy_balanced_clipping": True, "enable_entropy_balanced_advantage": True}
+    aepo |= {"policy_loss": PolicyLossConfig(loss_mode="aepo")}
     losses = {
         "vanilla": (upstream.ppo_loss, FSDPActorConfig(**common)),
-        "hapo": (hapo_ppo_loss, HAPOActorConfig(**common, policy_loss=PolicyLossConfig(loss_mode="hapo"))),
-        "aepo": (aepo_ppo_loss, AEPOActorConfig(**common, **aepo, policy_loss=PolicyLossConfig(loss_mode="aepo"))),
+        "hapo": (partial(ppo_loss_with_fields, fields=["entropy_h"]), ExploreActorConfig(**common, **hapo)),
+        "aepo": (partial(ppo_loss_with_fields, fields=["standardised_entropy"]), ExploreActorConfig(**common, **aepo)),
     }
 
     def with_gradient(loss: Callable, config: FSDPActorConfig) -> Callable:

@@ -5,6 +5,7 @@ A module of its own: the recipe's data tools are imported without it.
 
 import importlib
 
+import recipe.common.register  # noqa: F401
 from verl_overlay import after_import
 
 
@@ -15,4 +16,3 @@ def _serve_candidates(replica) -> None:
 
 
 after_import("verl.workers.rollout.replica", _serve_candidates)
-after_import("verl.trainer.ppo.v1", lambda _: importlib.import_module("recipe.arpo.arpo_trainer"))

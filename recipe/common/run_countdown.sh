@@ -28,7 +28,7 @@ fi
 
 start_run "$RUN_DIR" \
     python -m verl.trainer.main_ppo \
-    --config-dir "$CONFIG_DIR" --config-name "${METHOD}_trainer" \
+    --config-dir "$CONFIG_DIR" --config-name "${CONFIG_NAME:-${METHOD}_trainer}" \
     hardware="$HARDWARE" \
     actor_rollout_ref.model.path="$MODEL_PATH" \
     data.train_files="$DATA_DIR/train.parquet" \

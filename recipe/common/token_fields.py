@@ -4,7 +4,6 @@ from typing import NamedTuple
 
 import torch
 import transfer_queue as tq
-from omegaconf import DictConfig, OmegaConf
 from tensordict import TensorDict
 from verl.workers.utils.padding import response_to_nested
 
@@ -25,13 +24,6 @@ def place_of(key: str) -> RowPlace:
 def real_keys(batch) -> list[str]:
     """Keys of the rows that upstream did not add to fill the batch up."""
     return [key for key, tag in zip(batch.keys, batch.tags, strict=True) if not tag.get("is_padding", False)]
-
-
-def require_old_policy_pass(config: DictConfig, mechanism: str) -> None:
-    """Raises ValueError where the run would skip the pass that computes the entropies, which `mechanism` needs."""
-    key = "algorithm.rollout_correction.bypass_mode"
-    if OmegaConf.select(config, key):
-        raise ValueError(f"{key}=true skips the pass that computes the entropies, which {mechanism} needs")
 
 
 def old_policy_entropy(batch) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

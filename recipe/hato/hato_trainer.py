@@ -26,9 +26,9 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 from verl.utils.dataset.rl_dataset import collate_fn
 from verl.workers.engine_workers import ActorRolloutRefWorker
 
+from recipe.common.explore_trainer import ExploreTrainer
 from recipe.common.token_fields import place_of, put_token_field, real_keys
 from recipe.common.trainer_state import load_state, save_state
-from recipe.common.tree_trainer import TreeTrainer
 from verl.trainer.ppo.hato_algos import (
     Steps,
     TreeColumns,
@@ -98,7 +98,7 @@ class SearchedTree(NamedTuple):
 
 
 @register_trainer("hato")
-class HATOTrainer(TreeTrainer):
+class HATOTrainer(ExploreTrainer):
     """`trainer.v1.trainer_mode=hato`."""
 
     def __init__(self, config: DictConfig):

@@ -205,7 +205,8 @@ from verl.trainer.ppo.v1 import get_trainer_cls
 from verl.workers.rollout.base import get_rollout_class
 from verl.workers.rollout.group_rollout import group_rollout_class
 from verl.workers.rollout.replica import get_rollout_replica_class
-print("FOUND", get_trainer_cls("ladder").__name__, group_rollout_class("ladder").__name__)
+from recipe.common.components import COMPONENTS
+print("FOUND", get_trainer_cls("explore").__name__, COMPONENTS[-1].__name__, group_rollout_class("ladder").__name__)
 print("FOUND", get_rollout_class("ladder").__name__, get_rollout_replica_class("ladder").__name__)
 """
 
@@ -214,7 +215,9 @@ def test_the_recipe_of_the_pages_is_registered_in_every_process_of_its_runs(work
     env = environment(work, VERL_PLATFORM="cpu", VERL_USE_EXTERNAL_MODULES="recipe.ladder.register")
     done = subprocess.run([sys.executable, "-c", REGISTERED], cwd=work, env=env, capture_output=True, text=True)
     found = [word for line in done.stdout.splitlines() if line.startswith("FOUND") for word in line.split()[1:]]
-    assert found == ["LadderTrainer", "LadderRollout", "ServerAdapter", "CandidateReplica"], done.stderr[-2000:]
+    assert found == ["ExploreTrainer", "HotMinusCold", "LadderRollout", "ServerAdapter", "CandidateReplica"], (
+        done.stderr[-2000:]
+    )
 
 
 def test_what_is_not_run_is_still_in_the_pages():

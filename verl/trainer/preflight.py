@@ -36,7 +36,7 @@ REQUIRED_KEYS = ("trainer.experiment_name", "actor_rollout_ref.model.path", "act
 
 # estimators that need the segments which trajectories share (verl.trainer.ppo.tree_credit), and trainers that send them
 TREE_ESTIMATORS = ("arpo_hard", "tree_path", "tree_gain", "treerl")
-TREE_TRAINERS = ("trees", "latr", "arpo")
+TREE_TRAINERS = ("explore", "trees", "hapo", "latr", "arpo")
 PATHS = ("actor_rollout_ref.model.path", "data.train_files", "data.val_files")
 
 
@@ -176,6 +176,11 @@ def check_credit(config: DictConfig) -> None:
         PreflightError: the estimator needs shared segments, and this trainer sends none to it.
     """
     estimator, mode = config.algorithm.adv_estimator, config.trainer.v1.trainer_mode
+    if estimator == "hato" and mode != "hato":
+        raise PreflightError(
+            f"algorithm.adv_estimator=hato compares the steps of HATO's trees, which trainer.v1.trainer_mode={mode} does "
+            f"not grow; on other trees: {', '.join(TREE_ESTIMATORS)}"
+        )
     if estimator in TREE_ESTIMATORS and mode not in TREE_TRAINERS:
         raise PreflightError(
             f"algorithm.adv_estimator={estimator} compares trajectories that share tokens, and "

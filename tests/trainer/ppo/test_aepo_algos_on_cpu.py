@@ -15,7 +15,7 @@ from verl.trainer.ppo.aepo_algos import (
     standardise_entropy,
 )
 from verl.workers.config import PolicyLossConfig
-from verl.workers.config.aepo import AEPOActorConfig
+from verl.workers.config.explore import ExploreActorConfig
 
 LOSS = compute_policy_loss_aepo
 AGGREGATIONS = ["token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
@@ -24,7 +24,7 @@ AGGREGATIONS = ["token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token
 def actor_config(loss_mode="aepo", **changes):
     values = {"strategy": "fsdp", "rollout_n": 4, "ppo_micro_batch_size_per_gpu": 1, "clip_ratio_c": 10.0}
     values |= {"clip_ratio": 0.2, "clip_ratio_low": 0.2, "clip_ratio_high": 0.28, **changes}
-    return AEPOActorConfig(**values, policy_loss=PolicyLossConfig(loss_mode=loss_mode))
+    return ExploreActorConfig(**values, policy_loss=PolicyLossConfig(loss_mode=loss_mode))
 
 
 # ---- AEPO: standardised entropy, advantage ----

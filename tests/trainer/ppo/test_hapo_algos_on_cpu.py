@@ -14,12 +14,12 @@ from verl.trainer.ppo.core_algos import (
 )
 
 from verl.trainer.ppo.hapo_algos import (
+    ENTROPY_H,
     ada_advantage,
     ada_clip,
     compute_entropy_h,
     compute_hapo_outcome_advantage,
     compute_policy_loss_hapo,
-    entropy_h_of_micro_batch,
     entropy_to_h,
     token_level_group_advantage,
 )
@@ -246,7 +246,7 @@ def test_the_loss_token_by_token(seed, clip, advantage):
     config = actor_config(adaptive_clip=clip, adaptive_advantage=advantage)
     entropy, mask, old, new, advantages = loss_inputs(seed)
     h, _ = compute_entropy_h(entropy, mask)
-    with entropy_h_of_micro_batch(h):
+    with ENTROPY_H.given(h):
         loss, metrics = compute_policy_loss_hapo(old, new, advantages, mask, "token-mean", config)
     terms = [
         slow_token_loss((new[i, t] - old[i, t]).exp().item(), advantages[i, t].item(), h[i, t].item(), config)
@@ -277,7 +277,7 @@ def test_the_gradient_does_not_depend_on_the_micro_batches():
     for size in (1, 5, 12):
         new.grad = None
         for rows in torch.arange(len(mask)).split(size):
-            with entropy_h_of_micro_batch(h[rows]):
+            with ENTROPY_H.given(h[rows]):
                 compute_policy_loss_hapo(old[rows], new[rows], advantages[rows], mask[rows], "token-mean", config)[
                     0
                 ].backward()
@@ -288,7 +288,7 @@ def test_the_gradient_does_not_depend_on_the_micro_batches():
 
 def test_without_h_the_loss_says_what_is_missing():
     _, mask, old, new, advantages = loss_inputs(5)
-    with pytest.raises(RuntimeError, match="HAPO trainer"):
+    with pytest.raises(RuntimeError, match="needs every token's entropy_h"):
         compute_policy_loss_hapo(old, new, advantages, mask, "token-mean", actor_config())
 
 

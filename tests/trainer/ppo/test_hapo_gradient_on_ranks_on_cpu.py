@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from verl.trainer.ppo.hapo_algos import compute_entropy_h, compute_policy_loss_hapo, entropy_h_of_micro_batch
+from verl.trainer.ppo.hapo_algos import ENTROPY_H, compute_entropy_h, compute_policy_loss_hapo
 
 ROWS, LENGTH, FEATURES, VOCABULARY = 8, 6, 5, 11
 
@@ -42,7 +42,7 @@ def gradient(rank: int, ranks: int, rows_per_micro_batch: int, shard: bool) -> t
     vars(config).update(adaptive_clip=True, adaptive_advantage=True, adv_beta=1.0, global_batch_info=info)
     for rows in torch.arange(rank, ROWS, ranks).split(rows_per_micro_batch):
         new = policy(features[rows]).log_softmax(-1).gather(-1, tokens[rows][..., None])[..., 0]
-        with entropy_h_of_micro_batch(h[rows]):
+        with ENTROPY_H.given(h[rows]):
             loss, _ = compute_policy_loss_hapo(old[rows], new, advantages[rows], mask[rows], "token-mean", config)
         loss.backward()
     return policy.weight.grad.full_tensor() if shard else policy.weight.grad

@@ -7,7 +7,7 @@ import pytest
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from verl.workers.rollout.group_rollout import group_rollout_class
+from verl.workers.rollout.group_rollout import VersionRecorder, group_rollout_class
 from verl.workers.rollout.rollout_engine import TransformersEngine, restricted
 
 
@@ -113,3 +113,20 @@ def test_nothing_runs_on_after_a_failure():
     with pytest.raises(ValueError, match="no such token"):
         asyncio.run(gather_or_cancel(works(60), fails(), works(50)))
     assert sorted(ended) == [50, 60]
+
+
+def test_the_samplers_settings_of_a_prompt_temper_every_token(model):
+    """T' = T (1 + tau h), h from the entropy of the raw logits; greedy requests are not touched."""
+    settings = {"temperature_tau": 0.5, "median": 0.0, "std": 1.0, "scale_pos": 2.0, "scale_neg": 0.5}
+    options = {"temperature": 1.0, "seed": 3, "extra_args": {"adaptive_temperature": settings}}
+    made = generate(VersionRecorder(TransformersEngine(model), options), [1, 2, 3], temperature=1.0, seed=3)
+    with torch.no_grad():
+        logits = model(torch.tensor([[1, 2, 3, *made.token_ids]])).logits[0, 2:-1]
+    entropy = torch.distributions.Categorical(logits=logits).entropy()
+    z = entropy.log()
+    h = (z * torch.where(z > 0, 2.0, 0.5)).clamp(-1, 1)
+    expected = (logits / (1 + 0.5 * h).unsqueeze(-1)).log_softmax(-1)
+    of_tokens = expected.gather(-1, torch.tensor(made.token_ids).unsqueeze(-1)).squeeze(-1)
+    assert made.log_probs == pytest.approx(of_tokens.tolist(), abs=1e-5)
+    greedy = generate(TransformersEngine(model), [1, 2, 3], temperature=0)
+    assert greedy == generate(VersionRecorder(TransformersEngine(model), options), [1, 2, 3], temperature=0)

@@ -10,7 +10,7 @@ import torch
 from verl.trainer.ppo.core_algos import agg_loss, compute_policy_loss_vanilla, register_policy_loss
 from verl.utils.torch_functional import masked_mean
 
-from verl.trainer.ppo.tree_credit import TokenField
+from verl.trainer.ppo.token_fields import TokenField
 
 STANDARDISED_ENTROPY = TokenField("standardised_entropy", "actor.enable_entropy_balanced_advantage=true")
 

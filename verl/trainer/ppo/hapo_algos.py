@@ -11,8 +11,6 @@ micro-batches. Shapes: B responses, T response positions, G prompt groups.
     tensor([[-1.0000,  0.0000,  0.5000,  1.0000]])
 """
 
-from contextlib import contextmanager
-from contextvars import ContextVar
 from typing import NamedTuple
 
 import numpy as np
@@ -20,6 +18,7 @@ import torch
 from verl.trainer.ppo.core_algos import agg_loss, register_adv_est, register_policy_loss
 from verl.utils.torch_functional import masked_mean
 
+from verl.trainer.ppo.token_fields import TokenField
 from vllm_patches.normalised_entropy import ENTROPY_FLOOR, normalise_entropy
 
 FALLBACK_BOUND = 5.0  # a group with a larger token-level advantage takes GRPO's
@@ -195,17 +194,7 @@ def compute_hapo_outcome_advantage(
     return advantages, advantages
 
 
-_entropy_h: ContextVar[torch.Tensor | None] = ContextVar("entropy_h", default=None)
-
-
-@contextmanager
-def entropy_h_of_micro_batch(h: torch.Tensor):
-    """Make h (B, T) known to the policy loss `hapo`, whose signature upstream fixes."""
-    token = _entropy_h.set(h)
-    try:
-        yield
-    finally:
-        _entropy_h.reset(token)
+ENTROPY_H = TokenField("entropy_h", "actor.policy_loss.loss_mode=hapo")
 
 
 @register_policy_loss("hapo")
@@ -221,10 +210,10 @@ def compute_policy_loss_hapo(
     """Dual-clip PPO with HAPO's clip ranges and advantages; all tensors (B, T).
 
     `config` is the actor's, with `adaptive_clip`, `clip_alpha`, `adaptive_advantage`, `adv_beta`. With both
-    mechanisms off it is upstream's `vanilla` loss. h comes from `entropy_h_of_micro_batch`.
+    mechanisms off it is upstream's `vanilla` loss. h comes from `ENTROPY_H`.
 
     Raises:
-        RuntimeError: h is needed and has not been set.
+        RuntimeError: h is needed and nobody gave it.
     """
     clip = config.clip_ratio
     low = config.clip_ratio_low if config.clip_ratio_low is not None else clip
@@ -233,9 +222,7 @@ def compute_policy_loss_hapo(
     ratio = negative_approx_kl.exp()
     metrics = {}
     if config.adaptive_clip or config.adaptive_advantage:
-        h = _entropy_h.get()
-        if h is None:
-            raise RuntimeError("the loss `hapo` needs every token's h: run it through the HAPO trainer (recipe/hapo)")
+        h = ENTROPY_H.get()
         if config.adaptive_clip:
             low, high = ada_clip(h, low, high, config.clip_alpha)
             metrics["actor/hapo/clip_low"] = masked_mean(low, response_mask).item()

@@ -19,36 +19,13 @@ shared token, and the outcomes:
 """
 
 from collections.abc import Callable
-from contextlib import contextmanager
-from contextvars import ContextVar
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from verl.trainer.ppo.core_algos import compute_grpo_outcome_advantage, register_adv_est
 
-
-class TokenField:
-    """A (B, T) tensor for a registered function whose signature upstream fixes: `with FIELD.given(tensor): ...`."""
-
-    def __init__(self, name: str, needed_by: str):
-        self.name, self.needed_by = name, needed_by
-        self._tensor: ContextVar[torch.Tensor | None] = ContextVar(name, default=None)
-
-    @contextmanager
-    def given(self, tensor: torch.Tensor):
-        token = self._tensor.set(tensor)
-        try:
-            yield
-        finally:
-            self._tensor.reset(token)
-
-    def get(self) -> torch.Tensor:
-        """Raises RuntimeError where no tensor has been given."""
-        if (tensor := self._tensor.get()) is None:
-            raise RuntimeError(f"{self.needed_by} needs every token's {self.name}, which this trainer does not send")
-        return tensor
-
+from verl.trainer.ppo.token_fields import TokenField
 
 SEGMENT_IDS = TokenField("segment_ids", "this algorithm.adv_estimator")
 

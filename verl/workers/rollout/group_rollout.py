@@ -30,6 +30,9 @@ from verl.workers.rollout.trajectory_tree import OCCURRENCE, TREE, TREE_METRICS,
 
 logger = logging.getLogger(__name__)
 
+# what travels with a prompt to say how vLLM samples its tokens (vllm_patches.adaptive_temperature)
+ADAPTIVE_TEMPERATURE = "adaptive_temperature"
+
 GROUP_ROLLOUTS = {
     "kt": "verl.workers.rollout.kt_rollout.KTRollout",
     "hato": "verl.workers.rollout.hato_rollout.HATORollout",
@@ -107,13 +110,20 @@ class GroupRollout(ABC):
 
 
 class VersionRecorder:
-    """An engine that counts the tokens it made and remembers their weights' versions; one per group."""
+    """A group's engine: it counts the tokens it made, remembers their weights' versions, and passes the sampler's
+    settings of the group's prompt on with every request.
 
-    def __init__(self, engine: RolloutEngine):
+    Args:
+        sampling_params: of the group; its `extra_args`, if any, go with every request.
+    """
+
+    def __init__(self, engine: RolloutEngine, sampling_params: dict[str, Any] | None = None):
         self.engine, self.seen, self.tokens = engine, [], 0
+        extra_args = (sampling_params or {}).get("extra_args")
+        self.extra = {"extra_args": extra_args} if extra_args else {}
 
     async def generate(self, prompt_ids, **options) -> Generation:
-        generation = await self.engine.generate(prompt_ids, **options)
+        generation = await self.engine.generate(prompt_ids, **options, **self.extra)
         self.seen += generation.info.values()
         self.tokens += len(generation.token_ids)
         return generation
@@ -159,6 +169,10 @@ class GroupAgentLoopWorker(_AgentLoopWorker):
 
     async def _run_prompt(self, prompt: dict, sampling_params: dict, trajectory: dict, trace: bool = False) -> None:
         validate, make = trajectory["validate"], None
+        settings = prompt.pop(ADAPTIVE_TEMPERATURE, None)
+        if settings is not None and not validate:
+            extra_args = {**(sampling_params.get("extra_args") or {}), ADAPTIVE_TEMPERATURE: settings}
+            sampling_params = {**sampling_params, "extra_args": extra_args}
         if self.group_rollout is not None:
             plain = validate or not prompt.get("__do_sample__", True)
             make = self.group_rollout.validate if plain else self.group_rollout.run

@@ -38,7 +38,7 @@ class HATORollout(GroupRollout):
         # taken out: upstream stores what is left of a prompt with every row
         settings, max_nodes = prompt.pop(SETTINGS, {}), prompt.pop(MAX_NODES, None)
         self._learn(settings)
-        engine = VersionRecorder(self.engine)
+        engine = VersionRecorder(self.engine, sampling_params)
         growth = await TreeGrowth(
             engine,
             prompt_ids,

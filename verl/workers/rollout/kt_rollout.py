@@ -22,7 +22,7 @@ class KTRollout(GroupRollout):
 
     async def run(self, prompt: dict[str, Any], n: int, sampling_params: dict[str, Any]) -> list[AgentLoopOutput]:
         started, prompt_ids = time.perf_counter(), await self.prompt_ids(prompt)
-        engine = VersionRecorder(self.engine)
+        engine = VersionRecorder(self.engine, sampling_params)
         tree = await latr_group(
             engine,
             prompt_ids,

@@ -90,10 +90,12 @@ class LLMClientEngine:
         n_entropy: int = 0,
         stop: Sequence[str] = (),
         request_id: str | None = None,
+        extra_args: dict | None = None,
     ) -> Generation:
         params = {"temperature": temperature, "top_p": top_p, "top_k": top_k, "repetition_penalty": 1.0}
         params |= {"logprobs": True, "stop_token_ids": list(stop_token_ids)}
         params |= {"n_candidates": n_candidates} if n_candidates else {}
+        params |= {"extra_args": extra_args} if extra_args else {}
         params |= {"n_entropy": n_entropy} if n_entropy else {}
         # tags may be special tokens; the text that is searched must show them
         params |= {"stop": list(stop), "skip_special_tokens": False} if stop else {}

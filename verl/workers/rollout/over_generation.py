@@ -43,7 +43,7 @@ class OverGeneration(GroupRollout):
 
     async def run(self, prompt: dict[str, Any], n: int, sampling_params: dict[str, Any]) -> list[AgentLoopOutput]:
         started, prompt_ids = time.perf_counter(), await self.prompt_ids(prompt)
-        engine = VersionRecorder(self.engine)
+        engine = VersionRecorder(self.engine, sampling_params)
         samples = await self._sample(engine, prompt, prompt_ids, max(n, round(n * self.factor)), sampling_params)
         responses = [one.token_ids for one in samples]
         kept = most_diverse(responses, n)

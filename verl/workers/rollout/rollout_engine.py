@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from verl.workers.rollout.entropy import entropies_of
+from vllm_patches.normalised_entropy import compute_entropy_based_temperature
 
 Candidate = tuple[int, float]
 
@@ -54,8 +55,11 @@ class RolloutEngine(Protocol):
         n_entropy: int = 0,
         stop: Sequence[str] = (),
         request_id: str | None = None,
+        extra_args: dict | None = None,
     ) -> Generation:
         """Continue `prompt_ids` by up to `max_tokens` tokens; temperature 0 is greedy.
+
+        `extra_args` are vLLM's: what a logits processor is told, such as `adaptive_temperature`.
 
         With `stop` it ends with the token that completes one of these texts, looked for in the new tokens only.
         Requests of one `request_id` go to the same replica, where their common prefix is cached.
@@ -117,7 +121,9 @@ class TransformersEngine:
         n_candidates: int = 0,
         n_entropy: int = 0,
         stop: Sequence[str] = (),
+        extra_args: dict | None = None,
     ) -> Generation:
+        tempered = (extra_args or {}).get("adaptive_temperature")
         generator = torch.Generator(self.model.device)
         if seed is None:
             generator.seed()
@@ -142,6 +148,8 @@ class TransformersEngine:
                 if n_candidates:  # among equals, topk and argmax may differ
                     token, log_prob = result.candidates[-1][0]
             else:
+                if tempered:
+                    logits = logits / compute_entropy_based_temperature(logits.unsqueeze(0), **tempered)
                 chosen_from = restricted(logits / temperature, top_p, top_k).log_softmax(-1)
                 token = int(torch.multinomial(chosen_from.exp(), 1, generator=generator))
                 log_prob = float(chosen_from[token])

@@ -39,7 +39,7 @@ class ToolRollout(GroupRollout):
 
     async def _run(self, prompt, n, sampling_params, config: ToolTreeConfig, trains: bool) -> list[AgentLoopOutput]:
         started, prompt_ids = time.perf_counter(), await self.prompt_ids(prompt)
-        engine = VersionRecorder(self.engine)
+        engine = VersionRecorder(self.engine, sampling_params)
         tree = await ToolTree(
             engine,
             self.tools,

@@ -8,10 +8,10 @@ from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
-from recipe.arpo.arpo_trainer import ARPOTrainer
-from recipe.common.tree_trainer import pad_segment_ids
+from recipe.common.components import BalancedEntropy, components_of
+from recipe.common.explore_trainer import ExploreTrainer, pad_segment_ids
 from verl.trainer.ppo.aepo_algos import STANDARDISED_ENTROPY
-from verl.workers.utils import aepo_losses
+from verl.workers.utils import field_losses
 
 # two prompts; key -> reward, mask, entropies, segments. The last row is one that upstream adds to fill the batch up.
 ROWS = {
@@ -70,8 +70,8 @@ def queue(monkeypatch):
     return queue
 
 
-def trainer(adv_estimator: str = "grpo", balanced_advantage: bool = False) -> ARPOTrainer:
-    made = ARPOTrainer.__new__(ARPOTrainer)
+def trainer(adv_estimator: str = "grpo", *components: type) -> ExploreTrainer:
+    made = ExploreTrainer.__new__(ExploreTrainer)
     made.config = OmegaConf.create(
         {
             "algorithm": {
@@ -85,7 +85,7 @@ def trainer(adv_estimator: str = "grpo", balanced_advantage: bool = False) -> AR
             "trainer": {"tree_freq": -1},
         }
     )
-    made.balances_advantage, made.global_steps = balanced_advantage, 1
+    made.components, made.global_steps = [component(made.config) for component in components], 1
     made.submitted = {"q": 0, "p": 1}
     return made
 
@@ -139,7 +139,7 @@ def test_a_segment_for_each_token():
 def test_standardised_entropy_reaches_the_workers_loss(queue, monkeypatch):
     monkeypatch.setattr(PPOTrainerSync, "_compute_old_log_prob", lambda self, batch, metrics: batch)
     metrics = {}
-    trainer(balanced_advantage=True)._compute_old_log_prob(queue.batch(), metrics)
+    trainer("grpo", BalancedEntropy)._compute_old_log_prob(queue.batch(), metrics)
     # a tool's tokens (9.0) and padding (7.0) do not count
     values = [e for _, mask, entropy, _ in ROWS.values() for m, e in zip(mask, entropy, strict=True) if m]
     mean, std = np.mean(values), np.std(values)
@@ -147,20 +147,48 @@ def test_standardised_entropy_reaches_the_workers_loss(queue, monkeypatch):
     assert metrics["aepo/advantage_grew"] == pytest.approx(np.mean(np.array(values) > mean))
 
     seen = []
-    monkeypatch.setattr(aepo_losses, "ppo_loss", lambda *arguments: seen.append(STANDARDISED_ENTROPY.get()))
+    monkeypatch.setattr(field_losses, "ppo_loss", lambda *arguments: seen.append(STANDARDISED_ENTROPY.get()))
     keys = ["q_1_0", "p_1_0"]  # a micro-batch
     data = queue.kv_batch_get(keys, "train", [STANDARDISED_ENTROPY.name, "response_mask"])
-    aepo_losses.aepo_ppo_loss(None, None, data)
+    field_losses.ppo_loss_with_fields(None, None, data, fields=[STANDARDISED_ENTROPY.name])
     z = [[(e - mean) / std * m for m, e in zip(*ROWS[key][1:3], strict=True)] for key in keys]
     torch.testing.assert_close(seen[0], torch.tensor([z[0], z[1] + [0.0] * 3], dtype=torch.float32))
 
 
-def test_a_run_without_the_entropies_is_refused():
+def parts(**changes):
+    """A config with nothing but what components look at; all mechanisms off."""
     config = OmegaConf.create(
         {
-            "actor_rollout_ref": {"actor": {"enable_entropy_balanced_advantage": True}},
-            "algorithm": {"rollout_correction": {"bypass_mode": True}},
+            "actor_rollout_ref": {"actor": {}, "rollout": {"name": "vllm", "temperature_tau": 0.05}},
+            "algorithm": {"adv_estimator": "grpo", "rollout_correction": {"bypass_mode": False}},
         }
     )
-    with pytest.raises(ValueError, match="bypass_mode=true skips .* actor.enable_entropy_balanced_advantage needs"):
-        ARPOTrainer(config)
+    for key, value in changes.items():
+        OmegaConf.update(config, key, value, force_add=True)
+    return config
+
+
+ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
+
+
+@pytest.mark.parametrize(
+    ("mechanism", "component", "fields"),
+    [
+        (f"{ACTOR}.adaptive_clip", "NormalisedEntropy", ["entropy_h"]),
+        (f"{ACTOR}.adaptive_advantage", "NormalisedEntropy", ["entropy_h"]),
+        (f"{ROLLOUT}.adaptive_temperature", "NormalisedEntropy", []),
+        (f"{ACTOR}.enable_entropy_balanced_advantage", "BalancedEntropy", ["standardised_entropy"]),
+    ],
+)
+def test_a_mechanism_brings_its_component_whatever_the_trees_are(mechanism, component, fields):
+    made = components_of(parts(**{mechanism: True}))
+    assert [type(one).__name__ for one in made] == [component] and list(made[0].fields) == fields
+    assert components_of(parts()) == []
+    refused = parts(**{mechanism: True, "algorithm.rollout_correction.bypass_mode": True})
+    with pytest.raises(ValueError, match="bypass_mode=true skips the pass that computes the entropies, which"):
+        components_of(refused)
+
+
+def test_two_mechanisms_are_two_components():
+    both = parts(**{f"{ACTOR}.adaptive_clip": True, f"{ACTOR}.enable_entropy_balanced_advantage": True})
+    assert [name for one in components_of(both) for name in one.fields] == ["entropy_h", "standardised_entropy"]

@@ -1,16 +1,26 @@
-"""Upstream's synchronous trainer that also looks at prompt groups: diversity, tree metrics, trees for the viewer.
+"""Upstream's synchronous trainer with the components of methods, and a look at prompt groups and their trees.
 
-    trainer.v1.trainer_mode=trees
+One step, what is added marked with *:
+
+    generate                    * components attach settings to the prompts (`before_rollout`)
+    old log-probs, entropies    * components make token fields of the entropies; they go with the rows to the loss
+    advantages                  * estimators know which tokens trajectories share (`SEGMENT_IDS`)
+                                * diversity, metrics and trees of the groups; components look on (`after_advantage`)
+    update the actor            * the loss has the token fields at hand
+    save a checkpoint           * the components' state
+
+    trainer.v1.trainer_mode=explore
     trainer.tree_freq=10      every so many steps trees go to <run folder>/trees/step_000010.jsonl; -1: never
     trainer.tree_prompts=8    of so many prompts; diversity is measured on as many
 
 `scripts/view_trees.py` makes a page of them. Works for any rollout: where it made no tree, the tree is that of the
-responses' common prefixes.
+responses' common prefixes. The modes trees, hapo, latr and arpo are this trainer, too.
 """
 
 import json
 from collections import Counter, defaultdict
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -20,10 +30,13 @@ from omegaconf import DictConfig
 from tensordict import NonTensorData, NonTensorStack, TensorDict
 from verl.trainer.ppo.v1.trainer_base import register_trainer
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
+from verl.utils.config import omega_conf_to_dataclass
 from verl.utils.torch_functional import masked_mean
 
+from recipe.common.components import components_of
 from recipe.common.results import replacing
-from recipe.common.token_fields import place_of, real_keys
+from recipe.common.token_fields import old_policy_entropy, place_of, put_token_field, real_keys
+from recipe.common.trainer_state import load_state, save_state
 from verl.trainer.ppo.group_diversity import group_diversity
 from verl.trainer.ppo.tree_credit import SEGMENT_IDS, node_values, trajectory_advantages
 from verl.workers.rollout.trajectory_tree import (
@@ -34,6 +47,7 @@ from verl.workers.rollout.trajectory_tree import (
     tree_of_rows,
     writes_trees,
 )
+from verl.workers.utils.field_losses import ppo_loss_with_fields
 
 
 def trees_file(run_dir: str | Path, step: int) -> Path:
@@ -82,14 +96,20 @@ def _suppressed_tokens(tree: TrajectoryTree) -> set[int]:
     return {candidate["token"] for segment in tree.segments for candidate in segment.info.get("suppressed", [])}
 
 
-@register_trainer("trees")
-class TreeTrainer(PPOTrainerSync):
-    """`trainer.v1.trainer_mode=trees`."""
+class ExploreTrainer(PPOTrainerSync):
+    """`trainer.v1.trainer_mode=explore`."""
 
     def __init__(self, config: DictConfig):
         config = config.copy()
+        self.components = components_of(config)
         config.trainer.v1.trainer_mode = "sync"  # upstream asks for this name to choose buffer and checkpoint format
         super().__init__(config)
+
+    def _setup(self):
+        super()._setup()
+        if fields := [name for component in self.components for name in component.fields]:
+            actor_config = omega_conf_to_dataclass(self.config.actor_rollout_ref.actor)
+            self.actor_rollout_wg.set_loss_fn(partial(ppo_loss_with_fields, config=actor_config, fields=fields))
 
     def prepare_step(self) -> dict:
         self.submitted: dict[str, int] = {}  # uid -> number, in the order of the data
@@ -102,6 +122,8 @@ class TreeTrainer(PPOTrainerSync):
         problems = [str(list(prompt)) for prompt in batch["raw_prompt"]]
         # the same problem once more in a step gets other seeds
         batch[OCCURRENCE] = NonTensorStack(*(NonTensorData(self._count_of(problem)) for problem in problems))
+        for component in self.components:
+            component.before_rollout(batch)
         return super()._submit_batch_to_rollout(batch)
 
     def _count_of(self, problem: str) -> int:
@@ -114,6 +136,17 @@ class TreeTrainer(PPOTrainerSync):
         order = sorted(range(len(places)), key=lambda i: (self.submitted[places[i].uid], *places[i][1:]))
         batch.keys, batch.tags = [batch.keys[i] for i in order], [batch.tags[i] for i in order]
         return super()._balance_batch(batch, *args, **kwargs)
+
+    def _compute_old_log_prob(self, batch, metrics: dict):
+        batch = super()._compute_old_log_prob(batch, metrics)
+        asking = [component for component in self.components if component.entropy_for]
+        if not asking:
+            return batch
+        entropy, mask, nested_mask = old_policy_entropy(batch)
+        for component in asking:
+            for name, values in component.token_fields(entropy, mask, metrics).items():
+                batch = put_token_field(batch, name, values, nested_mask)
+        return batch
 
     def _compute_advantage(self, batch, metrics: dict):
         sessions, extras = self._fetch_extras(batch)
@@ -129,7 +162,21 @@ class TreeTrainer(PPOTrainerSync):
         metrics.update(self._diversity(groups))
         if writes_trees(self.config, self.global_steps):
             self._write_trees(groups)
+        for component in self.components:
+            component.after_advantage(batch, metrics)
         return batch
+
+    def _save_checkpoint(self):
+        for component in self.components:
+            if component.state_file and (state := component.state_dict()) is not None:
+                save_state(self, component.state_file, state)
+        super()._save_checkpoint()
+
+    def _load_checkpoint(self):
+        super()._load_checkpoint()
+        for component in self.components:
+            if component.state_file and (state := load_state(self, component.state_file)):
+                component.load_state_dict(state)
 
     def _fetch_extras(self, batch) -> tuple[dict[str, list[str]], dict[str, dict]]:
         """uid -> keys of its rows in session order, and key -> the rollout's extra fields."""
@@ -208,3 +255,7 @@ class TreeTrainer(PPOTrainerSync):
                 self._about_tree(uid, tree)
                 record = tree_record(tree, self.global_steps, uid, [row["reward"] for row in rows], self.tokenizer)
                 out.write(json.dumps(record) + "\n")
+
+
+for mode in ("explore", "trees", "hapo", "latr", "arpo"):
+    register_trainer(mode)(ExploreTrainer)
