@@ -1,4 +1,4 @@
-"""A combination that no paper has, on the real stack: LATR's trees, HAPO's sampler and loss, credit by gain on the tree.
+"""A combination that no paper has, on the real stack: LATR's trees, HAPO's sampler and loss, credit by gain.
 
 One launch of about two minutes.
 """
@@ -16,7 +16,7 @@ SETTINGS += ["trainer.val_before_train=false", "actor_rollout_ref.rollout.temper
 SETTINGS += [
     f"{KT}.prob_filter_abs_thres=0.0",
     f"{KT}.prob_filter_rel_thres=1.0",
-    f"{KT}.mix_ratio_schedule={{0: 0.5}}",
+    f"+{KT}.mix_ratio_schedule={{0: 0.5}}",
 ]
 SETTINGS += [f"{KT}.rollout_filter_steps=[3,5]", f"{KT}.chunk_size=12"]
 SETTINGS += [f"reward.custom_reward_function.path={ROOT}/tests/e2e/parity_reward.py"]

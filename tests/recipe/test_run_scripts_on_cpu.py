@@ -66,7 +66,11 @@ def commands(folder) -> dict[str, Trainer]:
 
     def command_of(script: str) -> Trainer:
         asked = folder / script.replace("/", "_")
-        model = {"MODEL_PATH": str(folder / "model")} if "_cpu" in script or "countdown" in script else {}
+        model = (
+            {"MODEL_PATH": str(folder / "model")}
+            if any(word in script for word in ("_cpu", "countdown", "explore"))
+            else {}
+        )
         model |= {"DATA_DIR": str(folder / "search")} if "search_task" in script else {}
         subprocess.run(["bash", script], cwd=ROOT, env={**env, **model, "ASKED": str(asked)}, check=True, timeout=60)
         arguments, environment = (Path(f"{asked}.{what}").read_text().split("\0")[:-1] for what in ("argv", "env"))

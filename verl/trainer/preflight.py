@@ -178,8 +178,8 @@ def check_credit(config: DictConfig) -> None:
     estimator, mode = config.algorithm.adv_estimator, config.trainer.v1.trainer_mode
     if estimator == "hato" and mode != "hato":
         raise PreflightError(
-            f"algorithm.adv_estimator=hato compares the steps of HATO's trees, which trainer.v1.trainer_mode={mode} does "
-            f"not grow; on other trees: {', '.join(TREE_ESTIMATORS)}"
+            f"algorithm.adv_estimator=hato compares the steps of HATO's trees, and trainer.v1.trainer_mode={mode} has "
+            f"none; for other trees: {', '.join(TREE_ESTIMATORS)}"
         )
     if estimator in TREE_ESTIMATORS and mode not in TREE_TRAINERS:
         raise PreflightError(
