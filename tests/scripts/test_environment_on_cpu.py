@@ -1,0 +1,58 @@
+"""Which Python a script runs in: the CPU stack's .venv is not for GPU runs, whose Python may be a container's."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def checkout(tmp_path) -> Path:
+    """A checkout with a .venv as scripts/setup.sh makes it, and, on the PATH, another Python that has vLLM."""
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / ".venv"], check=True)
+    (tmp_path / ".venv/installed-from").touch()
+    (tmp_path / "scripts").mkdir()
+    (tmp_path / "scripts/environment.sh").write_text((ROOT / "scripts/environment.sh").read_text())
+    other = tmp_path / "container/python"
+    other.parent.mkdir()
+    other.write_text(f'#!/bin/bash\nPYTHONPATH={tmp_path}/packages exec {sys.executable} "$@"\n')
+    other.chmod(0o755)
+    (tmp_path / "packages/vllm").mkdir(parents=True)
+    (tmp_path / "packages/vllm/__init__.py").touch()
+    return tmp_path
+
+
+def chosen(checkout: Path, hardware: str, **environment: str) -> subprocess.CompletedProcess:
+    """`python` on the PATH after `use_hardware`, and the suffix of names."""
+    command = (
+        f'source scripts/environment.sh; use_hardware {hardware}; command -v python; echo "suffix=$HARDWARE_SUFFIX"'
+    )
+    env = {"PATH": f"{checkout}/container:/usr/bin:/bin"} | environment
+    return subprocess.run(["bash", "-euc", command], cwd=checkout, env=env, capture_output=True, text=True)
+
+
+def test_a_gpu_run_leaves_the_cpu_stacks_environment_alone(checkout):
+    assert chosen(checkout, "cpu").stdout.split() == [f"{checkout}/.venv/bin/python", "suffix="]
+    assert chosen(checkout, "gpu").stdout.split() == [f"{checkout}/container/python", "suffix=_gpu"]
+    (checkout / ".venv/installed-from").unlink()  # a .venv that somebody made for GPUs
+    (checkout / "packages/vllm/__init__.py").unlink()
+    (checkout / "packages/vllm").rmdir()
+    assert "error" in chosen(checkout, "gpu").stderr and str(checkout / ".venv") in chosen(checkout, "gpu").stderr
+
+
+def test_a_dry_run_may_check_the_config_in_it(checkout):
+    result = chosen(checkout, "gpu", DRY_RUN="1")
+    assert f"{checkout}/.venv/bin/python has no vllm" in result.stderr and result.returncode == 2
+
+
+def test_an_active_environment_wins(checkout):
+    assert chosen(checkout, "gpu", VIRTUAL_ENV="/somewhere").stdout.split()[0] == f"{checkout}/container/python"
+
+
+def test_a_python_without_vllm_is_named(checkout):
+    (checkout / "container/python").write_text(f'#!/bin/bash\nexec {sys.executable} -I -S "$@"\n')
+    result = chosen(checkout, "gpu")
+    assert result.returncode == 2 and f"{checkout}/container/python has no vllm" in result.stderr
