@@ -12,11 +12,11 @@ KT = "actor_rollout_ref.rollout.kt"
 PARTS = ["tree=latr", "sampler=tempered", "credit=tree_gain", "loss=hapo"]
 SETTINGS = ["trainer.total_training_steps=2", "trainer.save_freq=2", "trainer.test_freq=-1"]
 SETTINGS += ["trainer.val_before_train=false", "actor_rollout_ref.rollout.temperature_tau=0.3"]
-# an untrained model is nearly uniform: let every second candidate open a branch; half of the responses are sampled
+# an untrained model is nearly uniform: let every second candidate open a branch; one response of four is sampled
 SETTINGS += [
     f"{KT}.prob_filter_abs_thres=0.0",
     f"{KT}.prob_filter_rel_thres=1.0",
-    f"+{KT}.mix_ratio_schedule={{0: 0.5}}",
+    f"+{KT}.mix_ratio_schedule={{0: 0.75}}",
 ]
 SETTINGS += [f"{KT}.rollout_filter_steps=[3,5]", f"{KT}.chunk_size=12"]
 SETTINGS += [f"reward.custom_reward_function.path={ROOT}/tests/e2e/parity_reward.py"]
