@@ -26,12 +26,16 @@ from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopManagerTQ, AgentLoopWorke
 
 from verl.workers.rollout.llm_client_engine import LLMClientEngine
 from verl.workers.rollout.rollout_engine import Generation, RolloutEngine, end_of_sequence_ids, generation_config_of
-from verl.workers.rollout.trajectory_tree import OCCURRENCE, TREE, TREE_METRICS, TrajectoryTree, writes_trees
+from verl.workers.rollout.trajectory_tree import (
+    ADAPTIVE_TEMPERATURE,
+    OCCURRENCE,
+    TREE,
+    TREE_METRICS,
+    TrajectoryTree,
+    writes_trees,
+)
 
 logger = logging.getLogger(__name__)
-
-# what travels with a prompt to say how vLLM samples its tokens (vllm_patches.adaptive_temperature)
-ADAPTIVE_TEMPERATURE = "adaptive_temperature"
 
 GROUP_ROLLOUTS = {
     "kt": "verl.workers.rollout.kt_rollout.KTRollout",

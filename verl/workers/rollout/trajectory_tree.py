@@ -20,6 +20,8 @@ MODEL, TOOL = "model", "tool"
 TREE, TREE_METRICS = "trajectory_tree", "tree_metrics"
 # with a prompt: how often its problem has been submitted in this step before
 OCCURRENCE = "occurrence"
+# with a prompt: how vLLM is to sample its tokens (vllm_patches.adaptive_temperature)
+ADAPTIVE_TEMPERATURE = "adaptive_temperature"
 
 
 @dataclass
