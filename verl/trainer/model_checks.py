@@ -14,24 +14,29 @@ POSITIONS = "max_position_embeddings"
 HF_OVERRIDES = "engine_kwargs.vllm.hf_overrides"
 
 
+def config_folder(path: str) -> Path | None:
+    """Where a model's config.json lies: its folder, or one of the hub's cache; None when it is not on this machine."""
+    folder = Path(os.path.expanduser(path))
+    if (folder / "config.json").exists():
+        return folder
+    from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
+
+    try:
+        cached = try_to_load_from_cache(path, "config.json")
+    except HFValidationError:  # a path, not a hub name
+        return None
+    return Path(cached).parent if isinstance(cached, str) else None
+
+
 def model_json(path: str) -> dict | None:
-    """The model's config.json, from its folder or the hub's cache; None when it is not on this machine.
+    """The model's config.json; None when it is not on this machine.
 
     Of a model that reads more than text it is the part of the language model.
     """
-    file = Path(os.path.expanduser(path)) / "config.json"
-    if not file.exists():
-        from huggingface_hub import try_to_load_from_cache
-        from huggingface_hub.errors import HFValidationError
-
-        try:
-            cached = try_to_load_from_cache(path, "config.json")
-        except HFValidationError:  # a path, not a hub name
-            return None
-        if not isinstance(cached, str):
-            return None
-        file = Path(cached)
-    config = json.loads(file.read_text())
+    if (folder := config_folder(path)) is None:
+        return None
+    config = json.loads((folder / "config.json").read_text())
     return config | config.get("text_config", {})
 
 

@@ -1,10 +1,11 @@
 """What memory depends on in a language model: numbers of parameters and widths, without its weights."""
 
 import math
-import os
 from dataclasses import dataclass
 
 from omegaconf import DictConfig, OmegaConf
+
+from verl.trainer.model_checks import config_folder
 
 
 @dataclass(frozen=True)
@@ -49,16 +50,12 @@ def load_hf_config(model: DictConfig):
     Raises:
         FileNotFoundError: it is not on this machine; the network is not asked.
     """
-    from huggingface_hub import try_to_load_from_cache
     from transformers import AutoConfig
     from verl.utils.model import update_model_config
 
-    folder = os.path.expanduser(model.hf_config_path or model.path)
-    if not os.path.isdir(folder):
-        cached = try_to_load_from_cache(folder, "config.json")
-        if not isinstance(cached, str):
-            raise FileNotFoundError(f"{folder}: neither a folder nor in the hub's cache")
-        folder = os.path.dirname(cached)
+    name = model.hf_config_path or model.path
+    if (folder := config_folder(name)) is None:
+        raise FileNotFoundError(f"{name}: neither a folder nor in the hub's cache")
     hf_config = AutoConfig.from_pretrained(folder, trust_remote_code=model.trust_remote_code)
     overrides = OmegaConf.to_container(model.override_config, resolve=True)
     update_model_config(hf_config, overrides.get("model_config", overrides))
