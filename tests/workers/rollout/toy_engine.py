@@ -1,0 +1,65 @@
+"""An engine whose distributions follow from the tokens before them: no model, the same on every machine."""
+
+import asyncio
+import math
+import random
+from bisect import bisect
+from itertools import accumulate
+
+from verl.workers.rollout.rollout_engine import Generation
+
+VOCAB, EOS = 20, 19
+
+
+class Letters:
+    """A tokenizer of the letters a to t; t ends a response."""
+
+    eos_token_id = EOS
+
+    def __len__(self):
+        return VOCAB
+
+    def decode(self, tokens):
+        return "".join(chr(ord("a") + token) for token in tokens)
+
+
+class HashEngine:
+    """Token probabilities are powers of numbers drawn with the last `memory` tokens as the seed.
+
+    Args:
+        sharpness: the larger, the surer the engine is.
+        memory: so many tokens decide about the next one.
+        delay: most seconds that a request takes, drawn with `order`.
+    """
+
+    def __init__(self, sharpness=6.0, memory=6, delay=0.0, order=0):
+        self.sharpness, self.memory, self.delay, self.clock = sharpness, memory, delay, random.Random(order)
+        self.asked = []
+
+    def probabilities(self, tokens) -> list[float]:
+        draw = random.Random(str(list(tokens[-self.memory :])))
+        weights = [draw.random() ** self.sharpness for _ in range(VOCAB)]
+        return [weight / sum(weights) for weight in weights]
+
+    async def generate(self, prompt_ids, *, max_tokens, stop_token_ids, temperature=1.0, seed=None, **options):
+        self.asked.append({"max_tokens": max_tokens, "temperature": temperature, "seed": seed, **options})
+        await asyncio.sleep(self.clock.random() * self.delay)
+        stop, n_candidates, draw = options.get("stop", ()), options.get("n_candidates", 0), random.Random(seed)
+        result = Generation([], [], [] if n_candidates else None, entropies=[] if options.get("n_entropy") else None)
+        while len(result.token_ids) < max_tokens and not result.stopped:
+            p = self.probabilities([*prompt_ids, *result.token_ids])
+            order = sorted(range(VOCAB), key=lambda token: -p[token])
+            token = order[0]
+            if temperature:
+                tempered = [x ** (1 / temperature) for x in p]
+                token = bisect(list(accumulate(tempered)), draw.random() * sum(tempered))
+            if n_candidates:
+                result.candidates.append([(t, math.log(p[t])) for t in order[:n_candidates]])
+            if result.entropies is not None:
+                result.entropies.append(-sum(x * math.log(x) for x in p if x))
+            result.token_ids.append(token)
+            result.log_probs.append(math.log(p[token]))
+            result.stopped = token in stop_token_ids
+            if any(text in Letters().decode(result.token_ids) for text in stop):
+                break
+        return result
