@@ -28,7 +28,7 @@ ROOT = Path(__file__).resolve().parents[1]
 CODE = ("vllm_patches", "verl", "recipe", "benchmarks", "scripts")
 CPU_PATCHES = "vllm_patches/cpu_"
 ENGINE, ENGINE_ARGUMENTS = "vllm.v1.engine.async_llm:AsyncLLM", "vllm.engine.arg_utils:AsyncEngineArgs"
-SERVE_OPTIONS = ("scripts/serve.sh", "recipe/common/evaluation/main.py", "recipe/common/evaluation/server.py")
+SERVE_OPTIONS = ("scripts/serve.sh", "verl/evaluation/main.py", "verl/evaluation/server.py")
 # verl's server: it calls the engine, which on our server is CandidateEngine
 UPSTREAM_SERVER = "workers/rollout/vllm_rollout/vllm_async_server.py"
 
@@ -50,7 +50,7 @@ RELIED_ON = {
         "vllm.v1.worker.gpu_model_runner:GPUModelRunner": "input_batch discard_request_mask",
         "vllm.v1.worker.gpu_input_batch:InputBatch": "generators num_reqs",
     },
-    "recipe/common/evaluation/server.py": {
+    "verl/evaluation/server.py": {
         "vllm.entrypoints.openai.completion.protocol:CompletionRequest": "top_k stop_token_ids return_token_ids "
         "skip_special_tokens prompt max_tokens temperature top_p seed stop",
     },

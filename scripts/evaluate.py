@@ -14,7 +14,7 @@ import sys
 import hydra
 from omegaconf import DictConfig
 
-from recipe.common.evaluation.main import EvaluationError, evaluate
+from verl.evaluation.main import EvaluationError, evaluate
 
 
 @hydra.main(config_path="../recipe/common/config", config_name="evaluate", version_base=None)

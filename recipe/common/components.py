@@ -22,8 +22,8 @@ from verl.trainer.ppo.hapo_algos import (
     token_level_group_advantage,
 )
 from verl.utils import tensordict_utils as tu
-from verl.workers.rollout.kt.schedule import NOTCHES, next_notches
 from verl.workers.rollout.trajectory_tree import ADAPTIVE_TEMPERATURE
+from verl.workers.rollout.trees.latr.schedule import NOTCHES, next_notches
 
 
 class Component:

@@ -44,15 +44,15 @@ from verl.utils import tensordict_utils as tu
 from verl.utils.dataset.domain_sampler import DomainSampler
 from verl.workers.config.hato import filters_groups, hato_config
 from verl.workers.meta_workers import MetaActorWorker
-from verl.workers.rollout.hato.calibration import reliability_table
-from verl.workers.rollout.hato.config import RewardWeights
-from verl.workers.rollout.hato.messages import LEAF, MAX_NODES, SETTINGS, TREE_STATE, pack
-from verl.workers.rollout.hato.metrics import ReferencePaths, novelty, rdi, reward_metrics
-from verl.workers.rollout.hato.rewards import NodeRewards, Outcomes, leaf_outcomes, rewards_of, successful_leaves
-from verl.workers.rollout.hato.search import temperature_at, ucb_grants
-from verl.workers.rollout.hato.tree import ROOT, ReasoningTree
-from verl.workers.rollout.hato.value_model import value_model_of
 from verl.workers.rollout.trajectory_tree import TrajectoryTree
+from verl.workers.rollout.trees.hato.calibration import reliability_table
+from verl.workers.rollout.trees.hato.config import RewardWeights
+from verl.workers.rollout.trees.hato.messages import LEAF, MAX_NODES, SETTINGS, TREE_STATE, pack
+from verl.workers.rollout.trees.hato.metrics import ReferencePaths, novelty, rdi, reward_metrics
+from verl.workers.rollout.trees.hato.rewards import NodeRewards, Outcomes, leaf_outcomes, rewards_of, successful_leaves
+from verl.workers.rollout.trees.hato.search import temperature_at, ucb_grants
+from verl.workers.rollout.trees.hato.tree import ROOT, ReasoningTree
+from verl.workers.rollout.trees.hato.value_model import value_model_of
 from verl.workers.utils.meta_learning import episode_calls, episode_length
 
 STATE_FILE = "hato.pt"

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import psutil
 
-from recipe.common.evaluation.server import free_port
+from verl.evaluation.server import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 GRPO, HAPO = "recipe/common/run_grpo_countdown.sh", "recipe/hapo/run_countdown_cpu.sh"

@@ -16,7 +16,7 @@ from transformers import AutoTokenizer
 
 from recipe.arpo.search_task import EXTRA_WORDS, SearchTaskConfig, write_search_task
 from recipe.arpo.sft_data import messages_of
-from recipe.common.evaluation.server import free_port
+from verl.evaluation.server import free_port
 from recipe.common.run_metrics import load_metrics
 from recipe.common.tiny_model import TinyModelConfig, write_tiny_model
 from tests.e2e.learning import learn_by_heart

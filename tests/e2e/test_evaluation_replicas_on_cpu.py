@@ -7,7 +7,7 @@ import httpx
 import pytest
 from hydra import compose, initialize_config_dir
 
-from recipe.common.evaluation import main
+from verl.evaluation import main
 
 pytestmark = pytest.mark.e2e
 ROOT = Path(__file__).resolve().parents[2]

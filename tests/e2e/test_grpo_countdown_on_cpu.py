@@ -17,7 +17,7 @@ import torch
 from transformers import AutoTokenizer
 
 from recipe.common.countdown import CountdownConfig, random_expression, solve, write_countdown
-from recipe.common.evaluation.server import serving
+from verl.evaluation.server import serving
 from recipe.common.results import parse_result_lines
 from recipe.common.run_metrics import load_metrics
 from recipe.common.tiny_model import write_tiny_model

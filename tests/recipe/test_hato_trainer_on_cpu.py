@@ -7,13 +7,13 @@ from transfer_queue import KVBatchMeta
 from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
 from recipe.hato.hato_trainer import STATE_FILE, HATOTrainer, SearchedTree
-from tests.workers.rollout.hato.trees import grown
-from verl.workers.rollout.hato.config import HATOConfig, RewardWeights
-from verl.workers.rollout.hato.messages import LEAF, TREE_STATE
-from verl.workers.rollout.hato.metrics import ReferencePaths
-from verl.workers.rollout.hato.rewards import leaf_outcomes, rewards_of
-from verl.workers.rollout.hato.step_features import FEATURES
-from verl.workers.rollout.hato.value_model import value_model_of
+from tests.workers.rollout.trees.hato.trees import grown
+from verl.workers.rollout.trees.hato.config import HATOConfig, RewardWeights
+from verl.workers.rollout.trees.hato.messages import LEAF, TREE_STATE
+from verl.workers.rollout.trees.hato.metrics import ReferencePaths
+from verl.workers.rollout.trees.hato.rewards import leaf_outcomes, rewards_of
+from verl.workers.rollout.trees.hato.step_features import FEATURES
+from verl.workers.rollout.trees.hato.value_model import value_model_of
 
 # p: node 1 with leaves 2 (right) and 3 (wrong), leaf 4 (wrong); q: two wrong leaves
 SHAPES = {"p": [[1.0, 0.0], 0.0], "q": [0.0, 0.0]}

@@ -6,7 +6,7 @@ import pandas as pd
 import pytest
 
 from recipe.arpo.sft_data import describe_bad, main, messages_of, split
-from recipe.common.data_files import BadRow
+from verl.utils.data_files import BadRow
 from recipe.common.tiny_model import write_tiny_model
 
 CALL, CODE = "<think>t</think><search>q</search>", "<python>print(1 < 2)</python>"

@@ -10,7 +10,7 @@ import torch
 from verl.trainer.ppo.core_algos import get_adv_estimator_fn
 from verl.trainer.ppo.v1.utils import compute_advantage_for_multi_trajectories
 
-from tests.workers.rollout.hato.trees import grown, random_tree
+from tests.workers.rollout.trees.hato.trees import grown, random_tree
 from verl import DataProto
 from verl.trainer.ppo.hato_algos import (
     Steps,
@@ -22,10 +22,10 @@ from verl.trainer.ppo.hato_algos import (
     informative_mask,
     sibling_advantages,
 )
-from verl.workers.rollout.hato.config import ExplorationConfig, RewardWeights, TreeConfig
-from verl.workers.rollout.hato.rewards import node_rewards
-from verl.workers.rollout.hato.search import Search
-from verl.workers.rollout.hato.tree import ReasoningTree
+from verl.workers.rollout.trees.hato.config import ExplorationConfig, RewardWeights, TreeConfig
+from verl.workers.rollout.trees.hato.rewards import node_rewards
+from verl.workers.rollout.trees.hato.search import Search
+from verl.workers.rollout.trees.hato.tree import ReasoningTree
 
 
 def columns_of(tree: ReasoningTree, rewards: list[float]) -> TreeColumns:

@@ -10,7 +10,7 @@ from verl.utils.config import omega_conf_to_dataclass
 
 import verl.trainer
 from verl.workers.config.hato import hato_config
-from verl.workers.rollout.hato.config import HATOConfig
+from verl.workers.rollout.trees.hato.config import HATOConfig
 
 UPSTREAM = Path(verl.trainer.__path__[0]) / "config"
 HATO = Path(__file__).resolve().parents[3] / "recipe/hato/config"

@@ -9,7 +9,7 @@ from omegaconf import DictConfig
 
 from verl.workers.rollout import group_rollout
 from verl.workers.rollout.group_rollout import GROUP_ROLLOUTS, GroupAgentLoopWorker, group_rollout_class
-from verl.workers.rollout.over_generation import most_diverse
+from verl.workers.rollout.trees.over_generation import most_diverse
 
 Worker = GroupAgentLoopWorker.__ray_metadata__.modified_class
 

@@ -18,7 +18,7 @@ from verl.workers.rollout.llm_server import FullyAsyncLLMServerClient, LLMServer
 from verl.workers.rollout.replica import TokenOutput
 from verl.workers.rollout.router import GlobalRequestLoadBalancer, get_router_handle
 
-from tests.workers.rollout.tool_tree import toy_agent
+from tests.workers.rollout.trees.arpo import toy_agent
 from verl.workers.rollout import llm_client_engine
 from verl.workers.rollout.group_rollout import group_rollout_class
 from verl.workers.rollout.llm_client_engine import LLMClientEngine

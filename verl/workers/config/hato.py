@@ -2,8 +2,8 @@
 
 from omegaconf import DictConfig, OmegaConf
 
-from verl.workers.rollout.hato.config import REWARD_LOOP, HATOConfig
-from verl.workers.rollout.hato.rewards import local_reward_function
+from verl.workers.rollout.trees.hato.config import REWARD_LOOP, HATOConfig
+from verl.workers.rollout.trees.hato.rewards import local_reward_function
 
 META_STRATEGIES = ("fsdp", "fsdp2", "veomni")
 

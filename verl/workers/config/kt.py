@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from verl.workers.config.group_rollout import GroupRolloutConfig
-from verl.workers.rollout.kt.config import KTConfig
+from verl.workers.rollout.trees.latr.config import KTConfig
 
 
 @dataclass

@@ -4,8 +4,8 @@ import warnings
 from dataclasses import dataclass, field, fields
 
 from verl.workers.config.group_rollout import GroupRolloutConfig
-from verl.workers.rollout.tool_tree.config import ToolTreeConfig
 from verl.workers.rollout.tools.tool_box import ToolsConfig
+from verl.workers.rollout.trees.arpo.config import ToolTreeConfig
 
 MODE = "sync_with_tool"
 

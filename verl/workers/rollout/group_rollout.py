@@ -40,7 +40,7 @@ logger = logging.getLogger(__name__)
 GROUP_ROLLOUTS = {
     "kt": "verl.workers.rollout.kt_rollout.KTRollout",
     "hato": "verl.workers.rollout.hato_rollout.HATORollout",
-    "over_generation": "verl.workers.rollout.over_generation.OverGeneration",
+    "over_generation": "verl.workers.rollout.trees.over_generation.OverGeneration",
     "sync_with_tool": "verl.workers.rollout.tool_rollout.ToolRollout",
 }
 

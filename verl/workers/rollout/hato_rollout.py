@@ -12,14 +12,14 @@ from typing import Any
 from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopOutput
 
 from verl.workers.rollout.group_rollout import GroupRollout, VersionRecorder
-from verl.workers.rollout.hato.config import REWARD_LOOP, HATOConfig
-from verl.workers.rollout.hato.growth import Growth, TreeGrowth
-from verl.workers.rollout.hato.messages import LEAF, MAX_NODES, SETTINGS, STEP_INFO, TREE_STATE, unpack
-from verl.workers.rollout.hato.metrics import tree_metrics
-from verl.workers.rollout.hato.rewards import Step, local_reward_function
-from verl.workers.rollout.hato.tree import LeafRow
-from verl.workers.rollout.hato.value_model import value_model_of
 from verl.workers.rollout.rollout_engine import gather_or_cancel
+from verl.workers.rollout.trees.hato.config import REWARD_LOOP, HATOConfig
+from verl.workers.rollout.trees.hato.growth import Growth, TreeGrowth
+from verl.workers.rollout.trees.hato.messages import LEAF, MAX_NODES, SETTINGS, STEP_INFO, TREE_STATE, unpack
+from verl.workers.rollout.trees.hato.metrics import tree_metrics
+from verl.workers.rollout.trees.hato.rewards import Step, local_reward_function
+from verl.workers.rollout.trees.hato.tree import LeafRow
+from verl.workers.rollout.trees.hato.value_model import value_model_of
 
 
 class HATORollout(GroupRollout):

@@ -8,8 +8,8 @@ from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopO
 from verl.utils.config import omega_conf_to_dataclass
 
 from verl.workers.rollout.group_rollout import GroupRollout, VersionRecorder
-from verl.workers.rollout.kt.growth import Sampling, latr_group
-from verl.workers.rollout.kt.schedule import NOTCHES, tightened
+from verl.workers.rollout.trees.latr.growth import Sampling, latr_group
+from verl.workers.rollout.trees.latr.schedule import NOTCHES, tightened
 
 
 class KTRollout(GroupRollout):

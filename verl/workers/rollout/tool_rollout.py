@@ -12,11 +12,11 @@ from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopO
 from verl.utils.config import omega_conf_to_dataclass
 
 from verl.workers.rollout.group_rollout import GroupRollout, VersionRecorder
-from verl.workers.rollout.tool_tree.config import ToolTreeConfig
-from verl.workers.rollout.tool_tree.growth import ToolTree
-from verl.workers.rollout.tool_tree.protocol import Protocol
+from verl.workers.rollout.tools.protocol import Protocol
 from verl.workers.rollout.tools.tool_box import ToolBox
 from verl.workers.rollout.trajectory_tree import TOOL, TrajectoryTree
+from verl.workers.rollout.trees.arpo.config import ToolTreeConfig
+from verl.workers.rollout.trees.arpo.growth import ToolTree
 
 
 class ToolRollout(GroupRollout):

@@ -1,0 +1,87 @@
+"""The keys under `hato`: defaults, nesting, and errors that name the key."""
+
+import dataclasses
+
+import pytest
+from omegaconf import OmegaConf
+
+from verl.workers.rollout.trees.hato.config import HATOConfig, TreeConfig
+
+
+def test_defaults_and_nested_keys():
+    assert HATOConfig.from_dict({}) == HATOConfig()
+    config = HATOConfig.from_dict(
+        {
+            "tree": {"max_depth": 6, "search_algorithm": "beam"},
+            "uncertainty": {"method": "dropout", "model_config": {"hidden_size": 32, "dropout": 0.5}},
+            "reward_weights": {"alpha": 0, "beta": 1},
+            "verification_threshold": 1,
+        }
+    )
+    assert config.tree == TreeConfig(max_depth=6, search_algorithm="beam")
+    assert config.uncertainty.model_config.hidden_size == 32
+    assert (config.reward_weights.alpha, config.reward_weights.gamma) == (0, 0.2)
+
+
+def test_hydras_config_is_read_as_it_is():
+    root = OmegaConf.create({"depth": 7, "hato": {"tree": {"max_depth": "${depth}"}, "exploration": {"beta_u": 1e-1}}})
+    assert HATOConfig.from_dict(root.hato).tree.max_depth == 7
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"tree": {"max_depth": 0}}, "hato.tree.max_depth=0: expected at least 1"),
+        ({"tree": {"max_depth": 2.5}}, "hato.tree.max_depth=2.5: expected int"),
+        ({"tree": {"max_depth": True}}, "hato.tree.max_depth=True: expected int"),
+        ({"tree": {"max_depth": None}}, "hato.tree.max_depth=None: expected int"),
+        ({"tree": {"search_algorithm": "a*"}}, "hato.tree.search_algorithm=a*: expected one of bfs, dfs, beam"),
+        ({"tree": {"step_delimiter": ""}}, "hato.tree.step_delimiter=''"),
+        ({"tree": {"depth": 3, "breadth": 2}}, "hato.tree has no key breadth, depth; known: max_depth"),
+        ({"trees": {}}, "hato has no key trees; known: tree"),
+        ({"tree": 3}, "hato.tree=3: expected a mapping"),
+        ({"reward_weights": {"alpha": -1}}, "hato.reward_weights.alpha=-1: expected at least 0"),
+        ({"reward_weights": {"alpha": 0, "beta": 0, "gamma": 0}}, "hato.reward_weights: alpha, beta and gamma"),
+        ({"reward_weights": {"alpha": float("nan")}}, "hato.reward_weights.alpha=nan"),
+        (
+            {"exploration": {"initial_temperature": 0}},
+            "hato.exploration.initial_temperature=0: expected a number above",
+        ),
+        (
+            {"exploration": {"pruning_threshold": float("-inf")}},
+            "hato.exploration.pruning_threshold=-inf: expected a fin",
+        ),
+        ({"exploration": {"beta_u": "big"}}, "hato.exploration.beta_u='big': expected float"),
+        ({"uncertainty": {"method": "magic"}}, "hato.uncertainty.method=magic: expected one of"),
+        (
+            {"uncertainty": {"n_models": 1}},
+            "hato.uncertainty.n_models=1: expected at least 2 for hato.uncertainty.method=ens",
+        ),
+        (
+            {"uncertainty": {"model_config": {"dropout": 1}}},
+            "hato.uncertainty.model_config.dropout=1: expected a number",
+        ),
+        ({"uncertainty": {"model_config": {"width": 1}}}, "hato.uncertainty.model_config has no key width"),
+        (
+            {"uncertainty": {"method": "dropout", "model_config": {"dropout": 0.0}}},
+            "hato.uncertainty.model_config.dropout=0.0",
+        ),
+        ({"uncertainty": {"n_passes": 1, "method": "dropout"}}, "hato.uncertainty.n_passes=1: expected at least 2"),
+        ({"meta_learning": {"enable": 1}}, "hato.meta_learning.enable=1: expected bool"),
+        ({"meta_learning": {"n_inner_steps": 0}}, "hato.meta_learning.n_inner_steps=0"),
+        ({"memory": {"value_buffer_size": 0}}, "hato.memory.value_buffer_size=0"),
+        ({"metrics": {"max_paths": 1}}, "hato.metrics.max_paths=1"),
+        ({"verification_threshold": "high"}, "hato.verification_threshold='high': expected float"),
+    ],
+)
+def test_a_wrong_key_is_named(values, message):
+    with pytest.raises(ValueError) as error:
+        HATOConfig.from_dict(values)
+    assert message in str(error.value)
+
+
+def test_configs_are_frozen_and_keyword_only():
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        HATOConfig().tree.max_depth = 3
+    with pytest.raises(TypeError):
+        TreeConfig(3)

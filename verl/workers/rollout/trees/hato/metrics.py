@@ -1,0 +1,139 @@
+"""What a HATO run reports of its trees; a tree's numbers go through `TrajectoryTree.metrics` to the trainer's means."""
+
+from collections.abc import Sequence
+from statistics import fmean
+
+import torch
+from rapidfuzz.distance import Levenshtein
+
+from verl.workers.rollout.trees.hato.rewards import NodeRewards
+from verl.workers.rollout.trees.hato.tree import LEAF, ROOT, ReasoningTree
+
+
+def tree_metrics(tree: ReasoningTree) -> dict[str, float]:
+    """Of one finished tree; the root is not a step and is not counted.
+
+    Returns:
+        `nodes_made`: different steps ever made; `nodes_pruned`, `nodes_kept`: they add up to it.
+        `merged`: share of draws that were a sibling once more.
+        `leaves`; `depth`: of the deepest leaf; `branching`: mean children of kept nodes that have some, the root too.
+        `tokens_pruned`: share of the different steps' tokens that was dropped.
+    """
+    steps = tree.nodes[1:]
+    kept = [number for number in range(len(tree.nodes)) if tree.is_kept(number)]
+    leaves = [node for node in steps if node.status == LEAF]
+    children = [len(tree.nodes[number].children) for number in kept if tree.nodes[number].children]
+    tokens, tokens_kept = sum(node.n_tokens for node in steps), sum(tree.nodes[number].n_tokens for number in kept)
+    draws = sum(node.count for node in steps)
+    return {
+        "nodes_made": float(len(steps)),
+        "nodes_pruned": float(len(steps) - tree.n_kept),
+        "nodes_kept": float(tree.n_kept),
+        "merged": 1 - len(steps) / draws if draws else 0.0,
+        "leaves": float(len(leaves)),
+        "depth": float(max((node.depth for node in leaves), default=0)),
+        "branching": fmean(children) if children else 0.0,
+        "tokens_pruned": 1 - tokens_kept / tokens if tokens else 0.0,
+    }
+
+
+def reward_metrics(tree: ReasoningTree, rewards: NodeRewards) -> dict[str, float]:
+    """Means over the kept steps of R and its parts: `reward_local`, `_path`, `_causal`, `_total`; 0 without a step."""
+    kept = [number for number in range(len(tree.nodes)) if number != ROOT and tree.is_kept(number)]
+    return {
+        f"reward_{name}": fmean(part[number] for number in kept) if kept else 0.0
+        for name, part in rewards._asdict().items()
+    }
+
+
+def _nearest(path: Sequence[int], others: Sequence[Sequence[int]]) -> float:
+    """Smallest edit distance / length of the longer one, in [0, 1]; 1 if there is no other."""
+    best = 1.0
+    for other in others:
+        # the cut-off lets a distance that is no better be given up early; it counts as 1 then
+        best = min(best, Levenshtein.normalized_distance(path, other, score_cutoff=best))
+    return best
+
+
+def rdi(paths: Sequence[Sequence[int]], max_paths: int = 16) -> float | None:
+    """Reasoning diversity: mean over successful paths of the distance to the nearest other one.
+
+    Distances are normalised Levenshtein distances over tokens, in [0, 1]; 0 where every path has a twin.
+
+    Args:
+        paths: token ids of the successful paths, the problem not included.
+        max_paths: of more paths, so many evenly spaced ones are compared: the cost grows with the square.
+
+    Returns:
+        None for fewer than two paths: there is nothing to compare.
+    """
+    paths = evenly_spaced(paths, max_paths)
+    if len(paths) < 2:
+        return None
+    return fmean(_nearest(path, [*paths[:i], *paths[i + 1 :]]) for i, path in enumerate(paths))
+
+
+def novelty(paths: Sequence[Sequence[int]], references: Sequence[Sequence[int]], max_paths: int = 16) -> float | None:
+    """Mean over successful paths of the distance to the nearest path of the start policy for the same problem.
+
+    Returns:
+        in [0, 1]; None where either is missing.
+    """
+    if not paths or not references:
+        return None
+    return fmean(_nearest(path, references) for path in evenly_spaced(paths, max_paths))
+
+
+def evenly_spaced(paths: Sequence, limit: int) -> list:
+    """At most `limit` of them, in order; leaves come depth first, so that neighbours are the most alike."""
+    if len(paths) <= limit:
+        return list(paths)
+    return [paths[i * len(paths) // limit] for i in range(limit)]
+
+
+class ReferencePaths:
+    """Paths of the first visit of the first problems seen, for `novelty`. Bounded, and part of a run's state.
+
+    Args:
+        max_problems: later ones are not kept.
+        max_paths: of each, evenly spaced ones.
+    """
+
+    def __init__(self, max_problems: int, max_paths: int):
+        self.max_problems, self.max_paths = max_problems, max_paths
+        self._paths: dict[str, list[torch.Tensor]] = {}
+
+    def __contains__(self, problem: str) -> bool:
+        return problem in self._paths
+
+    def wants(self, problem: str) -> bool:
+        """Whether the problem is new, and there is room for it."""
+        return problem not in self and len(self._paths) < self.max_problems
+
+    def keep(self, problem: str, paths: Sequence[Sequence[int]]) -> None:
+        """Remembers a problem's paths; those of one that is known, or that there is no room for, are not taken."""
+        if paths and self.wants(problem):
+            chosen = evenly_spaced(paths, self.max_paths)
+            self._paths[problem] = [torch.tensor(path, dtype=torch.int32) for path in chosen]
+
+    def of(self, problem: str) -> list[list[int]]:
+        """Empty for a problem that is not known."""
+        return [path.tolist() for path in self._paths.get(problem, [])]
+
+    def state_dict(self) -> dict:
+        """For torch.save; few large tensors, as many small ones take minutes to load."""
+        paths = [path for of_problem in self._paths.values() for path in of_problem]
+        return {
+            "problems": list(self._paths),
+            "counts": torch.tensor([len(of_problem) for of_problem in self._paths.values()], dtype=torch.int64),
+            "lengths": torch.tensor([len(path) for path in paths], dtype=torch.int64),
+            "tokens": torch.cat([torch.zeros(0, dtype=torch.int32), *paths]),
+        }
+
+    def load_state_dict(self, state: dict) -> None:
+        paths = iter(state["tokens"].split(state["lengths"].tolist()))
+        counts = state["counts"].tolist()
+        self._paths = {
+            problem: [next(paths).clone() for _ in range(count)]
+            for problem, count in zip(state["problems"], counts, strict=True)
+        }

@@ -1,0 +1,272 @@
+"""One prompt's lookahead tree (LATR, arXiv 2510.24302), step by step: branching, capacity, lookahead pruning, exit.
+
+No engine here: `LookaheadTree.advance` gets each live row's candidates for one step and makes the step. Its order:
+
+    1. candidates of every unfinished row; a finished row keeps its slot
+    2. first candidates of all rows, plus those that pass the filters; over capacity k, keep by (rank, row)
+    3. new branches are born, in (row, rank) order; then every old row takes its first candidate
+    4. branches born r - 1 steps ago, r in rollout_filter_steps, are compared with their parents; those too alike go,
+       with their descendants
+    5. rows that took an end-of-sequence token are finished
+    6. leave the tree?
+
+Example, k = 2, prob_filter_abs_thres 0.25: row 0 reads "3"; its candidates are "+" (0.5) and "-" (0.4). Row 1 is born
+with "-", parent 0; row 0 takes "+". Twenty steps later both have written nearly the same: row 1 is dropped.
+"""
+
+import math
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from verl.workers.rollout.trees.latr.config import KTConfig
+from verl.workers.rollout.trees.latr.similarity import edit_distance_ratio, rouge_l, suffix_match
+
+MATH_SYMBOLS = frozenset("+-*/\\<>=()[]{}_^&%$0123456789")
+PUNCTUATION = frozenset(".,;:!?\"'")
+
+Candidate = tuple[int, float]  # token, log-probability under the raw distribution (T = 1)
+
+
+@dataclass
+class Choice:
+    """What an engine says of a row's next token: candidates, the most likely first, and a sampled one if asked for."""
+
+    candidates: list[Candidate]
+    sampled: Candidate | None = None
+
+
+@dataclass
+class Row:
+    """A branch. `number` counts births and is never used again; `tokens` start at the prompt's end."""
+
+    number: int
+    parent: int | None
+    birth_step: int
+    tokens: list[int]
+    log_probs: list[float]
+    finished: bool = False
+    suppressed: int = 0
+
+    @property
+    def cumulative_log_prob(self) -> float:
+        """Of the row's tokens since its birth, as the published filter counts it."""
+        return sum(self.log_probs[self.birth_step :])
+
+
+@dataclass
+class Record:
+    """What happened, for metrics, the viewer, and tests that compare trees."""
+
+    births: list[dict] = field(default_factory=list)  # step, row, parent, rank, token, probability
+    pruned: list[dict] = field(default_factory=list)  # step, row, reason
+    suppressed: list[dict] = field(default_factory=list)  # step, row, rank, token, probability
+    compared: int = 0
+    passed: int = 0  # candidates that passed the filters, suppressed ones included
+
+
+class LookaheadTree:
+    """The live rows of one prompt, `rows`, in order of birth; `dropped` are the pruned ones."""
+
+    def __init__(
+        self,
+        k: int,
+        config: KTConfig,
+        max_new_tokens: int,
+        eos_token_ids: Sequence[int],
+        text_of: Callable[[int], str] = str,
+        stop_words: frozenset[str] = frozenset(),
+        seed: int = 0,
+    ):
+        if k < 1:
+            raise ValueError(f"k={k}: a tree has at least one branch")
+        self.k, self.config, self.max_new_tokens = k, config, max_new_tokens
+        self.eos, self.text_of, self.stop_words = frozenset(eos_token_ids), text_of, stop_words
+        self.random = random.Random(seed)
+        self.rows = [Row(0, None, 0, [], [])]
+        self.dropped: list[Row] = []
+        self.record = Record()
+        self.step = 0
+        self.left = max_new_tokens < 1
+
+    # ---- one step ----
+
+    def advance(self, choices: Sequence[Choice | None]) -> None:
+        """Make one step. `choices[i]` is of `rows[i]`; None for a finished row."""
+        born, only_first = self._choose(choices)
+        full = len(self.rows) == self.k
+        births = [self._birth(*birth) for birth in born]
+        for i, (row, choice) in enumerate(zip(self.rows, choices, strict=True)):
+            if choice is not None:
+                self._extend(row, choice, may_sample=i in only_first, full=full)
+        self.rows += births
+        self._prune()
+        for row in self.rows:
+            row.finished = row.finished or row.tokens[-1] in self.eos
+        self.left = self._leaves()
+        self.step += 1
+
+    def _choose(self, choices: Sequence[Choice | None]) -> tuple[list[tuple[Row, int, Candidate]], set[int]]:
+        """Births of this step as (parent, rank, candidate), and the rows that keep their first candidate only."""
+        passing = [
+            (rank, i)
+            for i, choice in enumerate(choices)
+            if choice is not None
+            for rank in range(1, min(len(choice.candidates), self.config.max_n_branch_per_token))
+            if self._opens_branch(choice, rank)
+        ]
+        room = self.k - len(self.rows)
+        kept, suppressed = sorted(passing)[:room], sorted(passing)[room:]
+        self.record.passed += len(passing)
+        for rank, i in suppressed:
+            token, log_prob = choices[i].candidates[rank]
+            self.rows[i].suppressed += 1
+            self.record.suppressed.append(
+                {"step": self.step, "row": self.rows[i].number, "rank": rank, "token": token, "p": math.exp(log_prob)}
+            )
+        born = [(self.rows[i], rank, choices[i].candidates[rank]) for i, rank in sorted((i, rank) for rank, i in kept)]
+        return born, set(range(len(choices))) - {i for _, i in kept}
+
+    def _opens_branch(self, choice: Choice, rank: int) -> bool:
+        config, (token, log_prob) = self.config, choice.candidates[rank]
+        if config.random_branching_ratio is not None:
+            if self.random.random() >= config.random_branching_ratio:
+                return False
+        else:
+            first, this = math.exp(choice.candidates[0][1]), math.exp(log_prob)
+            if config.prob_filter_abs_thres is not None and not this > config.prob_filter_abs_thres:
+                return False
+            if config.prob_filter_rel_thres is not None and not first - this < config.prob_filter_rel_thres:
+                return False
+        return not (config.stop_word_filter and self._is_stop_word(token))
+
+    def _is_stop_word(self, token: int) -> bool:
+        word = self.text_of(token).strip()
+        return not word or word.lower() in self.stop_words or PUNCTUATION.issuperset(word)
+
+    def _birth(self, parent: Row, rank: int, candidate: Candidate) -> Row:
+        token, log_prob = candidate
+        number = len(self.record.births) + 1
+        self.record.births.append(
+            {
+                "step": self.step,
+                "row": number,
+                "parent": parent.number,
+                "rank": rank,
+                "token": token,
+                "p": math.exp(log_prob),
+            }
+        )
+        return Row(number, parent.number, self.step, [*parent.tokens, token], [*parent.log_probs, log_prob])
+
+    def _extend(self, row: Row, choice: Choice, may_sample: bool, full: bool) -> None:
+        sample_nk = self.config.sample_nk
+        samples = may_sample and (sample_nk == "always" or (sample_nk == "full" and full))
+        token, log_prob = choice.sampled if samples else choice.candidates[0]
+        row.tokens.append(token)
+        row.log_probs.append(log_prob)
+
+    # ---- pruning ----
+
+    def _prune(self) -> None:
+        by_number = {row.number: row for row in self.rows}
+        compared = []
+        for r in self.config.rollout_filter_steps:
+            for row in self.rows:
+                if row.parent is not None and row.birth_step == self.step + 1 - r:
+                    own, parents = row.tokens[-r:], by_number[row.parent].tokens[-r:]
+                    if self._comparable(row, by_number[row.parent], own, parents):
+                        compared.append((row, own, parents))
+        self.record.compared += len(compared)
+        reasons: dict[int, str] = {}
+        if self.config.random_pruning_ratio is not None:
+            n = int(len(compared) * self.config.random_pruning_ratio)
+            reasons = {row.number: "random" for row, _, _ in self.random.sample(compared, n)}
+        else:
+            for row, own, parents in compared:
+                if reason := self._too_alike(own, parents):
+                    reasons[row.number] = reason
+        for number in self._improbable():
+            reasons.setdefault(number, "improbable")
+        self._drop(reasons)
+
+    def _comparable(self, row: Row, parent: Row, own: list[int], parents: list[int]) -> bool:
+        if row.finished or parent.finished or not self.eos.isdisjoint(own) or not self.eos.isdisjoint(parents):
+            return False
+        return not (self.config.keep_math_symbols and self._is_math_symbol(parents[0]))
+
+    def _is_math_symbol(self, token: int) -> bool:
+        text = self.text_of(token).strip()
+        return bool(text) and MATH_SYMBOLS.issuperset(text)
+
+    def _too_alike(self, own: list[int], parents: list[int]) -> str | None:
+        config = self.config
+        if config.rollout_filter_edit_dist_thres is not None:
+            if edit_distance_ratio(own, parents) < config.rollout_filter_edit_dist_thres:
+                return "edit distance"
+        if config.rollout_filter_suffix_match_thres is not None:
+            if suffix_match(own, parents) > config.rollout_filter_suffix_match_thres:
+                return "suffix match"
+        if config.rollout_filter_rouge_l_thres is not None:
+            if rouge_l(own, parents) > config.rollout_filter_rouge_l_thres:
+                return "ROUGE-L"
+        return None
+
+    def _improbable(self) -> list[int]:
+        """Rows that the cumulative-probability filter drops at this step."""
+        steps, threshold = self.step + 1, self.config.cumulative_prob_filter_thres
+        if threshold is None or steps % self.config.cumulative_prob_filter_interval or len(self.rows) == self.k:
+            return []
+        best = max(row.cumulative_log_prob for row in self.rows)
+        bound = math.log(threshold) * steps
+        return [
+            row.number
+            for row in self.rows
+            if row.parent is not None and self.eos.isdisjoint(row.tokens) and row.cumulative_log_prob - best < bound
+        ]
+
+    def _drop(self, reasons: dict[int, str]) -> None:
+        """Drop rows and their descendants. A parent is always older, so one pass in order of birth finds them all."""
+        kept = []
+        for row in self.rows:
+            if row.parent in reasons:
+                reasons.setdefault(row.number, "parent dropped")
+            if row.number in reasons:
+                self.dropped.append(row)
+                self.record.pruned.append({"step": self.step, "row": row.number, "reason": reasons[row.number]})
+            else:
+                kept.append(row)
+        self.rows = kept
+
+    # ---- exit ----
+
+    def _leaves(self) -> bool:
+        """Whether the tree is left after this step, for good."""
+        done = self.step + 1
+        if all(row.finished for row in self.rows) or done >= self.max_new_tokens:
+            return True
+        config = self.config
+        if config.force_return_step != -1 and done >= config.force_return_step:
+            return True
+        if not config.return_on_full:
+            return False
+        share = config.return_nb_thres_init - config.return_nb_thres_decay * self.step / self.max_new_tokens
+        last_lookahead = max(config.rollout_filter_steps)
+        return len(self.rows) >= round(self.k * share) and all(
+            row.birth_step + last_lookahead < self.step for row in self.rows
+        )
+
+    # ---- numbers ----
+
+    def metrics(self) -> dict[str, float]:
+        """The paper's: suppress, empty-branch, branching and pruning ratio, saturation length."""
+        tokens = sum(len(row.tokens) for row in self.rows)
+        return {
+            "suppress_ratio": len(self.record.suppressed) / (self.k * self.max_new_tokens) if self.step else 0.0,
+            "empty_branch_ratio": 1 - len(self.rows) / self.k,
+            "branching_ratio": self.record.passed / tokens if tokens else 0.0,
+            "pruning_ratio": len(self.record.pruned) / self.record.compared if self.record.compared else 0.0,
+            "saturation_length": float(max(row.birth_step for row in self.rows)),
+            "tree_steps": float(self.step),
+            "branches": float(len(self.rows)),
+        }

@@ -1,0 +1,48 @@
+"""What changes in LATR over training: the share of tree rollouts, and (optional) the thresholds."""
+
+from dataclasses import replace
+
+from verl.workers.rollout.trees.latr.config import KTConfig
+
+NOTCHES = "kt_notches"  # the parameter scheduler's state, sent with a prompt
+
+
+def mix_ratio(schedule: dict[int, float], training_step: int) -> float:
+    """The ratio of the last scheduled step that has been reached; a pure function of the step, so a resumed run agrees.
+
+    >>> [mix_ratio({0: 1.0, 10: 0.75, 20: 0.5}, step) for step in (0, 9, 10, 25)]
+    [1.0, 1.0, 0.75, 0.5]
+    """
+    return schedule[max(step for step in schedule if step <= training_step)]
+
+
+def tree_branches(n: int, ratio: float) -> int:
+    """How many of n responses come from the tree; Python's rounding, as in the published code."""
+    return round(n * ratio)
+
+
+def tightened(config: KTConfig, notches: int) -> KTConfig:
+    """The config with its thresholds tightened by `notches` steps (negative: loosened), clamped to [0, 1]."""
+
+    def moved(value: float | None, direction: int) -> float | None:
+        return None if value is None else min(max(value + direction * notches * config.param_scheduler_step, 0.0), 1.0)
+
+    return replace(
+        config,
+        prob_filter_abs_thres=moved(config.prob_filter_abs_thres, 1),
+        prob_filter_rel_thres=moved(config.prob_filter_rel_thres, -1),
+        rollout_filter_edit_dist_thres=moved(config.rollout_filter_edit_dist_thres, 1),
+        rollout_filter_suffix_match_thres=moved(config.rollout_filter_suffix_match_thres, -1),
+        rollout_filter_rouge_l_thres=moved(config.rollout_filter_rouge_l_thres, -1),
+    )
+
+
+def next_notches(config: KTConfig, notches: int, suppress_ratio: float, empty_branch_ratio: float) -> int:
+    """The parameter scheduler's state after a training step with these ratios (means over its trees)."""
+    if not config.enable_param_scheduler:
+        return notches
+    if suppress_ratio > config.suppress_ratio_thres:
+        notches += 1
+    if empty_branch_ratio > config.empty_branch_ratio_thres:
+        notches -= 1
+    return min(max(notches, -config.max_n_step), config.max_n_step)
