@@ -5,7 +5,7 @@
 Beside the CSV: metrics.md, a table in Markdown, and metrics.png, a bar chart, of every experiment at its last step,
 with the evaluations' bootstrap intervals.
 
-Evaluation logs hold the `RESULT {json}` lines of `recipe.common.results`. Training logs are run folders or `.jsonl`
+Evaluation logs hold the `RESULT {json}` lines of `verl.evaluation.results`. Training logs are run folders or `.jsonl`
 files of verl's `file` logger; their validation metrics are used, where Best@n and Maj@n are verl's bootstrap estimates
 (n draws with replacement), not the exact values that an evaluation log gives.
 Columns: experiment, step, then `<dataset>-Acc-Pass@1`, `<dataset>-Acc-Mean@8`, `<dataset>-Response-Length-Mean`, ...
@@ -19,8 +19,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from recipe.common.comparison import Results, markdown, plot_comparison
-from recipe.common.results import INTERVAL_ENDS, parse_result_lines, replacing
 from recipe.common.run_metrics import load_metrics, run_folder
+from verl.evaluation.results import INTERVAL_ENDS, parse_result_lines
+from verl.utils.atomic_files import replacing
 
 VAL_ACCURACY = re.compile(r"val-core/(?P<dataset>.+)/acc/(?P<kind>mean|(best|maj)(?=@\d+/mean))@(?P<n>\d+)(/mean)?")
 VAL_LENGTH = re.compile(r"val-aux/(?P<dataset>.+)/response_length/mean@(?P<n>\d+)")

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import numpy as np
 
-from recipe.common.results import replacing
+from verl.utils.atomic_files import replacing
 
 TEMPLATE = Path(__file__).with_name("view_trees.html")
 STEP_FILE = re.compile(r"step_(\d+)\.jsonl")

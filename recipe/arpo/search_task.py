@@ -28,8 +28,8 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from recipe.common.results import replacing
 from recipe.common.tiny_model import TinyModelConfig, write_tiny_model
+from verl.utils.atomic_files import replacing
 from verl.workers.rollout.tools.bm25_index import words
 from verl.workers.rollout.tools.search_tool import LocalSearchTool
 

@@ -26,8 +26,8 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from recipe.common.data_files import BadRow, read_rows
-from recipe.common.results import replacing
+from verl.utils.atomic_files import replacing
+from verl.utils.data_files import BadRow, read_rows
 from verl.utils.reward_score.tool_format import TOOL_TAGS, check_format
 
 ROLES = {"system": "system", "user": "user", "human": "user", "assistant": "assistant", "gpt": "assistant"}

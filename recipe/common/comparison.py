@@ -1,6 +1,6 @@
 """Experiments beside each other: a table in Markdown and a bar chart, with bootstrap intervals where there are any.
 
-`scripts/read_log.py` makes both. Metrics are named as in `recipe.common.results`; `<name>-Low` and `<name>-High` are
+`scripts/read_log.py` makes both. Metrics are named as in `verl.evaluation.results`; `<name>-Low` and `<name>-High` are
 the ends of the interval of `<name>`.
 """
 
@@ -12,8 +12,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from recipe.common.results import INTERVAL_ENDS, replacing
 from recipe.common.run_metrics import STYLE, legend_above, run_colors
+from verl.evaluation.results import INTERVAL_ENDS
+from verl.utils.atomic_files import replacing
 
 # experiment -> data set -> metric -> value
 Results = dict[str, dict[str, dict[str, float]]]

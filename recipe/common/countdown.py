@@ -17,7 +17,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from recipe.common.results import replacing
+from verl.utils.atomic_files import replacing
 from verl.utils.reward_score.countdown import NotAnExpression, evaluate
 
 TEST_SHARE = 0.2

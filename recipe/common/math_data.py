@@ -17,8 +17,8 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from recipe.common.data_files import BadRow, describe_bad, listed, read_rows
-from recipe.common.results import replacing
+from verl.utils.atomic_files import replacing
+from verl.utils.data_files import BadRow, describe_bad, listed, read_rows
 from verl.utils.reward_score.math_equivalence import last_boxed
 
 INSTRUCTION = r"Please reason step by step, and put your final answer within \boxed{}."

@@ -20,7 +20,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
-from recipe.common.results import replacing
+from verl.utils.atomic_files import replacing
 
 METRICS_FILE = "metrics.jsonl"
 EARLIER_ATTEMPTS = "metrics.[0-9]*.jsonl"

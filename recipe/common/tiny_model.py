@@ -5,11 +5,12 @@ The weights are random: `run_warm_start.sh` teaches the format. Everything is ma
 """
 
 import argparse
-import os
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
+
+from verl.utils.atomic_files import new_folder
 
 END_OF_TURN, START_OF_TURN, PAD = "<|im_end|>", "<|im_start|>", "<|endoftext|>"
 # one token each, so that a turn costs the tiny model few steps; they stay in the decoded text
@@ -104,12 +105,11 @@ def write_tiny_model(output_dir: str | Path, config: TinyModelConfig | None = No
     """Write model and tokenizer as a Hugging Face folder, complete or not at all; returns the folder."""
     config = config or TinyModelConfig()
     output_dir = Path(output_dir)
-    unfinished = output_dir.with_name(f"{output_dir.name}.tmp{os.getpid()}")
     tokenizer = make_tokenizer(config.max_length, config.extra_words)
-    make_model(config, tokenizer).save_pretrained(unfinished)
-    tokenizer.save_pretrained(unfinished)
-    shutil.rmtree(output_dir, ignore_errors=True)
-    os.replace(unfinished, output_dir)
+    with new_folder(output_dir) as unfinished:
+        make_model(config, tokenizer).save_pretrained(unfinished)
+        tokenizer.save_pretrained(unfinished)
+        shutil.rmtree(output_dir, ignore_errors=True)
     return output_dir
 
 

@@ -25,8 +25,8 @@ from hydra import compose, initialize_config_dir
 import verl.trainer
 from recipe.arpo.search_task import SearchTaskConfig, write_search_task
 from recipe.common.countdown import CountdownConfig, write_countdown
-from recipe.common.results import EvalResult, format_result_lines, write_result_log
 from recipe.common.tiny_model import write_tiny_model
+from verl.evaluation.results import EvalResult, format_result_lines, write_result_log
 from verl.trainer.checkpoint_marker import MARKER
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -16,11 +16,11 @@ from transformers import AutoTokenizer
 
 from recipe.arpo.search_task import EXTRA_WORDS, SearchTaskConfig, write_search_task
 from recipe.arpo.sft_data import messages_of
-from verl.evaluation.server import free_port
 from recipe.common.run_metrics import load_metrics
 from recipe.common.tiny_model import TinyModelConfig, write_tiny_model
 from tests.e2e.learning import learn_by_heart
 from tests.e2e.runs import ROOT, assert_on_two_nodes, listens, wait_until
+from verl.evaluation.server import free_port
 from verl.utils.dataset.tool_sft_dataset import DemonstrationEncoder
 
 TOOLS = "actor_rollout_ref.rollout.tools"

@@ -16,9 +16,9 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from recipe.common.countdown import CountdownConfig, write_countdown
-from recipe.common.results import parse_result_lines
 from recipe.common.tiny_model import write_tiny_model
 from tests.e2e.runs import ROOT, wait_until
+from verl.evaluation.results import parse_result_lines
 
 N = 64
 pytestmark = pytest.mark.e2e

@@ -17,12 +17,12 @@ import torch
 from transformers import AutoTokenizer
 
 from recipe.common.countdown import CountdownConfig, random_expression, solve, write_countdown
-from verl.evaluation.server import serving
-from recipe.common.results import parse_result_lines
 from recipe.common.run_metrics import load_metrics
 from recipe.common.tiny_model import write_tiny_model
 from tests.e2e.learning import learn_by_heart
 from tests.e2e.runs import kill_one, start_run, wait_until
+from verl.evaluation.results import parse_result_lines
+from verl.evaluation.server import serving
 from verl.trainer.checkpoint_marker import complete_steps
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -8,11 +8,11 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from recipe.common.evaluation.benchmarks import BENCHMARKS
-from recipe.common.evaluation.checkpoint import Checkpoint, find_checkpoint, fingerprint
-from recipe.common.evaluation.metrics import Sample, measure
-from recipe.common.evaluation.questions import Question
-from recipe.common.evaluation.scoring import by_rule, final_answer
+from verl.evaluation.benchmarks import BENCHMARKS
+from verl.evaluation.checkpoint import Checkpoint, find_checkpoint, fingerprint
+from verl.evaluation.metrics import Sample, measure
+from verl.evaluation.questions import Question
+from verl.evaluation.scoring import by_rule, final_answer
 from verl.trainer.checkpoint_marker import MARKER
 
 ROOT = Path(__file__).resolve().parents[2]

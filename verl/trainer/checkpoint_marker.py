@@ -4,21 +4,15 @@ Upstream writes its tracker file last, but not atomically, and a run that is kil
 `global_step_N` leaves a mixture. A marker written by rename after everything else settles both.
 """
 
-import os
 import re
 from pathlib import Path
 
 from verl.trainer.ppo.checkpoint_callback import CheckpointCallback
 
+from verl.utils.atomic_files import replacing
+
 MARKER = "COMPLETE"
 TRACKER = "latest_checkpointed_iteration.txt"
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """Replace `path` by `text`: a reader sees the old content or the new, never a part."""
-    unfinished = path.with_name(f"{path.name}.tmp{os.getpid()}")
-    unfinished.write_text(text)
-    os.replace(unfinished, path)
 
 
 class MarkComplete(CheckpointCallback):
@@ -26,7 +20,8 @@ class MarkComplete(CheckpointCallback):
 
     def on_save(self, trainer, global_step: int, checkpoint_dir: str, async_save: bool = False, **kwargs) -> None:
         if not async_save:  # else writes may still be in flight
-            write_atomically(Path(checkpoint_dir) / MARKER, f"{global_step}\n")
+            with replacing(Path(checkpoint_dir) / MARKER) as unfinished:
+                unfinished.write_text(f"{global_step}\n")
 
 
 def complete_steps(run_dir: str | Path) -> list[int]:
@@ -61,7 +56,8 @@ def repair_tracker(run_dir: str | Path) -> str | None:
     if tracked in steps or never_marked or not run_dir.exists():
         return None
     if steps:
-        write_atomically(run_dir / TRACKER, str(steps[-1]))
+        with replacing(run_dir / TRACKER) as unfinished:
+            unfinished.write_text(str(steps[-1]))
         return f"{run_dir / TRACKER} named step {tracked}, not complete: resuming from step {steps[-1]}"
     if (run_dir / TRACKER).exists():
         (run_dir / TRACKER).unlink()

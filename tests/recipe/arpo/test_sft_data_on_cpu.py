@@ -6,8 +6,8 @@ import pandas as pd
 import pytest
 
 from recipe.arpo.sft_data import describe_bad, main, messages_of, split
-from verl.utils.data_files import BadRow
 from recipe.common.tiny_model import write_tiny_model
+from verl.utils.data_files import BadRow
 
 CALL, CODE = "<think>t</think><search>q</search>", "<python>print(1 < 2)</python>"
 END = r"<think>t</think><answer>\boxed{1}</answer>"

@@ -8,11 +8,11 @@ An evaluation log is free text for people; each dataset's numbers are also on on
 
 import json
 import math
-import os
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
+
+from verl.utils.atomic_files import replacing
 
 PREFIX = "RESULT "
 # of the name of an interval's ends, behind that of the metric
@@ -108,18 +108,5 @@ def _parse_result(text: str) -> EvalResult:
 
 def write_result_log(path: str | Path, lines: Iterable[str]) -> None:
     """Writes the lines as UTF-8 text, all or nothing; makes the folder. Replaces an older log."""
-    with replacing(path) as temporary:
-        temporary.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
-
-
-@contextmanager
-def replacing(path: str | Path) -> Iterator[Path]:
-    """Yields a temporary path beside `path`, renamed to `path` if the block ends well and removed if it does not."""
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        yield temporary
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with replacing(path) as unfinished:
+        unfinished.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")

@@ -1,0 +1,227 @@
+"""The metrics against brute force over all subsets, and the intervals against a distribution that is known."""
+
+import itertools
+import math
+import random
+from collections import Counter
+from fractions import Fraction
+
+import numpy as np
+import pytest
+
+from verl.evaluation.metrics import (
+    Estimate,
+    Sample,
+    best_at_k,
+    bootstrap_interval,
+    estimate,
+    maj_at_k,
+    measure,
+    pass_at_k,
+)
+
+
+def over_all_subsets(samples: list, k: int, value) -> float:
+    """The mean of `value(subset)` over all subsets of size k, as exact fractions."""
+    subsets = list(itertools.combinations(samples, k))
+    return float(sum((Fraction(value(subset)) for subset in subsets), Fraction()) / len(subsets))
+
+
+def majority(subset) -> Fraction:
+    """Score of the answer with most votes, the mean where several have; the plain way."""
+    votes = Counter(answer for answer, _ in subset if answer)
+    winners = [answer for answer, count in votes.items() if count == max(votes.values())]
+    return Fraction(sum(dict(subset)[answer] for answer in winners), len(winners)) if winners else Fraction()
+
+
+def random_votes(generator: random.Random, n: int) -> list[tuple[str | None, int]]:
+    """n (answer, score): few or many different answers, some none; an answer always has the same score."""
+    kinds = generator.randint(1, n)
+    scores = {answer: generator.randint(0, 1) for answer in "abcdefghij"[:kinds]}
+    silent = generator.choice([0.0, 0.3, 1.0]) * generator.random()
+    answers = [None if generator.random() < silent else generator.choice(list(scores)) for _ in range(n)]
+    return [(answer, scores.get(answer, 0)) for answer in answers]
+
+
+def test_pass_at_k_is_the_share_of_subsets_with_a_right_sample():
+    for n in range(1, 10):
+        for c, k in itertools.product(range(n + 1), range(1, n + 1)):
+            samples = [1] * c + [0] * (n - c)
+            assert pass_at_k(n, c, k) == over_all_subsets(samples, k, max), (n, c, k)
+
+
+def test_pass_at_k_of_many_samples():
+    # what would be lost between 1 and 1 - 1e-17, and what would overflow
+    assert pass_at_k(10**6, 1, 1) == 1e-6
+    assert pass_at_k(200, 1, 100) == 0.5
+    assert pass_at_k(10_000, 5_000, 5_001) == 1.0
+    assert pass_at_k(1000, 2, 500) == pytest.approx(1 - (500 * 499) / (1000 * 999), rel=1e-15)
+
+
+def test_best_at_k_is_the_mean_over_all_subsets():
+    generator = random.Random(0)
+    for _ in range(200):
+        n = generator.randint(1, 9)
+        scores = [generator.choice([0.0, 0.25, 0.5, 1.0, generator.random()]) for _ in range(n)]
+        k = generator.randint(1, n)
+        assert best_at_k(scores, k) == pytest.approx(over_all_subsets(scores, k, max), rel=1e-14)
+
+
+def test_best_at_k_of_right_and_wrong_is_pass_at_k():
+    for c in range(33):
+        assert best_at_k([True] * c + [False] * (32 - c), 8) == pytest.approx(pass_at_k(32, c, 8), rel=1e-14)
+
+
+def test_maj_at_k_is_the_mean_over_all_subsets():
+    generator = random.Random(1)
+    for _ in range(400):
+        votes = random_votes(generator, generator.randint(1, 10))
+        k = generator.randint(1, len(votes))
+        found = maj_at_k([score for _, score in votes], [answer for answer, _ in votes], k)
+        assert found == pytest.approx(over_all_subsets(votes, k, majority), abs=1e-12), (votes, k)
+
+
+@pytest.mark.parametrize(
+    ("scores", "answers", "k", "expected"),
+    [
+        ([1, 1, 0, 0], ["7", "7", "8", None], 2, 4 / 6),
+        ([1, 0], ["7", "8"], 2, 1 / 2),  # a tie
+        ([1, 0, 0], ["7", "8", "9"], 3, 1 / 3),
+        ([1, 0, 0], ["7", "8", "8"], 3, 0),
+        ([0, 0], [None, ""], 2, 0),  # no vote
+        ([1, 0, 0, 0], ["7", None, "", None], 4, 1),  # those without an answer do not vote
+        ([1, 0], ["7", "7"], 1, 1 / 2),  # one answer, two scores: their mean
+        ([True], ["7"], 1, 1),
+    ],
+)
+def test_maj_at_k_by_hand(scores, answers, k, expected):
+    assert maj_at_k(scores, answers, k) == pytest.approx(expected, abs=1e-14)
+
+
+def test_maj_at_k_of_all_samples_is_the_election():
+    """As many samples as there are: no draw is left; also where counts are far beyond enumeration."""
+    answers = ["a"] * 65 + ["b"] * 65 + ["c"] * 50 + [None] * 70
+    assert maj_at_k([a == "a" for a in answers], answers, 250) == pytest.approx(0.5, abs=1e-12)
+    assert maj_at_k([a == "c" for a in answers], answers, 250) == pytest.approx(0.0, abs=1e-12)
+
+
+def test_maj_at_k_of_two_answers_is_a_hypergeometric_tail():
+    n, right, k = 200, 110, 51
+    ways = sum(math.comb(right, i) * math.comb(n - right, k - i) for i in range(k // 2 + 1, k + 1))
+    answers = ["a"] * right + ["b"] * (n - right)
+    assert maj_at_k([a == "a" for a in answers], answers, k) == pytest.approx(ways / math.comb(n, k), rel=1e-11)
+
+
+@pytest.mark.parametrize("k", [0, 4])
+def test_k_beyond_the_samples_is_an_error(k):
+    for call in (
+        lambda: pass_at_k(3, 1, k),
+        lambda: best_at_k([0, 1, 0], k),
+        lambda: maj_at_k([0, 1, 0], ["a"] * 3, k),
+    ):
+        with pytest.raises(ValueError, match=f"k={k}: expected 1 to 3"):
+            call()
+
+
+def test_impossible_counts_are_errors():
+    with pytest.raises(ValueError, match="c=4"):
+        pass_at_k(3, 4, 1)
+    with pytest.raises(ValueError, match="2 answers for 3 scores"):
+        maj_at_k([0, 1, 0], ["a"] * 2, 1)
+    with pytest.raises(ValueError, match="'q1': score must lie in"):
+        Sample(question="q1", score=1.5, answer=None, tokens=1)
+    with pytest.raises(ValueError, match="score must lie in"):
+        Sample(question="q1", score=float("nan"), answer=None, tokens=1)
+
+
+def test_intervals_hold_the_true_mean_as_often_as_they_say():
+    """Questions whose accuracy is a quarter of the time 1, else uniform: mean 0.625; 300 sets of 150 questions."""
+    generator = np.random.default_rng(0)
+    inside = 0
+    for trial in range(300):
+        values = np.where(generator.random(150) < 0.25, 1.0, generator.random(150))
+        low, high = bootstrap_interval(values, n_resamples=600, seed=trial)
+        inside += low <= 0.625 <= high
+    assert 0.92 <= inside / 300 <= 0.98
+
+
+def test_an_interval_is_as_wide_as_theory_says_and_seeded():
+    values = np.random.default_rng(0).normal(size=400)
+    low, high = bootstrap_interval(values, n_resamples=5000)
+    assert high - low == pytest.approx(2 * 1.96 * values.std() / 20, rel=0.05)
+    narrow = bootstrap_interval(values, n_resamples=5000, confidence=0.5)
+    assert low < narrow[0] < values.mean() < narrow[1] < high
+    assert (
+        bootstrap_interval(values, seed=3) == bootstrap_interval(values, seed=3) != bootstrap_interval(values, seed=4)
+    )
+
+
+def test_intervals_do_not_depend_on_the_chunks(monkeypatch):
+    values = [0.0, 1.0, 0.5, 0.25]
+    whole = bootstrap_interval(values, n_resamples=100)
+    monkeypatch.setattr("verl.evaluation.metrics.CHUNK", 40)
+    assert bootstrap_interval(values, n_resamples=100) == whole
+
+
+def test_one_question_and_none():
+    assert estimate([0.25]) == Estimate(0.25, 0.25, 0.25, 1)
+    for values, options in (([], {}), ([1.0], {"confidence": 1.0}), ([1.0], {"n_resamples": 0})):
+        with pytest.raises(ValueError, match="expected values, confidence"):
+            bootstrap_interval(values, **options)
+
+
+def sample(question: str, score, answer, tokens: int = 1, tool_calls: int | None = None) -> Sample:
+    return Sample(question=question, score=score, answer=answer, tokens=tokens, tool_calls=tool_calls)
+
+
+def test_all_metrics_by_hand():
+    found = measure(
+        [
+            *[sample("one", 1, "7", 10, 2), sample("two", 0, "8", 4, 0), sample("one", True, "7", 20, 1)],
+            *[sample("one", False, "8", 30, 0), sample("one", 0.0, None, 40, 1), sample("two", 0, None, 4, 0)],
+            *[sample("two", 0, "9", 4, 0), sample("two", 1, "1", 4, 0)],
+        ],
+        ks=(2, 4),
+    )
+    assert {name: value.value for name, value in found.items()} == {
+        "Acc-Pass@1": pytest.approx((2 / 4 + 1 / 4) / 2),
+        "Acc-Pass@2": pytest.approx((5 / 6 + 3 / 6) / 2),
+        "Acc-Pass@4": 1.0,
+        "Acc-Mean@4": pytest.approx((2 / 4 + 1 / 4) / 2),
+        "Acc-Best@2": pytest.approx((5 / 6 + 3 / 6) / 2),
+        "Acc-Best@4": pytest.approx(1.0),
+        # two: of 6 pairs 8-, 9-, 89 have no right vote, 1- is right, 18 and 19 are ties
+        "Acc-Maj@2": pytest.approx((4 / 6 + (1 + 1 / 2 + 1 / 2) / 6) / 2),
+        "Acc-Maj@4": pytest.approx((1 + 1 / 3) / 2),
+        "Response-Length-Mean": pytest.approx((25 + 4) / 2),
+        "Tool-Calls-Mean": pytest.approx((1 + 0) / 2),
+    }
+    assert all(value.low <= value.value <= value.high and value.n_questions == 2 for value in found.values())
+    assert (found["Response-Length-Mean"].low, found["Response-Length-Mean"].high) == (4, 25)
+
+
+def test_scores_between_wrong_and_right():
+    found = measure([sample("one", 0.5, "a"), sample("one", 1.0, "b")], ks=(1,), prefix="F1")
+    assert {name: found[name].value for name in ("F1-Pass@1", "F1-Mean@1", "F1-Best@1")} == {
+        "F1-Pass@1": 0.5,
+        "F1-Mean@1": 0.75,
+        "F1-Best@1": 0.75,
+    }
+
+
+def test_samples_without_a_score_are_counted_not_guessed():
+    found = measure(
+        [sample("one", None, "a"), sample("one", 1, "a"), sample("two", 0, "a"), sample("two", 1, "b")], ks=(1, 2)
+    )
+    assert found["Acc-Pass@1"].value == pytest.approx((1 + 1 / 2) / 2)
+    assert (found["Acc-Pass@2"].value, found["Acc-Pass@2"].n_questions) == (1.0, 1)
+    assert found["Unscored-Share"].value == pytest.approx(1 / 4)
+    assert found["Response-Length-Mean"].n_questions == 2
+    with pytest.raises(ValueError, match="k=3: no question has so many samples with a score; the most are 2"):
+        measure([sample("two", 0, "a"), sample("two", 1, "b")], ks=(3,))
+
+
+@pytest.mark.parametrize(("samples", "ks"), [([], (1,)), ([sample("one", 1, "a")], ())])
+def test_nothing_to_measure_is_an_error(samples, ks):
+    with pytest.raises(ValueError, match="expected samples and at least one k"):
+        measure(samples, ks)

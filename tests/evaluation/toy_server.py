@@ -1,0 +1,95 @@
+"""An OpenAI-compatible server on loopback whose model adds: what it answers, and how often it fails, is known."""
+
+import json
+import random
+import re
+import threading
+import time
+from contextlib import contextmanager
+
+import uvicorn
+from fastapi import FastAPI, Request
+from fastapi.responses import JSONResponse
+
+from recipe.common.tiny_model import make_tokenizer
+from verl.evaluation.server import free_port
+
+
+class ToyModel:
+    """Adds the two numbers of a question; every third seed is wrong by one. With tools it asks `search` first.
+
+    Args:
+        failures: so many requests are answered by 503 before one is answered well.
+        verdict: what it says as a judge.
+        seconds: that an answer takes.
+    """
+
+    def __init__(self, failures: int = 0, verdict: str | None = None, seconds: float = 0.0, token_ids: bool = True):
+        self.failures, self.verdict, self.seconds, self.token_ids = failures, verdict, seconds, token_ids
+        self.tokenizer, self.asked, self.running, self.most_at_once = make_tokenizer(), [], 0, 0
+        self.app = FastAPI()
+        self.app.get("/v1/models")(self.models)
+        self.app.get("/health")(lambda: {})
+        self.app.post("/v1/completions")(self.completions)
+        self.app.post("/v1/chat/completions")(self.chat)
+
+    async def models(self):
+        return {"object": "list", "data": [{"id": "toy", "object": "model", "max_model_len": 4096}]}
+
+    async def completions(self, request: Request):
+        asked = await request.json()
+        return await self._reply(asked, self.answer(self.tokenizer.decode(asked["prompt"]), asked), "text")
+
+    async def chat(self, request: Request):
+        asked = await request.json()
+        text = asked["messages"][-1]["content"]
+        return await self._reply(asked, self.verdict or self.answer(text, asked), "message")
+
+    def answer(self, prompt: str, asked: dict) -> str:
+        first, second = map(int, re.findall(r"(\d+) \+ (\d+)", prompt)[-1])
+        if "search" in str(asked.get("stop")) and "<result>" not in prompt.rpartition("assistant")[2]:
+            return f"<think>look</think><search>{first} + {second}</search>"
+        right = first + second + (random.Random(asked["seed"]).random() < 1 / 3)
+        return f"<answer>\\boxed{{{right}}}</answer>"
+
+    async def _reply(self, asked: dict, text: str, kind: str):
+        import asyncio
+
+        self.asked.append(asked)
+        self.running += 1
+        self.most_at_once = max(self.most_at_once, self.running)
+        await asyncio.sleep(self.seconds)
+        self.running -= 1
+        if self.failures:
+            self.failures -= 1
+            return JSONResponse({"error": {"message": "busy"}}, status_code=503)
+        tokens = self.tokenizer.encode(text, add_special_tokens=False)
+        if not text.endswith("</search>"):
+            tokens = [*tokens, self.tokenizer.eos_token_id]
+        choice = {"index": 0, "finish_reason": "stop"}
+        choice |= (
+            {"text": text, "token_ids": tokens}
+            if kind == "text"
+            else {"message": {"role": "assistant", "content": text}}
+        )
+        if not self.token_ids:
+            choice.pop("token_ids", None)
+        usage = {"prompt_tokens": 1, "completion_tokens": len(tokens), "total_tokens": len(tokens) + 1}
+        body = {"id": "1", "object": "x", "created": 0, "model": "toy", "choices": [choice], "usage": usage}
+        return JSONResponse(json.loads(json.dumps(body)))
+
+
+@contextmanager
+def toy_server(model: ToyModel):
+    """Its URL."""
+    config = uvicorn.Config(model.app, host="127.0.0.1", port=(port := free_port()), log_level="error")
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    while not server.started:
+        time.sleep(0.01)
+    try:
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        server.should_exit = True
+        thread.join(10)

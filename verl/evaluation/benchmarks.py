@@ -1,0 +1,236 @@
+"""The benchmarks: where to get each, what its public files hold, and how it is asked and scored.
+
+    python -m verl.evaluation.benchmarks                          # all of them
+    python -m verl.evaluation.benchmarks gaia metadata.parquet    # checks a set's files
+
+Files are .parquet, .jsonl, .json (a list of objects) or .csv with the public set's own field names, without regard to
+case, or verl's parquet files (`prompt`, `reward_model.ground_truth`). Nothing is downloaded here.
+"""
+
+import argparse
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from verl.evaluation import adapters
+
+SCORINGS = {
+    "math": "the last \\boxed against the answer by math-verify",
+    "qa": "exact match and token F1 with the best golden answer",
+    "judge": "a language model compares it with the golden answers",
+    "countdown": "exact arithmetic",
+}
+HUB = "https://huggingface.co/datasets"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Benchmark:
+    """One benchmark. Field names are as published; of several the first that a row has counts.
+
+    Attributes:
+        get: where users get the files.
+        question, answer, id: fields. Rows without an id are known by their number in the files, from 0.
+        aliases: fields with more golden answers, all of which count.
+        meta: fields to keep.
+        scoring: a key of SCORINGS.
+        style: of the prompt, see `questions.to_messages`.
+        read_question, read_answers: see `adapters`.
+        left_out: why a row is no question for a model of text -> whether it is such a row. Counted, never asked.
+        decode: an encrypted row -> plain row.
+        alias_file: 2WikiMultihopQA's file with the names of `answer_id`, read if it lies beside the data.
+        note: what else to know.
+    """
+
+    title: str
+    get: str
+    question: tuple[str, ...] = ("question",)
+    answer: tuple[str, ...] = ("answer",)
+    aliases: tuple[str, ...] = ()
+    id: tuple[str, ...] = ("id",)
+    meta: tuple[str, ...] = ()
+    scoring: str
+    style: str
+    read_question: Callable[[dict, tuple[str, ...]], str] = adapters.text_question
+    read_answers: Callable[[dict, tuple[str, ...], tuple[str, ...]], list[str]] = adapters.text_answers
+    left_out: Mapping[str, Callable[[dict], bool]] = field(default_factory=dict)
+    decode: Callable[[dict], dict] | None = None
+    alias_file: str | None = None
+    note: str = ""
+
+    def fields(self) -> str:
+        """The expected fields, for people."""
+        parts = [f"question in {' or '.join(self.question)}", f"answer in {' or '.join(self.answer)}"]
+        parts += [f"more answers in {' and '.join(self.aliases)}"] if self.aliases else []
+        parts.append(f"id (optional) in {' or '.join(self.id)}")
+        return ", ".join([*parts, *([f"optional: {', '.join(self.meta)}"] if self.meta else [])])
+
+
+def _maths(title: str, get: str, **options) -> Benchmark:
+    """A set of mathematics: the answer is boxed, also that of a solution."""
+    fields = {
+        "question": ("problem", "question"),
+        "answer": ("answer", "solution"),
+        "read_question": adapters.math_question,
+        "read_answers": adapters.math_answers,
+        "left_out": {"needs an image": adapters.needs_image},
+    }
+    return Benchmark(title=title, get=get, scoring="math", style="boxed", **(fields | options))
+
+
+def _searches(title: str, get: str, scoring: str, **options) -> Benchmark:
+    """A set of questions to answer with tools, between tags."""
+    return Benchmark(title=title, get=get, scoring=scoring, style="answer", **options)
+
+
+BENCHMARKS: dict[str, Benchmark] = {
+    "aime24": _maths("AIME24", f"{HUB}/HuggingFaceH4/aime_2024 or {HUB}/math-ai/aime24", meta=("url", "year")),
+    "aime25": _maths("AIME25", f"{HUB}/math-ai/aime25 or {HUB}/MathArena/aime_2025", id=("id", "problem_idx")),
+    "math500": _maths("MATH500", f"{HUB}/HuggingFaceH4/MATH-500", id=("unique_id",), meta=("subject", "level")),
+    "gsm8k": _maths(
+        "GSM8K",
+        f"{HUB}/openai/gsm8k (main, test)",
+        question=("question",),
+        answer=("answer",),
+        read_question=adapters.text_question,
+        read_answers=adapters.gsm8k_answers,
+        note="answer is the solution, then #### and the number",
+    ),
+    "math": _maths(
+        "MATH",
+        f"{HUB}/EleutherAI/hendrycks_math (the test files of all seven subjects)",
+        meta=("level", "type"),
+        note="the seven files together are the set",
+    ),
+    "webwalkerqa": _searches("WebWalkerQA", f"{HUB}/callanwu/WebWalkerQA (main)", "judge", meta=("root_url", "info")),
+    "hotpotqa": _searches(
+        "HotpotQA",
+        f"https://hotpotqa.github.io (hotpot_dev_distractor_v1.json) or {HUB}/hotpotqa/hotpot_qa (validation)",
+        "qa",
+        answer=("answer", "golden_answers"),
+        id=("_id", "id"),
+        meta=("type", "level"),
+    ),
+    "2wikimultihopqa": _searches(
+        "2WikiMultihopQA",
+        "https://github.com/Alab-NII/2wikimultihop (data_ids_april7.zip: dev.json and id_aliases.json)",
+        "qa",
+        answer=("answer", "golden_answers"),
+        id=("_id", "id"),
+        meta=("type", "answer_id"),
+        alias_file="id_aliases.json",
+        note="with id_aliases.json beside it an entity's other names are right, as in the authors' script 1.1",
+    ),
+    "musique": _searches(
+        "MuSiQue",
+        f"https://github.com/StonyBrookNLP/musique (musique_ans_v1.0_dev.jsonl) or {HUB}/dgslibisey/MuSiQue",
+        "qa",
+        answer=("answer", "golden_answers"),
+        aliases=("answer_aliases",),
+        left_out={"has no answer": lambda row: row.get("answerable") is False},
+    ),
+    "bamboogle": _searches(
+        "Bamboogle",
+        f"{HUB}/chiayewken/bamboogle",
+        "qa",
+        question=("Question",),
+        answer=("Answer", "golden_answers"),
+    ),
+    "gaia": _searches(
+        "GAIA",
+        f"{HUB}/gaia-benchmark/GAIA (2023/validation/metadata.parquet; access on request)",
+        "judge",
+        question=("Question",),
+        answer=("Final answer", "answer"),
+        id=("task_id",),
+        meta=("Level",),
+        read_answers=adapters.gaia_answers,
+        left_out={"comes with a file": lambda row: bool(row.get("file_name"))},
+    ),
+    "hle": _searches(
+        "HLE",
+        f"{HUB}/cais/hle (test; access on request)",
+        "judge",
+        meta=("answer_type", "category"),
+        left_out={"needs an image": adapters.needs_image},
+    ),
+    "xbench": _searches(
+        "xbench-DeepSearch",
+        f"https://github.com/xbench-ai/xbench-evals (data/DeepSearch*.csv) or {HUB}/xbench/DeepSearch",
+        "judge",
+        question=("prompt", "question"),
+        decode=adapters.decode_xbench,
+        note="encrypted, with the key in the field canary; take the files as published",
+    ),
+    "countdown": Benchmark(
+        title="Countdown",
+        get=f"python -m recipe.common.countdown, or {HUB}/Jiayi-Pan/Countdown-Tasks-3to4",
+        question=("nums", "numbers"),
+        answer=("target",),
+        scoring="countdown",
+        style="plain",
+        read_question=adapters.countdown_question,
+        read_answers=adapters.countdown_answers,
+    ),
+    "searchtask": _searches(
+        "the made search task",
+        "python -m recipe.arpo.search_task --output-dir outputs/data/search_task, and evaluate with "
+        "scripts/eval-searchtask.sh",
+        "qa",
+    ),
+    "amc23": _maths("AMC23", f"{HUB}/math-ai/amc23 or {HUB}/AI-MO/aimo-validation-amc", meta=("url",)),
+    "olympiadbench": _maths(
+        "OlympiadBench",
+        f"{HUB}/Hothan/OlympiadBench (OE_TO_maths_en_COMP) or {HUB}/math-ai/olympiadbench",
+        answer=("final_answer", "answer"),
+        meta=("subfield", "answer_type", "unit", "is_multiple_answer"),
+        note="several final answers are one answer, in any order; context is asked with the question",
+    ),
+}
+
+
+def find_benchmark(name: str) -> Benchmark:
+    """A benchmark by its name, without regard to case, spaces, - and _.
+
+    >>> find_benchmark("Math-500").title
+    'MATH500'
+
+    Raises:
+        ValueError: there is none; the message lists all.
+    """
+    found = BENCHMARKS.get("".join(char for char in name.lower() if char not in "-_ "))
+    if found is None:
+        raise ValueError(f"no benchmark {name!r}: choose one of {', '.join(BENCHMARKS)}")
+    return found
+
+
+def describe(name: str) -> list[str]:
+    """Lines for people: where to get it, its fields, and how it is asked and scored."""
+    benchmark = find_benchmark(name)
+    lines = [
+        f"{name}: {benchmark.title}",
+        f"  get      {benchmark.get}",
+        f"  fields   {benchmark.fields()}",
+        f"  asked    {benchmark.style}, scored by {benchmark.scoring}: {SCORINGS[benchmark.scoring]}",
+    ]
+    lines += [f"  left out {reason}" for reason in benchmark.left_out]
+    return [*lines, *([f"  note     {benchmark.note}"] if benchmark.note else [])]
+
+
+def main(arguments: list[str] | None = None) -> None:
+    from verl.evaluation.loading import read_questions
+
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("name", nargs="?", help="tells of this benchmark only")
+    parser.add_argument("files", nargs="*", metavar="FILE", help="reads the files and tells what they hold")
+    args = parser.parse_args(arguments)
+    try:
+        for name in [args.name] if args.name else BENCHMARKS:
+            print("\n".join(describe(name)))
+        if args.files:
+            found = read_questions(args.name, args.files)
+            print(f"{len(found.questions)} questions; left out: {found.left_out or 'none'}")
+    except ValueError as error:
+        raise SystemExit(f"error: {error}") from error
+
+
+if __name__ == "__main__":
+    main()

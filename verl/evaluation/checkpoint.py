@@ -1,0 +1,75 @@
+"""A run's checkpoint as a folder that a server loads."""
+
+import hashlib
+import subprocess
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+from verl.trainer.checkpoint_marker import complete_steps
+from verl.utils.atomic_files import new_folder
+
+END_BYTES = 1 << 20
+
+
+class Checkpoint(NamedTuple):
+    """The model to evaluate: `model` can be loaded once `shards`, if not None, have been merged into it."""
+
+    model: str
+    step: int | None
+    shards: Path | None = None
+
+
+def find_checkpoint(experiment: str, step: int | None) -> Checkpoint:
+    """A run's checkpoint of `step`, the last complete one by default; changes nothing.
+
+    Raises:
+        SystemExit: the run has no such complete checkpoint.
+    """
+    run_dir = Path("outputs") / experiment
+    steps = complete_steps(run_dir)
+    if not steps or (step is not None and step not in steps):
+        of_step = "" if step is None else f" of step {step}"
+        raise SystemExit(f"error: {run_dir} has no complete checkpoint{of_step}; it has {steps}")
+    step = steps[-1] if step is None else step
+    shards = run_dir / f"global_step_{step}" / "actor"
+    if list((shards / "huggingface").glob("*.safetensors")):
+        return Checkpoint(str(shards / "huggingface"), step)
+    merged = run_dir / f"global_step_{step}" / "merged"
+    return Checkpoint(str(merged), step, None if merged.exists() else shards)
+
+
+def fingerprint(checkpoint: Checkpoint) -> str | None:
+    """Tells weights apart without reading all of them: names, sizes, and both ends of every file; None for a hub name.
+
+    Of a run's checkpoint the shards, so that it is the same before and after they are merged.
+    """
+    folder = Path(checkpoint.model)
+    if checkpoint.step is not None:
+        folder = next(parent for parent in folder.parents if parent.name.startswith("global_step_")) / "actor"
+    files = sorted(path for path in folder.rglob("*") if path.suffix in (".safetensors", ".bin", ".pt"))
+    if not files:
+        return None
+    digest = hashlib.sha256()
+    for path in files:
+        size = path.stat().st_size
+        digest.update(f"{path.relative_to(folder)} {size} ".encode())
+        with path.open("rb") as file:
+            digest.update(file.read(END_BYTES))
+            file.seek(max(0, size - END_BYTES))
+            digest.update(file.read())
+    return digest.hexdigest()[:16]
+
+
+def merge_shards(shards: Path, merged: Path) -> None:
+    """The trainer's shards as one Hugging Face folder, all or nothing.
+
+    Raises:
+        SystemExit: upstream's merger failed; the end of its output is in the message.
+    """
+    with new_folder(merged) as unfinished:
+        merge = [sys.executable, "-m", "verl.model_merger", "merge", "--backend", "fsdp"]
+        merge += ["--local_dir", str(shards), "--target_dir", str(unfinished)]
+        done = subprocess.run(merge, capture_output=True, text=True)
+        if done.returncode:
+            raise SystemExit(f"error: merging {shards} failed:\n{done.stderr[-2000:]}")

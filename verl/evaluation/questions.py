@@ -1,0 +1,65 @@
+"""Questions of a benchmark as a model is asked them, and the instructions that go with them."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from recipe.common.math_data import INSTRUCTION
+from verl.utils.reward_score.tool_format import TOOL_TAGS
+
+STYLES = ("boxed", "answer", "plain")
+_TOOLS = {"search": "a query for a search engine", "python": "a Python program, whose output you get"}
+_ANSWER = r"Then give the answer alone, boxed, between <answer> and </answer>, as in <answer>\boxed{Paris}</answer>."
+
+
+@dataclass(frozen=True)
+class Question:
+    """One question.
+
+    Attributes:
+        id: unique in its set, and the same whatever else of the set is asked.
+        text: the bare question, as a judge sees it.
+        prompt: messages (`role`, `content`).
+        answers: the golden answers; each is right. Countdown: `{"target": …, "numbers": …}` as JSON.
+        meta: other fields of the public set, such as GAIA's Level.
+    """
+
+    id: str
+    text: str
+    prompt: list[dict]
+    answers: list[str]
+    meta: dict = field(default_factory=dict)
+
+
+def to_messages(
+    text: str, style: str, *, tool_tags: Iterable[str] = TOOL_TAGS, system: str | None = None
+) -> list[dict]:
+    """The prompt for a bare question.
+
+    Args:
+        style: `boxed` asks for \\boxed (as `recipe.common.math_data` does in training data); `answer` explains the tags
+            of `tool_format` in a system message; `plain` adds nothing.
+        tool_tags: the tools that `answer` tells of; none: think and answer only.
+        system: a system message instead of the style's, such as that of a checkpoint's training data.
+
+    Raises:
+        ValueError: no such style.
+    """
+    if style not in STYLES:
+        raise ValueError(f"style={style!r}: choose one of {', '.join(STYLES)}")
+    if system is None and style == "answer":
+        system = tool_instruction(tool_tags)
+    content = f"{text}\n\n{INSTRUCTION}" if style == "boxed" else text
+    messages = [{"role": "system", "content": system}] if system else []
+    return [*messages, {"role": "user", "content": content}]
+
+
+def tool_instruction(tool_tags: Iterable[str] = TOOL_TAGS) -> str:
+    """What a model that was not trained on the protocol must know of it."""
+    tools = [f"<{tag}>…</{tag}> {_TOOLS.get(tag, f'calls the tool {tag}')}" for tag in tool_tags]
+    lines = ["Answer the question. First think, between <think> and </think>."]
+    if tools:
+        lines.append(
+            f"You may call tools: {'; '.join(tools)}. What a tool gives you comes back between <result> and </result>; "
+            "think again then, and call tools as often as you need."
+        )
+    return " ".join([*lines, _ANSWER])

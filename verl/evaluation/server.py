@@ -1,0 +1,216 @@
+"""The model that is evaluated, behind an OpenAI-compatible server: somebody's, or one that is started here and stopped.
+
+A vLLM server takes and gives token ids, so that what a tool-using model sees is what it saw in training
+(`ServerEngine`). Of any other server messages go in and text comes out (`ChatModel`).
+"""
+
+import asyncio
+import ctypes
+import itertools
+import os
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+from openai import AsyncOpenAI
+
+from verl.workers.rollout.rollout_engine import Generation
+from verl.workers.rollout.tools.http_json import is_loopback
+
+ROOT = Path(__file__).resolve().parents[2]
+STOP_SECONDS = 20
+CONNECTIONS_A_CLIENT = 16
+
+
+def client_of(url: str, api_key: str | None = None, *, timeout: float = 3600.0, retries: int = 5) -> AsyncOpenAI:
+    """A client for `url`, such as http://127.0.0.1:8000; the environment's proxies serve other machines only.
+
+    Args:
+        api_key: of the server; None: it asks for none.
+        timeout: seconds of one request.
+        retries: of a request that was refused, cut off or answered by 408, 409, 429 or 5xx; waits double.
+    """
+    base = httpx.URL(url.rstrip("/"))
+    http = httpx.AsyncClient(
+        trust_env=not is_loopback(base), timeout=timeout, limits=httpx.Limits(max_connections=None)
+    )
+    return AsyncOpenAI(base_url=f"{base}/v1", api_key=api_key or "none", max_retries=retries, http_client=http)
+
+
+def clients_of(url: str, api_key: str | None, concurrency: int) -> list[AsyncOpenAI]:
+    """Enough clients for so many requests at once, see `client_of`.
+
+    httpcore (1.0) looks at every connection of a pool for every idle one: with 256 in one pool that was half of an
+    evaluation's time.
+    """
+    return [client_of(url, api_key) for _ in range(-(-concurrency // CONNECTIONS_A_CLIENT))]
+
+
+class ServerEngine:
+    """`RolloutEngine` on a vLLM server: token ids in, token ids out, no log-probabilities.
+
+    Args:
+        clients: see `clients_of`; they take turns.
+        model: the name that the server knows it by.
+        concurrency: requests at once; more wait.
+    """
+
+    def __init__(self, clients: Sequence[AsyncOpenAI], model: str, concurrency: int):
+        self.clients, self.model, self.slots = itertools.cycle(clients), model, asyncio.Semaphore(concurrency)
+
+    async def generate(
+        self,
+        prompt_ids: Sequence[int],
+        *,
+        max_tokens: int,
+        stop_token_ids: Sequence[int],
+        temperature: float = 1.0,
+        top_p: float = 1.0,
+        top_k: int = -1,
+        seed: int | None = None,
+        n_candidates: int = 0,
+        n_entropy: int = 0,
+        stop: Sequence[str] = (),
+        request_id: str | None = None,
+    ) -> Generation:
+        """See `RolloutEngine.generate`.
+
+        Raises:
+            ValueError: candidates or entropies are asked for, or the server gives no token ids: it is no vLLM.
+        """
+        if n_candidates or n_entropy:
+            raise ValueError(f"n_candidates={n_candidates}, n_entropy={n_entropy}: the completions API reports none")
+        more = {"top_k": top_k, "stop_token_ids": list(stop_token_ids), "return_token_ids": True}
+        more |= {"prompt": list(prompt_ids)} | ({"skip_special_tokens": False} if stop else {})
+        async with self.slots:
+            found = await next(self.clients).completions.create(
+                model=self.model,
+                prompt="",  # in `more`: the client would look at every token of it
+                max_tokens=max_tokens,
+                temperature=temperature,
+                top_p=top_p,
+                seed=seed,
+                stop=list(stop) or None,
+                extra_body=more,
+            )
+        token_ids = (found.choices[0].model_extra or {}).get("token_ids")
+        if token_ids is None:
+            raise ValueError(
+                "the server gives no token ids: server.api=tokens needs a vLLM server, else server.api=chat"
+            )
+        stopped = bool(token_ids) and token_ids[-1] in set(stop_token_ids)
+        return Generation(list(token_ids), [0.0] * len(token_ids), stopped=stopped)
+
+
+class ChatModel:
+    """Messages in, text out. Arguments as `ServerEngine`'s."""
+
+    def __init__(self, clients: Sequence[AsyncOpenAI], model: str, concurrency: int):
+        self.clients, self.model, self.slots = itertools.cycle(clients), model, asyncio.Semaphore(concurrency)
+
+    async def ask(self, messages: Sequence[dict], **sampling) -> tuple[str, int]:
+        """The reply's text and its tokens (0 where the server does not count).
+
+        Args:
+            sampling: max_tokens, temperature, top_p, seed, ….
+        """
+        async with self.slots:
+            found = await next(self.clients).chat.completions.create(
+                model=self.model, messages=list(messages), **sampling
+            )
+        tokens = found.usage.completion_tokens if found.usage else 0
+        return found.choices[0].message.content or "", tokens
+
+
+def free_port() -> int:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        return taken.getsockname()[1]
+
+
+@contextmanager
+def serving(model: str, log: Path, options: Sequence[str] = (), start_seconds: float = 1800.0) -> Iterator[str]:
+    """`vllm serve` of a folder or hub name on a free port of this machine, as `scripts/serve.sh` starts it.
+
+    The server and all that it started are gone afterwards, however the block ends.
+
+    Args:
+        log: what the server prints.
+        options: vLLM's.
+        start_seconds: until it must answer.
+
+    Yields:
+        its URL.
+
+    Raises:
+        RuntimeError: it ended, or did not answer in time; the message holds the end of its log.
+    """
+    url = f"http://127.0.0.1:{(port := free_port())}"
+    log.parent.mkdir(parents=True, exist_ok=True)
+    command = ["bash", str(ROOT / "scripts/serve.sh"), model, "--host", "127.0.0.1", "--port", str(port), *options]
+    environment = {**os.environ, "HARDWARE": "cpu" if os.environ.get("VERL_PLATFORM") == "cpu" else "gpu"}
+    with log.open("w") as out:
+        process = subprocess.Popen(
+            command,
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            cwd=ROOT,
+            env=environment,
+            start_new_session=True,
+            preexec_fn=_end_with_the_parent,
+        )
+    try:
+        _wait_until_healthy(process, url, log, start_seconds)
+        yield url
+    finally:
+        _stop(process)
+
+
+def _end_with_the_parent() -> None:
+    """Linux: a SIGTERM when the evaluation is killed and cannot stop its server."""
+    ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
+
+
+def _wait_until_healthy(process: subprocess.Popen, url: str, log: Path, seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if process.poll() is not None:
+            break
+        try:
+            if httpx.get(f"{url}/health", trust_env=False, timeout=5).status_code == 200:
+                return
+        except httpx.HTTPError:
+            pass
+        time.sleep(0.5)
+    ended = (
+        f"ended with exit code {process.returncode}" if process.poll() is not None else f"no answer in {seconds:g} s"
+    )
+    raise RuntimeError(f"the server did not start ({ended}); the end of {log}:\n{log.read_text()[-2000:]}")
+
+
+def _stop(process: subprocess.Popen) -> None:
+    """The server's whole session: politely, then for good."""
+    for signal_number, seconds in ((signal.SIGTERM, STOP_SECONDS), (signal.SIGKILL, STOP_SECONDS)):
+        try:
+            os.killpg(process.pid, signal_number)
+        except ProcessLookupError:
+            break
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline and _lives(process):
+            time.sleep(0.1)
+    process.wait()
+
+
+def _lives(process: subprocess.Popen) -> bool:
+    """Whether any process of the group is left."""
+    process.poll()
+    try:
+        os.killpg(process.pid, 0)
+    except ProcessLookupError:
+        return False
+    return True

@@ -1,0 +1,43 @@
+"""Files and folders that are complete or not there: written under a temporary name beside their own, then renamed."""
+
+import os
+import shutil
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+@contextmanager
+def replacing(path: str | Path) -> Iterator[Path]:
+    """A path for a new file beside `path`. If the block ends well, the file replaces `path`; if not, it is removed.
+
+    A reader of `path` sees the old content or the new, never a part. The folder of `path` is made.
+    """
+    unfinished = _temporary(Path(path))
+    try:
+        yield unfinished
+        os.replace(unfinished, path)
+    finally:
+        unfinished.unlink(missing_ok=True)
+
+
+@contextmanager
+def new_folder(path: str | Path) -> Iterator[Path]:
+    """An empty folder beside `path`. If the block ends well, it is renamed to `path`; if not, it is removed.
+
+    Raises:
+        OSError: when the block has ended and `path` is a folder with content: another process may have been faster.
+    """
+    unfinished = _temporary(Path(path))
+    unfinished.mkdir()
+    try:
+        yield unfinished
+        os.replace(unfinished, path)
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
+
+
+def _temporary(path: Path) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
