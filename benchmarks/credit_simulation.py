@@ -10,14 +10,13 @@ independent trajectories.
 Writes benchmarks/results/credit_simulation.md; no engine, one process.
 """
 
-import argparse
 from statistics import fmean
 
 import numpy as np
 import torch
 from verl.trainer.ppo.core_algos import get_adv_estimator_fn
 
-from benchmarks.report import write_report
+from benchmarks.report import parser_of, write_report
 from verl.trainer.ppo.hato_algos import sibling_advantages
 from verl.trainer.ppo.tree_credit import SEGMENT_IDS
 
@@ -71,8 +70,8 @@ def sibling_credit(scores: torch.Tensor, groups: np.ndarray, nodes: torch.Tensor
     roots = n + torch.from_numpy(groups).unsqueeze(-1)
     parent = torch.zeros(n, dtype=torch.long)
     parent[unique] = torch.cat([roots, unique[:, :-1]], dim=1)
-    families = parent.unique(return_inverse=True)[1]
-    of_nodes = sibling_advantages(value, families, torch.ones(n, dtype=torch.long)).advantages
+    siblings = parent.unique(return_inverse=True)[1]
+    of_nodes = sibling_advantages(value, siblings, torch.ones(n, dtype=torch.long)).advantages
     return (of_nodes / passing)[unique]
 
 
@@ -96,8 +95,7 @@ def accuracy_after(length: int, grows: str, credit: str, rate: float, seed: int)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, default=3)
+    parser = parser_of(__doc__, seeds=3)
     parser.add_argument("--rates", type=float, nargs="+", default=RATES)
     args = parser.parse_args()
     torch.set_num_threads(1)

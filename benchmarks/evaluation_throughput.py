@@ -8,7 +8,6 @@ of it: reading the questions, asking, scoring, a line on the disk for each sampl
 Writes benchmarks/results/evaluation_throughput.md.
 """
 
-import argparse
 import asyncio
 import json
 import os
@@ -24,11 +23,11 @@ import pandas as pd
 from hydra import compose, initialize_config_dir
 from transformers import AutoTokenizer
 
-from benchmarks.report import write_report
+from benchmarks.report import in_turns, parser_of, with_range, write_report
 from recipe.common.countdown import CountdownConfig, write_countdown
-from recipe.common.evaluation.main import evaluate
-from recipe.common.evaluation.server import client_of, serving
 from recipe.common.tiny_model import write_tiny_model
+from verl.evaluation.main import evaluate
+from verl.evaluation.server import client_of, serving
 
 ROOT = Path(__file__).resolve().parents[1]
 SEQUENTIAL_SHARE = 16
@@ -68,14 +67,12 @@ def benched(url: str, model: str, file: Path, n_prompts: int, tokens: int, seed:
     command += ["--model", model, "--dataset-name", "custom", "--dataset-path", str(file), "--skip-chat-template"]
     command += ["--num-prompts", str(n_prompts), "--custom-output-len", str(tokens), "--max-concurrency", "256"]
     command += ["--temperature", "1.0", "--seed", str(seed), "--disable-tqdm", "--num-warmups", "0"]
-    told = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    found = [
-        re.search(rf"{name}:\s+([\d.]+)", told.stdout)
-        for name in (r"Successful requests", r"Benchmark duration \(s\)", r"Total generated tokens")
-    ]
-    if None in found or int(found[0][1]) != n_prompts:
-        raise RuntimeError(told.stdout + told.stderr)
-    return float(found[1][1]), int(found[2][1])
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    names = (r"Successful requests", r"Benchmark duration \(s\)", r"Total generated tokens")
+    figures = [re.search(rf"{name}:\s+([\d.]+)", done.stdout) for name in names]
+    if None in figures or int(figures[0][1]) != n_prompts:
+        raise RuntimeError(done.stdout + done.stderr)
+    return float(figures[1][1]), int(figures[2][1])
 
 
 def measure(folder: Path, args) -> dict[str, list[tuple[float, int]]]:
@@ -88,40 +85,35 @@ def measure(folder: Path, args) -> dict[str, list[tuple[float, int]]]:
     file = folder / "prompts.jsonl"
     file.write_text("".join(json.dumps({"prompt": prompt}) + "\n" for prompt in prompts * args.n))
     total = args.questions * args.n
-    times: dict[str, list[tuple[float, int]]] = {"vllm bench serve": [], "one after the other": [], "evaluation": []}
+    sample = (prompts * args.n)[: total // SEQUENTIAL_SHARE]
     with serving(model, folder / "server.txt", ["--dtype", "float32", "--max-num-seqs", "256"]) as url:
         evaluated(folder, url, 1, args.tokens, args.runs)  # warm-up
-        for run in range(args.runs):
-            times["vllm bench serve"].append(benched(url, model, file, total, args.tokens, run))
-            sample = (prompts * args.n)[: total // SEQUENTIAL_SHARE]
-            times["one after the other"].append(one_by_one(url, model, sample, args.tokens))
-            times["evaluation"].append(evaluated(folder, url, args.n, args.tokens, run))
-    return times
+        sides = {
+            "vllm bench serve": lambda run: benched(url, model, file, total, args.tokens, run),
+            "one after the other": lambda run: one_by_one(url, model, sample, args.tokens),
+            "evaluation": lambda run: evaluated(folder, url, args.n, args.tokens, run),
+        }
+        return in_turns(sides, args.runs)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    for name, default in (("questions", 64), ("n", 16), ("tokens", 64), ("runs", 3)):
-        parser.add_argument(f"--{name}", type=int, default=default)
-    args = parser.parse_args()
+    args = parser_of(__doc__, questions=64, n=16, tokens=64, runs=3).parse_args()
     os.environ.setdefault("VERL_PLATFORM", "cpu")
     with tempfile.TemporaryDirectory(prefix="evaluation") as folder:
-        times = measure(Path(folder), args)
-    rates = {name: [made / seconds for seconds, made in found] for name, found in times.items()}
+        results = measure(Path(folder), args)
+    rates = {name: [made / seconds for seconds, made in runs] for name, runs in results.items()}
     limit = statistics.median(rates["vllm bench serve"])
     table = []
-    for name, found in rates.items():
-        middle = statistics.median(found)
-        seconds = ", ".join(f"{one:.1f}" for one, _ in times[name])
-        table.append(
-            (name, f"{middle:,.0f}", f"{min(found):,.0f} to {max(found):,.0f}", f"{middle / limit:.2f}", seconds)
-        )
+    for name, runs in results.items():
+        ratio = statistics.median(rates[name]) / limit
+        seconds = ", ".join(f"{seconds:.1f}" for seconds, _ in runs)
+        table.append((name, with_range(rates[name], ",.0f"), f"{ratio:.2f}", seconds))
     write_report(
         "evaluation_throughput",
         f"{args.questions} questions x {args.n} samples of up to {args.tokens} tokens; one server, {args.runs} runs in "
-        f"turns. Generated tokens a second, median; the ratio is to vLLM's client. One after the other: 1 in "
-        f"{SEQUENTIAL_SHARE} of the requests.",
-        ("", "tokens/s", "range", "ratio", "seconds of each run"),
+        "turns. Generated tokens a second, median (least to greatest); the ratio is to vLLM's client. One after the "
+        f"other: 1 in {SEQUENTIAL_SHARE} of the requests.",
+        ("", "tokens/s", "ratio", "seconds of each run"),
         table,
     )
 

@@ -7,7 +7,6 @@ Needs torch and transformers only; the two losses also need verl and say so wher
 block is the baseline that the others are compared with. --output writes benchmarks/results/gpu_kernels.md.
 """
 
-import argparse
 import copy
 import gc
 import math
@@ -19,7 +18,7 @@ import torch
 import transformers
 
 from benchmarks.gpu_timing import HEADER, WARM_UP, Block, Case, rows_of
-from benchmarks.report import report_text, write_report
+from benchmarks.report import parser_of, report_text, write_report
 from vllm_patches.normalised_entropy import compute_entropy_based_temperature, entropy_of_logits
 
 HAPO = {"temperature_tau": 0.05, "median": -0.1, "std": 3.0, "scale_pos": 1.0, "scale_neg": 0.5}
@@ -149,7 +148,7 @@ def loss_block(sizes: Sizes, device: torch.device) -> Block:
         return Case(name, lambda: loss_and_gradient(batch), error)
 
     what = f"loss with its gradient, {sizes.sequences} sequences of up to {sizes.longest:,} tokens, jagged"
-    return Block(what, batch.tokens, [case_of(*one) for one in loss_functions().items()])
+    return Block(what, batch.tokens, [case_of(*named) for named in loss_functions().items()])
 
 
 def layer_block(sizes: Sizes, device: torch.device) -> Block:
@@ -182,7 +181,7 @@ def layer_block(sizes: Sizes, device: torch.device) -> Block:
         )
 
     what = f"2 layers of Qwen2, width {sizes.hidden:,}, bf16, forward and backward"
-    return Block(what, math.prod(sizes.layer_batch), [case_of(*one) for one in models.items()])
+    return Block(what, math.prod(sizes.layer_batch), [case_of(*named) for named in models.items()])
 
 
 def all_rows(sizes: Sizes, device: torch.device, repeats: int) -> Iterator[tuple[str, ...]]:
@@ -203,10 +202,8 @@ def all_rows(sizes: Sizes, device: torch.device, repeats: int) -> Iterator[tuple
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--device", default="cuda")
+    parser = parser_of(__doc__, device="cuda", repeats=7)
     parser.add_argument("--small", action="store_true", help="sizes for a test on a CPU")
-    parser.add_argument("--repeats", type=int, default=7, help=f"of each case, after {WARM_UP} to warm up (7)")
     parser.add_argument("--output", action="store_true", help="write benchmarks/results/gpu_kernels.md")
     args = parser.parse_args()
     device = torch.device(args.device)
@@ -217,9 +214,10 @@ def main() -> None:
     torch.manual_seed(0)
     rows = list(all_rows(SMALL if args.small else Sizes(), device, args.repeats))
     what = (
-        f"Minimum, median and maximum of {args.repeats} runs. Memory: peak above the inputs. Error against float64: "
-        "the largest difference (entropy and log-probs in nats, softmax in probability, temperature as T'/T); losses: "
-        "relative, of the value and of the gradient's norm; layers: relative, of the norm of hidden states. "
+        f"Minimum, median and maximum of {args.repeats} runs after {WARM_UP} to warm up. Memory: peak above the "
+        "inputs. Error against float64: the largest difference (entropy and log-probs in nats, softmax in "
+        "probability, temperature as T'/T); losses: relative, of the value and of the gradient's norm; layers: "
+        "relative, of the norm of hidden states. "
         f"torch {torch.__version__}, transformers {transformers.__version__}."
     )
     if args.output:

@@ -1,45 +1,40 @@
 """What the overlay adds to `import verl`: fresh interpreters with our plug-in and without any, in turn.
 
-    python benchmarks/import_cost.py [--runs 10]
+    python -m benchmarks.import_cost [--runs 10]
 
 Baseline: VERL_USE_EXTERNAL_PLUGINS=none, upstream's own switch. Writes benchmarks/results/import_cost.md.
 """
 
-import argparse
 import os
 import statistics
 import subprocess
 import sys
 import time
+from functools import partial
 
-from benchmarks.report import write_report
+from benchmarks.report import in_turns, parser_of, write_report
 
 
-def seconds_to_import(plugins: str) -> float:
+def seconds_to_import(plugins: str, run: int = 0) -> float:
     env = {k: v for k, v in os.environ.items() if not k.startswith("VERL_")}
+    command = [sys.executable, "-W", "ignore", "-c", "import verl"]
     start = time.perf_counter()
-    subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", "import verl"],
-        check=True,
-        capture_output=True,
-        env={**env, "VERL_USE_EXTERNAL_PLUGINS": plugins},
-    )
+    subprocess.run(command, check=True, capture_output=True, env={**env, "VERL_USE_EXTERNAL_PLUGINS": plugins})
     return time.perf_counter() - start
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--runs", type=int, default=10)
-    runs = parser.parse_args().runs
-    for plugins in ("none", "auto"):  # warm the disk cache
-        seconds_to_import(plugins)
-    pairs = [(seconds_to_import("none"), seconds_to_import("exploration_recipes")) for _ in range(runs)]
-    without, ours = (statistics.median(column) for column in zip(*pairs, strict=True))
-    ratio = statistics.median(b / a for a, b in pairs)
-    rows = [
-        ("without plug-ins (baseline)", f"{without:.3f}", "1.000"),
-        ("with ours", f"{ours:.3f}", f"{ratio:.3f}"),
-    ]
+    runs = parser_of(__doc__, runs=10).parse_args().runs
+    sides = {"without plug-ins (baseline)": "none", "with ours": "exploration_recipes"}
+    sides = {name: partial(seconds_to_import, plugins) for name, plugins in sides.items()}
+    for import_verl in sides.values():  # warm the disk cache
+        import_verl()
+    seconds = in_turns(sides, runs)
+    baseline = next(iter(seconds.values()))
+    rows = []
+    for name, column in seconds.items():
+        ratio = statistics.median(b / a for a, b in zip(baseline, column, strict=True))
+        rows.append((name, f"{statistics.median(column):.3f}", f"{ratio:.3f}"))
     write_report(
         "import_cost",
         f"`import verl` in a fresh interpreter, median of {runs} alternating runs; the ratio is the median of pairs. "

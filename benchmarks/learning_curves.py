@@ -8,7 +8,6 @@ Baseline: the warm start, measured in the same run at step 0, and the last metho
 benchmarks/results/<name>.md and .png. A run that exists is not repeated.
 """
 
-import argparse
 import os
 import re
 import statistics
@@ -17,7 +16,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from benchmarks.report import RESULTS, write_report
+from benchmarks.report import RESULTS, parser_of, write_report
 from recipe.common.run_metrics import load_metrics, plot_runs
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -65,19 +64,10 @@ def run(method: str, seed: int, steps: int, name: str, test_freq: int, overrides
     experiment = f"{name}_{method}_seed{seed}"
     folder = ROOT / "outputs" / experiment
     if not (folder / f"global_step_{steps}" / "COMPLETE").exists():
-        env = {
-            **os.environ,
-            "METHOD": method.split("-")[0],
-            "HARDWARE": "cpu",
-            "SEED": str(seed),
-            "EXPERIMENT_NAME": experiment,
-        }
-        length = [
-            f"trainer.total_training_steps={steps}",
-            f"trainer.test_freq={test_freq}",
-            f"trainer.save_freq={steps}",
-        ]
-        subprocess.run(["bash", *SCRIPTS[method], *length, *overrides], check=True, cwd=ROOT, env=env)
+        env = {"METHOD": method.split("-")[0], "HARDWARE": "cpu", "SEED": str(seed), "EXPERIMENT_NAME": experiment}
+        length = [f"trainer.total_training_steps={steps}", f"trainer.save_freq={steps}"]
+        command = ["bash", *SCRIPTS[method], *length, f"trainer.test_freq={test_freq}", *overrides]
+        subprocess.run(command, check=True, cwd=ROOT, env={**os.environ, **env})
     return folder
 
 
@@ -97,43 +87,49 @@ def row_of(metrics: pd.DataFrame) -> dict[str, float]:
 
 
 def steps_to_reach(metrics: pd.DataFrame, accuracy: float) -> str:
-    """The first validation at or above an accuracy."""
-    found = accuracy_of(metrics)
-    reached = found.index[found >= accuracy]
+    """The step of the first validation at or above an accuracy."""
+    measured = accuracy_of(metrics)
+    reached = measured.index[measured >= accuracy]
     return str(reached[0]) if len(reached) else "not reached"
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--runs", nargs="+", default=["grpo=0,1,2", "dapo=0,1,2"], metavar="METHOD=SEEDS")
-    parser.add_argument("--steps", type=int, default=120)
-    parser.add_argument("--test-freq", type=int, default=40)
-    parser.add_argument("--name", default="learning_curves")
-    parser.add_argument("--overrides", nargs="*", default=[])
-    args = parser.parse_args()
-    found, curves = {}, {}
-    baseline = args.runs[-1].split("=")[0]
-    for method, seeds in (one.split("=") for one in args.runs):
-        for seed in map(int, seeds.split(",")):
-            metrics = load_metrics(run(method, seed, args.steps, args.name, args.test_freq, args.overrides))
-            found[method, seed] = row_of(metrics)
-            curves[f"{method} seed {seed}"] = metrics
-    columns = list(dict.fromkeys(name for row in found.values() for name in row))
+def table_of(runs: dict[tuple[str, int], pd.DataFrame], baseline: str) -> tuple[list[str], list[tuple[str, ...]]]:
+    """Header and rows: those of each method's seeds, then their means; `runs`: (method, seed) -> metrics."""
+    measured = {run: row_of(metrics) for run, metrics in runs.items()}
+    columns = list(dict.fromkeys(name for row in measured.values() for name in row))
     rows = []
-    for method in dict.fromkeys(method for method, _ in found):
-        own = {str(seed): row for (name, seed), row in found.items() if name == method}
+    for method in dict.fromkeys(method for method, _ in runs):
+        own = {seed: row for (name, seed), row in measured.items() if name == method}
+        for seed, row in own.items():
+            target = measured.get((baseline, seed))
+            reached = steps_to_reach(runs[method, seed], target["after RL"]) if target else ""
+            rows.append((method, str(seed), *cells_of(row, columns), reached))
         if len(own) > 1:
             present = [name for name in columns if all(name in row for row in own.values())]
-            own[f"mean of {len(own)}"] = {name: statistics.mean(row[name] for row in own.values()) for name in present}
-        for seed, row in own.items():
-            cells = [f"{row[name]:.3f}" if name in row else "" for name in columns]
-            reached = ""
-            if seed.isdigit() and (baseline, int(seed)) in found:
-                reached = steps_to_reach(curves[f"{method} seed {seed}"], found[baseline, int(seed)]["after RL"])
-            rows.append((method, seed, *cells, reached))
-    plot_runs(curves, RESULTS / f"{args.name}.png")
+            means = {name: statistics.mean(row[name] for row in own.values()) for name in present}
+            rows.append((method, f"mean of {len(own)}", *cells_of(means, columns), ""))
+    return ["method", "seed", *columns, f"steps to {baseline}'s final accuracy"], rows
+
+
+def cells_of(row: dict[str, float], columns: list[str]) -> list[str]:
+    return [f"{row[name]:.3f}" if name in row else "" for name in columns]
+
+
+def main() -> None:
+    parser = parser_of(__doc__, steps=120, test_freq=40, name="learning_curves")
+    parser.add_argument("--runs", nargs="+", default=["grpo=0,1,2", "dapo=0,1,2"], metavar="METHOD=SEEDS")
+    parser.add_argument("--overrides", nargs="*", default=[])
+    args = parser.parse_args()
+    runs = {}
+    for method, seeds in (named.split("=") for named in args.runs):
+        for seed in map(int, seeds.split(",")):
+            folder = run(method, seed, args.steps, args.name, args.test_freq, args.overrides)
+            runs[method, seed] = load_metrics(folder)
+    plot_runs(
+        {f"{method} seed {seed}": metrics for (method, seed), metrics in runs.items()}, RESULTS / f"{args.name}.png"
+    )
     changed = f" Overrides: `{' '.join(args.overrides)}`." if args.overrides else ""
-    for method in dict.fromkeys(method for method, _ in found):
+    for method in dict.fromkeys(method for method, _ in runs):
         if own := SCRIPTS[method][1:]:
             changed += f" {method}: `{' '.join(own)}`."
     write_report(
@@ -141,8 +137,7 @@ def main() -> None:
         f"{args.steps} steps of the script's batch, 16 prompts x 8 unless the overrides say otherwise; accuracy is the "
         "trainer's mean over samples on 64 held-out problems at temperature 1. Minutes are steps and validation, "
         f"without start-up.{changed}",
-        ("method", "seed", *columns, f"steps to {baseline}'s final accuracy"),
-        rows,
+        *table_of(runs, baseline=args.runs[-1].split("=")[0]),
     )
 
 

@@ -1,12 +1,11 @@
 """Calls per second and latency of the python tool, against a fresh, unconfined interpreter for each call.
 
-    python benchmarks/python_tool.py [--rounds 5] [--calls 200]
+    python -m benchmarks.python_tool [--rounds 5] [--calls 200]
 
 Baseline: `asyncio.create_subprocess_exec(sys.executable, "-I", "-c", program)`. Every round measures baseline and tool
 in turn, with 1 and with 16 calls at a time. Writes benchmarks/results/python_tool.md.
 """
 
-import argparse
 import asyncio
 import logging
 import os
@@ -14,12 +13,14 @@ import statistics
 import sys
 import time
 from collections.abc import Awaitable, Callable
+from functools import partial
 
-from benchmarks.report import write_report
+from benchmarks.report import in_turns, parser_of, write_report
 from verl.workers.rollout.tools.python_tool import PythonTool
 
 PROGRAM = "total = sum(i * i for i in range(100))\nprint(total)"
 ANSWER = "328350\n"
+BASELINE = "fresh interpreter (baseline)"
 Call = Callable[[], Awaitable[str]]
 
 
@@ -45,40 +46,37 @@ async def measure(call: Call, calls: int, at_once: int) -> tuple[float, list[flo
     return calls / (time.perf_counter() - start), milliseconds
 
 
-async def run(rounds: int, calls: int) -> list[tuple[str, ...]]:
+def rows_of(rounds: int, calls: int) -> list[tuple[str, ...]]:
+    """The table: for 1 and for 16 calls at a time the baseline and the tool at each level of isolation."""
+    loop = asyncio.new_event_loop()
     tools = {f"tool, {level}": PythonTool(isolation=level) for level in ("namespaces", "process")}
-    ways: dict[str, Call] = {"fresh interpreter (baseline)": fresh_interpreter}
-    for name, tool in tools.items():
-        ways[name] = lambda tool=tool: tool.execute(PROGRAM, timeout=60)
-    for call in ways.values():  # warm
-        await measure(call, 20, 4)
+    executions = {name: partial(tool.execute, PROGRAM, timeout=60) for name, tool in tools.items()}
+
+    def side(call: Call, calls: int, at_once: int) -> Callable[[int], tuple[float, list[float]]]:
+        return lambda run: loop.run_until_complete(measure(call, calls, at_once))
+
     rows = []
     for at_once in (1, 16):
-        rates, latencies = {name: [] for name in ways}, {name: [] for name in ways}
-        for _ in range(rounds):
-            for name, call in ways.items():
-                rate, milliseconds = await measure(call, calls if name in tools else calls // 4, at_once)
-                rates[name].append(rate)
-                latencies[name] += milliseconds
-        baseline = rates["fresh interpreter (baseline)"]
-        for name in ways:
-            ratio = statistics.median(a / b for a, b in zip(rates[name], baseline, strict=True))
-            cuts = statistics.quantiles(latencies[name], n=100)
+        sides = {BASELINE: side(fresh_interpreter, calls // 4, at_once)}
+        sides |= {name: side(execution, calls, at_once) for name, execution in executions.items()}
+        results = in_turns(sides, rounds + 1)
+        rates = {name: [rate for rate, _ in runs[1:]] for name, runs in results.items()}  # the first round warms up
+        for name, runs in results.items():
+            ratio = statistics.median(a / b for a, b in zip(rates[name], rates[BASELINE], strict=True))
+            cuts = statistics.quantiles([each for _, milliseconds in runs[1:] for each in milliseconds], n=100)
             rate = f"{statistics.median(rates[name]):.0f}"
             rows.append((str(at_once), name, rate, f"{cuts[49]:.1f}", f"{cuts[98]:.1f}", f"{ratio:.1f}"))
     for tool in tools.values():
-        await tool.close()
+        loop.run_until_complete(tool.close())
+    loop.close()
     return rows
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--calls", type=int, default=200)
-    arguments = parser.parse_args()
+    arguments = parser_of(__doc__, rounds=5, calls=200).parse_args()
     logging.disable(logging.WARNING)
     load = os.getloadavg()[0]
-    rows = asyncio.run(run(arguments.rounds, arguments.calls))
+    rows = rows_of(arguments.rounds, arguments.calls)
     write_report(
         "python_tool",
         f"A program of two lines, median of {arguments.rounds} alternating rounds; the ratio is the median of the "

@@ -1,16 +1,42 @@
-"""Writes a benchmark's results file: machine, command, table. Needs nothing but Python and torch."""
+"""What the benchmarks share: options, sides that take turns, the results file. Needs nothing but Python and torch."""
 
+import argparse
 import os
 import platform
 import shlex
+import statistics
+import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import date
 from pathlib import Path
-
-from recipe.common.results import replacing
+from typing import TypeVar
 
 RESULTS = Path(__file__).resolve().parent / "results"
+Result = TypeVar("Result")
+
+
+def parser_of(doc: str, **defaults: int | float | str) -> argparse.ArgumentParser:
+    """A parser that shows `doc` as its help and has an option for each default, of the default's type."""
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    for name, default in defaults.items():
+        parser.add_argument(f"--{name.replace('_', '-')}", type=type(default), default=default)
+    return parser
+
+
+def in_turns(sides: Mapping[str, Callable[[int], Result]], runs: int) -> dict[str, list[Result]]:
+    """What each side returns for each run's number; the sides alternate, so that what disturbs meets all of them."""
+    results = {name: [] for name in sides}
+    for run in range(runs):
+        for name, side in sides.items():
+            results[name].append(side(run))
+    return results
+
+
+def with_range(values: Sequence[float], form: str) -> str:
+    """Median, and the least and the greatest value in brackets."""
+    middle, least, greatest = (format(x, form) for x in (statistics.median(values), min(values), max(values)))
+    return f"{middle} ({least} to {greatest})"
 
 
 def machine() -> str:
@@ -26,20 +52,35 @@ def machine() -> str:
     return f"{model}, {os.cpu_count()} cores, {memory / 2**30:.0f} GiB{gpu}"
 
 
+def commit() -> str:
+    """The repository's commit in words, and whether tracked files differ from it."""
+
+    def git(*arguments: str) -> str:
+        done = subprocess.run(
+            ["git", *arguments], cwd=Path(__file__).parent, capture_output=True, text=True, check=True
+        )
+        return done.stdout.strip()
+
+    try:
+        name = git("rev-parse", "--short", "HEAD")
+        changed = git("status", "--porcelain", "--untracked-files=no")
+    except (OSError, subprocess.CalledProcessError):
+        return "Not in a git repository"
+    return f"Commit {name}" + (" with uncommitted changes" if changed else "")
+
+
 def report_text(name: str, what: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """The page: a title, what was measured, the table, the machine and the command."""
+    """The page: a title, what was measured, the table, the machine, the command and the commit."""
     table = ["| " + " | ".join(row) + " |" for row in (header, ["---"] * len(header), *rows)]
     command = shlex.join(["python", os.path.relpath(sys.argv[0]), *sys.argv[1:]])
-    return "\n".join(
-        [f"# {name}", "", what, "", *table, "", f"Machine: {machine()}. Command: `{command}`. {date.today()}."]
-    )
+    made = f"Machine: {machine()}. Command: `{command}`. {commit()}. {date.today()}."
+    return "\n".join([f"# {name}", "", what, "", *table, "", made])
 
 
 def write_report(name: str, what: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> Path:
     """Write benchmarks/results/<name>.md and print it."""
     text = report_text(name, what, header, rows)
     path = RESULTS / f"{name}.md"
-    with replacing(path) as unfinished:
-        unfinished.write_text(text + "\n")
+    path.write_text(text + "\n")
     print(text)
     return path

@@ -1,9 +1,10 @@
 """Searches a second over a made corpus: in this process, and over HTTP with 1, 16 and 64 clients at once.
 
-    python benchmarks/search_server.py [--documents 20000] [--seconds 3] [--runs 5]
+    python -m benchmarks.search_server [--documents 20000] [--seconds 3] [--runs 5]
 
-Baseline: the same index in this process, without HTTP. Server and clients share the machine; a client is a bare socket
-that sends its next query when it has read the whole reply. Writes benchmarks/results/search_server.md.
+Baseline: the same index in this process, without HTTP. In each run each way of searching goes on for `--seconds`.
+Server and clients share the machine; a client is a bare socket that sends its next query when it has read the whole
+reply. Writes benchmarks/results/search_server.md.
 """
 
 import argparse
@@ -15,18 +16,21 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import psutil
 
-from benchmarks.report import write_report
+from benchmarks.report import in_turns, parser_of, with_range, write_report
 from verl.workers.rollout.tools.bm25_index import open_index
 
 ROOT = Path(__file__).resolve().parents[1]
 CLIENTS = (1, 16, 64)
+BASELINE = "in this process (baseline)"
 TOPK, QUERY_WORDS, DOCUMENT_WORDS, VOCABULARY = 3, 8, 100, 30_000
 
 
@@ -60,36 +64,51 @@ async def one_client(port: int, queries: list[str], end: float) -> list[float]:
     return took
 
 
-async def searched_by_clients(n: int, port: int, queries: list[str], seconds: float) -> list[float]:
+def searched_by_clients(n: int, port: int, queries: list[str], seconds: float) -> list[float]:
     """Seconds of each search of n clients at once, each with other queries."""
-    end = time.perf_counter() + seconds
-    shares = await asyncio.gather(*(one_client(port, queries[i:] + queries[:i], end) for i in range(n)))
-    return [second for share in shares for second in share]
+
+    async def search() -> list[list[float]]:
+        end = time.perf_counter() + seconds
+        return await asyncio.gather(*(one_client(port, queries[i:] + queries[:i], end) for i in range(n)))
+
+    return [second for share in asyncio.run(search()) for second in share]
 
 
-def measured(index, server: psutil.Process, port: int, queries: list[str], seconds: float) -> dict[str, tuple]:
-    """For each way of searching: searches a second, p50 and p99 in seconds, seconds of processor time a search."""
-    results = {}
+class Search(NamedTuple):
+    """A way of searching: `search` takes the seconds that it may go on and gives those of each search."""
 
-    def note(name: str, process: psutil.Process, search: Callable[[], list[float]]) -> None:
-        before = sum(process.cpu_times()[:2])
-        took = search()
-        worked = sum(process.cpu_times()[:2]) - before
-        results[name] = (len(took) / seconds, *np.percentile(took, [50, 99]), worked / len(took))
+    process: psutil.Process
+    search: Callable[[float], list[float]]
 
-    note("in this process (baseline)", psutil.Process(), lambda: searched_here(index, queries, seconds))
+    def measure(self, seconds: float) -> tuple[float, float, float, float]:
+        """Searches a second, p50 and p99 in seconds, seconds of processor time a search."""
+        before = sum(self.process.cpu_times()[:2])
+        took = self.search(seconds)
+        worked = sum(self.process.cpu_times()[:2]) - before
+        return len(took) / seconds, *np.percentile(took, [50, 99]), worked / len(took)
+
+
+def ways_of(index, server: psutil.Process, port: int, queries: list[str]) -> dict[str, Search]:
+    ways = {BASELINE: Search(psutil.Process(), partial(searched_here, index, queries))}
     for n in CLIENTS:
-        search = partial(asyncio.run, searched_by_clients(n, port, queries, seconds))
-        note(f"HTTP, {n} client{'s' * (n > 1)}", server, search)
-    return results
+        ways[f"HTTP, {n} client{'s' * (n > 1)}"] = Search(server, partial(searched_by_clients, n, port, queries))
+    return ways
+
+
+@contextmanager
+def serving(*options) -> Iterator[tuple[psutil.Process, int]]:
+    """The server's process and its port."""
+    command = [sys.executable, "-W", "ignore", ROOT / "scripts" / "search_server.py", "--port", "0", *options]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as server:
+        try:
+            line = next(line for line in server.stdout if line.startswith("listening"))
+            yield psutil.Process(server.pid), int(line.rpartition(":")[2])
+        finally:
+            server.terminate()
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--documents", type=int, default=20_000)
-    parser.add_argument("--seconds", type=float, default=3, help="for each way of searching in each run")
-    parser.add_argument("--runs", type=int, default=5)
-    options = parser.parse_args()
+    options = parser_of(__doc__, documents=20_000, seconds=3.0, runs=5).parse_args()
     rng = np.random.default_rng(0)
     queries = made_texts(rng, 1000, QUERY_WORDS)
     with tempfile.TemporaryDirectory() as folder:
@@ -99,28 +118,20 @@ def main() -> None:
         start = time.perf_counter()
         index = open_index(corpus, kept)
         to_make = time.perf_counter() - start
-        command = [sys.executable, "-W", "ignore", ROOT / "scripts" / "search_server.py", "--port", "0"]
-        command += ["--corpus", corpus, "--index", kept]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as server:
-            try:
-                said = next(line for line in server.stdout if line.startswith("listening"))
-                port = int(said.rpartition(":")[2])
-                at = (index, psutil.Process(server.pid), port, queries)
-                measured(*at, 0.5)  # warm
-                runs = [measured(*at, options.seconds) for _ in range(options.runs)]
-            finally:
-                server.terminate()
-    write(options, runs, to_make)
+        with serving("--corpus", corpus, "--index", kept) as (server, port):
+            ways = ways_of(index, server, port, queries)
+            for way in ways.values():
+                way.measure(0.5)  # warm
+            sides = {name: lambda run, way=way: way.measure(options.seconds) for name, way in ways.items()}
+            write(options, in_turns(sides, options.runs), to_make)
 
 
-def write(options: argparse.Namespace, runs: list[dict], to_make: float) -> None:
-    baseline, *_ = runs[0]
+def write(options: argparse.Namespace, results: dict[str, list[tuple[float, ...]]], to_make: float) -> None:
     rows = []
-    for name in runs[0]:
-        rate, *seconds = (statistics.median(run[name][i] for run in runs) for i in range(4))
-        ratios = [run[name][0] / run[baseline][0] for run in runs]
-        spread = f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
-        rows.append((name, f"{rate:.0f}", spread, *(f"{1e3 * each:.2f}" for each in seconds)))
+    for name, runs in results.items():
+        rate, *seconds = (statistics.median(column) for column in zip(*runs, strict=True))
+        ratios = [ours[0] / baseline[0] for ours, baseline in zip(runs, results[BASELINE], strict=True)]
+        rows.append((name, f"{rate:.0f}", with_range(ratios, ".2f"), *(f"{1e3 * each:.2f}" for each in seconds)))
     write_report(
         "search_server",
         f"Searches over {options.documents:,} made documents of {DOCUMENT_WORDS} words, queries of {QUERY_WORDS}, "

@@ -1,0 +1,78 @@
+"""What the benchmarks share, and the result pages: each says which command made it, and where the script is."""
+
+import re
+import subprocess
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from benchmarks.learning_curves import table_of
+from benchmarks.report import RESULTS, in_turns, parser_of, report_text, with_range
+
+ROOT = Path(__file__).resolve().parents[2]
+IN_GIT = (ROOT / ".git").exists()
+HAS_HISTORY = IN_GIT and not (ROOT / ".git/shallow").exists()
+
+
+def test_sides_take_turns():
+    calls = []
+    sides = {name: lambda run, name=name: calls.append((run, name)) or 10 * run for name in ("a", "b")}
+    assert in_turns(sides, 2) == {"a": [0, 10], "b": [0, 10]}
+    assert calls == [(0, "a"), (0, "b"), (1, "a"), (1, "b")]
+
+
+def test_options_have_their_defaults_types():
+    parser = parser_of("what it does", runs=3, seconds=2.0, test_freq=40, name="x")
+    assert vars(parser.parse_args([])) == {"runs": 3, "seconds": 2.0, "test_freq": 40, "name": "x"}
+    changed = vars(parser.parse_args(["--seconds", "1", "--test-freq", "5"]))
+    assert changed == {"runs": 3, "seconds": 1.0, "test_freq": 5, "name": "x"}
+    assert parser.format_help().count("what it does") == 1
+
+
+def test_a_range_around_the_median():
+    assert with_range([3.0, 1.0, 2.5], ".1f") == "2.5 (1.0 to 3.0)"
+
+
+def test_a_page_says_how_it_was_made(monkeypatch):
+    monkeypatch.setattr("sys.argv", [str(ROOT / "benchmarks/import_cost.py"), "--runs", "2 3"])
+    monkeypatch.chdir(ROOT)
+    title, _, what, _, header, line, row, _, made = report_text("x", "what", ("a", "b"), [("1", "2")]).split("\n")
+    assert (title, what, header, line, row) == ("# x", "what", "| a | b |", "| --- | --- |", "| 1 | 2 |")
+    assert "Command: `python benchmarks/import_cost.py --runs '2 3'`." in made
+    assert re.search(r"Commit [0-9a-f]{7,}" if IN_GIT else "Not in a git repository", made)
+
+
+@pytest.mark.parametrize("page", sorted(RESULTS.glob("*.md")), ids=lambda page: page.stem)
+def test_a_results_script_can_be_had(page):
+    text = page.read_text()
+    (script,) = re.findall(r"Command: `python (?:-m )?(benchmarks[./]\w+)", text)
+    script = script.replace(".", "/") + ".py"
+    (commit,) = re.findall(r"(?:Recorded in commit|: commit|Commit) ([0-9a-f]{7,})", text)
+    if not (ROOT / script).exists():
+        assert f"`git show {commit}:{script}`" in text
+        if HAS_HISTORY:
+            subprocess.run(["git", "cat-file", "-e", f"{commit}:{script}"], cwd=ROOT, check=True)
+
+
+def test_the_table_of_learning_curves():
+    def run(*accuracies: float, entropy: float) -> pd.DataFrame:
+        columns = {"val-core/countdown/acc/mean@8": accuracies, "actor/entropy": entropy, "timing_s/step": 60.0}
+        return pd.DataFrame(columns, index=[0, 10, 20])
+
+    runs = {
+        ("hapo", 0): run(0.1, 0.3, 0.4, entropy=0.5),
+        ("hapo", 1): run(0.2, 0.2, 0.3, entropy=0.7),
+        ("grpo", 0): run(0.1, 0.2, 0.3, entropy=0.4),
+    }
+    header, rows = table_of(runs, baseline="grpo")
+    assert header == [
+        *("method", "seed", "warm start", "after RL", "gain", "entropy", "minutes"),
+        "steps to grpo's final accuracy",
+    ]
+    assert rows == [
+        ("hapo", "0", "0.100", "0.400", "0.300", "0.500", "3.000", "10"),
+        ("hapo", "1", "0.200", "0.300", "0.100", "0.700", "3.000", ""),
+        ("hapo", "mean of 2", "0.150", "0.350", "0.200", "0.600", "3.000", ""),
+        ("grpo", "0", "0.100", "0.300", "0.200", "0.400", "3.000", "20"),
+    ]
