@@ -180,6 +180,8 @@ print("FOUND", replica.__name__, replica.__mro__[1].__name__, get_rollout_class(
 print("FOUND", get_adv_estimator_fn("hapo").__module__, get_policy_loss_fn("hapo").__module__)
 print("FOUND", get_adv_estimator_fn("arpo_hard").__module__, get_policy_loss_fn("aepo").__module__)
 print("FOUND", get_adv_estimator_fn("hato").__module__)
+from verl.trainer.ppo.v1 import get_trainer_cls
+print("FOUND", get_trainer_cls("explore").__module__)
 """
     result = python(code, VERL_PLATFORM="cpu")
     assert found_words(result) == [
@@ -187,7 +189,13 @@ print("FOUND", get_adv_estimator_fn("hato").__module__)
         *("verl.trainer.ppo.hapo_algos", "verl.trainer.ppo.hapo_algos"),
         *("verl.trainer.ppo.tree_credit", "verl.trainer.ppo.aepo_algos"),
         "verl.trainer.ppo.hato_algos",
+        "verl.trainer.ppo.v1.explore_trainer",
     ], result.stderr
+
+
+def test_importing_verl_imports_no_trainer():
+    code = "import sys, verl; print('FOUND', *[name for name in sys.modules if name.startswith('verl.trainer')])"
+    assert found_words(python(code)) == []
 
 
 def test_arpos_mode_has_an_adapter_and_its_runs_a_server_with_candidates():

@@ -5,7 +5,6 @@ A module of its own: the recipe's data tools are imported without it.
 
 import importlib
 
-import recipe.common.register  # noqa: F401
 from verl_overlay import after_import
 
 

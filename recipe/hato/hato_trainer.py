@@ -26,9 +26,6 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 from verl.utils.dataset.rl_dataset import collate_fn
 from verl.workers.engine_workers import ActorRolloutRefWorker
 
-from recipe.common.explore_trainer import ExploreTrainer
-from recipe.common.token_fields import place_of, put_token_field, real_keys
-from recipe.common.trainer_state import load_state, save_state
 from verl.trainer.ppo.hato_algos import (
     Steps,
     TreeColumns,
@@ -39,6 +36,9 @@ from verl.trainer.ppo.hato_algos import (
     step_advantages,
 )
 from verl.trainer.ppo.v1 import register_trainer
+from verl.trainer.ppo.v1.batch_rows import place_of, put_token_field, real_keys
+from verl.trainer.ppo.v1.explore_trainer import ExploreTrainer
+from verl.trainer.ppo.v1.trainer_state import load_state, save_state
 from verl.trainer.ppo.v1.tree_buffer import TreeBuffer
 from verl.utils import tensordict_utils as tu
 from verl.utils.dataset.domain_sampler import DomainSampler

@@ -205,7 +205,7 @@ from verl.trainer.ppo.v1 import get_trainer_cls
 from verl.workers.rollout.base import get_rollout_class
 from verl.workers.rollout.group_rollout import group_rollout_class
 from verl.workers.rollout.replica import get_rollout_replica_class
-from recipe.common.components import COMPONENTS
+from verl.trainer.ppo.v1.components import COMPONENTS
 print("FOUND", get_trainer_cls("explore").__name__, COMPONENTS[-1].__name__, group_rollout_class("ladder").__name__)
 print("FOUND", get_rollout_class("ladder").__name__, get_rollout_replica_class("ladder").__name__)
 """

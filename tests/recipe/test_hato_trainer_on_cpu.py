@@ -193,7 +193,7 @@ def test_meta_learning_calls_the_workers_around_the_update(queue, monkeypatch):
     made = trainer(meta_learning={"enable": True, "method": "maml", "n_inner_steps": 2, "inner_lr": 0.3})
     made.actor_rollout_wg = Workers()
     monkeypatch.setattr(
-        "recipe.common.explore_trainer.ExploreTrainer._update_actor",
+        "verl.trainer.ppo.v1.explore_trainer.ExploreTrainer._update_actor",
         lambda self, batch, metrics: calls.append(("update", {})) or batch,
     )
     told = {}
@@ -214,7 +214,7 @@ def test_the_state_comes_back(queue, monkeypatch, tmp_path):
     for one in (made, other := trainer()):
         one.config.trainer.update({"default_local_dir": str(tmp_path), "resume_mode": "auto"})
         one.global_steps = 7
-    base = "recipe.common.explore_trainer.ExploreTrainer."
+    base = "verl.trainer.ppo.v1.explore_trainer.ExploreTrainer."
     monkeypatch.setattr(base + "_save_checkpoint", lambda self: None)
     monkeypatch.setattr(base + "_load_checkpoint", lambda self: None)
     made._save_checkpoint()

@@ -36,7 +36,7 @@ REQUIRED_KEYS = ("trainer.experiment_name", "actor_rollout_ref.model.path", "act
 
 # estimators that need the segments which trajectories share (verl.trainer.ppo.tree_credit), and trainers that send them
 TREE_ESTIMATORS = ("arpo_hard", "tree_path", "tree_gain", "treerl")
-TREE_TRAINERS = ("explore", "trees", "hapo", "latr", "arpo")
+TREE_TRAINERS = ("explore",)
 PATHS = ("actor_rollout_ref.model.path", "data.train_files", "data.val_files")
 
 

@@ -14,21 +14,21 @@ import torch
 from omegaconf import OmegaConf
 from verl.trainer.ppo.core_algos import get_adv_estimator_fn, get_policy_loss_fn
 
-from recipe.common.components import components_of
 from recipe.common.tiny_model import TinyModelConfig, make_model, make_tokenizer
 from tests.workers.rollout.trees.arpo.toy_agent import ToyPolicy, library
 from verl.trainer.ppo.token_fields import FIELDS
 from verl.trainer.ppo.tree_credit import ESTIMATORS, SEGMENT_IDS
+from verl.trainer.ppo.v1.components import components_of
 from verl.workers.config import PolicyLossConfig
 from verl.workers.config.explore import ExploreActorConfig
 from verl.workers.rollout.group_rollout import VersionRecorder
-from verl.workers.rollout.trees.latr.config import KTConfig
-from verl.workers.rollout.trees.latr.growth import latr_group
 from verl.workers.rollout.rollout_engine import TransformersEngine
-from verl.workers.rollout.trees.arpo.config import ToolTreeConfig
-from verl.workers.rollout.trees.arpo.growth import ToolTree
 from verl.workers.rollout.tools.protocol import Protocol
 from verl.workers.rollout.trajectory_tree import Segment, TrajectoryTree
+from verl.workers.rollout.trees.arpo.config import ToolTreeConfig
+from verl.workers.rollout.trees.arpo.growth import ToolTree
+from verl.workers.rollout.trees.latr.config import KTConfig
+from verl.workers.rollout.trees.latr.growth import latr_group
 
 N, PROMPTS = 6, ("1 2 3 = 6", "4 5 6 = 15")
 LOSSES = {

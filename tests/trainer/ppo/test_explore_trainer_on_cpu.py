@@ -2,8 +2,8 @@
 
 import json
 
-from recipe.common.explore_trainer import tree_record
 from recipe.common.tiny_model import make_tokenizer
+from verl.trainer.ppo.v1.explore_trainer import tree_record
 from verl.workers.rollout.trajectory_tree import tree_of_rows
 
 

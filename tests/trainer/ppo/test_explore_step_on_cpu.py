@@ -8,9 +8,9 @@ from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
-from recipe.common.components import BalancedEntropy, components_of
-from recipe.common.explore_trainer import ExploreTrainer, pad_segment_ids
 from verl.trainer.ppo.aepo_algos import STANDARDISED_ENTROPY
+from verl.trainer.ppo.v1.components import BalancedEntropy, components_of
+from verl.trainer.ppo.v1.explore_trainer import ExploreTrainer, pad_segment_ids
 from verl.workers.utils import field_losses
 
 # two prompts; key -> reward, mask, entropies, segments. The last row is one that upstream adds to fill the batch up.

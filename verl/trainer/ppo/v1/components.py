@@ -12,7 +12,6 @@ from tensordict import TensorDict
 from verl.utils.config import omega_conf_to_dataclass
 from verl.utils.torch_functional import masked_mean
 
-from recipe.common.token_fields import real_keys
 from verl.trainer.ppo.aepo_algos import STANDARDISED_ENTROPY, standardise_entropy
 from verl.trainer.ppo.hapo_algos import (
     ENTROPY_H,
@@ -21,6 +20,7 @@ from verl.trainer.ppo.hapo_algos import (
     entropy_to_h,
     token_level_group_advantage,
 )
+from verl.trainer.ppo.v1.batch_rows import real_keys
 from verl.utils import tensordict_utils as tu
 from verl.workers.rollout.trajectory_tree import ADAPTIVE_TEMPERATURE
 from verl.workers.rollout.trees.latr.schedule import NOTCHES, next_notches

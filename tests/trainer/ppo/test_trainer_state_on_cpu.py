@@ -4,9 +4,9 @@ import pytest
 from omegaconf import OmegaConf
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 
-from recipe.common.components import NormalisedEntropy, ThresholdScheduler
-from recipe.common.explore_trainer import ExploreTrainer
 from verl.trainer.ppo.hapo_algos import EntropyStatistics
+from verl.trainer.ppo.v1.components import NormalisedEntropy, ThresholdScheduler
+from verl.trainer.ppo.v1.explore_trainer import ExploreTrainer
 
 
 @pytest.fixture
