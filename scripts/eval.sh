@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Evaluates a checkpoint on a benchmark: bash scripts/eval.sh BENCHMARK EXPERIMENT_NAME [hydra overrides]
-#   BENCHMARK   one of python -m verl.evaluation.benchmarks, or several: [aime24,aime25]
+#   BENCHMARK   one of python -m verl.evaluation, or several: [aime24,aime25]
 #   overrides   n=8 step=N files=[...] temperature=0.6 top_p=0.95 top_k=20 max_tokens=8192 server.tensor_parallel=1 …
 # A killed run goes on where it stopped. Samples and numbers: outputs/results/EXPERIMENT_NAME/; one table of several runs:
 # python scripts/read_log.py outputs/results/*/step_*/*.log. HARDWARE=gpu (default) or cpu; TOOLS=none, local or web;

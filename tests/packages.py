@@ -11,6 +11,8 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
+from verl.utils.atomic_files import new_folder
+
 ROOT = Path(__file__).resolve().parents[1]
 # what `pip install -e '.[gpu]'` installs; the tests' environment has the CPU build of a newer one
 GPU_VLLM = re.search(r'"(vllm==[\d.]+)"', (ROOT / "pyproject.toml").read_text())[1]
@@ -31,15 +33,14 @@ def unpacked(requirement: str, pattern: str = "*") -> Path:
         fcntl.flock(lock, fcntl.LOCK_EX)  # tests run in several processes
         if folder.exists():
             return folder
-        with TemporaryDirectory(dir=folder.parent) as temporary:
+        with TemporaryDirectory() as downloads:
             pip = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--retries=1"]
-            pip += ["--quiet", "--disable-pip-version-check", "--dest", temporary, requirement]
+            pip += ["--quiet", "--disable-pip-version-check", "--dest", downloads, requirement]
             done = subprocess.run(pip, capture_output=True, text=True)
             if done.returncode:
                 pytest.skip(f"pip gets no wheel of {requirement}: {done.stderr.strip()[-300:]}")
-            (wheel,) = Path(temporary).glob("*.whl")
-            with zipfile.ZipFile(wheel) as archive:
+            (wheel,) = Path(downloads).glob("*.whl")
+            with zipfile.ZipFile(wheel) as archive, new_folder(folder) as unfinished:
                 files = [name for name in archive.namelist() if ".dist-info/" not in name and fnmatch(name, pattern)]
-                archive.extractall(Path(temporary) / "files", files)
-            (Path(temporary) / "files").rename(folder)
+                archive.extractall(unfinished, files)
     return folder

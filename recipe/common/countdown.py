@@ -17,6 +17,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from verl.evaluation.questions import countdown_text
 from verl.utils.atomic_files import replacing
 from verl.utils.reward_score.countdown import NotAnExpression, evaluate
 
@@ -173,24 +174,13 @@ def draw_problems(config: CountdownConfig, size: int, test: bool, rng: random.Ra
     )
 
 
-def question(numbers: Sequence[int], target: int, operators: str, style: str) -> str:
-    """The prompt: a few bytes for a byte-level model (`short`), or instructions for a real one (`long`)."""
-    if style == "short":
-        return f"{' '.join(map(str, numbers))} = {target}"
-    return (
-        f"Reach {target} with the numbers {', '.join(map(str, numbers))}. Use each of them exactly once, and only the "
-        f"operations {' '.join(operators)} with parentheses where needed. Think first, then give the expression alone "
-        "between tags, as in <answer>(1 + 2) * 3</answer>."
-    )
-
-
 def rl_row(problem: Problem, index: int, split: str, config: CountdownConfig, rng: random.Random) -> dict:
     """One row in verl's parquet format; the numbers are shown in random order."""
     numbers, target = problem
     shown = rng.sample(numbers, len(numbers))
     return {
         "data_source": "countdown",
-        "prompt": [{"role": "user", "content": question(shown, target, config.operators, config.style)}],
+        "prompt": [{"role": "user", "content": countdown_text(shown, target, config.operators, config.style)}],
         "ability": "math",
         "reward_model": {"style": "rule", "ground_truth": {"target": target, "numbers": list(shown)}},
         "extra_info": {"split": split, "index": index},
@@ -210,7 +200,7 @@ def demonstration(problem: Problem, config: CountdownConfig, rng: random.Random)
         expression = random_expression(numbers, config.operators, rng)
     return {
         "messages": [
-            {"role": "user", "content": question(shown, target, config.operators, config.style)},
+            {"role": "user", "content": countdown_text(shown, target, config.operators, config.style)},
             {"role": "assistant", "content": f"<answer>{expression}</answer>"},
         ]
     }

@@ -8,8 +8,6 @@ a question in `problem`, `question` or `prompt` (text or messages), an answer in
 """
 
 import argparse
-import math
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,16 +15,12 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from verl.evaluation.adapters import math_answer, math_question
+from verl.evaluation.questions import BOXED_INSTRUCTION
 from verl.utils.atomic_files import replacing
 from verl.utils.data_files import BadRow, describe_bad, listed, read_rows
-from verl.utils.reward_score.math_equivalence import last_boxed
 
-INSTRUCTION = r"Please reason step by step, and put your final answer within \boxed{}."
 TRAINING_SETS = ("dapo-math-17k", "math")
-# DAPO-Math-17k asks for a last line "Answer: ...", which the reward on \boxed does not look for
-_DAPO_INSTRUCTIONS = re.compile(
-    r"\ASolve the following math problem step by step\.[^\n]*\n+|\n+Remember to put your answer on its own line[^\n]*\Z"
-)
 
 
 @dataclass
@@ -46,58 +40,6 @@ class Problems:
     contradictions: list[int] = field(default_factory=list)
 
 
-def question_of(row: dict) -> str:
-    """The bare question, without anyone's instructions; `row` has lower-case keys.
-
-    Raises:
-        BadRow: there is none, or it needs an image.
-    """
-    question = next((row[key] for key in ("problem", "question", "prompt") if row.get(key)), None)
-    if isinstance(question, list):  # messages
-        users = [part["content"] for part in question if isinstance(part, dict) and part.get("role") == "user"]
-        question = users[-1] if users else None
-    if not isinstance(question, str) or not question.strip():
-        raise BadRow("no question in problem, question or prompt")
-    if any(key.startswith("image") and value for key, value in row.items()):
-        raise BadRow("the question needs an image")
-    question = _DAPO_INSTRUCTIONS.sub("", question.strip()).removesuffix(INSTRUCTION).strip()
-    context = row.get("context")
-    return f"{context.strip()}\n{question}" if isinstance(context, str) and context.strip() else question
-
-
-def answer_of(row: dict) -> str:
-    """The answer as LaTeX without dollars, several joined by commas; `row` has lower-case keys.
-
-    >>> answer_of({"final_answer": ["$1$", "$\\\\frac{1}{2}$"]}), answer_of({"answer": 142.0})
-    ('1, \\\\frac{1}{2}', '142')
-
-    Raises:
-        BadRow: there is none.
-    """
-    reward_model = row.get("reward_model")
-    ground_truth = reward_model.get("ground_truth") if isinstance(reward_model, dict) else None
-    for answer in (ground_truth, row.get("final_answer"), row.get("answer")):
-        parts = [_as_text(part) for part in (answer if isinstance(answer, list) else [answer])]
-        if parts and all(parts):
-            return ", ".join(parts)
-    solution = row.get("solution")
-    answer = last_boxed(solution) if isinstance(solution, str) else None
-    if not answer or not answer.strip():
-        raise BadRow("no answer in reward_model.ground_truth, final_answer, answer or a \\boxed of solution")
-    return answer.strip()
-
-
-def _as_text(answer) -> str:
-    """Text of one answer; empty for none."""
-    if isinstance(answer, float) and math.isfinite(answer):
-        answer = int(answer) if answer.is_integer() else answer
-    elif not isinstance(answer, str | int) or isinstance(answer, bool):
-        return ""
-    text = str(answer).strip()
-    is_one_formula = len(text) > 1 and text[0] == text[-1] == "$" and "$" not in text[1:-1]
-    return text[1:-1].strip() if is_one_formula else text
-
-
 def convert(rows: Iterator[dict], name: str, split: str, data_source: str | None, keep_repeats: bool) -> Problems:
     """Rows as published -> rows in verl's format; repeated questions once unless `keep_repeats`.
 
@@ -111,7 +53,7 @@ def convert(rows: Iterator[dict], name: str, split: str, data_source: str | None
             if not isinstance(row, dict):
                 raise BadRow(f"expected an object, got {type(row).__name__}")
             row = {key.lower(): value for key, value in row.items()}
-            question, answer = question_of(row), answer_of(row)
+            question, answer = math_question(row), math_answer(row)
         except BadRow as error:
             found.bad[number] = str(error)
             continue
@@ -125,7 +67,7 @@ def convert(rows: Iterator[dict], name: str, split: str, data_source: str | None
         found.rows.append(
             {
                 "data_source": data_source or row.get("data_source") or name,
-                "prompt": [{"role": "user", "content": f"{question}\n\n{INSTRUCTION}"}],
+                "prompt": [{"role": "user", "content": f"{question}\n\n{BOXED_INSTRUCTION}"}],
                 "ability": "math",
                 "reward_model": {"style": "rule", "ground_truth": answer},
                 "extra_info": {"index": len(found.rows), "split": split},

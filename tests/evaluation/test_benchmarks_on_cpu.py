@@ -8,10 +8,10 @@ import pandas as pd
 import pytest
 
 from recipe.common.countdown import CountdownConfig, write_countdown
-from recipe.common.math_data import INSTRUCTION
-from verl.evaluation.benchmarks import BENCHMARKS, SCORINGS, find_benchmark, main
+from verl.evaluation.__main__ import main
+from verl.evaluation.benchmarks import BENCHMARKS, SCORINGS, find_benchmark
 from verl.evaluation.loading import BAD, REPEATED, read_questions
-from verl.evaluation.questions import STYLES, to_messages, tool_instruction
+from verl.evaluation.questions import BOXED_INSTRUCTION, STYLES, to_messages, tool_instruction
 from verl.utils.reward_score import countdown, deep_research
 from verl.utils.reward_score.deep_research import rule_of
 from verl.utils.reward_score.tool_format import check_format
@@ -113,7 +113,10 @@ def test_each_published_layout(tmp_path, name, suffix):
     assert (question.id, question.answers, found.left_out) == (number, answers, {})
     assert question.text.startswith(text) if name == "countdown" else question.text == text
     user = question.prompt[-1]
-    assert user == {"role": "user", "content": f"{text}\n\n{INSTRUCTION}" if rule(name) == "math" else question.text}
+    assert user == {
+        "role": "user",
+        "content": f"{text}\n\n{BOXED_INSTRUCTION}" if rule(name) == "math" else question.text,
+    }
     assert (len(question.prompt) == 2) == (find_benchmark(name).style == "answer")
 
 
@@ -160,8 +163,8 @@ def test_verls_format(tmp_path, name, truth, answers):
 
 
 def test_the_instruction_of_training_data_is_not_the_question(tmp_path):
-    (question,) = read(tmp_path, "math", [verl_row("1", f"p?\n\n{INSTRUCTION}")]).questions
-    assert question.text == "p?" and question.prompt[-1]["content"] == f"p?\n\n{INSTRUCTION}"
+    (question,) = read(tmp_path, "math", [verl_row("1", f"p?\n\n{BOXED_INSTRUCTION}")]).questions
+    assert question.text == "p?" and question.prompt[-1]["content"] == f"p?\n\n{BOXED_INSTRUCTION}"
 
 
 @pytest.mark.parametrize(

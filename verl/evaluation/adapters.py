@@ -5,12 +5,20 @@ Readers take a row with lower-case keys and the names of the fields to look in, 
 
 import base64
 import json
+import math
+import re
 from collections.abc import Iterable
 from pathlib import Path
 
-from recipe.common import countdown, math_data
+from verl.evaluation.questions import BOXED_INSTRUCTION, countdown_text
 from verl.utils.data_files import BadRow, read_lines
+from verl.utils.reward_score.math_equivalence import last_boxed
 from verl.utils.reward_score.qa import gold_answers
+
+# DAPO-Math-17k asks for a last line "Answer: ...", which the reward on \boxed does not look for
+_DAPO_INSTRUCTIONS = re.compile(
+    r"\ASolve the following math problem step by step\.[^\n]*\n+|\n+Remember to put your answer on its own line[^\n]*\Z"
+)
 
 
 def first_of(row: dict, names: Iterable[str]):
@@ -60,14 +68,61 @@ def golds(values: Iterable) -> list[str]:
     return list(dict.fromkeys(found))
 
 
-def math_question(row: dict, names: tuple[str, ...]) -> str:
-    """See `math_data.question_of`."""
-    return math_data.question_of(row)
+def math_question(row: dict, names: tuple[str, ...] = ()) -> str:
+    """The bare question, without anyone's instructions; `row` has lower-case keys.
+
+    Raises:
+        BadRow: there is none, or it needs an image.
+    """
+    question = next((row[key] for key in ("problem", "question", "prompt") if row.get(key)), None)
+    if isinstance(question, list):  # messages
+        users = [part["content"] for part in question if isinstance(part, dict) and part.get("role") == "user"]
+        question = users[-1] if users else None
+    if not isinstance(question, str) or not question.strip():
+        raise BadRow("no question in problem, question or prompt")
+    if any(key.startswith("image") and value for key, value in row.items()):
+        raise BadRow("the question needs an image")
+    question = _DAPO_INSTRUCTIONS.sub("", question.strip()).removesuffix(BOXED_INSTRUCTION).strip()
+    context = row.get("context")
+    return f"{context.strip()}\n{question}" if isinstance(context, str) and context.strip() else question
+
+
+def math_answer(row: dict) -> str:
+    """The answer as LaTeX without dollars, several joined by commas; `row` has lower-case keys.
+
+    >>> math_answer({"final_answer": ["$1$", "$\\\\frac{1}{2}$"]}), math_answer({"answer": 142.0})
+    ('1, \\\\frac{1}{2}', '142')
+
+    Raises:
+        BadRow: there is none.
+    """
+    reward_model = row.get("reward_model")
+    ground_truth = reward_model.get("ground_truth") if isinstance(reward_model, dict) else None
+    for answer in (ground_truth, row.get("final_answer"), row.get("answer")):
+        parts = [_as_text(part) for part in (answer if isinstance(answer, list) else [answer])]
+        if parts and all(parts):
+            return ", ".join(parts)
+    solution = row.get("solution")
+    answer = last_boxed(solution) if isinstance(solution, str) else None
+    if not answer or not answer.strip():
+        raise BadRow("no answer in reward_model.ground_truth, final_answer, answer or a \\boxed of solution")
+    return answer.strip()
+
+
+def _as_text(answer) -> str:
+    """Text of one answer; empty for none."""
+    if isinstance(answer, float) and math.isfinite(answer):
+        answer = int(answer) if answer.is_integer() else answer
+    elif not isinstance(answer, str | int) or isinstance(answer, bool):
+        return ""
+    text = str(answer).strip()
+    is_one_formula = len(text) > 1 and text[0] == text[-1] == "$" and "$" not in text[1:-1]
+    return text[1:-1].strip() if is_one_formula else text
 
 
 def math_answers(row: dict, names: tuple[str, ...], aliases: tuple[str, ...] = ()) -> list[str]:
-    """One answer, see `math_data.answer_of`."""
-    return [math_data.answer_of(row)]
+    """The answer of `math_answer`, alone in a list."""
+    return [math_answer(row)]
 
 
 def gsm8k_answers(row: dict, names: tuple[str, ...], aliases: tuple[str, ...] = ()) -> list[str]:
@@ -105,7 +160,7 @@ def countdown_question(row: dict, names: tuple[str, ...]) -> str:
         BadRow: there are no whole numbers.
     """
     numbers, target = _countdown_problem(row)
-    return countdown.question(numbers, target, "+-*/", "long")
+    return countdown_text(numbers, target, "+-*/", "long")
 
 
 def countdown_answers(row: dict, names: tuple[str, ...], aliases: tuple[str, ...] = ()) -> list[str]:

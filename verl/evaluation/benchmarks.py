@@ -1,13 +1,9 @@
 """The benchmarks: where to get each, what its public files hold, and how it is asked and scored.
 
-    python -m verl.evaluation.benchmarks                          # all of them
-    python -m verl.evaluation.benchmarks gaia metadata.parquet    # checks a set's files
-
 Files are .parquet, .jsonl, .json (a list of objects) or .csv with the public set's own field names, without regard to
-case, or verl's parquet files (`prompt`, `reward_model.ground_truth`). Nothing is downloaded here.
+case, or verl's parquet files (`prompt`, `reward_model.ground_truth`). `loading` reads them; nothing is downloaded.
 """
 
-import argparse
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
@@ -213,24 +209,3 @@ def describe(name: str) -> list[str]:
     ]
     lines += [f"  left out {reason}" for reason in benchmark.left_out]
     return [*lines, *([f"  note     {benchmark.note}"] if benchmark.note else [])]
-
-
-def main(arguments: list[str] | None = None) -> None:
-    from verl.evaluation.loading import read_questions
-
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("name", nargs="?", help="tells of this benchmark only")
-    parser.add_argument("files", nargs="*", metavar="FILE", help="reads the files and tells what they hold")
-    args = parser.parse_args(arguments)
-    try:
-        for name in [args.name] if args.name else BENCHMARKS:
-            print("\n".join(describe(name)))
-        if args.files:
-            found = read_questions(args.name, args.files)
-            print(f"{len(found.questions)} questions; left out: {found.left_out or 'none'}")
-    except ValueError as error:
-        raise SystemExit(f"error: {error}") from error
-
-
-if __name__ == "__main__":
-    main()

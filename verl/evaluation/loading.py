@@ -6,8 +6,14 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from recipe.common import math_data
-from verl.evaluation.adapters import countdown_answers, first_of, golds, read_wikidata_aliases
+from verl.evaluation.adapters import (
+    countdown_answers,
+    first_of,
+    golds,
+    math_answer,
+    math_question,
+    read_wikidata_aliases,
+)
 from verl.evaluation.benchmarks import Benchmark, find_benchmark
 from verl.evaluation.questions import Question, to_messages
 from verl.utils.data_files import BadRow, describe_bad, read_rows
@@ -154,14 +160,14 @@ def _verl_parts(benchmark: Benchmark, row: dict) -> tuple[str, list[dict], list[
     text = next((part["content"].strip() for part in reversed(prompt) if part["role"] == "user"), "")
     if not text:
         raise BadRow("no message of a user in prompt")
-    text = math_data.question_of({"prompt": prompt}) if benchmark.scoring == "math" else text
+    text = math_question({"prompt": prompt}) if benchmark.scoring == "math" else text
     return text, prompt, _verl_answers(benchmark, row["reward_model"])
 
 
 def _verl_answers(benchmark: Benchmark, reward_model) -> list[str]:
     truth = reward_model.get("ground_truth") if isinstance(reward_model, dict) else None
     if benchmark.scoring == "math":
-        return [math_data.answer_of({"reward_model": {"ground_truth": truth}})]
+        return [math_answer({"reward_model": {"ground_truth": truth}})]
     if benchmark.scoring == "countdown":
         return countdown_answers(_as_object(truth), ())
     if truth is None:

@@ -1,12 +1,12 @@
 """Questions of a benchmark as a model is asked them, and the instructions that go with them."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from recipe.common.math_data import INSTRUCTION
 from verl.utils.reward_score.tool_format import TOOL_TAGS
 
 STYLES = ("boxed", "answer", "plain")
+BOXED_INSTRUCTION = r"Please reason step by step, and put your final answer within \boxed{}."
 _TOOLS = {"search": "a query for a search engine", "python": "a Python program, whose output you get"}
 _ANSWER = r"Then give the answer alone, boxed, between <answer> and </answer>, as in <answer>\boxed{Paris}</answer>."
 
@@ -36,7 +36,7 @@ def to_messages(
     """The prompt for a bare question.
 
     Args:
-        style: `boxed` asks for \\boxed (as `recipe.common.math_data` does in training data); `answer` explains the tags
+        style: `boxed` asks for \\boxed, as in training data; `answer` explains the tags
             of `tool_format` in a system message; `plain` adds nothing.
         tool_tags: the tools that `answer` tells of; none: think and answer only.
         system: a system message instead of the style's, such as that of a checkpoint's training data.
@@ -48,7 +48,7 @@ def to_messages(
         raise ValueError(f"style={style!r}: choose one of {', '.join(STYLES)}")
     if system is None and style == "answer":
         system = tool_instruction(tool_tags)
-    content = f"{text}\n\n{INSTRUCTION}" if style == "boxed" else text
+    content = f"{text}\n\n{BOXED_INSTRUCTION}" if style == "boxed" else text
     messages = [{"role": "system", "content": system}] if system else []
     return [*messages, {"role": "user", "content": content}]
 
@@ -63,3 +63,14 @@ def tool_instruction(tool_tags: Iterable[str] = TOOL_TAGS) -> str:
             "think again then, and call tools as often as you need."
         )
     return " ".join([*lines, _ANSWER])
+
+
+def countdown_text(numbers: Sequence[int], target: int, operators: str, style: str) -> str:
+    """The prompt of Countdown: a few bytes for a byte-level model (`short`), or full instructions (`long`)."""
+    if style == "short":
+        return f"{' '.join(map(str, numbers))} = {target}"
+    return (
+        f"Reach {target} with the numbers {', '.join(map(str, numbers))}. Use each of them exactly once, and only the "
+        f"operations {' '.join(operators)} with parentheses where needed. Think first, then give the expression alone "
+        "between tags, as in <answer>(1 + 2) * 3</answer>."
+    )

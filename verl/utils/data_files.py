@@ -1,6 +1,6 @@
-"""Reads data files as people publish them, row by row, and tells which rows are bad.
+"""Reads data files as people publish them, row by row, and says which rows are bad.
 
-Used by what makes training data (`math_data`, `recipe.arpo.sft_data`) and by the benchmarks of the evaluation.
+Used by what makes training data and by `verl.evaluation`.
 """
 
 import csv

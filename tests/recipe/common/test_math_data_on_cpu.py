@@ -5,7 +5,8 @@ import json
 import pandas as pd
 import pytest
 
-from recipe.common.math_data import INSTRUCTION, main
+from recipe.common.math_data import main
+from verl.evaluation.questions import BOXED_INSTRUCTION
 from verl.trainer.preflight import check_data_files
 from verl.utils.reward_score.math_equivalence import compute_score
 
@@ -84,7 +85,7 @@ def test_each_layout(tmp_path, name, suffix):
     published, question, answer = LAYOUTS[name]
     (row,) = convert(tmp_path, [published], name, suffix)
     assert row["data_source"] == ("math_dapo" if name == "dapo-math-17k" else name)
-    assert list(row["prompt"]) == [{"role": "user", "content": f"{question}\n\n{INSTRUCTION}"}]
+    assert list(row["prompt"]) == [{"role": "user", "content": f"{question}\n\n{BOXED_INSTRUCTION}"}]
     assert row["reward_model"] == {"style": "rule", "ground_truth": answer}
     assert row["extra_info"] == {"index": 0, "split": "train" if name in ("math", "dapo-math-17k") else "test"}
     assert compute_score(name, rf"\boxed{{{answer}}}", row["reward_model"]["ground_truth"])["acc"] == 1.0

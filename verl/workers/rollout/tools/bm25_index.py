@@ -13,8 +13,6 @@ import json
 import logging
 import os
 import re
-import shutil
-import tempfile
 import unicodedata
 from pathlib import Path
 
@@ -23,6 +21,7 @@ import numpy as np
 import pyarrow as pa
 from bm25s.stopwords import STOPWORDS_EN
 
+from verl.utils.atomic_files import new_folder
 from verl.workers.rollout.tools.corpus import Document, document_at, read_corpus
 
 K1, B = 0.9, 0.4
@@ -89,22 +88,16 @@ class Bm25Index:
         Raises:
             OSError: the folder is there already and is not empty; or the disk.
         """
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
-        try:
-            self._scorer.save(temporary, show_progress=False)
-            with pa.OSFile(str(temporary / "documents.arrow"), "wb") as file:
+        with new_folder(folder) as unfinished:
+            self._scorer.save(unfinished, show_progress=False)
+            with pa.OSFile(str(unfinished / "documents.arrow"), "wb") as file:
                 with pa.ipc.new_file(file, self.documents.schema) as writer:
                     writer.write_table(self.documents)
-            sizes = {path.name: path.stat().st_size for path in sorted(temporary.iterdir())}
-            (temporary / "manifest.json").write_text(json.dumps(_manifest(corpus_hash, sizes), indent=1))
-            for path in temporary.iterdir():
+            sizes = {path.name: path.stat().st_size for path in sorted(unfinished.iterdir())}
+            (unfinished / "manifest.json").write_text(json.dumps(_manifest(corpus_hash, sizes), indent=1))
+            for path in unfinished.iterdir():
                 _to_disk(path)
-            temporary.chmod(0o755)
-            os.rename(temporary, folder)
-            _to_disk(folder.parent)
-        finally:
-            shutil.rmtree(temporary, ignore_errors=True)
+        _to_disk(folder.parent)
 
     @classmethod
     def load(cls, folder: Path, corpus_hash: str) -> "Bm25Index":

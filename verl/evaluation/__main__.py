@@ -1,0 +1,31 @@
+"""Describes the benchmarks, and checks the files of one.
+
+    python -m verl.evaluation                          # describes all benchmarks
+    python -m verl.evaluation gaia metadata.parquet    # describes one, reads its files and counts their questions
+
+Nothing is downloaded.
+"""
+
+import argparse
+
+from verl.evaluation.benchmarks import BENCHMARKS, describe
+from verl.evaluation.loading import read_questions
+
+
+def main(arguments: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("name", nargs="?", help="describes this benchmark only")
+    parser.add_argument("files", nargs="*", metavar="FILE", help="reads these files and counts their questions")
+    args = parser.parse_args(arguments)
+    try:
+        for name in [args.name] if args.name else BENCHMARKS:
+            print("\n".join(describe(name)))
+        if args.files:
+            read = read_questions(args.name, args.files)
+            print(f"{len(read.questions)} questions; left out: {read.left_out or 'none'}")
+    except ValueError as error:
+        raise SystemExit(f"error: {error}") from error
+
+
+if __name__ == "__main__":
+    main()
