@@ -108,6 +108,9 @@ def register() -> None:
         after_import("verl.trainer.ppo.core_algos", lambda _: importlib.import_module("verl.trainer.ppo.tree_credit"))
         after_import("verl.trainer.ppo.core_algos", lambda _: importlib.import_module("verl.trainer.ppo.aepo_algos"))
         after_import("verl.trainer.ppo.core_algos", lambda _: importlib.import_module("verl.trainer.ppo.hato_algos"))
+        after_import(
+            "verl.trainer.ppo.core_algos", lambda _: importlib.import_module("verl.trainer.ppo.tree_grpo_credit")
+        )
         after_import("verl.trainer.ppo.v1", lambda _: importlib.import_module("verl.trainer.ppo.v1.explore_trainer"))
         after_import("verl.workers.rollout.replica", _register_replicas)
         after_import("verl.workers.rollout.base", _register_server_adapters)

@@ -31,10 +31,9 @@ from tensordict import NonTensorData, NonTensorStack, TensorDict
 from verl.trainer.ppo.v1.trainer_base import register_trainer
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 from verl.utils.config import omega_conf_to_dataclass
-from verl.utils.torch_functional import masked_mean
 
 from verl.trainer.ppo.group_diversity import group_diversity
-from verl.trainer.ppo.tree_credit import SEGMENT_IDS, node_values, trajectory_advantages
+from verl.trainer.ppo.tree_credit import SEGMENT_IDS, credit_metrics
 from verl.trainer.ppo.v1.batch_rows import old_policy_entropy, place_of, put_token_field, real_keys
 from verl.trainer.ppo.v1.components import components_of
 from verl.trainer.ppo.v1.trainer_state import load_state, save_state
@@ -155,8 +154,8 @@ class ExploreTrainer(PPOTrainerSync):
         segment_ids = pad_segment_ids(batch.keys, mask["response_mask"].offsets().diff().tolist(), extras)
         with SEGMENT_IDS.given(segment_ids):
             batch = super()._compute_advantage(batch, metrics)
-        if (segment_ids >= 0).any():
-            metrics.update(self._segment_metrics(batch, segment_ids))
+            if (segment_ids >= 0).any():
+                metrics.update(self._segment_metrics(batch))
         metrics.update(self._tree_metrics(batch, sessions, extras))
         metrics["tree/prompts"] = len(sessions)  # fewer than were asked for: the others' groups failed
         groups = self._fetch_groups(batch, sessions, extras)
@@ -204,20 +203,15 @@ class ExploreTrainer(PPOTrainerSync):
             row["tree"] = extras[key].get(TREE)
         return {uid: [rows[key] for key in sessions[uid]] for uid in chosen}
 
-    def _segment_metrics(self, batch, segment_ids: torch.Tensor) -> dict[str, float]:
-        """Over the model's tokens: share of shared ones, and mean |hard - soft| advantage, whichever is trained on."""
+    def _segment_metrics(self, batch) -> dict[str, float]:
+        """`credit_metrics`, whichever credit is trained on."""
         rewards = "token_level_rewards" if self.config.algorithm.use_kl_in_reward else "rm_scores"
         fields = ["uid", rewards, "response_mask"]
         data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=fields)
         index = np.array(list(data["uid"]), dtype=object)
         data = data.exclude("uid").to_padded_tensor()
         norm = self.config.algorithm.get("norm_adv_by_std_in_grpo", True)
-        soft, groups = trajectory_advantages(data[rewards], index, norm_adv_by_std_in_grpo=norm)
-        nodes, mask = node_values(soft, segment_ids, groups), data["response_mask"]
-        return {
-            "credit/shared_tokens": masked_mean((nodes.passing > 1).float(), mask).item(),
-            "credit/hard_minus_soft": masked_mean((nodes.value - soft.unsqueeze(-1)).abs(), mask).item(),
-        }
+        return credit_metrics(data[rewards], data["response_mask"], index, norm)
 
     def _tree_metrics(self, batch, sessions: dict[str, list[str]], extras: dict[str, dict]) -> dict[str, float]:
         """Means over the prompts whose trees have the metric; `tokens_generated` also of those without a tree."""

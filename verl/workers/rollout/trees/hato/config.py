@@ -259,6 +259,9 @@ class HATOConfig(_Section):
         local_reward: `heuristic`; the dotted name of a function (see rewards.py); or `reward_loop`: upstream's reward
             loop, where a process reward model can be served, scores the path up to the step, and the reward function
             finds the step's text in extra_info["hato_step"].
+        train_on_local_reward_alone: whether siblings whose beta R_path + gamma R_causal are all equal are trained by
+            R_local: its differences, however small, are normalized to full weight. With beta = gamma = 0 they always
+            are. False: their advantage is 0.
     """
 
     KEY: ClassVar[str] = "hato"
@@ -273,6 +276,7 @@ class HATOConfig(_Section):
     verification_threshold: float = 0.5
     path_reward: str = _choice("best", PATH_REWARDS)
     local_reward: str = HEURISTIC
+    train_on_local_reward_alone: bool = False
 
     def __post_init__(self):
         super().__post_init__()
