@@ -5,9 +5,23 @@ import math
 import numpy as np
 import pytest
 import torch
-from verl.trainer.ppo.core_algos import compute_grpo_outcome_advantage, get_adv_estimator_fn
+from verl.trainer.ppo.core_algos import (
+    ADV_ESTIMATOR_REGISTRY,
+    AdvantageEstimator,
+    compute_grpo_outcome_advantage,
+    get_adv_estimator_fn,
+)
 
-from verl.trainer.ppo.tree_credit import ESTIMATORS, SEGMENT_IDS, compute_arpo_hard_advantage, node_values
+from verl.trainer.ppo.tree_credit import (
+    ESTIMATORS,
+    GROUP_RELATIVE,
+    SEGMENT_IDS,
+    compares_within_group,
+    compute_arpo_hard_advantage,
+    credit_metrics,
+    zero_single_rows,
+)
+from verl.trainer.ppo.tree_nodes import tree_nodes
 
 
 def advantage(estimator, rewards, mask, index, segment_ids, **config):
@@ -83,20 +97,6 @@ def test_a_row_alone_in_its_group_gets_nothing():
         assert alone.tolist() == [[0.0] * 3], estimator
 
 
-def test_a_trajectory_that_is_there_twice_counts_twice():
-    ids = torch.tensor([[0, 1], [0, 1], [0, 2]])
-    hard, _, passing = node_values(torch.tensor([1.0, 1.0, -2.0]), ids, torch.zeros(3, dtype=torch.long))
-    assert hard.tolist() == [[0.0, 1.0], [0.0, 1.0], [0.0, -2.0]]
-    assert passing.tolist() == [[3, 2], [3, 2], [3, 1]]
-
-
-def test_a_truncated_or_interrupted_segment_counts_its_trajectory_once():
-    ids = torch.tensor([[0, 0, 0, 0], [0, -1, 0, 0], [0, -1, -1, -1]])
-    hard, _, passing = node_values(torch.tensor([3.0, 6.0, 9.0]), ids, torch.zeros(3, dtype=torch.long))
-    assert hard.tolist() == [[6.0] * 4, [6.0, 6.0, 6.0, 6.0], [6.0, 9.0, 9.0, 9.0]]
-    assert passing.tolist() == [[3] * 4, [3, 1, 3, 3], [3, 1, 1, 1]]
-
-
 def random_forest(seed: int, groups: int = 5, n: int = 6, length: int = 12):
     """Rows of `groups` prompts, shuffled: (index, segment_ids, mask, rewards). Ids repeat across groups.
 
@@ -154,13 +154,7 @@ def test_without_sharing_hard_is_soft(norm):
     soft, _ = compute_grpo_outcome_advantage(rewards, mask, index, norm_adv_by_std_in_grpo=norm)
     for ids in (alone, torch.full_like(alone, -1)):
         hard = hard_advantage(rewards, mask, index, ids, norm_adv_by_std_in_grpo=norm)
-        assert torch.equal(hard, soft)
-
-
-def test_equal_ids_of_two_prompts_are_two_segments():
-    ids = torch.tensor([[0], [0], [0], [0]])
-    hard, _, passing = node_values(torch.tensor([1.0, 2.0, 3.0, 5.0]), ids, torch.tensor([0, 1, 0, 1]))
-    assert hard.tolist() == [[2.0], [3.5], [2.0], [3.5]] and passing.tolist() == [[2]] * 4
+        torch.testing.assert_close(hard, soft, rtol=1e-5, atol=1e-5)
 
 
 def test_a_masked_trajectory_still_counts_for_its_segments():
@@ -183,3 +177,61 @@ def test_missing_and_misshapen_segments_are_named():
         compute_arpo_hard_advantage(rewards, mask, index)
     with pytest.raises(ValueError, match=r"segment_ids \(2, 2\): expected \(2, 3\)"):
         hard_advantage(rewards, mask, index, torch.zeros(2, 2, dtype=torch.long))
+
+
+# -- rows alone in their group --
+
+
+def group_relative(name: str, rewards, mask, index) -> torch.Tensor:
+    n = torch.full(mask.shape, 0.5)
+    extra = {"old_log_probs": -n, "sum_pi_squared": n} if "optimal" in name else {}
+    return get_adv_estimator_fn(name)(rewards, mask, index=index, config={}, **extra)[0]
+
+
+@pytest.mark.parametrize("name", sorted(GROUP_RELATIVE - {"grpo_passk"}))  # which raises where a row is alone
+def test_a_row_alone_gets_nothing_and_the_others_what_upstream_gives(name):
+    rewards, mask = torch.zeros(4, 3), torch.tensor([[1, 1, 1], [1, 1, 0], [1, 1, 1], [1, 0, 0.0]])
+    rewards[:, 0] = torch.tensor([1.0, 0.0, 7.0, 3.0])
+    upstream = group_relative(name, rewards, mask, np.array(["a", "a", "b", "c"], dtype=object))
+    ours = zero_single_rows(upstream, np.array(["a", "a", "b", "c"], dtype=object))
+    assert torch.equal(ours[:2], upstream[:2]) and upstream[:2].abs().max() > 0
+    assert ours[2:].abs().max() == 0 and ours.dtype == upstream.dtype
+    assert compares_within_group(name)
+
+
+def test_rows_of_one_session_are_a_single_one():
+    index, advantages = np.array(["a", "a", "b", "b"]), torch.ones(4, 2)
+    sessions = ["a_0", "a_0", "b_0", "b_1"]
+    assert zero_single_rows(advantages, index, sessions).tolist() == [[0, 0], [0, 0], [1, 1], [1, 1]]
+    assert zero_single_rows(advantages, index).tolist() == [[1, 1]] * 4
+    assert zero_single_rows(torch.zeros(0, 2), np.array([], dtype=object)).shape == (0, 2)
+
+
+def test_every_estimator_of_upstream_has_been_thought_about():
+    elsewhere = {"gae", "remax", "reinforce_plus_plus"}
+    assert {member.value for member in AdvantageEstimator} - elsewhere == GROUP_RELATIVE - {"hapo"}
+    assert set(ADV_ESTIMATOR_REGISTRY) >= GROUP_RELATIVE
+    assert compares_within_group(AdvantageEstimator.GRPO) and not compares_within_group(AdvantageEstimator.GAE)
+
+
+# -- what the trainer reports --
+
+
+@pytest.mark.parametrize("credit", ["grpo", *ESTIMATORS])
+def test_metrics_share_the_estimators_nodes(credit, monkeypatch):
+    index, segment_ids, mask, rewards = random_forest(2)
+    made = []
+    monkeypatch.setattr("verl.trainer.ppo.tree_nodes.tree_nodes", lambda *args: made.append(0) or tree_nodes(*args))
+    with SEGMENT_IDS.given(segment_ids):
+        get_adv_estimator_fn(credit)(rewards, mask, index)
+        metrics = credit_metrics(rewards, mask, index)
+    assert len(made) == 1
+    soft, _ = compute_grpo_outcome_advantage(rewards, mask, index)
+    difference = (slow_hard_advantage(rewards, mask, index, segment_ids) - soft).abs().sum() / mask.sum()
+    assert metrics["credit/hard_minus_soft"] == pytest.approx(difference.item(), rel=1e-3)
+    rows = segment_ids.tolist()
+    shared = [
+        sum(index[i] == index[j] and rows[i][t] in rows[j] for j in range(len(rows))) > 1
+        for i, t in mask.nonzero().tolist()
+    ]
+    assert metrics["credit/shared_tokens"] == pytest.approx(np.mean(shared), rel=1e-5)
