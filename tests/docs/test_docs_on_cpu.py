@@ -385,7 +385,7 @@ def logged_names() -> set[str]:
     of_trees |= keys_in("verl/workers/rollout/trees/over_generation.py", "run")
     of_trees |= keys_in("verl/workers/rollout/trees/hato/metrics.py", "tree_metrics")
     names |= {f"tree/{name}" for name in of_trees}
-    names |= {f"hato/{name}" for name in keys_in("verl/trainer/ppo/hato_algos.py", "family_metrics")}
+    names |= {f"hato/{name}" for name in keys_in("verl/trainer/ppo/hato_algos.py", "sibling_metrics")}
     names |= {f"diversity/{name}" for name in keys_in("verl/trainer/ppo/group_diversity.py", "group_diversity")}
     return names
 
@@ -393,5 +393,5 @@ def logged_names() -> set[str]:
 def test_every_logged_name_is_explained():
     page = (ROOT / "docs/metrics.md").read_text()
     names = logged_names()
-    assert {"tree/suppress_ratio", "tree/tool_<name>/calls", "hato/flat_tokens", "meta/grad_norm"} <= names
+    assert {"tree/suppress_ratio", "tree/tool_<name>/calls", "hato/tokens_without_variance", "meta/grad_norm"} <= names
     assert sorted(name for name in names if f"`{name}`" not in page) == []
