@@ -29,6 +29,8 @@ from verl.trainer.model_checks import (
 )
 from verl.trainer.run_plan import describe_plan
 from verl.trainer.worker_counts import scale_workers
+from verl.workers.config.explore import TOOL_MODE, TREE_OF_NAME, parts_of
+from verl_overlay import activate_cpu
 
 # upstream's ResourcePoolManager reserves this many CPUs beside each worker's GPU (`max_colocate_count`)
 CPUS_PER_WORKER = 3
@@ -91,7 +93,22 @@ def settle(config: DictConfig) -> None:
             OmegaConf.resolve(config[section])
     scale_workers(config)
     with _named_errors():
+        name_parts(config.actor_rollout_ref.rollout)
         fill_max_model_len(config)
+
+
+def name_parts(rollout: DictConfig) -> None:
+    """Rewrite the authors' names of trees and environments to ours, on upstream's rollout `vllm` and mode `async`.
+
+    Raises:
+        ValueError: they contradict each other.
+    """
+    parts = parts_of(rollout)
+    if parts == (None, "none") or "tree" not in rollout:
+        return
+    rollout.tree, rollout.environment = parts
+    rollout.name = "vllm" if rollout.name in TREE_OF_NAME else rollout.name
+    rollout.mode = "async" if rollout.mode == TOOL_MODE else rollout.mode
 
 
 def _absolute(path):
@@ -120,9 +137,7 @@ def check_run(config: DictConfig) -> None:
         PreflightError: the first problem found.
     """
     if config_asks_for_cpu(config):
-        from verl.plugin.platform.platform_cpu import activate
-
-        activate()
+        activate_cpu()
     check_model_path("actor_rollout_ref.model.path", config.actor_rollout_ref.model.path)
     check_typed_sections(config)
     check_engines(config)

@@ -1,10 +1,21 @@
-"""The losses' keys in verl's typed actor config; the recipes' YAML names this class as `_target_`."""
+"""What the parts of a run add to verl's typed actor and rollout configs; the recipes' YAML names these classes as
+`_target_`."""
 
-from dataclasses import dataclass
+import warnings
+from dataclasses import dataclass, field, fields
+from typing import NamedTuple
 
-from verl.workers.config import FSDPActorConfig
+from verl.workers.config import FSDPActorConfig, RolloutConfig
+from verl.workers.rollout.tools.tool_box import ToolsConfig
+from verl.workers.rollout.trees.arpo.config import ARPOConfig
+from verl.workers.rollout.trees.latr.config import KTConfig
 
-SECTION = "actor_rollout_ref.actor"
+SECTION, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
+LOGITS_PROCESSOR = "verl.workers.rollout.adaptive_temperature:AdaptiveTemperature"
+# the authors' names: LATR and the notes on HATO call the tree a rollout, ARPO calls rollouts with tools a mode
+TREE_OF_NAME = {"kt": "latr", "hato": "hato", "over_generation": "over_generation"}
+TOOL_MODE = "sync_with_tool"
+ENVIRONMENTS = ("none", "tools")
 # switch -> the policy_loss.loss_mode that knows it
 LOSS_OF = {
     "adaptive_clip": "hapo",
@@ -60,3 +71,153 @@ class ExploreActorConfig(FSDPActorConfig):
                 f"{SECTION}.policy_loss.loss_mode={mode} does not know {' and '.join(ignored)}: "
                 f"set it to {LOSS_OF[ignored[0]]}, or the switch to false"
             )
+
+
+class Parts(NamedTuple):
+    """What grows a prompt's trajectories: the tree policy, None for upstream's agent loops; and the environment."""
+
+    tree: str | None
+    environment: str
+
+
+def parts_of(rollout) -> Parts:
+    """Of `actor_rollout_ref.rollout`, in whichever names it is said.
+
+    Raises:
+        ValueError: `name` and `tree` say different things.
+    """
+    tree, by_name = rollout.get("tree", None), TREE_OF_NAME.get(rollout.name)
+    if by_name and tree not in (None, by_name):
+        raise ValueError(f"{ROLLOUT}.name={rollout.name} is {ROLLOUT}.tree={by_name}, and not {tree}: leave out one")
+    environment = rollout.get("environment", None)
+    if rollout.mode == TOOL_MODE:
+        return Parts(by_name or tree or "arpo", environment or "tools")
+    return Parts(by_name or tree, environment or "none")
+
+
+@dataclass
+class ExploreRolloutConfig(RolloutConfig):
+    """Upstream's rollout config and keys under actor_rollout_ref.rollout.
+
+    Args:
+        tree: the policy that grows a prompt's trajectories, a module of verl.workers.rollout.trees; None: by `name` and
+            `mode` in the authors' words, else upstream's agent loops.
+        environment: `none` or `tools`; None: by `mode`, else none.
+        kt: LATR's keys (`KTConfig`).
+        tools: the environment's (`ToolsConfig`).
+        initial_rollouts, …, turn_limit: ARPO's and AEPO's (`ARPOConfig`).
+        group_timeout: seconds for all trajectories of a prompt, after which the group fails; None: no limit.
+        adaptive_temperature: HAPO: sample training rollouts at T (1 + temperature_tau h); never validation.
+        temperature_tau: in [0, 1); 0 is off.
+    """
+
+    _mutable_fields = RolloutConfig._mutable_fields | {"kt", "tools"}
+
+    tree: str | None = None
+    environment: str | None = None
+    kt: KTConfig = field(default_factory=KTConfig)
+    tools: ToolsConfig = field(default_factory=ToolsConfig)
+    initial_rollouts: int = 8
+    beam_size: int = 2
+    branch_probability: float = 0.5
+    entropy_weight: float = 0.2
+    branch_policy: str = "entropy"
+    branch_penalty: float = 0.05
+    entropy_tokens: int = 20
+    entropy_top_k: int = 20
+    enable_dynamic_rollouts: bool = False
+    dynamic_rollouts_beta: float = 0.5
+    turn_delimiter: str = "\n\n"
+    max_turn_tokens: int = 256
+    turn_limit: int = 3
+    group_timeout: float | None = None
+    adaptive_temperature: bool = False
+    temperature_tau: float = 0.05
+
+    def __post_init__(self):
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="Unknown rollout mode")
+            super().__post_init__()
+        self.kt = _section("kt", KTConfig, self.kt)
+        self.tools = _section("tools", ToolsConfig, self.tools)
+        self.arpo_config()
+        parts = parts_of(self)
+        if parts.environment not in ENVIRONMENTS:
+            raise ValueError(f"{ROLLOUT}.environment={self.environment}: expected one of {', '.join(ENVIRONMENTS)}")
+        if parts != (None, "none") and self.name not in ("vllm", *TREE_OF_NAME):
+            raise ValueError(f"{ROLLOUT}.name={self.name}: {ROLLOUT}.tree={parts.tree} is grown on name=vllm")
+        if parts.environment == "tools":
+            self._check_tools()
+        if parts.tree == "latr":
+            self._check_latr()
+        if parts.tree == "arpo":
+            self._check_arpo()
+        if self.adaptive_temperature:
+            self._check_sampler()
+        if not 0 <= self.temperature_tau < 1:
+            raise ValueError(f"{ROLLOUT}.temperature_tau={self.temperature_tau}: expected a number in [0, 1)")
+
+    def arpo_config(self) -> ARPOConfig:
+        """ARPO's keys, checked."""
+        return ARPOConfig(**{key.name: getattr(self, key.name) for key in fields(ARPOConfig)})
+
+    def _check_latr(self) -> None:
+        plain = self.temperature == 1 and self.top_p == 1 and self.top_k in (-1, 0)
+        if self.kt.sample_nk != "none" and not plain:
+            raise ValueError(
+                f"{ROLLOUT}.kt.sample_nk={self.kt.sample_nk} needs temperature=1, top_p=1, top_k=-1: the server "
+                "reports candidates after them, and branches open by raw probabilities"
+            )
+
+    def _check_tools(self) -> None:
+        if parts_of(self).tree is None:
+            raise ValueError(
+                f"{ROLLOUT}.environment=tools needs {ROLLOUT}.tree; plain: trajectories that do not branch"
+            )
+        if not self.tools.tool_instances:
+            raise ValueError(f"{ROLLOUT}.environment=tools needs {ROLLOUT}.tools.tool_instances")
+        for name, instance in self.tools.tool_instances.items():
+            if (instance.get("params") or {}).get("api_key"):
+                raise ValueError(
+                    f"{ROLLOUT}.tools.tool_instances.{name}.params.api_key: upstream prints and logs the whole config; "
+                    "leave the key out and export BRIGHTDATA_API_KEY on every node"
+                )
+
+    def _check_arpo(self) -> None:
+        if self.logprobs_mode not in ("processed_logprobs", "raw_logprobs"):
+            raise ValueError(
+                f"{ROLLOUT}.logprobs_mode={self.logprobs_mode}: expected processed_logprobs (entropies of what is "
+                "sampled from) or raw_logprobs (at temperature 1)"
+            )
+        allowed = (self.engine_kwargs or {}).get("vllm", {}).get("max_logprobs", 20)
+        if self.branch_policy != "never" and 0 <= allowed < self.entropy_top_k:
+            raise ValueError(
+                f"{ROLLOUT}.entropy_top_k={self.entropy_top_k}: vLLM reports at most {allowed}; raise "
+                "engine_kwargs.vllm.max_logprobs"
+            )
+
+    def _check_sampler(self) -> None:
+        if self.temperature != 1:
+            raise ValueError(
+                f"{ROLLOUT}.adaptive_temperature needs {ROLLOUT}.temperature=1, not {self.temperature}: the "
+                "statistics are of entropies at that temperature, the sampler's entropies of raw logits"
+            )
+        processors = (self.engine_kwargs or {}).get("vllm", {}).get("logits_processors") or []
+        if LOGITS_PROCESSOR not in processors:
+            raise ValueError(
+                f"{ROLLOUT}.adaptive_temperature needs {LOGITS_PROCESSOR} in engine_kwargs.vllm.logits_processors"
+            )
+
+
+def _section(name: str, cls: type, values):
+    """The typed section of these values.
+
+    Raises:
+        ValueError: there is no such key.
+    """
+    if isinstance(values, cls):
+        return values
+    known = {key.name for key in fields(cls)}
+    if unknown := sorted(set(values) - known):
+        raise ValueError(f"{ROLLOUT}.{name} has no key {', '.join(unknown)}; known: {sorted(known)}")
+    return cls(**dict(values))

@@ -11,16 +11,15 @@ Metrics, the tree viewer and training on shared prefixes read this one structure
 
 import json
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any
 
 MODEL, TOOL = "model", "tool"
 # where a group rollout leaves the tree, as JSON, and its metrics: extra_fields of the first session
 TREE, TREE_METRICS = "trajectory_tree", "tree_metrics"
 # with a prompt: how often its problem has been submitted in this step before
 OCCURRENCE = "occurrence"
-# with a prompt: how vLLM is to sample its tokens (vllm_patches.adaptive_temperature)
+# with a prompt: how vLLM is to sample its tokens (verl.workers.rollout.adaptive_temperature)
 ADAPTIVE_TEMPERATURE = "adaptive_temperature"
 
 
@@ -61,6 +60,16 @@ class TrajectoryTree:
     leaves: list[int] = field(default_factory=list)
     metrics: dict[str, float] = field(default_factory=dict)
 
+    def __post_init__(self):
+        self._child_of: dict[tuple[int | None, str, int], int] = {}  # (parent, author, first token) -> segment
+        for i in range(len(self.segments)):
+            self._index(i)
+
+    def _index(self, i: int) -> None:
+        segment = self.segments[i]
+        if segment.token_ids:
+            self._child_of.setdefault((segment.parent, segment.author, segment.token_ids[0]), i)
+
     def add(self, segment: Segment) -> int:
         """Append a segment; returns its index.
 
@@ -70,6 +79,7 @@ class TrajectoryTree:
         if segment.parent is not None and not 0 <= segment.parent < len(self.segments):
             raise IndexError(f"parent {segment.parent} of {len(self.segments)} segments")
         self.segments.append(segment)
+        self._index(len(self.segments) - 1)
         return len(self.segments) - 1
 
     def path(self, leaf: int) -> list[int]:
@@ -102,18 +112,62 @@ class TrajectoryTree:
             return [0.0] * len(segment.token_ids)
         return segment.log_probs
 
-    def sorted_by(self, key: Callable[[Segment], Any]) -> "TrajectoryTree":
-        """The same tree with segments numbered depth first, siblings by `key`: not by when they were made."""
+    def insert(self, parent: int | None, segments: Iterable[Segment]) -> int:
+        """Append segments one after another below `parent`, and share the tokens that are already there.
+
+        A segment that leaves an older one in its middle splits that one. Shared tokens keep the log-probabilities and
+        the `info` that they have.
+
+        Returns:
+            index of the segment in which the last token lies; without any token below the prompt an empty segment's.
+        """
+        at = parent
+        for segment in segments:
+            tokens, start = segment.token_ids, 0
+            while start < len(tokens):
+                child = self._child_of.get((at, segment.author, tokens[start]))
+                if child is None:
+                    log_probs = segment.log_probs if segment.log_probs is None else segment.log_probs[start:]
+                    at = self.add(replace(segment, parent=at, token_ids=tokens[start:], log_probs=log_probs))
+                    break
+                same = common_prefix(self.segments[child].token_ids, tokens[start:])
+                at = child if same == len(self.segments[child].token_ids) else self._split(child, same)
+                start += same
+        return self.add(Segment(None, [], [])) if at is None else at
+
+    def _split(self, index: int, offset: int) -> int:
+        """Cut the first `offset` tokens off a segment, which keeps its index and its `info`; returns their index."""
+        rest = self.segments[index]
+        log_probs = rest.log_probs if rest.log_probs is None else rest.log_probs[:offset]
+        head = Segment(rest.parent, rest.token_ids[:offset], log_probs, rest.author)
+        del self._child_of[rest.parent, rest.author, rest.token_ids[0]]
+        rest.token_ids = rest.token_ids[offset:]
+        rest.log_probs = rest.log_probs if rest.log_probs is None else rest.log_probs[offset:]
+        rest.parent = self.add(head)
+        self._child_of[rest.parent, rest.author, rest.token_ids[0]] = index
+        return rest.parent
+
+    def renumbered(self) -> "TrajectoryTree":
+        """The same tree with segments numbered depth first, in the order of the trajectories: not by when they were
+        made. Among siblings those that no trajectory reaches are the last ones, in the order of their tokens."""
+        first: dict[int, int] = {}
+        for position, leaf in enumerate(self.leaves):
+            for i in self.path(leaf):
+                first.setdefault(i, position)
         children = defaultdict(list)
         for i, segment in enumerate(self.segments):
             children[segment.parent].append(i)
+
+        def order(i: int) -> tuple:
+            return first.get(i, len(self.leaves)), self.segments[i].author, self.segments[i].token_ids
+
         tree, new = TrajectoryTree(self.prompt_ids, metrics=self.metrics), {}
-        waiting = sorted(children[None], key=lambda i: key(self.segments[i]), reverse=True)
+        waiting = sorted(children[None], key=order, reverse=True)
         while waiting:
             at = waiting.pop()
             segment = self.segments[at]
             new[at] = tree.add(replace(segment, parent=None if segment.parent is None else new[segment.parent]))
-            waiting += sorted(children[at], key=lambda i: key(self.segments[i]), reverse=True)
+            waiting += sorted(children[at], key=order, reverse=True)
         tree.leaves = [new[leaf] for leaf in self.leaves]
         return tree
 
@@ -132,53 +186,25 @@ class TrajectoryTree:
 
 
 def tree_of_rows(
-    prompt_ids: Sequence[int],
-    rows: Sequence[Sequence[int]],
-    log_probs: Sequence[Sequence[float]] | None = None,
-    returned: Sequence[int] | None = None,
+    prompt_ids: Sequence[int], rows: Sequence[Sequence[int]], log_probs: Sequence[Sequence[float]] | None = None
 ) -> TrajectoryTree:
-    """Builds the tree of token sequences by their common prefixes.
+    """The tree of token sequences that share prefixes by chance, such as independent samples.
 
     Args:
         prompt_ids: the prompt.
-        rows: responses, all tokens by the model.
+        rows: responses, all tokens by the model; each is a trajectory, in order.
         log_probs: of each token; where rows share a token the first row's is kept.
-        returned: which rows are trajectories, in order (repeats allowed); all by default.
-
-    Returns:
-        the tree; `info["rows"]` of a segment names the rows that run through it.
     """
     tree = TrajectoryTree(list(prompt_ids))
-    leaf_of: dict[int, int | None] = {}
-    waiting: list[tuple[list[int], int, int | None]] = [(list(range(len(rows))), 0, None)]
-    while waiting:
-        members, start, parent = waiting.pop()
-        for row in members:
-            if len(rows[row]) == start:
-                leaf_of[row] = parent
-        by_token: dict[int, list[int]] = {}
-        for row in members:
-            if len(rows[row]) > start:
-                by_token.setdefault(rows[row][start], []).append(row)
-        for same in by_token.values():
-            end = _common_end([rows[row] for row in same], start)
-            first = same[0]
-            chosen = list(log_probs[first][start:end]) if log_probs is not None else None
-            segment = Segment(parent, list(rows[first][start:end]), chosen, info={"rows": same})
-            waiting.append((same, end, tree.add(segment)))
-    for row in returned if returned is not None else range(len(rows)):
-        leaf = leaf_of[row]
-        # an empty response has no segment yet
-        tree.leaves.append(tree.add(Segment(None, [], [], info={"rows": [row]})) if leaf is None else leaf)
-    return tree
+    for i, row in enumerate(rows):
+        chosen = None if log_probs is None else list(log_probs[i])
+        tree.leaves.append(tree.insert(None, [Segment(None, list(row), chosen)]))
+    return tree.renumbered()
 
 
-def _common_end(rows: list[Sequence[int]], start: int) -> int:
-    """Where the rows, equal at `start`, stop being equal."""
-    end, shortest = start + 1, min(len(row) for row in rows)
-    while end < shortest and all(row[end] == rows[0][end] for row in rows):
-        end += 1
-    return end
+def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
+    """How many tokens two sequences have in common from the first on."""
+    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
 
 
 def writes_trees(config, step: int) -> bool:

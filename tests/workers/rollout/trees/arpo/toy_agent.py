@@ -6,8 +6,10 @@ import random
 import string
 
 from recipe.common.tiny_model import END_OF_TURN, make_tokenizer
+from verl.workers.rollout.environment import Tools
 from verl.workers.rollout.rollout_engine import Generation
 from verl.workers.rollout.tools.base_tool import BaseTool
+from verl.workers.rollout.tools.protocol import Protocol
 from verl.workers.rollout.tools.tool_box import ToolBox, ToolsConfig
 
 TOKENIZER = make_tokenizer()
@@ -76,6 +78,12 @@ class Library(BaseTool):
         return self.answer.format(content)
 
 
-def library(**params) -> ToolBox:
+def library(limits=None, **params) -> ToolBox:
     entry = {"class_path": f"{__name__}.Library", "params": params}
-    return ToolBox(ToolsConfig(tool_instances={"search": entry}, timeout=5))
+    return ToolBox(ToolsConfig(tool_instances={"search": entry}, timeout=5, **(limits or {})))
+
+
+def library_tools(tools=None, **limits) -> Tools:
+    """The library as an environment, with keys of `ToolsConfig`."""
+    tools = tools or library(limits)
+    return Tools(tools, Protocol(TOKENIZER, list(tools.tools)))

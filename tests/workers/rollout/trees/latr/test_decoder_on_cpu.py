@@ -10,7 +10,7 @@ from recipe.common.tiny_model import TinyModelConfig, make_model, make_tokenizer
 from verl.workers.config.kt import KTRolloutConfig
 from verl.workers.rollout.rollout_engine import end_of_sequence_ids
 from verl.workers.rollout.trees.latr import KTConfig, latr_generate
-from verl.workers.rollout.trees.latr.schedule import mix_ratio, next_notches, tightened, tree_branches
+from verl.workers.rollout.trees.latr.schedule import mix_ratio, next_tightened_steps, tightened, tree_branches
 from verl.workers.rollout.trees.latr.similarity import edit_distance_ratio, rouge_l, suffix_match
 
 BRANCHY = {"prob_filter_abs_thres": 0.0, "prob_filter_rel_thres": 1.0, "rollout_filter_steps": [3]}
@@ -139,26 +139,26 @@ def test_mix_ratio_depends_on_the_step_alone():
 
 def test_the_parameter_scheduler_tightens_loosens_and_stops_at_its_bounds():
     config = KTConfig(enable_param_scheduler=True, max_n_step=2, rollout_filter_rouge_l_thres=0.5)
-    notches = 0
+    tightened_steps = 0
     for expected in (1, 2, 2):
-        notches = next_notches(config, notches, suppress_ratio=0.2, empty_branch_ratio=0.0)
-        assert notches == expected
-    tight = tightened(config, notches)
+        tightened_steps = next_tightened_steps(config, tightened_steps, suppress_ratio=0.2, empty_branch_ratio=0.0)
+        assert tightened_steps == expected
+    tight = tightened(config, tightened_steps)
     assert tight.prob_filter_abs_thres == pytest.approx(0.27) and tight.prob_filter_rel_thres == pytest.approx(0.13)
     assert tight.rollout_filter_edit_dist_thres == pytest.approx(0.42)
     assert tight.rollout_filter_rouge_l_thres == pytest.approx(0.48)
     for _ in range(9):
-        notches = next_notches(config, notches, suppress_ratio=0.0, empty_branch_ratio=0.2)
-    assert notches == -2
-    assert next_notches(KTConfig(), 0, 1.0, 0.0) == 0  # off by default
+        tightened_steps = next_tightened_steps(config, tightened_steps, suppress_ratio=0.0, empty_branch_ratio=0.2)
+    assert tightened_steps == -2
+    assert next_tightened_steps(KTConfig(), 0, 1.0, 0.0) == 0  # off by default
 
 
 @pytest.mark.parametrize("seed", range(10))
 def test_tightening_never_leaves_the_unit_interval(seed):
     generator = random.Random(seed)
     config = KTConfig(prob_filter_abs_thres=generator.random(), prob_filter_rel_thres=generator.random())
-    for notches in (-1000, 1000):
-        tight = tightened(config, notches)
+    for tightened_steps in (-1000, 1000):
+        tight = tightened(config, tightened_steps)
         assert 0 <= tight.prob_filter_abs_thres <= 1 and 0 <= tight.prob_filter_rel_thres <= 1
 
 

@@ -1,10 +1,12 @@
-"""The keys of tool rollouts that decide about trees; under actor_rollout_ref.rollout, by the authors' names."""
+"""ARPO's and AEPO's keys, directly under actor_rollout_ref.rollout, by the authors' names."""
 
 from dataclasses import dataclass
 
+BRANCH_POLICY_NAMES = ("entropy", "entropy_balanced", "threshold", "never")  # functions of branching.py
+
 
 @dataclass(frozen=True)
-class ToolTreeConfig:
+class ARPOConfig:
     """ARPO's and AEPO's branching.
 
     Args:
@@ -18,8 +20,8 @@ class ToolTreeConfig:
             engine_kwargs.vllm.max_logprobs says more.
         enable_dynamic_rollouts: AEPO's budget, initial_rollouts from a probe trajectory's entropies.
         dynamic_rollouts_beta: its beta.
-        call_limit: tool calls of a trajectory (rollout.tools.call_limit); 0: none.
-        max_result_tokens: a longer result is cut (rollout.tools.max_result_tokens).
+        turn_delimiter, max_turn_tokens: without tools, a text that ends a turn, and its most tokens.
+        turn_limit: without tools, turns after which a trajectory decides about a fork; what follows is one last turn.
     """
 
     initial_rollouts: int = 8
@@ -32,22 +34,22 @@ class ToolTreeConfig:
     entropy_top_k: int = 20
     enable_dynamic_rollouts: bool = False
     dynamic_rollouts_beta: float = 0.5
-    call_limit: int = 3
-    max_result_tokens: int = 1024
+    turn_delimiter: str = "\n\n"
+    max_turn_tokens: int = 256
+    turn_limit: int = 3
 
     def __post_init__(self):
-        from verl.workers.rollout.trees.arpo.branching import BRANCH_POLICIES
-
-        if self.branch_policy not in BRANCH_POLICIES:
-            raise ValueError(
-                f"actor_rollout_ref.rollout.branch_policy={self.branch_policy}: expected one of {list(BRANCH_POLICIES)}"
-            )
+        if self.branch_policy not in BRANCH_POLICY_NAMES:
+            names = ", ".join(BRANCH_POLICY_NAMES)
+            raise ValueError(f"actor_rollout_ref.rollout.branch_policy={self.branch_policy}: expected one of {names}")
         if self.enable_dynamic_rollouts and self.branch_policy == "never":
             raise ValueError("actor_rollout_ref.rollout.enable_dynamic_rollouts needs a branch_policy other than never")
         for name, low in (("initial_rollouts", 1), ("beam_size", 1), ("entropy_tokens", 1), ("entropy_top_k", 1)):
             _check(name, getattr(self, name), low)
-        _check("tools.call_limit", self.call_limit, 0)
-        _check("tools.max_result_tokens", self.max_result_tokens, 1)
+        if not self.turn_delimiter:
+            raise ValueError("actor_rollout_ref.rollout.turn_delimiter='': expected a text that ends a turn")
+        _check("max_turn_tokens", self.max_turn_tokens, 1)
+        _check("turn_limit", self.turn_limit, 0)
         _check("branch_probability", self.branch_probability, 0, 1)
         _check("branch_penalty", self.branch_penalty, 0, 1)
         _check("entropy_weight", self.entropy_weight, 0)

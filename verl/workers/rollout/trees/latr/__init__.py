@@ -1,4 +1,4 @@
-"""LATR: lookahead-tree rollouts (arXiv 2510.24302), rollout name `kt`. For the decoder alone:
+"""LATR: lookahead-tree rollouts (arXiv 2510.24302), `tree=latr`. For the decoder alone:
 
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from verl.workers.rollout.trees.latr import KTConfig, latr_generate
@@ -14,5 +14,6 @@ print(tree.metrics)
 
 from verl.workers.rollout.trees.latr.config import KTConfig
 from verl.workers.rollout.trees.latr.decoder import latr_generate
+from verl.workers.rollout.trees.latr.policy import Policy
 
-__all__ = ["KTConfig", "latr_generate"]
+__all__ = ["KTConfig", "Policy", "latr_generate"]

@@ -5,10 +5,11 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 
+from verl.workers.rollout.growth import grow
 from verl.workers.rollout.rollout_engine import TransformersEngine, end_of_sequence_ids
 from verl.workers.rollout.trajectory_tree import TrajectoryTree
 from verl.workers.rollout.trees.latr.config import KTConfig
-from verl.workers.rollout.trees.latr.growth import latr_group
+from verl.workers.rollout.trees.latr.policy import Policy
 
 
 def latr_generate(
@@ -38,27 +39,14 @@ def latr_generate(
     Raises:
         ValueError: no prompt tokens, or n < 1.
     """
-    if n < 1 or not all(len(prompt) for prompt in prompts):
-        raise ValueError(f"n={n}, prompt lengths {[len(prompt) for prompt in prompts]}: expected at least 1 each")
     engine = TransformersEngine(model)
-    text_of = lru_cache(maxsize=None)(lambda token: tokenizer.decode([token]))
+    policy = Policy(config, lru_cache(maxsize=None)(lambda token: tokenizer.decode([token])))
+    ends = end_of_sequence_ids(tokenizer, getattr(model, "generation_config", None))
 
-    async def all_groups() -> list[TrajectoryTree]:
-        groups = [
-            latr_group(
-                engine,
-                prompt,
-                n,
-                config,
-                max_new_tokens=max_new_tokens,
-                eos_token_ids=end_of_sequence_ids(tokenizer, getattr(model, "generation_config", None)),
-                text_of=text_of,
-                seed=seed + i,
-            )
-            for i, prompt in enumerate(prompts)
-        ]
-        return [await group for group in groups]
+    async def all_prompts() -> list[TrajectoryTree]:
+        options = {"max_tokens": max_new_tokens, "stop_token_ids": ends}
+        return [await grow(engine, prompt, n, policy, **options, seed=seed + i) for i, prompt in enumerate(prompts)]
 
     # in a thread of its own: a notebook already runs an event loop in this one
     with ThreadPoolExecutor(1) as thread:
-        return thread.submit(asyncio.run, all_groups()).result()
+        return thread.submit(asyncio.run, all_prompts()).result()

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from verl.workers.rollout.trees.latr.config import KTConfig
 
-NOTCHES = "kt_notches"  # the parameter scheduler's state, sent with a prompt
+TIGHTENED_STEPS = "latr_tightened_steps"  # the parameter scheduler's state, sent with a prompt
 
 
 def mix_ratio(schedule: dict[int, float], training_step: int) -> float:
@@ -21,11 +21,11 @@ def tree_branches(n: int, ratio: float) -> int:
     return round(n * ratio)
 
 
-def tightened(config: KTConfig, notches: int) -> KTConfig:
-    """The config with its thresholds tightened by `notches` steps (negative: loosened), clamped to [0, 1]."""
+def tightened(config: KTConfig, steps: int) -> KTConfig:
+    """The config with its thresholds tightened by so many steps (negative: loosened), clamped to [0, 1]."""
 
     def moved(value: float | None, direction: int) -> float | None:
-        return None if value is None else min(max(value + direction * notches * config.param_scheduler_step, 0.0), 1.0)
+        return None if value is None else min(max(value + direction * steps * config.param_scheduler_step, 0.0), 1.0)
 
     return replace(
         config,
@@ -37,12 +37,12 @@ def tightened(config: KTConfig, notches: int) -> KTConfig:
     )
 
 
-def next_notches(config: KTConfig, notches: int, suppress_ratio: float, empty_branch_ratio: float) -> int:
+def next_tightened_steps(config: KTConfig, steps: int, suppress_ratio: float, empty_branch_ratio: float) -> int:
     """The parameter scheduler's state after a training step with these ratios (means over its trees)."""
     if not config.enable_param_scheduler:
-        return notches
+        return steps
     if suppress_ratio > config.suppress_ratio_thres:
-        notches += 1
+        steps += 1
     if empty_branch_ratio > config.empty_branch_ratio_thres:
-        notches -= 1
-    return min(max(notches, -config.max_n_step), config.max_n_step)
+        steps -= 1
+    return min(max(steps, -config.max_n_step), config.max_n_step)

@@ -1,0 +1,76 @@
+"""Trees of fixed seeds are those that were grown before the policies shared one growth: token by token.
+
+trees_of_fixed_seeds.json holds for each policy random settings and what they gave: trajectories, masks,
+log-probabilities, and for each token the segment that it is in. Segments are compared by the trajectories that share
+them: one that goes on without a fork may be cut.
+"""
+
+import asyncio
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.workers.rollout.toy_engine import EOS, HashEngine, Letters
+from tests.workers.rollout.trees.arpo.toy_agent import TOKENIZER, ToyPolicy, encode, library_tools
+from verl.workers.rollout.growth import Sampling, grow
+from verl.workers.rollout.trees.arpo import ARPOConfig
+from verl.workers.rollout.trees.arpo import Policy as ARPO
+from verl.workers.rollout.trees.latr import KTConfig
+from verl.workers.rollout.trees.latr import Policy as LATR
+
+CASES = json.loads(Path(__file__).with_name("trees_of_fixed_seeds.json").read_text())
+
+
+def sharing(rows):
+    """For each token the trajectories that share it."""
+    of = {}
+    for number, row in enumerate(rows):
+        for i in row:
+            of.setdefault(i, set()).add(number)
+    return [[sorted(of[i]) for i in row] for row in rows]
+
+
+def look(tree, metrics):
+    metrics = {name: round(value, 6) for name, value in tree.metrics.items() if name in metrics}
+    log_probs = [[round(p, 6) for p in row] for row in tree.log_probs()]
+    found = {"trajectories": tree.trajectories(), "masks": tree.response_masks(), "log_probs": log_probs}
+    return found | {"segments": sharing(tree.segment_ids()), "metrics": metrics}
+
+
+def same(tree, expected):
+    assert look(tree, expected["metrics"]) == expected | {"segments": sharing(expected["segments"])}
+
+
+@pytest.mark.parametrize("case", CASES["latr"], ids=lambda case: str(case["seed"]))
+def test_latr(case):
+    policy = LATR(KTConfig(**case["config"]), lambda token: Letters().decode([token]))
+    tree = grow(
+        HashEngine(case["sharpness"]),
+        case["prompt"],
+        case["n"],
+        policy,
+        max_tokens=case["room"],
+        stop_token_ids=[EOS],
+        sampling=Sampling(case["temperature"]),
+        seed=case["seed"],
+    )
+    same(asyncio.run(tree), case["tree"])
+
+
+@pytest.mark.parametrize("case", CASES["arpo"], ids=lambda case: str(case["seed"]))
+def test_arpo(case):
+    config = dict(case["config"])
+    limits = {name: config.pop(name) for name in ("call_limit", "max_result_tokens")}
+    tree = grow(
+        ToyPolicy(calls=case["calls"]),
+        encode("<|im_start|>user\nwho?<|im_end|>\n<|im_start|>assistant\n"),
+        case["n"],
+        ARPO(ARPOConfig(**config)),
+        environment=library_tools(**limits),
+        max_tokens=case["room"],
+        stop_token_ids=[TOKENIZER.eos_token_id],
+        vocab_size=len(TOKENIZER),
+        seed=case["seed"],
+    )
+    same(asyncio.run(tree), case["tree"])

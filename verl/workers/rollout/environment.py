@@ -1,0 +1,90 @@
+"""What answers the model while it writes: nothing, or tools.
+
+environment.none     a response is one turn, which ends with an end token
+environment.tools    a turn ends with a closing tag, such as </search>; the tool's result follows as token ids
+"""
+
+from collections.abc import Sequence
+from statistics import fmean
+
+from verl.workers.rollout.tools.protocol import Protocol
+from verl.workers.rollout.tools.tool_box import ToolBox, ToolCall
+
+
+class Environment:
+    """`environment=none`: nothing answers."""
+
+    call_limit = 0
+
+    def stops(self, turn: Sequence[int]) -> list[str]:
+        """Texts that end a continuation of a turn of which these tokens have been written."""
+        return []
+
+    def first_call(self, turn: Sequence[int]) -> tuple[int, str] | None:
+        """The first call in a turn: the number of tokens up to and with it, and its tag."""
+        return None
+
+    async def answer(self, turn: Sequence[int], tag: str, max_tokens: int) -> tuple[list[int], dict]:
+        """What a turn that ends with a call gets.
+
+        Args:
+            turn: its tokens.
+            tag: of `first_call`.
+            max_tokens: the answer may have.
+
+        Returns:
+            token ids, none where not even an empty answer fits; and what is known of the call, in JSON's types.
+        """
+        raise NotImplementedError
+
+    def metrics(self, calls: Sequence[dict]) -> dict[str, float]:
+        """Of a prompt's calls, each as `answer` described it; a call that trajectories share counts once."""
+        return {}
+
+
+NO_ENVIRONMENT = Environment()
+
+
+class Tools(Environment):
+    """`environment=tools`.
+
+    Args:
+        tools: the tools by their tags.
+        protocol: how calls and results are written.
+        call_limit: calls of one trajectory; one more ends it. By default that of the tools' config.
+    """
+
+    def __init__(self, tools: ToolBox, protocol: Protocol, call_limit: int | None = None):
+        self.tools, self.protocol = tools, protocol
+        self.call_limit = tools.config.call_limit if call_limit is None else call_limit
+        self.max_result_tokens = tools.config.max_result_tokens
+
+    def stops(self, turn: Sequence[int]) -> list[str]:
+        return self.protocol.stops(turn)
+
+    def first_call(self, turn: Sequence[int]) -> tuple[int, str] | None:
+        return self.protocol.first_call(turn) if turn else None
+
+    async def answer(self, turn: Sequence[int], tag: str, max_tokens: int) -> tuple[list[int], dict]:
+        content = self.protocol.content(turn, tag)
+        if content is None:
+            call = ToolCall(tag, f"Error: {tag} was closed but not opened", ok=False, seconds=0.0, error="malformed")
+        else:
+            call = await self.tools.call(tag, content)
+        info = {"tool": call.tool, "ok": call.ok, "seconds": round(call.seconds, 4)}
+        info |= {name: getattr(call, name) for name in ("cached", "retries", "error") if getattr(call, name)}
+        return self.protocol.result_ids(call.text, min(self.max_result_tokens, max_tokens)), info
+
+    def metrics(self, calls: Sequence[dict]) -> dict[str, float]:
+        """Numbers of calls, failures, retries, cache hits, and mean seconds, in all and by tool."""
+        metrics = {"tool_calls": len(calls), "tool_failures": sum(not call["ok"] for call in calls)}
+        for tool in sorted({call["tool"] for call in calls}):
+            of_tool = [call for call in calls if call["tool"] == tool]
+            metrics |= {
+                f"tool_{tool}/calls": len(of_tool),
+                f"tool_{tool}/failures": sum(not call["ok"] for call in of_tool),
+                f"tool_{tool}/retries": sum(call.get("retries", 0) for call in of_tool),
+                f"tool_{tool}/cache_hits": sum(call.get("cached", False) for call in of_tool),
+                f"tool_{tool}/seconds": fmean(call["seconds"] for call in of_tool),
+            }
+        return {name: float(value) for name, value in metrics.items()}

@@ -1,0 +1,249 @@
+"""Trajectories that fork where the model is unsure after a tool's result: ARPO and AEPO as a tree policy.
+
+    turn ──> first `entropy_tokens` tokens ──> their entropy: decide whether the state before this turn forks
+         └─> to a closing tag, the end, or the last token ──> call the tool, append its result ──> next turn
+
+Without tools a turn ends with `turn_delimiter` or after `max_turn_tokens` tokens, `turn_limit` times at most.
+
+Every trajectory is a coroutine of its own: no rounds, a slow tool holds back itself only. Which branches the budget
+grants does not depend on who is fast (budget.py); coins and sampling seeds follow from the prompt's seed and the
+trajectory's key, (2,) for the third from the prompt, (2, 1, 0) for the first branch after its first turn.
+"""
+
+import asyncio
+import math
+import random
+from collections import Counter, defaultdict
+from dataclasses import dataclass, replace
+from statistics import fmean
+
+from verl.utils.config import omega_conf_to_dataclass
+
+from verl.workers.rollout.entropy import mean_entropy
+from verl.workers.rollout.environment import NO_ENVIRONMENT
+from verl.workers.rollout.growth import Ask, BranchPolicy, Growth, Path, derived_seed
+from verl.workers.rollout.trajectory_tree import Segment
+from verl.workers.rollout.trees.arpo.branching import BRANCH_POLICIES, dynamic_initial_rollouts
+from verl.workers.rollout.trees.arpo.budget import BranchBudget, Key
+from verl.workers.rollout.trees.arpo.config import ARPOConfig
+
+
+class Policy(BranchPolicy):
+    """`tree=arpo`; AEPO is another `branch_policy` with `enable_dynamic_rollouts`."""
+
+    def __init__(self, config: ARPOConfig):
+        self.config = config
+
+    @classmethod
+    def from_config(cls, config, tokenizer=None) -> "Policy":
+        return cls(omega_conf_to_dataclass(config.actor_rollout_ref.rollout).arpo_config())
+
+    async def grow(self, growth: Growth, n: int) -> None:
+        await ForkingTrajectories(growth, n, self.config).run()
+
+
+@dataclass(frozen=True)
+class Trajectory:
+    """A state between two turns.
+
+    Args:
+        key: who it is.
+        leaf: its last segment.
+        path: its tokens so far.
+        turns: that have ended, those before a fork included.
+        decided: turns at which it last decided about a fork; a branch does not decide again where it left.
+        consecutive: forks in a row on its path.
+        base: entropy after the prompt; None before it is known.
+        may_fork: not where it fills up the group.
+    """
+
+    key: Key
+    leaf: int | None = None
+    path: Path = Path()
+    turns: int = 0
+    decided: int = 0
+    consecutive: int = 0
+    base: float | None = None
+    may_fork: bool = True
+
+
+class ForkingTrajectories:
+    """Grows the n trajectories of one prompt; `run` once. An engine's failure is the group's; a tool's is told to the
+    model."""
+
+    def __init__(self, growth: Growth, n: int, config: ARPOConfig):
+        self.growth, self.n, self.config, self.tree = growth, n, config, growth.tree
+        self.has_tools = growth.environment is not NO_ENVIRONMENT
+        self.turn_limit = growth.environment.call_limit if self.has_tools else config.turn_limit
+        self.ended: dict[Key, tuple[Trajectory, str]] = {}
+        self.counts: Counter[str] = Counter()
+        self.seen: defaultdict[str, list[float]] = defaultdict(list)
+        self.budget: BranchBudget | None = None
+        self.held: list[tuple[Trajectory, float]] = []  # the probe's states and entropies, decided once it has ended
+        self.waiting: dict[Key, Trajectory] = {}  # states that branches will start from, by the branch's key
+        self.tasks: set[asyncio.Task] = set()
+
+    async def run(self) -> None:
+        """Exactly n trajectories."""
+        try:
+            branches = self.config.branch_policy != "never"
+            first, initial = 0, min(self.config.initial_rollouts, self.n) if branches else self.n
+            if self.config.enable_dynamic_rollouts:
+                first, initial = 1, await self._probe()
+            else:
+                self._open_budget(initial)
+            for i in range(first, initial):
+                self._start(Trajectory((i,)))
+            self._grow_on()
+            while self.tasks:
+                done, _ = await asyncio.wait(self.tasks, return_when=asyncio.FIRST_COMPLETED)
+                self.tasks -= done  # others may have started meanwhile
+                for task in done:
+                    task.result()
+        except BaseException:
+            for task in self.tasks:
+                task.cancel()
+            await asyncio.gather(*self.tasks, return_exceptions=True)
+            raise
+        self.tree.leaves = [self.ended[key][0].leaf for key in sorted(self.ended)]
+        self.tree.metrics = self._metrics()
+
+    # -- the budget --
+
+    def _open_budget(self, initial: int) -> None:
+        self.initial = initial
+        self.budget = BranchBudget(self.n - initial, self.config.beam_size, self.turn_limit)
+        for i in range(initial):
+            self.budget.enter((i,), 0)
+
+    async def _probe(self) -> int:
+        """AEPO: the first trajectory alone tells how many start from the prompt; its forks are decided afterwards."""
+        self._start(Trajectory((0,)))
+        await next(iter(self.tasks))
+        self.tasks.clear()
+        h_root = self.seen["entropy_after_prompt"][0]
+        h_turn = fmean(self.seen.get(self._after_turn, [0.0]))  # no further turn, nothing to be unsure about
+        nats = math.log(self.growth.vocab_size)
+        initial = dynamic_initial_rollouts(self.n, h_root * nats, h_turn * nats, self.config.dynamic_rollouts_beta)
+        self._open_budget(initial)
+        consecutive = 0
+        for state, entropy in self.held:
+            consecutive = self._decide(replace(state, consecutive=consecutive), entropy)
+        self.budget.leave((0,))
+        return initial
+
+    @property
+    def _after_turn(self) -> str:
+        return "entropy_after_tool" if self.has_tools else "entropy_after_turn"
+
+    def _decide(self, at: Trajectory, entropy: float) -> int:
+        """Whether a state forks; returns the forks in a row on its path."""
+        probability = BRANCH_POLICIES[self.config.branch_policy](entropy, at.base, at.consecutive, self.config)
+        self.seen["branch_probability"].append(probability)
+        forks = random.Random(f"{self.growth.seed} coin {at.key} {at.turns}").random() < probability
+        consecutive = at.consecutive + 1 if forks else 0
+        if forks:
+            for branch in range(self.config.beam_size - 1):
+                key = (*at.key, at.turns, branch)
+                self.waiting[key] = replace(at, key=key, decided=at.turns, consecutive=consecutive)
+        self.budget.decide(at.key, at.turns, forks)
+        return consecutive
+
+    def _grow_on(self) -> None:
+        """Start what the budget grants: branches first, then trajectories from the prompt that fill it up."""
+        for key in self.budget.grant():
+            self.counts["forks"] += 1
+            self._start(self.waiting.pop(key))
+        for _ in range(self.budget.spare()):
+            self.budget.take(1)
+            self._start(Trajectory((self.initial + self.counts["filled"],), may_fork=False))
+            self.counts["filled"] += 1
+
+    def _start(self, trajectory: Trajectory) -> None:
+        self.tasks.add(asyncio.create_task(self._run_trajectory(trajectory)))
+
+    # -- one trajectory --
+
+    async def _run_trajectory(self, at: Trajectory) -> None:
+        why = None
+        while why is None:
+            at, paused = await self._turn(at)
+            if paused:
+                at = replace(at, turns=at.turns + 1)
+                continue
+            reply = await self.growth.reply(at.path, {"key": list(at.key)})
+            if isinstance(reply, str):
+                why = reply
+            else:
+                at = replace(self._add(at, reply), turns=at.turns + 1)
+        self.ended[at.key] = at, why
+        if self.budget is not None and at.may_fork:
+            self.budget.leave(at.key)
+            self._grow_on()
+
+    def _add(self, at: Trajectory, segment: Segment) -> Trajectory:
+        return replace(at, leaf=self.tree.add(replace(segment, parent=at.leaf)), path=at.path.then(segment))
+
+    async def _turn(self, at: Trajectory) -> tuple[Trajectory, bool]:
+        """What the model writes up to a tool's closing tag, a pause without tools, its end, or the last token.
+
+        Returns:
+            the trajectory with the turn, and whether it has only paused.
+        """
+        pauses = not self.has_tools and self.config.branch_policy != "never" and at.turns < self.turn_limit
+        left = min(self.growth.tokens_left(at.path), self.config.max_turn_tokens if pauses else math.inf)
+        looks = self.config.branch_policy != "never" and at.may_fork and (at.base is None or at.turns > at.decided)
+        state, path, tokens, log_probs, part = at, at.path, [], [], 0
+        while True:
+            first = looks and part == 0
+            limit = min(self.config.entropy_tokens, left) if first else left - len(tokens)
+            ask = Ask(
+                path,
+                derived_seed(self.growth.seed, "tokens", at.key, at.turns, part),
+                limit,
+                (self.config.turn_delimiter,) if pauses else (),
+                n_entropy=self.config.entropy_top_k if first else 0,
+            )
+            generation = await self.growth.ask(ask)
+            tokens, log_probs = [*tokens, *generation.token_ids], [*log_probs, *generation.log_probs]
+            path = path.then(Segment(None, generation.token_ids))
+            if first:
+                at = self._look(state, mean_entropy(generation.entropies, self.growth.vocab_size))
+            part += 1
+            if len(tokens) >= left or self.growth.has_ended(path) or self.growth.waits_for_reply(path):
+                break
+            if len(generation.token_ids) < limit:  # the delimiter
+                break
+        at = self._add(at, Segment(None, tokens, log_probs, info={"key": list(at.key)}))
+        return at, pauses and not self.growth.has_ended(at.path)
+
+    def _look(self, at: Trajectory, entropy: float) -> Trajectory:
+        """The state before a turn, after the first tokens of the turn have been seen."""
+        if at.base is None:
+            self.seen["entropy_after_prompt"].append(entropy)
+            return replace(at, base=entropy)
+        self.seen[self._after_turn].append(entropy)
+        if self.budget is None:
+            self.held.append((at, entropy))
+            return replace(at, decided=at.turns)
+        consecutive = self._decide(at, entropy)
+        self._grow_on()
+        return replace(at, decided=at.turns, consecutive=consecutive)
+
+    def _metrics(self) -> dict[str, float]:
+        """Of the group; a shared token counts once, except in `tool_calls_per_trajectory`."""
+        ended = [trajectory.path for trajectory, _ in self.ended.values()]
+        made, held = sum(len(s.token_ids) for s in self.tree.segments), sum(len(path.tokens) for path in ended)
+        metrics = {
+            "initial_rollouts": self.initial,
+            "forks": self.counts["forks"],
+            "filled": self.counts["filled"],
+            "shared_tokens": 1 - made / held,
+            "distinct_trajectories": len({path.tokens for path in ended}),
+            "ended_at_length": fmean(why == "length" for _, why in self.ended.values()),
+        }
+        if self.has_tools:
+            metrics["tool_calls_per_trajectory"] = fmean(path.calls for path in ended)
+            metrics["ended_at_call_limit"] = fmean(why == "call_limit" for _, why in self.ended.values())
+        metrics |= {name: fmean(values) for name, values in self.seen.items()}
+        return {name: float(value) for name, value in metrics.items()}

@@ -1,0 +1,221 @@
+"""Growing a lookahead tree in chunks: LATR as a tree policy.
+
+Greedy growth is deterministic, so a row's future does not depend on the other rows: the engine is asked for a chunk of
+each row's greedy continuation with the top candidates, and the chunk's steps are replayed in time order. Newly born
+rows ask for the rest of the chunk; at its end all rows ask for the next one side by side. The tree is that of the
+step-by-step algorithm, whatever the chunk size; what is lost are the unread tokens of rows that are pruned.
+
+With tools, a row that closes a call waits for the result before its next step. Results take no steps and are not
+compared: two branches are alike by what the model wrote. A row that may have no result ends.
+"""
+
+import random
+from collections import defaultdict, deque
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache, lru_cache
+
+from stop_words import get_stop_words
+from verl.utils.config import omega_conf_to_dataclass
+
+from verl.workers.rollout.growth import Ask, BranchPolicy, Growth, Path
+from verl.workers.rollout.rollout_engine import gather_or_cancel
+from verl.workers.rollout.trajectory_tree import MODEL, Segment
+from verl.workers.rollout.trees.latr.config import KTConfig
+from verl.workers.rollout.trees.latr.lookahead import Choice, LookaheadTree, Row
+from verl.workers.rollout.trees.latr.schedule import TIGHTENED_STEPS, mix_ratio, tightened, tree_branches
+
+
+@cache
+def english_stop_words() -> frozenset[str]:
+    return frozenset(word for word in get_stop_words("en") if word.isalpha())
+
+
+class Policy(BranchPolicy):
+    """`tree=latr`: the tree's branches are the first of the n trajectories, ordinary samples the others.
+
+    Args:
+        config: the keys under actor_rollout_ref.rollout.kt.
+        text_of: a token's text, for the stop-word (English) and math-symbol rules.
+        training_step: decides about the share of the tree (`mix_ratio_schedule`).
+    """
+
+    def __init__(self, config: KTConfig, text_of: Callable[[int], str] = str, training_step: int = 0):
+        self.config, self.text_of, self.training_step = config, text_of, training_step
+
+    @classmethod
+    def from_config(cls, config, tokenizer=None) -> "Policy":
+        text_of = lru_cache(maxsize=None)(lambda token: tokenizer.decode([token]))
+        return cls(omega_conf_to_dataclass(config.actor_rollout_ref.rollout).kt, text_of)
+
+    def of_prompt(self, prompt, score) -> "Policy":
+        config = tightened(self.config, prompt.pop(TIGHTENED_STEPS, 0))
+        return Policy(config, self.text_of, int(prompt["global_steps"]))
+
+    async def grow(self, growth: Growth, n: int) -> None:
+        k, seeds = self.branches(n), random.Random(growth.seed)
+        own_seeds = [seeds.getrandbits(31) for _ in range(n)]
+        lookahead_seed, grower_seed = seeds.getrandbits(31), seeds.getrandbits(31)
+
+        async def branches() -> tuple[TreeGrower, list[Row], list[list[Segment]]]:
+            lookahead = LookaheadTree(
+                k,
+                self.config,
+                growth.max_tokens,
+                growth.stop_token_ids,
+                self.text_of,
+                english_stop_words(),
+                lookahead_seed,
+            )
+            grower = TreeGrower(growth, lookahead, grower_seed)
+            await grower.grow()
+            rows = list(lookahead.rows)
+            if self.config.fill_return_sequences:
+                rows += [rows[0]] * (k - len(rows))
+            ends = [growth.finish(grower.path(row), seed) for row, seed in zip(rows, own_seeds, strict=False)]
+            return grower, rows, await gather_or_cancel(*ends)
+
+        tree = growth.tree
+        samples = [growth.finish(Path(), seed) for seed in own_seeds[k:]]
+        if k:
+            (grower, rows, ends), *others = await gather_or_cancel(branches(), *samples)
+            leaf_of = grower.place()
+            tree.leaves = [tree.insert(leaf_of[row.number], end) for row, end in zip(rows, ends, strict=True)]
+            tree.metrics = grower.tree.metrics() | {"tree_tokens_generated": float(grower.requested_tokens)}
+        else:
+            others = await gather_or_cancel(*samples)
+        tree.leaves += [tree.insert(None, segments) for segments in others]
+        tree.metrics["tree_share"] = k / n
+        if k:
+            grower.annotate(leaf_of)
+
+    def branches(self, n: int) -> int:
+        """How many of n trajectories come from the tree."""
+        return tree_branches(n, mix_ratio(self.config.mix_ratio_schedule, self.training_step))
+
+
+class TreeGrower:
+    """Grows one prompt's lookahead tree; `requested_tokens` counts what the engine generated for it."""
+
+    def __init__(self, growth: Growth, tree: LookaheadTree, seed: int):
+        self.growth, self.tree, self.random = growth, tree, random.Random(seed)
+        self.ahead: dict[int, deque[Choice]] = {}
+        self.ahead_sampled: dict[int, bool] = {}
+        # row -> number of the model's tokens before it -> a tool's result; those before the row's birth are shared
+        self.results: dict[int, dict[int, Segment]] = {0: {}}
+        self.requested_tokens = 0
+
+    async def grow(self) -> None:
+        """Until the tree is left."""
+        tree = self.tree
+        while not tree.left:
+            self._forget_stale_chunks()
+            dry = [row for row in tree.rows if not row.finished and not self.ahead.get(row.number)]
+            await gather_or_cancel(*(self._look_ahead(row) for row in dry))
+            if all(row.finished for row in tree.rows):
+                break
+            tree.advance([None if row.finished else self.ahead[row.number].popleft() for row in tree.rows])
+
+    def path(self, row: Row) -> Path:
+        """What a row has written, with the results that it has read."""
+        path, start = Path(), 0
+        for at, result in self._results_of(row).items():
+            path, start = path.then(Segment(None, row.tokens[start:at])).then(result), at
+        return path.then(Segment(None, row.tokens[start:]))
+
+    def _results_of(self, row: Row) -> dict[int, Segment]:
+        """In the order of the response; a branch has read what its parent had read when it was born."""
+        if row.number not in self.results:
+            of_parent = self.results[row.parent].items()
+            self.results[row.number] = {at: result for at, result in of_parent if at <= row.birth_step}
+        return self.results[row.number]
+
+    def _samples_now(self) -> bool:
+        tree = self.tree
+        mode = tree.config.sample_nk
+        return mode == "always" or (mode == "full" and len(tree.rows) == tree.k)
+
+    def _forget_stale_chunks(self) -> None:
+        """A sampled chunk ends where its row took another token; a chunk made in the other mode is of no use."""
+        sampled_now = self._samples_now()
+        for row in self.tree.rows:
+            if self.ahead.get(row.number) and self.ahead_sampled[row.number] != sampled_now:
+                self.ahead[row.number].clear()
+
+    async def _look_ahead(self, row: Row) -> None:
+        tree, config = self.tree, self.tree.config
+        last_step = tree.max_new_tokens if config.force_return_step == -1 else config.force_return_step
+        # chunks end at multiples of chunk_size: all rows run dry at once and ask for the next one side by side
+        to_chunk_end = config.chunk_size - tree.step % config.chunk_size
+        n_tokens = min(to_chunk_end, min(last_step, tree.max_new_tokens) - tree.step)
+        sampled = self._samples_now()
+        seed = self.random.getrandbits(31) if sampled else None
+        if sampled:  # one token at a time: the next one depends on whether the row branches
+            n_tokens = 1
+        if (path := await self._after_reply(row)) is None:
+            row.finished = True
+            return
+        ask = Ask(path, seed, n_tokens, greedy=not sampled, n_candidates=config.max_n_branch_per_token)
+        chunk = await self.growth.ask(ask)
+        self.requested_tokens += len(chunk.token_ids)
+        self.ahead[row.number] = deque(
+            Choice(candidates, (token, log_prob) if sampled else None)
+            for token, log_prob, candidates in zip(chunk.token_ids, chunk.log_probs, chunk.candidates, strict=True)
+        )
+        self.ahead_sampled[row.number] = sampled
+
+    async def _after_reply(self, row: Row) -> Path | None:
+        """The row's path, with the result of the call that it may end with; None where it can have no more tokens."""
+        path = self.path(row)
+        if self.growth.waits_for_reply(path):
+            reply = await self.growth.reply(path)
+            if isinstance(reply, str):
+                return None
+            self._results_of(row)[len(row.tokens)] = reply
+            path = path.then(reply)
+        return path if self.growth.tokens_left(path) > 0 else None
+
+    # ---- what becomes of the rows ----
+
+    def place(self) -> dict[int, int | None]:
+        """Write all rows into the tree as segments, the dropped ones too; the number of each -> its last segment."""
+        rows = sorted([*self.tree.rows, *self.tree.dropped], key=lambda row: row.number)
+        births = defaultdict(set)
+        for row in rows:
+            births[row.parent].add(row.birth_step)
+        ends: dict[int | None, dict[int, int | None]] = {None: {0: None}}  # row -> its tokens -> the segment they end
+        for row in rows:
+            start, tree = row.birth_step, self.growth.tree
+            at = ends[row.parent][start]
+            ends[row.number] = {start: at}
+            results = self._results_of(row)
+            for cut in sorted(births[row.number] | set(results) | {len(row.tokens)}):
+                if cut > start:
+                    at = tree.add(Segment(at, row.tokens[start:cut], row.log_probs[start:cut]))
+                    if cut in results:
+                        at = tree.add(replace(results[cut], parent=at))
+                    ends[row.number][cut], start = at, cut
+        return {row.number: ends[row.number][len(row.tokens)] for row in rows}
+
+    def annotate(self, leaf_of: dict[int, int | None]) -> None:
+        """Write to the segments' `info` what happened there, for the viewer.
+
+        The last segment of a pruned branch gets `pruned` (why) and `pruned_step`; the segment where a candidate was
+        suppressed gets it in `suppressed`: {"offset": of the token it was an alternative to, "token", "prob"}.
+        """
+        tree, record = self.growth.tree, self.tree.record
+        returned = {i for leaf in tree.leaves for i in tree.path(leaf)}
+        for event in record.pruned:
+            last = leaf_of[event["row"]]
+            if last not in returned:  # ordinary sampling may have written the same again
+                tree.segments[last].info |= {"pruned": event["reason"], "pruned_step": event["step"]}
+        for event in record.suppressed:
+            start = 0
+            for segment in (tree.segments[i] for i in tree.path(leaf_of[event["row"]])):
+                if segment.author != MODEL:
+                    continue
+                if start <= event["step"] < start + len(segment.token_ids):
+                    candidate = {"offset": event["step"] - start, "token": event["token"], "prob": event["p"]}
+                    segment.info.setdefault("suppressed", []).append(candidate)
+                    break
+                start += len(segment.token_ids)
