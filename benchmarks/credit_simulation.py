@@ -3,13 +3,18 @@
     python -m benchmarks.credit_simulation [--seeds 3]
 
 A prompt's policy has a softmax for each decision; an answer is right when all of its decisions are, and one verdict in
-ten is wrong, without which the largest steps would always be best. Trajectories: 8 of K decisions. Trees: 2, then forks
-at random places, continued to the end, until as many decisions have been drawn: more leaves for the same tokens. The
-estimators are the project's own; each has its best learning rate of those tried, and the baseline is `grpo` on
+ten is wrong, without which the largest steps would always be best. As many decisions are drawn for each prompt, as
+
+    trajectories   8 of K decisions
+    random forks   2 trajectories, then forks of them at random places, continued to the end, as in ARPO and TreeRL
+    levels         HATO's search without a value model: 2, 6 and 16 ends after each third of the K decisions
+
+The estimators are the project's own; each has its best learning rate of those tried, and the baseline is `grpo` on
 independent trajectories.
 Writes benchmarks/results/credit_simulation.md; no engine, one process.
 """
 
+from contextlib import ExitStack
 from statistics import fmean
 
 import numpy as np
@@ -17,14 +22,17 @@ import torch
 from verl.trainer.ppo.core_algos import get_adv_estimator_fn
 
 from benchmarks.report import parser_of, write_report
-from verl.trainer.ppo.hato_algos import sibling_advantages
-from verl.trainer.ppo.tree_credit import SEGMENT_IDS
+from verl.trainer.ppo.hato_algos import HATO_SETTINGS
+from verl.trainer.ppo.tree_nodes import SEGMENT_IDS
+from verl.workers.rollout.trees.hato.config import HATOConfig, RewardWeights
 
 PROMPTS, N, ACTIONS, STEPS, FIRST_ACCURACY, FLIPPED = 16, 8, 4, 40, 0.1, 0.1
-LENGTHS, RATES = (3, 6, 10), (2.0, 4.0, 8.0, 16.0, 32.0, 64.0)
+LENGTHS, ENDS = (3, 6, 10), (2, 6, 16)
+RATES = (4.0, 8.0, 12.0, 16.0, 24.0, 32.0, 48.0, 64.0, 96.0, 128.0)
 RIGHT = 0  # the right action of every decision
-METHODS = [("trajectories", "grpo")]
-METHODS += [("trees", credit) for credit in ("grpo", "arpo_hard", "siblings", "tree_path", "tree_gain", "treerl")]
+MEAN = HATOConfig(path_reward="mean", reward_weights=RewardWeights(alpha=0.0, beta=1.0, gamma=0.0))
+CREDITS = ("grpo", "arpo_hard", "tree_path", "tree_gain", "treerl", "tree_grpo", "hato", "hato, R the mean outcome")
+METHODS = [("trajectories", "grpo")] + [(grown, credit) for grown in ("random forks", "levels") for credit in CREDITS]
 
 
 def first_logits(length: int) -> torch.Tensor:
@@ -35,55 +43,67 @@ def first_logits(length: int) -> torch.Tensor:
     return logits
 
 
-def drawn(probs: np.ndarray, rng: np.random.Generator, forks: bool) -> tuple[list[list[int]], list[list[int]]]:
-    """A prompt's trajectories and, for each of their tokens, its node; probs: (length, ACTIONS)."""
-    length = len(probs)
-    choices = [rng.choice(ACTIONS, size=N * length, p=p).tolist() for p in probs]
-    rows, nodes, budget, fresh = [], [], N * length, 0
-    while budget > 0:
-        start, row, path = 0, [], []
-        if forks and len(rows) >= 2:
-            source, start = rng.integers(len(rows)), int(rng.integers(length))
-            row, path = rows[source][:start], nodes[source][:start]
-        rows.append(row + [choices[at].pop() for at in range(start, length)])
-        nodes.append(path + list(range(fresh, fresh + length - start)))
-        fresh, budget = fresh + length - start, budget - (length - start)
-    return rows, nodes
+class Drawing:
+    """A prompt's decisions as they are drawn: paths of (action, node).
+
+    Args:
+        probs: (length, ACTIONS).
+    """
+
+    def __init__(self, probs: np.ndarray, rng: np.random.Generator):
+        self.length, self.nodes, self.rng = len(probs), 0, rng
+        # more than any tree needs at one place
+        self.choices = [rng.choice(ACTIONS, size=2 * N * self.length, p=p).tolist() for p in probs]
+
+    def extended(self, path: list[tuple[int, int]], end: int) -> list[tuple[int, int]]:
+        """The path with new decisions up to `end`."""
+        fresh = [(self.choices[at].pop(), self.nodes + at - len(path)) for at in range(len(path), end)]
+        self.nodes += len(fresh)
+        return path + fresh
+
+
+def trajectories(drawing: Drawing) -> list[list[tuple[int, int]]]:
+    return [drawing.extended([], drawing.length) for _ in range(N)]
+
+
+def random_forks(drawing: Drawing) -> list[list[tuple[int, int]]]:
+    rows, rng = [drawing.extended([], drawing.length) for _ in range(2)], drawing.rng
+    while drawing.nodes < N * drawing.length:
+        source, start = rng.integers(len(rows)), int(rng.integers(drawing.length))
+        rows.append(drawing.extended(rows[source][:start], drawing.length))
+    return rows
+
+
+def levels(drawing: Drawing) -> list[list[tuple[int, int]]]:
+    rows, start = [[]], 0
+    for steps, ends in zip(np.array_split(np.arange(drawing.length), len(ENDS)), ENDS, strict=True):
+        order, start = drawing.rng.permutation(len(rows)), start + len(steps)
+        rows = [drawing.extended(rows[order[i % len(rows)]], start) for i in range(ends)]
+    return rows
+
+
+GROWN = {"trajectories": trajectories, "random forks": random_forks, "levels": levels}
 
 
 def advantages_of(credit: str, scores: torch.Tensor, groups: np.ndarray, nodes: torch.Tensor) -> torch.Tensor:
-    """(B, length) of one estimator."""
+    """(B, length) of an estimator."""
     rewards = torch.zeros(nodes.shape)
     rewards[:, -1] = scores
-    if credit == "siblings":
-        return sibling_credit(scores, groups, nodes)
-    with SEGMENT_IDS.given(nodes):
-        return get_adv_estimator_fn(credit)(rewards, torch.ones(nodes.shape), groups)[0]
+    name, _, variant = credit.partition(", ")
+    with ExitStack() as stack:
+        stack.enter_context(SEGMENT_IDS.given(nodes))
+        stack.enter_context(HATO_SETTINGS.given(MEAN if variant else HATOConfig()))
+        return get_adv_estimator_fn(name)(rewards, torch.ones(nodes.shape), groups)[0]
 
 
-def sibling_credit(scores: torch.Tensor, groups: np.ndarray, nodes: torch.Tensor) -> torch.Tensor:
-    """HATO's: V(node) among the nodes of the same parent, each trained once."""
-    unique = (torch.from_numpy(groups).unsqueeze(-1) * 10_000 + nodes).unique(return_inverse=True)[1]
-    n, rows = int(unique.max()) + 1, torch.arange(len(nodes)).unsqueeze(-1).expand(nodes.shape)
-    passing = unique.flatten().bincount(minlength=n)
-    value = torch.zeros(n).index_add_(0, unique.flatten(), scores[rows.flatten()]) / passing
-    roots = n + torch.from_numpy(groups).unsqueeze(-1)
-    parent = torch.zeros(n, dtype=torch.long)
-    parent[unique] = torch.cat([roots, unique[:, :-1]], dim=1)
-    siblings = parent.unique(return_inverse=True)[1]
-    of_nodes = sibling_advantages(value, siblings, torch.ones(n, dtype=torch.long)).advantages
-    return (of_nodes / passing)[unique]
-
-
-def accuracy_after(length: int, grows: str, credit: str, rate: float, seed: int) -> float:
+def accuracy_after(length: int, grown: str, credit: str, rate: float, seed: int) -> float:
     """Mean over the prompts of the chance that all decisions are right, after STEPS updates."""
     rng, logits = np.random.default_rng(seed), first_logits(length).requires_grad_()
     for _ in range(STEPS):
         probs = logits.detach().double().softmax(-1).numpy()
-        made = [drawn(of_prompt, rng, forks=grows == "trees") for of_prompt in probs]
-        groups = np.repeat(np.arange(PROMPTS), [len(rows) for rows, _ in made])
-        actions = torch.tensor([row for rows, _ in made for row in rows])
-        nodes = torch.tensor([path for _, paths in made for path in paths])
+        made = [GROWN[grown](Drawing(of_prompt, rng)) for of_prompt in probs]
+        groups = np.repeat(np.arange(PROMPTS), [len(rows) for rows in made])
+        actions, nodes = torch.tensor([row for rows in made for row in rows]).unbind(-1)
         right = (actions == RIGHT).all(-1).numpy() ^ (rng.random(len(actions)) < FLIPPED)
         advantages = advantages_of(credit, torch.from_numpy(right).float(), groups, nodes)
         log_probs = logits.log_softmax(-1)[torch.from_numpy(groups)].gather(-1, actions.unsqueeze(-1)).squeeze(-1)
@@ -100,11 +120,11 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(1)
     table, baseline = [], {}
-    for grows, credit in METHODS:
-        row = [grows, credit]
+    for grown, credit in METHODS:
+        row = [grown, credit]
         for length in LENGTHS:
             of_rates = {
-                rate: [accuracy_after(length, grows, credit, rate, seed) for seed in range(args.seeds)]
+                rate: [accuracy_after(length, grown, credit, rate, seed) for seed in range(args.seeds)]
                 for rate in args.rates
             }
             rate, accuracies = max(of_rates.items(), key=lambda item: fmean(item[1]))
@@ -118,7 +138,8 @@ def main() -> None:
         f"Chance of a right answer after {STEPS} steps, mean of {args.seeds} seeds (least to most), against `grpo` on "
         f"trajectories, and the best learning rate of {', '.join(f'{rate:g}' for rate in args.rates)}. {PROMPTS} "
         f"prompts, {ACTIONS} actions a decision, {N} x K decisions drawn for a prompt and step, {FIRST_ACCURACY} right "
-        f"at first, {FLIPPED} of the verdicts wrong. `siblings` is HATO's comparison of a step with its siblings alone."
+        f"at first, {FLIPPED} of the verdicts wrong. `hato` has the default weights and no R_local; random forks are "
+        f"ARPO's and TreeRL's, levels HATO's ({', '.join(map(str, ENDS))} ends)."
     )
     write_report("credit_simulation", what, ["grown", "credit", *(f"K = {length}" for length in LENGTHS)], table)
 
