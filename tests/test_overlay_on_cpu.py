@@ -179,7 +179,7 @@ replica = RolloutReplicaRegistry.get("kt")
 print("FOUND", replica.__name__, replica.__mro__[1].__name__, get_rollout_class("kt").__name__)
 print("FOUND", get_adv_estimator_fn("hapo").__module__, get_policy_loss_fn("hapo").__module__)
 print("FOUND", get_adv_estimator_fn("arpo_hard").__module__, get_policy_loss_fn("aepo").__module__)
-print("FOUND", get_adv_estimator_fn("hato").__module__)
+print("FOUND", get_adv_estimator_fn("hato").__module__, get_adv_estimator_fn("tree_grpo").__module__)
 from verl.trainer.ppo.v1 import get_trainer_cls
 print("FOUND", get_trainer_cls("explore").__module__)
 """
@@ -188,7 +188,7 @@ print("FOUND", get_trainer_cls("explore").__module__)
         *("CandidateReplica", "vLLMReplica", "ServerAdapter"),
         *("verl.trainer.ppo.hapo_algos", "verl.trainer.ppo.hapo_algos"),
         *("verl.trainer.ppo.tree_credit", "verl.trainer.ppo.aepo_algos"),
-        "verl.trainer.ppo.hato_algos",
+        *("verl.trainer.ppo.hato_algos", "verl.trainer.ppo.tree_grpo_credit"),
         "verl.trainer.ppo.v1.explore_trainer",
     ], result.stderr
 
