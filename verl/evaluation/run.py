@@ -23,12 +23,13 @@ from verl.evaluation.results import INTERVAL_ENDS, EvalResult
 from verl.evaluation.sample_file import SampleFile
 from verl.evaluation.scoring import Judge, Scored, by_rule
 from verl.evaluation.server import ChatModel
+from verl.workers.rollout import growth
+from verl.workers.rollout.environment import Tools
 from verl.workers.rollout.rollout_engine import RolloutEngine
 from verl.workers.rollout.tools.protocol import Protocol
 from verl.workers.rollout.tools.tool_box import ToolBox
 from verl.workers.rollout.trajectory_tree import TOOL
-from verl.workers.rollout.trees.arpo.config import ToolTreeConfig
-from verl.workers.rollout.trees.arpo.growth import ToolTree
+from verl.workers.rollout.trees.plain import Policy as Plain
 
 
 @dataclass(frozen=True)
@@ -75,13 +76,10 @@ class TokenResponder:
         tools: ToolBox | None = None,
         context: int | None = None,
     ):
-        self.engine, self.tokenizer, self.sampling, self.tools = engine, tokenizer, sampling, tools
+        self.engine, self.tokenizer, self.sampling = engine, tokenizer, sampling
         self.stop_token_ids, self.context = list(stop_token_ids), context
         self.options = {"temperature": sampling.temperature, "top_p": sampling.top_p, "top_k": sampling.top_k}
-        if tools is not None:
-            self.protocol = Protocol(tokenizer, list(tools.tools))
-            limits = {"call_limit": tools.config.call_limit, "max_result_tokens": tools.config.max_result_tokens}
-            self.tree_config = ToolTreeConfig(branch_policy="never", **limits)
+        self.environment = None if tools is None else Tools(tools, Protocol(tokenizer, list(tools.tools)))
 
     async def respond(self, question: Question, seed: int) -> Response:
         prompt_ids = self.tokenizer.apply_chat_template(
@@ -91,23 +89,20 @@ class TokenResponder:
         room = room if self.context is None else min(room, self.context - len(prompt_ids))
         if room < 1:
             raise ValueError(f"question {question.id}: its {len(prompt_ids)} tokens leave no room in {self.context}")
-        if self.tools is None:
-            made = await self.engine.generate(
-                prompt_ids, max_tokens=room, stop_token_ids=self.stop_token_ids, seed=seed, **self.options
-            )
+        limits = {"max_tokens": room, "stop_token_ids": self.stop_token_ids}
+        if self.environment is None:
+            made = await self.engine.generate(prompt_ids, seed=seed, **limits, **self.options)
             return Response(self._text(made.token_ids), len(made.token_ids))
-        tree = await ToolTree(
+        tree = await growth.grow(
             self.engine,
-            self.tools,
-            self.protocol,
             prompt_ids,
             1,
-            self.tree_config,
-            room=room,
-            stop_token_ids=self.stop_token_ids,
-            sampling=self.options,
+            Plain(),
+            environment=self.environment,
+            sampling=growth.Sampling(**self.options),
             seed=seed,
-        ).run()
+            **limits,
+        )
         calls = sum(segment.author == TOOL for segment in tree.segments)
         return Response(self._text(tree.trajectories()[0]), sum(tree.response_masks()[0]), calls)
 
