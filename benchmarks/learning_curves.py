@@ -40,7 +40,7 @@ SCRIPTS = {
     "hato-local": [HATO, N14, "hato.reward_weights={alpha:1.0,beta:0.0,gamma:0.0}"],
     "hato-path": [HATO, N14, "hato.reward_weights={alpha:0.0,beta:1.0,gamma:0.0}"],
     "hato-causal": [HATO, N14, "hato.reward_weights={alpha:0.0,beta:0.0,gamma:1.0}"],
-    # the made task of searching and computing
+    # the synthetic task of searching and computing
     "arpo": ["recipe/arpo/run_search_task_cpu.sh"],
     "aepo": ["recipe/arpo/run_search_task_cpu.sh"],
     "grpo-tools": ["recipe/arpo/run_search_task_cpu.sh"],

@@ -1,4 +1,4 @@
-"""Searches a second over a made corpus: in this process, and over HTTP with 1, 16 and 64 clients at once.
+"""Searches a second over a synthetic corpus, in this process, and over HTTP with 1, 16 and 64 clients at once.
 
     python -m benchmarks.search_server [--documents 20000] [--seconds 3] [--runs 5]
 
@@ -134,7 +134,7 @@ def write(options: argparse.Namespace, results: dict[str, list[tuple[float, ...]
         rows.append((name, f"{rate:.0f}", with_range(ratios, ".2f"), *(f"{1e3 * each:.2f}" for each in seconds)))
     write_report(
         "search_server",
-        f"Searches over {options.documents:,} made documents of {DOCUMENT_WORDS} words, queries of {QUERY_WORDS}, "
+        f"Searches over {options.documents:,} synthetic documents of {DOCUMENT_WORDS} words, queries of {QUERY_WORDS}, "
         f"the best {TOPK}. Medians of {options.runs} runs of {options.seconds:g} s for each row in turn; ratios are to "
         f"the baseline of the same run (least to greatest in brackets). Making and keeping the index: {to_make:.1f} s, "
         "once. Server and clients share the cores; processor time is the searching process's alone, all of it. "
