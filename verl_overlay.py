@@ -92,6 +92,15 @@ def _leave_missing_gpus_to_the_watch(base: ModuleType) -> None:
     importlib.import_module("verl.trainer.cluster_watch").leave_missing_gpus_to_the_watch(base)
 
 
+def activate_cpu() -> None:
+    """Make CPU the platform of this process and of those that it starts; calling it again does nothing."""
+    from verl.plugin.platform import platform_cpu
+
+    if platform_cpu.make_current():
+        for module_name, repair in platform_cpu.REPAIRS.items():
+            after_import(module_name, repair)
+
+
 def register() -> None:
     """Hook the overlay into this process; calling it again does nothing.
 
@@ -117,9 +126,7 @@ def register() -> None:
         if os.environ.get("VERL_WAIT_FOR_NODES") == "1":
             after_import("verl.single_controller.ray.base", _leave_missing_gpus_to_the_watch)
         if os.environ.get("VERL_PLATFORM", "").strip().lower() == "cpu":
-            from verl.plugin.platform.platform_cpu import activate
-
-            activate()
+            activate_cpu()
     except Exception as error:
         raise OverlayError(f"the verl plugin 'exploration_recipes' failed: {error!r}") from error
 

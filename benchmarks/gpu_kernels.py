@@ -19,7 +19,7 @@ import transformers
 
 from benchmarks.gpu_timing import HEADER, WARM_UP, Block, Case, rows_of
 from benchmarks.report import parser_of, report_text, write_report
-from vllm_patches.normalised_entropy import compute_entropy_based_temperature, entropy_of_logits
+from verl.trainer.ppo.normalized_entropy import compute_entropy_based_temperature, entropy_of_logits
 
 HAPO = {"temperature_tau": 0.05, "median": -0.1, "std": 3.0, "scale_pos": 1.0, "scale_neg": 0.5}
 

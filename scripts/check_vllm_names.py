@@ -44,7 +44,7 @@ RELIED_ON = {
         "vllm.sampling_params:SamplingParams": "temperature top_p top_k repetition_penalty max_tokens stop_token_ids "
         "stop skip_special_tokens seed",
     },
-    "vllm_patches/adaptive_temperature.py": {"vllm.sampling_params:SamplingParams": "extra_args temperature"},
+    "verl/workers/rollout/adaptive_temperature.py": {"vllm.sampling_params:SamplingParams": "extra_args temperature"},
     "vllm_patches/candidates_without_text.py": {"vllm.v1.engine:EngineCoreRequest": "sampling_params"},
     "vllm_patches/cpu_seeded_requests.py": {
         "vllm.v1.worker.gpu_model_runner:GPUModelRunner": "input_batch discard_request_mask",
@@ -60,7 +60,7 @@ SIGNATURES = {
     "vllm_patches/candidates_without_text.py": {
         "vllm.v1.engine.logprobs:LogprobsProcessor.from_new_request": "cls tokenizer request",
     },
-    "vllm_patches/adaptive_temperature.py": {
+    "verl/workers/rollout/adaptive_temperature.py": {
         "vllm.v1.sample.logits_processor.builtin:process_dict_updates": "req_entries batch_update new_state",
     },
     "vllm_patches/cpu_seeded_requests.py": {

@@ -20,5 +20,4 @@ def register() -> None:
 
     cpu_version_name.install()
     cpu_weight_reload.keep_linear_weights_loadable()
-    cpu_weight_reload.receive_copies_of_shared_memory()
     cpu_seeded_requests.rewind_discarded_samples()

@@ -7,8 +7,6 @@ dies). Here the generator's state from before the sampling is put back. Can go w
 
 import functools
 
-import numpy as np
-
 
 def rewind_discarded_samples() -> None:
     """Wrap `TopKTopPSampler.forward_cpu`, which samples, and `GPUModelRunner._bookkeeping_sync`, which turns back."""
@@ -29,7 +27,7 @@ def rewind_discarded_samples() -> None:
     @functools.wraps(book)
     def rewind_then_book(self, *args, **kwargs):
         generators = self.input_batch.generators
-        discarded = np.nonzero(self.discard_request_mask.np[: self.input_batch.num_reqs])[0]
+        discarded = self.discard_request_mask.np[: self.input_batch.num_reqs].nonzero()[0]
         rewound = {row: generators.pop(row) for row in map(int, discarded) if row in generators}
         for generator in rewound.values():
             if id(generator) in states:

@@ -10,7 +10,9 @@ import pytest
 import torch
 
 ROOT = Path(__file__).resolve().parents[2]
-ABSENT = ("verl", "vllm", "ray", "tensordict", "hydra", "omegaconf", "psutil", "pandas", "pyarrow", "flash_attn")
+# the repository's verl/ without upstream's package, as Python sees it where only the repository lies
+NO_UPSTREAM = "import types; sys.modules['verl'] = types.ModuleType('verl'); sys.modules['verl'].__path__ = ['verl']; "
+ABSENT = ("vllm", "ray", "tensordict", "hydra", "omegaconf", "psutil", "pandas", "pyarrow", "flash_attn")
 # case -> from and to where its error against float64 must lie: bfloat16 has 8 bits, float32 24
 BFLOAT16, FLOAT32 = (1e-4, 1.0), (0.0, 1e-4)
 BOUNDS = {
@@ -33,7 +35,7 @@ LOSSES = {"vanilla": FLOAT32, "hapo": (0.0, 1e-3), "aepo": FLOAT32}
 def table_of(*arguments: str, absent: tuple[str, ...] = ()) -> list[list[str]]:
     """The benchmark's rows, run as `python -m` does it, with modules that cannot be imported."""
     program = (
-        f"import runpy, sys; sys.modules.update(dict.fromkeys({absent!r})); "
+        f"import runpy, sys; sys.modules.update(dict.fromkeys({absent!r})); {NO_UPSTREAM if absent else ''}"
         f"sys.argv[1:] = {list(arguments)!r}; "
         "runpy.run_module('benchmarks.gpu_kernels', run_name='__main__', alter_sys=True)"
     )

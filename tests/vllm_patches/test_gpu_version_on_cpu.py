@@ -12,7 +12,7 @@ from tests.packages import GPU_VLLM, unpacked
 
 ROOT = Path(__file__).resolve().parents[2]
 TESTS = [
-    "tests/vllm_patches/test_adaptive_temperature_on_cpu.py",
+    "tests/workers/rollout/test_adaptive_temperature_on_cpu.py",
     "tests/vllm_patches/test_candidates_without_text_on_cpu.py",
     "tests/workers/rollout/test_candidate_aborts_on_cpu.py",
     "tests/workers/rollout/test_candidate_server_on_cpu.py",

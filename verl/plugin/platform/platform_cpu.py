@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from verl.plugin.platform import PlatformBase, PlatformRegistry, cpu_device, platform_manager, set_platform
-from verl_overlay import after_import
+from vllm_patches import cpu_version_name
 
 
 @PlatformRegistry.register(platform="cpu")
@@ -152,18 +152,42 @@ def keep_the_reference_policy_where_it_is(fsdp_engine: ModuleType) -> None:
     fsdp_engine.CPUOffloadPolicy = lambda pin_memory=True: None
 
 
-def activate() -> None:
-    """Make CPU the platform of this process and of those it starts; again does nothing."""
+def receive_copies_of_shared_memory(bucketed_weight_transfer: ModuleType) -> None:
+    """Hand copies of received weights to vLLM instead of views of the shared memory segment.
+
+    verl 0.9.1 relies on `.to(device)` for the copy, which copies nothing on CPU: views outlive the segment,
+    and closing it raises "BufferError: cannot close exported pointers exist". Can go when upstream clones.
+    """
+
+    class CopyingWeightReceiver(bucketed_weight_transfer.BucketedWeightReceiver):
+        def receive_weights(self, on_bucket_received):
+            def on_copies(weights, is_last):
+                on_bucket_received([(name, tensor.clone()) for name, tensor in weights], is_last)
+
+            return super().receive_weights(on_copies)
+
+    bucketed_weight_transfer.BucketedWeightReceiver = CopyingWeightReceiver
+
+
+# upstream's module -> what must change in it once it has been imported
+REPAIRS = {
+    "verl.utils.distributed": use_plain_gloo_process_group,
+    "verl.trainer.ppo.v1.replay_buffer": poll_replay_buffer_often,
+    "verl.workers.engine.fsdp.transformer_impl": keep_the_reference_policy_where_it_is,
+    "verl.workers.rollout.vllm_rollout.bucketed_weight_transfer": receive_copies_of_shared_memory,
+}
+
+
+def make_current() -> bool:
+    """Make CPU the platform of this process and of those that it starts; False if it is already.
+
+    `verl_overlay.activate_cpu` calls this and applies `REPAIRS`.
+    """
     if isinstance(platform_manager._current_platform, PlatformCPU):
-        return
+        return False
     os.environ["VERL_PLATFORM"] = "cpu"
     # upstream's own override: the FSDP engines are registered for cuda and npu only
     os.environ.setdefault("VERL_ENGINE_DEVICE", "cuda")
     set_platform(PlatformCPU())
-    after_import("verl.utils.distributed", use_plain_gloo_process_group)
-    after_import("verl.trainer.ppo.v1.replay_buffer", poll_replay_buffer_often)
-    after_import("verl.workers.engine.fsdp.transformer_impl", keep_the_reference_policy_where_it_is)
-
-    import vllm_patches
-
-    vllm_patches.cpu_version_name.install()
+    cpu_version_name.install()
+    return True

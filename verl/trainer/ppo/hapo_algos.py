@@ -18,8 +18,8 @@ import torch
 from verl.trainer.ppo.core_algos import agg_loss, register_adv_est, register_policy_loss
 from verl.utils.torch_functional import masked_mean
 
+from verl.trainer.ppo.normalized_entropy import ENTROPY_FLOOR, normalize_entropy
 from verl.trainer.ppo.token_fields import TokenField
-from vllm_patches.normalised_entropy import ENTROPY_FLOOR, normalise_entropy
 
 FALLBACK_BOUND = 5.0  # a group with a larger token-level advantage takes GRPO's
 
@@ -39,7 +39,7 @@ class EntropyStatistics(NamedTuple):
 
 def entropy_to_h(entropy: torch.Tensor, statistics: EntropyStatistics) -> torch.Tensor:
     """h of entropies in nats (any shape), clamped to [-1, 1], for the statistics of this or an earlier batch."""
-    return normalise_entropy(entropy, *statistics)
+    return normalize_entropy(entropy, *statistics)
 
 
 def compute_entropy_h(

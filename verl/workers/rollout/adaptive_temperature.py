@@ -7,9 +7,10 @@ A request asks for it in `SamplingParams.extra_args`:
 At each of its decode steps H is the entropy of the raw logits, h its normalised value under those statistics, and the
 token is sampled at T' = T (1 + temperature_tau h). Requests that do not ask, and greedy ones, are not touched.
 
-The engine is told by name, so that no other vLLM of the environment changes:
-`engine_kwargs.vllm.logits_processors=[vllm_patches.adaptive_temperature:AdaptiveTemperature]`. vLLM's newer model
-runner (V2) takes no logits processors; for such an engine vLLM itself chooses the V1 runner and says so.
+The run's config names it, so that no other vLLM of the environment changes:
+`engine_kwargs.vllm.logits_processors=[verl.workers.rollout.adaptive_temperature:AdaptiveTemperature]`. It replaces
+nothing of vLLM's. vLLM's newer model runner (V2) takes no logits processors; for such an engine vLLM itself chooses the
+V1 runner and says so.
 """
 
 from collections.abc import Mapping
@@ -20,7 +21,7 @@ from vllm.config import VllmConfig
 from vllm.v1.sample.logits_processor import BatchUpdate, LogitsProcessor
 from vllm.v1.sample.logits_processor.builtin import process_dict_updates
 
-from vllm_patches.normalised_entropy import compute_entropy_based_temperature
+from verl.trainer.ppo.normalized_entropy import compute_entropy_based_temperature
 
 KEY = "adaptive_temperature"
 SETTINGS = ("temperature_tau", "median", "std", "scale_pos", "scale_neg")

@@ -12,7 +12,11 @@ import torch
 from vllm import SamplingParams
 from vllm.v1.sample.logits_processor import BatchUpdate, MoveDirectionality
 
-from vllm_patches.adaptive_temperature import AdaptiveTemperature, compute_entropy_based_temperature, read_settings
+from verl.workers.rollout.adaptive_temperature import (
+    AdaptiveTemperature,
+    compute_entropy_based_temperature,
+    read_settings,
+)
 
 SETTINGS = {"temperature_tau": 0.5, "median": -0.5, "std": 0.8, "scale_pos": 0.9, "scale_neg": 0.4}
 
@@ -121,7 +125,7 @@ from vllm import LLM, SamplingParams
 
 folder, settings = sys.argv[1], json.loads(sys.argv[2])
 if __name__ == "__main__":
-    processors = ["vllm_patches.adaptive_temperature:AdaptiveTemperature"]
+    processors = ["verl.workers.rollout.adaptive_temperature:AdaptiveTemperature"]
     llm = LLM(folder, dtype="float32", enforce_eager=True, max_model_len=64, seed=0, max_num_seqs=256,
               gpu_memory_utilization=0.3, logits_processors=processors)
     prompts = [{"prompt_token_ids": list(range(40 + 9 * i, 46 + 9 * i))} for i in range(2)]

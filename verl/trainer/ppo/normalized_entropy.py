@@ -1,15 +1,15 @@
 """HAPO's h of an entropy (arXiv 2509.16591), for the sampler and the loss alike, and the temperature that follows.
 
-Needs torch only, so that a benchmark runs without vLLM.
+vLLM's processes import this module: it needs torch only.
 """
 
 import torch
 
 ENTROPY_FLOOR = 1e-6  # nats; a token that was certain has entropy 0 and no logarithm
-CACHED_LOGITS = 2**20  # on CPU so many are looked at at once: 4 MiB stay in the cache between the passes
+CACHED_LOGITS = 2**20  # on CPU logits of one block: 4 MiB stay in the cache between the passes
 
 
-def normalise_entropy(
+def normalize_entropy(
     entropy: torch.Tensor,
     median: float | torch.Tensor,
     std: float | torch.Tensor,
@@ -44,7 +44,7 @@ def compute_entropy_based_temperature(
     Returns:
         (R,) float32.
     """
-    return 1 + temperature_tau * normalise_entropy(entropy_of_logits(logits), median, std, scale_pos, scale_neg)
+    return 1 + temperature_tau * normalize_entropy(entropy_of_logits(logits), median, std, scale_pos, scale_neg)
 
 
 def entropy_of_logits(logits: torch.Tensor) -> torch.Tensor:
