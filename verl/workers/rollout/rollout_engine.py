@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from verl.workers.rollout.entropy import entropies_of
-from vllm_patches.normalised_entropy import compute_entropy_based_temperature
+from verl.trainer.ppo.normalized_entropy import compute_entropy_based_temperature
 
 Candidate = tuple[int, float]
 
