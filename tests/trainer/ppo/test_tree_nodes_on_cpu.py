@@ -52,9 +52,9 @@ def test_what_has_no_segment_is_its_rows_own_and_padding_is_nobodys():
     ids = torch.tensor([[-1, -1, -1], [-1, -1, -1], [0, -1, -1], [0, -1, -1], [0, 1, -1]])
     mask = torch.tensor([[1, 1, 0], [0, 0, 0], [1, 0, 0], [1, 0, 1], [1, 1, 0]])
     nodes = tree_nodes(ids, np.array(["a"] * 5), mask)
-    assert nodes.segment.tolist() == [0, 1, -1, -1, -1]
-    assert nodes.of_token.tolist() == [[2, 2, 2], [3, 3, 3], [0, -1, -1], [0, 4, 4], [0, 1, -1]]
-    assert nodes.parent.tolist() == [-1, 0, -1, -1, 0] and nodes.passing.tolist() == [3, 1, 1, 1, 1]
+    assert nodes.segment.tolist() == [0, 1, -1, -1]
+    assert nodes.of_token.tolist() == [[2, 2, 2], [-1, -1, -1], [0, -1, -1], [0, 3, 3], [0, 1, -1]]
+    assert nodes.parent.tolist() == [-1, 0, -1, 0] and nodes.passing.tolist() == [3, 1, 1, 1]
 
 
 def test_a_trajectory_that_is_there_twice_counts_twice():

@@ -114,7 +114,8 @@ def tree_nodes(segment_ids: torch.Tensor, index: np.ndarray, response_mask: torc
     Args:
         segment_ids: (B, T) integers; within a prompt equal ids are the same segment. -1: the token is its row's own.
         index: (B,) prompt ids.
-        response_mask: (B, T); -1 where no masked token follows is padding. None: wherever a segment is before it.
+        response_mask: (B, T); -1 where no masked token follows is padding, and a row of padding has no node. None: -1
+            is padding wherever a segment is before it.
     """
     prompts, groups = np.unique(index, return_inverse=True)
     groups = torch.from_numpy(groups)
@@ -124,7 +125,7 @@ def tree_nodes(segment_ids: torch.Tensor, index: np.ndarray, response_mask: torc
     torch.ne(segment_ids[:, 1:], segment_ids[:, :-1], out=is_start[:, 1:])
     starts = is_start.flatten().nonzero().squeeze(-1)
     rows, columns, ids = starts // max(width, 1), starts % max(width, 1), segment_ids.flatten()[starts]
-    is_node = (ids >= 0) | (columns == 0) | (columns <= _last_masked(response_mask, n_rows, width)[rows])
+    is_node = (ids >= 0) | (columns <= _last_masked(response_mask, n_rows, width)[rows])
     own = ids.max() + 1 if len(ids) else 0
     keys = torch.where(ids >= 0, ids, own + rows) + groups[rows] * (own + n_rows)
     keys, node_of_run = keys[is_node].unique(return_inverse=True)
@@ -152,9 +153,9 @@ def tree_nodes(segment_ids: torch.Tensor, index: np.ndarray, response_mask: torc
 
 
 def _last_masked(mask: torch.Tensor | None, n_rows: int, width: int) -> torch.Tensor:
-    """(B,) the last column whose mask is not 0; -1 where there is none."""
+    """(B,) the last column whose mask is not 0; -1 where there is none; the first one without a mask."""
     if mask is None or not width:
-        return torch.full((n_rows,), -1)
+        return torch.zeros(n_rows, dtype=torch.long)
     return torch.where(mask != 0, torch.arange(width), -1).amax(dim=1)
 
 
