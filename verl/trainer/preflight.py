@@ -30,15 +30,13 @@ from verl.trainer.model_checks import (
 from verl.trainer.run_plan import describe_plan
 from verl.trainer.worker_counts import scale_workers
 from verl.workers.config.explore import TOOL_MODE, TREE_OF_NAME, parts_of
+from verl.workers.config.hato import EXPLORE_TRAINERS, hato_config
 from verl_overlay import activate_cpu
 
 # upstream's ResourcePoolManager reserves this many CPUs beside each worker's GPU (`max_colocate_count`)
 CPUS_PER_WORKER = 3
 REQUIRED_KEYS = ("trainer.experiment_name", "actor_rollout_ref.model.path", "actor_rollout_ref.rollout.name")
 
-# estimators that need the segments which trajectories share (verl.trainer.ppo.tree_credit), and trainers that send them
-TREE_ESTIMATORS = ("arpo_hard", "tree_path", "tree_gain", "treerl")
-TREE_TRAINERS = ("explore",)
 PATHS = ("actor_rollout_ref.model.path", "data.train_files", "data.val_files")
 
 
@@ -141,7 +139,7 @@ def check_run(config: DictConfig) -> None:
     check_model_path("actor_rollout_ref.model.path", config.actor_rollout_ref.model.path)
     check_typed_sections(config)
     check_engines(config)
-    check_credit(config)
+    check_parts(config)
     for key in ("train_files", "val_files"):
         check_data_files(f"data.{key}", config.data[key], config.data.prompt_key)
     check_reward_rows(config)
@@ -178,28 +176,34 @@ def check_typed_sections(config: DictConfig) -> None:
         except Exception as error:
             root_cause = error.__cause__ or error
             raise PreflightError(f"{key}: {str(root_cause).splitlines()[0]}") from error
-    if "hato" in config:
-        from verl.workers.config.hato import hato_config
-
-        with _named_errors():
-            hato_config(config)
 
 
-def check_credit(config: DictConfig) -> None:
-    """
+def check_parts(config: DictConfig) -> None:
+    """The parts of the run fit together, and each finds its own keys.
+
     Raises:
-        PreflightError: the estimator needs shared segments, and this trainer sends none to it.
+        PreflightError: which do not, and why.
     """
-    estimator, mode = config.algorithm.adv_estimator, config.trainer.v1.trainer_mode
-    if estimator == "hato" and mode != "hato":
+    from verl.trainer.ppo.tree_credit import ESTIMATORS
+    from verl.workers.rollout.growth import policy_class
+
+    rollout, mode = config.actor_rollout_ref.rollout, config.trainer.v1.trainer_mode
+    with _named_errors():
+        parts = parts_of(rollout)
+        if parts.tree is not None:
+            policy_class(parts.tree).from_config(config)
+        hato_config(config)
+    loop = rollout.agent.default_agent_loop
+    if parts.tree is not None and loop != "single_turn_agent":
         raise PreflightError(
-            f"algorithm.adv_estimator=hato compares the steps of HATO's trees, and trainer.v1.trainer_mode={mode} has "
-            f"none; for other trees: {', '.join(TREE_ESTIMATORS)}"
+            f"actor_rollout_ref.rollout.agent.default_agent_loop={loop} makes trajectories itself: choose "
+            f"actor_rollout_ref.rollout.tree=null for it, or single_turn_agent for tree={parts.tree}"
         )
-    if estimator in TREE_ESTIMATORS and mode not in TREE_TRAINERS:
+    estimator = config.algorithm.adv_estimator
+    if estimator in ESTIMATORS and mode not in EXPLORE_TRAINERS:
         raise PreflightError(
             f"algorithm.adv_estimator={estimator} compares trajectories that share tokens, and "
-            f"trainer.v1.trainer_mode={mode} does not tell which do: expected {', '.join(TREE_TRAINERS)}"
+            f"trainer.v1.trainer_mode={mode} does not tell which do: expected {EXPLORE_TRAINERS[0]}"
         )
 
 

@@ -11,11 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.workers.rollout.toy_engine import EOS, HashEngine, Letters
+from tests.workers.rollout.toy_engine import EOS, VOCAB, HashEngine, Letters
 from tests.workers.rollout.trees.arpo.toy_agent import TOKENIZER, ToyPolicy, encode, library_tools
 from verl.workers.rollout.growth import Sampling, grow
-from verl.workers.rollout.trees.arpo import ARPOConfig
-from verl.workers.rollout.trees.arpo import Policy as ARPO
+from verl.workers.rollout.trees.arpo.config import ARPOConfig
+from verl.workers.rollout.trees.arpo.policy import Policy as ARPO
+from verl.workers.rollout.trees.hato.config import HATOConfig
+from verl.workers.rollout.trees.hato.policy import Policy as HATO
+from verl.workers.rollout.trees.hato.local_reward import heuristic
+from verl.workers.rollout.trees.hato.value_model import value_model_of
 from verl.workers.rollout.trees.latr import KTConfig
 from verl.workers.rollout.trees.latr import Policy as LATR
 
@@ -74,3 +78,34 @@ def test_arpo(case):
         seed=case["seed"],
     )
     same(asyncio.run(tree), case["tree"])
+
+
+@pytest.mark.parametrize("case", CASES["hato"], ids=lambda case: str(case["seed"]))
+def test_hato(case):
+    config = HATOConfig.from_dict(case["config"])
+    policy = HATO(config, value_model_of(config, 0), heuristic, Letters().decode)
+    tree = asyncio.run(
+        grow(
+            HashEngine(3.0),
+            case["prompt"],
+            case["n"],
+            policy,
+            max_tokens=case["room"],
+            stop_token_ids=[EOS],
+            vocab_size=VOCAB,
+            seed=case["seed"],
+        )
+    )
+    same(tree, case["tree"])
+    steps = policy.about_tree(tree)["hato_steps"]
+    made = [
+        {
+            "value": round(value, 6),
+            "count": tree.segments[i].info["count"],
+            "local_reward": round(tree.segments[i].info["local_reward"], 6),
+            "features": [round(feature, 6) for feature in features],
+            "path": [token for j in tree.path(i) for token in tree.segments[j].token_ids],
+        }
+        for i, features, value in zip(steps["segments"], steps["features"], steps["values"], strict=True)
+    ]
+    assert sorted(made, key=lambda step: step["path"]) == sorted(case["steps"], key=lambda step: step["path"])

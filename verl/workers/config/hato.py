@@ -2,39 +2,47 @@
 
 from omegaconf import DictConfig, OmegaConf
 
+from verl.workers.config.explore import parts_of
 from verl.workers.rollout.trees.hato.config import REWARD_LOOP, HATOConfig
-from verl.workers.rollout.trees.hato.rewards import local_reward_function
+from verl.workers.rollout.trees.hato.local_reward import local_reward_function
 
+# trainers with components; `hato` is an older name
+EXPLORE_TRAINERS = ("explore", "hato")
 META_STRATEGIES = ("fsdp", "fsdp2", "veomni")
 
 
 def hato_config(config: DictConfig) -> HATOConfig:
-    """The run's `hato` section, checked with what it depends on.
+    """The run's `hato` section, which may be missing, checked with what it depends on.
 
     Raises:
         ValueError: a wrong key, type or range, or keys that exclude each other; names them.
     """
-    hato = HATOConfig.from_dict(config.hato)
-    rollout, algorithm = config.actor_rollout_ref.rollout, config.algorithm
-    needed = {
-        "actor_rollout_ref.rollout.name": rollout.name,
-        "algorithm.adv_estimator": algorithm.adv_estimator,
-        "trainer.v1.trainer_mode": config.trainer.v1.trainer_mode,
-    }
-    if others := {key: value for key, value in needed.items() if value != "hato"}:
-        found = ", ".join(f"{key}={value}" for key, value in others.items())
+    hato = HATOConfig.from_dict(config.get("hato") or {})
+    if parts_of(config.actor_rollout_ref.rollout).tree == "hato":
+        _check_tree(config, hato)
+    if config.algorithm.adv_estimator == "hato" and config.algorithm.use_kl_in_reward:
         raise ValueError(
-            f"{found}: searched trees, sibling advantages and their trainer need each other, all three are hato; for a "
-            "baseline use another recipe's script"
+            "algorithm.use_kl_in_reward=true would change the verifier's rewards, of which adv_estimator=hato asks "
+            "whether they are right; use actor.use_kl_loss"
         )
+    if hato.meta_learning.enable:
+        _check_meta_learning(config)
+    return hato
+
+
+def _check_tree(config: DictConfig, hato: HATOConfig) -> None:
     _check_sizes(config, hato)
-    if config.actor_rollout_ref.actor.loss_agg_mode != "token-mean":
+    rollout, actor = config.actor_rollout_ref.rollout, config.actor_rollout_ref.actor
+    if config.trainer.v1.trainer_mode not in EXPLORE_TRAINERS:
         raise ValueError(
-            f"actor_rollout_ref.actor.loss_agg_mode={config.actor_rollout_ref.actor.loss_agg_mode}: rows share steps, "
-            "each is trained in one of them, so that only a mean over tokens weighs them alike: token-mean"
+            f"trainer.v1.trainer_mode={config.trainer.v1.trainer_mode}: the search of tree=hato learns in the trainer: "
+            f"expected {EXPLORE_TRAINERS[0]}"
         )
-    if algorithm.use_kl_in_reward:
-        raise ValueError("algorithm.use_kl_in_reward=true has no effect on HATO's rewards; use actor.use_kl_loss")
+    if actor.loss_agg_mode != "token-mean":
+        raise ValueError(
+            f"actor_rollout_ref.actor.loss_agg_mode={actor.loss_agg_mode}: a tree of tree=hato has 1 to n rows, and a "
+            "mean over rows would count those that are missing: expected token-mean"
+        )
     if rollout.temperature != hato.exploration.initial_temperature:
         raise ValueError(
             f"actor_rollout_ref.rollout.temperature={rollout.temperature} differs from "
@@ -53,14 +61,6 @@ def hato_config(config: DictConfig) -> HATOConfig:
             "trainer.v1.sampler.custom_sampler with algorithm.filter_groups.enable: the sampler that replaces trees "
             "one by one would take its place"
         )
-    if hato.meta_learning.enable and filters_groups(config):
-        raise ValueError(
-            "hato.meta_learning.enable with algorithm.filter_groups.enable: prompts that replace dropped ones would "
-            "come from other domains than the episode's"
-        )
-    if hato.meta_learning.enable:
-        _check_meta_learning(config)
-    return hato
 
 
 def _check_sizes(config: DictConfig, hato: HATOConfig) -> None:
@@ -94,6 +94,11 @@ def _scores_during_the_rollout(config: DictConfig) -> bool:
 
 
 def _check_meta_learning(config: DictConfig) -> None:
+    if filters_groups(config):
+        raise ValueError(
+            "hato.meta_learning.enable with algorithm.filter_groups.enable: prompts that replace dropped ones would "
+            "come from other domains than the episode's"
+        )
     strategy = config.actor_rollout_ref.actor.strategy
     if strategy not in META_STRATEGIES:
         raise ValueError(f"hato.meta_learning needs actor.strategy of {', '.join(META_STRATEGIES)}, not {strategy}")

@@ -1,10 +1,12 @@
-"""Reasoning trees that are searched by value and uncertainty (HATO): the logic, without engine and trainer.
+"""Trees of reasoning steps that are searched by value and uncertainty (HATO), `tree=hato`.
 
 HATO has design notes and no paper; where the notes are silent the docstrings say what was decided.
 
-    config.py   the keys under `hato`
-    tree.py     nodes, merging, pruning, and the batch rows that a tree becomes
-    search.py   which nodes are expanded next, with how many children (room.py: how many there is room for)
-    rewards.py  R = alpha R_local + beta R_path + gamma R_causal of every node
-    metrics.py  nodes, rewards, diversity, novelty
+    config.py         the keys under `hato`
+    policy.py         the search as a tree policy: what is asked from the engine, and what becomes of it
+    search.py         which steps are expanded next, with how many children (bounds.py: how many there may be)
+    frontier.py       which steps are open, have ended, or were dropped
+    value_model.py    V and U of a step, from its features (step_features.py)
+    local_reward.py   R_local of a step
+    metrics.py        diversity and novelty of answers
 """

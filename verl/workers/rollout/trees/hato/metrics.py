@@ -1,49 +1,10 @@
-"""What a HATO run reports of its trees; a tree's numbers go through `TrajectoryTree.metrics` to the trainer's means."""
+"""How different the answers to a problem are, and how far they have moved away from the start policy's."""
 
 from collections.abc import Sequence
 from statistics import fmean
 
 import torch
 from rapidfuzz.distance import Levenshtein
-
-from verl.workers.rollout.trees.hato.rewards import NodeRewards
-from verl.workers.rollout.trees.hato.tree import LEAF, ROOT, ReasoningTree
-
-
-def tree_metrics(tree: ReasoningTree) -> dict[str, float]:
-    """Of one finished tree; the root is not a step and is not counted.
-
-    Returns:
-        `nodes_made`: different steps ever made; `nodes_pruned`, `nodes_kept`: they add up to it.
-        `merged`: share of draws that were a sibling once more.
-        `leaves`; `depth`: of the deepest leaf; `branching`: mean children of kept nodes that have some, the root too.
-        `tokens_pruned`: share of the different steps' tokens that was dropped.
-    """
-    steps = tree.nodes[1:]
-    kept = [number for number in range(len(tree.nodes)) if tree.is_kept(number)]
-    leaves = [node for node in steps if node.status == LEAF]
-    children = [len(tree.nodes[number].children) for number in kept if tree.nodes[number].children]
-    tokens, tokens_kept = sum(node.n_tokens for node in steps), sum(tree.nodes[number].n_tokens for number in kept)
-    draws = sum(node.count for node in steps)
-    return {
-        "nodes_made": float(len(steps)),
-        "nodes_pruned": float(len(steps) - tree.n_kept),
-        "nodes_kept": float(tree.n_kept),
-        "merged": 1 - len(steps) / draws if draws else 0.0,
-        "leaves": float(len(leaves)),
-        "depth": float(max((node.depth for node in leaves), default=0)),
-        "branching": fmean(children) if children else 0.0,
-        "tokens_pruned": 1 - tokens_kept / tokens if tokens else 0.0,
-    }
-
-
-def reward_metrics(tree: ReasoningTree, rewards: NodeRewards) -> dict[str, float]:
-    """Means over the kept steps of R and its parts: `reward_local`, `_path`, `_causal`, `_total`; 0 without a step."""
-    kept = [number for number in range(len(tree.nodes)) if number != ROOT and tree.is_kept(number)]
-    return {
-        f"reward_{name}": fmean(part[number] for number in kept) if kept else 0.0
-        for name, part in rewards._asdict().items()
-    }
 
 
 def _nearest(path: Sequence[int], others: Sequence[Sequence[int]]) -> float:

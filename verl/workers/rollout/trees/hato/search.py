@@ -25,9 +25,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from verl.workers.rollout.trees.hato.bounds import Bounds, ends_after
 from verl.workers.rollout.trees.hato.config import ExplorationConfig, TreeConfig
-from verl.workers.rollout.trees.hato.room import Room, ends_after
-from verl.workers.rollout.trees.hato.tree import LEAF, OPEN, ROOT, ReasoningNode, ReasoningTree
+from verl.workers.rollout.trees.hato.frontier import LEAF, OPEN, ROOT, Frontier, Step
 
 
 @dataclass(frozen=True)
@@ -52,9 +52,9 @@ def temperature_at(progress: float, config: ExplorationConfig) -> float:
     return config.initial_temperature * math.exp(-config.temperature_decay * min(1.0, max(0.0, progress)))
 
 
-def score(node: ReasoningNode, config: ExplorationConfig) -> float:
+def score(step: Step, config: ExplorationConfig) -> float:
     """V + beta_u U."""
-    return node.value + config.beta_u * node.uncertainty
+    return step.value + config.beta_u * step.uncertainty
 
 
 def softmax(scores: Sequence[float], temperature: float) -> list[float]:
@@ -128,10 +128,10 @@ def ucb_grants(means: Sequence[float], visits: Sequence[int], budget: int, coef:
 
 
 class Search:
-    """Drives the growth of one tree; all it knows is in the tree and its arguments.
+    """Drives the growth of one tree; all it knows is in the frontier and its arguments.
 
     Args:
-        tree: it grows; made with max_nodes of the config.
+        frontier: of the tree that grows; made with max_nodes of the config.
         config, exploration: see config.py.
         n_leaves: the tree never gets more, so that it fits into as many batch rows.
         seed: of the prompt.
@@ -140,7 +140,7 @@ class Search:
 
     def __init__(
         self,
-        tree: ReasoningTree,
+        frontier: Frontier,
         config: TreeConfig,
         exploration: ExplorationConfig,
         *,
@@ -150,7 +150,7 @@ class Search:
     ):
         if n_leaves < 1:
             raise ValueError(f"n_leaves={n_leaves}: expected at least 1")
-        self.tree, self.config, self.exploration = tree, config, exploration
+        self.frontier, self.config, self.exploration = frontier, config, exploration
         self.n_leaves, self.seed, self.temperature = n_leaves, seed, temperature
 
     def next(self) -> list[Expansion]:
@@ -163,11 +163,11 @@ class Search:
         scores = [self._score(number) for number in chosen]
         factors = branching_factors(scores, self.config, self._selection_temperature)
         wanted = dict(zip(chosen, factors, strict=True))
-        room = Room(self.tree, self.config, self.n_leaves)
+        bounds = Bounds(self.frontier, self.config, self.n_leaves)
         granted = {}
         for number in drawn_order(chosen, scores, self._selection_temperature, self.seed):
-            depth = self.tree.nodes[number].depth
-            granted[number] = room.grant(depth, wanted[number], depth + 1 == self.config.max_depth)
+            depth = self.frontier.steps[number].depth
+            granted[number] = bounds.grant(depth, wanted[number], depth + 1 == self.config.max_depth)
         return [Expansion(number, *granted[number], self.temperature) for number in chosen]
 
     @property
@@ -175,12 +175,12 @@ class Search:
         return self.exploration.selection_temperature
 
     def _score(self, number: int) -> float:
-        return score(self.tree.nodes[number], self.exploration)
+        return score(self.frontier.steps[number], self.exploration)
 
     def _chosen(self) -> list[int]:
         """In number order."""
-        waiting, dfs = self.tree.open_nodes(), self.config.search_algorithm == "dfs"
-        depths = [self.tree.nodes[number].depth for number in waiting]
+        waiting, dfs = self.frontier.open_steps(), self.config.search_algorithm == "dfs"
+        depths = [self.frontier.steps[number].depth for number in waiting]
         depth = (max if dfs else min)(depths, default=0)
         chosen = [number for number, of_node in zip(waiting, depths, strict=True) if of_node == depth]
         if not dfs:
@@ -189,18 +189,18 @@ class Search:
         return drawn_order(chosen, scores, self._selection_temperature, self.seed)[:1]
 
     def _prune(self) -> None:
-        waiting = [number for number in self.tree.open_nodes() if number != ROOT]
+        waiting = [number for number in self.frontier.open_steps() if number != ROOT]
         poor = [number for number in waiting if self._score(number) < self.exploration.pruning_threshold]
-        if poor and len(poor) == len(waiting) and not self.tree.n_leaves:
+        if poor and len(poor) == len(waiting) and not self.frontier.n_leaves:
             poor.remove(max(poor, key=self._score))
         for number in poor:
-            self.tree.prune(number)
+            self.frontier.prune(number)
         if self.config.search_algorithm == "beam":
             self._prune_to_beam()
 
     def _prune_to_beam(self) -> None:
         """Of the deepest level's nodes, open or ended, the best stay."""
-        nodes = self.tree.nodes
+        nodes = self.frontier.steps
         ends = [number for number, node in enumerate(nodes) if node.status in (OPEN, LEAF)]
         depth = max(nodes[number].depth for number in ends)
         level = [number for number in ends if nodes[number].depth == depth]
@@ -208,4 +208,4 @@ class Search:
         most = ends_after(depth, self.n_leaves, self.config) - (len(ends) - len(level))
         width = max(1, min(self.config.max_nodes_per_level, most))
         for number in sorted(level, key=self._score, reverse=True)[width:]:
-            self.tree.prune(number)
+            self.frontier.prune(number)

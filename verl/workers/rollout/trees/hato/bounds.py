@@ -13,7 +13,7 @@ Once all leaves are given away, nothing will fork any more, and open nodes run t
 import math
 
 from verl.workers.rollout.trees.hato.config import TreeConfig
-from verl.workers.rollout.trees.hato.tree import ReasoningTree
+from verl.workers.rollout.trees.hato.frontier import Frontier
 
 
 def ends_after(level: int, n_leaves: int, config: TreeConfig) -> int:
@@ -27,25 +27,25 @@ def ends_after(level: int, n_leaves: int, config: TreeConfig) -> int:
     return min(n_leaves, math.ceil(round(n_leaves ** (level / config.max_depth), 9)))
 
 
-class Room:
+class Bounds:
     """Counts of a tree, and of what has been granted since.
 
     Args:
-        tree: as it stands.
+        frontier: as it stands.
         config: its bounds.
         n_leaves: so many leaves at most.
     """
 
-    def __init__(self, tree: ReasoningTree, config: TreeConfig, n_leaves: int):
+    def __init__(self, frontier: Frontier, config: TreeConfig, n_leaves: int):
         self.config = config
-        waiting = tree.open_nodes()
-        self.nodes = config.max_nodes - tree.n_kept - len(waiting)
-        self.leaves = n_leaves - tree.n_leaves - len(waiting)
+        waiting = frontier.open_steps()
+        self.nodes = config.max_nodes - frontier.n_kept - len(waiting)
+        self.leaves = n_leaves - frontier.n_leaves - len(waiting)
         self.n_leaves = n_leaves
         levels = range(config.max_depth + 1)
-        self.of_level = [config.max_nodes_per_level - tree.kept_at_depth[level] for level in levels]
+        self.of_level = [config.max_nodes_per_level - frontier.kept_at_depth[level] for level in levels]
         for number in waiting:
-            for level in range(tree.nodes[number].depth + 1, config.max_depth + 1):
+            for level in range(frontier.steps[number].depth + 1, config.max_depth + 1):
                 self.of_level[level] -= 1
 
     def grant(self, depth: int, wanted: int, to_the_end: bool) -> tuple[int, bool]:

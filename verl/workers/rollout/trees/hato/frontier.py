@@ -1,0 +1,211 @@
+"""Where a search for reasoning steps stands: which steps of a tree are open, which have ended, which were dropped.
+
+    problem ─┬─ 1 "let x = 3" (drawn twice) ─┬─ 3 "x + 4 = 7. Answer 7"
+             │                               └─ 4 "x - 4 = -1. Answer -1"
+             └─ 2 "let x = 5"     dropped: holds no tokens any more
+
+A step is a segment of the `TrajectoryTree`, and with tools also the segments that follow without a fork, such as a
+tool's result. Steps are numbered in the order in which they were added, 0 is the problem: a parent comes before its
+children.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from verl.workers.rollout.growth import Path
+from verl.workers.rollout.trajectory_tree import MODEL, Segment, TrajectoryTree
+
+OPEN, EXPANDED, LEAF, PRUNED = "open", "expanded", "leaf", "pruned"
+ROOT = 0
+
+
+@dataclass
+class Step:
+    """What the search knows of a step.
+
+    Args:
+        parent: number of the step before it; None for the problem.
+        depth: steps from the problem, which has 0.
+        segments: its indices in the tree; none for the problem.
+        path: the response up to its end; empty once it is dropped.
+        value, uncertainty: V and U, by which the search goes.
+        status: `open` (has no children yet), `expanded`, `leaf` (ended), `pruned` (dropped, with all below).
+        children: numbers, dropped ones included.
+    """
+
+    parent: int | None
+    depth: int
+    segments: list[int] = field(default_factory=list)
+    path: Path = Path()
+    value: float = 0.0
+    uncertainty: float = 0.0
+    status: str = OPEN
+    children: list[int] = field(default_factory=list)
+
+
+class Frontier:
+    """Args:
+    tree: where the steps are written; empty.
+    max_nodes: bound of the kept steps; None: none.
+    """
+
+    def __init__(self, tree: TrajectoryTree, max_nodes: int | None = None):
+        self.tree, self.max_nodes = tree, max_nodes
+        self.steps = [Step(None, 0)]
+        self.n_leaves = 0
+        self.kept_at_depth: Counter[int] = Counter()  # the problem not counted
+        self._open = {ROOT}
+        self._same: dict[tuple[int, tuple[int, ...]], int] = {}  # (parent, tokens) of the kept steps
+
+    def add(
+        self,
+        parent: int,
+        segments: Sequence[Segment],
+        *,
+        ended: bool,
+        value: float = 0.0,
+        uncertainty: float = 0.0,
+    ) -> int:
+        """A step after `parent`; where it has this very child, that child is counted once more.
+
+        Args:
+            segments: the step's, in order; the first one's `info["count"]` counts how often it was drawn.
+            ended: the step ends the path, with an answer or for lack of tokens.
+
+        Returns:
+            the step's number, the old one's where it was merged.
+
+        Raises:
+            ValueError: the parent has ended or was dropped, or the tree is full.
+        """
+        above, tokens = self.steps[parent], tuple(token for segment in segments for token in segment.token_ids)
+        if above.status not in (OPEN, EXPANDED):
+            raise ValueError(f"step {parent} is {above.status}: it can have no children")
+        if (same := self._same.get((parent, tokens))) is not None:
+            self.info(same)["count"] += 1
+            return same
+        if self.max_nodes is not None and self.n_kept >= self.max_nodes:
+            raise ValueError(f"the tree holds {self.n_kept} steps, hato.tree.max_nodes={self.max_nodes}")
+        step = Step(parent, above.depth + 1, path=above.path, value=value, uncertainty=uncertainty)
+        at = above.segments[-1] if above.segments else None
+        for segment in segments:
+            at = self.tree.add(replace(segment, parent=at))
+            step.segments.append(at)
+            step.path = step.path.then(segment)
+        self.tree.segments[step.segments[0]].info |= {"count": 1, "n_tokens": len(tokens)}
+        step.status = LEAF if ended else OPEN
+        return self._append(step, tokens)
+
+    def _append(self, step: Step, tokens: tuple[int, ...]) -> int:
+        number, above = len(self.steps), self.steps[step.parent]
+        self.steps.append(step)
+        above.status = EXPANDED
+        above.children.append(number)
+        self._same[step.parent, tokens] = number
+        self.kept_at_depth[step.depth] += 1
+        self.n_leaves += step.status == LEAF
+        self._open.discard(step.parent)
+        if step.status == OPEN:
+            self._open.add(number)
+        return number
+
+    def prune(self, number: int) -> None:
+        """Drops a step with all below, and those above it that have no child left; the problem stays. Releases tokens.
+
+        Raises:
+            ValueError: it is the problem.
+        """
+        if number == ROOT:
+            raise ValueError("the problem cannot be pruned")
+        while self.steps[number].parent not in (None, ROOT):
+            above = self.steps[number].parent
+            if any(child != number and self.is_kept(child) for child in self.steps[above].children):
+                break
+            number = above
+        waiting = [number]
+        while waiting:
+            at = waiting.pop()
+            step = self.steps[at]
+            if step.status == PRUNED:
+                continue
+            waiting += step.children
+            before = len(self.steps[step.parent].path.tokens)
+            self._same.pop((step.parent, step.path.tokens[before:]), None)
+            self.n_leaves -= step.status == LEAF
+            self._open.discard(at)
+            for i in step.segments:
+                segment = self.tree.segments[i]
+                segment.token_ids, segment.log_probs = [], None if segment.log_probs is None else []
+                segment.info["pruned"] = "dropped by the search"
+            self.kept_at_depth[step.depth] -= 1
+            step.status = PRUNED
+        self._release(number)
+
+    def _release(self, number: int) -> None:
+        """Paths last: a child's tokens are told from its parent's."""
+        waiting = [number]
+        while waiting:
+            step = self.steps[waiting.pop()]
+            step.path = Path()
+            waiting += step.children
+
+    @property
+    def n_kept(self) -> int:
+        """The problem not counted."""
+        return self.kept_at_depth.total()
+
+    def info(self, number: int) -> dict:
+        """What is known of a step, for credit and the viewer."""
+        return self.tree.segments[self.steps[number].segments[0]].info
+
+    def is_kept(self, number: int) -> bool:
+        return self.steps[number].status != PRUNED
+
+    def open_steps(self) -> list[int]:
+        """Steps without children that have not ended; the problem at first."""
+        return sorted(self._open)
+
+    def leaves(self) -> list[int]:
+        """The ends of the paths, depth first: neighbors share the longest prefixes."""
+        leaves, waiting = [], [ROOT]
+        while waiting:
+            step = self.steps[number := waiting.pop()]
+            if step.status == LEAF:
+                leaves.append(number)
+            waiting += step.children[::-1]
+        return leaves
+
+    def path_log_probs(self, number: int) -> list[float]:
+        """Of the model's tokens from the first step to this one."""
+        segments = []
+        while number != ROOT:
+            segments = [*self.steps[number].segments, *segments]
+            number = self.steps[number].parent
+        of_model = (self.tree.segments[i] for i in segments)
+        return [p for segment in of_model if segment.author == MODEL for p in segment.log_probs]
+
+    def metrics(self) -> dict[str, float]:
+        """Of the finished tree; the problem is not a step and is not counted.
+
+        Returns:
+            `nodes_made`: different steps ever made; `nodes_pruned`, `nodes_kept`: they add up to it.
+            `merged`: share of draws that were a sibling once more.
+            `leaves`; `depth`: of the deepest leaf; `branching`: mean children of kept steps that have some, the problem
+            too. `tokens_pruned`: share of the different steps' tokens that was dropped.
+        """
+        numbers = range(1, len(self.steps))
+        sizes = {number: self.info(number)["n_tokens"] for number in numbers}
+        draws = sum(self.info(number)["count"] for number in numbers)
+        with_children = [step for step in self.steps if step.status == EXPANDED and step.children]
+        tokens, kept = sum(sizes.values()), sum(sizes[number] for number in numbers if self.is_kept(number))
+        return {
+            "nodes_made": float(len(numbers)),
+            "nodes_pruned": float(len(numbers) - self.n_kept),
+            "nodes_kept": float(self.n_kept),
+            "merged": 1 - len(numbers) / draws if draws else 0.0,
+            "leaves": float(self.n_leaves),
+            "depth": float(max((step.depth for step in self.steps if step.status == LEAF), default=0)),
+            "branching": sum(len(step.children) for step in with_children) / max(len(with_children), 1),
+            "tokens_pruned": 1 - kept / tokens if tokens else 0.0,
+        }
