@@ -63,7 +63,7 @@ class Block(NamedTuple):
 
 
 def blocks(page: Path) -> list[Block]:
-    return [Block(page, *found) for found in FENCE.findall(page.read_text())]
+    return [Block(page, *groups) for groups in FENCE.findall(page.read_text())]
 
 
 ALL_BLOCKS = [block for page in PAGES for block in blocks(page)]
@@ -73,7 +73,7 @@ CPU_COMMANDS = list(
         command
         for block in ALL_BLOCKS
         if (block.language, block.rest) == ("bash", "cpu")
-        for command in (one.removeprefix("DRY_RUN=1 ") for one in block.commands)
+        for command in (line.removeprefix("DRY_RUN=1 ") for line in block.commands)
         if command not in NOT_RUN and not COVERED.fullmatch(command)
     )
 )
@@ -187,9 +187,9 @@ def runs(work) -> dict[str, subprocess.CompletedProcess]:
 
     first = [command for command in CPU_COMMANDS if command.startswith("python -m recipe.")]
     others = [command for command in CPU_COMMANDS if command not in first]
-    found = {command: run(command) for command in first}
+    results = {command: run(command) for command in first}
     with ThreadPoolExecutor(2) as pool:
-        return found | dict(zip(others, pool.map(run, others), strict=True))
+        return results | dict(zip(others, pool.map(run, others), strict=True))
 
 
 @pytest.mark.parametrize("command", CPU_COMMANDS)
@@ -214,8 +214,8 @@ print("FOUND", get_rollout_class("ladder").__name__, get_rollout_replica_class("
 def test_the_recipe_of_the_pages_is_registered_in_every_process_of_its_runs(work):
     env = environment(work, VERL_PLATFORM="cpu", VERL_USE_EXTERNAL_MODULES="recipe.ladder.register")
     done = subprocess.run([sys.executable, "-c", REGISTERED], cwd=work, env=env, capture_output=True, text=True)
-    found = [word for line in done.stdout.splitlines() if line.startswith("FOUND") for word in line.split()[1:]]
-    assert found == ["ExploreTrainer", "HotMinusCold", "LadderRollout", "ServerAdapter", "CandidateReplica"], (
+    registered = [word for line in done.stdout.splitlines() if line.startswith("FOUND") for word in line.split()[1:]]
+    assert registered == ["ExploreTrainer", "HotMinusCold", "LadderRollout", "ServerAdapter", "CandidateReplica"], (
         done.stderr[-2000:]
     )
 
@@ -255,8 +255,8 @@ def calls_of(command: str, shadow: Path) -> list[list[str]]:
     path = f"{shadow / 'bin'}{os.pathsep}/usr/bin{os.pathsep}/bin"
     env = environment(shadow, PATH=path, CALLS=str(record))
     subprocess.run(["bash", "-c", command], cwd=shadow, env=env, capture_output=True, text=True, timeout=60)
-    found = record.read_text().split("\036")[:-1] if record.exists() else []
-    return [call.split("\037")[:-1] for call in found]
+    calls = record.read_text().split("\036")[:-1] if record.exists() else []
+    return [call.split("\037")[:-1] for call in calls]
 
 
 def config_of(call: list[str]) -> tuple[str, str, list[str]] | None:
@@ -275,9 +275,9 @@ def config_of(call: list[str]) -> tuple[str, str, list[str]] | None:
 
 @pytest.mark.parametrize("command", CONFIGURED)
 def test_overrides_compose_with_the_scripts_config(shadow, command):
-    found = [config for call in calls_of(command, shadow) if (config := config_of(call))]
-    assert found, "the script started no trainer and no evaluation"
-    for folder, name, overrides in found:
+    configs = [config for call in calls_of(command, shadow) if (config := config_of(call))]
+    assert configs, "the script started no trainer and no evaluation"
+    for folder, name, overrides in configs:
         ours = "pkg://recipe.common.config" + (".sft" if "sft" in f"{folder} {name}" else "")
         # an evaluation's config stands alone: a group of upstream's would hide its keys
         search = [f"hydra.searchpath=[file://{UPSTREAM}/trainer/config,{ours}]"] if name != "evaluate" else []
@@ -363,13 +363,32 @@ def test_a_quoted_message_is_in_the_code(strings, message):
     assert any(pattern.search(text) for text in strings)
 
 
-def keys_in(path: str, function: str) -> set[str]:
-    """Keys of the dictionaries that a function writes down."""
-    tree = ast.parse((ROOT / path).read_text())
-    functions = (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
-    (found,) = (node for node in functions if node.name == function)
-    keys = (key for node in ast.walk(found) if isinstance(node, ast.Dict) for key in node.keys if key is not None)
+def keys_of(*nodes: ast.AST) -> set[str]:
+    """Strings that become keys: of dictionaries as they are written down, and of single assignments."""
+    inside = [node for root in nodes for node in ast.walk(root)]
+    keys = [key for node in inside if isinstance(node, ast.Dict) for key in node.keys if key is not None]
+    keys += [node.slice for node in inside if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store)]
     return {text.replace("…", "<name>") for key in keys if (text := text_of(key))}
+
+
+def keys_in(path: str, function: str) -> set[str]:
+    """Keys that a function writes down."""
+    tree = ast.parse((ROOT / path).read_text())
+    (definition,) = (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and node.name == function)
+    return keys_of(definition)
+
+
+def tree_metrics(path: Path) -> set[str]:
+    """Keys of what a rollout's file assigns to something called metrics, or returns from such a method."""
+    nodes = []
+    for node in ast.walk(ast.parse(path.read_text())):
+        targets = getattr(node, "targets", [getattr(node, "target", None)])
+        is_assignment = isinstance(node, ast.Assign | ast.AugAssign)
+        if is_assignment and any("metrics" in ast.unparse(target) for target in targets):
+            nodes.append(node)
+        elif isinstance(node, ast.FunctionDef) and node.name.strip("_") == "metrics":
+            nodes.append(node)
+    return keys_of(*nodes) | set(re.findall(r'self\.seen\["(\w+)"\]', path.read_text()))
 
 
 def logged_names() -> set[str]:
@@ -377,14 +396,8 @@ def logged_names() -> set[str]:
     full = re.compile(r"(actor/)?(hapo|aepo|arpo|hato|meta|diversity|tree)/[a-z_]*[a-z]")
     trained = [path for path in sources() if path.parts[len(ROOT.parts)] in ("verl", "recipe")]
     names = {text for path in trained for text in strings_of(ast.parse(path.read_text())) if full.fullmatch(text)}
-    growth = "verl/workers/rollout/trees/arpo/growth.py"
-    seen = set(re.findall(r'self\.seen\["(\w+)"\]', (ROOT / growth).read_text()))
-    of_trees = seen | keys_in(growth, "_metrics") | keys_in(growth, "call_metrics")
-    of_trees |= keys_in("verl/workers/rollout/trees/latr/lookahead.py", "metrics")
-    of_trees |= keys_in("verl/workers/rollout/trees/latr/growth.py", "latr_group")
-    of_trees |= keys_in("verl/workers/rollout/trees/over_generation.py", "run")
-    of_trees |= keys_in("verl/workers/rollout/trees/hato/metrics.py", "tree_metrics")
-    names |= {f"tree/{name}" for name in of_trees}
+    rollouts = (ROOT / "verl/workers/rollout").rglob("*.py")
+    names |= {f"tree/{name}" for path in rollouts for name in tree_metrics(path)}
     names |= {f"hato/{name}" for name in keys_in("verl/trainer/ppo/hato_algos.py", "sibling_metrics")}
     names |= {f"diversity/{name}" for name in keys_in("verl/trainer/ppo/group_diversity.py", "group_diversity")}
     return names
