@@ -70,7 +70,7 @@ def test_arpo(case):
         ToyPolicy(calls=case["calls"]),
         encode("<|im_start|>user\nwho?<|im_end|>\n<|im_start|>assistant\n"),
         case["n"],
-        ARPO(ARPOConfig(**config)),
+        ARPO(ARPOConfig(**config), TOKENIZER.decode),
         environment=library_tools(**limits),
         max_tokens=case["room"],
         stop_token_ids=[TOKENIZER.eos_token_id],

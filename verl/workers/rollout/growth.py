@@ -189,8 +189,7 @@ class Growth:
             seed: of the first turn; those of later turns follow from it.
         """
         segments: list[Segment] = []
-        if not self.has_ended(path) and not self.waits_for_reply(path):
-            path = await self._finish_turn(path, seed, temperature, segments)
+        path = await self._finish_turn(path, seed, temperature, segments)
         while not isinstance(reply := await self.reply(path), str):
             segments.append(reply)
             path = path.then(reply)
@@ -198,9 +197,12 @@ class Growth:
         return segments
 
     async def _finish_turn(self, path: Path, seed: int, temperature: float | None, segments: list[Segment]) -> Path:
-        generation = await self.ask(Ask(path, seed, temperature=temperature))
-        segments.append(Segment(None, generation.token_ids, generation.log_probs))
-        return path.then(segments[-1])
+        # a text that would have closed a tag begun before may end a request without closing it
+        while not self.has_ended(path) and not self.waits_for_reply(path):
+            generation = await self.ask(Ask(path, seed, temperature=temperature))
+            segments.append(Segment(None, generation.token_ids, generation.log_probs))
+            path, seed = path.then(segments[-1]), derived_seed(seed, "goes on")
+        return path
 
 
 # scores a response: (its tokens, fields that replace some of the prompt's extra_info) -> reward
@@ -211,7 +213,8 @@ class BranchPolicy(ABC):
     """Which tokens of a prompt's tree are generated. One instance for all prompts of a worker, which keeps no state of
     a prompt: `grow` has that.
 
-    A module `verl.workers.rollout.trees.<name>` with a class `Policy` makes `actor_rollout_ref.rollout.tree=<name>`.
+    A module `verl.workers.rollout.trees.<name>`, or `<name>.policy`, with a class `Policy` makes
+    `actor_rollout_ref.rollout.tree=<name>`.
     """
 
     # names of further fields of the rows -> (key of a segment's info, value of a token without it); see `row_fields`
@@ -256,7 +259,8 @@ def policy_class(name: str) -> type[BranchPolicy]:
     """
     module = f"{POLICIES}.{name}"
     try:
-        return importlib.import_module(module).Policy
+        loaded = importlib.import_module(module)
+        return (importlib.import_module(f"{module}.policy") if hasattr(loaded, "__path__") else loaded).Policy
     except ModuleNotFoundError as error:
         if error.name != module:
             raise

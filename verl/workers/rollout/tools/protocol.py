@@ -15,6 +15,12 @@ MARKS = tuple("<[{|")  # how tokens that mean something to a chat template begin
 MOST_CHARACTERS_A_TOKEN = 64  # of a long result the rest is not looked at
 
 
+def stops_after(text: str, marks: Sequence[str]) -> list[str]:
+    """Texts with which a continuation of `text` may complete a mark: each mark, and what one begun there lacks."""
+    rests = [mark[size:] for mark in marks for size in range(1, len(mark)) if text.endswith(mark[:size])]
+    return [*marks, *rests]
+
+
 class Protocol:
     """Args:
     tokenizer: of `transformers`.
@@ -52,9 +58,7 @@ class Protocol:
 
     def stops(self, token_ids: Sequence[int]) -> list[str]:
         """Texts that end a continuation of `token_ids`: closing tags, and what a tag begun there still lacks."""
-        end = self.text_of(token_ids[-32:])
-        rests = [mark[size:] for mark in self.closing for size in range(1, len(mark)) if end.endswith(mark[:size])]
-        return [*self.closing, *rests]
+        return stops_after(self.text_of(token_ids[-32:]), list(self.closing))
 
     def content(self, token_ids: Sequence[int], tag: str) -> str | None:
         """What stands before the first closing tag, from the last opening one on; None where none was opened."""

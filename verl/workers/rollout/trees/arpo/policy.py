@@ -14,6 +14,7 @@ import asyncio
 import math
 import random
 from collections import Counter, defaultdict
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 
@@ -22,6 +23,7 @@ from verl.utils.config import omega_conf_to_dataclass
 from verl.workers.rollout.entropy import mean_entropy
 from verl.workers.rollout.environment import NO_ENVIRONMENT
 from verl.workers.rollout.growth import Ask, BranchPolicy, Growth, Path, derived_seed
+from verl.workers.rollout.tools.protocol import stops_after
 from verl.workers.rollout.trajectory_tree import Segment
 from verl.workers.rollout.trees.arpo.branching import BRANCH_POLICIES, dynamic_initial_rollouts
 from verl.workers.rollout.trees.arpo.budget import BranchBudget, Key
@@ -29,17 +31,23 @@ from verl.workers.rollout.trees.arpo.config import ARPOConfig
 
 
 class Policy(BranchPolicy):
-    """`tree=arpo`; AEPO is another `branch_policy` with `enable_dynamic_rollouts`."""
+    """`tree=arpo`; AEPO is another `branch_policy` with `enable_dynamic_rollouts`.
 
-    def __init__(self, config: ARPOConfig):
-        self.config = config
+    Args:
+        config: the keys.
+        text_of: the text of tokens, in which turns without tools end with `turn_delimiter`.
+    """
+
+    def __init__(self, config: ARPOConfig, text_of: Callable[[Sequence[int]], str]):
+        self.config, self.text_of = config, text_of
 
     @classmethod
     def from_config(cls, config, tokenizer=None) -> "Policy":
-        return cls(omega_conf_to_dataclass(config.actor_rollout_ref.rollout).arpo_config())
+        text_of = tokenizer and tokenizer.decode
+        return cls(omega_conf_to_dataclass(config.actor_rollout_ref.rollout).arpo_config(), text_of)
 
     async def grow(self, growth: Growth, n: int) -> None:
-        await ForkingTrajectories(growth, n, self.config).run()
+        await ForkingTrajectories(growth, n, self.config, self.text_of).run()
 
 
 @dataclass(frozen=True)
@@ -71,8 +79,8 @@ class ForkingTrajectories:
     """Grows the n trajectories of one prompt; `run` once. An engine's failure is the group's; a tool's is told to the
     model."""
 
-    def __init__(self, growth: Growth, n: int, config: ARPOConfig):
-        self.growth, self.n, self.config, self.tree = growth, n, config, growth.tree
+    def __init__(self, growth: Growth, n: int, config: ARPOConfig, text_of: Callable[[Sequence[int]], str]):
+        self.growth, self.n, self.config, self.text_of, self.tree = growth, n, config, text_of, growth.tree
         self.has_tools = growth.environment is not NO_ENVIRONMENT
         self.turn_limit = growth.environment.call_limit if self.has_tools else config.turn_limit
         self.ended: dict[Key, tuple[Trajectory, str]] = {}
@@ -201,7 +209,7 @@ class ForkingTrajectories:
                 path,
                 derived_seed(self.growth.seed, "tokens", at.key, at.turns, part),
                 limit,
-                (self.config.turn_delimiter,) if pauses else (),
+                tuple(stops_after(self.text_of(tokens), [self.config.turn_delimiter])) if pauses else (),
                 n_entropy=self.config.entropy_top_k if first else 0,
             )
             generation = await self.growth.ask(ask)
@@ -212,7 +220,7 @@ class ForkingTrajectories:
             part += 1
             if len(tokens) >= left or self.growth.has_ended(path) or self.growth.waits_for_reply(path):
                 break
-            if len(generation.token_ids) < limit:  # the delimiter
+            if pauses and self.config.turn_delimiter in self.text_of(tokens):
                 break
         at = self._add(at, Segment(None, tokens, log_probs, info={"key": list(at.key)}))
         return at, pauses and not self.growth.has_ended(at.path)

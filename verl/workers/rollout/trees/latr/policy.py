@@ -72,7 +72,7 @@ class Policy(BranchPolicy):
             rows = list(lookahead.rows)
             if self.config.fill_return_sequences:
                 rows += [rows[0]] * (k - len(rows))
-            ends = [growth.finish(grower.path(row), seed) for row, seed in zip(rows, own_seeds, strict=False)]
+            ends = [grower.finish(row, seed) for row, seed in zip(rows, own_seeds, strict=False)]
             return grower, rows, await gather_or_cancel(*ends)
 
         tree = growth.tree
@@ -103,6 +103,7 @@ class TreeGrower:
         self.ahead_sampled: dict[int, bool] = {}
         # row -> number of the model's tokens before it -> a tool's result; those before the row's birth are shared
         self.results: dict[int, dict[int, Segment]] = {0: {}}
+        self.unanswered: set[int] = set()  # rows that ended with a call
         self.requested_tokens = 0
 
     async def grow(self) -> None:
@@ -115,6 +116,12 @@ class TreeGrower:
             if all(row.finished for row in tree.rows):
                 break
             tree.advance([None if row.finished else self.ahead[row.number].popleft() for row in tree.rows])
+        # once for all copies of a row
+        await gather_or_cancel(*(self._after_reply(row) for row in tree.rows if not row.finished))
+
+    async def finish(self, row: Row, seed: int) -> list[Segment]:
+        """What ordinary sampling makes of a row from where it stands."""
+        return [] if row.number in self.unanswered else await self.growth.finish(self.path(row), seed)
 
     def path(self, row: Row) -> Path:
         """What a row has written, with the results that it has read."""
@@ -170,6 +177,7 @@ class TreeGrower:
         if self.growth.waits_for_reply(path):
             reply = await self.growth.reply(path)
             if isinstance(reply, str):
+                self.unanswered.add(row.number)
                 return None
             self._results_of(row)[len(row.tokens)] = reply
             path = path.then(reply)
