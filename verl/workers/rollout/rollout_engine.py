@@ -11,8 +11,8 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from verl.workers.rollout.entropy import entropies_of
 from verl.trainer.ppo.normalized_entropy import compute_entropy_based_temperature
+from verl.workers.rollout.entropy import entropies_of
 
 Candidate = tuple[int, float]
 
@@ -38,6 +38,14 @@ class Generation:
     stopped: bool = False
     info: dict = field(default_factory=dict)
     entropies: list[float] | None = None
+
+    def first(self, n: int) -> "Generation":
+        """Its first n tokens, as if it had ended there."""
+        if n >= len(self.token_ids):
+            return self
+        parts = {name: getattr(self, name) for name in ("candidates", "entropies")}
+        cut = {name: part if part is None else part[:n] for name, part in parts.items()}
+        return Generation(self.token_ids[:n], self.log_probs[:n], info=self.info, **cut)
 
 
 class RolloutEngine(Protocol):
