@@ -32,6 +32,7 @@ from verl.trainer.checkpoint_marker import MARKER
 ROOT = Path(__file__).resolve().parents[2]
 UPSTREAM = Path(verl.trainer.__path__[0]).parent
 PAGES = [*sorted((ROOT / "docs").glob("*.md")), ROOT / "README.md"]
+RECIPES = sorted((ROOT / "recipe").glob("*/README.md"))
 FENCE = re.compile(r"^```(\S*)[ \t]*([^\n]*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 FOLDERS = "verl|recipe|scripts|benchmarks|tests|docs|vllm_patches"
 REPOSITORY_PATH = re.compile(rf"(?:{FOLDERS})/[\w.*/-]*|README\.md|pyproject\.toml|verl_overlay\.py|[\w-]+\.lock")
@@ -298,7 +299,7 @@ def named_paths(page: Path) -> Iterator[str]:
         yield from (word for word in words if REPOSITORY_PATH.fullmatch(word))
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", [*PAGES, *RECIPES], ids=lambda page: str(page.relative_to(ROOT)))
 def test_paths_exist(page):
     made = {*FILES, *EMPTY_FILES}
     missing = [
@@ -309,7 +310,7 @@ def test_paths_exist(page):
     assert missing == []
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", [*PAGES, *RECIPES], ids=lambda page: str(page.relative_to(ROOT)))
 def test_links_resolve(page):
     targets = re.findall(r"\]\(([^)\s]+)\)", without_fences(page))
     local = [target.split("#")[0] for target in targets if "://" not in target and not target.startswith("#")]
