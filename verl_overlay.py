@@ -88,6 +88,13 @@ def _register_server_adapters(base: ModuleType) -> None:
     base._ROLLOUT_REGISTRY[("vllm", "sync_with_tool")] = base._ROLLOUT_REGISTRY[("vllm", "async")]
 
 
+def _register_algorithms(core_algos: ModuleType) -> None:
+    """Losses, and the advantage estimators of every `*_credit.py` beside them."""
+    credits = sorted(file.stem for file in OVERLAY_DIR.joinpath("trainer/ppo").glob("*_credit.py"))
+    for name in ("hapo_algos", "aepo_algos", "hato_algos", *credits):
+        importlib.import_module(f"verl.trainer.ppo.{name}")
+
+
 def _leave_missing_gpus_to_the_watch(base: ModuleType) -> None:
     importlib.import_module("verl.trainer.cluster_watch").leave_missing_gpus_to_the_watch(base)
 
@@ -113,13 +120,7 @@ def register() -> None:
         sys.meta_path.insert(0, _after_import)
         if not (OVERLAY_DIR / "__init__.py").exists():  # a wheel puts the files into upstream's own folder
             sys.meta_path.append(OverlayFinder)
-        after_import("verl.trainer.ppo.core_algos", lambda _: importlib.import_module("verl.trainer.ppo.hapo_algos"))
-        after_import("verl.trainer.ppo.core_algos", lambda _: importlib.import_module("verl.trainer.ppo.tree_credit"))
-        after_import("verl.trainer.ppo.core_algos", lambda _: importlib.import_module("verl.trainer.ppo.aepo_algos"))
-        after_import("verl.trainer.ppo.core_algos", lambda _: importlib.import_module("verl.trainer.ppo.hato_algos"))
-        after_import(
-            "verl.trainer.ppo.core_algos", lambda _: importlib.import_module("verl.trainer.ppo.tree_grpo_credit")
-        )
+        after_import("verl.trainer.ppo.core_algos", _register_algorithms)
         after_import("verl.trainer.ppo.v1", lambda _: importlib.import_module("verl.trainer.ppo.v1.explore_trainer"))
         after_import("verl.workers.rollout.replica", _register_replicas)
         after_import("verl.workers.rollout.base", _register_server_adapters)
