@@ -17,7 +17,7 @@ for, never from which request was faster. So the same seeds give the same tree.
 import importlib
 import random
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -50,6 +50,14 @@ class Path:
     tokens: tuple[int, ...] = ()
     turn: int = 0
     calls: int = 0
+
+    @classmethod
+    def of(cls, segments: Iterable[Segment]) -> "Path":
+        """The path of a trajectory's segments, from the first on."""
+        path = cls()
+        for segment in segments:
+            path = path.then(segment)
+        return path
 
     def then(self, segment: Segment) -> "Path":
         """The path with one segment more; a tool's begins a new turn."""
@@ -182,27 +190,32 @@ class Growth:
         ended = len(path.tokens) > path.turn and path.tokens[-1] in self.stop_token_ids
         return ended or self.tokens_left(path) < 1
 
-    async def finish(self, path: Path, seed: int, temperature: float | None = None) -> list[Segment]:
+    async def finish(
+        self, path: Path, seed: int, temperature: float | None = None, n_entropy: int = 0
+    ) -> list[Segment]:
         """Ordinary sampling from `path` to the end of the trajectory, turn by turn; the segments are not yet placed.
 
         Args:
             seed: of the first turn; those of later turns follow from it.
+            n_entropy: if not 0, the model's segments have `entropies` in their `info`, one for each token.
         """
         segments: list[Segment] = []
-        path = await self._finish_turn(path, seed, temperature, segments)
+        ask = Ask(path, seed, temperature=temperature, n_entropy=n_entropy)
+        path = await self._finish_turn(ask, segments)
         while not isinstance(reply := await self.reply(path), str):
             segments.append(reply)
             path = path.then(reply)
-            path = await self._finish_turn(path, derived_seed(seed, path.calls), temperature, segments)
+            path = await self._finish_turn(replace(ask, path=path, seed=derived_seed(seed, path.calls)), segments)
         return segments
 
-    async def _finish_turn(self, path: Path, seed: int, temperature: float | None, segments: list[Segment]) -> Path:
+    async def _finish_turn(self, ask: Ask, segments: list[Segment]) -> Path:
         # a text that would have closed a tag begun before may end a request without closing it
-        while not self.has_ended(path) and not self.waits_for_reply(path):
-            generation = await self.ask(Ask(path, seed, temperature=temperature))
-            segments.append(Segment(None, generation.token_ids, generation.log_probs))
-            path, seed = path.then(segments[-1]), derived_seed(seed, "goes on")
-        return path
+        while not self.has_ended(ask.path) and not self.waits_for_reply(ask.path):
+            generation = await self.ask(ask)
+            info = {"entropies": generation.entropies} if ask.n_entropy else {}
+            segments.append(Segment(None, generation.token_ids, generation.log_probs, info=info))
+            ask = replace(ask, path=ask.path.then(segments[-1]), seed=derived_seed(ask.seed, "goes on"))
+        return ask.path
 
 
 # scores a response: (its tokens, fields that replace some of the prompt's extra_info) -> reward

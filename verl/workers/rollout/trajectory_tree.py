@@ -175,6 +175,11 @@ class TrajectoryTree:
         """For each token of each trajectory its segment's index; as `trajectories`. Equal: the same shared token."""
         return [[i for i in self.path(leaf) for _ in self.segments[i].token_ids] for leaf in self.leaves]
 
+    def shared_tokens(self) -> float:
+        """Share of the trajectories' tokens that are stored, and were generated, with another trajectory's."""
+        stored = sum(len(segment.token_ids) for segment in self.segments)
+        return 1 - stored / sum(map(len, self.trajectories()))
+
     def to_json(self) -> str:
         return json.dumps(asdict(self))
 
@@ -200,6 +205,18 @@ def tree_of_rows(
         chosen = None if log_probs is None else list(log_probs[i])
         tree.leaves.append(tree.insert(None, [Segment(None, list(row), chosen)]))
     return tree.renumbered()
+
+
+def first_tokens(segments: Iterable[Segment], n: int) -> list[Segment]:
+    """The segments of the first n tokens of a trajectory; of the last one perhaps only the beginning."""
+    first = []
+    for segment in segments:
+        if n < 1:
+            break
+        log_probs = segment.log_probs if segment.log_probs is None else segment.log_probs[:n]
+        first.append(replace(segment, token_ids=segment.token_ids[:n], log_probs=log_probs))
+        n -= len(segment.token_ids)
+    return first
 
 
 def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
