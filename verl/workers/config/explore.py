@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, fields
 from typing import NamedTuple
 
 from verl.workers.config import FSDPActorConfig, RolloutConfig
+from verl.workers.config.policy_keys import check_entropies
 from verl.workers.rollout.tools.tool_box import ToolsConfig
 from verl.workers.rollout.trees.arpo.config import ARPOConfig
 from verl.workers.rollout.trees.latr.config import KTConfig
@@ -184,17 +185,7 @@ class ExploreRolloutConfig(RolloutConfig):
                 )
 
     def _check_arpo(self) -> None:
-        if self.logprobs_mode not in ("processed_logprobs", "raw_logprobs"):
-            raise ValueError(
-                f"{ROLLOUT}.logprobs_mode={self.logprobs_mode}: expected processed_logprobs (entropies of what is "
-                "sampled from) or raw_logprobs (at temperature 1)"
-            )
-        allowed = (self.engine_kwargs or {}).get("vllm", {}).get("max_logprobs", 20)
-        if self.branch_policy != "never" and 0 <= allowed < self.entropy_top_k:
-            raise ValueError(
-                f"{ROLLOUT}.entropy_top_k={self.entropy_top_k}: vLLM reports at most {allowed}; raise "
-                "engine_kwargs.vllm.max_logprobs"
-            )
+        check_entropies(self, "entropy_top_k", self.entropy_top_k if self.branch_policy != "never" else 0)
 
     def _check_sampler(self) -> None:
         if self.temperature != 1:

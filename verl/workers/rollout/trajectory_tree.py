@@ -82,10 +82,9 @@ class TrajectoryTree:
         self._index(len(self.segments) - 1)
         return len(self.segments) - 1
 
-    def path(self, leaf: int) -> list[int]:
-        """Indices of the segments from the prompt to `leaf`."""
-        path = []
-        at: int | None = leaf
+    def path(self, leaf: int | None) -> list[int]:
+        """Indices of the segments from the prompt to `leaf`; None is the prompt."""
+        path, at = [], leaf
         while at is not None:
             path.append(at)
             at = self.segments[at].parent

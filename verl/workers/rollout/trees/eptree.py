@@ -1,0 +1,114 @@
+"""EPTree of TreeRL (arXiv 2506.11902): trajectories that fork at the tokens where the model was least sure.
+
+    M trajectories start from the prompt; each begins a tree
+    L times, in each tree: the N tokens with the highest entropy are drawn anew, T times each, and continued to the end
+
+That gives M (1 + N L T) trajectories. Only tokens that the model wrote fork, each in one round at most; end tokens and
+the last few tokens of a trajectory never do. Where a tree has fewer than N others, the prompt is continued instead.
+"""
+
+import math
+from collections.abc import Container
+from dataclasses import dataclass
+from heapq import nlargest
+from statistics import fmean
+from typing import NamedTuple
+
+from verl.workers.config.policy_keys import check_at_least, check_entropies, check_trajectories, custom_keys
+from verl.workers.rollout.growth import BranchPolicy, Growth, Path, derived_seed
+from verl.workers.rollout.rollout_engine import gather_or_cancel
+from verl.workers.rollout.trajectory_tree import Segment, common_prefix, first_tokens
+
+
+@dataclass(frozen=True)
+class EPTreeKeys:
+    """Keys under actor_rollout_ref.rollout.custom.eptree.
+
+    Args:
+        M: trajectories that start from the prompt.
+        N: tokens that fork in each tree and round.
+        L: rounds.
+        T: new trajectories from each of these tokens.
+        exclude_last: so many tokens at the end of a trajectory do not fork.
+        entropy_top_k: a token's entropy is estimated from so many most likely tokens.
+    """
+
+    M: int = 6
+    N: int = 2
+    L: int = 1
+    T: int = 2
+    exclude_last: int = 4
+    entropy_top_k: int = 20
+
+    def __post_init__(self):
+        check_at_least(self, M=1, N=1, L=0, T=1, exclude_last=0, entropy_top_k=1)
+
+
+class Trajectory(NamedTuple):
+    """Its segments, and for each of their tokens the entropy in nats; -inf for a tool's tokens."""
+
+    segments: list[Segment]
+    entropies: list[float]
+
+    @property
+    def tokens(self) -> list[int]:
+        return [token for segment in self.segments for token in segment.token_ids]
+
+
+PROMPT = Trajectory([], [])
+
+
+class Policy(BranchPolicy):
+    """`tree=eptree`."""
+
+    def __init__(self, keys: EPTreeKeys):
+        self.keys = keys
+
+    @classmethod
+    def from_config(cls, config, tokenizer=None) -> "Policy":
+        keys = custom_keys(config, "eptree", EPTreeKeys)
+        check_trajectories(config, "eptree", "M (1 + N L T)", keys.M * (1 + keys.N * keys.L * keys.T))
+        check_entropies(config.actor_rollout_ref.rollout, "custom.eptree.entropy_top_k", keys.entropy_top_k)
+        return cls(keys)
+
+    async def grow(self, growth: Growth, n: int) -> None:
+        grown = await gather_or_cancel(*(self._tree(growth, number) for number in range(self.keys.M)))
+        trajectories = [trajectory for tree, _ in grown for trajectory in tree]
+        entropies = [entropy for _, of_tree in grown for entropy in of_tree]
+        growth.tree.leaves = [growth.tree.insert(None, trajectory.segments) for trajectory in trajectories]
+        growth.tree.metrics = {
+            "shared_tokens": growth.tree.shared_tokens(),
+            "forked_tokens": float(len(entropies)),
+            "fork_entropy": fmean(entropies or [0.0]),
+        }
+
+    async def _tree(self, growth: Growth, number: int) -> tuple[list[Trajectory], list[float]]:
+        """The trajectories of one tree, and the entropies of the tokens that forked."""
+        tree, forked = [await self._continue(growth, PROMPT, (number,))], {}
+        for round_number in range(self.keys.L):
+            chosen = self._choose(tree, forked, growth.stop_token_ids)
+            forked |= chosen
+            heads = [Trajectory(first_tokens(tree[i].segments, at), tree[i].entropies[:at]) for i, at in chosen]
+            heads += [PROMPT] * (self.keys.N - len(heads))
+            keys = [(head, (number, round_number, i, t)) for i, head in enumerate(heads) for t in range(self.keys.T)]
+            tree += await gather_or_cancel(*(self._continue(growth, head, key) for head, key in keys))
+        return tree, list(forked.values())
+
+    async def _continue(self, growth: Growth, head: Trajectory, key: tuple) -> Trajectory:
+        """A trajectory that begins with `head`; `key` says which one, for its seed."""
+        seed = derived_seed(growth.seed, key)
+        rest = await growth.finish(Path.of(head.segments), seed, n_entropy=self.keys.entropy_top_k)
+        entropies = [e for s in rest for e in s.info.pop("entropies", [-math.inf] * len(s.token_ids))]
+        return Trajectory([*head.segments, *rest], [*head.entropies, *entropies])
+
+    def _choose(self, tree: list[Trajectory], forked: Container, stop_token_ids: list[int]) -> dict:
+        """The tokens that fork next: (trajectory's number, tokens before it) -> entropy."""
+        tokens = {}
+        for i, trajectory in enumerate(tree):
+            ids = trajectory.tokens
+            # up to the first token that differs from an earlier trajectory's, the distributions are that one's
+            first = 1 + max(common_prefix(ids, earlier.tokens) for earlier in tree[:i]) if i else 0
+            for at in range(first, len(ids) - self.keys.exclude_last):
+                if trajectory.entropies[at] > -math.inf and ids[at] not in stop_token_ids and (i, at) not in forked:
+                    tokens[i, at] = trajectory.entropies[at]
+        return dict(nlargest(self.keys.N, tokens.items(), key=lambda item: item[1]))

@@ -1,0 +1,92 @@
+"""Tree-GRPO (arXiv 2509.21240): trajectories that are continued from the ends of randomly drawn steps.
+
+    M trajectories start from the prompt; each begins a tree
+    L times, in each tree: N ends of steps are drawn, and from each a new trajectory goes on to the end
+
+That gives M (1 + N L) trajectories. A step ends at a tool's result, or without tools at a delimiter; the last step of a
+trajectory is not drawn. Where a tree has no other step, the prompt is continued instead, which begins a further tree:
+trees share nothing but the prompt. The credit is in verl/trainer/ppo/tree_grpo_credit.py.
+"""
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+
+from verl.workers.config.policy_keys import check_at_least, check_trajectories, custom_keys
+from verl.workers.rollout.environment import NO_ENVIRONMENT
+from verl.workers.rollout.growth import BranchPolicy, Growth, Path, derived_seed
+from verl.workers.rollout.rollout_engine import gather_or_cancel
+from verl.workers.rollout.trajectory_tree import TOOL, Segment
+
+
+@dataclass(frozen=True)
+class TreeGRPOKeys:
+    """Keys under actor_rollout_ref.rollout.custom.tree_grpo.
+
+    Args:
+        M: trajectories that start from the prompt.
+        N: ends of steps that are drawn in each tree and round; the same one may be drawn again.
+        L: rounds.
+        step_delimiter: without tools, the text that ends a step.
+    """
+
+    M: int = 4
+    N: int = 2
+    L: int = 1
+    step_delimiter: str = "\n\n"
+
+    def __post_init__(self):
+        check_at_least(self, M=1, N=1, L=0)
+        if not self.step_delimiter:
+            raise ValueError("step_delimiter='': expected a text")
+
+
+class Policy(BranchPolicy):
+    """`tree=tree_grpo`; `text_of` gives a token's text."""
+
+    def __init__(self, keys: TreeGRPOKeys, text_of: Callable[[int], str] = str):
+        self.keys, self.text_of = keys, text_of
+
+    @classmethod
+    def from_config(cls, config, tokenizer=None) -> "Policy":
+        keys = custom_keys(config, "tree_grpo", TreeGRPOKeys)
+        check_trajectories(config, "tree_grpo", "M (1 + N L)", keys.M * (1 + keys.N * keys.L))
+        return cls(keys, lru_cache(maxsize=None)(lambda token: tokenizer.decode([token])))
+
+    async def grow(self, growth: Growth, n: int) -> None:
+        trees = await gather_or_cancel(*(self._tree(growth, number) for number in range(self.keys.M)))
+        growth.tree.leaves = [leaf for leaves in trees for leaf in leaves]
+        growth.tree.metrics = {"shared_tokens": growth.tree.shared_tokens()}
+
+    async def _tree(self, growth: Growth, number: int) -> list[int]:
+        """The leaves of one tree."""
+        draws = random.Random(derived_seed(growth.seed, number))
+        leaves, step_ends, starts = [], [], [None]
+        for _ in range(1 + self.keys.L):
+            paths = [Path.of(growth.tree.segments[i] for i in growth.tree.path(start)) for start in starts]
+            ends = await gather_or_cancel(*(growth.finish(path, draws.getrandbits(31)) for path in paths))
+            leaves += [self._place(growth, *end, step_ends) for end in zip(starts, ends, strict=True)]
+            starts = draws.choices(step_ends or [None], k=self.keys.N)
+        return leaves
+
+    def _place(self, growth: Growth, at: int | None, segments: list[Segment], step_ends: list[int]) -> int:
+        """Adds segments below `at`, and the index of each that ends a step to `step_ends`; returns the last index."""
+        has_tools = growth.environment is not NO_ENVIRONMENT
+        parts = segments if has_tools else [part for segment in segments for part in self._steps(segment)]
+        for part in parts:
+            # an equal first step of another tree is not the same one
+            at = growth.tree.add(part) if at is None else growth.tree.insert(at, [part])
+            if part is not parts[-1] and at not in step_ends and (part.author == TOOL or not has_tools):
+                step_ends.append(at)
+        return at
+
+    def _steps(self, segment: Segment) -> list[Segment]:
+        """A segment in parts; each but perhaps the last ends with the token that completes the delimiter."""
+        parts, start, text = [], 0, ""
+        for end, token in enumerate(segment.token_ids, 1):
+            text += self.text_of(token)
+            if self.keys.step_delimiter in text or end == len(segment.token_ids):
+                parts.append(Segment(None, segment.token_ids[start:end], segment.log_probs[start:end]))
+                start, text = end, ""
+        return parts
