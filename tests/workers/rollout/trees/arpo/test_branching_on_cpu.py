@@ -10,7 +10,7 @@ from verl.workers.rollout.trees.arpo.branching import (
     dynamic_initial_rollouts,
 )
 from verl.workers.rollout.trees.arpo.budget import BranchBudget
-from verl.workers.rollout.trees.arpo.config import ToolTreeConfig
+from verl.workers.rollout.trees.arpo.config import ARPOConfig
 
 
 @pytest.mark.parametrize(
@@ -27,13 +27,13 @@ from verl.workers.rollout.trees.arpo.config import ToolTreeConfig
     ],
 )
 def test_branch_policies_by_hand(policy, now, base, consecutive, expected):
-    assert BRANCH_POLICIES[policy](now, base, consecutive, ToolTreeConfig()) == pytest.approx(expected)
+    assert BRANCH_POLICIES[policy](now, base, consecutive, ARPOConfig()) == pytest.approx(expected)
 
 
 def test_probabilities_are_clipped():
-    certain = ToolTreeConfig(branch_probability=1.0, entropy_weight=5)
+    certain = ARPOConfig(branch_probability=1.0, entropy_weight=5)
     assert BRANCH_POLICIES["entropy"](1.0, 0.0, 0, certain) == 1.0
-    assert BRANCH_POLICIES["entropy"](0.0, 1.0, 0, ToolTreeConfig(entropy_weight=5)) == 0.0
+    assert BRANCH_POLICIES["entropy"](0.0, 1.0, 0, ARPOConfig(entropy_weight=5)) == 0.0
 
 
 def test_dynamic_budget_by_hand():
@@ -51,11 +51,14 @@ def test_dynamic_budget_by_hand():
         ({"initial_rollouts": 0}, "initial_rollouts=0"),
         ({"beam_size": 0}, "beam_size=0"),
         ({"enable_dynamic_rollouts": True, "branch_policy": "never"}, "enable_dynamic_rollouts"),
+        ({"turn_delimiter": ""}, "turn_delimiter=''"),
+        ({"max_turn_tokens": 0}, "max_turn_tokens=0"),
+        ({"turn_limit": -1}, "turn_limit=-1"),
     ],
 )
 def test_a_wrong_key_is_named(change, named):
     with pytest.raises(ValueError, match=named):
-        ToolTreeConfig(**change)
+        ARPOConfig(**change)
 
 
 # -- the budget --

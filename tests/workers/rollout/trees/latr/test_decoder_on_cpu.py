@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from recipe.common.tiny_model import TinyModelConfig, make_model, make_tokenizer
-from verl.workers.config.kt import KTRolloutConfig
+from verl.workers.config.explore import ExploreRolloutConfig
 from verl.workers.rollout.rollout_engine import end_of_sequence_ids
 from verl.workers.rollout.trees.latr import KTConfig, latr_generate
 from verl.workers.rollout.trees.latr.schedule import mix_ratio, next_tightened_steps, tightened, tree_branches
@@ -106,7 +106,7 @@ def test_no_prompt_or_no_responses_are_refused(model_and_tokenizer):
     model, tokenizer = model_and_tokenizer
     with pytest.raises(ValueError, match="n=0"):
         latr_generate(model, tokenizer, [[1]], KTConfig(), n=0)
-    with pytest.raises(ValueError, match=r"prompt lengths \[0\]"):
+    with pytest.raises(ValueError, match="a prompt of 0 tokens"):
         latr_generate(model, tokenizer, [[]], KTConfig())
 
 
@@ -188,7 +188,7 @@ def test_the_generation_configs_ends_count_too(ids, expected):
 
 @pytest.mark.parametrize("sampling", [{"temperature": 0.6}, {"top_p": 0.9}, {"top_k": 20}])
 def test_sampling_in_the_tree_is_refused_where_candidates_would_not_be_raw(sampling):
-    KTRolloutConfig(name="kt", kt=KTConfig(sample_nk="none"), **sampling)
-    KTRolloutConfig(name="kt", kt=KTConfig(sample_nk="full"))
+    ExploreRolloutConfig(name="kt", kt=KTConfig(sample_nk="none"), **sampling)
+    ExploreRolloutConfig(name="kt", kt=KTConfig(sample_nk="full"))
     with pytest.raises(ValueError, match="sample_nk=full needs temperature=1"):
-        KTRolloutConfig(name="kt", kt=KTConfig(sample_nk="full"), **sampling)
+        ExploreRolloutConfig(name="kt", kt=KTConfig(sample_nk="full"), **sampling)

@@ -11,10 +11,11 @@ import pytest
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
+from verl.workers.rollout.growth import Growth
 from verl.workers.rollout.rollout_engine import TransformersEngine
 from verl.workers.rollout.trees.latr.config import KTConfig
-from verl.workers.rollout.trees.latr.growth import Sampling, TreeGrower
 from verl.workers.rollout.trees.latr.lookahead import LookaheadTree
+from verl.workers.rollout.trees.latr.policy import TreeGrower
 
 VOCABULARY, EOS = 24, {22, 23}  # several, so that rows end often enough
 
@@ -178,7 +179,8 @@ def random_config(generator: random.Random, chunk_size: int) -> KTConfig:
 
 def grown(model, prompt, k, config, max_new_tokens):
     tree = LookaheadTree(k, config, max_new_tokens, sorted(EOS), text_of)
-    asyncio.run(TreeGrower(TransformersEngine(model), prompt, tree, Sampling(), seed=0).grow())
+    growth = Growth(TransformersEngine(model), prompt, max_tokens=max_new_tokens, stop_token_ids=sorted(EOS))
+    asyncio.run(TreeGrower(growth, tree, seed=0).grow())
     births = [(b["step"], b["row"], b["parent"], b["rank"], b["token"]) for b in tree.record.births]
     suppressions = [(s["step"], s["row"], s["rank"]) for s in tree.record.suppressed]
     prunings = sorted((p["step"], p["row"]) for p in tree.record.pruned)
