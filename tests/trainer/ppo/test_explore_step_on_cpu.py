@@ -1,19 +1,22 @@
-"""ARPO's training step from the rollout's fields to the worker's: upstream's own step on a TransferQueue in memory."""
+"""A training step from the rollout's fields to the worker's: upstream's own step on a TransferQueue in memory."""
 
 import numpy as np
 import pytest
 import torch
 from omegaconf import OmegaConf
-from transfer_queue import KVBatchMeta
+from tensordict import NonTensorData
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
-from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
+from tests.trainer.ppo.toy_step import ACTOR, ROLLOUT, MemoryQueue, config_of, trainer_of
 from verl.trainer.ppo.aepo_algos import STANDARDISED_ENTROPY
-from verl.trainer.ppo.v1.components import BalancedEntropy, components_of
-from verl.trainer.ppo.v1.explore_trainer import ExploreTrainer, pad_segment_ids
+from verl.trainer.ppo.v1.batch_rows import ORDER, PROBLEM, BatchRows
+from verl.trainer.ppo.v1.components import components_of
+from verl.utils import tensordict_utils as tu
+from verl.workers.rollout.trajectory_tree import OCCURRENCE
 from verl.workers.utils import field_losses
 
-# two prompts; key -> reward, mask, entropies, segments. The last row is one that upstream adds to fill the batch up.
+# two prompts; key -> reward, mask, entropies, segments. The last row is one that upstream adds to fill the batch up: a
+# copy of the first one's fields.
 ROWS = {
     "q_1_0": (0.0, [1, 1, 0, 1], [1.0, 2.0, 9.0, 1.0], [0, 0, 5, 2]),
     "p_0_0": (1.0, [1, 1, 1], [1.0, 1.0, 4.0], [0, 1, 1]),
@@ -21,77 +24,20 @@ ROWS = {
     "p_1_0": (0.0, [1], [2.0], [2]),
     "pad_0_0": (0.0, [0], [7.0], [0, 0, 5, 2]),
 }
-
-
-class MemoryQueue:
-    """What the step needs of `transfer_queue`'s key-value interface."""
-
-    def __init__(self):
-        self.rows = {}
-        for key, (reward, mask, entropy, segments) in ROWS.items():
-            scores = torch.zeros(len(mask))
-            scores[-1] = reward
-            zeros = torch.zeros(len(mask))
-            row = {"response_mask": torch.tensor(mask), "entropy": torch.tensor(entropy), "rm_scores": scores}
-            row |= {"prompts": torch.tensor([3]), "responses": torch.arange(len(mask)), "old_log_probs": zeros}
-            row |= {"uid": key[0] if key != "pad_0_0" else "pad", "extra_fields": {"segment_ids": segments}}
-            self.rows[key] = row
-
-    def batch(self) -> KVBatchMeta:
-        tags = [{"is_padding": True} if key.startswith("pad") else {} for key in self.rows]
-        return KVBatchMeta(keys=list(self.rows), tags=tags, partition_id="train")
-
-    def kv_batch_get(self, keys, partition_id, select_fields):
-        fields = [name for name in select_fields if name in self.rows[keys[0]]]
-        data = {name: [self.rows[key][name] for key in keys] for name in fields}
-        nested = {
-            name: torch.nested.as_nested_tensor(column, layout=torch.jagged)
-            for name, column in data.items()
-            if isinstance(column[0], torch.Tensor)
-        }
-        others = [{name: data[name][i] for name in fields if name not in nested} for i in range(len(keys))]
-        found = list_of_dict_to_tensordict(others)
-        for name, column in nested.items():
-            found[name] = column
-        return found
-
-    def kv_batch_put(self, keys, partition_id, fields):
-        for name, column in fields.items():
-            for key, value in zip(keys, column.unbind(), strict=True):
-                self.rows[key][name] = value
-        return self.batch()
+SHARED = {"trainer.balance_batch": True, "algorithm.norm_adv_by_std_in_grpo": False}
 
 
 @pytest.fixture
 def queue(monkeypatch):
-    queue = MemoryQueue()
-    monkeypatch.setattr("transfer_queue.kv_batch_get", queue.kv_batch_get)
-    monkeypatch.setattr("transfer_queue.kv_batch_put", queue.kv_batch_put)
+    queue = MemoryQueue(monkeypatch)
+    for key, (reward, mask, entropy, segments) in ROWS.items():
+        tag = {"is_padding": True} if key.startswith("pad") else {}
+        queue.add(key, reward, mask, "qp".find(key[0]), tag, entropy=entropy, segment_ids=segments)
     return queue
 
 
-def trainer(adv_estimator: str = "grpo", *components: type) -> ExploreTrainer:
-    made = ExploreTrainer.__new__(ExploreTrainer)
-    made.config = OmegaConf.create(
-        {
-            "algorithm": {
-                "adv_estimator": adv_estimator,
-                "norm_adv_by_std_in_grpo": False,
-                "gamma": 1.0,
-                "lam": 1.0,
-                "use_kl_in_reward": False,
-            },
-            "actor_rollout_ref": {"rollout": {"n": 2, "calculate_log_probs": False}},
-            "trainer": {"tree_freq": -1},
-        }
-    )
-    made.components, made.global_steps = [component(made.config) for component in components], 1
-    made.submitted = {"q": 0, "p": 1}
-    return made
-
-
-def advantages(queue) -> dict[str, list[float]]:
-    return {key: row["advantages"].tolist() for key, row in queue.rows.items()}
+def trainer(adv_estimator: str = "grpo", **values):
+    return trainer_of(SHARED | {"algorithm.adv_estimator": adv_estimator} | values)
 
 
 SOFT = {
@@ -110,10 +56,10 @@ GAIN = SOFT | {"q_1_0": [0.0, 0.0, 0.0, -1.0], "p_0_0": [1.0] * 3, "q_0_0": [0.0
 
 
 @pytest.mark.parametrize(("adv_estimator", "expected"), [("grpo", SOFT), ("arpo_hard", HARD), ("tree_gain", GAIN)])
-def test_advantages_and_what_is_told_of_them(queue, adv_estimator, expected):
+def test_advantages_and_metrics_of_shared_tokens(queue, adv_estimator, expected):
     metrics = {}
     trainer(adv_estimator)._compute_advantage(queue.batch(), metrics)
-    assert advantages(queue) == expected
+    assert queue.column("advantages") == expected
     # 4 of the model's 11 tokens are shared, and hard differs from soft by 0.5 there
     assert metrics["credit/shared_tokens"] == pytest.approx(4 / 11)
     assert metrics["credit/hard_minus_soft"] == pytest.approx(0.5 * 4 / 11)
@@ -122,24 +68,100 @@ def test_advantages_and_what_is_told_of_them(queue, adv_estimator, expected):
 @pytest.mark.parametrize("adv_estimator", ["grpo", "arpo_hard", "tree_path"])
 def test_a_rollout_without_segments_shares_nothing(queue, adv_estimator):
     for row in queue.rows.values():
-        del row["extra_fields"]["segment_ids"]
+        del row["segment_ids"]
     metrics = {}
     trainer(adv_estimator)._compute_advantage(queue.batch(), metrics)
-    assert advantages(queue) == SOFT and not [name for name in metrics if name.startswith("credit/")]
+    assert queue.column("advantages") == SOFT and not [name for name in metrics if name.startswith("credit/")]
 
 
-def test_a_segment_for_each_token():
-    extras = {"a_0_0": {"segment_ids": [0, 0]}, "a_1_0": {"segment_ids": np.array([0, 0, 4])}}
-    padded = pad_segment_ids(["a_0_0", "a_1_0", "pad_0_0"], [2, 3, 1], extras)
-    assert padded.tolist() == [[0, 0, -1], [0, 0, 4], [-1, -1, -1]]
-    with pytest.raises(ValueError, match="segment_ids of a_0_0: 2 for 5 response tokens"):
-        pad_segment_ids(["a_0_0"], [5], extras)
+@pytest.mark.parametrize("adv_estimator", ["grpo", "hapo", "arpo_hard", "rloo"])
+def test_a_trajectory_alone_in_its_group_has_advantage_0(queue, adv_estimator):
+    del queue.rows["q_1_0"], queue.rows["pad_0_0"]
+    queue.add("r_0_0", 1.0, [1, 1], 9, segment_ids=[0, 0])
+    queue.add("r_0_1", 1.0, [1], 9, segment_ids=[0])  # two outputs of one session are one trajectory
+    trainer(adv_estimator)._compute_advantage(queue.batch(), {})
+    found = queue.column("advantages")
+    assert not any(found["q_0_0"]) and queue.column("returns")["q_0_0"] == found["q_0_0"]
+    assert all(found["p_0_0"]) and all(found["p_1_0"])
+    if adv_estimator == "grpo":  # the only estimator of upstream that knows sessions
+        assert not any(found["r_0_0"] + found["r_0_1"])
+
+
+def test_a_number_for_each_token(queue):
+    rows = BatchRows(queue.batch())
+    assert rows.tokens("segment_ids", -1).tolist() == [
+        [-1, -1, -1, -1, -1],
+        [2, -1, -1, -1, -1],
+        [0, 0, 5, 1, 1],
+        [0, 1, 1, -1, -1],
+        [0, 0, 5, 2, -1],
+    ]
+    assert rows.tokens("nobody_sends_it", 0.5).tolist() == [[0.5] * 5] * 5
+    queue.rows["p_1_0"]["segment_ids"] = torch.tensor([2, 2])
+    with pytest.raises(ValueError, match="segment_ids of p_1_0: 2 for 1 response tokens"):
+        BatchRows(queue.batch()).tokens("segment_ids", -1)
+
+
+def test_groups_are_in_the_order_of_the_data_and_rows_in_that_of_the_sessions(queue):
+    rows = BatchRows(queue.batch())
+    assert [[rows.keys[row] for row in group.rows] for group in rows.groups] == [["q_0_0", "q_1_0"], ["p_0_0", "p_1_0"]]
+    assert [group.problem for group in rows.groups] == ["problem of q", "problem of p"]
+    for key in ("q_0_0", "q_1_0"):  # submitted a step later, by a run that was resumed and counts anew
+        queue.tags[key]["global_steps"] = 2
+    assert [group.uid for group in BatchRows(queue.batch()).groups] == ["p", "q"]
+
+
+class Workers:
+    """Stands for the workers: two data parallel ranks."""
+
+    _dispatch_info = {"actor": [0, 1]}
+
+
+def test_fillers_are_short_and_in_every_mini_batch(queue, monkeypatch):
+    del queue.rows["pad_0_0"]
+    for i in range(7):  # 11 rows for mini-batches of 8
+        queue.add(f"r{i}_0_0", 1.0, [1] * (i + 1), 10 + i, segment_ids=[0] * (i + 1), entropy=[0.0] * (i + 1))
+    made = trainer(**{f"{ACTOR}.ppo_mini_batch_size": 4, "trainer.critic_warmup": 0})
+    made.actor_rollout_wg, made.tokenizer = Workers(), type("Tokenizer", (), {"eos_token_id": 5})
+    batch = made._balance_batch(queue.batch(), {})
+    fillers = [tag.get("is_padding", False) for tag in batch.tags]
+    assert len(batch) == 16 and sum(fillers) == 5
+    assert {tag["seq_len"] for tag, filler in zip(batch.tags, fillers, strict=True) if filler} == {2}
+    of_mini_batch = [sum(fillers[rank * 8 + part * 4 :][:4]) for part in (0, 1) for rank in (0, 1)]
+    assert sorted([sum(of_mini_batch[:2]), sum(of_mini_batch[2:])]) == [2, 3]
+    assert advantages_with(made, queue, batch) == advantages_with(made, queue, queue.batch("p", "q", "r"))
+
+
+def advantages_with(made, queue, batch) -> dict[str, list[float]]:
+    """Of the real rows, with the metrics."""
+    metrics = {}
+    made._compute_advantage(batch, metrics)
+    real = {key: row["advantages"].tolist() for key, row in queue.rows.items() if not key.startswith("pad")}
+    return real | {name: [pytest.approx(value)] for name, value in metrics.items()}
+
+
+def test_prompts_carry_their_order_and_problem(monkeypatch):
+    submitted = []
+    monkeypatch.setattr(PPOTrainerSync, "_submit_batch_to_rollout", lambda self, batch: submitted.append(batch))
+    made = trainer()
+    for step, questions in ((1, ["a", "b", "a"]), (1, ["a"]), (2, ["b"])):
+        made.global_steps = step
+        messages = np.empty(len(questions), dtype=object)
+        messages[:] = [[{"role": "user", "content": question}] for question in questions]
+        made._submit_batch_to_rollout(tu.get_tensordict({"raw_prompt": messages}))
+    columns = {name: [value for batch in submitted for value in batch[name]] for name in (ORDER, PROBLEM, OCCURRENCE)}
+    assert columns[ORDER] == [0, 1, 2, 3, 4] and columns[OCCURRENCE] == [0, 0, 1, 2, 0]
+    a, b, *others = columns[PROBLEM]
+    assert a != b and others == [a, a, b]
+    of_whole_batches = [key for key in submitted[0].keys() if isinstance(submitted[0].get(key), NonTensorData)]
+    assert not {ORDER, PROBLEM, OCCURRENCE} & {*of_whole_batches}, "upstream would not keep them with a checkpoint"
 
 
 def test_standardised_entropy_reaches_the_workers_loss(queue, monkeypatch):
     monkeypatch.setattr(PPOTrainerSync, "_compute_old_log_prob", lambda self, batch, metrics: batch)
     metrics = {}
-    trainer("grpo", BalancedEntropy)._compute_old_log_prob(queue.batch(), metrics)
+    made = trainer(**{f"{ACTOR}.enable_entropy_balanced_advantage": True})
+    made._compute_old_log_prob(queue.batch(), metrics)
     # a tool's tokens (9.0) and padding (7.0) do not count
     values = [e for _, mask, entropy, _ in ROWS.values() for m, e in zip(mask, entropy, strict=True) if m]
     mean, std = np.mean(values), np.std(values)
@@ -155,22 +177,6 @@ def test_standardised_entropy_reaches_the_workers_loss(queue, monkeypatch):
     torch.testing.assert_close(seen[0], torch.tensor([z[0], z[1] + [0.0] * 3], dtype=torch.float32))
 
 
-def parts(**changes):
-    """A config with nothing but what components look at; all mechanisms off."""
-    config = OmegaConf.create(
-        {
-            "actor_rollout_ref": {"actor": {}, "rollout": {"name": "vllm", "temperature_tau": 0.05}},
-            "algorithm": {"adv_estimator": "grpo", "rollout_correction": {"bypass_mode": False}},
-        }
-    )
-    for key, value in changes.items():
-        OmegaConf.update(config, key, value, force_add=True)
-    return config
-
-
-ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
-
-
 @pytest.mark.parametrize(
     ("mechanism", "component", "fields"),
     [
@@ -181,14 +187,14 @@ ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
     ],
 )
 def test_a_mechanism_brings_its_component_whatever_the_trees_are(mechanism, component, fields):
-    made = components_of(parts(**{mechanism: True}))
+    values = {mechanism: True, f"{ROLLOUT}.temperature_tau": 0.05, "algorithm.adv_estimator": "grpo"}
+    made = components_of(config_of(values))
     assert [type(one).__name__ for one in made] == [component] and list(made[0].fields) == fields
-    assert components_of(parts()) == []
-    refused = parts(**{mechanism: True, "algorithm.rollout_correction.bypass_mode": True})
+    assert components_of(config_of({"algorithm.adv_estimator": "grpo"})) == []
     with pytest.raises(ValueError, match="bypass_mode=true skips the pass that computes the entropies, which"):
-        components_of(refused)
+        components_of(config_of(values | {"algorithm.rollout_correction": OmegaConf.create({"bypass_mode": True})}))
 
 
 def test_two_mechanisms_are_two_components():
-    both = parts(**{f"{ACTOR}.adaptive_clip": True, f"{ACTOR}.enable_entropy_balanced_advantage": True})
+    both = config_of({f"{ACTOR}.adaptive_clip": True, f"{ACTOR}.enable_entropy_balanced_advantage": True})
     assert [name for one in components_of(both) for name in one.fields] == ["entropy_h", "standardised_entropy"]

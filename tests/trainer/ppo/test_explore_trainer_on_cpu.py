@@ -3,7 +3,7 @@
 import json
 
 from recipe.common.tiny_model import make_tokenizer
-from verl.trainer.ppo.v1.explore_trainer import tree_record
+from verl.trainer.ppo.v1.tree_reports import tree_record
 from verl.workers.rollout.trajectory_tree import tree_of_rows
 
 

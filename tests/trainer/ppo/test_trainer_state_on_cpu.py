@@ -1,58 +1,114 @@
-"""What components keep between steps comes back with the checkpoint; upstream's part is a stand-in."""
+"""What components keep between steps comes back with the checkpoint, from real files; upstream's part is a stand-in."""
 
 import pytest
-from omegaconf import OmegaConf
+import torch
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 
+from tests.trainer.ppo.toy_step import ROLLOUT, trainer_of
 from verl.trainer.ppo.hapo_algos import EntropyStatistics
-from verl.trainer.ppo.v1.components import NormalisedEntropy, ThresholdScheduler
-from verl.trainer.ppo.v1.explore_trainer import ExploreTrainer
+from verl.workers.rollout.trees.hato.step_features import FEATURES
+
+HAPO = {"algorithm.adv_estimator": "hapo"}
+LATR = {
+    f"{ROLLOUT}._target_": "verl.workers.config.explore.ExploreRolloutConfig",
+    f"{ROLLOUT}.tree": "latr",
+    f"{ROLLOUT}.kt": {"enable_param_scheduler": True},
+}
+HATO = {f"{ROLLOUT}.tree": "hato", "algorithm.adv_estimator": "tree_gain", "hato": {"meta_learning": {}}}
+PROBE = [[0.3] * len(FEATURES)]
 
 
 @pytest.fixture
-def trainer_of(tmp_path, monkeypatch):
-    """A trainer with the component at the step of the latest checkpoint, as upstream's `_load_checkpoint` leaves it."""
+def trainer_at(tmp_path, monkeypatch):
+    """A trainer at the step of the latest checkpoint, as upstream's `_load_checkpoint` leaves it."""
     monkeypatch.setattr(PPOTrainerSync, "_save_checkpoint", lambda self: None)
 
-    def make(component, step: int, **resume):
+    def make(values: dict, step: int, **resume):
         monkeypatch.setattr(PPOTrainerSync, "_load_checkpoint", lambda self: setattr(self, "global_steps", step))
-        trainer = ExploreTrainer.__new__(ExploreTrainer)
-        trainer.config = OmegaConf.create({"trainer": {"default_local_dir": str(tmp_path), "resume_mode": "auto"}})
-        trainer.config.trainer.update(resume)
-        made = component.__new__(component)
-        made.statistics, made.notches = None, 0
-        trainer.global_steps, trainer.components = step, [made]
-        return trainer, made
+        folder = {"trainer.default_local_dir": str(tmp_path)} | {f"trainer.{k}": v for k, v in resume.items()}
+        trainer = trainer_of(values | folder)
+        trainer.global_steps = step
+        return trainer
 
     return make
 
 
-def test_hapos_statistics(trainer_of, tmp_path):
-    saved, component = trainer_of(NormalisedEntropy, 7)
-    component.statistics = EntropyStatistics(-3.1, 2.25, 0.5, 0.2)
+def of_kind(trainer, name: str):
+    return next(component for component in trainer.components if type(component).__name__ == name)
+
+
+def test_hapos_statistics(trainer_at, tmp_path):
+    saved, statistics = trainer_at(HAPO, 7), EntropyStatistics(-3.1, 2.25, 0.5, 0.2)
+    of_kind(saved, "NormalisedEntropy").statistics = statistics
     saved._save_checkpoint()
     for resume in ({}, {"resume_mode": "resume_path", "resume_from_path": str(tmp_path / "global_step_7")}):
-        loaded, again = trainer_of(NormalisedEntropy, 7, **resume)
+        loaded = trainer_at(HAPO, 7, **resume)
         loaded._load_checkpoint()
-        assert again.statistics == component.statistics
+        assert of_kind(loaded, "NormalisedEntropy").statistics == statistics
 
 
-def test_latrs_notches(trainer_of):
-    saved, component = trainer_of(ThresholdScheduler, 3)
-    component.notches = -4
+def test_latrs_scheduler(trainer_at):
+    saved, loaded = trainer_at(LATR, 3), trainer_at(LATR, 3)
+    of_kind(saved, "ThresholdScheduler").tightened_steps = -4
     saved._save_checkpoint()
-    loaded, again = trainer_of(ThresholdScheduler, 3)
     loaded._load_checkpoint()
-    assert again.notches == -4
+    assert of_kind(loaded, "ThresholdScheduler").tightened_steps == -4
+
+
+def test_hatos_value_model_problems_and_paths(trainer_at, tmp_path):
+    """The resumed run goes on as the first would have: the value model learns the same from the same steps."""
+    saved, loaded = trainer_at(HATO, 7), trainer_at(HATO, 7)
+    search = of_kind(saved, "HATOSearch")
+    search.value_model.observe([[step / 9] * len(FEATURES) for step in range(9)], [0.0, 1.0, 0.5] * 3)
+    search.record = {"a problem": (12, 0.25), "another": (3, 1.0)}
+    of_kind(saved, "SuccessfulPaths").references.keep("a problem", [[1, 2, 3], [1, 4]])
+    saved._save_checkpoint()
+    files = sorted(path.name for path in (tmp_path / "global_step_7").iterdir())
+    assert files == ["hato.pt", "hato_paths.pt", "meta_learning.json"]
+    loaded._load_checkpoint()
+    resumed = of_kind(loaded, "HATOSearch")
+    assert resumed.record == search.record
+    for model in (search.value_model, resumed.value_model):
+        model.observe(PROBE, [1.0])
+    assert torch.equal(search.value_model.predict(PROBE)[0], resumed.value_model.predict(PROBE)[0])
+    assert of_kind(loaded, "SuccessfulPaths").references.of("a problem") == [[1, 2, 3], [1, 4]]
+
+
+def test_a_value_model_of_another_shape_is_refused(trainer_at):
+    trainer_at(HATO, 7)._save_checkpoint()
+    other = trainer_at(HATO | {"hato": {"uncertainty": {"method": "dropout"}}}, 7)
+    with pytest.raises(ValueError, match="hato.uncertainty.method was ensemble in the checkpoint and is dropout"):
+        other._load_checkpoint()
+
+
+def meta(enable: bool, n_inner_steps: int = 4) -> dict:
+    return HATO | {"hato": {"meta_learning": {"enable": enable, "n_inner_steps": n_inner_steps}}}
+
+
+@pytest.mark.parametrize(("before", "after"), [(False, True), (True, False)])
+def test_an_episode_of_meta_learning_is_not_entered_or_left_in_its_middle(trainer_at, before, after):
+    saved = trainer_at(meta(before), 7)
+    of_kind(saved, "MetaLearning").steps_done = 7
+    saved._save_checkpoint()
+    with pytest.raises(ValueError, match="hato.meta_learning was .* step 7 lies within an episode"):
+        trainer_at(meta(after), 7)._load_checkpoint()
+
+
+def test_another_meta_learning_may_begin_where_no_episode_is_open(trainer_at):
+    saved = trainer_at(meta(True, n_inner_steps=4), 8)
+    of_kind(saved, "MetaLearning").steps_done = 8
+    saved._save_checkpoint()
+    trainer_at(meta(True, n_inner_steps=2), 8)._load_checkpoint()
+    trainer_at(meta(False), 8)._load_checkpoint()
 
 
 @pytest.mark.parametrize("step", [0, 5])
-def test_a_fresh_start_and_a_checkpoint_of_another_method_have_none(trainer_of, step):
-    loaded, component = trainer_of(NormalisedEntropy, step)
+def test_a_fresh_start_and_a_checkpoint_of_another_method_have_none(trainer_at, step):
+    loaded = trainer_at(HAPO, step)
     loaded._load_checkpoint()
-    assert component.statistics is None
+    assert of_kind(loaded, "NormalisedEntropy").statistics is None
 
 
-def test_nothing_is_saved_before_the_first_statistics(trainer_of, tmp_path):
-    trainer_of(NormalisedEntropy, 1)[0]._save_checkpoint()
+def test_nothing_is_saved_before_the_first_statistics(trainer_at, tmp_path):
+    trainer_at(HAPO, 1)._save_checkpoint()
     assert not list(tmp_path.rglob("hapo.json"))

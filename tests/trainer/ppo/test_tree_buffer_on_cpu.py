@@ -48,8 +48,8 @@ class Queue:
         return TensorDict({"extra_fields": NonTensorStack(*extras)}, batch_size=len(keys))
 
 
-def buffer_of(monkeypatch, queue: Queue, max_num_gen_batches: int) -> tuple[TreeBuffer, list[str]]:
-    told: list[str] = []
+def buffer_of(monkeypatch, queue: Queue, max_num_gen_batches: int) -> tuple[TreeBuffer, list[tuple[str, dict]]]:
+    dropped: list[tuple[str, dict]] = []
     for name in ("kv_list", "kv_clear", "kv_batch_get"):
         monkeypatch.setattr(replay_buffer.tq, name, getattr(queue, name))
     buffer = TreeBuffer(
@@ -63,29 +63,40 @@ def buffer_of(monkeypatch, queue: Queue, max_num_gen_batches: int) -> tuple[Tree
         train_batch_size=4,
         gen_batch_size=1,
         max_num_gen_batches=max_num_gen_batches,
-        on_drop=told.extend,
+        on_drop=lambda batch: dropped.extend(zip(batch.keys, batch.tags, strict=True)),
     )
     monkeypatch.setattr(buffer, "_wait_for_next_poll", queue.poll)
-    return buffer, told
+    return buffer, dropped
 
 
 def answers(pattern: str) -> list[list[float]]:
-    """A letter per prompt: v varies, r is all right, w all wrong."""
-    return [{"v": [1.0, 0.0, 0.0], "r": [1.0] * N, "w": [0.0] * N}[letter] for letter in pattern]
+    """A letter per prompt: v varies, r is all right, w all wrong, s a single trajectory."""
+    return [{"v": [1.0, 0.0, 0.0], "r": [1.0] * N, "w": [0.0] * N, "s": [1.0]}[letter] for letter in pattern]
 
 
 @pytest.mark.parametrize("delays", [[0], [5, 0, 2], [0, 9], [3, 1, 4, 1, 5]])
 def test_the_batch_is_the_first_useful_prompts_whatever_is_faster(monkeypatch, delays):
     queue = Queue(answers("vwrvwvwv" + "v" * 20), delays)
-    buffer, told = buffer_of(monkeypatch, queue, max_num_gen_batches=0)
+    buffer, dropped = buffer_of(monkeypatch, queue, max_num_gen_batches=0)
     queue.submit(4)
     batch, metrics = buffer.sample(global_steps=1, partition_id="train", batch_size=4)
     assert {key.split("_")[0] for key in batch.keys} == {"u0", "u3", "u5", "u7"} and len(batch.keys) == 4 * N
     assert queue.submitted == 8, "one for each dropped one, none in vain"
-    assert sorted(told) == sorted(f"u{i}_{j}_0" for i in (1, 2, 4, 6) for j in range(N))
+    assert sorted(key for key, _ in dropped) == sorted(f"u{i}_{j}_0" for i in (1, 2, 4, 6) for j in range(N))
+    assert all(tag == {"status": "success"} for _, tag in dropped)
     assert metrics["training/filter_groups/evicted_samples"] == 4
     assert metrics["training/filter_groups/gen_batches"] == 2
     assert not any(tag.get("is_prompt") for tag in queue.tags.values())
+
+
+def test_a_single_trajectory_says_nothing(monkeypatch):
+    queue = Queue(answers("vsvsvvv"), [0])
+    buffer, dropped = buffer_of(monkeypatch, queue, max_num_gen_batches=0)
+    queue.submit(4)
+    batch, metrics = buffer.sample(global_steps=1, partition_id="train", batch_size=4)
+    assert {key.split("_")[0] for key in batch.keys} == {"u0", "u2", "u4", "u5"}
+    assert [key for key, _ in dropped] == ["u1_0_0", "u3_0_0"]
+    assert metrics["training/filter_groups/evicted_samples"] == 2
 
 
 def test_the_bound_ends_with_advice(monkeypatch):

@@ -1,11 +1,20 @@
-"""What trainers that look at a whole batch's tokens share: its real rows, the old policy's entropies, new fields."""
+"""A batch in TransferQueue as the trainer looks at it: its rows, the prompts that they belong to, and their columns."""
 
+from collections import defaultdict
+from collections.abc import Sequence
+from functools import cached_property
 from typing import NamedTuple
 
+import numpy as np
 import torch
 import transfer_queue as tq
 from tensordict import TensorDict
-from verl.workers.utils.padding import response_to_nested
+
+from verl.trainer.ppo.v1.fillers import is_filler
+
+# columns that the trainer gives to prompts, and upstream copies to their rows: a number that grows with each submitted
+# prompt, and a name that equal prompts share
+ORDER, PROBLEM = "explore_order", "explore_problem"
 
 
 class RowPlace(NamedTuple):
@@ -21,21 +30,133 @@ def place_of(key: str) -> RowPlace:
     return RowPlace(uid, int(session), int(index))
 
 
-def real_keys(batch) -> list[str]:
-    """Keys of the rows that upstream did not add to fill the batch up."""
-    return [key for key, tag in zip(batch.keys, batch.tags, strict=True) if not tag.get("is_padding", False)]
+class Group(NamedTuple):
+    """The rows of one prompt.
+
+    Args:
+        uid: of the prompt.
+        order: the step in which it was submitted, and its number; sorts groups as the data came.
+        problem: equal for equal prompts.
+        rows: their numbers in the batch, by session.
+    """
+
+    uid: str
+    order: tuple[int, int]
+    problem: str
+    rows: list[int]
 
 
-def old_policy_entropy(batch) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Entropies in nats (B, T), their mask (bool) and the nested mask, after upstream's `_compute_old_log_prob`."""
-    fields = ["entropy", "response_mask"]
-    data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=fields)
-    nested_mask = data["response_mask"]
-    data = data.to_padded_tensor()
-    return data["entropy"], data["response_mask"].bool(), nested_mask
+class BatchRows:
+    """The rows of a batch in its order, and their columns, each of which is fetched when it is first asked for.
+
+    >>> rows = BatchRows(batch)
+    >>> first = rows.groups[0]
+    >>> rows.column("responses", first.rows)
+    [tensor([5, 8, 2]), tensor([5, 9])]
+
+    Args:
+        batch: keys, tags and partition; its fillers are rows, too, and belong to no group.
+    """
+
+    def __init__(self, batch):
+        self.keys, self.tags, self.partition_id = list(batch.keys), list(batch.tags), batch.partition_id
+        self._columns: dict[str, dict[int, object]] = defaultdict(dict)
+        self._padded: dict[str, torch.Tensor] = {}
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    @cached_property
+    def real(self) -> list[int]:
+        """Numbers of the rows that are no fillers."""
+        return [row for row, tag in enumerate(self.tags) if not is_filler(tag)]
+
+    @cached_property
+    def in_data_order(self) -> list[int]:
+        """`real`, by when the prompts were submitted, and within a prompt by session."""
+        return sorted(self.real, key=lambda row: (self._order(row), place_of(self.keys[row])))
+
+    @cached_property
+    def groups(self) -> list[Group]:
+        """Of each prompt that has rows, in the order in which the prompts were submitted."""
+        self.fetch(ORDER, PROBLEM)
+        rows_of = defaultdict(list)
+        for row in self.in_data_order:
+            rows_of[place_of(self.keys[row]).uid].append(row)
+        problems = self.column(PROBLEM)
+        return [Group(uid, self._order(rows[0]), problems[rows[0]], rows) for uid, rows in rows_of.items()]
+
+    def _order(self, row: int) -> tuple[int, int]:
+        return self.tags[row].get("global_steps", 0), self.column(ORDER)[row]
+
+    def fetch(self, *names: str) -> None:
+        """Get several columns of all rows at once."""
+        wanted = [name for name in names if name not in self._columns]
+        if not wanted:
+            return
+        data = tq.kv_batch_get(keys=self.keys, partition_id=self.partition_id, select_fields=wanted)
+        for name in wanted:
+            self._columns[name] = dict(enumerate(_cells(data[name]))) if name in data.keys() else {}
+
+    def column(self, name: str, rows: Sequence[int] | None = None) -> list | None:
+        """What each of these rows (all by default) has in a column; None: the batch has no such column."""
+        rows = range(len(self)) if rows is None else rows
+        known = self._columns[name]
+        if missing := [row for row in rows if row not in known]:
+            keys = [self.keys[row] for row in missing]
+            data = tq.kv_batch_get(keys=keys, partition_id=self.partition_id, select_fields=[name])
+            if name not in data.keys():
+                return None
+            known.update(zip(missing, _cells(data[name]), strict=True))
+        return [known[row] for row in rows]
+
+    def tokens(self, name: str, fill: float) -> torch.Tensor:
+        """A column with a number for each response token as (B, T).
+
+        It is `fill` behind a row's end, in fillers, which are copies of the first row, and without such a column.
+
+        Raises:
+            ValueError: a row has not one number for each response token.
+        """
+        if name not in self._padded:
+            self._padded[name] = self._pad(name, fill)
+        return self._padded[name]
+
+    def _pad(self, name: str, fill: float) -> torch.Tensor:
+        lengths, column = [tag["response_len"] for tag in self.tags], self.column(name)
+        dtype = None if column is None else column[0].dtype
+        padded = torch.full((len(self), max(lengths, default=0)), fill, dtype=dtype)
+        for row in self.real if column is not None else ():
+            if len(column[row]) != lengths[row]:
+                raise ValueError(f"{name} of {self.keys[row]}: {len(column[row])} for {lengths[row]} response tokens")
+            padded[row, : lengths[row]] = column[row]
+        return padded
+
+    @property
+    def index(self) -> np.ndarray:
+        """(B,) the prompts' uids; equal ones are one group, and all fillers share one of their own."""
+        return np.array(self.column("uid"), dtype=object)
+
+    @property
+    def rewards(self) -> torch.Tensor:
+        """(B, T) the verifier's, in a row's last token."""
+        return self.tokens("rm_scores", 0.0)
+
+    @property
+    def response_mask(self) -> torch.Tensor:
+        """(B, T)"""
+        return self.tokens("response_mask", 0)
+
+    def put(self, name: str, values: torch.Tensor, rows: Sequence[int] | None = None) -> None:
+        """Write (B, T), or of these rows alone, as a column with a number for each response token."""
+        rows = range(len(self)) if rows is None else rows
+        cells = [of_row[: self.tags[row]["response_len"]] for row, of_row in zip(rows, values, strict=True)]
+        nested = torch.nested.as_nested_tensor(cells, layout=torch.jagged)
+        fields = TensorDict({name: nested}, batch_size=len(cells))
+        tq.kv_batch_put(keys=[self.keys[row] for row in rows], partition_id=self.partition_id, fields=fields)
+        self._columns.pop(name, None)
+        self._padded.pop(name, None)
 
 
-def put_token_field(batch, name: str, values: torch.Tensor, nested_mask: torch.Tensor):
-    """Send `values` (B, T) along with the batch's tokens, as the nested field `name`; returns the batch."""
-    fields = TensorDict({name: response_to_nested(values, nested_mask)}, batch_size=len(batch))
-    return tq.kv_batch_put(keys=batch.keys, partition_id=batch.partition_id, fields=fields)
+def _cells(column) -> list:
+    return list(column.unbind()) if isinstance(column, torch.Tensor) else list(column)

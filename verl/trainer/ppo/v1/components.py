@@ -6,7 +6,6 @@ tokens of any tree, LATR's scheduler with any loss. Its state goes with each che
 
 import numpy as np
 import torch
-import transfer_queue as tq
 from omegaconf import DictConfig, OmegaConf
 from tensordict import TensorDict
 from verl.utils.config import omega_conf_to_dataclass
@@ -20,48 +19,14 @@ from verl.trainer.ppo.hapo_algos import (
     entropy_to_h,
     token_level_group_advantage,
 )
-from verl.trainer.ppo.v1.batch_rows import real_keys
+from verl.trainer.ppo.v1.batch_rows import BatchRows
+from verl.trainer.ppo.v1.component import Component, tree_of
+from verl.trainer.ppo.v1.hato_components import HATOCredit, HATOSearch, SuccessfulPaths
+from verl.trainer.ppo.v1.meta_learning import MetaLearning
+from verl.trainer.ppo.v1.tree_buffer import ReplacedTrees
 from verl.utils import tensordict_utils as tu
 from verl.workers.rollout.trajectory_tree import ADAPTIVE_TEMPERATURE
-from verl.workers.rollout.trees.latr.schedule import NOTCHES, next_notches
-
-
-class Component:
-    """Does nothing; a component overrides what it needs.
-
-    Attributes:
-        fields: names of the token fields that it makes for the loss.
-        entropy_for: the mechanism, in a user's words, that needs the old policy's entropies; None: nothing does.
-        state_file: its file in a checkpoint.
-    """
-
-    fields: tuple[str, ...] = ()
-    entropy_for: str | None = None
-    state_file: str | None = None
-
-    def __init__(self, config: DictConfig):
-        self.config = config
-
-    @staticmethod
-    def wanted(config: DictConfig) -> bool:
-        """Whether a run with this config has the component."""
-        raise NotImplementedError
-
-    def before_rollout(self, batch: TensorDict) -> None:
-        """Attach to the prompts what their rollouts must know."""
-
-    def token_fields(self, entropy: torch.Tensor, mask: torch.Tensor, metrics: dict) -> dict[str, torch.Tensor]:
-        """`fields`, each (B, T), from the old policy's entropies (B, T) in nats and the tokens that count."""
-        return {}
-
-    def after_advantage(self, batch, metrics: dict) -> None:
-        """Look at the batch, which has advantages by now, and at the step's metrics."""
-
-    def state_dict(self) -> dict | None:
-        """In JSON's types; None: nothing to keep."""
-
-    def load_state_dict(self, state: dict) -> None:
-        """What `state_dict` gave."""
+from verl.workers.rollout.trees.latr.schedule import TIGHTENED_STEPS, next_tightened_steps
 
 
 class NormalisedEntropy(Component):
@@ -83,7 +48,7 @@ class NormalisedEntropy(Component):
         mechanisms = actor.get("adaptive_clip"), actor.get("adaptive_advantage"), rollout.get("adaptive_temperature")
         return any(mechanisms) or config.algorithm.adv_estimator == "hapo"
 
-    def before_rollout(self, batch: TensorDict) -> None:
+    def before_rollout(self, batch: TensorDict, trainer) -> None:
         if self.tau and self.statistics is not None:
             settings = {"temperature_tau": self.tau, **self.statistics._asdict()}
             tu.assign_non_tensor_data(batch, ADAPTIVE_TEMPERATURE, settings)
@@ -101,17 +66,14 @@ class NormalisedEntropy(Component):
         metrics.update({f"hapo/entropy_{name}": value for name, value in self.statistics._asdict().items()})
         return {name: h for name in self.fields}
 
-    def after_advantage(self, batch, metrics: dict) -> None:
+    def after_advantage(self, rows: BatchRows, metrics: dict) -> None:
         if self.config.algorithm.adv_estimator == "hapo":
-            metrics["hapo/grpo_fallback_share"] = self._fallback_share(batch)
+            metrics["hapo/grpo_fallback_share"] = self._fallback_share(rows)
 
-    def _fallback_share(self, batch) -> float:
+    def _fallback_share(self, rows: BatchRows) -> float:
         """Share of the groups whose advantage is GRPO's."""
-        fields = ["uid", "rm_scores", "response_mask"]
-        data = tq.kv_batch_get(keys=real_keys(batch), partition_id=batch.partition_id, select_fields=fields)
-        _, groups = np.unique(list(data["uid"]), return_inverse=True)
-        data = data.exclude("uid").to_padded_tensor()
-        scores, lengths = data["rm_scores"].sum(dim=-1), data["response_mask"].sum(dim=-1)
+        _, groups = np.unique(rows.index[rows.real], return_inverse=True)
+        scores, lengths = rows.rewards[rows.real].sum(dim=-1), rows.response_mask[rows.real].sum(dim=-1)
         norm = self.config.algorithm.get("norm_adv_by_std_in_grpo", True)
         _, fallback = token_level_group_advantage(
             scores, lengths, torch.from_numpy(groups), norm_adv_by_std_in_grpo=norm
@@ -145,7 +107,7 @@ class BalancedEntropy(Component):
 class ThresholdScheduler(Component):
     """LATR: `kt.enable_param_scheduler` tightens or loosens the thresholds by what became of the last step's branches.
 
-    Its state is one number, how many notches they are tightened (negative: loosened).
+    Its state is one number, how many steps they are tightened (negative: loosened).
     """
 
     state_file = "kt.json"
@@ -153,31 +115,34 @@ class ThresholdScheduler(Component):
     def __init__(self, config: DictConfig):
         super().__init__(config)
         self.kt = omega_conf_to_dataclass(config.actor_rollout_ref.rollout).kt
-        self.notches = 0
+        self.tightened_steps = 0
 
     @staticmethod
     def wanted(config: DictConfig) -> bool:
-        return config.actor_rollout_ref.rollout.name == "kt"
+        return tree_of(config) == "latr"
 
-    def before_rollout(self, batch: TensorDict) -> None:
-        if self.notches:
-            tu.assign_non_tensor_data(batch, NOTCHES, self.notches)
+    def before_rollout(self, batch: TensorDict, trainer) -> None:
+        if self.tightened_steps:
+            tu.assign_non_tensor_data(batch, TIGHTENED_STEPS, self.tightened_steps)
 
-    def after_advantage(self, batch, metrics: dict) -> None:
+    def after_advantage(self, rows: BatchRows, metrics: dict) -> None:
         if self.kt.enable_param_scheduler and "tree/suppress_ratio" in metrics:
             ratios = metrics["tree/suppress_ratio"], metrics["tree/empty_branch_ratio"]
-            self.notches = next_notches(self.kt, self.notches, *ratios)
-            metrics["tree/tightened_notches"] = self.notches
+            self.tightened_steps = next_tightened_steps(self.kt, self.tightened_steps, *ratios)
+            metrics["tree/tightened_steps"] = self.tightened_steps
 
     def state_dict(self) -> dict | None:
-        return {"tightened_notches": self.notches}
+        return {"tightened_steps": self.tightened_steps}
 
     def load_state_dict(self, state: dict) -> None:
-        self.notches = state["tightened_notches"]
+        self.tightened_steps = state["tightened_steps"]
 
 
 # a recipe appends its own in the module that its runs register
-COMPONENTS: list[type[Component]] = [NormalisedEntropy, BalancedEntropy, ThresholdScheduler]
+COMPONENTS: list[type[Component]] = [
+    *(NormalisedEntropy, BalancedEntropy, ThresholdScheduler),
+    *(ReplacedTrees, HATOCredit, HATOSearch, SuccessfulPaths, MetaLearning),
+]
 
 
 def components_of(config: DictConfig) -> list[Component]:

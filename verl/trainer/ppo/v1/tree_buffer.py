@@ -7,9 +7,16 @@ a batch holds does not depend on which group was faster: it is the first `batch_
 data.
 """
 
+from collections import Counter
 from collections.abc import Callable
 
+from omegaconf import DictConfig
+from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer, _accumulate_eviction_metrics
+
+from verl.trainer.ppo.v1.batch_rows import BatchRows
+from verl.trainer.ppo.v1.component import Component, tree_of
+from verl.workers.config.hato import filters_groups
 
 
 class TreeBuffer(ReplayBuffer):
@@ -17,10 +24,10 @@ class TreeBuffer(ReplayBuffer):
 
     Args:
         max_num_gen_batches: of so many batches of prompts one must become full; 0: no bound.
-        on_drop: called with the keys of the rows that are about to be dropped; they can still be read.
+        on_drop: called with the rows that are about to be dropped; they can still be read.
     """
 
-    def __init__(self, *args, max_num_gen_batches: int, on_drop: Callable[[list[str]], None] | None = None, **kwargs):
+    def __init__(self, *args, max_num_gen_batches: int, on_drop: Callable[[KVBatchMeta], None] | None = None, **kwargs):
         super().__init__(*args, **kwargs)
         self.max_num_gen_batches, self.on_drop = max_num_gen_batches, on_drop
 
@@ -43,7 +50,7 @@ class TreeBuffer(ReplayBuffer):
                     f"{failed} rollouts failed for a batch of {batch_size}; the log tells each one's error"
                 )
             useful = self._sampleable_terminal_keys(partition_id, reasons)
-            self._tell(partition_id, reasons[1])
+            self._show(partition_id, reasons[1])
             dropped, stale, _, of_these = self._evict_terminal_groups(global_steps, partition_id, reasons)
             if dropped:
                 _accumulate_eviction_metrics(metrics, of_these, stale)
@@ -61,9 +68,18 @@ class TreeBuffer(ReplayBuffer):
         chosen, rows, _ = self._select_prompt_uids(partition_id, useful, batch_size)
         return self._materialize_batch(partition_id, chosen, rows), metrics
 
-    def _tell(self, partition_id: str, uids: set[str]) -> None:
+    def _dapo_filtered_keys(self, partition_id: str) -> tuple[set[str], Counter]:
+        """Upstream's, and groups of a single trajectory, which upstream keeps: nothing is there to compare it with."""
+        flat, counts = super()._dapo_filtered_keys(partition_id)
+        if partition_id != "val" and self.filter_groups_metric is not None:
+            n_rows = Counter(key.split("_")[0] for key in self.partitions[partition_id])
+            flat |= {uid for uid in self.finished_keys[partition_id] if n_rows[uid] == 1}
+        return flat, counts
+
+    def _show(self, partition_id: str, uids: set[str]) -> None:
         if uids and self.on_drop is not None:
-            self.on_drop([key for key in self.partitions[partition_id] if key.split("_")[0] in uids])
+            tag_of = {key: tag for key, tag in self.partitions[partition_id].items() if key.split("_")[0] in uids}
+            self.on_drop(KVBatchMeta(keys=list(tag_of), tags=list(tag_of.values()), partition_id=partition_id))
 
     def _require(self, wanted: int, useful: int, generated: int, batch_size: int) -> None:
         if 0 < self.max_num_gen_batches * batch_size < wanted:
@@ -74,3 +90,35 @@ class TreeBuffer(ReplayBuffer):
                 "sampling temperature, choose problems that are neither too easy nor too hard, or set "
                 "algorithm.filter_groups.enable=false"
             )
+
+
+class ReplacedTrees(Component):
+    """`algorithm.filter_groups` for trees: groups without a signal are replaced one by one, and seen by the others."""
+
+    @staticmethod
+    def wanted(config: DictConfig) -> bool:
+        return filters_groups(config) and tree_of(config) == "hato"
+
+    def replay_buffer(self, trainer) -> TreeBuffer:
+        filters, sampler = trainer.config.algorithm.filter_groups, trainer.config.trainer.v1.sampler
+        bound, filters.max_num_gen_batches = filters.get("max_num_gen_batches", 0), 0  # upstream warns of ignoring it
+        metric = trainer._resolve_filter_groups_metric()
+        filters.max_num_gen_batches = bound
+
+        def on_drop(batch: KVBatchMeta) -> None:
+            for component in trainer.components:
+                component.on_drop(BatchRows(batch))
+
+        return TreeBuffer(
+            trainer_mode=trainer.trainer_mode,
+            trainer_config=trainer.config.trainer.v1.get(trainer.trainer_mode, {}),
+            max_off_policy_threshold=sampler.max_off_policy_threshold,
+            max_off_policy_strategy=sampler.max_off_policy_strategy,
+            sampler_kwargs=sampler.sampler_kwargs,
+            refill_fn=trainer._add_prompts_to_generate,
+            filter_groups_metric=metric,
+            train_batch_size=trainer.config.data.train_batch_size,
+            gen_batch_size=1,
+            max_num_gen_batches=bound,
+            on_drop=on_drop,
+        )

@@ -1,0 +1,311 @@
+"""HATO's parts of a training step: rewards of steps, a search that learns, and how right paths differ.
+
+HATOCredit       with adv_estimator=hato, on any trees, and with HATO's trees, whatever the estimator
+HATOSearch       with HATO's trees: the value model, the temperature, how many nodes a tree gets
+SuccessfulPaths  with a section `hato`, on any trees
+"""
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from statistics import fmean
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from omegaconf import DictConfig
+from tensordict import TensorDict
+
+from verl.trainer.ppo.hato_algos import (
+    DRAWS,
+    HATO_SETTINGS,
+    LOCAL_REWARDS,
+    StepCredit,
+    batch_credit,
+    share_of_varying_groups,
+    sibling_metrics,
+    step_credit,
+)
+from verl.trainer.ppo.token_fields import Given
+from verl.trainer.ppo.tree_nodes import SEGMENT_IDS, tree_nodes
+from verl.trainer.ppo.v1.batch_rows import PROBLEM, BatchRows, Group
+from verl.trainer.ppo.v1.component import Component, tree_of
+from verl.utils import tensordict_utils as tu
+from verl.workers.config.hato import filters_groups
+from verl.workers.rollout.trajectory_tree import TREE_METRICS, TrajectoryTree
+from verl.workers.rollout.trees.hato.calibration import reliability_table
+from verl.workers.rollout.trees.hato.config import HATOConfig
+from verl.workers.rollout.trees.hato.messages import HATO_STEPS, MAX_NODES, SETTINGS, pack
+from verl.workers.rollout.trees.hato.metrics import ReferencePaths, novelty, rdi
+from verl.workers.rollout.trees.hato.search import temperature_at, ucb_grants
+from verl.workers.rollout.trees.hato.value_model import value_model_of
+
+
+def credit_of(rows: BatchRows, config: DictConfig) -> StepCredit:
+    """HATO's credit of the batch, where its fields and settings are given; the estimator's, if that is HATO's."""
+    norm = config.algorithm.get("norm_adv_by_std_in_grpo", True)
+    return batch_credit(rows.rewards, rows.response_mask, rows.index, norm_adv_by_std_in_grpo=norm)
+
+
+class HATOCredit(Component):
+    """Rewards of steps: the estimator's settings, metrics, the viewer's numbers, and the tokens left by a filter."""
+
+    def __init__(self, config: DictConfig):
+        super().__init__(config)
+        self.hato = HATOConfig.from_dict(config.get("hato") or {})
+
+    @staticmethod
+    def wanted(config: DictConfig) -> bool:
+        return config.algorithm.adv_estimator == "hato" or tree_of(config) == "hato"
+
+    def given(self) -> dict[Given, Any]:
+        return {HATO_SETTINGS: self.hato}
+
+    def after_advantage(self, rows: BatchRows, metrics: dict) -> None:
+        credit, mask = credit_of(rows, self.config), rows.response_mask
+        metrics.update({f"hato/{name}": value for name, value in sibling_metrics(credit, mask).items()})
+        by_the_model = credit.nodes.at_first_token(mask) > 0
+        for name in ("local", "path", "causal", "total"):
+            part = getattr(credit.parts, name)
+            metrics[f"hato/reward_{name}"] = _mean_over_trees(part[by_the_model], credit.nodes.group[by_the_model])
+        if filters_groups(self.config) and self.config.algorithm.adv_estimator == "hato":
+            kept = mask * credit.varies
+            # upstream's loss divides by loss_mask's tokens
+            for name in ("response_mask", "loss_mask") if kept.any() else ():
+                rows.put(name, kept)
+
+    def about_tree(self, tree: TrajectoryTree, rows: BatchRows, group: Group) -> None:
+        credit = credit_of(rows, self.config)
+        nodes = credit.nodes.of_segments(group.uid, range(len(tree.segments)))
+        for segment, node in zip(tree.segments, nodes, strict=True):
+            if node >= 0:
+                parts = ("local", "path", "causal", "total")
+                segment.info |= {f"R_{name}": getattr(credit.parts, name)[node].item() for name in parts}
+
+
+def _mean_over_trees(of_nodes: torch.Tensor, trees: torch.Tensor) -> float:
+    """Mean over trees of the mean over each one's nodes; 0 without a node."""
+    if not len(of_nodes):
+        return 0.0
+    n_nodes = trees.bincount()
+    sums = of_nodes.new_zeros(len(n_nodes)).index_add_(0, trees, of_nodes)
+    return (sums / n_nodes)[n_nodes > 0].mean().item()
+
+
+class Visit(NamedTuple):
+    """What a problem's tree has shown.
+
+    Args:
+        order, problem: of its group.
+        features, values: of each step, what the value model saw and said when the step was drawn.
+        right: of each step, the share of right answers below it.
+        accuracy: share of right answers of the whole tree.
+        varying: share of its sibling groups whose verified rewards differ.
+        tokens: generated for it.
+    """
+
+    order: tuple[int, int]
+    problem: str
+    features: list[list[float]]
+    values: list[float]
+    right: list[float]
+    accuracy: float
+    varying: float
+    tokens: float
+
+
+def visits_of(rows: BatchRows, credit: StepCredit) -> list[Visit]:
+    """
+    Raises:
+        ValueError: a tree came without its steps.
+    """
+    varying, visits = share_of_varying_groups(credit), []
+    for group in rows.groups:
+        extra = rows.column("extra_fields", group.rows[:1])[0]
+        if HATO_STEPS not in extra:
+            raise ValueError(f"the rows of prompt {group.uid} do not tell its steps ({HATO_STEPS})")
+        steps, number = extra[HATO_STEPS], int(np.searchsorted(credit.nodes.prompts, group.uid))
+        nodes = credit.nodes.of_segments(group.uid, steps["segments"])
+        # a step that no row goes through has no answer
+        answered = [i for i, node in enumerate(nodes) if node >= 0]
+        visits.append(
+            Visit(
+                group.order,
+                group.problem,
+                [steps["features"][i] for i in answered],
+                [steps["values"][i] for i in answered],
+                credit.outcomes.right[[nodes[i] for i in answered]].tolist(),
+                credit.outcomes.prompt_right[number].item(),
+                varying[number].item(),
+                extra[TREE_METRICS]["tokens_generated"],
+            )
+        )
+    return visits
+
+
+class HATOSearch(Component):
+    """The value model, which learns from every tree, and what prompts carry to the search.
+
+    Its state: the value model, and of each problem how many steps its trees had so far and what share of the last
+    one's sibling groups varied.
+    """
+
+    state_file = "hato.pt"
+
+    def __init__(self, config: DictConfig):
+        super().__init__(config)
+        self.hato = HATOConfig.from_dict(config.hato)
+        self.value_model = value_model_of(self.hato, config.actor_rollout_ref.rollout.seed)
+        self.record: dict[str, tuple[int, float]] = {}
+        self.dropped: list[Visit] = []  # since the last batch
+        self._packed: bytes | None = None  # the value model as it is
+
+    @staticmethod
+    def wanted(config: DictConfig) -> bool:
+        return tree_of(config) == "hato"
+
+    def before_rollout(self, batch: TensorDict, trainer) -> None:
+        progress = (trainer.global_steps - 1) / trainer.total_training_steps
+        temperature = temperature_at(progress, self.hato.exploration)
+        # the policy that the loss sees is the one that is sampled
+        self.config.actor_rollout_ref.rollout.temperature = temperature
+        if self._packed is None:
+            state = self.value_model.state_dict()
+            self._packed = pack({name: value for name, value in state.items() if name != "optimizer"})
+        settings = {"step": trainer.global_steps, "temperature": temperature, "value_model": self._packed}
+        tu.assign_non_tensor_data(batch, SETTINGS, settings)
+        if self.hato.exploration.nodes_per_tree:
+            batch[MAX_NODES] = torch.tensor(self.shared_nodes(list(batch[PROBLEM])))
+
+    def shared_nodes(self, problems: Sequence[str]) -> list[int]:
+        """So many nodes for each problem's tree: `nodes_per_tree` on average, from 2 to `max_nodes`.
+
+        What replaces a dropped prompt gets the average, so that no tree depends on how many came at once.
+        """
+        average, most = self.hato.exploration.nodes_per_tree, self.hato.tree.max_nodes
+        if len(problems) < self.config.data.train_batch_size:
+            return [min(average, most)] * len(problems)
+        # nobody knows of a new problem that its steps will not differ
+        known = [self.record.get(problem, (0, 1.0)) for problem in problems]
+        grants = ucb_grants(
+            [varying for _, varying in known],
+            [n_steps for n_steps, _ in known],
+            budget=max(0, average - 2) * len(problems),
+            coef=self.hato.exploration.ucb_coef,
+        )
+        # a single step has nothing beside it to be compared with
+        return [min(most, 2 + grant) for grant in grants]
+
+    def on_drop(self, rows: BatchRows) -> None:
+        ids, draws = rows.tokens(SEGMENT_IDS.name, -1), rows.tokens(DRAWS.name, 1)
+        nodes = tree_nodes(ids, rows.index, rows.response_mask)
+        local = rows.tokens(LOCAL_REWARDS.name, 0.0)
+        self.dropped += visits_of(rows, step_credit(nodes, rows.rewards.sum(-1), self.hato, local, draws))
+
+    def after_advantage(self, rows: BatchRows, metrics: dict) -> None:
+        kept = visits_of(rows, credit_of(rows, self.config))
+        dropped, self.dropped = self.dropped, []
+        metrics |= {"hato/trees_kept": len(kept), "hato/trees_dropped": len(dropped)}
+        metrics["tree/tokens_generated"] += sum(visit.tokens for visit in dropped) / len(kept)
+        metrics["hato/temperature"] = self.config.actor_rollout_ref.rollout.temperature
+        visits = sorted([*kept, *dropped])
+        metrics["hato/accuracy"] = fmean(visit.accuracy for visit in visits)
+        values, right = ([x for visit in visits for x in getattr(visit, name)] for name in ("values", "right"))
+        metrics["hato/value_calibration_error"] = reliability_table(values, right).ece
+        self.learn(visits)
+
+    def learn(self, visits: Sequence[Visit]) -> None:
+        """The value model observes every step; the record of problems, how much their trees said."""
+        features, right = ([x for visit in visits for x in getattr(visit, name)] for name in ("features", "right"))
+        self.value_model.observe(features, right)
+        self._packed = None
+        for visit in visits:
+            n_steps, _ = self.record.pop(visit.problem, (0, 0.0))
+            self.record[visit.problem] = (n_steps + len(visit.features), visit.varying)
+        for problem in list(self.record)[: -self.hato.memory.problems]:
+            del self.record[problem]
+
+    def state_dict(self) -> dict:
+        record = {problem: list(values) for problem, values in self.record.items()}
+        model = {"value_model": self.value_model.state_dict(), "uncertainty": asdict(self.hato.uncertainty)}
+        return model | {"record": record}
+
+    def load_state_dict(self, state: dict) -> None:
+        """
+        Raises:
+            ValueError: the checkpoint's value model has another shape.
+        """
+        saved, now = state["uncertainty"], asdict(self.hato.uncertainty)
+        for name in ("method", "n_models", "n_passes", "model_config"):
+            if saved[name] != now[name]:
+                raise ValueError(
+                    f"hato.uncertainty.{name} was {saved[name]} in the checkpoint and is {now[name]}: a value model of "
+                    "another shape cannot go on; leave it as it was, or start anew"
+                )
+        self.value_model.load_state_dict(state["value_model"])
+        self.record = {problem: tuple(values) for problem, values in state["record"].items()}
+        self._packed = None
+
+
+class SuccessfulPaths(Component):
+    """How right answers differ: from each other (RDI), and from the paths of their problem's first visit (novelty).
+
+    Its state: those paths.
+    """
+
+    state_file = "hato_paths.pt"
+
+    def __init__(self, config: DictConfig):
+        super().__init__(config)
+        self.hato = HATOConfig.from_dict(config.hato)
+        memory = self.hato.memory
+        self.references = ReferencePaths(memory.reference_prompts, memory.reference_paths)
+        self.first_visits: list[tuple[tuple[int, int], str, list[list[int]]]] = []  # since the last batch
+
+    @staticmethod
+    def wanted(config: DictConfig) -> bool:
+        return bool(config.get("hato"))
+
+    def on_drop(self, rows: BatchRows) -> None:
+        if self.hato.metrics.novelty:
+            new = [group for group in rows.groups if self.references.wants(group.problem)]
+            paths = _responses(rows, [group.rows for group in new])
+            self.first_visits += [(group.order, group.problem, own) for group, own in zip(new, paths, strict=True)]
+
+    def after_advantage(self, rows: BatchRows, metrics: dict) -> None:
+        max_paths, shown = self.hato.metrics.max_paths, rows.groups[: self.config.trainer.get("tree_prompts", 8)]
+        right = self._right_paths(rows, shown)
+        distances = [rdi(sorted(set(map(tuple, paths))), max_paths) for paths in right]
+        metrics.update(_mean_of_known("hato/rdi", distances))
+        if not self.hato.metrics.novelty:
+            return
+        known = [group for group in rows.groups if group.problem in self.references]
+        pairs = zip(known, self._right_paths(rows, known), strict=True)
+        values = [novelty(paths, self.references.of(group.problem), max_paths) for group, paths in pairs]
+        metrics.update(_mean_of_known("hato/novelty", values))
+        self.on_drop(rows)
+        for _, problem, paths in sorted(self.first_visits):
+            self.references.keep(problem, paths)
+        self.first_visits = []
+
+    def _right_paths(self, rows: BatchRows, groups: Sequence[Group]) -> list[list[list[int]]]:
+        """Of each group the responses that are right."""
+        is_right = (rows.rewards.sum(-1) > self.hato.verification_threshold).tolist()
+        return _responses(rows, [[row for row in group.rows if is_right[row]] for group in groups])
+
+    def state_dict(self) -> dict:
+        return self.references.state_dict()
+
+    def load_state_dict(self, state: dict) -> None:
+        self.references.load_state_dict(state)
+
+
+def _responses(rows: BatchRows, groups: Sequence[Sequence[int]]) -> list[list[list[int]]]:
+    """Response tokens of each row of each group."""
+    tokens = iter(rows.column("responses", [row for of_group in groups for row in of_group]))
+    return [[next(tokens).tolist() for _ in of_group] for of_group in groups]
+
+
+def _mean_of_known(name: str, values: Sequence[float | None]) -> dict[str, float]:
+    """The metric, where there is a value."""
+    known = [value for value in values if value is not None]
+    return {name: fmean(known)} if known else {}

@@ -1,0 +1,92 @@
+"""What the trainer reports of a batch's prompt groups and their trees: metrics, and a file of trees for the viewer."""
+
+import json
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from verl.trainer.ppo.group_diversity import group_diversity
+from verl.trainer.ppo.tree_nodes import Nodes
+from verl.trainer.ppo.v1.batch_rows import BatchRows, Group
+from verl.utils.atomic_files import replacing
+from verl.workers.rollout.trajectory_tree import TREE, TREE_METRICS, TrajectoryTree, tree_of_rows
+
+
+def tree_metrics(rows: BatchRows) -> dict[str, float]:
+    """Means over the prompts whose trees have the metric; `tokens_generated` also of those without a tree.
+
+    `tree/prompts` is their number: fewer than were asked for where groups have failed.
+    """
+    values = defaultdict(list)
+    for group in rows.groups:
+        plain = {"tokens_generated": sum(rows.tags[row].get("response_len", 0) for row in group.rows)}
+        extras = rows.column("extra_fields", group.rows)
+        for name, value in next((e[TREE_METRICS] for e in extras if e.get(TREE_METRICS)), plain).items():
+            values[f"tree/{name}"].append(value)
+    return {name: float(np.mean(of_trees)) for name, of_trees in values.items()} | {"tree/prompts": len(rows.groups)}
+
+
+def diversity_metrics(rows: BatchRows, groups: Sequence[Group]) -> dict[str, float]:
+    """Means of `group_diversity` over these groups."""
+    values = defaultdict(list)
+    rows.column("responses", [row for group in groups for row in group.rows])  # all at once
+    for group in groups:
+        responses = [row.tolist() for row in rows.column("responses", group.rows)]
+        extras = rows.column("extra_fields", group.rows)
+        answers = [(extra.get("reward_extra_info") or {}).get("pred") for extra in extras]
+        known = None if all(answer is None for answer in answers) else answers
+        for name, value in group_diversity(responses, known).items():
+            values[f"diversity/{name}"].append(value)
+    return {name: float(np.mean(of_groups)) for name, of_groups in values.items()}
+
+
+def tree_of(rows: BatchRows, group: Group) -> tuple[TrajectoryTree, bool]:
+    """A group's tree, and whether the rollout made it: otherwise it is that of the responses' common prefixes."""
+    extras = rows.column("extra_fields", group.rows)
+    if text := next((extra[TREE] for extra in extras if extra.get(TREE)), None):
+        return TrajectoryTree.from_json(text), True
+    log_probs = rows.column("rollout_log_probs", group.rows)
+    responses = [row.tolist() for row in rows.column("responses", group.rows)]
+    prompt_ids = rows.column("prompts", group.rows[:1])[0].tolist()
+    return tree_of_rows(prompt_ids, responses, log_probs and [row.tolist() for row in log_probs]), False
+
+
+def segment_advantages(rows: BatchRows, nodes: Nodes) -> torch.Tensor:
+    """(N,) the advantage that credit has given to each node's first token, summed over the rows through the node."""
+    advantages = rows.tokens("advantages", 0.0)
+    columns = nodes.first_token % advantages.shape[1]
+    passing = advantages[nodes.pass_row, columns[nodes.pass_node]]
+    return passing.new_zeros(len(nodes)).index_add_(0, nodes.pass_node, passing)
+
+
+def tree_record(tree: TrajectoryTree, step: int, uid: str, rewards: list[float], tokenizer) -> dict:
+    """A line of the trees file: the tree, its rewards, and the text of every token id that occurs in it."""
+    tokens = sorted({token for segment in tree.segments for token in segment.token_ids} | _suppressed_tokens(tree))
+    return {
+        "step": step,
+        "uid": uid,
+        "prompt": tokenizer.decode(tree.prompt_ids),
+        "rewards": rewards,
+        "segments": [asdict(segment) for segment in tree.segments],
+        "leaves": tree.leaves,
+        "metrics": tree.metrics,
+        "vocabulary": {str(token): tokenizer.decode([token]) for token in tokens},
+    }
+
+
+def _suppressed_tokens(tree: TrajectoryTree) -> set[int]:
+    return {candidate["token"] for segment in tree.segments for candidate in segment.info.get("suppressed", [])}
+
+
+def trees_file(run_dir: str | Path, step: int) -> Path:
+    return Path(run_dir) / "trees" / f"step_{step:06d}.jsonl"
+
+
+def write_records(path: Path, records: Sequence[dict]) -> None:
+    """As JSON lines, all or nothing."""
+    with replacing(path) as unfinished, unfinished.open("w") as out:
+        out.writelines(json.dumps(record) + "\n" for record in records)
