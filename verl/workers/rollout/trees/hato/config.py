@@ -32,10 +32,10 @@ class _Section:
 
     def __post_init__(self):
         types = get_type_hints(type(self))
-        for one in fields(self):
-            key, value = f"{self.KEY}.{one.name}", getattr(self, one.name)
-            _check_type(key, value, types[one.name])
-            _check_range(key, value, **one.metadata)
+        for key_field in fields(self):
+            key, value = f"{self.KEY}.{key_field.name}", getattr(self, key_field.name)
+            _check_type(key, value, types[key_field.name])
+            _check_range(key, value, **key_field.metadata)
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]):
@@ -47,7 +47,7 @@ class _Section:
         if not isinstance(values, Mapping):
             raise ValueError(f"{cls.KEY}={values!r}: expected a mapping of keys")
         types = get_type_hints(cls)
-        known = [one.name for one in fields(cls)]
+        known = [key_field.name for key_field in fields(cls)]
         if unknown := sorted(set(values) - set(known)):
             raise ValueError(f"{cls.KEY} has no key {', '.join(unknown)}; known: {', '.join(known)}")
         return cls(
@@ -256,9 +256,9 @@ class HATOConfig(_Section):
     Args:
         verification_threshold: a reward above it counts as a right answer.
         path_reward: R_path of a step is the `best` reward below it, cut to [0, 1], or their `mean`.
-        local_reward: `heuristic`; the dotted name of a function (see rewards.py); or `reward_loop`: upstream's reward
-            loop, where a process reward model can be served, scores the path up to the step, and the reward function
-            finds the step's text in extra_info["hato_step"].
+        local_reward: `heuristic`; the dotted name of a function (see local_reward.py); or `reward_loop`: upstream's
+            reward loop, where a process reward model can be served, scores the path up to the step, and the reward
+            function finds the step's text in extra_info["hato_step"].
         train_on_local_reward_alone: whether siblings whose beta R_path + gamma R_causal are all equal are trained by
             R_local: its differences, however small, are normalized to full weight. With beta = gamma = 0 they always
             are. False: their advantage is 0.

@@ -28,7 +28,6 @@ class Step:
         parent: number of the step before it; None for the problem.
         depth: steps from the problem, which has 0.
         segments: its indices in the tree; none for the problem.
-        path: the response up to its end; empty once it is dropped.
         value, uncertainty: V and U, by which the search goes.
         status: `open` (has no children yet), `expanded`, `leaf` (ended), `pruned` (dropped, with all below).
         children: numbers, dropped ones included.
@@ -37,7 +36,6 @@ class Step:
     parent: int | None
     depth: int
     segments: list[int] = field(default_factory=list)
-    path: Path = Path()
     value: float = 0.0
     uncertainty: float = 0.0
     status: str = OPEN
@@ -79,7 +77,7 @@ class Frontier:
         Raises:
             ValueError: the parent has ended or was dropped, or the tree is full.
         """
-        above, tokens = self.steps[parent], tuple(token for segment in segments for token in segment.token_ids)
+        above, tokens = self.steps[parent], _tokens_of(segments)
         if above.status not in (OPEN, EXPANDED):
             raise ValueError(f"step {parent} is {above.status}: it can have no children")
         if (same := self._same.get((parent, tokens))) is not None:
@@ -87,12 +85,11 @@ class Frontier:
             return same
         if self.max_nodes is not None and self.n_kept >= self.max_nodes:
             raise ValueError(f"the tree holds {self.n_kept} steps, hato.tree.max_nodes={self.max_nodes}")
-        step = Step(parent, above.depth + 1, path=above.path, value=value, uncertainty=uncertainty)
+        step = Step(parent, above.depth + 1, value=value, uncertainty=uncertainty)
         at = above.segments[-1] if above.segments else None
         for segment in segments:
             at = self.tree.add(replace(segment, parent=at))
             step.segments.append(at)
-            step.path = step.path.then(segment)
         self.tree.segments[step.segments[0]].info |= {"count": 1, "n_tokens": len(tokens)}
         step.status = LEAF if ended else OPEN
         return self._append(step, tokens)
@@ -130,25 +127,15 @@ class Frontier:
             if step.status == PRUNED:
                 continue
             waiting += step.children
-            before = len(self.steps[step.parent].path.tokens)
-            self._same.pop((step.parent, step.path.tokens[before:]), None)
+            segments = self._segments(at)
+            self._same.pop((step.parent, _tokens_of(segments)), None)
             self.n_leaves -= step.status == LEAF
             self._open.discard(at)
-            for i in step.segments:
-                segment = self.tree.segments[i]
+            for segment in segments:
                 segment.token_ids, segment.log_probs = [], None if segment.log_probs is None else []
                 segment.info["pruned"] = "dropped by the search"
             self.kept_at_depth[step.depth] -= 1
             step.status = PRUNED
-        self._release(number)
-
-    def _release(self, number: int) -> None:
-        """Paths last: a child's tokens are told from its parent's."""
-        waiting = [number]
-        while waiting:
-            step = self.steps[waiting.pop()]
-            step.path = Path()
-            waiting += step.children
 
     @property
     def n_kept(self) -> int:
@@ -157,7 +144,16 @@ class Frontier:
 
     def info(self, number: int) -> dict:
         """What is known of a step, for credit and the viewer."""
-        return self.tree.segments[self.steps[number].segments[0]].info
+        return self._segments(number)[0].info
+
+    def written(self, number: int) -> list[int]:
+        """The model's tokens of a step; the problem's are the prompt's."""
+        if number == ROOT:
+            return self.tree.prompt_ids
+        return [token for segment in self._segments(number) if segment.author == MODEL for token in segment.token_ids]
+
+    def _segments(self, number: int) -> list[Segment]:
+        return [self.tree.segments[i] for i in self.steps[number].segments]
 
     def is_kept(self, number: int) -> bool:
         return self.steps[number].status != PRUNED
@@ -176,14 +172,20 @@ class Frontier:
             waiting += step.children[::-1]
         return leaves
 
+    def path(self, number: int) -> Path:
+        """The response from the first step to the end of this one."""
+        return Path.of(self._segments_to(number))
+
     def path_log_probs(self, number: int) -> list[float]:
         """Of the model's tokens from the first step to this one."""
-        segments = []
+        return [p for segment in self._segments_to(number) if segment.author == MODEL for p in segment.log_probs]
+
+    def _segments_to(self, number: int) -> list[Segment]:
+        numbers = []
         while number != ROOT:
-            segments = [*self.steps[number].segments, *segments]
+            numbers.append(number)
             number = self.steps[number].parent
-        of_model = (self.tree.segments[i] for i in segments)
-        return [p for segment in of_model if segment.author == MODEL for p in segment.log_probs]
+        return [segment for number in reversed(numbers) for segment in self._segments(number)]
 
     def metrics(self) -> dict[str, float]:
         """Of the finished tree; the problem is not a step and is not counted.
@@ -209,3 +211,7 @@ class Frontier:
             "branching": sum(len(step.children) for step in with_children) / max(len(with_children), 1),
             "tokens_pruned": 1 - kept / tokens if tokens else 0.0,
         }
+
+
+def _tokens_of(segments: Sequence[Segment]) -> tuple[int, ...]:
+    return tuple(token for segment in segments for token in segment.token_ids)

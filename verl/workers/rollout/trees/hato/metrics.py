@@ -19,7 +19,7 @@ def _nearest(path: Sequence[int], others: Sequence[Sequence[int]]) -> float:
 def rdi(paths: Sequence[Sequence[int]], max_paths: int = 16) -> float | None:
     """Reasoning diversity: mean over successful paths of the distance to the nearest other one.
 
-    Distances are normalised Levenshtein distances over tokens, in [0, 1]; 0 where every path has a twin.
+    Distances are normalized Levenshtein distances over tokens, in [0, 1]; 0 where every path has a twin.
 
     Args:
         paths: token ids of the successful paths, the problem not included.
@@ -46,7 +46,7 @@ def novelty(paths: Sequence[Sequence[int]], references: Sequence[Sequence[int]],
 
 
 def evenly_spaced(paths: Sequence, limit: int) -> list:
-    """At most `limit` of them, in order; leaves come depth first, so that neighbours are the most alike."""
+    """At most `limit` of them, in order; leaves come depth first, so that neighbors are the most alike."""
     if len(paths) <= limit:
         return list(paths)
     return [paths[i * len(paths) // limit] for i in range(limit)]

@@ -6,17 +6,19 @@ Only the rounds of one tree wait for each other. With tools, a step also ends wi
 to it; a step that runs to the final answer goes through all its calls.
 """
 
+import asyncio
 import copy
 import random
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 from verl.workers.config.hato import hato_config
 from verl.workers.rollout.entropy import mean_entropy
 from verl.workers.rollout.growth import Ask, BranchPolicy, Growth, Path, Score
-from verl.workers.rollout.rollout_engine import Generation, gather_or_cancel
-from verl.workers.rollout.trajectory_tree import MODEL, Segment, TrajectoryTree
-from verl.workers.rollout.trees.hato.config import REWARD_LOOP, HATOConfig, TreeConfig
-from verl.workers.rollout.trees.hato.frontier import ROOT, Frontier
+from verl.workers.rollout.rollout_engine import gather_or_cancel
+from verl.workers.rollout.trajectory_tree import MODEL, TOOL, Segment, TrajectoryTree
+from verl.workers.rollout.trees.hato.config import REWARD_LOOP, HATOConfig
+from verl.workers.rollout.trees.hato.frontier import Frontier
 from verl.workers.rollout.trees.hato.local_reward import LocalReward, Step, local_reward, local_reward_function
 from verl.workers.rollout.trees.hato.messages import HATO_STEPS, MAX_NODES, SETTINGS, STEP_INFO, unpack
 from verl.workers.rollout.trees.hato.search import Expansion, Search
@@ -68,7 +70,7 @@ class Policy(BranchPolicy):
         policy = copy.copy(self)
         policy.temperature = settings.get("temperature")
         if max_nodes is not None:
-            policy.bounds = TreeConfig(**{**vars(self.bounds), "max_nodes": int(max_nodes)})
+            policy.bounds = replace(self.bounds, max_nodes=int(max_nodes))
         if self.local_reward is None:
             policy.local_reward = self._by_the_reward_loop(score)
         return policy
@@ -108,99 +110,123 @@ class Policy(BranchPolicy):
         return {HATO_STEPS: about}
 
 
+@dataclass(frozen=True)
+class Drawn:
+    """A step that has been drawn and is not yet in the tree.
+
+    Args:
+        node: the step that it follows.
+        before: the response up to there.
+        most_tokens: that the model might have written.
+        segments: its own; their parents are not set.
+        ended: the path ends with it.
+    """
+
+    node: int
+    before: Path
+    most_tokens: int
+    segments: list[Segment]
+    ended: bool
+
+    @property
+    def tokens(self) -> tuple[int, ...]:
+        """Up to the last token by the model: without the result of a call that the step ends with."""
+        own = self.segments[:-1] if self.segments[-1].author == TOOL else self.segments
+        return tuple(token for segment in own for token in segment.token_ids)
+
+    @property
+    def by_model(self) -> list[Segment]:
+        return [segment for segment in self.segments if segment.author == MODEL]
+
+    @property
+    def different_tokens(self) -> set[int]:
+        """That the model wrote."""
+        return {token for segment in self.by_model for token in segment.token_ids}
+
+
 class Round:
     """The children of some steps, drawn together."""
 
     def __init__(self, policy: Policy, growth: Growth, frontier: Frontier):
         self.policy, self.growth, self.frontier, self.config = policy, growth, frontier, policy.config
+        self.replies: dict[tuple[int, Path], asyncio.Task] = {}
 
     async def grow(self, expansions: Sequence[Expansion]) -> None:
         """Draw all children and add them to the tree."""
-        drawn = [(expansion, child) for expansion in expansions for child in range(expansion.children)]
-        made = await gather_or_cancel(*(self._continue(expansion, child) for expansion, child in drawn))
-        siblings: dict[int, list[set[int]]] = {expansion.node: [] for expansion in expansions}
-        for (expansion, _), (generation, _, _) in zip(drawn, made, strict=True):
-            siblings[expansion.node].append(set(generation.token_ids))
-        features = [
-            self._features(expansion, generation, _without(siblings[expansion.node], child))
-            for (expansion, child), (generation, _, _) in zip(drawn, made, strict=True)
-        ]
+        drawn = await gather_or_cancel(*(self._draw(each, i) for each in expansions for i in range(each.children)))
+        features = self._features(drawn)
         values, uncertainties = (column.tolist() for column in self.policy.value_model.predict(features))
         # identical siblings are one step: a process reward model is asked once
-        asked = {
-            (expansion.node, tuple(generation.token_ids)): generation
-            for (expansion, _), (generation, _, _) in zip(drawn, made, strict=True)
-        }
-        scores = await gather_or_cancel(*(self._local(node, step) for (node, _), step in asked.items()))
-        local = dict(zip(asked, scores, strict=True))
-        for i, ((expansion, _), (generation, segments, ended)) in enumerate(zip(drawn, made, strict=True)):
+        different = {(step.node, step.tokens): step for step in drawn}
+        scores = await gather_or_cancel(*(self._local(step) for step in different.values()))
+        local = dict(zip(different, scores, strict=True))
+        for i, step in enumerate(drawn):
+            for segment in step.segments:
+                segment.info["local_reward"] = local[step.node, step.tokens]
             about = {"value": values[i], "uncertainty": uncertainties[i], "features": features[i]}
-            about["entropy"] = features[i][FEATURES.index("mean_entropy")]
-            about["local_reward"] = local[expansion.node, tuple(generation.token_ids)]
-            segments[0].info.update(about)
-            self.frontier.add(expansion.node, segments, ended=ended, value=values[i], uncertainty=uncertainties[i])
+            step.segments[0].info.update(about, entropy=features[i][FEATURES.index("mean_entropy")])
+            self.frontier.add(step.node, step.segments, ended=step.ended, value=values[i], uncertainty=uncertainties[i])
 
-    def _path(self, number: int) -> Path:
-        return self.frontier.steps[number].path
-
-    def _most_tokens(self, expansion: Expansion) -> int:
-        left = self.growth.tokens_left(self._path(expansion.node))
-        return left if expansion.to_the_end else min(left, self.config.tree.max_step_tokens)
-
-    async def _continue(self, expansion: Expansion, child: int) -> tuple[Generation, list[Segment], bool]:
-        """What the model writes first, the step's segments, and whether the path has ended with them."""
-        growth, path = self.growth, self._path(expansion.node)
+    async def _draw(self, expansion: Expansion, child: int) -> Drawn:
+        growth, before = self.growth, self.frontier.path(expansion.node)
         seed = random.Random(f"{growth.seed} {expansion.node} {child}").getrandbits(31)
-        ask = Ask(
-            path,
-            seed,
-            self._most_tokens(expansion),
-            () if expansion.to_the_end else (self.config.tree.step_delimiter,),
-            temperature=expansion.temperature,
-            n_entropy=self.config.uncertainty.entropy_top_k,
+        most, n_entropy = growth.tokens_left(before), self.config.uncertainty.entropy_top_k
+        if expansion.to_the_end:
+            segments = await growth.finish(before, seed, expansion.temperature, n_entropy)
+            return Drawn(expansion.node, before, most, segments, ended=True)
+        most, stop = min(most, self.config.tree.max_step_tokens), (self.config.tree.step_delimiter,)
+        generation = await growth.ask(
+            Ask(before, seed, most, stop, temperature=expansion.temperature, n_entropy=n_entropy)
         )
-        generation = await growth.ask(ask)
-        segments = [Segment(None, generation.token_ids, generation.log_probs)]
-        path = path.then(segments[0])
+        info = {"entropies": generation.entropies} if n_entropy else {}
+        segments = [Segment(None, generation.token_ids, generation.log_probs, info=info)]
+        path = before.then(segments[0])
+        ended = growth.has_ended(path)
         if growth.waits_for_reply(path):
-            if expansion.to_the_end:
-                return generation, segments + await growth.finish(path, seed, expansion.temperature), True
-            reply = await growth.reply(path)
-            if isinstance(reply, str):
-                return generation, segments, True
-            segments.append(reply)
-            path = path.then(reply)
-        return generation, segments, expansion.to_the_end or growth.has_ended(path)
+            reply = await self._reply(expansion.node, path)
+            ended = isinstance(reply, str)
+            segments += [] if ended else [reply]
+        return Drawn(expansion.node, before, most, segments, ended)
 
-    def _features(self, expansion: Expansion, generation: Generation, siblings: list[set[int]]) -> list[float]:
-        vocab_size = self.growth.vocab_size
-        entropies = [mean_entropy(generation.entropies, vocab_size)] if generation.entropies else []
+    async def _reply(self, node: int, path: Path) -> Segment | str:
+        """What the environment answers to a step after `node`; identical siblings call it once."""
+        if (node, path) not in self.replies:
+            self.replies[node, path] = asyncio.ensure_future(self.growth.reply(path))
+        return await self.replies[node, path]
+
+    def _features(self, drawn: Sequence[Drawn]) -> list[list[float]]:
+        """What the value model sees of each step."""
+        siblings: dict[int, list[set[int]]] = {}
+        for step in drawn:
+            siblings.setdefault(step.node, []).append(step.different_tokens)
+        return [self._features_of(step, siblings[step.node]) for step in drawn]
+
+    def _features_of(self, step: Drawn, siblings: Sequence[set[int]]) -> list[float]:
+        """Args:
+        siblings: the tokens of those drawn with the step, itself included.
+        """
+        others = list(siblings)
+        others.remove(step.different_tokens)
+        log_probs = [p for segment in step.by_model for p in segment.log_probs]
+        entropies = [h for segment in step.by_model for h in segment.info.pop("entropies", None) or ()]
         return step_features(
-            log_probs=generation.log_probs,
-            entropies=entropies,
-            path_log_probs=[*self.frontier.path_log_probs(expansion.node), *generation.log_probs],
-            max_tokens=self._most_tokens(expansion),
-            depth=self.frontier.steps[expansion.node].depth + 1,
+            log_probs=log_probs,
+            entropies=[mean_entropy(entropies, self.growth.vocab_size)] if entropies else [],
+            path_log_probs=[*self.frontier.path_log_probs(step.node), *log_probs],
+            max_tokens=step.most_tokens,
+            depth=self.frontier.steps[step.node].depth + 1,
             max_depth=self.config.tree.max_depth,
-            siblings_agreement=agreement(set(generation.token_ids), siblings),
+            siblings_agreement=agreement(step.different_tokens, others),
             budget_used=self.frontier.n_kept / self.frontier.max_nodes,
-            finished=bool(generation.token_ids) and generation.token_ids[-1] in self.growth.stop_token_ids,
+            finished=step.segments[-1].token_ids[-1] in self.growth.stop_token_ids,
         )
 
-    async def _local(self, node: int, generation: Generation) -> float:
-        tree, parent = self.growth.tree, self.growth.tree.prompt_ids
-        if node != ROOT:
-            segments = [tree.segments[i] for i in self.frontier.steps[node].segments]
-            parent = [token for segment in segments if segment.author == MODEL for token in segment.token_ids]
+    async def _local(self, drawn: Drawn) -> float:
         step = Step(
-            problem=tree.prompt_ids,
-            before=list(self._path(node).tokens),
-            parent=parent,
-            tokens=generation.token_ids,
+            problem=self.growth.tree.prompt_ids,
+            before=list(drawn.before.tokens),
+            parent=self.frontier.written(drawn.node),
+            tokens=list(drawn.tokens),
             decode=self.policy.decode,
         )
         return await local_reward(self.policy.local_reward, step)
-
-
-def _without(items: list, index: int) -> list:
-    return [*items[:index], *items[index + 1 :]]

@@ -6,10 +6,10 @@ A node's score is V + beta_u U: how likely its path leads to a right answer, and
     choose    bfs, beam: the open nodes of the upper level; dfs: one of the deepest, drawn by a softmax of the scores
     grant     in an order drawn by the same softmax, children as the node's promise asks for and as there is room for
 
-    >>> search = Search(tree, config.tree, config.exploration, n_leaves=8, seed=1, temperature=1.0)
+    >>> search = Search(frontier, config.tree, config.exploration, n_leaves=8, seed=1, temperature=1.0)
     >>> while expansions := search.next():
     ...     for expansion in expansions:
-    ...         ...  # sample its children from the engine, tree.add each with its V, U and R_local
+    ...         ...  # sample its children from the engine, frontier.add each with its V and U
 
 Decided here, as the notes do not say it:
 - No open node is left behind: without room for more it gets one child that runs to the final answer.
@@ -61,9 +61,9 @@ def softmax(scores: Sequence[float], temperature: float) -> list[float]:
     """exp(score / temperature), over their sum; temperature 0: the best ones share equally."""
     best = max(scores, default=0.0)
     if temperature == 0:
-        weights = [float(one == best) for one in scores]
+        weights = [float(score == best) for score in scores]
     else:
-        weights = [math.exp((one - best) / temperature) for one in scores]
+        weights = [math.exp((score - best) / temperature) for score in scores]
     total = sum(weights)
     return [weight / total for weight in weights]
 
