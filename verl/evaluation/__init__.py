@@ -1,1 +1,1 @@
-"""The parts of an evaluation that need no server: benchmarks' files, metrics with intervals, judging by a model."""
+"""Evaluates models on benchmarks: reads the files, asks a server, scores the answers, and measures with intervals."""

@@ -1,6 +1,7 @@
-"""Rows of public question sets as question and golden answers: one small function for each way they are written.
+"""Turns rows of public question sets into questions and golden answers, with a small function for each layout.
 
-Readers take a row with lower-case keys and the names of the fields to look in, and raise `BadRow`.
+A reader takes a row with lower-case keys and the names of the fields to look in. It raises `BadRow` for a row that it
+cannot read.
 """
 
 import base64
@@ -22,7 +23,7 @@ _DAPO_INSTRUCTIONS = re.compile(
 
 
 def first_of(row: dict, names: Iterable[str]):
-    """Value of the first field that is not empty; None for none. 0 is a value."""
+    """The value of the first field that is not empty; None if all are empty. 0 is not empty."""
     values = (row.get(name.lower()) for name in names)
     return next((value for value in values if value is not None and value != "" and value != []), None)
 
@@ -31,7 +32,7 @@ def text_question(row: dict, names: tuple[str, ...]) -> str:
     """The text in the first of the fields.
 
     Raises:
-        BadRow: there is none.
+        BadRow: the row has no question.
     """
     question = first_of(row, names)
     if not isinstance(question, str) or not question.strip():
@@ -40,39 +41,39 @@ def text_question(row: dict, names: tuple[str, ...]) -> str:
 
 
 def text_answers(row: dict, names: tuple[str, ...], aliases: tuple[str, ...] = ()) -> list[str]:
-    """Golden answers of the first of the fields, then those of all fields in `aliases`, each once.
+    """The golden answers of the first field that has any, then those of all fields in `aliases`, without repeats.
 
     >>> text_answers({"answer": "Paris", "other": ["Lutetia", "Paris"]}, ("answer",), ("other",))
     ['Paris', 'Lutetia']
 
     Raises:
-        BadRow: there is no answer, or it is no text or number.
+        BadRow: the row has no answer, or its answer is neither text nor a number.
     """
     if (answer := first_of(row, names)) is None:
         raise BadRow(f"no answer in {' or '.join(names)}")
     values = [answer, *(first_of(row, [alias]) for alias in aliases)]
-    # as lists, since of the text "[1, 2]" gold_answers would make two answers
+    # as lists: gold_answers would take the text "[1, 2]" as two answers
     return golds([value if isinstance(value, list) else [value] for value in values if value is not None])
 
 
 def golds(values: Iterable) -> list[str]:
-    """The golden answers in values as `qa.gold_answers` takes them, each once.
+    """The golden answers that `qa.gold_answers` reads from the values, without repeats.
 
     Raises:
-        BadRow: one holds none.
+        BadRow: a value holds no answer.
     """
     try:
-        found = [gold.strip() for value in values for gold in gold_answers(value)]
+        answers = [gold.strip() for value in values for gold in gold_answers(value)]
     except ValueError as error:
         raise BadRow(str(error).replace("ground_truth", "the answer")) from error
-    return list(dict.fromkeys(found))
+    return list(dict.fromkeys(answers))
 
 
 def math_question(row: dict, names: tuple[str, ...] = ()) -> str:
-    """The bare question, without anyone's instructions; `row` has lower-case keys.
+    """The bare question of a row of mathematics, without instructions on how to answer; `row` has lower-case keys.
 
     Raises:
-        BadRow: there is none, or it needs an image.
+        BadRow: the row has no question, or the question needs an image.
     """
     question = next((row[key] for key in ("problem", "question", "prompt") if row.get(key)), None)
     if isinstance(question, list):  # messages
@@ -88,13 +89,13 @@ def math_question(row: dict, names: tuple[str, ...] = ()) -> str:
 
 
 def math_answer(row: dict) -> str:
-    """The answer as LaTeX without dollars, several joined by commas; `row` has lower-case keys.
+    """The answer of a row of mathematics as LaTeX without dollar signs; commas join several answers.
 
     >>> math_answer({"final_answer": ["$1$", "$\\\\frac{1}{2}$"]}), math_answer({"answer": 142.0})
     ('1, \\\\frac{1}{2}', '142')
 
     Raises:
-        BadRow: there is none.
+        BadRow: the row has no answer.
     """
     reward_model = row.get("reward_model")
     ground_truth = reward_model.get("ground_truth") if isinstance(reward_model, dict) else None
@@ -110,7 +111,7 @@ def math_answer(row: dict) -> str:
 
 
 def _as_text(answer) -> str:
-    """Text of one answer; empty for none."""
+    """An answer as text; empty if it is neither text nor a number."""
     if isinstance(answer, float) and math.isfinite(answer):
         answer = int(answer) if answer.is_integer() else answer
     elif not isinstance(answer, str | int) or isinstance(answer, bool):
@@ -126,13 +127,13 @@ def math_answers(row: dict, names: tuple[str, ...], aliases: tuple[str, ...] = (
 
 
 def gsm8k_answers(row: dict, names: tuple[str, ...], aliases: tuple[str, ...] = ()) -> list[str]:
-    """The number behind ####, where the solution stands in front of it.
+    """The number that follows #### at the end of a solution.
 
     >>> gsm8k_answers({"answer": "40 * 27 = 1080 #### 1,080"}, ("answer",))
     ['1080']
 
     Raises:
-        BadRow: there is none.
+        BadRow: there is no such number.
     """
     solution = first_of(row, names)
     answer = str("" if solution is None else solution).rpartition("####")[2].strip().replace(",", "")
@@ -142,10 +143,10 @@ def gsm8k_answers(row: dict, names: tuple[str, ...], aliases: tuple[str, ...] = 
 
 
 def gaia_answers(row: dict, names: tuple[str, ...], aliases: tuple[str, ...] = ()) -> list[str]:
-    """`text_answers`, but for the ? that stands in place of the answers that GAIA keeps to itself.
+    """`text_answers` of a row of GAIA.
 
     Raises:
-        BadRow: there is no answer.
+        BadRow: there is no answer, or it is "?", which stands for the answers that GAIA does not publish.
     """
     answers = text_answers(row, names)
     if answers == ["?"]:
@@ -154,7 +155,7 @@ def gaia_answers(row: dict, names: tuple[str, ...], aliases: tuple[str, ...] = (
 
 
 def countdown_question(row: dict, names: tuple[str, ...]) -> str:
-    """Our words for it: the public set has numbers only.
+    """The question in our own words, as the public set has numbers only.
 
     Raises:
         BadRow: there are no whole numbers.
@@ -164,7 +165,7 @@ def countdown_question(row: dict, names: tuple[str, ...]) -> str:
 
 
 def countdown_answers(row: dict, names: tuple[str, ...], aliases: tuple[str, ...] = ()) -> list[str]:
-    """The ground truth of `reward_score.countdown` as JSON.
+    """The ground truth that `reward_score.countdown` takes, as JSON.
 
     >>> countdown_answers({"nums": [3, 4], "target": 7}, ())
     ['{"target": 7, "numbers": [3, 4]}']
@@ -190,13 +191,13 @@ def needs_image(row: dict) -> bool:
 
 
 def decode_xbench(row: dict) -> dict:
-    """A row of xbench as plain text: `prompt` and `answer` are encrypted by the row's `canary`.
+    """A row of xbench in plain text: in the published files the row's `canary` encrypts `prompt` and `answer`.
 
-    They are base64 of the UTF-8 bytes, each XOR the canary's bytes, over and over: what xbench_evals.py of
-    https://github.com/xbench-ai/xbench-evals undoes. A row without a canary is taken as plain.
+    The UTF-8 bytes of the text are combined by XOR with the repeated bytes of the canary, and the result is encoded as
+    base64; xbench_evals.py of https://github.com/xbench-ai/xbench-evals decodes it. A row without a canary is plain.
 
     Raises:
-        BadRow: the canary has encrypted no such text.
+        BadRow: the canary does not decrypt the text.
     """
     if not row.get("canary"):
         return row
@@ -218,10 +219,10 @@ def _decrypt(text: str, canary: str) -> str:
 
 
 def read_wikidata_aliases(path: Path) -> dict[str, list[str]]:
-    """Names of entities by Wikidata id, from 2WikiMultihopQA's id_aliases.json (one object on each line).
+    """The names of entities by their Wikidata ids, from 2WikiMultihopQA's id_aliases.json (a JSON object on each line).
 
     Raises:
-        ValueError: a damaged line; the message names file and line.
+        ValueError: a line is damaged; the message names the file and the line.
     """
     names = {}
     for number, row in enumerate(read_lines(path), start=1):

@@ -1,7 +1,7 @@
-"""The benchmarks: where to get each, what its public files hold, and how it is asked and scored.
+"""The benchmarks: where users get the files of each, which fields they hold, and how it is asked and scored.
 
 Files are .parquet, .jsonl, .json (a list of objects) or .csv with the public set's own field names, without regard to
-case, or verl's parquet files (`prompt`, `reward_model.ground_truth`). `loading` reads them; nothing is downloaded.
+case, or parquet files in verl's format (`prompt`, `reward_model.ground_truth`). `loading` reads them.
 """
 
 from collections.abc import Callable, Mapping
@@ -20,20 +20,21 @@ HUB = "https://huggingface.co/datasets"
 
 @dataclass(frozen=True, kw_only=True)
 class Benchmark:
-    """One benchmark. Field names are as published; of several the first that a row has counts.
+    """A benchmark. Field names are as published; where several are given, the first one that a row has counts.
 
     Attributes:
         get: where users get the files.
-        question, answer, id: fields. Rows without an id are known by their number in the files, from 0.
-        aliases: fields with more golden answers, all of which count.
-        meta: fields to keep.
+        question, answer, id: names of fields. The id of a row without one is its number in the files, from 0.
+        aliases: names of fields with further golden answers, all of which count.
+        meta: names of fields to keep.
         scoring: a key of SCORINGS.
         style: of the prompt, see `questions.to_messages`.
         read_question, read_answers: see `adapters`.
-        left_out: why a row is no question for a model of text -> whether it is such a row. Counted, never asked.
-        decode: an encrypted row -> plain row.
-        alias_file: 2WikiMultihopQA's file with the names of `answer_id`, read if it lies beside the data.
-        note: what else to know.
+        left_out: a reason why a row is no question for a text model -> a function that tells whether it holds for a
+            row. Such rows are counted and not asked.
+        decode: turns an encrypted row into a plain one.
+        alias_file: 2WikiMultihopQA's file with the names of `answer_id`; it is read if it lies beside the data.
+        note: what else users should know.
     """
 
     title: str
@@ -53,7 +54,7 @@ class Benchmark:
     note: str = ""
 
     def fields(self) -> str:
-        """The expected fields, for people."""
+        """The expected fields in words."""
         parts = [f"question in {' or '.join(self.question)}", f"answer in {' or '.join(self.answer)}"]
         parts += [f"more answers in {' and '.join(self.aliases)}"] if self.aliases else []
         parts.append(f"id (optional) in {' or '.join(self.id)}")
@@ -61,7 +62,7 @@ class Benchmark:
 
 
 def _maths(title: str, get: str, **options) -> Benchmark:
-    """A set of mathematics: the answer is boxed, also that of a solution."""
+    """A benchmark of mathematics: the model boxes its answer, and published solutions box theirs."""
     fields = {
         "question": ("problem", "question"),
         "answer": ("answer", "solution"),
@@ -73,7 +74,7 @@ def _maths(title: str, get: str, **options) -> Benchmark:
 
 
 def _searches(title: str, get: str, scoring: str, **options) -> Benchmark:
-    """A set of questions to answer with tools, between tags."""
+    """A benchmark of questions that models answer with tools, between tags."""
     return Benchmark(title=title, get=get, scoring=scoring, style="answer", **options)
 
 
@@ -184,22 +185,22 @@ BENCHMARKS: dict[str, Benchmark] = {
 
 
 def find_benchmark(name: str) -> Benchmark:
-    """A benchmark by its name, without regard to case, spaces, - and _.
+    """The benchmark of a name, without regard to case, spaces, - and _.
 
     >>> find_benchmark("Math-500").title
     'MATH500'
 
     Raises:
-        ValueError: there is none; the message lists all.
+        ValueError: there is no such benchmark; the message lists all.
     """
-    found = BENCHMARKS.get("".join(char for char in name.lower() if char not in "-_ "))
-    if found is None:
+    benchmark = BENCHMARKS.get("".join(char for char in name.lower() if char not in "-_ "))
+    if benchmark is None:
         raise ValueError(f"no benchmark {name!r}: choose one of {', '.join(BENCHMARKS)}")
-    return found
+    return benchmark
 
 
 def describe(name: str) -> list[str]:
-    """Lines for people: where to get it, its fields, and how it is asked and scored."""
+    """Lines that say where to get the benchmark, which fields it has, and how it is asked and scored."""
     benchmark = find_benchmark(name)
     lines = [
         f"{name}: {benchmark.title}",

@@ -1,4 +1,4 @@
-"""A run's checkpoint as a folder that a server loads."""
+"""Finds a run's checkpoint and makes it a folder that a server can load."""
 
 import hashlib
 import subprocess
@@ -13,7 +13,7 @@ END_BYTES = 1 << 20
 
 
 class Checkpoint(NamedTuple):
-    """The model to evaluate: `model` can be loaded once `shards`, if not None, have been merged into it."""
+    """The model to evaluate. `shards`, if not None, must be merged into the folder `model` before a server loads it."""
 
     model: str
     step: int | None
@@ -40,9 +40,9 @@ def find_checkpoint(experiment: str, step: int | None) -> Checkpoint:
 
 
 def fingerprint(checkpoint: Checkpoint) -> str | None:
-    """Tells weights apart without reading all of them: names, sizes, and both ends of every file; None for a hub name.
+    """A hash of the names, sizes and both ends of the files of weights, which are not read whole; None for a hub name.
 
-    Of a run's checkpoint the shards, so that it is the same before and after they are merged.
+    For a run's checkpoint it is the hash of the shards, so that it does not change when they are merged.
     """
     folder = Path(checkpoint.model)
     if checkpoint.step is not None:
@@ -62,10 +62,10 @@ def fingerprint(checkpoint: Checkpoint) -> str | None:
 
 
 def merge_shards(shards: Path, merged: Path) -> None:
-    """The trainer's shards as one Hugging Face folder, all or nothing.
+    """Merge the trainer's shards into a Hugging Face folder, which is complete or not there.
 
     Raises:
-        SystemExit: upstream's merger failed; the end of its output is in the message.
+        SystemExit: upstream's merger failed; the message holds the end of its output.
     """
     with new_folder(merged) as unfinished:
         merge = [sys.executable, "-m", "verl.model_merger", "merge", "--backend", "fsdp"]

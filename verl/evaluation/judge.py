@@ -1,9 +1,9 @@
-"""What a judge, a language model, is asked about an answer, and what its reply says: no more than it says.
+"""Asks a language model, the judge, whether an answer is right, and reads the verdict in its reply.
 
     {"question": "Who?", "golden_answers": ["Ann"], "answer": "It was Ann."}   ->   "Same person.\\nVERDICT: CORRECT"
 
-The three are one JSON object, so that no text in an answer can end it and give orders in the judge's prompt. A reply
-without one clear verdict in its last line is None: to be counted as unreadable, neither right nor wrong.
+Question and answers are a JSON object, so that no text in an answer can end it and give orders in the judge's prompt.
+The verdict of a reply whose last line is not clear is None: it counts as unreadable, neither as right nor as wrong.
 """
 
 import hashlib
@@ -30,20 +30,20 @@ _VERDICT = re.compile(r"[\s*_`#>-]*verdict[\s*_`]*:[\s*_`]*(correct|incorrect)[\
 
 
 def is_judgeable(answer: str | None) -> bool:
-    """Whether there is something to ask about; what is not (no answer, or over 4096 characters) is wrong."""
+    """Whether the judge is asked: an empty answer, or one of more than 4096 characters, is wrong without asking."""
     return bool(answer and answer.strip()) and len(answer) <= MAX_ANSWER_CHARS
 
 
 def judge_messages(question: str, golden_answers: Sequence[str], answer: str) -> list[dict]:
-    """The prompt of a judge.
+    """The judge's prompt.
 
     Args:
         question: the bare text.
-        golden_answers: at least one; each is right.
-        answer: see `is_judgeable`.
+        golden_answers: at least one; each of them is right.
+        answer: an answer for which `is_judgeable` holds.
 
     Raises:
-        ValueError: there are no golden answers, or nothing to judge.
+        ValueError: there are no golden answers, or the answer cannot be judged.
     """
     if not golden_answers or isinstance(golden_answers, str) or not is_judgeable(answer):
         raise ValueError(f"expected a list of golden answers and an answer, got {golden_answers!r}, {answer!r:.200}")
@@ -55,9 +55,9 @@ def judge_messages(question: str, golden_answers: Sequence[str], answer: str) ->
 
 
 def parse_verdict(reply: str | None) -> bool | None:
-    """The verdict in the last line of a reply; None where it is not there, or another line says otherwise.
+    """The verdict in the last line of a reply; None if there is none, or if another line contradicts it.
 
-    Thoughts, all up to the last </think>, do not count. Case and Markdown's emphasis do not matter.
+    Text up to the last </think> does not count. Case and Markdown's emphasis do not matter.
 
     >>> parse_verdict("Same city.\\n**Verdict: correct**"), parse_verdict("It is correct.")
     (True, None)
@@ -66,17 +66,17 @@ def parse_verdict(reply: str | None) -> bool | None:
         return None
     said = reply.rpartition("</think>")[2]
     lines = [line for line in said.splitlines() if line.strip()]
-    if not lines or "<think>" in said or not _VERDICT.fullmatch(lines[-1]):  # an open <think>: cut off
+    if not lines or "<think>" in said or not _VERDICT.fullmatch(lines[-1]):  # an open <think>: the reply was cut off
         return None
     verdicts = {match[1].lower() for line in lines if (match := _VERDICT.fullmatch(line))}
     return verdicts == {"correct"} if len(verdicts) == 1 else None
 
 
 def cache_key(model: str, messages: Sequence[Mapping], sampling: Mapping) -> str:
-    """Name of a judge's reply: a hash of all that it depends on.
+    """The name under which a judge's reply is kept: a hash of all that the reply depends on.
 
     Args:
-        model: the judge's, not the path of the server.
+        model: the name of the judge's model.
         sampling: what else is sent, such as temperature, seed and max_tokens.
     """
     asked = json.dumps([model, list(messages), dict(sampling)], sort_keys=True)
@@ -84,9 +84,9 @@ def cache_key(model: str, messages: Sequence[Mapping], sampling: Mapping) -> str
 
 
 class JudgeCache(SearchCache):
-    """A judge's replies by `cache_key`, in an SQLite file that may be shared and killed; readable or not, as they came.
+    """A judge's replies by `cache_key`, in an SQLite file that several processes may share and that survives a kill.
 
-    Replies, not verdicts: the file tells what was said, and `parse_verdict` may change.
+    It holds replies, not verdicts, so that it stays valid when `parse_verdict` changes.
     """
 
     noun = "cache of a judge"

@@ -25,10 +25,10 @@ BAD = "bad rows"
 
 @dataclass(frozen=True)
 class QuestionSet:
-    """What files held.
+    """The questions that a benchmark's files hold.
 
     Attributes:
-        left_out: why rows are no questions -> how many.
+        left_out: a reason why rows are no questions -> the number of these rows.
     """
 
     benchmark: Benchmark
@@ -37,12 +37,12 @@ class QuestionSet:
 
 
 class _LeftOut(Exception):
-    """A row that is not to be asked; the message is the reason."""
+    """A row that must not be asked; the message is the reason."""
 
 
 @dataclass
 class _Reading:
-    """One benchmark's files while they are read; rows are numbered through all of them."""
+    """The state while a benchmark's files are read; row numbers go on from file to file."""
 
     benchmark: Benchmark
     where: Mapping[str, Collection]
@@ -54,9 +54,10 @@ class _Reading:
     n_rows: int = 0
 
     def read(self, path: Path) -> None:
-        """
+        """Read a file's rows into `questions`, `left_out` and `bad`.
+
         Raises:
-            ValueError: not this benchmark's file.
+            ValueError: the file does not have this benchmark's fields.
         """
         fields: dict[str, str] = {}  # lower case -> as they are written
         aliases = self._aliases_beside(path)
@@ -85,9 +86,10 @@ class _Reading:
         self.questions[key] = question
 
     def _question(self, row: dict, number: int, aliases: dict[str, list[str]]) -> Question:
-        """
+        """The question of a row.
+
         Raises:
-            BadRow, _LeftOut: it is no question.
+            BadRow, _LeftOut: the row is no question.
         """
         benchmark = self.benchmark
         for reason in _reasons_against(benchmark, row, self.where):
@@ -134,7 +136,7 @@ def _reasons_against(benchmark: Benchmark, row: dict, where: Mapping[str, Collec
 
 
 def _value(row: dict, name: str):
-    """A field, or a part of one: `info.lang`."""
+    """The value of a field, or of a part of it, such as `info.lang`."""
     top, *parts = name.split(".")
     value = row.get(top.lower())
     for part in parts:
@@ -147,7 +149,7 @@ def _meta(benchmark: Benchmark, row: dict) -> dict:
 
 
 def _verl_parts(benchmark: Benchmark, row: dict) -> tuple[str, list[dict], list[str]]:
-    """Text, prompt and answers of a row in verl's format; its prompt is asked as it is.
+    """The text, prompt and answers of a row in verl's format, whose prompt is asked without changes.
 
     Raises:
         BadRow: the prompt is no list of messages, or there is no ground truth.
@@ -193,26 +195,26 @@ def read_questions(
     system: str | None = None,
     skip_bad_rows: bool = False,
 ) -> QuestionSet:
-    """The questions of a benchmark's files, in order. One that is repeated with its answers is asked once.
+    """The questions in a benchmark's files, in order. A question that is repeated with the same answers is asked once.
 
     Args:
-        name: see `find_benchmark`.
-        files: together they are the set.
-        where: field -> values; rows with others are left out: `{"Level": [1, 2]}`, `{"info.lang": ["en"]}`.
-        style, tool_tags, system: see `questions.to_messages`; None: the benchmark's style. Rows in verl's format have
-            prompts of their own, which stay as they are.
-        skip_bad_rows: leave out rows that make no question, instead of stopping.
+        name: of the benchmark, see `find_benchmark`.
+        files: all files of the benchmark.
+        where: field -> allowed values, such as `{"Level": [1, 2]}` or `{"info.lang": ["en"]}`; other rows are left out.
+        style, tool_tags, system: see `questions.to_messages`; a style of None is the benchmark's. Rows in verl's format
+            keep their own prompts.
+        skip_bad_rows: leave out rows that cannot be read, instead of raising.
 
     Raises:
-        ValueError: no such benchmark or style; a file that is missing, damaged or has other fields (the message names
-            it, what was expected and what was found); bad rows (by number, the first is 0); no questions; one id for
-            two questions.
+        ValueError: there is no such benchmark or style; a file is missing, damaged or has other fields (the message
+            names the file, the expected fields and the fields it has); rows are bad (the message gives their numbers
+            from 0); there are no questions; two questions have the same id.
     """
     benchmark = find_benchmark(name)
     if not files:
         raise ValueError(f"{name}: no files; get them from {benchmark.get}")
     prompt_options = {"style": style or benchmark.style, "tool_tags": tuple(tool_tags), "system": system}
-    to_messages("", **prompt_options)  # an unknown style is no fault of the rows
+    to_messages("", **prompt_options)  # raises for an unknown style before any row is read
     reading = _Reading(benchmark, where or {}, prompt_options)
     for file in files:
         reading.read(Path(file))
@@ -226,6 +228,6 @@ def read_questions(
     if not questions:
         raise ValueError(f"{names}: no questions to ask; left out: {left_out}")
     ids = Counter(question.id for question in questions)
-    if repeated := [one for one, count in ids.items() if count > 1]:
+    if repeated := [question_id for question_id, count in ids.items() if count > 1]:
         raise ValueError(f"{names}: more than one question has the id {', '.join(repeated[:5])}")
     return QuestionSet(benchmark, questions, left_out)

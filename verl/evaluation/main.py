@@ -1,4 +1,4 @@
-"""An evaluation from its config to its log; see scripts/evaluate.py and recipe/common/config/evaluate.yaml."""
+"""Runs an evaluation from its config to its log; see scripts/evaluate.py and recipe/common/config/evaluate.yaml."""
 
 import asyncio
 import os
@@ -39,7 +39,7 @@ from verl.workers.rollout.tools.http_json import is_loopback
 from verl.workers.rollout.tools.tool_box import ToolBox, ToolsConfig
 
 SUFFIXES = (".parquet", ".jsonl", ".json", ".csv")
-# settings that say how fast, not what
+# settings on which the samples do not depend, or that `settings_of` replaces
 NOT_ASKED = ("output_dir", "ks", "server", "judge", "step", "model", "experiment", "limit", "skip_bad_rows")
 NOT_ASKED += ("skip_missing",)
 
@@ -68,12 +68,12 @@ class Plan:
 
     @property
     def path(self) -> Path:
-        """Of the samples."""
+        """The file of the samples."""
         return sample_path(self.config.output_dir, self.config.experiment, self.step, self.config.benchmark)
 
     @property
     def requests_at_once(self) -> int:
-        """`server.concurrency`, for each replica of a server that is started here."""
+        """`server.concurrency`, times the number of replicas if the server is started here."""
         server = self.config.server
         return server.concurrency * (replicas_of(server, visible_gpus()) if server.url is None else 1)
 
@@ -96,10 +96,10 @@ class Plan:
 
 
 def plan_of(config: DictConfig) -> Plan:
-    """Reads and checks everything that can be read and checked before a server starts.
+    """Read and check everything that can be checked before a server starts.
 
     Raises:
-        EvaluationError: the first problem.
+        EvaluationError: for the first problem.
     """
     try:
         benchmark = find_benchmark(config.benchmark)
@@ -156,22 +156,22 @@ def _tags(tools: ToolsConfig | None) -> list[str]:
         return []
     from verl.workers.rollout.tools.tool_box import tool_class
 
-    return [tool_class(name, one)[0].trigger_tag for name, one in tools.tool_instances.items()]
+    return [tool_class(name, instance)[0].trigger_tag for name, instance in tools.tool_instances.items()]
 
 
 def _files(config: DictConfig) -> list[str]:
     if config.files is not None:
         return [config.files] if isinstance(config.files, str) else list(config.files)
-    if not (found := _found_files(config.benchmark)):
+    if not (files := _files_under_outputs(config.benchmark)):
         get = find_benchmark(config.benchmark).get
         raise ValueError(
             f"outputs/data/{config.benchmark} holds no {', '.join(SUFFIXES)}: get the set from {get}, or name its "
             "files=[...]"
         )
-    return found
+    return files
 
 
-def _found_files(benchmark: str) -> list[str]:
+def _files_under_outputs(benchmark: str) -> list[str]:
     data = Path("outputs/data")
     own = [path for path in (data / benchmark).glob("*") if path.suffix in SUFFIXES]
     return sorted(map(str, own or [path for suffix in SUFFIXES for path in data.glob(f"*/{benchmark}{suffix}")]))
@@ -192,11 +192,11 @@ def _checkpoint(config: DictConfig) -> Checkpoint | None:
 
 
 def settings_of(plan: Plan) -> dict:
-    """What the samples depend on: a file of samples goes on only if all of it is the same."""
+    """All that the samples depend on: samples are added to a file only if its settings are the same."""
     asked = OmegaConf.to_container(plan.config, resolve=True)
     settings = {key: value for key, value in asked.items() if key not in NOT_ASKED}
     settings |= {"scoring": plan.scoring, "model": plan.checkpoint.model if plan.checkpoint else plan.config.server.url}
-    # the same folder may hold another model by now
+    # the same folder may hold another model in the meantime
     settings["weights"] = fingerprint(plan.checkpoint) if plan.checkpoint else None
     if plan.scoring == "judge":
         settings["judge"] = {key: asked["judge"][key] for key in ("url", "name", "max_tokens", "temperature")}
@@ -204,7 +204,8 @@ def settings_of(plan: Plan) -> dict:
 
 
 def _check_machine(plan: Plan) -> None:
-    """
+    """Check the GPUs, and allow as many open files as connections need.
+
     Raises:
         EvaluationError: this machine has too few GPUs for the server, or allows too few connections to it.
     """
@@ -217,7 +218,7 @@ def _check_machine(plan: Plan) -> None:
 
 
 def server_options(plan: Plan) -> list[str]:
-    """vLLM's options for the server that is started."""
+    """vLLM's options for the server that is started here."""
     config, gpus = plan.config.server, visible_gpus()
     options = ["--seed", str(plan.config.seed), "--tensor-parallel-size", str(config.tensor_parallel)]
     if (replicas := replicas_of(config, gpus)) > 1:
@@ -231,7 +232,7 @@ def server_options(plan: Plan) -> list[str]:
 
 @contextmanager
 def _server(plan: Plan):
-    """URL of the server that knows the model; it is started unless one is named."""
+    """The URL of a server with the model; the server is started here unless `server.url` names one."""
     config, log = plan.config.server, plan.path.with_name("server.txt")
     if config.url is not None:
         yield config.url
@@ -244,10 +245,10 @@ def _server(plan: Plan):
 
 
 def _served(side: DictConfig, url: str) -> tuple[str, int | None]:
-    """Name and context length of the model that a server serves.
+    """The name and the context length of the model that a server serves.
 
     Raises:
-        EvaluationError: it does not say which, or serves several.
+        EvaluationError: the server does not list its models, or serves several and the config names none.
     """
     key = os.environ.get(side.api_key_env) if side.api_key_env else None
     headers = {"Authorization": f"Bearer {key}"} if key else {}
@@ -255,7 +256,7 @@ def _served(side: DictConfig, url: str) -> tuple[str, int | None]:
         reply = httpx.get(
             f"{url.rstrip('/')}/v1/models", headers=headers, timeout=60, trust_env=not is_loopback(httpx.URL(url))
         )
-        models = {one["id"]: one.get("max_model_len") for one in reply.raise_for_status().json()["data"]}
+        models = {model["id"]: model.get("max_model_len") for model in reply.raise_for_status().json()["data"]}
     except (httpx.HTTPError, ValueError, KeyError, TypeError) as error:
         raise EvaluationError(
             f"{url} does not list its models ({error}): is it an OpenAI-compatible server?"
@@ -302,7 +303,7 @@ async def _collect(plan: Plan, url: str, samples: SampleFile) -> None:
             scoring=plan.scoring,
             judge=judge,
             seed=config.seed,
-            # a response that waits for a tool or the judge must not keep the server idle
+            # while some responses wait for a tool or the judge, others keep the server busy
             at_once=2 * at_once,
         )
     finally:
@@ -311,10 +312,10 @@ async def _collect(plan: Plan, url: str, samples: SampleFile) -> None:
 
 
 def evaluate(config: DictConfig) -> list[str]:
-    """Runs, or goes on with, an evaluation on one or more benchmarks; returns lines that tell its results.
+    """Run an evaluation on one or more benchmarks, or continue it; returns the lines of its results.
 
     Raises:
-        EvaluationError: it cannot be made.
+        EvaluationError: the evaluation cannot be made.
     """
     plans = _plans(config)
     if os.environ.get("DRY_RUN", "0") not in ("", "0"):
@@ -328,7 +329,7 @@ def evaluate(config: DictConfig) -> list[str]:
             with _samples(plan) as samples:
                 if missing(plan.questions.questions, plan.config.n, samples):
                     _check_machine(plan)
-                    # one server for all benchmarks, from the first that needs it
+                    # the first benchmark that needs a server starts it for all
                     url = url or stack.enter_context(_server(plan))
                     asyncio.run(_collect(plan, url, samples))
                 lines += _results(plan, samples)
@@ -342,15 +343,15 @@ def _plans(config: DictConfig) -> list[Plan]:
             "files: several benchmarks have their files under outputs/data, or are evaluated one by one"
         )
     if config.skip_missing:
-        absent = [name for name in names if config.files is None and not _found_files(name)]
+        absent = [name for name in names if config.files is None and not _files_under_outputs(name)]
         for name in absent:
             print(f"left out: {name}, which has no files under outputs/data; get it from {find_benchmark(name).get}")
         names = [name for name in names if name not in absent]
     plans = []
     for name in names:
-        one = config.copy()
-        one.benchmark = name
-        plans.append(plan_of(one))
+        of_benchmark = config.copy()
+        of_benchmark.benchmark = name
+        plans.append(plan_of(of_benchmark))
     return plans
 
 
@@ -365,7 +366,7 @@ def _samples(plan: Plan) -> SampleFile:
 
 
 def _results(plan: Plan, samples: SampleFile) -> list[str]:
-    """Measures and writes the log; its lines but for the plan's."""
+    """Measure the samples and write the log; returns the lines of the results."""
     config, questions = plan.config, plan.questions.questions
     try:
         estimates = measure(samples, questions, config.n, list(config.ks))

@@ -1,8 +1,8 @@
 """Accuracy over several samples of a question, exactly, with bootstrap intervals over questions.
 
-Of the n samples that a question has, k are thought to be drawn without replacement, and every metric @k is the exact
-expected value over all such draws: no resampling, no luck. What is uncertain then is which questions were asked, and
-that is what the intervals tell. An example: 4 samples answer 7, 7, 8 and nothing, and 7 is right:
+A metric @k is the exact expected value over all draws of k from the n samples of a question, without replacement; it
+needs no resampling. The choice of the questions remains uncertain, and the intervals say how much. In this example the
+4 samples of a question answer 7, 7, 8 and nothing, and 7 is right:
 
     Pass@1 = Mean@4 = 2/4    Pass@2 = Best@2 = 1 - C(2,2)/C(4,2) = 5/6
     Maj@2  = 4/6 = (77: 1, twice 78: 1/2 each, twice 7-: 1, 8-: 0) / 6
@@ -24,10 +24,10 @@ class Sample:
 
     Attributes:
         question: the question's id.
-        score: in [0, 1]; True and 1 are right. None: nobody knows, such as an unreadable verdict of a judge.
-        answer: what it votes for, normalised so that equal answers are equal text; None or empty: no vote.
+        score: in [0, 1]; 1 and True are right. None means unknown, such as an unreadable verdict of a judge.
+        answer: the answer that it votes for, normalized so that equal answers are equal text; None or empty: no vote.
         tokens: length of the response.
-        tool_calls: None where there are no tools.
+        tool_calls: None if the model has no tools.
 
     Raises:
         ValueError: the score is out of range.
@@ -46,7 +46,7 @@ class Sample:
 
 @dataclass(frozen=True)
 class Estimate:
-    """A mean over questions and its bootstrap interval; `n_questions` that it is the mean of."""
+    """A mean over `n_questions` questions and its bootstrap interval."""
 
     value: float
     low: float
@@ -55,9 +55,9 @@ class Estimate:
 
 
 def pass_at_k(n: int, c: int, k: int) -> float:
-    """Chance that one of k samples is right, if c of n are: 1 - C(n-c, k) / C(n, k), unbiased.
+    """Chance that at least one of k samples is right, if c of n are: 1 - C(n-c, k) / C(n, k), unbiased.
 
-    Chen et al. 2021 (arXiv 2107.03374), equation 1. In exact integers, so that nothing cancels for large n.
+    Chen et al. 2021 (arXiv 2107.03374), equation 1. It is computed in integers, so that no digits are lost for large n.
 
     >>> pass_at_k(4, 2, 2)
     0.8333333333333334
@@ -73,7 +73,7 @@ def pass_at_k(n: int, c: int, k: int) -> float:
 
 
 def best_at_k(scores: Sequence[float], k: int) -> float:
-    """Expected best score of k samples; `pass_at_k` where scores are 0 and 1.
+    """Expected best score of k samples; it equals `pass_at_k` if all scores are 0 or 1.
 
     The i-th smallest of n scores is the best of C(i-1, k-1) of the C(n, k) draws.
 
@@ -93,12 +93,12 @@ def best_at_k(scores: Sequence[float], k: int) -> float:
 def maj_at_k(scores: Sequence[float], answers: Sequence[str | None], k: int) -> float:
     """Expected score of the most frequent answer of k samples, exactly.
 
-    Answers with equally many votes win equally often. No vote at all scores 0. Samples with the same answer should have
-    the same score; where they have not, the answer has their mean.
+    Answers with equally many votes win equally often. A draw without votes scores 0. If samples with the same answer
+    have different scores, the answer has their mean.
 
-    A draw of k samples is the answers' vote counts, independent binomials given that they add up to k. So a generating
-    function of (votes, answers that tie at j votes) is multiplied up answer by answer, for each winning number of votes
-    j: about n k^2 log k additions of positive numbers, 0.02 s for n = 64 and k = 32.
+    The vote counts of a draw of k samples are independent binomials under the condition that they add up to k. For each
+    winning number of votes j, a generating function of (samples drawn, answers that tie at j votes) is multiplied up
+    over the answers. This takes about n k^2 log k additions of positive numbers: 0.02 s for n = 64 and k = 32.
 
     >>> round(maj_at_k([1, 1, 0, 0], ["7", "7", "8", None], 2), 12)
     0.666666666667
@@ -114,14 +114,14 @@ def maj_at_k(scores: Sequence[float], answers: Sequence[str | None], k: int) -> 
     for score, answer in zip(scores, answers, strict=True):
         by_answer[answer or None].append(float(score))
     n_silent = len(by_answer.pop(None, ()))
-    classes = [(len(found), math.fsum(found) / len(found)) for found in by_answer.values()]
+    classes = [(len(same), math.fsum(same) / len(same)) for same in by_answer.values()]
     if not any(score for _, score in classes):
         return 0.0
-    if k == n:  # nothing is drawn: the election itself
+    if k == n:  # there is a single draw: all samples
         most = max(count for count, _ in classes)
         winners = [score for count, score in classes if count == most]
         return math.fsum(winners) / len(winners)
-    chance = k / (n + 1)  # any chance gives the same result; with this one the condition is not rare
+    chance = k / (n + 1)  # the result is the same for any chance; this value makes the condition likely
     pmfs = [_binomial(count, chance) for count, _ in classes]
     silent = _binomial(n_silent, chance)
     most = min(k, max(count for count, _ in classes))
@@ -132,7 +132,8 @@ def maj_at_k(scores: Sequence[float], answers: Sequence[str | None], k: int) -> 
 def _won_with(votes: int, k: int, classes, pmfs, silent: np.ndarray) -> float:
     """Weight of all draws that an answer wins with exactly `votes` votes, times the winner's expected score.
 
-    Rows: how many answers tie with the winner; columns: samples drawn so far. `ahead` has a winner, `open` none yet.
+    Rows count the answers that tie at `votes` votes, columns the samples drawn so far. In `ahead` the winner has been
+    chosen among the answers so far, in `open_` it has not.
     """
     open_ = np.zeros((k // votes, k + 1))
     open_[0, : len(silent)] = silent[: k + 1]
@@ -151,7 +152,7 @@ def _won_with(votes: int, k: int, classes, pmfs, silent: np.ndarray) -> float:
 
 
 def _binomial(n: int, chance: float) -> np.ndarray:
-    """Chances of 0 to n successes of n, each with 0 < `chance` < 1."""
+    """Probabilities of 0 to n successes in n trials that succeed with 0 < `chance` < 1."""
     hit, miss = math.log(chance), math.log1p(-chance)
     ways = (math.lgamma(n + 1) - math.lgamma(i + 1) - math.lgamma(n - i + 1) for i in range(n + 1))
     return np.exp([way + i * hit + (n - i) * miss for i, way in enumerate(ways)])
@@ -165,13 +166,13 @@ def _check_k(n: int, k: int) -> None:
 def bootstrap_interval(
     values: Sequence[float], *, confidence: float = 0.95, n_resamples: int = 2000, seed: int = 0
 ) -> tuple[float, float]:
-    """Percentile interval of the mean over questions: questions are drawn with replacement.
+    """Percentile bootstrap interval of the mean over questions, which are drawn with replacement.
 
     Args:
-        values: one for each question. Of one question nothing is known: both ends are its value.
+        values: a value for each question. With a single question both ends are its value.
 
     Raises:
-        ValueError: no values, `confidence` not within (0, 1), or no resamples.
+        ValueError: there are no values, `confidence` lies outside (0, 1), or `n_resamples` is below 1.
     """
     if not len(values) or not 0 < confidence < 1 or n_resamples < 1:
         raise ValueError(
@@ -195,27 +196,27 @@ def estimate(values: Sequence[float], **options) -> Estimate:
 
 
 def measure(samples: Iterable[Sample], ks: Sequence[int], prefix: str = "Acc", **options) -> dict[str, Estimate]:
-    """All metrics of one data set by name, questions weighing the same however many samples they have.
+    """All metrics of a data set by name. Every question has the same weight, however many samples it has.
 
-    `Acc-Pass@k` (k = 1 always; a score of 1 is right), `Acc-Mean@k` for the largest k (the mean of all samples),
-    `Acc-Best@k`, `Acc-Maj@k`, `Response-Length-Mean` in tokens, `Tool-Calls-Mean` (if any sample has tools), and
-    `Unscored-Share` of the samples (if there are any). Samples without a score count for no accuracy; a question with
-    fewer than k scores is left out of the metrics @k, as the estimate's `n_questions` tells.
+    They are `Acc-Pass@k` (also for k = 1; a score of 1 is right), `Acc-Mean@k` for the largest k (the mean of all
+    samples), `Acc-Best@k`, `Acc-Maj@k`, `Response-Length-Mean` in tokens, `Tool-Calls-Mean` if a sample has tools, and
+    `Unscored-Share` if a sample has no score. Samples without a score count for no accuracy. A question with fewer
+    than k scores is left out of the metrics @k, and the estimate's `n_questions` says so.
 
     Args:
         ks: such as (1, 8).
-        prefix: another name for scores that are no accuracy, such as F1.
-        options: `bootstrap_interval`'s.
+        prefix: a name instead of Acc for scores that are no accuracy, such as F1.
+        options: of `bootstrap_interval`.
 
     Raises:
-        ValueError: no samples, no k, or no question with so many scores.
+        ValueError: there are no samples or no ks, or no question has k scores.
     """
     questions = defaultdict(list)
     for sample in samples:
         questions[sample.question].append(sample)
     if not questions or not ks:
         raise ValueError(f"expected samples and at least one k, got {len(questions)} questions and ks={tuple(ks)}")
-    scored = [[sample for sample in found if sample.score is not None] for found in questions.values()]
+    scored = [[sample for sample in group if sample.score is not None] for group in questions.values()]
     most, values = max(ks), {}
     for k in sorted({1, *ks}):
         values[f"{prefix}-Pass@{k}"] = _of_each(scored, k, lambda s, k: pass_at_k(len(s), _n_right(s), k))
@@ -227,27 +228,27 @@ def measure(samples: Iterable[Sample], ks: Sequence[int], prefix: str = "Acc", *
             scored, k, lambda s, k: maj_at_k([sample.score for sample in s], [sample.answer for sample in s], k)
         )
     values |= _costs(list(questions.values()))
-    return {name: estimate(found, **options) for name, found in values.items()}
+    return {name: estimate(of_metric, **options) for name, of_metric in values.items()}
 
 
 def _costs(questions: list[list[Sample]]) -> dict[str, list[float]]:
-    values = {"Response-Length-Mean": [_mean(sample.tokens for sample in found) for found in questions]}
-    with_tools = [[sample.tool_calls for sample in found if sample.tool_calls is not None] for found in questions]
+    values = {"Response-Length-Mean": [_mean(sample.tokens for sample in group) for group in questions]}
+    with_tools = [[sample.tool_calls for sample in group if sample.tool_calls is not None] for group in questions]
     if any(with_tools):
         values["Tool-Calls-Mean"] = [_mean(calls) for calls in with_tools if calls]
-    unscored = [_mean(sample.score is None for sample in found) for found in questions]
+    unscored = [_mean(sample.score is None for sample in group) for group in questions]
     if any(unscored):
         values["Unscored-Share"] = unscored
     return values
 
 
 def _of_each(questions: list[list[Sample]], k: int, metric) -> list[float]:
-    """`metric(samples, k)` of every question that has k."""
-    found = [metric(samples, k) for samples in questions if len(samples) >= k]
-    if not found:
+    """`metric(samples, k)` of every question that has at least k samples."""
+    values = [metric(samples, k) for samples in questions if len(samples) >= k]
+    if not values:
         most = max(len(samples) for samples in questions)
         raise ValueError(f"k={k}: no question has so many samples with a score; the most are {most}")
-    return found
+    return values
 
 
 def _n_right(samples: list[Sample]) -> int:

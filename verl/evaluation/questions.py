@@ -1,4 +1,4 @@
-"""Questions of a benchmark as a model is asked them, and the instructions that go with them."""
+"""A benchmark's questions as messages to a model, with instructions on how to answer."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -13,13 +13,13 @@ _ANSWER = r"Then give the answer alone, boxed, between <answer> and </answer>, a
 
 @dataclass(frozen=True)
 class Question:
-    """One question.
+    """A question and its answers.
 
     Attributes:
-        id: unique in its set, and the same whatever else of the set is asked.
+        id: unique in the benchmark; it does not depend on which other questions are asked.
         text: the bare question, as a judge sees it.
         prompt: messages (`role`, `content`).
-        answers: the golden answers; each is right. Countdown: `{"target": …, "numbers": …}` as JSON.
+        answers: the golden answers, each of which is right; for Countdown `{"target": …, "numbers": …}` as JSON.
         meta: other fields of the public set, such as GAIA's Level.
     """
 
@@ -36,13 +36,13 @@ def to_messages(
     """The prompt for a bare question.
 
     Args:
-        style: `boxed` asks for \\boxed, as in training data; `answer` explains the tags
-            of `tool_format` in a system message; `plain` adds nothing.
-        tool_tags: the tools that `answer` tells of; none: think and answer only.
+        style: `boxed` asks for \\boxed, as training data do; `answer` explains the tags of `tool_format` in a system
+            message; `plain` adds nothing.
+        tool_tags: the tools that the style `answer` explains; with none it asks to think and answer.
         system: a system message instead of the style's, such as that of a checkpoint's training data.
 
     Raises:
-        ValueError: no such style.
+        ValueError: there is no such style.
     """
     if style not in STYLES:
         raise ValueError(f"style={style!r}: choose one of {', '.join(STYLES)}")
@@ -54,7 +54,7 @@ def to_messages(
 
 
 def tool_instruction(tool_tags: Iterable[str] = TOOL_TAGS) -> str:
-    """What a model that was not trained on the protocol must know of it."""
+    """Explains the protocol of `tool_format` to a model that was not trained on it."""
     tools = [f"<{tag}>…</{tag}> {_TOOLS.get(tag, f'calls the tool {tag}')}" for tag in tool_tags]
     lines = ["Answer the question. First think, between <think> and </think>."]
     if tools:

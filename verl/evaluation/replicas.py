@@ -1,8 +1,8 @@
-"""How many replicas of the model an evaluation's server has: by default as many as fit on the GPUs of this machine.
+"""The number of replicas of the model in an evaluation's server: by default as many as this machine's GPUs can hold.
 
-The server is vLLM's own, with `--data-parallel-size`: one address, and each request goes to the replica that has the
-fewest waiting and running (vLLM 0.24 and 0.30; replicas of a dense model share nothing, and on one machine no port is
-fixed). A sample's seed travels with its request, so it does not matter who answers.
+The server is vLLM's own with `--data-parallel-size`. It has one address and gives each request to the replica with the
+fewest waiting and running requests (vLLM 0.24 and 0.30; replicas of a dense model share nothing, and on one machine no
+port is fixed). Every request has its sample's seed, so that it does not matter which replica answers.
 """
 
 import os
@@ -10,11 +10,11 @@ import resource
 
 from omegaconf import DictConfig
 
-SPARE_FILES = 256  # of the process itself, of tools and of the judge's connections
+SPARE_FILES = 256  # for the process itself, for tools and for connections to the judge
 
 
 def visible_gpus() -> int | None:
-    """GPUs that CUDA_VISIBLE_DEVICES leaves, counted without initializing CUDA; None on the CPU profile."""
+    """The number of GPUs in CUDA_VISIBLE_DEVICES, counted without initializing CUDA; None on the CPU profile."""
     if os.environ.get("VERL_PLATFORM") == "cpu":
         return None
     import torch
@@ -23,14 +23,15 @@ def visible_gpus() -> int | None:
 
 
 def replicas_of(server: DictConfig, gpus: int | None) -> int:
-    """`server.data_parallel`, or, where it is null, as many as there are GPUs for; at least 1."""
+    """`server.data_parallel`; if it is null, as many replicas as there are GPUs for, and at least 1."""
     if server.data_parallel is not None:
         return server.data_parallel
     return 1 if gpus is None else max(1, gpus // server.tensor_parallel)
 
 
 def check_gpus(server: DictConfig, gpus: int | None) -> None:
-    """
+    """Compare the server's GPUs with those of this machine (None: the CPU profile).
+
     Raises:
         ValueError: the server needs more GPUs than there are.
     """
@@ -45,7 +46,7 @@ def check_gpus(server: DictConfig, gpus: int | None) -> None:
 
 
 def describe_server(server: DictConfig, gpus: int | None) -> str:
-    """The server that would be started, in one line; or why it cannot be."""
+    """A line about the server that would be started, or about why it cannot start."""
     try:
         check_gpus(server, gpus)
     except ValueError as error:
@@ -59,10 +60,10 @@ def describe_server(server: DictConfig, gpus: int | None) -> str:
 
 
 def allow_open_files(connections: int) -> None:
-    """Raise this process's limit on open files, where it is too low for so many connections.
+    """Raise this process's limit on open files if it is too low for this many connections.
 
     Raises:
-        ValueError: the limit that only an administrator can raise is too low.
+        ValueError: the hard limit, which only an administrator can raise, is too low.
     """
     needed = connections + SPARE_FILES
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

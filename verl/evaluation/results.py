@@ -1,9 +1,9 @@
-"""Result lines: how an evaluation writes its numbers down and how a tool reads them back.
+"""Writes the numbers of an evaluation as result lines, and reads them back.
 
-An evaluation log is free text for people; each dataset's numbers are also on one machine-readable line:
+An evaluation log is free text for people. Each dataset's numbers are also on a line for programs:
     RESULT {"experiment": "hapo-tiny", "step": 200, "dataset": "countdown", "n_samples": 8, "n_questions": 64,
             "metrics": {"Acc-Pass@1": 0.45, "Acc-Best@8": 0.81, "Response-Length-Mean": 31.5}}
-(on one line in the file). The evaluator and `scripts/read_log.py` both use this module, so they cannot disagree.
+(a single line in the file). The evaluation and `scripts/read_log.py` both use this module, so that they agree.
 """
 
 import json
@@ -15,22 +15,22 @@ from pathlib import Path
 from verl.utils.atomic_files import replacing
 
 PREFIX = "RESULT "
-# of the name of an interval's ends, behind that of the metric
+# a metric's name and one of these make the name of an end of its interval
 INTERVAL_ENDS = ("-Low", "-High")
 
 
 @dataclass(frozen=True, kw_only=True)
 class EvalResult:
-    """What one evaluation of one checkpoint on one dataset found.
+    """The result of evaluating a checkpoint on a dataset.
 
     Attributes:
         step: training step of the checkpoint; None for a model that was not trained here.
-        n_samples: answers drawn per question.
+        n_samples: number of answers to each question.
         metrics: name -> finite number. Accuracies (`Acc-Pass@1`, `Acc-Mean@8`, `Acc-Best@8`, `Acc-Maj@8`) lie in
             [0, 1], `Response-Length-Mean` is in tokens; other names are kept as they are.
 
     Raises:
-        ValueError: a field has the wrong type or range; the message names the field and its value.
+        ValueError: a field has a wrong type or value; the message names both.
     """
 
     experiment: str
@@ -63,7 +63,7 @@ def _check_metric(name: str, value: float) -> None:
 
 
 def format_result_lines(results: Iterable[EvalResult]) -> list[str]:
-    """For each result a small table for people and one `RESULT {json}` line; no line holds a line break."""
+    """For each result a small table for people and a `RESULT {json}` line; no line contains a line break."""
     lines = []
     for result in results:
         at_step = "" if result.step is None else f" at step {result.step}"
@@ -80,10 +80,10 @@ def parse_result_lines(lines: Iterable[str], source: str = "log") -> list[EvalRe
     """The results in a log, in order; every line that does not start with `RESULT {` is free text.
 
     Args:
-        source: the log's name, for error messages.
+        source: the log's name for error messages.
 
     Raises:
-        ValueError: a damaged result line; the message gives the source, the line number and the key.
+        ValueError: a result line is damaged; the message gives the source, the line number and the key.
     """
     results = []
     for number, line in enumerate(lines, start=1):
@@ -107,6 +107,6 @@ def _parse_result(text: str) -> EvalResult:
 
 
 def write_result_log(path: str | Path, lines: Iterable[str]) -> None:
-    """Writes the lines as UTF-8 text, all or nothing; makes the folder. Replaces an older log."""
+    """Write the lines as UTF-8 text to a log that is complete or not there; it replaces an older log."""
     with replacing(path) as unfinished:
         unfinished.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")

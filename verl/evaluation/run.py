@@ -1,9 +1,9 @@
 """Asks a model every question n times, scores the answers, keeps each sample, and measures.
 
-    read_questions -> samples that are not in the file yet -> asked, many at once -> scored -> SampleFile -> metrics
+    read_questions -> samples that the file lacks -> asked, many at once -> scored -> SampleFile -> metrics
 
-A sample's seed follows from the run's seed, the question and the sample's number, so that a run that goes on asks for
-what it would have asked for.
+A sample's seed follows from the run's seed, the question and the sample's number, so that a run that was interrupted
+asks for the remaining samples with the same seeds.
 """
 
 import asyncio
@@ -34,7 +34,7 @@ from verl.workers.rollout.trees.plain import Policy as Plain
 
 @dataclass(frozen=True)
 class Response:
-    """An answer: its text, the tokens that the model wrote, and its tool calls (None: it has no tools)."""
+    """An answer: its text, the number of tokens that the model wrote, and of its tool calls (None: it has no tools)."""
 
     text: str
     tokens: int
@@ -47,7 +47,7 @@ class Responder(Interface):
 
 @dataclass(frozen=True)
 class Sampling:
-    """max_tokens: of a response, tool results included."""
+    """How a model samples; `max_tokens` limits a response and includes tool results."""
 
     temperature: float
     top_p: float
@@ -56,15 +56,14 @@ class Sampling:
 
 
 class TokenResponder:
-    """A model that is asked in tokens, as in training, with or without tools.
+    """A model that gets and gives token ids, as in training, with or without tools.
 
     Args:
-        engine: a server's.
+        engine: of the server.
         tokenizer: of the model; its chat template makes the prompt.
-        sampling: how it answers.
-        stop_token_ids: end a response.
-        tools: None: one turn.
-        context: tokens of prompt and response together; None: as many as the server takes.
+        stop_token_ids: any of them ends a response.
+        tools: None: the model answers in one turn.
+        context: the most tokens of prompt and response together; None: the server limits them.
     """
 
     def __init__(
@@ -85,11 +84,12 @@ class TokenResponder:
         prompt_ids = self.tokenizer.apply_chat_template(
             question.prompt, add_generation_prompt=True, tokenize=True, return_dict=False
         )
-        room = self.sampling.max_tokens
-        room = room if self.context is None else min(room, self.context - len(prompt_ids))
-        if room < 1:
+        max_tokens = self.sampling.max_tokens
+        if self.context is not None:
+            max_tokens = min(max_tokens, self.context - len(prompt_ids))
+        if max_tokens < 1:
             raise ValueError(f"question {question.id}: its {len(prompt_ids)} tokens leave no room in {self.context}")
-        limits = {"max_tokens": room, "stop_token_ids": self.stop_token_ids}
+        limits = {"max_tokens": max_tokens, "stop_token_ids": self.stop_token_ids}
         if self.environment is None:
             made = await self.engine.generate(prompt_ids, seed=seed, **limits, **self.options)
             return Response(self._text(made.token_ids), len(made.token_ids))
@@ -111,7 +111,7 @@ class TokenResponder:
 
 
 class ChatResponder:
-    """A model of which only a chat API is known: no tools; top_k is not part of that API."""
+    """A model behind a chat API: without tools, and without top_k, which that API does not have."""
 
     def __init__(self, model: ChatModel, sampling: Sampling):
         self.model = model
@@ -142,11 +142,11 @@ async def collect(
     seed: int = 0,
     at_once: int = 64,
 ) -> None:
-    """Ask for and score what `samples` lacks; the first failure ends it, and what came before stays.
+    """Ask for the samples that the file lacks, and score them. The first failure ends this; earlier samples stay.
 
     Args:
         scoring: of the benchmark; `judge` needs a judge.
-        at_once: samples that are under way at once.
+        at_once: the most samples that are asked for or scored at the same time.
     """
     todo, total = missing(questions, n, samples), len(questions) * n
     bar = tqdm(total=total, initial=total - len(todo), unit="sample", desc=samples.path.stem)
@@ -154,7 +154,7 @@ async def collect(
     known = [row["score"] for row in samples.rows.values() if row["score"] is not None]
     right, scored_so_far = sum(known), len(known)
 
-    async def one(question: Question, number: int) -> None:
+    async def ask_and_score(question: Question, number: int) -> None:
         nonlocal right, scored_so_far
         async with slots:
             started = time.monotonic()
@@ -168,7 +168,7 @@ async def collect(
         bar.set_postfix(accuracy=f"{right / max(1, scored_so_far):.3f}", refresh=False)
         bar.update()
 
-    tasks = [asyncio.create_task(one(question, number)) for question, number in todo]
+    tasks = [asyncio.create_task(ask_and_score(question, number)) for question, number in todo]
     try:
         for task in asyncio.as_completed(tasks):
             await task
@@ -188,7 +188,7 @@ async def _score(question: Question, response: Response, scoring: str, judge: Ju
 def measure(
     samples: SampleFile, questions: Sequence[Question], n: int, ks: Sequence[int]
 ) -> dict[str, metrics.Estimate]:
-    """Metrics of the file's samples of these questions; token F1 as well where answers have one."""
+    """Metrics of the first n samples of each question, with token F1 if the answers have one."""
     wanted = [samples.rows[question.id, number] for question in questions for number in range(n)]
     rows = [
         metrics.Sample(
@@ -200,21 +200,21 @@ def measure(
         )
         for row in wanted
     ]
-    found = metrics.measure(rows, ks)
+    estimates = metrics.measure(rows, ks)
     if wanted and "f1" in wanted[0]:
         f1 = [row.get("f1", 0.0) for row in wanted]
-        found["F1-Mean"] = metrics.estimate([fmean(f1[at : at + n]) for at in range(0, len(f1), n)])
-    return found
+        estimates["F1-Mean"] = metrics.estimate([fmean(f1[at : at + n]) for at in range(0, len(f1), n)])
+    return estimates
 
 
 def result_of(
     estimates: dict[str, metrics.Estimate], *, experiment: str, step: int | None, dataset: str, n: int, n_questions: int
 ) -> EvalResult:
-    """Values and the ends of their intervals, by names that `scripts/read_log.py` reads."""
-    numbers = {name: found.value for name, found in estimates.items()}
-    for name, found in estimates.items():
+    """Values and the ends of their intervals, under names that `scripts/read_log.py` reads."""
+    numbers = {name: estimate.value for name, estimate in estimates.items()}
+    for name, estimate in estimates.items():
         if name.startswith(("Acc-", "F1-")):
-            ends = zip(INTERVAL_ENDS, (found.low, found.high), strict=True)
+            ends = zip(INTERVAL_ENDS, (estimate.low, estimate.high), strict=True)
             numbers |= {f"{name}{end}": value for end, value in ends}
     return EvalResult(
         experiment=experiment, step=step, dataset=dataset, n_samples=n, n_questions=n_questions, metrics=numbers

@@ -1,7 +1,9 @@
-"""The samples of an evaluation, one JSON object on each line: a killed run loses none and goes on where it stopped.
+"""Keeps the samples of an evaluation in a file, so that a killed run loses none and continues where it stopped.
 
-{"settings": {...}}                                   what was asked, and how: another evaluation needs another file
-{"question": "7", "sample": 0, "score": 1.0, …}       in the order in which they came
+    {"settings": {...}}                                 the first line: what was asked and how
+    {"question": "7", "sample": 0, "score": 1.0, …}     then a line for each sample, in the order of their arrival
+
+An evaluation with other settings needs another file.
 """
 
 import fcntl
@@ -11,15 +13,15 @@ from pathlib import Path
 
 
 class SampleFile:
-    """Open for one evaluation at a time; use it as a context manager.
+    """A context manager for the file, which only one evaluation can open at a time.
 
     Args:
         path: of the file; its folder is made.
         settings: all that the samples depend on, in JSON's types.
 
     Raises:
-        ValueError: the file is another evaluation's, or damaged before its last line; names what differs.
-        BlockingIOError: another process writes to it.
+        ValueError: the file has other settings (the message names them), or is damaged before its last line.
+        BlockingIOError: another process has the file open.
     """
 
     def __init__(self, path: Path, settings: dict):
@@ -37,7 +39,7 @@ class SampleFile:
     def _read(self, settings: dict) -> None:
         self._file.seek(0)
         whole, _, torn = self._file.read().rpartition(b"\n")
-        if torn:  # the writer was killed inside a line
+        if torn:  # the writer was killed within a line
             self._file.truncate(len(whole) + (1 if whole else 0))
         lines = whole.split(b"\n") if whole else []
         for number, line in enumerate(lines, start=1):
@@ -52,17 +54,17 @@ class SampleFile:
         if not lines:
             self._write({"settings": settings})
 
-    def _check_settings(self, found: dict, settings: dict) -> None:
-        different = [key for key in {*found, *settings} if found.get(key) != settings.get(key)]
+    def _check_settings(self, earlier: dict, settings: dict) -> None:
+        different = [key for key in {*earlier, *settings} if earlier.get(key) != settings.get(key)]
         if different:
-            parts = [f"{key}={found.get(key)!r} there, {settings.get(key)!r} now" for key in sorted(different)]
+            parts = [f"{key}={earlier.get(key)!r} there, {settings.get(key)!r} now" for key in sorted(different)]
             raise ValueError(
                 f"{self.path} holds samples of another evaluation ({'; '.join(parts)}): move it away, or choose "
                 "another output_dir"
             )
 
     def add(self, row: dict) -> None:
-        """Keep a sample; it is on the disk when this returns."""
+        """Add a sample; it is on the disk when this returns."""
         self.rows[row["question"], row["sample"]] = row
         self._write(row)
 

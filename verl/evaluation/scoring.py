@@ -1,4 +1,4 @@
-"""What an answer is worth: mathematics by equivalence, questions by exact match and token F1, or a judge's verdict."""
+"""Scores answers: mathematics by equivalence, questions by exact match and token F1 or by a judge's verdict."""
 
 import asyncio
 import json
@@ -8,18 +8,18 @@ from verl.evaluation.judge import JudgeCache, cache_key, is_judgeable, judge_mes
 from verl.evaluation.questions import Question
 from verl.evaluation.server import ChatModel
 from verl.utils.reward_score import countdown, math_equivalence
-from verl.utils.reward_score.qa import exact_match, normalise, plain_text, token_f1
+from verl.utils.reward_score.qa import exact_match, normalize, plain_text, token_f1
 from verl.utils.reward_score.tool_format import check_format
 
 
 @dataclass(frozen=True)
 class Scored:
-    """A verdict.
+    """The score of a response.
 
     Args:
-        score: in [0, 1]; None: a judge's reply that cannot be read.
-        answer: what it votes for; empty: it does not vote.
-        more: other numbers (`f1`) and, of a judge, its `reply`.
+        score: in [0, 1]; None: the judge's reply cannot be read.
+        answer: the answer that the response votes for; empty: no vote.
+        more: other numbers (`f1`), and the `reply` of a judge.
     """
 
     score: float | None
@@ -28,7 +28,7 @@ class Scored:
 
 
 def final_answer(response: str) -> str | None:
-    """What a response answers: the text in \\boxed of its <answer>, or all of its <answer>, or its last \\boxed."""
+    """A response's answer: the \\boxed text in its <answer>, else all of its <answer>, else its last \\boxed text."""
     report = check_format(response)
     if report.boxed is not None:
         return plain_text(report.boxed)
@@ -39,27 +39,27 @@ def final_answer(response: str) -> str | None:
 
 
 def by_rule(question: Question, scoring: str, response: str) -> Scored:
-    """By `math`, `qa` or `countdown`; runs other processes for mathematics, so not on an event loop."""
+    """Score by `math`, `qa` or `countdown`. For mathematics it waits for other processes: keep it off event loops."""
     if scoring == "countdown":
-        found = countdown.compute_score("countdown", response, json.loads(question.answers[0]))
-        return Scored(found["acc"], found["pred"])
+        result = countdown.compute_score("countdown", response, json.loads(question.answers[0]))
+        return Scored(result["acc"], result["pred"])
     if scoring == "math":
         answer = check_format(response).answer
-        said = response if answer is None else answer
-        found = [math_equivalence.compute_score("math", said, truth) for truth in question.answers]
-        best = max(found, key=lambda one: one["acc"])
+        answer = response if answer is None else answer
+        results = [math_equivalence.compute_score("math", answer, truth) for truth in question.answers]
+        best = max(results, key=lambda result: result["acc"])
         return Scored(best["acc"], best["pred"])
     answer = final_answer(response) or ""
     em, f1 = exact_match(answer, question.answers), token_f1(answer, question.answers)
-    return Scored(em, normalise(answer[:4096]), {"f1": f1})
+    return Scored(em, normalize(answer[:4096]), {"f1": f1})
 
 
 class Judge:
-    """A language model that compares answers; what it said is kept, and never asked again.
+    """A language model that compares answers. Its replies are kept, so that it is never asked the same twice.
 
     Args:
-        model: the judge.
-        cache: its replies.
+        model: the judge's model.
+        cache: of its replies.
         sampling: temperature, max_tokens, seed, ….
     """
 
@@ -80,7 +80,7 @@ class Judge:
             reply = await asyncio.shield(self.asking[key])
         verdict = parse_verdict(reply)
         f1 = {"f1": token_f1(answer, question.answers)}
-        return Scored(None if verdict is None else float(verdict), normalise(answer), f1 | {"reply": reply})
+        return Scored(None if verdict is None else float(verdict), normalize(answer), f1 | {"reply": reply})
 
     async def _ask(self, key: str, messages: list[dict]) -> str:
         try:

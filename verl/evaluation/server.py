@@ -1,7 +1,7 @@
-"""The model that is evaluated, behind an OpenAI-compatible server: somebody's, or one that is started here and stopped.
+"""Talks to the model that is evaluated, behind an OpenAI-compatible server, and can start and stop a vLLM server.
 
-A vLLM server takes and gives token ids, so that what a tool-using model sees is what it saw in training
-(`ServerEngine`). Of any other server messages go in and text comes out (`ChatModel`).
+A vLLM server takes and gives token ids, so that a model with tools sees the same tokens as in training
+(`ServerEngine`). Other servers take messages and give text (`ChatModel`).
 """
 
 import asyncio
@@ -28,12 +28,13 @@ CONNECTIONS_A_CLIENT = 16
 
 
 def client_of(url: str, api_key: str | None = None, *, timeout: float = 3600.0, retries: int = 5) -> AsyncOpenAI:
-    """A client for `url`, such as http://127.0.0.1:8000; the environment's proxies serve other machines only.
+    """A client for `url`, such as http://127.0.0.1:8000. Proxies of the environment are used for other machines only.
 
     Args:
         api_key: of the server; None: it asks for none.
-        timeout: seconds of one request.
-        retries: of a request that was refused, cut off or answered by 408, 409, 429 or 5xx; waits double.
+        timeout: seconds for a request.
+        retries: of a request that was refused, cut off or answered by 408, 409, 429 or 5xx; the waits between them
+            double.
     """
     base = httpx.URL(url.rstrip("/"))
     http = httpx.AsyncClient(
@@ -43,21 +44,21 @@ def client_of(url: str, api_key: str | None = None, *, timeout: float = 3600.0, 
 
 
 def clients_of(url: str, api_key: str | None, concurrency: int) -> list[AsyncOpenAI]:
-    """Enough clients for so many requests at once, see `client_of`.
+    """Clients for `concurrency` requests at once, with few connections each; see `client_of`.
 
-    httpcore (1.0) looks at every connection of a pool for every idle one: with 256 in one pool that was half of an
-    evaluation's time.
+    httpcore (1.0) looks at all connections of a pool for each idle connection: with 256 connections in a pool that took
+    half of an evaluation's time.
     """
     return [client_of(url, api_key) for _ in range(-(-concurrency // CONNECTIONS_A_CLIENT))]
 
 
 class ServerEngine:
-    """`RolloutEngine` on a vLLM server: token ids in, token ids out, no log-probabilities.
+    """A `RolloutEngine` on a vLLM server: it takes and gives token ids, without log-probabilities.
 
     Args:
         clients: see `clients_of`; they take turns.
-        model: the name that the server knows it by.
-        concurrency: requests at once; more wait.
+        model: its name on the server.
+        concurrency: the most requests at once; others wait.
     """
 
     def __init__(self, clients: Sequence[AsyncOpenAI], model: str, concurrency: int):
@@ -81,16 +82,16 @@ class ServerEngine:
         """See `RolloutEngine.generate`.
 
         Raises:
-            ValueError: candidates or entropies are asked for, or the server gives no token ids: it is no vLLM.
+            ValueError: candidates or entropies are asked for, or the server gives no token ids, as it is not vLLM.
         """
         if n_candidates or n_entropy:
             raise ValueError(f"n_candidates={n_candidates}, n_entropy={n_entropy}: the completions API reports none")
         more = {"top_k": top_k, "stop_token_ids": list(stop_token_ids), "return_token_ids": True}
         more |= {"prompt": list(prompt_ids)} | ({"skip_special_tokens": False} if stop else {})
         async with self.slots:
-            found = await next(self.clients).completions.create(
+            completion = await next(self.clients).completions.create(
                 model=self.model,
-                prompt="",  # in `more`: the client would look at every token of it
+                prompt="",  # it is in `more`, where the client does not look at every token
                 max_tokens=max_tokens,
                 temperature=temperature,
                 top_p=top_p,
@@ -98,7 +99,7 @@ class ServerEngine:
                 stop=list(stop) or None,
                 extra_body=more,
             )
-        token_ids = (found.choices[0].model_extra or {}).get("token_ids")
+        token_ids = (completion.choices[0].model_extra or {}).get("token_ids")
         if token_ids is None:
             raise ValueError(
                 "the server gives no token ids: server.api=tokens needs a vLLM server, else server.api=chat"
@@ -108,23 +109,23 @@ class ServerEngine:
 
 
 class ChatModel:
-    """Messages in, text out. Arguments as `ServerEngine`'s."""
+    """A model that takes messages and gives text; its arguments are those of `ServerEngine`."""
 
     def __init__(self, clients: Sequence[AsyncOpenAI], model: str, concurrency: int):
         self.clients, self.model, self.slots = itertools.cycle(clients), model, asyncio.Semaphore(concurrency)
 
     async def ask(self, messages: Sequence[dict], **sampling) -> tuple[str, int]:
-        """The reply's text and its tokens (0 where the server does not count).
+        """The reply's text and its number of tokens (0 if the server does not say).
 
         Args:
             sampling: max_tokens, temperature, top_p, seed, ….
         """
         async with self.slots:
-            found = await next(self.clients).chat.completions.create(
+            completion = await next(self.clients).chat.completions.create(
                 model=self.model, messages=list(messages), **sampling
             )
-        tokens = found.usage.completion_tokens if found.usage else 0
-        return found.choices[0].message.content or "", tokens
+        tokens = completion.usage.completion_tokens if completion.usage else 0
+        return completion.choices[0].message.content or "", tokens
 
 
 def free_port() -> int:
@@ -135,20 +136,20 @@ def free_port() -> int:
 
 @contextmanager
 def serving(model: str, log: Path, options: Sequence[str] = (), start_seconds: float = 1800.0) -> Iterator[str]:
-    """`vllm serve` of a folder or hub name on a free port of this machine, as `scripts/serve.sh` starts it.
+    """Run `vllm serve` for a folder or hub name on a free port of this machine, by `scripts/serve.sh`.
 
-    The server and all that it started are gone afterwards, however the block ends.
+    When the block ends, the server and all processes that it started are ended.
 
     Args:
-        log: what the server prints.
-        options: vLLM's.
-        start_seconds: until it must answer.
+        log: the file for the server's output.
+        options: of vLLM.
+        start_seconds: within which the server must answer.
 
     Yields:
-        its URL.
+        The server's URL.
 
     Raises:
-        RuntimeError: it ended, or did not answer in time; the message holds the end of its log.
+        RuntimeError: the server ended, or did not answer in time; the message holds the end of its log.
     """
     url = f"http://127.0.0.1:{(port := free_port())}"
     log.parent.mkdir(parents=True, exist_ok=True)
@@ -172,7 +173,7 @@ def serving(model: str, log: Path, options: Sequence[str] = (), start_seconds: f
 
 
 def _end_with_the_parent() -> None:
-    """Linux: a SIGTERM when the evaluation is killed and cannot stop its server."""
+    """In the server's process (Linux): get a SIGTERM when the evaluation is killed and cannot stop its server."""
     ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
 
 
@@ -194,7 +195,7 @@ def _wait_until_healthy(process: subprocess.Popen, url: str, log: Path, seconds:
 
 
 def _stop(process: subprocess.Popen) -> None:
-    """The server's whole session: politely, then for good."""
+    """End all processes of the server's session: SIGTERM first, SIGKILL for what is left."""
     for signal_number, seconds in ((signal.SIGTERM, STOP_SECONDS), (signal.SIGKILL, STOP_SECONDS)):
         try:
             os.killpg(process.pid, signal_number)
@@ -207,7 +208,7 @@ def _stop(process: subprocess.Popen) -> None:
 
 
 def _lives(process: subprocess.Popen) -> bool:
-    """Whether any process of the group is left."""
+    """Whether any process of the server's group is left."""
     process.poll()
     try:
         os.killpg(process.pid, 0)

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from verl.utils.reward_score import math_equivalence
-from verl.utils.reward_score.math_equivalence import compute_score, last_boxed, normalise
+from verl.utils.reward_score.math_equivalence import compute_score, last_boxed, normalize
 
 POWERS = r"9^{9^{9^{9}}}"
 
@@ -115,8 +115,8 @@ def test_the_same_text_needs_no_library_and_votes_together(no_processes, answer)
     }
 
 
-def test_normalise_keeps_commands_apart():
-    assert normalise(r"\leftarrow") == r"\leftarrow" and normalise(r"\left( 1 \right)") == "(1)"
+def test_normalize_keeps_commands_apart():
+    assert normalize(r"\leftarrow") == r"\leftarrow" and normalize(r"\left( 1 \right)") == "(1)"
 
 
 @pytest.mark.parametrize("truth", ["", " ", None, [1]])

@@ -6,7 +6,7 @@ import time
 import numpy as np
 import pytest
 
-from verl.utils.reward_score.qa import compute_score, exact_match, gold_answers, normalise, plain_text, token_f1
+from verl.utils.reward_score.qa import compute_score, exact_match, gold_answers, normalize, plain_text, token_f1
 
 
 @pytest.mark.parametrize(
@@ -101,10 +101,10 @@ def test_f1_of_random_words_is_symmetric_bounded_and_blind_to_order():
         assert token_f1(" ".join(two), [" ".join(shuffled)]) == pytest.approx(value)
 
 
-def test_normalising_twice_changes_nothing():
+def test_normalizing_twice_changes_nothing():
     rng = random.Random(1)
     for _ in range(2000):
-        once = normalise("".join(rng.choices("aA theTHE.,-'+\t漢", k=rng.randrange(12))))
+        once = normalize("".join(rng.choices("aA theTHE.,-'+\t漢", k=rng.randrange(12))))
         if any(char.isalnum() for char in once):
             assert "  " not in once and once == once.strip() == once.lower()
 

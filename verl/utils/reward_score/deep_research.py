@@ -8,7 +8,7 @@ which the authors' code sets to f1 for everything. The answer is the \\boxed in 
 """
 
 from verl.utils.reward_score import math_equivalence
-from verl.utils.reward_score.qa import exact_match, gold_answers, normalise, plain_text, token_f1
+from verl.utils.reward_score.qa import exact_match, gold_answers, normalize, plain_text, token_f1
 from verl.utils.reward_score.tool_format import TOOL_TAGS, FormatReport, check_format
 
 VARIANTS = ("specification", "published")
@@ -115,4 +115,4 @@ def _correctness(data_source, report: FormatReport, ground_truth, rule: str, opt
     golds = gold_answers(ground_truth)
     answer = plain_text(report.boxed or "")
     em = exact_match(answer, golds)
-    return (em if rule == "em" else token_f1(answer, golds)), em, normalise(answer[:4096])
+    return (em if rule == "em" else token_f1(answer, golds)), em, normalize(answer[:4096])

@@ -128,10 +128,10 @@ def last_boxed(text: str) -> str | None:
     return text[start:end] if start >= 0 else None
 
 
-def normalise(answer: str) -> str:
+def normalize(answer: str) -> str:
     """Text by which answers are compared first, and voted on: without layout, dollars, final full stop or percent.
 
-    >>> normalise(r"$\\dfrac{1}{2}\\, $."), normalise(r"\\left[ 0, 1 \\right)"), normalise(r"50\\%")
+    >>> normalize(r"$\\dfrac{1}{2}\\, $."), normalize(r"\\left[ 0, 1 \\right)"), normalize(r"50\\%")
     ('\\\\frac{1}{2}', '[0,1)', '50')
     """
     text = _LAYOUT.sub("", _bare(answer))
@@ -186,8 +186,8 @@ def compute_score(
     if answer is None or not answer.strip() or len(answer) > MAX_ANSWER_CHARS:
         return {"score": 0.0, "acc": 0.0, "pred": ""}
     truth = last_boxed(ground_truth) or ground_truth
-    pred = normalise(answer)
-    right = pred == normalise(truth) or any(
+    pred = normalize(answer)
+    right = pred == normalize(truth) or any(
         is_equivalent(*pair, timeout_seconds) for pair in _comparisons(truth, answer)
     )
     return {"score": float(right), "acc": float(right), "pred": pred}

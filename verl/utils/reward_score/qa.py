@@ -1,6 +1,6 @@
 """Question answering: exact match and token F1, the best over the gold answers.
 
-Normalisation is SQuAD's (arXiv 1606.05250): lower case, without punctuation, articles and extra white space. F1 follows
+Normalization is SQuAD's (arXiv 1606.05250): lower case, without punctuation, articles and extra white space. F1 follows
 HotpotQA (arXiv 1809.09600): yes, no and noanswer are right or wrong, never partly right.
 """
 
@@ -16,10 +16,10 @@ _LATEX_TEXT = re.compile(r"\\(?:text|textbf|textit|mathrm|mbox)\s*\{([^{}]*)\}")
 _ALL_OR_NOTHING = frozenset(("yes", "no", "noanswer"))
 
 
-def normalise(answer: str) -> str:
+def normalize(answer: str) -> str:
     """Text by which answers are compared; what would lose everything (choice A, the sign +) loses white space only.
 
-    >>> normalise("The  U.S. Army, an army"), normalise("A"), normalise(" + ")
+    >>> normalize("The  U.S. Army, an army"), normalize("A"), normalize(" + ")
     ('us army army', 'a', '+')
     """
     lower = answer.lower()
@@ -61,10 +61,10 @@ def gold_answers(ground_truth) -> list[str]:
 
 
 def exact_match(answer: str, golds: list[str]) -> float:
-    """1 if `answer` is one of `golds` after normalisation, else 0; 0 for more than 4096 characters."""
+    """1 if `answer` is one of `golds` after normalization, else 0; 0 for more than 4096 characters."""
     if len(answer) > MAX_ANSWER_CHARS:
         return 0.0
-    return float(normalise(answer) in {normalise(gold) for gold in golds})
+    return float(normalize(answer) in {normalize(gold) for gold in golds})
 
 
 def token_f1(answer: str, golds: list[str]) -> float:
@@ -75,8 +75,8 @@ def token_f1(answer: str, golds: list[str]) -> float:
     """
     if len(answer) > MAX_ANSWER_CHARS:
         return 0.0
-    words = normalise(answer)
-    return max(_f1(words, normalise(gold)) for gold in golds)
+    words = normalize(answer)
+    return max(_f1(words, normalize(gold)) for gold in golds)
 
 
 def _f1(answer: str, gold: str) -> float:
@@ -98,7 +98,7 @@ def compute_score(data_source, solution_str, ground_truth, extra_info=None, metr
         metric: `f1` or `em`, which of the two is the score.
 
     Returns:
-        `score`, `acc` (exact match), `f1` in [0, 1], and `pred`, the normalised answer for majority votes.
+        `score`, `acc` (exact match), `f1` in [0, 1], and `pred`, the normalized answer for majority votes.
 
     Raises:
         ValueError: no gold answer, or an unknown metric.
@@ -108,5 +108,5 @@ def compute_score(data_source, solution_str, ground_truth, extra_info=None, metr
     golds = gold_answers(ground_truth)
     answer = solution_str if isinstance(solution_str, str) else ""
     em, f1 = exact_match(answer, golds), token_f1(answer, golds)
-    pred = normalise(answer) if len(answer) <= MAX_ANSWER_CHARS else ""
+    pred = normalize(answer) if len(answer) <= MAX_ANSWER_CHARS else ""
     return {"score": em if metric == "em" else f1, "acc": em, "f1": f1, "pred": pred}
