@@ -1,21 +1,27 @@
-"""TrajectoryTree: shared prefixes are stored once, and every trajectory comes back whole."""
+"""TrajectoryTree: shared prefixes are stored once, and every trajectory comes back whole, whatever came first.
+
+The oracle of sharing is a trie of plain prefixes: trajectories share a token where all before it, its author included,
+are equal.
+"""
 
 import random
+from dataclasses import replace
 
 import pytest
 
-from verl.workers.rollout.trajectory_tree import Segment, TrajectoryTree, tree_of_rows
+from verl.workers.rollout.trajectory_tree import MODEL, TOOL, Segment, TrajectoryTree, tree_of_rows
+
+SEEDS = range(30)
 
 
-@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("seed", SEEDS)
 def test_rows_come_back_and_tokens_are_stored_once(seed):
     generator = random.Random(seed)
     rows = [[generator.randrange(3) for _ in range(generator.randrange(8))] for _ in range(generator.randint(1, 10))]
+    rows += [generator.choice(rows) for _ in range(generator.randrange(4))]
     log_probs = [[-(0.1 * token + 0.01 * position) for position, token in enumerate(row)] for row in rows]
-    returned = [generator.randrange(len(rows)) for _ in range(generator.randint(1, 12))]
-    tree = tree_of_rows([7, 8], rows, log_probs, returned)
-    assert tree.trajectories() == [rows[row] for row in returned]
-    assert tree.log_probs() == [log_probs[row] for row in returned]
+    tree = tree_of_rows([7, 8], rows, log_probs)
+    assert tree.trajectories() == rows and tree.log_probs() == log_probs
     prefixes = {tuple(row[:end]) for row in rows for end in range(1, len(row) + 1)}
     assert sum(len(segment.token_ids) for segment in tree.segments) == len(prefixes)
 
@@ -39,3 +45,162 @@ def test_wrong_segments_are_refused():
         Segment(None, [1], [0.0, 0.0])
     with pytest.raises(ValueError, match="author='human'"):
         Segment(None, [1], author="human")
+
+
+# ---- insert and renumbered against a trie of prefixes ----
+
+Trajectory = tuple[tuple[str, int], ...]  # (author, token) of each token
+
+
+def random_trajectories(generator: random.Random) -> list[Trajectory]:
+    """Few tokens and authors, so that prefixes are shared often; some end within others, some are there twice."""
+    made = []
+    for _ in range(generator.randint(1, 12)):
+        turns = []
+        for turn in range(generator.randint(1, 4)):
+            author = TOOL if turn % 2 else MODEL
+            turns += [(author, generator.randrange(2)) for _ in range(generator.randint(1, 4))]
+        made.append(tuple(turns))
+    return made
+
+
+def log_prob_of(prefix: Trajectory) -> float:
+    return -random.Random(str(prefix)).random()
+
+
+def segments_of(trajectory: Trajectory, begin: int, generator: random.Random) -> list[Segment]:
+    """From token `begin` on, cut where the author changes and at random."""
+    segments: list[Segment] = []
+    for i in range(begin, len(trajectory)):
+        author, token = trajectory[i]
+        if not segments or segments[-1].author != author or generator.random() < 0.2:
+            segments.append(Segment(None, [], [] if author == MODEL else None, author))
+        segments[-1].token_ids.append(token)
+        if author == MODEL:
+            segments[-1].log_probs.append(log_prob_of(trajectory[: i + 1]))
+    return segments
+
+
+def is_the_trie(tree: TrajectoryTree, returned: list[Trajectory], inserted: list[Trajectory]) -> None:
+    assert tree.trajectories() == [[token for _, token in row] for row in returned]
+    assert tree.response_masks() == [[int(author == MODEL) for author, _ in row] for row in returned]
+    expected = [
+        [log_prob_of(row[: i + 1]) if author == MODEL else 0.0 for i, (author, _) in enumerate(row)] for row in returned
+    ]
+    assert tree.log_probs() == expected
+    at = {}  # prefix -> (segment, offset within it), the same for all rows that have it, another for each other prefix
+    for row, ids in zip(returned, tree.segment_ids(), strict=True):
+        for i, segment in enumerate(ids):
+            where = segment, i - ids.index(segment)
+            assert at.setdefault(row[: i + 1], where) == where
+    assert len(set(at.values())) == len(at)
+    prefixes = {row[:end] for row in inserted for end in range(1, len(row) + 1)}
+    assert sum(len(segment.token_ids) for segment in tree.segments) == len(prefixes)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_whatever_the_order_of_insertion_the_tree_is_the_trie(seed):
+    generator = random.Random(seed)
+    trajectories = random_trajectories(generator)
+    returned = [generator.randrange(len(trajectories)) for _ in range(generator.randint(1, 8))]
+    for _ in range(4):
+        tree, index = TrajectoryTree([9]), {}
+        for number in generator.sample(range(len(trajectories)), len(trajectories)):
+            row = trajectories[number]
+            # from the prompt, or from where an earlier trajectory that it continues has ended
+            known = [other for other in index if row[: len(trajectories[other])] == trajectories[other]]
+            begun = generator.choice([None, *known])
+            begin = 0 if begun is None else len(trajectories[begun])
+            parent = None if begun is None else index[begun]
+            index[number] = tree.insert(parent, segments_of(row, begin, generator))
+        tree.leaves = [index[number] for number in range(len(trajectories))]
+        is_the_trie(tree, trajectories, trajectories)
+        tree.leaves = [index[number] for number in returned]
+        is_the_trie(tree.renumbered(), [trajectories[number] for number in returned], trajectories)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_uncut_responses_give_the_same_numbers_in_every_order(seed):
+    generator = random.Random(seed)
+    rows = [tuple(generator.randrange(2) for _ in range(generator.randint(1, 6))) for _ in range(8)]
+    returned, texts = [generator.randrange(8) for _ in range(5)], set()
+    for _ in range(6):
+        tree, index = TrajectoryTree([9], metrics={"a": 1.0}), {}
+        for number in generator.sample(range(8), 8):
+            log_probs = [-sum(rows[number][: end + 1]) - 1.0 for end in range(len(rows[number]))]
+            index[number] = tree.insert(None, [Segment(None, list(rows[number]), log_probs)])
+        tree.leaves = [index[number] for number in returned]
+        texts.add(tree.renumbered().to_json())
+    assert len(texts) == 1
+
+
+def shuffled(tree: TrajectoryTree, generator: random.Random) -> TrajectoryTree:
+    """The same tree, its segments made in another order."""
+    new, other = {None: None}, TrajectoryTree(tree.prompt_ids, metrics=tree.metrics)
+    left = list(range(len(tree.segments)))
+    while left:
+        i = generator.choice([i for i in left if tree.segments[i].parent in new])
+        left.remove(i)
+        new[i] = other.add(replace(tree.segments[i], parent=new[tree.segments[i].parent]))
+    other.leaves = [new[leaf] for leaf in tree.leaves]
+    return other
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_numbers_go_depth_first_through_the_trajectories_whoever_was_fast(seed):
+    generator = random.Random(seed)
+    tree = TrajectoryTree([9])
+    leaves = [tree.insert(None, segments_of(row, 0, generator)) for row in random_trajectories(generator)]
+    for i, segment in enumerate(tree.segments):
+        segment.info["made"] = i
+    tree.leaves = generator.sample(leaves, generator.randint(1, len(leaves)))
+    numbered = tree.renumbered()
+    assert all(shuffled(tree, generator).renumbered() == numbered for _ in range(4))
+    assert numbered.renumbered() == numbered
+    made = [segment.info["made"] for segment in numbered.segments]
+    assert sorted(made) == list(range(len(tree.segments)))
+
+    in_order, reached = [], set()
+
+    def walk(parent):
+        """Slowly: the children of a segment in the order of the trajectories through them, then the others."""
+        children = [i for i, segment in enumerate(tree.segments) if segment.parent == parent]
+        for leaf in tree.leaves:
+            for i in set(children) & set(tree.path(leaf)) - reached:
+                reached.add(i)
+                in_order.append(i)
+                walk(i)
+        rest = [i for i in children if i not in in_order]
+        for i in sorted(rest, key=lambda i: (tree.segments[i].author, tree.segments[i].token_ids)):
+            in_order.append(i)
+            walk(i)
+
+    walk(None)
+    assert made == in_order
+
+
+def test_a_split_keeps_what_is_known_of_the_segments_end():
+    tree = TrajectoryTree([9])
+    whole = tree.insert(None, [Segment(None, [1, 2, 3], [-1.0, -2.0, -3.0], info={"key": [0]})])
+    after = tree.insert(whole, [Segment(None, [4], [-4.0])])
+    inside = tree.insert(None, [Segment(None, [1, 2], [-9.0, -9.0], info={"key": [1]})])
+    tree.leaves = [after, inside, whole]
+    assert tree.trajectories() == [[1, 2, 3, 4], [1, 2], [1, 2, 3]]
+    assert tree.log_probs()[1] == [-1.0, -2.0], "the first one's"
+    assert tree.segments[whole].info == {"key": [0]} and tree.segments[inside].info == {}
+
+
+def test_a_tools_token_is_another_one_than_the_models():
+    tree = TrajectoryTree([9])
+    model = tree.insert(None, [Segment(None, [1, 2], [-1.0, -2.0])])
+    tool = tree.insert(None, [Segment(None, [1], [-1.0]), Segment(None, [2], author=TOOL)])
+    tree.leaves = [model, tool]
+    assert tree.trajectories() == [[1, 2], [1, 2]] and tree.response_masks() == [[1, 1], [1, 0]]
+    ids = tree.segment_ids()
+    assert ids[0][0] == ids[1][0] and ids[0][1] != ids[1][1]
+
+
+def test_a_trajectory_without_tokens_is_a_segment_of_its_own():
+    tree = TrajectoryTree([9])
+    tree.leaves = [tree.insert(None, []), tree.insert(None, [Segment(None, [1], [-1.0])])]
+    assert tree.trajectories() == tree.renumbered().trajectories() == [[], [1]]

@@ -6,36 +6,37 @@ import math
 
 import pytest
 
-from tests.workers.rollout.trees.arpo.toy_agent import TOKENIZER, Library, ToyPolicy, encode, library
+from tests.workers.rollout.trees.arpo.toy_agent import TOKENIZER, Library, ToyPolicy, encode, library, library_tools
+from verl.workers.rollout import growth
 from verl.workers.rollout.tools.base_tool import ToolError
-from verl.workers.rollout.tools.protocol import Protocol
 from verl.workers.rollout.trajectory_tree import MODEL, TOOL
-from verl.workers.rollout.trees.arpo.config import ToolTreeConfig
-from verl.workers.rollout.trees.arpo.growth import ToolTree
+from verl.workers.rollout.trees.arpo.config import ARPOConfig
+from verl.workers.rollout.trees.arpo.policy import Policy
 
 PROMPT = encode("<|im_start|>user\nwho?<|im_end|>\n<|im_start|>assistant\n")
 ALWAYS = {"branch_probability": 1.0, "entropy_weight": 0.0}
 
 
-def grow(policy, tools=None, n=8, room=400, seed=0, **config):
-    tools = tools or library()
-    config = ToolTreeConfig(
-        **{"initial_rollouts": 4, "entropy_tokens": 4, "entropy_top_k": 4, "call_limit": 3} | config
-    )
-    tree = ToolTree(
+def growing(policy, tools=None, n=8, room=400, seed=0, call_limit=3, max_result_tokens=1024, **config):
+    config = ARPOConfig(**{"initial_rollouts": 4, "entropy_tokens": 4, "entropy_top_k": 4} | config)
+    environment = library_tools(tools)
+    environment.call_limit, environment.max_result_tokens = call_limit, max_result_tokens
+    return growth.grow(
         policy,
-        tools,
-        Protocol(TOKENIZER, list(tools.tools)),
         PROMPT,
         n,
-        config,
-        room=room,
+        Policy(config, TOKENIZER.decode),
+        environment=environment,
+        max_tokens=room,
         stop_token_ids=[TOKENIZER.eos_token_id],
-        sampling={"temperature": 1.0, "top_p": 1.0, "top_k": -1},
+        vocab_size=len(TOKENIZER),
         seed=seed,
         request_id="one",
     )
-    return asyncio.run(tree.run())
+
+
+def grow(*args, **options):
+    return asyncio.run(growing(*args, **options))
 
 
 def texts(tree):
@@ -220,18 +221,7 @@ def test_an_engines_failure_ends_the_group_and_leaves_nothing_running(dynamic):
 
     async def run():
         with pytest.raises(RuntimeError, match="engine core died"):
-            await ToolTree(
-                policy,
-                library(),
-                Protocol(TOKENIZER, ["search"]),
-                PROMPT,
-                8,
-                ToolTreeConfig(entropy_tokens=4, enable_dynamic_rollouts=dynamic),
-                room=300,
-                stop_token_ids=[TOKENIZER.eos_token_id],
-                sampling={"temperature": 1.0},
-                seed=0,
-            ).run()
+            await growing(policy, n=8, room=300, enable_dynamic_rollouts=dynamic)
         assert policy.running == 0 and asyncio.all_tasks() == {asyncio.current_task()}
 
     asyncio.run(run())
