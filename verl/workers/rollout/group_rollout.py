@@ -11,7 +11,6 @@ A group that raises, or takes longer than `rollout.group_timeout` seconds, is th
 """
 
 import asyncio
-import importlib
 import logging
 
 import ray
@@ -19,7 +18,6 @@ import transfer_queue as tq
 from verl.experimental.agent_loop.agent_loop import DictConfigWrap, ToolListWrap
 from verl.experimental.agent_loop.single_turn_agent_loop import SingleTurnAgentLoop
 from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopManagerTQ, AgentLoopWorkerTQ, apply_greedy_sampling_params
-from verl.workers.rollout.replica import RolloutReplicaRegistry
 
 from verl.workers.config.explore import parts_of
 from verl.workers.rollout.llm_client_engine import LLMClientEngine
@@ -109,15 +107,6 @@ class GroupAgentLoopWorker(_AgentLoopWorker):
         for error in results:
             if isinstance(error, BaseException):
                 raise error
-
-
-def serve_candidates() -> None:
-    """In this process, which starts the rollout servers: vLLM's report candidates and entropies where asked to."""
-
-    def load():
-        return importlib.import_module("verl.workers.rollout.candidate_server").CandidateReplica
-
-    RolloutReplicaRegistry.register("vllm", load)
 
 
 class GroupAgentLoopManager(AgentLoopManagerTQ):

@@ -6,13 +6,25 @@ the group has ended      ──> load balancer: release the server    tree makes
 """
 
 import asyncio
+import importlib
 from collections.abc import Sequence
 from uuid import uuid4
+
+from verl.workers.rollout.replica import RolloutReplicaRegistry
 
 from verl.workers.rollout.rollout_engine import Generation
 
 ABORTED = "aborted"
 REJECTED_SECONDS = 1.0
+
+
+def serve_candidates() -> None:
+    """In this process, which starts the rollout servers: vLLM's report candidates and entropies where asked to."""
+
+    def load():
+        return importlib.import_module("verl.workers.rollout.candidate_server").CandidateReplica
+
+    RolloutReplicaRegistry.register("vllm", load)
 
 
 class GroupServers:

@@ -47,7 +47,7 @@ from verl.trainer.ppo.v1.tree_reports import (
     trees_file,
     write_records,
 )
-from verl.workers.rollout.group_rollout import serve_candidates
+from verl.workers.rollout.llm_client_engine import serve_candidates
 from verl.workers.rollout.trajectory_tree import OCCURRENCE, writes_trees
 from verl.workers.utils.field_losses import ppo_loss_with_fields
 
