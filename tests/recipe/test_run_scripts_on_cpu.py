@@ -143,8 +143,8 @@ def test_the_hapo_scripts_have_the_papers_sizes(plans):
 @pytest.mark.parametrize("method", ["grpo", "dapo"])
 def test_the_latr_scripts_come_in_pairs_that_differ_in_the_rollout_only(plans, method, task):
     kt, vllm = (plans[f"recipe/latr/{method}-{rollout}-{task}.sh"].stdout for rollout in ("kt", "vllm"))
-    assert "rollout=kt" in kt and "256 prompts x 8 = 2048" in kt and "500" in kt
-    assert kt.replace("rollout=kt", "rollout=vllm") == vllm
+    assert "tree=latr" in kt and "256 prompts x 8 = 2048" in kt and "500" in kt
+    assert kt.replace("tree=latr", "tree=upstream") == vllm
 
 
 def test_a_dry_run_names_a_missing_file(tmp_path):

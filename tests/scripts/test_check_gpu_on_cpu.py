@@ -78,8 +78,14 @@ def test_a_recipe_composes_for_one_gpu(dry_run, recipe):
     assert plan["workers:"].startswith("1 node(s) x 1 cuda = 1, trainer fsdp2, 1 rollout replica(s) of 1")
     assert plan["one"] == "step: 8 prompts x 8 = 64 responses, 2 update(s) of 32 responses"
     assert plan["training:"] == "2, validation every 2 steps, checkpoint every 2"
-    methods = {"hapo": "loss_mode=hapo", "latr": "rollout=kt", "hato": "rollout=hato", "aepo": "loss_mode=aepo"}
-    assert methods.get(recipe, "rollout=vllm") in plan["method:"]
+    methods = {
+        "hapo": "loss_mode=hapo",
+        "latr": "tree=latr",
+        "hato": "tree=hato",
+        "arpo": "tree=arpo",
+        "aepo": "loss_mode=aepo",
+    }
+    assert methods.get(recipe, "tree=upstream") in plan["parts:"]
 
 
 @pytest.mark.parametrize("part", ["warm_start", "cold_start"])

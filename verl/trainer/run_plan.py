@@ -3,6 +3,7 @@
 from omegaconf import DictConfig, OmegaConf
 
 from verl.trainer.memory_plan import describe_memory
+from verl.workers.config.explore import parts_of
 
 
 def describe_plan(config: DictConfig) -> str:
@@ -22,11 +23,12 @@ def describe_plan(config: DictConfig) -> str:
     mini_batches = data.train_batch_size // actor.ppo_mini_batch_size
     steps = trainer.total_training_steps or f"{trainer.total_epochs} epochs"
     filtering = OmegaConf.select(config, "algorithm.filter_groups.enable", default=False)
-    loss_mode = actor.policy_loss.loss_mode
+    tree, environment = parts_of(rollout)
     lines = {
         "model": config.actor_rollout_ref.model.path,
-        "method": f"adv_estimator={config.algorithm.adv_estimator}, loss_mode={loss_mode}, "
-        f"rollout={rollout.name}, group filtering {'on' if filtering else 'off'}",
+        "parts": f"tree={tree or 'upstream'}, environment={environment}, "
+        f"adv_estimator={config.algorithm.adv_estimator}, loss_mode={actor.policy_loss.loss_mode}, "
+        f"group filtering {'on' if filtering else 'off'}",
         "workers": f"{trainer.nnodes} node(s) x {trainer.n_gpus_per_node} {trainer.device} = {gpus}, "
         f"trainer {actor.strategy}, {gpus // replica} rollout replica(s) of {replica}",
         "one step": f"{data.train_batch_size} prompts x {rollout.n} = {responses} responses, "
