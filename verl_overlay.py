@@ -1,10 +1,11 @@
-"""Hooks this repository into upstream verl; loaded by verl's own `verl.plugins` entry point.
+"""Hooks this repository into upstream verl, which loads it through the entry point `verl.plugins`.
 
-Importing `verl` in any process (driver, Ray worker, vLLM worker) imports this module, which
-1. makes the files under `verl/` importable where upstream has no module of that name,
-2. activates the CPU platform, but only where VERL_PLATFORM=cpu says so.
-It must stay cheap (no torch, ray or vllm import of its own) and loud: upstream swallows a plugin's
-exceptions, so a failure here leaves as a BaseException that upstream does not catch.
+Importing `verl` in any process (driver, Ray worker, vLLM worker) imports this module. It
+1. makes the files under `verl/` importable for which upstream has no module of the same name,
+2. registers losses, estimators, trainers and rollouts when upstream's module with the registry has been imported,
+3. activates the CPU platform if VERL_PLATFORM=cpu.
+It must stay cheap, so that it imports no torch, ray or vllm itself. It must also fail loudly: upstream swallows a
+plugin's exceptions, and therefore a failure here is a BaseException, which upstream does not catch.
 """
 
 import importlib.util
@@ -19,11 +20,11 @@ OVERLAY_DIR = Path(__file__).resolve().parent / "verl"
 
 
 class OverlayError(BaseException):
-    """The plugin could not be loaded. Not an `Exception`: verl 0.9.1 logs those at DEBUG and goes on."""
+    """The plugin could not be loaded. This is not an `Exception`, as verl 0.9.1 logs those at DEBUG and continues."""
 
 
 class OverlayFinder:
-    """Finds `verl.*` modules that upstream lacks. Sits at the END of `sys.meta_path`: upstream wins."""
+    """Finds `verl.*` modules that upstream lacks. It is the last in `sys.meta_path`, so that upstream wins."""
 
     @staticmethod
     def find_spec(fullname: str, path=None, target=None) -> ModuleSpec | None:
@@ -34,7 +35,7 @@ class OverlayFinder:
 
 
 class _AfterImportFinder:
-    """Runs callbacks right after a module has been imported, so that nothing is imported early."""
+    """Calls functions right after a module has been imported, so that no module is imported before it is needed."""
 
     def __init__(self):
         self.callbacks: dict[str, list[Callable[[ModuleType], None]]] = {}
@@ -61,7 +62,7 @@ _after_import = _AfterImportFinder()
 
 
 def after_import(module_name: str, callback: Callable[[ModuleType], None]) -> None:
-    """Call `callback(module)` once `module_name` has been imported: now, if it already is."""
+    """Call `callback(module)` when `module_name` has been imported; at once if it has been already."""
     if module_name in sys.modules:
         callback(sys.modules[module_name])
         return
@@ -112,7 +113,7 @@ def register() -> None:
     """Hook the overlay into this process; calling it again does nothing.
 
     Raises:
-        OverlayError: anything went wrong; the cause is chained.
+        OverlayError: with the cause, for any failure.
     """
     if _after_import in sys.meta_path:
         return

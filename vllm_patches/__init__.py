@@ -1,8 +1,9 @@
-"""What this project changes inside vLLM: 0.24 on GPUs, 0.30 on CPU.
+"""The changes that this project makes inside vLLM (0.24 on GPUs, 0.30 on CPU).
 
-`register` runs in every vLLM process (`vllm.general_plugins`). Each change lives in its own module, named after what it
-fixes, and says when it applies. `candidates_without_text` is applied by the server that needs it
-(`verl/workers/rollout/candidate_server.py`), on GPUs too. scripts/check_vllm_names.py checks what all of them use.
+vLLM calls `register` in each of its processes (`vllm.general_plugins`). Each change has a module, which is named after
+what it fixes and says when it applies. The server that needs `candidates_without_text`
+(`verl/workers/rollout/candidate_server.py`) applies it itself, on GPUs too. scripts/check_vllm_names.py checks that
+vLLM still has all names that the changes use.
 """
 
 import os
@@ -13,7 +14,7 @@ __all__ = ["cpu_version_name", "register"]
 
 
 def register() -> None:
-    """Apply the patches that this process asks for; without VERL_PLATFORM=cpu that is none."""
+    """Apply the patches for the CPU, if VERL_PLATFORM=cpu asks for them."""
     if os.environ.get("VERL_PLATFORM", "").strip().lower() != "cpu":
         return
     from vllm_patches import cpu_seeded_requests, cpu_weight_reload

@@ -1,4 +1,4 @@
-"""`python -m vllm_patches serve MODEL …`: vLLM's own command line, where its CPU build is installed."""
+"""`python -m vllm_patches serve MODEL …` is vLLM's own command line for an environment with vLLM's CPU build."""
 
 import sys
 

@@ -1,8 +1,8 @@
-"""Log-probabilities of many tokens without the tokens' text, on vLLM 0.24 and 0.30.
+"""Gives requests the log-probabilities of many tokens without decoding the tokens' text, on vLLM 0.24 and 0.30.
 
-vLLM decodes the text of every candidate of every step, in Python, in the process that serves all requests. It leaves
-that out only where a request's own text is not decoded either, which stop texts need. Here requests that ask for
-`flat_logprobs`, as rollouts that branch do, get ids and numbers alone. Can go when a request can say so.
+vLLM decodes the text of every candidate token of every step in Python, in the process that serves all requests. It does
+so unless a request's own text is not decoded either, and stop texts need that text. With this change, requests that ask
+for `flat_logprobs`, as rollouts that branch do, get ids and numbers only. It can go when a request can ask for this.
 """
 
 import functools

@@ -1,19 +1,20 @@
-"""Requests with a seed of their own on vLLM 0.30's CPU engine; for VERL_PLATFORM=cpu only.
+"""Lets vLLM 0.30's CPU engine serve requests that have a seed; for VERL_PLATFORM=cpu only.
 
-A prompt that is prefilled in several steps samples a token in each, which is thrown away; vLLM then turns the request's
-random generator back by its offset. CPU generators have none ("CPU Generator does not use offset", and the engine
-dies). Here the generator's state from before the sampling is put back. Can go when vLLM's CPU runner does so itself.
+A prompt that is prefilled in several steps samples a token in each step. vLLM discards the token and sets the request's
+random generator back by its offset, but CPU generators have no offset ("CPU Generator does not use offset", and the
+engine dies). Here the generator gets its state from before the sampling back. This can go when vLLM's CPU runner
+restores the state itself.
 """
 
 import functools
 
 
 def rewind_discarded_samples() -> None:
-    """Wrap `TopKTopPSampler.forward_cpu`, which samples, and `GPUModelRunner._bookkeeping_sync`, which turns back."""
+    """Wrap `TopKTopPSampler.forward_cpu`, which samples, and `GPUModelRunner._bookkeeping_sync`, which sets back."""
     from vllm.v1.sample.ops.topk_topp_sampler import TopKTopPSampler
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
-    states = {}  # of the generators of the last sampling, from before it
+    states = {}  # id of a generator -> its state before the last sampling
     sample, book = TopKTopPSampler.forward_cpu, GPUModelRunner._bookkeeping_sync
     if hasattr(sample, "__wrapped__"):
         return

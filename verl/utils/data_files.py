@@ -16,14 +16,14 @@ LISTED = 20
 
 
 class BadRow(ValueError):
-    """A row that cannot be used; the message says what it lacks."""
+    """A row that cannot be used; the message says what is wrong with it."""
 
 
 def read_rows(path: Path) -> Iterator[dict]:
     """Rows of a .jsonl, .json (a list of objects), .parquet or .csv (with a header) file, one at a time.
 
     Raises:
-        ValueError: the file is missing, of another type or damaged; the message names it, and the line if there is one.
+        ValueError: the file is missing, damaged or of another type; the message names the file, and the line if known.
     """
     if not path.is_file():
         raise ValueError(f"{path} does not exist or is no file")
@@ -43,7 +43,7 @@ def read_lines(path: Path) -> Iterator[dict]:
     """Rows of a file with one JSON object on each line, whatever its suffix.
 
     Raises:
-        ValueError: a damaged line; the message names the file and the line.
+        ValueError: a line is damaged; the message names the file and the line.
     """
     with path.open("rb") as lines:
         for number, line in enumerate(lines, start=1):
@@ -92,7 +92,11 @@ def _parse_json(text: str, kind: type, expected: str, where: str):
 
 
 def describe_bad(bad: dict[int, str]) -> str:
-    """Row numbers (0 for the first) by what is wrong with them, at most 20 of each kind."""
+    """A text that lists bad rows by what is wrong with them.
+
+    Args:
+        bad: row number (0 for the first) -> what is wrong.
+    """
     kinds: dict[str, list[int]] = {}
     for number, problem in bad.items():
         kinds.setdefault(problem, []).append(number)
@@ -100,6 +104,6 @@ def describe_bad(bad: dict[int, str]) -> str:
 
 
 def listed(numbers: list[int]) -> str:
-    """How many rows, and the numbers of the first 20 of them."""
+    """A text with the number of rows and the row numbers of the first 20."""
     more = f", and {len(numbers) - LISTED} more" if len(numbers) > LISTED else ""
     return f"{len(numbers)} row(s) {', '.join(map(str, numbers[:LISTED]))}{more}"

@@ -12,7 +12,7 @@ from verl.trainer.sft_trainer import create_sft_dataset
 
 from recipe.common.tiny_model import CHAT_TEMPLATE, END_OF_TURN, PAD, make_tokenizer
 from verl.utils.dataset.tool_sft_dataset import DemonstrationEncoder
-from verl.workers.rollout.tool_tree.protocol import Protocol
+from verl.workers.rollout.tools.protocol import Protocol
 
 CALL, END = "<think>t</think><search>q</search>", r"<think>t</think><answer>\boxed{1}</answer>"
 MESSAGES = [

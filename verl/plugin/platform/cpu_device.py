@@ -1,6 +1,6 @@
-"""The functions of a torch device module (as torch.cuda) that verl calls, for the CPU.
+"""The functions of a torch device module, such as torch.cuda, that verl calls, for the CPU.
 
-Device memory is the process' own: allocated is its resident set, the limit is the machine's memory.
+Allocated device memory is the resident set of this process, and the limit is the machine's memory.
 """
 
 import platform
@@ -53,7 +53,7 @@ def reset_peak_memory_stats(device=None) -> None:
 
 
 def memory_allocated(device=None) -> int:
-    """Resident bytes of this process."""
+    """The bytes of this process that are in memory."""
     return psutil.Process().memory_info().rss
 
 
@@ -61,7 +61,8 @@ memory_reserved = memory_allocated
 
 
 def max_memory_allocated(device=None) -> int:
-    """Peak resident bytes of this process (Linux counts in KiB)."""
+    """The most bytes of this process that have been in memory."""
+    # Linux counts in KiB
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
@@ -69,6 +70,6 @@ max_memory_reserved = max_memory_allocated
 
 
 def mem_get_info(device=None) -> tuple[int, int]:
-    """(available, total) bytes of the machine."""
+    """The available and the total bytes of the machine's memory."""
     memory = psutil.virtual_memory()
     return memory.available, memory.total

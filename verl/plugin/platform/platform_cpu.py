@@ -1,7 +1,7 @@
-"""CPU as a verl platform: real FSDP on gloo, vLLM's CPU build, Ray's logical GPUs as worker slots.
+"""CPU as a verl platform: real FSDP on gloo, vLLM's CPU build, Ray's logical GPUs as places for workers.
 
-Chosen by the explicit signal VERL_PLATFORM=cpu only (the profile `hardware=cpu` sets and forwards it): in a
-Ray actor without GPUs on a GPU node torch sees no CUDA either, so the absence of a GPU must not choose it.
+Only VERL_PLATFORM=cpu chooses it; the profile `hardware=cpu` sets this variable and forwards it to all processes. The
+absence of a GPU must not choose it: torch sees no CUDA in a Ray actor without GPUs on a GPU node either.
 """
 
 import os
@@ -17,7 +17,7 @@ from vllm_patches import cpu_version_name
 
 @PlatformRegistry.register(platform="cpu")
 class PlatformCPU(PlatformBase):
-    """The host's CPU seen as a single device without index."""
+    """The host's CPU as a single device without an index."""
 
     @property
     def device_name(self) -> str:
@@ -35,11 +35,11 @@ class PlatformCPU(PlatformBase):
         return True
 
     def is_platform_available(self, use_smi_check=False) -> bool:
-        """Never auto-detected: only VERL_PLATFORM=cpu chooses this platform."""
+        """False, as only VERL_PLATFORM=cpu chooses this platform, never upstream's detection."""
         return False
 
     def current_device(self) -> torch.device:
-        """A device instead of an index: callers hand it to `.to()`, where 0 would mean cuda:0."""
+        """A device instead of an index, as callers pass it to `.to()`, where 0 would mean cuda:0."""
         return torch.device("cpu")
 
     def device_count(self) -> int:
@@ -70,7 +70,7 @@ class PlatformCPU(PlatformBase):
         return "gloo"
 
     def visible_devices_envvar(self) -> str:
-        return "CUDA_VISIBLE_DEVICES"  # what Ray sets for the logical GPUs that stand for worker slots
+        return "CUDA_VISIBLE_DEVICES"  # Ray sets it for logical GPUs too
 
     @contextmanager
     def nvtx_range(self, msg: str):
@@ -83,13 +83,13 @@ class PlatformCPU(PlatformBase):
         pass
 
     def ray_resource_name(self) -> str:
-        return "GPU"  # logical: ray_kwargs.ray_init.num_gpus
+        return "GPU"  # ray_kwargs.ray_init.num_gpus says how many logical ones there are
 
     def ray_noset_envvars(self) -> list[str]:
         return ["RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES"]
 
     def is_ipc_supported(self) -> bool:
-        return False  # weights go through shared memory
+        return False  # upstream then sends weights through shared memory
 
     def cudart(self) -> Any:
         return None
@@ -98,9 +98,9 @@ class PlatformCPU(PlatformBase):
 def use_plain_gloo_process_group(distributed: ModuleType) -> None:
     """Replace verl 0.9.1's backend string `cpu:gloo,<device>:<backend>` by `gloo`.
 
-    On CPU that string names the device cpu twice, which torch refuses. Upstream's functions take a
-    `backend` argument or build the string themselves; both are wrapped here. Can go when upstream
-    leaves the second half out where the device is cpu.
+    On CPU that string names the device cpu twice, which torch refuses. One of upstream's functions takes an argument
+    `backend`, the other builds the string itself; both are wrapped here. This can go when upstream leaves the second
+    half out for the device cpu.
     """
     original_ray, original_torchrun = (
         distributed.initialize_global_process_group_ray,
@@ -129,7 +129,7 @@ def use_plain_gloo_process_group(distributed: ModuleType) -> None:
 def poll_replay_buffer_often(replay_buffer: ModuleType) -> None:
     """Look for finished rollouts ten times a second instead of every two seconds (verl 0.9.1).
 
-    On CPU a step takes about as long as upstream's poll interval, which no config key sets. Can go when one does.
+    On CPU a step takes about as long as upstream's poll interval. This can go when a config key sets the interval.
     """
     buffer_class = replay_buffer.ReplayBuffer
     wait_for_next_poll = buffer_class._wait_for_next_poll
@@ -144,8 +144,8 @@ def poll_replay_buffer_often(replay_buffer: ModuleType) -> None:
 def keep_the_reference_policy_where_it_is(fsdp_engine: ModuleType) -> None:
     """Shard forward-only models without an offload policy; verl 0.9.1 gives them one that pins the host's memory.
 
-    Pinning asks an accelerator ("Cannot access accelerator device when none is available"), and on CPU there is nothing
-    to offload from. Can go when upstream pins where there is an accelerator only.
+    Pinning fails without an accelerator ("Cannot access accelerator device when none is available"), and on CPU nothing
+    needs offloading. This can go when upstream pins only with an accelerator.
     """
     if not callable(fsdp_engine.CPUOffloadPolicy):
         raise AttributeError(f"{fsdp_engine.__name__}.CPUOffloadPolicy is gone: verl has moved, adapt {__name__}")
@@ -155,8 +155,8 @@ def keep_the_reference_policy_where_it_is(fsdp_engine: ModuleType) -> None:
 def receive_copies_of_shared_memory(bucketed_weight_transfer: ModuleType) -> None:
     """Hand copies of received weights to vLLM instead of views of the shared memory segment.
 
-    verl 0.9.1 relies on `.to(device)` for the copy, which copies nothing on CPU: views outlive the segment,
-    and closing it raises "BufferError: cannot close exported pointers exist". Can go when upstream clones.
+    verl 0.9.1 relies on `.to(device)` to copy, which does not copy on CPU: the views outlive the segment, and closing
+    it raises "BufferError: cannot close exported pointers exist". This can go when upstream clones.
     """
 
     class CopyingWeightReceiver(bucketed_weight_transfer.BucketedWeightReceiver):

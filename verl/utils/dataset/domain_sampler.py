@@ -1,4 +1,4 @@
-"""Orders a data set so that consecutive training steps see one domain: what an episode of meta-learning needs."""
+"""Orders a data set so that the training steps of an episode of meta-learning see rows of a single domain."""
 
 import random
 from collections import defaultdict
@@ -8,22 +8,22 @@ from torch.utils.data import Sampler
 
 
 class DomainSampler(Sampler[int]):
-    """Row numbers in blocks of one domain each; blocks and rows are shuffled anew every epoch.
+    """Yields row numbers in blocks, each of a single domain; blocks and rows are shuffled anew in every epoch.
 
-    A domain gives as many whole blocks as it has rows for, the rest of its rows stays out for this epoch; one that is
-    too small for a block gives one, in which its rows repeat.
+    Each domain fills as many whole blocks as it can; its remaining rows are left out of the epoch. A domain with fewer
+    rows than a block fills a block by repeating its rows.
 
     >>> sampler = DomainSampler(["a", "b", "a", "b", "a"], block=2, seed=0)
     >>> len(sampler), len(list(sampler))
     (4, 4)
 
     Args:
-        domains: of every row.
-        block: rows; prompts of a training step times the steps of an episode.
+        domains: the domain of each row.
+        block: rows in a block: the prompts of a training step times the steps of an episode.
         seed: of the shuffling.
 
     Raises:
-        ValueError: there is no row, or a block of none.
+        ValueError: there are no rows, or `block` is below 1.
     """
 
     def __init__(self, domains: Sequence[Hashable], block: int, seed: int):
@@ -57,7 +57,7 @@ class DomainSampler(Sampler[int]):
         return [row for block in blocks for row in block]
 
     def state_dict(self) -> dict[str, int]:
-        """For torchdata's StatefulDataLoader."""
+        """The position in the epoch, for torchdata's StatefulDataLoader."""
         return {"epoch": self.epoch, "yielded": self.yielded}
 
     def load_state_dict(self, state: dict[str, int]) -> None:

@@ -1,16 +1,17 @@
-"""Demonstrations with tools for supervised training, in the tokens of the rollout (verl/workers/rollout/tool_tree).
+"""Demonstrations with tools for supervised training, in the tokens that a rollout with tools would produce.
 
-A rollout appends to one assistant response: the model's tokens, the tool's result encoded on its own, the model's
-tokens again. Upstream's dataset masks whole messages and puts the chat template's marks around each; here a row
+A rollout appends tokens to a single assistant response: the model's, then the tool's result, which is encoded on its
+own, then the model's again. Upstream's dataset puts the chat template's marks around each message and masks whole
+messages; here a row
 
     [{system}, {user}, {assistant: "…</search>"}, {tool: "the text found"}, {assistant: "…</answer>"}]
 
-becomes, every part encoded on its own and only the assistant's in the loss,
+becomes the following, where each part is encoded on its own and only the assistant's parts count in the loss:
 
     prompt by the chat template | …</search> | ␣<result>\\n the text found \\n</result> | …</answer> | end of sequence
     mask 0                        1            0                                         1             1
 
-Named in `data.custom_cls: {path: pkg://verl.utils.dataset.tool_sft_dataset, name: ToolSFTDataset}`.
+A config names it by `data.custom_cls: {path: pkg://verl.utils.dataset.tool_sft_dataset, name: ToolSFTDataset}`.
 """
 
 import sys
@@ -20,19 +21,19 @@ from verl.utils.dataset.multiturn_sft_dataset import MultiTurnSFTDataset
 from verl.utils.tokenizer.tokenizer import normalize_token_ids
 
 from verl.utils.reward_score.tool_format import TOOL_TAGS
-from verl.workers.rollout.tool_tree.protocol import MOST_CHARACTERS_A_TOKEN, Protocol
+from verl.workers.rollout.tools.protocol import MOST_CHARACTERS_A_TOKEN, Protocol
 
 
 class DemonstrationEncoder:
-    """Messages -> token ids and loss mask.
+    """Turns messages into token ids and a loss mask.
 
     Args:
-        tokenizer: with a chat template and an end of sequence, at which rollouts stop.
-        tool_tags: the tools' tags.
+        tokenizer: with a chat template, and with an end-of-sequence token, at which rollouts stop.
+        tool_tags: the tags of the tools.
         chat_template_kwargs: `data.apply_chat_template_kwargs` of the RL run.
 
     Raises:
-        ValueError: the tokenizer has no end of sequence.
+        ValueError: the tokenizer has no end-of-sequence token.
     """
 
     def __init__(self, tokenizer, tool_tags=TOOL_TAGS, chat_template_kwargs=None):
@@ -42,11 +43,11 @@ class DemonstrationEncoder:
         self.protocol = Protocol(tokenizer, tuple(tool_tags))
 
     def encode(self, messages: list[dict]) -> tuple[list[int], list[int]]:
-        """Ids and mask (1: in the loss), of the same length.
+        """Token ids, and the mask of the same length (1: the token counts in the loss).
 
         Raises:
-            ValueError: the messages are not a prompt (system, user) and then a response (assistant, tool) that ends
-                with the assistant; the message gives the roles.
+            ValueError: the messages are not a prompt (system, user) with a response (assistant, tool, …) that ends
+                with the assistant; the error names the roles.
         """
         roles = [message["role"] for message in messages]
         start = roles.index("assistant") if "assistant" in roles else len(roles)
@@ -76,11 +77,12 @@ class DemonstrationEncoder:
 class ToolSFTDataset(MultiTurnSFTDataset):
     """Upstream's dataset with each row encoded by `DemonstrationEncoder`.
 
-    Reads of `data`: `messages_key`, `max_length` (tokens), `truncation` (error, or right: cut), `tool_tags`,
-    `apply_chat_template_kwargs`, and what upstream needs to select rows. Lengths vary: `pad_mode` is no_padding.
+    It reads these keys of `data`: `messages_key`, `max_length` (tokens), `truncation` (`error` or `right`, which cuts),
+    `tool_tags`, `apply_chat_template_kwargs`, and those by which upstream selects rows. `pad_mode` must be no_padding.
 
     Raises:
-        ValueError: another pad_mode or truncation; on access, a row longer than max_length with truncation error.
+        ValueError: `pad_mode` or `truncation` has another value; on access: a row is longer than `max_length`, and
+            `truncation` is error.
     """
 
     def __init__(self, parquet_files, tokenizer, config, processor=None, max_samples: int = -1):

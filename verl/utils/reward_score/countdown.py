@@ -1,7 +1,7 @@
-"""Scores Countdown answers: exact rational arithmetic on the syntax tree, never `eval`.
+"""Scores Countdown answers by exact rational arithmetic on the syntax tree, never by `eval`.
 
-The answer is the last `<answer>...</answer>` of the response. Everything in it is hostile until parsed: length,
-characters and nesting are bounded first, so that any input is scored within milliseconds.
+The answer is the last `<answer>...</answer>` of the response. It may be hostile: its length, characters and nesting are
+bounded before it is parsed, so that any input is scored within milliseconds.
 """
 
 import ast
@@ -20,7 +20,7 @@ class NotAnExpression(ValueError):
 
 
 def last_answer(text: str) -> str | None:
-    """Content of the last closed `<answer>` tag, without a trailing `= value`; None where there is none."""
+    """The content of the last closed `<answer>` tag, without a trailing `= value`; None if there is no such tag."""
     end = text.rfind("</answer>")
     start = text.rfind("<answer>", 0, end) if end >= 0 else -1
     if start < 0:
@@ -32,12 +32,12 @@ def last_answer(text: str) -> str | None:
 
 
 def evaluate(expression: str) -> tuple[Fraction, list[int]]:
-    """Value and integers (in reading order) of an expression of integers, `+ - * /` and parentheses.
+    """The value and the integers (in reading order) of an expression of integers, `+ - * /` and parentheses.
 
-    Only binary operators: Countdown's `-` takes two numbers.
+    All operators are binary: Countdown's `-` takes two numbers.
 
     Raises:
-        NotAnExpression: anything else, division by zero included.
+        NotAnExpression: the text is anything else, or divides by zero.
     """
     expression = expression.translate(_SPELLINGS)
     if not expression or len(expression) > MAX_ANSWER_CHARS or not _ALLOWED.issuperset(expression):
@@ -85,17 +85,17 @@ def _value(node: ast.AST, numbers: list[int]) -> Fraction:
 def compute_score(
     data_source, solution_str, ground_truth, extra_info=None, format_score: float = 0.1, score: float = 1.0, **kwargs
 ) -> dict:
-    """Score one response.
+    """Score a response.
 
     Args:
         solution_str: the response as text; the answer is its last `<answer>expression</answer>`.
-        ground_truth: `{"target": int, "numbers": [int, ...]}`, or that as JSON.
-        format_score: for an expression that uses every number exactly once but misses the target.
-        score: for one that reaches it.
+        ground_truth: `{"target": int, "numbers": [int, ...]}`, or the same as JSON text.
+        format_score: the score of an expression that uses every number exactly once but misses the target.
+        score: the score of an expression that also reaches the target.
 
     Returns:
-        `score`; `acc` and `format` (0 or 1); `pred`, the value for majority votes: empty for an answer that breaks
-        the rules, so that it can never win as a right one.
+        `score`; `acc` and `format` (0 or 1); `pred`, the value that the answer votes for in majority votes: empty for
+        an answer that breaks the rules, so that a wrong answer cannot win with a right value.
     """
     nothing = {"score": 0.0, "acc": 0.0, "format": 0.0, "pred": ""}
     if isinstance(ground_truth, str):

@@ -1,10 +1,11 @@
 """Rewards of ARPO (arXiv 2507.19849) for reasoning with search and code, in two variants:
 
     specification   0.2 * format + 0.8 * correctness
-    published       the authors' code: -1 for a bad form; else correctness, 0.1 more for a right answer by every tool
+    published       as in the authors' code: -1 for a bad format; otherwise correctness, and 0.1 more for a right answer
+                    for which every tool was called
 
-Correctness follows from the data source: mathematics by math-verify (0 or 1), questions by token F1; or from `rule`,
-which the authors' code sets to f1 for everything. The answer is the \\boxed in `<answer>`.
+The data source says how correctness is measured: mathematics by math-verify (0 or 1), questions by token F1. `rule`
+overrides it; the authors' code uses f1 for everything. The answer is the \\boxed text in `<answer>`.
 """
 
 from verl.utils.reward_score import math_equivalence
@@ -27,7 +28,7 @@ def rule_of(data_source: str) -> str:
     ('math', 'f1')
 
     Raises:
-        ValueError: the name says nothing.
+        ValueError: the name does not say which.
     """
     name = str(data_source).lower().replace("-", "").replace("_", "")
     if any(part in name for part in _MATH):
@@ -41,10 +42,13 @@ def rule_of(data_source: str) -> str:
 
 
 def check_row(data_source: str, extra_info: dict | None, rule: str | None = None, **kwargs) -> None:
-    """What preflight asks of one row of each data source; `compute_score`'s settings.
+    """Check a row before a run starts; preflight calls this for a row of each data source.
+
+    Args:
+        rule, kwargs: the settings of `compute_score`.
 
     Raises:
-        ValueError: nothing tells how the row is scored.
+        ValueError: neither the row nor the settings say how the row is scored.
     """
     _one_of("rule", (extra_info or {}).get("reward_rule") or rule or rule_of(data_source), RULES)
 
@@ -59,23 +63,24 @@ def compute_score(
     tool_tags=TOOL_TAGS,
     **kwargs,
 ) -> dict:
-    """Score one trajectory.
+    """Score a trajectory.
 
     Args:
-        ground_truth: for mathematics LaTeX or a number; for questions see `qa.gold_answers`.
-        extra_info: `reward_variant` and `reward_rule` of the row, which win over the next two.
+        ground_truth: LaTeX or a number for mathematics; for questions see `qa.gold_answers`.
+        extra_info: of the row; its `reward_variant` and `reward_rule` override `variant` and `rule`.
         variant: `specification` or `published`.
         rule: how correctness is measured: `math`, `f1` (token F1) or `em` (exact match); None: see `rule_of`.
-        tool_tags: the tools' tags.
-        kwargs: `math_equivalence.compute_score`'s, such as `timeout_seconds`.
+        tool_tags: the tags of the tools.
+        kwargs: of `math_equivalence.compute_score`, such as `timeout_seconds`.
 
     Returns:
-        `score`; `acc` (0 or 1: equivalent, or exact match) and `format` (0 or 1); `correctness` in [0, 1]; `tool_calls`
-        (calls with a result, up to the first fault in the form); `all_tools` (0 or 1: each tool was called); `pred`,
-        the answer's text for majority votes: empty where there is none.
+        `score`; `acc` (1 if the answer is equivalent or matches exactly, else 0); `format` (0 or 1); `correctness` in
+        [0, 1]; `tool_calls`, the number of calls with a result before the first error in the format; `all_tools` (1 if
+        every tool was called, else 0); `pred`, the answer's text for majority votes, empty if there is no answer.
 
     Raises:
-        ValueError: unknown variant or rule, a data source that tells no rule, or a ground truth without an answer.
+        ValueError: the variant or the rule is unknown, the data source tells no rule, or the ground truth has no
+            answer.
         RuntimeError: math-verify does not start.
     """
     extra_info = extra_info or {}
@@ -108,7 +113,7 @@ def _one_of(name: str, value: str, choices: tuple[str, ...]) -> str:
 
 
 def _correctness(data_source, report: FormatReport, ground_truth, rule: str, options) -> tuple[float, float, str]:
-    """Correctness in [0, 1], whether the answer is right (0 or 1), and the answer's text."""
+    """Correctness in [0, 1]; 1 if the answer is right, else 0; and the answer's text."""
     if rule == "math":
         result = math_equivalence.compute_score(data_source, report.answer, ground_truth, **options)
         return result["acc"], result["acc"], result["pred"]

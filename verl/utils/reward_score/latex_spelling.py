@@ -1,8 +1,8 @@
-"""Spellings of an answer that math-verify does not read, as ones that it does: only what means exactly the same.
+"""Rewrites answers that math-verify does not read into LaTeX with exactly the same meaning that it does read.
 
 x² -> x^{2}        （1，2） -> (1,2)            0.1\\overline{6} -> \\frac{15}{90}
 ½ -> \\frac{1}{2}  \\big(1,2\\big) -> (1,2)    1.2e6 -> 1.2\\times 10^{6}
-4 6 -> 46, as LaTeX sets it (math-verify adds them up)
+4 6 -> 46, as LaTeX prints it (math-verify would add the two numbers)
 """
 
 import re
@@ -32,7 +32,7 @@ _GAP = re.compile(r"(?<=\d)(?:\s|\\[,;:! ])+(?=\d)")
 
 
 def plain_characters(answer: str) -> str:
-    """Without full-width forms, superscripts, vulgar fractions and other signs beyond ASCII that LaTeX has words for.
+    """The answer with LaTeX commands instead of full-width forms, superscripts, vulgar fractions and some other signs.
 
     >>> plain_characters("３½·10⁻⁴")
     '3\\\\frac{1}{2}\\\\cdot 10^{-4}'
@@ -42,7 +42,7 @@ def plain_characters(answer: str) -> str:
 
 
 def readable(answer: str) -> str:
-    """LaTeX of plain characters in math-verify's spelling. Linear in the text.
+    """LaTeX of plain characters, rewritten so that math-verify reads it; takes time linear in the text's length.
 
     >>> readable(r"\\bigl[0.\\overline{3}, 1\\bigr]"), readable("1.2e-6"), readable("10 080"), readable("4, 6")
     ('[\\\\frac{3}{9}, 1]', '1.2\\\\times 10^{-6}', '10080', '4, 6')
@@ -59,7 +59,10 @@ def readable(answer: str) -> str:
 
 
 def _fraction(decimal: re.Match) -> str:
-    """Whole part w, n digits d once, m digits r over and over: (wdr - wd) / (10^n (10^m - 1))."""
+    """The fraction of a repeating decimal with whole part w, n digits d and m repeating digits r.
+
+    It is (wdr - wd) / (10^n (10^m - 1)), where wdr and wd are the numbers that these digits write.
+    """
     whole, once, again = decimal.groups()
     if len(decimal[0]) > MAX_DECIMAL_CHARS:
         return decimal[0]

@@ -1,9 +1,9 @@
 """Scores mathematics by the last `\\boxed{...}` of a response, compared with the ground truth by math-verify.
 
-Equal text is right at once; everything else is compared by sympy, which some answers keep busy for ever or make eat
-all memory (9^{9^{9^9}}). So comparisons run in a few processes of their own, with a limit on time and memory: one that
-exceeds it is killed and replaced, and the answer is wrong. A process pool of the standard library cannot do that: a
-task past its time-out keeps its process. Works in any thread.
+Equal text is right without a comparison. Everything else is compared by sympy, for which some answers never end or take
+all memory (9^{9^{9^9}}). Therefore comparisons run in a few processes of their own with limits on time and memory. A
+process that exceeds a limit is killed and replaced, and the answer counts as wrong. The process pools of the standard
+library cannot do that: a task that exceeds its time-out keeps its process. All functions work in any thread.
 """
 
 import json
@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 
 class Comparer:
-    """One process that compares answers; `compare` may be called by one thread at a time.
+    """A process that compares answers; only one thread at a time may call `compare`.
 
     Raises:
         RuntimeError: the process does not start; its own message is on stderr.
@@ -46,7 +46,7 @@ class Comparer:
             raise RuntimeError("math-verify does not start (see the error above): pip install math-verify")
 
     def compare(self, truth: str, answer: str, seconds: float) -> bool | None:
-        """Verdict, or None where there is none after `seconds` or the process died; then it must not be used again."""
+        """The verdict; None if there is none after `seconds` or if the process died, and it must not be used again."""
         try:
             self._socket.sendall(json.dumps([truth, answer, seconds]).encode() + b"\n")
         except OSError:
@@ -68,7 +68,7 @@ class Comparer:
 
 
 def _new_pool() -> None:
-    """An empty pool: a slot that holds None gets its process when it is first needed."""
+    """Make a pool without processes: a slot that holds None gets its process when it is first needed."""
     global _pool
     _pool = queue.LifoQueue()
     for _ in range(POOL_SIZE):
@@ -76,13 +76,13 @@ def _new_pool() -> None:
 
 
 _new_pool()
-os.register_at_fork(after_in_child=_new_pool)  # two processes must not talk through one socket
+os.register_at_fork(after_in_child=_new_pool)  # two processes must not share a socket
 
 
 def is_equivalent(truth: str, answer: str, seconds: float = TIMEOUT_SECONDS) -> bool:
     """Whether math-verify finds the LaTeX `answer` equal to `truth`; False after `seconds`.
 
-    Starting a process takes about 2 s more: for the first calls, and for the next call after one that was killed.
+    The first calls, and the next call after a process was killed, take about 2 s more to start a process.
 
     Raises:
         RuntimeError: math-verify is not installed or does not start.
@@ -109,7 +109,7 @@ def _report(kind: str, message: str) -> None:
 
 
 def last_boxed(text: str) -> str | None:
-    """Content of the last closed `\\boxed{...}`, braces balanced; None where there is none. Linear in the text.
+    """The content of the last closed `\\boxed{...}` with balanced braces; None if there is none. Takes linear time.
 
     >>> last_boxed(r"so \\boxed{1}, no: \\boxed{\\frac{1}{2}} and \\boxed{3")
     '\\\\frac{1}{2}'
@@ -121,7 +121,7 @@ def last_boxed(text: str) -> str | None:
             open_braces.append(None)
         elif token[0] == "}":
             opened = open_braces.pop() if open_braces else None
-            if opened is not None and opened > start:  # of nested ones the inner
+            if opened is not None and opened > start:  # of nested boxes the inner one
                 start, end = opened, token.start()
         elif token[0].endswith("{") and len(token[0]) > 2:
             open_braces.append(token.end())
@@ -129,7 +129,7 @@ def last_boxed(text: str) -> str | None:
 
 
 def normalize(answer: str) -> str:
-    """Text by which answers are compared first, and voted on: without layout, dollars, final full stop or percent.
+    """The text by which answers are compared first and by which they vote: without layout, dollars, period or percent.
 
     >>> normalize(r"$\\dfrac{1}{2}\\, $."), normalize(r"\\left[ 0, 1 \\right)"), normalize(r"50\\%")
     ('\\\\frac{1}{2}', '[0,1)', '50')
@@ -139,43 +139,45 @@ def normalize(answer: str) -> str:
 
 
 def _bare(answer: str) -> str:
-    """Without what math-verify does not read inside a box: outer dollars, a final full stop, a percent sign."""
-    text = _undressed(answer)
+    """The answer without what math-verify does not read in a box: outer dollars, a final period, a percent sign."""
+    text = _without_dollars(answer)
     return text.removesuffix("%").removesuffix("\\").strip() if text.endswith("%") else text
 
 
-def _undressed(answer: str) -> str:
+def _without_dollars(answer: str) -> str:
+    """The answer in plain characters without outer dollars and a final period."""
     text = plain_characters(answer).strip().rstrip(".").strip()
     is_one_formula = len(text) > 1 and text[0] == text[-1] == "$" and "$" not in text[1:-1]
     return text[1:-1].strip() if is_one_formula else text
 
 
 def _comparisons(truth: str, answer: str) -> Iterator[tuple[str, str]]:
-    """What math-verify is to compare: both without a percent sign, and 50% as a number with a truth that has none."""
+    """Pairs for math-verify: both without percent signs; if only one of them is a percentage p, also p/100 for it."""
     bare_truth, bare_answer = readable(_bare(truth)), readable(_bare(answer))
     yield bare_truth, bare_answer
-    of_truth, of_answer = (_undressed(text).endswith("%") for text in (truth, answer))
-    if of_truth and not of_answer:
+    truth_in_percent, answer_in_percent = (_without_dollars(text).endswith("%") for text in (truth, answer))
+    if truth_in_percent and not answer_in_percent:
         yield rf"\frac{{{bare_truth}}}{{100}}", bare_answer
-    if of_answer and not of_truth:
+    if answer_in_percent and not truth_in_percent:
         yield bare_truth, rf"\frac{{{bare_answer}}}{{100}}"
 
 
 def compute_score(
     data_source, solution_str, ground_truth, extra_info=None, timeout_seconds: float = TIMEOUT_SECONDS, **kwargs
 ) -> dict:
-    """Score one response.
+    """Score a response.
 
     Args:
-        solution_str: the response; its answer is the last `\\boxed{...}`, at most 512 characters.
+        solution_str: the response; its answer is the last `\\boxed{...}`, of at most 512 characters.
         ground_truth: LaTeX or a number, boxed or not.
-        timeout_seconds: after this long the answer is wrong (a percentage may be compared twice).
+        timeout_seconds: the most time for a comparison, after which the answer is wrong; percentages may be compared
+            twice.
 
     Returns:
-        `score` and `acc` (0 or 1), and `pred`, the answer's text for majority votes: empty where there is none.
+        `score` and `acc` (0 or 1), and `pred`, the answer's text for majority votes, empty if there is no answer.
 
     Raises:
-        ValueError: the ground truth is empty or no text: the data are wrong, not the response.
+        ValueError: the ground truth is empty, or neither text nor a number: the data are wrong, not the response.
         RuntimeError: math-verify does not start.
     """
     if isinstance(ground_truth, int | float):

@@ -1,7 +1,7 @@
-"""Question answering: exact match and token F1, the best over the gold answers.
+"""Scores answers to questions by exact match and token F1 with the best of the gold answers.
 
-Normalization is SQuAD's (arXiv 1606.05250): lower case, without punctuation, articles and extra white space. F1 follows
-HotpotQA (arXiv 1809.09600): yes, no and noanswer are right or wrong, never partly right.
+Text is normalized as for SQuAD (arXiv 1606.05250): lower case, without punctuation, articles and extra white space. F1
+is HotpotQA's (arXiv 1809.09600): yes, no and noanswer are right or wrong, never partly right.
 """
 
 import json
@@ -17,7 +17,7 @@ _ALL_OR_NOTHING = frozenset(("yes", "no", "noanswer"))
 
 
 def normalize(answer: str) -> str:
-    """Text by which answers are compared; what would lose everything (choice A, the sign +) loses white space only.
+    """The text by which answers are compared. An answer that would become empty (A, +) only loses extra white space.
 
     >>> normalize("The  U.S. Army, an army"), normalize("A"), normalize(" + ")
     ('us army army', 'a', '+')
@@ -27,7 +27,7 @@ def normalize(answer: str) -> str:
 
 
 def plain_text(boxed: str) -> str:
-    """Content of a \\boxed as text: `\\text{Paris}` is Paris.
+    """The content of a \\boxed as plain text: Paris for `\\text{Paris}`.
 
     >>> plain_text(r"\\text{New York}")
     'New York'
@@ -36,13 +36,13 @@ def plain_text(boxed: str) -> str:
 
 
 def gold_answers(ground_truth) -> list[str]:
-    """The right answers: of a text or number, of a list of these, or of a list as JSON text.
+    """The right answers in a ground truth: a text or number, a list of these, or such a list as JSON text.
 
     >>> gold_answers('["Paris", "City of Light"]'), gold_answers("[sic]"), gold_answers(1912)
     (['Paris', 'City of Light'], ['[sic]'], ['1912'])
 
     Raises:
-        ValueError: there is none; the data are wrong, not the response.
+        ValueError: there is no answer; the data are wrong, not the response.
     """
     if isinstance(ground_truth, str) and ground_truth.lstrip().startswith("["):
         try:
@@ -61,14 +61,14 @@ def gold_answers(ground_truth) -> list[str]:
 
 
 def exact_match(answer: str, golds: list[str]) -> float:
-    """1 if `answer` is one of `golds` after normalization, else 0; 0 for more than 4096 characters."""
+    """1 if `answer` equals one of `golds` after normalization, else 0; 0 for more than 4096 characters."""
     if len(answer) > MAX_ANSWER_CHARS:
         return 0.0
     return float(normalize(answer) in {normalize(gold) for gold in golds})
 
 
 def token_f1(answer: str, golds: list[str]) -> float:
-    """Largest F1 in [0, 1] of the answer's words and a gold answer's; 0 for more than 4096 characters.
+    """The largest F1 in [0, 1] between the words of the answer and of a gold answer; 0 for more than 4096 characters.
 
     >>> token_f1("Barack H. Obama", ["Obama", "Barack Obama"])  # 2 of 3 words, 2 of 2: 2 * 2 / (3 + 2)
     0.8
@@ -90,18 +90,18 @@ def _f1(answer: str, gold: str) -> float:
 
 
 def compute_score(data_source, solution_str, ground_truth, extra_info=None, metric: str = "f1", **kwargs) -> dict:
-    """Score a bare answer (`deep_research` scores trajectories).
+    """Score a bare answer; `deep_research` scores trajectories.
 
     Args:
         solution_str: the answer itself.
         ground_truth: see `gold_answers`.
-        metric: `f1` or `em`, which of the two is the score.
+        metric: which metric is the score: `f1` or `em` (exact match).
 
     Returns:
         `score`, `acc` (exact match), `f1` in [0, 1], and `pred`, the normalized answer for majority votes.
 
     Raises:
-        ValueError: no gold answer, or an unknown metric.
+        ValueError: there is no gold answer, or the metric is unknown.
     """
     if metric not in ("f1", "em"):
         raise ValueError(f"metric={metric!r}: choose f1 or em")

@@ -1,10 +1,11 @@
-"""The protocol of trajectories with tools (ARPO, arXiv 2507.19849): what is well-formed, and what is wrong if not.
+"""Checks trajectories with tools against ARPO's protocol (arXiv 2507.19849), and says where they break it.
 
     <think>…</think><search>query</search> <result>…</result><think>…</think><answer>… \\boxed{…} …</answer>
 
-Rules: at least one think; each tool call is followed by its result and no result comes without a call; one answer, at
-the end, with a \\boxed; blocks do not nest. Free text may stand between blocks, but not between a call and its result
-or after the answer. Only a result, which is the tool's text, may hold the protocol's tags. All scans are linear.
+These are the rules. There is at least one think. Each tool call is followed by its result, and no result comes without
+a call. There is a single answer, at the end, with a \\boxed. Blocks do not nest. Free text may stand between blocks,
+but not between a call and its result or after the answer. Only a result, whose text is the tool's, may contain the
+protocol's tags. All scans take linear time.
 """
 
 import re
@@ -20,7 +21,7 @@ _TAG_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
 
 @dataclass(frozen=True)
 class ToolCall:
-    """One call: the tool's tag, what stood between its tags, and its result's text (both without outer white space)."""
+    """A call: the tool's tag, the text between the tags, and the text of the result, both without outer white space."""
 
     tag: str
     content: str
@@ -29,14 +30,14 @@ class ToolCall:
 
 @dataclass(frozen=True)
 class FormatReport:
-    """What a response holds, and the first thing that is wrong with it.
+    """The parts of a response, and the first rule that it breaks.
 
     Attributes:
-        problem: for people, such as "<search> inside <think>"; None for a well-formed response.
+        problem: in words, such as "<search> inside <think>"; None for a well-formed response.
         position: index of the character where the problem is; None for a well-formed response.
-        answer: content of the last closed answer outside results, well-formed or not; None where there is none.
-        boxed: content of the last closed \\boxed in `answer`, braces balanced; None where there is none.
-        calls: those that have their result, up to the problem.
+        answer: content of the last closed answer outside results, also of a malformed response; None if there is none.
+        boxed: content of the last closed \\boxed in `answer` with balanced braces; None if there is none.
+        calls: the calls with results before the problem.
     """
 
     problem: str | None
@@ -51,7 +52,7 @@ class FormatReport:
 
 
 class _Problem(Exception):
-    """The first thing that is wrong: message and position."""
+    """The first problem of a response: its message and position."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,7 @@ class _Block:
 
 
 def check_format(text: str, tool_tags: Iterable[str] = TOOL_TAGS) -> FormatReport:
-    """Check one response against the protocol. Never raises for any `text`.
+    """Check a response against the protocol. No `text` makes it raise.
 
     >>> check_format(r"<think>Easy.</think><answer>It is \\boxed{4}.</answer>").boxed
     '4'
@@ -72,7 +73,7 @@ def check_format(text: str, tool_tags: Iterable[str] = TOOL_TAGS) -> FormatRepor
     ('<search> inside <think>', 12)
 
     Raises:
-        ValueError: a tool tag is no name, or one of the protocol's own (think, result, answer).
+        ValueError: a tool tag is no name, or is a tag of the protocol itself (think, result, answer).
     """
     tool_tags = _checked_tags(tool_tags)
     if not isinstance(text, str):
@@ -85,8 +86,8 @@ def check_format(text: str, tool_tags: Iterable[str] = TOOL_TAGS) -> FormatRepor
     try:
         _find_blocks(text, tool_tags, blocks)
         _check_order(text, tool_tags, blocks, calls)
-    except _Problem as found:
-        problem, position = found.args
+    except _Problem as first:
+        problem, position = first.args
     answer = last_answer(text)
     boxed = last_boxed(answer) if answer is not None else None
     if problem is None and boxed is None:
@@ -95,7 +96,7 @@ def check_format(text: str, tool_tags: Iterable[str] = TOOL_TAGS) -> FormatRepor
 
 
 def last_answer(text: str) -> str | None:
-    """Content of the last closed `<answer>` that is not in a result; None where there is none."""
+    """The content of the last closed `<answer>` that is not in a result; None if there is none."""
     own_text = _without_results(text)
     end = own_text.rfind("</answer>")
     start = own_text.rfind("<answer>", 0, end) if end >= 0 else -1
@@ -122,7 +123,7 @@ def _checked_tags(tool_tags: Iterable[str]) -> tuple[str, ...]:
 
 
 def _find_blocks(text: str, tool_tags: tuple[str, ...], blocks: list[_Block]) -> None:
-    """Fill `blocks` in order; a problem of pairing or nesting ends it."""
+    """Fill `blocks` in order, until tags are not paired or nest, which raises `_Problem`."""
     names = "|".join(("think", "result", "answer", *tool_tags))
     opening: re.Match | None = None
     for tag in re.finditer(f"<(?P<slash>/?)(?P<name>{names})>", text):
@@ -140,8 +141,8 @@ def _find_blocks(text: str, tool_tags: tuple[str, ...], blocks: list[_Block]) ->
 
 
 def _check_order(text: str, tool_tags: tuple[str, ...], blocks: list[_Block], calls: list[ToolCall]) -> None:
-    """Fill `calls`; a problem of order or number ends it."""
-    call: _Block | None = None  # waits for its result
+    """Fill `calls`, until the order or the number of blocks is wrong, which raises `_Problem`."""
+    call: _Block | None = None  # the call whose result comes next
     answer: _Block | None = None
     for block in blocks:
         if answer is not None:

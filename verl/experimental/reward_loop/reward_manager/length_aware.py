@@ -1,4 +1,4 @@
-"""Upstream's DAPO reward manager plus the response length, so that validation reports it per sample."""
+"""Upstream's DAPO reward manager that also reports the length of each response, for validation."""
 
 from verl.experimental.reward_loop.reward_manager.dapo import DAPORewardManager
 
