@@ -7,8 +7,8 @@ import pytest
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from verl.workers.rollout.group_rollout import VersionRecorder, group_rollout_class
 from verl.workers.rollout.rollout_engine import TransformersEngine, restricted
+from verl.workers.rollout.tree_rollout import VersionRecorder
 
 
 @pytest.fixture(scope="module")
@@ -83,11 +83,6 @@ def test_top_k_and_top_p_by_hand():
     assert restricted(logits, 0.6, -1).isfinite().tolist() == [True, True, False, False]
     assert restricted(logits, 0.5, -1).isfinite().tolist() == [True, False, False, False]
     assert torch.equal(restricted(logits, 1.0, -1), logits)
-
-
-def test_rollout_names():
-    assert group_rollout_class("vllm") is None
-    assert group_rollout_class("kt").__name__ == "KTRollout"
 
 
 def test_nothing_runs_on_after_a_failure():
