@@ -1,4 +1,4 @@
-"""A run that joins a Ray cluster too small for it says so; upstream alone would wait for ever."""
+"""A run that joins a Ray cluster too small for it says so; upstream alone would wait forever."""
 
 import time
 

@@ -1,7 +1,8 @@
-"""Tells complete checkpoints from ones cut off in mid-write.
+"""Distinguishes complete checkpoints from those that a killed run left unfinished.
 
 Upstream writes its tracker file last, but not atomically, and a run that is killed while it overwrites an older
-`global_step_N` leaves a mixture. A marker written by rename after everything else settles both.
+`global_step_N` leaves a mixture of two checkpoints. A marker file, which is written atomically after everything else,
+shows which checkpoints are complete in both cases.
 """
 
 import re
@@ -19,7 +20,7 @@ class MarkComplete(CheckpointCallback):
     """`trainer.checkpoint_callback_class`: marks a checkpoint after every worker has written its part."""
 
     def on_save(self, trainer, global_step: int, checkpoint_dir: str, async_save: bool = False, **kwargs) -> None:
-        if not async_save:  # else writes may still be in flight
+        if not async_save:  # otherwise workers may still be writing
             with replacing(Path(checkpoint_dir) / MARKER) as unfinished:
                 unfinished.write_text(f"{global_step}\n")
 
@@ -27,15 +28,16 @@ class MarkComplete(CheckpointCallback):
 def complete_steps(run_dir: str | Path) -> list[int]:
     """Steps of `run_dir` whose checkpoint is marked complete, in ascending order.
 
-    Retention (`max_actor_ckpt_to_keep`) removes an old step's weights only, so the weights must be there too.
+    Retention (`max_actor_ckpt_to_keep`) removes an old step's weights and leaves its marker, so the weights must be
+    there too.
     """
-    found = (re.fullmatch(r"global_step_(\d+)", path.name) for path in Path(run_dir).glob("global_step_*"))
-    folders = {int(match[1]): Path(run_dir) / match[0] for match in found if match}
+    matches = (re.fullmatch(r"global_step_(\d+)", path.name) for path in Path(run_dir).glob("global_step_*"))
+    folders = {int(match[1]): Path(run_dir) / match[0] for match in matches if match}
     return sorted(n for n, folder in folders.items() if (folder / MARKER).exists() and (folder / "actor").is_dir())
 
 
 def tracked_step(run_dir: str | Path) -> int | None:
-    """The step upstream would resume from; None where its tracker is missing or cut off."""
+    """The step from which upstream would resume; None if its tracker file is missing or cut off."""
     try:
         return int((Path(run_dir) / TRACKER).read_text())
     except (FileNotFoundError, ValueError):
@@ -43,12 +45,12 @@ def tracked_step(run_dir: str | Path) -> int | None:
 
 
 def repair_tracker(run_dir: str | Path) -> str | None:
-    """Point upstream's tracker to the last complete checkpoint.
+    """Make upstream's tracker file name the last complete checkpoint.
 
-    Checkpoints made without the marker (upstream's own runs) are left as the tracker has them.
+    If no checkpoint has a marker, as in upstream's own runs, the tracker stays as it is.
 
     Returns:
-        What was changed, in words, or None.
+        A text that says what was changed; None if nothing was.
     """
     run_dir = Path(run_dir)
     tracked, steps = tracked_step(run_dir), complete_steps(run_dir)
@@ -66,7 +68,7 @@ def repair_tracker(run_dir: str | Path) -> str | None:
 
 
 def forget_marks_after(run_dir: str | Path, step: int) -> None:
-    """Unmark the checkpoints later than `step`: a run resumed from `step` is going to overwrite them."""
+    """Remove the markers of checkpoints later than `step`, which a run that resumes from `step` will overwrite."""
     for later in complete_steps(run_dir):
         if later > step:
             (Path(run_dir) / f"global_step_{later}" / MARKER).unlink()

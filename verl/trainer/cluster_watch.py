@@ -1,7 +1,7 @@
-"""Watches a started run for what only shows inside the cluster: an actor or a worker group that Ray cannot place.
+"""Watches a started run for actors and worker groups that Ray cannot place, which checks before the run cannot see.
 
-Upstream waits for it for ever, without a word. The thread started here says what is missing and, after
-`trainer.pending_seconds`, ends the driver. Only what this run asks for counts: others may wait in the same cluster.
+Upstream would wait for them forever without a message. The thread that is started here says what is missing and ends
+the driver after `trainer.pending_seconds`. It looks only at this run: other jobs may wait in the same cluster.
 """
 
 import os
@@ -17,8 +17,9 @@ from omegaconf import DictConfig
 from ray._raylet import GcsClient
 from ray.core.generated.autoscaler_pb2 import GetClusterStatusReply, NodeStatus
 
-# where nothing can appear any more, and where an autoscaler or somebody with `ray start` may still add nodes
+# limits for a cluster that cannot grow, and for one to which an autoscaler or a user with `ray start` may add nodes
 PENDING_SECONDS, GROWING_SECONDS = 15, 900
+# between two looks at the cluster, and between two messages
 LOOK_SECONDS, SAY_SECONDS = 2, 60
 
 Amounts = Counter  # of Ray's resources, such as {"GPU": 8, "CPU": 24}
@@ -26,10 +27,11 @@ Amounts = Counter  # of Ray's resources, such as {"GPU": 8, "CPU": 24}
 
 @dataclass(frozen=True)
 class Missing:
-    """Resources that the run waits for, in words.
+    """Resources that the run waits for.
 
     Args:
-        hopeless: no node has as much, and Ray's autoscaler reports that none of its node types does.
+        text: the resources in words.
+        hopeless: no node has as much, and Ray's autoscaler reports that none of its node types has.
     """
 
     text: str
@@ -41,10 +43,10 @@ class Demand:
     """Resources that Ray has not placed yet.
 
     Args:
-        bundles: are placed all or none.
-        on_one_node: all bundles must go to the same node.
-        infeasible: the autoscaler says that it can add no node for them, which it also says while other jobs hold
-            all the nodes that it may have.
+        bundles: Ray places either all of them or none.
+        on_one_node: all bundles must be placed on the same node.
+        infeasible: the autoscaler says that it can add no node for them. It also says so while other jobs hold all
+            nodes that it may have.
     """
 
     bundles: list[Amounts]
@@ -52,11 +54,11 @@ class Demand:
     infeasible: bool = False
 
     def fits(self, nodes: list[Amounts]) -> bool:
-        """Whether nodes with these amounts can hold it (without `on_one_node`: a necessary condition)."""
+        """Whether nodes with these amounts can hold it; without `on_one_node` this is only a necessary condition."""
         whole = sum(self.bundles, Counter())
         if self.on_one_node:
             return any(whole <= node for node in nodes)
-        return whole <= sum(nodes, Counter()) and all(any(one <= node for node in nodes) for one in self.bundles)
+        return whole <= sum(nodes, Counter()) and all(any(bundle <= node for node in nodes) for bundle in self.bundles)
 
     def __str__(self) -> str:
         whole = sum(self.bundles, Counter())
@@ -65,11 +67,12 @@ class Demand:
 
 
 def missing_in(reply: GetClusterStatusReply, job: str, has_pending_actors: bool) -> Missing | None:
-    """What a job waits for and the cluster does not have free; None when that is nothing.
+    """The first demand of a job for which the cluster has not enough free resources; None if there is none.
 
     Args:
         job: the job's id, as hex digits.
-        has_pending_actors: whether the job has any; Ray does not say whose the actors are that it cannot place.
+        has_pending_actors: whether the job has pending actors, as Ray does not say to which job the actors belong that
+            it cannot place.
     """
     nodes = [node for node in reply.cluster_resource_state.node_states if node.status != NodeStatus.DEAD]
     free = [Counter(dict(node.available_resources)) for node in nodes]
@@ -98,13 +101,16 @@ def _demands(reply: GetClusterStatusReply, job: str, has_pending_actors: bool) -
 
 
 def wait_too_long(look: Callable[[], Missing | None], limit: Callable[[Missing], float], patient: bool, clock) -> str:
-    """Returns, in words, once something has been missing at every look for as long as `limit` allows.
+    """Wait until resources have been missing at every look for longer than `limit` allows.
 
     Args:
-        look: says what is missing now.
-        limit: seconds that one may wait for it.
-        patient: print what is waited for, when it is missing at two looks in a row and then every minute.
+        look: returns what is missing now.
+        limit: the most seconds to wait for it.
+        patient: print what the run waits for, when it is missing at two looks in a row and then every minute.
         clock: has `sleep` and `monotonic`, as the module `time`.
+
+    Returns:
+        A text that says what was missing and for how long.
     """
     since = None
     while True:
@@ -129,22 +135,22 @@ def wait_too_long(look: Callable[[], Missing | None], limit: Callable[[Missing],
 
 
 def seconds_allowed(config: DictConfig, joined: bool, missing: Missing) -> float:
-    """`trainer.pending_seconds`, or by what may still appear in the cluster."""
+    """`trainer.pending_seconds`; if it is null, more for a cluster that may still grow than for others."""
     if config.trainer.get("pending_seconds") is not None:
         return config.trainer.pending_seconds
     return GROWING_SECONDS if joined and not missing.hopeless else PENDING_SECONDS
 
 
 def watch_pending_actors(config: DictConfig, joined: bool, needed_cpus: int) -> None:
-    """End the driver, with exit code 3, when the run has waited too long for resources that the cluster lacks.
+    """End the driver with exit code 3 when the run has waited too long for resources that the cluster lacks.
 
     Args:
-        joined: the cluster was there before the run; nodes may join it.
-        needed_cpus: Ray's logical CPUs that the run holds at once.
+        joined: whether the cluster was started before the run, so that nodes may join it.
+        needed_cpus: the number of Ray's logical CPUs that the run holds at once.
     """
     waited = wait_too_long(_look, lambda missing: seconds_allowed(config, joined, missing), joined, time)
     print(
-        f"error: {waited}; upstream would wait for ever. The run needs {needed_cpus} CPUs: "
+        f"error: {waited}; upstream would wait forever. The run needs {needed_cpus} CPUs: "
         f"{_where_to_add_cpus(config, joined)}, or lower trainer.n_gpus_per_node or "
         "transfer_queue.backend.SimpleStorage.num_data_storage_units",
         file=sys.stderr,
@@ -163,7 +169,7 @@ def _where_to_add_cpus(config: DictConfig, joined: bool) -> str:
 
 
 def _look() -> Missing | None:
-    """What this driver's job misses now; None before it is connected, and when the cluster does not answer."""
+    """What this driver's job lacks now; None before it is connected, and when the cluster does not answer."""
     if not ray.is_initialized():
         return None
     context = ray.get_runtime_context()
@@ -177,9 +183,10 @@ def _look() -> Missing | None:
 
 
 def leave_missing_gpus_to_the_watch(base: ModuleType) -> None:
-    """verl 0.9.1 counts the cluster's GPUs before it asks for any, and raises when there are fewer; an autoscaler
-    starts nodes only for what was asked for. Without the count the run asks, and `watch_pending_actors` sees to it
-    that it does not wait for ever.
+    """Remove upstream's count of the cluster's GPUs, so that an autoscaler can start nodes for the run.
+
+    verl 0.9.1 counts the GPUs before it asks for any, and raises if there are too few; but an autoscaler starts nodes
+    only for resources that were asked for. `watch_pending_actors` limits how long the run waits for them.
 
     Args:
         base: the module `verl.single_controller.ray.base`.

@@ -1,9 +1,10 @@
-"""GPU and host memory of a run, counted from its config and its model's shape before anything starts.
+"""Estimates the GPU and host memory of a run from its config and its model's shape, before anything starts.
 
-Counted is what upstream's FSDP2 engine (verl 0.9.1, flash-attn, Adam) and vLLM keep at the moments that can run out:
-the update, the pass for old log-probs (where upstream asks for entropies), the rollout, and loading. GB are 10^9 bytes;
-a card of 80 GB has some 5 more. States, logits and the KV cache follow from the code, `CONTEXTS`, `SERVER_WORKSPACE`
-and the bytes of a layer are estimates. Not counted: a critic, LoRA, other engines.
+It counts what upstream's FSDP2 engine (verl 0.9.1, flash-attn, Adam) and vLLM hold at the moments at which memory can
+run out: the update, the pass for old log-probs (in which upstream also computes entropies), the rollout, and loading.
+A GB is 10^9 bytes; a GPU of 80 GB has about 5 GB more. The sizes of states, logits and the KV cache follow from the
+code; `CONTEXTS`, `SERVER_WORKSPACE` and the bytes of a layer are estimates. A critic, LoRA and other engines are not
+counted.
 """
 
 import math
@@ -17,7 +18,7 @@ GB = 1e9
 GPU = 80.0
 # GB: CUDA contexts, NCCL's buffers and captured graphs of the trainer's and the server's process
 CONTEXTS = 4.0
-# GB: activations and sampling of vLLM, inside its share of the GPU
+# GB: activations and sampling of vLLM, within its share of the GPU
 SERVER_WORKSPACE = 3.0
 # keys of actor_rollout_ref
 ADVICE = {
@@ -30,17 +31,18 @@ ADVICE = {
 
 @dataclass(frozen=True)
 class TrainerMemory:
-    """GB on one GPU of the trainer.
+    """GB on a GPU of the trainer.
 
     Attributes:
-        parameters, gradients, optimizer: the GPU's shard. During the update all three are there, offloaded or not.
-        kept_parameters, kept_optimizer: of these, what is not offloaded.
-        gathered: bf16 parameters of the vocabulary's matrix and of two layers, the one at work and the next.
-        unreduced: the largest unit's gradient, in bf16 and, to be summed over the GPUs, in fp32.
-        hidden_states: the inputs of all layers, kept for gradient checkpointing.
-        layer: one layer that is computed once more for its gradients.
-        logits, entropy_logits: of the update; of the old log-probs, with what their entropies need.
-        server: what vLLM holds while the trainer works.
+        parameters, gradients, optimizer: the GPU's shard. During the update all three are on it, offloaded or not.
+        kept_parameters, kept_optimizer: the part of these that is not offloaded.
+        gathered: bf16 parameters of the vocabulary's matrix and of two layers, the current one and the next.
+        unreduced: the gradient of the largest unit, in bf16, and in fp32 for the sum over the GPUs.
+        hidden_states: the inputs of all layers, which gradient checkpointing keeps.
+        layer: a layer that is computed again for its gradients.
+        logits: of the update.
+        entropy_logits: logits of the old log-probs, and what the computation of their entropies needs.
+        server: what vLLM holds during the trainer's work.
     """
 
     parameters: float
@@ -58,26 +60,28 @@ class TrainerMemory:
 
     @property
     def update(self) -> float:
-        """The peak of the update: the logits are gone when the last layer is computed once more."""
+        """The peak of the update: the logits are freed before the last layer is computed again."""
         states = self.parameters + self.gradients + self.optimizer + self.hidden_states
         return states + self.gathered + self.unreduced + max(self.layer, self.logits) + CONTEXTS + self.server
 
     @property
     def log_prob(self) -> float:
-        """The peak of the pass for old log-probs, which loads offloaded parameters and leaves the optimizer."""
+        """The peak of the pass for old log-probs, which loads offloaded parameters but not an offloaded optimizer."""
         states = self.parameters + self.kept_optimizer
         return states + self.gathered + max(self.layer, self.entropy_logits) + CONTEXTS + self.server
 
 
 @dataclass(frozen=True)
 class ServerMemory:
-    """What vLLM has on one GPU, and what fits.
+    """What vLLM holds on a GPU, and how many tokens fit.
 
     Attributes:
-        share, weights: GB; `gpu_memory_utilization` of the GPU, and of that the model.
-        tokens, sequences: so many tokens does the KV cache hold, and so many of the longest sequences.
-        context: tokens of a sequence that vLLM wants room for before it starts.
-        responses, waves: of a step for each server, and how often it is full for them, were all of full length.
+        share: GB of the GPU that vLLM takes, by `gpu_memory_utilization`.
+        weights: GB of the model, within the share.
+        tokens, sequences: how many tokens, and how many sequences of full length, the KV cache can hold.
+        context: tokens of the longest sequence, for which vLLM needs space to start.
+        responses: the number of a step's responses for each server.
+        waves: how often these fill the KV cache if all have full length.
     """
 
     share: float
@@ -92,8 +96,15 @@ class ServerMemory:
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """All figures. `rollout`: GB on one GPU. `host`, `host_loading`: GB on a node, of what is offloaded (before PyTorch
-    rounds pinned tensors up to powers of two) and while a model loads."""
+    """All estimates.
+
+    Attributes:
+        gpu: GB of a GPU.
+        shards: number of GPUs over which parameters are sharded.
+        rollout: GB on a GPU during the rollout.
+        host: GB on a node for offloaded states, before PyTorch rounds pinned tensors up to powers of two.
+        host_loading: GB on a node while the model loads.
+    """
 
     gpu: float
     shards: int
@@ -105,7 +116,7 @@ class MemoryPlan:
     host_loading: float
 
     def problems(self) -> list[str]:
-        """What does not fit, and what helps."""
+        """A line for each part that does not fit, with advice."""
         sizes = {
             "update": (self.trainer.update, self.gpu, "GB"),
             "old log-probs": (self.trainer.log_prob, self.gpu, "GB"),
@@ -113,16 +124,16 @@ class MemoryPlan:
             "KV cache": (self.server.context, self.server.tokens, "tokens"),
         }
         return [
-            f"{name}: does not fit, {needed:,.0f} {unit} where {room:,.0f} are; {ADVICE[name]}"
-            for name, (needed, room, unit) in sizes.items()
-            if needed > room
+            f"{name}: does not fit, {needed:,.0f} {unit} where {available:,.0f} are; {ADVICE[name]}"
+            for name, (needed, available, unit) in sizes.items()
+            if needed > available
         ]
 
 
 def describe_memory(config: DictConfig, hf_config=None) -> str:
-    """The plan in a few lines, with a warning for what does not fit; a note where it cannot be counted.
+    """The plan in a few lines, with a warning for each part that does not fit; a note if memory cannot be estimated.
 
-    `hf_config` is the model's `PretrainedConfig`; by default that of `actor_rollout_ref.model`, if on this machine.
+    `hf_config` is the model's `PretrainedConfig`, by default that of `actor_rollout_ref.model`, if on this machine.
     """
     actor, model = config.actor_rollout_ref.actor, config.actor_rollout_ref.model
     not_counted = f"{'memory:':<10}not counted: "
@@ -133,7 +144,7 @@ def describe_memory(config: DictConfig, hf_config=None) -> str:
         return "\n".join(_lines(plan, actor.fsdp_config))
     except FileNotFoundError:
         return f"{not_counted}whether the run fits is unknown, as the config of {model.path} is not on this machine"
-    except Exception as error:  # a model that cannot be counted may train all the same
+    except Exception as error:  # a model whose memory cannot be estimated may still train
         return f"{not_counted}{error!r}"
 
 
@@ -165,7 +176,7 @@ def _lines(plan: MemoryPlan, fsdp: DictConfig) -> list[str]:
 
 
 def plan_memory(config: DictConfig, hf_config, gpu: float = GPU) -> MemoryPlan:
-    """Count a run's memory.
+    """Estimate a run's memory.
 
     Args:
         config: the trainer's, composed.
@@ -182,7 +193,7 @@ def plan_memory(config: DictConfig, hf_config, gpu: float = GPU) -> MemoryPlan:
     offloaded = 4 if fsdp.offload_policy else fsdp.param_offload + 2 * fsdp.optimizer_offload
     host = offloaded * itemsize(fsdp)
     if part.actor.use_kl_loss or config.algorithm.use_kl_in_reward:
-        host += itemsize(part.ref.fsdp_config)  # a reference policy lives on the host, whatever its param_offload
+        host += itemsize(part.ref.fsdp_config)  # upstream always offloads a reference policy
     return MemoryPlan(
         gpu=gpu,
         shards=shards,
@@ -191,27 +202,27 @@ def plan_memory(config: DictConfig, hf_config, gpu: float = GPU) -> MemoryPlan:
         server=server,
         rollout=server.share + CONTEXTS + part.hybrid_engine * (trainer.kept_parameters + trainer.kept_optimizer),
         host=host * shape.parameters / shards * node / GB,
-        # every process reads a tied model whole, only the first one an untied model
+        # every process reads a tied model; only the first process reads an untied model
         host_loading=itemsize(fsdp) * shape.parameters * (node if shape.tied else 1) / GB,
     )
 
 
 def itemsize(fsdp: DictConfig) -> int:
-    """Bytes of a trained parameter, of its gradient and of each of Adam's two states: upstream's default is fp32."""
+    """Bytes of a trained parameter, and also of its gradient and of each of Adam's two states; fp32 is the default."""
     from verl.utils.torch_dtypes import PrecisionType
 
     return PrecisionType.to_dtype(fsdp.model_dtype or "fp32").itemsize
 
 
 def trainer_memory(config: DictConfig, shape: ModelShape, shards: int, server_share: float) -> TrainerMemory:
-    """`server_share`: GB of vLLM on the same GPU when it is awake."""
+    """The trainer's memory; `server_share` is the GB that vLLM takes on the same GPU when it is awake."""
     part, fsdp = config.actor_rollout_ref, config.actor_rollout_ref.actor.fsdp_config
     shard = 0 if fsdp.offload_policy else shape.parameters * itemsize(fsdp) / shards
     tokens, log_prob_tokens = micro_batch_tokens(config)
     layer = shape.layer_bytes_per_token()
     gathered = shape.embedding_parameters + 2 * shape.layer_parameters
     largest = max(shape.embedding_parameters, shape.layer_parameters)
-    # no sum before the last micro-batch: until then every GPU holds all gradients
+    # gradients are summed over the GPUs after the last micro-batch only; until then every GPU holds all of them
     to_be_summed = shape.parameters if fsdp.use_no_sync_for_gradient_accumulation else largest
     entropy_in_loss = part.actor.calculate_entropy or part.actor.entropy_coeff != 0
     sizes = {
@@ -234,9 +245,9 @@ def trainer_memory(config: DictConfig, shape: ModelShape, shards: int, server_sh
 
 
 def micro_batch_tokens(config: DictConfig) -> tuple[int, int]:
-    """Tokens of a micro-batch on one GPU, of the update and of the log-probs.
+    """Tokens of a micro-batch on a GPU, for the update and for the log-probs.
 
-    Upstream multiplies its limits by the sequence-parallel size and cuts the sequences into so many parts.
+    Upstream multiplies its limits by the sequence-parallel size and cuts the sequences into as many parts.
     """
     actor, rollout = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
     if actor.use_dynamic_bsz:
@@ -247,13 +258,14 @@ def micro_batch_tokens(config: DictConfig) -> tuple[int, int]:
 
 
 def logits_bytes(config: DictConfig, vocabulary: int, tokens: int, entropy: bool, training: bool) -> int:
-    """The most that a micro-batch's logits, their gradient and their entropies take at once, in bytes.
+    """The most bytes that a micro-batch's logits, their gradient and their entropies take at the same time.
 
-    Logits are bf16, and flash-attn's cross-entropy writes their gradient over them; a temperature other than 1 copies
-    them. Autocast computes entropies in fp32. Eagerly the probabilities, the logits and the logits minus their maximum
-    exist at once: 12 bytes a logit; with gradients 24, of which 10 stay until the backward pass however small the
-    chunks. Compiled there is one copy at most. A chunk counts 12 bytes also if compiled: upstream's loop is compiled
-    anew for every number of tokens, and runs eagerly from the ninth on.
+    Logits are bf16, and flash-attn's cross-entropy overwrites them with their gradient; a temperature other than 1
+    copies them. Autocast computes entropies in fp32. In eager mode the probabilities, the logits and the logits minus
+    their maximum exist together, which takes 12 bytes for each logit. With gradients it takes 24 bytes, of which 10
+    stay until the backward pass, however small the chunks are. In compiled code there is at most a single copy. A chunk
+    counts 12 bytes for each logit in compiled code as well, since upstream's loop is compiled again for every new
+    number of tokens and runs in eager mode from the ninth on.
     """
     fsdp = config.actor_rollout_ref.actor.fsdp_config
     if config.actor_rollout_ref.model.use_fused_kernels:
@@ -271,7 +283,7 @@ def logits_bytes(config: DictConfig, vocabulary: int, tokens: int, entropy: bool
 
 
 def server_memory(config: DictConfig, shape: ModelShape, gpu: float) -> ServerMemory:
-    """`gpu`: GB of a GPU."""
+    """vLLM's memory on a GPU of `gpu` GB."""
     rollout, data = config.actor_rollout_ref.rollout, config.data
     tensor, pipeline = rollout.tensor_model_parallel_size, rollout.pipeline_model_parallel_size
     gpus = rollout.nnodes * rollout.n_gpus_per_node

@@ -1,5 +1,6 @@
-"""Settings of model and engines that upstream (verl 0.9.1) accepts, and that then fail in a worker or silently train
-something else. `verl.trainer.preflight` calls these checks before Ray starts.
+"""Checks settings of models and engines before Ray starts; `verl.trainer.preflight` calls them.
+
+Upstream (verl 0.9.1) accepts these settings, and a worker then fails or silently trains something else.
 """
 
 import importlib.util
@@ -15,7 +16,7 @@ HF_OVERRIDES = "engine_kwargs.vllm.hf_overrides"
 
 
 def config_folder(path: str) -> Path | None:
-    """Where a model's config.json lies: its folder, or one of the hub's cache; None when it is not on this machine."""
+    """The folder with a model's config.json: its own or that in the hub's cache; None if it is not on this machine."""
     folder = Path(os.path.expanduser(path))
     if (folder / "config.json").exists():
         return folder
@@ -30,9 +31,9 @@ def config_folder(path: str) -> Path | None:
 
 
 def model_json(path: str) -> dict | None:
-    """The model's config.json; None when it is not on this machine.
+    """The content of the model's config.json; None if it is not on this machine.
 
-    Of a model that reads more than text it is the part of the language model.
+    For a model that reads more than text, the keys of its language model take precedence.
     """
     if (folder := config_folder(path)) is None:
         return None
@@ -41,11 +42,12 @@ def model_json(path: str) -> dict | None:
 
 
 def fill_max_model_len(config: DictConfig) -> None:
-    """Let the server hold a prompt and a response. Upstream's null is the model's own length, to which it cuts every
-    response without a word.
+    """Set `max_model_len` to the length of a prompt and a response if it is null.
+
+    For upstream null means the length in the model's config, at which the server cuts every response without a message.
 
     Raises:
-        ValueError: a given length is too small for both.
+        ValueError: `max_model_len` is too small for a prompt and a response.
     """
     rollout = config.actor_rollout_ref.rollout
     needed = rollout.prompt_length + rollout.response_length
@@ -59,14 +61,14 @@ def fill_max_model_len(config: DictConfig) -> None:
 
 
 def check_context(config: DictConfig, model: dict | None) -> None:
-    """The model has a position for every token, in the trainer (`override_config`) and in vLLM (`hf_overrides`).
+    """Check that the model has a position for every token, in the trainer (`override_config`) and in vLLM.
 
     Args:
-        config: with `max_model_len`, see `fill_max_model_len`.
-        model: see `model_json`; None: upstream's server looks at the start.
+        config: with `max_model_len`, see `fill_max_model_len`; `hf_overrides` change the model's config for vLLM.
+        model: see `model_json`; None: upstream's server checks it when it starts.
 
     Raises:
-        ValueError: it has not.
+        ValueError: the model has too few positions.
     """
     rollout = config.actor_rollout_ref.rollout
     own = (model or {}).get(POSITIONS)
@@ -85,13 +87,15 @@ def check_context(config: DictConfig, model: dict | None) -> None:
 
 
 def check_attention(config: DictConfig, cuda_is_here: bool) -> None:
-    """
+    """Check that the model's attention works with sequence parallelism, and that flash-attn is installed for GPUs.
+
     Args:
-        cuda_is_here: whether this machine has a GPU, and so the packages that the workers will have.
+        cuda_is_here: whether this machine has a GPU, and therefore the same packages as the workers.
 
     Raises:
-        ValueError: sequence parallelism without flash attention, in which a rank sees its own part of a sequence only,
-            without any error; or no flash-attn on GPUs, where log-probabilities are then computed row by row.
+        ValueError: sequence parallelism is on without flash attention, in which case each rank would silently attend
+            to its own part of a sequence only; or flash-attn is missing on GPUs, in which case log-probabilities would
+            be computed row by row.
     """
     actor, ref = config.actor_rollout_ref.actor, config.actor_rollout_ref.ref
     attention = config.actor_rollout_ref.model.override_config.get("attn_implementation", "flash_attention_2")
@@ -117,9 +121,10 @@ def check_attention(config: DictConfig, cuda_is_here: bool) -> None:
 
 
 def check_fused_kernels(config: DictConfig, model: dict | None) -> None:
-    """
+    """Check that FSDP2 does not shard the weight that fused kernels read.
+
     Raises:
-        ValueError: fused kernels, which read lm_head's weight outside its module, where FSDP2 has sharded it.
+        ValueError: fused kernels are on, which read lm_head's weight outside its module, where FSDP2 has sharded it.
     """
     fsdp2 = config.actor_rollout_ref.actor.strategy == "fsdp2"
     tied = (model or {}).get("tie_word_embeddings", False)

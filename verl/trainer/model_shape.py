@@ -1,4 +1,4 @@
-"""What memory depends on in a language model: numbers of parameters and widths, without its weights."""
+"""Reads a language model's shape, on which its memory depends: numbers of parameters and widths, without weights."""
 
 import math
 from dataclasses import dataclass
@@ -10,11 +10,13 @@ from verl.trainer.model_checks import config_folder
 
 @dataclass(frozen=True)
 class ModelShape:
-    """A decoder's numbers of parameters (tied ones count once) and widths.
+    """A decoder's numbers of parameters and widths.
 
     Attributes:
-        layer_parameters, embedding_parameters: of one decoder layer, of one matrix of the vocabulary.
-        query: heads times their dimension.
+        parameters: of the whole model, where tied parameters count once.
+        layer_parameters: of a decoder layer.
+        embedding_parameters: of the embedding matrix.
+        query: number of heads times their dimension.
         positions: the model's `max_position_embeddings`.
     """
 
@@ -32,14 +34,14 @@ class ModelShape:
     positions: int
 
     def layer_bytes_per_token(self) -> int:
-        """An estimate of what a dense layer needs for a token to be computed once more and give its gradients.
+        """An estimate of the bytes that a dense layer needs for each token to be computed again with its gradients.
 
-        The factors were measured on Qwen2, Qwen3 and Llama layers in bf16; attention without a matrix of scores.
+        The factors were measured on Qwen2, Qwen3 and Llama layers in bf16, with attention that stores no score matrix.
         """
         return 12 * self.intermediate + 18 * self.hidden + 10 * (self.query + self.kv_heads * self.head_dim)
 
     def kv_bytes_per_token(self, tensor_parallel: int = 1, pipeline_parallel: int = 1) -> int:
-        """Bytes of a token's bf16 keys and values on one GPU; GPUs beyond the number of KV heads hold copies."""
+        """Bytes of a token's bf16 keys and values on a GPU; with more GPUs than KV heads, GPUs hold copies of heads."""
         heads = max(1, self.kv_heads // tensor_parallel)
         return math.ceil(self.layers / pipeline_parallel) * heads * self.head_dim * 2 * 2
 
@@ -48,7 +50,7 @@ def load_hf_config(model: DictConfig):
     """The `PretrainedConfig` of `actor_rollout_ref.model` with the run's overrides, from a folder or the hub's cache.
 
     Raises:
-        FileNotFoundError: it is not on this machine; the network is not asked.
+        FileNotFoundError: it is not on this machine. Nothing is downloaded.
     """
     from transformers import AutoConfig
     from verl.utils.model import update_model_config

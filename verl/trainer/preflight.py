@@ -1,8 +1,8 @@
-"""Finds what is wrong with a run before Ray starts, says it in one line that names the key, and stops.
+"""Checks a run before Ray starts. If anything is wrong, it prints a line that names the key, and stops.
 
-A Hydra callback (`hydra.callbacks.preflight` in the recipes' YAML): it runs in the driver, after the config is
-composed and before upstream's `main` sees it. What only shows inside the cluster (an actor that Ray can never
-place) is watched by a thread, since upstream waits for such an actor for ever.
+It is a Hydra callback (`hydra.callbacks.preflight` in the recipes' YAML) and runs in the driver, after the config has
+been composed and before upstream's `main` gets it. A thread watches for what only the cluster shows, an actor that Ray
+can never place, since upstream would wait for such an actor forever.
 """
 
 import os
@@ -62,7 +62,7 @@ class Preflight(Callback):
             threading.Thread(target=watch_pending_actors, args=watched, daemon=True).start()
         except PreflightError as error:
             raise SystemExit(f"error: {error}") from None
-        # Hydra turns a callback's exceptions into warnings and goes on; SystemExit it lets through
+        # Hydra turns a callback's exceptions into warnings and continues, except for SystemExit
         except Exception as error:
             import traceback
 
@@ -71,14 +71,14 @@ class Preflight(Callback):
 
 
 def settle(config: DictConfig) -> None:
-    """Give every key its final value, in the process whose environment the user sees.
+    """Give every key its final value, in the driver, which has the environment of the user's command.
 
-    Upstream resolves `${...}` inside a Ray actor, whose environment is the one that its node was started with: what was
-    exported before the run's command (NNODES, PWD, RAY_ADDRESS) would not be known there, and the defaults would count.
-    Relative paths are made absolute for the same reason: the actor's folder may be another.
+    Upstream resolves `${...}` in a Ray actor, which has the environment in which its node was started. Variables that
+    the user exports for a run (NNODES, PWD, RAY_ADDRESS) are not set there, and the defaults would be taken. Relative
+    paths are made absolute for the same reason: the actor may run in another folder.
 
     Raises:
-        PreflightError: a key has no value, or one that cannot be.
+        PreflightError: a key has no value, or an impossible one.
     """
     for key in REQUIRED_KEYS:
         if OmegaConf.select(config, key) is None:
@@ -110,7 +110,7 @@ def name_parts(rollout: DictConfig) -> None:
 
 
 def _absolute(path):
-    """A path, or a list of them, that is there, made absolute; anything else, such as a hub name or a URL, as it is."""
+    """Existing paths made absolute; anything else, such as a hub name or a URL, unchanged. Takes a path or a list."""
     if isinstance(path, str):
         return os.path.abspath(path) if os.path.exists(path) else path
     return path if path is None else [_absolute(single) for single in path]
@@ -118,7 +118,7 @@ def _absolute(path):
 
 @contextmanager
 def _named_errors() -> Iterator[None]:
-    """A ValueError, whose message names the key, is the user's."""
+    """Turn a ValueError, whose message names the key, into a PreflightError."""
     try:
         yield
     except ValueError as error:
@@ -126,7 +126,7 @@ def _named_errors() -> Iterator[None]:
 
 
 def check_run(config: DictConfig) -> None:
-    """Run all checks, in the order in which a user would fix them; changes nothing.
+    """Run all checks, in the order in which a user would fix their problems; the config is not changed.
 
     Args:
         config: after `settle`.
@@ -149,12 +149,12 @@ def check_run(config: DictConfig) -> None:
 
 
 def config_asks_for_cpu(config: DictConfig) -> bool:
-    """Whether the profile `hardware=cpu` is chosen, told by the signal that it forwards to all processes."""
+    """Whether the profile is `hardware=cpu`, which forwards VERL_PLATFORM=cpu to all processes."""
     return OmegaConf.select(config, "ray_kwargs.ray_init.runtime_env.env_vars.VERL_PLATFORM") == "cpu"
 
 
 def check_model_path(key: str, path: str) -> None:
-    """A local folder must hold a config.json; a name on the Hugging Face hub is left to the download."""
+    """Check that a local folder holds a config.json; a name on the Hugging Face hub is checked by the download."""
     folder = Path(os.path.expanduser(path))
     if folder.is_dir():
         if not (folder / "config.json").exists():
@@ -167,7 +167,7 @@ def check_model_path(key: str, path: str) -> None:
 
 
 def check_typed_sections(config: DictConfig) -> None:
-    """Build upstream's typed configs now: a key that they do not have would fail inside a worker later."""
+    """Build upstream's typed configs, in which an unknown key would otherwise fail in a worker."""
     from verl.utils.config import omega_conf_to_dataclass
 
     for key in ("actor_rollout_ref.actor", "actor_rollout_ref.rollout", "algorithm"):
@@ -208,7 +208,7 @@ def check_parts(config: DictConfig) -> None:
 
 
 def check_engines(config: DictConfig) -> None:
-    """Trainer and server can do with this model what the config asks of them; see `verl.trainer.model_checks`."""
+    """Check that trainer and server support the config with this model; see `verl.trainer.model_checks`."""
     import torch
 
     model = model_json(config.actor_rollout_ref.model.path)
@@ -224,13 +224,13 @@ def _file_list(files) -> list[str]:
 
 
 def check_data_files(key: str, files, prompt_key: str) -> None:
-    """Files exist, are parquet, and every row has a prompt, a data source and a ground truth."""
+    """Check that the files are parquet and that every row has a prompt, a data source and a ground truth."""
     files = _file_list(files)
     if not files:
         raise PreflightError(f"{key} is empty: name a parquet file")
     for file in files:
         path = Path(os.path.expanduser(file))
-        if "://" in str(file):  # remote file systems are upstream's business
+        if "://" in str(file):  # upstream reads remote file systems
             continue
         if not path.exists():
             raise PreflightError(f"{key}: {file} does not exist")
@@ -269,8 +269,10 @@ def _check_rows(key: str, file: str, table: pa.Table, prompt_key: str) -> None:
 
 
 def check_reward_rows(config: DictConfig) -> None:
-    """One row of each data source, by the reward module's `check_row(data_source, extra_info, **reward_kwargs)` where
-    it has one: a row that no rule fits would fail its whole group, in every step, after the rollout.
+    """Check a row of each data source by `check_row(data_source, extra_info, **reward_kwargs)` of the reward's module.
+
+    A module without this function checks nothing. In training, a row that no rule fits would fail its whole group in
+    every step, after the rollout.
 
     Raises:
         PreflightError: the reward function does not load, or refuses a row.
@@ -296,7 +298,7 @@ def check_reward_rows(config: DictConfig) -> None:
             if "://" in str(file):
                 continue
             path, seen = os.path.expanduser(file), set()
-            columns = [one for one in ("data_source", "extra_info") if one in pq.read_schema(path).names]
+            columns = [column for column in ("data_source", "extra_info") if column in pq.read_schema(path).names]
             for number, row in enumerate(pq.read_table(path, columns=columns).to_pylist()):
                 rule = (row["data_source"], str((row.get("extra_info") or {}).get("reward_rule")))
                 if rule in seen:
@@ -309,7 +311,7 @@ def check_reward_rows(config: DictConfig) -> None:
 
 
 def check_batch_sizes(config: DictConfig) -> None:
-    """The first epoch must hold at least one batch: upstream drops the last incomplete one without a word."""
+    """Check that an epoch holds at least one batch, as upstream drops an incomplete last batch without a message."""
     files = _file_list(config.data.train_files)
     if any("://" in str(file) for file in files):
         return
@@ -321,8 +323,11 @@ def check_batch_sizes(config: DictConfig) -> None:
 
 
 def needed_ray_cpus(config: DictConfig) -> int:
-    """Logical CPUs that verl 0.9.1 holds at once: TransferQueue's actors, the workers' bundles, and one to
-    schedule each further actor with (an actor without `num_cpus` needs one CPU to be placed, none to run)."""
+    """The number of Ray's logical CPUs that verl 0.9.1 holds at the same time.
+
+    They are those of TransferQueue's actors, those in the workers' bundles, and one more: an actor without `num_cpus`
+    needs a CPU to be placed, and none to run.
+    """
     units = OmegaConf.select(config, "transfer_queue.backend.SimpleStorage.num_data_storage_units", default=0)
     workers = config.trainer.nnodes * config.trainer.n_gpus_per_node
     return 1 + units + CPUS_PER_WORKER * workers + 1
@@ -335,31 +340,35 @@ def joins_running_cluster(config: DictConfig) -> bool:
 
 
 def leave_resources_to_the_cluster(config: DictConfig) -> None:
-    """Take out what ray.init refuses together with the address of a running cluster."""
+    """Set the keys to null that ray.init refuses together with the address of a running cluster."""
     for key in ("num_cpus", "num_gpus", "object_store_memory"):
         if config.ray_kwargs.ray_init.get(key) is not None:
             config.ray_kwargs.ray_init[key] = None
 
 
 def check_overlong_buffer(config: DictConfig) -> None:
-    """A buffer as long as the response budget would penalise every token; upstream lets it pass.
+    """Check that the overlong buffer is shorter than a response, as it would otherwise penalize every response.
 
     Raises:
-        PreflightError: it is.
+        PreflightError: the buffer is too long.
     """
     key = "reward.reward_kwargs.overlong_buffer_cfg"
     buffer, budget = OmegaConf.select(config, key), config.data.max_response_length
     if buffer is not None and buffer.enable and buffer.len >= budget:
         raise PreflightError(
             f"{key}.len={buffer.len} must be below data.max_response_length={budget}, else every response is "
-            f"penalised; lower it, or set {key}.enable=false"
+            f"penalized; lower it, or set {key}.enable=false"
         )
 
 
 def check_ray_resources(config: DictConfig, starting: bool = True) -> None:
-    """With a Ray started by this run, count before it starts; a running cluster is watched instead.
+    """Check that Ray, if this run starts it, has enough CPUs and GPUs; a running cluster is watched instead.
 
-    Without `starting` (a dry run, perhaps on another machine) only what the config itself says is counted.
+    Args:
+        starting: False for a dry run, perhaps on another machine: then only the numbers in the config count.
+
+    Raises:
+        PreflightError: there are too few.
     """
     if joins_running_cluster(config):
         return
@@ -370,7 +379,7 @@ def check_ray_resources(config: DictConfig, starting: bool = True) -> None:
     if cpus is not None and cpus < needed:
         raise PreflightError(
             f"ray_kwargs.ray_init.num_cpus={cpus}, but this run holds {needed} of Ray's logical CPUs and would wait "
-            f"for ever: set at least {needed}, or lower transfer_queue.backend.SimpleStorage.num_data_storage_units"
+            f"forever: set at least {needed}, or lower transfer_queue.backend.SimpleStorage.num_data_storage_units"
         )
     gpus, wanted = ray_init.get("num_gpus"), config.trainer.n_gpus_per_node
     if gpus is not None and gpus < wanted:
@@ -378,9 +387,10 @@ def check_ray_resources(config: DictConfig, starting: bool = True) -> None:
 
 
 def check_resume_path(config: DictConfig) -> None:
-    """
+    """Check the checkpoint from which the run is to resume.
+
     Raises:
-        PreflightError: the checkpoint named by trainer.resume_from_path is none.
+        PreflightError: trainer.resume_from_path names no checkpoint.
     """
     if config.trainer.resume_mode == "resume_path":
         source = Path(str(config.trainer.resume_from_path))
@@ -389,7 +399,7 @@ def check_resume_path(config: DictConfig) -> None:
 
 
 def prepare_run_dir(config: DictConfig) -> None:
-    """Make the run's folder, and make sure that resuming takes a complete checkpoint."""
+    """Make the run's folder, and make upstream resume from a complete checkpoint."""
     run_dir = Path(config.trainer.default_local_dir)
     run_dir.mkdir(parents=True, exist_ok=True)
     if joins_running_cluster(config):

@@ -1,4 +1,4 @@
-"""What a run would do, in a few lines; DRY_RUN=1 prints it instead of starting anything."""
+"""Describes a run in a few lines; with DRY_RUN=1 a run script prints them and starts nothing."""
 
 from omegaconf import DictConfig, OmegaConf
 
@@ -7,7 +7,7 @@ from verl.workers.config.explore import parts_of
 
 
 def describe_plan(config: DictConfig) -> str:
-    """Model, GPUs, batch shapes, tokens of one training step, and on GPUs the memory, read off the composed config."""
+    """Model, workers, batch sizes and tokens of a training step, and on GPUs the memory, by the composed config."""
     actor, rollout, data, trainer = (
         config.actor_rollout_ref.actor,
         config.actor_rollout_ref.rollout,

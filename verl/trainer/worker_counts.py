@@ -1,20 +1,20 @@
-"""How many agent-loop workers and reward workers a run has, where its config leaves the number open.
+"""Sets the numbers of agent-loop workers and reward workers that a run's config leaves open.
 
-Upstream places both kinds round-robin on the nodes. Its default of 8 for any cluster would let one event loop drive the
-more trajectories, and one process score the more answers, the more nodes there are.
+Upstream places workers of both kinds round-robin on the nodes. Its default is 8 for a cluster of any size, so that on a
+larger cluster each event loop would drive more trajectories and each process would score more answers.
 """
 
 from omegaconf import DictConfig, OmegaConf
 
-WORKERS_A_NODE = 8  # upstream's default, which it has for one node
+WORKERS_A_NODE = 8  # upstream's default for a whole cluster
 KEYS = ("actor_rollout_ref.rollout.agent.num_workers", "reward.num_workers")
 
 
 def scale_workers(config: DictConfig) -> None:
-    """Set each of `KEYS` that is null to 8 a node, the nodes of a separate rollout included (`rollout.nnodes`).
+    """Set each key of `KEYS` that is null to 8 for each node, including nodes of a separate rollout (`rollout.nnodes`).
 
     Args:
-        config: is changed; `trainer.nnodes` is a number, or refers to one.
+        config: the composed config, which is changed.
     """
     nodes = config.trainer.nnodes + (config.actor_rollout_ref.rollout.get("nnodes") or 0)
     for key in KEYS:

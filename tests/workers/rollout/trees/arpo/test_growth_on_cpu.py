@@ -168,7 +168,7 @@ def test_the_probe_sets_the_budget_and_is_one_of_the_n():
     assert (0, 1, 0) in keys  # the probe's own branch, decided after it had ended
 
 
-def test_forks_in_a_row_are_penalised_on_their_path():
+def test_forks_in_a_row_are_penalized_on_their_path():
     config = {"branch_policy": "entropy_balanced", "branch_penalty": 1.0, "call_limit": 4, **ALWAYS}
     tree = grow(ToyPolicy(calls=4), n=64, initial_rollouts=1, **config)
     # with a penalty of 1 a fork never follows a fork: after calls 1 and 3 only
