@@ -1,1 +1,1 @@
-"""HATO: a searched tree of reasoning steps per problem. What its runs register is in `recipe.hato.register`."""
+"""HATO: a searched tree of reasoning steps for each problem. Its code is in the overlay, of parts."""

@@ -1,6 +1,5 @@
-"""HATO on the real stack, two launches of about two minutes: useless trees are replaced; Reptile moves the weights.
-
-The second is on two nodes.
+"""HATO on the real stack, three launches of about two minutes: useless trees are replaced, in a run that is killed and
+goes on; Reptile moves the weights, on two nodes.
 """
 
 import json
@@ -10,7 +9,8 @@ import pytest
 import torch
 
 from recipe.common.run_metrics import load_metrics
-from tests.e2e.runs import HATO, ROOT, start_run
+from tests.e2e.runs import HATO, ROOT, kill_one, start_run, wait_until
+from verl.trainer.checkpoint_marker import complete_steps
 
 SETTINGS = ["trainer.test_freq=-1", "trainer.val_before_train=false", "trainer.tree_freq=1", "trainer.tree_prompts=4"]
 SETTINGS += [f"reward.custom_reward_function.path={ROOT}/tests/e2e/parity_reward.py"]
@@ -28,33 +28,63 @@ def trees_of(run, step: int) -> list[dict]:
     return [json.loads(line) for line in (run / f"trees/step_{step:06d}.jsonl").read_text().splitlines()]
 
 
+FILTERED = [
+    "credit=hato",
+    "trainer.total_training_steps=3",
+    "trainer.save_freq=1",
+    "algorithm.filter_groups.enable=true",
+    "hato.local_reward=reward_loop",
+    "hato.exploration.nodes_per_tree=10",
+    "hato.tree.max_nodes=12",
+    "hato.exploration.temperature_decay=1.0",
+    "hato.uncertainty.method=bootstrap",
+]
+
+
 @pytest.fixture(scope="module")
-def filtered(inputs):
-    return launch(
-        inputs,
-        "filtered",
-        "trainer.total_training_steps=3",
-        "trainer.save_freq=3",
-        "algorithm.filter_groups.enable=true",
-        "hato.local_reward=reward_loop",
-        "hato.exploration.nodes_per_tree=10",
-        "hato.tree.max_nodes=12",
-        "hato.exploration.temperature_decay=1.0",
-        "hato.uncertainty.method=bootstrap",
-    )
+def killed(inputs):
+    """The run's folder, and the step of its checkpoint when its engine got SIGKILL."""
+    launcher, run = start_run(inputs, "filtered", *SETTINGS, *FILTERED, script=HATO), inputs / "filtered"
+    wait_until(lambda: bool(complete_steps(run)), launcher)
+    code, errors, alive = kill_one(launcher, "EngineCore")
+    assert code != 0 and "resumes" in errors and alive == []
+    return run, complete_steps(run)[-1]
 
 
-def test_trees_that_tell_nothing_are_replaced_and_still_teach_the_value_model(filtered):
+@pytest.fixture(scope="module")
+def filtered(inputs, killed):
+    """The same command again."""
+    assert killed[1] < 3, "it was killed too late"
+    return launch(inputs, "filtered", *FILTERED)
+
+
+def state_of(run, step: int) -> dict:
+    return torch.load(run / f"global_step_{step}/hato.pt", weights_only=True)
+
+
+def test_what_the_search_has_learnt_comes_back_with_the_checkpoint(filtered, killed):
+    """A bootstrap is its memory: the last one begins with the steps that were remembered at the kill."""
+    _, at = killed
+    before, after = (state_of(filtered, step)["value_model"]["memory"] for step in (at, 3))
+    n = len(before["outcomes"])
+    assert 0 < n < len(after["outcomes"])
+    for name in ("features", "outcomes", "weights"):
+        assert torch.equal(after[name][:n], before[name])
+    records = [state_of(filtered, step)["record"] for step in (at, 3)]
+    assert records[0].keys() <= records[1].keys()
+    assert sum(n_steps for n_steps, _ in records[1].values()) == len(after["outcomes"])
+
+
+def test_trees_that_say_nothing_are_replaced_and_still_teach_the_value_model(filtered):
     table = load_metrics(filtered)
-    assert (table["hato/trees_kept"] == 4).all()
+    assert list(table["hato/trees_kept"].dropna().index) == [1, 2, 3] and (table["hato/trees_kept"] == 4).all()
     dropped = table["hato/trees_dropped"]
     assert dropped.sum() > 0
     generated = table["training/filter_groups/gen_batches"]
     assert list(generated) == [1 + n / 4 for n in dropped], "each dropped one is replaced by one"
-    learnt = torch.load(filtered / "global_step_3/hato.pt", weights_only=True)["value_model"]["memory"]["outcomes"]
-    # more steps than the kept trees have
+    # more steps than the kept trees have, those before the kill included
     kept = table["tree/nodes_kept"].sum() * 4
-    assert len(learnt) > kept
+    assert len(state_of(filtered, 3)["value_model"]["memory"]["outcomes"]) > kept
 
 
 @pytest.mark.parametrize("step", [1, 2, 3])
@@ -70,13 +100,13 @@ def test_trees_rewards_and_advantages(filtered, step):
             assert info["R_local"] == 0.25, "the reward loop was asked"
             assert info["R_total"] == pytest.approx(0.1 * 0.25 + 0.7 * info["R_path"] + 0.2 * info["R_causal"])
             by_parent.setdefault(segment["parent"], []).append(info)
-        for parent, family in by_parent.items():
-            total = sum(info["advantage"] for info in family)
-            if len(family) > 1:
+        for parent, siblings in by_parent.items():
+            total = sum(info["advantage"] for info in siblings)
+            if len(siblings) > 1:
                 assert total == pytest.approx(0, abs=1e-4)
             else:  # a chain is one step
                 above = 0 if parent is None else record["segments"][parent]["info"]["advantage"]
-                assert total == above
+                assert total == pytest.approx(above, abs=1e-6)
     assert any(info["advantage"] for info in (s["info"] for r in records for s in r["segments"]))
     assert table["hato/temperature"][step] == pytest.approx([1.0, 0.7165, 0.5134][step - 1], abs=1e-3)
     # the policy that the loss sees is the one that was sampled, at each step's temperature
