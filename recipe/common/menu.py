@@ -57,7 +57,7 @@ def menu() -> str:
             lines.append(f"  {part}={choice:<16} {about}")
             if needs:
                 lines.append(f"  {'':<{len(part) + 17}} needs {needs}")
-    lines += ["", "Recipes, and the parts that they are made of (the others are plain, grpo, vanilla, rows):"]
+    lines += ["", "Recipes, and the parts that they are made of (none: upstream's alone):"]
     for name, parts in recipes().items():
         lines.append(f"  {name:<28} " + " ".join(f"{part}={choice}" for part, choice in parts.items()))
     lines += ["", "Any combination: DRY_RUN=1 bash recipe/common/run_explore.sh tree=… environment=… credit=… loss=…"]

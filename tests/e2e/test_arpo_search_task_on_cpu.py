@@ -4,7 +4,6 @@ Tools are called, trajectories branch, a hanging tool costs its own prompt only.
 model has learnt the form from some demonstrations by heart, before, in seconds.
 """
 
-import asyncio
 import json
 import os
 import subprocess
@@ -12,25 +11,14 @@ import sys
 from contextlib import contextmanager
 
 import pytest
-from transformers import AutoTokenizer
 
-from recipe.arpo.search_task import EXTRA_WORDS, SearchTaskConfig, write_search_task
-from recipe.arpo.sft_data import messages_of
 from recipe.common.run_metrics import load_metrics
-from recipe.common.tiny_model import TinyModelConfig, write_tiny_model
-from tests.e2e.learning import learn_by_heart
 from tests.e2e.runs import ROOT, assert_on_two_nodes, listens, wait_until
+from tests.e2e.searching import write_task_and_model
 from verl.evaluation.server import free_port
-from verl.utils.dataset.tool_sft_dataset import DemonstrationEncoder
 
 TOOLS = "actor_rollout_ref.rollout.tools"
 pytestmark = pytest.mark.e2e
-
-
-def demonstrations(folder) -> list[tuple[list[int], list[int]]]:
-    encoder = DemonstrationEncoder(AutoTokenizer.from_pretrained(folder / "model"))
-    lines = (folder / "demonstrations.jsonl").read_text().splitlines()
-    return [encoder.encode(messages_of(json.loads(line))) for line in lines]
 
 
 @contextmanager
@@ -50,11 +38,7 @@ def search_server(corpus):
 @pytest.fixture(scope="module")
 def run(tmp_path_factory, two_nodes):
     folder = tmp_path_factory.mktemp("arpo")
-    config = SearchTaskConfig(people=6, train_size=64, test_size=4, demo_size=16, demo_correct=0.8)
-    asyncio.run(write_search_task(folder, config))
-    write_tiny_model(folder / "model", TinyModelConfig(extra_words=EXTRA_WORDS))
-    loss = learn_by_heart(folder / "model", demonstrations(folder))
-    assert loss < 0.5, f"{loss}: the form has not been learnt"
+    write_task_and_model(folder)
     name = json.loads((folder / "corpus.jsonl").read_text().splitlines()[0])["title"]
     search = f"{TOOLS}.tool_instances.search"
     env = {**os.environ, "METHOD": "aepo", "MODEL_PATH": f"{folder}/model", "DATA_DIR": str(folder)}

@@ -42,9 +42,9 @@ def test_the_schedule_and_the_metrics(run):
     assert list(table["tree/tree_share"].dropna()) == [1.0, 0.5]
     assert table["tree/branches"][1] > 2 and table["tree/suppress_ratio"][1] > 0.1
     # step 1: many suppressed, the thresholds are tightened; step 2: branches stay empty, they are loosened
-    assert list(table["tree/tightened_notches"].dropna()) == [1, 0]
+    assert list(table["tree/tightened_steps"].dropna()) == [1, 0]
     assert table["tree/empty_branch_ratio"][2] > 0.05
-    assert json.loads((run / "global_step_2/kt.json").read_text()) == {"tightened_notches": 0}
+    assert json.loads((run / "global_step_2/kt.json").read_text()) == {"tightened_steps": 0}
     assert 0 < table["diversity/edit_distance"][1] <= 1
     # the tree's log-probs are those of the distribution that is trained on
     assert table["training/rollout_probs_diff_max"].max() < 1e-4

@@ -1,7 +1,7 @@
 """The same batches give the same numbers on one worker and on two.
 
 On one: GRPO with the trivial group rollout (over-generation by a factor of 1: n independent samples). On two: HAPO with
-every mechanism off, which samples by upstream's agent loops. So a trivial group rollout is upstream's agent loop, HAPO
+every mechanism off and `rollout.tree=null`, which samples by upstream's agent loops. So a trivial group rollout is upstream's agent loop, HAPO
 with all off is GRPO, and the number of workers does not matter.
 
 Two launches of about 100 s each, each measured over its first steps and then killed: the one's driver, the other's
@@ -28,7 +28,7 @@ GREEDY += ["trainer.test_freq=-1", "trainer.save_freq=-1", "trainer.total_traini
 GREEDY += [f"reward.custom_reward_function.path={Path(__file__).with_name('target_reward.py')}"]
 ALL_OFF = ["algorithm.adv_estimator=grpo", "algorithm.filter_groups.enable=false"]
 ALL_OFF += ["actor_rollout_ref.actor.adaptive_clip=false", "actor_rollout_ref.actor.adaptive_advantage=false"]
-ALL_OFF += ["actor_rollout_ref.rollout.adaptive_temperature=false"]
+ALL_OFF += ["actor_rollout_ref.rollout.adaptive_temperature=false", "actor_rollout_ref.rollout.tree=null"]
 ALL_OFF += ["reward.reward_kwargs.overlong_buffer_cfg.enable=false"]
 TRIVIAL_GROUP = ["actor_rollout_ref.rollout.name=over_generation"]
 TRIVIAL_GROUP += ["actor_rollout_ref.rollout.kt.over_generation_factor=1.0"]

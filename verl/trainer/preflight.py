@@ -29,7 +29,7 @@ from verl.trainer.model_checks import (
 )
 from verl.trainer.run_plan import describe_plan
 from verl.trainer.worker_counts import scale_workers
-from verl.workers.config.explore import TOOL_MODE, TREE_OF_NAME, parts_of
+from verl.workers.config.explore import LOSS_OF, TOOL_MODE, TREE_OF_NAME, parts_of
 from verl.workers.config.hato import EXPLORE_TRAINERS, hato_config
 from verl_overlay import activate_cpu
 
@@ -92,6 +92,7 @@ def settle(config: DictConfig) -> None:
     scale_workers(config)
     with _named_errors():
         name_parts(config.actor_rollout_ref.rollout)
+        name_loss(config.actor_rollout_ref.actor)
         fill_max_model_len(config)
 
 
@@ -107,6 +108,13 @@ def name_parts(rollout: DictConfig) -> None:
     rollout.tree, rollout.environment = parts
     rollout.name = "vllm" if rollout.name in TREE_OF_NAME else rollout.name
     rollout.mode = "async" if rollout.mode == TOOL_MODE else rollout.mode
+
+
+def name_loss(actor: DictConfig) -> None:
+    """The papers' switches alone choose the loss that knows them, where the config names none but upstream's."""
+    wanted = {loss for switch, loss in LOSS_OF.items() if actor.get(switch)}
+    if actor.policy_loss.loss_mode == "vanilla" and len(wanted) == 1:
+        actor.policy_loss.loss_mode = wanted.pop()
 
 
 def _absolute(path):

@@ -29,9 +29,12 @@ def test_a_run_put_together_has_every_part_with_a_default_that_exists():
 
 def test_recipes_are_made_of_parts_that_exist():
     made = recipes()
-    assert made["hapo/hapo_trainer"] == {"sampler": "tempered", "credit": "hapo", "loss": "hapo"}
-    assert made["arpo/aepo_trainer"] == {"tree": "aepo", "environment": "tools", "loss": "aepo"}
-    for parts in made.values():
+    plain = {"tree": "plain", "environment": "none", "sampler": "plain", "credit": "grpo", "loss": "vanilla"}
+    plain["update"] = "rows"
+    assert made["hapo/hapo_trainer"] == plain | {"sampler": "tempered", "credit": "hapo", "loss": "hapo"}
+    assert made["arpo/aepo_trainer"] == plain | {"tree": "aepo", "environment": "tools", "loss": "aepo"}
+    for name, parts in made.items():
+        assert set(parts) == (set() if name.startswith("common/") else set(PARTS))
         assert all(choice in choices(part) for part, choice in parts.items())
 
 
@@ -43,4 +46,4 @@ def test_the_command_for_a_single_recipe(argument, code):
     if code:
         assert "no recipe nobody; known: arpo, common, hapo, hato, latr" in done.stderr
     else:
-        assert "latr/grpo_countdown_trainer tree=latr" in done.stdout
+        assert "latr/grpo_countdown_trainer tree=kt" in done.stdout

@@ -1,0 +1,24 @@
+"""The made search task, and a tiny model that has learnt its form from some demonstrations by heart, in seconds."""
+
+import asyncio
+import json
+from pathlib import Path
+
+from transformers import AutoTokenizer
+
+from recipe.arpo.search_task import EXTRA_WORDS, SearchTaskConfig, write_search_task
+from recipe.arpo.sft_data import messages_of
+from recipe.common.tiny_model import TinyModelConfig, write_tiny_model
+from tests.e2e.learning import learn_by_heart
+from verl.utils.dataset.tool_sft_dataset import DemonstrationEncoder
+
+
+def write_task_and_model(folder: Path) -> None:
+    """`folder` gets train.parquet, test.parquet, corpus.jsonl, and the model in `model`."""
+    config = SearchTaskConfig(people=6, train_size=64, test_size=4, demo_size=16, demo_correct=0.8)
+    asyncio.run(write_search_task(folder, config))
+    write_tiny_model(folder / "model", TinyModelConfig(extra_words=EXTRA_WORDS))
+    encoder = DemonstrationEncoder(AutoTokenizer.from_pretrained(folder / "model"))
+    lines = (folder / "demonstrations.jsonl").read_text().splitlines()
+    loss = learn_by_heart(folder / "model", [encoder.encode(messages_of(json.loads(line))) for line in lines])
+    assert loss < 0.5, f"{loss}: the form has not been learnt"

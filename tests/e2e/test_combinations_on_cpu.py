@@ -1,0 +1,103 @@
+"""Combinations that no paper has, on the real stack.
+
+LATR's trees with HAPO's sampler and loss and credit by gain; ARPO's forks without tools with AEPO's loss and credit by
+path; HATO's search with tools, AEPO's loss and TreeRL's credit. Three launches of about two minutes.
+"""
+
+import json
+import os
+import subprocess
+
+import pytest
+
+from recipe.common.run_metrics import load_metrics
+from tests.e2e.runs import ROOT, start_run
+from tests.e2e.searching import write_task_and_model
+
+KT = "actor_rollout_ref.rollout.kt"
+PARTS = ["tree=latr", "sampler=tempered", "credit=tree_gain", "loss=hapo"]
+STEPS = ["trainer.total_training_steps=2", "trainer.save_freq=2", "trainer.test_freq=-1"]
+STEPS += ["trainer.val_before_train=false", "trainer.tree_freq=1"]
+SETTINGS = [*STEPS, "actor_rollout_ref.rollout.temperature_tau=0.3"]
+# an untrained model is nearly uniform: let every second candidate open a branch; one response of four is sampled
+SETTINGS += [
+    f"{KT}.prob_filter_abs_thres=0.0",
+    f"{KT}.prob_filter_rel_thres=1.0",
+    f"+{KT}.mix_ratio_schedule={{0: 0.75}}",
+]
+SETTINGS += [f"{KT}.rollout_filter_steps=[3,5]", f"{KT}.chunk_size=12"]
+SETTINGS += [f"reward.custom_reward_function.path={ROOT}/tests/e2e/parity_reward.py"]
+pytestmark = pytest.mark.e2e
+
+
+@pytest.fixture(scope="module")
+def table(inputs):
+    launcher = start_run(inputs, "explore", *PARTS, *SETTINGS, script="recipe/common/run_explore.sh")
+    _, errors = launcher.communicate(timeout=400)
+    assert launcher.returncode == 0, errors
+    assert (inputs / "explore/global_step_2/hapo.json").exists() and (inputs / "explore/global_step_2/kt.json").exists()
+    return load_metrics(inputs / "explore")
+
+
+def test_trees_share_tokens_and_the_credit_knows(table):
+    assert (table["tree/branches"] > 1).all()
+    assert (table["credit/shared_tokens"].dropna() > 0).all() and (table["credit/hard_minus_soft"].dropna() > 0).any()
+
+
+def test_the_sampler_is_tempered_from_the_second_step_on(table):
+    tempered, difference = table["hapo/temperature_mean"], table["training/rollout_probs_diff_max"]
+    assert tempered.isna()[1] and tempered[2] != 1.0
+    assert difference[1] < 1e-4 < difference[2]  # the rollout's log-probs are those of the tempered policy
+
+
+def test_the_loss_is_hapos_and_moves_the_policy(table):
+    for step in (1, 2):
+        assert 0.2 <= table["actor/hapo/clip_low"][step] <= 0.4 and 0 <= table["actor/hapo/redistributed"][step] <= 1
+        assert table["actor/grad_norm"][step] > 0
+
+
+@pytest.fixture(scope="module")
+def forks(inputs):
+    rollout = "actor_rollout_ref.rollout"
+    parts = ["tree=arpo", "environment=none", "credit=tree_path", "loss=aepo"]
+    settings = [f"{rollout}.initial_rollouts=2", f"{rollout}.branch_probability=1.0", f"{rollout}.entropy_tokens=2"]
+    settings += [f"{rollout}.max_turn_tokens=3", f"{rollout}.turn_limit=2"]
+    settings += [f"reward.custom_reward_function.path={ROOT}/tests/e2e/parity_reward.py"]
+    launcher = start_run(inputs, "forks", *parts, *STEPS, *settings, script="recipe/common/run_explore.sh")
+    _, errors = launcher.communicate(timeout=400)
+    assert launcher.returncode == 0, errors
+    return load_metrics(inputs / "forks")
+
+
+def test_trajectories_fork_without_tools(forks):
+    assert (forks["tree/forks"] > 0).all() and (forks["tree/initial_rollouts"] == 2).all()
+    assert (forks["tree/entropy_after_turn"] > 0).all() and "tree/tool_calls" not in forks
+    assert (forks["credit/shared_tokens"] > 0).all() and (forks["actor/grad_norm"] > 0).all()
+    assert forks["aepo/entropy_std"].notna().all() and forks["training/rollout_probs_diff_max"].max() < 1e-4
+
+
+@pytest.fixture(scope="module")
+def search(tmp_path_factory):
+    """The run's folder: HATO's search, whose steps may call a search engine."""
+    folder = tmp_path_factory.mktemp("search")
+    write_task_and_model(folder)
+    env = {**os.environ, "METHOD": "arpo", "MODEL_PATH": f"{folder}/model", "DATA_DIR": str(folder)}
+    env |= {"RUN_DIR": f"{folder}/run", "EXPERIMENT_NAME": "search"}
+    command = ["bash", "recipe/arpo/run_search_task_cpu.sh", "tree=hato", "credit=treerl", "loss=aepo", *STEPS]
+    command += ["data.train_batch_size=8", "actor_rollout_ref.actor.ppo_mini_batch_size=8", "trainer.tree_prompts=8"]
+    command += ["actor_rollout_ref.rollout.n=6", "hato.tree.max_step_tokens=64", "hato.tree.step_delimiter=</think>"]
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=400)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return folder / "run"
+
+
+def test_the_search_has_tools(search):
+    table = load_metrics(search)
+    assert (table["tree/tool_calls"] > 0).all() and (table["tree/leaves"] > 1).all()
+    assert (table["credit/shared_tokens"] > 0).all() and (table["actor/grad_norm"] > 0).all()
+    records = [json.loads(line) for line in (search / "trees/step_000001.jsonl").read_text().splitlines()]
+    segments = [segment for record in records for segment in record["segments"]]
+    results = [segment for segment in segments if segment["author"] == "tool"]
+    assert results and all("value" not in segment["info"] for segment in results)
+    assert all(1 <= len(record["leaves"]) == len(record["rewards"]) <= 6 for record in records)
+    assert (search / "global_step_2/hato.pt").exists()
