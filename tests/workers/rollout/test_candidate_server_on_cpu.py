@@ -1,4 +1,4 @@
-"""What the rollout server makes of vLLM's log-probabilities; vLLM itself is in kt/test_kt_on_vllm_on_cpu.py."""
+"""What the rollout server makes of vLLM's log-probabilities; trees/latr/test_latr_on_vllm_on_cpu.py has vLLM itself."""
 
 import asyncio
 from types import SimpleNamespace

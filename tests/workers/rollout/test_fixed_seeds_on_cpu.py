@@ -17,8 +17,8 @@ from verl.workers.rollout.growth import Sampling, grow
 from verl.workers.rollout.trees.arpo.config import ARPOConfig
 from verl.workers.rollout.trees.arpo.policy import Policy as ARPO
 from verl.workers.rollout.trees.hato.config import HATOConfig
-from verl.workers.rollout.trees.hato.policy import Policy as HATO
 from verl.workers.rollout.trees.hato.local_reward import heuristic
+from verl.workers.rollout.trees.hato.policy import Policy as HATO
 from verl.workers.rollout.trees.hato.value_model import value_model_of
 from verl.workers.rollout.trees.latr import KTConfig
 from verl.workers.rollout.trees.latr import Policy as LATR

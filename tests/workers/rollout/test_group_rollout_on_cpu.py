@@ -1,5 +1,7 @@
-"""What becomes of a group: its status, its rows, its seeds. The queue and the scorer are stand-ins here; the whole path on
-the real stack is in tests/e2e."""
+"""What becomes of a group: its status, its rows, its seeds.
+
+The queue and the scorer are stand-ins here; the whole path on the real stack is in tests/e2e.
+"""
 
 import asyncio
 from types import SimpleNamespace

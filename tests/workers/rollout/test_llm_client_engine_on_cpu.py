@@ -7,23 +7,26 @@ import asyncio
 import inspect
 import sys
 from collections import Counter
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import ray
 import torch
+from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 from transformers import Qwen2Config, Qwen2ForCausalLM
 from verl.workers.rollout.llm_server import FullyAsyncLLMServerClient, LLMServerClient
 from verl.workers.rollout.replica import TokenOutput
 from verl.workers.rollout.router import GlobalRequestLoadBalancer, get_router_handle
 
+import verl.trainer
 from tests.workers.rollout.trees.arpo import toy_agent
 from verl.workers.rollout import llm_client_engine
-from verl.workers.rollout.group_rollout import group_rollout_class
 from verl.workers.rollout.llm_client_engine import LLMClientEngine
 from verl.workers.rollout.rollout_engine import TransformersEngine
 from verl.workers.rollout.trajectory_tree import TREE
+from verl.workers.rollout.tree_rollout import TreeRollout
 from vllm_patches import cpu_version_name
 
 TOKENIZER = toy_agent.TOKENIZER
@@ -120,53 +123,56 @@ def generate(engine, prompt, **options):
     return engine.generate(prompt, **{"max_tokens": 8, "stop_token_ids": [], "temperature": 0} | options)
 
 
-KT = {"_target_": "verl.workers.config.kt.KTRolloutConfig"}
+CONFIGS = Path(__file__).resolve().parents[3] / "recipe/common/config"
+UPSTREAM = Path(verl.trainer.__path__[0]) / "config"
+LIBRARY = {"class_path": f"{toy_agent.__name__}.Library", "params": {}}
+SHORT = {"prompt_length": 40, "response_length": 24}
 ROLLOUTS = {
-    "kt": KT | {"kt": {"chunk_size": 2, "prob_filter_abs_thres": 0.02, "prob_filter_rel_thres": 0.9}},
-    "over_generation": KT | {"kt": {"over_generation_factor": 2.0}},
-    "hato": {},
-    "tool": {
-        "_target_": "verl.workers.config.tool_rollout.ToolRolloutConfig",
-        "mode": "sync_with_tool",
+    "latr": SHORT | {"kt": {"chunk_size": 2, "prob_filter_abs_thres": 0.02, "prob_filter_rel_thres": 0.9}},
+    "over_generation": SHORT,
+    "hato": SHORT,
+    "arpo": {
+        "environment": "tools",
         "initial_rollouts": 2,
         "branch_probability": 1.0,
         "entropy_tokens": 4,
-        "tools": {"tool_instances": {"search": {"class_path": f"{toy_agent.__name__}.Library", "params": {}}}},
+        "tools": {"tool_instances": {"search": LIBRARY}},
     },
 }
 
 
-def rollout_of(name: str, engine):
-    rollout = {"seed": 1, "prompt_length": 40, "response_length": 160 if name == "tool" else 24, "n": 6}
-    rollout |= {"name": "vllm" if name == "tool" else name} | ROLLOUTS[name]
-    hato = {"tree": {"max_step_tokens": 4, "max_depth": 4}}
-    config = OmegaConf.create(
-        {"actor_rollout_ref": {"rollout": rollout}, "hato": hato, "trainer": {"tree_freq": 1}, "data": {}}
-    )
+def rollout_of(tree: str, engine):
+    with initialize_config_dir(str(CONFIGS), version_base=None):
+        names = ["trainer.experiment_name=x", "trainer.tree_freq=1"]
+        config = compose("explore", [f"hydra.searchpath=[file://{UPSTREAM}]", "hardware=cpu", f"tree={tree}", *names])
+    OmegaConf.set_struct(config, False)
+    config.actor_rollout_ref.rollout.update({"seed": 1, "n": 6})
+    config.actor_rollout_ref.rollout.merge_with(ROLLOUTS[tree])
+    if tree == "hato":
+        config.hato.tree.update({"max_step_tokens": 4, "max_depth": 4})
 
     async def initial_tokens(messages):
         return TOKENIZER.encode(messages[0]["content"])
 
-    cls = group_rollout_class("vllm" if name == "tool" else name, rollout.get("mode", "async"))
-    return cls(config, SimpleNamespace(ct_build_initial_tokens=initial_tokens), engine, TOKENIZER)
+    return TreeRollout(config, SimpleNamespace(ct_build_initial_tokens=initial_tokens), engine, TOKENIZER)
 
 
-@pytest.mark.parametrize("name", list(ROLLOUTS))
-def test_a_groups_requests_go_to_one_server_which_is_asked_for_once(name, actors, model):
-    inside = toy_agent.ToyPolicy() if name == "tool" else TransformersEngine(model, TOKENIZER)
+@pytest.mark.parametrize("tree", list(ROLLOUTS))
+def test_a_groups_requests_go_to_one_server_which_is_asked_for_once(tree, actors, model):
+    inside = toy_agent.ToyPolicy() if tree == "arpo" else TransformersEngine(model, TOKENIZER)
     stack = Stack(actors, inside)
     prompt = {"uid": "u", "global_steps": 1, "index": 0, "raw_prompt": [{"role": "user", "content": "assistant\n"}]}
     sampling = {"temperature": 1.0, "top_p": 1.0, "top_k": -1}
 
     async def outside():
-        outputs = await rollout_of(name, stack.engine).run(dict(prompt), 6, dict(sampling))
+        outputs = await rollout_of(tree, stack.engine).run(dict(prompt), 6, dict(sampling))
         stack.engine.release("u")
         return outputs
 
     outputs = asyncio.run(outside())
     assert len(outputs) == 6 and TREE in outputs[0].extra_fields
     assert {one.extra_fields["min_global_steps"] for one in outputs} == {1}
-    same = asyncio.run(rollout_of(name, inside).run(dict(prompt), 6, dict(sampling)))
+    same = asyncio.run(rollout_of(tree, inside).run(dict(prompt), 6, dict(sampling)))
     for ours, theirs in zip(outputs, same, strict=True):
         assert (ours.response_ids, ours.response_mask) == (theirs.response_ids, theirs.response_mask)
         assert ours.response_logprobs == pytest.approx(theirs.response_logprobs, abs=1e-4)

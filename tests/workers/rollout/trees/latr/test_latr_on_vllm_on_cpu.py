@@ -19,10 +19,11 @@ from vllm_patches import cpu_version_name
 cpu_version_name.install()
 from verl.workers.rollout.candidate_server import ranked, top_log_probs
 from verl.workers.rollout.entropy import entropies_of
-from verl.workers.rollout.trees.latr.config import KTConfig
-from verl.workers.rollout.trees.latr.growth import Sampling, TreeGrower
-from verl.workers.rollout.trees.latr.lookahead import LookaheadTree
+from verl.workers.rollout.growth import Growth
 from verl.workers.rollout.rollout_engine import Generation, TransformersEngine
+from verl.workers.rollout.trees.latr.config import KTConfig
+from verl.workers.rollout.trees.latr.lookahead import LookaheadTree
+from verl.workers.rollout.trees.latr.policy import TreeGrower
 
 folder, TOLERANCE = sys.argv[1], float(sys.argv[2])
 
@@ -60,7 +61,8 @@ class Watched(LookaheadTree):
 def grow(engine, prompt, config):
     tree = Watched(6, config, 30, [tokenizer.eos_token_id], lambda token: tokenizer.decode([token]))
     tree.margins, tree.states = [], []
-    asyncio.run(TreeGrower(engine, prompt, tree, Sampling(), seed=0).grow())
+    growth = Growth(engine, prompt, max_tokens=30, stop_token_ids=[tokenizer.eos_token_id])
+    asyncio.run(TreeGrower(growth, tree, seed=0).grow())
     return tree
 
 if __name__ == "__main__":
