@@ -36,8 +36,8 @@ RECIPES = sorted((ROOT / "recipe").glob("*/README.md"))
 FENCE = re.compile(r"^```(\S*)[ \t]*([^\n]*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 FOLDERS = "verl|recipe|scripts|benchmarks|tests|docs|vllm_patches"
 REPOSITORY_PATH = re.compile(rf"(?:{FOLDERS})/[\w.*/-]*|README\.md|pyproject\.toml|verl_overlay\.py|[\w-]+\.lock")
-# a package of the recipe example, said in words there
-EMPTY_FILES = ("recipe/ladder/__init__.py",)
+# choices of parts may have a page of their own, docs/<choice>.md
+PARTS = {path.stem for path in (ROOT / "recipe/common/config").glob("*/*.yaml")}
 
 # what takes minutes, or is no run
 NOT_RUN = {
@@ -109,7 +109,7 @@ def copy_repository(folder: Path) -> Path:
         shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("README.md", "pyproject.toml", "verl_overlay.py", "requirements-cpu.lock"):
         shutil.copy(ROOT / name, folder)
-    for name, text in (FILES | dict.fromkeys(EMPTY_FILES, "")).items():
+    for name, text in FILES.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(text)
     return folder
@@ -201,24 +201,43 @@ def test_a_command_for_cpu_runs(runs, command):
         assert "nothing was started" in done.stdout, done.stdout
 
 
-REGISTERED = """
-from verl.trainer.ppo.v1 import get_trainer_cls
-from verl.workers.rollout.base import get_rollout_class
-from verl.workers.rollout.group_rollout import group_rollout_class
-from verl.workers.rollout.replica import get_rollout_replica_class
-from verl.trainer.ppo.v1.components import COMPONENTS
-print("FOUND", get_trainer_cls("explore").__name__, COMPONENTS[-1].__name__, group_rollout_class("ladder").__name__)
-print("FOUND", get_rollout_class("ladder").__name__, get_rollout_replica_class("ladder").__name__)
+def test_shown_files_of_the_repository_are_as_they_are():
+    shown = [name for name in FILES if (ROOT / name).exists()]
+    assert "verl/workers/rollout/trees/tree_grpo.py" in shown
+    assert [name for name in shown if (ROOT / name).read_text() != FILES[name]] == []
+
+
+METHOD = """
+from recipe.common.menu import choices
+from verl.trainer.ppo.core_algos import get_adv_estimator_fn
+from verl.workers.rollout.growth import policy_class
+words = ["tree_grpo" in choices(part) for part in ("tree", "credit")]
+for find in policy_class, get_adv_estimator_fn:
+    try:
+        words.append(find("tree_grpo").__module__)
+    except ValueError:
+        words.append("none")
+print("FOUND", *words)
 """
 
 
-def test_the_recipe_of_the_pages_is_registered_in_every_process_of_its_runs(work):
-    env = environment(work, VERL_PLATFORM="cpu", VERL_USE_EXTERNAL_MODULES="recipe.ladder.register")
-    done = subprocess.run([sys.executable, "-c", REGISTERED], cwd=work, env=env, capture_output=True, text=True)
-    registered = [word for line in done.stdout.splitlines() if line.startswith("FOUND") for word in line.split()[1:]]
-    assert registered == ["ExploreTrainer", "HotMinusCold", "LadderRollout", "ServerAdapter", "CandidateReplica"], (
-        done.stderr[-2000:]
-    )
+def test_a_method_is_the_files_that_its_page_shows(tmp_path):
+    """Without them nothing of it is there; with them all of it is, and no other file has changed."""
+    copy = copy_repository(tmp_path)
+    method = {block.rest: block.text for block in blocks(ROOT / "docs/add_a_recipe.md") if "/" in block.rest}
+    parts = []
+    for files in ({}, method):
+        for name in method:
+            (copy / name).unlink(missing_ok=True)
+        for name, text in files.items():
+            (copy / name).write_text(text)
+        env = environment(copy, VERL_PLATFORM="cpu")
+        done = subprocess.run([sys.executable, "-c", METHOD], cwd=copy, env=env, capture_output=True, text=True)
+        found = [line.split()[1:] for line in done.stdout.splitlines() if line.startswith("FOUND")]
+        assert found, done.stderr[-2000:]
+        parts += found
+    modules = ["verl.workers.rollout.trees.tree_grpo", "verl.trainer.ppo.tree_grpo_credit"]
+    assert parts == [["False", "False", "none", "none"], ["True", "True", *modules]]
 
 
 def test_what_is_not_run_is_still_in_the_pages():
@@ -301,11 +320,10 @@ def named_paths(page: Path) -> Iterator[str]:
 
 @pytest.mark.parametrize("page", [*PAGES, *RECIPES], ids=lambda page: str(page.relative_to(ROOT)))
 def test_paths_exist(page):
-    made = {*FILES, *EMPTY_FILES}
     missing = [
         name
         for name in named_paths(page)
-        if name not in made and not (UPSTREAM.parent / name).exists() and not any(ROOT.glob(name.rstrip("/")))
+        if name not in FILES and not (UPSTREAM.parent / name).exists() and not any(ROOT.glob(name.rstrip("/")))
     ]
     assert missing == []
 
@@ -318,8 +336,10 @@ def test_links_resolve(page):
 
 
 def test_every_page_is_in_the_index():
+    """That of a part's choice needs no entry: the index says how such pages are called."""
     index = (ROOT / "docs/README.md").read_text()
-    assert [page.name for page in (ROOT / "docs").glob("*.md") if f"]({page.name})" not in index] == ["README.md"]
+    missing = [page.stem for page in (ROOT / "docs").glob("*.md") if f"]({page.name})" not in index]
+    assert set(missing) <= {"README", *PARTS} and "`docs/<choice>.md`" in index
 
 
 # ---- messages and metrics ----
@@ -405,7 +425,9 @@ def logged_names() -> set[str]:
 
 
 def test_every_logged_name_is_explained():
-    page = (ROOT / "docs/metrics.md").read_text()
+    """Those of a part's choice may be explained on its own page."""
+    pages = [ROOT / "docs/metrics.md", *(ROOT / f"docs/{name}.md" for name in PARTS)]
+    text = "".join(page.read_text() for page in pages if page.exists())
     names = logged_names()
     assert {"tree/suppress_ratio", "tree/tool_<name>/calls", "hato/tokens_without_variance", "meta/grad_norm"} <= names
-    assert sorted(name for name in names if f"`{name}`" not in page) == []
+    assert sorted(name for name in names if f"`{name}`" not in text) == []
