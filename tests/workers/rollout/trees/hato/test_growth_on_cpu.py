@@ -10,25 +10,18 @@ import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from tests.workers.rollout.test_entropy_on_cpu import slow
+from tests.workers.rollout.toy_engine import EOS, VOCAB, Letters
+from verl.workers.rollout import growth
+from verl.workers.rollout.growth import Sampling
 from verl.workers.rollout.rollout_engine import TransformersEngine
 from verl.workers.rollout.trees.hato.config import ExplorationConfig, HATOConfig, TreeConfig, UncertaintyConfig
-from verl.workers.rollout.trees.hato.growth import TreeGrowth
-from verl.workers.rollout.trees.hato.rewards import heuristic
+from verl.workers.rollout.trees.hato.local_reward import heuristic
+from verl.workers.rollout.trees.hato.messages import HATO_STEPS, MAX_NODES, SETTINGS
+from verl.workers.rollout.trees.hato.policy import Policy
 from verl.workers.rollout.trees.hato.step_features import FEATURES
-from verl.workers.rollout.trees.hato.tree import LEAF, ROOT
 from verl.workers.rollout.trees.hato.value_model import value_model_of
 
-VOCAB, EOS, PROMPT = 20, 19, [1, 2, 3]
-
-
-class Letters:
-    """A tokenizer of the letters a to t; t ends a response."""
-
-    def __len__(self):
-        return VOCAB
-
-    def decode(self, tokens):
-        return "".join(chr(ord("a") + token) for token in tokens)
+PROMPT = [1, 2, 3]
 
 
 class Slow(TransformersEngine):
@@ -48,7 +41,7 @@ class FromCandidates(Slow):
     """Reports what the engine's entropies are estimated from, and estimates them a token at a time."""
 
     async def generate(self, prompt_ids, *, n_entropy, **options):
-        generation = await super().generate(prompt_ids, n_candidates=n_entropy, **options)
+        generation = await super().generate(prompt_ids, **options | {"n_candidates": n_entropy})
         generation.entropies = [slow([p for _, p in step], VOCAB) for step in generation.candidates]
         return generation
 
@@ -66,89 +59,109 @@ def config_of(**tree) -> HATOConfig:
     return HATOConfig(tree=TreeConfig(**shape), uncertainty=UncertaintyConfig(entropy_top_k=VOCAB))
 
 
-def grow(model, config: HATOConfig, *, n=8, room=24, seed=0, order=0, temperature=1.0, engine=Slow, **options):
-    engine = engine(model, order)
-    settings = {"room": room, "stop_token_ids": [EOS], "vocab_size": VOCAB, "local_reward": heuristic} | options
-    settings |= {"value_model": value_model_of(config, 0), "seed": seed, "temperature": temperature}
-    growth = TreeGrowth(engine, PROMPT, n, config, request_id="a", tokenizer=Letters(), **settings)
-    return asyncio.run(growth.run()), engine
+def grow(engine, config: HATOConfig, *, seed=0, temperature=1.0, local_reward=heuristic, prompt=None):
+    policy = Policy(config, value_model_of(config, 0), local_reward, Letters().decode).of_prompt(prompt or {}, None)
+    options = {"max_tokens": 24, "stop_token_ids": [EOS], "vocab_size": VOCAB, "request_id": "a"}
+    tree = growth.grow(engine, PROMPT, 8, policy, sampling=Sampling(temperature), seed=seed, **options)
+    return asyncio.run(tree)
+
+
+def depth(tree, i: int) -> int:
+    return len(tree.path(i))
 
 
 @pytest.mark.parametrize("algorithm", ["bfs", "dfs", "beam"])
 @pytest.mark.parametrize("seed", range(6))
 def test_bounds_of_a_tree(model, algorithm, seed):
-    config = config_of(search_algorithm=algorithm, max_nodes_per_level=6)
-    growth, engine = grow(model, config, seed=seed)
-    tree, features = growth.tree, growth.features
-    assert len(features) == len(tree.nodes) and tree.n_kept <= 40
-    leaves = tree.leaves()
-    assert 1 <= len(leaves) <= 8 and not tree.open_nodes()
-    for number, node in enumerate(tree.nodes):
-        if number == ROOT:
-            continue
-        assert len(features[number]) == len(FEATURES) and all(0 <= value <= 1 for value in features[number])
-        assert 1 <= node.depth <= 4 and 0 <= node.value <= 1 and node.uncertainty > 0
-        if not tree.is_kept(number):
-            continue
-        text = Letters().decode(node.token_ids)
-        if node.status != LEAF:  # a step: to the delimiter or its bound
+    engine = Slow(model, 0)
+    tree = grow(engine, config_of(search_algorithm=algorithm, max_nodes_per_level=6), seed=seed)
+    kept = {i for leaf in tree.leaves for i in tree.path(leaf)}
+    assert 1 <= len(tree.leaves) == len(set(tree.leaves)) <= 8
+    assert len(kept) == tree.metrics["nodes_kept"] <= 40 and len(tree.segments) == tree.metrics["nodes_made"]
+    for i, segment in enumerate(tree.segments):
+        info = segment.info
+        assert len(info["features"]) == len(FEATURES) and all(0 <= value <= 1 for value in info["features"])
+        assert 1 <= depth(tree, i) <= 4 and 0 <= info["value"] <= 1 and info["uncertainty"] > 0
+        assert (len(segment.token_ids) == info["n_tokens"]) if i in kept else segment.token_ids == []
+    for leaf, path in zip(tree.leaves, tree.trajectories(), strict=True):
+        assert len(path) <= 24 and (path[-1] == EOS or len(path) == 24)
+        for i in tree.path(leaf)[:-1]:  # to the delimiter or the bound of a step
+            text = Letters().decode(tree.segments[i].token_ids)
             assert "c" not in text[:-1] and (text[-1] == "c" or len(text) == 5)
-        path = [token for step in tree.path(number) for token in tree.nodes[step].token_ids]
-        assert len(path) <= 24
-        if node.status == LEAF:
-            assert path[-1] == EOS or len(path) == 24
+    levels = [depth(tree, i) for i in kept]
+    assert max(levels.count(level) for level in set(levels)) <= 6
     assert {options["request_id"] for _, options in engine.asked} == {"a"}
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 def test_log_probs_and_entropies_are_the_models(model, temperature):
-    growth, _ = grow(model, config_of(), temperature=temperature)
-    for leaf in growth.tree.leaves():
-        steps = [growth.tree.nodes[step] for step in growth.tree.path(leaf)]
-        tokens = [token for step in steps for token in step.token_ids]
+    tree = grow(Slow(model, 0), config_of(), temperature=temperature)
+    for leaf, tokens, log_probs in zip(tree.leaves, tree.trajectories(), tree.log_probs(), strict=True):
         with torch.no_grad():
             logits = model(torch.tensor([PROMPT + tokens])).logits[0, len(PROMPT) - 1 : -1]
         expected = (logits / temperature).log_softmax(-1)[range(len(tokens)), tokens]
-        assert [p for step in steps for p in step.log_probs] == pytest.approx(expected.tolist(), abs=1e-4)
+        assert log_probs == pytest.approx(expected.tolist(), abs=1e-4)
         entropies = -(logits.softmax(-1) * logits.log_softmax(-1)).sum(-1) / math.log(VOCAB)
         at = 0
-        for step in steps:
-            own = entropies[at : at + len(step.token_ids)].mean().item()
-            assert step.entropy == pytest.approx(own, abs=1e-4)
-            at += len(step.token_ids)
+        for segment in (tree.segments[i] for i in tree.path(leaf)):
+            own = entropies[at : at + len(segment.token_ids)].mean().item()
+            assert segment.info["entropy"] == pytest.approx(own, abs=1e-4)
+            at += len(segment.token_ids)
 
 
 def test_a_tree_follows_from_its_seed_however_requests_are_answered_in_time(model):
-    texts = [grow(model, config_of(), seed=5, order=order)[0].tree.to_trajectory_tree().to_json() for order in range(4)]
+    texts = [grow(Slow(model, order), config_of(), seed=5).to_json() for order in range(4)]
     assert len(set(texts)) == 1
-    assert grow(model, config_of(), seed=6)[0].tree.to_trajectory_tree().to_json() != texts[0]
+    assert grow(Slow(model, 0), config_of(), seed=6).to_json() != texts[0]
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_the_tree_is_the_same_from_entropies_as_from_candidates(model, seed):
     config = replace(config_of(), uncertainty=UncertaintyConfig(entropy_top_k=5))
-    ours, theirs = (grow(model, config, seed=seed, engine=engine)[0] for engine in (Slow, FromCandidates))
-    assert ours.tree.to_trajectory_tree().trajectories() == theirs.tree.to_trajectory_tree().trajectories()
-    for row, expected in zip(ours.features, theirs.features, strict=True):
-        assert row == pytest.approx(expected, abs=1e-6)
-    assert len({row[FEATURES.index("mean_entropy")] for row in ours.features}) > 5
+    ours, theirs = (grow(engine(model, 0), config, seed=seed) for engine in (Slow, FromCandidates))
+    assert ours.trajectories() == theirs.trajectories()
+    for segment, expected in zip(ours.segments, theirs.segments, strict=True):
+        assert segment.info["features"] == pytest.approx(expected.info["features"], abs=1e-6)
+    assert len({segment.info["entropy"] for segment in ours.segments}) > 5
 
 
 def test_the_way_to_the_end_has_neither_delimiter_nor_bound_of_a_step(model):
-    growth, engine = grow(model, config_of(max_depth=1, step_delimiter="a"))
-    assert all(options["stop"] == () and options["max_tokens"] == 24 for _, options in engine.asked)
-    assert all(node.depth == 1 for node in growth.tree.nodes[1:])
+    engine = Slow(model, 0)
+    tree = grow(engine, config_of(max_depth=1, step_delimiter="a"))
+    assert all(options["stop"] == [] and options["max_tokens"] == 24 for _, options in engine.asked)
+    assert all(segment.parent is None for segment in tree.segments)
+
+
+class Stingy(Slow):
+    """Ends every answer after 7 tokens."""
+
+    async def generate(self, prompt_ids, *, max_tokens, **options):
+        return await super().generate(prompt_ids, max_tokens=min(7, max_tokens), **options)
+
+
+def test_a_last_step_goes_on_where_an_answer_was_cut_short(model):
+    tree = grow(Stingy(model, 0), config_of(max_depth=1))
+    assert len(tree.leaves) > 1 and any(len(path) > 7 for path in tree.trajectories())
+    assert all(path[-1] == EOS or len(path) == 24 for path in tree.trajectories())
+    for segment in (tree.segments[i] for leaf in tree.leaves for i in tree.path(leaf)):
+        assert "local_reward" in segment.info and "entropies" not in segment.info
 
 
 def test_a_shared_budget_and_entropies_that_are_not_asked_for(model):
-    config = replace(config_of(), uncertainty=UncertaintyConfig(entropy_top_k=0))
-    growth, engine = grow(model, config, max_nodes=3)
-    assert growth.tree.n_kept <= 3
+    config, engine = replace(config_of(), uncertainty=UncertaintyConfig(entropy_top_k=0)), Slow(model, 0)
+    tree = grow(engine, config, prompt={MAX_NODES: torch.tensor(3)})
+    assert tree.metrics["nodes_kept"] <= 3
     assert all(options["n_entropy"] == 0 for _, options in engine.asked)
-    assert {row[FEATURES.index("mean_entropy")] for row in growth.features} == {0.0}
+    assert {segment.info["entropy"] for segment in tree.segments} == {0.0}
 
 
-def test_greedy_siblings_are_one_node_and_get_one_local_reward(model):
+def test_the_trainers_temperature_goes_before_the_prompts(model):
+    engine = Slow(model, 0)
+    grow(engine, config_of(), temperature=1.0, prompt={SETTINGS: {"step": 3, "temperature": 0.6}})
+    assert {options["temperature"] for _, options in engine.asked} == {0.6}
+
+
+def test_greedy_siblings_are_one_step_and_get_one_local_reward(model):
     seen = []
 
     async def local(step):
@@ -159,9 +172,40 @@ def test_greedy_siblings_are_one_node_and_get_one_local_reward(model):
 
     exploration = ExplorationConfig(initial_temperature=1e-4)
     config = replace(config_of(branching_factor=3, spread_leaves=False), exploration=exploration)
-    growth, _ = grow(model, config, temperature=1e-4, local_reward=local)
-    assert len(growth.tree.leaves()) == 1 and growth.tree.nodes[1].count == 3
-    assert {node.local_reward for node in growth.tree.nodes[1:]} == {0.25} and len(seen) == len(growth.tree.nodes) - 1
+    tree = grow(Slow(model, 0), config, temperature=1e-4, local_reward=local)
+    assert len(tree.leaves) == 1 and tree.segments[0].info["count"] == 3
+    assert {segment.info["local_reward"] for segment in tree.segments} == {0.25}
+    assert len(seen) == len(tree.segments)
+
+
+def test_a_local_reward_sees_the_step_after_what_was_before(model):
+    seen = {}
+
+    def local(step):
+        seen[tuple(step.before), tuple(step.tokens)] = list(step.parent)
+        return len(step.before) / 100
+
+    tree = grow(Slow(model, 0), config_of(), local_reward=local)
+    assert not any("pruned" in segment.info for segment in tree.segments)
+    for i, segment in enumerate(tree.segments):
+        before = [t for j in tree.path(i)[:-1] for t in tree.segments[j].token_ids]
+        parent = PROMPT if segment.parent is None else tree.segments[segment.parent].token_ids
+        assert seen[tuple(before), tuple(segment.token_ids)] == parent
+        assert segment.info["local_reward"] == len(before) / 100
+
+
+def test_the_value_model_learns_from_every_kept_step(model):
+    config = config_of(search_algorithm="beam", max_nodes_per_level=2, spread_leaves=False)
+    policy = Policy(config, value_model_of(config, 0), heuristic)
+    options = {"max_tokens": 24, "stop_token_ids": [EOS], "vocab_size": VOCAB, "seed": 3}
+    tree = asyncio.run(growth.grow(Slow(model, 0), PROMPT, 8, policy, **options))
+    assert tree.metrics["nodes_pruned"] > 0
+    info = [dict(segment.info) for segment in tree.segments]
+    steps = policy.about_tree(tree)[HATO_STEPS]
+    assert steps["segments"] == sorted({i for leaf in tree.leaves for i in tree.path(leaf)})
+    assert steps["features"] == [info[i]["features"] for i in steps["segments"]]
+    assert steps["values"] == [info[i]["value"] for i in steps["segments"]]
+    assert not any("features" in segment.info for segment in tree.segments)
 
 
 def test_an_engine_that_fails_fails_the_tree_and_leaves_nothing_running(model):
@@ -177,18 +221,6 @@ def test_an_engine_that_fails_fails_the_tree_and_leaves_nothing_running(model):
             finally:
                 Fails.running -= 1
 
-    config = config_of()
-    growth = TreeGrowth(
-        Fails(model, 0),
-        PROMPT,
-        8,
-        config,
-        room=24,
-        stop_token_ids=[EOS],
-        vocab_size=VOCAB,
-        local_reward=heuristic,
-        value_model=value_model_of(config, 0),
-    )
     with pytest.raises(RuntimeError, match="out of memory"):
-        asyncio.run(growth.run())
+        grow(Fails(model, 0), config_of())
     assert Fails.running == 0

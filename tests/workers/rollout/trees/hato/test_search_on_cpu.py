@@ -6,8 +6,10 @@ from collections import Counter
 
 import pytest
 
+from tests.workers.rollout.trees.hato.trees import frontier, model
+from verl.workers.rollout.trees.hato.bounds import Bounds
 from verl.workers.rollout.trees.hato.config import ExplorationConfig, TreeConfig
-from verl.workers.rollout.trees.hato.room import Room
+from verl.workers.rollout.trees.hato.frontier import LEAF, OPEN, ROOT, Frontier, Step
 from verl.workers.rollout.trees.hato.search import (
     Expansion,
     Search,
@@ -18,7 +20,6 @@ from verl.workers.rollout.trees.hato.search import (
     temperature_at,
     ucb_grants,
 )
-from verl.workers.rollout.trees.hato.tree import LEAF, OPEN, ROOT, ReasoningNode, ReasoningTree
 
 # the best first, nothing pruned
 GREEDY = ExplorationConfig(beta_u=0.5, selection_temperature=0.0)
@@ -28,7 +29,7 @@ GREEDY = ExplorationConfig(beta_u=0.5, selection_temperature=0.0)
 
 
 def test_scores_and_temperatures_by_hand():
-    assert score(ReasoningNode(0, 1, value=0.4, uncertainty=0.2), ExplorationConfig(beta_u=0.5)) == pytest.approx(0.5)
+    assert score(Step(0, 1, value=0.4, uncertainty=0.2), ExplorationConfig(beta_u=0.5)) == pytest.approx(0.5)
     config = ExplorationConfig(initial_temperature=1.2, temperature_decay=0.5)
     assert temperature_at(0.0, config) == 1.2
     assert temperature_at(0.5, config) == pytest.approx(1.2 * math.exp(-0.25))
@@ -45,7 +46,7 @@ def test_softmax_by_hand():
 def test_the_first_drawn_follows_the_softmax_and_the_second_that_of_the_rest():
     scores, draws = [0.0, 0.3, 0.6], 6000
     orders = Counter(tuple(drawn_order([4, 5, 6], scores, 0.5, seed)) for seed in range(draws))
-    weights = [math.exp(one / 0.5) for one in scores]
+    weights = [math.exp(score / 0.5) for score in scores]
     for first in range(3):
         for second in {0, 1, 2} - {first}:
             last = 3 - first - second
@@ -95,14 +96,19 @@ def test_ucb_by_hand():
 
 
 def new_search(config: TreeConfig, exploration=GREEDY, n_leaves=8, seed=0) -> Search:
-    tree = ReasoningTree([1, 2], max_nodes=config.max_nodes)
-    return Search(tree, config, exploration, n_leaves=n_leaves, seed=seed, temperature=0.7)
+    return Search(frontier(config.max_nodes), config, exploration, n_leaves=n_leaves, seed=seed, temperature=0.7)
 
 
 def answer(search: Search, values: list[float], node: int = ROOT, ended=()) -> None:
     """Children of a node with these values; those whose index is in `ended` are leaves."""
     for i, value in enumerate(values):
-        search.tree.add(node, [len(search.tree.nodes)], [-1.0], ended=i in ended, value=value)
+        search.frontier.add(node, [model(len(search.frontier.steps))], ended=i in ended, value=value)
+
+
+def answer_expansion(search: Search, expansion: Expansion) -> None:
+    """All its children, of equal value; nothing ends early."""
+    n = expansion.children
+    answer(search, [0.5] * n, expansion.node, ended=range(n if expansion.to_the_end else 0))
 
 
 def test_bfs_by_hand():
@@ -118,7 +124,7 @@ def test_bfs_by_hand():
     assert search.next() == [Expansion(n, 2 if n == 5 else 1, True, 0.7) for n in (3, 4, 5, 6)]
     for node, count in ((3, 1), (4, 1), (5, 2), (6, 1)):
         answer(search, [0.0] * count, node, ended=range(count))
-    assert search.next() == [] and len(search.tree.leaves()) == 5
+    assert search.next() == [] and len(search.frontier.leaves()) == 5
 
 
 @pytest.mark.parametrize("algorithm", ["bfs", "beam"])
@@ -126,10 +132,10 @@ def test_spread_leaves_let_a_tree_fork_on_all_levels(algorithm):
     search = new_search(TreeConfig(max_depth=4, branching_factor=3, search_algorithm=algorithm), n_leaves=8)
     ends = []
     while expansions := search.next():
-        for one in expansions:
-            answer(search, [0.5] * one.children, one.node, ended=range(one.children if one.to_the_end else 0))
+        for expansion in expansions:
+            answer_expansion(search, expansion)
         search._prune()  # a beam is cut when the next round starts
-        ends.append(len(search.tree.leaves()) + len(search.tree.open_nodes()))
+        ends.append(len(search.frontier.leaves()) + len(search.frontier.open_steps()))
     assert ends == [2, 3, 5, 8]
 
 
@@ -156,8 +162,8 @@ def test_a_beam_keeps_the_best_of_a_level_and_ended_paths_compete():
     search = new_search(config)
     assert search.next() == [Expansion(ROOT, 4, False, 0.7)]
     answer(search, [0.1, 0.4, 0.3, 0.2], ended=[1])
-    assert [one.node for one in search.next()] == [3]
-    assert [search.tree.is_kept(n) for n in (1, 2, 3, 4)] == [False, True, True, False]
+    assert [expansion.node for expansion in search.next()] == [3]
+    assert [search.frontier.is_kept(n) for n in (1, 2, 3, 4)] == [False, True, True, False]
 
 
 def test_pruning_by_threshold_spares_leaves_and_the_last_way():
@@ -165,18 +171,19 @@ def test_pruning_by_threshold_spares_leaves_and_the_last_way():
     search = new_search(TreeConfig(max_depth=3, branching_factor=3), exploration)
     search.next()
     for value, uncertainty in ((0.3, 0.1), (0.3, 0.3), (0.6, 0.0)):
-        search.tree.add(ROOT, [len(search.tree.nodes)], [0.0], ended=False, value=value, uncertainty=uncertainty)
-    assert [one.node for one in search.next()] == [2, 3]
+        step = [model(len(search.frontier.steps))]
+        search.frontier.add(ROOT, step, ended=False, value=value, uncertainty=uncertainty)
+    assert [expansion.node for expansion in search.next()] == [2, 3]
     answer(search, [0.1], 2)
     answer(search, [0.2], 3)
-    assert [one.node for one in search.next()] == [5], "all are poor: the best one stays"
+    assert [expansion.node for expansion in search.next()] == [5], "all are poor: the best one stays"
     answer(search, [0.0], 5, ended=[0])
-    assert search.next() == [] and search.tree.leaves() == [6]
+    assert search.next() == [] and search.frontier.leaves() == [6]
 
     search = new_search(TreeConfig(max_depth=3, branching_factor=3), exploration)
     search.next()
     answer(search, [0.0, 0.1], ended=[0])
-    assert search.next() == [] and search.tree.leaves() == [1], "there is an ended way: the poor ones go"
+    assert search.next() == [] and search.frontier.leaves() == [1], "there is an ended way: the poor ones go"
 
 
 def test_without_room_for_nodes_a_path_is_ended():
@@ -202,7 +209,7 @@ def random_config(rng: random.Random) -> TreeConfig:
     )
 
 
-def run(seed: int, check=lambda search: None) -> tuple[ReasoningTree, list[list[Expansion]]]:
+def run(seed: int, check=lambda search: None) -> tuple[Frontier, list[list[Expansion]]]:
     """A search against a policy that ends early now and then and repeats itself; both follow from the seed."""
     rng = random.Random(seed)
     exploration = ExplorationConfig(
@@ -211,14 +218,14 @@ def run(seed: int, check=lambda search: None) -> tuple[ReasoningTree, list[list[
     search, rounds = new_search(random_config(rng), exploration, rng.randrange(1, 10), seed), []
     while expansions := search.next():
         rounds.append(expansions)
-        for one in expansions:
-            for _ in range(one.children):
-                ended = one.to_the_end or rng.random() < 0.2
-                tokens = [rng.randrange(6), int(ended)]
+        for expansion in expansions:
+            for _ in range(expansion.children):
+                ended = expansion.to_the_end or rng.random() < 0.2
+                step = [model(rng.randrange(6), int(ended))]
                 numbers = {"value": rng.random(), "uncertainty": rng.random()}
-                search.tree.add(one.node, tokens, [0.0, 0.0], ended=ended, **numbers)
+                search.frontier.add(expansion.node, step, ended=ended, **numbers)
         check(search)
-    return search.tree, rounds
+    return search.frontier, rounds
 
 
 @pytest.mark.parametrize("seed", range(150))
@@ -226,32 +233,32 @@ def test_a_searchs_bounds_hold(seed):
     seen = []
 
     def check(search: Search):
-        config, tree = search.config, search.tree
-        assert tree.n_kept <= config.max_nodes and max(node.depth for node in tree.nodes) <= config.max_depth
+        config, tree = search.config, search.frontier
+        assert tree.n_kept <= config.max_nodes and max(node.depth for node in tree.steps) <= config.max_depth
         search._prune()  # a beam is cut when the next round starts
-        of_level = Counter(node.depth for i, node in enumerate(tree.nodes) if i and tree.is_kept(i))
+        of_level = Counter(node.depth for i, node in enumerate(tree.steps) if i and tree.is_kept(i))
         assert max(of_level.values()) <= config.max_nodes_per_level
-        assert 1 <= len(tree.leaves()) + len(tree.open_nodes()) <= search.n_leaves
+        assert 1 <= len(tree.leaves()) + len(tree.open_steps()) <= search.n_leaves
         seen.append(config.search_algorithm)
 
     tree, rounds = run(seed, check)
-    assert seen and not tree.open_nodes() and 1 <= len(tree.leaves())
+    assert seen and not tree.open_steps() and 1 <= len(tree.leaves())
     assert all(
-        tree.nodes[n].status == LEAF
-        for n in range(1, len(tree.nodes))
-        if tree.is_kept(n) and not tree.nodes[n].children
+        tree.steps[n].status == LEAF
+        for n in range(1, len(tree.steps))
+        if tree.is_kept(n) and not tree.steps[n].children
     )
     for expansions in rounds:
-        for one in expansions:
-            assert one.children >= 1
-    asked = [one.node for expansions in rounds for one in expansions]
+        for expansion in expansions:
+            assert expansion.children >= 1
+    asked = [expansion.node for expansions in rounds for expansion in expansions]
     assert len(asked) == len(set(asked)), "a node is expanded once"
 
 
 @pytest.mark.parametrize("seed", range(0, 60, 3))
 def test_the_same_seed_makes_the_same_tree(seed):
     (tree, rounds), (again, rounds_again) = run(seed), run(seed)
-    assert tree.structure() == again.structure() and rounds == rounds_again
+    assert tree.steps == again.steps and tree.tree == again.tree and rounds == rounds_again
 
 
 @pytest.mark.parametrize("algorithm", ["bfs", "dfs", "beam"])
@@ -262,18 +269,18 @@ def test_an_ample_tree_is_filled(algorithm):
     )
     search = new_search(config, n_leaves=27)
     while expansions := search.next():
-        for one in expansions:
-            answer(search, [0.5] * one.children, one.node, ended=range(one.children if one.to_the_end else 0))
-    assert len(search.tree.leaves()) == 27 and search.tree.n_kept == 3 + 9 + 27
+        for expansion in expansions:
+            answer_expansion(search, expansion)
+    assert len(search.frontier.leaves()) == 27 and search.frontier.n_kept == 3 + 9 + 27
 
 
-def test_room_counts_what_open_nodes_are_owed():
-    tree = ReasoningTree([1])
+def test_bounds_count_what_open_steps_are_owed():
+    tree = frontier()
     for ended in (False, False, True):
-        tree.add(ROOT, [len(tree.nodes)], [0.0], ended=ended)
-    room = Room(tree, TreeConfig(max_depth=3, max_nodes=10, max_nodes_per_level=4, spread_leaves=False), n_leaves=6)
-    assert (room.nodes, room.leaves, room.of_level[1:]) == (10 - 3 - 2, 6 - 3, [1, 2, 2])
-    assert room.grant(1, 5, False) == (3, False)  # three of the six nodes' places go to its children, two to theirs
-    assert (room.nodes, room.leaves, room.of_level[1:]) == (0, 1, [1, 0, 0])
-    assert room.grant(1, 5, False) == (1, True)
-    assert tree.nodes[1].status == OPEN
+        tree.add(ROOT, [model(len(tree.steps))], ended=ended)
+    bounds = Bounds(tree, TreeConfig(max_depth=3, max_nodes=10, max_nodes_per_level=4, spread_leaves=False), n_leaves=6)
+    assert (bounds.nodes, bounds.leaves, bounds.of_level[1:]) == (10 - 3 - 2, 6 - 3, [1, 2, 2])
+    assert bounds.grant(1, 5, False) == (3, False)  # three of the six nodes' places go to its children, two to theirs
+    assert (bounds.nodes, bounds.leaves, bounds.of_level[1:]) == (0, 1, [1, 0, 0])
+    assert bounds.grant(1, 5, False) == (1, True)
+    assert tree.steps[1].status == OPEN

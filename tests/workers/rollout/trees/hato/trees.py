@@ -1,46 +1,49 @@
-"""Trees for tests: from nested lists, and random ones."""
+"""Searched trees for tests: from nested lists, and random ones."""
 
 import random
 
-from verl.workers.rollout.trees.hato.tree import LEAF, ROOT, ReasoningTree
+from verl.workers.rollout.trajectory_tree import TOOL, Segment, TrajectoryTree
+from verl.workers.rollout.trees.hato.frontier import LEAF, ROOT, Frontier
 
 
-def grown(shape: list, tree: ReasoningTree | None = None, parent: int = ROOT) -> ReasoningTree:
-    """A tree of nested lists; a number in place of a list is a leaf with that outcome. Numbered depth first.
+def model(*tokens: int, log_prob: float = -1.0) -> Segment:
+    return Segment(None, list(tokens), [log_prob] * len(tokens))
 
-    grown([[1.0, 0.0], 0.0]): node 1 has the leaves 2 (right) and 3 (wrong), node 4 is a leaf after the problem.
+
+def tool(*tokens: int) -> Segment:
+    return Segment(None, list(tokens), author=TOOL)
+
+
+def frontier(max_nodes: int | None = None) -> Frontier:
+    return Frontier(TrajectoryTree([100, 101]), max_nodes)
+
+
+def grown(shape: list, tree: Frontier | None = None, parent: int = ROOT) -> Frontier:
+    """A tree of nested lists; None in place of a list is a leaf. Steps are numbered depth first.
+
+    grown([[None, None], None]): step 1 has the leaves 2 and 3, step 4 is a leaf after the problem.
     """
-    tree = tree if tree is not None else ReasoningTree([100, 101])
-    for child in shape:
-        number, is_leaf = len(tree.nodes), not isinstance(child, list)
-        tree.add(parent, [number, 1000 + number], [-0.5, -float(number)], ended=is_leaf)
-        if is_leaf:
-            tree.nodes[number].outcome = child
-        else:
-            grown(child, tree, number)
+    tree = tree or frontier()
+    for below in shape:
+        number = len(tree.steps)
+        tree.add(parent, [model(number, 1000 + number)], ended=below is None)
+        grown(below or [], tree, number)
     return tree
 
 
-def random_tree(seed: int, size: int = 40, pruned: int = 4) -> ReasoningTree:
-    """Random shape, outcomes, counts and local rewards; a few subtrees pruned, a few leaves not verified."""
-    rng = random.Random(seed)
-    tree = ReasoningTree([7, 8, 9])
+def random_frontier(seed: int, size: int = 40, pruned: int = 3) -> Frontier:
+    """Random steps, some of which end with a tool's result; identical siblings are frequent; a few subtrees pruned. All
+    paths have ended."""
+    draw = random.Random(seed)
+    tree = frontier()
     for _ in range(size):
-        parents = [i for i, node in enumerate(tree.nodes) if node.status != LEAF and node.depth < 5]
-        parent = rng.choice(parents)
-        # few different tokens: identical siblings are frequent
-        tokens = [rng.randrange(4) for _ in range(rng.randrange(1, 3))]
-        number = tree.add(parent, tokens, [-rng.random() for _ in tokens], ended=False)
-        tree.nodes[number].local_reward = rng.random()
-        if rng.random() < 0.3 and not tree.nodes[number].children:
-            tree.nodes[number].status = LEAF
-    for number, node in enumerate(tree.nodes):
-        if not node.children and number != ROOT:
-            node.status = LEAF
-        if node.status == LEAF:
-            node.outcome = rng.choice([None, 0.0, 0.1, 1.0, 1.0])
+        parent = draw.choice([i for i, step in enumerate(tree.steps) if step.status != LEAF and step.depth < 5])
+        tokens = [draw.randrange(4) for _ in range(draw.randrange(1, 3))]
+        result = [tool(50, draw.randrange(2))] if tokens[-1] % 2 else []
+        tree.add(parent, [model(*tokens, log_prob=-draw.random()), *result], ended=False)
+    for number in tree.open_steps():
+        tree.add(number, [model(9)], ended=True)
     for _ in range(pruned):
-        kept = [i for i in range(1, len(tree.nodes)) if tree.is_kept(i)]
-        if len(tree.kept_children(ROOT)) > 1:
-            tree.prune(rng.choice(kept))
+        if sum(tree.is_kept(child) for child in tree.steps[ROOT].children) > 1:
+            tree.prune(draw.choice([i for i in range(1, len(tree.steps)) if tree.is_kept(i)]))
     return tree
