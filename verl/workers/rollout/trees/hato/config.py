@@ -225,7 +225,7 @@ class MemoryConfig(_Section):
             most, drawn at random.
         reference_prompts: prompts of which the paths of the first visit are kept for the novelty metric.
         reference_paths: of each.
-        problems: of which is kept how much their trees told (for nodes_per_tree); the oldest go first.
+        problems: of which the share of sibling groups that varied is kept (for nodes_per_tree); the oldest go first.
     """
 
     KEY: ClassVar[str] = "hato.memory"
