@@ -1,6 +1,6 @@
-"""Runs the parts of scripts/check_gpu.sh one after the other, each within its own time, and prints what passed.
+"""Runs the parts of scripts/check_gpu.sh one after the other, each within its time limit, and prints what passed.
 
-A part that fails does not stop the others. Nothing of a part is left behind when its time is over.
+A part that fails does not stop the others. When a part ends, or its time is over, all of its processes are ended.
 """
 
 import os
@@ -18,12 +18,12 @@ from check_gpu_parts import PARTS, ROOT, Part, environment_of
 from launch import adopt_orphans, end_descendants
 
 FOLDER = ROOT / "outputs/check_gpu"
-KILL_AFTER = 10  # seconds of a part's time that are kept for its processes to end
+KILL_AFTER = 10  # seconds of a part's time in which its processes can end
 NO_GPU = 3  # exit code of the part `environment`
 
 
 class Result(NamedTuple):
-    """`code`: exit code, None where the part was not run. `memory`: the most in use on the GPU, in MiB, where known."""
+    """`code`: the exit code; None if the part was not run. `memory`: the most MiB in use on a GPU; None if unknown."""
 
     part: Part
     code: int | None
@@ -36,7 +36,7 @@ class Result(NamedTuple):
 
 
 def gpu_memory() -> int | None:
-    """MiB in use on the fullest GPU, of all processes; None where nvidia-smi does not tell."""
+    """MiB in use by all processes on the fullest GPU; None if nvidia-smi does not say."""
     query = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
     try:
         lines = subprocess.run(query, capture_output=True, text=True, timeout=10).stdout.split()
@@ -46,7 +46,7 @@ def gpu_memory() -> int | None:
 
 
 def last_error(log: str) -> str:
-    """The last line that names an error, else the last line."""
+    """The last line that names an error; if there is none, the last line."""
     lines = [re.sub(r"\x1b\[[0-9;]*m", "", line).strip() for line in log.splitlines()]
     lines = [line for line in lines if line]
     errors = [line for line in lines if re.search(r"(^|\s)error:|\b\w*(Error|Exception|Died)\b.*:", line)]
@@ -54,7 +54,7 @@ def last_error(log: str) -> str:
 
 
 def run_part(part: Part, folder: Path, dry_run: bool) -> Result:
-    """Run a part to its end, or to the end of its time; its output goes to `folder`/NAME.log."""
+    """Run a part until it ends or its time is over; its output goes to `folder`/NAME.log."""
     shutil.rmtree(folder / part.name, ignore_errors=True)
     log, started, memory = folder / f"{part.name}.log", time.monotonic(), None
     command = ["bash", "-c", part.dry_command if dry_run and part.dry_command else part.command]
@@ -79,7 +79,7 @@ def run_part(part: Part, folder: Path, dry_run: bool) -> Result:
 
 
 def check(parts: Iterable[Part], folder: Path, dry_run: bool) -> list[Result]:
-    """Run the parts in order and tell each one's end; without a GPU the rest is not run."""
+    """Run the parts in order and print the result of each; without a GPU the others are not run."""
     results, no_gpu = [], False
     for part in parts:
         if no_gpu:
@@ -95,7 +95,7 @@ def check(parts: Iterable[Part], folder: Path, dry_run: bool) -> list[Result]:
 
 
 def table_of(results: Sequence[Result], folder: Path) -> str:
-    """What passed, as a Markdown table."""
+    """The results as a Markdown table."""
     rows = [("part", "", "seconds", "peak GPU MiB", "last error", "log"), ("---",) * 6]
     for result in results:
         used = "unknown" if result.memory is None else f"{result.memory:,}"

@@ -1,6 +1,6 @@
-"""Prints what a machine has that the GPU profile needs, and what is wrong with it; a part of scripts/check_gpu.sh.
+"""Prints the versions, driver and GPUs of a machine, and what the GPU profile lacks; a part of scripts/check_gpu.sh.
 
-Exit code: 0, 1 where something is wrong, 3 where torch sees no GPU. DRY_RUN=1 only prints.
+The exit code is 0, or 1 for a problem, or 3 if torch sees no GPU. DRY_RUN=1 only prints.
 """
 
 import importlib
@@ -10,14 +10,14 @@ import platform
 import subprocess
 import sys
 
-# the oldest driver (major version) of each major version of CUDA
+# major version of CUDA -> major version of the oldest driver for it
 OLDEST_DRIVER = {11: 450, 12: 525, 13: 580}
 PACKAGES = ("torch", "transformers", "vllm", "verl", "flash-attn", "ray", "tensordict", "TransferQueue")
 NO_GPU = 3
 
 
 def driver_version() -> str | None:
-    """As nvidia-smi says it, such as 580.65.06; None where it does not run."""
+    """The driver's version by nvidia-smi, such as 580.65.06; None if nvidia-smi does not run."""
     try:
         query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
         done = subprocess.run(query, capture_output=True, text=True, timeout=30)
@@ -27,10 +27,10 @@ def driver_version() -> str | None:
 
 
 def driver_problem(driver: str | None, cuda: str | None) -> str | None:
-    """What is wrong with a driver for torch's CUDA version, such as 13.0; None: nothing.
+    """Why torch cannot use the driver; None if it can.
 
     Args:
-        cuda: None for a CPU build of torch.
+        cuda: torch's CUDA version, such as 13.0; None for a CPU build of torch.
     """
     if cuda is None:
         return "torch is a CPU build: install the GPU extra into an environment of its own"
@@ -43,7 +43,7 @@ def driver_problem(driver: str | None, cuda: str | None) -> str | None:
 
 
 def import_problem(module: str) -> str | None:
-    """Why a module cannot be imported, such as a wheel for another torch; None: it can."""
+    """Why a module cannot be imported, for example as its wheel is for another torch; None if it can."""
     try:
         importlib.import_module(module)
     except (ImportError, OSError) as error:

@@ -1,11 +1,11 @@
-"""What scripts/check_gpu.sh checks: a table of parts, each with its command and the seconds that it may take."""
+"""The parts that scripts/check_gpu.sh checks: a table with the command and the time limit of each."""
 
 import os
 from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
-# a small share of the memory: the tiny model's cache would have millions of blocks
+# a small share of the memory, in which the tiny model's cache has fewer than millions of blocks
 STEPS = (
     "data.train_batch_size=8 actor_rollout_ref.actor.ppo_mini_batch_size=4 actor_rollout_ref.rollout.max_num_seqs=64 "
     "actor_rollout_ref.rollout.gpu_memory_utilization=0.3 actor_rollout_ref.rollout.agent.num_workers=1 "
@@ -15,7 +15,7 @@ STEPS = (
 COUNTDOWN = (
     f"{STEPS} data.max_prompt_length=128 data.max_response_length=32 reward.reward_kwargs.overlong_buffer_cfg.len=8"
 )
-# filtering asks for groups with right and wrong answers, which only a warm-started model has
+# filtering needs groups with right and wrong answers, which only a warm-started model gives
 FILTER = "algorithm.filter_groups.enable=$WARM"
 HAPO_SCRIPT = "CONFIG_DIR=recipe/hapo/config METHOD=hapo bash recipe/common/run_countdown.sh"
 HATO_SCRIPT = "CONFIG_DIR=recipe/hato/config METHOD=hato bash recipe/common/run_countdown.sh"
@@ -30,11 +30,11 @@ SFT = "data.train_batch_size=32 $SFT_SETTINGS"
 
 
 class Part(NamedTuple):
-    """`command` is bash's, run in the repository's root within `seconds`; under DRY_RUN=1 `dry_command`, if any.
+    """A command for bash, which runs in the repository's root within `seconds`; DRY_RUN=1 runs `dry_command`, if any.
 
-    It sees HARDWARE=gpu, RUN_DIR and EXPERIMENT_NAME of its own, DATA_DIR of `task`, MODEL_PATH (the warm start of
-    `task`, or BASE_MODEL where there is none; WARM says which), SFT_SETTINGS of the model, and CHECK_DIR, the folder of
-    all parts.
+    Its environment has HARDWARE=gpu, a RUN_DIR and EXPERIMENT_NAME of its own, DATA_DIR of `task`, MODEL_PATH (the warm
+    start of `task`, or BASE_MODEL if there is none; WARM says which), SFT_SETTINGS for the model, and CHECK_DIR, the
+    folder of all parts.
     """
 
     name: str
@@ -71,7 +71,7 @@ PARTS = (
     Part(
         "evaluation",
         150,
-        # of the checkpoint that `grpo` left, else of the model
+        # evaluates the checkpoint of the part `grpo`; if there is none, the model
         'of="model=$MODEL_PATH"; [ ! -f "$CHECK_DIR/grpo/global_step_2/COMPLETE" ] || of=step=2; '
         'bash scripts/eval-countdown.sh "${EXPERIMENT_NAME%evaluation}grpo" "$of" output_dir="$RUN_DIR" max_tokens=32 '
         '\'server.options=[--max-num-seqs,"64",--gpu-memory-utilization,"0.3"]\'',
@@ -81,7 +81,7 @@ WARM_STARTS = {"countdown": "warm_start", "search_task": "cold_start"}
 
 
 def environment_of(part: Part, folder: Path) -> dict[str, str]:
-    """The variables of a part, see `Part`; the tiny model needs no network, and the learning rate of its size."""
+    """The variables of a part, see `Part`. For the tiny model they set no network and a learning rate for its size."""
     mine = {name: value for name, value in os.environ.items() if name not in ("RAY_ADDRESS", "VERBOSE")}
     base, data = mine.get("MODEL_PATH"), folder / "inputs" / part.task
     warm = folder / WARM_STARTS[part.task] / "huggingface"

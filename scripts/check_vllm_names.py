@@ -1,14 +1,14 @@
-"""Checks that every name of vLLM's that this project uses exists in vLLM's Python sources; nothing of vLLM is run.
+"""Checks that every name of vLLM that this project uses exists in vLLM's Python sources, without running vLLM.
 
     python scripts/check_vllm_names.py [WHEEL_OR_FOLDER ...]
 
-The sources are those of a wheel, which is read in place, or of a folder that holds `vllm/`; by default those of the
-installed package. Each missing name is a line with the file that uses it, and makes the exit code 1.
+The sources are a wheel, which is not unpacked, or a folder that holds `vllm/`, by default the installed package's.
+For each missing name the script prints a line with the file that uses it. Then the exit code is 1.
 
-The names are found by reading our code: imports, attributes and calls of what is imported, methods that
-override vLLM's, engine arguments in YAML, options of `vllm serve`, and the engine's methods that verl's server calls
-through ours. Attributes of objects that vLLM hands to us cannot be found so: RELIED_ON lists them.
-The CPU patches are checked against vLLM's CPU build only, as nothing else applies them.
+It collects the names from our code: imports, attributes and calls of imported names, methods that override vLLM's,
+engine arguments in YAML, options of `vllm serve`, and methods of the engine that verl's server calls through ours.
+Attributes of objects that vLLM passes to us cannot be collected in this way; RELIED_ON lists them. The CPU patches are
+checked against vLLM's CPU build only, as they are applied there only.
 """
 
 import argparse
@@ -29,10 +29,10 @@ CODE = ("vllm_patches", "verl", "recipe", "benchmarks", "scripts")
 CPU_PATCHES = "vllm_patches/cpu_"
 ENGINE, ENGINE_ARGUMENTS = "vllm.v1.engine.async_llm:AsyncLLM", "vllm.engine.arg_utils:AsyncEngineArgs"
 SERVE_OPTIONS = ("scripts/serve.sh", "verl/evaluation/main.py", "verl/evaluation/server.py")
-# verl's server: it calls the engine, which on our server is CandidateEngine
+# verl's server, which calls the engine; on our server that is CandidateEngine
 UPSTREAM_SERVER = "workers/rollout/vllm_rollout/vllm_async_server.py"
 
-# Attributes of vLLM's objects, by the file of ours that reads or sets them.
+# our file -> attributes of vLLM's objects that it reads or sets
 RELIED_ON = {
     "verl/workers/rollout/candidate_server.py": {
         "vllm.sampling_params:SamplingParams": "logprobs flat_logprobs detokenize stop",
@@ -55,7 +55,7 @@ RELIED_ON = {
         "skip_special_tokens prompt max_tokens temperature top_p seed stop",
     },
 }
-# Functions that we replace or call by position: their parameters, in order.
+# our file -> parameters, in order, of vLLM's functions that it replaces or calls by position
 SIGNATURES = {
     "vllm_patches/candidates_without_text.py": {
         "vllm.v1.engine.logprobs:LogprobsProcessor.from_new_request": "cls tokenizer request",
@@ -73,13 +73,13 @@ SIGNATURES = {
 
 
 class Use(NamedTuple):
-    """A name of vLLM's that a file of ours needs.
+    """A name of vLLM that one of our files needs.
 
     Args:
-        where: file, and line where there is one.
+        where: the file, with the line if it has one.
         name: `module:Class.attribute`; `module:` is the module itself.
-        call: arguments that a call passes: how many by position (None: any number), and the names of the others.
-        signature: all parameters, in order, where they must be these.
+        call: the arguments of a call: the number of those by position (None: any number), and the names of the others.
+        signature: all parameters, in order, if they must be exactly these.
     """
 
     where: str
@@ -89,7 +89,7 @@ class Use(NamedTuple):
 
 
 class Definition(NamedTuple):
-    """A module, class, function or assignment, and the module that it stands in."""
+    """A module, class, function or assignment, and the module that contains it."""
 
     module: str
     node: ast.AST
@@ -123,7 +123,7 @@ class Sources:
         return None if text is None else ast.parse(text)
 
     def find(self, module: str, name: str) -> Definition | None:
-        """What `from module import name` gives; re-exports are followed."""
+        """The definition that `from module import name` imports, possibly from another module that defines it."""
         tree = self.tree(module)
         for node in _statements(tree.body) if tree else ():
             if name in _defined(node):
@@ -142,49 +142,49 @@ class Sources:
         return ".".join([*parents, *([node.module] if node.module else [])])
 
     def look_up(self, name: str) -> Definition | None:
-        """The definition behind `module:Class.attribute`. What lies behind a function or a value is taken on trust."""
+        """The definition of `module:Class.attribute`. Attributes of functions and values are not checked."""
         module, _, path = name.partition(":")
         tree = self.tree(module)
-        found = Definition(module, tree) if tree else None
+        definition = Definition(module, tree) if tree else None
         for part in path.split(".") if path else ():
-            if found is None:
+            if definition is None:
                 return None
-            if isinstance(found.node, ast.Module):
-                found = self.find(found.module, part)
-            elif isinstance(found.node, ast.ClassDef):
-                found = self.members(found).get(part)
-        return found
+            if isinstance(definition.node, ast.Module):
+                definition = self.find(definition.module, part)
+            elif isinstance(definition.node, ast.ClassDef):
+                definition = self.members(definition).get(part)
+        return definition
 
-    def members(self, found: Definition) -> dict[str, Definition]:
-        """Fields, methods and attributes of `self` of a class and its bases."""
+    def members(self, definition: Definition) -> dict[str, Definition]:
+        """The fields, methods and attributes of `self` that a class and its bases define."""
         members = {}
-        for base in found.node.bases:
+        for base in definition.node.bases:
             base = base.value if isinstance(base, ast.Subscript) else base
-            parent = self.find(found.module, base.id) if isinstance(base, ast.Name) else None
+            parent = self.find(definition.module, base.id) if isinstance(base, ast.Name) else None
             if parent and isinstance(parent.node, ast.ClassDef):
                 members |= self.members(parent)
-        for node in ast.walk(found.node):
+        for node in ast.walk(definition.node):
             if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and _is_name(node.value, "self"):
-                members[node.attr] = Definition(found.module, node)
-        for node in _statements(found.node.body):
-            members |= {name: Definition(found.module, node) for name in _defined(node)}
+                members[node.attr] = Definition(definition.module, node)
+        for node in _statements(definition.node.body):
+            members |= {name: Definition(definition.module, node) for name in _defined(node)}
         return members
 
-    def parameters(self, found: Definition) -> dict[str, bool] | None:
-        """Of a function, or of a class's constructor, in order, and whether each must be passed; None: unknown."""
-        if isinstance(found.node, ast.ClassDef):
-            members = self.members(found)
+    def parameters(self, definition: Definition) -> dict[str, bool] | None:
+        """Parameter -> whether it must be passed, in order, of a function or a class's constructor; None: unknown."""
+        if isinstance(definition.node, ast.ClassDef):
+            members = self.members(definition)
             if "__init__" in members:
                 return self.parameters(members["__init__"])
             fields = {name: member.node for name, member in members.items() if isinstance(member.node, ast.AnnAssign)}
             return {name: field.value is None for name, field in fields.items()}
-        if not isinstance(found.node, ast.FunctionDef | ast.AsyncFunctionDef) or found.node.args.kwarg:
+        if not isinstance(definition.node, ast.FunctionDef | ast.AsyncFunctionDef) or definition.node.args.kwarg:
             return None
-        return _parameters(found.node)
+        return _parameters(definition.node)
 
 
 def _statements(body: Iterable[ast.stmt]) -> Iterator[ast.stmt]:
-    """Statements, those within `if`, `try` and `with` too, but not those of functions and classes."""
+    """Statements, including those within `if`, `try` and `with`, but not those within functions and classes."""
     for node in body:
         yield node
         if isinstance(node, ast.If | ast.Try | ast.With):
@@ -223,7 +223,7 @@ def _is_of_vllm(module: str | None) -> bool:
 
 
 def uses_of_code(text: str, file: str) -> list[Use]:
-    """What a Python file imports from vLLM, and does with it."""
+    """The names that a Python file imports from vLLM, and its uses of them."""
     tree, imported, uses = ast.parse(text), {}, []
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and not node.level and _is_of_vllm(node.module):
@@ -251,7 +251,7 @@ def uses_of_code(text: str, file: str) -> list[Use]:
 
 
 def _overrides(node: ast.ClassDef, bases: list[str], file: str) -> list[Use]:
-    """Public methods of a subclass of vLLM's, which vLLM calls."""
+    """The public methods of a subclass of a vLLM class, which vLLM calls."""
     methods = [m for m in node.body if isinstance(m, ast.FunctionDef) and (m.name == "__init__" or m.name[0] != "_")]
     return [
         Use(f"{file}:{method.lineno}", f"{base}.{method.name}", signature=tuple(_parameters(method)))
@@ -261,7 +261,7 @@ def _overrides(node: ast.ClassDef, bases: list[str], file: str) -> list[Use]:
 
 
 def uses_of_the_engine(text: str, file: str) -> list[Use]:
-    """Methods of `self.engine`, and how they are called."""
+    """The methods of `self.engine` that a file names or calls."""
     uses = []
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Attribute):
@@ -273,7 +273,7 @@ def uses_of_the_engine(text: str, file: str) -> list[Use]:
 
 
 def engine_arguments(node) -> Iterator[str]:
-    """Keys below `engine_kwargs.vllm`, anywhere in a YAML file."""
+    """The keys below `engine_kwargs.vllm` anywhere in a YAML file."""
     if isinstance(node, dict):
         for key, value in node.items():
             if key == "engine_kwargs" and isinstance(value, dict):
@@ -282,7 +282,7 @@ def engine_arguments(node) -> Iterator[str]:
 
 
 def uses_of_the_project() -> list[Use]:
-    """All of this repository, and of verl's server where it calls the engine."""
+    """All uses in this repository, and those of the engine in verl's server."""
     uses = []
     for path in sorted(path for folder in CODE for path in (ROOT / folder).rglob("*") if path.is_file()):
         file = str(path.relative_to(ROOT))
@@ -305,23 +305,23 @@ def uses_of_the_project() -> list[Use]:
 
 
 def missing(use: Use, sources: Sources) -> str | None:
-    """What vLLM lacks, in words; None: nothing."""
+    """A text that says what vLLM lacks for a use; None if it lacks nothing."""
     if use.name.startswith("vllm serve:--"):
         option = use.name.removeprefix("vllm serve:--").replace("-", "_")
         parser = sources.look_up("vllm.entrypoints.cli.serve:make_arg_parser")
         places = [ENGINE_ARGUMENTS, f"{parser.module}:FrontendArgs"] if parser else []
         return None if any(sources.look_up(f"{place}.{option}") for place in places) else f"no {use.name}"
-    found = sources.look_up(use.name)
-    if found is None:
+    definition = sources.look_up(use.name)
+    if definition is None:
         return f"no {use.name}"
-    parameters = sources.parameters(found)
+    parameters = sources.parameters(definition)
     if use.signature is not None and list(parameters or ["*"]) != list(use.signature):
         return f"{use.name} has parameters ({', '.join(parameters or '*')}), not ({', '.join(use.signature)})"
     return _mismatch(use, parameters) if use.call and parameters is not None else None
 
 
 def _mismatch(use: Use, parameters: dict[str, bool]) -> str | None:
-    """What is wrong with a call of something with these parameters."""
+    """A text that says why a call does not fit these parameters; None if it fits."""
     by_position, by_name = use.call
     bound = [name for name in parameters if name not in ("self", "cls")]
     if unknown := [name for name in by_name if name not in bound]:
@@ -333,7 +333,7 @@ def _mismatch(use: Use, parameters: dict[str, bool]) -> str | None:
 
 
 def check(path: Path) -> list[str]:
-    """A line for each name that the sources at `path` lack; what was checked is printed."""
+    """A line for each name that the sources at `path` lack; prints a summary."""
     sources = Sources(path)
     uses = [use for use in uses_of_the_project() if sources.is_cpu_build or not use.where.startswith(CPU_PATCHES)]
     lines = [f"{use.where}: {lack}" for use in uses if (lack := missing(use, sources))]

@@ -1,15 +1,15 @@
-# Sourced by the scripts, from the repository's root: the environment to run in, and what a hardware profile needs
-# in the environment of the first process (everything else is the profile's YAML).
+# The scripts source this file in the repository's root. It activates the environment and sets the variables that a
+# hardware profile needs in the first process; the profile's YAML holds everything else.
 
-# an active environment that has the project wins over .venv
+# an environment that is active already takes precedence over .venv
 if [ -z "${VIRTUAL_ENV:-}${CONDA_PREFIX:-}" ] && [ -d .venv ]; then
     source .venv/bin/activate
     activated=1
 fi
 
 # use_hardware cpu|gpu: sets HARDWARE_SUFFIX ("" or "_gpu"), which ends the names of data, models and runs that both
-# profiles have. A .venv made by scripts/setup.sh holds the CPU stack: a GPU run leaves it for the Python that is there
-# (a container's); a dry run may check the config in it.
+# profiles have. The .venv of scripts/setup.sh holds the CPU stack, so a GPU run deactivates it and takes the Python of
+# the machine or container. A dry run may check the config in it.
 use_hardware() {
     case "$1" in
     cpu)
@@ -36,7 +36,7 @@ use_hardware() {
     esac
 }
 
-# start_run RUN_DIR COMMAND...: under the launcher; with DRY_RUN=1 the command checks its config and files, and ends
+# start_run RUN_DIR COMMAND...: runs the command by the launcher; with DRY_RUN=1 it only checks its config and files
 start_run() {
     local run_dir=$1
     shift

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Evaluates an agent on the made search task: bash scripts/eval-searchtask.sh EXPERIMENT_NAME [hydra overrides]
+# Evaluates an agent on the synthetic search task: bash scripts/eval-searchtask.sh EXPERIMENT_NAME [hydra overrides]
 # Samples and calls tools as the trainer's validation does. HARDWARE=cpu (default) or gpu; DATA_DIR: of the data. See scripts/eval.sh.
 set -euo pipefail
 [ $# -ge 1 ] || { sed -n 2,3p "${BASH_SOURCE[0]}" >&2; exit 2; }

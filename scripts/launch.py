@@ -1,10 +1,10 @@
-"""Starts one run as a child, shows its progress, and leaves nothing of it behind when it ends.
+"""Starts a run as a child process, shows its progress, and ends all of its processes when it ends.
 
     python scripts/launch.py RUN_DIR -- python -m verl.trainer.main_ppo ...
 
 The run's output goes to RUN_DIR/train.log, its metrics to RUN_DIR/metrics.jsonl (verl's file logger), its curves to
-RUN_DIR/curves.png. Whatever way the run ends (SIGKILL of any of its processes included), every process that it
-started is ended too. VERBOSE=1 shows the whole output. Exit code: the run's own.
+RUN_DIR/curves.png. However the run ends, also by a SIGKILL of any of its processes, every process that it started is
+ended. VERBOSE=1 shows the whole output. The exit code is the run's own.
 """
 
 import ctypes
@@ -20,26 +20,26 @@ from pathlib import Path
 import psutil
 from tqdm import tqdm
 
-# upstream notices a dead engine when it next asks it for tokens, but waits for ever where it sends it weights
+# upstream notices a dead engine when it asks the engine for tokens, but waits forever when it sends weights
 DEAD_ENGINE, DEAD_ENGINE_SECONDS = b"EngineDeadError", float(os.environ.get("DEAD_ENGINE_SECONDS", 60))
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 LAST_LINES = 15
 
 
 def adopt_orphans() -> None:
-    """Make this process the parent of every descendant whose own parent dies (Linux; elsewhere a no-op)."""
+    """Make this process the parent of every descendant whose own parent dies; does nothing except on Linux."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def die_with_parent() -> None:
-    """In the child: be told to end when the launcher itself is killed."""
+    """In the child: get a SIGTERM when the launcher itself is killed."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
 
 
 def keep_earlier_metrics(run_dir: Path) -> None:
-    """Move the metrics of an earlier attempt aside: verl's file logger starts its file anew."""
+    """Rename the metrics file of an earlier attempt, since verl's file logger empties its file."""
     metrics = run_dir / "metrics.jsonl"
     if metrics.exists() and metrics.stat().st_size:
         attempt = len(list(run_dir.glob("metrics.*.jsonl"))) + 1
@@ -47,17 +47,17 @@ def keep_earlier_metrics(run_dir: Path) -> None:
 
 
 def steps_announced(log: Path) -> int | None:
-    """The number of steps that upstream's trainers print before the first one; None when it is not in the log."""
+    """The number of steps that upstream's trainers print before the first step; None if the log does not have it."""
     announced = re.findall(r"[Tt]otal training steps: (\d+)", log.read_text(errors="replace")) if log.exists() else []
     return int(announced[-1]) if announced else None
 
 
 class Progress:
-    """A bar with step, reward, validation accuracy and tokens/s, fed by the metrics file as it grows."""
+    """A progress bar with step, reward, validation accuracy and tokens/s, which follows the growing metrics file."""
 
     def __init__(self, metrics: Path, total: int | None = None):
         self.metrics, self.total, self.offset = metrics, total, 0
-        self.bar: tqdm | None = None  # from the first entry on, so that its rate leaves the start-up out
+        self.bar: tqdm | None = None  # made at the first entry, so that its rate does not include the start-up
         self.shown: dict[str, str] = {}
 
     def update(self) -> None:
@@ -94,7 +94,7 @@ class Progress:
 
 
 def end_descendants(grace_seconds: float = 5.0) -> int:
-    """SIGTERM, then SIGKILL everything below this process; returns how many were still there."""
+    """End all descendants of this process by SIGTERM, then SIGKILL; returns how many there were."""
     descendants = psutil.Process().children(recursive=True)
     for process in descendants:
         _signal(process, "terminate")
@@ -114,18 +114,18 @@ def _signal(process: psutil.Process, how: str) -> None:
 
 
 class EngineWatch:
-    """Tells from the log when vLLM's engine died."""
+    """Finds in the log when vLLM's engine died."""
 
     def __init__(self, log: Path):
         self.log, self.offset, self.died_at = log, log.stat().st_size if log.exists() else 0, None
 
     def seconds_since_its_death(self) -> float:
-        """0 while it lives, or where the output goes to the terminal."""
+        """Seconds since the engine died; 0 if it lives, or if the output goes to the terminal."""
         if self.died_at is None and self.log.exists():
             with open(self.log, "rb") as file:
                 file.seek(self.offset)
                 new = file.read()
-            # a line that is still being written is read again
+            # an incomplete last line is read again
             self.offset += new.rfind(b"\n") + 1
             if DEAD_ENGINE in new:
                 self.died_at = time.monotonic()
@@ -133,7 +133,7 @@ class EngineWatch:
 
 
 def wait(run: subprocess.Popen, progress: Progress, engine: EngineWatch) -> int:
-    """Follow the run to its end; returns its exit code. A run that waits for a dead engine is ended."""
+    """Wait for the end of the run, and show its progress; returns its exit code. Ends a run whose engine has died."""
     while run.poll() is None:
         progress.update()
         if engine.seconds_since_its_death() > DEAD_ENGINE_SECONDS:
@@ -149,11 +149,12 @@ def wait(run: subprocess.Popen, progress: Progress, engine: EngineWatch) -> int:
 
 
 def report_failure(run_dir: Path, code: int) -> None:
-    """Say what ended the run: its own `error:` line or exception, then the end of the log."""
+    """Print why the run ended: its own `error:` line, else its exceptions, else the end of the log."""
     log = (run_dir / "train.log").read_text(errors="replace").splitlines()
     plain = [re.sub(r"\x1b\[[0-9;]*m", "", line) for line in log]
     causes = [line for line in plain if re.search(r"^(error:|.*(Error|Exception|Died|died)\b.*:)", line)]
-    causes = [line for line in causes if not line.startswith("Error executing job with overrides")]  # Hydra's echo
+    # Hydra repeats the arguments in such a line
+    causes = [line for line in causes if not line.startswith("Error executing job with overrides")]
     how = f"was ended by signal {signal.Signals(-code).name}" if code < 0 else f"failed with exit code {code}"
     print(f"\nThe run {how}.", file=sys.stderr)
     errors = [line for line in causes if line.startswith("error:")]
@@ -165,7 +166,7 @@ def report_failure(run_dir: Path, code: int) -> None:
 
 
 def draw_curves(run_dir: Path) -> Path | None:
-    """Draw RUN_DIR/curves.png; a picture that fails does not fail the run."""
+    """Draw RUN_DIR/curves.png; a picture that cannot be drawn does not make the run fail."""
     from recipe.common.run_metrics import load_metrics, plot_runs
 
     try:

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Makes requirements-cpu.lock again from pyproject.toml: every package of the CPU stack, pinned, for Python 3.10 to 3.12.
+# Makes requirements-cpu.lock from pyproject.toml: every package of the CPU stack, pinned, for Python 3.10 to 3.12.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source scripts/environment.sh
@@ -17,6 +17,6 @@ END
 uv pip compile pyproject.toml --extra cpu --extra dev --universal --python-version 3.10 --quiet \
     --override "$overrides" --no-header --no-annotate --no-emit-index-url --no-emit-find-links \
     --output-file requirements-cpu.lock.tmp
-# what only torch's CUDA build asks for
+# packages that only torch's CUDA build needs
 grep -vE '^(nvidia-|cuda-|triton)' requirements-cpu.lock.tmp >requirements-cpu.lock
 echo "requirements-cpu.lock: $(grep -c == requirements-cpu.lock) packages"

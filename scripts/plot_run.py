@@ -1,4 +1,4 @@
-"""Draws the training curves of one or more runs side by side.
+"""Draws the training curves of one or several runs in a figure.
 
     python scripts/plot_run.py outputs/grpo outputs/hapo --labels GRPO,HAPO --output curves.png
 
@@ -15,21 +15,21 @@ from recipe.common.run_metrics import load_metrics, plot_runs, run_folder
 
 
 def default_labels(runs: list[Path]) -> list[str]:
-    """The runs' names, with their parent folder's where two runs share a name."""
+    """The runs' names; if two runs have the same name, with the name of their parent folder."""
     folders = [run_folder(run) for run in runs]
     times = Counter(folder.name for folder in folders)
     return [folder.name if times[folder.name] == 1 else f"{folder.parent.name}/{folder.name}" for folder in folders]
 
 
-def run_labels(runs: list[Path], given: str | None) -> list[str]:
-    """One distinct label per run.
+def run_labels(runs: list[Path], names: str | None) -> list[str]:
+    """A distinct label for each run: the comma-separated names, or by default those of `default_labels`.
 
     Raises:
-        ValueError: `given` (comma-separated) has the wrong number of labels, or two runs have the same label.
+        ValueError: there are more or fewer names than runs, or two runs have the same label.
     """
-    labels = [label.strip() for label in given.split(",")] if given else default_labels(runs)
+    labels = [label.strip() for label in names.split(",")] if names else default_labels(runs)
     if len(labels) != len(runs):
-        raise ValueError(f"--labels has {len(labels)} labels ({given}) for {len(runs)} runs")
+        raise ValueError(f"--labels has {len(labels)} labels ({names}) for {len(runs)} runs")
     if twice := [label for label, times in Counter(labels).items() if times > 1]:
         raise ValueError(f"the label {twice[0]!r} stands for several runs; tell them apart with --labels a,b,...")
     return labels

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# From nothing to trained and evaluated models on a laptop without GPU: set-up, tiny model, data, warm start, GRPO, one
-# recipe on the same seed, evaluation, table, bar chart, curves, and the recipe's trees as a page.
+# Trains and evaluates models on a laptop without a GPU, from nothing: set-up, tiny model, data, warm start, GRPO, a
+# recipe with the same seed, evaluation, table, bar chart, curves, and a page with the recipe's trees.
 #   [RECIPE=hato|latr|hapo|arpo] [STEPS=20] [SEED=0] bash scripts/quickstart.sh
-# hato, latr and hapo play Countdown; arpo searches and computes. What is there already is used. Trees are kept every ten
-# steps; hapo grows none.
+# The task of hato, latr and hapo is Countdown; that of arpo is to search and compute. Results of an earlier quick start
+# are used. Trees are kept every ten steps; hapo grows none.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -25,7 +25,7 @@ arpo)
     exit 2
     ;;
 esac
-# the quick start is a laptop's, whatever other runs were told
+# the quick start is for a laptop, whatever the environment says for other runs
 export HARDWARE=cpu
 unset RUN_DIR EXPERIMENT_NAME MODEL_PATH DATA_DIR TOOLS DRY_RUN NNODES
 bash scripts/setup.sh
@@ -33,7 +33,7 @@ source scripts/environment.sh
 use_hardware cpu
 began=$SECONDS
 
-# train METHOD SCRIPT: its run's folder is outputs/$run
+# train METHOD SCRIPT: trains in the folder outputs/$run
 train() {
     run=quickstart_$1_${task}_${STEPS}steps_seed$SEED
     echo "== $1, $STEPS steps, two updates each"
@@ -43,7 +43,7 @@ train() {
         trainer.save_freq="$STEPS"
 }
 
-# evaluate NAME [overrides]: in the background, what it prints is in outputs/NAME/eval.log
+# evaluate NAME [overrides]: in the background, with its output in outputs/NAME/eval.log
 evaluations=() # process -> name
 trap 'kill "${!evaluations[@]}" 2>/dev/null || true' EXIT
 evaluate() {

@@ -1,14 +1,14 @@
-"""Gathers evaluation logs and training logs into one CSV, a row per experiment and step, and compares experiments.
+"""Collects evaluation logs and training logs in a CSV, with a row per experiment and step, and compares experiments.
 
     python scripts/read_log.py outputs/results/*/*/*.log outputs/hapo --output metrics.csv
 
-Beside the CSV: metrics.md, a table in Markdown, and metrics.png, a bar chart, of every experiment at its last step,
-with the evaluations' bootstrap intervals.
+Beside the CSV it writes a table in Markdown, metrics.md, and a bar chart, metrics.png, of every experiment at its last
+step, with the evaluations' bootstrap intervals.
 
 Evaluation logs hold the `RESULT {json}` lines of `verl.evaluation.results`. Training logs are run folders or `.jsonl`
-files of verl's `file` logger; their validation metrics are used, where Best@n and Maj@n are verl's bootstrap estimates
-(n draws with replacement), not the exact values that an evaluation log gives.
-Columns: experiment, step, then `<dataset>-Acc-Pass@1`, `<dataset>-Acc-Mean@8`, `<dataset>-Response-Length-Mean`, ...
+files of verl's `file` logger, of which the validation metrics are used. Their Best@n and Maj@n are verl's bootstrap
+estimates (n draws with replacement), not exact values as in an evaluation log. The columns are experiment, step, then
+`<dataset>-Acc-Pass@1`, `<dataset>-Acc-Mean@8`, `<dataset>-Response-Length-Mean`, ...
 """
 
 import argparse
@@ -25,7 +25,7 @@ from verl.utils.atomic_files import replacing
 
 VAL_ACCURACY = re.compile(r"val-core/(?P<dataset>.+)/acc/(?P<kind>mean|(best|maj)(?=@\d+/mean))@(?P<n>\d+)(/mean)?")
 VAL_LENGTH = re.compile(r"val-aux/(?P<dataset>.+)/response_length/mean@(?P<n>\d+)")
-# a result without a step comes before all steps
+# the position of a result without a step, before all steps
 NO_STEP = -1
 METRIC_ORDER = ("Acc-Pass", "Acc-Mean", "Acc-Best", "Acc-Maj", "Response-Length")
 
@@ -42,10 +42,11 @@ class Cell(NamedTuple):
 
 
 def read_log(path: Path) -> list[Cell]:
-    """All results of one log: a run folder, a `.jsonl` file, or else an evaluation log.
+    """All results of a log: a run folder, a `.jsonl` file, or else an evaluation log.
 
     Raises:
-        FileNotFoundError, ValueError: no such log, a damaged line, or no results; the message names the file.
+        FileNotFoundError, ValueError: there is no such log, a line is damaged, or the log has no results; the message
+            names the file.
     """
     if not path.exists():
         raise FileNotFoundError(f"{path}: no such log")
@@ -66,12 +67,12 @@ def _evaluation_cells(path: Path) -> list[Cell]:
 
 
 def _training_cells(path: Path) -> list[Cell]:
-    """The experiment is the run folder's name, or the file's for `<experiment>.jsonl`."""
+    """Cells of a training log; the experiment is the name of the run's folder, or that of the file without `.jsonl`."""
     experiment = run_folder(path).name
     cells = []
     for step, row in load_metrics(path).iterrows():
-        found = validation_results(row.dropna().to_dict())
-        cells += [Cell(experiment, int(step), *key, value, path) for key, value in found.items()]
+        results = validation_results(row.dropna().to_dict())
+        cells += [Cell(experiment, int(step), *key, value, path) for key, value in results.items()]
     if not any(cell.metric.startswith("Acc-") for cell in cells):
         raise ValueError(
             f"{path}: no validation accuracy; expected metrics like val-core/<dataset>/acc/mean@8 "
@@ -83,9 +84,9 @@ def _training_cells(path: Path) -> list[Cell]:
 def validation_results(metrics: dict[str, float]) -> dict[tuple[str, str], float]:
     """verl's validation metrics of one step as (dataset, metric) -> value.
 
-    `val-core/countdown/acc/mean@8` becomes both Acc-Mean@8 and Acc-Pass@1 (the chance that one sample is right);
-    `val-aux/countdown/response_length/mean@8`, there if the reward function returns `response_length`, becomes
-    Response-Length-Mean (the mean over the most samples, where there are several).
+    `val-core/countdown/acc/mean@8` becomes both Acc-Mean@8 and Acc-Pass@1 (the chance that a sample is right).
+    `val-aux/countdown/response_length/mean@8`, which exists if the reward function returns `response_length`, becomes
+    Response-Length-Mean; if there are several, the mean over the most samples does.
     """
     results, most_samples = {}, {}
     for name, value in metrics.items():
@@ -100,7 +101,7 @@ def validation_results(metrics: dict[str, float]) -> dict[tuple[str, str], float
 
 
 def make_table(cells: list[Cell]) -> tuple[list[str], list[dict], list[str]]:
-    """Column names, rows and warnings. Where two logs disagree on a cell the later one wins, with a warning."""
+    """Column names, rows and warnings. If two logs disagree on a cell, the later log wins, with a warning."""
     rows: dict[tuple, dict] = {}
     sources: dict[tuple, Cell] = {}
     warnings = []
@@ -124,7 +125,7 @@ def _position_of(step: int | None) -> int:
 
 
 def _ordered_rows(rows: dict[tuple, dict]) -> list[dict]:
-    """Experiments as they came, their steps ascending, a result without a step first."""
+    """Rows with experiments in the order of their logs and ascending steps; a result without a step comes first."""
     experiments = list(dict.fromkeys(experiment for experiment, _ in rows))
 
     def position(key: tuple[str, int | None]) -> tuple[int, int]:
@@ -135,7 +136,10 @@ def _ordered_rows(rows: dict[tuple, dict]) -> list[dict]:
 
 
 def _ordered_metrics(cells: list[Cell]) -> list[tuple[str, str]]:
-    """(dataset, metric); datasets as they came; in one, pass, mean, best, majority, length, then the rest by name."""
+    """Pairs (dataset, metric), datasets in the order of the logs.
+
+    The metrics of a dataset are ordered as pass, mean, best, majority and length, then the others by name.
+    """
     datasets = list(dict.fromkeys(cell.dataset for cell in cells))
 
     def position(column: tuple[str, str]) -> tuple:
@@ -148,10 +152,10 @@ def _ordered_metrics(cells: list[Cell]) -> list[tuple[str, str]]:
 
 
 def at_the_last_step(cells: list[Cell]) -> Results:
-    """Experiment -> data set -> metric -> value: of every data set the last step that it was measured at.
+    """Experiment -> data set -> metric -> value, for each data set at the last step at which it was measured.
 
-    An experiment that was measured at one step only is called by its name alone. The ends of an interval are those of
-    the log that the value is of.
+    The label of an experiment names the step only if it was measured at several steps. The ends of an interval come
+    from the same log as the value.
     """
     last: dict[tuple[str, str], int] = {}
     for cell in cells:
@@ -159,17 +163,17 @@ def at_the_last_step(cells: list[Cell]) -> Results:
             key = (cell.experiment, cell.dataset)
             last[key] = max(last.get(key, NO_STEP), _position_of(cell.step))
     n_steps = {name: len({cell.step for cell in cells if cell.experiment == name}) for name, _ in last}
-    found = {}  # as in the CSV, a later log wins
+    last_cells = {}  # as in the CSV, a later log wins
     for cell in cells:
         if last.get((cell.experiment, cell.dataset)) == _position_of(cell.step):
-            found[cell.experiment, cell.dataset, cell.metric] = cell
+            last_cells[cell.experiment, cell.dataset, cell.metric] = cell
     results: Results = {}
     columns = _ordered_metrics(cells)
     for experiment in dict.fromkeys(cell.experiment for cell in cells):
         for dataset, metric in columns:
-            cell = found.get((experiment, dataset, metric))
+            cell = last_cells.get((experiment, dataset, metric))
             end = next((end for end in INTERVAL_ENDS if metric.endswith(end)), "")
-            value = found.get((experiment, dataset, metric.removesuffix(end)))
+            value = last_cells.get((experiment, dataset, metric.removesuffix(end)))
             if cell is None or value is None or cell.log != value.log:
                 continue
             many = n_steps[experiment] > 1 and cell.step is not None
@@ -179,8 +183,8 @@ def at_the_last_step(cells: list[Cell]) -> Results:
 
 
 def write_csv(path: Path, columns: list[str], rows: list[dict]) -> None:
-    """All or nothing; a number that a row lacks is an empty cell."""
-    with replacing(path) as temporary, open(temporary, "w", newline="", encoding="utf-8") as file:
+    """Write the CSV, complete or not at all; a number that a row lacks is an empty cell."""
+    with replacing(path) as unfinished, open(unfinished, "w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, columns, lineterminator="\n")
         writer.writeheader()
         writer.writerows(rows)
@@ -200,8 +204,8 @@ def main(arguments: list[str] | None = None) -> None:
         written = [options.output]
         if results := at_the_last_step(cells):
             written.append(options.output.with_suffix(".md"))
-            with replacing(written[-1]) as temporary:
-                temporary.write_text(markdown(results), encoding="utf-8")
+            with replacing(written[-1]) as unfinished:
+                unfinished.write_text(markdown(results), encoding="utf-8")
             written.append(plot_comparison(results, options.output.with_suffix(".png")))
     except (OSError, ValueError) as error:
         sys.exit(f"read_log: {error}")

@@ -1,4 +1,4 @@
-r"""Searches a local corpus over HTTP: BM25 for rollouts on many machines, in the form that Search-R1's clients know.
+r"""Searches a local corpus over HTTP by BM25, for rollouts on many machines, with the interface of Search-R1's server.
 
     python scripts/search_server.py --corpus corpus.jsonl --port 8000 --index corpus.index
 
@@ -6,9 +6,9 @@ r"""Searches a local corpus over HTTP: BM25 for rollouts on many machines, in th
       -> {"result": [[{"document": {"id": "17", "title": "Otter", "contents": "\"Otter\"\nThe …"}, "score": 4.2}, …]]}
     GET /health     -> {"status": "ok", "documents": 20000}
 
-One list a query, best first; without return_scores the lists hold the documents alone. The corpus is JSONL or Parquet
-(see verl/workers/rollout/tools/corpus.py). With --index the index is made once and kept there. It listens on this
-machine only unless --host says otherwise: there is no password.
+Each query gets a list, best document first; without return_scores the lists hold only documents. The corpus is JSONL
+or Parquet (see verl/workers/rollout/tools/corpus.py). With --index the index is made once and kept in that folder. As
+there is no password, the server listens on this machine only, unless --host names another address.
 """
 
 import argparse
@@ -46,7 +46,7 @@ class Retrieve(BaseModel):
 
 def make_app(index: Bm25Index, default_topk: int = 3) -> FastAPI:
     app = FastAPI(title="BM25 search", openapi_url=None)
-    # one thread: searching holds the interpreter's lock anyway, and the event loop stays free for /health
+    # a single thread, as searching holds the interpreter's lock; the event loop stays free for /health
     searcher = ThreadPoolExecutor(max_workers=1, thread_name_prefix="search")
 
     @app.get("/health")
@@ -58,13 +58,13 @@ def make_app(index: Bm25Index, default_topk: int = 3) -> FastAPI:
         try:
             body = await bounded_body(request)
         except ClientDisconnect:
-            return refusal(400, "the connection broke")  # nobody reads it
+            return refusal(400, "the connection broke")  # the client cannot read it
         if body is None:
             return refusal(413, f"the body has more than {MOST_BODY_BYTES} bytes")
         try:
             asked = Retrieve.model_validate_json(body)
         except ValidationError as error:
-            # not the input: it is the client's, and may be long
+            # without the client's input, which may be long
             return refusal(422, error.errors(include_url=False, include_context=False, include_input=False)[:3])
         topk = asked.topk or default_topk
         if len(asked.queries) * topk > MOST_RESULTS:
@@ -77,19 +77,19 @@ def make_app(index: Bm25Index, default_topk: int = 3) -> FastAPI:
 
 
 def answer(index: Bm25Index, queries: list[str], topk: int, return_scores: bool) -> bytes:
-    """The reply's JSON."""
+    """The reply to a request, as JSON."""
     lists = []
     for query in queries:
-        found = [
+        documents = [
             ({"id": document.id, "title": document.title, "contents": document.contents}, score)
             for document, score in index.search(query, topk)
         ]
-        lists.append([{"document": d, "score": s} if return_scores else d for d, s in found])
+        lists.append([{"document": d, "score": s} if return_scores else d for d, s in documents])
     return json.dumps({"result": lists}, ensure_ascii=False, allow_nan=False).encode()
 
 
 async def bounded_body(request: Request) -> bytes | None:
-    """The request's body; None if it is too long, of which no more is kept than allowed."""
+    """The request's body; None if it is too long, in which case the rest is not read."""
     body = bytearray()
     async for chunk in request.stream():
         body += chunk
@@ -103,7 +103,7 @@ def refusal(status: int, detail) -> Response:
 
 
 class Server(uvicorn.Server):
-    """Says on which port it listens; with --port 0 only the operating system knows before."""
+    """Prints the port on which it listens, which with --port 0 the operating system chooses."""
 
     async def startup(self, sockets=None) -> None:
         await super().startup(sockets=sockets)
@@ -118,9 +118,9 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=8000, help="0: any free one")
     parser.add_argument("--index", metavar="DIR", type=Path, help="folder to keep the index in; default: not kept")
-    parser.add_argument("--topk", type=int, default=3, help="for requests that do not say; default: 3")
+    parser.add_argument("--topk", type=int, default=3, help="for requests without topk; default: 3")
     options = parser.parse_args(arguments)
-    for number in (signal.SIGTERM, signal.SIGINT):  # uvicorn raises them again after its own orderly end
+    for number in (signal.SIGTERM, signal.SIGINT):  # uvicorn raises them again after it has ended in order
         signal.signal(number, lambda *_: sys.exit(0))
     try:
         index = open_index(options.corpus, options.index)

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Linter and tests, in an environment that it makes if there is none. Arguments go to pytest; without any, the end-to-end
-# tests run one by one, as each needs the machine, and the others in two processes.
+# Runs the linter and the tests, in an environment that it makes if there is none. Arguments are passed to pytest. Without
+# arguments, the end-to-end tests run one after the other, as each needs the whole machine, and the others in two processes.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 bash scripts/setup.sh

@@ -1,11 +1,11 @@
-"""Writes one HTML page that shows the rollout trees of a run: who forked where, what was pruned, what was rewarded.
+"""Writes an HTML page that shows the rollout trees of a run: where they fork, what was pruned, which rewards they got.
 
     python scripts/view_trees.py outputs/latr --steps 1 20 40
 
-The trees lie in `RUN/trees/step_000012.jsonl`, one prompt's tree a line (`verl.workers.rollout.trajectory_tree`, with
-the step, the prompt's text, a reward per trajectory and the tokens' texts). The page needs no network and no server.
-It opens at `#step=12&prompt=3&leaf=2` (the third tree of the step, its second trajectory) or `&segment=17` (the branch
-through segment 17 of the file, pruned or not).
+Each prompt's tree is a line of `RUN/trees/step_000012.jsonl`: that of `verl.workers.rollout.trajectory_tree` with the
+step, the prompt's text, a reward for each trajectory and the tokens' texts. The page needs no network and no server.
+In its address, `#step=12&prompt=3&leaf=2` shows the second trajectory of the step's third tree, and `&segment=17` the
+branch through segment 17 of the file, pruned or not.
 """
 
 import argparse
@@ -33,7 +33,7 @@ def tree_files(run: Path, steps: Iterable[int] | None = None) -> dict[int, Path]
     """Step -> file of trees, in order of steps; all steps by default.
 
     Raises:
-        FileNotFoundError: no such run, no trees in it, or not of a step asked for.
+        FileNotFoundError: there is no such run, it has no trees, or none of a step in `steps`.
     """
     if not run.is_dir():
         raise FileNotFoundError(f"{run}: no such run folder")
@@ -51,7 +51,7 @@ def tree_files(run: Path, steps: Iterable[int] | None = None) -> dict[int, Path]
 
 
 def read_trees(path: Path) -> Iterator[dict]:
-    """The trees of one file, each as the page takes it (see `compact`).
+    """The trees of a file, each in the page's form (see `compact`).
 
     Raises:
         ValueError: a line is not a tree; the message gives the file, the line number and the key.
@@ -61,7 +61,7 @@ def read_trees(path: Path) -> Iterator[dict]:
             if not line.strip():
                 continue
             try:
-                # JSON has no NaN, a log of training may
+                # training may log NaN, which JSON does not have
                 tree = json.loads(line, parse_constant=lambda name: None)
                 check_tree(tree)
                 yield compact(tree)
@@ -72,7 +72,11 @@ def read_trees(path: Path) -> Iterator[dict]:
 
 
 def check_tree(tree: dict) -> None:
-    """Raises ValueError, naming the key, where `tree` is not what the page can draw."""
+    """Check that the page can draw a tree.
+
+    Raises:
+        ValueError: it cannot; the message names the key.
+    """
     if not isinstance(tree, dict):
         raise ValueError(f"expected a JSON object, got {type(tree).__name__}")
     for key, kind in (NEEDED | OPTIONAL).items():
@@ -109,24 +113,24 @@ def _check_segment(i: int, segment: dict) -> None:
         raise ValueError(f"segments[{i}]: log_probs are not a list of {n_tokens} numbers")
     if not isinstance(info, dict):
         raise ValueError(f"segments[{i}]: info: expected an object, got {info!r}")
-    for one in info.get("suppressed") or []:
+    for branch in info.get("suppressed") or []:
         kinds = {"offset": int, "token": int, "prob": int | float}
-        if not isinstance(one, dict) or not all(isinstance(one.get(key), kind) for key, kind in kinds.items()):
-            raise ValueError(f"segments[{i}]: suppressed: expected offset, token and prob, got {one!r}")
+        if not isinstance(branch, dict) or not all(isinstance(branch.get(key), kind) for key, kind in kinds.items()):
+            raise ValueError(f"segments[{i}]: suppressed: expected offset, token and prob, got {branch!r}")
 
 
 def compact(tree: dict) -> dict:
-    """The tree as the page takes it, about 5.4 bytes a token.
+    """The tree in the page's form, which takes about 5.4 bytes a token.
 
-    `tokens`: the segments' tokens, end to end, as indices into `vocabulary` ([token id, text or None] each), base64 of
-    little-endian integers of `width` bytes. `costs`: -1000 times the log-probabilities, base64 of 2-byte integers, at
-    most 65,534; 65,535 where there is none.
+    `tokens` holds the concatenated tokens of all segments as indices into `vocabulary` (pairs of token id, and text or
+    None), as base64 of little-endian integers of `width` bytes. `costs` holds -1000 times the log-probabilities, at
+    most 65,534, as base64 of 2-byte integers; 65,535 means that there is none.
     """
     segments, texts = tree["segments"], tree.get("vocabulary", {})
     suppressed = [(segment.get("info") or {}).get("suppressed") or [] for segment in segments]
     n_tokens = sum(len(segment["token_ids"]) for segment in segments)
     ids = [token for segment in segments for token in segment["token_ids"]]
-    ids += [one["token"] for alternatives in suppressed for one in alternatives]
+    ids += [branch["token"] for branches in suppressed for branch in branches]
     if any(type(token) is not int for token in ids):
         raise ValueError("token_ids: a token is not an integer")
     known, indices = np.unique(np.array(ids, dtype=np.int64), return_inverse=True)
@@ -151,7 +155,7 @@ def compact(tree: dict) -> dict:
                 "length": len(segment["token_ids"]),
                 "author": segment.get("author", "model"),
                 "info": {key: value for key, value in (segment.get("info") or {}).items() if key != "suppressed"},
-                "suppressed": [[one["offset"], next(alternatives), round(one["prob"], 4)] for one in own],
+                "suppressed": [[branch["offset"], next(alternatives), round(branch["prob"], 4)] for branch in own],
             }
             for segment, own in zip(segments, suppressed, strict=True)
         ],
@@ -159,7 +163,7 @@ def compact(tree: dict) -> dict:
 
 
 def data_element(name: str, data) -> str:
-    """A script element that holds `data` as JSON in ASCII, with nothing in it that could end the element."""
+    """A script element with `data` as ASCII JSON, in which no text can end the element."""
     text = json.dumps(data, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
     for character in "<>&":
         text = text.replace(character, f"\\u{ord(character):04x}")
@@ -167,7 +171,7 @@ def data_element(name: str, data) -> str:
 
 
 def content_policy(template: str) -> str:
-    """Only the template's own script and style run; nothing is fetched."""
+    """A content security policy by which only the template's own script and style run, and nothing is fetched."""
     hashes = {}
     for tag in ("script", "style"):
         (text,) = re.findall(f"<{tag}>(.*?)</{tag}>", template, flags=re.DOTALL)
@@ -177,15 +181,15 @@ def content_policy(template: str) -> str:
 
 
 def write_page(title: str, files: dict[int, Path], output: Path) -> int:
-    """Writes the page tree by tree, so that memory holds one tree only; returns its size in bytes.
+    """Write the page tree by tree, so that memory holds a single tree; returns the page's size in bytes.
 
     Raises:
-        ValueError: a damaged line, or no trees at all.
+        ValueError: a line is damaged, or the files hold no trees.
     """
     template = TEMPLATE.read_text(encoding="utf-8")
     before, after = template.replace("{{policy}}", content_policy(template)).split("{{data}}")
     steps = []
-    with replacing(output) as temporary, temporary.open("w", encoding="utf-8", newline="\n") as page:
+    with replacing(output) as unfinished, unfinished.open("w", encoding="utf-8", newline="\n") as page:
         page.write(before)
         for step, path in files.items():
             prompts = []

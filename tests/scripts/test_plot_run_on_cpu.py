@@ -1,4 +1,4 @@
-"""scripts/plot_run.py and recipe.common.run_metrics: what is read, what is summarised, and that a picture appears."""
+"""scripts/plot_run.py and recipe.common.run_metrics: what is read, what is summarized, and that a picture appears."""
 
 import importlib.util
 import json
@@ -183,7 +183,7 @@ def test_draws_runs_side_by_side(tmp_path, capsys):
     picture = pixels(first / "curves.png")
     height, width, _ = picture.shape
     assert height > 500 and width > 1000
-    for row in range(2):  # every panel has coloured ink of its own, not only grey axes
+    for row in range(2):  # every panel has colored ink of its own, not only gray axes
         for column in range(3):
             rows = slice(row * height // 2, (row + 1) * height // 2)
             panel = picture[rows, column * width // 3 : (column + 1) * width // 3]
@@ -191,23 +191,23 @@ def test_draws_runs_side_by_side(tmp_path, capsys):
     assert sorted(path.name for path in first.iterdir()) == ["curves.png", "metrics.jsonl"]
 
 
-def test_missing_metrics_leave_their_panels_without_colour(tmp_path):
+def test_missing_metrics_leave_their_panels_without_color(tmp_path):
     lines = [record(step, actor__entropy=float(step)) for step in range(1, 4)]
     output = plot_runs({"only entropy": load_metrics(write_run(tmp_path, lines))}, tmp_path / "deep" / "c.png")
     picture = pixels(output)
     height, width, _ = picture.shape
-    coloured = np.ptp(picture, axis=2) > 0.3
-    assert coloured[: height // 2, 2 * width // 3 :].sum() > 200  # entropy is the third panel
-    assert coloured[height // 2 :].sum() == 0
-    assert (picture[height // 2 :] < 0.8).any()  # "not recorded" and the axes are grey
+    colored = np.ptp(picture, axis=2) > 0.3
+    assert colored[: height // 2, 2 * width // 3 :].sum() > 200  # entropy is the third panel
+    assert colored[height // 2 :].sum() == 0
+    assert (picture[height // 2 :] < 0.8).any()  # "not recorded" and the axes are gray
 
 
 def test_a_supervised_run_gets_its_own_panels(tmp_path):
     lines = [record(step, train__loss=1 / step, train__lr=1e-3) for step in range(1, 4)]
     picture = pixels(plot_runs({"sft": load_metrics(write_run(tmp_path, lines))}, tmp_path / "c.png"))
     height, width, _ = picture.shape
-    coloured = np.ptp(picture[height // 4 :], axis=2) > 0.3
-    loss, norm, rate = (coloured[:, i * width // 3 : (i + 1) * width // 3].sum() for i in range(3))
+    colored = np.ptp(picture[height // 4 :], axis=2) > 0.3
+    loss, norm, rate = (colored[:, i * width // 3 : (i + 1) * width // 3].sum() for i in range(3))
     assert loss > 200 and rate > 200 and norm == 0
 
 

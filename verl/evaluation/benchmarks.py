@@ -168,7 +168,7 @@ BENCHMARKS: dict[str, Benchmark] = {
         read_answers=adapters.countdown_answers,
     ),
     "searchtask": _searches(
-        "the made search task",
+        "the synthetic search task",
         "python -m recipe.arpo.search_task --output-dir outputs/data/search_task, and evaluate with "
         "scripts/eval-searchtask.sh",
         "qa",
