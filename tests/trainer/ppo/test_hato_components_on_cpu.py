@@ -1,6 +1,7 @@
 """HATO's components in upstream's own step, on rows made by hand; the whole stack is in tests/e2e."""
 
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -282,3 +283,34 @@ def test_a_dropped_tree_is_a_problems_first_visit_too(queue):
     made._compute_advantage(queue.batch("q", "pad"), {})
     references = component(made, SuccessfulPaths).references
     assert "problem of p" in references and "problem of q" not in references, "it was submitted first"
+
+
+def meta_learning_loader(steps: int, domains: list[str]):
+    """The loader of prompts, of four domains' rows by number, for so many training steps."""
+    made = trainer(
+        {"meta_learning": {"enable": True, "n_inner_steps": 2}},
+        **{"data.train_batch_size": 2, "data.dataloader_num_workers": 0},
+    )
+    made.total_training_steps = steps
+    made.train_dataset = ToyDataset(domains)
+    made.train_dataloader = SimpleNamespace(batch_size=2)
+    return component(made, MetaLearning).train_dataloader(made)
+
+
+class ToyDataset(list):
+    """Rows that are their own number; with the table that upstream's data set has."""
+
+    def __init__(self, domains: list[str]):
+        super().__init__({"domain": domain} for domain in domains)
+        self.dataframe = {"data_source": domains}
+
+
+def test_an_episode_has_one_domain_and_runs_have_whole_episodes():
+    domains = [domain for batch in meta_learning_loader(4, ["a", "b"] * 8) for domain in batch["domain"]]
+    assert len(domains) == 16
+    for episode in range(0, 16, 4):  # two steps of two prompts
+        assert len(set(domains[episode : episode + 4])) == 1
+    with pytest.raises(ValueError, match="5 training steps are not whole .* set trainer.total_training_steps=4"):
+        meta_learning_loader(5, ["a", "b"] * 8)
+    with pytest.raises(ValueError, match="all 4 rows of data.train_files have the data_source a"):
+        meta_learning_loader(4, ["a"] * 4)

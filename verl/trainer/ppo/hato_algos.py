@@ -36,8 +36,8 @@ from verl.trainer.ppo.core_algos import register_adv_est
 from verl.trainer.ppo.token_fields import Given, TokenField
 from verl.trainer.ppo.tree_nodes import SEGMENT_IDS, Nodes, batch_nodes
 
-LOCAL_REWARDS = TokenField("local_rewards", "R_local of adv_estimator=hato")
-DRAWS = TokenField("draws", "adv_estimator=hato")
+LOCAL_REWARDS = TokenField("local_rewards", "R_local of adv_estimator=hato", unsent=0.0)
+DRAWS = TokenField("draws", "adv_estimator=hato", unsent=1)
 # a HATOConfig (verl.workers.rollout.trees.hato.config)
 HATO_SETTINGS = Given("hato_settings", "algorithm.adv_estimator=hato", "the settings under hato")
 MIN_STD = 1e-6

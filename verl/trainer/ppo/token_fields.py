@@ -71,8 +71,14 @@ def _equal(a, b) -> bool:
 
 
 class TokenField(Given[torch.Tensor]):
-    """A (B, T) tensor; `name` is its field's in a batch, too."""
+    """A (B, T) tensor; `name` is its field's in a batch, too.
 
-    def __init__(self, name: str, needed_by: str):
+    Args:
+        unsent: of a field that the rollout sends, the value of tokens for which it sends none. None: the trainer
+            computes the field.
+    """
+
+    def __init__(self, name: str, needed_by: str, unsent: float | None = None):
         super().__init__(name, needed_by, f"every token's {name}")
+        self.unsent = unsent
         FIELDS[name] = self

@@ -22,7 +22,8 @@ import torch
 from verl.trainer.ppo.token_fields import TokenField
 
 # no import of core_algos: estimators import this file while core_algos imports them
-SEGMENT_IDS = TokenField("segment_ids", "this algorithm.adv_estimator")
+# without an id a token is its row's own
+SEGMENT_IDS = TokenField("segment_ids", "this algorithm.adv_estimator", unsent=-1)
 
 
 @dataclass(frozen=True, eq=False)

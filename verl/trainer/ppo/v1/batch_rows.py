@@ -124,9 +124,11 @@ class BatchRows:
 
     def _pad(self, name: str, fill: float) -> torch.Tensor:
         lengths, column = [tag["response_len"] for tag in self.tags], self.column(name)
-        dtype = None if column is None else column[0].dtype
-        padded = torch.full((len(self), max(lengths, default=0)), fill, dtype=dtype)
-        for row in self.real if column is not None else ():
+        shape = len(self), max(lengths, default=0)
+        if column is None:
+            return torch.full((1, 1), fill).expand(shape)  # takes no memory
+        padded = torch.full(shape, fill, dtype=column[0].dtype)
+        for row in self.real:
             if len(column[row]) != lengths[row]:
                 raise ValueError(f"{name} of {self.keys[row]}: {len(column[row])} for {lengths[row]} response tokens")
             padded[row, : lengths[row]] = column[row]

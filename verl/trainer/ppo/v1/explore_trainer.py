@@ -5,7 +5,7 @@ One step, what is added marked with *:
     generate                    * components attach settings to the prompts (`before_rollout`)
     balance                     * rows in the order of the data; fillers of two tokens, as many in every mini-batch
     old log-probs, entropies    * components make token fields of the entropies; they go with the rows to the loss
-    advantages                  * estimators read what the rollout says of each token (`ROLLOUT_FIELDS`)
+    advantages                  * estimators read what the rollout says of each token (`TokenField`)
                                 * diversity, metrics and trees of the groups; components look on (`after_advantage`)
     update the actor            * the loss has the token fields at hand; components act around it (`around_update`)
     save a checkpoint           * the components' state
@@ -31,7 +31,7 @@ from verl.trainer.ppo.v1.trainer_base import register_trainer
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 from verl.utils.config import omega_conf_to_dataclass
 
-from verl.trainer.ppo.hato_algos import DRAWS, LOCAL_REWARDS
+from verl.trainer.ppo.token_fields import FIELDS, TokenField
 from verl.trainer.ppo.tree_credit import compares_within_group, credit_metrics
 from verl.trainer.ppo.tree_nodes import SEGMENT_IDS, Nodes, batch_nodes
 from verl.trainer.ppo.v1.batch_rows import ORDER, PROBLEM, BatchRows, Group, place_of
@@ -50,9 +50,6 @@ from verl.trainer.ppo.v1.tree_reports import (
 from verl.workers.rollout.llm_client_engine import serve_candidates
 from verl.workers.rollout.trajectory_tree import OCCURRENCE, writes_trees
 from verl.workers.utils.field_losses import ppo_loss_with_fields
-
-# what a rollout says of each token, and what is so where it says nothing: the token is its row's own
-ROLLOUT_FIELDS = {SEGMENT_IDS: -1, LOCAL_REWARDS: 0.0, DRAWS: 1}
 
 
 class ExploreMixin:
@@ -145,7 +142,7 @@ class ExploreMixin:
 
     def _compute_advantage(self, batch, metrics: dict):
         rows = BatchRows(batch)
-        rows.fetch("uid", "extra_fields", ORDER, PROBLEM, *(field.name for field in ROLLOUT_FIELDS))
+        rows.fetch("uid", "extra_fields", ORDER, PROBLEM, *(field.name for field in _fields_of_rollouts()))
         with self._given_to_credit(rows):
             batch = super()._compute_advantage(batch, metrics)
             self._zero_single_rows(rows)
@@ -155,8 +152,8 @@ class ExploreMixin:
     @contextmanager
     def _given_to_credit(self, rows: BatchRows):
         with ExitStack() as stack:
-            for field, fill in ROLLOUT_FIELDS.items():
-                stack.enter_context(field.given(rows.tokens(field.name, fill)))
+            for field in _fields_of_rollouts():
+                stack.enter_context(field.given(rows.tokens(field.name, field.unsent)))
             for component in self.components:
                 for given, value in component.given().items():
                     stack.enter_context(given.given(value))
@@ -220,6 +217,10 @@ class ExploreMixin:
         for component in self.components:
             if component.state_file and (state := load_state(self, component.state_file)):
                 component.load_state_dict(state)
+
+
+def _fields_of_rollouts() -> list[TokenField]:
+    return [field for field in FIELDS.values() if field.unsent is not None]
 
 
 def _column(values) -> NonTensorStack:

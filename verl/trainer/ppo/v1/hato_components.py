@@ -196,9 +196,8 @@ class HATOSearch(Component):
         return [min(most, 2 + grant) for grant in grants]
 
     def on_drop(self, rows: BatchRows) -> None:
-        ids, draws = rows.tokens(SEGMENT_IDS.name, -1), rows.tokens(DRAWS.name, 1)
+        ids, local, draws = (rows.tokens(f.name, f.unsent) for f in (SEGMENT_IDS, LOCAL_REWARDS, DRAWS))
         nodes = tree_nodes(ids, rows.index, rows.response_mask)
-        local = rows.tokens(LOCAL_REWARDS.name, 0.0)
         self.dropped += visits_of(rows, step_credit(nodes, rows.rewards.sum(-1), self.hato, local, draws))
 
     def after_advantage(self, rows: BatchRows, metrics: dict) -> None:
