@@ -1,0 +1,124 @@
+"""The trie of a micro-batch's sequences, in NumPy.
+
+The sequences are sorted, so that each shares with its predecessor all that it shares with any earlier sequence. It
+adds its other tokens as new nodes. The nodes' order is therefore a pre-order, in which a node's only child follows it
+at once. Python loops over sequences here, never over tokens.
+
+For the sequences [7, 8, 9], [7, 8] and [7, 8, 5, 5]:
+
+    node       0  1  2  3  4
+    token      7  8  5  5  9        node_of[0] = [0, 1, 4]
+    parent    -1  0  1  2  1        node_of[1] = [0, 1]
+    depth      0  1  2  3  2        node_of[2] = [0, 1, 2, 3]
+    segments  [0, 2), [2, 4), [4, 5)
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Trie:
+    """N nodes in pre-order, each the last token of a distinct prefix; a forest where first tokens differ.
+
+    Attributes:
+        tokens: (N,) int64.
+        parent: (N,) int64; -1 at a root.
+        depth: (N,) int64; the token's position in its sequences.
+        node_of: for each sequence the nodes of its tokens, int64.
+        segment_starts: (S,) int64. A segment is a maximal chain: all its nodes but the last have one child, which is
+            the next node.
+        segment_ends: (S,) int64; the node after a segment's last.
+        segment_sequence: (S,) int64; a sequence that passes through the segment.
+    """
+
+    tokens: np.ndarray
+    parent: np.ndarray
+    depth: np.ndarray
+    node_of: list[np.ndarray]
+    segment_starts: np.ndarray
+    segment_ends: np.ndarray
+    segment_sequence: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def segment_path(self, segment: int) -> np.ndarray:
+        """The nodes from the root to the segment's last node; entry i is at depth i."""
+        last = self.segment_ends[segment] - 1
+        return self.node_of[self.segment_sequence[segment]][: self.depth[last] + 1]
+
+
+def build_trie(sequences: Sequence[np.ndarray], kinds: Sequence[float] | None = None) -> Trie:
+    """The trie of these 1-D sequences of token ids, which may be empty.
+
+    Args:
+        kinds: of each sequence; sequences of different kinds share no node. None: all are of the same kind.
+    """
+    rows = [np.ascontiguousarray(sequence, dtype=np.int64) for sequence in sequences]
+    order, shared = _sorted_with_shared_prefixes(rows, [0.0] * len(rows) if kinds is None else kinds)
+    node_of: list[np.ndarray] = [np.empty(0, dtype=np.int64)] * len(rows)
+    chains, size, path = [], 0, np.empty(0, dtype=np.int64)
+    for index, prefix in zip(order, shared, strict=True):
+        row = rows[index]
+        added = np.arange(size, size + len(row) - prefix)
+        path = np.concatenate([path[:prefix], added])
+        node_of[index] = path
+        if len(added):
+            chains.append((index, prefix, path[prefix - 1] if prefix else -1, len(added)))
+            size += len(added)
+    return _with_segments(rows, node_of, np.array(chains, dtype=np.int64).reshape(-1, 4))
+
+
+def count_nodes(sequences: Sequence[np.ndarray], kinds: Sequence[float] | None = None) -> int:
+    """The number of nodes of `build_trie(sequences, kinds)`."""
+    rows = [np.ascontiguousarray(sequence, dtype=np.int64) for sequence in sequences]
+    _, shared = _sorted_with_shared_prefixes(rows, [0.0] * len(rows) if kinds is None else kinds)
+    return sum(map(len, rows)) - sum(shared)
+
+
+def _sorted_with_shared_prefixes(rows: list[np.ndarray], kinds: Sequence[float]) -> tuple[list[int], list[int]]:
+    """The rows' order, and what each shares with its predecessor there. Any order does that keeps prefixes together."""
+    keys = [(kind, row.tobytes()) for kind, row in zip(kinds, rows, strict=True)]
+    order = sorted(range(len(rows)), key=keys.__getitem__)
+    shared = [0] * len(rows)
+    for i in range(1, len(rows)):
+        if kinds[order[i - 1]] == kinds[order[i]]:
+            shared[i] = _shared_prefix(rows[order[i - 1]], rows[order[i]])
+    return order, shared
+
+
+def _shared_prefix(a: np.ndarray, b: np.ndarray) -> int:
+    length = min(len(a), len(b))
+    differs = a[:length] != b[:length]
+    first = int(differs.argmax()) if length else 0
+    return first if length and differs[first] else length
+
+
+def _with_segments(rows: list[np.ndarray], node_of: list[np.ndarray], chains: np.ndarray) -> Trie:
+    """`chains` (C, 4): the nodes that a sequence added: the sequence, first depth, parent of the first, how many."""
+    sequence, first_depth, first_parent, count = chains.T
+    ends = np.cumsum(count)
+    starts = ends - count
+    nodes = np.arange(count.sum())
+    depth = nodes + np.repeat(first_depth - starts, count)
+    parent = nodes - 1
+    parent[starts] = first_parent
+    tokens = [rows[index][begin : begin + added] for index, begin, _, added in chains.tolist()]
+    children = np.bincount(parent[parent >= 0], minlength=len(nodes))
+    begins = parent != nodes - 1
+    begins[:1] = True
+    begins[1:] |= children[:-1] > 1
+    segment_starts = np.flatnonzero(begins)
+    segment_ends = np.append(segment_starts[1:], len(nodes)) if len(nodes) else segment_starts
+    return Trie(
+        tokens=np.concatenate(tokens) if tokens else np.empty(0, dtype=np.int64),
+        parent=parent,
+        depth=depth,
+        node_of=node_of,
+        segment_starts=segment_starts,
+        segment_ends=segment_ends,
+        segment_sequence=np.repeat(sequence, count)[segment_ends - 1],
+    )
