@@ -24,7 +24,6 @@ ROWS = {
     "p_1_0": (0.0, [1], [2.0], [2]),
     "pad_0_0": (0.0, [0], [7.0], [0, 0, 5, 2]),
 }
-SHARED = {"trainer.balance_batch": True, "algorithm.norm_adv_by_std_in_grpo": False}
 
 
 @pytest.fixture
@@ -37,7 +36,7 @@ def queue(monkeypatch):
 
 
 def trainer(adv_estimator: str = "grpo", **values):
-    return trainer_of(SHARED | {"algorithm.adv_estimator": adv_estimator} | values)
+    return trainer_of({"algorithm.adv_estimator": adv_estimator, "algorithm.norm_adv_by_std_in_grpo": False} | values)
 
 
 SOFT = {
@@ -80,11 +79,11 @@ def test_a_trajectory_alone_in_its_group_has_advantage_0(queue, adv_estimator):
     queue.add("r_0_0", 1.0, [1, 1], 9, segment_ids=[0, 0])
     queue.add("r_0_1", 1.0, [1], 9, segment_ids=[0])  # two outputs of one session are one trajectory
     trainer(adv_estimator)._compute_advantage(queue.batch(), {})
-    found = queue.column("advantages")
-    assert not any(found["q_0_0"]) and queue.column("returns")["q_0_0"] == found["q_0_0"]
-    assert all(found["p_0_0"]) and all(found["p_1_0"])
+    advantages = queue.column("advantages")
+    assert not any(advantages["q_0_0"]) and queue.column("returns")["q_0_0"] == advantages["q_0_0"]
+    assert all(advantages["p_0_0"]) and all(advantages["p_1_0"])
     if adv_estimator == "grpo":  # the only estimator of upstream that knows sessions
-        assert not any(found["r_0_0"] + found["r_0_1"])
+        assert not any(advantages["r_0_0"] + advantages["r_0_1"])
 
 
 def test_a_number_for_each_token(queue):
@@ -180,16 +179,16 @@ def test_standardised_entropy_reaches_the_workers_loss(queue, monkeypatch):
 @pytest.mark.parametrize(
     ("mechanism", "component", "fields"),
     [
-        (f"{ACTOR}.adaptive_clip", "NormalisedEntropy", ["entropy_h"]),
-        (f"{ACTOR}.adaptive_advantage", "NormalisedEntropy", ["entropy_h"]),
-        (f"{ROLLOUT}.adaptive_temperature", "NormalisedEntropy", []),
+        (f"{ACTOR}.adaptive_clip", "NormalizedEntropy", ["entropy_h"]),
+        (f"{ACTOR}.adaptive_advantage", "NormalizedEntropy", ["entropy_h"]),
+        (f"{ROLLOUT}.adaptive_temperature", "NormalizedEntropy", []),
         (f"{ACTOR}.enable_entropy_balanced_advantage", "BalancedEntropy", ["standardised_entropy"]),
     ],
 )
 def test_a_mechanism_brings_its_component_whatever_the_trees_are(mechanism, component, fields):
     values = {mechanism: True, f"{ROLLOUT}.temperature_tau": 0.05, "algorithm.adv_estimator": "grpo"}
     made = components_of(config_of(values))
-    assert [type(one).__name__ for one in made] == [component] and list(made[0].fields) == fields
+    assert [type(own).__name__ for own in made] == [component] and list(made[0].fields) == fields
     assert components_of(config_of({"algorithm.adv_estimator": "grpo"})) == []
     with pytest.raises(ValueError, match="bypass_mode=true skips the pass that computes the entropies, which"):
         components_of(config_of(values | {"algorithm.rollout_correction": OmegaConf.create({"bypass_mode": True})}))
@@ -197,4 +196,4 @@ def test_a_mechanism_brings_its_component_whatever_the_trees_are(mechanism, comp
 
 def test_two_mechanisms_are_two_components():
     both = config_of({f"{ACTOR}.adaptive_clip": True, f"{ACTOR}.enable_entropy_balanced_advantage": True})
-    assert [name for one in components_of(both) for name in one.fields] == ["entropy_h", "standardised_entropy"]
+    assert [name for own in components_of(both) for name in own.fields] == ["entropy_h", "standardised_entropy"]

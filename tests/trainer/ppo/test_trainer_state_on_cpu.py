@@ -39,12 +39,12 @@ def of_kind(trainer, name: str):
 
 def test_hapos_statistics(trainer_at, tmp_path):
     saved, statistics = trainer_at(HAPO, 7), EntropyStatistics(-3.1, 2.25, 0.5, 0.2)
-    of_kind(saved, "NormalisedEntropy").statistics = statistics
+    of_kind(saved, "NormalizedEntropy").statistics = statistics
     saved._save_checkpoint()
     for resume in ({}, {"resume_mode": "resume_path", "resume_from_path": str(tmp_path / "global_step_7")}):
         loaded = trainer_at(HAPO, 7, **resume)
         loaded._load_checkpoint()
-        assert of_kind(loaded, "NormalisedEntropy").statistics == statistics
+        assert of_kind(loaded, "NormalizedEntropy").statistics == statistics
 
 
 def test_latrs_scheduler(trainer_at):
@@ -106,7 +106,7 @@ def test_another_meta_learning_may_begin_where_no_episode_is_open(trainer_at):
 def test_a_fresh_start_and_a_checkpoint_of_another_method_have_none(trainer_at, step):
     loaded = trainer_at(HAPO, step)
     loaded._load_checkpoint()
-    assert of_kind(loaded, "NormalisedEntropy").statistics is None
+    assert of_kind(loaded, "NormalizedEntropy").statistics is None
 
 
 def test_nothing_is_saved_before_the_first_statistics(trainer_at, tmp_path):

@@ -29,7 +29,7 @@ from verl.workers.rollout.trajectory_tree import ADAPTIVE_TEMPERATURE
 from verl.workers.rollout.trees.latr.schedule import TIGHTENED_STEPS, next_tightened_steps
 
 
-class NormalisedEntropy(Component):
+class NormalizedEntropy(Component):
     """HAPO: h of every token for the loss, and its statistics, None before the first step, for the next sampling."""
 
     state_file = "hapo.json"
@@ -140,7 +140,7 @@ class ThresholdScheduler(Component):
 
 # a recipe appends its own in the module that its runs register
 COMPONENTS: list[type[Component]] = [
-    *(NormalisedEntropy, BalancedEntropy, ThresholdScheduler),
+    *(NormalizedEntropy, BalancedEntropy, ThresholdScheduler),
     *(ReplacedTrees, HATOCredit, HATOSearch, SuccessfulPaths, MetaLearning),
 ]
 

@@ -76,7 +76,8 @@ class ExploreMixin:
 
     def _build_replay_buffer(self):
         buffers = (component.replay_buffer(self) for component in self.components)
-        return next(filter(None, buffers), None) or super()._build_replay_buffer()
+        own = next((buffer for buffer in buffers if buffer is not None), None)
+        return super()._build_replay_buffer() if own is None else own
 
     def _init_resource_pool_mgr(self):
         super()._init_resource_pool_mgr()
@@ -86,7 +87,8 @@ class ExploreMixin:
     def _init_dataloader(self):
         super()._init_dataloader()
         for component in self.components:
-            self.train_dataloader = component.train_dataloader(self) or self.train_dataloader
+            if (loader := component.train_dataloader(self)) is not None:
+                self.train_dataloader = loader
 
     def _setup(self):
         super()._setup()

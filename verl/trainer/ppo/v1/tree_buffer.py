@@ -1,10 +1,10 @@
-"""A replay buffer that replaces the groups that tell nothing one by one, until a batch is full.
+"""A replay buffer that replaces groups without a signal one by one, until a batch is full.
 
-Upstream's (verl 0.9.1, trainer_mode=sync) dispatches two prompts for each dropped one, throws away what is too much in
-the end, and ignores `algorithm.filter_groups.max_num_gen_batches`. Here each dropped group, and each failed one, is
-replaced by one, so that nothing that could be used is generated in vain, and the bound ends the run with advice. What
-a batch holds does not depend on which group was faster: it is the first `batch_size` useful ones in the order of the
-data.
+Upstream's (verl 0.9.1, trainer_mode=sync) submits two prompts for each dropped group, discards what it then has too
+many of, and ignores `algorithm.filter_groups.max_num_gen_batches`. This buffer submits one prompt for each dropped
+group, and for each failed one, so that nothing useful is generated in vain, and the bound ends the run with advice.
+What a batch holds does not depend on which group was faster: it is the first `batch_size` useful ones in the order of
+the data.
 """
 
 from collections import Counter
