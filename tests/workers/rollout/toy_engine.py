@@ -1,4 +1,5 @@
-"""An engine whose distributions follow from the tokens before them: no model, the same on every machine."""
+"""An engine whose distributions follow from the tokens before them, and an environment that answers a letter: no model,
+no tools, the same on every machine."""
 
 import asyncio
 import math
@@ -6,9 +7,11 @@ import random
 from bisect import bisect
 from itertools import accumulate
 
+from verl.workers.rollout.environment import Environment
 from verl.workers.rollout.rollout_engine import Generation
 
 VOCAB, EOS = 20, 19
+CALL = 18  # the letter s
 
 
 class Letters:
@@ -63,3 +66,36 @@ class HashEngine:
             if any(text in Letters().decode(result.token_ids) for text in stop):
                 break
         return result
+
+
+class Calls(Environment):
+    """Every s calls; one to five tokens answer, which follow from the turn. They may hold s and t, too.
+
+    Args:
+        call_limit: of a trajectory.
+        delay: most seconds that an answer takes, drawn with `order`.
+    """
+
+    def __init__(self, call_limit=3, delay=0.0, order=0):
+        self.call_limit, self.delay, self.clock, self.answered = call_limit, delay, random.Random(order), []
+
+    def stops(self, turn):
+        return ["s"]
+
+    def first_call(self, turn):
+        return (turn.index(CALL) + 1, "s") if CALL in turn else None
+
+    async def answer(self, turn, tag, max_tokens):
+        self.answered.append(tuple(turn))
+        await asyncio.sleep(self.clock.random() * self.delay)
+        return answer_to(turn, max_tokens), {"tool": "s"}
+
+    def metrics(self, calls):
+        return {"tool_calls": float(len(calls))}
+
+
+def answer_to(turn, max_tokens) -> list[int]:
+    """Cut where it is too long; nothing where fewer than two tokens may be used, as a result needs its tags."""
+    draw = random.Random(f"answer {list(turn)}")
+    answer = [draw.randrange(VOCAB) for _ in range(draw.randint(1, 5))]
+    return answer[:max_tokens] if max_tokens >= 2 else []
