@@ -1,0 +1,176 @@
+"""`tree_log_probs` against a forward per sequence: log-probabilities, entropies and gradients of random tries."""
+
+import random
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+import torch
+
+from tests.workers.engine.tries import VOCABULARY, random_sequences, row_log_probs, tiny_model
+from verl.workers.engine.prefix_tree import tree_log_probs
+from verl.workers.engine.prefix_tree.attention import NAME, PaddedSegments, similar_segments
+from verl.workers.engine.prefix_tree.log_probs import _ChosenLogProbs
+from verl.workers.engine.prefix_tree.trie import build_trie
+
+KINDS = ["qwen2", "qwen3", "llama"]
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    """Threads cost more than they save on tensors this small."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def results(model, sequences, temperatures, by_tree: bool) -> tuple[list, list, torch.Tensor]:
+    """Log-probabilities, entropies, and the gradient of a random loss of both, flat."""
+    model.zero_grad()
+    if by_tree:
+        log_probs, entropies = tree_log_probs(model, sequences, temperatures)
+    else:
+        rows = [row_log_probs(model, *pair) for pair in zip(sequences, temperatures, strict=True)]
+        log_probs, entropies = zip(*rows, strict=True)
+    generator = torch.Generator().manual_seed(0)
+    loss = 0
+    for values in (*log_probs, *entropies):
+        loss = loss + (torch.randn(len(values), generator=generator, dtype=torch.float64) * values).sum()
+    loss.backward()
+    gradient = torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
+    return [x.detach() for x in log_probs], [x.detach() for x in entropies], gradient.clone()
+
+
+def errors(model, sequences, temperatures) -> tuple[float, float]:
+    """The largest difference of a value, and the gradients' difference relative to their norm."""
+    rows, tree = (results(model, sequences, temperatures, by_tree) for by_tree in (False, True))
+    value_errors = [0.0]
+    for of_rows, of_tree in zip(rows[:2], tree[:2], strict=True):
+        for a, b in zip(of_rows, of_tree, strict=True):
+            assert a.shape == b.shape
+            value_errors.extend((a - b).abs().tolist())
+    return max(value_errors), ((rows[2] - tree[2]).norm() / rows[2].norm()).item()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("dtype, tolerance", [(torch.float64, 1e-8), (torch.float32, 1e-5)])
+def test_exact_on_random_tries(kind, dtype, tolerance):
+    model, rng = tiny_model(kind, dtype), random.Random(kind)
+    for _ in range(5):
+        sequences = random_sequences(rng, tokens=rng.choice([2, VOCABULARY]))
+        if sum(map(len, sequences)) == len(sequences):
+            continue  # single tokens only: no log-probability
+        temperatures = [rng.choice([1.0, 0.7]) for _ in sequences] if rng.random() < 0.5 else [1.0] * len(sequences)
+        value_error, gradient_error = errors(model, sequences, temperatures)
+        assert value_error < tolerance
+        assert gradient_error < 1e-5
+
+
+@pytest.mark.parametrize("kv_heads", [1, 4])
+def test_other_numbers_of_key_and_value_heads(kv_heads):
+    model = tiny_model("qwen2", kv_heads=kv_heads, tied=False)
+    sequences = random_sequences(random.Random(1))
+    value_error, gradient_error = errors(model, sequences, [1.0] * len(sequences))
+    assert value_error < 1e-5 and gradient_error < 1e-5
+
+
+def test_gradient_checkpointing():
+    model = tiny_model("qwen2").train()
+    sequences = random_sequences(random.Random(2))
+    temperatures = [1.0] * len(sequences)
+    _, _, expected = results(model, sequences, temperatures, by_tree=True)
+    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    with pytest.raises(ValueError, match='set_attn_implementation\\("prefix_tree"\\)'):
+        tree_log_probs(model, sequences)
+    model.set_attn_implementation(NAME)
+    recomputed = 0
+    attend = PaddedSegments.attend
+
+    def counted(self, *args):
+        nonlocal recomputed
+        recomputed += 1
+        return attend(self, *args)
+
+    with patch.object(PaddedSegments, "attend", counted):
+        _, _, gradient = results(model, sequences, temperatures, by_tree=True)
+    assert recomputed == 2 * model.config.num_hidden_layers
+    torch.testing.assert_close(gradient, expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_bfloat16_is_as_good_as_rows(kind):
+    """Mean error of log-probabilities against float32 rows, over all sequences: at most 1.5 times the rows' own."""
+    model, rng = tiny_model(kind), random.Random(3)
+    batches = [random_sequences(rng) for _ in range(4)]
+    with torch.no_grad():
+        exact = [row_log_probs(model, sequence)[0] for batch in batches for sequence in batch]
+        model.bfloat16()
+        rows = [row_log_probs(model, sequence)[0] for batch in batches for sequence in batch]
+        tree = [values for batch in batches for values in tree_log_probs(model, batch)[0]]
+    error_of_rows, error_of_tree = ((torch.cat(exact) - torch.cat(x)).abs().mean() for x in (rows, tree))
+    assert 0 < error_of_tree <= 1.5 * error_of_rows
+
+
+def test_shared_tokens_go_through_the_model_once():
+    model = tiny_model("qwen2")
+    sequences = [torch.tensor([1, 2, 3, 4, 5]), torch.tensor([1, 2, 3, 6]), torch.tensor([1, 2, 3, 4, 5])]
+    rows = []
+    model.lm_head.register_forward_pre_hook(lambda _, inputs: rows.append(inputs[0].shape[1]))
+    tree_log_probs(model, sequences)
+    tree_log_probs(model, sequences, temperature=[1.0, 0.5, 1.0])
+    assert rows == [6, 9]
+
+
+def test_the_model_attends_as_before_the_call():
+    model = tiny_model("llama")
+    before = model(torch.tensor([[1, 2, 3]])).logits
+    log_probs, entropies = tree_log_probs(model, [torch.tensor([1, 2, 3])], calculate_entropy=False)
+    assert entropies is None and log_probs[0].shape == (2,)
+    with pytest.raises(RuntimeError), patch.object(PaddedSegments, "attend", side_effect=RuntimeError):
+        tree_log_probs(model, [torch.tensor([1, 2, 3])])
+    assert model.config._attn_implementation == "sdpa"
+    assert torch.equal(model(torch.tensor([[1, 2, 3]])).logits, before)
+
+
+def test_a_forward_without_a_trie_is_refused():
+    model = tiny_model("llama")
+    model.set_attn_implementation(NAME)
+    with pytest.raises(ValueError, match="needs the keyword argument prefix_tree"):
+        model(torch.tensor([[1, 2, 3]]))
+
+
+@pytest.mark.parametrize("sequences", [[], [torch.tensor([[1, 2]])], [torch.tensor([1]), torch.tensor([])]])
+def test_what_is_no_list_of_sequences_is_refused(sequences):
+    with pytest.raises(ValueError, match="expected 1-D tensors of at least one token id"):
+        tree_log_probs(tiny_model("llama"), sequences)
+
+
+def test_other_models_are_refused():
+    model = tiny_model("qwen2")
+    model.config.layer_types[1] = "sliding_attention"
+    with pytest.raises(ValueError, match="sliding window"):
+        tree_log_probs(model, [torch.tensor([1, 2])])
+    model.config.model_type = "mistral"
+    with pytest.raises(ValueError, match="model_type=mistral: expected one of qwen2, qwen3, llama"):
+        tree_log_probs(model, [torch.tensor([1, 2])])
+
+
+def test_chosen_log_probs_by_finite_differences():
+    logits = torch.randn(4, 5, dtype=torch.float64, requires_grad=True)
+    rows, tokens = torch.tensor([0, 0, 2, 3]), torch.tensor([1, 4, 4, 0])
+    assert torch.autograd.gradcheck(lambda x: _ChosenLogProbs.apply(x, rows, tokens), (logits,))
+    with patch("verl.workers.engine.prefix_tree.log_probs.CHUNK_ELEMENTS", 7):
+        assert torch.autograd.gradcheck(lambda x: _ChosenLogProbs.apply(x, rows, tokens), (logits,))
+
+
+def test_small_segments_share_calls():
+    """A comb: a stem of 200 tokens with a twig of one token at each of them."""
+    stem = np.arange(200)
+    trie = build_trie([np.append(stem[: end + 1], 1000) for end in range(200)])
+    batches = list(similar_segments(trie))
+    assert sorted(np.concatenate(batches).tolist()) == list(range(len(trie.segment_starts)))
+    assert len(batches) < len(trie.segment_starts) / 10
+    lengths = trie.depth[trie.segment_ends - 1] + 1
+    for batch in batches:
+        assert len(batch) * lengths[batch].max() <= 1.25 * lengths[batch].sum() + 4096

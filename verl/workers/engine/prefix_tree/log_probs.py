@@ -1,0 +1,165 @@
+"""Log-probabilities and entropies of a trie's nodes, and of the sequences in it.
+
+Shapes: N nodes, V tokens in the vocabulary.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+from verl.utils.torch_functional import entropy_from_logits
+
+from verl.workers.engine.prefix_tree.attention import NAME, attention_segments
+from verl.workers.engine.prefix_tree.trie import Trie, build_trie
+
+MODEL_TYPES = ("qwen2", "qwen3", "llama")
+CHUNK_ELEMENTS = 2**24
+
+
+class _ChosenLogProbs(torch.autograd.Function):
+    """log softmax(logits[row])[token] for pairs of rows and tokens, of which many may share a row.
+
+    A row's log-sum-exp is computed once, in float32 at least, and nothing of the size of the logits is kept but the
+    logits; autograd of the plain formula would keep two further copies.
+    """
+
+    @staticmethod
+    def forward(ctx, logits: torch.Tensor, rows: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+        dtype = torch.promote_types(logits.dtype, torch.float32)
+        log_sum_exp = torch.cat([chunk.to(dtype).logsumexp(-1) for chunk in logits.split(_chunk_rows(logits))])
+        ctx.save_for_backward(logits, log_sum_exp, rows, tokens)
+        return logits[rows, tokens].to(dtype) - log_sum_exp[rows]
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, gradient: torch.Tensor):
+        logits, log_sum_exp, rows, tokens = ctx.saved_tensors
+        of_row = torch.zeros_like(log_sum_exp).index_add_(0, rows, gradient)[:, None]
+        result, size = torch.empty_like(logits), _chunk_rows(logits)
+        for start in range(0, len(logits), size):
+            part = slice(start, start + size)
+            softmax = (logits[part].to(log_sum_exp.dtype) - log_sum_exp[part, None]).exp_()
+            result[part] = softmax.mul_(-of_row[part])
+        result.index_put_((rows, tokens), gradient.to(result.dtype), accumulate=True)
+        return result, None, None
+
+
+def _chunk_rows(logits: torch.Tensor) -> int:
+    return max(1, CHUNK_ELEMENTS // logits.shape[-1])
+
+
+class TrieBatch:
+    """A micro-batch's trie as tensors on a device: what a model's forward takes, and how to read its logits.
+
+    Attributes:
+        trie: N nodes; sequences share nodes only at equal temperature.
+        model_inputs: the model's keyword arguments, one packed row of N tokens.
+        temperature: (N,) float64; None where it is 1 everywhere.
+        own_nodes: of all the sequences' tokens, one after the other: their nodes.
+        next_nodes: likewise the nodes of the sequences' next tokens, and of its first after its last.
+    """
+
+    def __init__(self, sequences: Sequence[np.ndarray], temperatures: Sequence[float], device: torch.device):
+        self.trie: Trie = build_trie(sequences, temperatures)
+        node_of = self.trie.node_of
+        tokens, depth, parent = (
+            torch.from_numpy(values).to(device) for values in (self.trie.tokens, self.trie.depth, self.trie.parent)
+        )
+        self.model_inputs = {
+            "input_ids": tokens[None],
+            "position_ids": depth[None],
+            "attention_mask": None,
+            NAME: attention_segments(self.trie, device),
+        }
+        self.temperature = None
+        if any(value != 1 for value in temperatures):
+            self.temperature = torch.empty(len(self.trie), dtype=torch.float64)
+            for nodes, value in zip(node_of, temperatures, strict=True):
+                self.temperature[torch.from_numpy(nodes)] = float(value)
+            self.temperature = self.temperature.to(device)
+        self.own_nodes = torch.from_numpy(np.concatenate(node_of)).to(device)
+        self.next_nodes = torch.from_numpy(np.concatenate([np.roll(nodes, -1) for nodes in node_of])).to(device)
+        self._inner = torch.nonzero(parent >= 0)[:, 0]
+        self._parents, self._tokens = parent[self._inner], tokens[self._inner]
+
+    def scale(self, logits: torch.Tensor) -> torch.Tensor:
+        """`logits` (N, V) over the nodes' temperatures."""
+        if self.temperature is None:
+            return logits
+        return logits / self.temperature.clamp(min=1e-8)[:, None].to(logits.dtype)
+
+    def node_log_probs(self, logits: torch.Tensor) -> torch.Tensor:
+        """(N,): log p of each node's token at its parent's scaled logits; 0 at roots."""
+        chosen = _ChosenLogProbs.apply(logits, self._parents, self._tokens)
+        return chosen.new_zeros(len(self.trie)).index_copy(0, self._inner, chosen)
+
+
+def tree_log_probs(
+    model: torch.nn.Module,
+    sequences: Sequence[torch.Tensor],
+    temperature: float | Sequence[float] = 1.0,
+    calculate_entropy: bool = True,
+) -> tuple[list[torch.Tensor], list[torch.Tensor] | None]:
+    """Log-probabilities of sequences with each distinct prefix computed once; both results have gradients.
+
+        log_probs, entropies = tree_log_probs(model, [ids("2 + 2 = 4"), ids("2 + 2 = 5")])
+
+    Args:
+        model: a causal model of `transformers`, of `MODEL_TYPES`. With gradient checkpointing call
+            `model.set_attn_implementation("prefix_tree")` before: layers are recomputed after this function's return.
+        sequences: 1-D tensors of at least one token id each.
+        temperature: of all, or of each sequence; log p is of softmax(logits / temperature).
+
+    Returns:
+        for each sequence of length T the log-probabilities (T - 1,) of its tokens from the second on, and the entropies
+        (T - 1,) of the distributions that they were drawn from; None for the entropies without `calculate_entropy`.
+
+    Raises:
+        ValueError: for an empty sequence, a model of another type, or as said above.
+    """
+    if not sequences or any(sequence.dim() != 1 or not len(sequence) for sequence in sequences):
+        raise ValueError("sequences: expected 1-D tensors of at least one token id")
+    device = sequences[0].device
+    temperatures = [temperature] * len(sequences) if isinstance(temperature, int | float) else list(temperature)
+    batch = TrieBatch([sequence.cpu().numpy() for sequence in sequences], temperatures, device)
+    with _attention_of(model):
+        logits = batch.scale(model(**batch.model_inputs, use_cache=False).logits[0])
+    lengths = [len(sequence) for sequence in sequences]
+
+    def of_sequences(values: torch.Tensor) -> list[torch.Tensor]:
+        return [own[:-1] for own in values.split(lengths)]
+
+    log_probs = of_sequences(batch.node_log_probs(logits)[batch.next_nodes])
+    if not calculate_entropy:
+        return log_probs, None
+    entropy = entropy_from_logits(logits.to(torch.promote_types(logits.dtype, torch.float32)))
+    return log_probs, of_sequences(entropy[batch.own_nodes])
+
+
+def check_model(model: torch.nn.Module) -> None:
+    """Raises:
+    ValueError: trees are not trained on this kind of model.
+    """
+    config = model.config
+    if config.model_type not in MODEL_TYPES:
+        raise ValueError(f"prefix tree: model_type={config.model_type}: expected one of {', '.join(MODEL_TYPES)}")
+    if "sliding_attention" in (getattr(config, "layer_types", None) or ()):
+        raise ValueError("prefix tree: the model has layers with a sliding window")
+
+
+@contextmanager
+def _attention_of(model: torch.nn.Module) -> Iterator[None]:
+    """The model attends on tries within this context, and as before after it."""
+    check_model(model)
+    before = model.config._attn_implementation
+    if before != NAME and model.training and getattr(model, "is_gradient_checkpointing", False):
+        raise ValueError(
+            f'gradient checkpointing recomputes layers after this call: call model.set_attn_implementation("{NAME}") '
+            "before it"
+        )
+    model.set_attn_implementation(NAME)
+    try:
+        yield
+    finally:
+        model.set_attn_implementation(before)
