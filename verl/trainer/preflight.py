@@ -208,7 +208,7 @@ def check_parts(config: DictConfig) -> None:
             f"actor_rollout_ref.rollout.tree=null for it, or single_turn_agent for tree={parts.tree}"
         )
     estimator = config.algorithm.adv_estimator
-    if estimator in ESTIMATORS and mode not in EXPLORE_TRAINERS:
+    if estimator in (*ESTIMATORS, "hato", "tree_grpo") and mode not in EXPLORE_TRAINERS:
         raise PreflightError(
             f"algorithm.adv_estimator={estimator} compares trajectories that share tokens, and "
             f"trainer.v1.trainer_mode={mode} does not tell which do: expected {EXPLORE_TRAINERS[0]}"
