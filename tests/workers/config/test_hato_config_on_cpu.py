@@ -9,15 +9,18 @@ from omegaconf import OmegaConf
 from verl.utils.config import omega_conf_to_dataclass
 
 import verl.trainer
+from verl.workers.config.explore import parts_of
 from verl.workers.config.hato import hato_config
 from verl.workers.rollout.trees.hato.config import HATOConfig
 
 UPSTREAM = Path(verl.trainer.__path__[0]) / "config"
-HATO = Path(__file__).resolve().parents[3] / "recipe/hato/config"
+RECIPES = Path(__file__).resolve().parents[3] / "recipe"
+CREDITS = ["grpo", "hapo", "arpo_hard", "hato", "tree_path", "tree_gain", "treerl", "tree_grpo"]
 
 
 def config(*overrides: str, name: str = "hato_trainer", hardware: str = "gpu"):
-    with initialize_config_dir(str(HATO), version_base=None):
+    folder = RECIPES / ("common" if name == "explore" else "hato") / "config"
+    with initialize_config_dir(str(folder), version_base=None):
         search = f"hydra.searchpath=[file://{UPSTREAM},pkg://recipe.common.config]"
         return compose(name, [search, f"hardware={hardware}", "trainer.experiment_name=x", *overrides])
 
@@ -29,14 +32,15 @@ def test_the_yaml_names_every_key_with_its_default(hardware):
     written = OmegaConf.to_container(composed.hato, resolve=True)
 
     def same_keys(section, values):
-        assert set(values) == {one.name for one in fields(section)}
+        assert set(values) == {key.name for key in fields(section)}
         for key, value in values.items():
             if isinstance(value, dict):
                 same_keys(getattr(section, key), value)
 
     same_keys(HATOConfig(), written)
     rollout = omega_conf_to_dataclass(composed.actor_rollout_ref.rollout)
-    assert rollout.name == "hato" and rollout.temperature == 1.0 and rollout.group_timeout is None
+    assert parts_of(rollout) == ("hato", "none")
+    assert rollout.name == "vllm" and rollout.temperature == 1.0 and rollout.group_timeout is None
 
 
 def test_the_config_for_mathematics():
@@ -47,10 +51,12 @@ def test_the_config_for_mathematics():
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["algorithm.adv_estimator=grpo"], "algorithm.adv_estimator=grpo: searched trees"),
-        (["actor_rollout_ref.rollout.name=vllm"], "rollout.name=vllm: searched trees"),
-        (["trainer.v1.trainer_mode=sync"], "trainer.v1.trainer_mode=sync: searched trees"),
-        (["algorithm.use_kl_in_reward=true"], "algorithm.use_kl_in_reward=true"),
+        (
+            ["trainer.v1.trainer_mode=sync"],
+            "trainer.v1.trainer_mode=sync: the search of tree=hato learns in the trainer",
+        ),
+        (["actor_rollout_ref.rollout.name=kt"], "rollout.name=kt is actor_rollout_ref.rollout.tree=latr, and not hato"),
+        (["credit=hato", "algorithm.use_kl_in_reward=true"], "algorithm.use_kl_in_reward=true would change"),
         (
             ["hato.meta_learning.enable=true", "trainer.v1.sampler.sync_refill_failed_groups=true"],
             "sync_refill_failed_groups would mix domains",
@@ -62,6 +68,11 @@ def test_the_config_for_mathematics():
         ),
         (["hato.local_reward=no.such.function"], "hato.local_reward=no.such.function"),
         (["hato.local_reward=reward_loop", "hato.reward_weights.alpha=0"], "hato.local_reward=reward_loop has no effe"),
+        (
+            ["hato.local_reward=reward_loop", "reward.reward_model.enable=true"],
+            "hato.local_reward=reward_loop needs scores during the rollout",
+        ),
+        (["+hato.trees.max_depth=3"], "hato has no key trees; known: tree"),
         (["hato.tree.max_depth=0"], "hato.tree.max_depth=0: expected at least 1"),
         (["hato.uncertainty.entropy_top_k=21"], "hato.uncertainty.entropy_top_k=21: expected a number from 0 to 20"),
         (
@@ -72,6 +83,8 @@ def test_the_config_for_mathematics():
         (["hato.tree.branching_factor=1"], "hato.tree.branching_factor=1: every step would be alone"),
         (["hato.exploration.nodes_per_tree=1"], "hato.exploration.nodes_per_tree=1: every step would be alone"),
         (["hato.exploration.nodes_per_tree=129"], "no tree holds more than hato.tree.max_nodes=128"),
+        (["hato.tree.max_nodes=1"], "hato.tree.max_nodes=1: every step would be alone"),
+        (["hato.tree.max_nodes_per_level=1"], "hato.tree.max_nodes_per_level=1: every step would be alone"),
         (["hato.exploration.pruning_threshold=5"], "pruning_threshold=5: expected a number from 0 to 1"),
         (
             ["actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-mean"],
@@ -87,6 +100,33 @@ def test_what_does_not_fit_is_named(overrides, message):
     with pytest.raises(ValueError) as error:
         hato_config(config(*overrides))
     assert message in str(error.value)
+
+
+@pytest.mark.parametrize("credit", CREDITS)
+def test_hatos_trees_take_every_credit(credit):
+    assert hato_config(config(f"credit={credit}")).tree.max_depth == 4
+
+
+def test_the_search_may_have_tools():
+    composed = config("environment=tools")
+    hato_config(composed)
+    assert parts_of(composed.actor_rollout_ref.rollout) == ("hato", "tools")
+
+
+@pytest.mark.parametrize("tree", ["plain", "latr", "arpo", "eptree"])
+def test_hatos_credit_works_on_other_trees(tree):
+    """What only the search asks for does not concern them."""
+    others = ["actor_rollout_ref.rollout.n=1", "actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-mean"]
+    composed = config(f"tree={tree}", "credit=hato", *others, name="explore")
+    assert hato_config(composed).reward_weights == HATOConfig().reward_weights
+    composed.hato.reward_weights.beta = -1
+    with pytest.raises(ValueError, match="hato.reward_weights.beta=-1"):
+        hato_config(composed)
+
+
+def test_a_run_without_a_section_has_the_defaults():
+    composed = config("tree=plain", name="explore")
+    assert "hato" not in composed and hato_config(composed) == HATOConfig()
 
 
 def test_the_temperature_follows_the_initial_one():

@@ -85,13 +85,15 @@ def parts_of(rollout) -> Parts:
     """Of `actor_rollout_ref.rollout`, in whichever names it is said.
 
     Raises:
-        ValueError: `name` and `tree` say different things.
+        ValueError: `name` and `tree`, or `mode` and `environment`, say different things.
     """
     tree, by_name = rollout.get("tree", None), TREE_OF_NAME.get(rollout.name)
     if by_name and tree not in (None, by_name):
         raise ValueError(f"{ROLLOUT}.name={rollout.name} is {ROLLOUT}.tree={by_name}, and not {tree}: leave out one")
     environment = rollout.get("environment", None)
     if rollout.mode == TOOL_MODE:
+        if environment == "none":
+            raise ValueError(f"{ROLLOUT}.mode={TOOL_MODE} is {ROLLOUT}.environment=tools, and not none: leave out one")
         return Parts(by_name or tree or "arpo", environment or "tools")
     return Parts(by_name or tree, environment or "none")
 
