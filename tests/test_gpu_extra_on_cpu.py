@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[1]
 def pins(requirements: list[str], extra: str) -> dict[str, str]:
     """Name -> version of what an extra pins."""
     chosen = [Requirement(text) for text in requirements if f'extra == "{extra}"' in text.replace("'", '"')]
-    return {one.name: str(one.specifier) for one in chosen if str(one.specifier).startswith("==")}
+    return {wanted.name: str(wanted.specifier) for wanted in chosen if str(wanted.specifier).startswith("==")}
 
 
 def test_the_pins_are_upstreams():

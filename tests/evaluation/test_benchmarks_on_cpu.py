@@ -108,9 +108,9 @@ def test_the_table_has_every_benchmark_and_no_unknown_words():
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_each_published_layout(tmp_path, name, suffix):
     row, number, text, answers = LAYOUTS[name]
-    found = read(tmp_path, name, [row], suffix)
-    (question,) = found.questions
-    assert (question.id, question.answers, found.left_out) == (number, answers, {})
+    result = read(tmp_path, name, [row], suffix)
+    (question,) = result.questions
+    assert (question.id, question.answers, result.left_out) == (number, answers, {})
     assert question.text.startswith(text) if name == "countdown" else question.text == text
     user = question.prompt[-1]
     assert user == {
@@ -186,11 +186,11 @@ def test_bad_rows_of_verls_format(tmp_path, name, row, problem):
 
 def test_countdown_as_our_training_data(tmp_path):
     paths = write_countdown(tmp_path, CountdownConfig(train_size=0, demo_size=0, test_size=8))
-    found = read_questions("countdown", [paths["test"]]).questions
-    assert len(found) == 8
-    numbers, target = json.loads(found[0].answers[0])["numbers"], json.loads(found[0].answers[0])["target"]
-    assert found[0].text == f"{' '.join(map(str, numbers))} = {target}"
-    assert countdown.compute_score("countdown", "<answer>1</answer>", found[0].answers[0])["acc"] == 0.0
+    result = read_questions("countdown", [paths["test"]]).questions
+    assert len(result) == 8
+    numbers, target = json.loads(result[0].answers[0])["numbers"], json.loads(result[0].answers[0])["target"]
+    assert result[0].text == f"{' '.join(map(str, numbers))} = {target}"
+    assert countdown.compute_score("countdown", "<answer>1</answer>", result[0].answers[0])["acc"] == 0.0
 
 
 # ---------------------------------------------------------------- what is left out, chosen, repeated
@@ -203,30 +203,30 @@ def gaia_row(number: int, **fields) -> dict:
 
 def test_what_a_model_of_text_cannot_answer_is_counted(tmp_path):
     rows = [gaia_row(0), gaia_row(1, file_name="x.pdf"), gaia_row(2)]
-    found = read(tmp_path, "gaia", rows)
-    assert [question.id for question in found.questions] == ["t0", "t2"]
-    assert found.left_out == {"comes with a file": 1}
+    result = read(tmp_path, "gaia", rows)
+    assert [question.id for question in result.questions] == ["t0", "t2"]
+    assert result.left_out == {"comes with a file": 1}
     hle = LAYOUTS["hle"][0]
-    found = read(tmp_path, "hle", [hle, hle | {"id": "68", "image": "data:image/png;base64,AA"}])
-    assert found.left_out == {"needs an image": 1} and len(found.questions) == 1
+    result = read(tmp_path, "hle", [hle, hle | {"id": "68", "image": "data:image/png;base64,AA"}])
+    assert result.left_out == {"needs an image": 1} and len(result.questions) == 1
     olympiad = LAYOUTS["olympiadbench"][0]
     rows = [olympiad, olympiad | {"id": 1, "image_1": "bytes"}, olympiad | {"id": 2, "modality": "Multimodal"}]
     assert read(tmp_path, "olympiadbench", rows).left_out == {"needs an image": 2}
     musique = LAYOUTS["musique"][0]
-    found = read(tmp_path, "musique", [musique, musique | {"id": "x", "answerable": False}])
-    assert found.left_out == {"has no answer": 1}
+    result = read(tmp_path, "musique", [musique, musique | {"id": "x", "answerable": False}])
+    assert result.left_out == {"has no answer": 1}
 
 
 def test_rows_are_chosen_by_their_fields(tmp_path):
     rows = [gaia_row(number, Level=number % 3 + 1) for number in range(6)]
-    found = read(tmp_path, "gaia", rows, where={"Level": [1, "2"]})
-    assert [question.meta["Level"] for question in found.questions] == [1, 2, 1, 2]
-    assert found.left_out == {"Level is not 1 or 2": 2}
+    result = read(tmp_path, "gaia", rows, where={"Level": [1, "2"]})
+    assert [question.meta["Level"] for question in result.questions] == [1, 2, 1, 2]
+    assert result.left_out == {"Level is not 1 or 2": 2}
     row = LAYOUTS["webwalkerqa"][0]
     rows = [row, row | {"question": "q2?", "info": {"lang": "zh"}}, row | {"question": "q3?", "info": None}]
-    found = read(tmp_path, "webwalkerqa", rows, where={"info.lang": ["zh"]})
+    result = read(tmp_path, "webwalkerqa", rows, where={"info.lang": ["zh"]})
     # the number in the file, whatever else is asked
-    assert [question.id for question in found.questions] == ["1"]
+    assert [question.id for question in result.questions] == ["1"]
     with pytest.raises(ValueError, match="file.jsonl: no field Lvel to choose rows by; found .*level"):
         read(tmp_path, "gaia", [gaia_row(0)], where={"Lvel": [1]})
     with pytest.raises(ValueError, match="no questions to ask; left out: {'Level is not 9': 1}"):
@@ -235,8 +235,8 @@ def test_rows_are_chosen_by_their_fields(tmp_path):
 
 def test_repeats_are_asked_once_and_ids_belong_to_one_question(tmp_path):
     aime = LAYOUTS["aime24"][0]
-    found = read(tmp_path, "aime24", [aime, aime | {"id": 61, "problem": "other?"}, aime, aime])
-    assert len(found.questions) == 2 and found.left_out == {REPEATED: 2}
+    result = read(tmp_path, "aime24", [aime, aime | {"id": 61, "problem": "other?"}, aime, aime])
+    assert len(result.questions) == 2 and result.left_out == {REPEATED: 2}
     with pytest.raises(ValueError, match="more than one question has the id 60"):
         read(tmp_path, "aime24", [aime, aime | {"problem": "other?"}])
 
@@ -246,8 +246,8 @@ def test_several_files_are_one_set(tmp_path):
     paths = [
         write(tmp_path / subject / "test.jsonl", [row | {"problem": subject}]) for subject in ("algebra", "geometry")
     ]
-    found = read_questions("math", paths).questions
-    assert [(question.id, question.text) for question in found] == [("0", "algebra"), ("1", "geometry")]
+    result = read_questions("math", paths).questions
+    assert [(question.id, question.text) for question in result] == [("0", "algebra"), ("1", "geometry")]
 
 
 # ---------------------------------------------------------------- golden answers
@@ -260,8 +260,8 @@ def test_other_names_of_an_entity_are_right_with_the_file_of_aliases(tmp_path):
     ]
     (tmp_path / "id_aliases.json").write_text("".join(json.dumps(row) + "\n" for row in aliases))
     row = LAYOUTS["2wikimultihopqa"][0]
-    found = read(tmp_path, "2wikimultihopqa", [row, row | {"_id": "89", "answer": "yes", "answer_id": None}], ".json")
-    assert [question.answers for question in found.questions] == [["Ann", "Anna", "Annish"], ["yes"]]
+    result = read(tmp_path, "2wikimultihopqa", [row, row | {"_id": "89", "answer": "yes", "answer_id": None}], ".json")
+    assert [question.answers for question in result.questions] == [["Ann", "Anna", "Annish"], ["yes"]]
     (tmp_path / "id_aliases.json").write_text('{"Q_id": "Q7"}\n')
     with pytest.raises(ValueError, match="id_aliases.json, row 1: expected Q_id and lists aliases"):
         read(tmp_path, "2wikimultihopqa", [row], ".json")
@@ -291,8 +291,8 @@ def test_xbench_as_published_and_decrypted(tmp_path):
         {"id": str(i), "prompt": encrypt(text, canary), "answer": encrypt("四十二", canary), "canary": canary}
         for i, text in enumerate(["谁养水獭？\n第二行", "second, with a comma?"])
     ]
-    found = read(tmp_path, "xbench", rows, ".csv").questions
-    assert [(question.text, question.answers) for question in found] == [
+    result = read(tmp_path, "xbench", rows, ".csv").questions
+    assert [(question.text, question.answers) for question in result] == [
         ("谁养水獭？\n第二行", ["四十二"]),
         ("second, with a comma?", ["四十二"]),
     ]
@@ -329,8 +329,8 @@ def test_bad_rows_are_named_by_number_or_left_out(tmp_path):
     for part in ("no question in Question: 1 row(s) 1", "no answer in Final answer or answer: 1 row(s) 2"):
         assert part in str(raised.value)
     assert "got int: 1 row(s) 4" in str(raised.value) and "validation split: 1 row(s) 5" in str(raised.value)
-    found = read(tmp_path, "gaia", rows, ".json", skip_bad_rows=True)
-    assert [question.id for question in found.questions] == ["t0", "t3"] and found.left_out == {BAD: 4}
+    result = read(tmp_path, "gaia", rows, ".json", skip_bad_rows=True)
+    assert [question.id for question in result.questions] == ["t0", "t3"] and result.left_out == {BAD: 4}
 
 
 @pytest.mark.parametrize("answer", ["40*27=1080", "#### ", "", None])

@@ -77,8 +77,8 @@ def test_maj_at_k_is_the_mean_over_all_subsets():
     for _ in range(400):
         votes = random_votes(generator, generator.randint(1, 10))
         k = generator.randint(1, len(votes))
-        found = maj_at_k([score for _, score in votes], [answer for answer, _ in votes], k)
-        assert found == pytest.approx(over_all_subsets(votes, k, majority), abs=1e-12), (votes, k)
+        result = maj_at_k([score for _, score in votes], [answer for answer, _ in votes], k)
+        assert result == pytest.approx(over_all_subsets(votes, k, majority), abs=1e-12), (votes, k)
 
 
 @pytest.mark.parametrize(
@@ -175,7 +175,7 @@ def sample(question: str, score, answer, tokens: int = 1, tool_calls: int | None
 
 
 def test_all_metrics_by_hand():
-    found = measure(
+    result = measure(
         [
             *[sample("one", 1, "7", 10, 2), sample("two", 0, "8", 4, 0), sample("one", True, "7", 20, 1)],
             *[sample("one", False, "8", 30, 0), sample("one", 0.0, None, 40, 1), sample("two", 0, None, 4, 0)],
@@ -183,7 +183,7 @@ def test_all_metrics_by_hand():
         ],
         ks=(2, 4),
     )
-    assert {name: value.value for name, value in found.items()} == {
+    assert {name: value.value for name, value in result.items()} == {
         "Acc-Pass@1": pytest.approx((2 / 4 + 1 / 4) / 2),
         "Acc-Pass@2": pytest.approx((5 / 6 + 3 / 6) / 2),
         "Acc-Pass@4": 1.0,
@@ -196,13 +196,13 @@ def test_all_metrics_by_hand():
         "Response-Length-Mean": pytest.approx((25 + 4) / 2),
         "Tool-Calls-Mean": pytest.approx((1 + 0) / 2),
     }
-    assert all(value.low <= value.value <= value.high and value.n_questions == 2 for value in found.values())
-    assert (found["Response-Length-Mean"].low, found["Response-Length-Mean"].high) == (4, 25)
+    assert all(value.low <= value.value <= value.high and value.n_questions == 2 for value in result.values())
+    assert (result["Response-Length-Mean"].low, result["Response-Length-Mean"].high) == (4, 25)
 
 
 def test_scores_between_wrong_and_right():
-    found = measure([sample("one", 0.5, "a"), sample("one", 1.0, "b")], ks=(1,), prefix="F1")
-    assert {name: found[name].value for name in ("F1-Pass@1", "F1-Mean@1", "F1-Best@1")} == {
+    result = measure([sample("one", 0.5, "a"), sample("one", 1.0, "b")], ks=(1,), prefix="F1")
+    assert {name: result[name].value for name in ("F1-Pass@1", "F1-Mean@1", "F1-Best@1")} == {
         "F1-Pass@1": 0.5,
         "F1-Mean@1": 0.75,
         "F1-Best@1": 0.75,
@@ -210,13 +210,13 @@ def test_scores_between_wrong_and_right():
 
 
 def test_samples_without_a_score_are_counted_not_guessed():
-    found = measure(
+    result = measure(
         [sample("one", None, "a"), sample("one", 1, "a"), sample("two", 0, "a"), sample("two", 1, "b")], ks=(1, 2)
     )
-    assert found["Acc-Pass@1"].value == pytest.approx((1 + 1 / 2) / 2)
-    assert (found["Acc-Pass@2"].value, found["Acc-Pass@2"].n_questions) == (1.0, 1)
-    assert found["Unscored-Share"].value == pytest.approx(1 / 4)
-    assert found["Response-Length-Mean"].n_questions == 2
+    assert result["Acc-Pass@1"].value == pytest.approx((1 + 1 / 2) / 2)
+    assert (result["Acc-Pass@2"].value, result["Acc-Pass@2"].n_questions) == (1.0, 1)
+    assert result["Unscored-Share"].value == pytest.approx(1 / 4)
+    assert result["Response-Length-Mean"].n_questions == 2
     with pytest.raises(ValueError, match="k=3: no question has so many samples with a score; the most are 2"):
         measure([sample("two", 0, "a"), sample("two", 1, "b")], ks=(3,))
 

@@ -50,7 +50,7 @@ def dry_run(tmp_path_factory) -> tuple[Path, subprocess.CompletedProcess, dict[s
     for asked in sorted(folder.glob("*.argv")):
         module, *arguments = asked.read_text().split("\0")[:-1]
         environment = asked.with_suffix(".env").read_text().split("\0")[:-1]
-        jobs[asked.stem] = Trainer(arguments, dict(one.split("=", 1) for one in environment), module)
+        jobs[asked.stem] = Trainer(arguments, dict(setting.split("=", 1) for setting in environment), module)
     return (
         folder / "out",
         done,

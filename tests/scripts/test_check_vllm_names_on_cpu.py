@@ -90,8 +90,8 @@ def toys(names, tmp_path_factory):
 )
 def test_what_is_missing_is_found_and_nothing_else(names, toys, code, lacks):
     for toy in toys:
-        found = [names.missing(use, toy) for use in names.uses_of_code(code, "ours.py")]
-        assert [lack for lack in found if lack] == lacks
+        results = [names.missing(use, toy) for use in names.uses_of_code(code, "ours.py")]
+        assert [lack for lack in results if lack] == lacks
 
 
 def test_engine_methods_that_upstreams_server_calls(names):

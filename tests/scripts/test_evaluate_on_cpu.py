@@ -26,7 +26,7 @@ def numbers_of(answers: dict[str, tuple[str, list[tuple[str, int]]]], scoring: s
         for response, tokens in responses:
             scored = by_rule(question, scoring, response)
             samples.append(Sample(question=name, score=scored.score, answer=scored.answer, tokens=tokens))
-    return {name: found.value for name, found in measure(samples, (4,)).items()}
+    return {name: result.value for name, result in measure(samples, (4,)).items()}
 
 
 def sample(expression: str, length: int) -> tuple[str, int]:
@@ -39,7 +39,7 @@ def boxed(*answers: str) -> list[tuple[str, int]]:
 
 def test_countdown_mean_best_and_majority_by_hand():
     fourteen, nine = (json.dumps({"target": target, "numbers": [2, 3, 4]}) for target in (14, 9))
-    found = numbers_of(
+    result = numbers_of(
         {
             # two right, one that misses, one that breaks the rules: the right value wins the vote
             "a": (fourteen, [sample("3*4+2", 5), sample("2+4*3", 5), sample("2+3+4", 7), sample("7+7", 3)]),
@@ -48,7 +48,7 @@ def test_countdown_mean_best_and_majority_by_hand():
         },
         "countdown",
     )
-    assert found == {
+    assert result == {
         "Acc-Pass@1": pytest.approx((2 / 4 + 1 / 4) / 2),
         "Acc-Pass@4": 1.0,
         "Acc-Mean@4": pytest.approx((2 / 4 + 1 / 4) / 2),
@@ -59,7 +59,7 @@ def test_countdown_mean_best_and_majority_by_hand():
 
 
 def test_mathematics_mean_best_and_majority_by_hand():
-    found = numbers_of(
+    result = numbers_of(
         {
             "a": ("0.5", boxed(r"\frac{1}{2}", "3", r"\dfrac{1}{2}", "4")),  # the two spellings vote together
             "b": ("8", boxed("7", "7", "8", "9")),  # the vote goes wrong
@@ -67,9 +67,9 @@ def test_mathematics_mean_best_and_majority_by_hand():
         },
         "math",
     )
-    assert found["Acc-Mean@4"] == pytest.approx((2 / 4 + 1 / 4 + 2 / 4) / 3)
-    assert found["Acc-Best@4"] == 1.0
-    assert found["Acc-Maj@4"] == pytest.approx(2 / 3)
+    assert result["Acc-Mean@4"] == pytest.approx((2 / 4 + 1 / 4 + 2 / 4) / 3)
+    assert result["Acc-Best@4"] == 1.0
+    assert result["Acc-Maj@4"] == pytest.approx(2 / 3)
 
 
 @pytest.mark.parametrize(
@@ -86,10 +86,10 @@ def test_final_answers(response, answer):
 
 
 def test_questions_by_exact_match_and_f1():
-    found = by_rule(
+    result = by_rule(
         Question("1", "?", [], ["Barack Obama", "Obama"]), "qa", r"<answer>\boxed{Barack H. Obama}</answer>"
     )
-    assert (found.score, found.more["f1"]) == (0.0, 0.8)
+    assert (result.score, result.more["f1"]) == (0.0, 0.8)
 
 
 def test_an_experiment_without_complete_checkpoint_is_an_error(tmp_path, monkeypatch):
@@ -172,7 +172,7 @@ def inputs(tmp_path_factory) -> Path:
 def test_a_dry_run_tells_the_plan_and_starts_nothing(script, overrides, told, inputs):
     env = {**os.environ, "DRY_RUN": "1", "HARDWARE": "cpu", "PYTHONPATH": str(ROOT), "BENCHMARKS": "math500"}
     env |= {"DATA_DIR": f"{inputs}/countdown", "BRIGHTDATA_API_KEY": "none", "BRIGHTDATA_ZONE": "none"}
-    options = [f"model={inputs}/model", *(one.format(inputs) for one in overrides)]
+    options = [f"model={inputs}/model", *(override.format(inputs) for override in overrides)]
     command = ["bash", script, "dry", *options]
     done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr

@@ -185,9 +185,9 @@ def test_validation_metrics_of_verl_are_understood(read_log):
     from verl.trainer.ppo.metric_utils import process_validation_metrics
 
     samples = {"acc": [1.0, 0.0, 1.0, 1.0], "pred": ["7", "8", "5", "5"], "response_length": [10, 20, 30, 40]}
-    found = process_validation_metrics(["countdown"] * 4, ["q1", "q1", "q2", "q2"], samples)["countdown"]
-    logged = {f"val-core/countdown/acc/{name}": value for name, value in found["acc"].items()}
-    logged |= {f"val-aux/countdown/response_length/{name}": value for name, value in found["response_length"].items()}
+    logs = process_validation_metrics(["countdown"] * 4, ["q1", "q1", "q2", "q2"], samples)["countdown"]
+    logged = {f"val-core/countdown/acc/{name}": value for name, value in logs["acc"].items()}
+    logged |= {f"val-aux/countdown/response_length/{name}": value for name, value in logs["response_length"].items()}
     results = read_log.validation_results(logged)
     names = ["Acc-Pass@1", "Acc-Mean@2", "Acc-Best@2", "Acc-Maj@2", "Response-Length-Mean"]
     assert sorted(results) == sorted(("countdown", name) for name in names)

@@ -44,14 +44,14 @@ def url(corpus):
     process = start("--corpus", corpus, "--port", "0", "--index", corpus.parent / "index")
     try:
         said = next((line for line in process.stdout if line.startswith("listening")), "")
-        found = re.fullmatch(r"listening on (http://127\.0\.0\.1:\d+)\n", said)
-        assert found, said
-        yield found[1]
+        match = re.fullmatch(r"listening on (http://127\.0\.0\.1:\d+)\n", said)
+        assert match, said
+        yield match[1]
         process.send_signal(signal.SIGTERM)
         stdout, stderr = process.communicate(timeout=60)
         assert (process.returncode, stdout, stderr) == (0, "", "")
         with pytest.raises(httpx.ConnectError):
-            httpx.get(found[1] + "/health")
+            httpx.get(match[1] + "/health")
     finally:
         process.kill()
         process.communicate()
@@ -74,8 +74,8 @@ def test_the_reply_has_search_r1s_form(url):
 
 def test_topk_and_ties(url):
     for topk, n in {1: 1, 4: 4, 100: 5, None: 3}.items():
-        (found,) = retrieve(url, {"queries": ["tie"], "topk": topk}).json()["result"]
-        assert [document["id"] for document in found] == [f"t{i}" for i in range(n)]
+        (documents,) = retrieve(url, {"queries": ["tie"], "topk": topk}).json()["result"]
+        assert [document["id"] for document in documents] == [f"t{i}" for i in range(n)]
 
 
 @pytest.mark.parametrize(
@@ -125,8 +125,8 @@ def test_many_clients_get_what_one_gets(url, corpus):
             lambda w: client.post(url + "/retrieve", json={"queries": [w], "return_scores": True}), asked
         )
         for word, reply in zip(asked, replies, strict=True):
-            (found,) = reply.json()["result"]
-            assert [(one["document"]["id"], one["score"]) for one in found] == expected[word]
+            (results,) = reply.json()["result"]
+            assert [(result["document"]["id"], result["score"]) for result in results] == expected[word]
 
 
 @pytest.mark.parametrize("path", ["", "/", "/retrieve"])

@@ -33,7 +33,7 @@ class Scripts(HTMLParser):
 
     def __init__(self, page: str):
         super().__init__(convert_charrefs=False)
-        self.found, self.tags, self.policy = {}, [], None
+        self.elements, self.tags, self.policy = {}, [], None
         self.at = None
         self.feed(page)
 
@@ -44,8 +44,8 @@ class Scripts(HTMLParser):
             self.policy = attributes["content"]
         if tag == "script":
             self.at = attributes.get("id", "")
-            assert self.at not in self.found and set(attributes) <= {"id", "type"}
-            self.found[self.at] = ""
+            assert self.at not in self.elements and set(attributes) <= {"id", "type"}
+            self.elements[self.at] = ""
 
     def handle_endtag(self, tag):
         if tag == "script":
@@ -53,7 +53,7 @@ class Scripts(HTMLParser):
 
     def handle_data(self, data):
         if self.at is not None:
-            self.found[self.at] += data
+            self.elements[self.at] += data
 
 
 def segment(parent, token_ids, log_probs=None, author="model", **info) -> dict:
@@ -85,7 +85,7 @@ def page_of(run: Path, *options: str) -> tuple[str, dict]:
     """The page's text, and the data in it by the element's id."""
     load_script("view_trees").main([str(run), *options])
     page = (run / "trees.html").read_text(encoding="utf-8")
-    scripts = Scripts(page).found
+    scripts = Scripts(page).elements
     return page, {name: json.loads(text) for name, text in scripts.items() if name}
 
 
@@ -93,7 +93,7 @@ def segment_texts(data: dict) -> list[list[str | None]]:
     kind = {2: "H", 4: "I"}[data["width"]]
     tokens = base64.b64decode(data["tokens"])
     texts = [data["vocabulary"][i][1] for i in struct.unpack(f"<{len(tokens) // data['width']}{kind}", tokens)]
-    return [[texts.pop(0) for _ in range(one["length"])] for one in data["segments"]]
+    return [[texts.pop(0) for _ in range(entry["length"])] for entry in data["segments"]]
 
 
 def costs(data: dict) -> list[int]:
@@ -117,12 +117,12 @@ def test_the_page_holds_the_trees(tmp_path, capsys):
     page, data = page_of(tmp_path)
     assert capsys.readouterr().out.strip() == str(tmp_path / "trees.html")
     assert set(data) == {"tree-2-0", "tree-12-0", "tree-12-1", "index"}
-    assert [(one["step"], len(one["prompts"])) for one in data["index"]["steps"]] == [(2, 1), (12, 2)]
+    assert [(entry["step"], len(entry["prompts"])) for entry in data["index"]["steps"]] == [(2, 1), (12, 2)]
     assert data["index"]["title"] == tmp_path.name
     tree = data["tree-12-0"]
     assert segment_texts(tree) == [["3", "+", "4"], ["*", "2"], ["-", "1"], ["/"], ["\n"]]
     assert costs(tree) == [500, 1000, 250, 100, 200, 3000, 65_534, 2000, 65_535]
-    assert [one["parent"] for one in tree["segments"]] == [None, 0, 0, 0, 2]
+    assert [entry["parent"] for entry in tree["segments"]] == [None, 0, 0, 0, 2]
     assert tree["segments"][3]["info"] == {"pruned": "edit distance", "pruned_step": 4}
     assert tree["segments"][4]["author"] == "tool"
     ((offset, index, probability),) = tree["segments"][0]["suppressed"]
@@ -135,7 +135,7 @@ def test_steps_and_output_are_chosen(tmp_path, capsys):
         write_trees(tmp_path / "run", step, [a_tree()])
     output = tmp_path / "deep" / "page.html"
     load_script("view_trees").main([str(tmp_path / "run"), "--output", str(output), "--steps", "3", "1"])
-    assert set(Scripts(output.read_text()).found) == {"tree-1-0", "tree-3-0", "index", ""}
+    assert set(Scripts(output.read_text()).elements) == {"tree-1-0", "tree-3-0", "index", ""}
     assert [path.name for path in output.parent.iterdir()] == ["page.html"]
     message = error_of(tmp_path / "run", "--steps", "1", "7")
     assert "no trees of step 7; there are 1, 2, 3" in message
@@ -167,7 +167,7 @@ def test_takes_trees_as_rollouts_write_them(tmp_path):
 def test_odd_trees_are_taken(tmp_path, tree):
     _, data = page_of(write_trees(tmp_path, 1, [tree]))
     assert data["tree-1-0"]["rewards"] == tree["rewards"]
-    assert sum(one["length"] for one in data["tree-1-0"]["segments"]) == len(costs(data["tree-1-0"]))
+    assert sum(entry["length"] for entry in data["tree-1-0"]["segments"]) == len(costs(data["tree-1-0"]))
 
 
 def test_numbers_that_json_lacks_become_unknown(tmp_path):
@@ -230,7 +230,7 @@ def test_only_the_pages_own_script_may_run_and_nothing_is_fetched(tmp_path):
     page, _ = page_of(write_trees(tmp_path, 1, [hostile_tree()]))
     scripts = Scripts(page)
     policy = dict(rule.strip().split(" ", 1) for rule in scripts.policy.split(";"))
-    own = base64.b64encode(hashlib.sha256(scripts.found[""].encode()).digest()).decode()
+    own = base64.b64encode(hashlib.sha256(scripts.elements[""].encode()).digest()).decode()
     assert policy["default-src"] == "'none'" and policy["script-src"] == f"'sha256-{own}'"
     assert "unsafe" not in scripts.policy
     template = (ROOT / "scripts" / "view_trees.html").read_text()
@@ -268,8 +268,8 @@ def test_a_missing_run_and_missing_trees_are_named(tmp_path):
     ],
 )
 def test_damaged_lines_are_refused_by_file_line_and_key(tmp_path, line, message):
-    found = error_of(write_trees(tmp_path, 3, [a_tree(), line]))
-    assert "step_000003.jsonl, line 2: " in found and message in found
+    output = error_of(write_trees(tmp_path, 3, [a_tree(), line]))
+    assert "step_000003.jsonl, line 2: " in output and message in output
     assert [path.name for path in tmp_path.iterdir()] == ["trees"]
 
 
@@ -290,8 +290,8 @@ def opened(page: Path, address: str, profile: Path) -> str:
         pytest.skip("no chromium to look with")
     flags = ["--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={profile}", "--virtual-time-budget=3000"]
     command = [browser, *flags, "--window-size=1400,900", "--dump-dom", f"{page.as_uri()}#{address}"]
-    found = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
-    return found[: found.index('<script type="application/json"')]
+    output = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
+    return output[: output.index('<script type="application/json"')]
 
 
 @pytest.mark.parametrize(
@@ -309,8 +309,8 @@ def test_the_page_opens_at_its_address(tmp_path, address, expected):
     write_trees(tmp_path / "run", 9, [a_tree(segments=[], leaves=[], rewards=[]), hostile_tree()])
     write_trees(tmp_path / "run", 12, [a_tree(prompt="the newest"), a_tree()])
     page_of(tmp_path / "run")
-    found = opened(tmp_path / "run" / "trees.html", address, tmp_path / "profile")
-    assert 'data-state="ready"' in found and '<div id="error" hidden=""></div>' in found
-    assert "<title>Trees of run</title>" in found
+    output = opened(tmp_path / "run" / "trees.html", address, tmp_path / "profile")
+    assert 'data-state="ready"' in output and '<div id="error" hidden=""></div>' in output
+    assert "<title>Trees of run</title>" in output
     for text in expected:
-        assert text in found
+        assert text in output

@@ -148,7 +148,7 @@ def test_a_limit_of_tokens_is_of_one_gpu():
     rows = torch.nested.as_nested_tensor([torch.ones(8, dtype=torch.long)] * 4, layout=torch.jagged)
     limits = {"use_dynamic_bsz": True, "max_token_len_per_gpu": 8, "sp_size": 2}
     micro_batches, _ = prepare_micro_batches(tu.get_tensordict({"input_ids": rows}, limits))
-    assert [len(one["input_ids"].values()) for one in micro_batches] == [16, 16]
+    assert [len(batch["input_ids"].values()) for batch in micro_batches] == [16, 16]
     parallel = f"{ACTOR}.ulysses_sequence_parallel_size=2"
     assert micro_batch_tokens(known_config(parallel, f"{ACTOR}.ppo_max_token_len_per_gpu=9000")) == (9000, 9000)
     rows_of_1000_tokens = known_config(

@@ -71,11 +71,11 @@ def test_the_runner_of_every_recipe(cases, vllm):
         env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, path))},
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    found = dict(zip(cases, json.loads(done.stdout.splitlines()[-1]), strict=True))
+    choices = dict(zip(cases, json.loads(done.stdout.splitlines()[-1]), strict=True))
     listed = ARCHITECTURES if vllm == "installed" else ("qwen3", "llama")
-    assert {case: choice["v2"] for case, choice in found.items()} == {
+    assert {case: choice["v2"] for case, choice in choices.items()} == {
         (recipe, model_type): recipe != "hapo" and model_type in listed for recipe, model_type in cases
     }
     assert done.stdout.count(WARNING) == 1
     # both runners prepare a step while the GPU computes the one before
-    assert all(choice["asynchronous"] for choice in found.values())
+    assert all(choice["asynchronous"] for choice in choices.values())

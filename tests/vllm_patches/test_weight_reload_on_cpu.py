@@ -77,10 +77,10 @@ def test_greedy_tokens_and_logprobs_follow_the_weights(tmp_path):
     done = subprocess.run(
         [sys.executable, str(script), str(folder)], capture_output=True, text=True, env=env, timeout=300
     )
-    found = [line.split()[1:] for line in done.stdout.splitlines() if line.startswith("FOUND")]
+    printed = [line.split()[1:] for line in done.stdout.splitlines() if line.startswith("FOUND")]
     assert done.returncode == 0, done.stderr[-3000:]
-    differences = {label: float(value) for label, value in (f for f in found if len(f) == 2)}
+    differences = {label: float(value) for label, value in (f for f in printed if len(f) == 2)}
     assert set(differences) == {"loaded", "seeded", "update0", "update1"}
     assert all(value < 1e-4 for value in differences.values()), differences
-    overlay_files = [Path(f[0]) for f in found if len(f) == 1]
+    overlay_files = [Path(f[0]) for f in printed if len(f) == 1]
     assert len(overlay_files) == 2 and all(f.name == "countdown.py" for f in overlay_files)

@@ -22,17 +22,17 @@ def folder(tmp_path_factory):
 @pytest.fixture(scope="module")
 def facts(folder):
     """name -> (pal, age), read from the corpus."""
-    found = {}
+    facts_of = {}
     for line in (folder / "corpus.jsonl").read_text().splitlines():
         row = json.loads(line)
         pal, age = re.fullmatch(rf"{row['title']}: pal (\w+), age (\d)", row["text"]).groups()
-        found[row["title"]] = pal, int(age)
-    return found
+        facts_of[row["title"]] = pal, int(age)
+    return facts_of
 
 
 def answer(question: str, facts) -> int:
-    one, other = re.fullmatch(r"(\w+) \+ (\w+)\?", question).groups()
-    return facts[one][1] + facts[facts[one][0] if other == "pal" else other][1]
+    name, other = re.fullmatch(r"(\w+) \+ (\w+)\?", question).groups()
+    return facts[name][1] + facts[facts[name][0] if other == "pal" else other][1]
 
 
 def test_the_corpus_answers_every_question(folder, facts):

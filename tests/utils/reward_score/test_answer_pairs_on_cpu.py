@@ -624,8 +624,8 @@ def test_there_are_enough_pairs_each_once():
 @pytest.mark.parametrize("group", PAIRS)
 def test_verdicts_are_those_given_by_hand_but_for_the_known(group):
     with ThreadPoolExecutor(4) as threads:
-        found = threads.map(lambda pair: verdict(parts(pair)[1], parts(pair)[0]), pairs(group))
-    otherwise = {pair for pair, is_right in zip(pairs(group), found, strict=True) if is_right != parts(pair)[2]}
+        verdicts = threads.map(lambda pair: verdict(parts(pair)[1], parts(pair)[0]), pairs(group))
+    otherwise = {pair for pair, is_right in zip(pairs(group), verdicts, strict=True) if is_right != parts(pair)[2]}
     assert otherwise == KNOWN.keys() & set(pairs(group))
 
 

@@ -159,8 +159,8 @@ def test_threads_share_the_processes():
     """More threads than processes, hostile answers among them: every verdict is its own answer's."""
     answers = ["0.5", "0.25", POWERS, "2/4", "3/4", "4/8"]
     with ThreadPoolExecutor(6) as threads:
-        found = list(threads.map(lambda answer: accuracy(answer, r"\frac{1}{2}", timeout_seconds=2), answers))
-    assert found == [1.0, 0.0, 0.0, 1.0, 0.0, 1.0]
+        scores = list(threads.map(lambda answer: accuracy(answer, r"\frac{1}{2}", timeout_seconds=2), answers))
+    assert scores == [1.0, 0.0, 0.0, 1.0, 0.0, 1.0]
 
 
 def test_a_forked_process_has_its_own_comparers():

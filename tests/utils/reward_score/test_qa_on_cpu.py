@@ -91,14 +91,14 @@ def test_compute_score():
 def test_f1_of_random_words_is_symmetric_bounded_and_blind_to_order():
     rng = random.Random(0)
     for _ in range(2000):
-        one, two = (rng.choices("bcdef", k=rng.randrange(1, 6)) for _ in range(2))
-        value = token_f1(" ".join(one), [" ".join(two)])
-        common = sum(min(one.count(word), two.count(word)) for word in set(one))
-        precision, recall = common / len(one), common / len(two)
+        answer, gold = (rng.choices("bcdef", k=rng.randrange(1, 6)) for _ in range(2))
+        value = token_f1(" ".join(answer), [" ".join(gold)])
+        common = sum(min(answer.count(word), gold.count(word)) for word in set(answer))
+        precision, recall = common / len(answer), common / len(gold)
         by_definition = 2 * precision * recall / (precision + recall) if common else 0.0
         assert value == pytest.approx(by_definition)
-        shuffled = rng.sample(one, len(one))
-        assert token_f1(" ".join(two), [" ".join(shuffled)]) == pytest.approx(value)
+        shuffled = rng.sample(answer, len(answer))
+        assert token_f1(" ".join(gold), [" ".join(shuffled)]) == pytest.approx(value)
 
 
 def test_normalizing_twice_changes_nothing():

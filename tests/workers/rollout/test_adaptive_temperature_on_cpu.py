@@ -162,10 +162,10 @@ def engine_samples(tmp_path_factory):
     command = [sys.executable, str(script), str(folder), json.dumps(SETTINGS)]
     done = subprocess.run(command, capture_output=True, text=True, env=env, timeout=400)
     assert done.returncode == 0, done.stderr[-3000:]
-    found = [json.loads(line.removeprefix("FOUND ")) for line in done.stdout.splitlines() if line.startswith("FOUND")]
+    printed = [json.loads(line.removeprefix("FOUND ")) for line in done.stdout.splitlines() if line.startswith("FOUND")]
     with torch.no_grad():
         logits = [model(torch.tensor([list(range(40 + 9 * i, 46 + 9 * i))])).logits[0, -1] for i in range(2)]
-    return logits, {(kind, i): tokens for kind, i, tokens in found}
+    return logits, {(kind, i): tokens for kind, i, tokens in printed}
 
 
 def chi_square_p(tokens: list[int], probabilities: torch.Tensor) -> float:
