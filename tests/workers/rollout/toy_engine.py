@@ -87,7 +87,8 @@ class Calls(Environment):
 
     async def answer(self, turn, tag, max_tokens):
         self.answered.append(tuple(turn))
-        await asyncio.sleep(self.clock.random() * self.delay)
+        if self.delay:
+            await asyncio.sleep(self.clock.random() * self.delay)
         return answer_to(turn, max_tokens), {"tool": "s"}
 
     def metrics(self, calls):

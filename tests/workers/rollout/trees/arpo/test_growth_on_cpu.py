@@ -225,3 +225,15 @@ def test_an_engines_failure_ends_the_group_and_leaves_nothing_running(dynamic):
         assert policy.running == 0 and asyncio.all_tasks() == {asyncio.current_task()}
 
     asyncio.run(run())
+
+
+@pytest.mark.parametrize("look", range(1, 40))
+def test_what_only_looks_like_the_rest_of_a_tag_ends_no_turn(look):
+    """Where a request ends within "</searc", "h>" would complete the tag: the next request ends there, the turn not."""
+
+    class Careless(ToyPolicy):
+        def turn(self, first, results):
+            return super().turn(first, results).replace("so", "</searc h>")
+
+    (text,) = texts(grow(Careless(calls=1), n=1, entropy_tokens=look))
+    assert text.count("</searc h>") == 2 and text.count("<result>") == 1 and text.endswith("</answer><|im_end|>")

@@ -284,19 +284,27 @@ def test_the_tree_does_not_depend_on_who_is_fast(order, mode):
     assert other.trajectories() != fast.trajectories()
 
 
+class FourthCalls(HashEngine):
+    """The fourth token of a response to a prompt of one is s."""
+
+    def probabilities(self, tokens):
+        p = super().probabilities(tokens)
+        return [float(token == CALL) + 1e-9 for token in range(len(p))] if len(tokens) == 4 else p
+
+
 def test_copies_of_a_row_share_the_answer_that_it_waits_for():
     """The tree is left at a call: one branch, which three trajectories go on from."""
-
-    class Calling(HashEngine):
-        """The fourth token of a response to a prompt of one is s."""
-
-        def probabilities(self, tokens):
-            p = super().probabilities(tokens)
-            return [float(token == CALL) + 1e-9 for token in range(len(p))] if len(tokens) == 4 else p
-
-    config = KTConfig(prob_filter_abs_thres=1.0, force_return_step=4)
-    environment = Calls(1)
-    tree = grown(Calling(), [1], 3, config, 40, 1, environment=environment)
+    config, environment = KTConfig(prob_filter_abs_thres=1.0, force_return_step=4), Calls(1)
+    tree = grown(FourthCalls(), [1], 3, config, 40, 1, environment=environment)
     assert len(environment.answered) == 1 == tree.metrics["tool_calls"]
     assert sum(segment.author == TOOL for segment in tree.segments) == 1 and len(tree.leaves) == 3
     assert len({tuple(tokens) for tokens in tree.trajectories()}) > 1
+
+
+@pytest.mark.parametrize("max_tokens", [4, 5, 6])
+@pytest.mark.parametrize("leave", [4, -1])
+def test_a_call_without_tokens_for_its_answer_ends_the_row_and_is_made_once(max_tokens, leave):
+    config, environment = KTConfig(prob_filter_abs_thres=1.0, force_return_step=leave), Calls(1)
+    tree = grown(FourthCalls(), [1], 3, config, max_tokens, 1, environment=environment)
+    assert len(environment.answered) == 1
+    assert {len(tokens) for tokens in tree.trajectories()} == {4} and tree.trajectories()[0][-1] == CALL
