@@ -198,17 +198,17 @@ def test_importing_verl_imports_no_trainer():
     assert found_words(python(code)) == []
 
 
-def test_arpos_mode_has_an_adapter_and_its_runs_a_server_with_candidates():
+def test_arpos_mode_has_an_adapter_and_our_trainer_starts_servers_with_candidates():
     code = """
 from verl.workers.rollout.base import get_rollout_class
-from verl.workers.rollout.group_rollout import group_rollout_class
+from verl.workers.rollout.llm_client_engine import serve_candidates
 from verl.workers.rollout.replica import get_rollout_replica_class
 print("FOUND", get_rollout_class("vllm", "sync_with_tool").__name__, get_rollout_replica_class("vllm").__name__)
-print("FOUND", group_rollout_class("vllm", "sync_with_tool").__name__, group_rollout_class("vllm", "async"))
+serve_candidates()
+print("FOUND", get_rollout_replica_class("vllm").__name__)
 """
-    for modules, replica in (("", "vLLMReplica"), ("recipe.arpo.register", "CandidateReplica")):
-        result = python(code, VERL_PLATFORM="cpu", VERL_USE_EXTERNAL_MODULES=modules)
-        assert found_words(result) == ["ServerAdapter", replica, "ToolRollout", "None"], result.stderr
+    result = python(code, VERL_PLATFORM="cpu")
+    assert found_words(result) == ["ServerAdapter", "vLLMReplica", "CandidateReplica"], result.stderr
 
 
 def test_upstreams_agent_loop_worker_can_be_subclassed():

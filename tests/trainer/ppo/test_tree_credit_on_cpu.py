@@ -19,7 +19,6 @@ from verl.trainer.ppo.tree_credit import (
     compares_within_group,
     compute_arpo_hard_advantage,
     credit_metrics,
-    zero_single_rows,
 )
 from verl.trainer.ppo.tree_nodes import tree_nodes
 
@@ -189,22 +188,14 @@ def group_relative(name: str, rewards, mask, index) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("name", sorted(GROUP_RELATIVE - {"grpo_passk"}))  # which raises where a row is alone
-def test_a_row_alone_gets_nothing_and_the_others_what_upstream_gives(name):
+def test_these_compare_rows_and_the_trainer_gives_a_row_alone_nothing(name):
     rewards, mask = torch.zeros(4, 3), torch.tensor([[1, 1, 1], [1, 1, 0], [1, 1, 1], [1, 0, 0.0]])
     rewards[:, 0] = torch.tensor([1.0, 0.0, 7.0, 3.0])
     upstream = group_relative(name, rewards, mask, np.array(["a", "a", "b", "c"], dtype=object))
-    ours = zero_single_rows(upstream, np.array(["a", "a", "b", "c"], dtype=object))
-    assert torch.equal(ours[:2], upstream[:2]) and upstream[:2].abs().max() > 0
-    assert ours[2:].abs().max() == 0 and ours.dtype == upstream.dtype
-    assert compares_within_group(name)
-
-
-def test_rows_of_one_session_are_a_single_one():
-    index, advantages = np.array(["a", "a", "b", "b"]), torch.ones(4, 2)
-    sessions = ["a_0", "a_0", "b_0", "b_1"]
-    assert zero_single_rows(advantages, index, sessions).tolist() == [[0, 0], [0, 0], [1, 1], [1, 1]]
-    assert zero_single_rows(advantages, index).tolist() == [[1, 1]] * 4
-    assert zero_single_rows(torch.zeros(0, 2), np.array([], dtype=object)).shape == (0, 2)
+    assert compares_within_group(name) and upstream[:2].abs().max() > 0
+    rewards[2:, 0] = 0.0  # another group's
+    again = group_relative(name, rewards, mask, np.array(["a", "a", "b", "c"], dtype=object))
+    torch.testing.assert_close(again[:2], upstream[:2])
 
 
 def test_every_estimator_of_upstream_has_been_thought_about():

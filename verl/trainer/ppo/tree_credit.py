@@ -12,7 +12,7 @@ deviation:
 metrics, share the nodes of a batch (`batch_nodes`).
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from enum import Enum
 
 import numpy as np
@@ -22,7 +22,7 @@ from verl.utils.torch_functional import masked_mean
 
 from verl.trainer.ppo.tree_nodes import SEGMENT_IDS, NodeValues, batch_nodes, node_values, trajectory_advantages
 
-__all__ = ["ESTIMATORS", "SEGMENT_IDS", "compares_within_group", "credit_metrics", "zero_single_rows"]
+__all__ = ["ESTIMATORS", "SEGMENT_IDS", "compares_within_group", "credit_metrics"]
 
 # upstream's (and HAPO's) estimators that compare a row with the other rows of its prompt
 GROUP_RELATIVE = frozenset(
@@ -31,29 +31,8 @@ GROUP_RELATIVE = frozenset(
 )
 
 
-def zero_single_rows(
-    advantages: torch.Tensor, index: np.ndarray, sessions: Sequence[str] | None = None
-) -> torch.Tensor:
-    """Advantages (B, T) with 0 for a row alone in its group: nothing is there to compare it with.
-
-    Upstream gives it its score. The trainer applies this after upstream's computation for the estimators that
-    `compares_within_group` names. Padding rows have prompts of their own and are nobody's group.
-
-    Args:
-        index: (B,) prompt ids.
-        sessions: (B,) rows of one session count as a single one; None: each row is its own session.
-    """
-    groups = np.unique(index, return_inverse=True)[1]
-    if sessions is not None:
-        members = np.unique([groups, np.unique(sessions, return_inverse=True)[1]], axis=1)[0]
-    else:
-        members = groups
-    several = np.bincount(members, minlength=1)[groups] > 1
-    return advantages * torch.from_numpy(several).unsqueeze(-1).to(advantages)
-
-
 def compares_within_group(adv_estimator: str | Enum) -> bool:
-    """Whether `zero_single_rows` is for this estimator.
+    """Whether the trainer gives a row that is alone in its group 0: upstream's estimator gives it its score.
 
     Upstream's `gae`, `reinforce_plus_plus` and `remax` compare with a critic, the batch or a greedy answer; the
     estimators of this file, `hato` and `tree_grpo` give 0 by themselves.
