@@ -13,14 +13,15 @@ from recipe.common.countdown import CountdownConfig, write_countdown
 from recipe.common.tiny_model import write_tiny_model
 from tests.forked import Trainer, trainer_commands
 from verl.trainer.preflight import (
-    TREE_ESTIMATORS,
     PreflightError,
     check_data_files,
     check_model_path,
     check_overlong_buffer,
+    check_parts,
     check_ray_resources,
     check_resume_path,
     check_reward_rows,
+    check_typed_sections,
     needed_ray_cpus,
     settle,
 )
@@ -57,7 +58,7 @@ def ended(inputs, tmp_path_factory) -> dict[str, subprocess.CompletedProcess]:
     common += [f"trainer.default_local_dir={inputs}/run", f"actor_rollout_ref.model.path={inputs}/model"]
     common += [f"data.train_files={inputs}/train.parquet", f"data.val_files={inputs}/test.parquet"]
     env = {**os.environ, "VERL_PLATFORM": "cpu"}
-    jobs = [Trainer([*common, one], env) for one in NAMED]
+    jobs = [Trainer([*common, override], env) for override in NAMED]
     results = trainer_commands(jobs, tmp_path_factory.mktemp("ended"), seconds=60)
     return dict(zip(NAMED, results, strict=True))
 
@@ -191,9 +192,9 @@ def test_a_reward_function_that_does_not_load_is_named(tmp_path):
 def test_a_checkpoint_to_resume_from_is_looked_for(tmp_path):
     (tmp_path / "global_step_20/actor").mkdir(parents=True)
     config = OmegaConf.create({"trainer": {"resume_mode": "resume_path", "resume_from_path": None}})
-    for path, found in ((f"{tmp_path}/global_step_20", True), (f"{tmp_path}/global_step_30", False), (None, False)):
+    for path, exists in ((f"{tmp_path}/global_step_20", True), (f"{tmp_path}/global_step_30", False), (None, False)):
         config.trainer.resume_from_path = path
-        if found:
+        if exists:
             check_resume_path(config)
         else:
             with pytest.raises(PreflightError, match=f"trainer.resume_from_path={path} holds no checkpoint"):
@@ -217,8 +218,92 @@ def test_relative_paths_mean_what_they_mean_to_the_user(inputs, monkeypatch):
     assert metrics == f"{inputs}/runs/paths/metrics.jsonl"
 
 
-def test_the_estimators_of_trees_are_those_that_are_registered():
-    """Their names are written down twice, so that the checks before the run import no estimator."""
-    from verl.trainer.ppo.tree_credit import ESTIMATORS
+# ---- parts ----
 
-    assert TREE_ESTIMATORS == ESTIMATORS
+ROLLOUT = "actor_rollout_ref.rollout"
+
+
+def explore(*overrides: str):
+    upstream = "hydra.searchpath=[pkg://recipe.common.config,pkg://verl.trainer.config]"
+    with initialize_config_module("recipe.common.config", version_base=None):
+        return compose("explore", [upstream, "hardware=cpu", "trainer.experiment_name=x", *overrides])
+
+
+def settled(model: Path, *overrides: str):
+    config = explore(f"actor_rollout_ref.model.path={model}", *overrides)
+    settle(config)
+    check_typed_sections(config)
+    check_parts(config)
+    return config.actor_rollout_ref.rollout
+
+
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        (["tree=latr"], ("latr", "none")),
+        (["tree=latr", f"{ROLLOUT}.tree=null", f"{ROLLOUT}.name=kt"], ("latr", "none")),
+        (["tree=latr", f"{ROLLOUT}.name=kt"], ("latr", "none")),
+        (
+            ["tree=over_generation", f"{ROLLOUT}.tree=null", f"{ROLLOUT}.name=over_generation"],
+            ("over_generation", "none"),
+        ),
+        (["tree=hato", f"{ROLLOUT}.tree=null", f"{ROLLOUT}.name=hato"], ("hato", "none")),
+        (["tree=arpo", f"{ROLLOUT}.tree=null", f"{ROLLOUT}.mode=sync_with_tool"], ("arpo", "tools")),
+        (["tree=hato", f"{ROLLOUT}.name=hato", f"{ROLLOUT}.mode=sync_with_tool"], ("hato", "tools")),
+        (["tree=plain", f"{ROLLOUT}.mode=sync_with_tool"], ("plain", "tools")),
+    ],
+)
+def test_the_authors_names_become_parts_on_vllm(inputs, overrides, expected):
+    """As upstream's actors and servers see the config."""
+    tools = ["environment=tools", f"{ROLLOUT}.environment=null"] if expected[1] == "tools" else []
+    rollout = settled(inputs / "model", *tools, *overrides)
+    assert (rollout.tree, rollout.environment) == expected
+    assert (rollout.name, rollout.mode) == ("vllm", "async")
+
+
+def test_a_run_without_parts_stays_upstreams(inputs):
+    rollout = settled(inputs / "model", f"{ROLLOUT}.tree=null", f"{ROLLOUT}.environment=null")
+    assert (rollout.tree, rollout.environment, rollout.name, rollout.mode) == (None, None, "vllm", "async")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        ([f"{ROLLOUT}.name=kt", f"{ROLLOUT}.tree=arpo"], f"{ROLLOUT}.name=kt is {ROLLOUT}.tree=latr, and not arpo"),
+        ([f"{ROLLOUT}.name=hato"], f"{ROLLOUT}.name=hato is {ROLLOUT}.tree=hato, and not plain"),
+        (
+            [f"{ROLLOUT}.mode=sync_with_tool"],
+            f"{ROLLOUT}.mode=sync_with_tool is {ROLLOUT}.environment=tools, and not none",
+        ),
+    ],
+)
+def test_names_that_contradict_parts_are_refused(inputs, overrides, message):
+    config = explore(f"actor_rollout_ref.model.path={inputs}/model", *overrides)
+    with pytest.raises(PreflightError) as error:
+        settle(config)
+    assert message in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        ([f"{ROLLOUT}.tree=oak"], f"{ROLLOUT}.tree=oak: expected one of arpo, "),
+        (
+            ["tree=hato", f"{ROLLOUT}.agent.default_agent_loop=tool_agent"],
+            f"{ROLLOUT}.agent.default_agent_loop=tool_agent makes trajectories itself",
+        ),
+        (["tree=hato", "trainer.v1.trainer_mode=sync"], "trainer.v1.trainer_mode=sync: the search of tree=hato"),
+        (["tree=hato", "hato.tree.max_depth=0"], "hato.tree.max_depth=0: expected at least 1"),
+        (["tree=hato", f"{ROLLOUT}.temperature=0.7"], f"{ROLLOUT}.temperature=0.7 differs from hato.exploration"),
+        (["credit=hato", "hato.reward_weights.alpha=-1"], "hato.reward_weights.alpha=-1: expected at least 0"),
+        (
+            ["credit=hato", "trainer.v1.trainer_mode=sync"],
+            "algorithm.adv_estimator=hato compares trajectories that share",
+        ),
+        (["credit=hato", "algorithm.use_kl_in_reward=true"], "algorithm.use_kl_in_reward=true would change"),
+    ],
+)
+def test_parts_that_do_not_fit_are_named(overrides, message):
+    with pytest.raises(PreflightError) as error:
+        check_parts(explore(*overrides))
+    assert message in str(error.value)
