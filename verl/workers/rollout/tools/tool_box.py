@@ -85,7 +85,10 @@ def tool_class(name: str, instance: Mapping[str, Any]) -> tuple[type[BaseTool], 
     except (ImportError, AttributeError, ValueError) as error:
         raise ValueError(f"{key}.class_path={instance['class_path']}: {error}") from error
     if not (isinstance(cls, type) and issubclass(cls, BaseTool)):
-        raise ValueError(f"{key}.class_path={instance['class_path']} is no BaseTool")
+        from verl.workers.rollout.tools.upstream_tool import adapted
+
+        if (cls := adapted(cls)) is None:
+            raise ValueError(f"{key}.class_path={instance['class_path']} is no BaseTool")
     params = dict(instance.get("params") or {})
     try:
         inspect.signature(cls).bind(**params)

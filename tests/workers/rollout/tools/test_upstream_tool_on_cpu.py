@@ -1,0 +1,164 @@
+"""Tools that are written for upstream's agent loops, in our tool box: a small one, and those of upstream's own tests."""
+
+import asyncio
+import importlib.util
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import verl.tools
+from omegaconf import OmegaConf
+from verl.tools.base_tool import BaseTool
+from verl.tools.schemas import OpenAIFunctionToolSchema, ToolResponse
+
+from tests.workers.rollout.trees.arpo.toy_agent import TOKENIZER, ToyPolicy, encode
+from verl.workers.rollout.environment import Tools
+from verl.workers.rollout.growth import grow
+from verl.workers.rollout.tools.protocol import Protocol
+from verl.workers.rollout.tools.tool_box import ToolBox, ToolsConfig
+from verl.workers.rollout.trees.plain import Policy
+
+UPSTREAMS_TESTS = Path(verl.tools.__path__[0]).parents[1] / "tests/tools/_stub_search_tools.py"
+
+
+def schema(name: str, required=("query",), **types) -> dict:
+    properties = {key: {"type": kind, "description": key} for key, kind in (types or {"query": "string"}).items()}
+    parameters = {"type": "object", "properties": properties, "required": list(required)}
+    return {"type": "function", "function": {"name": name, "description": name, "parameters": parameters}}
+
+
+class Shelf(BaseTool):
+    """Knows what it was asked, and by which instance; makes its own schema."""
+
+    def __init__(self, config, tool_schema):
+        super().__init__(config, tool_schema)
+        self.live, self.asked, self.released = set(), [], 0
+
+    def get_openai_tool_schema(self):
+        return OpenAIFunctionToolSchema.model_validate(schema("search"))
+
+    async def create(self, instance_id=None, **kwargs):
+        instance, response = await super().create(instance_id, **kwargs)
+        self.live.add(instance)
+        return instance, response
+
+    async def execute(self, instance_id, parameters, **kwargs):
+        assert instance_id in self.live
+        self.asked.append(parameters)
+        query = parameters["query"]
+        if query == "slow":
+            await asyncio.sleep(60)
+        if query == "bad":
+            raise LookupError("no such\nbook")
+        if query == "picture":
+            return ToolResponse(image=[b"x"]), 0.0, {}
+        if query == "nothing":
+            return ToolResponse(), 0.0, {}
+        return ToolResponse(text=f"{self.config.get('prefix', '')}{query}"), 1.0, {"n": 1}
+
+    async def release(self, instance_id, **kwargs):
+        self.live.remove(instance_id)
+        self.released += 1
+
+
+def box(class_path=f"{__name__}.Shelf", params=None, **config) -> ToolBox:
+    entry = {"class_path": class_path, "params": params or {}}
+    return ToolBox(ToolsConfig(tool_instances={"any": entry}, **config))
+
+
+def call(made: ToolBox, content: str, tag="search"):
+    return asyncio.run(made.call(tag, content))
+
+
+def test_json_arguments_and_the_plain_text_of_a_single_string():
+    made = box(params={"config": {"prefix": "about "}})
+    assert list(made.tools) == ["search"]
+    texts = ['{"query": "Paris"}', "Paris", '"Paris"', "42", '{"title": 1}']
+    replies = [call(made, text) for text in texts]
+    assert all(reply.ok and reply.tool == "search" for reply in replies)
+    queries = ["Paris", "Paris", '"Paris"', "42", '{"title": 1}']
+    assert made.tools["search"].tool.asked == [{"query": query} for query in queries]
+    assert [reply.text for reply in replies] == [f"about {query}" for query in queries]
+    assert made.tools["search"].tool.released == 5 and not made.tools["search"].tool.live
+
+
+def test_failures_are_told_and_every_instance_is_released():
+    made = box(timeout=0.1, retry_count=0)
+    replies = {query: call(made, query) for query in ("bad", "slow", "picture", "nothing")}
+    told = {query: (reply.ok, reply.text, reply.error) for query, reply in replies.items()}
+    assert told == {
+        "bad": (False, "Error: search failed: no such book", "LookupError"),
+        "slow": (False, "Error: search gave no answer in 0.1 seconds", "timeout"),
+        "picture": (False, "Error: search returned no text", "no_text"),
+        "nothing": (True, "", None),
+    }
+    assert made.tools["search"].tool.released == 4
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("Paris", "Error: Expected a JSON object with city, days."),
+        ('["Paris", 3]', "Error: Expected a JSON object with city, days."),
+        ('{"city": "Paris"}', "Error: Missing arguments: days."),
+    ],
+)
+def test_arguments_that_are_none_are_told(content, message):
+    params = {"tool_schema": schema("weather", ("city", "days"), city="string", days="integer")}
+    reply = call(box("verl.tools.base_tool.BaseTool", params), content, "weather")
+    assert (reply.ok, reply.text, reply.error) == (False, message, "bad_arguments")
+
+
+def test_upstreams_own_base_tool_and_a_config_from_hydra():
+    number = schema("count", (), n="integer")
+    params = OmegaConf.create({"config": {"type": "native"}, "tool_schema": number})
+    made = box("verl.tools.base_tool.BaseTool", params)
+    reply = call(made, '{"n": 3}', "count")
+    assert (
+        reply.ok and reply.text == "Updated the tool state." and made.tools["count"].tool.config == {"type": "native"}
+    )
+
+
+@pytest.fixture
+def stubs(monkeypatch):
+    """The tools of upstream's tests, which its wheel holds under a name that ours has."""
+    spec = importlib.util.spec_from_file_location("upstreams_stubs", UPSTREAMS_TESTS)
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, spec.name, module)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_upstreams_stub_search(stubs):
+    params = {"tool_schema": schema("search", ("query_list",), query_list="array")}
+    made = box("upstreams_stubs.StubSearchTool", params)
+    assert call(made, json.dumps({"query_list": ["a", "b"]})).text == "hits-for:a; hits-for:b"
+    assert call(made, "a").error == "bad_arguments", "an array is no plain text"
+
+
+@pytest.mark.parametrize(
+    ("class_path", "params", "message"),
+    [
+        ("verl.tools.base_tool.BaseTool", {}, "any: params.tool_schema is missing, and BaseTool makes none itself"),
+        ("verl.tools.base_tool.BaseTool", {"tool_schema": {"type": "function"}}, "any: .*\n.*function"),
+        (f"{__name__}.Shelf", {"prefix": "x"}, "any.params: got an unexpected keyword argument 'prefix'"),
+        ("verl.tools.schemas.ToolResponse", {}, "class_path=verl.tools.schemas.ToolResponse is no BaseTool"),
+        ("verl.tools.schemas.json", {}, "is no BaseTool"),
+    ],
+)
+def test_wrong_settings_name_their_key_before_a_run(class_path, params, message):
+    with pytest.raises(ValueError, match=message):
+        ToolsConfig(tool_instances={"any": {"class_path": class_path, "params": params}})
+
+
+def test_a_trajectory_calls_it():
+    made = box(params={"config": {"prefix": "about "}})
+    environment = Tools(made, Protocol(TOKENIZER, list(made.tools)))
+    options = {"max_tokens": 300, "stop_token_ids": [TOKENIZER.eos_token_id]}
+    prompt = encode("<|im_start|>user\nwho?<|im_end|>\n<|im_start|>assistant\n")
+    tree = asyncio.run(grow(ToyPolicy(calls=1, query="{}?"), prompt, 1, Policy(), environment=environment, **options))
+    (text,) = map(TOKENIZER.decode, tree.trajectories())
+    asked = text[text.index("<search>") + 8 : text.index("</search>")]
+    assert f" <result>\nabout {asked}\n</result>" in text and asked.endswith("?")
+    assert tree.metrics["tool_search/calls"] == 1 and tree.metrics["tool_search/failures"] == 0

@@ -1,0 +1,95 @@
+"""A tool of upstream's (a `verl.tools.base_tool.BaseTool`, verl 0.9.1) as one of ours.
+
+    tool_instances:
+      crawl:
+        class_path: my_project.tools.CrawlTool
+        params: {config: {type: native}, tool_schema: {type: function, function: {name: crawl, …}}}
+
+The tag is the function's name. Between the tags stand the arguments as a JSON object; where the function requires one
+argument, a string, its plain text will do. A trajectory's calls are independent: each has an instance of its own
+(upstream's `create`, `execute`, `release`). The tool's reward and metrics are not used.
+"""
+
+import json
+from typing import Any
+
+from omegaconf import OmegaConf
+from verl.tools.base_tool import BaseTool as UpstreamBaseTool
+from verl.tools.schemas import OpenAIFunctionSchema, OpenAIFunctionToolSchema
+
+from verl.workers.rollout.tools.base_tool import BaseTool, ToolError
+from verl.workers.rollout.tools.plain_text import one_line
+
+LONGEST_MESSAGE = 300  # characters of an exception that the model reads
+
+
+def adapted(upstream: Any) -> type[BaseTool] | None:
+    """One of our tool classes that runs a class of upstream's; None for anything else."""
+    if not (isinstance(upstream, type) and issubclass(upstream, UpstreamBaseTool)):
+        return None
+    return type(upstream.__name__, (UpstreamTool,), {"upstream": upstream})
+
+
+class UpstreamTool(BaseTool):
+    """Args:
+    config: the upstream class's.
+    tool_schema: the function in OpenAI's format; None where the upstream class makes it itself.
+    """
+
+    upstream: type[UpstreamBaseTool]
+
+    def __init__(self, *, config: dict | None = None, tool_schema: dict | None = None):
+        self.tool = self.upstream(_plain(config) or {}, _schema_of(tool_schema))
+        self.name = self.trigger_tag = self.tool.name
+        self.function: OpenAIFunctionSchema = self.tool.tool_schema.function
+
+    @classmethod
+    def check(cls, *, config: dict | None = None, tool_schema: dict | None = None) -> None:
+        makes_none = cls.upstream.get_openai_tool_schema is UpstreamBaseTool.get_openai_tool_schema
+        if _schema_of(tool_schema) is None and makes_none:
+            raise ValueError(f"params.tool_schema is missing, and {cls.upstream.__name__} makes none itself")
+
+    async def execute(self, content: str, *, timeout: float) -> str:
+        arguments = arguments_of(self.function, content)
+        try:
+            instance, _ = await self.tool.create(create_kwargs={})
+            try:
+                response, _, _ = await self.tool.execute(instance, arguments, agent_data=None)
+            finally:
+                await self.tool.release(instance)
+        except Exception as error:
+            message = f"{self.name} failed: {one_line(str(error), LONGEST_MESSAGE) or type(error).__name__}"
+            raise ToolError(message, kind=type(error).__name__, retry=False) from error
+        if response.text is None and not response.is_empty():
+            raise ToolError(f"{self.name} returned no text", kind="no_text", retry=False)
+        return response.text or ""
+
+
+def _plain(values):
+    return OmegaConf.to_container(values, resolve=True) if OmegaConf.is_config(values) else values
+
+
+def _schema_of(tool_schema) -> OpenAIFunctionToolSchema | None:
+    return OpenAIFunctionToolSchema.model_validate(_plain(tool_schema)) if tool_schema else None
+
+
+def arguments_of(function: OpenAIFunctionSchema, content: str) -> dict[str, Any]:
+    """The arguments that the model has written.
+
+    Raises:
+        ToolError: they are no JSON object, or one that is required is missing.
+    """
+    required, properties = function.parameters.required, function.parameters.properties
+    try:
+        arguments = json.loads(content)
+    except ValueError:
+        arguments = None
+    # a text may happen to be JSON
+    known = isinstance(arguments, dict) and not set(required) - set(arguments)
+    if not known and len(required) == 1 and properties[required[0]].type == "string":
+        return {required[0]: content}
+    if not isinstance(arguments, dict):
+        raise ToolError(f"Expected a JSON object with {', '.join(properties)}.", kind="bad_arguments", retry=False)
+    if missing := [name for name in required if name not in arguments]:
+        raise ToolError(f"Missing arguments: {', '.join(missing)}.", kind="bad_arguments", retry=False)
+    return arguments
