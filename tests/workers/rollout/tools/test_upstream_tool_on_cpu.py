@@ -1,4 +1,4 @@
-"""Tools that are written for upstream's agent loops, in our tool box: a small one, and those of upstream's own tests."""
+"""Tools written for upstream's agent loops, in our tool box: a small one, and those of upstream's own tests."""
 
 import asyncio
 import importlib.util
