@@ -120,11 +120,12 @@ def test_a_step_that_runs_to_the_end_goes_through_all_its_calls(depth):
         assert [segment.author for segment in steps[-1]] == [MODEL, TOOL] * turns + [MODEL]
 
 
+@pytest.mark.parametrize("depth", [2, 4])
 @pytest.mark.parametrize("cut", range(1, 45))
-def test_the_last_step_goes_on_after_a_text_that_only_looked_like_the_end_of_a_call(cut):
-    """The first step is cut anywhere: after a `<` the engine is told to stop at `/search>`."""
+def test_paths_go_on_after_a_text_that_only_looked_like_the_end_of_a_call(cut, depth):
+    """Steps are cut anywhere: after a `<` the engine is told to stop at `/search>`."""
     policy = ToyPolicy(calls=1, query="{0}< {0}/search> {0}")
-    tree = grown(policy, config_of(max_depth=2, max_step_tokens=cut))
+    tree = grown(policy, config_of(max_depth=depth, max_step_tokens=cut))
     for text in texts(tree):
         letter = text[0]
         assert f"about {letter}< {letter}/search> {letter}" in text and text.endswith("</answer><|im_end|>")
