@@ -4,8 +4,7 @@
     L times, in each tree: N ends of steps are drawn, and from each a new trajectory goes on to the end
 
 That gives M (1 + N L) trajectories. A step ends at a tool's result, or without tools at a delimiter; the last step of a
-trajectory is not drawn. Where a tree has no other step, the prompt is continued instead, which begins a further tree:
-trees share nothing but the prompt. The credit is in verl/trainer/ppo/tree_grpo_credit.py.
+trajectory is not drawn. Where a tree has no other step, the prompt is continued instead, which begins a further tree.
 """
 
 import random
@@ -75,7 +74,7 @@ class Policy(BranchPolicy):
         has_tools = growth.environment is not NO_ENVIRONMENT
         parts = segments if has_tools else [part for segment in segments for part in self._steps(segment)]
         for part in parts:
-            # an equal first step of another tree is not the same one
+            # trees share nothing but the prompt, even where they begin alike
             at = growth.tree.add(part) if at is None else growth.tree.insert(at, [part])
             if part is not parts[-1] and at not in step_ends and (part.author == TOOL or not has_tools):
                 step_ends.append(at)
@@ -85,8 +84,7 @@ class Policy(BranchPolicy):
         """A segment in parts; each but perhaps the last ends with the token that completes the delimiter."""
         parts, start, text = [], 0, ""
         for end, token in enumerate(segment.token_ids, 1):
-            text += self.text_of(token)
-            if self.keys.step_delimiter in text or end == len(segment.token_ids):
+            if self.keys.step_delimiter in (text := text + self.text_of(token)) or end == len(segment.token_ids):
                 parts.append(Segment(None, segment.token_ids[start:end], segment.log_probs[start:end]))
                 start, text = end, ""
         return parts
