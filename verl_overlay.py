@@ -123,6 +123,7 @@ def register() -> None:
             sys.meta_path.append(OverlayFinder)
         after_import("verl.trainer.ppo.core_algos", _register_algorithms)
         after_import("verl.trainer.ppo.v1", lambda _: importlib.import_module("verl.trainer.ppo.v1.explore_trainer"))
+        after_import("verl.workers.engine", lambda _: importlib.import_module("verl.workers.engine.prefix_tree.engine"))
         after_import("verl.workers.rollout.replica", _register_replicas)
         after_import("verl.workers.rollout.base", _register_server_adapters)
         if os.environ.get("VERL_WAIT_FOR_NODES") == "1":

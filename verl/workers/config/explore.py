@@ -5,8 +5,9 @@ import warnings
 from dataclasses import dataclass, field, fields
 from typing import NamedTuple
 
-from verl.workers.config import FSDPActorConfig, RolloutConfig
+from verl.workers.config import RolloutConfig
 from verl.workers.config.policy_keys import check_entropies
+from verl.workers.config.prefix_tree import PrefixTreeActorConfig
 from verl.workers.rollout.tools.tool_box import ToolsConfig
 from verl.workers.rollout.trees.arpo.config import ARPOConfig
 from verl.workers.rollout.trees.latr.config import KTConfig
@@ -32,8 +33,9 @@ def _check_range(name: str, value: float, low: float, high: float) -> None:
 
 
 @dataclass
-class ExploreActorConfig(FSDPActorConfig):
-    """Upstream's FSDP actor config, and what HAPO's and AEPO's losses add under actor_rollout_ref.actor.
+class ExploreActorConfig(PrefixTreeActorConfig):
+    """Upstream's FSDP actor config, its switch `use_prefix_tree`, and what HAPO's and AEPO's losses add under
+    actor_rollout_ref.actor.
 
     Args:
         adaptive_clip: HAPO: clip ranges follow each token's normalised entropy h.

@@ -10,10 +10,10 @@ import numpy as np
 import torch
 from verl.utils.torch_functional import entropy_from_logits
 
+from verl.workers.config.prefix_tree import check_model_config
 from verl.workers.engine.prefix_tree.attention import NAME, attention_segments
 from verl.workers.engine.prefix_tree.trie import Trie, build_trie
 
-MODEL_TYPES = ("qwen2", "qwen3", "llama")
 CHUNK_ELEMENTS = 2**24
 
 
@@ -106,7 +106,7 @@ def tree_log_probs(
         log_probs, entropies = tree_log_probs(model, [ids("2 + 2 = 4"), ids("2 + 2 = 5")])
 
     Args:
-        model: a causal model of `transformers`, of `MODEL_TYPES`. With gradient checkpointing call
+        model: a causal model of `transformers`: Qwen2, Qwen3 or Llama. With gradient checkpointing call
             `model.set_attn_implementation("prefix_tree")` before: layers are recomputed after this function's return.
         sequences: 1-D tensors of at least one token id each.
         temperature: of all, or of each sequence; log p is of softmax(logits / temperature).
@@ -137,21 +137,10 @@ def tree_log_probs(
     return log_probs, of_sequences(entropy[batch.own_nodes])
 
 
-def check_model(model: torch.nn.Module) -> None:
-    """Raises:
-    ValueError: trees are not trained on this kind of model.
-    """
-    config = model.config
-    if config.model_type not in MODEL_TYPES:
-        raise ValueError(f"prefix tree: model_type={config.model_type}: expected one of {', '.join(MODEL_TYPES)}")
-    if "sliding_attention" in (getattr(config, "layer_types", None) or ()):
-        raise ValueError("prefix tree: the model has layers with a sliding window")
-
-
 @contextmanager
 def _attention_of(model: torch.nn.Module) -> Iterator[None]:
     """The model attends on tries within this context, and as before after it."""
-    check_model(model)
+    check_model_config(model.config.to_dict())
     before = model.config._attn_implementation
     if before != NAME and model.training and getattr(model, "is_gradient_checkpointing", False):
         raise ValueError(

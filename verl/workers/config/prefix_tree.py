@@ -1,0 +1,73 @@
+"""The switch `use_prefix_tree` of actor and reference policy, and what cannot be trained on a prefix tree."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from verl.workers.config import FSDPActorConfig
+
+# upstream's strategy -> the name under which upstream's registry has the engine that trains on the tree
+STRATEGIES = {"fsdp": "fsdp_prefix_tree", "fsdp2": "fsdp2_prefix_tree"}
+# keys that must have these values, in the actor's section or in its fsdp_config
+REQUIRED = {
+    "ulysses_sequence_parallel_size": 1,
+    "pad_to_length": False,
+    "use_fused_kernels": False,
+    "calculate_sum_pi_squared": False,
+    "use_prefix_grouper": False,
+    "shuffle": False,
+}
+
+
+MODEL_TYPES = ("qwen2", "qwen3", "llama")
+
+
+@dataclass
+class PrefixTreeActorConfig(FSDPActorConfig):
+    """Upstream's FSDP actor config, which is the reference policy's too, and a switch.
+
+    Args:
+        use_prefix_tree: tokens that rows of a micro-batch share as prefixes go through the model once.
+    """
+
+    use_prefix_tree: bool = False
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.use_prefix_tree:
+            check_section(self)
+            object.__setattr__(self.engine, "strategy", STRATEGIES[self.strategy])
+
+
+def check_section(section) -> None:
+    """Check the actor's or the reference policy's section, typed or not.
+
+    Raises:
+        ValueError: a key does not go with the switch.
+    """
+    if section.strategy not in STRATEGIES:
+        raise ValueError(f"use_prefix_tree=true with strategy={section.strategy}: expected {' or '.join(STRATEGIES)}")
+    for prefix, part in (("", section), ("fsdp_config.", section.fsdp_config)):
+        for key, value in REQUIRED.items():
+            if part.get(key, value) != value:
+                name, wanted = prefix + key, str(value).lower()
+                raise ValueError(f"use_prefix_tree=true with {name}={part.get(key)}: set {name}={wanted}")
+
+
+def check_model_config(model: Mapping) -> None:
+    """Check the keys of a model's config.json.
+
+    Raises:
+        ValueError: models of this kind are not trained on a prefix tree.
+    """
+    if model.get("model_type") not in MODEL_TYPES:
+        raise ValueError(
+            f"use_prefix_tree=true with a model of type {model.get('model_type')}: expected {', '.join(MODEL_TYPES)}"
+        )
+    windows = model.get("use_sliding_window") or "sliding_attention" in (model.get("layer_types") or ())
+    if windows:
+        raise ValueError("use_prefix_tree=true with a model whose layers have a sliding window: not supported")
+    if model.get("attention_dropout"):
+        raise ValueError(
+            f"use_prefix_tree=true with attention_dropout={model['attention_dropout']}: set "
+            "+actor_rollout_ref.model.override_config.attention_dropout=0"
+        )

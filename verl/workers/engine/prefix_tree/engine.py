@@ -1,0 +1,76 @@
+"""Upstream's FSDP engine, whose forward takes a micro-batch's trie instead of its rows.
+
+Only how a micro-batch becomes the model's inputs, and how logits become a row's values, is overridden. Losses and
+everything after them see upstream's rows: entry i of a row holds log p of token i + 1 and the entropy of i's logits.
+"""
+
+import numpy as np
+import torch
+from tensordict import TensorDict
+from torch.utils.checkpoint import checkpoint
+from verl.utils.model import extract_multi_modal_inputs
+from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
+
+from verl.utils import tensordict_utils as tu
+from verl.workers.config.prefix_tree import STRATEGIES, check_model_config
+from verl.workers.engine import EngineRegistry
+from verl.workers.engine.prefix_tree.attention import NAME
+from verl.workers.engine.prefix_tree.log_probs import TrieBatch
+
+UNSUPPORTED = ("use_fused_kernels", "calculate_sum_pi_squared", "distillation_use_topk")
+
+
+@EngineRegistry.register(model_type="language_model", backend=list(STRATEGIES.values()), device=["cuda", "npu"])
+class PrefixTreeEngine(FSDPEngineWithLMHead):
+    """The engine of `use_prefix_tree=true`. Under its own names in upstream's registry, which holds a key only once."""
+
+    def __init__(self, model_config, engine_config, optimizer_config, checkpoint_config):
+        upstream = {own: name for name, own in STRATEGIES.items()}
+        # the config is frozen, and upstream itself writes the strategy so
+        object.__setattr__(engine_config, "strategy", upstream.get(engine_config.strategy, engine_config.strategy))
+        super().__init__(model_config, engine_config, optimizer_config, checkpoint_config)
+
+    def _build_module(self):
+        module = super()._build_module()
+        check_model_config(module.config.to_dict())
+        module.set_attn_implementation(NAME)
+        return module
+
+    def prepare_model_inputs(self, micro_batch: TensorDict) -> tuple[dict, dict]:
+        """The model's keyword arguments for the trie of `input_ids` (nested), and what reads its outputs.
+
+        Raises:
+            ValueError: the micro-batch asks for what is not computed on a trie.
+        """
+        for key in UNSUPPORTED:
+            if tu.get_non_tensor_data(data=micro_batch, key=key, default=False):
+                raise ValueError(f"use_prefix_tree: {key} is not supported")
+        if (
+            extract_multi_modal_inputs(micro_batch.get("multi_modal_inputs", []))
+            or micro_batch["position_ids"].dim() == 3
+        ):
+            raise ValueError("use_prefix_tree: multimodal inputs and 3-D positions are not supported")
+        input_ids, temperature = micro_batch["input_ids"], micro_batch["temperature"]
+        rows = np.split(input_ids.values().cpu().numpy(), input_ids.offsets()[1:-1].cpu().numpy())
+        temperatures = temperature.tolist() if isinstance(temperature, torch.Tensor) else [temperature] * len(rows)
+        batch = TrieBatch(rows, temperatures, input_ids.device)
+        return batch.model_inputs, {"trie_batch": batch}
+
+    def prepare_model_outputs(self, output, output_args, micro_batch: TensorDict, logits_processor_func) -> dict:
+        """`log_probs`, and with `calculate_entropy` `entropy`, nested as `input_ids`; a row's last log p is 0."""
+        batch: TrieBatch = output_args["trie_batch"]
+        offsets = micro_batch["input_ids"].offsets()
+        logits = batch.scale(output.logits.squeeze(0))
+        values = {"log_probs": batch.node_log_probs(logits)[batch.next_nodes]}
+        if tu.get_non_tensor_data(data=micro_batch, key="calculate_entropy", default=False):
+            values["entropy"] = self._node_entropies(logits)[batch.own_nodes]
+        return {name: torch.nested.nested_tensor_from_jagged(flat, offsets) for name, flat in values.items()}
+
+    def _node_entropies(self, logits: torch.Tensor) -> torch.Tensor:
+        """(N,): by upstream's function, chunked and recomputed as the config says."""
+        config, options = self.engine_config, {}
+        if config.entropy_from_logits_with_chunking:
+            options["chunk_size"] = config.entropy_from_logits_chunk_size
+        if config.entropy_checkpointing:
+            return checkpoint(self.compute_entropy_from_logits, logits, use_reentrant=False, **options)
+        return self.compute_entropy_from_logits(logits, **options)
