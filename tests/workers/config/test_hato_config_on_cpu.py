@@ -66,6 +66,7 @@ def test_the_config_for_mathematics():
             ["actor_rollout_ref.rollout.temperature=0.7"],
             "rollout.temperature=0.7 differs from hato.exploration",
         ),
+        (["sampler=tempered"], "hato.exploration.temperature_decay=0.1: HAPO's sampler works at temperature 1"),
         (["hato.local_reward=no.such.function"], "hato.local_reward=no.such.function"),
         (["hato.local_reward=reward_loop", "hato.reward_weights.alpha=0"], "hato.local_reward=reward_loop has no effe"),
         (

@@ -49,6 +49,11 @@ def _check_tree(config: DictConfig, hato: HATOConfig) -> None:
             f"hato.exploration.initial_temperature={hato.exploration.initial_temperature}: the policy that is trained "
             "is the one that is sampled, leave the first as ${hato.exploration.initial_temperature}"
         )
+    if rollout.get("adaptive_temperature") and hato.exploration.temperature_decay:
+        raise ValueError(
+            f"actor_rollout_ref.rollout.adaptive_temperature with hato.exploration.temperature_decay="
+            f"{hato.exploration.temperature_decay}: HAPO's sampler works at temperature 1: expected 0"
+        )
     if hato.local_reward != REWARD_LOOP:
         local_reward_function(hato.local_reward)
     elif not _scores_during_the_rollout(config):

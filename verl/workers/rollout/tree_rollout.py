@@ -82,7 +82,9 @@ class TreeRollout:
         """
         started = time.perf_counter()
         prompt_ids = list(await self.agent_loop.ct_build_initial_tokens(list(prompt["raw_prompt"])))
-        policy = self.plain if plain else self.policy.of_prompt(prompt, self._score(prompt, prompt_ids))
+        # takes the trainer's settings out of the prompt in any case: what is left is stored with every row
+        policy = self.policy.of_prompt(prompt, self._score(prompt, prompt_ids))
+        policy = self.plain if plain else policy
         engine = VersionRecorder(self.engine, sampling_params)
         tree = await grow(
             engine,
