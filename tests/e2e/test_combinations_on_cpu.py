@@ -85,7 +85,7 @@ def search(tmp_path_factory):
     env |= {"RUN_DIR": f"{folder}/run", "EXPERIMENT_NAME": "search"}
     command = ["bash", "recipe/arpo/run_search_task_cpu.sh", "tree=hato", "credit=treerl", "loss=aepo", *STEPS]
     command += ["data.train_batch_size=8", "actor_rollout_ref.actor.ppo_mini_batch_size=8", "trainer.tree_prompts=8"]
-    command += ["actor_rollout_ref.rollout.n=6", "hato.tree.max_step_tokens=64", "hato.tree.step_delimiter=</think>"]
+    command += ["actor_rollout_ref.rollout.n=6", "hato.tree.max_step_tokens=64", "hato.tree.step_delimiter='</think>'"]
     done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=400)
     assert done.returncode == 0, done.stdout + done.stderr
     return folder / "run"
