@@ -75,21 +75,21 @@ class World:
     ages: dict[str, int]
 
     def second(self, question: "Question") -> str:
-        return question.other or self.pals[question.one]
+        return question.other or self.pals[question.person]
 
     def answer(self, question: "Question") -> int:
-        return self.ages[question.one] + self.ages[self.second(question)]
+        return self.ages[question.person] + self.ages[self.second(question)]
 
 
 @dataclass(frozen=True)
 class Question:
-    """`one + other?`; other None: one's pal."""
+    """`person + other?`; other None: the person's pal."""
 
-    one: str
+    person: str
     other: str | None
 
     def __str__(self) -> str:
-        return f"{self.one} + {self.other or 'pal'}?"
+        return f"{self.person} + {self.other or 'pal'}?"
 
 
 def make_world(config: SearchTaskConfig) -> World:
@@ -103,8 +103,8 @@ def make_questions(world: World, config: SearchTaskConfig) -> tuple[list[Questio
     """Training and test questions, half of each kind as long as there are any; drawn with repeats for training."""
     rng = random.Random(f"{config.seed} questions")
     people = sorted(world.ages)
-    hops = [Question(one, None) for one in people]
-    sums = [Question(one, other) for one, other in itertools.permutations(people, 2)]
+    hops = [Question(person, None) for person in people]
+    sums = [Question(person, other) for person, other in itertools.permutations(people, 2)]
     rng.shuffle(hops)
     rng.shuffle(sums)
     kept = max(1, round(TEST_SHARE * len(hops)))
@@ -115,8 +115,8 @@ def make_questions(world: World, config: SearchTaskConfig) -> tuple[list[Questio
 
 
 async def _search(tool: LocalSearchTool, query: str) -> str:
-    found = await tool.execute(query, timeout=60)
-    return found if isinstance(found, str) else found.text
+    result = await tool.execute(query, timeout=60)
+    return result if isinstance(result, str) else result.text
 
 
 async def make_demonstration(question: Question, world: World, tool: LocalSearchTool, right: bool, rng) -> dict:
@@ -127,8 +127,8 @@ async def make_demonstration(question: Question, world: World, tool: LocalSearch
         second = rng.choice(sorted(world.ages))
     turns = [
         ("user", str(question)),
-        ("assistant", f"<think>{question.one}</think><search>{question.one}</search>"),
-        ("user", f"<result>{await _search(tool, question.one)}</result>"),
+        ("assistant", f"<think>{question.person}</think><search>{question.person}</search>"),
+        ("user", f"<result>{await _search(tool, question.person)}</result>"),
     ]
     answer = rng.randint(2, 18)
     if fault != "guess":
@@ -136,7 +136,7 @@ async def make_demonstration(question: Question, world: World, tool: LocalSearch
             ("assistant", f"<search>{second}</search>"),
             ("user", f"<result>{await _search(tool, second)}</result>"),
         ]
-        numbers = [world.ages[question.one], world.ages[second]]
+        numbers = [world.ages[question.person], world.ages[second]]
         if fault == "compute":
             numbers[rng.randrange(2)] = rng.randint(1, 9)
         answer = sum(numbers)

@@ -144,16 +144,16 @@ def make_length_check(tokenizer, max_length: int, tool_tags: Iterable[str]) -> C
 
 def convert(rows: Iterable[dict], tool_tags: Iterable[str], check: Callable[[list[dict]], None]) -> Demonstrations:
     """Every row by `messages_of`, then `check`; bad ones are told, not raised."""
-    found = Demonstrations()
+    demonstrations = Demonstrations()
     for number, row in enumerate(rows):
         try:
             messages = messages_of(row, tool_tags)
             check(messages)
         except BadRow as error:
-            found.bad[number] = str(error)
+            demonstrations.bad[number] = str(error)
         else:
-            found.rows.append({"messages": messages, "row": number})
-    return found
+            demonstrations.rows.append({"messages": messages, "row": number})
+    return demonstrations
 
 
 def split(rows: list[dict], val_fraction: float, seed: int) -> tuple[list[dict], list[dict]]:
@@ -181,11 +181,11 @@ def describe_bad(bad: dict[int, str]) -> str:
     return "\n".join(lines)
 
 
-def write_sft_data(found: Demonstrations, output: Path, val_fraction: float, seed: int) -> Counter:
+def write_sft_data(demonstrations: Demonstrations, output: Path, val_fraction: float, seed: int) -> Counter:
     """Write train.parquet, val.parquet (if it has rows) and bad_rows.jsonl (if there are any), each complete or not at
     all; older ones are replaced or removed. Returns the number of rows by file."""
-    train, val = split(found.rows, val_fraction, seed)
-    bad = [{"row": number, "problem": problem} for number, problem in found.bad.items()]
+    train, val = split(demonstrations.rows, val_fraction, seed)
+    bad = [{"row": number, "problem": problem} for number, problem in demonstrations.bad.items()]
     contents = {"bad_rows.jsonl": bad, "val.parquet": val, "train.parquet": train}
     for name, rows in contents.items():
         path = output / name
@@ -227,16 +227,16 @@ def main(arguments: list[str] | None = None) -> None:
 
             tokenizer = AutoTokenizer.from_pretrained(args.tokenizer)
             check = make_length_check(tokenizer, args.max_length, args.tool_tags)
-        found = convert(read_rows(args.input), args.tool_tags, check)
+        demonstrations = convert(read_rows(args.input), args.tool_tags, check)
     except (ValueError, OSError) as error:
         raise SystemExit(f"error: {error}") from error
-    if found.bad:
-        print(f"{args.input}: {len(found.bad):,} bad row(s)\n{describe_bad(found.bad)}")
-    if found.bad and args.on_error == "stop":
+    if demonstrations.bad:
+        print(f"{args.input}: {len(demonstrations.bad):,} bad row(s)\n{describe_bad(demonstrations.bad)}")
+    if demonstrations.bad and args.on_error == "stop":
         raise SystemExit("error: nothing was written; --on-error skip leaves bad rows out")
-    if not found.rows:
+    if not demonstrations.rows:
         raise SystemExit(f"error: {args.input} has no usable rows; nothing was written")
-    counts = write_sft_data(found, args.output, args.val_fraction, args.seed)
+    counts = write_sft_data(demonstrations, args.output, args.val_fraction, args.seed)
     print(f"{counts['train.parquet']:,} rows to train on, {counts['val.parquet']:,} to validate on, in {args.output}")
     if not args.tokenizer:
         print("lengths were not checked: there was no --tokenizer")

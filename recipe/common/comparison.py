@@ -22,13 +22,13 @@ PASS_AT_1 = "Acc-Pass@1"
 
 
 def datasets_of(results: Results) -> list[str]:
-    return list(dict.fromkeys(dataset for of_one in results.values() for dataset in of_one))
+    return list(dict.fromkeys(dataset for by_dataset in results.values() for dataset in by_dataset))
 
 
 def metrics_of(results: Results, dataset: str) -> list[str]:
     """The metrics that any experiment has on a data set, without the ends of intervals."""
-    found = (name for of_one in results.values() for name in of_one.get(dataset, {}))
-    return [name for name in dict.fromkeys(found) if not name.endswith(INTERVAL_ENDS)]
+    columns = (name for by_dataset in results.values() for name in by_dataset.get(dataset, {}))
+    return [name for name in dict.fromkeys(columns) if not name.endswith(INTERVAL_ENDS)]
 
 
 def interval(metrics: dict[str, float], name: str) -> tuple[float, float] | None:
@@ -58,18 +58,18 @@ def markdown(results: Results) -> str:
     datasets, lines = datasets_of(results), []
     if len(datasets) > 1:
         rows = []
-        for experiment, of_one in results.items():
-            found = [of_one.get(dataset, {}) for dataset in datasets]
-            known = [metrics[PASS_AT_1] for metrics in found if PASS_AT_1 in metrics]
+        for experiment, by_dataset in results.items():
+            of_datasets = [by_dataset.get(dataset, {}) for dataset in datasets]
+            known = [metrics[PASS_AT_1] for metrics in of_datasets if PASS_AT_1 in metrics]
             average = f"{sum(known) / len(known):.3f}" if len(known) == len(datasets) else ""
-            rows.append([experiment, *(_cell(metrics, PASS_AT_1) for metrics in found), average])
+            rows.append([experiment, *(_cell(metrics, PASS_AT_1) for metrics in of_datasets), average])
         lines += ["## Pass@1", "", *_table(["experiment", *datasets, "average"], rows), ""]
     for dataset in datasets:
         names = metrics_of(results, dataset)
         rows = [
-            [experiment, *(_cell(of_one[dataset], name) for name in names)]
-            for experiment, of_one in results.items()
-            if dataset in of_one
+            [experiment, *(_cell(by_dataset[dataset], name) for name in names)]
+            for experiment, by_dataset in results.items()
+            if dataset in by_dataset
         ]
         lines += [f"## {dataset}", "", *_table(["experiment", *(n.removeprefix("Acc-") for n in names)], rows), ""]
     lines.append("In parentheses: 95 % bootstrap intervals over questions, where an evaluation gives them.")
@@ -114,8 +114,8 @@ def plot_comparison(results: Results, output: str | Path) -> Path:
 def _draw_bars(ax: Axes, dataset: str, results: Results, colors: dict) -> None:
     names = _bars(metrics_of(results, dataset))
     width = 0.8 / len(results)
-    for i, (experiment, of_one) in enumerate(results.items()):
-        metrics = of_one.get(dataset, {})
+    for i, (experiment, by_dataset) in enumerate(results.items()):
+        metrics = by_dataset.get(dataset, {})
         for group, name in enumerate(names):
             if name not in metrics:
                 continue

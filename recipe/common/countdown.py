@@ -107,9 +107,9 @@ def solve(numbers: Sequence[int], target: int, operators: str = "+-*/") -> str |
                 if operator in "+*" and i > j:
                     continue  # commutative: the other order has been tried
                 combined = _combine(terms[i], operator, terms[j])
-                found = combined and search([*rest, combined])
-                if found:
-                    return found
+                solution = combined and search([*rest, combined])
+                if solution:
+                    return solution
         return None
 
     return search([_number(n) for n in numbers])

@@ -46,7 +46,7 @@ def convert(rows: Iterator[dict], name: str, split: str, data_source: str | None
     Args:
         data_source: None keeps each row's own one, or else takes `name`.
     """
-    found = Problems()
+    problems = Problems()
     answers: dict[str, str] = {}
     for number, row in enumerate(rows):
         try:
@@ -55,25 +55,25 @@ def convert(rows: Iterator[dict], name: str, split: str, data_source: str | None
             row = {key.lower(): value for key, value in row.items()}
             question, answer = math_question(row), math_answer(row)
         except BadRow as error:
-            found.bad[number] = str(error)
+            problems.bad[number] = str(error)
             continue
         if question in answers:
-            found.repeats += 1
+            problems.repeats += 1
             if answers[question] != answer:
-                found.contradictions.append(number)
+                problems.contradictions.append(number)
             if not keep_repeats:
                 continue
         answers[question] = answer
-        found.rows.append(
+        problems.rows.append(
             {
                 "data_source": data_source or row.get("data_source") or name,
                 "prompt": [{"role": "user", "content": f"{question}\n\n{BOXED_INSTRUCTION}"}],
                 "ability": "math",
                 "reward_model": {"style": "rule", "ground_truth": answer},
-                "extra_info": {"index": len(found.rows), "split": split},
+                "extra_info": {"index": len(problems.rows), "split": split},
             }
         )
-    return found
+    return problems
 
 
 def write_math_data(source: Path, output: Path, name: str, skip_bad_rows: bool = False, **options) -> Problems:
@@ -82,14 +82,14 @@ def write_math_data(source: Path, output: Path, name: str, skip_bad_rows: bool =
     Raises:
         ValueError: `source` cannot be read, has bad rows and these are not to be skipped, or no good ones.
     """
-    found = convert(read_rows(source), name, **options)
-    if found.bad and not skip_bad_rows:
-        raise ValueError(f"{source}: {describe_bad(found.bad)}; --skip-bad-rows leaves them out")
-    if not found.rows:
-        raise ValueError(f"{source} has no usable rows: {describe_bad(found.bad)}")
+    problems = convert(read_rows(source), name, **options)
+    if problems.bad and not skip_bad_rows:
+        raise ValueError(f"{source}: {describe_bad(problems.bad)}; --skip-bad-rows leaves them out")
+    if not problems.rows:
+        raise ValueError(f"{source} has no usable rows: {describe_bad(problems.bad)}")
     with replacing(output) as unfinished:
-        pq.write_table(pa.Table.from_pylist(found.rows), unfinished)
-    return found
+        pq.write_table(pa.Table.from_pylist(problems.rows), unfinished)
+    return problems
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -107,16 +107,16 @@ def main(arguments: list[str] | None = None) -> None:
     options = {"data_source": args.data_source, "keep_repeats": args.keep_repeats, "skip_bad_rows": args.skip_bad_rows}
     options["split"] = args.split or ("train" if args.name in TRAINING_SETS else "test")
     try:
-        found = write_math_data(args.input, args.output, args.name, **options)
+        problems = write_math_data(args.input, args.output, args.name, **options)
     except ValueError as error:
         raise SystemExit(f"error: {error}") from error
-    print(f"{args.name}: {len(found.rows):,} rows in {args.output}")
-    if found.repeats:
-        print(f"repeated questions, {'kept' if args.keep_repeats else 'left out'}: {found.repeats:,}")
-    if found.contradictions:
-        print(f"repeated with another answer: {listed(found.contradictions)}")
-    if found.bad:
-        print(f"left out: {describe_bad(found.bad)}")
+    print(f"{args.name}: {len(problems.rows):,} rows in {args.output}")
+    if problems.repeats:
+        print(f"repeated questions, {'kept' if args.keep_repeats else 'left out'}: {problems.repeats:,}")
+    if problems.contradictions:
+        print(f"repeated with another answer: {listed(problems.contradictions)}")
+    if problems.bad:
+        print(f"left out: {describe_bad(problems.bad)}")
 
 
 if __name__ == "__main__":

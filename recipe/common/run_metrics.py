@@ -157,11 +157,11 @@ def validation_accuracy(metrics: pd.DataFrame) -> dict[str, pd.Series]:
 
     Where the number of samples per question changed on the way, a step keeps the mean over the most samples.
     """
-    found = sorted(
+    matches = sorted(
         (match for name in metrics if (match := VAL_ACCURACY.fullmatch(name))), key=lambda match: -int(match["n"])
     )
     curves: dict[str, pd.Series] = {}
-    for match in found:
+    for match in matches:
         values = metrics[match[0]].dropna()
         if not values.empty:
             dataset = match["dataset"]

@@ -22,11 +22,11 @@ def group_diversity(responses: Sequence[Sequence[int]], answers: Sequence[Hashab
     """
     pairs = list(combinations(responses, 2))
     n = len(responses)
-    found = {
+    metrics = {
         "edit_distance": sum(Levenshtein.normalized_distance(a, b) for a, b in pairs) / len(pairs) if pairs else 0.0,
         "self_similarity": sum(LCSseq.normalized_similarity(a, b) for a, b in pairs) / len(pairs) if pairs else 1.0,
         "distinct_responses": len({tuple(response) for response in responses}) / n,
     }
     if answers is not None:
-        found["distinct_answers"] = len(set(answers)) / n
-    return found
+        metrics["distinct_answers"] = len(set(answers)) / n
+    return metrics

@@ -85,12 +85,12 @@ def ranked(flat: FlatLogprobs, n: int) -> list[list[tuple[int, float]]]:
 
     vLLM gives the chosen token, then the most likely ones in order, of which it may be one.
     """
-    found = []
+    ranking = []
     for start, end in zip(flat.start_indices, flat.end_indices, strict=True):
         chosen = flat.token_ids[start]
         step = dict(zip(flat.token_ids[start:end], flat.logprobs[start:end], strict=True))
-        found.append(sorted(step.items(), key=lambda item: (-item[1], item[0] != chosen))[:n])
-    return found
+        ranking.append(sorted(step.items(), key=lambda item: (-item[1], item[0] != chosen))[:n])
+    return ranking
 
 
 def top_log_probs(flat: FlatLogprobs, n: int) -> np.ndarray:
