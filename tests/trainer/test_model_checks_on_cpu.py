@@ -9,6 +9,7 @@ from verl.trainer.model_checks import (
     check_attention,
     check_context,
     check_fused_kernels,
+    check_prefix_tree,
     fill_max_model_len,
     model_json,
 )
@@ -97,3 +98,66 @@ def test_a_models_config_is_read_where_it_is_known(tmp_path, monkeypatch):
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
     assert model_json("no-such-org/no-such-model") is None
     assert model_json("/no/such/folder/at/all") is None
+
+
+QWEN2 = {"model_type": "qwen2", "use_sliding_window": False}
+PREFIX_TREE = {"actor.use_prefix_tree": True}
+
+
+def test_a_prefix_tree_of_a_plain_run():
+    check_prefix_tree(run_config(**PREFIX_TREE, **{"ref.use_prefix_tree": True, "ref.strategy": "fsdp2"}), QWEN2)
+    check_prefix_tree(run_config(**PREFIX_TREE, **{"actor.strategy": "fsdp"}), None)
+    check_prefix_tree(run_config(**{"actor.strategy": "megatron"}), {"model_type": "mistral"})
+
+
+@pytest.mark.parametrize(
+    "key, value",
+    [
+        ("actor.strategy", "fsdp_turbo"),
+        (f"actor.{ULYSSES}", 2),
+        (f"actor.fsdp_config.{ULYSSES}", 2),
+        ("actor.pad_to_length", True),
+        ("actor.fsdp_config.pad_to_length", True),
+        ("actor.use_fused_kernels", True),
+        ("model.use_fused_kernels", True),
+        ("actor.calculate_sum_pi_squared", True),
+        ("actor.use_prefix_grouper", True),
+        ("actor.shuffle", True),
+    ],
+)
+def test_settings_that_a_prefix_tree_does_not_go_with(key, value):
+    name = key.partition(".")[2]
+    with pytest.raises(ValueError, match=f"use_prefix_tree=true with .*{name}={value}".replace("=True", "=[Tt]rue")):
+        check_prefix_tree(run_config(**PREFIX_TREE, **{key: value}), QWEN2)
+    check_prefix_tree(run_config(**{key: value}), QWEN2)
+
+
+def test_the_reference_policys_section_is_checked_too():
+    changes = {"ref.use_prefix_tree": True, "ref.strategy": "fsdp2", f"ref.{ULYSSES}": 4}
+    with pytest.raises(ValueError, match=f"actor_rollout_ref.ref.use_prefix_tree=true with {ULYSSES}=4"):
+        check_prefix_tree(run_config(**changes), QWEN2)
+
+
+@pytest.mark.parametrize(
+    "model, message",
+    [
+        ({"model_type": "mistral"}, "a model of type mistral: expected qwen2, qwen3, llama"),
+        ({"model_type": "qwen2_5_vl"}, "a model of type qwen2_5_vl"),
+        (QWEN2 | {"use_sliding_window": True}, "sliding window"),
+        (QWEN2 | {"layer_types": ["full_attention", "sliding_attention"]}, "sliding window"),
+        (QWEN2 | {"attention_dropout": 0.1}, "attention_dropout=0.1"),
+    ],
+)
+def test_models_that_a_prefix_tree_does_not_go_with(model, message):
+    with pytest.raises(ValueError, match=message):
+        check_prefix_tree(run_config(**PREFIX_TREE), model)
+
+
+def test_a_prefix_tree_with_top_k_distillation():
+    config = run_config(**PREFIX_TREE)
+    for enabled, loss in ((False, "forward_kl_topk"), (True, "k3")):
+        config.distillation = {"enabled": enabled, "distillation_loss": {"loss_mode": loss}}
+        check_prefix_tree(config, QWEN2)
+    config.distillation = {"enabled": True, "distillation_loss": {"loss_mode": "forward_kl_topk"}}
+    with pytest.raises(ValueError, match="distillation.distillation_loss.loss_mode=forward_kl_topk"):
+        check_prefix_tree(config, QWEN2)

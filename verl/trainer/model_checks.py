@@ -10,6 +10,8 @@ from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
 
+from verl.workers.config.prefix_tree import check_model_config, check_section
+
 ROLLOUT, MODEL = "actor_rollout_ref.rollout", "actor_rollout_ref.model"
 POSITIONS = "max_position_embeddings"
 HF_OVERRIDES = "engine_kwargs.vllm.hf_overrides"
@@ -118,6 +120,33 @@ def check_attention(config: DictConfig, cuda_is_here: bool) -> None:
             "log-probabilities row by row in Python, and its default attn_implementation does not load; README.md "
             "(On GPUs) says how to install it"
         )
+
+
+def check_prefix_tree(config: DictConfig, model: dict | None) -> None:
+    """Check that the run's model and settings can be trained on a prefix tree, where `use_prefix_tree` is on.
+
+    Raises:
+        ValueError: with the setting that cannot.
+    """
+    for name in ("actor", "ref"):
+        section = config.actor_rollout_ref[name]
+        if not section.get("use_prefix_tree"):
+            continue
+        try:
+            check_section(section)
+        except ValueError as error:
+            raise ValueError(f"actor_rollout_ref.{name}.{error}") from error
+        if config.actor_rollout_ref.model.use_fused_kernels:
+            raise ValueError(
+                f"use_prefix_tree=true with {MODEL}.use_fused_kernels=true: set {MODEL}.use_fused_kernels=false"
+            )
+        loss = OmegaConf.select(config, "distillation.distillation_loss.loss_mode", default="")
+        if OmegaConf.select(config, "distillation.enabled") and "topk" in loss:
+            raise ValueError(
+                f"use_prefix_tree=true with distillation.distillation_loss.loss_mode={loss}: not supported"
+            )
+        if model is not None:
+            check_model_config(model | OmegaConf.to_container(config.actor_rollout_ref.model.override_config))
 
 
 def check_fused_kernels(config: DictConfig, model: dict | None) -> None:

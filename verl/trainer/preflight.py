@@ -24,6 +24,7 @@ from verl.trainer.model_checks import (
     check_attention,
     check_context,
     check_fused_kernels,
+    check_prefix_tree,
     fill_max_model_len,
     model_json,
 )
@@ -224,6 +225,7 @@ def check_engines(config: DictConfig) -> None:
         check_context(config, model)
         check_attention(config, cuda_is_here=torch.cuda.is_available())
         check_fused_kernels(config, model)
+        check_prefix_tree(config, model)
 
 
 def _file_list(files) -> list[str]:

@@ -1,0 +1,63 @@
+"""The switch `use_prefix_tree` chooses the engine, in the actor's and the reference policy's config."""
+
+from pathlib import Path
+
+import pytest
+from hydra import compose, initialize_config_dir
+from omegaconf import OmegaConf
+from verl.utils.config import omega_conf_to_dataclass
+
+import verl.trainer
+from verl.workers.engine import EngineRegistry
+
+RECIPES = Path(__file__).resolve().parents[3] / "recipe"
+COMMON = ("hardware=cpu", "task=countdown", "trainer.experiment_name=x")
+UPSTREAM = Path(verl.trainer.__path__[0]) / "config"
+
+
+def run_config(*overrides: str):
+    with initialize_config_dir(str(RECIPES / "common/config"), version_base=None):
+        return compose("explore", [f"hydra.searchpath=[file://{UPSTREAM}]", *COMMON, *overrides])
+
+
+def engines(config) -> list[str]:
+    """The classes of the actor's and the reference policy's engines, which upstream's worker builds from these."""
+    OmegaConf.resolve(config.actor_rollout_ref)
+    OmegaConf.set_struct(config, False)
+    ref = config.actor_rollout_ref.ref
+    for key in ("log_prob_micro_batch_size", "log_prob_micro_batch_size_per_gpu"):  # as upstream's worker does
+        ref[key.replace("log_prob", "ppo")] = ref.pop(key)
+    ref.use_dynamic_bsz, ref.ppo_max_token_len_per_gpu = (
+        ref.pop(f"log_prob_{key}") for key in ("use_dynamic_bsz", "max_token_len_per_gpu")
+    )
+    sections = [omega_conf_to_dataclass(config.actor_rollout_ref[name]) for name in ("actor", "ref")]
+    return [EngineRegistry.get_engine_cls("language_model", part.engine.strategy).__name__ for part in sections]
+
+
+@pytest.fixture(autouse=True)
+def engines_of_gpus(monkeypatch):
+    monkeypatch.setenv("VERL_ENGINE_DEVICE", "cuda")
+
+
+def test_off_is_upstreams_engine():
+    assert engines(run_config()) == ["FSDPEngineWithLMHead"] * 2
+
+
+def test_the_actors_switch_is_the_reference_policys_too():
+    assert engines(run_config("actor_rollout_ref.actor.use_prefix_tree=true")) == ["PrefixTreeEngine"] * 2
+
+
+def test_the_update_tree_switches_it_on():
+    assert engines(run_config("update=tree")) == ["PrefixTreeEngine"] * 2
+
+
+def test_each_can_be_switched_alone():
+    rows_for_ref = ("actor_rollout_ref.actor.use_prefix_tree=true", "actor_rollout_ref.ref.use_prefix_tree=false")
+    assert engines(run_config(*rows_for_ref)) == ["PrefixTreeEngine", "FSDPEngineWithLMHead"]
+
+
+def test_what_it_does_not_go_with_is_named():
+    config = run_config("actor_rollout_ref.actor.use_prefix_tree=true", "actor_rollout_ref.actor.shuffle=true")
+    with pytest.raises(Exception) as error:
+        omega_conf_to_dataclass(config.actor_rollout_ref.actor)
+    assert "use_prefix_tree=true with shuffle=True: set shuffle=false" in str(error.value.__cause__ or error.value)
