@@ -17,7 +17,7 @@ CASES = {
     "vanilla": {},
     "hapo": {"loss": "hapo", "loss_agg_mode": "seq-mean-token-sum-norm", "loss_scale_factor": 7},
     "aepo": {"loss": "aepo", "entropy_chunks": True, "temperatures": (1.0, 0.6)},
-    "micro_batches": {"max_tokens": 60},
+    "micro_batches": {"max_tokens": 35},
     "recomputed": {"checkpointing": True, "loss_agg_mode": "seq-mean-token-mean"},
     "bf16": {"dtype": "bf16"},
 }
@@ -45,6 +45,8 @@ def test_as_rows(results, name):
             torch.testing.assert_close(tree[key], rows[key], rtol=1e-5, atol=1e-5)
         assert tree["metrics"].keys() >= rows["metrics"].keys()
         for key, value in rows["metrics"].items():
+            if name == "micro_batches" and "loss" not in key:
+                continue  # upstream's means of micro-batches' means, which depend on the cut
             assert tree["metrics"][key] == pytest.approx(value, rel=1e-4, abs=1e-6), key
         assert tree["loss"] == pytest.approx(rows["loss"], rel=1e-4, abs=1e-6)
         assert rows["gradient"].norm() > 1e-3
@@ -64,6 +66,7 @@ def test_shared_tokens_are_computed_once(results):
     for of_rank in results:
         in_inference_and_training = of_rank["vanilla"]["tree"]["lm_head_tokens"]
         assert in_inference_and_training == [of_rank["unique_tokens"]] * 2
+        assert len(of_rank["micro_batches"]["tree"]["lm_head_tokens"]) == 4  # two micro-batches each, on every rank
         assert of_rank["unique_tokens"] < 0.7 * of_rank["tokens"]
 
 

@@ -58,7 +58,7 @@ def build_trie(sequences: Sequence[np.ndarray], kinds: Sequence[float] | None = 
         kinds: of each sequence; sequences of different kinds share no node. None: all are of the same kind.
     """
     rows = [np.ascontiguousarray(sequence, dtype=np.int64) for sequence in sequences]
-    order, shared = _sorted_with_shared_prefixes(rows, [0.0] * len(rows) if kinds is None else kinds)
+    order, shared = sort_by_prefix(rows, kinds)
     node_of: list[np.ndarray] = [np.empty(0, dtype=np.int64)] * len(rows)
     chains, size, path = [], 0, np.empty(0, dtype=np.int64)
     for index, prefix in zip(order, shared, strict=True):
@@ -75,12 +75,14 @@ def build_trie(sequences: Sequence[np.ndarray], kinds: Sequence[float] | None = 
 def count_nodes(sequences: Sequence[np.ndarray], kinds: Sequence[float] | None = None) -> int:
     """The number of nodes of `build_trie(sequences, kinds)`."""
     rows = [np.ascontiguousarray(sequence, dtype=np.int64) for sequence in sequences]
-    _, shared = _sorted_with_shared_prefixes(rows, [0.0] * len(rows) if kinds is None else kinds)
+    _, shared = sort_by_prefix(rows, kinds)
     return sum(map(len, rows)) - sum(shared)
 
 
-def _sorted_with_shared_prefixes(rows: list[np.ndarray], kinds: Sequence[float]) -> tuple[list[int], list[int]]:
-    """The rows' order, and what each shares with its predecessor there. Any order does that keeps prefixes together."""
+def sort_by_prefix(rows: list[np.ndarray], kinds: Sequence[float] | None = None) -> tuple[list[int], list[int]]:
+    """The int64 rows' order in a trie, and the length of the prefix that each shares with its predecessor there."""
+    kinds = [0.0] * len(rows) if kinds is None else kinds
+    # any order serves that keeps equal prefixes together, and that of bytes is fast
     keys = [(kind, row.tobytes()) for kind, row in zip(kinds, rows, strict=True)]
     order = sorted(range(len(rows)), key=keys.__getitem__)
     shared = [0] * len(rows)

@@ -1,0 +1,109 @@
+"""Micro-batches of the prefix tree: every row once, within the budget of distinct tokens, subtrees whole."""
+
+import inspect
+import random
+
+import numpy as np
+import pytest
+import torch
+from verl.workers.engine.fsdp import transformer_impl
+
+from tests.workers.engine.tries import random_sequences
+from verl.utils import tensordict_utils as tu
+from verl.workers.engine.prefix_tree.engine import MARK
+from verl.workers.engine.prefix_tree.micro_batches import TrieOrder, prepare_micro_batches
+
+
+def unique_tokens(rows: list[list[int]]) -> int:
+    return len({tuple(row[: end + 1]) for row in rows for end in range(len(row))})
+
+
+def group(prompt: int, responses: int, prompt_length: int, response_length: int) -> list[list[int]]:
+    """Rows that share a prompt and nothing else."""
+    stem = [prompt] * prompt_length
+    return [stem + [1000 + row] * response_length for row in range(responses)]
+
+
+def planned(rows: list[list[int]], budget: int, count: int = 1) -> list[list[int]]:
+    order = TrieOrder([np.array(row) for row in rows])
+    return order.rows(order.at_least(order.runs_within(budget), count))
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_every_row_once_and_within_the_budget(seed):
+    rng = random.Random(seed)
+    for _ in range(40):
+        rows = [sequence.tolist() for _ in range(rng.randint(1, 3)) for sequence in random_sequences(rng, tokens=5)]
+        budget = rng.randint(max(map(len, rows)), 60)
+        count = rng.randint(1, 5)
+        batches = planned(rows, budget, count)
+        assert sorted(row for batch in batches for row in batch) == list(range(len(rows)))
+        assert all(batch and unique_tokens([rows[row] for row in batch]) <= budget for batch in batches)
+        assert len(batches) >= min(count, len(rows))
+        order = TrieOrder([np.array(row) for row in rows])
+        start, end = sorted(rng.sample(range(len(rows) + 1), 2))
+        assert order.tokens((start, end)) == unique_tokens([rows[row] for row in order.order[start:end]])
+
+
+def test_groups_stay_whole_and_share_micro_batches():
+    """Five groups of 4 x (6 + 2): 14 distinct tokens each, 32 of rows. Shuffled over the mini-batch."""
+    rows = [row for prompt in range(5) for row in group(prompt, 4, 6, 2)]
+    random.Random(0).shuffle(rows)
+    batches = planned(rows, 30)
+    assert sorted({rows[row][0] for row in batch}.__len__() for batch in batches) == [1, 2, 2]
+    for prompt in range(5):
+        assert sum(any(rows[row][0] == prompt for row in batch) for batch in batches) == 1
+
+
+def test_a_group_over_budget_is_cut_between_its_subtrees():
+    """A prompt of 4 and three stems of 4 with three twigs of 2: 4 + 3 (4 + 6) distinct tokens, of which 26 are fit."""
+    rows = [[1] * 4 + [10 + stem] * 4 + [100 + twig] * 2 for stem in range(3) for twig in range(3)]
+    batches = planned(rows, 26)
+    stems = [{rows[row][4] for row in batch} for batch in batches]
+    assert sorted(map(len, stems)) == [1, 2] and not set.intersection(*stems)
+
+
+def test_more_micro_batches_where_another_rank_has_more():
+    rows = [row for prompt in range(2) for row in group(prompt, 4, 6, 2)]
+    assert [len(batch) for batch in planned(rows, 1000)] == [8]
+    assert [len(batch) for batch in planned(rows, 1000, count=2)] == [4, 4]
+    assert sorted(len(batch) for batch in planned(rows, 1000, count=3)) == [2, 2, 4]
+    assert [len(batch) for batch in planned(rows, 1000, count=99)] == [1] * 8
+
+
+def test_a_row_over_the_budget_is_refused():
+    with pytest.raises(ValueError, match="a row of 9 tokens exceeds the 8 of a micro-batch: raise .*ppo_max_token_len"):
+        planned([[1] * 9], 8)
+
+
+def mini_batch(**settings):
+    rows = [torch.tensor(row) for prompt in (5, 3) for row in group(prompt, 2, 3, 2)][::-1]
+    interleaved = [rows[0], rows[2], rows[1], rows[3]]
+    fields = {"input_ids": torch.nested.as_nested_tensor(interleaved, layout=torch.jagged), "row": torch.arange(4)}
+    return tu.get_tensordict(fields, {"temperature": 1.0, **settings})
+
+
+def test_by_rows():
+    data = mini_batch(use_dynamic_bsz=False, micro_batch_size_per_gpu=2)
+    batches, indices = prepare_micro_batches(data)
+    assert sorted(map(sorted, indices)) == [[0, 2], [1, 3]]
+    assert [batch["row"].tolist() for batch in batches] == indices
+    assert tu.get_non_tensor_data(data, "use_dynamic_bsz", None) is True  # upstream restores the order with it
+    with pytest.raises(ValueError, match="micro_batch_size_per_gpu=3 does not divide 4 rows"):
+        prepare_micro_batches(mini_batch(use_dynamic_bsz=False, micro_batch_size_per_gpu=3))
+
+
+def test_rows_of_other_temperatures_count_for_themselves():
+    data = mini_batch(max_token_len_per_gpu=14)
+    assert len(prepare_micro_batches(data)[0]) == 1
+    data["temperature"] = torch.tensor([1.0, 1.0, 0.5, 0.5])
+    assert len(prepare_micro_batches(data)[0]) == 2
+
+
+def test_upstreams_engine_cuts_marked_mini_batches_by_trees():
+    assert "prepare_micro_batches(" in inspect.getsource(transformer_impl.FSDPEngine.forward_backward_batch)
+    data = mini_batch(use_dynamic_bsz=False, micro_batch_size_per_gpu=2)
+    assert [x["row"].tolist() for x in transformer_impl.prepare_micro_batches(data=data)[0]] == [[0, 1], [2, 3]]
+    tu.assign_non_tensor(data, **{MARK: True})
+    batches, _ = transformer_impl.prepare_micro_batches(data=data, dp_group=None, same_micro_num_in_dp=True)
+    assert sorted(sorted(x["row"].tolist()) for x in batches) == [[0, 2], [1, 3]]
