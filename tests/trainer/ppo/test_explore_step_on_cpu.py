@@ -131,6 +131,33 @@ def test_fillers_are_short_and_in_every_mini_batch(queue, monkeypatch):
     assert advantages_with(made, queue, batch) == advantages_with(made, queue, queue.batch("p", "q", "r"))
 
 
+def test_groups_stay_together_where_shared_tokens_are_computed_once(queue):
+    """Four prompts with two rows each, for two ranks with two mini-batches: upstream's balance would part them."""
+    for key in list(queue.rows):
+        del queue.rows[key]
+    for prompt, length in enumerate((9, 1, 4, 6)):
+        for session in range(2):
+            response = [1] * (length + 3 * session)
+            ids = [session] * len(response)
+            queue.add(f"g{prompt}_{session}_0", 1.0, response, 10 + prompt, segment_ids=ids, entropy=[0.0] * len(ids))
+    keys = {"ppo_mini_batch_size": 2, "use_prefix_tree": True}
+    made = trainer(**{f"{ACTOR}.{key}": value for key, value in keys.items()}, **{"trainer.critic_warmup": 0})
+    made.actor_rollout_wg, made.tokenizer = Workers(), type("Tokenizer", (), {"eos_token_id": 5})
+    prompts = [key.split("_")[0] for key in made._balance_batch(queue.batch(), {}).keys]
+    assert prompts[::2] == prompts[1::2] and len(set(prompts)) == 4
+
+
+def test_the_share_of_tokens_that_were_computed_corrects_the_mfu(monkeypatch):
+    def update(self, batch, metrics):
+        metrics.update({"actor/perf/unique_token_share": 0.25, "perf/mfu/actor": 0.8})
+        return batch
+
+    monkeypatch.setattr(PPOTrainerSync, "_update_actor", update)
+    metrics = {}
+    assert trainer()._update_actor("batch", metrics) == "batch"
+    assert metrics == {"perf/unique_token_share": 0.25, "perf/mfu/actor": 0.2}
+
+
 def advantages_with(made, queue, batch) -> dict[str, list[float]]:
     """Of the real rows, with the metrics."""
     metrics = {}

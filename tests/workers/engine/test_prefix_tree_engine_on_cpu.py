@@ -66,6 +66,8 @@ def test_shared_tokens_are_computed_once(results):
     for of_rank in results:
         in_inference_and_training = of_rank["vanilla"]["tree"]["lm_head_tokens"]
         assert in_inference_and_training == [of_rank["unique_tokens"]] * 2
+        share = of_rank["vanilla"]["tree"]["metrics"]["perf/unique_token_share"]
+        assert share == pytest.approx(of_rank["unique_tokens"] / of_rank["tokens"])
         assert len(of_rank["micro_batches"]["tree"]["lm_head_tokens"]) == 4  # two micro-batches each, on every rank
         assert of_rank["unique_tokens"] < 0.7 * of_rank["tokens"]
 

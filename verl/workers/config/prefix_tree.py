@@ -18,6 +18,8 @@ REQUIRED = {
 }
 
 
+# metric: how many of the rows' tokens went through the model
+UNIQUE_TOKEN_SHARE = "perf/unique_token_share"
 MODEL_TYPES = ("qwen2", "qwen3", "llama")
 
 

@@ -37,6 +37,7 @@ from verl.trainer.ppo.tree_nodes import SEGMENT_IDS, Nodes, batch_nodes
 from verl.trainer.ppo.v1.batch_rows import ORDER, PROBLEM, BatchRows, Group, place_of
 from verl.trainer.ppo.v1.components import components_of
 from verl.trainer.ppo.v1.fillers import is_filler, shorten_fillers, spread_fillers
+from verl.trainer.ppo.v1.group_placement import distinct_tokens, place_groups
 from verl.trainer.ppo.v1.trainer_state import load_state, save_state
 from verl.trainer.ppo.v1.tree_reports import (
     diversity_metrics,
@@ -47,6 +48,7 @@ from verl.trainer.ppo.v1.tree_reports import (
     trees_file,
     write_records,
 )
+from verl.workers.config.prefix_tree import UNIQUE_TOKEN_SHARE
 from verl.workers.rollout.llm_client_engine import serve_candidates
 from verl.workers.rollout.trajectory_tree import OCCURRENCE, writes_trees
 from verl.workers.utils.field_losses import ppo_loss_with_fields
@@ -119,7 +121,8 @@ class ExploreMixin:
     def _balance_batch(self, batch, *args, **kwargs):
         """Upstream's, of rows in the order of the data, not of the one in which they came in, and with fillers spread.
 
-        With `actor.shuffle` the worker draws its mini-batches at random after this.
+        With `use_prefix_tree` groups stay together instead. With `actor.shuffle` the worker draws its mini-batches at
+        random after this.
         """
         batch.reorder(BatchRows(batch).in_data_order)
         batch = super()._balance_batch(batch, *args, **kwargs)
@@ -127,8 +130,19 @@ class ExploreMixin:
         n_mini_batches, rest = divmod(len(batch), config.actor.ppo_mini_batch_size * config.rollout.n)
         if n_mini_batches and not rest:  # else the actor is not updated in this step
             n_ranks = max(self.actor_rollout_wg._dispatch_info["actor"]) + 1
-            batch.reorder(spread_fillers([is_filler(tag) for tag in batch.tags], n_ranks, n_mini_batches))
+            if config.actor.get("use_prefix_tree"):
+                batch.reorder(self._groups_together(BatchRows(batch), n_ranks, n_mini_batches))
+            else:
+                batch.reorder(spread_fillers([is_filler(tag) for tag in batch.tags], n_ranks, n_mini_batches))
         return batch
+
+    def _groups_together(self, rows: BatchRows, n_ranks: int, n_mini_batches: int) -> list[int]:
+        groups = [group.rows for group in rows.groups]
+        fillers = sorted(set(range(len(rows))) - set(rows.real))
+        rows.fetch(SEGMENT_IDS.name)
+        return place_groups(
+            groups, [distinct_tokens(rows, group) for group in groups], fillers, n_ranks, n_mini_batches
+        )
 
     def _compute_old_log_prob(self, batch, metrics: dict):
         batch = super()._compute_old_log_prob(batch, metrics)
@@ -204,7 +218,11 @@ class ExploreMixin:
         with ExitStack() as stack:
             for component in self.components:
                 stack.enter_context(component.around_update(self, metrics))
-            return super()._update_actor(batch, metrics)
+            batch = super()._update_actor(batch, metrics)
+        if (share := metrics.pop(f"actor/{UNIQUE_TOKEN_SHARE}", None)) is not None:
+            metrics[UNIQUE_TOKEN_SHARE] = share
+            metrics["perf/mfu/actor"] *= share  # upstream counts the rows' tokens
+        return batch
 
     # ---- checkpoint ----
 

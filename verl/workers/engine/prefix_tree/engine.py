@@ -12,7 +12,7 @@ from verl.workers.engine.fsdp import transformer_impl
 from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
 
 from verl.utils import tensordict_utils as tu
-from verl.workers.config.prefix_tree import STRATEGIES, check_model_config
+from verl.workers.config.prefix_tree import STRATEGIES, UNIQUE_TOKEN_SHARE, check_model_config
 from verl.workers.engine import EngineRegistry
 from verl.workers.engine.prefix_tree.attention import NAME
 from verl.workers.engine.prefix_tree.log_probs import TrieBatch
@@ -26,6 +26,9 @@ UNSUPPORTED = ("use_fused_kernels", "calculate_sum_pi_squared", "distillation_us
 @EngineRegistry.register(model_type="language_model", backend=list(STRATEGIES.values()), device=["cuda", "npu"])
 class PrefixTreeEngine(FSDPEngineWithLMHead):
     """The engine of `use_prefix_tree=true`. Under its own names in upstream's registry, which holds a key only once."""
+
+    # of the present mini-batch: how many tokens its tries have, and its rows
+    _nodes = _tokens = 0
 
     def __init__(self, model_config, engine_config, optimizer_config, checkpoint_config):
         upstream = {own: name for name, own in STRATEGIES.items()}
@@ -41,7 +44,11 @@ class PrefixTreeEngine(FSDPEngineWithLMHead):
 
     def forward_backward_batch(self, data: TensorDict, loss_function, forward_only=False):
         tu.assign_non_tensor(data, **{MARK: True})
-        return super().forward_backward_batch(data, loss_function, forward_only)
+        self._nodes = self._tokens = 0
+        output = super().forward_backward_batch(data, loss_function, forward_only)
+        if not forward_only:
+            output["metrics"][UNIQUE_TOKEN_SHARE] = [self._nodes / self._tokens]
+        return output
 
     def prepare_model_inputs(self, micro_batch: TensorDict) -> tuple[dict, dict]:
         """The model's keyword arguments for the trie of `input_ids` (nested), and what reads its outputs.
@@ -58,6 +65,7 @@ class PrefixTreeEngine(FSDPEngineWithLMHead):
         ):
             raise ValueError("use_prefix_tree: multimodal inputs and 3-D positions are not supported")
         batch = TrieBatch(*rows_and_temperatures(micro_batch), micro_batch["input_ids"].device)
+        self._nodes, self._tokens = self._nodes + len(batch.trie), self._tokens + len(batch.own_nodes)
         return batch.model_inputs, {"trie_batch": batch}
 
     def prepare_model_outputs(self, output, output_args, micro_batch: TensorDict, logits_processor_func) -> dict:

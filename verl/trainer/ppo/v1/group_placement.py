@@ -1,0 +1,68 @@
+"""Where a batch's rows go if tokens that they share are computed once: groups stay whole in a rank's mini-batch."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from verl.trainer.ppo.tree_nodes import SEGMENT_IDS
+from verl.trainer.ppo.v1.batch_rows import BatchRows
+
+
+def place_groups(
+    groups: Sequence[Sequence[int]], tokens: Sequence[int], fillers: Sequence[int], n_ranks: int, n_mini_batches: int
+) -> list[int]:
+    """The rows' order, first those of the first rank, there first those of its first mini-batch.
+
+    Every rank has equally many rows in every mini-batch. The heaviest groups are placed first, each where the fewest
+    tokens are; a group is cut where no place for all its rows is left. Mini-batches have as many fillers, give or take
+    one.
+
+    >>> place_groups([[0, 1], [2, 3], [4, 5], [6, 7]], [9, 2, 3, 8], [], n_ranks=2, n_mini_batches=1)
+    [0, 1, 2, 3, 6, 7, 4, 5]
+
+    Args:
+        groups: the numbers of the rows of each.
+        tokens: of each group, the distinct ones.
+        fillers: the numbers of rows that belong to no group.
+    """
+    n_cells = n_ranks * n_mini_batches
+    size = (sum(map(len, groups)) + len(fillers)) // n_cells
+    cells: list[list[int]] = [[] for _ in range(n_cells)]
+    # the mini-batches take turns, and within each the ranks
+    fillers_of = [list(fillers[cell::n_cells]) for cell in range(n_cells)]
+    free = [size - len(own) for own in fillers_of]
+    load = [0.0] * n_cells
+
+    def put(cell: int, rows: Sequence[int], weight: float) -> None:
+        cells[cell].extend(rows)
+        free[cell] -= len(rows)
+        load[cell] += weight
+
+    left = []
+    for group in sorted(range(len(groups)), key=lambda group: -tokens[group]):
+        rows = groups[group]
+        fitting = [cell for cell in range(n_cells) if free[cell] >= len(rows)]
+        if fitting:
+            put(min(fitting, key=load.__getitem__), rows, tokens[group])
+        else:
+            left.append(group)
+    for group in left:
+        rows, share = list(groups[group]), tokens[group] / len(groups[group])
+        while rows:
+            cell = max(range(n_cells), key=lambda cell: (free[cell], -load[cell]))
+            taken, rows = rows[: free[cell]], rows[free[cell] :]
+            put(cell, taken, share * len(taken))
+    return [row for cell in range(n_cells) for row in cells[cell] + fillers_of[cell]]
+
+
+def distinct_tokens(rows: BatchRows, group: Sequence[int]) -> int:
+    """How many tokens a group's trie has, by the rollout's segments; without these only the prompt is shared."""
+    segments = rows.column(SEGMENT_IDS.name, group)
+    prompt = max(rows.tags[row]["prompt_len"] for row in group)
+    if segments is None:
+        return prompt + sum(rows.tags[row]["response_len"] for row in group)
+    lengths: dict[int, int] = {}
+    for ids in segments:
+        for segment, length in zip(*np.unique(ids.numpy(), return_counts=True), strict=True):
+            lengths[int(segment)] = max(lengths.get(int(segment), 0), int(length))
+    return prompt + sum(lengths.values())
