@@ -9,6 +9,7 @@ from omegaconf import OmegaConf
 from verl.utils.config import omega_conf_to_dataclass
 
 import verl.trainer
+from verl.workers.config.explore import parts_of
 
 ROLLOUT = "actor_rollout_ref.rollout"
 UPSTREAM = Path(verl.trainer.__path__[0]) / "config"
@@ -40,9 +41,10 @@ def test_every_method_and_task_composes_without_warnings(method, task, hardware)
     with warnings.catch_warnings():
         warnings.filterwarnings("error", message=".*rollout mode")
         config = omega_conf_to_dataclass(rollout(f"{method}_trainer", f"task={task}", hardware=hardware))
-    tree = config.tree_config()
-    assert tree.call_limit == {"reasoning": 3, "deepsearch": 6, "search_task": 3}[task]
-    assert tree.branch_policy == {"grpo": "never", "arpo": "entropy", "aepo": "entropy_balanced"}[method]
+    tree = config.arpo_config()
+    assert parts_of(config) == ("plain" if method == "grpo" else "arpo", "tools")
+    assert config.tools.call_limit == {"reasoning": 3, "deepsearch": 6, "search_task": 3}[task]
+    assert tree.branch_policy == ("entropy_balanced" if method == "aepo" else "entropy")
     assert tree.enable_dynamic_rollouts == (method == "aepo")
     assert (config.n, tree.initial_rollouts) == ((8, 4) if task == "search_task" else (16, 8))
 
@@ -85,7 +87,7 @@ def test_the_authors_yaml_works_as_it_is():
         (f"+{ROLLOUT}.tools.call_limits=3", "tools has no key call_limits"),
         (f"{ROLLOUT}.branch_policy=always", "branch_policy=always"),
         (f"{ROLLOUT}.entropy_top_k=50", "entropy_top_k=50.*max_logprobs"),
-        (f"{ROLLOUT}.name=sglang", "name=vllm, not sglang"),
+        (f"{ROLLOUT}.name=sglang", "name=sglang: .*tree=arpo is grown on name=vllm"),
         (f"{ROLLOUT}.logprobs_mode=raw_logits", "logprobs_mode=raw_logits"),
         (f"{ROLLOUT}.dynamic_rollouts_beta=-1", "dynamic_rollouts_beta=-1"),
         (f"{ROLLOUT}.tools.timeout=0", "tools.timeout=0"),
