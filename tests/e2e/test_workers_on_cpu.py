@@ -1,8 +1,8 @@
 """The same batches give the same numbers on one worker and on two.
 
 On one: GRPO with the trivial group rollout (over-generation by a factor of 1: n independent samples). On two: HAPO with
-every mechanism off and `rollout.tree=null`, which samples by upstream's agent loops. So a trivial group rollout is upstream's agent loop, HAPO
-with all off is GRPO, and the number of workers does not matter.
+every mechanism off and `rollout.tree=null`, which samples by upstream's agent loops. So a trivial group rollout is
+upstream's agent loop, HAPO with all off is GRPO, and the number of workers does not matter.
 
 Two launches of about 100 s each, each measured over its first steps and then killed: the one's driver, the other's
 worker. Sampling is greedy (`rollout.top_k=1`, n=1), so that both train on the same batches, however prompts are dealt
