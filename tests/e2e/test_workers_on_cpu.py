@@ -1,8 +1,8 @@
 """The same batches give the same numbers on one worker and on two.
 
-On one: GRPO with the trivial group rollout (over-generation by a factor of 1: n independent samples). On two: HAPO with
-every mechanism off and `rollout.tree=null`, which samples by upstream's agent loops. So a trivial group rollout is
-upstream's agent loop, HAPO with all off is GRPO, and the number of workers does not matter.
+On one: LATR's recipe with the trivial group rollout (over-generation by a factor of 1: n independent samples). On two:
+HAPO's with every mechanism off and `rollout.tree=null`, which samples by upstream's agent loops. So a trivial group
+rollout is upstream's agent loop, HAPO with all off is upstream's loss, and the number of workers does not matter.
 
 Two launches of about 100 s each, each measured over its first steps and then killed: the one's driver, the other's
 worker. Sampling is greedy (`rollout.top_k=1`, n=1), so that both train on the same batches, however prompts are dealt
@@ -26,7 +26,9 @@ GREEDY = [
 GREEDY += ["actor_rollout_ref.rollout.n=1", "actor_rollout_ref.rollout.top_k=1", "trainer.val_before_train=false"]
 GREEDY += ["trainer.test_freq=-1", "trainer.save_freq=-1", "trainer.total_training_steps=500"]
 GREEDY += [f"reward.custom_reward_function.path={Path(__file__).with_name('target_reward.py')}"]
-ALL_OFF = ["algorithm.adv_estimator=grpo", "algorithm.filter_groups.enable=false"]
+# with one response of a prompt, group-relative estimators say nothing
+GREEDY += ["algorithm.adv_estimator=reinforce_plus_plus"]
+ALL_OFF = ["algorithm.filter_groups.enable=false"]
 ALL_OFF += ["actor_rollout_ref.actor.adaptive_clip=false", "actor_rollout_ref.actor.adaptive_advantage=false"]
 ALL_OFF += ["actor_rollout_ref.rollout.adaptive_temperature=false", "actor_rollout_ref.rollout.tree=null"]
 ALL_OFF += ["reward.reward_kwargs.overlong_buffer_cfg.enable=false"]
