@@ -34,7 +34,7 @@ ALL_OFF += ["actor_rollout_ref.rollout.adaptive_temperature=false", "actor_rollo
 ALL_OFF += ["reward.reward_kwargs.overlong_buffer_cfg.enable=false"]
 TRIVIAL_GROUP = ["actor_rollout_ref.rollout.name=over_generation"]
 TRIVIAL_GROUP += ["actor_rollout_ref.rollout.kt.over_generation_factor=1.0"]
-COMPARED = ("actor/pg_loss", "actor/grad_norm", "actor/entropy", "critic/score/mean", "response_length/mean")
+COMPARED = ("actor/grad_norm", "actor/entropy", "critic/score/mean", "response_length/mean")
 pytestmark = pytest.mark.e2e
 
 
@@ -62,7 +62,8 @@ def test_hapo_off_on_two_workers_computes_what_grpo_with_trivial_groups_computes
     for name in COMPARED:
         one, two = one_worker[0][name], two_workers[0][name]
         np.testing.assert_allclose(one, two, rtol=1e-4, err_msg=name)
-    assert (one_worker[0]["actor/grad_norm"] > 1e-3).all() and one_worker[0]["actor/pg_loss"].abs().min() > 1e-3
+    # advantages that are centered over the batch: the first update's loss is 0, its gradient is not
+    assert (one_worker[0]["actor/grad_norm"] > 1e-3).all() and one_worker[0]["actor/pg_loss"].abs().max() < 1e-5
 
 
 def test_a_killed_driver_ends_the_run_with_a_message_and_no_orphans(one_worker):
