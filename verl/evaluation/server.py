@@ -19,7 +19,7 @@ from pathlib import Path
 import httpx
 from openai import AsyncOpenAI
 
-from verl.workers.rollout.rollout_engine import Generation
+from verl.workers.rollout.rollout_engine import Generation, Request, RolloutEngine
 from verl.workers.rollout.tools.http_json import is_loopback
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -52,7 +52,7 @@ def clients_of(url: str, api_key: str | None, concurrency: int) -> list[AsyncOpe
     return [client_of(url, api_key) for _ in range(-(-concurrency // CONNECTIONS_A_CLIENT))]
 
 
-class ServerEngine:
+class ServerEngine(RolloutEngine):
     """A `RolloutEngine` on a vLLM server: it takes and gives token ids, without log-probabilities.
 
     Args:
@@ -64,39 +64,26 @@ class ServerEngine:
     def __init__(self, clients: Sequence[AsyncOpenAI], model: str, concurrency: int):
         self.clients, self.model, self.slots = itertools.cycle(clients), model, asyncio.Semaphore(concurrency)
 
-    async def generate(
-        self,
-        prompt_ids: Sequence[int],
-        *,
-        max_tokens: int,
-        stop_token_ids: Sequence[int],
-        temperature: float = 1.0,
-        top_p: float = 1.0,
-        top_k: int = -1,
-        seed: int | None = None,
-        n_candidates: int = 0,
-        n_entropy: int = 0,
-        stop: Sequence[str] = (),
-        request_id: str | None = None,
-    ) -> Generation:
-        """See `RolloutEngine.generate`.
-
+    async def _generate(self, request: Request) -> Generation:
+        """
         Raises:
             ValueError: candidates or entropies are asked for, or the server gives no token ids, as it is not vLLM.
         """
-        if n_candidates or n_entropy:
-            raise ValueError(f"n_candidates={n_candidates}, n_entropy={n_entropy}: the completions API reports none")
-        more = {"top_k": top_k, "stop_token_ids": list(stop_token_ids), "return_token_ids": True}
-        more |= {"prompt": list(prompt_ids)} | ({"skip_special_tokens": False} if stop else {})
+        if request.n_candidates or request.n_entropy:
+            raise ValueError(
+                f"n_candidates={request.n_candidates}, n_entropy={request.n_entropy}: the completions API reports none"
+            )
+        more = {"top_k": request.top_k, "stop_token_ids": list(request.stop_token_ids), "return_token_ids": True}
+        more |= {"prompt": list(request.prompt_ids)} | ({"skip_special_tokens": False} if request.stop else {})
         async with self.slots:
             completion = await next(self.clients).completions.create(
                 model=self.model,
                 prompt="",  # it is in `more`, where the client does not look at every token
-                max_tokens=max_tokens,
-                temperature=temperature,
-                top_p=top_p,
-                seed=seed,
-                stop=list(stop) or None,
+                max_tokens=request.max_tokens,
+                temperature=request.temperature,
+                top_p=request.top_p,
+                seed=request.seed,
+                stop=list(request.stop) or None,
                 extra_body=more,
             )
         token_ids = (completion.choices[0].model_extra or {}).get("token_ids")
@@ -104,7 +91,7 @@ class ServerEngine:
             raise ValueError(
                 "the server gives no token ids: server.api=tokens needs a vLLM server, else server.api=chat"
             )
-        stopped = bool(token_ids) and token_ids[-1] in set(stop_token_ids)
+        stopped = bool(token_ids) and token_ids[-1] in set(request.stop_token_ids)
         return Generation(list(token_ids), [0.0] * len(token_ids), stopped=stopped)
 
 

@@ -41,7 +41,7 @@ def test_every_method_and_task_composes_without_warnings(method, task, hardware)
     with warnings.catch_warnings():
         warnings.filterwarnings("error", message=".*rollout mode")
         config = omega_conf_to_dataclass(rollout(f"{method}_trainer", f"task={task}", hardware=hardware))
-    tree = config.arpo_config()
+    tree = config
     assert parts_of(config) == ("plain" if method == "grpo" else "arpo", "tools")
     assert config.tools.call_limit == {"reasoning": 3, "deepsearch": 6, "search_task": 3}[task]
     assert tree.branch_policy == ("entropy_balanced" if method == "aepo" else "entropy")

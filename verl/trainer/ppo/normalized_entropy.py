@@ -31,20 +31,18 @@ def normalize_entropy(
 def compute_entropy_based_temperature(
     logits: torch.Tensor,
     temperature_tau: float | torch.Tensor,
-    median: float | torch.Tensor,
-    std: float | torch.Tensor,
-    scale_pos: float | torch.Tensor,
-    scale_neg: float | torch.Tensor,
+    **statistics: float | torch.Tensor,
 ) -> torch.Tensor:
     """T'/T = 1 + temperature_tau h for every row.
 
     Args:
-        logits: (R, V) before any temperature; -inf marks impossible tokens. The others: numbers, or (R,) tensors.
+        logits: (R, V) before any temperature; -inf marks impossible tokens.
+        temperature_tau, statistics: numbers, or (R,) tensors; the statistics are those of `normalize_entropy`.
 
     Returns:
         (R,) float32.
     """
-    return 1 + temperature_tau * normalize_entropy(entropy_of_logits(logits), median, std, scale_pos, scale_neg)
+    return 1 + temperature_tau * normalize_entropy(entropy_of_logits(logits), **statistics)
 
 
 def entropy_of_logits(logits: torch.Tensor) -> torch.Tensor:

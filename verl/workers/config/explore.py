@@ -6,13 +6,13 @@ from dataclasses import dataclass, field, fields
 from typing import NamedTuple
 
 from verl.workers.config import RolloutConfig
-from verl.workers.config.policy_keys import check_entropies
+from verl.workers.config.policy_keys import ROLLOUT, check_entropies
 from verl.workers.config.prefix_tree import PrefixTreeActorConfig
 from verl.workers.rollout.tools.tool_box import ToolsConfig
 from verl.workers.rollout.trees.arpo.config import ARPOConfig
 from verl.workers.rollout.trees.latr.config import KTConfig
 
-SECTION, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
+SECTION = "actor_rollout_ref.actor"
 LOGITS_PROCESSOR = "verl.workers.rollout.adaptive_temperature:AdaptiveTemperature"
 # the authors' names: LATR and the notes on HATO call the tree a rollout, ARPO calls rollouts with tools a mode
 TREE_OF_NAME = {"kt": "latr", "hato": "hato", "over_generation": "over_generation"}
@@ -38,13 +38,13 @@ class ExploreActorConfig(PrefixTreeActorConfig):
     actor_rollout_ref.actor.
 
     Args:
-        adaptive_clip: HAPO: clip ranges follow each token's normalised entropy h.
+        adaptive_clip: HAPO: clip ranges follow each token's normalized entropy h.
         clip_alpha: how far: eps (1 + clip_alpha |h|).
         adaptive_advantage: HAPO: redistribute advantages by h.
         adv_beta: how far: A (1 + adv_beta h); at most 1, so that no advantage changes its sign.
         entropy_pivot: HAPO: quantile of the batch's log-entropies where h is 0.
         enable_entropy_balanced_clipping: AEPO: tokens above the upper clip keep a gradient.
-        enable_entropy_balanced_advantage: AEPO: advantages grow with the standardised entropy z.
+        enable_entropy_balanced_advantage: AEPO: advantages grow with the standardized entropy z.
         entropy_advantage_coef: how far: A (1 + entropy_advantage_coef z), from 0 to 1.
     """
 
@@ -101,8 +101,8 @@ def parts_of(rollout) -> Parts:
 
 
 @dataclass
-class ExploreRolloutConfig(RolloutConfig):
-    """Upstream's rollout config and keys under actor_rollout_ref.rollout.
+class ExploreRolloutConfig(ARPOConfig, RolloutConfig):
+    """Upstream's rollout config, and ours under actor_rollout_ref.rollout, ARPO's keys (`ARPOConfig`) among them.
 
     Args:
         tree: the policy that grows a prompt's trajectories, a module of verl.workers.rollout.trees; None: by `name` and
@@ -110,7 +110,6 @@ class ExploreRolloutConfig(RolloutConfig):
         environment: `none` or `tools`; None: by `mode`, else none.
         kt: LATR's keys (`KTConfig`).
         tools: the environment's (`ToolsConfig`).
-        initial_rollouts, …, turn_limit: ARPO's and AEPO's (`ARPOConfig`).
         group_timeout: seconds for all trajectories of a prompt, after which the group fails; None: no limit.
         adaptive_temperature: HAPO: sample training rollouts at T (1 + temperature_tau h); never validation.
         temperature_tau: in [0, 1); 0 is off.
@@ -122,19 +121,6 @@ class ExploreRolloutConfig(RolloutConfig):
     environment: str | None = None
     kt: KTConfig = field(default_factory=KTConfig)
     tools: ToolsConfig = field(default_factory=ToolsConfig)
-    initial_rollouts: int = 8
-    beam_size: int = 2
-    branch_probability: float = 0.5
-    entropy_weight: float = 0.2
-    branch_policy: str = "entropy"
-    branch_penalty: float = 0.05
-    entropy_tokens: int = 20
-    entropy_top_k: int = 20
-    enable_dynamic_rollouts: bool = False
-    dynamic_rollouts_beta: float = 0.5
-    turn_delimiter: str = "\n\n"
-    max_turn_tokens: int = 256
-    turn_limit: int = 3
     group_timeout: float | None = None
     adaptive_temperature: bool = False
     temperature_tau: float = 0.05
@@ -142,10 +128,10 @@ class ExploreRolloutConfig(RolloutConfig):
     def __post_init__(self):
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="Unknown rollout mode")
-            super().__post_init__()
+            RolloutConfig.__post_init__(self)
+        ARPOConfig.__post_init__(self)
         self.kt = _section("kt", KTConfig, self.kt)
         self.tools = _section("tools", ToolsConfig, self.tools)
-        self.arpo_config()
         parts = parts_of(self)
         if parts.environment not in ENVIRONMENTS:
             raise ValueError(f"{ROLLOUT}.environment={self.environment}: expected one of {', '.join(ENVIRONMENTS)}")
@@ -156,15 +142,11 @@ class ExploreRolloutConfig(RolloutConfig):
         if parts.tree == "latr":
             self._check_latr()
         if parts.tree == "arpo":
-            self._check_arpo()
+            check_entropies(self, "entropy_top_k", self.entropy_top_k if self.branch_policy != "never" else 0)
         if self.adaptive_temperature:
             self._check_sampler()
         if not 0 <= self.temperature_tau < 1:
             raise ValueError(f"{ROLLOUT}.temperature_tau={self.temperature_tau}: expected a number in [0, 1)")
-
-    def arpo_config(self) -> ARPOConfig:
-        """ARPO's keys, checked."""
-        return ARPOConfig(**{key.name: getattr(self, key.name) for key in fields(ARPOConfig)})
 
     def _check_latr(self) -> None:
         plain = self.temperature == 1 and self.top_p == 1 and self.top_k in (-1, 0)
@@ -187,9 +169,6 @@ class ExploreRolloutConfig(RolloutConfig):
                     f"{ROLLOUT}.tools.tool_instances.{name}.params.api_key: upstream prints and logs the whole config; "
                     "leave the key out and export BRIGHTDATA_API_KEY on every node"
                 )
-
-    def _check_arpo(self) -> None:
-        check_entropies(self, "entropy_top_k", self.entropy_top_k if self.branch_policy != "never" else 0)
 
     def _check_sampler(self) -> None:
         if self.temperature != 1:

@@ -74,8 +74,9 @@ class AdaptiveTemperature(LogitsProcessor):
     def apply(self, logits: torch.Tensor) -> torch.Tensor:
         if not self.requests:
             return logits
+        settings = dict(zip(SETTINGS, self.settings, strict=True))
         if len(self.requests) == len(logits):
-            return logits.div_(compute_entropy_based_temperature(logits, *self.settings).unsqueeze(-1))
+            return logits.div_(compute_entropy_based_temperature(logits, **settings).unsqueeze(-1))
         asking = logits[self.rows]
-        asking.div_(compute_entropy_based_temperature(asking, *self.settings).unsqueeze(-1))
+        asking.div_(compute_entropy_based_temperature(asking, **settings).unsqueeze(-1))
         return logits.index_copy_(0, self.rows, asking)

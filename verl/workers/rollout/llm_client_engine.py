@@ -7,12 +7,11 @@ the group has ended      ──> load balancer: release the server    tree makes
 
 import asyncio
 import importlib
-from collections.abc import Sequence
 from uuid import uuid4
 
 from verl.workers.rollout.replica import RolloutReplicaRegistry
 
-from verl.workers.rollout.rollout_engine import Generation
+from verl.workers.rollout.rollout_engine import Generation, Request, RolloutEngine
 
 ABORTED = "aborted"
 REJECTED_SECONDS = 1.0
@@ -70,7 +69,7 @@ class GroupServers:
             acquired.add_done_callback(give_back)
 
 
-class LLMClientEngine:
+class LLMClientEngine(RolloutEngine):
     """See `RolloutEngine`. `n_candidates` and `n_entropy` need servers that report them (`candidate_server`).
 
     Requests of one `request_id` go to one server until `release`. A request that is aborted in mid-generation, as for a
@@ -88,46 +87,31 @@ class LLMClientEngine:
         """All requests of this id have ended."""
         self.servers.release(request_id)
 
-    async def generate(
-        self,
-        prompt_ids: Sequence[int],
-        *,
-        max_tokens: int,
-        stop_token_ids: Sequence[int],
-        temperature: float = 1.0,
-        top_p: float = 1.0,
-        top_k: int = -1,
-        seed: int | None = None,
-        n_candidates: int = 0,
-        n_entropy: int = 0,
-        stop: Sequence[str] = (),
-        request_id: str | None = None,
-        extra_args: dict | None = None,
-    ) -> Generation:
-        params = {"temperature": temperature, "top_p": top_p, "top_k": top_k, "repetition_penalty": 1.0}
-        params |= {"logprobs": True, "stop_token_ids": list(stop_token_ids)}
-        params |= {"n_candidates": n_candidates} if n_candidates else {}
-        params |= {"extra_args": extra_args} if extra_args else {}
-        params |= {"n_entropy": n_entropy} if n_entropy else {}
+    async def _generate(self, request: Request) -> Generation:
+        params = {"temperature": request.temperature, "top_p": request.top_p, "top_k": request.top_k}
+        params |= {"repetition_penalty": 1.0, "logprobs": True, "stop_token_ids": list(request.stop_token_ids)}
+        for name in ("n_candidates", "n_entropy", "extra_args"):
+            params |= {name: value} if (value := getattr(request, name)) else {}
         # tags may be special tokens; the text that is searched must show them
-        params |= {"stop": list(stop), "skip_special_tokens": False} if stop else {}
-        result = Generation([], [], [] if n_candidates else None, entropies=[] if n_entropy else None)
-        group, versions = request_id or uuid4().hex, []
+        params |= {"stop": list(request.stop), "skip_special_tokens": False} if request.stop else {}
+        candidates, entropies = [] if request.n_candidates else None, [] if request.n_entropy else None
+        result = Generation([], [], candidates, entropies=entropies)
+        group, versions = request.request_id or uuid4().hex, []
         try:
             while True:
-                params["max_tokens"] = max_tokens - len(result.token_ids)
-                if seed is not None:
-                    params["seed"] = seed + len(result.token_ids)
-                output = await self.servers.generate(group, [*prompt_ids, *result.token_ids], dict(params))
+                params["max_tokens"] = request.max_tokens - len(result.token_ids)
+                if request.seed is not None:
+                    params["seed"] = request.seed + len(result.token_ids)
+                output = await self.servers.generate(group, [*request.prompt_ids, *result.token_ids], dict(params))
                 versions.append(output.extra_fields.get("global_steps"))
                 _append(result, output)
                 result.stopped = bool(result.token_ids) and result.token_ids[-1] in params["stop_token_ids"]
-                if output.stop_reason != ABORTED or result.stopped or len(result.token_ids) >= max_tokens:
+                if output.stop_reason != ABORTED or result.stopped or len(result.token_ids) >= request.max_tokens:
                     break
                 if not output.token_ids:  # a server that is about to leave, or to come back, rejects at once
                     await asyncio.sleep(REJECTED_SECONDS)
         finally:
-            if request_id is None:
+            if request.request_id is None:
                 self.release(group)
         known = [version for version in versions if version is not None]
         if known:

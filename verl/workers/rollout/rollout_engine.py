@@ -4,9 +4,9 @@ The other engine is vLLM behind upstream's LLM client. Same model, greedy: same 
 """
 
 import asyncio
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -48,31 +48,41 @@ class Generation:
         return Generation(self.token_ids[:n], self.log_probs[:n], info=self.info, **cut)
 
 
-class RolloutEngine(Protocol):
-    async def generate(
-        self,
-        prompt_ids: Sequence[int],
-        *,
-        max_tokens: int,
-        stop_token_ids: Sequence[int],
-        temperature: float = 1.0,
-        top_p: float = 1.0,
-        top_k: int = -1,
-        seed: int | None = None,
-        n_candidates: int = 0,
-        n_entropy: int = 0,
-        stop: Sequence[str] = (),
-        request_id: str | None = None,
-        extra_args: dict | None = None,
-    ) -> Generation:
-        """Continue `prompt_ids` by up to `max_tokens` tokens; temperature 0 is greedy.
+@dataclass(frozen=True)
+class Request:
+    """What is asked of an engine.
 
-        `extra_args` are vLLM's: what a logits processor is told, such as `adaptive_temperature`.
+    Args:
+        prompt_ids: what is continued.
+        max_tokens: so many new tokens at the most.
+        stop_token_ids: the first of these ends the generation, and belongs to it.
+        temperature: 0 is greedy.
+        stop: texts, looked for in the new tokens only; it ends with the token that completes one of them.
+        request_id: requests of one id go to the same replica, where their common prefix is cached.
+        extra_args: vLLM's: what a logits processor is told, such as `adaptive_temperature`.
+    """
 
-        With `stop` it ends with the token that completes one of these texts, looked for in the new tokens only.
-        Requests of one `request_id` go to the same replica, where their common prefix is cached.
-        """
-        ...
+    prompt_ids: Sequence[int]
+    max_tokens: int
+    stop_token_ids: Sequence[int]
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = -1
+    seed: int | None = None
+    n_candidates: int = 0
+    n_entropy: int = 0
+    stop: Sequence[str] = ()
+    request_id: str | None = None
+    extra_args: dict | None = None
+
+
+class RolloutEngine(ABC):
+    async def generate(self, prompt_ids: Sequence[int], **options) -> Generation:
+        """Continue `prompt_ids`; the options are the fields of `Request`."""
+        return await self._generate(Request(prompt_ids, **options))
+
+    @abstractmethod
+    async def _generate(self, request: Request) -> Generation: ...
 
 
 def end_of_sequence_ids(tokenizer, generation_config=None) -> list[int]:
@@ -94,7 +104,7 @@ def generation_config_of(model_path: str):
 
 async def gather_or_cancel(*coroutines) -> list:
     """`asyncio.gather` that leaves nothing running: when one fails, the others are cancelled and have ended."""
-    tasks = [asyncio.ensure_future(one) for one in coroutines]
+    tasks = [asyncio.ensure_future(coroutine) for coroutine in coroutines]
     try:
         return await asyncio.gather(*tasks)
     except BaseException:
@@ -104,7 +114,7 @@ async def gather_or_cancel(*coroutines) -> list:
         raise
 
 
-class TransformersEngine:
+class TransformersEngine(RolloutEngine):
     """A `transformers` causal LM, one request at a time: for tests, debugging and machines without vLLM.
 
     `stop` and `n_entropy` need the tokenizer.
@@ -113,62 +123,49 @@ class TransformersEngine:
     def __init__(self, model, tokenizer=None):
         self.model, self.tokenizer = model, tokenizer
 
-    async def generate(self, prompt_ids: Sequence[int], *, request_id: str | None = None, **options) -> Generation:
+    async def _generate(self, request: Request) -> Generation:
         with torch.inference_mode():
-            return self._generate(prompt_ids, **options)
+            return self._continue(request)
 
-    def _generate(
-        self,
-        prompt_ids: Sequence[int],
-        max_tokens: int,
-        stop_token_ids: Sequence[int],
-        temperature: float = 1.0,
-        top_p: float = 1.0,
-        top_k: int = -1,
-        seed: int | None = None,
-        n_candidates: int = 0,
-        n_entropy: int = 0,
-        stop: Sequence[str] = (),
-        extra_args: dict | None = None,
-    ) -> Generation:
-        tempered = (extra_args or {}).get("adaptive_temperature")
+    def _continue(self, request: Request) -> Generation:
+        tempered = (request.extra_args or {}).get("adaptive_temperature")
         generator = torch.Generator(self.model.device)
-        if seed is None:
+        if request.seed is None:
             generator.seed()
         else:
-            generator.manual_seed(seed)
-        stop_ids, cache = set(stop_token_ids), None
-        inputs = torch.tensor([list(prompt_ids)], device=self.model.device)
-        result, top = Generation([], [], [] if n_candidates else None), []
-        while len(result.token_ids) < max_tokens and not result.stopped:
+            generator.manual_seed(request.seed)
+        stop_ids, cache = set(request.stop_token_ids), None
+        inputs = torch.tensor([list(request.prompt_ids)], device=self.model.device)
+        result, top = Generation([], [], [] if request.n_candidates else None), []
+        while len(result.token_ids) < request.max_tokens and not result.stopped:
             output = self.model(inputs, past_key_values=cache, use_cache=True, logits_to_keep=1)
             cache = output.past_key_values
             logits = output.logits[0, -1]
             logits = logits if logits.dtype == torch.float64 else logits.float()
             raw = logits.log_softmax(-1)
-            if n_candidates:
-                log_probs, tokens = raw.topk(n_candidates)
+            if request.n_candidates:
+                log_probs, tokens = raw.topk(request.n_candidates)
                 result.candidates.append(list(zip(tokens.tolist(), log_probs.tolist(), strict=True)))
-            if n_entropy:
-                top.append(raw.topk(n_entropy).values.tolist())
-            if temperature == 0:
+            if request.n_entropy:
+                top.append(raw.topk(request.n_entropy).values.tolist())
+            if request.temperature == 0:
                 token, log_prob = int(raw.argmax()), float(raw.max())
-                if n_candidates:  # among equals, topk and argmax may differ
+                if request.n_candidates:  # among equals, topk and argmax may differ
                     token, log_prob = result.candidates[-1][0]
             else:
                 if tempered:
                     logits = logits / compute_entropy_based_temperature(logits.unsqueeze(0), **tempered)
-                chosen_from = restricted(logits / temperature, top_p, top_k).log_softmax(-1)
+                chosen_from = restricted(logits / request.temperature, request.top_p, request.top_k).log_softmax(-1)
                 token = int(torch.multinomial(chosen_from.exp(), 1, generator=generator))
                 log_prob = float(chosen_from[token])
             result.token_ids.append(token)
             result.log_probs.append(log_prob)
             result.stopped = token in stop_ids
-            if stop and any(text in self.tokenizer.decode(result.token_ids) for text in stop):
+            if request.stop and any(text in self.tokenizer.decode(result.token_ids) for text in request.stop):
                 break
             inputs = torch.tensor([[token]], device=self.model.device)
-        if n_entropy:
-            log_probs = np.array(top).reshape(len(top), n_entropy)
+        if request.n_entropy:
+            log_probs = np.array(top).reshape(len(top), request.n_entropy)
             result.entropies = entropies_of(log_probs, len(self.tokenizer)).tolist()
         return result
 

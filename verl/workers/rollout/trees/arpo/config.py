@@ -5,7 +5,7 @@ from dataclasses import dataclass
 BRANCH_POLICY_NAMES = ("entropy", "entropy_balanced", "threshold", "never")  # functions of branching.py
 
 
-@dataclass(frozen=True)
+@dataclass
 class ARPOConfig:
     """ARPO's and AEPO's branching.
 

@@ -44,7 +44,7 @@ class Policy(BranchPolicy):
     @classmethod
     def from_config(cls, config, tokenizer=None) -> "Policy":
         text_of = tokenizer and tokenizer.decode
-        return cls(omega_conf_to_dataclass(config.actor_rollout_ref.rollout).arpo_config(), text_of)
+        return cls(omega_conf_to_dataclass(config.actor_rollout_ref.rollout), text_of)
 
     async def grow(self, growth: Growth, n: int) -> None:
         await ForkingTrajectories(growth, n, self.config, self.text_of).run()
