@@ -154,11 +154,8 @@ class Sources:
             if parent and isinstance(parent.node, ast.ClassDef):
                 members |= self.members(parent)
         for node in ast.walk(definition.node):
-            if (
-                isinstance(node, ast.Attribute)
-                and isinstance(node.ctx, ast.Store)
-                and ast.unparse(node.value) == "self"
-            ):
+            is_set = isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)
+            if is_set and ast.unparse(node.value) == "self":
                 members[node.attr] = Definition(definition.module, node)
         for node in _statements(definition.node.body):
             members |= {name: Definition(definition.module, node) for name in _defined(node)}
@@ -272,7 +269,7 @@ def uses_of_the_project() -> list[Use]:
             uses += [Use(file, f"{ENGINE_ARGUMENTS}.{key}") for key in keys]
     server = Path(importlib.util.find_spec("verl").submodule_search_locations[0]) / UPSTREAM_SERVER
     of_server = uses_of_code(server.read_text(), f"verl/{UPSTREAM_SERVER}", known={"self.engine": ENGINE})
-    uses += [use for use in of_server if use.name.startswith(ENGINE)]
+    uses += [use for use in of_server if use.name.startswith(f"{ENGINE}.")]
     for file in SERVE_OPTIONS:
         options = re.findall(r"(?<=[\s\"\[])--([a-z][a-z-]+)", (ROOT / file).read_text())
         uses += [Use(file, f"vllm serve:--{option}") for option in options]
