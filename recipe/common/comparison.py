@@ -120,20 +120,11 @@ def _draw_bars(ax: Axes, dataset: str, results: Results, colors: dict) -> None:
             if name not in metrics:
                 continue
             at, value = group - 0.4 + (i + 0.5) * width, metrics[name]
-            ax.bar(at, value, width * 0.92, color=colors[experiment])
             low, high = interval(metrics, name) or (value, value)
+            ax.bar(at, value, width * 0.92, color=colors[experiment])
             if low < high:
-                ends = [[max(0.0, value - low)], [max(0.0, high - value)]]
-                ax.errorbar(at, value, yerr=ends, color="#333333", capsize=3, linewidth=1)
-            ax.annotate(
-                f"{value:.2f}",
-                (at, high),
-                va="bottom",
-                ha="center",
-                fontsize=8,
-                xytext=(0, 2),
-                textcoords="offset points",
-            )
+                ax.errorbar(at, (low + high) / 2, (high - low) / 2, fmt="none", ecolor="#333333", capsize=3)
+            ax.annotate(f"{value:.2f}", (at, high), (0, 2), textcoords="offset points", ha="center", fontsize=8)
     ax.set(title=dataset, ylabel="accuracy", ylim=(0, 1.05))
     ax.set_xticks(range(len(names)), [name.removeprefix("Acc-") for name in names])
     ax.grid(visible=False, axis="x")

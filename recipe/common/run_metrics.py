@@ -9,7 +9,7 @@ the launcher keeps earlier attempts as `metrics.001.jsonl`, ... `load_metrics` m
 import json
 import math
 import re
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import matplotlib
@@ -86,14 +86,13 @@ def load_metrics(path: str | Path) -> pd.DataFrame:
 
     Raises:
         FileNotFoundError: no such run.
-        ValueError: a damaged line, or no complete one; the message names the file, the line and the key.
+        ValueError: a damaged line, or no complete one; the message names the file and the line.
     """
     rows: dict[int, dict[str, float]] = {}
     for file in metrics_files(path):
         attempt = _read_attempt(file)
-        if attempt:
-            start = next(iter(attempt))
-            rows = {step: row for step, row in rows.items() if step <= start}
+        start = next(iter(attempt), math.inf)
+        rows = {step: row for step, row in rows.items() if step <= start}
         for step, row in attempt.items():
             rows.setdefault(step, {}).update(row)
     if not rows:
@@ -103,45 +102,23 @@ def load_metrics(path: str | Path) -> pd.DataFrame:
 
 
 def _read_attempt(file: Path) -> dict[int, dict[str, float]]:
-    """Step -> metrics, in the order in which the steps were first logged."""
+    """Step -> metrics, in the order in which the steps were first logged. NaN is `null` in verl's file."""
     rows: dict[int, dict[str, float]] = {}
-    numbered = enumerate(file.read_text(encoding="utf-8", errors="replace").split("\n"), start=1)
-    lines = [(number, line) for number, line in numbered if line.strip()]
-    for number, line in lines:
-        record = _parse_line(line)
-        if record is not None:
-            step, data = _check_record(record, where=f"{file}, line {number}")
-            rows.setdefault(step, {}).update(_numbers(data))
-        elif number < lines[-1][0]:
-            raise ValueError(f"{file}, line {number}: not JSON: {line[:60]!r}")
-    return rows
-
-
-def _parse_line(line: str) -> object | None:
-    """The line's record; None for half a line. A resumed run's first line may be glued to a killed run's half line."""
-    for candidate in (line, line[max(line.rfind('{"step":'), 0) :]):
+    lines = file.read_text(encoding="utf-8", errors="replace").rstrip().split("\n")
+    for number, line in enumerate(lines, start=1):
         try:
-            return json.loads(candidate)
-        except json.JSONDecodeError:
-            continue
-    return None
-
-
-def _check_record(record: object, where: str) -> tuple[int, dict]:
-    if not isinstance(record, dict) or not {"step", "data"} <= record.keys():
-        raise ValueError(f'{where}: expected the keys "step" and "data"')
-    step, data = record["step"], record["data"]
-    if type(step) is not int:
-        raise ValueError(f'{where}: "step" must be an integer, got {step!r}')
-    if not isinstance(data, dict):
-        raise ValueError(f'{where}: "data" must be a mapping of metrics, got {type(data).__name__}')
-    return step, data
-
-
-def _numbers(data: dict) -> dict[str, float]:
-    """NaN is `null` in verl's file."""
-    values = {key: math.nan if value is None else value for key, value in data.items()}
-    return {key: float(value) for key, value in values.items() if isinstance(value, int | float)}
+            record = json.loads(line)
+        except json.JSONDecodeError as error:
+            if number == len(lines):
+                break
+            raise ValueError(f"{file}, line {number}: not JSON: {line[:60]!r}") from error
+        match record:
+            case {"step": int(step), "data": dict(data)}:
+                numbers = {key: value for key, value in data.items() if isinstance(value, int | float | None)}
+                rows.setdefault(step, {}).update(numbers)
+            case _:
+                raise ValueError(f"{file}, line {number}: expected an integer step and a mapping data: {line[:60]!r}")
+    return rows
 
 
 def first_recorded(metrics: pd.DataFrame, names: tuple[str, ...]) -> pd.Series:
@@ -157,15 +134,12 @@ def validation_accuracy(metrics: pd.DataFrame) -> dict[str, pd.Series]:
 
     Where the number of samples per question changed on the way, a step keeps the mean over the most samples.
     """
-    matches = sorted(
-        (match for name in metrics if (match := VAL_ACCURACY.fullmatch(name))), key=lambda match: -int(match["n"])
-    )
+    matches = filter(None, map(VAL_ACCURACY.fullmatch, metrics))
     curves: dict[str, pd.Series] = {}
-    for match in matches:
+    for match in sorted(matches, key=lambda match: -int(match["n"])):
         values = metrics[match[0]].dropna()
         if not values.empty:
-            dataset = match["dataset"]
-            curves[dataset] = curves[dataset].combine_first(values) if dataset in curves else values
+            curves[match["dataset"]] = curves.get(match["dataset"], values).combine_first(values)
     return dict(sorted(curves.items()))
 
 
@@ -189,44 +163,36 @@ def smoothing_window(n_points: int) -> int:
 
 
 def plot_runs(runs: Runs, output: str | Path) -> Path:
-    """Draws the runs (label -> table of `load_metrics`) in one figure, a colour each; the suffix gives the format.
+    """Draws the runs (label -> table of `load_metrics`) in one figure, a color each; the suffix gives the format.
 
     RL runs get six panels; runs of the SFT trainer alone three (loss, gradient norm, learning rate). A panel whose
     metric no run has says "not recorded". Returns `output`.
 
     Raises:
-        ValueError: no runs, or none of them has a metric of any panel.
+        ValueError: no run has a metric of any panel.
     """
-    if not runs:
-        raise ValueError("plot_runs: no runs to draw")
-    output = Path(output)
-    panels = _PANELS
-    if not any(_has_curves(metrics) for metrics in runs.values()):
-        panels = _SFT_PANELS
-    if panels is _SFT_PANELS and all(first_recorded(metrics, SFT_CURVES).empty for metrics in runs.values()):
-        raise ValueError(f"{', '.join(runs)}: nothing to draw; expected metrics like {', '.join(CURVES)}")
-    colors = run_colors(list(runs))
+    output, colors = Path(output), run_colors(list(runs))
+    recorded = [name for name in (*CURVES, *SFT_CURVES) if any(name in metrics for metrics in runs.values())]
+    panels = _SFT_PANELS if set(recorded) & set(SFT_CURVES) and not set(recorded) & set(CURVES) else _PANELS
     with matplotlib.rc_context(STYLE):
         rows = len(panels) // 3
         figure = Figure(figsize=(15, 4.1 * rows), layout="constrained")
         figure.get_layout_engine().set(w_pad=0.1, h_pad=0.12)
-        axes = figure.subplots(rows, 3).flat
-        for ax, (draw, title, unit) in zip(axes, panels, strict=True):
+        absent = []
+        for ax, (draw, title, unit) in zip(figure.subplots(rows, 3).flat, panels, strict=True):
             ax.set_title(title)
-            _finish_panel(ax, unit, runs, absent=draw(ax, runs, colors))
+            absent.append(draw(ax, runs, colors))
+            _finish_panel(ax, unit, runs, absent[-1])
+        if min(map(len, absent)) == len(runs):
+            raise ValueError(f"{', '.join(runs)}: nothing to draw; expected metrics like {', '.join(CURVES)}")
         handles = [Line2D([], [], color=color, linewidth=3, label=label) for label, color in colors.items()]
         legend_above(figure, handles, most_columns=5, fontsize=11)
         if any(smoothing_window(len(metrics)) > 1 for metrics in runs.values()):
-            note = "faint: every step; solid: centred rolling mean over about 1/15 of the run"
+            note = "faint: every step; solid: centered rolling mean over about 1/15 of the run"
             figure.supxlabel(note, fontsize=9, color="#666666")
         with replacing(output) as temporary:
             figure.savefig(temporary, format=output.suffix.lstrip(".") or "png", dpi=130)
     return output
-
-
-def _has_curves(metrics: pd.DataFrame) -> bool:
-    curve = first_recorded(metrics, CURVES)
-    return not curve.empty or bool(validation_accuracy(metrics)) or bool(phase_seconds(metrics))
 
 
 STYLE = {
@@ -276,20 +242,12 @@ def _finish_panel(ax: Axes, unit: str, runs: Runs, absent: list[str]) -> None:
         ax.text(1, 1.01, note, transform=ax.transAxes, ha="right", va="bottom", color="#888888", size=8.5)
 
 
-def _training_curve(*names: str) -> Callable[[Axes, Runs, dict], list[str]]:
-    """A panel that draws the first recorded of the metrics for each run and returns the runs without one."""
-
-    def draw(ax: Axes, runs: Runs, colors: dict) -> list[str]:
-        absent = []
-        for label, metrics in runs.items():
-            values = first_recorded(metrics, names)
-            if values.empty:
-                absent.append(label)
-            else:
-                _draw_smoothed(ax, values, colors[label])
-        return absent
-
-    return draw
+def _draw_training(names: tuple[str, ...], ax: Axes, runs: Runs, colors: dict) -> list[str]:
+    """Draws the first recorded of the metrics for each run; returns the runs without a value."""
+    curves = {label: first_recorded(metrics, names) for label, metrics in runs.items()}
+    for label, values in curves.items():
+        _draw_smoothed(ax, values, colors[label])
+    return [label for label, values in curves.items() if values.empty]
 
 
 def _draw_smoothed(ax: Axes, values: pd.Series, color: object) -> None:
@@ -308,12 +266,11 @@ def _draw_validation(ax: Axes, runs: Runs, colors: dict) -> list[str]:
         for dataset, values in of_run.items():
             style, marker = _dataset_style(datasets.index(dataset))
             ax.plot(values.index, values, color=colors[label], linestyle=style, marker=marker, markersize=4.5)
-    if datasets:
-        styles = [_dataset_style(i) for i in range(len(datasets))]
-        keys = [
-            Line2D([], [], color="#444444", linestyle=style, marker=marker, markersize=4.5, label=dataset)
-            for dataset, (style, marker) in zip(datasets, styles, strict=True)
-        ]
+    keys = []
+    for i, dataset in enumerate(datasets):
+        style, marker = _dataset_style(i)
+        keys.append(Line2D([], [], color="#444444", linestyle=style, marker=marker, markersize=4.5, label=dataset))
+    if keys:
         ax.legend(handles=keys, fontsize=9, loc="best", handlelength=3)
     return [label for label, of_run in curves.items() if not of_run]
 
@@ -324,48 +281,38 @@ def _dataset_style(i: int) -> tuple[str, str]:
 
 
 def _draw_phases(ax: Axes, runs: Runs, colors: dict) -> list[str]:
-    """One stacked bar per run, its total at its end, its name above it (many runs: its colour beside it)."""
-    costs = {label: phase_seconds(metrics) for label, metrics in runs.items()}
-    shown = {label: of_run for label, of_run in costs.items() if of_run}
-    for row, (label, of_run) in enumerate(shown.items()):
-        left = 0.0
-        for phase, seconds in of_run.items():
-            ax.barh(row, seconds, left=left, height=0.5, color=PHASE_COLORS[phase], edgecolor="white", linewidth=0.6)
-            left += seconds
-        crowded = len(shown) > 5
-        ax.annotate(f" {left:.3g} s", (left, row), va="center", fontweight="bold", size=8 if crowded else 10)
-        if crowded:
-            beside = {"transform": ax.get_yaxis_transform(), "clip_on": False}
-            ax.plot([-0.02], [row], marker="s", markersize=7, color=colors[label], **beside)
-        else:
-            ax.annotate(label, (0, row - 0.3), va="bottom", color=colors[label], size=9.5)
-    if shown:
-        _finish_phases(ax, shown)
-    return [label for label, of_run in costs.items() if not of_run]
-
-
-def _finish_phases(ax: Axes, shown: dict[str, dict[str, float]]) -> None:
-    used = [phase for phase in PHASE_COLORS if any(phase in of_run for of_run in shown.values())]
-    keys = [Line2D([], [], color=PHASE_COLORS[phase], linewidth=7, label=phase) for phase in used]
-    ax.legend(handles=keys, loc="lower center", ncols=3, fontsize=9, handlelength=0.8, columnspacing=1.2)
-    rows = max(len(shown), 2)
-    room_for_legend = 0.45 * rows
-    ax.set(xlabel="seconds per step (median after warm-up)", yticks=[], ylim=(rows - 0.5 + room_for_legend, -0.7))
-    ax.margins(x=0.14)
-    ax.grid(visible=False)
+    """One stacked bar per run, its total at its end and its name beside it."""
+    costs = pd.DataFrame({label: phase_seconds(metrics) for label, metrics in runs.items()}, index=list(PHASE_COLORS))
+    shown = costs.dropna(axis=0, how="all").dropna(axis=1, how="all").T
+    if not shown.empty:
+        ends = shown.cumsum(axis=1).ffill(axis=1)
+        for phase, seconds in shown.items():
+            left = ends[phase] - seconds
+            ax.barh(range(len(shown)), seconds, 0.5, left, color=PHASE_COLORS[phase], edgecolor="white", label=phase)
+        for row, total in enumerate(ends.iloc[:, -1]):
+            ax.annotate(f" {total:.3g} s", (total, row), va="center", fontweight="bold", size=9)
+        ax.legend(loc="lower center", ncols=3, fontsize=9, handlelength=0.8, columnspacing=1.2)
+        rows = max(len(shown), 2)
+        ax.set(xlabel="seconds per step (median after warm-up)", ylim=(1.45 * rows - 0.5, -0.7))
+        ax.set_yticks(range(len(shown)), shown.index, fontsize=8)
+        for name, label in zip(ax.get_yticklabels(), shown.index, strict=True):
+            name.set_color(colors[label])
+        ax.margins(x=0.14)
+        ax.grid(visible=False)
+    return [label for label in runs if label not in shown.index]
 
 
 _PANELS = (
-    (_training_curve(*REWARD), "Training reward", "mean reward per response"),
+    (partial(_draw_training, REWARD), "Training reward", "mean reward per response"),
     (_draw_validation, "Validation accuracy", "accuracy (mean over samples)"),
-    (_training_curve(ENTROPY), "Entropy", "entropy (nats per token)"),
-    (_training_curve(LENGTH), "Response length", "mean length (tokens)"),
-    (_training_curve(CLIP_FRACTION), "Clip fraction", "share of tokens clipped"),
+    (partial(_draw_training, (ENTROPY,)), "Entropy", "entropy (nats per token)"),
+    (partial(_draw_training, (LENGTH,)), "Response length", "mean length (tokens)"),
+    (partial(_draw_training, (CLIP_FRACTION,)), "Clip fraction", "share of tokens clipped"),
     (_draw_phases, "Time per phase", ""),
 )
 
 _SFT_PANELS = (
-    (_training_curve("train/loss"), "Training loss", "cross-entropy (nats per token)"),
-    (_training_curve("train/grad_norm"), "Gradient norm", "L2 norm"),
-    (_training_curve("train/lr"), "Learning rate", "learning rate"),
+    (partial(_draw_training, ("train/loss",)), "Training loss", "cross-entropy (nats per token)"),
+    (partial(_draw_training, ("train/grad_norm",)), "Gradient norm", "L2 norm"),
+    (partial(_draw_training, ("train/lr",)), "Learning rate", "learning rate"),
 )

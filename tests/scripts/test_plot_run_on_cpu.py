@@ -86,12 +86,6 @@ def test_half_written_last_line_is_skipped(tmp_path, keep):
     assert list(table.index) == [1]
 
 
-def test_half_line_glued_to_the_resumed_runs_first_line(tmp_path):
-    glued = record(2, a=2.0).replace(" ", "")[:15] + record(2, a=5.0).replace(" ", "")
-    table = load_metrics(write_run(tmp_path, [record(1, a=1.0), glued, record(3, a=6.0)]))
-    assert table["a"].tolist() == [1.0, 5.0, 6.0]
-
-
 def test_last_value_of_a_repeated_step_wins_per_metric(tmp_path):
     # a resumed run validates at the step it starts from, and logs only validation there
     lines = [record(1, a=1.0), record(2, a=2.0, b=7.0), record(2, val=0.5), record(2, a=9.0)]
@@ -119,9 +113,9 @@ def test_steps_that_an_abandoned_attempt_ran_beyond_are_dropped(tmp_path):
     ("lines", "message"),
     [
         ([record(1, a=1.0), "{oops", record(2, a=1.0)], "line 2: not JSON"),
-        (['{"data": {}}'], 'line 1: expected the keys "step" and "data"'),
-        (['{"step": "x", "data": {}}'], "\"step\" must be an integer, got 'x'"),
-        (['{"step": 1, "data": 3}'], '"data" must be a mapping'),
+        (['{"data": {}}'], "line 1: expected an integer step and a mapping data"),
+        (['{"step": "x", "data": {}}'], "line 1: expected an integer step and a mapping data"),
+        (['{"step": 1, "data": 3}'], "line 1: expected an integer step and a mapping data"),
         ([""], "no metrics; expected lines like"),
     ],
 )
@@ -238,8 +232,6 @@ def test_the_legend_has_as_many_columns_as_fit(length, columns):
 def test_nothing_to_draw_is_an_error(tmp_path):
     with pytest.raises(ValueError, match="warm: nothing to draw; expected metrics like critic/score/mean"):
         plot_runs({"warm": pd.DataFrame({"global_seqlen/mean": [1.0]})}, tmp_path / "c.png")
-    with pytest.raises(ValueError, match="no runs"):
-        plot_runs({}, tmp_path / "c.png")
 
 
 def test_labels(tmp_path):
