@@ -10,7 +10,9 @@ counted.
 import math
 from dataclasses import dataclass
 
+import torch
 from omegaconf import DictConfig, OmegaConf
+from verl.utils.torch_dtypes import PrecisionType
 
 from verl.trainer.model_shape import ModelShape, load_hf_config, model_shape
 
@@ -31,31 +33,28 @@ ADVICE = {
 
 @dataclass(frozen=True)
 class TrainerMemory:
-    """GB on a GPU of the trainer.
+    """GB on a GPU of the trainer."""
 
-    Attributes:
-        parameters, gradients, optimizer: the GPU's shard. During the update all three are on it, offloaded or not.
-        kept_parameters, kept_optimizer: the part of these that is not offloaded.
-        gathered: bf16 parameters of the vocabulary's matrix and of two layers, the current one and the next.
-        unreduced: the gradient of the largest unit, in bf16, and in fp32 for the sum over the GPUs.
-        hidden_states: the inputs of all layers, which gradient checkpointing keeps.
-        layer: a layer that is computed again for its gradients.
-        logits: of the update.
-        entropy_logits: logits of the old log-probs, and what the computation of their entropies needs.
-        server: what vLLM holds during the trainer's work.
-    """
-
+    # the GPU's shard of each; during the update all three are on it, offloaded or not
     parameters: float
     gradients: float
     optimizer: float
+    # the part of these that is not offloaded
     kept_parameters: float
     kept_optimizer: float
+    # bf16 parameters of the vocabulary's matrix and of two layers, the current one and the next
     gathered: float
+    # the gradient of the largest unit, in bf16, and in fp32 for the sum over the GPUs
     unreduced: float
+    # the inputs of all layers, which gradient checkpointing keeps
     hidden_states: float
+    # a layer that is computed again for its gradients
     layer: float
+    # of the update
     logits: float
+    # logits of the old log-probs, and what the computation of their entropies needs
     entropy_logits: float
+    # what vLLM holds during the trainer's work
     server: float
 
     @property
@@ -73,47 +72,30 @@ class TrainerMemory:
 
 @dataclass(frozen=True)
 class ServerMemory:
-    """What vLLM holds on a GPU, and how many tokens fit.
+    """What vLLM holds on a GPU in GB, and how many tokens fit."""
 
-    Attributes:
-        share: GB of the GPU that vLLM takes, by `gpu_memory_utilization`.
-        weights: GB of the model, within the share.
-        tokens, sequences: how many tokens, and how many sequences of full length, the KV cache can hold.
-        context: tokens of the longest sequence, for which vLLM needs space to start.
-        responses: the number of a step's responses for each server.
-        waves: how often these fill the KV cache if all have full length.
-    """
-
-    share: float
-    weights: float
+    share: float  # of the GPU that vLLM takes, by `gpu_memory_utilization`
+    weights: float  # of the model, within the share
     kv_bytes_per_token: int
-    tokens: int
-    sequences: int
-    context: int
-    responses: int
-    waves: float
+    tokens: int  # that the KV cache can hold
+    sequences: int  # of full length that the KV cache can hold
+    context: int  # tokens of the longest sequence, for which vLLM needs space to start
+    responses: int  # of a step for each server
+    waves: float  # how often these fill the KV cache if all have full length
 
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """All estimates.
-
-    Attributes:
-        gpu: GB of a GPU.
-        shards: number of GPUs over which parameters are sharded.
-        rollout: GB on a GPU during the rollout.
-        host: GB on a node for offloaded states, before PyTorch rounds pinned tensors up to powers of two.
-        host_loading: GB on a node while the model loads.
-    """
+    """All estimates, in GB."""
 
     gpu: float
-    shards: int
+    shards: int  # number of GPUs over which parameters are sharded
     shape: ModelShape
     trainer: TrainerMemory
     server: ServerMemory
-    rollout: float
-    host: float
-    host_loading: float
+    rollout: float  # on a GPU during the rollout
+    host: float  # on a node for offloaded states, before PyTorch rounds pinned tensors up to powers of two
+    host_loading: float  # on a node while the model loads
 
     def problems(self) -> list[str]:
         """A line for each part that does not fit, with advice."""
@@ -140,18 +122,13 @@ def describe_memory(config: DictConfig, hf_config=None) -> str:
     if actor.strategy not in ("fsdp", "fsdp2") or model.lora_rank > 0:
         return f"{not_counted}actor.strategy={actor.strategy}, model.lora_rank={model.lora_rank}"
     try:
-        plan = plan_memory(config, hf_config or load_hf_config(model), _gpu_memory())
+        gpu = torch.cuda.get_device_properties(0).total_memory / GB if torch.cuda.is_available() else GPU
+        plan = plan_memory(config, hf_config or load_hf_config(model), gpu)
         return "\n".join(_lines(plan, actor.fsdp_config))
     except FileNotFoundError:
         return f"{not_counted}whether the run fits is unknown, as the config of {model.path} is not on this machine"
     except Exception as error:  # a model whose memory cannot be estimated may still train
         return f"{not_counted}{error!r}"
-
-
-def _gpu_memory() -> float:
-    import torch
-
-    return torch.cuda.get_device_properties(0).total_memory / GB if torch.cuda.is_available() else GPU
 
 
 def _lines(plan: MemoryPlan, fsdp: DictConfig) -> list[str]:
@@ -176,13 +153,7 @@ def _lines(plan: MemoryPlan, fsdp: DictConfig) -> list[str]:
 
 
 def plan_memory(config: DictConfig, hf_config, gpu: float = GPU) -> MemoryPlan:
-    """Estimate a run's memory.
-
-    Args:
-        config: the trainer's, composed.
-        hf_config: the model's `PretrainedConfig`.
-        gpu: GB of a GPU.
-    """
+    """Estimate the memory of a run with a composed config, a model's `PretrainedConfig`, and GPUs of `gpu` GB."""
     shape, part = model_shape(hf_config), config.actor_rollout_ref
     fsdp, node = part.actor.fsdp_config, config.trainer.n_gpus_per_node
     world = config.trainer.nnodes * node
@@ -209,8 +180,6 @@ def plan_memory(config: DictConfig, hf_config, gpu: float = GPU) -> MemoryPlan:
 
 def itemsize(fsdp: DictConfig) -> int:
     """Bytes of a trained parameter, and also of its gradient and of each of Adam's two states; fp32 is the default."""
-    from verl.utils.torch_dtypes import PrecisionType
-
     return PrecisionType.to_dtype(fsdp.model_dtype or "fp32").itemsize
 
 
@@ -292,7 +261,8 @@ def server_memory(config: DictConfig, shape: ModelShape, gpu: float) -> ServerMe
     share, weights = rollout.gpu_memory_utilization * gpu, 2 * shape.parameters / (tensor * pipeline) / GB
     kv_bytes = shape.kv_bytes_per_token(tensor, pipeline)
     tokens = max(0, int((share - weights - SERVER_WORKSPACE) * GB / kv_bytes))
-    sequences = tokens // (data.max_prompt_length + data.max_response_length)
+    longest = data.max_prompt_length + data.max_response_length
+    sequences = tokens // longest
     responses = math.ceil(data.train_batch_size * rollout.n / (gpus // (tensor * pipeline)))
     at_once = min(sequences, rollout.max_num_seqs)
     return ServerMemory(
@@ -301,7 +271,7 @@ def server_memory(config: DictConfig, shape: ModelShape, gpu: float) -> ServerMe
         kv_bytes_per_token=kv_bytes,
         tokens=tokens,
         sequences=sequences,
-        context=rollout.max_model_len or shape.positions,
+        context=rollout.max_model_len or longest,
         responses=responses,
         waves=math.ceil(responses / at_once) if at_once else math.inf,
     )

@@ -3,6 +3,7 @@
 import math
 from dataclasses import dataclass
 
+import torch
 from omegaconf import DictConfig, OmegaConf
 
 from verl.trainer.model_checks import config_folder
@@ -10,28 +11,19 @@ from verl.trainer.model_checks import config_folder
 
 @dataclass(frozen=True)
 class ModelShape:
-    """A decoder's numbers of parameters and widths.
+    """A decoder's numbers of parameters and widths."""
 
-    Attributes:
-        parameters: of the whole model, where tied parameters count once.
-        layer_parameters: of a decoder layer.
-        embedding_parameters: of the embedding matrix.
-        query: number of heads times their dimension.
-        positions: the model's `max_position_embeddings`.
-    """
-
-    parameters: int
+    parameters: int  # of the whole model, where tied parameters count once
     layer_parameters: int
     embedding_parameters: int
     tied: bool
     layers: int
     hidden: int
     intermediate: int
-    query: int
+    query: int  # number of heads times their dimension
     kv_heads: int
     head_dim: int
     vocabulary: int
-    positions: int
 
     def layer_bytes_per_token(self) -> int:
         """An estimate of the bytes that a dense layer needs for each token to be computed again with its gradients.
@@ -66,7 +58,6 @@ def load_hf_config(model: DictConfig):
 
 def model_shape(hf_config) -> ModelShape:
     """Build a causal language model on torch's device `meta`, where it takes no memory, and count its parameters."""
-    import torch
     from transformers import AutoModelForCausalLM
 
     with torch.device("meta"):
@@ -87,5 +78,4 @@ def model_shape(hf_config) -> ModelShape:
         kv_heads=getattr(text, "num_key_value_heads", None) or heads,
         head_dim=head_dim,
         vocabulary=text.vocab_size,
-        positions=text.max_position_embeddings,
     )
