@@ -129,15 +129,15 @@ def advantages_of(batch, hato: HATOConfig, **config) -> torch.Tensor:
 def test_the_docstrings_example():
     tree = Tree([[1.0, 0.0], 0.0])
     credit = credit_of(tree, settings(), norm_adv_by_std_in_grpo=False)
-    assert by_step(tree, credit, credit.parts.path) == [1, 1, 0, 0]
-    assert by_step(tree, credit, credit.parts.causal) == [0.5, 1, 0, 0]
-    assert by_step(tree, credit, credit.parts.total) == [0.75, 1, 0, 0]
-    assert by_step(tree, credit, credit.siblings.advantages) == [0.375, 0.5, -0.5, -0.375]
+    assert by_step(tree, credit, credit.path) == [1, 1, 0, 0]
+    assert by_step(tree, credit, credit.causal) == [0.5, 1, 0, 0]
+    assert by_step(tree, credit, credit.total) == [0.75, 1, 0, 0]
+    assert by_step(tree, credit, credit.step_advantages) == [0.375, 0.5, -0.5, -0.375]
     expected = [[0.1875, 0.1875, 0.5, 0.5], [0.1875, 0.1875, -0.5, -0.5], [-0.375, -0.375, 0, 0]]
     assert sorted(credit.advantages[:, :4].tolist()) == sorted(expected)
     # two values that differ: (R - mean) / std is 1 / sqrt(2)
     normalized = credit_of(tree, settings())
-    assert by_step(tree, normalized, normalized.siblings.advantages) == pytest.approx(
+    assert by_step(tree, normalized, normalized.step_advantages) == pytest.approx(
         [math.sqrt(0.5), math.sqrt(0.5), -math.sqrt(0.5), -math.sqrt(0.5)], rel=1e-4
     )
 
@@ -150,41 +150,41 @@ def test_three_levels_by_hand():
     #                └─ 9 wrong
     tree = Tree([[[1.0, 0.5], [0.7]], [1.0, 0.0]])
     credit = credit_of(tree, settings())
-    assert by_step(tree, credit, credit.outcomes.right) == pytest.approx([2 / 3, 1 / 2, 1, 0, 1, 1, 1 / 2, 1, 0])
-    assert credit.outcomes.prompt_right.tolist() == pytest.approx([3 / 5])
-    assert by_step(tree, credit, credit.parts.path) == pytest.approx([1, 1, 1, 0.5, 0.7, 0.7, 1, 1, 0])
+    assert by_step(tree, credit, credit.right) == pytest.approx([2 / 3, 1 / 2, 1, 0, 1, 1, 1 / 2, 1, 0])
+    assert credit.prompt_right.tolist() == pytest.approx([3 / 5])
+    assert by_step(tree, credit, credit.path) == pytest.approx([1, 1, 1, 0.5, 0.7, 0.7, 1, 1, 0])
     # 2: 1/2 - 1 and 7: 1/2 - 2/3 are floored; 6 has no siblings
     causal = [2 / 3 - 1 / 2, 0, 1, 0, 1 - 1 / 2, 0.7, 0, 1, 0]
-    assert by_step(tree, credit, credit.parts.causal) == pytest.approx(causal)
+    assert by_step(tree, credit, credit.causal) == pytest.approx(causal)
 
 
 def test_the_form_of_a_wrong_answer_counts_and_rewards_outside_are_cut():
     tree = Tree([[0.1, 0.0], [-1.0, 3.0]])
     best, mean = (credit_of(tree, settings(path_reward=of)) for of in ("best", "mean"))
-    assert by_step(tree, best, best.parts.path) == pytest.approx([0.1, 0.1, 0, 1, 0, 1])
-    assert by_step(tree, best, best.parts.causal) == pytest.approx([0, 0, 0, 0.5, 0, 1])
-    assert by_step(tree, mean, mean.parts.path) == pytest.approx([0.05, 0.1, 0, 0.5, 0, 1])
+    assert by_step(tree, best, best.path) == pytest.approx([0.1, 0.1, 0, 1, 0, 1])
+    assert by_step(tree, best, best.causal) == pytest.approx([0, 0, 0, 0.5, 0, 1])
+    assert by_step(tree, mean, mean.path) == pytest.approx([0.05, 0.1, 0, 0.5, 0, 1])
 
 
 def test_steps_that_were_drawn_more_often_count_more_often():
     leaf = Tree([[1.0, 0.0], 1.0, 0.0], draws={2: 3})  # below step 1: 3/4; its siblings: 1/2
     credit = credit_of(leaf, settings())
-    assert by_step(leaf, credit, credit.parts.causal)[0] == pytest.approx(0.25)
+    assert by_step(leaf, credit, credit.causal)[0] == pytest.approx(0.25)
     inner = Tree([[[1.0], [0.0]], 0.0], draws={2: 3})
     credit = credit_of(inner, settings())
-    assert by_step(inner, credit, credit.outcomes.right)[0] == by_step(inner, credit, credit.parts.causal)[0] == 0.75
+    assert by_step(inner, credit, credit.right)[0] == by_step(inner, credit, credit.causal)[0] == 0.75
 
 
 def test_merged_siblings_weigh_as_if_each_were_there():
     apart, merged = Tree([0.9, 0.9, 0.9, 0.2, 0.4]), Tree([0.9, 0.2, 0.4], draws={1: 3})
-    of_apart, of_merged = (credit_of(tree, settings(gamma=0.0)).siblings.advantages for tree in (apart, merged))
+    of_apart, of_merged = (credit_of(tree, settings(gamma=0.0)).step_advantages for tree in (apart, merged))
     torch.testing.assert_close(of_merged, torch.stack([of_apart[:3].sum(), of_apart[3], of_apart[4]]))
     assert of_merged.sum().item() == pytest.approx(0, abs=1e-6)
 
 
 def test_an_only_child_has_its_parents_advantage_and_a_chain_from_the_prompt_none():
     tree = Tree([[[[1.0]]], 0.0])  # steps 1 to 4 are a chain beside 5
-    advantages = by_step(tree, credit := credit_of(tree, settings()), credit.siblings.advantages)
+    advantages = by_step(tree, credit := credit_of(tree, settings()), credit.step_advantages)
     assert advantages[:4] == [advantages[0]] * 4 and advantages[0] > 0 > advantages[4]
     alone = Tree([[[1.0]]])
     assert credit_of(alone, settings()).advantages.abs().max() == 0
@@ -210,8 +210,8 @@ def test_a_problem_without_a_right_answer_trains_nothing():
 def test_the_heuristic_still_helps_where_verified_rewards_differ():
     plain, helped = Tree([1.0, 1.0, 0.0]), Tree([1.0, 1.0, 0.0], local={1: 1.0})
     weights = settings(alpha=0.1, beta=0.9, gamma=0.0)
-    assert len(set(credit_of(plain, weights).siblings.advantages.tolist())) == 2
-    first, second, third = credit_of(helped, weights).siblings.advantages.tolist()
+    assert len(set(credit_of(plain, weights).step_advantages.tolist())) == 2
+    first, second, third = credit_of(helped, weights).step_advantages.tolist()
     assert first > second > third
 
 
@@ -219,8 +219,8 @@ def test_sibling_groups_without_variance_get_nothing_and_leave_the_mask():
     tree = Tree([[1.0, 1.0], [0.0, 1.0], [[1.0]]], local={3: 1.0})
     credit = credit_of(tree, settings(alpha=0.1, gamma=0.0))
     expected = [False, False, False, False, True, True, False, False, False]
-    assert by_step(tree, credit, credit.siblings.varies) == expected, "one pair of leaves differs"
-    assert [bool(x) for x in by_step(tree, credit, credit.siblings.advantages)] == expected
+    assert by_step(tree, credit, credit.step_varies) == expected, "one pair of leaves differs"
+    assert [bool(x) for x in by_step(tree, credit, credit.step_advantages)] == expected
     ids, mask, *_ = rows_of([tree])
     assert torch.equal(credit.varies, (ids == 5) | (ids == 6))
     # the third first step and what follows it are a chain; 5 rows of 4 and 6 tokens
@@ -244,7 +244,7 @@ def test_metrics_do_not_count_what_r_local_alone_makes_different():
 
 def test_rewards_that_differ_by_rounding_are_equal():
     tree = Tree([0.1 + 0.2, 0.3, 0.3])
-    assert credit_of(tree, settings(gamma=0.0)).siblings.advantages.abs().max() == 0
+    assert credit_of(tree, settings(gamma=0.0)).step_advantages.abs().max() == 0
 
 
 # -- against a slow version --
@@ -308,9 +308,10 @@ def test_random_forests_against_the_slow_version(seed, hato):
         for step, node in zip(tree.parent, nodes, strict=True):
             below = tree.answers_below(step)
             right = np.mean([outcome > hato.verification_threshold for outcome in below])
-            path, causal, verified, total = slow_parts(tree, step, hato)
-            fast = [float(of_node[node]) for of_node in (credit.outcomes.right, *credit.parts)]
-            assert fast == pytest.approx([right, tree.local[step], path, causal, verified, total], abs=1e-6)
+            path, causal, _, total = slow_parts(tree, step, hato)
+            fast = credit.right, credit.local, credit.path, credit.causal, credit.total
+            fast = [float(of_node[node]) for of_node in fast]
+            assert fast == pytest.approx([right, tree.local[step], path, causal, total], abs=1e-6)
             if step in tree.tools:
                 continue
             expected = slow_advantage(tree, step, hato, norm)
@@ -319,7 +320,7 @@ def test_random_forests_against_the_slow_version(seed, hato):
                 [expected] * len(rows), rel=1e-4, abs=1e-5
             )
         every = [outcome > hato.verification_threshold for outcome in tree.answers_below(None)]
-        share = credit.outcomes.prompt_right[list(credit.nodes.prompts).index(f"prompt {i}")]
+        share = credit.prompt_right[list(credit.nodes.prompts).index(f"prompt {i}")]
         assert share.item() == pytest.approx(np.mean(every))
 
 
@@ -389,7 +390,7 @@ def test_a_chain_of_thousands_of_steps():
     n = 20_000
     nodes = tree_nodes(torch.arange(n).unsqueeze(0), np.array(["a"]))
     credit = step_credit(nodes, torch.ones(1), settings(beta=0.6, gamma=0.3))
-    assert credit.parts.total.tolist() == pytest.approx([0.9] * n) and credit.advantages.abs().max() == 0
+    assert credit.total.tolist() == pytest.approx([0.9] * n) and credit.advantages.abs().max() == 0
 
 
 @pytest.mark.parametrize("shape", [(0, 3), (2, 0)])

@@ -29,7 +29,6 @@ TREES = {
 HATO = {
     "reward_weights": {"alpha": 0, "beta": 1, "gamma": 1},
     "uncertainty": {"n_updates": 2},
-    "metrics": {"novelty": False},
     "meta_learning": {"enable": False},
 }
 FILTERS = {"enable": True, "metric": "acc", "max_num_gen_batches": 10}
@@ -265,7 +264,7 @@ def test_meta_learning_calls_the_workers_around_the_update(queue, monkeypatch):
 
 
 def test_rdi_and_novelty(queue):
-    made, first, again = trainer({"metrics": {"novelty": True}}), {}, {}
+    made, first, again = trainer(), {}, {}
     made._compute_advantage(queue.batch(), first)
     assert "hato/novelty" not in first and "hato/rdi" not in first, "one right path, seen for the first time"
     references = component(made, SuccessfulPaths).references
@@ -278,7 +277,7 @@ def test_rdi_and_novelty(queue):
 
 def test_a_dropped_tree_is_a_problems_first_visit_too(queue):
     memory = {"reference_prompts": 1}
-    made = trainer({"metrics": {"novelty": True}, "memory": memory}, **{"algorithm.filter_groups": FILTERS})
+    made = trainer({"memory": memory}, **{"algorithm.filter_groups": FILTERS})
     made.replay_buffer.on_drop(queue.batch("p"))
     made._compute_advantage(queue.batch("q", "pad"), {})
     references = component(made, SuccessfulPaths).references

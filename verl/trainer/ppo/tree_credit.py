@@ -56,37 +56,40 @@ def credit_metrics(
     }
 
 
-def _registered(name: str, credit: Callable[[NodeValues, torch.Tensor], torch.Tensor], divides_by_std: bool = True):
+def register_credit(name: str) -> Callable:
+    """Registers a function as the estimator `name`; it gives advantages (B, T), of which those outside the mask go.
+
+    Its arguments are token_level_rewards (B, T), whose sum is the trajectory's outcome; response_mask (B, T); index (B,),
+    equal for the rows of a prompt; what is added to a standard deviation; and `norm_adv_by_std_in_grpo`.
+    """
+
+    def register(credit: Callable[..., torch.Tensor]) -> Callable[..., tuple[torch.Tensor, torch.Tensor]]:
+        @register_adv_est(name)
+        def estimator(
+            token_level_rewards: torch.Tensor,
+            response_mask: torch.Tensor,
+            index: np.ndarray,
+            epsilon: float = 1e-6,
+            config=None,
+        ) -> tuple[torch.Tensor, torch.Tensor]:
+            norm = True if config is None else config.get("norm_adv_by_std_in_grpo", True)
+            with torch.no_grad():
+                advantages = credit(token_level_rewards, response_mask, index, epsilon, norm) * response_mask
+            return advantages, advantages
+
+        return estimator
+
+    return register
+
+
+def _of_values(name: str, credit: Callable[[NodeValues, torch.Tensor], torch.Tensor], divides_by_std: bool = True):
     """Registers an estimator whose advantage `credit` makes of values and passing rows, with V(root) = 0, s = 1."""
 
-    @register_adv_est(name)
-    def estimator(
-        token_level_rewards: torch.Tensor,
-        response_mask: torch.Tensor,
-        index: np.ndarray,
-        epsilon: float = 1e-6,
-        config=None,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """
-        Args:
-            token_level_rewards: (B, T); their sum is the trajectory's outcome.
-            response_mask: (B, T); advantages outside it (a tool's tokens, padding) are 0.
-            index: (B,) prompt ids; equal ones are one group.
-            epsilon: added to the standard deviation.
-            config: upstream's algorithm config, for `norm_adv_by_std_in_grpo`.
-
-        Returns:
-            advantages and returns, the same (B, T) tensor.
-
-        Raises:
-            as `batch_nodes`.
-        """
-        norm = divides_by_std and (True if config is None else config.get("norm_adv_by_std_in_grpo", True))
-        with torch.no_grad():
-            nodes = batch_nodes(index, response_mask)
-            soft = trajectory_advantages(token_level_rewards, index, epsilon, norm)
-            advantages = nodes.to_tokens(credit(node_values(nodes, soft), nodes.passing)) * response_mask
-        return advantages, advantages
+    @register_credit(name)
+    def estimator(rewards, mask, index, epsilon, norm):
+        nodes = batch_nodes(index, mask)
+        soft = trajectory_advantages(rewards, index, epsilon, norm and divides_by_std)
+        return nodes.to_tokens(credit(node_values(nodes, soft), nodes.passing))
 
     return estimator
 
@@ -95,8 +98,8 @@ def _gain(node: NodeValues) -> torch.Tensor:
     return node.value + node.value - node.parent_value
 
 
-compute_arpo_hard_advantage = _registered("arpo_hard", lambda node, passing: node.value)
-compute_tree_path_advantage = _registered("tree_path", lambda node, passing: node.value / passing)
-compute_tree_gain_advantage = _registered("tree_gain", lambda node, passing: _gain(node) / passing)
-compute_treerl_advantage = _registered("treerl", lambda node, passing: _gain(node) / passing.sqrt(), False)
+compute_arpo_hard_advantage = _of_values("arpo_hard", lambda node, passing: node.value)
+compute_tree_path_advantage = _of_values("tree_path", lambda node, passing: node.value / passing)
+compute_tree_gain_advantage = _of_values("tree_gain", lambda node, passing: _gain(node) / passing)
+compute_treerl_advantage = _of_values("treerl", lambda node, passing: _gain(node) / passing.sqrt(), False)
 ESTIMATORS = ("arpo_hard", "tree_path", "tree_gain", "treerl")

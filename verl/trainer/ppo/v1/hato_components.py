@@ -19,6 +19,7 @@ from verl.trainer.ppo.hato_algos import (
     DRAWS,
     HATO_SETTINGS,
     LOCAL_REWARDS,
+    PARTS,
     StepCredit,
     batch_credit,
     share_of_varying_groups,
@@ -32,10 +33,9 @@ from verl.trainer.ppo.v1.component import Component, tree_of
 from verl.utils import tensordict_utils as tu
 from verl.workers.config.hato import filters_groups
 from verl.workers.rollout.trajectory_tree import TREE_METRICS, TrajectoryTree
-from verl.workers.rollout.trees.hato.calibration import reliability_table
 from verl.workers.rollout.trees.hato.config import HATOConfig
 from verl.workers.rollout.trees.hato.messages import HATO_STEPS, MAX_NODES, SETTINGS, pack
-from verl.workers.rollout.trees.hato.metrics import ReferencePaths, novelty, rdi
+from verl.workers.rollout.trees.hato.metrics import ReferencePaths, calibration_error, novelty, rdi
 from verl.workers.rollout.trees.hato.search import temperature_at, ucb_grants
 from verl.workers.rollout.trees.hato.value_model import value_model_of
 
@@ -64,8 +64,8 @@ class HATOCredit(Component):
         credit, mask = credit_of(rows, self.config), rows.response_mask
         metrics.update({f"hato/{name}": value for name, value in sibling_metrics(credit, mask).items()})
         by_the_model = credit.nodes.at_first_token(mask) > 0
-        for name in ("local", "path", "causal", "total"):
-            part = getattr(credit.parts, name)
+        for name in PARTS:
+            part = getattr(credit, name)
             metrics[f"hato/reward_{name}"] = _mean_over_trees(part[by_the_model], credit.nodes.group[by_the_model])
         if filters_groups(self.config) and self.config.algorithm.adv_estimator == "hato":
             kept = mask * credit.varies
@@ -78,8 +78,7 @@ class HATOCredit(Component):
         nodes = credit.nodes.of_segments(group.uid, range(len(tree.segments)))
         for segment, node in zip(tree.segments, nodes, strict=True):
             if node >= 0:
-                parts = ("local", "path", "causal", "total")
-                segment.info |= {f"R_{name}": getattr(credit.parts, name)[node].item() for name in parts}
+                segment.info |= {f"R_{name}": getattr(credit, name)[node].item() for name in PARTS}
 
 
 def _mean_over_trees(of_nodes: torch.Tensor, trees: torch.Tensor) -> float:
@@ -129,14 +128,14 @@ def visits_of(rows: BatchRows, credit: StepCredit) -> list[Visit]:
         answered = [i for i, node in enumerate(nodes) if node >= 0]
         visits.append(
             Visit(
-                group.order,
-                group.problem,
-                [steps["features"][i] for i in answered],
-                [steps["values"][i] for i in answered],
-                credit.outcomes.right[[nodes[i] for i in answered]].tolist(),
-                credit.outcomes.prompt_right[number].item(),
-                varying[number].item(),
-                extra[TREE_METRICS]["tokens_generated"],
+                order=group.order,
+                problem=group.problem,
+                features=[steps["features"][i] for i in answered],
+                values=[steps["values"][i] for i in answered],
+                right=credit.right[[nodes[i] for i in answered]].tolist(),
+                accuracy=credit.prompt_right[number].item(),
+                varying=varying[number].item(),
+                tokens=extra[TREE_METRICS]["tokens_generated"],
             )
         )
     return visits
@@ -208,13 +207,10 @@ class HATOSearch(Component):
         metrics["hato/temperature"] = self.config.actor_rollout_ref.rollout.temperature
         visits = sorted([*kept, *dropped])
         metrics["hato/accuracy"] = fmean(visit.accuracy for visit in visits)
-        values, right = ([x for visit in visits for x in getattr(visit, name)] for name in ("values", "right"))
-        metrics["hato/value_calibration_error"] = reliability_table(values, right).ece
-        self.learn(visits)
-
-    def learn(self, visits: Sequence[Visit]) -> None:
-        """The value model observes every step; the record of problems, how much their trees said."""
-        features, right = ([x for visit in visits for x in getattr(visit, name)] for name in ("features", "right"))
+        features, values, right = (
+            [x for visit in visits for x in getattr(visit, name)] for name in ("features", "values", "right")
+        )
+        metrics["hato/value_calibration_error"] = calibration_error(values, right)
         self.value_model.observe(features, right)
         self._packed = None
         for visit in visits:
@@ -255,9 +251,9 @@ class SuccessfulPaths(Component):
 
     def __init__(self, config: DictConfig):
         super().__init__(config)
-        self.hato = HATOConfig.from_dict(config.hato)
-        memory = self.hato.memory
-        self.references = ReferencePaths(memory.reference_prompts, memory.reference_paths)
+        hato = HATOConfig.from_dict(config.hato)
+        self.threshold = hato.verification_threshold
+        self.references = ReferencePaths(hato.memory.reference_prompts, hato.memory.reference_paths)
         self.first_visits: list[tuple[tuple[int, int], str, list[list[int]]]] = []  # since the last batch
 
     @staticmethod
@@ -265,22 +261,19 @@ class SuccessfulPaths(Component):
         return bool(config.get("hato"))
 
     def on_drop(self, rows: BatchRows) -> None:
-        if self.hato.metrics.novelty:
-            new = [group for group in rows.groups if self.references.wants(group.problem)]
-            paths = _responses(rows, [group.rows for group in new])
-            self.first_visits += [(group.order, group.problem, own) for group, own in zip(new, paths, strict=True)]
+        new = [group for group in rows.groups if self.references.wants(group.problem)]
+        paths = _responses(rows, [group.rows for group in new])
+        self.first_visits += [(group.order, group.problem, own) for group, own in zip(new, paths, strict=True)]
 
     def after_advantage(self, rows: BatchRows, metrics: dict) -> None:
-        max_paths, shown = self.hato.metrics.max_paths, rows.groups[: self.config.trainer.get("tree_prompts", 8)]
-        right = self._right_paths(rows, shown)
-        distances = [rdi(sorted(set(map(tuple, paths))), max_paths) for paths in right]
-        metrics.update(_mean_of_known("hato/rdi", distances))
-        if not self.hato.metrics.novelty:
-            return
+        shown = rows.groups[: self.config.trainer.get("tree_prompts", 8)]
+        distances = [rdi(sorted(set(map(tuple, paths)))) for paths in self._right_paths(rows, shown)]
         known = [group for group in rows.groups if group.problem in self.references]
         pairs = zip(known, self._right_paths(rows, known), strict=True)
-        values = [novelty(paths, self.references.of(group.problem), max_paths) for group, paths in pairs]
-        metrics.update(_mean_of_known("hato/novelty", values))
+        novelties = [novelty(paths, self.references.of(group.problem)) for group, paths in pairs]
+        for name, values in (("hato/rdi", distances), ("hato/novelty", novelties)):
+            if values := [value for value in values if value is not None]:
+                metrics[name] = fmean(values)
         self.on_drop(rows)
         for _, problem, paths in sorted(self.first_visits):
             self.references.keep(problem, paths)
@@ -288,7 +281,7 @@ class SuccessfulPaths(Component):
 
     def _right_paths(self, rows: BatchRows, groups: Sequence[Group]) -> list[list[list[int]]]:
         """Of each group the responses that are right."""
-        is_right = (rows.rewards.sum(-1) > self.hato.verification_threshold).tolist()
+        is_right = (rows.rewards.sum(-1) > self.threshold).tolist()
         return _responses(rows, [[row for row in group.rows if is_right[row]] for group in groups])
 
     def state_dict(self) -> dict:
@@ -302,9 +295,3 @@ def _responses(rows: BatchRows, groups: Sequence[Sequence[int]]) -> list[list[li
     """Response tokens of each row of each group."""
     tokens = iter(rows.column("responses", [row for of_group in groups for row in of_group]))
     return [[next(tokens).tolist() for _ in of_group] for of_group in groups]
-
-
-def _mean_of_known(name: str, values: Sequence[float | None]) -> dict[str, float]:
-    """The metric, where there is a value."""
-    known = [value for value in values if value is not None]
-    return {name: fmean(known)} if known else {}

@@ -41,7 +41,7 @@ def test_novelty_needs_both():
 def test_of_many_paths_evenly_spaced_ones_are_compared():
     assert evenly_spaced(range(10), 4) == [0, 2, 5, 7]
     assert evenly_spaced(range(3), 4) == [0, 1, 2]
-    assert rdi([[i] * 8 for i in range(1000)], max_paths=5) == 1.0
+    assert rdi([[i] * 8 for i in range(1000)]) == 1.0
 
 
 def test_reference_paths_are_the_first_ones_and_bounded():

@@ -8,12 +8,19 @@ import pytest
 import torch
 
 from verl.workers.rollout.trees.hato import step_features as features_module
-from verl.workers.rollout.trees.hato.calibration import reliability_table
+from verl.workers.rollout.trees.hato.config import UNCERTAINTY_METHODS as KINDS
+from verl.workers.rollout.trees.hato.config import HATOConfig
+from verl.workers.rollout.trees.hato.metrics import calibration_error
 from verl.workers.rollout.trees.hato.step_features import FEATURES, agreement, step_features
-from verl.workers.rollout.trees.hato.value_model import COMPARED_ROWS, KINDS, make_value_model
+from verl.workers.rollout.trees.hato.value_model import COMPARED_ROWS, value_model_of
 
 WITH_UNCERTAINTY = [kind for kind in KINDS if kind != "none"]
 F = 4
+
+
+def make_value_model(kind: str, *, seed: int = 0, memory_size: int = 4096, **settings):
+    config = {"uncertainty": {"method": kind} | settings, "memory": {"value_buffer_size": memory_size}}
+    return value_model_of(HATOConfig.from_dict(config), seed, F)
 
 
 def known_value(features: torch.Tensor) -> torch.Tensor:
@@ -28,7 +35,7 @@ def steps(n: int, seed: int, low: float = 0.0, high: float = 1.0) -> tuple[torch
 
 
 def trained(kind: str, seed: int = 0, low: float = 0.0, high: float = 1.0, **settings):
-    model = make_value_model(kind, F, seed=seed, **settings)
+    model = make_value_model(kind, seed=seed, **settings)
     for batch in range(8):
         model.observe(*steps(128, seed=100 + batch, low=low, high=high))
     return model
@@ -56,7 +63,7 @@ def test_uncertainty_is_larger_away_from_the_data(kind):
 @pytest.mark.parametrize("kind", ["ensemble", "bootstrap"])
 def test_uncertainty_shrinks_as_data_come(kind):
     features, _ = steps(300, seed=7)
-    before = make_value_model(kind, F).predict(features)[1].mean()
+    before = make_value_model(kind).predict(features)[1].mean()
     assert trained(kind).predict(features)[1].mean() < 0.7 * before
 
 
@@ -66,7 +73,7 @@ def test_a_restored_model_goes_on_like_the_one_saved(kind):
     file = io.BytesIO()
     torch.save(saved.state_dict(), file)
     file.seek(0)
-    restored = make_value_model(kind, F, seed=99)
+    restored = make_value_model(kind, seed=99)
     restored.load_state_dict(torch.load(file, weights_only=True))
     features, _ = steps(50, seed=3)
     for _ in range(2):
@@ -119,11 +126,11 @@ def test_ensemble_value_and_uncertainty_are_mean_and_deviation_of_networks_compu
 
 
 def test_bootstrap_is_the_kernel_weighted_mean_written_out():
-    model = make_value_model("bootstrap", F, n_models=4, bandwidth=0.7)
+    model = make_value_model("bootstrap", n_passes=4)
     features, outcomes = steps(30, seed=2)
     model.observe(features, outcomes)
     query = features[0] + 0.1
-    scale = 0.7 * features.std(0, correction=0)
+    scale = 0.5 * features.std(0, correction=0)
     base = (outcomes.sum().item() + 1) / 32
     estimates = []
     for k in range(4):
@@ -141,18 +148,18 @@ def test_bootstrap_is_the_kernel_weighted_mean_written_out():
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_memory_is_bounded_and_keeps_the_newest(kind):
-    model = make_value_model(kind, F, memory_size=50, updates_per_step=1)
+    model = make_value_model(kind, memory_size=50, n_updates=1)
     for batch in range(6):
         features, outcomes = steps(12, seed=batch)
         model.observe(features, outcomes)
     assert len(model.features_MF) == len(model.outcomes_M) == len(model.weights_MK) == 50
     torch.testing.assert_close(model.features_MF[-12:], features)
     assert model.features_MF.untyped_storage().nbytes() == 50 * F * 4
-    assert make_value_model("bootstrap", F, memory_size=10**6).memory_size == COMPARED_ROWS
+    assert make_value_model("bootstrap", memory_size=10**6).memory_size == COMPARED_ROWS
 
 
 def test_one_call_replaces_no_more_than_a_quarter_of_the_memory():
-    model = make_value_model("ensemble", F, memory_size=40, updates_per_step=1)
+    model = make_value_model("ensemble", memory_size=40, n_updates=1)
     for batch in range(4):
         model.observe(*steps(10, seed=batch))
     before, (features, outcomes) = model.features_MF, steps(500, seed=9)
@@ -164,7 +171,7 @@ def test_one_call_replaces_no_more_than_a_quarter_of_the_memory():
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_nothing_seen_and_nothing_asked(kind):
-    model = make_value_model(kind, F)
+    model = make_value_model(kind)
     value, uncertainty = model.predict(torch.zeros(0, F))
     assert value.shape == uncertainty.shape == (0,)
     value, _ = model.predict(steps(100, seed=0)[0])
@@ -180,17 +187,11 @@ def test_nothing_seen_and_nothing_asked(kind):
         (lambda m: m.predict(torch.zeros(3, 5)), r"features \(3, 5\): expected \(N, 4\)"),
         (lambda m: m.predict(torch.zeros(4)), r"features \(4,\)"),
         (lambda m: m.predict([[float("nan")] * 4]), "not a finite number"),
-        (lambda m: m.observe(torch.zeros(3, 4), [1.0]), r"outcomes \(1,\): expected one per row, \(3,\)"),
-        (lambda m: m.observe(torch.zeros(1, 4), [1.5]), "outside"),
-        (lambda m: m.load_state_dict(make_value_model("none", 7).state_dict()), r"features of the state are \(0, 7\)"),
-        (lambda m: make_value_model("gaussian", 4), "'gaussian': expected one of"),
-        (lambda m: make_value_model("none", 4, hidden_size=0), "hidden_size=0: expected at least 1"),
-        (lambda m: make_value_model("dropout", 4, dropout=1.0), "dropout=1.0"),
     ],
 )
 def test_what_is_wrong_is_named(call, message):
     with pytest.raises(ValueError, match=message):
-        call(make_value_model("ensemble", F))
+        call(make_value_model("ensemble"))
 
 
 def test_features():
@@ -211,13 +212,6 @@ def test_agreement():
     assert agreement([1, 2, 3], [[3, 4]]) == 0.25
 
 
-def test_reliability_table():
-    table = reliability_table([0.1, 0.15, 0.9, 1.0], [0, 1, 1, 0], n_bins=2)
-    assert [(b.low, b.high, b.count) for b in table.bins] == [(0, 0.5, 2), (0.5, 1, 2)]
-    assert [b.predicted for b in table.bins] == pytest.approx([0.125, 0.95])
-    assert [b.observed for b in table.bins] == [0.5, 0.5]
-    assert table.ece == pytest.approx((0.375 + 0.45) / 2)
-    with pytest.raises(ValueError, match="1 predictions, 2 outcomes"):
-        reliability_table([0.5], [1, 0])
-    with pytest.raises(ValueError, match=r"expected \[0, 1\]"):
-        reliability_table([1.5], [1])
+def test_calibration_error_by_hand():
+    """Bins [0, 0.5) with means 0.125 and 0.5, and [0.5, 1] with 0.95 and 0.5."""
+    assert calibration_error([0.1, 0.15, 0.9, 1.0], [0, 1, 1, 0], n_bins=2) == pytest.approx((0.375 + 0.45) / 2)

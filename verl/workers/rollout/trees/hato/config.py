@@ -175,7 +175,6 @@ class UncertaintyConfig(_Section):
         method: `ensemble`: n_models networks, each trained on its own resampling; `dropout`: n_passes masks of one
             network; `bootstrap`: n_passes resamplings of remembered outcomes; `none`: one network, U = 0.
         learning_rate, n_updates: of the networks, and their updates after each training step.
-        bandwidth: how far `bootstrap` looks, in standard deviations per feature.
         entropy_top_k: a token's entropy is estimated from so many most likely tokens; 0: none is asked for, and the
             feature `mean_entropy` is 0. A vLLM server reports 20 at most.
     """
@@ -188,7 +187,6 @@ class UncertaintyConfig(_Section):
     model_config: ValueModelConfig = field(default_factory=ValueModelConfig)
     learning_rate: float = _number(3e-3, above=0)
     n_updates: int = _number(30, low=1)
-    bandwidth: float = _number(0.5, above=0)
     entropy_top_k: int = _number(10, low=0, high=20)
 
     def __post_init__(self):
@@ -237,19 +235,6 @@ class MemoryConfig(_Section):
 
 
 @dataclass(frozen=True, kw_only=True)
-class MetricsConfig(_Section):
-    """Args:
-    max_paths: successful paths of a tree that RDI and novelty compare; their cost grows with the square.
-    novelty: whether the start policy's paths are kept and compared with.
-    """
-
-    KEY: ClassVar[str] = "hato.metrics"
-
-    max_paths: int = _number(16, low=2)
-    novelty: bool = True
-
-
-@dataclass(frozen=True, kw_only=True)
 class HATOConfig(_Section):
     """Everything under `hato`.
 
@@ -272,7 +257,6 @@ class HATOConfig(_Section):
     uncertainty: UncertaintyConfig = field(default_factory=UncertaintyConfig)
     meta_learning: MetaLearningConfig = field(default_factory=MetaLearningConfig)
     memory: MemoryConfig = field(default_factory=MemoryConfig)
-    metrics: MetricsConfig = field(default_factory=MetricsConfig)
     verification_threshold: float = 0.5
     path_reward: str = _choice("best", PATH_REWARDS)
     local_reward: str = HEURISTIC

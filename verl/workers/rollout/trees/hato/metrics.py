@@ -1,10 +1,14 @@
-"""How different the answers to a problem are, and how far they have moved away from the start policy's."""
+"""How different the answers to a problem are, how far they have moved away from the start policy's, and whether a
+predicted value means what it says."""
 
 from collections.abc import Sequence
 from statistics import fmean
 
+import numpy as np
 import torch
 from rapidfuzz.distance import Levenshtein
+
+MAX_PATHS = 16  # that are compared of a problem; the cost grows with the square
 
 
 def _nearest(path: Sequence[int], others: Sequence[Sequence[int]]) -> float:
@@ -16,33 +20,26 @@ def _nearest(path: Sequence[int], others: Sequence[Sequence[int]]) -> float:
     return best
 
 
-def rdi(paths: Sequence[Sequence[int]], max_paths: int = 16) -> float | None:
-    """Reasoning diversity: mean over successful paths of the distance to the nearest other one.
+def rdi(paths: Sequence[Sequence[int]]) -> float | None:
+    """Reasoning diversity: mean over successful paths (token ids) of the distance to the nearest other one.
 
-    Distances are normalized Levenshtein distances over tokens, in [0, 1]; 0 where every path has a twin.
-
-    Args:
-        paths: token ids of the successful paths, the problem not included.
-        max_paths: of more paths, so many evenly spaced ones are compared: the cost grows with the square.
-
-    Returns:
-        None for fewer than two paths: there is nothing to compare.
+    Distances are normalized Levenshtein distances, in [0, 1]; 0 where every path has a twin; None for fewer than two
+    paths.
     """
-    paths = evenly_spaced(paths, max_paths)
+    paths = evenly_spaced(paths, MAX_PATHS)
     if len(paths) < 2:
         return None
     return fmean(_nearest(path, [*paths[:i], *paths[i + 1 :]]) for i, path in enumerate(paths))
 
 
-def novelty(paths: Sequence[Sequence[int]], references: Sequence[Sequence[int]], max_paths: int = 16) -> float | None:
+def novelty(paths: Sequence[Sequence[int]], references: Sequence[Sequence[int]]) -> float | None:
     """Mean over successful paths of the distance to the nearest path of the start policy for the same problem.
 
-    Returns:
-        in [0, 1]; None where either is missing.
+    In [0, 1]; None where either is missing.
     """
     if not paths or not references:
         return None
-    return fmean(_nearest(path, references) for path in evenly_spaced(paths, max_paths))
+    return fmean(_nearest(path, references) for path in evenly_spaced(paths, MAX_PATHS))
 
 
 def evenly_spaced(paths: Sequence, limit: int) -> list:
@@ -52,13 +49,18 @@ def evenly_spaced(paths: Sequence, limit: int) -> list:
     return [paths[i * len(paths) // limit] for i in range(limit)]
 
 
-class ReferencePaths:
-    """Paths of the first visit of the first problems seen, for `novelty`. Bounded, and part of a run's state.
+def calibration_error(predicted: Sequence[float], observed: Sequence[float], n_bins: int = 10) -> float:
+    """Expected calibration error (Guo et al., 2017) of predictions in [0, 1], in bins of equal width.
 
-    Args:
-        max_problems: later ones are not kept.
-        max_paths: of each, evenly spaced ones.
+    It is the mean over predictions of |mean predicted - mean observed| of their bin.
     """
+    predicted, observed = np.asarray(predicted), np.asarray(observed)
+    bins = np.minimum(n_bins - 1, (predicted * n_bins).astype(int))
+    return float(np.abs(np.bincount(bins, predicted - observed)).sum() / len(predicted))
+
+
+class ReferencePaths:
+    """Paths of the first visit of the first `max_problems` problems, `max_paths` of each, for `novelty`."""
 
     def __init__(self, max_problems: int, max_paths: int):
         self.max_problems, self.max_paths = max_problems, max_paths

@@ -1,7 +1,7 @@
 """How likely a reasoning step leads to a correct answer, and how unsure that estimate is; learnt online.
 
-    >>> model = make_value_model("ensemble", n_features=9, seed=0)
-    >>> value, uncertainty = model.predict(features)     # (N, 9) -> (N,), (N,)
+    >>> model = value_model_of(config, seed=0)
+    >>> value, uncertainty = model.predict(features)     # (N, F) -> (N,), (N,)
     >>> model.observe(features, outcomes)                # when the paths have been scored
 
 Kinds of uncertainty, each the standard deviation of several estimates of the same value:
@@ -11,94 +11,32 @@ Kinds of uncertainty, each the standard deviation of several estimates of the sa
                on what was asked before
     bootstrap  no network: mean outcome of similar remembered steps, over resamplings of the memory
     none       one network: a value, and uncertainty 0
+
+Shapes: N rows, F features, M remembered steps, K estimates, B rows of a mini-batch, H hidden units.
 """
 
 import math
 from abc import ABC, abstractmethod
+from itertools import pairwise
 
 import torch
+from torch import nn
 
-from verl.workers.rollout.trees.hato.config import HATOConfig
+from verl.workers.rollout.trees.hato.config import HATOConfig, UncertaintyConfig
 from verl.workers.rollout.trees.hato.step_features import FEATURES
-from verl.workers.rollout.trees.hato.value_networks import Networks
 
-KINDS = ("ensemble", "dropout", "bootstrap", "none")
 ROWS_AT_ONCE = 2048  # of a prediction, so that its intermediate results stay in the cache
-COMPARED_ROWS = 1024
+COMPARED_ROWS = 1024  # that `bootstrap` remembers at most, as it compares with all of them
+BANDWIDTH = 0.5  # how far `bootstrap` looks, in standard deviations per feature
+BATCH_SIZE = 256
 
 
-def make_value_model(
-    kind: str,
-    n_features: int,
-    *,
-    seed: int = 0,
-    hidden_size: int = 64,
-    n_layers: int = 2,
-    n_models: int = 5,
-    dropout: float = 0.2,
-    learning_rate: float = 3e-3,
-    batch_size: int = 256,
-    updates_per_step: int = 30,
-    memory_size: int = 4096,
-    bandwidth: float = 0.5,
-) -> "ValueModel":
-    """A value model of one of `KINDS`.
-
-    Args:
-        hidden_size, n_layers: of each network.
-        n_models: estimates of a value: networks, dropout masks or resamplings.
-        dropout: share of hidden units dropped by kind `dropout`.
-        learning_rate, batch_size, updates_per_step: AdamW steps after each `observe`.
-        memory_size: steps remembered; the oldest go first. Kind `bootstrap` keeps 1,024 at most, as it compares with
-            all of them.
-        bandwidth: how far kind `bootstrap` looks, in standard deviations per feature.
-
-    Raises:
-        ValueError: an unknown kind, a number out of range.
-    """
-    if kind not in KINDS:
-        raise ValueError(f"uncertainty kind {kind!r}: expected one of {list(KINDS)}")
-    counts = {"n_features": n_features, "hidden_size": hidden_size, "n_layers": n_layers, "n_models": n_models}
-    counts |= {"batch_size": batch_size, "updates_per_step": updates_per_step, "memory_size": memory_size}
-    for name, value in counts.items():
-        if value < 1:
-            raise ValueError(f"{name}={value}: expected at least 1")
-    if not 0 < dropout < 1 or learning_rate <= 0 or bandwidth <= 0:
-        raise ValueError(
-            f"dropout={dropout}, learning_rate={learning_rate}, bandwidth={bandwidth}: expected dropout between 0 and "
-            "1, the others above 0"
-        )
-    if kind == "bootstrap":
-        return BootstrapValueModel(n_features, seed, min(memory_size, COMPARED_ROWS), n_models, bandwidth)
-    networks = Networks(
-        n_features,
-        hidden_size,
-        n_layers,
-        members=n_models if kind == "ensemble" else 1,
-        prior=kind == "ensemble",
-        dropout=dropout if kind == "dropout" else 0.0,
-        n_masks=n_models,
-        seed=seed,
-    )
-    return NetworkValueModel(networks, n_features, seed, memory_size, learning_rate, batch_size, updates_per_step)
-
-
-def value_model_of(config: HATOConfig, seed: int) -> "ValueModel":
-    """The one that `hato.uncertainty` and `hato.memory` describe, over `step_features`."""
-    of = config.uncertainty
-    return make_value_model(
-        of.method,
-        len(FEATURES),
-        seed=seed,
-        hidden_size=of.model_config.hidden_size,
-        n_layers=of.model_config.n_layers,
-        n_models=of.n_models if of.method == "ensemble" else of.n_passes,
-        dropout=of.model_config.dropout,
-        learning_rate=of.learning_rate,
-        updates_per_step=of.n_updates,
-        memory_size=config.memory.value_buffer_size,
-        bandwidth=of.bandwidth,
-    )
+def value_model_of(config: HATOConfig, seed: int, n_features: int = len(FEATURES)) -> "ValueModel":
+    """The one that `hato.uncertainty` and `hato.memory` describe."""
+    settings, memory_size = config.uncertainty, config.memory.value_buffer_size
+    if settings.method == "bootstrap":
+        return BootstrapValueModel(n_features, seed, min(memory_size, COMPARED_ROWS), settings.n_passes)
+    return NetworkValueModel(settings, n_features, seed, memory_size)
 
 
 class ValueModel(ABC):
@@ -129,12 +67,7 @@ class ValueModel(ABC):
         A step with several finished paths below counts once, with their mean. Of more than a quarter of the memory a
         random quarter is taken, so that one call never replaces all that was there.
         """
-        features_NF = self._checked(features)
-        outcomes_N = torch.as_tensor(outcomes, dtype=torch.float32)
-        if outcomes_N.shape != features_NF.shape[:1]:
-            raise ValueError(f"outcomes {tuple(outcomes_N.shape)}: expected one per row, ({len(features_NF)},)")
-        if not ((outcomes_N >= 0) & (outcomes_N <= 1)).all():
-            raise ValueError("an outcome lies outside [0, 1]")
+        features_NF, outcomes_N = self._checked(features), torch.as_tensor(outcomes, dtype=torch.float32)
         if not len(features_NF):
             return
         most = max(1, self.memory_size // 4)
@@ -153,13 +86,9 @@ class ValueModel(ABC):
         return {"memory": memory, "generator": self.generator.get_state()}
 
     def load_state_dict(self, state: dict) -> None:
-        """Raises ValueError where the state is of a model with other features or another number of estimates."""
-        memory = state["memory"]
-        for name, own in (("features", self.features_MF), ("weights", self.weights_MK)):
-            if memory[name].shape[1:] != own.shape[1:]:
-                raise ValueError(f"{name} of the state are {tuple(memory[name].shape)}: expected (M, {own.shape[1]})")
+        """The state is of a model with the same settings, but for the size of the memory."""
         self.features_MF, self.outcomes_M, self.weights_MK = (
-            memory[name][-self.memory_size :].clone() for name in ("features", "outcomes", "weights")
+            state["memory"][name][-self.memory_size :].clone() for name in ("features", "outcomes", "weights")
         )
         self.generator.set_state(state["generator"])
 
@@ -179,29 +108,20 @@ class ValueModel(ABC):
 class NetworkValueModel(ValueModel):
     """Kinds `ensemble`, `dropout` and `none`: `networks` say how many estimates there are."""
 
-    def __init__(
-        self,
-        networks: Networks,
-        n_features: int,
-        seed: int,
-        memory_size: int,
-        learning_rate: float,
-        batch_size: int,
-        updates_per_step: int,
-    ):
-        super().__init__(n_features, seed, memory_size, networks.members)
-        self.networks = networks
-        self.batch_size, self.updates_per_step = batch_size, updates_per_step
-        self.optimizer = torch.optim.AdamW(networks.parameters(), lr=learning_rate, weight_decay=1e-2)
+    def __init__(self, settings: UncertaintyConfig, n_features: int, seed: int, memory_size: int):
+        self.networks, self.n_updates = Networks(settings, n_features, seed), settings.n_updates
+        super().__init__(n_features, seed, memory_size, self.networks.members)
+        self.optimizer = torch.optim.AdamW(self.networks.parameters(), lr=settings.learning_rate, weight_decay=1e-2)
 
     def _estimates(self, features_NF: torch.Tensor) -> torch.Tensor:
-        return self.networks.logits(features_NF).sigmoid()
+        return self.networks.logits(features_NF, self.networks.masks).sigmoid()
 
     def observe(self, features, outcomes) -> None:
         super().observe(features, outcomes)
-        for _ in range(self.updates_per_step if len(self.outcomes_M) else 0):
-            rows = torch.randint(len(self.outcomes_M), (self.batch_size,), generator=self.generator)
-            logits_KB = self.networks.logits_to_learn(self.features_MF[rows], self.generator)
+        for _ in range(self.n_updates if len(self.outcomes_M) else 0):
+            rows = torch.randint(len(self.outcomes_M), (BATCH_SIZE,), generator=self.generator)
+            masks = self.networks.masks_to_learn(len(rows), self.generator)
+            logits_KB = self.networks.logits(self.features_MF[rows], masks)
             targets_KB = self.outcomes_M[rows].expand_as(logits_KB)
             weights_KB = self.weights_MK[rows].T
             loss = torch.nn.functional.binary_cross_entropy_with_logits(logits_KB, targets_KB, weights_KB)
@@ -210,11 +130,8 @@ class NetworkValueModel(ValueModel):
             self.optimizer.step()
 
     def state_dict(self) -> dict:
-        return {
-            **super().state_dict(),
-            "networks": self.networks.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
-        }
+        learnt = {"networks": self.networks.state_dict(), "optimizer": self.optimizer.state_dict()}
+        return super().state_dict() | learnt
 
     def load_state_dict(self, state: dict) -> None:
         super().load_state_dict(state)
@@ -230,9 +147,8 @@ class BootstrapValueModel(ValueModel):
     are remembered, and agree where many are.
     """
 
-    def __init__(self, n_features: int, seed: int, memory_size: int, resamplings: int, bandwidth: float):
+    def __init__(self, n_features: int, seed: int, memory_size: int, resamplings: int):
         super().__init__(n_features, seed, memory_size, resamplings)
-        self.bandwidth = bandwidth
         middles = (torch.arange(resamplings) + 0.5) / resamplings
         self.prior_logits_K = math.sqrt(2) * torch.erfinv(2 * middles - 1)  # a standard normal's quantiles
 
@@ -245,11 +161,68 @@ class BootstrapValueModel(ValueModel):
         return ((hits_NK + prior_K) / (counts_NK + 1)).T
 
     def _similarity(self, features_NF: torch.Tensor) -> torch.Tensor:
-        """exp(-d^2 / 2), d the root mean square over features of the difference in `bandwidth` deviations."""
+        """exp(-d^2 / 2), d the root mean square over features of the difference in `BANDWIDTH` deviations."""
         if not len(self.features_MF):
             return torch.zeros(len(features_NF), 0)
-        scale_F = self.bandwidth * self.features_MF.std(0, correction=0).clamp(min=0.01)
+        scale_F = BANDWIDTH * self.features_MF.std(0, correction=0).clamp(min=0.01)
         scale_F = scale_F * math.sqrt(self.features_MF.shape[1])
         a_NF, b_MF = features_NF / scale_F, self.features_MF / scale_F
         exponent = torch.addmm(-b_MF.square().sum(1)[None] / 2, a_NF, b_MF.T)
         return exponent.sub_(a_NF.square().sum(1, keepdim=True) / 2).clamp_(max=0).exp_()
+
+
+class Networks(nn.Module):
+    """ReLU networks of the same shape with one logit each, evaluated at once.
+
+    An ensemble has `n_models` members, each with a fixed random network, of standard deviation about 0.7, added to it;
+    the other kinds have one. With dropout, `masks` are `n_passes` fixed masks on its hidden units.
+    """
+
+    def __init__(self, settings: UncertaintyConfig, n_features: int, seed: int):
+        super().__init__()
+        generator, model = torch.Generator().manual_seed(seed), settings.model_config
+        sizes = [n_features] + [model.hidden_size] * model.n_layers + [1]
+        self.prior = settings.method == "ensemble"
+        self.members = settings.n_models if self.prior else 1
+        self.dropout = model.dropout if settings.method == "dropout" else 0.0
+        self.weights, self.biases = _layers(sizes, self.members, generator)
+        self.prior_weights, self.prior_biases = _layers(sizes, self.members, generator)
+        self.prior_weights.requires_grad_(False)
+        self.prior_biases.requires_grad_(False)
+        masks = self._masks((settings.n_passes, 1, model.hidden_size), generator)
+        self.register_buffer("masks", None if masks is None else torch.stack(masks))
+
+    def logits(self, features_NF: torch.Tensor, masks) -> torch.Tensor:
+        """(K, N): `masks` None, or for each hidden layer a tensor that broadcasts over (K, N, H)."""
+        logits = _forward(self.weights, self.biases, features_NF, masks)
+        if not self.prior:
+            return logits
+        return logits + _forward(self.prior_weights, self.prior_biases, features_NF, None)
+
+    def masks_to_learn(self, n_rows: int, generator: torch.Generator) -> list[torch.Tensor] | None:
+        """Fresh dropout masks for each row."""
+        return self._masks((self.members, n_rows, self.weights[0].shape[-1]), generator)
+
+    def _masks(self, shape: tuple[int, ...], generator: torch.Generator) -> list[torch.Tensor] | None:
+        """For each hidden layer 1 / (1 - dropout) where a unit stays, else 0; None without dropout."""
+        if not self.dropout:
+            return None
+        draws = [torch.rand(shape, generator=generator) for _ in self.weights[:-1]]
+        return [(draw >= self.dropout).float() / (1 - self.dropout) for draw in draws]
+
+
+def _layers(sizes: list[int], members: int, generator: torch.Generator) -> tuple[nn.ParameterList, nn.ParameterList]:
+    """He's initialization, with random biases; the output has a standard deviation of about 0.7."""
+    pairs = list(pairwise(sizes))
+    weights = [torch.randn(members, a, b, generator=generator) * ((1 if b == 1 else 2) / a) ** 0.5 for a, b in pairs]
+    biases = [torch.randn(members, 1, b, generator=generator) * 0.3 * (b > 1) for _, b in pairs]
+    return nn.ParameterList(weights), nn.ParameterList(biases)
+
+
+def _forward(weights, biases, features_NF: torch.Tensor, masks) -> torch.Tensor:
+    hidden = features_NF.expand(len(weights[0]), -1, -1)
+    for layer, (weight, bias) in enumerate(zip(weights[:-1], biases[:-1], strict=True)):
+        hidden = (hidden @ weight + bias).relu()
+        if masks is not None:
+            hidden = hidden * masks[layer]
+    return (hidden @ weights[-1] + biases[-1]).squeeze(-1)
