@@ -2,7 +2,8 @@
 
 It is a Hydra callback (`hydra.callbacks.preflight` in the recipes' YAML) and runs in the driver, after the config has
 been composed and before upstream's `main` gets it. A thread watches for what only the cluster shows, an actor that Ray
-can never place, since upstream would wait for such an actor forever.
+can never place, since upstream would wait for such an actor forever. Every check raises a PreflightError for the first
+problem that it sees.
 """
 
 import os
@@ -29,7 +30,6 @@ from verl.trainer.model_checks import (
     model_json,
 )
 from verl.trainer.run_plan import describe_plan
-from verl.trainer.worker_counts import scale_workers
 from verl.workers.config.explore import LOSS_OF, TOOL_MODE, TREE_OF_NAME, parts_of
 from verl.workers.config.hato import EXPLORE_TRAINERS, hato_config
 from verl_overlay import activate_cpu
@@ -37,7 +37,8 @@ from verl_overlay import activate_cpu
 # upstream's ResourcePoolManager reserves this many CPUs beside each worker's GPU (`max_colocate_count`)
 CPUS_PER_WORKER = 3
 REQUIRED_KEYS = ("trainer.experiment_name", "actor_rollout_ref.model.path", "actor_rollout_ref.rollout.name")
-
+WORKERS_A_NODE = 8  # upstream's default for a whole cluster, however large
+WORKER_COUNTS = ("actor_rollout_ref.rollout.agent.num_workers", "reward.num_workers")
 PATHS = ("actor_rollout_ref.model.path", "data.train_files", "data.val_files")
 
 
@@ -77,9 +78,6 @@ def settle(config: DictConfig) -> None:
     Upstream resolves `${...}` in a Ray actor, which has the environment in which its node was started. Variables that
     the user exports for a run (NNODES, PWD, RAY_ADDRESS) are not set there, and the defaults would be taken. Relative
     paths are made absolute for the same reason: the actor may run in another folder.
-
-    Raises:
-        PreflightError: a key has no value, or an impossible one.
     """
     for key in REQUIRED_KEYS:
         if OmegaConf.select(config, key) is None:
@@ -95,6 +93,18 @@ def settle(config: DictConfig) -> None:
         name_parts(config.actor_rollout_ref.rollout)
         name_loss(config.actor_rollout_ref.actor)
         fill_max_model_len(config)
+
+
+def scale_workers(config: DictConfig) -> None:
+    """Where numbers of agent-loop or reward workers are null, set them to 8 for each node, also of a separate rollout.
+
+    Upstream places both kinds round-robin on the nodes. With its default, each event loop of a larger cluster would
+    drive more trajectories, and each process would score more answers.
+    """
+    nodes = config.trainer.nnodes + (config.actor_rollout_ref.rollout.get("nnodes") or 0)
+    for key in WORKER_COUNTS:
+        if OmegaConf.select(config, key) is None:
+            OmegaConf.update(config, key, WORKERS_A_NODE * nodes)
 
 
 def name_parts(rollout: DictConfig) -> None:
@@ -135,14 +145,7 @@ def _named_errors() -> Iterator[None]:
 
 
 def check_run(config: DictConfig) -> None:
-    """Run all checks, in the order in which a user would fix their problems; the config is not changed.
-
-    Args:
-        config: after `settle`.
-
-    Raises:
-        PreflightError: the first problem found.
-    """
+    """Run all checks, in the order in which a user would fix their problems, on a config that was settled."""
     if config_asks_for_cpu(config):
         activate_cpu()
     check_model_path("actor_rollout_ref.model.path", config.actor_rollout_ref.model.path)
@@ -188,11 +191,7 @@ def check_typed_sections(config: DictConfig) -> None:
 
 
 def check_parts(config: DictConfig) -> None:
-    """The parts of the run fit together, and each finds its own keys.
-
-    Raises:
-        PreflightError: which do not, and why.
-    """
+    """Check that the parts of the run fit together, and that each finds its own keys."""
     from verl.trainer.ppo.tree_credit import ESTIMATORS
     from verl.workers.rollout.growth import policy_class
 
@@ -228,30 +227,27 @@ def check_engines(config: DictConfig) -> None:
         check_prefix_tree(config, model)
 
 
-def _file_list(files) -> list[str]:
-    """`data.*_files` as upstream takes it: one file or a list of them."""
-    return [files] if isinstance(files, str) else list(files or [])
+def _local(files) -> list[str]:
+    """Those of `data.*_files`, a file or a list, that are on this machine; upstream reads remote file systems too."""
+    files = [files] if isinstance(files, str) else list(files or [])
+    return [os.path.expanduser(file) for file in files if "://" not in file]
 
 
 def check_data_files(key: str, files, prompt_key: str) -> None:
     """Check that the files are parquet and that every row has a prompt, a data source and a ground truth."""
-    files = _file_list(files)
     if not files:
         raise PreflightError(f"{key} is empty: name a parquet file")
-    for file in files:
-        path = Path(os.path.expanduser(file))
-        if "://" in str(file):  # upstream reads remote file systems
-            continue
-        if not path.exists():
+    for file in _local(files):
+        if not os.path.exists(file):
             raise PreflightError(f"{key}: {file} does not exist")
         try:
-            schema = pq.read_schema(path)
+            schema = pq.read_schema(file)
         except (pa.ArrowInvalid, OSError) as error:
             raise PreflightError(f"{key}: {file} is not a readable parquet file ({error})") from error
         for column in (prompt_key, "data_source", "reward_model"):
             if column not in schema.names:
                 raise PreflightError(f"{key}: {file} has no column '{column}'; its columns: {', '.join(schema.names)}")
-        _check_rows(key, file, pq.read_table(path, columns=[prompt_key, "data_source", "reward_model"]), prompt_key)
+        _check_rows(key, file, pq.read_table(file, columns=[prompt_key, "data_source", "reward_model"]), prompt_key)
 
 
 def _check_rows(key: str, file: str, table: pa.Table, prompt_key: str) -> None:
@@ -283,9 +279,6 @@ def check_reward_rows(config: DictConfig) -> None:
 
     A module without this function checks nothing. In training, a row that no rule fits would fail its whole group in
     every step, after the rollout.
-
-    Raises:
-        PreflightError: the reward function does not load, or refuses a row.
     """
     from verl.utils.import_utils import load_module
 
@@ -304,12 +297,10 @@ def check_reward_rows(config: DictConfig) -> None:
         return
     settings = OmegaConf.to_container(reward.get("reward_kwargs") or OmegaConf.create(), resolve=True)
     for name in ("train_files", "val_files"):
-        for file in _file_list(config.data[name]):
-            if "://" in str(file):
-                continue
-            path, seen = os.path.expanduser(file), set()
-            columns = [column for column in ("data_source", "extra_info") if column in pq.read_schema(path).names]
-            for number, row in enumerate(pq.read_table(path, columns=columns).to_pylist()):
+        for file in _local(config.data[name]):
+            columns = [column for column in ("data_source", "extra_info") if column in pq.read_schema(file).names]
+            seen = set()
+            for number, row in enumerate(pq.read_table(file, columns=columns).to_pylist()):
                 rule = (row["data_source"], str((row.get("extra_info") or {}).get("reward_rule")))
                 if rule in seen:
                     continue
@@ -322,11 +313,8 @@ def check_reward_rows(config: DictConfig) -> None:
 
 def check_batch_sizes(config: DictConfig) -> None:
     """Check that an epoch holds at least one batch, as upstream drops an incomplete last batch without a message."""
-    files = _file_list(config.data.train_files)
-    if any("://" in str(file) for file in files):
-        return
-    rows = sum(pq.read_metadata(os.path.expanduser(file)).num_rows for file in files)
-    if config.data.train_batch_size > rows:
+    rows = sum(pq.read_metadata(file).num_rows for file in _local(config.data.train_files))
+    if config.data.train_batch_size > rows and "://" not in str(config.data.train_files):
         raise PreflightError(
             f"data.train_batch_size={config.data.train_batch_size} but the training data has {rows} rows"
         )
@@ -349,19 +337,8 @@ def joins_running_cluster(config: DictConfig) -> bool:
     return address not in (None, "", "local")
 
 
-def leave_resources_to_the_cluster(config: DictConfig) -> None:
-    """Set the keys to null that ray.init refuses together with the address of a running cluster."""
-    for key in ("num_cpus", "num_gpus", "object_store_memory"):
-        if config.ray_kwargs.ray_init.get(key) is not None:
-            config.ray_kwargs.ray_init[key] = None
-
-
 def check_overlong_buffer(config: DictConfig) -> None:
-    """Check that the overlong buffer is shorter than a response, as it would otherwise penalize every response.
-
-    Raises:
-        PreflightError: the buffer is too long.
-    """
+    """Check that the overlong buffer is shorter than a response, as it would otherwise penalize every response."""
     key = "reward.reward_kwargs.overlong_buffer_cfg"
     buffer, budget = OmegaConf.select(config, key), config.data.max_response_length
     if buffer is not None and buffer.enable and buffer.len >= budget:
@@ -374,11 +351,7 @@ def check_overlong_buffer(config: DictConfig) -> None:
 def check_ray_resources(config: DictConfig, starting: bool = True) -> None:
     """Check that Ray, if this run starts it, has enough CPUs and GPUs; a running cluster is watched instead.
 
-    Args:
-        starting: False for a dry run, perhaps on another machine: then only the numbers in the config count.
-
-    Raises:
-        PreflightError: there are too few.
+    In a dry run (`starting` is false), perhaps on another machine, only the numbers in the config count.
     """
     if joins_running_cluster(config):
         return
@@ -397,11 +370,7 @@ def check_ray_resources(config: DictConfig, starting: bool = True) -> None:
 
 
 def check_resume_path(config: DictConfig) -> None:
-    """Check the checkpoint from which the run is to resume.
-
-    Raises:
-        PreflightError: trainer.resume_from_path names no checkpoint.
-    """
+    """Check that trainer.resume_from_path, if the run is to resume from it, names a checkpoint."""
     if config.trainer.resume_mode == "resume_path":
         source = Path(str(config.trainer.resume_from_path))
         if not (source / "actor").is_dir():
@@ -412,11 +381,11 @@ def prepare_run_dir(config: DictConfig) -> None:
     """Make the run's folder, and make upstream resume from a complete checkpoint."""
     run_dir = Path(config.trainer.default_local_dir)
     run_dir.mkdir(parents=True, exist_ok=True)
-    if joins_running_cluster(config):
-        leave_resources_to_the_cluster(config)
+    if joins_running_cluster(config):  # ray.init refuses these keys together with the address of a running cluster
+        for key in {"num_cpus", "num_gpus", "object_store_memory"} & config.ray_kwargs.ray_init.keys():
+            config.ray_kwargs.ray_init[key] = None
     if config.trainer.resume_mode == "auto":
-        repaired = repair_tracker(run_dir)
-        if repaired:
+        if repaired := repair_tracker(run_dir):
             print(f"note: {repaired}", file=sys.stderr)
     elif config.trainer.resume_mode == "resume_path":
         source = Path(str(config.trainer.resume_from_path))
