@@ -76,6 +76,18 @@ def test_ray_worker_groups_find_the_methods():
         assert hasattr(getattr(MetaActorWorker, name), MAGIC_ATTR), name
 
 
+def test_calls_out_of_order():
+    from verl.workers.meta_workers import MetaActorWorker
+
+    worker = object.__new__(MetaActorWorker)
+    for call in (worker.meta_query, worker.meta_end):
+        with pytest.raises(RuntimeError, match="no episode is open"):
+            call()
+    worker.episode = object()
+    with pytest.raises(RuntimeError, match="meta_begin within an episode"):
+        worker.meta_begin(method="maml")
+
+
 # ---- on a rank ----
 
 

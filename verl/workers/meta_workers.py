@@ -21,18 +21,16 @@ class MetaActorWorker(ActorRolloutRefWorker):
     episode: MetaEpisode | None = None
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
-    def meta_begin(self, method: str, meta_lr: float = 0.1, inner_lr: float = 0.01, on_cpu: bool = True) -> None:
+    def meta_begin(self, method: str, meta_lr: float = 0.1, inner_lr: float = 0.01) -> None:
         """Keep theta; the updates that follow are inner steps. Arguments: `MetaEpisode`'s."""
         if self.episode is not None:
             raise RuntimeError("meta-learning: meta_begin within an episode: call meta_end first")
         strategy = self.config.actor.strategy
         if strategy not in META_STRATEGIES:
             raise ValueError(f"meta-learning needs actor.strategy of {META_STRATEGIES}, not {strategy}")
-        settings = {"method": method, "meta_lr": meta_lr, "inner_lr": inner_lr, "on_cpu": on_cpu}
-        episode = MetaEpisode(self.actor.engine.optimizer, **settings)
         get_torch_device().synchronize()
-        episode.begin()
-        self.episode = episode
+        optimizer = self.actor.engine.optimizer
+        self.episode = MetaEpisode(optimizer, method=method, meta_lr=meta_lr, inner_lr=inner_lr)
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def meta_query(self) -> None:
@@ -55,9 +53,8 @@ class MetaActorWorker(ActorRolloutRefWorker):
             episode.end()
             return metrics
         with self.actor.engine.train_mode():  # brings parameters and optimizer to the device, where offloaded
-            has_gradient = episode.query_steps > 0
             episode.end()
-            if has_gradient:
+            if episode.query_steps:
                 metrics["meta/grad_norm"] = self.actor.engine.optimizer_step()
         return metrics
 

@@ -25,7 +25,6 @@ def test_reptile_on_a_quadratic():
     theta = torch.nn.Parameter(torch.tensor([0.0]))
     sgd = torch.optim.SGD([theta], lr=0.5)
     episode = MetaEpisode(sgd, method="reptile", meta_lr=0.1)
-    episode.begin()
     quadratic_step(theta, sgd, 8.0)
     quadratic_step(theta, sgd, 8.0)
     assert theta.item() == 6.0 and episode.distance_squared() == 36.0
@@ -39,7 +38,6 @@ def test_maml_on_a_quadratic():
     theta = torch.nn.Parameter(torch.tensor([0.0]))
     sgd = torch.optim.SGD([theta], lr=0.5)
     episode = MetaEpisode(sgd, method="maml", inner_lr=0.25)
-    episode.begin()
     quadratic_step(theta, sgd, 8.0)
     assert theta.item() == 2.0
     quadratic_step(theta, sgd, 8.0)
@@ -58,7 +56,6 @@ def test_maml_leaves_adams_moments_to_the_outer_steps():
     theta = torch.nn.Parameter(torch.tensor([1.0, 2.0]))
     adam = torch.optim.AdamW([theta], lr=0.1, weight_decay=0.1)
     episode = MetaEpisode(adam, method="maml", inner_lr=0.25)
-    episode.begin()
     quadratic_step(theta, adam, 8.0)
     assert not adam.state and torch.equal(theta, torch.tensor([2.75, 3.5]))  # no decay either
     episode.query()
@@ -77,7 +74,6 @@ def test_an_episode_saved_halfway_ends_as_one_that_ran_through(method):
         theta = torch.nn.Parameter(torch.tensor([0.0]))
         sgd = torch.optim.SGD([theta], lr=0.5)
         episode = MetaEpisode(sgd, method=method, inner_lr=0.25)
-        episode.begin()
         quadratic_step(theta, sgd, 8.0)
         if method == "maml":
             episode.query()
@@ -101,7 +97,6 @@ def test_frozen_parameters_and_ones_without_gradient_stay():
     frozen.requires_grad_(False)
     sgd = torch.optim.SGD([used, unused, frozen], lr=0.5)
     episode = MetaEpisode(sgd, method="maml", inner_lr=0.5)
-    episode.begin()
     assert len(episode.start) == 2
     episode.query()
     quadratic_step(used, sgd, 3.0)
@@ -117,30 +112,6 @@ def test_bfloat16_is_rounded_once():
     reptile_([theta], start, meta_lr=0.3)
     assert theta.item() == torch.tensor(1.15).bfloat16().item()
     assert squared_distance([theta], start) == pytest.approx((theta.item() - 1) ** 2)
-
-
-@pytest.mark.parametrize(
-    ("calls", "error", "message"),
-    [
-        ("end", RuntimeError, "end.. outside an episode"),
-        ("query", RuntimeError, "query.. outside"),
-        ("begin begin", RuntimeError, "begin.. inside"),
-    ],
-)
-def test_calls_out_of_order(calls, error, message):
-    theta = torch.nn.Parameter(torch.zeros(1))
-    episode = MetaEpisode(torch.optim.SGD([theta], lr=1.0), method="maml")
-    with pytest.raises(error, match=message):
-        for call in calls.split():
-            getattr(episode, call)()
-
-
-def test_wrong_settings():
-    sgd = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
-    with pytest.raises(ValueError, match="'anil': expected one of"):
-        MetaEpisode(sgd, method="anil")
-    with pytest.raises(ValueError, match="meta_lr=0"):
-        MetaEpisode(sgd, method="reptile", meta_lr=0)
 
 
 def test_episodes_tile_the_steps():
@@ -174,7 +145,6 @@ def learnt_start(method: str, seed: int) -> torch.Tensor:
             step(theta, sgd, *here)
             continue
         episode = MetaEpisode(sgd, method=method, meta_lr=0.05, inner_lr=0.05)
-        episode.begin()
         for number in range(5):
             if method == "maml" and number == 4:
                 episode.query()

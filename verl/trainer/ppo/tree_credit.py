@@ -57,10 +57,14 @@ def credit_metrics(
 
 
 def register_credit(name: str) -> Callable:
-    """Registers a function as the estimator `name`; it gives advantages (B, T), of which those outside the mask go.
+    """Registers a function (rewards, mask, index, epsilon, norm) -> (B, T) advantages as the estimator `name`.
 
-    Its arguments are token_level_rewards (B, T), whose sum is the trajectory's outcome; response_mask (B, T); index (B,),
-    equal for the rows of a prompt; what is added to a standard deviation; and `norm_adv_by_std_in_grpo`.
+    Args:
+        rewards: (B, T) token-level rewards; their sum is the trajectory's outcome.
+        mask: (B, T) response mask; advantages outside it (a tool's tokens, padding) are set to 0.
+        index: (B,) prompt ids; equal ones are one group.
+        epsilon: added to a standard deviation.
+        norm: upstream's `norm_adv_by_std_in_grpo`.
     """
 
     def register(credit: Callable[..., torch.Tensor]) -> Callable[..., tuple[torch.Tensor, torch.Tensor]]:

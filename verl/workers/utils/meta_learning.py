@@ -16,12 +16,12 @@ at a time and without communication.
 """
 
 import logging
+import math
 from collections.abc import Iterable, Iterator
 
 import torch
 from torch.distributed.tensor import DTensor, Replicate
 
-METHODS = ("reptile", "maml")
 logger = logging.getLogger(__name__)
 
 
@@ -31,14 +31,9 @@ def shard(tensor: torch.Tensor) -> torch.Tensor:
         return tensor.to_local() if isinstance(tensor, DTensor) else tensor.detach()
 
 
-def snapshot(parameters: Iterable[torch.Tensor], on_cpu: bool = True) -> list[torch.Tensor]:
-    """Copies of this rank's shards, in their dtypes; on the CPU, or where they are."""
-    return [shard(p).to("cpu" if on_cpu else p.device, copy=True) for p in parameters]
-
-
-def restore_(parameters: Iterable[torch.Tensor], start: Iterable[torch.Tensor]) -> None:
-    for p, saved in zip(parameters, start, strict=True):
-        shard(p).copy_(saved)
+def snapshot(parameters: Iterable[torch.Tensor]) -> list[torch.Tensor]:
+    """Copies of this rank's shards on the CPU, in their dtypes."""
+    return [shard(p).to("cpu", copy=True) for p in parameters]
 
 
 def reptile_(parameters: Iterable[torch.Tensor], start: Iterable[torch.Tensor], meta_lr: float) -> None:
@@ -59,16 +54,13 @@ def squared_distance(parameters: Iterable[torch.Tensor], start: Iterable[torch.T
 
 
 def _ranks_with_the_same(p: torch.Tensor) -> int:
-    if not isinstance(p, DTensor):
-        return 1
-    sizes = [p.device_mesh.size(i) for i, placement in enumerate(p.placements) if isinstance(placement, Replicate)]
-    return int(torch.tensor(sizes).prod().item()) if sizes else 1
+    placements = enumerate(p.placements) if isinstance(p, DTensor) else ()
+    return math.prod(p.device_mesh.size(i) for i, placement in placements if isinstance(placement, Replicate))
 
 
 class MetaEpisode:
-    """One episode around an optimizer that somebody else steps.
+    """One episode around an optimizer that somebody else steps; theta is kept from the beginning.
 
-        begin()          theta is kept
         ... steps ...    reptile: the optimizer's own. maml: theta - inner_lr * gradient, without its state
         query()          maml only: from here on gradients are averaged at theta_inner, and nothing moves
         ... steps ...    maml only
@@ -77,69 +69,40 @@ class MetaEpisode:
     Args:
         optimizer: any torch optimizer that skips parameters without gradient; as torch's all do. Its gradients may have
             been clipped before it steps.
-        method: one of `METHODS`.
+        method: `reptile` or `maml`.
         meta_lr: reptile's, above 0; 1 is plain training.
         inner_lr: maml's step size of plain gradient descent, above 0. It does not compare with Adam's: with gradients
             clipped to norm 1 a step moves the policy by at most inner_lr, one of Adam by about lr sqrt(parameters).
-        on_cpu: where theta and maml's gradient are kept, one more copy of a rank's shards each.
-
-    Raises:
-        ValueError: a method or a rate that is none.
-        RuntimeError: calls out of order.
     """
 
-    SETTINGS = ("method", "meta_lr", "inner_lr", "on_cpu")
+    SETTINGS = ("method", "meta_lr", "inner_lr")
     STATE = ("start", "querying", "gradients", "query_steps")
 
-    def __init__(
-        self,
-        optimizer: torch.optim.Optimizer,
-        *,
-        method: str,
-        meta_lr: float = 0.1,
-        inner_lr: float = 0.01,
-        on_cpu: bool = True,
-    ):
-        if method not in METHODS:
-            raise ValueError(f"meta-learning method {method!r}: expected one of {list(METHODS)}")
-        if meta_lr <= 0 or inner_lr <= 0:
-            raise ValueError(f"meta_lr={meta_lr}, inner_lr={inner_lr}: expected both above 0")
-        self.optimizer = optimizer
-        self.method, self.meta_lr, self.inner_lr, self.on_cpu = method, meta_lr, inner_lr, on_cpu
-        self.start: list[torch.Tensor] | None = None
+    def __init__(self, optimizer: torch.optim.Optimizer, *, method: str, meta_lr: float = 0.1, inner_lr: float = 0.01):
+        self.optimizer, self.method, self.meta_lr, self.inner_lr = optimizer, method, meta_lr, inner_lr
+        self.start = snapshot(self.parameters())
         self.querying = False
         self.gradients: dict[int, torch.Tensor] = {}  # parameter's number -> sum over query steps
         self.query_steps = 0
-        self._hook = None
+        self._hook = optimizer.register_step_pre_hook(self._instead_of_a_step) if method == "maml" else None
 
     def parameters(self) -> Iterator[torch.Tensor]:
         """Those that train, in the optimizer's order."""
         return (p for group in self.optimizer.param_groups for p in group["params"] if p.requires_grad)
 
-    def begin(self) -> None:
-        self._require(self.start is None, "begin() inside an episode: end() it first")
-        self.start = snapshot(self.parameters(), self.on_cpu)
-        self._listen()
-
     def query(self) -> None:
-        self._require(self.method == "maml", f"query() is maml's; the method is {self.method}")
-        self._require(self.start is not None, "query() outside an episode: begin() one first")
         self.querying = True
 
     def end(self) -> None:
         """Where maml's query found no finite gradient, theta is back and there is none to step with."""
-        self._require(self.start is not None, "end() outside an episode: begin() one first")
-        start, self.start = self.start, None
         if self.method == "reptile":
-            return reptile_(self.parameters(), start, self.meta_lr)
+            return reptile_(self.parameters(), self.start, self.meta_lr)
         self._hook.remove()
-        restore_(self.parameters(), start)
-        gradients, steps = self.gradients, self.query_steps
-        self.querying, self.gradients, self.query_steps = False, {}, 0
-        if not steps:
+        if not self.query_steps:
             logger.warning("meta-learning: no finite gradient came after query(); this episode changes nothing")
-        for number, p in enumerate(self.parameters()):
-            p.grad = _like(p, gradients[number] / steps) if number in gradients else None
+        for number, (p, saved) in enumerate(zip(self.parameters(), self.start, strict=True)):
+            shard(p).copy_(saved)
+            p.grad = _like(p, self.gradients[number] / self.query_steps) if number in self.gradients else None
 
     def distance_squared(self) -> float:
         """Of theta_inner to theta, of this rank's shards; see `squared_distance`."""
@@ -155,12 +118,7 @@ class MetaEpisode:
         episode = cls(optimizer, **{name: state[name] for name in cls.SETTINGS})
         for name in cls.STATE:
             setattr(episode, name, state[name])
-        episode._listen()
         return episode
-
-    def _listen(self) -> None:
-        if self.method == "maml":
-            self._hook = self.optimizer.register_step_pre_hook(self._instead_of_a_step)
 
     @torch.no_grad()
     def _instead_of_a_step(self, *_) -> None:
@@ -172,16 +130,10 @@ class MetaEpisode:
             if not self.querying:
                 own.sub_(gradient.to(own.dtype), alpha=self.inner_lr)
             else:
-                kept_on = "cpu" if self.on_cpu else gradient.device
-                gradient = gradient.to(kept_on, torch.float32, copy=True)
+                gradient = gradient.to("cpu", torch.float32, copy=True)
                 self.gradients[number] = self.gradients[number].add_(gradient) if number in self.gradients else gradient
             p.grad = None
         self.query_steps += self.querying
-
-    @staticmethod
-    def _require(condition: bool, message: str) -> None:
-        if not condition:
-            raise RuntimeError(f"meta-learning: {message}")
 
 
 def _like(p: torch.Tensor, own: torch.Tensor) -> torch.Tensor:
