@@ -10,7 +10,8 @@ from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
 
-from verl.workers.config.prefix_tree import check_model_config, check_section
+from verl.workers.config.prefix_tree import check_section
+from verl.workers.config.prefix_tree_models import check_model_config
 
 ROLLOUT, MODEL = "actor_rollout_ref.rollout", "actor_rollout_ref.model"
 POSITIONS = "max_position_embeddings"

@@ -9,7 +9,7 @@ import torch
 
 from tests.workers.engine.tries import VOCABULARY, random_sequences, row_log_probs, tiny_model
 from verl.workers.engine.prefix_tree import tree_log_probs
-from verl.workers.engine.prefix_tree.attention import NAME, PaddedSegments, similar_segments
+from verl.workers.engine.prefix_tree.attention import NAME, PaddedSegments, VarlenSegments, similar_segments
 from verl.workers.engine.prefix_tree.log_probs import _ChosenLogProbs
 from verl.workers.engine.prefix_tree.trie import build_trie
 
@@ -96,6 +96,43 @@ def test_gradient_checkpointing():
         _, _, gradient = results(model, sequences, temperatures, by_tree=True)
     assert recomputed == 2 * model.config.num_hidden_layers
     torch.testing.assert_close(gradient, expected, rtol=1e-5, atol=1e-6)
+
+
+def varlen_by_the_textbook(query, key, value, cu_seq_q, cu_seq_k, max_q, max_k, *, scale=None, window_size=(-1, -1)):
+    """torch 2.11's varlen_attn: causal where `window_size` is (-1, 0), aligned to each part's last query and key."""
+    assert window_size == (-1, 0) and cu_seq_q.dtype == cu_seq_k.dtype == torch.int32
+    assert max_q == cu_seq_q.diff().max() and max_k == cu_seq_k.diff().max()
+    groups = query.shape[1] // key.shape[1]
+    key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
+    parts = []
+    for q, k, v in zip(
+        *(x.tensor_split(cu[1:-1]) for x, cu in ((query, cu_seq_q), (key, cu_seq_k), (value, cu_seq_k)))
+    ):
+        scores = torch.einsum("qhd,khd->hqk", q, k) * scale
+        future = torch.ones(scores.shape[1:], dtype=torch.bool).triu(1 + len(k) - len(q))
+        parts.append(torch.einsum("hqk,khd->qhd", scores.masked_fill(future, -torch.inf).softmax(-1), v))
+    return torch.cat(parts)
+
+
+def varlen_that_is_told(query, key, value, *offsets, enable_gqa=False, **options):
+    """torch 2.12's varlen_attn, which refuses fewer key heads than query heads without `enable_gqa`."""
+    assert enable_gqa == (query.shape[1] != key.shape[1])
+    return varlen_by_the_textbook(query, key, value, *offsets, **options)
+
+
+@pytest.mark.parametrize("kernel", [varlen_by_the_textbook, varlen_that_is_told])
+@pytest.mark.parametrize("kv_heads", [2, 4])
+def test_the_arguments_of_the_gpus_kernel(kernel, kv_heads):
+    """A stand-in computes what the kernel's documentation says: the kernel itself needs a GPU."""
+    model, rng = tiny_model("qwen2", torch.float64, kv_heads=kv_heads), random.Random(5)
+    with (
+        patch("torch.nn.attention.varlen.varlen_attn", kernel),
+        patch("verl.workers.engine.prefix_tree.log_probs.attention_segments", VarlenSegments),
+    ):
+        for _ in range(4):
+            sequences = random_sequences(rng)
+            value_error, gradient_error = errors(model, sequences, [1.0] * len(sequences))
+            assert value_error < 1e-8 and gradient_error < 1e-5
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -7,6 +7,7 @@ plain class of integer tensors, because FSDP2 rebuilds dataclasses and casts the
 Shapes: N nodes, B segments in a batch, L queries, K keys, H query heads, G key and value heads, D per head.
 """
 
+import inspect
 from collections.abc import Iterator
 
 import numpy as np
@@ -95,8 +96,11 @@ class VarlenSegments:
         from torch.nn.attention.varlen import varlen_attn
 
         offsets = (self.query_offsets, self.key_offsets, self.max_queries, self.max_keys)
-        causal = {"window_size": (-1, 0), "scale": scale, "enable_gqa": query.shape[1] != key.shape[1]}
-        return varlen_attn(query, key[self.keys], value[self.keys], *offsets, **causal)
+        options = {"window_size": (-1, 0), "scale": scale}
+        # torch 2.11 takes fewer key heads than query heads without being told, 2.12 only when told
+        if query.shape[1] != key.shape[1] and "enable_gqa" in inspect.signature(varlen_attn).parameters:
+            options["enable_gqa"] = True
+        return varlen_attn(query, key[self.keys], value[self.keys], *offsets, **options)
 
 
 def attention_segments(trie: Trie, device: torch.device) -> PaddedSegments | VarlenSegments:

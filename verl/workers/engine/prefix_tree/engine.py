@@ -12,7 +12,8 @@ from verl.workers.engine.fsdp import transformer_impl
 from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
 
 from verl.utils import tensordict_utils as tu
-from verl.workers.config.prefix_tree import STRATEGIES, UNIQUE_TOKEN_SHARE, check_model_config
+from verl.workers.config.prefix_tree import STRATEGIES, UNIQUE_TOKEN_SHARE
+from verl.workers.config.prefix_tree_models import check_model_config
 from verl.workers.engine import EngineRegistry
 from verl.workers.engine.prefix_tree.attention import NAME
 from verl.workers.engine.prefix_tree.log_probs import TrieBatch

@@ -8,9 +8,8 @@ from contextlib import contextmanager
 
 import numpy as np
 import torch
-from verl.utils.torch_functional import entropy_from_logits
 
-from verl.workers.config.prefix_tree import check_model_config
+from verl.workers.config.prefix_tree_models import check_model_config
 from verl.workers.engine.prefix_tree.attention import NAME, attention_segments
 from verl.workers.engine.prefix_tree.trie import Trie, build_trie
 
@@ -133,7 +132,8 @@ def tree_log_probs(
     log_probs = of_sequences(batch.node_log_probs(logits)[batch.next_nodes])
     if not calculate_entropy:
         return log_probs, None
-    entropy = entropy_from_logits(logits.to(torch.promote_types(logits.dtype, torch.float32)))
+    log_p = logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(-1)
+    entropy = -(log_p.exp() * log_p).sum(-1)
     return log_probs, of_sequences(entropy[batch.own_nodes])
 
 

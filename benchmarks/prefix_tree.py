@@ -1,0 +1,227 @@
+"""Rows against their prefix tree: time of the log-prob pass and of the update, and the update's peak memory.
+
+    python -m benchmarks.prefix_tree [--runs 5]                    # CPU
+    python -m benchmarks.prefix_tree --device cuda --runs 10       # a machine with a GPU
+
+Needs torch and transformers only. A Qwen2 with random weights and a group of trajectories of equal length, which fork
+off each other at random so that the rows have `sharing` times as many tokens as their tree. Rows are computed as
+upstream does: on CPU as a padded batch with `sdpa`, on a GPU packed, with the same varlen kernel as the tree. Both
+sides alternate in the same run. Writes benchmarks/results/prefix_tree_<device>.md and .png.
+"""
+
+import multiprocessing
+import resource
+import statistics
+import time
+from typing import NamedTuple
+
+import matplotlib
+import numpy as np
+import torch
+from torch.nn.functional import cross_entropy
+from transformers import Qwen2Config, Qwen2ForCausalLM
+
+from benchmarks.report import RESULTS, in_turns, parser_of, with_range, write_report
+from verl.workers.engine.prefix_tree.attention import NAME
+from verl.workers.engine.prefix_tree.log_probs import TrieBatch
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt  # noqa: E402 (after the backend is chosen)
+
+
+class Model(NamedTuple):
+    """A Qwen2's shape."""
+
+    name: str
+    hidden: int
+    intermediate: int
+    layers: int
+    heads: int
+    kv_heads: int
+    vocabulary: int
+
+
+class Group(NamedTuple):
+    """`rows` trajectories of `length` tokens, which are `sharing` times those of their tree."""
+
+    rows: int
+    length: int
+    sharing: float
+
+
+SMALL = Model("6 layers of 384", 384, 1024, 6, 6, 2, 16_384)
+MODELS = {
+    "cpu": [SMALL],
+    "cuda": [
+        Model("0.5 B", 896, 4_864, 24, 14, 2, 151_936),
+        Model("1.5 B", 1_536, 8_960, 28, 12, 2, 151_936),
+    ],
+}
+GROUPS = {
+    "cpu": [Group(16, length, sharing) for length in (64, 256) for sharing in (1.0, 1.5, 2.5, 4.0, 8.0)],
+    "cuda": [Group(16, 1_536, sharing) for sharing in (1.0, 1.5, 2.5, 4.0)],
+}
+MEMORY_SHARING = (1.0, 2.5, 4.0)
+
+
+def sequences_of(group: Group, vocabulary: int, seed: int) -> list[np.ndarray]:
+    """Each row but the first takes its first tokens from an earlier row."""
+    rng = np.random.default_rng(seed)
+    shared = (1 - (group.rows / group.sharing - 1) / (group.rows - 1)) * group.length
+    jitter = min(shared, group.length - shared) / 2
+    rows = [rng.integers(vocabulary, size=group.length)]
+    for _ in range(1, group.rows):
+        fork = round(shared + rng.uniform(-jitter, jitter))
+        fresh = rng.integers(vocabulary, size=group.length - fork)
+        rows.append(np.concatenate([rows[rng.integers(len(rows))][:fork], fresh]))
+    return rows
+
+
+def make_model(shape: Model, device: str) -> Qwen2ForCausalLM:
+    torch.manual_seed(0)
+    config = Qwen2Config(
+        hidden_size=shape.hidden,
+        intermediate_size=shape.intermediate,
+        num_hidden_layers=shape.layers,
+        num_attention_heads=shape.heads,
+        num_key_value_heads=shape.kv_heads,
+        vocab_size=shape.vocabulary,
+        tie_word_embeddings=True,
+        attn_implementation="sdpa",
+    )
+    with torch.device(device):
+        return Qwen2ForCausalLM(config).to(torch.float32 if device == "cpu" else torch.bfloat16).train()
+
+
+class Side:
+    """One way to compute a group's log-probabilities: `rows` or `tree`."""
+
+    def __init__(self, name: str, model: Qwen2ForCausalLM, rows: list[np.ndarray], checkpointing: bool = False):
+        self.name, self.model, self.rows = name, model, rows
+        self.packed = name == "tree" or model.device.type != "cpu"
+        if checkpointing:
+            model.gradient_checkpointing_enable({"use_reentrant": False})
+
+    def log_probs(self) -> torch.Tensor:
+        """(tokens,) of all rows' tokens from the second on."""
+        self.model.set_attn_implementation(NAME if self.packed else "sdpa")
+        if not self.packed:
+            ids = torch.from_numpy(np.stack(self.rows))
+            logits = self.model(input_ids=ids, use_cache=False).logits[:, :-1]
+            return -cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten(), reduction="none")
+        # packed rows are tries of a row each: equal temperatures only share
+        kinds = [1.0] * len(self.rows) if self.name == "tree" else [1 + 1e-6 * row for row in range(len(self.rows))]
+        batch = TrieBatch(self.rows, kinds, self.model.device)
+        logits = self.model(**batch.model_inputs, use_cache=False).logits[0]
+        values = batch.node_log_probs(logits)[batch.next_nodes]
+        return values.view(len(self.rows), -1)[:, :-1].flatten()
+
+    def inference(self, _run: int = 0) -> float:
+        """Seconds of the pass that computes old log-probabilities."""
+        with torch.no_grad():
+            return self._seconds(self.log_probs)
+
+    def update(self, _run: int = 0) -> float:
+        """Seconds of forward and backward of a policy-gradient loss."""
+
+        def forward_and_backward():
+            values = self.log_probs()
+            advantages = torch.linspace(-1, 1, len(values), device=values.device)
+            (advantages * values).mean().backward()
+
+        seconds = self._seconds(forward_and_backward)
+        self.model.zero_grad()
+        return seconds
+
+    def _seconds(self, run) -> float:
+        on_gpu = self.model.device.type == "cuda"
+        if on_gpu:
+            torch.cuda.synchronize()
+        started = time.perf_counter()
+        run()
+        if on_gpu:
+            torch.cuda.synchronize()
+        return time.perf_counter() - started
+
+
+def compare(model: Qwen2ForCausalLM, group: Group, runs: int) -> dict[str, dict[str, list[float]]]:
+    """Seconds of both sides in both passes; the first run of each warms up."""
+    rows = sequences_of(group, model.config.vocab_size, seed=0)
+    sides = {name: Side(name, model, rows) for name in ("rows", "tree")}
+    times = {}
+    for what in ("inference", "update"):
+        results = in_turns({name: getattr(side, what) for name, side in sides.items()}, runs + 1)
+        times[what] = {name: seconds[1:] for name, seconds in results.items()}
+    return times
+
+
+def peak_mib(name: str, shape: Model, group: Group, checkpointing: bool, device: str) -> float:
+    """Peak of an update's memory above that of the model and its gradients, in MiB."""
+    model = make_model(shape, device)
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    side = Side(name, model, sequences_of(group, shape.vocabulary, seed=0), checkpointing)
+    if device == "cpu":
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        side.update()
+        return (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 2**10
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    side.update()
+    return (torch.cuda.max_memory_allocated() - before) / 2**20
+
+
+def draw(speed_ups: dict[str, dict[float, float]], path) -> None:
+    figure, axes = plt.subplots(figsize=(6, 4.5))
+    for label, of_sharing in speed_ups.items():
+        axes.plot(list(of_sharing), list(of_sharing.values()), marker="o", label=label)
+    sharing = sorted({value for of_sharing in speed_ups.values() for value in of_sharing})
+    axes.plot(sharing, sharing, color="gray", linestyle=":", label="as many times as tokens are saved")
+    axes.set(xlabel="tokens of rows / tokens of the tree", ylabel="time of rows / time of the tree")
+    axes.set(xscale="log", yscale="log", xticks=sharing, yticks=sharing)
+    axes.set(xticklabels=[f"{value:g}" for value in sharing], yticklabels=[f"{value:g}" for value in sharing])
+    axes.legend()
+    figure.tight_layout()
+    figure.savefig(path, dpi=120)
+
+
+def main() -> None:
+    args = parser_of(__doc__, device="cpu", runs=5).parse_args()
+    table, speed_ups, fresh_process = [], {}, multiprocessing.get_context("spawn")
+    for shape in MODELS[args.device]:
+        model = make_model(shape, args.device)
+        for group in GROUPS[args.device]:
+            cells = [shape.name, f"{group.rows} x {group.length}", f"{group.sharing:g}"]
+            for what, times in compare(model, group, args.runs).items():
+                ratio = statistics.median(times["rows"]) / statistics.median(times["tree"])
+                cells += [with_range(times["rows"], ".3f"), with_range(times["tree"], ".3f"), f"{ratio:.2f}"]
+                label = f"{what}, {shape.name}, {group.length} tokens"
+                speed_ups.setdefault(label, {})[group.sharing] = ratio
+            if group.length == max(group.length for group in GROUPS[args.device]) and group.sharing in MEMORY_SHARING:
+                for checkpointing in (False, True):
+                    peaks = []
+                    for name in ("rows", "tree"):
+                        with fresh_process.Pool(1) as pool:
+                            peaks.append(pool.apply(peak_mib, (name, shape, group, checkpointing, args.device)))
+                    cells.append(" / ".join(f"{peak:,.0f}" for peak in peaks))
+            else:
+                cells += ["", ""]
+            table.append(cells)
+            print(*cells, sep=" | ", flush=True)
+        del model
+    what = (
+        f"Seconds, median of {args.runs} runs (least to most); ratios are those of the medians. Peak memory of the "
+        "update above the model's and its gradients', in MiB, rows / tree, each in a process of its own. "
+        f"{'float32' if args.device == 'cpu' else 'bfloat16'}, vocabulary {MODELS[args.device][0].vocabulary:,}. See "
+        f"prefix_tree_{args.device}.png."
+    )
+    header = ["model", "rows x tokens", "sharing"]
+    for name in ("log-probs", "update"):
+        header += [f"{name}: rows", "tree", "ratio"]
+    header += ["MiB", "MiB with checkpointing"]
+    draw(speed_ups, RESULTS / f"prefix_tree_{args.device}.png")
+    write_report(f"prefix_tree_{args.device}", what, header, table)
+
+
+if __name__ == "__main__":
+    main()
