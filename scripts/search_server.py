@@ -7,8 +7,8 @@ r"""Searches a local corpus over HTTP by BM25, for rollouts on many machines, wi
     GET /health     -> {"status": "ok", "documents": 20000}
 
 Each query gets a list, best document first; without return_scores the lists hold only documents. The corpus is JSONL
-or Parquet (see verl/workers/rollout/tools/corpus.py). With --index the index is made once and kept in that folder. As
-there is no password, the server listens on this machine only, unless --host names another address.
+or Parquet (see verl/workers/rollout/tools/bm25_index.py). With --index the index is made once and kept in that folder.
+As there is no password, the server listens on this machine only, unless --host names another address.
 """
 
 import argparse
@@ -21,8 +21,7 @@ from pathlib import Path
 from typing import Annotated
 
 import uvicorn
-from fastapi import FastAPI, Request, Response
-from fastapi.responses import JSONResponse
+from fastapi import FastAPI, HTTPException, Request, Response
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from starlette.requests import ClientDisconnect
 
@@ -56,19 +55,16 @@ def make_app(index: Bm25Index, default_topk: int = 3) -> FastAPI:
     @app.post("/retrieve")
     async def retrieve(request: Request) -> Response:
         try:
-            body = await bounded_body(request)
-        except ClientDisconnect:
-            return refusal(400, "the connection broke")  # the client cannot read it
-        if body is None:
-            return refusal(413, f"the body has more than {MOST_BODY_BYTES} bytes")
-        try:
-            asked = Retrieve.model_validate_json(body)
+            asked = Retrieve.model_validate_json(await bounded_body(request))
+        except ClientDisconnect as error:
+            raise HTTPException(400, "the connection broke") from error  # the client cannot read it
         except ValidationError as error:
             # without the client's input, which may be long
-            return refusal(422, error.errors(include_url=False, include_context=False, include_input=False)[:3])
+            detail = error.errors(include_url=False, include_context=False, include_input=False)[:3]
+            raise HTTPException(422, detail) from error
         topk = asked.topk or default_topk
         if len(asked.queries) * topk > MOST_RESULTS:
-            return refusal(422, f"queries times topk must be at most {MOST_RESULTS}")
+            raise HTTPException(422, f"queries times topk must be at most {MOST_RESULTS}")
         loop = asyncio.get_running_loop()
         text = await loop.run_in_executor(searcher, answer, index, asked.queries, topk, asked.return_scores)
         return Response(text, media_type="application/json")
@@ -88,18 +84,14 @@ def answer(index: Bm25Index, queries: list[str], topk: int, return_scores: bool)
     return json.dumps({"result": lists}, ensure_ascii=False, allow_nan=False).encode()
 
 
-async def bounded_body(request: Request) -> bytes | None:
-    """The request's body; None if it is too long, in which case the rest is not read."""
+async def bounded_body(request: Request) -> bytes:
+    """The request's body. One that is too long is refused, and its rest is not read."""
     body = bytearray()
     async for chunk in request.stream():
         body += chunk
         if len(body) > MOST_BODY_BYTES:
-            return None
+            raise HTTPException(413, f"the body has more than {MOST_BODY_BYTES} bytes")
     return bytes(body)
-
-
-def refusal(status: int, detail) -> Response:
-    return JSONResponse({"detail": detail}, status_code=status)
 
 
 class Server(uvicorn.Server):

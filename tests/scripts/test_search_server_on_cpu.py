@@ -151,7 +151,7 @@ def test_faults_before_it_listens(corpus, tmp_path, url):
     handlers = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
     try:
         for arguments, said in [
-            (["--corpus", tmp_path / "bad.jsonl"], "bad.jsonl, line 2: text: expected text"),
+            (["--corpus", tmp_path / "bad.jsonl"], "bad.jsonl, row 2: text: expected text"),
             (["--corpus", tmp_path / "absent.jsonl"], "absent.jsonl"),
             (["--corpus", corpus, "--index", tmp_path], "not a search index"),
         ]:

@@ -1,16 +1,20 @@
-"""Reads data files as people publish them, row by row, and says which rows are bad.
+"""Reads data files as people publish them, row by row, and says which rows are bad; writes files of rows.
 
 Used by what makes training data and by `verl.evaluation`.
 """
 
 import csv
+import gzip
 import io
 import json
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+
+from verl.utils.atomic_files import replacing
 
 LISTED = 20
 
@@ -20,7 +24,7 @@ class BadRow(ValueError):
 
 
 def read_rows(path: Path) -> Iterator[dict]:
-    """Rows of a .jsonl, .json (a list of objects), .parquet or .csv (with a header) file, one at a time.
+    """Rows of a .jsonl, .jsonl.gz, .json (a list of objects), .parquet or .csv (with a header) file, one at a time.
 
     Raises:
         ValueError: the file is missing, damaged or of another type; the message names the file, and the line if known.
@@ -29,7 +33,7 @@ def read_rows(path: Path) -> Iterator[dict]:
         raise ValueError(f"{path} does not exist or is no file")
     if path.suffix == ".parquet":
         yield from _parquet_rows(path)
-    elif path.suffix == ".jsonl":
+    elif path.name.endswith((".jsonl", ".jsonl.gz")):
         yield from read_lines(path)
     elif path.suffix == ".json":
         yield from _parse_json(_text(path), list, "a list of objects", str(path))
@@ -40,15 +44,27 @@ def read_rows(path: Path) -> Iterator[dict]:
 
 
 def read_lines(path: Path) -> Iterator[dict]:
-    """Rows of a file with one JSON object on each line, whatever its suffix.
+    """Rows of a file with one JSON object on each line, whatever its suffix; `.gz` is unpacked.
 
     Raises:
         ValueError: a line is damaged; the message names the file and the line.
     """
-    with path.open("rb") as lines:
-        for number, line in enumerate(lines, start=1):
-            if line.strip():
-                yield _parse_json(_decoded(line, path), dict, "an object", f"{path}, line {number}")
+    try:
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as lines:
+            for number, line in enumerate(lines, start=1):
+                if line.strip():
+                    yield _parse_json(_decoded(line, path), dict, "an object", f"{path}, line {number}")
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise ValueError(f"{path}: damaged gzip file: {error}") from error
+
+
+def write_rows(path: Path, rows: list[dict]) -> None:
+    """Writes a .parquet file, or else one JSON object on each line; complete or not at all."""
+    with replacing(path) as unfinished:
+        if path.suffix == ".parquet":
+            pq.write_table(pa.Table.from_pylist(rows), unfinished)
+        else:
+            unfinished.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
 
 
 def _parquet_rows(path: Path) -> Iterator[dict]:

@@ -118,7 +118,7 @@ def test_bad_parameters(tmp_path):
     ]:
         with pytest.raises(ValueError, match=fault):
             LocalSearchTool(**params)
-    with pytest.raises(FileNotFoundError, match="absent"):
+    with pytest.raises(ValueError, match="absent.jsonl does not exist"):
         LocalSearchTool(corpus=tmp_path / "absent.jsonl")
 
 

@@ -1,7 +1,12 @@
-"""BM25 over a corpus: made once, kept in a folder, mapped by any number of processes.
+r"""BM25 over a corpus: made once, kept in a folder, mapped by any number of processes.
 
     index = open_index("corpus.jsonl", "corpus.index")       # made if the folder is not there
     index.search("who tends otters", 3)                       # -> [(Document, score), …], best first
+
+A corpus is a .jsonl, .jsonl.gz or .parquet file with one document a row; other keys are left alone:
+
+    {"id": "17", "title": "Otter", "text": "The otter is …"}          # id: text or an integer; title may be absent
+    {"id": "18", "contents": "\"Heron\"\nThe heron is …"}          # as in wiki-18: first line the title, in quotes
 
 score(q, d) = Σ over distinct words w of q: ln(1 + (N - n_w + 0.5) / (n_w + 0.5)) · f / (f + k1 · (1 - b + b · |d| / L))
 with f = how often w is in d, n_w = documents with w, |d| = words of d, L = their mean: Lucene's BM25, Anserini's k1 and
@@ -11,10 +16,11 @@ b. Title and text count alike; English function words do not count. Equal scores
 import hashlib
 import json
 import logging
-import os
 import re
 import unicodedata
+from itertools import islice
 from pathlib import Path
+from typing import NamedTuple
 
 import bm25s
 import numpy as np
@@ -22,12 +28,14 @@ import pyarrow as pa
 from bm25s.stopwords import STOPWORDS_EN
 
 from verl.utils.atomic_files import new_folder
-from verl.workers.rollout.tools.corpus import Document, document_at, read_corpus
+from verl.utils.data_files import read_rows
 
 K1, B = 0.9, 0.4
 FORMAT = 1
 BLOCK = 256
 MOST_QUERY_WORDS = 64
+ROWS_PER_BATCH = 10_000
+SCHEMA = pa.schema([(name, pa.large_string()) for name in ("id", "title", "text")])
 CJK = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff"
 WORD = re.compile(f"[{CJK}]|[^\\W{CJK}]+")
 FUNCTION_WORDS = frozenset(STOPWORDS_EN)
@@ -39,6 +47,54 @@ def words(text: str) -> list[str]:
     """The words by which documents are found: lower case; each Chinese or Japanese character is one."""
     folded = text.lower() if text.isascii() else unicodedata.normalize("NFKC", text).lower()
     return [word for word in WORD.findall(folded) if word not in FUNCTION_WORDS]
+
+
+class Document(NamedTuple):
+    id: str
+    title: str
+    text: str
+
+    @property
+    def contents(self) -> str:
+        """Title in quotes and text, as wiki-18 has them."""
+        return f'"{self.title}"\n{self.text}'
+
+
+def read_corpus(path: str | Path) -> pa.Table:
+    """The documents of a corpus file, in the file's order: columns id, title and text, as `SCHEMA`.
+
+    Raises:
+        ValueError: no such file, another kind of file, no documents, or a bad row; the message names the file and the
+            row, counted from 1 without blank lines.
+    """
+    path = Path(path).expanduser()
+    if not path.name.endswith((".jsonl", ".jsonl.gz", ".parquet")):
+        raise ValueError(f"{path}: expected a corpus in .jsonl, .jsonl.gz or .parquet")
+    documents = (_document(row, f"{path}, row {number}") for number, row in enumerate(read_rows(path), start=1))
+    batches = []
+    while columns := list(zip(*islice(documents, ROWS_PER_BATCH), strict=True)):
+        batches.append(pa.record_batch([pa.array(column, pa.large_string()) for column in columns], SCHEMA))
+    if not batches:
+        raise ValueError(f"{path}: no documents")
+    return pa.Table.from_batches(batches)
+
+
+def _document(row: dict, where: str) -> Document:
+    row = {key: value for key, value in row.items() if value is not None}
+    if type(row.get("id")) not in (str, int):
+        raise ValueError(f"{where}: id: expected text or an integer, got {row.get('id')!r}")
+    if "text" not in row and isinstance(row.get("contents"), str):
+        title, _, text = row["contents"].partition("\n")
+        row |= {"title": title.strip().strip('"'), "text": text}
+    document = Document(str(row["id"]), row.get("title", ""), row.get("text"))
+    for key, value in document._asdict().items():
+        if not isinstance(value, str):
+            raise ValueError(f"{where}: {key}: expected text, got {type(value).__name__}; keys: {', '.join(row)}")
+        try:
+            value.encode()
+        except UnicodeEncodeError as error:
+            raise ValueError(f"{where}: {key}: {error.reason}, character {error.start}") from error
+    return document
 
 
 class Bm25Index:
@@ -80,7 +136,10 @@ class Bm25Index:
         if not known:
             return []
         scores = self._scorer.get_scores_from_ids(known)
-        return [(document_at(self.documents, int(i)), float(scores[i])) for i in best(scores, k)]
+        return [
+            (Document(*(column[int(i)].as_py() for column in self.documents.columns)), float(scores[i]))
+            for i in best(scores, k)
+        ]
 
     def save(self, folder: Path, corpus_hash: str) -> None:
         """Writes the index as a new folder, all or nothing.
@@ -95,9 +154,6 @@ class Bm25Index:
                     writer.write_table(self.documents)
             sizes = {path.name: path.stat().st_size for path in sorted(unfinished.iterdir())}
             (unfinished / "manifest.json").write_text(json.dumps(_manifest(corpus_hash, sizes), indent=1))
-            for path in unfinished.iterdir():
-                _to_disk(path)
-        _to_disk(folder.parent)
 
     @classmethod
     def load(cls, folder: Path, corpus_hash: str) -> "Bm25Index":
@@ -134,7 +190,8 @@ def open_index(corpus: str | Path, folder: str | Path | None = None) -> Bm25Inde
     """The index of a corpus file: from `folder` if it is there, else made and, with a folder, kept in it.
 
     Raises:
-        FileNotFoundError, ValueError: as of `read_corpus`, `Bm25Index.build` and `Bm25Index.load`.
+        ValueError: as of `read_corpus`, `Bm25Index.build` and `Bm25Index.load`.
+        OSError: there is no such corpus, or the index cannot be written.
     """
     corpus = Path(corpus).expanduser()
     if folder is None:
@@ -161,11 +218,3 @@ def _sha256(path: Path) -> str:
         while block := file.read(1 << 20):
             digest.update(block)
     return digest.hexdigest()
-
-
-def _to_disk(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -8,7 +8,7 @@
 | status 408, 429, 5xx               | `http_<n>`    | yes   |
 | any other 4xx                      | `http_<n>`    | no    |
 | 3xx: never followed                | `redirect`    | no    |
-| more than the bytes allowed        | `oversized`   | no    |
+| more than 8 MB                     | `oversized`   | no    |
 | not JSON                           | `bad_reply`   | yes   |
 """
 
@@ -22,6 +22,7 @@ import httpx
 from verl.workers.rollout.tools.base_tool import ToolError
 
 PASSING_STATUS = (408, 429)
+MOST_REPLY_BYTES = 8_000_000
 
 
 def json_client(url: httpx.URL, headers: dict[str, str] | None = None) -> httpx.AsyncClient:
@@ -33,6 +34,7 @@ def json_client(url: httpx.URL, headers: dict[str, str] | None = None) -> httpx.
         headers={"Accept": "application/json", "Accept-Encoding": "identity"} | (headers or {}),
         follow_redirects=False,
         trust_env=not is_loopback(url),
+        timeout=None,  # `post_json` limits the whole request
         limits=httpx.Limits(max_connections=None, max_keepalive_connections=64),
     )
 
@@ -44,22 +46,19 @@ def is_loopback(url: httpx.URL) -> bool:
         return url.host == "localhost"
 
 
-async def post_json(
-    client: httpx.AsyncClient, url: httpx.URL, payload: dict, *, timeout: float, most_bytes: int, server: str
-) -> Any:
+async def post_json(client: httpx.AsyncClient, url: httpx.URL, payload: dict, *, timeout: float, server: str) -> Any:
     """Posts `payload` and returns the reply's JSON value. Cancelling it closes the connection.
 
     Args:
         timeout: seconds for everything together.
-        most_bytes: of the reply's body.
         server: what the model calls the other side, as in "the search server".
 
     Raises:
         ToolError: as in the table above. It holds nothing of the request: no key, no address.
     """
     try:
-        body = await asyncio.wait_for(_post(client, url, payload, timeout, most_bytes, server), timeout)
-    except (asyncio.TimeoutError, httpx.TimeoutException):
+        body = await asyncio.wait_for(_post(client, url, payload, server), timeout)
+    except asyncio.TimeoutError:
         fault = ToolError(f"{server} did not answer within {timeout:g} s", kind="timeout", retry=True)
     except httpx.ConnectError:
         fault = ToolError(f"{server} cannot be reached", kind="unreachable", retry=True)
@@ -74,10 +73,8 @@ async def post_json(
     raise fault
 
 
-async def _post(
-    client: httpx.AsyncClient, url: httpx.URL, payload: dict, timeout: float, most_bytes: int, server: str
-) -> bytes:
-    async with client.stream("POST", url, json=payload, timeout=timeout) as response:
+async def _post(client: httpx.AsyncClient, url: httpx.URL, payload: dict, server: str) -> bytes:
+    async with client.stream("POST", url, json=payload) as response:
         status = response.status_code
         if 300 <= status < 400:
             raise ToolError(f"{server} pointed elsewhere, which is not followed", kind="redirect", retry=False)
@@ -87,6 +84,6 @@ async def _post(
         body = bytearray()
         async for chunk in response.aiter_raw():
             body += chunk
-            if len(body) > most_bytes:
+            if len(body) > MOST_REPLY_BYTES:
                 raise ToolError(f"{server} sent too long a reply", kind="oversized", retry=False)
         return bytes(body)

@@ -15,6 +15,7 @@ import logging
 import os
 import sqlite3
 from abc import abstractmethod
+from dataclasses import InitVar, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import urlencode
@@ -29,9 +30,10 @@ from verl.workers.rollout.tools.search_cache import SearchCache
 
 MOST_QUERY_CHARACTERS = 1000
 MOST_TITLE_CHARACTERS = 200
-MOST_REPLY_BYTES = 8_000_000
 NOTHING_FOUND = "No results found."
 NODE_LOCAL = "node_local"
+# what reading a reply of an unexpected form raises
+BAD_REPLY = (AttributeError, KeyError, TypeError, ValueError, httpx.InvalidURL)
 
 logger = logging.getLogger(__name__)
 
@@ -56,8 +58,9 @@ def passages_text(passages: list[Passage], result_length: int) -> str:
     return neutral("\n\n".join(paragraphs)) or NOTHING_FOUND
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class SearchTool(BaseTool):
-    """What both searches share: checking the query, the cache, the text.
+    """What both searches share: checking the query, the cache, the request, the text.
 
     Args:
         max_results: passages a search, at most 100.
@@ -66,8 +69,9 @@ class SearchTool(BaseTool):
         cache_file: keeps answers (search_cache.py), by query, settings and the corpus's path or server's address (begin
             another when what lies there changes). A path on the node's own disk, or "node_local": a private folder in
             the node's temporary directory, which all runs of the user on the node share; None: no cache. Only searches
-            that found something are kept.
+            with a result are kept.
         cache_size_mb: most the cache may hold.
+        async_cache_write: accepted, and nothing else: writing never holds up other trajectories.
 
     Raises:
         ValueError: a parameter is out of range, or the cache file is damaged or on a network file system.
@@ -75,34 +79,52 @@ class SearchTool(BaseTool):
 
     name = trigger_tag = "search"
 
-    def __init__(
-        self,
-        max_results: int,
-        result_length: int,
-        request_timeout: float,
-        cache_file: str | Path | None,
-        cache_size_mb: float,
-    ):
-        for key, value, most in (("max_results", max_results, 100), ("result_length", result_length, 100_000)):
+    max_results: int = 3
+    result_length: int = 1000
+    request_timeout: float = 10
+    cache_file: str | Path | None = None
+    cache_size_mb: float = 512
+    async_cache_write: bool = False
+
+    # Subclasses set `_server`, its name for the model, `_url`, and `_settings`: what else than the query decides on an
+    # answer, for the cache; no secrets.
+
+    def __post_init__(self):
+        for key, most in (("max_results", 100), ("result_length", 100_000)):
+            value = getattr(self, key)
             if type(value) is not int or not 1 <= value <= most:
                 raise ValueError(f"{key} must be an integer from 1 to {most}, got {value!r}")
-        if not request_timeout > 0:
-            raise ValueError(f"request_timeout must be positive, got {request_timeout!r}")
-        self._max_results, self._result_length, self._request_timeout = max_results, result_length, request_timeout
-        cache_file = cache_path(cache_file)
-        self._cache = SearchCache(cache_file, size_mb=cache_size_mb) if cache_file else None
+        if not self.request_timeout > 0:
+            raise ValueError(f"request_timeout must be positive, got {self.request_timeout!r}")
+        cache_file = self.cache_file
+        if cache_file == NODE_LOCAL:
+            try:
+                cache_file = node_folder("search_cache") / "search_cache.sqlite"
+            except ValueError as error:
+                raise ValueError(f"cache_file={NODE_LOCAL}: {error}") from error
+        _check_cache_file(cache_file)
+        self._cache = SearchCache(cache_file, size_mb=self.cache_size_mb) if cache_file else None
         self._cache_faults: set[str] = set()
+        self._client: httpx.AsyncClient | None = None
 
     @abstractmethod
+    def _payload(self, query: str) -> dict:
+        """The body of the request."""
+
+    @abstractmethod
+    def _passages(self, reply: Any) -> list[Passage]:
+        """The reply's passages. An error of any kind in `BAD_REPLY`: a reply of another form."""
+
     async def _search(self, query: str, timeout: float) -> list[Passage]:
         """
         Raises:
             ToolError: the search failed.
         """
-
-    @abstractmethod
-    def _settings(self) -> str:
-        """What else than the query decides on an answer, for the cache; no secrets."""
+        reply = await post_json(self._client, self._url, self._payload(query), timeout=timeout, server=self._server)
+        try:
+            return self._passages(reply)
+        except BAD_REPLY:
+            raise ToolError(f"{self._server} sent a reply of another form", kind="bad_reply", retry=False) from None
 
     async def execute(self, content: str, *, timeout: float) -> ToolOutput:
         query = one_line(content, MOST_QUERY_CHARACTERS + 1)
@@ -111,24 +133,23 @@ class SearchTool(BaseTool):
         if len(query) > MOST_QUERY_CHARACTERS:
             message = f"The search query has more than {MOST_QUERY_CHARACTERS} characters."
             raise ToolError(message, kind="long_query", retry=False)
-        # an older cache, read in, has the bare queries as keys
-        key = f"{query}\n{self._settings()} {self._max_results} {self._result_length}"
-        for known in (key, query) if self._cache else ():
+        key = f"{query}\n{self._settings} {self.max_results} {self.result_length}"
+        # an older cache, read in, has the bare queries as keys, and texts of any length
+        most_characters = self.max_results * (self.result_length + 2 * MOST_TITLE_CHARACTERS)
+        for known, most in ((key, None), (query, most_characters)) if self._cache else ():
             if text := await self._cached(self._cache.get, known):
-                return ToolOutput(neutral(text) if known == key else self._bounded(text), cached=True)
-        passages = await self._search(query, min(timeout, self._request_timeout))
-        text = passages_text(passages[: self._max_results], self._result_length)
+                return ToolOutput(neutral(text)[:most], cached=True)
+        passages = await self._search(query, min(timeout, self.request_timeout))
+        text = passages_text(passages[: self.max_results], self.result_length)
         if self._cache and passages:
             await self._cached(self._cache.put, key, text)
         return ToolOutput(text)
 
     async def close(self) -> None:
+        if self._client:
+            await self._client.aclose()
         if self._cache:
             self._cache.close()
-
-    def _bounded(self, cached_text: str) -> str:
-        """Text from an older cache, which may be of any length."""
-        return neutral(cached_text)[: self._max_results * (self._result_length + 2 * MOST_TITLE_CHARACTERS)]
 
     async def _cached(self, operation, *args) -> str | None:
         """A cache that fails must not fail the search: logged once per kind."""
@@ -142,198 +163,131 @@ class SearchTool(BaseTool):
             return None
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class LocalSearchTool(SearchTool):
     """BM25 over a corpus, in this process or on a server (scripts/search_server.py).
 
     Args:
-        corpus: path of a corpus (corpus.py); each process makes its own index, unless:
+        corpus: path of a corpus (bm25_index.py); each process makes its own index, unless:
         index: folder in which the index is kept and from which all processes map it (bm25_index.py).
         url: of a search server, `http://host:8000` or `http://host:8000/retrieve`; instead of a corpus.
-        max_results, result_length, request_timeout, cache_file, cache_size_mb: see SearchTool.
-        async_cache_write: accepted, and nothing else: writing never holds up other trajectories.
 
     Raises:
-        FileNotFoundError: no such corpus.
-        ValueError: not exactly one of corpus and url; a bad corpus or index; see SearchTool.
+        ValueError: not exactly one of corpus and url; no corpus, or a bad corpus or index; see SearchTool.
     """
 
-    def __init__(
-        self,
-        *,
-        corpus: str | Path | None = None,
-        index: str | Path | None = None,
-        url: str | None = None,
-        max_results: int = 3,
-        result_length: int = 1000,
-        request_timeout: float = 10,
-        cache_file: str | Path | None = None,
-        cache_size_mb: float = 512,
-        async_cache_write: bool = False,
-    ):
-        if (corpus is None) == (url is None) or (index is not None and corpus is None):
-            raise ValueError(f"expected corpus (and index), or url; got {corpus=}, {index=}, {url=}")
-        super().__init__(max_results, result_length, request_timeout, cache_file, cache_size_mb)
-        self._origin, self._index, self._client = str(corpus or url), None, None
-        if corpus is not None:
+    corpus: str | Path | None = None
+    index: str | Path | None = None
+    url: str | None = None
+
+    _server = "The search server"
+
+    def __post_init__(self):
+        self.check(self.corpus, self.index, self.url)
+        super().__post_init__()
+        self._settings, self._index = f"bm25 {self.corpus or self.url}", None
+        if self.corpus is not None:
             from verl.workers.rollout.tools.bm25_index import open_index  # bm25s imports numba: seconds
 
-            self._index = open_index(corpus, index)
+            self._index = open_index(self.corpus, self.index)
         else:
-            self._url = _checked_url(url, "url")
+            self._url = _checked_url(self.url, "url")
             if self._url.path in ("", "/"):
                 self._url = self._url.copy_with(path="/retrieve")
             self._client = json_client(self._url)
 
     @classmethod
-    def check(cls, corpus=None, url=None, cache_file=None, **others) -> None:
+    def check(cls, corpus=None, index=None, url=None, cache_file=None, **others) -> None:
         """The corpus is there, or a server is named; the cache is on a local disk."""
-        check_cache_file(cache_file)
-        if (corpus is None) == (url is None):
-            raise ValueError(f"expected corpus or url; got {corpus=}, {url=}")
-        if corpus is not None and not Path(corpus).exists():
+        _check_cache_file(cache_file)
+        if (corpus is None) == (url is None) or (index is not None and corpus is None):
+            raise ValueError(f"expected corpus (and index), or url; got {corpus=}, {index=}, {url=}")
+        if corpus is not None and not Path(corpus).expanduser().exists():
             raise ValueError(f"corpus={corpus} does not exist")
 
     async def _search(self, query: str, timeout: float) -> list[Passage]:
-        if self._index is not None:
-            found = await asyncio.to_thread(self._index.search, query, self._max_results)
-            return [Passage(document.title, document.text) for document, _ in found]
-        payload = {"queries": [query], "topk": self._max_results, "return_scores": True}
-        server = "The search server"
-        reply = await post_json(
-            self._client, self._url, payload, timeout=timeout, most_bytes=MOST_REPLY_BYTES, server=server
-        )
-        try:
-            (results,) = reply["result"]
-            return [_passage_of_contents(result["document"]["contents"]) for result in results]
-        except (KeyError, TypeError, ValueError, AttributeError):
-            raise ToolError(f"{server} sent a reply of another form", kind="bad_reply", retry=False) from None
+        if self._index is None:
+            return await super()._search(query, timeout)
+        ranked = await asyncio.to_thread(self._index.search, query, self.max_results)
+        return [Passage(document.title, document.text) for document, _ in ranked]
 
-    def _settings(self) -> str:
-        return f"bm25 {self._origin}"
+    def _payload(self, query: str) -> dict:
+        return {"queries": [query], "topk": self.max_results, "return_scores": True}
 
-    async def close(self) -> None:
-        if self._client:
-            await self._client.aclose()
-        await super().close()
+    def _passages(self, reply: Any) -> list[Passage]:
+        (results,) = reply["result"]
+        contents = (result["document"]["contents"].partition("\n") for result in results)
+        return [Passage(title.strip().strip('"'), text) for title, _, text in contents]
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class BingSearchTool(SearchTool):
-    """Bing through Bright Data's SERP API, in its parsed form (brd_json).
+    """Bing through Bright Data's SERP API, in its parsed form (brd_json); a page has about ten results.
 
     Args:
         api_key: else from the environment's BRIGHTDATA_API_KEY, which is better: configs are logged.
         zone: else from the environment's BRIGHTDATA_ZONE.
         location: two-letter country from which to search, Bing's `cc`.
         endpoint: https, or http on this machine.
-        max_results: Bing's page has about ten.
-        result_length, request_timeout, cache_file, cache_size_mb: see SearchTool.
-        async_cache_write: accepted, and nothing else: writing never holds up other trajectories.
 
     Raises:
         ValueError: no key or zone, or not a usable one; a bad endpoint or location; see SearchTool. It never
             shows the key.
     """
 
-    def __init__(
-        self,
-        *,
-        api_key: str | None = None,
-        zone: str | None = None,
-        max_results: int = 10,
-        result_length: int = 1000,
-        location: str = "cn",
-        request_timeout: float = 30,
-        cache_file: str | Path | None = None,
-        cache_size_mb: float = 512,
-        async_cache_write: bool = False,
-        endpoint: str = "https://api.brightdata.com/request",
-    ):
-        key = _given("api_key", "BRIGHTDATA_API_KEY", api_key)
-        self._zone, self._location = _given("zone", "BRIGHTDATA_ZONE", zone), location
+    api_key: InitVar[str | None] = None
+    zone: str | None = None
+    max_results: int = 10
+    location: str = "cn"
+    request_timeout: float = 30
+    endpoint: str = "https://api.brightdata.com/request"
+
+    _server = "The web search"
+
+    def __post_init__(self, api_key: str | None):
+        key = _setting("api_key", "BRIGHTDATA_API_KEY", api_key)
+        self.zone, location = _setting("zone", "BRIGHTDATA_ZONE", self.zone), self.location
         if not (isinstance(location, str) and len(location) == 2 and location.isascii() and location.isalpha()):
             raise ValueError(f"location must be a two-letter country code, got {location!r}")
-        self._url = _checked_url(endpoint, "endpoint")
+        self._url = _checked_url(self.endpoint, "endpoint")
         if self._url.scheme != "https" and not is_loopback(self._url):
-            raise ValueError(f"endpoint must be https, since it is sent the key, got {endpoint!r}")
-        super().__init__(max_results, result_length, request_timeout, cache_file, cache_size_mb)
+            raise ValueError(f"endpoint must be https, since it is sent the key, got {self.endpoint!r}")
+        super().__post_init__()
+        self._settings = f"bing {location.lower()}"
         # kept in the client only, which hides it when shown
         self._client = json_client(self._url, {"Authorization": f"Bearer {key}"})
 
     @classmethod
     def check(cls, api_key=None, zone=None, cache_file=None, **others) -> None:
         """Key and zone are there; the cache is on a local disk."""
-        check_cache_file(cache_file)
-        _given("api_key", "BRIGHTDATA_API_KEY", api_key)
-        _given("zone", "BRIGHTDATA_ZONE", zone)
+        _check_cache_file(cache_file)
+        _setting("api_key", "BRIGHTDATA_API_KEY", api_key)
+        _setting("zone", "BRIGHTDATA_ZONE", zone)
 
-    async def _search(self, query: str, timeout: float) -> list[Passage]:
-        page = "https://www.bing.com/search?" + urlencode({"q": query, "cc": self._location, "brd_json": 1})
-        payload = {"zone": self._zone, "url": page, "format": "raw"}
-        server = "The web search"
-        reply = await post_json(
-            self._client, self._url, payload, timeout=timeout, most_bytes=MOST_REPLY_BYTES, server=server
-        )
-        try:
-            return _organic_passages(reply)
-        except (AttributeError, TypeError, ValueError, httpx.InvalidURL):
-            raise ToolError(f"{server} sent a reply of another form", kind="bad_reply", retry=False) from None
+    def _payload(self, query: str) -> dict:
+        page = "https://www.bing.com/search?" + urlencode({"q": query, "cc": self.location, "brd_json": 1})
+        return {"zone": self.zone, "url": page, "format": "raw"}
 
-    def _settings(self) -> str:
-        return f"bing {self._location.lower()}"
-
-    async def close(self) -> None:
-        await self._client.aclose()
-        await super().close()
+    def _passages(self, reply: Any) -> list[Passage]:
+        """The organic results of a parsed page; a page without any has no such key."""
+        if not reply.keys() & {"organic", "general"}:
+            raise ValueError("expected general or organic")
+        passages = []
+        for result in reply.get("organic") or []:
+            title, text, link = (result.get(key) or "" for key in ("title", "description", "link"))
+            if not all(isinstance(value, str) for value in (title, text, link)):
+                raise TypeError("title, description and link must be text")
+            if title or text:
+                passages.append(Passage(title, text, httpx.URL(link).host))
+        return passages
 
 
-def _passage_of_contents(contents: str) -> Passage:
-    title, _, text = contents.partition("\n")
-    return Passage(title.strip().strip('"'), text)
-
-
-def _organic_passages(reply: Any) -> list[Passage]:
-    """The organic results of a parsed page of Bing; a page without any has no such key.
-
-    Raises:
-        AttributeError, TypeError, ValueError, httpx.InvalidURL: a reply of another form.
-    """
-    if not isinstance(reply, dict) or not reply.keys() & {"organic", "general"}:
-        raise ValueError("expected an object with general or organic")
-    passages = []
-    for one in reply.get("organic") or []:
-        title, text, link = (one.get(key) or "" for key in ("title", "description", "link"))
-        if not all(isinstance(value, str) for value in (title, text, link)):
-            raise TypeError("title, description and link must be text")
-        if title or text:
-            passages.append(Passage(title, text, httpx.URL(link).host))
-    return passages
-
-
-def cache_path(cache_file: str | Path | None) -> Path | None:
-    """The file that the parameter `cache_file` stands for, see SearchTool.
-
-    Raises:
-        ValueError: it is on a network file system, or "node_local" has no private folder.
-    """
-    if not cache_file:
-        return None
-    if cache_file == NODE_LOCAL:
-        try:
-            cache_file = node_folder("search_cache") / "search_cache.sqlite"
-        except ValueError as error:
-            raise ValueError(f"cache_file={NODE_LOCAL}: {error}") from error
-    check_cache_file(cache_file)
-    return Path(cache_file)
-
-
-def check_cache_file(cache_file: str | Path | None) -> None:
+def _check_cache_file(cache_file: str | Path | None) -> None:
     """
     Raises:
         ValueError: it is on a network file system.
     """
-    if not cache_file or cache_file == NODE_LOCAL:
-        return
-    if kind := network_file_system(cache_file):
+    if cache_file and cache_file != NODE_LOCAL and (kind := network_file_system(cache_file)):
         raise ValueError(
             f"cache_file={cache_file} is on a network file system ({kind}), where SQLite's shared memory does not work "
             f"and several nodes would damage the file: set it to {NODE_LOCAL} (in TMPDIR, else /tmp), to a file on the "
@@ -351,7 +305,7 @@ def _checked_url(text: str, key: str) -> httpx.URL:
     return url
 
 
-def _given(key: str, variable: str, value: str | None) -> str:
+def _setting(key: str, variable: str, value: str | None) -> str:
     """Raises ValueError, without the value, if neither parameter nor environment has a usable one."""
     value = value or os.environ.get(variable)
     if not value:

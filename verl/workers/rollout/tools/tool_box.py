@@ -1,10 +1,7 @@
 """The tools of a rollout worker: made from config, called with limits, counted.
 
 tools:
-  call_limit: 3          # calls of one trajectory
-  max_workers: 64        # calls that run at once, in this process
-  timeout: 120           # seconds for one attempt
-  retry_count: 3         # more attempts, where the tool says that one may help
+  call_limit: 3
   tool_instances:
     python: {class_path: verl.workers.rollout.tools.python_tool.PythonTool, params: {}}
 """
@@ -100,7 +97,7 @@ def tool_class(name: str, instance: Mapping[str, Any]) -> tuple[type[BaseTool], 
 @dataclass(frozen=True)
 class ToolCall:
     """What became of a call. `text` is for the model, whether it went well or not; `seconds` do not count waiting for
-    a free place."""
+    a free place; `error` is the `kind` of a failure."""
 
     tool: str
     text: str
@@ -145,37 +142,35 @@ class ToolBox:
 
     async def call(self, tag: str, content: str) -> ToolCall:
         """Run the tool of a tag; a failure of any kind is a ToolCall that is not ok, never an exception."""
-        tool = self.tools[tag]
+        tool, wait = self.tools[tag], FIRST_WAIT
         async with self._places:
-            started, retries, wait = time.perf_counter(), 0, FIRST_WAIT
-            while True:
-                outcome, may_retry = await self._attempt(tool, content)
-                if outcome.ok or not may_retry or retries == self.config.retry_count:
+            started = time.perf_counter()
+            for retries in range(self.config.retry_count + 1):
+                output, error = await self._attempt(tool, content)
+                if error is None or not error.retry or retries == self.config.retry_count:
                     break
-                retries += 1
                 await asyncio.sleep(wait)
                 wait = min(2 * wait, LONGEST_WAIT)
             seconds = time.perf_counter() - started
+        kind = error and error.kind
         if self.config.verbose_logging:
-            logger.warning(f"tool {tool.name}: {'ok' if outcome.ok else outcome.error} in {seconds:.2f} s")
-        return ToolCall(tool.name, outcome.text, outcome.ok, seconds, retries, outcome.cached, outcome.error)
+            logger.warning(f"tool {tool.name}: {kind or 'ok'} in {seconds:.2f} s")
+        return ToolCall(tool.name, output.text, error is None, seconds, retries, output.cached, kind)
 
-    async def _attempt(self, tool: BaseTool, content: str) -> tuple[ToolCall, bool]:
+    async def _attempt(self, tool: BaseTool, content: str) -> tuple[ToolOutput, ToolError | None]:
+        """What the model reads, and the error where the attempt failed; its own faults must not end training."""
         timeout = self.config.timeout
         try:
             output = await asyncio.wait_for(tool.execute(content, timeout=timeout), timeout)
-            output = output if isinstance(output, ToolOutput) else ToolOutput(output)
-            return ToolCall(tool.name, output.text, True, 0.0, cached=output.cached), False
-        except ToolError as error:
-            return self._failed(tool, error.kind, str(error), error), error.retry
-        except asyncio.TimeoutError as error:
-            return self._failed(tool, "timeout", f"{tool.name} gave no answer in {timeout:g} seconds", error), True
-        except Exception as error:  # a tool's own fault must not end training: told, counted, logged once
-            kind = type(error).__name__
-            return self._failed(tool, kind, f"{tool.name} failed: {kind}", error), False
-
-    def _failed(self, tool: BaseTool, kind: str, message: str, error: BaseException) -> ToolCall:
-        if (tool.name, kind) not in self._logged:
-            self._logged.add((tool.name, kind))
-            logger.warning(f"tool {tool.name} failed ({kind}); further ones are counted only", exc_info=error)
-        return ToolCall(tool.name, f"Error: {message}", False, 0.0, error=kind)
+            return output if isinstance(output, ToolOutput) else ToolOutput(output), None
+        except Exception as fault:
+            kind = type(fault).__name__
+            error = ToolError(f"{tool.name} failed: {kind}", kind=kind, retry=False)
+            if isinstance(fault, asyncio.TimeoutError):
+                error = ToolError(f"{tool.name} gave no answer in {timeout:g} seconds", kind="timeout", retry=True)
+            elif isinstance(fault, ToolError):
+                error = fault
+            if (tool.name, error.kind) not in self._logged:
+                self._logged.add((tool.name, error.kind))
+                logger.warning(f"tool {tool.name} failed ({error.kind}); more are counted only", exc_info=fault)
+            return ToolOutput(f"Error: {error}"), error
