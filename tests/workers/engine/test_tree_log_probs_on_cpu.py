@@ -104,10 +104,10 @@ def varlen_by_the_textbook(query, key, value, cu_seq_q, cu_seq_k, max_q, max_k, 
     assert max_q == cu_seq_q.diff().max() and max_k == cu_seq_k.diff().max()
     groups = query.shape[1] // key.shape[1]
     key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
+    queries = query.tensor_split(cu_seq_q[1:-1].long())
+    keys, values = (states.tensor_split(cu_seq_k[1:-1].long()) for states in (key, value))
     parts = []
-    for q, k, v in zip(
-        *(x.tensor_split(cu[1:-1]) for x, cu in ((query, cu_seq_q), (key, cu_seq_k), (value, cu_seq_k)))
-    ):
+    for q, k, v in zip(queries, keys, values, strict=True):
         scores = torch.einsum("qhd,khd->hqk", q, k) * scale
         future = torch.ones(scores.shape[1:], dtype=torch.bool).triu(1 + len(k) - len(q))
         parts.append(torch.einsum("hqk,khd->qhd", scores.masked_fill(future, -torch.inf).softmax(-1), v))
