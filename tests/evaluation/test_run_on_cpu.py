@@ -146,7 +146,8 @@ def test_a_busy_server_is_asked_again(inputs, tmp_path):
     ("overrides", "message"),
     [
         (["n=0", "ks=[1]"], "n=0: expected a whole number of at least 1"),
-        (["ks=[9]"], "ks=.*9 is not from 1 to n=4"),
+        (["ks=[9]"], "ks=.*9.*: expected numbers from 1 to n=4"),
+        (["ks=[]"], "ks=.*: expected numbers from 1 to n=4"),
         (["temperature=0"], "temperature=0 with n=4"),
         (["top_p=0"], "top_p=0: expected a number above 0"),
         (["benchmark=hotpot_qa_2"], "hotpot_qa_2"),

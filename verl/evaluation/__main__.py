@@ -8,8 +8,21 @@ Nothing is downloaded.
 
 import argparse
 
-from verl.evaluation.benchmarks import BENCHMARKS, describe
+from verl.evaluation.benchmarks import BENCHMARKS, SCORINGS, find_benchmark
 from verl.evaluation.loading import read_questions
+
+
+def describe(name: str) -> list[str]:
+    """Lines that say where to get the benchmark, which fields it has, and how it is asked and scored."""
+    benchmark = find_benchmark(name)
+    return [
+        f"{name}: {benchmark.title}",
+        f"  get      {benchmark.get}",
+        f"  fields   {benchmark.fields()}",
+        f"  asked    {benchmark.style}, scored by {benchmark.scoring}: {SCORINGS[benchmark.scoring]}",
+        *(f"  left out {reason}" for reason in benchmark.left_out),
+        *([f"  note     {benchmark.note}"] if benchmark.note else []),
+    ]
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -5,6 +5,7 @@ cannot read.
 """
 
 import base64
+import itertools
 import json
 import math
 import re
@@ -13,7 +14,7 @@ from pathlib import Path
 
 from verl.evaluation.questions import BOXED_INSTRUCTION, countdown_text
 from verl.utils.data_files import BadRow, read_lines
-from verl.utils.reward_score.math_equivalence import last_boxed
+from verl.utils.reward_score.math_equivalence import last_boxed, without_dollars
 from verl.utils.reward_score.qa import gold_answers
 
 # DAPO-Math-17k asks for a last line "Answer: ...", which the reward on \boxed does not look for
@@ -29,56 +30,47 @@ def first_of(row: dict, names: Iterable[str]):
 
 
 def text_question(row: dict, names: tuple[str, ...]) -> str:
-    """The text in the first of the fields.
-
-    Raises:
-        BadRow: the row has no question.
-    """
+    """The text in the first of the fields."""
     question = first_of(row, names)
     if not isinstance(question, str) or not question.strip():
         raise BadRow(f"no question in {' or '.join(names)}")
     return question.strip()
 
 
-def text_answers(row: dict, names: tuple[str, ...], aliases: tuple[str, ...] = ()) -> list[str]:
-    """The golden answers of the first field that has any, then those of all fields in `aliases`, without repeats.
+def text_answers(row: dict, names: tuple[str, ...]) -> list[str]:
+    """The golden answers in the first field that has any: a text, a number or a list of these.
 
-    >>> text_answers({"answer": "Paris", "other": ["Lutetia", "Paris"]}, ("answer",), ("other",))
-    ['Paris', 'Lutetia']
-
-    Raises:
-        BadRow: the row has no answer, or its answer is neither text nor a number.
+    >>> text_answers({"answer": "[1, 2]"}, ("answer",)), text_answers({"answer": ["Paris", "Lutetia"]}, ("answer",))
+    (['[1, 2]'], ['Paris', 'Lutetia'])
     """
     if (answer := first_of(row, names)) is None:
         raise BadRow(f"no answer in {' or '.join(names)}")
-    values = [answer, *(first_of(row, [alias]) for alias in aliases)]
-    # as lists: gold_answers would take the text "[1, 2]" as two answers
-    return golds([value if isinstance(value, list) else [value] for value in values if value is not None])
+    return golds(answer if isinstance(answer, list) else [answer])
 
 
-def golds(values: Iterable) -> list[str]:
-    """The golden answers that `qa.gold_answers` reads from the values, without repeats.
-
-    Raises:
-        BadRow: a value holds no answer.
-    """
+def golds(truth) -> list[str]:
+    """The golden answers that `qa.gold_answers` reads from `truth`, without repeats."""
     try:
-        answers = [gold.strip() for value in values for gold in gold_answers(value)]
+        return list(dict.fromkeys(gold.strip() for gold in gold_answers(truth)))
     except ValueError as error:
         raise BadRow(str(error).replace("ground_truth", "the answer")) from error
-    return list(dict.fromkeys(answers))
+
+
+def musique_answers(row: dict, names: tuple[str, ...]) -> list[str]:
+    """The answer and its aliases.
+
+    >>> musique_answers({"answer": "Paris", "answer_aliases": ["Lutetia", "Paris"]}, ("answer",))
+    ['Paris', 'Lutetia']
+    """
+    aliases = first_of(row, ["answer_aliases"]) or []
+    return golds([*text_answers(row, names), *(aliases if isinstance(aliases, list) else [aliases])])
 
 
 def math_question(row: dict, names: tuple[str, ...] = ()) -> str:
-    """The bare question of a row of mathematics, without instructions on how to answer; `row` has lower-case keys.
-
-    Raises:
-        BadRow: the row has no question, or the question needs an image.
-    """
+    """The bare question of a row of mathematics, without instructions on how to answer."""
     question = next((row[key] for key in ("problem", "question", "prompt") if row.get(key)), None)
-    if isinstance(question, list):  # messages
-        users = [part["content"] for part in question if isinstance(part, dict) and part.get("role") == "user"]
-        question = users[-1] if users else None
+    if isinstance(question, list):
+        question = last_question(question)
     if not isinstance(question, str) or not question.strip():
         raise BadRow("no question in problem, question or prompt")
     if any(key.startswith("image") and value for key, value in row.items()):
@@ -88,14 +80,17 @@ def math_question(row: dict, names: tuple[str, ...] = ()) -> str:
     return f"{context.strip()}\n{question}" if isinstance(context, str) and context.strip() else question
 
 
+def last_question(messages: list) -> str | None:
+    """The text of the last message of a user."""
+    users = [part["content"] for part in messages if isinstance(part, dict) and part.get("role") == "user"]
+    return users[-1] if users else None
+
+
 def math_answer(row: dict) -> str:
     """The answer of a row of mathematics as LaTeX without dollar signs; commas join several answers.
 
     >>> math_answer({"final_answer": ["$1$", "$\\\\frac{1}{2}$"]}), math_answer({"answer": 142.0})
     ('1, \\\\frac{1}{2}', '142')
-
-    Raises:
-        BadRow: the row has no answer.
     """
     reward_model = row.get("reward_model")
     ground_truth = reward_model.get("ground_truth") if isinstance(reward_model, dict) else None
@@ -116,24 +111,19 @@ def _as_text(answer) -> str:
         answer = int(answer) if answer.is_integer() else answer
     elif not isinstance(answer, str | int) or isinstance(answer, bool):
         return ""
-    text = str(answer).strip()
-    is_one_formula = len(text) > 1 and text[0] == text[-1] == "$" and "$" not in text[1:-1]
-    return text[1:-1].strip() if is_one_formula else text
+    return without_dollars(str(answer).strip())
 
 
-def math_answers(row: dict, names: tuple[str, ...], aliases: tuple[str, ...] = ()) -> list[str]:
+def math_answers(row: dict, names: tuple[str, ...]) -> list[str]:
     """The answer of `math_answer`, alone in a list."""
     return [math_answer(row)]
 
 
-def gsm8k_answers(row: dict, names: tuple[str, ...], aliases: tuple[str, ...] = ()) -> list[str]:
+def gsm8k_answers(row: dict, names: tuple[str, ...]) -> list[str]:
     """The number that follows #### at the end of a solution.
 
     >>> gsm8k_answers({"answer": "40 * 27 = 1080 #### 1,080"}, ("answer",))
     ['1080']
-
-    Raises:
-        BadRow: there is no such number.
     """
     solution = first_of(row, names)
     answer = str("" if solution is None else solution).rpartition("####")[2].strip().replace(",", "")
@@ -142,12 +132,8 @@ def gsm8k_answers(row: dict, names: tuple[str, ...], aliases: tuple[str, ...] = 
     return [answer]
 
 
-def gaia_answers(row: dict, names: tuple[str, ...], aliases: tuple[str, ...] = ()) -> list[str]:
-    """`text_answers` of a row of GAIA.
-
-    Raises:
-        BadRow: there is no answer, or it is "?", which stands for the answers that GAIA does not publish.
-    """
+def gaia_answers(row: dict, names: tuple[str, ...]) -> list[str]:
+    """`text_answers` of a row of GAIA, where "?" stands for the answers that GAIA does not publish."""
     answers = text_answers(row, names)
     if answers == ["?"]:
         raise BadRow("the answer is ?: GAIA keeps the answers of its test split, use the validation split")
@@ -155,33 +141,21 @@ def gaia_answers(row: dict, names: tuple[str, ...], aliases: tuple[str, ...] = (
 
 
 def countdown_question(row: dict, names: tuple[str, ...]) -> str:
-    """The question in our own words, as the public set has numbers only.
-
-    Raises:
-        BadRow: there are no whole numbers.
-    """
-    numbers, target = _countdown_problem(row)
-    return countdown_text(numbers, target, "+-*/", "long")
+    """The question in our own words, as the public set has numbers only."""
+    problem = json.loads(countdown_answers(row, names)[0])
+    return countdown_text(problem["numbers"], problem["target"], "+-*/", "long")
 
 
-def countdown_answers(row: dict, names: tuple[str, ...], aliases: tuple[str, ...] = ()) -> list[str]:
+def countdown_answers(row: dict, names: tuple[str, ...]) -> list[str]:
     """The ground truth that `reward_score.countdown` takes, as JSON.
 
     >>> countdown_answers({"nums": [3, 4], "target": 7}, ())
     ['{"target": 7, "numbers": [3, 4]}']
-
-    Raises:
-        BadRow: there are no whole numbers.
     """
-    numbers, target = _countdown_problem(row)
-    return [json.dumps({"target": target, "numbers": numbers})]
-
-
-def _countdown_problem(row: dict) -> tuple[list[int], int]:
     numbers, target = row.get("nums") or row.get("numbers"), row.get("target")
     if not isinstance(numbers, list) or not all(type(number) is int for number in [*numbers, target]):
         raise BadRow("no whole numbers in nums (or numbers) and target")
-    return numbers, target
+    return [json.dumps({"target": target, "numbers": numbers})]
 
 
 def needs_image(row: dict) -> bool:
@@ -195,23 +169,18 @@ def decode_xbench(row: dict) -> dict:
 
     The UTF-8 bytes of the text are combined by XOR with the repeated bytes of the canary, and the result is encoded as
     base64; xbench_evals.py of https://github.com/xbench-ai/xbench-evals decodes it. A row without a canary is plain.
-
-    Raises:
-        BadRow: the canary does not decrypt the text.
     """
     if not row.get("canary"):
         return row
-    fields = {name: row.get(name) for name in ("prompt", "answer", "canary")}
-    if not all(isinstance(value, str) for value in fields.values()):
+    if not all(isinstance(row.get(name), str) for name in ("prompt", "answer", "canary")):
         raise BadRow("expected text in prompt, answer and canary")
-    return {**row, **{name: _decrypt(fields[name], fields["canary"]) for name in ("prompt", "answer")}}
+    return row | {name: _decrypt(row[name], row["canary"].encode()) for name in ("prompt", "answer")}
 
 
-def _decrypt(text: str, canary: str) -> str:
-    key = canary.encode()
+def _decrypt(text: str, key: bytes) -> str:
     try:
         secret = base64.b64decode(text, validate=True)
-        return bytes(byte ^ key[place % len(key)] for place, byte in enumerate(secret)).decode()
+        return bytes(byte ^ of_key for byte, of_key in zip(secret, itertools.cycle(key), strict=False)).decode()
     except ValueError as error:
         raise BadRow(
             "prompt or answer is not encrypted by canary; where it is plain already, leave the canary out"

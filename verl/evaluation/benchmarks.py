@@ -25,8 +25,6 @@ class Benchmark:
     Attributes:
         get: where users get the files.
         question, answer, id: names of fields. The id of a row without one is its number in the files, from 0.
-        aliases: names of fields with further golden answers, all of which count.
-        meta: names of fields to keep.
         scoring: a key of SCORINGS.
         style: of the prompt, see `questions.to_messages`.
         read_question, read_answers: see `adapters`.
@@ -41,13 +39,11 @@ class Benchmark:
     get: str
     question: tuple[str, ...] = ("question",)
     answer: tuple[str, ...] = ("answer",)
-    aliases: tuple[str, ...] = ()
     id: tuple[str, ...] = ("id",)
-    meta: tuple[str, ...] = ()
     scoring: str
     style: str
     read_question: Callable[[dict, tuple[str, ...]], str] = adapters.text_question
-    read_answers: Callable[[dict, tuple[str, ...], tuple[str, ...]], list[str]] = adapters.text_answers
+    read_answers: Callable[[dict, tuple[str, ...]], list[str]] = adapters.text_answers
     left_out: Mapping[str, Callable[[dict], bool]] = field(default_factory=dict)
     decode: Callable[[dict], dict] | None = None
     alias_file: str | None = None
@@ -55,10 +51,8 @@ class Benchmark:
 
     def fields(self) -> str:
         """The expected fields in words."""
-        parts = [f"question in {' or '.join(self.question)}", f"answer in {' or '.join(self.answer)}"]
-        parts += [f"more answers in {' and '.join(self.aliases)}"] if self.aliases else []
-        parts.append(f"id (optional) in {' or '.join(self.id)}")
-        return ", ".join([*parts, *([f"optional: {', '.join(self.meta)}"] if self.meta else [])])
+        fields = {"question": self.question, "answer": self.answer, "id (optional)": self.id}
+        return ", ".join(f"{name} in {' or '.join(names)}" for name, names in fields.items())
 
 
 def _maths(title: str, get: str, **options) -> Benchmark:
@@ -79,9 +73,9 @@ def _searches(title: str, get: str, scoring: str, **options) -> Benchmark:
 
 
 BENCHMARKS: dict[str, Benchmark] = {
-    "aime24": _maths("AIME24", f"{HUB}/HuggingFaceH4/aime_2024 or {HUB}/math-ai/aime24", meta=("url", "year")),
+    "aime24": _maths("AIME24", f"{HUB}/HuggingFaceH4/aime_2024 or {HUB}/math-ai/aime24"),
     "aime25": _maths("AIME25", f"{HUB}/math-ai/aime25 or {HUB}/MathArena/aime_2025", id=("id", "problem_idx")),
-    "math500": _maths("MATH500", f"{HUB}/HuggingFaceH4/MATH-500", id=("unique_id",), meta=("subject", "level")),
+    "math500": _maths("MATH500", f"{HUB}/HuggingFaceH4/MATH-500", id=("unique_id",)),
     "gsm8k": _maths(
         "GSM8K",
         f"{HUB}/openai/gsm8k (main, test)",
@@ -94,17 +88,15 @@ BENCHMARKS: dict[str, Benchmark] = {
     "math": _maths(
         "MATH",
         f"{HUB}/EleutherAI/hendrycks_math (the test files of all seven subjects)",
-        meta=("level", "type"),
         note="the seven files together are the set",
     ),
-    "webwalkerqa": _searches("WebWalkerQA", f"{HUB}/callanwu/WebWalkerQA (main)", "judge", meta=("root_url", "info")),
+    "webwalkerqa": _searches("WebWalkerQA", f"{HUB}/callanwu/WebWalkerQA (main)", "judge"),
     "hotpotqa": _searches(
         "HotpotQA",
         f"https://hotpotqa.github.io (hotpot_dev_distractor_v1.json) or {HUB}/hotpotqa/hotpot_qa (validation)",
         "qa",
         answer=("answer", "golden_answers"),
         id=("_id", "id"),
-        meta=("type", "level"),
     ),
     "2wikimultihopqa": _searches(
         "2WikiMultihopQA",
@@ -112,7 +104,6 @@ BENCHMARKS: dict[str, Benchmark] = {
         "qa",
         answer=("answer", "golden_answers"),
         id=("_id", "id"),
-        meta=("type", "answer_id"),
         alias_file="id_aliases.json",
         note="with id_aliases.json beside it an entity's other names are right, as in the authors' script 1.1",
     ),
@@ -121,8 +112,9 @@ BENCHMARKS: dict[str, Benchmark] = {
         f"https://github.com/StonyBrookNLP/musique (musique_ans_v1.0_dev.jsonl) or {HUB}/dgslibisey/MuSiQue",
         "qa",
         answer=("answer", "golden_answers"),
-        aliases=("answer_aliases",),
+        read_answers=adapters.musique_answers,
         left_out={"has no answer": lambda row: row.get("answerable") is False},
+        note="answer_aliases are right, too",
     ),
     "bamboogle": _searches(
         "Bamboogle",
@@ -138,7 +130,6 @@ BENCHMARKS: dict[str, Benchmark] = {
         question=("Question",),
         answer=("Final answer", "answer"),
         id=("task_id",),
-        meta=("Level",),
         read_answers=adapters.gaia_answers,
         left_out={"comes with a file": lambda row: bool(row.get("file_name"))},
     ),
@@ -146,7 +137,6 @@ BENCHMARKS: dict[str, Benchmark] = {
         "HLE",
         f"{HUB}/cais/hle (test; access on request)",
         "judge",
-        meta=("answer_type", "category"),
         left_out={"needs an image": adapters.needs_image},
     ),
     "xbench": _searches(
@@ -173,12 +163,11 @@ BENCHMARKS: dict[str, Benchmark] = {
         "scripts/eval-searchtask.sh",
         "qa",
     ),
-    "amc23": _maths("AMC23", f"{HUB}/math-ai/amc23 or {HUB}/AI-MO/aimo-validation-amc", meta=("url",)),
+    "amc23": _maths("AMC23", f"{HUB}/math-ai/amc23 or {HUB}/AI-MO/aimo-validation-amc"),
     "olympiadbench": _maths(
         "OlympiadBench",
         f"{HUB}/Hothan/OlympiadBench (OE_TO_maths_en_COMP) or {HUB}/math-ai/olympiadbench",
         answer=("final_answer", "answer"),
-        meta=("subfield", "answer_type", "unit", "is_multiple_answer"),
         note="several final answers are one answer, in any order; context is asked with the question",
     ),
 }
@@ -187,9 +176,6 @@ BENCHMARKS: dict[str, Benchmark] = {
 def find_benchmark(name: str) -> Benchmark:
     """The benchmark of a name, without regard to case, spaces, - and _.
 
-    >>> find_benchmark("Math-500").title
-    'MATH500'
-
     Raises:
         ValueError: there is no such benchmark; the message lists all.
     """
@@ -197,16 +183,3 @@ def find_benchmark(name: str) -> Benchmark:
     if benchmark is None:
         raise ValueError(f"no benchmark {name!r}: choose one of {', '.join(BENCHMARKS)}")
     return benchmark
-
-
-def describe(name: str) -> list[str]:
-    """Lines that say where to get the benchmark, which fields it has, and how it is asked and scored."""
-    benchmark = find_benchmark(name)
-    lines = [
-        f"{name}: {benchmark.title}",
-        f"  get      {benchmark.get}",
-        f"  fields   {benchmark.fields()}",
-        f"  asked    {benchmark.style}, scored by {benchmark.scoring}: {SCORINGS[benchmark.scoring]}",
-    ]
-    lines += [f"  left out {reason}" for reason in benchmark.left_out]
-    return [*lines, *([f"  note     {benchmark.note}"] if benchmark.note else [])]

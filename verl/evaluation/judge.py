@@ -6,11 +6,16 @@ Question and answers are a JSON object, so that no text in an answer can end it 
 The verdict of a reply whose last line is not clear is None: it counts as unreadable, neither as right nor as wrong.
 """
 
+import asyncio
 import hashlib
 import json
 import re
 from collections.abc import Mapping, Sequence
 
+from verl.evaluation.questions import Question
+from verl.evaluation.scoring import Scored, final_answer
+from verl.evaluation.server import ChatModel
+from verl.utils.reward_score.qa import normalize, token_f1
 from verl.workers.rollout.tools.search_cache import SearchCache
 
 MAX_ANSWER_CHARS = 4096
@@ -29,24 +34,8 @@ VERDICT: INCORRECT"""
 _VERDICT = re.compile(r"[\s*_`#>-]*verdict[\s*_`]*:[\s*_`]*(correct|incorrect)[\s*_`.]*", re.IGNORECASE)
 
 
-def is_judgeable(answer: str | None) -> bool:
-    """Whether the judge is asked: an empty answer, or one of more than 4096 characters, is wrong without asking."""
-    return bool(answer and answer.strip()) and len(answer) <= MAX_ANSWER_CHARS
-
-
 def judge_messages(question: str, golden_answers: Sequence[str], answer: str) -> list[dict]:
-    """The judge's prompt.
-
-    Args:
-        question: the bare text.
-        golden_answers: at least one; each of them is right.
-        answer: an answer for which `is_judgeable` holds.
-
-    Raises:
-        ValueError: there are no golden answers, or the answer cannot be judged.
-    """
-    if not golden_answers or isinstance(golden_answers, str) or not is_judgeable(answer):
-        raise ValueError(f"expected a list of golden answers and an answer, got {golden_answers!r}, {answer!r:.200}")
+    """The judge's prompt for a bare question; each of the golden answers is right."""
     asked = {"question": question, "golden_answers": list(golden_answers), "answer": answer}
     return [
         {"role": "system", "content": INSTRUCTION},
@@ -54,7 +43,7 @@ def judge_messages(question: str, golden_answers: Sequence[str], answer: str) ->
     ]
 
 
-def parse_verdict(reply: str | None) -> bool | None:
+def parse_verdict(reply: str) -> bool | None:
     """The verdict in the last line of a reply; None if there is none, or if another line contradicts it.
 
     Text up to the last </think> does not count. Case and Markdown's emphasis do not matter.
@@ -62,8 +51,6 @@ def parse_verdict(reply: str | None) -> bool | None:
     >>> parse_verdict("Same city.\\n**Verdict: correct**"), parse_verdict("It is correct.")
     (True, None)
     """
-    if not isinstance(reply, str):
-        return None
     said = reply.rpartition("</think>")[2]
     lines = [line for line in said.splitlines() if line.strip()]
     if not lines or "<think>" in said or not _VERDICT.fullmatch(lines[-1]):  # an open <think>: the reply was cut off
@@ -73,12 +60,7 @@ def parse_verdict(reply: str | None) -> bool | None:
 
 
 def cache_key(model: str, messages: Sequence[Mapping], sampling: Mapping) -> str:
-    """The name under which a judge's reply is kept: a hash of all that the reply depends on.
-
-    Args:
-        model: the name of the judge's model.
-        sampling: what else is sent, such as temperature, seed and max_tokens.
-    """
+    """The name under which a judge's reply is kept: a hash of all that the reply depends on."""
     asked = json.dumps([model, list(messages), dict(sampling)], sort_keys=True)
     return hashlib.sha256(asked.encode()).hexdigest()
 
@@ -92,5 +74,39 @@ class JudgeCache(SearchCache):
     noun = "cache of a judge"
     application_id = 0x4A554447  # "JUDG"
 
-    def __init__(self, path, *, size_mb: float = 8192):
-        super().__init__(path, size_mb=size_mb)
+
+class Judge:
+    """A language model that compares answers. Its replies are kept, so that it is never asked the same twice.
+
+    An empty answer, or one of more than 4096 characters, is wrong without asking.
+
+    Args:
+        sampling: temperature, max_tokens, ….
+    """
+
+    def __init__(self, model: ChatModel, cache: JudgeCache, sampling: dict):
+        self.model, self.cache, self.sampling = model, cache, sampling
+        self.asking: dict[str, asyncio.Task[str]] = {}  # by cache key
+
+    async def score(self, question: Question, response: str) -> Scored:
+        answer = final_answer(response) or ""
+        if not answer.strip() or len(answer) > MAX_ANSWER_CHARS:
+            return Scored(0.0, "")
+        messages = judge_messages(question.text, question.answers, answer)
+        key = cache_key(self.model.model, messages, self.sampling)
+        reply = self.cache.get(key)
+        if reply is None:
+            if key not in self.asking:
+                self.asking[key] = asyncio.create_task(self._ask(key, messages))
+            reply = await asyncio.shield(self.asking[key])
+        verdict, f1 = parse_verdict(reply), token_f1(answer, question.answers)
+        score = None if verdict is None else float(verdict)
+        return Scored(score, normalize(answer), {"f1": f1, "reply": reply})
+
+    async def _ask(self, key: str, messages: list[dict]) -> str:
+        try:
+            reply, _ = await self.model.ask(messages, **self.sampling)
+            self.cache.put(key, reply)
+            return reply
+        finally:
+            del self.asking[key]

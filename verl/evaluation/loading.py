@@ -1,15 +1,17 @@
 """Reads a benchmark's files into questions, and says what is wrong with them where it cannot."""
 
+import itertools
 import json
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 from verl.evaluation.adapters import (
     countdown_answers,
     first_of,
     golds,
+    last_question,
     math_answer,
     math_question,
     read_wikidata_aliases,
@@ -23,8 +25,7 @@ REPEATED = "asked before, word for word"
 BAD = "bad rows"
 
 
-@dataclass(frozen=True)
-class QuestionSet:
+class QuestionSet(NamedTuple):
     """The questions that a benchmark's files hold.
 
     Attributes:
@@ -36,103 +37,15 @@ class QuestionSet:
     left_out: dict[str, int]
 
 
-class _LeftOut(Exception):
-    """A row that must not be asked; the message is the reason."""
-
-
-@dataclass
-class _Reading:
-    """The state while a benchmark's files are read; row numbers go on from file to file."""
-
-    benchmark: Benchmark
-    where: Mapping[str, Collection]
-    prompt_options: dict
-    questions: dict[tuple, Question] = field(default_factory=dict)
-    left_out: Counter = field(default_factory=Counter)
-    bad: dict[int, str] = field(default_factory=dict)
-    fields: set[str] = field(default_factory=set)
-    n_rows: int = 0
-
-    def read(self, path: Path) -> None:
-        """Read a file's rows into `questions`, `left_out` and `bad`.
-
-        Raises:
-            ValueError: the file does not have this benchmark's fields.
-        """
-        fields: dict[str, str] = {}  # lower case -> as they are written
-        aliases = self._aliases_beside(path)
-        for row in read_rows(path):
-            number, self.n_rows = self.n_rows, self.n_rows + 1
-            try:
-                if not isinstance(row, dict):
-                    raise BadRow(f"expected an object, got {type(row).__name__}")
-                fields |= {str(name).lower(): str(name) for name in row}
-                self._add(self._question({str(name).lower(): value for name, value in row.items()}, number, aliases))
-            except BadRow as error:
-                self.bad[number] = str(error)
-            except _LeftOut as reason:
-                self.left_out[str(reason)] += 1
-        self._check_fields(path, fields)
-        self.fields |= fields.keys()
-
-    def _aliases_beside(self, path: Path) -> dict[str, list[str]]:
-        beside = path.parent / (self.benchmark.alias_file or "")
-        return read_wikidata_aliases(beside) if self.benchmark.alias_file and beside.is_file() else {}
-
-    def _add(self, question: Question) -> None:
-        key = (json.dumps(question.prompt), *question.answers)
-        if key in self.questions:
-            raise _LeftOut(REPEATED)
-        self.questions[key] = question
-
-    def _question(self, row: dict, number: int, aliases: dict[str, list[str]]) -> Question:
-        """The question of a row.
-
-        Raises:
-            BadRow, _LeftOut: the row is no question.
-        """
-        benchmark = self.benchmark
-        for reason in _reasons_against(benchmark, row, self.where):
-            raise _LeftOut(reason)
-        if is_verl_row(row):
-            return Question(str(number), *_verl_parts(benchmark, row), meta=_meta(benchmark, row))
-        row = benchmark.decode(row) if benchmark.decode else row
-        text = benchmark.read_question(row, benchmark.question)
-        answers = benchmark.read_answers(row, benchmark.answer, benchmark.aliases)
-        answers += [name for name in aliases.get(row.get("answer_id"), ()) if name not in answers]
-        own_id = first_of(row, benchmark.id)
-        return Question(
-            str(number if own_id is None else own_id),
-            text,
-            to_messages(text, **self.prompt_options),
-            answers,
-            _meta(benchmark, row),
-        )
-
-    def _check_fields(self, path: Path, fields: dict[str, str]) -> None:
-        def has(names: tuple[str, ...]) -> bool:
-            return any(name.lower() in fields for name in names)
-
-        if is_verl_row(fields) or (has(self.benchmark.question) and has(self.benchmark.answer)):
-            return
-        raise ValueError(
-            f"{path} is no file of {self.benchmark.title}. Expected: {self.benchmark.fields()}; or prompt and "
-            f"reward_model (verl's format). Found: {', '.join(fields.values()) or 'no rows'}"
-        )
-
-
-def is_verl_row(row: Mapping) -> bool:
-    """Whether a row (or a table of fields) is in verl's format."""
-    return "prompt" in row and "reward_model" in row
-
-
-def _reasons_against(benchmark: Benchmark, row: dict, where: Mapping[str, Collection]) -> Iterator[str]:
+def _reason_against(benchmark: Benchmark, row: dict, where: Mapping[str, Collection]) -> str | None:
+    """Why a row is not asked: what the benchmark leaves out, then the choice of the user."""
     for reason, holds in benchmark.left_out.items():
         if holds(row):
-            yield reason
+            return reason
     for name, values in where.items():
-        if str(_value(row, name)) not in {str(value) for value in values}:
-            yield f"{name} is not {' or '.join(map(str, values))}"
+        if str(_value(row, name)) not in map(str, values):
+            return f"{name} is not {' or '.join(map(str, values))}"
+    return None
 
 
 def _value(row: dict, name: str):
@@ -144,8 +57,31 @@ def _value(row: dict, name: str):
     return value
 
 
-def _meta(benchmark: Benchmark, row: dict) -> dict:
-    return {name: row[name.lower()] for name in benchmark.meta if row.get(name.lower()) is not None}
+def _is_verl_row(fields: Iterable[str]) -> bool:
+    """Whether these are the fields of a row in verl's format."""
+    return {"prompt", "reward_model"} <= set(fields)
+
+
+def _question(benchmark: Benchmark, row: dict, number: int, aliases: dict[str, list[str]], prompt: dict) -> Question:
+    """The question of a row that is asked.
+
+    Args:
+        row: with lower-case keys.
+        number: of the row in the files.
+        aliases: see `read_wikidata_aliases`.
+        prompt: options of `to_messages`.
+
+    Raises:
+        BadRow: the row cannot be read.
+    """
+    if _is_verl_row(row):
+        return Question(str(number), *_verl_parts(benchmark, row))
+    row = benchmark.decode(row) if benchmark.decode else row
+    text = benchmark.read_question(row, benchmark.question)
+    answers = benchmark.read_answers(row, benchmark.answer)
+    answers += [name for name in aliases.get(row.get("answer_id"), ()) if name not in answers]
+    own_id = first_of(row, benchmark.id)
+    return Question(str(number if own_id is None else own_id), text, to_messages(text, **prompt), answers)
 
 
 def _verl_parts(benchmark: Benchmark, row: dict) -> tuple[str, list[dict], list[str]]:
@@ -154,15 +90,14 @@ def _verl_parts(benchmark: Benchmark, row: dict) -> tuple[str, list[dict], list[
     Raises:
         BadRow: the prompt is no list of messages, or there is no ground truth.
     """
-    prompt = row["prompt"]
-    messages = prompt if isinstance(prompt, list) else []
+    messages = row["prompt"] if isinstance(row["prompt"], list) else []
     if not messages or not all(isinstance(part, dict) and isinstance(part.get("content"), str) for part in messages):
         raise BadRow("prompt is no list of messages with role and content")
-    prompt = [{"role": part.get("role"), "content": part["content"]} for part in messages]
-    text = next((part["content"].strip() for part in reversed(prompt) if part["role"] == "user"), "")
+    text = (last_question(messages) or "").strip()
     if not text:
         raise BadRow("no message of a user in prompt")
-    text = math_question({"prompt": prompt}) if benchmark.scoring == "math" else text
+    text = math_question({"prompt": messages}) if benchmark.scoring == "math" else text
+    prompt = [{"role": part.get("role"), "content": part["content"]} for part in messages]
     return text, prompt, _verl_answers(benchmark, row["reward_model"])
 
 
@@ -171,18 +106,47 @@ def _verl_answers(benchmark: Benchmark, reward_model) -> list[str]:
     if benchmark.scoring == "math":
         return [math_answer({"reward_model": {"ground_truth": truth}})]
     if benchmark.scoring == "countdown":
-        return countdown_answers(_as_object(truth), ())
+        try:
+            truth = json.loads(truth) if isinstance(truth, str) else truth
+        except ValueError:
+            truth = None
+        return countdown_answers(truth if isinstance(truth, dict) else {}, ())
     if truth is None:
         raise BadRow("no answer in reward_model.ground_truth")
-    return golds([truth["target"] if isinstance(truth, dict) and "target" in truth else truth])
+    return golds(truth["target"] if isinstance(truth, dict) and "target" in truth else truth)
 
 
-def _as_object(truth) -> dict:
-    try:
-        truth = json.loads(truth) if isinstance(truth, str) else truth
-    except ValueError:
-        truth = None
-    return truth if isinstance(truth, dict) else {}
+def _check_fields(benchmark: Benchmark, path: Path, fields: Mapping[str, str]) -> None:
+    """Raises ValueError if `fields` (lower case -> as they are written) are not the benchmark's."""
+    has_both = all(any(name.lower() in fields for name in names) for names in (benchmark.question, benchmark.answer))
+    if not has_both and not _is_verl_row(fields):
+        raise ValueError(
+            f"{path} is no file of {benchmark.title}. Expected: {benchmark.fields()}; or prompt and reward_model "
+            f"(verl's format). Found: {', '.join(fields.values()) or 'no rows'}"
+        )
+
+
+def _rows(benchmark: Benchmark, files: Sequence, where: Mapping) -> Iterator[tuple[int, dict, dict[str, list[str]]]]:
+    """Each row's number, the row with lower-case keys, and the aliases that lie beside its file.
+
+    Raises:
+        ValueError: a file does not have this benchmark's fields, or none has a field of `where`.
+    """
+    numbers, all_fields = itertools.count(), set()
+    for path in map(Path, files):
+        beside = path.parent / (benchmark.alias_file or "")
+        aliases = read_wikidata_aliases(beside) if beside.is_file() else {}
+        fields: dict[str, str] = {}  # lower case -> as they are written
+        for row in read_rows(path):
+            if isinstance(row, dict):
+                fields |= {str(name).lower(): str(name) for name in row}
+                row = {str(name).lower(): value for name, value in row.items()}
+            yield next(numbers), row, aliases
+        _check_fields(benchmark, path, fields)
+        all_fields |= fields.keys()
+    if absent := [field for field in where if field.split(".")[0].lower() not in all_fields]:
+        names = ", ".join(map(str, files))
+        raise ValueError(f"{names}: no field {', '.join(absent)} to choose rows by; found {sorted(all_fields)}")
 
 
 def read_questions(
@@ -191,7 +155,7 @@ def read_questions(
     *,
     where: Mapping[str, Collection] | None = None,
     style: str | None = None,
-    tool_tags: Iterable[str] = TOOL_TAGS,
+    tool_tags: Sequence[str] = TOOL_TAGS,
     system: str | None = None,
     skip_bad_rows: bool = False,
 ) -> QuestionSet:
@@ -210,24 +174,34 @@ def read_questions(
             names the file, the expected fields and the fields it has); rows are bad (the message gives their numbers
             from 0); there are no questions; two questions have the same id.
     """
-    benchmark = find_benchmark(name)
+    benchmark, where = find_benchmark(name), where or {}
     if not files:
         raise ValueError(f"{name}: no files; get them from {benchmark.get}")
-    prompt_options = {"style": style or benchmark.style, "tool_tags": tuple(tool_tags), "system": system}
-    to_messages("", **prompt_options)  # raises for an unknown style before any row is read
-    reading = _Reading(benchmark, where or {}, prompt_options)
-    for file in files:
-        reading.read(Path(file))
+    prompt = {"style": style or benchmark.style, "tool_tags": tool_tags, "system": system}
+    to_messages("", **prompt)  # raises for an unknown style before any row is read
+    questions: dict[tuple, Question] = {}
+    left_out, bad = Counter(), {}
+    for number, row, aliases in _rows(benchmark, files, where):
+        try:
+            if not isinstance(row, dict):
+                raise BadRow(f"expected an object, got {type(row).__name__}")
+            if reason := _reason_against(benchmark, row, where):
+                left_out[reason] += 1
+                continue
+            question = _question(benchmark, row, number, aliases, prompt)
+        except BadRow as error:
+            bad[number] = str(error)
+            continue
+        key = (json.dumps(question.prompt), *question.answers)
+        if questions.setdefault(key, question) is not question:
+            left_out[REPEATED] += 1
     names = ", ".join(map(str, files))
-    if reading.bad and not skip_bad_rows:
-        raise ValueError(f"{names}: {describe_bad(reading.bad)}; skip_bad_rows leaves them out")
-    if absent := [field for field in reading.where if field.split(".")[0].lower() not in reading.fields]:
-        raise ValueError(f"{names}: no field {', '.join(absent)} to choose rows by; found {sorted(reading.fields)}")
-    left_out = dict(reading.left_out) | ({BAD: len(reading.bad)} if reading.bad else {})
-    questions = list(reading.questions.values())
+    if bad and not skip_bad_rows:
+        raise ValueError(f"{names}: {describe_bad(bad)}; skip_bad_rows leaves them out")
+    left_out = dict(left_out) | ({BAD: len(bad)} if bad else {})
     if not questions:
         raise ValueError(f"{names}: no questions to ask; left out: {left_out}")
-    ids = Counter(question.id for question in questions)
+    ids = Counter(question.id for question in questions.values())
     if repeated := [question_id for question_id, count in ids.items() if count > 1]:
         raise ValueError(f"{names}: more than one question has the id {', '.join(repeated[:5])}")
-    return QuestionSet(benchmark, questions, left_out)
+    return QuestionSet(benchmark, list(questions.values()), left_out)

@@ -3,42 +3,30 @@
 import asyncio
 import os
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import httpx
 from omegaconf import DictConfig, OmegaConf
+from openai import AsyncOpenAI
 
 from verl.evaluation.benchmarks import SCORINGS, find_benchmark
 from verl.evaluation.checkpoint import Checkpoint, find_checkpoint, fingerprint, merge_shards
-from verl.evaluation.judge import JudgeCache
+from verl.evaluation.judge import Judge, JudgeCache
 from verl.evaluation.loading import QuestionSet, read_questions
-from verl.evaluation.replicas import (
-    allow_open_files,
-    check_gpus,
-    describe_server,
-    replicas_of,
-    visible_gpus,
-)
-from verl.evaluation.results import format_result_lines, write_result_log
-from verl.evaluation.run import (
-    ChatResponder,
-    Sampling,
-    TokenResponder,
-    collect,
-    measure,
-    missing,
-    result_of,
-    sample_path,
-)
+from verl.evaluation.metrics import measure
+from verl.evaluation.replicas import allow_open_files, check_gpus, describe_server, replicas_of, visible_gpus
+from verl.evaluation.results import EvalResult, format_result_lines, write_result_log
+from verl.evaluation.run import TokenResponder, chat_responder, collect, missing
 from verl.evaluation.sample_file import SampleFile
-from verl.evaluation.scoring import Judge
 from verl.evaluation.server import ChatModel, ServerEngine, clients_of, serving
+from verl.trainer.preflight import check_model_path
 from verl.workers.rollout.rollout_engine import end_of_sequence_ids, generation_config_of
 from verl.workers.rollout.tools.http_json import is_loopback
-from verl.workers.rollout.tools.tool_box import ToolBox, ToolsConfig
+from verl.workers.rollout.tools.tool_box import ToolBox, ToolsConfig, tool_class
 
 SUFFIXES = (".parquet", ".jsonl", ".json", ".csv")
+SAMPLING = ("temperature", "top_p", "top_k", "max_tokens")
 # settings on which the samples do not depend, or that `settings_of` replaces
 NOT_ASKED = ("output_dir", "ks", "server", "judge", "step", "model", "experiment", "limit", "skip_bad_rows")
 NOT_ASKED += ("skip_missing",)
@@ -48,8 +36,16 @@ class EvaluationError(ValueError):
     """The evaluation cannot be made; the message names the key and says what to do."""
 
 
-@dataclass(frozen=True)
-class Plan:
+@contextmanager
+def _as_evaluation_error():
+    """Turns errors about what the user asked for into an EvaluationError."""
+    try:
+        yield
+    except (ValueError, TypeError) as error:
+        raise EvaluationError(str(error)) from error
+
+
+class Plan(NamedTuple):
     """What is evaluated, once config and files are known to be fine."""
 
     config: DictConfig
@@ -59,17 +55,15 @@ class Plan:
     tools: ToolsConfig | None
 
     @property
-    def n_questions(self) -> int:
-        return len(self.questions.questions)
-
-    @property
     def step(self) -> int | None:
         return self.checkpoint.step if self.checkpoint else None
 
     @property
     def path(self) -> Path:
         """The file of the samples."""
-        return sample_path(self.config.output_dir, self.config.experiment, self.step, self.config.benchmark)
+        folder = Path(self.config.output_dir) / self.config.experiment
+        folder = folder if self.step is None else folder / f"step_{self.step}"
+        return folder / f"{self.config.benchmark}.jsonl"
 
     @property
     def requests_at_once(self) -> int:
@@ -78,49 +72,42 @@ class Plan:
         return server.concurrency * (replicas_of(server, visible_gpus()) if server.url is None else 1)
 
     def describe(self) -> list[str]:
-        config, left_out = self.config, self.questions.left_out
-        model = self.checkpoint.model if self.checkpoint else config.server.url
-        lines = [f"model: {model}"]
+        config, (benchmark, questions, left_out) = self.config, self.questions
+        lines = [f"model: {self.checkpoint.model if self.checkpoint else config.server.url}"]
         if self.checkpoint and self.checkpoint.shards:
             lines.append(f"merged first, from: {self.checkpoint.shards}")
         if config.server.url is None:
             lines.append(f"server: {describe_server(config.server, visible_gpus())}")
         out = "".join(f", {count} left out ({why})" for why, count in left_out.items())
-        counts = f"{self.n_questions} questions x {config.n} = {self.n_questions * config.n} responses{out}"
-        lines.append(f"data: {self.questions.benchmark.title}, {counts}")
-        lines.append(f"scored by: {SCORINGS[self.scoring]}")
+        counts = f"{len(questions)} questions x {config.n} = {len(questions) * config.n} responses{out}"
+        lines += [f"data: {benchmark.title}, {counts}", f"scored by: {SCORINGS[self.scoring]}"]
         if self.tools:
             lines.append(f"tools: {', '.join(self.tools.tool_instances)}, {self.tools.call_limit} calls a response")
-        sampling = ("temperature", "top_p", "top_k", "max_tokens", "seed")
-        return [*lines, "sampling: " + ", ".join(f"{name}={config[name]}" for name in sampling)]
+        return [*lines, "sampling: " + ", ".join(f"{name}={config[name]}" for name in (*SAMPLING, "seed"))]
 
 
+@_as_evaluation_error()
 def plan_of(config: DictConfig) -> Plan:
     """Read and check everything that can be checked before a server starts.
 
     Raises:
         EvaluationError: for the first problem.
     """
-    try:
-        benchmark = find_benchmark(config.benchmark)
-        scoring = config.scoring or benchmark.scoring
-        _check_keys(config, scoring)
-        tools = ToolsConfig(**OmegaConf.to_container(config.tools, resolve=True))
-        tools = tools if tools.tool_instances else None
-        questions = read_questions(
-            config.benchmark,
-            _files(config),
-            where=OmegaConf.to_container(config.where),
-            style=config.style,
-            tool_tags=tuple(_tags(tools)),
-            system=config.system,
-            skip_bad_rows=config.skip_bad_rows,
-        )
-    except (ValueError, TypeError) as error:
-        raise EvaluationError(str(error)) from error
-    if config.limit is not None:
-        questions = QuestionSet(questions.benchmark, questions.questions[: config.limit], questions.left_out)
-    return Plan(config, _checkpoint(config), questions, scoring, tools)
+    scoring = config.scoring or find_benchmark(config.benchmark).scoring
+    _check_keys(config, scoring)
+    tools = ToolsConfig(**OmegaConf.to_container(config.tools, resolve=True))
+    instances = tools.tool_instances
+    questions = read_questions(
+        config.benchmark,
+        _files(config),
+        where=OmegaConf.to_container(config.where),
+        style=config.style,
+        tool_tags=[tool_class(name, instance)[0].trigger_tag for name, instance in instances.items()],
+        system=config.system,
+        skip_bad_rows=config.skip_bad_rows,
+    )
+    questions = questions._replace(questions=questions.questions[: config.limit])
+    return Plan(config, _checkpoint(config), questions, scoring, tools if instances else None)
 
 
 def _check_keys(config: DictConfig, scoring: str) -> None:
@@ -137,8 +124,8 @@ def _check_keys(config: DictConfig, scoring: str) -> None:
         raise ValueError(f"top_p={config.top_p}: expected a number above 0, up to 1")
     if config.temperature < 0 or (config.temperature == 0 and config.n > 1):
         raise ValueError(f"temperature={config.temperature} with n={config.n}: equal samples; expected more than 0")
-    if wrong := [k for k in config.ks if not 1 <= k <= config.n]:
-        raise ValueError(f"ks={list(config.ks)}: {wrong[0]} is not from 1 to n={config.n}")
+    if not config.ks or not all(1 <= k <= config.n for k in config.ks):
+        raise ValueError(f"ks={list(config.ks)}: expected numbers from 1 to n={config.n}")
     if config.server.api == "chat" and config.tools.tool_instances:
         raise ValueError("tools need server.api=tokens: a trajectory goes on inside the model's turn")
     if config.server.api == "chat" and config.server.url is None:
@@ -149,14 +136,6 @@ def _check_keys(config: DictConfig, scoring: str) -> None:
         name = config[side].api_key_env
         if name and not os.environ.get(name):
             raise ValueError(f"{side}.api_key_env={name}: this environment variable is not set")
-
-
-def _tags(tools: ToolsConfig | None) -> list[str]:
-    if tools is None:
-        return []
-    from verl.workers.rollout.tools.tool_box import tool_class
-
-    return [tool_class(name, instance)[0].trigger_tag for name, instance in tools.tool_instances.items()]
 
 
 def _files(config: DictConfig) -> list[str]:
@@ -178,17 +157,10 @@ def _files_under_outputs(benchmark: str) -> list[str]:
 
 
 def _checkpoint(config: DictConfig) -> Checkpoint | None:
-    from verl.trainer.preflight import PreflightError, check_model_path
-
     if config.model is not None:
-        try:
-            check_model_path("model", config.model)
-        except PreflightError as error:
-            raise EvaluationError(str(error)) from error
+        check_model_path("model", config.model)
         return Checkpoint(config.model, None)
-    if config.server.url is not None:
-        return None
-    return find_checkpoint(config.experiment, config.step)
+    return None if config.server.url is not None else find_checkpoint(config.experiment, config.step)
 
 
 def settings_of(plan: Plan) -> dict:
@@ -203,18 +175,12 @@ def settings_of(plan: Plan) -> dict:
     return settings
 
 
+@_as_evaluation_error()
 def _check_machine(plan: Plan) -> None:
-    """Check the GPUs, and allow as many open files as connections need.
-
-    Raises:
-        EvaluationError: this machine has too few GPUs for the server, or allows too few connections to it.
-    """
-    try:
-        if plan.config.server.url is None:
-            check_gpus(plan.config.server, visible_gpus())
-        allow_open_files(plan.requests_at_once)
-    except ValueError as error:
-        raise EvaluationError(str(error)) from error
+    """Raises EvaluationError if there are too few GPUs for the server, or open files for the connections."""
+    if plan.config.server.url is None:
+        check_gpus(plan.config.server, visible_gpus())
+    allow_open_files(plan.requests_at_once)
 
 
 def server_options(plan: Plan) -> list[str]:
@@ -244,13 +210,13 @@ def _server(plan: Plan):
         yield url
 
 
-def _served(side: DictConfig, url: str) -> tuple[str, int | None]:
-    """The name and the context length of the model that a server serves.
+def _connect(side: DictConfig, url: str, at_once: int) -> tuple[list[AsyncOpenAI], str, int | None]:
+    """Clients for a server, and the name and the context length of the model that it serves.
 
     Raises:
         EvaluationError: the server does not list its models, or serves several and the config names none.
     """
-    key = os.environ.get(side.api_key_env) if side.api_key_env else None
+    key = os.environ.get(side.api_key_env or "")
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     try:
         reply = httpx.get(
@@ -264,36 +230,30 @@ def _served(side: DictConfig, url: str) -> tuple[str, int | None]:
     if side.name is None and len(models) != 1:
         raise EvaluationError(f"{url} serves {', '.join(models) or 'nothing'}: choose one by its name")
     name = side.name or next(iter(models))
-    return name, models.get(name)
+    return clients_of(url, key, at_once), name, models.get(name)
+
+
+def _judge(side: DictConfig) -> Judge:
+    clients, name, _ = _connect(side, side.url, side.concurrency)
+    sampling = {"max_tokens": side.max_tokens, "temperature": side.temperature}
+    return Judge(ChatModel(clients, name, side.concurrency), JudgeCache(side.cache, size_mb=8192), sampling)
 
 
 async def _collect(plan: Plan, url: str, samples: SampleFile) -> None:
-    config = plan.config
-    name, context = _served(config.server, url)
-    at_once = plan.requests_at_once
-    clients = clients_of(url, os.environ.get(config.server.api_key_env or ""), at_once)
-    sampling = Sampling(config.temperature, config.top_p, config.top_k, config.max_tokens)
-    judge, tools = None, ToolBox(plan.tools) if plan.tools else None
+    config, at_once = plan.config, plan.requests_at_once
+    clients, name, context = _connect(config.server, url, at_once)
+    sampling = {key: config[key] for key in SAMPLING}
+    tools = ToolBox(plan.tools) if plan.tools else None
     if config.server.api == "chat":
-        responder = ChatResponder(ChatModel(clients, name, at_once), sampling)
+        responder = chat_responder(ChatModel(clients, name, at_once), sampling)
     else:
         from transformers import AutoTokenizer
 
         path = config.server.tokenizer or (plan.checkpoint.model if plan.checkpoint else name)
         tokenizer = AutoTokenizer.from_pretrained(path)
+        stop_token_ids = end_of_sequence_ids(tokenizer, generation_config_of(path))
         engine = ServerEngine(clients, name, at_once)
-        responder = TokenResponder(
-            engine, tokenizer, sampling, end_of_sequence_ids(tokenizer, generation_config_of(path)), tools, context
-        )
-    cache = JudgeCache(config.judge.cache) if plan.scoring == "judge" else None
-    if cache is not None:
-        judged_by, _ = _served(config.judge, config.judge.url)
-        model = ChatModel(
-            clients_of(config.judge.url, os.environ.get(config.judge.api_key_env or ""), config.judge.concurrency),
-            judged_by,
-            config.judge.concurrency,
-        )
-        judge = Judge(model, cache, {"max_tokens": config.judge.max_tokens, "temperature": config.judge.temperature})
+        responder = TokenResponder(engine, tokenizer, sampling, stop_token_ids, tools, context)
     try:
         await collect(
             responder,
@@ -301,7 +261,7 @@ async def _collect(plan: Plan, url: str, samples: SampleFile) -> None:
             config.n,
             samples,
             scoring=plan.scoring,
-            judge=judge,
+            judge=_judge(config.judge) if plan.scoring == "judge" else None,
             seed=config.seed,
             # while some responses wait for a tool or the judge, others keep the server busy
             at_once=2 * at_once,
@@ -355,31 +315,30 @@ def _plans(config: DictConfig) -> list[Plan]:
     return plans
 
 
+@_as_evaluation_error()
 def _samples(plan: Plan) -> SampleFile:
-    path = plan.path
     try:
-        return SampleFile(path, settings_of(plan))
+        return SampleFile(plan.path, settings_of(plan))
     except BlockingIOError as error:
-        raise EvaluationError(f"{path}: another evaluation is writing to it") from error
-    except ValueError as error:
-        raise EvaluationError(str(error)) from error
+        raise EvaluationError(f"{plan.path}: another evaluation is writing to it") from error
 
 
 def _results(plan: Plan, samples: SampleFile) -> list[str]:
     """Measure the samples and write the log; returns the lines of the results."""
     config, questions = plan.config, plan.questions.questions
+    rows = [samples.rows[question.id, number] for question in questions for number in range(config.n)]
     try:
-        estimates = measure(samples, questions, config.n, list(config.ks))
+        metrics = measure(rows, config.ks)
     except ValueError as error:
         raise EvaluationError(f"{plan.path}: {error}") from error
-    result = result_of(
-        estimates,
+    result = EvalResult(
         experiment=config.experiment,
         step=plan.step,
         dataset=config.benchmark,
-        n=config.n,
+        n_samples=config.n,
         n_questions=len(questions),
+        metrics=metrics,
     )
     lines, log = format_result_lines([result]), plan.path.with_suffix(".log")
     write_result_log(log, [*plan.describe(), *lines])
-    return [*lines, f"{len(questions) * config.n} samples: {plan.path}   log: {log}"]
+    return [*lines, f"{len(rows)} samples: {plan.path}   log: {log}"]

@@ -1,7 +1,7 @@
 """A benchmark's questions as messages to a model, with instructions on how to answer."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from verl.utils.reward_score.tool_format import TOOL_TAGS
 
@@ -11,8 +11,7 @@ _TOOLS = {"search": "a query for a search engine", "python": "a Python program, 
 _ANSWER = r"Then give the answer alone, boxed, between <answer> and </answer>, as in <answer>\boxed{Paris}</answer>."
 
 
-@dataclass(frozen=True)
-class Question:
+class Question(NamedTuple):
     """A question and its answers.
 
     Attributes:
@@ -20,14 +19,12 @@ class Question:
         text: the bare question, as a judge sees it.
         prompt: messages (`role`, `content`).
         answers: the golden answers, each of which is right; for Countdown `{"target": …, "numbers": …}` as JSON.
-        meta: other fields of the public set, such as GAIA's Level.
     """
 
     id: str
     text: str
     prompt: list[dict]
     answers: list[str]
-    meta: dict = field(default_factory=dict)
 
 
 def to_messages(

@@ -1,19 +1,15 @@
-"""Scores answers: mathematics by equivalence, questions by exact match and token F1 or by a judge's verdict."""
+"""Scores answers by rule: mathematics by equivalence, questions by exact match and token F1."""
 
-import asyncio
 import json
-from dataclasses import dataclass, field
+from typing import NamedTuple
 
-from verl.evaluation.judge import JudgeCache, cache_key, is_judgeable, judge_messages, parse_verdict
 from verl.evaluation.questions import Question
-from verl.evaluation.server import ChatModel
 from verl.utils.reward_score import countdown, math_equivalence
 from verl.utils.reward_score.qa import exact_match, normalize, plain_text, token_f1
 from verl.utils.reward_score.tool_format import check_format
 
 
-@dataclass(frozen=True)
-class Scored:
+class Scored(NamedTuple):
     """The score of a response.
 
     Args:
@@ -24,7 +20,7 @@ class Scored:
 
     score: float | None
     answer: str
-    more: dict = field(default_factory=dict)
+    more: dict = {}
 
 
 def final_answer(response: str) -> str | None:
@@ -52,40 +48,3 @@ def by_rule(question: Question, scoring: str, response: str) -> Scored:
     answer = final_answer(response) or ""
     em, f1 = exact_match(answer, question.answers), token_f1(answer, question.answers)
     return Scored(em, normalize(answer[:4096]), {"f1": f1})
-
-
-class Judge:
-    """A language model that compares answers. Its replies are kept, so that it is never asked the same twice.
-
-    Args:
-        model: the judge's model.
-        cache: of its replies.
-        sampling: temperature, max_tokens, seed, ….
-    """
-
-    def __init__(self, model: ChatModel, cache: JudgeCache, sampling: dict):
-        self.model, self.cache, self.sampling = model, cache, sampling
-        self.asking: dict[str, asyncio.Task[str]] = {}  # by cache key
-
-    async def score(self, question: Question, response: str) -> Scored:
-        answer = final_answer(response)
-        if not is_judgeable(answer):
-            return Scored(0.0, "")
-        messages = judge_messages(question.text, question.answers, answer)
-        key = cache_key(self.model.model, messages, self.sampling)
-        reply = self.cache.get(key)
-        if reply is None:
-            if key not in self.asking:
-                self.asking[key] = asyncio.create_task(self._ask(key, messages))
-            reply = await asyncio.shield(self.asking[key])
-        verdict = parse_verdict(reply)
-        f1 = {"f1": token_f1(answer, question.answers)}
-        return Scored(None if verdict is None else float(verdict), normalize(answer), f1 | {"reply": reply})
-
-    async def _ask(self, key: str, messages: list[dict]) -> str:
-        try:
-            reply, _ = await self.model.ask(messages, **self.sampling)
-            self.cache.put(key, reply)
-            return reply
-        finally:
-            del self.asking[key]

@@ -23,33 +23,29 @@ from verl.workers.rollout.rollout_engine import Generation, Request, RolloutEngi
 from verl.workers.rollout.tools.http_json import is_loopback
 
 ROOT = Path(__file__).resolve().parents[2]
-STOP_SECONDS = 20
+START_SECONDS, STOP_SECONDS = 1800, 20
+REQUEST_SECONDS, RETRIES = 3600, 5
 CONNECTIONS_A_CLIENT = 16
 
 
-def client_of(url: str, api_key: str | None = None, *, timeout: float = 3600.0, retries: int = 5) -> AsyncOpenAI:
-    """A client for `url`, such as http://127.0.0.1:8000. Proxies of the environment are used for other machines only.
+def clients_of(url: str, api_key: str | None, concurrency: int) -> list[AsyncOpenAI]:
+    """Clients for `concurrency` requests at once to `url`, such as http://127.0.0.1:8000, with few connections each.
+
+    Requests that are refused, cut off or answered by 408, 409, 429 or 5xx are repeated after waits that double. Proxies
+    of the environment are used for other machines only. httpcore (1.0) looks at all connections of a pool for each idle
+    connection: with 256 connections in a pool that took half of an evaluation's time.
 
     Args:
         api_key: of the server; None: it asks for none.
-        timeout: seconds for a request.
-        retries: of a request that was refused, cut off or answered by 408, 409, 429 or 5xx; the waits between them
-            double.
     """
-    base = httpx.URL(url.rstrip("/"))
-    http = httpx.AsyncClient(
-        trust_env=not is_loopback(base), timeout=timeout, limits=httpx.Limits(max_connections=None)
-    )
-    return AsyncOpenAI(base_url=f"{base}/v1", api_key=api_key or "none", max_retries=retries, http_client=http)
-
-
-def clients_of(url: str, api_key: str | None, concurrency: int) -> list[AsyncOpenAI]:
-    """Clients for `concurrency` requests at once, with few connections each; see `client_of`.
-
-    httpcore (1.0) looks at all connections of a pool for each idle connection: with 256 connections in a pool that took
-    half of an evaluation's time.
-    """
-    return [client_of(url, api_key) for _ in range(-(-concurrency // CONNECTIONS_A_CLIENT))]
+    base, clients = httpx.URL(url.rstrip("/")), []
+    for _ in range(-(-concurrency // CONNECTIONS_A_CLIENT)):
+        http = httpx.AsyncClient(
+            trust_env=not is_loopback(base), timeout=REQUEST_SECONDS, limits=httpx.Limits(max_connections=None)
+        )
+        client = AsyncOpenAI(base_url=f"{base}/v1", api_key=api_key or "none", max_retries=RETRIES, http_client=http)
+        clients.append(client)
+    return clients
 
 
 class ServerEngine(RolloutEngine):
@@ -122,7 +118,7 @@ def free_port() -> int:
 
 
 @contextmanager
-def serving(model: str, log: Path, options: Sequence[str] = (), start_seconds: float = 1800.0) -> Iterator[str]:
+def serving(model: str, log: Path, options: Sequence[str] = ()) -> Iterator[str]:
     """Run `vllm serve` for a folder or hub name on a free port of this machine, by `scripts/serve.sh`.
 
     When the block ends, the server and all processes that it started are ended.
@@ -130,13 +126,12 @@ def serving(model: str, log: Path, options: Sequence[str] = (), start_seconds: f
     Args:
         log: the file for the server's output.
         options: of vLLM.
-        start_seconds: within which the server must answer.
 
     Yields:
         The server's URL.
 
     Raises:
-        RuntimeError: the server ended, or did not answer in time; the message holds the end of its log.
+        RuntimeError: the server ended, or did not answer in half an hour; the message holds the end of its log.
     """
     url = f"http://127.0.0.1:{(port := free_port())}"
     log.parent.mkdir(parents=True, exist_ok=True)
@@ -153,7 +148,7 @@ def serving(model: str, log: Path, options: Sequence[str] = (), start_seconds: f
             preexec_fn=_end_with_the_parent,
         )
     try:
-        _wait_until_healthy(process, url, log, start_seconds)
+        _wait_until_healthy(process, url, log)
         yield url
     finally:
         _stop(process)
@@ -164,41 +159,29 @@ def _end_with_the_parent() -> None:
     ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
 
 
-def _wait_until_healthy(process: subprocess.Popen, url: str, log: Path, seconds: float) -> None:
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        if process.poll() is not None:
-            break
+def _wait_until_healthy(process: subprocess.Popen, url: str, log: Path) -> None:
+    deadline = time.monotonic() + START_SECONDS
+    while (code := process.poll()) is None and time.monotonic() < deadline:
         try:
             if httpx.get(f"{url}/health", trust_env=False, timeout=5).status_code == 200:
                 return
         except httpx.HTTPError:
             pass
         time.sleep(0.5)
-    ended = (
-        f"ended with exit code {process.returncode}" if process.poll() is not None else f"no answer in {seconds:g} s"
-    )
-    raise RuntimeError(f"the server did not start ({ended}); the end of {log}:\n{log.read_text()[-2000:]}")
+    reason = f"no answer in {START_SECONDS} s" if code is None else f"ended with exit code {code}"
+    raise RuntimeError(f"the server did not start ({reason}); the end of {log}:\n{log.read_text()[-2000:]}")
 
 
 def _stop(process: subprocess.Popen) -> None:
     """End all processes of the server's session: SIGTERM first, SIGKILL for what is left."""
-    for signal_number, seconds in ((signal.SIGTERM, STOP_SECONDS), (signal.SIGKILL, STOP_SECONDS)):
+    for signal_number in (signal.SIGTERM, signal.SIGKILL):
+        deadline = time.monotonic() + STOP_SECONDS
         try:
             os.killpg(process.pid, signal_number)
+            while time.monotonic() < deadline:
+                process.poll()
+                os.killpg(process.pid, 0)  # raises when no process of the group is left
+                time.sleep(0.1)
         except ProcessLookupError:
             break
-        deadline = time.monotonic() + seconds
-        while time.monotonic() < deadline and _lives(process):
-            time.sleep(0.1)
     process.wait()
-
-
-def _lives(process: subprocess.Popen) -> bool:
-    """Whether any process of the server's group is left."""
-    process.poll()
-    try:
-        os.killpg(process.pid, 0)
-    except ProcessLookupError:
-        return False
-    return True

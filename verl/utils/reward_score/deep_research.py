@@ -88,7 +88,7 @@ def compute_score(
     rule = _one_of("rule", extra_info.get("reward_rule") or rule or rule_of(data_source), RULES)
     report = check_format(solution_str, tool_tags)
     correctness, acc, pred = _correctness(data_source, report, ground_truth, rule, kwargs)
-    all_tools = {call.tag for call in report.calls}.issuperset([tool_tags] if isinstance(tool_tags, str) else tool_tags)
+    all_tools = set(report.calls).issuperset([tool_tags] if isinstance(tool_tags, str) else tool_tags)
     if variant == "specification":
         score = FORMAT_WEIGHT * report.well_formed + CORRECTNESS_WEIGHT * correctness
     elif not report.well_formed:

@@ -14,6 +14,7 @@ import re
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -26,7 +27,7 @@ POOL_SIZE = min(4, os.cpu_count() or 1)
 _WORKER = Path(__file__).with_name("equivalence_worker.py")
 _TOKEN = re.compile(r"\\boxed\s*\{|\\.|[{}]", re.DOTALL)
 _LAYOUT = re.compile(r"\\(?:left|right)(?![a-zA-Z])|\\[,;:! ]|[\s~]")
-_reported: set[str] = set()
+_reported = threading.Event()
 logger = logging.getLogger(__name__)
 
 
@@ -98,14 +99,12 @@ def is_equivalent(truth: str, answer: str, seconds: float = TIMEOUT_SECONDS) -> 
             comparer = None
         _pool.put(comparer)
     if verdict is None:
-        _report("timeout", f"an answer was not compared within {seconds} s and counts as wrong: {answer[:200]!r}")
+        if not _reported.is_set():
+            _reported.set()
+            logger.warning(
+                "an answer was not compared within %s s and counts as wrong (reported once): %.200r", seconds, answer
+            )
     return bool(verdict)
-
-
-def _report(kind: str, message: str) -> None:
-    if kind not in _reported:
-        _reported.add(kind)
-        logger.warning("%s (reported once)", message)
 
 
 def last_boxed(text: str) -> str | None:
@@ -140,13 +139,17 @@ def normalize(answer: str) -> str:
 
 def _bare(answer: str) -> str:
     """The answer without what math-verify does not read in a box: outer dollars, a final period, a percent sign."""
-    text = _without_dollars(answer)
+    text = _plain_formula(answer)
     return text.removesuffix("%").removesuffix("\\").strip() if text.endswith("%") else text
 
 
-def _without_dollars(answer: str) -> str:
+def _plain_formula(answer: str) -> str:
     """The answer in plain characters without outer dollars and a final period."""
-    text = plain_characters(answer).strip().rstrip(".").strip()
+    return without_dollars(plain_characters(answer).strip().rstrip(".").strip())
+
+
+def without_dollars(text: str) -> str:
+    """The formula in a text that is $formula$; other texts as they are."""
     is_one_formula = len(text) > 1 and text[0] == text[-1] == "$" and "$" not in text[1:-1]
     return text[1:-1].strip() if is_one_formula else text
 
@@ -155,7 +158,7 @@ def _comparisons(truth: str, answer: str) -> Iterator[tuple[str, str]]:
     """Pairs for math-verify: both without percent signs; if only one of them is a percentage p, also p/100 for it."""
     bare_truth, bare_answer = readable(_bare(truth)), readable(_bare(answer))
     yield bare_truth, bare_answer
-    truth_in_percent, answer_in_percent = (_without_dollars(text).endswith("%") for text in (truth, answer))
+    truth_in_percent, answer_in_percent = (_plain_formula(text).endswith("%") for text in (truth, answer))
     if truth_in_percent and not answer_in_percent:
         yield rf"\frac{{{bare_truth}}}{{100}}", bare_answer
     if answer_in_percent and not truth_in_percent:

@@ -10,26 +10,17 @@ protocol's tags. All scans take linear time.
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from verl.utils.reward_score.math_equivalence import last_boxed
 
 TOOL_TAGS = ("search", "python")
 MAX_CHARS = 1_000_000
+_RESULT = re.compile(r"<result>.*?(?:</result>|\Z)", re.DOTALL)
 _TAG_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
 
 
-@dataclass(frozen=True)
-class ToolCall:
-    """A call: the tool's tag, the text between the tags, and the text of the result, both without outer white space."""
-
-    tag: str
-    content: str
-    result: str
-
-
-@dataclass(frozen=True)
-class FormatReport:
+class FormatReport(NamedTuple):
     """The parts of a response, and the first rule that it breaks.
 
     Attributes:
@@ -37,14 +28,14 @@ class FormatReport:
         position: index of the character where the problem is; None for a well-formed response.
         answer: content of the last closed answer outside results, also of a malformed response; None if there is none.
         boxed: content of the last closed \\boxed in `answer` with balanced braces; None if there is none.
-        calls: the calls with results before the problem.
+        calls: the tags of the calls with results before the problem.
     """
 
     problem: str | None
     position: int | None
     answer: str | None
     boxed: str | None
-    calls: tuple[ToolCall, ...]
+    calls: list[str]
 
     @property
     def well_formed(self) -> bool:
@@ -55,12 +46,10 @@ class _Problem(Exception):
     """The first problem of a response: its message and position."""
 
 
-@dataclass(frozen=True)
-class _Block:
+class _Block(NamedTuple):
     tag: str
     start: int  # of the opening tag
     end: int  # behind the closing tag
-    content: str
 
 
 def check_format(text: str, tool_tags: Iterable[str] = TOOL_TAGS) -> FormatReport:
@@ -77,11 +66,11 @@ def check_format(text: str, tool_tags: Iterable[str] = TOOL_TAGS) -> FormatRepor
     """
     tool_tags = _checked_tags(tool_tags)
     if not isinstance(text, str):
-        return FormatReport(f"not text but {type(text).__name__}", 0, None, None, ())
+        return FormatReport(f"not text but {type(text).__name__}", 0, None, None, [])
     if len(text) > MAX_CHARS:
-        return FormatReport(f"longer than {MAX_CHARS} characters", MAX_CHARS, None, None, ())
+        return FormatReport(f"longer than {MAX_CHARS} characters", MAX_CHARS, None, None, [])
     blocks: list[_Block] = []
-    calls: list[ToolCall] = []
+    calls: list[str] = []
     problem = position = None
     try:
         _find_blocks(text, tool_tags, blocks)
@@ -92,26 +81,15 @@ def check_format(text: str, tool_tags: Iterable[str] = TOOL_TAGS) -> FormatRepor
     boxed = last_boxed(answer) if answer is not None else None
     if problem is None and boxed is None:
         problem, position = "no \\boxed{…} in the answer", blocks[-1].start
-    return FormatReport(problem, position, answer, boxed, tuple(calls))
+    return FormatReport(problem, position, answer, boxed, calls)
 
 
 def last_answer(text: str) -> str | None:
     """The content of the last closed `<answer>` that is not in a result; None if there is none."""
-    own_text = _without_results(text)
+    own_text = _RESULT.sub("", text)
     end = own_text.rfind("</answer>")
     start = own_text.rfind("<answer>", 0, end) if end >= 0 else -1
     return own_text[start + len("<answer>") : end] if start >= 0 else None
-
-
-def _without_results(text: str) -> str:
-    parts, position = [], 0
-    while (start := text.find("<result>", position)) >= 0:
-        parts.append(text[position:start])
-        end = text.find("</result>", start)
-        if end < 0:
-            return "".join(parts)
-        position = end + len("</result>")
-    return "".join([*parts, text[position:]])
 
 
 def _checked_tags(tool_tags: Iterable[str]) -> tuple[str, ...]:
@@ -132,7 +110,7 @@ def _find_blocks(text: str, tool_tags: tuple[str, ...], blocks: list[_Block]) ->
                 raise _Problem(f"{tag[0]} without <{tag['name']}>", tag.start())
             opening = tag
         elif tag["slash"] and tag["name"] == opening["name"]:
-            blocks.append(_Block(tag["name"], opening.start(), tag.end(), text[opening.end() : tag.start()]))
+            blocks.append(_Block(tag["name"], opening.start(), tag.end()))
             opening = None
         elif opening["name"] != "result":
             raise _Problem(f"{tag[0]} inside {opening[0]}", tag.start())
@@ -140,7 +118,7 @@ def _find_blocks(text: str, tool_tags: tuple[str, ...], blocks: list[_Block]) ->
         raise _Problem(f"{opening[0]} is not closed", opening.start())
 
 
-def _check_order(text: str, tool_tags: tuple[str, ...], blocks: list[_Block], calls: list[ToolCall]) -> None:
+def _check_order(text: str, tool_tags: tuple[str, ...], blocks: list[_Block], calls: list[str]) -> None:
     """Fill `calls`, until the order or the number of blocks is wrong, which raises `_Problem`."""
     call: _Block | None = None  # the call whose result comes next
     answer: _Block | None = None
@@ -151,7 +129,7 @@ def _check_order(text: str, tool_tags: tuple[str, ...], blocks: list[_Block], ca
         if call is not None:
             if block.tag != "result" or text[call.end : block.start].strip():
                 raise _Problem(f"no <result> right after </{call.tag}>", call.end)
-            calls.append(ToolCall(call.tag, call.content.strip(), block.content.strip()))
+            calls.append(call.tag)
             call = None
         elif block.tag == "result":
             raise _Problem("<result> without a call", block.start)
