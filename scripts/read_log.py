@@ -15,6 +15,7 @@ import argparse
 import csv
 import re
 import sys
+from itertools import product
 from pathlib import Path
 from typing import NamedTuple
 
@@ -25,8 +26,6 @@ from verl.utils.atomic_files import replacing
 
 VAL_ACCURACY = re.compile(r"val-core/(?P<dataset>.+)/acc/(?P<kind>mean|(best|maj)(?=@\d+/mean))@(?P<n>\d+)(/mean)?")
 VAL_LENGTH = re.compile(r"val-aux/(?P<dataset>.+)/response_length/mean@(?P<n>\d+)")
-# the position of a result without a step, before all steps
-NO_STEP = -1
 METRIC_ORDER = ("Acc-Pass", "Acc-Mean", "Acc-Best", "Acc-Maj", "Response-Length")
 
 
@@ -101,7 +100,10 @@ def validation_results(metrics: dict[str, float]) -> dict[tuple[str, str], float
 
 
 def make_table(cells: list[Cell]) -> tuple[list[str], list[dict], list[str]]:
-    """Column names, rows and warnings. If two logs disagree on a cell, the later log wins, with a warning."""
+    """Column names, rows and warnings. If two logs disagree on a cell, the later log wins, with a warning.
+
+    Experiments are in the order of their logs, each with ascending steps.
+    """
     rows: dict[tuple, dict] = {}
     sources: dict[tuple, Cell] = {}
     warnings = []
@@ -113,26 +115,15 @@ def make_table(cells: list[Cell]) -> tuple[list[str], list[dict], list[str]]:
         sources[cell[:4]] = cell
         row = rows.setdefault(cell[:2], {"experiment": cell.experiment, "step": cell.step})
         row[f"{cell.dataset}-{cell.metric}"] = cell.value
-    return (
-        ["experiment", "step", *(f"{dataset}-{metric}" for dataset, metric in _ordered_metrics(cells))],
-        _ordered_rows(rows),
-        warnings,
-    )
+    experiments = list(dict.fromkeys(cell.experiment for cell in cells))
+    ordered = sorted(rows.values(), key=lambda row: (experiments.index(row["experiment"]), _position_of(row["step"])))
+    columns = [f"{dataset}-{metric}" for dataset, metric in _ordered_metrics(cells)]
+    return ["experiment", "step", *columns], ordered, warnings
 
 
 def _position_of(step: int | None) -> int:
-    return NO_STEP if step is None else step
-
-
-def _ordered_rows(rows: dict[tuple, dict]) -> list[dict]:
-    """Rows with experiments in the order of their logs and ascending steps; a result without a step comes first."""
-    experiments = list(dict.fromkeys(experiment for experiment, _ in rows))
-
-    def position(key: tuple[str, int | None]) -> tuple[int, int]:
-        experiment, step = key
-        return experiments.index(experiment), _position_of(step)
-
-    return [rows[key] for key in sorted(rows, key=position)]
+    """Results without a step come before all steps."""
+    return -1 if step is None else step
 
 
 def _ordered_metrics(cells: list[Cell]) -> list[tuple[str, str]]:
@@ -161,24 +152,23 @@ def at_the_last_step(cells: list[Cell]) -> Results:
     for cell in cells:
         if cell.metric.startswith("Acc-"):
             key = (cell.experiment, cell.dataset)
-            last[key] = max(last.get(key, NO_STEP), _position_of(cell.step))
+            last[key] = max(last.get(key, -1), _position_of(cell.step))
     n_steps = {name: len({cell.step for cell in cells if cell.experiment == name}) for name, _ in last}
     last_cells = {}  # as in the CSV, a later log wins
     for cell in cells:
         if last.get((cell.experiment, cell.dataset)) == _position_of(cell.step):
             last_cells[cell.experiment, cell.dataset, cell.metric] = cell
     results: Results = {}
-    columns = _ordered_metrics(cells)
-    for experiment in dict.fromkeys(cell.experiment for cell in cells):
-        for dataset, metric in columns:
-            cell = last_cells.get((experiment, dataset, metric))
-            end = next((end for end in INTERVAL_ENDS if metric.endswith(end)), "")
-            value = last_cells.get((experiment, dataset, metric.removesuffix(end)))
-            if cell is None or value is None or cell.log != value.log:
-                continue
-            many = n_steps[experiment] > 1 and cell.step is not None
-            label = f"{experiment} (step {cell.step})" if many else experiment
-            results.setdefault(label, {}).setdefault(dataset, {})[metric] = cell.value
+    experiments = dict.fromkeys(cell.experiment for cell in cells)
+    for experiment, (dataset, metric) in product(experiments, _ordered_metrics(cells)):
+        cell = last_cells.get((experiment, dataset, metric))
+        end = next((end for end in INTERVAL_ENDS if metric.endswith(end)), "")
+        value = last_cells.get((experiment, dataset, metric.removesuffix(end)))
+        if cell is None or value is None or cell.log != value.log:
+            continue
+        many = n_steps[experiment] > 1 and cell.step is not None
+        label = f"{experiment} (step {cell.step})" if many else experiment
+        results.setdefault(label, {}).setdefault(dataset, {})[metric] = cell.value
     return results
 
 

@@ -27,30 +27,19 @@ Amounts = Counter  # of Ray's resources, such as {"GPU": 8, "CPU": 24}
 
 @dataclass(frozen=True)
 class Missing:
-    """Resources that the run waits for.
-
-    Args:
-        text: the resources in words.
-        hopeless: no node has as much, and Ray's autoscaler reports that none of its node types has.
-    """
+    """Resources that the run waits for."""
 
     text: str
-    hopeless: bool = False
+    hopeless: bool = False  # no node has as much, and Ray's autoscaler reports that none of its node types has
 
 
 @dataclass(frozen=True)
 class Demand:
-    """Resources that Ray has not placed yet.
-
-    Args:
-        bundles: Ray places either all of them or none.
-        on_one_node: all bundles must be placed on the same node.
-        infeasible: the autoscaler says that it can add no node for them. It also says so while other jobs hold all
-            nodes that it may have.
-    """
+    """Resources that Ray has not placed yet: either all bundles are placed or none."""
 
     bundles: list[Amounts]
     on_one_node: bool = True
+    # the autoscaler can add no node for them; it also says so while other jobs hold all nodes that it may have
     infeasible: bool = False
 
     def fits(self, nodes: list[Amounts]) -> bool:
@@ -149,23 +138,17 @@ def watch_pending_actors(config: DictConfig, joined: bool, needed_cpus: int) -> 
         needed_cpus: the number of Ray's logical CPUs that the run holds at once.
     """
     waited = wait_too_long(_look, lambda missing: seconds_allowed(config, joined, missing), joined, time)
+    more_cpus = f"raise ray_kwargs.ray_init.num_cpus (now {config.ray_kwargs.ray_init.get('num_cpus')})"
+    if joined:
+        more_cpus = "add nodes to the cluster, or start them with more (ray start --num-cpus), or wait longer "
+        more_cpus += "(trainer.pending_seconds)"
     print(
-        f"error: {waited}; upstream would wait forever. The run needs {needed_cpus} CPUs: "
-        f"{_where_to_add_cpus(config, joined)}, or lower trainer.n_gpus_per_node or "
-        "transfer_queue.backend.SimpleStorage.num_data_storage_units",
+        f"error: {waited}; upstream would wait forever. The run needs {needed_cpus} CPUs: {more_cpus}, or lower "
+        "trainer.n_gpus_per_node or transfer_queue.backend.SimpleStorage.num_data_storage_units",
         file=sys.stderr,
         flush=True,
     )
     os._exit(3)
-
-
-def _where_to_add_cpus(config: DictConfig, joined: bool) -> str:
-    if joined:
-        return (
-            "add nodes to the cluster, or start them with more (ray start --num-cpus), or wait longer "
-            "(trainer.pending_seconds)"
-        )
-    return f"raise ray_kwargs.ray_init.num_cpus (now {config.ray_kwargs.ray_init.get('num_cpus')})"
 
 
 def _look() -> Missing | None:
