@@ -17,8 +17,9 @@ from verl.trainer.ppo.v1.meta_learning import MetaLearning
 from verl.trainer.ppo.v1.tree_buffer import TreeBuffer
 from verl.utils import tensordict_utils as tu
 from verl.workers.rollout.trajectory_tree import TREE, TREE_METRICS, Segment, TrajectoryTree
-from verl.workers.rollout.trees.hato.messages import HATO_STEPS, MAX_NODES, SETTINGS, unpack
+from verl.workers.rollout.trees.hato.policy import HATO_STEPS, MAX_NODES, SETTINGS
 from verl.workers.rollout.trees.hato.step_features import FEATURES
+from verl.workers.rollout.trees.hato.value_model import unpack
 
 # of each prompt its rows: reward, and the segment of each token. p: step 0 with a right and a wrong leaf, 1 and 2, and
 # a wrong leaf, 3; q: two wrong leaves. Upstream's fillers are copies of the first row.

@@ -34,10 +34,10 @@ from verl.utils import tensordict_utils as tu
 from verl.workers.config.hato import filters_groups
 from verl.workers.rollout.trajectory_tree import TREE_METRICS, TrajectoryTree
 from verl.workers.rollout.trees.hato.config import HATOConfig
-from verl.workers.rollout.trees.hato.messages import HATO_STEPS, MAX_NODES, SETTINGS, pack
 from verl.workers.rollout.trees.hato.metrics import ReferencePaths, calibration_error, novelty, rdi
+from verl.workers.rollout.trees.hato.policy import HATO_STEPS, MAX_NODES, SETTINGS
 from verl.workers.rollout.trees.hato.search import temperature_at, ucb_grants
-from verl.workers.rollout.trees.hato.value_model import value_model_of
+from verl.workers.rollout.trees.hato.value_model import pack, value_model_of
 
 
 def credit_of(rows: BatchRows, config: DictConfig) -> StepCredit:

@@ -16,8 +16,7 @@ from verl.workers.rollout.growth import Sampling
 from verl.workers.rollout.rollout_engine import TransformersEngine
 from verl.workers.rollout.trees.hato.config import ExplorationConfig, HATOConfig, TreeConfig, UncertaintyConfig
 from verl.workers.rollout.trees.hato.local_reward import heuristic
-from verl.workers.rollout.trees.hato.messages import HATO_STEPS, MAX_NODES, SETTINGS
-from verl.workers.rollout.trees.hato.policy import Policy
+from verl.workers.rollout.trees.hato.policy import HATO_STEPS, MAX_NODES, SETTINGS, Policy
 from verl.workers.rollout.trees.hato.step_features import FEATURES
 from verl.workers.rollout.trees.hato.value_model import value_model_of
 

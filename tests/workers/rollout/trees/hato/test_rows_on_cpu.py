@@ -17,9 +17,9 @@ from verl.workers.rollout.rollout_engine import TransformersEngine
 from verl.workers.rollout.trajectory_tree import TOOL, TREE, TREE_METRICS, TrajectoryTree
 from verl.workers.rollout.tree_rollout import SEGMENT_IDS, TreeRollout
 from verl.workers.rollout.trees.hato.config import HATOConfig
-from verl.workers.rollout.trees.hato.messages import HATO_STEPS, MAX_NODES, SETTINGS, pack
+from verl.workers.rollout.trees.hato.policy import HATO_STEPS, MAX_NODES, SETTINGS
 from verl.workers.rollout.trees.hato.step_features import FEATURES
-from verl.workers.rollout.trees.hato.value_model import value_model_of
+from verl.workers.rollout.trees.hato.value_model import pack, value_model_of
 
 UPSTREAM = Path(verl.trainer.__path__[0]) / "config"
 COMMON = Path(__file__).resolve().parents[5] / "recipe/common/config"

@@ -88,15 +88,13 @@ def test_ucb_by_hand():
     assert ucb_grants([0.5, 0.9], [3, 3], 5, 0.0) == [0, 5]
     assert ucb_grants([0.0, 0.0, 0.0], [0, 0, 0], 7, 1.0) == [3, 2, 2]
     assert ucb_grants([], [], 0, 1.0) == []
-    with pytest.raises(ValueError, match="no tree"):
-        ucb_grants([], [], 1, 1.0)
 
 
 # -- the search --
 
 
 def new_search(config: TreeConfig, exploration=GREEDY, n_leaves=8, seed=0) -> Search:
-    return Search(frontier(config.max_nodes), config, exploration, n_leaves=n_leaves, seed=seed, temperature=0.7)
+    return Search(frontier(), config, exploration, n_leaves=n_leaves, seed=seed)
 
 
 def answer(search: Search, values: list[float], node: int = ROOT, ended=()) -> None:
@@ -114,14 +112,14 @@ def answer_expansion(search: Search, expansion: Expansion) -> None:
 def test_bfs_by_hand():
     shape = {"max_depth": 3, "branching_factor": 2, "adaptive_branching": True, "spread_leaves": False}
     search = new_search(TreeConfig(**shape), n_leaves=5)
-    assert search.next() == [Expansion(ROOT, 2, False, 0.7)]
+    assert search.next() == [Expansion(ROOT, 2, False)]
     answer(search, [0.2, 0.6])
     # node 2 wants 3, node 1 wants 1; there is room for three more leaves
-    assert search.next() == [Expansion(1, 1, False, 0.7), Expansion(2, 3, False, 0.7)]
+    assert search.next() == [Expansion(1, 1, False), Expansion(2, 3, False)]
     answer(search, [0.2], 1)
     answer(search, [0.5, 0.9, 0.1], 2)
     # one slot is left and node 5 is the best; the third level runs to the end
-    assert search.next() == [Expansion(n, 2 if n == 5 else 1, True, 0.7) for n in (3, 4, 5, 6)]
+    assert search.next() == [Expansion(n, 2 if n == 5 else 1, True) for n in (3, 4, 5, 6)]
     for node, count in ((3, 1), (4, 1), (5, 2), (6, 1)):
         answer(search, [0.0] * count, node, ended=range(count))
     assert search.next() == [] and len(search.frontier.leaves()) == 5
@@ -143,16 +141,16 @@ def test_once_all_leaves_are_given_away_paths_run_to_their_ends():
     search = new_search(TreeConfig(max_depth=9, branching_factor=3, spread_leaves=False), n_leaves=3)
     search.next()
     answer(search, [0.1, 0.2, 0.3])
-    assert search.next() == [Expansion(n, 1, True, 0.7) for n in (1, 2, 3)]
+    assert search.next() == [Expansion(n, 1, True) for n in (1, 2, 3)]
 
 
 def test_dfs_goes_down_first_and_comes_back():
     search = new_search(TreeConfig(max_depth=2, branching_factor=2, search_algorithm="dfs"))
     search.next()
     answer(search, [0.2, 0.6])
-    assert search.next() == [Expansion(2, 2, True, 0.7)]
+    assert search.next() == [Expansion(2, 2, True)]
     answer(search, [0.0, 0.0], 2, ended=range(2))
-    assert search.next() == [Expansion(1, 2, True, 0.7)]
+    assert search.next() == [Expansion(1, 2, True)]
     answer(search, [0.0, 0.0], 1, ended=range(2))
     assert search.next() == []
 
@@ -160,7 +158,7 @@ def test_dfs_goes_down_first_and_comes_back():
 def test_a_beam_keeps_the_best_of_a_level_and_ended_paths_compete():
     config = TreeConfig(max_depth=3, branching_factor=4, search_algorithm="beam", max_nodes_per_level=2)
     search = new_search(config)
-    assert search.next() == [Expansion(ROOT, 4, False, 0.7)]
+    assert search.next() == [Expansion(ROOT, 4, False)]
     answer(search, [0.1, 0.4, 0.3, 0.2], ended=[1])
     assert [expansion.node for expansion in search.next()] == [3]
     assert [search.frontier.is_kept(n) for n in (1, 2, 3, 4)] == [False, True, True, False]
@@ -188,13 +186,11 @@ def test_pruning_by_threshold_spares_leaves_and_the_last_way():
 
 def test_without_room_for_nodes_a_path_is_ended():
     search = new_search(TreeConfig(max_depth=9, branching_factor=3, max_nodes=1))
-    assert search.next() == [Expansion(ROOT, 1, True, 0.7)]
+    assert search.next() == [Expansion(ROOT, 1, True)]
     search = new_search(TreeConfig(max_depth=9, branching_factor=3, max_nodes=4))
-    assert search.next() == [Expansion(ROOT, 2, False, 0.7)]
+    assert search.next() == [Expansion(ROOT, 2, False)]
     answer(search, [0.1, 0.2])
-    assert search.next() == [Expansion(1, 1, True, 0.7), Expansion(2, 1, True, 0.7)]
-    with pytest.raises(ValueError, match="n_leaves=0"):
-        new_search(TreeConfig(), n_leaves=0)
+    assert search.next() == [Expansion(1, 1, True), Expansion(2, 1, True)]
 
 
 def random_config(rng: random.Random) -> TreeConfig:

@@ -18,8 +18,7 @@ from verl.workers.rollout.trajectory_tree import MODEL, TOOL, Segment
 from verl.workers.rollout.tree_rollout import rows_of
 from verl.workers.rollout.trees.hato.config import HATOConfig, TreeConfig, UncertaintyConfig
 from verl.workers.rollout.trees.hato.local_reward import heuristic
-from verl.workers.rollout.trees.hato.messages import HATO_STEPS
-from verl.workers.rollout.trees.hato.policy import Policy
+from verl.workers.rollout.trees.hato.policy import HATO_STEPS, Policy
 from verl.workers.rollout.trees.hato.step_features import FEATURES
 from verl.workers.rollout.trees.hato.value_model import value_model_of
 

@@ -14,8 +14,8 @@ def tool(*tokens: int) -> Segment:
     return Segment(None, list(tokens), author=TOOL)
 
 
-def frontier(max_nodes: int | None = None) -> Frontier:
-    return Frontier(TrajectoryTree([100, 101]), max_nodes)
+def frontier() -> Frontier:
+    return Frontier(TrajectoryTree([100, 101]))
 
 
 def grown(shape: list, tree: Frontier | None = None, parent: int = ROOT) -> Frontier:

@@ -8,5 +8,5 @@ HATO has design notes and no paper; where the notes are silent the docstrings sa
     frontier.py       which steps are open, have ended, or were dropped
     value_model.py    V and U of a step, from its features (step_features.py)
     local_reward.py   R_local of a step
-    metrics.py        diversity and novelty of answers
+    metrics.py        diversity and novelty of answers, calibration of V
 """

@@ -43,13 +43,10 @@ class Step:
 
 
 class Frontier:
-    """Args:
-    tree: where the steps are written; empty.
-    max_nodes: bound of the kept steps; None: none.
-    """
+    """The steps of `tree`, which is empty at first."""
 
-    def __init__(self, tree: TrajectoryTree, max_nodes: int | None = None):
-        self.tree, self.max_nodes = tree, max_nodes
+    def __init__(self, tree: TrajectoryTree):
+        self.tree = tree
         self.steps = [Step(None, 0)]
         self.n_leaves = 0
         self.kept_at_depth: Counter[int] = Counter()  # the problem not counted
@@ -57,64 +54,44 @@ class Frontier:
         self._same: dict[tuple[int, tuple[int, ...]], int] = {}  # (parent, tokens) of the kept steps
 
     def add(
-        self,
-        parent: int,
-        segments: Sequence[Segment],
-        *,
-        ended: bool,
-        value: float = 0.0,
-        uncertainty: float = 0.0,
+        self, parent: int, segments: Sequence[Segment], *, ended: bool, value: float = 0.0, uncertainty: float = 0.0
     ) -> int:
         """A step after `parent`; where it has this very child, that child is counted once more.
 
         Args:
+            parent: open or expanded.
             segments: the step's, in order; the first one's `info["count"]` counts how often it was drawn.
             ended: the step ends the path, with an answer or for lack of tokens.
 
         Returns:
             the step's number, the old one's where it was merged.
-
-        Raises:
-            ValueError: the parent has ended or was dropped, or the tree is full.
         """
         above, tokens = self.steps[parent], _tokens_of(segments)
-        if above.status not in (OPEN, EXPANDED):
-            raise ValueError(f"step {parent} is {above.status}: it can have no children")
         if (same := self._same.get((parent, tokens))) is not None:
             self.info(same)["count"] += 1
             return same
-        if self.max_nodes is not None and self.n_kept >= self.max_nodes:
-            raise ValueError(f"the tree holds {self.n_kept} steps, hato.tree.max_nodes={self.max_nodes}")
         step = Step(parent, above.depth + 1, value=value, uncertainty=uncertainty)
         at = above.segments[-1] if above.segments else None
         for segment in segments:
             at = self.tree.add(replace(segment, parent=at))
             step.segments.append(at)
         self.tree.segments[step.segments[0]].info |= {"count": 1, "n_tokens": len(tokens)}
-        step.status = LEAF if ended else OPEN
-        return self._append(step, tokens)
-
-    def _append(self, step: Step, tokens: tuple[int, ...]) -> int:
-        number, above = len(self.steps), self.steps[step.parent]
+        number = len(self.steps)
         self.steps.append(step)
         above.status = EXPANDED
         above.children.append(number)
-        self._same[step.parent, tokens] = number
+        self._same[parent, tokens] = number
         self.kept_at_depth[step.depth] += 1
-        self.n_leaves += step.status == LEAF
-        self._open.discard(step.parent)
-        if step.status == OPEN:
+        self._open.discard(parent)
+        if ended:
+            step.status = LEAF
+            self.n_leaves += 1
+        else:
             self._open.add(number)
         return number
 
     def prune(self, number: int) -> None:
-        """Drops a step with all below, and those above it that have no child left; the problem stays. Releases tokens.
-
-        Raises:
-            ValueError: it is the problem.
-        """
-        if number == ROOT:
-            raise ValueError("the problem cannot be pruned")
+        """Drops a step, never the problem, with all below and those above that have no child left; releases tokens."""
         while self.steps[number].parent not in (None, ROOT):
             above = self.steps[number].parent
             if any(child != number and self.is_kept(child) for child in self.steps[above].children):

@@ -3,9 +3,9 @@
 R_path and R_causal follow from the verifier's rewards, see verl/trainer/ppo/hato_algos.py.
 """
 
-import importlib
 import inspect
 import math
+import pkgutil
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -72,9 +72,8 @@ def local_reward_function(name: str) -> LocalReward:
     """
     if name == HEURISTIC:
         return heuristic
-    module, _, function = name.rpartition(".")
     try:
-        reward = getattr(importlib.import_module(module), function)
+        reward = pkgutil.resolve_name(name)
     except (ImportError, AttributeError, ValueError) as error:
         raise ValueError(
             f"hato.local_reward={name}: expected {HEURISTIC} or package.module.function ({error})"

@@ -11,6 +11,7 @@ import copy
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from verl.workers.config.hato import hato_config
 from verl.workers.rollout.entropy import mean_entropy
@@ -20,10 +21,17 @@ from verl.workers.rollout.trajectory_tree import MODEL, TOOL, Segment, Trajector
 from verl.workers.rollout.trees.hato.config import REWARD_LOOP, HATOConfig
 from verl.workers.rollout.trees.hato.frontier import Frontier
 from verl.workers.rollout.trees.hato.local_reward import LocalReward, Step, local_reward, local_reward_function
-from verl.workers.rollout.trees.hato.messages import HATO_STEPS, MAX_NODES, SETTINGS, STEP_INFO, unpack
 from verl.workers.rollout.trees.hato.search import Expansion, Search
 from verl.workers.rollout.trees.hato.step_features import FEATURES, agreement, step_features
-from verl.workers.rollout.trees.hato.value_model import ValueModel, value_model_of
+from verl.workers.rollout.trees.hato.value_model import ValueModel, unpack, value_model_of
+
+# with the prompts: {"step", "temperature", "value_model"}, the last one packed; and the nodes that a tree may have
+SETTINGS, MAX_NODES = "hato_settings", "hato_max_nodes"
+# in extra_fields of a prompt's first row: {"segments", "features", "values"}, of every step that was kept its segment's
+# id, what the value model saw, and V
+HATO_STEPS = "hato_steps"
+# in the extra_info of a step that the reward loop scores: {"before", "step"}, texts
+STEP_INFO = "hato_step"
 
 
 class Policy(BranchPolicy):
@@ -86,18 +94,15 @@ class Policy(BranchPolicy):
         return of_step
 
     async def grow(self, growth: Growth, n: int) -> None:
-        frontier = Frontier(growth.tree, self.bounds.max_nodes)
-        temperature = growth.sampling.temperature if self.temperature is None else self.temperature
-        search = Search(
-            frontier, self.bounds, self.config.exploration, n_leaves=n, seed=growth.seed, temperature=temperature
-        )
+        frontier = Frontier(growth.tree)
+        search = Search(frontier, self.bounds, self.config.exploration, n_leaves=n, seed=growth.seed)
         while expansions := search.next():
             await Round(self, growth, frontier).grow(expansions)
         growth.tree.leaves = [frontier.steps[leaf].segments[-1] for leaf in frontier.leaves()]
         growth.tree.metrics = frontier.metrics()
 
     def about_tree(self, tree: TrajectoryTree) -> dict:
-        """What the value model learns from: the features and V of every step that was kept, by its segment's id."""
+        """What the value model learns from."""
         kept = sorted({i for leaf in tree.leaves for i in tree.path(leaf)})
         steps = {i: tree.segments[i].info for i in kept if "value" in tree.segments[i].info}
         about = {
@@ -138,7 +143,7 @@ class Drawn:
     def by_model(self) -> list[Segment]:
         return [segment for segment in self.segments if segment.author == MODEL]
 
-    @property
+    @cached_property
     def different_tokens(self) -> set[int]:
         """That the model wrote."""
         return {token for segment in self.by_model for token in segment.token_ids}
@@ -154,7 +159,7 @@ class Round:
     async def grow(self, expansions: Sequence[Expansion]) -> None:
         """Draw all children and add them to the tree."""
         drawn = await gather_or_cancel(*(self._draw(each, i) for each in expansions for i in range(each.children)))
-        features = self._features(drawn)
+        features = [self._features(step, drawn) for step in drawn]
         values, uncertainties = (column.tolist() for column in self.policy.value_model.predict(features))
         # identical siblings are one step: a process reward model is asked once
         different = {(step.node, step.tokens): step for step in drawn}
@@ -171,13 +176,12 @@ class Round:
         growth, before = self.growth, self.frontier.path(expansion.node)
         seed = random.Random(f"{growth.seed} {expansion.node} {child}").getrandbits(31)
         most, n_entropy = growth.tokens_left(before), self.config.uncertainty.entropy_top_k
+        temperature = self.policy.temperature
         if expansion.to_the_end:
-            segments = await growth.finish(before, seed, expansion.temperature, n_entropy)
+            segments = await growth.finish(before, seed, temperature, n_entropy)
             return Drawn(expansion.node, before, most, segments, ended=True)
         most, stop = min(most, self.config.tree.max_step_tokens), (self.config.tree.step_delimiter,)
-        generation = await growth.ask(
-            Ask(before, seed, most, stop, temperature=expansion.temperature, n_entropy=n_entropy)
-        )
+        generation = await growth.ask(Ask(before, seed, most, stop, temperature=temperature, n_entropy=n_entropy))
         info = {"entropies": generation.entropies} if n_entropy else {}
         segments = [Segment(None, generation.token_ids, generation.log_probs, info=info)]
         path = before.then(segments[0])
@@ -194,19 +198,9 @@ class Round:
             self.replies[node, path] = asyncio.ensure_future(self.growth.reply(path))
         return await self.replies[node, path]
 
-    def _features(self, drawn: Sequence[Drawn]) -> list[list[float]]:
-        """What the value model sees of each step."""
-        siblings: dict[int, list[set[int]]] = {}
-        for step in drawn:
-            siblings.setdefault(step.node, []).append(step.different_tokens)
-        return [self._features_of(step, siblings[step.node]) for step in drawn]
-
-    def _features_of(self, step: Drawn, siblings: Sequence[set[int]]) -> list[float]:
-        """Args:
-        siblings: the tokens of those drawn with the step, itself included.
-        """
-        others = list(siblings)
-        others.remove(step.different_tokens)
+    def _features(self, step: Drawn, drawn: Sequence[Drawn]) -> list[float]:
+        """What the value model sees of a step of those drawn together."""
+        siblings = [other.different_tokens for other in drawn if other.node == step.node and other is not step]
         log_probs = [p for segment in step.by_model for p in segment.log_probs]
         entropies = [h for segment in step.by_model for h in segment.info.pop("entropies", None) or ()]
         return step_features(
@@ -216,8 +210,8 @@ class Round:
             max_tokens=step.most_tokens,
             depth=self.frontier.steps[step.node].depth + 1,
             max_depth=self.config.tree.max_depth,
-            siblings_agreement=agreement(step.different_tokens, others),
-            budget_used=self.frontier.n_kept / self.frontier.max_nodes,
+            siblings_agreement=agreement(step.different_tokens, siblings),
+            budget_used=self.frontier.n_kept / self.policy.bounds.max_nodes,
             finished=step.segments[-1].token_ids[-1] in self.growth.stop_token_ids,
         )
 

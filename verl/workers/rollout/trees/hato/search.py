@@ -6,7 +6,7 @@ A node's score is V + beta_u U: how likely its path leads to a right answer, and
     choose    bfs, beam: the open nodes of the upper level; dfs: one of the deepest, drawn by a softmax of the scores
     grant     in an order drawn by the same softmax, children as the node's promise asks for and as there is room for
 
-    >>> search = Search(frontier, config.tree, config.exploration, n_leaves=8, seed=1, temperature=1.0)
+    >>> search = Search(frontier, config.tree, config.exploration, n_leaves=8, seed=1)
     >>> while expansions := search.next():
     ...     for expansion in expansions:
     ...         ...  # sample its children from the engine, frontier.add each with its V and U
@@ -38,13 +38,11 @@ class Expansion:
         node: after which step.
         children: how many continuations.
         to_the_end: they run to the final answer, instead of to `step_delimiter` or `max_step_tokens`.
-        temperature: to sample them at.
     """
 
     node: int
     children: int
     to_the_end: bool
-    temperature: float
 
 
 def temperature_at(progress: float, config: ExplorationConfig) -> float:
@@ -107,14 +105,10 @@ def ucb_grants(means: Sequence[float], visits: Sequence[int], budget: int, coef:
     Args:
         means: of each tree, what its expansions have been worth.
         visits: how many it has had.
-        budget: expansions to hand out.
-        coef: c.
 
     Returns:
         for each tree how many it gets.
     """
-    if budget and not means:
-        raise ValueError(f"budget={budget}: there is no tree to give it to")
     means, visits = np.array(means, dtype=float), np.array(visits, dtype=float)
     granted = np.zeros(len(means), dtype=int)
     before = visits.sum()
@@ -131,27 +125,17 @@ class Search:
     """Drives the growth of one tree; all it knows is in the frontier and its arguments.
 
     Args:
-        frontier: of the tree that grows; made with max_nodes of the config.
+        frontier: of the tree that grows.
         config, exploration: see config.py.
         n_leaves: the tree never gets more, so that it fits into as many batch rows.
         seed: of the prompt.
-        temperature: of sampling, see `temperature_at`.
     """
 
     def __init__(
-        self,
-        frontier: Frontier,
-        config: TreeConfig,
-        exploration: ExplorationConfig,
-        *,
-        n_leaves: int,
-        seed: int,
-        temperature: float,
+        self, frontier: Frontier, config: TreeConfig, exploration: ExplorationConfig, *, n_leaves: int, seed: int
     ):
-        if n_leaves < 1:
-            raise ValueError(f"n_leaves={n_leaves}: expected at least 1")
         self.frontier, self.config, self.exploration = frontier, config, exploration
-        self.n_leaves, self.seed, self.temperature = n_leaves, seed, temperature
+        self.n_leaves, self.seed = n_leaves, seed
 
     def next(self) -> list[Expansion]:
         """Prunes, then says what to expand; empty when the tree is complete.
@@ -161,18 +145,14 @@ class Search:
         self._prune()
         chosen = self._chosen()
         scores = [self._score(number) for number in chosen]
-        factors = branching_factors(scores, self.config, self._selection_temperature)
-        wanted = dict(zip(chosen, factors, strict=True))
+        temperature = self.exploration.selection_temperature
+        wanted = dict(zip(chosen, branching_factors(scores, self.config, temperature), strict=True))
         bounds = Bounds(self.frontier, self.config, self.n_leaves)
         granted = {}
-        for number in drawn_order(chosen, scores, self._selection_temperature, self.seed):
+        for number in drawn_order(chosen, scores, temperature, self.seed):
             depth = self.frontier.steps[number].depth
             granted[number] = bounds.grant(depth, wanted[number], depth + 1 == self.config.max_depth)
-        return [Expansion(number, *granted[number], self.temperature) for number in chosen]
-
-    @property
-    def _selection_temperature(self) -> float:
-        return self.exploration.selection_temperature
+        return [Expansion(number, *granted[number]) for number in chosen]
 
     def _score(self, number: int) -> float:
         return score(self.frontier.steps[number], self.exploration)
@@ -186,7 +166,7 @@ class Search:
         if not dfs:
             return chosen
         scores = [self._score(number) for number in chosen]
-        return drawn_order(chosen, scores, self._selection_temperature, self.seed)[:1]
+        return drawn_order(chosen, scores, self.exploration.selection_temperature, self.seed)[:1]
 
     def _prune(self) -> None:
         waiting = [number for number in self.frontier.open_steps() if number != ROOT]

@@ -47,14 +47,7 @@ def step_features(
         max_tokens, max_depth: what a step and a path may reach; above 0.
         siblings_agreement: `agreement` with the steps that have the same parent, in [0, 1].
         budget_used: in [0, 1].
-
-    Raises:
-        ValueError: no tokens, or a bound that is not above 0.
     """
-    if not log_probs or not path_log_probs:
-        raise ValueError(f"a step needs tokens: got {len(log_probs)} of the step and {len(path_log_probs)} of its path")
-    if max_tokens <= 0 or max_depth <= 0:
-        raise ValueError(f"max_tokens={max_tokens}, max_depth={max_depth}: expected both above 0")
     raw = (
         math.exp(sum(log_probs) / len(log_probs)),
         math.exp(min(log_probs)),

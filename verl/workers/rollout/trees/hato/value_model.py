@@ -15,6 +15,7 @@ Kinds of uncertainty, each the standard deviation of several estimates of the sa
 Shapes: N rows, F features, M remembered steps, K estimates, B rows of a mini-batch, H hidden units.
 """
 
+import io
 import math
 from abc import ABC, abstractmethod
 from itertools import pairwise
@@ -37,6 +38,17 @@ def value_model_of(config: HATOConfig, seed: int, n_features: int = len(FEATURES
     if settings.method == "bootstrap":
         return BootstrapValueModel(n_features, seed, min(memory_size, COMPARED_ROWS), settings.n_passes)
     return NetworkValueModel(settings, n_features, seed, memory_size)
+
+
+def pack(state: dict) -> bytes:
+    """A value model's state, to send along."""
+    buffer = io.BytesIO()
+    torch.save(state, buffer)
+    return buffer.getvalue()
+
+
+def unpack(packed: bytes) -> dict:
+    return torch.load(io.BytesIO(packed), weights_only=True)
 
 
 class ValueModel(ABC):
