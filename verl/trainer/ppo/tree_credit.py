@@ -17,7 +17,6 @@ from enum import Enum
 
 import numpy as np
 import torch
-from verl.trainer.ppo.core_algos import register_adv_est
 from verl.utils.torch_functional import masked_mean
 
 from verl.trainer.ppo.tree_nodes import SEGMENT_IDS, NodeValues, batch_nodes, node_values, trajectory_advantages
@@ -66,6 +65,9 @@ def register_credit(name: str) -> Callable:
         epsilon: added to a standard deviation.
         norm: upstream's `norm_adv_by_std_in_grpo`.
     """
+
+    # here, as its import registers the credits that are in other files, which need this function
+    from verl.trainer.ppo.core_algos import register_adv_est
 
     def register(credit: Callable[..., torch.Tensor]) -> Callable[..., tuple[torch.Tensor, torch.Tensor]]:
         @register_adv_est(name)
