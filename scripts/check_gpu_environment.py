@@ -18,12 +18,11 @@ NO_GPU = 3
 
 def driver_version() -> str | None:
     """The driver's version by nvidia-smi, such as 580.65.06; None if nvidia-smi does not run."""
+    query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
     try:
-        query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
-        done = subprocess.run(query, capture_output=True, text=True, timeout=30)
-    except (OSError, subprocess.TimeoutExpired):
+        return subprocess.run(query, capture_output=True, text=True, timeout=30, check=True).stdout.split()[0]
+    except (OSError, subprocess.SubprocessError, IndexError):
         return None
-    return done.stdout.split()[0] if done.returncode == 0 and done.stdout.split() else None
 
 
 def driver_problem(driver: str | None, cuda: str | None) -> str | None:
