@@ -26,7 +26,7 @@ STEP_FILE = re.compile(r"step_(\d+)\.jsonl")
 LARGE_PAGE = 50_000_000
 UNKNOWN_COST = 65_535
 NEEDED = {"prompt": str, "rewards": list, "segments": list, "leaves": list}
-OPTIONAL = {"uid": str, "metrics": dict, "vocabulary": dict}
+OPTIONAL = {"uid": str, "metrics": dict, "vocabulary": dict, "update": str}
 
 
 def tree_files(run: Path, steps: Iterable[int] | None = None) -> dict[int, Path]:
@@ -144,6 +144,7 @@ def compact(tree: dict) -> dict:
         "prompt": tree["prompt"],
         "rewards": tree["rewards"],
         "metrics": tree.get("metrics", {}),
+        "update": tree.get("update", ""),
         "leaves": tree["leaves"],
         "vocabulary": [[token, texts.get(str(token))] for token in known.tolist()],
         "width": width,

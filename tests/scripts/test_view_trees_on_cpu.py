@@ -113,7 +113,7 @@ def error_of(run: Path, *options: str) -> str:
 
 def test_the_page_holds_the_trees(tmp_path, capsys):
     write_trees(tmp_path, 2, [a_tree(prompt="two")])
-    write_trees(tmp_path, 12, [a_tree(), a_tree(prompt="other", rewards=[0.0, 0.0, 0.5])])
+    write_trees(tmp_path, 12, [a_tree(update="tree"), a_tree(prompt="other", rewards=[0.0, 0.0, 0.5])])
     page, data = page_of(tmp_path)
     assert capsys.readouterr().out.strip() == str(tmp_path / "trees.html")
     assert set(data) == {"tree-2-0", "tree-12-0", "tree-12-1", "index"}
@@ -127,7 +127,7 @@ def test_the_page_holds_the_trees(tmp_path, capsys):
     assert tree["segments"][4]["author"] == "tool"
     ((offset, index, probability),) = tree["segments"][0]["suppressed"]
     assert (offset, tree["vocabulary"][index], probability) == (1, [12, "-"], 0.125)
-    assert tree["leaves"] == [1, 4, 1] and tree["rewards"] == [1.0, 0.0, 1.0]
+    assert tree["leaves"] == [1, 4, 1] and tree["rewards"] == [1.0, 0.0, 1.0] and tree["update"] == "tree"
 
 
 def test_steps_and_output_are_chosen(tmp_path, capsys):
@@ -264,6 +264,7 @@ def test_a_missing_run_and_missing_trees_are_named(tmp_path):
         (a_tree(segments=[segment(None, [1, 2], [-1.0])]), "segments[0]: log_probs are not a list of 2 numbers"),
         (a_tree(segments=[segment(None, ["a"])], leaves=[0], rewards=[0]), "a token is not an integer"),
         (a_tree(segments=[segment(None, [1], suppressed=[3])]), "segments[0]: suppressed: expected offset, token"),
+        (a_tree(update=True), "update: expected a str, got bool"),
         (a_tree(vocabulary={"1": None}), "vocabulary: the text of 1 is None"),
     ],
 )
@@ -298,6 +299,10 @@ def opened(page: Path, address: str, profile: Path) -> str:
     ("address", "expected"),
     [
         ("", ["Trajectory #1 #3 of 3 · reward 1 · 5 tokens", "the newest", "pruning_ratio"]),
+        (
+            "",
+            ["19 tokens; the update computes 8 for the trajectories' 16", "mean reward 1; the update computes it once"],
+        ),
         ("step=12&prompt=2&leaf=2", ["Trajectory #2 of 3 · reward 0 · 6 tokens, 1 of them by tools"]),
         ("step=12&prompt=2&segment=3", ["Pruned branch · ✂ edit distance · 4 tokens", "pruned_step: 4"]),
         ("step=9&prompt=1", ["0 trajectories, 0 pruned branches", "no trajectory in this tree"]),
@@ -307,7 +312,7 @@ def opened(page: Path, address: str, profile: Path) -> str:
 )
 def test_the_page_opens_at_its_address(tmp_path, address, expected):
     write_trees(tmp_path / "run", 9, [a_tree(segments=[], leaves=[], rewards=[]), hostile_tree()])
-    write_trees(tmp_path / "run", 12, [a_tree(prompt="the newest"), a_tree()])
+    write_trees(tmp_path / "run", 12, [a_tree(prompt="the newest", update="tree"), a_tree()])
     page_of(tmp_path / "run")
     output = opened(tmp_path / "run" / "trees.html", address, tmp_path / "profile")
     assert 'data-state="ready"' in output and '<div id="error" hidden=""></div>' in output

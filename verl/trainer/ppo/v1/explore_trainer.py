@@ -212,7 +212,8 @@ class ExploreMixin:
             for component in self.components:
                 component.about_tree(tree, rows, group)
         rewards = [scores.sum().item() for scores in rows.column("rm_scores", group.rows)]
-        return tree_record(tree, self.global_steps, group.uid, rewards, self.tokenizer)
+        update = "tree" if self.config.actor_rollout_ref.actor.get("use_prefix_tree") else "rows"
+        return tree_record(tree, self.global_steps, group.uid, rewards, update, self.tokenizer)
 
     def _update_actor(self, batch, metrics: dict):
         with ExitStack() as stack:

@@ -63,8 +63,12 @@ def segment_advantages(rows: BatchRows, nodes: Nodes) -> torch.Tensor:
     return passing.new_zeros(len(nodes)).index_add_(0, nodes.pass_node, passing)
 
 
-def tree_record(tree: TrajectoryTree, step: int, uid: str, rewards: list[float], tokenizer) -> dict:
-    """A line of the trees file: the tree, its rewards, and the text of every token id that occurs in it."""
+def tree_record(tree: TrajectoryTree, step: int, uid: str, rewards: list[float], update: str, tokenizer) -> dict:
+    """A line of the trees file: the tree, its rewards, and the text of every token id that occurs in it.
+
+    Args:
+        update: `rows`, or `tree` where shared tokens are computed once.
+    """
     tokens = sorted({token for segment in tree.segments for token in segment.token_ids} | _suppressed_tokens(tree))
     return {
         "step": step,
@@ -74,6 +78,7 @@ def tree_record(tree: TrajectoryTree, step: int, uid: str, rewards: list[float],
         "segments": [asdict(segment) for segment in tree.segments],
         "leaves": tree.leaves,
         "metrics": tree.metrics,
+        "update": update,
         "vocabulary": {str(token): tokenizer.decode([token]) for token in tokens},
     }
 
