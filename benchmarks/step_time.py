@@ -1,0 +1,81 @@
+"""Whole training steps with `update=rows` and with `update=tree`, phase by phase, as the recipes run on CPU.
+
+    python -m benchmarks.step_time [--steps 10] [--methods grpo latr hato arpo]
+
+For each method two runs of the recipe's own script from the same weights and seed, one after the other; what their
+scripts find missing (data, warm start) they make. The first step is left out, because it contains first calls. Both
+runs see the same prompts, so that rewards, losses and gradient norms can be compared step by step as well, as long as
+no sampled token differs. Writes benchmarks/results/step_time.md.
+"""
+
+import os
+import subprocess
+import tempfile
+from pathlib import Path
+
+import pandas as pd
+
+from benchmarks.report import parser_of, with_range, write_report
+from recipe.common.run_metrics import load_metrics
+
+ROOT = Path(__file__).resolve().parents[1]
+SCRIPTS = {
+    "grpo": "recipe/common/run_grpo_countdown.sh",
+    "latr": "recipe/latr/run_countdown_cpu.sh",
+    "hato": "recipe/hato/run_countdown_cpu.sh",
+    "arpo": "recipe/arpo/run_search_task_cpu.sh",
+}
+UPDATES = ("rows", "tree")
+PHASES = ("gen", "old_log_prob", "ref", "adv", "update_actor", "step")
+SHARE = "perf/unique_token_share"
+COMPARED = ("critic/score/mean", "actor/pg_loss", "actor/grad_norm")
+
+
+def run(method: str, update: str, folder: str, steps: int) -> pd.DataFrame:
+    """The metrics of a run, a row a step."""
+    name = f"{method}_{update}"
+    never = ["trainer.test_freq=-1", "trainer.save_freq=-1", "trainer.val_before_train=false", "trainer.tree_freq=-1"]
+    command = ["bash", SCRIPTS[method], f"update={update}", f"trainer.total_training_steps={steps}", *never]
+    env = {**os.environ, "HARDWARE": "cpu", "METHOD": method, "EXPERIMENT_NAME": name, "RUN_DIR": f"{folder}/{name}"}
+    with open(f"{folder}/{name}.log", "w") as log:
+        subprocess.run(command, check=True, cwd=ROOT, env=env, stdout=log, stderr=subprocess.STDOUT)
+    return load_metrics(f"{folder}/{name}")
+
+
+def same_steps(rows: pd.DataFrame, tree: pd.DataFrame) -> str:
+    """For how many steps the rewards are equal, and the largest differences of loss and gradient norm in them."""
+    equal = (rows[COMPARED[0]] == tree[COMPARED[0]]).cummin()
+    differences = [(rows[name] - tree[name])[equal].abs().max() for name in COMPARED[1:]]
+    return f"{equal.sum()} of {len(equal)}: {differences[0]:.0e}, {differences[1]:.0e}" if equal.any() else "0"
+
+
+def main() -> None:
+    parser = parser_of(__doc__, steps=10)
+    parser.add_argument("--methods", nargs="+", choices=SCRIPTS, default=list(SCRIPTS))
+    args = parser.parse_args()
+    table = []
+    with tempfile.TemporaryDirectory() as folder:
+        for method in args.methods:
+            runs = {update: run(method, update, folder, args.steps) for update in UPDATES}
+            rows, tree = runs.values()
+            for phase in PHASES:
+                if (column := f"timing_s/{phase}") not in rows:
+                    continue
+                seconds = [runs[update][column].iloc[1:].tolist() for update in UPDATES]
+                ratio = rows[column].iloc[1:].median() / tree[column].iloc[1:].median()
+                table.append(
+                    [method, phase, *(with_range(values, ".2f") for values in seconds), f"{ratio:.2f}", "", ""]
+                )
+            table[-1][-2:] = f"{tree[SHARE].mean():.2f}", same_steps(rows, tree)
+            print(*table[-1], sep=" | ", flush=True)
+    what = (
+        f"Seconds a step, median of steps 2 to {args.steps} (least to most), and the ratio of the medians. Unique "
+        "tokens: their share in the rows' tokens of a mini-batch. Same steps: how many steps from the first have the "
+        "same mean reward in both runs, and the largest difference of loss and of gradient norm in these."
+    )
+    header = ["recipe", "phase", "rows", "tree", "rows / tree", "unique tokens", "same steps: loss, norm"]
+    write_report("step_time", what, header, table)
+
+
+if __name__ == "__main__":
+    main()
