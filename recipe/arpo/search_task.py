@@ -20,16 +20,13 @@ right; the others search for the wrong one, compute something else, or guess.
 import argparse
 import asyncio
 import itertools
-import json
 import random
 from dataclasses import dataclass, fields
 from pathlib import Path
 
-import pyarrow as pa
-import pyarrow.parquet as pq
-
+from recipe.common.countdown import require
 from recipe.common.tiny_model import TinyModelConfig, write_tiny_model
-from verl.utils.atomic_files import replacing
+from verl.utils.data_files import write_rows
 from verl.workers.rollout.tools.bm25_index import words
 from verl.workers.rollout.tools.search_tool import LocalSearchTool
 
@@ -55,13 +52,10 @@ class SearchTaskConfig:
     seed: int = 0
 
     def __post_init__(self):
-        if not 4 <= self.people <= len(NAMES):
-            raise ValueError(f"people={self.people}: expected 4 to {len(NAMES)}")
-        if not 0 <= self.demo_correct <= 1:
-            raise ValueError(f"demo_correct={self.demo_correct}: expected a share from 0 to 1")
+        require(4 <= self.people <= len(NAMES), "people", self.people, f"4 to {len(NAMES)}")
+        require(0 <= self.demo_correct <= 1, "demo_correct", self.demo_correct, "between 0 and 1")
         for name in ("train_size", "test_size", "demo_size"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)}: expected at least 1")
+            require(getattr(self, name) >= 1, name, getattr(self, name), "at least 1")
 
 
 NAMES = tuple(name for name in map("".join, itertools.product("bdfghklmnprstvwz", "aeiou")) if words(name) == [name])
@@ -114,28 +108,22 @@ def make_questions(world: World, config: SearchTaskConfig) -> tuple[list[Questio
     return [rng.choice(rng.choice(rest)) for _ in range(config.train_size)], test
 
 
-async def _search(tool: LocalSearchTool, query: str) -> str:
-    result = await tool.execute(query, timeout=60)
-    return result if isinstance(result, str) else result.text
-
-
 async def make_demonstration(question: Question, world: World, tool: LocalSearchTool, right: bool, rng) -> dict:
     """A conversation in ShareGPT's layout, as recipe.arpo.sft_data reads it; results are what the tools say."""
+
+    async def search(query: str) -> list[tuple[str, str]]:
+        result = await tool.execute(query, timeout=60)
+        return [("assistant", f"<search>{query}</search>"), ("user", f"<result>{result.text}</result>")]
+
     fault = None if right else rng.choice(["second", "compute", "guess"])
     second = world.second(question)
     if fault == "second":
         second = rng.choice(sorted(world.ages))
-    turns = [
-        ("user", str(question)),
-        ("assistant", f"<think>{question.person}</think><search>{question.person}</search>"),
-        ("user", f"<result>{await _search(tool, question.person)}</result>"),
-    ]
+    (_, call), result = await search(question.person)
+    turns = [("user", str(question)), ("assistant", f"<think>{question.person}</think>{call}"), result]
     answer = rng.randint(2, 18)
     if fault != "guess":
-        turns += [
-            ("assistant", f"<search>{second}</search>"),
-            ("user", f"<result>{await _search(tool, second)}</result>"),
-        ]
+        turns += await search(second)
         numbers = [world.ages[question.person], world.ages[second]]
         if fault == "compute":
             numbers[rng.randrange(2)] = rng.randint(1, 9)
@@ -155,37 +143,26 @@ def verl_row(question: Question, world: World, index: int, split: str) -> dict:
     }
 
 
-def _write_lines(path: Path, rows: list[dict]) -> None:
-    with replacing(path) as unfinished:
-        unfinished.write_text("".join(json.dumps(row) + "\n" for row in rows))
-
-
 async def write_search_task(output_dir: str | Path, config: SearchTaskConfig) -> Path:
     """Writes the four files, each complete or not at all; returns the folder."""
-    output_dir = Path(output_dir)
-    output_dir.mkdir(parents=True, exist_ok=True)
-    world = make_world(config)
-    corpus = output_dir / "corpus.jsonl"
-    people = sorted(world.ages)
-    _write_lines(
-        corpus,
-        [
-            {"id": str(i), "title": name, "text": f"{name}: pal {world.pals[name]}, age {world.ages[name]}"}
-            for i, name in enumerate(people)
-        ],
-    )
+    output_dir, world = Path(output_dir), make_world(config)
+    corpus = [
+        {"id": str(i), "title": name, "text": f"{name}: pal {world.pals[name]}, age {world.ages[name]}"}
+        for i, name in enumerate(sorted(world.ages))
+    ]
+    write_rows(output_dir / "corpus.jsonl", corpus)
     train, test = make_questions(world, config)
     for split, questions in (("train", train), ("test", test)):
         rows = [verl_row(question, world, i, split) for i, question in enumerate(questions)]
-        with replacing(output_dir / f"{split}.parquet") as unfinished:
-            pq.write_table(pa.Table.from_pylist(rows), unfinished)
-    rng, tool = random.Random(f"{config.seed} demonstrations"), LocalSearchTool(corpus=str(corpus), max_results=1)
+        write_rows(output_dir / f"{split}.parquet", rows)
+    rng = random.Random(f"{config.seed} demonstrations")
+    tool = LocalSearchTool(corpus=output_dir / "corpus.jsonl", max_results=1)
     demonstrations = [
         await make_demonstration(rng.choice(train), world, tool, rng.random() < config.demo_correct, rng)
         for _ in range(config.demo_size)
     ]
     await tool.close()
-    _write_lines(output_dir / "demonstrations.jsonl", demonstrations)
+    write_rows(output_dir / "demonstrations.jsonl", demonstrations)
     return output_dir
 
 

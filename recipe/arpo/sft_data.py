@@ -16,36 +16,18 @@ want a response to be (`tool_format.check_format`).
 """
 
 import argparse
-import json
 import random
-from collections import Counter
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from collections.abc import Iterable
 from pathlib import Path
 
-import pyarrow as pa
-import pyarrow.parquet as pq
+from transformers import AutoTokenizer
 
-from verl.utils.atomic_files import replacing
-from verl.utils.data_files import BadRow, read_rows
+from verl.utils.data_files import LISTED, BadRow, read_rows, write_rows
+from verl.utils.dataset.tool_sft_dataset import DemonstrationEncoder
 from verl.utils.reward_score.tool_format import TOOL_TAGS, check_format
 
 ROLES = {"system": "system", "user": "user", "human": "user", "assistant": "assistant", "gpt": "assistant"}
 ROLES |= {"observation": "tool", "tool": "tool"}
-LISTED = 20
-
-
-@dataclass
-class Demonstrations:
-    """Rows for training and what was left out.
-
-    Attributes:
-        rows: `messages` and `row`, its number in the file (0 for the first).
-        bad: row number -> what is wrong with it.
-    """
-
-    rows: list[dict] = field(default_factory=list)
-    bad: dict[int, str] = field(default_factory=dict)
 
 
 def messages_of(row: dict, tool_tags: Iterable[str] = TOOL_TAGS) -> list[dict]:
@@ -60,7 +42,8 @@ def messages_of(row: dict, tool_tags: Iterable[str] = TOOL_TAGS) -> list[dict]:
     turns = _turns(row)
     start = next((place for place, (role, _) in enumerate(turns) if role == "assistant"), len(turns))
     if [role for role, _ in turns[:start]] not in (["user"], ["system", "user"]):
-        raise BadRow(f"expected system (or none), user, assistant first, got {_names(turns)}")
+        roles = ", ".join(role for role, _ in turns[:4])
+        raise BadRow(f"expected system (or none), user, assistant first, got {roles}")
     if turns[-1][0] != "assistant":
         raise BadRow("the last turn is not the assistant's")
     messages = [{"role": role, "content": text} for role, text in turns[:start]]
@@ -69,7 +52,8 @@ def messages_of(row: dict, tool_tags: Iterable[str] = TOOL_TAGS) -> list[dict]:
         if role != expected:
             raise BadRow(f"turn {start + place} is {role}, expected {expected}")
         messages += _split_results(text) if role == "assistant" else [{"role": "tool", "content": text}]
-    response = _response_text(messages[start:])
+    # the rollout neutralises tags in results, so that they stand without their text here
+    response = "".join(m["content"] if m["role"] == "assistant" else "<result></result>" for m in messages[start:])
     report = check_format(response, tool_tags)
     if not report.well_formed:
         raise BadRow(f"{report.problem}, at {response[report.position :][:40]!r}")
@@ -99,10 +83,6 @@ def _turns(row: dict) -> list[tuple[str, str]]:
     return turns
 
 
-def _names(turns: list[tuple[str, str]]) -> str:
-    return ", ".join(role for role, _ in turns[:4])
-
-
 def _split_results(text: str) -> list[dict]:
     """An assistant's turn as messages: its own parts, and results in it as the tool's."""
     messages = []
@@ -118,42 +98,36 @@ def _split_results(text: str) -> list[dict]:
     return messages
 
 
-def _response_text(messages: list[dict]) -> str:
-    """The response for the check of its form: results, in which the rollout neutralises tags, stand without theirs."""
-    parts = (message["content"] if message["role"] == "assistant" else "<result></result>" for message in messages)
-    return "".join(parts)
+def check_tokens(messages: list[dict], encoder: DemonstrationEncoder, max_length: int) -> None:
+    """Raises BadRow for messages of more than `max_length` tokens or with special tokens in their text."""
+    for message in messages:
+        special = next((token for token in encoder.tokenizer.all_special_tokens if token in message["content"]), None)
+        if special and message["role"] != "tool":  # the rollout neutralises those of a tool
+            raise BadRow(f"special token {special} in the text of {message['role']}")
+    length = len(encoder.encode(messages)[0])
+    if length > max_length:
+        raise BadRow(f"{length} tokens, more than {max_length}")
 
 
-def make_length_check(tokenizer, max_length: int, tool_tags: Iterable[str]) -> Callable[[list[dict]], None]:
-    """A check that raises BadRow for messages of more than `max_length` tokens or with special tokens in their text."""
-    from verl.utils.dataset.tool_sft_dataset import DemonstrationEncoder
+def convert(
+    rows: Iterable[dict], tool_tags: Iterable[str], encoder: DemonstrationEncoder | None, max_length: int
+) -> tuple[list[dict], dict[int, str]]:
+    """Every row by `messages_of`, with an encoder also checked by `check_tokens`.
 
-    encoder = DemonstrationEncoder(tokenizer, tool_tags)
-
-    def check(messages: list[dict]) -> None:
-        for message in messages:
-            special = next((token for token in tokenizer.all_special_tokens if token in message["content"]), None)
-            if special and message["role"] != "tool":  # the rollout neutralises those of a tool
-                raise BadRow(f"special token {special} in the text of {message['role']}")
-        length = len(encoder.encode(messages)[0])
-        if length > max_length:
-            raise BadRow(f"{length} tokens, more than {max_length}")
-
-    return check
-
-
-def convert(rows: Iterable[dict], tool_tags: Iterable[str], check: Callable[[list[dict]], None]) -> Demonstrations:
-    """Every row by `messages_of`, then `check`; bad ones are told, not raised."""
-    demonstrations = Demonstrations()
+    Returns:
+        `messages` and `row`, its number in the file (0 for the first), of each good row; and row number -> what is
+        wrong, of the bad ones.
+    """
+    good, bad = [], {}
     for number, row in enumerate(rows):
         try:
             messages = messages_of(row, tool_tags)
-            check(messages)
+            if encoder:
+                check_tokens(messages, encoder, max_length)
+            good.append({"messages": messages, "row": number})
         except BadRow as error:
-            demonstrations.bad[number] = str(error)
-        else:
-            demonstrations.rows.append({"messages": messages, "row": number})
-    return demonstrations
+            bad[number] = str(error)
+    return good, bad
 
 
 def split(rows: list[dict], val_fraction: float, seed: int) -> tuple[list[dict], list[dict]]:
@@ -171,33 +145,6 @@ def split(rows: list[dict], val_fraction: float, seed: int) -> tuple[list[dict],
 
 def _question(row: dict) -> str:
     return next(message["content"] for message in row["messages"] if message["role"] == "user")
-
-
-def describe_bad(bad: dict[int, str]) -> str:
-    """The first bad rows, one a line, and how many more there are."""
-    lines = [f"  row {number}: {problem}" for number, problem in list(bad.items())[:LISTED]]
-    if len(bad) > LISTED:
-        lines.append(f"  and {len(bad) - LISTED} more")
-    return "\n".join(lines)
-
-
-def write_sft_data(demonstrations: Demonstrations, output: Path, val_fraction: float, seed: int) -> Counter:
-    """Write train.parquet, val.parquet (if it has rows) and bad_rows.jsonl (if there are any), each complete or not at
-    all; older ones are replaced or removed. Returns the number of rows by file."""
-    train, val = split(demonstrations.rows, val_fraction, seed)
-    bad = [{"row": number, "problem": problem} for number, problem in demonstrations.bad.items()]
-    contents = {"bad_rows.jsonl": bad, "val.parquet": val, "train.parquet": train}
-    for name, rows in contents.items():
-        path = output / name
-        if not rows:
-            path.unlink(missing_ok=True)
-            continue
-        with replacing(path) as unfinished:
-            if path.suffix == ".parquet":
-                pq.write_table(pa.Table.from_pylist(rows), unfinished)
-            else:
-                unfinished.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    return Counter({name: len(rows) for name, rows in contents.items()})
 
 
 def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
@@ -220,30 +167,31 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
 
 def main(arguments: list[str] | None = None) -> None:
     args = parse_arguments(arguments)
-    check = _no_check
+    encoder = None
     try:
         if args.tokenizer:
-            from transformers import AutoTokenizer
-
-            tokenizer = AutoTokenizer.from_pretrained(args.tokenizer)
-            check = make_length_check(tokenizer, args.max_length, args.tool_tags)
-        demonstrations = convert(read_rows(args.input), args.tool_tags, check)
+            encoder = DemonstrationEncoder(AutoTokenizer.from_pretrained(args.tokenizer), args.tool_tags)
+        rows, bad = convert(read_rows(args.input), args.tool_tags, encoder, args.max_length)
     except (ValueError, OSError) as error:
         raise SystemExit(f"error: {error}") from error
-    if demonstrations.bad:
-        print(f"{args.input}: {len(demonstrations.bad):,} bad row(s)\n{describe_bad(demonstrations.bad)}")
-    if demonstrations.bad and args.on_error == "stop":
+    if bad:
+        lines = [f"  row {number}: {problem}" for number, problem in bad.items()]
+        more = [f"  and {len(bad) - LISTED} more"] if len(bad) > LISTED else []
+        print(f"{args.input}: {len(bad):,} bad row(s)", *lines[:LISTED], *more, sep="\n")
+    if bad and args.on_error == "stop":
         raise SystemExit("error: nothing was written; --on-error skip leaves bad rows out")
-    if not demonstrations.rows:
+    if not rows:
         raise SystemExit(f"error: {args.input} has no usable rows; nothing was written")
-    counts = write_sft_data(demonstrations, args.output, args.val_fraction, args.seed)
-    print(f"{counts['train.parquet']:,} rows to train on, {counts['val.parquet']:,} to validate on, in {args.output}")
+    train, val = split(rows, args.val_fraction, args.seed)
+    listed = [{"row": number, "problem": problem} for number, problem in bad.items()]
+    for name, content in {"bad_rows.jsonl": listed, "val.parquet": val, "train.parquet": train}.items():
+        if content:
+            write_rows(args.output / name, content)
+        else:
+            (args.output / name).unlink(missing_ok=True)  # of an earlier call
+    print(f"{len(train):,} rows to train on, {len(val):,} to validate on, in {args.output}")
     if not args.tokenizer:
         print("lengths were not checked: there was no --tokenizer")
-
-
-def _no_check(messages: list[dict]) -> None:
-    """Without a tokenizer there is nothing more to check."""
 
 
 if __name__ == "__main__":

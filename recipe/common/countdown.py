@@ -8,22 +8,21 @@ only `demo_correct` are right: a model taught on right answers alone has nothing
 
 import argparse
 import itertools
+import operator
 import random
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from fractions import Fraction
 from pathlib import Path
 
-import pyarrow as pa
-import pyarrow.parquet as pq
-
 from verl.evaluation.questions import countdown_text
-from verl.utils.atomic_files import replacing
+from verl.utils.data_files import write_rows
 from verl.utils.reward_score.countdown import NotAnExpression, evaluate
 
+SIZES = {"train": "train_size", "test": "test_size", "sft": "demo_size"}
 TEST_SHARE = 0.2
 FRUITLESS_ATTEMPTS = 20_000
-_PRECEDENCE = {"+": 1, "-": 1, "*": 2, "/": 2}
+_OPERATIONS = {"+": (operator.add, 1), "-": (operator.sub, 1), "*": (operator.mul, 2), "/": (operator.truediv, 2)}
 Problem = tuple[tuple[int, ...], int]  # numbers in ascending order, target
 
 
@@ -50,20 +49,20 @@ class CountdownConfig:
     seed: int = 0
 
     def __post_init__(self):
-        for name in ("train_size", "test_size", "demo_size"):
-            _require(getattr(self, name) >= 0, name, getattr(self, name), "at least 0")
-        _require(0 <= self.demo_correct <= 1, "demo_correct", self.demo_correct, "between 0 and 1")
-        _require(2 <= self.min_numbers <= 4, "min_numbers", self.min_numbers, "2 to 4")
-        _require(self.min_numbers <= self.max_numbers <= 4, "max_numbers", self.max_numbers, "min_numbers to 4")
-        _require(1 <= self.min_number, "min_number", self.min_number, "at least 1")
-        _require(self.min_number <= self.max_number, "max_number", self.max_number, "at least min_number")
-        _require(self.min_target <= self.max_target, "max_target", self.max_target, "at least min_target")
+        for name in SIZES.values():
+            require(getattr(self, name) >= 0, name, getattr(self, name), "at least 0")
+        require(0 <= self.demo_correct <= 1, "demo_correct", self.demo_correct, "between 0 and 1")
+        require(2 <= self.min_numbers <= 4, "min_numbers", self.min_numbers, "2 to 4")
+        require(self.min_numbers <= self.max_numbers <= 4, "max_numbers", self.max_numbers, "min_numbers to 4")
+        require(1 <= self.min_number, "min_number", self.min_number, "at least 1")
+        require(self.min_number <= self.max_number, "max_number", self.max_number, "at least min_number")
+        require(self.min_target <= self.max_target, "max_target", self.max_target, "at least min_target")
         known = self.operators and set(self.operators) <= set("+-*/")
-        _require(bool(known), "operators", self.operators, "some of + - * /")
-        _require(self.style in ("short", "long"), "style", self.style, "short or long")
+        require(bool(known), "operators", self.operators, "some of + - * /")
+        require(self.style in ("short", "long"), "style", self.style, "short or long")
 
 
-def _require(holds: bool, name: str, value, expected: str) -> None:
+def require(holds: bool, name: str, value, expected: str) -> None:
     if not holds:
         raise ValueError(f"{name}={value!r}: expected {expected}")
 
@@ -75,20 +74,15 @@ class _Term:
     precedence: int = 3
 
 
-def _combine(left: _Term, operator: str, right: _Term) -> _Term | None:
-    """`left operator right` with the parentheses it needs; None for a division by zero."""
-    precedence = _PRECEDENCE[operator]
-    if operator == "/" and right.value == 0:
+def _combine(left: _Term, symbol: str, right: _Term) -> _Term | None:
+    """`left symbol right` with the parentheses it needs; None for a division by zero."""
+    if symbol == "/" and right.value == 0:
         return None
-    value = {
-        "+": lambda: left.value + right.value,
-        "-": lambda: left.value - right.value,
-        "*": lambda: left.value * right.value,
-        "/": lambda: left.value / right.value,
-    }[operator]()
+    operation, precedence = _OPERATIONS[symbol]
     left_text = f"({left.text})" if left.precedence < precedence else left.text
-    binds_tighter = right.precedence > precedence or (right.precedence == precedence and operator in "+*")
-    return _Term(value, f"{left_text}{operator}{right.text if binds_tighter else f'({right.text})'}", precedence)
+    binds_tighter = right.precedence > precedence or (right.precedence == precedence and symbol in "+*")
+    right_text = right.text if binds_tighter else f"({right.text})"
+    return _Term(operation(left.value, right.value), f"{left_text}{symbol}{right_text}", precedence)
 
 
 def _number(value: int) -> _Term:
@@ -103,10 +97,10 @@ def solve(numbers: Sequence[int], target: int, operators: str = "+-*/") -> str |
             return terms[0].text if terms[0].value == target else None
         for i, j in itertools.permutations(range(len(terms)), 2):
             rest = [term for k, term in enumerate(terms) if k not in (i, j)]
-            for operator in operators:
-                if operator in "+*" and i > j:
+            for symbol in operators:
+                if symbol in "+*" and i > j:
                     continue  # commutative: the other order has been tried
-                combined = _combine(terms[i], operator, terms[j])
+                combined = _combine(terms[i], symbol, terms[j])
                 solution = combined and search([*rest, combined])
                 if solution:
                     return solution
@@ -157,7 +151,12 @@ def draw_problems(config: CountdownConfig, size: int, test: bool, rng: random.Ra
     problems: list[Problem] = []
     seen: set[Problem] = set()
     fruitless = 0
-    while len(problems) < size and fruitless < FRUITLESS_ATTEMPTS:
+    while len(problems) < size:
+        if fruitless == FRUITLESS_ATTEMPTS:
+            name = "test_size" if test else "train_size"
+            raise ValueError(
+                f"{name}={size}: there are only about {len(seen)} such problems; widen it or ask for fewer"
+            )
         problem = random_problem(config, rng)
         wanted = problem is not None and is_test_problem(problem, config.seed) == test
         if wanted and not (test and problem in seen):
@@ -166,12 +165,7 @@ def draw_problems(config: CountdownConfig, size: int, test: bool, rng: random.Ra
             fruitless = 0
         else:
             fruitless += 1
-    if len(problems) == size:
-        return problems
-    name = "test_size" if test else "train_size"
-    raise ValueError(
-        f"{name}={size}: this difficulty has only about {len(seen)} such problems; widen it or ask for fewer"
-    )
+    return problems
 
 
 def rl_row(problem: Problem, index: int, split: str, config: CountdownConfig, rng: random.Random) -> dict:
@@ -218,14 +212,9 @@ def write_countdown(output_dir: str | Path, config: CountdownConfig | None = Non
         "train": [rl_row(p, i, "train", config, rng) for i, p in enumerate(train)],
         "sft": [demonstration(p, config, rng) for p in demos],
     }
-    output_dir = Path(output_dir)
-    output_dir.mkdir(parents=True, exist_ok=True)
-    paths = {}
-    for split, content in rows.items():
-        if content:
-            paths[split] = output_dir / f"{split}.parquet"
-            with replacing(paths[split]) as unfinished:
-                pq.write_table(pa.Table.from_pylist(content), unfinished)
+    paths = {split: Path(output_dir) / f"{split}.parquet" for split, content in rows.items() if content}
+    for split, path in paths.items():
+        write_rows(path, rows[split])
     return paths
 
 
@@ -243,7 +232,7 @@ def main(arguments: list[str] | None = None) -> None:
         raise SystemExit(f"error: {error}") from error
     print(", ".join(f"{name}={value}" for name, value in asdict(config).items()))
     for split, path in paths.items():
-        print(f"{split}: {pq.read_metadata(path).num_rows:,} rows in {path}")
+        print(f"{split}: {getattr(config, SIZES[split]):,} rows in {path}")
 
 
 if __name__ == "__main__":

@@ -12,13 +12,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import pyarrow as pa
-import pyarrow.parquet as pq
-
 from verl.evaluation.adapters import math_answer, math_question
 from verl.evaluation.questions import BOXED_INSTRUCTION
-from verl.utils.atomic_files import replacing
-from verl.utils.data_files import BadRow, describe_bad, listed, read_rows
+from verl.utils.data_files import BadRow, describe_bad, listed, read_rows, write_rows
 
 TRAINING_SETS = ("dapo-math-17k", "math")
 
@@ -76,22 +72,6 @@ def convert(rows: Iterator[dict], name: str, split: str, data_source: str | None
     return problems
 
 
-def write_math_data(source: Path, output: Path, name: str, skip_bad_rows: bool = False, **options) -> Problems:
-    """Convert a file; the output is written completely or not at all. `options` are `convert`'s.
-
-    Raises:
-        ValueError: `source` cannot be read, has bad rows and these are not to be skipped, or no good ones.
-    """
-    problems = convert(read_rows(source), name, **options)
-    if problems.bad and not skip_bad_rows:
-        raise ValueError(f"{source}: {describe_bad(problems.bad)}; --skip-bad-rows leaves them out")
-    if not problems.rows:
-        raise ValueError(f"{source} has no usable rows: {describe_bad(problems.bad)}")
-    with replacing(output) as unfinished:
-        pq.write_table(pa.Table.from_pylist(problems.rows), unfinished)
-    return problems
-
-
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
@@ -104,12 +84,16 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--keep-repeats", action="store_true", help="DAPO-Math-17k has every question about 100 times")
     parser.add_argument("--skip-bad-rows", action="store_true")
     args = parser.parse_args(arguments)
-    options = {"data_source": args.data_source, "keep_repeats": args.keep_repeats, "skip_bad_rows": args.skip_bad_rows}
-    options["split"] = args.split or ("train" if args.name in TRAINING_SETS else "test")
+    split = args.split or ("train" if args.name in TRAINING_SETS else "test")
     try:
-        problems = write_math_data(args.input, args.output, args.name, **options)
+        problems = convert(read_rows(args.input), args.name, split, args.data_source, args.keep_repeats)
     except ValueError as error:
         raise SystemExit(f"error: {error}") from error
+    if problems.bad and not args.skip_bad_rows:
+        raise SystemExit(f"error: {args.input}: {describe_bad(problems.bad)}; --skip-bad-rows leaves them out")
+    if not problems.rows:
+        raise SystemExit(f"error: {args.input} has no usable rows: {describe_bad(problems.bad)}")
+    write_rows(args.output, problems.rows)
     print(f"{args.name}: {len(problems.rows):,} rows in {args.output}")
     if problems.repeats:
         print(f"repeated questions, {'kept' if args.keep_repeats else 'left out'}: {problems.repeats:,}")

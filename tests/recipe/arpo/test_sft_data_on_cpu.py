@@ -5,7 +5,7 @@ import json
 import pandas as pd
 import pytest
 
-from recipe.arpo.sft_data import describe_bad, main, messages_of, split
+from recipe.arpo.sft_data import main, messages_of, split
 from recipe.common.tiny_model import write_tiny_model
 from verl.utils.data_files import BadRow
 
@@ -194,5 +194,9 @@ def test_the_split_is_seeded_and_keeps_questions_together():
     assert [len(part) for part in split(rows[:1], 0.9, seed=0)] == [1, 0]
 
 
-def test_a_long_list_is_cut():
-    assert describe_bad({number: "x" for number in range(25)}).splitlines()[-1] == "  and 5 more"
+def test_a_long_list_is_cut(tmp_path, capsys):
+    source = write(tmp_path / "in.jsonl", [row("Who?")] * 25)
+    with pytest.raises(SystemExit, match="nothing was written"):
+        main(["--input", source, "--output", str(tmp_path / "out")])
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 22 and lines[20].startswith("  row 19: ") and lines[21] == "  and 5 more"
