@@ -23,6 +23,7 @@ import itertools
 import random
 from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import NamedTuple
 
 from recipe.common.countdown import require
 from recipe.common.tiny_model import TinyModelConfig, write_tiny_model
@@ -61,29 +62,19 @@ class SearchTaskConfig:
 NAMES = tuple(name for name in map("".join, itertools.product("bdfghklmnprstvwz", "aeiou")) if words(name) == [name])
 
 
-@dataclass(frozen=True)
-class World:
+class World(NamedTuple):
     """pal and age of everybody."""
 
     pals: dict[str, str]
     ages: dict[str, int]
 
-    def second(self, question: "Question") -> str:
-        return question.other or self.pals[question.person]
 
-    def answer(self, question: "Question") -> int:
-        return self.ages[question.person] + self.ages[self.second(question)]
+class Question(NamedTuple):
+    """`text` asks for the sum of two ages; it names `other`, or says that this is the person's pal."""
 
-
-@dataclass(frozen=True)
-class Question:
-    """`person + other?`; other None: the person's pal."""
-
+    text: str
     person: str
-    other: str | None
-
-    def __str__(self) -> str:
-        return f"{self.person} + {self.other or 'pal'}?"
+    other: str
 
 
 def make_world(config: SearchTaskConfig) -> World:
@@ -97,8 +88,8 @@ def make_questions(world: World, config: SearchTaskConfig) -> tuple[list[Questio
     """Training and test questions, half of each kind as long as there are any; drawn with repeats for training."""
     rng = random.Random(f"{config.seed} questions")
     people = sorted(world.ages)
-    hops = [Question(person, None) for person in people]
-    sums = [Question(person, other) for person, other in itertools.permutations(people, 2)]
+    hops = [Question(f"{person} + pal?", person, world.pals[person]) for person in people]
+    sums = [Question(f"{person} + {other}?", person, other) for person, other in itertools.permutations(people, 2)]
     rng.shuffle(hops)
     rng.shuffle(sums)
     kept = max(1, round(TEST_SHARE * len(hops)))
@@ -116,11 +107,9 @@ async def make_demonstration(question: Question, world: World, tool: LocalSearch
         return [("assistant", f"<search>{query}</search>"), ("user", f"<result>{result.text}</result>")]
 
     fault = None if right else rng.choice(["second", "compute", "guess"])
-    second = world.second(question)
-    if fault == "second":
-        second = rng.choice(sorted(world.ages))
+    second = rng.choice(sorted(world.ages)) if fault == "second" else question.other
     (_, call), result = await search(question.person)
-    turns = [("user", str(question)), ("assistant", f"<think>{question.person}</think>{call}"), result]
+    turns = [("user", question.text), ("assistant", f"<think>{question.person}</think>{call}"), result]
     answer = rng.randint(2, 18)
     if fault != "guess":
         turns += await search(second)
@@ -134,11 +123,12 @@ async def make_demonstration(question: Question, world: World, tool: LocalSearch
 
 
 def verl_row(question: Question, world: World, index: int, split: str) -> dict:
+    answer = world.ages[question.person] + world.ages[question.other]
     return {
         "data_source": DATA_SOURCE,
-        "prompt": [{"role": "user", "content": str(question)}],
+        "prompt": [{"role": "user", "content": question.text}],
         "ability": "search",
-        "reward_model": {"style": "rule", "ground_truth": str(world.answer(question))},
+        "reward_model": {"style": "rule", "ground_truth": str(answer)},
         "extra_info": {"split": split, "index": index, "reward_rule": "em"},
     }
 

@@ -27,23 +27,12 @@ EARLIER_ATTEMPTS = "metrics.[0-9]*.jsonl"
 WARM_UP_STEPS = 2
 
 REWARD = ("critic/score/mean", "critic/rewards/mean")
-ENTROPY, LENGTH, CLIP_FRACTION = "actor/entropy", "response_length/mean", "actor/pg_clipfrac"
-CURVES = (*REWARD, ENTROPY, LENGTH, CLIP_FRACTION)
+CURVES = (*REWARD, "actor/entropy", "response_length/mean", "actor/pg_clipfrac")
 SFT_CURVES = ("train/loss", "train/grad_norm", "train/lr")
 VAL_ACCURACY = re.compile(r"val-core/(?P<dataset>.+)/acc/mean@(?P<n>\d+)")
-PHASE_COLORS = {
-    "gen": "#4477aa",
-    "reward": "#66ccee",
-    "old_log_prob": "#228833",
-    "ref": "#99cc66",
-    "values": "#88ccaa",
-    "adv": "#ccbb44",
-    "update_critic": "#ee99aa",
-    "update_actor": "#cc6677",
-    "update_weights": "#aa3377",
-    "save_checkpoint": "#777777",
-    "testing": "#bbbbbb",
-}
+PHASES = ("gen", "reward", "old_log_prob", "ref", "values", "adv", "update_critic", "update_actor", "update_weights")
+PHASES += ("save_checkpoint", "testing")
+PHASE_COLORS = dict(zip(PHASES, matplotlib.colormaps["Paired"].colors, strict=False))
 RUN_COLORS = ("#1f6fb4", "#e06c00", "#2a9d4a", "#c8323c", "#7d55b0", "#8a5a44", "#d264a8", "#6b6b6b")
 LINE_STYLES = ("-", "--", ":", "-.")
 MARKERS = ("o", "s", "^", "D")
@@ -149,7 +138,7 @@ def phase_seconds(metrics: pd.DataFrame) -> dict[str, float]:
     The first two timed steps (compilation, caches) are left out if there are more. A phase costs its median over
     the steps that ran it, times the share of steps that ran it: testing for 30 s every 10th step costs 3 s a step.
     """
-    columns = [f"timing_s/{phase}" for phase in PHASE_COLORS if f"timing_s/{phase}" in metrics]
+    columns = [f"timing_s/{phase}" for phase in PHASES if f"timing_s/{phase}" in metrics]
     timed = metrics[columns].dropna(how="all")
     steady = timed.iloc[WARM_UP_STEPS:] if len(timed) > WARM_UP_STEPS else timed
     ran = steady.notna()
@@ -282,7 +271,7 @@ def _dataset_style(i: int) -> tuple[str, str]:
 
 def _draw_phases(ax: Axes, runs: Runs, colors: dict) -> list[str]:
     """One stacked bar per run, its total at its end and its name beside it."""
-    costs = pd.DataFrame({label: phase_seconds(metrics) for label, metrics in runs.items()}, index=list(PHASE_COLORS))
+    costs = pd.DataFrame({label: phase_seconds(metrics) for label, metrics in runs.items()}, index=PHASES)
     shown = costs.dropna(axis=0, how="all").dropna(axis=1, how="all").T
     if not shown.empty:
         ends = shown.cumsum(axis=1).ffill(axis=1)
@@ -305,9 +294,9 @@ def _draw_phases(ax: Axes, runs: Runs, colors: dict) -> list[str]:
 _PANELS = (
     (partial(_draw_training, REWARD), "Training reward", "mean reward per response"),
     (_draw_validation, "Validation accuracy", "accuracy (mean over samples)"),
-    (partial(_draw_training, (ENTROPY,)), "Entropy", "entropy (nats per token)"),
-    (partial(_draw_training, (LENGTH,)), "Response length", "mean length (tokens)"),
-    (partial(_draw_training, (CLIP_FRACTION,)), "Clip fraction", "share of tokens clipped"),
+    (partial(_draw_training, ("actor/entropy",)), "Entropy", "entropy (nats per token)"),
+    (partial(_draw_training, ("response_length/mean",)), "Response length", "mean length (tokens)"),
+    (partial(_draw_training, ("actor/pg_clipfrac",)), "Clip fraction", "share of tokens clipped"),
     (_draw_phases, "Time per phase", ""),
 )
 

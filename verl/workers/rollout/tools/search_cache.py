@@ -16,6 +16,7 @@ APPLICATION_ID = 0x53524348  # "SRCH", in the file's header
 WAIT = 30.0  # seconds for other processes' writes
 TABLE = "CREATE TABLE IF NOT EXISTS cache (id INTEGER PRIMARY KEY, key TEXT NOT NULL UNIQUE, text TEXT NOT NULL)"
 PUT = "INSERT OR REPLACE INTO cache (key, text) VALUES (?, ?)"
+DELETE_OLDEST = "DELETE FROM cache WHERE id <= (SELECT min(id) + (max(id) - min(id)) / 10 FROM cache)"
 
 
 class SearchCache:
@@ -91,8 +92,8 @@ class SearchCache:
         is_new = self._one("PRAGMA schema_version") == 0
         if not is_new and self._one("PRAGMA application_id") != self.application_id:
             raise sqlite3.DatabaseError("an SQLite file of something else")
-        if not is_new and (found := self._one("PRAGMA quick_check(1)")) != "ok":
-            raise sqlite3.DatabaseError(" ".join(found.split()))
+        if not is_new and (fault := self._one("PRAGMA quick_check(1)")) != "ok":
+            raise sqlite3.DatabaseError(" ".join(fault.split()))
         entries = _read_legacy(legacy) if is_new and legacy and legacy.exists() else ()
         self._enter_wal_mode()
         self._database.execute("PRAGMA synchronous = NORMAL")
@@ -115,20 +116,10 @@ class SearchCache:
                 time.sleep(0.02)
 
     def _trim(self) -> None:
-        """Deletes the oldest entries, a twentieth at a time, until the rest fits."""
-        if self._used() <= self._limit:
-            return
-        self._database.execute("BEGIN IMMEDIATE")
-        with self._database:
-            while self._used() > 0.9 * self._limit:
-                oldest, newest = self._database.execute("SELECT min(id), max(id) FROM cache").fetchone()
-                if oldest is None:
-                    return
-                self._database.execute("DELETE FROM cache WHERE id <= ?", (oldest + (newest - oldest) // 20,))
-
-    def _used(self) -> int:
+        """Deletes the oldest tenth when the entries need more than the limit."""
         pages = self._one("PRAGMA page_count") - self._one("PRAGMA freelist_count")
-        return pages * self._one("PRAGMA page_size")
+        if pages * self._one("PRAGMA page_size") > self._limit:
+            self._database.execute(DELETE_OLDEST)
 
     def _one(self, statement: str):
         return self._database.execute(statement).fetchone()[0]
