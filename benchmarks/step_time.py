@@ -20,7 +20,7 @@ from recipe.common.run_metrics import load_metrics
 
 ROOT = Path(__file__).resolve().parents[1]
 SCRIPTS = {
-    "grpo": "recipe/common/run_grpo_countdown.sh",
+    "grpo": "recipe/common/run_explore.sh",
     "latr": "recipe/latr/run_countdown_cpu.sh",
     "hato": "recipe/hato/run_countdown_cpu.sh",
     "arpo": "recipe/arpo/run_search_task_cpu.sh",

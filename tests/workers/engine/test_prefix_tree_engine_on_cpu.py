@@ -19,10 +19,12 @@ CASES = {
     "aepo": {"loss": "aepo", "entropy_chunks": True, "temperatures": (1.0, 0.6)},
     "micro_batches": {"max_tokens": 35},
     "recomputed": {"checkpointing": True, "loss_agg_mode": "seq-mean-token-mean"},
+    "lora": {"lora_rank": 4},
     "bf16": {"dtype": "bf16"},
 }
 CASE = {"loss": "vanilla", "loss_agg_mode": "token-mean", "loss_scale_factor": None}
 CASE |= {"entropy_chunks": False, "temperatures": (0.9,), "max_tokens": 10_000, "checkpointing": False, "dtype": "fp32"}
+CASE["lora_rank"] = 0
 
 
 @pytest.fixture(scope="module", params=[1, 2], ids=["one_rank", "two_ranks"])
@@ -168,6 +170,7 @@ def make_engine(folder: str, case: dict, use_prefix_tree: bool):
         path=f"{folder}/model",
         use_remove_padding=False,
         enable_gradient_checkpointing=case["checkpointing"],
+        lora_rank=case["lora_rank"],
         override_config={"attn_implementation": "sdpa"},
     )
     engine = EngineRegistry.new(
@@ -248,6 +251,7 @@ def on_a_rank(folder: str) -> None:
         case = CASE | changes
         results[name] = {}
         for update, use_prefix_tree in (("rows", False), ("tree", True)):
+            torch.manual_seed(0)  # LoRA's matrices
             engine, actor = make_engine(folder, case, use_prefix_tree)
             data = make_data(dist.get_rank(), dist.get_world_size(), case)
             results[name][update] = run(engine, actor, data)
