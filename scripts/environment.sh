@@ -36,12 +36,25 @@ use_hardware() {
     esac
 }
 
-# start_run RUN_DIR COMMAND...: runs the command by the launcher; with DRY_RUN=1 it only checks its config and files
-start_run() {
-    local run_dir=$1
-    shift
+# train CONFIG_NAME [OVERRIDE...]: trains by the launcher with a config of CONFIG_DIR; with DRY_RUN=1 it only checks config
+# and files. Reads HARDWARE, MODEL_PATH, TRAIN_FILE, VAL_FILE, SEED, EXPERIMENT_NAME and RUN_DIR.
+train() {
+    local command=(
+        python -m verl.trainer.main_ppo
+        --config-dir "$CONFIG_DIR" --config-name "$1"
+        hardware="$HARDWARE"
+        actor_rollout_ref.model.path="$MODEL_PATH"
+        data.train_files="$TRAIN_FILE"
+        data.val_files="$VAL_FILE"
+        data.seed="$SEED"
+        actor_rollout_ref.rollout.seed="$SEED"
+        actor_rollout_ref.actor.fsdp_config.seed="$SEED"
+        trainer.experiment_name="$EXPERIMENT_NAME"
+        trainer.default_local_dir="$RUN_DIR"
+        "${@:2}"
+    )
     case "${DRY_RUN:-0}" in
-    0) exec python scripts/launch.py "$run_dir" -- "$@" ;;
-    *) exec "$@" ;;
+    0) exec python scripts/launch.py "$RUN_DIR" -- "${command[@]}" ;;
+    *) exec "${command[@]}" ;;
     esac
 }

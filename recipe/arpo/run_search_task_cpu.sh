@@ -11,6 +11,7 @@ SEED=${SEED:-0}
 EXPERIMENT_NAME=${EXPERIMENT_NAME:-${METHOD}_search_task_seed$SEED}
 DATA_DIR=${DATA_DIR:-outputs/data/search_task}
 RUN_DIR=${RUN_DIR:-$PWD/outputs/$EXPERIMENT_NAME}
+HARDWARE=cpu
 use_hardware cpu
 [ -f "$DATA_DIR/test.parquet" ] || python -m recipe.arpo.search_task --output-dir "$DATA_DIR"
 if [ -z "${MODEL_PATH:-}" ]; then
@@ -20,19 +21,7 @@ if [ -z "${MODEL_PATH:-}" ]; then
     fi
 fi
 
-start_run "$RUN_DIR" \
-    python -m verl.trainer.main_ppo \
-    --config-dir recipe/arpo/config --config-name "${METHOD}_trainer" \
-    task=search_task hardware=cpu \
-    data.max_prompt_length=24 \
-    data.max_response_length=128 \
-    actor_rollout_ref.model.path="$MODEL_PATH" \
-    data.train_files="$DATA_DIR/train.parquet" \
-    data.val_files="$DATA_DIR/test.parquet" \
+CONFIG_DIR=recipe/arpo/config TRAIN_FILE=$DATA_DIR/train.parquet VAL_FILE=$DATA_DIR/test.parquet
+train "${METHOD}_trainer" task=search_task data.max_prompt_length=24 data.max_response_length=128 \
     actor_rollout_ref.rollout.tools.tool_instances.search.params.corpus="$(realpath -m "$DATA_DIR")/corpus.jsonl" \
-    data.seed="$SEED" \
-    actor_rollout_ref.rollout.seed="$SEED" \
-    actor_rollout_ref.actor.fsdp_config.seed="$SEED" \
-    trainer.experiment_name="$EXPERIMENT_NAME" \
-    trainer.default_local_dir="$RUN_DIR" \
     "$@"

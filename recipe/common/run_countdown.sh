@@ -26,16 +26,5 @@ if [ -z "${MODEL_PATH:-}" ]; then
     fi
 fi
 
-start_run "$RUN_DIR" \
-    python -m verl.trainer.main_ppo \
-    --config-dir "$CONFIG_DIR" --config-name "${CONFIG_NAME:-${METHOD}_trainer}" \
-    hardware="$HARDWARE" \
-    actor_rollout_ref.model.path="$MODEL_PATH" \
-    data.train_files="$DATA_DIR/train.parquet" \
-    data.val_files="$DATA_DIR/test.parquet" \
-    data.seed="$SEED" \
-    actor_rollout_ref.rollout.seed="$SEED" \
-    actor_rollout_ref.actor.fsdp_config.seed="$SEED" \
-    trainer.experiment_name="$EXPERIMENT_NAME" \
-    trainer.default_local_dir="$RUN_DIR" \
-    "$@"
+TRAIN_FILE=$DATA_DIR/train.parquet VAL_FILE=$DATA_DIR/test.parquet
+train "${CONFIG_NAME:-${METHOD}_trainer}" "$@"

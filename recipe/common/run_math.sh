@@ -6,11 +6,14 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 source scripts/environment.sh
+HARDWARE=gpu
 use_hardware gpu
 
 CONFIG_DIR=${CONFIG_DIR:?set CONFIG_DIR to the recipe\'s config folder}
 METHOD=${METHOD:?set METHOD to the name of a config in $CONFIG_DIR, without _trainer.yaml}
 MODEL_PATH=${MODEL_PATH:?set MODEL_PATH to a Hugging Face model}
+TRAIN_FILE=${TRAIN_FILE:-outputs/data/math/dapo-math-17k.parquet}
+VAL_FILE=${VAL_FILE:-outputs/data/math/valid.parquet}
 SEED=${SEED:-0}
 EXPERIMENT_NAME=${EXPERIMENT_NAME:-${METHOD}_$(basename "$MODEL_PATH" | tr '[:upper:]' '[:lower:]')_seed$SEED}
 RUN_DIR=${RUN_DIR:-$PWD/outputs/$EXPERIMENT_NAME}
@@ -27,22 +30,11 @@ if [ -n "${MAX_POSITION_EMBEDDINGS:-}" ]; then
     CONTEXT+=("+actor_rollout_ref.rollout.engine_kwargs.vllm.hf_overrides.max_position_embeddings=$MAX_POSITION_EMBEDDINGS")
 fi
 
-start_run "$RUN_DIR" \
-    python -m verl.trainer.main_ppo \
-    --config-dir "$CONFIG_DIR" --config-name "${METHOD}_trainer" \
-    hardware=gpu \
-    actor_rollout_ref.model.path="$MODEL_PATH" \
-    data.train_files="${TRAIN_FILE:-outputs/data/math/dapo-math-17k.parquet}" \
-    data.val_files="${VAL_FILE:-outputs/data/math/valid.parquet}" \
+train "${METHOD}_trainer" \
     data.max_prompt_length="$MAX_PROMPT_LENGTH" \
     data.max_response_length="$MAX_RESPONSE_LENGTH" \
-    data.seed="$SEED" \
-    actor_rollout_ref.rollout.seed="$SEED" \
-    actor_rollout_ref.actor.fsdp_config.seed="$SEED" \
     actor_rollout_ref.actor.ppo_max_token_len_per_gpu="$MICRO_BATCH_TOKENS" \
     actor_rollout_ref.actor.ulysses_sequence_parallel_size="$SEQUENCE_PARALLEL" \
     actor_rollout_ref.rollout.tensor_model_parallel_size="${TENSOR_PARALLEL:-1}" \
-    trainer.experiment_name="$EXPERIMENT_NAME" \
-    trainer.default_local_dir="$RUN_DIR" \
     ${CONTEXT[@]+"${CONTEXT[@]}"} \
     "$@"
