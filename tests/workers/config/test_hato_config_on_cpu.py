@@ -74,8 +74,8 @@ def test_the_config_for_mathematics():
             "hato.local_reward=reward_loop needs scores during the rollout",
         ),
         (["+hato.trees.max_depth=3"], "hato has no key trees; known: tree"),
-        (["hato.tree.max_depth=0"], "hato.tree.max_depth=0: expected at least 1"),
-        (["hato.uncertainty.entropy_top_k=21"], "hato.uncertainty.entropy_top_k=21: expected a number from 0 to 20"),
+        (["hato.tree.max_depth=0"], "hato.tree.max_depth=0: expected greater than or equal to 1"),
+        (["hato.uncertainty.entropy_top_k=21"], "hato.uncertainty.entropy_top_k=21: expected less than or equal to 20"),
         (
             ["hato.meta_learning.enable=true", "algorithm.filter_groups.enable=true"],
             "hato.meta_learning.enable with algorithm.filter_groups.enable",
@@ -86,7 +86,7 @@ def test_the_config_for_mathematics():
         (["hato.exploration.nodes_per_tree=129"], "no tree holds more than hato.tree.max_nodes=128"),
         (["hato.tree.max_nodes=1"], "hato.tree.max_nodes=1: every step would be alone"),
         (["hato.tree.max_nodes_per_level=1"], "hato.tree.max_nodes_per_level=1: every step would be alone"),
-        (["hato.exploration.pruning_threshold=5"], "pruning_threshold=5: expected a number from 0 to 1"),
+        (["hato.exploration.pruning_threshold=5"], "pruning_threshold=5: expected less than or equal to 1"),
         (
             ["actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-mean"],
             "actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-mean",

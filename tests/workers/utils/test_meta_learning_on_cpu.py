@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from verl.workers.utils import meta_learning
-from verl.workers.utils.meta_learning import MetaEpisode, episode_calls, reptile_, snapshot, squared_distance
+from verl.workers.utils.meta_learning import MetaEpisode, episode_calls
 
 
 def quadratic_step(theta: torch.Tensor, optimizer, target: float) -> None:
@@ -107,11 +107,11 @@ def test_frozen_parameters_and_ones_without_gradient_stay():
 
 def test_bfloat16_is_rounded_once():
     theta = torch.nn.Parameter(torch.tensor([1.0], dtype=torch.bfloat16))
-    start = snapshot([theta])
+    episode = MetaEpisode(torch.optim.SGD([theta]), method="reptile", meta_lr=0.3)
     theta.data.fill_(1.5)
-    reptile_([theta], start, meta_lr=0.3)
+    episode.end()
     assert theta.item() == torch.tensor(1.15).bfloat16().item()
-    assert squared_distance([theta], start) == pytest.approx((theta.item() - 1) ** 2)
+    assert episode.distance_squared() == pytest.approx((theta.item() - 1) ** 2)
 
 
 def test_episodes_tile_the_steps():

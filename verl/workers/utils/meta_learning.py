@@ -5,9 +5,9 @@ An episode begins at theta, makes `n_inner_steps` training steps on ONE domain, 
     maml     theta, stepped by the optimizer with the gradient at theta_inner, first order   (Finn et al., 2017)
 
     >>> theta = torch.nn.Parameter(torch.tensor([0.0]))
-    >>> start = snapshot([theta])
+    >>> episode = MetaEpisode(torch.optim.SGD([theta]), method="reptile", meta_lr=0.25)
     >>> _ = theta.data.fill_(1.0)             # the inner steps
-    >>> reptile_([theta], start, meta_lr=0.25)
+    >>> episode.end()
     >>> theta.item()
     0.25
 
@@ -17,7 +17,7 @@ at a time and without communication.
 
 import logging
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 import torch
 from torch.distributed.tensor import DTensor, Replicate
@@ -29,28 +29,6 @@ def shard(tensor: torch.Tensor) -> torch.Tensor:
     """What this rank holds, sharing its memory and outside autograd."""
     with torch.no_grad():
         return tensor.to_local() if isinstance(tensor, DTensor) else tensor.detach()
-
-
-def snapshot(parameters: Iterable[torch.Tensor]) -> list[torch.Tensor]:
-    """Copies of this rank's shards on the CPU, in their dtypes."""
-    return [shard(p).to("cpu", copy=True) for p in parameters]
-
-
-def reptile_(parameters: Iterable[torch.Tensor], start: Iterable[torch.Tensor], meta_lr: float) -> None:
-    """theta <- start + meta_lr (theta - start), in float32 and rounded once."""
-    for p, saved in zip(parameters, start, strict=True):
-        own = shard(p)
-        own.copy_(torch.lerp(saved.to(own.device, torch.float32), own.float(), meta_lr))
-
-
-def squared_distance(parameters: Iterable[torch.Tensor], start: Iterable[torch.Tensor]) -> float:
-    """|theta - start|^2 of this rank's shards, so that the sum over the ranks of a device mesh is the whole one's."""
-    total = 0.0
-    for p, saved in zip(parameters, start, strict=True):
-        own = shard(p)
-        square = (own.float() - saved.to(own.device, torch.float32)).square().sum().item()
-        total += square / _ranks_with_the_same(p)
-    return total
 
 
 def _ranks_with_the_same(p: torch.Tensor) -> int:
@@ -80,7 +58,7 @@ class MetaEpisode:
 
     def __init__(self, optimizer: torch.optim.Optimizer, *, method: str, meta_lr: float = 0.1, inner_lr: float = 0.01):
         self.optimizer, self.method, self.meta_lr, self.inner_lr = optimizer, method, meta_lr, inner_lr
-        self.start = snapshot(self.parameters())
+        self.start = [shard(p).to("cpu", copy=True) for p in self.parameters()]
         self.querying = False
         self.gradients: dict[int, torch.Tensor] = {}  # parameter's number -> sum over query steps
         self.query_steps = 0
@@ -95,18 +73,27 @@ class MetaEpisode:
 
     def end(self) -> None:
         """Where maml's query found no finite gradient, theta is back and there is none to step with."""
+        pairs = zip(self.parameters(), self.start, strict=True)
         if self.method == "reptile":
-            return reptile_(self.parameters(), self.start, self.meta_lr)
+            for p, saved in pairs:  # in float32, rounded once
+                own = shard(p)
+                own.copy_(torch.lerp(saved.to(own.device, torch.float32), own.float(), self.meta_lr))
+            return
         self._hook.remove()
         if not self.query_steps:
             logger.warning("meta-learning: no finite gradient came after query(); this episode changes nothing")
-        for number, (p, saved) in enumerate(zip(self.parameters(), self.start, strict=True)):
+        for number, (p, saved) in enumerate(pairs):
             shard(p).copy_(saved)
             p.grad = _like(p, self.gradients[number] / self.query_steps) if number in self.gradients else None
 
     def distance_squared(self) -> float:
-        """Of theta_inner to theta, of this rank's shards; see `squared_distance`."""
-        return squared_distance(self.parameters(), self.start)
+        """|theta_inner - theta|^2 of this rank's shards, so that the sum over the ranks of a mesh is the whole one's."""
+        total = 0.0
+        for p, saved in zip(self.parameters(), self.start, strict=True):
+            own = shard(p)
+            square = (own.float() - saved.to(own.device, torch.float32)).square().sum().item()
+            total += square / _ranks_with_the_same(p)
+        return total
 
     def state_dict(self) -> dict:
         """Of this rank, for a checkpoint within an episode."""

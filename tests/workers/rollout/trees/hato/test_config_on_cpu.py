@@ -31,35 +31,35 @@ def test_hydras_config_is_read_as_it_is():
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"tree": {"max_depth": 0}}, "hato.tree.max_depth=0: expected at least 1"),
-        ({"tree": {"max_depth": 2.5}}, "hato.tree.max_depth=2.5: expected int"),
-        ({"tree": {"max_depth": True}}, "hato.tree.max_depth=True: expected int"),
-        ({"tree": {"max_depth": None}}, "hato.tree.max_depth=None: expected int"),
-        ({"tree": {"search_algorithm": "a*"}}, "hato.tree.search_algorithm=a*: expected one of bfs, dfs, beam"),
+        ({"tree": {"max_depth": 0}}, "hato.tree.max_depth=0: expected greater than or equal to 1"),
+        ({"tree": {"max_depth": 2.5}}, "hato.tree.max_depth=2.5: expected a valid integer"),
+        ({"tree": {"max_depth": True}}, "hato.tree.max_depth=True: expected a valid integer"),
+        ({"tree": {"max_depth": None}}, "hato.tree.max_depth=None: expected a valid integer"),
+        ({"tree": {"search_algorithm": "a*"}}, "hato.tree.search_algorithm='a*': expected 'bfs', 'dfs' or 'beam'"),
         ({"tree": {"step_delimiter": ""}}, "hato.tree.step_delimiter=''"),
-        ({"tree": {"depth": 3, "breadth": 2}}, "hato.tree has no key breadth, depth; known: max_depth"),
+        ({"tree": {"depth": 3, "breadth": 2}}, "hato.tree has no key breadth; known: max_depth"),
         ({"trees": {}}, "hato has no key trees; known: tree"),
-        ({"tree": 3}, "hato.tree=3: expected a mapping"),
-        ({"reward_weights": {"alpha": -1}}, "hato.reward_weights.alpha=-1: expected at least 0"),
+        ({"tree": 3}, "hato.tree=3: expected an object"),
+        ({"reward_weights": {"alpha": -1}}, "hato.reward_weights.alpha=-1: expected greater than or equal to 0"),
         ({"reward_weights": {"alpha": 0, "beta": 0, "gamma": 0}}, "hato.reward_weights: alpha, beta and gamma"),
         ({"reward_weights": {"alpha": float("nan")}}, "hato.reward_weights.alpha=nan"),
         (
             {"exploration": {"initial_temperature": 0}},
-            "hato.exploration.initial_temperature=0: expected a number above",
+            "hato.exploration.initial_temperature=0: expected greater than 0",
         ),
         (
             {"exploration": {"pruning_threshold": float("-inf")}},
             "hato.exploration.pruning_threshold=-inf: expected a fin",
         ),
-        ({"exploration": {"beta_u": "big"}}, "hato.exploration.beta_u='big': expected float"),
-        ({"uncertainty": {"method": "magic"}}, "hato.uncertainty.method=magic: expected one of"),
+        ({"exploration": {"beta_u": "big"}}, "hato.exploration.beta_u='big': expected a valid number"),
+        ({"uncertainty": {"method": "magic"}}, "hato.uncertainty.method='magic': expected 'ensemble', "),
         (
             {"uncertainty": {"n_models": 1}},
-            "hato.uncertainty.n_models=1: expected at least 2 for hato.uncertainty.method=ens",
+            "hato.uncertainty.n_models=1: expected at least 2 for method=ens",
         ),
         (
             {"uncertainty": {"model_config": {"dropout": 1}}},
-            "hato.uncertainty.model_config.dropout=1: expected a number",
+            "hato.uncertainty.model_config.dropout=1: expected less than",
         ),
         ({"uncertainty": {"model_config": {"width": 1}}}, "hato.uncertainty.model_config has no key width"),
         (
@@ -67,11 +67,11 @@ def test_hydras_config_is_read_as_it_is():
             "hato.uncertainty.model_config.dropout=0.0",
         ),
         ({"uncertainty": {"n_passes": 1, "method": "dropout"}}, "hato.uncertainty.n_passes=1: expected at least 2"),
-        ({"meta_learning": {"enable": 1}}, "hato.meta_learning.enable=1: expected bool"),
+        ({"meta_learning": {"enable": 1}}, "hato.meta_learning.enable=1: expected a valid boolean"),
         ({"meta_learning": {"n_inner_steps": 0}}, "hato.meta_learning.n_inner_steps=0"),
         ({"memory": {"value_buffer_size": 0}}, "hato.memory.value_buffer_size=0"),
         ({"metrics": {"max_paths": 1}}, "hato has no key metrics"),
-        ({"verification_threshold": "high"}, "hato.verification_threshold='high': expected float"),
+        ({"verification_threshold": "high"}, "hato.verification_threshold='high': expected a valid number"),
     ],
 )
 def test_a_wrong_key_is_named(values, message):
@@ -80,8 +80,6 @@ def test_a_wrong_key_is_named(values, message):
     assert message in str(error.value)
 
 
-def test_configs_are_frozen_and_keyword_only():
+def test_configs_are_frozen():
     with pytest.raises(dataclasses.FrozenInstanceError):
         HATOConfig().tree.max_depth = 3
-    with pytest.raises(TypeError):
-        TreeConfig(3)

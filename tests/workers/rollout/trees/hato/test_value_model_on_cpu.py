@@ -8,13 +8,12 @@ import pytest
 import torch
 
 from verl.workers.rollout.trees.hato import step_features as features_module
-from verl.workers.rollout.trees.hato.config import UNCERTAINTY_METHODS as KINDS
 from verl.workers.rollout.trees.hato.config import HATOConfig
 from verl.workers.rollout.trees.hato.metrics import calibration_error
 from verl.workers.rollout.trees.hato.step_features import FEATURES, agreement, step_features
 from verl.workers.rollout.trees.hato.value_model import COMPARED_ROWS, value_model_of
 
-WITH_UNCERTAINTY = [kind for kind in KINDS if kind != "none"]
+KINDS = ["ensemble", "dropout", "bootstrap", "none"]
 F = 4
 
 

@@ -2,83 +2,22 @@
 
 >>> HATOConfig.from_dict({"tree": {"max_depth": 0}})
 Traceback (most recent call last):
-ValueError: hato.tree.max_depth=0: expected at least 1
+ValueError: hato.tree.max_depth=0: expected greater than or equal to 1
 """
 
-import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, is_dataclass
-from typing import Any, ClassVar, get_type_hints
+import json
+from typing import Literal, get_type_hints
 
-SEARCH_ALGORITHMS = ("bfs", "dfs", "beam")
-UNCERTAINTY_METHODS = ("ensemble", "dropout", "bootstrap", "none")
-META_METHODS = ("reptile", "maml")
-PATH_REWARDS = ("best", "mean")
+from omegaconf import DictConfig, OmegaConf
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic.dataclasses import dataclass
+
 HEURISTIC, REWARD_LOOP = "heuristic", "reward_loop"
+SECTION = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
 
-def _number(default, low: float | None = None, high: float | None = None, above: float | None = None) -> Any:
-    """A field within [low, high], or greater than `above`."""
-    return field(default=default, metadata={"low": low, "high": high, "above": above})
-
-
-def _choice(default: str, options: tuple[str, ...]) -> Any:
-    return field(default=default, metadata={"options": options})
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Section:
-    KEY: ClassVar[str]
-
-    def __post_init__(self):
-        types = get_type_hints(type(self))
-        for key_field in fields(self):
-            key, value = f"{self.KEY}.{key_field.name}", getattr(self, key_field.name)
-            _check_type(key, value, types[key_field.name])
-            _check_range(key, value, **key_field.metadata)
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]):
-        """Builds the section and those inside it.
-
-        Raises:
-            ValueError: an unknown key, a wrong type, or a value out of range; names the key.
-        """
-        if not isinstance(values, Mapping):
-            raise ValueError(f"{cls.KEY}={values!r}: expected a mapping of keys")
-        types = get_type_hints(cls)
-        known = [key_field.name for key_field in fields(cls)]
-        if unknown := sorted(set(values) - set(known)):
-            raise ValueError(f"{cls.KEY} has no key {', '.join(unknown)}; known: {', '.join(known)}")
-        return cls(
-            **{
-                name: types[name].from_dict(value) if is_dataclass(types[name]) else value
-                for name, value in values.items()
-            }
-        )
-
-
-def _check_type(key: str, value: Any, expected: type) -> None:
-    # a whole number is a float to YAML's users, True is not a number
-    accepted = (int, float) if expected is float else expected
-    if not isinstance(value, accepted) or (isinstance(value, bool) and expected is not bool):
-        raise ValueError(f"{key}={value!r}: expected {expected.__name__}")
-    if isinstance(value, float) and not math.isfinite(value):
-        raise ValueError(f"{key}={value}: expected a finite number")
-
-
-def _check_range(key: str, value, low=None, high=None, above=None, options=None) -> None:
-    if options is not None and value not in options:
-        raise ValueError(f"{key}={value}: expected one of {', '.join(options)}")
-    if above is not None and not value > above:
-        raise ValueError(f"{key}={value}: expected a number above {above}")
-    if (low is not None and value < low) or (high is not None and value > high):
-        expected = f"at least {low}" if high is None else f"a number from {low} to {high}"
-        raise ValueError(f"{key}={value}: expected {expected}")
-
-
-@dataclass(frozen=True, kw_only=True)
-class TreeConfig(_Section):
+@dataclass(frozen=True, config=SECTION)
+class TreeConfig:
     """The reasoning tree of one problem.
 
     Args:
@@ -95,42 +34,32 @@ class TreeConfig(_Section):
             levels; else, and with dfs, it forks as early as it can.
     """
 
-    KEY: ClassVar[str] = "hato.tree"
-
-    max_depth: int = _number(4, low=1)
-    branching_factor: int = _number(3, low=1)
-    search_algorithm: str = _choice("bfs", SEARCH_ALGORITHMS)
-    max_nodes_per_level: int = _number(16, low=1)
-    max_nodes: int = _number(128, low=1)
-    step_delimiter: str = "\n\n"
-    max_step_tokens: int = _number(256, low=1)
+    max_depth: int = Field(4, ge=1)
+    branching_factor: int = Field(3, ge=1)
+    search_algorithm: Literal["bfs", "dfs", "beam"] = "bfs"
+    max_nodes_per_level: int = Field(16, ge=1)
+    max_nodes: int = Field(128, ge=1)
+    step_delimiter: str = Field("\n\n", min_length=1)
+    max_step_tokens: int = Field(256, ge=1)
     adaptive_branching: bool = False
     spread_leaves: bool = True
 
-    def __post_init__(self):
-        super().__post_init__()
-        if not self.step_delimiter:
-            raise ValueError(f"{self.KEY}.step_delimiter='': expected a text that ends a step")
 
-
-@dataclass(frozen=True, kw_only=True)
-class RewardWeights(_Section):
+@dataclass(frozen=True, config=SECTION)
+class RewardWeights:
     """R = alpha R_local + beta R_path + gamma R_causal; each part is in [0, 1]."""
 
-    KEY: ClassVar[str] = "hato.reward_weights"
-
-    alpha: float = _number(0.1, low=0)
-    beta: float = _number(0.7, low=0)
-    gamma: float = _number(0.2, low=0)
+    alpha: float = Field(0.1, ge=0)
+    beta: float = Field(0.7, ge=0)
+    gamma: float = Field(0.2, ge=0)
 
     def __post_init__(self):
-        super().__post_init__()
         if self.alpha == self.beta == self.gamma == 0:
-            raise ValueError(f"{self.KEY}: alpha, beta and gamma: expected not all 0")
+            raise ValueError("hato.reward_weights: alpha, beta and gamma: expected not all 0")
 
 
-@dataclass(frozen=True, kw_only=True)
-class ExplorationConfig(_Section):
+@dataclass(frozen=True, config=SECTION)
+class ExplorationConfig:
     """Which nodes are expanded, and how hot steps are sampled.
 
     Args:
@@ -145,30 +74,26 @@ class ExplorationConfig(_Section):
         ucb_coef: c of mean + c sqrt(log(all visits) / visits), by which they do.
     """
 
-    KEY: ClassVar[str] = "hato.exploration"
-
-    beta_u: float = _number(0.5, low=0)
-    initial_temperature: float = _number(1.0, above=0)
-    temperature_decay: float = _number(0.1, low=0)
-    pruning_threshold: float = _number(0.0, low=0, high=1)
-    selection_temperature: float = _number(0.25, low=0)
-    nodes_per_tree: int = _number(0, low=0)
-    ucb_coef: float = _number(1.0, low=0)
+    beta_u: float = Field(0.5, ge=0)
+    initial_temperature: float = Field(1.0, gt=0)
+    temperature_decay: float = Field(0.1, ge=0)
+    pruning_threshold: float = Field(0.0, ge=0, le=1)
+    selection_temperature: float = Field(0.25, ge=0)
+    nodes_per_tree: int = Field(0, ge=0)
+    ucb_coef: float = Field(1.0, ge=0)
 
 
-@dataclass(frozen=True, kw_only=True)
-class ValueModelConfig(_Section):
+@dataclass(frozen=True, config=SECTION)
+class ValueModelConfig:
     """Networks that estimate V: layers, their width, and the share of hidden units that the method `dropout` drops."""
 
-    KEY: ClassVar[str] = "hato.uncertainty.model_config"
-
-    hidden_size: int = _number(64, low=1)
-    n_layers: int = _number(2, low=1)
-    dropout: float = _number(0.2, low=0.001, high=0.999)
+    hidden_size: int = Field(64, ge=1)
+    n_layers: int = Field(2, ge=1)
+    dropout: float = Field(0.2, ge=0.001, le=0.999)
 
 
-@dataclass(frozen=True, kw_only=True)
-class UncertaintyConfig(_Section):
+@dataclass(frozen=True, config=SECTION)
+class UncertaintyConfig:
     """V and U of a node (value_model.py).
 
     Args:
@@ -179,25 +104,22 @@ class UncertaintyConfig(_Section):
             feature `mean_entropy` is 0. A vLLM server reports 20 at most.
     """
 
-    KEY: ClassVar[str] = "hato.uncertainty"
-
-    method: str = _choice("ensemble", UNCERTAINTY_METHODS)
-    n_models: int = _number(5, low=1)
-    n_passes: int = _number(10, low=1)
-    model_config: ValueModelConfig = field(default_factory=ValueModelConfig)
-    learning_rate: float = _number(3e-3, above=0)
-    n_updates: int = _number(30, low=1)
-    entropy_top_k: int = _number(10, low=0, high=20)
+    method: Literal["ensemble", "dropout", "bootstrap", "none"] = "ensemble"
+    n_models: int = Field(5, ge=1)
+    n_passes: int = Field(10, ge=1)
+    model_config: ValueModelConfig = Field(default_factory=ValueModelConfig)
+    learning_rate: float = Field(3e-3, gt=0)
+    n_updates: int = Field(30, ge=1)
+    entropy_top_k: int = Field(10, ge=0, le=20)
 
     def __post_init__(self):
-        super().__post_init__()
         estimates = {"ensemble": "n_models", "dropout": "n_passes", "bootstrap": "n_passes"}.get(self.method)
         if estimates and getattr(self, estimates) < 2:
-            raise ValueError(f"{self.KEY}.{estimates}=1: expected at least 2 for {self.KEY}.method={self.method}")
+            raise ValueError(f"hato.uncertainty.{estimates}=1: expected at least 2 for method={self.method}")
 
 
-@dataclass(frozen=True, kw_only=True)
-class MetaLearningConfig(_Section):
+@dataclass(frozen=True, config=SECTION)
+class MetaLearningConfig:
     """Over domains (`data_source`), on the policy's parameters.
 
     Args:
@@ -205,17 +127,15 @@ class MetaLearningConfig(_Section):
         inner_lr: of maml's inner steps, plain gradient descent; reptile's are the actor's optimizer's.
     """
 
-    KEY: ClassVar[str] = "hato.meta_learning"
-
     enable: bool = False
-    method: str = _choice("reptile", META_METHODS)
-    meta_lr: float = _number(0.1, above=0)
-    inner_lr: float = _number(0.01, above=0)
-    n_inner_steps: int = _number(4, low=1)
+    method: Literal["reptile", "maml"] = "reptile"
+    meta_lr: float = Field(0.1, gt=0)
+    inner_lr: float = Field(0.01, gt=0)
+    n_inner_steps: int = Field(4, ge=1)
 
 
-@dataclass(frozen=True, kw_only=True)
-class MemoryConfig(_Section):
+@dataclass(frozen=True, config=SECTION)
+class MemoryConfig:
     """Bounds of what grows over a run.
 
     Args:
@@ -226,16 +146,14 @@ class MemoryConfig(_Section):
         problems: of which the share of sibling groups that varied is kept (for nodes_per_tree); the oldest go first.
     """
 
-    KEY: ClassVar[str] = "hato.memory"
-
-    value_buffer_size: int = _number(8192, low=4)
-    reference_prompts: int = _number(1024, low=0)
-    reference_paths: int = _number(8, low=1)
-    problems: int = _number(100_000, low=1)
+    value_buffer_size: int = Field(8192, ge=4)
+    reference_prompts: int = Field(1024, ge=0)
+    reference_paths: int = Field(8, ge=1)
+    problems: int = Field(100_000, ge=1)
 
 
-@dataclass(frozen=True, kw_only=True)
-class HATOConfig(_Section):
+@dataclass(frozen=True, config=SECTION)
+class HATOConfig:
     """Everything under `hato`.
 
     Args:
@@ -249,20 +167,44 @@ class HATOConfig(_Section):
             are. False: their advantage is 0.
     """
 
-    KEY: ClassVar[str] = "hato"
-
-    tree: TreeConfig = field(default_factory=TreeConfig)
-    reward_weights: RewardWeights = field(default_factory=RewardWeights)
-    exploration: ExplorationConfig = field(default_factory=ExplorationConfig)
-    uncertainty: UncertaintyConfig = field(default_factory=UncertaintyConfig)
-    meta_learning: MetaLearningConfig = field(default_factory=MetaLearningConfig)
-    memory: MemoryConfig = field(default_factory=MemoryConfig)
+    tree: TreeConfig = Field(default_factory=TreeConfig)
+    reward_weights: RewardWeights = Field(default_factory=RewardWeights)
+    exploration: ExplorationConfig = Field(default_factory=ExplorationConfig)
+    uncertainty: UncertaintyConfig = Field(default_factory=UncertaintyConfig)
+    meta_learning: MetaLearningConfig = Field(default_factory=MetaLearningConfig)
+    memory: MemoryConfig = Field(default_factory=MemoryConfig)
     verification_threshold: float = 0.5
-    path_reward: str = _choice("best", PATH_REWARDS)
+    path_reward: Literal["best", "mean"] = "best"
     local_reward: str = HEURISTIC
     train_on_local_reward_alone: bool = False
 
     def __post_init__(self):
-        super().__post_init__()
         if self.reward_weights.alpha == 0 and self.local_reward != HEURISTIC:
             raise ValueError(f"hato.local_reward={self.local_reward} has no effect: hato.reward_weights.alpha is 0")
+
+    @classmethod
+    def from_dict(cls, values: dict | DictConfig) -> "HATOConfig":
+        """
+        Raises:
+            ValueError: an unknown key, a wrong type, or a value out of range; names the key.
+        """
+        if isinstance(values, DictConfig):
+            values = OmegaConf.to_container(values, resolve=True)
+        try:
+            # of JSON, a strict section takes a mapping, and nothing else is converted
+            return TypeAdapter(cls).validate_json(json.dumps(values))
+        except ValidationError as error:
+            raise ValueError("; ".join(map(_in_words, error.errors()))) from None
+
+
+def _in_words(error: dict) -> str:
+    """One of pydantic's errors."""
+    section, name = HATOConfig, ".".join(("hato", *map(str, error["loc"])))
+    if error["type"] == "value_error":
+        return str(error["ctx"]["error"])
+    if error["type"] == "unexpected_keyword_argument":
+        for key in error["loc"][:-1]:
+            section = get_type_hints(section)[key]
+        in_section, _, key = name.rpartition(".")
+        return f"{in_section} has no key {key}; known: {', '.join(get_type_hints(section))}"
+    return f"{name}={error['input']!r}: {error['msg'].replace('Input should be', 'expected')}"
