@@ -96,7 +96,10 @@ def test_another_evaluation_does_not_go_on_in_the_same_file(inputs, tmp_path):
             evaluate(config_of(inputs, url, tmp_path, "limit=2", "temperature=0.7"))
         evaluate(config_of(inputs, url, tmp_path, "limit=3"))  # more questions are no other evaluation
     assert len(samples_of(tmp_path)) == 3 * N
-    with SampleFile(tmp_path / "x.jsonl", {}), pytest.raises(BlockingIOError):
+    with (
+        SampleFile(tmp_path / "x.jsonl", {}),
+        pytest.raises(ValueError, match="x.jsonl: another evaluation is writing"),
+    ):
         SampleFile(tmp_path / "x.jsonl", {})
     (tmp_path / "x.jsonl").write_text('{"settings": {}}\n{"question": 1}\n{"question": "1", "sample": 0}\n')
     with pytest.raises(ValueError, match="x.jsonl, line 2"):

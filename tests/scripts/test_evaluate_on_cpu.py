@@ -24,7 +24,7 @@ def numbers_of(answers: dict[str, tuple[str, list[tuple[str, int]]]], scoring: s
     for name, (truth, responses) in answers.items():
         question = Question(name, "?", [], [truth])
         for response, tokens in responses:
-            score, answer, _ = by_rule(question, scoring, response)
+            score, answer, _ = by_rule(scoring, question, response)
             samples.append({"question": name, "score": score, "answer": answer, "tokens": tokens, "tool_calls": None})
     metrics = measure(samples, (4,))
     return {name: value for name, value in metrics.items() if not name.endswith(("-Low", "-High"))}
@@ -87,9 +87,8 @@ def test_final_answers(response, answer):
 
 
 def test_questions_by_exact_match_and_f1():
-    result = by_rule(
-        Question("1", "?", [], ["Barack Obama", "Obama"]), "qa", r"<answer>\boxed{Barack H. Obama}</answer>"
-    )
+    question = Question("1", "?", [], ["Barack Obama", "Obama"])
+    result = by_rule("qa", question, r"<answer>\boxed{Barack H. Obama}</answer>")
     assert (result.score, result.more["f1"]) == (0.0, 0.8)
 
 

@@ -114,11 +114,6 @@ def _as_text(answer) -> str:
     return without_dollars(str(answer).strip())
 
 
-def math_answers(row: dict, names: tuple[str, ...]) -> list[str]:
-    """The answer of `math_answer`, alone in a list."""
-    return [math_answer(row)]
-
-
 def gsm8k_answers(row: dict, names: tuple[str, ...]) -> list[str]:
     """The number that follows #### at the end of a solution.
 
@@ -130,14 +125,6 @@ def gsm8k_answers(row: dict, names: tuple[str, ...]) -> list[str]:
     if len(answer.split()) != 1:
         raise BadRow(f"no number after #### in {' or '.join(names)}")
     return [answer]
-
-
-def gaia_answers(row: dict, names: tuple[str, ...]) -> list[str]:
-    """`text_answers` of a row of GAIA, where "?" stands for the answers that GAIA does not publish."""
-    answers = text_answers(row, names)
-    if answers == ["?"]:
-        raise BadRow("the answer is ?: GAIA keeps the answers of its test split, use the validation split")
-    return answers
 
 
 def countdown_question(row: dict, names: tuple[str, ...]) -> str:

@@ -61,7 +61,7 @@ def _maths(title: str, get: str, **options) -> Benchmark:
         "question": ("problem", "question"),
         "answer": ("answer", "solution"),
         "read_question": adapters.math_question,
-        "read_answers": adapters.math_answers,
+        "read_answers": lambda row, names: [adapters.math_answer(row)],
         "left_out": {"needs an image": adapters.needs_image},
     }
     return Benchmark(title=title, get=get, scoring="math", style="boxed", **(fields | options))
@@ -117,11 +117,7 @@ BENCHMARKS: dict[str, Benchmark] = {
         note="answer_aliases are right, too",
     ),
     "bamboogle": _searches(
-        "Bamboogle",
-        f"{HUB}/chiayewken/bamboogle",
-        "qa",
-        question=("Question",),
-        answer=("Answer", "golden_answers"),
+        "Bamboogle", f"{HUB}/chiayewken/bamboogle", "qa", question=("Question",), answer=("Answer", "golden_answers")
     ),
     "gaia": _searches(
         "GAIA",
@@ -130,14 +126,13 @@ BENCHMARKS: dict[str, Benchmark] = {
         question=("Question",),
         answer=("Final answer", "answer"),
         id=("task_id",),
-        read_answers=adapters.gaia_answers,
-        left_out={"comes with a file": lambda row: bool(row.get("file_name"))},
+        left_out={
+            "comes with a file": lambda row: bool(row.get("file_name")),
+            "has no public answer: use the validation split": lambda row: row.get("final answer") == "?",
+        },
     ),
     "hle": _searches(
-        "HLE",
-        f"{HUB}/cais/hle (test; access on request)",
-        "judge",
-        left_out={"needs an image": adapters.needs_image},
+        "HLE", f"{HUB}/cais/hle (test; access on request)", "judge", left_out={"needs an image": adapters.needs_image}
     ),
     "xbench": _searches(
         "xbench-DeepSearch",

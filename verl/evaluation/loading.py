@@ -7,15 +7,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from verl.evaluation.adapters import (
-    countdown_answers,
-    first_of,
-    golds,
-    last_question,
-    math_answer,
-    math_question,
-    read_wikidata_aliases,
-)
+from verl.evaluation import adapters
 from verl.evaluation.benchmarks import Benchmark, find_benchmark
 from verl.evaluation.questions import Question, to_messages
 from verl.utils.data_files import BadRow, describe_bad, read_rows
@@ -68,7 +60,7 @@ def _question(benchmark: Benchmark, row: dict, number: int, aliases: dict[str, l
     Args:
         row: with lower-case keys.
         number: of the row in the files.
-        aliases: see `read_wikidata_aliases`.
+        aliases: see `adapters.read_wikidata_aliases`.
         prompt: options of `to_messages`.
 
     Raises:
@@ -80,7 +72,7 @@ def _question(benchmark: Benchmark, row: dict, number: int, aliases: dict[str, l
     text = benchmark.read_question(row, benchmark.question)
     answers = benchmark.read_answers(row, benchmark.answer)
     answers += [name for name in aliases.get(row.get("answer_id"), ()) if name not in answers]
-    own_id = first_of(row, benchmark.id)
+    own_id = adapters.first_of(row, benchmark.id)
     return Question(str(number if own_id is None else own_id), text, to_messages(text, **prompt), answers)
 
 
@@ -93,10 +85,10 @@ def _verl_parts(benchmark: Benchmark, row: dict) -> tuple[str, list[dict], list[
     messages = row["prompt"] if isinstance(row["prompt"], list) else []
     if not messages or not all(isinstance(part, dict) and isinstance(part.get("content"), str) for part in messages):
         raise BadRow("prompt is no list of messages with role and content")
-    text = (last_question(messages) or "").strip()
+    text = (adapters.last_question(messages) or "").strip()
     if not text:
         raise BadRow("no message of a user in prompt")
-    text = math_question({"prompt": messages}) if benchmark.scoring == "math" else text
+    text = adapters.math_question({"prompt": messages}) if benchmark.scoring == "math" else text
     prompt = [{"role": part.get("role"), "content": part["content"]} for part in messages]
     return text, prompt, _verl_answers(benchmark, row["reward_model"])
 
@@ -104,16 +96,16 @@ def _verl_parts(benchmark: Benchmark, row: dict) -> tuple[str, list[dict], list[
 def _verl_answers(benchmark: Benchmark, reward_model) -> list[str]:
     truth = reward_model.get("ground_truth") if isinstance(reward_model, dict) else None
     if benchmark.scoring == "math":
-        return [math_answer({"reward_model": {"ground_truth": truth}})]
+        return [adapters.math_answer({"reward_model": {"ground_truth": truth}})]
     if benchmark.scoring == "countdown":
         try:
             truth = json.loads(truth) if isinstance(truth, str) else truth
         except ValueError:
             truth = None
-        return countdown_answers(truth if isinstance(truth, dict) else {}, ())
+        return adapters.countdown_answers(truth if isinstance(truth, dict) else {}, ())
     if truth is None:
         raise BadRow("no answer in reward_model.ground_truth")
-    return golds(truth["target"] if isinstance(truth, dict) and "target" in truth else truth)
+    return adapters.golds(truth["target"] if isinstance(truth, dict) and "target" in truth else truth)
 
 
 def _check_fields(benchmark: Benchmark, path: Path, fields: Mapping[str, str]) -> None:
@@ -135,7 +127,7 @@ def _rows(benchmark: Benchmark, files: Sequence, where: Mapping) -> Iterator[tup
     numbers, all_fields = itertools.count(), set()
     for path in map(Path, files):
         beside = path.parent / (benchmark.alias_file or "")
-        aliases = read_wikidata_aliases(beside) if beside.is_file() else {}
+        aliases = adapters.read_wikidata_aliases(beside) if beside.is_file() else {}
         fields: dict[str, str] = {}  # lower case -> as they are written
         for row in read_rows(path):
             if isinstance(row, dict):

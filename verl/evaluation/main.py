@@ -3,6 +3,7 @@
 import asyncio
 import os
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,10 +16,11 @@ from verl.evaluation.checkpoint import Checkpoint, find_checkpoint, fingerprint,
 from verl.evaluation.judge import Judge, JudgeCache
 from verl.evaluation.loading import QuestionSet, read_questions
 from verl.evaluation.metrics import measure
-from verl.evaluation.replicas import allow_open_files, check_gpus, describe_server, replicas_of, visible_gpus
+from verl.evaluation.replicas import allow_open_files, describe_server, gpu_problem, replicas_of, visible_gpus
 from verl.evaluation.results import EvalResult, format_result_lines, write_result_log
-from verl.evaluation.run import TokenResponder, chat_responder, collect, missing
+from verl.evaluation.run import Responder, Scorer, chat_responder, collect, missing, token_responder
 from verl.evaluation.sample_file import SampleFile
+from verl.evaluation.scoring import by_rule
 from verl.evaluation.server import ChatModel, ServerEngine, clients_of, serving
 from verl.trainer.preflight import check_model_path
 from verl.workers.rollout.rollout_engine import end_of_sequence_ids, generation_config_of
@@ -141,13 +143,12 @@ def _check_keys(config: DictConfig, scoring: str) -> None:
 def _files(config: DictConfig) -> list[str]:
     if config.files is not None:
         return [config.files] if isinstance(config.files, str) else list(config.files)
-    if not (files := _files_under_outputs(config.benchmark)):
-        get = find_benchmark(config.benchmark).get
-        raise ValueError(
-            f"outputs/data/{config.benchmark} holds no {', '.join(SUFFIXES)}: get the set from {get}, or name its "
-            "files=[...]"
-        )
-    return files
+    if files := _files_under_outputs(config.benchmark):
+        return files
+    raise ValueError(
+        f"outputs/data/{config.benchmark} holds no {', '.join(SUFFIXES)}: get the set from "
+        f"{find_benchmark(config.benchmark).get}, or name its files=[...]"
+    )
 
 
 def _files_under_outputs(benchmark: str) -> list[str]:
@@ -178,8 +179,8 @@ def settings_of(plan: Plan) -> dict:
 @_as_evaluation_error()
 def _check_machine(plan: Plan) -> None:
     """Raises EvaluationError if there are too few GPUs for the server, or open files for the connections."""
-    if plan.config.server.url is None:
-        check_gpus(plan.config.server, visible_gpus())
+    if plan.config.server.url is None and (problem := gpu_problem(plan.config.server, visible_gpus())):
+        raise ValueError(problem)
     allow_open_files(plan.requests_at_once)
 
 
@@ -233,39 +234,37 @@ def _connect(side: DictConfig, url: str, at_once: int) -> tuple[list[AsyncOpenAI
     return clients_of(url, key, at_once), name, models.get(name)
 
 
-def _judge(side: DictConfig) -> Judge:
+def _scorer(plan: Plan) -> Scorer:
+    if plan.scoring != "judge":
+        return partial(asyncio.to_thread, by_rule, plan.scoring)
+    side = plan.config.judge
     clients, name, _ = _connect(side, side.url, side.concurrency)
     sampling = {"max_tokens": side.max_tokens, "temperature": side.temperature}
-    return Judge(ChatModel(clients, name, side.concurrency), JudgeCache(side.cache, size_mb=8192), sampling)
+    return Judge(ChatModel(clients, name, side.concurrency), JudgeCache(side.cache, size_mb=8192), sampling).score
+
+
+def _responder(plan: Plan, url: str, tools: ToolBox | None) -> Responder:
+    config, at_once = plan.config.server, plan.requests_at_once
+    clients, name, context = _connect(config, url, at_once)
+    sampling = {key: plan.config[key] for key in SAMPLING}
+    if config.api == "chat":
+        return chat_responder(ChatModel(clients, name, at_once), sampling)
+    from transformers import AutoTokenizer
+
+    path = config.tokenizer or (plan.checkpoint.model if plan.checkpoint else name)
+    tokenizer = AutoTokenizer.from_pretrained(path)
+    stop_token_ids = end_of_sequence_ids(tokenizer, generation_config_of(path))
+    return token_responder(ServerEngine(clients, name, at_once), tokenizer, sampling, stop_token_ids, tools, context)
 
 
 async def _collect(plan: Plan, url: str, samples: SampleFile) -> None:
-    config, at_once = plan.config, plan.requests_at_once
-    clients, name, context = _connect(config.server, url, at_once)
-    sampling = {key: config[key] for key in SAMPLING}
-    tools = ToolBox(plan.tools) if plan.tools else None
-    if config.server.api == "chat":
-        responder = chat_responder(ChatModel(clients, name, at_once), sampling)
-    else:
-        from transformers import AutoTokenizer
-
-        path = config.server.tokenizer or (plan.checkpoint.model if plan.checkpoint else name)
-        tokenizer = AutoTokenizer.from_pretrained(path)
-        stop_token_ids = end_of_sequence_ids(tokenizer, generation_config_of(path))
-        engine = ServerEngine(clients, name, at_once)
-        responder = TokenResponder(engine, tokenizer, sampling, stop_token_ids, tools, context)
+    config, tools = plan.config, ToolBox(plan.tools) if plan.tools else None
+    at_once = (
+        2 * plan.requests_at_once
+    )  # while some responses wait for a tool or the judge, others keep the server busy
     try:
-        await collect(
-            responder,
-            plan.questions.questions,
-            config.n,
-            samples,
-            scoring=plan.scoring,
-            judge=_judge(config.judge) if plan.scoring == "judge" else None,
-            seed=config.seed,
-            # while some responses wait for a tool or the judge, others keep the server busy
-            at_once=2 * at_once,
-        )
+        respond, score = _responder(plan, url, tools), _scorer(plan)
+        await collect(respond, score, plan.questions.questions, config.n, samples, seed=config.seed, at_once=at_once)
     finally:
         if tools is not None:
             await tools.close()
@@ -286,7 +285,9 @@ def evaluate(config: DictConfig) -> list[str]:
         url = None
         for plan in plans:
             print(*plan.describe(), sep="\n", flush=True)
-            with _samples(plan) as samples:
+            with _as_evaluation_error():
+                file = SampleFile(plan.path, settings_of(plan))
+            with file as samples:
                 if missing(plan.questions.questions, plan.config.n, samples):
                     _check_machine(plan)
                     # the first benchmark that needs a server starts it for all
@@ -307,20 +308,7 @@ def _plans(config: DictConfig) -> list[Plan]:
         for name in absent:
             print(f"left out: {name}, which has no files under outputs/data; get it from {find_benchmark(name).get}")
         names = [name for name in names if name not in absent]
-    plans = []
-    for name in names:
-        of_benchmark = config.copy()
-        of_benchmark.benchmark = name
-        plans.append(plan_of(of_benchmark))
-    return plans
-
-
-@_as_evaluation_error()
-def _samples(plan: Plan) -> SampleFile:
-    try:
-        return SampleFile(plan.path, settings_of(plan))
-    except BlockingIOError as error:
-        raise EvaluationError(f"{plan.path}: another evaluation is writing to it") from error
+    return [plan_of(OmegaConf.merge(config, {"benchmark": name})) for name in names]
 
 
 def _results(plan: Plan, samples: SampleFile) -> list[str]:

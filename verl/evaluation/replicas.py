@@ -29,28 +29,23 @@ def replicas_of(server: DictConfig, gpus: int | None) -> int:
     return 1 if gpus is None else max(1, gpus // server.tensor_parallel)
 
 
-def check_gpus(server: DictConfig, gpus: int | None) -> None:
-    """Compare the server's GPUs with those of this machine (None: the CPU profile).
-
-    Raises:
-        ValueError: the server needs more GPUs than there are.
-    """
+def gpu_problem(server: DictConfig, gpus: int | None) -> str | None:
+    """Why the server cannot start on the GPUs of this machine (None: the CPU profile); None if it can."""
     replicas = replicas_of(server, gpus)
     needed = server.tensor_parallel * replicas
-    if gpus is not None and needed > gpus:
-        visible = os.environ.get("CUDA_VISIBLE_DEVICES", "not set")
-        raise ValueError(
-            f"server.tensor_parallel={server.tensor_parallel} x server.data_parallel={replicas}: GPUs needed: "
-            f"{needed}, visible here: {gpus} (CUDA_VISIBLE_DEVICES: {visible}); lower them, or set server.url"
-        )
+    if gpus is None or needed <= gpus:
+        return None
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "not set")
+    return (
+        f"server.tensor_parallel={server.tensor_parallel} x server.data_parallel={replicas}: GPUs needed: "
+        f"{needed}, visible here: {gpus} (CUDA_VISIBLE_DEVICES: {visible}); lower them, or set server.url"
+    )
 
 
 def describe_server(server: DictConfig, gpus: int | None) -> str:
     """A line about the server that would be started, or about why it cannot start."""
-    try:
-        check_gpus(server, gpus)
-    except ValueError as error:
-        return f"none can start: {error}"
+    if problem := gpu_problem(server, gpus):
+        return f"none can start: {problem}"
     replicas = replicas_of(server, gpus)
     devices = "the CPU" if gpus is None else f"{server.tensor_parallel * replicas} of {gpus} GPUs"
     return (

@@ -80,6 +80,6 @@ def parse_result_lines(lines: Iterable[str], source: str = "log") -> list[EvalRe
 
 
 def write_result_log(path: str | Path, lines: Iterable[str]) -> None:
-    """Write the lines as UTF-8 text to a log that is complete or not there; it replaces an older log."""
+    """Write the lines to a log that is complete or not there; it replaces an older log."""
     with replacing(path) as unfinished:
         unfinished.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")

@@ -14,10 +14,9 @@ from typing import NamedTuple
 
 from tqdm import tqdm
 
-from verl.evaluation.judge import Judge
 from verl.evaluation.questions import Question
 from verl.evaluation.sample_file import SampleFile
-from verl.evaluation.scoring import by_rule
+from verl.evaluation.scoring import Scored
 from verl.evaluation.server import ChatModel, ServerEngine
 from verl.workers.rollout import growth
 from verl.workers.rollout.environment import Tools
@@ -38,9 +37,18 @@ class Response(NamedTuple):
 
 # a question and a seed -> the model's response
 Responder = Callable[[Question, int], Awaitable[Response]]
+# a question and the text of a response -> its score
+Scorer = Callable[[Question, str], Awaitable[Scored]]
 
 
-class TokenResponder:
+def token_responder(
+    engine: ServerEngine,
+    tokenizer,
+    sampling: Mapping,
+    stop_token_ids: list[int],
+    tools: ToolBox | None,
+    context: int | None,
+) -> Responder:
     """A model that gets and gives token ids, as in training, with or without tools.
 
     Args:
@@ -50,43 +58,29 @@ class TokenResponder:
         tools: None: the model answers in one turn.
         context: the most tokens of prompt and response together; None: the server limits them.
     """
+    options = {name: sampling[name] for name in ("temperature", "top_p", "top_k")}
+    environment = None if tools is None else Tools(tools, Protocol(tokenizer, list(tools.tools)))
 
-    def __init__(
-        self,
-        engine: ServerEngine,
-        tokenizer,
-        sampling: Mapping,
-        stop_token_ids: Sequence[int],
-        tools: ToolBox | None,
-        context: int | None,
-    ):
-        self.engine, self.tokenizer, self.max_tokens = engine, tokenizer, sampling["max_tokens"]
-        self.stop_token_ids, self.context = stop_token_ids, context
-        self.options = {name: sampling[name] for name in ("temperature", "top_p", "top_k")}
-        self.environment = None if tools is None else Tools(tools, Protocol(tokenizer, list(tools.tools)))
-
-    async def __call__(self, question: Question, seed: int) -> Response:
-        prompt_ids = self.tokenizer.apply_chat_template(
+    async def respond(question: Question, seed: int) -> Response:
+        prompt_ids = tokenizer.apply_chat_template(
             question.prompt, add_generation_prompt=True, tokenize=True, return_dict=False
         )
-        max_tokens = self.max_tokens
-        if self.context is not None:
-            max_tokens = min(max_tokens, self.context - len(prompt_ids))
+        max_tokens = sampling["max_tokens"]
+        if context is not None:
+            max_tokens = min(max_tokens, context - len(prompt_ids))
         if max_tokens < 1:
-            raise ValueError(f"question {question.id}: its {len(prompt_ids)} tokens leave no room in {self.context}")
-        limits = {"max_tokens": max_tokens, "stop_token_ids": self.stop_token_ids}
-        if self.environment is None:
-            made = await self.engine.generate(prompt_ids, seed=seed, **limits, **self.options)
-            return Response(self._text(made.token_ids), len(made.token_ids))
-        sampling = growth.Sampling(**self.options)
-        tree = await growth.grow(
-            self.engine, prompt_ids, 1, Plain(), environment=self.environment, sampling=sampling, seed=seed, **limits
-        )
+            raise ValueError(f"question {question.id}: its {len(prompt_ids)} tokens leave no room in {context}")
+        limits = {"max_tokens": max_tokens, "stop_token_ids": stop_token_ids, "seed": seed}
+        if environment is None:
+            token_ids = (await engine.generate(prompt_ids, **limits, **options)).token_ids
+            return Response(tokenizer.decode(token_ids, skip_special_tokens=True), len(token_ids))
+        of_tokens = growth.Sampling(**options)
+        tree = await growth.grow(engine, prompt_ids, 1, Plain(), environment=environment, sampling=of_tokens, **limits)
+        text = tokenizer.decode(tree.trajectories()[0], skip_special_tokens=True)
         calls = sum(segment.author == TOOL for segment in tree.segments)
-        return Response(self._text(tree.trajectories()[0]), sum(tree.response_masks()[0]), calls)
+        return Response(text, sum(tree.response_masks()[0]), calls)
 
-    def _text(self, token_ids: Sequence[int]) -> str:
-        return self.tokenizer.decode(token_ids, skip_special_tokens=True)
+    return respond
 
 
 def chat_responder(model: ChatModel, sampling: Mapping) -> Responder:
@@ -109,20 +103,17 @@ def missing(questions: Sequence[Question], n: int, samples: SampleFile) -> list[
 
 
 async def collect(
-    responder: Responder,
+    respond: Responder,
+    score: Scorer,
     questions: Sequence[Question],
     n: int,
     samples: SampleFile,
-    *,
-    scoring: str,
-    judge: Judge | None,
     seed: int,
     at_once: int,
 ) -> None:
     """Ask for the samples that the file lacks, and score them. The first failure ends this; earlier samples stay.
 
     Args:
-        scoring: of the benchmark; `judge` needs a judge.
         at_once: the most samples that are asked for or scored at the same time.
     """
     todo, total = missing(questions, n, samples), len(questions) * n
@@ -135,11 +126,8 @@ async def collect(
         nonlocal right, scored_so_far
         async with slots:
             started = time.monotonic()
-            response = await responder(question, seed_of(seed, question.id, number))
-            if scoring == "judge":
-                scored = await judge.score(question, response.text)
-            else:
-                scored = await asyncio.to_thread(by_rule, question, scoring, response.text)
+            response = await respond(question, seed_of(seed, question.id, number))
+            scored = await score(question, response.text)
         row = {"question": question.id, "sample": number, "score": scored.score, "answer": scored.answer, **scored.more}
         row |= {"tokens": response.tokens, "tool_calls": response.tool_calls, "response": response.text}
         samples.add(row | {"seconds": round(time.monotonic() - started, 3)})

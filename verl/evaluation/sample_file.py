@@ -20,28 +20,30 @@ class SampleFile:
         settings: all that the samples depend on, in JSON's types.
 
     Raises:
-        ValueError: the file has other settings (the message names them), or is damaged before its last line.
-        BlockingIOError: another process has the file open.
+        ValueError: the file has other settings (the message names them), is damaged before its last line, or is open in
+            another process.
     """
 
     def __init__(self, path: Path, settings: dict):
         self.path = path
+        self.rows: dict[tuple[str, int], dict] = {}
         path.parent.mkdir(parents=True, exist_ok=True)
         self._file = path.open("a+b")
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            self.rows: dict[tuple[str, int], dict] = {}
             self._read(json.loads(json.dumps(settings)))
-        except BaseException:
+        except BaseException as error:
             self._file.close()
+            if isinstance(error, BlockingIOError):
+                raise ValueError(f"{path}: another evaluation is writing to it") from error
             raise
 
     def _read(self, settings: dict) -> None:
         self._file.seek(0)
-        whole, _, torn = self._file.read().rpartition(b"\n")
+        whole, newline, torn = self._file.read().rpartition(b"\n")
         if torn:  # the writer was killed within a line
-            self._file.truncate(len(whole) + (1 if whole else 0))
-        lines = whole.split(b"\n") if whole else []
+            self._file.truncate(len(whole + newline))
+        lines = whole.splitlines()
         for number, line in enumerate(lines, start=1):
             try:
                 row = json.loads(line)
@@ -55,9 +57,9 @@ class SampleFile:
             self._write({"settings": settings})
 
     def _check_settings(self, earlier: dict, settings: dict) -> None:
-        different = [key for key in {*earlier, *settings} if earlier.get(key) != settings.get(key)]
+        different = sorted(key for key in {*earlier, *settings} if earlier.get(key) != settings.get(key))
         if different:
-            parts = [f"{key}={earlier.get(key)!r} there, {settings.get(key)!r} now" for key in sorted(different)]
+            parts = [f"{key}={earlier.get(key)!r} there, {settings.get(key)!r} now" for key in different]
             raise ValueError(
                 f"{self.path} holds samples of another evaluation ({'; '.join(parts)}): move it away, or choose "
                 "another output_dir"

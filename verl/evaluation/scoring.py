@@ -4,8 +4,7 @@ import json
 from typing import NamedTuple
 
 from verl.evaluation.questions import Question
-from verl.utils.reward_score import countdown, math_equivalence
-from verl.utils.reward_score.qa import exact_match, normalize, plain_text, token_f1
+from verl.utils.reward_score import countdown, math_equivalence, qa
 from verl.utils.reward_score.tool_format import check_format
 
 
@@ -27,14 +26,14 @@ def final_answer(response: str) -> str | None:
     """A response's answer: the \\boxed text in its <answer>, else all of its <answer>, else its last \\boxed text."""
     report = check_format(response)
     if report.boxed is not None:
-        return plain_text(report.boxed)
+        return qa.plain_text(report.boxed)
     if report.answer is not None:
         return report.answer.strip()
     boxed = math_equivalence.last_boxed(response)
-    return None if boxed is None else plain_text(boxed)
+    return None if boxed is None else qa.plain_text(boxed)
 
 
-def by_rule(question: Question, scoring: str, response: str) -> Scored:
+def by_rule(scoring: str, question: Question, response: str) -> Scored:
     """Score by `math`, `qa` or `countdown`. For mathematics it waits for other processes: keep it off event loops."""
     if scoring == "countdown":
         result = countdown.compute_score("countdown", response, json.loads(question.answers[0]))
@@ -45,6 +44,5 @@ def by_rule(question: Question, scoring: str, response: str) -> Scored:
         results = [math_equivalence.compute_score("math", answer, truth) for truth in question.answers]
         best = max(results, key=lambda result: result["acc"])
         return Scored(best["acc"], best["pred"])
-    answer = final_answer(response) or ""
-    em, f1 = exact_match(answer, question.answers), token_f1(answer, question.answers)
-    return Scored(em, normalize(answer[:4096]), {"f1": f1})
+    result = qa.compute_score("qa", final_answer(response) or "", question.answers)
+    return Scored(result["acc"], result["pred"], {"f1": result["f1"]})

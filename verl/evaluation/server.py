@@ -137,16 +137,9 @@ def serving(model: str, log: Path, options: Sequence[str] = ()) -> Iterator[str]
     log.parent.mkdir(parents=True, exist_ok=True)
     command = ["bash", str(ROOT / "scripts/serve.sh"), model, "--host", "127.0.0.1", "--port", str(port), *options]
     environment = {**os.environ, "HARDWARE": "cpu" if os.environ.get("VERL_PLATFORM") == "cpu" else "gpu"}
+    own_session = {"cwd": ROOT, "env": environment, "start_new_session": True, "preexec_fn": _end_with_the_parent}
     with log.open("w") as out:
-        process = subprocess.Popen(
-            command,
-            stdout=out,
-            stderr=subprocess.STDOUT,
-            cwd=ROOT,
-            env=environment,
-            start_new_session=True,
-            preexec_fn=_end_with_the_parent,
-        )
+        process = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, **own_session)
     try:
         _wait_until_healthy(process, url, log)
         yield url

@@ -8,6 +8,7 @@ import ast
 import json
 import re
 from fractions import Fraction
+from itertools import accumulate
 
 MAX_ANSWER_CHARS = 256
 MAX_DEPTH = 32
@@ -44,11 +45,8 @@ def evaluate(expression: str) -> tuple[Fraction, list[int]]:
     expression = expression.translate(_SPELLINGS)
     if not expression or len(expression) > MAX_ANSWER_CHARS or not _ALLOWED.issuperset(expression):
         raise NotAnExpression("characters other than digits, + - * / ( ) and spaces, or too many")
-    depth = 0
-    for char in expression:
-        depth += (char == "(") - (char == ")")
-        if depth > MAX_DEPTH:
-            raise NotAnExpression(f"nested deeper than {MAX_DEPTH}")
+    if max(accumulate((char == "(") - (char == ")") for char in expression)) > MAX_DEPTH:
+        raise NotAnExpression(f"nested deeper than {MAX_DEPTH}")
     if _CALL.search(expression):
         raise NotAnExpression("a number or parenthesis directly before a parenthesis")
     try:

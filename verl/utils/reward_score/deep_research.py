@@ -8,9 +8,8 @@ The data source says how correctness is measured: mathematics by math-verify (0 
 overrides it; the authors' code uses f1 for everything. The answer is the \\boxed text in `<answer>`.
 """
 
-from verl.utils.reward_score import math_equivalence
-from verl.utils.reward_score.qa import exact_match, gold_answers, normalize, plain_text, token_f1
-from verl.utils.reward_score.tool_format import TOOL_TAGS, FormatReport, check_format
+from verl.utils.reward_score import math_equivalence, qa
+from verl.utils.reward_score.tool_format import TOOL_TAGS, check_format
 
 VARIANTS = ("specification", "published")
 RULES = ("math", "f1", "em")
@@ -87,7 +86,11 @@ def compute_score(
     variant = _one_of("variant", extra_info.get("reward_variant") or variant, VARIANTS)
     rule = _one_of("rule", extra_info.get("reward_rule") or rule or rule_of(data_source), RULES)
     report = check_format(solution_str, tool_tags)
-    correctness, acc, pred = _correctness(data_source, report, ground_truth, rule, kwargs)
+    if rule == "math":
+        result = math_equivalence.compute_score(data_source, report.answer, ground_truth, **kwargs)
+    else:
+        result = qa.compute_score(data_source, qa.plain_text(report.boxed or ""), ground_truth, metric=rule)
+    correctness, acc = result["score"], result["acc"]
     all_tools = set(report.calls).issuperset([tool_tags] if isinstance(tool_tags, str) else tool_tags)
     if variant == "specification":
         score = FORMAT_WEIGHT * report.well_formed + CORRECTNESS_WEIGHT * correctness
@@ -102,7 +105,7 @@ def compute_score(
         "correctness": correctness,
         "tool_calls": float(len(report.calls)),
         "all_tools": float(all_tools),
-        "pred": pred,
+        "pred": result["pred"],
     }
 
 
@@ -110,14 +113,3 @@ def _one_of(name: str, value: str, choices: tuple[str, ...]) -> str:
     if value not in choices:
         raise ValueError(f"{name}={value!r}: choose {' or '.join(choices)}")
     return value
-
-
-def _correctness(data_source, report: FormatReport, ground_truth, rule: str, options) -> tuple[float, float, str]:
-    """Correctness in [0, 1]; 1 if the answer is right, else 0; and the answer's text."""
-    if rule == "math":
-        result = math_equivalence.compute_score(data_source, report.answer, ground_truth, **options)
-        return result["acc"], result["acc"], result["pred"]
-    golds = gold_answers(ground_truth)
-    answer = plain_text(report.boxed or "")
-    em = exact_match(answer, golds)
-    return (em if rule == "em" else token_f1(answer, golds)), em, normalize(answer[:4096])

@@ -14,7 +14,6 @@ import re
 import socket
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -27,7 +26,7 @@ POOL_SIZE = min(4, os.cpu_count() or 1)
 _WORKER = Path(__file__).with_name("equivalence_worker.py")
 _TOKEN = re.compile(r"\\boxed\s*\{|\\.|[{}]", re.DOTALL)
 _LAYOUT = re.compile(r"\\(?:left|right)(?![a-zA-Z])|\\[,;:! ]|[\s~]")
-_reported = threading.Event()
+_reported: list[str] = []
 logger = logging.getLogger(__name__)
 
 
@@ -98,12 +97,9 @@ def is_equivalent(truth: str, answer: str, seconds: float = TIMEOUT_SECONDS) -> 
             comparer.kill()
             comparer = None
         _pool.put(comparer)
-    if verdict is None:
-        if not _reported.is_set():
-            _reported.set()
-            logger.warning(
-                "an answer was not compared within %s s and counts as wrong (reported once): %.200r", seconds, answer
-            )
+    if verdict is None and not _reported:
+        _reported.append(answer)
+        logger.warning("no verdict within %s s: the answer counts as wrong (reported once): %.200r", seconds, answer)
     return bool(verdict)
 
 

@@ -107,6 +107,5 @@ def compute_score(data_source, solution_str, ground_truth, extra_info=None, metr
         raise ValueError(f"metric={metric!r}: choose f1 or em")
     golds = gold_answers(ground_truth)
     answer = solution_str if isinstance(solution_str, str) else ""
-    em, f1 = exact_match(answer, golds), token_f1(answer, golds)
-    pred = normalize(answer) if len(answer) <= MAX_ANSWER_CHARS else ""
+    em, f1, pred = exact_match(answer, golds), token_f1(answer, golds), normalize(answer[:MAX_ANSWER_CHARS])
     return {"score": em if metric == "em" else f1, "acc": em, "f1": f1, "pred": pred}
