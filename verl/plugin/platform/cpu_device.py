@@ -28,28 +28,16 @@ def current_device() -> torch.device:
     return torch.device("cpu")
 
 
-def set_device(device) -> None:
-    pass
-
-
 def get_device_name(device=None) -> str:
     return platform.processor() or platform.machine()
 
 
-def empty_cache() -> None:
-    pass
+def nothing(*args, **kwargs) -> None:
+    """What a device does that a CPU need not do."""
 
 
-def ipc_collect() -> None:
-    pass
-
-
-def set_per_process_memory_fraction(fraction: float, device=None) -> None:
-    pass
-
-
-def reset_peak_memory_stats(device=None) -> None:
-    pass
+set_device = empty_cache = ipc_collect = nothing
+set_per_process_memory_fraction = reset_peak_memory_stats = nothing
 
 
 def memory_allocated(device=None) -> int:

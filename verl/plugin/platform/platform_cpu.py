@@ -5,9 +5,8 @@ absence of a GPU must not choose it: torch sees no CUDA in a Ray actor without G
 """
 
 import os
-from contextlib import contextmanager
+from contextlib import nullcontext
 from types import ModuleType
-from typing import Any
 
 import torch
 
@@ -19,17 +18,10 @@ from vllm_patches import cpu_version_name
 class PlatformCPU(PlatformBase):
     """The host's CPU as a single device without an index."""
 
-    @property
-    def device_name(self) -> str:
-        return "cpu"
-
-    @property
-    def vendor_name(self) -> str:
-        return "cpu"
-
-    @property
-    def device_module(self) -> ModuleType:
-        return cpu_device
+    device_name = vendor_name = "cpu"
+    device_module = cpu_device
+    set_device = synchronize = set_allocator_settings = empty_cache = cpu_device.nothing
+    profiler_start = profiler_stop = cudart = cpu_device.nothing
 
     def is_available(self) -> bool:
         return True
@@ -45,23 +37,10 @@ class PlatformCPU(PlatformBase):
     def device_count(self) -> int:
         return 1
 
-    def set_device(self, device_index: int) -> None:
-        pass
-
-    def synchronize(self, device_index: int | None = None) -> None:
-        pass
-
     def manual_seed(self, seed: int) -> None:
         torch.manual_seed(seed)
 
-    def manual_seed_all(self, seed: int) -> None:
-        torch.manual_seed(seed)
-
-    def set_allocator_settings(self, settings: str) -> None:
-        pass
-
-    def empty_cache(self) -> None:
-        pass
+    manual_seed_all = manual_seed
 
     def get_device_capability(self, device_index: int = 0) -> tuple[None, None]:
         return None, None
@@ -72,15 +51,8 @@ class PlatformCPU(PlatformBase):
     def visible_devices_envvar(self) -> str:
         return "CUDA_VISIBLE_DEVICES"  # Ray sets it for logical GPUs too
 
-    @contextmanager
     def nvtx_range(self, msg: str):
-        yield
-
-    def profiler_start(self) -> None:
-        pass
-
-    def profiler_stop(self) -> None:
-        pass
+        return nullcontext()
 
     def ray_resource_name(self) -> str:
         return "GPU"  # ray_kwargs.ray_init.num_gpus says how many logical ones there are
@@ -91,9 +63,6 @@ class PlatformCPU(PlatformBase):
     def is_ipc_supported(self) -> bool:
         return False  # upstream then sends weights through shared memory
 
-    def cudart(self) -> Any:
-        return None
-
 
 def use_plain_gloo_process_group(distributed: ModuleType) -> None:
     """Replace verl 0.9.1's backend string `cpu:gloo,<device>:<backend>` by `gloo`.
@@ -102,10 +71,8 @@ def use_plain_gloo_process_group(distributed: ModuleType) -> None:
     `backend`, the other builds the string itself; both are wrapped here. This can go when upstream leaves the second
     half out for the device cpu.
     """
-    original_ray, original_torchrun = (
-        distributed.initialize_global_process_group_ray,
-        distributed.initialize_global_process_group,
-    )
+    original_ray = distributed.initialize_global_process_group_ray
+    original_torchrun = distributed.initialize_global_process_group
 
     def initialize_global_process_group_ray(timeout_second=None, backend=None):
         return original_ray(timeout_second=timeout_second, backend=backend or "gloo")
