@@ -59,7 +59,7 @@ def test_the_loss_is_hapos_and_moves_the_policy(table):
 @pytest.fixture(scope="module")
 def forks(inputs):
     rollout = "actor_rollout_ref.rollout"
-    parts = ["tree=arpo", "environment=none", "credit=tree_path", "loss=aepo"]
+    parts = ["tree=arpo", "environment=none", "credit=tree_path", "loss=aepo", "update=tree"]
     settings = [f"{rollout}.initial_rollouts=2", f"{rollout}.branch_probability=1.0", f"{rollout}.entropy_tokens=2"]
     settings += [f"{rollout}.max_turn_tokens=3", f"{rollout}.turn_limit=2"]
     settings += [f"reward.custom_reward_function.path={ROOT}/tests/e2e/parity_reward.py"]
@@ -73,6 +73,7 @@ def test_trajectories_fork_without_tools(forks):
     assert (forks["tree/forks"] > 0).all() and (forks["tree/initial_rollouts"] == 2).all()
     assert (forks["tree/entropy_after_turn"] > 0).all() and "tree/tool_calls" not in forks
     assert (forks["credit/shared_tokens"] > 0).all() and (forks["actor/grad_norm"] > 0).all()
+    assert forks["perf/unique_token_share"].between(0.2, 0.9).all()
     assert forks["aepo/entropy_std"].notna().all() and forks["training/rollout_probs_diff_max"].max() < 1e-4
 
 

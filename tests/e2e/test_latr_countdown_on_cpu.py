@@ -1,7 +1,8 @@
 """LATR on the real stack of two nodes: trees on vLLM, from the second step on half of the responses sampled plainly.
 
 As in the paper's scripts the loss has a KL term, and so the run a reference policy. The model's embeddings are not
-tied, which FSDP2 wraps another way. How many nodes there are stands in the environment, as users of run scripts set it.
+tied, which FSDP2 wraps another way. Both policies are computed on the prefix tree. How many nodes there are stands in
+the environment, as users of run scripts set it.
 One launch of about two minutes.
 """
 
@@ -23,7 +24,11 @@ SETTINGS += [f"{KT}.prob_filter_abs_thres=0.0", f"{KT}.prob_filter_rel_thres=1.0
 SETTINGS += [f"{KT}.enable_param_scheduler=true"]
 # an untrained model earns it sometimes, so that the policy has moved by the second step
 SETTINGS += [f"reward.custom_reward_function.path={ROOT}/tests/e2e/parity_reward.py"]
-SETTINGS += ["actor_rollout_ref.actor.use_kl_loss=true", "actor_rollout_ref.actor.optim.lr_warmup_steps=0"]
+SETTINGS += [
+    "update=tree",
+    "actor_rollout_ref.actor.use_kl_loss=true",
+    "actor_rollout_ref.actor.optim.lr_warmup_steps=0",
+]
 pytestmark = pytest.mark.e2e
 
 
@@ -57,6 +62,10 @@ def test_the_kl_loss_is_measured_from_the_start_policy(run):
     assert 0 <= table["actor/kl_loss"][1] < 1e-6 < table["actor/kl_loss"][2] < 10
 
 
+def test_shared_tokens_are_computed_once(run):
+    assert load_metrics(run)["perf/unique_token_share"].between(0.2, 0.8).all()
+
+
 def test_the_untied_head_was_trained_and_saved(run):
     weights = load_file(run / "global_step_2/actor/huggingface/model.safetensors")
     start = load_file(run.parent / "untied/model.safetensors")
@@ -70,6 +79,7 @@ def test_the_trees_are_kept(run, step):
     records = [json.loads(line) for line in (run / f"trees/step_{step:06d}.jsonl").read_text().splitlines()]
     assert len(records) == 3
     for record in records:
+        assert record["update"] == "tree"
         assert len(record["leaves"]) == len(record["rewards"]) == 4
         for segment in record["segments"]:
             assert len(segment["log_probs"]) == len(segment["token_ids"])
