@@ -137,14 +137,14 @@ def split(rows: list[dict], val_fraction: float, seed: int) -> tuple[list[dict],
         rows: at least one.
         val_fraction: of the questions, in [0, 1); above 0 at least one question, where one is left to train on.
     """
-    questions = list(dict.fromkeys(_question(row) for row in rows))
-    count = min(max(round(val_fraction * len(questions)), int(val_fraction > 0)), len(questions) - 1)
-    chosen = set(random.Random(seed).sample(questions, count))
-    return [row for row in rows if _question(row) not in chosen], [row for row in rows if _question(row) in chosen]
-
-
-def _question(row: dict) -> str:
-    return next(message["content"] for message in row["messages"] if message["role"] == "user")
+    questions = [next(m["content"] for m in row["messages"] if m["role"] == "user") for row in rows]
+    distinct = list(dict.fromkeys(questions))
+    count = min(max(round(val_fraction * len(distinct)), int(val_fraction > 0)), len(distinct) - 1)
+    chosen = set(random.Random(seed).sample(distinct, count))
+    parts = [], []
+    for row, question in zip(rows, questions, strict=True):
+        parts[question in chosen].append(row)
+    return parts
 
 
 def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:

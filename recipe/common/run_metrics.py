@@ -110,14 +110,6 @@ def _read_attempt(file: Path) -> dict[int, dict[str, float]]:
     return rows
 
 
-def first_recorded(metrics: pd.DataFrame, names: tuple[str, ...]) -> pd.Series:
-    """The first of the named metrics that has a value, without its gaps; empty when there is none."""
-    for name in names:
-        if name in metrics and metrics[name].notna().any():
-            return metrics[name].dropna()
-    return pd.Series(dtype="float64")
-
-
 def validation_accuracy(metrics: pd.DataFrame) -> dict[str, pd.Series]:
     """Data source -> mean accuracy over the validation steps.
 
@@ -167,12 +159,13 @@ def plot_runs(runs: Runs, output: str | Path) -> Path:
         rows = len(panels) // 3
         figure = Figure(figsize=(15, 4.1 * rows), layout="constrained")
         figure.get_layout_engine().set(w_pad=0.1, h_pad=0.12)
-        absent = []
+        drawn = False
         for ax, (draw, title, unit) in zip(figure.subplots(rows, 3).flat, panels, strict=True):
             ax.set_title(title)
-            absent.append(draw(ax, runs, colors))
-            _finish_panel(ax, unit, runs, absent[-1])
-        if min(map(len, absent)) == len(runs):
+            absent = draw(ax, runs, colors)
+            _finish_panel(ax, unit, runs, absent)
+            drawn |= len(absent) < len(runs)
+        if not drawn:
             raise ValueError(f"{', '.join(runs)}: nothing to draw; expected metrics like {', '.join(CURVES)}")
         handles = [Line2D([], [], color=color, linewidth=3, label=label) for label, color in colors.items()]
         legend_above(figure, handles, most_columns=5, fontsize=11)
@@ -233,10 +226,14 @@ def _finish_panel(ax: Axes, unit: str, runs: Runs, absent: list[str]) -> None:
 
 def _draw_training(names: tuple[str, ...], ax: Axes, runs: Runs, colors: dict) -> list[str]:
     """Draws the first recorded of the metrics for each run; returns the runs without a value."""
-    curves = {label: first_recorded(metrics, names) for label, metrics in runs.items()}
-    for label, values in curves.items():
-        _draw_smoothed(ax, values, colors[label])
-    return [label for label, values in curves.items() if values.empty]
+    absent = []
+    for label, metrics in runs.items():
+        recorded = [name for name in names if name in metrics and metrics[name].notna().any()]
+        if recorded:
+            _draw_smoothed(ax, metrics[recorded[0]].dropna(), colors[label])
+        else:
+            absent.append(label)
+    return absent
 
 
 def _draw_smoothed(ax: Axes, values: pd.Series, color: object) -> None:
@@ -249,24 +246,18 @@ def _draw_smoothed(ax: Axes, values: pd.Series, color: object) -> None:
 
 
 def _draw_validation(ax: Axes, runs: Runs, colors: dict) -> list[str]:
+    """A line style and a marker for each data set, in 16 pairs before they repeat."""
     curves = {label: validation_accuracy(metrics) for label, metrics in runs.items()}
-    datasets = sorted({dataset for of_run in curves.values() for dataset in of_run})
-    for label, of_run in curves.items():
-        for dataset, values in of_run.items():
-            style, marker = _dataset_style(datasets.index(dataset))
-            ax.plot(values.index, values, color=colors[label], linestyle=style, marker=marker, markersize=4.5)
     keys = []
-    for i, dataset in enumerate(datasets):
-        style, marker = _dataset_style(i)
-        keys.append(Line2D([], [], color="#444444", linestyle=style, marker=marker, markersize=4.5, label=dataset))
+    for i, dataset in enumerate(sorted({dataset for of_run in curves.values() for dataset in of_run})):
+        style = {"linestyle": LINE_STYLES[i % 4], "marker": MARKERS[(i + i // 4) % 4], "markersize": 4.5}
+        keys.append(Line2D([], [], color="#444444", label=dataset, **style))
+        for label, of_run in curves.items():
+            if dataset in of_run:
+                ax.plot(of_run[dataset].index, of_run[dataset], color=colors[label], **style)
     if keys:
         ax.legend(handles=keys, fontsize=9, loc="best", handlelength=3)
     return [label for label, of_run in curves.items() if not of_run]
-
-
-def _dataset_style(i: int) -> tuple[str, str]:
-    """A line style and a marker; 16 pairs before they repeat."""
-    return LINE_STYLES[i % len(LINE_STYLES)], MARKERS[(i + i // len(LINE_STYLES)) % len(MARKERS)]
 
 
 def _draw_phases(ax: Axes, runs: Runs, colors: dict) -> list[str]:

@@ -84,12 +84,12 @@ def arguments_of(function: OpenAIFunctionSchema, content: str) -> dict[str, Any]
         arguments = json.loads(content)
     except ValueError:
         arguments = None
-    # a text may happen to be JSON
-    known = isinstance(arguments, dict) and not set(required) - set(arguments)
-    if not known and len(required) == 1 and properties[required[0]].type == "string":
-        return {required[0]: content}
-    if not isinstance(arguments, dict):
-        raise ToolError(f"Expected a JSON object with {', '.join(properties)}.", kind="bad_arguments", retry=False)
-    if missing := [name for name in required if name not in arguments]:
+    is_object = isinstance(arguments, dict)
+    missing = [name for name in required if not is_object or name not in arguments]
+    if is_object and not missing:
+        return arguments
+    if len(required) == 1 and properties[required[0]].type == "string":
+        return {required[0]: content}  # a text, which may happen to be JSON
+    if is_object:
         raise ToolError(f"Missing arguments: {', '.join(missing)}.", kind="bad_arguments", retry=False)
-    return arguments
+    raise ToolError(f"Expected a JSON object with {', '.join(properties)}.", kind="bad_arguments", retry=False)
