@@ -6,6 +6,7 @@ Upstream (verl 0.9.1) accepts these settings, and a worker then fails or silentl
 import importlib.util
 import json
 import os
+from itertools import product
 from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
@@ -100,18 +101,13 @@ def check_attention(config: DictConfig, cuda_is_here: bool) -> None:
             to its own part of a sequence only; or flash-attn is missing on GPUs, in which case log-probabilities would
             be computed row by row.
     """
-    actor, ref = config.actor_rollout_ref.actor, config.actor_rollout_ref.ref
     attention = config.actor_rollout_ref.model.override_config.get("attn_implementation", "flash_attention_2")
-    sizes = {
-        "actor.ulysses_sequence_parallel_size": actor.ulysses_sequence_parallel_size,
-        "actor.fsdp_config.ulysses_sequence_parallel_size": actor.fsdp_config.ulysses_sequence_parallel_size,
-        "ref.ulysses_sequence_parallel_size": ref.ulysses_sequence_parallel_size,
-        "ref.fsdp_config.ulysses_sequence_parallel_size": ref.fsdp_config.ulysses_sequence_parallel_size,
-    }
-    for name, size in sizes.items():
+    for role, section in product(("actor", "ref"), ("", ".fsdp_config")):
+        key = f"actor_rollout_ref.{role}{section}.ulysses_sequence_parallel_size"
+        size = OmegaConf.select(config, key)
         if size > 1 and not attention.startswith("flash_attention"):
             raise ValueError(
-                f"actor_rollout_ref.{name}={size} with {MODEL}.override_config.attn_implementation={attention}: "
+                f"{key}={size} with {MODEL}.override_config.attn_implementation={attention}: "
                 "upstream exchanges the parts of a sequence in flash attention only, so that each worker would attend "
                 "to its own part, without any error; use flash_attention_2, or a size of 1"
             )
