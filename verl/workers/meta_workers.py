@@ -8,7 +8,6 @@ from verl.single_controller.base.decorator import Dispatch, register
 from verl.utils.device import get_torch_device
 from verl.workers.engine_workers import ActorRolloutRefWorker
 
-from verl.workers.config.hato import META_STRATEGIES
 from verl.workers.utils.meta_learning import MetaEpisode
 
 
@@ -25,9 +24,6 @@ class MetaActorWorker(ActorRolloutRefWorker):
         """Keep theta; the updates that follow are inner steps. Arguments: `MetaEpisode`'s."""
         if self.episode is not None:
             raise RuntimeError("meta-learning: meta_begin within an episode: call meta_end first")
-        strategy = self.config.actor.strategy
-        if strategy not in META_STRATEGIES:
-            raise ValueError(f"meta-learning needs actor.strategy of {META_STRATEGIES}, not {strategy}")
         get_torch_device().synchronize()
         optimizer = self.actor.engine.optimizer
         self.episode = MetaEpisode(optimizer, method=method, meta_lr=meta_lr, inner_lr=inner_lr)

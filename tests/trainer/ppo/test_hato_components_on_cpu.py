@@ -282,7 +282,7 @@ def test_a_dropped_tree_is_a_problems_first_visit_too(queue):
     made.replay_buffer.on_drop(queue.batch("p"))
     made._compute_advantage(queue.batch("q", "pad"), {})
     references = component(made, SuccessfulPaths).references
-    assert "problem of p" in references and "problem of q" not in references, "it was submitted first"
+    assert references.of("problem of p") and not references.of("problem of q"), "it was submitted first"
 
 
 def meta_learning_loader(steps: int, domains: list[str]):

@@ -56,7 +56,7 @@ def _check_tree(config: DictConfig, hato: HATOConfig) -> None:
         )
     if hato.local_reward != REWARD_LOOP:
         local_reward_function(hato.local_reward)
-    elif not _scores_during_the_rollout(config):
+    elif config.reward.reward_model.enable and not config.reward.reward_model.enable_resource_pool:
         raise ValueError(
             f"hato.local_reward={REWARD_LOOP} needs scores during the rollout: "
             "reward.reward_model.enable_resource_pool=true, or no reward model"
@@ -76,8 +76,7 @@ def _check_sizes(config: DictConfig, hato: HATOConfig) -> None:
         "hato.tree.max_nodes": hato.tree.max_nodes,
         "hato.tree.max_nodes_per_level": hato.tree.max_nodes_per_level,
     }
-    shared = hato.exploration.nodes_per_tree
-    if shared:
+    if shared := hato.exploration.nodes_per_tree:
         sizes["hato.exploration.nodes_per_tree"] = shared
     for key, value in sizes.items():
         if value < 2:
@@ -91,11 +90,6 @@ def _check_sizes(config: DictConfig, hato: HATOConfig) -> None:
 
 def filters_groups(config: DictConfig) -> bool:
     return bool(OmegaConf.select(config, "algorithm.filter_groups.enable", default=False))
-
-
-def _scores_during_the_rollout(config: DictConfig) -> bool:
-    model = config.reward.reward_model
-    return not model.enable or model.enable_resource_pool
 
 
 def _check_meta_learning(config: DictConfig) -> None:

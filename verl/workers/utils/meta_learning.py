@@ -87,7 +87,7 @@ class MetaEpisode:
             p.grad = _like(p, self.gradients[number] / self.query_steps) if number in self.gradients else None
 
     def distance_squared(self) -> float:
-        """|theta_inner - theta|^2 of this rank's shards, so that the sum over the ranks of a mesh is the whole one's."""
+        """|theta_inner - theta|^2 of this rank's shards: the sum over the ranks of a device mesh is the whole one's."""
         total = 0.0
         for p, saved in zip(self.parameters(), self.start, strict=True):
             own = shard(p)

@@ -86,8 +86,7 @@ def _mean_over_trees(of_nodes: torch.Tensor, trees: torch.Tensor) -> float:
     if not len(of_nodes):
         return 0.0
     n_nodes = trees.bincount()
-    sums = of_nodes.new_zeros(len(n_nodes)).index_add_(0, trees, of_nodes)
-    return (sums / n_nodes)[n_nodes > 0].mean().item()
+    return (trees.bincount(of_nodes) / n_nodes)[n_nodes > 0].mean().item()
 
 
 class Visit(NamedTuple):
@@ -207,9 +206,8 @@ class HATOSearch(Component):
         metrics["hato/temperature"] = self.config.actor_rollout_ref.rollout.temperature
         visits = sorted([*kept, *dropped])
         metrics["hato/accuracy"] = fmean(visit.accuracy for visit in visits)
-        features, values, right = (
-            [x for visit in visits for x in getattr(visit, name)] for name in ("features", "values", "right")
-        )
+        names = "features", "values", "right"
+        features, values, right = ([x for visit in visits for x in getattr(visit, name)] for name in names)
         metrics["hato/value_calibration_error"] = calibration_error(values, right)
         self.value_model.observe(features, right)
         self._packed = None
@@ -268,7 +266,7 @@ class SuccessfulPaths(Component):
     def after_advantage(self, rows: BatchRows, metrics: dict) -> None:
         shown = rows.groups[: self.config.trainer.get("tree_prompts", 8)]
         distances = [rdi(sorted(set(map(tuple, paths)))) for paths in self._right_paths(rows, shown)]
-        known = [group for group in rows.groups if group.problem in self.references]
+        known = [group for group in rows.groups if self.references.of(group.problem)]
         pairs = zip(known, self._right_paths(rows, known), strict=True)
         novelties = [novelty(paths, self.references.of(group.problem)) for group, paths in pairs]
         for name, values in (("hato/rdi", distances), ("hato/novelty", novelties)):

@@ -50,7 +50,9 @@ class TreeBuffer(ReplayBuffer):
                     f"{failed} rollouts failed for a batch of {batch_size}; the log tells each one's error"
                 )
             useful = self._sampleable_terminal_keys(partition_id, reasons)
-            self._show(partition_id, reasons[1])
+            if flat and self.on_drop is not None:
+                tag_of = {key: tag for key, tag in self.partitions[partition_id].items() if key.split("_")[0] in flat}
+                self.on_drop(KVBatchMeta(keys=list(tag_of), tags=list(tag_of.values()), partition_id=partition_id))
             dropped, stale, _, of_these = self._evict_terminal_groups(global_steps, partition_id, reasons)
             if dropped:
                 _accumulate_eviction_metrics(metrics, of_these, stale)
@@ -75,11 +77,6 @@ class TreeBuffer(ReplayBuffer):
             n_rows = Counter(key.split("_")[0] for key in self.partitions[partition_id])
             flat |= {uid for uid in self.finished_keys[partition_id] if n_rows[uid] == 1}
         return flat, counts
-
-    def _show(self, partition_id: str, uids: set[str]) -> None:
-        if uids and self.on_drop is not None:
-            tag_of = {key: tag for key, tag in self.partitions[partition_id].items() if key.split("_")[0] in uids}
-            self.on_drop(KVBatchMeta(keys=list(tag_of), tags=list(tag_of.values()), partition_id=partition_id))
 
     def _require(self, wanted: int, useful: int, generated: int, batch_size: int) -> None:
         if 0 < self.max_num_gen_batches * batch_size < wanted:

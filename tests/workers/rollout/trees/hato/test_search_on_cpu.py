@@ -7,15 +7,14 @@ from collections import Counter
 import pytest
 
 from tests.workers.rollout.trees.hato.trees import frontier, model
-from verl.workers.rollout.trees.hato.bounds import Bounds
 from verl.workers.rollout.trees.hato.config import ExplorationConfig, TreeConfig
-from verl.workers.rollout.trees.hato.frontier import LEAF, OPEN, ROOT, Frontier, Step
+from verl.workers.rollout.trees.hato.frontier import LEAF, OPEN, ROOT, Frontier
 from verl.workers.rollout.trees.hato.search import (
+    Bounds,
     Expansion,
     Search,
     branching_factors,
     drawn_order,
-    score,
     softmax,
     temperature_at,
     ucb_grants,
@@ -28,8 +27,7 @@ GREEDY = ExplorationConfig(beta_u=0.5, selection_temperature=0.0)
 # -- pure functions --
 
 
-def test_scores_and_temperatures_by_hand():
-    assert score(Step(0, 1, value=0.4, uncertainty=0.2), ExplorationConfig(beta_u=0.5)) == pytest.approx(0.5)
+def test_temperatures_by_hand():
     config = ExplorationConfig(initial_temperature=1.2, temperature_decay=0.5)
     assert temperature_at(0.0, config) == 1.2
     assert temperature_at(0.5, config) == pytest.approx(1.2 * math.exp(-0.25))

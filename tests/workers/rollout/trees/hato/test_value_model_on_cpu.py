@@ -180,17 +180,9 @@ def test_nothing_seen_and_nothing_asked(kind):
     assert all(part.isfinite().all() for part in model.predict(torch.rand(5, F)))
 
 
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda m: m.predict(torch.zeros(3, 5)), r"features \(3, 5\): expected \(N, 4\)"),
-        (lambda m: m.predict(torch.zeros(4)), r"features \(4,\)"),
-        (lambda m: m.predict([[float("nan")] * 4]), "not a finite number"),
-    ],
-)
-def test_what_is_wrong_is_named(call, message):
-    with pytest.raises(ValueError, match=message):
-        call(make_value_model("ensemble"))
+def test_a_feature_that_is_no_number_is_refused():
+    with pytest.raises(ValueError, match="not a finite number"):
+        make_value_model("ensemble").predict([[float("nan")] * 4])
 
 
 def test_features():

@@ -165,19 +165,12 @@ class Frontier:
         return [segment for number in reversed(numbers) for segment in self._segments(number)]
 
     def metrics(self) -> dict[str, float]:
-        """Of the finished tree; the problem is not a step and is not counted.
-
-        Returns:
-            `nodes_made`: different steps ever made; `nodes_pruned`, `nodes_kept`: they add up to it.
-            `merged`: share of draws that were a sibling once more.
-            `leaves`; `depth`: of the deepest leaf; `branching`: mean children of kept steps that have some, the problem
-            too. `tokens_pruned`: share of the different steps' tokens that was dropped.
-        """
+        """Of the finished tree, as docs/metrics.md explains them; the problem is not a step and is not counted."""
         numbers = range(1, len(self.steps))
-        sizes = {number: self.info(number)["n_tokens"] for number in numbers}
+        sizes = [self.info(number)["n_tokens"] for number in numbers]
+        kept = [size for number, size in zip(numbers, sizes, strict=True) if self.is_kept(number)]
         draws = sum(self.info(number)["count"] for number in numbers)
-        with_children = [step for step in self.steps if step.status == EXPANDED and step.children]
-        tokens, kept = sum(sizes.values()), sum(sizes[number] for number in numbers if self.is_kept(number))
+        with_children = [len(step.children) for step in self.steps if step.status == EXPANDED]
         return {
             "nodes_made": float(len(numbers)),
             "nodes_pruned": float(len(numbers) - self.n_kept),
@@ -185,8 +178,8 @@ class Frontier:
             "merged": 1 - len(numbers) / draws if draws else 0.0,
             "leaves": float(self.n_leaves),
             "depth": float(max((step.depth for step in self.steps if step.status == LEAF), default=0)),
-            "branching": sum(len(step.children) for step in with_children) / max(len(with_children), 1),
-            "tokens_pruned": 1 - kept / tokens if tokens else 0.0,
+            "branching": sum(with_children) / max(len(with_children), 1),
+            "tokens_pruned": 1 - sum(kept) / sum(sizes) if sizes else 0.0,
         }
 
 

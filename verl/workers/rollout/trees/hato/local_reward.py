@@ -64,11 +64,8 @@ def heuristic(step: Step) -> float:
 def local_reward_function(name: str) -> LocalReward:
     """The function that `hato.local_reward` names, such as `my_package.rewards.step_reward`.
 
-    It gets a `Step` and returns a number in [0, 1] (what lies outside is cut); it may be a coroutine function, and has
-    to be one where it waits for something, such as a process reward model behind HTTP.
-
-    Raises:
-        ValueError: there is no such function.
+    It gets a `Step` and returns a number in [0, 1] (what lies outside is cut); it has to be a coroutine function where
+    it waits for something, such as a process reward model behind HTTP. Raises ValueError where there is no function.
     """
     if name == HEURISTIC:
         return heuristic

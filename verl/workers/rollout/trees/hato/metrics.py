@@ -66,12 +66,9 @@ class ReferencePaths:
         self.max_problems, self.max_paths = max_problems, max_paths
         self._paths: dict[str, list[torch.Tensor]] = {}
 
-    def __contains__(self, problem: str) -> bool:
-        return problem in self._paths
-
     def wants(self, problem: str) -> bool:
         """Whether the problem is new, and there is room for it."""
-        return problem not in self and len(self._paths) < self.max_problems
+        return problem not in self._paths and len(self._paths) < self.max_problems
 
     def keep(self, problem: str, paths: Sequence[Sequence[int]]) -> None:
         """Remembers a problem's paths; those of one that is known, or that there is no room for, are not taken."""

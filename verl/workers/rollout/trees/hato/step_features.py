@@ -44,9 +44,7 @@ def step_features(
         log_probs: of the step's tokens, in nats; at least one.
         entropies: of their distributions, over log |V|; none where the engine reports none (the feature is then 0).
         path_log_probs: of all tokens from the root to the step's last.
-        max_tokens, max_depth: what a step and a path may reach; above 0.
-        siblings_agreement: `agreement` with the steps that have the same parent, in [0, 1].
-        budget_used: in [0, 1].
+        max_tokens, max_depth: what a step and a path may reach.
     """
     raw = (
         math.exp(sum(log_probs) / len(log_probs)),

@@ -106,8 +106,6 @@ class ValueModel(ABC):
 
     def _checked(self, features) -> torch.Tensor:
         features = torch.as_tensor(features, dtype=torch.float32)
-        if features.ndim != 2 or features.shape[1] != self.features_MF.shape[1]:
-            raise ValueError(f"features {tuple(features.shape)}: expected (N, {self.features_MF.shape[1]})")
         if not features.isfinite().all():
             raise ValueError("a feature is not a finite number")
         return features
