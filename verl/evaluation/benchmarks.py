@@ -85,11 +85,7 @@ BENCHMARKS: dict[str, Benchmark] = {
         read_answers=adapters.gsm8k_answers,
         note="answer is the solution, then #### and the number",
     ),
-    "math": _maths(
-        "MATH",
-        f"{HUB}/EleutherAI/hendrycks_math (the test files of all seven subjects)",
-        note="the seven files together are the set",
-    ),
+    "math": _maths("MATH", f"{HUB}/EleutherAI/hendrycks_math (the test files of all seven subjects, together)"),
     "webwalkerqa": _searches("WebWalkerQA", f"{HUB}/callanwu/WebWalkerQA (main)", "judge"),
     "hotpotqa": _searches(
         "HotpotQA",

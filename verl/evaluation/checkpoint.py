@@ -32,10 +32,10 @@ def find_checkpoint(experiment: str, step: int | None) -> Checkpoint:
         of_step = "" if step is None else f" of step {step}"
         raise SystemExit(f"error: {run_dir} has no complete checkpoint{of_step}; it has {steps}")
     step = steps[-1] if step is None else step
-    shards = run_dir / f"global_step_{step}" / "actor"
-    if list((shards / "huggingface").glob("*.safetensors")):
-        return Checkpoint(str(shards / "huggingface"), step)
-    merged = run_dir / f"global_step_{step}" / "merged"
+    folder = run_dir / f"global_step_{step}"
+    shards, saved, merged = folder / "actor", folder / "actor" / "huggingface", folder / "merged"
+    if list(saved.glob("*.safetensors")):
+        return Checkpoint(str(saved), step)
     return Checkpoint(str(merged), step, None if merged.exists() else shards)
 
 

@@ -259,9 +259,8 @@ def _responder(plan: Plan, url: str, tools: ToolBox | None) -> Responder:
 
 async def _collect(plan: Plan, url: str, samples: SampleFile) -> None:
     config, tools = plan.config, ToolBox(plan.tools) if plan.tools else None
-    at_once = (
-        2 * plan.requests_at_once
-    )  # while some responses wait for a tool or the judge, others keep the server busy
+    # while some responses wait for a tool or the judge, others keep the server busy
+    at_once = 2 * plan.requests_at_once
     try:
         respond, score = _responder(plan, url, tools), _scorer(plan)
         await collect(respond, score, plan.questions.questions, config.n, samples, seed=config.seed, at_once=at_once)
@@ -319,14 +318,8 @@ def _results(plan: Plan, samples: SampleFile) -> list[str]:
         metrics = measure(rows, config.ks)
     except ValueError as error:
         raise EvaluationError(f"{plan.path}: {error}") from error
-    result = EvalResult(
-        experiment=config.experiment,
-        step=plan.step,
-        dataset=config.benchmark,
-        n_samples=config.n,
-        n_questions=len(questions),
-        metrics=metrics,
-    )
+    names = {"experiment": config.experiment, "step": plan.step, "dataset": config.benchmark}
+    result = EvalResult(**names, n_samples=config.n, n_questions=len(questions), metrics=metrics)
     lines, log = format_result_lines([result]), plan.path.with_suffix(".log")
     write_result_log(log, [*plan.describe(), *lines])
     return [*lines, f"{len(rows)} samples: {plan.path}   log: {log}"]

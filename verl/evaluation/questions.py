@@ -1,6 +1,6 @@
 """A benchmark's questions as messages to a model, with instructions on how to answer."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from verl.utils.reward_score.tool_format import TOOL_TAGS
@@ -27,9 +27,7 @@ class Question(NamedTuple):
     answers: list[str]
 
 
-def to_messages(
-    text: str, style: str, *, tool_tags: Iterable[str] = TOOL_TAGS, system: str | None = None
-) -> list[dict]:
+def to_messages(text: str, style: str, tool_tags: Sequence[str] = TOOL_TAGS, system: str | None = None) -> list[dict]:
     """The prompt for a bare question.
 
     Args:
@@ -50,7 +48,7 @@ def to_messages(
     return [*messages, {"role": "user", "content": content}]
 
 
-def tool_instruction(tool_tags: Iterable[str] = TOOL_TAGS) -> str:
+def tool_instruction(tool_tags: Sequence[str] = TOOL_TAGS) -> str:
     """Explains the protocol of `tool_format` to a model that was not trained on it."""
     tools = [f"<{tag}>…</{tag}> {_TOOLS.get(tag, f'calls the tool {tag}')}" for tag in tool_tags]
     lines = ["Answer the question. First think, between <think> and </think>."]
