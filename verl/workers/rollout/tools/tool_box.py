@@ -172,5 +172,5 @@ class ToolBox:
                 error = fault
             if (tool.name, error.kind) not in self._logged:
                 self._logged.add((tool.name, error.kind))
-                logger.warning(f"tool {tool.name} failed ({error.kind}); more are counted only", exc_info=fault)
+                logger.warning(f"tool {tool.name} failed ({error.kind}); further ones are counted only", exc_info=fault)
             return ToolOutput(f"Error: {error}"), error
