@@ -36,7 +36,7 @@ def best_at_k(scores: Sequence[float], k: int) -> float:
     The i-th smallest of n scores is the best of C(i-1, k-1) of the C(n, k) draws.
 
     >>> best_at_k([0.0, 0.5, 1.0], 2)  # (0.5 + 1 + 1) / 3
-    0.8333333333333334
+    0.8333333333333333
     """
     draws = math.comb(len(scores), k)
     return math.fsum(float(score) * (math.comb(i, k - 1) / draws) for i, score in enumerate(sorted(scores)))
@@ -71,7 +71,7 @@ def maj_at_k(scores: Sequence[float], answers: Sequence[str | None], k: int) -> 
     silent = _binomial(n_silent, chance)
     most = min(k, max(count for count, _ in classes))
     won = math.fsum(_won_with(votes, k, classes, pmfs, silent) for votes in range(1, most + 1))
-    return min(1.0, won / _binomial(n, chance)[k])
+    return min(1.0, float(won / _binomial(n, chance)[k]))
 
 
 def _won_with(votes: int, k: int, classes, pmfs, silent: np.ndarray) -> float:
