@@ -83,6 +83,7 @@ def register_credit(name: str) -> Callable:
                 advantages = credit(token_level_rewards, response_mask, index, epsilon, norm) * response_mask
             return advantages, advantages
 
+        estimator.__module__ = credit.__module__
         return estimator
 
     return register
