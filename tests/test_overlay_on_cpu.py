@@ -188,7 +188,7 @@ print("FOUND", get_trainer_cls("explore").__module__)
         *("CandidateReplica", "vLLMReplica", "ServerAdapter"),
         *("verl.trainer.ppo.hapo_algos", "verl.trainer.ppo.hapo_algos"),
         *("verl.trainer.ppo.tree_credit", "verl.trainer.ppo.aepo_algos"),
-        *("verl.trainer.ppo.tree_credit", "verl.trainer.ppo.tree_credit"),  # which registers for both their files
+        *("verl.trainer.ppo.hato_algos", "verl.trainer.ppo.tree_grpo_credit"),
         "verl.trainer.ppo.v1.explore_trainer",
     ], result.stderr
 
