@@ -10,12 +10,11 @@ sides alternate in the same run. Writes benchmarks/results/prefix_tree_<device>.
 """
 
 import multiprocessing
-import resource
 import statistics
 import time
+from pathlib import Path
 from typing import NamedTuple
 
-import matplotlib
 import numpy as np
 import torch
 from torch.nn.functional import cross_entropy
@@ -24,9 +23,6 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 from benchmarks.report import RESULTS, in_turns, parser_of, with_range, write_report
 from verl.workers.engine.prefix_tree.attention import NAME
 from verl.workers.engine.prefix_tree.log_probs import TrieBatch
-
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt  # noqa: E402 (after the backend is chosen)
 
 
 class Model(NamedTuple):
@@ -155,6 +151,13 @@ def compare(model: Qwen2ForCausalLM, group: Group, runs: int) -> dict[str, dict[
     return times
 
 
+def peak_text(*arguments) -> str:
+    try:
+        return f"{peak_mib(*arguments):,.0f}"
+    except torch.OutOfMemoryError:
+        return "out of memory"
+
+
 def peak_mib(name: str, shape: Model, group: Group, checkpointing: bool, device: str) -> float:
     """Peak of an update's memory above that of the model and its gradients, in MiB."""
     model = make_model(shape, device)
@@ -162,17 +165,27 @@ def peak_mib(name: str, shape: Model, group: Group, checkpointing: bool, device:
         parameter.grad = torch.zeros_like(parameter)
     side = Side(name, model, sequences_of(group, shape.vocabulary, seed=0), checkpointing)
     if device == "cpu":
-        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+        before = _peak_kib()
         side.update()
-        return (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 2**10
+        return (_peak_kib() - before) / 2**10
     before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
     side.update()
     return (torch.cuda.max_memory_allocated() - before) / 2**20
 
 
+def _peak_kib() -> int:
+    """The most memory that this process has held at once."""
+    (line,) = (line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM"))
+    return int(line.split()[1])
+
+
 def draw(speed_ups: dict[str, dict[float, float]], path) -> None:
-    figure, axes = plt.subplots(figsize=(6, 4.5))
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(6, 4.5))
+    axes = figure.add_subplot()
     for label, of_sharing in speed_ups.items():
         axes.plot(list(of_sharing), list(of_sharing.values()), marker="o", label=label)
     sharing = sorted({value for of_sharing in speed_ups.values() for value in of_sharing})
@@ -192,7 +205,12 @@ def main() -> None:
         model = make_model(shape, args.device)
         for group in GROUPS[args.device]:
             cells = [shape.name, f"{group.rows} x {group.length}", f"{group.sharing:g}"]
-            for what, times in compare(model, group, args.runs).items():
+            try:
+                compared = compare(model, group, args.runs)
+            except torch.OutOfMemoryError:
+                table.append([*cells, *["out of memory"] * 6, "", ""])
+                continue
+            for what, times in compared.items():
                 ratio = statistics.median(times["rows"]) / statistics.median(times["tree"])
                 cells += [with_range(times["rows"], ".3f"), with_range(times["tree"], ".3f"), f"{ratio:.2f}"]
                 label = f"{what}, {shape.name}, {group.length} tokens"
@@ -202,8 +220,8 @@ def main() -> None:
                     peaks = []
                     for name in ("rows", "tree"):
                         with fresh_process.Pool(1) as pool:
-                            peaks.append(pool.apply(peak_mib, (name, shape, group, checkpointing, args.device)))
-                    cells.append(" / ".join(f"{peak:,.0f}" for peak in peaks))
+                            peaks.append(pool.apply(peak_text, (name, shape, group, checkpointing, args.device)))
+                    cells.append(" / ".join(peaks))
             else:
                 cells += ["", ""]
             table.append(cells)

@@ -22,6 +22,6 @@ if [ -z "${MODEL_PATH:-}" ]; then
 fi
 
 CONFIG_DIR=recipe/arpo/config TRAIN_FILE=$DATA_DIR/train.parquet VAL_FILE=$DATA_DIR/test.parquet
-train "${METHOD}_trainer" task=search_task data.max_prompt_length=24 data.max_response_length=128 \
+train "${METHOD}_trainer" task=search_task update=tree data.max_prompt_length=24 data.max_response_length=128 \
     actor_rollout_ref.rollout.tools.tool_instances.search.params.corpus="$(realpath -m "$DATA_DIR")/corpus.jsonl" \
     "$@"

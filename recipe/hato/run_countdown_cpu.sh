@@ -4,6 +4,7 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 CONFIG_DIR=recipe/hato/config METHOD=hato HARDWARE=cpu exec bash recipe/common/run_countdown.sh \
+    update=tree \
     hato.tree.max_step_tokens=4 \
     hato.tree.max_depth=2 \
     hato.tree.branching_factor=4 \

@@ -8,6 +8,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 export CONFIG_DIR=recipe/latr/config METHOD=grpo_countdown HARDWARE=cpu
 export EXPERIMENT_NAME=${EXPERIMENT_NAME:-latr_grpo_countdown_seed${SEED:-0}}
 exec bash recipe/common/run_countdown.sh \
+    update=tree \
     actor_rollout_ref.actor.use_kl_loss=false \
     "actor_rollout_ref.rollout.kt.rollout_filter_steps=[3,5]" \
     actor_rollout_ref.rollout.kt.prob_filter_abs_thres=0.05 \

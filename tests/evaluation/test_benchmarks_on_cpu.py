@@ -198,8 +198,9 @@ def test_what_a_model_of_text_cannot_answer_is_counted(tmp_path):
     rows = [gaia_row(0), gaia_row(1, file_name="x.pdf"), gaia_row(2)]
     result = read(tmp_path, "gaia", rows)
     assert [question.id for question in result.questions] == ["t0", "t2"]
-    with pytest.raises(ValueError, match="no questions to ask.*no public answer: use the validation split': 1"):
-        read(tmp_path, "gaia", [gaia_row(0, **{"Final answer": "?"})])
+    for unknown in ({"Final answer": "?"}, {"Final answer": " ?"}, {"Final answer": "", "answer": "?"}):
+        with pytest.raises(ValueError, match="no questions to ask.*no public answer: use the validation split': 1"):
+            read(tmp_path, "gaia", [gaia_row(0, **unknown)])
     assert result.left_out == {"comes with a file": 1}
     hle = LAYOUTS["hle"][0]
     result = read(tmp_path, "hle", [hle, hle | {"id": "68", "image": "data:image/png;base64,AA"}])
@@ -250,7 +251,7 @@ def test_several_files_are_one_set(tmp_path):
 
 def test_other_names_of_an_entity_are_right_with_the_file_of_aliases(tmp_path):
     aliases = [
-        {"Q_id": "Q7", "aliases": ["Anna", "Ann"], "demonyms": ["Annish"]},
+        {"Q_id": "Q7", "aliases": ["Anna", "", "Ann"], "demonyms": ["Annish"]},
         {"Q_id": "Q8", "aliases": ["Bob"], "demonyms": []},
     ]
     (tmp_path / "id_aliases.json").write_text("".join(json.dumps(row) + "\n" for row in aliases))

@@ -124,7 +124,7 @@ BENCHMARKS: dict[str, Benchmark] = {
         id=("task_id",),
         left_out={
             "comes with a file": lambda row: bool(row.get("file_name")),
-            "has no public answer: use the validation split": lambda row: row.get("final answer") == "?",
+            "has no public answer: use the validation split": lambda row: str(adapters.first_of(row, ("Final answer", "answer"))).strip() == "?",
         },
     ),
     "hle": _searches(

@@ -71,7 +71,7 @@ def _question(benchmark: Benchmark, row: dict, number: int, aliases: dict[str, l
     row = benchmark.decode(row) if benchmark.decode else row
     text = benchmark.read_question(row, benchmark.question)
     answers = benchmark.read_answers(row, benchmark.answer)
-    answers += [name for name in aliases.get(row.get("answer_id"), ()) if name not in answers]
+    answers += [name for name in aliases.get(row.get("answer_id"), ()) if str(name).strip() and name not in answers]
     own_id = adapters.first_of(row, benchmark.id)
     return Question(str(number if own_id is None else own_id), text, to_messages(text, **prompt), answers)
 

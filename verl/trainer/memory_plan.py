@@ -234,14 +234,16 @@ def logits_bytes(config: DictConfig, vocabulary: int, tokens: int, entropy: bool
     their maximum exist together, which takes 12 bytes for each logit. With gradients it takes 24 bytes, of which 10
     stay until the backward pass, however small the chunks are. In compiled code there is at most a single copy. A chunk
     counts 12 bytes for each logit in compiled code as well, since upstream's loop is compiled again for every new
-    number of tokens and runs in eager mode from the ninth on.
+    number of tokens and runs in eager mode from the ninth on. On a prefix tree the gradient does not overwrite the
+    logits.
     """
     fsdp = config.actor_rollout_ref.actor.fsdp_config
     if config.actor_rollout_ref.model.use_fused_kernels:
         return 0
     decay = OmegaConf.select(config, "hato.exploration.temperature_decay", default=0)
     unscaled = config.actor_rollout_ref.rollout.temperature == 1 and decay == 0
-    logits = (2 if unscaled else 4) * tokens * vocabulary
+    gradient = 2 if training and config.actor_rollout_ref.actor.get("use_prefix_tree") else 0
+    logits = ((2 if unscaled else 4) + gradient) * tokens * vocabulary
     if not entropy:
         return logits
     if fsdp.entropy_from_logits_with_chunking:

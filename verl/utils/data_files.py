@@ -8,7 +8,7 @@ import gzip
 import io
 import json
 import zlib
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 import pyarrow as pa
@@ -23,8 +23,11 @@ class BadRow(ValueError):
     """A row that cannot be used; the message says what is wrong with it."""
 
 
-def read_rows(path: Path) -> Iterator[dict]:
+def read_rows(path: Path, columns: Collection[str] | None = None) -> Iterator[dict]:
     """Rows of a .jsonl, .jsonl.gz, .json (a list of objects), .parquet or .csv (with a header) file, one at a time.
+
+    Args:
+        columns: of a .parquet file no others are read; None: all.
 
     Raises:
         ValueError: the file is missing, damaged or of another type; the message names the file, and the line if known.
@@ -32,7 +35,7 @@ def read_rows(path: Path) -> Iterator[dict]:
     if not path.is_file():
         raise ValueError(f"{path} does not exist or is no file")
     if path.suffix == ".parquet":
-        yield from _parquet_rows(path)
+        yield from _parquet_rows(path, columns)
     elif path.name.endswith((".jsonl", ".jsonl.gz")):
         yield from read_lines(path)
     elif path.suffix == ".json":
@@ -67,9 +70,11 @@ def write_rows(path: Path, rows: list[dict]) -> None:
             unfinished.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
 
 
-def _parquet_rows(path: Path) -> Iterator[dict]:
+def _parquet_rows(path: Path, columns: Collection[str] | None) -> Iterator[dict]:
     try:
-        for batch in pq.ParquetFile(path).iter_batches(batch_size=4096):
+        file = pq.ParquetFile(path)
+        present = [name for name in file.schema_arrow.names if columns is None or name in columns]
+        for batch in file.iter_batches(batch_size=4096, columns=present):
             yield from batch.to_pylist()
     except (pa.ArrowInvalid, OSError) as error:
         raise ValueError(f"{path} is not a readable parquet file ({error})") from error

@@ -231,7 +231,7 @@ def on_a_rank(folder: str) -> None:
     from verl.utils.distributed import initialize_global_process_group_ray
 
     from recipe.common.tiny_model import TinyModelConfig, make_model, make_tokenizer
-    from verl.workers.engine.prefix_tree.trie import count_nodes
+    from verl.workers.engine.prefix_tree.trie import build_trie
 
     initialize_global_process_group_ray()
     if dist.get_rank() == 0:
@@ -246,7 +246,7 @@ def on_a_rank(folder: str) -> None:
         tokenizer.save_pretrained(f"{folder}/model")
     dist.barrier()
     rows = [prompt + response for prompt, response in zip(*mini_batch(dist.get_rank()), strict=True)]
-    results: dict = {"tokens": sum(map(len, rows)), "unique_tokens": count_nodes(rows)}
+    results: dict = {"tokens": sum(map(len, rows)), "unique_tokens": len(build_trie(rows))}
     for name, changes in CASES.items():
         case = CASE | changes
         results[name] = {}

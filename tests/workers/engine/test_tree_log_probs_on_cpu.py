@@ -127,7 +127,7 @@ def test_the_arguments_of_the_gpus_kernel(kernel, kv_heads):
     model, rng = tiny_model("qwen2", torch.float64, kv_heads=kv_heads), random.Random(5)
     with (
         patch("torch.nn.attention.varlen.varlen_attn", kernel),
-        patch("verl.workers.engine.prefix_tree.log_probs.attention_segments", VarlenSegments),
+        patch("verl.workers.engine.prefix_tree.attention.PaddedSegments", VarlenSegments),
     ):
         for _ in range(4):
             sequences = random_sequences(rng)
@@ -198,6 +198,18 @@ def test_chosen_log_probs_by_finite_differences():
     assert torch.autograd.gradcheck(lambda x: _ChosenLogProbs.apply(x, rows, tokens), (logits,))
     with patch("verl.workers.engine.prefix_tree.log_probs.CHUNK_ELEMENTS", 7):
         assert torch.autograd.gradcheck(lambda x: _ChosenLogProbs.apply(x, rows, tokens), (logits,))
+
+
+@pytest.mark.parametrize("scale", [1.0, 20.0])  # unsure tokens, and tokens with p close to 1
+def test_gradients_of_likely_tokens_in_bfloat16(scale):
+    generator = torch.Generator().manual_seed(0)
+    exact = (scale * torch.randn(64, 50, generator=generator)).bfloat16().double().requires_grad_()
+    rows, tokens = torch.arange(64), exact.argmax(-1)
+    weights = torch.randn(64, generator=generator)
+    logits = exact.detach().bfloat16().requires_grad_()
+    (exact.log_softmax(-1)[rows, tokens] * weights).sum().backward()
+    (_ChosenLogProbs.apply(logits, rows, tokens) * weights).sum().backward()
+    assert (logits.grad.double() - exact.grad).norm() < 0.005 * exact.grad.norm()
 
 
 def test_small_segments_share_calls():

@@ -89,6 +89,9 @@ def test_the_oldest_go_when_the_cache_is_full(tmp_path):
     assert 0.4 * limit < 4000 * len(kept) <= limit
     assert path.stat().st_size < 1.3 * limit
     assert cache.n_entries() == len(kept)
+    smaller = SearchCache(path, size_mb=0.4)
+    smaller.put("new", "text")
+    assert 0 < 4000 * smaller.n_entries() <= 400_000 and smaller.get("new") == "text"
 
 
 @pytest.mark.parametrize("damage", ["noise", "text", "cut", "hole"])

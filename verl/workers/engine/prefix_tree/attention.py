@@ -78,7 +78,10 @@ class PaddedSegments:
 
 
 class VarlenSegments:
-    """Attention with torch's varlen kernel, whose causal mask is aligned to the last query and key. Needs CUDA."""
+    """Attention with torch's varlen kernel, whose causal mask is aligned to the last query and key.
+
+    It needs CUDA and 16-bit floats.
+    """
 
     def __init__(self, trie: Trie, device: torch.device):
         query_lengths = trie.segment_ends - trie.segment_starts
@@ -103,10 +106,19 @@ class VarlenSegments:
         return varlen_attn(query, key[self.keys], value[self.keys], *offsets, **options)
 
 
-def attention_segments(trie: Trie, device: torch.device) -> PaddedSegments | VarlenSegments:
-    """What a forward over this trie passes as `prefix_tree`."""
-    kind = VarlenSegments if torch.device(device).type == "cuda" else PaddedSegments
-    return kind(trie, device)
+class TrieSegments:
+    """What a forward over a trie passes as `prefix_tree`; the first layer's tensors tell which attention serves."""
+
+    def __init__(self, trie: Trie):
+        self._trie = trie
+        self._segments: PaddedSegments | VarlenSegments | None = None
+
+    def attend(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float) -> torch.Tensor:
+        """`query` (N, H, D), `key` and `value` (N, G, D); returns (N, H, D)."""
+        if self._segments is None:
+            by_kernel = query.is_cuda and query.dtype in (torch.float16, torch.bfloat16)
+            self._segments = (VarlenSegments if by_kernel else PaddedSegments)(self._trie, query.device)
+        return self._segments.attend(query, key, value, scale)
 
 
 def similar_segments(trie: Trie) -> Iterator[np.ndarray]:
@@ -136,7 +148,7 @@ def prefix_tree_attention(
     dropout: float = 0.0,
     scaling: float | None = None,
     sliding_window: int | None = None,
-    prefix_tree: PaddedSegments | VarlenSegments | None = None,
+    prefix_tree: TrieSegments | None = None,
     **kwargs,
 ) -> tuple[torch.Tensor, None]:
     """As `transformers` calls attention functions: `query` (1, H, N, D), `key` and `value` (1, G, N, D).

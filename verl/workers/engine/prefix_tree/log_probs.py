@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from verl.workers.config.prefix_tree_models import check_model_config
-from verl.workers.engine.prefix_tree.attention import NAME, attention_segments
+from verl.workers.engine.prefix_tree.attention import NAME, TrieSegments
 from verl.workers.engine.prefix_tree.trie import Trie, build_trie
 
 CHUNK_ELEMENTS = 2**24
@@ -35,12 +35,16 @@ class _ChosenLogProbs(torch.autograd.Function):
     def backward(ctx, gradient: torch.Tensor):
         logits, log_sum_exp, rows, tokens = ctx.saved_tensors
         of_row = torch.zeros_like(log_sum_exp).index_add_(0, rows, gradient)[:, None]
+        rows, order = rows.sort()
+        tokens, gradient = tokens[order], gradient[order]
         result, size = torch.empty_like(logits), _chunk_rows(logits)
-        for start in range(0, len(logits), size):
-            part = slice(start, start + size)
-            softmax = (logits[part].to(log_sum_exp.dtype) - log_sum_exp[part, None]).exp_()
-            result[part] = softmax.mul_(-of_row[part])
-        result.index_put_((rows, tokens), gradient.to(result.dtype), accumulate=True)
+        starts = torch.arange(0, len(logits) + size, size, device=rows.device)
+        pairs = torch.searchsorted(rows, starts).tolist()
+        for chunk, start in enumerate(range(0, len(logits), size)):
+            part, own = slice(start, start + size), slice(pairs[chunk], pairs[chunk + 1])
+            dense = (logits[part].to(log_sum_exp.dtype) - log_sum_exp[part, None]).exp_().mul_(-of_row[part])
+            # 1 - p of a likely token is small: the difference is taken before it is rounded to the logits' precision
+            result[part] = dense.index_put_((rows[own] - start, tokens[own]), gradient[own], accumulate=True)
         return result, None, None
 
 
@@ -69,7 +73,7 @@ class TrieBatch:
             "input_ids": tokens[None],
             "position_ids": depth[None],
             "attention_mask": None,
-            NAME: attention_segments(self.trie, device),
+            NAME: TrieSegments(self.trie),
         }
         self.temperature = None
         if any(value != 1 for value in temperatures):

@@ -58,7 +58,8 @@ class TrieOrder:
         if self.lengths.max() > budget:
             raise ValueError(
                 f"use_prefix_tree: a row of {self.lengths.max()} tokens exceeds the {budget} of a micro-batch: raise "
-                "actor_rollout_ref.actor.ppo_max_token_len_per_gpu"
+                "actor_rollout_ref.actor.ppo_max_token_len_per_gpu, and rollout.log_prob_max_token_len_per_gpu and "
+                "ref.log_prob_max_token_len_per_gpu if they were set"
             )
         runs: list[Run] = []
         parts = [(0, len(self.order))]

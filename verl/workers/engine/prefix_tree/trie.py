@@ -72,13 +72,6 @@ def build_trie(sequences: Sequence[np.ndarray], kinds: Sequence[float] | None = 
     return _with_segments(rows, node_of, np.array(chains, dtype=np.int64).reshape(-1, 4))
 
 
-def count_nodes(sequences: Sequence[np.ndarray], kinds: Sequence[float] | None = None) -> int:
-    """The number of nodes of `build_trie(sequences, kinds)`."""
-    rows = [np.ascontiguousarray(sequence, dtype=np.int64) for sequence in sequences]
-    _, shared = sort_by_prefix(rows, kinds)
-    return sum(map(len, rows)) - sum(shared)
-
-
 def sort_by_prefix(rows: list[np.ndarray], kinds: Sequence[float] | None = None) -> tuple[list[int], list[int]]:
     """The int64 rows' order in a trie, and the length of the prefix that each shares with its predecessor there."""
     kinds = [0.0] * len(rows) if kinds is None else kinds

@@ -70,7 +70,8 @@ def read_corpus(path: str | Path) -> pa.Table:
     path = Path(path).expanduser()
     if not path.name.endswith((".jsonl", ".jsonl.gz", ".parquet")):
         raise ValueError(f"{path}: expected a corpus in .jsonl, .jsonl.gz or .parquet")
-    documents = (_document(row, f"{path}, row {number}") for number, row in enumerate(read_rows(path), start=1))
+    rows = read_rows(path, columns=("id", "title", "text", "contents"))
+    documents = (_document(row, f"{path}, row {number}") for number, row in enumerate(rows, start=1))
     batches = []
     while columns := list(zip(*islice(documents, ROWS_PER_BATCH), strict=True)):
         batches.append(pa.record_batch([pa.array(column, pa.large_string()) for column in columns], SCHEMA))

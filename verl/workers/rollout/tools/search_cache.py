@@ -116,10 +116,13 @@ class SearchCache:
                 time.sleep(0.02)
 
     def _trim(self) -> None:
-        """Deletes the oldest tenth when the entries need more than the limit."""
-        pages = self._one("PRAGMA page_count") - self._one("PRAGMA freelist_count")
-        if pages * self._one("PRAGMA page_size") > self._limit:
-            self._database.execute(DELETE_OLDEST)
+        """Deletes the oldest tenth as often as the entries need more than the limit."""
+        page_size, deleted = self._one("PRAGMA page_size"), True
+        while deleted and self._used_pages() * page_size > self._limit:
+            deleted = self._database.execute(DELETE_OLDEST).rowcount
+
+    def _used_pages(self) -> int:
+        return self._one("PRAGMA page_count") - self._one("PRAGMA freelist_count")
 
     def _one(self, statement: str):
         return self._database.execute(statement).fetchone()[0]
