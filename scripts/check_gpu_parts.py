@@ -58,7 +58,7 @@ PARTS = (
     Part("grpo", 240, f"bash recipe/common/run_grpo_countdown.sh {COUNTDOWN}"),
     Part("dapo", 150, f"bash recipe/common/run_dapo_countdown.sh {COUNTDOWN} {FILTER}"),
     Part("hapo", 150, f"{HAPO_SCRIPT} {COUNTDOWN} {FILTER}"),
-    Part("latr", 150, f"bash recipe/latr/grpo-kt-countdown.sh {COUNTDOWN} {LATR}"),
+    Part("latr", 150, f"bash recipe/latr/grpo-kt-countdown.sh update=tree {COUNTDOWN} {LATR}"),
     Part("hato", 150, f"{HATO_SCRIPT} {COUNTDOWN} {HATO}"),
     Part(
         "cold_start",

@@ -124,7 +124,9 @@ BENCHMARKS: dict[str, Benchmark] = {
         id=("task_id",),
         left_out={
             "comes with a file": lambda row: bool(row.get("file_name")),
-            "has no public answer: use the validation split": lambda row: str(adapters.first_of(row, ("Final answer", "answer"))).strip() == "?",
+            "has no public answer: use the validation split": lambda row: (
+                str(adapters.first_of(row, ("Final answer", "answer"))).strip() == "?"
+            ),
         },
     ),
     "hle": _searches(

@@ -37,6 +37,8 @@ class PaddedBatch:
         self.queries = torch.from_numpy(queries).to(device)  # (B, L) nodes
         self.keys = torch.from_numpy(keys).to(device)  # (B, K) nodes, by depth
         self.query_depth = torch.from_numpy(trie.depth[queries]).to(device)  # (B, L)
+        # whole sequences of one length need no mask, and kernels for these skip what is hidden
+        self.causal = keys.shape == queries.shape and (trie.depth[queries] == np.arange(keys.shape[1])).all()
         self._mask: torch.Tensor | None = None
 
     def mask(self, dtype: torch.dtype) -> torch.Tensor:
@@ -70,9 +72,8 @@ class PaddedSegments:
                 for states, nodes in ((query, batch.queries), (key, batch.keys), (value, batch.keys))
             ]
             gqa = query.shape[1] != key.shape[1]
-            output = scaled_dot_product_attention(
-                *heads_first, attn_mask=batch.mask(query.dtype), scale=scale, enable_gqa=gqa
-            )
+            mask = {"is_causal": True} if batch.causal else {"attn_mask": batch.mask(query.dtype)}
+            output = scaled_dot_product_attention(*heads_first, **mask, scale=scale, enable_gqa=gqa)
             outputs.append(output.transpose(1, 2).flatten(0, 1))
         return torch.cat(outputs)[self.place]
 
