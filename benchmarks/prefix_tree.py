@@ -112,7 +112,7 @@ class Side:
         values = batch.node_log_probs(logits)[batch.next_nodes]
         return values.view(len(self.rows), -1)[:, :-1].flatten()
 
-    def inference(self, _run: int = 0) -> float:
+    def log_prob_pass(self, _run: int = 0) -> float:
         """Seconds of the pass that computes old log-probabilities."""
         with torch.no_grad():
             return self._seconds(self.log_probs)
@@ -145,7 +145,7 @@ def compare(model: Qwen2ForCausalLM, group: Group, runs: int) -> dict[str, dict[
     rows = sequences_of(group, model.config.vocab_size, seed=0)
     sides = {name: Side(name, model, rows) for name in ("rows", "tree")}
     times = {}
-    for what in ("inference", "update"):
+    for what in ("log_prob_pass", "update"):
         results = in_turns({name: getattr(side, what) for name, side in sides.items()}, runs + 1)
         times[what] = {name: seconds[1:] for name, seconds in results.items()}
     return times
@@ -183,6 +183,7 @@ def _peak_kib() -> int:
 
 def draw(speed_ups: dict[str, dict[float, float]], path) -> None:
     from matplotlib.figure import Figure
+    from matplotlib.ticker import NullFormatter
 
     figure = Figure(figsize=(6, 4.5))
     axes = figure.add_subplot()
@@ -193,6 +194,8 @@ def draw(speed_ups: dict[str, dict[float, float]], path) -> None:
     axes.set(xlabel="tokens of rows / tokens of the tree", ylabel="time of rows / time of the tree")
     axes.set(xscale="log", yscale="log", xticks=sharing, yticks=sharing)
     axes.set(xticklabels=[f"{value:g}" for value in sharing], yticklabels=[f"{value:g}" for value in sharing])
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_minor_formatter(NullFormatter())
     axes.legend()
     figure.tight_layout()
     figure.savefig(path, dpi=120)
@@ -213,7 +216,7 @@ def main() -> None:
             for what, times in compared.items():
                 ratio = statistics.median(times["rows"]) / statistics.median(times["tree"])
                 cells += [with_range(times["rows"], ".3f"), with_range(times["tree"], ".3f"), f"{ratio:.2f}"]
-                label = f"{what}, {shape.name}, {group.length} tokens"
+                label = f"{what.replace('_', ' ')}, {shape.name}, {group.length} tokens"
                 speed_ups.setdefault(label, {})[group.sharing] = ratio
             if group.length == max(group.length for group in GROUPS[args.device]) and group.sharing in MEMORY_SHARING:
                 for checkpointing in (False, True):

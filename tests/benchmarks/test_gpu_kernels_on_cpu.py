@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parents[2]
 # the repository's verl/ without upstream's package, as Python sees it where only the repository lies
 NO_UPSTREAM = "import types; sys.modules['verl'] = types.ModuleType('verl'); sys.modules['verl'].__path__ = ['verl']; "

@@ -29,6 +29,8 @@ from recipe.common.tiny_model import write_tiny_model
 from verl.evaluation.results import EvalResult, format_result_lines, write_result_log
 from verl.trainer.checkpoint_marker import MARKER
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parents[2]
 UPSTREAM = Path(verl.trainer.__path__[0]).parent
 PAGES = [*sorted((ROOT / "docs").glob("*.md")), ROOT / "README.md"]

@@ -21,7 +21,7 @@ from tests.e2e.runs import ROOT, wait_until
 from verl.evaluation.results import parse_result_lines
 
 N = 64
-pytestmark = pytest.mark.e2e
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ from hydra import compose, initialize_config_dir
 
 from verl.evaluation import main
 
-pytestmark = pytest.mark.e2e
+pytestmark = pytest.mark.slow
 ROOT = Path(__file__).resolve().parents[2]
 
 

@@ -17,7 +17,7 @@ from tests.e2e.runs import ROOT
 NO_GPU = ["trainer.device=cpu", "+model.override_config.attn_implementation=sdpa", "engine.dtype=float32"]
 NO_GPU += ["+engine.mixed_precision={param_dtype: fp32, reduce_dtype: fp32, buffer_dtype: fp32}"]
 NO_GPU += ["engine.use_torch_compile=false", "data.num_workers=0"]
-pytestmark = pytest.mark.e2e
+pytestmark = pytest.mark.slow
 
 
 def test_two_workers_start_a_model_warm_with_the_gpu_profile(tmp_path):

@@ -63,6 +63,7 @@ def test_numbers_are_those_of_the_known_answers(inputs, tmp_path, api):
     assert model.most_at_once > 10, "many at once"
 
 
+@pytest.mark.slow
 def test_a_killed_run_goes_on_and_loses_nothing(inputs, tmp_path):
     model = ToyModel(seconds=0.05)
     with toy_server(model) as url:

@@ -16,6 +16,8 @@ from recipe.common.tiny_model import write_tiny_model
 from tests.forked import Trainer, trainer_commands
 from verl.trainer.preflight import settle
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPTS = sorted(
     str(path.relative_to(ROOT))

@@ -13,6 +13,8 @@ import yaml
 
 from tests.forked import Trainer, trainer_commands
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parents[2]
 RECIPES = ("grpo", "dapo", "hapo", "latr", "hato", "arpo", "aepo")
 # benchmarks/gpu_kernels.py has a test of its own

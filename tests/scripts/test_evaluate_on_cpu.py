@@ -15,6 +15,8 @@ from verl.evaluation.questions import Question
 from verl.evaluation.scoring import by_rule, final_answer
 from verl.trainer.checkpoint_marker import MARKER
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parents[2]
 
 

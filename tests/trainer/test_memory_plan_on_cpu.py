@@ -300,6 +300,7 @@ def configs(tmp_path_factory) -> dict:
     return dict(zip(GPU_SCRIPTS, map(config, asked), strict=True))
 
 
+@pytest.mark.slow
 def test_the_papers_numbers_of_nodes(configs):
     nodes = {script: config.trainer.nnodes for script, config in configs.items() if config.trainer.nnodes > 1}
     large = {f"recipe/hapo/run_{name}.sh": 8 for name in ("qwen3_8b", "qwen3_14b")}

@@ -63,6 +63,7 @@ def ended(inputs, tmp_path_factory) -> dict[str, subprocess.CompletedProcess]:
     return dict(zip(NAMED, results, strict=True))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("override", "named"), NAMED.items())
 def test_the_command_line_names_the_key(ended, override, named):
     """It must end before Ray starts."""

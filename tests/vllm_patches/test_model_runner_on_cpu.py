@@ -19,6 +19,8 @@ import verl.trainer
 from tests.packages import GPU_VLLM, unpacked
 from vllm_patches import cpu_version_name
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parents[2]
 SEARCH = [ROOT / "recipe/common/config", Path(verl.trainer.__path__[0]) / "config"]
 CONFIGS = {

@@ -9,6 +9,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+pytestmark = pytest.mark.slow
+
 CODE = """
 import sys, torch
 from transformers import AutoModelForCausalLM, AutoTokenizer

@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 import torch
 
+pytestmark = pytest.mark.slow
+
 LR, INNER_LR, META_LR = 1e-3, 0.5, 0.25
 
 

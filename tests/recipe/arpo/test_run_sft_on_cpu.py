@@ -13,6 +13,8 @@ from verl.utils.import_utils import load_extern_object
 import verl.trainer
 from verl.utils.dataset.tool_sft_dataset import ToolSFTDataset
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parents[3]
 UPSTREAM = Path(verl.trainer.__path__[0]) / "config"
 

@@ -21,6 +21,7 @@ from verl.workers.rollout import trees
 UNSHARED = ("plain", "over_generation")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cell", cells(), ids=" ".join)
 def test_a_combination_takes_a_step_or_is_refused(cell):
     if composition.refusal(cell) is None:

@@ -125,6 +125,7 @@ def test_an_empty_ground_truth_is_an_error(truth):
         accuracy("5", truth)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "answer",
     [
@@ -171,6 +172,7 @@ def test_a_forked_process_has_its_own_comparers():
     assert os.waitpid(child, 0)[1] == 0
 
 
+@pytest.mark.slow
 def test_no_process_is_left_behind():
     code = (
         f"import runpy; module = runpy.run_path({math_equivalence.__file__!r}); module['is_equivalent']('1', '2');"

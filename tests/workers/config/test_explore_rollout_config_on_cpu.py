@@ -34,6 +34,7 @@ def rollout(name: str = "arpo_trainer", *overrides: str, hardware: str = "gpu"):
     return config.actor_rollout_ref.rollout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("hardware", ["cpu", "gpu"])
 @pytest.mark.parametrize("task", ["reasoning", "deepsearch", "search_task"])
 @pytest.mark.parametrize("method", ["grpo", "arpo", "aepo"])

@@ -48,6 +48,7 @@ def test_the_config_for_mathematics():
     assert hato_config(composed).tree.max_depth == 8 and composed.actor_rollout_ref.rollout.n == 16
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [

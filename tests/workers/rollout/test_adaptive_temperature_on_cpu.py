@@ -179,6 +179,7 @@ def chi_square_p(tokens: list[int], probabilities: torch.Tensor) -> float:
     return torch.special.gammaincc(torch.tensor((len(observed) - 1) / 2).double(), statistic / 2).item()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("prompt", [0, 1])
 def test_sampled_frequencies_follow_the_adaptive_temperature(engine_samples, prompt):
     logits, samples = engine_samples[0][prompt], engine_samples[1]

@@ -157,6 +157,7 @@ def rollout_of(tree: str, engine):
     return TreeRollout(config, SimpleNamespace(ct_build_initial_tokens=initial_tokens), engine, TOKENIZER)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tree", list(ROLLOUTS))
 def test_a_groups_requests_go_to_one_server_which_is_asked_for_once(tree, actors, model):
     inside = toy_agent.ToyPolicy() if tree == "arpo" else TransformersEngine(model, TOKENIZER)

@@ -18,6 +18,8 @@ from vllm.logprobs import FlatLogprobs
 from tests.packages import GPU_VLLM, unpacked
 from vllm_patches import cpu_version_name
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parents[3]
 TRITON = "triton==3.7.1"  # torch 2.13's
 VOCABULARY = 2500  # three blocks of the kernels'

@@ -137,6 +137,7 @@ async def attack(tool, program, timeout):
     return hostile, witness, await told(tool, "print('next'); int(6 * 7)")
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_hostile_programs(host, idle, name):
@@ -168,6 +169,7 @@ KINDS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_what_the_model_is_told_of_a_limit(host):
     timeouts = {name: 1.5 if kinds == {"timeout"} else SLOW for name, kinds in KINDS.items()}
@@ -312,6 +314,7 @@ asyncio.run(main())
 """
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(180)
 def test_workers_die_with_a_killed_trainer(host):
     parent = subprocess.Popen(

@@ -9,6 +9,10 @@ import os
 import subprocess
 import sys
 
+import pytest
+
+pytestmark = pytest.mark.slow
+
 TOLERANCE = 1e-4
 CODE = """
 import asyncio, json, math, random, sys
