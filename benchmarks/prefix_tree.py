@@ -11,7 +11,6 @@ sides alternate in the same run. Writes benchmarks/results/prefix_tree_<device>.
 
 import multiprocessing
 import statistics
-import time
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,6 +19,7 @@ import torch
 from torch.nn.functional import cross_entropy
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
+from benchmarks.gpu_kernels import timed
 from benchmarks.report import RESULTS, in_turns, parser_of, with_range, write_report
 from verl.workers.engine.prefix_tree.attention import NAME
 from verl.workers.engine.prefix_tree.log_probs import TrieBatch
@@ -115,7 +115,7 @@ class Side:
     def log_prob_pass(self, _run: int = 0) -> float:
         """Seconds of the pass that computes old log-probabilities."""
         with torch.no_grad():
-            return self._seconds(self.log_probs)
+            return timed(self.log_probs, self.model.device)[0] / 1e3
 
     def update(self, _run: int = 0) -> float:
         """Seconds of forward and backward of a policy-gradient loss."""
@@ -125,19 +125,9 @@ class Side:
             advantages = torch.linspace(-1, 1, len(values), device=values.device)
             (advantages * values).mean().backward()
 
-        seconds = self._seconds(forward_and_backward)
+        seconds = timed(forward_and_backward, self.model.device)[0] / 1e3
         self.model.zero_grad()
         return seconds
-
-    def _seconds(self, run) -> float:
-        on_gpu = self.model.device.type == "cuda"
-        if on_gpu:
-            torch.cuda.synchronize()
-        started = time.perf_counter()
-        run()
-        if on_gpu:
-            torch.cuda.synchronize()
-        return time.perf_counter() - started
 
 
 def compare(model: Qwen2ForCausalLM, group: Group, runs: int) -> dict[str, dict[str, list[float]]]:
