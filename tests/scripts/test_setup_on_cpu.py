@@ -1,0 +1,117 @@
+"""scripts/setup.sh with pip and with uv, on a lock of two small wheels that lie in a folder."""
+
+import base64
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+BACKEND = """
+import shutil
+def build_editable(folder, config_settings=None, metadata_directory=None):
+    shutil.copy("project-1.0-py3-none-any.whl", folder)
+    return "project-1.0-py3-none-any.whl"
+"""
+
+pytestmark = pytest.mark.slow
+
+
+def make_wheel(folder, name: str, files: dict[str, str]) -> Path:
+    """A wheel, version 1.0, with these texts and its record."""
+    metadata = f"{name}-1.0.dist-info"
+    files = files | {
+        f"{metadata}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n",
+        f"{metadata}/WHEEL": "Wheel-Version: 1.0\nGenerator: tests\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+    }
+    lines = [f"{metadata}/RECORD,,"]
+    for path, text in files.items():
+        digest = base64.urlsafe_b64encode(hashlib.sha256(text.encode()).digest()).decode().rstrip("=")
+        lines.append(f"{path},sha256={digest},{len(text.encode())}")
+    wheel = Path(folder) / f"{name}-1.0-py3-none-any.whl"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        for path, text in (files | {f"{metadata}/RECORD": "\n".join(lines) + "\n"}).items():
+            archive.writestr(path, text)
+    return wheel
+
+
+@pytest.fixture
+def checkout(tmp_path) -> Path:
+    (tmp_path / "scripts").mkdir()
+    shutil.copy(ROOT / "scripts/setup.sh", tmp_path / "scripts")
+    (tmp_path / "backend.py").write_text(BACKEND)
+    make_wheel(tmp_path, "project", {"project.pth": f"{tmp_path}/packages\n"})
+    (tmp_path / "packages").mkdir()
+    (tmp_path / "packages/project.py").touch()
+    (tmp_path / "pyproject.toml").write_text(
+        '[build-system]\nrequires = []\nbuild-backend = "backend"\nbackend-path = ["."]\n'
+    )
+    (tmp_path / "requirements-cpu.lock").write_text("small==1.0\ntorch==1.0\n")
+    (tmp_path / "wheels").mkdir()
+    make_wheel(tmp_path / "wheels", "torch", {"torch/__init__.py": "from . import version\n__version__ = '1.0'\n",
+                                              "torch/version.py": "cuda = None\n"})  # fmt: skip
+    make_wheel(tmp_path / "wheels", "small", {"small/__init__.py": "import small.part\n", "small/part.py": "x = 1\n"})
+    return tmp_path
+
+
+def set_up(checkout: Path, *tools: Path) -> subprocess.CompletedProcess:
+    """No package index, and tools on the PATH. pip's setting names the wheels; uv has them from there."""
+    path = os.pathsep.join([*map(str, tools), "/usr/bin", "/bin"])
+    environment = {"PATH": path, "HOME": str(checkout), "PYTHON": sys.executable, "UV_OFFLINE": "1", "UV_NO_CACHE": "1"}
+    environment |= {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": f"{checkout}/wheels", "PIP_NO_CACHE_DIR": "1"}
+    return subprocess.run(["bash", "scripts/setup.sh"], cwd=checkout, env=environment, capture_output=True, text=True)
+
+
+def site_packages(checkout: Path) -> Path:
+    (folder,) = (checkout / ".venv/lib").glob("*/site-packages")
+    return folder
+
+
+def works(checkout: Path) -> bool:
+    return subprocess.run([checkout / ".venv/bin/python", "-c", "import project, small, torch"]).returncode == 0
+
+
+@pytest.fixture
+def uv(tmp_path) -> Path:
+    """A folder with uv alone, which the lock installs."""
+    (tmp_path / "tools").mkdir()
+    (tmp_path / "tools/uv").symlink_to(Path(sys.executable).parent / "uv")
+    return tmp_path / "tools"
+
+
+def test_pip_makes_the_environment_and_makes_it_anew_if_pip_is_missing(checkout):
+    result = set_up(checkout)
+    assert result.returncode == 0 and works(checkout), result.stderr
+    stages = [line for line in result.stdout.splitlines() if re.fullmatch(r"[123]/3 [a-z ]+: \d+ s", line)]
+    assert len(stages) == 3
+    assert set_up(checkout).stdout == ""  # it is up to date
+
+    shutil.rmtree(site_packages(checkout) / "pip")  # as if killed before pip was there
+    (checkout / ".venv/installed-from").unlink()
+    assert set_up(checkout).returncode == 0 and works(checkout)
+
+
+def test_uv_makes_the_environment_and_completes_a_package(checkout, uv):
+    result = set_up(checkout, uv)
+    assert result.returncode == 0 and works(checkout) and f"{uv}/uv" in result.stdout, result.stderr
+    assert "pip takes over" not in result.stderr
+    assert (site_packages(checkout) / "small-1.0.dist-info/INSTALLER").read_text() == "uv"
+
+    (site_packages(checkout) / "small/part.py").unlink()  # as if killed between two files
+    (checkout / ".venv/installed-from").unlink()
+    result = set_up(checkout, uv)
+    assert result.returncode == 0 and "small-1.0 is incomplete" in result.stdout and works(checkout)
+
+
+def test_pip_takes_over_where_uv_fails(checkout, tmp_path):
+    (tmp_path / "tools").mkdir()
+    (tmp_path / "tools/uv").write_text("#!/bin/bash\nexit 2\n")
+    (tmp_path / "tools/uv").chmod(0o755)
+    result = set_up(checkout, tmp_path / "tools")
+    assert result.returncode == 0 and works(checkout) and result.stderr.count("pip takes over") == 1
