@@ -100,6 +100,10 @@ def _leave_missing_gpus_to_the_watch(base: ModuleType) -> None:
     importlib.import_module("verl.trainer.cluster_watch").leave_missing_gpus_to_the_watch(base)
 
 
+def _report_engine_deaths(server: ModuleType) -> None:
+    importlib.import_module("verl.trainer.death_watch").report_engine_deaths(server)
+
+
 def activate_cpu() -> None:
     """Make CPU the platform of this process and of those that it starts; calling it again does nothing."""
     from verl.plugin.platform import platform_cpu
@@ -126,6 +130,7 @@ def register() -> None:
         after_import("verl.workers.engine", lambda _: importlib.import_module("verl.workers.engine.prefix_tree.engine"))
         after_import("verl.workers.rollout.replica", _register_replicas)
         after_import("verl.workers.rollout.base", _register_server_adapters)
+        after_import("verl.workers.rollout.vllm_rollout.vllm_async_server", _report_engine_deaths)
         if os.environ.get("VERL_WAIT_FOR_NODES") == "1":
             after_import("verl.single_controller.ray.base", _leave_missing_gpus_to_the_watch)
         if os.environ.get("VERL_PLATFORM", "").strip().lower() == "cpu":

@@ -3,20 +3,16 @@
 import inspect
 import itertools
 import os
-import signal
 import subprocess
 import sys
-import time
 
 import pytest
-import ray
 from omegaconf import OmegaConf
 from ray.core.generated.autoscaler_pb2 import GetClusterStatusReply, NodeStatus
 
 from verl.trainer.cluster_watch import (
     Missing,
     leave_missing_gpus_to_the_watch,
-    lost_actors,
     missing_in,
     seconds_allowed,
     wait_too_long,
@@ -177,25 +173,3 @@ def test_upstream_counts_gpus_where_this_takes_the_count_out(monkeypatch):
     pools = manager({"global_pool": [8] * 4}, {})
     pools.create_resource_pool()  # no Ray is running: upstream's count would fail
     assert pools.get_n_gpus() == 32
-
-
-def test_actors_that_died_are_named_and_those_that_were_ended_are_not():
-    @ray.remote(num_cpus=0)
-    class Queue:
-        def pid(self) -> int:
-            return os.getpid()
-
-    ray.init(num_cpus=1, include_dashboard=False, object_store_memory=10**8)
-    try:
-        victim, stopped = Queue.remote(), Queue.remote()
-        pid, _ = ray.get([victim.pid.remote(), stopped.pid.remote()])
-        assert lost_actors() == []
-        ray.kill(stopped)
-        os.kill(pid, signal.SIGKILL)
-        end = time.monotonic() + 60
-        while not lost_actors() and time.monotonic() < end:
-            time.sleep(0.2)
-        (lost,) = lost_actors()
-        assert f"Queue (process {pid} on " in lost
-    finally:
-        ray.shutdown()

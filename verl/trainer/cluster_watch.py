@@ -1,8 +1,7 @@
-"""Watches a started run for actors that Ray cannot place, and for actors that have died without the run noticing.
+"""Watches a started run for actors that Ray cannot place.
 
-Upstream would wait for either forever without a message. The threads that run these functions say what is missing and
-end the driver: after `trainer.pending_seconds`, or a minute after an actor's death. They look only at this run: other
-jobs may use the same cluster.
+Upstream would wait for them forever without a message. The thread that runs `watch_pending_actors` says what is missing
+and ends the driver after `trainer.pending_seconds`. It looks only at this run: other jobs may use the same cluster.
 """
 
 import os
@@ -17,12 +16,9 @@ import ray
 from omegaconf import DictConfig
 from ray._raylet import GcsClient
 from ray.core.generated.autoscaler_pb2 import GetClusterStatusReply, NodeStatus
-from ray.core.generated.common_pb2 import ActorDiedErrorContext as DIED
 
 # limits for a cluster that cannot grow, and for one to which an autoscaler or a user with `ray start` may add nodes
 PENDING_SECONDS, GROWING_SECONDS = 15, 900
-# from an actor's death to the end of a run that has not ended by itself
-DEAD_ACTOR_SECONDS = 60
 # between two looks at the cluster, and between two messages
 LOOK_SECONDS, SAY_SECONDS = 2, 60
 
@@ -167,43 +163,6 @@ def _look() -> Missing | None:
     job = context.get_job_id()
     pending = ray._private.state.actors(job_id=ray.JobID.from_hex(job), actor_state_name="PENDING_CREATION")
     return missing_in(GetClusterStatusReply.FromString(status), job, bool(pending))
-
-
-def watch_dead_actors() -> None:
-    """End the driver with exit code 4 when an actor of the run has died and the run still goes on.
-
-    A run notices most of its actors' deaths by itself, but waits forever for those of TransferQueue.
-    """
-    died_at: dict[str, float] = {}
-    while not died_at or time.monotonic() - min(died_at.values()) < DEAD_ACTOR_SECONDS:
-        time.sleep(LOOK_SECONDS)
-        try:
-            lost = lost_actors()
-        except Exception:  # of several kinds: Ray is just ending, or the cluster does not answer
-            continue
-        for actor in lost:
-            died_at.setdefault(actor, time.monotonic())
-    print(
-        f"error: {', '.join(died_at)} died {DEAD_ACTOR_SECONDS} s ago, and the run would wait for it forever. Often "
-        "memory ran out; the same command resumes from the last complete checkpoint",
-        file=sys.stderr,
-        flush=True,
-    )
-    os._exit(4)
-
-
-def lost_actors() -> list[str]:
-    """This job's actors whose process or node has died, each as `class (pid, node)`; not those that were ended."""
-    if not ray.is_initialized():
-        return []
-    job = ray.JobID.from_hex(ray.get_runtime_context().get_job_id())
-    dead = ray._private.state.actors(job_id=job, actor_state_name="DEAD").values()
-    return [
-        f"{actor['ActorClassName']} (process {actor['Pid']} on {actor['Address']['IPAddress']})"
-        for actor in dead
-        if actor["DeathCause"].HasField("oom_context")
-        or actor["DeathCause"].actor_died_error_context.reason in (DIED.WORKER_DIED, DIED.NODE_DIED)
-    ]
 
 
 def leave_missing_gpus_to_the_watch(base: ModuleType) -> None:

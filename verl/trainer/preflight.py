@@ -20,7 +20,8 @@ from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf
 
 from verl.trainer.checkpoint_marker import forget_marks_after, repair_tracker
-from verl.trainer.cluster_watch import watch_dead_actors, watch_pending_actors
+from verl.trainer.cluster_watch import watch_pending_actors
+from verl.trainer.death_watch import DeathWatch
 from verl.trainer.model_checks import (
     check_attention,
     check_context,
@@ -62,7 +63,7 @@ class Preflight(Callback):
             prepare_run_dir(config)
             watched = (config, joins_running_cluster(config), needed_ray_cpus(config))
             threading.Thread(target=watch_pending_actors, args=watched, daemon=True).start()
-            threading.Thread(target=watch_dead_actors, daemon=True).start()
+            DeathWatch().start()
         except PreflightError as error:
             raise SystemExit(f"error: {error}") from None
         # Hydra turns a callback's exceptions into warnings and continues, except for SystemExit

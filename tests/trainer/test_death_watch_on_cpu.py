@@ -1,0 +1,131 @@
+"""Deaths that the driver must notice, on a Ray of each test's own, and ends that it must not take for deaths."""
+
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+
+import pytest
+import ray
+
+from verl.trainer import death_watch
+from verl.trainer.death_watch import DeathWatch, lost_actors, report_first_death, reported_deaths
+
+pytestmark = pytest.mark.slow
+
+
+@ray.remote(num_cpus=0)
+class Member:
+    """An actor of a run; `Engine` is the child that a server has."""
+
+    def pid(self) -> int:
+        return os.getpid()
+
+    def leave(self) -> None:
+        ray.actor.exit_actor()
+
+    def start_engine(self) -> int:
+        self.engine = multiprocessing.get_context("spawn").Process(target=time.sleep, args=(600,), name="EngineCore")
+        self.engine.start()
+        report_first_death("EngineCore")
+        return self.engine.pid
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    ray.init(num_cpus=1, include_dashboard=False, object_store_memory=10**8)
+    yield
+    ray.shutdown()
+
+
+def soon(look: Callable[[], list[str]]) -> list[str]:
+    end = time.monotonic() + 60
+    while not (seen := look()) and time.monotonic() < end:
+        time.sleep(0.2)
+    return seen
+
+
+def test_actors_that_died_are_named_and_those_that_were_ended_are_not(cluster):
+    victim, killed, left, dropped = (Member.remote() for _ in range(4))
+    pid, *_ = ray.get([member.pid.remote() for member in (victim, killed, left, dropped)])
+    assert lost_actors() == []
+    ray.kill(killed)
+    with pytest.raises(ray.exceptions.RayActorError):
+        ray.get(left.leave.remote())
+    del dropped
+    os.kill(pid, signal.SIGKILL)
+    (lost,) = soon(lost_actors)
+    assert f"Member (process {pid} on " in lost
+    time.sleep(1)  # the others have ended by now
+    assert len(lost_actors()) == 1
+
+
+def test_an_engine_that_died_is_reported_by_its_server(cluster):
+    server = Member.remote()
+    pid = ray.get(server.start_engine.remote())
+    assert reported_deaths() == []
+    os.kill(pid, signal.SIGKILL)
+    (lost,) = soon(reported_deaths)
+    assert f"vLLM's EngineCore (process {pid} on " in lost
+
+
+DRIVER = """
+import os, signal, sys, time
+import ray
+from verl.trainer import death_watch
+death_watch.LOOK_SECONDS, death_watch.END_SECONDS = float(sys.argv[1]), 3
+death_watch.DeathWatch().start()
+ray.init(num_cpus=1, include_dashboard=False, object_store_memory=10**8)
+
+@ray.remote(num_cpus=0)
+class Runner:
+    def run(self):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+victim, seconds = sys.argv[2:]
+if victim == "Runner":
+    ray.get(Runner.remote().run.remote())
+elif victim:
+    ray._private.worker.global_worker.node.all_processes[victim][0].process.kill()
+time.sleep(float(seconds))
+"""
+
+
+def drive(look_seconds: float, victim: str, seconds: float) -> subprocess.CompletedProcess:
+    """Run a driver that ends by itself after `seconds`, if not by the death of its victim."""
+    command = [sys.executable, "-c", DRIVER, str(look_seconds), victim, str(seconds)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120)
+
+
+def errors(done: subprocess.CompletedProcess) -> list[str]:
+    return [line for line in done.stderr.splitlines() if line.startswith("error:")]
+
+
+@pytest.mark.parametrize("victim", ["gcs_server", "raylet"])
+def test_rays_own_processes_are_watched(victim):
+    done = drive(0.2, victim, 60)
+    assert done.returncode != 0
+    assert [line.split(" (process")[0] for line in errors(done)] == [f"error: Ray's {victim}"]
+
+
+def test_a_driver_that_ends_by_itself_still_says_who_died():
+    done = drive(100, "Runner", 60)
+    assert done.returncode == 1 and "ActorDiedError" in done.stderr
+    assert errors(done)[0].startswith("error: Runner (process ")
+
+
+def test_a_run_that_ends_well_says_nothing():
+    done = drive(0.05, "", 2)
+    assert done.returncode == 0 and errors(done) == []
+
+
+def test_a_death_is_told_once(monkeypatch, capsys):
+    watch = DeathWatch()
+    monkeypatch.setattr(death_watch, "lost_ray_processes", lambda: ["a"])
+    watch.look()
+    watch.look()
+    assert capsys.readouterr().err.count("error: a died") == 1 and watch.died == ["a"]
+    watch.ending.set()
