@@ -87,7 +87,8 @@ def validation_results(metrics: dict[str, float]) -> dict[tuple[str, str], float
     `val-aux/countdown/response_length/mean@8`, which exists if the reward function returns `response_length`, becomes
     Response-Length-Mean; if there are several, the mean over the most samples does.
     """
-    results, most_samples = {}, {}
+    results: dict[tuple[str, str], float] = {}
+    most_samples: dict[str, int] = {}
     for name, value in metrics.items():
         if match := VAL_ACCURACY.fullmatch(name):
             results[match["dataset"], f"Acc-{match['kind'].capitalize()}@{match['n']}"] = value
@@ -161,14 +162,14 @@ def at_the_last_step(cells: list[Cell]) -> Results:
     results: Results = {}
     experiments = dict.fromkeys(cell.experiment for cell in cells)
     for experiment, (dataset, metric) in product(experiments, _ordered_metrics(cells)):
-        cell = last_cells.get((experiment, dataset, metric))
+        last_cell = last_cells.get((experiment, dataset, metric))
         end = next((end for end in INTERVAL_ENDS if metric.endswith(end)), "")
         value = last_cells.get((experiment, dataset, metric.removesuffix(end)))
-        if cell is None or value is None or cell.log != value.log:
+        if last_cell is None or value is None or last_cell.log != value.log:
             continue
-        many = n_steps[experiment] > 1 and cell.step is not None
-        label = f"{experiment} (step {cell.step})" if many else experiment
-        results.setdefault(label, {}).setdefault(dataset, {})[metric] = cell.value
+        many = n_steps[experiment] > 1 and last_cell.step is not None
+        label = f"{experiment} (step {last_cell.step})" if many else experiment
+        results.setdefault(label, {}).setdefault(dataset, {})[metric] = last_cell.value
     return results
 
 

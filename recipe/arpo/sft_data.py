@@ -69,7 +69,7 @@ def _turns(row: dict) -> list[tuple[str, str]]:
     if isinstance(row.get("system"), str) and row["system"].strip():
         turns.append(("system", row["system"].strip()))
     for place, turn in enumerate(conversations):
-        role = ROLES.get(turn.get("from")) if isinstance(turn, dict) else None
+        role = ROLES.get(turn.get("from", "")) if isinstance(turn, dict) else None
         text = turn.get("value") if isinstance(turn, dict) else None
         if role is None:
             raise BadRow(f"turn {place}: from is none of {', '.join(ROLES)}")
@@ -141,7 +141,7 @@ def split(rows: list[dict], val_fraction: float, seed: int) -> tuple[list[dict],
     distinct = list(dict.fromkeys(questions))
     count = min(max(round(val_fraction * len(distinct)), int(val_fraction > 0)), len(distinct) - 1)
     chosen = set(random.Random(seed).sample(distinct, count))
-    parts = [], []
+    parts: tuple[list[dict], list[dict]] = [], []
     for row, question in zip(rows, questions, strict=True):
         parts[question in chosen].append(row)
     return parts

@@ -32,8 +32,8 @@ def metrics_of(results: Results, dataset: str) -> list[str]:
 
 
 def interval(metrics: dict[str, float], name: str) -> tuple[float, float] | None:
-    ends = [metrics.get(f"{name}{end}") for end in INTERVAL_ENDS]
-    return None if None in ends else tuple(ends)
+    low, high = (metrics.get(f"{name}{end}") for end in INTERVAL_ENDS)
+    return None if low is None or high is None else (low, high)
 
 
 def _cell(metrics: dict[str, float], name: str) -> str:

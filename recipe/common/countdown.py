@@ -158,13 +158,12 @@ def draw_problems(config: CountdownConfig, size: int, test: bool, rng: random.Ra
                 f"{name}={size}: there are only about {len(seen)} such problems; widen it or ask for fewer"
             )
         problem = random_problem(config, rng)
-        wanted = problem is not None and is_test_problem(problem, config.seed) == test
-        if wanted and not (test and problem in seen):
+        if problem is None or is_test_problem(problem, config.seed) != test or (test and problem in seen):
+            fruitless += 1
+        else:
             problems.append(problem)
             seen.add(problem)
             fruitless = 0
-        else:
-            fruitless += 1
     return problems
 
 

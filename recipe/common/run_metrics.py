@@ -9,6 +9,7 @@ the launcher keeps earlier attempts as `metrics.001.jsonl`, ... `load_metrics` m
 import json
 import math
 import re
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
@@ -192,7 +193,7 @@ STYLE = {
 }
 
 
-def legend_above(figure: Figure, handles: list[Artist], most_columns: int, fontsize: int) -> None:
+def legend_above(figure: Figure, handles: Sequence[Artist], most_columns: int, fontsize: int) -> None:
     """The figure's legend, in as many columns as fit into its width."""
     for columns in range(min(len(handles), most_columns), 0, -1):
         legend = figure.legend(handles=handles, loc="outside upper center", ncols=columns, fontsize=fontsize)

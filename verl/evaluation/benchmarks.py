@@ -6,6 +6,7 @@ case, or parquet files in verl's format (`prompt`, `reward_model.ground_truth`).
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from verl.evaluation import adapters
 
@@ -57,7 +58,7 @@ class Benchmark:
 
 def _maths(title: str, get: str, **options) -> Benchmark:
     """A benchmark of mathematics: the model boxes its answer, and published solutions box theirs."""
-    fields = {
+    fields: dict[str, Any] = {
         "question": ("problem", "question"),
         "answer": ("answer", "solution"),
         "read_question": adapters.math_question,

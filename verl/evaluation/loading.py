@@ -5,7 +5,7 @@ import json
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from verl.evaluation import adapters
 from verl.evaluation.benchmarks import Benchmark, find_benchmark
@@ -71,7 +71,7 @@ def _question(benchmark: Benchmark, row: dict, number: int, aliases: dict[str, l
     row = benchmark.decode(row) if benchmark.decode else row
     text = benchmark.read_question(row, benchmark.question)
     answers = benchmark.read_answers(row, benchmark.answer)
-    answers += [name for name in aliases.get(row.get("answer_id"), ()) if str(name).strip() and name not in answers]
+    answers += [name for name in aliases.get(row.get("answer_id", ""), ()) if str(name).strip() and name not in answers]
     own_id = adapters.first_of(row, benchmark.id)
     return Question(str(number if own_id is None else own_id), text, to_messages(text, **prompt), answers)
 
@@ -124,7 +124,8 @@ def _rows(benchmark: Benchmark, files: Sequence, where: Mapping) -> Iterator[tup
     Raises:
         ValueError: a file does not have this benchmark's fields, or none has a field of `where`.
     """
-    numbers, all_fields = itertools.count(), set()
+    numbers = itertools.count()
+    all_fields: set[str] = set()
     for path in map(Path, files):
         beside = path.parent / (benchmark.alias_file or "")
         aliases = adapters.read_wikidata_aliases(beside) if beside.is_file() else {}
@@ -169,10 +170,11 @@ def read_questions(
     benchmark, where = find_benchmark(name), where or {}
     if not files:
         raise ValueError(f"{name}: no files; get them from {benchmark.get}")
-    prompt = {"style": style or benchmark.style, "tool_tags": tool_tags, "system": system}
+    prompt: dict[str, Any] = {"style": style or benchmark.style, "tool_tags": tool_tags, "system": system}
     to_messages("", **prompt)  # raises for an unknown style before any row is read
     questions: dict[tuple, Question] = {}
-    left_out, bad = Counter(), {}
+    left_out: Counter[str] = Counter()
+    bad: dict[int, str] = {}
     for number, row, aliases in _rows(benchmark, files, where):
         try:
             if not isinstance(row, dict):
@@ -190,10 +192,10 @@ def read_questions(
     names = ", ".join(map(str, files))
     if bad and not skip_bad_rows:
         raise ValueError(f"{names}: {describe_bad(bad)}; skip_bad_rows leaves them out")
-    left_out = dict(left_out) | ({BAD: len(bad)} if bad else {})
+    all_left_out = dict(left_out) | ({BAD: len(bad)} if bad else {})
     if not questions:
-        raise ValueError(f"{names}: no questions to ask; left out: {left_out}")
+        raise ValueError(f"{names}: no questions to ask; left out: {all_left_out}")
     ids = Counter(question.id for question in questions.values())
     if repeated := [question_id for question_id, count in ids.items() if count > 1]:
         raise ValueError(f"{names}: more than one question has the id {', '.join(repeated[:5])}")
-    return QuestionSet(benchmark, list(questions.values()), left_out)
+    return QuestionSet(benchmark, list(questions.values()), all_left_out)

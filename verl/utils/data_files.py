@@ -85,7 +85,7 @@ def _csv_rows(path: Path) -> Iterator[dict]:
     try:
         for row in reader:
             if None in row or None in row.values():
-                raise csv.Error(f"expected {len(reader.fieldnames)} fields")
+                raise csv.Error(f"expected {len(reader.fieldnames or ())} fields")
             yield row
     except csv.Error as error:
         raise ValueError(f"{path}, line {reader.line_num}: not CSV: {error}") from error

@@ -39,7 +39,7 @@ from verl.trainer.ppo.tree_nodes import SEGMENT_IDS, Nodes, batch_nodes
 LOCAL_REWARDS = TokenField("local_rewards", "R_local of adv_estimator=hato", unsent=0.0)
 DRAWS = TokenField("draws", "adv_estimator=hato", unsent=1)
 # a HATOConfig (verl.workers.rollout.trees.hato.config)
-HATO_SETTINGS = Given("hato_settings", "algorithm.adv_estimator=hato", "the settings under hato")
+HATO_SETTINGS: Given = Given("hato_settings", "algorithm.adv_estimator=hato", "the settings under hato")
 MIN_STD = 1e-6
 PARTS = ("local", "path", "causal", "total")
 

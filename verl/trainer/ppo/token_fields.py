@@ -41,9 +41,7 @@ class Given(Generic[T]):
 
     def get(self) -> T:
         """Raises RuntimeError where no value has been given."""
-        if (held := self._held.get()) is None:
-            raise RuntimeError(f"{self.needed_by} needs {self.what}, which this trainer does not send")
-        return held[0]
+        return self._value_and_memo()[0]
 
     def get_optional(self) -> T | None:
         """None where no value has been given."""
@@ -57,11 +55,15 @@ class Given(Generic[T]):
         Args:
             inputs: all that the result depends on beside the value: tensors, arrays or plain objects.
         """
-        self.get()
-        memo = self._held.get()[1]
+        memo = self._value_and_memo()[1]
         if name not in memo or not all(map(_equal, memo[name][0], inputs)):
             memo[name] = (inputs, compute())
         return memo[name][1]
+
+    def _value_and_memo(self) -> tuple[T, dict[str, tuple]]:
+        if (held := self._held.get()) is None:
+            raise RuntimeError(f"{self.needed_by} needs {self.what}, which this trainer does not send")
+        return held
 
 
 def _equal(a, b) -> bool:

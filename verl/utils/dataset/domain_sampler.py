@@ -33,7 +33,8 @@ class DomainSampler(Sampler[int]):
         for row, domain in enumerate(domains):
             self.rows_of[domain].append(row)
         self.block, self.seed = block, seed
-        self.epoch, self.yielded, self.resumes_at = -1, 0, None
+        self.epoch, self.yielded = -1, 0
+        self.resumes_at: int | None = None
 
     def __len__(self) -> int:
         return sum(max(1, len(rows) // self.block) for rows in self.rows_of.values()) * self.block

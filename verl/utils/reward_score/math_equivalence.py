@@ -40,7 +40,8 @@ class Comparer:
     def __init__(self):
         self._socket, theirs = socket.socketpair()
         with theirs:
-            self._process = subprocess.Popen([sys.executable, str(_WORKER)], stdin=theirs, stdout=subprocess.DEVNULL)
+            command = [sys.executable, str(_WORKER)]
+            self._process = subprocess.Popen(command, stdin=theirs.fileno(), stdout=subprocess.DEVNULL)
         if self._reply(START_SECONDS) != b"r":
             self.kill()
             raise RuntimeError("math-verify does not start (see the error above): pip install math-verify")
@@ -65,6 +66,9 @@ class Comparer:
             return self._socket.recv(1)
         except OSError:  # TimeoutError included
             return b""
+
+
+_pool: "queue.LifoQueue[Comparer | None]"
 
 
 def _new_pool() -> None:

@@ -5,8 +5,7 @@ A policy without a section of its own in the rollout's config has its settings i
 the policy's, whose fields are the keys.
 """
 
-from dataclasses import fields
-from typing import TypeVar
+from typing import TypeVar, get_type_hints
 
 from omegaconf import DictConfig, OmegaConf
 
@@ -27,7 +26,7 @@ def custom_keys(config: DictConfig, name: str, cls: type[T]) -> T:
     """
     section = f"{ROLLOUT}.custom.{name}"
     values = dict(OmegaConf.select(config, section) or {})
-    types = {field.name: field.type for field in fields(cls)}
+    types = get_type_hints(cls)
     for key, value in values.items():
         if key not in types:
             raise ValueError(f"{section}.{key}: there is no such key; known: {', '.join(types)}")

@@ -77,7 +77,7 @@ class Tools(Environment):
 
     def metrics(self, calls: Sequence[dict]) -> dict[str, float]:
         """Numbers of calls, failures, retries, cache hits, and mean seconds, in all and by tool."""
-        metrics = {"tool_calls": len(calls), "tool_failures": sum(not call["ok"] for call in calls)}
+        metrics: dict[str, float] = {"tool_calls": len(calls), "tool_failures": sum(not call["ok"] for call in calls)}
         for tool in sorted({call["tool"] for call in calls}):
             of_tool = [call for call in calls if call["tool"] == tool]
             metrics |= {

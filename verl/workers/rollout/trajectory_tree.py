@@ -160,7 +160,8 @@ class TrajectoryTree:
         def order(i: int) -> tuple:
             return first.get(i, len(self.leaves)), self.segments[i].author, self.segments[i].token_ids
 
-        tree, new = TrajectoryTree(self.prompt_ids, metrics=self.metrics), {}
+        tree = TrajectoryTree(self.prompt_ids, metrics=self.metrics)
+        new: dict[int, int] = {}
         waiting = sorted(children[None], key=order, reverse=True)
         while waiting:
             at = waiting.pop()

@@ -79,7 +79,8 @@ class MetaEpisode:
                 own = shard(p)
                 own.copy_(torch.lerp(saved.to(own.device, torch.float32), own.float(), self.meta_lr))
             return
-        self._hook.remove()
+        if self._hook is not None:
+            self._hook.remove()
         if not self.query_steps:
             logger.warning("meta-learning: no finite gradient came after query(); this episode changes nothing")
         for number, (p, saved) in enumerate(pairs):

@@ -117,7 +117,7 @@ class SearchCache:
 
     def _trim(self) -> None:
         """Deletes the oldest tenth as often as the entries need more than the limit."""
-        page_size, deleted = self._one("PRAGMA page_size"), True
+        page_size, deleted = self._one("PRAGMA page_size"), 1
         while deleted and self._used_pages() * page_size > self._limit:
             deleted = self._database.execute(DELETE_OLDEST).rowcount
 
@@ -141,7 +141,9 @@ def _read_legacy(path: Path) -> Iterable[tuple[str, str]]:
     if not isinstance(entries, dict):
         raise ValueError(f"{path}: expected a JSON object of query -> result, got {type(entries).__name__}")
     texts = (value if isinstance(value, str) else json.dumps(value, ensure_ascii=False) for value in entries.values())
-    # lone surrogates, which JSON can hold and SQLite cannot
-    return [
-        tuple(part.encode(errors="replace").decode() for part in entry) for entry in zip(entries, texts, strict=True)
-    ]
+    return [(_valid(query), _valid(text)) for query, text in zip(entries, texts, strict=True)]
+
+
+def _valid(text: str) -> str:
+    """Without lone surrogates, which JSON can hold and SQLite cannot."""
+    return text.encode(errors="replace").decode()

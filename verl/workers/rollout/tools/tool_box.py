@@ -112,7 +112,8 @@ class ToolBox:
     """All tools of a process by their tags. Raises ValueError for two tools of one tag, or for none."""
 
     def __init__(self, config: ToolsConfig):
-        self.config, self.tools = config, {}
+        self.config = config
+        self.tools: dict[str, BaseTool] = {}
         self._places = asyncio.Semaphore(config.max_workers)
         self._logged: set[tuple[str, str]] = set()
         for name, instance in config.tool_instances.items():
@@ -152,7 +153,7 @@ class ToolBox:
                 await asyncio.sleep(wait)
                 wait = min(2 * wait, LONGEST_WAIT)
             seconds = time.perf_counter() - started
-        kind = error and error.kind
+        kind = None if error is None else error.kind
         if self.config.verbose_logging:
             logger.warning(f"tool {tool.name}: {kind or 'ok'} in {seconds:.2f} s")
         return ToolCall(tool.name, output.text, error is None, seconds, retries, output.cached, kind)

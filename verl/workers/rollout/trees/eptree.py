@@ -84,7 +84,8 @@ class Policy(BranchPolicy):
 
     async def _tree(self, growth: Growth, number: int) -> tuple[list[Trajectory], list[float]]:
         """The trajectories of one tree, and the entropies of the tokens that forked."""
-        tree, forked = [await self._continue(growth, PROMPT, (number,))], {}
+        tree = [await self._continue(growth, PROMPT, (number,))]
+        forked: dict[tuple[int, int], float] = {}
         for round_number in range(self.keys.L):
             chosen = self._choose(tree, forked, growth.stop_token_ids)
             forked |= chosen

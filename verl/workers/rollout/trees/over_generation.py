@@ -20,7 +20,8 @@ def most_diverse(responses: Sequence[Sequence[int]], n: int) -> list[int]:
     Distance is Levenshtein's over the longer length; among equals the first wins. Greedy farthest-point selection, at
     most twice as bad as the best choice (Gonzalez 1985).
     """
-    chosen, nearest = [], [math.inf] * len(responses)
+    chosen: list[int] = []
+    nearest = [math.inf] * len(responses)
     while len(chosen) < n:
         at = max((i for i in range(len(responses)) if i not in chosen), key=lambda i: nearest[i])
         chosen.append(at)

@@ -61,7 +61,9 @@ class Policy(BranchPolicy):
     async def _tree(self, growth: Growth, number: int) -> list[int]:
         """The leaves of one tree."""
         draws = random.Random(derived_seed(growth.seed, number))
-        leaves, step_ends, starts = [], [], [None]
+        leaves: list[int] = []
+        step_ends: list[int] = []
+        starts: list[int | None] = [None]
         for _ in range(1 + self.keys.L):
             paths = [Path.of(growth.tree.segments[i] for i in growth.tree.path(start)) for start in starts]
             ends = await gather_or_cancel(*(growth.finish(path, draws.getrandbits(31)) for path in paths))

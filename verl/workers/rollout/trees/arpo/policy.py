@@ -199,9 +199,12 @@ class ForkingTrajectories:
             the trajectory with the turn, and whether it has only paused.
         """
         pauses = not self.has_tools and self.config.branch_policy != "never" and at.turns < self.turn_limit
-        left = min(self.growth.tokens_left(at.path), self.config.max_turn_tokens if pauses else math.inf)
+        left = self.growth.tokens_left(at.path)
+        left = min(left, self.config.max_turn_tokens) if pauses else left
         looks = self.config.branch_policy != "never" and at.may_fork and (at.base is None or at.turns > at.decided)
-        state, path, tokens, log_probs, part = at, at.path, [], [], 0
+        state, path, part = at, at.path, 0
+        tokens: list[int] = []
+        log_probs: list[float] = []
         while True:
             first = looks and part == 0
             limit = min(self.config.entropy_tokens, left) if first else left - len(tokens)

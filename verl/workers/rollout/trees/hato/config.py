@@ -11,6 +11,7 @@ from typing import Literal, get_type_hints
 from omegaconf import DictConfig, OmegaConf
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
+from pydantic_core import ErrorDetails
 
 HEURISTIC, REWARD_LOOP = "heuristic", "reward_loop"
 SECTION = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
@@ -34,13 +35,13 @@ class TreeConfig:
             levels; else, and with dfs, it forks as early as it can.
     """
 
-    max_depth: int = Field(4, ge=1)
-    branching_factor: int = Field(3, ge=1)
+    max_depth: int = Field(default=4, ge=1)
+    branching_factor: int = Field(default=3, ge=1)
     search_algorithm: Literal["bfs", "dfs", "beam"] = "bfs"
-    max_nodes_per_level: int = Field(16, ge=1)
-    max_nodes: int = Field(128, ge=1)
-    step_delimiter: str = Field("\n\n", min_length=1)
-    max_step_tokens: int = Field(256, ge=1)
+    max_nodes_per_level: int = Field(default=16, ge=1)
+    max_nodes: int = Field(default=128, ge=1)
+    step_delimiter: str = Field(default="\n\n", min_length=1)
+    max_step_tokens: int = Field(default=256, ge=1)
     adaptive_branching: bool = False
     spread_leaves: bool = True
 
@@ -49,9 +50,9 @@ class TreeConfig:
 class RewardWeights:
     """R = alpha R_local + beta R_path + gamma R_causal; each part is in [0, 1]."""
 
-    alpha: float = Field(0.1, ge=0)
-    beta: float = Field(0.7, ge=0)
-    gamma: float = Field(0.2, ge=0)
+    alpha: float = Field(default=0.1, ge=0)
+    beta: float = Field(default=0.7, ge=0)
+    gamma: float = Field(default=0.2, ge=0)
 
     def __post_init__(self):
         if self.alpha == self.beta == self.gamma == 0:
@@ -74,22 +75,22 @@ class ExplorationConfig:
         ucb_coef: c of mean + c sqrt(log(all visits) / visits), by which they do.
     """
 
-    beta_u: float = Field(0.5, ge=0)
-    initial_temperature: float = Field(1.0, gt=0)
-    temperature_decay: float = Field(0.1, ge=0)
-    pruning_threshold: float = Field(0.0, ge=0, le=1)
-    selection_temperature: float = Field(0.25, ge=0)
-    nodes_per_tree: int = Field(0, ge=0)
-    ucb_coef: float = Field(1.0, ge=0)
+    beta_u: float = Field(default=0.5, ge=0)
+    initial_temperature: float = Field(default=1.0, gt=0)
+    temperature_decay: float = Field(default=0.1, ge=0)
+    pruning_threshold: float = Field(default=0.0, ge=0, le=1)
+    selection_temperature: float = Field(default=0.25, ge=0)
+    nodes_per_tree: int = Field(default=0, ge=0)
+    ucb_coef: float = Field(default=1.0, ge=0)
 
 
 @dataclass(frozen=True, config=SECTION)
 class ValueModelConfig:
     """Networks that estimate V: layers, their width, and the share of hidden units that the method `dropout` drops."""
 
-    hidden_size: int = Field(64, ge=1)
-    n_layers: int = Field(2, ge=1)
-    dropout: float = Field(0.2, ge=0.001, le=0.999)
+    hidden_size: int = Field(default=64, ge=1)
+    n_layers: int = Field(default=2, ge=1)
+    dropout: float = Field(default=0.2, ge=0.001, le=0.999)
 
 
 @dataclass(frozen=True, config=SECTION)
@@ -105,12 +106,12 @@ class UncertaintyConfig:
     """
 
     method: Literal["ensemble", "dropout", "bootstrap", "none"] = "ensemble"
-    n_models: int = Field(5, ge=1)
-    n_passes: int = Field(10, ge=1)
+    n_models: int = Field(default=5, ge=1)
+    n_passes: int = Field(default=10, ge=1)
     model_config: ValueModelConfig = Field(default_factory=ValueModelConfig)
-    learning_rate: float = Field(3e-3, gt=0)
-    n_updates: int = Field(30, ge=1)
-    entropy_top_k: int = Field(10, ge=0, le=20)
+    learning_rate: float = Field(default=3e-3, gt=0)
+    n_updates: int = Field(default=30, ge=1)
+    entropy_top_k: int = Field(default=10, ge=0, le=20)
 
     def __post_init__(self):
         estimates = {"ensemble": "n_models", "dropout": "n_passes", "bootstrap": "n_passes"}.get(self.method)
@@ -129,9 +130,9 @@ class MetaLearningConfig:
 
     enable: bool = False
     method: Literal["reptile", "maml"] = "reptile"
-    meta_lr: float = Field(0.1, gt=0)
-    inner_lr: float = Field(0.01, gt=0)
-    n_inner_steps: int = Field(4, ge=1)
+    meta_lr: float = Field(default=0.1, gt=0)
+    inner_lr: float = Field(default=0.01, gt=0)
+    n_inner_steps: int = Field(default=4, ge=1)
 
 
 @dataclass(frozen=True, config=SECTION)
@@ -146,10 +147,10 @@ class MemoryConfig:
         problems: of which the share of sibling groups that varied is kept (for nodes_per_tree); the oldest go first.
     """
 
-    value_buffer_size: int = Field(8192, ge=4)
-    reference_prompts: int = Field(1024, ge=0)
-    reference_paths: int = Field(8, ge=1)
-    problems: int = Field(100_000, ge=1)
+    value_buffer_size: int = Field(default=8192, ge=4)
+    reference_prompts: int = Field(default=1024, ge=0)
+    reference_paths: int = Field(default=8, ge=1)
+    problems: int = Field(default=100_000, ge=1)
 
 
 @dataclass(frozen=True, config=SECTION)
@@ -197,14 +198,14 @@ class HATOConfig:
             raise ValueError("; ".join(map(_in_words, error.errors()))) from None
 
 
-def _in_words(error: dict) -> str:
+def _in_words(error: ErrorDetails) -> str:
     """One of pydantic's errors."""
     section, name = HATOConfig, ".".join(("hato", *map(str, error["loc"])))
     if error["type"] == "value_error":
         return str(error["ctx"]["error"])
     if error["type"] == "unexpected_keyword_argument":
         for key in error["loc"][:-1]:
-            section = get_type_hints(section)[key]
+            section = get_type_hints(section)[str(key)]
         in_section, _, key = name.rpartition(".")
         return f"{in_section} has no key {key}; known: {', '.join(get_type_hints(section))}"
     return f"{name}={error['input']!r}: {error['msg'].replace('Input should be', 'expected')}"

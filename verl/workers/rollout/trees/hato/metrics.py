@@ -54,9 +54,9 @@ def calibration_error(predicted: Sequence[float], observed: Sequence[float], n_b
 
     It is the mean over predictions of |mean predicted - mean observed| of their bin.
     """
-    predicted, observed = np.asarray(predicted), np.asarray(observed)
-    bins = np.minimum(n_bins - 1, (predicted * n_bins).astype(int))
-    return float(np.abs(np.bincount(bins, predicted - observed)).sum() / len(predicted))
+    p, y = np.asarray(predicted), np.asarray(observed)
+    bins = np.minimum(n_bins - 1, (p * n_bins).astype(int))
+    return float(np.abs(np.bincount(bins, p - y)).sum() / len(p))
 
 
 class ReferencePaths:

@@ -188,8 +188,10 @@ class Round:
         ended = growth.has_ended(path)
         if growth.waits_for_reply(path):
             reply = await self._reply(expansion.node, path)
-            ended = isinstance(reply, str)
-            segments += [] if ended else [reply]
+            if isinstance(reply, str):
+                ended = True
+            else:
+                ended, segments = False, [*segments, reply]
         return Drawn(expansion.node, before, most, segments, ended)
 
     async def _reply(self, node: int, path: Path) -> Segment | str:

@@ -103,14 +103,14 @@ def ucb_grants(means: Sequence[float], visits: Sequence[int], budget: int, coef:
     Returns:
         for each tree how many it gets.
     """
-    means, visits = np.array(means, dtype=float), np.array(visits, dtype=float)
-    granted = np.zeros(len(means), dtype=int)
-    before = visits.sum()
+    worth, counts = np.array(means, dtype=float), np.array(visits, dtype=float)
+    granted = np.zeros(len(worth), dtype=int)
+    before = counts.sum()
     for grant in range(budget):
-        seen = np.maximum(visits, 1)
-        bounds = np.where(visits > 0, means + coef * np.sqrt(math.log(max(1, before + grant)) / seen), math.inf)
+        seen = np.maximum(counts, 1)
+        bounds = np.where(counts > 0, worth + coef * np.sqrt(math.log(max(1, before + grant)) / seen), math.inf)
         best = bounds.argmax()
-        visits[best] += 1
+        counts[best] += 1
         granted[best] += 1
     return granted.tolist()
 
