@@ -20,8 +20,6 @@ from pathlib import Path
 import psutil
 from tqdm import tqdm
 
-# upstream notices a dead engine when it asks the engine for tokens, but waits forever when it sends weights
-DEAD_ENGINE, DEAD_ENGINE_SECONDS = b"EngineDeadError", float(os.environ.get("DEAD_ENGINE_SECONDS", 60))
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 LAST_LINES = 15
 
@@ -113,50 +111,33 @@ def _signal(process: psutil.Process, how: str) -> None:
         pass
 
 
-class EngineWatch:
-    """Finds in the log when vLLM's engine died."""
-
-    def __init__(self, log: Path):
-        self.log, self.offset, self.died_at = log, log.stat().st_size if log.exists() else 0, None
-
-    def seconds_since_its_death(self) -> float:
-        """Seconds since the engine died; 0 if it lives, or if the output goes to the terminal."""
-        if self.died_at is None and self.log.exists():
-            with open(self.log, "rb") as file:
-                file.seek(self.offset)
-                new = file.read()
-            # an incomplete last line is read again
-            self.offset += new.rfind(b"\n") + 1
-            if DEAD_ENGINE in new:
-                self.died_at = time.monotonic()
-        return 0.0 if self.died_at is None else time.monotonic() - self.died_at
-
-
-def wait(run: subprocess.Popen, progress: Progress, engine: EngineWatch) -> int:
-    """Wait for the end of the run, and show its progress; returns its exit code. Ends a run whose engine has died."""
+def wait(run: subprocess.Popen, progress: Progress) -> int:
+    """Wait for the end of the run, and show its progress; returns its exit code."""
     while run.poll() is None:
         progress.update()
-        if engine.seconds_since_its_death() > DEAD_ENGINE_SECONDS:
-            print(f"\nvLLM's engine died {DEAD_ENGINE_SECONDS:g} s ago, and the run waits for it.", file=sys.stderr)
-            run.kill()
-            run.wait()
-            progress.close()
-            return 1
         time.sleep(0.5)
     progress.update()
     progress.close()
     return run.returncode
 
 
-def report_failure(run_dir: Path, code: int) -> None:
-    """Print why the run ended: its own `error:` line, else its exceptions, else the end of the log."""
-    log = (run_dir / "train.log").read_text(errors="replace").splitlines()
+def report_failure(run_dir: Path, start: int, pid: int, code: int) -> None:
+    """Print why the run ended: its own `error:` lines, else its exceptions, else the end of the log.
+
+    Args:
+        start: the length of the log, in bytes, before this run began.
+        pid: the process of the run's driver.
+    """
+    log = (run_dir / "train.log").read_bytes()[start:].decode(errors="replace").splitlines()
     plain = [re.sub(r"\x1b\[[0-9;]*m", "", line) for line in log]
     causes = [line for line in plain if re.search(r"^(error:|.*(Error|Exception|Died|died)\b.*:)", line)]
     # Hydra repeats the arguments in such a line
     causes = [line for line in causes if not line.startswith("Error executing job with overrides")]
-    how = f"was ended by signal {signal.Signals(-code).name}" if code < 0 else f"failed with exit code {code}"
-    print(f"\nThe run {how}.", file=sys.stderr)
+    if code < 0:
+        how = f"'s driver (process {pid} on {os.uname().nodename}) was ended by {signal.Signals(-code).name}"
+    else:
+        how = f" failed with exit code {code}"
+    print(f"\nThe run{how}.", file=sys.stderr)
     errors = [line for line in causes if line.startswith("error:")]
     for line in errors or causes[-3:] or plain[-LAST_LINES:]:
         print(f"  {line[:400]}", file=sys.stderr)
@@ -189,18 +170,18 @@ def main(arguments: list[str]) -> int:
     verbose = os.environ.get("VERBOSE", "0") not in ("", "0")
     steps = next((int(a.split("=")[1]) for a in command if re.fullmatch(r"trainer.total_training_steps=\d+", a)), None)
     print(f"starting; output in {run_dir / 'train.log'}", file=sys.stderr)
-    engine = EngineWatch(run_dir / "train.log")
     with open(run_dir / "train.log", "ab") as log:
+        start = log.tell()
         output = None if verbose else log
         run = subprocess.Popen(command, stdout=output, stderr=output, preexec_fn=die_with_parent)
         try:
-            code = wait(run, Progress(run_dir / "metrics.jsonl", steps), engine)
+            code = wait(run, Progress(run_dir / "metrics.jsonl", steps))
         except (KeyboardInterrupt, SystemExit):
             code = 130
         finally:
             end_descendants()
     if code:
-        report_failure(run_dir, code)
+        report_failure(run_dir, start, run.pid, code)
         return code if code > 0 else 128 - code
     curves = draw_curves(run_dir)
     print(f"Results in {run_dir}: metrics.jsonl, train.log" + (f", {curves.name}" if curves else ""))
