@@ -5,6 +5,7 @@ every row and step, plain lists, its own edit distance.
 """
 
 import asyncio
+import math
 import random
 
 import pytest
@@ -12,7 +13,7 @@ import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from verl.workers.rollout.growth import Growth
-from verl.workers.rollout.rollout_engine import TransformersEngine
+from verl.workers.rollout.rollout_engine import Generation, RolloutEngine, TransformersEngine
 from verl.workers.rollout.trees.latr.config import KTConfig
 from verl.workers.rollout.trees.latr.lookahead import LookaheadTree
 from verl.workers.rollout.trees.latr.policy import TreeGrower
@@ -219,3 +220,66 @@ def test_the_random_trees_exercise_everything():
         births, prunings, suppressions = births + len(b), prunings + len(p), suppressions + len(s)
         finished += sum(tokens[-1] in EOS for _, tokens in rows)
     assert min(births, prunings, suppressions, finished) > 20, (births, prunings, suppressions, finished)
+
+
+# ---- how much is asked for at once ----
+
+
+class Hesitant(RolloutEngine):
+    """Never ends; its second candidate opens a branch after each prefix of a length in `forks`. Counts requests."""
+
+    def __init__(self, forks):
+        self.forks, self.asked, self.running, self.most_running = set(forks), [], 0, 0
+
+    async def _generate(self, request):
+        self.asked.append((len(request.prompt_ids) - 1, request.max_tokens))
+        self.running += 1
+        self.most_running = max(self.most_running, self.running)
+        await asyncio.sleep(0)
+        self.running -= 1
+        result = Generation([], [], [])
+        for at in range(len(request.prompt_ids) - 1, len(request.prompt_ids) - 1 + request.max_tokens):
+            first = hash((tuple(request.prompt_ids), *result.token_ids)) % 100 * 2
+            result.candidates.append([(first, math.log(0.5)), (first + 1, math.log(0.4 if at in self.forks else 0.1))])
+            result.token_ids.append(first)
+            result.log_probs.append(math.log(0.5))
+        return result
+
+
+def grow_hesitantly(k, forks, **config):
+    engine = Hesitant(forks)
+    tree = LookaheadTree(k, KTConfig(rollout_filter_steps=[20, 50], chunk_size=16, **config), 1024, [-1])
+    asyncio.run(TreeGrower(Growth(engine, [1], max_tokens=1024, stop_token_ids=[-1]), tree, seed=0).grow())
+    return engine, tree
+
+
+def test_a_branch_is_asked_for_up_to_the_exit_in_one_request():
+    """The root's first chunk shows the fork of step 3; both rows are then asked for what is read before the exit."""
+    engine, tree = grow_hesitantly(2, [3])
+    assert tree.step == 3 + 50 + 2  # the branch is past its last comparison
+    assert engine.asked == [(0, 16), (4, 51), (16, 39)]
+    assert sum(n for _, n in engine.asked) == 55 + 51, "no token of a row that is kept is of no use"
+    assert engine.most_running == 2, "the root is asked while its branch is waited for"
+
+
+def test_branches_that_will_open_are_asked_for_at_once():
+    engine, tree = grow_hesitantly(8, [3, 7, 11], prob_filter_rel_thres=0.2, prob_filter_abs_thres=0.3)
+    assert len(tree.rows) == 8 and tree.step == 11 + 50 + 2
+    assert engine.most_running > 1
+    # 8 rows, each born with a single request; then once more up to the exit where that came too early
+    assert len(engine.asked) <= 16
+
+
+def test_a_tree_that_never_fills_is_asked_for_in_ever_longer_requests():
+    engine, tree = grow_hesitantly(2, [])
+    assert tree.step == 512 and len(tree.rows) == 1
+    assert len(engine.asked) < 10
+    assert sum(n for _, n in engine.asked) == 512
+
+
+def test_young_branches_are_asked_for_up_to_the_next_comparison_where_most_are_dropped():
+    engine, tree = grow_hesitantly(2, range(0, 400, 21), random_pruning_ratio=1.0, keep_math_symbols=False)
+    assert len(tree.record.pruned) > 5
+    births = {event["step"] for event in tree.record.births}
+    of_branches = [n for at, n in engine.asked if at - 1 in births]
+    assert of_branches[0] > 19 and of_branches[-1] == 19

@@ -49,7 +49,7 @@ class KTConfig:
             suppress ratio is above suppress_ratio_thres, loosen them when the empty-branch ratio is above
             empty_branch_ratio_thres, at most max_n_step steps in either direction.
 
-    chunk_size is ours: tokens asked from the engine at once. It changes the speed, never the tree.
+    chunk_size is ours: the fewest tokens that are asked from the engine at once. It changes the speed, never the tree.
     over_generation_factor belongs to the rollout over_generation: so many times n responses are sampled, the n most
     different are kept.
     """

@@ -16,8 +16,9 @@ with "-", parent 0; row 0 takes "+". Twenty steps later both have written nearly
 
 import math
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 
 from verl.workers.rollout.trees.latr.config import KTConfig
 from verl.workers.rollout.trees.latr.similarity import edit_distance_ratio, rouge_l, suffix_match
@@ -243,18 +244,73 @@ class LookaheadTree:
     def _leaves(self) -> bool:
         """Whether the tree is left after this step, for good."""
         done = self.step + 1
-        if all(row.finished for row in self.rows) or done >= self.max_new_tokens:
+        if all(row.finished for row in self.rows) or done >= self.last_step():
             return True
-        config = self.config
-        if config.force_return_step != -1 and done >= config.force_return_step:
-            return True
-        if not config.return_on_full:
+        if not self.config.return_on_full:
             return False
+        last_lookahead = max(self.config.rollout_filter_steps)
+        return self._is_full() and all(row.birth_step + last_lookahead < self.step for row in self.rows)
+
+    def _is_full(self) -> bool:
+        """Whether it has the branches that it needs to be left."""
+        config = self.config
         share = config.return_nb_thres_init - config.return_nb_thres_decay * self.step / self.max_new_tokens
-        last_lookahead = max(config.rollout_filter_steps)
-        return len(self.rows) >= round(self.k * share) and all(
-            row.birth_step + last_lookahead < self.step for row in self.rows
-        )
+        return len(self.rows) >= round(self.k * share)
+
+    # ---- what will be needed ----
+
+    def last_step(self) -> int:
+        """The tree is left after so many steps at the latest."""
+        forced = self.config.force_return_step
+        return self.max_new_tokens if forced == -1 else min(forced, self.max_new_tokens)
+
+    def needed_until(self, length: int, birth_step: int | None) -> int:
+        """How many tokens of a row will be read, as far as can be foreseen: `last_step()` at most.
+
+        Up to the earliest exit of the tree; while it lacks branches, half as many again as the row has, if that is
+        more. But where most branches are dropped, a young one's up to its next comparison only.
+
+        Args:
+            length: of the row, in tokens.
+            birth_step: None for the root.
+        """
+        config, steps = self.config, self.config.rollout_filter_steps
+        if self.step == 0:  # nothing is known of how soon it branches
+            return min(config.chunk_size, self.last_step())
+        if birth_step is not None and 2 * len(self.record.pruned) > self.record.compared:
+            if comparisons := [birth_step + r for r in steps if birth_step + r > length]:
+                return min(*comparisons, self.last_step())
+        if not config.return_on_full:
+            return self.last_step()
+        if self._is_full():
+            earliest_exit = max(row.birth_step for row in self.rows) + max(steps) + 2
+        else:
+            earliest_exit = max(self.step + max(steps) + 2, length * 3 // 2)
+        return min(earliest_exit, self.last_step())
+
+    def births_ahead(self, ahead: Mapping[int, Sequence[Choice]]) -> list[tuple[Row, int, int]]:
+        """Which branches will probably open while the known choices of the rows are read.
+
+        Args:
+            ahead: row -> its choices from this step on.
+
+        Returns:
+            (parent, how many of its choices come before, token), in order of birth. Half as many as there are free
+            branches: rows of which nothing is known yet may take the others.
+        """
+        free = (self.k - len(self.rows) + 1) // 2
+        if not free or self.config.random_branching_ratio is not None:
+            return []
+        births = []
+        for position, row in enumerate(self.rows):
+            passing = (
+                (offset, rank, position, choice.candidates[rank][0])
+                for offset, choice in enumerate(ahead.get(row.number, ()))
+                for rank in range(1, min(len(choice.candidates), self.config.max_n_branch_per_token))
+                if self._opens_branch(choice, rank)
+            )
+            births += islice(passing, free)
+        return [(self.rows[position], offset, token) for offset, _, position, token in sorted(births)[:free]]
 
     # ---- numbers ----
 

@@ -1,9 +1,9 @@
 """Growing a lookahead tree in chunks: LATR as a tree policy.
 
-Greedy growth is deterministic, so a row's future does not depend on the other rows: the engine is asked for a chunk of
-each row's greedy continuation with the top candidates, and the chunk's steps are replayed in time order. Newly born
-rows ask for the rest of the chunk; at its end all rows ask for the next one side by side. The tree is that of the
-step-by-step algorithm, whatever the chunk size; what is lost are the unread tokens of rows that are pruned.
+Greedy growth is deterministic, so a row's future does not depend on the other rows: the engine is asked for as much of
+a row's greedy continuation as will probably be read, with the top candidates; the steps are replayed in time order.
+While a row waits for its tokens, those that will run dry soon ask as well, and so do the branches that will open. The
+tree is that of the step-by-step algorithm, whatever is asked for; what is lost are tokens that nobody reads.
 
 With tools, a row that closes a call waits for the result before its next step. Results take no steps and are not
 compared: two branches are alike by what the model wrote. A row that may have no result ends.
@@ -11,7 +11,7 @@ compared: two branches are alike by what the model wrote. A row that may have no
 
 import random
 from collections import defaultdict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import replace
 from functools import cache, lru_cache
 
@@ -99,8 +99,8 @@ class TreeGrower:
 
     def __init__(self, growth: Growth, tree: LookaheadTree, seed: int):
         self.growth, self.tree, self.random = growth, tree, random.Random(seed)
-        self.ahead: dict[int, deque[Choice]] = {}
-        self.ahead_sampled: dict[int, bool] = {}
+        self.ahead: dict[int, deque[Choice]] = {0: deque()}
+        self.unborn: dict[tuple[int, int, int], deque[Choice]] = {}  # (parent, birth step, token)
         # row -> number of the model's tokens before it -> a tool's result; those before the row's birth are shared
         self.results: dict[int, dict[int, Segment]] = {0: {}}
         self.unanswered: set[int] = set()  # rows that ended with a call
@@ -111,8 +111,9 @@ class TreeGrower:
         tree = self.tree
         while not tree.left:
             self._forget_stale_chunks()
-            dry = [row for row in tree.rows if not row.finished and not self.ahead.get(row.number)]
-            await gather_or_cancel(*(self._look_ahead(row) for row in dry))
+            live = [row for row in tree.rows if not row.finished]
+            if dry := [row for row in live if not self._choices_of(row)]:
+                await gather_or_cancel(*(self._look_ahead(row) for row in dry), *self._look_further(live))
             if all(row.finished for row in tree.rows):
                 break
             tree.advance([None if row.finished else self.ahead[row.number].popleft() for row in tree.rows])
@@ -144,32 +145,66 @@ class TreeGrower:
 
     def _forget_stale_chunks(self) -> None:
         """A sampled chunk ends where its row took another token; a chunk made in the other mode is of no use."""
-        sampled_now = self._samples_now()
+        sampled = self._samples_now()
         for row in self.tree.rows:
-            if self.ahead.get(row.number) and self.ahead_sampled[row.number] != sampled_now:
-                self.ahead[row.number].clear()
+            if (ahead := self._choices_of(row)) and (ahead[0].sampled is not None) != sampled:
+                ahead.clear()
+
+    def _choices_of(self, row: Row) -> deque[Choice]:
+        """What is known of a row's next steps; of a new one, what was asked for before its birth."""
+        if row.number not in self.ahead:
+            self._results_of(row)
+            self.ahead[row.number] = self.unborn.pop((row.parent, row.birth_step, row.tokens[-1]), deque())
+        return self.ahead[row.number]
 
     async def _look_ahead(self, row: Row) -> None:
-        tree, config = self.tree, self.tree.config
-        last_step = tree.max_new_tokens if config.force_return_step == -1 else config.force_return_step
-        # chunks end at multiples of chunk_size: all rows run dry at once and ask for the next one side by side
-        to_chunk_end = config.chunk_size - tree.step % config.chunk_size
-        n_tokens = min(to_chunk_end, min(last_step, tree.max_new_tokens) - tree.step)
         sampled = self._samples_now()
         seed = self.random.getrandbits(31) if sampled else None
-        if sampled:  # one token at a time: the next one depends on whether the row branches
-            n_tokens = 1
         if (path := await self._after_reply(row)) is None:
             row.finished = True
             return
-        ask = Ask(path, seed, n_tokens, greedy=not sampled, n_candidates=config.max_n_branch_per_token)
-        chunk = await self.growth.ask(ask)
+        length, birth_step = len(row.tokens), None if row.parent is None else row.birth_step
+        # sampled, one token at a time: the next one depends on whether the row branches
+        n_tokens = 1 if sampled else self._n_tokens(length, self.tree.needed_until(length, birth_step))
+        self.ahead[row.number] += await self._choices(path, n_tokens, seed)
+
+    def _look_further(self, rows: Sequence[Row]) -> list[Coroutine]:
+        """What to ask for while others are waited for: rows that will be dry soon, and branches about to open."""
+        tree, requests = self.tree, []
+        if self._samples_now():
+            return []
+        for row in rows:
+            choices, length = self.ahead[row.number], len(row.tokens)
+            end = tree.needed_until(length, None if row.parent is None else row.birth_step)
+            if 0 < len(choices) < tree.config.chunk_size and length + len(choices) < end:
+                requests.append(self._extend(choices, row, _first_tokens(choices), end))
+        for parent, offset, token in tree.births_ahead(self.ahead):
+            step = tree.step + offset
+            if (parent.number, step, token) not in self.unborn:
+                choices = self.unborn[parent.number, step, token] = deque()
+                tokens = [*_first_tokens(self.ahead[parent.number])[:offset], token]
+                requests.append(self._extend(choices, parent, tokens, tree.needed_until(step + 1, step)))
+        return requests
+
+    async def _extend(self, choices: deque[Choice], row: Row, tokens: list[int], end: int) -> None:
+        """Add what follows on the row and then `tokens`; nothing where it ends there, or waits for a tool."""
+        path = self.path(row).then(Segment(None, tokens))
+        n_tokens = self._n_tokens(len(row.tokens) + len(tokens), end)
+        if n_tokens > 0 and not self.growth.has_ended(path) and not self.growth.waits_for_reply(path):
+            choices += await self._choices(path, n_tokens, None)
+
+    def _n_tokens(self, length: int, end: int) -> int:
+        return min(max(end - length, self.tree.config.chunk_size), self.tree.last_step() - length)
+
+    async def _choices(self, path: Path, n_tokens: int, seed: int | None) -> list[Choice]:
+        """Of the next tokens; greedy without a seed."""
+        n_candidates = self.tree.config.max_n_branch_per_token
+        chunk = await self.growth.ask(Ask(path, seed, n_tokens, greedy=seed is None, n_candidates=n_candidates))
         self.requested_tokens += len(chunk.token_ids)
-        self.ahead[row.number] = deque(
-            Choice(candidates, (token, log_prob) if sampled else None)
+        return [
+            Choice(candidates, None if seed is None else (token, log_prob))
             for token, log_prob, candidates in zip(chunk.token_ids, chunk.log_probs, chunk.candidates, strict=True)
-        )
-        self.ahead_sampled[row.number] = sampled
+        ]
 
     async def _after_reply(self, row: Row) -> Path | None:
         """The row's path, with the result of the call that it may end with; None where it can have no more tokens."""
@@ -227,3 +262,7 @@ class TreeGrower:
                     segment.info.setdefault("suppressed", []).append(candidate)
                     break
                 start += len(segment.token_ids)
+
+
+def _first_tokens(choices: Iterable[Choice]) -> list[int]:
+    return [choice.candidates[0][0] for choice in choices]
