@@ -134,7 +134,7 @@ def report_failure(run_dir: Path, start: int, pid: int, code: int) -> None:
     # Hydra repeats the arguments in such a line
     causes = [line for line in causes if not line.startswith("Error executing job with overrides")]
     if code < 0:
-        how = f"'s driver (process {pid} on {os.uname().nodename}) was ended by {signal.Signals(-code).name}"
+        how = f"'s driver (process {pid} on {os.uname().nodename}) was ended by signal {signal.Signals(-code).name}"
     else:
         how = f" failed with exit code {code}"
     print(f"\nThe run{how}.", file=sys.stderr)

@@ -1,8 +1,8 @@
 """SIGKILL of a run's processes, one kind after the other: the run ends soon, names the process, leaves nothing behind,
 and the same command goes on from the last complete checkpoint. Each launch goes on where the one before it was killed.
 
-Three kinds are noticed in three ways; the others, which share these ways, are tried by hand, each with a launch of one
-to three minutes:
+Two kinds are killed here. The others are noticed in the same ways; they are tried by hand, each with a launch of one to
+three minutes:
 
     FAULTS=all python -m pytest -s tests/e2e/test_faults_on_cpu.py
 """
@@ -29,15 +29,15 @@ TESTED = {
     "TransferQueue's storage": "ray::SimpleStorageUnit",
     # without it no state of an actor can be asked for
     "GCS": "gcs/gcs_server",
-    # the only one that the launcher itself must notice
-    "driver": r"-m verl\.trainer\.main_ppo",
 }
+# tests of GRPO, HATO and several workers kill a driver, a worker and an engine core as well
 KINDS = TESTED | {
+    "driver": r"-m verl\.trainer\.main_ppo",
     "TransferQueue's controller": "ray::TransferQueueController",
     "TaskRunner": "ray::TaskRunner",
     "FSDP worker": "ray::WorkerDict",
     "vLLM's server": r"ray::(vLLMHttp|Candidate)Server",
-    "vLLM's engine core": "VLLM::EngineCore",  # tests of GRPO and HATO kill it too
+    "vLLM's engine core": "VLLM::EngineCore",
     "agent-loop worker": r"ray::\w*AgentLoopWorker",
     "reward-loop worker": "ray::RewardLoopWorker",
     "load balancer": "ray::GlobalRequestLoadBalancer",

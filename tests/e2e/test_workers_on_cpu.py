@@ -76,5 +76,5 @@ def test_a_killed_driver_ends_the_run_with_a_message_and_no_orphans(one_worker):
 def test_a_killed_worker_ends_the_run_with_a_message_and_no_orphans(two_workers):
     _, code, errors, alive = two_workers
     assert code not in (0, None)
-    assert "The run failed" in errors and "Died" in errors and "resumes" in errors
+    assert "The run failed" in errors and "WorkerDict (process " in errors and "resumes" in errors
     assert alive == []
