@@ -165,11 +165,14 @@ print("FOUND", "gen.set_offset(gen.get_offset()" in inspect.getsource(GPUModelRu
 print("FOUND", "generators" in inspect.signature(TopKTopPSampler.forward_cpu).parameters)
 from vllm.v1.engine.logprobs import LogprobsProcessor
 from vllm.logprobs import FlatLogprobs
+import vllm.v1.engine.utils as e, verl.workers.rollout.vllm_rollout.vllm_async_server as a
+print("FOUND", hasattr(a.vLLMHttpServer.run_server, "__wrapped__"), 'else "EngineCore"' in inspect.getsource(e))
+print("FOUND", "AsyncLLM.from_vllm_config" in inspect.getsource(a.vLLMHttpServer.run_server))
 print("FOUND", list(inspect.signature(LogprobsProcessor.from_new_request).parameters) == ["tokenizer", "request"])
 print("FOUND", {"start_indices", "end_indices", "token_ids", "logprobs"} <= set(FlatLogprobs.__dataclass_fields__))
 """
     result = python(code)
-    assert found_words(result) == ["0.9.1", "0.30.0", *["True"] * 9], result.stderr[-2000:]
+    assert found_words(result) == ["0.9.1", "0.30.0", *["True"] * 12], result.stderr[-2000:]
 
 
 def test_rollout_names_losses_and_estimators_are_registered_by_importing_upstream():

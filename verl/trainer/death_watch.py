@@ -9,6 +9,7 @@ A process that is ended on purpose is in none of them, nor is a process of anoth
 """
 
 import atexit
+import functools
 import multiprocessing
 import os
 import sys
@@ -126,6 +127,7 @@ def report_engine_deaths(server: ModuleType) -> None:
     """
     run_server = server.vLLMHttpServer.run_server
 
+    @functools.wraps(run_server)
     async def run_and_watch(self, args):
         await run_server(self, args)
         report_first_death("EngineCore")
