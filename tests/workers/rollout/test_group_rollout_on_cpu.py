@@ -8,11 +8,12 @@ from types import SimpleNamespace
 
 import pytest
 from omegaconf import DictConfig
+from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics
 
 from verl.workers.rollout import group_rollout
 from verl.workers.rollout.group_rollout import GroupAgentLoopWorker
 from verl.workers.rollout.trajectory_tree import ADAPTIVE_TEMPERATURE, OCCURRENCE
-from verl.workers.rollout.tree_rollout import TreeRollout
+from verl.workers.rollout.tree_rollout import TrajectoryOutput, TreeRollout
 from verl.workers.rollout.trees.over_generation import most_diverse
 
 Worker = GroupAgentLoopWorker.__ray_metadata__.modified_class
@@ -32,46 +33,74 @@ class Rollout:
         if prompt["uid"] == "stuck":
             await asyncio.sleep(60)
         rows = {"too many": n + 1, "none": 0, "fewer": n - 1}.get(prompt["uid"], n)
-        return [f"{prompt['uid']} {i}" for i in range(rows)]
+        return [trajectory(i) for i in range(rows)]
+
+
+def trajectory(i: int) -> TrajectoryOutput:
+    tokens = list(range(5, 7 + i))
+    return TrajectoryOutput(
+        prompt_ids=[1, 2, 3],
+        response_ids=tokens,
+        response_mask=[1] * len(tokens),
+        response_logprobs=[-0.5] * len(tokens),
+        num_turns=2,
+        metrics=AgentLoopMetrics(generate_sequences=1.0),
+        extra_fields={"turn_scores": [], "tool_rewards": [], "min_global_steps": 3, "max_global_steps": 4},
+        token_fields={"segment_ids": [i] * len(tokens)},
+    )
+
+
+class Scorer:
+    """A reward worker's handle; scores by the response's length and remembers how many rows came at once."""
+
+    def __init__(self):
+        self.compute_score_batch, self.sizes = SimpleNamespace(remote=self._score), []
+
+    async def _score(self, data):
+        self.sizes.append(len(data))
+        if data.non_tensor_batch["uid"][0] == "unscored":
+            raise RuntimeError("the reward function failed")
+        lengths = data.batch["attention_mask"].sum(-1) - data.batch["prompts"].shape[1]
+        return [{"reward_score": float(n), "reward_extra_info": {"acc": bool(n > 2)}} for n in lengths]
 
 
 @pytest.fixture
 def queue(monkeypatch):
-    """(uid, status) in the order in which they were published, and a worker whose sessions go to `put`."""
+    """(uid, status) in the order in which they were published, a worker, and its rows (uid, session, their prompt)."""
     published, put = [], []
 
     async def async_kv_put(key, partition_id, tag):
         assert partition_id in ("train", "val")
         published.append((key, tag["status"]))
 
-    async def postprocess(output, validate, **kwargs):
-        if kwargs["uid"] == "unscored" and kwargs["session_id"] == 0:
-            raise RuntimeError("the reward function failed")
+    async def async_kv_batch_put(keys, fields, tags, partition_id):
         await asyncio.sleep(0.01)
-        put.append((kwargs["uid"], kwargs["session_id"], output, "__do_sample__" in kwargs))
+        for key, tag in zip(keys, tags, strict=True):
+            put.append((*key.split("_")[:2], {"__do_sample__", "__rollout_n__", "agent_name"} & set(fields.keys())))
+            assert tag["status"] == "success" and "rm_scores" in fields.keys()
 
     async def async_kv_list(partition_id):
-        return {partition_id: {f"{uid}_{session}_0": {} for uid, session, _, _ in put}}
+        return {partition_id: {f"{uid}_{session}_0": {} for uid, session, _ in put}}
 
     async def async_kv_clear(keys, partition_id):
         put[:] = [row for row in put if f"{row[0]}_{row[1]}_0" not in keys]
 
-    monkeypatch.setattr(group_rollout.tq, "async_kv_put", async_kv_put)
-    monkeypatch.setattr(group_rollout.tq, "async_kv_list", async_kv_list)
-    monkeypatch.setattr(group_rollout.tq, "async_kv_clear", async_kv_clear)
+    for name, function in dict(locals()).items():
+        if name.startswith("async_kv"):
+            monkeypatch.setattr(group_rollout.tq, name, function)
     worker = Worker.__new__(Worker)
     worker.tree_rollout, released = Rollout(), []
     worker.engine = SimpleNamespace(release=released.append, released=released)
-    worker.config = SimpleNamespace(
-        actor_rollout_ref=SimpleNamespace(rollout=DictConfig({"n": 3, "group_timeout": 0.5, "val_kwargs": {"n": 2}}))
-    )
-    worker._agent_loop_postprocess = postprocess
+    rollout = DictConfig({"n": 3, "group_timeout": 0.5, "val_kwargs": {"n": 2}, "agent": {}})
+    worker.config = SimpleNamespace(actor_rollout_ref=SimpleNamespace(rollout=rollout))
+    worker.distillation_enabled, worker.processor, worker.reward_loop_worker_handles = False, None, [Scorer()]
     return worker, published, put
 
 
 def run(worker, uids, validate=False, **more):
     async def groups():
-        prompts = [{"uid": uid, "agent_name": "x", **more} for uid in uids]
+        about = {"agent_name": "single_turn_agent", "global_steps": 1}
+        prompts = [{"uid": uid, **about, **more} for uid in uids]
         await asyncio.gather(*(worker._run_prompt(prompt, {}, {"validate": validate}) for prompt in prompts))
 
     asyncio.run(groups())
@@ -82,9 +111,9 @@ def test_a_failing_group_fails_alone(queue):
     uids = ["raises", "fine", "too many", "none", "stuck", "fewer"]
     run(worker, uids)
     assert dict(published) == dict.fromkeys(uids, "failure") | {"fine": "finished", "fewer": "finished"}
-    assert sorted((uid, session) for uid, session, _, _ in put) == [
-        *(("fewer", session) for session in range(2)),
-        *(("fine", session) for session in range(3)),
+    assert sorted((uid, session) for uid, session, _ in put) == [
+        *(("fewer", session) for session in "01"),
+        *(("fine", session) for session in "012"),
     ]
     assert sorted(worker.engine.released) == sorted(uids), "every group gives its server back"
 
@@ -105,6 +134,7 @@ def test_validation_and_greedy_groups_do_not_branch(queue):
     groups = {uid: (n, params.get("temperature"), plain) for uid, n, params, plain in worker.tree_rollout.asked}
     assert groups == {"sampled": (3, None, False), "greedy": (1, 0.0, True), "validated": (2, None, True)}
     assert {status for _, status in published} == {"running", "finished"} and len(put) == 6
+    assert not any(settings for _, _, settings in put), "the trainer's settings of a prompt are no columns"
 
 
 def test_validation_without_an_environment_is_upstreams(queue, monkeypatch):

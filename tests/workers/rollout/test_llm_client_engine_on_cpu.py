@@ -24,6 +24,7 @@ import verl.trainer
 from tests.workers.rollout.trees.arpo import toy_agent
 from verl.workers.rollout import llm_client_engine
 from verl.workers.rollout.llm_client_engine import LLMClientEngine
+from verl.workers.rollout.request_exchange import ExchangeServer
 from verl.workers.rollout.rollout_engine import TransformersEngine
 from verl.workers.rollout.trajectory_tree import TREE
 from verl.workers.rollout.tree_rollout import TreeRollout
@@ -49,8 +50,7 @@ class Balancer(GlobalRequestLoadBalancer):
         return dict(self.calls), self.get_total_inflight()
 
 
-@ray.remote
-class Server:
+class UpstreamServer:
     """The `generate` of upstream's rollout server on an engine of ours."""
 
     def reset(self, engine, aborts, rejects=False):
@@ -78,6 +78,11 @@ class Server:
 
     async def count(self) -> int:
         return self.asked
+
+
+@ray.remote
+class Server(ExchangeServer, UpstreamServer):
+    """As `CandidateServer`."""
 
 
 @pytest.fixture(scope="module")
@@ -269,6 +274,29 @@ def test_a_group_that_is_given_up_holds_no_server(actors, model):
 
     asyncio.run(group())
     assert stack.counted() == ({"acquire": 1, "release": 1}, 0)
+
+
+def test_a_server_of_upstreams_own_is_asked_request_by_request(model):
+    server, inside = UpstreamServer(), TransformersEngine(model)
+    server.reset(inside, [])
+
+    class Client:
+        async def _acquire_server(self, group, **_):
+            return "server", SimpleNamespace(generate=SimpleNamespace(remote=server.generate))
+
+        def _release_server(self, server_id, request_id):
+            pass
+
+        def _vllm_request_id(self, group):
+            return group
+
+    async def group():
+        return await asyncio.gather(*(generate(engine, [i], request_id="group") for i in range(3)))
+
+    engine = LLMClientEngine(Client())
+    made = asyncio.run(group())
+    assert [part.token_ids for part in made] == [asyncio.run(generate(inside, [i])).token_ids for i in range(3)]
+    assert server.asked == 3 and not engine.servers.exchanges
 
 
 def test_a_server_without_entropies_is_named(actors, model):

@@ -15,6 +15,7 @@ from verl.workers.rollout.vllm_rollout.vllm_async_server import vLLMHttpServer, 
 from vllm.logprobs import FlatLogprobs, Logprob
 
 from verl.workers.rollout.entropy import entropies_of
+from verl.workers.rollout.request_exchange import ExchangeServer
 from vllm_patches.candidates_without_text import leave_out_text
 
 N_CANDIDATES, CANDIDATES = "n_candidates", "candidates"
@@ -48,7 +49,7 @@ class CandidateEngine:
             last.outputs[0].logprobs = [{flat.token_ids[at]: Logprob(flat.logprobs[at])} for at in flat.start_indices]
 
 
-class CandidateServer(vLLMHttpServer):
+class CandidateServer(ExchangeServer, vLLMHttpServer):
     @property
     def engine(self):
         return self._candidate_engine

@@ -12,6 +12,8 @@ A group that raises, or takes longer than `rollout.group_timeout` seconds, is th
 
 import asyncio
 import logging
+import random
+import time
 
 import ray
 import transfer_queue as tq
@@ -20,11 +22,15 @@ from verl.experimental.agent_loop.single_turn_agent_loop import SingleTurnAgentL
 from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopManagerTQ, AgentLoopWorkerTQ, apply_greedy_sampling_params
 
 from verl.workers.config.explore import parts_of
+from verl.workers.rollout.group_rows import queue_rows, reward_batch
 from verl.workers.rollout.llm_client_engine import LLMClientEngine
 from verl.workers.rollout.trajectory_tree import ADAPTIVE_TEMPERATURE
-from verl.workers.rollout.tree_rollout import TreeRollout
+from verl.workers.rollout.tree_rollout import TrajectoryOutput, TreeRollout
 
 logger = logging.getLogger(__name__)
+
+# a reward worker scores so many trajectories of a group one after another: more are shared with other workers
+SCORED_TOGETHER = 16
 
 # upstream decorates its worker; this is the class before that
 _AgentLoopWorker = AgentLoopWorkerTQ.__ray_metadata__.modified_class.__ray_actor_class__
@@ -99,6 +105,32 @@ class GroupAgentLoopWorker(_AgentLoopWorker):
             self.engine.release(prompt["uid"])
         if not 1 <= len(outputs) <= n:
             raise RuntimeError(f"{type(self.tree_rollout.policy)} made {len(outputs)} trajectories, expected 1 to {n}")
+        if self.distillation_enabled or self.processor is not None:
+            await self._put_sessions(outputs, prompt, validate)
+        else:
+            await self._put_group(outputs, prompt, validate)
+
+    async def _put_group(self, outputs: list[TrajectoryOutput], prompt: dict, validate: bool) -> None:
+        """Score all trajectories, then write them: one message for each of the two."""
+        if self.reward_loop_worker_handles is not None:
+            await self._score_group(outputs, prompt)
+        keys, fields, tags = queue_rows(outputs, prompt)
+        await tq.async_kv_batch_put(keys=keys, fields=fields, tags=tags, partition_id="val" if validate else "train")
+
+    async def _score_group(self, outputs: list[TrajectoryOutput], prompt: dict) -> None:
+        started = time.perf_counter()
+        calls = []
+        for first in range(0, len(outputs), SCORED_TOGETHER):
+            batch = reward_batch(outputs[first : first + SCORED_TOGETHER], prompt, first)
+            calls.append(random.choice(self.reward_loop_worker_handles).compute_score_batch.remote(batch))
+        results = [result for call in await asyncio.gather(*calls) for result in call]
+        for output, result in zip(outputs, results, strict=True):
+            output.reward_score = result["reward_score"]
+            output.extra_fields["reward_extra_info"] = result.get("reward_extra_info", {})
+            output.metrics.compute_score = time.perf_counter() - started
+
+    async def _put_sessions(self, outputs: list[TrajectoryOutput], prompt: dict, validate: bool) -> None:
+        """By upstream's way for single trajectories, which knows teachers and images."""
         puts = [
             asyncio.create_task(self._agent_loop_postprocess(output, validate, session_id=session, **prompt))
             for session, output in enumerate(outputs)

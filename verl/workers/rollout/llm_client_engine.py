@@ -7,10 +7,12 @@ the group has ended      ──> load balancer: release the server    tree makes
 
 import asyncio
 import importlib
+from typing import Any
 from uuid import uuid4
 
 from verl.workers.rollout.replica import RolloutReplicaRegistry
 
+from verl.workers.rollout.request_exchange import Exchange
 from verl.workers.rollout.rollout_engine import Generation, Request, RolloutEngine
 
 ABORTED = "aborted"
@@ -41,6 +43,7 @@ class GroupServers:
     def __init__(self, client):
         self.client = client
         self.acquired: dict[str, asyncio.Task] = {}  # by group: (server's id, actor)
+        self.exchanges: dict[Any, Exchange] = {}  # by actor
 
     async def generate(self, group: str, prompt_ids: list[int], sampling_params: dict):
         """Upstream's `TokenOutput`. After an abort the balancer says anew where the group goes on: on the same server,
@@ -50,12 +53,23 @@ class GroupServers:
             self.acquired[group] = asyncio.create_task(acquire)
         acquired = self.acquired[group]
         _, server = await asyncio.shield(acquired)  # others wait for it, too
-        output = await server.generate.remote(
-            request_id=self.client._vllm_request_id(group), prompt_ids=prompt_ids, sampling_params=sampling_params
+        output = await self._ask(
+            server,
+            request_id=self.client._vllm_request_id(group),
+            prompt_ids=prompt_ids,
+            sampling_params=sampling_params,
         )
         if output.stop_reason == ABORTED and self.acquired.get(group) is acquired:
             self.release(group)
         return output
+
+    async def _ask(self, server, **request):
+        """A server of upstream's own takes one request a call."""
+        if not hasattr(server, "collect"):
+            return await server.generate.remote(**request)
+        if server not in self.exchanges:
+            self.exchanges[server] = Exchange(server)
+        return await self.exchanges[server].generate(**request)
 
     def release(self, group: str) -> None:
         """Give the group's server back, if it has one; its next request acquires one again."""

@@ -1,0 +1,155 @@
+"""A group's rows and rewards are what upstream's worker makes of each trajectory alone: upstream is the oracle."""
+
+import asyncio
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from omegaconf import OmegaConf
+from tensordict import NonTensorData, NonTensorStack
+from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics
+from verl.experimental.reward_loop.reward_loop import RewardLoopWorker
+
+from recipe.common.tiny_model import make_tokenizer
+from verl.experimental.reward_loop.reward_manager.length_aware import LengthAwareRewardManager
+from verl.trainer.ppo.v1 import agent_loop_tq
+from verl.workers.rollout import group_rollout
+from verl.workers.rollout.group_rollout import GroupAgentLoopWorker
+from verl.workers.rollout.tree_rollout import TrajectoryOutput
+
+Worker = GroupAgentLoopWorker.__ray_metadata__.modified_class
+PROMPT = {
+    "uid": "u-1",
+    "global_steps": 7,
+    "index": 3,
+    "raw_prompt": [{"role": "system", "content": "s"}, {"role": "user", "content": "1 2 3 = 6"}],
+    "data_source": "countdown",
+    "reward_model": {"style": "rule", "ground_truth": {"target": 6, "numbers": np.array([1, 2, 3])}},
+    "extra_info": {"split": "train", "index": 3},
+    "tools_kwargs": {},
+    "explore_order": 12,
+    "dummy_tensor": torch.tensor([0]),
+}
+OVERLONG = {"enable": True, "len": 4, "penalty_factor": 1.0, "log": True}
+
+
+def trajectories(lengths, **more) -> list[TrajectoryOutput]:
+    draw = np.random.default_rng(0)
+    return [
+        TrajectoryOutput(
+            prompt_ids=[4, 5, 6],
+            response_ids=draw.integers(3, 90, n).tolist(),
+            response_mask=draw.integers(0, 2, n).tolist(),
+            response_logprobs=draw.random(n).tolist(),
+            num_turns=2 + i,
+            metrics=AgentLoopMetrics(generate_sequences=1.5, tool_calls=0.25 * i),
+            extra_fields={"turn_scores": [], "tool_rewards": [], "min_global_steps": 6, "max_global_steps": 7},
+            token_fields={"segment_ids": [i] * n},
+        ).model_copy(update=more)
+        for i, n in enumerate(lengths)
+    ]
+
+
+class RewardHandle:
+    """Upstream's reward worker, called as a Ray actor is; `score` sees the text of the response."""
+
+    def __init__(self):
+        config = {"reward_kwargs": {"max_resp_len": 8, "overlong_buffer_cfg": OVERLONG}}
+        config |= {"custom_reward_function": {"path": "x"}}
+        worker = RewardLoopWorker.__new__(RewardLoopWorker)
+        worker.config = OmegaConf.create({"reward": config})
+        worker.reward_manager = LengthAwareRewardManager(worker.config, make_tokenizer(), self.score)
+        self.compute_score = SimpleNamespace(remote=worker.compute_score)
+        self.compute_score_batch = SimpleNamespace(remote=worker.compute_score_batch)
+
+    @staticmethod
+    async def score(data_source, solution_str, ground_truth, extra_info, **_) -> dict:
+        seen = f"{data_source} {solution_str} {ground_truth} {extra_info}"
+        return {"score": len(solution_str) / 8, "acc": len(solution_str) % 2, "seen": seen}
+
+
+@pytest.fixture
+def loop():
+    """The event loop in which reward managers are made and called, as in an actor."""
+    loop = asyncio.new_event_loop()
+    asyncio.set_event_loop(loop)
+    yield loop
+    asyncio.set_event_loop(None)
+    loop.close()
+
+
+@pytest.fixture
+def worker(loop, monkeypatch):
+    """A worker, and what it has put."""
+    put = []
+
+    async def async_kv_batch_put(keys, fields, tags, partition_id):
+        for row, (key, tag) in enumerate(zip(keys, tags, strict=True)):
+            put.append((key, {name: cell(column, row) for name, column in fields.items()}, tag, partition_id))
+
+    monkeypatch.setattr(agent_loop_tq.tq, "async_kv_batch_put", async_kv_batch_put)
+    worker = Worker.__new__(Worker)
+    worker.processor, worker.distillation_enabled, worker.mm_processor_kwargs = None, False, {}
+    worker.reward_loop_worker_handles = [RewardHandle()]
+    return worker, put
+
+
+def cell(column, row: int):
+    if isinstance(column, NonTensorStack):
+        return column[row].data
+    return column.data if isinstance(column, NonTensorData) else column.unbind()[row]
+
+
+def same(ours: dict, theirs: dict) -> None:
+    assert ours.keys() == theirs.keys()
+    for name, value in theirs.items():
+        if isinstance(value, torch.Tensor):
+            assert ours[name].dtype == value.dtype and torch.equal(ours[name], value), name
+        elif isinstance(value, dict):
+            same(ours[name], value)
+        else:
+            assert type(ours[name]) is type(value) and np.all(ours[name] == value), name
+
+
+@pytest.mark.parametrize("validate", [False, True])
+@pytest.mark.parametrize("lengths", [[5, 1, 8, 3], [4, 4, 4], [2], [1 + i % 7 for i in range(20)]])
+def test_rows_are_upstreams(loop, worker, lengths, validate):
+    worker, put = worker
+
+    async def upstreams():
+        for session, output in enumerate(trajectories(lengths)):
+            await worker._agent_loop_postprocess(output, validate, session_id=session, **PROMPT)
+
+    loop.run_until_complete(upstreams())
+    theirs, put[:] = list(put), []
+    loop.run_until_complete(worker._put_group(trajectories(lengths), PROMPT, validate))
+    assert len(put) == len(theirs) == len(lengths)
+    for (key, row, tag, partition), (their_key, their_row, their_tag, their_partition) in zip(put, theirs, strict=True):
+        assert (key, tag, partition) == (their_key, their_tag, their_partition)
+        assert row["metrics"].pop("compute_score") > 0 < their_row["metrics"].pop("compute_score")
+        same(row, their_row)
+    assert len({row["extra_fields"]["reward_extra_info"]["seen"] for _, row, _, _ in put}) > len(lengths) // 2
+
+
+def test_rewards_are_shared_among_workers_where_a_group_is_large(loop, worker):
+    worker, put = worker
+    sizes, scorer = [], worker.reward_loop_worker_handles[0]
+    score = scorer.compute_score_batch.remote
+
+    def counted(data):
+        sizes.append((len(data), data.non_tensor_batch["session_id"].tolist()))
+        return score(data)
+
+    scorer.compute_score_batch.remote = counted
+    loop.run_until_complete(worker._put_group(trajectories([3] * 40), PROMPT, False))
+    together = group_rollout.SCORED_TOGETHER
+    assert [size for size, _ in sizes] == [together] * (40 // together) + [40 % together]
+    assert [session for _, sessions in sizes for session in sessions] == list(range(40)) and len(put) == 40
+
+
+def test_without_reward_workers_rows_have_no_rewards(loop, worker):
+    worker, put = worker
+    worker.reward_loop_worker_handles = None
+    loop.run_until_complete(worker._put_group(trajectories([3, 2]), PROMPT, False))
+    assert all("rm_scores" not in row for _, row, _, _ in put)

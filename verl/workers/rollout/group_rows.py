@@ -1,0 +1,83 @@
+"""A prompt's finished trajectories as what verl's reward loop and TransferQueue take, a whole group at once.
+
+Upstream (verl 0.9.1) makes both for one trajectory at a time: a call of a reward worker and four messages to the queue
+each. What rewards and rows hold is the same.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from tensordict import TensorDict
+from torch.nn.utils.rnn import pad_sequence
+from verl.experimental.agent_loop.agent_loop import AgentLoopOutput
+from verl.utils.model import compute_position_id_with_mask
+from verl.utils.tensordict_utils import list_of_dict_to_tensordict
+
+from verl import DataProto
+
+
+def reward_batch(outputs: Sequence[AgentLoopOutput], prompt: dict[str, Any], first_session: int = 0) -> DataProto:
+    """What `RewardLoopWorker.compute_score_batch` scores: a row for each trajectory, padded on the right.
+
+    Args:
+        outputs: of one prompt.
+        prompt: the row of the data set, with `uid`.
+        first_session: the number of the first output among the group's.
+    """
+    n, prompts = len(outputs), torch.tensor(outputs[0].prompt_ids).expand(len(outputs), -1)
+    responses = [torch.tensor(output.response_ids, dtype=torch.int64) for output in outputs]
+    padded = pad_sequence(responses, batch_first=True)
+    lengths = torch.tensor([len(response) for response in responses])
+    mask = torch.arange(padded.shape[1]) < lengths[:, None]
+    attention_mask = torch.cat([torch.ones_like(prompts), mask.long()], dim=1)
+    tensors = {
+        "prompts": prompts,
+        "responses": padded,
+        "attention_mask": attention_mask,
+        "input_ids": torch.cat([prompts, padded], dim=1),
+        "position_ids": compute_position_id_with_mask(attention_mask),
+    }
+    others = {name: np.array([value] * n) for name, value in prompt.items()}
+    others |= {
+        "session_id": np.arange(first_session, first_session + n),
+        "__num_turns__": np.array([output.num_turns for output in outputs]),
+        "tool_extra_fields": np.array([output.extra_fields for output in outputs], dtype=object),
+        "prompt_len": np.full(n, prompts.shape[1]),
+        "response_len": lengths.numpy(),
+    }
+    return DataProto(batch=TensorDict(tensors, batch_size=n), non_tensor_batch=others)
+
+
+def queue_rows(
+    outputs: Sequence[AgentLoopOutput], prompt: dict[str, Any]
+) -> tuple[list[str], TensorDict, list[dict[str, Any]]]:
+    """Keys, columns and tags of a group's rows in TransferQueue; for trajectories of text.
+
+    Args:
+        outputs: of one prompt, a session each.
+        prompt: as of `reward_batch`; its columns go with every row.
+    """
+    rows, tags = [], []
+    for session, output in enumerate(outputs):
+        row = output.as_dict() | prompt | {"session_id": session}
+        row.pop("multi_modal_data", None)
+        row["loss_mask"] = row["response_mask"]
+        row["input_ids"] = torch.cat([row["prompts"], row["responses"]])
+        row["position_ids"] = torch.arange(len(row["input_ids"]))
+        row["multi_modal_inputs"] = {}
+        rows.append(row)
+        n_prompt, n_response = len(row["prompts"]), len(row["responses"])
+        tags.append(
+            {
+                "status": "success",
+                "prompt_len": n_prompt,
+                "response_len": n_response,
+                "seq_len": n_prompt + n_response,
+                "global_steps": prompt["global_steps"],
+                **{name: row["extra_fields"].get(name) for name in ("min_global_steps", "max_global_steps")},
+            }
+        )
+    keys = [f"{prompt['uid']}_{session}_0" for session in range(len(rows))]
+    return keys, list_of_dict_to_tensordict(rows), tags

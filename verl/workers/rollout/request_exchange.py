@@ -1,0 +1,121 @@
+"""Many requests to a rollout server in few calls through Ray, each of which costs about a millisecond of CPU.
+
+    agent-loop worker                             server
+    Exchange.generate ─┐
+    Exchange.generate ─┴─ submit(client, [...]) ──> a task for each request
+                          collect(client) ────────> waits for the first answer and those that come with it
+                        <─ [(number, answer), ...]
+
+Requests of one tick of the worker's event loop are submitted together; what an engine's step finishes is collected
+together, for all groups of the worker. A server that dies ends `collect`, and with it every request that waits.
+"""
+
+import asyncio
+import itertools
+import traceback
+from collections import defaultdict
+from typing import Any
+from uuid import uuid4
+
+# an engine's step ends all its requests within about this time
+COLLECT_SECONDS = 0.002
+
+
+class ExchangeServer:
+    """Adds the server's side to an asynchronous actor with `generate`."""
+
+    async def submit(self, client: str, requests: list[tuple[int, dict[str, Any]]]) -> None:
+        """Begin with requests: each a number of the client's, and the arguments of `generate`."""
+        for number, request in requests:
+            task = asyncio.create_task(self._answer(client, number, request))
+            self._exchange_tasks.add(task)
+            task.add_done_callback(self._exchange_tasks.discard)
+
+    async def collect(self, client: str) -> list[tuple[int, Any, str | None]]:
+        """Answers of this client's requests that have ended since: number, what `generate` gave, error in words."""
+        answers = self._exchange_answers[client]
+        first = await answers.get()
+        await asyncio.sleep(COLLECT_SECONDS)
+        return [first, *(answers.get_nowait() for _ in range(answers.qsize()))]
+
+    async def _answer(self, client: str, number: int, request: dict[str, Any]) -> None:
+        try:
+            answer = number, await self.generate(**request), None
+        except Exception as error:
+            answer = number, None, "".join(traceback.format_exception(error))
+        self._exchange_answers[client].put_nowait(answer)
+
+    @property
+    def _exchange_answers(self) -> dict[str, asyncio.Queue]:
+        return self.__dict__.setdefault("_answers_by_client", defaultdict(asyncio.Queue))
+
+    @property
+    def _exchange_tasks(self) -> set[asyncio.Task]:
+        return self.__dict__.setdefault("_running_requests", set())
+
+
+class Exchange:
+    """The worker's side, for one server.
+
+    Args:
+        server: the handle of an actor that is an `ExchangeServer`.
+    """
+
+    def __init__(self, server):
+        self.server, self.client = server, uuid4().hex
+        self.numbers = itertools.count()
+        self.new: list[tuple[int, dict[str, Any]]] = []
+        self.waiting: dict[int, asyncio.Future] = {}
+        self.submitting: set[asyncio.Task] = set()
+        self.collecting: asyncio.Task | None = None
+
+    async def generate(self, **request: Any) -> Any:
+        """What the server's `generate` gives.
+
+        Raises:
+            RuntimeError: what it raised, in words.
+        """
+        loop, number = asyncio.get_running_loop(), next(self.numbers)
+        if not self.new:
+            loop.call_soon(self._submit)
+        self.new.append((number, request))
+        self.waiting[number] = answer = loop.create_future()
+        try:
+            return await answer
+        finally:
+            self.waiting.pop(number, None)
+
+    def _submit(self) -> None:
+        requests, self.new = self.new, []
+        self.submitting.add(task := asyncio.create_task(self._begin(requests)))
+        task.add_done_callback(self.submitting.discard)
+        if self.collecting is None:
+            self.collecting = asyncio.create_task(self._collect())
+
+    async def _begin(self, requests: list[tuple[int, dict[str, Any]]]) -> None:
+        try:
+            await self.server.submit.remote(self.client, requests)
+        except Exception as error:
+            self._fail(error, [number for number, _ in requests])
+
+    async def _collect(self) -> None:
+        try:
+            while self.waiting:
+                for number, answer, error in await self.server.collect.remote(self.client):
+                    future = self.waiting.pop(number, None)
+                    if future is None or future.done():
+                        continue  # it was given up
+                    if error is None:
+                        future.set_result(answer)
+                    else:
+                        future.set_exception(RuntimeError(error))
+        except Exception as error:
+            self._fail(error, list(self.waiting))
+        finally:
+            self.collecting = None
+
+    def _fail(self, error: Exception, numbers: list[int]) -> None:
+        for number in numbers:
+            future = self.waiting.pop(number, None)
+            if future is not None and not future.done():
+                future.set_exception(error)
