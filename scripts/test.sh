@@ -1,13 +1,14 @@
 #!/usr/bin/env bash
-# Runs the linter and the tests, in an environment that it makes if there is none. Arguments are passed to pytest. Without
-# arguments, the runs with Ray are tested one after the other, as each needs the whole machine, the others in two processes.
-# --fast leaves out these and what is marked as slow: minutes, for while you work.
+# Runs the linter, the type checker and the tests, in an environment that it makes if there is none. Arguments are passed to
+# pytest. Without arguments, the runs with Ray are tested one after the other, as each needs the whole machine, the others
+# in two processes. --fast leaves out these and what is marked as slow: minutes, for while you work.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 bash scripts/setup.sh
 source scripts/environment.sh
 ruff check .
 ruff format --check .
+mypy
 in_two=(python -m pytest tests --numprocesses=2 --dist=loadfile)
 [ "${1:-}" != --fast ] || OMP_NUM_THREADS=1 exec "${in_two[@]}" -m "not e2e and not slow" "${@:2}"
 [ $# -eq 0 ] || exec python -m pytest tests "$@"
