@@ -301,7 +301,7 @@ class LookaheadTree:
         free = (self.k - len(self.rows) + 1) // 2
         if not free or self.config.random_branching_ratio is not None:
             return []
-        births = []
+        births: list[tuple[int, int, int, int]] = []
         for position, row in enumerate(self.rows):
             passing = (
                 (offset, rank, position, choice.candidates[rank][0])
