@@ -1,8 +1,7 @@
 """The same batches give the same numbers on one worker and on two.
 
 On one: LATR's recipe with the trivial group rollout (over-generation by a factor of 1: n independent samples). On two:
-HAPO's with every mechanism off and `rollout.tree=null`, which samples by upstream's agent loops. So a trivial group
-rollout is upstream's agent loop, HAPO with all off is upstream's loss, and the number of workers does not matter.
+HAPO's with every mechanism off and upstream's agent loops, one trajectory at a time. So a trivial group rollout upstream's agent loop, HAPO with all off is upstream's loss, and the number of workers does not matter.
 
 Two launches of about 100 s each, each measured over its first steps and then killed: the one's driver, the other's
 worker. Sampling is greedy (`rollout.top_k=1`, n=1), so that both train on the same batches, however prompts are dealt
@@ -31,6 +30,7 @@ GREEDY += ["algorithm.adv_estimator=reinforce_plus_plus"]
 ALL_OFF = ["algorithm.filter_groups.enable=false"]
 ALL_OFF += ["actor_rollout_ref.actor.adaptive_clip=false", "actor_rollout_ref.actor.adaptive_advantage=false"]
 ALL_OFF += ["actor_rollout_ref.rollout.adaptive_temperature=false", "actor_rollout_ref.rollout.tree=null"]
+ALL_OFF += ["actor_rollout_ref.rollout.agent.agent_loop_manager_class=null"]
 ALL_OFF += ["reward.reward_kwargs.overlong_buffer_cfg.enable=false"]
 TRIVIAL_GROUP = ["actor_rollout_ref.rollout.name=over_generation"]
 TRIVIAL_GROUP += ["actor_rollout_ref.rollout.kt.over_generation_factor=1.0"]

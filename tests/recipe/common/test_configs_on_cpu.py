@@ -33,6 +33,7 @@ def test_composes_and_is_typed(name, hardware, monkeypatch):
     OmegaConf.resolve(config.ray_kwargs)
     env = config.ray_kwargs.ray_init.runtime_env.env_vars
     assert env.VERL_FILE_LOGGER_PATH == "/somewhere/outputs/test/metrics.jsonl"
+    assert config.actor_rollout_ref.rollout.agent.agent_loop_manager_class.endswith(".GroupAgentLoopManager")
 
 
 def test_nothing_of_the_cpu_profile_is_in_the_gpu_profile():

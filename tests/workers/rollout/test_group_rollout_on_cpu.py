@@ -7,11 +7,11 @@ import asyncio
 from types import SimpleNamespace
 
 import pytest
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics
 
 from verl.workers.rollout import group_rollout
-from verl.workers.rollout.group_rollout import GroupAgentLoopWorker
+from verl.workers.rollout.group_rollout import GroupAgentLoopWorker, plain_suffices
 from verl.workers.rollout.trajectory_tree import ADAPTIVE_TEMPERATURE, OCCURRENCE
 from verl.workers.rollout.tree_rollout import TrajectoryOutput, TreeRollout
 from verl.workers.rollout.trees.over_generation import most_diverse
@@ -89,9 +89,9 @@ def queue(monkeypatch):
         if name.startswith("async_kv"):
             monkeypatch.setattr(group_rollout.tq, name, function)
     worker = Worker.__new__(Worker)
-    worker.tree_rollout, released = Rollout(), []
+    worker.tree_rollout, worker.has_tree, worker.plain_suffices, released = Rollout(), True, True, []
     worker.engine = SimpleNamespace(release=released.append, released=released)
-    rollout = DictConfig({"n": 3, "group_timeout": 0.5, "val_kwargs": {"n": 2}, "agent": {}})
+    rollout = DictConfig({"n": 3, "group_timeout": 0.5, "val_kwargs": {"n": 2}, "calculate_log_probs": True})
     worker.config = SimpleNamespace(actor_rollout_ref=SimpleNamespace(rollout=rollout))
     worker.distillation_enabled, worker.processor, worker.reward_loop_worker_handles = False, None, [Scorer()]
     return worker, published, put
@@ -137,18 +137,69 @@ def test_validation_and_greedy_groups_do_not_branch(queue):
     assert not any(settings for _, _, settings in put), "the trainer's settings of a prompt are no columns"
 
 
-def test_validation_without_an_environment_is_upstreams(queue, monkeypatch):
+@pytest.mark.parametrize("has_tree", [True, False])
+@pytest.mark.parametrize("plain_suffices", [True, False])
+@pytest.mark.parametrize("environment", [True, False])
+def test_what_upstreams_agent_loops_run(queue, monkeypatch, has_tree, plain_suffices, environment):
     worker, published, _ = queue
-    calls = []
+    upstreams = []
 
     async def upstream(self, prompt, *args):
-        calls.append(prompt["uid"])
+        upstreams.append(prompt["uid"])
 
     monkeypatch.setattr(group_rollout._AgentLoopWorker, "_run_prompt", upstream)
-    run(worker, ["validated"], validate=True)
-    worker.tree_rollout = None  # tree=null
+    worker.has_tree, worker.plain_suffices, worker.tree_rollout.validates = has_tree, plain_suffices, environment
     run(worker, ["trained"])
-    assert calls == ["validated", "trained"] and not published
+    run(worker, ["trained by its own"], agent_name="my_agent")
+    run(worker, ["validated"], validate=True)
+    run(worker, ["validated by its own"], validate=True, agent_name="my_agent")
+    by_tree = {"trained": has_tree, "validated": has_tree and environment}
+    expected = [uid for uid in by_tree if not by_tree[uid] and not plain_suffices]
+    expected += [f"{uid} by its own" for uid in by_tree if not by_tree[uid]]
+    assert sorted(upstreams) == sorted(expected)
+    assert sorted({uid for uid, _ in published} | set(upstreams)) == sorted(
+        [*by_tree, *(f"{u} by its own" for u in by_tree)]
+    )
+
+
+ROLLOUT = {"name": "vllm", "full_determinism": False, "trace": {"backend": None}}
+
+
+@pytest.mark.parametrize(
+    "rollout",
+    [
+        {"name": "sglang"},
+        {"full_determinism": True},
+        {"ignore_eos": True},
+        {"enable_rollout_routing_replay": True},
+        {"trace": {"backend": "mlflow"}},
+    ],
+)
+def test_what_only_upstreams_client_can_do_is_left_to_it(rollout):
+    config = OmegaConf.create({"actor_rollout_ref": {"rollout": ROLLOUT, "model": {}}})
+    assert plain_suffices(config, None) and not plain_suffices(config, "a processor of images")
+    config.actor_rollout_ref.rollout.update(rollout)
+    assert not plain_suffices(config, None)
+
+
+def test_another_agent_loop_under_the_single_turns_name_is_kept(monkeypatch):
+    config = OmegaConf.create({"actor_rollout_ref": {"rollout": ROLLOUT, "model": {"mtp": {"enable": False}}}})
+    assert plain_suffices(config, None)
+    monkeypatch.setitem(group_rollout._agent_loop_registry, "single_turn_agent", {"_target_": "mine.Agent"})
+    assert not plain_suffices(config, None)
+
+
+def test_without_calculate_log_probs_plain_rows_have_none_as_upstreams(queue, monkeypatch):
+    worker, *_ = queue
+    columns = []
+
+    async def put(outputs, prompt, validate):
+        columns.extend(output.as_dict() for output in outputs)
+
+    monkeypatch.setattr(worker, "_put_group", put)
+    worker.config.actor_rollout_ref.rollout.calculate_log_probs, worker.has_tree = False, False
+    run(worker, ["trained"])
+    assert len(columns) == 3 and not any("rollout_log_probs" in row for row in columns)
 
 
 def test_the_samplers_settings_go_with_training_prompts_alone(queue):

@@ -77,7 +77,7 @@ class ExploreActorConfig(PrefixTreeActorConfig):
 
 
 class Parts(NamedTuple):
-    """What grows a prompt's trajectories: the tree policy, None for upstream's agent loops; and the environment."""
+    """What grows a prompt's trajectories: the tree policy, None for independent responses; and the environment."""
 
     tree: str | None
     environment: str
@@ -106,7 +106,7 @@ class ExploreRolloutConfig(ARPOConfig, RolloutConfig):
 
     Args:
         tree: the policy that grows a prompt's trajectories, a module of verl.workers.rollout.trees; None: by `name` and
-            `mode` in the authors' words, else upstream's agent loops.
+            `mode` in the authors' words, else independent responses, or upstream's agent loops.
         environment: `none` or `tools`; None: by `mode`, else none.
         kt: LATR's keys (`KTConfig`).
         tools: the environment's (`ToolsConfig`).

@@ -1,13 +1,14 @@
 """One coroutine per prompt group: the trajectories of a prompt are made together.
 
     trainer ── prompts ──> GroupAgentLoopManager ──> GroupAgentLoopWorker._run_prompt
-                                                          │ training: one TreeRollout.run per prompt
-                                                          │ validation: upstream's n independent agent loops, or
-                                                          │ TreeRollout.run without branches where there are tools
-                                                          └─> score, TransferQueue, status: upstream's
+                                                          │ one TreeRollout.run per prompt; in validation, and with
+                                                          │ `rollout.tree=null`, without branches
+                                                          └─> one call to score the group, one to write its rows
 
 A group that raises, or takes longer than `rollout.group_timeout` seconds, is that group's failure (upstream's status
-`failure`); the others go on. With `rollout.tree=null` everything is upstream's.
+`failure`); the others go on. Where no tree is configured, and in validation without tools, a prompt with another agent
+loop than upstream's single-turn one, in its row or by config, is run by upstream's way, trajectory by trajectory; so are
+all prompts where `plain_suffices` says so.
 """
 
 import asyncio
@@ -17,11 +18,12 @@ import time
 
 import ray
 import transfer_queue as tq
-from verl.experimental.agent_loop.agent_loop import DictConfigWrap, ToolListWrap
+from omegaconf import OmegaConf
+from verl.experimental.agent_loop.agent_loop import DictConfigWrap, ToolListWrap, _agent_loop_registry
 from verl.experimental.agent_loop.single_turn_agent_loop import SingleTurnAgentLoop
 from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopManagerTQ, AgentLoopWorkerTQ, apply_greedy_sampling_params
 
-from verl.workers.config.explore import parts_of
+from verl.workers.config.explore import TREE_OF_NAME, parts_of
 from verl.workers.rollout.group_rows import queue_rows, reward_batch
 from verl.workers.rollout.llm_client_engine import LLMClientEngine
 from verl.workers.rollout.trajectory_tree import ADAPTIVE_TEMPERATURE
@@ -31,6 +33,8 @@ logger = logging.getLogger(__name__)
 
 # a reward worker scores so many trajectories of a group one after another: more are shared with other workers
 SCORED_TOGETHER = 16
+# upstream's name of the agent loop for prompts without `agent_name`
+SINGLE_TURN = "single_turn_agent"
 
 # upstream decorates its worker; this is the class before that
 _AgentLoopWorker = AgentLoopWorkerTQ.__ray_metadata__.modified_class.__ray_actor_class__
@@ -41,8 +45,9 @@ class GroupAgentLoopWorker(_AgentLoopWorker):
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
         self.engine = LLMClientEngine(self.llm_client)
-        has_tree = parts_of(self.config.actor_rollout_ref.rollout).tree is not None
-        self.tree_rollout = self._tree_rollout() if has_tree else None
+        self.has_tree = parts_of(self.config.actor_rollout_ref.rollout).tree is not None
+        self.plain_suffices = plain_suffices(self.config, self.processor)
+        self.tree_rollout = self._tree_rollout() if self.has_tree or self.plain_suffices else None
 
     def _tree_rollout(self) -> TreeRollout:
         agent_loop = SingleTurnAgentLoop(
@@ -66,7 +71,7 @@ class GroupAgentLoopWorker(_AgentLoopWorker):
         if settings is not None and not validate:
             extra_args = {**(sampling_params.get("extra_args") or {}), ADAPTIVE_TEMPERATURE: settings}
             sampling_params = {**sampling_params, "extra_args": extra_args}
-        if self.tree_rollout is None or (validate and not self.tree_rollout.validates):
+        if not self._runs_as_group(prompt, validate):
             await super()._run_prompt(prompt, sampling_params, trajectory, trace)
             return
         uid, partition = prompt["uid"], "val" if validate else "train"
@@ -84,6 +89,11 @@ class GroupAgentLoopWorker(_AgentLoopWorker):
         if status == "failure":
             await self._drop_rows(uid, partition)
         await tq.async_kv_put(key=uid, partition_id=partition, tag={"status": status})
+
+    def _runs_as_group(self, prompt: dict, validate: bool) -> bool:
+        if self.has_tree and (not validate or self.tree_rollout.validates):
+            return True
+        return self.plain_suffices and str(prompt["agent_name"]) == SINGLE_TURN
 
     async def _drop_rows(self, uid: str, partition: str) -> None:
         """Sessions of a failed group that were written before it failed: half a group is none."""
@@ -105,6 +115,9 @@ class GroupAgentLoopWorker(_AgentLoopWorker):
             self.engine.release(prompt["uid"])
         if not 1 <= len(outputs) <= n:
             raise RuntimeError(f"{type(self.tree_rollout.policy)} made {len(outputs)} trajectories, expected 1 to {n}")
+        if not self.has_tree and not config.calculate_log_probs:
+            for output in outputs:
+                output.response_logprobs = None
         if self.distillation_enabled or self.processor is not None:
             await self._put_sessions(outputs, prompt, validate)
         else:
@@ -140,6 +153,22 @@ class GroupAgentLoopWorker(_AgentLoopWorker):
         for error in results:
             if isinstance(error, BaseException):
                 raise error
+
+
+def plain_suffices(config, processor) -> bool:
+    """Whether n independent samples of text are all that upstream's single-turn agent loop would give with this config:
+    no images, no other class under its name, and nothing that only upstream's client asks of the server or tells."""
+    rollout = config.actor_rollout_ref.rollout
+    only_upstreams = ("full_determinism", "ignore_eos", "enable_rollout_routing_replay", "trace.backend")
+    mtp = OmegaConf.select(config, "actor_rollout_ref.model.mtp.enable")
+    registered = _agent_loop_registry[SINGLE_TURN]["_target_"]
+    return (
+        processor is None
+        and not mtp
+        and rollout.name in ("vllm", *TREE_OF_NAME)
+        and not any(OmegaConf.select(rollout, key) for key in only_upstreams)
+        and registered == f"{SingleTurnAgentLoop.__module__}.{SingleTurnAgentLoop.__qualname__}"
+    )
 
 
 class GroupAgentLoopManager(AgentLoopManagerTQ):

@@ -56,13 +56,13 @@ class TreeRollout:
         self.config, self.agent_loop, self.engine, self.tokenizer = config, agent_loop, engine, tokenizer
         self.stop_token_ids = end_of_sequence_ids(tokenizer, generation_config_of(tokenizer.name_or_path))
         parts = parts_of(config.actor_rollout_ref.rollout)
-        self.policy = policy_class(parts.tree).from_config(config, tokenizer)
+        self.policy = policy_class(parts.tree or "plain").from_config(config, tokenizer)
         self.plain = policy_class("plain").from_config(config, tokenizer)
         self.environment = environment_of(config, tokenizer)
 
     @property
     def validates(self) -> bool:
-        """Whether validation needs the environment; else upstream's agent loops can do it."""
+        """Whether validation needs the environment; else upstream's single-turn agent loop could do it."""
         return self.environment is not NO_ENVIRONMENT
 
     async def run(

@@ -14,7 +14,7 @@ from verl.workers.rollout.trajectory_tree import TrajectoryTree
 
 
 def tree_of(config: DictConfig) -> str | None:
-    """The policy that grows the run's trees; None: upstream's agent loops."""
+    """The policy that grows the run's trees; None: independent responses, or upstream's agent loops."""
     return parts_of(config.actor_rollout_ref.rollout).tree
 
 
