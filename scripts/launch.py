@@ -98,10 +98,19 @@ def end_descendants(grace_seconds: float = 5.0) -> int:
         _signal(process, "terminate")
     _, alive = psutil.wait_procs(descendants, timeout=grace_seconds)
     while alive := [p for p in {*alive, *psutil.Process().children(recursive=True)} if p.is_running()]:
-        for process in alive:
+        # these free shared memory when those that use it have ended
+        users = [process for process in alive if not _is_resource_tracker(process)]
+        for process in users or alive:
             _signal(process, "kill")
         _, alive = psutil.wait_procs(alive, timeout=1)
     return len(descendants)
+
+
+def _is_resource_tracker(process: psutil.Process) -> bool:
+    try:
+        return "multiprocessing.resource_tracker" in " ".join(process.cmdline())
+    except psutil.Error:  # it has just ended
+        return False
 
 
 def _signal(process: psutil.Process, how: str) -> None:

@@ -12,6 +12,7 @@ import os
 import re
 import subprocess
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -91,13 +92,15 @@ def shared_memory(processes: dict[psutil.Process, str]) -> set[int]:
 def kill(launcher: subprocess.Popen, pattern: str) -> End:
     """SIGKILL the first process that fits the pattern, the launcher itself if it is empty, and wait for the end."""
     tree = process_tree(launcher)
-    inodes = shared_memory(tree)
     victims = [process for process in [*tree][1:] if re.search(pattern, tree[process])] if pattern else [*tree][:1]
     assert victims, sorted(tree.values())
     victims[0].kill()
-    start = time.monotonic()
+    start, inodes, errors = time.monotonic(), shared_memory(tree), None
     try:
-        _, errors = launcher.communicate(timeout=300)
+        while errors is None and time.monotonic() < start + 300:
+            inodes |= shared_memory(tree)
+            with suppress(subprocess.TimeoutExpired):
+                _, errors = launcher.communicate(timeout=0.5)
         # of a launcher that was killed, the processes end by themselves
         _, alive = psutil.wait_procs(tree, timeout=0.1 if pattern else 30)
         seconds = time.monotonic() - start
@@ -105,7 +108,7 @@ def kill(launcher: subprocess.Popen, pattern: str) -> End:
         launcher.kill()
     left = [tree[process] for process in alive if process.is_running() and process.status() != psutil.STATUS_ZOMBIE]
     left += [entry.path for entry in os.scandir("/dev/shm") if entry.inode() in inodes]
-    return End(seconds, launcher.returncode, errors, victims[0].pid, left)
+    return End(seconds, launcher.returncode, errors or "", victims[0].pid, left)
 
 
 def last_step(run: Path) -> int:

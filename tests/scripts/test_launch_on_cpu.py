@@ -36,13 +36,16 @@ def launch(run_dir: Path, code: str) -> subprocess.Popen:
     )
 
 
-def read_pid(path: Path) -> int:
+def wait_for(path: Path) -> None:
     deadline = time.monotonic() + 20
-    while time.monotonic() < deadline:
-        if path.exists() and path.read_text():
-            return int(path.read_text())
+    while not (path.exists() and path.read_text()):
+        assert time.monotonic() < deadline, "the run did not start"
         time.sleep(0.05)
-    raise AssertionError("the run did not start")
+
+
+def read_pid(path: Path) -> int:
+    wait_for(path)
+    return int(path.read_text())
 
 
 def gone(pid: int) -> bool:
@@ -70,6 +73,24 @@ def test_no_orphans_when_the_launcher_is_told_to_end(tmp_path, how):
     os.kill(launcher.pid, how)
     launcher.communicate(timeout=30)
     assert launcher.returncode != 0 and gone(pid)
+
+
+def test_no_shared_memory_is_left_by_a_run_that_does_not_hear_sigterm(tmp_path):
+    code = """
+import signal, time
+from multiprocessing.shared_memory import SharedMemory
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+memory = SharedMemory(create=True, size=4096)
+open({file!r}, "w").write(memory.name)
+time.sleep(120)
+"""
+    launcher = launch(tmp_path, code.format(file=str(tmp_path / "name")))
+    wait_for(tmp_path / "name")
+    memory = Path("/dev/shm", (tmp_path / "name").read_text())
+    assert memory.exists()
+    launcher.terminate()
+    launcher.communicate(timeout=30)
+    assert launcher.returncode != 0 and not memory.exists()
 
 
 def test_progress_shows_reward_and_rate_and_ends_with_the_place(tmp_path):
