@@ -17,6 +17,7 @@ import sys
 import time
 from pathlib import Path
 
+import fork_server
 import psutil
 from tqdm import tqdm
 
@@ -182,7 +183,11 @@ def main(arguments: list[str]) -> int:
     with open(run_dir / "train.log", "ab") as log:
         start = log.tell()
         output = None if verbose else log
-        run = subprocess.Popen(command, stdout=output, stderr=output, preexec_fn=die_with_parent)
+        environment = dict(os.environ)
+        if environment.get("VERL_PLATFORM") == "cpu" and command[0] == "python":
+            environment |= fork_server.start(log)[0]
+            command[0] = str(fork_server.CLIENT)
+        run = subprocess.Popen(command, stdout=output, stderr=output, env=environment, preexec_fn=die_with_parent)
         try:
             code = wait(run, Progress(run_dir / "metrics.jsonl", steps))
         except (KeyboardInterrupt, SystemExit):

@@ -1,0 +1,178 @@
+"""Processes that are forks of a server behave as if the interpreter had started them."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+SERVER = ROOT / "scripts/fork_server.py"
+sys.path.insert(0, str(SERVER.parent))
+import fork_server  # noqa: E402
+
+
+@pytest.fixture(scope="module")
+def served():
+    """The environment of the clients of a server that has imported `colorsys`."""
+    environment, lifeline = fork_server.start(subprocess.DEVNULL, ["colorsys"])
+    yield {**os.environ, **environment}
+    os.close(lifeline)
+    folder = Path(environment[fork_server.SOCKET]).parent
+    for _ in range(100):
+        if not folder.exists():
+            break
+        time.sleep(0.1)
+    assert not folder.exists(), "the server ends with its owner, and leaves nothing"
+
+
+def python(served, *arguments, executable=fork_server.CLIENT, **options):
+    defaults = {"env": served, "text": True, "capture_output": True, "timeout": 30}
+    return subprocess.run([str(executable), *arguments], **(defaults | options))
+
+
+TELL = "import os, sys; print(sys.argv, sys.path[0], __name__, os.getcwd(), sys.stdin.read(), sep='|')"
+
+
+@pytest.mark.parametrize("how", ["script", "-m", "-c"])
+def test_a_fork_tells_what_the_interpreter_tells(served, tmp_path, how):
+    (tmp_path / "tell.py").write_text(TELL)
+    arguments = {"script": ["-u", "tell.py"], "-m": ["-m", "tell"], "-c": ["-c", TELL]}[how]
+    options = {"cwd": tmp_path, "input": "ünï", "env": served | {"ODD": "a\nb"}}
+    ours = python(served, *arguments, "--flag", "ö ", **options)
+    theirs = python(served, *arguments, "--flag", "ö ", executable=sys.executable, **options)
+    assert (
+        (ours.returncode, ours.stdout, ours.stderr) == (theirs.returncode, theirs.stdout, theirs.stderr) != (0, "", "")
+    )
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "raise SystemExit",
+        "import sys; sys.exit(3)",
+        "import sys; sys.exit('why')",
+        "1 / 0",
+        "import os; os.kill(os.getpid(), 9)",
+    ],
+)
+def test_a_client_ends_like_its_fork(served, code):
+    ours, theirs = python(served, "-c", code), python(served, "-c", code, executable=sys.executable)
+    assert ours.returncode == theirs.returncode
+    assert ours.stderr.splitlines()[-1:] == theirs.stderr.splitlines()[-1:]
+
+
+def test_a_fork_has_the_imports_and_a_random_state_of_its_own(served):
+    code = "import sys, random; print('colorsys' in sys.modules, random.random())"
+    (imported, first), (_, second) = (python(served, "-c", code).stdout.split() for _ in range(2))
+    assert imported == "True" and first != second
+
+
+def test_environment_umask_open_files_and_threads_are_the_clients(served):
+    reading, writing = os.pipe()
+    code = f"import os; os.write({writing}, b'x'); print(os.environ['A'], oct(os.umask(0)))"
+    umask = os.umask(0o027)
+    try:
+        result = python(served, "-c", code, env=served | {"A": "b"}, pass_fds=[writing])
+    finally:
+        os.umask(umask)
+    assert result.stdout.split() == ["b", "0o27"] and os.read(reading, 1) == b"x"
+    os.close(reading), os.close(writing)
+
+
+def test_processes_that_a_fork_spawns_are_forks_too(served):
+    code = (
+        "import multiprocessing as m\n"
+        "p = m.get_context('spawn').Process(target=print, args=('spawned',)); p.start(); p.join(); print(p.exitcode)"
+    )
+    assert python(served, "-c", code).stdout.split() == ["spawned", "0"]
+
+
+@pytest.mark.parametrize("difference", ["flag", "platform", "job", "no server"])
+def test_what_a_fork_cannot_do_the_interpreter_does(served, difference):
+    code, flags = "import sys; print(sys.executable)", ["-I"] if difference == "flag" else []
+    environment = {"platform": {"VERL_PLATFORM": "x"}, "job": {"RAY_JOB_ID": "ffffffff"}}.get(difference, {})
+    environment |= {"no server": {fork_server.SOCKET: "/nowhere"}}.get(difference, {})
+    assert python(served, *flags, "-c", code, env=served | environment).stdout.strip() == sys.executable
+    assert python(served, "-c", code).stdout.strip() == str(fork_server.CLIENT)
+
+
+def begin(served, code) -> tuple[subprocess.Popen, psutil.Process]:
+    code = f"import os, sys; print(os.getpid(), flush=True); {code}"
+    client = subprocess.Popen([fork_server.CLIENT, "-c", code], env=served, stdout=subprocess.PIPE, text=True)
+    return client, psutil.Process(int(client.stdout.readline()))
+
+
+def test_a_fork_dies_with_its_client(served):
+    client, fork = begin(served, "import time; time.sleep(60)")
+    client.kill()
+    client.wait()
+    psutil.wait_procs([fork], timeout=10)
+    assert not fork.is_running()
+
+
+def test_a_fork_gets_its_clients_signals(served):
+    code = (
+        "import signal, time; signal.signal(signal.SIGTERM, lambda *_: sys.exit(7)); print(flush=True); time.sleep(60)"
+    )
+    client, _ = begin(served, code)
+    client.stdout.readline()
+    client.send_signal(signal.SIGTERM)
+    assert client.wait(10) == 7
+
+
+def test_a_new_session_of_the_client_is_one_of_the_fork(served):
+    result = python(served, "-c", "import os; print(os.getsid(0) == os.getpid())", start_new_session=True)
+    assert result.stdout.strip() == "True"
+
+
+def test_a_client_that_leaves_before_it_has_asked_does_no_harm(served):
+    with socket.socket(socket.AF_UNIX) as rude:
+        rude.connect(served[fork_server.SOCKET])
+        rude.send((100).to_bytes(8, "little"))
+    assert python(served, "-c", "print('on')").stdout == "on\n"
+
+
+def test_nobody_else_may_ask_the_server(served):
+    assert Path(served[fork_server.SOCKET]).parent.stat().st_mode & 0o777 == 0o700
+
+
+@pytest.mark.slow
+def test_a_command_and_all_that_it_starts_share_a_server():
+    inner = f"python {SERVER} python -c 'import sys; print(sys.executable)'"
+    told = subprocess.run(
+        [sys.executable, SERVER, "bash", "-c", f"python -c 'import sys; print(sys.executable)'; {inner}"],
+        text=True,
+        capture_output=True,
+        timeout=120,
+        env={**os.environ, "VERL_PLATFORM": "cpu"},
+    )
+    assert told.stdout.split() == [str(fork_server.CLIENT)] * 2, told.stderr
+
+
+RAY = """
+import os, sys, ray
+ray.init(address="local", num_cpus=2, include_dashboard=False, runtime_env={"env_vars": {"A": "b"}})
+@ray.remote
+class Actor:
+    def tell(self):
+        imported = "verl.trainer.main_ppo" in sys.modules
+        return sys.executable, ray.get_runtime_context().get_job_id(), os.environ["A"], imported
+print(*ray.get(Actor.remote().tell.remote(), timeout=60))
+ray.shutdown()
+"""
+
+
+@pytest.mark.slow
+def test_rays_workers_are_forks():
+    """Fails when Ray no longer reads the job and the raylet where the server gives them (Ray 2.60)."""
+    environment = {**os.environ, "VERL_PLATFORM": "cpu", "RAY_prestart_worker_first_driver": "0"}
+    result = subprocess.run(
+        [sys.executable, SERVER, "python", "-c", RAY], env=environment, text=True, capture_output=True, timeout=180
+    )
+    assert result.stdout.split() == [str(fork_server.CLIENT), fork_server.FIRST_JOB, "b", "True"], result.stderr
