@@ -11,7 +11,7 @@ from omegaconf import DictConfig, OmegaConf
 from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics
 
 from verl.workers.rollout import group_rollout
-from verl.workers.rollout.group_rollout import GroupAgentLoopWorker, plain_suffices
+from verl.workers.rollout.group_rollout import GroupAgentLoopWorker, Statuses, plain_suffices
 from verl.workers.rollout.trajectory_tree import ADAPTIVE_TEMPERATURE, OCCURRENCE
 from verl.workers.rollout.tree_rollout import TrajectoryOutput, TreeRollout
 from verl.workers.rollout.trees.over_generation import most_diverse
@@ -69,12 +69,13 @@ def queue(monkeypatch):
     """(uid, status) in the order in which they were published, a worker, and its rows (uid, session, their prompt)."""
     published, put = [], []
 
-    async def async_kv_put(key, partition_id, tag):
+    async def async_kv_batch_put(keys, tags, partition_id, fields=None):
         assert partition_id in ("train", "val")
-        published.append((key, tag["status"]))
-
-    async def async_kv_batch_put(keys, fields, tags, partition_id):
         await asyncio.sleep(0.01)
+        if fields is None:
+            published.extend(zip(keys, (tag["status"] for tag in tags), strict=True))
+            worker.messages.append(len(keys))
+            return
         for key, tag in zip(keys, tags, strict=True):
             put.append((*key.split("_")[:2], {"__do_sample__", "__rollout_n__", "agent_name"} & set(fields.keys())))
             assert tag["status"] == "success" and "rm_scores" in fields.keys()
@@ -91,6 +92,7 @@ def queue(monkeypatch):
     worker = Worker.__new__(Worker)
     worker.tree_rollout, worker.has_tree, worker.plain_suffices, released = Rollout(), True, True, []
     worker.engine = SimpleNamespace(release=released.append, released=released)
+    worker.statuses, worker.messages = Statuses(), []
     rollout = DictConfig({"n": 3, "group_timeout": 0.5, "val_kwargs": {"n": 2}, "calculate_log_probs": True})
     worker.config = SimpleNamespace(actor_rollout_ref=SimpleNamespace(rollout=rollout))
     worker.distillation_enabled, worker.processor, worker.reward_loop_worker_handles = False, None, [Scorer()]
@@ -123,6 +125,14 @@ def test_a_groups_status_comes_after_its_last_session(queue):
     run(worker, ["unscored"])
     assert published == [("unscored", "running"), ("unscored", "failure")]
     assert put == [], "half a group is none"
+
+
+def test_groups_that_begin_together_say_so_in_one_message(queue):
+    worker, published, _ = queue
+    uids = [f"{i}" for i in range(20)]
+    run(worker, uids)
+    assert worker.messages[0] == 20 and published[:20] == [(uid, "running") for uid in uids]
+    assert sorted(published[20:]) == sorted((uid, "finished") for uid in uids)
 
 
 def test_validation_and_greedy_groups_do_not_branch(queue):

@@ -7,8 +7,8 @@
 
 A group that raises, or takes longer than `rollout.group_timeout` seconds, is that group's failure (upstream's status
 `failure`); the others go on. Where no tree is configured, and in validation without tools, a prompt with another agent
-loop than upstream's single-turn one, in its row or by config, is run by upstream's way, trajectory by trajectory; so are
-all prompts where `plain_suffices` says so.
+loop than upstream's single-turn one, in its row or by config, is run by upstream's way, trajectory by trajectory; so
+are all prompts where `plain_suffices` is false.
 """
 
 import asyncio
@@ -40,11 +40,32 @@ SINGLE_TURN = "single_turn_agent"
 _AgentLoopWorker = AgentLoopWorkerTQ.__ray_metadata__.modified_class.__ray_actor_class__
 
 
+class Statuses:
+    """Publishes statuses of prompts; those of one tick of the event loop go in one message."""
+
+    def __init__(self):
+        self.new: dict[str, dict[str, str]] = {}
+        self.messages: dict[str, asyncio.Task] = {}
+
+    async def put(self, uid: str, partition: str, status: str) -> None:
+        """Returns when the queue has it."""
+        if partition not in self.new:
+            self.new[partition] = {}
+            self.messages[partition] = asyncio.create_task(self._send(partition))
+        self.new[partition][uid] = status
+        await asyncio.shield(self.messages[partition])
+
+    async def _send(self, partition: str) -> None:
+        status_of = self.new.pop(partition)
+        tags = [{"status": status} for status in status_of.values()]
+        await tq.async_kv_batch_put(keys=list(status_of), tags=tags, partition_id=partition)
+
+
 @ray.remote
 class GroupAgentLoopWorker(_AgentLoopWorker):
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
-        self.engine = LLMClientEngine(self.llm_client)
+        self.engine, self.statuses = LLMClientEngine(self.llm_client), Statuses()
         self.has_tree = parts_of(self.config.actor_rollout_ref.rollout).tree is not None
         self.plain_suffices = plain_suffices(self.config, self.processor)
         self.tree_rollout = self._tree_rollout() if self.has_tree or self.plain_suffices else None
@@ -75,7 +96,7 @@ class GroupAgentLoopWorker(_AgentLoopWorker):
             await super()._run_prompt(prompt, sampling_params, trajectory, trace)
             return
         uid, partition = prompt["uid"], "val" if validate else "train"
-        await tq.async_kv_put(key=uid, partition_id=partition, tag={"status": "running"})
+        await self.statuses.put(uid, partition, "running")
         try:
             seconds = self.config.actor_rollout_ref.rollout.get("group_timeout")
             await asyncio.wait_for(self._run_group(prompt, dict(sampling_params), validate), seconds)
@@ -88,7 +109,7 @@ class GroupAgentLoopWorker(_AgentLoopWorker):
             status = "failure"
         if status == "failure":
             await self._drop_rows(uid, partition)
-        await tq.async_kv_put(key=uid, partition_id=partition, tag={"status": status})
+        await self.statuses.put(uid, partition, status)
 
     def _runs_as_group(self, prompt: dict, validate: bool) -> bool:
         if self.has_tree and (not validate or self.tree_rollout.validates):
