@@ -1,12 +1,13 @@
-"""The trainer's side of the python tool's sandboxes: a supervisor process, and processes forked ahead of need.
+"""The trainer's side of the python tool's sandboxes: a supervisor process, and sandboxes made ahead of need.
 
-A sandbox is used once. Its life: `fork` asked of the supervisor -> waiting in `SandboxPool.take` -> `run` -> ended, as
-the supervisor tells -> the next `fork`. There are never more than `size`.
+A sandbox's life: `fork` asked of the supervisor -> waiting in `SandboxPool.take` -> `run` -> waiting again, or, where
+the call has left a trace or was killed, ended, as the supervisor tells -> the next `fork`. There are never more than
+`size`.
 """
 
+import ast
 import asyncio
 import contextlib
-import json
 import os
 import socket
 import sys
@@ -69,12 +70,15 @@ class Output:
 
 
 class Sandbox:
-    """One confined process, for one program."""
+    """A confined process that runs programs, one at a time."""
 
     def __init__(self, pool: "SandboxPool", number: int, sock: socket.socket):
         self._pool, self.number, self._socket = pool, number, sock
+        self._loop = asyncio.get_running_loop()
+        self._call: asyncio.Future[Ended] | None = None
         self._reason: str | None = None
-        self.ended: asyncio.Future[Ended] = asyncio.get_running_loop().create_future()
+        self.over = self._reusable = False
+        self._loop.add_reader(sock, self._listen)
 
     async def run(self, code: bytes, *, seconds: float, max_bytes: int, keep: int) -> tuple[Output, Ended]:
         """Run a program to its end and to that of all its processes.
@@ -87,56 +91,92 @@ class Sandbox:
         Raises:
             SandboxError: the supervisor has ended.
         """
-        loop = asyncio.get_running_loop()
-        timers = [
-            loop.call_later(seconds, self.kill, "timeout"),
-            loop.call_later(WATCH_AFTER, self._pool.send, b"watch %d" % self.number),
-        ]
+        self._call, self._reusable = self._loop.create_future(), False
+        kill = self._loop.call_later(seconds, self.kill, "timeout")
+        watch = self._loop.call_later(WATCH_AFTER, self._pool.send, b"watch %d" % self.number)
         output = Output(keep)
         try:
-            await self._put(loop, code)
-            while part := await self._get(loop):
-                output.add(part)
-                if output.size > max_bytes:
-                    self.kill("output")
-                    break
-            return output, await self.ended
+            with self._begin() as call:
+                await self._put(call, code)
+                while part := await self._get(call):
+                    output.add(part)
+                    if output.size > max_bytes:
+                        self.kill("output")
+                        break
+            return output, await self._call
         finally:
-            for timer in timers:
-                timer.cancel()
+            kill.cancel()
+            watch.cancel()
             self.kill("cancelled")
-            self._socket.close()
+            if watch.when() < self._loop.time():
+                self._pool.send(b"leave %d" % self.number)
+            if self._reusable and self._reason is None:
+                self._pool.give_back(self)
 
-    async def _put(self, loop: asyncio.AbstractEventLoop, code: bytes) -> None:
+    def _begin(self) -> socket.socket:
+        """Our end of a socket whose other end the call's process has."""
+        ours, theirs = socket.socketpair()
+        ours.setblocking(False)
+        with theirs, contextlib.suppress(OSError):  # it has ended, as the supervisor will tell
+            socket.send_fds(self._socket, [b"+"], [theirs.fileno()])
+        return ours
+
+    async def _put(self, call: socket.socket, code: bytes) -> None:
         try:
-            await loop.sock_sendall(self._socket, code)
-            self._socket.shutdown(socket.SHUT_WR)
+            await self._loop.sock_sendall(call, code)
+            call.shutdown(socket.SHUT_WR)
         except OSError:
             return  # it has ended: what it said, and its exit code, tell why
 
-    async def _get(self, loop: asyncio.AbstractEventLoop) -> bytes:
+    async def _get(self, call: socket.socket) -> bytes:
         try:
-            return await loop.sock_recv(self._socket, 1 << 16)
+            return await self._loop.sock_recv(call, 1 << 16)
         except ConnectionResetError:  # ended before it read the code
             return b""
 
     def kill(self, reason: str) -> None:
-        """Ask the supervisor to end it and all its processes; `ended` tells when that is done."""
-        if not self.ended.done() and self._reason is None:
+        """Ask the supervisor to end sandbox and call, unless the call has ended."""
+        if self._call is not None and not self._call.done() and self._reason is None:
             self._reason = reason
             self._pool.send(b"kill %d" % self.number)
 
+    def _listen(self) -> None:
+        """How a call has ended, from the sandbox itself."""
+        try:
+            message = self._socket.recv(1 << 12).decode()
+        except BlockingIOError:
+            return
+        except OSError:
+            message = ""
+        if not message:
+            self._loop.remove_reader(self._socket)
+        elif message.startswith("set-up"):
+            self._call_has_ended(Ended(SET_UP_FAILED, 0, message))
+        else:
+            code, milliseconds, reusable = map(int, message.split())
+            self._reusable = bool(reusable)
+            self._call_has_ended(Ended(code, milliseconds / 1000, self._reason))
+
+    def _call_has_ended(self, how: Ended) -> None:
+        if self._call is not None and not self._call.done():
+            self._call.set_result(how)
+
     def has_ended(self, code: int, cpu_seconds: float, reason: str) -> None:
-        if not self.ended.done():
-            why = self._reason if reason == "-" else reason
-            self.ended.set_result(Ended(code, cpu_seconds, why))
+        """It has ended for good, as the supervisor tells."""
+        self._listen()  # what it had to say
+        self._call_has_ended(Ended(code, cpu_seconds, self._reason if reason == "-" else reason))
+        self._close()
 
     def is_lost(self) -> None:
-        with contextlib.suppress(OSError):  # the other end may be closed
-            self._socket.shutdown(socket.SHUT_RDWR)  # wakes who reads
-        if not self.ended.done():
-            self.ended.set_exception(SandboxError("the sandboxes have ended"))
-            self.ended.exception()  # it may be that nobody waits for it
+        if self._call is not None and not self._call.done():
+            self._call.set_exception(SandboxError("the sandboxes have ended"))
+            self._call.exception()  # it may be that nobody waits for it
+        self._close()
+
+    def _close(self) -> None:
+        self.over = True
+        self._loop.remove_reader(self._socket)
+        self._socket.close()
 
 
 class SandboxPool:
@@ -169,7 +209,7 @@ class SandboxPool:
             command = [self.python, "-I", "-B", "-X", "utf8", "-c", _START, str(_HERE), str(theirs.fileno())]
             self._process = await asyncio.create_subprocess_exec(
                 *command,
-                json.dumps(self._spec),
+                repr(self._spec),
                 pass_fds=[theirs.fileno()],
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=asyncio.subprocess.DEVNULL,
@@ -193,13 +233,13 @@ class SandboxPool:
 
     async def _first_reply(self) -> dict[str, Any]:
         reply = await asyncio.get_running_loop().sock_recv(self._control, 1 << 16)
-        return json.loads(reply) if reply else {"error": f"{self.python} ended at its start"}
+        return ast.literal_eval(reply.decode()) if reply else {"error": f"{self.python} ended at its start"}
 
     async def _probe(self) -> None:
         sandbox = await self.take()
         output, ended = await sandbox.run(b"import fractions\n6*7", seconds=START_SECONDS, max_bytes=9999, keep=9999)
         if output.text(9999) != "42\n" or ended.code:
-            raise SandboxError(f"{self.level}: {output.text(9999)!r}, exit code {ended.code}")
+            raise SandboxError(f"{self.level}: {output.text(9999)!r}, exit code {ended.code}, {ended.reason}")
 
     async def take(self) -> Sandbox:
         """A sandbox, waiting for one to come free. Raises SandboxError if the supervisor has ended."""
@@ -208,8 +248,13 @@ class SandboxPool:
             if sandbox is None:
                 self._free.put_nowait(None)  # for the next who waits
                 raise SandboxError("the sandboxes have ended")
-            if not sandbox.ended.done():
+            if not sandbox.over:
                 return sandbox
+
+    def give_back(self, sandbox: Sandbox) -> None:
+        """A sandbox that is as good as new."""
+        if not sandbox.over:
+            self._free.put_nowait(sandbox)
 
     def send(self, message: bytes, fd: int | None = None) -> None:
         if not self.alive:
@@ -225,7 +270,7 @@ class SandboxPool:
     def _fork(self) -> None:
         if not self.alive:
             return
-        ours, theirs = socket.socketpair()
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setblocking(False)
         self._count += 1
         sandbox = self._sandboxes[self._count] = Sandbox(self, self._count, ours)

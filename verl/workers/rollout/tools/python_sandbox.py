@@ -1,19 +1,20 @@
 """How a process of the python tool is confined. Plain standard library from Python 3.8 on.
 
     namespaces   own processes, mounts, network, IPC and host name. The root is read-only and holds the interpreter,
-                 /usr, a few devices; /tmp is a small file system in memory, one for each call.
+                 /usr, a few devices; /tmp is a small file system in memory. A call's namespaces serve the next call
+                 where the call has started no process or thread and made no file (`is_clean`); else they end with it.
     process      where the machine gives no namespaces: the host's own root, a directory for each call; another user
                  (if we are root), Landlock (if the kernel has it).
 
 Both: no capabilities, no new privileges, a seccomp filter (no sockets, no mounts, no tracing, ...), resource limits.
 """
 
+import fcntl
 import os
 import resource
-import shutil
+import signal
 import struct
 import sys
-import tempfile
 
 from python_seccomp import (
     apply_landlock,
@@ -31,6 +32,7 @@ _PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
 _MOUNT_SETATTR, _AT_FDCWD, _AT_RECURSIVE, _MNT_DETACH = 442, -100, 0x8000, 2
 _PR_SET_DUMPABLE, _PR_SET_KEEPCAPS = 4, 8
 _CAP_DAC_READ_SEARCH = 2
+_GETFLAGS = 0x80086601  # FS_IOC_GETFLAGS
 _SYSTEM = ["/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64"]
 _SYSTEM += ["/etc/ld.so.cache", "/etc/alternatives", "/etc/localtime", "/etc/fonts"]
 _DEVICES = ["/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom"]
@@ -55,8 +57,9 @@ def mount(source, target, kind, flags, options=None):
 
 
 class Namespaces:
-    """The strong level. `enter` in the process to be confined, `confine` in the first process of each call's own
-    process namespace."""
+    """The strong level. `enter` in the process to be confined; `confine` in the first process of a sandbox's own
+    process namespace, which never runs a call's code: it forks a process for each call (`begin_call`) and looks at what
+    the call leaves (`end_call`, `is_clean`)."""
 
     kill_with_supervisor = False
 
@@ -101,8 +104,10 @@ class Namespaces:
             mount(fds(fd), root + path, None, _BIND | _REC)
         attributes = struct.pack("4Q", _RDONLY | _NOSUID | _NODEV, 0, 0, 0)
         system_call(_MOUNT_SETATTR, _AT_FDCWD, root.encode(), _AT_RECURSIVE, attributes, len(attributes))
+        attributes = struct.pack("4Q", _RDONLY | _NOSUID | _NOEXEC, 0, 0, 0)  # can be written to, but not touched
         for path, fd in devices.items():
             mount(fds(fd), root + path, None, _BIND)
+            system_call(_MOUNT_SETATTR, _AT_FDCWD, (root + path).encode(), 0, attributes, len(attributes))
         for fd in (*sources.values(), *devices.values()):
             os.close(fd)
         mount("proc", root + "/proc", "proc", _NOSUID | _NODEV | _NOEXEC)
@@ -128,28 +133,74 @@ class Namespaces:
     def confine(self, number):
         """For good: private mounts, another user, limits, no capabilities, the filter."""
         uid = _FIRST_UID + number % _UIDS if self.as_root else 0
+        self._reusable = not shares_memory()
+        self._load = os.open("/proc/loadavg", os.O_RDONLY)
         call("unshare", NEWNS)
-        owner = f"mode=700,uid={uid},gid={uid},size={self.limits['max_file_mb']}m,nr_inodes=20k"
-        mount("tmpfs", self.directory, "tmpfs", _NOSUID | _NODEV, owner)
+        size = f"mode=1777,size={self.limits['max_file_mb']}m,nr_inodes=20k"
+        mount("tmpfs", self.directory, "tmpfs", _NOSUID | _NODEV, size)
+        read_only = _RDONLY | _NOSUID | _NODEV | _NOEXEC
         try:
-            mount("proc", "/proc", "proc", _NOSUID | _NODEV | _NOEXEC, "subset=pid")
+            mount("proc", "/proc", "proc", read_only, "subset=pid")
         except OSError:  # a kernel before 5.8, or a /proc that is partly hidden: none at all then
-            mount("tmpfs", "/proc", "tmpfs", _RDONLY)
+            mount("tmpfs", "/proc", "tmpfs", read_only)
         os.chdir(self.directory)
         os.setsid()
         if self.as_root:
             become(uid)
-            call("prctl", _PR_SET_DUMPABLE, 1, 0, 0, 0)
         try:
-            call("unshare", NEWUSER)  # in which max_processes is counted for this call alone
+            call("unshare", NEWUSER)  # in which max_processes is counted for this sandbox alone
         except OSError:
-            if not self.as_root:  # else the call's own user id does it
+            if not self.as_root:  # else the sandbox's own user id does it
                 raise
-        set_limits(self.limits)
+        set_limits({**self.limits, "max_processes": self.limits["max_processes"] + 1})
         no_new_privileges()
         drop_capabilities()
+        call("prctl", _PR_SET_DUMPABLE, 0, 0, 0, 0)  # calls have the same user and must not look into this process
         if self.filter:
             apply_seccomp(self.filter)
+        self._directory = os.open(self.directory, os.O_RDONLY | os.O_DIRECTORY)
+        self._attributes, self._inode = attributes_of(self._directory), self._new_inode()
+
+    def begin_call(self):
+        """In the process that is to run the call's code."""
+        os.setsid()
+        call("prctl", _PR_SET_DUMPABLE, 1, 0, 0, 0)
+        set_limit("CPU", self.limits["cpu_seconds"])
+
+    def end_call(self, pid):
+        """Wait for the call's process, kill and reap all that it has left; the process' status and usage."""
+        ended = None
+        while ended != pid:
+            ended, status, usage = os.wait4(-1, 0)
+        try:
+            os.kill(-1, signal.SIGKILL)
+            while True:
+                os.wait()
+        except (ProcessLookupError, ChildProcessError):
+            return status, usage
+
+    def is_clean(self, pid):
+        """Whether nothing tells the next call of the one that process `pid` has run.
+
+        The kernel numbers processes, threads and files in the order in which they are made. So the last process of the
+        namespace is `pid` if the call has started none, and a new file has the number after that of the last new file
+        if the call has made none.
+        """
+        try:
+            last_pid = int(os.pread(self._load, 256, 0).split()[-1])
+            self._inode, expected = self._new_inode(), self._inode + 1
+            os.utime(self._directory)
+            empty = self._inode == expected and not os.listdir(self._directory)
+            unchanged = attributes_of(self._directory) == self._attributes
+        except OSError:  # such as a full file system
+            return False
+        return self._reusable and last_pid == pid and empty and unchanged
+
+    def _new_inode(self):
+        os.mkdir("probe", dir_fd=self._directory)
+        number = os.stat("probe", dir_fd=self._directory).st_ino
+        os.rmdir("probe", dir_fd=self._directory)
+        return number
 
     def clean_up(self):
         """Nothing: the namespaces end with their first process."""
@@ -169,6 +220,8 @@ class Process:
         self.missing += [] if self.as_root else ["another user: attributes of own files can be changed"]
 
     def make_directory(self):
+        import tempfile
+
         self.directory = tempfile.mkdtemp(prefix="python_tool_")
         tempfile.tempdir = None  # found anew in the call, from its TMPDIR
 
@@ -191,8 +244,14 @@ class Process:
         if program:
             apply_seccomp(program)
 
+    def begin_call(self):
+        """In the process that is to run the call's code."""
+        set_limit("CPU", self.limits["cpu_seconds"])
+
     def clean_up(self):
         """Remove the call's directory. All its processes are gone, so nobody moves links under our feet."""
+        import shutil
+
         for path, directories, _ in os.walk(self.directory):
             for name in directories:
                 if not os.path.islink(os.path.join(path, name)):
@@ -215,12 +274,27 @@ def drop_capabilities(kept=0):
     call("capset", header, struct.pack("6I", kept, kept, 0, 0, 0, 0))
 
 
+def shares_memory():
+    """Whether a process forked from here would share writable memory with us, as a preloaded module may have made."""
+    with open("/proc/self/maps") as maps:
+        return any(line.split()[1] == "rw-s" for line in maps)
+
+
+def attributes_of(directory):
+    """All but its times that the owner of an open directory may change."""
+    status = os.fstat(directory)
+    try:
+        flags = fcntl.ioctl(directory, _GETFLAGS, bytes(8))
+    except OSError:  # the file system has none
+        flags = None
+    return status.st_mode, status.st_uid, status.st_gid, os.listxattr(directory), flags
+
+
 def set_limits(limits):
-    """For each process: memory, CPU seconds, file size, open files; processes for the call's user or namespace."""
+    """For each process: memory, file size, open files; processes for the sandbox's user or namespace."""
     mib = 1 << 20
     for name, value in (
         ("AS", limits["memory_mb"] * mib),
-        ("CPU", limits["cpu_seconds"]),
         ("FSIZE", limits["max_file_mb"] * mib),
         ("NPROC", limits["max_processes"]),
         ("NOFILE", 256),
@@ -231,7 +305,12 @@ def set_limits(limits):
         ("NICE", 0),
         ("RTPRIO", 0),
     ):
-        which = getattr(resource, "RLIMIT_" + name)
-        hard = resource.getrlimit(which)[1]
-        value = value if hard == resource.RLIM_INFINITY else min(value, hard)
-        resource.setrlimit(which, (value, value))
+        set_limit(name, value)
+
+
+def set_limit(name, value):
+    """A resource limit for good, or a lower one that there is already."""
+    which = getattr(resource, "RLIMIT_" + name)
+    hard = resource.getrlimit(which)[1]
+    value = value if hard == resource.RLIM_INFINITY else min(value, hard)
+    resource.setrlimit(which, (value, value))

@@ -13,7 +13,8 @@ libc = ctypes.CDLL(None, use_errno=True)
 
 # name: number on x86_64, number on aarch64 (-1: has none)
 _SYSCALLS = {
-    **{"socket": (41, 198), "memfd_create": (319, 279), "memfd_secret": (447, 447), "userfaultfd": (323, 282)},
+    **{"socket": (41, 198), "bind": (49, 200), "listen": (50, 201), "connect": (42, 203), "setsockopt": (54, 208)},
+    **{"memfd_create": (319, 279), "memfd_secret": (447, 447), "userfaultfd": (323, 282)},
     **{"io_uring_setup": (425, 425), "io_uring_enter": (426, 426), "io_uring_register": (427, 427)},
     **{"ptrace": (101, 117), "process_vm_readv": (310, 270), "process_vm_writev": (311, 271), "kcmp": (312, 272)},
     **{"process_madvise": (440, 440), "pidfd_getfd": (438, 438), "perf_event_open": (298, 241), "bpf": (321, 280)},
@@ -31,13 +32,13 @@ _SYSCALLS = {
     **{"iopl": (172, -1), "ioperm": (173, -1), "modify_ldt": (154, -1), "setpriority": (141, 140)},
     "ioprio_set": (251, 30),
 }
-_CLONE, _CLONE3, _PRCTL = (56, 220), (435, 435), (157, 167)
+_CLONE, _CLONE3, _PRCTL, _SOCKETPAIR = (56, 220), (435, 435), (157, 167), (53, 199)
 # their first argument is a process, 0 for the caller
 _ON_A_PROCESS = ((302, 261), (203, 122), (144, 119), (142, 118), (314, 274))  # prlimit64, sched_set...
 # kill, tgkill, rt_sigqueueinfo, rt_tgsigqueueinfo take a process first; tkill a thread, pidfd_send_signal a descriptor
 _SIGNALS, _OTHER_SIGNALS = ((62, 129), (234, 131), (129, 138), (297, 240)), ((200, 130), (424, 424))
 _NEW_NAMESPACES = 0x7E020000
-_PR_SET_PDEATHSIG, _PR_SET_SECCOMP, _PR_SET_NO_NEW_PRIVS = 1, 22, 38
+_PR_SET_PDEATHSIG, _PR_SET_SECCOMP, _PR_SET_NO_NEW_PRIVS, _AF_UNIX = 1, 22, 38, 1
 _ARCHITECTURES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}
 _ALLOW, _KILL, _ERRNO = 0x7FFF0000, 0x80000000, 0x00050000
 _LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
@@ -65,7 +66,8 @@ def seccomp_filter(own_signals_only=False, pid=0):
     """A BPF program (bytes) that denies with EPERM what could reach out of the sandbox, or None on another processor.
 
     Args:
-        own_signals_only: signals only to `pid` itself; for a sandbox without a process namespace of its own.
+        own_signals_only: signals only to `pid` itself, for a sandbox without a process namespace of its own; else no
+            signals to process 1, the first of the namespace.
     """
     if platform.machine() not in _ARCHITECTURES or struct.calcsize("P") != 8:
         return None
@@ -88,11 +90,12 @@ def seccomp_filter(own_signals_only=False, pid=0):
     refuse(_CLONE3, errno.ENOSYS)  # its flags lie in memory, out of a filter's sight; libc falls back to clone
     refuse_argument(_CLONE, _ANY_BIT, _NEW_NAMESPACES, True)
     refuse_argument(_PRCTL, _EQUAL, _PR_SET_PDEATHSIG, True)
+    refuse_argument(_SOCKETPAIR, _EQUAL, _AF_UNIX, False)
     for numbers in _ON_A_PROCESS:
         refuse_argument(numbers, _EQUAL, 0, False)
+    for numbers in _SIGNALS:
+        refuse_argument(numbers, _EQUAL, pid if own_signals_only else 1, not own_signals_only)
     if own_signals_only:
-        for numbers in _SIGNALS:
-            refuse_argument(numbers, _EQUAL, pid, False)
         for numbers in _OTHER_SIGNALS:
             refuse(numbers)
     return b"".join(struct.pack("HBBI", *line) for line in [*program, (_RETURN, 0, 0, _ALLOW)])

@@ -1,11 +1,13 @@
-"""What runs in the sandbox's interpreter: a supervisor that forks a confined process for each call, ahead of need.
+"""What runs in the sandbox's interpreter: a supervisor of sandboxes, their first processes, and the calls.
 
-    trainer  == control socket ==>  supervisor        "fork 7" (with a socket), "watch 7", "kill 7"
-    trainer  <== control socket ==  supervisor        "7 <exit code, -signal> <CPU ms> <reason or ->" when 7 has ended
-    trainer  <== call's socket ==>  call 7            the code, up to end of file; then all that it prints
+    trainer  == control socket ==>    supervisor   "fork 7" (with a socket), "watch 7", "leave 7", "kill 7"
+    trainer  <== control socket ==    supervisor   "7 <exit code, -signal> <CPU ms> <reason or ->" when 7 has ended
+    trainer  == sandbox's socket ==>  call         a socket for the call
+    trainer  <== sandbox's socket ==  sandbox 7    "<exit code, -signal> <CPU ms> <1: takes another call>"
+    trainer  <== call's socket ==>    call         the code, up to end of file; then all that it prints
 
-The supervisor never runs a call's code. A call can write to its socket what it likes: it is what the model reads.
-Plain standard library from Python 3.8 on.
+A sandbox forks the process of its next call ahead of need. Supervisor and sandbox never run a call's code. A call can
+write to its own socket what it likes: it is what the model reads. Plain standard library from Python 3.8 on.
 """
 
 import array
@@ -13,7 +15,6 @@ import ast
 import contextlib
 import gc
 import importlib
-import json
 import linecache
 import os
 import select
@@ -29,6 +30,7 @@ from python_seccomp import call
 
 NAME = "<python>"
 OUT_OF_MEMORY, SET_UP_FAILED = 98, 99  # exit codes
+SANDBOX = 3  # descriptor of a sandbox's socket
 FRAMES = 8  # of a traceback
 WATCH_EVERY = 0.05  # seconds between looks at the memory of calls that take long
 _AWAITED = {signal.SIGTERM, signal.SIGCHLD}
@@ -36,7 +38,7 @@ _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_CHILD_SUBREAPER = 1, 4, 36
 
 
 def main():
-    control, spec = socket.socket(fileno=int(sys.argv[1])), json.loads(sys.argv[2])
+    control, spec = socket.socket(fileno=int(sys.argv[1])), ast.literal_eval(sys.argv[2])
     try:
         level = LEVELS[spec["level"]](spec["limits"])
         with open("/proc/self/oom_score_adj", "w") as file:
@@ -55,17 +57,17 @@ def main():
         for module in spec["preload"]:
             importlib.import_module(module)
     except Exception as error:  # told to the trainer, which tries the next level or gives up
-        control.send(json.dumps({"error": f"{type(error).__name__}: {error}"}).encode())
+        control.send(repr({"error": f"{type(error).__name__}: {error}"}).encode())
         return
-    control.send(json.dumps({"missing": level.missing}).encode())
-    prepare()
+    control.send(repr({"missing": level.missing}).encode())
+    warm_up()
     gc.collect()
     gc.freeze()  # a collection in a call would copy every page
     Supervisor(control, level).run()
 
 
 class Supervisor:
-    """Forks, ends and reaps calls, as the trainer says; ends with its control socket."""
+    """Forks, ends and reaps sandboxes, as the trainer says; ends with its control socket."""
 
     def __init__(self, control, level):
         self.control, self.level = control, level
@@ -109,6 +111,8 @@ class Supervisor:
             os.close(fds[0])
         elif verb == b"watch" and number in self.pids:
             self.watched.add(number)
+        elif verb == b"leave":
+            self.watched.discard(number)
         elif verb == b"kill" and number in self.pids:
             self.kill(number)
         return True
@@ -118,14 +122,17 @@ class Supervisor:
         try:
             pid = fork_deaf() if supervised else self.level.fork()
         except OSError as error:
-            os.write(fd, f"fork: {error}".encode())
+            os.write(fd, f"set-up: fork: {error}".encode())
             self.tell(number, SET_UP_FAILED, 0)
             return
         if pid == 0:
             try:
                 signal.set_wakeup_fd(-1)
                 self.control.detach()
-                Supervised(self.level, number, fd).run() if supervised else confined(self.level, number, fd)
+                os.dup2(fd, SANDBOX)
+                os.closerange(SANDBOX + 1, 4096)
+                sandbox = socket.socket(fileno=SANDBOX)
+                Supervised(self.level, number, sandbox).run() if supervised else serve(self.level, number, sandbox)
             except Exception:
                 traceback.print_exc()
             finally:
@@ -159,11 +166,15 @@ class Supervisor:
             return  # the trainer has closed; `obey` reads the same
 
     def watch(self):
-        """End calls whose processes together hold more memory than one may ask for."""
+        """End calls whose processes together hold more memory than one may ask for.
+
+        The first process of the sandbox does not count. So this never meets a call of one process, which its own limit
+        stops, and never a call that follows the watched one in its sandbox.
+        """
         table = process_table(self.processes)
         bound = self.level.limits["memory_mb"] << 20
         for number in list(self.watched):
-            resident = {pid: table[pid][1] for pid in descendants(self.pids[number], table)}
+            resident = {pid: table[pid][1] for pid in descendants(self.pids[number], table)[1:]}
             if sum(resident.values()) > bound:
                 if sum(proportional_size(self.processes, pid, most) for pid, most in resident.items()) > bound:
                     self.kill(number, "memory")
@@ -187,8 +198,8 @@ def fork_deaf():
 class Supervised:
     """Between supervisor and call where there is no process namespace: ends what a call leaves, removes its files."""
 
-    def __init__(self, level, number, fd):
-        self.level, self.number, self.fd = level, number, fd
+    def __init__(self, level, number, sandbox):
+        self.level, self.number, self.sandbox = level, number, sandbox
 
     def run(self):
         call("prctl", _PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
@@ -197,7 +208,8 @@ class Supervised:
         if child == 0:
             try:
                 call("prctl", _PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-                confined(self.level, self.number, self.fd)
+                confine(self.level, self.number, self.sandbox)
+                run_call(self.level, self.sandbox)
             finally:
                 os._exit(SET_UP_FAILED)
         call("prctl", _PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
@@ -250,10 +262,10 @@ def descendants(pid, table):
     children = {}
     for child, (parent, _) in table.items():
         children.setdefault(parent, []).append(child)
-    found = [pid] if pid in table else []
-    for one in found:
-        found.extend(children.get(one, ()))
-    return found
+    pids = [pid] if pid in table else []
+    for parent in pids:
+        pids.extend(children.get(parent, ()))
+    return pids
 
 
 def proportional_size(processes, pid, resident):
@@ -275,36 +287,68 @@ def _read(processes, name):
         os.close(fd)
 
 
-def confined(level, number, fd):
-    """The process of a call: confined first, then the code is read and run. Does not return."""
+def serve(level, number, sandbox):
+    """The first process of a sandbox: forks one process after another, each for a call, while none leaves a trace."""
+    confine(level, number, sandbox)
+    clean = True
+    while clean:
+        pid = os.fork()
+        if pid == 0:
+            run_call(level, sandbox)
+        status, usage = level.end_call(pid)
+        clean = level.is_clean(pid)
+        code = -os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
+        sandbox.send(f"{code} {int(1000 * (usage.ru_utime + usage.ru_stime))} {int(clean)}".encode())
+    os._exit(0)
+
+
+def confine(level, number, sandbox):
     try:
-        level.confine(number)
-        for target in (1, 2):
-            os.dup2(fd, target)
-        null = os.open("/dev/null", os.O_RDONLY)
-        os.dup2(null, 0)
-        os.closerange(3, 4096)
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        for signal_number in (signal.SIGCHLD, signal.SIGINT):
+            signal.signal(signal_number, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_SETMASK, [])
+        level.confine(number)
         os.environ.update(HOME=level.directory, TMPDIR=level.directory)
-    except Exception as error:  # told to the trainer, with the exit code of the caller
-        os.write(fd, f"set-up: {type(error).__name__}: {error}".encode())
-        return
-    prepare()
-    code = bytearray()
-    while True:
-        part = os.read(1, 1 << 16)
-        if not part:
-            break
-        code += part
-    os._exit(run(bytes(code).decode("utf-8", "replace")))
+        here, there = socket.socketpair()  # in place of the call's socket, so that the streams are made for one
+        with here, there:
+            os.dup2(here.fileno(), 1)
+            os.dup2(here.fileno(), 2)
+        style = {"encoding": "utf-8", "errors": "backslashreplace", "buffering": 1, "closefd": False}
+        sys.stdout = sys.__stdout__ = open(1, "w", **style)
+        sys.stderr = sys.__stderr__ = open(2, "w", **style)
+    except Exception as error:
+        sandbox.send(f"set-up: {type(error).__name__}: {error}".encode())
+        os._exit(SET_UP_FAILED)
 
 
-def prepare():
+def run_call(level, sandbox):
+    """The process of a call: waits for its socket and for the code, and runs it. Does not return."""
+    try:
+        level.begin_call()
+        warm_up()
+        fds = array.array("i")
+        _, ancillary, _, _ = sandbox.recvmsg(1, socket.CMSG_SPACE(4))
+        if not ancillary:  # the trainer has closed
+            os._exit(0)
+        fds.frombytes(ancillary[0][2][:4])
+        for target in (1, 2):
+            os.dup2(fds[0], target)
+        os.dup2(os.open("/dev/null", os.O_RDONLY), 0)
+        sandbox.detach()
+        os.closerange(3, 4096)
+        code = bytearray()
+        while True:
+            part = os.read(1, 1 << 16)
+            if not part:
+                break
+            code += part
+        os._exit(run(bytes(code).decode("utf-8", "replace")))
+    finally:
+        os._exit(SET_UP_FAILED)
+
+
+def warm_up():
     """What a call does anyway and can be done before its code is there: pages that it changes become its own."""
-    style = {"encoding": "utf-8", "errors": "backslashreplace", "buffering": 1, "closefd": False}
-    sys.stdout = sys.__stdout__ = open(1, "w", **style)
-    sys.stderr = sys.__stderr__ = open(2, "w", **style)
     exec(compile(parse("def f(x): return [x + i for i in range(9)]\nf(1)")[0], NAME, "exec"), {})
 
 
