@@ -143,6 +143,8 @@ def serve(listener: socket.socket, owner: int, modules: Sequence[str]) -> dict |
     waiting.register(listener, selectors.EVENT_READ)
     waiting.register(owner, selectors.EVENT_READ)
     while True:
+        if modules:
+            import_quietly(modules.pop(0))
         for key, _ in waiting.select(0 if modules else None):
             served = key.data
             if key.fileobj == owner:
@@ -186,8 +188,6 @@ def serve(listener: socket.socket, owner: int, modules: Sequence[str]) -> dict |
                     tell(served.connection, status)
                     waiting.unregister(served.connection)
                     served.connection.close()
-        if modules:
-            import_quietly(modules.pop(0))
 
 
 def import_quietly(module: str) -> None:
