@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from tensordict import TensorDict
+from tensordict import NonTensorData, TensorDict
 from torch.nn.utils.rnn import pad_sequence
 from verl.experimental.agent_loop.agent_loop import AgentLoopOutput
 from verl.utils.model import compute_position_id_with_mask
@@ -60,13 +60,17 @@ def queue_rows(
         prompt: as of `reward_batch`; its columns go with every row.
     """
     rows, tags = [], []
+    # an object for each cell of a column of objects would take most of the time
+    of_prompt = {
+        name: value if isinstance(value, torch.Tensor) else NonTensorData(value)
+        for name, value in (prompt | {"multi_modal_inputs": {}}).items()
+    }
     for session, output in enumerate(outputs):
-        row = output.as_dict() | prompt | {"session_id": session}
+        row = output.as_dict() | of_prompt | {"session_id": session}
         row.pop("multi_modal_data", None)
         row["loss_mask"] = row["response_mask"]
         row["input_ids"] = torch.cat([row["prompts"], row["responses"]])
         row["position_ids"] = torch.arange(len(row["input_ids"]))
-        row["multi_modal_inputs"] = {}
         rows.append(row)
         n_prompt, n_response = len(row["prompts"]), len(row["responses"])
         tags.append(
