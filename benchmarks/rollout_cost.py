@@ -1,20 +1,26 @@
-"""What a tree of each policy costs against as many ordinary samples, on the same vLLM engine.
+"""What a tree of each policy costs against ordinary samples of as many tokens, on the same vLLM engine.
 
-    VERL_PLATFORM=cpu VLLM_CPU_KVCACHE_SPACE=1 python -m benchmarks.rollout_cost [--prompts 16] [--n 8] [--tokens 128]
+    VERL_PLATFORM=cpu VLLM_CPU_KVCACHE_SPACE=1 python -m benchmarks.rollout_cost [--prompts 16] [--n 8] [--tokens 256]
 
-One vLLM engine in float32 with a small random model, made to be unsure as a trained one is. All policies grow trees of
-the same prompts in the same run, in turns. Unique tokens are those of the trees' trajectories, a shared one once.
+One vLLM engine in float32 with a small random model, made to be unsure as a trained one is; it never ends an answer. In
+each run the trees of all prompts grow at once, and right after them the same prompts are sampled: as many tokens as the
+engine generated for their trees, dropped ones included, in answers of `--tokens`. CPU is that of this process and the
+engine's. Requests for LATR's trees at the paper's settings are counted on a made-up engine as well, because the small
+model's text is not a trained one's: `Scripted`.
 Writes benchmarks/results/rollout_cost.md.
 """
 
 import asyncio
+import math
 import random
 import statistics
 import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
+import psutil
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -22,7 +28,7 @@ from benchmarks.report import in_turns, parser_of, with_range, write_report
 from recipe.common.tiny_model import TinyModelConfig, write_tiny_model
 from verl.workers.rollout.entropy import entropies_of
 from verl.workers.rollout.growth import BranchPolicy, grow, policy_class
-from verl.workers.rollout.rollout_engine import Generation
+from verl.workers.rollout.rollout_engine import Generation, Request, RolloutEngine
 from verl.workers.rollout.trees.arpo.config import ARPOConfig
 from verl.workers.rollout.trees.eptree import EPTreeKeys
 from verl.workers.rollout.trees.hato.config import HATOConfig
@@ -33,23 +39,26 @@ from verl.workers.rollout.trees.tree_grpo import TreeGRPOKeys
 from vllm_patches.candidates_without_text import leave_out_text
 
 
-def policies(text_of, decode) -> dict[str, BranchPolicy]:
+def policies(text_of, decode, tokens: int) -> dict[str, BranchPolicy]:
     """Every policy, with settings under which its trees branch."""
-    hato = HATOConfig.from_dict({"tree": {"max_step_tokens": 32, "step_delimiter": "."}})
+    trees = {"max_depth": 8, "max_step_tokens": tokens // 8}
+    latr = {"prob_filter_abs_thres": 0.1, "prob_filter_rel_thres": 0.4, "keep_math_symbols": False}
     settings = {
         "plain": (),
-        "latr": (KTConfig(prob_filter_abs_thres=0.1, prob_filter_rel_thres=0.4, keep_math_symbols=False), text_of),
+        "latr": (KTConfig(**latr), text_of),
         "arpo": (ARPOConfig(initial_rollouts=4, max_turn_tokens=32, turn_delimiter="."), decode),
-        "hato": (hato, value_model_of(hato, 0), heuristic, decode),
         "over_generation": (2.0,),
         "eptree": (EPTreeKeys(M=2, N=3, L=1, T=1),),
         "tree_grpo": (TreeGRPOKeys(M=2, N=3, L=1, step_delimiter="."), text_of),
     }
-    return {name: policy_class(name)(*arguments) for name, arguments in settings.items()}
+    for search in ("bfs", "beam", "dfs"):
+        hato = HATOConfig.from_dict({"tree": trees | {"search_algorithm": search}})
+        settings[f"hato {search}"] = (hato, value_model_of(hato, 0), heuristic, decode)
+    return {name: policy_class(name.split()[0])(*arguments) for name, arguments in settings.items()}
 
 
-class VLLM:
-    """vLLM's asynchronous engine as a `RolloutEngine`; counts the tokens that it generates."""
+class VLLM(RolloutEngine):
+    """vLLM's asynchronous engine; counts requests and the tokens that it generates."""
 
     def __init__(self, engine, vocab_size: int):
         self.engine, self.vocab_size = engine, vocab_size
@@ -74,54 +83,125 @@ class VLLM:
         )
         return cls(AsyncLLM.from_engine_args(arguments), len(AutoTokenizer.from_pretrained(model)))
 
-    async def generate(
-        self,
-        prompt_ids,
-        *,
-        max_tokens,
-        stop_token_ids,
-        n_candidates=0,
-        n_entropy=0,
-        stop=(),
-        request_id=None,
-        **sampling,
-    ):
+    async def _generate(self, request: Request) -> Generation:
         from vllm import SamplingParams
 
         from verl.workers.rollout.candidate_server import ranked, top_log_probs
 
         self.requests += 1
-        n = max(n_candidates, n_entropy)
+        n = max(request.n_candidates, request.n_entropy)
         # as the rollout server does: see verl/workers/rollout/candidate_server.py
         params = SamplingParams(
-            max_tokens=max_tokens,
-            stop_token_ids=list(stop_token_ids),
-            stop=list(stop),
+            max_tokens=request.max_tokens,
+            ignore_eos=True,
+            stop=list(request.stop),
             skip_special_tokens=False,
+            temperature=request.temperature,
+            top_p=request.top_p,
+            top_k=request.top_k,
+            seed=request.seed,
             logprobs=n,
             flat_logprobs=True,
-            detokenize=bool(stop) or not n,
-            **sampling,
+            detokenize=bool(request.stop),
         )
         last = None
-        prompt = {"prompt_token_ids": list(prompt_ids)}
+        prompt = {"prompt_token_ids": list(request.prompt_ids)}
         async for part in self.engine.generate(prompt, params, request_id=f"request-{self.requests}"):
             last = part
         output = last.outputs[0]
-        tokens = list(output.token_ids)
-        self.generated += len(tokens)
+        self.generated += len(output.token_ids)
         flat = output.logprobs
-        chosen = [flat.logprobs[at] for at in flat.start_indices]
-        generation = Generation(tokens, chosen, stopped=tokens[-1] in stop_token_ids)
-        if n_candidates:
-            generation.candidates = ranked(flat, n_candidates)
-        if n_entropy:
-            generation.entropies = entropies_of(top_log_probs(flat, n)[:, :n_entropy], self.vocab_size).tolist()
+        generation = Generation(list(output.token_ids), [flat.logprobs[at] for at in flat.start_indices])
+        if request.n_candidates:
+            generation.candidates = ranked(flat, n)
+        if request.n_entropy:
+            generation.entropies = entropies_of(top_log_probs(flat, n), self.vocab_size).tolist()
         return generation
 
 
+class Scripted(RolloutEngine):
+    """Text in which the most likely token has 0.9, or at some places 0.45 and another one 0.35.
+
+    With probability `shared` a token follows from its place alone, else from the three before it as well: branches that
+    differ in a word may come to the same text again. An answer has about `length` tokens.
+
+    Args:
+        unsure: share of the places with two likely tokens.
+    """
+
+    END = 0
+
+    def __init__(self, unsure: float, shared: float, length: int):
+        self.unsure, self.shared, self.length = unsure, shared, length
+        self.generated, self.requests = 0, 0
+
+    def choices(self, tokens: Sequence[int]) -> list[tuple[int, float]]:
+        """The two most likely tokens after these, of which the first names the text."""
+        place = random.Random(f"{tokens[0]} {len(tokens)}")
+        after = random.Random(f"{tokens[0]} {len(tokens)} {tokens[-3:]}")
+        draw = place if place.random() < self.shared else after
+        first, second = draw.sample(range(1, 1000), 2)
+        if len(tokens) > 0.7 * self.length and draw.random() < 3 / self.length:
+            first = self.END
+        likely = (0.45, 0.35) if draw.random() < self.unsure else (0.9, 0.05)
+        return list(zip((first, second), map(math.log, likely), strict=True))
+
+    async def _generate(self, request: Request) -> Generation:
+        self.requests += 1
+        result, draw = Generation([], [], []), random.Random(request.seed)
+        while len(result.token_ids) < request.max_tokens and not result.stopped:
+            choices = self.choices([*request.prompt_ids, *result.token_ids])
+            first_taken = not request.temperature or draw.random() < math.exp(choices[0][1])
+            token, log_prob = choices[0 if first_taken else 1]
+            result.candidates.append(choices)
+            result.token_ids.append(token)
+            result.log_probs.append(log_prob)
+            result.stopped = token == self.END
+        self.generated += len(result.token_ids)
+        return result
+
+
+SCRIPTS = [(unsure, shared, length) for length in (250, 800) for unsure in (0.02, 0.05, 0.2) for shared in (0.0, 0.6)]
+
+
+def counted(n_prompts: int = 8, n: int = 8) -> str:
+    """Requests and tokens of LATR's trees with the paper's thresholds, as a table."""
+    rows = ["| answers of about | two likely tokens | shared text | requests a tree | tokens generated | used |"]
+    rows.append("| --- " * 6 + "|")
+    policy = policy_class("latr")(KTConfig(keep_math_symbols=False))
+    for unsure, shared, length in SCRIPTS:
+        engine = Scripted(unsure, shared, length)
+        options = {"max_tokens": 1024, "stop_token_ids": [engine.END]}
+        trees = [asyncio.run(grow(engine, [1000 + i], n, policy, seed=i, **options)) for i in range(n_prompts)]
+        requests, generated, used = (x / n_prompts for x in (engine.requests, engine.generated, unique_tokens(trees)))
+        rows.append(f"| {length} | {unsure:.0%} | {shared:.0%} | {requests:.0f} | {generated:,.0f} | {used:,.0f} |")
+    return "\n".join(rows)
+
+
+def unique_tokens(trees) -> int:
+    """Tokens of the trajectories, a shared one once."""
+    used = [{i for leaf in tree.leaves for i in tree.path(leaf)} for tree in trees]
+    return sum(len(tree.segments[i].token_ids) for tree, of_tree in zip(trees, used, strict=True) for i in of_tree)
+
+
+class Cost(NamedTuple):
+    seconds: float
+    cpu: float  # seconds of this process and the engine's
+    requests: int
+    generated: int
+
+
+class Run(NamedTuple):
+    """Of the trees, of samples of as many tokens, and of the trajectories: tokens, each shared one once, and all."""
+
+    trees: Cost
+    samples: Cost
+    unique: int
+    held: int
+
+
 class Setting:
-    """Model, prompts and engine of a run."""
+    """Model, prompts and engine of the measurements."""
 
     def __init__(self, folder: Path, n_prompts: int, n: int, tokens: int):
         write_tiny_model(folder, TinyModelConfig(seed=1, max_length=1024))
@@ -132,52 +212,90 @@ class Setting:
         model.save_pretrained(folder)
         draw = random.Random(0)
         self.prompts = [[draw.randrange(200) for _ in range(draw.randint(16, 48))] for _ in range(n_prompts)]
-        self.n, self.engine = n, VLLM.start(folder)
-        self.options = {"max_tokens": tokens, "stop_token_ids": [tokenizer.eos_token_id], "vocab_size": len(tokenizer)}
-        self.policies = policies(lambda token: tokenizer.decode([token]), tokenizer.decode)
+        self.n, self.tokens, self.engine = n, tokens, VLLM.start(folder)
+        self.options = {"max_tokens": tokens, "stop_token_ids": [], "vocab_size": len(tokenizer)}
+        self.policies = policies(lambda token: tokenizer.decode([token]), tokenizer.decode, tokens)
+        this = psutil.Process()
+        self.processes = [this, *this.children(recursive=True)]
 
-    async def grow(self, name: str, run: int) -> tuple[float, int, int, int]:
-        """Seconds, tokens generated, unique tokens and all tokens of the trajectories."""
-        before, started = self.engine.generated, time.perf_counter()
-        growing = [
-            grow(self.engine, prompt, self.n, self.policies[name], seed=1000 * run + i, **self.options)
-            for i, prompt in enumerate(self.prompts)
-        ]
-        trees = await asyncio.gather(*growing)
-        seconds = time.perf_counter() - started
-        used = [{i for leaf in tree.leaves for i in tree.path(leaf)} for tree in trees]
-        unique = sum(len(tree.segments[i].token_ids) for tree, of in zip(trees, used, strict=True) for i in of)
-        return seconds, self.engine.generated - before, unique, sum(len(row) for t in trees for row in t.trajectories())
+    async def run(self, name: str, number: int) -> Run:
+        seeds = [1000 * number + i for i in range(len(self.prompts))]
+        budgets = []
+
+        async def grown(prompt, seed):
+            engine = Counter(self.engine)
+            tree = await grow(engine, prompt, self.n, self.policies[name], seed=seed, **self.options)
+            budgets.append((prompt, engine.generated))
+            return tree
+
+        trees, cost = await self.cost_of([grown(*each) for each in zip(self.prompts, seeds, strict=True)])
+        lengths = [(prompt, min(self.tokens, left)) for prompt, all in budgets for left in range(all, 0, -self.tokens)]
+        _, samples = await self.cost_of(
+            [
+                self.engine.generate(prompt, max_tokens=length, stop_token_ids=[], seed=seed)
+                for seed, (prompt, length) in enumerate(lengths)
+            ]
+        )
+        return Run(cost, samples, unique_tokens(trees), sum(len(row) for tree in trees for row in tree.trajectories()))
+
+    async def cost_of(self, coroutines) -> tuple[list, Cost]:
+        await self.engine.engine.reset_prefix_cache()
+        before = self._now()
+        results = await asyncio.gather(*coroutines)
+        return results, Cost(*(after - was for after, was in zip(self._now(), before, strict=True)))
+
+    def _now(self) -> Cost:
+        times = [process.cpu_times() for process in self.processes]
+        cpu = sum(each.user + each.system for each in times)
+        return Cost(time.perf_counter(), cpu, self.engine.requests, self.engine.generated)
 
 
-def row_of(name: str, runs: Sequence[tuple], plain: Sequence[tuple]) -> list[str]:
-    seconds, generated, unique, held = ([run[i] for run in runs] for i in range(4))
-    ratios = [mine / of_plain[0] for mine, of_plain in zip(seconds, plain, strict=True)]
-    shares = [x / y for x, y in zip(unique, held, strict=True)]
+class Counter(RolloutEngine):
+    """Counts the tokens of a tree."""
+
+    def __init__(self, engine: RolloutEngine):
+        self.engine, self.generated = engine, 0
+
+    async def _generate(self, request: Request) -> Generation:
+        generation = await self.engine._generate(request)
+        self.generated += len(generation.token_ids)
+        return generation
+
+
+def row_of(name: str, runs: Sequence[Run], n_prompts: int) -> list[str]:
     return [
         name,
-        with_range(seconds, ".1f"),
-        f"{with_range(ratios, '.2f')} x",
-        f"{statistics.mean(generated):,.0f}",
-        f"{statistics.mean(held):,.0f}",
-        f"{statistics.mean(shares):.2f}",
+        with_range([run.trees.seconds for run in runs], ".1f"),
+        f"{with_range([run.trees.seconds / run.samples.seconds for run in runs], '.2f')} x",
+        f"{with_range([run.trees.cpu / run.samples.cpu for run in runs], '.2f')} x",
+        f"{statistics.mean(run.trees.requests for run in runs) / n_prompts:.1f}",
+        f"{statistics.mean(run.trees.generated for run in runs):,.0f}",
+        f"{statistics.mean(run.held for run in runs):,.0f}",
+        f"{statistics.mean(run.unique / run.held for run in runs):.2f}",
     ]
 
 
 def main() -> None:
-    args = parser_of(__doc__, prompts=16, n=8, tokens=128, runs=3).parse_args()
+    args = parser_of(__doc__, prompts=16, n=8, tokens=256, runs=5, only="", note="").parse_args()
     with tempfile.TemporaryDirectory() as folder:
         setting = Setting(Path(folder), args.prompts, args.n, args.tokens)
         loop = asyncio.new_event_loop()
-        sides = {
-            name: lambda run, name=name: loop.run_until_complete(setting.grow(name, run)) for name in setting.policies
-        }
+        names = [name for name in setting.policies if args.only in name]
+        sides = {name: lambda run, name=name: loop.run_until_complete(setting.run(name, run)) for name in names}
         in_turns(sides, 1)  # warm up
         results = in_turns(sides, args.runs)
         setting.engine.engine.shutdown()
-    header = ["tree", "seconds", "against plain", "tokens generated", "tokens of the trajectories", "unique share"]
-    what = f"{args.prompts} prompts, n = {args.n}, at most {args.tokens} tokens; median of {args.runs} runs (range)."
-    write_report("rollout_cost", what, header, [row_of(name, runs, results["plain"]) for name, runs in results.items()])
+    header = ["tree", "seconds", "against samples", "CPU against samples", "requests a tree", "tokens generated"]
+    header += ["tokens of the trajectories", "unique share"]
+    rows = [row_of(name, runs, args.prompts) for name, runs in results.items()]
+    what = f"{args.prompts} prompts, n = {args.n}, {args.tokens} tokens; median of {args.runs} runs (range)."
+    what += (
+        f" {args.note}\n\nLATR at the paper's thresholds, on made-up texts of at most 1,024 tokens:\n\n{counted()}\n"
+    )
+    if args.only:
+        print(what, *map(" | ".join, [header, *rows]), sep="\n")
+    else:
+        write_report("rollout_cost", what, header, rows)
 
 
 if __name__ == "__main__":

@@ -2,8 +2,11 @@
 
 from types import SimpleNamespace
 
+import numpy as np
+import pytest
 from vllm import SamplingParams
 from vllm.v1.engine.logprobs import LogprobsProcessor
+from vllm.v1.outputs import LogprobsLists
 
 from vllm_patches.candidates_without_text import leave_out_text
 
@@ -18,3 +21,19 @@ def test_only_flat_log_probabilities_lose_their_text():
         # vLLM itself decodes both; if it does not any more, the patch can go
         unpatched = LogprobsProcessor.from_new_request.__func__.__wrapped__
         assert unpatched(LogprobsProcessor, tokenizer, request).tokenizer is tokenizer
+
+
+@pytest.mark.parametrize("n", [0, 3])
+def test_the_numbers_are_vllms_own(n):
+    leave_out_text()
+    request = SimpleNamespace(sampling_params=SamplingParams(logprobs=n, flat_logprobs=True))
+    ours = LogprobsProcessor.from_new_request(None, request)
+    vllms = LogprobsProcessor.from_new_request.__func__.__wrapped__(LogprobsProcessor, None, request)
+    for step in range(5):
+        # as many as that request of the batch asks for which asks for most
+        ids, values = np.arange(4)[None] + step, -np.arange(4.0)[None]
+        for processor in (ours, vllms):
+            processor._update_sample_logprobs(LogprobsLists(ids, values, np.array([step + 1])))
+    assert list(ours.logprobs) == list(vllms.logprobs) and len(ours.logprobs) == 5
+    for name in ("token_ids", "logprobs", "ranks", "decoded_tokens", "start_indices", "end_indices"):
+        assert getattr(ours.logprobs, name) == getattr(vllms.logprobs, name)

@@ -58,9 +58,9 @@ class Engine:
 
 @pytest.fixture
 def server(monkeypatch):
-    async def generate(self, prompt_ids, sampling_params, request_id, tokens=30):
+    async def generate(self, prompt_ids, sampling_params, request_id, tokens=30, stop=()):
         assert not {"n_candidates", "n_entropy"} & set(sampling_params)
-        params = SimpleNamespace(logprobs=0, flat_logprobs=False, stop=[])
+        params = SimpleNamespace(logprobs=0, prompt_logprobs=None, flat_logprobs=False, stop=stop)
         *_, last = [output async for output in self.engine.generate(sampling_params=params, tokens=tokens)]
         token_ids = last.outputs[0].token_ids
         log_probs = [step[token].logprob for token, step in zip(token_ids, last.outputs[0].logprobs, strict=False)]
@@ -93,7 +93,27 @@ def test_candidates_and_entropies_are_those_of_the_report(server, n_candidates, 
 
 def test_who_asks_for_neither_gets_what_upstream_gives(server):
     output = asyncio.run(server.generate([1], {"temperature": 1.0}, "request"))
-    assert output.extra_fields == {} and server.engine.asked[0].flat_logprobs is False
+    tokens, flat, _ = reported(1, 30)
+    assert (output.token_ids, output.extra_fields) == (tokens, {})
+    assert output.log_probs == pytest.approx([flat.logprobs[at] for at in flat.start_indices])
+
+
+@pytest.mark.parametrize("stop, decodes", [([], False), (["."], True)])
+def test_text_is_decoded_for_stop_texts_only(server, stop, decodes):
+    asyncio.run(server.generate([1], {}, "request", stop=stop))
+    asked = server.engine.asked[0]
+    assert asked.flat_logprobs and asked.detokenize is decodes
+
+
+def test_requests_that_come_another_way_keep_their_text(server):
+    """Such as those of the server's HTTP interface."""
+    params = SimpleNamespace(logprobs=0, flat_logprobs=False, detokenize=True)
+
+    async def all_of(outputs):
+        return [output async for output in outputs]
+
+    asyncio.run(all_of(server.engine.generate(sampling_params=params, tokens=3)))
+    assert params.detokenize and not params.flat_logprobs
 
 
 def test_a_report_of_too_few_tokens_is_refused(server, monkeypatch):

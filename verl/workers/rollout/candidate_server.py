@@ -24,7 +24,10 @@ _request: ContextVar[dict | None] = ContextVar("candidate_request", default=None
 
 
 class CandidateEngine:
-    """The server's engine; a request that asks for candidates or entropies leaves its log-probabilities behind."""
+    """The server's engine; requests of `CandidateServer.generate` leave their log-probabilities behind.
+
+    Nobody reads their text: it is decoded where stop texts are looked for in it.
+    """
 
     def __init__(self, engine):
         self._engine = engine
@@ -34,16 +37,19 @@ class CandidateEngine:
 
     async def generate(self, *, sampling_params, **options):
         request = _request.get()
-        if request is not None:
+        if request is None:
+            async for output in self._engine.generate(sampling_params=sampling_params, **options):
+                yield output
+            return
+        if request["n"]:
             sampling_params.logprobs = request["n"]
-            # an object and a text for every candidate of every token would cost a third of the time
-            sampling_params.flat_logprobs = True
-            # stop texts are looked for in the response's text
-            sampling_params.detokenize = bool(sampling_params.stop)
+        # an object and a text for every candidate of every token would cost a third of the time
+        sampling_params.flat_logprobs = sampling_params.prompt_logprobs is None
+        sampling_params.detokenize = bool(sampling_params.stop)
         last = None
         async for last in self._engine.generate(sampling_params=sampling_params, **options):
             yield last
-        if request is not None and last is not None and last.outputs:
+        if last is not None and last.outputs and isinstance(last.outputs[0].logprobs, FlatLogprobs):
             request["logprobs"] = flat = last.outputs[0].logprobs
             # what upstream reads: the sampled token's
             last.outputs[0].logprobs = [{flat.token_ids[at]: Logprob(flat.logprobs[at])} for at in flat.start_indices]
@@ -62,14 +68,15 @@ class CandidateServer(ExchangeServer, vLLMHttpServer):
     async def generate(self, prompt_ids, sampling_params, request_id, **options):
         n_candidates, n_entropy = (sampling_params.pop(name, 0) for name in (N_CANDIDATES, N_ENTROPY))
         n = max(n_candidates, n_entropy)
-        if not n:
-            return await super().generate(prompt_ids, sampling_params, request_id, **options)
         request = {"n": n, "logprobs": FlatLogprobs()}
         token = _request.set(request)
         try:
-            output = await super().generate(prompt_ids, {**sampling_params, "logprobs": True}, request_id, **options)
+            wanted = {"logprobs": True} if n else {}
+            output = await super().generate(prompt_ids, {**sampling_params, **wanted}, request_id, **options)
         finally:
             _request.reset(token)
+        if not n:
+            return output
         flat = request["logprobs"]
         if len(flat) != len(output.token_ids):
             raise RuntimeError(f"vLLM reported log-probabilities of {len(flat)} tokens for {len(output.token_ids)}")
