@@ -45,6 +45,7 @@ KINDS = TESTED | {
     "raylet": "raylet/raylet ",
     "Ray's agent of the dashboard": "ray::DashboardAgent",
     "Ray's agent of environments": "ray::RuntimeEnvAgent",
+    "fork server": "fork_server.py --serve",
     "launcher": "",
 }
 # the run goes on without them

@@ -81,7 +81,7 @@ def lost_actors() -> list[str]:
     job = ray.JobID.from_hex(ray.get_runtime_context().get_job_id())
     dead = ray._private.state.actors(job_id=job, actor_state_name="DEAD").values()
     return [
-        f"{actor['ActorClassName']} (process {actor['Pid']} on {actor['Address']['IPAddress']})"
+        f"{actor['ActorClassName'].rsplit('.')[-1]} (process {actor['Pid']} on {actor['Address']['IPAddress']})"
         for actor in dead
         if actor["DeathCause"].HasField("oom_context") or _died(actor["DeathCause"].actor_died_error_context)
     ]
