@@ -5,7 +5,6 @@ program that leaves something runs between two runs of a program that looks for 
 """
 
 import asyncio
-import os
 import shutil
 import subprocess
 import sys
@@ -204,11 +203,12 @@ def test_memory_that_calls_would_share_is_noticed(kept, shared):
     assert done.stdout == f"{shared}\n"
 
 
-AS_ANOTHER_USER = """
-from tests.workers.rollout.tools import test_python_sandbox_reuse_on_cpu as tests
-single = tests.Single()
-for name in tests.LEFT:
-    tests.test_the_next_call_sees_nothing_of_the_last(single, name)
+AS_ANOTHER_USER = f"""
+import runpy
+tests = runpy.run_path({__file__!r})
+single = tests["Single"]()
+for name in tests["LEFT"]:
+    tests["test_the_next_call_sees_nothing_of_the_last"](single, name)
 single.close()
 """
 

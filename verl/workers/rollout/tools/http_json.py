@@ -39,6 +39,17 @@ def json_client(url: httpx.URL, headers: dict[str, str] | None = None) -> httpx.
     )
 
 
+def checked_url(text: str, key: str) -> httpx.URL:
+    """Raises ValueError, with the key, for what is no address of an HTTP server."""
+    try:
+        url = httpx.URL(text)
+    except (httpx.InvalidURL, TypeError) as error:
+        raise ValueError(f"{key}: {text!r}: {error}") from error
+    if url.scheme not in ("http", "https") or not url.host:
+        raise ValueError(f"{key} must begin with http:// or https:// and name a host, got {text!r}")
+    return url
+
+
 def is_loopback(url: httpx.URL) -> bool:
     try:
         return ipaddress.ip_address(url.host).is_loopback

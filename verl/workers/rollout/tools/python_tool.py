@@ -6,7 +6,8 @@
     a + 2 * b
     </python>
 
-The program is hostile: it runs confined (python_sandbox.py), in a process forked for it alone (python_worker.py).
+The program is hostile: it runs confined (python_sandbox.py), in a process forked for it alone (python_worker.py), or on
+a Sandbox Fusion server (sandbox_fusion.py).
 """
 
 import asyncio
@@ -15,13 +16,14 @@ import signal
 from collections.abc import Sequence
 
 from verl.workers.rollout.tools.base_tool import BaseTool, ToolError
+from verl.workers.rollout.tools.python_cell import OUT_OF_MEMORY
 from verl.workers.rollout.tools.python_pool import SET_UP_FAILED, Ended, Output, SandboxError, SandboxPool, executable
+from verl.workers.rollout.tools.sandbox_fusion import SandboxFusion
 
 logger = logging.getLogger(__name__)
 
 MAX_CODE_BYTES = 1 << 20
 MAX_OUTPUT_BYTES = 32 << 20  # printed in all, kept or not; then the program is stopped
-OUT_OF_MEMORY = 98  # python_worker.OUT_OF_MEMORY
 LEVELS = ("namespaces", "process")
 
 
@@ -39,6 +41,9 @@ class PythonTool(BaseTool):
         num_workers: programs that run at once; more wait, within their timeout.
         preload: modules imported before any program starts; costs their memory once.
         isolation: `namespaces`, `process` (see python_sandbox.py), or `auto`: the strongest that the machine gives.
+        sandbox_fusion_url: programs run on this Sandbox Fusion server instead. Of the other arguments memory_mb,
+            max_output_chars and num_workers apply, the rest must be left out: interpreter, isolation and limits are the
+            server's.
 
     A program ends with its main thread: no atexit handlers, no waiting for other threads or processes. Its last
     newlines are kept. An exception in it is a result like any other.
@@ -63,6 +68,7 @@ class PythonTool(BaseTool):
         num_workers: int = 16,
         preload: Sequence[str] = (),
         isolation: str = "auto",
+        sandbox_fusion_url: str | None = None,
     ):
         self.python = executable(python_path, conda_path, conda_env)
         self.limits = {
@@ -81,11 +87,17 @@ class PythonTool(BaseTool):
         self.levels = LEVELS if isolation == "auto" else (isolation,)
         self._pool: SandboxPool | None = None
         self._starting = asyncio.Lock()
+        self._fusion: SandboxFusion | None = None
+        if sandbox_fusion_url is not None:
+            local = {"conda_path": conda_path, "conda_env": conda_env, "python_path": python_path, "preload": preload}
+            if unused := [name for name, value in local.items() if value] + ["isolation"] * (isolation != "auto"):
+                raise ValueError(f"{', '.join(unused)}: expected none of it beside sandbox_fusion_url")
+            self._fusion = SandboxFusion(sandbox_fusion_url, memory_mb=memory_mb, at_once=num_workers)
 
     @classmethod
-    def check(cls, conda_path=None, conda_env=None, python_path=None, **others) -> None:
-        """The interpreter is there."""
-        executable(python_path, conda_path, conda_env)
+    def check(cls, **params) -> None:
+        """All arguments are in order, and the interpreter is there."""
+        cls(**params)
 
     async def execute(self, content: str, *, timeout: float) -> str:
         """What a program prints.
@@ -96,16 +108,20 @@ class PythonTool(BaseTool):
 
         Raises:
             ToolError: kinds `timeout`, `cpu`, `memory`, `output`, `crash`, `too_long`: the program's own fault, no
-                retry. `sandbox`: ours, retry.
+                retry. `sandbox`: ours, retry. Of a server: those of sandbox_fusion.py too.
         """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout - min(0.5, timeout / 10)
         code = content.encode("utf-8", "replace")
         if len(code) > MAX_CODE_BYTES:
             raise ToolError(f"The program is longer than {MAX_CODE_BYTES} bytes.", kind="too_long", retry=False)
+        keep = 4 * self.max_output_chars
+        if self._fusion is not None:
+            margin = loop.time() + timeout - deadline
+            text = code.decode()
+            return self._answer(*await self._fusion.run(text, deadline=deadline, margin=margin, keep=keep), timeout)
         try:
             sandbox = await (await self._started()).take()
-            keep = 4 * self.max_output_chars
             seconds = max(deadline - loop.time(), 0.01)
             output, ended = await sandbox.run(code, seconds=seconds, max_bytes=MAX_OUTPUT_BYTES, keep=keep)
         except SandboxError as error:
@@ -157,7 +173,9 @@ class PythonTool(BaseTool):
         raise SandboxError(f"{self.python}: no isolation level works: {'; '.join(failures)}")
 
     async def close(self) -> None:
-        """End all programs and sandboxes. A later call starts anew."""
+        """End all programs and sandboxes. A later call starts anew, unless on a server."""
+        if self._fusion is not None:
+            await self._fusion.close()
         pool, self._pool = self._pool, None
         if pool is not None:
             await pool.close()

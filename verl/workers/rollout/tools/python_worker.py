@@ -15,7 +15,6 @@ import ast
 import contextlib
 import gc
 import importlib
-import linecache
 import os
 import select
 import signal
@@ -23,15 +22,13 @@ import socket
 import sys
 import time
 import traceback
-import types
 
+from python_cell import NAME, parse, run
 from python_sandbox import LEVELS
 from python_seccomp import call
 
-NAME = "<python>"
-OUT_OF_MEMORY, SET_UP_FAILED = 98, 99  # exit codes
+SET_UP_FAILED = 99  # exit code; python_cell has another
 SANDBOX = 3  # descriptor of a sandbox's socket
-FRAMES = 8  # of a traceback
 WATCH_EVERY = 0.05  # seconds between looks at the memory of calls that take long
 _AWAITED = {signal.SIGTERM, signal.SIGCHLD}
 _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_CHILD_SUBREAPER = 1, 4, 36
@@ -350,44 +347,3 @@ def run_call(level, sandbox):
 def warm_up():
     """What a call does anyway and can be done before its code is there: pages that it changes become its own."""
     exec(compile(parse("def f(x): return [x + i for i in range(9)]\nf(1)")[0], NAME, "exec"), {})
-
-
-def parse(code):
-    """A program's tree without its last expression, and that."""
-    tree = ast.parse(code, NAME)
-    last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
-    return tree, last and ast.Expression(last.value)
-
-
-def run(code):
-    """Run a program as a notebook runs a cell; the exit code."""
-    module = types.ModuleType("__main__")
-    sys.modules["__main__"], sys.argv = module, [""]
-    linecache.cache[NAME] = len(code), None, code.splitlines(True), NAME
-    out, err, exit_code = sys.stdout, sys.stderr, 0
-    try:
-        tree, last = parse(code)
-        exec(compile(tree, NAME, "exec"), vars(module))
-        if last:
-            sys.displayhook(eval(compile(last, NAME, "eval"), vars(module)))
-    except SystemExit as error:
-        if error.code is not None and not isinstance(error.code, int):
-            err.write(f"{error.code}\n")
-    except BaseException as error:  # whatever the program raises is its result
-        exit_code = OUT_OF_MEMORY if isinstance(error, MemoryError) else 0
-        out.flush()
-        err.write(describe(error))
-    out.flush()
-    err.flush()
-    return exit_code
-
-
-def describe(error):
-    """A traceback of the program's own lines; no paths of the machine."""
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == NAME][-FRAMES:]
-    lines = ["Traceback (most recent call last):\n"] if frames else []
-    lines += traceback.format_list(frames) + traceback.format_exception_only(type(error), error)
-    text = "".join(lines)
-    for prefix in {sys.prefix, sys.base_prefix, sys.exec_prefix, sys.base_exec_prefix} - {"/"}:
-        text = text.replace(prefix, NAME)
-    return text

@@ -23,7 +23,7 @@ from urllib.parse import urlencode
 import httpx
 
 from verl.workers.rollout.tools.base_tool import BaseTool, ToolError, ToolOutput
-from verl.workers.rollout.tools.http_json import is_loopback, json_client, post_json
+from verl.workers.rollout.tools.http_json import checked_url, is_loopback, json_client, post_json
 from verl.workers.rollout.tools.node_files import network_file_system, node_folder
 from verl.workers.rollout.tools.plain_text import neutral, one_line
 from verl.workers.rollout.tools.search_cache import SearchCache
@@ -191,7 +191,7 @@ class LocalSearchTool(SearchTool):
 
             self._index = open_index(self.corpus, self.index)
         else:
-            self._url = _checked_url(self.url, "url")
+            self._url = checked_url(self.url, "url")
             if self._url.path in ("", "/"):
                 self._url = self._url.copy_with(path="/retrieve")
             self._client = json_client(self._url)
@@ -249,7 +249,7 @@ class BingSearchTool(SearchTool):
         self.zone, location = _setting("zone", "BRIGHTDATA_ZONE", self.zone), self.location
         if not (isinstance(location, str) and len(location) == 2 and location.isascii() and location.isalpha()):
             raise ValueError(f"location must be a two-letter country code, got {location!r}")
-        self._url = _checked_url(self.endpoint, "endpoint")
+        self._url = checked_url(self.endpoint, "endpoint")
         if self._url.scheme != "https" and not is_loopback(self._url):
             raise ValueError(f"endpoint must be https, since it is sent the key, got {self.endpoint!r}")
         super().__post_init__()
@@ -293,16 +293,6 @@ def _check_cache_file(cache_file: str | Path | None) -> None:
             f"and several nodes would damage the file: set it to {NODE_LOCAL} (in TMPDIR, else /tmp), to a file on the "
             "node's own disk, or to null for no cache"
         )
-
-
-def _checked_url(text: str, key: str) -> httpx.URL:
-    try:
-        url = httpx.URL(text)
-    except (httpx.InvalidURL, TypeError) as error:
-        raise ValueError(f"{key}: {text!r}: {error}") from error
-    if url.scheme not in ("http", "https") or not url.host:
-        raise ValueError(f"{key} must begin with http:// or https:// and name a host, got {text!r}")
-    return url
 
 
 def _setting(key: str, variable: str, value: str | None) -> str:
