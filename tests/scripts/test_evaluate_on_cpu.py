@@ -2,12 +2,12 @@
 
 import json
 import os
-import subprocess
 from pathlib import Path
 
 import pandas as pd
 import pytest
 
+from tests.forked import run_two_at_a_time, with_forks
 from verl.evaluation.benchmarks import BENCHMARKS
 from verl.evaluation.checkpoint import Checkpoint, find_checkpoint, fingerprint
 from verl.evaluation.metrics import measure
@@ -175,8 +175,7 @@ def test_a_dry_run_tells_the_plan_and_starts_nothing(script, overrides, told, in
     env = {**os.environ, "DRY_RUN": "1", "HARDWARE": "cpu", "PYTHONPATH": str(ROOT), "BENCHMARKS": "math500"}
     env |= {"DATA_DIR": f"{inputs}/countdown", "BRIGHTDATA_API_KEY": "none", "BRIGHTDATA_ZONE": "none"}
     options = [f"model={inputs}/model", *(override.format(inputs) for override in overrides)]
-    command = ["bash", script, "dry", *options]
-    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=120)
+    (done,) = run_two_at_a_time([(["bash", script, "dry", *options], with_forks(env, ["cpu"]))])
     assert done.returncode == 0, done.stderr
     for part in [*told, "nothing was started"]:
         assert part in done.stdout, done.stdout

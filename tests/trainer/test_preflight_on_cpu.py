@@ -11,7 +11,7 @@ from omegaconf import OmegaConf
 
 from recipe.common.countdown import CountdownConfig, write_countdown
 from recipe.common.tiny_model import write_tiny_model
-from tests.forked import Trainer, trainer_commands
+from tests.forked import run_two_at_a_time, with_forks
 from verl.trainer.preflight import (
     PreflightError,
     check_data_files,
@@ -51,15 +51,14 @@ NAMED = {
 
 
 @pytest.fixture(scope="module")
-def ended(inputs, tmp_path_factory) -> dict[str, subprocess.CompletedProcess]:
+def ended(inputs) -> dict[str, subprocess.CompletedProcess]:
     """Override -> the run, without DRY_RUN."""
-    common = ["--config-dir", "recipe/common/config"]
+    common = ["python", "-m", "verl.trainer.main_ppo", "--config-dir", "recipe/common/config"]
     common += ["--config-name", "grpo_trainer", "hardware=cpu", "trainer.experiment_name=preflight"]
     common += [f"trainer.default_local_dir={inputs}/run", f"actor_rollout_ref.model.path={inputs}/model"]
     common += [f"data.train_files={inputs}/train.parquet", f"data.val_files={inputs}/test.parquet"]
-    env = {**os.environ, "VERL_PLATFORM": "cpu"}
-    jobs = [Trainer([*common, override], env) for override in NAMED]
-    results = trainer_commands(jobs, tmp_path_factory.mktemp("ended"), seconds=60)
+    env = with_forks({**os.environ, "VERL_PLATFORM": "cpu"}, ["cpu"])
+    results = run_two_at_a_time([([*common, override], env) for override in NAMED])
     return dict(zip(NAMED, results, strict=True))
 
 

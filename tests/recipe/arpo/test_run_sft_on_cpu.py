@@ -11,6 +11,7 @@ from verl.utils.config import omega_conf_to_dataclass
 from verl.utils.import_utils import load_extern_object
 
 import verl.trainer
+from tests.forked import run_two_at_a_time, with_forks
 from verl.utils.dataset.tool_sft_dataset import ToolSFTDataset
 
 pytestmark = pytest.mark.slow
@@ -45,8 +46,7 @@ def test_the_dataset_is_ours():
 
 def dry_run(folder: Path, *overrides: str, **env: str) -> subprocess.CompletedProcess:
     env = {**os.environ, "DRY_RUN": "1", "DATA_DIR": str(folder), "RUN_DIR": str(folder / "run"), **env}
-    command = ["bash", "recipe/arpo/run_sft.sh", *overrides]
-    return subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=300)
+    return run_two_at_a_time([(["bash", "recipe/arpo/run_sft.sh", *overrides], with_forks(env))])[0]
 
 
 def test_a_dry_run_tells_the_plan_and_starts_nothing(tmp_path):
