@@ -41,7 +41,6 @@ from vllm_patches.candidates_without_text import leave_out_text
 
 def policies(text_of, decode, tokens: int) -> dict[str, BranchPolicy]:
     """Every policy, with settings under which its trees branch."""
-    trees = {"max_depth": 8, "max_step_tokens": tokens // 8}
     latr = {"prob_filter_abs_thres": 0.1, "prob_filter_rel_thres": 0.4, "keep_math_symbols": False}
     settings = {
         "plain": (),
@@ -51,9 +50,10 @@ def policies(text_of, decode, tokens: int) -> dict[str, BranchPolicy]:
         "eptree": (EPTreeKeys(M=2, N=3, L=1, T=1),),
         "tree_grpo": (TreeGRPOKeys(M=2, N=3, L=1, step_delimiter="."), text_of),
     }
-    for search in ("bfs", "beam", "dfs"):
-        hato = HATOConfig.from_dict({"tree": trees | {"search_algorithm": search}})
-        settings[f"hato {search}"] = (hato, value_model_of(hato, 0), heuristic, decode)
+    for search, depth in (("bfs", 8), ("bfs", 4), ("beam", 8), ("dfs", 8)):
+        bounds = {"search_algorithm": search, "max_depth": depth, "max_step_tokens": tokens // depth}
+        hato = HATOConfig.from_dict({"tree": bounds})
+        settings[f"hato {search}, {depth} steps"] = (hato, value_model_of(hato, 0), heuristic, decode)
     return {name: policy_class(name.split()[0])(*arguments) for name, arguments in settings.items()}
 
 
