@@ -77,7 +77,8 @@ def _register_replicas(replica: ModuleType) -> None:
     def load():
         return importlib.import_module("verl.workers.rollout.candidate_server").CandidateReplica
 
-    for name in CANDIDATE_ROLLOUTS:
+    names = (*CANDIDATE_ROLLOUTS, "vllm") if os.environ.get("VERL_SHARED_CALLS") == "1" else CANDIDATE_ROLLOUTS
+    for name in names:
         replica.RolloutReplicaRegistry.register(name, load)
 
 

@@ -214,6 +214,8 @@ print("FOUND", get_rollout_replica_class("vllm").__name__)
 """
     result = python(code, VERL_PLATFORM="cpu")
     assert found_words(result) == ["ServerAdapter", "vLLMReplica", "CandidateReplica"], result.stderr
+    result = python(code, VERL_PLATFORM="cpu", VERL_SHARED_CALLS="1")
+    assert found_words(result) == ["ServerAdapter", "CandidateReplica", "CandidateReplica"], result.stderr
 
 
 def test_upstreams_agent_loop_worker_can_be_subclassed():
