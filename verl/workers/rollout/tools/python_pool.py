@@ -325,7 +325,9 @@ def executable(python_path: str | None, conda_path: str | None, conda_env: str |
     if conda_path is not None:
         name, path = "conda_path and conda_env", Path(conda_path).expanduser() / "envs" / conda_env / "bin" / "python"
     else:
-        name, path = "python_path", Path(python_path or sys.executable).expanduser()
+        # where this process is a fork, `sys.executable` is the client of scripts/fork_server.py
+        interpreter = os.environ.get("FORK_SERVER_PYTHON", sys.executable)
+        name, path = "python_path", Path(python_path or interpreter).expanduser()
     if not (path.is_file() and os.access(path, os.X_OK)):
         raise ValueError(f"{name}: {path} is no interpreter; expected a file that can be executed")
     return os.path.abspath(path)
