@@ -49,7 +49,7 @@ def run_and_kill(inputs: Path, script: str, workers: int, overrides: list[str], 
 
 @pytest.fixture(scope="module")
 def one_worker(inputs):
-    return run_and_kill(inputs, LATR, 1, TRIVIAL_GROUP, victim="verl.trainer.main_ppo")
+    return run_and_kill(inputs, LATR, 1, TRIVIAL_GROUP, victim="-m verl.trainer.main_ppo")
 
 
 @pytest.fixture(scope="module")
