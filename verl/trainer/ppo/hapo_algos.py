@@ -11,12 +11,12 @@ micro-batches. Shapes: B responses, T response positions, G prompt groups.
     tensor([[-1.0000,  0.0000,  0.5000,  1.0000]])
 """
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from verl.trainer.ppo.core_algos import agg_loss, register_adv_est, register_policy_loss
-from verl.utils.torch_functional import masked_mean
 
 from verl.trainer.ppo.normalized_entropy import ENTROPY_FLOOR, normalize_entropy
 from verl.trainer.ppo.token_fields import TokenField
@@ -225,11 +225,10 @@ def compute_policy_loss_hapo(
         h = ENTROPY_H.get()
         if config.adaptive_clip:
             low, high = ada_clip(h, low, high, config.clip_alpha)
-            metrics["actor/hapo/clip_low"] = masked_mean(low, response_mask).item()
-            metrics["actor/hapo/clip_high"] = masked_mean(high, response_mask).item()
+            metrics |= {"actor/hapo/clip_low": low, "actor/hapo/clip_high": high}
         if config.adaptive_advantage:
             advantages, redistributed = ada_advantage(advantages, h, ratio, low, high, config.adv_beta)
-            metrics["actor/hapo/redistributed"] = masked_mean(redistributed.float(), response_mask).item()
+            metrics["actor/hapo/redistributed"] = redistributed
 
     unclipped = -advantages * ratio
     clipped = -advantages * torch.clamp(ratio, 1 - low, 1 + high)
@@ -240,7 +239,18 @@ def compute_policy_loss_hapo(
         losses = losses * rollout_is_weights
     loss = agg_loss(losses, response_mask, loss_agg_mode, **config.global_batch_info)
     capped = (pessimistic > worst_case) & (advantages < 0)
-    metrics["actor/pg_clipfrac"] = masked_mean((clipped > unclipped).float(), response_mask).item()
-    metrics["actor/pg_clipfrac_lower"] = masked_mean(capped.float(), response_mask).item()
-    metrics["actor/ppo_kl"] = masked_mean(-negative_approx_kl, response_mask).item()
-    return loss, metrics
+    metrics |= {
+        "actor/pg_clipfrac": clipped > unclipped,
+        "actor/pg_clipfrac_lower": capped,
+        "actor/ppo_kl": -negative_approx_kl,
+    }
+    return loss, token_means(metrics, response_mask)
+
+
+def token_means(values: Mapping[str, torch.Tensor], mask: torch.Tensor) -> dict[str, float]:
+    """Of each tensor, with the shape of `mask` (0 or 1), its mean where that is 1; 0 where it never is. The numbers
+    leave the device together."""
+    valid = mask.bool()
+    sums = [torch.where(valid, tensor.detach(), 0.0).sum() for tensor in values.values()]
+    means = torch.stack(sums) / valid.sum().clamp(min=1)
+    return dict(zip(values, means.tolist(), strict=True))
