@@ -331,24 +331,29 @@ def main() -> None:
         in_turns(sides, 1)  # first calls
         results = in_turns(sides, args.runs)
         ray.shutdown()
-        ways = {UPSTREAM: UPSTREAMS_WAY, "plain": ()}
-        launches = {
-            way: lambda run, way=way, more=more: launch(Path(folder) / f"{way}{run}", *more)
-            for way, more in ways.items()
-        }
-        launched = in_turns(launches, args.launches)
+    write_page(args, results, {})
+    if args.launches:
+        with tempfile.TemporaryDirectory() as folder:
+            ways = {UPSTREAM: UPSTREAMS_WAY, "plain": ()}
+            launches = {
+                way: lambda run, way=way, more=more: launch(Path(folder) / f"{way}{run}", *more)
+                for way, more in ways.items()
+            }
+            write_page(args, results, in_turns(launches, args.launches))
+
+
+def write_page(args, results: dict[str, list], launched: dict[str, list]) -> None:
     what = (
         f"{args.prompts} prompts, n = {args.n}, {args.tokens} tokens; median of {args.runs} runs (range). Requests: to "
-        f"the server, for each trajectory.\n\n{estimate(results)}"
+        f"the server, for each trajectory.\n\n{estimate(results)}\n\n"
     )
-    if args.launches:
+    if launched:
         header, rows = table_of(launched, ["server", "engine core", "trainer's worker"])
         lines = ["| " + " | ".join(row) + " |" for row in (header, ["---"] * len(header), *rows)]
-        what += "\n\n## Whole runs of GRPO on Countdown\n\nAll of a step, with the idle processes.\n\n" + "\n".join(
-            lines
-        )
+        what += "## Whole runs of GRPO on Countdown\n\nAll of a step, with the idle processes.\n\n"
+        what += "\n".join(lines) + "\n\n"
     header, rows = table_of(results, ["server", "requests"])
-    write_report("trajectory_cost", what + "\n\n## Rollouts without an engine", header, rows)
+    write_report("trajectory_cost", what + "## Rollouts without an engine", header, rows)
 
 
 if __name__ == "__main__":
