@@ -109,8 +109,8 @@ def main() -> None:
     write_report(
         "python_tool",
         f"A program of two lines, {arguments.runs} runs in which the ways take turns; medians, and medians of the "
-        "runs' ratios to the baseline. CPU: milliseconds per call of all processes. The baseline confines nothing. Load of "
-        f"the machine when the rows began, ours included: {' and '.join(f'{value:.1f}' for value in load)}. "
+        "runs' ratios to the baseline. CPU: milliseconds per call of all processes. The baseline confines nothing. "
+        f"Load of the machine when the rows began, ours included: {' and '.join(f'{value:.1f}' for value in load)}. "
         "Target: 20 times the calls per second.",
         ("at once", "way", "calls/s", "p50 ms", "p99 ms", "CPU ms", "calls/s, ratio", "calls per CPU second, ratio"),
         rows,

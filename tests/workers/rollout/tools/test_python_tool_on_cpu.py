@@ -187,6 +187,7 @@ def test_results(host):
     assert result("import sys\nprint('o')\nprint('e', file=sys.stderr)\nprint('o')") == ("o\ne\no\n", None)
     assert result("print('a')\nraise SystemExit('bye')") == ("a\nbye\n", None)
     assert result("import os\nos.write(1, b'\\xff')\nos._exit(3)") == ("\ufffd[exit code 3]", None)
+    assert result("import os\nos.close(1)\nprint(1)") == ("[exit code 1]", None)
     assert result("__name__") == ("'__main__'\n", None)
     assert result("'\\ud800'") == ("'\\ud800'\n", None)
 

@@ -103,7 +103,7 @@ class Sandbox:
                     if output.size > max_bytes:
                         self.kill("output")
                         break
-            return output, await self._call
+                return output, await self._call
         finally:
             kill.cancel()
             watch.cancel()

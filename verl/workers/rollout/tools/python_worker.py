@@ -320,6 +320,7 @@ def confine(level, number, sandbox):
 
 def run_call(level, sandbox):
     """The process of a call: waits for its socket and for the code, and runs it. Does not return."""
+    status = SET_UP_FAILED
     try:
         level.begin_call()
         warm_up()
@@ -339,9 +340,10 @@ def run_call(level, sandbox):
             if not part:
                 break
             code += part
-        os._exit(run(bytes(code).decode("utf-8", "replace")))
+        status = 1  # such as where the program has closed its output
+        status = run(bytes(code).decode("utf-8", "replace"))
     finally:
-        os._exit(SET_UP_FAILED)
+        os._exit(status)
 
 
 def warm_up():
