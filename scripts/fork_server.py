@@ -18,6 +18,7 @@ With GPUs there is no server: a fork must not inherit a CUDA context.
 import array
 import atexit
 import contextlib
+import ctypes
 import gc
 import importlib
 import json
@@ -38,6 +39,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
+PR_SET_PDEATHSIG = 1
 CLIENT = Path(__file__).resolve().parent / "forked/python"
 SOCKET, PYTHON = "FORK_SERVER", "FORK_SERVER_PYTHON"
 # in the order in which a run needs them
@@ -201,6 +203,8 @@ def import_quietly(module: str) -> None:
 
 def take_place(request: dict, files: list[int]) -> None:
     """In a fork: become the process that the client would have been."""
+    # a killed server cannot end the forks whose clients end
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     above = max([*request["files"], *files], default=0) + 1
     for i, file in enumerate(files):
         os.dup2(file, above + i)
