@@ -1,7 +1,8 @@
 """The same batches give the same numbers on one worker and on two.
 
 On one: LATR's recipe with the trivial group rollout (over-generation by a factor of 1: n independent samples). On two:
-HAPO's with every mechanism off and upstream's agent loops, one trajectory at a time. So a trivial group rollout upstream's agent loop, HAPO with all off is upstream's loss, and the number of workers does not matter.
+HAPO's with every mechanism off and upstream's agent loops, one trajectory at a time. So a trivial group rollout
+is upstream's agent loop, HAPO with all off is upstream's loss, and the number of workers does not matter.
 
 Two launches of about 100 s each, each measured over its first steps and then killed: the one's driver, the other's
 worker. Sampling is greedy (`rollout.top_k=1`, n=1), so that both train on the same batches, however prompts are dealt
