@@ -26,6 +26,7 @@ import verl.trainer
 from recipe.arpo.search_task import SearchTaskConfig, write_search_task
 from recipe.common.countdown import CountdownConfig, write_countdown
 from recipe.common.tiny_model import write_tiny_model
+from tests.forked import with_forks
 from verl.evaluation.results import EvalResult, format_result_lines, write_result_log
 from verl.trainer.checkpoint_marker import MARKER
 
@@ -185,7 +186,8 @@ def runs(work) -> dict[str, subprocess.CompletedProcess]:
     """Command -> how it ended: makers of data and models in turn, then the others two at a time."""
 
     def run(command: str) -> subprocess.CompletedProcess:
-        options = {"cwd": work, "env": environment(work), "capture_output": True, "text": True, "timeout": 300}
+        env = with_forks(environment(work), root=work)
+        options = {"cwd": work, "env": env, "capture_output": True, "text": True, "timeout": 300}
         return subprocess.run(["bash", "-euo", "pipefail", "-c", command], **options)
 
     first = [command for command in CPU_COMMANDS if command.startswith("python -m recipe.")]
