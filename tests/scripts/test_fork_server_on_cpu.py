@@ -87,12 +87,16 @@ def test_environment_umask_open_files_and_threads_are_the_clients(served):
     os.close(reading), os.close(writing)
 
 
-def test_processes_that_a_fork_spawns_are_forks_too(served):
-    code = (
-        "import multiprocessing as m\n"
-        "p = m.get_context('spawn').Process(target=print, args=('spawned',)); p.start(); p.join(); print(p.exitcode)"
+@pytest.mark.parametrize("bytecode", ["", "1"])  # multiprocessing passes -B on to what it spawns
+def test_processes_that_a_fork_spawns_are_forks_too(served, tmp_path, bytecode):
+    (tmp_path / "spawning.py").write_text(
+        "import multiprocessing as m, sys\n"
+        "def tell(): print('colorsys' in sys.modules)\n"
+        "if __name__ == '__main__':\n"
+        "    p = m.get_context('spawn').Process(target=tell); p.start(); p.join(); print(p.exitcode)"
     )
-    assert python(served, "-c", code).stdout.split() == ["spawned", "0"]
+    told = python(served, str(tmp_path / "spawning.py"), env=served | {"PYTHONDONTWRITEBYTECODE": bytecode})
+    assert told.stdout.split() == ["True", "0"], told.stderr
 
 
 @pytest.mark.parametrize("difference", ["flag", "platform", "job", "no server"])
