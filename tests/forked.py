@@ -19,6 +19,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import traceback
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -139,12 +140,24 @@ def _run(name: str, arguments: list[str], environment: dict, folder: str, stream
     os.environ.clear()
     os.environ.update(environment)
     sys.argv = [name, *arguments]
-    if name.endswith(".py"):
-        sys.path[0] = os.path.dirname(os.path.abspath(name))
-        runpy.run_path(name, run_name="__main__")
-    else:
-        sys.path[0] = folder
-        runpy.run_module(name, run_name="__main__", alter_sys=True)
+    code: object = 0
+    try:
+        if name.endswith(".py"):
+            sys.path[0] = os.path.dirname(os.path.abspath(name))
+            runpy.run_path(name, run_name="__main__")
+        else:
+            sys.path[0] = folder
+            runpy.run_module(name, run_name="__main__", alter_sys=True)
+    except SystemExit as end:
+        code = end.code or 0
+        if not isinstance(code, int):
+            print(code, file=sys.stderr)
+    except BaseException:
+        traceback.print_exc()
+        code = 1
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code if isinstance(code, int) else 1)  # to end as usual, clearing all modules, takes a second
 
 
 def _main() -> None:

@@ -220,7 +220,7 @@ def compute_policy_loss_hapo(
     high = config.clip_ratio_high if config.clip_ratio_high is not None else clip
     negative_approx_kl = (log_prob - old_log_prob).clamp(min=-20.0, max=20.0)
     ratio = negative_approx_kl.exp()
-    metrics = {}
+    metrics: dict[str, torch.Tensor] = {}
     if config.adaptive_clip or config.adaptive_advantage:
         h = ENTROPY_H.get()
         if config.adaptive_clip:
