@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Trains and evaluates models on a laptop without a GPU, from nothing: set-up, tiny model, data, warm start, GRPO, a
 # recipe with the same seed, evaluation, table, bar chart, curves, and a page with the recipe's trees.
-#   [RECIPE=hato|latr|hapo|arpo] [STEPS=20] [SEED=0] bash scripts/quickstart.sh
+#   [RECIPE=hato|latr|hapo|arpo] [STEPS=40] [SEED=0] bash scripts/quickstart.sh
 # The task of hato, latr and hapo is Countdown; that of arpo is to search and compute. Results of an earlier quick start
 # are used. Trees are kept every ten steps; hapo grows none.
 set -euo pipefail
@@ -9,12 +9,13 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 RECIPE=${RECIPE:-hato}
 SEED=${SEED:-0}
-STEPS=${STEPS:-20}
+STEPS=${STEPS:-40}
 results=outputs/results/quickstart_$RECIPE
 case "$RECIPE" in
 hato | latr | hapo)
     task=countdown warm=warm_start warm_script=recipe/common/run_warm_start.sh
-    grpo_script=recipe/common/run_grpo_countdown.sh recipe_script=recipe/$RECIPE/run_countdown_cpu.sh
+    # tree=plain is GRPO; its update computes a prompt once for its eight answers, as the recipes' updates do
+    grpo_script="recipe/common/run_explore.sh update=tree" recipe_script=recipe/$RECIPE/run_countdown_cpu.sh
     ;;
 arpo)
     task=searchtask warm=search_task_sft warm_script=recipe/arpo/run_search_task_sft_cpu.sh
@@ -31,49 +32,73 @@ unset RUN_DIR EXPERIMENT_NAME MODEL_PATH DATA_DIR TOOLS DRY_RUN NNODES
 bash scripts/setup.sh
 source scripts/environment.sh
 use_hardware cpu
+# every Python process below is a fork of one that has made the imports
+[ -n "${FORK_SERVER:-}" ] || exec python scripts/fork_server.py bash scripts/quickstart.sh
 began=$SECONDS
 
-# train METHOD SCRIPT: trains in the folder outputs/$run
+# part WHAT: tells how long the part before it took, and what begins
+part() {
+    [ -z "${part_began:-}" ] || echo "   $((SECONDS - part_began)) s"
+    part_began=$SECONDS
+    echo "== $1"
+}
+
+# beside LOG COMMAND...: starts the command beside the others, with its output in a file
+declare -A processes
+beside() {
+    mkdir -p "$(dirname "$1")"
+    "${@:2}" >"$1" 2>&1 &
+    processes[$1]=$!
+}
+
+# show LOG: shows a command's output until it has ended, and fails if it has failed
+show() {
+    tail --lines=+1 --follow --pid="${processes[$1]}" "$1"
+    wait "${processes[$1]}"
+    unset "processes[$1]"
+}
+trap 'kill "${processes[@]}" 2>/dev/null || true' EXIT
+
+# train METHOD SCRIPT [OVERRIDE...]: trains in the folder of the method's run, in place of the shell that calls it
 train() {
-    run=quickstart_$1_${task}_${STEPS}steps_seed$SEED
-    echo "== $1, $STEPS steps, two updates each"
-    [ ! -f "outputs/$run/global_step_$STEPS/COMPLETE" ] || return 0
-    METHOD=$1 SEED=$SEED EXPERIMENT_NAME=$run bash "$2" actor_rollout_ref.actor.ppo_mini_batch_size=8 \
+    local run=${runs[$1]}
+    [ ! -f "outputs/$run/global_step_$STEPS/COMPLETE" ] || exit 0
+    METHOD=$1 SEED=$SEED EXPERIMENT_NAME=$run exec bash "${@:2}" actor_rollout_ref.actor.ppo_mini_batch_size=8 \
         trainer.total_training_steps="$STEPS" trainer.test_freq=-1 trainer.val_before_train=false \
         trainer.save_freq="$STEPS"
 }
 
-# evaluate NAME [overrides]: in the background, with its output in outputs/NAME/eval.log
-evaluations=() # process -> name
-trap 'kill "${!evaluations[@]}" 2>/dev/null || true' EXIT
-evaluate() {
-    echo "== evaluation of $1"
-    bash scripts/eval-$task.sh "$@" >"outputs/$1/eval.log" 2>&1 &
-    evaluations[$!]=$1
-}
-
-[ -d outputs/$warm/huggingface ] || { echo "== warm start" && bash $warm_script; }
-train grpo $grpo_script
-grpo=$run
-train "$RECIPE" "$recipe_script"
-# all three at once: most of their time is the start of a server
-evaluate $warm model=outputs/$warm/huggingface
-evaluate "$grpo" step="$STEPS"
-evaluate "$run" step="$STEPS"
-for process in "${!evaluations[@]}"; do
-    wait "$process" || { cat "outputs/${evaluations[$process]}/eval.log" >&2; exit 1; }
+declare -A runs
+for method in grpo "$RECIPE"; do
+    runs[$method]=quickstart_${method}_${task}_${STEPS}steps_seed$SEED
 done
-evaluations=()
+grpo=${runs[grpo]} run=${runs[$RECIPE]}
 
+[ -d outputs/$warm/huggingface ] || { part "data, tiny model and warm start" && bash $warm_script; }
+part "$STEPS steps, two updates each: grpo and $RECIPE side by side"
+beside "outputs/$grpo/progress.log" train grpo $grpo_script
+beside "outputs/$run/progress.log" train "$RECIPE" $recipe_script
+show "outputs/$grpo/progress.log"
+show "outputs/$run/progress.log"
+part "evaluation of the three models"
+beside "outputs/$warm/eval.log" bash scripts/eval-$task.sh $warm model=outputs/$warm/huggingface
+beside "outputs/$grpo/eval.log" bash scripts/eval-$task.sh "$grpo" step="$STEPS"
+beside "outputs/$run/eval.log" bash scripts/eval-$task.sh "$run" step="$STEPS"
+for model in "$warm" "$grpo" "$run"; do
+    show "outputs/$model/eval.log"
+done
+
+part "table, curves, trees"
 python scripts/read_log.py outputs/results/$warm/$task.log outputs/results/{"$grpo","$run"}/"step_$STEPS/$task.log" \
     --output "$results.csv" >/dev/null
 python scripts/plot_run.py "outputs/$grpo" "outputs/$run" --output "${results}_curves.png" >/dev/null
+if [ -d "outputs/$run/trees" ]; then
+    page=$(python scripts/view_trees.py "outputs/$run" | tail -1)
+fi
+echo "   $((SECONDS - part_began)) s"
 echo
 cat "$results.md"
 echo "$((SECONDS - began)) s after the set-up"
-if [ -d "outputs/$run/trees" ]; then
-    page=$(python scripts/view_trees.py "outputs/$run" | tail -1)
-    echo "trees: $page"
-fi
+[ -z "${page:-}" ] || echo "trees: $page"
 echo "table: $results.md   bar chart: $results.png   curves: ${results}_curves.png"
 echo "models: outputs/{$grpo,$run}/global_step_$STEPS/actor/huggingface"

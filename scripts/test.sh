@@ -14,5 +14,5 @@ in_two=(python -m pytest tests --numprocesses=2 --dist=loadfile)
 [ $# -eq 0 ] || exec python -m pytest tests "$@"
 failed=0
 OMP_NUM_THREADS=1 "${in_two[@]}" -m "not e2e" || failed=1
-python -m pytest tests/e2e -m e2e || failed=1
+python -m pytest tests/e2e -m e2e --numprocesses=2 --dist=loadfile || failed=1
 exit $failed
