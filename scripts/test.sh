@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Runs the linter, the type checker and the tests, in an environment that it makes if there is none. Arguments are passed to
-# pytest. Without arguments, the runs with Ray are tested one after the other, as each needs the whole machine, the others
-# in two processes. --fast leaves out these and what is marked as slow: minutes, for while you work.
+# pytest. Without arguments, tests run in two processes, those that train on Ray after the others. --fast leaves out these
+# and what is marked as slow: minutes, for while you work.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 bash scripts/setup.sh
