@@ -75,7 +75,7 @@ def start(log=None, modules: Sequence[str] = MODULES) -> tuple[dict[str, str], i
     listener.listen(64)
     owner, lifeline = os.pipe()  # nobody writes: its end can be read when all processes with `lifeline` have ended
     python = os.environ.get(PYTHON, sys.executable)
-    if modules and set(modules) <= sys.modules.keys():
+    if sys.executable == str(CLIENT) and set(modules) <= sys.modules.keys():
         if os.fork() == 0:
             os.close(lifeline)
             atexit._clear()
@@ -162,10 +162,10 @@ def serve(listener: socket.socket, owner: int, modules: Sequence[str]) -> dict |
                 gc.freeze()  # a collection in a fork would copy the pages of everything imported
                 child = os.fork() if has_imported_the_same(request) else None
                 if child == 0:
-                    for open_here in [*waiting.get_map().values()]:
-                        os.close(open_here.fd)
+                    for open_here in [connection, *(each.fileobj for each in waiting.get_map().values())]:
+                        # a socket closed by its number alone would close what has that number later
+                        os.close(open_here) if isinstance(open_here, int) else open_here.close()
                     waiting.close()
-                    os.close(connection.detach())
                     take_place(request, files)
                     return request
                 for file in files:
@@ -278,7 +278,6 @@ def work(listener: socket.socket, owner: int, modules: Sequence[str]) -> NoRetur
     """The server, and its forks after it."""
     request, code = serve(listener, owner, modules), 0
     if request is not None:
-        listener.detach()
         try:
             adapt_modules()
             run(request)

@@ -36,7 +36,7 @@ class Member:
 
 @pytest.fixture(scope="module")
 def cluster():
-    ray.init(num_cpus=1, include_dashboard=False, object_store_memory=10**8)
+    ray.init(address="local", num_cpus=1, include_dashboard=False, object_store_memory=10**8)
     yield
     ray.shutdown()
 
@@ -78,7 +78,7 @@ import ray
 from verl.trainer import death_watch
 death_watch.LOOK_SECONDS, death_watch.END_SECONDS = float(sys.argv[1]), 3
 death_watch.DeathWatch().start()
-ray.init(num_cpus=1, include_dashboard=False, object_store_memory=10**8)
+ray.init(address="local", num_cpus=1, include_dashboard=False, object_store_memory=10**8)
 
 @ray.remote(num_cpus=0)
 class Runner:

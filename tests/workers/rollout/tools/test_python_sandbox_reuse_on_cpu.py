@@ -21,8 +21,8 @@ from verl.workers.rollout.tools.python_tool import PythonTool
 
 TOOLS = str(Path(verl.workers.rollout.tools.python_tool.__file__).parent)
 NAMESPACES = "import os; [os.readlink('/proc/self/ns/' + name) for name in ('mnt', 'pid', 'user')]"
-FILES = "import os; os.listdir('/tmp'), os.listdir('/dev/shm'), os.statvfs('/tmp')[2:8], os.listxattr('/tmp')"
-FILES += ", [getattr(os.stat('/tmp'), 'st_' + key) for key in ('mode', 'uid', 'gid', 'nlink', 'size')]"
+FILES = "import os; os.listdir('.'), os.listdir('/dev/shm'), os.statvfs('.')[2:8], os.listxattr('.')"
+FILES += ", [getattr(os.stat('.'), 'st_' + key) for key in ('mode', 'uid', 'gid', 'nlink', 'size')]"
 PROCESSES = "import os; sorted(name for name in os.listdir('/proc') if name not in ('1', str(os.getpid())))"
 NEW_INODE = "import os; open('new', 'w'); os.stat('new').st_ino"
 FEW_PIDS = "import os; os.getpid() < 9"
@@ -34,18 +34,18 @@ LEFT = {
     "an exception": ("1 / 0", PROCESSES, True),
     "exit code": ("import os; os._exit(7)", FILES, True),
     "death": ("import os; os.abort()", FILES, True),
-    "a file": ("open('/tmp/a', 'w').write('x' * 5000)", FILES, False),
+    "a file": ("open('a', 'w').write('x' * 5000)", FILES, False),
     "a file in shared memory": ("open('/dev/shm/a', 'w').write('x')", FILES, False),
-    "a file by the name of the probe": ("open('/tmp/probe', 'w').write('x')", FILES, False),
+    "a file by the name of the probe": ("open('probe', 'w').write('x')", FILES, False),
     "a full file system": ("import os\nfor i in range(30000): os.mkdir(str(i))", FILES, False),
     "a directory that nobody may enter": ("import os; os.makedirs('a/b'); os.chmod('a', 0)", FILES, False),
     "a deleted file": ("import os; open('a', 'w'); os.remove('a')", NEW_INODE, False),
-    "a file without a name": ("import os; os.open('/tmp', os.O_TMPFILE | os.O_RDWR)", NEW_INODE, False),
-    "mode of /tmp": ("import os\ntry: os.chmod('/tmp', 0o777)" + _IGNORING, FILES, None),
-    "attributes of /tmp": ("import os\ntry: os.setxattr('/tmp', 'user.a', b'b')" + _IGNORING, FILES, None),
+    "a file without a name": ("import os; os.open('.', os.O_TMPFILE | os.O_RDWR)", NEW_INODE, False),
+    "mode of /tmp": ("import os\ntry: os.chmod('.', 0o777)" + _IGNORING, FILES, None),
+    "attributes of /tmp": ("import os\ntry: os.setxattr('.', 'user.a', b'b')" + _IGNORING, FILES, None),
     "times of /tmp": (
-        "import os\ntry: os.utime('/tmp', (1, 1))" + _IGNORING,
-        "import os, time; [time.time() - os.stat('/tmp').st_mtime < 99, time.time() - os.stat('/tmp').st_atime < 99]",
+        "import os\ntry: os.utime('.', (1, 1))" + _IGNORING,
+        "import os, time; [time.time() - os.stat('.').st_mtime < 99, time.time() - os.stat('.').st_atime < 99]",
         None,
     ),
     "times of a device": (
@@ -112,7 +112,7 @@ LEFT = {
         True,
     ),
     "descriptors on their way": (
-        "import array, os, socket\nfd = os.open('/tmp', os.O_TMPFILE | os.O_RDWR); s = socket.socket(fileno=1)\n"
+        "import array, os, socket\nfd = os.open('.', os.O_TMPFILE | os.O_RDWR); s = socket.socket(fileno=1)\n"
         "for _ in range(50): s.sendmsg([b'x'], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array('i', [fd]))])",
         FILES,
         False,
