@@ -245,7 +245,8 @@ def adapt_modules() -> None:
 
 def run(request: dict) -> None:
     """In a fork: what `python` does with the command line."""
-    if raylet := sys.modules.get("ray._raylet"):
+    # what multiprocessing spawns, as vLLM's engine core, names itself, which it cannot do after this
+    if "-c" not in request["options"] and (raylet := sys.modules.get("ray._raylet")):
         raylet.setproctitle(" ".join(["python", *request["options"], *request["argv"]]))
     unbuffered = "-u" in request["options"]
     sys.stdout.reconfigure(line_buffering=sys.stdout.isatty(), write_through=unbuffered)
