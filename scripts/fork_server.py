@@ -237,6 +237,9 @@ def adapt_modules() -> None:
         registry._SUBPROCESS_COMMAND[0] = sys.executable
     if raylet := sys.modules.get("ray._raylet"):
         raylet.Config.initialize("")  # Ray's own way to read its variables again
+        # vLLM names its processes by this package, which finds no title where Ray's copy of it has been at work
+        with contextlib.suppress(ImportError):
+            importlib.import_module("setproctitle").setproctitle = raylet.setproctitle
     if numpy := sys.modules.get("numpy"):
         numpy.random.seed()
     if torch := sys.modules.get("torch"):
@@ -245,8 +248,7 @@ def adapt_modules() -> None:
 
 def run(request: dict) -> None:
     """In a fork: what `python` does with the command line."""
-    # what multiprocessing spawns, as vLLM's engine core, names itself, which it cannot do after this
-    if "-c" not in request["options"] and (raylet := sys.modules.get("ray._raylet")):
+    if raylet := sys.modules.get("ray._raylet"):
         raylet.setproctitle(" ".join(["python", *request["options"], *request["argv"]]))
     unbuffered = "-u" in request["options"]
     sys.stdout.reconfigure(line_buffering=sys.stdout.isatty(), write_through=unbuffered)
