@@ -36,6 +36,8 @@ def run_code(request):
 class Server(ThreadingHTTPServer):
     """Answers with `reply(request)`; keeps paths, requests, and how many ran at once at most."""
 
+    request_queue_size = 128  # with the default of 5, a busy machine resets connections that come at once
+
     def __init__(self, reply=run_code, status=200):
         super().__init__(("127.0.0.1", 0), Handler)
         self.reply, self.status = reply, status
