@@ -1,30 +1,33 @@
 #!/usr/bin/env bash
-# Trains on Countdown with the config METHOD_trainer of CONFIG_DIR; the recipes' run scripts for Countdown call it.
+# Trains on Countdown, or another small task (TASK=walk), with the config METHOD_trainer of CONFIG_DIR; the recipes' run
+# scripts for Countdown call it.
 # Missing data and, without MODEL_PATH, a missing warm start are made first. The names of HARDWARE=gpu's data, warm start and
 # runs end with _gpu; NNODES and N_GPUS_PER_NODE, and RAY_ADDRESS of a running cluster for several nodes, count there.
 # DRY_RUN=1 checks config and files, tells the plan and starts nothing.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 source scripts/environment.sh
+source recipe/common/small_tasks.sh
 
 CONFIG_DIR=${CONFIG_DIR:-recipe/common/config}
 METHOD=${METHOD:?set METHOD to the name of a config in $CONFIG_DIR, without _trainer.yaml}
 HARDWARE=${HARDWARE:-cpu}
 SEED=${SEED:-0}
 use_hardware "$HARDWARE"
-EXPERIMENT_NAME=${EXPERIMENT_NAME:-${METHOD}_countdown${HARDWARE_SUFFIX}_seed$SEED}
-DATA_DIR=${DATA_DIR:-outputs/data/countdown$HARDWARE_SUFFIX}
+use_task "${TASK:-countdown}"
+EXPERIMENT_NAME=${EXPERIMENT_NAME:-${METHOD}_$TASK${HARDWARE_SUFFIX}_seed$SEED}
+DATA_DIR=${DATA_DIR:-outputs/data/$TASK$HARDWARE_SUFFIX}
 RUN_DIR=${RUN_DIR:-$PWD/outputs/$EXPERIMENT_NAME}
 if [ ! -f "$DATA_DIR/train.parquet" ] && [ "${DRY_RUN:-0}" = 0 ]; then
-    bash recipe/common/make_countdown_data.sh "$HARDWARE" "$DATA_DIR"
+    bash "recipe/common/make_${TASK}_data.sh" "$HARDWARE" "$DATA_DIR"
 fi
 if [ -z "${MODEL_PATH:-}" ]; then
-    MODEL_PATH=outputs/warm_start$HARDWARE_SUFFIX/huggingface
+    MODEL_PATH=outputs/$WARM_START$HARDWARE_SUFFIX/huggingface
     if [ ! -d "$MODEL_PATH" ] && [ "${DRY_RUN:-0}" = 0 ]; then
         # a name given to this run is not the warm start's
-        env -u EXPERIMENT_NAME -u RUN_DIR HARDWARE="$HARDWARE" DATA_DIR="$DATA_DIR" bash recipe/common/run_warm_start.sh
+        env -u EXPERIMENT_NAME -u RUN_DIR HARDWARE="$HARDWARE" TASK="$TASK" DATA_DIR="$DATA_DIR" bash recipe/common/run_warm_start.sh
     fi
 fi
 
-TRAIN_FILE=$DATA_DIR/train.parquet VAL_FILE=$DATA_DIR/test.parquet
-train "${CONFIG_NAME:-${METHOD}_trainer}" "$@"
+TRAIN_FILE=$DATA_DIR/train.parquet VAL_FILE=$DATA_DIR/$VAL_SPLIT.parquet
+train "${CONFIG_NAME:-${METHOD}_trainer}" task="$TASK" ${TASK_OPTIONS[@]+"${TASK_OPTIONS[@]}"} "$@"

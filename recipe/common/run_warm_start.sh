@@ -1,21 +1,24 @@
 #!/usr/bin/env bash
 # Warm start: teaches MODEL_PATH the answer format on demonstrations, with upstream's SFT trainer.
-#   HARDWARE=cpu|gpu  MODEL_PATH=...  DATA_DIR=...  EXPERIMENT_NAME=...   bash recipe/common/run_warm_start.sh [hydra overrides]
-# Ends with a Hugging Face folder, outputs/warm_start/huggingface or outputs/warm_start_gpu/huggingface. One node. DRY_RUN=1
-# makes the data and checks the config.
+#   HARDWARE=cpu|gpu  TASK=countdown|walk  MODEL_PATH=...  DATA_DIR=...  EXPERIMENT_NAME=...
+#       bash recipe/common/run_warm_start.sh [hydra overrides]
+# Ends with a Hugging Face folder, outputs/warm_start/huggingface or outputs/warm_start_gpu/huggingface (warm_start_walk for
+# TASK=walk). One node. DRY_RUN=1 makes the data and checks the config.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 source scripts/environment.sh
+source recipe/common/small_tasks.sh
 
 HARDWARE=${HARDWARE:-cpu}
 use_hardware "$HARDWARE"
-EXPERIMENT_NAME=${EXPERIMENT_NAME:-warm_start$HARDWARE_SUFFIX}
-DATA_DIR=${DATA_DIR:-outputs/data/countdown$HARDWARE_SUFFIX}
+use_task "${TASK:-countdown}"
+EXPERIMENT_NAME=${EXPERIMENT_NAME:-$WARM_START$HARDWARE_SUFFIX}
+DATA_DIR=${DATA_DIR:-outputs/data/$TASK$HARDWARE_SUFFIX}
 RUN_DIR=${RUN_DIR:-$PWD/outputs/$EXPERIMENT_NAME}
-[ -f "$DATA_DIR/sft.parquet" ] || bash recipe/common/make_countdown_data.sh "$HARDWARE" "$DATA_DIR"
+[ -f "$DATA_DIR/sft.parquet" ] || bash "recipe/common/make_${TASK}_data.sh" "$HARDWARE" "$DATA_DIR"
 if [ "$HARDWARE" = cpu ]; then
-    MODEL_PATH=${MODEL_PATH:-outputs/tiny_model}
-    [ -d "$MODEL_PATH" ] || python -m recipe.common.tiny_model --output-dir "$MODEL_PATH"
+    MODEL_PATH=${MODEL_PATH:-outputs/$TINY_MODEL}
+    [ -d "$MODEL_PATH" ] || make_tiny_model "$MODEL_PATH"
     PROCESSES=1
 else
     MODEL_PATH=${MODEL_PATH:-Qwen/Qwen2.5-0.5B}

@@ -3,15 +3,18 @@
 import base64
 import csv
 import json
+import random
 
 import pandas as pd
 import pytest
 
 from recipe.common.countdown import CountdownConfig, write_countdown
+from recipe.common.walk import Problem, WalkConfig, random_walk, write_walks
 from verl.evaluation.__main__ import main
 from verl.evaluation.benchmarks import BENCHMARKS, SCORINGS, find_benchmark
 from verl.evaluation.loading import BAD, REPEATED, read_questions
 from verl.evaluation.questions import BOXED_INSTRUCTION, STYLES, to_messages, tool_instruction
+from verl.evaluation.scoring import by_rule
 from verl.utils.reward_score import countdown, deep_research
 from verl.utils.reward_score.deep_research import rule_of
 from verl.utils.reward_score.tool_format import check_format
@@ -63,6 +66,12 @@ LAYOUTS = {
         "Reach 7 with the numbers 3, 4.",
         ['{"target": 7, "numbers": [3, 4]}'],
     ),
+    "walk": (
+        {"start": 3, "target": 8, "steps": 1, "operations": ["+5", "*2"], "limit": 99},
+        "0",
+        "Start at 3 and reach 8 in exactly 1 steps. Each step is one of the operations +5 *2",
+        ['{"start": 3, "target": 8, "steps": 1, "limit": 99, "operations": ["+5", "*2"]}'],
+    ),
     "searchtask": ({"question": "bo + ta?", "answer": "10"}, "0", "bo + ta?", ["10"]),
     "amc23": ({"id": 0, "question": "p?", "answer": 27.0, "url": "u"}, "0", "p?", ["27"]),
     "olympiadbench": (
@@ -95,12 +104,12 @@ def read(tmp_path, name: str, rows: list[dict], suffix: str = ".jsonl", **option
 
 
 def test_the_table_has_every_benchmark_and_no_unknown_words():
-    assert BENCHMARKS.keys() == LAYOUTS.keys() and len(BENCHMARKS) == 17
+    assert BENCHMARKS.keys() == LAYOUTS.keys() and len(BENCHMARKS) == 18
     for name, benchmark in BENCHMARKS.items():
         assert benchmark.scoring in SCORINGS and benchmark.style in STYLES and benchmark.get
         # the reward in training takes the same side
         is_math = benchmark.scoring == "math"
-        made_here = name in ("countdown", "searchtask")
+        made_here = name in ("countdown", "walk", "searchtask")
         assert made_here or (rule_of(name) == "math") == is_math
 
 
@@ -111,7 +120,7 @@ def test_each_published_layout(tmp_path, name, suffix):
     result = read(tmp_path, name, [row], suffix)
     (question,) = result.questions
     assert (question.id, question.answers, result.left_out) == (number, answers, {})
-    assert question.text.startswith(text) if name == "countdown" else question.text == text
+    assert question.text.startswith(text) if name in ("countdown", "walk") else question.text == text
     user = question.prompt[-1]
     assert user == {
         "role": "user",
@@ -168,6 +177,7 @@ def test_the_instruction_of_training_data_is_not_the_question(tmp_path):
         ("hotpotqa", verl_row(None), "no answer in reward_model.ground_truth"),
         ("countdown", verl_row("{"), "no whole numbers"),
         ("countdown", verl_row({"target": 7.5, "numbers": [3]}), "no whole numbers"),
+        ("walk", verl_row({"start": 3, "target": 8, "steps": 1, "operations": ["+5"]}), "no whole numbers"),
         ("hotpotqa", verl_row("a") | {"prompt": "q?"}, "no list of messages"),
         ("hotpotqa", verl_row("a", ""), "no message of a user"),
     ],
@@ -184,6 +194,17 @@ def test_countdown_as_our_training_data(tmp_path):
     numbers, target = json.loads(result[0].answers[0])["numbers"], json.loads(result[0].answers[0])["target"]
     assert result[0].text == f"{' '.join(map(str, numbers))} = {target}"
     assert countdown.compute_score("countdown", "<answer>1</answer>", result[0].answers[0])["acc"] == 0.0
+
+
+def test_number_walks_as_our_training_data(tmp_path):
+    paths = write_walks(tmp_path, WalkConfig(train_size=0, valid_size=0, demo_size=0, test_size=8))
+    questions = read_questions("walk", [paths["test"]]).questions
+    assert len(questions) == 8 and not set(paths) & {"train", "sft"}
+    truth = json.loads(questions[0].answers[0])
+    assert questions[0].text == f"{truth['start']}>{truth['target']} {truth['steps']}: {' '.join(truth['operations'])}"
+    right = random_walk(Problem(**truth), True, random.Random(0))
+    assert by_rule("walk", questions[0], right).score == 1.0
+    assert by_rule("walk", questions[0], right + "0") == (0.0, "", {})
 
 
 # ---------------------------------------------------------------- what is left out, chosen, repeated

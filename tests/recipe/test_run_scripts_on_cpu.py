@@ -23,12 +23,14 @@ ROOT = Path(__file__).resolve().parents[2]
 SCRIPTS = sorted(
     str(path.relative_to(ROOT))
     for path in (ROOT / "recipe").glob("*/*.sh")
-    # the first three are called by the others; warm start and SFT are upstream's SFT trainer
+    # the first five are called by the others; warm start and SFT are upstream's SFT trainer
     if path.name
     not in (
         "run_countdown.sh",
         "run_math.sh",
         "make_countdown_data.sh",
+        "make_walk_data.sh",
+        "small_tasks.sh",
         "run_warm_start.sh",
         "run_sft.sh",
         "run_search_task_sft_cpu.sh",

@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
-from verl.evaluation.questions import BOXED_INSTRUCTION, countdown_text
+from verl.evaluation.questions import BOXED_INSTRUCTION, countdown_text, walk_text
 from verl.utils.data_files import BadRow, read_lines
 from verl.utils.reward_score.math_equivalence import last_boxed, without_dollars
 from verl.utils.reward_score.qa import gold_answers
@@ -143,6 +143,25 @@ def countdown_answers(row: dict, names: tuple[str, ...]) -> list[str]:
     if not isinstance(numbers, list) or not all(type(number) is int for number in [*numbers, target]):
         raise BadRow("no whole numbers in nums (or numbers) and target")
     return [json.dumps({"target": target, "numbers": numbers})]
+
+
+def walk_question(row: dict, names: tuple[str, ...]) -> str:
+    """The question in our own words, with full instructions."""
+    return walk_text(json.loads(walk_answers(row, names)[0]), "long")
+
+
+def walk_answers(row: dict, names: tuple[str, ...]) -> list[str]:
+    """The ground truth that `reward_score.walk` takes, as JSON.
+
+    >>> walk_answers({"start": 3, "target": 8, "steps": 1, "operations": ["+5", "*2"], "limit": 99}, ())
+    ['{"start": 3, "target": 8, "steps": 1, "limit": 99, "operations": ["+5", "*2"]}']
+    """
+    numbers = {name: row.get(name) for name in ("start", "target", "steps", "limit")}
+    operations = row.get("operations")
+    are_numbers = all(type(number) is int for number in numbers.values())
+    if not are_numbers or not isinstance(operations, list) or not all(isinstance(text, str) for text in operations):
+        raise BadRow("no whole numbers in start, target, steps and limit, or no texts in operations")
+    return [json.dumps(numbers | {"operations": operations})]
 
 
 def needs_image(row: dict) -> bool:

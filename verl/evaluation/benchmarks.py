@@ -15,6 +15,7 @@ SCORINGS = {
     "qa": "exact match and token F1 with the best golden answer",
     "judge": "a language model compares it with the golden answers",
     "countdown": "exact arithmetic",
+    "walk": "exact arithmetic, line by line",
 }
 HUB = "https://huggingface.co/datasets"
 
@@ -150,6 +151,16 @@ BENCHMARKS: dict[str, Benchmark] = {
         style="plain",
         read_question=adapters.countdown_question,
         read_answers=adapters.countdown_answers,
+    ),
+    "walk": Benchmark(
+        title="the number walk",
+        get="python -m recipe.common.walk --output-dir outputs/data/walk, and evaluate with scripts/eval-walk.sh",
+        question=("start",),
+        answer=("target",),
+        scoring="walk",
+        style="plain",
+        read_question=adapters.walk_question,
+        read_answers=adapters.walk_answers,
     ),
     "searchtask": _searches(
         "the synthetic search task",

@@ -97,12 +97,12 @@ def _verl_answers(benchmark: Benchmark, reward_model) -> list[str]:
     truth = reward_model.get("ground_truth") if isinstance(reward_model, dict) else None
     if benchmark.scoring == "math":
         return [adapters.math_answer({"reward_model": {"ground_truth": truth}})]
-    if benchmark.scoring == "countdown":
+    if benchmark.scoring in ("countdown", "walk"):
         try:
             truth = json.loads(truth) if isinstance(truth, str) else truth
         except ValueError:
             truth = None
-        return adapters.countdown_answers(truth if isinstance(truth, dict) else {}, ())
+        return benchmark.read_answers(truth if isinstance(truth, dict) else {}, ())
     if truth is None:
         raise BadRow("no answer in reward_model.ground_truth")
     return adapters.golds(truth["target"] if isinstance(truth, dict) and "target" in truth else truth)

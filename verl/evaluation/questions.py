@@ -1,6 +1,6 @@
 """A benchmark's questions as messages to a model, with instructions on how to answer."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from verl.utils.reward_score.tool_format import TOOL_TAGS
@@ -68,4 +68,17 @@ def countdown_text(numbers: Sequence[int], target: int, operators: str, style: s
         f"Reach {target} with the numbers {', '.join(map(str, numbers))}. Use each of them exactly once, and only the "
         f"operations {' '.join(operators)} with parentheses where needed. Think first, then give the expression alone "
         "between tags, as in <answer>(1 + 2) * 3</answer>."
+    )
+
+
+def walk_text(truth: Mapping, style: str) -> str:
+    """The prompt of a number walk, by what `reward_score.walk` takes: a few tokens (`short`), or full instructions."""
+    operations = " ".join(truth["operations"])
+    if style == "short":
+        return f"{truth['start']}>{truth['target']} {truth['steps']}: {operations}"
+    return (
+        f"Start at {truth['start']} and reach {truth['target']} in exactly {truth['steps']} steps. Each step is one of "
+        f"the operations {operations}, and each may be used any number of times. All numbers must be whole and lie "
+        f"between 0 and {truth['limit']}. Think first, then write one step a line between tags, as in "
+        "<answer>\n3 + 5 = 8\n8 * 2 = 16\n</answer>."
     )

@@ -4,7 +4,7 @@ import json
 from typing import NamedTuple
 
 from verl.evaluation.questions import Question
-from verl.utils.reward_score import countdown, math_equivalence, qa
+from verl.utils.reward_score import countdown, math_equivalence, qa, walk
 from verl.utils.reward_score.tool_format import check_format
 
 
@@ -34,9 +34,10 @@ def final_answer(response: str) -> str | None:
 
 
 def by_rule(scoring: str, question: Question, response: str) -> Scored:
-    """Score by `math`, `qa` or `countdown`. For mathematics it waits for other processes: keep it off event loops."""
-    if scoring == "countdown":
-        result = countdown.compute_score("countdown", response, json.loads(question.answers[0]))
+    """Score by a key of `SCORINGS` but `judge`. Mathematics wait for other processes: keep them off event loops."""
+    if scoring in ("countdown", "walk"):
+        task = countdown if scoring == "countdown" else walk
+        result = task.compute_score(scoring, response, json.loads(question.answers[0]))
         return Scored(result["acc"], result["pred"])
     if scoring == "math":
         answer = check_format(response).answer

@@ -1,0 +1,112 @@
+"""Scores a number walk exactly: a written line for each step, from a start to a target in a given number of steps.
+
+    start 3, target 22, steps 4, operations +5 *2 -3        3*2=6
+                                                            6*2=12
+                                                            12+5=17
+                                                            17+5=22
+
+The answer is the last `<answer>...</answer>` of the response, or all of a response without tags. It may be hostile: its
+length is bounded before it is read, so that any input is scored within milliseconds.
+"""
+
+import json
+import re
+from collections.abc import Mapping
+
+MAX_ANSWER_CHARS = 1024
+_LINE = re.compile(r"([0-9]{1,9})([-+*/])([0-9]{1,9})=([0-9]{1,9})")
+_SPELLINGS = str.maketrans({"×": "*", "·": "*", "÷": "/", "−": "-", " ": None, "\t": None})  # noqa: RUF001
+
+
+class BrokenRule(ValueError):
+    """A walk breaks a rule; the message says which."""
+
+
+def apply(operation: str, value: int, limit: int) -> int | None:
+    """The value after an operation such as `+5`; None for a fraction, a number below 0 or a number above `limit`.
+
+    >>> apply("+5", 3, 99), apply("/2", 7, 99), apply("-5", 3, 99)
+    (8, None, None)
+    """
+    sign, operand = operation[0], int(operation[1:])
+    match sign:
+        case "+":
+            result = value + operand
+        case "-":
+            result = value - operand
+        case "*":
+            result = value * operand
+        case _:
+            if operand == 0 or value % operand:
+                return None
+            result = value // operand
+    return result if 0 <= result <= limit else None
+
+
+def answer_of(response: str) -> str:
+    """The content of the last closed `<answer>` tag, or the whole response if it has no such tag."""
+    end = response.rfind("</answer>")
+    start = response.rfind("<answer>", 0, end) if end >= 0 else -1
+    return response if start < 0 else response[start + len("<answer>") : end]
+
+
+def follow(answer: str, truth: Mapping) -> tuple[list[str], int]:
+    """The operations of a walk in order, and the number at which it ends.
+
+    Args:
+        answer: a line such as `3 + 5 = 8` for each step; spaces and empty lines do not count.
+        truth: `start`, `steps`, `operations` and `limit`, see `compute_score`.
+
+    Raises:
+        BrokenRule: a line is no step, starts elsewhere, takes another operation or is computed wrongly; or there are
+            too few or too many lines.
+    """
+    if len(answer) > MAX_ANSWER_CHARS:
+        raise BrokenRule(f"longer than {MAX_ANSWER_CHARS} characters")
+    lines = [line for line in answer.translate(_SPELLINGS).splitlines() if line]
+    if len(lines) != truth["steps"]:
+        raise BrokenRule(f"{len(lines)} lines, expected {truth['steps']}")
+    value, path = truth["start"], []
+    for line in lines:
+        parts = _LINE.fullmatch(line)
+        if parts is None:
+            raise BrokenRule(f"{line!r} is no step")
+        left, sign, operand, written = parts.groups()
+        operation = f"{sign}{int(operand)}"
+        if int(left) != value or operation not in truth["operations"]:
+            raise BrokenRule(f"{line!r}: expected {value} and one of {' '.join(truth['operations'])}")
+        result = apply(operation, value, truth["limit"])
+        if result is None or int(written) != result:
+            raise BrokenRule(f"{line!r}: expected {result}")
+        value = result
+        path.append(operation)
+    return path, value
+
+
+def compute_score(
+    data_source, solution_str, ground_truth, extra_info=None, format_score: float = 0.0, score: float = 1.0, **kwargs
+) -> dict:
+    """Score a response.
+
+    Args:
+        solution_str: the response as text.
+        ground_truth: `{"start": 3, "target": 22, "steps": 4, "operations": ["+5", "*2", "-3"], "limit": 99}`, or the
+            same as JSON text; all numbers of a walk are whole and lie between 0 and `limit`.
+        format_score: the score of a walk that keeps every rule but ends elsewhere.
+        score: the score of a walk that also ends at the target.
+
+    Returns:
+        `score`; `acc` and `format` (0 or 1); `pred`, the operations, which the answer votes for in majority votes and
+        by which distinct answers are counted: empty for an answer that breaks the rules.
+    """
+    nothing = {"score": 0.0, "acc": 0.0, "format": 0.0, "pred": ""}
+    if isinstance(ground_truth, str):
+        ground_truth = json.loads(ground_truth)
+    if not isinstance(solution_str, str):
+        return nothing
+    try:
+        path, end = follow(answer_of(solution_str), ground_truth)
+    except BrokenRule:
+        return nothing
+    reached = end == ground_truth["target"]
+    return {"score": score if reached else format_score, "acc": float(reached), "format": 1.0, "pred": " ".join(path)}
