@@ -35,7 +35,7 @@ import threading
 import traceback
 import types
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn
 
@@ -61,8 +61,10 @@ FIRST_JOB = "01000000"
 ENVIRONMENT_AT_START = dict(os.environ)
 
 
-def start(log=None, modules: Sequence[str] = MODULES) -> tuple[dict[str, str], int]:
-    """Start a server; what it prints goes to the file `log`.
+def start(
+    log=None, modules: Sequence[str] = MODULES, environment: Mapping[str, str] = os.environ
+) -> tuple[dict[str, str], int]:
+    """Start a server that imports in the environment; what it prints goes to the file `log`.
 
     A process that is itself a fork of a server starts its own by a fork, with all imports.
 
@@ -87,7 +89,7 @@ def start(log=None, modules: Sequence[str] = MODULES) -> tuple[dict[str, str], i
         ray = {"RAY_JOB_ID": FIRST_JOB, "RAY_RAYLET_PID": str(os.getpid())}
         subprocess.Popen(
             [python, __file__, "--serve", *map(str, files), *modules],
-            env={**os.environ, **ray},
+            env={**environment, **ray},
             pass_fds=files,
             stdin=subprocess.DEVNULL,
             stdout=log,
@@ -201,10 +203,16 @@ def import_quietly(module: str) -> None:
             print(f"the fork server could not import {module}: {error!r}", file=sys.stderr)
 
 
+def end_with_parent(number: int) -> None:
+    """In a child: get this signal when the parent dies, however it does; nothing except on Linux."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, number)
+
+
 def take_place(request: dict, files: list[int]) -> None:
     """In a fork: become the process that the client would have been."""
     # a killed server cannot end the forks whose clients end
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    end_with_parent(signal.SIGKILL)
     above = max([*request["files"], *files], default=0) + 1
     for i, file in enumerate(files):
         os.dup2(file, above + i)

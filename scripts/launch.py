@@ -15,13 +15,14 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import fork_server
 import psutil
 from tqdm import tqdm
 
-PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
+PR_SET_CHILD_SUBREAPER = 36
 LAST_LINES = 15
 
 
@@ -29,12 +30,6 @@ def adopt_orphans() -> None:
     """Make this process the parent of every descendant whose own parent dies; does nothing except on Linux."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-
-
-def die_with_parent() -> None:
-    """In the child: get a SIGTERM when the launcher itself is killed."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
 
 
 def keep_earlier_metrics(run_dir: Path) -> None:
@@ -187,7 +182,8 @@ def main(arguments: list[str]) -> int:
         if environment.get("VERL_PLATFORM") == "cpu" and command[0] == "python":
             environment |= fork_server.start(log)[0]
             command[0] = str(fork_server.CLIENT)
-        run = subprocess.Popen(command, stdout=output, stderr=output, env=environment, preexec_fn=die_with_parent)
+        with_launcher = partial(fork_server.end_with_parent, signal.SIGTERM)
+        run = subprocess.Popen(command, stdout=output, stderr=output, env=environment, preexec_fn=with_launcher)
         try:
             code = wait(run, Progress(run_dir / "metrics.jsonl", steps))
         except (KeyboardInterrupt, SystemExit):
