@@ -14,12 +14,14 @@ from omegaconf import OmegaConf
 
 from recipe.common.countdown import CountdownConfig, write_countdown
 from recipe.common.tiny_model import write_tiny_model
+from recipe.common.walk import MODEL, WalkConfig, write_walks
 from tests.forked import run_two_at_a_time, with_forks
 from verl.trainer.preflight import settle
 
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).resolve().parents[2]
+UPSTREAM = "hydra.searchpath=[pkg://recipe.common.config,pkg://verl.trainer.config]"
 SCRIPTS = sorted(
     str(path.relative_to(ROOT))
     for path in (ROOT / "recipe").glob("*/*.sh")
@@ -102,8 +104,7 @@ def test_no_environment_variable_is_read_after_the_drivers_checks(dry_runs, fold
         options, overrides = command.arguments[:4], command.arguments[4:]
         assert options[::2] == ["--config-dir", "--config-name"]
         with initialize_config_dir(str(ROOT / options[1]), version_base=None):
-            upstream = "hydra.searchpath=[pkg://recipe.common.config,pkg://verl.trainer.config]"
-            config = compose(options[3], [*overrides, upstream])
+            config = compose(options[3], [*overrides, UPSTREAM])
         settle(config)
         assert config.trainer.nnodes == 3
         assert config.actor_rollout_ref.rollout.agent.num_workers == (3 * 8 if config.trainer.device == "cuda" else 1)
@@ -151,6 +152,27 @@ def test_the_latr_scripts_come_in_pairs_that_differ_in_the_rollout_only(dry_runs
     kt, vllm = (dry_runs[f"recipe/latr/{method}-{rollout}-{task}.sh"].result.stdout for rollout in ("kt", "vllm"))
     assert "tree=latr" in kt and "256 prompts x 8 = 2048" in kt and "500" in kt
     assert kt.replace("tree=latr", "tree=upstream") == vllm
+
+
+def test_every_recipe_trains_on_the_number_walk(tmp_path):
+    write_walks(tmp_path, WalkConfig(train_size=16, valid_size=4, test_size=0, demo_size=0))
+    write_tiny_model(tmp_path / "model", MODEL)
+    scripts = ["common/run_dapo_countdown", *(f"{recipe}/run_countdown_cpu" for recipe in ("hapo", "latr", "hato"))]
+    env = {name: value for name, value in os.environ.items() if name not in ("VERL_PLATFORM", "EXPERIMENT_NAME")}
+    env |= {"TASK": "walk", "DRY_RUN": "1", "DATA_DIR": str(tmp_path), "MODEL_PATH": str(tmp_path / "model")}
+    environments = [with_forks(env | {"FORKED_COMMANDS": str(tmp_path / f"{i}.json")}) for i in range(len(scripts))]
+    results = run_two_at_a_time(
+        [(["bash", f"recipe/{script}.sh"], own) for script, own in zip(scripts, environments, strict=True)]
+    )
+    for result in results:
+        assert result.returncode == 0, result.stderr[-2000:]
+        for part in ("(24 + 40)", f"validation {tmp_path}/valid.parquet", "_walk_seed0"):
+            assert part in result.stdout, result.stdout
+    (_, _, *arguments), _ = json.loads((tmp_path / "3.json").read_text())
+    with initialize_config_dir(str(ROOT / arguments[1]), version_base=None):
+        config = compose(arguments[3], [*arguments[4:], UPSTREAM])
+    assert config.hato.tree.step_delimiter == "\n"
+    assert config.reward.custom_reward_function.path == "pkg://verl.utils.reward_score.walk"
 
 
 def test_a_dry_run_names_a_missing_file(tmp_path):
