@@ -31,7 +31,7 @@ if " ".join(sys.argv[1:]).startswith(("-m verl.trainer.", "scripts/evaluate.py")
         with open(environment["FORKED_COMMANDS"], "a") as file:
             file.write(json.dumps([sys.argv[1:], environment]) + "\\n")
     with open({servers!r}) as file:
-        environment |= json.load(file)[environment.get("VERL_PLATFORM", "")]
+        environment |= json.load(file)[environment.get("VERL_PLATFORM", "")] | {{"HF_HUB_OFFLINE": "1"}}
 os.execve(program, [program, *sys.argv[1:]], environment)
 """
 
@@ -46,7 +46,7 @@ def with_forks(
     """The environment with this `python` first on its PATH.
 
     Args:
-        platforms: the values of VERL_PLATFORM that occur ("": not set); where it is "cpu", HF_HUB_OFFLINE is 1.
+        platforms: the values of VERL_PLATFORM that occur ("": not set). Forks do not look into the hub.
         root: the repository, or a copy of it that PYTHONPATH names, whose modules are imported.
     """
     if root not in _folders:
@@ -59,7 +59,7 @@ def with_forks(
     environment = {**environment, "PATH": f"{folder}:{environment['PATH']}", "VIRTUAL_ENV": sys.prefix}
     for platform in set(platforms) - _servers[root].keys():
         imports = {name: text for name, text in environment.items() if name != "VERL_PLATFORM"}
-        imports |= {"VERL_PLATFORM": platform, "HF_HUB_OFFLINE": "1"} if platform else {}
+        imports |= {"HF_HUB_OFFLINE": "1"} | ({"VERL_PLATFORM": platform} if platform else {})
         _servers[root][platform], _ = fork_server.start(None, MODULES, imports)  # ends with this process
     Path(folder, "servers.json").write_text(json.dumps(_servers[root]))
     return environment
