@@ -10,6 +10,7 @@ import pytest
 
 from recipe.common.countdown import CountdownConfig, write_countdown
 from recipe.common.walk import Problem, WalkConfig, random_walk, write_walks
+from recipe.common.word_problems import WordProblemsConfig, write_word_problems
 from verl.evaluation.__main__ import main
 from verl.evaluation.benchmarks import BENCHMARKS, SCORINGS, find_benchmark
 from verl.evaluation.loading import BAD, REPEATED, read_questions
@@ -72,6 +73,7 @@ LAYOUTS = {
         "Start at 3 and reach 8 in exactly 1 steps. Each step is one of the operations +5 *2",
         ['{"start": 3, "target": 8, "steps": 1, "limit": 99, "operations": ["+5", "*2"]}'],
     ),
+    "wordproblems": ({"question": "3 + 4?", "answer": 7}, "0", "3 + 4?", ["7"]),
     "searchtask": ({"question": "bo + ta?", "answer": "10"}, "0", "bo + ta?", ["10"]),
     "amc23": ({"id": 0, "question": "p?", "answer": 27.0, "url": "u"}, "0", "p?", ["27"]),
     "olympiadbench": (
@@ -104,12 +106,12 @@ def read(tmp_path, name: str, rows: list[dict], suffix: str = ".jsonl", **option
 
 
 def test_the_table_has_every_benchmark_and_no_unknown_words():
-    assert BENCHMARKS.keys() == LAYOUTS.keys() and len(BENCHMARKS) == 18
+    assert BENCHMARKS.keys() == LAYOUTS.keys() and len(BENCHMARKS) == 19
     for name, benchmark in BENCHMARKS.items():
         assert benchmark.scoring in SCORINGS and benchmark.style in STYLES and benchmark.get
         # the reward in training takes the same side
         is_math = benchmark.scoring == "math"
-        made_here = name in ("countdown", "walk", "searchtask")
+        made_here = name in ("countdown", "walk", "wordproblems", "searchtask")
         assert made_here or (rule_of(name) == "math") == is_math
 
 
@@ -205,6 +207,15 @@ def test_number_walks_as_our_training_data(tmp_path):
     right = random_walk(Problem(**truth), True, random.Random(0))
     assert by_rule("walk", questions[0], right).score == 1.0
     assert by_rule("walk", questions[0], right + "0") == (0.0, "", {})
+
+
+def test_word_problems_as_our_training_data(tmp_path):
+    paths = write_word_problems(tmp_path, WordProblemsConfig(train_size=0, valid_size=0, test_size=8))
+    questions = read_questions("wordproblems", [paths["test"]]).questions
+    assert len(questions) == 8 and set(paths) == {"test"}
+    truth = int(questions[0].answers[0])
+    assert by_rule("number", questions[0], f"So it is 2 + 2 = {truth}.") == (1.0, str(truth), {})
+    assert by_rule("number", questions[0], f"{truth} or {truth + 1}").score == 0.0
 
 
 # ---------------------------------------------------------------- what is left out, chosen, repeated

@@ -16,6 +16,7 @@ SCORINGS = {
     "judge": "a language model compares it with the golden answers",
     "countdown": "exact arithmetic",
     "walk": "exact arithmetic, line by line",
+    "number": "the last number of the last \\boxed, or of the response, exactly",
 }
 HUB = "https://huggingface.co/datasets"
 
@@ -161,6 +162,13 @@ BENCHMARKS: dict[str, Benchmark] = {
         style="plain",
         read_question=adapters.walk_question,
         read_answers=adapters.walk_answers,
+    ),
+    "wordproblems": Benchmark(
+        title="the synthetic word problems",
+        get="python -m recipe.common.word_problems --output-dir outputs/data/word_problems, and evaluate with "
+        "scripts/eval-wordproblems.sh",
+        scoring="number",
+        style="plain",
     ),
     "searchtask": _searches(
         "the synthetic search task",

