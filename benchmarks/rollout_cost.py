@@ -26,7 +26,6 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from benchmarks.report import in_turns, parser_of, with_range, write_report
 from recipe.common.tiny_model import TinyModelConfig, write_tiny_model
-from verl.workers.rollout.entropy import entropies_of
 from verl.workers.rollout.growth import BranchPolicy, grow, policy_class
 from verl.workers.rollout.rollout_engine import Generation, Request, RolloutEngine
 from verl.workers.rollout.trees.arpo.config import ARPOConfig
@@ -36,7 +35,7 @@ from verl.workers.rollout.trees.hato.local_reward import heuristic
 from verl.workers.rollout.trees.hato.value_model import value_model_of
 from verl.workers.rollout.trees.latr.config import KTConfig
 from verl.workers.rollout.trees.tree_grpo import TreeGRPOKeys
-from vllm_patches.candidates_without_text import leave_out_text
+from verl.workers.rollout.vllm_engine import VLLMEngine
 
 
 def policies(text_of, decode, tokens: int) -> dict[str, BranchPolicy]:
@@ -57,66 +56,11 @@ def policies(text_of, decode, tokens: int) -> dict[str, BranchPolicy]:
     return {name: policy_class(name.split()[0])(*arguments) for name, arguments in settings.items()}
 
 
-class VLLM(RolloutEngine):
-    """vLLM's asynchronous engine; counts requests and the tokens that it generates."""
-
-    def __init__(self, engine, vocab_size: int):
-        self.engine, self.vocab_size = engine, vocab_size
-        self.generated, self.requests = 0, 0
-
-    @classmethod
-    def start(cls, model: str | Path) -> "VLLM":
-        """An engine in float32 in a process of its own."""
-        from vllm.engine.arg_utils import AsyncEngineArgs
-        from vllm.v1.engine.async_llm import AsyncLLM
-
-        leave_out_text()
-        # prefixes are cached in whole blocks: the smallest on CPU, where the default is 128 (on GPUs 16)
-        arguments = AsyncEngineArgs(
-            str(model),
-            dtype="float32",
-            enforce_eager=True,
-            gpu_memory_utilization=0.3,
-            block_size=32,
-            seed=0,
-            disable_log_stats=True,
-        )
-        return cls(AsyncLLM.from_engine_args(arguments), len(AutoTokenizer.from_pretrained(model)))
-
-    async def _generate(self, request: Request) -> Generation:
-        from vllm import SamplingParams
-
-        from verl.workers.rollout.candidate_server import ranked, top_log_probs
-
-        self.requests += 1
-        n = max(request.n_candidates, request.n_entropy)
-        # as the rollout server does: see verl/workers/rollout/candidate_server.py
-        params = SamplingParams(
-            max_tokens=request.max_tokens,
-            ignore_eos=True,
-            stop=list(request.stop),
-            skip_special_tokens=False,
-            temperature=request.temperature,
-            top_p=request.top_p,
-            top_k=request.top_k,
-            seed=request.seed,
-            logprobs=n,
-            flat_logprobs=True,
-            detokenize=bool(request.stop),
-        )
-        last = None
-        prompt = {"prompt_token_ids": list(request.prompt_ids)}
-        async for part in self.engine.generate(prompt, params, request_id=f"request-{self.requests}"):
-            last = part
-        output = last.outputs[0]
-        self.generated += len(output.token_ids)
-        flat = output.logprobs
-        generation = Generation(list(output.token_ids), [flat.logprobs[at] for at in flat.start_indices])
-        if request.n_candidates:
-            generation.candidates = ranked(flat, n)
-        if request.n_entropy:
-            generation.entropies = entropies_of(top_log_probs(flat, n), self.vocab_size).tolist()
-        return generation
+def start_engine(model: Path, vocab_size: int) -> VLLMEngine:
+    """An engine in float32 in a process of its own."""
+    # prefixes are cached in whole blocks: the smallest on CPU, where the default is 128 (on GPUs 16)
+    options = {"enforce_eager": True, "gpu_memory_utilization": 0.3, "block_size": 32, "seed": 0}
+    return VLLMEngine.start(model, vocab_size, dtype="float32", **options)
 
 
 class Scripted(RolloutEngine):
@@ -212,7 +156,7 @@ class Setting:
         model.save_pretrained(folder)
         draw = random.Random(0)
         self.prompts = [[draw.randrange(200) for _ in range(draw.randint(16, 48))] for _ in range(n_prompts)]
-        self.n, self.tokens, self.engine = n, tokens, VLLM.start(folder)
+        self.n, self.tokens, self.engine = n, tokens, start_engine(folder, len(tokenizer))
         self.options = {"max_tokens": tokens, "stop_token_ids": [], "vocab_size": len(tokenizer)}
         self.policies = policies(lambda token: tokenizer.decode([token]), tokenizer.decode, tokens)
         this = psutil.Process()
@@ -239,7 +183,7 @@ class Setting:
         return Run(cost, samples, unique_tokens(trees), sum(len(row) for tree in trees for row in tree.trajectories()))
 
     async def cost_of(self, coroutines) -> tuple[list, Cost]:
-        await self.engine.engine.reset_prefix_cache()
+        await self.engine.forget_prefixes()
         before = self._now()
         results = await asyncio.gather(*coroutines)
         return results, Cost(*(after - was for after, was in zip(self._now(), before, strict=True)))
@@ -284,7 +228,7 @@ def main() -> None:
         sides = {name: lambda run, name=name: loop.run_until_complete(setting.run(name, run)) for name in names}
         in_turns(sides, 1)  # warm up
         results = in_turns(sides, args.runs)
-        setting.engine.engine.shutdown()
+        setting.engine.shutdown()
     header = ["tree", "seconds", "against samples", "CPU against samples", "requests a tree", "tokens generated"]
     header += ["tokens of the trajectories", "unique share"]
     rows = [row_of(name, runs, args.prompts) for name, runs in results.items()]

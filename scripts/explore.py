@@ -1,0 +1,81 @@
+"""What exploration finds with a model on a task before any training: every tree policy beside plain sampling.
+
+    python scripts/explore.py MODEL DATA [hydra overrides]
+
+MODEL is a folder or a name on the Hugging Face hub, DATA a parquet file in verl's format. One vLLM engine is started,
+and stopped at the end. The keys are in recipe/common/config/diagnosis.yaml; scripts/explore.sh calls this.
+"""
+
+import os
+import signal
+import sys
+from pathlib import Path
+
+import pyarrow.parquet as pq
+from hydra import compose, initialize_config_dir
+from hydra.errors import HydraException
+from omegaconf import DictConfig
+from omegaconf.errors import OmegaConfBaseException
+
+import verl.trainer
+from recipe.common.exploration_report import proposals, table, write
+from recipe.common.menu import CONFIG, RECIPES
+from verl.evaluation.exploration_plan import Plan, plan_of
+from verl.trainer.preflight import check_data_files
+
+# folders that a checkpoint is saved in: they say nothing of which one it is
+UNTELLING = ("huggingface", "actor", "merged")
+
+
+def config_of(model: str, data: str, overrides: list[str]) -> DictConfig:
+    """The config; the task is that of the data's data_source if it has one, unless the overrides name it.
+
+    Raises:
+        ValueError: the data cannot be read.
+    """
+    folders = [Path(verl.trainer.__path__[0], "config"), *sorted(RECIPES.glob("*/config"))]
+    chosen = [f"hydra.searchpath=[{','.join(f'file://{folder}' for folder in folders)}]"]
+    chosen += [f"hardware={os.environ.get('HARDWARE', 'cpu')}", f"experiment={model_name(model)}"]
+    chosen += [f"actor_rollout_ref.model.path={model}", f"data.train_files={data}", f"data.val_files={data}"]
+    check_data_files("DATA", data, "prompt")
+    source = pq.read_table(data, columns=["data_source"])["data_source"][0].as_py()
+    if any((folder / "task" / f"{source}.yaml").exists() for folder in folders):
+        overrides = [f"task={source}", *overrides]
+    with initialize_config_dir(str(CONFIG), version_base=None):
+        return compose("diagnosis", [*chosen, *overrides])
+
+
+def model_name(model: str) -> str:
+    """
+    >>> model_name("outputs/grpo_seed0/global_step_40/actor/huggingface"), model_name("Qwen/Qwen2.5-3B")
+    ('grpo_seed0_global_step_40', 'Qwen2.5-3B')
+    """
+    parts = [part for part in Path(model).parts if part not in UNTELLING]
+    return "_".join(parts[-2:] if parts[-1].startswith("global_step_") else parts[-1:])
+
+
+def main(model: str, data: str, *overrides: str) -> None:
+    try:
+        config = config_of(model, data, list(overrides))
+        plan: Plan = plan_of(config)
+    except (ValueError, HydraException, OmegaConfBaseException) as error:
+        sys.exit(f"error: {error}")
+    about = plan.describe()
+    print(*about, sep="\n", flush=True)
+    if os.environ.get("DRY_RUN", "0") not in ("", "0"):
+        print("dry run: config, model and data are fine, nothing was started")
+        return
+    # an exception, so that the engine is stopped
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    from verl.evaluation.exploration_run import run  # what a dry run does not wait for
+
+    result = run(plan)
+    name = f"explore_{Path(data).parent.name}_{Path(data).stem}_seed{config.seed}"
+    files = write(result, about, config.n, Path(config.output_dir, config.experiment, name))
+    print(table(result["rows"], config.n), *proposals(result), f"written: {', '.join(map(str, files))}", sep="\n")
+
+
+if __name__ == "__main__":
+    if len(sys.argv) < 3:
+        sys.exit(__doc__)
+    main(*sys.argv[1:])

@@ -1,0 +1,61 @@
+"""scripts/explore.sh as a user calls it, on a real vLLM engine; its numbers: tests/evaluation."""
+
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from recipe.common.countdown import CountdownConfig, write_countdown
+from recipe.common.tiny_model import write_tiny_model
+
+ROOT = Path(__file__).resolve().parents[2]
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("explore")
+    write_countdown(folder, CountdownConfig(train_size=8, test_size=8, demo_size=0))
+    write_tiny_model(folder / "model")
+    return folder
+
+
+def explore(inputs, *overrides: str, **variables: str) -> subprocess.CompletedProcess:
+    command = ["bash", "scripts/explore.sh", f"{inputs}/model", f"{inputs}/test.parquet", f"output_dir={inputs}/out"]
+    options = {"cwd": ROOT, "env": {**os.environ, **variables}, "capture_output": True, "text": True, "timeout": 600}
+    return subprocess.run([*command, *overrides], **options)
+
+
+def test_the_whole_script(inputs):
+    done = explore(inputs, "prompts=4", "n=4", "temperatures=[1.0]", "seed=1")
+    assert done.returncode == 0, done.stderr[-3000:]
+    stem = inputs / f"out/model/explore_{inputs.name}_test_seed1"
+    files = [f"{stem}.{suffix}" for suffix in ("md", "json", "png")]
+    lines = done.stdout.splitlines()
+    assert lines[-1] == f"written: {', '.join(files)}" and all(map(os.path.getsize, files))
+    assert lines[-2].startswith("actor_rollout_ref.rollout.kt.prob_filter_abs_thres=")
+    rows = {row["policy"]: row for row in json.loads(Path(files[1]).read_text())["rows"]}
+    assert list(rows) == ["plain T=1.0", "latr", "over_generation", "eptree", "tree_grpo", "hato", "latr, proposed"]
+    assert all(f"| {name} | " in done.stdout and row["seconds"] > 0 for name, row in rows.items())
+    assert all(name in done.stderr for name in rows)  # in the progress bar
+    # an untrained model: four responses of up to 12 tokens, of which hardly any two begin alike
+    assert 12 < rows["plain T=1.0"]["tokens"] <= 48 and rows["plain T=1.0"]["accuracy"] < 0.5
+    assert rows["over_generation"]["tokens"] == pytest.approx(2 * rows["plain T=1.0"]["tokens"], rel=0.5)
+    assert 5 < rows["plain T=1.0"]["entropy"] < 8
+
+
+def test_a_dry_run_starts_nothing(inputs):
+    done = explore(inputs, "prompts=4", "seed=2", DRY_RUN="1")
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "data: 4 prompts" in done.stdout and done.stdout.endswith("nothing was started\n")
+    assert not (inputs / f"out/model/explore_{inputs.name}_test_seed2.md").exists()
+
+
+def test_errors_end_it_in_a_line(inputs):
+    done = explore(inputs, "actor_rollout_ref.rollout.kt.depth=3")
+    last = done.stderr[done.stderr.index("error: ") :]
+    assert done.returncode == 1 and "depth" in last and "Traceback" not in last
+    usage = subprocess.run(["bash", "scripts/explore.sh"], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert usage.returncode == 2 and "MODEL DATA" in usage.stderr

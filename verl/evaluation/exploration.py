@@ -1,0 +1,126 @@
+"""What the groups of trajectories of a tree policy are worth, in numbers: a row of the table of scripts/explore.sh.
+
+A group is what a policy grew for a prompt. Every prompt has the same weight. For two prompts with four trajectories
+each, of which the first has one right and the second none:
+
+    accuracy (1/4 + 0) / 2    Pass@4 1/2    mixed 1/2, the groups with right and wrong answers, from which GRPO learns
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any, NamedTuple
+
+from verl.evaluation.metrics import bootstrap_interval
+from verl.evaluation.results import INTERVAL_ENDS
+from verl.workers.rollout.trajectory_tree import tree_of_rows
+
+# of a curve over the positions of a response, at the most
+CURVE_POINTS = 60
+# the share of the trajectories that must reach a position, else a few endless ones make the curve's end
+REACHED = 0.05
+
+
+class Step(NamedTuple):
+    """The model's distribution (T = 1) at a token: its entropy in nats, and the two highest probabilities."""
+
+    entropy: float
+    first: float
+    second: float
+
+
+@dataclass(frozen=True)
+class Trajectory:
+    """A response.
+
+    Args:
+        tokens: of the response, a tool's results included.
+        steps: of each token; None where a tool wrote it.
+        right: whether the answer is.
+        answer: that it votes for, such as a number; equal answers are equal text.
+    """
+
+    tokens: Sequence[int]
+    steps: Sequence[Step | None]
+    right: bool
+    answer: str
+
+
+@dataclass(frozen=True)
+class Group:
+    """What a policy grew for a prompt; `generated` also counts the tokens that the engine made and no response has."""
+
+    prompt_ids: Sequence[int]
+    trajectories: Sequence[Trajectory]
+    generated: int
+
+
+def measure_groups(groups: Sequence[Group], n: int) -> dict[str, float]:
+    """A policy's numbers, by name.
+
+    Args:
+        groups: one for each prompt, none of them empty.
+        n: trajectories that a group may have.
+
+    Returns:
+        `accuracy`, `pass@n` and `mixed`, with the ends of their 95 % bootstrap intervals over prompts; of a group:
+        `answers`, the different ones, `branches`, the different responses, and `trajectories`; `entropy`, the mean over
+        the model's tokens in nats; `tokens` that the engine generated for a prompt; `unique_share`, those tokens of
+        all rows, prompts included, that an update on the prefix tree computes.
+    """
+    right = [[trajectory.right for trajectory in group.trajectories] for group in groups]
+    of_prompts = {
+        "accuracy": [fmean(group) for group in right],
+        f"pass@{n}": [float(any(group)) for group in right],
+        "mixed": [float(any(group) and not all(group)) for group in right],
+    }
+    numbers: dict[str, float] = {}
+    for name, values in of_prompts.items():
+        ends = zip(INTERVAL_ENDS, bootstrap_interval(values), strict=True)
+        numbers |= {name: fmean(values)} | {name + end: value for end, value in ends}
+    entropies = [step.entropy for group in groups for row in group.trajectories for step in row.steps if step]
+    return numbers | {
+        "answers": fmean(len({row.answer for row in group.trajectories}) for group in groups),
+        "branches": fmean(len({tuple(row.tokens) for row in group.trajectories}) for group in groups),
+        "trajectories": fmean(len(group.trajectories) for group in groups),
+        "entropy": fmean(entropies) if entropies else 0.0,
+        "tokens": fmean(group.generated for group in groups),
+        "unique_share": unique_share(groups),
+    }
+
+
+def unique_share(groups: Sequence[Group]) -> float:
+    """Tokens of the rows, prompts included, that differ from all others of their prompt's rows in what is before them
+    or in themselves, over all tokens."""
+    unique = held = 0
+    for group in groups:
+        rows = [trajectory.tokens for trajectory in group.trajectories]
+        segments = tree_of_rows(group.prompt_ids, rows).segments
+        unique += len(group.prompt_ids) + sum(len(segment.token_ids) for segment in segments)
+        held += sum(len(group.prompt_ids) + len(row) for row in rows)
+    return unique / held
+
+
+def entropy_curve(groups: Sequence[Group], most_points: int = CURVE_POINTS) -> list[tuple[float, float]]:
+    """(position, mean entropy in nats) along the response, up to the last position that `REACHED` of the trajectories
+    reach.
+
+    Long responses are cut into `most_points` stretches of equal length, whose middles are the positions. Where a tool
+    wrote all tokens there is no point.
+    """
+    rows = [trajectory.steps for group in groups for trajectory in group.trajectories]
+    longest = sorted(map(len, rows), reverse=True)[math.ceil(REACHED * len(rows)) - 1]
+    rows, width = [steps[:longest] for steps in rows], -(-longest // most_points)
+    sums: dict[int, list[float]] = {}
+    for steps in rows:
+        for position, step in enumerate(steps):
+            if step is not None:
+                sums.setdefault(position // width, []).append(step.entropy)
+    return [(at * width + (width - 1) / 2, fmean(values)) for at, values in sorted(sums.items())]
+
+
+def summary(name: str, groups: Sequence[Group], n: int, seconds: float) -> dict[str, Any]:
+    """A row of the table, with its curve; in JSON's types."""
+    numbers = measure_groups(groups, n) | {"seconds": seconds}
+    return {"policy": name, **numbers, "entropy_by_position": entropy_curve(groups)}

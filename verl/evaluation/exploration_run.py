@@ -1,0 +1,243 @@
+"""Grows every policy's groups of a plan on one engine and measures them; see scripts/explore.sh.
+
+plain samples ──> the trees ──> thresholds that the samples propose ──> once more the trees that have them
+"""
+
+import asyncio
+import os
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from math import exp
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+from tqdm import tqdm
+from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopOutput
+from verl.experimental.reward_loop.reward_loop import RewardLoopWorker
+
+from verl.evaluation.exploration import Group, Step, Trajectory, summary
+from verl.evaluation.exploration_plan import Plan, Prompt, changed_config
+from verl.evaluation.thresholds import Proposal, arpo_thresholds, latr_thresholds
+from verl.workers.rollout.environment import Tools
+from verl.workers.rollout.group_rows import reward_batch
+from verl.workers.rollout.growth import BranchPolicy, Sampling, Score, derived_seed, grow, policy_class
+from verl.workers.rollout.rollout_engine import (
+    Generation,
+    Request,
+    RolloutEngine,
+    end_of_sequence_ids,
+    gather_or_cancel,
+    generation_config_of,
+)
+from verl.workers.rollout.trajectory_tree import TrajectoryTree
+from verl.workers.rollout.tree_rollout import environment_of
+from verl.workers.rollout.vllm_engine import VLLMEngine
+
+# an entropy is estimated from so many most likely tokens, as many as vLLM reports without being asked to
+ENTROPY_TOP_K = 20
+
+
+@contextmanager
+def running_engine(plan: Plan) -> Iterator[VLLMEngine]:
+    """A vLLM with the settings of the run's rollout servers."""
+    rollout = plan.config.actor_rollout_ref.rollout
+    variables = OmegaConf.select(plan.config, "ray_kwargs.ray_init.runtime_env.env_vars") or {}
+    for name in variables:
+        if name.startswith("VLLM_"):
+            os.environ.setdefault(name, str(variables[name]))
+    names = ("dtype", "max_model_len", "max_num_seqs", "max_num_batched_tokens", "enforce_eager")
+    arguments = {name: rollout[name] for name in (*names, "gpu_memory_utilization", "logprobs_mode", "seed")}
+    arguments |= OmegaConf.to_container(rollout.engine_kwargs.get("vllm") or OmegaConf.create())
+    engine = VLLMEngine.start(
+        plan.config.actor_rollout_ref.model.path,
+        len(plan.tokenizer),
+        tensor_parallel_size=rollout.tensor_model_parallel_size,
+        trust_remote_code=plan.config.actor_rollout_ref.model.get("trust_remote_code", False),
+        **{name: value for name, value in arguments.items() if value is not None},
+    )
+    try:
+        yield engine
+    finally:
+        engine.shutdown()
+
+
+class Recorder(RolloutEngine):
+    """A prompt's engine: it counts the tokens that it makes, and remembers the model's distribution at each.
+
+    It asks for entropies and candidates with every request, so that all policies are measured, and slowed down, alike.
+    """
+
+    def __init__(self, engine: RolloutEngine):
+        self.engine, self.tokens = engine, 0
+        self.steps: dict[int, Step] = {}  # by the hash of the tokens before it
+
+    async def _generate(self, request: Request) -> Generation:
+        n_candidates, n_entropy = max(request.n_candidates, 2), max(request.n_entropy, ENTROPY_TOP_K)
+        generation = await self.engine._generate(replace(request, n_candidates=n_candidates, n_entropy=n_entropy))
+        self.tokens += len(generation.token_ids)
+        before = _hash_of(request.prompt_ids)
+        for token, entropy, ranked in zip(
+            generation.token_ids, generation.entropies or (), generation.candidates or (), strict=True
+        ):
+            self.steps.setdefault(before, Step(entropy, exp(ranked[0][1]), exp(ranked[1][1])))
+            before = hash((before, token))
+        return generation
+
+    def steps_of(self, prompt_ids: Sequence[int], response: Sequence[int], mask: Sequence[int]) -> list[Step | None]:
+        """Of each token of a response; None where `mask` is 0."""
+        steps, before = [], _hash_of(prompt_ids)
+        for token, by_model in zip(response, mask, strict=True):
+            steps.append(self.steps[before] if by_model else None)
+            before = hash((before, token))
+        return steps
+
+
+def _hash_of(tokens: Sequence[int]) -> int:
+    value = 0
+    for token in tokens:
+        value = hash((value, token))
+    return value
+
+
+# ---- growing and scoring ----
+
+
+class Diagnosis:
+    """Grows and scores on an engine that runs; make it in the event loop that runs it.
+
+    Args:
+        bar: of tqdm; it advances with every prompt.
+    """
+
+    def __init__(self, plan: Plan, engine: RolloutEngine, bar: tqdm):
+        self.plan, self.engine, self.bar = plan, engine, bar
+        self.environment = environment_of(plan.config, plan.tokenizer)
+        self.rewards = RewardLoopWorker(plan.config)
+        ends = generation_config_of(plan.config.actor_rollout_ref.model.path)
+        self.stop_token_ids = end_of_sequence_ids(plan.tokenizer, ends)
+
+    async def close(self) -> None:
+        if isinstance(self.environment, Tools):
+            await self.environment.tools.close()
+
+    async def groups_of(self, name: str, config: DictConfig) -> tuple[list[Group], float]:
+        """The groups of all prompts, and the seconds until they had grown."""
+        self.bar.set_description(name)
+        rollout = config.actor_rollout_ref.rollout
+        policy = policy_class(rollout.tree).from_config(config, self.plan.tokenizer)
+        if isinstance(self.engine, VLLMEngine):
+            await self.engine.forget_prefixes()
+        started = time.perf_counter()
+        grown = await gather_or_cancel(*(self._grow(prompt, policy, rollout) for prompt in self.plan.prompts))
+        seconds = time.perf_counter() - started
+        pairs = zip(self.plan.prompts, grown, strict=True)
+        groups = [await self._group(prompt, *trees) for prompt, trees in pairs]
+        return groups, seconds
+
+    async def warm_up(self) -> None:
+        """So that the first policy does not pay for what is made once."""
+        ids = self.plan.prompts[0].ids
+        await Recorder(self.engine).generate(ids, max_tokens=2, stop_token_ids=self.stop_token_ids, seed=0)
+
+    async def _grow(self, prompt: Prompt, policy: BranchPolicy, rollout) -> tuple[TrajectoryTree, Recorder]:
+        recorder = Recorder(self.engine)
+        tree = await grow(
+            recorder,
+            prompt.ids,
+            rollout.n,
+            policy.of_prompt(dict(prompt.about), self._score(prompt)),
+            environment=self.environment,
+            sampling=Sampling(rollout.temperature, rollout.top_p, rollout.top_k),
+            max_tokens=min(rollout.response_length, rollout.max_model_len - len(prompt.ids)),
+            stop_token_ids=self.stop_token_ids,
+            vocab_size=len(self.plan.tokenizer),
+            seed=derived_seed(self.plan.config.seed, prompt.number),
+        )
+        self.bar.update()
+        return tree, recorder
+
+    async def _group(self, prompt: Prompt, tree: TrajectoryTree, recorder: Recorder) -> Group:
+        responses, masks = tree.trajectories(), tree.response_masks()
+        scores = await self._scores(prompt, responses)
+        trajectories = []
+        for tokens, mask, score in zip(responses, masks, scores, strict=True):
+            extra = score.get("reward_extra_info") or {}
+            right = float(extra.get("acc", score["reward_score"])) > self.plan.config.hato.verification_threshold
+            answer = extra.get("pred", self.plan.tokenizer.decode(tokens, skip_special_tokens=True))
+            trajectories.append(Trajectory(tokens, recorder.steps_of(prompt.ids, tokens, mask), right, str(answer)))
+        return Group(prompt.ids, trajectories, recorder.tokens)
+
+    async def _scores(self, prompt: Prompt, responses: Sequence[Sequence[int]], **extra_info) -> list[dict]:
+        """By the reward manager of the run, which gets what it would get from a rollout worker."""
+        outputs = [
+            AgentLoopOutput(
+                prompt_ids=prompt.ids,
+                response_ids=list(tokens),
+                response_mask=[1] * len(tokens),
+                num_turns=2,
+                metrics=AgentLoopMetrics(),
+                extra_fields={"turn_scores": [], "tool_rewards": []},
+            )
+            for tokens in responses
+        ]
+        about = prompt.about | {"extra_info": prompt.about["extra_info"] | extra_info}
+        return await self.rewards.compute_score_batch(reward_batch(outputs, about))
+
+    def _score(self, prompt: Prompt) -> Score:
+        async def score(tokens: Sequence[int], about: dict) -> float:
+            return (await self._scores(prompt, [tokens], **about))[0]["reward_score"]
+
+        return score
+
+
+async def diagnose(plan: Plan, engine: RolloutEngine) -> dict[str, Any]:
+    """All rows and proposals, in JSON's types: `rows` of `exploration.summary`, and `proposals`, of each its `policy`,
+    `overrides` and what is `expected`."""
+    proposed = [name for name, tree in (("latr", "latr"), ("arpo", "arpo")) if _config_of(plan, tree) is not None]
+    total = (len(plan.policies) + len(proposed)) * len(plan.prompts)
+    with tqdm(total=total, unit="prompt") as bar:
+        diagnosis = Diagnosis(plan, engine, bar)
+        try:
+            return await _all_rows(plan, diagnosis)
+        finally:
+            await diagnosis.close()
+
+
+async def _all_rows(plan: Plan, diagnosis: Diagnosis) -> dict[str, Any]:
+    rows, proposals, plain = [], [], {}
+    await diagnosis.warm_up()
+    for name, config in plan.policies.items():
+        groups, seconds = await diagnosis.groups_of(name, config)
+        rows.append(summary(name, groups, plan.config.n, seconds))
+        if config.actor_rollout_ref.rollout.tree == "plain":
+            plain[config.actor_rollout_ref.rollout.temperature] = groups
+    usual = plan.config.actor_rollout_ref.rollout.temperature
+    samples = plain[min(plain, key=lambda temperature: abs(temperature - usual))]
+    for tree, proposal in _proposals(plan, samples).items():
+        config = changed_config(_config_of(plan, tree), proposal.values)
+        groups, seconds = await diagnosis.groups_of(f"{tree}, proposed", config)
+        rows.append(summary(f"{tree}, proposed", groups, plan.config.n, seconds))
+        proposals.append({"policy": tree, "overrides": proposal.line(), "expected": proposal.expected})
+    return {"rows": rows, "proposals": proposals}
+
+
+def _config_of(plan: Plan, tree: str) -> DictConfig | None:
+    """Of the first policy that grows such trees."""
+    return next((each for each in plan.policies.values() if each.actor_rollout_ref.rollout.tree == tree), None)
+
+
+def _proposals(plan: Plan, samples: Sequence[Group]) -> dict[str, Proposal]:
+    proposals: dict[str, Proposal | None] = {}
+    if _config_of(plan, "latr") is not None:
+        proposals["latr"] = latr_thresholds(samples, plan.config.n)
+    if (arpo := _config_of(plan, "arpo")) is not None:
+        proposals["arpo"] = arpo_thresholds(samples, plan.config.n, arpo.actor_rollout_ref.rollout)
+    return {tree: proposal for tree, proposal in proposals.items() if proposal is not None}
+
+
+def run(plan: Plan) -> dict[str, Any]:
+    """Start the engine, grow everything, stop it."""
+    with running_engine(plan) as engine:
+        return asyncio.run(diagnose(plan, engine))
