@@ -12,11 +12,22 @@ OUT_OF_MEMORY = 98  # exit code
 FRAMES = 8  # of a traceback
 
 
-def parse(code):
-    """A program's tree without its last expression, and that."""
+def compiled(code):
+    """A program without its last expression, and that, which is None where the program ends otherwise.
+
+    Most programs end with a line that is an expression, such as `print(x)`. Where that line and what lies before it
+    compile by themselves, no tree of Python objects is made, which would take longer than all else here.
+    """
+    head, newline, line = code.rstrip().rpartition("\n")
+    if line and not line[0].isspace():
+        try:
+            last = compile("\n" * head.count("\n") + newline + line, NAME, "eval")
+            return compile(head, NAME, "exec"), last
+        except (SyntaxError, ValueError):  # it ends otherwise, or is in error, as is found below
+            pass
     tree = ast.parse(code, NAME)
     last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
-    return tree, last and ast.Expression(last.value)
+    return compile(tree, NAME, "exec"), last and compile(ast.Expression(last.value), NAME, "eval")
 
 
 def run(code):
@@ -26,10 +37,10 @@ def run(code):
     linecache.cache[NAME] = len(code), None, code.splitlines(True), NAME
     out, err, exit_code = sys.stdout, sys.stderr, 0
     try:
-        tree, last = parse(code)
-        exec(compile(tree, NAME, "exec"), vars(module))
+        program, last = compiled(code)
+        exec(program, vars(module))
         if last:
-            sys.displayhook(eval(compile(last, NAME, "eval"), vars(module)))
+            sys.displayhook(eval(last, vars(module)))
     except SystemExit as error:
         if error.code is not None and not isinstance(error.code, int):
             err.write(f"{error.code}\n")

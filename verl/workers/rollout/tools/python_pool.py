@@ -19,9 +19,11 @@ from typing import Any
 _HERE = Path(__file__).resolve().parent
 _START = "import sys; sys.path.append(sys.argv.pop(1)); import python_worker; sys.path.pop(); python_worker.main()"
 _ENVIRONMENT = {"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8", "USER": "nobody", "PYTHONHASHSEED": "random"}
+_ENVIRONMENT |= {"LD_BIND_NOW": "1"}  # what is bound after a fork would be bound in each call
 _ENVIRONMENT |= dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 START_SECONDS = 120  # to start the supervisor and its preloads
 END_SECONDS = 10  # to end it by its own
+READ_AFTER = 0.002  # seconds; what a shorter call prints is read once, when it has ended
 WATCH_AFTER = 0.05  # seconds; shorter calls are not looked at by the memory watch
 SET_UP_FAILED = 99  # python_worker.SET_UP_FAILED
 
@@ -92,22 +94,22 @@ class Sandbox:
             SandboxError: the supervisor has ended.
         """
         self._call, self._reusable = self._loop.create_future(), False
-        kill = self._loop.call_later(seconds, self.kill, "timeout")
-        watch = self._loop.call_later(WATCH_AFTER, self._pool.send, b"watch %d" % self.number)
-        output = Output(keep)
+        later, output, call = self._loop.call_later, Output(keep), self._begin()
+        kill = later(seconds, self.kill, "timeout")
+        watch = later(WATCH_AFTER, self._pool.send, b"watch %d" % self.number)
+        read = later(READ_AFTER, self._loop.add_reader, call, self._read, call, output, max_bytes)
         try:
-            with self._begin() as call:
-                await self._put(call, code)
-                while part := await self._get(call):
-                    output.add(part)
-                    if output.size > max_bytes:
-                        self.kill("output")
-                        break
-                return output, await self._call
+            await self._put(call, code)
+            ended = await asyncio.shield(self._call)  # cancelled or not, the supervisor will tell of its end
+            while output.size <= max_bytes and (part := self._get(call)):
+                output.add(part)
+            return output, ended
         finally:
-            kill.cancel()
-            watch.cancel()
+            for handle in (kill, watch, read):
+                handle.cancel()
             self.kill("cancelled")
+            self._loop.remove_reader(call)
+            call.close()
             if watch.when() < self._loop.time():
                 self._pool.send(b"leave %d" % self.number)
             if self._reusable and self._reason is None:
@@ -128,10 +130,19 @@ class Sandbox:
         except OSError:
             return  # it has ended: what it said, and its exit code, tell why
 
-    async def _get(self, call: socket.socket) -> bytes:
+    def _read(self, call: socket.socket, output: Output, max_bytes: int) -> None:
+        """A part of what has been printed so far."""
+        part = self._get(call)
+        output.add(part)
+        if output.size > max_bytes:
+            self.kill("output")
+        if not part or output.size > max_bytes:
+            self._loop.remove_reader(call)
+
+    def _get(self, call: socket.socket) -> bytes:
         try:
-            return await self._loop.sock_recv(call, 1 << 16)
-        except ConnectionResetError:  # ended before it read the code
+            return call.recv(1 << 16)
+        except (BlockingIOError, ConnectionResetError):  # no more; ended before it read the code
             return b""
 
     def kill(self, reason: str) -> None:

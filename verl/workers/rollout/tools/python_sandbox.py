@@ -22,6 +22,7 @@ from python_seccomp import (
     call,
     landlock_version,
     no_new_privileges,
+    prctl,
     seccomp_filter,
     system_call,
 )
@@ -135,6 +136,7 @@ class Namespaces:
         uid = _FIRST_UID + number % _UIDS if self.as_root else 0
         self._reusable = not shares_memory()
         self._load = os.open("/proc/loadavg", os.O_RDONLY)
+        self._cpu_seconds = [lower(resource.RLIMIT_CPU, self.limits["cpu_seconds"])] * 2
         call("unshare", NEWNS)
         size = f"mode=1777,size={self.limits['max_file_mb']}m,nr_inodes=20k"
         mount("tmpfs", self.directory, "tmpfs", _NOSUID | _NODEV, size)
@@ -159,38 +161,38 @@ class Namespaces:
         if self.filter:
             apply_seccomp(self.filter)
         self._directory = os.open(self.directory, os.O_RDONLY | os.O_DIRECTORY)
-        self._attributes, self._inode = attributes_of(self._directory), self._new_inode()
+        self._empty_size, self._inode = os.fstat(self._directory).st_size, self._new_inode()
+        self._attributes = attributes_of(self._directory)
 
     def begin_call(self):
         """In the process that is to run the call's code."""
-        os.setsid()
-        call("prctl", _PR_SET_DUMPABLE, 1, 0, 0, 0)
-        set_limit("CPU", self.limits["cpu_seconds"])
+        prctl(_PR_SET_DUMPABLE, 1, 0, 0, 0)
+        resource.setrlimit(resource.RLIMIT_CPU, self._cpu_seconds)
 
     def end_call(self, pid):
-        """Wait for the call's process, kill and reap all that it has left; the process' status and usage."""
+        """Wait for the call's process, kill and reap all that it has left; the process' status."""
         ended = None
         while ended != pid:
-            ended, status, usage = os.wait4(-1, 0)
+            ended, status = os.waitpid(-1, 0)
         try:
             os.kill(-1, signal.SIGKILL)
             while True:
                 os.wait()
         except (ProcessLookupError, ChildProcessError):
-            return status, usage
+            return status
 
     def is_clean(self, pid):
         """Whether nothing tells the next call of the one that process `pid` has run.
 
         The kernel numbers processes, threads and files in the order in which they are made. So the last process of the
         namespace is `pid` if the call has started none, and a new file has the number after that of the last new file
-        if the call has made none.
+        if the call has made none. The size of a directory in memory tells its number of files.
         """
         try:
-            last_pid = int(os.pread(self._load, 256, 0).split()[-1])
+            last_pid = int(os.pread(self._load, 256, 0).rsplit(None, 1)[-1])
             self._inode, expected = self._new_inode(), self._inode + 1
             os.utime(self._directory)
-            empty = self._inode == expected and not os.listdir(self._directory)
+            empty = self._inode == expected and os.fstat(self._directory).st_size == self._empty_size
             # root's directory is out of a call's reach
             unchanged = self.as_root or attributes_of(self._directory) == self._attributes
         except OSError:  # such as a full file system
@@ -198,9 +200,9 @@ class Namespaces:
         return self._reusable and last_pid == pid and empty and unchanged
 
     def _new_inode(self):
-        os.mkdir("probe", dir_fd=self._directory)
-        number = os.stat("probe", dir_fd=self._directory).st_ino
-        os.rmdir("probe", dir_fd=self._directory)
+        file = os.open(".", os.O_TMPFILE | os.O_RDWR, dir_fd=self._directory)
+        number = os.fstat(file).st_ino
+        os.close(file)
         return number
 
     def clean_up(self):
@@ -312,6 +314,11 @@ def set_limits(limits):
 def set_limit(name, value):
     """A resource limit for good, or a lower one that there is already."""
     which = getattr(resource, "RLIMIT_" + name)
-    hard = resource.getrlimit(which)[1]
-    value = value if hard == resource.RLIM_INFINITY else min(value, hard)
+    value = lower(which, value)
     resource.setrlimit(which, (value, value))
+
+
+def lower(which, value):
+    """A resource limit's value, or the hard limit where that is lower."""
+    hard = resource.getrlimit(which)[1]
+    return value if hard == resource.RLIM_INFINITY else min(value, hard)

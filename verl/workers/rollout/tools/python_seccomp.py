@@ -6,10 +6,10 @@ Plain standard library from Python 3.8 on: the sandbox's interpreter need not be
 import ctypes
 import errno
 import os
-import platform
 import struct
 
 libc = ctypes.CDLL(None, use_errno=True)
+prctl = libc.prctl
 
 # name: number on x86_64, number on aarch64 (-1: has none)
 _SYSCALLS = {
@@ -69,9 +69,10 @@ def seccomp_filter(own_signals_only=False, pid=0):
         own_signals_only: signals only to `pid` itself, for a sandbox without a process namespace of its own; else no
             signals to process 1, the first of the namespace.
     """
-    if platform.machine() not in _ARCHITECTURES or struct.calcsize("P") != 8:
+    machine = os.uname().machine
+    if machine not in _ARCHITECTURES or struct.calcsize("P") != 8:
         return None
-    column, arch = _ARCHITECTURES[platform.machine()]
+    column, arch = _ARCHITECTURES[machine]
     deny = (_RETURN, 0, 0, _ERRNO | errno.EPERM)
     program = [(_LOAD, 0, 0, _ARCH), (_EQUAL, 1, 0, arch), (_RETURN, 0, 0, _KILL), (_LOAD, 0, 0, _NUMBER)]
     program += [(_AT_LEAST, 0, 1, 0x40000000), deny]  # x32 has numbers of its own

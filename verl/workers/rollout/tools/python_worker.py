@@ -8,34 +8,38 @@
 
 A sandbox forks the process of its next call ahead of need. Supervisor and sandbox never run a call's code. A call can
 write to its own socket what it likes: it is what the model reads. Plain standard library from Python 3.8 on.
+
+What a call costs is mostly memory: each page of the interpreter is mapped anew by a fork, and copied where the call's
+process or its parent changes it, which counting references is enough for. So few modules are imported here (`_socket`
+and not `socket`, which makes hundreds of objects), and sandbox and call run few lines between a fork and the next.
 """
 
-import array
+import _socket
 import ast
 import contextlib
 import gc
-import importlib
 import os
 import select
 import signal
-import socket
 import sys
 import time
 import traceback
 
-from python_cell import NAME, parse, run
+from python_cell import NAME, run
 from python_sandbox import LEVELS
 from python_seccomp import call
 
 SET_UP_FAILED = 99  # exit code; python_cell has another
 SANDBOX = 3  # descriptor of a sandbox's socket
 WATCH_EVERY = 0.05  # seconds between looks at the memory of calls that take long
+_ROOM = _socket.CMSG_SPACE(4)  # for a descriptor beside a message
 _AWAITED = {signal.SIGTERM, signal.SIGCHLD}
 _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_CHILD_SUBREAPER = 1, 4, 36
 
 
 def main():
-    control, spec = socket.socket(fileno=int(sys.argv[1])), ast.literal_eval(sys.argv[2])
+    os.environ.pop("LD_BIND_NOW")  # was for this interpreter alone
+    control, spec = _socket.socket(fileno=int(sys.argv[1])), ast.literal_eval(sys.argv[2])
     try:
         level = LEVELS[spec["level"]](spec["limits"])
         with open("/proc/self/oom_score_adj", "w") as file:
@@ -52,12 +56,12 @@ def main():
         else:
             call("prctl", _PR_SET_DUMPABLE, 0, 0, 0, 0)  # calls of the same user must not look into this process
         for module in spec["preload"]:
-            importlib.import_module(module)
+            __import__(module)
     except Exception as error:  # told to the trainer, which tries the next level or gives up
         control.send(repr({"error": f"{type(error).__name__}: {error}"}).encode())
         return
     control.send(repr({"missing": level.missing}).encode())
-    warm_up()
+    compile("[x for x in y]", NAME, "exec")
     gc.collect()
     gc.freeze()  # a collection in a call would copy every page
     Supervisor(control, level).run()
@@ -70,7 +74,7 @@ class Supervisor:
         self.control, self.level = control, level
         self.pids, self.numbers, self.reasons, self.watched = {}, {}, {}, set()
         self.processes = os.open("/proc", os.O_RDONLY | os.O_DIRECTORY)
-        self.wake, wake_up = socket.socketpair()
+        self.wake, wake_up = _socket.socketpair()
         for end in (self.wake, wake_up):
             end.setblocking(False)
         signal.set_wakeup_fd(wake_up.fileno(), warn_on_full_buffer=False)
@@ -96,16 +100,15 @@ class Supervisor:
         self.end()
 
     def obey(self):
-        message, ancillary, _, _ = self.control.recvmsg(64, socket.CMSG_SPACE(4))
+        message, ancillary, _, _ = self.control.recvmsg(64, _ROOM)
         if not message:
             return False
         verb, number = message.split()
         number = int(number)
         if verb == b"fork":
-            fds = array.array("i")
-            fds.frombytes(ancillary[0][2][:4])
-            self.fork(number, fds[0])
-            os.close(fds[0])
+            fd = descriptor(ancillary)
+            self.fork(number, fd)
+            os.close(fd)
         elif verb == b"watch" and number in self.pids:
             self.watched.add(number)
         elif verb == b"leave":
@@ -128,7 +131,7 @@ class Supervisor:
                 self.control.detach()
                 os.dup2(fd, SANDBOX)
                 os.closerange(SANDBOX + 1, 4096)
-                sandbox = socket.socket(fileno=SANDBOX)
+                sandbox = _socket.socket(fileno=SANDBOX)
                 Supervised(self.level, number, sandbox).run() if supervised else serve(self.level, number, sandbox)
             except Exception:
                 traceback.print_exc()
@@ -287,15 +290,18 @@ def _read(processes, name):
 def serve(level, number, sandbox):
     """The first process of a sandbox: forks one process after another, each for a call, while none leaves a trace."""
     confine(level, number, sandbox)
-    clean = True
+    clean, before = True, 0
     while clean:
         pid = os.fork()
         if pid == 0:
             run_call(level, sandbox)
-        status, usage = level.end_call(pid)
+        status = level.end_call(pid)
         clean = level.is_clean(pid)
+        times = os.times()
+        cpu = times[2] + times[3]  # of all that have ended here
         code = -os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
-        sandbox.send(f"{code} {int(1000 * (usage.ru_utime + usage.ru_stime))} {int(clean)}".encode())
+        sandbox.send(b"%d %d %d" % (code, 1000 * (cpu - before), clean))
+        before = cpu
     os._exit(0)
 
 
@@ -306,10 +312,11 @@ def confine(level, number, sandbox):
         signal.pthread_sigmask(signal.SIG_SETMASK, [])
         level.confine(number)
         os.environ.update(HOME=level.directory, TMPDIR=level.directory)
-        here, there = socket.socketpair()  # in place of the call's socket, so that the streams are made for one
-        with here, there:
-            os.dup2(here.fileno(), 1)
-            os.dup2(here.fileno(), 2)
+        here, there = _socket.socketpair()  # in place of the call's socket, so that the streams are made for one
+        os.dup2(here.fileno(), 1)
+        os.dup2(here.fileno(), 2)
+        here.close()
+        there.close()
         style = {"encoding": "utf-8", "errors": "backslashreplace", "buffering": 1, "closefd": False}
         sys.stdout = sys.__stdout__ = open(1, "w", **style)
         sys.stderr = sys.__stderr__ = open(2, "w", **style)
@@ -323,15 +330,14 @@ def run_call(level, sandbox):
     status = SET_UP_FAILED
     try:
         level.begin_call()
-        warm_up()
-        fds = array.array("i")
-        _, ancillary, _, _ = sandbox.recvmsg(1, socket.CMSG_SPACE(4))
+        os.dup2(os.open("/dev/null", os.O_RDONLY), 0)
+        compile("f(0)", NAME, "exec")  # the pages that any compilation changes become the call's own ahead of its code
+        _, ancillary, _, _ = sandbox.recvmsg(1, _ROOM)
         if not ancillary:  # the trainer has closed
             os._exit(0)
-        fds.frombytes(ancillary[0][2][:4])
-        for target in (1, 2):
-            os.dup2(fds[0], target)
-        os.dup2(os.open("/dev/null", os.O_RDONLY), 0)
+        fd = descriptor(ancillary)
+        os.dup2(fd, 1)
+        os.dup2(fd, 2)
         sandbox.detach()
         os.closerange(3, 4096)
         code = bytearray()
@@ -346,6 +352,6 @@ def run_call(level, sandbox):
         os._exit(status)
 
 
-def warm_up():
-    """What a call does anyway and can be done before its code is there: pages that it changes become its own."""
-    exec(compile(parse("def f(x): return [x + i for i in range(9)]\nf(1)")[0], NAME, "exec"), {})
+def descriptor(ancillary):
+    """The one that came with a message."""
+    return int.from_bytes(ancillary[0][2][:4], sys.byteorder)
