@@ -156,6 +156,8 @@ from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
 print("FOUND", "cpu:gloo,{get_device_name()}" in inspect.getsource(d.initialize_global_process_group_ray))
 print("FOUND", "poll_interval" in inspect.getsource(ReplayBuffer._wait_for_next_poll))
 print("FOUND", "tensor.to(self.device)" in inspect.getsource(b.BucketedWeightReceiver.receive_weights))
+from verl.workers.rollout.vllm_rollout import utils, vllm_rollout
+print("FOUND", "{job_id}-replica-" in inspect.getsource(utils) and "get_job_id()" in inspect.getsource(vllm_rollout))
 import vllm.model_executor.layers.utils as u, vllm.model_executor.layers.linear as l
 print("FOUND", "remove_weight" in inspect.getsource(u.dispatch_cpu_unquantized_gemm))
 print("FOUND", "import dispatch_cpu_unquantized_gemm" in inspect.getsource(l.UnquantizedLinearMethod))
@@ -172,7 +174,7 @@ print("FOUND", list(inspect.signature(LogprobsProcessor.from_new_request).parame
 print("FOUND", {"start_indices", "end_indices", "token_ids", "logprobs"} <= set(FlatLogprobs.__dataclass_fields__))
 """
     result = python(code)
-    assert found_words(result) == ["0.9.1", "0.30.0", *["True"] * 12], result.stderr[-2000:]
+    assert found_words(result) == ["0.9.1", "0.30.0", *["True"] * 13], result.stderr[-2000:]
 
 
 def test_rollout_names_losses_and_estimators_are_registered_by_importing_upstream():
