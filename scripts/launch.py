@@ -173,7 +173,9 @@ def main(arguments: list[str]) -> int:
     for ending in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(ending, lambda number, frame: sys.exit(128 + number))
     verbose = os.environ.get("VERBOSE", "0") not in ("", "0")
-    steps = next((int(a.split("=")[1]) for a in command if re.fullmatch(r"trainer.total_training_steps=\d+", a)), None)
+    # of several the last one counts, as Hydra takes it
+    named = [int(a.split("=")[1]) for a in command if re.fullmatch(r"trainer.total_training_steps=\d+", a)]
+    steps = named[-1] if named else None
     print(f"starting; output in {run_dir / 'train.log'}", file=sys.stderr)
     with open(run_dir / "train.log", "ab") as log:
         start = log.tell()

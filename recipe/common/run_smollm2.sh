@@ -35,6 +35,8 @@ settings=(
     # the model is far surer of right steps than of wrong ones: at 1 it is right a third as often
     actor_rollout_ref.rollout.temperature=0.7
     actor_rollout_ref.rollout.dtype=bfloat16
+    # all weights in a bucket: vLLM wants a head that is tied to the embeddings together with them
+    actor_rollout_ref.rollout.checkpoint_engine.update_weights_bucket_megabytes=768
     actor_rollout_ref.rollout.val_kwargs.n=4
     actor_rollout_ref.rollout.val_kwargs.temperature=0.7
     actor_rollout_ref.rollout.val_kwargs.top_p=1.0

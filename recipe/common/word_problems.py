@@ -111,7 +111,8 @@ def random_problem(config: WordProblemsConfig, wanted: int, rng: random.Random) 
     numbers += [rng.randint(2, config.max_factor if o in "*/" else config.max_number) for o in operations]
     problem = Problem(name, lines, tuple(numbers))
     values = [answer(Problem(name, lines[:end], problem.numbers)) for end in range(1, len(lines) + 1)]
-    if None in values or max(numbers[0], *values) > config.max_value or values[-1] in numbers:
+    reached = [value for value in values if value is not None]
+    if len(reached) < len(lines) or max(numbers[0], *reached) > config.max_value or reached[-1] in numbers:
         return None
     return problem
 

@@ -15,6 +15,7 @@ from omegaconf import OmegaConf
 from recipe.common.countdown import CountdownConfig, write_countdown
 from recipe.common.tiny_model import write_tiny_model
 from recipe.common.walk import MODEL, WalkConfig, write_walks
+from recipe.common.word_problems import WordProblemsConfig, write_word_problems
 from tests.forked import run_two_at_a_time, with_forks
 from verl.trainer.preflight import settle
 
@@ -25,7 +26,7 @@ UPSTREAM = "hydra.searchpath=[pkg://recipe.common.config,pkg://verl.trainer.conf
 SCRIPTS = sorted(
     str(path.relative_to(ROOT))
     for path in (ROOT / "recipe").glob("*/*.sh")
-    # the first five are called by the others; warm start and SFT are upstream's SFT trainer
+    # the first six are called by the others; warm start and SFT are upstream's SFT trainer
     if path.name
     not in (
         "run_countdown.sh",
@@ -33,6 +34,7 @@ SCRIPTS = sorted(
         "make_countdown_data.sh",
         "make_walk_data.sh",
         "small_tasks.sh",
+        "run_smollm2.sh",
         "run_warm_start.sh",
         "run_sft.sh",
         "run_search_task_sft_cpu.sh",
@@ -64,6 +66,7 @@ def dry_runs(folder) -> dict[str, DryRun]:
     pd.DataFrame([row] * 600).to_parquet(folder / "math.parquet")
     env = {name: value for name, value in os.environ.items() if name not in ("VERL_PLATFORM", "HF_HUB_OFFLINE")}
     env |= {"DRY_RUN": "1", "DATA_DIR": str(folder), "RUN_DIR": str(folder / "run")}
+    write_word_problems(folder / "word_problems", WordProblemsConfig(train_size=16, valid_size=4, test_size=0))
     (folder / "search").mkdir()
     for name in ("train", "test"):
         pd.DataFrame([row | {"data_source": "search_task"}] * 600).to_parquet(folder / f"search/{name}.parquet")
@@ -75,6 +78,8 @@ def dry_runs(folder) -> dict[str, DryRun]:
         own = {"FORKED_COMMANDS": f"{folder}/{script.replace('/', '_')}.json"}
         if any(word in script for word in ("_cpu", "countdown", "explore")):
             own["MODEL_PATH"] = str(folder / "model")
+        if "smollm2" in script:
+            own["DATA_DIR"] = str(folder / "word_problems")
         if "search_task" in script:
             own["DATA_DIR"] = str(folder / "search")
         return ["bash", script], with_forks(env | own)

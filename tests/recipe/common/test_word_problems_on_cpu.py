@@ -85,7 +85,13 @@ def line(story: str, part: str, text: str) -> tuple[str, str]:
     ("story", "texts", "numbers", "words", "expected"),
     [
         ("collection", ("shared equally", "finds", "equal piles"), (24, 4, 6, 3), "24 .* among 4 .* 6 more .* 3 eq", 4),
-        ("baking", ("trays", "{She} eats", "for {b} dollars"), (3, 8, 4, 2), "3 trays .* 8 on .* eats 4 .* 2 dollars", 40),
+        (
+            "baking",
+            ("trays", "{She} eats", "for {b} dollars"),
+            (3, 8, 4, 2),
+            "3 trays .* 8 on .* eats 4 .* 2 dollars",
+            40,
+        ),
         ("bus", ("women", "get off", "on the {things} now"), (5, 6, 4), "5 women and 6 men .* 4 people get off", 7),
         ("money", ("paid", "aunt", "A ticket"), (20, 6, 4, 3), "20 dollars and paid 6 .* 4 dollars.* costs 3", 6),
         ("farm", ("every day", "sells", "families"), (5, 4, 2, 6), "5 .* 4 days.* sells 2 .* 6 families", 3),
