@@ -32,6 +32,7 @@ settings=(
     data.train_files="$DATA_DIR/sft.parquet"
     trainer.experiment_name="$EXPERIMENT_NAME"
     trainer.default_local_dir="$RUN_DIR"
+    ${WARM_START_OPTIONS[@]+"${WARM_START_OPTIONS[@]}"}
     "$@"
 )
 if [ "${DRY_RUN:-0}" != 0 ]; then

@@ -2,9 +2,10 @@
 # million parameters learns on a laptop, and a pretrained model on GPUs.
 
 # use_task countdown|walk: sets TASK; VAL_SPLIT, the file that a run validates on; WARM_START and TINY_MODEL, names of
-# folders under outputs/; TASK_OPTIONS, Hydra overrides; all for the HARDWARE. make_tiny_model DIR makes the task's model.
+# folders under outputs/; TASK_OPTIONS and WARM_START_OPTIONS, Hydra overrides; all for the HARDWARE.
+# make_tiny_model DIR makes the task's model.
 use_task() {
-    TASK=$1 TASK_OPTIONS=()
+    TASK=$1 TASK_OPTIONS=() WARM_START_OPTIONS=()
     case "$TASK" in
     countdown)
         VAL_SPLIT=test WARM_START=warm_start TINY_MODEL=tiny_model
@@ -12,7 +13,9 @@ use_task() {
     walk)
         VAL_SPLIT=valid WARM_START=warm_start_walk TINY_MODEL=walk_model
         # rows are padded to these lengths on CPU: six lines of six tokens
-        [ "$HARDWARE" = gpu ] || TASK_OPTIONS=(data.max_prompt_length=24 data.max_response_length=40)
+        if [ "$HARDWARE" = cpu ]; then
+            TASK_OPTIONS=(data.max_prompt_length=24 data.max_response_length=40) WARM_START_OPTIONS=(optim.lr=2e-3)
+        fi
         ;;
     *)
         echo "error: TASK=$TASK: choose countdown or walk" >&2

@@ -5,8 +5,8 @@
 A problem is `3>22 4: +5 *2 -3` (from 3 to 22 in 4 steps by these operations), an answer has a line for each step:
 `3*2=6`, `6*2=12`, `12+5=17`, `17+5=22`. Each line is a decision; only few of the sequences of operations end at the
 target. Written: train, valid and test in verl's format (no problem is in two of them), and sft.parquet with
-demonstrations for a warm start: walks of up to `demo_right_steps` steps end at their target, longer ones do so with
-probability `demo_correct` and else go anywhere. So the model knows the rules and how a walk ends; RL finds the rest.
+demonstrations of 1 to `max_steps` steps for a warm start, of which only `demo_correct` end at their target; the others
+go anywhere. So the model knows the rules and some of how to get there; RL finds the rest.
 """
 
 import argparse
@@ -25,13 +25,13 @@ from verl.utils.reward_score.walk import apply
 SIZES = {"train": "train_size", "valid": "valid_size", "test": "test_size", "sft": "demo_size"}
 HELD_OUT = {"valid": 0.1, "test": 0.1}  # shares of all problems
 FRUITLESS_ATTEMPTS = 20_000
-# 1.1 million parameters; every number of a walk is one token
+# 1.3 million parameters; every number of a walk is one token
 MODEL = TinyModelConfig(
-    hidden_size=128,
-    intermediate_size=384,
-    num_layers=5,
-    num_heads=4,
-    num_kv_heads=4,
+    hidden_size=160,
+    intermediate_size=640,
+    num_layers=3,
+    num_heads=5,
+    num_kv_heads=5,
     extra_words=tuple(map(str, range(10, 100))),
 )
 
@@ -53,16 +53,15 @@ class WalkConfig:
     train_size: int = 4000
     valid_size: int = 64
     test_size: int = 256
-    demo_size: int = 9600
-    demo_right_steps: int = 2
-    demo_correct: float = 0.0
+    demo_size: int = 16_000
+    demo_correct: float = 0.5
     min_steps: int = 4
     max_steps: int = 6
-    max_start: int = 20
+    max_start: int = 12
     operators: str = "+*-"
-    max_operand: int = 9
-    max_factor: int = 3
-    limit: int = 99
+    max_operand: int = 5
+    max_factor: int = 2
+    limit: int = 40
     max_share: float = 0.1
     style: str = "short"
     seed: int = 0
@@ -71,7 +70,6 @@ class WalkConfig:
         for name in SIZES.values():
             require(getattr(self, name) >= 0, name, getattr(self, name), "at least 0")
         require(0 <= self.demo_correct <= 1, "demo_correct", self.demo_correct, "between 0 and 1")
-        require(self.demo_right_steps >= 0, "demo_right_steps", self.demo_right_steps, "at least 0")
         require(1 <= self.min_steps, "min_steps", self.min_steps, "at least 1")
         require(self.min_steps <= self.max_steps <= 12, "max_steps", self.max_steps, "min_steps to 12")
         require(2 <= self.max_factor, "max_factor", self.max_factor, "at least 2")
@@ -152,7 +150,7 @@ def random_problem(config: WalkConfig, steps: int, max_share: float, rng: random
     rare = [end for end, count in sorted(counts.items()) if count <= max_share * counts.total() and end != start]
     if not rare or len(set(operations)) < len(operations):
         return None
-    return problem._replace(target=rng.choice(rare))
+    return problem._replace(target=rng.choices(rare, [counts[end] for end in rare])[0])
 
 
 def split_of(problem: Problem, seed: int) -> str:
@@ -203,7 +201,7 @@ def demonstration(config: WalkConfig, rng: random.Random) -> dict:
     steps, problem = rng.randint(1, config.max_steps), None
     while problem is None or split_of(problem, config.seed) != "train":
         problem = random_problem(config, steps, 1.0, rng)
-    right = steps <= config.demo_right_steps or rng.random() < config.demo_correct
+    right = rng.random() < config.demo_correct
     return {
         "messages": [
             {"role": "user", "content": walk_text(problem.truth(), config.style)},

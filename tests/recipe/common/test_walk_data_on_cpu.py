@@ -18,7 +18,6 @@ CONFIG = WalkConfig(
     valid_size=40,
     test_size=50,
     demo_size=600,
-    demo_right_steps=2,
     demo_correct=0.5,
     min_steps=3,
     max_steps=5,
@@ -104,16 +103,17 @@ def test_walks_are_drawn_evenly_from_all_and_from_the_right_ones():
         assert 15 < min(drawn.values()) and max(drawn.values()) < 95
 
 
-def test_demonstrations_keep_the_rules_and_short_ones_are_right(written):
-    right = {True: [], False: []}  # is short -> verdicts
+def test_demonstrations_keep_the_rules_and_are_right_as_often_as_asked(written):
+    verdicts: dict[int, list[float]] = {}  # by number of steps
     for messages in written["sft"]["messages"]:
         start, target, steps, operations = shown(messages[0]["content"])
         truth = {"start": start, "target": target, "steps": steps, "operations": operations, "limit": CONFIG.limit}
         result = compute_score("walk", messages[1]["content"], truth)
         assert result["format"] == 1.0 and 1 <= steps <= 5
-        right[steps <= 2].append(result["acc"])
-    assert all(right[True]) and len(right[True]) > 180
-    assert 0.4 < sum(right[False]) / len(right[False]) < 0.65  # 0.5, plus walks that end there by chance
+        verdicts.setdefault(steps, []).append(result["acc"])
+    assert verdicts.keys() == {1, 2, 3, 4, 5}
+    long = verdicts[4] + verdicts[5]
+    assert 0.4 < sum(long) / len(long) < 0.65  # 0.5, plus walks that end there by chance
 
 
 def test_long_prompts_ask_for_what_their_demonstrations_do(tmp_path):
