@@ -248,6 +248,8 @@ def adapt_modules() -> None:
         # vLLM names its processes by this package, which finds no title where Ray's copy of it has been at work
         with contextlib.suppress(ImportError):
             importlib.import_module("setproctitle").setproctitle = raylet.setproctitle
+    if values := sys.modules.get("prometheus_client.values"):
+        values.ValueClass = values.get_value_class()
     if numpy := sys.modules.get("numpy"):
         numpy.random.seed()
     if torch := sys.modules.get("torch"):

@@ -2,9 +2,14 @@
 
     subprocess.run(["bash", "recipe/hapo/run_countdown_cpu.sh"], env=with_forks({**os.environ, "DRY_RUN": "1"}))
 
-The imports take ten seconds, a dry run after them one. `python -m verl.trainer.…` and `python scripts/evaluate.py`
-run in forks of a server of scripts/fork_server.py; any other `python` is the real one. verl chooses its platform when
-it is imported, so that there is a server for each VERL_PLATFORM. They end with the tests' process.
+The imports take ten seconds, a dry run after them one. `python -m verl.trainer.…`, `python scripts/evaluate.py` and
+`python scripts/explore.py` run in forks of a server of scripts/fork_server.py; any other `python` is the real one. verl
+chooses its platform when it is imported, so that there is a server for each VERL_PLATFORM. They end with the tests'
+process.
+
+    subprocess.run(["python", "engine.py"], env=as_in_a_run(os.environ))
+
+Here every Python process is a fork, those that vLLM starts as well.
 """
 
 import json
@@ -20,12 +25,12 @@ sys.path.insert(0, str(ROOT / "scripts"))
 import fork_server  # noqa: E402
 
 SECONDS = 300  # until a command is ended
-MODULES = ("verl.trainer.main_ppo", "verl.trainer.ppo.v1", "verl.trainer.sft_trainer", "verl.evaluation.main")
+MODULES = (*fork_server.MODULES, "verl.trainer.sft_trainer", "verl.evaluation.main")
 # The file that FORKED_COMMANDS names gets a line of JSON for each fork: the arguments and the environment.
 SHIM = """#!{python} -IS
 import json, os, sys
 program, environment = {python!r}, dict(os.environ)
-if " ".join(sys.argv[1:]).startswith(("-m verl.trainer.", "scripts/evaluate.py")):
+if " ".join(sys.argv[1:]).startswith(("-m verl.trainer.", "scripts/evaluate.py", "scripts/explore.py")):
     program = {client!r}
     if "FORKED_COMMANDS" in environment:
         with open(environment["FORKED_COMMANDS"], "a") as file:
@@ -63,6 +68,12 @@ def with_forks(
         _servers[root][platform], _ = fork_server.start(None, MODULES, imports)  # ends with this process
     Path(folder, "servers.json").write_text(json.dumps(_servers[root]))
     return environment
+
+
+def as_in_a_run(environment: Mapping[str, str]) -> dict[str, str]:
+    """The environment of a run without GPUs, in which `python` is the client of a fork server."""
+    environment = with_forks({**environment, "VERL_PLATFORM": "cpu", "HF_HUB_OFFLINE": "1"}, ["cpu"])
+    return environment | _servers[ROOT]["cpu"] | {"PATH": f"{fork_server.CLIENT.parent}:{environment['PATH']}"}
 
 
 def run_two_at_a_time(commands: Iterable[tuple[list[str], Mapping[str, str]]]) -> list[subprocess.CompletedProcess]:

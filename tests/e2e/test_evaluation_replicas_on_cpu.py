@@ -1,12 +1,14 @@
 """An evaluation on two replicas of a model: both answer, and the samples are those of one."""
 
 import json
+import os
 from pathlib import Path
 
 import httpx
 import pytest
 from hydra import compose, initialize_config_dir
 
+from tests.forked import as_in_a_run
 from verl.evaluation import main
 
 pytestmark = pytest.mark.slow
@@ -25,8 +27,8 @@ def samples_of(inputs: Path, replicas: int) -> dict[tuple, str]:
 
 
 def test_two_replicas_give_the_samples_of_one(inputs, monkeypatch):
-    monkeypatch.setenv("VERL_PLATFORM", "cpu")
-    monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "1")
+    for name, value in as_in_a_run({**os.environ, "VLLM_CPU_KVCACHE_SPACE": "1"}).items():
+        monkeypatch.setenv(name, value)
     counters, collect = [], main._collect
 
     async def collect_and_count(plan, url, samples):

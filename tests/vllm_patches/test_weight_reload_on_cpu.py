@@ -6,10 +6,11 @@ One real engine (about 40 s): the weights go through the same `load_weights` tha
 
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests.forked import as_in_a_run
 
 pytestmark = pytest.mark.slow
 
@@ -71,16 +72,10 @@ def test_greedy_tokens_and_logprobs_follow_the_weights(tmp_path):
     folder = write_tiny_model(tmp_path / "model")
     script = tmp_path / "compare.py"
     script.write_text(CODE)
-    env = {
-        **os.environ,
-        "VERL_PLATFORM": "cpu",
-        "VLLM_CPU_KVCACHE_SPACE": "1",
-        "VLLM_ALLOW_INSECURE_SERIALIZATION": "1",  # for the function sent to the worker; test only
-        "HF_HUB_OFFLINE": "1",
-    }
-    done = subprocess.run(
-        [sys.executable, str(script), str(folder)], capture_output=True, text=True, env=env, timeout=300
-    )
+    # insecure: for the function sent to the worker; test only
+    env = as_in_a_run({**os.environ, "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_ALLOW_INSECURE_SERIALIZATION": "1"})
+    command = ["python", str(script), str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True, env=env, timeout=300)
     printed = [line.split()[1:] for line in done.stdout.splitlines() if line.startswith("FOUND")]
     assert done.returncode == 0, done.stderr[-3000:]
     differences = {label: float(value) for label, value in (f for f in printed if len(f) == 2)}

@@ -5,13 +5,13 @@ import math
 import os
 import random
 import subprocess
-import sys
 
 import pytest
 import torch
 from vllm import SamplingParams
 from vllm.v1.sample.logits_processor import BatchUpdate, MoveDirectionality
 
+from tests.forked import as_in_a_run
 from verl.workers.rollout.adaptive_temperature import (
     AdaptiveTemperature,
     compute_entropy_based_temperature,
@@ -158,8 +158,8 @@ def engine_samples(tmp_path_factory):
     model.save_pretrained(folder)
     script = folder / "engine.py"
     script.write_text(ENGINE)
-    env = {**os.environ, "VERL_PLATFORM": "cpu", "VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1"}
-    command = [sys.executable, str(script), str(folder), json.dumps(SETTINGS)]
+    env = as_in_a_run({**os.environ, "VLLM_CPU_KVCACHE_SPACE": "1"})
+    command = ["python", str(script), str(folder), json.dumps(SETTINGS)]
     done = subprocess.run(command, capture_output=True, text=True, env=env, timeout=400)
     assert done.returncode == 0, done.stderr[-3000:]
     printed = [json.loads(line.removeprefix("FOUND ")) for line in done.stdout.splitlines() if line.startswith("FOUND")]
