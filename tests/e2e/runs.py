@@ -9,6 +9,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
@@ -18,6 +19,9 @@ from verl.evaluation.server import free_port
 ROOT = Path(__file__).resolve().parents[2]
 GRPO, HAPO = "recipe/common/run_grpo_countdown.sh", "recipe/hapo/run_countdown_cpu.sh"
 LATR, HATO = "recipe/latr/run_countdown_cpu.sh", "recipe/hato/run_countdown_cpu.sh"
+# command lines: an actor that nobody calls through Ray, for which upstream would wait forever; and the process without
+# which no state of an actor can be asked for
+STORAGE, GCS = "ray::SimpleStorageUnit", "gcs/gcs_server"
 # Ray 2.60 asks for a token by default, which both sides would read from the user's home
 NO_TOKEN = {"RAY_AUTH_MODE": "disabled"}
 
@@ -44,21 +48,61 @@ def wait_until(condition: Callable[[], bool], launcher: subprocess.Popen, second
         time.sleep(0.2)
 
 
-def kill_one(launcher: subprocess.Popen, named: str) -> tuple[int, str, list[psutil.Process]]:
-    """SIGKILL the first process below the launcher whose command line has `named`.
+@dataclass(frozen=True)
+class End:
+    """How a run ended after a SIGKILL."""
 
-    Returns the launcher's exit code, what it printed as errors, and those of its processes that outlived it.
-    """
-    started = psutil.Process(launcher.pid).children(recursive=True)
-    victims = [process for process in started if named in " ".join(process.cmdline())]
-    assert victims, [process.cmdline() for process in started]
+    seconds: float
+    code: int
+    errors: str  # what the launcher printed
+    pid: int  # of the victim
+    left: list[str]  # processes and files in shared memory
+
+
+def process_tree(launcher: subprocess.Popen) -> dict[psutil.Process, str]:
+    """The launcher and its descendants, with their command lines."""
+    commands = {}
+    root = psutil.Process(launcher.pid)
+    for process in [root, *root.children(recursive=True)]:
+        try:
+            commands[process] = " ".join(process.cmdline())
+        except psutil.Error:  # it has just ended
+            continue
+    return commands
+
+
+def shared_memory(processes: dict[psutil.Process, str]) -> set[int]:
+    """The inodes of the files in /dev/shm that the processes use."""
+    inodes = set()
+    for process in processes:
+        try:
+            lines = Path(f"/proc/{process.pid}/maps").read_text().splitlines()
+        except OSError:
+            continue
+        inodes |= {int(line.split()[4]) for line in lines if "/dev/shm/" in line}
+    return inodes
+
+
+def kill(launcher: subprocess.Popen, pattern: str) -> End:
+    """SIGKILL the first process that fits the pattern, the launcher itself if it is empty, and wait for the end."""
+    tree = process_tree(launcher)
+    victims = [process for process in [*tree][1:] if re.search(pattern, tree[process])] if pattern else [*tree][:1]
+    assert victims, sorted(tree.values())
     victims[0].kill()
+    start, inodes, errors = time.monotonic(), shared_memory(tree), None
     try:
-        _, errors = launcher.communicate(timeout=300)
+        while errors is None and time.monotonic() < start + 300:
+            inodes |= shared_memory(tree)
+            with suppress(subprocess.TimeoutExpired):
+                _, errors = launcher.communicate(timeout=0.5)
+        # of a launcher that was killed, the processes end by themselves
+        _, alive = psutil.wait_procs(tree, timeout=0.1 if pattern else 30)
+        seconds = time.monotonic() - start
     finally:
         launcher.kill()
-    alive = [p for p in started if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
-    return launcher.returncode, errors, alive
+    left = [tree[process] for process in alive if process.is_running() and process.status() != psutil.STATUS_ZOMBIE]
+    left += [entry.path for entry in os.scandir("/dev/shm") if entry.inode() in inodes]
+    return End(seconds, launcher.returncode, errors or "", victims[0].pid, left)
 
 
 @contextmanager

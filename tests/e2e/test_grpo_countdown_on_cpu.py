@@ -1,11 +1,12 @@
-"""The real stack on CPU: GRPO trains, a killed run ends clean and resumes, the checkpoint is a usable model.
+"""The real stack on CPU: GRPO trains, a run killed twice ends clean and resumes, the checkpoint is a usable model.
 
-Two launches of about 100 s each; everything that needs the whole stack is checked on them.
+Three launches; everything that needs the whole stack is checked on them.
 """
 
 import json
 import os
 import random
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -20,13 +21,13 @@ from recipe.common.countdown import CountdownConfig, random_expression, solve, w
 from recipe.common.run_metrics import load_metrics
 from recipe.common.tiny_model import write_tiny_model
 from tests.e2e.learning import learn_by_heart
-from tests.e2e.runs import kill_one, start_run, wait_until
+from tests.e2e.runs import GCS, STORAGE, End, kill, start_run, wait_until
 from verl.evaluation.results import parse_result_lines
 from verl.evaluation.server import serving
 from verl.trainer.checkpoint_marker import complete_steps
 
 ROOT = Path(__file__).resolve().parents[2]
-STEPS, N_VAL = 4, 32
+STEPS, N_VAL = 5, 32
 pytestmark = pytest.mark.e2e
 
 
@@ -58,28 +59,35 @@ def launch(inputs: Path) -> subprocess.Popen:
 
 
 def logged_steps(run: Path) -> list[int]:
-    return [json.loads(line)["step"] for line in (run / "metrics.jsonl").read_text().splitlines()]
+    log = run / "metrics.jsonl"
+    return [json.loads(line)["step"] for line in log.read_text().splitlines()] if log.exists() else []
+
+
+def launch_and_kill(inputs: Path, victim: str) -> End:
+    """A launch that gets a SIGKILL after its first checkpoint."""
+    run, before = inputs / "run", len(complete_steps(inputs / "run"))
+    launcher = launch(inputs)
+    wait_until(lambda: len(complete_steps(run)) > before, launcher)
+    return kill(launcher, victim)
 
 
 @pytest.fixture(scope="module")
-def killed(inputs):
-    """A run whose vLLM engine got SIGKILL in mid-run, after its first checkpoint."""
-    launcher = launch(inputs)
-    # a step is logged after its checkpoint is written
-    wait_until(lambda: complete_steps(inputs / "run") and len(logged_steps(inputs / "run")) > 1, launcher)
-    return kill_one(launcher, "EngineCore")
+def killed(inputs) -> list[End]:
+    """The ends of a run whose storage is killed, and of its next launch, whose GCS is."""
+    return [launch_and_kill(inputs, victim) for victim in (STORAGE, GCS)]
 
 
-def test_a_killed_engine_ends_the_run_with_a_message_and_no_orphans(killed):
-    code, errors, alive = killed
-    assert code != 0
-    assert "The run failed" in errors and "train.log" in errors and "resumes" in errors
-    assert alive == []
+@pytest.mark.parametrize("launch", [0, 1])
+def test_a_killed_process_ends_the_run_with_its_name_and_no_orphans(killed, launch):
+    end = killed[launch]
+    assert end.code != 0 and end.seconds < 90 and end.left == []
+    assert re.search(rf"error: .*\(process {end.pid} on [\w.:-]+\)", end.errors), end.errors
 
 
 @pytest.fixture(scope="module")
 def resumed(inputs, killed):
     last = complete_steps(inputs / "run")[-1]
+    assert 1 < last < STEPS, "it was killed too late"
     launcher = launch(inputs)
     out, errors = launcher.communicate(timeout=550)
     assert launcher.returncode == 0, errors

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from recipe.common.run_metrics import load_metrics
-from tests.e2e.runs import HAPO, LATR, kill_one, start_run, wait_until
+from tests.e2e.runs import HAPO, LATR, kill, start_run, wait_until
 
 STEPS = 3
 GREEDY = [
@@ -45,7 +45,7 @@ def run_and_kill(inputs: Path, script: str, workers: int, overrides: list[str], 
     launcher = start_run(inputs, name, *GREEDY, *overrides, f"trainer.n_gpus_per_node={workers}", script=script)
     metrics = inputs / name / "metrics.jsonl"
     wait_until(lambda: metrics.exists() and metrics.read_text().count("actor/pg_loss") >= STEPS, launcher)
-    return load_metrics(inputs / name).loc[1:STEPS], *kill_one(launcher, victim)
+    return load_metrics(inputs / name).loc[1:STEPS], kill(launcher, victim)
 
 
 @pytest.fixture(scope="module")
@@ -68,14 +68,14 @@ def test_hapo_off_on_two_workers_computes_what_grpo_with_trivial_groups_computes
 
 
 def test_a_killed_driver_ends_the_run_with_a_message_and_no_orphans(one_worker):
-    _, code, errors, alive = one_worker
-    assert code == 128 + 9
-    assert "ended by signal SIGKILL" in errors and "train.log" in errors and "resumes" in errors
-    assert alive == []
+    end = one_worker[1]
+    assert end.code == 128 + 9
+    assert "ended by signal SIGKILL" in end.errors and "train.log" in end.errors and "resumes" in end.errors
+    assert end.left == []
 
 
 def test_a_killed_worker_ends_the_run_with_a_message_and_no_orphans(two_workers):
-    _, code, errors, alive = two_workers
-    assert code not in (0, None)
-    assert "The run failed" in errors and "WorkerDict (process " in errors and "resumes" in errors
-    assert alive == []
+    end = two_workers[1]
+    assert end.code not in (0, None)
+    assert "The run failed" in end.errors and "WorkerDict (process " in end.errors and "resumes" in end.errors
+    assert end.left == []

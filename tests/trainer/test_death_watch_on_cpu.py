@@ -4,13 +4,13 @@ import multiprocessing
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 
 import pytest
 import ray
 
+from tests.forked import as_in_a_run
 from verl.trainer import death_watch
 from verl.trainer.death_watch import DeathWatch, lost_actors, report_first_death, reported_deaths
 
@@ -96,8 +96,8 @@ time.sleep(float(seconds))
 
 def drive(look_seconds: float, victim: str, seconds: float) -> subprocess.CompletedProcess:
     """Run a driver that ends by itself after `seconds`, if not by the death of its victim."""
-    command = [sys.executable, "-c", DRIVER, str(look_seconds), victim, str(seconds)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120)
+    command = ["python", "-c", DRIVER, str(look_seconds), victim, str(seconds)]
+    return subprocess.run(command, env=as_in_a_run(os.environ), capture_output=True, text=True, timeout=120)
 
 
 def errors(done: subprocess.CompletedProcess) -> list[str]:
