@@ -153,7 +153,8 @@ def main() -> None:
         "runs' ratios to the baseline. CPU: milliseconds per call of all processes. The baseline confines nothing. "
         "The process of a sandbox's next call is forked while its last answer is on the way: latency leaves that out, "
         "CPU does not. Bounds: an interpreter that has imported what a sandbox's has is forked in a loop, and nothing "
-        "confines, cleans, asks or reads the fork: the second bound's ratio of CPU is more than a tool that forks this interpreter can reach. "
+        "confines, cleans, asks or reads the fork: the second bound's ratio of CPU is more than a tool that "
+        "forks this interpreter can reach. "
         f"Load of the machine when the rows began, ours included: {' and '.join(f'{value:.1f}' for value in load)}. "
         "Target: 20 times the calls per second.",
         ("at once", "way", "calls/s", "p50 ms", "p99 ms", "CPU ms", "calls/s, ratio", "calls per CPU second, ratio"),
