@@ -7,6 +7,7 @@ and stopped at the end. The keys are in recipe/common/config/diagnosis.yaml; scr
 """
 
 import os
+import shlex
 import signal
 import sys
 from pathlib import Path
@@ -21,28 +22,28 @@ import verl.trainer
 from recipe.common.exploration_report import proposals, table, write
 from recipe.common.menu import CONFIG, RECIPES
 from verl.evaluation.exploration_plan import Plan, plan_of
-from verl.trainer.preflight import check_data_files
 
 # folders that a checkpoint is saved in: they say nothing of which one it is
 UNTELLING = ("huggingface", "actor", "merged")
 
 
 def config_of(model: str, data: str, overrides: list[str]) -> DictConfig:
-    """The config; the task is that of the data's data_source if it has one, unless the overrides name it.
-
-    Raises:
-        ValueError: the data cannot be read.
-    """
+    """The config; the task is that of the data's data_source if there is one, unless the overrides name it."""
     folders = [Path(verl.trainer.__path__[0], "config"), *sorted(RECIPES.glob("*/config"))]
     chosen = [f"hydra.searchpath=[{','.join(f'file://{folder}' for folder in folders)}]"]
     chosen += [f"hardware={os.environ.get('HARDWARE', 'cpu')}", f"experiment={model_name(model)}"]
     chosen += [f"actor_rollout_ref.model.path={model}", f"data.train_files={data}", f"data.val_files={data}"]
-    check_data_files("DATA", data, "prompt")
-    source = pq.read_table(data, columns=["data_source"])["data_source"][0].as_py()
-    if any((folder / "task" / f"{source}.yaml").exists() for folder in folders):
-        overrides = [f"task={source}", *overrides]
+    if any((folder / "task" / f"{data_source(data)}.yaml").exists() for folder in folders):
+        chosen.append(f"task={data_source(data)}")
     with initialize_config_dir(str(CONFIG), version_base=None):
         return compose("diagnosis", [*chosen, *overrides])
+
+
+def data_source(data: str) -> str | None:
+    """Of the first row; None if there is none, of which the checks of the plan will say more."""
+    if not Path(data).is_file() or "data_source" not in pq.read_schema(data).names:
+        return None
+    return next(iter(pq.read_table(data, columns=["data_source"])["data_source"].to_pylist()), None)
 
 
 def model_name(model: str) -> str:
@@ -60,7 +61,8 @@ def main(model: str, data: str, *overrides: str) -> None:
         plan: Plan = plan_of(config)
     except (ValueError, HydraException, OmegaConfBaseException) as error:
         sys.exit(f"error: {error}")
-    about = plan.describe()
+    command = shlex.join(["bash", "scripts/explore.sh", model, data, *overrides])
+    about = [f"command: {command}", *plan.describe()]
     print(*about, sep="\n", flush=True)
     if os.environ.get("DRY_RUN", "0") not in ("", "0"):
         print("dry run: config, model and data are fine, nothing was started")

@@ -19,7 +19,7 @@ Rows = Sequence[dict[str, Any]]
 def table(rows: Rows, n: int) -> str:
     """Markdown."""
     header = ["policy", "accuracy (95 %)", f"Pass@{n}", "mixed groups", "answers", "branches", "entropy"]
-    header += ["tokens generated", "unique share", "seconds"]
+    header += ["tokens generated", "unique share", *(["tool calls"] if "tool_calls" in rows[0] else []), "seconds"]
     lines = [header, ["---", *["---:"] * (len(header) - 1)], *([row["policy"], *_cells(row, n)] for row in rows)]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
@@ -36,6 +36,7 @@ def _cells(row: dict[str, Any], n: int) -> list[str]:
         f"{row['entropy']:.3f}",
         f"{row['tokens']:,.0f}",
         f"{row['unique_share']:.2f}",
+        *([f"{row['tool_calls']:.1f}"] if "tool_calls" in row else []),
         f"{row['seconds']:.1f}",
     ]
 

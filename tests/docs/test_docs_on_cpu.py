@@ -26,6 +26,7 @@ import verl.trainer
 from recipe.arpo.search_task import SearchTaskConfig, write_search_task
 from recipe.common.countdown import CountdownConfig, write_countdown
 from recipe.common.tiny_model import write_tiny_model
+from recipe.common.walk import WalkConfig, write_walks
 from tests.forked import with_forks
 from verl.evaluation.results import EvalResult, format_result_lines, write_result_log
 from verl.trainer.checkpoint_marker import MARKER
@@ -150,13 +151,15 @@ def work(tmp_path_factory) -> Path:
     outputs = folder / "outputs"
     outputs.mkdir()
     model = write_tiny_model(outputs / "tiny_model")
-    for name in ("warm_start", "search_task_sft"):
+    for name in ("warm_start", "warm_start_walk", "search_task_sft"):
         shutil.copytree(model, outputs / name / "huggingface")
     write_countdown(outputs / "data/countdown", CountdownConfig(train_size=64, test_size=8, demo_size=0))
+    write_walks(outputs / "data/walk", WalkConfig(train_size=64, valid_size=8, test_size=8, demo_size=0))
     sizes = SearchTaskConfig(train_size=32, test_size=8, demo_size=2)
     asyncio.run(write_search_task(outputs / "data/search_task", sizes))
     make_run(outputs / "grpo_countdown_seed0", model, 0.38)
     make_run(outputs / "dapo_countdown_seed1", model, 0.41)
+    make_run(outputs / "grpo_walk_seed0", model, 0.2)
     make_trees(outputs / "latr_grpo_countdown_seed0/trees")
     result = EvalResult(
         experiment="grpo_countdown_seed0",
@@ -287,6 +290,8 @@ def config_of(call: list[str]) -> tuple[str, str, list[str]] | None:
     """Config folder, config name and overrides of a call; None: it composes none."""
     if call[0] == "scripts/evaluate.py":
         return "recipe/common/config", "evaluate", call[1:]
+    if call[0] == "scripts/explore.py":
+        return "recipe/common/config", "diagnosis", call[3:]
     trainer = next((name for name in ("verl.trainer.main_ppo", "verl.trainer.sft_trainer") if name in call), None)
     if trainer is None:
         return None
@@ -303,6 +308,7 @@ def test_overrides_compose_with_the_scripts_config(shadow, command):
     assert configs, "the script started no trainer and no evaluation"
     for folder, name, overrides in configs:
         ours = "pkg://recipe.common.config" + (".sft" if "sft" in f"{folder} {name}" else "")
+        ours += ",pkg://recipe.arpo.config" if name == "diagnosis" else ""  # it takes the recipes' tasks
         # an evaluation's config stands alone: a group of upstream's would hide its keys
         search = [f"hydra.searchpath=[file://{UPSTREAM}/trainer/config,{ours}]"] if name != "evaluate" else []
         with initialize_config_dir(str(shadow / folder), version_base=None):

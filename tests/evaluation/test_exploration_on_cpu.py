@@ -1,6 +1,7 @@
 """The numbers of a policy's groups, by hand and by the obvious slow way."""
 
 import random
+from dataclasses import replace
 from statistics import fmean
 
 import pytest
@@ -33,6 +34,12 @@ def test_numbers_by_hand():
     # unique: 1 2 5 6 7 | 1 5 | 3 8 9 9 9 of 8, 4 and 6 tokens
     assert numbers["unique_share"] == pytest.approx((5 + 2 + 5) / (8 + 4 + 6))
     assert numbers["entropy"] == 1.0
+
+
+def test_tool_calls_where_there_are_tools():
+    called = [replace(group, tool_calls=calls) for group, calls in zip(GROUPS, (4.0, 0.0, 2.0), strict=True)]
+    assert measure_groups(called, 2)["tool_calls"] == 2
+    assert "tool_calls" not in measure_groups(GROUPS, 2)
 
 
 def test_intervals_are_of_prompts():

@@ -49,11 +49,17 @@ class Trajectory:
 
 @dataclass(frozen=True)
 class Group:
-    """What a policy grew for a prompt; `generated` also counts the tokens that the engine made and no response has."""
+    """What a policy grew for a prompt.
+
+    Args:
+        generated: tokens that the engine made, those that no response has included.
+        tool_calls: of which one that trajectories share counts once; None: without tools.
+    """
 
     prompt_ids: Sequence[int]
     trajectories: Sequence[Trajectory]
     generated: int
+    tool_calls: float | None = None
 
 
 def measure_groups(groups: Sequence[Group], n: int) -> dict[str, float]:
@@ -67,7 +73,7 @@ def measure_groups(groups: Sequence[Group], n: int) -> dict[str, float]:
         `accuracy`, `pass@n` and `mixed`, with the ends of their 95 % bootstrap intervals over prompts; of a group:
         `answers`, the different ones, `branches`, the different responses, and `trajectories`; `entropy`, the mean over
         the model's tokens in nats; `tokens` that the engine generated for a prompt; `unique_share`, those tokens of
-        all rows, prompts included, that an update on the prefix tree computes.
+        all rows, prompts included, that an update on the prefix tree computes; `tool_calls` for a prompt, with tools.
     """
     right = [[trajectory.right for trajectory in group.trajectories] for group in groups]
     of_prompts = {
@@ -80,6 +86,8 @@ def measure_groups(groups: Sequence[Group], n: int) -> dict[str, float]:
         ends = zip(INTERVAL_ENDS, bootstrap_interval(values), strict=True)
         numbers |= {name: fmean(values)} | {name + end: value for end, value in ends}
     entropies = [step.entropy for group in groups for row in group.trajectories for step in row.steps if step]
+    if all(group.tool_calls is not None for group in groups):
+        numbers["tool_calls"] = fmean(group.tool_calls or 0.0 for group in groups)
     return numbers | {
         "answers": fmean(len({row.answer for row in group.trajectories}) for group in groups),
         "branches": fmean(len({tuple(row.tokens) for row in group.trajectories}) for group in groups),

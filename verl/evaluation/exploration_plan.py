@@ -5,6 +5,7 @@ where a training run reads it.
 """
 
 import inspect
+import os
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -58,12 +59,17 @@ class Plan(NamedTuple):
             f"{function.name} of {function.path}" if function.get("path") else "verl's reward of the data_source"
         )
         return [
-            f"model: {config.actor_rollout_ref.model.path}",
-            f"data: {len(self.prompts)} prompts of {config.data.val_files}{left_out}, "
+            f"model: {_shown(config.actor_rollout_ref.model.path)}",
+            f"data: {len(self.prompts)} prompts of {_shown(config.data.val_files)}{left_out}, "
             f"{config.n} responses of at most {config.data.max_response_length} tokens each",
             f"scored by: {scored_by}",
             f"policies: {', '.join(self.policies)}",
         ]
+
+
+def _shown(path: str) -> str:
+    """Without the folder in which the command was typed."""
+    return path.removeprefix(f"{os.getcwd()}{os.sep}")
 
 
 def plan_of(config: DictConfig) -> Plan:
@@ -153,10 +159,10 @@ def _check_reward(config: DictConfig, rows: Sequence[dict]) -> None:
 
 
 def _prompts(config: DictConfig, tokenizer, rows: Sequence[dict]) -> tuple[list[Prompt], int]:
-    """So many rows, drawn by the seed from those that are not too long, in their order; and how many were too long.
+    """So many rows, drawn by the seed, or all; in their order. And how many others were looked at and are too long.
 
     Raises:
-        ValueError: there are too few.
+        ValueError: all are too long.
     """
     data, chosen, lengths = config.data, [], []
     options = OmegaConf.to_container(data.get("apply_chat_template_kwargs") or OmegaConf.create())
@@ -171,8 +177,10 @@ def _prompts(config: DictConfig, tokenizer, rows: Sequence[dict]) -> tuple[list[
             others |= {"extra_info": rows[number].get("extra_info") or {}, "raw_prompt": messages, "index": number}
             chosen.append(Prompt(number, list(ids), others | {"uid": str(number), "global_steps": 0}))
         if len(chosen) == config.prompts:
-            return sorted(chosen), len(lengths) - len(chosen)
-    raise ValueError(
-        f"prompts={config.prompts}: {data.val_files} has {len(chosen)} of at most data.max_prompt_length="
-        f"{data.max_prompt_length} tokens, among {len(rows)} rows; the longest prompt has {max(lengths)}"
-    )
+            break
+    if not chosen:
+        raise ValueError(
+            f"data.max_prompt_length={data.max_prompt_length}: the {len(rows)} prompts of {data.val_files} have "
+            f"{min(lengths)} to {max(lengths)} tokens"
+        )
+    return sorted(chosen), len(lengths) - len(chosen)

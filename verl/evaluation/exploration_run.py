@@ -167,7 +167,7 @@ class Diagnosis:
             right = float(extra.get("acc", score["reward_score"])) > self.plan.config.hato.verification_threshold
             answer = extra.get("pred", self.plan.tokenizer.decode(tokens, skip_special_tokens=True))
             trajectories.append(Trajectory(tokens, recorder.steps_of(prompt.ids, tokens, mask), right, str(answer)))
-        return Group(prompt.ids, trajectories, recorder.tokens)
+        return Group(prompt.ids, trajectories, recorder.tokens, tree.metrics.get("tool_calls"))
 
     async def _scores(self, prompt: Prompt, responses: Sequence[Sequence[int]], **extra_info) -> list[dict]:
         """By the reward manager of the run, which gets what it would get from a rollout worker."""

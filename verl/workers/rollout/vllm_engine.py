@@ -33,7 +33,8 @@ class VLLMEngine(RolloutEngine):
         )
 
     def shutdown(self) -> None:
-        self.engine.shutdown()
+        engine, self.engine = self.engine, None  # else vLLM does it once more while the interpreter ends, and fails
+        engine.shutdown()
 
     async def forget_prefixes(self) -> None:
         """Empty the cache of prefixes, so that what comes next is not helped by what was before."""
