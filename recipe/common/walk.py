@@ -5,8 +5,8 @@
 A problem is `3>22 4: +5 *2 -3` (from 3 to 22 in 4 steps by these operations), an answer has a line for each step:
 `3*2=6`, `6*2=12`, `12+5=17`, `17+5=22`. Each line is a decision; only few of the sequences of operations end at the
 target. Written: train, valid and test in verl's format (no problem is in two of them), and sft.parquet with
-demonstrations of 1 to `max_steps` steps for a warm start, of which only `demo_correct` end at their target; the others
-go anywhere. So the model knows the rules and some of how to get there; RL finds the rest.
+demonstrations of 1 to `max_steps` steps for a warm start, which are too few to teach more than the rules and some of how
+to get there; RL finds the rest. Of the demonstrations only the share `demo_correct` ends at the target.
 """
 
 import argparse
@@ -54,7 +54,7 @@ class WalkConfig:
     valid_size: int = 64
     test_size: int = 256
     demo_size: int = 16_000
-    demo_correct: float = 0.5
+    demo_correct: float = 1.0
     min_steps: int = 4
     max_steps: int = 6
     max_start: int = 12
