@@ -151,6 +151,8 @@ def test_the_plan(planned):
     assert list(plan.policies) == ["plain T=1.0", "latr", "over_generation", "eptree", "tree_grpo", "hato"]
     # one tree of n = 4 has four leaves
     assert plan.config.actor_rollout_ref.rollout.custom.eptree.M == 1
+    eight = planned("actor_rollout_ref.rollout.n=8").config
+    assert (eight.n, eight.actor_rollout_ref.rollout.custom.tree_grpo.M) == (8, 2)
     assert "2 prompts" in plan.describe()[1] and "reward.py" in plan.describe()[2]
     more = planned("~policies.hato", "+policies.loose={tree: latr, kt: {prob_filter_abs_thres: 0.05}}")
     assert "hato" not in more.policies
@@ -172,6 +174,7 @@ def test_the_plan(planned):
         (["+policies.odd={tree: oak}"], "policy odd: actor_rollout_ref.rollout.tree=oak: expected one of"),
         (["+policies.odd={tree: latr, depth: 3}"], "policy odd: .*depth"),
         (["hato.tree.max_depth=0"], "hato.tree.max_depth=0"),
+        (["actor_rollout_ref.rollout.max_model_len=30"], "actor_rollout_ref.rollout.max_model_len=30 is less than"),
         (["data.max_prompt_length=2"], r"data.max_prompt_length=2: the 3 prompts of .* have \d+ to \d+ tokens"),
         (["actor_rollout_ref.model.path=nowhere/at/all"], "actor_rollout_ref.model.path=nowhere/at/all does not exist"),
         (["reward.custom_reward_function.name=score_all"], "reward.custom_reward_function.name=score_all"),

@@ -15,9 +15,9 @@ from omegaconf import DictConfig, OmegaConf
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from verl.trainer.ppo.reward import get_custom_reward_fn
 
+from verl.trainer.model_checks import check_context, model_json
 from verl.trainer.preflight import (
     check_data_files,
-    check_engines,
     check_model_path,
     check_parts,
     check_reward_rows,
@@ -82,11 +82,12 @@ def plan_of(config: DictConfig) -> Plan:
     OmegaConf.set_struct(config, False)
     settle(config)
     rollout = config.actor_rollout_ref.rollout
+    config.n = rollout.n  # which overrides may have set
     for tree, of_one in TREES_OF_M.items():
         keys = rollout.custom[tree]
         keys.M = max(1, config.n // of_one(keys)) if keys.M is None else keys.M
     check_model_path("actor_rollout_ref.model.path", config.actor_rollout_ref.model.path)
-    check_engines(config)
+    check_context(config, model_json(config.actor_rollout_ref.model.path))
     policies = dict(_policies(config))
     check_data_files("data.val_files", config.data.val_files, config.data.prompt_key)
     check_reward_rows(config)

@@ -195,9 +195,8 @@ class Diagnosis:
 async def diagnose(plan: Plan, engine: RolloutEngine) -> dict[str, Any]:
     """All rows and proposals, in JSON's types: `rows` of `exploration.summary`, and `proposals`, of each its `policy`,
     `overrides` and what is `expected`."""
-    proposed = [name for name, tree in (("latr", "latr"), ("arpo", "arpo")) if _config_of(plan, tree) is not None]
-    total = (len(plan.policies) + len(proposed)) * len(plan.prompts)
-    with tqdm(total=total, unit="prompt") as bar:
+    proposed = sum(_config_of(plan, tree) is not None for tree in ("latr", "arpo"))
+    with tqdm(total=(len(plan.policies) + proposed) * len(plan.prompts), unit="prompt") as bar:
         diagnosis = Diagnosis(plan, engine, bar)
         try:
             return await _all_rows(plan, diagnosis)
