@@ -65,9 +65,10 @@ def logged_steps(run: Path) -> list[int]:
 
 def launch_and_kill(inputs: Path, victim: str) -> End:
     """A launch that gets a SIGKILL after its first checkpoint."""
-    run, before = inputs / "run", len(complete_steps(inputs / "run"))
+    before = max(complete_steps(inputs / "run"), default=0)
     launcher = launch(inputs)
-    wait_until(lambda: len(complete_steps(run)) > before, launcher)
+    # a step is logged after its checkpoint is written
+    wait_until(lambda: before + 1 in logged_steps(inputs / "run"), launcher)
     return kill(launcher, victim)
 
 
