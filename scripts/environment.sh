@@ -38,6 +38,15 @@ use_hardware() {
     esac
 }
 
+# run_python ARGUMENT...: ends the script with this Python program. Without GPUs it and what it starts are forks of one
+# process that has made the imports; a dry run does not wait for these.
+run_python() {
+    if [ -n "${HARDWARE_SUFFIX}${FORK_SERVER:-}" ] || [ "${DRY_RUN:-0}" != 0 ]; then
+        exec python "$@"
+    fi
+    exec python scripts/fork_server.py python "$@"
+}
+
 # train CONFIG_NAME [OVERRIDE...]: trains by the launcher with a config of CONFIG_DIR; with DRY_RUN=1 it only checks config
 # and files. Reads HARDWARE, MODEL_PATH, TRAIN_FILE, VAL_FILE, SEED, EXPERIMENT_NAME and RUN_DIR.
 train() {

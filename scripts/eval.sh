@@ -12,7 +12,4 @@ source scripts/environment.sh
 use_hardware "${HARDWARE:-gpu}"
 benchmark=$1 experiment=$2
 shift 2
-# without GPUs the evaluation and its server are forks of one process that has made the imports
-run=()
-[ -n "${HARDWARE_SUFFIX}${FORK_SERVER:-}" ] || [ "${DRY_RUN:-0}" != 0 ] || run=(python scripts/fork_server.py)
-exec "${run[@]}" python scripts/evaluate.py benchmark="$benchmark" experiment="$experiment" tools="${TOOLS:-none}" "$@"
+run_python scripts/evaluate.py benchmark="$benchmark" experiment="$experiment" tools="${TOOLS:-none}" "$@"

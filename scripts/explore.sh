@@ -13,4 +13,4 @@ source scripts/environment.sh
 export HARDWARE=${HARDWARE:-cpu}
 use_hardware "$HARDWARE"
 export VLLM_LOGGING_LEVEL=${VLLM_LOGGING_LEVEL:-ERROR} PYTHONWARNINGS=${PYTHONWARNINGS:-ignore}
-exec python scripts/explore.py "$@"
+run_python scripts/explore.py "$@"
