@@ -1,7 +1,9 @@
 """The table and the picture of scripts/explore.sh; rows are those of `verl.evaluation.exploration.summary`."""
 
 import json
+import math
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -60,8 +62,10 @@ def draw(rows: Rows, n: int, output: Path) -> None:
         _bars(mixed, rows, {"mixed": "mixed groups"}, colors)
         mixed.set(title="Groups with right and wrong answers", xlim=(0, 1))
         for row in rows:
-            points = row["entropy_by_position"]
-            entropy.plot(*zip(*points, strict=True), color=colors[row["policy"]], label=row["policy"], linewidth=1.6)
+            points = _with_gaps(row["entropy_by_position"])
+            entropy.plot(
+                *zip(*points, strict=True), color=colors[row["policy"]], label=row["policy"], linewidth=1.6, marker="."
+            )
         entropy.set(title="Entropy along the response", xlabel="position (tokens)", ylabel="nats", ylim=(0, None))
         entropy.legend(fontsize=8)
         _bars(tokens, rows, {"tokens": "tokens"}, colors)
@@ -72,6 +76,16 @@ def draw(rows: Rows, n: int, output: Path) -> None:
         tokens.margins(x=0.45)
         with replacing(output) as temporary:
             figure.savefig(temporary, format="png", dpi=130)
+
+
+def _with_gaps(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    """The points of a curve, with a NaN where some are missing, so that no line is drawn there."""
+    width = min((after[0] - before[0] for before, after in pairwise(points)), default=1.0)
+    with_gaps = list(points[:1])
+    for before, after in pairwise(points):
+        with_gaps += [(before[0] + width, math.nan)] if after[0] - before[0] > width else []
+        with_gaps.append(after)
+    return with_gaps
 
 
 def _bars(ax: Axes, rows: Rows, names: dict[str, str], colors: dict[str, object]) -> None:

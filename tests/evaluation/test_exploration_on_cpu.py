@@ -37,7 +37,9 @@ def test_numbers_by_hand():
 
 
 def test_tool_calls_where_there_are_tools():
-    called = [replace(group, tool_calls=calls) for group, calls in zip(GROUPS, (4.0, 0.0, 2.0), strict=True)]
+    called = [
+        replace(group, metrics={"tool_calls": calls}) for group, calls in zip(GROUPS, (4.0, 0.0, 2.0), strict=True)
+    ]
     assert measure_groups(called, 2)["tool_calls"] == 2
     assert "tool_calls" not in measure_groups(GROUPS, 2)
 
@@ -83,6 +85,8 @@ def test_the_curve_ends_where_few_trajectories_go_on():
     curve = entropy_curve([Group([1], rows, 0)])
     assert [position for position, _ in curve] == [0, 1, 2]
     assert curve[2][1] == pytest.approx((99 + 5) / 100)
+    odd = [trajectory([1] * 3, True, "", [1.0, 9.0 if i == 0 else None, 1.0]) for i in range(99)]
+    assert [position for position, _ in entropy_curve([Group([1], odd, 0)])] == [0, 2]
     five = rows[:95] + rows[-1:] * 5
     assert [position for position, _ in entropy_curve([Group([1], five, 0)])] == list(range(9))
 

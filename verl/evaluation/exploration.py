@@ -7,8 +7,8 @@ each, of which the first has one right and the second none:
 """
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any, NamedTuple
 
@@ -18,7 +18,7 @@ from verl.workers.rollout.trajectory_tree import tree_of_rows
 
 # of a curve over the positions of a response, at the most
 CURVE_POINTS = 60
-# the share of the trajectories that must reach a position, else a few endless ones make the curve's end
+# the share of the trajectories that must have a step there, else a few odd or endless ones make the curve
 REACHED = 0.05
 
 
@@ -53,13 +53,13 @@ class Group:
 
     Args:
         generated: tokens that the engine made, those that no response has included.
-        tool_calls: of which one that trajectories share counts once; None: without tools.
+        metrics: of the tree, as a training run logs them.
     """
 
     prompt_ids: Sequence[int]
     trajectories: Sequence[Trajectory]
     generated: int
-    tool_calls: float | None = None
+    metrics: Mapping[str, float] = field(default_factory=dict)
 
 
 def measure_groups(groups: Sequence[Group], n: int) -> dict[str, float]:
@@ -73,7 +73,8 @@ def measure_groups(groups: Sequence[Group], n: int) -> dict[str, float]:
         `accuracy`, `pass@n` and `mixed`, with the ends of their 95 % bootstrap intervals over prompts; of a group:
         `answers`, the different ones, `branches`, the different responses, and `trajectories`; `entropy`, the mean over
         the model's tokens in nats; `tokens` that the engine generated for a prompt; `unique_share`, those tokens of
-        all rows, prompts included, that an update on the prefix tree computes; `tool_calls` for a prompt, with tools.
+        all rows, prompts included, that an update on the prefix tree computes; with tools `tool_calls` for a prompt, of
+        which one that trajectories share counts once.
     """
     right = [[trajectory.right for trajectory in group.trajectories] for group in groups]
     of_prompts = {
@@ -86,8 +87,8 @@ def measure_groups(groups: Sequence[Group], n: int) -> dict[str, float]:
         ends = zip(INTERVAL_ENDS, bootstrap_interval(values), strict=True)
         numbers |= {name: fmean(values)} | {name + end: value for end, value in ends}
     entropies = [step.entropy for group in groups for row in group.trajectories for step in row.steps if step]
-    if all(group.tool_calls is not None for group in groups):
-        numbers["tool_calls"] = fmean(group.tool_calls or 0.0 for group in groups)
+    if all("tool_calls" in group.metrics for group in groups):
+        numbers["tool_calls"] = fmean(group.metrics["tool_calls"] for group in groups)
     return numbers | {
         "answers": fmean(len({row.answer for row in group.trajectories}) for group in groups),
         "branches": fmean(len({tuple(row.tokens) for row in group.trajectories}) for group in groups),
@@ -111,11 +112,10 @@ def unique_share(groups: Sequence[Group]) -> float:
 
 
 def entropy_curve(groups: Sequence[Group], most_points: int = CURVE_POINTS) -> list[tuple[float, float]]:
-    """(position, mean entropy in nats) along the response, up to the last position that `REACHED` of the trajectories
-    reach.
+    """(position, mean entropy in nats) along the response, where at least `REACHED` of the trajectories have a token of
+    the model.
 
-    Long responses are cut into `most_points` stretches of equal length, whose middles are the positions. Where a tool
-    wrote all tokens there is no point.
+    Long responses are cut into `most_points` stretches of equal length, whose middles are the positions.
     """
     rows = [trajectory.steps for group in groups for trajectory in group.trajectories]
     longest = sorted(map(len, rows), reverse=True)[math.ceil(REACHED * len(rows)) - 1]
@@ -125,7 +125,8 @@ def entropy_curve(groups: Sequence[Group], most_points: int = CURVE_POINTS) -> l
         for position, step in enumerate(steps):
             if step is not None:
                 sums.setdefault(position // width, []).append(step.entropy)
-    return [(at * width + (width - 1) / 2, fmean(values)) for at, values in sorted(sums.items())]
+    enough = {at: values for at, values in sums.items() if len(values) >= REACHED * len(rows)}
+    return [(at * width + (width - 1) / 2, fmean(values)) for at, values in sorted(enough.items())]
 
 
 def summary(name: str, groups: Sequence[Group], n: int, seconds: float) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from math import exp
+from statistics import median
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
@@ -37,6 +38,7 @@ from verl.workers.rollout.vllm_engine import VLLMEngine
 
 # an entropy is estimated from so many most likely tokens, as many as vLLM reports without being asked to
 ENTROPY_TOP_K = 20
+LATR_ATTEMPTS = 3
 
 
 @contextmanager
@@ -122,9 +124,15 @@ class Diagnosis:
         if isinstance(self.environment, Tools):
             await self.environment.tools.close()
 
-    async def groups_of(self, name: str, config: DictConfig) -> tuple[list[Group], float]:
-        """The groups of all prompts, and the seconds until they had grown."""
+    async def groups_of(self, name: str, config: DictConfig, more: bool = False) -> tuple[list[Group], float]:
+        """The groups of all prompts, and the seconds until they had grown.
+
+        Args:
+            more: whether the bar did not know of them.
+        """
         self.bar.set_description(name)
+        if more:
+            self.bar.total += len(self.plan.prompts)
         rollout = config.actor_rollout_ref.rollout
         policy = policy_class(rollout.tree).from_config(config, self.plan.tokenizer)
         if isinstance(self.engine, VLLMEngine):
@@ -167,7 +175,7 @@ class Diagnosis:
             right = float(extra.get("acc", score["reward_score"])) > self.plan.config.hato.verification_threshold
             answer = extra.get("pred", self.plan.tokenizer.decode(tokens, skip_special_tokens=True))
             trajectories.append(Trajectory(tokens, recorder.steps_of(prompt.ids, tokens, mask), right, str(answer)))
-        return Group(prompt.ids, trajectories, recorder.tokens, tree.metrics.get("tool_calls"))
+        return Group(prompt.ids, trajectories, recorder.tokens, tree.metrics)
 
     async def _scores(self, prompt: Prompt, responses: Sequence[Sequence[int]], **extra_info) -> list[dict]:
         """By the reward manager of the run, which gets what it would get from a rollout worker."""
@@ -195,8 +203,7 @@ class Diagnosis:
 async def diagnose(plan: Plan, engine: RolloutEngine) -> dict[str, Any]:
     """All rows and proposals, in JSON's types: `rows` of `exploration.summary`, and `proposals`, of each its `policy`,
     `overrides` and what is `expected`."""
-    proposed = sum(_config_of(plan, tree) is not None for tree in ("latr", "arpo"))
-    with tqdm(total=(len(plan.policies) + proposed) * len(plan.prompts), unit="prompt") as bar:
+    with tqdm(total=len(plan.policies) * len(plan.prompts), unit="prompt") as bar:
         diagnosis = Diagnosis(plan, engine, bar)
         try:
             return await _all_rows(plan, diagnosis)
@@ -205,20 +212,24 @@ async def diagnose(plan: Plan, engine: RolloutEngine) -> dict[str, Any]:
 
 
 async def _all_rows(plan: Plan, diagnosis: Diagnosis) -> dict[str, Any]:
-    rows, proposals, plain = [], [], {}
+    n, rows, proposals, plain = plan.config.n, [], [], {}
     await diagnosis.warm_up()
     for name, config in plan.policies.items():
         groups, seconds = await diagnosis.groups_of(name, config)
-        rows.append(summary(name, groups, plan.config.n, seconds))
+        rows.append(summary(name, groups, n, seconds))
         if config.actor_rollout_ref.rollout.tree == "plain":
             plain[config.actor_rollout_ref.rollout.temperature] = groups
     usual = plan.config.actor_rollout_ref.rollout.temperature
     samples = plain[min(plain, key=lambda temperature: abs(temperature - usual))]
-    for tree, proposal in _proposals(plan, samples).items():
-        config = changed_config(_config_of(plan, tree), proposal.values)
-        groups, seconds = await diagnosis.groups_of(f"{tree}, proposed", config)
-        rows.append(summary(f"{tree}, proposed", groups, plan.config.n, seconds))
-        proposals.append({"policy": tree, "overrides": proposal.line(), "expected": proposal.expected})
+    grown = [
+        ("latr", await _grown_latr(plan, diagnosis, plain[min(plain)])),
+        ("arpo", await _grown_arpo(plan, diagnosis, samples)),
+    ]
+    for tree, proposed in grown:
+        if proposed is not None:
+            proposal, groups, seconds = proposed
+            rows.append(summary(f"{tree}, proposed", groups, n, seconds))
+            proposals.append({"policy": tree, "overrides": proposal.line(), "expected": proposal.expected})
     return {"rows": rows, "proposals": proposals}
 
 
@@ -227,13 +238,42 @@ def _config_of(plan: Plan, tree: str) -> DictConfig | None:
     return next((each for each in plan.policies.values() if each.actor_rollout_ref.rollout.tree == tree), None)
 
 
-def _proposals(plan: Plan, samples: Sequence[Group]) -> dict[str, Proposal]:
-    proposals: dict[str, Proposal | None] = {}
-    if _config_of(plan, "latr") is not None:
-        proposals["latr"] = latr_thresholds(samples, plan.config.n)
-    if (arpo := _config_of(plan, "arpo")) is not None:
-        proposals["arpo"] = arpo_thresholds(samples, plan.config.n, arpo.actor_rollout_ref.rollout)
-    return {tree: proposal for tree, proposal in proposals.items() if proposal is not None}
+# a proposal, and what was grown with it in how many seconds
+Proposed = tuple[Proposal, list[Group], float]
+
+
+async def _grown_latr(plan: Plan, diagnosis: Diagnosis, samples: Sequence[Group]) -> Proposed | None:
+    """The thresholds at which the trees open most branches: where half of the trees lack some, because branches were
+    dropped or because greedy tokens are surer than sampled ones, as many more are aimed at, `LATR_ATTEMPTS` times."""
+    config, n = _config_of(plan, "latr"), plan.config.n
+    if config is None:
+        return None
+    best, most, aim = None, 0.0, float(n)
+    for _ in range(LATR_ATTEMPTS):
+        proposal = latr_thresholds(samples, aim)
+        groups, seconds = await diagnosis.groups_of(
+            "latr, proposed", changed_config(config, proposal.values), more=True
+        )
+        opened = median(group.metrics["branches"] for group in groups)
+        if opened > most:
+            proposal = proposal._replace(
+                expected=f"{proposal.expected}; half of those grown have {opened:g} or more of {n}"
+            )
+            best, most = (proposal, groups, seconds), opened
+        if opened >= n:
+            break
+        aim *= n / opened
+    return best
+
+
+async def _grown_arpo(plan: Plan, diagnosis: Diagnosis, samples: Sequence[Group]) -> Proposed | None:
+    if (config := _config_of(plan, "arpo")) is None:
+        return None
+    proposal = arpo_thresholds(samples, plan.config.n, config.actor_rollout_ref.rollout)
+    if proposal is None:
+        return None
+    groups, seconds = await diagnosis.groups_of("arpo, proposed", changed_config(config, proposal.values), more=True)
+    return proposal, groups, seconds
 
 
 def run(plan: Plan) -> dict[str, Any]:

@@ -28,14 +28,14 @@ class Proposal(NamedTuple):
         return " ".join(f"actor_rollout_ref.rollout.{key}={value}" for key, value in self.values.items())
 
 
-def latr_thresholds(groups: Sequence[Group], n: int) -> Proposal:
-    """The strictest of LATR's thresholds at which about half of the prompts' trees fill n branches.
+def latr_thresholds(groups: Sequence[Group], branches: float) -> Proposal:
+    """The strictest of LATR's thresholds at which half of the prompts' trees are expected to open so many branches.
 
     Both are quantiles of all steps at one level u: that of p1 - p2 at u, that of p2 at 1 - u. See `expected_branches`.
 
     Args:
-        groups: plain samples.
-        n: branches of a tree.
+        groups: plain samples; the tree takes the most likely tokens, so the coolest ones are most like it.
+        branches: of a tree, and more where some are dropped.
     """
     tables = [probabilities(group) for group in groups]
     seconds_S, gaps_S = (np.concatenate([table[i][~np.isnan(table[i])] for table in tables]) for i in (0, 1))
@@ -43,18 +43,18 @@ def latr_thresholds(groups: Sequence[Group], n: int) -> Proposal:
     def thresholds(level: float) -> tuple[float, float]:
         return float(np.quantile(seconds_S, 1 - level)), float(np.quantile(gaps_S, level))
 
-    def branches(absolute: float, relative: float) -> float:
+    def expected(absolute: float, relative: float) -> float:
         return float(np.median([expected_branches(*table, absolute, relative) for table in tables]))
 
     low, high = 0.0, 1.0
     for _ in range(HALVINGS):
         middle = (low + high) / 2
-        low, high = (low, middle) if branches(*thresholds(middle)) >= n else (middle, high)
+        low, high = (low, middle) if expected(*thresholds(middle)) >= branches else (middle, high)
     # the looser side, so that the steps at the quantiles pass
     absolute, relative = (rounded(value, up) for value, up in zip(thresholds(high), (False, True), strict=True))
     return Proposal(
         {"kt.prob_filter_abs_thres": absolute, "kt.prob_filter_rel_thres": relative},
-        f"half of the prompts are expected to open {branches(absolute, relative):.1f} branches or more, of {n}",
+        f"half of the prompts are expected to open {expected(absolute, relative):.1f} branches or more",
     )
 
 
