@@ -43,8 +43,8 @@ class WordProblemsConfig:
     test_size: int = 256
     min_operations: int = 1
     max_operations: int = 3
-    max_number: int = 20
-    max_factor: int = 6
+    max_number: int = 12
+    max_factor: int = 5
     max_value: int = 100
     operators: str = "+-*/"
     seed: int = 0
