@@ -5,10 +5,16 @@ import os
 import subprocess
 from pathlib import Path
 
+import numpy as np
+import pandas as pd
 import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from recipe.common.countdown import CountdownConfig, write_countdown
 from recipe.common.tiny_model import write_tiny_model
+from tests.forked import as_in_a_run
+from verl.workers.rollout.entropy import entropies_of
 
 ROOT = Path(__file__).resolve().parents[2]
 pytestmark = pytest.mark.slow
@@ -24,12 +30,27 @@ def inputs(tmp_path_factory):
 
 def explore(inputs, *overrides: str, **variables: str) -> subprocess.CompletedProcess:
     command = ["bash", "scripts/explore.sh", f"{inputs}/model", f"{inputs}/test.parquet", f"output_dir={inputs}/out"]
-    options = {"cwd": ROOT, "env": {**os.environ, **variables}, "capture_output": True, "text": True, "timeout": 600}
+    env = as_in_a_run({**os.environ, **variables})
+    options = {"cwd": ROOT, "env": env, "capture_output": True, "text": True, "timeout": 600}
     return subprocess.run([*command, *overrides], **options)
 
 
+def first_entropy(inputs) -> float:
+    """Mean over all prompts of the entropy of the response's first token, as the 20 most likely ones tell."""
+    model = AutoModelForCausalLM.from_pretrained(inputs / "model", dtype=torch.float32)
+    tokenizer = AutoTokenizer.from_pretrained(inputs / "model")
+    entropies = []
+    for messages in pd.read_parquet(inputs / "test.parquet")["prompt"]:
+        options = {"add_generation_prompt": True, "return_tensors": "pt", "return_dict": False}
+        ids = tokenizer.apply_chat_template(list(messages), **options)
+        with torch.no_grad():
+            top = model(ids).logits[0, -1].log_softmax(-1).topk(20).values
+        entropies.append(entropies_of(top[None].numpy(), len(tokenizer))[0])
+    return float(np.mean(entropies))
+
+
 def test_the_whole_script(inputs):
-    done = explore(inputs, "prompts=4", "n=4", "temperatures=[1.0]", "seed=1")
+    done = explore(inputs, "prompts=8", "n=4", "temperatures=[1.0]", "seed=1")
     assert done.returncode == 0, done.stderr[-3000:]
     stem = inputs / f"out/model/explore_{inputs.name}_test_seed1"
     files = [f"{stem}.{suffix}" for suffix in ("md", "json", "png")]
@@ -43,7 +64,8 @@ def test_the_whole_script(inputs):
     # an untrained model: four responses of up to 12 tokens, of which hardly any two begin alike
     assert 12 < rows["plain T=1.0"]["tokens"] <= 48 and rows["plain T=1.0"]["accuracy"] < 0.5
     assert rows["over_generation"]["tokens"] == pytest.approx(2 * rows["plain T=1.0"]["tokens"], rel=0.5)
-    assert 5 < rows["plain T=1.0"]["entropy"] < 8
+    for row in rows.values():
+        assert row["entropy_by_position"][0] == [0, pytest.approx(first_entropy(inputs), abs=1e-3)]
 
 
 def test_a_dry_run_starts_nothing(inputs):
