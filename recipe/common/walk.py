@@ -5,8 +5,8 @@
 A problem is `3>22 4: +5 *2 -3` (from 3 to 22 in 4 steps by these operations), an answer has a line for each step:
 `3*2=6`, `6*2=12`, `12+5=17`, `17+5=22`. Each line is a decision; only few of the sequences of operations end at the
 target. Written: train, valid and test in verl's format (no problem is in two of them), and sft.parquet with
-demonstrations of 1 to `max_steps` steps for a warm start, which are too few to teach more than the rules and some of how
-to get there; RL finds the rest. Of the demonstrations only the share `demo_correct` ends at the target.
+demonstrations of 1 to `max_steps` steps for a warm start, too few to teach more than the rules and some of how to get
+there; RL finds the rest. Of the demonstrations the share `demo_correct` ends at the target, and the others go anywhere.
 """
 
 import argparse
