@@ -20,6 +20,8 @@ if [ "$HARDWARE" = cpu ]; then
     MODEL_PATH=${MODEL_PATH:-outputs/$TINY_MODEL}
     [ -d "$MODEL_PATH" ] || make_tiny_model "$MODEL_PATH"
     PROCESSES=1
+    # in layers this small a second thread costs more than it gains
+    export OMP_NUM_THREADS=1
 else
     MODEL_PATH=${MODEL_PATH:-Qwen/Qwen2.5-0.5B}
     PROCESSES=${N_GPUS_PER_NODE:-8}

@@ -46,7 +46,9 @@ def test_a_page_says_how_it_was_made(monkeypatch):
 @pytest.mark.parametrize("page", sorted(RESULTS.glob("*.md")), ids=lambda page: page.stem)
 def test_a_results_script_can_be_had(page):
     text = page.read_text()
-    ((module, shell),) = re.findall(r"Command: `(?:python (?:-m )?(benchmarks[./]\w+)|bash (scripts/\w+\.sh))", text)
+    ((module, shell),) = re.findall(
+        r"Command: `(?:python (?:-m )?(benchmarks[./]\w+)|bash ((?:scripts|recipe)/[\w/.]+\.sh))", text
+    )
     script = shell or module.replace(".", "/") + ".py"
     (commit,) = re.findall(r"(?:Recorded in commit|: commit|Commit) ([0-9a-f]{7,})", text)
     if not (ROOT / script).exists():
