@@ -10,6 +10,7 @@ from verl.trainer.model_checks import (
     check_context,
     check_fused_kernels,
     check_prefix_tree,
+    check_weight_bucket,
     fill_max_model_len,
     model_json,
 )
@@ -89,6 +90,23 @@ def test_fused_kernels_need_tied_embeddings_under_fsdp2():
         check_fused_kernels(run_config(**fused, **{"actor.strategy": "fsdp"}), model)
         check_fused_kernels(run_config(), model)
     check_fused_kernels(run_config(**fused), {"tie_word_embeddings": True})
+
+
+def test_tied_weights_need_one_bucket_on_cpu(tmp_path):
+    """vLLM 0.30 raises "was skipped because it is tied to" for the bucket that has the head alone."""
+    (tmp_path / "config.json").touch()
+    (tmp_path / "model.safetensors").write_bytes(bytes(3 * 2**20))
+    bucket = "rollout.checkpoint_engine.update_weights_bucket_megabytes"
+    small = run_config(**{"model.path": str(tmp_path), bucket: 2})
+    tied = {"tie_word_embeddings": True}
+    check_weight_bucket(small, tied)  # on GPUs
+    small.trainer.device = "cpu"
+    check_weight_bucket(small, {"tie_word_embeddings": False})
+    check_weight_bucket(small, None)
+    with pytest.raises(ValueError, match=f"{bucket}=2 with a model of 3 MB"):
+        check_weight_bucket(small, tied)
+    small.actor_rollout_ref.rollout.checkpoint_engine.update_weights_bucket_megabytes = 3
+    check_weight_bucket(small, tied)
 
 
 def test_a_models_config_is_read_where_it_is_known(tmp_path, monkeypatch):

@@ -160,3 +160,22 @@ def check_fused_kernels(config: DictConfig, model: dict | None) -> None:
             "weight, which FSDP2 keeps sharded unless it is tied to the embeddings, which this model is not known for; "
             f"set {MODEL}.use_fused_kernels=false"
         )
+
+
+def check_weight_bucket(config: DictConfig, model: dict | None) -> None:
+    """Check that tied weights reach the CPU build of vLLM (0.30) together; it refuses a head without its embeddings.
+
+    Raises:
+        ValueError: the model's files, which are at most as large as what is sent, do not fit into one bucket.
+    """
+    key = "checkpoint_engine.update_weights_bucket_megabytes"
+    if config.trainer.device != "cpu" or not (model or {}).get("tie_word_embeddings", False):
+        return
+    bucket = OmegaConf.select(config, f"{ROLLOUT}.{key}")
+    files = config_folder(config.actor_rollout_ref.model.path).glob("*.safetensors")
+    size = sum(file.stat().st_size for file in files) / 2**20
+    if size > bucket:
+        raise ValueError(
+            f"{ROLLOUT}.{key}={bucket} with a model of {size:.0f} MB whose head is tied to the embeddings: "
+            "vLLM wants both in one bucket; choose one that holds all weights in float32"
+        )

@@ -27,6 +27,7 @@ from verl.trainer.model_checks import (
     check_context,
     check_fused_kernels,
     check_prefix_tree,
+    check_weight_bucket,
     fill_max_model_len,
     model_json,
 )
@@ -227,6 +228,7 @@ def check_engines(config: DictConfig) -> None:
         check_attention(config, cuda_is_here=torch.cuda.is_available())
         check_fused_kernels(config, model)
         check_prefix_tree(config, model)
+        check_weight_bucket(config, model)
 
 
 def _local(files) -> list[str]:
