@@ -30,50 +30,56 @@ MODULES = (*fork_server.MODULES, "verl.trainer.sft_trainer", "verl.evaluation.ma
 SHIM = """#!{python} -IS
 import json, os, sys
 program, environment = {python!r}, dict(os.environ)
-if " ".join(sys.argv[1:]).startswith(("-m verl.trainer.", "scripts/evaluate.py", "scripts/explore.py")):
-    program = {client!r}
+if " ".join(sys.argv[1:]).startswith(("-m verl.trainer.", "scripts/evaluate.py")):
     if "FORKED_COMMANDS" in environment:
         with open(environment["FORKED_COMMANDS"], "a") as file:
             file.write(json.dumps([sys.argv[1:], environment]) + "\\n")
     with open({servers!r}) as file:
-        environment |= json.load(file)[environment.get("VERL_PLATFORM", "")] | {{"HF_HUB_OFFLINE": "1"}}
+        server = json.load(file).get(" ".join(environment.get(name, "") for name in {read!r}))
+    if server:
+        program, environment = {client!r}, environment | server
 os.execve(program, [program, *sys.argv[1:]], environment)
 """
 
-# a repository's root -> a folder with its `python`, and platform -> the variables by which that finds the server
+# what imports read; the values of a server for runs without GPUs, for dry runs of GPU runs, and for these without a hub
+READ = ("VERL_PLATFORM", "HF_HUB_OFFLINE")
+CPU, GPU, GPU_OFFLINE = ("cpu", "1"), ("", ""), ("", "1")
+
+# a repository's root -> a folder with its `python`, and values of READ -> the variables by which that finds the server
 _folders: dict[Path, tempfile.TemporaryDirectory] = {}
 _servers: dict[Path, dict[str, dict[str, str]]] = {}
 
 
 def with_forks(
-    environment: Mapping[str, str], platforms: Iterable[str] = ("cpu", ""), root: Path = ROOT
+    environment: Mapping[str, str], servers: Iterable[tuple[str, str]] = (CPU, GPU), root: Path = ROOT
 ) -> dict[str, str]:
     """The environment with this `python` first on its PATH.
 
     Args:
-        platforms: the values of VERL_PLATFORM that occur ("": not set). Forks do not look into the hub.
+        servers: the values of READ with which it is called.
         root: the repository, or a copy of it that PYTHONPATH names, whose modules are imported.
     """
     if root not in _folders:
         _folders[root], _servers[root] = tempfile.TemporaryDirectory(prefix="forked"), {}
-        shim = Path(_folders[root].name, "python")
-        servers = f"{_folders[root].name}/servers.json"
-        shim.write_text(SHIM.format(python=sys.executable, client=str(fork_server.CLIENT), servers=servers))
+        shim, file = Path(_folders[root].name, "python"), f"{_folders[root].name}/servers.json"
+        shim.write_text(SHIM.format(python=sys.executable, client=str(fork_server.CLIENT), servers=file, read=READ))
         shim.chmod(0o755)
     folder = _folders[root].name
     environment = {**environment, "PATH": f"{folder}:{environment['PATH']}", "VIRTUAL_ENV": sys.prefix}
-    for platform in set(platforms) - _servers[root].keys():
-        imports = {name: text for name, text in environment.items() if name != "VERL_PLATFORM"}
-        imports |= {"HF_HUB_OFFLINE": "1"} | ({"VERL_PLATFORM": platform} if platform else {})
-        _servers[root][platform], _ = fork_server.start(None, MODULES, imports)  # ends with this process
+    for values in servers:
+        if " ".join(values) not in _servers[root]:
+            imports = {name: text for name, text in environment.items() if name not in READ}
+            imports |= {name: value for name, value in zip(READ, values, strict=True) if value}
+            # it ends with this process
+            _servers[root][" ".join(values)], _ = fork_server.start(None, MODULES, imports)
     Path(folder, "servers.json").write_text(json.dumps(_servers[root]))
     return environment
 
 
 def as_in_a_run(environment: Mapping[str, str]) -> dict[str, str]:
     """The environment of a run without GPUs, in which `python` is the client of a fork server."""
-    environment = with_forks({**environment, "VERL_PLATFORM": "cpu", "HF_HUB_OFFLINE": "1"}, ["cpu"])
-    return environment | _servers[ROOT]["cpu"] | {"PATH": f"{fork_server.CLIENT.parent}:{environment['PATH']}"}
+    environment = with_forks({**environment, **dict(zip(READ, CPU, strict=True))}, [CPU])
+    return environment | _servers[ROOT][" ".join(CPU)] | {"PATH": f"{fork_server.CLIENT.parent}:{environment['PATH']}"}
 
 
 def run_two_at_a_time(commands: Iterable[tuple[list[str], Mapping[str, str]]]) -> list[subprocess.CompletedProcess]:

@@ -11,7 +11,7 @@ import psutil
 import pytest
 import yaml
 
-from tests.forked import run_two_at_a_time, with_forks
+from tests.forked import GPU_OFFLINE, run_two_at_a_time, with_forks
 
 pytestmark = pytest.mark.slow
 
@@ -36,7 +36,7 @@ def dry_run(tmp_path_factory) -> tuple[Path, subprocess.CompletedProcess]:
     folder = tmp_path_factory.mktemp("check")
     env = {name: value for name, value in os.environ.items() if name not in ("VERL_PLATFORM", "MODEL_PATH")}
     env |= {"DRY_RUN": "1", "CHECK_DIR": str(folder), "FORKED_COMMANDS": str(folder / "commands")}
-    (done,) = run_two_at_a_time([(["bash", "scripts/check_gpu.sh", *PARTS], with_forks(env))])
+    (done,) = run_two_at_a_time([(["bash", "scripts/check_gpu.sh", *PARTS], with_forks(env, [GPU_OFFLINE]))])
     return folder, done
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from tests.forked import run_two_at_a_time, with_forks
+from tests.forked import CPU, run_two_at_a_time, with_forks
 from verl.evaluation.benchmarks import BENCHMARKS
 from verl.evaluation.checkpoint import Checkpoint, find_checkpoint, fingerprint
 from verl.evaluation.metrics import measure
@@ -172,10 +172,10 @@ def inputs(tmp_path_factory) -> Path:
     ],
 )
 def test_a_dry_run_tells_the_plan_and_starts_nothing(script, overrides, told, inputs):
-    env = {**os.environ, "DRY_RUN": "1", "HARDWARE": "cpu", "PYTHONPATH": str(ROOT), "BENCHMARKS": "math500"}
+    env = {**os.environ, "DRY_RUN": "1", "HARDWARE": "cpu", "BENCHMARKS": "math500"}
     env |= {"DATA_DIR": f"{inputs}/countdown", "BRIGHTDATA_API_KEY": "none", "BRIGHTDATA_ZONE": "none"}
     options = [f"model={inputs}/model", *(override.format(inputs) for override in overrides)]
-    (done,) = run_two_at_a_time([(["bash", script, "dry", *options], with_forks(env, ["cpu"]))])
+    (done,) = run_two_at_a_time([(["bash", script, "dry", *options], with_forks(env, [CPU]))])
     assert done.returncode == 0, done.stderr
     for part in [*told, "nothing was started"]:
         assert part in done.stdout, done.stdout

@@ -11,7 +11,7 @@ from omegaconf import OmegaConf
 
 from recipe.common.countdown import CountdownConfig, write_countdown
 from recipe.common.tiny_model import write_tiny_model
-from tests.forked import run_two_at_a_time, with_forks
+from tests.forked import CPU, run_two_at_a_time, with_forks
 from verl.trainer.preflight import (
     PreflightError,
     check_data_files,
@@ -57,7 +57,7 @@ def ended(inputs) -> dict[str, subprocess.CompletedProcess]:
     common += ["--config-name", "grpo_trainer", "hardware=cpu", "trainer.experiment_name=preflight"]
     common += [f"trainer.default_local_dir={inputs}/run", f"actor_rollout_ref.model.path={inputs}/model"]
     common += [f"data.train_files={inputs}/train.parquet", f"data.val_files={inputs}/test.parquet"]
-    env = with_forks({**os.environ, "VERL_PLATFORM": "cpu"}, ["cpu"])
+    env = with_forks({**os.environ, "VERL_PLATFORM": "cpu", "HF_HUB_OFFLINE": "1"}, [CPU])
     results = run_two_at_a_time([([*common, override], env) for override in NAMED])
     return dict(zip(NAMED, results, strict=True))
 
