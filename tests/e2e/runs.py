@@ -19,9 +19,8 @@ from verl.evaluation.server import free_port
 ROOT = Path(__file__).resolve().parents[2]
 GRPO, HAPO = "recipe/common/run_grpo_countdown.sh", "recipe/hapo/run_countdown_cpu.sh"
 LATR, HATO = "recipe/latr/run_countdown_cpu.sh", "recipe/hato/run_countdown_cpu.sh"
-# command lines: an actor that nobody calls through Ray, for which upstream would wait forever; and the process without
-# which no state of an actor can be asked for
-STORAGE, GCS = "ray::SimpleStorageUnit", "gcs/gcs_server"
+# the command line of an actor that nobody calls through Ray, for which upstream would wait forever
+STORAGE = "ray::SimpleStorageUnit"
 # Ray 2.60 asks for a token by default, which both sides would read from the user's home
 NO_TOKEN = {"RAY_AUTH_MODE": "disabled"}
 

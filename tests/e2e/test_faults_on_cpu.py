@@ -5,8 +5,7 @@ They are tried by hand, each with a launch of one to three minutes:
 
     FAULTS=all python -m pytest -s tests/e2e/test_faults_on_cpu.py
 
-The tests of GRPO, HATO and several workers kill a storage of TransferQueue, the GCS, an engine core, a driver and a
-worker.
+The tests of GRPO, HATO and several workers kill a storage of TransferQueue, an engine core, a driver and a worker.
 """
 
 import json
@@ -17,13 +16,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.runs import GCS, STORAGE, kill, process_tree, start_run, wait_until
+from tests.e2e.runs import STORAGE, kill, process_tree, start_run, wait_until
 from verl.trainer.checkpoint_marker import complete_steps
 
 # kind -> pattern of the process's command line
 KINDS = {
     "TransferQueue's storage": STORAGE,
-    "GCS": GCS,
+    "GCS": "gcs/gcs_server",
     "driver": r"-m verl\.trainer\.main_ppo",
     "TransferQueue's controller": "ray::TransferQueueController",
     "TaskRunner": "ray::TaskRunner",
@@ -44,7 +43,7 @@ DISPENSABLE = ("_private/monitor.py", "dashboard/dashboard.py", "_private/log_mo
 CHOSEN = os.environ.get("FAULTS", "").replace("all", ",".join(KINDS)).split(",")
 pytestmark = [
     pytest.mark.e2e,
-    pytest.mark.skipif(CHOSEN == [""], reason="half an hour, by hand; other tests kill processes of five kinds"),
+    pytest.mark.skipif(CHOSEN == [""], reason="half an hour, by hand; other tests kill processes of four kinds"),
 ]
 SETTINGS = ["trainer.save_freq=1", "trainer.test_freq=-1", "trainer.val_before_train=false"]
 
