@@ -250,6 +250,9 @@ def adapt_modules() -> None:
             importlib.import_module("setproctitle").setproctitle = raylet.setproctitle
     if values := sys.modules.get("prometheus_client.values"):
         values.ValueClass = values.get_value_class()
+    if tqdm := sys.modules.get("tqdm.std"):
+        # the lock of bars between processes: a semaphore in /dev/shm, which outlives a killed process
+        tqdm.TqdmDefaultWriteLock.mp_lock = None
     if numpy := sys.modules.get("numpy"):
         numpy.random.seed()
     if torch := sys.modules.get("torch"):

@@ -197,3 +197,29 @@ def test_rays_workers_are_forks():
         [sys.executable, SERVER, "python", "-c", RAY], env=environment, text=True, capture_output=True, timeout=180
     )
     assert result.stdout.split() == [str(fork_server.CLIENT), fork_server.FIRST_JOB, "b", "True"], result.stderr
+
+
+KILLED = """
+import multiprocessing, os, signal
+from multiprocessing import resource_tracker as tracker
+from tqdm import tqdm
+multiprocessing.set_start_method("spawn", force=True)
+bar = tqdm(range(2), disable=False)
+if tracker._resource_tracker._pid:  # Ray ends it with its worker
+    os.kill(tracker._resource_tracker._pid, signal.SIGKILL)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_killed_fork_leaves_no_semaphore():
+    """The interpreter leaves that of a progress bar."""
+    environment, lifeline = fork_server.start(subprocess.DEVNULL, ["tqdm"])
+    left = []
+    for executable in (fork_server.CLIENT, sys.executable):
+        before = set(os.listdir("/dev/shm"))
+        assert python({**os.environ, **environment}, "-c", KILLED, executable=executable).returncode == -signal.SIGKILL
+        left.append({name for name in os.listdir("/dev/shm") if name.startswith("sem.mp-")} - before)
+    os.close(lifeline)
+    for name in left[1]:
+        os.unlink(f"/dev/shm/{name}")
+    assert left[0] == set() and len(left[1]) == 1
