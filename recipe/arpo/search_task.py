@@ -17,15 +17,14 @@ Written: corpus.jsonl for LocalSearchTool or scripts/search_server.py, train.par
 right; the others search for the wrong one, compute something else, or guess.
 """
 
-import argparse
 import asyncio
 import itertools
 import random
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from recipe.common.countdown import require
+from recipe.common.problem_files import parser_of, require
 from recipe.common.tiny_model import TinyModelConfig, write_tiny_model
 from verl.utils.data_files import write_rows
 from verl.workers.rollout.tools.bm25_index import words
@@ -157,11 +156,8 @@ async def write_search_task(output_dir: str | Path, config: SearchTaskConfig) ->
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--output-dir", help="where the corpus, questions and demonstrations go")
+    parser = parser_of(__doc__, SearchTaskConfig, output_required=False)
     parser.add_argument("--model-dir", help="where the tiny model goes that reads tags and results in few tokens")
-    for field in fields(SearchTaskConfig):
-        parser.add_argument(f"--{field.name.replace('_', '-')}", type=type(field.default), default=field.default)
     args = vars(parser.parse_args())
     output_dir, model_dir = args.pop("output_dir"), args.pop("model_dir")
     if not output_dir and not model_dir:

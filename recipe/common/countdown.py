@@ -6,15 +6,15 @@ writes train.parquet and test.parquet in verl's format, and sft.parquet with dem
 only `demo_correct` are right: a model taught on right answers alone has nothing left that RL finds quickly.
 """
 
-import argparse
 import itertools
 import operator
 import random
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
 
+from recipe.common.problem_files import draw_until, parser_of, require, write_and_tell
 from verl.evaluation.questions import countdown_text
 from verl.utils.data_files import write_rows
 from verl.utils.reward_score.countdown import NotAnExpression, evaluate
@@ -60,11 +60,6 @@ class CountdownConfig:
         known = self.operators and set(self.operators) <= set("+-*/")
         require(bool(known), "operators", self.operators, "some of + - * /")
         require(self.style in ("short", "long"), "style", self.style, "short or long")
-
-
-def require(holds: bool, name: str, value, expected: str) -> None:
-    if not holds:
-        raise ValueError(f"{name}={value!r}: expected {expected}")
 
 
 @dataclass(frozen=True)
@@ -148,23 +143,14 @@ def draw_problems(config: CountdownConfig, size: int, test: bool, rng: random.Ra
     Raises:
         ValueError: the config has too few problems on that side.
     """
-    problems: list[Problem] = []
-    seen: set[Problem] = set()
-    fruitless = 0
-    while len(problems) < size:
-        if fruitless == FRUITLESS_ATTEMPTS:
-            name = "test_size" if test else "train_size"
-            raise ValueError(
-                f"{name}={size}: there are only about {len(seen)} such problems; widen it or ask for fewer"
-            )
-        problem = random_problem(config, rng)
-        if problem is None or is_test_problem(problem, config.seed) != test or (test and problem in seen):
-            fruitless += 1
-        else:
-            problems.append(problem)
-            seen.add(problem)
-            fruitless = 0
-    return problems
+    return draw_until(
+        lambda _: random_problem(config, rng),
+        lambda problem: is_test_problem(problem, config.seed) == test,
+        size,
+        "test_size" if test else "train_size",
+        FRUITLESS_ATTEMPTS,
+        repeats=not test,
+    )
 
 
 def rl_row(problem: Problem, index: int, split: str, config: CountdownConfig, rng: random.Random) -> dict:
@@ -218,20 +204,8 @@ def write_countdown(output_dir: str | Path, config: CountdownConfig | None = Non
 
 
 def main(arguments: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--output-dir", required=True)
-    for field in fields(CountdownConfig):
-        parser.add_argument(f"--{field.name.replace('_', '-')}", type=field.type, default=field.default)
-    options = vars(parser.parse_args(arguments))
-    output_dir = options.pop("output_dir")
-    try:
-        config = CountdownConfig(**options)
-        paths = write_countdown(output_dir, config)
-    except ValueError as error:
-        raise SystemExit(f"error: {error}") from error
-    print(", ".join(f"{name}={value}" for name, value in asdict(config).items()))
-    for split, path in paths.items():
-        print(f"{split}: {getattr(config, SIZES[split]):,} rows in {path}")
+    options = vars(parser_of(__doc__, CountdownConfig).parse_args(arguments))
+    write_and_tell(write_countdown, CountdownConfig, options, options.pop("output_dir"), SIZES)
 
 
 if __name__ == "__main__":

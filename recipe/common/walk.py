@@ -9,14 +9,13 @@ demonstrations of 1 to `max_steps` steps for a warm start, too few to teach more
 there; RL finds the rest. Of the demonstrations the share `demo_correct` ends at the target, and the others go anywhere.
 """
 
-import argparse
 import random
 from collections import Counter
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from recipe.common.countdown import require
+from recipe.common.problem_files import draw_until, parser_of, require, split_of, write_and_tell
 from recipe.common.tiny_model import TinyModelConfig, write_tiny_model
 from verl.evaluation.questions import walk_text
 from verl.utils.data_files import write_rows
@@ -153,36 +152,20 @@ def random_problem(config: WalkConfig, steps: int, max_share: float, rng: random
     return problem._replace(target=rng.choices(rare, [counts[end] for end in rare])[0])
 
 
-def split_of(problem: Problem, seed: int) -> str:
-    """The split that a problem belongs to: a property of the problem, so that splits are disjoint."""
-    draw = random.Random(f"{seed}/{problem}").random()
-    for split, share in HELD_OUT.items():
-        if draw < share:
-            return split
-        draw -= share
-    return "train"
-
-
 def draw_problems(config: WalkConfig, split: str, size: int, rng: random.Random) -> list[Problem]:
     """`size` distinct problems of a split with `min_steps` to `max_steps` steps, all numbers of steps in turn.
 
     Raises:
         ValueError: the config has too few such problems.
     """
-    problems: dict[Problem, None] = {}
-    fruitless = 0
-    while len(problems) < size:
-        steps = config.min_steps + len(problems) % (config.max_steps - config.min_steps + 1)
-        problem = random_problem(config, steps, config.max_share, rng)
-        if problem is not None and problem not in problems and split_of(problem, config.seed) == split:
-            problems[problem] = None
-            fruitless = 0
-            continue
-        fruitless += 1
-        if fruitless == FRUITLESS_ATTEMPTS:
-            name = SIZES[split]
-            raise ValueError(f"{name}={size}: there are only about {len(problems)} such problems; widen {name}'s range")
-    return list(problems)
+    numbers_of_steps = config.max_steps - config.min_steps + 1
+    return draw_until(
+        lambda drawn: random_problem(config, config.min_steps + drawn % numbers_of_steps, config.max_share, rng),
+        lambda problem: split_of(problem, config.seed, HELD_OUT) == split,
+        size,
+        SIZES[split],
+        FRUITLESS_ATTEMPTS,
+    )
 
 
 def rl_row(problem: Problem, index: int, split: str, config: WalkConfig) -> dict:
@@ -199,7 +182,7 @@ def rl_row(problem: Problem, index: int, split: str, config: WalkConfig) -> dict
 def demonstration(config: WalkConfig, rng: random.Random) -> dict:
     """A conversation in the SFT trainer's format, about a training problem of 1 to `max_steps` steps."""
     steps, problem = rng.randint(1, config.max_steps), None
-    while problem is None or split_of(problem, config.seed) != "train":
+    while problem is None or split_of(problem, config.seed, HELD_OUT) != "train":
         problem = random_problem(config, steps, 1.0, rng)
     right = rng.random() < config.demo_correct
     return {
@@ -227,11 +210,8 @@ def write_walks(output_dir: str | Path, config: WalkConfig | None = None) -> dic
 
 
 def main(arguments: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--output-dir", help="where the problems and demonstrations go")
+    parser = parser_of(__doc__, WalkConfig, output_required=False)
     parser.add_argument("--model-dir", help="where the tiny model goes that reads a number as one token")
-    for field in fields(WalkConfig):
-        parser.add_argument(f"--{field.name.replace('_', '-')}", type=type(field.default), default=field.default)
     options = vars(parser.parse_args(arguments))
     output_dir, model_dir = options.pop("output_dir"), options.pop("model_dir")
     if not output_dir and not model_dir:
@@ -239,14 +219,7 @@ def main(arguments: list[str] | None = None) -> None:
     if model_dir:
         print(f"tiny model: {write_tiny_model(model_dir, MODEL)}")
     if output_dir:
-        try:
-            config = WalkConfig(**options)
-            paths = write_walks(output_dir, config)
-        except ValueError as error:
-            raise SystemExit(f"error: {error}") from error
-        print(", ".join(f"{name}={value}" for name, value in asdict(config).items()))
-        for split, path in paths.items():
-            print(f"{split}: {getattr(config, SIZES[split]):,} rows in {path}")
+        write_and_tell(write_walks, WalkConfig, options, output_dir, SIZES)
 
 
 if __name__ == "__main__":

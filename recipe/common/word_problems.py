@@ -7,13 +7,13 @@ writes train.parquet, valid.parquet and test.parquet in verl's format. This has 
     Tom has 12 marbles. He loses 4 marbles on the way home. Mei has 3 times as many. How many marbles does Mei have?
 """
 
-import argparse
 import random
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+from recipe.common.problem_files import draw_until, parser_of, require, split_of, write_and_tell
 from recipe.common.word_problem_stories import MEN, STORIES, WOMEN, Line
 from verl.utils.data_files import write_rows
 
@@ -60,11 +60,6 @@ class WordProblemsConfig:
         require(self.max_value >= self.max_number, "max_value", self.max_value, "at least max_number")
         known = self.operators and set(self.operators) <= set("+-*/")
         require(bool(known), "operators", self.operators, "some of + - * /")
-
-
-def require(holds: bool, name: str, value, expected: str) -> None:
-    if not holds:
-        raise ValueError(f"{name}={value!r}: expected {expected}")
 
 
 class Problem(NamedTuple):
@@ -123,37 +118,20 @@ def _first_number(operation: str, config: WordProblemsConfig, rng: random.Random
     return rng.randint(2, config.max_factor if operation == "*" else config.max_number)
 
 
-def split_of(problem: Problem, seed: int) -> str:
-    """The split that a problem belongs to, whatever the names and things in it: so the splits share no problem."""
-    place = random.Random(f"{seed}/{problem}").random()
-    for split, share in HELD_OUT_SHARE.items():
-        if place < share:
-            return split
-        place -= share
-    return "train"
-
-
 def draw_problems(config: WordProblemsConfig, split: str, rng: random.Random) -> list[Problem]:
     """The distinct problems of a split, as many as the config says.
 
     Raises:
         ValueError: the config has too few problems.
     """
-    problems: dict[Problem, None] = {}
-    fruitless, size = 0, getattr(config, SIZES[split])
     kinds = config.max_operations - config.min_operations + 1
-    while len(problems) < size:
-        if fruitless == FRUITLESS_ATTEMPTS:
-            raise ValueError(
-                f"{SIZES[split]}={size}: there are only about {len(problems)} such problems; widen it or ask for fewer"
-            )
-        problem = random_problem(config, config.min_operations + len(problems) % kinds, rng)
-        if problem is None or split_of(problem, config.seed) != split or problem in problems:
-            fruitless += 1
-        else:
-            problems[problem] = None
-            fruitless = 0
-    return list(problems)
+    return draw_until(
+        lambda drawn: random_problem(config, config.min_operations + drawn % kinds, rng),
+        lambda problem: split_of(problem, config.seed, HELD_OUT_SHARE) == split,
+        getattr(config, SIZES[split]),
+        SIZES[split],
+        FRUITLESS_ATTEMPTS,
+    )
 
 
 def text_of(problem: Problem, rng: random.Random) -> str:
@@ -205,20 +183,8 @@ def write_word_problems(output_dir: str | Path, config: WordProblemsConfig | Non
 
 
 def main(arguments: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--output-dir", required=True)
-    for field in fields(WordProblemsConfig):
-        parser.add_argument(f"--{field.name.replace('_', '-')}", type=type(field.default), default=field.default)
-    options = vars(parser.parse_args(arguments))
-    output_dir = options.pop("output_dir")
-    try:
-        config = WordProblemsConfig(**options)
-        paths = write_word_problems(output_dir, config)
-    except ValueError as error:
-        raise SystemExit(f"error: {error}") from error
-    print(", ".join(f"{name}={value}" for name, value in asdict(config).items()))
-    for split, path in paths.items():
-        print(f"{split}: {getattr(config, SIZES[split]):,} rows in {path}")
+    options = vars(parser_of(__doc__, WordProblemsConfig).parse_args(arguments))
+    write_and_tell(write_word_problems, WordProblemsConfig, options, options.pop("output_dir"), SIZES)
 
 
 if __name__ == "__main__":

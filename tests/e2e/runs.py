@@ -1,5 +1,6 @@
 """Starting the user's command on the real stack, and looking at its processes."""
 
+import json
 import os
 import re
 import shutil
@@ -102,6 +103,12 @@ def kill(launcher: subprocess.Popen, pattern: str) -> End:
     left = [tree[process] for process in alive if process.is_running() and process.status() != psutil.STATUS_ZOMBIE]
     left += [entry.path for entry in os.scandir("/dev/shm") if entry.inode() in inodes]
     return End(seconds, launcher.returncode, errors or "", victims[0].pid, left)
+
+
+def logged_steps(run: Path) -> list[int]:
+    """Of the run's last attempt."""
+    log = run / "metrics.jsonl"
+    return [json.loads(line)["step"] for line in log.read_text().splitlines()] if log.exists() else []
 
 
 @contextmanager

@@ -8,7 +8,6 @@ They are tried by hand, each with a launch of one to three minutes:
 The tests of GRPO, HATO and several workers kill a storage of TransferQueue, an engine core, a driver and a worker.
 """
 
-import json
 import os
 import re
 import subprocess
@@ -16,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.runs import STORAGE, kill, process_tree, start_run, wait_until
+from tests.e2e.runs import STORAGE, kill, logged_steps, process_tree, start_run, wait_until
 from verl.trainer.checkpoint_marker import complete_steps
 
 # kind -> pattern of the process's command line
@@ -52,12 +51,6 @@ def last_step(run: Path) -> int:
     return max(complete_steps(run), default=0)
 
 
-def steps_logged(run: Path) -> list[int]:
-    """Of the run's last attempt."""
-    log = run / "metrics.jsonl"
-    return [json.loads(line)["step"] for line in log.read_text().splitlines()] if log.exists() else []
-
-
 def resume(inputs: Path, *overrides: str) -> tuple[subprocess.Popen, int]:
     """The same command again; the launcher, and the step after which it must go on."""
     (inputs / "faults/metrics.jsonl").unlink(missing_ok=True)  # that of the attempt before; nobody reads it
@@ -69,8 +62,8 @@ def resume(inputs: Path, *overrides: str) -> tuple[subprocess.Popen, int]:
 def test_a_killed_process_ends_the_run(inputs, kind):
     run = inputs / "faults"
     launcher, before = resume(inputs, "trainer.total_training_steps=1000")
-    wait_until(lambda: last_step(run) > before and len(steps_logged(run)) > 0, launcher)
-    assert steps_logged(run)[0] == before + 1, "resumed from the last complete checkpoint"
+    wait_until(lambda: last_step(run) > before and len(logged_steps(run)) > 0, launcher)
+    assert logged_steps(run)[0] == before + 1, "resumed from the last complete checkpoint"
     end = kill(launcher, KINDS[kind])
     error = next((line.strip() for line in end.errors.splitlines() if f"process {end.pid}" in line), "")
     print(f"\n| {kind} | {end.seconds:.0f} | {end.code} | {error[:200]} | {end.left or 'nothing'} | {before + 1} |")
@@ -82,7 +75,7 @@ def test_the_same_command_goes_on_to_the_end(inputs):
     launcher, before = resume(inputs, f"trainer.total_training_steps={last_step(inputs / 'faults') + 1}")
     _, errors = launcher.communicate(timeout=550)
     assert launcher.returncode == 0, errors
-    assert before > 0 and steps_logged(inputs / "faults") == [before + 1]
+    assert before > 0 and logged_steps(inputs / "faults") == [before + 1]
 
 
 def test_a_run_goes_on_without_rays_monitors(inputs):

@@ -21,7 +21,7 @@ from recipe.common.countdown import CountdownConfig, random_expression, solve, w
 from recipe.common.run_metrics import load_metrics
 from recipe.common.tiny_model import write_tiny_model
 from tests.e2e.learning import learn_by_heart
-from tests.e2e.runs import STORAGE, End, kill, start_run, wait_until
+from tests.e2e.runs import STORAGE, End, kill, logged_steps, start_run, wait_until
 from verl.evaluation.results import parse_result_lines
 from verl.evaluation.server import serving
 from verl.trainer.checkpoint_marker import complete_steps
@@ -56,11 +56,6 @@ def launch(inputs: Path) -> subprocess.Popen:
     ]
     overrides += [f"trainer.test_freq={STEPS}"]
     return start_run(inputs, "run", *overrides)
-
-
-def logged_steps(run: Path) -> list[int]:
-    log = run / "metrics.jsonl"
-    return [json.loads(line)["step"] for line in log.read_text().splitlines()] if log.exists() else []
 
 
 @pytest.fixture(scope="module")

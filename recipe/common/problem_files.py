@@ -1,0 +1,99 @@
+"""What the makers of small tasks share: checked fields, drawing problems, their splits, and the command line."""
+
+import argparse
+import random
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import Any, TypeVar
+
+Problem = TypeVar("Problem", bound=Hashable)
+
+
+def require(holds: bool, name: str, value, expected: str) -> None:
+    if not holds:
+        raise ValueError(f"{name}={value!r}: expected {expected}")
+
+
+def split_of(problem: Hashable, seed: int, held_out: Mapping[str, float]) -> str:
+    """The split that a problem belongs to, a property of the problem: so no two splits share one.
+
+    Args:
+        held_out: split -> its share of all problems; the others belong to `train`.
+    """
+    place = random.Random(f"{seed}/{problem}").random()
+    for split, share in held_out.items():
+        if place < share:
+            return split
+        place -= share
+    return "train"
+
+
+def draw_until(
+    draw: Callable[[int], Problem | None],
+    belongs: Callable[[Problem], bool],
+    size: int,
+    name: str,
+    attempts: int,
+    repeats: bool = False,
+) -> list[Problem]:
+    """`size` problems that belong, distinct unless they may repeat.
+
+    Args:
+        draw: takes the number of problems so far; None where a draw made none.
+        name: of the field that asks for `size`.
+        attempts: draws in a row without a new problem after which there are too few.
+
+    Raises:
+        ValueError: there are too few such problems.
+    """
+    problems: list[Problem] = []
+    seen: set[Problem] = set()
+    fruitless = 0
+    while len(problems) < size:
+        if fruitless == attempts:
+            raise ValueError(
+                f"{name}={size}: there are only about {len(seen)} such problems; widen it or ask for fewer"
+            )
+        problem = draw(len(problems))
+        if problem is None or not belongs(problem) or (not repeats and problem in seen):
+            fruitless += 1
+        else:
+            problems.append(problem)
+            seen.add(problem)
+            fruitless = 0
+    return problems
+
+
+def parser_of(doc: str | None, config_class: type, output_required: bool = True) -> argparse.ArgumentParser:
+    """--output-dir and an option for each of the config's fields."""
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--output-dir", required=output_required, help="where the files go")
+    for field in fields(config_class):
+        parser.add_argument(f"--{field.name.replace('_', '-')}", type=type(field.default), default=field.default)
+    return parser
+
+
+def write_and_tell(
+    write: Callable[[str, Any], dict[str, Path]],
+    config_class: type,
+    options: dict,
+    output_dir: str,
+    sizes: Mapping[str, str],
+) -> None:
+    """Write a task's files by `write(output_dir, config)`, and print the config and where they are.
+
+    Args:
+        sizes: split -> the field with its number of rows.
+
+    Raises:
+        SystemExit: the options do not fit each other.
+    """
+    try:
+        config = config_class(**options)
+        paths = write(output_dir, config)
+    except ValueError as error:
+        raise SystemExit(f"error: {error}") from error
+    print(", ".join(f"{name}={value}" for name, value in asdict(config).items()))
+    for split, path in paths.items():
+        print(f"{split}: {getattr(config, sizes[split]):,} rows in {path}")
