@@ -14,23 +14,18 @@ independent trajectories.
 Writes benchmarks/results/credit_simulation.md; no engine, one process.
 """
 
-from contextlib import ExitStack
 from statistics import fmean
 
 import numpy as np
 import torch
-from verl.trainer.ppo.core_algos import get_adv_estimator_fn
 
 from benchmarks.report import parser_of, write_report
-from verl.trainer.ppo.hato_algos import HATO_SETTINGS
-from verl.trainer.ppo.tree_nodes import SEGMENT_IDS
-from verl.workers.rollout.trees.hato.config import HATOConfig, RewardWeights
+from benchmarks.tabular_learning import advantages_of
+from benchmarks.tabular_trees import ACTIONS, RIGHT, N
 
-PROMPTS, N, ACTIONS, STEPS, FIRST_ACCURACY, FLIPPED = 16, 8, 4, 40, 0.1, 0.1
+PROMPTS, STEPS, FIRST_ACCURACY, FLIPPED = 16, 40, 0.1, 0.1
 LENGTHS, ENDS = (3, 6, 10), (2, 6, 16)
 RATES = (4.0, 8.0, 12.0, 16.0, 24.0, 32.0, 48.0, 64.0, 96.0, 128.0)
-RIGHT = 0  # the right action of every decision
-MEAN = HATOConfig(path_reward="mean", reward_weights=RewardWeights(alpha=0.0, beta=1.0, gamma=0.0))
 CREDITS = ("grpo", "arpo_hard", "tree_path", "tree_gain", "treerl", "tree_grpo", "hato", "hato, R the mean outcome")
 METHODS = [("trajectories", "grpo")] + [(grown, credit) for grown in ("random forks", "levels") for credit in CREDITS]
 
@@ -83,17 +78,6 @@ def levels(drawing: Drawing) -> list[list[tuple[int, int]]]:
 
 
 GROWN = {"trajectories": trajectories, "random forks": random_forks, "levels": levels}
-
-
-def advantages_of(credit: str, scores: torch.Tensor, groups: np.ndarray, nodes: torch.Tensor) -> torch.Tensor:
-    """(B, length) of an estimator."""
-    rewards = torch.zeros(nodes.shape)
-    rewards[:, -1] = scores
-    name, _, variant = credit.partition(", ")
-    with ExitStack() as stack:
-        stack.enter_context(SEGMENT_IDS.given(nodes))
-        stack.enter_context(HATO_SETTINGS.given(MEAN if variant else HATOConfig()))
-        return get_adv_estimator_fn(name)(rewards, torch.ones(nodes.shape), groups)[0]
 
 
 def accuracy_after(length: int, grown: str, credit: str, rate: float, seed: int) -> float:
