@@ -144,7 +144,10 @@ class Method:
 
 @dataclass
 class Curves:
-    """(updates + 1, sets): accuracy, and the decisions of a prompt that were generated and trained until then."""
+    """(updates + 1, sets): accuracy, and the decisions of a prompt that were generated and trained until then.
+
+    A prompt whose answers are all right or all wrong is not trained: its advantages are 0.
+    """
 
     accuracy: np.ndarray
     generated: np.ndarray
@@ -193,8 +196,8 @@ class Updates:
         self.rounds, self.most_rounds = np.zeros(sets, int), most_rounds
 
     def add(self, gradient: np.ndarray, outcomes_differ: np.ndarray) -> np.ndarray:
-        """The prompts (P,) of bool whose answers are trained."""
-        ready = self.waits & (outcomes_differ | (self.most_rounds == 1))
+        """The prompts (P,) of bool that are trained; outcomes_differ: (P,), else a prompt teaches nothing."""
+        ready = self.waits & outcomes_differ
         self.gradient[ready] = gradient[ready]
         self.waits, self.rounds = self.waits & ~ready, self.rounds + 1
         return ready

@@ -1,6 +1,6 @@
 """When does a tree teach faster than independent answers? A tabular policy, under many conditions.
 
-    python -m benchmarks.where_trees_pay [--seeds 5] [--prompts 64]
+    python -m benchmarks.where_trees_pay [--seeds 5] [--prompts 48]
 
 Every prompt has a policy of its own: K decisions, a softmax each. A condition is K, the share of right answers at
 first, the shape of the first policy, and the verifier. A method is how decisions are drawn (tabular_trees.py), which
@@ -9,7 +9,8 @@ of those tried, chosen on other seeds than those that are reported. No update mo
 `LARGEST_CHANGE`: without a bound, the largest rate would always be best where the verifier never errs.
 
 Methods are compared by the area under the curve of the accuracy, over equal generated decisions and over equal trained
-decisions, which are those of the prefix tree. Writes benchmarks/results/where_trees_pay_simulation.md and .png.
+decisions: those of the prefix trees of the prompts that have right and wrong answers, as others teach nothing.
+Writes benchmarks/results/where_trees_pay_simulation.md and .png.
 """
 
 import sys
@@ -29,8 +30,8 @@ from benchmarks.tabular_trees import ACTIONS, RIGHT, Drawing, Guide, N, Rows, Ta
 from verl.workers.rollout.trees.latr.schedule import mix_ratio, tree_branches
 
 NAME = "where_trees_pay_simulation"
-STEPS, LARGEST_CHANGE, RATES = 60, 0.25, (0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
-TUNING_SEEDS, TUNING_PROMPTS = 3, 24
+STEPS, LARGEST_CHANGE, RATES = 60, 0.25, (1.0, 2.0, 4.0, 8.0, 16.0)
+TUNING_SEEDS, TUNING_PROMPTS = 2, 20
 LATR_SCHEDULE = {0.0: 1.0, 0.02: 0.75, 0.04: 0.5, 0.16: 0.25, 0.4: 0.0}  # the paper's, as shares of the run
 T_QUANTILES = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)  # 97.5 %, 1 to 9 degrees of freedom
 FLAT, RIGHT_CONFIDENT, WRONG_CONFIDENT, WALK = "flat", "right-confident", "wrong-confident", "walk"
@@ -65,8 +66,8 @@ class Condition:
 SHAPES = (FLAT, RIGHT_CONFIDENT, WRONG_CONFIDENT)
 CONDITIONS = (
     *(Condition(k, a, shape) for shape in SHAPES for k in (3, 6, 12) for a in (0.3, 0.1, 0.01) if k == 6 or a < 0.3),
-    *(Condition(6, a, WALK, target=target) for a, target in ((0.1, 12), (0.01, 16))),
-    *(Condition(6, a, shape, 0.1) for shape in SHAPES for a in (0.3, 0.1, 0.01)),
+    *(Condition(6, a, WALK, target=target) for a, target in ((0.082, 12), (0.0051, 16))),
+    *(Condition(6, a, shape, 0.1) for shape in SHAPES for a in (0.3, 0.1)),
 )
 
 
@@ -75,8 +76,8 @@ def first_logits(condition: Condition, prompts: int, seed: int) -> np.ndarray:
 
     flat             every decision is right equally often, and the wrong actions are equally likely
     right-confident  right with 0.95, but for two decisions, which are right equally often
-    wrong-confident  right with 0.99, but for one decision, where a wrong action has what the right one and 0.01 for
-                     each of the others leave
+    wrong-confident  right with 0.99, but for one decision, where a wrong action is the most likely one by far; the
+                     other two have 0.03 each, or in every other prompt 0.003
     walk             every action of every state is equally likely
     """
     length = condition.length
@@ -87,8 +88,9 @@ def first_logits(condition: Condition, prompts: int, seed: int) -> np.ndarray:
     right = np.where(is_hard, (condition.accuracy / easy ** (length - hard)) ** (1 / hard), easy)
     probs = np.repeat(((1 - right) / (ACTIONS - 1))[..., None], ACTIONS, -1)
     if condition.shape == WRONG_CONFIDENT:
-        probs[is_hard, RIGHT + 1 :] = 0.01
-        probs[is_hard, RIGHT + 1] = 0.98 - right[is_hard]
+        others = np.where(np.arange(prompts) % 2, 0.03, 0.003)
+        probs[is_hard, RIGHT + 1 :] = others[:, None]
+        probs[is_hard, RIGHT + 1] = 1 - 2 * others - right[is_hard]
     probs[..., RIGHT] = right
     return np.log(probs)[:, :, None]
 
@@ -97,8 +99,15 @@ def independent(drawing: Drawing, guide: Guide | None, done: float, answers: int
     return trees.independent(drawing, answers)
 
 
-def latr(drawing: Drawing, guide: Guide | None, done: float, absolute: float, relative: float) -> Rows:
-    return trees.latr(drawing, absolute, relative, tree_branches(N, mix_ratio(LATR_SCHEDULE, done)))
+def latr(
+    drawing: Drawing,
+    guide: Guide | None,
+    done: float,
+    absolute: float,
+    relative: float,
+    schedule: Mapping[float, float] = LATR_SCHEDULE,
+) -> Rows:
+    return trees.latr(drawing, absolute, relative, tree_branches(N, mix_ratio(schedule, done)))
 
 
 def spread_levels(drawing: Drawing, guide: Guide | None, done: float) -> Rows:
@@ -126,13 +135,15 @@ METHODS = (
     Method("1 greedy + 7", lambda drawing, guide, done: trees.greedy(drawing), GRPO_ALONE),
     Method("LATR, 0.25/0.15", partial(latr, absolute=0.25, relative=0.15)),
     Method("LATR, 0.05/1", partial(latr, absolute=0.05, relative=1.0)),
+    Method("LATR, 0.05/1, to the end", partial(latr, absolute=0.05, relative=1.0, schedule={0.0: 1.0})),
+    Method("LATR, 0.005/1, to the end", partial(latr, absolute=0.005, relative=1.0, schedule={0.0: 1.0})),
     Method("random forks", lambda drawing, guide, done: trees.random_forks(drawing)),
     Method("entropy forks", lambda drawing, guide, done: trees.entropy_forks(drawing)),
     Method("levels", spread_levels),
     Method("levels, exact", spread_levels, value=EXACT),
     *(Method(f"beam, {value}", beam, value=value) for value in VALUES),
     *(Method(f"beam + dropped, {value}", beam, value=value, trains_dropped=True) for value in VALUES),
-    *(Method(f"half beam, {value}", half_guided, value=value) for value in VALUES),
+    *(Method(f"half beam, {value}", half_guided, value=value) for value in (EXACT, LEARNT)),
     *(Method(f"no tree, stopped, {value}", stopped, value=value, trains_dropped=True) for value in VALUES),
 )
 
@@ -293,7 +304,8 @@ def text_of(results: Results, seeds: int, prompts: int) -> str:
         "`noisy` where one verdict in ten is wrong. Learning rates "
         f"({rates}) and, for trees, the credit (grpo or treerl) are tuned for each method and condition on "
         f"{TUNING_SEEDS} other seeds of {TUNING_PROMPTS} prompts. A noisy value has an error of standard deviation "
-        f"{NOISE}, the best value being 1. {time.process_time():.0f} CPU seconds.",
+        f"{NOISE}, the best value being 1. Only prompts that have right and wrong answers are trained. "
+        f"{time.process_time():.0f} CPU seconds.",
         f"![the first two tables as a picture]({NAME}.png)",
         section("Equal generated decisions", *gain_table(results, "generated")),
         section("Equal trained decisions, those of the prefix tree", *gain_table(results, "trained")),
@@ -305,7 +317,7 @@ def text_of(results: Results, seeds: int, prompts: int) -> str:
 
 
 def main() -> None:
-    args = parser_of(__doc__, seeds=5, prompts=64).parse_args()
+    args = parser_of(__doc__, seeds=5, prompts=48).parse_args()
     torch.set_num_threads(1)
     results: dict[Condition, dict[str, Result]] = {}
     for condition in CONDITIONS:
@@ -313,12 +325,10 @@ def main() -> None:
         for method in METHODS:
             results[condition][method.name] = measured(condition, method, args.seeds, args.prompts)
         baseline = results[condition]["GRPO"]
-        shown = {
-            name: differences(condition, x, baseline, "generated").mean() for name, x in results[condition].items()
-        }
-        print(condition, {name: f"{gain:+.3f}" for name, gain in shown.items()}, file=sys.stderr, flush=True)
+        for name, result in results[condition].items():
+            gain = differences(condition, result, baseline, "generated").mean()
+            print(condition, name, f"{gain:+.3f}", sep=" | ", file=sys.stderr, flush=True)
     draw(results)
-    n = len(CONDITIONS) * (len(METHODS) - 1)
     write_report(NAME, text_of(results, args.seeds, args.prompts), *settings_table(results))
 
 
