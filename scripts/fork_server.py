@@ -85,8 +85,9 @@ def start(
     else:
         files = [listener.fileno(), owner]
         # Ray's C++ part reads these two when it is imported, and never again. Its workers end when the process does
-        # that they take for the raylet: here the one that calls this function. Its socket tells them of the raylet.
-        ray = {"RAY_JOB_ID": FIRST_JOB, "RAY_RAYLET_PID": str(os.getpid())}
+        # that they take for the raylet: the one that calls this function, or that the environment names already. Its
+        # socket tells them of the raylet.
+        ray = {"RAY_JOB_ID": FIRST_JOB, "RAY_RAYLET_PID": environment.get("RAY_RAYLET_PID", str(os.getpid()))}
         subprocess.Popen(
             [python, __file__, "--serve", *map(str, files), *modules],
             env={**environment, **ray},

@@ -5,20 +5,25 @@
 The imports take ten seconds, a dry run after them one. `python -m verl.trainer.…`, `python scripts/evaluate.py` and
 `python scripts/explore.py` run in forks of a server of scripts/fork_server.py; any other `python` is the real one. verl
 chooses its platform when it is imported, so that there is a server for each VERL_PLATFORM. They end with the tests'
-process.
+process, or with the last of them where pytest-xdist runs tests in several, which share them.
 
     subprocess.run(["python", "engine.py"], env=as_in_a_run(os.environ))
 
 Here every Python process is a fork, those that vLLM starts as well.
 """
 
+import atexit
 import json
+import os
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
+
+from filelock import FileLock
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "scripts"))
@@ -70,10 +75,31 @@ def with_forks(
         if " ".join(values) not in _servers[root]:
             imports = {name: text for name, text in environment.items() if name not in READ}
             imports |= {name: value for name, value in zip(READ, values, strict=True) if value}
-            # it ends with this process
-            _servers[root][" ".join(values)], _ = fork_server.start(None, MODULES, imports)
+            _servers[root][" ".join(values)] = _server(f"{root} {imports.get('PYTHONPATH')} {values}", imports)
     Path(folder, "servers.json").write_text(json.dumps(_servers[root]))
     return environment
+
+
+def _server(name: str, imports: Mapping[str, str]) -> dict[str, str]:
+    """The variables by which clients find the server of this name, which another process of the tests may have started.
+
+    It ends when every process has ended that has its lifeline open.
+    """
+    run = os.environ.get("PYTEST_XDIST_TESTRUNUID")
+    if run is None:
+        return fork_server.start(None, MODULES, imports)[0]
+    shared = Path(tempfile.gettempdir(), f"forked_{run}.json")
+    atexit.register(shared.unlink, missing_ok=True)
+    with FileLock(f"{shared}.lock"):
+        servers = json.loads(shared.read_text()) if shared.exists() else {}
+        with suppress(KeyError, OSError):  # never started, or its starter ended before anybody shared it
+            variables, lifeline = servers[name]
+            os.open(lifeline, os.O_WRONLY)
+            return variables
+        # Ray's workers end with the process that they take for their raylet: here the one that started all of pytest's
+        variables, lifeline = fork_server.start(None, MODULES, {**imports, "RAY_RAYLET_PID": str(os.getppid())})
+        shared.write_text(json.dumps(servers | {name: [variables, f"/proc/{os.getpid()}/fd/{lifeline}"]}))
+    return variables
 
 
 def as_in_a_run(environment: Mapping[str, str]) -> dict[str, str]:

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+import verl
+
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -52,7 +54,7 @@ def wheel_site(tmp_path_factory) -> Path:
         text=True,
     )
     assert built.returncode == 0, built.stderr
-    upstream = Path(python("import verl; print(verl.__path__[0])").stdout.strip())
+    upstream = Path(verl.__path__[0])
     shutil.copytree(upstream, site / "verl", ignore=shutil.ignore_patterns("__pycache__"))
     (wheel,) = (site / "dist").glob("*.whl")
     with zipfile.ZipFile(wheel) as archive:
@@ -77,7 +79,7 @@ def test_wheel_carries_configs_and_scripts(wheel_site):
 
 
 def test_no_file_of_ours_has_the_name_of_an_upstream_one():
-    upstream = Path(python("import verl; print(verl.__path__[0])").stdout.strip())
+    upstream = Path(verl.__path__[0])
     ours = [path.relative_to(ROOT / "verl") for path in (ROOT / "verl").rglob("*.py")]
     assert [str(path) for path in ours if (upstream / path).exists()] == []
 
@@ -177,8 +179,9 @@ print("FOUND", {"start_indices", "end_indices", "token_ids", "logprobs"} <= set(
     assert found_words(result) == ["0.9.1", "0.30.0", *["True"] * 13], result.stderr[-2000:]
 
 
-def test_rollout_names_losses_and_estimators_are_registered_by_importing_upstream():
-    code = """
+# looked at in one interpreter, in this order
+ON_CPU = {
+    "registered": """
 from verl.workers.rollout.replica import RolloutReplicaRegistry
 from verl.workers.rollout.base import get_rollout_class
 from verl.trainer.ppo.core_algos import get_adv_estimator_fn, get_policy_loss_fn
@@ -189,15 +192,50 @@ print("FOUND", get_adv_estimator_fn("arpo_hard").__module__, get_policy_loss_fn(
 print("FOUND", get_adv_estimator_fn("hato").__module__, get_adv_estimator_fn("tree_grpo").__module__)
 from verl.trainer.ppo.v1 import get_trainer_cls
 print("FOUND", get_trainer_cls("explore").__module__)
-"""
-    result = python(code, VERL_PLATFORM="cpu")
-    assert found_words(result) == [
+""",
+    "agent loop": """
+import inspect
+from verl.workers.rollout.group_rollout import GroupAgentLoopManager, _AgentLoopWorker
+from verl.experimental.agent_loop import AgentLoopWorker
+assert issubclass(_AgentLoopWorker, AgentLoopWorker)
+for method in (_AgentLoopWorker._run_prompt, _AgentLoopWorker._agent_loop_postprocess):
+    print("FOUND", *[name for name in inspect.signature(method).parameters if name != "_ray_trace_ctx"])
+""",
+    "servers": """
+from verl.workers.rollout.base import get_rollout_class
+from verl.workers.rollout.llm_client_engine import serve_candidates
+from verl.workers.rollout.replica import get_rollout_replica_class
+print("FOUND", get_rollout_class("vllm", "sync_with_tool").__name__, get_rollout_replica_class("vllm").__name__)
+serve_candidates()
+print("FOUND", get_rollout_replica_class("vllm").__name__)
+""",
+}
+
+
+@pytest.fixture(scope="module")
+def on_cpu() -> dict[str, list[str]]:
+    """What the programs of ON_CPU print."""
+    program = "".join(f"print('BEGINS', {name!r}){code}" for name, code in ON_CPU.items())
+    result = python(program, VERL_PLATFORM="cpu")
+    assert result.returncode == 0, result.stderr
+    words: dict[str, list[str]] = {}
+    for line in result.stdout.splitlines():
+        kind, _, rest = line.partition(" ")
+        if kind == "BEGINS":
+            words[rest] = []
+        elif kind == "FOUND":
+            words[[*words][-1]] += rest.split()
+    return words
+
+
+def test_rollout_names_losses_and_estimators_are_registered_by_importing_upstream(on_cpu):
+    assert on_cpu["registered"] == [
         *("CandidateReplica", "vLLMReplica", "ServerAdapter"),
         *("verl.trainer.ppo.hapo_algos", "verl.trainer.ppo.hapo_algos"),
         *("verl.trainer.ppo.tree_credit", "verl.trainer.ppo.aepo_algos"),
         *("verl.trainer.ppo.hato_algos", "verl.trainer.ppo.tree_grpo_credit"),
         "verl.trainer.ppo.v1.explore_trainer",
-    ], result.stderr
+    ]
 
 
 def test_importing_verl_imports_no_trainer():
@@ -205,33 +243,15 @@ def test_importing_verl_imports_no_trainer():
     assert found_words(python(code)) == []
 
 
-def test_arpos_mode_has_an_adapter_and_our_trainer_starts_servers_with_candidates():
-    code = """
-from verl.workers.rollout.base import get_rollout_class
-from verl.workers.rollout.llm_client_engine import serve_candidates
-from verl.workers.rollout.replica import get_rollout_replica_class
-print("FOUND", get_rollout_class("vllm", "sync_with_tool").__name__, get_rollout_replica_class("vllm").__name__)
-serve_candidates()
-print("FOUND", get_rollout_replica_class("vllm").__name__)
-"""
-    result = python(code, VERL_PLATFORM="cpu")
-    assert found_words(result) == ["ServerAdapter", "vLLMReplica", "CandidateReplica"], result.stderr
-    result = python(code, VERL_PLATFORM="cpu", VERL_SHARED_CALLS="1")
+def test_arpos_mode_has_an_adapter_and_our_trainer_starts_servers_with_candidates(on_cpu):
+    assert on_cpu["servers"] == ["ServerAdapter", "vLLMReplica", "CandidateReplica"]
+    result = python(ON_CPU["servers"], VERL_PLATFORM="cpu", VERL_SHARED_CALLS="1")
     assert found_words(result) == ["ServerAdapter", "CandidateReplica", "CandidateReplica"], result.stderr
 
 
-def test_upstreams_agent_loop_worker_can_be_subclassed():
+def test_upstreams_agent_loop_worker_can_be_subclassed(on_cpu):
     """`_run_prompt` and `_agent_loop_postprocess` are what group rollouts override and call."""
-    code = """
-import inspect
-from verl.workers.rollout.group_rollout import GroupAgentLoopManager, _AgentLoopWorker
-from verl.experimental.agent_loop import AgentLoopWorker
-assert issubclass(_AgentLoopWorker, AgentLoopWorker)
-for method in (_AgentLoopWorker._run_prompt, _AgentLoopWorker._agent_loop_postprocess):
-    print("FOUND", *[name for name in inspect.signature(method).parameters if name != "_ray_trace_ctx"])
-"""
-    result = python(code, VERL_PLATFORM="cpu")
-    assert found_words(result) == [
+    assert on_cpu["agent loop"] == [
         *("self", "prompt", "sampling_params", "trajectory", "trace"),
         *("self", "output", "validate", "kwargs"),
-    ], result.stderr
+    ]

@@ -6,7 +6,7 @@ import pytest
 
 from recipe.common.countdown import CountdownConfig, write_countdown
 from recipe.common.tiny_model import write_tiny_model
-from tests.e2e.runs import NO_TOKEN, ray_cluster
+from tests.e2e.runs import NO_TOKEN, imports_made, ray_cluster
 
 
 @pytest.fixture(scope="module")
@@ -18,8 +18,8 @@ def inputs(tmp_path_factory) -> Path:
     return folder
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def two_nodes():
     """Environment of a run that joins a cluster of two nodes; `trainer.nnodes=2` then puts a worker on each."""
-    with ray_cluster(nodes=2, cpus=12) as address:
+    with ray_cluster(nodes=2, cpus=12, environment=imports_made()) as address:
         yield {"RAY_ADDRESS": address, **NO_TOKEN}

@@ -6,6 +6,7 @@ import re
 import shutil
 import socket
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -15,6 +16,7 @@ from pathlib import Path
 
 import psutil
 
+from tests.forked import as_in_a_run
 from verl.evaluation.server import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -22,16 +24,27 @@ GRPO, HAPO = "recipe/common/run_grpo_countdown.sh", "recipe/hapo/run_countdown_c
 LATR, HATO = "recipe/latr/run_countdown_cpu.sh", "recipe/hato/run_countdown_cpu.sh"
 # the command line of an actor that nobody calls through Ray, for which upstream would wait forever
 STORAGE = "ray::SimpleStorageUnit"
+# for a run as a user starts it, all of whose processes descend from its launcher: those that `kill` looks at
+AS_TYPED = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
 # Ray 2.60 asks for a token by default, which both sides would read from the user's home
 NO_TOKEN = {"RAY_AUTH_MODE": "disabled"}
 
 
+def imports_made() -> dict[str, str]:
+    """The environment of a run whose imports a server of this process makes, instead of the run's own."""
+    # the tests' own tools and rewards are part of what is installed
+    return as_in_a_run({**os.environ, "PYTHONPATH": f"{ROOT}/tests/e2e"})
+
+
 def start_run(inputs: Path, name: str, *overrides: str, script: str = GRPO, **environment: str) -> subprocess.Popen:
-    """Start a recipe's script for Countdown with a small batch; the run's folder is `inputs / name`."""
+    """Start a recipe's script for Countdown with a small batch; the run's folder is `inputs / name`.
+
+    Its processes are forks of a server that this process has started, unless the environment is `AS_TYPED`.
+    """
     command = ["bash", script]
     command += ["data.train_batch_size=4", "actor_rollout_ref.actor.ppo_mini_batch_size=4"]
     command += ["actor_rollout_ref.rollout.n=4", "actor_rollout_ref.rollout.val_kwargs.n=2", *overrides]
-    env = {**os.environ, "HARDWARE": "cpu", "MODEL_PATH": f"{inputs}/model", "DATA_DIR": str(inputs)}
+    env = imports_made() | {"HARDWARE": "cpu", "MODEL_PATH": f"{inputs}/model", "DATA_DIR": str(inputs)}
     env |= {"EXPERIMENT_NAME": name, "RUN_DIR": f"{inputs}/{name}"} | environment
     return subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT, env=env)
 
@@ -84,7 +97,10 @@ def shared_memory(processes: dict[psutil.Process, str]) -> set[int]:
 
 
 def kill(launcher: subprocess.Popen, pattern: str) -> End:
-    """SIGKILL the first process that fits the pattern, the launcher itself if it is empty, and wait for the end."""
+    """SIGKILL the first process that fits the pattern, the launcher itself if it is empty, and wait for the end.
+
+    The launcher has been started with `AS_TYPED`.
+    """
     tree = process_tree(launcher)
     victims = [process for process in [*tree][1:] if re.search(pattern, tree[process])] if pattern else [*tree][:1]
     assert victims, sorted(tree.values())
@@ -112,10 +128,11 @@ def logged_steps(run: Path) -> list[int]:
 
 
 @contextmanager
-def ray_cluster(nodes: int, cpus: int) -> Iterator[str]:
+def ray_cluster(nodes: int, cpus: int, environment: dict[str, str]) -> Iterator[str]:
     """A Ray cluster of this machine, a raylet for each node, with addresses and resources of their own; its address.
 
-    Node i is 127.0.0.i; each has `cpus` logical CPUs and one worker slot.
+    Node i is 127.0.0.i; each has `cpus` logical CPUs and one worker slot. With `imports_made()` as its environment the
+    workers of its first job, of no other, are forks.
     """
     # a folder of its own: Ray notes "the current cluster" there, and other processes would find it; short, for sockets
     folder = tempfile.mkdtemp(prefix="ray")
@@ -123,12 +140,11 @@ def ray_cluster(nodes: int, cpus: int) -> Iterator[str]:
     address, started = f"127.0.0.1:{port}", []
     shared = [f"--num-cpus={cpus}", "--num-gpus=1", "--object-store-memory=200000000", "--block"]
     options = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "cwd": folder, "start_new_session": True}
-    # the tests' own tools and rewards are part of what is installed on every node
-    environment = {**os.environ, **NO_TOKEN, "PYTHONPATH": f"{ROOT}/tests/e2e"}
+    environment = {**environment, **NO_TOKEN, "PYTHONPATH": f"{ROOT}/tests/e2e"}
     try:
         for node in range(1, nodes + 1):
             head = ["--head", f"--port={port}", "--include-dashboard=false", f"--temp-dir={folder}"]
-            command = ["ray", "start", *shared, f"--node-ip-address=127.0.0.{node}"]
+            command = ["python", "-m", "ray.scripts.scripts", "start", *shared, f"--node-ip-address=127.0.0.{node}"]
             command += head if node == 1 else [f"--address={address}"]
             started.append(subprocess.Popen(command, env=environment, **options))
             wait_until(lambda: listens(port), started[-1], seconds=60)

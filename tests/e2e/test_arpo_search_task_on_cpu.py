@@ -5,7 +5,6 @@ model has learnt the form from some demonstrations by heart, before, in seconds.
 """
 
 import json
-import os
 import subprocess
 import sys
 from contextlib import contextmanager
@@ -13,7 +12,7 @@ from contextlib import contextmanager
 import pytest
 
 from recipe.common.run_metrics import load_metrics
-from tests.e2e.runs import ROOT, assert_on_two_nodes, listens, wait_until
+from tests.e2e.runs import ROOT, assert_on_two_nodes, imports_made, listens, wait_until
 from tests.e2e.searching import write_task_and_model
 from verl.evaluation.server import free_port
 
@@ -41,13 +40,13 @@ def run(tmp_path_factory, two_nodes):
     write_task_and_model(folder)
     name = json.loads((folder / "corpus.jsonl").read_text().splitlines()[0])["title"]
     search = f"{TOOLS}.tool_instances.search"
-    env = {**os.environ, "METHOD": "aepo", "MODEL_PATH": f"{folder}/model", "DATA_DIR": str(folder)}
-    env |= {"RUN_DIR": f"{folder}/run", "EXPERIMENT_NAME": "arpo", "PYTHONPATH": f"{ROOT}/tests/e2e"} | two_nodes
+    env = imports_made() | {"METHOD": "aepo", "MODEL_PATH": f"{folder}/model", "DATA_DIR": str(folder)}
+    env |= {"RUN_DIR": f"{folder}/run", "EXPERIMENT_NAME": "arpo"} | two_nodes
     command = ["bash", "recipe/arpo/run_search_task_cpu.sh", "algorithm.adv_estimator=arpo_hard"]
     command += ["trainer.total_training_steps=2", "trainer.save_freq=2", "trainer.test_freq=2", "trainer.tree_freq=1"]
     command += ["trainer.tree_prompts=8", "trainer.val_before_train=false", "data.train_batch_size=8"]
     command += ["actor_rollout_ref.actor.ppo_mini_batch_size=8", "actor_rollout_ref.rollout.n=6"]
-    command += ["actor_rollout_ref.rollout.val_kwargs.n=2", "actor_rollout_ref.rollout.group_timeout=30"]
+    command += ["actor_rollout_ref.rollout.val_kwargs.n=2", "actor_rollout_ref.rollout.group_timeout=20"]
     command += [f"{TOOLS}.timeout=1000", f"{search}.class_path=hanging_search.HangingSearch"]
     command += [f"~{search}.params.corpus", f"+{search}.params.hangs_on={name}", "trainer.nnodes=2"]
     with search_server(folder / "corpus.jsonl") as url:

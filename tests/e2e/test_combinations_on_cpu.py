@@ -1,17 +1,17 @@
 """Combinations that no paper has, on the real stack.
 
-LATR's trees with HAPO's sampler and loss and credit by gain; ARPO's forks without tools with AEPO's loss and credit by
-path; HATO's search with tools, AEPO's loss and TreeRL's credit. Three launches of about two minutes.
+LATR's trees with HAPO's sampler and loss and credit by gain, on two nodes, with all of HAPO's mechanisms on;
+ARPO's forks without tools with AEPO's loss and credit by path; HATO's search with tools, AEPO's loss and TreeRL's
+credit. Three launches of a minute or two.
 """
 
 import json
-import os
 import subprocess
 
 import pytest
 
 from recipe.common.run_metrics import load_metrics
-from tests.e2e.runs import ROOT, start_run
+from tests.e2e.runs import ROOT, assert_on_two_nodes, imports_made, start_run
 from tests.e2e.searching import write_task_and_model
 
 KT = "actor_rollout_ref.rollout.kt"
@@ -31,12 +31,20 @@ pytestmark = pytest.mark.e2e
 
 
 @pytest.fixture(scope="module")
-def table(inputs):
-    launcher = start_run(inputs, "explore", *PARTS, *SETTINGS, script="recipe/common/run_explore.sh")
-    _, errors = launcher.communicate(timeout=400)
+def explore(inputs, two_nodes):
+    """The run's folder."""
+    settings = [*PARTS, *SETTINGS, "trainer.nnodes=2"]
+    launcher = start_run(inputs, "explore", *settings, script="recipe/common/run_explore.sh", **two_nodes)
+    _, errors = launcher.communicate(timeout=550)
     assert launcher.returncode == 0, errors
-    assert (inputs / "explore/global_step_2/hapo.json").exists() and (inputs / "explore/global_step_2/kt.json").exists()
-    return load_metrics(inputs / "explore")
+    assert_on_two_nodes(inputs / "explore")
+    assert (inputs / "explore/global_step_2/kt.json").exists()
+    return inputs / "explore"
+
+
+@pytest.fixture(scope="module")
+def table(explore):
+    return load_metrics(explore)
 
 
 def test_trees_share_tokens_and_the_credit_knows(table):
@@ -44,16 +52,24 @@ def test_trees_share_tokens_and_the_credit_knows(table):
     assert (table["credit/shared_tokens"].dropna() > 0).all() and (table["credit/hard_minus_soft"].dropna() > 0).any()
 
 
-def test_the_sampler_is_tempered_from_the_second_step_on(table):
+def test_the_first_step_samples_at_the_plain_temperature_and_later_ones_do_not(table):
     tempered, difference = table["hapo/temperature_mean"], table["training/rollout_probs_diff_max"]
-    assert tempered.isna()[1] and tempered[2] != 1.0
+    assert tempered.isna()[1] and 0.7 < tempered[2] < 1.3 and tempered[2] != 1.0
     assert difference[1] < 1e-4 < difference[2]  # the rollout's log-probs are those of the tempered policy
 
 
-def test_the_loss_is_hapos_and_moves_the_policy(table):
-    for step in (1, 2):
-        assert 0.2 <= table["actor/hapo/clip_low"][step] <= 0.4 and 0 <= table["actor/hapo/redistributed"][step] <= 1
-        assert table["actor/grad_norm"][step] > 0
+def test_the_statistics_are_saved(explore, table):
+    """tests/recipe/test_trainer_state_on_cpu.py shows that they come back."""
+    saved = json.loads((explore / "global_step_2/hapo.json").read_text())
+    assert saved == {name: table[f"hapo/entropy_{name}"][2] for name in saved} and len(saved) == 4
+
+
+@pytest.mark.parametrize("step", [1, 2])
+def test_the_loss_is_hapos_and_moves_the_policy(table, step):
+    row = table.loc[step]
+    assert row["hapo/high_entropy_share"] == pytest.approx(0.2, abs=0.02)
+    assert 0.2 <= row["actor/hapo/clip_low"] <= 0.4 and 0.2 <= row["actor/hapo/clip_high"] <= 0.4
+    assert 0 <= row["actor/hapo/redistributed"] <= 1 and row["actor/grad_norm"] > 0
 
 
 @pytest.fixture(scope="module")
@@ -82,7 +98,7 @@ def search(tmp_path_factory):
     """The run's folder: HATO's search, whose steps may call a search engine."""
     folder = tmp_path_factory.mktemp("search")
     write_task_and_model(folder)
-    env = {**os.environ, "METHOD": "arpo", "MODEL_PATH": f"{folder}/model", "DATA_DIR": str(folder)}
+    env = imports_made() | {"METHOD": "arpo", "MODEL_PATH": f"{folder}/model", "DATA_DIR": str(folder)}
     env |= {"RUN_DIR": f"{folder}/run", "EXPERIMENT_NAME": "search"}
     command = ["bash", "recipe/arpo/run_search_task_cpu.sh", "tree=hato", "credit=treerl", "loss=aepo", *STEPS]
     command += ["data.train_batch_size=8", "actor_rollout_ref.actor.ppo_mini_batch_size=8", "trainer.tree_prompts=8"]

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.runs import STORAGE, kill, logged_steps, process_tree, start_run, wait_until
+from tests.e2e.runs import AS_TYPED, STORAGE, kill, logged_steps, process_tree, start_run, wait_until
 from verl.trainer.checkpoint_marker import complete_steps
 
 # kind -> pattern of the process's command line
@@ -55,7 +55,7 @@ def resume(inputs: Path, *overrides: str) -> tuple[subprocess.Popen, int]:
     """The same command again; the launcher, and the step after which it must go on."""
     (inputs / "faults/metrics.jsonl").unlink(missing_ok=True)  # that of the attempt before; nobody reads it
     step = last_step(inputs / "faults")
-    return start_run(inputs, "faults", *SETTINGS, *overrides), step
+    return start_run(inputs, "faults", *SETTINGS, *overrides, **AS_TYPED), step
 
 
 @pytest.mark.parametrize("kind", CHOSEN)

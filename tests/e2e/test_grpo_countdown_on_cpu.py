@@ -21,7 +21,7 @@ from recipe.common.countdown import CountdownConfig, random_expression, solve, w
 from recipe.common.run_metrics import load_metrics
 from recipe.common.tiny_model import write_tiny_model
 from tests.e2e.learning import learn_by_heart
-from tests.e2e.runs import STORAGE, End, kill, logged_steps, start_run, wait_until
+from tests.e2e.runs import AS_TYPED, STORAGE, End, imports_made, kill, logged_steps, start_run, wait_until
 from verl.evaluation.results import parse_result_lines
 from verl.evaluation.server import serving
 from verl.trainer.checkpoint_marker import complete_steps
@@ -55,7 +55,7 @@ def launch(inputs: Path) -> subprocess.Popen:
         "trainer.save_freq=1",
     ]
     overrides += [f"trainer.test_freq={STEPS}"]
-    return start_run(inputs, "run", *overrides)
+    return start_run(inputs, "run", *overrides, **AS_TYPED)
 
 
 @pytest.fixture(scope="module")
@@ -121,7 +121,8 @@ def test_the_checkpoint_merges_to_a_model_for_transformers(inputs, resumed, tmp_
 def server(inputs, resumed):
     """The folder that the trainer saved behind vLLM's own server; its address."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("VERL_PLATFORM", "cpu")
+        for name, value in imports_made().items():
+            patch.setenv(name, value)
         with serving(checkpoint(inputs), inputs / "serve.log", ["--dtype", "float32"]) as url:
             yield url
 
@@ -140,7 +141,7 @@ def test_evaluation_and_the_trainers_validation_agree(inputs, server):
     """Same weights, same problems, same reward: Pass@1 and length differ by less than 4 standard errors."""
     command = ["bash", "scripts/eval-countdown.sh", "run", f"server.url={server}", f"n={N_VAL}"]
     command += [f"server.tokenizer={checkpoint(inputs)}", f"output_dir={inputs}/results"]
-    env = {**os.environ, "DATA_DIR": str(inputs), "HARDWARE": "cpu"}
+    env = imports_made() | {"DATA_DIR": str(inputs), "HARDWARE": "cpu"}
     told = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True)
     assert told.returncode == 0, told.stderr
     (result,) = parse_result_lines(told.stdout.splitlines())

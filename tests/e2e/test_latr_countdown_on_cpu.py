@@ -2,11 +2,12 @@
 
 As in the paper's scripts the loss has a KL term, and so the run a reference policy. The model's embeddings are not
 tied, which FSDP2 wraps another way. Both policies are computed on the prefix tree. How many nodes there are stands in
-the environment, as users of run scripts set it.
+the environment, as users of run scripts set it. The nodes' processes are no forks here, as on a cluster of users.
 One launch of about two minutes.
 """
 
 import json
+import os
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from safetensors.torch import load_file
 
 from recipe.common.run_metrics import load_metrics
 from recipe.common.tiny_model import TinyModelConfig, write_tiny_model
-from tests.e2e.runs import LATR, ROOT, assert_on_two_nodes, start_run
+from tests.e2e.runs import LATR, NO_TOKEN, ROOT, assert_on_two_nodes, ray_cluster, start_run
 
 KT = "actor_rollout_ref.rollout.kt"
 SETTINGS = ["trainer.total_training_steps=2", "trainer.save_freq=2", "trainer.test_freq=-1"]
@@ -33,10 +34,12 @@ pytestmark = pytest.mark.e2e
 
 
 @pytest.fixture(scope="module")
-def run(inputs, two_nodes):
+def run(inputs):
     model = write_tiny_model(inputs / "untied", TinyModelConfig(tie_word_embeddings=False))
-    launcher = start_run(inputs, "latr", *SETTINGS, script=LATR, NNODES="2", MODEL_PATH=str(model), **two_nodes)
-    _, errors = launcher.communicate(timeout=550)
+    with ray_cluster(nodes=2, cpus=12, environment=dict(os.environ)) as address:
+        nodes = {"NNODES": "2", "RAY_ADDRESS": address, **NO_TOKEN}
+        launcher = start_run(inputs, "latr", *SETTINGS, script=LATR, MODEL_PATH=str(model), **nodes)
+        _, errors = launcher.communicate(timeout=550)
     assert launcher.returncode == 0, errors
     assert_on_two_nodes(inputs / "latr")
     return inputs / "latr"

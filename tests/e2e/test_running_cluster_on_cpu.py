@@ -4,14 +4,14 @@ import time
 
 import pytest
 
-from tests.e2e.runs import NO_TOKEN, ray_cluster, start_run, wait_until
+from tests.e2e.runs import NO_TOKEN, imports_made, ray_cluster, start_run, wait_until
 
 pytestmark = pytest.mark.e2e
 
 
 @pytest.fixture
 def small_cluster():
-    with ray_cluster(nodes=1, cpus=3) as address:
+    with ray_cluster(nodes=1, cpus=3, environment=imports_made()) as address:
         yield address
 
 

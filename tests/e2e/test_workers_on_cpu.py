@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from recipe.common.run_metrics import load_metrics
-from tests.e2e.runs import HAPO, LATR, kill, start_run, wait_until
+from tests.e2e.runs import AS_TYPED, HAPO, LATR, kill, start_run, wait_until
 
 STEPS = 3
 GREEDY = [
@@ -42,7 +42,8 @@ pytestmark = pytest.mark.e2e
 def run_and_kill(inputs: Path, script: str, workers: int, overrides: list[str], victim: str):
     """Metrics of the first steps, and what the kill left."""
     name = f"{Path(script).parent.name}{workers}"
-    launcher = start_run(inputs, name, *GREEDY, *overrides, f"trainer.n_gpus_per_node={workers}", script=script)
+    overrides = [*GREEDY, *overrides, f"trainer.n_gpus_per_node={workers}"]
+    launcher = start_run(inputs, name, *overrides, script=script, **AS_TYPED)
     metrics = inputs / name / "metrics.jsonl"
     wait_until(lambda: metrics.exists() and metrics.read_text().count("actor/pg_loss") >= STEPS, launcher)
     return load_metrics(inputs / name).loc[1:STEPS], kill(launcher, victim)

@@ -2,9 +2,10 @@
 
 import os
 import subprocess
-import sys
 
 import pytest
+
+from tests.forked import as_in_a_run
 
 pytestmark = pytest.mark.slow
 
@@ -36,7 +37,7 @@ for process in processes:
 
 
 def test_each_server_gets_its_own_runs_weights():
-    run = {"env": {**os.environ, "VERL_PLATFORM": "cpu"}, "capture_output": True, "text": True, "timeout": 120}
-    done = subprocess.run([sys.executable, "-c", PROGRAM], **run)
+    run = {"env": as_in_a_run(os.environ), "capture_output": True, "text": True, "timeout": 120}
+    done = subprocess.run(["python", "-c", PROGRAM], **run)
     received = sorted(line for line in done.stdout.splitlines() if line.startswith("RECEIVED"))
     assert received == ["RECEIVED 11 11.0 11.0 11.0 11.0", "RECEIVED 22 22.0 22.0 22.0 22.0"], done.stderr[-2000:]
