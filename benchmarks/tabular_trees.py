@@ -30,10 +30,12 @@ class Task:
     Args:
         length: K.
         target: with it the policy sees the sum so far: a wrong step can be repaired, and many answers are right.
+        sees_errors: without a target, whether the policy decides anew after an error, or as if there were none.
     """
 
     length: int
     target: int | None = None
+    sees_errors: bool = False
 
     @property
     def n_states(self) -> int:
@@ -45,7 +47,11 @@ class Task:
 
     def seen(self, states: np.ndarray) -> np.ndarray:
         """What the policy knows of the states."""
-        return states * 0 if self.target is None else states
+        return states if self.target is not None or self.sees_errors else states * 0
+
+    @property
+    def n_seen(self) -> int:
+        return self.n_states if self.target is not None or self.sees_errors else 1
 
     def is_right(self, states: np.ndarray) -> np.ndarray:
         return states == (self.target or 0)

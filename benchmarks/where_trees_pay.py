@@ -42,7 +42,7 @@ class Condition:
     """Args:
     accuracy: share of right answers at first; with a target it follows from that.
     flipped: share of the verdicts that are wrong.
-    target: see `Task`.
+    target, sees_errors: see `Task`.
     """
 
     length: int
@@ -50,13 +50,15 @@ class Condition:
     shape: str
     flipped: float = 0.0
     target: int | None = None
+    sees_errors: bool = False
 
     def __str__(self) -> str:
-        return f"{self.shape}, K {self.length}, {self.accuracy:g}" + (", noisy" if self.flipped else "")
+        name = f"{self.shape}, K {self.length}, {self.accuracy:g}"
+        return name + (", sees errors" if self.sees_errors else "") + (", noisy" if self.flipped else "")
 
     @property
     def task(self) -> Task:
-        return Task(self.length, self.target)
+        return Task(self.length, self.target, self.sees_errors)
 
     @property
     def budget(self) -> float:
@@ -66,7 +68,11 @@ class Condition:
 SHAPES = (FLAT, RIGHT_CONFIDENT, WRONG_CONFIDENT)
 CONDITIONS = (
     *(Condition(k, a, shape) for shape in SHAPES for k in (3, 6, 12) for a in (0.3, 0.1, 0.01) if k == 6 or a < 0.3),
-    *(Condition(6, a, WALK, target=target) for a, target in ((0.082, 12), (0.0051, 16))),
+    *(Condition(6, a, FLAT, sees_errors=True) for a in (0.1, 0.01)),
+    *(
+        Condition(k, a, WALK, target=target)
+        for k, a, target in ((3, 0.016, 9), (6, 0.082, 12), (6, 0.0051, 16), (12, 0.031, 24), (12, 0.0035, 28))
+    ),
     *(Condition(6, a, shape, 0.1) for shape in SHAPES for a in (0.3, 0.1)),
 )
 
@@ -78,11 +84,12 @@ def first_logits(condition: Condition, prompts: int, seed: int) -> np.ndarray:
     right-confident  right with 0.95, but for two decisions, which are right equally often
     wrong-confident  right with 0.99, but for one decision, where a wrong action is the most likely one by far; the
                      other two have 0.03 each, or in every other prompt 0.003
-    walk             every action of every state is equally likely
+    walk             logits are normal with standard deviation 0.5; right is a sum, which the policy sees so far
     """
     length = condition.length
     if condition.shape == WALK:
-        return np.zeros((prompts, length, condition.task.n_states, ACTIONS))
+        shape = prompts, length, condition.task.n_seen, ACTIONS
+        return 0.5 * np.random.default_rng(seed).standard_normal(shape)
     hard, easy = {FLAT: (length, 1.0), RIGHT_CONFIDENT: (2, 0.95), WRONG_CONFIDENT: (1, 0.99)}[condition.shape]
     is_hard = np.random.default_rng(seed).random((prompts, length)).argsort(1) < hard
     right = np.where(is_hard, (condition.accuracy / easy ** (length - hard)) ** (1 / hard), easy)
@@ -92,7 +99,7 @@ def first_logits(condition: Condition, prompts: int, seed: int) -> np.ndarray:
         probs[is_hard, RIGHT + 1 :] = others[:, None]
         probs[is_hard, RIGHT + 1] = 1 - 2 * others - right[is_hard]
     probs[..., RIGHT] = right
-    return np.log(probs)[:, :, None]
+    return np.log(probs)[:, :, None].repeat(condition.task.n_seen, 2)
 
 
 def independent(drawing: Drawing, guide: Guide | None, done: float, answers: int = N) -> Rows:
@@ -286,7 +293,7 @@ def draw(results: Results) -> None:
         axes.set_yticks(range(len(conditions)), [str(c) for c in conditions], fontsize=9)
         for row in range(1, len(conditions)):
             before, after = conditions[row - 1], conditions[row]
-            if (before.shape, before.flipped) != (after.shape, after.flipped):
+            if (before.shape, before.flipped, before.sees_errors) != (after.shape, after.flipped, after.sees_errors):
                 axes.axhline(row - 0.5, color="black", linewidth=1)
         figure.colorbar(image, ax=axes, shrink=0.5, pad=0.01)
     figure.savefig(RESULTS / f"{NAME}.png", dpi=75)
@@ -301,7 +308,8 @@ def text_of(results: Results, seeds: int, prompts: int) -> str:
         f"{n} intervals of a table about {n // 20} exclude 0 by chance. The column GRPO is GRPO's own mean accuracy.",
         f"{STEPS} steps of {N} x K decisions for a prompt, {ACTIONS} actions; no update moves a logit by more than "
         f"{LARGEST_CHANGE}. A condition is the first policy's shape, K, the share of right answers at first, and "
-        "`noisy` where one verdict in ten is wrong. Learning rates "
+        "`noisy` where one verdict in ten is wrong; `walk` and `sees errors` have logits for each state, the others "
+        "for each decision alone. Learning rates "
         f"({rates}) and, for trees, the credit (grpo or treerl) are tuned for each method and condition on "
         f"{TUNING_SEEDS} other seeds of {TUNING_PROMPTS} prompts. A noisy value has an error of standard deviation "
         f"{NOISE}, the best value being 1. Only prompts that have right and wrong answers are trained. "

@@ -38,8 +38,7 @@ GROWERS = {
 
 def drawing_of(task: Task, prompts: int = 20, seed: int = 0) -> Drawing:
     rng = np.random.default_rng(seed)
-    seen = 1 if task.target is None else task.n_states
-    return Drawing(task, softmax(rng.standard_normal((prompts, task.length, seen, ACTIONS))), rng)
+    return Drawing(task, softmax(rng.standard_normal((prompts, task.length, task.n_seen, ACTIONS))), rng)
 
 
 def decisions(rows: Rows, prompt: int) -> list[list[tuple[int, int]]]:
@@ -95,13 +94,14 @@ def test_without_a_guide_a_trees_answers_are_right_as_often_as_independent_ones(
 
 
 def test_values_are_the_chances_of_all_answers():
-    for task in (Task(3), Task(3, target=4)):
+    for task in (Task(3), Task(3, sees_errors=True), Task(3, target=4)):
         drawing = drawing_of(task, prompts=3)
         expected = np.zeros(3)
         for answer in product(range(ACTIONS), repeat=3):
             chance, total = np.ones(3), 0
             for at, action in enumerate(answer):
-                chance *= drawing.probs[:, at, total if task.target is not None else 0, action]
+                seen = total if task.target is not None else int(task.sees_errors and total > 0)
+                chance *= drawing.probs[:, at, seen, action]
                 total += action
             right = total == task.target if task.target is not None else not any(answer)
             expected += chance * right
@@ -218,10 +218,12 @@ def test_a_guided_search_that_hides_its_errors_stops_learning():
 
 @pytest.mark.parametrize("condition", CONDITIONS, ids=str)
 def test_first_policies_are_right_as_often_as_named(condition: Condition):
-    probs = softmax(first_logits(condition, 50, 0))
+    probs = softmax(first_logits(condition, 500, 0))
     accuracy = values_of(condition.task, probs)[:, 0, 0]
-    np.testing.assert_allclose(accuracy, condition.accuracy, rtol=0.5 if condition.shape == WALK else 1e-6)
-    assert np.ptp(accuracy) < 1e-9
+    if condition.shape == WALK:
+        assert accuracy.mean() == pytest.approx(condition.accuracy, rel=0.2)
+    else:
+        np.testing.assert_allclose(accuracy, condition.accuracy)
 
 
 def test_interval_of_hand_computed_values():
