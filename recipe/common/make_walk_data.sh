@@ -10,6 +10,6 @@ SIZES=()
 if [ "$1" = gpu ]; then
     SIZES=(--min-steps 4 --max-steps 8 --operators "+*-/" --max-start 99 --max-operand 20 --max-factor 5 --limit 999
         --style long)
-    SIZES+=(--train-size 20000 --valid-size 256 --test-size 512)
+    SIZES+=(--train-size 20000 --valid-size 256 --test-size 512 --demo-correct 1)
 fi
 exec python -m recipe.common.walk --output-dir "${2:?}" ${SIZES[@]+"${SIZES[@]}"}

@@ -2,8 +2,8 @@
 
     python -m recipe.common.walk --output-dir outputs/data/walk --model-dir outputs/walk_model
 
-A problem is `3>22 4: +5 *2 -3` (from 3 to 22 in 4 steps by these operations), an answer has a line for each step:
-`3*2=6`, `6*2=12`, `12+5=17`, `17+5=22`. Each line is a decision; only few of the sequences of operations end at the
+A problem is `3>22 4: +1 *2 -1` (from 3 to 22 in 4 steps by these operations), an answer has a line for each step:
+`3*2=6`, `6*2=12`, `12-1=11`, `11*2=22`. Each line is a decision; only few of the sequences of operations end at the
 target. Written: train, valid and test in verl's format (no problem is in two of them), and sft.parquet with
 demonstrations of 1 to `max_steps` steps for a warm start, too few to teach more than the rules and some of how to get
 there; RL finds the rest. Of the demonstrations the share `demo_correct` ends at the target, and the others go anywhere.
@@ -22,7 +22,7 @@ from verl.utils.data_files import write_rows
 from verl.utils.reward_score.walk import apply
 
 SIZES = {"train": "train_size", "valid": "valid_size", "test": "test_size", "sft": "demo_size"}
-HELD_OUT = {"valid": 0.1, "test": 0.1}  # shares of all problems
+HELD_OUT = {"valid": 0.15, "test": 0.2}  # shares of all problems
 FRUITLESS_ATTEMPTS = 20_000
 # 1.3 million parameters; every number of a walk is one token
 MODEL = TinyModelConfig(
@@ -49,16 +49,16 @@ class WalkConfig:
         ValueError: a field is out of range; the message names it.
     """
 
-    train_size: int = 4000
-    valid_size: int = 64
-    test_size: int = 256
+    train_size: int = 600
+    valid_size: int = 128
+    test_size: int = 160
     demo_size: int = 16_000
-    demo_correct: float = 1.0
+    demo_correct: float = 0.5
     min_steps: int = 4
     max_steps: int = 6
-    max_start: int = 12
+    max_start: int = 20
     operators: str = "+*-"
-    max_operand: int = 5
+    max_operand: int = 1
     max_factor: int = 2
     limit: int = 40
     max_share: float = 0.1

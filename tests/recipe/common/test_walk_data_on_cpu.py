@@ -21,6 +21,7 @@ CONFIG = WalkConfig(
     demo_correct=0.5,
     min_steps=3,
     max_steps=5,
+    max_operand=5,
     operators="+*-/",
     seed=3,
 )
@@ -129,7 +130,7 @@ def test_long_prompts_ask_for_what_their_demonstrations_do(tmp_path):
 def test_same_seed_same_rows_other_seed_others(tmp_path):
     first, again = (write_walks(tmp_path / name, CONFIG) for name in ("a", "b"))
     assert all(first[split].read_bytes() == again[split].read_bytes() for split in first)
-    other = write_walks(tmp_path / "c", WalkConfig(train_size=300, demo_size=0, seed=4))
+    other = write_walks(tmp_path / "c", WalkConfig(train_size=300, test_size=0, demo_size=0, seed=4))
     assert other["train"].read_bytes() != first["train"].read_bytes()
 
 

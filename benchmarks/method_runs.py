@@ -1,0 +1,179 @@
+"""Which method learns the number walk fastest: at equal steps, at equal generated tokens, in equal time.
+
+    python scripts/fork_server.py python -m benchmarks.method_runs
+        [--seeds 0,1,2,3,4] [--methods grpo,latr] [--steps 100] [--rates grpo=1e-4,3e-5]
+
+Every method trains from the same warm start of `TASK=walk` with its run script, one update of 16 prompts a step, once
+for each seed; two runs at a time. Tokens are those that the server generated, dropped ones included; seconds are of
+generation, update and what lies between, without validation and start-up. Baseline: `grpo` of the same seed.
+Differences are paired by seed; ± is half of a 95 % interval (Student's t). A run that exists is not repeated.
+Writes benchmarks/results/method_runs.md and .png.
+"""
+
+import os
+import statistics
+import subprocess
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import matplotlib
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure
+
+from benchmarks.report import RESULTS, parser_of, write_report
+from benchmarks.where_trees_pay import interval
+from recipe.common.run_metrics import STYLE, legend_above, load_metrics, run_colors, validation_accuracy
+from verl.utils.atomic_files import replacing
+
+ROOT = Path(__file__).resolve().parent.parent
+BASELINE = "grpo"
+KT = "actor_rollout_ref.rollout.kt"
+EXPLORE = ["recipe/common/run_explore.sh", "update=tree"]
+METHODS = {
+    "grpo": EXPLORE,
+    "dapo": [
+        *EXPLORE,
+        "algorithm.filter_groups.enable=true",
+        "algorithm.filter_groups.metric=acc",
+        "algorithm.filter_groups.max_inflight_gen_batches=2",
+        "actor_rollout_ref.actor.clip_ratio_high=0.28",
+        "actor_rollout_ref.actor.clip_ratio_c=10.0",
+    ],
+    # the paper's schedule, {0: 1, 10: .75, 20: .5, 80: .25, 200: 0} of 500 steps, for 100
+    "latr": [
+        "recipe/latr/run_countdown_cpu.sh",
+        f"+{KT}.mix_ratio_schedule={{0: 1, 2: 0.75, 4: 0.5, 16: 0.25, 40: 0}}",
+    ],
+    "hato": ["recipe/hato/run_countdown_cpu.sh"],
+    "hapo": ["recipe/hapo/run_countdown_cpu.sh"],
+    "eptree": [*EXPLORE, "tree=eptree", "credit=treerl", "actor_rollout_ref.rollout.n=8"]
+    + [f"actor_rollout_ref.rollout.custom.eptree.{key}" for key in ("M=2", "N=3", "L=1", "T=1")],
+}
+
+
+def name_of(method: str, rate: str) -> str:
+    return f"{method} {rate}" if rate else method
+
+
+def run(method: str, rate: str, seed: int, steps: int) -> pd.DataFrame:
+    """Metrics of a training run, which is made if it is not there."""
+    experiment = "_".join(["method_runs", method, *([rate] if rate else []), f"{steps}steps", f"seed{seed}"])
+    folder = ROOT / "outputs" / experiment
+    if not (folder / f"global_step_{steps}" / "COMPLETE").exists():
+        script, *overrides = METHODS[method]
+        overrides += [f"trainer.total_training_steps={steps}", f"trainer.save_freq={steps}", "trainer.test_freq=20"]
+        overrides += [f"actor_rollout_ref.actor.optim.lr={rate}"] if rate else []
+        env = {**os.environ, "TASK": "walk", "HARDWARE": "cpu", "SEED": str(seed), "EXPERIMENT_NAME": experiment}
+        with open(ROOT / "outputs" / f"{experiment}.log", "w") as log:
+            subprocess.run(["bash", script, *overrides], check=True, cwd=ROOT, env=env, stdout=log, stderr=log)
+    return load_metrics(folder)
+
+
+def curve_of(metrics: pd.DataFrame) -> pd.DataFrame:
+    """A row for each validation: accuracy, Pass@n, and the steps, tokens and seconds before it."""
+    (accuracy,) = validation_accuracy(metrics).values()
+    (best,) = (name for name in metrics if name.startswith("val-core/") and "/acc/best@" in name and "mean" in name)
+    generated = metrics["tree/tokens_generated"] * metrics["tree/prompts"]
+    if "training/filter_groups/gen_batches" in metrics:  # those of prompts that were not kept as well
+        generated *= metrics["training/filter_groups/gen_batches"]
+    seconds = metrics["timing_s/step"] - (metrics["timing_s/testing"].fillna(0) if "timing_s/testing" in metrics else 0)
+    return pd.DataFrame(
+        {
+            "accuracy": accuracy,
+            "best": metrics[best],
+            "steps": accuracy.index,
+            "tokens": generated.fillna(0).cumsum()[accuracy.index],
+            "seconds": seconds.fillna(0).cumsum()[accuracy.index],
+        }
+    )
+
+
+def at(curve: pd.DataFrame, axis: str, place: float) -> float:
+    return float(np.interp(place, curve[axis], curve["accuracy"]))
+
+
+def with_interval(values: Sequence[float], form: str = "+.3f") -> str:
+    """Mean, ± half a 95 % interval where there are two values or more."""
+    if len(values) < 2:
+        return format(values[0], form)
+    mean, half = interval(np.array(values))
+    return f"{mean:{form}} ± {half:.3f}"
+
+
+def row_of(name: str, curves: dict[int, pd.DataFrame], baseline: dict[int, pd.DataFrame]) -> list[str]:
+    """A method's figures, and its differences to the baseline where both end: at the end, and on average until then."""
+    ends = [curve.iloc[-1] for curve in curves.values()]
+    row = [name, str(len(curves))]
+    row += [with_interval([curve["accuracy"].iloc[0] for curve in curves.values()], ".3f")]
+    row += [with_interval([end[column] for end in ends], ".3f") for column in ("accuracy", "best")]
+    row += [f"{statistics.mean(end['tokens'] for end in ends) / 1000:,.0f}"]
+    row += [f"{statistics.mean(end['seconds'] for end in ends):,.0f}"]
+    for axis in ("steps", "tokens", "seconds"):
+        final, area = [], []
+        for seed in curves.keys() & baseline.keys():
+            pair = curves[seed], baseline[seed]
+            place = min(curve[axis].iloc[-1] for curve in pair)
+            ours, theirs = (at(curve, axis, place) for curve in pair)
+            final.append(ours - theirs)
+            grid = np.linspace(0, place, 101)
+            ours, theirs = (np.interp(grid, curve[axis], curve["accuracy"]).mean() for curve in pair)
+            area.append(ours - theirs)
+        row += [with_interval(values) if values else "" for values in (final, area)]
+    return row
+
+
+def draw(curves: dict[str, dict[int, pd.DataFrame]], output: Path) -> None:
+    """Mean accuracy over steps, tokens and seconds; bands are 95 % intervals of the mean over seeds."""
+    colors = run_colors(list(curves))
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(15, 4.6), layout="constrained")
+        for ax, (axis, label) in zip(
+            figure.subplots(1, 3, sharey=True),
+            {"steps": "steps", "tokens": "generated tokens", "seconds": "seconds of training"}.items(),
+            strict=True,
+        ):
+            for name, of_seeds in curves.items():
+                grid = np.linspace(0, min(curve[axis].iloc[-1] for curve in of_seeds.values()), 101)
+                lines = np.array([np.interp(grid, curve[axis], curve["accuracy"]) for curve in of_seeds.values()])
+                ax.plot(grid, lines.mean(0), color=colors[name], linewidth=2, label=name)
+                if len(lines) > 1:
+                    half = np.array([interval(values)[1] for values in lines.T])
+                    ax.fill_between(grid, lines.mean(0) - half, lines.mean(0) + half, color=colors[name], alpha=0.12)
+            ax.set(xlabel=label)
+        figure.axes[0].set(ylabel="accuracy on held-out walks")
+        legend_above(figure, figure.axes[0].get_lines(), most_columns=6, fontsize=11)
+        with replacing(output) as temporary:
+            figure.savefig(temporary, format="png", dpi=130)
+
+
+def main() -> None:
+    parser = parser_of(__doc__, seeds="0,1,2,3,4", methods="grpo,latr,hato,dapo", steps=100, rates="", note="")
+    args = parser.parse_args()
+    rates = {method: [""] for method in args.methods.split(",")}
+    for named in filter(None, args.rates.split(" ")):
+        method, _, values = named.partition("=")
+        rates[method] = values.split(",")
+    wanted = [
+        (method, rate, int(seed)) for seed in args.seeds.split(",") for method, own in rates.items() for rate in own
+    ]
+    with ThreadPoolExecutor(2) as pool:
+        tables = list(pool.map(lambda key: run(*key, args.steps), wanted))
+    curves: dict[str, dict[int, pd.DataFrame]] = {}
+    for (method, rate, seed), metrics in zip(wanted, tables, strict=True):
+        curves.setdefault(name_of(method, rate), {})[seed] = curve_of(metrics)
+    draw(curves, RESULTS / "method_runs.png")
+    header = ["method", "seeds", "warm start", "accuracy at the end", "of 8 one right", "1,000 tokens", "seconds"]
+    header += [f"{what} at equal {axis}" for axis in ("steps", "tokens", "seconds") for what in ("final", "mean")]
+    what = (
+        f"Number walk, {args.steps} steps of 16 prompts, n = 8; accuracy on 128 held-out problems x 8, "
+        "temperature 1. The last six columns are differences of accuracy to grpo: where the shorter of the two runs "
+        f"ends, and on average until then. {args.note}"
+    )
+    rows = [row_of(name, of_seeds, curves[BASELINE]) for name, of_seeds in curves.items()]
+    write_report("method_runs", what, header, rows)
+
+
+if __name__ == "__main__":
+    main()
