@@ -9,7 +9,7 @@ ten is wrong, without which the largest steps would always be best. As many deci
     random forks   2 trajectories, then forks of them at random places, continued to the end, as in ARPO and TreeRL
     levels         HATO's search without a value model: 2, 6 and 16 ends after each third of the K decisions
 
-The estimators are the project's own; each has its best learning rate of those tried, and the baseline is `grpo` on
+The estimators are the project's own; each has its best learning rate of those tried, and the baseline is GRPO on
 independent trajectories. Writes benchmarks/results/credit_simulation.md; no engine, one process.
 """
 
@@ -26,9 +26,18 @@ from benchmarks.tabular_trees import ACTIONS, RIGHT, N, Task
 PROMPTS, STEPS, FIRST_ACCURACY, FLIPPED = 16, 40, 0.1, 0.1
 LENGTHS = (3, 6, 12)
 RATES = (0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0)
-CREDITS = ("grpo", "arpo_hard", "tree_path", "tree_gain", "treerl", "tree_grpo", "hato", "hato, R the mean outcome")
+CREDITS = (
+    "grpo_vectorized",
+    "arpo_hard",
+    "tree_path",
+    "tree_gain",
+    "treerl",
+    "tree_grpo",
+    "hato",
+    "hato, R the mean outcome",
+)
 METHODS = (
-    Method("trajectories", lambda drawing, guide, done: trees.independent(drawing), ("grpo",)),
+    Method("trajectories", lambda drawing, guide, done: trees.independent(drawing), ("grpo_vectorized",)),
     Method("random forks", lambda drawing, guide, done: trees.random_forks(drawing), CREDITS),
     Method("levels", lambda drawing, guide, done: trees.levels(drawing, trees.spread(drawing.task.length)), CREDITS),
 )
@@ -55,7 +64,7 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(1)
     table, baseline = [], {}
-    for method, credit in [(method, credit) for method in METHODS for credit in method.credits]:
+    for method, credit in [(m, credit) for m in METHODS for credit in m.credits]:
         row = [method.name, credit]
         for length in LENGTHS:
             of_rates = accuracies_of(length, method, credit, tuple(args.rates), args.seeds)
@@ -67,7 +76,7 @@ def main() -> None:
         table.append(row)
         print(*row, sep=" | ", flush=True)
     what = (
-        f"Chance of a right answer after {STEPS} steps, mean of {args.seeds} seeds (least to most), against `grpo` on "
+        f"Chance of a right answer after {STEPS} steps, mean of {args.seeds} seeds (least to most), against GRPO on "
         f"trajectories, and the best learning rate of {', '.join(f'{rate:g}' for rate in args.rates)}. {PROMPTS} "
         f"prompts, {ACTIONS} actions a decision, {N} x K decisions drawn for a prompt and step, {FIRST_ACCURACY} right "
         f"at first, {FLIPPED} of the verdicts wrong. `hato` has the default weights and no R_local; random forks are "

@@ -1,13 +1,14 @@
 """Which method learns the number walk fastest: at equal steps, at equal generated tokens, in equal time.
 
     python scripts/fork_server.py python -m benchmarks.method_runs
-        [--seeds 0,1,2,3,4] [--methods grpo,latr] [--steps 100] [--rates grpo=1e-4,3e-5]
+        [--seeds 0,1,2,3,4] [--methods grpo,latr] [--steps 100] [--rates "grpo=1e-4,3e-5 latr=2e-4"]
+        [--name method_runs] [--overrides actor_rollout_ref.actor.ppo_mini_batch_size=4]
 
 Every method trains from the same warm start of `TASK=walk` with its run script, one update of 16 prompts a step, once
 for each seed; two runs at a time. Tokens are those that the server generated, dropped ones included; seconds are of
 generation, update and what lies between, without validation and start-up. Baseline: `grpo` of the same seed.
-Differences are paired by seed; ± is half of a 95 % interval (Student's t). A run that exists is not repeated.
-Writes benchmarks/results/method_runs.md and .png.
+Differences are paired by seed; ± is half of a 95 % interval (Student's t). A run that exists is not repeated: other
+overrides need another name. Writes benchmarks/results/<name>.md and .png.
 """
 
 import os
@@ -57,14 +58,14 @@ def name_of(method: str, rate: str) -> str:
     return f"{method} {rate}" if rate else method
 
 
-def run(method: str, rate: str, seed: int, steps: int) -> pd.DataFrame:
+def run(name: str, method: str, rate: str, seed: int, steps: int, more: Sequence[str]) -> pd.DataFrame:
     """Metrics of a training run, which is made if it is not there."""
-    experiment = "_".join(["method_runs", method, *([rate] if rate else []), f"{steps}steps", f"seed{seed}"])
+    experiment = "_".join([name, method, *([rate] if rate else []), f"{steps}steps", f"seed{seed}"])
     folder = ROOT / "outputs" / experiment
     if not (folder / f"global_step_{steps}" / "COMPLETE").exists():
         script, *overrides = METHODS[method]
         overrides += [f"trainer.total_training_steps={steps}", f"trainer.save_freq={steps}", "trainer.test_freq=20"]
-        overrides += [f"actor_rollout_ref.actor.optim.lr={rate}"] if rate else []
+        overrides += [*more, *([f"actor_rollout_ref.actor.optim.lr={rate}"] if rate else [])]
         env = {**os.environ, "TASK": "walk", "HARDWARE": "cpu", "SEED": str(seed), "EXPERIMENT_NAME": experiment}
         with open(ROOT / "outputs" / f"{experiment}.log", "w") as log:
             subprocess.run(["bash", script, *overrides], check=True, cwd=ROOT, env=env, stdout=log, stderr=log)
@@ -83,6 +84,7 @@ def curve_of(metrics: pd.DataFrame) -> pd.DataFrame:
         {
             "accuracy": accuracy,
             "best": metrics[best],
+            "entropy": metrics["actor/entropy"].rolling(5, min_periods=1).mean()[accuracy.index],
             "steps": accuracy.index,
             "tokens": generated.fillna(0).cumsum()[accuracy.index],
             "seconds": seconds.fillna(0).cumsum()[accuracy.index],
@@ -108,6 +110,7 @@ def row_of(name: str, curves: dict[int, pd.DataFrame], baseline: dict[int, pd.Da
     row = [name, str(len(curves))]
     row += [with_interval([curve["accuracy"].iloc[0] for curve in curves.values()], ".3f")]
     row += [with_interval([end[column] for end in ends], ".3f") for column in ("accuracy", "best")]
+    row += [with_interval([end["entropy"] for end in ends], ".3f")]
     row += [f"{statistics.mean(end['tokens'] for end in ends) / 1000:,.0f}"]
     row += [f"{statistics.mean(end['seconds'] for end in ends):,.0f}"]
     for axis in ("steps", "tokens", "seconds"):
@@ -149,7 +152,10 @@ def draw(curves: dict[str, dict[int, pd.DataFrame]], output: Path) -> None:
 
 
 def main() -> None:
-    parser = parser_of(__doc__, seeds="0,1,2,3,4", methods="grpo,latr,hato,dapo", steps=100, rates="", note="")
+    parser = parser_of(
+        __doc__, seeds="0,1,2,3,4", methods="grpo,latr,hato,dapo", steps=100, rates="", name="method_runs", note=""
+    )
+    parser.add_argument("--overrides", nargs="*", default=[])
     args = parser.parse_args()
     rates = {method: [""] for method in args.methods.split(",")}
     for named in filter(None, args.rates.split(" ")):
@@ -159,20 +165,30 @@ def main() -> None:
         (method, rate, int(seed)) for seed in args.seeds.split(",") for method, own in rates.items() for rate in own
     ]
     with ThreadPoolExecutor(2) as pool:
-        tables = list(pool.map(lambda key: run(*key, args.steps), wanted))
+        tables = list(pool.map(lambda key: run(args.name, *key, args.steps, args.overrides), wanted))
     curves: dict[str, dict[int, pd.DataFrame]] = {}
     for (method, rate, seed), metrics in zip(wanted, tables, strict=True):
         curves.setdefault(name_of(method, rate), {})[seed] = curve_of(metrics)
-    draw(curves, RESULTS / "method_runs.png")
-    header = ["method", "seeds", "warm start", "accuracy at the end", "of 8 one right", "1,000 tokens", "seconds"]
+    draw(curves, RESULTS / f"{args.name}.png")
+    header = [
+        "method",
+        "seeds",
+        "warm start",
+        "accuracy at the end",
+        "of 8 one right",
+        "entropy",
+        "1,000 tokens",
+        "seconds",
+    ]
     header += [f"{what} at equal {axis}" for axis in ("steps", "tokens", "seconds") for what in ("final", "mean")]
     what = (
         f"Number walk, {args.steps} steps of 16 prompts, n = 8; accuracy on 128 held-out problems x 8, "
         "temperature 1. The last six columns are differences of accuracy to grpo: where the shorter of the two runs "
-        f"ends, and on average until then. {args.note}"
+        "ends, and on average until then. Entropy: of the policy, in nats, the mean of the last five steps. "
+        f"{args.note}"
     )
     rows = [row_of(name, of_seeds, curves[BASELINE]) for name, of_seeds in curves.items()]
-    write_report("method_runs", what, header, rows)
+    write_report(args.name, what, header, rows)
 
 
 if __name__ == "__main__":
