@@ -1,12 +1,15 @@
 #!/usr/bin/env bash
 # Evaluates an agent on the synthetic search task: bash scripts/eval-searchtask.sh EXPERIMENT_NAME [hydra overrides]
-# Samples and calls tools as the trainer's validation does. HARDWARE=cpu (default) or gpu; DATA_DIR: of the data. See scripts/eval.sh.
+# Samples and calls tools as the trainer's validation does. HARDWARE=cpu (default) or gpu; DATA_DIR: of the data;
+# HOPS=3, or 3-5, as in training: searches that a question needs. See scripts/eval.sh.
 set -euo pipefail
-[ $# -ge 1 ] || { sed -n 2,3p "${BASH_SOURCE[0]}" >&2; exit 2; }
+[ $# -ge 1 ] || { sed -n 2,4p "${BASH_SOURCE[0]}" >&2; exit 2; }
 export HARDWARE=${HARDWARE:-cpu} TOOLS=${TOOLS:-local}
-data=${DATA_DIR:-outputs/data/search_task}
+source "$(dirname "${BASH_SOURCE[0]}")/../recipe/arpo/search_task.sh"
+use_hops "${HOPS:-2}"
+data=${DATA_DIR:-outputs/data/$TASK_NAME}
 experiment=$1
 shift
 exec bash "$(dirname "${BASH_SOURCE[0]}")/eval.sh" searchtask "$experiment" "files=[$data/test.parquet]" \
-    temperature=1.0 top_p=1.0 top_k=-1 max_tokens=128 tools.call_limit=3 tools.timeout=10 \
+    temperature=1.0 top_p=1.0 top_k=-1 max_tokens="$MAX_RESPONSE_LENGTH" tools.call_limit="$CALL_LIMIT" tools.timeout=10 \
     "++tools.tool_instances.search.params={corpus: $data/corpus.jsonl, max_results: 1}" "$@"

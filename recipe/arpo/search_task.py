@@ -6,11 +6,15 @@ Everybody has a pal and an age, which only the corpus tells (drawn anew for each
 
     {"id": "17", "title": "bo", "text": "bo: pal ta, age 7"}
 
-A question is "bo + ta?" (the sum of their ages) or "bo + pal?" (of bo's and bo's pal's age; two hops, for only the
-corpus tells who that is). A good answer searches twice and computes:
+A question is "bo + ta?" (the sum of their ages) or "bo + pal?" (of bo's and bo's pal's age, and only the corpus tells
+who that is). A good answer searches twice and computes:
 
     <think>bo</think><search>bo</search> <result>…pal ta, age 7…</result><search>ta</search> <result>…age 3…</result>
     <python>7+3</python> <result>10</result><answer>\boxed{10}</answer>
+
+With `min_hops` and `max_hops` a question needs more searches in a row: "bo + pal pal?" (of bo's age and the age of bo's
+pal's pal) and "bo + ta pal?" (of bo's age and the age of ta's pal) need three. Only the result of one search names whom
+the next one is about, nobody is to be searched twice, and two ages are added, the first and the last.
 
 Written: corpus.jsonl for LocalSearchTool or scripts/search_server.py, train.parquet and test.parquet in verl's format
 (no question is in both), demonstrations.jsonl for recipe.arpo.sft_data. Only `demo_correct` of the demonstrations are
@@ -40,6 +44,9 @@ TEST_SHARE = 0.2
 class SearchTaskConfig:
     """Sizes. `demo_correct` is a share.
 
+    Attributes:
+        min_hops, max_hops: searches that a question needs.
+
     Raises:
         ValueError: a field is out of range; the message names it.
     """
@@ -49,11 +56,15 @@ class SearchTaskConfig:
     test_size: int = 64
     demo_size: int = 16_000
     demo_correct: float = 0.5
+    min_hops: int = 2
+    max_hops: int = 2
     seed: int = 0
 
     def __post_init__(self):
         require(4 <= self.people <= len(NAMES), "people", self.people, f"4 to {len(NAMES)}")
         require(0 <= self.demo_correct <= 1, "demo_correct", self.demo_correct, "between 0 and 1")
+        require(2 <= self.min_hops, "min_hops", self.min_hops, "at least 2")
+        require(self.min_hops <= self.max_hops < self.people, "max_hops", self.max_hops, "min_hops to people - 1")
         for name in ("train_size", "test_size", "demo_size"):
             require(getattr(self, name) >= 1, name, getattr(self, name), "at least 1")
 
@@ -69,11 +80,10 @@ class World(NamedTuple):
 
 
 class Question(NamedTuple):
-    """`text` asks for the sum of two ages; it names `other`, or says that this is the person's pal."""
+    """`text` asks for the sum of the first and the last age of `people`, who are to be asked in this order."""
 
     text: str
-    person: str
-    other: str
+    people: tuple[str, ...]
 
 
 def make_world(config: SearchTaskConfig) -> World:
@@ -83,18 +93,49 @@ def make_world(config: SearchTaskConfig) -> World:
     return World({name: rng.choice([other for other in people if other != name]) for name in people}, ages)
 
 
-def make_questions(world: World, config: SearchTaskConfig) -> tuple[list[Question], list[Question]]:
-    """Training and test questions, half of each kind as long as there are any; drawn with repeats for training."""
-    rng = random.Random(f"{config.seed} questions")
+def chain_of(person: str, length: int, world: World) -> tuple[str, ...]:
+    """A person, this one's pal, the pal's pal, and so on."""
+    chain = [person]
+    while len(chain) < length:
+        chain.append(world.pals[chain[-1]])
+    return tuple(chain)
+
+
+def all_questions(world: World, config: SearchTaskConfig) -> tuple[list[Question], list[Question]]:
+    """Those that name one person, and those that name two; without those that ask anybody twice."""
     people = sorted(world.ages)
-    hops = [Question(f"{person} + pal?", person, world.pals[person]) for person in people]
-    sums = [Question(f"{person} + {other}?", person, other) for person, other in itertools.permutations(people, 2)]
-    rng.shuffle(hops)
-    rng.shuffle(sums)
-    kept = max(1, round(TEST_SHARE * len(hops)))
+    of_one, of_two = [], []
+    for hops in range(config.min_hops, config.max_hops + 1):
+        pals = ["pal"] * (hops - 1)
+        for person in people:
+            of_one.append(Question(f"{person} + {' '.join(pals)}?", chain_of(person, hops, world)))
+        for person, other in itertools.permutations(people, 2):
+            text = f"{person} + {' '.join([other, *pals[1:]])}?"
+            of_two.append(Question(text, (person, *chain_of(other, hops - 1, world))))
+    of_one, of_two = (
+        [question for question in questions if len(set(question.people)) == len(question.people)]
+        for questions in (of_one, of_two)
+    )
+    enough = any(len(question.people) == config.max_hops for question in of_one)
+    require(enough, "max_hops", config.max_hops, "fewer, or another seed: nobody's pals make so long a chain")
+    return of_one, of_two
+
+
+def make_questions(world: World, config: SearchTaskConfig) -> tuple[list[Question], list[Question]]:
+    """Training and test questions, half of each kind as long as there are any; drawn with repeats for training.
+
+    Raises:
+        ValueError: there are too few; the message names the field.
+    """
+    rng = random.Random(f"{config.seed} questions")
+    of_one, of_two = all_questions(world, config)
+    rng.shuffle(of_one)
+    rng.shuffle(of_two)
+    kept = max(1, round(TEST_SHARE * len(of_one)))
     half = config.test_size // 2
-    test = [*itertools.islice(itertools.cycle(hops[:kept]), half), *sums[: config.test_size - half]]
-    rest = hops[kept:], sums[config.test_size - half :]
+    test = [*itertools.islice(itertools.cycle(of_one[:kept]), half), *of_two[: config.test_size - half]]
+    rest = of_one[kept:], of_two[config.test_size - half :]
+    require(all(rest), "people", config.people, f"more, so that questions remain beside test_size={config.test_size}")
     return [rng.choice(rng.choice(rest)) for _ in range(config.train_size)], test
 
 
@@ -105,14 +146,18 @@ async def make_demonstration(question: Question, world: World, tool: LocalSearch
         result = await tool.execute(query, timeout=60)
         return [("assistant", f"<search>{query}</search>"), ("user", f"<result>{result.text}</result>")]
 
-    fault = None if right else rng.choice(["second", "compute", "guess"])
-    second = rng.choice(sorted(world.ages)) if fault == "second" else question.other
-    (_, call), result = await search(question.person)
-    turns = [("user", question.text), ("assistant", f"<think>{question.person}</think>{call}"), result]
+    fault = None if right else rng.choice(["person", "compute", "guess"])
+    people = question.people
+    if fault == "person":
+        i, wrong = rng.choice([(i, name) for i in range(1, len(people)) for name in sorted(world.ages)])
+        people = (*people[:i], *chain_of(wrong, len(people) - i, world))
+    (_, call), result = await search(people[0])
+    turns = [("user", question.text), ("assistant", f"<think>{people[0]}</think>{call}"), result]
     answer = rng.randint(2, 18)
     if fault != "guess":
-        turns += await search(second)
-        numbers = [world.ages[question.person], world.ages[second]]
+        for person in people[1:]:
+            turns += await search(person)
+        numbers = [world.ages[people[0]], world.ages[people[-1]]]
         if fault == "compute":
             numbers[rng.randrange(2)] = rng.randint(1, 9)
         answer = sum(numbers)
@@ -122,7 +167,7 @@ async def make_demonstration(question: Question, world: World, tool: LocalSearch
 
 
 def verl_row(question: Question, world: World, index: int, split: str) -> dict:
-    answer = world.ages[question.person] + world.ages[question.other]
+    answer = world.ages[question.people[0]] + world.ages[question.people[-1]]
     return {
         "data_source": DATA_SOURCE,
         "prompt": [{"role": "user", "content": question.text}],

@@ -1,5 +1,6 @@
 """Every run script composes and validates its config with DRY_RUN=1, tells its plan and starts nothing."""
 
+import asyncio
 import json
 import os
 import subprocess
@@ -12,11 +13,12 @@ import pytest
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
+from recipe.arpo.search_task import EXTRA_WORDS, SearchTaskConfig, write_search_task
 from recipe.common.countdown import CountdownConfig, write_countdown
-from recipe.common.tiny_model import write_tiny_model
+from recipe.common.tiny_model import TinyModelConfig, write_tiny_model
 from recipe.common.walk import MODEL, WalkConfig, write_walks
 from recipe.common.word_problems import WordProblemsConfig, write_word_problems
-from tests.forked import run_two_at_a_time, with_forks
+from tests.forked import CPU, run_two_at_a_time, with_forks
 from verl.trainer.preflight import settle
 
 pytestmark = pytest.mark.slow
@@ -26,7 +28,7 @@ UPSTREAM = "hydra.searchpath=[pkg://recipe.common.config,pkg://verl.trainer.conf
 SCRIPTS = sorted(
     str(path.relative_to(ROOT))
     for path in (ROOT / "recipe").glob("*/*.sh")
-    # the first six are called by the others; warm start and SFT are upstream's SFT trainer
+    # the first seven are called by the others; warm start and SFT are upstream's SFT trainer
     if path.name
     not in (
         "run_countdown.sh",
@@ -34,6 +36,7 @@ SCRIPTS = sorted(
         "make_countdown_data.sh",
         "make_walk_data.sh",
         "small_tasks.sh",
+        "search_task.sh",
         "run_smollm2.sh",
         "run_warm_start.sh",
         "run_sft.sh",
@@ -178,6 +181,24 @@ def test_every_recipe_trains_on_the_number_walk(tmp_path):
         config = compose(arguments[3], [*arguments[4:], UPSTREAM])
     assert config.hato.tree.step_delimiter == "\n"
     assert config.reward.custom_reward_function.path == "pkg://verl.utils.reward_score.walk"
+
+
+def test_the_search_task_takes_questions_of_several_hops(tmp_path):
+    """By hand: 20 + 2 x 5 and 76 + 26 x 5 tokens; a call for each of 5 searches and for the computation."""
+    sizes = SearchTaskConfig(people=20, train_size=16, test_size=8, demo_size=8, min_hops=3, max_hops=5)
+    asyncio.run(write_search_task(tmp_path, sizes))
+    write_tiny_model(tmp_path / "model", TinyModelConfig(extra_words=EXTRA_WORDS))
+    env = {name: value for name, value in os.environ.items() if name not in ("VERL_PLATFORM", "EXPERIMENT_NAME")}
+    env |= {"HOPS": "3-5", "DRY_RUN": "1", "DATA_DIR": str(tmp_path), "MODEL_PATH": str(tmp_path / "model")}
+    env = with_forks(env | {"FORKED_COMMANDS": str(tmp_path / "commands.json")}, [CPU])
+    scripts = ("run_search_task_sft_cpu", "run_search_task_cpu")
+    results = run_two_at_a_time([(["bash", f"recipe/arpo/{script}.sh"], env) for script in scripts])
+    for result, part in zip(results, ("7 responses to learn", "(30 + 206)"), strict=True):
+        assert result.returncode == 0, result.stderr[-2000:]
+        assert part in result.stdout, result.stdout
+    arguments = (tmp_path / "commands.json").read_text()
+    for part in ("search_task_3-5hops_sft", "arpo_search_task_3-5hops_seed0", "tools.call_limit=6"):
+        assert part in arguments
 
 
 def test_a_dry_run_names_a_missing_file(tmp_path):
