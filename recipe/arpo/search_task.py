@@ -12,9 +12,9 @@ who that is). A good answer searches twice and computes:
     <think>bo</think><search>bo</search> <result>…pal ta, age 7…</result><search>ta</search> <result>…age 3…</result>
     <python>7+3</python> <result>10</result><answer>\boxed{10}</answer>
 
-With `min_hops` and `max_hops` a question needs more searches: three for "bo + pal pal?" (bo's age and that of bo's pal's
-pal) and "bo + ta pal?" (bo's age and that of ta's pal). Whoever the question does not name is named by the result of
-the search before, and nobody is to be searched for twice.
+With `min_hops` and `max_hops` a question needs more searches: three for "bo + pal pal?" (bo's age and that of the pal
+of bo's pal) and for "bo + ta pal?" (bo's age and that of ta's pal). Whoever the question does not name is named by the
+result of the search before, and nobody is to be searched for twice.
 
 Written: corpus.jsonl for LocalSearchTool or scripts/search_server.py, train.parquet and test.parquet in verl's format
 (no question is in both), demonstrations.jsonl for recipe.arpo.sft_data. Only `demo_correct` of the demonstrations are
