@@ -3,10 +3,13 @@
     python scripts/fork_server.py python -m benchmarks.method_runs
         [--seeds 0,1,2,3,4] [--methods grpo,latr] [--steps 100] [--rates "grpo=1e-4,3e-5 latr=2e-4"]
         [--name method_runs] [--overrides actor_rollout_ref.actor.ppo_mini_batch_size=4]
+    HOPS=3-5 python scripts/fork_server.py python -m benchmarks.method_runs
+        --methods grpo-tools,arpo,aepo --baseline grpo-tools --name search_runs
 
 Every method trains from the same warm start of `TASK=walk` with its run script, one update of 16 prompts a step, once
 for each seed; two runs at a time. Tokens are those that the server generated, dropped ones included; seconds are of
-generation, update and what lies between, without validation and start-up. Baseline: `grpo` of the same seed.
+generation, update and what lies between, without validation and start-up. A tool call that trajectories
+share counts once. `grpo-tools`, `arpo` and `aepo` train on the search task (HOPS) instead. Baseline: of the same seed.
 Differences are paired by seed; ± is half of a 95 % interval (Student's t). A run that exists is not repeated: other
 overrides need another name. Writes benchmarks/results/<name>.md and .png.
 """
@@ -29,8 +32,9 @@ from recipe.common.run_metrics import STYLE, legend_above, load_metrics, run_col
 from verl.utils.atomic_files import replacing
 
 ROOT = Path(__file__).resolve().parent.parent
-BASELINE = "grpo"
+AXES = {"steps": "steps", "tokens": "generated tokens", "seconds": "seconds of training", "calls": "tool calls"}
 KT = "actor_rollout_ref.rollout.kt"
+SEARCH = "recipe/arpo/run_search_task_cpu.sh"
 EXPLORE = ["recipe/common/run_explore.sh", "update=tree"]
 METHODS = {
     "grpo": EXPLORE,
@@ -49,6 +53,9 @@ METHODS = {
     ],
     "hato": ["recipe/hato/run_countdown_cpu.sh"],
     "hapo": ["recipe/hapo/run_countdown_cpu.sh"],
+    "grpo-tools": [SEARCH],
+    "arpo": [SEARCH],
+    "aepo": [SEARCH],
     "eptree": [*EXPLORE, "tree=eptree", "credit=treerl", "actor_rollout_ref.rollout.n=8"]
     + [f"actor_rollout_ref.rollout.custom.eptree.{key}" for key in ("M=2", "N=3", "L=1", "T=1")],
 }
@@ -67,6 +74,8 @@ def run(name: str, method: str, rate: str, seed: int, steps: int, more: Sequence
         overrides += [f"trainer.total_training_steps={steps}", f"trainer.save_freq={steps}", "trainer.test_freq=20"]
         overrides += [*more, *([f"actor_rollout_ref.actor.optim.lr={rate}"] if rate else [])]
         env = {**os.environ, "TASK": "walk", "HARDWARE": "cpu", "SEED": str(seed), "EXPERIMENT_NAME": experiment}
+        if script == SEARCH:
+            env["METHOD"] = method.removesuffix("-tools")
         with open(ROOT / "outputs" / f"{experiment}.log", "w") as log:
             subprocess.run(["bash", script, *overrides], check=True, cwd=ROOT, env=env, stdout=log, stderr=log)
     return load_metrics(folder)
@@ -79,17 +88,25 @@ def curve_of(metrics: pd.DataFrame) -> pd.DataFrame:
     generated = metrics["tree/tokens_generated"] * metrics["tree/prompts"]
     if "training/filter_groups/gen_batches" in metrics:  # those of prompts that were not kept as well
         generated *= metrics["training/filter_groups/gen_batches"]
+    calls = metrics.get("tree/tool_calls", 0) * metrics["tree/prompts"]
     seconds = metrics["timing_s/step"] - (metrics["timing_s/testing"].fillna(0) if "timing_s/testing" in metrics else 0)
     return pd.DataFrame(
         {
             "accuracy": accuracy,
-            "best": metrics[best],
+            "best": metrics[best][accuracy.index],
             "entropy": metrics["actor/entropy"].rolling(5, min_periods=1).mean()[accuracy.index],
             "steps": accuracy.index,
             "tokens": generated.fillna(0).cumsum()[accuracy.index],
             "seconds": seconds.fillna(0).cumsum()[accuracy.index],
+            "calls": calls.fillna(0).cumsum()[accuracy.index],
         }
     )
+
+
+def axes_of(curves: dict[str, dict[int, pd.DataFrame]]) -> list[str]:
+    """Those of AXES along which every run has moved."""
+    ends = [curve.iloc[-1] for of_seeds in curves.values() for curve in of_seeds.values()]
+    return [axis for axis in AXES if all(end[axis] > 0 for end in ends)]
 
 
 def at(curve: pd.DataFrame, axis: str, place: float) -> float:
@@ -104,7 +121,7 @@ def with_interval(values: Sequence[float], form: str = "+.3f") -> str:
     return f"{mean:{form}} ± {half:.3f}"
 
 
-def row_of(name: str, curves: dict[int, pd.DataFrame], baseline: dict[int, pd.DataFrame]) -> list[str]:
+def row_of(name: str, curves: dict[int, pd.DataFrame], baseline: dict[int, pd.DataFrame], axes) -> list[str]:
     """A method's figures, and its differences to the baseline where both end: at the end, and on average until then."""
     ends = [curve.iloc[-1] for curve in curves.values()]
     row = [name, str(len(curves))]
@@ -112,8 +129,8 @@ def row_of(name: str, curves: dict[int, pd.DataFrame], baseline: dict[int, pd.Da
     row += [with_interval([end[column] for end in ends], ".3f") for column in ("accuracy", "best")]
     row += [with_interval([end["entropy"] for end in ends], ".3f")]
     row += [f"{statistics.mean(end['tokens'] for end in ends) / 1000:,.0f}"]
-    row += [f"{statistics.mean(end['seconds'] for end in ends):,.0f}"]
-    for axis in ("steps", "tokens", "seconds"):
+    row += [f"{statistics.mean(end[axis] for end in ends):,.0f}" for axis in axes if axis not in ("steps", "tokens")]
+    for axis in axes:
         final, area = [], []
         for seed in curves.keys() & baseline.keys():
             pair = curves[seed], baseline[seed]
@@ -131,12 +148,9 @@ def draw(curves: dict[str, dict[int, pd.DataFrame]], output: Path) -> None:
     """Mean accuracy over steps, tokens and seconds; bands are 95 % intervals of the mean over seeds."""
     colors = run_colors(list(curves))
     with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(15, 4.6), layout="constrained")
-        for ax, (axis, label) in zip(
-            figure.subplots(1, 3, sharey=True),
-            {"steps": "steps", "tokens": "generated tokens", "seconds": "seconds of training"}.items(),
-            strict=True,
-        ):
+        axes = axes_of(curves)
+        figure = Figure(figsize=(5 * len(axes), 4.6), layout="constrained")
+        for ax, axis in zip(figure.subplots(1, len(axes), sharey=True), axes, strict=True):
             for name, of_seeds in curves.items():
                 grid = np.linspace(0, min(curve[axis].iloc[-1] for curve in of_seeds.values()), 101)
                 lines = np.array([np.interp(grid, curve[axis], curve["accuracy"]) for curve in of_seeds.values()])
@@ -144,8 +158,8 @@ def draw(curves: dict[str, dict[int, pd.DataFrame]], output: Path) -> None:
                 if len(lines) > 1:
                     half = np.array([interval(values)[1] for values in lines.T])
                     ax.fill_between(grid, lines.mean(0) - half, lines.mean(0) + half, color=colors[name], alpha=0.12)
-            ax.set(xlabel=label)
-        figure.axes[0].set(ylabel="accuracy on held-out walks")
+            ax.set(xlabel=AXES[axis])
+        figure.axes[0].set(ylabel="held-out accuracy")
         legend_above(figure, figure.axes[0].get_lines(), most_columns=6, fontsize=11)
         with replacing(output) as temporary:
             figure.savefig(temporary, format="png", dpi=130)
@@ -153,7 +167,14 @@ def draw(curves: dict[str, dict[int, pd.DataFrame]], output: Path) -> None:
 
 def main() -> None:
     parser = parser_of(
-        __doc__, seeds="0,1,2,3,4", methods="grpo,latr,hato,dapo", steps=100, rates="", name="method_runs", note=""
+        __doc__,
+        seeds="0,1,2,3,4",
+        methods="grpo,latr,hato,dapo",
+        steps=100,
+        rates="",
+        name="method_runs",
+        note="",
+        baseline="grpo",
     )
     parser.add_argument("--overrides", nargs="*", default=[])
     args = parser.parse_args()
@@ -178,16 +199,17 @@ def main() -> None:
         "of 8 one right",
         "entropy",
         "1,000 tokens",
-        "seconds",
     ]
-    header += [f"{what} at equal {axis}" for axis in ("steps", "tokens", "seconds") for what in ("final", "mean")]
+    axes = axes_of(curves)
+    header += [AXES[axis] for axis in axes if axis not in ("steps", "tokens")]
+    header += [f"{what} at equal {AXES[axis]}" for axis in axes for what in ("final", "mean")]
     what = (
-        f"Number walk, {args.steps} steps of 16 prompts, n = 8; accuracy on 128 held-out problems x 8, "
-        "temperature 1. The last six columns are differences of accuracy to grpo: where the shorter of the two runs "
+        f"{args.steps} steps of 16 prompts, n = 8; accuracy on the task's held-out problems x 8, "
+        f"temperature 1. At equal …: differences of accuracy to {args.baseline}, where the shorter of the two runs "
         "ends, and on average until then. Entropy: of the policy, in nats, the mean of the last five steps. "
         f"{args.note}"
     )
-    rows = [row_of(name, of_seeds, curves[BASELINE]) for name, of_seeds in curves.items()]
+    rows = [row_of(name, of_seeds, curves[args.baseline], axes) for name, of_seeds in curves.items()]
     write_report(args.name, what, header, rows)
 
 

@@ -28,7 +28,7 @@ arpo)
 esac
 # the quick start is for a laptop, whatever the environment says for other runs
 export HARDWARE=cpu
-unset RUN_DIR EXPERIMENT_NAME MODEL_PATH DATA_DIR TOOLS HOPS DRY_RUN NNODES
+unset RUN_DIR EXPERIMENT_NAME MODEL_PATH DATA_DIR TASK TOOLS HOPS DRY_RUN NNODES
 bash scripts/setup.sh
 source scripts/environment.sh
 use_hardware cpu
