@@ -22,7 +22,7 @@ from verl.utils.data_files import write_rows
 from verl.utils.reward_score.walk import apply
 
 SIZES = {"train": "train_size", "valid": "valid_size", "test": "test_size", "sft": "demo_size"}
-HELD_OUT = {"valid": 0.15, "test": 0.2}  # shares of all problems
+HELD_OUT = {"valid": 0.1, "test": 0.1}  # shares of all problems
 FRUITLESS_ATTEMPTS = 20_000
 # 1.3 million parameters; every number of a walk is one token
 MODEL = TinyModelConfig(
@@ -49,11 +49,11 @@ class WalkConfig:
         ValueError: a field is out of range; the message names it.
     """
 
-    train_size: int = 600
-    valid_size: int = 128
-    test_size: int = 160
+    train_size: int = 800
+    valid_size: int = 96
+    test_size: int = 96
     demo_size: int = 16_000
-    demo_correct: float = 0.5
+    demo_correct: float = 0.6
     min_steps: int = 4
     max_steps: int = 6
     max_start: int = 20
@@ -180,9 +180,9 @@ def rl_row(problem: Problem, index: int, split: str, config: WalkConfig) -> dict
 
 
 def demonstration(config: WalkConfig, rng: random.Random) -> dict:
-    """A conversation in the SFT trainer's format, about a training problem of 1 to `max_steps` steps."""
+    """A conversation in the SFT trainer's format, about a problem of 1 to `max_steps` steps that is not held out."""
     steps, problem = rng.randint(1, config.max_steps), None
-    while problem is None or split_of(problem, config.seed, HELD_OUT) != "train":
+    while problem is None or (steps >= config.min_steps and split_of(problem, config.seed, HELD_OUT) != "train"):
         problem = random_problem(config, steps, 1.0, rng)
     right = rng.random() < config.demo_correct
     return {
