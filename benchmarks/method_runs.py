@@ -26,8 +26,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from benchmarks.report import RESULTS, parser_of, write_report
-from benchmarks.where_trees_pay import interval
+from benchmarks.report import RESULTS, interval, parser_of, write_report
 from recipe.common.run_metrics import STYLE, legend_above, load_metrics, run_colors, validation_accuracy
 from verl.utils.atomic_files import replacing
 
@@ -118,7 +117,7 @@ def with_interval(values: Sequence[float], form: str = "+.3f") -> str:
     """Mean, ± half a 95 % interval where there are two values or more."""
     if len(values) < 2:
         return format(values[0], form)
-    mean, half = interval(np.array(values))
+    mean, half = interval(values)
     return f"{mean:{form}} ± {half:.3f}"
 
 

@@ -24,7 +24,7 @@ import torch
 from matplotlib.figure import Figure
 
 from benchmarks import tabular_trees as trees
-from benchmarks.report import RESULTS, parser_of, write_report
+from benchmarks.report import RESULTS, interval, parser_of, write_report
 from benchmarks.tabular_learning import EXACT, LEARNT, LEARNT_TOGETHER, NOISE, NOISY, Curves, Method, learn, softmax
 from benchmarks.tabular_trees import ACTIONS, RIGHT, Drawing, Guide, N, Rows, Task
 from verl.workers.rollout.trees.latr.schedule import mix_ratio, tree_branches
@@ -33,7 +33,6 @@ NAME = "where_trees_pay_simulation"
 STEPS, LARGEST_CHANGE, RATES = 60, 0.25, (1.0, 2.0, 4.0, 8.0, 16.0)
 TUNING_SEEDS, TUNING_PROMPTS = 2, 20
 LATR_SCHEDULE = {0.0: 1.0, 0.02: 0.75, 0.04: 0.5, 0.16: 0.25, 0.4: 0.0}  # the paper's, as shares of the run
-T_QUANTILES = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)  # 97.5 %, 1 to 9 degrees of freedom
 FLAT, RIGHT_CONFIDENT, WRONG_CONFIDENT, WALK = "flat", "right-confident", "wrong-confident", "walk"
 
 
@@ -204,11 +203,6 @@ def differences(condition: Condition, result: Result, baseline: Result, measure:
     if measure == "trained":
         end = np.minimum(ours.trained[-1], theirs.trained[-1])
     return ours.area(measure, end) - theirs.area(measure, end)
-
-
-def interval(values: np.ndarray) -> tuple[float, float]:
-    """Mean and half the width of its 95 % interval (Student's t), of 2 to 10 values."""
-    return values.mean(), T_QUANTILES[len(values) - 2] * values.std(ddof=1) / len(values) ** 0.5
 
 
 def start_of(condition: Condition, method: Method, prompts: int) -> tuple[float, float, float]:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from benchmarks import tabular_trees as trees
+from benchmarks.report import interval
 from benchmarks.tabular_learning import (
     EXACT,
     LearntValue,
@@ -21,7 +22,7 @@ from benchmarks.tabular_learning import (
     values_of,
 )
 from benchmarks.tabular_trees import ACTIONS, RIGHT, Drawing, N, Rows, Task
-from benchmarks.where_trees_pay import CONDITIONS, METHODS, WALK, Condition, first_logits, interval
+from benchmarks.where_trees_pay import CONDITIONS, METHODS, WALK, Condition, first_logits
 
 GROWERS = {
     "independent": trees.independent,
