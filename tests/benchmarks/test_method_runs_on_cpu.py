@@ -1,0 +1,59 @@
+"""The comparison of methods at equal steps, tokens, seconds and calls, on made-up runs that are computed by hand."""
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from benchmarks.method_runs import AXES, at, axes_of, curve_of, draw, row_of, with_interval
+
+
+def run(accuracies: list[float], tokens: float, seconds: float, calls: float | None = None) -> pd.DataFrame:
+    """Of a validation every two steps, of 10 s each; `tokens` and `calls` of each of 4 prompts in a step."""
+    steps = range(2 * len(accuracies) - 1)
+    table = pd.DataFrame(index=pd.Index(steps, name="step"))
+    trained = pd.Series([np.nan, *[1.0] * (len(steps) - 1)], index=table.index)  # step 0 only validates
+    validated = pd.Series(accuracies, index=steps[::2])
+    table["val-core/walk/acc/mean@8"] = validated
+    table["val-core/walk/acc/best@8/mean"] = 2 * validated
+    table["actor/entropy"] = 0.5 * trained
+    table["tree/tokens_generated"], table["tree/prompts"] = tokens * trained, 4 * trained
+    table["timing_s/testing"] = pd.Series(10.0, index=validated.index[1:])
+    table["timing_s/step"] = seconds * trained + table["timing_s/testing"].fillna(0)
+    if calls is not None:
+        table["tree/tool_calls"] = calls * trained
+    return table
+
+
+def test_a_curve_counts_what_was_spent_before_each_validation():
+    curve = curve_of(run([0.1, 0.2, 0.4], tokens=50, seconds=3, calls=2))
+    assert curve["steps"].tolist() == [0, 2, 4] and curve["accuracy"].tolist() == [0.1, 0.2, 0.4]
+    assert curve["tokens"].tolist() == [0, 2 * 4 * 50, 4 * 4 * 50]
+    assert curve["seconds"].tolist() == [0, 6, 12], "without validation"
+    assert curve["calls"].tolist() == [0, 16, 32]
+
+
+def test_prompts_that_were_not_kept_are_paid_for():
+    table = run([0.1, 0.2], tokens=50, seconds=3)
+    table["training/filter_groups/gen_batches"] = 1.5
+    assert curve_of(table)["tokens"].tolist() == [0, 2 * 4 * 50 * 1.5]
+
+
+def test_runs_are_compared_where_the_shorter_of_two_ends():
+    ours = {0: curve_of(run([0.1, 0.3, 0.5], tokens=100, seconds=1))}
+    theirs = {0: curve_of(run([0.1, 0.2, 0.3], tokens=50, seconds=1))}
+    assert axes_of({"ours": ours, "theirs": theirs}) == ["steps", "tokens", "seconds"], "there were no calls"
+    assert at(ours[0], "tokens", 400) == pytest.approx(0.2), "half of the way to step 2"
+    row = row_of("ours", ours, theirs, ["steps", "tokens"])
+    # at 4 steps 0.5 against 0.3; at the 800 tokens of theirs 0.3 against 0.3; straight lines from 0.1 in both
+    assert row[-4:-2] == ["+0.200", "+0.100"] and row[-2] == "+0.000" and float(row[-1]) == pytest.approx(0, abs=1e-9)
+
+
+def test_an_interval_needs_two_seeds():
+    assert with_interval([0.25]) == "+0.250"
+    assert with_interval([1.0, 2.0, 3.0], ".3f") == "2.000 ± 2.484"  # 4.303 / sqrt(3)
+
+
+def test_the_picture_is_drawn(tmp_path):
+    curves = {name: {seed: curve_of(run([0.1, 0.2, 0.3], 10, 1)) for seed in (0, 1)} for name in ("grpo", "latr")}
+    draw(curves, tmp_path / "runs.png")
+    assert (tmp_path / "runs.png").read_bytes()[:4] == b"\x89PNG" and len(AXES) == 4
