@@ -27,7 +27,7 @@ from recipe.arpo.search_task import SearchTaskConfig, write_search_task
 from recipe.common.countdown import CountdownConfig, write_countdown
 from recipe.common.tiny_model import write_tiny_model
 from recipe.common.walk import WalkConfig, write_walks
-from tests.forked import with_forks
+from tests.forked import CPU, with_forks
 from verl.evaluation.results import EvalResult, format_result_lines, write_result_log
 from verl.trainer.checkpoint_marker import MARKER
 
@@ -189,7 +189,7 @@ def runs(work) -> dict[str, subprocess.CompletedProcess]:
     """Command -> how it ended: makers of data and models in turn, then the others two at a time."""
 
     def run(command: str) -> subprocess.CompletedProcess:
-        env = with_forks(environment(work), root=work)
+        env = with_forks(environment(work), [CPU], root=work)
         options = {"cwd": work, "env": env, "capture_output": True, "text": True, "timeout": 300}
         return subprocess.run(["bash", "-euo", "pipefail", "-c", command], **options)
 
