@@ -50,7 +50,7 @@ METHODS = {
         "recipe/latr/run_countdown_cpu.sh",
         f"+{KT}.mix_ratio_schedule={{0: 1, 2: 0.75, 4: 0.5, 16: 0.25, 40: 0}}",
     ],
-    # identical steps are one: with n = 16 a tree has about 9 different leaves, and as many tokens as 8 responses
+    # identical steps are one, so that a tree has fewer leaves than n: about half as many tokens as 8 responses
     "hato": ["recipe/hato/run_countdown_cpu.sh", "actor_rollout_ref.rollout.n=16"],
     "hapo": ["recipe/hapo/run_countdown_cpu.sh"],
     "grpo-tools": [SEARCH],
