@@ -59,16 +59,31 @@ AT_THE_END = {
 }
 
 
-def run(method: str, seed: int, steps: int, name: str, test_freq: int, overrides: list[str]) -> Path:
-    """One training run; its folder."""
-    experiment = f"{name}_{method}_seed{seed}"
+def trained(
+    experiment: str, method: str, seed: int, steps: int, command: list[str], output=None, **environment: str
+) -> Path:
+    """The folder of a training run, which is made if it is not complete.
+
+    Args:
+        method: the script's METHOD, up to the first hyphen.
+        command: a run script, and overrides.
+        output: a file for what it prints.
+        environment: more variables for the script.
+    """
     folder = ROOT / "outputs" / experiment
     if not (folder / f"global_step_{steps}" / "COMPLETE").exists():
         env = {"METHOD": method.split("-")[0], "HARDWARE": "cpu", "SEED": str(seed), "EXPERIMENT_NAME": experiment}
+        script, *overrides = command
         length = [f"trainer.total_training_steps={steps}", f"trainer.save_freq={steps}"]
-        command = ["bash", *SCRIPTS[method], *length, f"trainer.test_freq={test_freq}", *overrides]
-        subprocess.run(command, check=True, cwd=ROOT, env={**os.environ, **env})
+        options = {"cwd": ROOT, "env": {**os.environ, **env, **environment}, "stdout": output, "stderr": output}
+        subprocess.run(["bash", script, *length, *overrides], check=True, **options)
     return folder
+
+
+def run(method: str, seed: int, steps: int, name: str, test_freq: int, overrides: list[str]) -> Path:
+    """One training run; its folder."""
+    command = [*SCRIPTS[method], f"trainer.test_freq={test_freq}", *overrides]
+    return trained(f"{name}_{method}_seed{seed}", method, seed, steps, command)
 
 
 def accuracy_of(metrics: pd.DataFrame) -> pd.Series:

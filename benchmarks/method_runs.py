@@ -14,9 +14,7 @@ Differences are paired by seed; ± is half of a 95 % interval (Student's t). A r
 overrides need another name. Writes benchmarks/results/<name>.md and .png.
 """
 
-import os
 import statistics
-import subprocess
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -26,11 +24,11 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
+from benchmarks.learning_curves import ROOT, trained
 from benchmarks.report import RESULTS, interval, parser_of, write_report
 from recipe.common.run_metrics import STYLE, legend_above, load_metrics, run_colors, validation_accuracy
 from verl.utils.atomic_files import replacing
 
-ROOT = Path(__file__).resolve().parent.parent
 AXES = {"steps": "steps", "tokens": "generated tokens", "seconds": "seconds of training", "calls": "tool calls"}
 KT = "actor_rollout_ref.rollout.kt"
 SEARCH = "recipe/arpo/run_search_task_cpu.sh"
@@ -68,16 +66,10 @@ def name_of(method: str, rate: str) -> str:
 def run(name: str, method: str, rate: str, seed: int, steps: int, more: Sequence[str]) -> pd.DataFrame:
     """Metrics of a training run, which is made if it is not there."""
     experiment = "_".join([name, method, *([rate] if rate else []), f"{steps}steps", f"seed{seed}"])
-    folder = ROOT / "outputs" / experiment
-    if not (folder / f"global_step_{steps}" / "COMPLETE").exists():
-        script, *overrides = METHODS[method]
-        overrides += [f"trainer.total_training_steps={steps}", f"trainer.save_freq={steps}", "trainer.test_freq=20"]
-        overrides += [*more, *([f"actor_rollout_ref.actor.optim.lr={rate}"] if rate else [])]
-        env = {**os.environ, "TASK": "walk", "HARDWARE": "cpu", "SEED": str(seed), "EXPERIMENT_NAME": experiment}
-        if script == SEARCH:
-            env["METHOD"] = method.removesuffix("-tools")
-        with open(ROOT / "outputs" / f"{experiment}.log", "w") as log:
-            subprocess.run(["bash", script, *overrides], check=True, cwd=ROOT, env=env, stdout=log, stderr=log)
+    command = [*METHODS[method], "trainer.test_freq=20", *more]
+    command += [f"actor_rollout_ref.actor.optim.lr={rate}"] if rate else []
+    with open(ROOT / "outputs" / f"{experiment}.log", "a") as log:
+        folder = trained(experiment, method, seed, steps, command, output=log, TASK="walk")
     return load_metrics(folder)
 
 

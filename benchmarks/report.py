@@ -77,12 +77,16 @@ def commit() -> str:
     return f"Commit {name}" + (" with uncommitted changes" if changed else "")
 
 
+def table_lines(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """The table in Markdown."""
+    return ["| " + " | ".join(row) + " |" for row in (header, ["---"] * len(header), *rows)]
+
+
 def report_text(name: str, what: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """The page: a title, what was measured, the table, the machine, the command and the commit."""
-    table = ["| " + " | ".join(row) + " |" for row in (header, ["---"] * len(header), *rows)]
     command = shlex.join(["python", os.path.relpath(sys.argv[0]), *sys.argv[1:]])
     made = f"Machine: {machine()}. Command: `{command}`. {commit()}. {date.today()}."
-    return "\n".join([f"# {name}", "", what, "", *table, "", made])
+    return "\n".join([f"# {name}", "", what, "", *table_lines(header, rows), "", made])
 
 
 def write_report(name: str, what: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> Path:

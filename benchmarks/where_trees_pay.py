@@ -24,7 +24,7 @@ import torch
 from matplotlib.figure import Figure
 
 from benchmarks import tabular_trees as trees
-from benchmarks.report import RESULTS, interval, parser_of, write_report
+from benchmarks.report import RESULTS, interval, parser_of, table_lines, write_report
 from benchmarks.tabular_learning import EXACT, LEARNT, LEARNT_TOGETHER, NOISE, NOISY, Curves, Method, learn, softmax
 from benchmarks.tabular_trees import ACTIONS, RIGHT, Drawing, Guide, N, Rows, Task
 from verl.workers.rollout.trees.latr.schedule import mix_ratio, tree_branches
@@ -240,9 +240,8 @@ def gain_table(results: Results, measure: str) -> tuple[list[str], list[list[str
 
 
 def settings_table(results: Results) -> tuple[list[str], list[list[str]]]:
-    names = {"grpo_vectorized": "grpo"}
     rows = [
-        [str(condition), *(f"{names.get(x.credit, x.credit)}, {x.rate:g}" for x in of_methods.values())]
+        [str(condition), *(f"{x.credit.removesuffix('_vectorized')}, {x.rate:g}" for x in of_methods.values())]
         for condition, of_methods in results.items()
     ]
     return ["condition", *(method.name for method in METHODS)], rows
@@ -260,8 +259,7 @@ def start_table(results: Results) -> tuple[list[str], list[list[str]]]:
 
 
 def section(title: str, header: list[str], rows: list[list[str]]) -> str:
-    lines = ["| " + " | ".join(row) + " |" for row in (header, ["---"] * len(header), *rows)]
-    return "\n".join([f"## {title}", "", *lines])
+    return "\n".join([f"## {title}", "", *table_lines(header, rows)])
 
 
 def draw(results: Results) -> None:
