@@ -97,6 +97,11 @@ def _register_algorithms(core_algos: ModuleType) -> None:
         importlib.import_module(f"verl.trainer.ppo.{name}")
 
 
+def _register_trainers(_: ModuleType) -> None:
+    for name in ("explore_trainer", "asynchronous_trainers"):
+        importlib.import_module(f"verl.trainer.ppo.v1.{name}")
+
+
 def _leave_missing_gpus_to_the_watch(base: ModuleType) -> None:
     importlib.import_module("verl.trainer.cluster_watch").leave_missing_gpus_to_the_watch(base)
 
@@ -131,7 +136,7 @@ def register() -> None:
         if not (OVERLAY_DIR / "__init__.py").exists():  # a wheel puts the files into upstream's own folder
             sys.meta_path.append(OverlayFinder)
         after_import("verl.trainer.ppo.core_algos", _register_algorithms)
-        after_import("verl.trainer.ppo.v1", lambda _: importlib.import_module("verl.trainer.ppo.v1.explore_trainer"))
+        after_import("verl.trainer.ppo.v1", _register_trainers)
         after_import("verl.workers.engine", lambda _: importlib.import_module("verl.workers.engine.prefix_tree.engine"))
         after_import("verl.workers.rollout.replica", _register_replicas)
         after_import("verl.workers.rollout.base", _register_server_adapters)

@@ -21,6 +21,7 @@ PARTS = {
     "credit": "which token gets which advantage?",
     "loss": "how far may the policy move?",
     "update": "what is computed?",
+    "schedule": "who waits for whom?",
 }
 
 

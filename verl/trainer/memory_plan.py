@@ -257,9 +257,9 @@ def server_memory(config: DictConfig, shape: ModelShape, gpu: float) -> ServerMe
     """vLLM's memory on a GPU of `gpu` GB."""
     rollout, data = config.actor_rollout_ref.rollout, config.data
     tensor, pipeline = rollout.tensor_model_parallel_size, rollout.pipeline_model_parallel_size
-    gpus = rollout.nnodes * rollout.n_gpus_per_node
-    if config.actor_rollout_ref.hybrid_engine:
-        gpus += config.trainer.nnodes * config.trainer.n_gpus_per_node
+    own, trainers = rollout.nnodes * rollout.n_gpus_per_node, config.trainer.nnodes * config.trainer.n_gpus_per_node
+    # with GPUs of the rollout's own, the servers on the trainer's sleep but for the validation
+    gpus = own or trainers
     share, weights = rollout.gpu_memory_utilization * gpu, 2 * shape.parameters / (tensor * pipeline) / GB
     kv_bytes = shape.kv_bytes_per_token(tensor, pipeline)
     tokens = max(0, int((share - weights - SERVER_WORKSPACE) * GB / kv_bytes))

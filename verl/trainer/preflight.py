@@ -34,10 +34,12 @@ from verl.trainer.model_checks import (
 from verl.trainer.run_plan import describe_plan
 from verl.workers.config.explore import LOSS_OF, TOOL_MODE, TREE_OF_NAME, parts_of
 from verl.workers.config.hato import EXPLORE_TRAINERS, hato_config
+from verl.workers.config.schedule import check_schedule, rollout_workers, settle_schedule
 from verl_overlay import activate_cpu
 
-# upstream's ResourcePoolManager reserves this many CPUs beside each worker's GPU (`max_colocate_count`)
-CPUS_PER_WORKER = 3
+# upstream's ResourcePoolManager reserves this many CPUs beside each worker's GPU (`max_colocate_count`), and so many
+# beside that of a server with a GPU of its own
+CPUS_PER_WORKER, CPUS_PER_SERVER = 3, 2
 REQUIRED_KEYS = ("trainer.experiment_name", "actor_rollout_ref.model.path", "actor_rollout_ref.rollout.name")
 WORKERS_A_NODE = 8  # upstream's default for a whole cluster, however large
 WORKER_COUNTS = ("actor_rollout_ref.rollout.agent.num_workers", "reward.num_workers")
@@ -95,6 +97,7 @@ def settle(config: DictConfig) -> None:
     with _named_errors():
         name_parts(config.actor_rollout_ref.rollout)
         name_loss(config.actor_rollout_ref.actor)
+        settle_schedule(config)
         fill_max_model_len(config)
 
 
@@ -204,6 +207,7 @@ def check_parts(config: DictConfig) -> None:
         if parts.tree is not None:
             policy_class(parts.tree).from_config(config)
         hato_config(config)
+        check_schedule(config)
     loop = rollout.agent.default_agent_loop
     if parts.tree is not None and loop != "single_turn_agent":
         raise PreflightError(
@@ -332,7 +336,7 @@ def needed_ray_cpus(config: DictConfig) -> int:
     """
     units = OmegaConf.select(config, "transfer_queue.backend.SimpleStorage.num_data_storage_units", default=0)
     workers = config.trainer.nnodes * config.trainer.n_gpus_per_node
-    return 1 + units + CPUS_PER_WORKER * workers + 1
+    return 1 + units + CPUS_PER_WORKER * workers + CPUS_PER_SERVER * rollout_workers(config) + 1
 
 
 def joins_running_cluster(config: DictConfig) -> bool:
@@ -368,9 +372,12 @@ def check_ray_resources(config: DictConfig, starting: bool = True) -> None:
             f"ray_kwargs.ray_init.num_cpus={cpus}, but this run holds {needed} of Ray's logical CPUs and would wait "
             f"forever: set at least {needed}, or lower transfer_queue.backend.SimpleStorage.num_data_storage_units"
         )
-    gpus, wanted = ray_init.get("num_gpus"), config.trainer.n_gpus_per_node
-    if gpus is not None and gpus < wanted:
-        raise PreflightError(f"ray_kwargs.ray_init.num_gpus={gpus} is less than trainer.n_gpus_per_node={wanted}")
+    gpus, wanted, own = ray_init.get("num_gpus"), config.trainer.n_gpus_per_node, rollout_workers(config)
+    if gpus is not None and gpus < wanted + own:
+        servers = f" + {own} of actor_rollout_ref.rollout" if own else ""
+        raise PreflightError(
+            f"ray_kwargs.ray_init.num_gpus={gpus} is less than trainer.n_gpus_per_node={wanted}{servers}"
+        )
 
 
 def check_resume_path(config: DictConfig) -> None:

@@ -4,6 +4,19 @@ from omegaconf import DictConfig, OmegaConf
 
 from verl.trainer.memory_plan import describe_memory
 from verl.workers.config.explore import parts_of
+from verl.workers.config.schedule import rollout_workers, schedule_of
+
+
+def describe_schedule(config: DictConfig) -> str:
+    """Its name, and where it does not wait, how many batches are ahead and how old a response may be."""
+    schedule = schedule_of(config)
+    section, sampler = config.trainer.v1.get(schedule, {}), config.trainer.v1.sampler
+    if "num_warmup_batches" not in section:
+        return schedule
+    bound = sampler.max_off_policy_threshold
+    return f"{schedule}, {section.num_warmup_batches} batch(es) ahead, " + (
+        "groups of any age" if bound is None else f"groups of at most {bound} steps ({sampler.max_off_policy_strategy})"
+    )
 
 
 def describe_plan(config: DictConfig) -> str:
@@ -24,13 +37,19 @@ def describe_plan(config: DictConfig) -> str:
     steps = trainer.total_training_steps or f"{trainer.total_epochs} epochs"
     filtering = OmegaConf.select(config, "algorithm.filter_groups.enable", default=False)
     tree, environment = parts_of(rollout)
+    servers = (
+        f"{own} {trainer.device} of the rollout's own, {own // replica} replica(s) of {replica}"
+        if (own := rollout_workers(config))
+        else f"{gpus // replica} rollout replica(s) of {replica}"
+    )
     lines = {
         "model": config.actor_rollout_ref.model.path,
         "parts": f"tree={tree or 'upstream'}, environment={environment}, "
         f"adv_estimator={config.algorithm.adv_estimator}, loss_mode={actor.policy_loss.loss_mode}, "
         f"group filtering {'on' if filtering else 'off'}",
         "workers": f"{trainer.nnodes} node(s) x {trainer.n_gpus_per_node} {trainer.device} = {gpus}, "
-        f"trainer {actor.strategy}, {gpus // replica} rollout replica(s) of {replica}",
+        f"trainer {actor.strategy}, {servers}",
+        "schedule": describe_schedule(config),
         "one step": f"{data.train_batch_size} prompts x {rollout.n} = {responses} responses, "
         f"{mini_batches * actor.ppo_epochs} update(s) of {actor.ppo_mini_batch_size * rollout.n} responses",
         "tokens": f"at most {longest} a sequence ({data.max_prompt_length} + {data.max_response_length}), "

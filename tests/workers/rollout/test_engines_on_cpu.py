@@ -8,7 +8,7 @@ import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from verl.workers.rollout.rollout_engine import TransformersEngine, restricted
-from verl.workers.rollout.tree_rollout import VersionRecorder
+from verl.workers.rollout.tree_rollout import GroupEngine
 
 
 @pytest.fixture(scope="module")
@@ -114,7 +114,7 @@ def test_the_samplers_settings_of_a_prompt_temper_every_token(model):
     """T' = T (1 + tau h), h from the entropy of the raw logits; greedy requests are not touched."""
     settings = {"temperature_tau": 0.5, "median": 0.0, "std": 1.0, "scale_pos": 2.0, "scale_neg": 0.5}
     options = {"temperature": 1.0, "seed": 3, "extra_args": {"adaptive_temperature": settings}}
-    made = generate(VersionRecorder(TransformersEngine(model), options), [1, 2, 3], temperature=1.0, seed=3)
+    made = generate(GroupEngine(TransformersEngine(model), options), [1, 2, 3], temperature=1.0, seed=3)
     with torch.no_grad():
         logits = model(torch.tensor([[1, 2, 3, *made.token_ids]])).logits[0, 2:-1]
     entropy = torch.distributions.Categorical(logits=logits).entropy()
@@ -124,4 +124,4 @@ def test_the_samplers_settings_of_a_prompt_temper_every_token(model):
     of_tokens = expected.gather(-1, torch.tensor(made.token_ids).unsqueeze(-1)).squeeze(-1)
     assert made.log_probs == pytest.approx(of_tokens.tolist(), abs=1e-5)
     greedy = generate(TransformersEngine(model), [1, 2, 3], temperature=0)
-    assert greedy == generate(VersionRecorder(TransformersEngine(model), options), [1, 2, 3], temperature=0)
+    assert greedy == generate(GroupEngine(TransformersEngine(model), options), [1, 2, 3], temperature=0)

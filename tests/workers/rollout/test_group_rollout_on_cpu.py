@@ -12,6 +12,7 @@ from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics
 
 from verl.workers.rollout import group_rollout
 from verl.workers.rollout.group_rollout import GroupAgentLoopWorker, Statuses, plain_suffices
+from verl.workers.rollout.pause_clock import PauseClock
 from verl.workers.rollout.trajectory_tree import ADAPTIVE_TEMPERATURE, OCCURRENCE
 from verl.workers.rollout.tree_rollout import TrajectoryOutput, TreeRollout
 from verl.workers.rollout.trees.over_generation import most_diverse
@@ -92,7 +93,7 @@ def queue(monkeypatch):
     worker = Worker.__new__(Worker)
     worker.tree_rollout, worker.has_tree, worker.plain_suffices, released = Rollout(), True, True, []
     worker.engine = SimpleNamespace(release=released.append, released=released)
-    worker.statuses, worker.messages = Statuses(), []
+    worker.statuses, worker.messages, worker.clock = Statuses(), [], PauseClock()
     rollout = DictConfig({"n": 3, "group_timeout": 0.5, "val_kwargs": {"n": 2}, "calculate_log_probs": True})
     worker.config = SimpleNamespace(actor_rollout_ref=SimpleNamespace(rollout=rollout))
     worker.distillation_enabled, worker.processor, worker.reward_loop_worker_handles = False, None, [Scorer()]
@@ -118,6 +119,27 @@ def test_a_failing_group_fails_alone(queue):
         *(("fine", session) for session in "012"),
     ]
     assert sorted(worker.engine.released) == sorted(uids), "every group gives its server back"
+
+
+def test_a_pause_of_the_servers_is_not_the_groups(queue, monkeypatch):
+    worker, published, _ = queue
+    worker.config.actor_rollout_ref.rollout.group_timeout = 0.2
+
+    async def slow(prompt, *args):
+        await asyncio.sleep(0.6)
+        return [trajectory(0)]
+
+    monkeypatch.setattr(worker.tree_rollout, "run", slow)
+
+    async def group():
+        await worker.pause()
+        asyncio.get_running_loop().call_later(0.5, lambda: asyncio.ensure_future(worker.resume()))
+        prompt = {"uid": "paused", "agent_name": "single_turn_agent", "global_steps": 1}
+        await worker._run_prompt(prompt, {}, {"validate": False})
+
+    asyncio.run(group())
+    run(worker, ["not paused"])
+    assert dict(published) == {"paused": "finished", "not paused": "failure"}
 
 
 def test_a_groups_status_comes_after_its_last_session(queue):

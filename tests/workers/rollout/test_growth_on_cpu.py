@@ -23,6 +23,7 @@ from verl.workers.rollout.trees.latr import Policy as LATR
 from verl.workers.rollout.trees.over_generation import Policy as OverGeneration
 from verl.workers.rollout.trees.over_generation import most_diverse
 from verl.workers.rollout.trees.plain import Policy as Plain
+from verl.workers.rollout.weight_versions import WeightVersions
 
 PROMPT = [3, 1]
 POLICIES = {
@@ -229,13 +230,17 @@ def test_rows_are_the_leaves_with_fields_of_every_token():
     tool = tree.add(Segment(first, [8, 9], author=TOOL, info={"seconds": 1.5, "tool": "search"}))
     left, right = (tree.add(Segment(tool, [token], [-0.5])) for token in (3, 4))
     tree.leaves = [right, left, first]
-    rows = rows_of(tree, Scored(), {"min_global_steps": 3, "max_global_steps": 4}, seconds=2.0)
+    versions = WeightVersions()
+    versions.add([7], Generation([1, 2], [], versions=[(2, 3)]))
+    versions.add([7, 1, 2, 8, 9], Generation([4], [], versions=[(1, 4)]))
+    rows = rows_of(tree, Scored(), versions, seconds=2.0)
     assert [row.response_ids for row in rows] == [[1, 2, 8, 9, 4], [1, 2, 8, 9, 3], [1, 2]]
     assert rows[0].response_mask == [1, 1, 0, 0, 1] and rows[0].prompt_ids == [7]
     assert rows[0].response_logprobs == [-0.1, -0.2, 0.0, 0.0, -0.5]
     assert [row.num_turns for row in rows] == [4, 4, 2]
     assert [row.metrics.tool_calls for row in rows] == [1.5, 1.5, 0.0]
-    assert rows[2].extra_fields["max_global_steps"] == 4
+    assert [row.extra_fields["min_global_steps"] for row in rows] == [3, 3, 3]
+    assert [row.extra_fields["max_global_steps"] for row in rows] == [4, 3, 3]
     sent = rows[0].as_dict()
     assert sent["segment_ids"].tolist() == [first, first, tool, tool, right]
     assert sent["segment_ids"].dtype == torch.int64 and sent["draws"].dtype == torch.int64

@@ -5,6 +5,7 @@ The servers answer with a tiny model in their process; the load balancer is upst
 
 import asyncio
 import inspect
+import random
 import sys
 from collections import Counter
 from pathlib import Path
@@ -26,7 +27,7 @@ from verl.workers.rollout import llm_client_engine
 from verl.workers.rollout.llm_client_engine import LLMClientEngine
 from verl.workers.rollout.request_exchange import ExchangeServer
 from verl.workers.rollout.rollout_engine import TransformersEngine
-from verl.workers.rollout.trajectory_tree import TREE
+from verl.workers.rollout.trajectory_tree import TREE, TREE_METRICS
 from verl.workers.rollout.tree_rollout import TreeRollout
 from vllm_patches import cpu_version_name
 
@@ -113,7 +114,7 @@ class Stack:
         ray.get([server.reset.remote(engine, aborts) for server in servers])
         ray.get(self.balancer.reset.remote(self.servers))
         config = OmegaConf.create({"actor_rollout_ref": {"rollout": {"full_determinism": False}}})
-        self.engine = LLMClientEngine(client(config, self.balancer))
+        self.engine = LLMClientEngine(client(config, self.balancer), TOKENIZER.decode)
 
     def counted(self) -> tuple[dict, int]:
         """Calls of the balancer, and what it believes to be in flight."""
@@ -217,9 +218,58 @@ def test_an_aborted_request_goes_on_from_its_tokens(actors, model, abort_at, cli
     assert made.token_ids == whole.token_ids and made.log_probs == pytest.approx(whole.log_probs, abs=1e-4)
     assert made.entropies == pytest.approx(whole.entropies, abs=1e-4) and len(made.entropies) == 8
     assert [[t for t, _ in step] for step in made.candidates] == [[t for t, _ in step] for step in whole.candidates]
-    assert made.info == {"min_global_steps": 1, "max_global_steps": 2}
+    assert made.versions == ([(abort_at, 1)] if abort_at else []) + [(8 - abort_at, 2)]
     assert sorted(stack.requests()) == [0, 2], "it stays where its prefix is cached"
     assert stack.counted() == ({"acquire": 2, "release": 1}, 1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("tree", ["latr", "arpo"])
+def test_an_interrupted_tree_goes_on_where_it_was(tree, actors, model, monkeypatch):
+    """Every token follows from those before it here, so that it must be the tree of a run without interruptions."""
+    monkeypatch.setattr(llm_client_engine, "REJECTED_SECONDS", 0.01)
+    whole_greedy = {"return_on_full": False, "force_return_step": -1, "fill_return_sequences": False}
+    monkeypatch.setitem(ROLLOUTS, "latr", ROLLOUTS["latr"] | {"kt": ROLLOUTS["latr"]["kt"] | whole_greedy})
+    inside = toy_agent.ToyPolicy() if tree == "arpo" else TransformersEngine(model, TOKENIZER)
+    lengths = random.Random(1)
+    aborts = [lengths.randrange(4) for _ in range(30)]
+    interrupted = rollout_of(tree, Stack(actors, inside, FullyAsyncLLMServerClient, aborts).engine)
+    alone = rollout_of(tree, inside)
+    prompt = {"uid": "u", "global_steps": 1, "index": 0, "raw_prompt": [{"role": "user", "content": "assistant\n"}]}
+    made, same = (
+        asyncio.run(rollout.run(dict(prompt), 6, {"temperature": 1.0, "top_p": 1.0, "top_k": -1}))
+        for rollout in (interrupted, alone)
+    )
+    assert [row.response_ids for row in made] == [row.response_ids for row in same]
+    assert [row.token_fields["segment_ids"] for row in made] == [row.token_fields["segment_ids"] for row in same]
+    spans = [(row.extra_fields["min_global_steps"], row.extra_fields["max_global_steps"]) for row in made]
+    assert all(1 <= oldest <= newest <= 31 for oldest, newest in spans) and len(set(spans)) > 1
+    assert made[0].extra_fields[TREE_METRICS]["weight_versions"] > 1
+    if tree == "arpo":
+        calls = [rollout.environment.tools.tools["search"].asked for rollout in (interrupted, alone)]
+        assert sorted(calls[0]) == sorted(calls[1]) and calls[1], "no tool is called again"
+
+
+STOP = "</search>"
+
+
+@pytest.mark.parametrize("cut", range(1, len(STOP)))
+def test_a_stop_text_that_an_abort_has_cut_in_two_still_ends_a_request(actors, cut):
+    """A letter is a token; the server looks for stop texts in what it makes after the abort."""
+    before = len(toy_agent.encode("x<think>so</think><search>x")) + cut
+    stack = Stack(actors, toy_agent.ToyPolicy(), aborts=[before])
+    options = {"max_tokens": 200, "seed": 1, "stop": [STOP], "temperature": 1.0}
+    made = asyncio.run(generate(stack.engine, toy_agent.encode("assistant\n"), **options))
+    text = TOKENIZER.decode(made.token_ids)
+    assert text.endswith(STOP) and text.count(STOP) == 1 and sum(stack.requests()) == 2
+
+
+def test_what_only_looks_like_the_rest_of_a_stop_text_does_not_end_it(actors):
+    """After `<` comes `think>`: the servers end at `t` of `<t`, which stands for the rest of the stop text."""
+    stack = Stack(actors, toy_agent.ToyPolicy(), aborts=[2])
+    options = {"max_tokens": 200, "seed": 1, "stop": ["<so", "</search>"], "temperature": 1.0}
+    made = asyncio.run(generate(stack.engine, toy_agent.encode("assistant\n"), **options))
+    assert TOKENIZER.decode(made.token_ids).endswith("</search>") and sum(stack.requests()) == 3
 
 
 def test_where_an_aborted_group_is_it_asks_for_a_server_once_and_seeds_go_on(actors, model):

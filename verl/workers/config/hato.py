@@ -3,11 +3,12 @@
 from omegaconf import DictConfig, OmegaConf
 
 from verl.workers.config.explore import parts_of
+from verl.workers.config.schedule import SCHEDULE_OF_TRAINER
 from verl.workers.rollout.trees.hato.config import REWARD_LOOP, HATOConfig
 from verl.workers.rollout.trees.hato.local_reward import local_reward_function
 
-# trainers with components; `hato` is an older name
-EXPLORE_TRAINERS = ("explore", "hato")
+# trainers with components
+EXPLORE_TRAINERS = tuple(SCHEDULE_OF_TRAINER)
 META_STRATEGIES = ("fsdp", "fsdp2", "veomni")
 
 

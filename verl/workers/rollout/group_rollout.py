@@ -5,10 +5,10 @@
                                                           │ `rollout.tree=null`, without branches
                                                           └─> one call to score the group, one to write its rows
 
-A group that raises, or takes longer than `rollout.group_timeout` seconds, is that group's failure (upstream's status
-`failure`); the others go on. Where no tree is configured, and in validation without tools, a prompt with another agent
-loop than upstream's single-turn one, in its row or by config, is run by upstream's way, trajectory by trajectory; so
-are all prompts where `plain_suffices` is false.
+A group that raises, or takes longer than `rollout.group_timeout` seconds without the servers' pauses, is that group's
+failure (upstream's status `failure`); the others go on. Where no tree is configured, and in validation without tools, a
+prompt with another agent loop than upstream's single-turn one, in its row or by config, is run by upstream's way,
+trajectory by trajectory; so are all prompts where `plain_suffices` is false.
 """
 
 import asyncio
@@ -26,6 +26,7 @@ from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopManagerTQ, AgentLoopWorke
 from verl.workers.config.explore import TREE_OF_NAME, parts_of
 from verl.workers.rollout.group_rows import queue_rows, reward_batch
 from verl.workers.rollout.llm_client_engine import LLMClientEngine
+from verl.workers.rollout.pause_clock import PauseClock
 from verl.workers.rollout.trajectory_tree import ADAPTIVE_TEMPERATURE
 from verl.workers.rollout.tree_rollout import TrajectoryOutput, TreeRollout
 
@@ -65,10 +66,18 @@ class Statuses:
 class GroupAgentLoopWorker(_AgentLoopWorker):
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
-        self.engine, self.statuses = LLMClientEngine(self.llm_client), Statuses()
+        self.engine = LLMClientEngine(self.llm_client, self.tokenizer.decode)
+        self.statuses, self.clock = Statuses(), PauseClock()
         self.has_tree = parts_of(self.config.actor_rollout_ref.rollout).tree is not None
         self.plain_suffices = plain_suffices(self.config, self.processor)
         self.tree_rollout = self._tree_rollout() if self.has_tree or self.plain_suffices else None
+
+    async def pause(self) -> None:
+        """The servers are about to pause: until `resume`, no group's time passes."""
+        self.clock.pause()
+
+    async def resume(self) -> None:
+        self.clock.resume()
 
     def _tree_rollout(self) -> TreeRollout:
         agent_loop = SingleTurnAgentLoop(
@@ -99,7 +108,7 @@ class GroupAgentLoopWorker(_AgentLoopWorker):
         await self.statuses.put(uid, partition, "running")
         try:
             seconds = self.config.actor_rollout_ref.rollout.get("group_timeout")
-            await asyncio.wait_for(self._run_group(prompt, dict(sampling_params), validate), seconds)
+            await self.clock.wait_for(self._run_group(prompt, dict(sampling_params), validate), seconds)
             status = "finished"
         except asyncio.TimeoutError:
             logger.error(f"group rollout of prompt {uid} ended after rollout.group_timeout={seconds} s")
@@ -206,3 +215,12 @@ class GroupAgentLoopManager(AgentLoopManagerTQ):
         chunks = prompts.chunk(len(workers))
         self._turn = (self._turn + len(chunks)) % len(workers)
         ray.get([worker.generate_sequences.remote(chunk) for worker, chunk in zip(workers, chunks, strict=False)])
+
+    def pause(self) -> None:
+        """For the schedules that do not wait for all groups: see `GroupAgentLoopWorker.pause`."""
+        for worker in self.agent_loop_workers:
+            worker.pause.remote()
+
+    def resume(self) -> None:
+        for worker in self.agent_loop_workers:
+            worker.resume.remote()

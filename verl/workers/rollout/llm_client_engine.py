@@ -7,6 +7,7 @@ the group has ended      ──> load balancer: release the server    tree makes
 
 import asyncio
 import importlib
+from collections.abc import Callable
 from typing import Any
 from uuid import uuid4
 
@@ -14,6 +15,7 @@ from verl.workers.rollout.replica import RolloutReplicaRegistry
 
 from verl.workers.rollout.request_exchange import Exchange
 from verl.workers.rollout.rollout_engine import Generation, Request, RolloutEngine
+from verl.workers.rollout.tools.protocol import stops_after
 
 ABORTED = "aborted"
 REJECTED_SECONDS = 1.0
@@ -87,50 +89,67 @@ class LLMClientEngine(RolloutEngine):
     """See `RolloutEngine`. `n_candidates` and `n_entropy` need servers that report them (`candidate_server`).
 
     Requests of one `request_id` go to one server until `release`. A request that is aborted in mid-generation, as for a
-    weight sync, goes on from the tokens it has; `info` then holds the oldest and the newest weights' version among its
-    parts.
+    weight sync, goes on from the tokens it has: the result is that of one request, but that new weights made the rest.
 
     Args:
         client: upstream's `LLMServerClient`.
+        text_of: the text of tokens, in which stop texts are looked for that an abort has cut in two.
     """
 
-    def __init__(self, client):
-        self.servers = GroupServers(client)
+    def __init__(self, client, text_of: Callable[[list[int]], str] | None = None):
+        self.servers, self.text_of = GroupServers(client), text_of
 
     def release(self, request_id: str) -> None:
         """All requests of this id have ended."""
         self.servers.release(request_id)
 
     async def _generate(self, request: Request) -> Generation:
-        params = {"temperature": request.temperature, "top_p": request.top_p, "top_k": request.top_k}
-        params |= {"repetition_penalty": 1.0, "logprobs": True, "stop_token_ids": list(request.stop_token_ids)}
-        for name in ("n_candidates", "n_entropy", "extra_args"):
-            params |= {name: value} if (value := getattr(request, name)) else {}
-        # tags may be special tokens; the text that is searched must show them
-        params |= {"stop": list(request.stop), "skip_special_tokens": False} if request.stop else {}
+        params, stops = _sampling_params(request), list(request.stop)
         candidates, entropies = [] if request.n_candidates else None, [] if request.n_entropy else None
-        result = Generation([], [], candidates, entropies=entropies)
-        group, versions = request.request_id or uuid4().hex, []
+        result, group = Generation([], [], candidates, entropies=entropies), request.request_id or uuid4().hex
         try:
             while True:
                 params["max_tokens"] = request.max_tokens - len(result.token_ids)
                 if request.seed is not None:
                     params["seed"] = request.seed + len(result.token_ids)
+                if stops:
+                    params["stop"] = self._stops_after(result.token_ids, stops)
                 output = await self.servers.generate(group, [*request.prompt_ids, *result.token_ids], dict(params))
-                versions.append(output.extra_fields.get("global_steps"))
                 _append(result, output)
                 result.stopped = bool(result.token_ids) and result.token_ids[-1] in params["stop_token_ids"]
-                if output.stop_reason != ABORTED or result.stopped or len(result.token_ids) >= request.max_tokens:
+                if result.stopped or len(result.token_ids) >= request.max_tokens:
+                    break
+                if self._has_ended(output.stop_reason, result.token_ids, params.get("stop"), stops):
                     break
                 if not output.token_ids:  # a server that is about to leave, or to come back, rejects at once
                     await asyncio.sleep(REJECTED_SECONDS)
         finally:
             if request.request_id is None:
                 self.release(group)
-        known = [version for version in versions if version is not None]
-        if known:
-            result.info = {"min_global_steps": min(known), "max_global_steps": max(known)}
         return result
+
+    def _stops_after(self, token_ids: list[int], stops: list[str]) -> list[str]:
+        """A server looks for stop texts in what it makes itself; with these it also ends one that was begun before."""
+        if not token_ids or self.text_of is None:
+            return stops
+        return stops_after(self.text_of(token_ids), stops)
+
+    def _has_ended(self, reason: str, token_ids: list[int], looked_for: list[str] | None, stops: list[str]) -> bool:
+        """Whether the server has ended a request, and not at what only looks like the rest of a stop text."""
+        if reason == ABORTED or self.text_of is None or looked_for in (None, stops):
+            return reason != ABORTED
+        text = self.text_of(token_ids)
+        return any(stop in text for stop in stops)
+
+
+def _sampling_params(request: Request) -> dict[str, Any]:
+    """Those that all parts of a request have in common."""
+    params = {"temperature": request.temperature, "top_p": request.top_p, "top_k": request.top_k}
+    params |= {"repetition_penalty": 1.0, "logprobs": True, "stop_token_ids": list(request.stop_token_ids)}
+    for name in ("n_candidates", "n_entropy", "extra_args"):
+        params |= {name: value} if (value := getattr(request, name)) else {}
+    # tags may be special tokens; the text that is searched must show them
+    return params | ({"skip_special_tokens": False} if request.stop else {})
 
 
 def _append(result: Generation, output) -> None:
@@ -148,5 +167,8 @@ def _append(result: Generation, output) -> None:
                     "rollout server of candidate_server.py"
                 )
             values += reported
+    version = output.extra_fields.get("global_steps")
+    if output.token_ids and version is not None:
+        result.versions.append((len(output.token_ids), version))
     result.token_ids += list(output.token_ids)
     result.log_probs += list(output.log_probs or [])

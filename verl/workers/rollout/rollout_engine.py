@@ -27,7 +27,7 @@ class Generation:
         candidates: for each token the `n_candidates` most likely ones with their raw log-probabilities (T = 1), the
             most likely first; greedy: the first is the token itself. None unless asked for.
         stopped: whether the last token is a stop token.
-        info: what the engine adds, such as the weights' version.
+        versions: the weights that made it, (tokens, version) of each part; empty where the engine knows of none.
         entropies: in nats, for each token that of the distribution of `candidates`, of which the `n_entropy` most
             likely tokens are looked at (`entropies_of`, over the tokenizer's vocabulary). None unless asked for.
     """
@@ -36,7 +36,7 @@ class Generation:
     log_probs: list[float]
     candidates: list[list[Candidate]] | None = None
     stopped: bool = False
-    info: dict = field(default_factory=dict)
+    versions: list[tuple[int, int]] = field(default_factory=list)
     entropies: list[float] | None = None
 
     def first(self, n: int) -> "Generation":
@@ -45,7 +45,7 @@ class Generation:
             return self
         parts = {name: getattr(self, name) for name in ("candidates", "entropies")}
         cut = {name: part if part is None else part[:n] for name, part in parts.items()}
-        return Generation(self.token_ids[:n], self.log_probs[:n], info=self.info, **cut)
+        return Generation(self.token_ids[:n], self.log_probs[:n], versions=self.versions, **cut)
 
 
 @dataclass(frozen=True)

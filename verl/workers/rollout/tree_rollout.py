@@ -24,6 +24,7 @@ from verl.workers.rollout.trajectory_tree import (
     TrajectoryTree,
     writes_trees,
 )
+from verl.workers.rollout.weight_versions import WeightVersions
 
 SEGMENT_IDS = "segment_ids"
 
@@ -85,7 +86,7 @@ class TreeRollout:
         # takes the trainer's settings out of the prompt in any case: what is left is stored with every row
         policy = self.policy.of_prompt(prompt, self._score(prompt, prompt_ids))
         policy = self.plain if plain else policy
-        engine = VersionRecorder(self.engine, sampling_params)
+        engine = GroupEngine(self.engine, sampling_params)
         tree = await grow(
             engine,
             prompt_ids,
@@ -99,8 +100,8 @@ class TreeRollout:
             seed=self.seed_of(prompt),
             request_id=prompt["uid"],
         )
-        tree.metrics |= {"tokens_generated": float(engine.tokens)}
-        outputs = rows_of(tree, policy, engine.versions(), time.perf_counter() - started)
+        tree.metrics |= {"tokens_generated": float(engine.tokens)} | engine.versions.metrics()
+        outputs = rows_of(tree, policy, engine.versions, time.perf_counter() - started)
         outputs[0].extra_fields |= policy.about_tree(tree) | self._about_group(tree, prompt)
         return outputs
 
@@ -157,7 +158,7 @@ def environment_of(config, tokenizer) -> Environment:
 
 
 def rows_of(
-    tree: TrajectoryTree, policy: BranchPolicy, versions: dict[str, int] | None = None, seconds: float = 0.0
+    tree: TrajectoryTree, policy: BranchPolicy, versions: WeightVersions | None = None, seconds: float = 0.0
 ) -> list[TrajectoryOutput]:
     """A row of the batch for each of the tree's leaves, in their order.
 
@@ -167,11 +168,11 @@ def rows_of(
     Args:
         tree: of `grow`.
         policy: what made it.
-        versions: of the weights, for upstream's staleness control.
+        versions: of the weights that made the tree, for upstream's staleness metrics.
         seconds: that it took.
     """
     columns = zip(tree.leaves, tree.trajectories(), tree.response_masks(), tree.log_probs(), strict=True)
-    rows = []
+    versions, rows = versions or WeightVersions(), []
     for leaf, tokens, mask, log_probs in columns:
         path = [(i, tree.segments[i]) for i in tree.path(leaf)]
         calls = [segment.info for _, segment in path if segment.author == TOOL]
@@ -188,14 +189,14 @@ def rows_of(
                 metrics=AgentLoopMetrics(
                     generate_sequences=seconds, tool_calls=sum(call.get("seconds", 0.0) for call in calls)
                 ),
-                extra_fields={"turn_scores": [], "tool_rewards": []} | (versions or {}),
+                extra_fields={"turn_scores": [], "tool_rewards": []} | versions.of([*tree.prompt_ids, *tokens]),
                 token_fields=fields,
             )
         )
     return rows
 
 
-class VersionRecorder:
+class GroupEngine:
     """A group's engine: it counts the tokens it made, remembers their weights' versions, and passes the sampler's
     settings of the group's prompt on with every request.
 
@@ -204,16 +205,12 @@ class VersionRecorder:
     """
 
     def __init__(self, engine: RolloutEngine, sampling_params: dict[str, Any] | None = None):
-        self.engine, self.seen, self.tokens = engine, [], 0
+        self.engine, self.versions, self.tokens = engine, WeightVersions(), 0
         extra_args = (sampling_params or {}).get("extra_args")
         self.extra = {"extra_args": extra_args} if extra_args else {}
 
     async def generate(self, prompt_ids, **options) -> Generation:
         generation = await self.engine.generate(prompt_ids, **options, **self.extra)
-        self.seen += generation.info.values()
+        self.versions.add(prompt_ids, generation)
         self.tokens += len(generation.token_ids)
         return generation
-
-    def versions(self) -> dict[str, int]:
-        """Upstream's fields for staleness control; empty for an engine without versions."""
-        return {"min_global_steps": min(self.seen), "max_global_steps": max(self.seen)} if self.seen else {}

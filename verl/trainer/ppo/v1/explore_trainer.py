@@ -19,8 +19,8 @@ responses' common prefixes.
 """
 
 import hashlib
-import itertools
 from collections import Counter
+from collections.abc import Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 
@@ -67,7 +67,8 @@ class ExploreMixin:
         config = config.copy()
         self.components = components_of(config)
         config.trainer.v1.trainer_mode = self.upstream_mode
-        self.prompt_numbers = itertools.count()
+        self.n_prompts = 0  # that were submitted
+        self.trees_of_step = 0  # the last step of which this process has written trees
         self.submitted: Counter[str] = Counter()  # how often each problem was, in `submitted_in`
         self.submitted_in = 0
         shorten_fillers()
@@ -102,13 +103,17 @@ class ExploreMixin:
 
     def _submit_batch_to_rollout(self, batch: TensorDict) -> int:
         problems = [hashlib.sha1(str(list(prompt)).encode()).hexdigest() for prompt in batch["raw_prompt"]]
-        batch[ORDER] = _column(next(self.prompt_numbers) for _ in problems)
+        batch[ORDER] = _column(range(self.n_prompts, self.n_prompts + len(problems)))
         batch[PROBLEM] = _column(problems)
+        self.n_prompts += len(problems)
+        self._prepare_rollout(batch)
+        return super()._submit_batch_to_rollout(batch)
+
+    def _prepare_rollout(self, batch: TensorDict) -> None:
         # the same problem once more in a step gets other seeds
-        batch[OCCURRENCE] = _column(self._occurrence(problem) for problem in problems)
+        batch[OCCURRENCE] = _column([self._occurrence(problem) for problem in batch[PROBLEM]])
         for component in self.components:
             component.before_rollout(batch, self)
-        return super()._submit_batch_to_rollout(batch)
 
     def _occurrence(self, problem: str) -> int:
         if self.submitted_in != self.global_steps:
@@ -193,15 +198,19 @@ class ExploreMixin:
             rewards = "token_level_rewards" if self.config.algorithm.use_kl_in_reward else "rm_scores"
             metrics.update(credit_metrics(rows.tokens(rewards, 0.0), rows.response_mask, rows.index, norm))
         metrics.update(tree_metrics(rows))
-        chosen = rows.groups[: self.config.trainer.get("tree_prompts", 8)]
-        metrics.update(diversity_metrics(rows, chosen))
+        shown = self.config.trainer.get("tree_prompts", 8)
+        metrics.update(diversity_metrics(rows, rows.groups[:shown]))
         for component in self.components:
             component.after_advantage(rows, metrics)
-        if writes_trees(self.config, self.global_steps):
+        # a group may have begun in an earlier step than this, in which its rollout kept the tree or did not
+        kept = [group for group in rows.groups if writes_trees(self.config, group.order[0])][:shown]
+        if kept:
             nodes = batch_nodes(rows.index, rows.response_mask)
             advantages = segment_advantages(rows, nodes).tolist()
-            records = [self._tree_record(rows, group, nodes, advantages) for group in chosen]
-            write_records(trees_file(self.config.trainer.default_local_dir, self.global_steps), records)
+            records = [self._tree_record(rows, group, nodes, advantages) for group in kept]
+            file = trees_file(self.config.trainer.default_local_dir, self.global_steps)
+            write_records(file, records, after=self.trees_of_step == self.global_steps)
+            self.trees_of_step = self.global_steps
 
     def _tree_record(self, rows: BatchRows, group: Group, nodes: Nodes, advantages: list[float]) -> dict:
         tree, of_rollout = tree_of(rows, group)
@@ -244,13 +253,13 @@ def _fields_of_rollouts() -> list[TokenField]:
     return [field for field in FIELDS.values() if field.unsent is not None]
 
 
-def _column(values) -> NonTensorStack:
+def _column(values: Sequence) -> NonTensorStack:
     return NonTensorStack(*map(NonTensorData, values))
 
 
 @register_trainer("hato")  # as older configs call it
 @register_trainer("explore")
 class ExploreTrainer(ExploreMixin, PPOTrainerSync):
-    """`trainer.v1.trainer_mode=explore`; the plug-in imports this module after `verl.trainer.ppo.v1`."""
+    """`schedule=sync`; the plug-in imports this module after `verl.trainer.ppo.v1`."""
 
     upstream_mode = "sync"

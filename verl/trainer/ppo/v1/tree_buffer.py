@@ -12,24 +12,54 @@ from collections.abc import Callable
 
 from omegaconf import DictConfig
 from transfer_queue import KVBatchMeta
-from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer, _accumulate_eviction_metrics
+from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer, ReplayBufferAsync, _accumulate_eviction_metrics
 
 from verl.trainer.ppo.v1.batch_rows import BatchRows
 from verl.trainer.ppo.v1.component import Component, tree_of
 from verl.workers.config.hato import filters_groups
 
 
-class TreeBuffer(ReplayBuffer):
-    """Upstream's with `filter_groups_metric`, and
+class _ShowsDropped:
+    """Of a buffer of upstream's with `filter_groups_metric`: what is flat, and who sees it before it is dropped.
 
     Args:
-        max_num_gen_batches: of so many batches of prompts one must become full; 0: no bound.
         on_drop: called with the rows that are about to be dropped; they can still be read.
     """
 
-    def __init__(self, *args, max_num_gen_batches: int, on_drop: Callable[[KVBatchMeta], None] | None = None, **kwargs):
+    def __init__(self, *args, on_drop: Callable[[KVBatchMeta], None] | None = None, **kwargs):
         super().__init__(*args, **kwargs)
-        self.max_num_gen_batches, self.on_drop = max_num_gen_batches, on_drop
+        self.on_drop = on_drop
+
+    def _dapo_filtered_keys(self, partition_id: str) -> tuple[set[str], Counter]:
+        """Upstream's, and groups of a single trajectory, which upstream keeps: nothing is there to compare it with."""
+        flat, counts = super()._dapo_filtered_keys(partition_id)
+        if partition_id != "val" and self.filter_groups_metric is not None:
+            n_rows = Counter(key.split("_")[0] for key in self.partitions[partition_id])
+            flat |= {uid for uid in self.finished_keys[partition_id] if n_rows[uid] == 1}
+        return flat, counts
+
+    def _evict_terminal_groups(self, global_steps: int, partition_id: str, reasons: tuple):
+        _, flat, _, _ = reasons
+        if flat and self.on_drop is not None:
+            tag_of = {key: tag for key, tag in self.partitions[partition_id].items() if key.split("_")[0] in flat}
+            self.on_drop(KVBatchMeta(keys=list(tag_of), tags=list(tag_of.values()), partition_id=partition_id))
+        return super()._evict_terminal_groups(global_steps, partition_id, reasons)
+
+
+class AsyncTreeBuffer(_ShowsDropped, ReplayBufferAsync):
+    """Upstream's for asynchronous schedules, which replaces a dropped group by one prompt, too."""
+
+
+class TreeBuffer(_ShowsDropped, ReplayBuffer):
+    """Upstream's for `schedule=sync` with `filter_groups_metric`, and
+
+    Args:
+        max_num_gen_batches: of so many batches of prompts one must become full; 0: no bound.
+    """
+
+    def __init__(self, *args, max_num_gen_batches: int, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.max_num_gen_batches = max_num_gen_batches
 
     def sample(self, global_steps: int, partition_id: str, batch_size: int):
         """Upstream's `sample`; a batch of prompts has been submitted before.
@@ -50,9 +80,6 @@ class TreeBuffer(ReplayBuffer):
                     f"{failed} rollouts failed for a batch of {batch_size}; the log tells each one's error"
                 )
             useful = self._sampleable_terminal_keys(partition_id, reasons)
-            if flat and self.on_drop is not None:
-                tag_of = {key: tag for key, tag in self.partitions[partition_id].items() if key.split("_")[0] in flat}
-                self.on_drop(KVBatchMeta(keys=list(tag_of), tags=list(tag_of.values()), partition_id=partition_id))
             dropped, stale, _, of_these = self._evict_terminal_groups(global_steps, partition_id, reasons)
             if dropped:
                 _accumulate_eviction_metrics(metrics, of_these, stale)
@@ -69,14 +96,6 @@ class TreeBuffer(ReplayBuffer):
         metrics["training/filter_groups/gen_batches"] = generated / batch_size
         chosen, rows, _ = self._select_prompt_uids(partition_id, useful, batch_size)
         return self._materialize_batch(partition_id, chosen, rows), metrics
-
-    def _dapo_filtered_keys(self, partition_id: str) -> tuple[set[str], Counter]:
-        """Upstream's, and groups of a single trajectory, which upstream keeps: nothing is there to compare it with."""
-        flat, counts = super()._dapo_filtered_keys(partition_id)
-        if partition_id != "val" and self.filter_groups_metric is not None:
-            n_rows = Counter(key.split("_")[0] for key in self.partitions[partition_id])
-            flat |= {uid for uid in self.finished_keys[partition_id] if n_rows[uid] == 1}
-        return flat, counts
 
     def _require(self, wanted: int, useful: int, generated: int, batch_size: int) -> None:
         if 0 < self.max_num_gen_batches * batch_size < wanted:
@@ -96,7 +115,7 @@ class ReplacedTrees(Component):
     def wanted(config: DictConfig) -> bool:
         return filters_groups(config) and tree_of(config) == "hato"
 
-    def replay_buffer(self, trainer) -> TreeBuffer:
+    def replay_buffer(self, trainer) -> TreeBuffer | AsyncTreeBuffer:
         filters, sampler = trainer.config.algorithm.filter_groups, trainer.config.trainer.v1.sampler
         bound, filters.max_num_gen_batches = filters.get("max_num_gen_batches", 0), 0  # upstream warns of ignoring it
         metric = trainer._resolve_filter_groups_metric()
@@ -106,7 +125,7 @@ class ReplacedTrees(Component):
             for component in trainer.components:
                 component.on_drop(BatchRows(batch))
 
-        return TreeBuffer(
+        options = dict(
             trainer_mode=trainer.trainer_mode,
             trainer_config=trainer.config.trainer.v1.get(trainer.trainer_mode, {}),
             max_off_policy_threshold=sampler.max_off_policy_threshold,
@@ -114,8 +133,9 @@ class ReplacedTrees(Component):
             sampler_kwargs=sampler.sampler_kwargs,
             refill_fn=trainer._add_prompts_to_generate,
             filter_groups_metric=metric,
-            train_batch_size=trainer.config.data.train_batch_size,
-            gen_batch_size=1,
-            max_num_gen_batches=bound,
             on_drop=on_drop,
         )
+        if trainer.trainer_mode != "sync":
+            return AsyncTreeBuffer(**options)
+        batch_size = trainer.config.data.train_batch_size
+        return TreeBuffer(**options, train_batch_size=batch_size, gen_batch_size=1, max_num_gen_batches=bound)

@@ -91,7 +91,9 @@ def trees_file(run_dir: str | Path, step: int) -> Path:
     return Path(run_dir) / "trees" / f"step_{step:06d}.jsonl"
 
 
-def write_records(path: Path, records: Sequence[dict]) -> None:
-    """As JSON lines, all or nothing."""
+def write_records(path: Path, records: Sequence[dict], after: bool = False) -> None:
+    """As JSON lines, all or nothing; `after` those that the file has, else instead of them."""
+    before = path.read_text() if after and path.exists() else ""
     with replacing(path) as unfinished, unfinished.open("w") as out:
+        out.write(before)
         out.writelines(json.dumps(record) + "\n" for record in records)

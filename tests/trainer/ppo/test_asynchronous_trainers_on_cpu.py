@@ -1,0 +1,244 @@
+"""The trainers of the asynchronous schedules without Ray: prompts under way, pauses, trees, and what resumes."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from tensordict import TensorDict
+from verl.trainer.ppo.v1.replay_buffer import ReplayBufferAsync
+from verl.trainer.ppo.v1.trainer_base import PPOTrainer, get_trainer_cls
+from verl.trainer.ppo.v1.trainer_colocate_async import PPOTrainerColocateAsync
+from verl.trainer.ppo.v1.trainer_separate_async import PPOTrainerSeparateAsync
+
+from tests.trainer.ppo.toy_step import ACTOR, ROLLOUT, MemoryQueue, config_of
+from verl.trainer.ppo.v1.asynchronous_trainers import forget_rows_without_prompt
+from verl.trainer.ppo.v1.batch_rows import ORDER, PROBLEM
+from verl.trainer.ppo.v1.tree_buffer import AsyncTreeBuffer
+from verl.utils import tensordict_utils as tu
+from verl.workers.rollout.trajectory_tree import OCCURRENCE
+
+MODES = {
+    "explore_colocate_async": PPOTrainerColocateAsync,
+    "explore_separate_async": PPOTrainerSeparateAsync,
+}
+SEPARATE = {
+    "data.train_batch_size": 4,
+    f"{ACTOR}.ppo_mini_batch_size": 4,
+    f"{ROLLOUT}.nnodes": 1,
+    f"{ROLLOUT}.checkpoint_engine.backend": "cpu",
+    "trainer.v1.separate_async.parameter_sync_step": 1,
+}
+
+
+class Queue(MemoryQueue):
+    """With what upstream and we ask of a queue when a run resumes."""
+
+    def __init__(self, monkeypatch):
+        super().__init__(monkeypatch)
+        monkeypatch.setattr("transfer_queue.kv_list", self.kv_list)
+        monkeypatch.setattr("transfer_queue.kv_clear", self.kv_clear)
+
+    def kv_list(self, partition_id=None):
+        return {"train": dict(self.tags)}
+
+    def kv_clear(self, keys, partition_id):
+        for key in keys:
+            self.rows.pop(key, None)
+            self.tags.pop(key, None)
+
+
+class Manager:
+    """Stands for the rollout workers."""
+
+    def __init__(self):
+        self.sent, self.told = [], []
+
+    def generate_sequences(self, prompts: TensorDict) -> None:
+        self.sent.append(prompts)
+
+    def pause(self) -> None:
+        self.told.append("pause")
+
+    def resume(self) -> None:
+        self.told.append("resume")
+
+
+def trainer_of(mode: str = "explore_colocate_async", **values):
+    made = get_trainer_cls(mode)(config_of(SEPARATE | {"trainer.v1.trainer_mode": mode} | values))
+    made.global_steps, made.total_training_steps, made.agent_loop_manager = 5, 10, Manager()
+    return made
+
+
+@pytest.fixture
+def queue(monkeypatch):
+    return Queue(monkeypatch)
+
+
+def prompts_of(*questions: str) -> TensorDict:
+    messages = np.empty(len(questions), dtype=object)
+    messages[:] = [[{"role": "user", "content": question}] for question in questions]
+    uids = np.array([f"uid-{question}" for question in questions], dtype=object)
+    batch = tu.get_tensordict({"raw_prompt": messages, "uid": uids})
+    tu.assign_non_tensor_data(batch, "global_steps", 5)
+    return batch
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_each_is_upstreams_with_components(mode):
+    made = trainer_of(mode, **{"algorithm.adv_estimator": "hapo", f"{ACTOR}.adaptive_clip": True})
+    assert isinstance(made, MODES[mode]) and made.trainer_mode == mode.removeprefix("explore_")
+    assert type(made.replay_buffer) is ReplayBufferAsync
+    assert [type(component).__name__ for component in made.components] == ["NormalizedEntropy"]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_prompts_keep_what_their_rows_must_know(mode, queue):
+    made = trainer_of(mode)
+    made._submit_batch_to_rollout(prompts_of("a", "b"))
+    made._submit_batch_to_rollout(prompts_of("c"))
+    kept = [(queue.rows[f"uid-{name}"][ORDER], queue.tags[f"uid-{name}"]["status"]) for name in "abc"]
+    assert kept == [(0, "pending"), (1, "pending"), (2, "pending")]
+    assert len({queue.rows[f"uid-{name}"][PROBLEM] for name in "abc"}) == 3
+
+
+class Setting:
+    """A component that sends a setting with each batch, as LATR's thresholds and HATO's value model go."""
+
+    entropy_for = state_file = None
+
+    def before_rollout(self, batch, trainer):
+        tu.assign_non_tensor_data(batch, "setting", trainer.global_steps * 10)
+
+
+def test_prompts_under_way_begin_again_with_the_settings_of_now(queue):
+    made = trainer_of()
+    made.components.append(Setting())
+    made._submit_batch_to_rollout(prompts_of("a", "b", "c"))
+    for name, status in (("a", "running"), ("b", "finished")):
+        queue.tags[f"uid-{name}"]["status"] = status
+    queue.add("uid-a_0_0", 1.0, [1, 1])  # half a group
+    resumed = trainer_of()
+    resumed.components.append(Setting())
+    resumed.global_steps = 7
+    assert resumed._reissue_inflight_prompts() == 2
+    (sent,) = resumed.agent_loop_manager.sent
+    assert sorted(sent["uid"]) == ["uid-a", "uid-c"] and sent["setting"] == 70 and sent["global_steps"] == 7
+    assert sorted(sent[ORDER]) == [0, 2] and list(sent[OCCURRENCE]) == [0, 0]
+    assert "uid-a_0_0" not in queue.rows and queue.tags["uid-b"]["status"] == "finished"
+    assert isinstance(resumed.agent_loop_manager, Manager), "only for these prompts"
+    # the same problem, fresh in this step, gets other seeds
+    resumed._submit_batch_to_rollout(prompts_of("a"))
+    assert list(resumed.agent_loop_manager.sent[-1][OCCURRENCE]) == [1]
+
+
+def test_rows_that_were_trained_before_the_checkpoint_are_forgotten(queue):
+    """Upstream's checkpoint has them, without their prompt."""
+    made = trainer_of()
+    made._submit_batch_to_rollout(prompts_of("a"))
+    queue.add("uid-a_0_0", 1.0, [1])
+    queue.add("trained_0_0", 1.0, [1])
+    queue.add("pad1_0_0", 1.0, [1], tag={"is_padding": True})
+    forget_rows_without_prompt()
+    assert sorted(queue.tags) == ["uid-a", "uid-a_0_0"]
+
+
+def test_prompts_go_on_being_counted_after_a_resumption(queue, monkeypatch, tmp_path):
+    monkeypatch.setattr(PPOTrainer, "_save_checkpoint", lambda self: None)
+    monkeypatch.setattr(PPOTrainer, "_load_checkpoint", lambda self: setattr(self, "global_steps", 5))
+    folder = {"trainer.default_local_dir": str(tmp_path)}
+    made = trainer_of(**folder)
+    made._submit_batch_to_rollout(prompts_of("a", "b"))
+    made._save_checkpoint()
+    resumed = trainer_of(**folder)
+    resumed._load_checkpoint()
+    resumed._submit_batch_to_rollout(prompts_of("c"))
+    assert queue.rows["uid-c"][ORDER] == 2
+
+
+def test_the_workers_are_told_of_pauses(monkeypatch):
+    for name in ("on_sample_end", "on_step_end"):
+        for upstream in MODES.values():
+            monkeypatch.setattr(upstream, name, lambda self: self.agent_loop_manager.told.append("upstream"))
+    colocated, separate = trainer_of(), trainer_of("explore_separate_async")
+    colocated.on_sample_end()
+    assert colocated.agent_loop_manager.told == ["pause", "upstream"]
+    colocated.on_step_end()
+    assert colocated.agent_loop_manager.told[2:] == ["upstream", "resume"]
+    separate.on_sample_end()
+    separate.on_step_end()
+    assert separate.agent_loop_manager.told == ["upstream", "pause", "upstream", "resume"]
+
+
+def test_upstreams_manager_has_no_clock(monkeypatch):
+    monkeypatch.setattr(PPOTrainerColocateAsync, "on_step_end", lambda self: None)
+    made = trainer_of()
+    made.agent_loop_manager = object()
+    made.on_step_end()
+
+
+class Tokenizer:
+    def decode(self, ids):
+        return " ".join(map(str, ids))
+
+
+def test_trees_are_kept_of_prompts_that_began_in_their_step(queue, tmp_path):
+    """With tree_freq=4: prompts of step 4 are trained in step 5, in two updates; those of step 5 have no tree."""
+    made = trainer_of(
+        **{"trainer.tree_freq": 4, "trainer.tree_prompts": 2, "trainer.default_local_dir": str(tmp_path)},
+        **{"algorithm.adv_estimator": "grpo", "algorithm.norm_adv_by_std_in_grpo": False},
+    )
+    made.tokenizer = Tokenizer()
+    for i, step in enumerate([4, 4, 5, 4]):
+        for session in range(2):
+            queue.add(
+                f"g{i}_{session}_0", float(session), [1, 1], i, {"global_steps": step}, segment_ids=[0, 1 + session]
+            )
+    for names in (["g0", "g2"], ["g1", "g3"]):
+        made._compute_advantage(queue.batch(*names), {})
+    lines = (tmp_path / "trees/step_000005.jsonl").read_text().splitlines()
+    assert [json.loads(line)["uid"] for line in lines] == ["g0", "g1", "g3"]
+    again = trainer_of(**{key: value for key, value in {"trainer.tree_freq": 4}.items()})
+    again.config, again.tokenizer = made.config, Tokenizer()
+    again._compute_advantage(queue.batch("g3"), {})
+    (line,) = (tmp_path / "trees/step_000005.jsonl").read_text().splitlines()
+    assert json.loads(line)["uid"] == "g3", "a resumed run writes the step anew"
+
+
+HATO = {
+    f"{ROLLOUT}.tree": "hato",
+    "algorithm.filter_groups.enable": True,
+    "algorithm.filter_groups.metric": "acc",
+    "hato": {"exploration": {"temperature_decay": 0.0}},
+}
+
+
+def test_hatos_components_see_groups_before_they_are_dropped(queue):
+    made = trainer_of(**HATO)
+    buffer = made.replay_buffer
+    assert isinstance(buffer, AsyncTreeBuffer) and buffer.refill_fn == made._add_prompts_to_generate
+    seen, refilled = [], []
+    made.components = [type("Component", (), {"on_drop": lambda self, rows: seen.append(sorted(rows.keys))})()]
+    buffer.refill_fn, buffer.poll_interval = refilled.append, 0.0
+    accuracies = {"flat": [1.0, 1.0], "alone": [1.0], "useful": [0.0, 1.0], "failed": []}
+    for uid, of_rows in accuracies.items():
+        status = "failure" if uid == "failed" else "finished"
+        queue.tags[uid] = {"is_prompt": True, "status": status, "global_steps": 5}
+        for session, accuracy in enumerate(of_rows):
+            info = {"reward_extra_info": {"acc": accuracy}}
+            queue.add(f"{uid}_{session}_0", accuracy, [1], extra_fields=info)
+    batch, metrics = buffer.sample(5, "train", 1)
+    assert sorted(batch.keys) == ["useful_0_0", "useful_1_0"] and refilled == [3]
+    assert seen == [["alone_0_0", "flat_0_0", "flat_1_0"]]
+    assert metrics["training/filter_groups/evicted_samples"] == 2
+
+
+def test_unequal_advantages_of_two_steps_do_not_mix(queue):
+    """Rows of prompts of two steps in a batch: groups are compared within themselves."""
+    made = trainer_of(**{"algorithm.adv_estimator": "grpo", "algorithm.norm_adv_by_std_in_grpo": False})
+    for i, step in enumerate([3, 5]):
+        for session in range(2):
+            queue.add(f"g{i}_{session}_0", float(session + i), [1], i, {"global_steps": step}, segment_ids=[session])
+    made._compute_advantage(queue.batch(), {})
+    assert queue.column("advantages") == {"g0_0_0": [-0.5], "g0_1_0": [0.5], "g1_0_0": [-0.5], "g1_1_0": [0.5]}
+    assert torch.tensor(queue.rows["g0_0_0"]["advantages"]).numel() == 1

@@ -1,0 +1,146 @@
+"""Schedules as users name them: what they settle, what is refused with them, and that recipes have the choice."""
+
+from pathlib import Path
+
+import pytest
+from hydra import compose, initialize_config_dir
+from omegaconf import OmegaConf
+
+import verl.trainer
+from verl.trainer.preflight import check_ray_resources, check_typed_sections, needed_ray_cpus
+from verl.trainer.run_plan import describe_plan, describe_schedule
+from verl.workers.config.hato import EXPLORE_TRAINERS
+from verl.workers.config.schedule import (
+    check_schedule,
+    needs_old_entropies,
+    rollout_workers,
+    schedule_of,
+    settle_schedule,
+)
+
+UPSTREAM = Path(verl.trainer.__path__[0]) / "config"
+RECIPES = Path(__file__).resolve().parents[3] / "recipe"
+COLOCATE, SEPARATE = "schedule=colocate_async", "schedule=separate_async"
+ENGINE = "actor_rollout_ref.rollout.checkpoint_engine"
+
+
+def composed(*overrides: str, recipe: str = "common", name: str = "explore", hardware: str = "cpu"):
+    with initialize_config_dir(str(RECIPES / recipe / "config"), version_base=None):
+        search = f"hydra.searchpath=[file://{UPSTREAM},pkg://recipe.common.config]"
+        config = compose(name, [search, f"hardware={hardware}", "trainer.experiment_name=x", *overrides])
+    OmegaConf.set_struct(config, False)
+    settle_schedule(config)
+    return config
+
+
+@pytest.mark.parametrize("schedule", ["sync", "colocate_async", "separate_async"])
+def test_the_config_chooses_the_trainer(schedule):
+    config = composed(f"schedule={schedule}")
+    assert schedule_of(config) == schedule and config.trainer.v1.trainer_mode in EXPLORE_TRAINERS
+    check_schedule(config)
+    check_typed_sections(config)
+    assert describe_schedule(config).startswith(schedule)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "name"),
+    [("hapo", "hapo_trainer"), ("latr", "grpo_countdown_trainer"), ("arpo", "aepo_trainer"), ("hato", "hato_trainer")],
+)
+@pytest.mark.parametrize("schedule", [COLOCATE, SEPARATE])
+def test_every_recipe_has_the_choice(recipe, name, schedule):
+    decay = ["hato.exploration.temperature_decay=0"] if recipe == "hato" else []
+    for hardware in ("cpu", "gpu"):
+        check_schedule(composed(schedule, *decay, recipe=recipe, name=name, hardware=hardware))
+
+
+def test_separate_servers_on_cpus_are_settled(monkeypatch):
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    config = composed(SEPARATE, "data.train_batch_size=12", "actor_rollout_ref.actor.ppo_mini_batch_size=4")
+    assert config.trainer.v1.separate_async.parameter_sync_step == 3
+    engine = config.actor_rollout_ref.rollout.checkpoint_engine
+    assert engine.backend == "cpu" and engine.custom_backend_module.endswith("cpu_checkpoint_engine")
+    assert rollout_workers(config) == 1 and config.ray_kwargs.ray_init.num_gpus == 2
+    assert needed_ray_cpus(config) == 1 + 1 + 3 + 2 + 1
+    check_ray_resources(config)
+    config.ray_kwargs.ray_init.num_gpus = 1
+    with pytest.raises(ValueError, match="num_gpus=1 is less than trainer.n_gpus_per_node=1 . 1 of actor_rollout_ref"):
+        check_ray_resources(config)
+
+
+def test_two_nodes_with_gpus(tmp_path):
+    config = composed(
+        SEPARATE,
+        "trainer.nnodes=1",
+        "trainer.n_gpus_per_node=8",
+        f"actor_rollout_ref.model.path={tmp_path}",
+        hardware="gpu",
+    )
+    assert rollout_workers(config) == 8 and config.actor_rollout_ref.rollout.checkpoint_engine.backend == "nccl"
+    OmegaConf.resolve(config.data)
+    plan = describe_plan(config)
+    assert "1 node(s) x 8 cuda = 8, trainer fsdp2, 8 cuda of the rollout's own, 8 replica(s) of 1" in plan
+    assert "separate_async, 1 batch(es) ahead, groups of at most 8 steps (drop)" in plan
+
+
+def test_nothing_is_settled_for_the_other_schedules():
+    for schedule in ("schedule=sync", COLOCATE):
+        config = composed(schedule)
+        assert rollout_workers(config) == 0 and config.ray_kwargs.ray_init.num_gpus == 1
+        assert config.actor_rollout_ref.rollout.checkpoint_engine.backend == "naive"
+        assert config.trainer.v1.separate_async.parameter_sync_step == 4  # upstream's
+
+
+HATO = ["tree=hato", "hato.exploration.temperature_decay=0"]
+BOUND = ["algorithm.filter_groups.enable=true", "algorithm.filter_groups.metric=acc"]
+BOUND += ["algorithm.filter_groups.max_num_gen_batches=3"]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        ([COLOCATE, *HATO, "hato.meta_learning.enable=true"], "hato.meta_learning.enable=true with schedule=colocate"),
+        ([SEPARATE, "tree=hato"], "hato.exploration.temperature_decay=0.1 with schedule=separate_async"),
+        ([COLOCATE, *BOUND], "algorithm.filter_groups.max_num_gen_batches=3 with schedule=colocate_async"),
+        ([SEPARATE, "actor_rollout_ref.hybrid_engine=false"], "actor_rollout_ref.hybrid_engine=false with schedule="),
+        (
+            [SEPARATE, "trainer.v1.separate_async.parameter_sync_step=2"],
+            "data.train_batch_size=16 with schedule=separate_async: expected trainer.v1.separate_async.paramet",
+        ),
+        ([SEPARATE, "actor_rollout_ref.rollout.nnodes=0"], "actor_rollout_ref.rollout.nnodes=0 with schedule="),
+        ([SEPARATE, f"{ENGINE}.backend=naive"], f"{ENGINE}.backend=naive with schedule=separate_async"),
+        (
+            [SEPARATE, f"{ENGINE}.backend=nccl"],
+            f"{ENGINE}.backend=nccl with schedule=separate_async and trainer.device",
+        ),
+        (
+            [SEPARATE, "reward.reward_model.enable=true", "reward.reward_model.enable_resource_pool=false"],
+            "reward.reward_model.enable_resource_pool=false with schedule=separate_async",
+        ),
+    ],
+)
+def test_what_cannot_go_with_a_schedule_is_named(overrides, message):
+    with pytest.raises(ValueError) as error:
+        check_schedule(composed(*overrides))
+    assert message in str(error.value)
+
+
+@pytest.mark.parametrize("schedule", ["schedule=sync", COLOCATE])
+@pytest.mark.parametrize(
+    ("overrides", "mechanism"),
+    [
+        (["loss=hapo"], "HAPO"),
+        (["sampler=tempered"], "HAPO"),
+        (["loss=aepo"], "actor.enable_entropy_balanced_advantage"),
+    ],
+)
+def test_losses_of_old_entropies_need_the_pass_that_computes_them(schedule, overrides, mechanism):
+    config = composed(schedule, *overrides, "algorithm.rollout_correction.bypass_mode=true")
+    assert needs_old_entropies(config) == mechanism
+    with pytest.raises(ValueError, match=f"bypass_mode=true skips .* which {mechanism} needs"):
+        check_schedule(config)
+    check_schedule(composed(schedule, "algorithm.rollout_correction.bypass_mode=true"))
+
+
+def test_what_the_synchronous_schedule_takes():
+    check_schedule(composed("tree=hato", *BOUND))
+    check_schedule(composed("tree=hato", "hato.meta_learning.enable=true"))

@@ -1,0 +1,118 @@
+"""The trainer with components over upstream's asynchronous schedules.
+
+What differs from the synchronous one, in which all of a batch's prompts begin and end within a step:
+
+    a step's batch         holds prompts of this step and of earlier ones; each row keeps the step in which it began
+    a pause for the update the trainer tells the rollout workers, whose groups' timeouts do not count it
+    a dropped group        leaves by itself, and a later prompt takes its place; the components see it before
+    a resumed run          prompts that were under way begin again, with the settings that they would get now
+
+Upstream's hooks run for each update. With `separate_async.parameter_sync_step` updates a step, so do the components'.
+"""
+
+from contextlib import contextmanager
+
+import transfer_queue as tq
+from tensordict import TensorDict
+from verl.trainer.ppo.v1.trainer_base import register_trainer
+from verl.trainer.ppo.v1.trainer_colocate_async import PPOTrainerColocateAsync
+from verl.trainer.ppo.v1.trainer_separate_async import PPOTrainerSeparateAsync
+
+from verl.trainer.ppo.v1.explore_trainer import ExploreMixin
+from verl.trainer.ppo.v1.trainer_state import load_state, save_state
+
+STATE_FILE = "prompts.json"
+TRAIN = "train"
+
+
+class PreparingManager:
+    """An agent loop manager whose training prompts get their settings just before they are sent.
+
+    Upstream sends prompts that were under way in a checkpoint without `_submit_batch_to_rollout`, and what a whole
+    batch has in common is not saved with them.
+    """
+
+    def __init__(self, manager, prepare):
+        self.manager, self.prepare = manager, prepare
+
+    def generate_sequences(self, prompts: TensorDict) -> None:
+        self.prepare(prompts)
+        self.manager.generate_sequences(prompts)
+
+
+class AsyncExploreMixin(ExploreMixin):
+    """`class Trainer(AsyncExploreMixin, <upstream's asynchronous trainer>)`."""
+
+    # ---- prompts that were under way ----
+
+    def _reissue_inflight_prompts(self, partition_id: str = TRAIN) -> int:
+        manager = self.agent_loop_manager
+        self.agent_loop_manager = PreparingManager(manager, self._prepare_rollout)
+        try:
+            return super()._reissue_inflight_prompts(partition_id)
+        finally:
+            self.agent_loop_manager = manager
+
+    def _save_checkpoint(self):
+        save_state(self, STATE_FILE, {"n_prompts": self.n_prompts})
+        super()._save_checkpoint()
+
+    def _load_checkpoint(self):
+        super()._load_checkpoint()
+        if state := load_state(self, STATE_FILE):
+            self.n_prompts = state["n_prompts"]
+        forget_rows_without_prompt()
+
+    # ---- pauses ----
+
+    @contextmanager
+    def _rollout_pauses(self):
+        self._tell_rollout("pause")
+        try:
+            yield
+        finally:
+            self._tell_rollout("resume")
+
+    def _tell_rollout(self, what: str) -> None:
+        """Upstream's own manager has no clock to stop."""
+        if tell := getattr(self.agent_loop_manager, what, None):
+            tell()
+
+
+def forget_rows_without_prompt() -> None:
+    """Clear restored rows that no step will sample.
+
+    Upstream saves a checkpoint before it clears the rows that the step has just trained on; their prompts are gone by
+    then. Those of a validation are of no use either.
+    """
+    for partition, tags in (tq.kv_list() or {}).items():
+        prompts = {key for key, tag in tags.items() if tag.get("is_prompt") and partition == TRAIN}
+        left = [key for key in tags if key not in prompts and key.split("_", 1)[0] not in prompts]
+        if left:
+            tq.kv_clear(keys=left, partition_id=partition)
+
+
+@register_trainer("explore_colocate_async")
+class ColocateAsyncExploreTrainer(AsyncExploreMixin, PPOTrainerColocateAsync):
+    """`schedule=colocate_async`: from a full batch to the new weights the servers pause."""
+
+    upstream_mode = "colocate_async"
+
+    def on_sample_end(self):
+        self._tell_rollout("pause")
+        super().on_sample_end()
+
+    def on_step_end(self):
+        super().on_step_end()
+        self._tell_rollout("resume")
+
+
+@register_trainer("explore_separate_async")
+class SeparateAsyncExploreTrainer(AsyncExploreMixin, PPOTrainerSeparateAsync):
+    """`schedule=separate_async`: the servers pause while they get new weights."""
+
+    upstream_mode = "separate_async"
+
+    def on_step_end(self):
+        with self._rollout_pauses():
+            super().on_step_end()

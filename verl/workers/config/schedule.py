@@ -1,0 +1,143 @@
+"""Who waits for whom: the schedules, what their configs lack until a run starts, and what cannot go with them.
+
+schedule=sync              rollout, then update, on the same GPUs
+schedule=colocate_async    prompts ahead; unfinished responses pause for the update
+schedule=separate_async    rollout on GPUs of its own, all the time
+
+`trainer.v1.trainer_mode` says which: a trainer of ours, or of upstream's, for each.
+"""
+
+from omegaconf import DictConfig, OmegaConf, open_dict
+
+from verl.workers.config.explore import parts_of
+
+# trainer.v1.trainer_mode -> upstream's trainer that waits as it does; `hato` is an older name
+SCHEDULE_OF_TRAINER = {
+    "explore": "sync",
+    "hato": "sync",
+    "explore_colocate_async": "colocate_async",
+    "explore_separate_async": "separate_async",
+}
+ASYNCHRONOUS = ("colocate_async", "separate_async")
+SEPARATE = "trainer.v1.separate_async"
+ENGINE = "actor_rollout_ref.rollout.checkpoint_engine"
+CPU_BACKEND, CPU_MODULE = "cpu", "verl.checkpoint_engine.cpu_checkpoint_engine"
+
+
+def schedule_of(config: DictConfig) -> str:
+    """`sync`, `colocate_async` or `separate_async`, which are also the names of upstream's trainers; else the mode."""
+    mode = OmegaConf.select(config, "trainer.v1.trainer_mode", default="sync")
+    return SCHEDULE_OF_TRAINER.get(mode, mode)
+
+
+def rollout_workers(config: DictConfig) -> int:
+    """How many GPUs the rollout has for itself."""
+    if schedule_of(config) != "separate_async":
+        return 0
+    rollout = config.actor_rollout_ref.rollout
+    return rollout.nnodes * rollout.n_gpus_per_node
+
+
+def settle_schedule(config: DictConfig) -> None:
+    """Give the null keys of `schedule=separate_async` their values: updates a step, and what carries the weights.
+
+    On CPU, Ray also gets a virtual GPU for each worker of the rollout, where it has fewer.
+    """
+    if schedule_of(config) != "separate_async":
+        return
+    on_cpu, section = config.trainer.device == "cpu", config.trainer.v1.separate_async
+    actor, engine = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout.checkpoint_engine
+    with open_dict(config):
+        if section.parameter_sync_step is None:
+            section.parameter_sync_step = max(1, config.data.train_batch_size // actor.ppo_mini_batch_size)
+        if engine.backend is None:
+            engine.backend = CPU_BACKEND if on_cpu else "nccl"
+        if engine.backend == CPU_BACKEND:
+            engine.custom_backend_module = CPU_MODULE
+        if on_cpu and config.ray_kwargs.ray_init.get("num_gpus") is not None:
+            needed = config.trainer.nnodes * config.trainer.n_gpus_per_node + rollout_workers(config)
+            config.ray_kwargs.ray_init.num_gpus = max(needed, config.ray_kwargs.ray_init.num_gpus)
+
+
+def check_schedule(config: DictConfig) -> None:
+    """Check that the parts of the run can go with its schedule.
+
+    Raises:
+        ValueError: they cannot; names the key.
+    """
+    _check_entropies(config)
+    schedule = schedule_of(config)
+    if schedule in ASYNCHRONOUS:
+        _check_asynchronous(config, schedule)
+    if schedule == "separate_async":
+        _check_separate(config)
+
+
+def needs_old_entropies(config: DictConfig) -> str | None:
+    """The mechanism, in a user's words, that needs the old policy's entropies; None: nothing does."""
+    actor, rollout = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
+    tempered = rollout.get("adaptive_temperature") and rollout.get("temperature_tau")
+    if actor.get("adaptive_clip") or actor.get("adaptive_advantage") or tempered:
+        return "HAPO"
+    key = "enable_entropy_balanced_advantage"
+    return f"actor.{key}" if actor.get(key) else None
+
+
+def _check_entropies(config: DictConfig) -> None:
+    key = "algorithm.rollout_correction.bypass_mode"
+    if OmegaConf.select(config, key) and (mechanism := needs_old_entropies(config)):
+        raise ValueError(f"{key}=true skips the pass that computes the entropies, which {mechanism} needs")
+
+
+def _check_asynchronous(config: DictConfig, schedule: str) -> None:
+    if OmegaConf.select(config, "hato.meta_learning.enable"):
+        raise ValueError(
+            f"hato.meta_learning.enable=true with schedule={schedule}: an episode's batches are of one domain each, "
+            "and prompts ahead would mix them: choose schedule=sync"
+        )
+    decay = OmegaConf.select(config, "hato.exploration.temperature_decay", default=0)
+    if parts_of(config.actor_rollout_ref.rollout).tree == "hato" and decay:
+        raise ValueError(
+            f"hato.exploration.temperature_decay={decay} with schedule={schedule}: a batch holds responses of several "
+            "steps, and the loss knows one temperature: set it to 0, or choose schedule=sync"
+        )
+    filters = OmegaConf.select(config, "algorithm.filter_groups")
+    if filters and filters.get("enable") and (bound := filters.get("max_num_gen_batches")):
+        raise ValueError(
+            f"algorithm.filter_groups.max_num_gen_batches={bound} with schedule={schedule}: prompts of later batches "
+            "replace dropped groups, so that nobody can count a batch's own: set it to 0, or choose schedule=sync"
+        )
+
+
+def _check_separate(config: DictConfig) -> None:
+    part, steps = config.actor_rollout_ref, config.trainer.v1.separate_async.parameter_sync_step
+    if not part.get("hybrid_engine", True):
+        raise ValueError(
+            "actor_rollout_ref.hybrid_engine=false with schedule=separate_async: verl 0.9.1 fails when it logs that "
+            "the trainer's GPUs hold no servers: set it to true"
+        )
+    batch, mini_batch = config.data.train_batch_size, part.actor.ppo_mini_batch_size
+    if batch != steps * mini_batch:
+        raise ValueError(
+            f"data.train_batch_size={batch} with schedule=separate_async: expected {SEPARATE}.parameter_sync_step="
+            f"{steps} times actor_rollout_ref.actor.ppo_mini_batch_size={mini_batch}; null chooses the first of these"
+        )
+    for key in ("nnodes", "n_gpus_per_node"):
+        if part.rollout[key] < 1:
+            raise ValueError(
+                f"actor_rollout_ref.rollout.{key}={part.rollout[key]} with schedule=separate_async: the rollout needs "
+                "GPUs of its own: expected at least 1"
+            )
+    backend = part.rollout.checkpoint_engine.backend
+    if backend == "naive" or (backend == CPU_BACKEND) != (config.trainer.device == "cpu"):
+        raise ValueError(
+            f"{ENGINE}.backend={backend} with schedule=separate_async and trainer.device={config.trainer.device}: "
+            f"weights travel between processes; expected {CPU_BACKEND} on CPUs, nccl or another of upstream's on GPUs, "
+            "null for the usual one"
+        )
+    reward = config.reward.reward_model
+    if reward.enable and not reward.enable_resource_pool:
+        raise ValueError(
+            "reward.reward_model.enable_resource_pool=false with schedule=separate_async: the servers never pause to "
+            "free their GPUs for a reward model: set it to true"
+        )
