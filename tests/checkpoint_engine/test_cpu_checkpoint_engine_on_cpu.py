@@ -6,8 +6,8 @@ from types import SimpleNamespace
 import pytest
 import ray
 import torch
-from verl.checkpoint_engine import CheckpointEngineRegistry
 
+from verl.checkpoint_engine import CheckpointEngineRegistry
 from verl.checkpoint_engine.cpu_checkpoint_engine import CPUCheckpointEngine
 from verl.plugin.platform.platform_cpu import save_copies_of_parameters
 
