@@ -63,6 +63,9 @@ class Manager:
     def resume(self) -> None:
         self.told.append("resume")
 
+    def stop(self) -> None:
+        self.told.append("stop")
+
 
 def trainer_of(mode: str = "explore_colocate_async", **values):
     made = get_trainer_cls(mode)(config_of(SEPARATE | {"trainer.v1.trainer_mode": mode} | values))
@@ -168,6 +171,17 @@ def test_the_workers_are_told_of_pauses(monkeypatch):
     separate.on_sample_end()
     separate.on_step_end()
     assert separate.agent_loop_manager.told == ["upstream", "pause", "upstream", "resume"]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_what_is_under_way_at_the_end_is_given_up(mode, monkeypatch):
+    def fit(self, manager):
+        self.agent_loop_manager = manager
+
+    monkeypatch.setattr(PPOTrainer, "fit", fit)
+    manager = Manager()
+    trainer_of(mode).fit(manager)
+    assert manager.told == ["stop"]
 
 
 def test_upstreams_manager_has_no_clock(monkeypatch):

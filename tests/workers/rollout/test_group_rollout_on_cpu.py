@@ -142,6 +142,22 @@ def test_a_pause_of_the_servers_is_not_the_groups(queue, monkeypatch):
     assert dict(published) == {"paused": "finished", "not paused": "failure"}
 
 
+def test_groups_that_are_given_up_at_the_end_of_a_run_are_no_failures(queue):
+    worker, published, _ = queue
+    worker.config.actor_rollout_ref.rollout.group_timeout = None
+
+    async def run_ends():
+        prompt = {"uid": "stuck", "agent_name": "single_turn_agent", "global_steps": 1}
+        task = asyncio.ensure_future(worker._run_prompt(prompt, {}, {"validate": False}))
+        worker.background_tasks = {task}
+        await asyncio.sleep(0.05)
+        await worker.stop()
+        return task
+
+    assert asyncio.run(run_ends()).cancelled()
+    assert published == [("stuck", "running")] and worker.engine.released == ["stuck"]
+
+
 def test_a_groups_status_comes_after_its_last_session(queue):
     worker, published, put = queue
     run(worker, ["unscored"])

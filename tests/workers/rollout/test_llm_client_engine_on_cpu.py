@@ -230,6 +230,7 @@ def test_an_interrupted_tree_goes_on_where_it_was(tree, actors, model, monkeypat
     monkeypatch.setattr(llm_client_engine, "REJECTED_SECONDS", 0.01)
     whole_greedy = {"return_on_full": False, "force_return_step": -1, "fill_return_sequences": False}
     monkeypatch.setitem(ROLLOUTS, "latr", ROLLOUTS["latr"] | {"kt": ROLLOUTS["latr"]["kt"] | whole_greedy})
+    monkeypatch.setitem(ROLLOUTS, "arpo", ROLLOUTS["arpo"] | {"prompt_length": 40, "response_length": 300})
     inside = toy_agent.ToyPolicy() if tree == "arpo" else TransformersEngine(model, TOKENIZER)
     lengths = random.Random(1)
     aborts = [lengths.randrange(4) for _ in range(30)]

@@ -79,6 +79,13 @@ class GroupAgentLoopWorker(_AgentLoopWorker):
     async def resume(self) -> None:
         self.clock.resume()
 
+    async def stop(self) -> None:
+        """Give up the groups that are under way: the run has ended."""
+        tasks = list(self.background_tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
     def _tree_rollout(self) -> TreeRollout:
         agent_loop = SingleTurnAgentLoop(
             trainer_config=DictConfigWrap(config=self.config),
@@ -224,3 +231,6 @@ class GroupAgentLoopManager(AgentLoopManagerTQ):
     def resume(self) -> None:
         for worker in self.agent_loop_workers:
             worker.resume.remote()
+
+    def stop(self) -> None:
+        ray.get([worker.stop.remote() for worker in self.agent_loop_workers])

@@ -43,6 +43,10 @@ class PreparingManager:
 class AsyncExploreMixin(ExploreMixin):
     """`class Trainer(AsyncExploreMixin, <upstream's asynchronous trainer>)`."""
 
+    def fit(self, agent_loop_manager):
+        super().fit(agent_loop_manager)
+        self._tell_rollout("stop")  # prompts are still under way, whose servers are about to end
+
     # ---- prompts that were under way ----
 
     def _reissue_inflight_prompts(self, partition_id: str = TRAIN) -> int:

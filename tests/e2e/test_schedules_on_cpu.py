@@ -1,0 +1,105 @@
+"""LATR without waiting: new weights interrupt its trees, the run is killed, and goes on with servers of their own.
+
+The first launch has `schedule=colocate_async`; its trainer is killed. The second one resumes with
+`schedule=separate_async`: prompts that were under way, finished or not, are trained once. Two launches of about two
+minutes.
+"""
+
+import json
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from recipe.common.run_metrics import load_metrics
+from tests.e2e.runs import AS_TYPED, LATR, ROOT, kill, logged_steps, start_run, wait_until
+from verl.trainer.checkpoint_marker import complete_steps
+
+STEPS, BATCH, AHEAD, BOUND = 10, 4, 3, 6
+KT, V1 = "actor_rollout_ref.rollout.kt", "trainer.v1"
+SETTINGS = [f"trainer.total_training_steps={STEPS}", "trainer.save_freq=2", "trainer.test_freq=-1"]
+SETTINGS += ["trainer.val_before_train=false", "trainer.tree_freq=1", "data.shuffle=false"]
+SETTINGS += [f"{V1}.sampler.max_off_policy_threshold={BOUND}", "data.max_response_length=48"]
+# an untrained model is nearly uniform: let every second candidate open a branch
+SETTINGS += [f"{KT}.prob_filter_abs_thres=0.0", f"{KT}.prob_filter_rel_thres=1.0", f"{KT}.chunk_size=16"]
+SETTINGS += [f"{KT}.rollout_filter_steps=[8,16]"]
+SETTINGS += [f"reward.custom_reward_function.path={ROOT}/tests/e2e/parity_reward.py"]
+pytestmark = pytest.mark.e2e
+
+
+def launch(inputs: Path, schedule: str):
+    ahead = f"{V1}.{schedule}.num_warmup_batches={AHEAD}"
+    kept = f"trainer.rollout_data_dir={inputs}/without_waiting/responses"
+    return start_run(inputs, "without_waiting", f"schedule={schedule}", ahead, kept, *SETTINGS, script=LATR, **AS_TYPED)
+
+
+@pytest.fixture(scope="module")
+def resumed_from(inputs) -> int:
+    """The step after which the second launch went on to the end."""
+    run = inputs / "without_waiting"
+    launcher = launch(inputs, "colocate_async")
+    wait_until(lambda: 5 in logged_steps(run), launcher)
+    kill(launcher, "ray::TaskRunner")
+    last = complete_steps(run)[-1]
+    assert last < STEPS, "it was killed too late"
+    launcher = launch(inputs, "separate_async")
+    _, errors = launcher.communicate(timeout=550)
+    assert launcher.returncode == 0, errors
+    return last
+
+
+@pytest.fixture(scope="module")
+def table(inputs, resumed_from):
+    return load_metrics(inputs / "without_waiting").loc[1:]
+
+
+def test_all_steps_were_taken_with_both_schedules(inputs, table, resumed_from):
+    assert table.index.tolist() == list(range(1, STEPS + 1)) and resumed_from in (4, 6, 8)
+    assert logged_steps(inputs / "without_waiting")[0] == resumed_from + 1
+    assert (table["tree/prompts"] == BATCH).all() and (table["actor/grad_norm"] > 0).any()
+
+
+def test_trees_that_new_weights_interrupt_go_on(table):
+    assert table["tree/weight_versions"].max() > 1 and (table["tree/branches"] > 1).all()
+    assert table["training/off_policy/trajectory_spans/max"].max() > 1
+    # a response is of fewer versions than its tree, or as many
+    assert table["training/off_policy/trajectory_spans/mean"].max() <= table["tree/weight_versions"].max() + AHEAD
+
+
+def test_no_response_is_older_than_the_bound(table):
+    worst, newest = (
+        table[f"training/off_policy/trajectory_{name}"] for name in ("staleness_worst/max", "staleness/min")
+    )
+    assert worst.between(1, BOUND - 1).any() and worst.max() < BOUND and newest.min() >= 0
+
+
+def test_servers_sample_what_the_trainer_trains(table):
+    """Where all responses are of the weights that are updated next, also of those that came through sockets."""
+    fresh = table[table["training/off_policy/trajectory_staleness_worst/max"] == 0]
+    assert (fresh["training/rollout_probs_diff_max"] < 1e-4).all()
+
+
+def test_no_prompt_is_lost_or_trained_twice(inputs, table):
+    trained = []
+    for step in range(1, STEPS + 1):
+        lines = (inputs / f"without_waiting/responses/{step}.jsonl").read_text().splitlines()
+        prompts = {json.loads(line)["uid"].split("_")[0]: json.loads(line)["input"] for line in lines}
+        trained += [text for uid, text in prompts.items() if not uid.startswith("pad")]
+    assert len(trained) == STEPS * BATCH and Counter(trained).most_common(1)[0][1] == 1
+    assert order_of(inputs, trained).issubset(range((STEPS + AHEAD) * BATCH)), "what was under way is not replaced"
+
+
+def order_of(inputs: Path, texts: list[str]) -> set[int]:
+    """Of prompts their places in the data."""
+    import pandas as pd
+
+    rows = [row["prompt"][0]["content"] for row in pd.read_parquet(inputs / "train.parquet").to_dict("records")]
+    return {next(i for i, row in enumerate(rows) if row in text) for text in texts}
+
+
+@pytest.mark.parametrize("step", [3, STEPS])
+def test_trees_are_kept_in_the_step_that_trains_them(inputs, resumed_from, step):
+    file = inputs / f"without_waiting/trees/step_{step:06d}.jsonl"
+    records = [json.loads(line) for line in file.read_text().splitlines()]
+    assert len(records) == BATCH
+    assert all(record["step"] == step and len(record["leaves"]) == len(record["rewards"]) for record in records)
