@@ -13,6 +13,7 @@ Upstream's hooks run for each update. With `separate_async.parameter_sync_step` 
 from contextlib import contextmanager
 
 import transfer_queue as tq
+from omegaconf import OmegaConf
 from tensordict import TensorDict
 from verl.trainer.ppo.v1.trainer_base import register_trainer
 from verl.trainer.ppo.v1.trainer_colocate_async import PPOTrainerColocateAsync
@@ -20,6 +21,7 @@ from verl.trainer.ppo.v1.trainer_separate_async import PPOTrainerSeparateAsync
 
 from verl.trainer.ppo.v1.explore_trainer import ExploreMixin
 from verl.trainer.ppo.v1.trainer_state import load_state, save_state
+from verl.trainer.ppo.v1.tree_buffer import AsyncTreeBuffer, buffer_options
 
 STATE_FILE = "prompts.json"
 TRAIN = "train"
@@ -42,6 +44,11 @@ class PreparingManager:
 
 class AsyncExploreMixin(ExploreMixin):
     """`class Trainer(AsyncExploreMixin, <upstream's asynchronous trainer>)`."""
+
+    def _build_replay_buffer(self):
+        if OmegaConf.select(self.config, "trainer.v1.sampler.custom_sampler.path"):
+            return super()._build_replay_buffer()
+        return AsyncTreeBuffer(**buffer_options(self), most_failed=self.config.data.train_batch_size)
 
     def fit(self, agent_loop_manager):
         super().fit(agent_loop_manager)

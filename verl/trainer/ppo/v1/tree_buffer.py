@@ -9,6 +9,7 @@ the data.
 
 from collections import Counter
 from collections.abc import Callable
+from typing import Any
 
 from omegaconf import DictConfig
 from transfer_queue import KVBatchMeta
@@ -47,7 +48,29 @@ class _ShowsDropped:
 
 
 class AsyncTreeBuffer(_ShowsDropped, ReplayBufferAsync):
-    """Upstream's for asynchronous schedules, which replaces a dropped group by one prompt, too."""
+    """Upstream's for asynchronous schedules, which replaces a dropped group by one prompt, too; and
+
+    Args:
+        most_failed: more failed groups than these, while one batch is waited for, end the run. Upstream would replace
+            them for ever.
+    """
+
+    def __init__(self, *args, most_failed: int, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.most_failed, self.failed = most_failed, 0
+
+    def sample(self, global_steps: int, partition_id: str, batch_size: int):
+        """Upstream's. Raises RuntimeError: too many rollouts failed."""
+        self.failed = 0
+        return super().sample(global_steps, partition_id, batch_size)
+
+    def _evict_terminal_groups(self, global_steps: int, partition_id: str, reasons: tuple):
+        self.failed += len(reasons[2])
+        if self.failed > self.most_failed:
+            raise RuntimeError(
+                f"{self.failed} rollouts failed for a batch of {self.most_failed}; the log tells each one's error"
+            )
+        return super()._evict_terminal_groups(global_steps, partition_id, reasons)
 
 
 class TreeBuffer(_ShowsDropped, ReplayBuffer):
@@ -115,27 +138,32 @@ class ReplacedTrees(Component):
     def wanted(config: DictConfig) -> bool:
         return filters_groups(config) and tree_of(config) == "hato"
 
-    def replay_buffer(self, trainer) -> TreeBuffer | AsyncTreeBuffer:
-        filters, sampler = trainer.config.algorithm.filter_groups, trainer.config.trainer.v1.sampler
-        bound, filters.max_num_gen_batches = filters.get("max_num_gen_batches", 0), 0  # upstream warns of ignoring it
-        metric = trainer._resolve_filter_groups_metric()
-        filters.max_num_gen_batches = bound
-
-        def on_drop(batch: KVBatchMeta) -> None:
-            for component in trainer.components:
-                component.on_drop(BatchRows(batch))
-
-        options = dict(
-            trainer_mode=trainer.trainer_mode,
-            trainer_config=trainer.config.trainer.v1.get(trainer.trainer_mode, {}),
-            max_off_policy_threshold=sampler.max_off_policy_threshold,
-            max_off_policy_strategy=sampler.max_off_policy_strategy,
-            sampler_kwargs=sampler.sampler_kwargs,
-            refill_fn=trainer._add_prompts_to_generate,
-            filter_groups_metric=metric,
-            on_drop=on_drop,
-        )
+    def replay_buffer(self, trainer) -> TreeBuffer | None:
         if trainer.trainer_mode != "sync":
-            return AsyncTreeBuffer(**options)
+            return None  # that of all asynchronous runs
+        filters = trainer.config.algorithm.filter_groups
+        bound, filters.max_num_gen_batches = filters.get("max_num_gen_batches", 0), 0  # upstream warns of ignoring it
+        options = buffer_options(trainer)
+        filters.max_num_gen_batches = bound
         batch_size = trainer.config.data.train_batch_size
         return TreeBuffer(**options, train_batch_size=batch_size, gen_batch_size=1, max_num_gen_batches=bound)
+
+
+def buffer_options(trainer) -> dict[str, Any]:
+    """What buffers have in common: a trainer's settings, and that its components see what is dropped."""
+    sampler = trainer.config.trainer.v1.sampler
+
+    def on_drop(batch: KVBatchMeta) -> None:
+        for component in trainer.components:
+            component.on_drop(BatchRows(batch))
+
+    return dict(
+        trainer_mode=trainer.trainer_mode,
+        trainer_config=trainer.config.trainer.v1.get(trainer.trainer_mode, {}),
+        max_off_policy_threshold=sampler.max_off_policy_threshold,
+        max_off_policy_strategy=sampler.max_off_policy_strategy,
+        sampler_kwargs=sampler.sampler_kwargs,
+        refill_fn=trainer._add_prompts_to_generate,
+        filter_groups_metric=trainer._resolve_filter_groups_metric(),
+        on_drop=on_drop,
+    )
