@@ -7,10 +7,10 @@
         --methods grpo-tools,arpo,aepo --baseline grpo-tools --name search_runs
 
 Every method trains from the same warm start of `TASK=walk` with its run script, one update of 16 prompts a step, once
-for each seed; `--jobs` (2) runs at a time. Tokens are those that the server generated, dropped ones included; seconds are of
-generation, update and what lies between, without validation and start-up. A tool call that trajectories share counts
-once. `grpo-tools`, `arpo` and `aepo` train on the search task (HOPS) instead, where a search takes time as
-over a network (`benchmarks/slow_search.py`), so that equal seconds are equal latency. Baseline: of the same seed.
+for each seed; `--jobs` (2) runs at a time. Tokens are those that the server generated, dropped ones included; seconds
+are of generation, update and what lies between, without validation and start-up. A tool call that trajectories share
+counts once. `grpo-tools`, `arpo` and `aepo` train on the search task (HOPS) instead, where a search takes time as over
+a network (`benchmarks/slow_search.py`), so that equal seconds are equal latency. Baseline: of the same seed.
 Differences are paired by seed; ± is half of a 95 % interval (Student's t). A run that exists is not repeated: other
 overrides need another name. Writes benchmarks/results/<name>.md and .png.
 """
