@@ -136,6 +136,11 @@ def test_hatos_trees_take_every_credit(credit):
     assert hato_config(config(f"credit={credit}", *DROPPING)).tree.train_dropped
 
 
+def test_a_beam_may_keep_fewer_than_n_independent_paths():
+    shape = ["independent_paths=true", "search_algorithm=beam", "max_nodes_per_level=4", "train_dropped=true"]
+    assert hato_config(config(*(f"hato.tree.{key}" for key in shape))).tree.max_nodes_per_level == 4
+
+
 def test_the_search_may_have_tools():
     composed = config("environment=tools")
     hato_config(composed)
