@@ -7,9 +7,10 @@
         --methods grpo-tools,arpo,aepo --baseline grpo-tools --name search_runs
 
 Every method trains from the same warm start of `TASK=walk` with its run script, one update of 16 prompts a step, once
-for each seed; two runs at a time. Tokens are those that the server generated, dropped ones included; seconds are of
-generation, update and what lies between, without validation and start-up. A tool call that trajectories
-share counts once. `grpo-tools`, `arpo` and `aepo` train on the search task (HOPS) instead. Baseline: of the same seed.
+for each seed; `--jobs` (2) runs at a time. Tokens are those that the server generated, dropped ones included; seconds
+are of generation, update and what lies between, without validation and start-up. A tool call that trajectories share
+counts once. `grpo-tools`, `arpo` and `aepo` train on the search task (HOPS) instead, where a search takes time as over
+a network (`benchmarks/slow_search.py`), so that equal seconds are equal latency. Baseline: of the same seed.
 Differences are paired by seed; ± is half of a 95 % interval (Student's t). A run that exists is not repeated: other
 overrides need another name. Writes benchmarks/results/<name>.md and .png.
 """
@@ -31,7 +32,10 @@ from verl.utils.atomic_files import replacing
 
 AXES = {"steps": "steps", "tokens": "generated tokens", "seconds": "seconds of training", "calls": "tool calls"}
 KT = "actor_rollout_ref.rollout.kt"
-SEARCH = "recipe/arpo/run_search_task_cpu.sh"
+SEARCH = [
+    "recipe/arpo/run_search_task_cpu.sh",
+    "actor_rollout_ref.rollout.tools.tool_instances.search.class_path=benchmarks.slow_search.SlowSearchTool",
+]
 EXPLORE = ["recipe/common/run_explore.sh", "update=tree"]
 METHODS = {
     "grpo": EXPLORE,
@@ -51,9 +55,9 @@ METHODS = {
     # identical steps are one, so that a tree has fewer leaves than n: about half as many tokens as 8 responses
     "hato": ["recipe/hato/run_countdown_cpu.sh", "actor_rollout_ref.rollout.n=16"],
     "hapo": ["recipe/hapo/run_countdown_cpu.sh"],
-    "grpo-tools": [SEARCH],
-    "arpo": [SEARCH],
-    "aepo": [SEARCH],
+    "grpo-tools": SEARCH,
+    "arpo": SEARCH,
+    "aepo": SEARCH,
     "eptree": [*EXPLORE, "tree=eptree", "credit=treerl", "actor_rollout_ref.rollout.n=8"]
     + [f"actor_rollout_ref.rollout.custom.eptree.{key}" for key in ("M=2", "N=3", "L=1", "T=1")],
 }
@@ -167,6 +171,7 @@ def main() -> None:
         name="method_runs",
         note="",
         baseline="grpo",
+        jobs=2,
     )
     parser.add_argument("--overrides", nargs="*", default=[])
     args = parser.parse_args()
@@ -177,7 +182,7 @@ def main() -> None:
     wanted = [
         (method, rate, int(seed)) for seed in args.seeds.split(",") for method, own in rates.items() for rate in own
     ]
-    with ThreadPoolExecutor(2) as pool:
+    with ThreadPoolExecutor(args.jobs) as pool:
         tables = list(pool.map(lambda key: run(args.name, *key, args.steps, args.overrides), wanted))
     curves: dict[str, dict[int, pd.DataFrame]] = {}
     for (method, rate, seed), metrics in zip(wanted, tables, strict=True):

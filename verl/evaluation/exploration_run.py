@@ -167,6 +167,7 @@ class Diagnosis:
         return tree, recorder
 
     async def _group(self, prompt: Prompt, tree: TrajectoryTree, recorder: Recorder) -> Group:
+        tree = replace(tree, leaves=[leaf for leaf in tree.leaves if not tree.is_dropped(leaf)])
         responses, masks = tree.trajectories(), tree.response_masks()
         scores = await self._scores(prompt, responses)
         trajectories = []

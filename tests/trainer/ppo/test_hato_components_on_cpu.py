@@ -314,3 +314,98 @@ def test_an_episode_has_one_domain_and_runs_have_whole_episodes():
         meta_learning_loader(5, ["a", "b"] * 8)
     with pytest.raises(ValueError, match="all 4 rows of data.train_files have the data_source a"):
         meta_learning_loader(4, ["a"] * 4)
+
+
+# ---- rows of dropped steps ----
+
+DROPPING = {
+    "tree": {"train_dropped": True},
+    "exploration": {"pruning_threshold": 0.3},
+    "reward_weights": {"alpha": 0, "beta": 1, "gamma": 1},
+}
+
+
+@pytest.fixture
+def dropped(queue):
+    """The queue with two more rows of p: a step after the right answer's first one, and one after the prompt."""
+    fields = {"local_rewards": [0.0] * 4, "draws": [1] * 4, "responses": [0, 1, 40, 41]}
+    queue.add("p_3_0", 0.0, [1] * 4, 0, segment_ids=[0, 0, 4, 4], dropped=[0, 0, 1, 1], **fields)
+    fields = {name: values[:2] for name, values in fields.items()} | {"responses": [50, 51]}
+    queue.add("p_4_0", 0.0, [1] * 2, 0, segment_ids=[5, 5], dropped=[1, 1], **fields)
+    for row in queue.rows.values():
+        row.setdefault("dropped", torch.zeros(len(row["response_mask"]), dtype=torch.int64))
+    return queue
+
+
+def test_a_dropped_step_is_a_leaf_with_reward_0(dropped):
+    trainer(DROPPING)._compute_advantage(dropped.batch(), {})
+    # after step 0: 1 right, 2 wrong, 4 dropped: R 2, 0, 0. After the prompt: 0 with R_path 1 and R_causal 1/3 - 0, 3
+    # wrong, 5 dropped: R 4/3, 0, 0
+    advantages = rounded(dropped.column("advantages"))
+    first, second = round((4 / 3 - 4 / 9) / 3, 4), round(-4 / 9, 4)
+    assert advantages["p_0_0"] == [first, first, 1.3333, 1.3333]
+    assert advantages["p_3_0"] == advantages["p_1_0"] == [first, first, -0.6667, -0.6667]
+    assert advantages["p_4_0"] == advantages["p_2_0"] == [second, second]
+
+
+@pytest.mark.parametrize("credit", ["grpo", "hapo", "arpo_hard", "tree_path", "tree_gain", "treerl", "tree_grpo"])
+def test_every_credit_takes_dropped_rows_as_wrong_ones(dropped, credit):
+    """As rows whose answer got 0 from the verifier."""
+    trainer(DROPPING, credit)._compute_advantage(dropped.batch(), {})
+    found = dropped.column("advantages")
+    for row in dropped.rows.values():
+        row["dropped"] *= 0
+    trainer(DROPPING, credit)._compute_advantage(dropped.batch(), {})
+    assert rounded(found) == rounded(dropped.column("advantages"))
+    assert max(found["p_3_0"][2:]) < 0 and max(found["p_4_0"]) < 0 < min(found["p_0_0"][2:])
+
+
+def test_grpo_and_treerl_with_dropped_rows_by_hand(dropped):
+    trainer(DROPPING, "grpo")._compute_advantage(dropped.batch(), {})
+    found = rounded(dropped.column("advantages"))
+    assert (found["p_0_0"], found["p_3_0"], found["p_4_0"]) == ([0.8] * 4, [-0.2] * 4, [-0.2] * 2)
+    trainer(DROPPING, "treerl")._compute_advantage(dropped.batch(), {})
+    found = rounded(dropped.column("advantages"))
+    # V: problem 1/5, step 0 1/3; the step after it: (0 - 1/5) + (0 - 1/3)
+    shared = round(2 * (1 / 3 - 1 / 5) / 3**0.5, 4)
+    assert found["p_3_0"] == [shared, shared, -0.5333, -0.5333] and found["p_4_0"] == [-0.4, -0.4]
+
+
+@pytest.mark.parametrize("filtered", [False, True])
+def test_the_value_model_learns_from_answers_alone(dropped, filtered):
+    made = trainer(DROPPING, **({"algorithm.filter_groups": FILTERS} if filtered else {}))
+    seen, metrics = observed(made), {}
+    if filtered:
+        made.replay_buffer.on_drop(dropped.batch("p"))
+    made._compute_advantage(dropped.batch(*(["q", "pad"] if filtered else [])), metrics)
+    assert sorted(seen) == sorted([(1, 0.5), (2, 1.0), (3, 0.0), (4, 0.0), (1, 0.0), (2, 0.0)])
+    assert metrics["hato/accuracy"] == pytest.approx((1 / 3 + 0) / 2), "of answers"
+
+
+def test_metrics_of_answers_do_not_count_dropped_rows(queue, dropped):
+    metrics, made = {}, trainer(DROPPING)
+    made._compute_advantage(dropped.batch(), metrics)
+    assert metrics["hato/answer_score"] == pytest.approx(1 / 5)
+    assert component(made, SuccessfulPaths).references.of("problem of p") == [[0, 1, 10, 11], [0, 1, 20, 21], [30, 31]]
+    for key in ("p_3_0", "p_4_0"):
+        del dropped.rows[key]
+    without, plain = {}, trainer()
+    plain._compute_advantage(dropped.batch(), without)
+    of_answers = [name for name in without if name.startswith("diversity/")]
+    assert of_answers and all(metrics[name] == without[name] for name in of_answers)
+    assert "hato/answer_score" not in without
+
+
+def test_the_viewer_gets_no_reward_for_a_dropped_row(dropped, tmp_path):
+    tree = tree_of("p")
+    for above, number in ((0, 4), (None, 5)):
+        info = {"dropped": 1, "pruned": "dropped by the search, trained as wrong"}
+        tokens = [10 * number, 10 * number + 1]
+        tree.leaves.append(tree.add(Segment(above, tokens, [-1.0] * 2, info=info)))
+    dropped.rows["p_0_0"]["extra_fields"][TREE] = tree.to_json()
+    made = trainer(DROPPING, **{"trainer.tree_freq": 1, "trainer.default_local_dir": str(tmp_path)})
+    made.tokenizer = make_tokenizer()
+    made._compute_advantage(dropped.batch(), {})
+    first, *_ = [json.loads(line) for line in (tmp_path / "trees/step_000001.jsonl").read_text().splitlines()]
+    assert first["rewards"] == [1.0, 0.0, 0.0, None, None]
+    assert [segment["info"]["advantage"] < 0 for segment in first["segments"][4:]] == [True, True]

@@ -15,6 +15,7 @@ from verl.workers.rollout.trees.hato.config import HATOConfig
 
 UPSTREAM = Path(verl.trainer.__path__[0]) / "config"
 RECIPES = Path(__file__).resolve().parents[3] / "recipe"
+DROPPING = ["hato.tree.train_dropped=true", "hato.exploration.pruning_threshold=0.1"]
 CREDITS = ["grpo", "hapo", "arpo_hard", "hato", "tree_path", "tree_gain", "treerl", "tree_grpo"]
 
 
@@ -87,6 +88,32 @@ def test_the_config_for_mathematics():
         (["hato.exploration.nodes_per_tree=129"], "no tree holds more than hato.tree.max_nodes=128"),
         (["hato.tree.max_nodes=1"], "hato.tree.max_nodes=1: every step would be alone"),
         (["hato.tree.max_nodes_per_level=1"], "hato.tree.max_nodes_per_level=1: every step would be alone"),
+        (["hato.tree.train_dropped=true"], "hato.tree.train_dropped=true has no effect: nothing is dropped with hato."),
+        (
+            [*DROPPING, "reward.reward_model.enable=true"],
+            "hato.tree.train_dropped=true needs scores during the rollout",
+        ),
+        (
+            [*DROPPING, "credit=hato", "hato.reward_weights.beta=0", "hato.reward_weights.gamma=0"],
+            "hato.tree.train_dropped=true has no effect on credit=hato",
+        ),
+        (
+            [*DROPPING, "algorithm.adv_estimator=grpo_passk"],
+            "hato.tree.train_dropped=true has no effect on algorithm.adv_estimator=grpo_passk",
+        ),
+        (
+            ["hato.tree.independent_paths=true", "actor_rollout_ref.rollout.n=17"],
+            "hato.tree.max_nodes_per_level=16: hato.tree.independent_paths=true with actor_rollout_ref.rollout.n=17 an",
+        ),
+        (
+            ["hato.tree.independent_paths=true", "hato.tree.max_depth=17"],
+            "hato.tree.max_nodes=128: hato.tree.independent_paths=true with actor_rollout_ref.rollout.n=8 and hato.tree"
+            ".max_depth=17 needs at least 136",
+        ),
+        (
+            ["hato.tree.independent_paths=true", "hato.exploration.nodes_per_tree=9"],
+            "hato.exploration.nodes_per_tree=9 with hato.tree.independent_paths=true",
+        ),
         (["hato.exploration.pruning_threshold=5"], "pruning_threshold=5: expected less than or equal to 1"),
         (
             ["actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-mean"],
@@ -106,7 +133,12 @@ def test_what_does_not_fit_is_named(overrides, message):
 
 @pytest.mark.parametrize("credit", CREDITS)
 def test_hatos_trees_take_every_credit(credit):
-    assert hato_config(config(f"credit={credit}")).tree.max_depth == 4
+    assert hato_config(config(f"credit={credit}", *DROPPING)).tree.train_dropped
+
+
+def test_a_beam_may_keep_fewer_than_n_independent_paths():
+    shape = ["independent_paths=true", "search_algorithm=beam", "max_nodes_per_level=4", "train_dropped=true"]
+    assert hato_config(config(*(f"hato.tree.{key}" for key in shape))).tree.max_nodes_per_level == 4
 
 
 def test_the_search_may_have_tools():

@@ -275,3 +275,24 @@ def test_the_most_diverse_by_hand():
     # first 0; farthest from it is 2 (4/4); then 3 (2/4 from both) before 1 (1/4 from 0)
     assert most_diverse(responses, 2) == [0, 2] and most_diverse(responses, 3) == [0, 2, 3]
     assert most_diverse(responses, 4) == [0, 1, 2, 3] and most_diverse([[1]] * 3, 2) == [0, 1]
+
+
+def test_rows_that_have_a_reward_are_not_scored(queue, monkeypatch):
+    worker, published, put = queue
+
+    async def rows(prompt, n, sampling_params, plain):
+        outputs = [trajectory(i) for i in range(n)]
+        outputs[-1].reward_score, outputs[-1].extra_fields["reward_extra_info"] = 0.0, {"acc": 0.0}
+        return outputs
+
+    monkeypatch.setattr(worker.tree_rollout, "run", rows)
+    written = []
+    queue_rows = group_rollout.queue_rows
+    monkeypatch.setattr(
+        group_rollout, "queue_rows", lambda outputs, prompt: written.append(outputs) or queue_rows(outputs, prompt)
+    )
+    run(worker, ["a"])
+    assert published[-1] == ("a", "finished") and len(put) == 3
+    assert worker.reward_loop_worker_handles[0].sizes == [2]
+    assert [output.reward_score for output in written[0]] == [2.0, 3.0, 0.0]
+    assert [output.extra_fields["reward_extra_info"]["acc"] for output in written[0]] == [False, True, 0.0]

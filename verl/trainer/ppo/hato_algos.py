@@ -34,7 +34,7 @@ import torch
 
 from verl.trainer.ppo.token_fields import Given, TokenField
 from verl.trainer.ppo.tree_credit import register_credit
-from verl.trainer.ppo.tree_nodes import SEGMENT_IDS, Nodes, batch_nodes
+from verl.trainer.ppo.tree_nodes import DROPPED_STEPS, SEGMENT_IDS, Nodes, batch_nodes
 
 LOCAL_REWARDS = TokenField("local_rewards", "R_local of adv_estimator=hato", unsent=0.0)
 DRAWS = TokenField("draws", "adv_estimator=hato", unsent=1)
@@ -52,6 +52,7 @@ class StepCredit(NamedTuple):
     Args:
         draws: how often each node was drawn.
         right: share of right answers below, in [0, 1]; an answer counts as often as the steps on its path were drawn.
+            Rows without an answer do not count; 0 where there is none else.
         prompt_right: (G,) the share of each prompt (`nodes.prompts`).
         local, path, causal, total: R_local, R_path, R_causal and R.
         step_advantages: not yet divided by the rows through a node.
@@ -87,6 +88,7 @@ def step_credit(
     hato,
     local_rewards: torch.Tensor | None = None,
     draws: torch.Tensor | None = None,
+    dropped: torch.Tensor | None = None,
     epsilon: float = 1e-6,
     norm_adv_by_std_in_grpo: bool = True,
 ) -> StepCredit:
@@ -98,6 +100,7 @@ def step_credit(
         hato: a HATOConfig.
         local_rewards: (B, T) R_local of each token's step; None: 0.
         draws: (B, T) how often each token's step was drawn; None: 1.
+        dropped: (B, T) 1 in rows without an answer, which are wrong ones for R; None: 0.
         epsilon, norm_adv_by_std_in_grpo: see `_sibling_advantages`.
     """
     ones = torch.ones_like(nodes.parent)
@@ -106,22 +109,27 @@ def step_credit(
     # siblings have the steps before them in common: weights of whole rows compare them as weights from the step on do
     weights = torch.ones(len(outcomes), dtype=torch.float64)
     weights.scatter_reduce_(0, nodes.pass_row, draws.double()[nodes.pass_node], "prod")
-    rewards, is_right = outcomes.double().clamp(0, 1), (outcomes.double() > hato.verification_threshold).double()
+    has_answer = torch.ones_like(weights) if dropped is None else (~dropped.bool().any(dim=1)).double()
+    rewards, is_right = outcomes.double().clamp(0, 1), (outcomes.double() > hato.verification_threshold) * has_answer
     below = nodes.sum_below(weights)
     if hato.path_reward == "mean":
         path = nodes.sum_below(weights * rewards) / below
     else:
         path = torch.zeros(len(nodes), dtype=torch.float64)
         path.scatter_reduce_(0, nodes.pass_node, rewards[nodes.pass_row], "amax")
-    right = nodes.sum_below(weights * is_right) / below
-    causal = _causal_rewards(nodes, right, below, path)
+    causal = _causal_rewards(nodes, nodes.sum_below(weights * is_right) / below, below, path)
     verified = hato.reward_weights.beta * path + hato.reward_weights.gamma * causal
     total = hato.reward_weights.alpha * local + verified
     advantages, varies = _sibling_advantages(nodes, total, verified, draws, hato, epsilon, norm_adv_by_std_in_grpo)
-    of_prompts = torch.zeros(2, len(nodes.prompts), dtype=torch.float64)
-    of_prompts.index_add_(1, nodes.row_group, torch.stack([weights * is_right, weights]))
-    prompt_right = of_prompts[0] / of_prompts[1]
+    answers = torch.stack([weights * is_right, weights * has_answer])
+    of_prompts = torch.zeros(2, len(nodes.prompts), dtype=torch.float64).index_add_(1, nodes.row_group, answers)
+    right, prompt_right = _share(*map(nodes.sum_below, answers)), _share(*of_prompts)
     return StepCredit(nodes, draws, right, prompt_right, local, path, causal, total, advantages, varies)
+
+
+def _share(part: torch.Tensor, whole: torch.Tensor) -> torch.Tensor:
+    """0 where there is nothing."""
+    return part / whole.masked_fill(whole == 0, 1)
 
 
 def _is_alone(nodes: Nodes) -> torch.Tensor:
@@ -193,7 +201,8 @@ def batch_credit(
         ValueError: they have another shape than the mask.
     """
     hato, nodes, outcomes = HATO_SETTINGS.get(), batch_nodes(index, response_mask), token_level_rewards.sum(dim=-1)
-    settings = hato, LOCAL_REWARDS.get_optional(), DRAWS.get_optional(), epsilon, norm_adv_by_std_in_grpo
+    fields = (field.get_optional() for field in (LOCAL_REWARDS, DRAWS, DROPPED_STEPS))
+    settings = hato, *fields, epsilon, norm_adv_by_std_in_grpo
     return SEGMENT_IDS.once("hato", (index, outcomes, *settings), lambda: step_credit(nodes, outcomes, *settings))
 
 

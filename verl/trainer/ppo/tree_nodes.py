@@ -24,6 +24,8 @@ from verl.trainer.ppo.token_fields import TokenField
 # no import of core_algos: estimators import this file while core_algos imports them
 # without an id a token is its row's own
 SEGMENT_IDS = TokenField("segment_ids", "this algorithm.adv_estimator", unsent=-1)
+# 1: of a step that the search gave up; a row with such a token has no answer, and reward 0
+DROPPED_STEPS = TokenField("dropped", "the trainer", unsent=0)
 
 
 @dataclass(frozen=True, eq=False)

@@ -57,15 +57,35 @@ def _check_tree(config: DictConfig, hato: HATOConfig) -> None:
         )
     if hato.local_reward != REWARD_LOOP:
         local_reward_function(hato.local_reward)
-    elif config.reward.reward_model.enable and not config.reward.reward_model.enable_resource_pool:
+    later = config.reward.reward_model.enable and not config.reward.reward_model.enable_resource_pool
+    asking = [f"hato.local_reward={REWARD_LOOP}"] if hato.local_reward == REWARD_LOOP else []
+    asking += ["hato.tree.train_dropped=true"] if hato.tree.train_dropped else []
+    if later and asking:
         raise ValueError(
-            f"hato.local_reward={REWARD_LOOP} needs scores during the rollout: "
-            "reward.reward_model.enable_resource_pool=true, or no reward model"
+            f"{asking[0]} needs scores during the rollout: reward.reward_model.enable_resource_pool=true, or no reward "
+            "model"
         )
+    if hato.tree.train_dropped:
+        _check_dropped(config, hato)
     if filters_groups(config) and OmegaConf.select(config, "trainer.v1.sampler.custom_sampler.path", default=None):
         raise ValueError(
             "trainer.v1.sampler.custom_sampler with algorithm.filter_groups.enable: the sampler that replaces trees "
             "one by one would take its place"
+        )
+
+
+def _check_dropped(config: DictConfig, hato: HATOConfig) -> None:
+    """Dropped steps are trained by their reward, 0, against that of the answers."""
+    estimator, weights = config.algorithm.adv_estimator, hato.reward_weights
+    if estimator == "hato" and weights.beta == weights.gamma == 0:
+        raise ValueError(
+            "hato.tree.train_dropped=true has no effect on credit=hato with hato.reward_weights.beta and gamma 0: no "
+            "reward of a row counts"
+        )
+    if estimator == "grpo_passk":
+        raise ValueError(
+            "hato.tree.train_dropped=true has no effect on algorithm.adv_estimator=grpo_passk: only the best row of a "
+            "prompt is trained"
         )
 
 
@@ -86,6 +106,27 @@ def _check_sizes(config: DictConfig, hato: HATOConfig) -> None:
         raise ValueError(
             f"hato.exploration.nodes_per_tree={shared}: no tree holds more than "
             f"hato.tree.max_nodes={hato.tree.max_nodes}"
+        )
+    if hato.tree.independent_paths:
+        _check_independent_paths(config.actor_rollout_ref.rollout.n, hato)
+
+
+def _check_independent_paths(n: int, hato: HATOConfig) -> None:
+    """All n paths have a node on each level, unless a beam drops them."""
+    tree = hato.tree
+    for key, value, least in (
+        ("max_nodes_per_level", tree.max_nodes_per_level, 2 if tree.search_algorithm == "beam" else n),
+        ("max_nodes", tree.max_nodes, n * max(2, tree.max_depth)),
+    ):
+        if value < least:
+            raise ValueError(
+                f"hato.tree.{key}={value}: hato.tree.independent_paths=true with actor_rollout_ref.rollout.n={n} and "
+                f"hato.tree.max_depth={tree.max_depth} needs at least {least}"
+            )
+    if hato.exploration.nodes_per_tree:
+        raise ValueError(
+            f"hato.exploration.nodes_per_tree={hato.exploration.nodes_per_tree} with hato.tree.independent_paths=true: "
+            "every prompt has n paths: expected 0"
         )
 
 

@@ -168,6 +168,8 @@ class GroupAgentLoopWorker(_AgentLoopWorker):
         await tq.async_kv_batch_put(keys=keys, fields=fields, tags=tags, partition_id="val" if validate else "train")
 
     async def _score_group(self, outputs: list[TrajectoryOutput], prompt: dict) -> None:
+        """Of the rows that have an answer, which are the first ones; the others have a reward."""
+        outputs = [output for output in outputs if output.reward_score is None]
         started = time.perf_counter()
         calls = []
         for first in range(0, len(outputs), SCORED_TOGETHER):

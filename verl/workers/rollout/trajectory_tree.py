@@ -17,6 +17,8 @@ from dataclasses import asdict, dataclass, field, replace
 MODEL, TOOL = "model", "tool"
 # where a group rollout leaves the tree, as JSON, and its metrics: extra_fields of the first session
 TREE, TREE_METRICS = "trajectory_tree", "tree_metrics"
+# in a segment's info, 1: a search gave up here; a trajectory that ends with it has no answer, and reward 0
+DROPPED = "dropped"
 # with a prompt: how often its problem has been submitted in this step before
 OCCURRENCE = "occurrence"
 # with a prompt: how vLLM is to sample its tokens (verl.workers.rollout.adaptive_temperature)
@@ -89,6 +91,10 @@ class TrajectoryTree:
             path.append(at)
             at = self.segments[at].parent
         return path[::-1]
+
+    def is_dropped(self, leaf: int) -> bool:
+        """Whether the trajectory that ends there was given up: it has no answer."""
+        return bool(self.segments[leaf].info.get(DROPPED))
 
     def trajectories(self) -> list[list[int]]:
         """Response token ids of every trajectory in branch order, end-of-sequence included, no padding."""

@@ -60,6 +60,9 @@ class TreeRollout:
         self.policy = policy_class(parts.tree or "plain").from_config(config, tokenizer)
         self.plain = policy_class("plain").from_config(config, tokenizer)
         self.environment = environment_of(config, tokenizer)
+        # what a reward function would have said of a row without an answer: group filters compare it with the others'
+        filters = config.algorithm.get("filter_groups") or {}
+        self.about_dropped = {filters["metric"]: 0.0} if filters.get("enable") and filters.get("metric") else {}
 
     @property
     def validates(self) -> bool:
@@ -102,6 +105,9 @@ class TreeRollout:
         )
         tree.metrics |= {"tokens_generated": float(engine.tokens)} | engine.versions.metrics()
         outputs = rows_of(tree, policy, engine.versions, time.perf_counter() - started)
+        for output in outputs:
+            if output.reward_score is not None:
+                output.extra_fields["reward_extra_info"] = dict(self.about_dropped)
         outputs[0].extra_fields |= policy.about_tree(tree) | self._about_group(tree, prompt)
         return outputs
 
@@ -160,7 +166,7 @@ def environment_of(config, tokenizer) -> Environment:
 def rows_of(
     tree: TrajectoryTree, policy: BranchPolicy, versions: WeightVersions | None = None, seconds: float = 0.0
 ) -> list[TrajectoryOutput]:
-    """A row of the batch for each of the tree's leaves, in their order.
+    """A row of the batch for each of the tree's leaves, in their order; one without an answer has reward 0 already.
 
     `response_mask` says who wrote a token. Token fields: `segment_ids`, of which equal ones in a prompt's rows are the
     same shared token, and the policy's own `fields`.
@@ -193,6 +199,8 @@ def rows_of(
                 token_fields=fields,
             )
         )
+        if tree.is_dropped(leaf):
+            rows[-1].reward_score = 0.0
     return rows
 
 

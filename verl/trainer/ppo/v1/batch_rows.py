@@ -10,6 +10,7 @@ import torch
 import transfer_queue as tq
 from tensordict import TensorDict
 
+from verl.trainer.ppo.tree_nodes import DROPPED_STEPS
 from verl.trainer.ppo.v1.fillers import is_filler
 
 # columns that the trainer gives to prompts, and upstream copies to their rows: a number that grows with each submitted
@@ -85,6 +86,15 @@ class BatchRows:
             rows_of[place_of(self.keys[row]).uid].append(row)
         problems = self.column(PROBLEM)
         return [Group(uid, self._order(rows[0]), problems[rows[0]], rows) for uid, rows in rows_of.items()]
+
+    @cached_property
+    def has_answer(self) -> list[bool]:
+        """Of each row; without an answer is one that ends with a step that the search gave up (`train_dropped`)."""
+        return (~self.tokens(DROPPED_STEPS.name, 0).bool().any(1)).tolist()
+
+    def answers(self, group: Group) -> list[int]:
+        """The rows of a group that have an answer."""
+        return [row for row in group.rows if self.has_answer[row]]
 
     def _order(self, row: int) -> tuple[int, int]:
         return self.tags[row].get("global_steps", 0), self.column(ORDER)[row]

@@ -220,7 +220,8 @@ class ExploreMixin:
                 segment.info |= {"advantage": advantages[node]} if node >= 0 else {}
             for component in self.components:
                 component.about_tree(tree, rows, group)
-        rewards = [scores.sum().item() for scores in rows.column("rm_scores", group.rows)]
+        scores = zip(group.rows, rows.column("rm_scores", group.rows), strict=True)
+        rewards = [of_row.sum().item() if rows.has_answer[row] else None for row, of_row in scores]
         update = "tree" if self.config.actor_rollout_ref.actor.get("use_prefix_tree") else "rows"
         return tree_record(tree, self.global_steps, group.uid, rewards, update, self.tokenizer)
 

@@ -27,7 +27,7 @@ from verl.trainer.ppo.hato_algos import (
     step_credit,
 )
 from verl.trainer.ppo.token_fields import Given
-from verl.trainer.ppo.tree_nodes import SEGMENT_IDS, tree_nodes
+from verl.trainer.ppo.tree_nodes import DROPPED_STEPS, SEGMENT_IDS, tree_nodes
 from verl.trainer.ppo.v1.batch_rows import PROBLEM, BatchRows, Group
 from verl.trainer.ppo.v1.component import Component, tree_of
 from verl.utils import tensordict_utils as tu
@@ -95,7 +95,7 @@ class Visit(NamedTuple):
     Args:
         order, problem: of its group.
         features, values: of each step, what the value model saw and said when the step was drawn.
-        right: of each step, the share of right answers below it.
+        right: of each step, the share of right answers below it; what was dropped has none, and does not count.
         accuracy: share of right answers of the whole tree.
         varying: share of its sibling groups whose verified rewards differ.
         tokens: generated for it.
@@ -194,9 +194,9 @@ class HATOSearch(Component):
         return [min(most, 2 + grant) for grant in grants]
 
     def on_drop(self, rows: BatchRows) -> None:
-        ids, local, draws = (rows.tokens(f.name, f.unsent) for f in (SEGMENT_IDS, LOCAL_REWARDS, DRAWS))
+        ids, *fields = (rows.tokens(f.name, f.unsent) for f in (SEGMENT_IDS, LOCAL_REWARDS, DRAWS, DROPPED_STEPS))
         nodes = tree_nodes(ids, rows.index, rows.response_mask)
-        self.dropped += visits_of(rows, step_credit(nodes, rows.rewards.sum(-1), self.hato, local, draws))
+        self.dropped += visits_of(rows, step_credit(nodes, rows.rewards.sum(-1), self.hato, *fields))
 
     def after_advantage(self, rows: BatchRows, metrics: dict) -> None:
         kept = visits_of(rows, credit_of(rows, self.config))
@@ -204,6 +204,9 @@ class HATOSearch(Component):
         metrics |= {"hato/trees_kept": len(kept), "hato/trees_dropped": len(dropped)}
         metrics["tree/tokens_generated"] += sum(visit.tokens for visit in dropped) / len(kept)
         metrics["hato/temperature"] = self.config.actor_rollout_ref.rollout.temperature
+        if self.hato.tree.train_dropped:
+            answers = [row for row in rows.real if rows.has_answer[row]]
+            metrics["hato/answer_score"] = rows.rewards.sum(-1)[answers].mean().item()
         visits = sorted([*kept, *dropped])
         metrics["hato/accuracy"] = fmean(visit.accuracy for visit in visits)
         names = "features", "values", "right"
@@ -260,7 +263,7 @@ class SuccessfulPaths(Component):
 
     def on_drop(self, rows: BatchRows) -> None:
         new = [group for group in rows.groups if self.references.wants(group.problem)]
-        paths = _responses(rows, [group.rows for group in new])
+        paths = _responses(rows, [rows.answers(group) for group in new])
         self.first_visits += [(group.order, group.problem, own) for group, own in zip(new, paths, strict=True)]
 
     def after_advantage(self, rows: BatchRows, metrics: dict) -> None:

@@ -31,12 +31,12 @@ def tree_metrics(rows: BatchRows) -> dict[str, float]:
 
 
 def diversity_metrics(rows: BatchRows, groups: Sequence[Group]) -> dict[str, float]:
-    """Means of `group_diversity` over these groups."""
+    """Means of `group_diversity` over these groups' answers."""
     values = defaultdict(list)
     rows.column("responses", [row for group in groups for row in group.rows])  # all at once
     for group in groups:
-        responses = [row.tolist() for row in rows.column("responses", group.rows)]
-        extras = rows.column("extra_fields", group.rows)
+        responses = [row.tolist() for row in rows.column("responses", rows.answers(group))]
+        extras = rows.column("extra_fields", rows.answers(group))
         answers = [(extra.get("reward_extra_info") or {}).get("pred") for extra in extras]
         known = None if all(answer is None for answer in answers) else answers
         for name, value in group_diversity(responses, known).items():
@@ -63,10 +63,11 @@ def segment_advantages(rows: BatchRows, nodes: Nodes) -> torch.Tensor:
     return passing.new_zeros(len(nodes)).index_add_(0, nodes.pass_node, passing)
 
 
-def tree_record(tree: TrajectoryTree, step: int, uid: str, rewards: list[float], update: str, tokenizer) -> dict:
+def tree_record(tree: TrajectoryTree, step: int, uid: str, rewards: list[float | None], update: str, tokenizer) -> dict:
     """A line of the trees file: the tree, its rewards, and the text of every token id that occurs in it.
 
     Args:
+        rewards: of each row; None for one without an answer.
         update: `rows`, or `tree` where shared tokens are computed once.
     """
     tokens = sorted({token for segment in tree.segments for token in segment.token_ids} | _suppressed_tokens(tree))

@@ -1,11 +1,13 @@
 """Merging, pruning and releasing steps; a step with a tool's result is a step like others."""
 
+from collections import Counter
+
 import pytest
 
 from tests.workers.rollout.trees.hato.trees import frontier, grown, model, random_frontier, tool
 from verl.workers.rollout.growth import Path
-from verl.workers.rollout.trajectory_tree import MODEL, TOOL
-from verl.workers.rollout.trees.hato.frontier import EXPANDED, OPEN, PRUNED, ROOT
+from verl.workers.rollout.trajectory_tree import MODEL, TOOL, TrajectoryTree
+from verl.workers.rollout.trees.hato.frontier import EXPANDED, OPEN, PRUNED, ROOT, Frontier
 
 
 def kept_children(tree, number):
@@ -150,3 +152,62 @@ def test_a_deep_tree_needs_no_recursion():
     assert len(tree.path(at).tokens) == 3000 and tree.leaves() == [at]
     tree.prune(at)
     assert tree.n_kept == 0
+
+
+def dropping(*parents: int) -> Frontier:
+    """Open steps with these parents, of a frontier that keeps what it drops; step i has the tokens i and 1000 + i."""
+    tree = Frontier(TrajectoryTree([100, 101]), keeps_tokens=True)
+    for number, parent in enumerate(parents, start=1):
+        tree.add(parent, [model(number, 1000 + number)], ended=False)
+    return tree
+
+
+def test_dropped_steps_are_rows_of_their_own_with_all_that_is_before_them():
+    #       1 ─┬─ 2      4 ─── 5 ─── 6      7
+    #          └─ 3
+    tree = dropping(ROOT, 1, 1, ROOT, 4, 5, ROOT)
+    for number in (2, 6, 3):
+        tree.prune(number)
+    assert tree.dropped == [2, 6, 3] and [tree.is_kept(i) for i in range(1, 8)] == [False] * 6 + [True]
+    tree.add(7, [model(70)], ended=True)
+    assert tree.train_dropped(5, seed=0) == [2, 3, 6]
+    assert [list(tree.path(i).tokens) for i in (2, 3, 6)] == [
+        [1, 1001, 2, 1002],
+        [1, 1001, 3, 1003],
+        [4, 1004, 5, 1005, 6, 1006],
+    ]
+    marked = [i for i in range(1, len(tree.steps)) if tree.info(i).get("dropped")]
+    assert marked == [2, 3, 6], "not what is before them, which answers may share"
+    assert tree.leaves() == [8] and tree.metrics()["leaves"] == 1 and tree.metrics()["nodes_pruned"] == 6
+
+
+def test_a_seed_chooses_among_dropped_steps_and_the_others_release_their_tokens():
+    seen = Counter()
+    for seed in range(600):
+        tree = dropping(ROOT, 1, 1, ROOT, ROOT)
+        for number in (2, 3, 4, 5):
+            tree.prune(number)
+        chosen = tree.train_dropped(2, seed)
+        seen.update(chosen)
+        on_paths = {*chosen} | ({1} if {2, 3} & {*chosen} else set())
+        for number in range(1, 6):
+            assert bool(tree.tree.segments[number - 1].token_ids) == (number in on_paths)
+            assert tree.info(number)["pruned"] and ("dropped" in tree.info(number)) == (number in chosen)
+    assert all(seen[number] / 600 == pytest.approx(1 / 2, abs=0.07) for number in (2, 3, 4, 5))
+    assert tree.train_dropped(0, 0) == [] and not any(segment.token_ids for segment in tree.tree.segments)
+
+
+def test_an_answer_that_a_beam_has_dropped_is_no_row():
+    tree = Frontier(TrajectoryTree([100]), keeps_tokens=True)
+    tree.add(ROOT, [model(5)], ended=True)
+    tree.prune(tree.add(ROOT, [model(6)], ended=True))
+    tree.prune(tree.add(ROOT, [model(7)], ended=False))
+    assert tree.train_dropped(9, 0) == [3] and [bool(s.token_ids) for s in tree.tree.segments] == [True, False, True]
+
+
+def test_paths_that_are_not_merged():
+    tree = Frontier(TrajectoryTree([100]), merges=False)
+    first, second = (tree.add(ROOT, [model(5)], ended=False) for _ in range(2))
+    ends = [tree.add(number, [model(6)], ended=True) for number in (first, second)]
+    assert tree.leaves() == ends and [list(tree.path(end).tokens) for end in ends] == [[5, 6]] * 2
+    assert tree.metrics()["merged"] == 0 and tree.n_kept == 4

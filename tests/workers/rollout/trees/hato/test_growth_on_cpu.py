@@ -10,10 +10,12 @@ import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from tests.workers.rollout.test_entropy_on_cpu import slow
-from tests.workers.rollout.toy_engine import EOS, VOCAB, Letters
+from tests.workers.rollout.toy_engine import EOS, VOCAB, Calls, HashEngine, Letters
 from verl.workers.rollout import growth
+from verl.workers.rollout.environment import NO_ENVIRONMENT
 from verl.workers.rollout.growth import Sampling
 from verl.workers.rollout.rollout_engine import TransformersEngine
+from verl.workers.rollout.trajectory_tree import TOOL
 from verl.workers.rollout.trees.hato.config import ExplorationConfig, HATOConfig, TreeConfig, UncertaintyConfig
 from verl.workers.rollout.trees.hato.local_reward import heuristic
 from verl.workers.rollout.trees.hato.policy import HATO_STEPS, MAX_NODES, SETTINGS, Policy
@@ -223,3 +225,117 @@ def test_an_engine_that_fails_fails_the_tree_and_leaves_nothing_running(model):
     with pytest.raises(RuntimeError, match="out of memory"):
         grow(Fails(model, 0), config_of())
     assert Fails.running == 0
+
+
+# -- what the search drops --
+
+DROPPING = ExplorationConfig(beta_u=0.0, pruning_threshold=0.5, selection_temperature=0.25)
+
+
+def dropping(**tree) -> HATOConfig:
+    shape = {"max_depth": 4, "max_step_tokens": 4, "step_delimiter": "c", "max_nodes": 60} | tree
+    return replace(config_of(), tree=TreeConfig(**shape), exploration=DROPPING)
+
+
+class Taste:
+    """Values in the place of a model's: a number drawn with a step's features."""
+
+    def predict(self, features):
+        values = [random.Random(str([round(x, 4) for x in row])).random() for row in features]
+        return torch.tensor(values), torch.zeros(len(values))
+
+
+def searched(config: HATOConfig, seed: int, n: int = 8, environment=NO_ENVIRONMENT, order: int = 0):
+    """The policy, its tree, and the engine, in which every prefix has a distribution of its own."""
+    policy, engine = Policy(config, Taste(), heuristic, Letters().decode), HashEngine(3.0, delay=0.002, order=order)
+    options = {"max_tokens": 30, "stop_token_ids": [EOS], "vocab_size": VOCAB, "seed": seed}
+    return policy, asyncio.run(growth.grow(engine, PROMPT, n, policy, environment=environment, **options)), engine
+
+
+def split(tree) -> tuple[list[int], list[int]]:
+    """Leaves with an answer and without."""
+    return [x for x in tree.leaves if not tree.is_dropped(x)], [x for x in tree.leaves if tree.is_dropped(x)]
+
+
+@pytest.mark.parametrize("tools", [False, True])
+@pytest.mark.parametrize("algorithm", ["bfs", "dfs", "beam"])
+@pytest.mark.parametrize("seed", range(4))
+def test_dropped_steps_are_rows_after_the_answers_and_change_nothing_else(algorithm, seed, tools):
+    shape = {"search_algorithm": algorithm, "max_nodes_per_level": 4}
+    environment = (lambda: Calls()) if tools else (lambda: NO_ENVIRONMENT)
+    before, after = (searched(dropping(**shape, train_dropped=on), seed, 12, environment()) for on in (False, True))
+    assert [o["seed"] for o in before[2].asked] == [o["seed"] for o in after[2].asked], "the same search"
+    tree, (answers, dropped) = after[1], split(after[1])
+    assert tree.leaves == [*answers, *dropped] and len(tree.leaves) <= 12
+    paths = tree.trajectories()
+    assert paths[: len(answers)] == before[1].trajectories()
+    assert not any("dropped" in segment.info for segment in before[1].segments)
+    assert {"dropped_steps", "dropped_rows"} == tree.metrics.keys() - before[1].metrics.keys()
+    assert before[1].metrics.items() <= tree.metrics.items()
+    assert len(dropped) == tree.metrics["dropped_rows"] == min(12 - len(answers), tree.metrics["dropped_steps"])
+    # the value model learns from the same steps
+    own, learnt = (policy.about_tree(grown)[HATO_STEPS] for policy, grown, _ in (before, after))
+    assert own["features"] == learnt["features"] and own["values"] == learnt["values"]
+    assert set(learnt["segments"]) <= {i for leaf in answers for i in tree.path(leaf)}
+    # a step that was dropped was open, its value was low, or a beam had better ones
+    for leaf, path in zip(dropped, paths[len(answers) :], strict=True):
+        last = tree.segments[leaf]
+        assert path[-1] != EOS and len(path) < 30 or last.author == TOOL
+        step = last if "value" in last.info else tree.segments[last.parent]
+        assert step.info["dropped"] == 1 and (step.info["value"] < 0.5 or algorithm == "beam")
+        assert not any(segment.parent == leaf for segment in tree.segments), "nothing follows it"
+    # only rows hold tokens
+    on_rows = {i for leaf in tree.leaves for i in tree.path(leaf)}
+    assert on_rows == {i for i, segment in enumerate(tree.segments) if segment.token_ids}
+
+
+def test_rows_of_dropped_steps_were_generated_token_by_token():
+    """A row's log-probabilities are the engine's for its tokens; some begin as an answer does."""
+    config, shared = dropping(train_dropped=True), 0
+    for seed in range(6):
+        _, tree, engine = searched(config, seed, 12)
+        answers, dropped = split(tree)
+        on_answers = {i for leaf in answers for i in tree.path(leaf)}
+        shared += sum(bool(on_answers & set(tree.path(leaf))) for leaf in dropped)
+        for tokens, log_probs in zip(tree.trajectories(), tree.log_probs(), strict=True):
+            expected = [
+                math.log(engine.probabilities([*PROMPT, *tokens[:at]])[token]) for at, token in enumerate(tokens)
+            ]
+            assert log_probs == pytest.approx(expected)
+    assert shared, "otherwise this tests nothing"
+
+
+def test_a_tree_with_dropped_rows_does_not_depend_on_who_is_fast():
+    config = dropping(train_dropped=True, search_algorithm="beam", max_nodes_per_level=2, branching_factor=4)
+    trees = [searched(config, 3, 4, order=order)[1] for order in range(3)]
+    assert trees[0].metrics["dropped_steps"] > trees[0].metrics["dropped_rows"] > 0, "some are chosen"
+    assert len({tree.to_json() for tree in trees}) == 1
+
+
+@pytest.mark.parametrize("algorithm", ["bfs", "dfs"])
+def test_stopping_early_without_a_tree(algorithm):
+    """n paths that do not share a segment: the answers, and what was given up after a step; together n rows."""
+    config = dropping(independent_paths=True, train_dropped=True, search_algorithm=algorithm)
+    given_up = 0
+    for seed in range(5):
+        _, tree, engine = searched(config, seed, 10)
+        answers, dropped = split(tree)
+        assert len(answers) + len(dropped) == 10 and answers and len(set(tree.leaves)) == 10
+        paths = [tree.path(leaf) for leaf in tree.leaves]
+        assert len({i for path in paths for i in path}) == sum(map(len, paths)) == len(tree.segments)
+        assert len(engine.asked) >= sum(map(len, paths)), "nothing else was asked for"
+        for leaf, path in zip(tree.leaves, paths, strict=True):
+            *above, last = (tree.segments[i].info["value"] for i in path)
+            assert all(value >= 0.5 for value in above) or leaf in answers and len(answers) == 1, "the last way stays"
+            assert leaf in answers or last < 0.5
+        given_up += len(dropped)
+    assert given_up > 10
+
+
+def test_without_a_threshold_independent_paths_are_independent_answers():
+    exploration = ExplorationConfig(pruning_threshold=0.0)
+    config = replace(config_of(independent_paths=True, max_step_tokens=4), exploration=exploration)
+    _, tree, _ = searched(config, 1, 10)
+    assert len(tree.leaves) == 10 and tree.metrics["nodes_pruned"] == 0
+    assert {len([s for s in tree.segments if s.parent == i]) for i in range(len(tree.segments))} == {0, 1}
+    assert all(path[-1] == EOS or len(path) == 30 for path in tree.trajectories())

@@ -13,6 +13,7 @@ from hydra import compose, initialize_config_dir
 import verl.trainer
 from recipe.common.tiny_model import TinyModelConfig, make_model, make_tokenizer
 from tests.workers.rollout.trees.arpo.toy_agent import TOKENIZER, Library, ToyPolicy
+from verl.trainer.ppo.tree_nodes import DROPPED_STEPS
 from verl.workers.rollout.rollout_engine import TransformersEngine
 from verl.workers.rollout.trajectory_tree import TOOL, TREE, TREE_METRICS, TrajectoryTree
 from verl.workers.rollout.tree_rollout import SEGMENT_IDS, TreeRollout
@@ -210,3 +211,39 @@ def test_prompts_at_once_do_not_disturb_each_other(engine):
         return await asyncio.gather(*(rollout.run(dict(prompt), N, SAMPLING) for prompt in prompts))
 
     assert rows(asyncio.run(together())) == rows(alone)
+
+
+DROPPING = ["hato.tree.train_dropped=true", "hato.exploration.pruning_threshold=0.45", "hato.exploration.beta_u=0"]
+FILTER = ["+algorithm.filter_groups={enable:true,metric:acc}"]
+
+
+@pytest.mark.parametrize("filtered", [False, True])
+def test_rows_without_an_answer_have_reward_0_and_say_so(engine, filtered):
+    rows = []
+    for index in range(8):
+        rollout = rollout_of(engine, *DROPPING, *(FILTER if filtered else []))
+        outputs, _ = run(rollout, index=index)
+        tree = TrajectoryTree.from_json(outputs[0].extra_fields[TREE])
+        assert len(outputs) <= N and [o.response_ids for o in outputs] == tree.trajectories()
+        for output, leaf in zip(outputs, tree.leaves, strict=True):
+            assert output.reward_score == (0.0 if tree.is_dropped(leaf) else None)
+            of_segments = [tree.segments[i].info.get("dropped", 0) for i in output.token_fields[SEGMENT_IDS]]
+            assert output.token_fields[DROPPED_STEPS.name] == of_segments
+            assert any(of_segments) == tree.is_dropped(leaf)
+            if tree.is_dropped(leaf):
+                assert output.extra_fields["reward_extra_info"] == ({"acc": 0.0} if filtered else {})
+                assert output.as_dict()["rm_scores"].tolist() == [0.0] * len(output.response_ids)
+        rows += outputs
+    assert {output.reward_score for output in rows} == {0.0, None}, "otherwise this tests nothing"
+
+
+def test_rows_say_nothing_of_dropped_steps_where_they_are_not_trained(engine):
+    outputs, _ = run(rollout_of(engine, *DROPPING[1:]))
+    assert all(set(o.token_fields) == {SEGMENT_IDS, "local_rewards", "draws"} for o in outputs)
+    assert {o.reward_score for o in outputs} == {None}
+
+
+def test_validation_has_answers_only(engine):
+    prompt = {"uid": "u", "global_steps": 2, "index": 0, "raw_prompt": [{"role": "user", "content": "1+2"}]}
+    outputs = asyncio.run(rollout_of(engine, *DROPPING).run(prompt, N, dict(SAMPLING), plain=True))
+    assert len(outputs) == N and all("dropped" not in output.token_fields for output in outputs)

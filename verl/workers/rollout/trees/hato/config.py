@@ -27,12 +27,16 @@ class TreeConfig:
         search_algorithm: `bfs` level by level; `dfs` the deepest node first; `beam` level by level, of which the best
             `max_nodes_per_level` are kept.
         max_nodes_per_level: kept nodes of a level.
-        max_nodes: kept nodes of a tree, the root not counted; only they hold tokens.
+        max_nodes: kept nodes of a tree, the root not counted; only they hold tokens (but see train_dropped).
         step_delimiter: text that ends a step.
         max_step_tokens: a longer step is cut into two; the last step, to the final answer, has no such bound.
         adaptive_branching: the number of children follows a node's promise, branching_factor on average.
         spread_leaves: a tree of n leaves and depth D has n^(d/D) ends at most after level d, so that it forks on all
             levels; else, and with dfs, it forks as early as it can.
+        train_dropped: a step that the search drops before its answer is known becomes a row with reward 0, where the
+            prompt has rows left. Until a tree is complete, dropped nodes hold tokens, too.
+        independent_paths: no tree: as many paths from the problem as there are rows, which do not fork; a step has one
+            child. branching_factor, adaptive_branching and spread_leaves do not count.
     """
 
     max_depth: int = Field(default=4, ge=1)
@@ -44,6 +48,8 @@ class TreeConfig:
     max_step_tokens: int = Field(default=256, ge=1)
     adaptive_branching: bool = False
     spread_leaves: bool = True
+    train_dropped: bool = False
+    independent_paths: bool = False
 
 
 @dataclass(frozen=True, config=SECTION)
@@ -182,6 +188,12 @@ class HATOConfig:
     def __post_init__(self):
         if self.reward_weights.alpha == 0 and self.local_reward != HEURISTIC:
             raise ValueError(f"hato.local_reward={self.local_reward} has no effect: hato.reward_weights.alpha is 0")
+        drops = self.exploration.pruning_threshold > 0 or self.tree.search_algorithm == "beam"
+        if self.tree.train_dropped and not drops:
+            raise ValueError(
+                "hato.tree.train_dropped=true has no effect: nothing is dropped with hato.exploration.pruning_threshold"
+                f"=0 and hato.tree.search_algorithm={self.tree.search_algorithm}"
+            )
 
     @classmethod
     def from_dict(cls, values: dict | DictConfig) -> "HATOConfig":

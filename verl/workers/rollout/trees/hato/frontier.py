@@ -2,19 +2,20 @@
 
     problem ─┬─ 1 "let x = 3" (drawn twice) ─┬─ 3 "x + 4 = 7. Answer 7"
              │                               └─ 4 "x - 4 = -1. Answer -1"
-             └─ 2 "let x = 5"     dropped: holds no tokens any more
+             └─ 2 "let x = 5"     dropped: holds no tokens any more, or is trained as wrong (`train_dropped`)
 
 A step is a segment of the `TrajectoryTree`, and with tools also the segments that follow without a fork, such as a
 tool's result. Steps are numbered in the order in which they were added, 0 is the problem: a parent comes before its
 children.
 """
 
+import random
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from verl.workers.rollout.growth import Path
-from verl.workers.rollout.trajectory_tree import MODEL, Segment, TrajectoryTree
+from verl.workers.rollout.trajectory_tree import DROPPED, MODEL, Segment, TrajectoryTree
 
 OPEN, EXPANDED, LEAF, PRUNED = "open", "expanded", "leaf", "pruned"
 ROOT = 0
@@ -43,12 +44,19 @@ class Step:
 
 
 class Frontier:
-    """The steps of `tree`, which is empty at first."""
+    """The steps of a tree.
 
-    def __init__(self, tree: TrajectoryTree):
-        self.tree = tree
+    Args:
+        tree: empty at first.
+        merges: whether identical siblings are one step.
+        keeps_tokens: whether dropped steps hold their tokens until `train_dropped` chooses among them.
+    """
+
+    def __init__(self, tree: TrajectoryTree, *, merges: bool = True, keeps_tokens: bool = False):
+        self.tree, self.merges, self.keeps_tokens = tree, merges, keeps_tokens
         self.steps = [Step(None, 0)]
         self.n_leaves = 0
+        self.dropped: list[int] = []  # the steps that were open when they were dropped: nobody knows their answers
         self.kept_at_depth: Counter[int] = Counter()  # the problem not counted
         self._open = {ROOT}
         self._same: dict[tuple[int, tuple[int, ...]], int] = {}  # (parent, tokens) of the kept steps
@@ -56,7 +64,7 @@ class Frontier:
     def add(
         self, parent: int, segments: Sequence[Segment], *, ended: bool, value: float = 0.0, uncertainty: float = 0.0
     ) -> int:
-        """A step after `parent`; where it has this very child, that child is counted once more.
+        """A step after `parent`; where it has this very child, that child is counted once more (`merges`).
 
         Args:
             parent: open or expanded.
@@ -67,7 +75,7 @@ class Frontier:
             the step's number, the old one's where it was merged.
         """
         above, tokens = self.steps[parent], _tokens_of(segments)
-        if (same := self._same.get((parent, tokens))) is not None:
+        if self.merges and (same := self._same.get((parent, tokens))) is not None:
             self.info(same)["count"] += 1
             return same
         step = Step(parent, above.depth + 1, value=value, uncertainty=uncertainty)
@@ -91,7 +99,8 @@ class Frontier:
         return number
 
     def prune(self, number: int) -> None:
-        """Drops a step, never the problem, with all below and those above that have no child left; releases tokens."""
+        """Drops a step, never the problem, with all below and those above that have no child left; releases their
+        tokens, if they are not kept for now."""
         while self.steps[number].parent not in (None, ROOT):
             above = self.steps[number].parent
             if any(child != number and self.is_kept(child) for child in self.steps[above].children):
@@ -107,12 +116,42 @@ class Frontier:
             segments = self._segments(at)
             self._same.pop((step.parent, _tokens_of(segments)), None)
             self.n_leaves -= step.status == LEAF
+            if step.status == OPEN:
+                self.dropped.append(at)
             self._open.discard(at)
             for segment in segments:
-                segment.token_ids, segment.log_probs = [], None if segment.log_probs is None else []
                 segment.info["pruned"] = "dropped by the search"
+            if not self.keeps_tokens:
+                self._release(at)
             self.kept_at_depth[step.depth] -= 1
             step.status = PRUNED
+
+    def _release(self, number: int) -> None:
+        for segment in self._segments(number):
+            segment.token_ids, segment.log_probs = [], None if segment.log_probs is None else []
+
+    def train_dropped(self, most: int, seed: int) -> list[int]:
+        """The dropped steps whose paths become rows, without an answer and with reward 0; for a complete tree.
+
+        A step that was open when it was dropped gives a row; with more than `most` of them, so many are drawn from the
+        seed, each as likely as any other. All other dropped steps, but for those on the way to a chosen one, release
+        their tokens. Answers that a beam has dropped are no rows: they may be right.
+
+        Returns:
+            their numbers, in the order in which they were drawn.
+        """
+        chosen = sorted(random.Random(f"{seed} dropped").sample(self.dropped, max(0, min(most, len(self.dropped)))))
+        on_paths = {ROOT}
+        for number in chosen:
+            for segment in self._segments(number):
+                segment.info |= {DROPPED: 1, "pruned": "dropped by the search, trained as wrong"}
+            while number not in on_paths:
+                on_paths.add(number)
+                number = self.steps[number].parent
+        for number in range(1, len(self.steps)):
+            if not self.is_kept(number) and number not in on_paths:
+                self._release(number)
+        return chosen
 
     @property
     def n_kept(self) -> int:

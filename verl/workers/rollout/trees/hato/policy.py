@@ -17,7 +17,7 @@ from verl.workers.config.hato import hato_config
 from verl.workers.rollout.entropy import mean_entropy
 from verl.workers.rollout.growth import Ask, BranchPolicy, Growth, Path, Score
 from verl.workers.rollout.rollout_engine import gather_or_cancel
-from verl.workers.rollout.trajectory_tree import MODEL, TOOL, Segment, TrajectoryTree
+from verl.workers.rollout.trajectory_tree import DROPPED, MODEL, TOOL, Segment, TrajectoryTree
 from verl.workers.rollout.trees.hato.config import REWARD_LOOP, HATOConfig
 from verl.workers.rollout.trees.hato.frontier import Frontier
 from verl.workers.rollout.trees.hato.local_reward import LocalReward, Step, local_reward, local_reward_function
@@ -35,7 +35,8 @@ STEP_INFO = "hato_step"
 
 
 class Policy(BranchPolicy):
-    """`tree=hato`: 1 to n trajectories, a leaf each.
+    """`tree=hato`: 1 to n trajectories, a leaf each; with `hato.tree.train_dropped` first the answers, then steps that
+    the search has dropped, as many as there are rows left.
 
     Args:
         config: everything under `hato`.
@@ -58,6 +59,8 @@ class Policy(BranchPolicy):
         self.config, self.bounds, self.value_model = config, config.tree, value_model
         self.local_reward, self.decode, self.temperature = local_reward, decode, temperature
         self.learnt_until: int | None = None
+        if config.tree.train_dropped:
+            self.fields = self.fields | {DROPPED: (DROPPED, 0)}
 
     @classmethod
     def from_config(cls, config, tokenizer=None) -> "Policy":
@@ -94,16 +97,23 @@ class Policy(BranchPolicy):
         return of_step
 
     async def grow(self, growth: Growth, n: int) -> None:
-        frontier = Frontier(growth.tree)
+        shape = self.config.tree
+        frontier = Frontier(growth.tree, merges=not shape.independent_paths, keeps_tokens=shape.train_dropped)
         search = Search(frontier, self.bounds, self.config.exploration, n_leaves=n, seed=growth.seed)
         while expansions := search.next():
             await Round(self, growth, frontier).grow(expansions)
-        growth.tree.leaves = [frontier.steps[leaf].segments[-1] for leaf in frontier.leaves()]
-        growth.tree.metrics = frontier.metrics()
+        ends, metrics = frontier.leaves(), frontier.metrics()
+        if shape.train_dropped:
+            dropped = frontier.train_dropped(n - len(ends), growth.seed)
+            metrics |= {"dropped_steps": float(len(frontier.dropped)), "dropped_rows": float(len(dropped))}
+            ends += dropped
+        growth.tree.leaves = [frontier.steps[end].segments[-1] for end in ends]
+        growth.tree.metrics = metrics
 
     def about_tree(self, tree: TrajectoryTree) -> dict:
-        """What the value model learns from."""
-        kept = sorted({i for leaf in tree.leaves for i in tree.path(leaf)})
+        """What the value model learns from: the steps that lead to answers."""
+        answers = [leaf for leaf in tree.leaves if not tree.is_dropped(leaf)]
+        kept = sorted({i for leaf in answers for i in tree.path(leaf)})
         steps = {i: tree.segments[i].info for i in kept if "value" in tree.segments[i].info}
         about = {
             "segments": list(steps),

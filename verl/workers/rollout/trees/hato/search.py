@@ -15,6 +15,8 @@ Decided here, as the notes do not say it:
 - No open node is left behind: without room for more it gets one child that runs to the final answer.
 - The last way to an answer is never pruned, however low its score.
 - Ended paths are not pruned by the threshold, as nothing is saved; in a beam they compete for their level's places.
+- Dropped steps free their places: the steps that are left may have more children.
+- With `independent_paths` the problem has a child for each leaf and a step has one, which is scored like any other.
 - Siblings' draws come from (seed, node), so that a tree follows from its seed, however requests are answered in time.
 """
 
@@ -121,7 +123,7 @@ def ends_after(level: int, n_leaves: int, config: TreeConfig) -> int:
     >>> [ends_after(level, 8, TreeConfig(max_depth=4)) for level in (1, 2, 3, 4)]
     [2, 3, 5, 8]
     """
-    if not config.spread_leaves or config.search_algorithm == "dfs":
+    if not config.spread_leaves or config.search_algorithm == "dfs" or config.independent_paths:
         return n_leaves
     return min(n_leaves, math.ceil(round(n_leaves ** (level / config.max_depth), 9)))
 
@@ -136,7 +138,8 @@ class Bounds:
         nodes      kept nodes + open nodes (each needs one to end)   <= max_nodes
         spread     leaves + open nodes, after expanding level d      <= n_leaves^((d + 1) / max_depth)   (spread_leaves)
 
-    Once all leaves are given away, nothing will fork any more, and open nodes run to their ends at once.
+    Once all leaves are given away, nothing will fork any more, and open nodes run to their ends at once; but for
+    `independent_paths`, which are there to be given up on the way.
     """
 
     def __init__(self, frontier: Frontier, config: TreeConfig, n_leaves: int):
@@ -159,7 +162,7 @@ class Bounds:
             wanted: children.
             to_the_end: they are at the last level.
         """
-        if self.leaves <= 0:
+        if self.leaves <= 0 and not self.config.independent_paths:
             to_the_end = True
         if not to_the_end:
             # n open children count twice among the nodes
@@ -208,13 +211,19 @@ class Search:
         chosen = self._chosen()
         scores = [self._score(number) for number in chosen]
         temperature = self.exploration.selection_temperature
-        wanted = dict(zip(chosen, branching_factors(scores, self.config, temperature), strict=True))
+        wanted = dict(zip(chosen, self._wanted(chosen, scores), strict=True))
         bounds = Bounds(self.frontier, self.config, self.n_leaves)
         granted = {}
         for number in drawn_order(chosen, scores, temperature, self.seed):
             depth = self.frontier.steps[number].depth
             granted[number] = bounds.grant(depth, wanted[number], depth + 1 == self.config.max_depth)
         return [Expansion(number, *granted[number]) for number in chosen]
+
+    def _wanted(self, chosen: Sequence[int], scores: Sequence[float]) -> list[int]:
+        """How many children each of the steps chosen together wants."""
+        if self.config.independent_paths:
+            return [self.n_leaves if number == ROOT else 1 for number in chosen]
+        return branching_factors(scores, self.config, self.exploration.selection_temperature)
 
     def _score(self, number: int) -> float:
         step = self.frontier.steps[number]
