@@ -106,7 +106,8 @@ def main() -> None:
             "## Runs",
             "",
             f"ARPO on the search task, 16 prompts x 8 trajectories, {args.steps - SKIPPED_STEPS} steps each; a search "
-            f"takes log-normal seconds (median {LATENCY['median']:g}, sigma {LATENCY['sigma']:g}). `separate_async` has a second server for the rollout, on the same two cores. "
+            f"takes log-normal seconds (median {LATENCY['median']:g}, sigma {LATENCY['sigma']:g}). `separate_async` "
+            "has a second server for the rollout, on the same two cores. "
             "Staleness, spans: steps and policies, means over responses.",
             "",
             *table,
