@@ -30,7 +30,7 @@ def test_a_run_put_together_has_every_part_with_a_default_that_exists():
 def test_recipes_are_made_of_parts_that_exist():
     made = recipes()
     plain = {"tree": "plain", "environment": "none", "sampler": "plain", "credit": "grpo", "loss": "vanilla"}
-    plain["update"] = "rows"
+    plain |= {"update": "rows", "schedule": "sync"}
     assert made["hapo/hapo_trainer"] == plain | {"sampler": "tempered", "credit": "hapo", "loss": "hapo"}
     assert made["arpo/aepo_trainer"] == plain | {"tree": "aepo", "environment": "tools", "loss": "aepo"}
     for name, parts in made.items():

@@ -123,23 +123,18 @@ def test_a_failing_group_fails_alone(queue):
 
 def test_a_pause_of_the_servers_is_not_the_groups(queue, monkeypatch):
     worker, published, _ = queue
-    worker.config.actor_rollout_ref.rollout.group_timeout = 0.2
+    now = [0.0]
+    worker.clock = PauseClock(lambda: now[0])
 
     async def slow(prompt, *args):
-        await asyncio.sleep(0.6)
+        await worker.pause()
+        now[0] += 3600
+        await worker.resume()
         return [trajectory(0)]
 
     monkeypatch.setattr(worker.tree_rollout, "run", slow)
-
-    async def group():
-        await worker.pause()
-        asyncio.get_running_loop().call_later(0.5, lambda: asyncio.ensure_future(worker.resume()))
-        prompt = {"uid": "paused", "agent_name": "single_turn_agent", "global_steps": 1}
-        await worker._run_prompt(prompt, {}, {"validate": False})
-
-    asyncio.run(group())
-    run(worker, ["not paused"])
-    assert dict(published) == {"paused": "finished", "not paused": "failure"}
+    run(worker, ["paused"])
+    assert published[-1] == ("paused", "finished") and worker.clock.seconds() == 0
 
 
 def test_groups_that_are_given_up_at_the_end_of_a_run_are_no_failures(queue):

@@ -22,6 +22,29 @@ def test_pauses_do_not_count():
     assert clock._paused_seconds == 4.0
 
 
+class VirtualTime(asyncio.SelectorEventLoop):
+    """Its time is that of what is next; nothing waits."""
+
+    now = 0.0
+
+    def time(self) -> float:
+        return self.now
+
+    def _run_once(self):
+        if not self._ready and self._scheduled:
+            self.now = max(self.now, self._scheduled[0]._when)
+        super()._run_once()
+
+
+def run(work):
+    """The result of `work(loop, clock)`."""
+    loop = VirtualTime()
+    try:
+        return loop.run_until_complete(work(loop, PauseClock(loop.time)))
+    finally:
+        loop.close()
+
+
 async def sleeping(seconds: float, ended: list) -> str:
     try:
         await asyncio.sleep(seconds)
@@ -32,13 +55,13 @@ async def sleeping(seconds: float, ended: list) -> str:
 
 @pytest.mark.parametrize("limit", [None, 5.0])
 def test_work_within_its_time(limit):
-    assert asyncio.run(PauseClock().wait_for(sleeping(0.01, []), limit)) == "done"
+    assert run(lambda loop, clock: clock.wait_for(sleeping(4, []), limit)) == "done"
 
 
 def test_work_beyond_its_time_is_cancelled():
     ended = []
     with pytest.raises(asyncio.TimeoutError):
-        asyncio.run(PauseClock().wait_for(sleeping(60, ended), 0.05))
+        run(lambda loop, clock: clock.wait_for(sleeping(60, ended), 5.0))
     assert ended == [60]
 
 
@@ -47,38 +70,48 @@ def test_an_error_is_the_works_own():
         raise ValueError("no such token")
 
     with pytest.raises(ValueError, match="no such token"):
-        asyncio.run(PauseClock().wait_for(fails(), 5.0))
+        run(lambda loop, clock: clock.wait_for(fails(), 5.0))
 
 
-def test_a_pause_stretches_the_time_and_its_end_starts_it_again():
-    async def paused(work_seconds: float) -> str:
-        clock = PauseClock()
+@pytest.mark.parametrize(("work", "in_time"), [(20.0, True), (39.0, True), (41.0, False)])
+def test_a_pause_at_the_start_stretches_the_time(work, in_time):
+    """Paused from 0 to 30, ten seconds allowed: it may take forty."""
+
+    async def paused(loop, clock):
         clock.pause()
-        asyncio.get_running_loop().call_later(0.3, clock.resume)
-        return await clock.wait_for(sleeping(work_seconds, []), 0.1)
+        loop.call_later(30, clock.resume)
+        return await clock.wait_for(sleeping(work, []), 10)
 
-    assert asyncio.run(paused(0.2)) == "done"  # within the pause, in which no time passes
-    with pytest.raises(asyncio.TimeoutError):
-        asyncio.run(paused(60))
+    if in_time:
+        assert run(paused) == "done"
+    else:
+        with pytest.raises(asyncio.TimeoutError):
+            run(paused)
 
 
-def test_a_pause_that_begins_in_the_meantime():
-    async def run() -> str:
-        clock, loop = PauseClock(), asyncio.get_running_loop()
-        loop.call_later(0.02, clock.pause)
-        loop.call_later(0.4, clock.resume)
-        return await clock.wait_for(sleeping(0.3, []), 0.1)
+@pytest.mark.parametrize(("work", "in_time"), [(30.0, True), (47.0, True), (49.0, False)])
+def test_a_pause_that_begins_in_the_meantime(work, in_time):
+    """Paused from 2 to 40 and not from 40 on; ten seconds allowed: two before, eight after."""
 
-    assert asyncio.run(run()) == "done"
+    async def paused(loop, clock):
+        loop.call_later(2, clock.pause)
+        loop.call_later(40, clock.resume)
+        return await clock.wait_for(sleeping(work, []), 10)
+
+    if in_time:
+        assert run(paused) == "done"
+    else:
+        with pytest.raises(asyncio.TimeoutError):
+            run(paused)
 
 
 def test_cancelled_from_outside_the_work_has_ended():
-    async def run() -> list:
+    async def cancelled(loop, clock):
         ended = []
-        task = asyncio.ensure_future(PauseClock().wait_for(sleeping(60, ended), None))
-        await asyncio.sleep(0.02)
+        task = asyncio.ensure_future(clock.wait_for(sleeping(60, ended), None))
+        await asyncio.sleep(1)
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
         return ended
 
-    assert asyncio.run(run()) == [60]
+    assert run(cancelled) == [60]

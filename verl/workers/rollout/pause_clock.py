@@ -52,7 +52,7 @@ class PauseClock:
                 await asyncio.wait({task, resumed}, return_when=asyncio.FIRST_COMPLETED)
                 resumed.cancel()
                 left = None if end is None else end - self.seconds()
-                if left is not None and left <= 0:
+                if left is not None and left <= 0 and not task.done():
                     raise asyncio.TimeoutError
                 await asyncio.wait({task}, timeout=left)
             return task.result()
