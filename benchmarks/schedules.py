@@ -1,16 +1,17 @@
 """What schedules gain where tools are slow: a model, and runs of the real stack.
 
-    python scripts/fork_server.py python -m benchmarks.schedules [--steps 10] [--simulated-steps 300]
+    python -m benchmarks.schedules [--simulated-steps 300]
+    python scripts/fork_server.py python -m benchmarks.schedules --steps 10
 
-The model is benchmarks/schedule_model.py. The runs are ARPO on the search task with made, log-normal latencies of the
-search (benchmarks/slow_search.py), one for each schedule, with the same bounds of staleness; the first two steps do not
-count. A run that exists is not repeated. Baseline: schedule=sync. Writes benchmarks/results/schedules.md and .png.
+The model is benchmarks/schedule_model.py. With `--steps` there are also runs of so many steps: ARPO on the search task
+with made, log-normal latencies of the search (benchmarks/slow_search.py), one for each schedule, with the same bounds
+of staleness; the first two steps do not count. A run that exists is not repeated. Baseline: schedule=sync. Writes
+benchmarks/results/schedules.md and .png.
 """
 
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
-from statistics import fmean
 
 import pandas as pd
 from matplotlib.figure import Figure
@@ -21,6 +22,7 @@ from benchmarks.schedule_model import Workload, simulate
 from recipe.common.run_metrics import load_metrics
 
 SCHEDULES = ("sync", "colocate_async", "separate_async")
+MODEL = Workload()
 SIGMAS = (0.0, 0.5, 1.0, 1.5)
 SKIPPED_STEPS = 2
 LATENCY = {"median": 1.0, "sigma": 1.2}
@@ -36,7 +38,7 @@ def model_rows(steps: int) -> list[list[str]]:
     """Of each tail and schedule: seconds of a step, times faster than sync, and the staleness of a group."""
     rows = []
     for sigma in SIGMAS:
-        workload = replace(Workload(), sigma=sigma)
+        workload = replace(MODEL, sigma=sigma)
         sync = simulate(workload, "sync", steps=steps)
         for schedule in SCHEDULES:
             for ahead in (1,) if schedule == "sync" else (1, 2, 4):
@@ -69,8 +71,8 @@ def tokens_per_second(metrics: pd.DataFrame) -> float:
 
 
 def draw(rows: Sequence[Sequence[str]], runs: dict[str, pd.DataFrame]) -> None:
-    figure = Figure(figsize=(9, 3.6), layout="constrained")
-    left, right = figure.subplots(1, 2)
+    figure = Figure(figsize=(9 if runs else 5.5, 3.6), layout="constrained")
+    left, *others = figure.subplots(1, 2 if runs else 1, squeeze=False)[0]
     for schedule in SCHEDULES[1:]:
         for ahead in ("1", "4"):
             points = [(float(row[0]), float(row[4])) for row in rows if row[1:3] == [schedule, ahead]]
@@ -78,50 +80,48 @@ def draw(rows: Sequence[Sequence[str]], runs: dict[str, pd.DataFrame]) -> None:
     left.set(xlabel="sigma of a call's log-normal seconds", ylabel="times faster than sync", title="model")
     left.axhline(1, color="gray", linewidth=0.8)
     left.legend(frameon=False, fontsize=8)
-    for i, metrics in enumerate(runs.values()):
-        waits, step = metrics["timing_s/gen"].mean(), metrics["timing_s/step"].mean()
-        right.bar(i, waits, color="C1", label="waiting for responses" if i == 0 else None)
-        right.bar(i, step - waits, bottom=waits, color="C0", label="update and the rest" if i == 0 else None)
-    right.set_xticks(range(len(runs)), list(runs))
-    right.set(ylabel="seconds of a step", title="runs with made latencies")
-    right.legend(frameon=False, fontsize=8)
+    for right in others:
+        waits = [metrics["timing_s/gen"].mean() for metrics in runs.values()]
+        rest = [metrics["timing_s/step"].mean() - wait for metrics, wait in zip(runs.values(), waits, strict=True)]
+        right.bar(list(runs), waits, color="C1", label="waiting for responses")
+        right.bar(list(runs), rest, bottom=waits, color="C0", label="update and the rest")
+        right.set(ylabel="seconds of a step", title="runs with made latencies")
+        right.legend(frameon=False, fontsize=8)
     figure.savefig(RESULTS / "schedules.png", dpi=150)
 
 
-def main() -> None:
-    args = parser_of(__doc__, steps=10, simulated_steps=300).parse_args()
-    sys.argv[0] = "-m benchmarks.schedules"
-    runs = {schedule: measured(schedule, args.steps) for schedule in SCHEDULES}
+def measurement(steps: int, runs: dict[str, pd.DataFrame]) -> list[str]:
+    """The page's lines."""
     sync = tokens_per_second(runs["sync"])
+    header = ["schedule", "s a step", "of these s of waiting", "trained tokens/s", "times sync", "staleness", "spans"]
+    rows = [measured_row(name, metrics, sync) for name, metrics in runs.items()]
+    what = (
+        f"ARPO on the search task, 16 prompts x 8 trajectories, {steps - SKIPPED_STEPS} steps each; a search takes "
+        f"log-normal seconds (median {LATENCY['median']:g}, sigma {LATENCY['sigma']:g}). `separate_async` has a second "
+        "server for the rollout, on the same two cores. Staleness, spans: steps and policies, means over responses."
+    )
+    return ["## Runs", "", what, "", *table_lines([*header, "oldest token"], rows), ""]
+
+
+def main() -> None:
+    args = parser_of(__doc__, steps=0, simulated_steps=300).parse_args()
+    sys.argv[0] = "-m benchmarks.schedules"
+    runs = {schedule: measured(schedule, args.steps) for schedule in SCHEDULES} if args.steps else {}
     model = model_rows(args.simulated_steps)
     draw(model, runs)
-    header = ["schedule", "s a step", "of these s of waiting", "trained tokens/s", "times sync", "staleness", "spans"]
-    table = table_lines(
-        [*header, "oldest token"], [measured_row(name, metrics, sync) for name, metrics in runs.items()]
+    of_runs = measurement(args.steps, runs) if runs else []
+    about = (
+        f"A step trains {MODEL.batch} groups of {MODEL.trajectories} trajectories; a trajectory makes {MODEL.calls} "
+        f"calls one after another and writes for {MODEL.writing:g} s before, between and after them. A call takes "
+        f"log-normal seconds of median {MODEL.median:g}, at most {MODEL.longest:g}; an update takes {MODEL.update:g} s "
+        "on all GPUs, twice as long on the half of them that `separate_async` has for it. Groups do not slow each "
+        f"other down, as on servers that are not full. Means over {args.simulated_steps} steps. Staleness: steps from "
+        "a group's start to its update. No measurement: a model."
     )
-    what = "\n".join(
-        [
-            "![A model's gain by tail, and measured seconds of a step](schedules.png)",
-            "",
-            "## Runs",
-            "",
-            f"ARPO on the search task, 16 prompts x 8 trajectories, {args.steps - SKIPPED_STEPS} steps each; a search "
-            f"takes log-normal seconds (median {LATENCY['median']:g}, sigma {LATENCY['sigma']:g}). `separate_async` "
-            "has a second server for the rollout, on the same two cores. "
-            "Staleness, spans: steps and policies, means over responses.",
-            "",
-            *table,
-            "",
-            "## Model",
-            "",
-            f"{Workload()}, other sigmas; median seconds over {args.simulated_steps} steps. `separate_async` divides "
-            "the GPUs into halves. Groups do not slow each other down.",
-        ]
-    )
+    what = "\n".join(["![Gain by tail and batches ahead](schedules.png)", "", *of_runs, "## Model", "", about])
     write_report(
         "schedules", what, ["sigma", "schedule", "batches ahead", "s a step", "times sync", "staleness"], model
     )
-    print(f"mean gain of the model: {fmean(float(row[4]) for row in model if row[1] != 'sync'):.2f}")
 
 
 if __name__ == "__main__":
