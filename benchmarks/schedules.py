@@ -105,7 +105,7 @@ def measurement(steps: int, runs: dict[str, pd.DataFrame]) -> list[str]:
 
 def main() -> None:
     args = parser_of(__doc__, steps=0, simulated_steps=300).parse_args()
-    sys.argv[0] = "-m benchmarks.schedules"
+    sys.argv[:1] = ["-m", "benchmarks.schedules"]
     runs = {schedule: measured(schedule, args.steps) for schedule in SCHEDULES} if args.steps else {}
     model = model_rows(args.simulated_steps)
     draw(model, runs)
