@@ -158,6 +158,8 @@ from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
 print("FOUND", "cpu:gloo,{get_device_name()}" in inspect.getsource(d.initialize_global_process_group_ray))
 print("FOUND", "poll_interval" in inspect.getsource(ReplayBuffer._wait_for_next_poll))
 print("FOUND", "tensor.to(self.device)" in inspect.getsource(b.BucketedWeightReceiver.receive_weights))
+import verl.utils.fsdp_utils as f
+print("FOUND", "local_gpu_tensor.detach().cpu()" in inspect.getsource(f.fsdp2_sharded_save_to_cpu))
 from verl.workers.rollout.vllm_rollout import utils, vllm_rollout
 print("FOUND", "{job_id}-replica-" in inspect.getsource(utils) and "get_job_id()" in inspect.getsource(vllm_rollout))
 import vllm.model_executor.layers.utils as u, vllm.model_executor.layers.linear as l
@@ -176,7 +178,7 @@ print("FOUND", list(inspect.signature(LogprobsProcessor.from_new_request).parame
 print("FOUND", {"start_indices", "end_indices", "token_ids", "logprobs"} <= set(FlatLogprobs.__dataclass_fields__))
 """
     result = python(code)
-    assert found_words(result) == ["0.9.1", "0.30.0", *["True"] * 13], result.stderr[-2000:]
+    assert found_words(result) == ["0.9.1", "0.30.0", *["True"] * 14], result.stderr[-2000:]
 
 
 # looked at in one interpreter, in this order
@@ -191,7 +193,8 @@ print("FOUND", get_adv_estimator_fn("hapo").__module__, get_policy_loss_fn("hapo
 print("FOUND", get_adv_estimator_fn("arpo_hard").__module__, get_policy_loss_fn("aepo").__module__)
 print("FOUND", get_adv_estimator_fn("hato").__module__, get_adv_estimator_fn("tree_grpo").__module__)
 from verl.trainer.ppo.v1 import get_trainer_cls
-print("FOUND", get_trainer_cls("explore").__module__)
+print("FOUND", get_trainer_cls("explore").__module__, get_trainer_cls("explore_colocate_async").__module__)
+print("FOUND", get_trainer_cls("explore_separate_async").__module__)
 """,
     "agent loop": """
 import inspect
@@ -234,7 +237,7 @@ def test_rollout_names_losses_and_estimators_are_registered_by_importing_upstrea
         *("verl.trainer.ppo.hapo_algos", "verl.trainer.ppo.hapo_algos"),
         *("verl.trainer.ppo.tree_credit", "verl.trainer.ppo.aepo_algos"),
         *("verl.trainer.ppo.hato_algos", "verl.trainer.ppo.tree_grpo_credit"),
-        "verl.trainer.ppo.v1.explore_trainer",
+        *("verl.trainer.ppo.v1.explore_trainer", *["verl.trainer.ppo.v1.asynchronous_trainers"] * 2),
     ]
 
 

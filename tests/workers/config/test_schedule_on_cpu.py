@@ -1,5 +1,6 @@
 """Schedules as users name them: what they settle, what is refused with them, and that recipes have the choice."""
 
+import inspect
 from pathlib import Path
 
 import pytest
@@ -7,6 +8,7 @@ from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
 import verl.trainer
+from verl.trainer.ppo.v1 import trainer_separate_async
 from verl.trainer.preflight import check_ray_resources, check_typed_sections, needed_ray_cpus
 from verl.trainer.run_plan import describe_plan, describe_schedule
 from verl.workers.config.hato import EXPLORE_TRAINERS
@@ -139,6 +141,12 @@ def test_losses_of_old_entropies_need_the_pass_that_computes_them(schedule, over
     with pytest.raises(ValueError, match=f"bypass_mode=true skips .* which {mechanism} needs"):
         check_schedule(config)
     check_schedule(composed(schedule, "algorithm.rollout_correction.bypass_mode=true"))
+
+
+def test_why_the_trainers_gpus_must_hold_servers():
+    """`Logger.info` takes no `flush`: when this is gone, so can be the refusal of hybrid_engine=false."""
+    source = inspect.getsource(trainer_separate_async.PPOTrainerSeparateAsync._setup)
+    assert "flush=True" in source and "logger.info(" in source
 
 
 def test_what_the_synchronous_schedule_takes():
