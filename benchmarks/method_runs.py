@@ -32,6 +32,9 @@ from verl.utils.atomic_files import replacing
 
 AXES = {"steps": "steps", "tokens": "generated tokens", "seconds": "seconds of training", "calls": "tool calls"}
 KT = "actor_rollout_ref.rollout.kt"
+HATO = ["recipe/hato/run_countdown_cpu.sh", "actor_rollout_ref.rollout.n=16"]
+# V knows whether the target can still be reached, by a process reward without errors
+GUIDED = [*HATO, "hato.local_reward=recipe.common.walk.can_arrive", "hato.exploration.pruning_threshold=0.04"]
 SEARCH = [
     "recipe/arpo/run_search_task_cpu.sh",
     "actor_rollout_ref.rollout.tools.tool_instances.search.class_path=benchmarks.slow_search.SlowSearchTool",
@@ -53,7 +56,10 @@ METHODS = {
         f"+{KT}.mix_ratio_schedule={{0: 1, 2: 0.75, 4: 0.5, 16: 0.25, 40: 0}}",
     ],
     # identical steps are one, so that a tree has fewer leaves than n: about half as many tokens as 8 responses
-    "hato": ["recipe/hato/run_countdown_cpu.sh", "actor_rollout_ref.rollout.n=16"],
+    "hato": HATO,
+    "hato-guided": GUIDED,
+    "hato-dropped": [*GUIDED, "hato.tree.train_dropped=true"],
+    "hato-stopped": [*GUIDED, "hato.tree.train_dropped=true", "hato.tree.independent_paths=true", "credit=grpo"],
     "hapo": ["recipe/hapo/run_countdown_cpu.sh"],
     "grpo-tools": SEARCH,
     "arpo": SEARCH,
@@ -155,7 +161,7 @@ def draw(curves: dict[str, dict[int, pd.DataFrame]], output: Path) -> None:
                     half = np.array([interval(values)[1] for values in lines.T])
                     ax.fill_between(grid, lines.mean(0) - half, lines.mean(0) + half, color=colors[name], alpha=0.12)
             ax.set(xlabel=AXES[axis])
-        figure.axes[0].set(ylabel="held-out accuracy")
+        figure.axes[0].set(ylabel="accuracy")
         legend_above(figure, figure.axes[0].get_lines(), most_columns=6, fontsize=11)
         with replacing(output) as temporary:
             figure.savefig(temporary, format="png", dpi=130)

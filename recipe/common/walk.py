@@ -10,6 +10,7 @@ there; RL finds the rest. Of the demonstrations the share `demo_correct` ends at
 """
 
 import random
+import re
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,11 +20,13 @@ from recipe.common.problem_files import draw_until, parser_of, require, split_of
 from recipe.common.tiny_model import TinyModelConfig, write_tiny_model
 from verl.evaluation.questions import walk_text
 from verl.utils.data_files import write_rows
-from verl.utils.reward_score.walk import apply
+from verl.utils.reward_score.walk import BrokenRule, apply, follow
+from verl.workers.rollout.trees.hato.local_reward import Step
 
 SIZES = {"train": "train_size", "valid": "valid_size", "test": "test_size", "sft": "demo_size"}
 HELD_OUT = {"valid": 0.1, "test": 0.1}  # shares of all problems
 FRUITLESS_ATTEMPTS = 20_000
+SHORT = re.compile(r"(\d+)>(\d+) (\d+):((?: [-+*/]\d+)+)")  # a prompt in style "short"
 # 1.3 million parameters; every number of a walk is one token
 MODEL = TinyModelConfig(
     hidden_size=160,
@@ -137,6 +140,25 @@ def random_walk(problem: Problem, right: bool, rng: random.Random) -> str:
 def written(walk: str, style: str) -> str:
     """A walk as a demonstration answers: alone (`short`), or between tags as the long prompt asks."""
     return walk if style == "short" else f"<answer>\n{walk}\n</answer>"
+
+
+def can_arrive(step: Step) -> float:
+    """Whether a walk (short prompts) keeps the rules so far and can still end at its target: 1 or 0.
+
+    The best that a process reward model could say, for `hato.local_reward=recipe.common.walk.can_arrive`.
+    """
+    text = step.decode(step.problem)
+    written = step.decode([*step.before, *step.tokens]).partition("<|")[0]  # the special token at the end
+    start, target, steps, operations = SHORT.search(text).groups()
+    limit = WalkConfig.limit
+    truth = {"start": int(start), "operations": operations.split(), "limit": limit}
+    lines = [line for line in written.splitlines() if line]
+    try:
+        _, value = follow(written, truth | {"steps": len(lines)})
+    except BrokenRule:
+        return 0.0
+    left = int(steps) - len(lines)
+    return float(left >= 0 and ends(Problem(value, -1, left, tuple(truth["operations"]), limit))[int(target)] > 0)
 
 
 def random_problem(config: WalkConfig, steps: int, max_share: float, rng: random.Random) -> Problem | None:

@@ -1,5 +1,6 @@
 """Number walks against a search written the slow way: every sequence of operations, with `eval`."""
 
+import functools
 import itertools
 import random
 import re
@@ -10,8 +11,9 @@ import pytest
 from transformers import AutoTokenizer
 
 from recipe.common.tiny_model import make_tokenizer
-from recipe.common.walk import MODEL, Problem, WalkConfig, ends, main, random_walk, write_walks
+from recipe.common.walk import MODEL, Problem, WalkConfig, apply, can_arrive, ends, main, random_walk, write_walks
 from verl.utils.reward_score.walk import compute_score
+from verl.workers.rollout.trees.hato.local_reward import Step
 
 CONFIG = WalkConfig(
     train_size=300,
@@ -168,3 +170,45 @@ def test_too_small_a_space_is_an_error_not_an_endless_loop(tmp_path):
 def test_the_command_that_the_warm_start_runs(tmp_path):
     main(["--model-dir", str(tmp_path / "model")])
     assert len(AutoTokenizer.from_pretrained(tmp_path / "model")("57").input_ids) == 1
+
+
+def arrives(value, steps, problem):
+    """By trying all walks."""
+    if steps == 0:
+        return value == problem.target
+    results = (apply(operation, value, problem.limit) for operation in problem.operations)
+    return any(arrives(result, steps - 1, problem) for result in results if result is not None)
+
+
+def test_a_step_is_worth_something_while_the_target_can_be_reached():
+    tokenizer = make_tokenizer(MODEL.max_length, MODEL.extra_words)
+    encode = functools.partial(tokenizer.encode, add_special_tokens=False)
+    rng, seen = random.Random(0), Counter()
+    for _ in range(60):
+        problem = Problem(
+            rng.randint(1, 20), rng.randint(1, 40), rng.randint(2, 4), ("+1", "*2", "-1"), WalkConfig.limit
+        )
+        lines = random_walk(problem, False, rng).splitlines(keepends=True)
+        lines[-1] += tokenizer.eos_token
+        prompt = encode(f"{problem.start}>{problem.target} {problem.steps}: +1 *2 -1")
+        for i, line in enumerate(lines):
+            step = Step(
+                problem=prompt,
+                before=encode("".join(lines[:i])),
+                parent=[],
+                tokens=encode(line),
+                decode=tokenizer.decode,
+            )
+            reached = int(line.removesuffix(tokenizer.eos_token).partition("=")[2])
+            expected = arrives(reached, problem.steps - i - 1, problem)
+            assert can_arrive(step) == expected, (problem, lines, i)
+            seen[expected, i + 1 == problem.steps] += 1
+    assert len(seen) == 4 and min(seen.values()) >= 3, seen
+
+
+@pytest.mark.parametrize("walk", ["3*2=7\n", "4*2=8\n", "3*3=9\n", "three\n", "3*2=6\n" + "6-1=5\n5+1=6\n" * 2])
+def test_a_broken_rule_is_worth_nothing(walk):
+    tokenizer = make_tokenizer(MODEL.max_length, MODEL.extra_words)
+    encode = functools.partial(tokenizer.encode, add_special_tokens=False)
+    step = Step(problem=encode("3>6 4: +1 *2 -1"), before=[], parent=[], tokens=encode(walk), decode=tokenizer.decode)
+    assert can_arrive(step) == 0

@@ -70,7 +70,6 @@ def test_the_config_for_mathematics():
         ),
         (["sampler=tempered"], "hato.exploration.temperature_decay=0.1: HAPO's sampler works at temperature 1"),
         (["hato.local_reward=no.such.function"], "hato.local_reward=no.such.function"),
-        (["hato.local_reward=reward_loop", "hato.reward_weights.alpha=0"], "hato.local_reward=reward_loop has no effe"),
         (
             ["hato.local_reward=reward_loop", "reward.reward_model.enable=true"],
             "hato.local_reward=reward_loop needs scores during the rollout",

@@ -193,6 +193,7 @@ def test_a_local_reward_sees_the_step_after_what_was_before(model):
         parent = PROMPT if segment.parent is None else tree.segments[segment.parent].token_ids
         assert seen[tuple(before), tuple(segment.token_ids)] == parent
         assert segment.info["local_reward"] == len(before) / 100
+        assert dict(zip(FEATURES, segment.info["features"], strict=True))["local_reward"] == len(before) / 100
 
 
 def test_the_value_model_learns_from_every_kept_step(model):

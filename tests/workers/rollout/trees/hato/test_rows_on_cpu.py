@@ -213,7 +213,7 @@ def test_prompts_at_once_do_not_disturb_each_other(engine):
     assert rows(asyncio.run(together())) == rows(alone)
 
 
-DROPPING = ["hato.tree.train_dropped=true", "hato.exploration.pruning_threshold=0.45", "hato.exploration.beta_u=0"]
+DROPPING = ["hato.tree.train_dropped=true", "hato.exploration.pruning_threshold=0.55", "hato.exploration.beta_u=0"]
 FILTER = ["+algorithm.filter_groups={enable:true,metric:acc}"]
 
 

@@ -187,7 +187,9 @@ def test_a_feature_that_is_no_number_is_refused():
 
 def test_features():
     assert doctest.testmod(features_module).failed == 0
-    given = dict(max_tokens=2, depth=9, max_depth=3, siblings_agreement=0.0, budget_used=1.0, finished=True)
+    given = dict(
+        max_tokens=2, depth=9, max_depth=3, siblings_agreement=0.0, budget_used=1.0, finished=True, local_reward=1.0
+    )
     features = step_features(log_probs=[-1.0] * 5, entropies=[], path_log_probs=[-1.0] * 5, **given)
     assert len(features) == len(FEATURES) and all(0 <= value <= 1 for value in features)
     assert dict(zip(FEATURES, features, strict=True))["length"] == 1

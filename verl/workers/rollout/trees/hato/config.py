@@ -186,8 +186,6 @@ class HATOConfig:
     train_on_local_reward_alone: bool = False
 
     def __post_init__(self):
-        if self.reward_weights.alpha == 0 and self.local_reward != HEURISTIC:
-            raise ValueError(f"hato.local_reward={self.local_reward} has no effect: hato.reward_weights.alpha is 0")
         drops = self.exploration.pruning_threshold > 0 or self.tree.search_algorithm == "beam"
         if self.tree.train_dropped and not drops:
             raise ValueError(

@@ -1,6 +1,6 @@
 """HATO's search as a tree policy: the search says what to expand, the engine continues.
 
-    a round    search.next() -> expansions -> all their children at once -> features -> V, U, R_local -> the tree
+    a round    search.next() -> expansions -> all their children at once -> R_local -> features -> V, U -> the tree
 
 Only the rounds of one tree wait for each other. With tools, a step also ends with a call, and the tool's result belongs
 to it; a step that runs to the final answer goes through all its calls.
@@ -169,15 +169,16 @@ class Round:
     async def grow(self, expansions: Sequence[Expansion]) -> None:
         """Draw all children and add them to the tree."""
         drawn = await gather_or_cancel(*(self._draw(each, i) for each in expansions for i in range(each.children)))
-        features = [self._features(step, drawn) for step in drawn]
-        values, uncertainties = (column.tolist() for column in self.policy.value_model.predict(features))
         # identical siblings are one step: a process reward model is asked once
         different = {(step.node, step.tokens): step for step in drawn}
         scores = await gather_or_cancel(*(self._local(step) for step in different.values()))
-        local = dict(zip(different, scores, strict=True))
+        score_of = dict(zip(different, scores, strict=True))
+        local = [score_of[step.node, step.tokens] for step in drawn]
+        features = [self._features(step, drawn, reward) for step, reward in zip(drawn, local, strict=True)]
+        values, uncertainties = (column.tolist() for column in self.policy.value_model.predict(features))
         for i, step in enumerate(drawn):
             for segment in step.segments:
-                segment.info["local_reward"] = local[step.node, step.tokens]
+                segment.info["local_reward"] = local[i]
             about = {"value": values[i], "uncertainty": uncertainties[i], "features": features[i]}
             step.segments[0].info.update(about, entropy=features[i][FEATURES.index("mean_entropy")])
             self.frontier.add(step.node, step.segments, ended=step.ended, value=values[i], uncertainty=uncertainties[i])
@@ -210,7 +211,7 @@ class Round:
             self.replies[node, path] = asyncio.ensure_future(self.growth.reply(path))
         return await self.replies[node, path]
 
-    def _features(self, step: Drawn, drawn: Sequence[Drawn]) -> list[float]:
+    def _features(self, step: Drawn, drawn: Sequence[Drawn], local: float) -> list[float]:
         """What the value model sees of a step of those drawn together."""
         siblings = [other.different_tokens for other in drawn if other.node == step.node and other is not step]
         log_probs = [p for segment in step.by_model for p in segment.log_probs]
@@ -225,6 +226,7 @@ class Round:
             siblings_agreement=agreement(step.different_tokens, siblings),
             budget_used=self.frontier.n_kept / self.policy.bounds.max_nodes,
             finished=step.segments[-1].token_ids[-1] in self.growth.stop_token_ids,
+            local_reward=local,
         )
 
     async def _local(self, drawn: Drawn) -> float:

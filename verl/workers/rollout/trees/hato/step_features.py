@@ -1,13 +1,17 @@
-"""A reasoning step as a short vector of numbers that the engine gives anyway; what the value model looks at.
+"""A reasoning step as a short vector of numbers: those that the engine gives anyway, and its local reward.
+
+This is all that the value model sees of a step. The engine's numbers do not say what a step means; a local reward can
+(`hato.local_reward`, such as a process reward model), and V learns how much it is worth.
 
 Every entry lies in [0, 1], by its own meaning and not by statistics of the data, so that a vector means the same in
 every process and at every time of a run.
 
     >>> features = step_features(
     ...     log_probs=[-0.1, -2.3], entropies=[0.2, 0.4], path_log_probs=[-0.1, -2.3, 0.0],
-    ...     max_tokens=8, depth=1, max_depth=4, siblings_agreement=0.5, budget_used=0.25, finished=False)
+    ...     max_tokens=8, depth=1, max_depth=4, siblings_agreement=0.5, budget_used=0.25, finished=False,
+    ...     local_reward=0.8)
     >>> [round(feature, 2) for feature in features]
-    [0.3, 0.1, 0.3, 0.25, 0.25, 0.45, 0.5, 0.25, 0.0]
+    [0.3, 0.1, 0.3, 0.25, 0.25, 0.45, 0.5, 0.25, 0.0, 0.8]
 """
 
 import math
@@ -23,6 +27,7 @@ FEATURES = (
     "sibling_agreement",  # see `agreement`
     "budget_used",  # share of the tree's budget spent when the step was made
     "finished",  # 1: the step holds an answer
+    "local_reward",  # R_local
 )
 
 
@@ -37,6 +42,7 @@ def step_features(
     siblings_agreement: float,
     budget_used: float,
     finished: bool,
+    local_reward: float,
 ) -> list[float]:
     """The features of one step, in the order of `FEATURES`.
 
@@ -56,6 +62,7 @@ def step_features(
         siblings_agreement,
         budget_used,
         float(finished),
+        local_reward,
     )
     return [min(1.0, max(0.0, value)) for value in raw]
 
