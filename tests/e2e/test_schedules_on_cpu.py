@@ -9,6 +9,7 @@ import json
 from collections import Counter
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
 from recipe.common.run_metrics import load_metrics
@@ -62,8 +63,6 @@ def test_all_steps_were_taken_with_both_schedules(inputs, table, resumed_from):
 def test_trees_that_new_weights_interrupt_go_on(table):
     assert table["tree/weight_versions"].max() > 1 and (table["tree/branches"] > 1).all()
     assert table["training/off_policy/trajectory_spans/max"].max() > 1
-    # a response is of fewer versions than its tree, or as many
-    assert table["training/off_policy/trajectory_spans/mean"].max() <= table["tree/weight_versions"].max() + AHEAD
 
 
 def test_no_response_is_older_than_the_bound(table):
@@ -80,21 +79,15 @@ def test_servers_sample_what_the_trainer_trains(table):
 
 
 def test_no_prompt_is_lost_or_trained_twice(inputs, table):
-    trained = []
+    """What is trained are prompts of the data's beginning, each as often as it stands there at the most: a prompt that
+    was lost would have been replaced by one further behind."""
+    rows = pd.read_parquet(inputs / "train.parquet")["prompt"][: (STEPS + AHEAD) * BATCH]
+    fetched, trained = Counter(f"user\n{row[0]['content']}\nassistant\n" for row in rows), Counter()
     for step in range(1, STEPS + 1):
         lines = (inputs / f"without_waiting/responses/{step}.jsonl").read_text().splitlines()
         prompts = {json.loads(line)["uid"].split("_")[0]: json.loads(line)["input"] for line in lines}
-        trained += [text for uid, text in prompts.items() if not uid.startswith("pad")]
-    assert len(trained) == STEPS * BATCH and Counter(trained).most_common(1)[0][1] == 1
-    assert order_of(inputs, trained).issubset(range((STEPS + AHEAD) * BATCH)), "what was under way is not replaced"
-
-
-def order_of(inputs: Path, texts: list[str]) -> set[int]:
-    """Of prompts their places in the data."""
-    import pandas as pd
-
-    rows = [row["prompt"][0]["content"] for row in pd.read_parquet(inputs / "train.parquet").to_dict("records")]
-    return {next(i for i, row in enumerate(rows) if row in text) for text in texts}
+        trained += Counter(text for uid, text in prompts.items() if not uid.startswith("pad"))
+    assert trained.total() == STEPS * BATCH and not trained - fetched
 
 
 @pytest.mark.parametrize("step", [3, STEPS])
