@@ -68,6 +68,8 @@ class UpstreamServer:
         if self.aborts:
             self.version, reason, keep = version + 1, "aborted", self.aborts.pop(0)
         made = await self.engine.generate(prompt_ids, **sampling_params)
+        if keep is not None and keep >= len(made.token_ids):  # it ends before it can be aborted
+            reason = "completed"
         reported = {"candidates": made.candidates, "entropies": made.entropies}
         return TokenOutput(
             token_ids=made.token_ids[:keep],
@@ -266,9 +268,9 @@ def test_a_stop_text_that_an_abort_has_cut_in_two_still_ends_a_request(actors, c
 
 
 def test_what_only_looks_like_the_rest_of_a_stop_text_does_not_end_it(actors):
-    """After `<` comes `think>`: the servers end at `t` of `<t`, which stands for the rest of the stop text."""
-    stack = Stack(actors, toy_agent.ToyPolicy(), aborts=[2])
-    options = {"max_tokens": 200, "seed": 1, "stop": ["<so", "</search>"], "temperature": 1.0}
+    """After the abort, at `x<think>s`, the server looks for the `c` of `sc`, which it finds in `<search>`."""
+    stack = Stack(actors, toy_agent.ToyPolicy(), aborts=[3])
+    options = {"max_tokens": 200, "seed": 1, "stop": ["sc", "</search>"], "temperature": 1.0}
     made = asyncio.run(generate(stack.engine, toy_agent.encode("assistant\n"), **options))
     assert TOKENIZER.decode(made.token_ids).endswith("</search>") and sum(stack.requests()) == 3
 
