@@ -34,7 +34,7 @@ from verl.trainer.model_checks import (
 from verl.trainer.run_plan import describe_plan
 from verl.workers.config.explore import LOSS_OF, TOOL_MODE, TREE_OF_NAME, parts_of
 from verl.workers.config.hato import EXPLORE_TRAINERS, hato_config
-from verl.workers.config.schedule import check_schedule, rollout_workers, settle_schedule
+from verl.workers.config.schedule import check_schedule, check_transport, rollout_workers, settle_schedule
 from verl_overlay import activate_cpu
 
 # upstream's ResourcePoolManager reserves this many CPUs beside each worker's GPU (`max_colocate_count`), and so many
@@ -233,6 +233,7 @@ def check_engines(config: DictConfig) -> None:
         check_fused_kernels(config, model)
         check_prefix_tree(config, model)
         check_weight_bucket(config, model)
+        check_transport(config, cuda_is_here=torch.cuda.is_available())
 
 
 def _local(files) -> list[str]:

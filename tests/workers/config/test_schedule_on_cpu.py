@@ -14,6 +14,7 @@ from verl.trainer.run_plan import describe_plan, describe_schedule
 from verl.workers.config.hato import EXPLORE_TRAINERS
 from verl.workers.config.schedule import (
     check_schedule,
+    check_transport,
     needs_old_entropies,
     rollout_workers,
     schedule_of,
@@ -82,6 +83,15 @@ def test_two_nodes_with_gpus(tmp_path):
     plan = describe_plan(config)
     assert "1 node(s) x 8 cuda = 8, trainer fsdp2, 8 cuda of the rollout's own, 8 replica(s) of 1" in plan
     assert "separate_async, 1 batch(es) ahead, groups of at most 8 steps (drop)" in plan
+
+
+def test_nccl_needs_cupy_where_a_gpu_is(monkeypatch):
+    config = composed(SEPARATE, hardware="gpu")
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    check_transport(config, cuda_is_here=False)
+    check_transport(composed("schedule=colocate_async", hardware="gpu"), cuda_is_here=True)
+    with pytest.raises(ValueError, match="backend=nccl with schedule=separate_async, and the package cupy is not"):
+        check_transport(config, cuda_is_here=True)
 
 
 def test_nothing_is_settled_for_the_other_schedules():

@@ -7,6 +7,8 @@ schedule=separate_async    rollout on GPUs of its own, all the time
 `trainer.v1.trainer_mode` says which: a trainer of ours, or of upstream's, for each.
 """
 
+import importlib.util
+
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from verl.workers.config.explore import parts_of
@@ -71,6 +73,23 @@ def check_schedule(config: DictConfig) -> None:
         _check_asynchronous(config, schedule)
     if schedule == "separate_async":
         _check_separate(config)
+
+
+def check_transport(config: DictConfig, cuda_is_here: bool) -> None:
+    """Check that what carries the weights is installed.
+
+    Args:
+        cuda_is_here: whether this machine has a GPU, and therefore the same packages as the workers.
+
+    Raises:
+        ValueError: it is not; names the key.
+    """
+    nccl = rollout_workers(config) and config.actor_rollout_ref.rollout.checkpoint_engine.backend == "nccl"
+    if nccl and cuda_is_here and importlib.util.find_spec("cupy") is None:
+        raise ValueError(
+            f"{ENGINE}.backend=nccl with schedule=separate_async, and the package cupy is not installed, with which "
+            "upstream sends weights: pip install cupy-cuda13x, or the one of your CUDA; or choose another backend"
+        )
 
 
 def needs_old_entropies(config: DictConfig) -> str | None:
