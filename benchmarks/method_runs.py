@@ -34,7 +34,14 @@ AXES = {"steps": "steps", "tokens": "generated tokens", "seconds": "seconds of t
 KT = "actor_rollout_ref.rollout.kt"
 HATO = ["recipe/hato/run_countdown_cpu.sh", "actor_rollout_ref.rollout.n=16"]
 # V knows whether the target can still be reached, by a process reward without errors
-GUIDED = [*HATO, "hato.local_reward=recipe.common.walk.can_arrive", "hato.exploration.pruning_threshold=0.04"]
+GUIDED = [
+    *HATO,
+    "hato.local_reward=recipe.common.walk.can_arrive",
+    "hato.exploration.pruning_threshold=0.04",
+    "hato.tree.max_depth=6",
+    "hato.tree.branching_factor=4",
+    "hato.tree.spread_leaves=false",
+]
 SEARCH = [
     "recipe/arpo/run_search_task_cpu.sh",
     "actor_rollout_ref.rollout.tools.tool_instances.search.class_path=benchmarks.slow_search.SlowSearchTool",
