@@ -147,18 +147,20 @@ def can_arrive(step: Step) -> float:
 
     The best that a process reward model could say, for `hato.local_reward=recipe.common.walk.can_arrive`.
     """
-    text = step.decode(step.problem)
+    assert step.decode is not None
+    question = SHORT.search(step.decode(step.problem))
+    if question is None:
+        raise ValueError("hato.local_reward=recipe.common.walk.can_arrive: expected a number walk with a short prompt")
+    start, target, steps, operations = question.groups()
+    problem = Problem(int(start), int(target), int(steps), tuple(operations.split()), WalkConfig.limit)
     written = step.decode([*step.before, *step.tokens]).partition("<|")[0]  # the special token at the end
-    start, target, steps, operations = SHORT.search(text).groups()
-    limit = WalkConfig.limit
-    truth = {"start": int(start), "operations": operations.split(), "limit": limit}
-    lines = [line for line in written.splitlines() if line]
+    n_lines = sum(bool(line) for line in written.splitlines())
     try:
-        _, value = follow(written, truth | {"steps": len(lines)})
+        _, value = follow(written, problem.truth() | {"steps": n_lines})
     except BrokenRule:
         return 0.0
-    left = int(steps) - len(lines)
-    return float(left >= 0 and ends(Problem(value, -1, left, tuple(truth["operations"]), limit))[int(target)] > 0)
+    left = problem._replace(start=value, steps=problem.steps - n_lines)
+    return float(left.steps >= 0 and ends(left)[left.target] > 0)
 
 
 def random_problem(config: WalkConfig, steps: int, max_share: float, rng: random.Random) -> Problem | None:
