@@ -19,6 +19,7 @@ from verl.workers.rollout.trees.arpo.policy import Policy as ARPO
 from verl.workers.rollout.trees.hato.config import HATOConfig
 from verl.workers.rollout.trees.hato.local_reward import heuristic
 from verl.workers.rollout.trees.hato.policy import Policy as HATO
+from verl.workers.rollout.trees.hato.step_features import FEATURES
 from verl.workers.rollout.trees.hato.value_model import value_model_of
 from verl.workers.rollout.trees.latr import KTConfig
 from verl.workers.rollout.trees.latr import Policy as LATR
@@ -81,10 +82,20 @@ def test_arpo(case):
     same(asyncio.run(tree), case["tree"])
 
 
+class WithoutLocalReward:
+    """A value model as it was when the trees were grown: it did not see the local reward, which is the last feature."""
+
+    def __init__(self, config: HATOConfig):
+        self.model = value_model_of(config, 0, len(FEATURES) - 1)
+
+    def predict(self, features):
+        return self.model.predict([row[:-1] for row in features])
+
+
 @pytest.mark.parametrize("case", CASES["hato"], ids=lambda case: str(case["seed"]))
 def test_hato(case):
     config = HATOConfig.from_dict(case["config"])
-    policy = HATO(config, value_model_of(config, 0), heuristic, Letters().decode)
+    policy = HATO(config, WithoutLocalReward(config), heuristic, Letters().decode)
     tree = asyncio.run(
         grow(
             HashEngine(3.0),
@@ -104,7 +115,7 @@ def test_hato(case):
             "value": round(value, 6),
             "count": tree.segments[i].info["count"],
             "local_reward": round(tree.segments[i].info["local_reward"], 6),
-            "features": [round(feature, 6) for feature in features],
+            "features": [round(feature, 6) for feature in features[:-1]],
             "path": [token for j in tree.path(i) for token in tree.segments[j].token_ids],
         }
         for i, features, value in zip(steps["segments"], steps["features"], steps["values"], strict=True)
