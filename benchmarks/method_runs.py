@@ -27,6 +27,7 @@ from matplotlib.figure import Figure
 
 from benchmarks.learning_curves import ROOT, trained
 from benchmarks.report import RESULTS, interval, parser_of, write_report
+from benchmarks.slow_search import SLOW_SEARCH
 from recipe.common.run_metrics import STYLE, legend_above, load_metrics, run_colors, validation_accuracy
 from verl.utils.atomic_files import replacing
 
@@ -42,10 +43,7 @@ GUIDED = [
     "hato.tree.branching_factor=4",
     "hato.tree.spread_leaves=false",
 ]
-SEARCH = [
-    "recipe/arpo/run_search_task_cpu.sh",
-    "actor_rollout_ref.rollout.tools.tool_instances.search.class_path=benchmarks.slow_search.SlowSearchTool",
-]
+SEARCH = ["recipe/arpo/run_search_task_cpu.sh", SLOW_SEARCH]
 EXPLORE = ["recipe/common/run_explore.sh", "update=tree"]
 METHODS = {
     "grpo": EXPLORE,

@@ -19,6 +19,7 @@ from matplotlib.figure import Figure
 from benchmarks.learning_curves import trained
 from benchmarks.report import RESULTS, parser_of, table_lines, write_report
 from benchmarks.schedule_model import Workload, simulate
+from benchmarks.slow_search import SLOW_SEARCH
 from recipe.common.run_metrics import load_metrics
 
 SCHEDULES = ("sync", "colocate_async", "separate_async")
@@ -28,8 +29,7 @@ SKIPPED_STEPS = 2
 LATENCY = {"median": 1.0, "sigma": 1.2}
 TOOLS = "actor_rollout_ref.rollout.tools"
 COMMAND = ["recipe/arpo/run_search_task_cpu.sh", "trainer.test_freq=-1", "trainer.val_before_train=false"]
-COMMAND += [f"{TOOLS}.timeout=1000", f"{TOOLS}.max_workers=1024"]
-COMMAND += [f"{TOOLS}.tool_instances.search.class_path=benchmarks.slow_search.SlowSearchTool"]
+COMMAND += [f"{TOOLS}.timeout=1000", f"{TOOLS}.max_workers=1024", SLOW_SEARCH]
 COMMAND += [f"+{TOOLS}.tool_instances.search.params.{name}={value}" for name, value in LATENCY.items()]
 OFF_POLICY = "training/off_policy/trajectory_"
 

@@ -8,6 +8,9 @@ from dataclasses import dataclass, field
 from verl.workers.rollout.tools.base_tool import ToolOutput
 from verl.workers.rollout.tools.search_tool import LocalSearchTool
 
+# an override for a run with local tools
+SLOW_SEARCH = "actor_rollout_ref.rollout.tools.tool_instances.search.class_path=benchmarks.slow_search.SlowSearchTool"
+
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class SlowSearchTool(LocalSearchTool):

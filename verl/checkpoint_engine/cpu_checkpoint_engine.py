@@ -40,9 +40,9 @@ class CPUCheckpointEngine(CheckpointEngine):
     def prepare(self) -> str:
         """The address at which this process would receive."""
         host = ray.util.get_node_ip_address().strip("[]")
+        host = f"tcp://[{host}]" if ":" in host else f"tcp://{host}"
         (socket,) = self.sockets = [self._socket(zmq.PULL)]
-        port = socket.bind_to_random_port(f"tcp://{f'[{host}]' if ':' in host else host}")
-        return f"tcp://{host}:{port}" if ":" not in host else f"tcp://[{host}]:{port}"
+        return f"{host}:{socket.bind_to_random_port(host)}"
 
     def _socket(self, kind: int) -> zmq.asyncio.Socket:
         socket = zmq.asyncio.Context.instance().socket(kind)

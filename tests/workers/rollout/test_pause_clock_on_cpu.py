@@ -73,6 +73,14 @@ def test_an_error_is_the_works_own():
         run(lambda loop, clock: clock.wait_for(fails(), 5.0))
 
 
+def check(paused, in_time):
+    if in_time:
+        assert run(paused) == "done"
+    else:
+        with pytest.raises(asyncio.TimeoutError):
+            run(paused)
+
+
 @pytest.mark.parametrize(("work", "in_time"), [(20.0, True), (39.0, True), (41.0, False)])
 def test_a_pause_at_the_start_stretches_the_time(work, in_time):
     """Paused from 0 to 30, ten seconds allowed: it may take forty."""
@@ -82,11 +90,7 @@ def test_a_pause_at_the_start_stretches_the_time(work, in_time):
         loop.call_later(30, clock.resume)
         return await clock.wait_for(sleeping(work, []), 10)
 
-    if in_time:
-        assert run(paused) == "done"
-    else:
-        with pytest.raises(asyncio.TimeoutError):
-            run(paused)
+    check(paused, in_time)
 
 
 @pytest.mark.parametrize(("work", "in_time"), [(30.0, True), (47.0, True), (49.0, False)])
@@ -98,11 +102,7 @@ def test_a_pause_that_begins_in_the_meantime(work, in_time):
         loop.call_later(40, clock.resume)
         return await clock.wait_for(sleeping(work, []), 10)
 
-    if in_time:
-        assert run(paused) == "done"
-    else:
-        with pytest.raises(asyncio.TimeoutError):
-            run(paused)
+    check(paused, in_time)
 
 
 def test_cancelled_from_outside_the_work_has_ended():

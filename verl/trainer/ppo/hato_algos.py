@@ -117,13 +117,14 @@ def step_credit(
     else:
         path = torch.zeros(len(nodes), dtype=torch.float64)
         path.scatter_reduce_(0, nodes.pass_node, rewards[nodes.pass_row], "amax")
-    causal = _causal_rewards(nodes, nodes.sum_below(weights * is_right) / below, below, path)
+    answers = torch.stack([weights * is_right, weights * has_answer])
+    right_below, answers_below = map(nodes.sum_below, answers)
+    causal = _causal_rewards(nodes, right_below / below, below, path)
     verified = hato.reward_weights.beta * path + hato.reward_weights.gamma * causal
     total = hato.reward_weights.alpha * local + verified
     advantages, varies = _sibling_advantages(nodes, total, verified, draws, hato, epsilon, norm_adv_by_std_in_grpo)
-    answers = torch.stack([weights * is_right, weights * has_answer])
     of_prompts = torch.zeros(2, len(nodes.prompts), dtype=torch.float64).index_add_(1, nodes.row_group, answers)
-    right, prompt_right = _share(*map(nodes.sum_below, answers)), _share(*of_prompts)
+    right, prompt_right = _share(right_below, answers_below), _share(*of_prompts)
     return StepCredit(nodes, draws, right, prompt_right, local, path, causal, total, advantages, varies)
 
 

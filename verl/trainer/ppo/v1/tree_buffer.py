@@ -20,6 +20,12 @@ from verl.trainer.ppo.v1.component import Component, tree_of
 from verl.workers.config.hato import filters_groups
 
 
+def check_failures(failed: int, batch_size: int) -> None:
+    """Raises RuntimeError: more rollouts failed than a batch has."""
+    if failed > batch_size:
+        raise RuntimeError(f"{failed} rollouts failed for a batch of {batch_size}; the log tells each one's error")
+
+
 class _ShowsDropped:
     """Of a buffer of upstream's with `filter_groups_metric`: what is flat, and who sees it before it is dropped.
 
@@ -66,10 +72,7 @@ class AsyncTreeBuffer(_ShowsDropped, ReplayBufferAsync):
 
     def _evict_terminal_groups(self, global_steps: int, partition_id: str, reasons: tuple):
         self.failed += len(reasons[2])
-        if self.failed > self.most_failed:
-            raise RuntimeError(
-                f"{self.failed} rollouts failed for a batch of {self.most_failed}; the log tells each one's error"
-            )
+        check_failures(self.failed, self.most_failed)
         return super()._evict_terminal_groups(global_steps, partition_id, reasons)
 
 
@@ -98,10 +101,7 @@ class TreeBuffer(_ShowsDropped, ReplayBuffer):
             stale_uids, flat, _, counts = self._terminal_eviction_reasons(global_steps, partition_id)
             reasons = stale_uids, flat, set(self.failure_keys[partition_id]), counts
             failed += len(reasons[2])
-            if failed > batch_size:
-                raise RuntimeError(
-                    f"{failed} rollouts failed for a batch of {batch_size}; the log tells each one's error"
-                )
+            check_failures(failed, batch_size)
             useful = self._sampleable_terminal_keys(partition_id, reasons)
             dropped, stale, _, of_these = self._evict_terminal_groups(global_steps, partition_id, reasons)
             if dropped:
