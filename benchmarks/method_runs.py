@@ -2,17 +2,17 @@
 
     python scripts/fork_server.py python -m benchmarks.method_runs
         [--seeds 0,1,2,3,4] [--methods grpo,latr] [--steps 100] [--rates "grpo=1e-4,3e-5 latr=2e-4"]
-        [--name method_runs] [--overrides actor_rollout_ref.actor.ppo_mini_batch_size=4]
+        [--name method_runs] [--task walk] [--overrides actor_rollout_ref.actor.ppo_mini_batch_size=4]
     HOPS=3-5 python scripts/fork_server.py python -m benchmarks.method_runs
         --methods grpo-tools,arpo,aepo --baseline grpo-tools --name search_runs
 
-Every method trains from the same warm start of `TASK=walk` with its run script, one update of 16 prompts a step, once
-for each seed; `--jobs` (2) runs at a time. Tokens are those that the server generated, dropped ones included; seconds
-are of generation, update and what lies between, without validation and start-up. A tool call that trajectories share
-counts once. `grpo-tools`, `arpo` and `aepo` train on the search task (HOPS) instead, where a search takes time as over
-a network (`benchmarks/slow_search.py`), so that equal seconds are equal latency. Baseline: of the same seed.
-Differences are paired by seed; ± is half of a 95 % interval (Student's t). A run that exists is not repeated: other
-overrides need another name. Writes benchmarks/results/<name>.md and .png.
+Every method trains from the same warm start of the task (`walk`, `countdown`) with its run script, one update of 16
+prompts a step, once for each seed; `--jobs` (2) runs at a time. Tokens are those that the server generated, dropped
+ones included; seconds are of generation, update and what lies between, without validation and start-up. A tool call
+that trajectories share counts once. `grpo-tools`, `arpo` and `aepo` train on the search task (HOPS) instead, where a
+search takes time as over a network (`benchmarks/slow_search.py`), so that equal seconds are equal latency. Baseline: of
+the same seed. Differences are paired by seed; ± is half of a 95 % interval (Student's t). A run that exists is not
+repeated: other overrides need another name. Writes benchmarks/results/<name>.md and .png.
 """
 
 import statistics
@@ -45,8 +45,14 @@ GUIDED = [
 ]
 SEARCH = ["recipe/arpo/run_search_task_cpu.sh", SLOW_SEARCH]
 EXPLORE = ["recipe/common/run_explore.sh", "update=tree"]
+IS = "algorithm.rollout_correction.rollout_is"
 METHODS = {
     "grpo": EXPLORE,
+    "grpo-colocate_async": [*EXPLORE, "schedule=colocate_async"],
+    "grpo-separate_async": [*EXPLORE, "schedule=separate_async", f"{IS}=null"],
+    # every token's loss times min(2, pi_before_the_update / pi_that_generated_it)
+    "grpo-colocate_async-corrected": [*EXPLORE, "schedule=colocate_async", f"{IS}=token"],
+    "grpo-separate_async-corrected": [*EXPLORE, "schedule=separate_async", f"{IS}=token"],
     "dapo": [
         *EXPLORE,
         "algorithm.filter_groups.enable=true",
@@ -78,13 +84,13 @@ def name_of(method: str, rate: str) -> str:
     return f"{method} {rate}" if rate else method
 
 
-def run(name: str, method: str, rate: str, seed: int, steps: int, more: Sequence[str]) -> pd.DataFrame:
+def run(name: str, task: str, method: str, rate: str, seed: int, steps: int, more: Sequence[str]) -> pd.DataFrame:
     """Metrics of a training run, which is made if it is not there."""
     experiment = "_".join([name, method, *([rate] if rate else []), f"{steps}steps", f"seed{seed}"])
     command = [*METHODS[method], "trainer.test_freq=20", *more]
     command += [f"actor_rollout_ref.actor.optim.lr={rate}"] if rate else []
     with open(ROOT / "outputs" / f"{experiment}.log", "a") as log:
-        folder = trained(experiment, method, seed, steps, command, output=log, TASK="walk")
+        folder = trained(experiment, method, seed, steps, command, output=log, TASK=task)
     return load_metrics(folder)
 
 
@@ -96,7 +102,6 @@ def curve_of(metrics: pd.DataFrame) -> pd.DataFrame:
     if "training/filter_groups/gen_batches" in metrics:  # those of prompts that were not kept as well
         generated *= metrics["training/filter_groups/gen_batches"]
     calls = metrics.get("tree/tool_calls", 0) * metrics["tree/prompts"]
-    seconds = metrics["timing_s/step"] - (metrics["timing_s/testing"].fillna(0) if "timing_s/testing" in metrics else 0)
     return pd.DataFrame(
         {
             "accuracy": accuracy,
@@ -104,7 +109,7 @@ def curve_of(metrics: pd.DataFrame) -> pd.DataFrame:
             "entropy": metrics["actor/entropy"].rolling(5, min_periods=1).mean()[accuracy.index],
             "steps": accuracy.index,
             "tokens": generated.fillna(0).cumsum()[accuracy.index],
-            "seconds": seconds.fillna(0).cumsum()[accuracy.index],
+            "seconds": metrics["timing_s/step"].fillna(0).cumsum()[accuracy.index],
             "calls": calls.fillna(0).cumsum()[accuracy.index],
         }
     )
@@ -180,6 +185,7 @@ def main() -> None:
         steps=100,
         rates="",
         name="method_runs",
+        task="walk",
         note="",
         baseline="grpo",
         jobs=2,
@@ -194,7 +200,7 @@ def main() -> None:
         (method, rate, int(seed)) for seed in args.seeds.split(",") for method, own in rates.items() for rate in own
     ]
     with ThreadPoolExecutor(args.jobs) as pool:
-        tables = list(pool.map(lambda key: run(args.name, *key, args.steps, args.overrides), wanted))
+        tables = list(pool.map(lambda key: run(args.name, args.task, *key, args.steps, args.overrides), wanted))
     curves: dict[str, dict[int, pd.DataFrame]] = {}
     for (method, rate, seed), metrics in zip(wanted, tables, strict=True):
         curves.setdefault(name_of(method, rate), {})[seed] = curve_of(metrics)

@@ -84,7 +84,9 @@ def table_lines(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[st
 
 def report_text(name: str, what: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """The page: a title, what was measured, the table, the machine, the command and the commit."""
-    command = shlex.join(["python", os.path.relpath(sys.argv[0]), *sys.argv[1:]])
+    module = sys.modules["__main__"].__spec__
+    program = ["-m", module.name] if module else [os.path.relpath(sys.argv[0])]
+    command = shlex.join(["python", *program, *sys.argv[1:]])
     made = f"Machine: {machine()}. Command: `{command}`. {commit()}. {date.today()}."
     return "\n".join([f"# {name}", "", what, "", *table_lines(header, rows), "", made])
 

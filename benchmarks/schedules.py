@@ -1,26 +1,27 @@
 """What schedules gain where tools are slow: a model, and runs of the real stack.
 
     python -m benchmarks.schedules [--simulated-steps 300]
-    python scripts/fork_server.py python -m benchmarks.schedules --steps 10
+    python scripts/fork_server.py python -m benchmarks.schedules --steps 10 --runs 3
 
 The model is benchmarks/schedule_model.py. With `--steps` there are also runs of so many steps: ARPO on the search task
-with made, log-normal latencies of the search (benchmarks/slow_search.py), one for each schedule, with the same bounds
-of staleness; the first two steps do not count. A run that exists is not repeated. Baseline: schedule=sync. Writes
-benchmarks/results/schedules.md and .png.
+with made, log-normal latencies of the search (benchmarks/slow_search.py), `--runs` for each schedule, one after the
+other, with a seed for each, and the same bounds of staleness; the first two steps do not count. A run that exists is
+not repeated. Baseline: schedule=sync. Writes benchmarks/results/schedules.md and .png.
 """
 
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 import pandas as pd
 from matplotlib.figure import Figure
 
 from benchmarks.learning_curves import trained
-from benchmarks.report import RESULTS, parser_of, table_lines, write_report
+from benchmarks.report import RESULTS, in_turns, parser_of, table_lines, with_range, write_report
 from benchmarks.schedule_model import Workload, simulate
 from benchmarks.slow_search import SLOW_SEARCH
 from recipe.common.run_metrics import load_metrics
+from verl.utils.atomic_files import replacing
 
 SCHEDULES = ("sync", "colocate_async", "separate_async")
 MODEL = Workload()
@@ -50,27 +51,39 @@ def model_rows(steps: int) -> list[list[str]]:
     return rows
 
 
-def measured(schedule: str, steps: int) -> pd.DataFrame:
+def measured(schedule: str, steps: int, seed: int) -> pd.DataFrame:
     """Metrics of a run's steps that count."""
-    folder = trained(f"schedules_{schedule}_{steps}steps", "arpo", 0, steps, [*COMMAND, f"schedule={schedule}"])
+    experiment = f"schedules_{schedule}_{steps}steps_seed{seed}"
+    folder = trained(experiment, "arpo", seed, steps, [*COMMAND, f"schedule={schedule}"])
     return load_metrics(folder).loc[1 + SKIPPED_STEPS : steps]
 
 
-def measured_row(schedule: str, metrics: pd.DataFrame, sync: float) -> list[str]:
-    rate = tokens_per_second(metrics)
-    row = [schedule, f"{metrics['timing_s/step'].mean():.1f}", f"{metrics['timing_s/gen'].mean():.1f}"]
-    row += [f"{rate:.0f}", f"{rate / sync:.2f}"]
-    row += [f"{metrics[f'{OFF_POLICY}staleness/mean'].mean():.2f}", f"{metrics[f'{OFF_POLICY}spans/mean'].mean():.2f}"]
-    return [*row, f"{metrics[f'{OFF_POLICY}staleness_worst/max'].max():.0f}"]
+def measured_row(schedule: str, runs: Sequence[pd.DataFrame], sync: Sequence[pd.DataFrame]) -> list[str]:
+    """A schedule's figures: of each the median of its runs, and the least and the greatest."""
+    rates = [tokens_per_second(metrics) for metrics in runs]
+    gains = [rate / tokens_per_second(metrics) for rate, metrics in zip(rates, sync, strict=True)]
+
+    def means(name: str, form: str) -> str:
+        return with_range([metrics[name].mean() for metrics in runs], form)
+
+    row = [schedule, with_range([seconds_of(metrics).mean() for metrics in runs], ".1f"), means("timing_s/gen", ".1f")]
+    row += [with_range(rates, ".0f"), with_range(gains, ".2f")]
+    row += [means(f"{OFF_POLICY}staleness/mean", ".2f"), means(f"{OFF_POLICY}spans/mean", ".2f")]
+    return [*row, with_range([metrics[f"{OFF_POLICY}staleness_worst/max"].max() for metrics in runs], ".0f")]
 
 
 def tokens_per_second(metrics: pd.DataFrame) -> float:
-    """Trained tokens of responses."""
+    """Tokens of trained responses, tools' results included."""
     tokens = metrics["response_length/mean"] * metrics["tree/prompts"] * 8
-    return tokens.sum() / metrics["timing_s/step"].sum()
+    return tokens.sum() / seconds_of(metrics).sum()
 
 
-def draw(rows: Sequence[Sequence[str]], runs: dict[str, pd.DataFrame]) -> None:
+def seconds_of(metrics: pd.DataFrame) -> pd.Series:
+    """Of each step, without the checkpoint of the last one."""
+    return metrics["timing_s/step"] - metrics["timing_s/save_checkpoint"].fillna(0)
+
+
+def draw(rows: Sequence[Sequence[str]], runs: dict[str, list[pd.DataFrame]]) -> None:
     figure = Figure(figsize=(9 if runs else 5.5, 3.6), layout="constrained")
     left, *others = figure.subplots(1, 2 if runs else 1, squeeze=False)[0]
     for schedule in SCHEDULES[1:]:
@@ -81,22 +94,24 @@ def draw(rows: Sequence[Sequence[str]], runs: dict[str, pd.DataFrame]) -> None:
     left.axhline(1, color="gray", linewidth=0.8)
     left.legend(frameon=False, fontsize=8)
     for right in others:
-        waits = [metrics["timing_s/gen"].mean() for metrics in runs.values()]
-        rest = [metrics["timing_s/step"].mean() - wait for metrics, wait in zip(runs.values(), waits, strict=True)]
+        steps = [pd.concat(of_schedule) for of_schedule in runs.values()]
+        waits = [metrics["timing_s/gen"].mean() for metrics in steps]
+        rest = [seconds_of(metrics).mean() - wait for metrics, wait in zip(steps, waits, strict=True)]
         right.bar(list(runs), waits, color="C1", label="waiting for responses")
         right.bar(list(runs), rest, bottom=waits, color="C0", label="update and the rest")
         right.set(ylabel="seconds of a step", title="runs with made latencies")
         right.legend(frameon=False, fontsize=8)
-    figure.savefig(RESULTS / "schedules.png", dpi=150)
+    with replacing(RESULTS / "schedules.png") as temporary:
+        figure.savefig(temporary, format="png", dpi=150)
 
 
-def measurement(steps: int, runs: dict[str, pd.DataFrame]) -> list[str]:
+def measurement(steps: int, runs: dict[str, list[pd.DataFrame]]) -> list[str]:
     """The page's lines."""
-    sync = tokens_per_second(runs["sync"])
-    header = ["schedule", "s a step", "of these s of waiting", "trained tokens/s", "times sync", "staleness", "spans"]
-    rows = [measured_row(name, metrics, sync) for name, metrics in runs.items()]
+    header = ["schedule", "s a step", "of these s of waiting", "response tokens/s", "times sync", "staleness", "spans"]
+    rows = [measured_row(name, of_schedule, runs["sync"]) for name, of_schedule in runs.items()]
     what = (
-        f"ARPO on the search task, 16 prompts x 8 trajectories, {steps - SKIPPED_STEPS} steps each; a search takes "
+        f"ARPO on the search task, 16 prompts x 8 trajectories, {steps - SKIPPED_STEPS} steps a run, "
+        f"{len(runs['sync'])} run(s) of each schedule, in turn: the median (least to greatest). A search takes "
         f"log-normal seconds (median {LATENCY['median']:g}, sigma {LATENCY['sigma']:g}). `separate_async` has a second "
         "server for the rollout, on the same two cores. Staleness, spans: steps and policies, means over responses."
     )
@@ -104,9 +119,9 @@ def measurement(steps: int, runs: dict[str, pd.DataFrame]) -> list[str]:
 
 
 def main() -> None:
-    args = parser_of(__doc__, steps=0, simulated_steps=300).parse_args()
-    sys.argv[:1] = ["-m", "benchmarks.schedules"]
-    runs = {schedule: measured(schedule, args.steps) for schedule in SCHEDULES} if args.steps else {}
+    args = parser_of(__doc__, steps=0, runs=3, simulated_steps=300).parse_args()
+    sides = {schedule: partial(measured, schedule, args.steps) for schedule in SCHEDULES}
+    runs = in_turns(sides, args.runs) if args.steps else {}
     model = model_rows(args.simulated_steps)
     draw(model, runs)
     of_runs = measurement(args.steps, runs) if runs else []

@@ -2,6 +2,8 @@
 
 import re
 import subprocess
+import sys
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 
 import pandas as pd
@@ -34,12 +36,17 @@ def test_a_range_around_the_median():
     assert with_range([3.0, 1.0, 2.5], ".1f") == "2.5 (1.0 to 3.0)"
 
 
-def test_a_page_says_how_it_was_made(monkeypatch):
+@pytest.mark.parametrize(
+    ("spec", "program"),
+    [(None, "benchmarks/import_cost.py"), (ModuleSpec("benchmarks.import_cost", None), "-m benchmarks.import_cost")],
+)
+def test_a_page_says_how_it_was_made(monkeypatch, spec, program):
+    monkeypatch.setattr(sys.modules["__main__"], "__spec__", spec)
     monkeypatch.setattr("sys.argv", [str(ROOT / "benchmarks/import_cost.py"), "--runs", "2 3"])
     monkeypatch.chdir(ROOT)
     title, _, what, _, header, line, row, _, made = report_text("x", "what", ("a", "b"), [("1", "2")]).split("\n")
     assert (title, what, header, line, row) == ("# x", "what", "| a | b |", "| --- | --- |", "| 1 | 2 |")
-    assert "Command: `python benchmarks/import_cost.py --runs '2 3'`." in made
+    assert f"Command: `python {program} --runs '2 3'`." in made
     assert re.search(r"Commit [0-9a-f]{7,}" if IN_GIT else "Not in a git repository", made)
 
 
