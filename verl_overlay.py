@@ -114,6 +114,10 @@ def _keep_runs_weights_apart(transfer: ModuleType) -> None:
     importlib.import_module("verl.workers.rollout.weight_sockets").keep_runs_apart(transfer)
 
 
+def _save_copies_of_parameters(fsdp_utils: ModuleType) -> None:
+    importlib.import_module("verl.utils.parameter_copies").save_copies(fsdp_utils)
+
+
 def activate_cpu() -> None:
     """Make CPU the platform of this process and of those that it starts; calling it again does nothing."""
     from verl.plugin.platform import platform_cpu
@@ -142,6 +146,7 @@ def register() -> None:
         after_import("verl.workers.rollout.base", _register_server_adapters)
         after_import("verl.workers.rollout.vllm_rollout.vllm_async_server", _report_engine_deaths)
         after_import("verl.workers.rollout.vllm_rollout.bucketed_weight_transfer", _keep_runs_weights_apart)
+        after_import("verl.utils.fsdp_utils", _save_copies_of_parameters)
         if os.environ.get("VERL_WAIT_FOR_NODES") == "1":
             after_import("verl.single_controller.ray.base", _leave_missing_gpus_to_the_watch)
         if os.environ.get("VERL_PLATFORM", "").strip().lower() == "cpu":

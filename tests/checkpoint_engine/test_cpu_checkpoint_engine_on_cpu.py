@@ -1,7 +1,6 @@
-"""Weights through sockets between the ends of a delivery, by upstream's protocol; and copies of kept parameters."""
+"""Weights through sockets between the ends of a delivery, by upstream's protocol."""
 
 import asyncio
-from types import SimpleNamespace
 
 import pytest
 import ray
@@ -9,7 +8,6 @@ import torch
 
 from verl.checkpoint_engine import CheckpointEngineRegistry
 from verl.checkpoint_engine.cpu_checkpoint_engine import CPUCheckpointEngine
-from verl.plugin.platform.platform_cpu import save_copies_of_parameters
 
 WEIGHTS = {
     "embed": torch.randn(50, 8, generator=torch.Generator().manual_seed(0)),
@@ -66,17 +64,3 @@ def test_more_tensors_than_a_receiver_has_room_for():
     weights = {f"layer {i}": torch.full((100,), float(i)) for i in range(50)}
     (received,) = asyncio.run(delivery(engines(1, is_master=True), engines(1), weights))
     assert [tensor[0].item() for tensor in received.values()] == list(range(50))
-
-
-def test_kept_parameters_do_not_follow_the_updates():
-    parameter = torch.nn.Parameter(torch.ones(3))
-
-    def upstreams(model):
-        return {"weight": (parameter.detach().cpu(), "spec")}, "spec"
-
-    utils = SimpleNamespace(fsdp2_sharded_save_to_cpu=upstreams)
-    save_copies_of_parameters(utils)
-    state, spec = utils.fsdp2_sharded_save_to_cpu(None)
-    with torch.no_grad():
-        parameter.add_(1)
-    assert state["weight"][0].tolist() == [1, 1, 1] and state["weight"][1] == spec == "spec"

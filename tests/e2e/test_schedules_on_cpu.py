@@ -1,11 +1,12 @@
 """LATR without waiting: new weights interrupt its trees, the run is killed, and goes on with servers of their own.
 
 The first launch has `schedule=colocate_async`; its trainer is killed. The second one resumes with
-`schedule=separate_async`: prompts that were under way, finished or not, are trained once. Two launches of about two
-minutes.
+`schedule=separate_async` and two updates a step: prompts that were under way, finished or not, are trained once. Two
+launches of about two minutes.
 """
 
 import json
+import pickle
 from collections import Counter
 from pathlib import Path
 
@@ -13,7 +14,7 @@ import pandas as pd
 import pytest
 
 from recipe.common.run_metrics import load_metrics
-from tests.e2e.runs import AS_TYPED, LATR, ROOT, kill, logged_steps, start_run, wait_until
+from tests.e2e.runs import LATR, ROOT, kill, logged_steps, start_run, wait_until
 from verl.trainer.checkpoint_marker import complete_steps
 
 STEPS, BATCH, AHEAD, BOUND = 10, 4, 3, 6
@@ -22,8 +23,10 @@ SETTINGS = [f"trainer.total_training_steps={STEPS}", "trainer.save_freq=2", "tra
 SETTINGS += ["trainer.val_before_train=false", "trainer.tree_freq=1", "data.shuffle=false"]
 SETTINGS += [f"{V1}.sampler.max_off_policy_threshold={BOUND}", "data.max_response_length=48"]
 # an untrained model is nearly uniform: let every second candidate open a branch
-SETTINGS += [f"{KT}.prob_filter_abs_thres=0.0", f"{KT}.prob_filter_rel_thres=1.0", f"{KT}.chunk_size=16"]
+SETTINGS += [f"{KT}.prob_filter_abs_thres=0.0", f"{KT}.prob_filter_rel_thres=1.0", f"{KT}.chunk_size=4"]
 SETTINGS += [f"{KT}.rollout_filter_steps=[8,16]"]
+# some trees outlast the others of their batch, so that weights change while they grow
+SETTINGS += ["actor_rollout_ref.rollout.agent.agent_loop_manager_class=slow_prompts.SlowManager"]
 SETTINGS += [f"reward.custom_reward_function.path={ROOT}/tests/e2e/parity_reward.py"]
 pytestmark = pytest.mark.e2e
 
@@ -31,7 +34,9 @@ pytestmark = pytest.mark.e2e
 def launch(inputs: Path, schedule: str):
     ahead = f"{V1}.{schedule}.num_warmup_batches={AHEAD}"
     kept = f"trainer.rollout_data_dir={inputs}/without_waiting/responses"
-    return start_run(inputs, "without_waiting", f"schedule={schedule}", ahead, kept, *SETTINGS, script=LATR, **AS_TYPED)
+    updates = f"actor_rollout_ref.actor.ppo_mini_batch_size={BATCH // 2 if schedule == 'separate_async' else BATCH}"
+    settings = [f"schedule={schedule}", ahead, kept, updates, *SETTINGS]
+    return start_run(inputs, "without_waiting", *settings, script=LATR)
 
 
 @pytest.fixture(scope="module")
@@ -79,15 +84,30 @@ def test_servers_sample_what_the_trainer_trains(table):
 
 
 def test_no_prompt_is_lost_or_trained_twice(inputs, table):
-    """What is trained are prompts of the data's beginning, each as often as it stands there at the most: a prompt that
-    was lost would have been replaced by one further behind."""
-    rows = pd.read_parquet(inputs / "train.parquet")["prompt"][: (STEPS + AHEAD) * BATCH]
-    fetched, trained = Counter(f"user\n{row[0]['content']}\nassistant\n" for row in rows), Counter()
+    """What was fetched are prompts of the data's beginning, each as often as it stands there; what became of them is
+    in the trained batches and, for those under way, in the last checkpoint."""
+    run = inputs / "without_waiting"
+    n_prompts = json.loads((run / f"global_step_{STEPS}/prompts.json").read_text())["n_prompts"]
+    rows = pd.read_parquet(inputs / "train.parquet")["prompt"][:n_prompts]
+    fetched, trained, uids = Counter(f"user\n{row[0]['content']}\nassistant\n" for row in rows), Counter(), set()
     for step in range(1, STEPS + 1):
-        lines = (inputs / f"without_waiting/responses/{step}.jsonl").read_text().splitlines()
+        # bytes: a text may have U+2028, where str ends a line
+        lines = (run / f"responses/{step}.jsonl").read_bytes().splitlines()
         prompts = {json.loads(line)["uid"].split("_")[0]: json.loads(line)["input"] for line in lines}
         trained += Counter(text for uid, text in prompts.items() if not uid.startswith("pad"))
+        uids |= set(prompts)
     assert trained.total() == STEPS * BATCH and not trained - fetched
+    left = prompts_under_way(run / f"global_step_{STEPS}")
+    assert len(left) == AHEAD * BATCH and not left & uids
+    too_old = table.get("training/off_policy/evicted_samples", pd.Series()).sum()
+    assert n_prompts == STEPS * BATCH + len(left) + too_old
+
+
+def prompts_under_way(checkpoint: Path) -> set[str]:
+    """Ids of the training prompts that a checkpoint's queue holds."""
+    state = pickle.loads((checkpoint / "transfer_queue/controller_state.pkl").read_bytes())
+    training = state["partitions"]["train"]
+    return {training.revert_keys_mapping[row] for row, tag in training.custom_meta.items() if tag.get("is_prompt")}
 
 
 @pytest.mark.parametrize("step", [3, STEPS])

@@ -1,6 +1,9 @@
 """A checkpoint cut off in mid-write is never taken for complete."""
 
+from types import SimpleNamespace
+
 import pytest
+from omegaconf import OmegaConf
 
 from verl.trainer.checkpoint_marker import (
     MARKER,
@@ -13,11 +16,15 @@ from verl.trainer.checkpoint_marker import (
 )
 
 
+def trainer_of(mode: str = "sync"):
+    return SimpleNamespace(config=OmegaConf.create({"trainer": {"v1": {"trainer_mode": mode}}}))
+
+
 def checkpoint(run_dir, step, complete=True):
     folder = run_dir / f"global_step_{step}"
     (folder / "actor").mkdir(parents=True)
     if complete:
-        MarkComplete().on_save(trainer=None, global_step=step, checkpoint_dir=str(folder))
+        MarkComplete().on_save(trainer_of(), global_step=step, checkpoint_dir=str(folder))
 
 
 @pytest.mark.parametrize("tracker", [None, "", "2", "not a number"])
@@ -77,5 +84,13 @@ def test_steps_that_will_be_overwritten_lose_their_mark(tmp_path):
 
 def test_asynchronous_saves_are_not_marked(tmp_path):
     (tmp_path / "global_step_3").mkdir()
-    MarkComplete().on_save(None, 3, str(tmp_path / "global_step_3"), async_save=True)
+    MarkComplete().on_save(trainer_of(), 3, str(tmp_path / "global_step_3"), async_save=True)
     assert complete_steps(tmp_path) == []
+
+
+@pytest.mark.parametrize(("mode", "kept"), [("explore", False), ("explore_colocate_async", True)])
+def test_prompts_under_way_are_those_of_the_run_that_saved_last(tmp_path, mode, kept):
+    """Else an asynchronous run that goes on from here would train those of an abandoned one again."""
+    (tmp_path / "transfer_queue/rows").mkdir(parents=True)
+    MarkComplete().on_save(trainer_of(mode), 3, str(tmp_path))
+    assert (tmp_path / MARKER).exists() and (tmp_path / "transfer_queue").exists() == kept

@@ -10,7 +10,7 @@ from collections.abc import Callable
 import pytest
 import ray
 
-from tests.forked import as_in_a_run
+from tests.forked import as_in_a_run, ray_of_forks
 from verl.trainer import death_watch
 from verl.trainer.death_watch import DeathWatch, lost_actors, report_first_death, reported_deaths
 
@@ -36,9 +36,8 @@ class Member:
 
 @pytest.fixture(scope="module")
 def cluster():
-    ray.init(address="local", num_cpus=1, include_dashboard=False, object_store_memory=10**8)
-    yield
-    ray.shutdown()
+    with ray_of_forks(num_cpus=1, object_store_memory=10**8):
+        yield
 
 
 def soon(look: Callable[[], list[str]]) -> list[str]:

@@ -3,44 +3,24 @@
 import os
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
-from functools import cache
 from pathlib import Path
 from unittest import mock
 
 import pytest
 import torch
-from hydra import compose, initialize_config_dir
-from omegaconf import OmegaConf, open_dict
+from omegaconf import OmegaConf
 from torch.profiler import ProfilerActivity, profile
 from transformers import AutoConfig, AutoModelForCausalLM
 from verl.utils.torch_functional import entropy_from_logits_with_chunking
 
-import verl.trainer
+from tests.configs import composed
 from tests.recipe.test_run_scripts_on_cpu import SCRIPTS
 from tests.trainer.models import TINY, decoder, model
 from verl.trainer.memory_plan import CONTEXTS, describe_memory, logits_bytes, micro_batch_tokens, plan_memory
 from verl.trainer.run_plan import describe_plan
 
 ROOT = Path(__file__).resolve().parents[2]
-UPSTREAM = Path(verl.trainer.__path__[0]) / "config"
-CONFIGS = ROOT / "recipe/common/config"
 GPU_SCRIPTS = [script for script in SCRIPTS if not script.endswith("_cpu.sh")]
-
-
-@cache
-def choices(folder: Path, name: str, *groups: str):
-    search = f"hydra.searchpath=[file://{UPSTREAM},pkg://recipe.common.config]"
-    with initialize_config_dir(str(folder), version_base=None):
-        return compose(name, [search, "trainer.experiment_name=x", *groups])
-
-
-def composed(*overrides: str, folder: Path = CONFIGS, name: str = "grpo_trainer"):
-    """Hydra's config with the groups among the overrides (`hardware=gpu`), and the values set in it."""
-    groups = [override for override in overrides if "." not in override.split("=")[0]]
-    values = OmegaConf.from_dotlist([override.lstrip("+") for override in overrides if override not in groups])
-    config = choices(folder, name, *groups)
-    with open_dict(config):
-        return OmegaConf.merge(config, values)
 
 
 ACTOR, ROLLOUT, MODEL = (f"actor_rollout_ref.{part}" for part in ("actor", "rollout", "model"))
@@ -60,7 +40,7 @@ KNOWN = {
 
 def known_config(*overrides: str):
     """The settings that the tests by hand count with, whatever the profile's are."""
-    return composed("hardware=gpu", *(f"{key}={value}" for key, value in KNOWN.items()), *overrides)
+    return composed("grpo_trainer", "hardware=gpu", *(f"{key}={value}" for key, value in KNOWN.items()), *overrides)
 
 
 def test_the_trainers_states():
@@ -249,7 +229,7 @@ def test_chunks_are_what_makes_long_micro_batches_possible():
 
 def test_a_temperature_that_changes_copies_the_logits():
     for overrides, size in (((), 4), (("hato.exploration.temperature_decay=0",), 2)):
-        config = composed("hardware=gpu", *overrides, folder=ROOT / "recipe/hato/config", name="hato_trainer")
+        config = composed("hato_trainer", "hardware=gpu", *overrides, recipe="hato")
         assert logits_bytes(config, 10, 10, entropy=False, training=True) == size * 100
 
 
@@ -291,7 +271,7 @@ def configs(tmp_path_factory) -> dict:
         """Of `python -m verl.trainer.main_ppo --config-dir FOLDER --config-name NAME OVERRIDE...`"""
         arguments, environment = (Path(f"{asked}.{what}").read_text().split("\0")[:-1] for what in ("argv", "env"))
         with mock.patch.dict(os.environ, dict(variable.split("=", 1) for variable in environment)):
-            result = composed(*arguments[6:], folder=ROOT / arguments[3], name=arguments[5])
+            result = composed(*arguments[5:], recipe=Path(arguments[3]).parent.name)
             OmegaConf.resolve(result.trainer)
             return result
 
@@ -322,7 +302,7 @@ def test_the_plan_of_a_gpu_run_tells_its_memory(tmp_path):
     text = describe_plan(config)
     assert describe_memory(config) in text
     assert "update:" in text and "KV cache:" in text and "wave(s)" in text and "warning" not in text
-    assert "memory:" not in describe_plan(composed("hardware=cpu", f"{MODEL}.path={tmp_path}"))
+    assert "memory:" not in describe_plan(composed("grpo_trainer", "hardware=cpu", f"{MODEL}.path={tmp_path}"))
 
 
 def test_overrides_of_the_models_config_count(tmp_path):

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from hydra import compose, initialize_config_module
 from omegaconf import OmegaConf
 
 from recipe.common.countdown import CountdownConfig, write_countdown
 from recipe.common.tiny_model import write_tiny_model
+from tests.configs import composed
 from tests.forked import CPU, run_two_at_a_time, with_forks
 from verl.trainer.preflight import (
     PreflightError,
@@ -23,6 +23,7 @@ from verl.trainer.preflight import (
     check_reward_rows,
     check_typed_sections,
     needed_ray_cpus,
+    prepare_run_dir,
     settle,
 )
 
@@ -207,9 +208,7 @@ def test_relative_paths_mean_what_they_mean_to_the_user(inputs, monkeypatch):
     overrides = ["hardware=cpu", "trainer.experiment_name=paths", "actor_rollout_ref.model.path=model"]
     overrides += ["trainer.default_local_dir=runs/paths"]
     overrides += ["data.train_files=train.parquet", "data.val_files=[test.parquet,s3://bucket/test.parquet]"]
-    upstream = "hydra.searchpath=[pkg://recipe.common.config,pkg://verl.trainer.config]"
-    with initialize_config_module("recipe.common.config", version_base=None):
-        config = compose("grpo_trainer", [*overrides, upstream])
+    config = composed("grpo_trainer", *overrides)
     settle(config)
     assert config.actor_rollout_ref.model.path == f"{inputs}/model"
     assert config.data.train_files == f"{inputs}/train.parquet"
@@ -218,15 +217,26 @@ def test_relative_paths_mean_what_they_mean_to_the_user(inputs, monkeypatch):
     assert metrics == f"{inputs}/runs/paths/metrics.jsonl"
 
 
+@pytest.mark.parametrize("mode", ["auto", "resume_path"])
+@pytest.mark.parametrize(("schedule", "told"), [("sync", True), ("colocate_async", False)])
+def test_what_a_synchronous_run_leaves_out_of_an_asynchronous_checkpoint_is_told(
+    tmp_path, capsys, schedule, told, mode
+):
+    (tmp_path / "global_step_4/transfer_queue").mkdir(parents=True)
+    (tmp_path / "latest_checkpointed_iteration.txt").write_text("4")
+    resume = [f"trainer.resume_mode={mode}", f"trainer.resume_from_path={tmp_path}/global_step_4"]
+    folder = f"trainer.default_local_dir={tmp_path}"
+    prepare_run_dir(composed("explore", "hardware=cpu", f"schedule={schedule}", folder, *resume))
+    assert ("note: global_step_4 was saved with an asynchronous schedule" in capsys.readouterr().err) == told
+
+
 # ---- parts ----
 
 ROLLOUT = "actor_rollout_ref.rollout"
 
 
 def explore(*overrides: str):
-    upstream = "hydra.searchpath=[pkg://recipe.common.config,pkg://verl.trainer.config]"
-    with initialize_config_module("recipe.common.config", version_base=None):
-        return compose("explore", [upstream, "hardware=cpu", "trainer.experiment_name=x", *overrides])
+    return composed("explore", "hardware=cpu", *overrides)
 
 
 def settled(model: Path, *overrides: str):

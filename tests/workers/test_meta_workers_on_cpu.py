@@ -5,7 +5,6 @@ ranks are processes (about a minute on two cores).
 """
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -19,13 +18,10 @@ LR, INNER_LR, META_LR = 1e-3, 0.5, 0.25
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory):
+    from tests.forked import torchrun  # the ranks have no tests
+
     folder = tmp_path_factory.mktemp("meta")
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    env = {**os.environ, "VERL_PLATFORM": "cpu", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-    root = Path(__file__).resolve().parents[2]
-    env["PYTHONPATH"] = os.pathsep.join([str(root), env.get("PYTHONPATH", "")])
-    command = [*torchrun, __file__, str(folder)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=600, env=env, cwd=folder)
+    done = torchrun(2, __file__, str(folder))
     assert done.returncode == 0, done.stderr[-3000:]
     return torch.load(folder / "results.pt")
 

@@ -6,20 +6,28 @@ shows which checkpoints are complete in both cases.
 """
 
 import re
+import shutil
 from pathlib import Path
 
 from verl.trainer.ppo.checkpoint_callback import CheckpointCallback
 
 from verl.utils.atomic_files import replacing
+from verl.workers.config.schedule import SAVED_ROWS, schedule_of
 
 MARKER = "COMPLETE"
 TRACKER = "latest_checkpointed_iteration.txt"
 
 
 class MarkComplete(CheckpointCallback):
-    """`trainer.checkpoint_callback_class`: marks a checkpoint after every worker has written its part."""
+    """`trainer.checkpoint_callback_class`: marks a checkpoint after every worker has written its part.
+
+    Prompts under way that an asynchronous run has left in the folder are not those of this checkpoint: a run with
+    `schedule=sync`, which has none, removes them.
+    """
 
     def on_save(self, trainer, global_step: int, checkpoint_dir: str, async_save: bool = False, **kwargs) -> None:
+        if schedule_of(trainer.config) == "sync":
+            shutil.rmtree(Path(checkpoint_dir) / SAVED_ROWS, ignore_errors=True)
         if not async_save:  # otherwise workers may still be writing
             with replacing(Path(checkpoint_dir) / MARKER) as unfinished:
                 unfinished.write_text(f"{global_step}\n")
@@ -31,9 +39,14 @@ def complete_steps(run_dir: str | Path) -> list[int]:
     Retention (`max_actor_ckpt_to_keep`) removes an old step's weights and leaves its marker, so the weights must be
     there too.
     """
-    matches = (re.fullmatch(r"global_step_(\d+)", path.name) for path in Path(run_dir).glob("global_step_*"))
-    folders = {int(match[1]): Path(run_dir) / match[0] for match in matches if match}
+    folders = checkpoints(run_dir)
     return sorted(n for n, folder in folders.items() if (folder / MARKER).exists() and (folder / "actor").is_dir())
+
+
+def checkpoints(run_dir: str | Path) -> dict[int, Path]:
+    """Step -> its folder, complete or not; a user's copies of other names are none."""
+    matches = (re.fullmatch(r"global_step_(\d+)", path.name) for path in Path(run_dir).glob("global_step_*"))
+    return {int(match[1]): Path(run_dir) / match[0] for match in matches if match}
 
 
 def tracked_step(run_dir: str | Path) -> int | None:

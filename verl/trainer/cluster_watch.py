@@ -142,9 +142,12 @@ def watch_pending_actors(config: DictConfig, joined: bool, needed_cpus: int) -> 
     if joined:
         more_cpus = "add nodes to the cluster, or start them with more (ray start --num-cpus), or wait longer "
         more_cpus += "(trainer.pending_seconds)"
+    from verl.workers.config.schedule import rollout_workers  # this module is imported in the middle of verl's import
+
+    own = "actor_rollout_ref.rollout.n_gpus_per_node, " if rollout_workers(config) else ""
     print(
         f"error: {waited}; upstream would wait forever. The run needs {needed_cpus} CPUs: {more_cpus}, or lower "
-        "trainer.n_gpus_per_node or transfer_queue.backend.SimpleStorage.num_data_storage_units",
+        f"trainer.n_gpus_per_node, {own}or transfer_queue.backend.SimpleStorage.num_data_storage_units",
         file=sys.stderr,
         flush=True,
     )

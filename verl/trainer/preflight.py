@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf
 
-from verl.trainer.checkpoint_marker import forget_marks_after, repair_tracker
+from verl.trainer.checkpoint_marker import forget_marks_after, repair_tracker, tracked_step
 from verl.trainer.cluster_watch import watch_pending_actors
 from verl.trainer.death_watch import DeathWatch
 from verl.trainer.model_checks import (
@@ -34,7 +34,14 @@ from verl.trainer.model_checks import (
 from verl.trainer.run_plan import describe_plan
 from verl.workers.config.explore import LOSS_OF, TOOL_MODE, TREE_OF_NAME, parts_of
 from verl.workers.config.hato import EXPLORE_TRAINERS, hato_config
-from verl.workers.config.schedule import check_schedule, check_transport, rollout_workers, settle_schedule
+from verl.workers.config.schedule import (
+    SAVED_ROWS,
+    check_schedule,
+    check_transport,
+    rollout_workers,
+    schedule_of,
+    settle_schedule,
+)
 from verl_overlay import activate_cpu
 
 # upstream's ResourcePoolManager reserves this many CPUs beside each worker's GPU (`max_colocate_count`), and so many
@@ -396,10 +403,18 @@ def prepare_run_dir(config: DictConfig) -> None:
     if joins_running_cluster(config):  # ray.init refuses these keys together with the address of a running cluster
         for key in {"num_cpus", "num_gpus", "object_store_memory"} & config.ray_kwargs.ray_init.keys():
             config.ray_kwargs.ray_init[key] = None
+    source = None
     if config.trainer.resume_mode == "auto":
         if repaired := repair_tracker(run_dir):
             print(f"note: {repaired}", file=sys.stderr)
+        source = run_dir / f"global_step_{tracked_step(run_dir)}"
     elif config.trainer.resume_mode == "resume_path":
         source = Path(str(config.trainer.resume_from_path))
         if source.parent.resolve() == run_dir.resolve():
             forget_marks_after(run_dir, int(source.name.rsplit("_", 1)[-1]))
+    if source and schedule_of(config) == "sync" and (source / SAVED_ROWS).exists():
+        print(
+            f"note: {source.name} was saved with an asynchronous schedule; schedule=sync leaves out the prompts that "
+            "were under way then (docs/resume.md)",
+            file=sys.stderr,
+        )

@@ -6,13 +6,14 @@ import numpy as np
 import pytest
 import torch
 from tensordict import TensorDict
+from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1.replay_buffer import ReplayBufferAsync
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer, get_trainer_cls
 from verl.trainer.ppo.v1.trainer_colocate_async import PPOTrainerColocateAsync
 from verl.trainer.ppo.v1.trainer_separate_async import PPOTrainerSeparateAsync
 
 from tests.trainer.ppo.toy_step import ACTOR, ROLLOUT, MemoryQueue, config_of
-from verl.trainer.ppo.v1.asynchronous_trainers import forget_rows_without_prompt
+from verl.trainer.ppo.v1.asynchronous_trainers import forget_rows_without_prompt, remove_old_rows
 from verl.trainer.ppo.v1.batch_rows import ORDER, PROBLEM
 from verl.trainer.ppo.v1.tree_buffer import AsyncTreeBuffer
 from verl.utils import tensordict_utils as tu
@@ -146,6 +147,18 @@ def test_rows_that_were_trained_before_the_checkpoint_are_forgotten(queue):
     assert sorted(queue.tags) == ["uid-a", "uid-a_0_0"]
 
 
+def test_rows_are_kept_as_long_as_the_weights(tmp_path):
+    for step, kept in ((2, "actor"), (4, "actor/model"), (6, "data"), (8, "data")):
+        (tmp_path / f"global_step_{step}" / kept).mkdir(parents=True)
+        (tmp_path / f"global_step_{step}/transfer_queue/rows").mkdir(parents=True)
+    (tmp_path / "global_step_2/actor").rmdir()  # by upstream's retention
+    (tmp_path / "global_step_4_best/transfer_queue").mkdir(parents=True)  # a user's copy
+    remove_old_rows(tmp_path, 6)
+    assert sorted(rows.parent.name for rows in tmp_path.glob("*/transfer_queue")) == [
+        f"global_step_{step}" for step in (4, "4_best", 6, 8)
+    ]
+
+
 def test_prompts_go_on_being_counted_after_a_resumption(queue, monkeypatch, tmp_path):
     monkeypatch.setattr(PPOTrainer, "_save_checkpoint", lambda self: None)
     monkeypatch.setattr(PPOTrainer, "_load_checkpoint", lambda self: setattr(self, "global_steps", 5))
@@ -211,12 +224,24 @@ def test_trees_are_kept_of_prompts_that_began_in_their_step(queue, tmp_path):
     for names in (["g0", "g2"], ["g1", "g3"]):
         made._compute_advantage(queue.batch(*names), {})
     lines = (tmp_path / "trees/step_000005.jsonl").read_text().splitlines()
-    assert [json.loads(line)["uid"] for line in lines] == ["g0", "g1", "g3"]
+    assert [json.loads(line)["uid"] for line in lines] == ["g0", "g1"], "two of a step, not of an update"
     again = trainer_of(**{key: value for key, value in {"trainer.tree_freq": 4}.items()})
     again.config, again.tokenizer = made.config, Tokenizer()
     again._compute_advantage(queue.batch("g3"), {})
     (line,) = (tmp_path / "trees/step_000005.jsonl").read_text().splitlines()
     assert json.loads(line)["uid"] == "g3", "a resumed run writes the step anew"
+
+
+def test_prompts_of_a_step_are_those_of_all_its_updates(monkeypatch):
+    def step(self, metrics, timing):
+        metrics["tree/prompts"] = 2.0  # upstream's mean over updates of two prompts each
+        keys = [f"g{i}_{session}_0" for i in range(4) for session in range(2)] + ["pad_0_0"]
+        return KVBatchMeta(keys=keys, tags=[{}] * 8 + [{"is_padding": True}], partition_id="train")
+
+    monkeypatch.setattr(PPOTrainer, "step", step)
+    metrics = {}
+    trainer_of("explore_separate_async").step(metrics, {})
+    assert metrics == {"tree/prompts": 4}
 
 
 HATO = {

@@ -3,7 +3,6 @@
 The ranks are two processes on gloo (about 15 s); h comes from the whole batch, as the trainer computes it.
 """
 
-import subprocess
 import sys
 from types import SimpleNamespace
 
@@ -58,10 +57,11 @@ def on_a_rank(folder: str) -> None:
 
 
 def test_the_gradient_does_not_depend_on_the_ranks(tmp_path):
+    from tests.forked import torchrun  # the ranks have no tests
+
     alone = gradient(0, 1, ROWS, shard=False)
     assert alone.abs().max() > 1e-3
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    done = subprocess.run([*torchrun, __file__, str(tmp_path)], capture_output=True, text=True, timeout=300)
+    done = torchrun(2, __file__, str(tmp_path))
     assert done.returncode == 0, done.stderr
     for rows_per_micro_batch in (1, 4):
         found = torch.load(tmp_path / f"{rows_per_micro_batch}.pt")

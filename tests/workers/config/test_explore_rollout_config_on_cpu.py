@@ -4,15 +4,13 @@ import warnings
 from pathlib import Path
 
 import pytest
-from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 from verl.utils.config import omega_conf_to_dataclass
 
-import verl.trainer
+from tests.configs import composed, of_groups
 from verl.workers.config.explore import parts_of
 
 ROLLOUT = "actor_rollout_ref.rollout"
-UPSTREAM = Path(verl.trainer.__path__[0]) / "config"
 ARPO = Path(__file__).resolve().parents[3] / "recipe/arpo/config"
 
 
@@ -28,10 +26,7 @@ def key(monkeypatch, tmp_path):
 
 
 def rollout(name: str = "arpo_trainer", *overrides: str, hardware: str = "gpu"):
-    with initialize_config_dir(str(ARPO), version_base=None):
-        search = f"hydra.searchpath=[file://{UPSTREAM},pkg://recipe.common.config]"
-        config = compose(name, [search, f"hardware={hardware}", "trainer.experiment_name=x", *overrides])
-    return config.actor_rollout_ref.rollout
+    return composed(name, f"hardware={hardware}", *overrides, recipe="arpo").actor_rollout_ref.rollout
 
 
 @pytest.mark.slow
@@ -39,6 +34,7 @@ def rollout(name: str = "arpo_trainer", *overrides: str, hardware: str = "gpu"):
 @pytest.mark.parametrize("task", ["reasoning", "deepsearch", "search_task"])
 @pytest.mark.parametrize("method", ["grpo", "arpo", "aepo"])
 def test_every_method_and_task_composes_without_warnings(method, task, hardware):
+    of_groups.cache_clear()
     with warnings.catch_warnings():
         warnings.filterwarnings("error", message=".*rollout mode")
         config = omega_conf_to_dataclass(rollout(f"{method}_trainer", f"task={task}", hardware=hardware))

@@ -1,36 +1,30 @@
 """HATO's configs compose, say the same as the dataclasses, and end in one line where keys exclude each other."""
 
 from dataclasses import fields
-from pathlib import Path
 
 import pytest
-from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 from verl.utils.config import omega_conf_to_dataclass
 
-import verl.trainer
+from tests.configs import composed
 from verl.workers.config.explore import parts_of
 from verl.workers.config.hato import hato_config
 from verl.workers.rollout.trees.hato.config import HATOConfig
 
-UPSTREAM = Path(verl.trainer.__path__[0]) / "config"
-RECIPES = Path(__file__).resolve().parents[3] / "recipe"
 DROPPING = ["hato.tree.train_dropped=true", "hato.exploration.pruning_threshold=0.1"]
 CREDITS = ["grpo", "hapo", "arpo_hard", "hato", "tree_path", "tree_gain", "treerl", "tree_grpo"]
 
 
 def config(*overrides: str, name: str = "hato_trainer", hardware: str = "gpu"):
-    folder = RECIPES / ("common" if name == "explore" else "hato") / "config"
-    with initialize_config_dir(str(folder), version_base=None):
-        search = f"hydra.searchpath=[file://{UPSTREAM},pkg://recipe.common.config]"
-        return compose(name, [search, f"hardware={hardware}", "trainer.experiment_name=x", *overrides])
+    recipe = "common" if name == "explore" else "hato"
+    return composed(name, f"hardware={hardware}", *overrides, recipe=recipe)
 
 
 @pytest.mark.parametrize("hardware", ["cpu", "gpu"])
 def test_the_yaml_names_every_key_with_its_default(hardware):
-    composed = config(hardware=hardware)
-    assert hato_config(composed) == HATOConfig()
-    written = OmegaConf.to_container(composed.hato, resolve=True)
+    whole = config(hardware=hardware)
+    assert hato_config(whole) == HATOConfig()
+    written = OmegaConf.to_container(whole.hato, resolve=True)
 
     def same_keys(section, values):
         assert set(values) == {key.name for key in fields(section)}
@@ -39,7 +33,7 @@ def test_the_yaml_names_every_key_with_its_default(hardware):
                 same_keys(getattr(section, key), value)
 
     same_keys(HATOConfig(), written)
-    rollout = omega_conf_to_dataclass(composed.actor_rollout_ref.rollout)
+    rollout = omega_conf_to_dataclass(whole.actor_rollout_ref.rollout)
     assert parts_of(rollout) == ("hato", "none")
     assert rollout.name == "vllm" and rollout.temperature == 1.0 and rollout.group_timeout is None
 

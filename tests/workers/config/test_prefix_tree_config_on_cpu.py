@@ -1,23 +1,17 @@
 """The switch `use_prefix_tree` chooses the engine, in the actor's and the reference policy's config."""
 
-from pathlib import Path
-
 import pytest
-from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 from verl.utils.config import omega_conf_to_dataclass
 
-import verl.trainer
+from tests.configs import composed
 from verl.workers.engine import EngineRegistry
 
-RECIPES = Path(__file__).resolve().parents[3] / "recipe"
-COMMON = ("hardware=cpu", "task=countdown", "trainer.experiment_name=x")
-UPSTREAM = Path(verl.trainer.__path__[0]) / "config"
+COMMON = ("hardware=cpu", "task=countdown")
 
 
 def run_config(*overrides: str):
-    with initialize_config_dir(str(RECIPES / "common/config"), version_base=None):
-        return compose("explore", [f"hydra.searchpath=[file://{UPSTREAM}]", *COMMON, *overrides])
+    return composed("explore", *COMMON, *overrides)
 
 
 def engines(config) -> list[str]:

@@ -1,13 +1,11 @@
 """Schedules as users name them: what they settle, what is refused with them, and that recipes have the choice."""
 
 import inspect
-from pathlib import Path
 
 import pytest
-from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
-import verl.trainer
+from tests import configs
 from verl.trainer.ppo.v1 import trainer_separate_async
 from verl.trainer.preflight import check_ray_resources, check_typed_sections, needed_ray_cpus
 from verl.trainer.run_plan import describe_plan, describe_schedule
@@ -21,16 +19,12 @@ from verl.workers.config.schedule import (
     settle_schedule,
 )
 
-UPSTREAM = Path(verl.trainer.__path__[0]) / "config"
-RECIPES = Path(__file__).resolve().parents[3] / "recipe"
 COLOCATE, SEPARATE = "schedule=colocate_async", "schedule=separate_async"
 ENGINE = "actor_rollout_ref.rollout.checkpoint_engine"
 
 
 def composed(*overrides: str, recipe: str = "common", name: str = "explore", hardware: str = "cpu"):
-    with initialize_config_dir(str(RECIPES / recipe / "config"), version_base=None):
-        search = f"hydra.searchpath=[file://{UPSTREAM},pkg://recipe.common.config]"
-        config = compose(name, [search, f"hardware={hardware}", "trainer.experiment_name=x", *overrides])
+    config = configs.composed(name, f"hardware={hardware}", *overrides, recipe=recipe)
     OmegaConf.set_struct(config, False)
     settle_schedule(config)
     return config
@@ -62,6 +56,7 @@ def test_separate_servers_on_cpus_are_settled(monkeypatch):
     assert config.trainer.v1.separate_async.parameter_sync_step == 3
     engine = config.actor_rollout_ref.rollout.checkpoint_engine
     assert engine.backend == "cpu" and engine.custom_backend_module.endswith("cpu_checkpoint_engine")
+    assert config.algorithm.rollout_correction.rollout_is == "token", "its responses are of an older policy"
     assert rollout_workers(config) == 1 and config.ray_kwargs.ray_init.num_gpus == 2
     assert needed_ray_cpus(config) == 1 + 1 + 3 + 2 + 1
     check_ray_resources(config)
@@ -119,6 +114,10 @@ BOUND += ["algorithm.filter_groups.max_num_gen_batches=3"]
             "data.train_batch_size=16 with schedule=separate_async: expected trainer.v1.separate_async.paramet",
         ),
         ([SEPARATE, "actor_rollout_ref.rollout.nnodes=0"], "actor_rollout_ref.rollout.nnodes=0 with schedule="),
+        (
+            [SEPARATE, "actor_rollout_ref.rollout.tensor_model_parallel_size=2"],
+            "rollout.nnodes x n_gpus_per_node = 1 with schedule=separate_async: expected a multiple of the 2 GPUs",
+        ),
         ([SEPARATE, f"{ENGINE}.backend=naive"], f"{ENGINE}.backend=naive with schedule=separate_async"),
         (
             [SEPARATE, f"{ENGINE}.backend=nccl"],

@@ -3,11 +3,8 @@
 The ranks are processes with upstream's engine, a tiny Qwen2 and a mini-batch of two groups each.
 """
 
-import os
 import random
-import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -31,12 +28,10 @@ CASE["lora_rank"] = 0
 
 @pytest.fixture(scope="module", params=[1, 2], ids=["one_rank", "two_ranks"])
 def results(request, tmp_path_factory):
+    from tests.forked import torchrun  # the ranks have no tests
+
     folder = tmp_path_factory.mktemp("engines")
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={request.param}"]
-    env = {**os.environ, "VERL_PLATFORM": "cpu", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-    root = Path(__file__).resolve().parents[3]
-    env["PYTHONPATH"] = os.pathsep.join([str(root), env.get("PYTHONPATH", "")])
-    done = subprocess.run([*torchrun, __file__, str(folder)], capture_output=True, text=True, timeout=800, env=env)
+    done = torchrun(request.param, __file__, str(folder))
     assert done.returncode == 0, done.stderr[-4000:]
     return [torch.load(folder / f"{rank}.pt") for rank in range(request.param)]
 

@@ -8,13 +8,13 @@ Triton kernels run in Triton's interpreter, in another process: vLLM behaves dif
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 from vllm.logprobs import FlatLogprobs
 
+from tests.fresh import python_of
 from tests.packages import GPU_VLLM, unpacked
 from vllm_patches import cpu_version_name
 
@@ -53,7 +53,7 @@ def sampled(request, logits):
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, path)), "TRITON_INTERPRET": "1"}
     job = {"mode": "processed_logprobs", "batches": list(batches(logits).values())}
     done = subprocess.run(
-        [sys.executable, Path(__file__).with_name("v2_sampler.py")],
+        python_of(Path(__file__).with_name("v2_sampler.py")),
         input=json.dumps(job),
         capture_output=True,
         text=True,

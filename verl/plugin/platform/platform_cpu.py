@@ -136,27 +136,11 @@ def receive_copies_of_shared_memory(bucketed_weight_transfer: ModuleType) -> Non
     bucketed_weight_transfer.BucketedWeightReceiver = CopyingWeightReceiver
 
 
-def save_copies_of_parameters(fsdp_utils: ModuleType) -> None:
-    """Copy the parameters that a trainer of `separate_async` keeps from before its updates.
-
-    verl 0.9.1 relies on `.cpu()` to copy, which does not copy on CPU: what is kept would change with the updates, and
-    old log-probabilities would be those of the newest policy. This can go when upstream clones.
-    """
-    save = fsdp_utils.fsdp2_sharded_save_to_cpu
-
-    def save_copies(model):
-        state, spec = save(model)
-        return {name: (tensor.clone(), own_spec) for name, (tensor, own_spec) in state.items()}, spec
-
-    fsdp_utils.fsdp2_sharded_save_to_cpu = save_copies
-
-
 # upstream's module -> what must change in it once it has been imported
 REPAIRS = {
     "verl.utils.distributed": use_plain_gloo_process_group,
     "verl.trainer.ppo.v1.replay_buffer": poll_replay_buffer_often,
     "verl.workers.engine.fsdp.transformer_impl": keep_the_reference_policy_where_it_is,
-    "verl.utils.fsdp_utils": save_copies_of_parameters,
     "verl.workers.rollout.vllm_rollout.bucketed_weight_transfer": receive_copies_of_shared_memory,
 }
 

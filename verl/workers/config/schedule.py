@@ -8,6 +8,7 @@ schedule=separate_async    rollout on GPUs of its own, all the time
 """
 
 import importlib.util
+import math
 
 from omegaconf import DictConfig, OmegaConf, open_dict
 
@@ -21,6 +22,7 @@ SCHEDULE_OF_TRAINER = {
     "explore_separate_async": "separate_async",
 }
 ASYNCHRONOUS = ("colocate_async", "separate_async")
+SAVED_ROWS = "transfer_queue"  # in a checkpoint: upstream's folder of the prompts that were under way
 SEPARATE = "trainer.v1.separate_async"
 ENGINE = "actor_rollout_ref.rollout.checkpoint_engine"
 CPU_BACKEND, CPU_MODULE = "cpu", "verl.checkpoint_engine.cpu_checkpoint_engine"
@@ -139,7 +141,7 @@ def _check_separate(config: DictConfig) -> None:
     if batch != steps * mini_batch:
         raise ValueError(
             f"data.train_batch_size={batch} with schedule=separate_async: expected {SEPARATE}.parameter_sync_step="
-            f"{steps} times actor_rollout_ref.actor.ppo_mini_batch_size={mini_batch}; null chooses the first of these"
+            f"{steps} times actor_rollout_ref.actor.ppo_mini_batch_size={mini_batch}, so a multiple of the mini-batch"
         )
     for key in ("nnodes", "n_gpus_per_node"):
         if part.rollout[key] < 1:
@@ -147,6 +149,13 @@ def _check_separate(config: DictConfig) -> None:
                 f"actor_rollout_ref.rollout.{key}={part.rollout[key]} with schedule=separate_async: the rollout needs "
                 "GPUs of its own: expected at least 1"
             )
+    replica = math.prod(part.rollout[f"{kind}_parallel_size"] for kind in ("tensor_model", "data", "pipeline_model"))
+    if rollout_workers(config) % replica:
+        raise ValueError(
+            f"actor_rollout_ref.rollout.nnodes x n_gpus_per_node = {rollout_workers(config)} with "
+            f"schedule=separate_async: expected a multiple of the {replica} GPUs of a server "
+            "(tensor_model_parallel_size x data_parallel_size x pipeline_model_parallel_size)"
+        )
     backend = part.rollout.checkpoint_engine.backend
     if backend == "naive" or (backend == CPU_BACKEND) != (config.trainer.device == "cpu"):
         raise ValueError(

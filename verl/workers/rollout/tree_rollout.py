@@ -195,7 +195,7 @@ def rows_of(
                 metrics=AgentLoopMetrics(
                     generate_sequences=seconds, tool_calls=sum(call.get("seconds", 0.0) for call in calls)
                 ),
-                extra_fields={"turn_scores": [], "tool_rewards": []} | versions.of([*tree.prompt_ids, *tokens]),
+                extra_fields={"turn_scores": [], "tool_rewards": []} | versions.of([*tree.prompt_ids, *tokens], mask),
                 token_fields=fields,
             )
         )

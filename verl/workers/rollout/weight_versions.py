@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from verl.workers.rollout.rollout_engine import Generation
+from verl.workers.rollout.trajectory_tree import common_prefix
 
 OLDEST, NEWEST = "min_global_steps", "max_global_steps"  # upstream's names
 
@@ -18,12 +19,12 @@ class Part(NamedTuple):
 
     Args:
         context: hash of the tokens before it.
-        first: its first token.
+        tokens: its own.
         version: of the weights: the training step after which they were sent.
     """
 
     context: int
-    first: int
+    tokens: tuple[int, ...]
     version: int
 
 
@@ -45,31 +46,37 @@ class WeightVersions:
         tokens, start = list(prompt_ids), 0
         for n_tokens, version in generation.versions:
             part = generation.token_ids[start : start + n_tokens]
-            self.parts[len(tokens)].add(Part(hash(tuple(tokens)), part[0], version))
+            self.parts[len(tokens)].add(Part(hash(tuple(tokens)), tuple(part), version))
             self.seen.add(version)
             tokens += part
             start += n_tokens
 
-    def of(self, tokens: Sequence[int]) -> dict[str, int]:
+    def of(self, tokens: Sequence[int], mask: Sequence[int] | None = None) -> dict[str, int]:
         """The oldest and the newest version that has made a token of this trajectory; empty for an engine without.
 
-        A token that several requests have made counts for all of them.
+        Of requests that continue the same tokens, those count that agree with it longest: all of them, where only their
+        beginning is in it, or where its next token was chosen among their candidates.
 
         Args:
             tokens: the prompt's and the response's.
+            mask: 0 for each token of the response that the policy has not chosen, as a tool's; None: it chose all.
         """
-        versions = self.seen if len(self.seen) < 2 else self._of_its_own(tokens) or self.seen
+        versions = self.seen if len(self.seen) < 2 else self._of_its_own(tokens, mask) or self.seen
         return {OLDEST: min(versions), NEWEST: max(versions)} if versions else {}
 
-    def _of_its_own(self, tokens: Sequence[int]) -> set[int]:
-        return {
-            part.version
-            for start, parts in self.parts.items()
-            if start < len(tokens)
-            for context in [hash(tuple(tokens[:start]))]
-            for part in parts
-            if part.context == context and part.first == tokens[start]
-        }
+    def _of_its_own(self, tokens: Sequence[int], mask: Sequence[int] | None) -> set[int]:
+        versions: set[int] = set()
+        chosen = [1] * len(tokens) if mask is None else [0] * (len(tokens) - len(mask)) + list(mask)
+        explained = 0  # tokens before this one are known to be of a request, or of the prompt
+        for start in sorted(start for start in self.parts if start < len(tokens)):
+            context = hash(tuple(tokens[:start]))
+            parts = [part for part in self.parts[start] if part.context == context]
+            shared = {part: common_prefix(part.tokens, tokens[start:]) for part in parts}
+            most = max(shared.values(), default=0)
+            if most > 0 or chosen[start] and start >= explained:
+                versions |= {part.version for part, n in shared.items() if n == most}
+                explained = max(explained, start + most)
+        return versions
 
     def metrics(self) -> dict[str, float]:
         """With how many versions of the weights the tree has been grown."""

@@ -5,12 +5,15 @@ What differs from the synchronous one, in which all of a batch's prompts begin a
     a step's batch         holds prompts of this step and of earlier ones; each row keeps the step in which it began
     a pause for the update the trainer tells the rollout workers, whose groups' timeouts do not count it
     a dropped group        leaves by itself, and a later prompt takes its place; the components see it before
+    a checkpoint           holds the rows of prompts under way (`transfer_queue/`), as long as it holds weights
     a resumed run          prompts that were under way begin again, with the settings that they would get now
 
 Upstream's hooks run for each update. With `separate_async.parameter_sync_step` updates a step, so do the components'.
 """
 
+import shutil
 from contextlib import contextmanager
+from pathlib import Path
 
 import transfer_queue as tq
 from omegaconf import OmegaConf
@@ -19,9 +22,12 @@ from verl.trainer.ppo.v1.trainer_base import register_trainer
 from verl.trainer.ppo.v1.trainer_colocate_async import PPOTrainerColocateAsync
 from verl.trainer.ppo.v1.trainer_separate_async import PPOTrainerSeparateAsync
 
+from verl.trainer.checkpoint_marker import checkpoints
+from verl.trainer.ppo.v1.batch_rows import BatchRows, place_of
 from verl.trainer.ppo.v1.explore_trainer import ExploreMixin
 from verl.trainer.ppo.v1.trainer_state import load_state, save_state
 from verl.trainer.ppo.v1.tree_buffer import AsyncTreeBuffer, buffer_options
+from verl.workers.config.schedule import SAVED_ROWS
 
 STATE_FILE = "prompts.json"
 TRAIN = "train"
@@ -54,6 +60,13 @@ class AsyncExploreMixin(ExploreMixin):
         super().fit(agent_loop_manager)
         self._tell_rollout("stop")  # prompts are still under way, whose servers are about to end
 
+    def step(self, metrics: dict, timing_raw: dict):
+        batch = super().step(metrics, timing_raw)
+        # the mean over a step's updates, which upstream makes of all, would be one update's
+        rows = BatchRows(batch)
+        metrics["tree/prompts"] = len({place_of(rows.keys[row]).uid for row in rows.real})
+        return batch
+
     # ---- prompts that were under way ----
 
     def _reissue_inflight_prompts(self, partition_id: str = TRAIN) -> int:
@@ -67,6 +80,7 @@ class AsyncExploreMixin(ExploreMixin):
     def _save_checkpoint(self):
         save_state(self, STATE_FILE, {"n_prompts": self.n_prompts})
         super()._save_checkpoint()
+        remove_old_rows(Path(self.config.trainer.default_local_dir), self.global_steps)
 
     def _load_checkpoint(self):
         super()._load_checkpoint()
@@ -88,6 +102,13 @@ class AsyncExploreMixin(ExploreMixin):
         """Upstream's own manager has no clock to stop."""
         if tell := getattr(self.agent_loop_manager, what, None):
             tell()
+
+
+def remove_old_rows(run_dir: Path, step: int) -> None:
+    """Remove the saved rows of checkpoints before `step` whose weights upstream's retention has removed."""
+    for saved, folder in checkpoints(run_dir).items():
+        if saved < step and not (folder / "actor").exists():
+            shutil.rmtree(folder / SAVED_ROWS, ignore_errors=True)
 
 
 def forget_rows_without_prompt() -> None:

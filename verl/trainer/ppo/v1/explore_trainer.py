@@ -68,7 +68,7 @@ class ExploreMixin:
         self.components = components_of(config)
         config.trainer.v1.trainer_mode = self.upstream_mode
         self.n_prompts = 0  # that were submitted
-        self.trees_of_step = 0  # the last step of which this process has written trees
+        self.trees_written: Counter[int] = Counter()  # by step
         self.submitted: Counter[str] = Counter()  # how often each problem was, in `submitted_in`
         self.submitted_in = 0
         shorten_fillers()
@@ -203,14 +203,15 @@ class ExploreMixin:
         for component in self.components:
             component.after_advantage(rows, metrics)
         # a group may have begun in an earlier step than this, in which its rollout kept the tree or did not
-        kept = [group for group in rows.groups if writes_trees(self.config, group.order[0])][:shown]
+        before = self.trees_written[self.global_steps]  # of earlier updates
+        kept = [group for group in rows.groups if writes_trees(self.config, group.order[0])][: shown - before]
         if kept:
             nodes = batch_nodes(rows.index, rows.response_mask)
             advantages = segment_advantages(rows, nodes).tolist()
             records = [self._tree_record(rows, group, nodes, advantages) for group in kept]
             file = trees_file(self.config.trainer.default_local_dir, self.global_steps)
-            write_records(file, records, after=self.trees_of_step == self.global_steps)
-            self.trees_of_step = self.global_steps
+            write_records(file, records, after=before > 0)
+            self.trees_written[self.global_steps] += len(kept)
 
     def _tree_record(self, rows: BatchRows, group: Group, nodes: Nodes, advantages: list[float]) -> dict:
         tree, of_rollout = tree_of(rows, group)

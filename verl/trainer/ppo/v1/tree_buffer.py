@@ -68,7 +68,10 @@ class AsyncTreeBuffer(_ShowsDropped, ReplayBufferAsync):
     def sample(self, global_steps: int, partition_id: str, batch_size: int):
         """Upstream's. Raises RuntimeError: too many rollouts failed."""
         self.failed = 0
-        return super().sample(global_steps, partition_id, batch_size)
+        try:
+            return super().sample(global_steps, partition_id, batch_size)
+        finally:
+            self.failed = 0  # upstream also waits before it samples (hybrid_rollout.enable_switch): another wait
 
     def _evict_terminal_groups(self, global_steps: int, partition_id: str, reasons: tuple):
         self.failed += len(reasons[2])

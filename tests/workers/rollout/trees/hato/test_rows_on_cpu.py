@@ -3,15 +3,13 @@
 import asyncio
 import json
 from functools import cache
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
-from hydra import compose, initialize_config_dir
 
-import verl.trainer
 from recipe.common.tiny_model import TinyModelConfig, make_model, make_tokenizer
+from tests.configs import composed
 from tests.workers.rollout.trees.arpo.toy_agent import TOKENIZER, Library, ToyPolicy
 from verl.trainer.ppo.tree_nodes import DROPPED_STEPS
 from verl.workers.rollout.rollout_engine import TransformersEngine
@@ -22,8 +20,6 @@ from verl.workers.rollout.trees.hato.policy import HATO_STEPS, MAX_NODES, SETTIN
 from verl.workers.rollout.trees.hato.step_features import FEATURES
 from verl.workers.rollout.trees.hato.value_model import pack, value_model_of
 
-UPSTREAM = Path(verl.trainer.__path__[0]) / "config"
-COMMON = Path(__file__).resolve().parents[5] / "recipe/common/config"
 N = 6
 SAMPLING = {"temperature": 0.5, "top_p": 1.0, "top_k": -1}
 
@@ -49,12 +45,10 @@ def engine():
 
 @cache
 def config_of(*overrides: str):
-    with initialize_config_dir(str(COMMON), version_base=None):
-        search = f"hydra.searchpath=[file://{UPSTREAM},pkg://recipe.common.config]"
-        keys = ["hato.exploration.initial_temperature=0.5", "hato.tree.max_step_tokens=3", "hato.tree.max_depth=3"]
-        keys += [f"actor_rollout_ref.rollout.{key}" for key in ("seed=1", "prompt_length=8", "response_length=12")]
-        keys += ["trainer.tree_freq=2", "trainer.experiment_name=x", f"actor_rollout_ref.rollout.n={N}"]
-        return compose("explore", [search, "hardware=cpu", "tree=hato", *keys, *overrides])
+    keys = ["hato.exploration.initial_temperature=0.5", "hato.tree.max_step_tokens=3", "hato.tree.max_depth=3"]
+    keys += [f"actor_rollout_ref.rollout.{key}" for key in ("seed=1", "prompt_length=8", "response_length=12")]
+    keys += ["trainer.tree_freq=2", f"actor_rollout_ref.rollout.n={N}"]
+    return composed("explore", "hardware=cpu", "tree=hato", *keys, *overrides)
 
 
 def rollout_of(engine, *overrides: str, scorer: Scorer | None = None) -> TreeRollout:
