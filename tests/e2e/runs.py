@@ -16,7 +16,7 @@ from pathlib import Path
 
 import psutil
 
-from tests.forked import as_in_a_run
+from tests.forked import MODULES, as_in_a_run
 from verl.evaluation.server import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -24,22 +24,26 @@ GRPO, HAPO = "recipe/common/run_grpo_countdown.sh", "recipe/hapo/run_countdown_c
 LATR, HATO = "recipe/latr/run_countdown_cpu.sh", "recipe/hato/run_countdown_cpu.sh"
 # the command line of an actor that nobody calls through Ray, for which upstream would wait forever
 STORAGE = "ray::SimpleStorageUnit"
-# for a run as a user starts it, all of whose processes descend from its launcher: those that `kill` looks at
+# for a run as a user starts it, which makes its imports itself
 AS_TYPED = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
 # Ray 2.60 asks for a token by default, which both sides would read from the user's home
 NO_TOKEN = {"RAY_AUTH_MODE": "disabled"}
 
 
 def imports_made() -> dict[str, str]:
-    """The environment of a run whose imports a server of this process makes, instead of the run's own."""
+    """The environment of a run whose imports a server of this process has made, so that it makes none itself."""
     # the tests' own tools and rewards are part of what is installed
-    return as_in_a_run({**os.environ, "PYTHONPATH": f"{ROOT}/tests/e2e"})
+    environment = as_in_a_run({**os.environ, "PYTHONPATH": f"{ROOT}/tests/e2e"})
+    made = f"import sys; sys.exit({MODULES[-1]!r} not in sys.modules)"
+    while subprocess.run(["python", "-c", made], env=environment).returncode:
+        time.sleep(0.2)
+    return environment
 
 
 def start_run(inputs: Path, name: str, *overrides: str, script: str = GRPO, **environment: str) -> subprocess.Popen:
     """Start a recipe's script for Countdown with a small batch; the run's folder is `inputs / name`.
 
-    Its processes are forks of a server that this process has started, unless the environment is `AS_TYPED`.
+    Its launcher is a fork of a server that this process has started, unless the environment is `AS_TYPED`.
     """
     command = ["bash", script]
     command += ["data.train_batch_size=4", "actor_rollout_ref.actor.ppo_mini_batch_size=4"]
@@ -72,10 +76,22 @@ class End:
     left: list[str]  # processes and files in shared memory
 
 
+def prints_where(process: psutil.Process, launcher: subprocess.Popen) -> bool:
+    """Whether its errors go into the launcher's pipe."""
+    with suppress(OSError):  # it has just ended
+        return os.path.samefile(f"/proc/{process.pid}/fd/2", f"/proc/self/fd/{launcher.stderr.fileno()}")
+    return False
+
+
 def process_tree(launcher: subprocess.Popen) -> dict[psutil.Process, str]:
-    """The launcher and its descendants, with their command lines."""
+    """The launcher and its descendants, with their command lines.
+
+    Of a launcher that is a fork, `launcher` is the client; what prints into the same pipe, but is no descendant, is it.
+    """
     commands = {}
     root = psutil.Process(launcher.pid)
+    forks = [process for process in psutil.process_iter() if prints_where(process, launcher)]
+    root = next((process for process in forks if root not in [process, *process.parents()]), root)
     for process in [root, *root.children(recursive=True)]:
         try:
             commands[process] = " ".join(process.cmdline())
@@ -97,10 +113,7 @@ def shared_memory(processes: dict[psutil.Process, str]) -> set[int]:
 
 
 def kill(launcher: subprocess.Popen, pattern: str) -> End:
-    """SIGKILL the first process that fits the pattern, the launcher itself if it is empty, and wait for the end.
-
-    The launcher has been started with `AS_TYPED`.
-    """
+    """SIGKILL the first process that fits the pattern, the launcher itself if it is empty, and wait for the end."""
     tree = process_tree(launcher)
     victims = [process for process in [*tree][1:] if re.search(pattern, tree[process])] if pattern else [*tree][:1]
     assert victims, sorted(tree.values())

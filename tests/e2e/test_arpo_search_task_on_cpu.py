@@ -1,4 +1,5 @@
-"""AEPO on the real stack of two nodes, a search server beside them.
+"""AEPO on the real stack of two nodes, a search server beside them. How many nodes there are stands in the environment,
+as users of run scripts set it.
 
 Tools are called, trajectories branch, a hanging tool costs its own prompt only. One launch of about two minutes. The
 model has learnt the form from some demonstrations by heart, before, in seconds.
@@ -41,14 +42,14 @@ def run(tmp_path_factory, two_nodes):
     name = json.loads((folder / "corpus.jsonl").read_text().splitlines()[0])["title"]
     search = f"{TOOLS}.tool_instances.search"
     env = imports_made() | {"METHOD": "aepo", "MODEL_PATH": f"{folder}/model", "DATA_DIR": str(folder)}
-    env |= {"RUN_DIR": f"{folder}/run", "EXPERIMENT_NAME": "arpo"} | two_nodes
+    env |= {"RUN_DIR": f"{folder}/run", "EXPERIMENT_NAME": "arpo", "NNODES": "2"} | two_nodes
     command = ["bash", "recipe/arpo/run_search_task_cpu.sh", "algorithm.adv_estimator=arpo_hard"]
     command += ["trainer.total_training_steps=2", "trainer.save_freq=2", "trainer.test_freq=2", "trainer.tree_freq=1"]
     command += ["trainer.tree_prompts=8", "trainer.val_before_train=false", "data.train_batch_size=8"]
     command += ["actor_rollout_ref.actor.ppo_mini_batch_size=8", "actor_rollout_ref.rollout.n=6"]
     command += ["actor_rollout_ref.rollout.val_kwargs.n=2", "actor_rollout_ref.rollout.group_timeout=20"]
     command += [f"{TOOLS}.timeout=1000", f"{search}.class_path=hanging_search.HangingSearch"]
-    command += [f"~{search}.params.corpus", f"+{search}.params.hangs_on={name}", "trainer.nnodes=2"]
+    command += [f"~{search}.params.corpus", f"+{search}.params.hangs_on={name}"]
     with search_server(folder / "corpus.jsonl") as url:
         command.append(f"+{search}.params.url={url}")
         result = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=600)

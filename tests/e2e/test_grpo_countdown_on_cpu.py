@@ -48,20 +48,20 @@ def inputs(tmp_path_factory) -> Path:
     return folder
 
 
-def launch(inputs: Path) -> subprocess.Popen:
+def launch(inputs: Path, **environment: str) -> subprocess.Popen:
     overrides = [
         f"actor_rollout_ref.rollout.val_kwargs.n={N_VAL}",
         f"trainer.total_training_steps={STEPS}",
         "trainer.save_freq=1",
     ]
     overrides += [f"trainer.test_freq={STEPS}"]
-    return start_run(inputs, "run", *overrides, **AS_TYPED)
+    return start_run(inputs, "run", *overrides, **environment)
 
 
 @pytest.fixture(scope="module")
 def killed(inputs) -> End:
-    """The end of a run whose storage is killed after its first step."""
-    launcher = launch(inputs)
+    """The end of a run, as users start it, whose storage is killed after its first step."""
+    launcher = launch(inputs, **AS_TYPED)
     # a step is logged after its checkpoint is written
     wait_until(lambda: 1 in logged_steps(inputs / "run"), launcher)
     return kill(launcher, STORAGE)

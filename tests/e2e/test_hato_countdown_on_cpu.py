@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from recipe.common.run_metrics import load_metrics
-from tests.e2e.runs import AS_TYPED, HATO, ROOT, kill, logged_steps, start_run, wait_until
+from tests.e2e.runs import HATO, ROOT, kill, logged_steps, start_run, wait_until
 from verl.trainer.checkpoint_marker import complete_steps
 
 SETTINGS = ["trainer.test_freq=-1", "trainer.val_before_train=false", "trainer.tree_freq=1", "trainer.tree_prompts=4"]
@@ -45,7 +45,7 @@ FILTERED = [
 def killed(inputs):
     """The run's folder, and the step of its checkpoint when its engine got SIGKILL."""
     run = inputs / "filtered"
-    launcher = start_run(inputs, "filtered", *SETTINGS, *FILTERED, script=HATO, **AS_TYPED)
+    launcher = start_run(inputs, "filtered", *SETTINGS, *FILTERED, script=HATO)
     # a step is logged after its checkpoint: killed in between, it would be missing in the curves
     wait_until(lambda: bool(complete_steps(run) and logged_steps(run)), launcher)
     end = kill(launcher, "EngineCore")

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from recipe.common.run_metrics import load_metrics
-from tests.e2e.runs import AS_TYPED, HAPO, LATR, kill, start_run, wait_until
+from tests.e2e.runs import HAPO, LATR, kill, start_run, wait_until
 
 STEPS = 3
 GREEDY = [
@@ -43,7 +43,7 @@ def run_and_kill(inputs: Path, script: str, workers: int, overrides: list[str], 
     """Metrics of the first steps, and what the kill left."""
     name = f"{Path(script).parent.name}{workers}"
     overrides = [*GREEDY, *overrides, f"trainer.n_gpus_per_node={workers}"]
-    launcher = start_run(inputs, name, *overrides, script=script, **AS_TYPED)
+    launcher = start_run(inputs, name, *overrides, script=script)
     metrics = inputs / name / "metrics.jsonl"
     wait_until(lambda: metrics.exists() and metrics.read_text().count("actor/pg_loss") >= STEPS, launcher)
     return load_metrics(inputs / name).loc[1:STEPS], kill(launcher, victim)
@@ -51,7 +51,7 @@ def run_and_kill(inputs: Path, script: str, workers: int, overrides: list[str], 
 
 @pytest.fixture(scope="module")
 def one_worker(inputs):
-    return run_and_kill(inputs, LATR, 1, TRIVIAL_GROUP, victim="-m verl.trainer.main_ppo")
+    return run_and_kill(inputs, LATR, 1, TRIVIAL_GROUP, victim="^python -m verl.trainer.main_ppo")
 
 
 @pytest.fixture(scope="module")

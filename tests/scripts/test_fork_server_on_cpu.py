@@ -163,19 +163,6 @@ def test_nobody_else_may_ask_the_server(served):
     assert Path(served[fork_server.SOCKET]).parent.stat().st_mode & 0o777 == 0o700
 
 
-@pytest.mark.slow
-def test_a_command_and_all_that_it_starts_share_a_server():
-    inner = f"python {SERVER} python -c 'import sys; print(sys.executable)'"
-    told = subprocess.run(
-        [sys.executable, SERVER, "bash", "-c", f"python -c 'import sys; print(sys.executable)'; {inner}"],
-        text=True,
-        capture_output=True,
-        timeout=120,
-        env={**os.environ, "VERL_PLATFORM": "cpu"},
-    )
-    assert told.stdout.split() == [str(fork_server.CLIENT)] * 2, told.stderr
-
-
 RAY = """
 import os, sys, ray
 ray.init(address="local", num_cpus=2, include_dashboard=False, runtime_env={"env_vars": {"A": "b"}})
@@ -190,13 +177,17 @@ ray.shutdown()
 
 
 @pytest.mark.slow
-def test_rays_workers_are_forks():
+def test_a_command_and_all_that_it_starts_share_a_server_and_rays_workers_are_its_forks(tmp_path):
     """Fails when Ray no longer reads the job and the raylet where the server gives them (Ray 2.60)."""
+    (tmp_path / "on_ray.py").write_text(RAY)
+    tell = "python -c 'import sys; print(sys.executable)'"
+    command = f"{tell}; python {tmp_path}/on_ray.py; python {SERVER} {tell}"
     environment = {**os.environ, "VERL_PLATFORM": "cpu", "RAY_prestart_worker_first_driver": "0"}
     result = subprocess.run(
-        [sys.executable, SERVER, "python", "-c", RAY], env=environment, text=True, capture_output=True, timeout=180
+        [sys.executable, SERVER, "bash", "-c", command], env=environment, text=True, capture_output=True, timeout=180
     )
-    assert result.stdout.split() == [str(fork_server.CLIENT), fork_server.FIRST_JOB, "b", "True"], result.stderr
+    client = str(fork_server.CLIENT)
+    assert result.stdout.split() == [client, client, fork_server.FIRST_JOB, "b", "True", client], result.stderr
 
 
 KILLED = """

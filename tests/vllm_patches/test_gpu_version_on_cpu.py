@@ -5,11 +5,11 @@ Its Python files run here, without its kernels: the tests below need no engine, 
 
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from tests.fresh import python_for
 from tests.packages import GPU_VLLM, unpacked
 
 pytestmark = pytest.mark.slow
@@ -36,7 +36,7 @@ def test_patches_and_server():
     path = os.pathsep.join(map(str, (unpacked(GPU_VLLM, "*.py"), ROOT)))
     arguments = [*TESTS, "-k", f"not ({WITH_AN_ENGINE})", "-p", "no:cacheprovider"]
     done = subprocess.run(
-        [sys.executable, "-c", CODE, GPU_VLLM.partition("==")[2], *arguments],
+        [*python_for(CODE), GPU_VLLM.partition("==")[2], *arguments],
         capture_output=True,
         text=True,
         cwd=ROOT,

@@ -8,21 +8,19 @@ vLLM 0.30 takes V2 for every model; 0.24 for a list of architectures that has Qw
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
-import verl.trainer
+from tests.configs import composed
+from tests.fresh import python_of
 from tests.packages import GPU_VLLM, unpacked
 from vllm_patches import cpu_version_name
 
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).resolve().parents[2]
-SEARCH = [ROOT / "recipe/common/config", Path(verl.trainer.__path__[0]) / "config"]
 CONFIGS = {
     "grpo": "common/config/grpo_trainer",
     "hapo": "hapo/config/hapo_math_trainer",
@@ -39,10 +37,8 @@ def serve_arguments(config: str) -> list[str]:
     cpu_version_name.install()
     from verl.workers.rollout.vllm_rollout.utils import build_cli_args_from_config
 
-    folder, name = (ROOT / "recipe" / config).parent, Path(config).name
-    overrides = [f"hydra.searchpath=[{','.join(f'file://{path}' for path in SEARCH)}]", "hardware=gpu"]
-    with initialize_config_dir(str(folder), version_base=None):
-        rollout = compose(name, [*overrides, "trainer.experiment_name=test"]).actor_rollout_ref.rollout
+    recipe, _, name = config.split("/")
+    rollout = composed(name, "hardware=gpu", recipe=recipe).actor_rollout_ref.rollout
     same = ("max_num_seqs", "max_num_batched_tokens", "enable_chunked_prefill", "enable_prefix_caching")
     same += ("logprobs_mode", "enforce_eager", "gpu_memory_utilization", "scheduling_policy")
     arguments = {key: rollout[key] for key in same} | {"tensor_parallel_size": rollout.tensor_model_parallel_size}
@@ -66,7 +62,7 @@ def cases() -> dict[tuple[str, str], dict]:
 def test_the_runner_of_every_recipe(cases, vllm):
     path = [*([unpacked(GPU_VLLM, "*.py")] if vllm == GPU_VLLM else []), ROOT]
     done = subprocess.run(
-        [sys.executable, Path(__file__).with_name("model_runner.py")],
+        python_of(Path(__file__).with_name("model_runner.py")),
         input=json.dumps(list(cases.values())),
         capture_output=True,
         text=True,

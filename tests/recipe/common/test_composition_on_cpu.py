@@ -1,21 +1,18 @@
 """Every tree with every environment, sampler, credit and loss takes a step of a real tiny model, or is refused.
 
-tests/e2e/test_explore_countdown_on_cpu.py runs some of them on the real stack.
+tests/e2e/test_combinations_on_cpu.py runs some of them on the real stack.
 """
 
 import pkgutil
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
-import verl.trainer
 from recipe.common import composition
 from recipe.common.composition import CREDITS, ENVIRONMENTS, LOSSES, PAGE, SAMPLERS, TREES, Cell, cells
-from recipe.common.menu import CONFIG
+from tests.configs import composed
 from verl.workers.rollout import trees
 
 UNSHARED = ("plain", "over_generation")
@@ -48,11 +45,8 @@ def test_the_matrix_holds_every_part():
 def test_a_combinations_config_is_hydras():
     cell = Cell("arpo", "tools", "tempered", "hato", "aepo")
     made = OmegaConf.to_container(composition.config_of(cell), resolve=True)
-    upstream = Path(verl.trainer.__path__[0]) / "config"
-    options = [f"hydra.searchpath=[file://{upstream}]", "hardware=cpu", "trainer.experiment_name=composition"]
-    with initialize_config_dir(str(CONFIG), version_base=None):
-        config = compose("explore", [*options, *(f"{part}={choice}" for part, choice in cell._asdict().items())])
-    expected = OmegaConf.to_container(config)
+    choices = (f"{part}={choice}" for part, choice in cell._asdict().items())
+    expected = OmegaConf.to_container(composed("explore", "hardware=cpu", *choices))
     keys = ["actor_rollout_ref.actor.policy_loss.loss_mode", "actor_rollout_ref.actor.enable_entropy_balanced_clipping"]
     keys += ["actor_rollout_ref.actor.loss_agg_mode", "actor_rollout_ref.actor.clip_ratio_high"]
     keys += ["actor_rollout_ref.rollout.adaptive_temperature", "actor_rollout_ref.rollout.engine_kwargs.vllm"]

@@ -1,30 +1,19 @@
 """Every config composes with both hardware profiles and passes upstream's typed configs."""
 
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
-from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
-import verl.trainer
+from tests.configs import composed
 from verl.trainer.preflight import check_ray_resources, check_typed_sections, config_asks_for_cpu
-
-CONFIGS = Path(__file__).resolve().parents[3] / "recipe/common/config"
-UPSTREAM = Path(verl.trainer.__path__[0]) / "config"
-
-
-def composed(name: str, *overrides: str):
-    with initialize_config_dir(str(CONFIGS), version_base=None):
-        search = f"hydra.searchpath=[file://{UPSTREAM}]"
-        return compose(name, overrides=[search, "trainer.experiment_name=test", *overrides])
 
 
 @pytest.mark.parametrize("hardware", ["cpu", "gpu"])
 @pytest.mark.parametrize("name", ["grpo_trainer", "dapo_trainer"])
 def test_composes_and_is_typed(name, hardware, monkeypatch):
     monkeypatch.setenv("PWD", "/somewhere")
-    config = composed(name, f"hardware={hardware}")
+    config = composed(name, f"hardware={hardware}", "trainer.experiment_name=test")
     check_typed_sections(config)
     if hardware == "cpu":  # the GPU profile counts the CPUs of the node that it runs on
         check_ray_resources(config)

@@ -1,0 +1,23 @@
+"""What every test process does first."""
+
+import gc
+
+import yaml
+
+# imports make a million objects that stay: collections would look through them in vain
+gc.disable()
+
+# Hydra composes some hundred configs: libyaml reads their files ten times as fast as the parser in Python
+yaml.SafeLoader = yaml.CSafeLoader
+
+# these wait for minutes in all: begun last, they would wait when nothing else is left to do
+FIRST = ("test_python_tool_on_cpu.py", "test_death_watch_on_cpu.py", "test_gpu_kernels_on_cpu.py")
+
+
+def pytest_collection_modifyitems(items):
+    items.sort(key=lambda item: item.path.name not in FIRST)
+
+
+def pytest_collection_finish():
+    gc.freeze()
+    gc.enable()
