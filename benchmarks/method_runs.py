@@ -11,8 +11,9 @@ prompts a step, once for each seed; `--jobs` (2) runs at a time. Tokens are thos
 ones included; seconds are of generation, update and what lies between, without validation and start-up. A tool call
 that trajectories share counts once. `grpo-tools`, `arpo` and `aepo` train on the search task (HOPS) instead, where a
 search takes time as over a network (`benchmarks/slow_search.py`), so that equal seconds are equal latency. Baseline: of
-the same seed. Differences are paired by seed; ± is half of a 95 % interval (Student's t). A run that exists is not
-repeated: other overrides need another name. Writes benchmarks/results/<name>.md and .png.
+the same seed. Differences are paired by seed; ± is half of a 95 % interval (Student's t). Writes
+benchmarks/results/<name>.md, .png and, for those who go on, .csv: every run's validations. A run that is in the .csv or
+in outputs/ is not repeated: other overrides need another name.
 """
 
 import statistics
@@ -32,6 +33,7 @@ from recipe.common.run_metrics import STYLE, legend_above, load_metrics, run_col
 from verl.utils.atomic_files import replacing
 
 AXES = {"steps": "steps", "tokens": "generated tokens", "seconds": "seconds of training", "calls": "tool calls"}
+RUN = ["method", "rate", "seed"]  # the columns that name a run
 KT = "actor_rollout_ref.rollout.kt"
 HATO = ["recipe/hato/run_countdown_cpu.sh", "actor_rollout_ref.rollout.n=16"]
 # V knows whether the target can still be reached, by a process reward without errors
@@ -113,6 +115,34 @@ def curve_of(metrics: pd.DataFrame) -> pd.DataFrame:
             "calls": calls.fillna(0).cumsum()[accuracy.index],
         }
     )
+
+
+def read_curves(path: Path) -> dict[tuple[str, str, int], pd.DataFrame]:
+    """The curves in a file of `write_curves`, by method, learning rate and seed; none where there is no file."""
+    if not path.exists():
+        return {}
+    table = pd.read_csv(path, dtype={"rate": str}).fillna({"rate": ""})
+    return {key: curve.drop(columns=RUN).reset_index(drop=True) for key, curve in table.groupby(RUN, sort=False)}
+
+
+def write_curves(path: Path, curves: dict[tuple[str, str, int], pd.DataFrame]) -> None:
+    """Write the curves.
+
+    Raises:
+        ValueError: two runs of a seed begin with different accuracies, so that their warm starts or machines differ.
+    """
+    begun: dict[int, tuple[float, str]] = {}
+    for (method, rate, seed), curve in curves.items():
+        first = float(curve["accuracy"].iloc[0])
+        before, other = begun.setdefault(seed, (first, name_of(method, rate)))
+        if abs(first - before) > 1e-6:
+            raise ValueError(
+                f"{path}: with seed {seed}, {other} begins at an accuracy of {before:.4f} and {name_of(method, rate)} "
+                f"at {first:.4f}: not the same warm start or machine, so that they cannot be paired; use another --name"
+            )
+    table = pd.concat([curve.assign(**dict(zip(RUN, key, strict=True))) for key, curve in curves.items()])
+    with replacing(path) as temporary:
+        table[[*RUN, *(name for name in table if name not in RUN)]].to_csv(temporary, index=False, float_format="%.6g")
 
 
 def axes_of(curves: dict[str, dict[int, pd.DataFrame]]) -> list[str]:
@@ -199,11 +229,15 @@ def main() -> None:
     wanted = [
         (method, rate, int(seed)) for seed in args.seeds.split(",") for method, own in rates.items() for rate in own
     ]
+    written = read_curves(RESULTS / f"{args.name}.csv")
+    missing = [key for key in wanted if key not in written]
     with ThreadPoolExecutor(args.jobs) as pool:
-        tables = list(pool.map(lambda key: run(args.name, args.task, *key, args.steps, args.overrides), wanted))
+        tables = pool.map(lambda key: run(args.name, args.task, *key, args.steps, args.overrides), missing)
+        written |= {key: curve_of(metrics) for key, metrics in zip(missing, tables, strict=True)}
+    write_curves(RESULTS / f"{args.name}.csv", written)
     curves: dict[str, dict[int, pd.DataFrame]] = {}
-    for (method, rate, seed), metrics in zip(wanted, tables, strict=True):
-        curves.setdefault(name_of(method, rate), {})[seed] = curve_of(metrics)
+    for method, rate, seed in wanted:
+        curves.setdefault(name_of(method, rate), {})[seed] = written[method, rate, seed]
     draw(curves, RESULTS / f"{args.name}.png")
     header = [
         "method",

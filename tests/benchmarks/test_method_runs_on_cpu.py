@@ -4,7 +4,17 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from benchmarks.method_runs import AXES, at, axes_of, curve_of, draw, row_of, with_interval
+from benchmarks.method_runs import (
+    AXES,
+    at,
+    axes_of,
+    curve_of,
+    draw,
+    read_curves,
+    row_of,
+    with_interval,
+    write_curves,
+)
 
 
 def run(accuracies: list[float], tokens: float, seconds: float, calls: float | None = None) -> pd.DataFrame:
@@ -57,3 +67,26 @@ def test_the_picture_is_drawn(tmp_path):
     curves = {name: {seed: curve_of(run([0.1, 0.2, 0.3], 10, 1)) for seed in (0, 1)} for name in ("grpo", "latr")}
     draw(curves, tmp_path / "runs.png")
     assert (tmp_path / "runs.png").read_bytes()[:4] == b"\x89PNG" and len(AXES) == 4
+
+
+def test_curves_are_kept_for_those_who_go_on(tmp_path):
+    path = tmp_path / "runs.csv"
+    assert read_curves(path) == {}
+    curves = {
+        ("grpo", "", 0): curve_of(run([0.1, 0.25], tokens=50, seconds=3)),
+        ("latr", "1e-4", 0): curve_of(run([0.1, 0.5], tokens=1e6, seconds=3)),
+    }
+    write_curves(path, curves)
+    kept = read_curves(path)
+    assert list(kept) == list(curves)
+    for key, curve in curves.items():
+        pd.testing.assert_frame_equal(kept[key], curve.reset_index(drop=True), check_dtype=False)
+
+
+def test_runs_of_different_warm_starts_are_not_paired(tmp_path):
+    curves = {("grpo", "", 0): curve_of(run([0.1, 0.2], 50, 3)), ("latr", "", 0): curve_of(run([0.2, 0.3], 50, 3))}
+    with pytest.raises(ValueError, match="with seed 0, grpo begins at an accuracy of 0.1000 and latr at 0.2000"):
+        write_curves(tmp_path / "runs.csv", curves)
+    assert not (tmp_path / "runs.csv").exists()
+    curves["latr", "", 1] = curves.pop(("latr", "", 0))
+    write_curves(tmp_path / "runs.csv", curves)
