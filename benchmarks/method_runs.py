@@ -5,6 +5,8 @@
         [--name method_runs] [--task walk] [--overrides actor_rollout_ref.actor.ppo_mini_batch_size=4]
     HOPS=3-5 python scripts/fork_server.py python -m benchmarks.method_runs
         --methods grpo-tools,arpo,aepo --baseline grpo-tools --name search_runs
+    python -m benchmarks.method_runs --methods grpo-smollm2,latr-smollm2 --baseline grpo-smollm2 --name smollm2_runs
+        --steps 40 --seeds 0,1
 
 Every method trains from the same warm start of the task (`walk`, `countdown`) with its run script, one update of 16
 prompts a step, once for each seed; `--jobs` (2) runs at a time. Tokens are those that the server generated, dropped
@@ -36,6 +38,7 @@ AXES = {"steps": "steps", "tokens": "generated tokens", "seconds": "seconds of t
 RUN = ["method", "rate", "seed"]  # the columns that name a run
 KT = "actor_rollout_ref.rollout.kt"
 HATO = ["recipe/hato/run_countdown_cpu.sh", "actor_rollout_ref.rollout.n=16"]
+DROPPED = "hato.tree.train_dropped=true"
 # V knows whether the target can still be reached, by a process reward without errors
 GUIDED = [
     *HATO,
@@ -71,9 +74,18 @@ METHODS = {
     # identical steps are one, so that a tree has fewer leaves than n: about half as many tokens as 8 responses
     "hato": HATO,
     "hato-guided": GUIDED,
-    "hato-dropped": [*GUIDED, "hato.tree.train_dropped=true"],
-    "hato-stopped": [*GUIDED, "hato.tree.train_dropped=true", "hato.tree.independent_paths=true", "credit=grpo"],
+    "hato-dropped": [*GUIDED, DROPPED],
+    "hato-dropped-errors": [*GUIDED, DROPPED, "hato.local_reward=benchmarks.process_reward.can_arrive_with_errors"],
+    "hato-stopped": [*GUIDED, DROPPED, "hato.tree.independent_paths=true", "credit=grpo"],
+    # what guides the search above, in GRPO's own reward
+    "grpo-process": [*EXPLORE, "reward.custom_reward_function.path=pkg://benchmarks.process_reward"],
     "hapo": ["recipe/hapo/run_countdown_cpu.sh"],
+    # SmolLM2-135M on word problems, whose scripts know no other task
+    "grpo-smollm2": ["recipe/common/run_smollm2_cpu.sh"],
+    "latr-smollm2": ["recipe/latr/run_smollm2_cpu.sh"],
+    "hapo-smollm2": ["recipe/hapo/run_smollm2_cpu.sh"],
+    "hato-smollm2": ["recipe/hato/run_smollm2_cpu.sh"],
+    "combination-smollm2": ["recipe/common/run_smollm2_combination_cpu.sh"],
     "grpo-tools": SEARCH,
     "arpo": SEARCH,
     "aepo": SEARCH,

@@ -142,6 +142,17 @@ def written(walk: str, style: str) -> str:
     return walk if style == "short" else f"<answer>\n{walk}\n</answer>"
 
 
+def can_still_arrive(problem: Problem, written: str) -> bool:
+    """Whether the lines keep the rules and the walk can go on to its target, or is there after its last step."""
+    n_lines = sum(bool(line) for line in written.splitlines())
+    try:
+        _, value = follow(written, problem.truth() | {"steps": n_lines})
+    except BrokenRule:
+        return False
+    left = problem._replace(start=value, steps=problem.steps - n_lines)
+    return left.steps >= 0 and ends(left)[left.target] > 0
+
+
 def can_arrive(step: Step) -> float:
     """Whether a walk (short prompts) keeps the rules so far and can still end at its target: 1 or 0.
 
@@ -154,13 +165,7 @@ def can_arrive(step: Step) -> float:
     start, target, steps, operations = question.groups()
     problem = Problem(int(start), int(target), int(steps), tuple(operations.split()), WalkConfig.limit)
     written = step.decode([*step.before, *step.tokens]).partition("<|")[0]  # the special token at the end
-    n_lines = sum(bool(line) for line in written.splitlines())
-    try:
-        _, value = follow(written, problem.truth() | {"steps": n_lines})
-    except BrokenRule:
-        return 0.0
-    left = problem._replace(start=value, steps=problem.steps - n_lines)
-    return float(left.steps >= 0 and ends(left)[left.target] > 0)
+    return float(can_still_arrive(problem, written))
 
 
 def random_problem(config: WalkConfig, steps: int, max_share: float, rng: random.Random) -> Problem | None:
