@@ -54,7 +54,7 @@ def rows_of(inputs) -> list[dict]:
 def test_killed_resumed_and_compared_with_the_model(inputs):
     file = inputs / "out/tiny/countdown.jsonl"
     process = start(inputs)
-    wait_until(lambda: file.exists() and len(file.read_bytes().splitlines()) > 20, process, 300)
+    wait_until(lambda: file.exists() and len(file.read_bytes().splitlines()) > 20, process)
     started = psutil.Process(process.pid).children(recursive=True)
     os.killpg(process.pid, signal.SIGINT)  # Ctrl-C
     process.wait(60)

@@ -91,9 +91,9 @@ def test_ground_truth_as_json_text():
     ],
 )
 def test_hostile_answers_score_nothing_within_milliseconds(answer):
-    start = time.perf_counter()
+    start = time.thread_time()
     result = score(answer)
-    assert time.perf_counter() - start < 0.05
+    assert time.thread_time() - start < 0.05
     assert result["score"] == 0.0
 
 
@@ -101,9 +101,9 @@ def test_hostile_answers_score_nothing_within_milliseconds(answer):
     "response", ["<answer>" * 200_000, "</answer>" * 200_000, "<answer>" + "x" * 5_000_000, None, b"x"]
 )
 def test_hostile_responses(response):
-    start = time.perf_counter()
+    start = time.thread_time()
     assert compute_score("countdown", response, TRUTH)["score"] == 0.0
-    assert time.perf_counter() - start < 0.05
+    assert time.thread_time() - start < 0.05
 
 
 def test_evaluate_reads_numbers_in_order():

@@ -84,6 +84,6 @@ def test_ground_truth_as_json_text():
     ],
 )
 def test_hostile_responses_score_nothing_within_milliseconds(response):
-    start = time.perf_counter()
+    start = time.thread_time()
     assert score(response)["score"] == 0.0
-    assert time.perf_counter() - start < 0.05
+    assert time.thread_time() - start < 0.05

@@ -51,10 +51,11 @@ print("HARM" if made > 100 else made)""",
     "memory": "kept = [bytearray(b'x') * (64 << 20) for _ in range(64)]; print('HARM')",
     "memory of many": """
 import os, time
+read, write = os.pipe()
 for _ in range(20):
     if os.fork() == 0:
-        kept = b"x" * (200 << 20); time.sleep(60)
-time.sleep(4); print("HARM")""",
+        kept = b"x" * (200 << 20); os.write(write, b"k"); time.sleep(60)
+os.read(read, 1); os.read(read, 1); time.sleep(3); print("HARM")""",
     "shared memory": "import mmap; kept = [mmap.mmap(-1, 256 << 20) for _ in range(16)]; print('HARM')",
     "memfd": "import os\nkept = [os.memfd_create('x') for _ in range(4)]; print('HARM')",
     "System V memory": _SYSCALL + "if syscall(29, 194, 0, 1 << 20, 0o1600) >= 0: print('HARM')",
