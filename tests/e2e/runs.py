@@ -152,16 +152,21 @@ def ray_cluster(nodes: int, cpus: int, environment: dict[str, str]) -> Iterator[
     port = free_port()
     address, started = f"127.0.0.1:{port}", []
     shared = [f"--num-cpus={cpus}", "--num-gpus=1", "--object-store-memory=200000000", "--block"]
-    options = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "cwd": folder, "start_new_session": True}
+    log = Path(folder, "ray_start.log")
+    options = {"stderr": subprocess.STDOUT, "cwd": folder, "start_new_session": True}
     environment = {**environment, **NO_TOKEN, "PYTHONPATH": f"{ROOT}/tests/e2e"}
     try:
-        for node in range(1, nodes + 1):
-            head = ["--head", f"--port={port}", "--include-dashboard=false", f"--temp-dir={folder}"]
-            command = ["python", "-m", "ray.scripts.scripts", "start", *shared, f"--node-ip-address=127.0.0.{node}"]
-            command += head if node == 1 else [f"--address={address}"]
-            started.append(subprocess.Popen(command, env=environment, **options))
-            wait_until(lambda: listens(port), started[-1], seconds=60)
-        wait_until(lambda: n_nodes(address) == nodes, started[0], seconds=60)
+        try:
+            for node in range(1, nodes + 1):
+                head = ["--head", f"--port={port}", "--include-dashboard=false", f"--temp-dir={folder}"]
+                command = ["python", "-m", "ray.scripts.scripts", "start", *shared, f"--node-ip-address=127.0.0.{node}"]
+                command += head if node == 1 else [f"--address={address}"]
+                with open(log, "a") as output:
+                    started.append(subprocess.Popen(command, env=environment, stdout=output, **options))
+                wait_until(lambda: listens(port), started[-1], seconds=60)
+            wait_until(lambda: n_nodes(address) == nodes, started[0], seconds=60)
+        except AssertionError as error:
+            raise AssertionError(f"ray start: {log.read_text()[-4000:]}") from error
         yield address
     finally:
         for process in reversed(started):
