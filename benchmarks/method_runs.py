@@ -199,22 +199,26 @@ def row_of(name: str, curves: dict[int, pd.DataFrame], baseline: dict[int, pd.Da
 
 
 def draw(curves: dict[str, dict[int, pd.DataFrame]], output: Path) -> None:
-    """Mean accuracy over steps, tokens and seconds; bands are 95 % intervals of the mean over seeds."""
+    """Mean accuracy over steps, tokens and seconds, and entropy over steps, with 95 % intervals over seeds as bands."""
     colors = run_colors(list(curves))
     with matplotlib.rc_context(STYLE):
-        axes = axes_of(curves)
-        figure = Figure(figsize=(5 * len(axes), 4.6), layout="constrained")
-        for ax, axis in zip(figure.subplots(1, len(axes), sharey=True), axes, strict=True):
+        panels = [(axis, "accuracy") for axis in axes_of(curves)] + [("steps", "entropy")]
+        figure = Figure(figsize=(5 * len(panels), 4.6), layout="constrained")
+        first, *others = figure.subplots(1, len(panels))
+        for ax, (axis, column) in zip([first, *others], panels, strict=True):
             for name, of_seeds in curves.items():
-                grid = np.linspace(0, min(curve[axis].iloc[-1] for curve in of_seeds.values()), 101)
-                lines = np.array([np.interp(grid, curve[axis], curve["accuracy"]) for curve in of_seeds.values()])
+                known = [curve[[axis, column]].dropna() for curve in of_seeds.values()]  # no entropy before training
+                grid = np.linspace(known[0][axis].iloc[0], min(curve[axis].iloc[-1] for curve in known), 101)
+                lines = np.array([np.interp(grid, curve[axis], curve[column]) for curve in known])
                 ax.plot(grid, lines.mean(0), color=colors[name], linewidth=2, label=name)
                 if len(lines) > 1:
                     half = np.array([interval(values)[1] for values in lines.T])
                     ax.fill_between(grid, lines.mean(0) - half, lines.mean(0) + half, color=colors[name], alpha=0.12)
-            ax.set(xlabel=AXES[axis])
-        figure.axes[0].set(ylabel="accuracy")
-        legend_above(figure, figure.axes[0].get_lines(), most_columns=6, fontsize=11)
+            ax.set(xlabel=AXES[axis], ylabel=column if column == "entropy" else "")
+        for ax in others[:-1]:
+            ax.sharey(first)
+        first.set(ylabel="accuracy")
+        legend_above(figure, first.get_lines(), most_columns=6, fontsize=11)
         with replacing(output) as temporary:
             figure.savefig(temporary, format="png", dpi=130)
 
