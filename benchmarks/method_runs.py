@@ -36,9 +36,11 @@ from verl.utils.atomic_files import replacing
 
 AXES = {"steps": "steps", "tokens": "generated tokens", "seconds": "seconds of training", "calls": "tool calls"}
 RUN = ["method", "rate", "seed"]  # the columns that name a run
+FILTER = "training/filter_groups"
+DROPPED = ("evicted_samples", "discarded_surplus_samples")  # upstream's buffer counts prompts
 KT = "actor_rollout_ref.rollout.kt"
 HATO = ["recipe/hato/run_countdown_cpu.sh", "actor_rollout_ref.rollout.n=16"]
-DROPPED = "hato.tree.train_dropped=true"
+TRAIN_DROPPED = "hato.tree.train_dropped=true"
 # V knows whether the target can still be reached, by a process reward without errors
 GUIDED = [
     *HATO,
@@ -74,9 +76,13 @@ METHODS = {
     # identical steps are one, so that a tree has fewer leaves than n: about half as many tokens as 8 responses
     "hato": HATO,
     "hato-guided": GUIDED,
-    "hato-dropped": [*GUIDED, DROPPED],
-    "hato-dropped-errors": [*GUIDED, DROPPED, "hato.local_reward=benchmarks.process_reward.can_arrive_with_errors"],
-    "hato-stopped": [*GUIDED, DROPPED, "hato.tree.independent_paths=true", "credit=grpo"],
+    "hato-dropped": [*GUIDED, TRAIN_DROPPED],
+    "hato-dropped-errors": [
+        *GUIDED,
+        TRAIN_DROPPED,
+        "hato.local_reward=benchmarks.process_reward.can_arrive_with_errors",
+    ],
+    "hato-stopped": [*GUIDED, TRAIN_DROPPED, "hato.tree.independent_paths=true", "credit=grpo"],
     # what guides the search above, in GRPO's own reward
     "grpo-process": [*EXPLORE, "reward.custom_reward_function.path=pkg://benchmarks.process_reward"],
     "hapo": ["recipe/hapo/run_countdown_cpu.sh"],
@@ -113,8 +119,12 @@ def curve_of(metrics: pd.DataFrame) -> pd.DataFrame:
     (accuracy,) = validation_accuracy(metrics).values()
     (best,) = (name for name in metrics if name.startswith("val-core/") and "/acc/best@" in name and "mean" in name)
     generated = metrics["tree/tokens_generated"] * metrics["tree/prompts"]
-    if "training/filter_groups/gen_batches" in metrics:  # those of prompts that were not kept as well
-        generated *= metrics["training/filter_groups/gen_batches"]
+    # those of prompts that were not trained as well, as long as the others
+    if f"{FILTER}/gen_batches" in metrics:
+        generated *= metrics[f"{FILTER}/gen_batches"]
+    else:
+        dropped = [metrics[name].fillna(0) for name in (f"{FILTER}/{what}" for what in DROPPED) if name in metrics]
+        generated *= 1 + sum(dropped) / metrics["tree/prompts"]
     calls = metrics.get("tree/tool_calls", 0) * metrics["tree/prompts"]
     return pd.DataFrame(
         {

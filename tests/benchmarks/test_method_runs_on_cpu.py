@@ -46,6 +46,10 @@ def test_prompts_that_were_not_kept_are_paid_for():
     table = run([0.1, 0.2], tokens=50, seconds=3)
     table["training/filter_groups/gen_batches"] = 1.5
     assert curve_of(table)["tokens"].tolist() == [0, 2 * 4 * 50 * 1.5]
+    table = table.drop(columns="training/filter_groups/gen_batches")  # upstream's buffer, of 4 prompts a step
+    table["training/filter_groups/evicted_samples"] = [np.nan, 3, np.nan]
+    table["training/filter_groups/discarded_surplus_samples"] = [np.nan, 1, 2]
+    assert curve_of(table)["tokens"].tolist() == [0, (4 + 3 + 1) * 50 + (4 + 2) * 50]
 
 
 def test_runs_are_compared_where_the_shorter_of_two_ends():
