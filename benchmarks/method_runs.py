@@ -41,6 +41,7 @@ DROPPED = ("evicted_samples", "discarded_surplus_samples")  # upstream's buffer 
 KT = "actor_rollout_ref.rollout.kt"
 HATO = ["recipe/hato/run_countdown_cpu.sh", "actor_rollout_ref.rollout.n=16"]
 TRAIN_DROPPED = "hato.tree.train_dropped=true"
+ERRING = "benchmarks.process_reward.can_arrive_with_errors"
 # V knows whether the target can still be reached, by a process reward without errors
 GUIDED = [
     *HATO,
