@@ -112,7 +112,11 @@ def run(name: str, task: str, method: str, rate: str, seed: int, steps: int, mor
     command += [f"actor_rollout_ref.actor.optim.lr={rate}"] if rate else []
     with open(ROOT / "outputs" / f"{experiment}.log", "a") as log:
         folder = trained(experiment, method, seed, steps, command, output=log, TASK=task)
-    return load_metrics(folder)
+    metrics = load_metrics(folder)
+    (accuracy,) = validation_accuracy(metrics).values()
+    if accuracy.index[-1] < steps:
+        raise RuntimeError(f"{folder}: ended after its last checkpoint, before its validation; remove the folder")
+    return metrics
 
 
 def curve_of(metrics: pd.DataFrame) -> pd.DataFrame:
@@ -210,7 +214,10 @@ def row_of(name: str, curves: dict[int, pd.DataFrame], baseline: dict[int, pd.Da
 
 
 def draw(curves: dict[str, dict[int, pd.DataFrame]], output: Path) -> None:
-    """Mean accuracy over steps, tokens and seconds, and entropy over steps, with 95 % intervals over seeds as bands."""
+    """Mean accuracy over steps, tokens and seconds, and entropy over steps.
+
+    Bands are 95 % intervals of the mean over seeds; thin lines are the runs of two seeds.
+    """
     colors = run_colors(list(curves))
     with matplotlib.rc_context(STYLE):
         panels = [(axis, "accuracy") for axis in axes_of(curves)] + [("steps", "entropy")]
@@ -222,14 +229,17 @@ def draw(curves: dict[str, dict[int, pd.DataFrame]], output: Path) -> None:
                 grid = np.linspace(known[0][axis].iloc[0], min(curve[axis].iloc[-1] for curve in known), 101)
                 lines = np.array([np.interp(grid, curve[axis], curve[column]) for curve in known])
                 ax.plot(grid, lines.mean(0), color=colors[name], linewidth=2, label=name)
-                if len(lines) > 1:
+                if len(lines) == 2:  # an interval of two is as wide as the figure
+                    ax.plot(grid, lines.T, color=colors[name], linewidth=0.7, alpha=0.6)
+                elif len(lines) > 2:
                     half = np.array([interval(values)[1] for values in lines.T])
                     ax.fill_between(grid, lines.mean(0) - half, lines.mean(0) + half, color=colors[name], alpha=0.12)
             ax.set(xlabel=AXES[axis], ylabel=column if column == "entropy" else "")
         for ax in others[:-1]:
             ax.sharey(first)
         first.set(ylabel="accuracy")
-        legend_above(figure, first.get_lines(), most_columns=6, fontsize=11)
+        named = [line for line in first.get_lines() if line.get_label() in curves]
+        legend_above(figure, named, most_columns=6, fontsize=11)
         with replacing(output) as temporary:
             figure.savefig(temporary, format="png", dpi=130)
 
