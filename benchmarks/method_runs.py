@@ -281,7 +281,7 @@ def main() -> None:
         "seeds",
         "warm start",
         "accuracy at the end",
-        "of 8 one right",
+        "one sample right",
         "entropy",
         "1,000 tokens",
     ]
@@ -289,8 +289,8 @@ def main() -> None:
     header += [AXES[axis] for axis in axes if axis not in ("steps", "tokens")]
     header += [f"{what} at equal {AXES[axis]}" for axis in axes for what in ("final", "mean")]
     what = (
-        f"{args.steps} steps of 16 prompts, n = 8; accuracy on the task's held-out problems x 8, "
-        f"temperature 1. At equal …: differences of accuracy to {args.baseline}, where the shorter of the two runs "
+        f"{args.steps} steps; accuracy of the trainer's validation, mean over its samples, and share of problems with "
+        f"a right one. At equal …: differences of accuracy to {args.baseline}, where the shorter of the two runs "
         "ends, and on average until then. Entropy: of the policy, in nats, the mean of the last five steps. "
         f"{args.note}"
     )
