@@ -38,6 +38,17 @@ use_hardware() {
     esac
 }
 
+# make_once PATH COMMAND...: makes what is not there, but not for a dry run. Of runs that begin together the first makes it,
+# and the others wait.
+make_once() {
+    [ "${DRY_RUN:-0}" = 0 ] || return 0
+    mkdir -p outputs
+    (
+        flock 9
+        [ -e "$1" ] || "${@:2}" 9>&-
+    ) 9>outputs/.inputs.lock
+}
+
 # run_python ARGUMENT...: ends the script with this Python program. Without GPUs it and what it starts are forks of one
 # process that has made the imports; a dry run does not wait for these.
 run_python() {

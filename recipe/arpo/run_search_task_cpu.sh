@@ -22,9 +22,8 @@ use_hardware cpu
     python -m recipe.arpo.search_task --output-dir "$DATA_DIR" "${DATA_OPTIONS[@]}"
 if [ -z "${MODEL_PATH:-}" ]; then
     MODEL_PATH=outputs/$COLD_START/huggingface
-    if [ ! -d "$MODEL_PATH" ] && [ "${DRY_RUN:-0}" = 0 ]; then
-        env -u EXPERIMENT_NAME -u RUN_DIR HOPS="$HOPS" DATA_DIR="$DATA_DIR" bash recipe/arpo/run_search_task_sft_cpu.sh
-    fi
+    make_once "$MODEL_PATH" env -u EXPERIMENT_NAME -u RUN_DIR HOPS="$HOPS" DATA_DIR="$DATA_DIR" \
+        bash recipe/arpo/run_search_task_sft_cpu.sh
 fi
 
 CONFIG_DIR=recipe/arpo/config TRAIN_FILE=$DATA_DIR/train.parquet VAL_FILE=$DATA_DIR/test.parquet

@@ -18,15 +18,12 @@ use_task "${TASK:-countdown}"
 EXPERIMENT_NAME=${EXPERIMENT_NAME:-${METHOD}_$TASK${HARDWARE_SUFFIX}_seed$SEED}
 DATA_DIR=${DATA_DIR:-outputs/data/$TASK$HARDWARE_SUFFIX}
 RUN_DIR=${RUN_DIR:-$PWD/outputs/$EXPERIMENT_NAME}
-if [ ! -f "$DATA_DIR/train.parquet" ] && [ "${DRY_RUN:-0}" = 0 ]; then
-    bash "recipe/common/make_${TASK}_data.sh" "$HARDWARE" "$DATA_DIR"
-fi
+make_once "$DATA_DIR/train.parquet" bash "recipe/common/make_${TASK}_data.sh" "$HARDWARE" "$DATA_DIR"
 if [ -z "${MODEL_PATH:-}" ]; then
     MODEL_PATH=outputs/$WARM_START$HARDWARE_SUFFIX/huggingface
-    if [ ! -d "$MODEL_PATH" ] && [ "${DRY_RUN:-0}" = 0 ]; then
-        # a name given to this run is not the warm start's
-        env -u EXPERIMENT_NAME -u RUN_DIR HARDWARE="$HARDWARE" TASK="$TASK" DATA_DIR="$DATA_DIR" bash recipe/common/run_warm_start.sh
-    fi
+    # a name given to this run is not the warm start's
+    make_once "$MODEL_PATH" env -u EXPERIMENT_NAME -u RUN_DIR HARDWARE="$HARDWARE" TASK="$TASK" DATA_DIR="$DATA_DIR" \
+        bash recipe/common/run_warm_start.sh
 fi
 
 TRAIN_FILE=$DATA_DIR/train.parquet VAL_FILE=$DATA_DIR/$VAL_SPLIT.parquet

@@ -16,10 +16,8 @@ RUN_DIR=${RUN_DIR:-$PWD/outputs/$EXPERIMENT_NAME}
 DATA_DIR=${DATA_DIR:-outputs/data/word_problems}
 MODEL_PATH=${MODEL_PATH:-outputs/smollm2}
 TRAIN_FILE=$DATA_DIR/train.parquet VAL_FILE=$DATA_DIR/valid.parquet
-if [ "${DRY_RUN:-0}" = 0 ]; then
-    [ -d "$MODEL_PATH" ] || python -m recipe.common.smollm2 --output-dir "$MODEL_PATH"
-    [ -f "$TRAIN_FILE" ] || python -m recipe.common.word_problems --output-dir "$DATA_DIR"
-fi
+make_once "$MODEL_PATH" python -m recipe.common.smollm2 --output-dir "$MODEL_PATH"
+make_once "$TRAIN_FILE" python -m recipe.common.word_problems --output-dir "$DATA_DIR"
 
 # rows are padded to the lengths on CPU; a micro-batch holds two prompts with the responses that share them
 settings=(

@@ -1,4 +1,7 @@
-"""Which Python a script runs in: the CPU stack's .venv is not for GPU runs, whose Python may be a container's."""
+"""Which Python a script runs in, and what runs make once.
+
+The CPU stack's .venv is not for GPU runs, whose Python may be a container's.
+"""
 
 import subprocess
 import sys
@@ -56,3 +59,25 @@ def test_a_python_without_vllm_is_named(checkout):
     (checkout / "container/python").write_text(f'#!/bin/bash\nexec {sys.executable} -I -S "$@"\n')
     result = chosen(checkout, "gpu")
     assert result.returncode == 2 and f"{checkout}/container/python has no vllm" in result.stderr
+
+
+MAKE = f"set -e; source {ROOT}/scripts/environment.sh; make_once made bash -c 'sleep 0.3; echo once >> log; mkdir made'; test -d made"
+
+
+def bash(script: str, folder: Path, **options) -> subprocess.Popen:
+    return subprocess.Popen(["bash", "-c", script], cwd=folder, **options)
+
+
+def test_of_runs_that_begin_together_one_makes_and_the_others_wait(tmp_path):
+    assert [run.wait(30) for run in [bash(MAKE, tmp_path) for _ in range(3)]] == [0, 0, 0]
+    assert (tmp_path / "log").read_text() == "once\n"
+
+
+def test_a_failure_ends_the_run_and_the_next_tries_again(tmp_path):
+    assert bash(MAKE.replace("mkdir made", "false"), tmp_path).wait(30) == 1
+    assert bash(MAKE, tmp_path).wait(30) == 0
+
+
+def test_a_dry_run_makes_nothing(tmp_path):
+    assert bash(MAKE.replace("test -d made", "test ! -e made"), tmp_path, env={"DRY_RUN": "1"}).wait(30) == 0
+    assert list(tmp_path.iterdir()) == []
