@@ -61,7 +61,10 @@ def test_a_python_without_vllm_is_named(checkout):
     assert result.returncode == 2 and f"{checkout}/container/python has no vllm" in result.stderr
 
 
-MAKE = f"set -e; source {ROOT}/scripts/environment.sh; make_once made bash -c 'sleep 0.3; echo once >> log; mkdir made'; test -d made"
+MAKE = (
+    f"set -e; source {ROOT}/scripts/environment.sh; "
+    "make_once made bash -c 'sleep 0.3; echo once >> log; mkdir made'; test -d made"
+)
 
 
 def bash(script: str, folder: Path, **options) -> subprocess.Popen:
