@@ -12,6 +12,7 @@ from verl.trainer.ppo.aepo_algos import STANDARDISED_ENTROPY
 from verl.trainer.ppo.v1.batch_rows import ORDER, PROBLEM, BatchRows
 from verl.trainer.ppo.v1.components import components_of
 from verl.utils import tensordict_utils as tu
+from verl.workers.config.prefix_tree import SKIP_ZERO_ADVANTAGES
 from verl.workers.rollout.trajectory_tree import OCCURRENCE
 from verl.workers.utils import field_losses
 
@@ -147,15 +148,35 @@ def test_groups_stay_together_where_shared_tokens_are_computed_once(queue):
     assert prompts[::2] == prompts[1::2] and len(set(prompts)) == 4
 
 
-def test_the_share_of_tokens_that_were_computed_corrects_the_mfu(monkeypatch):
+def test_the_shares_of_tokens_that_were_computed_correct_the_mfu(monkeypatch):
     def update(self, batch, metrics):
-        metrics.update({"actor/perf/unique_token_share": 0.25, "perf/mfu/actor": 0.8})
+        shares = {"actor/perf/unique_token_share": 0.25, "actor/perf/trained_token_share": 0.5}
+        metrics.update(shares | {"perf/mfu/actor": 0.8})
         return batch
 
     monkeypatch.setattr(PPOTrainerSync, "_update_actor", update)
     metrics = {}
     assert trainer()._update_actor("batch", metrics) == "batch"
-    assert metrics == {"perf/unique_token_share": 0.25, "perf/mfu/actor": 0.2}
+    assert metrics == {"perf/unique_token_share": 0.25, "perf/trained_token_share": 0.5, "perf/mfu/actor": 0.1}
+
+
+@pytest.mark.parametrize(
+    ("values", "skipped"),
+    [
+        ({}, True),
+        ({"policy_loss.loss_mode": "hapo"}, True),
+        ({"policy_loss.loss_mode": "kl_cov"}, False),
+        ({"entropy_coeff": 0.001}, False),
+        ({"calculate_entropy": True}, False),
+        ({"use_kl_loss": True}, False),
+        ({"use_prefix_tree": False}, False),
+    ],
+)
+def test_rows_without_advantages_are_left_out_where_they_add_nothing(monkeypatch, queue, values, skipped):
+    monkeypatch.setattr(PPOTrainerSync, "_update_actor", lambda self, batch, metrics: batch)
+    keys = {"use_prefix_tree": True, "policy_loss.loss_mode": "vanilla", "entropy_coeff": 0} | values
+    batch = trainer(**{f"{ACTOR}.{key}": value for key, value in keys.items()})._update_actor(queue.batch(), {})
+    assert batch.extra_info.get(SKIP_ZERO_ADVANTAGES, False) is skipped
 
 
 def advantages_with(made, queue, batch) -> dict[str, list[float]]:

@@ -23,7 +23,11 @@ CASES = {
 }
 CASE = {"loss": "vanilla", "loss_agg_mode": "token-mean", "loss_scale_factor": None}
 CASE |= {"entropy_chunks": False, "temperatures": (0.9,), "max_tokens": 10_000, "checkpointing": False, "dtype": "fp32"}
-CASE["lora_rank"] = 0
+CASE |= {"lora_rank": 0, "skip": False}
+# losses of which rows without advantages are left out: all but three of both groups on rank 0, all but one on rank 1
+SKIPPING = {name: {"loss": name, "skip": True, "max_tokens": 25} for name in ("vanilla", "hapo", "aepo")}
+SKIPPING["hapo"]["loss_agg_mode"] = "seq-mean-token-sum"
+TRAINED = ([0, 3, 5], [7])
 
 
 @pytest.fixture(scope="module", params=[1, 2], ids=["one_rank", "two_ranks"])
@@ -71,6 +75,20 @@ def test_shared_tokens_are_computed_once(results):
         assert of_rank["unique_tokens"] < 0.7 * of_rank["tokens"]
 
 
+@pytest.mark.parametrize("name", SKIPPING)
+def test_rows_without_advantages_are_left_out_exactly(results, name):
+    ranks = [of_rank["skip_" + name] for of_rank in results]
+    for rank, of_rank in enumerate(ranks):
+        rows, tree = of_rank["rows"], of_rank["tree"]
+        assert tree["loss"] == pytest.approx(rows["loss"], rel=1e-4, abs=1e-6)
+        assert rows["gradient"].norm() > 1e-3
+        assert (tree["gradient"] - rows["gradient"]).norm() < 1e-5 * rows["gradient"].norm()
+        assert 0 < tree["metrics"]["perf/trained_token_share"] < (0.5, 0.2)[rank]
+        assert sum(tree["trained_tokens"]) < 0.5 * sum(rows["trained_tokens"])
+    assert len({len(of_rank["tree"]["trained_tokens"]) for of_rank in ranks}) == 1  # ranks wait for each other
+    assert len(ranks[0]["tree"]["trained_tokens"]) == 2
+
+
 def test_the_engines_are_those_of_the_switch(results):
     assert results[0]["vanilla"]["rows"]["engine"] == "FSDPEngineWithLMHead"
     assert results[0]["vanilla"]["tree"]["engine"] == "PrefixTreeEngine"
@@ -96,6 +114,7 @@ def mini_batch(rank: int) -> tuple[list[list[int]], list[list[int]]]:
 def make_data(rank: int, ranks: int, case: dict):
     from verl.trainer.ppo.token_fields import FIELDS
     from verl.utils import tensordict_utils as tu
+    from verl.workers.config.prefix_tree import SKIP_ZERO_ADVANTAGES
 
     prompts, responses = mini_batch(rank)
     generator = torch.Generator().manual_seed(rank)
@@ -116,14 +135,19 @@ def make_data(rank: int, ranks: int, case: dict):
         "response_mask": nested([[1] * len(row) for row in responses]),
         "old_log_probs": noise(0.3, -4.5),
         "ref_log_prob": noise(0.3, -4.5),
-        "advantages": noise(),
+        "advantages": noise(),  # of every row
         **{name: noise(0.3) for name in FIELDS},
     }
+    if case["skip"]:
+        kept = [row if i in TRAINED[rank] else 0 * row for i, row in enumerate(fields["advantages"].unbind())]
+        fields["advantages"] = nested(kept)
     temperatures = case["temperatures"]
     if len(temperatures) > 1:  # of each row; a group has both
         fields["temperature"] = torch.tensor([temperatures[row % len(temperatures)] for row in range(len(sequences))])
     settings = {"use_dynamic_bsz": True, "max_token_len_per_gpu": case["max_tokens"], "use_remove_padding": False}
     settings |= {"global_batch_size": ranks * len(sequences), "calculate_entropy": True, "return_model_output": True}
+    if case["skip"]:
+        settings |= {"calculate_entropy": False, "return_model_output": False, SKIP_ZERO_ADVANTAGES: True}
     settings |= {} if "temperature" in fields else {"temperature": temperatures[0]}
     return tu.get_tensordict(fields, settings)
 
@@ -155,8 +179,8 @@ def make_engine(folder: str, case: dict, use_prefix_tree: bool):
         policy_loss=PolicyLossConfig(loss_mode=loss),
         loss_agg_mode=case["loss_agg_mode"],
         loss_scale_factor=case["loss_scale_factor"],
-        entropy_coeff=0.05,
-        use_kl_loss=True,
+        entropy_coeff=0.0 if case["skip"] else 0.05,
+        use_kl_loss=not case["skip"],
         kl_loss_coef=0.1,
         adaptive_clip=loss == "hapo",
         adaptive_advantage=loss == "hapo",
@@ -192,6 +216,7 @@ def run(engine, actor, data) -> dict:
     engine.module.lm_head.register_forward_pre_hook(lambda _, inputs: tokens.append(inputs[0].shape[:-1].numel()))
     with engine.eval_mode():
         inferred = engine.infer_batch(data.clone())["model_output"]["log_probs"].values()
+    forwards = len(tokens)
     with engine.train_mode():
         engine.optimizer_zero_grad()
         loss_function = partial(ppo_loss_with_fields, config=actor, fields=list(FIELDS))
@@ -202,12 +227,14 @@ def run(engine, actor, data) -> dict:
         name: float(values.aggregate() if hasattr(values, "aggregate") else sum(values))
         for name, values in output["metrics"].items()
     }
-    return {
+    returned = output["model_output"]
+    values = {"log_probs": predictions(returned["log_probs"].values(), data)} if "log_probs" in returned else {}
+    values |= {"entropy": returned["entropy"].values().float()} if "entropy" in returned else {}
+    return values | {
         "engine": type(engine).__name__,
         "lm_head_tokens": tokens,
+        "trained_tokens": tokens[forwards:],
         "inferred": predictions(inferred, data),
-        "log_probs": predictions(output["model_output"]["log_probs"].values(), data),
-        "entropy": output["model_output"]["entropy"].values().float(),
         "loss": sum(output["loss"]),
         "metrics": metrics,
         "gradient": torch.cat([gradient.flatten() for gradient in whole]),
@@ -244,7 +271,7 @@ def on_a_rank(folder: str) -> None:
     dist.barrier()
     rows = [prompt + response for prompt, response in zip(*mini_batch(dist.get_rank()), strict=True)]
     results: dict = {"tokens": sum(map(len, rows)), "unique_tokens": len(build_trie(rows))}
-    for name, changes in CASES.items():
+    for name, changes in (CASES | {"skip_" + name: case for name, case in SKIPPING.items()}).items():
         case = CASE | changes
         results[name] = {}
         for update, use_prefix_tree in (("rows", False), ("tree", True)):

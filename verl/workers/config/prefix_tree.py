@@ -17,7 +17,12 @@ REQUIRED = {
 }
 
 
-# metric: how many of the rows' tokens went through the model
+# policy losses that are 0, as their gradients are, wherever the advantage is
+PROPORTIONAL = ("vanilla", "hapo", "aepo")
+# the entry of a mini-batch that says that rows whose advantages are all 0 need not be computed
+SKIP_ZERO_ADVANTAGES = "skip_zero_advantages"
+# metrics: the share of the rows' tokens that belong to rows that were computed; of these, how many went through the model
+TRAINED_TOKEN_SHARE = "perf/trained_token_share"
 UNIQUE_TOKEN_SHARE = "perf/unique_token_share"
 
 
@@ -51,3 +56,15 @@ def check_section(section) -> None:
             if part.get(key, value) != value:
                 name, wanted = prefix + key, str(value).lower()
                 raise ValueError(f"use_prefix_tree=true with {name}={part.get(key)}: set {name}={wanted}")
+
+
+def skips_zero_advantages(actor) -> bool:
+    """Whether a row without advantages adds nothing to the actor's loss, gradient or metrics of entropy, so that an
+    engine for prefix trees leaves it out. `actor` is the actor's section, typed or not."""
+    return (
+        actor.get("use_prefix_tree", False)
+        and actor.policy_loss.loss_mode in PROPORTIONAL
+        and actor.entropy_coeff == 0
+        and not actor.calculate_entropy
+        and not actor.use_kl_loss
+    )

@@ -27,6 +27,7 @@ from functools import partial
 import torch
 from omegaconf import DictConfig
 from tensordict import NonTensorData, NonTensorStack, TensorDict
+from verl.trainer.distillation import is_distillation_enabled
 from verl.trainer.ppo.v1.trainer_base import register_trainer
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 from verl.utils.config import omega_conf_to_dataclass
@@ -48,7 +49,12 @@ from verl.trainer.ppo.v1.tree_reports import (
     trees_file,
     write_records,
 )
-from verl.workers.config.prefix_tree import UNIQUE_TOKEN_SHARE
+from verl.workers.config.prefix_tree import (
+    SKIP_ZERO_ADVANTAGES,
+    TRAINED_TOKEN_SHARE,
+    UNIQUE_TOKEN_SHARE,
+    skips_zero_advantages,
+)
 from verl.workers.rollout.llm_client_engine import serve_candidates
 from verl.workers.rollout.trajectory_tree import OCCURRENCE, writes_trees
 from verl.workers.utils.field_losses import ppo_loss_with_fields
@@ -227,13 +233,18 @@ class ExploreMixin:
         return tree_record(tree, self.global_steps, group.uid, rewards, update, self.tokenizer)
 
     def _update_actor(self, batch, metrics: dict):
+        if skips_zero_advantages(self.config.actor_rollout_ref.actor) and not is_distillation_enabled(
+            self.config.get("distillation")
+        ):
+            batch.extra_info[SKIP_ZERO_ADVANTAGES] = True
         with ExitStack() as stack:
             for component in self.components:
                 stack.enter_context(component.around_update(self, metrics))
             batch = super()._update_actor(batch, metrics)
-        if (share := metrics.pop(f"actor/{UNIQUE_TOKEN_SHARE}", None)) is not None:
-            metrics[UNIQUE_TOKEN_SHARE] = share
-            metrics["perf/mfu/actor"] *= share  # upstream counts the rows' tokens
+        for name in (TRAINED_TOKEN_SHARE, UNIQUE_TOKEN_SHARE):
+            if (share := metrics.pop(f"actor/{name}", None)) is not None:
+                metrics[name] = share
+                metrics["perf/mfu/actor"] *= share  # upstream counts all rows' tokens
         return batch
 
     # ---- checkpoint ----

@@ -12,7 +12,12 @@ from verl.workers.engine.fsdp import transformer_impl
 from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
 
 from verl.utils import tensordict_utils as tu
-from verl.workers.config.prefix_tree import STRATEGIES, UNIQUE_TOKEN_SHARE
+from verl.workers.config.prefix_tree import (
+    SKIP_ZERO_ADVANTAGES,
+    STRATEGIES,
+    TRAINED_TOKEN_SHARE,
+    UNIQUE_TOKEN_SHARE,
+)
 from verl.workers.config.prefix_tree_models import check_model_config
 from verl.workers.engine import EngineRegistry
 from verl.workers.engine.prefix_tree.attention import NAME
@@ -28,7 +33,7 @@ UNSUPPORTED = ("use_fused_kernels", "calculate_sum_pi_squared", "distillation_us
 class PrefixTreeEngine(FSDPEngineWithLMHead):
     """The engine of `use_prefix_tree=true`. Under its own names in upstream's registry, which holds a key only once."""
 
-    # of the present mini-batch: how many tokens its tries have, and its rows
+    # of the present mini-batch: how many tokens its tries have, and the rows in them
     _nodes = _tokens = 0
 
     def __init__(self, model_config, engine_config, optimizer_config, checkpoint_config):
@@ -45,9 +50,12 @@ class PrefixTreeEngine(FSDPEngineWithLMHead):
 
     def forward_backward_batch(self, data: TensorDict, loss_function, forward_only=False):
         tu.assign_non_tensor(data, **{MARK: True})
+        if forward_only or tu.get_non_tensor_data(data=data, key="return_model_output", default=False):
+            tu.assign_non_tensor(data, **{SKIP_ZERO_ADVANTAGES: False})  # all rows are asked for
         self._nodes = self._tokens = 0
         output = super().forward_backward_batch(data, loss_function, forward_only)
         if not forward_only:
+            output["metrics"][TRAINED_TOKEN_SHARE] = [self._tokens / data["input_ids"].values().numel()]
             output["metrics"][UNIQUE_TOKEN_SHARE] = [self._nodes / self._tokens]
         return output
 

@@ -12,6 +12,7 @@ from tensordict import TensorDict
 from verl.utils.device import get_device_name
 
 from verl.utils import tensordict_utils as tu
+from verl.workers.config.prefix_tree import SKIP_ZERO_ADVANTAGES
 from verl.workers.engine.prefix_tree.trie import sort_by_prefix
 
 Run = tuple[int, int]
@@ -94,25 +95,46 @@ def rows_and_temperatures(data: TensorDict) -> tuple[list[np.ndarray], list[floa
     return rows, temperature.tolist() if isinstance(temperature, torch.Tensor) else [float(temperature)] * len(rows)
 
 
+def trained_rows(data: TensorDict) -> list[int]:
+    """The rows that are computed: with SKIP_ZERO_ADVANTAGES, which says that others have no gradient, those with an
+    advantage other than 0, or the first row where there is none."""
+    rows = list(range(len(data)))
+    if not tu.get_non_tensor_data(data=data, key=SKIP_ZERO_ADVANTAGES, default=False):
+        return rows
+    return [row for row in rows if data["advantages"][row].any()] or rows[:1]
+
+
 def prepare_micro_batches(data: TensorDict, dp_group=None) -> tuple[list[TensorDict], list[list[int]]]:
     """Micro-batches, equally many on all ranks of `dp_group`, and the rows in each; see upstream's function.
 
-    With `use_dynamic_bsz` they have at most `max_token_len_per_gpu` distinct tokens, else `micro_batch_size_per_gpu`
-    rows. `data` then says `use_dynamic_bsz` either way, because upstream puts outputs back into order only with it.
+    With `use_dynamic_bsz` they have at most `max_token_len_per_gpu` distinct tokens, and hold `trained_rows`, with
+    others only where a rank has too few for its micro-batches; else `micro_batch_size_per_gpu` rows. `data` then says
+    `use_dynamic_bsz` either way, because upstream puts outputs back into order only with it.
     """
-    order = TrieOrder(*rows_and_temperatures(data))
-    count = len(order.order)
+    rows, kinds = rows_and_temperatures(data)
+
+    def order_of(chosen: list[int]) -> TrieOrder:
+        return TrieOrder([rows[row] for row in chosen], [kinds[row] for row in chosen])
+
     if tu.get_non_tensor_data(data=data, key="use_dynamic_bsz", default=True):
+        chosen = trained_rows(data)
+        order = order_of(chosen)
         runs = order.runs_within(data["max_token_len_per_gpu"])
-        runs = order.at_least(runs, _most_over_ranks(len(runs), dp_group))
+        most = _most_over_ranks(len(runs), dp_group)
+        if most > len(chosen):
+            chosen += [row for row in range(len(rows)) if row not in chosen][: most - len(chosen)]
+            order = order_of(chosen)
+            runs = order.runs_within(data["max_token_len_per_gpu"])
+        runs = order.at_least(runs, most)
     else:
-        size = data["micro_batch_size_per_gpu"]
-        if count % size:
-            raise ValueError(f"use_prefix_tree: micro_batch_size_per_gpu={size} does not divide {count} rows")
-        runs = [(start, start + size) for start in range(0, count, size)]
+        chosen, size = list(range(len(rows))), data["micro_batch_size_per_gpu"]
+        if len(rows) % size:
+            raise ValueError(f"use_prefix_tree: micro_batch_size_per_gpu={size} does not divide {len(rows)} rows")
+        order = order_of(chosen)
+        runs = [(start, start + size) for start in range(0, len(rows), size)]
         tu.assign_non_tensor(data, use_dynamic_bsz=True)
-    indices = order.rows(runs)
-    return [tu.index_select_tensor_dict(data, rows) for rows in indices], indices
+    indices = [[chosen[row] for row in of_run] for of_run in order.rows(runs)]
+    return [tu.index_select_tensor_dict(data, of_run) for of_run in indices], indices
 
 
 def _most_over_ranks(number: int, dp_group) -> int:
