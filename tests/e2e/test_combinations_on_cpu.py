@@ -90,6 +90,7 @@ def test_trajectories_fork_without_tools(forks):
     assert (forks["tree/entropy_after_turn"] > 0).all() and "tree/tool_calls" not in forks
     assert (forks["credit/shared_tokens"] > 0).all() and (forks["actor/grad_norm"] > 0).all()
     assert forks["perf/unique_token_share"].between(0.2, 0.9).all()
+    assert forks["perf/trained_token_share"].between(0.05, 1).all()
     assert forks["aepo/entropy_std"].notna().all() and forks["training/rollout_probs_diff_max"].max() < 1e-4
 
 

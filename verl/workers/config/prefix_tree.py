@@ -21,7 +21,7 @@ REQUIRED = {
 PROPORTIONAL = ("vanilla", "hapo", "aepo")
 # the entry of a mini-batch that says that rows whose advantages are all 0 need not be computed
 SKIP_ZERO_ADVANTAGES = "skip_zero_advantages"
-# metrics: the share of the rows' tokens that belong to rows that were computed; of these, how many went through the model
+# metrics: the share of the tokens whose rows were computed; of these tokens, the share that went through the model
 TRAINED_TOKEN_SHARE = "perf/trained_token_share"
 UNIQUE_TOKEN_SHARE = "perf/unique_token_share"
 
