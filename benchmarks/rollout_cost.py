@@ -12,6 +12,7 @@ Writes benchmarks/results/rollout_cost.md.
 
 import asyncio
 import math
+import os
 import random
 import statistics
 import tempfile
@@ -57,10 +58,13 @@ def policies(text_of, decode, tokens: int) -> dict[str, BranchPolicy]:
 
 
 def start_engine(model: Path, vocab_size: int) -> VLLMEngine:
-    """An engine in float32 in a process of its own."""
+    """An engine in float32 in a process of its own, as `hardware=cpu` makes it."""
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # the engine's process computes; else another one, with waits
+    options = {"enforce_eager": True, "distributed_executor_backend": "uni", "gpu_memory_utilization": 0.3, "seed": 0}
     # prefixes are cached in whole blocks: the smallest on CPU, where the default is 128 (on GPUs 16)
-    options = {"enforce_eager": True, "gpu_memory_utilization": 0.3, "block_size": 32, "seed": 0}
-    return VLLMEngine.start(model, vocab_size, dtype="float32", **options)
+    engine = VLLMEngine.start(model, vocab_size, dtype="float32", block_size=32, **options)
+    torch.set_num_threads(1)  # here, where trees grow: Ray's workers have one
+    return engine
 
 
 class Scripted(RolloutEngine):
