@@ -200,6 +200,20 @@ def test_the_gradient_does_not_depend_on_the_micro_batches(mode):
         torch.testing.assert_close(gradient, gradients[0], rtol=1e-5, atol=1e-8)
 
 
+def test_a_correction_weighs_each_token():
+    """Upstream's `rollout_is_weights`, for tokens that another policy generated; what clipping keeps alive, too."""
+    entropy, mask, old, new, advantages = random_batch(7)
+    weights = 2 * torch.rand(mask.shape, generator=torch.Generator().manual_seed(7))
+    weights[0] = 0
+    z, _ = standardise_entropy(entropy, mask)
+    config = actor_config(enable_entropy_balanced_clipping=True, enable_entropy_balanced_advantage=True)
+    with STANDARDISED_ENTROPY.given(z):
+        losses = [LOSS(old, new, advantages, mask, "token-mean", config, *more)[0] for more in ((), (weights,))]
+    plain, weighted = (torch.autograd.grad(loss, new)[0] for loss in losses)
+    torch.testing.assert_close(weighted, plain * weights)
+    assert plain[0].any() and not weighted[0].any()
+
+
 def test_extreme_log_probs_have_finite_gradients():
     log_ratio = torch.tensor([[-1e4, -30.0, 30.0, 1e4, 0.0]], requires_grad=True)
     config = actor_config(enable_entropy_balanced_clipping=True)

@@ -286,6 +286,22 @@ def test_the_gradient_does_not_depend_on_the_micro_batches():
         torch.testing.assert_close(gradient, gradients[0], rtol=1e-5, atol=1e-8)
 
 
+def test_a_correction_weighs_each_token():
+    """Upstream's `rollout_is_weights`, for tokens that another policy generated."""
+    entropy, mask, old, new, advantages = loss_inputs(6)
+    weights = 2 * torch.rand(mask.shape, generator=torch.Generator().manual_seed(6))
+    weights[0] = 0
+    h, _ = compute_entropy_h(entropy, mask)
+    with ENTROPY_H.given(h):
+        losses = [
+            compute_policy_loss_hapo(old, new, advantages, mask, "token-mean", actor_config(), *more)[0]
+            for more in ((), (weights,))
+        ]
+    plain, weighted = (torch.autograd.grad(loss, new)[0] for loss in losses)
+    torch.testing.assert_close(weighted, plain * weights)
+    assert plain[0].any() and not weighted[0].any()
+
+
 def test_without_h_the_loss_says_what_is_missing():
     _, mask, old, new, advantages = loss_inputs(5)
     with pytest.raises(RuntimeError, match="needs every token's entropy_h"):

@@ -70,6 +70,7 @@ def check_schedule(config: DictConfig) -> None:
         ValueError: they cannot; names the key.
     """
     _check_entropies(config)
+    _check_correction(config)
     schedule = schedule_of(config)
     if schedule in ASYNCHRONOUS:
         _check_asynchronous(config, schedule)
@@ -110,7 +111,22 @@ def _check_entropies(config: DictConfig) -> None:
         raise ValueError(f"{key}=true skips the pass that computes the entropies, which {mechanism} needs")
 
 
+def _check_correction(config: DictConfig) -> None:
+    key = "algorithm.rollout_correction.rollout_is"
+    if (kind := OmegaConf.select(config, key)) and not config.actor_rollout_ref.rollout.calculate_log_probs:
+        raise ValueError(
+            f"{key}={kind} needs actor_rollout_ref.rollout.calculate_log_probs=true: without the rollout's "
+            "probabilities upstream corrects nothing and does not say so"
+        )
+
+
 def _check_asynchronous(config: DictConfig, schedule: str) -> None:
+    _check_bounds(config, schedule)
+    if not config.actor_rollout_ref.get("hybrid_engine", True):
+        raise ValueError(
+            f"actor_rollout_ref.hybrid_engine=false with schedule={schedule}: the trainer's GPUs hold servers, too; verl "
+            "0.9.1 does not read the key (colocate_async) or fails when it logs it (separate_async): set it to true"
+        )
     if OmegaConf.select(config, "hato.meta_learning.enable"):
         raise ValueError(
             f"hato.meta_learning.enable=true with schedule={schedule}: an episode's batches are of one domain each, "
@@ -130,13 +146,26 @@ def _check_asynchronous(config: DictConfig, schedule: str) -> None:
         )
 
 
+def _check_bounds(config: DictConfig, schedule: str) -> None:
+    """How old a response may be; upstream asserts it in the TaskRunner."""
+    sampler, ahead = config.trainer.v1.sampler, config.trainer.v1[schedule].num_warmup_batches
+    bound, strategy = sampler.max_off_policy_threshold, sampler.max_off_policy_strategy
+    if strategy not in ("drop", "wait"):
+        raise ValueError(f"trainer.v1.sampler.max_off_policy_strategy={strategy}: expected drop or wait")
+    if bound is None:
+        return
+    if type(bound) is not int or bound < 1:
+        raise ValueError(f"trainer.v1.sampler.max_off_policy_threshold={bound}: expected null or a whole number from 1")
+    if strategy == "drop" and ahead >= bound:
+        raise ValueError(
+            f"trainer.v1.{schedule}.num_warmup_batches={ahead} with trainer.v1.sampler.max_off_policy_threshold="
+            f"{bound}: a prompt that waits its turn for as many steps as there are batches ahead would be dropped as "
+            "too old: choose fewer batches ahead, or a greater threshold"
+        )
+
+
 def _check_separate(config: DictConfig) -> None:
     part, steps = config.actor_rollout_ref, config.trainer.v1.separate_async.parameter_sync_step
-    if not part.get("hybrid_engine", True):
-        raise ValueError(
-            "actor_rollout_ref.hybrid_engine=false with schedule=separate_async: verl 0.9.1 fails when it logs that "
-            "the trainer's GPUs hold no servers: set it to true"
-        )
     batch, mini_batch = config.data.train_batch_size, part.actor.ppo_mini_batch_size
     if batch != steps * mini_batch:
         raise ValueError(

@@ -156,6 +156,7 @@ class HATOSearch(Component):
         self.record: dict[str, tuple[int, float]] = {}
         self.dropped: list[Visit] = []  # since the last batch
         self._packed: bytes | None = None  # the value model as it is
+        self.n_learnt = 0  # batches it has learnt from in this run: one for each update, of which a step may have more
 
     @staticmethod
     def wanted(config: DictConfig) -> bool:
@@ -169,7 +170,7 @@ class HATOSearch(Component):
         if self._packed is None:
             state = self.value_model.state_dict()
             self._packed = pack({name: value for name, value in state.items() if name != "optimizer"})
-        settings = {"step": trainer.global_steps, "temperature": temperature, "value_model": self._packed}
+        settings = {"learnt": self.n_learnt, "temperature": temperature, "value_model": self._packed}
         tu.assign_non_tensor_data(batch, SETTINGS, settings)
         if self.hato.exploration.nodes_per_tree:
             batch[MAX_NODES] = torch.tensor(self.shared_nodes(list(batch[PROBLEM])))
@@ -213,7 +214,7 @@ class HATOSearch(Component):
         features, values, right = ([x for visit in visits for x in getattr(visit, name)] for name in names)
         metrics["hato/value_calibration_error"] = calibration_error(values, right)
         self.value_model.observe(features, right)
-        self._packed = None
+        self._packed, self.n_learnt = None, self.n_learnt + 1
         for visit in visits:
             n_steps, _ = self.record.pop(visit.problem, (0, 0.0))
             self.record[visit.problem] = (n_steps + len(visit.features), visit.varying)

@@ -151,13 +151,15 @@ def test_settings_are_used_and_do_not_travel_on(engine):
     rollout = rollout_of(engine)
     taught = value_model_of(HATOConfig(), 1)
     taught.observe([[0.5] * len(FEATURES)] * 64, [1.0] * 64)
-    settings = {"step": 2, "temperature": 0.9, "value_model": pack(taught.state_dict())}
+    settings = {"learnt": 2, "temperature": 0.9, "value_model": pack(taught.state_dict())}
     outputs, prompt = run(rollout, **{SETTINGS: settings, MAX_NODES: torch.tensor(4)})
     assert SETTINGS not in prompt and MAX_NODES not in prompt
     assert outputs[0].extra_fields[TREE_METRICS]["nodes_kept"] <= 4
     probe = [[0.5] * len(FEATURES)]
     assert rollout.policy.value_model.predict(probe)[0] == taught.predict(probe)[0]
-    assert rollout.policy.learnt_until == 2
+    older = settings | {"learnt": 1, "value_model": pack(value_model_of(HATOConfig(), 1).state_dict())}
+    run(rollout, **{SETTINGS: older})
+    assert rollout.policy.value_model.predict(probe)[0] == taught.predict(probe)[0], "a late prompt's model is older"
     other, _ = run(rollout_of(engine))
     assert [o.response_ids for o in other] != [o.response_ids for o in outputs], "another temperature"
     again, _ = run(rollout)

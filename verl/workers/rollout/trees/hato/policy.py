@@ -25,7 +25,8 @@ from verl.workers.rollout.trees.hato.search import Expansion, Search
 from verl.workers.rollout.trees.hato.step_features import FEATURES, agreement, step_features
 from verl.workers.rollout.trees.hato.value_model import ValueModel, unpack, value_model_of
 
-# with the prompts: {"step", "temperature", "value_model"}, the last one packed; and the nodes that a tree may have
+# with the prompts: {"learnt", "temperature", "value_model"}, how many batches the value model has learnt from, and the
+# model, packed; and the nodes that a tree may have
 SETTINGS, MAX_NODES = "hato_settings", "hato_max_nodes"
 # in extra_fields of a prompt's first row: {"segments", "features", "values"}, of every step that was kept its segment's
 # id, what the value model saw, and V
@@ -58,7 +59,7 @@ class Policy(BranchPolicy):
     ):
         self.config, self.bounds, self.value_model = config, config.tree, value_model
         self.local_reward, self.decode, self.temperature = local_reward, decode, temperature
-        self.learnt_until: int | None = None
+        self.learnt = -1  # batches that the value model has learnt from; not the trainer's yet
         if config.tree.train_dropped:
             self.fields = self.fields | {DROPPED: (DROPPED, 0)}
 
@@ -75,9 +76,9 @@ class Policy(BranchPolicy):
 
     def of_prompt(self, prompt, score: Score | None) -> "Policy":
         settings, max_nodes = prompt.pop(SETTINGS, {}), prompt.pop(MAX_NODES, None)
-        if "value_model" in settings and settings["step"] != self.learnt_until:
+        if settings.get("learnt", -1) > self.learnt:
             self.value_model.load_state_dict(unpack(settings["value_model"]))
-            self.learnt_until = settings["step"]
+            self.learnt = settings["learnt"]
         policy = copy.copy(self)
         policy.temperature = settings.get("temperature")
         if max_nodes is not None:
