@@ -124,8 +124,9 @@ def _check_asynchronous(config: DictConfig, schedule: str) -> None:
     _check_bounds(config, schedule)
     if not config.actor_rollout_ref.get("hybrid_engine", True):
         raise ValueError(
-            f"actor_rollout_ref.hybrid_engine=false with schedule={schedule}: the trainer's GPUs hold servers, too; verl "
-            "0.9.1 does not read the key (colocate_async) or fails when it logs it (separate_async): set it to true"
+            f"actor_rollout_ref.hybrid_engine=false with schedule={schedule}: the trainer's GPUs hold servers, too; "
+            "verl 0.9.1 does not read the key (colocate_async) or fails when it logs it (separate_async): set it to "
+            "true"
         )
     if OmegaConf.select(config, "hato.meta_learning.enable"):
         raise ValueError(
