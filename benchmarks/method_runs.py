@@ -37,6 +37,7 @@ from verl.utils.atomic_files import replacing
 AXES = {"steps": "steps", "tokens": "generated tokens", "seconds": "seconds of training", "calls": "tool calls"}
 RUN = ["method", "rate", "seed"]  # the columns that name a run
 FILTER = "training/filter_groups"
+HATO_DROPPED = "hato/trees_dropped"
 DROPPED = ("evicted_samples", "discarded_surplus_samples")  # upstream's buffer counts prompts
 KT = "actor_rollout_ref.rollout.kt"
 HATO = ["recipe/hato/run_countdown_cpu.sh", "actor_rollout_ref.rollout.n=16"]
@@ -81,7 +82,7 @@ METHODS = {
     "hato-dropped-errors": [
         *GUIDED,
         TRAIN_DROPPED,
-        "hato.local_reward=benchmarks.process_reward.can_arrive_with_errors",
+        f"hato.local_reward={ERRING}",
     ],
     "hato-stopped": [*GUIDED, TRAIN_DROPPED, "hato.tree.independent_paths=true", "credit=grpo"],
     # what guides the search above, in GRPO's own reward
@@ -119,17 +120,21 @@ def run(name: str, task: str, method: str, rate: str, seed: int, steps: int, mor
     return metrics
 
 
+def generated_by_kept(metrics: pd.DataFrame) -> pd.Series:
+    """The prompts that responses were generated for, by those that were trained."""
+    if f"{FILTER}/gen_batches" in metrics:
+        return metrics[f"{FILTER}/gen_batches"]
+    dropped = [metrics[name].fillna(0) for name in (f"{FILTER}/{what}" for what in DROPPED) if name in metrics]
+    return 1 + sum(dropped) / metrics["tree/prompts"]
+
+
 def curve_of(metrics: pd.DataFrame) -> pd.DataFrame:
     """A row for each validation: accuracy, Pass@n, and the steps, tokens and seconds before it."""
     (accuracy,) = validation_accuracy(metrics).values()
     (best,) = (name for name in metrics if name.startswith("val-core/") and "/acc/best@" in name and "mean" in name)
     generated = metrics["tree/tokens_generated"] * metrics["tree/prompts"]
-    # those of prompts that were not trained as well, as long as the others
-    if f"{FILTER}/gen_batches" in metrics:
-        generated *= metrics[f"{FILTER}/gen_batches"]
-    else:
-        dropped = [metrics[name].fillna(0) for name in (f"{FILTER}/{what}" for what in DROPPED) if name in metrics]
-        generated *= 1 + sum(dropped) / metrics["tree/prompts"]
+    if HATO_DROPPED not in metrics:  # else they are counted already
+        generated *= generated_by_kept(metrics)
     calls = metrics.get("tree/tool_calls", 0) * metrics["tree/prompts"]
     return pd.DataFrame(
         {
@@ -152,14 +157,22 @@ def read_curves(path: Path) -> dict[tuple[str, str, int], pd.DataFrame]:
     return {key: curve.drop(columns=RUN).reset_index(drop=True) for key, curve in table.groupby(RUN, sort=False)}
 
 
-def write_curves(path: Path, curves: dict[tuple[str, str, int], pd.DataFrame]) -> None:
+def write_curves(path: Path, curves: dict[tuple[str, str, int], pd.DataFrame], steps: int) -> None:
     """Write the curves.
 
+    Args:
+        steps: with which all of them must end.
+
     Raises:
+        ValueError: a run has another number of steps.
         ValueError: two runs of a seed begin with different accuracies, so that their warm starts or machines differ.
     """
     begun: dict[int, tuple[float, str]] = {}
     for (method, rate, seed), curve in curves.items():
+        if (last := int(curve["steps"].iloc[-1])) != steps:
+            raise ValueError(
+                f"{path}: {name_of(method, rate)} with seed {seed} has {last} steps, not {steps}: use another --name"
+            )
         first = float(curve["accuracy"].iloc[0])
         before, other = begun.setdefault(seed, (first, name_of(method, rate)))
         if abs(first - before) > 1e-6:
@@ -271,7 +284,7 @@ def main() -> None:
     with ThreadPoolExecutor(args.jobs) as pool:
         tables = pool.map(lambda key: run(args.name, args.task, *key, args.steps, args.overrides), missing)
         written |= {key: curve_of(metrics) for key, metrics in zip(missing, tables, strict=True)}
-    write_curves(RESULTS / f"{args.name}.csv", written)
+    write_curves(RESULTS / f"{args.name}.csv", written, args.steps)
     curves: dict[str, dict[int, pd.DataFrame]] = {}
     for method, rate, seed in wanted:
         curves.setdefault(name_of(method, rate), {})[seed] = written[method, rate, seed]

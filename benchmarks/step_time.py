@@ -27,7 +27,7 @@ SCRIPTS = {
 }
 UPDATES = ("rows", "tree")
 PHASES = ("gen", "old_log_prob", "ref", "adv", "update_actor", "step")
-SHARE = "perf/unique_token_share"
+SHARES = "perf/unique_token_share", "perf/trained_token_share"
 COMPARED = ("critic/score/mean", "actor/pg_loss", "actor/grad_norm")
 
 
@@ -64,12 +64,13 @@ def main() -> None:
             seconds = [runs[update][column].iloc[1:].tolist() for update in UPDATES]
             ratio = rows[column].iloc[1:].median() / tree[column].iloc[1:].median()
             table.append([method, phase, *(with_range(values, ".2f") for values in seconds), f"{ratio:.2f}", "", ""])
-        table[-1][-2:] = f"{tree[SHARE].mean():.2f}", same_steps(rows, tree)
+        table[-1][-2:] = f"{tree[[*SHARES]].prod(axis=1).mean():.2f}", same_steps(rows, tree)
         print(*table[-1], sep=" | ", flush=True)
     what = (
         f"Seconds a step, median of steps 2 to {args.steps} (least to most), and the ratio of the medians. Unique "
-        "tokens: their share in the rows' tokens of a mini-batch. Same steps: how many steps from the first have the "
-        "same mean reward in both runs, and the largest difference of loss and of gradient norm in these."
+        "tokens: those that the update computes, as a share of all rows' tokens; rows without advantages are left out. "
+        "Same steps: how many steps from the first have the same mean reward in both runs, and the largest difference "
+        "of loss and of gradient norm in these."
     )
     header = ["recipe", "phase", "rows", "tree", "rows / tree", "unique tokens", "same steps: loss, norm"]
     write_report("step_time", what, header, table)

@@ -44,7 +44,10 @@ make_once() {
     [ "${DRY_RUN:-0}" = 0 ] || return 0
     mkdir -p outputs
     (
-        flock 9
+        flock --nonblock 9 || {
+            echo "waiting for another run, which makes data, models or a warm start under outputs/" >&2
+            flock 9
+        }
         [ -e "$1" ] || "${@:2}" 9>&-
     ) 9>outputs/.inputs.lock
 }

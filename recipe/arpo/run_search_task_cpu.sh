@@ -18,7 +18,7 @@ DATA_DIR=${DATA_DIR:-outputs/data/$TASK_NAME}
 RUN_DIR=${RUN_DIR:-$PWD/outputs/$EXPERIMENT_NAME}
 HARDWARE=cpu
 use_hardware cpu
-[ -f "$DATA_DIR/test.parquet" ] ||
+make_once "$DATA_DIR/train.parquet" \
     python -m recipe.arpo.search_task --output-dir "$DATA_DIR" "${DATA_OPTIONS[@]}"
 if [ -z "${MODEL_PATH:-}" ]; then
     MODEL_PATH=outputs/$COLD_START/huggingface

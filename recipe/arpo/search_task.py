@@ -186,9 +186,6 @@ async def write_search_task(output_dir: str | Path, config: SearchTaskConfig) ->
     ]
     write_rows(output_dir / "corpus.jsonl", corpus)
     train, test = make_questions(world, config)
-    for split, questions in (("train", train), ("test", test)):
-        rows = [verl_row(question, world, i, split) for i, question in enumerate(questions)]
-        write_rows(output_dir / f"{split}.parquet", rows)
     rng = random.Random(f"{config.seed} demonstrations")
     tool = LocalSearchTool(corpus=output_dir / "corpus.jsonl", max_results=1)
     demonstrations = [
@@ -197,6 +194,9 @@ async def write_search_task(output_dir: str | Path, config: SearchTaskConfig) ->
     ]
     await tool.close()
     write_rows(output_dir / "demonstrations.jsonl", demonstrations)
+    for split, questions in (("test", test), ("train", train)):  # train.parquet says that all are there
+        rows = [verl_row(question, world, i, split) for i, question in enumerate(questions)]
+        write_rows(output_dir / f"{split}.parquet", rows)
     return output_dir
 
 

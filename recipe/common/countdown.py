@@ -197,7 +197,8 @@ def write_countdown(output_dir: str | Path, config: CountdownConfig | None = Non
         "train": [rl_row(p, i, "train", config, rng) for i, p in enumerate(train)],
         "sft": [demonstration(p, config, rng) for p in demos],
     }
-    paths = {split: Path(output_dir) / f"{split}.parquet" for split, content in rows.items() if content}
+    # train.parquet, the last one, says that all are there
+    paths = {split: Path(output_dir) / f"{split}.parquet" for split in ("sft", "test", "train") if rows[split]}
     for split, path in paths.items():
         write_rows(path, rows[split])
     return paths

@@ -23,7 +23,8 @@ from verl.utils.data_files import write_rows
 from verl.utils.reward_score.walk import BrokenRule, apply, follow
 from verl.workers.rollout.trees.hato.local_reward import Step
 
-SIZES = {"train": "train_size", "valid": "valid_size", "test": "test_size", "sft": "demo_size"}
+# in the order of writing: train.parquet says that all are there
+SIZES = {"valid": "valid_size", "test": "test_size", "sft": "demo_size", "train": "train_size"}
 HELD_OUT = {"valid": 0.1, "test": 0.1}  # shares of all problems
 FRUITLESS_ATTEMPTS = 20_000
 SHORT = re.compile(r"(\d+)>(\d+) (\d+):((?: [-+*/]\d+)+)")  # a prompt in style "short"

@@ -17,7 +17,8 @@ from recipe.common.problem_files import draw_until, parser_of, require, split_of
 from recipe.common.word_problem_stories import MEN, STORIES, WOMEN, Line
 from verl.utils.data_files import write_rows
 
-SIZES = {"train": "train_size", "valid": "valid_size", "test": "test_size"}
+# in the order of writing: train.parquet says that all are there
+SIZES = {"valid": "valid_size", "test": "test_size", "train": "train_size"}
 HELD_OUT_SHARE = {"valid": 0.1, "test": 0.1}
 FRUITLESS_ATTEMPTS = 50_000
 INSTRUCTION = 'Calculate briefly, and end with "The answer is" and the number.'

@@ -50,6 +50,8 @@ def test_prompts_that_were_not_kept_are_paid_for():
     table["training/filter_groups/evicted_samples"] = [np.nan, 3, np.nan]
     table["training/filter_groups/discarded_surplus_samples"] = [np.nan, 1, 2]
     assert curve_of(table)["tokens"].tolist() == [0, (4 + 3 + 1) * 50 + (4 + 2) * 50]
+    table["hato/trees_dropped"] = [np.nan, 3, 2]  # its tokens_generated is of these trees too
+    assert curve_of(table)["tokens"].tolist() == [0, 2 * 4 * 50]
 
 
 def test_runs_are_compared_where_the_shorter_of_two_ends():
@@ -80,7 +82,7 @@ def test_curves_are_kept_for_those_who_go_on(tmp_path):
         ("grpo", "", 0): curve_of(run([0.1, 0.25], tokens=50, seconds=3)),
         ("latr", "1e-4", 0): curve_of(run([0.1, 0.5], tokens=1e6, seconds=3)),
     }
-    write_curves(path, curves)
+    write_curves(path, curves, 2)
     kept = read_curves(path)
     assert list(kept) == list(curves)
     for key, curve in curves.items():
@@ -90,7 +92,14 @@ def test_curves_are_kept_for_those_who_go_on(tmp_path):
 def test_runs_of_different_warm_starts_are_not_paired(tmp_path):
     curves = {("grpo", "", 0): curve_of(run([0.1, 0.2], 50, 3)), ("latr", "", 0): curve_of(run([0.2, 0.3], 50, 3))}
     with pytest.raises(ValueError, match="with seed 0, grpo begins at an accuracy of 0.1000 and latr at 0.2000"):
-        write_curves(tmp_path / "runs.csv", curves)
+        write_curves(tmp_path / "runs.csv", curves, 2)
     assert not (tmp_path / "runs.csv").exists()
     curves["latr", "", 1] = curves.pop(("latr", "", 0))
-    write_curves(tmp_path / "runs.csv", curves)
+    write_curves(tmp_path / "runs.csv", curves, 2)
+
+
+def test_runs_of_different_lengths_are_not_in_one_table(tmp_path):
+    curves = {("grpo", "", 0): curve_of(run([0.1, 0.2], 50, 3)), ("latr", "", 0): curve_of(run([0.1, 0.2, 0.3], 50, 3))}
+    with pytest.raises(ValueError, match="latr with seed 0 has 4 steps, not 2: use another --name"):
+        write_curves(tmp_path / "runs.csv", curves, 2)
+    assert not (tmp_path / "runs.csv").exists()

@@ -72,8 +72,11 @@ def bash(script: str, folder: Path, **options) -> subprocess.Popen:
 
 
 def test_of_runs_that_begin_together_one_makes_and_the_others_wait(tmp_path):
-    assert [run.wait(30) for run in [bash(MAKE, tmp_path) for _ in range(3)]] == [0, 0, 0]
+    runs = [bash(MAKE, tmp_path, stderr=subprocess.PIPE, text=True) for _ in range(3)]
+    said = [run.communicate(timeout=30)[1] for run in runs]
+    assert [run.returncode for run in runs] == [0, 0, 0]
     assert (tmp_path / "log").read_text() == "once\n"
+    assert sorted(said)[0] == "" and all("waiting for another run" in text for text in sorted(said)[1:])
 
 
 def test_a_failure_ends_the_run_and_the_next_tries_again(tmp_path):

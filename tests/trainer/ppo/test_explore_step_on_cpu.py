@@ -170,6 +170,8 @@ def test_the_shares_of_tokens_that_were_computed_correct_the_mfu(monkeypatch):
         ({"calculate_entropy": True}, False),
         ({"use_kl_loss": True}, False),
         ({"use_prefix_tree": False}, False),
+        ({"loss_agg_mode": "seq-mean-token-sum-norm"}, False),
+        ({"loss_agg_mode": "seq-mean-token-sum-norm", "loss_scale_factor": 100}, True),
     ],
 )
 def test_rows_without_advantages_are_left_out_where_they_add_nothing(monkeypatch, queue, values, skipped):

@@ -61,8 +61,11 @@ def check_section(section) -> None:
 def skips_zero_advantages(actor) -> bool:
     """Whether a row without advantages adds nothing to the actor's loss, gradient or metrics of entropy, so that an
     engine for prefix trees leaves it out. `actor` is the actor's section, typed or not."""
+    # upstream then divides by the width of each micro-batch, to which rows without advantages add
+    by_width = actor.loss_agg_mode == "seq-mean-token-sum-norm" and actor.loss_scale_factor is None
     return (
         actor.get("use_prefix_tree", False)
+        and not by_width
         and actor.policy_loss.loss_mode in PROPORTIONAL
         and actor.entropy_coeff == 0
         and not actor.calculate_entropy

@@ -101,7 +101,8 @@ def trained_rows(data: TensorDict) -> list[int]:
     rows = list(range(len(data)))
     if not tu.get_non_tensor_data(data=data, key=SKIP_ZERO_ADVANTAGES, default=False):
         return rows
-    return [row for row in rows if data["advantages"][row].any()] or rows[:1]
+    teaches = torch.stack([advantages.any() for advantages in data["advantages"].unbind()]).tolist()
+    return [row for row in rows if teaches[row]] or rows[:1]
 
 
 def prepare_micro_batches(data: TensorDict, dp_group=None) -> tuple[list[TensorDict], list[list[int]]]:
