@@ -35,9 +35,11 @@ UPSTREAM_SERVER = "workers/rollout/vllm_rollout/vllm_async_server.py"
 # our file -> attributes of vLLM's objects that it reads or sets
 RELIED_ON = {
     "verl/workers/rollout/candidate_server.py": {
-        "vllm.sampling_params:SamplingParams": "logprobs flat_logprobs detokenize stop",
+        # and stream_interval where there is one
+        "vllm.sampling_params:SamplingParams": "logprobs prompt_logprobs flat_logprobs detokenize stop output_kind "
+        "max_tokens",
         "vllm.logprobs:FlatLogprobs": "start_indices end_indices token_ids logprobs",
-        "vllm.outputs:RequestOutput": "outputs",
+        "vllm.outputs:RequestOutput": "outputs add",
         "vllm.outputs:CompletionOutput": "logprobs token_ids",
     },
     "verl/workers/rollout/llm_client_engine.py": {

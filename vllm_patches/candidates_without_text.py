@@ -28,6 +28,19 @@ def leave_out_text() -> None:
             self.decoded_tokens += islice(decoded_tokens, n)
             self.end_indices.append(len(self.logprobs))
 
+        def __getitem__(self, index):
+            """A slice is of this class."""
+            found = super().__getitem__(index)
+            return StepByStep(**vars(found)) if isinstance(found, FlatLogprobs) else found
+
+        def extend(self, logprobs_multi_positions):
+            """vLLM's own goes through a dict for each step, in which a chosen token that is among the most likely ones
+            is once, not twice."""
+            before = len(self.logprobs)
+            for name, values in vars(logprobs_multi_positions).items():
+                of_places = name in ("start_indices", "end_indices")
+                getattr(self, name).extend([before + at for at in values] if of_places else values)
+
     made = LogprobsProcessor.from_new_request.__func__
     if hasattr(made, "__wrapped__"):
         return

@@ -37,3 +37,16 @@ def test_the_numbers_are_vllms_own(n):
     assert list(ours.logprobs) == list(vllms.logprobs) and len(ours.logprobs) == 5
     for name in ("token_ids", "logprobs", "ranks", "decoded_tokens", "start_indices", "end_indices"):
         assert getattr(ours.logprobs, name) == getattr(vllms.logprobs, name)
+
+
+def test_parts_are_joined_to_the_whole_also_where_the_chosen_token_is_among_the_likely_ones():
+    leave_out_text()
+    request = SimpleNamespace(sampling_params=SamplingParams(logprobs=2, flat_logprobs=True))
+    whole = LogprobsProcessor.from_new_request(None, request)
+    for step in range(4):
+        ids, values = np.array([[7, 7, 5 + step]]), np.array([[-0.5, -0.5, -1.0]])
+        whole._update_sample_logprobs(LogprobsLists(ids, values, np.array([1])))
+    joined = whole.logprobs[:1]
+    joined.extend(whole.logprobs[1:])
+    joined.extend(type(joined)())
+    assert vars(joined) == vars(whole.logprobs) and len(joined.token_ids) == 4 * 3

@@ -1,7 +1,7 @@
 """The rollout server's candidates through upstream's own `generate`, abort and resume, and vLLM's own output processor.
 
 A stand-in only for vLLM's engine core, the process with the model: it gives a token and its log-probabilities a
-millisecond, until it is paused.
+millisecond, until it is paused, or all at once before anybody reads them.
 """
 
 import asyncio
@@ -15,6 +15,7 @@ from recipe.common.tiny_model import write_tiny_model
 from vllm_patches import cpu_version_name
 
 cpu_version_name.install()  # upstream's server module asks for vLLM's version
+from vllm import SamplingParams  # noqa: E402
 from vllm.v1.engine import EngineCoreOutput, EngineCoreRequest, FinishReason  # noqa: E402
 from vllm.v1.engine.output_processor import OutputProcessor, RequestOutputCollector  # noqa: E402
 from vllm.v1.outputs import LogprobsLists  # noqa: E402
@@ -32,6 +33,7 @@ class Engine:
     def __init__(self, tokenizer):
         self.output_processor = OutputProcessor(tokenizer, log_stats=False)
         self.tokens, self.paused, self.calls = tokenizer.encode(TEXT), False, []
+        self.outputs, self.at_once = 0, False
 
     async def generate(self, *, prompt, sampling_params, request_id, lora_request, priority):
         known = {"request_id": request_id, "external_req_id": request_id, "sampling_params": sampling_params}
@@ -47,12 +49,14 @@ class Engine:
         while not finished:
             output = queue.get_nowait() or await queue.get()
             finished = output.finished
+            self.outputs += 1
             yield output
         await core
 
     async def _run(self, request_id, params):
         for i, token in enumerate(self.tokens[: params.max_tokens]):
-            await asyncio.sleep(0.001)
+            if not self.at_once:
+                await asyncio.sleep(0.001)
             if self.paused or request_id not in self.output_processor.request_states:
                 return
             columns = [(token, SAMPLED), *TOP[: params.logprobs]]
@@ -116,6 +120,29 @@ def test_a_whole_response(server, tokenizer):
     output = asyncio.run(ask(server))
     complete(output, tokenizer.encode(TEXT)[:20])
     assert output.stop_reason == "completed"
+
+
+def test_the_server_sees_two_outputs_of_a_response(server, tokenizer):
+    asyncio.run(ask(server))
+    assert server.engine.outputs == (2 if hasattr(SamplingParams, "stream_interval") else 20), "vLLM 0.24 has no choice"
+
+
+@pytest.mark.parametrize("chosen_is_likely", [False, True])
+def test_what_comes_before_anybody_reads_is_whole(server, tokenizer, monkeypatch, chosen_is_likely):
+    engine = server.engine._engine
+    if chosen_is_likely:  # then it is in vLLM's report twice
+        engine.tokens = [TOP[0][0]] * 20
+        monkeypatch.setitem(globals(), "SAMPLED", TOP[0][1])
+    engine.at_once = True
+    output = asyncio.run(ask(server))
+    assert engine.outputs == 1
+    complete(output, engine.tokens[:20])
+
+
+def test_the_experts_of_all_tokens_come_with_an_output_that_holds_all(server, tokenizer):
+    server.config.enable_rollout_routing_replay = True
+    complete(asyncio.run(ask(server)), tokenizer.encode(TEXT)[:20])
+    assert server.engine.outputs == 20
 
 
 def test_a_stop_text_ends_with_the_token_that_completes_it(server, tokenizer):

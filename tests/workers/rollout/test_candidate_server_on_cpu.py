@@ -60,7 +60,7 @@ class Engine:
 def server(monkeypatch):
     async def generate(self, prompt_ids, sampling_params, request_id, tokens=30, stop=()):
         assert not {"n_candidates", "n_entropy"} & set(sampling_params)
-        params = SimpleNamespace(logprobs=0, prompt_logprobs=None, flat_logprobs=False, stop=stop)
+        params = SimpleNamespace(logprobs=0, prompt_logprobs=None, flat_logprobs=False, stop=stop, output_kind=None)
         *_, last = [output async for output in self.engine.generate(sampling_params=params, tokens=tokens)]
         token_ids = last.outputs[0].token_ids
         log_probs = [step[token].logprob for token, step in zip(token_ids, last.outputs[0].logprobs, strict=False)]
@@ -68,6 +68,7 @@ def server(monkeypatch):
 
     monkeypatch.setattr(vLLMHttpServer, "generate", generate)
     made = CandidateServer.__new__(CandidateServer)
+    made.config = SimpleNamespace(enable_rollout_routing_replay=False)
     made._candidate_engine, made.model_config = CandidateEngine(Engine()), SimpleNamespace(tokenizer=range(VOCABULARY))
     return made
 

@@ -8,11 +8,13 @@ with this replica class.
 """
 
 from contextvars import ContextVar
+from functools import partial
 
 import numpy as np
 import ray
 from verl.workers.rollout.vllm_rollout.vllm_async_server import vLLMHttpServer, vLLMReplica
 from vllm.logprobs import FlatLogprobs, Logprob
+from vllm.sampling_params import RequestOutputKind
 
 from verl.workers.rollout.entropy import entropies_of
 from verl.workers.rollout.request_exchange import ExchangeServer
@@ -21,6 +23,24 @@ from vllm_patches.candidates_without_text import leave_out_text
 N_CANDIDATES, CANDIDATES = "n_candidates", "candidates"
 N_ENTROPY, ENTROPIES = "n_entropy", "entropies"
 _request: ContextVar[dict | None] = ContextVar("candidate_request", default=None)
+
+
+async def in_two_outputs(engine, sampling_params, **options):
+    """The outputs of vLLM's `engine.generate`: one with the first token, for which upstream's server waits, and one with
+    all tokens. An output for each token would take a third of the time of vLLM's process beside the engine.
+
+    vLLM 0.24 has no choice of this: it gives an output for each token.
+    """
+    if hasattr(sampling_params, "stream_interval"):
+        sampling_params.output_kind = RequestOutputKind.DELTA
+        sampling_params.stream_interval = sampling_params.max_tokens
+    whole = None
+    async for output in engine.generate(sampling_params=sampling_params, **options):
+        if whole is None or sampling_params.output_kind != RequestOutputKind.DELTA:
+            whole = output
+        else:
+            whole.add(output, aggregate=True)
+        yield whole
 
 
 class CandidateEngine:
@@ -46,8 +66,10 @@ class CandidateEngine:
         # an object and a text for every candidate of every token would cost a third of the time
         sampling_params.flat_logprobs = sampling_params.prompt_logprobs is None
         sampling_params.detokenize = bool(sampling_params.stop)
+        in_two = request["in_two"] and sampling_params.flat_logprobs
+        generate = partial(in_two_outputs, self._engine) if in_two else self._engine.generate
         last = None
-        async for last in self._engine.generate(sampling_params=sampling_params, **options):
+        async for last in generate(sampling_params=sampling_params, **options):
             yield last
         if last is not None and last.outputs and isinstance(last.outputs[0].logprobs, FlatLogprobs):
             request["logprobs"] = flat = last.outputs[0].logprobs
@@ -68,7 +90,9 @@ class CandidateServer(ExchangeServer, vLLMHttpServer):
     async def generate(self, prompt_ids, sampling_params, request_id, **options):
         n_candidates, n_entropy = (sampling_params.pop(name, 0) for name in (N_CANDIDATES, N_ENTROPY))
         n = max(n_candidates, n_entropy)
-        request = {"n": n, "logprobs": FlatLogprobs()}
+        # `RequestOutput.add` loses the experts of the tokens, which come with the last output
+        in_two = not self.config.enable_rollout_routing_replay
+        request = {"n": n, "logprobs": FlatLogprobs(), "in_two": in_two}
         token = _request.set(request)
         try:
             wanted = {"logprobs": True} if n else {}

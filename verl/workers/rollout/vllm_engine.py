@@ -43,7 +43,7 @@ class VLLMEngine(RolloutEngine):
     async def _generate(self, request: Request) -> Generation:
         from vllm import SamplingParams
 
-        from verl.workers.rollout.candidate_server import ranked, top_log_probs
+        from verl.workers.rollout.candidate_server import in_two_outputs, ranked, top_log_probs
 
         self.requests += 1
         n = max(request.n_candidates, request.n_entropy)
@@ -65,8 +65,8 @@ class VLLMEngine(RolloutEngine):
         )
         last = None
         prompt = {"prompt_token_ids": list(request.prompt_ids)}
-        async for part in self.engine.generate(prompt, params, request_id=f"request-{self.requests}"):
-            last = part
+        async for last in in_two_outputs(self.engine, params, prompt=prompt, request_id=f"request-{self.requests}"):
+            pass
         output = last.outputs[0]
         self.generated += len(output.token_ids)
         flat = output.logprobs
