@@ -26,8 +26,8 @@ _request: ContextVar[dict | None] = ContextVar("candidate_request", default=None
 
 
 async def in_two_outputs(engine, sampling_params, **options):
-    """The outputs of vLLM's `engine.generate`: one with the first token, for which upstream's server waits, and one with
-    all tokens. An output for each token would take a third of the time of vLLM's process beside the engine.
+    """The outputs of vLLM's `engine.generate`: one with the first token, for which upstream's server waits, and one
+    with all tokens. An output for each token would take a third of the time of vLLM's process beside the engine.
 
     vLLM 0.24 has no choice of this: it gives an output for each token.
     """

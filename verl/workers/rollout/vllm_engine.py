@@ -65,8 +65,8 @@ class VLLMEngine(RolloutEngine):
         )
         last = None
         prompt = {"prompt_token_ids": list(request.prompt_ids)}
-        async for last in in_two_outputs(self.engine, params, prompt=prompt, request_id=f"request-{self.requests}"):
-            pass
+        async for part in in_two_outputs(self.engine, params, prompt=prompt, request_id=f"request-{self.requests}"):
+            last = part
         output = last.outputs[0]
         self.generated += len(output.token_ids)
         flat = output.logprobs
