@@ -157,22 +157,23 @@ def read_curves(path: Path) -> dict[tuple[str, str, int], pd.DataFrame]:
     return {key: curve.drop(columns=RUN).reset_index(drop=True) for key, curve in table.groupby(RUN, sort=False)}
 
 
-def write_curves(path: Path, curves: dict[tuple[str, str, int], pd.DataFrame], steps: int) -> None:
-    """Write the curves.
-
-    Args:
-        steps: with which all of them must end.
-
-    Raises:
-        ValueError: a run has another number of steps.
-        ValueError: two runs of a seed begin with different accuracies, so that their warm starts or machines differ.
-    """
-    begun: dict[int, tuple[float, str]] = {}
+def check_lengths(path: Path, curves: dict[tuple[str, str, int], pd.DataFrame], steps: int) -> None:
+    """Raises ValueError where a curve ends with another step: `path` is the file of all."""
     for (method, rate, seed), curve in curves.items():
         if (last := int(curve["steps"].iloc[-1])) != steps:
             raise ValueError(
                 f"{path}: {name_of(method, rate)} with seed {seed} has {last} steps, not {steps}: use another --name"
             )
+
+
+def write_curves(path: Path, curves: dict[tuple[str, str, int], pd.DataFrame]) -> None:
+    """Write the curves.
+
+    Raises:
+        ValueError: two runs of a seed begin with different accuracies, so that their warm starts or machines differ.
+    """
+    begun: dict[int, tuple[float, str]] = {}
+    for (method, rate, seed), curve in curves.items():
         first = float(curve["accuracy"].iloc[0])
         before, other = begun.setdefault(seed, (first, name_of(method, rate)))
         if abs(first - before) > 1e-6:
@@ -280,11 +281,12 @@ def main() -> None:
         (method, rate, int(seed)) for seed in args.seeds.split(",") for method, own in rates.items() for rate in own
     ]
     written = read_curves(RESULTS / f"{args.name}.csv")
+    check_lengths(RESULTS / f"{args.name}.csv", written, args.steps)
     missing = [key for key in wanted if key not in written]
     with ThreadPoolExecutor(args.jobs) as pool:
         tables = pool.map(lambda key: run(args.name, args.task, *key, args.steps, args.overrides), missing)
         written |= {key: curve_of(metrics) for key, metrics in zip(missing, tables, strict=True)}
-    write_curves(RESULTS / f"{args.name}.csv", written, args.steps)
+    write_curves(RESULTS / f"{args.name}.csv", written)
     curves: dict[str, dict[int, pd.DataFrame]] = {}
     for method, rate, seed in wanted:
         curves.setdefault(name_of(method, rate), {})[seed] = written[method, rate, seed]

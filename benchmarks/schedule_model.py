@@ -85,13 +85,20 @@ class Result:
 
 
 def simulate(
-    workload: Workload, schedule: str, ahead: int = 1, trainer_share: float = 0.5, steps: int = 300, seed: int = 0
+    workload: Workload,
+    schedule: str,
+    ahead: int = 1,
+    trainer_share: float = 0.5,
+    steps: int = 300,
+    seed: int = 0,
+    skip: int | None = None,
 ) -> Result:
     """A run of so many steps.
 
     Args:
         ahead: batches.
         trainer_share: of the GPUs, with `separate_async`.
+        skip: the first steps, which do not count; None: a tenth of all.
     """
     rng, groups, seconds, ages = random.Random(seed), [], [], []
 
@@ -115,4 +122,5 @@ def simulate(
         advance(update, writes=separate)
         ages += [step - group.step for group in ended]
         seconds.append(wait + update)
-    return Result(fmean(seconds[steps // 10 :]), fmean(ages[len(ages) // 10 :]))
+    skip = steps // 10 if skip is None else skip
+    return Result(fmean(seconds[skip:]), fmean(ages[skip * workload.batch :]))

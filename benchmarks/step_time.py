@@ -34,8 +34,10 @@ COMPARED = ("critic/score/mean", "actor/pg_loss", "actor/grad_norm")
 def run(method: str, update: str, steps: int) -> pd.DataFrame:
     """The metrics of a run, a row a step; those of an earlier benchmark, if it has as many steps."""
     name = f"{method}_{update}"
-    if (FOLDER / name / METRICS_FILE).exists() and len(metrics := load_metrics(FOLDER / name)) == steps:
-        return metrics
+    if (FOLDER / name / METRICS_FILE).exists():
+        metrics = load_metrics(FOLDER / name)
+        if len(metrics) == steps and (update == "rows" or {*SHARES} <= {*metrics}):
+            return metrics
     never = ["trainer.test_freq=-1", "trainer.save_freq=-1", "trainer.val_before_train=false", "trainer.tree_freq=-1"]
     command = ["bash", SCRIPTS[method], f"update={update}", f"trainer.total_training_steps={steps}", *never]
     env = {**os.environ, "HARDWARE": "cpu", "METHOD": method, "EXPERIMENT_NAME": name, "RUN_DIR": str(FOLDER / name)}
@@ -64,7 +66,7 @@ def main() -> None:
             seconds = [runs[update][column].iloc[1:].tolist() for update in UPDATES]
             ratio = rows[column].iloc[1:].median() / tree[column].iloc[1:].median()
             table.append([method, phase, *(with_range(values, ".2f") for values in seconds), f"{ratio:.2f}", "", ""])
-        table[-1][-2:] = f"{tree[[*SHARES]].prod(axis=1).mean():.2f}", same_steps(rows, tree)
+        table[-1][-2:] = f"{tree[[*SHARES]].prod(axis=1, skipna=False).mean():.2f}", same_steps(rows, tree)
         print(*table[-1], sep=" | ", flush=True)
     what = (
         f"Seconds a step, median of steps 2 to {args.steps} (least to most), and the ratio of the medians. Unique "

@@ -41,7 +41,7 @@ use_hardware() {
 # make_once PATH COMMAND...: makes what is not there, but not for a dry run. Of runs that begin together the first makes it,
 # and the others wait.
 make_once() {
-    [ "${DRY_RUN:-0}" = 0 ] || return 0
+    [ "${DRY_RUN:-0}" = 0 ] && [ ! -e "$1" ] || return 0
     mkdir -p outputs
     (
         flock --nonblock 9 || {

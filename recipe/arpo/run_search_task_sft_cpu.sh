@@ -12,7 +12,7 @@ DATA_DIR=${DATA_DIR:-outputs/data/$TASK_NAME}
 MODEL_PATH=${MODEL_PATH:-outputs/search_task_model}
 export EXPERIMENT_NAME=${EXPERIMENT_NAME:-$COLD_START}
 use_hardware cpu
-[ -f "$DATA_DIR/train.parquet" ] ||
+{ [ -f "$DATA_DIR/train.parquet" ] && [ -f "$DATA_DIR/demonstrations.jsonl" ]; } ||
     python -m recipe.arpo.search_task --output-dir "$DATA_DIR" "${DATA_OPTIONS[@]}"
 [ -d "$MODEL_PATH" ] || python -m recipe.arpo.search_task --model-dir "$MODEL_PATH"
 [ -f "$DATA_DIR/sft/train.parquet" ] || python -m recipe.arpo.sft_data \

@@ -1,5 +1,7 @@
 """The comparison of methods at equal steps, tokens, seconds and calls, on made-up runs that are computed by hand."""
 
+from pathlib import Path
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -8,6 +10,7 @@ from benchmarks.method_runs import (
     AXES,
     at,
     axes_of,
+    check_lengths,
     curve_of,
     draw,
     read_curves,
@@ -82,7 +85,7 @@ def test_curves_are_kept_for_those_who_go_on(tmp_path):
         ("grpo", "", 0): curve_of(run([0.1, 0.25], tokens=50, seconds=3)),
         ("latr", "1e-4", 0): curve_of(run([0.1, 0.5], tokens=1e6, seconds=3)),
     }
-    write_curves(path, curves, 2)
+    write_curves(path, curves)
     kept = read_curves(path)
     assert list(kept) == list(curves)
     for key, curve in curves.items():
@@ -92,14 +95,13 @@ def test_curves_are_kept_for_those_who_go_on(tmp_path):
 def test_runs_of_different_warm_starts_are_not_paired(tmp_path):
     curves = {("grpo", "", 0): curve_of(run([0.1, 0.2], 50, 3)), ("latr", "", 0): curve_of(run([0.2, 0.3], 50, 3))}
     with pytest.raises(ValueError, match="with seed 0, grpo begins at an accuracy of 0.1000 and latr at 0.2000"):
-        write_curves(tmp_path / "runs.csv", curves, 2)
+        write_curves(tmp_path / "runs.csv", curves)
     assert not (tmp_path / "runs.csv").exists()
     curves["latr", "", 1] = curves.pop(("latr", "", 0))
-    write_curves(tmp_path / "runs.csv", curves, 2)
+    write_curves(tmp_path / "runs.csv", curves)
 
 
-def test_runs_of_different_lengths_are_not_in_one_table(tmp_path):
+def test_runs_of_different_lengths_are_not_in_one_table():
     curves = {("grpo", "", 0): curve_of(run([0.1, 0.2], 50, 3)), ("latr", "", 0): curve_of(run([0.1, 0.2, 0.3], 50, 3))}
-    with pytest.raises(ValueError, match="latr with seed 0 has 4 steps, not 2: use another --name"):
-        write_curves(tmp_path / "runs.csv", curves, 2)
-    assert not (tmp_path / "runs.csv").exists()
+    with pytest.raises(ValueError, match="runs.csv: latr with seed 0 has 4 steps, not 2: use another --name"):
+        check_lengths(Path("runs.csv"), curves, 2)

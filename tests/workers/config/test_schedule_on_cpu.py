@@ -115,9 +115,19 @@ BOUND += ["algorithm.filter_groups.max_num_gen_batches=3"]
         ([COLOCATE, f"{SAMPLER}_threshold=0"], f"{SAMPLER}_threshold=0: expected null or a whole number from 1"),
         ([SEPARATE, f"{SAMPLER}_threshold=2.5"], f"{SAMPLER}_threshold=2.5: expected null or a whole number from 1"),
         ([COLOCATE, f"{SAMPLER}_strategy=dorp"], f"{SAMPLER}_strategy=dorp: expected drop or wait"),
-        (
-            [COLOCATE, "trainer.v1.colocate_async.num_warmup_batches=8"],
-            f"trainer.v1.colocate_async.num_warmup_batches=8 with {SAMPLER}_threshold=8",
+        *(
+            (
+                [COLOCATE, f"trainer.v1.colocate_async.num_warmup_batches={ahead}"],
+                f"trainer.v1.colocate_async.num_warmup_batches={ahead} with {SAMPLER}_threshold=8",
+            )
+            for ahead in (8, 7.5)
+        ),
+        *(
+            (
+                [COLOCATE, f"trainer.v1.colocate_async.num_warmup_batches={ahead}"],
+                "num_warmup_batches=" + ("None" if ahead == "null" else ahead) + ": expected a number from 0",
+            )
+            for ahead in ("null", "-1", "two")
         ),
         (
             [SEPARATE, "trainer.v1.separate_async.parameter_sync_step=2"],
@@ -163,16 +173,27 @@ def test_losses_of_old_entropies_need_the_pass_that_computes_them(schedule, over
 
 
 def test_bounds_of_age_that_work():
-    for overrides in ([f"{SAMPLER}_threshold=null"], [f"{SAMPLER}_strategy=wait", f"{SAMPLER}_threshold=1"]):
+    own = "trainer.v1.sampler.custom_sampler.path=own.py"
+    for overrides in (
+        [f"{SAMPLER}_threshold=null"],
+        [f"{SAMPLER}_strategy=wait", f"{SAMPLER}_threshold=1"],
+        [f"{SAMPLER}_threshold=1", own],
+    ):
         check_schedule(composed(COLOCATE, "trainer.v1.colocate_async.num_warmup_batches=4", *overrides))
+    check_schedule(composed(COLOCATE, "trainer.v1.colocate_async.num_warmup_batches=6.5"))
 
 
 def test_a_correction_needs_the_probabilities_that_the_rollout_had():
     without = "actor_rollout_ref.rollout.calculate_log_probs=false"
+    no_tree, no_weights = "actor_rollout_ref.rollout.tree=null", "algorithm.rollout_correction.rollout_is=null"
     for schedule in (COLOCATE, SEPARATE, "schedule=sync"):
-        with pytest.raises(ValueError, match="rollout_is=token needs .*calculate_log_probs=true"):
-            check_schedule(composed(schedule, without, "algorithm.rollout_correction.rollout_is=token"))
-    check_schedule(composed(SEPARATE, without, "algorithm.rollout_correction.rollout_is=null"))
+        for kind in ("is=token", "rs=token_k1"):
+            correction = f"algorithm.rollout_correction.rollout_{kind}"
+            overrides = [schedule, without, *([] if kind.startswith("is") else [no_weights]), correction]
+            with pytest.raises(ValueError, match=f"rollout_{kind} needs .*calculate_log_probs=true"):
+                check_schedule(composed(*overrides, no_tree))
+            check_schedule(composed(*overrides))
+    check_schedule(composed(SEPARATE, without, no_tree, no_weights))
 
 
 def test_why_the_trainers_gpus_must_hold_servers():

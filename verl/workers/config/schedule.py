@@ -112,12 +112,15 @@ def _check_entropies(config: DictConfig) -> None:
 
 
 def _check_correction(config: DictConfig) -> None:
-    key = "algorithm.rollout_correction.rollout_is"
-    if (kind := OmegaConf.select(config, key)) and not config.actor_rollout_ref.rollout.calculate_log_probs:
-        raise ValueError(
-            f"{key}={kind} needs actor_rollout_ref.rollout.calculate_log_probs=true: without the rollout's "
-            "probabilities upstream corrects nothing and does not say so"
-        )
+    rollout = config.actor_rollout_ref.rollout
+    if rollout.calculate_log_probs or parts_of(rollout).tree is not None:  # trees' rows always have the probabilities
+        return
+    for key in ("algorithm.rollout_correction.rollout_is", "algorithm.rollout_correction.rollout_rs"):
+        if kind := OmegaConf.select(config, key):
+            raise ValueError(
+                f"{key}={kind} needs actor_rollout_ref.rollout.calculate_log_probs=true: without the rollout's "
+                "probabilities upstream corrects nothing and does not say so"
+            )
 
 
 def _check_asynchronous(config: DictConfig, schedule: str) -> None:
@@ -151,13 +154,17 @@ def _check_bounds(config: DictConfig, schedule: str) -> None:
     """How old a response may be; upstream asserts it in the TaskRunner."""
     sampler, ahead = config.trainer.v1.sampler, config.trainer.v1[schedule].num_warmup_batches
     bound, strategy = sampler.max_off_policy_threshold, sampler.max_off_policy_strategy
+    if type(ahead) not in (int, float) or ahead < 0:
+        raise ValueError(f"trainer.v1.{schedule}.num_warmup_batches={ahead}: expected a number from 0")
+    if OmegaConf.select(sampler, "custom_sampler.path"):  # what it does with the bound is its own business
+        return
     if strategy not in ("drop", "wait"):
         raise ValueError(f"trainer.v1.sampler.max_off_policy_strategy={strategy}: expected drop or wait")
     if bound is None:
         return
     if type(bound) is not int or bound < 1:
         raise ValueError(f"trainer.v1.sampler.max_off_policy_threshold={bound}: expected null or a whole number from 1")
-    if strategy == "drop" and ahead >= bound:
+    if strategy == "drop" and math.ceil(ahead) >= bound:
         raise ValueError(
             f"trainer.v1.{schedule}.num_warmup_batches={ahead} with trainer.v1.sampler.max_off_policy_threshold="
             f"{bound}: a prompt that waits its turn for as many steps as there are batches ahead would be dropped as "

@@ -1,5 +1,6 @@
 """The engine of group rollouts on a vLLM of this process's own, without Ray: for measurements of trees."""
 
+from functools import partial
 from pathlib import Path
 
 from verl.workers.rollout.entropy import entropies_of
@@ -15,7 +16,12 @@ class VLLMEngine(RolloutEngine):
     Args:
         engine: vLLM's `AsyncLLM`.
         vocab_size: tokens of the tokenizer, for entropies.
+
+    Attributes:
+        in_two: whether responses come as the rollout server asks for them (`in_two_outputs`), or token by token.
     """
+
+    in_two = True
 
     def __init__(self, engine, vocab_size: int):
         self.engine, self.vocab_size = engine, vocab_size
@@ -65,7 +71,8 @@ class VLLMEngine(RolloutEngine):
         )
         last = None
         prompt = {"prompt_token_ids": list(request.prompt_ids)}
-        async for part in in_two_outputs(self.engine, params, prompt=prompt, request_id=f"request-{self.requests}"):
+        generate = partial(in_two_outputs, self.engine) if self.in_two else self.engine.generate
+        async for part in generate(sampling_params=params, prompt=prompt, request_id=f"request-{self.requests}"):
             last = part
         output = last.outputs[0]
         self.generated += len(output.token_ids)
