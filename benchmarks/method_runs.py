@@ -27,6 +27,7 @@ import matplotlib
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from benchmarks.learning_curves import ROOT, trained
 from benchmarks.report import RESULTS, interval, parser_of, write_report
@@ -243,11 +244,12 @@ def draw(curves: dict[str, dict[int, pd.DataFrame]], output: Path) -> None:
                 grid = np.linspace(known[0][axis].iloc[0], min(curve[axis].iloc[-1] for curve in known), 101)
                 lines = np.array([np.interp(grid, curve[axis], curve[column]) for curve in known])
                 ax.plot(grid, lines.mean(0), color=colors[name], linewidth=2, label=name)
-                if len(lines) == 2:  # an interval of two is as wide as the figure
+                if 1 < len(lines) < 4:  # an interval of so few may be wider than the figure
                     ax.plot(grid, lines.T, color=colors[name], linewidth=0.7, alpha=0.6)
-                elif len(lines) > 2:
+                elif len(lines) > 3:
                     half = np.array([interval(values)[1] for values in lines.T])
                     ax.fill_between(grid, lines.mean(0) - half, lines.mean(0) + half, color=colors[name], alpha=0.12)
+            ax.xaxis.set_major_locator(MaxNLocator(5))
             ax.set(xlabel=AXES[axis], ylabel=column if column == "entropy" else "")
         for ax in others[:-1]:
             ax.sharey(first)
