@@ -88,7 +88,7 @@ def uv(tmp_path) -> Path:
 def test_pip_makes_the_environment_and_makes_it_anew_if_pip_is_missing(checkout):
     result = set_up(checkout)
     assert result.returncode == 0 and works(checkout), result.stderr
-    stages = [line for line in result.stdout.splitlines() if re.fullmatch(r"[123]/3 [a-z ]+: \d+ s", line)]
+    stages = [line for line in result.stdout.splitlines() if re.fullmatch(r"[123]/3 [a-z ,]+: \d+ s", line)]
     assert len(stages) == 3
     assert set_up(checkout).stdout == ""  # it is up to date
 
@@ -109,9 +109,10 @@ def test_uv_makes_the_environment_and_completes_a_package(checkout, uv):
     assert result.returncode == 0 and "small-1.0 is incomplete" in result.stdout and works(checkout)
 
 
-def test_pip_takes_over_where_uv_fails(checkout, tmp_path):
-    (tmp_path / "tools").mkdir()
-    (tmp_path / "tools/uv").write_text("#!/bin/bash\nexit 2\n")
-    (tmp_path / "tools/uv").chmod(0o755)
-    result = set_up(checkout, tmp_path / "tools")
+def test_the_locks_uv_is_taken_and_pip_takes_over_where_it_fails(checkout):
+    make_wheel(checkout / "wheels", "uv", {"uv-1.0.data/scripts/uv": "#!/bin/bash\nexit 2\n"})
+    with open(checkout / "requirements-cpu.lock", "a") as lock:
+        lock.write("uv==1.0\n")
+    result = set_up(checkout)
     assert result.returncode == 0 and works(checkout) and result.stderr.count("pip takes over") == 1
+    assert "2/3 packages, with .venv/bin/uv" in result.stdout
