@@ -1,4 +1,7 @@
-"""The overlay in fresh interpreters: importable wherever verl is, never before upstream, loud when it fails."""
+"""The overlay in fresh interpreters: importable wherever verl is, never before upstream, loud when it fails.
+
+Those of Ray's workers are seen in tests/e2e/test_latr_countdown_on_cpu.py.
+"""
 
 import os
 import shutil
@@ -10,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import verl
-from tests.fresh import QUICKLY, python_for
+from tests.fresh import python_for
 
 pytestmark = pytest.mark.slow
 
@@ -182,24 +185,6 @@ def test_a_failing_plugin_stops_with_its_own_error(tmp_path):
     result = python("import verl; print('went on')", path=str(tmp_path), VERL_PLATFORM="cpu")
     assert result.returncode != 0 and "went on" not in result.stdout
     assert "broken on purpose" in result.stderr and "exploration_recipes" in result.stderr
-
-
-def test_in_a_ray_worker():
-    code = f"""
-import ray
-ray.init(address="local", num_cpus=1, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
-@ray.remote
-def look(signal):
-    {QUICKLY.strip()}
-    import verl.utils.reward_score.countdown as ours
-    from verl.plugin.platform import get_platform
-    return ours.__file__, get_platform().device_name
-print(*ray.get(look.options(runtime_env={{"env_vars": {{"VERL_PLATFORM": "cpu"}}}}).remote(1)))
-print(*ray.get(look.options(num_gpus=0).remote(1)))  # an actor that sees no GPU, and no signal
-"""
-    result = python(code)
-    assert [line.split()[-1] for line in result.stdout.splitlines()[-2:]] == ["cpu", "cuda"], result.stderr
-    assert all(str(ROOT / "verl") in line for line in result.stdout.splitlines()[-2:])
 
 
 # looked at with the signal, in this order

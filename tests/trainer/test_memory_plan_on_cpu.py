@@ -238,12 +238,12 @@ def test_a_temperature_that_changes_copies_the_logits():
 )
 def test_activations_against_measured_allocations(shape):
     """A whole model with gradient checkpointing, a vocabulary of 16, and gradients that are there already."""
-    plan = plan_memory(known_config(f"{ACTOR}.ppo_max_token_len_per_gpu=1024"), decoder(*shape))
+    plan = plan_memory(known_config(f"{ACTOR}.ppo_max_token_len_per_gpu=256"), decoder(*shape))
     trained = AutoModelForCausalLM.from_config(decoder(*shape), attn_implementation="sdpa").bfloat16().train()
     trained.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     for parameter in trained.parameters():
         parameter.grad = torch.zeros_like(parameter)
-    tokens = {"input_ids": torch.zeros(1, 1024, dtype=torch.long), "position_ids": torch.arange(1024)[None]}
+    tokens = {"input_ids": torch.zeros(1, 256, dtype=torch.long), "position_ids": torch.arange(256)[None]}
     measured = peak_bytes(lambda: trained(**tokens, use_cache=False).logits.float().sum().backward())
     counted = 1e9 * (plan.trainer.hidden_states + plan.trainer.layer)
     assert 0.97 * measured < counted < 1.25 * measured
