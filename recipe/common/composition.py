@@ -35,7 +35,7 @@ from verl.trainer.ppo.hapo_algos import EntropyStatistics, compute_entropy_h
 from verl.trainer.ppo.token_fields import FIELDS
 from verl.trainer.ppo.tree_credit import compares_within_group
 from verl.trainer.ppo.v1.components import components_of
-from verl.trainer.preflight import check_parts, check_typed_sections
+from verl.trainer.preflight import check_credit, check_tree, check_typed_sections
 from verl.workers.rollout import trees
 from verl.workers.rollout.rollout_engine import TransformersEngine
 from verl.workers.rollout.tools.base_tool import BaseTool
@@ -139,6 +139,7 @@ def _chosen(tree: str, environment: str, sampler: str, loss: str) -> tuple[DictC
     _update(config, SMALL)
     try:
         check_typed_sections(config)
+        check_tree(config)
     except ValueError as error:
         return config, str(error)
     return config, None
@@ -158,7 +159,7 @@ def refusal(cell: Cell) -> str | None:
         return reason
     config = config_of(cell)
     try:
-        check_parts(config)
+        check_credit(config)
         components_of(config)
     except ValueError as error:
         return str(error)

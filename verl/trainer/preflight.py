@@ -205,23 +205,34 @@ def check_typed_sections(config: DictConfig) -> None:
 
 def check_parts(config: DictConfig) -> None:
     """Check that the parts of the run fit together, and that each finds its own keys."""
-    from verl.trainer.ppo.tree_credit import ESTIMATORS
+    check_tree(config)
+    check_credit(config)
+
+
+def check_tree(config: DictConfig) -> None:
     from verl.workers.rollout.growth import policy_class
 
-    rollout, mode = config.actor_rollout_ref.rollout, config.trainer.v1.trainer_mode
+    rollout = config.actor_rollout_ref.rollout
     with _named_errors():
-        parts = parts_of(rollout)
-        if parts.tree is not None:
-            policy_class(parts.tree).from_config(config)
-        hato_config(config)
-        check_schedule(config)
+        tree = parts_of(rollout).tree
+        if tree is not None:
+            policy_class(tree).from_config(config)
     loop = rollout.agent.default_agent_loop
-    if parts.tree is not None and loop != "single_turn_agent":
+    if tree is not None and loop != "single_turn_agent":
         raise PreflightError(
             f"actor_rollout_ref.rollout.agent.default_agent_loop={loop} makes trajectories itself: choose "
-            f"actor_rollout_ref.rollout.tree=null for it, or single_turn_agent for tree={parts.tree}"
+            f"actor_rollout_ref.rollout.tree=null for it, or single_turn_agent for tree={tree}"
         )
-    estimator = config.algorithm.adv_estimator
+
+
+def check_credit(config: DictConfig) -> None:
+    """Check the credit, and what reads the keys of several parts."""
+    from verl.trainer.ppo.tree_credit import ESTIMATORS
+
+    with _named_errors():
+        hato_config(config)
+        check_schedule(config)
+    estimator, mode = config.algorithm.adv_estimator, config.trainer.v1.trainer_mode
     if estimator in (*ESTIMATORS, "hato", "tree_grpo") and mode not in EXPLORE_TRAINERS:
         raise PreflightError(
             f"algorithm.adv_estimator={estimator} compares trajectories that share tokens, and "
