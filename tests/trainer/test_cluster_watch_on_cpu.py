@@ -4,12 +4,12 @@ import inspect
 import itertools
 import os
 import subprocess
-import sys
 
 import pytest
 from omegaconf import OmegaConf
 from ray.core.generated.autoscaler_pb2 import GetClusterStatusReply, NodeStatus
 
+from tests.fresh import python_for
 from verl.trainer.cluster_watch import (
     Missing,
     leave_missing_gpus_to_the_watch,
@@ -158,7 +158,7 @@ def test_only_runs_that_are_watched_leave_out_upstreams_count():
     program = "from verl.single_controller.ray import base; print(base.ResourcePoolManager._check_resource_available)"
     for setting, owner in (("1", "leave_missing_gpus_to_the_watch"), ("0", "ResourcePoolManager")):
         environment = {**os.environ, "VERL_WAIT_FOR_NODES": setting}
-        ended = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
+        ended = subprocess.run(python_for(program), env=environment, capture_output=True, text=True)
         assert f"<function {owner}." in ended.stdout, ended.stderr
 
 

@@ -17,6 +17,7 @@ import time
 import psutil
 import pytest
 
+from tests.fresh import python_for
 from tests.workers.rollout.tools.hostile_programs import PROGRAMS
 from verl.workers.rollout.tools.base_tool import ToolError
 from verl.workers.rollout.tools.python_pool import SandboxError
@@ -319,9 +320,7 @@ asyncio.run(main())
 @pytest.mark.slow
 @pytest.mark.timeout(180)
 def test_workers_die_with_a_killed_trainer(host):
-    parent = subprocess.Popen(
-        [sys.executable, "-W", "ignore", "-c", PARENT, host.tool._pool.level], stdout=subprocess.PIPE, text=True
-    )
+    parent = subprocess.Popen([*python_for(PARENT), host.tool._pool.level], stdout=subprocess.PIPE, text=True)
     everybody = [psutil.Process(int(pid)) for pid in parent.stdout.readline().split()]
     assert len(everybody) >= 4
     parent.send_signal(signal.SIGKILL)
