@@ -163,8 +163,8 @@ def ray_cluster(nodes: int, cpus: int, environment: dict[str, str]) -> Iterator[
                 command += head if node == 1 else [f"--address={address}"]
                 with open(log, "a") as output:
                     started.append(subprocess.Popen(command, env=environment, stdout=output, **options))
-                wait_until(lambda: listens(port), started[-1], seconds=60)
-            wait_until(lambda: n_nodes(address) == nodes, started[0], seconds=60)
+                wait_until(lambda: listens(port), started[-1], seconds=150)
+            wait_until(lambda: n_nodes(address) == nodes, started[0], seconds=150)
         except AssertionError as error:
             raise AssertionError(f"ray start: {log.read_text()[-4000:]}") from error
         yield address
