@@ -91,7 +91,8 @@ METHODS = {
     "hapo": ["recipe/hapo/run_countdown_cpu.sh"],
     # SmolLM2-135M on word problems, whose scripts know no other task
     "grpo-smollm2": ["recipe/common/run_smollm2_cpu.sh"],
-    "latr-smollm2": ["recipe/latr/run_smollm2_cpu.sh"],
+    # trees to the end: scaled to so few steps, the paper's schedule would leave next to none
+    "latr-smollm2": ["recipe/latr/run_smollm2_cpu.sh", f"+{KT}.mix_ratio_schedule={{0: 1}}"],
     "hapo-smollm2": ["recipe/hapo/run_smollm2_cpu.sh"],
     "hato-smollm2": ["recipe/hato/run_smollm2_cpu.sh"],
     "combination-smollm2": ["recipe/common/run_smollm2_combination_cpu.sh"],

@@ -21,4 +21,4 @@ def register() -> None:
 
     cpu_version_name.install()
     cpu_weight_reload.keep_linear_weights_loadable()
-    cpu_seeded_requests.rewind_discarded_samples()
+    cpu_seeded_requests.adapt_sampling()
