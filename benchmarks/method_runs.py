@@ -71,9 +71,11 @@ METHODS = {
         "actor_rollout_ref.actor.clip_ratio_high=0.28",
         "actor_rollout_ref.actor.clip_ratio_c=10.0",
     ],
-    # the paper's schedule, {0: 1, 10: .75, 20: .5, 80: .25, 200: 0} of 500 steps, for 100
+    # the paper's schedule, {0: 1, 10: .75, 20: .5, 80: .25, 200: 0} of 500 steps, for 100; it would be merged with the
+    # script's, which goes first
     "latr": [
         "recipe/latr/run_countdown_cpu.sh",
+        f"~{KT}.mix_ratio_schedule",
         f"+{KT}.mix_ratio_schedule={{0: 1, 2: 0.75, 4: 0.5, 16: 0.25, 40: 0}}",
     ],
     # identical steps are one, so that a tree has fewer leaves than n: about half as many tokens as 8 responses
@@ -91,8 +93,7 @@ METHODS = {
     "hapo": ["recipe/hapo/run_countdown_cpu.sh"],
     # SmolLM2-135M on word problems, whose scripts know no other task
     "grpo-smollm2": ["recipe/common/run_smollm2_cpu.sh"],
-    # trees to the end: scaled to so few steps, the paper's schedule would leave next to none
-    "latr-smollm2": ["recipe/latr/run_smollm2_cpu.sh", f"+{KT}.mix_ratio_schedule={{0: 1}}"],
+    "latr-smollm2": ["recipe/latr/run_smollm2_cpu.sh"],
     "hapo-smollm2": ["recipe/hapo/run_smollm2_cpu.sh"],
     "hato-smollm2": ["recipe/hato/run_smollm2_cpu.sh"],
     "combination-smollm2": ["recipe/common/run_smollm2_combination_cpu.sh"],

@@ -8,6 +8,7 @@ import pytest
 
 from benchmarks.method_runs import (
     AXES,
+    METHODS,
     at,
     axes_of,
     check_lengths,
@@ -18,6 +19,7 @@ from benchmarks.method_runs import (
     with_interval,
     write_curves,
 )
+from tests.configs import composed
 
 
 def run(accuracies: list[float], tokens: float, seconds: float, calls: float | None = None) -> pd.DataFrame:
@@ -105,3 +107,9 @@ def test_runs_of_different_lengths_are_not_in_one_table():
     curves = {("grpo", "", 0): curve_of(run([0.1, 0.2], 50, 3)), ("latr", "", 0): curve_of(run([0.1, 0.2, 0.3], 50, 3))}
     with pytest.raises(ValueError, match="runs.csv: latr with seed 0 has 4 steps, not 2: use another --name"):
         check_lengths(Path("runs.csv"), curves, 2)
+
+
+def test_latrs_schedule_replaces_that_of_the_script():
+    _, *overrides = METHODS["latr"]
+    rollout = composed("grpo_countdown_trainer", *overrides, recipe="latr").actor_rollout_ref.rollout
+    assert rollout.kt.mix_ratio_schedule == {0: 1, 2: 0.75, 4: 0.5, 16: 0.25, 40: 0}
