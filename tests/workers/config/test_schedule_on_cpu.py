@@ -196,6 +196,18 @@ def test_a_correction_needs_the_probabilities_that_the_rollout_had():
     check_schedule(composed(SEPARATE, without, no_tree, no_weights))
 
 
+@pytest.mark.parametrize("correction", ["rollout_is=token", "rollout_rs=token_k1", "bypass_mode=true"])
+def test_a_correction_needs_probabilities_at_the_temperature_of_the_training(correction):
+    """LATR's greedy tokens come with those at temperature 1; sampled ones with those that they were sampled from."""
+    correction = f"algorithm.rollout_correction.{correction}"
+    cooler = "actor_rollout_ref.rollout.temperature=0.7"
+    with pytest.raises(ValueError, match="rollout_correction.* with tree=latr and .*temperature=0.7"):
+        check_schedule(composed("tree=latr", correction, cooler))
+    check_schedule(composed("tree=latr", correction))
+    check_schedule(composed("tree=hato", correction, cooler))
+    check_schedule(composed("tree=latr", cooler))
+
+
 def test_why_the_trainers_gpus_must_hold_servers():
     """`Logger.info` takes no `flush`: when this is gone, so can be the refusal of hybrid_engine=false."""
     source = inspect.getsource(trainer_separate_async.PPOTrainerSeparateAsync._setup)

@@ -113,13 +113,21 @@ def _check_entropies(config: DictConfig) -> None:
 
 def _check_correction(config: DictConfig) -> None:
     rollout = config.actor_rollout_ref.rollout
-    if rollout.calculate_log_probs or parts_of(rollout).tree is not None:  # trees' rows always have the probabilities
-        return
-    for key in ("algorithm.rollout_correction.rollout_is", "algorithm.rollout_correction.rollout_rs"):
-        if kind := OmegaConf.select(config, key):
+    tree = parts_of(rollout).tree
+    for name in ("rollout_is", "rollout_rs", "bypass_mode"):
+        key = f"algorithm.rollout_correction.{name}"
+        if not (value := OmegaConf.select(config, key)):
+            continue
+        if name != "bypass_mode" and tree is None and not rollout.calculate_log_probs:  # trees' rows always have them
             raise ValueError(
-                f"{key}={kind} needs actor_rollout_ref.rollout.calculate_log_probs=true: without the rollout's "
+                f"{key}={value} needs actor_rollout_ref.rollout.calculate_log_probs=true: without the rollout's "
                 "probabilities upstream corrects nothing and does not say so"
+            )
+        if tree == "latr" and rollout.temperature != 1:
+            raise ValueError(
+                f"{key}={value} with tree=latr and actor_rollout_ref.rollout.temperature={rollout.temperature}: the "
+                "tree's tokens are the most likely ones, whose probabilities vLLM gives at temperature 1, and they "
+                "would be compared with the trainer's at another: set the temperature to 1, or leave this out"
             )
 
 
