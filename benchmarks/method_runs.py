@@ -5,8 +5,8 @@
         [--name method_runs] [--task walk] [--overrides actor_rollout_ref.actor.ppo_mini_batch_size=4]
     HOPS=3-5 python scripts/fork_server.py python -m benchmarks.method_runs
         --methods grpo-tools,arpo,aepo --baseline grpo-tools --name search_runs
-    python -m benchmarks.method_runs --methods grpo-smollm2,latr-smollm2 --baseline grpo-smollm2 --name smollm2_runs
-        --steps 40 --seeds 0,1
+    DATA_DIR=outputs/data/easy_problems python -m benchmarks.method_runs --methods grpo-smollm2,latr-smollm2
+        --baseline grpo-smollm2 --name smollm2_runs --steps 20 --seeds 0,1 --overrides trainer.test_freq=10
 
 Every method trains from the same warm start of the task (`walk`, `countdown`) with its run script, one update of 16
 prompts a step, once for each seed; `--jobs` (2) runs at a time. Tokens are those that the server generated, dropped
@@ -139,11 +139,13 @@ def curve_of(metrics: pd.DataFrame) -> pd.DataFrame:
     if HATO_DROPPED not in metrics:  # else they are counted already
         generated *= generated_by_kept(metrics)
     calls = metrics.get("tree/tool_calls", 0) * metrics["tree/prompts"]
+    entropy = metrics.get("actor/entropy", pd.Series(np.nan, index=metrics.index))
     return pd.DataFrame(
         {
             "accuracy": accuracy,
             "best": metrics[best][accuracy.index],
-            "entropy": metrics["actor/entropy"].rolling(5, min_periods=1).mean()[accuracy.index],
+            # not measured in bypass mode, without the pass of the old probabilities
+            "entropy": entropy.rolling(5, min_periods=1).mean()[accuracy.index],
             "steps": accuracy.index,
             "tokens": generated.fillna(0).cumsum()[accuracy.index],
             "seconds": metrics["timing_s/step"].fillna(0).cumsum()[accuracy.index],
@@ -213,7 +215,7 @@ def row_of(name: str, curves: dict[int, pd.DataFrame], baseline: dict[int, pd.Da
     row = [name, str(len(curves))]
     row += [with_interval([curve["accuracy"].iloc[0] for curve in curves.values()], ".3f")]
     row += [with_interval([end[column] for end in ends], ".3f") for column in ("accuracy", "best")]
-    row += [with_interval([end["entropy"] for end in ends], ".3f")]
+    row += [with_interval([end["entropy"] for end in ends], ".3f") if has_entropy(curves) else ""]
     row += [f"{statistics.mean(end['tokens'] for end in ends) / 1000:,.0f}"]
     row += [f"{statistics.mean(end[axis] for end in ends):,.0f}" for axis in axes if axis not in ("steps", "tokens")]
     for axis in axes:
@@ -230,14 +232,19 @@ def row_of(name: str, curves: dict[int, pd.DataFrame], baseline: dict[int, pd.Da
     return row
 
 
+def has_entropy(curves: dict[int, pd.DataFrame]) -> bool:
+    return all(curve["entropy"].notna().any() for curve in curves.values())
+
+
 def draw(curves: dict[str, dict[int, pd.DataFrame]], output: Path) -> None:
-    """Mean accuracy over steps, tokens and seconds, and entropy over steps.
+    """Mean accuracy over steps, tokens and seconds, and entropy over steps where all runs have it.
 
     Bands are 95 % intervals of the mean over seeds; thin lines are the runs of two seeds.
     """
     colors = run_colors(list(curves))
     with matplotlib.rc_context(STYLE):
-        panels = [(axis, "accuracy") for axis in axes_of(curves)] + [("steps", "entropy")]
+        panels = [(axis, "accuracy") for axis in axes_of(curves)]
+        panels += [("steps", "entropy")] if all(map(has_entropy, curves.values())) else []
         figure = Figure(figsize=(5 * len(panels), 4.6), layout="constrained")
         first, *others = figure.subplots(1, len(panels))
         for ax, (axis, column) in zip([first, *others], panels, strict=True):
@@ -253,8 +260,9 @@ def draw(curves: dict[str, dict[int, pd.DataFrame]], output: Path) -> None:
                     ax.fill_between(grid, lines.mean(0) - half, lines.mean(0) + half, color=colors[name], alpha=0.12)
             ax.xaxis.set_major_locator(MaxNLocator(5))
             ax.set(xlabel=AXES[axis], ylabel=column if column == "entropy" else "")
-        for ax in others[:-1]:
-            ax.sharey(first)
+        for ax, (_, column) in zip(others, panels[1:], strict=True):
+            if column == "accuracy":
+                ax.sharey(first)
         first.set(ylabel="accuracy")
         named = [line for line in first.get_lines() if line.get_label() in curves]
         legend_above(figure, named, most_columns=6, fontsize=11)

@@ -113,3 +113,13 @@ def test_latrs_schedule_replaces_that_of_the_script():
     _, *overrides = METHODS["latr"]
     rollout = composed("grpo_countdown_trainer", *overrides, recipe="latr").actor_rollout_ref.rollout
     assert rollout.kt.mix_ratio_schedule == {0: 1, 2: 0.75, 4: 0.5, 16: 0.25, 40: 0}
+
+
+def test_runs_in_bypass_mode_have_no_entropy(tmp_path):
+    bypassing = {seed: curve_of(run([0.1, 0.2 + seed / 10], 50, 3).drop(columns="actor/entropy")) for seed in (0, 1)}
+    baseline = {seed: curve_of(run([0.1, 0.2], 50, 3)) for seed in (0, 1)}
+    row = row_of("bypassing", bypassing, baseline, ["steps"])
+    assert row[:2] == ["bypassing", "2"] and row[5] == "" and "nan" not in " ".join(row)
+    assert row_of("grpo", baseline, baseline, ["steps"])[5] == "0.500 ± 0.000"
+    draw({"bypassing": bypassing, "grpo": baseline}, tmp_path / "curves.png")
+    assert (tmp_path / "curves.png").stat().st_size > 10_000
