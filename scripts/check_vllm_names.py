@@ -67,6 +67,7 @@ SIGNATURES = {
     },
     "vllm_patches/cpu_seeded_requests.py": {
         "vllm.v1.sample.ops.topk_topp_sampler:TopKTopPSampler.forward_cpu": "self logits generators k p",
+        "vllm.v1.sample.ops.topk_topp_sampler:TopKTopPSampler.forward_native": "self logits generators k p",
     },
     "vllm_patches/cpu_weight_reload.py": {
         "vllm.model_executor.layers.utils:dispatch_cpu_unquantized_gemm": "layer remove_weight",
