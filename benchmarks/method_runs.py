@@ -56,6 +56,16 @@ GUIDED = [
 SEARCH = ["recipe/arpo/run_search_task_cpu.sh", SLOW_SEARCH]
 EXPLORE = ["recipe/common/run_explore.sh", "update=tree"]
 IS = "algorithm.rollout_correction.rollout_is"
+LATR = ["recipe/latr/run_countdown_cpu.sh"]
+LATR_SCHEDULE = {0: 1, 0.02: 0.75, 0.04: 0.5, 0.16: 0.25, 0.4: 0}  # the paper's, of 500 steps, by share of the training
+
+
+def schedule_of(shares: dict[int, float]) -> list[str]:
+    """Overrides for the share of LATR's trees from each step on; the script's own, of the same keys, goes first."""
+    steps = ", ".join(f"{step}: {share}" for step, share in shares.items())
+    return [f"~{KT}.mix_ratio_schedule", f"+{KT}.mix_ratio_schedule={{{steps}}}"]
+
+
 METHODS = {
     "grpo": EXPLORE,
     "grpo-colocate_async": [*EXPLORE, "schedule=colocate_async"],
@@ -71,13 +81,8 @@ METHODS = {
         "actor_rollout_ref.actor.clip_ratio_high=0.28",
         "actor_rollout_ref.actor.clip_ratio_c=10.0",
     ],
-    # the paper's schedule, {0: 1, 10: .75, 20: .5, 80: .25, 200: 0} of 500 steps, for 100; it would be merged with the
-    # script's, which goes first
-    "latr": [
-        "recipe/latr/run_countdown_cpu.sh",
-        f"~{KT}.mix_ratio_schedule",
-        f"+{KT}.mix_ratio_schedule={{0: 1, 2: 0.75, 4: 0.5, 16: 0.25, 40: 0}}",
-    ],
+    "latr": LATR,  # and the paper's schedule, scaled to the run's length
+    "latr-to-the-end": [*LATR, *schedule_of({0: 1})],
     # identical steps are one, so that a tree has fewer leaves than n: about half as many tokens as 8 responses
     "hato": HATO,
     "hato-guided": GUIDED,
@@ -109,10 +114,17 @@ def name_of(method: str, rate: str) -> str:
     return f"{method} {rate}" if rate else method
 
 
+def command_of(method: str, steps: int) -> list[str]:
+    """The method's script and overrides."""
+    if method != "latr":
+        return METHODS[method]
+    return [*LATR, *schedule_of({round(begun * steps): share for begun, share in LATR_SCHEDULE.items()})]
+
+
 def run(name: str, task: str, method: str, rate: str, seed: int, steps: int, more: Sequence[str]) -> pd.DataFrame:
     """Metrics of a training run, which is made if it is not there."""
     experiment = "_".join([name, method, *([rate] if rate else []), f"{steps}steps", f"seed{seed}"])
-    command = [*METHODS[method], "trainer.test_freq=20", *more]
+    command = [*command_of(method, steps), "trainer.test_freq=20", *more]
     command += [f"actor_rollout_ref.actor.optim.lr={rate}"] if rate else []
     with open(ROOT / "outputs" / f"{experiment}.log", "a") as log:
         folder = trained(experiment, method, seed, steps, command, output=log, TASK=task)

@@ -8,10 +8,10 @@ import pytest
 
 from benchmarks.method_runs import (
     AXES,
-    METHODS,
     at,
     axes_of,
     check_lengths,
+    command_of,
     curve_of,
     draw,
     read_curves,
@@ -110,7 +110,7 @@ def test_runs_of_different_lengths_are_not_in_one_table():
 
 
 def test_latrs_schedule_replaces_that_of_the_script():
-    _, *overrides = METHODS["latr"]
+    _, *overrides = command_of("latr", 100)
     rollout = composed("grpo_countdown_trainer", *overrides, recipe="latr").actor_rollout_ref.rollout
     assert rollout.kt.mix_ratio_schedule == {0: 1, 2: 0.75, 4: 0.5, 16: 0.25, 40: 0}
 
