@@ -13,7 +13,7 @@ prompts a step, once for each seed; `--jobs` (2) runs at a time. Tokens are thos
 ones included; seconds are of generation, update and what lies between, without validation and start-up. A tool call
 that trajectories share counts once. `grpo-tools`, `arpo` and `aepo` train on the search task (HOPS) instead, where a
 search takes time as over a network (`benchmarks/slow_search.py`), so that equal seconds are equal latency. Baseline: of
-the same seed. Differences are paired by seed; ± is half of a 95 % interval (Student's t). Writes
+the same seed, at its best rate. Differences are paired by seed; ± is half of a 95 % interval (Student's t). Writes
 benchmarks/results/<name>.md, .png and, for those who go on, .csv: every run's validations. A run that is in the .csv or
 in outputs/ is not repeated: other overrides need another name.
 """
@@ -244,6 +244,11 @@ def row_of(name: str, curves: dict[int, pd.DataFrame], baseline: dict[int, pd.Da
     return row
 
 
+def best_rate(names: Sequence[str], curves: dict[str, dict[int, pd.DataFrame]]) -> str:
+    """Of the runs of a method with several learning rates, those that end with the greatest accuracy on average."""
+    return max(names, key=lambda name: statistics.mean(curve["accuracy"].iloc[-1] for curve in curves[name].values()))
+
+
 def has_entropy(curves: dict[int, pd.DataFrame]) -> bool:
     return all(curve["entropy"].notna().any() for curve in curves.values())
 
@@ -301,6 +306,8 @@ def main() -> None:
     for named in filter(None, args.rates.split(" ")):
         method, _, values = named.partition("=")
         rates[method] = values.split(",")
+    if args.baseline not in rates:
+        parser.error(f"--baseline={args.baseline} is none of --methods={args.methods}")
     wanted = [
         (method, rate, int(seed)) for seed in args.seeds.split(",") for method, own in rates.items() for rate in own
     ]
@@ -320,20 +327,22 @@ def main() -> None:
         "seeds",
         "warm start",
         "accuracy at the end",
-        "one sample right",
+        "best of the samples",
         "entropy",
         "1,000 tokens",
     ]
+    baseline = best_rate([name_of(args.baseline, rate) for rate in rates[args.baseline]], curves)
     axes = axes_of(curves)
     header += [AXES[axis] for axis in axes if axis not in ("steps", "tokens")]
     header += [f"{what} at equal {AXES[axis]}" for axis in axes for what in ("final", "mean")]
     what = (
-        f"{args.steps} steps; accuracy of the trainer's validation, mean over its samples, and share of problems with "
-        f"a right one. At equal …: differences of accuracy to {args.baseline}, where the shorter of the two runs "
-        "ends, and on average until then. Entropy: of the policy, in nats, the mean of the last five steps. "
+        f"{args.steps} steps; accuracy of the trainer's validation, mean over its samples, and verl's best@n of them, "
+        f"a bootstrap and so lower than Pass@n. At equal …: differences of accuracy to {baseline}, where the shorter "
+        "of the two runs ends, and on average until then, with straight lines between validations. Entropy: of the "
+        "policy, in nats, the mean of the last five steps. "
         f"{args.note}"
     )
-    rows = [row_of(name, of_seeds, curves[args.baseline], axes) for name, of_seeds in curves.items()]
+    rows = [row_of(name, of_seeds, curves[baseline], axes) for name, of_seeds in curves.items()]
     write_report(args.name, what, header, rows)
 
 

@@ -19,22 +19,29 @@ from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
 import verl.trainer
-from recipe.common.exploration_report import proposals, table, write
+from recipe.common.exploration_report import proposals, table, warnings, write
 from recipe.common.menu import CONFIG, RECIPES
 from verl.evaluation.exploration_plan import Plan, plan_of
 
 # folders that a checkpoint is saved in: they say nothing of which one it is
 UNTELLING = ("huggingface", "actor", "merged")
+# data.max_prompt_length and data.max_response_length of the run scripts for CPUs, where hardware=cpu has Countdown's
+CPU_LENGTHS = {"walk": (24, 40), "word_problems": (128, 64)}
 
 
 def config_of(model: str, data: str, overrides: list[str]) -> DictConfig:
-    """The config; the task is that of the data's data_source if there is one, unless the overrides name it."""
+    """The config; the task is that of the data's data_source if there is one, and so are a small task's lengths, unless
+    the overrides name them."""
     folders = [Path(verl.trainer.__path__[0], "config"), *sorted(RECIPES.glob("*/config"))]
+    source, hardware = data_source(data), os.environ.get("HARDWARE", "cpu")
     chosen = [f"hydra.searchpath=[{','.join(f'file://{folder}' for folder in folders)}]"]
-    chosen += [f"hardware={os.environ.get('HARDWARE', 'cpu')}", f"experiment={model_name(model)}"]
+    chosen += [f"hardware={hardware}", f"experiment={model_name(model)}"]
     chosen += [f"actor_rollout_ref.model.path={model}", f"data.train_files={data}", f"data.val_files={data}"]
-    if any((folder / "task" / f"{data_source(data)}.yaml").exists() for folder in folders):
-        chosen.append(f"task={data_source(data)}")
+    if any((folder / "task" / f"{source}.yaml").exists() for folder in folders):
+        chosen.append(f"task={source}")
+    if hardware == "cpu" and source in CPU_LENGTHS:
+        prompt, response = CPU_LENGTHS[source]
+        chosen += [f"data.max_prompt_length={prompt}", f"data.max_response_length={response}"]
     with initialize_config_dir(str(CONFIG), version_base=None):
         return compose("diagnosis", [*chosen, *overrides])
 
@@ -74,7 +81,8 @@ def main(model: str, data: str, *overrides: str) -> None:
     result = run(plan)
     name = f"explore_{Path(data).parent.name}_{Path(data).stem}_seed{config.seed}"
     files = write(result, about, config.n, Path(config.output_dir, config.experiment, name))
-    print(table(result["rows"], config.n), *proposals(result), f"written: {', '.join(map(str, files))}", sep="\n")
+    print(table(result["rows"], config.n), *warnings(result["rows"]), *proposals(result), sep="\n")
+    print(f"written: {', '.join(map(str, files))}")
 
 
 if __name__ == "__main__":

@@ -16,6 +16,8 @@ from verl.evaluation.results import INTERVAL_ENDS
 from verl.utils.atomic_files import replacing
 
 Rows = Sequence[dict[str, Any]]
+# of the responses of plain sampling; more are worth a word
+FEW_CUT = 0.1
 
 
 def table(rows: Rows, n: int) -> str:
@@ -49,6 +51,14 @@ def proposals(result: dict[str, Any]) -> list[str]:
     for proposal in result["proposals"]:
         lines += [f"{proposal['policy']}, proposed ({proposal['expected']}):", proposal["overrides"]]
     return lines
+
+
+def warnings(rows: Rows) -> list[str]:
+    """A line where plain samples, at the temperature at which they end best, often do not come to an end."""
+    cut = min(row["cut"] for row in rows if row["policy"].startswith("plain "))
+    if cut <= FEW_CUT:
+        return []
+    return [f"warning: {cut:.0%} or more of plain sampling's responses are cut at data.max_response_length"]
 
 
 def draw(rows: Rows, n: int, output: Path) -> None:
@@ -108,10 +118,12 @@ def write(result: dict[str, Any], about: Sequence[str], n: int, stem: Path) -> l
     """The table with what was measured as `stem`.md, everything as .json, the picture as .png; returns their paths."""
     page, data, picture = (stem.with_name(f"{stem.name}.{suffix}") for suffix in ("md", "json", "png"))
     shown = "\n".join(["```", *proposals(result), "```"]) if result["proposals"] else ""
-    text = "\n\n".join(filter(None, ["\n".join(f"- {line}" for line in about), table(result["rows"], n), shown]))
+    rows = result["rows"]
+    parts = ["\n".join(f"- {line}" for line in about), table(rows, n), *warnings(rows), shown]
+    text = "\n\n".join(filter(None, parts))
     with replacing(page) as unfinished:
         unfinished.write_text(text + "\n", encoding="utf-8")
     with replacing(data) as unfinished:
         unfinished.write_text(json.dumps({"about": list(about), "n": n, **result}, indent=1), encoding="utf-8")
-    draw(result["rows"], n, picture)
+    draw(rows, n, picture)
     return [page, data, picture]

@@ -14,6 +14,7 @@ from benchmarks.method_runs import (
     command_of,
     curve_of,
     draw,
+    main,
     read_curves,
     row_of,
     with_interval,
@@ -123,3 +124,22 @@ def test_runs_in_bypass_mode_have_no_entropy(tmp_path):
     assert row_of("grpo", baseline, baseline, ["steps"])[5] == "0.500 ± 0.000"
     draw({"bypassing": bypassing, "grpo": baseline}, tmp_path / "curves.png")
     assert (tmp_path / "curves.png").stat().st_size > 10_000
+
+
+def test_differences_are_to_the_baseline_at_its_best_rate(tmp_path, monkeypatch):
+    """Of runs that the .csv has, so that none is made."""
+    ends = {("grpo", "1e-4"): 0.2, ("grpo", "2e-4"): 0.3, ("latr", "1e-4"): 0.4}
+    runs = {(*key, seed): curve_of(run([0.1, end], 50, 3)) for key, end in ends.items() for seed in (0, 1)}
+    write_curves(tmp_path / "tuned.csv", runs)
+    monkeypatch.setattr("benchmarks.method_runs.RESULTS", tmp_path)
+    monkeypatch.setattr("benchmarks.report.RESULTS", tmp_path)
+    options = ["--methods", "grpo,latr", "--rates", "grpo=1e-4,2e-4 latr=1e-4", "--steps", "2", "--seeds", "0,1"]
+    monkeypatch.setattr("sys.argv", ["method_runs.py", "--name", "tuned", *options])
+    main()
+    page = (tmp_path / "tuned.md").read_text()
+    assert "differences of accuracy to grpo 2e-4," in page
+    final = {line.split(" | ")[0]: line.split(" | ")[8] for line in page.splitlines() if line.startswith("| ")}
+    assert final["| grpo 1e-4"] == "-0.100 ± 0.000" and final["| latr 1e-4"] == "+0.100 ± 0.000"
+    monkeypatch.setattr("sys.argv", ["method_runs.py", "--methods", "latr", "--name", "tuned"])
+    with pytest.raises(SystemExit):
+        main()

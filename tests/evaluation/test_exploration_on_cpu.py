@@ -6,6 +6,7 @@ from statistics import fmean
 
 import pytest
 
+from recipe.common.exploration_report import warnings
 from verl.evaluation.exploration import Group, Step, Trajectory, entropy_curve, measure_groups, summary, unique_share
 
 
@@ -34,6 +35,17 @@ def test_numbers_by_hand():
     # unique: 1 2 5 6 7 | 1 5 | 3 8 9 9 9 of 8, 4 and 6 tokens
     assert numbers["unique_share"] == pytest.approx((5 + 2 + 5) / (8 + 4 + 6))
     assert numbers["entropy"] == 1.0
+
+
+def test_responses_that_reach_their_limit_are_cut():
+    limited = [replace(group, max_tokens=2) for group in GROUPS]
+    assert measure_groups(limited, 2)["cut"] == pytest.approx((1 + 0 + 1) / 3)
+    assert measure_groups(GROUPS, 2)["cut"] == 0
+    rows = [summary(name, limited, 2, seconds=1) for name in ("plain T=0.7", "plain T=1.0", "latr")]
+    rows[2]["cut"] = 0.0
+    assert warnings(rows) == ["warning: 67% or more of plain sampling's responses are cut at data.max_response_length"]
+    rows[1]["cut"] = 0.1
+    assert warnings(rows) == []
 
 
 def test_tool_calls_where_there_are_tools():

@@ -3,6 +3,7 @@
 import json
 import os
 import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +18,9 @@ from tests.forked import as_in_a_run
 from verl.workers.rollout.entropy import entropies_of
 
 ROOT = Path(__file__).resolve().parents[2]
+sys.path.append(str(ROOT / "scripts"))
+from explore import CPU_LENGTHS, config_of  # noqa: E402
+
 pytestmark = pytest.mark.slow
 
 
@@ -73,6 +77,21 @@ def test_a_dry_run_starts_nothing(inputs):
     assert done.returncode == 0, done.stderr[-3000:]
     assert "data: 4 prompts" in done.stdout and done.stdout.endswith("nothing was started\n")
     assert not (inputs / f"out/model/explore_{inputs.name}_test_seed2.md").exists()
+
+
+def test_the_lengths_of_small_tasks_are_those_of_their_runs(inputs):
+    scripts = {"walk": "small_tasks.sh", "word_problems": "run_smollm2.sh"}
+    assert scripts.keys() == CPU_LENGTHS.keys()
+    for task, script in scripts.items():
+        own = inputs / f"{task}.parquet"
+        pd.read_parquet(inputs / "test.parquet").assign(data_source=task).to_parquet(own)
+        for hardware, overrides in (("cpu", []), ("cpu", ["data.max_response_length=7"]), ("gpu", [])):
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setenv("HARDWARE", hardware)
+                data = config_of(f"{inputs}/model", str(own), overrides).data
+            lengths = [f"data.max_{what}_length={data[f'max_{what}_length']}" for what in ("prompt", "response")]
+            text = (ROOT / "recipe/common" / script).read_text()
+            assert [each in text for each in lengths] == [hardware == "cpu", hardware == "cpu" and not overrides]
 
 
 def test_errors_end_it_in_a_line(inputs):

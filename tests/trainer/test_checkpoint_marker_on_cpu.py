@@ -7,10 +7,11 @@ from omegaconf import OmegaConf
 
 from verl.trainer.checkpoint_marker import (
     MARKER,
+    MERGED,
     TRACKER,
     MarkComplete,
     complete_steps,
-    forget_marks_after,
+    forget_marks_from,
     repair_tracker,
     tracked_step,
 )
@@ -77,9 +78,17 @@ def test_weights_removed_by_retention_do_not_count(tmp_path):
 def test_steps_that_will_be_overwritten_lose_their_mark(tmp_path):
     for step in (5, 10, 15):
         checkpoint(tmp_path, step)
-    forget_marks_after(tmp_path, 5)
+    forget_marks_from(tmp_path, 10)
     assert complete_steps(tmp_path) == [5]
     assert not (tmp_path / "global_step_15" / MARKER).exists()
+
+
+def test_merged_shards_of_an_earlier_checkpoint_of_the_step_are_removed(tmp_path):
+    """The evaluation would load them as if they were of this one."""
+    checkpoint(tmp_path, 5)
+    (tmp_path / "global_step_5" / MERGED).mkdir()
+    MarkComplete().on_save(trainer_of(), global_step=5, checkpoint_dir=str(tmp_path / "global_step_5"))
+    assert not (tmp_path / "global_step_5" / MERGED).exists() and complete_steps(tmp_path) == [5]
 
 
 def test_asynchronous_saves_are_not_marked(tmp_path):

@@ -200,18 +200,23 @@ def test_a_checkpoint_to_resume_from_is_looked_for(tmp_path):
         else:
             with pytest.raises(PreflightError, match=f"trainer.resume_from_path={path} holds no checkpoint"):
                 check_resume_path(config)
+    config.trainer.resume_from_path = (tmp_path / "global_step_20").rename(tmp_path / "kept").as_posix()
+    with pytest.raises(PreflightError, match="kept must end in global_step_N"):
+        check_resume_path(config)
     check_resume_path(OmegaConf.create({"trainer": {"resume_mode": "auto"}}))
 
 
 def test_relative_paths_mean_what_they_mean_to_the_user(inputs, monkeypatch):
     monkeypatch.chdir(inputs)
     overrides = ["hardware=cpu", "trainer.experiment_name=paths", "actor_rollout_ref.model.path=model"]
-    overrides += ["trainer.default_local_dir=runs/paths"]
+    (inputs / "global_step_20").mkdir()
+    overrides += ["trainer.default_local_dir=runs/paths", "trainer.resume_from_path=global_step_20/"]
     overrides += ["data.train_files=train.parquet", "data.val_files=[test.parquet,s3://bucket/test.parquet]"]
     config = composed("grpo_trainer", *overrides)
     settle(config)
     assert config.actor_rollout_ref.model.path == f"{inputs}/model"
     assert config.data.train_files == f"{inputs}/train.parquet"
+    assert config.trainer.resume_from_path == f"{inputs}/global_step_20"
     assert list(config.data.val_files) == [f"{inputs}/test.parquet", "s3://bucket/test.parquet"]
     metrics = config.ray_kwargs.ray_init.runtime_env.env_vars.VERL_FILE_LOGGER_PATH
     assert metrics == f"{inputs}/runs/paths/metrics.jsonl"

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 from typing import NamedTuple
 
-from verl.trainer.checkpoint_marker import complete_steps
+from verl.trainer.checkpoint_marker import MERGED, complete_steps
 from verl.utils.atomic_files import new_folder
 
 END_BYTES = 1 << 20
@@ -33,7 +33,7 @@ def find_checkpoint(experiment: str, step: int | None) -> Checkpoint:
         raise SystemExit(f"error: {run_dir} has no complete checkpoint{of_step}; it has {steps}")
     step = steps[-1] if step is None else step
     folder = run_dir / f"global_step_{step}"
-    shards, saved, merged = folder / "actor", folder / "actor" / "huggingface", folder / "merged"
+    shards, saved, merged = folder / "actor", folder / "actor" / "huggingface", folder / MERGED
     if list(saved.glob("*.safetensors")):
         return Checkpoint(str(saved), step)
     return Checkpoint(str(merged), step, None if merged.exists() else shards)

@@ -54,12 +54,14 @@ class Group:
     Args:
         generated: tokens that the engine made, those that no response has included.
         metrics: of the tree, as a training run logs them.
+        max_tokens: of a response.
     """
 
     prompt_ids: Sequence[int]
     trajectories: Sequence[Trajectory]
     generated: int
     metrics: Mapping[str, float] = field(default_factory=dict)
+    max_tokens: float = math.inf
 
 
 def measure_groups(groups: Sequence[Group], n: int) -> dict[str, float]:
@@ -72,9 +74,9 @@ def measure_groups(groups: Sequence[Group], n: int) -> dict[str, float]:
     Returns:
         `accuracy`, `pass@n` and `mixed`, with the ends of their 95 % bootstrap intervals over prompts; of a group:
         `answers`, the different ones, `branches`, the different responses, and `trajectories`; `entropy`, the mean over
-        the model's tokens in nats; `tokens` that the engine generated for a prompt; `unique_share`, those tokens of
-        all rows, prompts included, that an update on the prefix tree computes; with tools `tool_calls` for a prompt, of
-        which one that trajectories share counts once.
+        the model's tokens in nats; `cut`, the share of responses that end at their limit; `tokens` that the engine
+        generated for a prompt; `unique_share`, those tokens of all rows, prompts included, that an update on the prefix
+        tree computes; with tools `tool_calls` for a prompt, of which one that trajectories share counts once.
     """
     right = [[trajectory.right for trajectory in group.trajectories] for group in groups]
     of_prompts = {
@@ -94,6 +96,7 @@ def measure_groups(groups: Sequence[Group], n: int) -> dict[str, float]:
         "branches": fmean(len({tuple(row.tokens) for row in group.trajectories}) for group in groups),
         "trajectories": fmean(len(group.trajectories) for group in groups),
         "entropy": fmean(entropies) if entropies else 0.0,
+        "cut": fmean(fmean(len(row.tokens) >= group.max_tokens for row in group.trajectories) for group in groups),
         "tokens": fmean(group.generated for group in groups),
         "unique_share": unique_share(groups),
     }

@@ -158,7 +158,7 @@ class Diagnosis:
             policy.of_prompt(dict(prompt.about), self._score(prompt)),
             environment=self.environment,
             sampling=Sampling(rollout.temperature, rollout.top_p, rollout.top_k),
-            max_tokens=min(rollout.response_length, rollout.max_model_len - len(prompt.ids)),
+            max_tokens=self._max_tokens(prompt),
             stop_token_ids=self.stop_token_ids,
             vocab_size=len(self.plan.tokenizer),
             seed=derived_seed(self.plan.config.seed, prompt.number),
@@ -176,7 +176,11 @@ class Diagnosis:
             right = float(extra.get("acc", score["reward_score"])) > self.plan.config.hato.verification_threshold
             answer = extra.get("pred", self.plan.tokenizer.decode(tokens, skip_special_tokens=True))
             trajectories.append(Trajectory(tokens, recorder.steps_of(prompt.ids, tokens, mask), right, str(answer)))
-        return Group(prompt.ids, trajectories, recorder.tokens, tree.metrics)
+        return Group(prompt.ids, trajectories, recorder.tokens, tree.metrics, self._max_tokens(prompt))
+
+    def _max_tokens(self, prompt: Prompt) -> int:
+        rollout = self.plan.config.actor_rollout_ref.rollout
+        return min(rollout.response_length, rollout.max_model_len - len(prompt.ids))
 
     async def _scores(self, prompt: Prompt, responses: Sequence[Sequence[int]], **extra_info) -> list[dict]:
         """By the reward manager of the run, which gets what it would get from a rollout worker."""

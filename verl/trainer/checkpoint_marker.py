@@ -15,19 +15,21 @@ from verl.utils.atomic_files import replacing
 from verl.workers.config.schedule import SAVED_ROWS, schedule_of
 
 MARKER = "COMPLETE"
+MERGED = "merged"  # a folder beside the shards, which the evaluation makes of them
 TRACKER = "latest_checkpointed_iteration.txt"
 
 
 class MarkComplete(CheckpointCallback):
     """`trainer.checkpoint_callback_class`: marks a checkpoint after every worker has written its part.
 
-    Prompts under way that an asynchronous run has left in the folder are not those of this checkpoint: a run with
-    `schedule=sync`, which has none, removes them.
+    What an earlier run has left in the folder is not of this checkpoint and is removed: its shards merged, and its
+    prompts under way where this run has `schedule=sync` and so none.
     """
 
     def on_save(self, trainer, global_step: int, checkpoint_dir: str, async_save: bool = False, **kwargs) -> None:
         if schedule_of(trainer.config) == "sync":
             shutil.rmtree(Path(checkpoint_dir) / SAVED_ROWS, ignore_errors=True)
+        shutil.rmtree(Path(checkpoint_dir) / MERGED, ignore_errors=True)
         if not async_save:  # otherwise workers may still be writing
             with replacing(Path(checkpoint_dir) / MARKER) as unfinished:
                 unfinished.write_text(f"{global_step}\n")
@@ -80,8 +82,8 @@ def repair_tracker(run_dir: str | Path) -> str | None:
     return None
 
 
-def forget_marks_after(run_dir: str | Path, step: int) -> None:
-    """Remove the markers of checkpoints later than `step`, which a run that resumes from `step` will overwrite."""
+def forget_marks_from(run_dir: str | Path, step: int) -> None:
+    """Remove the markers of `step`, which is going to be overwritten, and of later checkpoints, of an abandoned run."""
     for later in complete_steps(run_dir):
-        if later > step:
+        if later >= step:
             (Path(run_dir) / f"global_step_{later}" / MARKER).unlink()

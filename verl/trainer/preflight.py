@@ -7,6 +7,7 @@ problem that it sees.
 """
 
 import os
+import re
 import sys
 import threading
 from collections.abc import Iterator
@@ -19,7 +20,7 @@ import pyarrow.parquet as pq
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf
 
-from verl.trainer.checkpoint_marker import forget_marks_after, repair_tracker, tracked_step
+from verl.trainer.checkpoint_marker import repair_tracker, tracked_step
 from verl.trainer.cluster_watch import watch_pending_actors
 from verl.trainer.death_watch import DeathWatch
 from verl.trainer.model_checks import (
@@ -50,7 +51,7 @@ CPUS_PER_WORKER, CPUS_PER_SERVER = 3, 2
 REQUIRED_KEYS = ("trainer.experiment_name", "actor_rollout_ref.model.path", "actor_rollout_ref.rollout.name")
 WORKERS_A_NODE = 8  # upstream's default for a whole cluster, however large
 WORKER_COUNTS = ("actor_rollout_ref.rollout.agent.num_workers", "reward.num_workers")
-PATHS = ("actor_rollout_ref.model.path", "data.train_files", "data.val_files")
+PATHS = ("actor_rollout_ref.model.path", "data.train_files", "data.val_files", "trainer.resume_from_path")
 
 
 class PreflightError(ValueError):
@@ -405,6 +406,8 @@ def check_resume_path(config: DictConfig) -> None:
         source = Path(str(config.trainer.resume_from_path))
         if not (source / "actor").is_dir():
             raise PreflightError(f"trainer.resume_from_path={source} holds no checkpoint (no folder 'actor')")
+        if not re.fullmatch(r"global_step_\d+", source.name):
+            raise PreflightError(f"trainer.resume_from_path={source} must end in global_step_N: N is the step")
 
 
 def prepare_run_dir(config: DictConfig) -> None:
@@ -420,9 +423,7 @@ def prepare_run_dir(config: DictConfig) -> None:
             print(f"note: {repaired}", file=sys.stderr)
         source = run_dir / f"global_step_{tracked_step(run_dir)}"
     elif config.trainer.resume_mode == "resume_path":
-        source = Path(str(config.trainer.resume_from_path))
-        if source.parent.resolve() == run_dir.resolve():
-            forget_marks_after(run_dir, int(source.name.rsplit("_", 1)[-1]))
+        source = Path(config.trainer.resume_from_path)
     if source and schedule_of(config) == "sync" and (source / SAVED_ROWS).exists():
         print(
             f"note: {source.name} was saved with an asynchronous schedule; schedule=sync leaves out the prompts that "

@@ -5,6 +5,7 @@ import torch
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 
 from tests.trainer.ppo.toy_step import ROLLOUT, trainer_of
+from verl.trainer.checkpoint_marker import complete_steps
 from verl.trainer.ppo.hapo_algos import EntropyStatistics
 from verl.workers.rollout.trees.hato.step_features import FEATURES
 
@@ -45,6 +46,16 @@ def test_hapos_statistics(trainer_at, tmp_path):
         loaded = trainer_at(HAPO, 7, **resume)
         loaded._load_checkpoint()
         assert of_kind(loaded, "NormalizedEntropy").statistics == statistics
+
+
+def test_a_checkpoint_that_is_overwritten_is_not_complete_meanwhile(trainer_at, tmp_path):
+    """After resume_mode=disable or resume_path: marks of the abandoned run stay until the first checkpoint of this."""
+    for step in (10, 20, 30):
+        (tmp_path / f"global_step_{step}/actor").mkdir(parents=True)
+        (tmp_path / f"global_step_{step}/COMPLETE").touch()
+    assert complete_steps(tmp_path) == [10, 20, 30]
+    trainer_at(HAPO, 20, resume_mode="disable")._save_checkpoint()
+    assert complete_steps(tmp_path) == [10]
 
 
 def test_latrs_scheduler(trainer_at):

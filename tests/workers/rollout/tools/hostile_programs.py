@@ -100,6 +100,23 @@ for pid in (@PARENT@, @SENTINEL@, os.getppid() or @PARENT@):
     for number in (9, 15, 19):
         try: os.kill(pid, number); print("HARM")
         except OSError: pass""",
+    "a signal by a socket's owner": """
+import fcntl, os, socket, struct, time
+F_SETSIG, F_SETOWN_EX, FIOSETOWN, SIOCSPGRP = 10, 15, 0x8901, 0x8902
+def by_fcntl(end, pid): fcntl.fcntl(end, fcntl.F_SETOWN, pid)
+def by_fcntl_ex(end, pid): fcntl.fcntl(end, F_SETOWN_EX, struct.pack("ii", 1, pid))
+def by_ioctl(end, pid): fcntl.ioctl(end, FIOSETOWN, struct.pack("i", pid))
+def by_ioctl_of_sockets(end, pid): fcntl.ioctl(end, SIOCSPGRP, struct.pack("i", pid))
+for pid in (@SENTINEL@, @PARENT@):
+    for own in (by_fcntl, by_fcntl_ex, by_ioctl, by_ioctl_of_sockets):
+        end, other = socket.socketpair()
+        try: own(end, pid)
+        except OSError: continue
+        print("HARM", own.__name__)
+        if pid == @SENTINEL@:
+            fcntl.fcntl(end, F_SETSIG, 9)
+            fcntl.fcntl(end, fcntl.F_SETFL, fcntl.fcntl(end, fcntl.F_GETFL) | os.O_ASYNC)
+            other.send(b"x"); time.sleep(0.1)""",
     "kill everybody": "import os\ntry: os.kill(-1, 15)\nexcept OSError: pass",
     "kill the first process": """
 import os

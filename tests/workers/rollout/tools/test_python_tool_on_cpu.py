@@ -193,6 +193,14 @@ def test_results(host):
     assert result("'\\ud800'") == ("'\\ud800'\n", None)
 
 
+def test_equal_programs_print_their_sets_in_equal_order(host):
+    """With other hash seeds in each run the trajectories after a call would differ in spite of equal seeds."""
+    program = "print({str(i) for i in range(99)})\nimport sys\nprint('' in sys.path, hash('a'))"
+    fresh = [sys.executable, "-c", f"import sys\ndel sys.path[0]\n{program}"]
+    done = subprocess.run(fresh, env={"PYTHONHASHSEED": "0"}, capture_output=True, text=True, check=True)
+    assert host.do(told(host.tool, program)) == (done.stdout, None)
+
+
 def test_an_exception_is_a_result(host):
     text, kind = host.do(told(host.tool, "import json\ndef f(x):\n    return json.loads(x)\nprint(1)\nf('{')"))
     assert kind is None and text.startswith("1\nTraceback (most recent call last):\n")

@@ -32,6 +32,7 @@ from verl.trainer.ppo.v1.trainer_base import register_trainer
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 from verl.utils.config import omega_conf_to_dataclass
 
+from verl.trainer.checkpoint_marker import forget_marks_from
 from verl.trainer.ppo.token_fields import FIELDS, TokenField
 from verl.trainer.ppo.tree_credit import compares_within_group, credit_metrics
 from verl.trainer.ppo.tree_nodes import SEGMENT_IDS, Nodes, batch_nodes
@@ -250,6 +251,7 @@ class ExploreMixin:
     # ---- checkpoint ----
 
     def _save_checkpoint(self):
+        forget_marks_from(self.config.trainer.default_local_dir, self.global_steps)
         for component in self.components:
             if component.state_file and (state := component.state_dict()) is not None:
                 save_state(self, component.state_file, state)

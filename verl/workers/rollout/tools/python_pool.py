@@ -17,8 +17,10 @@ from pathlib import Path
 from typing import Any
 
 _HERE = Path(__file__).resolve().parent
-_START = "import sys; sys.path.append(sys.argv.pop(1)); import python_worker; sys.path.pop(); python_worker.main()"
-_ENVIRONMENT = {"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8", "USER": "nobody", "PYTHONHASHSEED": "random"}
+# -I would do without "" in the path, but also without the seed
+_START = "import sys; sys.path[0] = sys.argv.pop(1); import python_worker; del sys.path[0]; python_worker.main()"
+# equal programs print their sets in equal order
+_ENVIRONMENT = {"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8", "USER": "nobody", "PYTHONHASHSEED": "0"}
 _ENVIRONMENT |= {"LD_BIND_NOW": "1"}  # what is bound after a fork would be bound in each call
 _ENVIRONMENT |= dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 START_SECONDS = 120  # to start the supervisor and its preloads
@@ -217,7 +219,7 @@ class SandboxPool:
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._control.setblocking(False)
         with theirs:
-            command = [self.python, "-I", "-B", "-X", "utf8", "-c", _START, str(_HERE), str(theirs.fileno())]
+            command = [self.python, "-s", "-B", "-X", "utf8", "-c", _START, str(_HERE), str(theirs.fileno())]
             self._process = await asyncio.create_subprocess_exec(
                 *command,
                 repr(self._spec),

@@ -37,12 +37,14 @@ _CLONE, _CLONE3, _PRCTL, _SOCKETPAIR = (56, 220), (435, 435), (157, 167), (53, 1
 _ON_A_PROCESS = ((302, 261), (203, 122), (144, 119), (142, 118), (314, 274))  # prlimit64, sched_set...
 # kill, tgkill, rt_sigqueueinfo, rt_tgsigqueueinfo take a process first; tkill a thread, pidfd_send_signal a descriptor
 _SIGNALS, _OTHER_SIGNALS = ((62, 129), (234, 131), (129, 138), (297, 240)), ((200, 130), (424, 424))
+# a descriptor's owner, to whom the kernel sends signals for it: fcntl's F_SETOWN(_EX), ioctl's FIOSETOWN and SIOCSPGRP
+_FCNTL, _SET_OWNER, _IOCTL, _SET_SOCKET_OWNER = (72, 25), (8, 15), (16, 29), (0x8901, 0x8902)
 _NEW_NAMESPACES = 0x7E020000
 _PR_SET_PDEATHSIG, _PR_SET_SECCOMP, _PR_SET_NO_NEW_PRIVS, _AF_UNIX = 1, 22, 38, 1
 _ARCHITECTURES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}
 _ALLOW, _KILL, _ERRNO = 0x7FFF0000, 0x80000000, 0x00050000
 _LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
-_NUMBER, _ARCH, _FIRST_ARGUMENT = 0, 4, 16  # offsets in struct seccomp_data
+_NUMBER, _ARCH, _FIRST_ARGUMENT, _SECOND_ARGUMENT = 0, 4, 16, 24  # offsets in struct seccomp_data
 
 
 def call(name, *args):
@@ -81,9 +83,9 @@ def seccomp_filter(own_signals_only=False, pid=0):
         if numbers[column] >= 0:
             program.extend([(_EQUAL, 0, 1, numbers[column]), (_RETURN, 0, 0, _ERRNO | code)])
 
-    def refuse_argument(numbers, test, value, when):
+    def refuse_argument(numbers, test, value, when, argument=_FIRST_ARGUMENT):
         jumps = (0, 1) if when else (1, 0)
-        program.extend([(_EQUAL, 0, 4, numbers[column]), (_LOAD, 0, 0, _FIRST_ARGUMENT), (test, *jumps, value), deny])
+        program.extend([(_EQUAL, 0, 4, numbers[column]), (_LOAD, 0, 0, argument), (test, *jumps, value), deny])
         program.append((_LOAD, 0, 0, _NUMBER))
 
     for numbers in _SYSCALLS.values():
@@ -92,6 +94,9 @@ def seccomp_filter(own_signals_only=False, pid=0):
     refuse_argument(_CLONE, _ANY_BIT, _NEW_NAMESPACES, True)
     refuse_argument(_PRCTL, _EQUAL, _PR_SET_PDEATHSIG, True)
     refuse_argument(_SOCKETPAIR, _EQUAL, _AF_UNIX, False)
+    for numbers, commands in ((_FCNTL, _SET_OWNER), (_IOCTL, _SET_SOCKET_OWNER)):
+        for command in commands:
+            refuse_argument(numbers, _EQUAL, command, True, _SECOND_ARGUMENT)
     for numbers in _ON_A_PROCESS:
         refuse_argument(numbers, _EQUAL, 0, False)
     for numbers in _SIGNALS:
