@@ -316,6 +316,8 @@ def test_names_that_contradict_parts_are_refused(inputs, overrides, message):
             "algorithm.adv_estimator=hato compares trajectories that share",
         ),
         (["credit=hato", "algorithm.use_kl_in_reward=true"], "algorithm.use_kl_in_reward=true would change"),
+        (["loss=hapo", "distillation.enabled=true"], "HAPO's loss would take the place of the distillation's"),
+        (["loss=aepo", "distillation.enabled=true"], "advantage's loss would take the place of the distillation's"),
     ],
 )
 def test_parts_that_do_not_fit_are_named(overrides, message):

@@ -228,11 +228,21 @@ def check_tree(config: DictConfig) -> None:
 
 def check_credit(config: DictConfig) -> None:
     """Check the credit, and what reads the keys of several parts."""
+    from verl.trainer.distillation import is_distillation_enabled
+
     from verl.trainer.ppo.tree_credit import ESTIMATORS
+    from verl.trainer.ppo.v1.components import components_of
 
     with _named_errors():
         hato_config(config)
         check_schedule(config)
+    if is_distillation_enabled(config.get("distillation")):
+        for component in components_of(config):
+            if component.fields:
+                raise PreflightError(
+                    f"distillation.enabled=true: {component.entropy_for}'s loss would take the place of the "
+                    "distillation's; take one of them"
+                )
     estimator, mode = config.algorithm.adv_estimator, config.trainer.v1.trainer_mode
     if estimator in (*ESTIMATORS, "hato", "tree_grpo") and mode not in EXPLORE_TRAINERS:
         raise PreflightError(

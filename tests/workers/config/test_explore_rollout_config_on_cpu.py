@@ -97,3 +97,10 @@ def test_a_wrong_key_is_named_and_a_secret_is_not(override, named):
     with pytest.raises(Exception, match=named) as error:
         omega_conf_to_dataclass(rollout("arpo_trainer", override))
     assert "s3cr3t" not in str(error.value)
+
+
+@pytest.mark.parametrize("override", ["kt.max_n_branch_per_token=21", "logprobs_mode=raw_logits"])
+def test_latr_asks_for_what_the_server_reports(override):
+    config = composed("explore", "hardware=cpu", "tree=latr", f"{ROLLOUT}.{override}").actor_rollout_ref.rollout
+    with pytest.raises(Exception, match=f"{ROLLOUT}.{override}: "):
+        omega_conf_to_dataclass(config)

@@ -63,6 +63,7 @@ def test_the_config_for_mathematics():
             "rollout.temperature=0.7 differs from hato.exploration",
         ),
         (["sampler=tempered"], "hato.exploration.temperature_decay=0.1: HAPO's sampler works at temperature 1"),
+        (["actor_rollout_ref.rollout.logprobs_mode=raw_logits"], "actor_rollout_ref.rollout.logprobs_mode=raw_logits"),
         (["hato.local_reward=no.such.function"], "hato.local_reward=no.such.function"),
         (
             ["hato.local_reward=reward_loop", "reward.reward_model.enable=true"],

@@ -18,8 +18,10 @@ class Server(ExchangeServer):
     async def generate(self, prompt: str, seconds: float = 0.0):
         self.asked += 1
         self.running += 1
-        await asyncio.sleep(seconds)
-        self.running -= 1
+        try:
+            await asyncio.sleep(seconds)
+        finally:
+            self.running -= 1
         if prompt == "bad":
             raise ValueError("no such prompt")
         return prompt
@@ -44,7 +46,7 @@ class Server(ExchangeServer):
 
             return SimpleNamespace(remote=call)
 
-        return SimpleNamespace(submit=remote(self.submit), collect=remote(self.collect))
+        return SimpleNamespace(**{name: remote(getattr(self, name)) for name in ("submit", "collect", "give_up")})
 
 
 def test_each_request_gets_its_answer_and_few_calls_are_made():
@@ -105,6 +107,27 @@ def test_a_request_that_is_given_up_disturbs_no_other():
             await asyncio.wait_for(exchange.generate(prompt="given up", seconds=0.1), 0.02)
         answers = await asyncio.gather(*(exchange.generate(prompt=f"{i}", seconds=0.05 * i) for i in range(4)))
         assert answers == ["0", "1", "2", "3"] and not exchange.waiting
+
+    asyncio.run(main())
+
+
+def test_what_is_given_up_ends_on_the_server():
+    async def main():
+        server = Server()
+        exchange = Exchange(server.handle())
+        asked = [asyncio.create_task(exchange.generate(prompt=f"{i}", seconds=60)) for i in range(5)]
+        kept = asyncio.create_task(exchange.generate(prompt="kept", seconds=0.2))
+        await asyncio.sleep(0.02)
+        assert server.running == 6
+        at_once = asyncio.create_task(exchange.generate(prompt="never submitted before", seconds=60))
+        await asyncio.sleep(0)
+        for task in (*asked, at_once):
+            task.cancel()
+        await asyncio.sleep(0.05)
+        assert server.running == 1 and server.calls.count("give_up") == 1
+        assert await kept == "kept"
+        await asyncio.wait_for(exchange.collecting or asyncio.sleep(0), 1)
+        assert not exchange.waiting and not server._exchange_tasks
 
     asyncio.run(main())
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, fields
 from typing import NamedTuple
 
 from verl.workers.config import RolloutConfig
-from verl.workers.config.policy_keys import ROLLOUT, check_entropies
+from verl.workers.config.policy_keys import ROLLOUT, check_log_probs
 from verl.workers.config.prefix_tree import PrefixTreeActorConfig
 from verl.workers.rollout.tools.tool_box import ToolsConfig
 from verl.workers.rollout.trees.arpo.config import ARPOConfig
@@ -142,7 +142,8 @@ class ExploreRolloutConfig(ARPOConfig, RolloutConfig):
         if parts.tree == "latr":
             self._check_latr()
         if parts.tree == "arpo":
-            check_entropies(self, "entropy_top_k", self.entropy_top_k if self.branch_policy != "never" else 0)
+            top_k = self.entropy_top_k if self.branch_policy != "never" else 0
+            check_log_probs(self, f"{ROLLOUT}.entropy_top_k", top_k)
         if self.adaptive_temperature:
             self._check_sampler()
         if not 0 <= self.temperature_tau < 1:
@@ -155,6 +156,7 @@ class ExploreRolloutConfig(ARPOConfig, RolloutConfig):
                 f"{ROLLOUT}.kt.sample_nk={self.kt.sample_nk} needs temperature=1, top_p=1, top_k=-1: the server "
                 "reports candidates after them, and branches open by raw probabilities"
             )
+        check_log_probs(self, f"{ROLLOUT}.kt.max_n_branch_per_token", self.kt.max_n_branch_per_token)
 
     def _check_tools(self) -> None:
         if parts_of(self).tree is None:

@@ -3,6 +3,7 @@
 from omegaconf import DictConfig, OmegaConf
 
 from verl.workers.config.explore import parts_of
+from verl.workers.config.policy_keys import check_log_probs
 from verl.workers.config.schedule import SCHEDULE_OF_TRAINER
 from verl.workers.rollout.trees.hato.config import REWARD_LOOP, HATOConfig
 from verl.workers.rollout.trees.hato.local_reward import local_reward_function
@@ -50,6 +51,7 @@ def _check_tree(config: DictConfig, hato: HATOConfig) -> None:
             f"hato.exploration.initial_temperature={hato.exploration.initial_temperature}: the policy that is trained "
             "is the one that is sampled, leave the first as ${hato.exploration.initial_temperature}"
         )
+    check_log_probs(rollout, "hato.uncertainty.entropy_top_k", hato.uncertainty.entropy_top_k)
     if rollout.get("adaptive_temperature") and hato.exploration.temperature_decay:
         raise ValueError(
             f"actor_rollout_ref.rollout.adaptive_temperature with hato.exploration.temperature_decay="

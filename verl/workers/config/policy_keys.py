@@ -65,12 +65,13 @@ def check_trajectories(config: DictConfig, name: str, formula: str, trajectories
         )
 
 
-def check_entropies(rollout, key: str, top_k: int) -> None:
-    """
+def check_log_probs(rollout, key: str, top_k: int) -> None:
+    """Check that the rollout server reports what a policy reads: the `top_k` most likely tokens' log-probabilities.
+
     Args:
         rollout: `actor_rollout_ref.rollout`.
-        key: of `top_k`, below it.
-        top_k: from so many most likely tokens an entropy is estimated.
+        key: of `top_k`.
+        top_k: of these an entropy is estimated, or a branch is chosen.
 
     Raises:
         ValueError: the rollout server does not report so many, or reports logits.
@@ -83,5 +84,5 @@ def check_entropies(rollout, key: str, top_k: int) -> None:
     allowed = ((rollout.get("engine_kwargs") or {}).get("vllm") or {}).get("max_logprobs") or 20
     if 0 <= allowed < top_k:
         raise ValueError(
-            f"{ROLLOUT}.{key}={top_k}: vLLM reports at most {allowed}; raise engine_kwargs.vllm.max_logprobs"
+            f"{key}={top_k}: vLLM reports at most {allowed}; raise {ROLLOUT}.engine_kwargs.vllm.max_logprobs"
         )

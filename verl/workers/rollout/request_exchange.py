@@ -7,13 +7,16 @@
                         <─ [(number, answer), ...]
 
 Requests of one tick of the worker's event loop are submitted together; what an engine's step finishes is collected
-together, for all groups of the worker. A server that dies ends `collect`, and with it every request that waits.
+together, for all groups of the worker. A request that is cancelled on the worker, as those of a group that takes too
+long, is given up on the server too. A server that dies ends `collect`, and with it every request that waits.
 """
 
 import asyncio
+import contextlib
 import itertools
 import traceback
 from collections import defaultdict
+from collections.abc import Coroutine
 from typing import Any
 from uuid import uuid4
 
@@ -28,8 +31,14 @@ class ExchangeServer:
         """Begin with requests: each a number of the client's, and the arguments of `generate`."""
         for number, request in requests:
             task = asyncio.create_task(self._answer(client, number, request))
-            self._exchange_tasks.add(task)
-            task.add_done_callback(self._exchange_tasks.discard)
+            self._exchange_tasks[client, number] = task
+            task.add_done_callback(lambda _, key=(client, number): self._exchange_tasks.pop(key))
+
+    async def give_up(self, client: str, numbers: list[int]) -> None:
+        """Nobody waits for these requests any more; vLLM aborts what has not ended."""
+        for number in numbers:
+            if task := self._exchange_tasks.get((client, number)):
+                task.cancel()
 
     async def collect(self, client: str) -> list[tuple[int, Any, str | None]]:
         """Answers of this client's requests that have ended since: number, what `generate` gave, error in words."""
@@ -41,7 +50,7 @@ class ExchangeServer:
     async def _answer(self, client: str, number: int, request: dict[str, Any]) -> None:
         try:
             answer = number, await self.generate(**request), None
-        except Exception as error:
+        except (Exception, asyncio.CancelledError) as error:
             answer = number, None, "".join(traceback.format_exception(error))
         self._exchange_answers[client].put_nowait(answer)
 
@@ -50,8 +59,8 @@ class ExchangeServer:
         return self.__dict__.setdefault("_answers_by_client", defaultdict(asyncio.Queue))
 
     @property
-    def _exchange_tasks(self) -> set[asyncio.Task]:
-        return self.__dict__.setdefault("_running_requests", set())
+    def _exchange_tasks(self) -> dict[tuple[str, int], asyncio.Task]:
+        return self.__dict__.setdefault("_running_requests", {})
 
 
 class Exchange:
@@ -65,8 +74,9 @@ class Exchange:
         self.server, self.client = server, uuid4().hex
         self.numbers = itertools.count()
         self.new: list[tuple[int, dict[str, Any]]] = []
+        self.given_up: list[int] = []
         self.waiting: dict[int, asyncio.Future] = {}
-        self.submitting: set[asyncio.Task] = set()
+        self.calls: set[asyncio.Task] = set()
         self.collecting: asyncio.Task | None = None
 
     async def generate(self, **request: Any) -> Any:
@@ -82,21 +92,37 @@ class Exchange:
         self.waiting[number] = answer = loop.create_future()
         try:
             return await answer
+        except asyncio.CancelledError:
+            if not self.given_up:
+                loop.call_soon(self._give_up)
+            self.given_up.append(number)
+            raise
         finally:
             self.waiting.pop(number, None)
 
     def _submit(self) -> None:
         requests, self.new = self.new, []
-        self.submitting.add(task := asyncio.create_task(self._begin(requests)))
-        task.add_done_callback(self.submitting.discard)
+        self._call(self._begin(requests))
         if self.collecting is None:
             self.collecting = asyncio.create_task(self._collect())
+
+    def _give_up(self) -> None:
+        numbers, self.given_up = self.given_up, []
+        self._call(self._end(numbers))
+
+    def _call(self, call: Coroutine[Any, Any, None]) -> None:
+        self.calls.add(task := asyncio.create_task(call))
+        task.add_done_callback(self.calls.discard)
 
     async def _begin(self, requests: list[tuple[int, dict[str, Any]]]) -> None:
         try:
             await self.server.submit.remote(self.client, requests)
         except Exception as error:
             self._fail(error, [number for number, _ in requests])
+
+    async def _end(self, numbers: list[int]) -> None:
+        with contextlib.suppress(Exception):  # a server that has died has ended them
+            await self.server.give_up.remote(self.client, numbers)
 
     async def _collect(self) -> None:
         try:

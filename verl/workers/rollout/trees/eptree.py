@@ -14,7 +14,7 @@ from heapq import nlargest
 from statistics import fmean
 from typing import NamedTuple
 
-from verl.workers.config.policy_keys import check_at_least, check_entropies, check_trajectories, custom_keys
+from verl.workers.config.policy_keys import ROLLOUT, check_at_least, check_log_probs, check_trajectories, custom_keys
 from verl.workers.rollout.growth import BranchPolicy, Growth, Path, derived_seed
 from verl.workers.rollout.rollout_engine import gather_or_cancel
 from verl.workers.rollout.trajectory_tree import Segment, common_prefix, first_tokens
@@ -68,7 +68,7 @@ class Policy(BranchPolicy):
     def from_config(cls, config, tokenizer=None) -> "Policy":
         keys = custom_keys(config, "eptree", EPTreeKeys)
         check_trajectories(config, "eptree", "M (1 + N L T)", keys.M * (1 + keys.N * keys.L * keys.T))
-        check_entropies(config.actor_rollout_ref.rollout, "custom.eptree.entropy_top_k", keys.entropy_top_k)
+        check_log_probs(config.actor_rollout_ref.rollout, f"{ROLLOUT}.custom.eptree.entropy_top_k", keys.entropy_top_k)
         return cls(keys)
 
     async def grow(self, growth: Growth, n: int) -> None:
