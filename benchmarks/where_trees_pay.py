@@ -1,20 +1,23 @@
 """When does a tree teach faster than independent answers? A tabular policy, under many conditions.
 
-    python -m benchmarks.where_trees_pay [--seeds 5] [--prompts 48]
+    python -m benchmarks.where_trees_pay [--seeds 5] [--prompts 48] [--largest-change 0.25]
+        [--name where_trees_pay_simulation]
 
 Every prompt has a policy of its own: K decisions, a softmax each. A condition is K, the share of right answers at
 first, the shape of the first policy, and the verifier. A method is how decisions are drawn (tabular_trees.py), which
 value guides the drawing, and what is trained (tabular_learning.py). Each method has its best learning rate and credit
 of those tried, chosen on other seeds than those that are reported. No update moves a logit by more than
-`LARGEST_CHANGE`: without a bound, the largest rate would always be best where the verifier never errs.
+`--largest-change`: without a bound, the largest rate would always be best where the verifier never errs. Where the
+largest rate is best all the same, the bound is what sets the step: gains are then those of this bound.
 
 Methods are compared by the area under the curve of the accuracy, over equal generated decisions and over equal trained
 decisions: those of the prefix trees of the prompts that have right and wrong answers, as others teach nothing.
-Writes benchmarks/results/where_trees_pay_simulation.md and .png.
+Writes benchmarks/results/<name>.md and .png.
 """
 
 import sys
 import time
+from argparse import Namespace
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -29,8 +32,7 @@ from benchmarks.tabular_learning import EXACT, LEARNT, LEARNT_TOGETHER, NOISE, N
 from benchmarks.tabular_trees import ACTIONS, RIGHT, Drawing, Guide, N, Rows, Task
 from verl.workers.rollout.trees.latr.schedule import mix_ratio, tree_branches
 
-NAME = "where_trees_pay_simulation"
-STEPS, LARGEST_CHANGE, RATES = 60, 0.25, (1.0, 2.0, 4.0, 8.0, 16.0)
+STEPS, RATES = 60, (1.0, 2.0, 4.0, 8.0, 16.0)
 TUNING_SEEDS, TUNING_PROMPTS = 2, 20
 LATR_SCHEDULE = {0.0: 1.0, 0.02: 0.75, 0.04: 0.5, 0.16: 0.25, 0.4: 0.0}  # the paper's, as shares of the run
 FLAT, RIGHT_CONFIDENT, WRONG_CONFIDENT, WALK = "flat", "right-confident", "wrong-confident", "walk"
@@ -155,11 +157,15 @@ METHODS = (
 
 
 def trained_curves(
-    condition: Condition, method: Method, credit: str, rates: np.ndarray, first: np.ndarray, seed: int
+    condition: Condition,
+    method: Method,
+    credit: str,
+    rates: np.ndarray,
+    first: np.ndarray,
+    seed: int,
+    largest_change: float,
 ) -> Curves:
-    return learn(
-        condition.task, method, credit, rates, first, seed, STEPS, condition.flipped, largest_change=LARGEST_CHANGE
-    )
+    return learn(condition.task, method, credit, rates, first, seed, STEPS, condition.flipped, largest_change)
 
 
 def logits_of(condition: Condition, prompts: int, seeds: range) -> np.ndarray:
@@ -167,13 +173,13 @@ def logits_of(condition: Condition, prompts: int, seeds: range) -> np.ndarray:
     return np.stack([first_logits(condition, prompts, seed) for seed in seeds])
 
 
-def best_setting(condition: Condition, method: Method) -> tuple[str, float]:
+def best_setting(condition: Condition, method: Method, largest_change: float) -> tuple[str, float]:
     """The credit and rate with the largest area under the curve, on seeds that are not reported."""
     first = logits_of(condition, TUNING_PROMPTS, range(1000, 1000 + TUNING_SEEDS))
     first, rates = np.tile(first, (len(RATES), 1, 1, 1, 1)), np.repeat(RATES, TUNING_SEEDS)
     areas = {}
     for credit in method.credits:
-        curves = trained_curves(condition, method, credit, rates, first, 1000)
+        curves = trained_curves(condition, method, credit, rates, first, 1000, largest_change)
         of_rates = curves.area("generated", np.full(len(rates), condition.budget)).reshape(len(RATES), -1).mean(1)
         areas |= {(credit, rate): area for rate, area in zip(RATES, of_rates, strict=True)}
     return max(areas, key=lambda setting: areas[setting])
@@ -188,10 +194,11 @@ class Result:
     curves: Curves
 
 
-def measured(condition: Condition, method: Method, seeds: int, prompts: int) -> Result:
-    credit, rate = best_setting(condition, method)
+def measured(condition: Condition, method: Method, seeds: int, prompts: int, largest_change: float) -> Result:
+    credit, rate = best_setting(condition, method, largest_change)
     first = logits_of(condition, prompts, range(seeds))
-    return Result(credit, rate, trained_curves(condition, method, credit, np.full(seeds, rate), first, 0))
+    curves = trained_curves(condition, method, credit, np.full(seeds, rate), first, 0, largest_change)
+    return Result(credit, rate, curves)
 
 
 def differences(condition: Condition, result: Result, baseline: Result, measure: str) -> np.ndarray:
@@ -262,7 +269,7 @@ def section(title: str, header: list[str], rows: list[list[str]]) -> str:
     return "\n".join([f"## {title}", "", *table_lines(header, rows)])
 
 
-def draw(results: Results) -> None:
+def draw(results: Results, name: str) -> None:
     """A cell for each condition and method; one whose interval holds 0 has no number."""
     figure = Figure(figsize=(17, 24), layout="constrained")
     conditions, methods = list(results), METHODS[1:]
@@ -288,25 +295,25 @@ def draw(results: Results) -> None:
             if (before.shape, before.flipped, before.sees_errors) != (after.shape, after.flipped, after.sees_errors):
                 axes.axhline(row - 0.5, color="black", linewidth=1)
         figure.colorbar(image, ax=axes, shrink=0.5, pad=0.01)
-    figure.savefig(RESULTS / f"{NAME}.png", dpi=75)
+    figure.savefig(RESULTS / f"{name}.png", dpi=75)
 
 
-def text_of(results: Results, seeds: int, prompts: int) -> str:
+def text_of(results: Results, args: Namespace) -> str:
     """The page up to the last table."""
     n, rates = len(results) * (len(METHODS) - 1), ", ".join(f"{rate:g}" for rate in RATES)
     what = [
-        f"Mean accuracy during training (the area under its curve) minus GRPO's: mean of {seeds} seeds of {prompts} "
+        f"Mean accuracy during training (the area under its curve) minus GRPO's: mean of {args.seeds} seeds of {args.prompts} "
         "prompts ± half its 95 % interval (paired by seed, Student's t); bold where the interval excludes 0. Of the "
         f"{n} intervals of a table about {n // 20} exclude 0 by chance. The column GRPO is GRPO's own mean accuracy.",
         f"{STEPS} steps of {N} x K decisions for a prompt, {ACTIONS} actions; no update moves a logit by more than "
-        f"{LARGEST_CHANGE}. A condition is the first policy's shape, K, the share of right answers at first, and "
+        f"{args.largest_change}. A condition is the first policy's shape, K, the share of right answers at first, and "
         "`noisy` where one verdict in ten is wrong; `walk` and `sees errors` have logits for each state, the others "
         "for each decision alone. Learning rates "
         f"({rates}) and, for trees, the credit (grpo or treerl) are tuned for each method and condition on "
         f"{TUNING_SEEDS} other seeds of {TUNING_PROMPTS} prompts. A noisy value has an error of standard deviation "
         f"{NOISE}, the best value being 1. Only prompts that have right and wrong answers are trained. "
         f"{time.process_time():.0f} CPU seconds.",
-        f"![the first two tables as a picture]({NAME}.png)",
+        f"![the first two tables as a picture]({args.name}.png)",
         section("Equal generated decisions", *gain_table(results, "generated")),
         section("Equal trained decisions, those of the prefix tree", *gain_table(results, "trained")),
         section("Accuracy at the end, after equal generated decisions", *gain_table(results, "final")),
@@ -317,19 +324,19 @@ def text_of(results: Results, seeds: int, prompts: int) -> str:
 
 
 def main() -> None:
-    args = parser_of(__doc__, seeds=5, prompts=48).parse_args()
+    args = parser_of(__doc__, seeds=5, prompts=48, largest_change=0.25, name="where_trees_pay_simulation").parse_args()
     torch.set_num_threads(1)
     results: dict[Condition, dict[str, Result]] = {}
     for condition in CONDITIONS:
         results[condition] = {}
         for method in METHODS:
-            results[condition][method.name] = measured(condition, method, args.seeds, args.prompts)
+            results[condition][method.name] = measured(condition, method, args.seeds, args.prompts, args.largest_change)
         baseline = results[condition]["GRPO"]
         for name, result in results[condition].items():
             gain = differences(condition, result, baseline, "generated").mean()
             print(condition, name, f"{gain:+.3f}", sep=" | ", file=sys.stderr, flush=True)
-    draw(results)
-    write_report(NAME, text_of(results, args.seeds, args.prompts), *settings_table(results))
+    draw(results, args.name)
+    write_report(args.name, text_of(results, args), *settings_table(results))
 
 
 if __name__ == "__main__":
