@@ -1,7 +1,7 @@
 """When does a tree teach faster than independent answers? A tabular policy, under many conditions.
 
     python -m benchmarks.where_trees_pay [--seeds 5] [--prompts 48] [--largest-change 0.25]
-        [--name where_trees_pay_simulation]
+        [--conditions "K 6, 0.01;walk"] [--name where_trees_pay_simulation]
 
 Every prompt has a policy of its own: K decisions, a softmax each. A condition is K, the share of right answers at
 first, the shape of the first policy, and the verifier. A method is how decisions are drawn (tabular_trees.py), which
@@ -12,7 +12,7 @@ largest rate is best all the same, the bound is what sets the step: gains are th
 
 Methods are compared by the area under the curve of the accuracy, over equal generated decisions and over equal trained
 decisions: those of the prefix trees of the prompts that have right and wrong answers, as others teach nothing.
-Writes benchmarks/results/<name>.md and .png.
+`--conditions` are parts of names of conditions. Writes benchmarks/results/<name>.md and .png.
 """
 
 import sys
@@ -32,6 +32,7 @@ from benchmarks.tabular_learning import EXACT, LEARNT, LEARNT_TOGETHER, NOISE, N
 from benchmarks.tabular_trees import ACTIONS, RIGHT, Drawing, Guide, N, Rows, Task
 from verl.workers.rollout.trees.latr.schedule import mix_ratio, tree_branches
 
+NAME = "where_trees_pay_simulation"
 STEPS, RATES = 60, (1.0, 2.0, 4.0, 8.0, 16.0)
 TUNING_SEEDS, TUNING_PROMPTS = 2, 20
 LATR_SCHEDULE = {0.0: 1.0, 0.02: 0.75, 0.04: 0.5, 0.16: 0.25, 0.4: 0.0}  # the paper's, as shares of the run
@@ -271,7 +272,7 @@ def section(title: str, header: list[str], rows: list[list[str]]) -> str:
 
 def draw(results: Results, name: str) -> None:
     """A cell for each condition and method; one whose interval holds 0 has no number."""
-    figure = Figure(figsize=(17, 24), layout="constrained")
+    figure = Figure(figsize=(17, 5 + 0.56 * len(results)), layout="constrained")
     conditions, methods = list(results), METHODS[1:]
     titles = {"generated": "at equal generated decisions", "trained": "at equal trained decisions of the prefix tree"}
     for axes, (measure, title) in zip(figure.subplots(2, 1), titles.items(), strict=True):
@@ -302,8 +303,9 @@ def text_of(results: Results, args: Namespace) -> str:
     """The page up to the last table."""
     n, rates = len(results) * (len(METHODS) - 1), ", ".join(f"{rate:g}" for rate in RATES)
     what = [
-        f"Mean accuracy during training (the area under its curve) minus GRPO's: mean of {args.seeds} seeds of {args.prompts} "
-        "prompts ± half its 95 % interval (paired by seed, Student's t); bold where the interval excludes 0. Of the "
+        f"Mean accuracy during training (the area under its curve) minus GRPO's: mean of {args.seeds} seeds of "
+        f"{args.prompts} prompts ± half its 95 % interval (paired by seed, Student's t); bold where the interval "
+        "excludes 0. Of the "
         f"{n} intervals of a table about {n // 20} exclude 0 by chance. The column GRPO is GRPO's own mean accuracy.",
         f"{STEPS} steps of {N} x K decisions for a prompt, {ACTIONS} actions; no update moves a logit by more than "
         f"{args.largest_change}. A condition is the first policy's shape, K, the share of right answers at first, and "
@@ -324,10 +326,14 @@ def text_of(results: Results, args: Namespace) -> str:
 
 
 def main() -> None:
-    args = parser_of(__doc__, seeds=5, prompts=48, largest_change=0.25, name="where_trees_pay_simulation").parse_args()
+    parser = parser_of(__doc__, seeds=5, prompts=48, largest_change=0.25, conditions="", name=NAME)
+    args = parser.parse_args()
+    conditions = [each for each in CONDITIONS if any(part in str(each) for part in args.conditions.split(";"))]
+    if not conditions:
+        parser.error(f"--conditions={args.conditions}: none of {'; '.join(map(str, CONDITIONS))}")
     torch.set_num_threads(1)
     results: dict[Condition, dict[str, Result]] = {}
-    for condition in CONDITIONS:
+    for condition in conditions:
         results[condition] = {}
         for method in METHODS:
             results[condition][method.name] = measured(condition, method, args.seeds, args.prompts, args.largest_change)

@@ -14,7 +14,7 @@ results=outputs/results/quickstart_$RECIPE
 case "$RECIPE" in
 hato | latr | hapo)
     task=countdown warm=warm_start warm_script=recipe/common/run_warm_start.sh
-    # tree=plain is GRPO; its update computes a prompt once for its eight answers, as the recipes' updates do
+    # tree=plain is GRPO; its update computes a prompt once for its eight answers, as those of hato and latr do
     grpo_script="recipe/common/run_explore.sh update=tree" recipe_script=recipe/$RECIPE/run_countdown_cpu.sh
     ;;
 arpo)
