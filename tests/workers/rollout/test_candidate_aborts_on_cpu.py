@@ -47,7 +47,11 @@ class Engine:
         core = asyncio.create_task(self._run(request_id, sampling_params))
         finished = False
         while not finished:
-            output = queue.get_nowait() or await queue.get()
+            try:
+                output = queue.get_nowait() or await queue.get()
+            except asyncio.CancelledError:  # where vLLM's engine aborts the request
+                self.calls.append("cancelled")
+                raise
             finished = output.finished
             self.outputs += 1
             yield output
@@ -150,6 +154,24 @@ def test_a_stop_text_ends_with_the_token_that_completes_it(server, tokenizer):
     output = asyncio.run(ask(server, stop=["cde", "zz"], skip_special_tokens=False))
     complete(output, tokenizer.encode("abcde"))
     assert output.stop_reason == "completed"
+
+
+def test_a_request_that_nobody_waits_for_is_cancelled_in_the_engine(server):
+    async def given_up():
+        params = {"logprobs": True, "n_candidates": 2, "max_tokens": 30}
+        request = {"prompt_ids": [1, 2], "sampling_params": params, "request_id": "request"}
+        await server.submit("worker", [(0, request)])
+        while len(server.engine.output_processor.request_states) == 0 or server._admitting:
+            await asyncio.sleep(0.001)
+        await server.give_up("worker", [0, 1])
+        return await server.collect("worker")
+
+    [(number, answer, error)] = asyncio.run(given_up())
+    assert (number, answer) == (0, None) and "CancelledError" in error
+    assert server.engine.calls == ["cancelled"] and server._admitting == 0
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+    assert "except (asyncio.CancelledError, GeneratorExit):" in inspect.getsource(AsyncLLM.generate)
 
 
 def test_aborted_requests_keep_what_they_have_and_late_ones_wait_for_the_resumption(server, tokenizer):
