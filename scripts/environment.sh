@@ -1,8 +1,10 @@
 # The scripts source this file in the repository's root. It activates the environment and sets the variables that a
 # hardware profile needs in the first process; the profile's YAML holds everything else.
 
-# an environment that is active already takes precedence over .venv
-if [ -z "${VIRTUAL_ENV:-}${CONDA_PREFIX:-}" ] && [ -d .venv ]; then
+# an environment that is active already takes precedence over .venv, but not conda's base, which shells activate unasked
+active_conda=${CONDA_PREFIX:-}
+[ "${CONDA_DEFAULT_ENV:-}" != base ] || active_conda=
+if [ -z "${VIRTUAL_ENV:-}$active_conda" ] && [ -d .venv ]; then
     source .venv/bin/activate
     activated=1
 fi

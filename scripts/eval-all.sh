@@ -4,5 +4,5 @@
 # scores. See scripts/eval.sh.
 set -euo pipefail
 eval="$(dirname "${BASH_SOURCE[0]}")/eval.sh"
-bash "$eval" "[aime24,aime25,math500,gsm8k,math,amc23,olympiadbench]" "$@" skip_missing=true
+TOOLS=none bash "$eval" "[aime24,aime25,math500,gsm8k,math,amc23,olympiadbench]" "$@" skip_missing=true
 TOOLS=${TOOLS:-web} bash "$eval" "[webwalkerqa,hotpotqa,2wikimultihopqa,musique,bamboogle,gaia,hle,xbench]" "$@" skip_missing=true

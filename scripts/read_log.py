@@ -189,7 +189,10 @@ def main(arguments: list[str] | None = None) -> None:
     if options.output.suffix in (".md", ".png"):
         parser.error(f"--output {options.output}: the CSV; a table (.md) and a chart (.png) are written beside it")
     try:
-        cells = [cell for log in options.logs for cell in read_log(log)]
+        # a pattern that the shell has left as it is, as nothing fits it, is no log
+        cells = [cell for log in options.logs if "*" not in log.name or log.exists() for cell in read_log(log)]
+        if not cells:
+            raise FileNotFoundError(f"{' '.join(map(str, options.logs))}: no such logs")
         columns, rows, warnings = make_table(cells)
         write_csv(options.output, columns, rows)
         written = [options.output]

@@ -9,12 +9,20 @@ source recipe/arpo/search_task.sh
 
 use_hops "${HOPS:-2}"
 DATA_DIR=${DATA_DIR:-outputs/data/$TASK_NAME}
-MODEL_PATH=${MODEL_PATH:-outputs/search_task_model}
 export EXPERIMENT_NAME=${EXPERIMENT_NAME:-$COLD_START}
 use_hardware cpu
-{ [ -f "$DATA_DIR/train.parquet" ] && [ -f "$DATA_DIR/demonstrations.jsonl" ]; } ||
+if [ ! -f "$DATA_DIR/demonstrations.jsonl" ]; then
+    # files of yours would be written over
+    if [ -e "$DATA_DIR/train.parquet" ]; then
+        echo "error: DATA_DIR=$DATA_DIR has no demonstrations.jsonl, which the cold start is taught: add it" >&2
+        exit 2
+    fi
     python -m recipe.arpo.search_task --output-dir "$DATA_DIR" "${DATA_OPTIONS[@]}"
-[ -d "$MODEL_PATH" ] || python -m recipe.arpo.search_task --model-dir "$MODEL_PATH"
+fi
+if [ -z "${MODEL_PATH:-}" ]; then
+    MODEL_PATH=outputs/search_task_model
+    [ -d "$MODEL_PATH" ] || python -m recipe.arpo.search_task --model-dir "$MODEL_PATH"
+fi
 [ -f "$DATA_DIR/sft/train.parquet" ] || python -m recipe.arpo.sft_data \
     --input "$DATA_DIR/demonstrations.jsonl" --output "$DATA_DIR/sft" --tokenizer "$MODEL_PATH"
 HARDWARE=cpu DATA_DIR="$DATA_DIR/sft" MODEL_PATH="$MODEL_PATH" exec bash recipe/arpo/run_sft.sh \

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
 
-from recipe.common.problem_files import draw_until, parser_of, require, write_and_tell
+from recipe.common.problem_files import draw_until, parser_of, require, split_of, write_and_tell
 from verl.evaluation.questions import countdown_text
 from verl.utils.data_files import write_rows
 from verl.utils.reward_score.countdown import NotAnExpression, evaluate
@@ -132,9 +132,9 @@ def random_problem(config: CountdownConfig, rng: random.Random) -> Problem | Non
     return numbers, int(value)
 
 
-def is_test_problem(problem: Problem, seed: int) -> bool:
-    """Side of the split that a (multiset, target) lies on: a property of the problem, so the sides are disjoint."""
-    return random.Random(f"{seed}/{problem}").random() < TEST_SHARE
+def is_test_problem(problem: Problem) -> bool:
+    """Side of the split that a (multiset, target) lies on."""
+    return split_of(problem, {"test": TEST_SHARE}) == "test"
 
 
 def draw_problems(config: CountdownConfig, size: int, test: bool, rng: random.Random) -> list[Problem]:
@@ -145,7 +145,7 @@ def draw_problems(config: CountdownConfig, size: int, test: bool, rng: random.Ra
     """
     return draw_until(
         lambda _: random_problem(config, rng),
-        lambda problem: is_test_problem(problem, config.seed) == test,
+        lambda problem: is_test_problem(problem) == test,
         size,
         "test_size" if test else "train_size",
         FRUITLESS_ATTEMPTS,

@@ -21,9 +21,11 @@ RUN_DIR=${RUN_DIR:-$PWD/outputs/$EXPERIMENT_NAME}
 make_once "$DATA_DIR/train.parquet" bash "recipe/common/make_${TASK}_data.sh" "$HARDWARE" "$DATA_DIR"
 if [ -z "${MODEL_PATH:-}" ]; then
     MODEL_PATH=outputs/$WARM_START$HARDWARE_SUFFIX/huggingface
-    # a name given to this run is not the warm start's
-    make_once "$MODEL_PATH" env -u EXPERIMENT_NAME -u RUN_DIR HARDWARE="$HARDWARE" TASK="$TASK" DATA_DIR="$DATA_DIR" \
-        bash recipe/common/run_warm_start.sh
+    # a name given to this run is not the warm start's, and data of yours may have no demonstrations
+    demonstrations=()
+    [ ! -f "$DATA_DIR/sft.parquet" ] || demonstrations=(DATA_DIR="$DATA_DIR")
+    make_once "$MODEL_PATH" env -u EXPERIMENT_NAME -u RUN_DIR -u DATA_DIR HARDWARE="$HARDWARE" TASK="$TASK" \
+        ${demonstrations[@]+"${demonstrations[@]}"} bash recipe/common/run_warm_start.sh
 fi
 
 TRAIN_FILE=$DATA_DIR/train.parquet VAL_FILE=$DATA_DIR/$VAL_SPLIT.parquet

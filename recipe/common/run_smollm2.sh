@@ -14,9 +14,11 @@ SEED=${SEED:-0}
 EXPERIMENT_NAME=${EXPERIMENT_NAME:-${METHOD}_smollm2_seed$SEED}
 RUN_DIR=${RUN_DIR:-$PWD/outputs/$EXPERIMENT_NAME}
 DATA_DIR=${DATA_DIR:-outputs/data/word_problems}
-MODEL_PATH=${MODEL_PATH:-outputs/smollm2}
 TRAIN_FILE=$DATA_DIR/train.parquet VAL_FILE=$DATA_DIR/valid.parquet
-make_once "$MODEL_PATH" python -m recipe.common.smollm2 --output-dir "$MODEL_PATH"
+if [ -z "${MODEL_PATH:-}" ]; then
+    MODEL_PATH=outputs/smollm2
+    make_once "$MODEL_PATH" python -m recipe.common.smollm2 --output-dir "$MODEL_PATH"
+fi
 make_once "$TRAIN_FILE" python -m recipe.common.word_problems --output-dir "$DATA_DIR"
 
 # rows are padded to the lengths on CPU; a micro-batch holds two prompts with the responses that share them

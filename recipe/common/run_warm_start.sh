@@ -15,10 +15,20 @@ use_task "${TASK:-countdown}"
 EXPERIMENT_NAME=${EXPERIMENT_NAME:-$WARM_START$HARDWARE_SUFFIX}
 DATA_DIR=${DATA_DIR:-outputs/data/$TASK$HARDWARE_SUFFIX}
 RUN_DIR=${RUN_DIR:-$PWD/outputs/$EXPERIMENT_NAME}
-[ -f "$DATA_DIR/sft.parquet" ] || bash "recipe/common/make_${TASK}_data.sh" "$HARDWARE" "$DATA_DIR"
+if [ ! -f "$DATA_DIR/sft.parquet" ]; then
+    # files of yours would be written over
+    if [ -e "$DATA_DIR/train.parquet" ]; then
+        echo "error: DATA_DIR=$DATA_DIR has no sft.parquet, the demonstrations of a warm start: add them, or set" \
+            "MODEL_PATH of the training to a model that needs none" >&2
+        exit 2
+    fi
+    bash "recipe/common/make_${TASK}_data.sh" "$HARDWARE" "$DATA_DIR"
+fi
 if [ "$HARDWARE" = cpu ]; then
-    MODEL_PATH=${MODEL_PATH:-outputs/$TINY_MODEL}
-    [ -d "$MODEL_PATH" ] || make_tiny_model "$MODEL_PATH"
+    if [ -z "${MODEL_PATH:-}" ]; then
+        MODEL_PATH=outputs/$TINY_MODEL
+        [ -d "$MODEL_PATH" ] || make_tiny_model "$MODEL_PATH"
+    fi
     PROCESSES=1
     # in layers this small a second thread costs more than it gains
     export OMP_NUM_THREADS=1

@@ -102,9 +102,16 @@ def make_model(config: TinyModelConfig, tokenizer):
 
 
 def write_tiny_model(output_dir: str | Path, config: TinyModelConfig | None = None) -> Path:
-    """Write model and tokenizer as a Hugging Face folder, complete or not at all; returns the folder."""
+    """Write model and tokenizer as a Hugging Face folder, complete or not at all; returns the folder.
+
+    Raises:
+        FileExistsError: the folder holds something else than a model, which would be removed.
+    """
     config = config or TinyModelConfig()
     output_dir = Path(output_dir)
+    there = list(output_dir.glob("*"))
+    if there and ("config.json" not in {path.name for path in there} or any(path.is_dir() for path in there)):
+        raise FileExistsError(f"{output_dir} holds something else than a model: choose another folder")
     tokenizer = make_tokenizer(config.max_length, config.extra_words)
     with new_folder(output_dir) as unfinished:
         make_model(config, tokenizer).save_pretrained(unfinished)

@@ -191,7 +191,7 @@ def draw_problems(config: WalkConfig, split: str, size: int, rng: random.Random)
     numbers_of_steps = config.max_steps - config.min_steps + 1
     return draw_until(
         lambda drawn: random_problem(config, config.min_steps + drawn % numbers_of_steps, config.max_share, rng),
-        lambda problem: split_of(problem, config.seed, HELD_OUT) == split,
+        lambda problem: split_of(problem, HELD_OUT) == split,
         size,
         SIZES[split],
         FRUITLESS_ATTEMPTS,
@@ -212,7 +212,7 @@ def rl_row(problem: Problem, index: int, split: str, config: WalkConfig) -> dict
 def demonstration(config: WalkConfig, rng: random.Random) -> dict:
     """A conversation in the SFT trainer's format, about a problem of 1 to `max_steps` steps that is not held out."""
     steps, problem = rng.randint(1, config.max_steps), None
-    while problem is None or (steps >= config.min_steps and split_of(problem, config.seed, HELD_OUT) != "train"):
+    while problem is None or (steps >= config.min_steps and split_of(problem, HELD_OUT) != "train"):
         problem = random_problem(config, steps, 1.0, rng)
     right = rng.random() < config.demo_correct
     return {

@@ -96,6 +96,12 @@ def test_another_evaluation_does_not_go_on_in_the_same_file(inputs, tmp_path):
         with pytest.raises(EvaluationError, match=r"temperature=0.6 there, 0.7 now.*another output_dir"):
             evaluate(config_of(inputs, url, tmp_path, "limit=2", "temperature=0.7"))
         evaluate(config_of(inputs, url, tmp_path, "limit=3"))  # more questions are no other evaluation
+        with pytest.raises(EvaluationError, match=r"server=.*'name': None.* there, .*'name': 'another'.* now"):
+            evaluate(config_of(inputs, url, tmp_path, "limit=2", "server.name=another"))
+        changed = tmp_path / "hotpotqa.jsonl"
+        changed.write_text((inputs / "hotpotqa.jsonl").read_text().replace('"answer": "2"', '"answer": "3"'))
+        with pytest.raises(EvaluationError, match=r"data='\w+' there, '\w+' now; files="):
+            evaluate(config_of(inputs, url, tmp_path, "limit=2", f"files={changed}"))
     assert len(samples_of(tmp_path)) == 3 * N
     with (
         SampleFile(tmp_path / "x.jsonl", {}),
@@ -161,12 +167,17 @@ def test_a_busy_server_is_asked_again(inputs, tmp_path):
         (["scoring=taste"], "scoring=taste: choose one of"),
         (["server.api=chat", "server.url=null"], "server.api=chat needs server.url"),
         (["server.api_key_env=NO_SUCH_KEY"], "server.api_key_env=NO_SUCH_KEY: this environment variable is not set"),
+        (
+            ["server.api_key_env=TORN_KEY"],
+            "server.api_key_env=TORN_KEY: this environment variable holds a space or a li",
+        ),
         (["+tools.tool_instances.search.class_path=no.Tool"], "tool_instances.search"),
         (["model=/nowhere/model"], "model=/nowhere/model does not exist"),
     ],
 )
 def test_what_is_wrong_is_named_before_anything_starts(inputs, tmp_path, monkeypatch, overrides, message):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TORN_KEY", "s3cr3t\r")
     with pytest.raises(EvaluationError, match=message):
         plan_of(config_of(inputs, "http://127.0.0.1:9", tmp_path, *overrides))
 

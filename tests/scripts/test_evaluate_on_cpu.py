@@ -10,6 +10,7 @@ import pytest
 from tests.forked import CPU, run_two_at_a_time, with_forks
 from verl.evaluation.benchmarks import BENCHMARKS
 from verl.evaluation.checkpoint import Checkpoint, find_checkpoint, fingerprint
+from verl.evaluation.main import _files_under_outputs
 from verl.evaluation.metrics import measure
 from verl.evaluation.questions import Question
 from verl.evaluation.scoring import by_rule, final_answer
@@ -86,6 +87,35 @@ def test_mathematics_mean_best_and_majority_by_hand():
 )
 def test_final_answers(response, answer):
     assert final_answer(response) == answer
+
+
+FOUND = r"</search> <result>the page says \boxed{7}</result>"
+
+
+@pytest.mark.parametrize(
+    ("response", "truth", "score"),
+    [
+        (rf"<think>x</think><search>q{FOUND}", "7", 0.0),
+        (rf"\boxed{{7}} or <search>q{FOUND.replace('7', '9')}", "7", 1.0),
+        (r"<think>x</think> <result>\boxed{7}</result>", "7", 1.0),  # of the model itself
+        (r"<search>q</search> <result>cut off \boxed{7}", "7", 0.0),
+    ],
+)
+@pytest.mark.parametrize("scoring", ["math", "qa"])
+def test_what_a_tool_says_is_no_answer(scoring, response, truth, score):
+    assert by_rule(scoring, Question("1", "?", [], [truth]), response).score == score
+
+
+def test_what_a_run_trains_on_is_not_evaluated(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "outputs/data/math"
+    folder.mkdir(parents=True)
+    trained = pd.DataFrame([{"data_source": "x", "prompt": "p", "reward_model": "r"}])
+    for name in ("dapo-math-17k", "valid", "test", "math"):
+        trained.to_parquet(folder / f"{name}.parquet")
+    pd.DataFrame([{"problem": "p", "answer": "1"}]).to_parquet(folder / "of_the_hub.parquet")
+    found = [Path(file).stem for file in _files_under_outputs("math")]
+    assert found == ["math", "of_the_hub", "test"]
 
 
 def test_questions_by_exact_match_and_f1():

@@ -21,6 +21,7 @@ from verl.trainer.preflight import (
     check_ray_resources,
     check_resume_path,
     check_reward_rows,
+    check_same_method,
     check_typed_sections,
     needed_ray_cpus,
     prepare_run_dir,
@@ -204,6 +205,24 @@ def test_a_checkpoint_to_resume_from_is_looked_for(tmp_path):
     with pytest.raises(PreflightError, match="kept must end in global_step_N"):
         check_resume_path(config)
     check_resume_path(OmegaConf.create({"trainer": {"resume_mode": "auto"}}))
+
+
+def test_another_method_does_not_go_on_with_the_checkpoints_of_a_folder(tmp_path):
+    folder = f"trainer.default_local_dir={tmp_path}"
+    latr = composed("explore", "hardware=cpu", "tree=latr", folder)
+    prepare_run_dir(latr)
+    hato = composed("explore", "hardware=cpu", "tree=hato", folder)
+    check_same_method(hato)  # there is nothing to go on with
+    (tmp_path / "global_step_20/actor").mkdir(parents=True)
+    (tmp_path / "global_step_20/COMPLETE").touch()
+    check_same_method(latr)
+    with pytest.raises(PreflightError, match="holds a run with actor_rollout_ref.rollout.tree=latr, which this one wi"):
+        check_same_method(hato)
+    hato.trainer.resume_mode = "disable"
+    check_same_method(hato)
+    prepare_run_dir(hato)
+    hato.trainer.resume_mode = "auto"
+    check_same_method(hato)
 
 
 def test_relative_paths_mean_what_they_mean_to_the_user(inputs, monkeypatch):

@@ -111,7 +111,8 @@ def _as_text(answer) -> str:
         answer = int(answer) if answer.is_integer() else answer
     elif not isinstance(answer, str | int) or isinstance(answer, bool):
         return ""
-    return without_dollars(str(answer).strip())
+    # after a solution as GSM8K's
+    return without_dollars(str(answer).rpartition("####")[2].strip())
 
 
 def gsm8k_answers(row: dict, names: tuple[str, ...]) -> list[str]:

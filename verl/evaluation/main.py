@@ -1,6 +1,7 @@
 """Runs an evaluation from its config to its log; see scripts/evaluate.py and recipe/common/config/evaluate.yaml."""
 
 import asyncio
+import hashlib
 import os
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -8,6 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import httpx
+import pyarrow.parquet as pq
 from omegaconf import DictConfig, OmegaConf
 from openai import AsyncOpenAI
 
@@ -63,7 +65,7 @@ class Plan(NamedTuple):
     @property
     def path(self) -> Path:
         """The file of the samples."""
-        folder = Path(self.config.output_dir) / self.config.experiment
+        folder = Path(self.config.output_dir) / str(self.config.experiment)
         folder = folder if self.step is None else folder / f"step_{self.step}"
         return folder / f"{self.config.benchmark}.jsonl"
 
@@ -136,8 +138,10 @@ def _check_keys(config: DictConfig, scoring: str) -> None:
         raise ValueError("scoring=judge needs judge.url, an OpenAI-compatible server; or choose scoring=qa or math")
     for side in ("server", "judge"):
         name = config[side].api_key_env
-        if name and not os.environ.get(name):
+        if name and not (key := os.environ.get(name)):
             raise ValueError(f"{side}.api_key_env={name}: this environment variable is not set")
+        if name and not (key.isascii() and key.isprintable() and key == key.strip()):
+            raise ValueError(f"{side}.api_key_env={name}: this environment variable holds a space or a line break")
 
 
 def _files(config: DictConfig) -> list[str]:
@@ -153,8 +157,17 @@ def _files(config: DictConfig) -> list[str]:
 
 def _files_under_outputs(benchmark: str) -> list[str]:
     data = Path("outputs/data")
-    own = [path for path in (data / benchmark).glob("*") if path.suffix in SUFFIXES]
+    own = [
+        path
+        for path in (data / benchmark).glob("*")
+        if path.suffix in SUFFIXES and (path.stem in ("test", benchmark) or not _is_of_training(path))
+    ]
     return sorted(map(str, own or [path for suffix in SUFFIXES for path in data.glob(f"*/{benchmark}{suffix}")]))
+
+
+def _is_of_training(path: Path) -> bool:
+    """Whether a file has verl's format: the folder of a benchmark may also hold what a run trains on."""
+    return path.suffix == ".parquet" and {"data_source", "reward_model"} <= set(pq.read_schema(path).names)
 
 
 def _checkpoint(config: DictConfig) -> Checkpoint | None:
@@ -164,13 +177,24 @@ def _checkpoint(config: DictConfig) -> Checkpoint | None:
     return None if config.server.url is not None else find_checkpoint(config.experiment, config.step)
 
 
+def _fingerprint_of_files(files: list[str]) -> str:
+    digest = hashlib.sha256()
+    for file in files:
+        with open(file, "rb") as data:
+            while part := data.read(1 << 20):
+                digest.update(part)
+    return digest.hexdigest()[:16]
+
+
 def settings_of(plan: Plan) -> dict:
     """All that the samples depend on: samples are added to a file only if its settings are the same."""
     asked = OmegaConf.to_container(plan.config, resolve=True)
     settings = {key: value for key, value in asked.items() if key not in NOT_ASKED}
     settings |= {"scoring": plan.scoring, "model": plan.checkpoint.model if plan.checkpoint else plan.config.server.url}
-    # the same folder may hold another model in the meantime
+    # the same folder and the same files may hold another model and other questions in the meantime
     settings["weights"] = fingerprint(plan.checkpoint) if plan.checkpoint else None
+    settings["data"] = _fingerprint_of_files(_files(plan.config))
+    settings["server"] = {key: asked["server"][key] for key in ("name", "api", "tokenizer")}
     if plan.scoring == "judge":
         settings["judge"] = {key: asked["judge"][key] for key in ("url", "name", "max_tokens", "temperature")}
     return settings

@@ -1,11 +1,15 @@
 """Scores answers by rule: mathematics by equivalence, questions by exact match and token F1."""
 
 import json
+import re
 from typing import NamedTuple
 
 from verl.evaluation.questions import Question
 from verl.utils.reward_score import countdown, last_number, math_equivalence, qa, walk
 from verl.utils.reward_score.tool_format import check_format
+
+# a block of the model's own that is called result follows no call
+_RESULT_OF_A_CALL = re.compile(r"(</(?!think>|answer>)[\w-]+>\s*)<result>.*?(?:</result>|\Z)", re.DOTALL)
 
 
 class Scored(NamedTuple):
@@ -22,6 +26,11 @@ class Scored(NamedTuple):
     more: dict = {}
 
 
+def without_results(response: str) -> str:
+    """What the model wrote: without the results that follow calls of tools."""
+    return _RESULT_OF_A_CALL.sub(r"\1", response)
+
+
 def final_answer(response: str) -> str | None:
     """A response's answer: the \\boxed text in its <answer>, else all of its <answer>, else its last \\boxed text."""
     report = check_format(response)
@@ -29,7 +38,7 @@ def final_answer(response: str) -> str | None:
         return qa.plain_text(report.boxed)
     if report.answer is not None:
         return report.answer.strip()
-    boxed = math_equivalence.last_boxed(response)
+    boxed = math_equivalence.last_boxed(without_results(response))
     return None if boxed is None else qa.plain_text(boxed)
 
 
@@ -44,7 +53,7 @@ def by_rule(scoring: str, question: Question, response: str) -> Scored:
         return Scored(result["acc"], result["pred"])
     if scoring == "math":
         answer = check_format(response).answer
-        answer = response if answer is None else answer
+        answer = without_results(response) if answer is None else answer
         results = [math_equivalence.compute_score("math", answer, truth) for truth in question.answers]
         best = max(results, key=lambda result: result["acc"])
         return Scored(best["acc"], best["pred"])

@@ -108,7 +108,9 @@ class ChatModel:
                 model=self.model, messages=list(messages), **sampling
             )
         tokens = completion.usage.completion_tokens if completion.usage else 0
-        return completion.choices[0].message.content or "", tokens
+        text = completion.choices[0].message.content or ""
+        # half of a pair of surrogates, where the model stopped in an emoji, could be neither sent nor written
+        return text.encode(errors="replace").decode(), tokens
 
 
 def free_port() -> int:

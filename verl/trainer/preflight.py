@@ -6,6 +6,7 @@ can never place, since upstream would wait for such an actor forever. Every chec
 problem that it sees.
 """
 
+import json
 import os
 import re
 import sys
@@ -20,7 +21,7 @@ import pyarrow.parquet as pq
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf
 
-from verl.trainer.checkpoint_marker import repair_tracker, tracked_step
+from verl.trainer.checkpoint_marker import complete_steps, repair_tracker, tracked_step
 from verl.trainer.cluster_watch import watch_pending_actors
 from verl.trainer.death_watch import DeathWatch
 from verl.trainer.model_checks import (
@@ -33,6 +34,7 @@ from verl.trainer.model_checks import (
     model_json,
 )
 from verl.trainer.run_plan import describe_plan
+from verl.utils.atomic_files import replacing
 from verl.workers.config.explore import LOSS_OF, TOOL_MODE, TREE_OF_NAME, parts_of
 from verl.workers.config.hato import EXPLORE_TRAINERS, hato_config
 from verl.workers.config.schedule import (
@@ -51,6 +53,15 @@ CPUS_PER_WORKER, CPUS_PER_SERVER = 3, 2
 REQUIRED_KEYS = ("trainer.experiment_name", "actor_rollout_ref.model.path", "actor_rollout_ref.rollout.name")
 WORKERS_A_NODE = 8  # upstream's default for a whole cluster, however large
 WORKER_COUNTS = ("actor_rollout_ref.rollout.agent.num_workers", "reward.num_workers")
+# what a checkpoint is of: a run that resumes has the same
+METHOD = (
+    "actor_rollout_ref.model.path",
+    "actor_rollout_ref.rollout.tree",
+    "actor_rollout_ref.rollout.environment",
+    "algorithm.adv_estimator",
+    "actor_rollout_ref.actor.policy_loss.loss_mode",
+)
+METHOD_FILE = "method.json"
 PATHS = ("actor_rollout_ref.model.path", "data.train_files", "data.val_files", "trainer.resume_from_path")
 
 
@@ -172,6 +183,7 @@ def check_run(config: DictConfig) -> None:
     check_batch_sizes(config)
     check_overlong_buffer(config)
     check_resume_path(config)
+    check_same_method(config)
 
 
 def config_asks_for_cpu(config: DictConfig) -> bool:
@@ -420,10 +432,31 @@ def check_resume_path(config: DictConfig) -> None:
             raise PreflightError(f"trainer.resume_from_path={source} must end in global_step_N: N is the step")
 
 
+def check_same_method(config: DictConfig) -> None:
+    """Check that the checkpoint from which the run would resume by itself is one of its own method."""
+    run_dir = Path(config.trainer.default_local_dir)
+    file = run_dir / METHOD_FILE
+    if config.trainer.resume_mode != "auto" or not complete_steps(run_dir) or not file.exists():
+        return
+    earlier = json.loads(file.read_text())
+    for key, value in _method(config).items():
+        if earlier.get(key) != value:
+            raise PreflightError(
+                f"{run_dir} holds a run with {key}={earlier.get(key)}, which this one with {value} would resume: "
+                "choose another trainer.experiment_name (in scripts EXPERIMENT_NAME), or trainer.resume_mode=disable"
+            )
+
+
+def _method(config: DictConfig) -> dict[str, str]:
+    return {key: str(OmegaConf.select(config, key)) for key in METHOD}
+
+
 def prepare_run_dir(config: DictConfig) -> None:
     """Make the run's folder, and make upstream resume from a complete checkpoint."""
     run_dir = Path(config.trainer.default_local_dir)
     run_dir.mkdir(parents=True, exist_ok=True)
+    with replacing(run_dir / METHOD_FILE) as unfinished:
+        unfinished.write_text(json.dumps(_method(config), indent=1))
     if joins_running_cluster(config):  # ray.init refuses these keys together with the address of a running cluster
         for key in {"num_cpus", "num_gpus", "object_store_memory"} & config.ray_kwargs.ray_init.keys():
             config.ray_kwargs.ray_init[key] = None

@@ -50,6 +50,14 @@ def test_same_seed_same_weights(folder, tmp_path):
     assert not torch.equal(weights(folder), weights(other))
 
 
+def test_a_folder_of_other_things_is_left_alone(tmp_path):
+    (tmp_path / "runs/global_step_1").mkdir(parents=True)
+    with pytest.raises(FileExistsError, match="runs holds something else than a model"):
+        write_tiny_model(tmp_path / "runs")
+    assert (tmp_path / "runs/global_step_1").exists()
+    assert write_tiny_model(write_tiny_model(tmp_path / "model")) == tmp_path / "model"
+
+
 @pytest.mark.parametrize(("field", "value"), [("hidden_size", 0), ("num_heads", 5), ("num_kv_heads", 2)])
 def test_bad_sizes_are_named(field, value):
     with pytest.raises(ValueError, match=field):

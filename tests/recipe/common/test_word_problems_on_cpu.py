@@ -8,7 +8,16 @@ import pandas as pd
 import pytest
 
 from recipe.common.word_problem_stories import MEN, STORIES, WOMEN
-from recipe.common.word_problems import INSTRUCTION, Problem, WordProblemsConfig, answer, main, text_of
+from recipe.common.word_problems import (
+    INSTRUCTION,
+    Problem,
+    WordProblemsConfig,
+    answer,
+    content_of,
+    draw_problems,
+    main,
+    text_of,
+)
 from recipe.common.word_problems import write_word_problems as write
 from verl.utils.reward_score.last_number import compute_score
 
@@ -68,6 +77,17 @@ def test_no_problem_is_in_two_splits_by_other_names(written):
     assert not set(skeletons["train"]) & set(skeletons["test"])
     assert not set(skeletons["train"]) & set(skeletons["valid"])
     assert not set(skeletons["valid"]) & set(skeletons["test"])
+
+
+def test_no_problem_is_in_two_splits_in_other_sentences(tmp_path):
+    """Of few numbers, so that many problems say the same."""
+    config = WordProblemsConfig(train_size=300, valid_size=20, test_size=30, max_operations=1, max_number=10)
+    contents = {
+        split: {content_of(problem) for problem in draw_problems(config, split, random.Random(0))}
+        for split in ("train", "valid", "test")
+    }
+    assert len(contents["train"]) < 300
+    assert not contents["train"] & (contents["valid"] | contents["test"]) and not contents["valid"] & contents["test"]
 
 
 def test_the_language_varies(written):

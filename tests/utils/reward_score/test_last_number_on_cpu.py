@@ -39,6 +39,15 @@ def right(response, truth="24") -> float:
         (r"First \boxed{3}, then \boxed{24 \text{ marbles}}", "24", 1.0),
         (r"24, so \boxed{x}", "24", 0.0),  # the box has no number
         (r"24 \boxed{25", "25", 1.0),  # a box that does not close is none
+        (r"\boxed{\frac{3}{4}}", "4", 0.0),
+        (r"\boxed{-\dfrac{3}{4}}", "-0.75", 1.0),
+        (r"\boxed{1{,}000}", "1000", 1.0),
+        (r"\boxed{1\,000}", "1000", 1.0),
+        ("It is 1,000, I think", "1000", 1.0),
+        ("it is .5", "0.5", 1.0),
+        ("it is .5", "5", 0.0),
+        ("5,6/7", "6/7", 1.0),
+        ("6/7,8", "8", 1.0),
         ("twenty-four", "24", 0.0),
         ("", "24", 0.0),
         (None, "24", 0.0),
@@ -60,7 +69,9 @@ def test_a_truth_without_number_is_told(truth):
         right("24", truth)
 
 
-@pytest.mark.parametrize("text", ["1", "1,", "1,111", "1/", "-", "1.", r"\boxed{", "{1", "1 "])
+@pytest.mark.parametrize(
+    "text", ["1", "1,", "1,111", "111,", r"\frac{1", "1{,}", ".1", "1/", "-", "1.", r"\boxed{", "{1", "1 "]
+)
 def test_long_responses_are_scored_at_once(text):
     start = time.process_time()
     right(text * (200_000 // len(text)))

@@ -1,18 +1,21 @@
 """Scores an arithmetic answer: the last number of the last `\\boxed{...}`, or of the whole response if it has no box.
 
 Numbers are compared exactly. A fraction such as 3/4 is a number; a thousands separator and an end of a sentence are not
-part of the value. Every response is scored in time linear in its length.
+part of the value; LaTeX's \\frac of two numbers is read. Every response is scored in time linear in its length.
 """
 
 import re
+from collections import deque
 from fractions import Fraction
 
 from verl.utils.reward_score.math_equivalence import last_boxed
 
 MAX_DIGITS = 32
-_DIGITS = r"(?:\d{1,3}(?:,\d{3})+(?![\d,])|\d+)(?:\.\d+)?"
+_PART = r"(?:\d+(?:,\d+)*(?:\.\d+)?|(?<![\w.])\.\d+)"
 # a minus after a number, a letter or a parenthesis is an operator
-_NUMBER = re.compile(rf"(?:(?<![\w)])[-\u2212])?{_DIGITS}(?:/{_DIGITS})?")
+_NUMBER = re.compile(rf"(?P<sign>(?<![\w)])[-\u2212])?(?P<numerator>{_PART})(?:/(?P<denominator>{_PART}))?")
+_FRACTION = re.compile(r"\\[dt]?frac\s*\{\s*([\d.,]+)\s*\}\s*\{\s*([\d.,]+)\s*\}")
+_SEPARATOR = re.compile(r"(?<=\d)(?:\{,\}|\\[,!])(?=\d)")
 
 
 def last_number(text: str) -> Fraction | None:
@@ -20,13 +23,32 @@ def last_number(text: str) -> Fraction | None:
 
     >>> [str(last_number(text)) for text in ("12 - 4 = 8.", "It costs $1,250.50", "a loss of -3", "half: 1/2", "5,6")]
     ['8', '2501/2', '-3', '1/2', '6']
+    >>> [str(last_number(text)) for text in (r"\\frac{3}{4}", r"1{,}000", "it is .5", "1,000, I think")]
+    ['3/4', '1000', '1/2', '1000']
     """
-    numbers = _NUMBER.findall(text)
-    if not numbers or sum(char.isdigit() for char in numbers[-1]) > MAX_DIGITS:
+    text = _FRACTION.sub(r"\1/\2", _SEPARATOR.sub(",", text))
+    found = deque(_NUMBER.finditer(text), maxlen=1)
+    if not found:
         return None
-    numerator, _, denominator = numbers[-1].replace(",", "").replace("\u2212", "-").partition("/")
-    divisor = Fraction(denominator or 1)
-    return Fraction(numerator) / divisor if divisor else None
+    last = found.pop()
+    sign, numerator, denominator = last["sign"] or "", last["numerator"], last["denominator"] or ""
+    if denominator and (alone := _last_of_list(denominator)) != denominator.replace(",", ""):
+        sign, numerator, denominator = "", alone, ""
+    elif (alone := _last_of_list(numerator)) != numerator.replace(",", ""):
+        sign, numerator = "", alone
+    if sum(char.isdigit() for char in numerator + denominator) > MAX_DIGITS:
+        return None
+    value, divisor = Fraction(numerator.replace(",", "")), Fraction(denominator.replace(",", "") or 1)
+    return (-value if sign else value) / divisor if divisor else None
+
+
+def _last_of_list(number: str) -> str:
+    """The number without its separators of thousands; of a list such as 5,6 the last number."""
+    whole, point, decimals = number.partition(".")
+    first, *others = whole.split(",")
+    if others and (len(first) > 3 or any(len(other) != 3 for other in others)):
+        return others[-1] + point + decimals
+    return number.replace(",", "")
 
 
 def compute_score(data_source, solution_str, ground_truth, extra_info=None, **kwargs) -> dict:
