@@ -91,6 +91,8 @@ def math_answer(row: dict) -> str:
 
     >>> math_answer({"final_answer": ["$1$", "$\\\\frac{1}{2}$"]}), math_answer({"answer": 142.0})
     ('1, \\\\frac{1}{2}', '142')
+    >>> math_answer({"question": "How many?", "answer": "40 * 27 = 1080 #### 1,080"})
+    '1080'
     """
     reward_model = row.get("reward_model")
     ground_truth = reward_model.get("ground_truth") if isinstance(reward_model, dict) else None
@@ -111,8 +113,8 @@ def _as_text(answer) -> str:
         answer = int(answer) if answer.is_integer() else answer
     elif not isinstance(answer, str | int) or isinstance(answer, bool):
         return ""
-    # after a solution as GSM8K's
-    return without_dollars(str(answer).rpartition("####")[2].strip())
+    _, marked, last = str(answer).rpartition("####")  # GSM8K's answers are solutions
+    return without_dollars((last.replace(",", "") if marked else last).strip())
 
 
 def gsm8k_answers(row: dict, names: tuple[str, ...]) -> list[str]:
