@@ -32,6 +32,7 @@ from matplotlib.ticker import MaxNLocator
 from benchmarks.learning_curves import ROOT, trained
 from benchmarks.report import RESULTS, interval, parser_of, write_report
 from benchmarks.slow_search import SLOW_SEARCH
+from benchmarks.where_trees_pay import LATR_SCHEDULE
 from recipe.common.run_metrics import STYLE, legend_above, load_metrics, run_colors, validation_accuracy
 from verl.utils.atomic_files import replacing
 
@@ -57,7 +58,6 @@ SEARCH = ["recipe/arpo/run_search_task_cpu.sh", SLOW_SEARCH]
 EXPLORE = ["recipe/common/run_explore.sh", "update=tree"]
 IS = "algorithm.rollout_correction.rollout_is"
 LATR = ["recipe/latr/run_countdown_cpu.sh"]
-LATR_SCHEDULE = {0: 1, 0.02: 0.75, 0.04: 0.5, 0.16: 0.25, 0.4: 0}  # the paper's, of 500 steps, by share of the training
 
 
 def schedule_of(shares: dict[int, float]) -> list[str]:

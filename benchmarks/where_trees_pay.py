@@ -305,8 +305,8 @@ def text_of(results: Results, args: Namespace) -> str:
     what = [
         f"Mean accuracy during training (the area under its curve) minus GRPO's: mean of {args.seeds} seeds of "
         f"{args.prompts} prompts ± half its 95 % interval (paired by seed, Student's t); bold where the interval "
-        "excludes 0. Of the "
-        f"{n} intervals of a table about {n // 20} exclude 0 by chance. The column GRPO is GRPO's own mean accuracy.",
+        f"excludes 0. Of the {n} intervals of a table about {n // 20} exclude 0 by chance. The column GRPO is GRPO's "
+        "own mean accuracy.",
         f"{STEPS} steps of {N} x K decisions for a prompt, {ACTIONS} actions; no update moves a logit by more than "
         f"{args.largest_change}. A condition is the first policy's shape, K, the share of right answers at first, and "
         "`noisy` where one verdict in ten is wrong; `walk` and `sees errors` have logits for each state, the others "

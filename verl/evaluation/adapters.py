@@ -113,8 +113,12 @@ def _as_text(answer) -> str:
         answer = int(answer) if answer.is_integer() else answer
     elif not isinstance(answer, str | int) or isinstance(answer, bool):
         return ""
-    _, marked, last = str(answer).rpartition("####")  # GSM8K's answers are solutions
-    return without_dollars((last.replace(",", "") if marked else last).strip())
+    text = str(answer).strip()
+    return _gsm8k_number(text) if "####" in text else without_dollars(text)
+
+
+def _gsm8k_number(solution: str) -> str:
+    return solution.rpartition("####")[2].strip().replace(",", "")
 
 
 def gsm8k_answers(row: dict, names: tuple[str, ...]) -> list[str]:
@@ -124,7 +128,7 @@ def gsm8k_answers(row: dict, names: tuple[str, ...]) -> list[str]:
     ['1080']
     """
     solution = first_of(row, names)
-    answer = str("" if solution is None else solution).rpartition("####")[2].strip().replace(",", "")
+    answer = _gsm8k_number(str("" if solution is None else solution))
     if len(answer.split()) != 1:
         raise BadRow(f"no number after #### in {' or '.join(names)}")
     return [answer]
