@@ -58,6 +58,13 @@ SEARCH = ["recipe/arpo/run_search_task_cpu.sh", SLOW_SEARCH]
 EXPLORE = ["recipe/common/run_explore.sh", "update=tree"]
 IS = "algorithm.rollout_correction.rollout_is"
 LATR = ["recipe/latr/run_countdown_cpu.sh"]
+# DAPO's dynamic sampling: groups that are all right or all wrong are replaced
+FILTERED = [
+    "algorithm.filter_groups.enable=true",
+    "algorithm.filter_groups.metric=acc",
+    "algorithm.filter_groups.max_inflight_gen_batches=2",
+]
+CLIP_HIGHER = ["actor_rollout_ref.actor.clip_ratio_high=0.28", "actor_rollout_ref.actor.clip_ratio_c=10.0"]
 
 
 def schedule_of(shares: dict[int, float]) -> list[str]:
@@ -73,14 +80,8 @@ METHODS = {
     # every token's loss times min(2, pi_before_the_update / pi_that_generated_it)
     "grpo-colocate_async-corrected": [*EXPLORE, "schedule=colocate_async", f"{IS}=token"],
     "grpo-separate_async-corrected": [*EXPLORE, "schedule=separate_async", f"{IS}=token"],
-    "dapo": [
-        *EXPLORE,
-        "algorithm.filter_groups.enable=true",
-        "algorithm.filter_groups.metric=acc",
-        "algorithm.filter_groups.max_inflight_gen_batches=2",
-        "actor_rollout_ref.actor.clip_ratio_high=0.28",
-        "actor_rollout_ref.actor.clip_ratio_c=10.0",
-    ],
+    "dapo": [*EXPLORE, *FILTERED, *CLIP_HIGHER],
+    "grpo-filtered": [*EXPLORE, *FILTERED],
     "latr": LATR,  # and the paper's schedule, scaled to the run's length
     "latr-to-the-end": [*LATR, *schedule_of({0: 1})],
     # identical steps are one, so that a tree has fewer leaves than n: about half as many tokens as 8 responses
@@ -92,6 +93,7 @@ METHODS = {
         TRAIN_DROPPED,
         f"hato.local_reward={ERRING}",
     ],
+    "hato-dropped-filtered": [*GUIDED, TRAIN_DROPPED, *FILTERED],
     "hato-stopped": [*GUIDED, TRAIN_DROPPED, "hato.tree.independent_paths=true", "credit=grpo"],
     # what guides the search above, in GRPO's own reward
     "grpo-process": [*EXPLORE, "reward.custom_reward_function.path=pkg://benchmarks.process_reward"],
