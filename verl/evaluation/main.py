@@ -286,6 +286,8 @@ async def _collect(plan: Plan, url: str, samples: SampleFile) -> None:
     # while some responses wait for a tool or the judge, others keep the server busy
     at_once = 2 * plan.requests_at_once
     try:
+        if tools is not None:
+            await tools.start()
         respond, score = _responder(plan, url, tools), _scorer(plan)
         await collect(respond, score, plan.questions.questions, config.n, samples, seed=config.seed, at_once=at_once)
     finally:

@@ -82,6 +82,7 @@ class Preflight(Callback):
                 print(describe_plan(config))
                 print("dry run: the config and the files are fine, nothing was started")
                 raise SystemExit(0)
+            check_tools(config)
             prepare_run_dir(config)
             watched = (config, joins_running_cluster(config), needed_ray_cpus(config))
             threading.Thread(target=watch_pending_actors, args=watched, daemon=True).start()
@@ -261,6 +262,18 @@ def check_credit(config: DictConfig) -> None:
             f"algorithm.adv_estimator={estimator} compares trajectories that share tokens, and "
             f"trainer.v1.trainer_mode={mode} does not tell which do: expected {EXPLORE_TRAINERS[0]}"
         )
+
+
+def check_tools(config: DictConfig) -> None:
+    """Let every tool show that its calls will work on this machine; each rollout worker does so on its own."""
+    from verl.utils.config import omega_conf_to_dataclass
+
+    from verl.workers.rollout.tools.tool_box import try_tools
+
+    rollout = config.actor_rollout_ref.rollout
+    if parts_of(rollout).environment != "none":
+        with _named_errors():
+            try_tools(omega_conf_to_dataclass(rollout).tools)
 
 
 def check_engines(config: DictConfig) -> None:

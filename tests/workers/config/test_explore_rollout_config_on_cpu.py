@@ -67,7 +67,7 @@ def test_the_authors_yaml_works_as_it_is():
           fail_on_error: false
           tool_instances:
             python:
-              class_path: verl.workers.rollout.tools.python_tool.PythonTool
+              class_path: verl.workers.rollout.tools.python.tool.PythonTool
               params: {conda_path: /path/to/conda, conda_env: verl}
             search:
               class_path: verl.workers.rollout.tools.search_tool.BingSearchTool

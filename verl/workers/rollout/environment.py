@@ -7,8 +7,11 @@ environment.tools    a turn ends with a closing tag, such as </search>; the tool
 from collections.abc import Sequence
 from statistics import fmean
 
+from verl.workers.rollout.tools.plain_text import one_line
 from verl.workers.rollout.tools.protocol import Protocol
 from verl.workers.rollout.tools.tool_box import ToolBox, ToolCall
+
+FAULT_CHARACTERS = 300  # that are kept of what a tool said of its own fault
 
 
 class Environment:
@@ -73,6 +76,7 @@ class Tools(Environment):
             call = await self.tools.call(tag, content)
         info = {"tool": call.tool, "ok": call.ok, "seconds": round(call.seconds, 4)}
         info |= {name: getattr(call, name) for name in ("cached", "retries", "error") if getattr(call, name)}
+        info |= {"fault": one_line(call.text, FAULT_CHARACTERS)} if call.own_fault else {}
         return self.protocol.result_ids(call.text, min(self.max_result_tokens, max_tokens)), info
 
     def metrics(self, calls: Sequence[dict]) -> dict[str, float]:
@@ -83,6 +87,7 @@ class Tools(Environment):
             metrics |= {
                 f"tool_{tool}/calls": len(of_tool),
                 f"tool_{tool}/failures": sum(not call["ok"] for call in of_tool),
+                f"tool_{tool}/own_faults": sum("fault" in call for call in of_tool),
                 f"tool_{tool}/retries": sum(call.get("retries", 0) for call in of_tool),
                 f"tool_{tool}/cache_hits": sum(call.get("cached", False) for call in of_tool),
                 f"tool_{tool}/seconds": fmean(call["seconds"] for call in of_tool),

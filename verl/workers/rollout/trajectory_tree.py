@@ -17,6 +17,8 @@ from dataclasses import asdict, dataclass, field, replace
 MODEL, TOOL = "model", "tool"
 # where a group rollout leaves the tree, as JSON, and its metrics: extra_fields of the first session
 TREE, TREE_METRICS = "trajectory_tree", "tree_metrics"
+# there too: what each tool said of its own faults, by the tool's name
+TOOL_FAULTS = "tool_faults"
 # in a segment's info, 1: a search gave up here; a trajectory that ends with it has no answer, and reward 0
 DROPPED = "dropped"
 # with a prompt: how often its problem has been submitted in this step before

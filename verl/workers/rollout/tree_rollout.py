@@ -15,10 +15,11 @@ from verl.workers.rollout.environment import NO_ENVIRONMENT, Environment, Tools
 from verl.workers.rollout.growth import BranchPolicy, Sampling, Score, grow, policy_class
 from verl.workers.rollout.rollout_engine import Generation, RolloutEngine, end_of_sequence_ids, generation_config_of
 from verl.workers.rollout.tools.protocol import Protocol
-from verl.workers.rollout.tools.tool_box import ToolBox
+from verl.workers.rollout.tools.tool_box import ToolBox, try_tools
 from verl.workers.rollout.trajectory_tree import (
     OCCURRENCE,
     TOOL,
+    TOOL_FAULTS,
     TREE,
     TREE_METRICS,
     TrajectoryTree,
@@ -148,18 +149,22 @@ class TreeRollout:
         return score
 
     def _about_group(self, tree: TrajectoryTree, prompt: dict[str, Any]) -> dict[str, Any]:
-        """Metrics, and the tree in the steps in which the trainer writes it down."""
-        if writes_trees(self.config, int(prompt["global_steps"])):
-            return {TREE_METRICS: tree.metrics, TREE: tree.to_json()}
-        return {TREE_METRICS: tree.metrics}
+        """Metrics, the tools' own faults, and the tree in the steps in which the trainer writes it down."""
+        about = {TREE_METRICS: tree.metrics}
+        if faults := {
+            segment.info["tool"]: segment.info["fault"] for segment in tree.segments if "fault" in segment.info
+        }:
+            about[TOOL_FAULTS] = faults
+        return about | ({TREE: tree.to_json()} if writes_trees(self.config, int(prompt["global_steps"])) else {})
 
 
 def environment_of(config, tokenizer) -> Environment:
-    """The environment of a run's config; its tools are loaded."""
+    """The environment of a run's config; its tools are loaded. Raises ValueError if one of them does not work."""
     rollout = omega_conf_to_dataclass(config.actor_rollout_ref.rollout)
     if parts_of(rollout).environment == "none":
         return NO_ENVIRONMENT
     tools = ToolBox(rollout.tools)
+    try_tools(rollout.tools)
     return Tools(tools, Protocol(tokenizer, list(tools.tools)))
 
 

@@ -156,7 +156,7 @@ def test_what_a_tool_needs_is_checked_before_anything_starts(monkeypatch):
     for path, params, named in (
         (f"{search}.BingSearchTool", {}, "search.*BRIGHTDATA_API_KEY"),
         (f"{search}.LocalSearchTool", {"corpus": "/no/corpus.jsonl"}, "/no/corpus.jsonl does not exist"),
-        ("verl.workers.rollout.tools.python_tool.PythonTool", {"python_path": "/no/python"}, "/no/python"),
+        ("verl.workers.rollout.tools.python.tool.PythonTool", {"python_path": "/no/python"}, "/no/python"),
     ):
         with pytest.raises(ValueError, match=named):
             ToolsConfig(tool_instances={"search": {"class_path": path, "params": params}})

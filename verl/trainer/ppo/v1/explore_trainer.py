@@ -42,6 +42,7 @@ from verl.trainer.ppo.v1.fillers import is_filler, shorten_fillers, spread_fille
 from verl.trainer.ppo.v1.group_placement import distinct_tokens, place_groups
 from verl.trainer.ppo.v1.trainer_state import load_state, save_state
 from verl.trainer.ppo.v1.tree_reports import (
+    broken_tools,
     diversity_metrics,
     segment_advantages,
     tree_metrics,
@@ -205,6 +206,10 @@ class ExploreMixin:
             rewards = "token_level_rewards" if self.config.algorithm.use_kl_in_reward else "rm_scores"
             metrics.update(credit_metrics(rows.tokens(rewards, 0.0), rows.response_mask, rows.index, norm))
         metrics.update(tree_metrics(rows))
+        for tool, said in broken_tools(rows).items():
+            raise RuntimeError(
+                f"step {self.global_steps}: every call of the tool {tool} failed, by its own fault: {said}"
+            )
         shown = self.config.trainer.get("tree_prompts", 8)
         metrics.update(diversity_metrics(rows, rows.groups[:shown]))
         for component in self.components:

@@ -13,7 +13,7 @@ from verl.trainer.ppo.group_diversity import group_diversity
 from verl.trainer.ppo.tree_nodes import Nodes
 from verl.trainer.ppo.v1.batch_rows import BatchRows, Group
 from verl.utils.atomic_files import replacing
-from verl.workers.rollout.trajectory_tree import TREE, TREE_METRICS, TrajectoryTree, tree_of_rows
+from verl.workers.rollout.trajectory_tree import TOOL_FAULTS, TREE, TREE_METRICS, TrajectoryTree, tree_of_rows
 
 
 def tree_metrics(rows: BatchRows) -> dict[str, float]:
@@ -28,6 +28,20 @@ def tree_metrics(rows: BatchRows) -> dict[str, float]:
         for name, value in next((e[TREE_METRICS] for e in extras if e.get(TREE_METRICS)), plain).items():
             values[f"tree/{name}"].append(value)
     return {name: float(np.mean(of_trees)) for name, of_trees in values.items()} | {"tree/prompts": len(rows.groups)}
+
+
+def broken_tools(rows: BatchRows) -> dict[str, str]:
+    """Return the tools whose every call in these groups failed by the tool's own fault, with what one of them said."""
+    answered: dict[str, float] = defaultdict(float)
+    said: dict[str, str] = {}
+    for group in rows.groups:
+        for extra in rows.column("extra_fields", group.rows):
+            for name, value in (extra.get(TREE_METRICS) or {}).items():
+                tool, _, what = name.removeprefix("tool_").rpartition("/")
+                if tool and name.startswith("tool_") and what in ("calls", "own_faults"):
+                    answered[tool] += value if what == "calls" else -value
+            said |= extra.get(TOOL_FAULTS) or {}
+    return {tool: said.get(tool, "") for tool, calls in answered.items() if calls == 0}
 
 
 def diversity_metrics(rows: BatchRows, groups: Sequence[Group]) -> dict[str, float]:

@@ -30,11 +30,14 @@ class ToolError(Exception):
         message: for the model; no secrets, no host paths.
         kind: short name under which it is counted and logged once, such as `timeout`, `http_500`, `bad_reply`.
         retry: whether the same call may succeed a moment later.
+        own_fault: whether the tool is at fault, and not what the model wrote. A run whose calls all fail by the tool's
+            own fault ends. None: as `retry`.
     """
 
-    def __init__(self, message: str, *, kind: str, retry: bool):
+    def __init__(self, message: str, *, kind: str, retry: bool, own_fault: bool | None = None):
         super().__init__(message)
         self.kind, self.retry = kind, retry
+        self.own_fault = retry if own_fault is None else own_fault
 
 
 class BaseTool(ABC):
@@ -47,6 +50,13 @@ class BaseTool(ABC):
     def check(cls, **params) -> None:
         """Raises ValueError, before any process of a run starts, for what `params` need and is not there. Cheap."""
         return None
+
+    async def start(self, *, timeout: float) -> None:  # noqa: B027 (nothing to try, for many tools)
+        """Show that calls will work here. Runs before Ray starts and when a worker starts, on an instance of its own.
+
+        Raises:
+            ToolError: calls would fail; the run does not begin.
+        """
 
     @abstractmethod
     async def execute(self, content: str, *, timeout: float) -> str | ToolOutput:

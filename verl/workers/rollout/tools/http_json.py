@@ -88,13 +88,16 @@ async def _post(client: httpx.AsyncClient, url: httpx.URL, payload: dict, server
     async with client.stream("POST", url, json=payload) as response:
         status = response.status_code
         if 300 <= status < 400:
-            raise ToolError(f"{server} pointed elsewhere, which is not followed", kind="redirect", retry=False)
+            raise ToolError(
+                f"{server} pointed elsewhere, which is not followed", kind="redirect", retry=False, own_fault=True
+            )
         if status != 200:
             passing = status in PASSING_STATUS or status >= 500
-            raise ToolError(f"{server} refused: HTTP status {status}", kind=f"http_{status}", retry=passing)
+            message = f"{server} refused: HTTP status {status}"
+            raise ToolError(message, kind=f"http_{status}", retry=passing, own_fault=True)
         body = bytearray()
         async for chunk in response.aiter_raw():
             body += chunk
             if len(body) > MOST_REPLY_BYTES:
-                raise ToolError(f"{server} sent too long a reply", kind="oversized", retry=False)
+                raise ToolError(f"{server} sent too long a reply", kind="oversized", retry=False, own_fault=True)
         return bytes(body)

@@ -124,7 +124,8 @@ class SearchTool(BaseTool):
         try:
             return self._passages(reply)
         except BAD_REPLY:
-            raise ToolError(f"{self._server} sent a reply of another form", kind="bad_reply", retry=False) from None
+            message = f"{self._server} sent a reply of another form"
+            raise ToolError(message, kind="bad_reply", retry=False, own_fault=True) from None
 
     async def execute(self, content: str, *, timeout: float) -> ToolOutput:
         query = one_line(content, MOST_QUERY_CHARACTERS + 1)

@@ -3,7 +3,7 @@
 tools:
   call_limit: 3
   tool_instances:
-    python: {class_path: verl.workers.rollout.tools.python_tool.PythonTool, params: {}}
+    python: {class_path: verl.workers.rollout.tools.python.tool.PythonTool, params: {}}
 """
 
 import asyncio
@@ -12,6 +12,7 @@ import inspect
 import logging
 import time
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,6 +23,7 @@ logger = logging.getLogger(__name__)
 _SECTION = "actor_rollout_ref.rollout.tools"
 RESERVED_TAGS = ("think", "result", "answer")
 FIRST_WAIT, LONGEST_WAIT = 0.5, 8.0  # seconds between attempts, doubling
+START_SECONDS = 120.0  # at least, for a tool to show that it works
 
 
 @dataclass(frozen=True)
@@ -97,7 +99,7 @@ def tool_class(name: str, instance: Mapping[str, Any]) -> tuple[type[BaseTool], 
 @dataclass(frozen=True)
 class ToolCall:
     """What became of a call. `text` is for the model, whether it went well or not; `seconds` do not count waiting for
-    a free place; `error` is the `kind` of a failure."""
+    a free place; `error` is the `kind` of a failure, `own_fault` whether the tool is at fault."""
 
     tool: str
     text: str
@@ -106,6 +108,7 @@ class ToolCall:
     retries: int = 0
     cached: bool = False
     error: str | None = None
+    own_fault: bool = False
 
 
 class ToolBox:
@@ -136,6 +139,29 @@ class ToolBox:
             raise ValueError(f"{_SECTION}.tool_instances.{name}: a second tool for <{tool.trigger_tag}>")
         self.tools[tool.trigger_tag] = tool
 
+    async def start(self) -> None:
+        """Let every tool show that its calls will work.
+
+        Raises:
+            ValueError: one of them fails, which `fail_on_error=false` reports only.
+        """
+        for tool in self.tools.values():
+            wait, left = FIRST_WAIT, self.config.retry_count
+            while True:
+                try:
+                    await tool.start(timeout=max(self.config.timeout, START_SECONDS))
+                    break
+                except ToolError as error:
+                    if error.retry and left > 0:
+                        await asyncio.sleep(wait)
+                        wait, left = min(2 * wait, LONGEST_WAIT), left - 1
+                        continue
+                    message = f"{_SECTION}.tool_instances.{tool.name}: its calls would fail: {error}"
+                    if self.config.fail_on_error:
+                        raise ValueError(message) from error
+                    logger.error(message)
+                    break
+
     async def close(self) -> None:
         """End what the tools have started: sandboxes, connections, caches."""
         for tool in self.tools.values():
@@ -153,10 +179,10 @@ class ToolBox:
                 await asyncio.sleep(wait)
                 wait = min(2 * wait, LONGEST_WAIT)
             seconds = time.perf_counter() - started
-        kind = None if error is None else error.kind
+        kind, own_fault = (None, False) if error is None else (error.kind, error.own_fault)
         if self.config.verbose_logging:
             logger.warning(f"tool {tool.name}: {kind or 'ok'} in {seconds:.2f} s")
-        return ToolCall(tool.name, output.text, error is None, seconds, retries, output.cached, kind)
+        return ToolCall(tool.name, output.text, error is None, seconds, retries, output.cached, kind, own_fault)
 
     async def _attempt(self, tool: BaseTool, content: str) -> tuple[ToolOutput, ToolError | None]:
         """What the model reads, and the error where the attempt failed; its own faults must not end training."""
@@ -166,7 +192,7 @@ class ToolBox:
             return output if isinstance(output, ToolOutput) else ToolOutput(output), None
         except Exception as fault:
             kind = type(fault).__name__
-            error = ToolError(f"{tool.name} failed: {kind}", kind=kind, retry=False)
+            error = ToolError(f"{tool.name} failed: {kind}", kind=kind, retry=False, own_fault=True)
             if isinstance(fault, asyncio.TimeoutError):
                 error = ToolError(f"{tool.name} gave no answer in {timeout:g} seconds", kind="timeout", retry=True)
             elif isinstance(fault, ToolError):
@@ -175,3 +201,21 @@ class ToolBox:
                 self._logged.add((tool.name, error.kind))
                 logger.warning(f"tool {tool.name} failed ({error.kind}); further ones are counted only", exc_info=fault)
             return ToolOutput(f"Error: {error}"), error
+
+
+def try_tools(config: ToolsConfig) -> None:
+    """Make all tools, let each show that its calls will work, and end them; whether or not an event loop runs here.
+
+    Raises:
+        ValueError: a tool does not work; the message names its key.
+    """
+
+    async def start_and_close() -> None:
+        tools = ToolBox(config)
+        try:
+            await tools.start()
+        finally:
+            await tools.close()
+
+    with ThreadPoolExecutor(1) as thread:
+        thread.submit(asyncio.run, start_and_close()).result()

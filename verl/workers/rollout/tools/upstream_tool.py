@@ -59,7 +59,7 @@ class UpstreamTool(BaseTool):
                 await self.tool.release(instance)
         except Exception as error:
             message = f"{self.name} failed: {one_line(str(error), LONGEST_MESSAGE) or type(error).__name__}"
-            raise ToolError(message, kind=type(error).__name__, retry=False) from error
+            raise ToolError(message, kind=type(error).__name__, retry=False, own_fault=True) from error
         if response.text is None and not response.is_empty():
             raise ToolError(f"{self.name} returned no text", kind="no_text", retry=False)
         return response.text or ""

@@ -1,7 +1,8 @@
 """Programs that attack the sandbox, bounded by themselves. Each prints HARM (first in a line) where it succeeds.
 
 @PARENT@ (the trainer), @SENTINEL@ (a process of its user), @PORT@, @ABSTRACT@, @SECRET@, @KEEP@ (a file that must not
-change) and @MARK@ (seconds to sleep, by which a process left behind is found) are filled in.
+change) and @MARK@ (seconds to sleep, by which a process left behind is found) are filled in. The limits are 256 MiB of
+memory and 16 MiB of files.
 """
 
 _SYSCALL = """
@@ -59,6 +60,57 @@ os.read(read, 1); os.read(read, 1); time.sleep(3); print("HARM")""",
     "shared memory": "import mmap; kept = [mmap.mmap(-1, 256 << 20) for _ in range(16)]; print('HARM')",
     "memfd": "import os\nkept = [os.memfd_create('x') for _ in range(4)]; print('HARM')",
     "System V memory": _SYSCALL + "if syscall(29, 194, 0, 1 << 20, 0o1600) >= 0: print('HARM')",
+    "many files": """
+for number in range(40):
+    with open(f"big{number}", "wb") as file:
+        for _ in range(15): file.write(b"x" * (1 << 20)); file.flush()
+print("HARM")""",
+    "many empty files": """
+for number in range(100_000): open(str(number), "w").close()
+print("HARM")""",
+    "removed files": """
+import os, time
+kept = []
+for _ in range(40):
+    kept.append(open("a", "wb"))
+    kept[-1].write(b"x" * (2 << 20)); kept[-1].flush(); os.remove("a"); time.sleep(0.02)
+print("HARM")""",
+    "removed files that are mapped": """
+import mmap, os, time
+kept = []
+for _ in range(40):
+    with open("a", "w+b") as file:
+        file.write(b"x" * (2 << 20)); file.flush(); kept.append(mmap.mmap(file.fileno(), 4096))
+    os.remove("a"); time.sleep(0.02)
+print("HARM")""",
+    "a file without a name": """
+import os
+try: os.open(".", os.O_TMPFILE | os.O_RDWR); print("HARM")
+except OSError: pass""",
+    "filled socket pairs": """
+import socket
+held, kept = 0, []
+for _ in range(1000):
+    try: kept += socket.socketpair()
+    except OSError: break
+for end in kept:
+    end.setblocking(False)
+    try:
+        while True: held += end.send(b"x" * 65536)
+    except OSError: pass
+if held > 64 << 20: print("HARM", held)""",
+    "sent descriptors": """
+import array, os, socket
+a, b = socket.socketpair()
+for _ in range(500):
+    fd = os.open("/dev/null", 0)
+    try: a.sendmsg([b"x"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [fd]))]); print("HARM")
+    except OSError: pass
+    os.close(fd)""",
+    "large pipes": """
+import fcntl, os
+try: fcntl.fcntl(os.pipe()[0], 1031, 1 << 20); print("HARM")
+except OSError: pass""",
     "big file": """
 written = 0
 with open("big", "wb") as file:
@@ -68,9 +120,18 @@ print("HARM")""",
     "open files": "kept = [open('/dev/null') for _ in range(3000)]; print('HARM')",
     "pipes": "import os; kept = [os.pipe() for _ in range(2000)]; print('HARM')",
     "inotify": _SYSCALL + "if syscall(294, 26, 0) >= 0: print('HARM')",
+    "threads with small stacks": """
+import threading, time
+threading.stack_size(65536)
+made = 0
+for _ in range(2000):
+    try: threading.Thread(target=time.sleep, args=(60,), daemon=True).start()
+    except RuntimeError: break
+    made += 1
+time.sleep(0.5); print("HARM", made)""",
     "more of a limit": """
 import resource
-for which, value in ((resource.RLIMIT_NPROC, 4000), (resource.RLIMIT_AS, 1 << 40), (resource.RLIMIT_CPU, 9999)):
+for which, value in ((resource.RLIMIT_NOFILE, 4000), (resource.RLIMIT_AS, 1 << 40), (resource.RLIMIT_CPU, 9999)):
     try: resource.setrlimit(which, (value, value)); print("HARM")
     except (ValueError, OSError): pass""",
     # output
@@ -86,6 +147,7 @@ while True: os.write(2, b"y" * 65536)""",
     "deep recursion": "import sys; sys.setrecursionlimit(10**8)\ndef f(): f()\nf()",
     "deep C recursion": "x = []\nfor _ in range(10**6): x = [x]\nprint(len(repr(x)))",
     "_exit": "import os; os._exit(7)",
+    "exit codes of ours": "import os; os._exit(99)",
     "core dump": """
 import os, resource
 try: resource.setrlimit(resource.RLIMIT_CORE, (1 << 30, 1 << 30)); print("HARM")
@@ -135,7 +197,7 @@ for pid in (@PARENT@, @SENTINEL@):
 class Vector(ctypes.Structure): _fields_ = [("base", ctypes.c_void_p), ("size", ctypes.c_size_t)]
 here = ctypes.create_string_buffer(8); local = Vector(ctypes.addressof(here), 8)
 result = syscall(310, 270, @SENTINEL@, ctypes.byref(local), 1, ctypes.byref(local), 1, 0)
-if result >= 0 or ctypes.get_errno() != 1: print("HARM")""",
+if result >= 0: print("HARM")""",
     "limits of the trainer": """
 import os, resource
 for act in (lambda: resource.prlimit(@PARENT@, resource.RLIMIT_NOFILE, (5, 5)),
@@ -166,6 +228,39 @@ for path in ("/usr/harm", "/etc/harm", "/root/harm", "/dev/harm", "/harm", "/var
     try: open(path, "w").write("x")
     except OSError: continue
     if path != "@KEEP@": print("HARM", path)""",
+    "attributes outside": """
+import os
+for act in (lambda: os.chmod("@KEEP@", 0o777), lambda: os.utime("@KEEP@", (1, 1)), lambda: os.chown("@KEEP@", 1, 1),
+            lambda: os.setxattr("@KEEP@", "user.a", b"b"), lambda: os.lchown("@KEEP@", 1, 1),
+            lambda: os.chmod("@KEEPDIR@", 0o777), lambda: os.utime("@KEEPDIR@", (1, 1))):
+    try: act()
+    except OSError: pass""",
+    "truncating outside": """
+import os, sys
+for path in ("@KEEP@", os.__file__):
+    size = os.stat(path).st_size
+    for act in (lambda: os.truncate(path, 0), lambda: os.open(path, os.O_RDONLY | os.O_TRUNC)):
+        try: act()
+        except OSError: pass
+    if os.stat(path).st_size != size: print("HARM", path)""",
+    "removing and renaming outside": """
+import os
+for act in (lambda: os.remove("@KEEP@"), lambda: os.rename("@KEEP@", "mine"), lambda: os.link("@SECRET@", "mine"),
+            lambda: os.symlink("@SECRET@", "mine2"), lambda: open("mine3", "w").close() or os.rename("mine3", "@KEEP@"),
+            lambda: os.mkdir("@KEEPDIR@/new"), lambda: os.mknod("@KEEPDIR@/new2")):
+    try: act(); print("HARM")
+    except OSError: pass""",
+    "folders of other programs": """
+import os
+for path in ("..", "../1", "../2"):
+    try: os.listdir(path); print("HARM", path)
+    except OSError: pass""",
+    "nested folders with long names": """
+import os
+for _ in range(40):
+    try: os.mkdir("n" * 200); os.chdir("n" * 200)
+    except OSError: break
+else: print("HARM")""",
     "writing the interpreter": """
 import os, sys
 for path in (sys.executable, os.__file__, sys.prefix + "/harm"):
@@ -191,6 +286,10 @@ for path in ("/dev/mem", "/dev/kmsg", "/dev/vda", "/dev/sda", "/dev/ptmx", "/dev
     "TCP": "import socket; socket.create_connection(('127.0.0.1', @PORT@), 1); print('HARM')",
     "UDP": "import socket; socket.socket(2, 2).sendto(b'x', ('127.0.0.1', @PORT@)); print('HARM')",
     "abstract socket": "import socket; s = socket.socket(1); s.connect('\\0@ABSTRACT@'); print('HARM')",
+    "abstract socket by a datagram pair": """
+import socket
+try: socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)[0].sendto(b"x", "\\0@ABSTRACT@"); print("HARM")
+except OSError: pass""",
     "name service": "import socket; socket.getaddrinfo('localhost', 80, family=16); print('HARM')",
     "netlink": "import socket; socket.socket(16, 3, 0); print('HARM')",
     "io_uring": _SYSCALL + "if syscall(425, 425, 4, ctypes.create_string_buffer(256)) >= 0: print('HARM')",
@@ -203,6 +302,24 @@ for path in ("/dev/mem", "/dev/kmsg", "/dev/vda", "/dev/sda", "/dev/ptmx", "/dev
 pid = syscall(56, 220, 0x10000000 | 17, 0, 0, 0, 0)
 if pid == 0: os._exit(0)
 if pid > 0: print("HARM")""",
+    "other ways to fork": _SYSCALL
+    + """
+for x86, arm, *args in ((57, 220, 17, 0, 0, 0, 0), (58, 220, 0x4111, 0, 0, 0, 0), (56, 220, 17, 0, 0, 0, 0),
+                        (435, 435, ctypes.create_string_buffer(88), 88)):
+    pid = syscall(x86, arm, *args)
+    if pid == 0: os._exit(0)
+    if pid > 0: print("HARM", x86)""",
+    "running another program": _SYSCALL
+    + """
+arguments = (ctypes.c_char_p * 2)(b"/usr/bin/id", None)
+libc.execve(b"/usr/bin/id", arguments, None)
+os.posix_spawn("/usr/bin/id", ["id"], {})""",
+    "signals by other calls": _SYSCALL
+    + """
+for x86, arm, *args in ((200, 130, @SENTINEL@, 15), (129, 138, @SENTINEL@, 15, ctypes.create_string_buffer(128)),
+                        (234, 131, @SENTINEL@, @SENTINEL@, 15), (434, 434, @SENTINEL@, 0)):
+    if syscall(x86, arm, *args) >= 0: print("HARM", x86)""",
+    "asynchronous input": _SYSCALL + "if syscall(206, 0, 65536, ctypes.create_string_buffer(8)) >= 0: print('HARM')",
     "chroot": "import os; os.chroot('.'); print('HARM')",
     "mknod": "import os, stat; os.mknod('mem', 0o666 | stat.S_IFCHR, os.makedev(1, 1)); print('HARM')",
     "setuid": """
@@ -220,7 +337,7 @@ for command in (["su", "-c", "id"], ["mount", "-t", "tmpfs", "x", "."]):
     "keys, bpf, perf": _SYSCALL
     + """
 for x86, arm, *args in ((250, 219, 0, -3, 0, 0), (321, 280, 0, 0, 0), (298, 241, 0, 0, -1, -1, 0), (323, 282, 0)):
-    if syscall(x86, arm, *args) >= 0 or ctypes.get_errno() != 1: print("HARM")""",
+    if syscall(x86, arm, *args) >= 0: print("HARM")""",
     # what outlives a call
     "daemon": """
 import os, time

@@ -3,7 +3,7 @@
     POST {url}/run_code   {"code": "…", "language": "python", "run_timeout": 9.5, "memory_limit_MB": 1024, …}
     200                   {"status": "Success", "run_result": {"status": "Finished", "return_code": 0, "stdout": "…"}}
 
-What is sent is the program within python_cell.py, so that the model reads the same as from the sandboxes of this
+What is sent is the program within cell.py, so that the model reads the same as from the sandboxes of this
 machine: the last expression's value, standard output and errors in their order, short tracebacks.
 """
 
@@ -13,15 +13,16 @@ from typing import Any
 
 from verl.workers.rollout.tools.base_tool import ToolError
 from verl.workers.rollout.tools.http_json import checked_url, json_client, post_json
-from verl.workers.rollout.tools.python_pool import Ended, Output
+from verl.workers.rollout.tools.python import Result
 
-_CELL = (Path(__file__).resolve().parent / "python_cell.py").read_text()
+_CELL = (Path(__file__).resolve().parent / "cell.py").read_text()
 _CALL = """
 import os
 os.dup2(1, 2)
 for stream in (sys.stdout, sys.stderr):
     stream.reconfigure(encoding="utf-8", errors="backslashreplace", line_buffering=True)
-os._exit(run({!r}))
+run({!r})
+os._exit(0)
 """
 SERVER = "the Sandbox Fusion server"
 
@@ -45,13 +46,12 @@ class SandboxFusion:
         self.memory_mb = memory_mb
         self._client, self._places = json_client(self.url), asyncio.Semaphore(at_once)
 
-    async def run(self, code: str, *, deadline: float, margin: float, keep: int) -> tuple[Output, Ended]:
-        """What a program printed, and how it ended.
+    async def run(self, code: str, *, deadline: float, margin: float) -> Result:
+        """Return what a program printed, and how it ended.
 
         Args:
             deadline: of the event loop's time, for the program.
             margin: seconds after it, in which the reply must be here.
-            keep: bytes of output to keep from its start, and from its end.
 
         Raises:
             ToolError: as of `post_json`; `sandbox`, the server's own fault, and `bad_reply`: may be tried again.
@@ -71,7 +71,7 @@ class SandboxFusion:
             }
             reply = await post_json(self._client, self.url, request, timeout=seconds + margin, server=SERVER)
         try:
-            return _result(reply, keep)
+            return _result(reply)
         except (KeyError, TypeError, AttributeError) as error:
             raise ToolError(f"{SERVER} sent an unreadable reply", kind="bad_reply", retry=True) from error
 
@@ -79,17 +79,15 @@ class SandboxFusion:
         await self._client.aclose()
 
 
-def _result(reply: dict[str, Any], keep: int) -> tuple[Output, Ended]:
+def _result(reply: dict[str, Any]) -> Result:
     """Raises KeyError, TypeError or AttributeError for a reply of another form."""
     result = reply["run_result"] if reply["status"] in ("Success", "Failed") else None
     status = result["status"] if result is not None else reply["status"]
     if status not in ("Finished", "TimeLimitExceeded"):  # SandboxError, Error
         raise ToolError(f"{SERVER} could not run the program", kind="sandbox", retry=True)
-    output = Output(keep)
-    for stream in ("stdout", "stderr"):
-        output.add((result[stream] or "").encode("utf-8", "replace"))
+    output = "".join(result[stream] or "" for stream in ("stdout", "stderr")).encode("utf-8", "replace")
     if status == "TimeLimitExceeded":
-        return output, Ended(0, 0.0, "timeout")
+        return Result(output, 0, "timeout")
     if isinstance(result["return_code"], bool) or not isinstance(result["return_code"], int):
         raise TypeError("return_code")
-    return output, Ended(result["return_code"], 0.0, None)
+    return Result(output, result["return_code"])

@@ -1,0 +1,316 @@
+"""The Python tool as a user sees it: real processes. Hostile programs have a file of their own."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.fresh import python_for
+from verl.workers.rollout.tools.base_tool import ToolError
+from verl.workers.rollout.tools.python.confinement import NOT_ALLOWED, numbers
+from verl.workers.rollout.tools.python.tool import AHEAD, PythonTool
+
+SLOW = 20  # seconds that an ordinary call may take on a busy machine
+
+
+class Host:
+    """A tool on an event loop of its own."""
+
+    def __init__(self, **params):
+        self.loop = asyncio.new_event_loop()
+        threading.Thread(target=self.loop.run_forever, daemon=True).start()
+        self.tool = PythonTool(**{"memory_mb": 256, "max_file_mb": 16, "num_workers": 3, **params})
+
+    def do(self, coroutine):
+        return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result(120)
+
+    def call(self, program, timeout=SLOW):
+        return self.do(told(self.tool, textwrap.dedent(program), timeout))
+
+    def processes(self):
+        """Interpreters and their forks."""
+        interpreters = [process for process in psutil.Process().children() if "server" in " ".join(process.cmdline())]
+        return [*interpreters, *(fork for process in interpreters for fork in process.children(recursive=True))]
+
+    def close(self):
+        self.do(self.tool.close())
+        self.loop.call_soon_threadsafe(self.loop.stop)
+
+
+async def told(tool, program, timeout=SLOW):
+    """(text, kind of error or None)."""
+    try:
+        return await tool.execute(program, timeout=timeout), None
+    except ToolError as error:
+        assert error.retry == error.own_fault == (error.kind == "sandbox")
+        return str(error), error.kind
+
+
+@pytest.fixture(scope="module")
+def host():
+    host = Host()
+    yield host
+    host.close()
+
+
+def test_results(host):
+    call = host.call
+    assert call("") == ("", None) and call("x = 1") == ("", None) and call("None") == ("", None)
+    assert call("print(1)\n'a'\n[1, 'é', '中', '😀']") == ("1\n[1, 'é', '中', '😀']\n", None)
+    assert call("import sys\nprint('o')\nprint('e', file=sys.stderr)\nprint('o')") == ("o\ne\no\n", None)
+    assert call("print('a')\nraise SystemExit('bye')") == ("a\nbye\n", None)
+    assert call("import os\nos.write(1, b'\\xff')\nos._exit(3)") == ("\ufffd[exit code 3]", None)
+    assert call("__name__") == ("'__main__'\n", None) and call("'\\ud800'") == ("'\\ud800'\n", None)
+    assert call("import os\nos.getpid() == os.getsid(0) if hasattr(os, 'x') else sorted(os.environ)[:2]")[1] is None
+
+
+def test_equal_programs_print_their_sets_in_equal_order(host):
+    """With other hash seeds in each run the trajectories after a call would differ in spite of equal seeds."""
+    program = "print({str(i) for i in range(99)})\nimport sys\nprint('' in sys.path, hash('a'))"
+    fresh = [sys.executable, "-c", f"import sys\ndel sys.path[0]\n{program}"]
+    done = subprocess.run(fresh, env={"PYTHONHASHSEED": "0"}, capture_output=True, text=True, check=True)
+    assert host.call(program) == (done.stdout, None)
+
+
+def test_an_exception_is_a_result(host):
+    text, kind = host.call("import json\ndef f(x):\n    return json.loads(x)\nprint(1)\nf('{')")
+    lines = text.splitlines()
+    assert kind is None and lines[:2] == ["1", "Traceback (most recent call last):"]
+    assert '  File "<python>", line 3, in f' in lines and "json.decoder.JSONDecodeError: Expecting" in lines[-1]
+    assert sys.prefix not in text and sys.base_prefix not in text and "server" not in text
+    assert host.call("x = (")[0].splitlines()[-1].startswith("SyntaxError: ")
+    assert host.call("x = bytearray(1 << 40)")[0].splitlines()[-1].startswith("MemoryError")
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        "import os; os.fork()",
+        "import os; os.system('true')",
+        "import subprocess; subprocess.run('true')",
+        "import multiprocessing; multiprocessing.Process(target=print).start()",
+        "import multiprocessing; multiprocessing.Pool(1)",
+        "import os; os.mkdir('a')",
+        "open('/etc/passwd')",
+        "open('../a', 'w')",
+        "import socket; socket.socket()",
+        "import urllib.request; urllib.request.urlopen('http://127.0.0.1:1')",
+    ],
+)
+def test_what_is_not_allowed_is_a_sentence(host, program):
+    text, kind = host.call(program)
+    assert kind is None and text.count(NOT_ALLOWED) == 1 and "Error" in text
+
+
+def test_what_programs_use(host):
+    assert host.call(
+        """
+        import asyncio, concurrent.futures, os, shutil, sqlite3, tempfile
+        import numpy
+        print(numpy.arange(4).reshape(2, 2).dot([1, 2]).tolist())
+        with concurrent.futures.ThreadPoolExecutor(8) as pool:
+            print(sum(pool.map(lambda x: x * x, range(9))))
+        with tempfile.NamedTemporaryFile() as file:
+            print(file.write(b"abc"))
+        with tempfile.TemporaryFile() as file:
+            print(file.write(b"abcd"))
+        open("a", "w").write("a")
+        shutil.copy2("a", "b"), os.rename("b", "c"), os.remove("a")
+        print(sorted(os.listdir(".")), open("c").read())
+        base = sqlite3.connect("base")
+        base.execute("create table t(x)"), base.execute("insert into t values(7)"), base.commit()
+        print(base.execute("select * from t").fetchall())
+        async def four():
+            await asyncio.sleep(0.01)
+            return 4
+        print(asyncio.run(four()))
+        open("/dev/null", "w").write("x")
+        """
+    ) == ("[2, 8]\n204\n3\n4\n['c'] a\n[(7,)]\n4\n1\n", None)
+    assert host.call("import sympy\nx = sympy.Symbol('x')\nsympy.solve(x**2 - 4)") == ("[-2, 2]\n", None)
+    draw = "import matplotlib; matplotlib.use('Agg')\nfrom matplotlib import pyplot\npyplot.savefig('a.png')"
+    assert host.call(draw) == ("", None)
+
+
+def test_long_output_loses_its_middle(host):
+    text, kind = host.call("print('first')\nprint('é' * 10**6)\nprint('last')")
+    assert kind is None and text.startswith("first\n") and text.endswith("é\nlast\n")
+    assert "[output truncated: 2000012 bytes were printed" in text and len(text) < 8192 + 100
+    assert host.call("print('x' * 8190)")[0] == "x" * 8190 + "\n"
+    assert host.call("#" * (2 << 20))[1] == "too_long"
+
+
+def test_calls_see_nothing_of_each_other(host):
+    async def two_then_one():
+        write = "import os, math, time\nmath.pi = 3\nopen('left', 'w').write('x')\ntime.sleep(0.3)\nos.listdir('.')"
+        look = "import os, math\n(os.listdir('.'), math.pi > 3.1, 'write' in globals())"
+        both = await asyncio.gather(told(host.tool, write), told(host.tool, look))
+        return *both, await told(host.tool, look)
+
+    empty = ("([], True, False)\n", None)
+    assert host.do(two_then_one()) == (("['left']\n", None), empty, empty)
+
+
+def test_limits_of_time(host):
+    start = time.monotonic()
+    text, kind = host.call("print('so far')\nimport time\ntime.sleep(30)", 1)
+    assert kind == "timeout" and "1 seconds" in text and text.endswith("so far\n")
+    assert time.monotonic() - start < SLOW
+    other = Host(cpu_seconds=1)
+    text, kind = other.call("while True: pass", 60)
+    other.close()
+    assert kind == "cpu" and "1 seconds of CPU time" in text
+
+
+def test_many_calls_at_once_and_cancelled_ones(host):
+    async def many():
+        return await asyncio.gather(*(told(host.tool, f"{i} * 2", 60) for i in range(20)))
+
+    async def cancelled():
+        call = asyncio.ensure_future(host.tool.execute("import time; time.sleep(60)", timeout=60))
+        await asyncio.sleep(0.5)
+        call.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await call
+
+    assert host.do(many()) == [(f"{2 * i}\n", None) for i in range(20)]
+    host.do(cancelled())
+    until = time.monotonic() + SLOW
+    while len(host.processes()) > 2 * (1 + AHEAD) and time.monotonic() < until:
+        time.sleep(0.02)
+    assert len(host.processes()) <= 2 * (1 + AHEAD)
+
+
+def test_a_lost_interpreter_is_replaced_and_close_ends_everything(host):
+    def lose(how):
+        async def during_a_call():
+            call = asyncio.ensure_future(told(host.tool, "import time; time.sleep(60)", 60))
+            await asyncio.sleep(0.5)
+            everybody = host.processes()
+            await how()
+            return everybody, await call
+
+        everybody, (_, kind) = host.do(during_a_call())
+        assert kind == "sandbox" and psutil.wait_procs(everybody, SLOW)[1] == []
+        assert host.call("2") == ("2\n", None)
+
+    async def kill():
+        for process in host.processes():
+            if process.ppid() == os.getpid():
+                process.kill()
+
+    lose(kill)
+    lose(host.tool.close)
+
+
+def test_programs_that_wait_and_are_killed_are_replaced(host):
+    """As the kernel kills them where the machine runs out of memory."""
+    host.call("1")
+    for process in host.processes():
+        if process.ppid() != os.getpid():
+            process.kill()
+    kinds = [host.call("6 * 7") for _ in range(2 * AHEAD)]
+    assert kinds[-1] == ("42\n", None) and {kind for _, kind in kinds} <= {None, "sandbox"}
+
+
+PARENT = """
+import asyncio, psutil
+from verl.workers.rollout.tools.python.tool import PythonTool
+async def main():
+    tool = PythonTool(num_workers=2)
+    await tool.execute("1", timeout=60)
+    call = asyncio.ensure_future(tool.execute("import time; time.sleep(60)", timeout=60))
+    await asyncio.sleep(1)
+    print(tool._interpreters[False]._folder)
+    print(*(process.pid for process in psutil.Process().children(recursive=True)), flush=True)
+    await call
+asyncio.run(main())
+"""
+
+
+@pytest.mark.slow
+def test_programs_and_their_files_end_with_a_killed_trainer():
+    parent = subprocess.Popen(python_for(PARENT), stdout=subprocess.PIPE, text=True)
+    folder = Path(parent.stdout.readline().strip())
+    everybody = [psutil.Process(int(pid)) for pid in parent.stdout.readline().split()]
+    assert len(everybody) == 2 + AHEAD and folder.is_dir()
+    parent.send_signal(signal.SIGKILL)
+    parent.wait()
+    assert psutil.wait_procs(everybody, SLOW)[1] == []
+    assert not folder.exists()
+
+
+def test_preload_and_another_interpreter(tmp_path):
+    look = "import sys\nprint('fractions' in sys.modules, 'verl' in sys.modules)"
+    other = Host(preload=["fractions"])
+    assert other.call(look) == ("True False\n", None)  # the text names it
+    assert other.call(look.replace("fractions", "frac' + 'tions")) == ("False False\n", None)
+    other.close()
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "envs" / "some"], check=True)
+    other = Host(conda_path=str(tmp_path), conda_env="some")
+    other.do(other.tool.start(timeout=60))  # it has neither numpy nor sympy
+    assert other.call("import sys; sys.prefix") == (f"'{tmp_path / 'envs' / 'some'}'\n", None)
+    other.close()
+
+
+def test_the_trial_fails_where_programs_would(tmp_path):
+    with pytest.raises(ToolError, match="no_such_module"):
+        asyncio.run(PythonTool(preload=["no_such_module"]).start(timeout=60))
+    broken = tmp_path / "python"
+    broken.write_text("#!/bin/sh\nexit 3\n")
+    broken.chmod(0o755)
+    with pytest.raises(ToolError, match="has ended"):
+        asyncio.run(PythonTool(python_path=str(broken)).start(timeout=60))
+    asyncio.run(PythonTool().start(timeout=60))
+
+
+@pytest.mark.parametrize(
+    "params, named",
+    [
+        ({"python_path": "/no/such/python"}, "/no/such/python"),
+        ({"conda_path": "/no/such", "conda_env": "x"}, "/no/such/envs/x/bin/python"),
+        ({"conda_path": "/no/such"}, "conda_env"),
+        ({"conda_path": "/x", "conda_env": "x", "python_path": "/x"}, "python_path"),
+        ({"memory_mb": 1}, "memory_mb"),
+        ({"cpu_seconds": 0}, "cpu_seconds"),
+        ({"cpu_seconds": 1.5}, "cpu_seconds"),
+        ({"max_file_mb": -1}, "max_file_mb"),
+        ({"max_output_chars": "8"}, "max_output_chars"),
+        ({"num_workers": 65}, "num_workers"),
+        ({"num_workers": True}, "num_workers"),
+        ({"preload": "numpy"}, "preload"),
+    ],
+)
+def test_bad_params(params, named):
+    with pytest.raises(ValueError, match=named):
+        PythonTool.check(**params)
+
+
+@pytest.mark.parametrize("column, header", [(1, "x86_64-linux-gnu/asm/unistd_64.h"), (2, "asm-generic/unistd.h")])
+def test_numbers_of_system_calls(column, header):
+    """Against the kernel's own headers, which the compiler brings."""
+    from verl.workers.rollout.tools.python import confinement
+
+    file = Path("/usr/include") / header
+    if not file.exists():
+        pytest.skip(f"no {file}: of another processor, or without linux-libc-dev")
+    defined = {}
+    for line in file.read_text().splitlines():
+        words = line.replace("__NR3264_", "__NR_").split()
+        if len(words) >= 3 and words[0] == "#define" and words[1].startswith("__NR_") and words[2].isdigit():
+            defined[words[1].removeprefix("__NR_")] = int(words[2])
+    tables = [confinement._ALLOWED, confinement._WITHOUT_EFFECT, *confinement._CHECKED]
+    for table in tables:
+        for name, number in numbers(table, column).items():
+            other = {"newfstatat": "fstatat"}.get(name, name) if column == 2 else name
+            # a header older than a system call does not define it
+            assert defined.get(other, defined.get(name, number)) == number, name
+    assert len(defined) > 250

@@ -1,0 +1,203 @@
+"""Runs in the sandbox's interpreter: makes the imports, forks a confined process for each program, watches it.
+
+    trainer  == control socket ==>  server    for each process to fork: two sockets, for its program and its end
+    trainer  == end socket ==>      server    "run" when it gives a program; closed, the process is killed
+    trainer  <== end socket ==      server    (exit code or -signal, "disk", "threads" or "cpu" where it was killed)
+    trainer  <== end socket ==      process   "why", a string, if it could not be confined
+    trainer  <=> program socket ==> process   the program, up to end of file; then all that it prints
+
+A process is forked and confined before it is needed. Before the program starts it closes all but the program's socket,
+so that a program can say nothing in the server's name. A fork costs most by the pages that change after it: so few
+modules are imported here, and few lines run then.
+"""
+
+import _socket
+import ast
+import contextlib
+import gc
+import os
+import select
+import stat
+import sys
+import time
+import types
+
+from cell import NAME, run
+from confinement import MAX_THREADS, NOT_ALLOWED, Confinement, status_of
+
+WATCH_EVERY, FILE_BYTES, SIGKILL = 0.05, 4096, 9  # seconds; an empty file counts as these bytes
+FIRST_UID, UIDS = 61184, 4000  # of programs where there is no Landlock: no account has them
+# audited events of Python: a program is told at once what the kernel would refuse, and `os.system` would not tell
+REFUSED = {"os.fork", "os.forkpty", "os.system", "os.posix_spawn", "os.exec", "subprocess.Popen", "pty.spawn"}
+REFUSED |= {"socket.connect", "socket.getaddrinfo", "socket.gethostbyname", "os.mkdir"}
+
+
+class Server:
+    """Forks, watches, ends and reaps the programs' processes, each with a folder of its own in `folder`."""
+
+    def __init__(self, control, confinement, folder):
+        self.control, self.confinement, self.folder, self.count = control, confinement, folder, 0
+        self.programs, self.ends, self.poll = {}, {}, select.poll()  # by descriptors of processes and end sockets
+        self.poll.register(control, select.POLLIN)
+
+    def run(self):
+        """Serve until the trainer closes the control socket."""
+        watch_at = 0.0
+        while True:
+            some_run = any(program.runs for program in self.programs.values())
+            # the control socket comes first: a descriptor that a later one closes is not taken anew in this round
+            for fd, _ in self.poll.poll(1000 * WATCH_EVERY if some_run else None):
+                if fd in self.programs:
+                    self.reap(fd)
+                elif fd in self.ends:
+                    self.ends[fd].runs = True
+                    if not self.ends[fd].end.recv(16):
+                        self.poll.unregister(fd)
+                        os.kill(self.ends[fd].pid, SIGKILL)
+                elif fd == self.control.fileno() and not self.fork():
+                    return
+            if some_run and time.monotonic() >= watch_at:
+                for program in self.programs.values():
+                    if program.runs and program.reason is None:
+                        with contextlib.suppress(OSError, StopIteration):  # it has ended since
+                            self.watch(program)
+                watch_at = time.monotonic() + WATCH_EVERY
+
+    def fork(self):
+        """Do what the trainer asks for; False where it has closed."""
+        _, ancillary, _, _ = self.control.recvmsg(1, _socket.CMSG_SPACE(8))
+        if not ancillary:
+            return False
+        sock, end = (int.from_bytes(ancillary[0][2][i : i + 4], sys.byteorder) for i in (0, 4))
+        self.count += 1
+        program = types.SimpleNamespace(folder=f"{self.folder}/{self.count}", reason=None, runs=False)
+        program.end = _socket.socket(fileno=end)
+        try:
+            os.mkdir(program.folder, 0o700)
+            if not self.confinement.landlock:
+                os.chown(program.folder, FIRST_UID + self.count % UIDS, -1)
+            program.pid = os.fork()
+            if program.pid == 0:
+                try:
+                    self.become(program, sock)
+                finally:
+                    os._exit(1)
+            process = os.pidfd_open(program.pid)
+            self.programs[process] = self.ends[end] = program
+            for fd in (process, end):
+                self.poll.register(fd, select.POLLIN)
+        except OSError as error:
+            program.end.send(repr(str(error)).encode())
+        os.close(sock)
+        return True
+
+    def become(self, program, sock):
+        """In the fork: confine it, wait for the program, run it. Does not return."""
+        try:
+            os.setsid()
+            os.chdir(program.folder)
+            self.confinement.apply(program.folder)
+        except Exception as error:
+            program.end.send(repr(f"{type(error).__name__}: {error}").encode())
+            raise
+        os.dup2(sock, 1)
+        os.dup2(sock, 2)
+        os.closerange(3, 256)
+        compile(
+            "f(0)", NAME, "exec"
+        )  # pages that any compilation changes become this process's own ahead of the program
+        code = bytearray()
+        while part := os.read(1, 1 << 16):
+            code += part
+        sys.addaudithook(refuse)
+        run(bytes(code).decode("utf-8", "replace"), NOT_ALLOWED)
+        os._exit(0)
+
+    def watch(self, program):
+        """End a program whose files or threads are too many; no resource limit counts either sum.
+
+        Its files are those in its folder, and those that it has removed and holds open. A removed file that is mapped
+        is too much, as its size cannot be seen. Without Landlock it has another user id, which hides what is open.
+        """
+        total, limit, process = 0, self.confinement.file_bytes, f"/proc/{program.pid}"
+        for where in (program.folder, f"{process}/fd")[: 2 if self.confinement.landlock else 1]:
+            for name in os.listdir(where):
+                with contextlib.suppress(OSError):  # it has been removed or closed since
+                    status = os.stat(f"{where}/{name}", follow_symlinks=where != program.folder)
+                    if where == program.folder or stat.S_ISREG(status.st_mode) and not status.st_nlink:
+                        total += FILE_BYTES + 512 * status.st_blocks
+        if self.confinement.landlock:
+            with open(f"{process}/maps") as maps:
+                mapped = any(program.folder in line and line.endswith("(deleted)\n") for line in maps)
+                total += limit + 1 if mapped else 0
+        if total > limit:
+            program.reason = "disk"
+        elif int(status_of(program.pid, "Threads")) > MAX_THREADS:
+            program.reason = "threads"
+        if program.reason:
+            os.kill(program.pid, SIGKILL)
+
+    def reap(self, process):
+        """Wait for a process, remove its folder, and tell the trainer how it has ended."""
+        program = self.programs.pop(process)
+        _, status, usage = os.wait4(program.pid, 0)
+        for name in os.listdir(program.folder):
+            os.unlink(f"{program.folder}/{name}")
+        os.rmdir(program.folder)
+        code = -os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
+        if code == -SIGKILL and usage.ru_utime + usage.ru_stime > 0.9 * self.confinement.cpu_seconds:
+            program.reason = program.reason or "cpu"
+        with contextlib.suppress(OSError):  # closed with a "run" unread it would be reset
+            program.end.recv(16, _socket.MSG_DONTWAIT)
+        with contextlib.suppress(OSError):  # the trainer has closed
+            program.end.send(repr((code, program.reason)).encode())
+        del self.ends[program.end.fileno()]
+        for fd in (process, program.end.fileno()):
+            with contextlib.suppress(KeyError):  # the trainer has closed
+                self.poll.unregister(fd)
+            os.close(fd)
+        program.end.detach()
+
+
+def refuse(event, _):
+    """An audit hook of a program; the kernel remains the guard."""
+    if event in REFUSED:
+        raise PermissionError(NOT_ALLOWED)
+
+
+def main():
+    """Started with a descriptor of the control socket and tool.py's `spec` with a folder, as text."""
+    os.environ.update(dict.fromkeys(("HOME", "TMPDIR", "MPLCONFIGDIR"), "."))  # a program's folder
+    control, spec = _socket.socket(fileno=int(sys.argv[1])), ast.literal_eval(sys.argv[2])
+    os.umask(0o077)
+    try:
+        with open("/proc/self/oom_score_adj", "w") as file:  # a program before the trainer
+            file.write("1000")
+        for module in spec["preload"]:
+            with contextlib.suppress(ImportError if spec["optional"] else ()):
+                __import__(module)
+        confinement = Confinement(spec["memory_mb"], spec["cpu_seconds"], spec["max_file_mb"])
+    except Exception as error:
+        control.send(repr(f"{type(error).__name__}: {error}").encode())
+        return
+    os.chmod(spec["folder"], 0o711)  # programs with user ids of their own must find their folders
+    errors, (here, _) = os.dup(2), _socket.socketpair()
+    for fd, name in ((1, "stdout"), (2, "stderr")):  # made for sockets, which a program's own then replaces
+        os.dup2(here.fileno(), fd)
+        stream = open(fd, "w", encoding="utf-8", errors="backslashreplace", buffering=1, closefd=False)
+        setattr(sys, name, stream)
+        setattr(sys, f"__{name}__", stream)
+    os.dup2(errors, 2)
+    for name in ("cell", "confinement", "server"):  # a program may have modules of these names
+        sys.modules.pop(name, None)
+    control.send(repr(confinement.landlock).encode())
+    gc.collect()
+    gc.freeze()  # a collection in a program would copy every page
+    server = Server(control, confinement, spec["folder"])
+    try:
+        server.run()
+    finally:
+        for process in list(server.programs):
+            os.kill(server.programs[process].pid, SIGKILL)
+            server.reap(process)
+        os.rmdir(spec["folder"])

@@ -1,0 +1,289 @@
+"""The Python tool: runs a program that the model wrote and gives what it printed.
+
+    <python>                                  -> "1 1\\n3\\n"
+    a, b = 1, 1
+    print(a, b)
+    a + 2 * b
+    </python>
+
+The program is hostile: it runs confined in a process of its own, or on a Sandbox Fusion server.
+"""
+
+import ast
+import asyncio
+import contextlib
+import itertools
+import logging
+import os
+import shutil
+import socket
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from verl.workers.rollout.tools.base_tool import BaseTool, ToolError
+from verl.workers.rollout.tools.python import Result
+from verl.workers.rollout.tools.python.confinement import MAX_THREADS
+from verl.workers.rollout.tools.python.sandbox_fusion import SandboxFusion
+
+logger = logging.getLogger(__name__)
+
+MAX_CODE_BYTES, MAX_OUTPUT_BYTES, START_SECONDS = 1 << 20, 4 << 20, 120
+USUAL_MODULES, AHEAD = ("numpy", "sympy"), 2  # processes that wait for a program
+MAX_PROGRAMS = 64  # at once: a socket's buffer holds some 270 messages to the server
+# takes a module, a file, a thread; a socket must be refused
+TRIAL = """
+import colorsys, socket, threading
+try: print(socket.socket())
+except OSError: open("six", "w").write("6")
+threading.Thread(target=lambda: print(int(open("six").read()) * 7)).start()
+while threading.active_count() > 1: pass"""
+# -I would do without "" in the path, but also without the hash seed
+_START = "import sys; sys.path[0] = sys.argv.pop(1); import server; main = server.main; del sys.path[0], server; main()"
+# equal programs print their sets in equal order; what is bound after a fork would be bound in each program
+_ENVIRONMENT = {"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8", "PYTHONHASHSEED": "0", "LD_BIND_NOW": "1"}
+_ENVIRONMENT |= dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+
+
+class SandboxError(Exception):
+    """No program can run: the interpreter did not start or has ended, or its forks cannot be confined."""
+
+
+class PythonTool(BaseTool):
+    """Runs Python programs, as a notebook runs a cell: the last expression's value is printed too.
+
+    A program ends with its main thread: no atexit handlers, no waiting for other threads. An exception in it is a
+    result like any other. What it may not do is in confinement.NOT_ALLOWED.
+
+    Args:
+        conda_path, conda_env: the interpreter is {conda_path}/envs/{conda_env}/bin/python.
+        python_path: any interpreter from 3.9 on, instead; default the trainer's.
+        memory_mb: MiB of memory that a program may take beyond the interpreter's own.
+        cpu_seconds: CPU seconds of a program.
+        max_file_mb: MiB of all files of a program.
+        max_output_chars: characters that the model reads; of a longer output the middle is left out.
+        num_workers: programs that run at once, at most 64; more wait, within their timeout.
+        preload: modules imported once, for all programs whose text names one of them. None: those of numpy and sympy
+            that the interpreter has.
+        sandbox_fusion_url: programs run on this Sandbox Fusion server instead. Of the other arguments memory_mb,
+            max_output_chars and num_workers apply, the rest must be left out: interpreter and limits are the server's.
+
+    Raises:
+        ValueError: a value out of range; an interpreter that is not there.
+    """
+
+    name, trigger_tag = "python", "python"
+
+    def __init__(
+        self,
+        conda_path: str | None = None,
+        conda_env: str | None = None,
+        python_path: str | None = None,
+        *,
+        memory_mb: int = 1024,
+        cpu_seconds: int = 60,
+        max_file_mb: int = 64,
+        max_output_chars: int = 8192,
+        num_workers: int = 16,
+        preload: Sequence[str] | None = None,
+        sandbox_fusion_url: str | None = None,
+    ):
+        self.python = _executable(python_path, conda_path, conda_env)
+        self.limits = {"memory_mb": memory_mb, "cpu_seconds": cpu_seconds, "max_file_mb": max_file_mb}
+        self.limits |= {"max_output_chars": max_output_chars, "num_workers": num_workers}
+        for name, value in self.limits.items():
+            low, high = 64 if name == "memory_mb" else 1, MAX_PROGRAMS if name == "num_workers" else 1 << 31
+            if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+                raise ValueError(f"{name}={value!r}: expected a whole number from {low} to {high}")
+        if isinstance(preload, str) or not all(isinstance(module, str) for module in preload or ()):
+            raise ValueError(f"preload={preload!r}: expected a list of modules' names")
+        self.preload, self.optional = list(USUAL_MODULES if preload is None else preload), preload is None
+        self._places, self._starting = asyncio.Semaphore(num_workers), asyncio.Lock()
+        self._interpreters: dict[bool, Interpreter] = {}  # without and with the preloaded modules
+        self._fusion = None
+        if sandbox_fusion_url is not None:
+            local = {"conda_path": conda_path, "conda_env": conda_env, "python_path": python_path, "preload": preload}
+            if unused := [name for name, value in local.items() if value]:
+                raise ValueError(f"{', '.join(unused)}: expected none of it beside sandbox_fusion_url")
+            self._fusion = SandboxFusion(sandbox_fusion_url, memory_mb=memory_mb, at_once=num_workers)
+
+    @classmethod
+    def check(cls, **params) -> None:
+        cls(**params)
+
+    async def start(self, *, timeout: float) -> None:
+        """Run a trial program, without and with the preloaded modules. Raises ToolError if it fails."""
+        local = [f"# {names}{TRIAL}" for names in ("", ", ".join(self.preload))]
+        for program in local if self._fusion is None else ["print(42)"]:
+            printed = await self.execute(program, timeout=timeout)
+            if printed != "42\n":
+                raise ToolError(f"a trial program printed {printed!r}", kind="sandbox", retry=True)
+
+    async def execute(self, content: str, *, timeout: float) -> str:
+        """Return what a program prints, which may be indented as a whole or in a Markdown fence.
+
+        It is stopped a little before the timeout, which counts the wait for a free place too, so that the model reads
+        what it had printed.
+
+        Raises:
+            ToolError: kinds `timeout`, `cpu`, `disk`, `threads`, `output`, `crash`, `too_long`: the program's own
+                fault, no retry. `sandbox`: ours, retry. Of a server: those of sandbox_fusion.py too.
+        """
+        loop, margin, code = asyncio.get_running_loop(), min(0.5, timeout / 10), content.encode("utf-8", "replace")
+        deadline = loop.time() + timeout - margin
+        if len(code) > MAX_CODE_BYTES:
+            raise ToolError(f"The program is longer than {MAX_CODE_BYTES} bytes.", kind="too_long", retry=False)
+        if self._fusion is not None:
+            return self._answer(await self._fusion.run(code.decode(), deadline=deadline, margin=margin), timeout)
+        try:
+            async with self._places:
+                interpreter = await self._interpreter(any(name.split(".")[0] in content for name in self.preload))
+                return self._answer(await interpreter.run(code, max(deadline - loop.time(), 0.01)), timeout)
+        except SandboxError as error:
+            raise ToolError(f"The Python sandbox is not available ({error}).", kind="sandbox", retry=True) from error
+
+    def _answer(self, result: Result, timeout: float) -> str:
+        text, most = result.output.decode("utf-8", "replace"), self.limits["max_output_chars"]
+        if len(text) > most:
+            notice = f"\n[output truncated: {len(result.output)} bytes were printed, the middle is left out]\n"
+            text = text[: most - most // 2] + notice + text[len(text) - most // 2 :]
+        kind = result.reason or ("crash" if result.code < 0 else None)
+        if kind is None:
+            return text + (f"[exit code {result.code}]" if result.code else "")
+        what = {
+            "timeout": f"The program ran longer than {timeout:g} seconds and was stopped.",
+            "output": f"The program printed more than {MAX_OUTPUT_BYTES >> 20} MiB and was stopped.",
+            "disk": f"The program's files need more than {self.limits['max_file_mb']} MiB.",
+            "threads": f"The program has more than {MAX_THREADS} threads.",
+            "cpu": f"The program used more than {self.limits['cpu_seconds']} seconds of CPU time.",
+            "crash": f"The Python interpreter was ended by signal {-result.code}.",
+        }[kind]
+        raise ToolError(what + (f" Output until then:\n{text}" if text else ""), kind=kind, retry=False)
+
+    async def _interpreter(self, preloaded: bool) -> "Interpreter":
+        """The interpreter without or with the preloaded modules; it is started where it does not run."""
+        async with self._starting:
+            interpreter = self._interpreters.get(preloaded)
+            if interpreter is None or not interpreter.alive:
+                if interpreter is not None:
+                    logger.warning(f"python tool: {self.python} has ended and is started again")
+                    await interpreter.close()
+                spec = {"preload": self.preload if preloaded else [], "optional": self.optional} | self.limits
+                interpreter = self._interpreters[preloaded] = Interpreter(self.python, spec)
+                if not await interpreter.start():
+                    logger.warning("no Landlock: programs of the Python tool see, and leave, files where all users do")
+        return interpreter
+
+    async def close(self) -> None:
+        """End all programs and interpreters. A later call starts anew, unless on a server."""
+        if self._fusion is not None:
+            await self._fusion.close()
+        while self._interpreters:
+            await self._interpreters.popitem()[1].close()
+
+
+class Interpreter:
+    """An interpreter that has made its imports; programs run in its confined forks, which are made ahead of need.
+    `spec` holds preload, optional (whether one of these modules may be missing), memory_mb, cpu_seconds, max_file_mb.
+    """
+
+    def __init__(self, python: str, spec: dict):
+        self.python, self.spec, self.alive = python, spec, False
+        self._waiting: list[tuple[socket.socket, socket.socket]] = []  # program, end: see server.py
+
+    async def start(self) -> int:
+        """Start it and its first forks; return the version of the kernel's Landlock, 0 without.
+        Raises SandboxError if it does not start or lacks a module, or if the machine cannot confine a program."""
+        self._folder = tempfile.mkdtemp(prefix="python_tool_")
+        self._control, theirs = _sockets(socket.SOCK_SEQPACKET)
+        command = [self.python, "-s", "-B", "-X", "utf8", "-c", _START, str(Path(__file__).resolve().parent)]
+        command += [str(theirs.fileno()), repr(self.spec | {"folder": self._folder})]
+        pipes = {
+            "pass_fds": [theirs.fileno()],
+            "stdin": asyncio.subprocess.DEVNULL,
+            "stdout": asyncio.subprocess.DEVNULL,
+        }
+        with theirs:
+            self._process = await asyncio.create_subprocess_exec(
+                *command, **pipes, env=_ENVIRONMENT, cwd="/", start_new_session=True
+            )
+        loop, self.alive = asyncio.get_running_loop(), True
+        reply = await asyncio.wait_for(loop.sock_recv(self._control, 1 << 16), START_SECONDS)
+        landlock = self._told(reply)
+        for _ in range(AHEAD):
+            self._fork()
+        return landlock
+
+    def _told(self, reply: bytes):
+        """What the server says. Raises SandboxError where that is a string: a fault; or nothing: its end."""
+        self.alive = self.alive and bool(reply)
+        told = ast.literal_eval(reply.decode()) if self.alive else "it has ended"
+        if isinstance(told, str):
+            raise SandboxError(f"{self.python}: {told}")
+        return told
+
+    async def run(self, code: bytes, seconds: float) -> Result:
+        """Run a program, a text in UTF-8, to its end, or until this many seconds have passed.
+        Raises SandboxError if its process could not be confined, or the interpreter has ended."""
+        self._fork()
+        (program, end), loop, output = self._waiting.pop(0), asyncio.get_running_loop(), bytearray()
+
+        async def talk() -> Result:
+            end.send(b"run")
+            await loop.sock_sendall(program, code)
+            program.shutdown(socket.SHUT_WR)
+            with contextlib.suppress(ConnectionResetError):
+                while part := await loop.sock_recv(program, 1 << 16):
+                    output.extend(part)
+                    if len(output) > MAX_OUTPUT_BYTES:
+                        return Result(bytes(output), 0, "output")
+            return Result(bytes(output), *self._told(await loop.sock_recv(end, 1 << 12)))
+
+        try:
+            return await asyncio.wait_for(talk(), seconds)
+        except asyncio.TimeoutError:
+            return Result(bytes(output), 0, "timeout")
+        except OSError as error:
+            with contextlib.suppress(BlockingIOError):
+                self._told(end.recv(1 << 12))
+            raise SandboxError("its process has ended before it read the program") from error
+        finally:  # which kills it, if it runs
+            program.close()
+            end.close()
+
+    def _fork(self) -> None:
+        (program, theirs), (end, its_end) = _sockets(socket.SOCK_STREAM), _sockets(socket.SOCK_SEQPACKET)
+        self._waiting.append((program, end))
+        with theirs, its_end:
+            try:
+                socket.send_fds(self._control, [b"+"], [theirs.fileno(), its_end.fileno()])
+            except OSError:
+                self._told(b"")
+
+    async def close(self) -> None:
+        """End all programs and the interpreter, and remove their folders."""
+        self.alive = False
+        self._control.close()
+        for sock in itertools.chain(*self._waiting):
+            sock.close()
+        await self._process.wait()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def _sockets(kind: int) -> tuple[socket.socket, socket.socket]:
+    """Our end of a pair, which does not block, and the other."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, kind)
+    ours.setblocking(False)
+    return ours, theirs
+
+
+def _executable(python_path: str | None, conda_path: str | None, conda_env: str | None) -> str:
+    if (conda_path is None) != (conda_env is None) or (conda_path and python_path):
+        raise ValueError("python_path, conda_path, conda_env: expected the first, or both of the others, or none")
+    conda = conda_path and Path(conda_path, "envs", conda_env, "bin", "python")
+    # where this process is a fork, `sys.executable` is the client of scripts/fork_server.py
+    path = Path(conda or python_path or os.environ.get("FORK_SERVER_PYTHON", sys.executable)).expanduser()
+    if not (path.is_file() and os.access(path, os.X_OK)):
+        raise ValueError(f"{path}: expected an interpreter; see python_path, or conda_path and conda_env")
+    return os.path.abspath(path)
