@@ -22,6 +22,7 @@ from verl.trainer.preflight import (
     check_resume_path,
     check_reward_rows,
     check_same_method,
+    check_tools,
     check_typed_sections,
     needed_ray_cpus,
     prepare_run_dir,
@@ -343,3 +344,12 @@ def test_parts_that_do_not_fit_are_named(overrides, message):
     with pytest.raises(PreflightError) as error:
         check_parts(explore(*overrides))
     assert message in str(error.value)
+
+
+def test_a_tool_that_does_not_work_ends_a_run_before_it_begins():
+    python = f"{ROLLOUT}.tools.tool_instances.python.params"
+    with_tools = ["tree=arpo", "environment=tools"]
+    check_tools(explore(*with_tools))
+    with pytest.raises(PreflightError, match="tool_instances.python: its calls would fail.*no_such_module"):
+        check_tools(explore(*with_tools, f"+{python}.preload=[no_such_module]", f"{ROLLOUT}.tools.retry_count=0"))
+    check_tools(explore("tree=latr"))

@@ -11,9 +11,10 @@ from tests.trainer.ppo.toy_step import ACTOR, ROLLOUT, MemoryQueue, config_of, t
 from verl.trainer.ppo.aepo_algos import STANDARDISED_ENTROPY
 from verl.trainer.ppo.v1.batch_rows import ORDER, PROBLEM, BatchRows
 from verl.trainer.ppo.v1.components import components_of
+from verl.trainer.ppo.v1.tree_reports import broken_tools
 from verl.utils import tensordict_utils as tu
 from verl.workers.config.prefix_tree import SKIP_ZERO_ADVANTAGES
-from verl.workers.rollout.trajectory_tree import OCCURRENCE
+from verl.workers.rollout.trajectory_tree import OCCURRENCE, TOOL_FAULTS, TREE_METRICS
 from verl.workers.utils import field_losses
 
 # two prompts; key -> reward, mask, entropies, segments. The last row is one that upstream adds to fill the batch up: a
@@ -85,6 +86,20 @@ def test_a_trajectory_alone_in_its_group_has_advantage_0(queue, adv_estimator):
     assert all(advantages["p_0_0"]) and all(advantages["p_1_0"])
     if adv_estimator == "grpo":  # the only estimator of upstream that knows sessions
         assert not any(advantages["r_0_0"] + advantages["r_0_1"])
+
+
+def test_a_tool_whose_every_call_failed_by_its_own_fault_ends_the_run(queue):
+    def tools(key, faults, **numbers):
+        metrics = {f"tool_{name}/{what}": float(n) for name, pair in numbers.items() for what, n in pair.items()}
+        queue.rows[key]["extra_fields"] = {TREE_METRICS: metrics, TOOL_FAULTS: faults}
+
+    tools("p_0_0", {"python": "no sandbox"}, python={"calls": 2, "own_faults": 2}, search={"calls": 3, "own_faults": 2})
+    tools("q_0_0", {}, python={"calls": 1, "own_faults": 0})
+    assert broken_tools(BatchRows(queue.batch())) == {}
+    tools("q_0_0", {}, python={"calls": 1, "own_faults": 1}, search={"calls": 1, "own_faults": 1})
+    assert broken_tools(BatchRows(queue.batch())) == {"python": "no sandbox"}
+    with pytest.raises(RuntimeError, match="every call of the tool python failed, by its own fault: no sandbox"):
+        trainer("grpo")._compute_advantage(queue.batch(), {})
 
 
 def test_a_number_for_each_token(queue):

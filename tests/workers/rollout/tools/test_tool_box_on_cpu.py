@@ -7,7 +7,7 @@ import pytest
 
 from verl.workers.rollout.tools import tool_box
 from verl.workers.rollout.tools.base_tool import BaseTool, ToolError, ToolOutput
-from verl.workers.rollout.tools.tool_box import ToolBox, ToolsConfig
+from verl.workers.rollout.tools.tool_box import ToolBox, ToolsConfig, try_tools
 
 
 class Scripted(BaseTool):
@@ -166,3 +166,47 @@ def test_two_tools_of_one_tag_are_refused():
     entry = {"class_path": f"{__name__}.Scripted"}
     with pytest.raises(ValueError, match="a second tool for <do>"):
         ToolBox(ToolsConfig(tool_instances={"a": entry, "b": entry}))
+
+
+class Starting(Scripted):
+    """Its start does what the script says."""
+
+    async def start(self, *, timeout):
+        await self.execute("", timeout=timeout)
+
+
+def starting(script, **config):
+    entry = {"class_path": f"{__name__}.Starting", "params": {"script": script}}
+    return ToolsConfig(tool_instances={"scripted": entry}, **config)
+
+
+def test_a_tool_shows_that_it_works_before_a_run_begins(caplog):
+    busy = ToolError("busy", kind="http_503", retry=True)
+    try_tools(starting([busy, "fine"]))
+    broken = starting([ToolError("no namespaces", kind="sandbox", retry=False)])
+    with pytest.raises(ValueError, match="tool_instances.scripted: its calls would fail: no namespaces"):
+        try_tools(broken)
+    with pytest.raises(ValueError, match="busy"):
+        try_tools(starting([busy] * 4, retry_count=3))
+    try_tools(starting([busy], retry_count=0, fail_on_error=False))
+    assert "its calls would fail: busy" in caplog.text
+
+    async def where_a_loop_runs():
+        try_tools(starting(["fine"]))
+
+    asyncio.run(where_a_loop_runs())
+
+
+@pytest.mark.parametrize(
+    "step, own_fault",
+    [
+        (ToolError("no dice", kind="bad_number", retry=False), False),
+        (ToolError("down", kind="unreachable", retry=True), True),
+        (ToolError("no key", kind="http_401", retry=False, own_fault=True), True),
+        (ZeroDivisionError(), True),
+        (9, True),
+        ("fine", False),
+    ],
+)
+def test_who_is_at_fault(step, own_fault):
+    assert call(box([step], retry_count=0, timeout=0.05)).own_fault == own_fault

@@ -194,6 +194,16 @@ def test_a_call_that_was_never_opened_is_told_and_counted():
     assert "Error: search was closed but not opened" in texts(tree)[0] and tree.metrics["tool_failures"] == 1
 
 
+def test_a_tools_own_fault_is_counted_and_kept(monkeypatch):
+    async def down(self, content, *, timeout):
+        raise ToolError("no <key>", kind="http_401", retry=False, own_fault=True)
+
+    monkeypatch.setattr(Library, "execute", down)
+    tree = grow(ToyPolicy(calls=1), n=1)
+    assert tree.metrics["tool_search/own_faults"] == 1
+    assert [s.info["fault"] for s in tree.segments if s.author == TOOL] == ["Error: no <key>"]
+
+
 def test_a_tools_failure_is_told_to_the_model(monkeypatch):
     async def down(self, content, *, timeout):
         raise ToolError("the server is down", kind="connect", retry=False)
@@ -201,7 +211,7 @@ def test_a_tools_failure_is_told_to_the_model(monkeypatch):
     monkeypatch.setattr(Library, "execute", down)
     tree = grow(ToyPolicy(calls=1), n=2, initial_rollouts=2)
     assert all("Error: the server is down" in text and text.endswith("<|im_end|>") for text in texts(tree))
-    assert tree.metrics["tool_search/failures"] == 2
+    assert tree.metrics["tool_search/failures"] == 2 and tree.metrics["tool_search/own_faults"] == 0
     assert [s.info["error"] for s in tree.segments if s.author == TOOL] == ["connect", "connect"]
 
 
