@@ -351,5 +351,5 @@ def test_a_tool_that_does_not_work_ends_a_run_before_it_begins():
     with_tools = ["tree=arpo", "environment=tools"]
     check_tools(explore(*with_tools))
     with pytest.raises(PreflightError, match="tool_instances.python: its calls would fail.*no_such_module"):
-        check_tools(explore(*with_tools, f"+{python}.preload=[no_such_module]", f"{ROLLOUT}.tools.retry_count=0"))
+        check_tools(explore(*with_tools, f"+{python}.preload=[no_such_module]", f"{ROLLOUT}.tools.retry_count=1"))
     check_tools(explore("tree=latr"))

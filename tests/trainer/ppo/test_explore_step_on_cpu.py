@@ -93,10 +93,15 @@ def test_a_tool_whose_every_call_failed_by_its_own_fault_ends_the_run(queue):
         metrics = {f"tool_{name}/{what}": float(n) for name, pair in numbers.items() for what, n in pair.items()}
         queue.rows[key]["extra_fields"] = {TREE_METRICS: metrics, TOOL_FAULTS: faults}
 
-    tools("p_0_0", {"python": "no sandbox"}, python={"calls": 2, "own_faults": 2}, search={"calls": 3, "own_faults": 2})
+    tools(
+        "p_0_0",
+        {"python": "no sandbox"},
+        python={"calls": 3, "own_faults": 2, "malformed": 1},
+        search={"calls": 3, "own_faults": 2},
+    )
     tools("q_0_0", {}, python={"calls": 1, "own_faults": 0})
     assert broken_tools(BatchRows(queue.batch())) == {}
-    tools("q_0_0", {}, python={"calls": 1, "own_faults": 1}, search={"calls": 1, "own_faults": 1})
+    tools("q_0_0", {}, python={"calls": 1, "own_faults": 1}, search={"calls": 1, "own_faults": 0, "malformed": 1})
     assert broken_tools(BatchRows(queue.batch())) == {"python": "no sandbox"}
     with pytest.raises(RuntimeError, match="every call of the tool python failed, by its own fault: no sandbox"):
         trainer("grpo")._compute_advantage(queue.batch(), {})

@@ -11,6 +11,7 @@ from verl.workers.rollout.tools.plain_text import one_line
 from verl.workers.rollout.tools.protocol import Protocol
 from verl.workers.rollout.tools.tool_box import ToolBox, ToolCall
 
+MALFORMED = "malformed"  # the error of a call that did not reach its tool
 FAULT_CHARACTERS = 300  # that are kept of what a tool said of its own fault
 
 
@@ -71,7 +72,7 @@ class Tools(Environment):
     async def answer(self, turn: Sequence[int], tag: str, max_tokens: int) -> tuple[list[int], dict]:
         content = self.protocol.content(turn, tag)
         if content is None:
-            call = ToolCall(tag, f"Error: {tag} was closed but not opened", ok=False, seconds=0.0, error="malformed")
+            call = ToolCall(tag, f"Error: {tag} was closed but not opened", ok=False, seconds=0.0, error=MALFORMED)
         else:
             call = await self.tools.call(tag, content)
         info = {"tool": call.tool, "ok": call.ok, "seconds": round(call.seconds, 4)}
@@ -88,6 +89,7 @@ class Tools(Environment):
                 f"tool_{tool}/calls": len(of_tool),
                 f"tool_{tool}/failures": sum(not call["ok"] for call in of_tool),
                 f"tool_{tool}/own_faults": sum("fault" in call for call in of_tool),
+                f"tool_{tool}/malformed": sum(call.get("error") == MALFORMED for call in of_tool),
                 f"tool_{tool}/retries": sum(call.get("retries", 0) for call in of_tool),
                 f"tool_{tool}/cache_hits": sum(call.get("cached", False) for call in of_tool),
                 f"tool_{tool}/seconds": fmean(call["seconds"] for call in of_tool),

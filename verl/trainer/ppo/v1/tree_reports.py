@@ -31,17 +31,19 @@ def tree_metrics(rows: BatchRows) -> dict[str, float]:
 
 
 def broken_tools(rows: BatchRows) -> dict[str, str]:
-    """Return the tools whose every call in these groups failed by the tool's own fault, with what one of them said."""
-    answered: dict[str, float] = defaultdict(float)
+    """Return the tools that were called and failed by their own fault each time, with what one of the calls said."""
+    faults: dict[str, float] = defaultdict(float)
+    answers: dict[str, float] = defaultdict(float)
     said: dict[str, str] = {}
     for group in rows.groups:
         for extra in rows.column("extra_fields", group.rows):
             for name, value in (extra.get(TREE_METRICS) or {}).items():
                 tool, _, what = name.removeprefix("tool_").rpartition("/")
-                if tool and name.startswith("tool_") and what in ("calls", "own_faults"):
-                    answered[tool] += value if what == "calls" else -value
+                if tool and name.startswith("tool_") and what in ("calls", "own_faults", "malformed"):
+                    answers[tool] += value if what == "calls" else -value
+                    faults[tool] += value if what == "own_faults" else 0
             said |= extra.get(TOOL_FAULTS) or {}
-    return {tool: said.get(tool, "") for tool, calls in answered.items() if calls == 0}
+    return {tool: said.get(tool, "") for tool, number in faults.items() if number and not answers[tool]}
 
 
 def diversity_metrics(rows: BatchRows, groups: Sequence[Group]) -> dict[str, float]:

@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 
 class Result(NamedTuple):
-    """What a program printed, the exit code or minus the signal's number, and why it was killed, if it was:
-    `timeout`, `output`, `disk`, `threads` or `cpu`."""
+    """The end of a program: all that it printed, its exit code or minus the number of the signal that ended it, and the
+    reason if it was stopped: `timeout`, `output`, `disk`, `threads` or `cpu`."""
 
     output: bytes
     code: int

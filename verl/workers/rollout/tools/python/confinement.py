@@ -63,7 +63,7 @@ _ALLOW, _KILL, _ERRNO, _NUMBER, _ARCH, _ARGUMENTS = 0x7FFF0000, 0x80000000, 0x00
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
 _READ, _FILE = 1 << 2 | 1 << 3, 1 << 1 | 1 << 2 | 1 << 14  # read files and folders; all that a file can allow
 _WRITE = _READ | _FILE | 1 << 5 | 1 << 8  # and make and remove files
-_HANDLED = {1: 0x1FFF, 2: 0x3FFF, 3: 0x7FFF, 4: 0x7FFF}  # by Landlock's version; 0xFFFF from 5 on
+_HANDLED = {1: 0x1FFF, 2: 0x3FFF, 3: 0x7FFF, 4: 0x7FFF}  # rights by Landlock's version; 0xFFFF from version 5 on
 _SYSTEM = ["/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/etc/ld.so.cache", "/etc/alternatives"]
 _SYSTEM += ["/etc/localtime", "/etc/fonts", "/dev/zero", "/dev/random", "/dev/urandom"]
 
@@ -74,7 +74,7 @@ _FUNCTIONS = {name: getattr(_libc, name) for name in ("capset", "prctl", "syscal
 
 
 class Confinement:
-    """What is made in the parent, so that little is left to do after a fork.
+    """The limits, rules and filter of a process, made in its parent, so that little is left to do after the fork.
 
     Raises OSError on another processor than x86_64 and aarch64, or with neither Landlock nor the right to change the
     user. A program may add `memory_mb` to the interpreter's address space.
@@ -95,8 +95,8 @@ class Confinement:
         limits = {getattr(resource, "RLIMIT_" + name): value for name, value in limits.items()}
         # a lower limit that there is already stays; infinity is -1
         self._limits = {which: min(value, resource.getrlimit(which)[1] % 2**64) for which, value in limits.items()}
-        known = {sys.prefix, sys.base_prefix, sys.exec_prefix, sys.base_exec_prefix, *_SYSTEM} - {"/"}
-        paths = set(map(os.path.realpath, filter(os.path.exists, known)))
+        folders = {sys.prefix, sys.base_prefix, sys.exec_prefix, sys.base_exec_prefix, *_SYSTEM} - {"/"}
+        paths = set(map(os.path.realpath, filter(os.path.exists, folders)))
         self._rules = [_rule(path, _READ) for path in paths] + [_rule("/dev/null", _WRITE)]
         lines = seccomp_filter([] if self.landlock else ["unlink", "unlinkat", "rename", "renameat", "renameat2"])
         self._filter = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *line) for line in lines))
@@ -111,7 +111,7 @@ class Confinement:
             os.setresgid(uid, uid, uid)
             os.setresuid(uid, uid, uid)
         call("prctl", _SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        if os.getppid() != self.parent:  # it has ended before it could be heard
+        if os.getppid() != self.parent:  # the parent ended before the signal was set
             os._exit(1)
         for which, value in self._limits.items():
             resource.setrlimit(which, (value, value))

@@ -31,7 +31,7 @@ class SandboxFusion:
     """A client of a server.
 
     Args:
-        url: of the server, with or without /run_code at its end.
+        url: the server's address, with or without /run_code at its end.
         memory_mb: MiB for a program; the server enforces it.
         at_once: requests at a time; more wait.
 
@@ -50,11 +50,11 @@ class SandboxFusion:
         """Return what a program printed, and how it ended.
 
         Args:
-            deadline: of the event loop's time, for the program.
-            margin: seconds after it, in which the reply must be here.
+            deadline: time of the event loop at which the program must have ended.
+            margin: seconds after the deadline in which the reply must have come.
 
         Raises:
-            ToolError: as of `post_json`; `sandbox`, the server's own fault, and `bad_reply`: may be tried again.
+            ToolError: those of `post_json`; `sandbox`, the server's own fault, and `bad_reply`: may be tried again.
         """
         loop = asyncio.get_running_loop()
         async with self._places:

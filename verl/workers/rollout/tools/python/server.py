@@ -26,7 +26,7 @@ from cell import NAME, run
 from confinement import MAX_THREADS, NOT_ALLOWED, Confinement, status_of
 
 WATCH_EVERY, FILE_BYTES, SIGKILL = 0.05, 4096, 9  # seconds; an empty file counts as these bytes
-FIRST_UID, UIDS = 61184, 4000  # of programs where there is no Landlock: no account has them
+FIRST_UID, UIDS = 61184, 4000  # programs' user ids where there is no Landlock; no account has them
 # audited events of Python: a program is told at once what the kernel would refuse, and `os.system` would not tell
 REFUSED = {"os.fork", "os.forkpty", "os.system", "os.posix_spawn", "os.exec", "subprocess.Popen", "pty.spawn"}
 REFUSED |= {"socket.connect", "socket.getaddrinfo", "socket.gethostbyname", "os.mkdir"}
@@ -37,7 +37,7 @@ class Server:
 
     def __init__(self, control, confinement, folder):
         self.control, self.confinement, self.folder, self.count = control, confinement, folder, 0
-        self.programs, self.ends, self.poll = {}, {}, select.poll()  # by descriptors of processes and end sockets
+        self.programs, self.ends, self.poll = {}, {}, select.poll()  # keys: descriptors of processes and end sockets
         self.poll.register(control, select.POLLIN)
 
     def run(self):
@@ -59,7 +59,7 @@ class Server:
             if some_run and time.monotonic() >= watch_at:
                 for program in self.programs.values():
                     if program.runs and program.reason is None:
-                        with contextlib.suppress(OSError, StopIteration):  # it has ended since
+                        with contextlib.suppress(OSError, StopIteration):  # the process has ended since
                             self.watch(program)
                 watch_at = time.monotonic() + WATCH_EVERY
 
@@ -92,7 +92,7 @@ class Server:
         return True
 
     def become(self, program, sock):
-        """In the fork: confine it, wait for the program, run it. Does not return."""
+        """Confine this process, a fork, wait for the program and run it. Does not return."""
         try:
             os.setsid()
             os.chdir(program.folder)
@@ -122,7 +122,7 @@ class Server:
         total, limit, process = 0, self.confinement.file_bytes, f"/proc/{program.pid}"
         for where in (program.folder, f"{process}/fd")[: 2 if self.confinement.landlock else 1]:
             for name in os.listdir(where):
-                with contextlib.suppress(OSError):  # it has been removed or closed since
+                with contextlib.suppress(OSError):  # the file has been removed or closed since
                     status = os.stat(f"{where}/{name}", follow_symlinks=where != program.folder)
                     if where == program.folder or stat.S_ISREG(status.st_mode) and not status.st_nlink:
                         total += FILE_BYTES + 512 * status.st_blocks

@@ -29,7 +29,7 @@ from verl.workers.rollout.tools.python.sandbox_fusion import SandboxFusion
 
 logger = logging.getLogger(__name__)
 
-MAX_CODE_BYTES, MAX_OUTPUT_BYTES, START_SECONDS = 1 << 20, 4 << 20, 120
+MAX_CODE_BYTES, MAX_OUTPUT_BYTES, START_SECONDS, END_SECONDS = 1 << 20, 4 << 20, 120, 10
 USUAL_MODULES, AHEAD = ("numpy", "sympy"), 2  # processes that wait for a program
 MAX_PROGRAMS = 64  # at once: a socket's buffer holds some 270 messages to the server
 # takes a module, a file, a thread; a socket must be refused
@@ -44,6 +44,7 @@ _START = "import sys; sys.path[0] = sys.argv.pop(1); import server; main = serve
 # equal programs print their sets in equal order; what is bound after a fork would be bound in each program
 _ENVIRONMENT = {"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8", "PYTHONHASHSEED": "0", "LD_BIND_NOW": "1"}
 _ENVIRONMENT |= dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+_PROCESS = {"env": _ENVIRONMENT, "cwd": "/", "start_new_session": True}
 
 
 class SandboxError(Exception):
@@ -140,7 +141,7 @@ class PythonTool(BaseTool):
             async with self._places:
                 interpreter = await self._interpreter(any(name.split(".")[0] in content for name in self.preload))
                 return self._answer(await interpreter.run(code, max(deadline - loop.time(), 0.01)), timeout)
-        except SandboxError as error:
+        except (SandboxError, OSError) as error:
             raise ToolError(f"The Python sandbox is not available ({error}).", kind="sandbox", retry=True) from error
 
     def _answer(self, result: Result, timeout: float) -> str:
@@ -168,11 +169,12 @@ class PythonTool(BaseTool):
             if interpreter is None or not interpreter.alive:
                 if interpreter is not None:
                     logger.warning(f"python tool: {self.python} has ended and is started again")
-                    await interpreter.close()
+                    await self._interpreters.pop(preloaded).close()
                 spec = {"preload": self.preload if preloaded else [], "optional": self.optional} | self.limits
-                interpreter = self._interpreters[preloaded] = Interpreter(self.python, spec)
+                interpreter = Interpreter(self.python, spec)
                 if not await interpreter.start():
                     logger.warning("no Landlock: programs of the Python tool see, and leave, files where all users do")
+                self._interpreters[preloaded] = interpreter
         return interpreter
 
     async def close(self) -> None:
@@ -195,33 +197,32 @@ class Interpreter:
     async def start(self) -> int:
         """Start it and its first forks; return the version of the kernel's Landlock, 0 without.
         Raises SandboxError if it does not start or lacks a module, or if the machine cannot confine a program."""
-        self._folder = tempfile.mkdtemp(prefix="python_tool_")
+        self._folder, nothing = tempfile.mkdtemp(prefix="python_tool_"), asyncio.subprocess.DEVNULL
         self._control, theirs = _sockets(socket.SOCK_SEQPACKET)
         command = [self.python, "-s", "-B", "-X", "utf8", "-c", _START, str(Path(__file__).resolve().parent)]
         command += [str(theirs.fileno()), repr(self.spec | {"folder": self._folder})]
-        pipes = {
-            "pass_fds": [theirs.fileno()],
-            "stdin": asyncio.subprocess.DEVNULL,
-            "stdout": asyncio.subprocess.DEVNULL,
-        }
         with theirs:
             self._process = await asyncio.create_subprocess_exec(
-                *command, **pipes, env=_ENVIRONMENT, cwd="/", start_new_session=True
+                *command, pass_fds=[theirs.fileno()], stdin=nothing, stdout=nothing, **_PROCESS
             )
         loop, self.alive = asyncio.get_running_loop(), True
-        reply = await asyncio.wait_for(loop.sock_recv(self._control, 1 << 16), START_SECONDS)
-        landlock = self._told(reply)
-        for _ in range(AHEAD):
-            self._fork()
+        try:
+            reply = await asyncio.wait_for(loop.sock_recv(self._control, 1 << 16), START_SECONDS)
+            landlock = self._value(reply)
+            for _ in range(AHEAD):
+                self._fork()
+        except BaseException:
+            await self.close()
+            raise
         return landlock
 
-    def _told(self, reply: bytes):
-        """What the server says. Raises SandboxError where that is a string: a fault; or nothing: its end."""
+    def _value(self, reply: bytes):
+        """Return the value of a reply of server.py. Raises SandboxError for a string, an error, and without a reply."""
         self.alive = self.alive and bool(reply)
-        told = ast.literal_eval(reply.decode()) if self.alive else "it has ended"
-        if isinstance(told, str):
-            raise SandboxError(f"{self.python}: {told}")
-        return told
+        value = ast.literal_eval(reply.decode()) if self.alive else "it has ended"
+        if isinstance(value, str):
+            raise SandboxError(f"{self.python}: {value}")
+        return value
 
     async def run(self, code: bytes, seconds: float) -> Result:
         """Run a program, a text in UTF-8, to its end, or until this many seconds have passed.
@@ -238,7 +239,7 @@ class Interpreter:
                     output.extend(part)
                     if len(output) > MAX_OUTPUT_BYTES:
                         return Result(bytes(output), 0, "output")
-            return Result(bytes(output), *self._told(await loop.sock_recv(end, 1 << 12)))
+            return Result(bytes(output), *self._value(await loop.sock_recv(end, 1 << 12)))
 
         try:
             return await asyncio.wait_for(talk(), seconds)
@@ -246,9 +247,9 @@ class Interpreter:
             return Result(bytes(output), 0, "timeout")
         except OSError as error:
             with contextlib.suppress(BlockingIOError):
-                self._told(end.recv(1 << 12))
+                self._value(end.recv(1 << 12))
             raise SandboxError("its process has ended before it read the program") from error
-        finally:  # which kills it, if it runs
+        finally:  # a process that still runs is killed thereby
             program.close()
             end.close()
 
@@ -259,7 +260,7 @@ class Interpreter:
             try:
                 socket.send_fds(self._control, [b"+"], [theirs.fileno(), its_end.fileno()])
             except OSError:
-                self._told(b"")
+                self._value(b"")
 
     async def close(self) -> None:
         """End all programs and the interpreter, and remove their folders."""
@@ -267,7 +268,10 @@ class Interpreter:
         self._control.close()
         for sock in itertools.chain(*self._waiting):
             sock.close()
-        await self._process.wait()
+        try:
+            await asyncio.wait_for(self._process.wait(), END_SECONDS)
+        except asyncio.TimeoutError:  # it is still busy with its imports
+            self._process.kill()
         shutil.rmtree(self._folder, ignore_errors=True)
 
 
