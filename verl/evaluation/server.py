@@ -48,6 +48,12 @@ def clients_of(url: str, api_key: str | None, concurrency: int) -> list[AsyncOpe
     return clients
 
 
+# sampling parameters that a server takes from the model's generation_config.json where a request leaves them out, at
+# the values that training and validation sample with; servers outside the vLLM family refuse those that OpenAI lacks
+NEUTRAL = {"presence_penalty": 0.0, "frequency_penalty": 0.0}
+NEUTRAL_BEYOND_OPENAI = {"repetition_penalty": 1.0, "min_p": 0.0}
+
+
 class ServerEngine(RolloutEngine):
     """A `RolloutEngine` on a vLLM server: it takes and gives token ids, without log-probabilities.
 
@@ -71,6 +77,7 @@ class ServerEngine(RolloutEngine):
             )
         more = {"top_k": request.top_k, "stop_token_ids": list(request.stop_token_ids), "return_token_ids": True}
         more |= {"prompt": list(request.prompt_ids)} | ({"skip_special_tokens": False} if request.stop else {})
+        more |= NEUTRAL | NEUTRAL_BEYOND_OPENAI
         async with self.slots:
             completion = await next(self.clients).completions.create(
                 model=self.model,
@@ -92,20 +99,29 @@ class ServerEngine(RolloutEngine):
 
 
 class ChatModel:
-    """A model that takes messages and gives text; its arguments are those of `ServerEngine`."""
+    """A model that takes messages and gives text.
 
-    def __init__(self, clients: Sequence[AsyncOpenAI], model: str, concurrency: int):
+    Args:
+        clients, model, concurrency: those of `ServerEngine`.
+        beyond_openai: whether the server knows vLLM's sampling parameters; `top_k` is sent only then.
+    """
+
+    def __init__(self, clients: Sequence[AsyncOpenAI], model: str, concurrency: int, beyond_openai: bool = False):
         self.clients, self.model, self.slots = itertools.cycle(clients), model, asyncio.Semaphore(concurrency)
+        self.beyond_openai = beyond_openai
 
     async def ask(self, messages: Sequence[dict], **sampling) -> tuple[str, int]:
         """The reply's text and its number of tokens (0 if the server does not say).
 
         Args:
-            sampling: max_tokens, temperature, top_p, seed, ….
+            sampling: max_tokens, temperature, top_p, top_k, seed, …; what is left out has no effect.
         """
+        sampling = {"top_p": 1.0} | NEUTRAL | sampling
+        more = {"top_k": sampling.pop("top_k", -1)} | NEUTRAL_BEYOND_OPENAI if self.beyond_openai else None
+        sampling.pop("top_k", None)
         async with self.slots:
             completion = await next(self.clients).chat.completions.create(
-                model=self.model, messages=list(messages), **sampling
+                model=self.model, messages=list(messages), extra_body=more, **sampling
             )
         tokens = completion.usage.completion_tokens if completion.usage else 0
         text = completion.choices[0].message.content or ""

@@ -1,0 +1,60 @@
+"""What a model's generation_config.json says of sampling has no effect on an evaluation: vLLM's own requests decide."""
+
+import asyncio
+
+import pytest
+
+from tests.evaluation.toy_server import ToyModel, toy_server
+from verl.evaluation.server import ChatModel, ServerEngine, clients_of
+
+# all sampling parameters that vLLM takes from the file, with values that nobody asks for
+GENERATION_CONFIG = {"repetition_penalty": 1.3, "temperature": 0.2, "top_k": 3, "top_p": 0.4, "min_p": 0.2}
+# all that OpenAI's chat API knows of them
+OPENAI = {"model", "messages", "max_tokens", "temperature", "top_p", "seed", "presence_penalty", "frequency_penalty"}
+
+
+def asked_of_a_server(ask):
+    model = ToyModel(verdict="fine")
+    with toy_server(model) as url:
+        asyncio.run(ask(url, clients_of(url, "", 1)))
+    return model.asked[-1]
+
+
+def tokens(url, clients):
+    options = {"max_tokens": 8, "temperature": 0.9, "top_p": 0.8, "top_k": 50, "seed": 1, "stop_token_ids": [1]}
+    prompt = ToyModel().tokenizer("1 + 2").input_ids
+    return ServerEngine(clients, "toy", 1).generate(prompt, **options)
+
+
+def chat(beyond_openai, **more):
+    sampling = {"max_tokens": 8, "temperature": 0.9, "seed": 1} | more
+    messages = [{"role": "user", "content": "1 + 2"}]
+    return lambda url, clients: ChatModel(clients, "toy", 1, beyond_openai).ask(messages, **sampling)
+
+
+def test_completions_are_sampled_as_asked():
+    pytest.importorskip("vllm", reason="vLLM decides what a request means")
+    from vllm.entrypoints.openai.completion.protocol import CompletionRequest
+
+    request = CompletionRequest(**asked_of_a_server(tokens))
+    sampling = request.to_sampling_params(8, GENERATION_CONFIG)
+    assert sampling == request.to_sampling_params(8, {})
+    assert (sampling.temperature, sampling.top_p, sampling.top_k) == (0.9, 0.8, 50)
+    assert (sampling.repetition_penalty, sampling.min_p) == (1.0, 0.0)
+
+
+@pytest.mark.parametrize("more", [{}, {"top_p": 0.7, "top_k": 20}])
+def test_chats_are_sampled_as_asked(more):
+    pytest.importorskip("vllm", reason="vLLM decides what a request means")
+    from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
+
+    request = ChatCompletionRequest(**asked_of_a_server(chat(True, **more)))
+    sampling = request.to_sampling_params(8, GENERATION_CONFIG)
+    assert sampling == request.to_sampling_params(8, {})
+    assert (sampling.temperature, sampling.top_p) == (0.9, more.get("top_p", 1.0))
+    assert sampling.top_k in (more.get("top_k", -1), 0)
+
+
+def test_another_server_is_asked_for_nothing_that_it_may_refuse():
+    asked = asked_of_a_server(chat(False, top_p=0.7, top_k=20))
+    assert set(asked) == OPENAI and asked["top_p"] == 0.7 and asked["presence_penalty"] == 0
