@@ -7,6 +7,7 @@ import importlib
 import importlib.metadata
 import os
 import platform
+import shutil
 import subprocess
 import sys
 
@@ -50,6 +51,12 @@ def import_problem(module: str) -> str | None:
     return None
 
 
+def compilers() -> str:
+    """Say which compilers the path has: nvcc builds FlashInfer's kernels, gcc Triton's launchers, ninja extensions."""
+    found = {name: shutil.which(name) for name in ("nvcc", "gcc", "ninja")}
+    return ", ".join(f"{name} {path or 'is not in the path'}" for name, path in found.items())
+
+
 def installed(package: str) -> str:
     try:
         return importlib.metadata.version(package)
@@ -68,6 +75,7 @@ def main() -> int:
     print(f"Python {platform.python_version()}, {sys.executable}")
     print(", ".join(f"{package} {version}" for package, version in versions.items()))
     print(f"driver {driver}, CUDA of torch {torch.version.cuda}")
+    print(compilers())
     gpus = range(torch.cuda.device_count())
     for gpu in map(torch.cuda.get_device_properties, gpus):
         print(f"{gpu.name}, {gpu.total_memory / 2**30:.0f} GiB, compute capability {gpu.major}.{gpu.minor}")

@@ -10,6 +10,8 @@ STEPS = (
     "data.train_batch_size=8 actor_rollout_ref.actor.ppo_mini_batch_size=4 actor_rollout_ref.rollout.max_num_seqs=64 "
     "actor_rollout_ref.rollout.gpu_memory_utilization=0.3 actor_rollout_ref.rollout.agent.num_workers=1 "
     "reward.num_workers=1 transfer_queue.backend.SimpleStorage.num_data_storage_units=1 trainer.n_gpus_per_node=1 "
+    # neither torch.compile nor CUDA graphs, which take minutes where nothing is cached; the part `grpo` has both
+    "actor_rollout_ref.rollout.enforce_eager=true "
     "trainer.total_training_steps=2 trainer.save_freq=2 trainer.test_freq=2 trainer.val_before_train=false"
 )
 COUNTDOWN = (
@@ -44,9 +46,10 @@ class Part(NamedTuple):
     dry_command: str = ""
 
 
-# half an hour altogether
+# at most 26 minutes altogether, of the half hour that scripts/check_gpu.sh promises
 PARTS = (
     Part("environment", 40, "python scripts/check_gpu_environment.py"),
+    Part("python_tool", 40, "python -m benchmarks.python_tool --measure --runs 1 --calls 40"),
     Part(
         "kernels",
         140,
@@ -54,27 +57,31 @@ PARTS = (
         dry_command="python -m benchmarks.gpu_kernels --device cpu --small --repeats 1",
     ),
     Part("inputs", 90, 'python scripts/check_gpu_inputs.py "$RUN_DIR" "$BASE_MODEL"'),
-    Part("warm_start", 120, f"MODEL_PATH=$BASE_MODEL bash recipe/common/run_warm_start.sh {SFT}"),
-    Part("grpo", 240, f"bash recipe/common/run_grpo_countdown.sh {COUNTDOWN}"),
-    Part("dapo", 150, f"bash recipe/common/run_dapo_countdown.sh {COUNTDOWN} {FILTER}"),
-    Part("hapo", 150, f"{HAPO_SCRIPT} {COUNTDOWN} {FILTER}"),
-    Part("latr", 150, f"bash recipe/latr/grpo-kt-countdown.sh update=tree {COUNTDOWN} {LATR}"),
-    Part("hato", 150, f"{HATO_SCRIPT} {COUNTDOWN} {HATO}"),
+    Part("warm_start", 100, f"MODEL_PATH=$BASE_MODEL bash recipe/common/run_warm_start.sh {SFT}"),
+    Part(
+        "grpo",
+        240,
+        f"bash recipe/common/run_grpo_countdown.sh {COUNTDOWN} actor_rollout_ref.rollout.enforce_eager=false",
+    ),
+    Part("dapo", 120, f"bash recipe/common/run_dapo_countdown.sh {COUNTDOWN} {FILTER}"),
+    Part("hapo", 120, f"{HAPO_SCRIPT} {COUNTDOWN} {FILTER}"),
+    Part("latr", 120, f"bash recipe/latr/grpo-kt-countdown.sh update=tree {COUNTDOWN} {LATR}"),
+    Part("hato", 120, f"{HATO_SCRIPT} {COUNTDOWN} {HATO}"),
     Part(
         "cold_start",
-        120,
+        100,
         f"MODEL_PATH=$BASE_MODEL DATA_DIR=$DATA_DIR/sft bash recipe/arpo/run_sft.sh trainer.total_epochs=1 {SFT}",
         task="search_task",
     ),
-    Part("arpo", 150, f"CONFIG_DIR=recipe/arpo/config METHOD=arpo {AGENT}", task="search_task"),
-    Part("aepo", 150, f"CONFIG_DIR=recipe/arpo/config METHOD=aepo {AGENT}", task="search_task"),
+    Part("arpo", 120, f"CONFIG_DIR=recipe/arpo/config METHOD=arpo {AGENT}", task="search_task"),
+    Part("aepo", 120, f"CONFIG_DIR=recipe/arpo/config METHOD=aepo {AGENT}", task="search_task"),
     Part(
         "evaluation",
-        150,
+        120,
         # evaluates the checkpoint of the part `grpo`; if there is none, the model
         'of="model=$MODEL_PATH"; [ ! -f "$CHECK_DIR/grpo/global_step_2/COMPLETE" ] || of=step=2; '
         'bash scripts/eval-countdown.sh "${EXPERIMENT_NAME%evaluation}grpo" "$of" output_dir="$RUN_DIR" max_tokens=32 '
-        '\'server.options=[--max-num-seqs,"64",--gpu-memory-utilization,"0.3"]\'',
+        '\'server.options=[--enforce-eager,--max-num-seqs,"64",--gpu-memory-utilization,"0.3"]\'',
     ),
 )
 WARM_STARTS = {"countdown": "warm_start", "search_task": "cold_start"}

@@ -24,6 +24,16 @@ use_hardware() {
         ;;
     gpu)
         HARDWARE_SUFFIX=_gpu
+        if [ "${VERL_PLATFORM:-}" = cpu ]; then
+            echo "note: VERL_PLATFORM=cpu is exported and is left out, as HARDWARE=gpu" >&2
+            unset VERL_PLATFORM
+        fi
+        case "${HF_HUB_OFFLINE:-0}" in
+        0 | "") ;;
+        *) echo "note: HF_HUB_OFFLINE=$HF_HUB_OFFLINE is exported: models and data come from this machine alone" >&2 ;;
+        esac
+        # FlashInfer's sampler is compiled when a server starts, which fails where there is no nvcc
+        export VLLM_USE_FLASHINFER_SAMPLER=${VLLM_USE_FLASHINFER_SAMPLER:-0}
         if [ -n "${activated:-}" ] && [ -f .venv/installed-from ] && [ "${DRY_RUN:-0}" = 0 ]; then
             deactivate
         fi

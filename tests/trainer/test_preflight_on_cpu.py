@@ -17,6 +17,7 @@ from verl.trainer.preflight import (
     check_data_files,
     check_model_path,
     check_overlong_buffer,
+    check_own_machine,
     check_parts,
     check_ray_resources,
     check_resume_path,
@@ -353,3 +354,22 @@ def test_a_tool_that_does_not_work_ends_a_run_before_it_begins():
     with pytest.raises(PreflightError, match="tool_instances.python: its calls would fail.*no_such_module"):
         check_tools(explore(*with_tools, f"+{python}.preload=[no_such_module]", f"{ROLLOUT}.tools.retry_count=1"))
     check_tools(explore("tree=latr"))
+
+
+def test_more_nodes_or_gpus_than_there_are_without_a_cluster(monkeypatch):
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+
+    def grpo(profile, **values):
+        return composed(
+            "grpo_trainer", f"hardware={profile}", *(f"trainer.{key}={value}" for key, value in values.items())
+        )
+
+    check_own_machine(grpo("gpu", nnodes=1, n_gpus_per_node=2))
+    check_own_machine(grpo("cpu", nnodes=1, n_gpus_per_node=3))  # which are logical
+    with pytest.raises(PreflightError, match="trainer.n_gpus_per_node=8, and torch sees 2 GPUs here"):
+        check_own_machine(grpo("gpu", nnodes=1, n_gpus_per_node=8))
+    with pytest.raises(PreflightError, match="trainer.nnodes=4: no Ray cluster is named"):
+        check_own_machine(grpo("gpu", nnodes=4, n_gpus_per_node=2))
+    monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
+    check_own_machine(grpo("gpu", nnodes=4, n_gpus_per_node=8))

@@ -82,6 +82,7 @@ class Preflight(Callback):
                 print(describe_plan(config))
                 print("dry run: the config and the files are fine, nothing was started")
                 raise SystemExit(0)
+            check_own_machine(config)
             check_tools(config)
             prepare_run_dir(config)
             watched = (config, joins_running_cluster(config), needed_ray_cpus(config))
@@ -432,6 +433,24 @@ def check_ray_resources(config: DictConfig, starting: bool = True) -> None:
         servers = f" + {own} of actor_rollout_ref.rollout" if own else ""
         raise PreflightError(
             f"ray_kwargs.ray_init.num_gpus={gpus} is less than trainer.n_gpus_per_node={wanted}{servers}"
+        )
+
+
+def check_own_machine(config: DictConfig) -> None:
+    """Check that a run which starts Ray itself, on this machine alone, asks for one node, and for GPUs that it has."""
+    import torch
+
+    if joins_running_cluster(config):
+        return
+    nodes, gpus = config.trainer.nnodes, config.trainer.n_gpus_per_node
+    if nodes > 1:
+        raise PreflightError(
+            f"trainer.nnodes={nodes}: no Ray cluster is named, and this machine is one node. Start a cluster and name "
+            "it by RAY_ADDRESS (docs/several_nodes.md), or set NNODES=1"
+        )
+    if not config_asks_for_cpu(config) and gpus > torch.cuda.device_count():
+        raise PreflightError(
+            f"trainer.n_gpus_per_node={gpus}, and torch sees {torch.cuda.device_count()} GPUs here: set N_GPUS_PER_NODE"
         )
 
 

@@ -91,7 +91,7 @@ def check_transport(config: DictConfig, cuda_is_here: bool) -> None:
     if nccl and cuda_is_here and importlib.util.find_spec("cupy") is None:
         raise ValueError(
             f"{ENGINE}.backend=nccl with schedule=separate_async, and the package cupy is not installed, with which "
-            "upstream sends weights: pip install cupy-cuda13x, or the one of your CUDA; or choose another backend"
+            "upstream sends weights: pip install cupy-cuda13x==14.0.1, or that of your CUDA; or choose another backend"
         )
 
 
