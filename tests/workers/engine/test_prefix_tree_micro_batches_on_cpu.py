@@ -13,7 +13,7 @@ from verl.utils import tensordict_utils as tu
 from verl.workers.config.prefix_tree import SKIP_ZERO_ADVANTAGES
 from verl.workers.engine.prefix_tree import micro_batches
 from verl.workers.engine.prefix_tree.engine import MARK
-from verl.workers.engine.prefix_tree.micro_batches import TrieOrder, prepare_micro_batches
+from verl.workers.engine.prefix_tree.micro_batches import GATHERED_A_TOKEN, TrieOrder, prepare_micro_batches
 
 
 def unique_tokens(rows: list[list[int]]) -> int:
@@ -139,3 +139,14 @@ def test_upstreams_engine_cuts_marked_mini_batches_by_trees():
     tu.assign_non_tensor(data, **{MARK: True})
     batches, _ = transformer_impl.prepare_micro_batches(data=data, dp_group=None, same_micro_num_in_dp=True)
     assert sorted(sorted(x["row"].tolist()) for x in batches) == [[0, 2], [1, 3]]
+
+
+def test_gathered_keys_count_against_the_budget():
+    """64 rows of 2 tokens behind a prompt of 100: 228 distinct tokens, and 6,528 in all rows."""
+    rows = [np.append(np.arange(100), [1000 + row, row]) for row in range(64)]
+    order = TrieOrder(rows)
+    assert order.tokens((0, 64)) == 228 and order.cost((0, 64)) == 228 + (64 * 102 - 228) // GATHERED_A_TOKEN
+    assert order.cost((0, 1)) == 102  # a row alone gathers nothing beyond its own
+    assert len(order.runs_within(228)) > 1 and len(order.runs_within(order.cost((0, 64)))) == 1
+    for run in order.runs_within(228):
+        assert order.cost(run) <= 228

@@ -228,3 +228,34 @@ def test_small_segments_share_calls():
     lengths = trie.depth[trie.segment_ends - 1] + 1
     for batch in batches:
         assert len(batch) * lengths[batch].max() <= 1.25 * lengths[batch].sum() + 4096
+
+
+def test_gradients_in_bfloat16_of_tokens_that_hundreds_share():
+    """512 sequences share 8 tokens; the gradients of these keys and values have the error of independent rows."""
+    rng, heads, groups, size = np.random.default_rng(0), 4, 2, 16
+    prompt = rng.integers(0, 50, 8)
+    trie = build_trie([np.append(prompt, [100 + row, row % 7]) for row in range(512)])
+    nodes = torch.from_numpy(np.stack(trie.node_of))  # (512, 10)
+    torch.manual_seed(0)
+    states = [torch.randn(len(trie), n, size).bfloat16().double() for n in (heads, groups, groups)]
+    weights = torch.randn(*nodes[:, 8:].shape, heads, size).double()
+
+    def rows(dtype, *leaves):
+        # a row's gradients are rounded to `dtype`, and their sum is not
+        of_rows = (x[nodes].to(dtype).transpose(1, 2) for x in leaves)
+        output = torch.nn.functional.scaled_dot_product_attention(*of_rows, is_causal=True, enable_gqa=True)
+        return output.transpose(1, 2)[:, 8:]
+
+    def tree(dtype, *leaves):
+        segments = PaddedSegments(trie, torch.device("cpu"))
+        return segments.attend(*(x.to(dtype) for x in leaves), size**-0.5)[nodes[:, 8:]]
+
+    def gradients(attend, dtype):
+        leaves = [x.clone().requires_grad_() for x in states]
+        (attend(dtype, *leaves).double() * weights).sum().backward()
+        return torch.stack([leaf.grad[nodes[0, :8]] for leaf in leaves[1:]])
+
+    exact = gradients(rows, torch.float64)
+    assert torch.allclose(gradients(tree, torch.float64), exact, rtol=1e-9, atol=1e-12)
+    of_rows, of_tree = ((gradients(way, torch.bfloat16) - exact).norm() for way in (rows, tree))
+    assert of_tree < 1.5 * of_rows and of_rows < 0.01 * exact.norm()

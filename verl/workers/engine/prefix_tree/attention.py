@@ -21,6 +21,31 @@ NAME = "prefix_tree"
 # segments share a call where padding adds at most so much of the scores, or so few scores that a call costs more
 PADDING, FREE_PADDING = 0.25, 4096
 MAX_SCORES = 2**22
+SUMMED_ROWS = 2**16  # of a gathered gradient that are converted at a time
+
+
+class GatherNodes(torch.autograd.Function):
+    """`states[nodes]` whose gradient is summed in float32, also where the states have 16 bits.
+
+    Hundreds of segments may gather the same node. In bfloat16 a sum of hundreds of terms would keep two digits.
+    """
+
+    @staticmethod
+    def forward(ctx, states: torch.Tensor, nodes: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(nodes)
+        ctx.shape = states.shape
+        return states[nodes]
+
+    @staticmethod
+    def backward(ctx, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        (nodes,) = ctx.saved_tensors
+        dtype = torch.promote_types(gradient.dtype, torch.float32)
+        total = torch.zeros(ctx.shape, dtype=dtype, device=gradient.device)
+        rows = gradient.reshape(-1, *ctx.shape[1:])
+        # in pieces, as the float32 copy of a whole gradient would double its memory
+        for piece, places in zip(rows.split(SUMMED_ROWS), nodes.reshape(-1).split(SUMMED_ROWS), strict=True):
+            total.index_add_(0, places, piece.to(dtype))
+        return total.to(gradient.dtype), None
 
 
 class PaddedBatch:
@@ -67,10 +92,8 @@ class PaddedSegments:
         """`query` (N, H, D), `key` and `value` (N, G, D); returns (N, H, D)."""
         outputs = []
         for batch in self.batches:
-            heads_first = [
-                states[nodes].transpose(1, 2)
-                for states, nodes in ((query, batch.queries), (key, batch.keys), (value, batch.keys))
-            ]
+            of_path = [GatherNodes.apply(states, batch.keys) for states in (key, value)]
+            heads_first = [states.transpose(1, 2) for states in (query[batch.queries], *of_path)]
             gqa = query.shape[1] != key.shape[1]
             mask = {"is_causal": True} if batch.causal else {"attn_mask": batch.mask(query.dtype)}
             output = scaled_dot_product_attention(*heads_first, **mask, scale=scale, enable_gqa=gqa)
@@ -104,7 +127,8 @@ class VarlenSegments:
         # torch 2.11 takes fewer key heads than query heads without being told, 2.12 only when told
         if query.shape[1] != key.shape[1] and "enable_gqa" in inspect.signature(varlen_attn).parameters:
             options["enable_gqa"] = True
-        return varlen_attn(query, key[self.keys], value[self.keys], *offsets, **options)
+        of_path = [GatherNodes.apply(states, self.keys) for states in (key, value)]
+        return varlen_attn(query, *of_path, *offsets, **options)
 
 
 class TrieSegments:

@@ -16,6 +16,9 @@ from verl.workers.config.prefix_tree import SKIP_ZERO_ADVANTAGES
 from verl.workers.engine.prefix_tree.trie import sort_by_prefix
 
 Run = tuple[int, int]
+# A layer gathers keys and values along the path of every segment. So many gathered tokens count as one of the budget: a
+# token's other activations take 8 (full attention heads) to 80 (grouped query attention) times its keys and values.
+GATHERED_A_TOKEN = 16
 
 
 class TrieOrder:
@@ -30,11 +33,18 @@ class TrieOrder:
         self.shared = np.array(shared)
         self.lengths = np.array([len(rows[index]) for index in self.order])
         self._added = np.append(0, np.cumsum(self.lengths - self.shared))
+        self._all = np.append(0, np.cumsum(self.lengths))
 
     def tokens(self, run: Run) -> int:
         """How many distinct tokens the run's trie has."""
         start, end = run
         return int(self._added[end] - self._added[start] + self.shared[start])
+
+    def cost(self, run: Run) -> int:
+        """Return the share of the budget that the run takes: its distinct tokens, and the keys gathered beyond them."""
+        start, end = run
+        distinct = self.tokens(run)
+        return distinct + int(self._all[end] - self._all[start] - distinct) // GATHERED_A_TOKEN
 
     def subtrees(self, run: Run) -> list[Run]:
         """The run cut wherever the shared prefix is shortest."""
@@ -51,7 +61,7 @@ class TrieOrder:
         return [(start, even), (even, end)]
 
     def runs_within(self, budget: int) -> list[Run]:
-        """Few runs of at most `budget` distinct tokens each.
+        """Few runs of at most `budget` tokens each, by `cost`.
 
         Raises:
             ValueError: a row alone has more.
@@ -66,9 +76,9 @@ class TrieOrder:
         parts = [(0, len(self.order))]
         while parts:
             start, end = parts.pop(0)
-            if runs and self.tokens((runs[-1][0], end)) <= budget:
+            if runs and self.cost((runs[-1][0], end)) <= budget:
                 runs[-1] = (runs[-1][0], end)
-            elif self.tokens((start, end)) <= budget:
+            elif self.cost((start, end)) <= budget:
                 runs.append((start, end))
             else:
                 parts = self.subtrees((start, end)) + parts
@@ -108,9 +118,9 @@ def trained_rows(data: TensorDict) -> list[int]:
 def prepare_micro_batches(data: TensorDict, dp_group=None) -> tuple[list[TensorDict], list[list[int]]]:
     """Micro-batches, equally many on all ranks of `dp_group`, and the rows in each; see upstream's function.
 
-    With `use_dynamic_bsz` they have at most `max_token_len_per_gpu` distinct tokens, and hold `trained_rows`, with
-    others only where a rank has too few for its micro-batches; else `micro_batch_size_per_gpu` rows. `data` then says
-    `use_dynamic_bsz` either way, because upstream puts outputs back into order only with it.
+    With `use_dynamic_bsz` they have at most `max_token_len_per_gpu` tokens by `TrieOrder.cost`, and hold
+    `trained_rows`, with others only where a rank has too few for its micro-batches; else `micro_batch_size_per_gpu`
+    rows. `data` then says `use_dynamic_bsz` either way, because upstream puts outputs back into order only with it.
     """
     rows, kinds = rows_and_temperatures(data)
 
