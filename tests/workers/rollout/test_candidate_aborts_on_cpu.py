@@ -15,7 +15,6 @@ from recipe.common.tiny_model import write_tiny_model
 from vllm_patches import cpu_version_name
 
 cpu_version_name.install()  # upstream's server module asks for vLLM's version
-import vllm  # noqa: E402
 from vllm.v1.engine import EngineCoreOutput, EngineCoreRequest, FinishReason  # noqa: E402
 from vllm.v1.engine.output_processor import OutputProcessor, RequestOutputCollector  # noqa: E402
 from vllm.v1.outputs import LogprobsLists  # noqa: E402
@@ -128,7 +127,7 @@ def test_a_whole_response(server, tokenizer):
 
 def test_the_server_sees_two_outputs_of_a_response(server, tokenizer):
     asyncio.run(ask(server))
-    assert server.engine.outputs == (20 if vllm.__version__.startswith("0.24.") else 2)
+    assert server.engine.outputs == 2
 
 
 @pytest.mark.parametrize("chosen_is_likely", [False, True])
@@ -211,3 +210,23 @@ def test_a_request_that_is_aborted_before_its_first_token(server):
     output = asyncio.run(weight_sync())
     complete(output, [])
     assert output.stop_reason == "aborted"
+
+
+@pytest.mark.parametrize("offset", range(20))
+def test_a_request_that_is_aborted_after_any_token(server, tokenizer, offset):
+    """Also where the abort comes without a token, right after an output."""
+
+    async def weight_sync():
+        running = asyncio.create_task(ask(server))
+        engine = server.engine._engine
+        while not engine.output_processor.request_states:
+            await asyncio.sleep(0)
+        state = next(iter(engine.output_processor.request_states.values()))
+        while state.detokenizer.num_output_tokens() < offset:
+            await asyncio.sleep(0.0005)
+        await engine.pause_generation(wait_for_inflight_requests=False, clear_cache=True)
+        return await running
+
+    output = asyncio.run(weight_sync())
+    assert output.stop_reason == "aborted" and len(output.token_ids) in (offset, offset + 1)
+    complete(output, tokenizer.encode(TEXT)[: len(output.token_ids)])

@@ -44,7 +44,7 @@ def test_candidates_are_ranked_and_ties_go_to_the_chosen_token():
 
 
 class Engine:
-    """vLLM's engine, as far as the server sees it: answers with a report, a token at a time."""
+    """vLLM's engine, as far as the server sees it: answers with one report."""
 
     def __init__(self):
         self.asked = []
@@ -52,8 +52,7 @@ class Engine:
     async def generate(self, *, sampling_params, **options):
         self.asked.append(sampling_params)
         tokens, flat, _ = reported(sampling_params.logprobs or 1, options["tokens"])
-        for n in range(1, len(tokens) + 1):
-            yield SimpleNamespace(outputs=[SimpleNamespace(token_ids=tokens[:n], logprobs=flat)])
+        yield SimpleNamespace(outputs=[SimpleNamespace(token_ids=tokens, logprobs=flat)])
 
 
 @pytest.fixture

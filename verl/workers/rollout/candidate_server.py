@@ -14,7 +14,7 @@ import numpy as np
 import ray
 from verl.workers.rollout.vllm_rollout.vllm_async_server import vLLMHttpServer, vLLMReplica
 from vllm.logprobs import FlatLogprobs, Logprob
-from vllm.sampling_params import RequestOutputKind
+from vllm.sampling_params import RequestOutputKind, SamplingParams
 
 from verl.workers.rollout.entropy import entropies_of
 from verl.workers.rollout.request_exchange import ExchangeServer
@@ -22,25 +22,39 @@ from vllm_patches.candidates_without_text import leave_out_text
 
 N_CANDIDATES, CANDIDATES = "n_candidates", "candidates"
 N_ENTROPY, ENTROPIES = "n_entropy", "entropies"
+NEVER = 2**31  # tokens between two outputs
 _request: ContextVar[dict | None] = ContextVar("candidate_request", default=None)
 
 
 async def in_two_outputs(engine, sampling_params, **options):
-    """The outputs of vLLM's `engine.generate`: one with the first token, for which upstream's server waits, and one
-    with all tokens. An output for each token would take a third of the time of vLLM's process beside the engine.
+    """Yield two outputs of `engine.generate`: the first token, for which upstream's server waits, and all tokens.
 
-    vLLM 0.24 has no choice of this: it gives an output for each token.
+    An output for each token would take a third of the time of vLLM's process beside the engine. The interval between
+    outputs is the request's in vLLM 0.30, and the engine's in 0.24 (`wait_with_outputs`).
     """
+    sampling_params.output_kind = RequestOutputKind.DELTA
     if hasattr(sampling_params, "stream_interval"):
-        sampling_params.output_kind = RequestOutputKind.DELTA
         sampling_params.stream_interval = sampling_params.max_tokens
     whole = None
     async for output in engine.generate(sampling_params=sampling_params, **options):
-        if whole is None or sampling_params.output_kind != RequestOutputKind.DELTA:
+        completion = output.outputs[0]
+        if completion.logprobs and not completion.token_ids:
+            # vLLM reports the last len(token_ids) log-probabilities: those of all tokens, if an abort comes without any
+            completion.logprobs = type(completion.logprobs)()
+        if whole is None:
             whole = output
         else:
             whole.add(output, aggregate=True)
         yield whole
+
+
+def wait_with_outputs(engine) -> None:
+    """Let an engine of vLLM 0.24 give a request's first token and then the rest when it ends.
+
+    The interval is an argument of this engine (`--stream-interval`), which upstream's server would pass to every vLLM.
+    """
+    if not hasattr(SamplingParams, "stream_interval"):
+        engine.output_processor.stream_interval = NEVER
 
 
 class CandidateEngine:
@@ -85,6 +99,8 @@ class CandidateServer(ExchangeServer, vLLMHttpServer):
     @engine.setter
     def engine(self, engine):
         leave_out_text()
+        if engine is not None:
+            wait_with_outputs(engine)
         self._candidate_engine = None if engine is None else CandidateEngine(engine)
 
     async def generate(self, prompt_ids, sampling_params, request_id, **options):
