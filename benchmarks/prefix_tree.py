@@ -191,10 +191,32 @@ def draw(speed_ups: dict[str, dict[float, float]], path) -> None:
     figure.savefig(path, dpi=120)
 
 
+def models_of(args) -> list[Model]:
+    """Return the device's models whose names begin with `--only`."""
+    return [shape for shape in MODELS[args.device] if shape.name.startswith(args.only)]
+
+
+def print_speeds(args) -> None:
+    """Print a table of the speeds alone, and write nothing."""
+    print("| model | rows x tokens | sharing | log-probs: rows / tree | update: rows / tree |\n" + "| --- " * 5 + "|")
+    rows, length = GROUPS[args.device][0].rows, max(group.length for group in GROUPS[args.device])
+    for shape in models_of(args):
+        model = make_model(shape, args.device)
+        for sharing in args.sharing:
+            times = compare(model, Group(rows, length, sharing), args.runs).values()
+            ratios = [f"{statistics.median(of['rows']) / statistics.median(of['tree']):.2f}" for of in times]
+            print(f"| {shape.name} | {rows} x {length} | {sharing:g} | " + " | ".join(ratios) + " |", flush=True)
+
+
 def main() -> None:
-    args = parser_of(__doc__, device="cpu", runs=5).parse_args()
+    parser = parser_of(__doc__, device="cpu", runs=5, only="")
+    parser.add_argument("--sharing", type=float, nargs="+", help="these, of the longest groups, without peak memory")
+    args = parser.parse_args()
+    if args.sharing:
+        print_speeds(args)
+        return
     table, speed_ups, fresh_process = [], {}, multiprocessing.get_context("spawn")
-    for shape in MODELS[args.device]:
+    for shape in models_of(args):
         model = make_model(shape, args.device)
         for group in GROUPS[args.device]:
             cells = [shape.name, f"{group.rows} x {group.length}", f"{group.sharing:g}"]
