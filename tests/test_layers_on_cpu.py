@@ -33,8 +33,8 @@ def test_overlay_imports_no_recipe_and_no_script(path):
 
 
 @pytest.mark.parametrize("path", sources("vllm_patches"), ids=str)
-def test_vllm_patches_import_vllm_and_torch(path):
-    allowed = {"vllm", "torch", "vllm_patches", *sys.stdlib_module_names}
+def test_vllm_patches_import_vllm_torch_and_triton(path):
+    allowed = {"vllm", "torch", "triton", "vllm_patches", *sys.stdlib_module_names}
     assert not [n for n in imported(path) if n.split(".")[0] not in allowed]
 
 

@@ -1,7 +1,7 @@
 """The changes that this project makes inside vLLM (0.24 on GPUs, 0.30 on CPU).
 
 vLLM calls `register` in each of its processes (`vllm.general_plugins`). Each change has a module, which is named after
-what it fixes and says when it applies. The server that needs `candidates_without_text`
+what it does and says when it applies. The server that needs `candidates_without_text`
 (`verl/workers/rollout/candidate_server.py`) applies it itself, on GPUs too. scripts/check_vllm_names.py checks that
 vLLM still has all names that the changes use.
 """
@@ -14,7 +14,11 @@ __all__ = ["cpu_version_name", "register"]
 
 
 def register() -> None:
-    """Apply the patches for the CPU, if VERL_PLATFORM=cpu asks for them."""
+    """Apply the patches of HAPO's requests, and those for the CPU if VERL_PLATFORM=cpu asks for them."""
+    from vllm_patches import tempered_requests, v2_adaptive_temperature
+
+    tempered_requests.refuse_wrong_requests()
+    v2_adaptive_temperature.temper_v2_sampler()
     if os.environ.get("VERL_PLATFORM", "").strip().lower() != "cpu":
         return
     from vllm_patches import cpu_seeded_requests, cpu_weight_reload

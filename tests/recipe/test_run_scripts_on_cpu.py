@@ -157,6 +157,7 @@ def test_the_hapo_scripts_have_the_papers_sizes(dry_runs):
         "16 update(s) of 512",
         "at most 13312",
         "8 rollout replica(s) of 8",
+        "adaptive temperature (tau 0.05) on vLLM's V2 runner",
     ):
         assert part in plan, plan
 

@@ -1,4 +1,4 @@
-"""The check of a machine that has a GPU, torch and transformers only; its parts are benchmarks with tests of their own."""
+"""The check of a machine that has a GPU, torch and transformers only; its parts are benchmarks with their own tests."""
 
 import json
 import os

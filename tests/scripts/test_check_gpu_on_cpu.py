@@ -18,7 +18,7 @@ pytestmark = pytest.mark.slow
 ROOT = Path(__file__).resolve().parents[2]
 RECIPES = ("grpo", "dapo", "hapo", "latr", "hato", "arpo", "aepo")
 # benchmarks/gpu_kernels.py has a test of its own
-PARTS = ("environment", "inputs", "warm_start", "cold_start", *RECIPES, "evaluation")
+PARTS = ("environment", "python_tool", "inputs", "warm_start", "cold_start", *RECIPES, "evaluation")
 
 
 @pytest.fixture
@@ -143,7 +143,7 @@ def test_an_unknown_part_is_named():
     done = subprocess.run(
         [sys.executable, "scripts/check_gpu.py", "ppo"], cwd=ROOT, capture_output=True, text=True, timeout=60
     )
-    assert done.returncode == 2 and "error: no part ppo; choose of environment kernels" in done.stderr
+    assert done.returncode == 2 and "error: no part ppo; choose of environment python_tool kernels" in done.stderr
 
 
 @pytest.mark.parametrize(

@@ -60,12 +60,16 @@ def checkout(tmp_path) -> Path:
     return tmp_path
 
 
-def set_up(checkout: Path, *tools: Path) -> subprocess.CompletedProcess:
-    """No package index, and tools on the PATH. pip's setting names the wheels; uv has them from there."""
+def set_up(checkout: Path, *tools: Path, arguments: tuple[str, ...] = ()) -> subprocess.CompletedProcess:
+    """Run scripts/setup.sh without a package index, and with tools on the PATH.
+
+    pip's setting names the wheels; uv has them from there.
+    """
     path = os.pathsep.join([*map(str, tools), "/usr/bin", "/bin"])
     environment = {"PATH": path, "HOME": str(checkout), "PYTHON": sys.executable, "UV_OFFLINE": "1", "UV_NO_CACHE": "1"}
     environment |= {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": f"{checkout}/wheels", "PIP_NO_CACHE_DIR": "1"}
-    return subprocess.run(["bash", "scripts/setup.sh"], cwd=checkout, env=environment, capture_output=True, text=True)
+    command = ["bash", "scripts/setup.sh", *arguments]
+    return subprocess.run(command, cwd=checkout, env=environment, capture_output=True, text=True)
 
 
 def site_packages(checkout: Path) -> Path:
@@ -116,3 +120,27 @@ def test_the_locks_uv_is_taken_and_pip_takes_over_where_it_fails(checkout):
     result = set_up(checkout)
     assert result.returncode == 0 and works(checkout) and result.stderr.count("pip takes over") == 1
     assert "2/3 packages, with .venv/bin/uv" in result.stdout
+
+
+def test_the_gpu_versions_have_an_environment_of_their_own_if_the_disk_has_room(checkout, uv):
+    """Their torch may be a CUDA build. `df`, which setup.sh asks, is replaced by a program that prints a free space."""
+    (checkout / "requirements-gpu-versions.lock").write_text("torch==1.0\n")
+    make_wheel(checkout / "wheels", "torch", {"torch/__init__.py": "", "torch/version.py": "cuda = '13.0'\n"})
+    df = uv / "df"
+    df.write_text("#!/bin/bash\necho Avail\necho 9999\n")
+    df.chmod(0o755)
+    result = set_up(checkout, uv, arguments=("--gpu-versions",))
+    assert result.returncode == 1 and not list(checkout.glob(".venv*"))
+    assert re.fullmatch(r"error: .venv-gpu-versions needs 10 GB of free disk .* 9 GB are free in .*\n", result.stderr)
+
+    df.write_text("#!/bin/bash\necho Avail\necho 10000\n")
+    result = set_up(checkout, uv, arguments=("--gpu-versions",))
+    assert result.returncode == 0 and not (checkout / ".venv").exists(), result.stderr
+    assert (checkout / ".venv-gpu-versions/installed-from").exists()
+    assert subprocess.run([checkout / ".venv-gpu-versions/bin/python", "-c", "import project, torch"]).returncode == 0
+    assert set_up(checkout, uv, arguments=("--gpu-versions",)).stdout == ""  # it is up to date
+
+
+def test_an_unknown_argument_is_refused(checkout):
+    result = set_up(checkout, arguments=("--gpu",))
+    assert result.returncode == 2 and "--gpu-versions" in result.stderr

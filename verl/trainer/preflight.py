@@ -37,6 +37,7 @@ from verl.trainer.run_plan import describe_plan
 from verl.utils.atomic_files import replacing
 from verl.workers.config.explore import LOSS_OF, TOOL_MODE, TREE_OF_NAME, parts_of
 from verl.workers.config.hato import EXPLORE_TRAINERS, hato_config
+from verl.workers.config.sampler_choice import choose_sampler, choose_seeds
 from verl.workers.config.schedule import (
     SAVED_ROWS,
     check_schedule,
@@ -120,6 +121,9 @@ def settle(config: DictConfig) -> None:
         name_loss(config.actor_rollout_ref.actor)
         settle_schedule(config)
         fill_max_model_len(config)
+    model = model_json(config.actor_rollout_ref.model.path)
+    choose_sampler(config, model)
+    choose_seeds(config, model)
 
 
 def scale_workers(config: DictConfig) -> None:

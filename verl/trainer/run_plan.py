@@ -4,6 +4,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from verl.trainer.memory_plan import describe_memory
 from verl.workers.config.explore import parts_of
+from verl.workers.config.sampler_choice import describe_sampler
 from verl.workers.config.schedule import rollout_workers, schedule_of
 
 
@@ -50,6 +51,7 @@ def describe_plan(config: DictConfig) -> str:
         "workers": f"{trainer.nnodes} node(s) x {trainer.n_gpus_per_node} {trainer.device} = {gpus}, "
         f"trainer {actor.strategy}, {servers}",
         "schedule": describe_schedule(config),
+        "sampler": describe_sampler(config),
         "one step": f"{data.train_batch_size} prompts x {rollout.n} = {responses} responses, "
         f"{mini_batches * actor.ppo_epochs} update(s) of {actor.ppo_mini_batch_size * rollout.n} responses",
         "tokens": f"at most {longest} a sequence ({data.max_prompt_length} + {data.max_response_length}), "

@@ -1,9 +1,10 @@
-"""vLLM's V2 sampler, which is the GPUs', on CPU tensors: its Triton kernels run in Triton's interpreter.
+"""vLLM's V2 sampler, which is the GPUs', with our change of it, on CPU tensors, in Triton's interpreter.
 
     TRITON_INTERPRET=1 PYTHONPATH=<triton>[:<another vLLM>] python tests/workers/rollout/v2_sampler.py < batches.json
 
 Standard input: {"mode": vLLM's logprobs_mode, "batches": [...]}; a batch is a list of {"logits": one row, "params": of
-`SamplingParams`, "slot": the request's place in the sampler's state, "position": of the newest token in its sequence}.
+`SamplingParams`, "slot": the request's place in the sampler's state, "position": of the newest token in its sequence,
+and, if other requests have had the slot, "earlier": the list of their params}.
 Standard output's last line: for each request {"token": what was sampled} and, in a batch that asks for log-probs,
 "token_ids" and "logprobs" of its `FlatLogprobs`, as vLLM's own processor fills them.
 
@@ -24,6 +25,7 @@ import triton.backends
 import triton.language as tl
 
 from vllm_patches import cpu_version_name
+from vllm_patches.v2_adaptive_temperature import temper_v2_sampler
 
 # as in vLLM's own CPU build with Triton's CPU backend: else vLLM takes Triton for unusable here
 cpu_version_name.install()
@@ -38,6 +40,8 @@ from vllm.v1.sample.ops.topk_topp_sampler import apply_top_k_top_p_pytorch  # no
 from vllm.v1.worker.gpu import buffer_utils  # noqa: E402
 from vllm.v1.worker.gpu.sample import gumbel, sampler  # noqa: E402
 from vllm.v1.worker.gpu.states import RequestState  # noqa: E402
+
+temper_v2_sampler()
 
 SLOTS, LONGEST = 8, 64  # of the sampler's state; positions are free
 
@@ -65,8 +69,9 @@ def _sample(batch: list[dict], mode: str):
     states = RequestState(capacity, LONGEST, LONGEST, 1, vocab_size, device)
     sample = sampler.Sampler(capacity, vocab_size, device, states, logprobs_mode=mode)
     for request in batch:
-        sample.add_request(request["slot"], 1, SamplingParams(**request["params"]))
-    sample.apply_staged_writes()
+        for params in (*request.get("earlier", []), request["params"]):
+            sample.add_request(request["slot"], 1, SamplingParams(**params))
+            sample.apply_staged_writes()
     rows = torch.arange(n)
     inputs = SimpleNamespace(
         num_reqs=n,

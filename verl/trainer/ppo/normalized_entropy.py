@@ -5,7 +5,8 @@ vLLM's processes import this module: it needs torch only.
 
 import torch
 
-ENTROPY_FLOOR = 1e-6  # nats; a token that was certain has entropy 0 and no logarithm
+from vllm_patches.tempered_requests import ENTROPY_FLOOR
+
 CACHED_LOGITS = 2**20  # on CPU logits of one block: 4 MiB stay in the cache between the passes
 
 

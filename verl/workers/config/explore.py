@@ -13,7 +13,6 @@ from verl.workers.rollout.trees.arpo.config import ARPOConfig
 from verl.workers.rollout.trees.latr.config import KTConfig
 
 SECTION = "actor_rollout_ref.actor"
-LOGITS_PROCESSOR = "verl.workers.rollout.adaptive_temperature:AdaptiveTemperature"
 # the authors' names: LATR and the notes on HATO call the tree a rollout, ARPO calls rollouts with tools a mode
 TREE_OF_NAME = {"kt": "latr", "hato": "hato", "over_generation": "over_generation"}
 TOOL_MODE = "sync_with_tool"
@@ -177,11 +176,6 @@ class ExploreRolloutConfig(ARPOConfig, RolloutConfig):
             raise ValueError(
                 f"{ROLLOUT}.adaptive_temperature needs {ROLLOUT}.temperature=1, not {self.temperature}: the "
                 "statistics are of entropies at that temperature, the sampler's entropies of raw logits"
-            )
-        processors = (self.engine_kwargs or {}).get("vllm", {}).get("logits_processors") or []
-        if LOGITS_PROCESSOR not in processors:
-            raise ValueError(
-                f"{ROLLOUT}.adaptive_temperature needs {LOGITS_PROCESSOR} in engine_kwargs.vllm.logits_processors"
             )
 
 

@@ -24,6 +24,7 @@ from verl.experimental.agent_loop.single_turn_agent_loop import SingleTurnAgentL
 from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopManagerTQ, AgentLoopWorkerTQ, apply_greedy_sampling_params
 
 from verl.workers.config.explore import TREE_OF_NAME, parts_of
+from verl.workers.config.sampler_choice import SEEDS
 from verl.workers.rollout.group_rows import queue_rows, reward_batch
 from verl.workers.rollout.llm_client_engine import LLMClientEngine
 from verl.workers.rollout.pause_clock import PauseClock
@@ -66,7 +67,8 @@ class Statuses:
 class GroupAgentLoopWorker(_AgentLoopWorker):
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
-        self.engine = LLMClientEngine(self.llm_client, self.tokenizer.decode)
+        seeds = OmegaConf.select(self.config, SEEDS, default=True)
+        self.engine = LLMClientEngine(self.llm_client, self.tokenizer.decode, seeds)
         self.statuses, self.clock = Statuses(), PauseClock()
         self.has_tree = parts_of(self.config.actor_rollout_ref.rollout).tree is not None
         self.plain_suffices = plain_suffices(self.config, self.processor)

@@ -94,10 +94,11 @@ class LLMClientEngine(RolloutEngine):
     Args:
         client: upstream's `LLMServerClient`.
         text_of: the text of tokens, in which stop texts are looked for that an abort has cut in two.
+        seeds: whether requests carry their seeds to the server.
     """
 
-    def __init__(self, client, text_of: Callable[[list[int]], str] | None = None):
-        self.servers, self.text_of = GroupServers(client), text_of
+    def __init__(self, client, text_of: Callable[[list[int]], str] | None = None, seeds: bool = True):
+        self.servers, self.text_of, self.seeds = GroupServers(client), text_of, seeds
 
     def release(self, request_id: str) -> None:
         """All requests of this id have ended."""
@@ -110,7 +111,7 @@ class LLMClientEngine(RolloutEngine):
         try:
             while True:
                 params["max_tokens"] = request.max_tokens - len(result.token_ids)
-                if request.seed is not None:
+                if request.seed is not None and self.seeds:
                     params["seed"] = request.seed + len(result.token_ids)
                 if stops:
                     params["stop"] = self._stops_after(result.token_ids, stops)

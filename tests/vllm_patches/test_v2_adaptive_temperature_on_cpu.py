@@ -1,0 +1,210 @@
+"""HAPO's temperature in the sampler of vLLM's V2 runner, by both versions of vLLM, in Triton's interpreter.
+
+The sampler reports the log-probabilities of the whole vocabulary, which are those of the tempered distribution. They
+are compared with an oracle in plain Python and with the logits processor that does the same on the V1 runner.
+"""
+
+import json
+import math
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+from vllm import SamplingParams
+from vllm.v1.sample.logits_processor import BatchUpdate
+
+from tests.fresh import python_for, python_of
+from tests.packages import GPU_VLLM, unpacked
+from verl.workers.rollout.adaptive_temperature import AdaptiveTemperature
+
+pytestmark = pytest.mark.slow
+
+ROOT = Path(__file__).resolve().parents[2]
+TRITON = "triton==3.7.1"  # torch 2.13's
+VOCABULARY = 9000  # three of the kernel's blocks, the last of which is not full
+SETTINGS = {"temperature_tau": 0.5, "median": -0.5, "std": 0.8, "scale_pos": 0.9, "scale_neg": 0.4}
+DICE = [2.0, 1.0, 0.5, 0.0, -1.0, -math.inf]
+DRAWS = 400
+
+
+def adaptive(temperature=1.0, **changes) -> dict:
+    return {"temperature": temperature, "extra_args": {"adaptive_temperature": {**SETTINGS, **changes}}}
+
+
+PLAIN, WARM = {"temperature": 1.0}, {"temperature": 0.7}
+HOT, COOL = adaptive(0.8, temperature_tau=0.9, median=-3.0), {"temperature": 0.8}  # for DICE h is 1, and T' is 1.52
+# row -> (the scale of its logits, its parameters, those of requests that have had its slot)
+MIXED = {
+    "uncertain": (0.1, adaptive(), []),
+    "certain": (30.0, adaptive(), []),
+    "in between": (2.0, adaptive(std=9.0), []),
+    "warm": (2.0, adaptive(0.7, std=9.0), []),
+    "in a slot of a plain request": (1.0, adaptive(), [PLAIN]),
+    "in a slot of another": (2.0, adaptive(std=9.0), [adaptive(scale_neg=0.1)]),
+    "plain": (2.0, PLAIN, []),
+    "plain and warm": (2.0, WARM, []),
+    "plain in a slot of an asking one": (2.0, PLAIN, [adaptive()]),
+    "greedy": (2.0, adaptive(0.0), []),
+    "tau 0": (2.0, adaptive(temperature_tau=0.0), []),
+}
+
+
+def rows(scales: list[float]) -> list[list[float]]:
+    """Return random logits; tokens of the second block and some others are impossible."""
+    logits = torch.randn(len(scales), VOCABULARY, generator=torch.Generator().manual_seed(3))
+    logits = torch.tensor(scales).unsqueeze(-1) * logits
+    logits[:, 4096:8192] = -torch.inf
+    logits[:, ::7] = -torch.inf
+    return logits.tolist()
+
+
+def request_for(logits, params, slot, earlier=(), position=9, **more) -> dict:
+    params = {**params, "seed": 40, **more}
+    return {"logits": logits, "params": params, "slot": slot, "earlier": list(earlier), "position": position}
+
+
+def batches() -> dict[str, list[dict]]:
+    scales, params, earlier = zip(*MIXED.values(), strict=True)
+    logits = rows(list(scales))
+    n, whole = len(MIXED), {"logprobs": -1}
+    mixed = [request_for(logits[i], params[i], n - 1 - i, earlier[i], **whole) for i in range(n)]
+    return {
+        "mixed": mixed,
+        "alone": [{**mixed[0], "slot": 3}],
+        "dice": [request_for(DICE, HOT, i, position=i) for i in range(DRAWS)],
+        "cool dice": [request_for(DICE, COOL, i, position=i) for i in range(DRAWS)],
+    }
+
+
+def with_triton(version: str) -> dict[str, str]:
+    path = [unpacked(TRITON), *([unpacked(GPU_VLLM, "*.py")] if version == GPU_VLLM else []), ROOT]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, path))}
+
+
+@pytest.fixture(scope="module", params=["installed", GPU_VLLM])
+def sampled(request) -> dict[str, list[dict]]:
+    """The sampler's answers to all batches, by batch; one process for each version of vLLM."""
+    done = subprocess.run(
+        python_of(ROOT / "tests/workers/rollout/v2_sampler.py"),
+        input=json.dumps({"mode": "processed_logprobs", "batches": list(batches().values())}),
+        capture_output=True,
+        text=True,
+        env={**with_triton(request.param), "TRITON_INTERPRET": "1"},
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return dict(zip(batches(), json.loads(done.stdout.splitlines()[-1]), strict=True))
+
+
+def reported(answer: dict) -> torch.Tensor:
+    """Return the log-probability of each token; vLLM gives the sampled token's, then all in order of their size."""
+    result = torch.full((VOCABULARY,), torch.nan, dtype=torch.float64)
+    result[answer["token_ids"]] = torch.tensor(answer["logprobs"], dtype=torch.float64)
+    return result
+
+
+def tempered(logits: list[float], params: dict) -> list[float]:
+    """Return log-probabilities at T (1 + tau h) in float64; greedy ones are of the raw distribution."""
+    temperature = params["temperature"]
+    settings = params.get("extra_args", {}).get("adaptive_temperature")
+    if settings and temperature:
+        plain = [math.exp(p) for p in softmax_logs(logits)]
+        entropy = -sum(p * math.log(p) for p in plain if p > 0)
+        z = (math.log(max(entropy, 1e-6)) - settings["median"]) / settings["std"]
+        h = max(-1.0, min(1.0, z * settings["scale_pos" if z > 0 else "scale_neg"]))
+        temperature *= 1 + settings["temperature_tau"] * h
+    return softmax_logs([y / (temperature or 1.0) for y in logits])
+
+
+def softmax_logs(logits: list[float]) -> list[float]:
+    top = max(logits)
+    total = math.fsum(math.exp(y - top) for y in logits)
+    return [y - top - math.log(total) for y in logits]
+
+
+def close(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Return whether two rows of log-probabilities, which reach -100 here, agree as far as float32 allows."""
+    return torch.allclose(a.double(), b.double(), rtol=1e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize("row", MIXED)
+def test_log_probabilities_are_those_of_the_tempered_distribution(sampled, row):
+    i = list(MIXED).index(row)
+    request, answer = batches()["mixed"][i], sampled["mixed"][i]
+    assert close(reported(answer), torch.tensor(tempered(request["logits"], request["params"]), dtype=torch.float64))
+
+
+def test_the_mixed_batch_can_tell_the_temperatures_apart():
+    """Each row of the oracle differs from what an ordinary temperature and the slot's last request would give."""
+    for scale, params, earlier in MIXED.values():
+        if params["temperature"] == 0 or params == MIXED["tau 0"][1]:
+            continue
+        (logits,) = rows([scale])
+        expected = torch.tensor(tempered(logits, params))
+        for other in (*earlier, {"temperature": params["temperature"]}):
+            assert other == params or not close(expected, torch.tensor(tempered(logits, other)))
+
+
+def test_it_is_the_distribution_of_the_v1_runners_processor(sampled):
+    requests = batches()["mixed"]
+    processor = AdaptiveTemperature(None, torch.device("cpu"), False)
+    params = [SamplingParams(**request["params"]) for request in requests]
+    processor.update_state(BatchUpdate(len(params), [], [(i, p, [1], []) for i, p in enumerate(params)], []))
+    logits = processor.apply(torch.tensor([request["logits"] for request in requests]))
+    for row, answer, p in zip(logits, sampled["mixed"], params, strict=True):
+        assert close(reported(answer), (row / (p.temperature or 1.0)).log_softmax(-1))
+
+
+def test_a_greedy_request_takes_the_most_likely_token(sampled):
+    i = list(MIXED).index("greedy")
+    logits = batches()["mixed"][i]["logits"]
+    assert sampled["mixed"][i]["token"] == logits.index(max(logits))
+
+
+def test_a_row_does_not_depend_on_the_batch(sampled):
+    assert sampled["alone"][0] == sampled["mixed"][0]
+
+
+def chi_square(tokens: list[int], probabilities: list[float]) -> float:
+    return sum((tokens.count(i) - p * len(tokens)) ** 2 / (p * len(tokens)) for i, p in enumerate(probabilities) if p)
+
+
+@pytest.mark.parametrize(("batch", "params", "other"), [("dice", HOT, COOL), ("cool dice", COOL, HOT)])
+def test_sampled_frequencies_follow_the_adaptive_temperature(sampled, batch, params, other):
+    """Chi-square with four degrees of freedom: p above 1e-3, and below 1e-6 for the other temperature."""
+    tokens = [answer["token"] for answer in sampled[batch]]
+    assert DICE.index(-math.inf) not in tokens
+    assert chi_square(tokens, [math.exp(p) for p in tempered(DICE, params)]) < 18.47
+    assert chi_square(tokens, [math.exp(p) for p in tempered(DICE, other)]) > 33.4
+
+
+COMPILE = """
+import types, triton
+from triton.backends.compiler import GPUTarget
+from triton.backends.nvidia.compiler import CUDABackend
+from vllm_patches.tempering_kernel import BLOCK, WARPS, _divide_row
+# Triton finds its backends in its metadata, which are not unpacked
+triton.backends.backends["nvidia"] = types.SimpleNamespace(compiler=CUDABackend)
+constants = {"N_SETTINGS": 5, "FLOOR": 1e-6, "BLOCK": BLOCK}
+signature = {"logits_ptr": "*fp32", "stride": "i32", "slots_ptr": "*i32", "temperatures_ptr": "*fp32"}
+signature |= {"settings_ptr": "*fp32", "vocab_size": "i32", **dict.fromkeys(constants, "constexpr")}
+source = triton.compiler.ASTSource(_divide_row, signature, constants)
+kernel = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": WARPS})
+print(len(kernel.asm["cubin"]))
+"""
+
+
+def test_the_kernel_compiles_for_an_h100(tmp_path):
+    """Triton's interpreter takes more of Python than its compiler does; no GPU is needed to compile."""
+    assembler = Path(shutil.copy(unpacked(TRITON) / "triton/backends/nvidia/bin/ptxas", tmp_path))
+    assembler.chmod(0o755)  # files of an unpacked wheel are not executable
+    done = subprocess.run(
+        python_for(COMPILE),
+        capture_output=True,
+        text=True,
+        env={**with_triton("installed"), "TRITON_CACHE_DIR": str(tmp_path), "TRITON_PTXAS_PATH": str(assembler)},
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert int(done.stdout) > 0

@@ -1,0 +1,106 @@
+"""Chooses how vLLM samples at HAPO's adaptive temperature: each of its model runners needs another way.
+
+The V2 runner has it in its sampler (`vllm_patches/v2_adaptive_temperature.py`). The V1 runner needs a logits processor,
+which the engine's config must name; vLLM never takes the V2 runner for an engine that names one. A wrong choice here
+does no harm in silence: the server refuses the requests (`vllm_patches/tempered_requests.py`).
+"""
+
+import ast
+import importlib.util
+import os
+from collections.abc import Collection
+from pathlib import Path
+
+from omegaconf import DictConfig, OmegaConf
+
+from verl.workers.config.policy_keys import ROLLOUT
+from vllm_patches.tempered_requests import PROCESSOR
+
+PROCESSORS = f"{ROLLOUT}.engine_kwargs.vllm.logits_processors"
+SEEDS = f"{ROLLOUT}.custom.request_seeds"
+# vLLM 0.24's config/vllm.py assigns to this name; 0.30 takes the V2 runner for every architecture and has no such name
+LISTED = "DEFAULT_V2_MODEL_RUNNER_ARCHITECTURES"
+
+
+def listed_architectures(vllm: Path) -> frozenset[str] | None:
+    """Return the architectures for which a vLLM takes its V2 runner, None if for all.
+
+    It is read from the source, because the driver imports no vLLM, which would take seconds.
+
+    Args:
+        vllm: folder of the package.
+
+    Raises:
+        ValueError: the source assigns something else than a frozenset of names; vLLM has moved.
+    """
+    for node in ast.parse((vllm / "config/vllm.py").read_text()).body:
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == LISTED:
+            return frozenset(ast.literal_eval(ast.unparse(node.value).removeprefix("frozenset")))
+    return None
+
+
+def installed_vllm() -> Path | None:
+    """Return the folder of the installed vLLM, without importing it; None if there is none."""
+    package = importlib.util.find_spec("vllm")
+    return Path(package.submodule_search_locations[0]) if package and package.submodule_search_locations else None
+
+
+def takes_v2_runner(architectures: Collection[str]) -> bool:
+    """Return whether the installed vLLM takes its V2 runner for a model on GPUs when no logits processor is named.
+
+    Args:
+        architectures: those of the model's config.json; none if the file is not on this machine.
+    """
+    forced = os.environ.get("VLLM_USE_V2_MODEL_RUNNER")
+    if forced is not None:
+        return forced != "0"
+    vllm = installed_vllm()
+    if vllm is None:
+        return False
+    listed = listed_architectures(vllm)
+    return listed is None or not listed.isdisjoint(architectures)
+
+
+def choose_sampler(config: DictConfig, model: dict | None) -> None:
+    """Name the logits processor in the engine's config if the run samples at an adaptive temperature on the V1 runner.
+
+    Args:
+        config: the run's; changed in place.
+        model: the content of the model's config.json, None if it is not on this machine.
+    """
+    if not config.actor_rollout_ref.rollout.get("adaptive_temperature"):
+        return
+    processors = list(OmegaConf.select(config, PROCESSORS) or [])
+    on_gpus = config.trainer.device == "cuda"
+    if not processors and on_gpus and takes_v2_runner((model or {}).get("architectures") or ()):
+        return
+    if PROCESSOR not in processors:
+        OmegaConf.update(config, PROCESSORS, [*processors, PROCESSOR], force_add=True)
+
+
+def choose_seeds(config: DictConfig, model: dict | None) -> None:
+    """Set `rollout.custom.request_seeds`, unless the user has: whether each request to vLLM carries a seed of its own.
+
+    Seeds make a run on CPUs reproducible. On GPUs they do not, as the logits of a request depend on its batch. There
+    vLLM's V1 runner launches a kernel for each seeded request at each step, up to 1,024, and its V2 runner none.
+
+    Args:
+        config: the run's, after `choose_sampler`; changed in place.
+        model: the content of the model's config.json, None if it is not on this machine.
+    """
+    if OmegaConf.select(config, SEEDS) is not None:
+        return
+    seeds = config.trainer.device != "cuda" or bool(config.actor_rollout_ref.rollout.get("full_determinism"))
+    if not seeds and not OmegaConf.select(config, PROCESSORS):
+        seeds = takes_v2_runner((model or {}).get("architectures") or ())
+    OmegaConf.update(config, SEEDS, seeds, force_add=True)
+
+
+def describe_sampler(config: DictConfig) -> str:
+    """Say how vLLM samples training rollouts, by a config for which `choose_sampler` has been called."""
+    rollout = config.actor_rollout_ref.rollout
+    seeds = ", a seed for each request" if OmegaConf.select(config, SEEDS) else ", no seeds"
+    if not rollout.get("adaptive_temperature"):
+        return f"temperature {rollout.temperature}{seeds}"
+    way = "V1 runner, by a logits processor" if OmegaConf.select(config, PROCESSORS) else "V2 runner, by its sampler"
+    return f"adaptive temperature (tau {rollout.temperature_tau}) on vLLM's {way}{seeds}"

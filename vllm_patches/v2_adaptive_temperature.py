@@ -1,0 +1,75 @@
+"""HAPO's adaptive temperature in the sampler of vLLM's V2 model runner, which takes no logits processors.
+
+It is for vLLM 0.24 and 0.30. Each request's settings lie beside its temperature in `SamplingStates`, and one kernel
+divides each row by T' = T (1 + temperature_tau h). Here h is of the logits as they arrive, after biases, penalties and
+forbidden words; in the V1 runner it is of the logits before penalties. All steps that follow, and processed
+log-probabilities, see the tempered logits. A batch in which no request asks takes vLLM's own path.
+
+This can go when the V2 runner takes logits processors.
+"""
+
+import functools
+from types import ModuleType
+
+from vllm_patches.after_import import after_import
+from vllm_patches.tempered_requests import SETTINGS, read_settings
+
+STD = SETTINGS.index("std")  # above 0 in the settings of every request that asks
+
+
+def temper_v2_sampler() -> None:
+    """Change the V2 sampler's classes when the runner imports them."""
+    after_import("vllm.v1.worker.gpu.sample.states", _wrap_states)
+    after_import("vllm.v1.worker.gpu.sample.sampler", _wrap_sampler)
+
+
+def _wrap_states(module: ModuleType) -> None:
+    """Let `SamplingStates` keep the settings of each slot, and apply them with the temperature."""
+    import torch
+
+    states = module.SamplingStates
+    init, add, write, apply = states.__init__, states.add_request, states.apply_staged_writes, states.apply_temperature
+    if hasattr(add, "__wrapped__"):
+        return
+
+    @functools.wraps(init)
+    def init_with_settings(self, max_num_reqs, vocab_size):
+        init(self, max_num_reqs, vocab_size)
+        self.tempering = module.UvaBackedTensor((max_num_reqs, len(SETTINGS)), dtype=torch.float32)
+
+    @functools.wraps(add)
+    def add_with_settings(self, req_idx, sampling_params):
+        add(self, req_idx, sampling_params)
+        self.tempering.np[req_idx] = read_settings(sampling_params) or 0.0  # the slot's last request may have asked
+
+    @functools.wraps(write)
+    def write_with_settings(self):
+        write(self)
+        self.tempering.copy_to_uva()
+
+    @functools.wraps(apply)
+    def apply_adaptive_temperature(self, logits, expanded_idx_mapping, idx_mapping_np):
+        if not self.tempering.np[idx_mapping_np, STD].any():
+            return apply(self, logits, expanded_idx_mapping, idx_mapping_np)
+        from vllm_patches.tempering_kernel import divide_by_temperature
+
+        divide_by_temperature(logits, expanded_idx_mapping, self.temperature.gpu, self.tempering.gpu)
+
+    states.__init__, states.add_request = init_with_settings, add_with_settings
+    states.apply_staged_writes, states.apply_temperature = write_with_settings, apply_adaptive_temperature
+
+
+def _wrap_sampler(module: ModuleType) -> None:
+    """Let `Sampler` process the rows of requests that ask: vLLM 0.30 skips a batch of plain rows at temperature 1."""
+    add = module.Sampler.add_request
+    if hasattr(add, "__wrapped__"):
+        return
+
+    @functools.wraps(add)
+    def add_and_mark(self, req_idx, prompt_len, sampling_params):
+        add(self, req_idx, prompt_len, sampling_params)
+        # vLLM 0.24 has no such marks and processes every batch
+        if hasattr(self, "needs_logits_processing") and self.sampling_states.tempering.np[req_idx, STD]:
+            self.needs_logits_processing[req_idx] = True
+
+    module.Sampler.add_request = add_and_mark
