@@ -5,6 +5,7 @@
 A table is a list of rows of cells, the header first. The exit code is 1 if a part failed, and 3 if torch sees no GPU.
 """
 
+import importlib.metadata
 import json
 import os
 import subprocess
@@ -24,6 +25,7 @@ PARTS = (
         "benchmarks.prefix_tree --device cuda --runs 5 --only 0.5 --sharing 1 1.5 2.5 4 8",
         "--device cpu --runs 1 --only 6 --sharing 4",
     ),
+    ("fsdp2", 30, "benchmarks.fsdp2_step", ""),
 )
 
 
@@ -39,6 +41,15 @@ def tables_of(text: str) -> list[list[list[str]]]:
             tables[-1].append([cell.strip() for cell in line.strip("|").split("|")])
         inside = row
     return tables
+
+
+def has_verl() -> bool:
+    """Return whether upstream's verl is installed, without which the part `fsdp2` is left out."""
+    try:
+        importlib.metadata.version("verl")
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    return True
 
 
 def run_part(name: str, seconds: int, command: str) -> dict:
@@ -64,8 +75,9 @@ def main(file: Path) -> int:
         print("error: torch sees no GPU; SMALL=1 runs small parts without one", file=sys.stderr)
         return NO_GPU
     if small:
-        os.environ["TRITON_INTERPRET"] = "1"
-    parts = [run_part(name, most, f"{command} {changed if small else ''}") for name, most, command, changed in PARTS]
+        os.environ |= {"TRITON_INTERPRET": "1", "VERL_PLATFORM": "cpu"}
+    chosen = [part for part in PARTS if part[0] != "fsdp2" or has_verl()]
+    parts = [run_part(name, most, f"{command} {changed if small else ''}") for name, most, command, changed in chosen]
     gpu = None if small else torch.cuda.get_device_name()
     file.parent.mkdir(parents=True, exist_ok=True)
     unfinished = file.with_suffix(".unfinished")

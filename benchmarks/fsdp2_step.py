@@ -1,0 +1,219 @@
+"""A mini-batch's forward and backward in upstream's FSDP2 engine: rows against their prefix tree, on one rank.
+
+    python -m benchmarks.fsdp2_step                     # a machine with a GPU and verl
+    VERL_PLATFORM=cpu python -m benchmarks.fsdp2_step   # anywhere
+
+The model is tiny and the mini-batch has ten rows in two groups: this shows that the engine computes the same, not how
+fast. Differences are relative: of the gradient's norm, and of the loss. In bfloat16 they are those of rounding.
+"""
+
+import os
+import random
+import tempfile
+from pathlib import Path
+
+import torch
+
+from benchmarks.report import parser_of
+
+CASE = {"loss": "vanilla", "loss_agg_mode": "token-mean", "loss_scale_factor": None}
+CASE |= {"entropy_chunks": False, "temperatures": (0.9,), "max_tokens": 10_000, "checkpointing": False, "dtype": "fp32"}
+CASE |= {"lora_rank": 0, "skip": False}
+# the rows with advantages on each rank, where others are left out
+TRAINED = ([0, 3, 5], [7])
+
+
+def mini_batch(rank: int) -> tuple[list[list[int]], list[list[int]]]:
+    """Prompts and responses: two groups of five that share a system text; duplicates and a response in another."""
+    rng = random.Random(rank)
+    system = [rng.randrange(90) for _ in range(6)]
+    prompts, responses = [], []
+    for _ in range(2):
+        prompt = system + [rng.randrange(90) for _ in range(5)]
+        stem = [rng.randrange(90) for _ in range(8)]
+        forks = [stem[:5] + [rng.randrange(90) for _ in range(rng.randint(1, 6))] for _ in range(2)]
+        prompts += [prompt] * 5
+        responses += [stem, stem, stem[:3], *forks]
+    return prompts, responses
+
+
+def make_data(rank: int, ranks: int, case: dict):
+    from verl.trainer.ppo.token_fields import FIELDS
+    from verl.utils import tensordict_utils as tu
+    from verl.workers.config.prefix_tree import SKIP_ZERO_ADVANTAGES
+
+    prompts, responses = mini_batch(rank)
+    generator = torch.Generator().manual_seed(rank)
+
+    def nested(rows):
+        return torch.nested.as_nested_tensor([torch.as_tensor(row) for row in rows], layout=torch.jagged)
+
+    def noise(scale: float = 1.0, shift: float = 0.0):
+        return nested([scale * torch.randn(len(row), generator=generator) + shift for row in responses])
+
+    sequences = [prompt + response for prompt, response in zip(prompts, responses, strict=True)]
+    fields = {
+        "input_ids": nested(sequences),
+        "position_ids": nested([torch.arange(len(row)) for row in sequences]),
+        "loss_mask": nested([[0] * len(p) + [1] * len(r) for p, r in zip(prompts, responses, strict=True)]),
+        "prompts": nested(prompts),
+        "responses": nested(responses),
+        "response_mask": nested([[1] * len(row) for row in responses]),
+        "old_log_probs": noise(0.3, -4.5),
+        "ref_log_prob": noise(0.3, -4.5),
+        "advantages": noise(),  # of every row
+        **{name: noise(0.3) for name in FIELDS},
+    }
+    if case["skip"]:
+        kept = [row if i in TRAINED[rank] else 0 * row for i, row in enumerate(fields["advantages"].unbind())]
+        fields["advantages"] = nested(kept)
+    temperatures = case["temperatures"]
+    if len(temperatures) > 1:  # of each row; a group has both
+        fields["temperature"] = torch.tensor([temperatures[row % len(temperatures)] for row in range(len(sequences))])
+    settings = {"use_dynamic_bsz": True, "max_token_len_per_gpu": case["max_tokens"], "use_remove_padding": False}
+    settings |= {"global_batch_size": ranks * len(sequences), "calculate_entropy": True, "return_model_output": True}
+    if case["skip"]:
+        settings |= {"calculate_entropy": False, "return_model_output": False, SKIP_ZERO_ADVANTAGES: True}
+    settings |= {} if "temperature" in fields else {"temperature": temperatures[0]}
+    return tu.get_tensordict(fields, settings)
+
+
+def make_engine(folder: str, case: dict, use_prefix_tree: bool):
+    """An engine and the actor's config, as upstream's worker makes them."""
+    from verl.workers.config.actor import PolicyLossConfig
+
+    from verl.workers.config import FSDPEngineConfig, FSDPOptimizerConfig, HFModelConfig
+    from verl.workers.config.explore import ExploreActorConfig
+    from verl.workers.engine import EngineRegistry
+
+    loss = case["loss"]
+    precision = dict.fromkeys(("param_dtype", "reduce_dtype", "buffer_dtype"), case["dtype"])
+    chunks = {"entropy_from_logits_with_chunking": case["entropy_chunks"], "entropy_from_logits_chunk_size": 16}
+    fsdp = FSDPEngineConfig(
+        model_dtype="fp32",
+        mixed_precision=precision,
+        use_torch_compile=False,
+        entropy_checkpointing=case["checkpointing"],
+        **chunks,
+    )
+    actor = ExploreActorConfig(
+        strategy="fsdp2",
+        fsdp_config=fsdp,
+        use_prefix_tree=use_prefix_tree,
+        rollout_n=5,
+        ppo_micro_batch_size_per_gpu=1,
+        policy_loss=PolicyLossConfig(loss_mode=loss),
+        loss_agg_mode=case["loss_agg_mode"],
+        loss_scale_factor=case["loss_scale_factor"],
+        entropy_coeff=0.0 if case["skip"] else 0.05,
+        use_kl_loss=not case["skip"],
+        kl_loss_coef=0.1,
+        adaptive_clip=loss == "hapo",
+        adaptive_advantage=loss == "hapo",
+        enable_entropy_balanced_clipping=loss == "aepo",
+        enable_entropy_balanced_advantage=loss == "aepo",
+    )
+    model_config = HFModelConfig(
+        path=f"{folder}/model",
+        use_remove_padding=False,
+        enable_gradient_checkpointing=case["checkpointing"],
+        lora_rank=case["lora_rank"],
+        override_config={"attn_implementation": "sdpa"},
+    )
+    engine = EngineRegistry.new(
+        model_type="language_model",
+        backend=actor.engine.strategy,
+        model_config=model_config,
+        engine_config=actor.engine,
+        optimizer_config=FSDPOptimizerConfig(lr=1e-3, total_training_steps=10),
+        checkpoint_config=None,
+    )
+    engine._build_model_optimizer()
+    return engine, actor
+
+
+def run(engine, actor, data) -> dict:
+    from functools import partial
+
+    from verl.trainer.ppo.token_fields import FIELDS
+    from verl.workers.utils.field_losses import ppo_loss_with_fields
+
+    tokens = []
+    engine.module.lm_head.register_forward_pre_hook(lambda _, inputs: tokens.append(inputs[0].shape[:-1].numel()))
+    with engine.eval_mode():
+        inferred = engine.infer_batch(data.clone())["model_output"]["log_probs"].values()
+    forwards = len(tokens)
+    with engine.train_mode():
+        engine.optimizer_zero_grad()
+        loss_function = partial(ppo_loss_with_fields, config=actor, fields=list(FIELDS))
+        output = engine.forward_backward_batch(data, loss_function)
+        gradients = [parameter.grad for parameter in engine.module.parameters() if parameter.grad is not None]
+    whole = [gradient.full_tensor() if hasattr(gradient, "full_tensor") else gradient for gradient in gradients]
+    metrics = {
+        name: float(values.aggregate() if hasattr(values, "aggregate") else sum(values))
+        for name, values in output["metrics"].items()
+    }
+    returned = output["model_output"]
+    values = {"log_probs": predictions(returned["log_probs"].values(), data)} if "log_probs" in returned else {}
+    values |= {"entropy": returned["entropy"].values().float()} if "entropy" in returned else {}
+    return values | {
+        "engine": type(engine).__name__,
+        "lm_head_tokens": tokens,
+        "trained_tokens": tokens[forwards:],
+        "inferred": predictions(inferred, data),
+        "loss": sum(output["loss"]),
+        "metrics": metrics,
+        "gradient": torch.cat([gradient.flatten() for gradient in whole]),
+    }
+
+
+def predictions(values: torch.Tensor, data) -> torch.Tensor:
+    """Without the entry of each row's last token, which predicts nothing and only has to be finite."""
+    assert values.isfinite().all()
+    keep = torch.ones(len(values), dtype=torch.bool)
+    keep[data["input_ids"].offsets()[1:] - 1] = False
+    return values[keep].float()
+
+
+def write_model(folder: str | Path) -> None:
+    """Write a tiny Qwen2 whose logits differ enough for gradients of every size to folder/model."""
+    from recipe.common.tiny_model import TinyModelConfig, make_model, make_tokenizer
+
+    tokenizer = make_tokenizer()
+    config = TinyModelConfig(hidden_size=32, intermediate_size=48, num_layers=2, num_heads=4, num_kv_heads=2)
+    model = make_model(config, tokenizer)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() > 1:
+                parameter.mul_(12)
+    model.save_pretrained(f"{folder}/model")
+    tokenizer.save_pretrained(f"{folder}/model")
+
+
+def main() -> None:
+    parser_of(__doc__).parse_args()
+    os.environ |= {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1"}
+    os.environ.setdefault("MASTER_PORT", "29511")
+    import torch.distributed as dist
+    import verl.trainer.ppo.core_algos  # noqa: F401 (losses and their fields)
+    from verl.utils.distributed import initialize_global_process_group_ray
+
+    initialize_global_process_group_ray()
+    lines = ["| dtype | engine | loss: rows | loss: tree | gradient's difference |", "| --- " * 5 + "|"]
+    differences = {}
+    with tempfile.TemporaryDirectory() as folder:
+        write_model(folder)
+        for dtype in ("fp32", "bf16"):
+            case = CASE | {"dtype": dtype}
+            rows, tree = (run(*make_engine(folder, case, update), make_data(0, 1, case)) for update in (False, True))
+            change = float((tree["gradient"] - rows["gradient"]).norm() / rows["gradient"].norm())
+            lines.append(f"| {dtype} | {tree['engine']} | {rows['loss']:.6f} | {tree['loss']:.6f} | {change:.1e} |")
+            differences[dtype] = change
+    print("\n".join(lines))
+    dist.destroy_process_group()
+    if differences["fp32"] > 1e-4 or differences["bf16"] > 0.1:
+        raise SystemExit("error: the engine with the prefix tree computes other gradients than rows")
+
+
+if __name__ == "__main__":
+    main()
