@@ -24,8 +24,8 @@ use_hardware() {
         ;;
     gpu)
         HARDWARE_SUFFIX=_gpu
-        if [ "${VERL_PLATFORM:-}" = cpu ]; then
-            echo "note: VERL_PLATFORM=cpu is exported and is left out, as HARDWARE=gpu" >&2
+        if [ "${VERL_PLATFORM:-}" = cpu ] && command -v nvidia-smi >/dev/null; then
+            echo "note: VERL_PLATFORM=cpu is exported and is left out, as HARDWARE=gpu and this machine has GPUs" >&2
             unset VERL_PLATFORM
         fi
         case "${HF_HUB_OFFLINE:-0}" in

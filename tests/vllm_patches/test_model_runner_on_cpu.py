@@ -110,12 +110,14 @@ def answers(request) -> Answers:
     other = ["--logits-processors", "vllm.v1.sample.logits_processor.builtin:MinPLogitsProcessor"]
     cases.append(case_for("qwen3", ["--skip-tokenizer-init", *other], [{}, adaptive()]))
     path = [*([unpacked(GPU_VLLM, "*.py")] if is_gpu_version else []), ROOT]
+    # a GPU's process has no VERL_PLATFORM=cpu, which a test of this process may have set
+    environment = {name: value for name, value in os.environ.items() if name != "VERL_PLATFORM"}
     done = subprocess.run(
         python_of(Path(__file__).with_name("model_runner.py")),
         input=json.dumps(cases),
         capture_output=True,
         text=True,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, path))},
+        env=environment | {"PYTHONPATH": os.pathsep.join(map(str, path))},
     )
     assert done.returncode == 0, done.stderr[-3000:]
     *runners, v2, v1 = json.loads(done.stdout.splitlines()[-1])

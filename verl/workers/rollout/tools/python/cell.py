@@ -40,8 +40,9 @@ def run(code, not_allowed=""):
         out.flush()
         text = describe(error)
         err.write(text if not_allowed in text or not isinstance(error, PermissionError) else text + not_allowed + "\n")
-    out.flush()
-    err.flush()
+    for stream in (out, err):
+        if not stream.closed:
+            stream.flush()
 
 
 def describe(error):

@@ -6,9 +6,8 @@
     trainer  <== end socket ==      process   "why", a string, if it could not be confined
     trainer  <=> program socket ==> process   the program, up to end of file; then all that it prints
 
-A process is forked and confined before it is needed. Before the program starts it closes all but the program's socket,
-so that a program can say nothing in the server's name. A fork costs most by the pages that change after it: so few
-modules are imported here, and few lines run then.
+A process is forked and confined before it is needed. Before the program starts it closes all but the program's socket:
+no program speaks in the server's name. Few modules are imported here, as the pages that change make a fork slow.
 """
 
 import _socket
@@ -23,7 +22,7 @@ import time
 import types
 
 from cell import NAME, run
-from confinement import MAX_THREADS, NOT_ALLOWED, Confinement, status_of
+from confinement import MAX_THREADS, NOT_ALLOWED, Confinement, call, status_of
 
 WATCH_EVERY, FILE_BYTES, SIGKILL = 0.05, 4096, 9  # seconds; an empty file counts as these bytes
 FIRST_UID, UIDS = 61184, 4000  # programs' user ids where there is no Landlock; no account has them
@@ -50,8 +49,11 @@ class Server:
                 if fd in self.programs:
                     self.reap(fd)
                 elif fd in self.ends:
-                    self.ends[fd].runs = True
-                    if not self.ends[fd].end.recv(16):
+                    try:
+                        self.ends[fd].runs = bool(self.ends[fd].end.recv(16))
+                    except ConnectionResetError:  # closed with a reply unread
+                        self.ends[fd].runs = False
+                    if not self.ends[fd].runs:
                         self.poll.unregister(fd)
                         os.kill(self.ends[fd].pid, SIGKILL)
                 elif fd == self.control.fileno() and not self.fork():
@@ -70,7 +72,8 @@ class Server:
             return False
         sock, end = (int.from_bytes(ancillary[0][2][i : i + 4], sys.byteorder) for i in (0, 4))
         self.count += 1
-        program = types.SimpleNamespace(folder=f"{self.folder}/{self.count}", reason=None, runs=False)
+        # Landlock does not hide what a path's status tells: a program cannot guess another's folder
+        program = types.SimpleNamespace(folder=f"{self.folder}/{os.urandom(16).hex()}", reason=None, runs=False, pid=0)
         program.end = _socket.socket(fileno=end)
         try:
             os.mkdir(program.folder, 0o700)
@@ -87,6 +90,9 @@ class Server:
             for fd in (process, end):
                 self.poll.register(fd, select.POLLIN)
         except OSError as error:
+            if program.pid:
+                os.kill(program.pid, SIGKILL)
+                os.waitpid(program.pid, 0)
             program.end.send(repr(str(error)).encode())
         os.close(sock)
         return True
@@ -95,6 +101,7 @@ class Server:
         """Confine this process, a fork, wait for the program and run it. Does not return."""
         try:
             os.setsid()
+            os.dup2(os.open("/dev/null", os.O_RDONLY), 0)  # not the server's, whose flags and locks all would share
             os.chdir(program.folder)
             self.confinement.apply(program.folder)
         except Exception as error:
@@ -102,7 +109,7 @@ class Server:
             raise
         os.dup2(sock, 1)
         os.dup2(sock, 2)
-        os.closerange(3, 256)
+        os.closerange(3, 4096)
         compile(
             "f(0)", NAME, "exec"
         )  # pages that any compilation changes become this process's own ahead of the program
@@ -111,13 +118,13 @@ class Server:
             code += part
         sys.addaudithook(refuse)
         run(bytes(code).decode("utf-8", "replace"), NOT_ALLOWED)
+        call("fflush", None)  # what libraries in C have printed
         os._exit(0)
 
     def watch(self, program):
-        """End a program whose files or threads are too many; no resource limit counts either sum.
+        """End a program whose threads or files are too many; no resource limit counts either sum.
 
-        Its files are those in its folder, and those that it has removed and holds open. A removed file that is mapped
-        is too much, as its size cannot be seen. Without Landlock it has another user id, which hides what is open.
+        Removed files count while they are open. A removed file that is mapped is too much: its size cannot be seen.
         """
         total, limit, process = 0, self.confinement.file_bytes, f"/proc/{program.pid}"
         for where in (program.folder, f"{process}/fd")[: 2 if self.confinement.landlock else 1]:
@@ -127,18 +134,19 @@ class Server:
                     if where == program.folder or stat.S_ISREG(status.st_mode) and not status.st_nlink:
                         total += FILE_BYTES + 512 * status.st_blocks
         if self.confinement.landlock:
-            with open(f"{process}/maps") as maps:
+            with open(f"{process}/maps", errors="replace") as maps:
                 mapped = any(program.folder in line and line.endswith("(deleted)\n") for line in maps)
                 total += limit + 1 if mapped else 0
+        threads, main_has_ended = int(status_of(program.pid, "Threads")), status_of(program.pid, "State")[0] == "Z"
         if total > limit:
             program.reason = "disk"
-        elif int(status_of(program.pid, "Threads")) > MAX_THREADS:
+        elif threads > MAX_THREADS or threads > 1 and main_has_ended:  # then /proc hides what others have open
             program.reason = "threads"
         if program.reason:
             os.kill(program.pid, SIGKILL)
 
     def reap(self, process):
-        """Wait for a process, remove its folder, and tell the trainer how it has ended."""
+        """Remove what a process has left, and tell the trainer how it has ended."""
         program = self.programs.pop(process)
         _, status, usage = os.wait4(program.pid, 0)
         for name in os.listdir(program.folder):
@@ -188,8 +196,6 @@ def main():
         setattr(sys, name, stream)
         setattr(sys, f"__{name}__", stream)
     os.dup2(errors, 2)
-    for name in ("cell", "confinement", "server"):  # a program may have modules of these names
-        sys.modules.pop(name, None)
     control.send(repr(confinement.landlock).encode())
     gc.collect()
     gc.freeze()  # a collection in a program would copy every page
@@ -198,6 +204,7 @@ def main():
         server.run()
     finally:
         for process in list(server.programs):
+            server.programs[process].end.shutdown(_socket.SHUT_RDWR)  # it is not the program's fault
             os.kill(server.programs[process].pid, SIGKILL)
             server.reap(process)
         os.rmdir(spec["folder"])

@@ -1,10 +1,4 @@
-"""The Python tool: runs a program that the model wrote and gives what it printed.
-
-    <python>                                  -> "1 1\\n3\\n"
-    a, b = 1, 1
-    print(a, b)
-    a + 2 * b
-    </python>
+"""The Python tool: runs a program that the model wrote, <python>print(6 * 7)</python>, and gives what it printed, 42.
 
 The program is hostile: it runs confined in a process of its own, or on a Sandbox Fusion server.
 """
@@ -44,18 +38,19 @@ _START = "import sys; sys.path[0] = sys.argv.pop(1); import server; main = serve
 # equal programs print their sets in equal order; what is bound after a fork would be bound in each program
 _ENVIRONMENT = {"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8", "PYTHONHASHSEED": "0", "LD_BIND_NOW": "1"}
 _ENVIRONMENT |= dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
-_PROCESS = {"env": _ENVIRONMENT, "cwd": "/", "start_new_session": True}
+_ENVIRONMENT |= {"MALLOC_ARENA_MAX": "1"}  # else each thread takes 64 MiB of a program's address space
 
 
-class SandboxError(Exception):
-    """No program can run: the interpreter did not start or has ended, or its forks cannot be confined."""
+def _unavailable(why) -> ToolError:
+    return ToolError(f"The Python sandbox is not available ({why}).", kind="sandbox", retry=True)
 
 
 class PythonTool(BaseTool):
     """Runs Python programs, as a notebook runs a cell: the last expression's value is printed too.
 
-    A program ends with its main thread: no atexit handlers, no waiting for other threads. An exception in it is a
-    result like any other. What it may not do is in confinement.NOT_ALLOWED.
+    A program may be indented as a whole or stand in a Markdown fence. It ends with its main thread: no atexit handlers,
+    no waiting for other threads. An exception in it is a result like any other. What it may not do is in
+    confinement.NOT_ALLOWED. A value out of range and an interpreter that is not there raise ValueError.
 
     Args:
         conda_path, conda_env: the interpreter is {conda_path}/envs/{conda_env}/bin/python.
@@ -69,9 +64,6 @@ class PythonTool(BaseTool):
             that the interpreter has.
         sandbox_fusion_url: programs run on this Sandbox Fusion server instead. Of the other arguments memory_mb,
             max_output_chars and num_workers apply, the rest must be left out: interpreter and limits are the server's.
-
-    Raises:
-        ValueError: a value out of range; an interpreter that is not there.
     """
 
     name, trigger_tag = "python", "python"
@@ -122,14 +114,10 @@ class PythonTool(BaseTool):
                 raise ToolError(f"a trial program printed {printed!r}", kind="sandbox", retry=True)
 
     async def execute(self, content: str, *, timeout: float) -> str:
-        """Return what a program prints, which may be indented as a whole or in a Markdown fence.
+        """Return what a program prints. It is stopped a little before the timeout, so that the model reads its output.
 
-        It is stopped a little before the timeout, which counts the wait for a free place too, so that the model reads
-        what it had printed.
-
-        Raises:
-            ToolError: kinds `timeout`, `cpu`, `disk`, `threads`, `output`, `crash`, `too_long`: the program's own
-                fault, no retry. `sandbox`: ours, retry. Of a server: those of sandbox_fusion.py too.
+        Raises ToolError of these kinds: `timeout`, `cpu`, `disk`, `threads`, `output`, `crash` and `too_long` are the
+        program's own fault, `sandbox` and `busy` are ours and may pass. A server has those of sandbox_fusion.py too.
         """
         loop, margin, code = asyncio.get_running_loop(), min(0.5, timeout / 10), content.encode("utf-8", "replace")
         deadline = loop.time() + timeout - margin
@@ -139,10 +127,12 @@ class PythonTool(BaseTool):
             return self._answer(await self._fusion.run(code.decode(), deadline=deadline, margin=margin), timeout)
         try:
             async with self._places:
+                if deadline - loop.time() < timeout / 2:
+                    raise ToolError("Too many programs run at once.", kind="busy", retry=True)
                 interpreter = await self._interpreter(any(name.split(".")[0] in content for name in self.preload))
                 return self._answer(await interpreter.run(code, max(deadline - loop.time(), 0.01)), timeout)
-        except (SandboxError, OSError) as error:
-            raise ToolError(f"The Python sandbox is not available ({error}).", kind="sandbox", retry=True) from error
+        except (OSError, asyncio.TimeoutError) as error:
+            raise _unavailable(repr(error)) from error
 
     def _answer(self, result: Result, timeout: float) -> str:
         text, most = result.output.decode("utf-8", "replace"), self.limits["max_output_chars"]
@@ -181,8 +171,9 @@ class PythonTool(BaseTool):
         """End all programs and interpreters. A later call starts anew, unless on a server."""
         if self._fusion is not None:
             await self._fusion.close()
-        while self._interpreters:
-            await self._interpreters.popitem()[1].close()
+        async with self._starting:
+            while self._interpreters:
+                await self._interpreters.popitem()[1].close()
 
 
 class Interpreter:
@@ -191,22 +182,22 @@ class Interpreter:
     """
 
     def __init__(self, python: str, spec: dict):
-        self.python, self.spec, self.alive = python, spec, False
+        self.python, self.spec, self.alive, self._process = python, spec, False, None
         self._waiting: list[tuple[socket.socket, socket.socket]] = []  # program, end: see server.py
 
     async def start(self) -> int:
         """Start it and its first forks; return the version of the kernel's Landlock, 0 without.
-        Raises SandboxError if it does not start or lacks a module, or if the machine cannot confine a program."""
-        self._folder, nothing = tempfile.mkdtemp(prefix="python_tool_"), asyncio.subprocess.DEVNULL
+        Raises ToolError if it does not start or lacks a module, or if the machine cannot confine a program."""
+        self._folder = tempfile.mkdtemp(prefix="python_tool_")
+        options = {"stdin": asyncio.subprocess.DEVNULL, "stdout": asyncio.subprocess.DEVNULL, "env": _ENVIRONMENT}
         self._control, theirs = _sockets(socket.SOCK_SEQPACKET)
         command = [self.python, "-s", "-B", "-X", "utf8", "-c", _START, str(Path(__file__).resolve().parent)]
         command += [str(theirs.fileno()), repr(self.spec | {"folder": self._folder})]
-        with theirs:
-            self._process = await asyncio.create_subprocess_exec(
-                *command, pass_fds=[theirs.fileno()], stdin=nothing, stdout=nothing, **_PROCESS
-            )
         loop, self.alive = asyncio.get_running_loop(), True
         try:
+            with theirs:
+                options |= {"pass_fds": [theirs.fileno()], "cwd": "/", "start_new_session": True}
+                self._process = await asyncio.create_subprocess_exec(*command, **options)
             reply = await asyncio.wait_for(loop.sock_recv(self._control, 1 << 16), START_SECONDS)
             landlock = self._value(reply)
             for _ in range(AHEAD):
@@ -217,16 +208,16 @@ class Interpreter:
         return landlock
 
     def _value(self, reply: bytes):
-        """Return the value of a reply of server.py. Raises SandboxError for a string, an error, and without a reply."""
+        """Return the value of a reply of server.py. Raises ToolError for a string, an error, and without a reply."""
         self.alive = self.alive and bool(reply)
         value = ast.literal_eval(reply.decode()) if self.alive else "it has ended"
         if isinstance(value, str):
-            raise SandboxError(f"{self.python}: {value}")
+            raise _unavailable(f"{self.python}: {value}")
         return value
 
     async def run(self, code: bytes, seconds: float) -> Result:
         """Run a program, a text in UTF-8, to its end, or until this many seconds have passed.
-        Raises SandboxError if its process could not be confined, or the interpreter has ended."""
+        Raises ToolError if its process could not be confined, or the interpreter has ended."""
         self._fork()
         (program, end), loop, output = self._waiting.pop(0), asyncio.get_running_loop(), bytearray()
 
@@ -248,7 +239,7 @@ class Interpreter:
         except OSError as error:
             with contextlib.suppress(BlockingIOError):
                 self._value(end.recv(1 << 12))
-            raise SandboxError("its process has ended before it read the program") from error
+            raise _unavailable("its process has ended before it read the program") from error
         finally:  # a process that still runs is killed thereby
             program.close()
             end.close()
@@ -268,15 +259,16 @@ class Interpreter:
         self._control.close()
         for sock in itertools.chain(*self._waiting):
             sock.close()
-        try:
-            await asyncio.wait_for(self._process.wait(), END_SECONDS)
-        except asyncio.TimeoutError:  # it is still busy with its imports
-            self._process.kill()
+        if self._process is not None:
+            try:
+                await asyncio.wait_for(self._process.wait(), END_SECONDS)
+            except asyncio.TimeoutError:  # it is still busy with its imports
+                self._process.kill()
+                await self._process.wait()
         shutil.rmtree(self._folder, ignore_errors=True)
 
 
 def _sockets(kind: int) -> tuple[socket.socket, socket.socket]:
-    """Our end of a pair, which does not block, and the other."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, kind)
     ours.setblocking(False)
     return ours, theirs
