@@ -25,7 +25,12 @@ from verl.workers.rollout.tools.python.tool import AHEAD, PythonTool
 
 SECRET = "correct horse battery staple"
 AT_ONCE, TIMEOUT, MARK = 4, 1.5, 70000
-TIMEOUTS = {"deep C recursion": 15, "many files": 15, "many empty files": 15}
+TIMEOUTS = {
+    "deep C recursion": 15,
+    "many files": 15,
+    "many empty files": 15,
+    "removed files after the main thread's end": 15,
+}
 
 
 class Host:

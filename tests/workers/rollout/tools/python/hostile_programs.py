@@ -87,6 +87,49 @@ print("HARM")""",
 import os
 try: os.open(".", os.O_TMPFILE | os.O_RDWR); print("HARM")
 except OSError: pass""",
+    "removed files in another table of descriptors": _SYSCALL
+    + """
+import threading, time
+def hold():
+    if syscall(436, 436, 500, 501, 2) != 0: return print("refused")
+    kept = []
+    for _ in range(30):
+        kept.append(open("a", "wb"))
+        kept[-1].write(b"x" * (2 << 20)); kept[-1].flush(); os.remove("a"); time.sleep(0.02)
+    print("HARM")
+thread = threading.Thread(target=hold)
+thread.start(); thread.join()""",
+    "removed files after the main thread's end": _SYSCALL
+    + """
+import threading, time
+def hold():
+    time.sleep(0.1)
+    kept = []
+    for _ in range(30):
+        kept.append(open("a", "wb"))
+        kept[-1].write(b"x" * (2 << 20)); kept[-1].flush(); os.remove("a"); time.sleep(0.05)
+    os.write(1, b"HARM")
+threading.Thread(target=hold).start()
+syscall(60, 93, 0)""",
+    "a thread with descriptors of its own": _SYSCALL
+    + """
+stack = ctypes.create_string_buffer(1 << 16)
+if syscall(56, 220, 0x10900, ctypes.addressof(stack) + (1 << 15), 0, 0, 0) > 0: print("HARM")""",
+    "a name that is no text": """
+import ctypes, time
+ctypes.CDLL(None).prctl(15, b"\\xff"); time.sleep(0.3)""",
+    "a mapped file whose name is no text": """
+import mmap, time
+with open(b"\\xff", "w+b") as file:
+    file.write(b"x"); file.flush(); kept = mmap.mmap(file.fileno(), 1); time.sleep(0.3)""",
+    "no core instead of a short one": """
+import resource
+try: resource.setrlimit(resource.RLIMIT_CORE, (0, 0)); print("HARM")
+except (ValueError, OSError): pass""",
+    "urgent data": """
+import socket
+try: socket.socketpair()[0].send(b"x", socket.MSG_OOB); print("HARM")
+except OSError: pass""",
     "filled socket pairs": """
 import socket
 held, kept = 0, []
@@ -252,9 +295,9 @@ for act in (lambda: os.remove("@KEEP@"), lambda: os.rename("@KEEP@", "mine"), la
     except OSError: pass""",
     "folders of other programs": """
 import os
-for path in ("..", "../1", "../2"):
-    try: os.listdir(path); print("HARM", path)
-    except OSError: pass""",
+try: os.listdir(".."); print("HARM")
+except OSError: pass
+if any(os.path.exists(f"../{number}") for number in range(300)): print("HARM")""",
     "nested folders with long names": """
 import os
 for _ in range(40):

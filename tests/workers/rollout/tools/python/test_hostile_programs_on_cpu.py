@@ -21,7 +21,8 @@ KINDS = {
     **dict.fromkeys(("null pointer", "abort"), "crash"),
     **dict.fromkeys(("flood", "one long line"), "output"),
     **dict.fromkeys(("many files", "many empty files", "removed files", "removed files that are mapped"), "disk"),
-    "threads with small stacks": "threads",
+    **dict.fromkeys(("threads with small stacks", "removed files after the main thread's end"), "threads"),
+    **dict.fromkeys(("a name that is no text", "a mapped file whose name is no text"), None),
     **dict.fromkeys(("memory", "_exit", "exit codes of ours", "atexit", "threads that go on", "fork bomb"), None),
 }
 

@@ -159,6 +159,44 @@ def test_calls_see_nothing_of_each_other(host):
     assert host.do(two_then_one()) == (("['left']\n", None), empty, empty)
 
 
+def test_programs_leave_nothing_on_their_standard_input(host):
+    leave = "import fcntl, os\nfcntl.fcntl(0, fcntl.F_SETFL, os.O_APPEND | os.O_NONBLOCK)"
+    look = "import fcntl, os\nfcntl.fcntl(0, fcntl.F_GETFL) & (os.O_APPEND | os.O_NONBLOCK)"
+    assert host.call(leave)[1] is None
+    assert [host.call(look) for _ in range(2 * AHEAD)] == 2 * AHEAD * [("0\n", None)]
+
+
+def test_threads_and_libraries_in_c(host):
+    program = """
+        import threading, time
+        kept = []
+        def work():
+            kept.append(bytearray(1 << 20)); time.sleep(0.3)
+        threads = [threading.Thread(target=work) for _ in range(20)]
+        for thread in threads: thread.start()
+        for thread in threads: thread.join()
+        len(kept)"""
+    assert host.call(program) == ("20\n", None)
+    assert host.call("import ctypes; ctypes.CDLL(None).puts(b'from C'); None") == ("from C\n", None)
+
+
+def test_a_call_that_waited_for_its_time_is_not_the_programs_fault():
+    other = Host(num_workers=1)
+    other.call("1")
+
+    async def both():
+        hog = asyncio.ensure_future(told(other.tool, "import time; time.sleep(60)", 2))
+        await asyncio.sleep(0.2)
+        with pytest.raises(ToolError) as error:
+            await other.tool.execute("1", timeout=2)
+        await hog
+        return error.value
+
+    error = other.do(both())
+    other.close()
+    assert error.kind == "busy" and error.retry and error.own_fault
+
+
 def test_limits_of_time(host):
     start = time.monotonic()
     text, kind = host.call("print('so far')\nimport time\ntime.sleep(30)", 1)

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 class Result(NamedTuple):
-    """A program's end: its output, exit code or minus its signal, and `timeout`, `output`, `disk`, `threads` or `cpu`."""
+    """A program's end: output, exit code or minus its signal, and `timeout`, `output`, `disk`, `threads` or `cpu`."""
 
     output: bytes
     code: int

@@ -6,7 +6,6 @@ The program is hostile: it runs confined in a process of its own, or on a Sandbo
 import ast
 import asyncio
 import contextlib
-import itertools
 import logging
 import os
 import shutil
@@ -257,7 +256,7 @@ class Interpreter:
         """End all programs and the interpreter, and remove their folders."""
         self.alive = False
         self._control.close()
-        for sock in itertools.chain(*self._waiting):
+        for sock in sum(self._waiting, ()):
             sock.close()
         if self._process is not None:
             try:
