@@ -70,6 +70,8 @@ def run_part(name: str, seconds: int, command: str) -> dict:
 def main(file: Path) -> int:
     import torch
 
+    from verl.utils.atomic_files import replacing
+
     small = os.environ.get("SMALL", "0") not in ("", "0")
     if not small and not torch.cuda.is_available():
         print("error: torch sees no GPU; SMALL=1 runs small parts without one", file=sys.stderr)
@@ -80,9 +82,8 @@ def main(file: Path) -> int:
     parts = [run_part(name, most, f"{command} {changed if small else ''}") for name, most, command, changed in chosen]
     gpu = None if small else torch.cuda.get_device_name()
     file.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = file.with_suffix(".unfinished")
-    unfinished.write_text(json.dumps({"torch": torch.__version__, "gpu": gpu, "parts": parts}, indent=1) + "\n")
-    unfinished.replace(file)
+    with replacing(file) as unfinished:
+        unfinished.write_text(json.dumps({"torch": torch.__version__, "gpu": gpu, "parts": parts}, indent=1) + "\n")
     print("| part | | seconds |\n| --- | --- | --- |")
     for part in parts:
         print(f"| {part['name']} | {'FAILED' if part['code'] else 'passed'} | {part['seconds']:.0f} |")

@@ -117,8 +117,8 @@ class ChatModel:
             sampling: max_tokens, temperature, top_p, top_k, seed, …; what is left out has no effect.
         """
         sampling = {"top_p": 1.0} | NEUTRAL | sampling
-        more = {"top_k": sampling.pop("top_k", -1)} | NEUTRAL_BEYOND_OPENAI if self.beyond_openai else None
-        sampling.pop("top_k", None)
+        top_k = sampling.pop("top_k", -1)
+        more = {"top_k": top_k} | NEUTRAL_BEYOND_OPENAI if self.beyond_openai else None
         async with self.slots:
             completion = await next(self.clients).chat.completions.create(
                 model=self.model, messages=list(messages), extra_body=more, **sampling

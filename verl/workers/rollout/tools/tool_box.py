@@ -11,9 +11,10 @@ import importlib
 import inspect
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from verl.workers.rollout.tools.base_tool import BaseTool, ToolError, ToolOutput
@@ -146,21 +147,31 @@ class ToolBox:
             ValueError: one of them fails, which `fail_on_error=false` reports only.
         """
         for tool in self.tools.values():
-            wait, left = FIRST_WAIT, self.config.retry_count
-            while True:
-                try:
-                    await tool.start(timeout=max(self.config.timeout, START_SECONDS))
-                    break
-                except ToolError as error:
-                    if error.retry and left > 0:
-                        await asyncio.sleep(wait)
-                        wait, left = min(2 * wait, LONGEST_WAIT), left - 1
-                        continue
-                    message = f"{_SECTION}.tool_instances.{tool.name}: its calls would fail: {error}"
-                    if self.config.fail_on_error:
-                        raise ValueError(message) from error
-                    logger.error(message)
-                    break
+            _, error, _ = await self._retried(partial(self._try_start, tool))
+            if error is None:
+                continue
+            message = f"{_SECTION}.tool_instances.{tool.name}: its calls would fail: {error}"
+            if self.config.fail_on_error:
+                raise ValueError(message) from error
+            logger.error(message)
+
+    async def _try_start(self, tool: BaseTool) -> tuple[None, ToolError | None]:
+        try:
+            await tool.start(timeout=max(self.config.timeout, START_SECONDS))
+        except ToolError as error:
+            return None, error
+        return None, None
+
+    async def _retried(self, attempt: Callable[[], Awaitable[tuple[Any, ToolError | None]]]):
+        """Return an attempt's value and its error, and how often it was made again: where that may help, with waits."""
+        wait = FIRST_WAIT
+        for retries in range(self.config.retry_count + 1):
+            value, error = await attempt()
+            if error is None or not error.retry or retries == self.config.retry_count:
+                break
+            await asyncio.sleep(wait)
+            wait = min(2 * wait, LONGEST_WAIT)
+        return value, error, retries
 
     async def close(self) -> None:
         """End what the tools have started: sandboxes, connections, caches."""
@@ -169,15 +180,10 @@ class ToolBox:
 
     async def call(self, tag: str, content: str) -> ToolCall:
         """Run the tool of a tag; a failure of any kind is a ToolCall that is not ok, never an exception."""
-        tool, wait = self.tools[tag], FIRST_WAIT
+        tool = self.tools[tag]
         async with self._places:
             started = time.perf_counter()
-            for retries in range(self.config.retry_count + 1):
-                output, error = await self._attempt(tool, content)
-                if error is None or not error.retry or retries == self.config.retry_count:
-                    break
-                await asyncio.sleep(wait)
-                wait = min(2 * wait, LONGEST_WAIT)
+            output, error, retries = await self._retried(partial(self._attempt, tool, content))
             seconds = time.perf_counter() - started
         kind, own_fault = (None, False) if error is None else (error.kind, error.own_fault)
         if self.config.verbose_logging:
