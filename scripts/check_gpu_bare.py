@@ -52,13 +52,17 @@ def has_verl() -> bool:
     return True
 
 
-def run_part(name: str, seconds: int, command: str) -> dict:
-    """Run a part, show what it prints, and return it as a record; a part that lasts too long is ended."""
+def run_part(name: str, seconds: int, command: str, environment: dict[str, str] | None = None) -> dict:
+    """Run a part with these variables set, show what it prints, and return it as a record; too long a part is ended."""
     started = time.monotonic()
     print(f"== {name} (at most {seconds} s)", flush=True)
     try:
         done = subprocess.run(
-            [sys.executable, "-m", *command.split()], stdout=subprocess.PIPE, text=True, timeout=seconds
+            [sys.executable, "-m", *command.split()],
+            stdout=subprocess.PIPE,
+            text=True,
+            timeout=seconds,
+            env=os.environ | (environment or {}),
         )
         code, text = done.returncode, done.stdout
     except subprocess.TimeoutExpired as error:
@@ -76,10 +80,12 @@ def main(file: Path) -> int:
     if not small and not torch.cuda.is_available():
         print("error: torch sees no GPU; SMALL=1 runs small parts without one", file=sys.stderr)
         return NO_GPU
-    if small:
-        os.environ |= {"TRITON_INTERPRET": "1", "VERL_PLATFORM": "cpu"}
+    environment = {"TRITON_INTERPRET": "1", "VERL_PLATFORM": "cpu"} if small else {}
     chosen = [part for part in PARTS if part[0] != "fsdp2" or has_verl()]
-    parts = [run_part(name, most, f"{command} {changed if small else ''}") for name, most, command, changed in chosen]
+    parts = [
+        run_part(name, most, f"{command} {changed if small else ''}", environment)
+        for name, most, command, changed in chosen
+    ]
     gpu = None if small else torch.cuda.get_device_name()
     file.parent.mkdir(parents=True, exist_ok=True)
     with replacing(file) as unfinished:

@@ -81,7 +81,8 @@ def batches() -> dict[str, list[dict]]:
 
 def with_triton(version: str) -> dict[str, str]:
     path = [unpacked(TRITON), *([unpacked(GPU_VLLM, "*.py")] if version == GPU_VLLM else []), ROOT]
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, path))}
+    others = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    return {**others, "PYTHONPATH": os.pathsep.join(map(str, path))}
 
 
 @pytest.fixture(scope="module", params=["installed", GPU_VLLM])
