@@ -77,8 +77,13 @@ def _report_engine_deaths(server: ModuleType) -> None:
     importlib.import_module("verl.trainer.death_watch").report_engine_deaths(server)
 
 
-def _keep_runs_weights_apart(transfer: ModuleType) -> None:
+def _repair_weight_transfer(transfer: ModuleType) -> None:
+    importlib.import_module("verl.workers.rollout.weight_answers").watch_answers(transfer)
     importlib.import_module("verl.workers.rollout.weight_sockets").keep_runs_apart(transfer)
+
+
+def _remember_weight_calls(vllm_rollout: ModuleType) -> None:
+    importlib.import_module("verl.workers.rollout.weight_answers").remember_calls(vllm_rollout)
 
 
 def _save_copies_of_parameters(fsdp_utils: ModuleType) -> None:
@@ -110,7 +115,8 @@ def register() -> None:
         after_import("verl.workers.rollout.replica", _register_replicas)
         after_import("verl.workers.rollout.base", _register_server_adapters)
         after_import("verl.workers.rollout.vllm_rollout.vllm_async_server", _report_engine_deaths)
-        after_import("verl.workers.rollout.vllm_rollout.bucketed_weight_transfer", _keep_runs_weights_apart)
+        after_import("verl.workers.rollout.vllm_rollout.bucketed_weight_transfer", _repair_weight_transfer)
+        after_import("verl.workers.rollout.vllm_rollout.vllm_rollout", _remember_weight_calls)
         after_import("verl.utils.fsdp_utils", _save_copies_of_parameters)
         if os.environ.get("VERL_WAIT_FOR_NODES") == "1":
             after_import("verl.single_controller.ray.base", _leave_missing_gpus_to_the_watch)

@@ -5,11 +5,14 @@ Upstream (verl 0.9.1) accepts these settings, and a worker then fails or silentl
 
 import importlib.util
 import json
+import math
 import os
 from itertools import product
 from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
+from safetensors import safe_open
+from verl.utils.torch_dtypes import PrecisionType
 
 from verl.workers.config.prefix_tree import check_section
 from verl.workers.config.prefix_tree_models import check_model_config
@@ -17,6 +20,8 @@ from verl.workers.config.prefix_tree_models import check_model_config
 ROLLOUT, MODEL = "actor_rollout_ref.rollout", "actor_rollout_ref.model"
 POSITIONS = "max_position_embeddings"
 HF_OVERRIDES = "engine_kwargs.vllm.hf_overrides"
+# ends of the names of a model's output and input embeddings
+HEAD, EMBEDDINGS = "lm_head.weight", ("embed_tokens.weight", "wte.weight")
 
 
 def config_folder(path: str) -> Path | None:
@@ -166,16 +171,32 @@ def check_weight_bucket(config: DictConfig, model: dict | None) -> None:
     """Check that tied weights reach the CPU build of vLLM (0.30) together; it refuses a head without its embeddings.
 
     Raises:
-        ValueError: the model's files, which are at most as large as what is sent, do not fit into one bucket.
+        ValueError: what is sent, the head as well as the embeddings, does not fit into one bucket.
     """
     key = "checkpoint_engine.update_weights_bucket_megabytes"
     if config.trainer.device != "cpu" or not (model or {}).get("tie_word_embeddings", False):
         return
     bucket = OmegaConf.select(config, f"{ROLLOUT}.{key}")
-    files = config_folder(config.actor_rollout_ref.model.path).glob("*.safetensors")
-    size = sum(file.stat().st_size for file in files) / 2**20
+    dtype = OmegaConf.select(config, "actor_rollout_ref.actor.fsdp_config.model_dtype") or "fp32"
+    size = sent_megabytes(config_folder(config.actor_rollout_ref.model.path), PrecisionType.to_dtype(dtype).itemsize)
     if size > bucket:
         raise ValueError(
             f"{ROLLOUT}.{key}={bucket} with a model of {size:.0f} MB whose head is tied to the embeddings: "
-            "vLLM wants both in one bucket; choose one that holds all weights in float32"
+            f"vLLM wants both in one bucket, and both are sent; choose one that holds all weights in {dtype}"
         )
+
+
+def sent_megabytes(model_folder: Path, itemsize: int) -> float:
+    """Return the size of a tied model's weights as they are sent, where the head is sent although it is not saved.
+
+    Args:
+        model_folder: folder with the model's safetensors files.
+        itemsize: bytes of a weight in the trainer.
+    """
+    elements: dict[str, int] = {}
+    for file in model_folder.glob("*.safetensors"):
+        with safe_open(file, framework="pt") as tensors:
+            elements |= {name: math.prod(tensors.get_slice(name).get_shape()) for name in tensors.keys()}
+    if not any(name.endswith(HEAD) for name in elements):
+        elements[HEAD] = max((n for name, n in elements.items() if name.endswith(EMBEDDINGS)), default=0)
+    return sum(elements.values()) * itemsize / 2**20

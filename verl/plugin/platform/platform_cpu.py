@@ -123,15 +123,25 @@ def receive_copies_of_shared_memory(bucketed_weight_transfer: ModuleType) -> Non
     """Hand copies of received weights to vLLM instead of views of the shared memory segment.
 
     verl 0.9.1 relies on `.to(device)` to copy, which does not copy on CPU: the views outlive the segment, and closing
-    it raises "BufferError: cannot close exported pointers exist". This can go when upstream clones.
+    it raises "BufferError: cannot close exported pointers exist". The same error hides an exception of vLLM's loader,
+    whose traceback holds the views; the loader's exception is raised instead. This can go when upstream clones.
     """
 
     class CopyingWeightReceiver(bucketed_weight_transfer.BucketedWeightReceiver):
         def receive_weights(self, on_bucket_received):
-            def on_copies(weights, is_last):
-                on_bucket_received([(name, tensor.clone()) for name, tensor in weights], is_last)
+            errors: list[Exception] = []
 
-            return super().receive_weights(on_copies)
+            def on_copies(weights, is_last):
+                try:
+                    on_bucket_received([(name, tensor.clone()) for name, tensor in weights], is_last)
+                except Exception as error:
+                    errors.append(error)
+                    raise
+
+            try:
+                return super().receive_weights(on_copies)
+            except BufferError as error:
+                raise (errors or [error])[0] from None
 
     bucketed_weight_transfer.BucketedWeightReceiver = CopyingWeightReceiver
 
