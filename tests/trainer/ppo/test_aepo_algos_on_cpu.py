@@ -250,3 +250,12 @@ def test_a_switch_needs_the_loss(switch):
 def test_a_bad_coefficient_is_named(coef):
     with pytest.raises(ValueError, match="actor.entropy_advantage_coef"):
         actor_config(entropy_advantage_coef=coef)
+
+
+def test_entropies_that_are_not_finite_do_not_count():
+    """Upstream's entropy is NaN where a logit is -inf."""
+    entropy = torch.tensor([[0.5, math.nan, 2.0], [math.inf, 0.1, 1.0]])
+    standardised, moments = standardise_entropy(entropy, torch.ones(2, 3))
+    finite, expected = standardise_entropy(torch.tensor([[0.5, 2.0, 0.1, 1.0]]), torch.ones(1, 4))
+    assert moments == expected and standardised[entropy.isfinite()].tolist() == finite[0].tolist()
+    assert standardised[0, 1] == 0 and standardised[1, 0] == 0

@@ -1,4 +1,4 @@
-"""The trainers of the asynchronous schedules without Ray: prompts under way, pauses, trees, and what resumes."""
+"""The trainers of the asynchronous schedules without Ray: prompts under way, trees, and what resumes."""
 
 import json
 
@@ -57,12 +57,6 @@ class Manager:
 
     def generate_sequences(self, prompts: TensorDict) -> None:
         self.sent.append(prompts)
-
-    def pause(self) -> None:
-        self.told.append("pause")
-
-    def resume(self) -> None:
-        self.told.append("resume")
 
     def stop(self) -> None:
         self.told.append("stop")
@@ -172,20 +166,6 @@ def test_prompts_go_on_being_counted_after_a_resumption(queue, monkeypatch, tmp_
     assert queue.rows["uid-c"][ORDER] == 2
 
 
-def test_the_workers_are_told_of_pauses(monkeypatch):
-    for name in ("on_sample_end", "on_step_end"):
-        for upstream in MODES.values():
-            monkeypatch.setattr(upstream, name, lambda self: self.agent_loop_manager.told.append("upstream"))
-    colocated, separate = trainer_of(), trainer_of("explore_separate_async")
-    colocated.on_sample_end()
-    assert colocated.agent_loop_manager.told == ["pause", "upstream"]
-    colocated.on_step_end()
-    assert colocated.agent_loop_manager.told[2:] == ["upstream", "resume"]
-    separate.on_sample_end()
-    separate.on_step_end()
-    assert separate.agent_loop_manager.told == ["upstream", "pause", "upstream", "resume"]
-
-
 @pytest.mark.parametrize("mode", MODES)
 def test_what_is_under_way_at_the_end_is_given_up(mode, monkeypatch):
     def fit(self, manager):
@@ -195,13 +175,6 @@ def test_what_is_under_way_at_the_end_is_given_up(mode, monkeypatch):
     manager = Manager()
     trainer_of(mode).fit(manager)
     assert manager.told == ["stop"]
-
-
-def test_upstreams_manager_has_no_clock(monkeypatch):
-    monkeypatch.setattr(PPOTrainerColocateAsync, "on_step_end", lambda self: None)
-    made = trainer_of()
-    made.agent_loop_manager = object()
-    made.on_step_end()
 
 
 class Tokenizer:

@@ -311,3 +311,12 @@ def test_without_h_the_loss_says_what_is_missing():
 def test_the_names_are_registered():
     assert get_adv_estimator_fn("hapo") is compute_hapo_outcome_advantage
     assert get_policy_loss_fn("hapo") is compute_policy_loss_hapo
+
+
+def test_entropies_that_are_not_finite_do_not_count():
+    """Upstream's entropy is NaN where a logit is -inf."""
+    entropy = torch.tensor([[0.5, math.nan, 2.0], [math.inf, 0.1, 1.0]])
+    h, statistics = compute_entropy_h(entropy, torch.ones(2, 3), 0.5)
+    finite, expected = compute_entropy_h(torch.tensor([[0.5, 2.0, 0.1, 1.0]]), torch.ones(1, 4), 0.5)
+    assert statistics == expected and h[entropy.isfinite()].tolist() == finite[0].tolist()
+    assert h[0, 1] == 0 and h[1, 0] == 0

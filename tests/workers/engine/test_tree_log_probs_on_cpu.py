@@ -235,3 +235,20 @@ def test_gradients_in_bfloat16_of_tokens_that_hundreds_share():
     """Summed in bfloat16 they have seven times the error of independent rows."""
     errors = shared_gradients.errors(512, shared_gradients.SMALL, "cpu")
     assert errors["exact"] < 1e-12 and errors["rows"] < 0.01 and errors["tree"] < 1.5 * errors["rows"]
+
+
+def test_impossible_tokens_have_no_part_in_the_entropy_and_no_gradient():
+    """A model whose last token is impossible is one without this token: by the entropy of the others."""
+    model = tiny_model("qwen2", torch.float64, tied=False)
+
+    def forbid_last(module, inputs, logits):
+        return torch.cat([logits[..., :-1], torch.full_like(logits[..., -1:], -torch.inf)], dim=-1)
+
+    model.lm_head.register_forward_hook(forbid_last)
+    sequences = random_sequences(random.Random(2), tokens=VOCABULARY - 1)
+    log_probs, entropies = tree_log_probs(model, sequences)
+    torch.cat([*log_probs, *entropies]).sum().backward()
+    assert all(parameter.grad is None or parameter.grad.isfinite().all() for parameter in model.parameters())
+    for sequence, entropy in zip(sequences, entropies, strict=True):
+        possible = model(sequence[None]).logits[0, :-1, :-1].softmax(-1)
+        assert torch.allclose(entropy, torch.special.entr(possible).sum(-1), atol=1e-10)

@@ -30,9 +30,10 @@ def standardise_entropy(entropy: torch.Tensor, response_mask: torch.Tensor) -> t
         response_mask: (B, T) tokens that count; the others get 0.
 
     Returns:
-        (B, T) float32 without gradient, all 0 where the entropies do not differ; and the moments.
+        (B, T) float32 without gradient, all 0 where the entropies do not differ; and the moments. Tokens whose entropy
+        is not finite, as upstream's is where a logit is -inf, do not count.
     """
-    mask = response_mask.bool()
+    mask = response_mask.bool() & entropy.isfinite()
     standardised = torch.where(mask, entropy.detach().float(), 0.0)
     n = mask.sum().item()
     if n == 0:

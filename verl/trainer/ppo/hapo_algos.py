@@ -53,7 +53,8 @@ def compute_entropy_h(
         pivot: quantile of log H where h is 0 (nearest rank), in [0, 1].
 
     Returns:
-        h (B, T) float32 without gradient, and the statistics. No valid token, or all entropies equal: h = 0.
+        h (B, T) float32 without gradient, and the statistics. No valid token, or all entropies equal: h = 0. Tokens
+        whose entropy is not finite, as upstream's is where a logit is -inf, do not count.
 
     Raises:
         ValueError: `pivot` outside [0, 1].
@@ -61,7 +62,7 @@ def compute_entropy_h(
     if not 0.0 <= pivot <= 1.0:
         raise ValueError(f"pivot={pivot}: expected a quantile in [0, 1]")
     # on the CPU with numpy's selection and partition: several times faster than torch's masked_select and kthvalue
-    valid = response_mask.bool().cpu().numpy()
+    valid = (response_mask.bool() & entropy.isfinite()).cpu().numpy()
     x = torch.from_numpy(entropy.detach().float().cpu().numpy()[valid]).clamp_(min=ENTROPY_FLOOR).log_()
     h = torch.zeros(entropy.shape, dtype=torch.float32)
     if not x.numel():

@@ -3,7 +3,6 @@
 What differs from the synchronous one, in which all of a batch's prompts begin and end within a step:
 
     a step's batch         holds prompts of this step and of earlier ones; each row keeps the step in which it began
-    a pause for the update the trainer tells the rollout workers, whose groups' timeouts do not count it
     a dropped group        leaves by itself, and a later prompt takes its place; the components see it before
     a checkpoint           holds the rows of prompts under way (`transfer_queue/`), as long as it holds weights
     a resumed run          prompts that were under way begin again, with the settings that they would get now
@@ -12,7 +11,6 @@ Upstream's hooks run for each update. With `separate_async.parameter_sync_step` 
 """
 
 import shutil
-from contextlib import contextmanager
 from pathlib import Path
 
 import transfer_queue as tq
@@ -58,7 +56,8 @@ class AsyncExploreMixin(ExploreMixin):
 
     def fit(self, agent_loop_manager):
         super().fit(agent_loop_manager)
-        self._tell_rollout("stop")  # prompts are still under way, whose servers are about to end
+        if stop := getattr(self.agent_loop_manager, "stop", None):  # upstream's manager has none
+            stop()  # prompts are still under way, whose servers are about to end
 
     def step(self, metrics: dict, timing_raw: dict):
         batch = super().step(metrics, timing_raw)
@@ -88,21 +87,6 @@ class AsyncExploreMixin(ExploreMixin):
             self.n_prompts = state["n_prompts"]
         forget_rows_without_prompt()
 
-    # ---- pauses ----
-
-    @contextmanager
-    def _rollout_pauses(self):
-        self._tell_rollout("pause")
-        try:
-            yield
-        finally:
-            self._tell_rollout("resume")
-
-    def _tell_rollout(self, what: str) -> None:
-        """Upstream's own manager has no clock to stop."""
-        if tell := getattr(self.agent_loop_manager, what, None):
-            tell()
-
 
 def remove_old_rows(run_dir: Path, step: int) -> None:
     """Remove the saved rows of checkpoints before `step` whose weights upstream's retention has removed."""
@@ -130,21 +114,9 @@ class ColocateAsyncExploreTrainer(AsyncExploreMixin, PPOTrainerColocateAsync):
 
     upstream_mode = "colocate_async"
 
-    def on_sample_end(self):
-        self._tell_rollout("pause")
-        super().on_sample_end()
-
-    def on_step_end(self):
-        super().on_step_end()
-        self._tell_rollout("resume")
-
 
 @register_trainer("explore_separate_async")
 class SeparateAsyncExploreTrainer(AsyncExploreMixin, PPOTrainerSeparateAsync):
     """`schedule=separate_async`: the servers pause while they get new weights."""
 
     upstream_mode = "separate_async"
-
-    def on_step_end(self):
-        with self._rollout_pauses():
-            super().on_step_end()

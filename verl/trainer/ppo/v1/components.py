@@ -56,7 +56,7 @@ class NormalizedEntropy(Component):
     def token_fields(self, entropy: torch.Tensor, mask: torch.Tensor, metrics: dict) -> dict[str, torch.Tensor]:
         if self.tau and self.statistics is not None:
             # of this step's rollouts, which the last step's statistics tempered
-            h = entropy_to_h(entropy, self.statistics)[mask]
+            h = entropy_to_h(entropy, self.statistics)[mask & entropy.isfinite()]
             temperature = self.config.actor_rollout_ref.rollout.temperature
             metrics["hapo/temperature_mean"] = temperature * (1 + self.tau * h).mean().item()
         pivot = self.config.actor_rollout_ref.actor.get("entropy_pivot", 0.8)

@@ -51,6 +51,7 @@ from verl.trainer.ppo.v1.tree_reports import (
     trees_file,
     write_records,
 )
+from verl.trainer.ppo.v1.watched_run import WatchedRun
 from verl.workers.config.prefix_tree import (
     SKIP_ZERO_ADVANTAGES,
     TRAINED_TOKEN_SHARE,
@@ -62,7 +63,7 @@ from verl.workers.rollout.trajectory_tree import OCCURRENCE, writes_trees
 from verl.workers.utils.field_losses import ppo_loss_with_fields
 
 
-class ExploreMixin:
+class ExploreMixin(WatchedRun):
     """What is added, for any of upstream's schedules: `class ExploreTrainer(ExploreMixin, PPOTrainerSync)`.
 
     No state depends on which prompts a step has: what must be known of a row later is a column of it.
@@ -164,6 +165,8 @@ class ExploreMixin:
             rows = BatchRows(batch)
             rows.fetch("entropy", "response_mask")
             entropy, mask = rows.tokens("entropy", 0.0), rows.response_mask.bool()
+            if not_finite := int((~entropy.isfinite() & mask).sum()):
+                metrics["training/not_finite_entropies"] = not_finite
             for component in asking:
                 for name, values in component.token_fields(entropy, mask, metrics).items():
                     rows.put(name, values)

@@ -190,9 +190,10 @@ class HATOSearch(Component):
             [n_steps for n_steps, _ in known],
             budget=max(0, average - 2) * len(problems),
             coef=self.hato.exploration.ucb_coef,
+            most=most - 2,
         )
         # a single step has nothing beside it to be compared with
-        return [min(most, 2 + grant) for grant in grants]
+        return [2 + grant for grant in grants]
 
     def on_drop(self, rows: BatchRows) -> None:
         ids, *fields = (rows.tokens(f.name, f.unsent) for f in (SEGMENT_IDS, LOCAL_REWARDS, DRAWS, DROPPED_STEPS))

@@ -20,10 +20,14 @@ from verl.trainer.ppo.v1.component import Component, tree_of
 from verl.workers.config.hato import filters_groups
 
 
+class RolloutsFailed(RuntimeError):
+    """So many prompts' rollouts failed that the step cannot become complete."""
+
+
 def check_failures(failed: int, batch_size: int) -> None:
-    """Raises RuntimeError: more rollouts failed than a batch has."""
+    """Raises RolloutsFailed: more rollouts failed than a batch has."""
     if failed > batch_size:
-        raise RuntimeError(f"{failed} rollouts failed for a batch of {batch_size}; the log tells each one's error")
+        raise RolloutsFailed(f"{failed} rollouts failed for a batch of {batch_size}; the log tells each one's error")
 
 
 class _ShowsDropped:

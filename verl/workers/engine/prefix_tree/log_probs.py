@@ -137,7 +137,8 @@ def tree_log_probs(
     if not calculate_entropy:
         return log_probs, None
     log_p = logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(-1)
-    entropy = -(log_p.exp() * log_p).sum(-1)
+    # an impossible token adds 0 log 0 = 0, where the product of 0 and -inf would be NaN
+    entropy = -(log_p.exp() * log_p.clamp(min=torch.finfo(log_p.dtype).min)).sum(-1)
     return log_probs, of_sequences(entropy[batch.own_nodes])
 
 

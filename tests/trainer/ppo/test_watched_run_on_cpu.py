@@ -1,0 +1,166 @@
+"""What ends a run that cannot learn: failed rollouts with their first cause, and updates that are skipped."""
+
+import math
+
+import pytest
+import torch
+from verl.trainer.ppo.v1.trainer_base import PPOTrainer
+from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
+
+from tests.trainer.ppo.toy_step import ACTOR, MemoryQueue, trainer_of
+from verl.trainer.ppo.v1.tree_buffer import RolloutsFailed
+from verl.trainer.ppo.v1.watched_run import PHASES
+from verl.workers.rollout.group_counts import CountsOfPartitions, GroupCounts
+
+NAN = math.nan
+
+
+class Manager:
+    """The agent loop manager's counts; a test sets what the rollout's workers would have counted."""
+
+    def __init__(self):
+        self.counts = CountsOfPartitions()
+
+    def group_counts(self, partition: str, take: bool) -> GroupCounts:
+        return self.counts.take(partition) if take else self.counts[partition]
+
+    def fail(self, groups: int, partition: str = "train", finished: int = 0) -> None:
+        for i in range(groups):
+            self.counts[partition].add_failure(ValueError(f"engine error {i}"))
+        self.counts[partition].finished += finished
+
+
+@pytest.fixture
+def made(monkeypatch):
+    made = trainer_of({"data.train_batch_size": 4})
+    made.agent_loop_manager = Manager()
+    return made
+
+
+def upstream(monkeypatch, name: str, then):
+    """Let upstream's method of this name do something else."""
+    monkeypatch.setattr(PPOTrainer, name, lambda self, *args, **kwargs: then(self))
+
+
+def test_a_step_whose_rollouts_all_failed_names_the_first_cause(made, monkeypatch):
+    def step(self):
+        self.agent_loop_manager.fail(4)
+        raise RuntimeError("Enable trainer.v1.sampler.sync_refill_failed_groups to replace failed groups.")
+
+    made.agent_loop_manager.fail(9)  # of the step before
+    upstream(monkeypatch, "step", step)
+    with pytest.raises(
+        RolloutsFailed, match="step 1: all 4 prompt groups failed; the first: ValueError: engine error 0"
+    ):
+        made.step({}, {})
+
+
+def test_an_error_after_rollouts_that_succeeded_is_its_own(made, monkeypatch):
+    def step(self):
+        self.agent_loop_manager.fail(1, finished=3)
+        raise KeyError("advantages")
+
+    upstream(monkeypatch, "step", step)
+    with pytest.raises(KeyError, match="advantages"):
+        made.step({}, {})
+
+
+def test_a_buffer_that_gives_up_is_told_the_first_cause(made, monkeypatch):
+    def step(self):
+        self.agent_loop_manager.fail(5, finished=3)
+        raise RolloutsFailed("5 rollouts failed for a batch of 4; the log tells each one's error")
+
+    upstream(monkeypatch, "step", step)
+    with pytest.raises(RolloutsFailed, match="5 of 8 prompt groups failed; the first: ValueError: engine error 0"):
+        made.step({}, {})
+
+
+def test_refills_end_when_a_batch_has_failed_and_nothing_else(made, monkeypatch):
+    submitted = []
+    monkeypatch.setattr(PPOTrainer, "_add_prompts_to_generate", lambda self, n: submitted.append(n))
+    made.agent_loop_manager.fail(3)
+    made._add_prompts_to_generate(3)
+    made.agent_loop_manager.fail(3, finished=1)
+    made._add_prompts_to_generate(2)
+    made.agent_loop_manager.counts.take("train")
+    made.agent_loop_manager.fail(4)
+    with pytest.raises(RolloutsFailed, match="all 4 prompt groups failed; the first: ValueError: engine error 0"):
+        made._add_prompts_to_generate(1)
+    assert submitted == [3, 2]
+
+
+def test_a_validation_says_how_many_prompts_failed(made, monkeypatch):
+    upstream(monkeypatch, "_validate", lambda self: self.agent_loop_manager.fail(2, "val", finished=6) or {"acc": 1.0})
+    assert made._validate() == {"acc": 1.0, "val-aux/failed_prompts": 2}
+    upstream(monkeypatch, "_validate", lambda self: self.agent_loop_manager.fail(8, "val") or {})
+    with pytest.raises(RolloutsFailed, match="validation: all 8 prompt groups failed; the first: ValueError"):
+        made._validate()
+    upstream(monkeypatch, "_validate", lambda self: {"acc": 1.0})
+    assert made._validate() == {"acc": 1.0}
+
+
+class Workers:
+    """Workers whose updates have these norms of gradients, a list for each step."""
+
+    def __init__(self, *grad_norms):
+        self.grad_norms = list(grad_norms)
+
+    def update_actor(self, batch):
+        return {"metrics": {"grad_norm": self.grad_norms.pop(0)}}
+
+
+def trained(made, monkeypatch, batch, *grad_norms) -> list[int]:
+    """The number of skipped updates of each step."""
+    monkeypatch.setattr(PPOTrainer, "_setup", lambda self: setattr(self, "actor_rollout_wg", Workers(*grad_norms)))
+    monkeypatch.setattr(
+        PPOTrainerSync, "_update_actor", lambda self, batch, _: self.actor_rollout_wg.update_actor(batch)
+    )
+    made._setup()
+    counts = []
+    for made.global_steps in range(1, len(grad_norms) + 1):
+        made._update_actor(batch, metrics := {})
+        counts.append(metrics["actor/skipped_updates"])
+    return counts
+
+
+@pytest.fixture
+def batch(monkeypatch):
+    queue = MemoryQueue(monkeypatch)
+    for session in range(2):
+        queue.add(f"p_{session}_0", 1.0, [1, 1], advantages=[0.5, 0.5])
+    queue.batch().rows = queue.rows
+    return queue
+
+
+def test_skipped_updates_are_counted_and_three_in_a_row_end_the_run(made, monkeypatch, batch):
+    assert trained(made, monkeypatch, batch.batch(), [1.0, NAN], [NAN, 2.0], [math.inf, NAN], [1.0]) == [1, 1, 2, 0]
+    batch.rows["p_1_0"]["old_log_probs"] = torch.tensor([0.0, NAN])
+    batch.rows["p_0_0"]["advantages"] = torch.tensor([NAN, 0.0])
+    expected = (
+        "step 2: the last 3 updates were skipped, because their gradients are not finite: the first values .* old_"
+    )
+    with pytest.raises(RuntimeError, match=expected):
+        trained(made, monkeypatch, batch.batch(), [NAN, NAN], [NAN])
+
+
+def test_a_loss_that_makes_nan_of_finite_numbers_is_named(made, monkeypatch, batch):
+    with pytest.raises(RuntimeError, match="so that it is the loss itself"):
+        trained(made, monkeypatch, batch.batch(), [NAN] * 3)
+
+
+def test_a_float16_loss_scale_may_skip_more(monkeypatch, batch):
+    made = trainer_of({f"{ACTOR}.fsdp_config.dtype": "float16"})
+    assert trained(made, monkeypatch, batch.batch(), [math.inf] * 15, [1.0]) == [15, 0]
+
+
+def test_a_run_that_skipped_all_updates_does_not_end_well(made, monkeypatch, batch):
+    def fit(self):
+        trained(self, monkeypatch, batch.batch(), [NAN, NAN])
+
+    upstream(monkeypatch, "fit", fit)
+    with pytest.raises(RuntimeError, match="all 2 updates of this run were skipped, .* nothing was learnt"):
+        made.fit(made.agent_loop_manager)
+
+
+def test_upstreams_trainer_has_every_phase():
+    assert [name for name in PHASES if not callable(getattr(PPOTrainerSync, name, None))] == []
