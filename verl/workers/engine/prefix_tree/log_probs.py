@@ -138,7 +138,7 @@ def tree_log_probs(
         return log_probs, None
     log_p = logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(-1)
     # an impossible token adds 0 log 0 = 0, where the product of 0 and -inf would be NaN
-    entropy = -(log_p.exp() * log_p.clamp(min=torch.finfo(log_p.dtype).min)).sum(-1)
+    entropy = -(log_p.exp() * log_p.masked_fill(log_p == -torch.inf, 0.0)).sum(-1)
     return log_probs, of_sequences(entropy[batch.own_nodes])
 
 
