@@ -24,6 +24,18 @@ from tqdm import tqdm
 
 PR_SET_CHILD_SUBREAPER = 36
 LAST_LINES = 15
+ENDINGS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class Interrupted(BaseException):
+    """A user or a scheduler has ended the launcher by a signal, which is its argument."""
+
+
+def interrupt(number: int, frame) -> None:
+    """Raise `Interrupted`, once: a second signal must not cut off the end of the run's processes."""
+    for ending in ENDINGS:
+        signal.signal(ending, signal.SIG_IGN)
+    raise Interrupted(signal.Signals(number))
 
 
 def adopt_orphans() -> None:
@@ -47,12 +59,13 @@ def steps_announced(log: Path) -> int | None:
 
 
 class Progress:
-    """A progress bar with step, reward, validation accuracy and tokens/s, which follows the growing metrics file."""
+    """A progress bar with step, reward, validation accuracy and tokens/s, and with updates that were skipped, from the growing metrics file."""
 
     def __init__(self, metrics: Path, total: int | None = None):
         self.metrics, self.total, self.offset = metrics, total, 0
         self.bar: tqdm | None = None  # made at the first entry, so that its rate does not include the start-up
         self.shown: dict[str, str] = {}
+        self.skipped = 0
 
     def update(self) -> None:
         if not self.metrics.exists():
@@ -71,6 +84,9 @@ class Progress:
             self.shown["reward" if "critic/score/mean" in data else "loss"] = f"{reward:.3f}"
         if "perf/throughput" in data:
             self.shown["tok/s"] = f"{data['perf/throughput']:.0f}"
+        if skipped := data.get("actor/skipped_updates"):
+            self.skipped += int(skipped)
+            self.shown["skipped updates"] = str(self.skipped)
         for key, value in data.items():
             if re.fullmatch(r"val-core/.*/acc/mean@\d+", key):
                 self.shown["val acc"] = f"{value:.3f}"
@@ -127,7 +143,7 @@ def wait(run: subprocess.Popen, progress: Progress) -> int:
 
 
 def report_failure(run_dir: Path, start: int, pid: int, code: int) -> None:
-    """Print why the run ended: its own `error:` lines, else its exceptions, else the end of the log.
+    """Print why the run ended: its own `error:` lines or `RunError`, else its exceptions, else the end of the log.
 
     Args:
         start: the length of the log, in bytes, before this run began.
@@ -144,8 +160,10 @@ def report_failure(run_dir: Path, start: int, pid: int, code: int) -> None:
         how = f" failed with exit code {code}"
     print(f"\nThe run{how}.", file=sys.stderr)
     errors = [line for line in causes if line.startswith("error:")]
+    named = [re.search(r"\bRunError: (.*)", line) for line in plain]
+    errors = list(dict.fromkeys([*errors, *(f"error: {match[1]}" for match in named if match)]))
     for line in errors or causes[-3:] or plain[-LAST_LINES:]:
-        print(f"  {line[:400]}", file=sys.stderr)
+        print(f"  {line[:800]}", file=sys.stderr)
     print(f"Whole log: {run_dir / 'train.log'}", file=sys.stderr)
     if not errors:
         print("The same command resumes from the last complete checkpoint.", file=sys.stderr)
@@ -170,8 +188,9 @@ def main(arguments: list[str]) -> int:
     run_dir.mkdir(parents=True, exist_ok=True)
     keep_earlier_metrics(run_dir)
     adopt_orphans()
-    for ending in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(ending, lambda number, frame: sys.exit(128 + number))
+    for ending in ENDINGS:
+        if signal.getsignal(ending) != signal.SIG_IGN:  # as nohup and background jobs have it
+            signal.signal(ending, interrupt)
     verbose = os.environ.get("VERBOSE", "0") not in ("", "0")
     # of several the last one counts, as Hydra takes it
     named = [int(a.split("=")[1]) for a in command if re.fullmatch(r"trainer.total_training_steps=\d+", a)]
@@ -180,16 +199,22 @@ def main(arguments: list[str]) -> int:
     with open(run_dir / "train.log", "ab") as log:
         start = log.tell()
         output = None if verbose else log
-        environment = dict(os.environ)
-        if environment.get("VERL_PLATFORM") == "cpu" and command[0] == "python":
-            environment |= fork_server.start(log)[0]
-            command[0] = str(fork_server.CLIENT)
-        with_launcher = partial(fork_server.end_with_parent, signal.SIGTERM)
-        run = subprocess.Popen(command, stdout=output, stderr=output, env=environment, preexec_fn=with_launcher)
         try:
+            environment = dict(os.environ)
+            if environment.get("VERL_PLATFORM") == "cpu" and command[0] == "python":
+                environment |= fork_server.start(log)[0]
+                command[0] = str(fork_server.CLIENT)
+            with_launcher = partial(fork_server.end_with_parent, signal.SIGTERM)
+            run = subprocess.Popen(command, stdout=output, stderr=output, env=environment, preexec_fn=with_launcher)
             code = wait(run, Progress(run_dir / "metrics.jsonl", steps))
-        except (KeyboardInterrupt, SystemExit):
-            code = 130
+        except Interrupted as interrupted:
+            (number,) = interrupted.args
+            end_descendants()
+            print(
+                f"\nThe run was ended by {number.name}. The same command resumes from the last complete checkpoint.",
+                file=sys.stderr,
+            )
+            return 128 + number
         finally:
             end_descendants()
     if code:

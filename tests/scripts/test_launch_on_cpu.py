@@ -66,13 +66,59 @@ def test_no_orphans_when_the_run_ends(tmp_path, then):
         assert "train.log" in errors and "resumes" in errors
 
 
-@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
-def test_no_orphans_when_the_launcher_is_told_to_end(tmp_path, how):
-    launcher = launch(tmp_path, GRANDCHILD.format(pid_file=str(tmp_path / "pid"), then="time.sleep(120)"))
+DIES_LOUDLY = """
+import signal
+def end(*_):
+    print("error: the fork server (process 7 on here) died, often because memory ran out", flush=True)
+    time.sleep(1)
+    sys.exit(1)
+signal.signal(signal.SIGTERM, end)
+time.sleep(120)
+"""
+
+
+@pytest.mark.parametrize("times", [1, 2])
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_launcher_that_is_told_to_end_says_so_and_leaves_no_orphans(tmp_path, how, times):
+    """A second signal comes while the processes end; what they say then is no cause."""
+    launcher = launch(tmp_path, GRANDCHILD.format(pid_file=str(tmp_path / "pid"), then=DIES_LOUDLY))
     pid = read_pid(tmp_path / "pid")
-    os.kill(launcher.pid, how)
+    for _ in range(times):
+        os.kill(launcher.pid, how)
+        time.sleep(0.3)
+    out, errors = launcher.communicate(timeout=30)
+    assert launcher.returncode == 128 + how and gone(pid)
+    assert f"The run was ended by {how.name}. The same command resumes" in errors
+    assert "died" not in out + errors and "Traceback" not in errors
+
+
+def test_a_signal_that_was_ignored_at_the_start_stays_ignored(tmp_path):
+    """As nohup asks for."""
+    command = [sys.executable, str(ROOT / "scripts/launch.py"), str(tmp_path), "--", sys.executable, "-c"]
+    command.append(f"import time; open({str(tmp_path / 'pid')!r}, 'w').write('1'); time.sleep(2)")
+    ignoring = {"preexec_fn": lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN)}
+    launcher = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT, **ignoring
+    )
+    wait_for(tmp_path / "pid")
+    os.kill(launcher.pid, signal.SIGHUP)
     launcher.communicate(timeout=30)
-    assert launcher.returncode != 0 and gone(pid)
+    assert launcher.returncode == 0
+
+
+def test_the_first_cause_is_printed_and_not_what_follows_from_it(tmp_path):
+    """As Ray prints an exception of the TaskRunner."""
+    code = """
+print("(TaskRunner pid=3) ray.exceptions.RayTaskError(ValueError): ray::Server.rpc()")
+print("verl.utils.fault_reports.RunError: step 3: all 16 prompt groups failed; the first: ValueError: no engine")
+print("ray.exceptions.RayTaskError(RunError): ray::TaskRunner.run() (pid=3)")
+print("verl.utils.fault_reports.RunError: step 3: all 16 prompt groups failed; the first: ValueError: no engine")
+print("SomeLaterError: the connection was closed: by the end")
+raise SystemExit(1)
+"""
+    _, errors = launch(tmp_path, code).communicate(timeout=30)
+    assert errors.count("error: step 3: all 16 prompt groups failed; the first: ValueError: no engine") == 1
+    assert "SomeLaterError" not in errors and "resumes from" not in errors
 
 
 def test_no_shared_memory_is_left_by_a_run_that_does_not_hear_sigterm(tmp_path):
@@ -94,12 +140,14 @@ time.sleep(120)
 
 
 def test_progress_shows_reward_and_rate_and_ends_with_the_place(tmp_path):
-    metrics = [{"step": n, "data": {"critic/score/mean": 0.25 * n, "perf/throughput": 1234.5}} for n in (1, 2)]
+    step = {"perf/throughput": 1234.5, "actor/skipped_updates": 2}
+    metrics = [{"step": n, "data": step | {"critic/score/mean": 0.25 * n}} for n in (1, 2)]
     metrics.append({"step": 2, "data": {"val-core/countdown/acc/mean@8": 0.625}})
     lines = "".join(json.dumps(entry) + "\n" for entry in metrics)
     code = f"import time; open({str(tmp_path / 'metrics.jsonl')!r}, 'w').write({lines!r}); time.sleep(1.5)"
     out, errors = launch(tmp_path, code).communicate(timeout=60)
     assert "reward=0.500" in errors and "tok/s=1234" in errors and "val acc=0.625" in errors
+    assert "skipped updates=4" in errors
     assert str(tmp_path) in out and (tmp_path / "curves.png").stat().st_size > 10_000
 
 

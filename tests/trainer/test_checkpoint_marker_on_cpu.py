@@ -1,20 +1,27 @@
 """A checkpoint cut off in mid-write is never taken for complete."""
 
+import os
+import threading
 from types import SimpleNamespace
 
 import pytest
+import torch
 from omegaconf import OmegaConf
 
+from verl.trainer import checkpoint_marker
 from verl.trainer.checkpoint_marker import (
     MARKER,
     MERGED,
     TRACKER,
     MarkComplete,
+    check_shards,
     complete_steps,
+    damaged_files,
     forget_marks_from,
     repair_tracker,
     tracked_step,
 )
+from verl.utils.fault_reports import RunError
 
 
 def trainer_of(mode: str = "sync"):
@@ -103,3 +110,39 @@ def test_prompts_under_way_are_those_of_the_run_that_saved_last(tmp_path, mode, 
     (tmp_path / "transfer_queue/rows").mkdir(parents=True)
     MarkComplete().on_save(trainer_of(mode), 3, str(tmp_path))
     assert (tmp_path / MARKER).exists() and (tmp_path / "transfer_queue").exists() == kept
+
+
+def shards(folder, size: int, ranks) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for rank in ranks:
+        for kind in ("model", "optim", "extra_state"):
+            (folder / f"{kind}_world_size_{size}_rank_{rank}.pt").touch()
+
+
+def test_a_checkpoint_without_all_shards_is_not_marked(tmp_path, monkeypatch):
+    """Two nodes that do not share the folder: each has its own ranks' shards."""
+    monkeypatch.setattr(checkpoint_marker, "SHARDS_SECONDS", 0.0)
+    actor = tmp_path / "global_step_3/actor"
+    shards(actor, 4, [0, 1])
+    with pytest.raises(RunError, match="actor lacks extra_state_world_size_4_rank_2.pt, .* …, so that"):
+        MarkComplete().on_save(trainer_of(), global_step=3, checkpoint_dir=str(actor.parent))
+    assert complete_steps(tmp_path) == []
+    shards(actor, 4, [2, 3])
+    MarkComplete().on_save(trainer_of(), global_step=3, checkpoint_dir=str(actor.parent))
+    assert complete_steps(tmp_path) == [3]
+
+
+def test_shards_that_a_network_file_system_shows_late_are_waited_for(tmp_path):
+    shards(tmp_path, 2, [0])
+    late = threading.Timer(0.5, shards, (tmp_path, 2, [1]))
+    late.start()
+    check_shards(tmp_path, seconds=20)
+    late.join()
+
+
+def test_files_that_are_cut_off_are_damaged(tmp_path):
+    for name in ("whole.pt", "cut.pt"):
+        torch.save({"weight": torch.zeros(1000)}, tmp_path / name)
+    os.truncate(tmp_path / "cut.pt", 2000)
+    (tmp_path / "empty.pt").touch()
+    assert damaged_files(tmp_path) == [tmp_path / "cut.pt", tmp_path / "empty.pt"]

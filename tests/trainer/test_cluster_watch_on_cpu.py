@@ -1,99 +1,54 @@
-"""The watch over resources that a run waits for: whose they are, whether they fit, and how long it waits."""
+"""The watch over what Ray does not place for a run: whose it is, and how long the run waits."""
 
 import inspect
 import itertools
 import os
 import subprocess
+import time
 
 import pytest
 from omegaconf import OmegaConf
-from ray.core.generated.autoscaler_pb2 import GetClusterStatusReply, NodeStatus
 
+from tests.forked import ray_of_forks
 from tests.fresh import python_for
-from verl.trainer.cluster_watch import (
-    Missing,
-    leave_missing_gpus_to_the_watch,
-    missing_in,
-    seconds_allowed,
-    wait_too_long,
-)
+from verl.trainer import cluster_watch
+from verl.trainer.cluster_watch import leave_missing_gpus_to_the_watch, seconds_allowed, unplaced, wait_too_long
 
 JOB, OTHER_JOB = "01000000", "02000000"
-
-
-def cluster(*nodes: tuple[dict, dict], dead: bool = False) -> GetClusterStatusReply:
-    """A reply of Ray's about nodes with (free, total) resources."""
-    reply = GetClusterStatusReply()
-    for free, total in nodes:
-        status = NodeStatus.DEAD if dead else NodeStatus.RUNNING
-        node = reply.cluster_resource_state.node_states.add(status=status)
-        node.available_resources.update(free)
-        node.total_resources.update(total)
-    return reply
-
-
-def ask_for_group(reply, bundle: dict, count: int, strategy="STRICT_PACK", job=JOB, infeasible=False):
-    details = f"{'ab' * 14}{job}:{strategy}|PENDING"
-    groups = [reply.cluster_resource_state.pending_gang_resource_requests]
-    groups += [reply.autoscaling_state.infeasible_gang_resource_requests] if infeasible else []
-    for group in groups:
-        added = group.add(details=details)
-        for _ in range(count):
-            added.requests.add().resources_bundle.update(bundle)
-    return reply
-
-
-def ask_for_actor(reply, amounts: dict, infeasible=False):
-    reply.cluster_resource_state.pending_resource_requests.add(count=1).request.resources_bundle.update(amounts)
-    if infeasible:
-        reply.autoscaling_state.infeasible_resource_requests.add().resources_bundle.update(amounts)
-    return reply
-
-
 WORKER = {"CPU": 3.0, "GPU": 1.0}
-FULL_NODE = {"CPU": 64.0, "GPU": 8.0}
 
 
-def test_a_group_needs_all_its_bundles_on_one_node():
-    two_halves = [({"CPU": 32.0, "GPU": 4.0}, FULL_NODE)] * 2
-    reply = ask_for_group(cluster(*two_halves), WORKER, 8)
-    assert missing_in(reply, JOB, False) == Missing("24 CPU, 8 GPU on one node")
-    spread = ask_for_group(cluster(*two_halves), WORKER, 8, strategy="PACK")
-    assert missing_in(spread, JOB, False) is None
-    assert missing_in(ask_for_group(cluster(*two_halves), WORKER, 9, strategy="PACK"), JOB, False) is not None
-    assert missing_in(ask_for_group(cluster((FULL_NODE, FULL_NODE)), WORKER, 8), JOB, False) is None
+def group(count: int, strategy="STRICT_PACK", job=JOB, state="PENDING") -> dict[str, dict]:
+    bundles = dict.fromkeys(range(count), WORKER)
+    return {f"{'ab' * 14}{job}": {"bundles": bundles, "strategy": strategy, "state": state}}
 
 
-def test_dead_nodes_hold_nothing():
-    assert missing_in(ask_for_group(cluster((FULL_NODE, FULL_NODE), dead=True), WORKER, 1), JOB, False) is not None
+def test_what_is_not_placed_is_named():
+    assert unplaced(group(8), {}, JOB) == "24 CPU, 8 GPU on one node"
+    assert unplaced(group(8, strategy="PACK"), {}, JOB) == "24 CPU, 8 GPU"
+    assert unplaced(group(8, state="CREATED"), {}, JOB) is None
+    assert unplaced(group(8, job=OTHER_JOB), {}, JOB) is None
+    placed, waiting = {"IPAddress": "10.0.0.1"}, {"IPAddress": ""}
+    names = [("verl.x.RewardLoopWorker", waiting)] * 2 + [("WorkerDict", placed), ("Server", waiting)]
+    actors = {f"{i}": {"ActorClassName": name, "Address": address} for i, (name, address) in enumerate(names)}
+    assert unplaced(group(1), actors, JOB) == "3 CPU, 1 GPU on one node, 2 RewardLoopWorker, 1 Server"
+    assert unplaced({}, {"0": actors["2"]}, JOB) is None
 
 
-def test_other_jobs_demands_are_not_ours():
-    reply = ask_for_group(cluster(({}, FULL_NODE)), WORKER, 8, job=OTHER_JOB)
-    assert missing_in(reply, JOB, False) is None
-    assert missing_in(reply, OTHER_JOB, False) is not None
-    reply = ask_for_actor(cluster(({}, FULL_NODE)), {"CPU": 1.0})
-    assert missing_in(reply, JOB, has_pending_actors=False) is None
-    assert missing_in(reply, JOB, has_pending_actors=True) == Missing("1 CPU on one node")
+@pytest.mark.slow
+def test_a_real_clusters_group_and_actor_are_named():
+    import ray
+    from ray.util.placement_group import placement_group
 
-
-@pytest.mark.parametrize(
-    ("bundles", "infeasible", "hopeless"),
-    [
-        (16, True, True),  # no node has 16 GPUs, and the autoscaler knows no type that has
-        (16, False, False),  # the autoscaler is starting one, or there is none
-        (8, True, False),  # others hold all nodes that the autoscaler may have: they may end
-    ],
-)
-def test_hopeless_is_what_neither_the_nodes_nor_the_autoscaler_could_ever_hold(bundles, infeasible, hopeless):
-    reply = ask_for_group(cluster(({"CPU": 2.0}, FULL_NODE)), WORKER, bundles, infeasible=infeasible)
-    assert missing_in(reply, JOB, False).hopeless == hopeless
-
-
-def test_an_actor_larger_than_any_node_is_hopeless():
-    reply = ask_for_actor(cluster((FULL_NODE, FULL_NODE)), {"CPU": 100.0}, infeasible=True)
-    missing = missing_in(reply, JOB, True)
-    assert missing.hopeless and missing.text.startswith("100 CPU on one node (no node and no node type")
+    with ray_of_forks(num_cpus=1, object_store_memory=10**8):
+        assert cluster_watch._look() is None
+        large = ray.remote(num_cpus=2)(Clock)
+        kept = large.remote(), placement_group([{"CPU": 2}, {"CPU": 3}], strategy="STRICT_PACK")
+        end = time.monotonic() + 30
+        while cluster_watch._look() != "5 CPU on one node, 1 Clock" and time.monotonic() < end:
+            time.sleep(0.2)
+        assert cluster_watch._look() == "5 CPU on one node, 1 Clock", kept
+        assert cluster_watch._free_resources() == "1 of 1 CPU, 0 of 0 GPU"
 
 
 class Clock:
@@ -107,26 +62,26 @@ class Clock:
         return self.now
 
 
-GPUS = Missing("8 GPU")
+GPUS = "8 GPU"
 
 
 def test_an_impatient_wait_ends_after_its_limit_without_a_line(capsys):
     clock = Clock()
-    error = wait_too_long(lambda: GPUS, lambda _: 15, patient=False, clock=clock)
+    error = wait_too_long(lambda: GPUS, 15, patient=False, clock=clock)
     # looks at 2, 4, …: missing since the first one, 16 s before the last
-    assert clock.now == 1018 and error == "Ray has waited 16 s for 8 GPU, more than the cluster has free"
+    assert clock.now == 1018 and error == "Ray has not placed 8 GPU for 16 s"
     assert capsys.readouterr().out == ""
 
 
 def test_what_is_found_in_between_starts_the_wait_anew():
     clock, looks = Clock(), itertools.chain([GPUS] * 7, [None], itertools.repeat(GPUS))
-    wait_too_long(lambda: next(looks), lambda _: 15, patient=False, clock=clock)
+    wait_too_long(lambda: next(looks), 15, patient=False, clock=clock)
     assert clock.now == 1000 + 2 * (7 + 1) + 18
 
 
 def test_a_patient_wait_speaks_at_once_and_every_minute(capsys):
     clock = Clock()
-    wait_too_long(lambda: GPUS, lambda _: 150, patient=True, clock=clock)
+    wait_too_long(lambda: GPUS, 150, patient=True, clock=clock)
     lines = capsys.readouterr().out.splitlines()
     assert [line.rsplit(", ", 1)[1] for line in lines] == [f"{second} s are over" for second in (2, 62, 122)]
     assert all("waiting for 8 GPU" in line and "150 s (trainer.pending_seconds)" in line for line in lines)
@@ -134,23 +89,16 @@ def test_a_patient_wait_speaks_at_once_and_every_minute(capsys):
 
 def test_one_look_that_misses_something_says_nothing(capsys):
     looks = itertools.chain([GPUS, None] * 20, itertools.repeat(GPUS))
-    wait_too_long(lambda: next(looks), lambda _: 0, patient=True, clock=Clock())
+    wait_too_long(lambda: next(looks), 0, patient=True, clock=Clock())
     assert capsys.readouterr().out == ""
 
 
 @pytest.mark.parametrize(
-    ("setting", "joined", "hopeless", "seconds"),
-    [
-        (None, False, False, 15),
-        (None, True, False, 900),
-        (None, True, True, 15),
-        (60, True, True, 60),
-        (60, False, False, 60),
-    ],
+    ("setting", "joined", "seconds"), [(None, False, 60), (None, True, 900), (90, True, 90), (90, False, 90)]
 )
-def test_how_long_a_run_waits(setting, joined, hopeless, seconds):
+def test_how_long_a_run_waits(setting, joined, seconds):
     config = OmegaConf.create({"trainer": {"pending_seconds": setting}})
-    assert seconds_allowed(config, joined, Missing("x", hopeless)) == seconds
+    assert seconds_allowed(config, joined) == seconds
 
 
 @pytest.mark.slow

@@ -12,7 +12,8 @@ import ray
 
 from tests.forked import as_in_a_run, ray_of_forks
 from verl.trainer import death_watch
-from verl.trainer.death_watch import DeathWatch, lost_actors, report_first_death, reported_deaths
+from verl.trainer.death_watch import DeathWatch, lost_actors, report_first_death
+from verl.utils.fault_reports import reported_faults
 
 pytestmark = pytest.mark.slow
 
@@ -65,9 +66,9 @@ def test_actors_that_died_are_named_and_those_that_were_ended_are_not(cluster):
 def test_an_engine_that_died_is_reported_by_its_server(cluster):
     server = Member.remote()
     pid = ray.get(server.start_engine.remote())
-    assert reported_deaths() == []
+    assert reported_faults() == []
     os.kill(pid, signal.SIGKILL)
-    (lost,) = soon(reported_deaths)
+    (lost,) = soon(reported_faults)
     assert f"vLLM's EngineCore (process {pid} on " in lost
 
 
@@ -126,5 +127,7 @@ def test_a_death_is_told_once(monkeypatch, capsys):
     monkeypatch.setattr(death_watch, "lost_ray_processes", lambda: ["a"])
     watch.look()
     watch.look()
-    assert capsys.readouterr().err.count("error: a died") == 1 and watch.died == ["a"]
+    assert capsys.readouterr().err.count("error: a died") == 1 and watch.faults == [
+        "a died, often because memory ran out"
+    ]
     watch.ending.set()

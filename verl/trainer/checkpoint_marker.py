@@ -7,16 +7,22 @@ shows which checkpoints are complete in both cases.
 
 import re
 import shutil
+import time
+import zipfile
+from collections import defaultdict
 from pathlib import Path
 
 from verl.trainer.ppo.checkpoint_callback import CheckpointCallback
 
 from verl.utils.atomic_files import replacing
+from verl.utils.fault_reports import RunError
 from verl.workers.config.schedule import SAVED_ROWS, schedule_of
 
 MARKER = "COMPLETE"
 MERGED = "merged"  # a folder beside the shards, which the evaluation makes of them
 TRACKER = "latest_checkpointed_iteration.txt"
+# the longest wait for files that another node has written to a network file system
+SHARDS_SECONDS = 60.0
 
 
 class MarkComplete(CheckpointCallback):
@@ -31,8 +37,44 @@ class MarkComplete(CheckpointCallback):
             shutil.rmtree(Path(checkpoint_dir) / SAVED_ROWS, ignore_errors=True)
         shutil.rmtree(Path(checkpoint_dir) / MERGED, ignore_errors=True)
         if not async_save:  # otherwise workers may still be writing
+            check_shards(Path(checkpoint_dir) / "actor", SHARDS_SECONDS)
             with replacing(Path(checkpoint_dir) / MARKER) as unfinished:
                 unfinished.write_text(f"{global_step}\n")
+
+
+def check_shards(folder: Path, seconds: float) -> None:
+    """Wait until the shards of all ranks are in a checkpoint's folder, if any rank has written shards as FSDP does.
+
+    Raises:
+        RunError: shards are missing after this time.
+    """
+    end = time.monotonic() + seconds
+    while missing := missing_shards(folder):
+        if time.monotonic() > end:
+            raise RunError(
+                f"{folder} lacks {', '.join(missing[:4])}{' …' * (len(missing) > 4)}, so that the checkpoint is not "
+                "complete: do all nodes share the folder?"
+            )
+        time.sleep(1)
+
+
+def missing_shards(folder: Path) -> list[str]:
+    """Return the names of FSDP shards that other shards' names tell of and that are not there."""
+    ranks_of = defaultdict(set)
+    for file in folder.glob("*_world_size_*_rank_*.pt"):
+        kind, size, rank = re.fullmatch(r"(.+)_world_size_(\d+)_rank_(\d+)\.pt", file.name).groups()
+        ranks_of[kind, int(size)].add(int(rank))
+    return [
+        f"{kind}_world_size_{size}_rank_{rank}.pt"
+        for (kind, size), ranks in sorted(ranks_of.items())
+        for rank in range(size)
+        if rank not in ranks
+    ]
+
+
+def damaged_files(folder: Path) -> list[Path]:
+    """Return the checkpoint's files that torch has written and that are cut off or empty."""
+    return [file for file in sorted(folder.rglob("*.pt")) if not zipfile.is_zipfile(file)]
 
 
 def complete_steps(run_dir: str | Path) -> list[int]:

@@ -1,10 +1,11 @@
-"""Ends a run of which a process has died, and says which one it was.
+"""Ends a run of which a process has died or reported a fault, and says which one it was.
 
 Upstream waits forever for some of a run's processes, such as those of TransferQueue, and for vLLM's engine core when it
 sends weights to it; of others it does not say which one died. The driver looks every two seconds
 - at the states of the run's actors, which Ray keeps (`lost_actors`);
 - at Ray's own processes, if the run has started them (`lost_ray_processes`);
-- for reports of actors about the processes that they have started (`report_engine_deaths`).
+- for faults that processes of the run have reported (`verl.utils.fault_reports`), such as the death of a process that
+  an actor has started (`report_engine_deaths`).
 A process that is ended on purpose is in none of them, nor is a process of another job of the same cluster.
 """
 
@@ -15,55 +16,58 @@ import os
 import sys
 import threading
 import time
+from collections import defaultdict
 from multiprocessing.connection import wait as wait_for_sentinels
 from types import ModuleType
 
 import ray
 from ray._private.worker import global_worker
 from ray.core.generated.common_pb2 import ActorDiedErrorContext as DIED
-from ray.experimental import internal_kv
+
+from verl.utils.fault_reports import report_fault, reported_faults
 
 LOOK_SECONDS = 2
 # from a message to the end of a run that has not ended by itself, which keeps upstream's own exceptions in the log
 END_SECONDS = 20
 # without these two of its processes Ray cannot go on; its dashboard and its log monitor only show things
 RAY_PROCESSES = ("gcs_server", "raylet")
-REPORTS = "verl_deaths"
 
 
 class DeathWatch(threading.Thread):
-    """Thread of the driver. A death is printed at once; then the run has `END_SECONDS`, and ends with exit code 4.
+    """Thread of the driver. A fault is printed at once; then the run has `END_SECONDS`, and ends with exit code 4.
 
     If the driver ends by itself within two looks, the last look is at its exit.
     """
 
     def __init__(self):
         super().__init__(name="DeathWatch", daemon=True)
-        self.died: list[str] = []
+        self.faults: list[str] = []
         self.ending = threading.Event()
         # runs before Ray's own exit handler, which ends Ray's processes, as `ray` was imported earlier
         atexit.register(self.end)
 
     def look(self) -> None:
-        """Print the deaths that were not printed yet."""
+        """Print the faults that were not printed yet."""
         try:
-            lost = lost_ray_processes() or [*lost_actors(), *reported_deaths()]
+            lost = lost_ray_processes()
+            faults = [f"{name} died, often because memory ran out" for name in lost] or lost_actors()
+            faults += [] if lost else reported_faults()  # which need Ray's processes
         except Exception:  # of several kinds: Ray is just ending, or the cluster does not answer
             return
-        new = [text for text in lost if text not in self.died]
-        self.died += new
+        new = [text for text in faults if text not in self.faults]
+        self.faults += new
         if new:
             print(
-                f"error: {', '.join(new)} died, often because memory ran out. The run ends within {END_SECONDS} s; the "
-                "same command resumes from the last complete checkpoint",
+                f"error: {'; '.join(new)}. The run ends within {END_SECONDS} s; the same command resumes from the last "
+                "complete checkpoint",
                 file=sys.stderr,
                 flush=True,
             )
 
     def run(self) -> None:
-        while not self.died and not self.ending.wait(LOOK_SECONDS):
+        while not self.faults and not self.ending.wait(LOOK_SECONDS):
             self.look()
-        if self.died:
+        if self.faults:
             time.sleep(END_SECONDS)
             os._exit(4)
 
@@ -75,21 +79,31 @@ class DeathWatch(threading.Thread):
 
 
 def lost_actors() -> list[str]:
-    """This job's actors whose process or node has died, each as `class (process, node)`; not those that were ended."""
+    """Return, as clauses, which of this job's actors have died, and which nodes are lost; not what was ended on purpose.
+
+    A node is lost to Ray when it answers no health check: it has died, or the network has. Its processes may still live.
+    """
     if not ray.is_initialized():
         return []
     job = ray.JobID.from_hex(ray.get_runtime_context().get_job_id())
-    dead = ray._private.state.actors(job_id=job, actor_state_name="DEAD").values()
-    return [
-        f"{actor['ActorClassName'].rsplit('.')[-1]} (process {actor['Pid']} on {actor['Address']['IPAddress']})"
-        for actor in dead
-        if actor["DeathCause"].HasField("oom_context") or _died(actor["DeathCause"].actor_died_error_context)
+    clauses, of_node = [], defaultdict(list)
+    for actor in ray._private.state.actors(job_id=job, actor_state_name="DEAD").values():
+        name, cause = actor["ActorClassName"].rsplit(".")[-1], actor["DeathCause"]
+        process, node = actor["Pid"], actor["Address"]["IPAddress"]
+        if cause.actor_died_error_context.reason == DIED.NODE_DIED:
+            of_node[node].append(f"{name} (process {process} on {node})")
+        elif cause.HasField("oom_context") or _died(cause.actor_died_error_context):
+            clauses.append(f"{name} (process {process} on {node}) died, often because memory ran out")
+    return clauses + [
+        f"the node {node} does not answer Ray any more: it has died, or the network between it and the head; with it "
+        f"{', '.join(sorted(names))}"
+        for node, names in sorted(of_node.items())
     ]
 
 
 def _died(context: DIED) -> bool:
     """Ray has no reason of its own for an actor that called `exit_actor` or `sys.exit(0)`, only a text."""
-    return context.reason in (DIED.WORKER_DIED, DIED.NODE_DIED) and "INTENDED_" not in context.error_message
+    return context.reason == DIED.WORKER_DIED and "INTENDED_" not in context.error_message
 
 
 def lost_ray_processes() -> list[str]:
@@ -102,19 +116,6 @@ def lost_ray_processes() -> list[str]:
         for kind, process in node.dead_processes()
         if kind in RAY_PROCESSES
     ]
-
-
-def reported_deaths() -> list[str]:
-    """What `report` was called with in this job's processes."""
-    if not ray.is_initialized():
-        return []
-    job = f"{ray.get_runtime_context().get_job_id()}:"
-    return [key.decode().removeprefix(job) for key in internal_kv._internal_kv_list(job, namespace=REPORTS)]
-
-
-def report(text: str) -> None:
-    """Tell the driver of a death, in any process of its job."""
-    internal_kv._internal_kv_put(f"{ray.get_runtime_context().get_job_id()}:{text}", b"", namespace=REPORTS)
 
 
 def report_engine_deaths(server: ModuleType) -> None:
@@ -143,6 +144,6 @@ def report_first_death(name: str) -> None:
 
     def wait() -> None:
         for sentinel in wait_for_sentinels(list(names)):
-            report(names[sentinel])
+            report_fault(f"{names[sentinel]} died, often because memory ran out")
 
     threading.Thread(target=wait, daemon=True).start()

@@ -1,6 +1,7 @@
 """What ends a run that cannot learn: failed rollouts with their first cause, and updates that are skipped."""
 
 import math
+import shutil
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 from tests.trainer.ppo.toy_step import ACTOR, MemoryQueue, trainer_of
 from verl.trainer.ppo.v1.tree_buffer import RolloutsFailed
 from verl.trainer.ppo.v1.watched_run import PHASES
+from verl.utils.fault_reports import RunError
 from verl.workers.rollout.group_counts import CountsOfPartitions, GroupCounts
 
 NAN = math.nan
@@ -49,9 +51,7 @@ def test_a_step_whose_rollouts_all_failed_names_the_first_cause(made, monkeypatc
 
     made.agent_loop_manager.fail(9)  # of the step before
     upstream(monkeypatch, "step", step)
-    with pytest.raises(
-        RolloutsFailed, match="step 1: all 4 prompt groups failed; the first: ValueError: engine error 0"
-    ):
+    with pytest.raises(RunError, match="step 1: all 4 prompt groups failed; the first: ValueError: engine error 0"):
         made.step({}, {})
 
 
@@ -71,7 +71,7 @@ def test_a_buffer_that_gives_up_is_told_the_first_cause(made, monkeypatch):
         raise RolloutsFailed("5 rollouts failed for a batch of 4; the log tells each one's error")
 
     upstream(monkeypatch, "step", step)
-    with pytest.raises(RolloutsFailed, match="5 of 8 prompt groups failed; the first: ValueError: engine error 0"):
+    with pytest.raises(RunError, match="5 of 8 prompt groups failed; the first: ValueError: engine error 0"):
         made.step({}, {})
 
 
@@ -84,7 +84,7 @@ def test_refills_end_when_a_batch_has_failed_and_nothing_else(made, monkeypatch)
     made._add_prompts_to_generate(2)
     made.agent_loop_manager.counts.take("train")
     made.agent_loop_manager.fail(4)
-    with pytest.raises(RolloutsFailed, match="all 4 prompt groups failed; the first: ValueError: engine error 0"):
+    with pytest.raises(RunError, match="all 4 prompt groups failed; the first: ValueError: engine error 0"):
         made._add_prompts_to_generate(1)
     assert submitted == [3, 2]
 
@@ -93,7 +93,7 @@ def test_a_validation_says_how_many_prompts_failed(made, monkeypatch):
     upstream(monkeypatch, "_validate", lambda self: self.agent_loop_manager.fail(2, "val", finished=6) or {"acc": 1.0})
     assert made._validate() == {"acc": 1.0, "val-aux/failed_prompts": 2}
     upstream(monkeypatch, "_validate", lambda self: self.agent_loop_manager.fail(8, "val") or {})
-    with pytest.raises(RolloutsFailed, match="validation: all 8 prompt groups failed; the first: ValueError"):
+    with pytest.raises(RunError, match="validation: all 8 prompt groups failed; the first: ValueError"):
         made._validate()
     upstream(monkeypatch, "_validate", lambda self: {"acc": 1.0})
     assert made._validate() == {"acc": 1.0}
@@ -101,6 +101,8 @@ def test_a_validation_says_how_many_prompts_failed(made, monkeypatch):
 
 class Workers:
     """Workers whose updates have these norms of gradients, a list for each step."""
+
+    workers: list = []
 
     def __init__(self, *grad_norms):
         self.grad_norms = list(grad_norms)
@@ -139,12 +141,12 @@ def test_skipped_updates_are_counted_and_three_in_a_row_end_the_run(made, monkey
     expected = (
         "step 2: the last 3 updates were skipped, because their gradients are not finite: the first values .* old_"
     )
-    with pytest.raises(RuntimeError, match=expected):
+    with pytest.raises(RunError, match=expected):
         trained(made, monkeypatch, batch.batch(), [NAN, NAN], [NAN])
 
 
 def test_a_loss_that_makes_nan_of_finite_numbers_is_named(made, monkeypatch, batch):
-    with pytest.raises(RuntimeError, match="so that it is the loss itself"):
+    with pytest.raises(RunError, match="so that it is the loss itself"):
         trained(made, monkeypatch, batch.batch(), [NAN] * 3)
 
 
@@ -158,8 +160,46 @@ def test_a_run_that_skipped_all_updates_does_not_end_well(made, monkeypatch, bat
         trained(self, monkeypatch, batch.batch(), [NAN, NAN])
 
     upstream(monkeypatch, "fit", fit)
-    with pytest.raises(RuntimeError, match="all 2 updates of this run were skipped, .* nothing was learnt"):
+    with pytest.raises(RunError, match="all 2 updates of this run were skipped, .* nothing was learnt"):
         made.fit(made.agent_loop_manager)
+
+
+def test_a_checkpoint_that_cannot_be_written_says_why(made, monkeypatch, tmp_path):
+    def save(self):
+        raise OSError("file write failed")
+
+    upstream(monkeypatch, "_save_checkpoint", save)
+    made.config.trainer.default_local_dir = str(tmp_path)
+    with pytest.raises(RunError, match="step 1: the checkpoint was not written to .*: OSError: file write failed"):
+        made._save_checkpoint()
+    free = shutil.disk_usage(tmp_path)._replace(free=3 * 2**20)
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: free)
+    with pytest.raises(RunError, match=r"the checkpoint was not written to .*: the disk is full \(3 MB are free\)"):
+        made._save_checkpoint()
+
+
+def test_a_damaged_checkpoint_is_named_with_the_older_one(made, monkeypatch, tmp_path):
+    def load(self):
+        self.global_steps = 9
+        raise RuntimeError("PytorchStreamReader failed reading zip archive")
+
+    upstream(monkeypatch, "_load_checkpoint", load)
+    made.config.trainer.default_local_dir = str(tmp_path)
+    for step in (6, 9):
+        (tmp_path / f"global_step_{step}/actor").mkdir(parents=True)
+        (tmp_path / f"global_step_{step}/COMPLETE").touch()
+    damaged = tmp_path / "global_step_9/actor/model_world_size_1_rank_0.pt"
+    damaged.write_bytes(b"PK cut off")
+    with pytest.raises(RunError) as raised:
+        made._load_checkpoint()
+    message = str(raised.value)
+    assert f"damaged: {damaged}" in message and "the same command would fail again" in message
+    source = f"trainer.resume_from_path={tmp_path / 'global_step_6'}"
+    assert f"trainer.resume_mode=resume_path {source} resumes from step 6" in message
+    damaged.unlink()
+    (tmp_path / "global_step_6/COMPLETE").unlink()
+    with pytest.raises(RunError, match="PytorchStreamReader .* remove the folder to begin anew"):
+        made._load_checkpoint()
 
 
 def test_upstreams_trainer_has_every_phase():

@@ -6,17 +6,21 @@ skipped updates     three in a row, or all of a run: upstream skips those whose 
 """
 
 import math
+import shutil
 from collections.abc import Callable
 from functools import wraps
+from pathlib import Path
 
 import ray
 import torch
 from omegaconf import DictConfig
 
+from verl.trainer.checkpoint_marker import complete_steps, damaged_files
 from verl.trainer.ppo.v1.batch_rows import BatchRows
 from verl.trainer.ppo.v1.tree_buffer import RolloutsFailed
 from verl.trainer.progress_watch import ProgressWatch
-from verl.utils.fault_reports import report_fault
+from verl.trainer.shared_folder import check_shared_folder
+from verl.utils.fault_reports import RunError, cause_of, report_fault
 from verl.workers.rollout.group_counts import GroupCounts
 
 # the trainer's method -> the phase in which it is
@@ -41,6 +45,7 @@ PROMPT_STATES = ("pending", "running", "finished", "failure")
 SKIPPED_IN_A_ROW = 3
 # a loss scale of float16 begins too high, and skips until it fits
 SKIPPED_IN_A_ROW_FLOAT16 = 20
+FULL_DISK_MEGABYTES = 64
 # columns of a batch that an update reads, in the order in which they are made
 READ_BY_UPDATES = ("rm_scores", "rollout_log_probs", "old_log_probs", "ref_log_prob", "advantages")
 
@@ -102,13 +107,13 @@ class WatchedRun:
         except Exception as error:
             counts = self._take_counts("train")
             if counts.failed and (not counts.finished or isinstance(error, RolloutsFailed)):
-                raise RolloutsFailed(f"step {self.global_steps}: {counts}") from error
+                raise RunError(f"step {self.global_steps}: {counts}") from error
             raise
 
     def _add_prompts_to_generate(self, *args, **kwargs):
         counts = self._counts("train")
         if counts.failed >= self.config.data.train_batch_size and not counts.finished:
-            raise RolloutsFailed(f"step {self.global_steps}: {counts}")
+            raise RunError(f"step {self.global_steps}: {counts}")
         return super()._add_prompts_to_generate(*args, **kwargs)
 
     def _validate(self) -> dict[str, float]:
@@ -118,11 +123,11 @@ class WatchedRun:
         except Exception as error:
             counts = self._take_counts("val")
             if counts.failed and not counts.finished:
-                raise RolloutsFailed(f"validation: {counts}") from error
+                raise RunError(f"validation: {counts}") from error
             raise
         counts = self._take_counts("val")
         if counts.failed and not counts.finished:
-            raise RolloutsFailed(f"validation: {counts}")
+            raise RunError(f"validation: {counts}")
         return metrics | ({"val-aux/failed_prompts": counts.failed} if counts.failed else {})
 
     def _counts(self, partition: str, take: bool = False) -> GroupCounts:
@@ -136,10 +141,52 @@ class WatchedRun:
     def _take_counts(self, partition: str) -> GroupCounts:
         return self._counts(partition, take=True)
 
+    # ---- checkpoints ----
+
+    def _save_checkpoint(self):
+        folder = Path(self.config.trainer.default_local_dir)
+        try:
+            super()._save_checkpoint()
+        except RunError:
+            raise
+        except Exception as error:
+            free = shutil.disk_usage(folder).free / 2**20
+            why = "the disk is full" if free < FULL_DISK_MEGABYTES else cause_of(error)
+            raise RunError(
+                f"step {self.global_steps}: the checkpoint was not written to {folder}: {why} ({free:.0f} MB are free)"
+            ) from error
+
+    def _load_checkpoint(self):
+        try:
+            super()._load_checkpoint()
+        except Exception as error:
+            if not self.global_steps:
+                raise
+            raise RunError(self._explain_damage(error)) from error
+
+    def _explain_damage(self, error: Exception) -> str:
+        trainer = self.config.trainer
+        run_dir = Path(trainer.default_local_dir)
+        folder = run_dir / f"global_step_{self.global_steps}"
+        if trainer.resume_mode == "resume_path":
+            folder = Path(trainer.resume_from_path)
+        damaged = ", ".join(map(str, damaged_files(folder)))
+        older = [step for step in complete_steps(run_dir) if step < self.global_steps]
+        advice = "remove the folder to begin anew"
+        if older:
+            source = f"trainer.resume_from_path={run_dir / f'global_step_{older[-1]}'}"
+            advice = f"trainer.resume_mode=resume_path {source} resumes from step {older[-1]}"
+        return (
+            f"{folder} cannot be resumed from ({f'damaged: {damaged}' if damaged else cause_of(error)}), and the same "
+            f"command would fail again: {advice}"
+        )
+
     # ---- skipped updates ----
 
     def _setup(self):
         super()._setup()
+        if self.config.trainer.save_freq > 0:
+            check_shared_folder(self.actor_rollout_wg.workers, self.config.trainer.default_local_dir)
         update = self.actor_rollout_wg.update_actor
 
         def update_and_count(batch):
@@ -156,7 +203,7 @@ class WatchedRun:
             self.skipped_updates += skipped
             self.skipped_in_a_row = self.skipped_in_a_row + 1 if skipped else 0
             if self.skipped_in_a_row >= self.most_skipped:
-                raise RuntimeError(
+                raise RunError(
                     f"step {self.global_steps}: the last {self.skipped_in_a_row} updates were skipped, because their "
                     f"gradients are not finite: {_not_finite(batch)}"
                 )
@@ -171,7 +218,7 @@ class WatchedRun:
         super().fit(agent_loop_manager)
         self.watch.end()
         if self.updates and self.skipped_updates == self.updates:
-            raise RuntimeError(
+            raise RunError(
                 f"all {self.updates} updates of this run were skipped, because their gradients are not finite: nothing "
                 "was learnt"
             )

@@ -1,0 +1,42 @@
+"""Checks that all of a run's workers see the run's folder, to which each writes its part of a checkpoint."""
+
+import uuid
+from functools import partial
+from pathlib import Path
+
+import ray
+
+from verl.utils.fault_reports import RunError
+
+
+def check_shared_folder(workers: list, run_dir: str | Path) -> None:
+    """Write a file into the folder, and let every worker look for it.
+
+    Args:
+        workers: handles of the Ray actors that write checkpoints.
+        run_dir: `trainer.default_local_dir`.
+
+    Raises:
+        RunError: a worker does not see the file; names the nodes.
+    """
+    token = Path(run_dir) / f".seen_by_workers_{uuid.uuid4().hex}"
+    token.parent.mkdir(parents=True, exist_ok=True)
+    token.touch()
+    try:
+        seen = ray.get([worker.__ray_call__.remote(partial(_node_and_view, token)) for worker in workers])
+    finally:
+        token.unlink()
+    if blind := sorted({node for node, sees in seen if not sees}):
+        raise RunError(
+            f"trainer.default_local_dir={run_dir} is not shared: workers on {', '.join(blind)} do not see what is "
+            f"written there on {ray.util.get_node_ip_address()}, so that a checkpoint would lack their parts; choose a "
+            "folder on a file system that all nodes share (docs/several_nodes.md), or trainer.save_freq=-1"
+        )
+
+
+def _node_and_view(token: Path, worker) -> tuple[str, bool]:
+    try:
+        list(token.parent.iterdir())  # a network file system may remember that the file was not there
+    except FileNotFoundError:
+        pass
+    return ray.util.get_node_ip_address(), token.exists()

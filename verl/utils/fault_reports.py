@@ -1,0 +1,34 @@
+"""Tells a run's driver of a fault that ends the run, from any process of the run's Ray job."""
+
+import ray
+from ray.experimental import internal_kv
+
+REPORTS = "verl_faults"
+
+
+class RunError(RuntimeError):
+    """The run cannot go on; the message names the first cause. The launcher prints it instead of other exceptions."""
+
+
+def report_fault(text: str) -> None:
+    """Tell the driver of a fault; `verl.trainer.death_watch` prints it and ends the run.
+
+    Args:
+        text: what happened, as a clause that goes on after `error: `.
+    """
+    internal_kv._internal_kv_put(f"{ray.get_runtime_context().get_job_id()}:{text}", b"", namespace=REPORTS)
+
+
+def reported_faults() -> list[str]:
+    """Return the texts that processes of this job have reported."""
+    if not ray.is_initialized():
+        return []
+    job = f"{ray.get_runtime_context().get_job_id()}:"
+    return [key.decode().removeprefix(job) for key in internal_kv._internal_kv_list(job, namespace=REPORTS)]
+
+
+def cause_of(error: BaseException, characters: int = 500) -> str:
+    """Return an exception's type and message in a line; for one that Ray has carried here, those of the original."""
+    while isinstance(inner := getattr(error, "cause", None), BaseException):
+        error = inner
+    return " ".join(f"{type(error).__name__}: {error}".split())[:characters]
