@@ -86,6 +86,18 @@ def _remember_weight_calls(vllm_rollout: ModuleType) -> None:
     importlib.import_module("verl.workers.rollout.weight_answers").remember_calls(vllm_rollout)
 
 
+def _guard_rewards(reward_loop: ModuleType) -> None:
+    importlib.import_module("verl.experimental.reward_loop.guarded_rewards").guard_rewards(reward_loop)
+
+
+def _find_equal_rewards(replay_buffer: ModuleType) -> None:
+    importlib.import_module("verl.trainer.ppo.v1.exact_spread").find_equal_rewards(replay_buffer)
+
+
+def _begin_epochs_after_checkpoints(handler: ModuleType) -> None:
+    importlib.import_module("verl.utils.checkpoint.epoch_ends").begin_epochs_after_checkpoints(handler)
+
+
 def _save_copies_of_parameters(fsdp_utils: ModuleType) -> None:
     importlib.import_module("verl.utils.parameter_copies").save_copies(fsdp_utils)
 
@@ -117,6 +129,9 @@ def register() -> None:
         after_import("verl.workers.rollout.vllm_rollout.vllm_async_server", _report_engine_deaths)
         after_import("verl.workers.rollout.vllm_rollout.bucketed_weight_transfer", _repair_weight_transfer)
         after_import("verl.workers.rollout.vllm_rollout.vllm_rollout", _remember_weight_calls)
+        after_import("verl.experimental.reward_loop.reward_loop", _guard_rewards)
+        after_import("verl.trainer.ppo.v1.replay_buffer", _find_equal_rewards)
+        after_import("verl.utils.checkpoint.checkpoint_handler", _begin_epochs_after_checkpoints)
         after_import("verl.utils.fsdp_utils", _save_copies_of_parameters)
         if os.environ.get("VERL_WAIT_FOR_NODES") == "1":
             after_import("verl.single_controller.ray.base", _leave_missing_gpus_to_the_watch)

@@ -268,3 +268,55 @@ def test_a_mechanism_brings_its_component_whatever_the_trees_are(mechanism, comp
 def test_two_mechanisms_are_two_components():
     both = config_of({f"{ACTOR}.adaptive_clip": True, f"{ACTOR}.enable_entropy_balanced_advantage": True})
     assert [name for own in components_of(both) for name in own.fields] == ["entropy_h", "standardised_entropy"]
+
+
+@pytest.mark.parametrize(
+    "estimator", ["grpo", "rloo", "opo", "gpg", "grpo_passk", "hapo", "arpo_hard", "tree_path", "tree_gain", "treerl"]
+)
+@pytest.mark.parametrize("normalized", [True, False])
+def test_equal_rewards_give_exactly_0(monkeypatch, estimator, normalized):
+    """Their mean in float32 is another number: upstream's GRPO gives rewards of 0.1 advantages of -0.007."""
+    queue = MemoryQueue(monkeypatch)
+    for session in range(16):
+        queue.add(f"p_{session}_0", 0.1, [1, 1], segment_ids=[0, 1 + session])
+        queue.add(f"q_{session}_0", 0.9, [1], segment_ids=[session])
+        queue.add(f"r_{session}_0", 0.4 if session else 0.9, [1, 1, 1], segment_ids=[0, 1, 2 + session])
+    made = trainer(estimator, **{"algorithm.norm_adv_by_std_in_grpo": normalized})
+    made._compute_advantage(queue.batch(), {})
+    of_prompt = {prompt: [] for prompt in "pqr"}
+    for key, advantages in queue.column("advantages").items():
+        of_prompt[key[0]] += advantages
+    assert set(of_prompt["p"]) == {0.0} and set(of_prompt["q"]) == {0.0} and any(of_prompt["r"])
+
+
+def test_an_estimator_that_compares_more_than_outcomes_keeps_its_advantages(queue, monkeypatch):
+    for key in queue.rows:
+        queue.rows[key]["rm_scores"][-1] = 1.0
+    made = trainer("reinforce_plus_plus_baseline")
+    ones = {key: torch.ones(len(row["response_mask"])) for key, row in queue.rows.items()}
+
+    def compute(self, batch, metrics):
+        for key in batch.keys:
+            queue.rows[key]["advantages"] = ones[key].clone()
+        return batch
+
+    monkeypatch.setattr(PPOTrainerSync, "_compute_advantage", compute)
+    made._compute_advantage(queue.batch(), {})
+    assert all(set(column) == {1.0} for column in queue.column("advantages").values())
+
+
+def test_the_share_of_responses_at_the_limit_and_tokens_without_fillers(queue, monkeypatch):
+    """Of the four rows one is as long as the longest, and none has the limit's 6 tokens; the filler has 5 tokens."""
+
+    def upstream(self, batch, metrics, *args):
+        tokens = sum(tag["prompt_len"] + tag["response_len"] for tag in batch.tags)
+        metrics |= {"perf/total_num_tokens": tokens, "perf/throughput": tokens / 10, "response_length/clip_ratio": 0.25}
+
+    monkeypatch.setattr(PPOTrainerSync, "_compute_metrics", upstream)
+    for limit, ratio in ((6, 0.0), (5, 0.25), (4, 0.5)):
+        metrics = {}
+        made = trainer(**{"data.max_response_length": limit})
+        made._compute_metrics(queue.batch(), metrics, {}, 1, 0)
+        assert metrics["response_length/limit_ratio"] == ratio
+        assert metrics["perf/total_num_tokens"] == 5 + 4 + 6 + 2
+        assert metrics["perf/throughput"] == pytest.approx(1.7)

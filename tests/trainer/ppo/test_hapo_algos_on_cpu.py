@@ -320,3 +320,12 @@ def test_entropies_that_are_not_finite_do_not_count():
     finite, expected = compute_entropy_h(torch.tensor([[0.5, 2.0, 0.1, 1.0]]), torch.ones(1, 4), 0.5)
     assert statistics == expected and h[entropy.isfinite()].tolist() == finite[0].tolist()
     assert h[0, 1] == 0 and h[1, 0] == 0
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("reward", [0.9, 0.1, 1 / 3, 1e-7, 0.0])
+def test_equal_scores_have_advantage_0(dtype, reward):
+    """In float32 the mean of 16 times 0.9 is not 0.9, and the difference over a standard deviation of 0 was -0.107."""
+    scores = torch.full((16,), reward, dtype=dtype)
+    advantages, fallback = token_level_group_advantage(scores, torch.arange(1, 17), torch.zeros(16, dtype=torch.int64))
+    assert advantages.tolist() == [0.0] * 16 and not fallback.any()

@@ -141,3 +141,15 @@ def test_a_failed_group_is_replaced(monkeypatch):
         del queue.tags[f"u1_{i}_0"]
     batch, _ = buffer.sample(global_steps=1, partition_id="train", batch_size=4)
     assert {key.split("_")[0] for key in batch.keys} == {"u0", "u2", "u3", "u4"}
+
+
+@pytest.mark.parametrize("reward", [0.9, 0.1, 0.7])
+def test_groups_of_equal_rewards_are_found_whatever_their_mean_is(monkeypatch, reward):
+    """The standard deviation of many equal rewards is not 0 in floating point, by which upstream's buffer asks."""
+    queue = Queue([[reward] * 10, [reward, reward, 0.0]], delays=[0])
+    buffer, dropped = buffer_of(monkeypatch, queue, 0)
+    queue.submit(2)
+    queue.poll()
+    buffer._sync_metadata_from_transfer_queue()
+    flat, counts = buffer._dapo_filtered_keys("train")
+    assert flat == {"u0"} and counts == {reward: 1}

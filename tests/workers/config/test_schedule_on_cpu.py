@@ -40,16 +40,19 @@ def test_the_config_chooses_the_trainer(schedule):
     assert describe_schedule(config).startswith(schedule)
 
 
-@pytest.mark.parametrize(
-    ("recipe", "name"), sorted((path.parts[-3], path.stem) for path in configs.RECIPES.glob("*/config/*_trainer.yaml"))
-)
+# recipe/common has upstream's own trainer, without components; run_explore.sh has the choice for GRPO and DAPO
+TRAINERS = sorted((path.parts[-3], path.stem) for path in configs.RECIPES.glob("*/config/*_trainer.yaml"))
+TRAINERS = [(recipe, name) for recipe, name in TRAINERS if recipe != "common"]
+
+
+@pytest.mark.parametrize(("recipe", "name"), TRAINERS)
 @pytest.mark.parametrize("schedule", [COLOCATE, SEPARATE])
 def test_every_recipe_has_the_choice(recipe, name, schedule):
-    if recipe == "common":
-        pytest.skip("upstream's own trainer, without components; run_explore.sh has the choice for GRPO and DAPO")
-    decay = ["hato.exploration.temperature_decay=0"] if recipe == "hato" else []
+    # what HATO's configs have and these schedules refuse
+    sync = ["hato.exploration.temperature_decay=0", "algorithm.filter_groups.max_num_gen_batches=0"]
+    others = sync if recipe == "hato" else []
     for hardware in ("gpu",) if "math" in name else ("cpu", "gpu"):
-        check_schedule(composed(schedule, *decay, recipe=recipe, name=name, hardware=hardware))
+        check_schedule(composed(schedule, *others, recipe=recipe, name=name, hardware=hardware))
 
 
 def test_separate_servers_on_cpus_are_settled(monkeypatch):
@@ -183,6 +186,16 @@ def test_bounds_of_age_that_work():
     check_schedule(composed(COLOCATE, "trainer.v1.colocate_async.num_warmup_batches=6.5"))
 
 
+@pytest.mark.parametrize("schedule", [COLOCATE, SEPARATE])
+def test_a_prompts_own_limit_counts_pauses_too(schedule):
+    key = "actor_rollout_ref.rollout.group_timeout"
+    assert composed(schedule).actor_rollout_ref.rollout.group_timeout is None
+    assert composed("schedule=sync").actor_rollout_ref.rollout.group_timeout == 3600
+    with pytest.raises(ValueError, match=f"{key}=60 with {schedule}: .* trainer.progress_timeout"):
+        check_schedule(composed(schedule, f"{key}=60"))
+    check_schedule(composed("schedule=sync", f"{key}=60"))
+
+
 def test_a_correction_needs_the_probabilities_that_the_rollout_had():
     without = "actor_rollout_ref.rollout.calculate_log_probs=false"
     no_tree, no_weights = "actor_rollout_ref.rollout.tree=null", "algorithm.rollout_correction.rollout_is=null"
@@ -206,6 +219,19 @@ def test_a_correction_needs_probabilities_at_the_temperature_of_the_training(cor
     check_schedule(composed("tree=latr", correction))
     check_schedule(composed("tree=hato", correction, cooler))
     check_schedule(composed("tree=latr", cooler))
+
+
+@pytest.mark.parametrize("schedule", [SEPARATE, "schedule=sync"])
+@pytest.mark.parametrize("truncation", ["top_p=0.9", "top_k=20"])
+def test_a_correction_compares_whole_distributions(schedule, truncation):
+    """On the same model, top_p=0.95 gave weights of 0.816 to 1 that should all be 1."""
+    correction = "algorithm.rollout_correction.rollout_is=token"
+    truncation = f"actor_rollout_ref.rollout.{truncation}"
+    with pytest.raises(ValueError, match=f"rollout_is=token with {truncation}: .* truncated distribution"):
+        check_schedule(composed(schedule, correction, truncation))
+    check_schedule(composed(schedule, "algorithm.rollout_correction.rollout_is=null", truncation))
+    check_schedule(composed(schedule, correction, truncation, "actor_rollout_ref.rollout.logprobs_mode=raw_logprobs"))
+    check_schedule(composed(schedule, correction, "actor_rollout_ref.rollout.top_k=0"))
 
 
 def test_why_the_trainers_gpus_must_hold_servers():

@@ -20,6 +20,7 @@ from verl.trainer.ppo.core_algos import agg_loss, register_adv_est, register_pol
 
 from verl.trainer.ppo.normalized_entropy import ENTROPY_FLOOR, normalize_entropy
 from verl.trainer.ppo.token_fields import TokenField
+from verl.trainer.ppo.tree_nodes import groups_of_equals
 
 FALLBACK_BOUND = 5.0  # a group with a larger token-level advantage takes GRPO's
 
@@ -138,7 +139,7 @@ def token_level_group_advantage(
         norm_adv_by_std_in_grpo: divide by the standard deviation; False: subtract the mean only.
 
     Returns:
-        advantages (B,), and (G,) whether the group took GRPO's advantage because a value reached 5 (a rare outcome
+        advantages (B,), exactly 0 where a group's scores are equal, and (G,) whether the group took GRPO's advantage because a value reached 5 (a rare outcome
         in short responses: the mean over tokens hardly moves, the value explodes).
     """
     n_groups = int(groups.max()) + 1 if groups.numel() else 0
@@ -160,7 +161,8 @@ def token_level_group_advantage(
     too_large = ((by_token.abs() >= FALLBACK_BOUND) & has_tokens).to(scores.dtype)
     fallback = per_group(too_large) > 0
     by_response = normalised(torch.ones_like(scores), 1)
-    return torch.where(fallback[groups], by_response, by_token), fallback
+    advantages = torch.where(fallback[groups], by_response, by_token)
+    return advantages.masked_fill(groups_of_equals(scores, groups), 0.0), fallback
 
 
 @register_adv_est("hapo")

@@ -39,6 +39,18 @@ def compares_within_group(adv_estimator: str | Enum) -> bool:
     return getattr(adv_estimator, "value", adv_estimator) in GROUP_RELATIVE
 
 
+# among them those for which equal outcomes in a group mean advantage 0 in each of its tokens: not those that whiten the
+# batch afterwards, compare several rewards, or weigh the rewards of single tokens
+ZERO_FOR_EQUALS = GROUP_RELATIVE - {
+    *("reinforce_plus_plus_baseline", "gdpo", "optimal_token_baseline", "tir_optimal_token_baseline")
+}
+
+
+def zero_for_equals(adv_estimator: str | Enum) -> bool:
+    """Return whether equal outcomes of a group's rows must give each of them advantage 0; upstream's rounding does not."""
+    return getattr(adv_estimator, "value", adv_estimator) in ZERO_FOR_EQUALS
+
+
 def credit_metrics(
     token_level_rewards: torch.Tensor, response_mask: torch.Tensor, index: np.ndarray, norm_adv_by_std: bool = True
 ) -> dict[str, float]:

@@ -196,10 +196,26 @@ def node_values(nodes: Nodes, outcomes: torch.Tensor) -> NodeValues:
     return NodeValues(value, torch.where(above < 0, root[nodes.group], value[above]))
 
 
+def groups_of_equals(values: torch.Tensor, groups: torch.Tensor) -> torch.Tensor:
+    """Return (B,) whether all values of a row's group are equal, in which case each advantage is 0.
+
+    A mean and a standard deviation of equal values differ from them by rounding, which the division by the standard
+    deviation turns into advantages: -0.1 each for 16 rewards of 0.9 in float32.
+
+    Args:
+        values: (B,) what is compared within a group.
+        groups: (B,) its group, 0 to G-1.
+    """
+    bounds = values.new_zeros(2, int(groups.max()) + 1 if len(groups) else 0)
+    for bound, reduce in zip(bounds, ("amin", "amax"), strict=True):
+        bound.scatter_reduce_(0, groups, values, reduce, include_self=False)
+    return (bounds[0] == bounds[1])[groups]
+
+
 def trajectory_advantages(
     token_level_rewards: torch.Tensor, index: np.ndarray, epsilon: float = 1e-6, norm_adv_by_std_in_grpo: bool = True
 ) -> torch.Tensor:
-    """GRPO's advantage of every trajectory (B,), whatever its mask; 0 for one that is alone in its group.
+    """Return GRPO's advantage of every trajectory (B,), whatever its mask; exactly 0 where a group's outcomes are equal.
 
     Args:
         token_level_rewards: (B, T); their sum is the trajectory's outcome.
@@ -217,4 +233,4 @@ def trajectory_advantages(
     centered = scores - (of_group(scores) / size)[groups]
     if norm_adv_by_std_in_grpo:
         centered = centered / ((of_group(centered**2) / (size - 1).clamp(min=1)).sqrt()[groups] + epsilon)
-    return centered.to(token_level_rewards.dtype)
+    return centered.masked_fill(groups_of_equals(scores, groups), 0.0).to(token_level_rewards.dtype)

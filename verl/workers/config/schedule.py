@@ -123,6 +123,14 @@ def _check_correction(config: DictConfig) -> None:
                 f"{key}={value} needs actor_rollout_ref.rollout.calculate_log_probs=true: without the rollout's "
                 "probabilities upstream corrects nothing and does not say so"
             )
+        truncated = {"top_p": (1, rollout.top_p != 1), "top_k": (-1, rollout.top_k > 0)}
+        for sampling, (whole, is_truncated) in truncated.items():
+            if is_truncated and rollout.get("logprobs_mode", "processed_logprobs") == "processed_logprobs":
+                raise ValueError(
+                    f"{key}={value} with actor_rollout_ref.rollout.{sampling}={rollout[sampling]}: the rollout's "
+                    "probabilities are those of the truncated distribution, and would be compared with the trainer's "
+                    f"whole one: set {sampling} to {whole}, or {key} to null"
+                )
         if tree == "latr" and rollout.temperature != 1:
             raise ValueError(
                 f"{key}={value} with tree=latr and actor_rollout_ref.rollout.temperature={rollout.temperature}: the "
@@ -133,6 +141,12 @@ def _check_correction(config: DictConfig) -> None:
 
 def _check_asynchronous(config: DictConfig, schedule: str) -> None:
     _check_bounds(config, schedule)
+    if (seconds := OmegaConf.select(config, "actor_rollout_ref.rollout.group_timeout")) is not None:
+        raise ValueError(
+            f"actor_rollout_ref.rollout.group_timeout={seconds} with schedule={schedule}: a prompt also waits while "
+            "the policy is updated, so that no limit of its own fits: set it to null; trainer.progress_timeout ends a "
+            "run that hangs"
+        )
     if not config.actor_rollout_ref.get("hybrid_engine", True):
         raise ValueError(
             f"actor_rollout_ref.hybrid_engine=false with schedule={schedule}: the trainer's GPUs hold servers, too; "

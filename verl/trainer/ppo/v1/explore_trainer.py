@@ -24,6 +24,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 
+import numpy as np
 import torch
 from omegaconf import DictConfig
 from tensordict import NonTensorData, NonTensorStack, TensorDict
@@ -34,8 +35,8 @@ from verl.utils.config import omega_conf_to_dataclass
 
 from verl.trainer.checkpoint_marker import forget_marks_from
 from verl.trainer.ppo.token_fields import FIELDS, TokenField
-from verl.trainer.ppo.tree_credit import compares_within_group, credit_metrics
-from verl.trainer.ppo.tree_nodes import SEGMENT_IDS, Nodes, batch_nodes
+from verl.trainer.ppo.tree_credit import compares_within_group, credit_metrics, zero_for_equals
+from verl.trainer.ppo.tree_nodes import SEGMENT_IDS, Nodes, batch_nodes, groups_of_equals
 from verl.trainer.ppo.v1.batch_rows import ORDER, PROBLEM, BatchRows, Group, place_of
 from verl.trainer.ppo.v1.components import components_of
 from verl.trainer.ppo.v1.fillers import is_filler, shorten_fillers, spread_fillers
@@ -177,7 +178,7 @@ class ExploreMixin(WatchedRun):
         rows.fetch("uid", "extra_fields", ORDER, PROBLEM, *(field.name for field in _fields_of_rollouts()))
         with self._given_to_credit(rows):
             batch = super()._compute_advantage(batch, metrics)
-            self._zero_single_rows(rows)
+            self._zero_rows_without_signal(rows)
             self._look_at(rows, metrics)
         return batch
 
@@ -191,23 +192,33 @@ class ExploreMixin(WatchedRun):
                     stack.enter_context(given.given(value))
             yield
 
-    def _zero_single_rows(self, rows: BatchRows) -> None:
-        """A trajectory that is alone in its group has nothing to be compared with; upstream gives it its score."""
-        if not compares_within_group(self.config.algorithm.adv_estimator):
+    def _zero_rows_without_signal(self, rows: BatchRows) -> None:
+        """Give exactly 0 to a row that is alone in its group, for which upstream takes its score, and to equal rows."""
+        estimator = self.config.algorithm.adv_estimator
+        if not compares_within_group(estimator):
             return
-        sessions = ({place_of(rows.keys[row]).session for row in group.rows} for group in rows.groups)
-        single = [group.rows for group, of_group in zip(rows.groups, sessions, strict=True) if len(of_group) == 1]
-        if alone := [row for of_group in single for row in of_group]:
-            zeros = torch.zeros(len(alone), max(rows.tags[row]["response_len"] for row in alone))
+        without_signal = torch.zeros(len(rows), dtype=torch.bool)
+        for group in rows.groups:
+            without_signal[group.rows] = len({place_of(rows.keys[row]).session for row in group.rows}) == 1
+        if zero_for_equals(estimator):
+            groups = torch.from_numpy(np.unique(rows.index, return_inverse=True)[1])
+            without_signal |= groups_of_equals(rows.tokens(self._rewards_column, 0.0).sum(-1), groups)
+        if zeroed := [row for row in rows.real if without_signal[row]]:
+            zeros = torch.zeros(len(zeroed), max(rows.tags[row]["response_len"] for row in zeroed))
             for name in ("advantages", "returns"):
-                rows.put(name, zeros, alone)
+                rows.put(name, zeros, zeroed)
+
+    @property
+    def _rewards_column(self) -> str:
+        """The column of token-level rewards that credit reads."""
+        return "token_level_rewards" if self.config.algorithm.use_kl_in_reward else "rm_scores"
 
     def _look_at(self, rows: BatchRows, metrics: dict) -> None:
         """Metrics of groups and trees, the components' hook, and the file of trees."""
         if (SEGMENT_IDS.get() >= 0).any():
             norm = self.config.algorithm.get("norm_adv_by_std_in_grpo", True)
-            rewards = "token_level_rewards" if self.config.algorithm.use_kl_in_reward else "rm_scores"
-            metrics.update(credit_metrics(rows.tokens(rewards, 0.0), rows.response_mask, rows.index, norm))
+            rewards = rows.tokens(self._rewards_column, 0.0)
+            metrics.update(credit_metrics(rewards, rows.response_mask, rows.index, norm))
         metrics.update(tree_metrics(rows))
         for tool, said in broken_tools(rows).items():
             raise RuntimeError(
@@ -255,6 +266,17 @@ class ExploreMixin(WatchedRun):
                 metrics[name] = share
                 metrics["perf/mfu/actor"] *= share  # upstream counts all rows' tokens
         return batch
+
+    def _compute_metrics(self, batch, metrics: dict, timing_raw, global_steps: int, epoch: int) -> None:
+        """Add the share of responses at the limit, where upstream's is of those as long as the longest; leave out fillers."""
+        super()._compute_metrics(batch, metrics, timing_raw, global_steps, epoch)
+        real = [tag for tag in batch.tags if not is_filler(tag)]
+        limit = self.config.data.max_response_length
+        metrics["response_length/limit_ratio"] = float(np.mean([tag["response_len"] >= limit for tag in real]))
+        tokens = sum(tag["prompt_len"] + tag["response_len"] for tag in real)
+        share = tokens / metrics["perf/total_num_tokens"]
+        for name in ("perf/total_num_tokens", "perf/throughput"):
+            metrics[name] *= share
 
     # ---- checkpoint ----
 

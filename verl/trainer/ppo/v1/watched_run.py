@@ -20,6 +20,7 @@ from verl.trainer.ppo.v1.batch_rows import BatchRows
 from verl.trainer.ppo.v1.tree_buffer import RolloutsFailed
 from verl.trainer.progress_watch import ProgressWatch
 from verl.trainer.shared_folder import check_shared_folder
+from verl.trainer.steps_left import check_steps_left
 from verl.utils.fault_reports import RunError, cause_of, report_fault
 from verl.workers.rollout.group_counts import GroupCounts
 
@@ -215,6 +216,9 @@ class WatchedRun:
         return batch
 
     def fit(self, agent_loop_manager):
+        trainer = self.config.trainer
+        if not trainer.get("val_only"):
+            check_steps_left(self.global_steps, self.total_training_steps, trainer.default_local_dir)
         super().fit(agent_loop_manager)
         self.watch.end()
         if self.updates and self.skipped_updates == self.updates:
