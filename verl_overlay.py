@@ -78,8 +78,9 @@ def _report_engine_deaths(server: ModuleType) -> None:
 
 
 def _repair_weight_transfer(transfer: ModuleType) -> None:
-    importlib.import_module("verl.workers.rollout.weight_answers").watch_answers(transfer)
     importlib.import_module("verl.workers.rollout.weight_sockets").keep_runs_apart(transfer)
+    # after the sockets' names, as it looks for the call by the name that the adapter uses
+    importlib.import_module("verl.workers.rollout.weight_answers").watch_answers(transfer)
 
 
 def _remember_weight_calls(vllm_rollout: ModuleType) -> None:

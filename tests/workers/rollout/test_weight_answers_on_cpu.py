@@ -22,7 +22,7 @@ class Server:
         self.behavior = behavior
         import verl.workers.rollout.vllm_rollout.bucketed_weight_transfer
 
-        os.environ.pop("RAY_RAYLET_PID")  # this driver is no worker of the raylet, and would name another socket
+        os.environ["RAY_RAYLET_PID"] = "71"  # which the adapter's process has, too, as it would in a run
 
     def collective_rpc(self, method, timeout=None, args=(), kwargs=None):
         from verl.workers.rollout.vllm_rollout.bucketed_weight_transfer import BucketedWeightReceiver
@@ -44,8 +44,8 @@ class Server:
         pass
 
 ray.init(address="local", num_cpus=1, include_dashboard=False, object_store_memory=10**8)
-os.environ |= {"RANK": "0", "RAY_LOCAL_WORLD_SIZE": "1"}
-weight_answers.ANSWER_SECONDS = 6
+os.environ |= {"RANK": "0", "RAY_LOCAL_WORLD_SIZE": "1", "RAY_RAYLET_PID": "71"}
+weight_answers.ANSWER_SECONDS = 6 if sys.argv[1] == "hangs" else 60
 one = dict.fromkeys(("tensor_model_parallel_size", "data_parallel_size", "pipeline_model_parallel_size"), 1)
 engine = {"_target_": "verl.workers.config.CheckpointEngineConfig", "update_weights_bucket_megabytes": 1}
 bucket = {"checkpoint_engine": engine}

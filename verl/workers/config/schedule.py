@@ -14,8 +14,10 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 
 from verl.workers.config.explore import parts_of
 
-# trainer.v1.trainer_mode -> upstream's trainer that waits as it does; `hato` is an older name
+# trainer.v1.trainer_mode -> upstream's trainer that waits as it does; `hato` is an older name, and `watched_sync` is
+# upstream's own synchronous trainer in a run that is watched
 SCHEDULE_OF_TRAINER = {
+    "watched_sync": "sync",
     "explore": "sync",
     "hato": "sync",
     "explore_colocate_async": "colocate_async",

@@ -70,13 +70,9 @@ class ExploreMixin(WatchedRun):
     No state depends on which prompts a step has: what must be known of a row later is a column of it.
     """
 
-    # upstream asks for this name to choose buffer and checkpoint format
-    upstream_mode: str
-
     def __init__(self, config: DictConfig):
         config = config.copy()
         self.components = components_of(config)
-        config.trainer.v1.trainer_mode = self.upstream_mode
         self.n_prompts = 0  # that were submitted
         self.trees_written: Counter[int] = Counter()  # by step
         self.submitted: Counter[str] = Counter()  # how often each problem was, in `submitted_in`

@@ -14,6 +14,8 @@ from pathlib import Path
 import ray
 import torch
 from omegaconf import DictConfig
+from verl.trainer.ppo.v1.trainer_base import register_trainer
+from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 
 from verl.trainer.checkpoint_marker import complete_steps, damaged_files
 from verl.trainer.ppo.v1.batch_rows import BatchRows
@@ -54,7 +56,12 @@ READ_BY_UPDATES = ("rm_scores", "rollout_log_probs", "old_log_probs", "ref_log_p
 class WatchedRun:
     """Mixin of trainers, before upstream's class."""
 
+    # upstream asks for this name to choose buffer and checkpoint format
+    upstream_mode: str
+
     def __init__(self, config: DictConfig):
+        config = config.copy()
+        config.trainer.v1.trainer_mode = self.upstream_mode
         self.updates = self.skipped_updates = self.skipped_in_a_row = 0
         self.prompt_states: dict[str, int] = {}
         dtype = config.actor_rollout_ref.actor.fsdp_config.get("dtype")
@@ -235,3 +242,10 @@ def _not_finite(batch) -> str:
         if not torch.isfinite(rows.tokens(name, 0.0).float()).all():
             return f"the first values that are not are those of {name}"
     return "all values that the loss reads are, so that it is the loss itself"
+
+
+@register_trainer("watched_sync")
+class WatchedSyncTrainer(WatchedRun, PPOTrainerSync):
+    """Upstream's synchronous trainer and nothing else, in a run that is watched."""
+
+    upstream_mode = "sync"
