@@ -3,6 +3,7 @@
 # to pytest. Without arguments, tests run in three processes, as many of them wait, then those that train on Ray in two,
 # and at last some of these with the versions of the extra `gpu`.
 # --fast leaves out the tests that train on Ray and what is marked as slow: minutes, for while you work.
+# The last line counts the tests that were skipped, by their reasons.
 # --gpu-versions runs tests on the CPU with the versions of the extra `gpu`: the tests that train on Ray, or those that
 # further arguments choose.
 set -euo pipefail
@@ -23,11 +24,23 @@ test_gpu_versions() {
     bash scripts/setup.sh --gpu-versions && source .venv-gpu-versions/bin/activate && python -m pytest "$@"
 }
 
+# tell_skipped: prints how many tests were skipped for each reason; tests/conftest.py has listed the reasons.
+tell_skipped() {
+    local reasons
+    reasons=$(sort "$SKIPPED_TESTS" | uniq -c | sort -rn | sed -E 's/^ *([0-9]+) (.*)/\1 (\2)/' | paste -sd , | sed 's/),/), /g')
+    echo "skipped tests: ${reasons:-none}"
+}
+
+SKIPPED_TESTS=$(mktemp)
+export SKIPPED_TESTS
+trap 'rm -f "$SKIPPED_TESTS"' EXIT
 if [ "${1:-}" = --gpu-versions ]; then
     shift
     [ $# -gt 0 ] || set -- tests/e2e -m e2e "${in_two[@]}"
-    test_gpu_versions "$@"
-    exit
+    failed=0
+    test_gpu_versions "$@" || failed=$?
+    tell_skipped
+    exit $failed
 fi
 bash scripts/setup.sh
 source scripts/environment.sh
@@ -47,4 +60,5 @@ else
     test_gpu_versions "${each_recipe[@]}" "${in_two[@]}" || failed=1
 fi
 wait "$types" || { echo "mypy found errors: they stand above" >&2 && failed=1; }
+tell_skipped
 exit $failed

@@ -1,6 +1,7 @@
 """What every test process does first."""
 
 import gc
+import os
 
 import yaml
 
@@ -23,3 +24,14 @@ def pytest_collection_finish():
     # configs are thousands of small objects: with Python's own thresholds collections take a twentieth of the time
     gc.set_threshold(200_000, 20, 50)
     gc.enable()
+
+
+def pytest_terminal_summary(terminalreporter):
+    """Append why tests were skipped, a line for each test, to the file that scripts/test.sh names by SKIPPED_TESTS."""
+    file = os.environ.get("SKIPPED_TESTS")
+    is_process_of_xdist = hasattr(terminalreporter.config, "workerinput")
+    if file and not is_process_of_xdist:
+        # a skipped test's report holds file, line and "Skipped: reason"
+        reasons = [report.longrepr[2].removeprefix("Skipped: ") for report in terminalreporter.stats.get("skipped", [])]
+        with open(file, "a", encoding="utf-8") as lines:
+            lines.writelines(" ".join(reason.split()) + "\n" for reason in reasons)

@@ -18,14 +18,15 @@ ROOT = Path(__file__).resolve().parents[1]
 GPU_VLLM = re.search(r'"(vllm==[\d.]+)"', (ROOT / "pyproject.toml").read_text())[1]
 
 
-def unpacked(requirement: str, pattern: str = "*") -> Path:
+def unpacked(requirement: str, pattern: str = "*", metadata: bool = False) -> Path:
     """A folder with the files of a package's wheel whose names match, to put on a subprocess's PYTHONPATH.
 
-    Its metadata is left out: the environment's own packages keep their versions. Where pip gets no wheel, as without a
-    network, the test is skipped, and says why.
+    Where pip gets no wheel, as without a network, the test is skipped, and says why.
 
     Args:
         requirement: such as `triton==3.7.1`.
+        metadata: whether the package's metadata, by which its version is known, is unpacked too; else the environment's
+            own package keeps its version.
     """
     folder = Path(sys.prefix) / "test-packages" / requirement.replace("==", "-")
     folder.parent.mkdir(exist_ok=True)
@@ -41,6 +42,6 @@ def unpacked(requirement: str, pattern: str = "*") -> Path:
                 pytest.skip(f"pip gets no wheel of {requirement}: {done.stderr.strip()[-300:]}")
             (wheel,) = Path(downloads).glob("*.whl")
             with zipfile.ZipFile(wheel) as archive, new_folder(folder) as unfinished:
-                files = [name for name in archive.namelist() if ".dist-info/" not in name and fnmatch(name, pattern)]
-                archive.extractall(unfinished, files)
+                files = [name for name in archive.namelist() if fnmatch(name, pattern)]
+                archive.extractall(unfinished, [name for name in files if metadata or ".dist-info/" not in name])
     return folder

@@ -22,12 +22,14 @@ from pathlib import Path
 
 from transformers import AutoTokenizer
 
-from verl.utils.data_files import LISTED, BadRow, read_rows, write_rows
+from verl.utils.data_files import LISTED, BadRow, check_characters, read_rows, write_rows
 from verl.utils.dataset.tool_sft_dataset import DemonstrationEncoder
 from verl.utils.reward_score.tool_format import TOOL_TAGS, check_format
 
 ROLES = {"system": "system", "user": "user", "human": "user", "assistant": "assistant", "gpt": "assistant"}
 ROLES |= {"observation": "tool", "tool": "tool"}
+# in ShareGPT's layout <image> stands in a turn for a file that `images` names
+MEDIA = ("image", "video", "audio")
 
 
 def messages_of(row: dict, tool_tags: Iterable[str] = TOOL_TAGS) -> list[dict]:
@@ -65,22 +67,39 @@ def _turns(row: dict) -> list[tuple[str, str]]:
     conversations = row.get("conversations") if isinstance(row, dict) else None
     if not isinstance(conversations, list) or not conversations:
         raise BadRow("no list of turns in conversations")
+    for key in (*MEDIA, *(f"{kind}s" for kind in MEDIA)):
+        if row.get(key):
+            raise BadRow(f"it has {key}, and only text can be trained")
     turns = []
     if isinstance(row.get("system"), str) and row["system"].strip():
         turns.append(("system", row["system"].strip()))
+        _check_text("system", *turns[0])
     for place, turn in enumerate(conversations):
         role = ROLES.get(turn.get("from", "")) if isinstance(turn, dict) else None
         text = turn.get("value") if isinstance(turn, dict) else None
         if role is None:
             raise BadRow(f"turn {place}: from is none of {', '.join(ROLES)}")
-        if not isinstance(text, str) or not text.strip():
+        if not isinstance(text, str) or not (text.strip() or role == "tool"):
             raise BadRow(f"turn {place} ({role}) is empty or no text")
         text = text.strip()
         is_result = text.startswith("<result>") and text.endswith("</result>")
         if role in ("user", "tool") and is_result:
             role, text = "tool", text.removeprefix("<result>").removesuffix("</result>").strip()
+        _check_text(f"turn {place} ({role})", role, text)
         turns.append((role, text))
     return turns
+
+
+def _check_text(name: str, role: str, text: str) -> None:
+    """Check that a text is one to train on; what a tool found may name a tag <image>.
+
+    Raises:
+        BadRow: the text stands for a picture, a film or a sound, or cannot be written to a file.
+    """
+    for kind in MEDIA:
+        if role in ("system", "user") and f"<{kind}>" in text:
+            raise BadRow(f"{name} has <{kind}>, and only text can be trained")
+    check_characters(name, text)
 
 
 def _split_results(text: str) -> list[dict]:

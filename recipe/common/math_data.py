@@ -14,7 +14,7 @@ from pathlib import Path
 
 from verl.evaluation.adapters import math_answer, math_question
 from verl.evaluation.questions import BOXED_INSTRUCTION
-from verl.utils.data_files import BadRow, describe_bad, listed, read_rows, write_rows
+from verl.utils.data_files import BadRow, check_characters, describe_bad, listed, read_rows, write_rows
 
 TRAINING_SETS = ("dapo-math-17k", "math")
 
@@ -50,6 +50,9 @@ def convert(rows: Iterator[dict], name: str, split: str, data_source: str | None
                 raise BadRow(f"expected an object, got {type(row).__name__}")
             row = {key.lower(): value for key, value in row.items()}
             question, answer = math_question(row), math_answer(row)
+            source = data_source or row.get("data_source") or name
+            for part, text in (("question", question), ("answer", answer), ("data_source", str(source))):
+                check_characters(part, text)
         except BadRow as error:
             problems.bad[number] = str(error)
             continue
@@ -62,7 +65,7 @@ def convert(rows: Iterator[dict], name: str, split: str, data_source: str | None
         answers[question] = answer
         problems.rows.append(
             {
-                "data_source": data_source or row.get("data_source") or name,
+                "data_source": source,
                 "prompt": [{"role": "user", "content": f"{question}\n\n{BOXED_INSTRUCTION}"}],
                 "ability": "math",
                 "reward_model": {"style": "rule", "ground_truth": answer},

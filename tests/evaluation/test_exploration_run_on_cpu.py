@@ -216,7 +216,7 @@ def test_a_row_that_no_reward_fits_is_named(planned, folder):
     table["data_source"] = ["parity", "odd", "odd"]
     table["reward_model"] = [{"ground_truth": truth} for truth in ({"remainder": 0}, {"rest": 1}, {"rest": 1})]
     table.to_parquet(folder / "bad.parquet")
-    with pytest.raises(ValueError, match="row 1, data_source=odd: .*TypeError"):
+    with pytest.raises(ValueError, match="row 1: reward.custom_reward_function fails with it: TypeError"):
         planned(data="bad.parquet")
 
 

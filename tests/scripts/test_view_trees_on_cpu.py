@@ -301,7 +301,8 @@ def opened(page: Path, address: str, profile: Path) -> str:
         ("", ["Trajectory #1 #3 of 3 · reward 1 · 5 tokens", "the newest", "pruning_ratio"]),
         (
             "",
-            ["19 tokens; the update computes 8 for the trajectories' 16", "mean reward 1; the update computes it once"],
+            # segments of 3 + 2 + 2 + 1 + 1 tokens, all but the pruned one trained; trajectories of 5 + 6 + 5
+            [" 9 tokens; the update computes 8 for the trajectories' 16", "mean reward 1; the update computes it once"],
         ),
         ("step=12&prompt=2&leaf=2", ["Trajectory #2 of 3 · reward 0 · 6 tokens, 1 of them by tools"]),
         ("step=12&prompt=2&segment=3", ["Pruned branch · ✂ edit distance · 4 tokens", "pruned_step: 4"]),

@@ -4,7 +4,6 @@ import os
 import subprocess
 from pathlib import Path
 
-import pandas as pd
 import pytest
 from omegaconf import OmegaConf
 
@@ -14,14 +13,12 @@ from tests.configs import composed
 from tests.forked import CPU, run_two_at_a_time, with_forks
 from verl.trainer.preflight import (
     PreflightError,
-    check_data_files,
     check_model_path,
     check_overlong_buffer,
     check_own_machine,
     check_parts,
     check_ray_resources,
     check_resume_path,
-    check_reward_rows,
     check_same_method,
     check_tools,
     check_typed_sections,
@@ -46,6 +43,7 @@ NAMED = {
     "+actor_rollout_ref.rollout.no_such_key=1": "no_such_key",
     "ray_kwargs.ray_init.num_cpus=4": "ray_kwargs.ray_init.num_cpus=4",
     "data.train_batch_size=1000": "data.train_batch_size=1000",
+    "data.filter_overlong_prompts=false": "data.truncation=error has no effect with data.filter_overlong_prompts=false",
     "trainer.experiment_name=null": "trainer.experiment_name",
     "algorithm.adv_estimator=tree_gain": "algorithm.adv_estimator=tree_gain compares trajectories that share tokens",
     "actor_rollout_ref.actor.ulysses_sequence_parallel_size=2": "attn_implementation=sdpa",
@@ -75,48 +73,6 @@ def test_the_command_line_names_the_key(ended, override, named):
     last = "\n".join(result.stderr.strip().splitlines()[-4:])
     assert named in last, result.stderr
     assert "Started a local Ray instance" not in result.stderr
-
-
-def good_row() -> dict:
-    return {
-        "data_source": "countdown",
-        "prompt": [{"role": "user", "content": "1 2 3 = 6"}],
-        "reward_model": {"style": "rule", "ground_truth": {"target": 6, "numbers": [1, 2, 3]}},
-    }
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"prompt": []}, "row 2: column 'prompt' is empty"),
-        ({"prompt": None}, "row 2: column 'prompt' is empty"),
-        ({"data_source": None}, "row 2: column 'data_source' is empty"),
-        ({"reward_model": {"style": "rule", "ground_truth": None}}, "row 2: reward_model.ground_truth is empty"),
-    ],
-)
-def test_bad_rows_are_named(tmp_path, change, message):
-    rows = [good_row(), good_row(), {**good_row(), **change}]
-    pd.DataFrame(rows).to_parquet(tmp_path / "data.parquet")
-    with pytest.raises(PreflightError, match=message):
-        check_data_files("data.train_files", str(tmp_path / "data.parquet"), "prompt")
-
-
-@pytest.mark.parametrize("column", ["prompt", "data_source", "reward_model"])
-def test_missing_columns_are_named(tmp_path, column):
-    pd.DataFrame([good_row()]).drop(columns=column).to_parquet(tmp_path / "data.parquet")
-    with pytest.raises(PreflightError, match=f"data.val_files: .*no column '{column}'"):
-        check_data_files("data.val_files", [str(tmp_path / "data.parquet")], "prompt")
-
-
-def test_not_a_parquet_file(tmp_path):
-    (tmp_path / "data.parquet").write_text("no parquet")
-    with pytest.raises(PreflightError, match="not a readable parquet file"):
-        check_data_files("data.train_files", str(tmp_path / "data.parquet"), "prompt")
-
-
-def test_good_rows_pass(tmp_path):
-    pd.DataFrame([good_row()] * 3).to_parquet(tmp_path / "data.parquet")
-    check_data_files("data.train_files", str(tmp_path / "data.parquet"), "prompt")
 
 
 def test_model_path_may_be_a_hub_name_online_only(tmp_path, monkeypatch):
@@ -163,34 +119,6 @@ def test_an_overlong_buffer_as_long_as_the_budget_is_refused():
     config.reward.reward_kwargs.overlong_buffer_cfg = {"enable": False, "len": 4096}
     check_overlong_buffer(config)
     check_overlong_buffer(OmegaConf.create({"data": {"max_response_length": 8}}))
-
-
-def rewards(tmp_path, path: str, sources: list[str], **reward_kwargs):
-    row = {"prompt": [{"role": "user", "content": "1+1?"}], "reward_model": {"ground_truth": "2"}}
-    rows = [row | {"data_source": source, "extra_info": {"index": i}} for i, source in enumerate(sources)]
-    pd.DataFrame(rows).to_parquet(tmp_path / "rows.parquet")
-    reward = {"path": path, "name": "compute_score", "reward_kwargs": reward_kwargs}
-    files = {"train_files": f"{tmp_path}/rows.parquet", "val_files": [f"{tmp_path}/rows.parquet"]}
-    return OmegaConf.create({"reward": {"custom_reward_function": reward}, "data": files})
-
-
-DEEP_RESEARCH = "pkg://verl.utils.reward_score.deep_research"
-
-
-def test_a_row_that_no_reward_rule_fits_is_named(tmp_path):
-    with pytest.raises(PreflightError, match=r"data.train_files: .*rows.parquet: row 2: data_source='my_set'"):
-        check_reward_rows(rewards(tmp_path, DEEP_RESEARCH, ["math_dapo", "hotpotqa", "my_set"]))
-    check_reward_rows(rewards(tmp_path, DEEP_RESEARCH, ["math_dapo", "hotpotqa", "my_set"], rule="f1"))
-    check_reward_rows(rewards(tmp_path, "pkg://verl.utils.reward_score.countdown", ["my_set"]))
-    check_reward_rows(rewards(tmp_path, None, ["my_set"]))
-
-
-def test_a_reward_function_that_does_not_load_is_named(tmp_path):
-    for text, message in (("import no_such_module", "no_such_module"), ("x = 1", "has no such function")):
-        file = tmp_path / f"reward_{len(text)}.py"
-        file.write_text(text)
-        with pytest.raises(PreflightError, match=f"custom_reward_function.*{message}"):
-            check_reward_rows(rewards(tmp_path, str(file), ["my_set"]))
 
 
 def test_a_checkpoint_to_resume_from_is_looked_for(tmp_path):

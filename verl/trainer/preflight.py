@@ -15,8 +15,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf
@@ -33,8 +31,11 @@ from verl.trainer.model_checks import (
     fill_max_model_len,
     model_json,
 )
+from verl.trainer.row_checks import check_data_files, check_prompt_lengths, check_reward_rows, local_files
 from verl.trainer.run_plan import describe_plan
+from verl.trainer.steps_left import check_steps_left, settle_epochs
 from verl.utils.atomic_files import replacing
+from verl.utils.fault_reports import RunError
 from verl.workers.config.explore import LOSS_OF, TOOL_MODE, TREE_OF_NAME, parts_of
 from verl.workers.config.hato import EXPLORE_TRAINERS, hato_config
 from verl.workers.config.sampler_choice import choose_sampler, choose_seeds
@@ -121,6 +122,7 @@ def settle(config: DictConfig) -> None:
         name_loss(config.actor_rollout_ref.actor)
         settle_schedule(config)
         fill_max_model_len(config)
+        settle_epochs(config)
     model = model_json(config.actor_rollout_ref.model.path)
     choose_sampler(config, model)
     choose_seeds(config, model)
@@ -183,12 +185,15 @@ def check_run(config: DictConfig) -> None:
     check_typed_sections(config)
     check_engines(config)
     check_parts(config)
-    for key in ("train_files", "val_files"):
-        check_data_files(f"data.{key}", config.data[key], config.data.prompt_key)
-    check_reward_rows(config)
+    with _named_errors():
+        check_prompt_lengths(config)
+        for key in ("train_files", "val_files"):
+            check_data_files(f"data.{key}", config.data[key], config.data.prompt_key)
+        check_reward_rows(config)
     check_batch_sizes(config)
     check_overlong_buffer(config)
     check_resume_path(config)
+    check_resumed_step(config)
     check_same_method(config)
 
 
@@ -295,93 +300,9 @@ def check_engines(config: DictConfig) -> None:
         check_transport(config, cuda_is_here=torch.cuda.is_available())
 
 
-def _local(files) -> list[str]:
-    """Those of `data.*_files`, a file or a list, that are on this machine; upstream reads remote file systems too."""
-    files = [files] if isinstance(files, str) else list(files or [])
-    return [os.path.expanduser(file) for file in files if "://" not in file]
-
-
-def check_data_files(key: str, files, prompt_key: str) -> None:
-    """Check that the files are parquet and that every row has a prompt, a data source and a ground truth."""
-    if not files:
-        raise PreflightError(f"{key} is empty: name a parquet file")
-    for file in _local(files):
-        if not os.path.exists(file):
-            raise PreflightError(f"{key}: {file} does not exist")
-        try:
-            schema = pq.read_schema(file)
-        except (pa.ArrowInvalid, OSError) as error:
-            raise PreflightError(f"{key}: {file} is not a readable parquet file ({error})") from error
-        for column in (prompt_key, "data_source", "reward_model"):
-            if column not in schema.names:
-                raise PreflightError(f"{key}: {file} has no column '{column}'; its columns: {', '.join(schema.names)}")
-        _check_rows(key, file, pq.read_table(file, columns=[prompt_key, "data_source", "reward_model"]), prompt_key)
-
-
-def _check_rows(key: str, file: str, table: pa.Table, prompt_key: str) -> None:
-    if not table.num_rows:
-        raise PreflightError(f"{key}: {file} has no rows")
-    prompts, reward_models = table[prompt_key], table["reward_model"]
-    if not pa.types.is_list(prompts.type) and not pa.types.is_large_list(prompts.type):
-        raise PreflightError(
-            f"{key}: {file}: column '{prompt_key}' must hold lists of {{role, content}} messages, is {prompts.type}"
-        )
-    if not pa.types.is_struct(reward_models.type) or reward_models.type.get_field_index("ground_truth") < 0:
-        raise PreflightError(
-            f"{key}: {file}: column 'reward_model' must hold a 'ground_truth', is {reward_models.type}"
-        )
-    empty_prompt = pc.equal(pc.fill_null(pc.list_value_length(prompts), 0), 0)
-    problems = {
-        f"column '{prompt_key}' is empty": empty_prompt,
-        "column 'data_source' is empty": pc.is_null(table["data_source"]),
-        "reward_model.ground_truth is empty": pc.is_null(pc.struct_field(reward_models, "ground_truth")),
-    }
-    for problem, is_bad in problems.items():
-        row = pc.index(is_bad, True).as_py()
-        if row >= 0:
-            raise PreflightError(f"{key}: {file}: row {row}: {problem}")
-
-
-def check_reward_rows(config: DictConfig) -> None:
-    """Check a row of each data source by `check_row(data_source, extra_info, **reward_kwargs)` of the reward's module.
-
-    A module without this function checks nothing. In training, a row that no rule fits would fail its whole group in
-    every step, after the rollout.
-    """
-    from verl.utils.import_utils import load_module
-
-    reward = config.reward.custom_reward_function
-    if not reward.get("path"):
-        return
-    key = "reward.custom_reward_function"
-    try:
-        module = load_module(reward.path)
-    except Exception as error:
-        raise PreflightError(f"{key}.path={reward.path} does not load: {error.__cause__ or error}") from error
-    if not hasattr(module, reward.name):
-        raise PreflightError(f"{key}.name={reward.name}: {reward.path} has no such function")
-    check = getattr(module, "check_row", None)
-    if check is None:
-        return
-    settings = OmegaConf.to_container(reward.get("reward_kwargs") or OmegaConf.create(), resolve=True)
-    for name in ("train_files", "val_files"):
-        for file in _local(config.data[name]):
-            columns = [column for column in ("data_source", "extra_info") if column in pq.read_schema(file).names]
-            seen = set()
-            for number, row in enumerate(pq.read_table(file, columns=columns).to_pylist()):
-                rule = (row["data_source"], str((row.get("extra_info") or {}).get("reward_rule")))
-                if rule in seen:
-                    continue
-                seen.add(rule)
-                try:
-                    check(row["data_source"], row.get("extra_info"), **settings)
-                except ValueError as error:
-                    raise PreflightError(f"data.{name}: {file}: row {number}: {error}") from error
-
-
 def check_batch_sizes(config: DictConfig) -> None:
     """Check that an epoch holds at least one batch, as upstream drops an incomplete last batch without a message."""
-    rows = sum(pq.read_metadata(file).num_rows for file in _local(config.data.train_files))
+    rows = sum(pq.read_metadata(file).num_rows for file in local_files(config.data.train_files))
     if config.data.train_batch_size > rows and "://" not in str(config.data.train_files):
         raise PreflightError(
             f"data.train_batch_size={config.data.train_batch_size} but the training data has {rows} rows"
@@ -481,6 +402,17 @@ def check_same_method(config: DictConfig) -> None:
                 f"{run_dir} holds a run with {key}={earlier.get(key)}, which this one with {value} would resume: "
                 "choose another trainer.experiment_name (in scripts EXPERIMENT_NAME), or trainer.resume_mode=disable"
             )
+
+
+def check_resumed_step(config: DictConfig) -> None:
+    """Check that the run does not end before the step of the checkpoint from which it would resume by itself."""
+    trainer = config.trainer
+    steps, total = complete_steps(trainer.default_local_dir), trainer.get("total_training_steps")
+    if trainer.resume_mode == "auto" and steps and total and steps[-1] > total and not trainer.get("val_only"):
+        try:
+            check_steps_left(steps[-1], total, trainer.default_local_dir)
+        except RunError as error:
+            raise PreflightError(str(error)) from None
 
 
 def _method(config: DictConfig) -> dict[str, str]:

@@ -7,6 +7,7 @@ import csv
 import gzip
 import io
 import json
+import sys
 import zlib
 from collections.abc import Collection, Iterator
 from pathlib import Path
@@ -81,6 +82,7 @@ def _parquet_rows(path: Path, columns: Collection[str] | None) -> Iterator[dict]
 
 
 def _csv_rows(path: Path) -> Iterator[dict]:
+    csv.field_size_limit(sys.maxsize)  # the default, 131,072 characters, is less than some texts have
     reader = csv.DictReader(io.StringIO(_text(path), newline=""), strict=True)
     try:
         for row in reader:
@@ -110,6 +112,18 @@ def _parse_json(text: str, kind: type, expected: str, where: str):
     if not isinstance(content, kind):
         raise ValueError(f"{where}: expected {expected}, got {type(content).__name__}")
     return content
+
+
+def check_characters(name: str, text: str) -> None:
+    """Check that a text can be written as UTF-8; JSON may escape half of a character that takes two (a surrogate).
+
+    Raises:
+        BadRow: the text cannot be written; the message begins with `name`.
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise BadRow(f"{name} has half a character, {text[error.start]!r}") from None
 
 
 def describe_bad(bad: dict[int, str]) -> str:

@@ -57,6 +57,19 @@ SYSTEM = {"role": "system", "content": "Use tools."}
             ],
         ),
         (row("Who?", CALL, "<result></result>", END), [*MESSAGES[:2], {"role": "tool", "content": ""}, MESSAGES[3]]),
+        # the other spellings of a tool that says nothing
+        (
+            turns(("user", "Who?"), ("gpt", CALL), ("observation", ""), ("gpt", END)),
+            [*MESSAGES[:2], {"role": "tool", "content": ""}, MESSAGES[3]],
+        ),
+        (
+            turns(("user", "Who?"), ("gpt", CALL), ("tool", " \n"), ("gpt", END)),
+            [*MESSAGES[:2], {"role": "tool", "content": ""}, MESSAGES[3]],
+        ),
+        (
+            row("Who?", CALL, "<result>an <image> tag</result>", END, images=[]),
+            [*MESSAGES[:2], {"role": "tool", "content": "an <image> tag"}, MESSAGES[3]],
+        ),
     ],
 )
 def test_rows_become_messages(conversation, messages):
@@ -73,6 +86,19 @@ def test_rows_become_messages(conversation, messages):
         ({"conversations": ["x"]}, "turn 0: from"),
         (turns(("robot", "x")), "turn 0: from"),
         (row("Who?", " "), r"turn 1 \(assistant\) is empty"),
+        (
+            turns(("user", "Who?"), ("gpt", CALL), ("observation", None), ("gpt", END)),
+            r"turn 2 \(tool\) is empty or no t",
+        ),
+        (row("<image>Who is it?", END, images=["a.png"]), "has images, and only text can be trained"),
+        (row("Who?", END, images="a.png"), "has images, and only text can be trained"),
+        (row("Who?", END, image="a.png"), "has image, and only text can be trained"),
+        (row("Who?", END, videos=["a.mp4"]), "has videos, and only text can be trained"),
+        (row("Who is it? <image>", END), r"turn 0 \(user\) has <image>, and only text can be trained"),
+        (row("Who?", END, system="Look at <image>."), r"system has <image>, and only text can be trained"),
+        (row("Who is \ud83d?", END), r"turn 0 \(user\) has half a character, '\\ud83d'"),
+        (row("Who?", CALL, "<result>\udfff</result>", END), r"turn 2 \(tool\) has half a character"),
+        (row("Who?", END, system="Use \ud800."), "system has half a character"),
         (row("Who?", None), r"turn 1 \(assistant\) is empty"),
         (turns(("gpt", END)), "expected system .* user, assistant first, got assistant"),
         (turns(("user", "a"), ("user", "b"), ("gpt", END)), "got user, user, assistant"),
@@ -200,3 +226,13 @@ def test_a_long_list_is_cut(tmp_path, capsys):
         main(["--input", source, "--output", str(tmp_path / "out")])
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 22 and lines[20].startswith("  row 19: ") and lines[21] == "  and 5 more"
+
+
+def test_half_a_character_is_named_by_its_row(tmp_path, capsys):
+    """JSON may hold it, and neither parquet nor a tokenizer takes it."""
+    source = write(tmp_path / "in.json", [GOOD, row("Who is \ud83d?", END)])
+    with pytest.raises(SystemExit, match="nothing was written"):
+        main(["--input", source, "--output", str(tmp_path / "out")])
+    assert "row 1: turn 0 (user) has half a character, '\\ud83d'" in capsys.readouterr().out
+    main(["--input", source, "--output", str(tmp_path / "out"), "--on-error", "skip", "--val-fraction", "0"])
+    assert [entry["row"] for entry in read(tmp_path / "out/train.parquet")] == [0]

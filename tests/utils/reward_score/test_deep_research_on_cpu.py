@@ -29,12 +29,13 @@ HALF = T + S + R + P + R + answer("Obama")  # F1 2/3
         (GOOD, 1.0, 1.0),
         (ALL_TOOLS, 1.0, 1.1),
         (T + S + R + S + R + answer("Barack Obama"), 1.0, 1.0),  # one tool twice
-        (HALF, 0.2 + 0.8 * 2 / 3, 2 / 3),  # both tools, but not right
+        (HALF, 0.2 + 0.8 * 2 / 3, 2 / 3 + 0.1),  # both tools, and partly right
+        (T + S + R + P + R + answer("Trump"), 0.2, 0.0),  # both tools, but nothing of it is right
         (T + answer("Trump"), 0.2, 0.0),
         (answer("Barack Obama"), 0.8, -1.0),  # no think
-        (ALL_TOOLS + "!", 0.8, -1.0),
+        (ALL_TOOLS + "!", 0.8, 1.1),  # the authors' format does not mind text after the answer
         (T + "<answer>Barack Obama</answer>", 0.0, -1.0),
-        (T + answer(r"\text{Barack Obama}"), 1.0, 1.0),
+        (T + answer(r"\text{Barack Obama}"), 1.0, 0.5),  # the words "textbarack" and "obama": F1 2 * 1 / (2 + 2)
         ("", 0.0, -1.0),
         (None, 0.0, -1.0),
     ],
@@ -42,6 +43,47 @@ HALF = T + S + R + P + R + answer("Obama")  # F1 2/3
 def test_questions(text, specification, published):
     assert score(text)["score"] == pytest.approx(specification)
     assert score(text, variant="published")["score"] == pytest.approx(published)
+
+
+END = answer("Barack Obama")
+
+
+@pytest.mark.parametrize(
+    ("text", "score_by_authors"),
+    [
+        # what the authors' check lets pass
+        (T + R + END, 1.0),  # a result without a call
+        (T + S + " and then" + R + END, 1.0),  # text between a call and its result
+        ("<think>a <search>q</search> <result>r</result></think>" + END, 1.0),  # a call inside a think
+        (END + T, 1.0),  # a think after the answer
+        (T + "</python>" + S + R + END, 1.1),  # a closing tag alone counts as the use of a tool
+        (T + r"<answer>\boxed{Barack Obama}, {</answer>", 1.0),
+        # what it refuses
+        (T + S + END, -1.0),  # no result
+        (T + "<search>q <result>r</result>" + END, -1.0),  # the call is not closed
+        (T + "<python>c <result>r</result></python>" + END, -1.0),  # closed behind its result
+        (T + S + " <result>r" + END, -1.0),
+        (T + "</search><result></result>" + S + END, -1.0),
+        (T + "<think>" + END, -1.0),
+        (T + END + END, -1.0),
+        (T + S + " <result><answer>no</answer></result>" + END, -1.0),  # tags in a result count, too
+        (T + "</answer><answer>" + r"\boxed{Barack Obama}", -1.0),
+        (T + r"<answer>\boxed{Barack Obama</answer>", -1.0),
+        (T + r"<answer>\boxed{Barack Obama} and \boxed{x, {y}</answer>", -1.0),  # the last box is not closed
+    ],
+)
+def test_the_authors_format(text, score_by_authors):
+    result = score(text, variant="published")
+    assert result["score"] == pytest.approx(score_by_authors)
+    assert result["format"] == float(score_by_authors >= 0)
+
+
+def test_the_published_reward_is_f1_for_everything_unless_a_rule_is_named():
+    text = T + answer("0.5")
+    assert score(text, "1/2", "aime24", variant="published")["score"] == 0.0
+    assert score(text, "1/2", "unheard-of", variant="published")["score"] == 0.0
+    assert score(text, "1/2", "aime24", variant="published", rule="math")["score"] == 1.0
+    assert score(T + answer("x 2"), "2", "aime24", variant="published")["score"] == pytest.approx(2 / 3)
 
 
 def test_the_parts():
@@ -66,7 +108,7 @@ def test_the_parts():
 )
 def test_mathematics_by_equivalence(boxed, specification, published):
     for variant, expected in (("specification", specification), ("published", published)):
-        result = score(T + answer(boxed), r"\frac{1}{2}", "aime24", variant=variant)
+        result = score(T + answer(boxed), r"\frac{1}{2}", "aime24", variant=variant, rule="math")
         assert result["score"] == pytest.approx(expected)
 
 
@@ -86,6 +128,7 @@ def test_other_tools_make_another_bonus():
     text = T + S + R + answer("Barack Obama")
     assert score(text, variant="published", tool_tags=["search"])["score"] == pytest.approx(1.1)
     assert score(text, variant="published", tool_tags="search")["score"] == pytest.approx(1.1)
+    assert score(T + "<roll>6" + R + END, variant="published", tool_tags="roll")["score"] == -1.0
 
 
 @pytest.mark.parametrize(
@@ -116,14 +159,47 @@ def test_mistakes_are_named(options, message):
 
 
 @pytest.mark.parametrize(
+    ("source", "truth", "options", "message"),
+    [
+        ("unheard-of", "1", {}, "data_source='unheard-of'"),
+        ("hotpotqa", [], {}, "empty list"),
+        ("hotpotqa", " ", {}, "non-empty text"),
+        ("hotpotqa", {"target": ["Obama"]}, {}, "non-empty text"),
+        ("hotpotqa", "Obama", {"variant": "paper"}, "variant='paper'"),
+        ("hotpotqa", "Obama", {"extra_info": {"reward_rule": "bleu"}}, "rule='bleu'"),
+        ("hotpotqa", "Obama", {"tool_tags": ["think"]}, "tool_tags: 'think'"),
+        ("aime24", ["1", "2"], {}, "text or a number"),
+        ("aime24", "", {}, "text or a number"),
+    ],
+)
+def test_a_row_is_refused_before_a_run_as_it_is_by_the_reward(source, truth, options, message):
+    for function in (deep_research.check_row, lambda source, *rest, **more: score(GOOD, rest[0], source, **more)):
+        with pytest.raises(ValueError, match=message):
+            function(source, truth, **options)
+
+
+def test_good_rows_are_not_refused():
+    deep_research.check_row("hotpotqa", ["Obama", "B. Obama"], None)
+    deep_research.check_row("aime24", 204, {"reward_rule": None}, timeout_seconds=1.0)
+    deep_research.check_row("unheard-of", "1", {"reward_rule": "math"})
+    deep_research.check_row("unheard-of", "1", None, variant="published")
+
+
+@pytest.mark.parametrize(
     "text",
-    ["<" * 1_000_000, T + answer("{" * 200_000 + "}" * 200_000), T + answer("x " * 500_000), "\x00\ud800" * 500_000],
-    ids=["angles", "braces", "words", "characters"],
+    [
+        "<" * 1_000_000,
+        T + answer("{" * 200_000 + "}" * 200_000),
+        T + answer("x " * 500_000),
+        "\x00\ud800" * 500_000,
+        "<search>" * 100_000,
+    ],
+    ids=["angles", "braces", "words", "characters", "calls"],
 )
 @pytest.mark.parametrize("source", ["hotpotqa", "math500"])
 def test_hostile_text(text, source):
     start = time.process_time()
-    assert score(text, "7", source)["acc"] == 0.0
+    assert score(text, "7", source)["acc"] == score(text, "7", source, variant="published")["acc"] == 0.0
     assert time.process_time() - start < 2.0
 
 

@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from verl.utils.reward_score.last_number import compute_score
+from verl.utils.reward_score.last_number import check_row, compute_score
 
 
 def right(response, truth="24") -> float:
@@ -76,3 +76,15 @@ def test_long_responses_are_scored_at_once(text):
     start = time.process_time()
     right(text * (200_000 // len(text)))
     assert time.process_time() - start < 1
+
+
+@pytest.mark.parametrize("truth", ["", " ", "none", [4], {"target": [4]}, None])
+def test_a_row_is_refused_before_a_run_as_it_is_by_the_reward(truth):
+    for refuse in (
+        lambda: check_row("sums", truth),
+        lambda: compute_score("sums", "4", truth),
+    ):
+        with pytest.raises(ValueError, match="ground_truth of a sums problem must be a number"):
+            refuse()
+    for good in (4, 4.5, "1,000", "3/4"):
+        check_row("sums", good)

@@ -6,7 +6,15 @@ import time
 import numpy as np
 import pytest
 
-from verl.utils.reward_score.qa import compute_score, exact_match, gold_answers, normalize, plain_text, token_f1
+from verl.utils.reward_score.qa import (
+    check_row,
+    compute_score,
+    exact_match,
+    gold_answers,
+    normalize,
+    plain_text,
+    token_f1,
+)
 
 
 @pytest.mark.parametrize(
@@ -122,3 +130,13 @@ def test_hostile_answers(answer):
 
 def test_hostile_ground_truth():
     assert gold_answers("[" * 100_000) == ["[" * 100_000]
+
+
+@pytest.mark.parametrize("truth", ["", " ", [], ["Paris", ""], {"target": ["Paris"]}, None])
+def test_a_row_is_refused_before_a_run_as_it_is_by_the_reward(truth):
+    for refuse in (lambda: check_row("qa", truth), lambda: compute_score("qa", "Paris", truth)):
+        with pytest.raises(ValueError, match="ground_truth"):
+            refuse()
+    with pytest.raises(ValueError, match="metric='bleu'"):
+        check_row("qa", "Paris", metric="bleu")
+    check_row("qa", ["Paris", 3], None, metric="em")

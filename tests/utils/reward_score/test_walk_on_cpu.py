@@ -3,9 +3,10 @@
 import json
 import time
 
+import numpy as np
 import pytest
 
-from verl.utils.reward_score.walk import BrokenRule, apply, compute_score, follow
+from verl.utils.reward_score.walk import BrokenRule, apply, check_row, compute_score, follow
 
 TRUTH = {"start": 3, "target": 22, "steps": 4, "operations": ["+5", "*2", "-3"], "limit": 99}
 RIGHT = "3*2=6\n6*2=12\n12+5=17\n17+5=22"
@@ -87,3 +88,36 @@ def test_hostile_responses_score_nothing_within_milliseconds(response):
     start = time.thread_time()
     assert score(response)["score"] == 0.0
     assert time.thread_time() - start < 0.05
+
+
+@pytest.mark.parametrize(
+    ("truth", "message"),
+    [
+        ("", "ground_truth must be an object with start"),
+        (" ", "ground_truth must be an object with start"),
+        ("[1, 2]", "ground_truth must be an object with start"),
+        ([3, 22], "ground_truth must be an object with start"),
+        ({"target": [22]}, "start must be a whole number, got None"),
+        (TRUTH | {"target": [22]}, r"target must be a whole number, got \[22\]"),
+        (TRUTH | {"target": 22.5}, "target must be a whole number, got 22.5"),
+        (TRUTH | {"steps": 0}, "steps=0: expected from 1"),
+        (TRUTH | {"operations": []}, "operations must be a list"),
+        (TRUTH | {"operations": "+5"}, "operations must be a list"),
+        (TRUTH | {"operations": ["+5", "2*"]}, "'2\\*' is none such as"),
+    ],
+)
+def test_a_row_is_refused_before_a_run_as_it_is_by_the_reward(truth, message):
+    for refuse in (lambda: check_row("walk", truth), lambda: compute_score("walk", "3+5=8", truth)):
+        with pytest.raises(ValueError, match=message):
+            refuse()
+
+
+def test_good_rows_are_not_refused():
+    arrays = TRUTH | {"operations": np.array(TRUTH["operations"]), "target": np.int64(22)}  # as pandas reads parquet
+    for truth in (
+        TRUTH,
+        arrays,
+        json.dumps(TRUTH),
+        {name: float(x) if name == "start" else x for name, x in TRUTH.items()},
+    ):
+        check_row("walk", truth, None, format_score=0.1)

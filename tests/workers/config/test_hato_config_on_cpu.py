@@ -1,6 +1,6 @@
 """HATO's configs compose, say the same as the dataclasses, and end in one line where keys exclude each other."""
 
-from dataclasses import fields
+from dataclasses import asdict, fields
 
 import pytest
 from omegaconf import OmegaConf
@@ -35,7 +35,33 @@ def test_the_yaml_names_every_key_with_its_default(hardware):
     same_keys(HATOConfig(), written)
     rollout = omega_conf_to_dataclass(whole.actor_rollout_ref.rollout)
     assert parts_of(rollout) == ("hato", "none")
-    assert rollout.name == "vllm" and rollout.temperature == 1.0 and rollout.group_timeout is None
+    assert rollout.name == "vllm" and rollout.temperature == 1.0 and rollout.group_timeout == 3600
+
+
+@pytest.mark.parametrize("hardware", ["cpu", "gpu"])
+def test_the_notes_values_are_a_choice(hardware):
+    """By hand, from the notes' hato_config.yaml, their beam search, and the algorithm of their trainer."""
+    whole = config(name="hato_notes_trainer", hardware=hardware)
+    hato, filters = hato_config(whole), whole.algorithm.filter_groups
+    tree, weights, exploration, uncertainty = hato.tree, hato.reward_weights, hato.exploration, hato.uncertainty
+    assert (tree.max_depth, tree.branching_factor, tree.search_algorithm, tree.max_nodes_per_level) == (3, 5, "beam", 5)
+    assert tree.max_nodes == 1000 and not tree.spread_leaves and not tree.adaptive_branching
+    assert (weights.alpha, weights.beta, weights.gamma) == (0.4, 0.5, 0.1)
+    assert (exploration.initial_temperature, exploration.temperature_decay) == (0.7, 2.0)
+    assert (exploration.pruning_threshold, exploration.beta_u) == (0.2, 2.0)
+    assert (uncertainty.method, uncertainty.n_models, uncertainty.n_passes) == ("ensemble", 5, 10)
+    assert asdict(uncertainty.model_config) == {"hidden_size": 128, "n_layers": 2, "dropout": 0.1}
+    meta = hato.meta_learning
+    assert (meta.method, meta.inner_lr, meta.meta_lr, meta.n_inner_steps) == ("reptile", 0.01, 0.1, 5)
+    assert hato.verification_threshold == 0.7 and hato.train_on_local_reward_alone
+    assert (whole.algorithm.adv_estimator, filters.enable, filters.max_num_gen_batches) == ("hato", True, 5)
+    assert whole.actor_rollout_ref.rollout.temperature == 0.7
+
+
+def test_the_notes_names_on_the_command_line():
+    names = ["+hato.uncertainty.type=bootstrap", "+hato.uncertainty.n_bootstrap=7", "+hato.memory.max_nodes=99"]
+    hato = hato_config(config(*names))
+    assert (hato.uncertainty.method, hato.uncertainty.n_passes, hato.tree.max_nodes) == ("bootstrap", 7, 99)
 
 
 def test_the_config_for_mathematics():

@@ -4,6 +4,7 @@ The queue and the scorer are stand-ins here; the whole path on the real stack is
 """
 
 import asyncio
+import math
 from types import SimpleNamespace
 
 import pytest
@@ -11,8 +12,8 @@ from omegaconf import DictConfig, OmegaConf
 from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics
 
 from verl.workers.rollout import group_rollout
+from verl.workers.rollout.group_counts import CountsOfPartitions, GroupCounts
 from verl.workers.rollout.group_rollout import GroupAgentLoopWorker, Statuses, plain_suffices
-from verl.workers.rollout.pause_clock import PauseClock
 from verl.workers.rollout.trajectory_tree import ADAPTIVE_TEMPERATURE, OCCURRENCE
 from verl.workers.rollout.tree_rollout import TrajectoryOutput, TreeRollout
 from verl.workers.rollout.trees.over_generation import most_diverse
@@ -31,9 +32,13 @@ class Rollout:
         await asyncio.sleep(0)
         if prompt["uid"] == "raises":
             raise ValueError("no such token")
+        if prompt["uid"] == "exits":
+            raise SystemExit(3)
+        if prompt["uid"] == "cancels itself":
+            raise asyncio.CancelledError
         if prompt["uid"] == "stuck":
             await asyncio.sleep(60)
-        rows = {"too many": n + 1, "none": 0, "fewer": n - 1}.get(prompt["uid"], n)
+        rows = {"too many": n + 1, "no rows": 0, "fewer": n - 1}.get(prompt["uid"], n)
         return [trajectory(i) for i in range(rows)]
 
 
@@ -51,6 +56,9 @@ def trajectory(i: int) -> TrajectoryOutput:
     )
 
 
+NO_REWARDS = {"nan": math.nan, "none": None, "text": "1.0"}
+
+
 class Scorer:
     """A reward worker's handle; scores by the response's length and remembers how many rows came at once."""
 
@@ -61,6 +69,8 @@ class Scorer:
         self.sizes.append(len(data))
         if data.non_tensor_batch["uid"][0] == "unscored":
             raise RuntimeError("the reward function failed")
+        if data.non_tensor_batch["uid"][0] in NO_REWARDS:
+            return [{"reward_score": NO_REWARDS[data.non_tensor_batch["uid"][0]]}] * len(data)
         lengths = data.batch["attention_mask"].sum(-1) - data.batch["prompts"].shape[1]
         return [{"reward_score": float(n), "reward_extra_info": {"acc": bool(n > 2)}} for n in lengths]
 
@@ -93,7 +103,8 @@ def queue(monkeypatch):
     worker = Worker.__new__(Worker)
     worker.tree_rollout, worker.has_tree, worker.plain_suffices, released = Rollout(), True, True, []
     worker.engine = SimpleNamespace(release=released.append, released=released)
-    worker.statuses, worker.messages, worker.clock = Statuses(), [], PauseClock()
+    worker.statuses, worker.messages, worker.counts = Statuses(), [], CountsOfPartitions()
+    worker.stopping, worker.session_errors = False, {}
     rollout = DictConfig({"n": 3, "group_timeout": 0.5, "val_kwargs": {"n": 2}, "calculate_log_probs": True})
     worker.config = SimpleNamespace(actor_rollout_ref=SimpleNamespace(rollout=rollout))
     worker.distillation_enabled, worker.processor, worker.reward_loop_worker_handles = False, None, [Scorer()]
@@ -111,7 +122,7 @@ def run(worker, uids, validate=False, **more):
 
 def test_a_failing_group_fails_alone(queue):
     worker, published, put = queue
-    uids = ["raises", "fine", "too many", "none", "stuck", "fewer"]
+    uids = ["raises", "fine", "too many", "no rows", "stuck", "fewer", "exits", "cancels itself", *NO_REWARDS]
     run(worker, uids)
     assert dict(published) == dict.fromkeys(uids, "failure") | {"fine": "finished", "fewer": "finished"}
     assert sorted((uid, session) for uid, session, _ in put) == [
@@ -119,22 +130,51 @@ def test_a_failing_group_fails_alone(queue):
         *(("fine", session) for session in "012"),
     ]
     assert sorted(worker.engine.released) == sorted(uids), "every group gives its server back"
+    counts = asyncio.run(worker.group_counts("train", take=True))
+    assert (counts.finished, counts.failed) == (2, len(uids) - 2)
+    assert counts.first_failure == "ValueError: no such token"
+    assert asyncio.run(worker.group_counts("train", take=False)) == GroupCounts()
 
 
-def test_a_pause_of_the_servers_is_not_the_groups(queue, monkeypatch):
+@pytest.mark.parametrize("uid", NO_REWARDS)
+def test_a_reward_that_is_no_finite_number_is_named(queue, uid):
     worker, published, _ = queue
-    now = [0.0]
-    worker.clock = PauseClock(lambda: now[0])
+    run(worker, [uid])
+    first = asyncio.run(worker.group_counts("train", take=True)).first_failure
+    assert first == f"ValueError: the reward is {NO_REWARDS[uid]!r}, expected a finite number"
 
-    async def slow(prompt, *args):
-        await worker.pause()
-        now[0] += 3600
-        await worker.resume()
-        return [trajectory(0)]
 
-    monkeypatch.setattr(worker.tree_rollout, "run", slow)
-    run(worker, ["paused"])
-    assert published[-1] == ("paused", "finished") and worker.clock.seconds() == 0
+def test_a_status_that_the_queue_does_not_take_ends_the_run(queue, monkeypatch):
+    worker, *_ = queue
+    reports = []
+    monkeypatch.setattr(group_rollout, "report_fault", reports.append)
+
+    async def refuse(keys, tags, partition_id, fields=None):
+        raise ConnectionError("the storage is gone")
+
+    monkeypatch.setattr(group_rollout.tq, "async_kv_batch_put", refuse)
+    run(worker, ["fine"])
+    lost = "a rollout worker could not say what became of prompt fine: ConnectionError: the storage is gone"
+    assert reports == [lost]
+
+
+def test_a_session_of_upstreams_agent_loops_that_failed_is_counted(queue, monkeypatch):
+    worker, *_ = queue
+
+    async def session(self, *args, uid, **kwargs):
+        if uid == "raises":
+            raise SystemExit(3)
+
+    async def sessions(self, prompt, params, trajectory, trace):
+        await asyncio.gather(self._run_agent_loop(uid=prompt["uid"]), return_exceptions=True)
+
+    monkeypatch.setattr(group_rollout._AgentLoopWorker, "_run_agent_loop", session)
+    monkeypatch.setattr(group_rollout._AgentLoopWorker, "_run_prompt", sessions)
+    worker.has_tree, worker.plain_suffices = False, False
+    run(worker, ["raises", "fine"])
+    counts = asyncio.run(worker.group_counts("train", take=False))
+    assert (counts.finished, counts.failed) == (1, 1)
+    assert counts.first_failure == "UserCodeExit: the agent loop raised SystemExit(3)"
 
 
 def test_groups_that_are_given_up_at_the_end_of_a_run_are_no_failures(queue):

@@ -1,20 +1,22 @@
-"""Scores Countdown answers by exact rational arithmetic on the syntax tree, never by `eval`.
+"""Scores Countdown answers by exact rational arithmetic while it reads them, never by `eval`.
 
 The answer is the last `<answer>...</answer>` of the response. It may be hostile: its length, characters and nesting are
-bounded before it is parsed, so that any input is scored within milliseconds.
+bounded before it is read, so that any input is scored within milliseconds. The reader is the project's own, as rewards
+are computed in threads and Python 3.11's `ast.parse` raises SystemError when threads use it at the same time.
 """
 
-import ast
-import json
 import re
 from fractions import Fraction
 from itertools import accumulate
+
+from verl.utils.reward_score.ground_truth import countdown_truth
 
 MAX_ANSWER_CHARS = 256
 MAX_DEPTH = 32
 MAX_DIGITS = 9
 _ALLOWED = frozenset("0123456789+-*/() ")
-_CALL = re.compile(r"[\d)] *\(")  # such as 3(4), which Python reads as a call and warns about
+_TOKEN = re.compile(r"\d+|[-+*/()]")
+_END = ""
 _SPELLINGS = str.maketrans({"×": "*", "·": "*", "÷": "/", "−": "-"})  # noqa: RUF001
 
 
@@ -23,7 +25,7 @@ class NotAnExpression(ValueError):
 
 
 def last_answer(text: str) -> str | None:
-    """The content of the last closed `<answer>` tag, without a trailing `= value`; None if there is no such tag."""
+    """Return the content of the last closed `<answer>` tag, without a trailing `= value`; None without a tag."""
     end = text.rfind("</answer>")
     start = text.rfind("<answer>", 0, end) if end >= 0 else -1
     if start < 0:
@@ -35,7 +37,7 @@ def last_answer(text: str) -> str | None:
 
 
 def evaluate(expression: str) -> tuple[Fraction, list[int]]:
-    """The value and the integers (in reading order) of an expression of integers, `+ - * /` and parentheses.
+    """Return the value and the integers (in reading order) of an expression of integers, `+ - * /` and parentheses.
 
     All operators are binary: Countdown's `-` takes two numbers.
 
@@ -47,32 +49,54 @@ def evaluate(expression: str) -> tuple[Fraction, list[int]]:
         raise NotAnExpression("characters other than digits, + - * / ( ) and spaces, or too many")
     if max(accumulate((char == "(") - (char == ")") for char in expression)) > MAX_DEPTH:
         raise NotAnExpression(f"nested deeper than {MAX_DEPTH}")
-    if _CALL.search(expression):
-        raise NotAnExpression("a number or parenthesis directly before a parenthesis")
-    try:
-        tree = ast.parse(expression.strip(), mode="eval")  # a leading space would be an indentation
-    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        raise NotAnExpression("not one arithmetic expression") from error
     numbers: list[int] = []
-    return _value(tree.body, numbers), numbers
+    tokens = [*_TOKEN.findall(expression), _END][::-1]  # the next token is the last of the list
+    value = _sum(tokens, numbers)
+    if tokens != [_END]:
+        raise NotAnExpression("an operator is missing, or a parenthesis is closed that was not opened")
+    return value, numbers
 
 
-def _value(node: ast.AST, numbers: list[int]) -> Fraction:
-    if isinstance(node, ast.Constant) and type(node.value) is int and len(str(node.value)) <= MAX_DIGITS:
-        numbers.append(node.value)
-        return Fraction(node.value)
-    if isinstance(node, ast.BinOp):
-        left, right = _value(node.left, numbers), _value(node.right, numbers)
-        match node.op:
-            case ast.Add():
-                return left + right
-            case ast.Sub():
-                return left - right
-            case ast.Mult():
-                return left * right
-            case ast.Div() if right != 0:
-                return left / right
-    raise NotAnExpression("only whole numbers, binary + - * / and parentheses; no division by zero")
+def _sum(tokens: list[str], numbers: list[int]) -> Fraction:
+    value = _product(tokens, numbers)
+    while tokens[-1] in ("+", "-"):
+        sign = 1 if tokens.pop() == "+" else -1
+        value += sign * _product(tokens, numbers)
+    return value
+
+
+def _product(tokens: list[str], numbers: list[int]) -> Fraction:
+    value = _operand(tokens, numbers)
+    while tokens[-1] in ("*", "/"):
+        operator, operand = tokens.pop(), _operand(tokens, numbers)
+        if operator == "/" and operand == 0:
+            raise NotAnExpression("division by zero")
+        value = value * operand if operator == "*" else value / operand
+    return value
+
+
+def _operand(tokens: list[str], numbers: list[int]) -> Fraction:
+    """Read a number, or a sum in parentheses; a sign, a second operator or the end of the text is neither."""
+    if tokens[-1] == "(":
+        tokens.pop()
+        value = _sum(tokens, numbers)
+        if tokens.pop() != ")":
+            raise NotAnExpression("a parenthesis is not closed")
+        return value
+    token = tokens.pop()
+    if not token.isdigit() or len(str(int(token))) > MAX_DIGITS or (token[0] == "0" and token.strip("0")):
+        raise NotAnExpression(f"not a whole number of at most {MAX_DIGITS} digits without leading zeros: {token!r}")
+    numbers.append(int(token))
+    return Fraction(numbers[-1])
+
+
+def check_row(data_source, ground_truth, extra_info=None, **kwargs) -> None:
+    """Check that `compute_score`, which has the same arguments, can score responses to a row.
+
+    Raises:
+        ValueError: the ground truth is no Countdown problem.
+    """
+    countdown_truth(ground_truth)
 
 
 def compute_score(
@@ -89,10 +113,12 @@ def compute_score(
     Returns:
         `score`; `acc` and `format` (0 or 1); `pred`, the value that the answer votes for in majority votes: empty for
         an answer that breaks the rules, so that a wrong answer cannot win with a right value.
+
+    Raises:
+        ValueError: the ground truth is no Countdown problem: the data are wrong, not the response.
     """
     nothing = {"score": 0.0, "acc": 0.0, "format": 0.0, "pred": ""}
-    if isinstance(ground_truth, str):
-        ground_truth = json.loads(ground_truth)
+    target, numbers = countdown_truth(ground_truth)
     answer = last_answer(solution_str) if isinstance(solution_str, str) else None
     if answer is None:
         return nothing
@@ -100,7 +126,7 @@ def compute_score(
         value, used = evaluate(answer)
     except NotAnExpression:
         return nothing
-    if sorted(used) != sorted(int(number) for number in ground_truth["numbers"]):
+    if sorted(used) != sorted(numbers):
         return nothing
-    reached = value == int(ground_truth["target"])
+    reached = value == target
     return {"score": score if reached else format_score, "acc": float(reached), "format": 1.0, "pred": str(value)}

@@ -1,15 +1,16 @@
 """Rewards of ARPO (arXiv 2507.19849) for reasoning with search and code, in two variants:
 
     specification   0.2 * format + 0.8 * correctness
-    published       as in the authors' code: -1 for a bad format; otherwise correctness, and 0.1 more for a right answer
-                    for which every tool was called
+    published       as in the authors' code: -1 for a bad format, by rules of their own (`published_answer`); otherwise
+                    correctness, and 0.1 more where it is above 0 and every tool's closing tag is in the response
 
-The data source says how correctness is measured: mathematics by math-verify (0 or 1), questions by token F1. `rule`
-overrides it; the authors' code uses f1 for everything. The answer is the \\boxed text in `<answer>`.
+Correctness is 0 or 1 for mathematics, by math-verify, and the token F1 for questions. The data source says which of the
+two is meant; `rule` overrides it. `published` is the token F1 for everything, unless a rule is named. The answer is the
+\\boxed text in `<answer>`.
 """
 
 from verl.utils.reward_score import math_equivalence, qa
-from verl.utils.reward_score.tool_format import TOOL_TAGS, check_format
+from verl.utils.reward_score.tool_format import TOOL_TAGS, check_format, check_tags, published_answer
 
 VARIANTS = ("specification", "published")
 RULES = ("math", "f1", "em")
@@ -40,16 +41,26 @@ def rule_of(data_source: str) -> str:
     )
 
 
-def check_row(data_source: str, extra_info: dict | None, rule: str | None = None, **kwargs) -> None:
-    """Check a row before a run starts; preflight calls this for a row of each data source.
-
-    Args:
-        rule, kwargs: the settings of `compute_score`.
+def check_row(
+    data_source: str,
+    ground_truth,
+    extra_info: dict | None = None,
+    variant: str = "specification",
+    rule: str | None = None,
+    tool_tags=TOOL_TAGS,
+    **kwargs,
+) -> None:
+    """Check that `compute_score`, which has the same arguments, can score responses to a row.
 
     Raises:
-        ValueError: neither the row nor the settings say how the row is scored.
+        ValueError: neither the row nor the settings say how the row is scored, or the ground truth has no answer.
     """
-    _one_of("rule", (extra_info or {}).get("reward_rule") or rule or rule_of(data_source), RULES)
+    _, rule = _choices(data_source, extra_info, variant, rule)
+    check_tags(tool_tags)
+    if rule == "math":
+        math_equivalence.check_row(data_source, ground_truth)
+    else:
+        qa.check_row(data_source, ground_truth, metric=rule)
 
 
 def compute_score(
@@ -66,47 +77,61 @@ def compute_score(
 
     Args:
         ground_truth: LaTeX or a number for mathematics; for questions see `qa.gold_answers`.
-        extra_info: of the row; its `reward_variant` and `reward_rule` override `variant` and `rule`.
+        extra_info: the row's; its `reward_variant` and `reward_rule` override `variant` and `rule`.
         variant: `specification` or `published`.
-        rule: how correctness is measured: `math`, `f1` (token F1) or `em` (exact match); None: see `rule_of`.
+        rule: the measure of correctness: `math`, `f1` (token F1) or `em` (exact match); None: see `rule_of`, and f1
+            for `published`.
         tool_tags: the tags of the tools.
-        kwargs: of `math_equivalence.compute_score`, such as `timeout_seconds`.
+        kwargs: settings of `math_equivalence.compute_score`, such as `timeout_seconds`.
 
     Returns:
-        `score`; `acc` (1 if the answer is equivalent or matches exactly, else 0); `format` (0 or 1); `correctness` in
-        [0, 1]; `tool_calls`, the number of calls with a result before the first error in the format; `all_tools` (1 if
-        every tool was called, else 0); `pred`, the answer's text for majority votes, empty if there is no answer.
+        `score`; `acc` (1 if the answer is equivalent or matches exactly, else 0); `format` (0 or 1, by the variant's
+        rules); `correctness` in [0, 1]; `tool_calls`, the number of calls with a result before the first error in the
+        format; `all_tools` (1 if every tool was called, else 0); `pred`, the answer's text for majority votes, empty if
+        there is no answer.
 
     Raises:
         ValueError: the variant or the rule is unknown, the data source tells no rule, or the ground truth has no
             answer.
         RuntimeError: math-verify does not start.
     """
-    extra_info = extra_info or {}
-    variant = _one_of("variant", extra_info.get("reward_variant") or variant, VARIANTS)
-    rule = _one_of("rule", extra_info.get("reward_rule") or rule or rule_of(data_source), RULES)
+    check_row(data_source, ground_truth, extra_info, variant, rule, tool_tags)
+    variant, rule = _choices(data_source, extra_info, variant, rule)
     report = check_format(solution_str, tool_tags)
+    well_formed, answer, boxed = report.well_formed, report.answer, qa.plain_text(report.boxed or "")
+    all_tools = set(report.calls).issuperset(check_tags(tool_tags))
+    if variant == "published":
+        published = published_answer(solution_str, tool_tags)
+        well_formed = published is not None
+        if published is not None:
+            answer, boxed = published, math_equivalence.last_boxed(published) or ""
+            all_tools = all(f"</{tag}>" in solution_str for tag in check_tags(tool_tags))
     if rule == "math":
-        result = math_equivalence.compute_score(data_source, report.answer, ground_truth, **kwargs)
+        result = math_equivalence.compute_score(data_source, answer, ground_truth, **kwargs)
     else:
-        result = qa.compute_score(data_source, qa.plain_text(report.boxed or ""), ground_truth, metric=rule)
-    correctness, acc = result["score"], result["acc"]
-    all_tools = set(report.calls).issuperset([tool_tags] if isinstance(tool_tags, str) else tool_tags)
+        result = qa.compute_score(data_source, boxed, ground_truth, metric=rule)
+    correctness = result["score"]
     if variant == "specification":
-        score = FORMAT_WEIGHT * report.well_formed + CORRECTNESS_WEIGHT * correctness
-    elif not report.well_formed:
-        score = BAD_FORMAT
+        score = FORMAT_WEIGHT * well_formed + CORRECTNESS_WEIGHT * correctness
     else:
-        score = correctness + ALL_TOOLS_BONUS * (all_tools and acc == 1.0)
+        score = correctness + ALL_TOOLS_BONUS * (all_tools and correctness > 0) if well_formed else BAD_FORMAT
     return {
         "score": score,
-        "acc": acc,
-        "format": float(report.well_formed),
+        "acc": result["acc"],
+        "format": float(well_formed),
         "correctness": correctness,
         "tool_calls": float(len(report.calls)),
         "all_tools": float(all_tools),
         "pred": result["pred"],
     }
+
+
+def _choices(data_source: str, extra_info: dict | None, variant: str, rule: str | None) -> tuple[str, str]:
+    """Return the variant and the rule by which a row is scored; see `compute_score`."""
+    extra_info = extra_info or {}
+    variant = _one_of("variant", extra_info.get("reward_variant") or variant, VARIANTS)
+    rule = extra_info.get("reward_rule") or rule or ("f1" if variant == "published" else rule_of(data_source))
+    return variant, _one_of("rule", rule, RULES)
 
 
 def _one_of(name: str, value: str, choices: tuple[str, ...]) -> str:

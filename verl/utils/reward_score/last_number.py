@@ -27,10 +27,10 @@ def last_number(text: str) -> Fraction | None:
     ['3/4', '1000', '1/2', '1000']
     """
     text = _FRACTION.sub(r"\1/\2", _SEPARATOR.sub(",", text))
-    found = deque(_NUMBER.finditer(text), maxlen=1)
-    if not found:
+    numbers = deque(_NUMBER.finditer(text), maxlen=1)
+    if not numbers:
         return None
-    last = found.pop()
+    last = numbers.pop()
     sign, numerator, denominator = last["sign"] or "", last["numerator"], last["denominator"] or ""
     if denominator and (alone := _last_of_list(denominator)) != denominator.replace(",", ""):
         sign, numerator, denominator = "", alone, ""
@@ -51,6 +51,22 @@ def _last_of_list(number: str) -> str:
     return number.replace(",", "")
 
 
+def check_row(data_source, ground_truth, extra_info=None, **kwargs) -> None:
+    """Check that `compute_score`, which has the same arguments, can score responses to a row.
+
+    Raises:
+        ValueError: the ground truth has no number.
+    """
+    _truth(data_source, ground_truth)
+
+
+def _truth(data_source, ground_truth) -> Fraction:
+    truth = last_number(str(ground_truth)) if isinstance(ground_truth, str | int | float) else None
+    if truth is None:
+        raise ValueError(f"ground_truth of a {data_source} problem must be a number, got {ground_truth!r}")
+    return truth
+
+
 def compute_score(data_source, solution_str, ground_truth, extra_info=None, **kwargs) -> dict:
     """Score a response.
 
@@ -64,9 +80,7 @@ def compute_score(data_source, solution_str, ground_truth, extra_info=None, **kw
     Raises:
         ValueError: the ground truth has no number: the data are wrong, not the response.
     """
-    truth = last_number(str(ground_truth))
-    if truth is None:
-        raise ValueError(f"ground_truth of a {data_source} problem must be a number, got {ground_truth!r}")
+    truth = _truth(data_source, ground_truth)
     response = solution_str if isinstance(solution_str, str) else ""
     boxed = last_boxed(response)
     value = last_number(response if boxed is None else boxed)

@@ -89,6 +89,17 @@ def _f1(answer: str, gold: str) -> float:
     return 2 * common / (len(answer_words) + len(gold_words))
 
 
+def check_row(data_source, ground_truth, extra_info=None, metric: str = "f1", **kwargs) -> None:
+    """Check that `compute_score`, which has the same arguments, can score responses to a row.
+
+    Raises:
+        ValueError: there is no gold answer, or the metric is unknown.
+    """
+    if metric not in ("f1", "em"):
+        raise ValueError(f"metric={metric!r}: choose f1 or em")
+    gold_answers(ground_truth)
+
+
 def compute_score(data_source, solution_str, ground_truth, extra_info=None, metric: str = "f1", **kwargs) -> dict:
     """Score a bare answer; `deep_research` scores trajectories.
 
@@ -103,8 +114,7 @@ def compute_score(data_source, solution_str, ground_truth, extra_info=None, metr
     Raises:
         ValueError: there is no gold answer, or the metric is unknown.
     """
-    if metric not in ("f1", "em"):
-        raise ValueError(f"metric={metric!r}: choose f1 or em")
+    check_row(data_source, ground_truth, metric=metric)
     golds = gold_answers(ground_truth)
     answer = solution_str if isinstance(solution_str, str) else ""
     em, f1, pred = exact_match(answer, golds), token_f1(answer, golds), normalize(answer[:MAX_ANSWER_CHARS])

@@ -64,7 +64,7 @@ def check_format(text: str, tool_tags: Iterable[str] = TOOL_TAGS) -> FormatRepor
     Raises:
         ValueError: a tool tag is no name, or is a tag of the protocol itself (think, result, answer).
     """
-    tool_tags = _checked_tags(tool_tags)
+    tool_tags = check_tags(tool_tags)
     if not isinstance(text, str):
         return FormatReport(f"not text but {type(text).__name__}", 0, None, None, [])
     if len(text) > MAX_CHARS:
@@ -92,7 +92,46 @@ def last_answer(text: str) -> str | None:
     return own_text[start + len("<answer>") : end] if start >= 0 else None
 
 
-def _checked_tags(tool_tags: Iterable[str]) -> tuple[str, ...]:
+def published_answer(text: str, tool_tags: Iterable[str] = TOOL_TAGS) -> str | None:
+    """Return the content of `<answer>` if the format is good by the rules of ARPO's published code, else None.
+
+    These rules see tags anywhere, also in results: as many <think> as </think>, and at least one; a single <answer> and
+    a single </answer>, in this order, with a closed \\boxed as the last one between them; and for every call's opening
+    tag its closing tag, <result> and </result> in this order. Anything may stand between, within and after them.
+
+    >>> published_answer(r"<think>Easy.</think><answer>\\boxed{4}</answer> Done.")
+    '\\\\boxed{4}'
+    """
+    if not isinstance(text, str) or len(text) > MAX_CHARS:
+        return None
+    if not 0 < text.count("<think>") == text.count("</think>"):
+        return None
+    if not text.count("<answer>") == text.count("</answer>") == 1:
+        return None
+    if not all(_has_results(text, tag) for tag in check_tags(tool_tags)):
+        return None
+    _, _, answer = text.partition("</answer>")[0].partition("<answer>")
+    last_box = answer.rfind("\\boxed{")
+    return answer if last_box >= 0 and last_boxed(answer[last_box:]) is not None else None
+
+
+def _has_results(text: str, tag: str) -> bool:
+    """Whether each call is closed and followed by a result; the next call is looked for behind the result."""
+    result_end = 0
+    while (start := text.find(f"<{tag}>", result_end)) >= 0:
+        closed, result = text.find(f"</{tag}>", start), text.find("<result>", start)
+        result_end = text.find("</result>", result)
+        if not start < closed < result < result_end:
+            return False
+    return True
+
+
+def check_tags(tool_tags: Iterable[str]) -> tuple[str, ...]:
+    """Return the tags of tools, which may be a single one.
+
+    Raises:
+        ValueError: a tag is no name, or is a tag of the protocol itself.
+    """
     tool_tags = (tool_tags,) if isinstance(tool_tags, str) else tuple(tool_tags)
     for tag in tool_tags:
         if not isinstance(tag, str) or not _TAG_NAME.fullmatch(tag) or tag in ("think", "result", "answer"):

@@ -9,12 +9,14 @@ The answer is the last `<answer>...</answer>` of the response, or all of a respo
 length is bounded before it is read, so that any input is scored within milliseconds.
 """
 
-import json
 import re
 from collections.abc import Mapping
 
+from verl.utils.reward_score.ground_truth import as_list, json_object, whole_number
+
 MAX_ANSWER_CHARS = 1024
 _LINE = re.compile(r"([0-9]{1,9})([-+*/])([0-9]{1,9})=([0-9]{1,9})")
+_OPERATION = re.compile(r"[-+*/](?:0|[1-9][0-9]{0,8})")
 _SPELLINGS = str.maketrans({"×": "*", "·": "*", "÷": "/", "−": "-", " ": None, "\t": None})  # noqa: RUF001
 
 
@@ -83,6 +85,31 @@ def follow(answer: str, truth: Mapping) -> tuple[list[str], int]:
     return path, value
 
 
+def walk_of(ground_truth) -> dict:
+    """Return the walk that a ground truth describes; see `compute_score`.
+
+    Raises:
+        ValueError: a part is missing or is not such as a walk can have.
+    """
+    truth = json_object(ground_truth, "start, target, steps, operations and limit")
+    least = {"start": 0, "target": 0, "steps": 1, "limit": 0}
+    walk: dict = {name: whole_number(name, truth.get(name), low) for name, low in least.items()}
+    operations = as_list("operations", truth.get("operations"), "operations such as '+5'")
+    for operation in operations:
+        if not isinstance(operation, str) or not _OPERATION.fullmatch(operation):
+            raise ValueError(f"ground_truth: operations: {operation!r} is none such as '+5'")
+    return walk | {"operations": operations}
+
+
+def check_row(data_source, ground_truth, extra_info=None, **kwargs) -> None:
+    """Check that `compute_score`, which has the same arguments, can score responses to a row.
+
+    Raises:
+        ValueError: the ground truth describes no walk.
+    """
+    walk_of(ground_truth)
+
+
 def compute_score(
     data_source, solution_str, ground_truth, extra_info=None, format_score: float = 0.0, score: float = 1.0, **kwargs
 ) -> dict:
@@ -98,15 +125,17 @@ def compute_score(
     Returns:
         `score`; `acc` and `format` (0 or 1); `pred`, the operations, which the answer votes for in majority votes and
         by which distinct answers are counted: empty for an answer that breaks the rules.
+
+    Raises:
+        ValueError: the ground truth describes no walk: the data are wrong, not the response.
     """
     nothing = {"score": 0.0, "acc": 0.0, "format": 0.0, "pred": ""}
-    if isinstance(ground_truth, str):
-        ground_truth = json.loads(ground_truth)
+    truth = walk_of(ground_truth)
     if not isinstance(solution_str, str):
         return nothing
     try:
-        path, end = follow(answer_of(solution_str), ground_truth)
+        path, end = follow(answer_of(solution_str), truth)
     except BrokenRule:
         return nothing
-    reached = end == ground_truth["target"]
+    reached = end == truth["target"]
     return {"score": score if reached else format_score, "acc": float(reached), "format": 1.0, "pred": " ".join(path)}

@@ -109,7 +109,7 @@ class ExploreRolloutConfig(ARPOConfig, RolloutConfig):
         environment: `none` or `tools`; None: by `mode`, else none.
         kt: LATR's keys (`KTConfig`).
         tools: the environment's (`ToolsConfig`).
-        group_timeout: seconds for all trajectories of a prompt, after which the group fails; None: no limit.
+        group_timeout: seconds from a prompt's submission after which its group fails; None: no limit.
         adaptive_temperature: HAPO: sample training rollouts at T (1 + temperature_tau h); never validation.
         temperature_tau: in [0, 1); 0 is off.
     """

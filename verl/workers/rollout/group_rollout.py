@@ -5,10 +5,12 @@
                                                           │ `rollout.tree=null`, without branches
                                                           └─> one call to score the group, one to write its rows
 
-A group that raises, or takes longer than `rollout.group_timeout` seconds without the servers' pauses, is that group's
-failure (upstream's status `failure`); the others go on. Where no tree is configured, and in validation without tools, a
-prompt with another agent loop than upstream's single-turn one, in its row or by config, is run by upstream's way,
-trajectory by trajectory; so are all prompts where `plain_suffices` is false.
+A group that raises, or takes longer than `rollout.group_timeout` seconds, is that group's failure (upstream's status
+`failure`); the others go on. The worker counts the groups and keeps the first failure's cause (`group_counts`).
+
+Where no tree is configured, and in validation without tools, a prompt with another agent loop than upstream's
+single-turn one, in its row or by config, is run by upstream's way, trajectory by trajectory; so are all prompts where
+`plain_suffices` is false.
 """
 
 import asyncio
@@ -23,11 +25,13 @@ from verl.experimental.agent_loop.agent_loop import DictConfigWrap, ToolListWrap
 from verl.experimental.agent_loop.single_turn_agent_loop import SingleTurnAgentLoop
 from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopManagerTQ, AgentLoopWorkerTQ, apply_greedy_sampling_params
 
+from verl.utils.fault_reports import cause_of, report_fault
+from verl.utils.user_code import finite_number, guarded
 from verl.workers.config.explore import TREE_OF_NAME, parts_of
 from verl.workers.config.sampler_choice import SEEDS
+from verl.workers.rollout.group_counts import CountsOfPartitions, GroupCounts
 from verl.workers.rollout.group_rows import queue_rows, reward_batch
 from verl.workers.rollout.llm_client_engine import LLMClientEngine
-from verl.workers.rollout.pause_clock import PauseClock
 from verl.workers.rollout.trajectory_tree import ADAPTIVE_TEMPERATURE
 from verl.workers.rollout.tree_rollout import TrajectoryOutput, TreeRollout
 
@@ -35,6 +39,8 @@ logger = logging.getLogger(__name__)
 
 # a reward worker scores so many trajectories of a group one after another: more are shared with other workers
 SCORED_TOGETHER = 16
+# the longest wait for the counts of a worker
+COUNTS_SECONDS = 30
 # upstream's name of the agent loop for prompts without `agent_name`
 SINGLE_TURN = "single_turn_agent"
 
@@ -69,20 +75,19 @@ class GroupAgentLoopWorker(_AgentLoopWorker):
         super().__init__(*args, **kwargs)
         seeds = OmegaConf.select(self.config, SEEDS, default=True)
         self.engine = LLMClientEngine(self.llm_client, self.tokenizer.decode, seeds)
-        self.statuses, self.clock = Statuses(), PauseClock()
+        self.statuses, self.counts, self.stopping = Statuses(), CountsOfPartitions(), False
+        self.session_errors: dict[str, Exception] = {}  # by prompt
         self.has_tree = parts_of(self.config.actor_rollout_ref.rollout).tree is not None
         self.plain_suffices = plain_suffices(self.config, self.processor)
         self.tree_rollout = self._tree_rollout() if self.has_tree or self.plain_suffices else None
 
-    async def pause(self) -> None:
-        """The servers are about to pause: until `resume`, no group's time passes."""
-        self.clock.pause()
-
-    async def resume(self) -> None:
-        self.clock.resume()
+    async def group_counts(self, partition: str, take: bool) -> GroupCounts:
+        """Return the counts of a partition's groups; with `take` they begin anew."""
+        return self.counts.take(partition) if take else self.counts[partition]
 
     async def stop(self) -> None:
         """Give up the groups that are under way: the run has ended."""
+        self.stopping = True
         tasks = list(self.background_tasks)
         for task in tasks:
             task.cancel()
@@ -105,29 +110,60 @@ class GroupAgentLoopWorker(_AgentLoopWorker):
         return tree_rollout
 
     async def _run_prompt(self, prompt: dict, sampling_params: dict, trajectory: dict, trace: bool = False) -> None:
-        validate = trajectory["validate"]
-        settings = prompt.pop(ADAPTIVE_TEMPERATURE, None)
-        if settings is not None and not validate:
-            extra_args = {**(sampling_params.get("extra_args") or {}), ADAPTIVE_TEMPERATURE: settings}
-            sampling_params = {**sampling_params, "extra_args": extra_args}
-        if not self._runs_as_group(prompt, validate):
-            await super()._run_prompt(prompt, sampling_params, trajectory, trace)
-            return
-        uid, partition = prompt["uid"], "val" if validate else "train"
-        await self.statuses.put(uid, partition, "running")
+        """Run a prompt to its terminal status. Nobody awaits this task: without the status the run would wait for ever.
+
+        Therefore an exception here, such as TransferQueue's when it takes no status, ends the run.
+        """
+        uid, partition = prompt["uid"], "val" if trajectory["validate"] else "train"
         try:
-            seconds = self.config.actor_rollout_ref.rollout.get("group_timeout")
-            await self.clock.wait_for(self._run_group(prompt, dict(sampling_params), validate), seconds)
-            status = "finished"
+            sampling_params = with_settings(sampling_params, prompt.pop(ADAPTIVE_TEMPERATURE, None), partition)
+            if not self._runs_as_group(prompt, trajectory["validate"]):
+                await super()._run_prompt(prompt, sampling_params, trajectory, trace)
+                self._count(partition, self.session_errors.pop(uid, None))
+                return
+            await self.statuses.put(uid, partition, "running")
+            status = await self._group_status(prompt, sampling_params, trajectory["validate"])
+            if status == "failure":
+                await self._drop_rows(uid, partition)
+            await self.statuses.put(uid, partition, status)
+        except Exception as error:
+            logger.exception(f"the status of prompt {uid} is lost")
+            report_fault(f"a rollout worker could not say what became of prompt {uid}: {cause_of(error)}")
+
+    async def _group_status(self, prompt: dict, sampling_params: dict, validate: bool) -> str:
+        """Run a group; return `finished`, or `failure` where it raised or took too long."""
+        uid, partition = prompt["uid"], "val" if validate else "train"
+        seconds = self.config.actor_rollout_ref.rollout.get("group_timeout")
+        group = guarded(self._run_group(prompt, dict(sampling_params), validate), "the rollout")
+        try:
+            await asyncio.wait_for(group, seconds)
         except asyncio.TimeoutError:
-            logger.error(f"group rollout of prompt {uid} ended after rollout.group_timeout={seconds} s")
-            status = "failure"
-        except Exception:
+            message = f"group rollout of prompt {uid} ended after rollout.group_timeout={seconds} s"
+            logger.error(message)
+            self._count(partition, message)
+            return "failure"
+        except (Exception, asyncio.CancelledError) as error:
+            if self.stopping:
+                raise
             logger.exception(f"group rollout of prompt {uid} failed")
-            status = "failure"
-        if status == "failure":
-            await self._drop_rows(uid, partition)
-        await self.statuses.put(uid, partition, status)
+            self._count(partition, error)
+            return "failure"
+        self._count(partition)
+        return "finished"
+
+    async def _run_agent_loop(self, *args, **kwargs):
+        """Run a session by upstream's way, and keep the first error of its prompt."""
+        try:
+            return await guarded(super()._run_agent_loop(*args, **kwargs), "the agent loop")
+        except Exception as error:
+            self.session_errors.setdefault(kwargs["uid"], error)
+            raise
+
+    def _count(self, partition: str, error: BaseException | str | None = None) -> None:
+        if error is None:
+            self.counts[partition].finished += 1
+        else:
+            self.counts[partition].add_failure(error)
 
     def _runs_as_group(self, prompt: dict, validate: bool) -> bool:
         if self.has_tree and (not validate or self.tree_rollout.validates):
@@ -179,7 +215,7 @@ class GroupAgentLoopWorker(_AgentLoopWorker):
             calls.append(random.choice(self.reward_loop_worker_handles).compute_score_batch.remote(batch))
         results = [result for call in await asyncio.gather(*calls) for result in call]
         for output, result in zip(outputs, results, strict=True):
-            output.reward_score = result["reward_score"]
+            output.reward_score = finite_number(result["reward_score"], "the reward")
             output.extra_fields["reward_extra_info"] = result.get("reward_extra_info", {})
             output.metrics.compute_score = time.perf_counter() - started
 
@@ -194,6 +230,14 @@ class GroupAgentLoopWorker(_AgentLoopWorker):
         for error in results:
             if isinstance(error, BaseException):
                 raise error
+
+
+def with_settings(sampling_params: dict, settings: dict | None, partition: str) -> dict:
+    """Return a training prompt's sampling parameters with HAPO's settings, which the sampler reads."""
+    if settings is None or partition == "val":
+        return sampling_params
+    extra_args = {**(sampling_params.get("extra_args") or {}), ADAPTIVE_TEMPERATURE: settings}
+    return {**sampling_params, "extra_args": extra_args}
 
 
 def plain_suffices(config, processor) -> bool:
@@ -227,14 +271,11 @@ class GroupAgentLoopManager(AgentLoopManagerTQ):
         self._turn = (self._turn + len(chunks)) % len(workers)
         ray.get([worker.generate_sequences.remote(chunk) for worker, chunk in zip(workers, chunks, strict=False)])
 
-    def pause(self) -> None:
-        """For the schedules that do not wait for all groups: see `GroupAgentLoopWorker.pause`."""
-        for worker in self.agent_loop_workers:
-            worker.pause.remote()
-
-    def resume(self) -> None:
-        for worker in self.agent_loop_workers:
-            worker.resume.remote()
+    def group_counts(self, partition: str, take: bool) -> GroupCounts:
+        """Return the counts of all workers' groups; with `take` they begin anew."""
+        calls = [worker.group_counts.remote(partition, take) for worker in self.agent_loop_workers]
+        counts = ray.get(calls, timeout=COUNTS_SECONDS)
+        return sum(counts, GroupCounts())
 
     def stop(self) -> None:
         ray.get([worker.stop.remote() for worker in self.agent_loop_workers])

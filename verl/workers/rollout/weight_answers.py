@@ -14,6 +14,8 @@ from typing import Any
 import ray
 import zmq
 
+from verl.utils.fault_reports import cause_of
+
 POLL_SECONDS = 1.0
 # the longest wait for an answer to one bucket; loading a bucket takes seconds
 ANSWER_SECONDS = 600.0
@@ -54,7 +56,7 @@ class AnswerSocket:
                 try:
                     ray.get(self._call)
                 except Exception as error:
-                    raise RuntimeError(f"the engine did not take the new weights: {last_line(error)}") from error
+                    raise RuntimeError(f"the engine did not take the new weights: {cause_of(error)}") from error
                 if self._socket.poll(POLL_SECONDS * 1000, event):  # the last answer was on its way
                     return
                 raise RuntimeError("the engine stopped taking weights before it had all of them")
@@ -63,12 +65,6 @@ class AnswerSocket:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._socket, name)
-
-
-def last_line(error: BaseException) -> str:
-    """Return the last line of an exception's text, which for a `RayTaskError` names the exception that was raised."""
-    lines = str(error).strip().splitlines()
-    return lines[-1] if lines else repr(error)
 
 
 def watch_answers(bucketed_weight_transfer: ModuleType) -> None:

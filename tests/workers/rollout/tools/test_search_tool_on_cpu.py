@@ -378,6 +378,26 @@ def test_answers_are_cached_and_failures_are_not(tmp_path):
     assert elsewhere == "timeout", "another country's answer is not this one's"
 
 
+@pytest.mark.parametrize(
+    "query", ["who  tends\nthe\r\n otters ", "\twho tends the otters", "who tends\u00a0the \x00otters\ud800"]
+)
+def test_an_older_caches_queries_are_read_as_those_of_the_model_are(tmp_path, query):
+    """Both without double blanks, line ends and characters that no query has."""
+    cache = tmp_path / "search_cache.json"
+    cache.write_text(json.dumps({query: "1. The otter is tended by a heron"}))
+    corpus = write_jsonl(tmp_path / "c.jsonl", ANIMALS)
+
+    async def search(text: str):
+        tool = LocalSearchTool(corpus=corpus, cache_file=cache)
+        output = await tool.execute(text, timeout=60)
+        await tool.close()
+        return output
+
+    for text in ("who tends the otters", query):
+        output = asyncio.run(search(text))
+        assert output.cached and output.text == "1. The otter is tended by a heron"
+
+
 def test_a_failing_cache_does_not_fail_the_search(tmp_path, caplog):
     corpus = write_jsonl(tmp_path / "c.jsonl", ANIMALS)
     tool = LocalSearchTool(corpus=corpus, cache_file=tmp_path / "cache")

@@ -1,11 +1,13 @@
 """The tool box: limits, retries, failures, and config errors that name the key."""
 
 import asyncio
+import contextlib
 import logging
+import time
 
 import pytest
 
-from verl.workers.rollout.tools import tool_box
+from verl.workers.rollout.tools import tool_box, tool_thread
 from verl.workers.rollout.tools.base_tool import BaseTool, ToolError, ToolOutput
 from verl.workers.rollout.tools.tool_box import ToolBox, ToolsConfig, try_tools
 
@@ -96,6 +98,76 @@ def test_no_more_calls_at_once_than_max_workers_and_waiting_does_not_count():
 
     results = asyncio.run(all_at_once())
     assert made.tools["do"].most == 2 and all(result.ok and result.seconds < 0.14 for result in results)
+
+
+@pytest.mark.parametrize("nonsense", [None, b"bytes", 7, ["a list"], ToolOutput(None)])
+def test_a_result_that_is_no_text_is_the_tools_fault(nonsense):
+    class Returning(Scripted):
+        async def execute(self, content, *, timeout):
+            return nonsense
+
+    made = box(timeout=5)
+    made.tools["do"] = Returning()
+    result = call(made)
+    assert not result.ok and result.own_fault and result.error == "TypeError"
+    assert result.text == "Error: scripted failed: TypeError"
+
+
+@pytest.mark.parametrize("exits", [SystemExit(3), KeyboardInterrupt(), asyncio.CancelledError()])
+def test_a_tool_that_exits_is_answered_and_so_are_the_calls_after_it(exits):
+    made = box()
+    made.tools["do"].script = [exits, "fine"]
+    made.tools["do"].execute = raising(made.tools["do"])
+    first, second = call(made), call(made)
+    assert not first.ok and first.own_fault and second.ok and second.text == "fine"
+
+
+def raising(tool: Scripted):
+    async def execute(content, *, timeout):
+        step = tool.script.pop(0)
+        if isinstance(step, BaseException):
+            raise step
+        return step
+
+    return execute
+
+
+class Stubborn(Scripted):
+    """Blocks its event loop for a time, or goes on when it is cancelled."""
+
+    async def execute(self, content, *, timeout):
+        if content == "block":
+            time.sleep(1.5)
+        elif content == "ignore":
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.sleep(60)
+            await asyncio.sleep(60)
+        return "done"
+
+
+@pytest.mark.parametrize("content", ["block", "ignore"])
+def test_a_tool_that_blocks_or_ignores_its_cancellation_stops_nobody(content, monkeypatch):
+    monkeypatch.setattr(tool_thread, "CANCEL_SECONDS", 0.2)
+    entries = {name: {"class_path": f"{__name__}.{name}"} for name in ("Scripted", "Stubborn")}
+    monkeypatch.setattr(Stubborn, "trigger_tag", "stubborn")
+    made = ToolBox(ToolsConfig(tool_instances=entries, timeout=0.3, retry_count=0))
+
+    async def both():
+        started = time.monotonic()
+        slow = asyncio.create_task(made.call("stubborn", content))
+        quick = await made.call("do", "x")
+        return quick, time.monotonic() - started, await slow, time.monotonic() - started
+
+    quick, quick_seconds, slow, slow_seconds = asyncio.run(both())
+    assert quick.text == "x" and quick_seconds < 0.25
+    assert slow.error == "timeout" and slow.own_fault and slow_seconds < 1.2
+
+
+def test_a_tool_that_hangs_at_its_start_is_refused(monkeypatch):
+    monkeypatch.setattr(tool_box, "START_SECONDS", 0.2)
+    monkeypatch.setattr(Scripted, "start", lambda self, *, timeout: asyncio.sleep(60))
+    with pytest.raises(ValueError, match="tool_instances.scripted: its calls would fail: no answer in 0.2 seconds"):
+        try_tools(box(timeout=0.1).config)
 
 
 def test_cancelling_ends_the_call():

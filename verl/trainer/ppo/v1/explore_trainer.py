@@ -263,17 +263,6 @@ class ExploreMixin(WatchedRun):
                 metrics["perf/mfu/actor"] *= share  # upstream counts all rows' tokens
         return batch
 
-    def _compute_metrics(self, batch, metrics: dict, timing_raw, global_steps: int, epoch: int) -> None:
-        """Add the share of responses at the limit, where upstream's is of those as long as the longest; leave out fillers."""
-        super()._compute_metrics(batch, metrics, timing_raw, global_steps, epoch)
-        real = [tag for tag in batch.tags if not is_filler(tag)]
-        limit = self.config.data.max_response_length
-        metrics["response_length/limit_ratio"] = float(np.mean([tag["response_len"] >= limit for tag in real]))
-        tokens = sum(tag["prompt_len"] + tag["response_len"] for tag in real)
-        share = tokens / metrics["perf/total_num_tokens"]
-        for name in ("perf/total_num_tokens", "perf/throughput"):
-            metrics[name] *= share
-
     # ---- checkpoint ----
 
     def _save_checkpoint(self):

@@ -59,3 +59,20 @@ def spread_fillers(are_fillers: Sequence[bool], n_ranks: int, n_mini_batches: in
             order += [next(rows) for _ in range(size - len(here))] + here
         dealt += len(fillers)
     return order
+
+
+def correct_counts(metrics: dict, tags: Sequence[dict], limit: int) -> None:
+    """Take fillers out of a step's counts of tokens, and add the share of responses that reached the limit.
+
+    Upstream's `response_length/clip_ratio` is the share of responses as long as the longest one of the batch.
+
+    Args:
+        metrics: of the step; changed in place.
+        tags: of the batch's rows.
+        limit: `data.max_response_length` in tokens.
+    """
+    real = [tag for tag in tags if not is_filler(tag)]
+    metrics["response_length/limit_ratio"] = sum(tag["response_len"] >= limit for tag in real) / len(real)
+    share = sum(tag["prompt_len"] + tag["response_len"] for tag in real) / metrics["perf/total_num_tokens"]
+    for name in ("perf/total_num_tokens", "perf/throughput"):
+        metrics[name] *= share

@@ -19,6 +19,7 @@ from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 
 from verl.trainer.checkpoint_marker import complete_steps, damaged_files
 from verl.trainer.ppo.v1.batch_rows import BatchRows
+from verl.trainer.ppo.v1.fillers import correct_counts
 from verl.trainer.ppo.v1.tree_buffer import RolloutsFailed
 from verl.trainer.progress_watch import ProgressWatch
 from verl.trainer.shared_folder import check_shared_folder
@@ -221,6 +222,10 @@ class WatchedRun:
         batch = super()._update_actor(batch, metrics)
         metrics["actor/skipped_updates"] = self.skipped_updates - before
         return batch
+
+    def _compute_metrics(self, batch, metrics: dict, *args, **kwargs) -> None:
+        super()._compute_metrics(batch, metrics, *args, **kwargs)
+        correct_counts(metrics, batch.tags, self.config.data.max_response_length)
 
     def fit(self, agent_loop_manager):
         trainer = self.config.trainer

@@ -9,7 +9,7 @@ import json
 import sqlite3
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 APPLICATION_ID = 0x53524348  # "SRCH", in the file's header
@@ -28,6 +28,7 @@ class SearchCache:
     Args:
         path: file, made if absent.
         size_mb: the oldest entries go when the entries need more, in 10^6 bytes.
+        legacy_key: the key under which an older cache's entry is looked up, by the key that it has there.
 
     Raises:
         ValueError: a file that is not such a cache, or a damaged one; the message names it and nothing is changed.
@@ -38,13 +39,13 @@ class SearchCache:
     noun = "search cache"
     application_id = APPLICATION_ID
 
-    def __init__(self, path: str | Path, *, size_mb: float = 512):
+    def __init__(self, path: str | Path, *, size_mb: float = 512, legacy_key: Callable[[str], str] = str):
         if not size_mb > 0:
             raise ValueError(f"cache size must be positive, got {size_mb!r} MB")
         path = Path(path).expanduser()
         legacy = path if path.suffix == ".json" else None
         self.path = path.with_name(path.name + ".sqlite") if legacy else path
-        self._limit, self._lock = size_mb * 1e6, threading.Lock()
+        self._limit, self._lock, self._legacy_key = size_mb * 1e6, threading.Lock(), legacy_key
         self.path.parent.mkdir(parents=True, exist_ok=True)
         try:
             # autocommit; guarded by our lock instead of being bound to one thread
@@ -94,7 +95,7 @@ class SearchCache:
             raise sqlite3.DatabaseError("an SQLite file of something else")
         if not is_new and (fault := self._one("PRAGMA quick_check(1)")) != "ok":
             raise sqlite3.DatabaseError(" ".join(fault.split()))
-        entries = _read_legacy(legacy) if is_new and legacy and legacy.exists() else ()
+        entries = _read_legacy(legacy, self._legacy_key) if is_new and legacy and legacy.exists() else ()
         self._enter_wal_mode()
         self._database.execute("PRAGMA synchronous = NORMAL")
         self._database.execute("BEGIN IMMEDIATE")
@@ -128,7 +129,7 @@ class SearchCache:
         return self._database.execute(statement).fetchone()[0]
 
 
-def _read_legacy(path: Path) -> Iterable[tuple[str, str]]:
+def _read_legacy(path: Path, key_of: Callable[[str], str]) -> Iterable[tuple[str, str]]:
     """The entries of a JSON cache; values that are not text (such as lists of results) become JSON text.
 
     Raises:
@@ -141,7 +142,7 @@ def _read_legacy(path: Path) -> Iterable[tuple[str, str]]:
     if not isinstance(entries, dict):
         raise ValueError(f"{path}: expected a JSON object of query -> result, got {type(entries).__name__}")
     texts = (value if isinstance(value, str) else json.dumps(value, ensure_ascii=False) for value in entries.values())
-    return [(_valid(query), _valid(text)) for query, text in zip(entries, texts, strict=True)]
+    return [(_valid(key_of(query)), _valid(text)) for query, text in zip(entries, texts, strict=True)]
 
 
 def _valid(text: str) -> str:

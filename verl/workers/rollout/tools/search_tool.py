@@ -44,6 +44,14 @@ class Passage(NamedTuple):
     source: str = ""
 
 
+def query_of(content: str) -> str:
+    """Return what is searched for, and by which answers are kept: a line without double blanks.
+
+    A query that is too long has 1,001 characters then.
+    """
+    return one_line(content, MOST_QUERY_CHARACTERS + 1)
+
+
 def passages_text(passages: list[Passage], result_length: int) -> str:
     """What the model reads. A passage is one line, so that none can look like several; titles have 200 characters.
 
@@ -103,7 +111,8 @@ class SearchTool(BaseTool):
             except ValueError as error:
                 raise ValueError(f"cache_file={NODE_LOCAL}: {error}") from error
         _check_cache_file(cache_file)
-        self._cache = SearchCache(cache_file, size_mb=self.cache_size_mb) if cache_file else None
+        kept = {"size_mb": self.cache_size_mb, "legacy_key": query_of}
+        self._cache = SearchCache(cache_file, **kept) if cache_file else None
         self._cache_faults: set[str] = set()
         self._client: httpx.AsyncClient | None = None
 
@@ -128,7 +137,7 @@ class SearchTool(BaseTool):
             raise ToolError(message, kind="bad_reply", retry=False, own_fault=True) from None
 
     async def execute(self, content: str, *, timeout: float) -> ToolOutput:
-        query = one_line(content, MOST_QUERY_CHARACTERS + 1)
+        query = query_of(content)
         if not query:
             raise ToolError("The search query is empty.", kind="empty_query", retry=False)
         if len(query) > MOST_QUERY_CHARACTERS:

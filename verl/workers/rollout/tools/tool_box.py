@@ -18,6 +18,7 @@ from functools import partial
 from typing import Any
 
 from verl.workers.rollout.tools.base_tool import BaseTool, ToolError, ToolOutput
+from verl.workers.rollout.tools.tool_thread import ToolThread
 
 logger = logging.getLogger(__name__)
 
@@ -25,6 +26,7 @@ _SECTION = "actor_rollout_ref.rollout.tools"
 RESERVED_TAGS = ("think", "result", "answer")
 FIRST_WAIT, LONGEST_WAIT = 0.5, 8.0  # seconds between attempts, doubling
 START_SECONDS = 120.0  # at least, for a tool to show that it works
+CLOSE_SECONDS = 30.0  # for a tool to end what it has started
 
 
 @dataclass(frozen=True)
@@ -118,6 +120,7 @@ class ToolBox:
     def __init__(self, config: ToolsConfig):
         self.config = config
         self.tools: dict[str, BaseTool] = {}
+        self._threads: dict[str, ToolThread] = {}  # by tag
         self._places = asyncio.Semaphore(config.max_workers)
         self._logged: set[tuple[str, str]] = set()
         for name, instance in config.tool_instances.items():
@@ -138,7 +141,7 @@ class ToolBox:
             raise ValueError(f"{_SECTION}.tool_instances.{name}: <{tool.trigger_tag}> belongs to the protocol")
         if tool.trigger_tag in self.tools:
             raise ValueError(f"{_SECTION}.tool_instances.{name}: a second tool for <{tool.trigger_tag}>")
-        self.tools[tool.trigger_tag] = tool
+        self.tools[tool.trigger_tag], self._threads[tool.trigger_tag] = tool, ToolThread(tool.name)
 
     async def start(self) -> None:
         """Let every tool show that its calls will work.
@@ -156,10 +159,13 @@ class ToolBox:
             logger.error(message)
 
     async def _try_start(self, tool: BaseTool) -> tuple[None, ToolError | None]:
+        seconds = max(self.config.timeout, START_SECONDS)
         try:
-            await tool.start(timeout=max(self.config.timeout, START_SECONDS))
+            await self._threads[tool.trigger_tag].run(partial(tool.start, timeout=seconds), seconds)
         except ToolError as error:
             return None, error
+        except asyncio.TimeoutError:
+            return None, ToolError(f"no answer in {seconds:g} seconds", kind="timeout", retry=False, own_fault=True)
         return None, None
 
     async def _retried(self, attempt: Callable[[], Awaitable[tuple[Any, ToolError | None]]]):
@@ -175,8 +181,12 @@ class ToolBox:
 
     async def close(self) -> None:
         """End what the tools have started: sandboxes, connections, caches."""
-        for tool in self.tools.values():
-            await tool.close()
+        for tag, tool in self.tools.items():
+            try:
+                await self._threads[tag].run(tool.close, CLOSE_SECONDS)
+            except asyncio.TimeoutError:
+                logger.warning(f"tool {tool.name} did not end what it has started in {CLOSE_SECONDS:g} seconds")
+            self._threads[tag].stop()
 
     async def call(self, tag: str, content: str) -> ToolCall:
         """Run the tool of a tag; a failure of any kind is a ToolCall that is not ok, never an exception."""
@@ -194,8 +204,12 @@ class ToolBox:
         """What the model reads, and the error where the attempt failed; its own faults must not end training."""
         timeout = self.config.timeout
         try:
-            output = await asyncio.wait_for(tool.execute(content, timeout=timeout), timeout)
-            return output if isinstance(output, ToolOutput) else ToolOutput(output), None
+            call = partial(tool.execute, content, timeout=timeout)
+            output = await self._threads[tool.trigger_tag].run(call, timeout)
+            output = output if isinstance(output, ToolOutput) else ToolOutput(output)
+            if not isinstance(output.text, str):
+                raise TypeError(f"{tool.name} returned {output.text!r:.200}, expected a text")
+            return output, None
         except Exception as fault:
             kind = type(fault).__name__
             error = ToolError(f"{tool.name} failed: {kind}", kind=kind, retry=False, own_fault=True)

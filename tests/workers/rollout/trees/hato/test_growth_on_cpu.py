@@ -3,14 +3,17 @@
 import asyncio
 import math
 import random
+from collections import Counter
 from dataclasses import replace
 
 import pytest
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
+from tests.configs import composed
 from tests.workers.rollout.test_entropy_on_cpu import slow
 from tests.workers.rollout.toy_engine import EOS, VOCAB, Calls, HashEngine, Letters
+from verl.workers.config.hato import hato_config
 from verl.workers.rollout import growth
 from verl.workers.rollout.environment import NO_ENVIRONMENT
 from verl.workers.rollout.growth import Sampling
@@ -341,3 +344,21 @@ def test_without_a_threshold_independent_paths_are_independent_answers():
     assert len(tree.leaves) == 10 and tree.metrics["nodes_pruned"] == 0
     assert {len([s for s in tree.segments if s.parent == i]) for i in range(len(tree.segments))} == {0, 1}
     assert all(path[-1] == EOS or len(path) == 30 for path in tree.trajectories())
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_trees_of_the_notes_values(model, seed):
+    """Beams of 5 on 3 levels, of steps with V + 2 U of at least 0.2."""
+    hato = hato_config(composed("hato_notes_trainer", "hardware=cpu", recipe="hato"))
+    step = {"step_delimiter": "c", "max_step_tokens": 5}
+    hato = replace(hato, tree=replace(hato.tree, **step), uncertainty=replace(hato.uncertainty, entropy_top_k=VOCAB))
+    tree = grow(Slow(model, 0), hato, seed=seed, temperature=0.7)
+    kept = {i for leaf in tree.leaves for i in tree.path(leaf)}
+    levels = [depth(tree, i) for i in kept]
+    assert 1 <= len(tree.leaves) <= 8 and max(levels) <= 3 and max(levels.count(level) for level in levels) <= 5
+    by_parent = Counter(segment.parent for segment in tree.segments)
+    assert by_parent[None] <= 5 and max(by_parent.values()) <= 5
+    for i in kept:
+        info = tree.segments[i].info
+        is_only_way = len(tree.leaves) == 1
+        assert i in tree.leaves or is_only_way or info["value"] + 2 * info["uncertainty"] >= 0.2

@@ -6,12 +6,15 @@ ValueError: hato.tree.max_depth=0: expected greater than or equal to 1
 """
 
 import json
+from dataclasses import asdict
 from typing import Literal, get_type_hints
 
 from omegaconf import DictConfig, OmegaConf
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 from pydantic_core import ErrorDetails
+
+from verl.workers.rollout.trees.hato.notes_names import in_our_names
 
 HEURISTIC, REWARD_LOOP = "heuristic", "reward_loop"
 SECTION = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
@@ -195,12 +198,14 @@ class HATOConfig:
 
     @classmethod
     def from_dict(cls, values: dict | DictConfig) -> "HATOConfig":
-        """
+        """Return the typed settings of what a config holds under `hato`; the design notes' names work as well.
+
         Raises:
             ValueError: an unknown key, a wrong type, or a value out of range; names the key.
         """
         if isinstance(values, DictConfig):
             values = OmegaConf.to_container(values, resolve=True)
+        values = in_our_names(values, asdict(cls()))
         try:
             # of JSON, a strict section takes a mapping, and nothing else is converted
             return TypeAdapter(cls).validate_json(json.dumps(values))

@@ -93,14 +93,18 @@ def branching_factors(scores: Sequence[float], config: TreeConfig, temperature: 
     return [min(most, max(1, math.floor(config.branching_factor * share * len(scores) + 0.5))) for share in shares]
 
 
-def ucb_grants(means: Sequence[float], visits: Sequence[int], budget: int, coef: float) -> list[int]:
+def ucb_grants(
+    means: Sequence[float], visits: Sequence[int], budget: int, coef: float, most: float = math.inf
+) -> list[int]:
     """Hands out `budget` expansions one by one to the tree of the highest mean + coef sqrt(ln(all visits) / visits).
 
-    Each grant is a visit. Trees without a visit come first, equals in order.
+    Each grant is a visit. Trees without a visit come first, equals in order. What a full tree cannot take goes to the
+    next by the same bound; what no tree can take is not handed out.
 
     Args:
         means: of each tree, what its expansions have been worth.
         visits: how many it has had.
+        most: the largest number of grants for one tree.
 
     Returns:
         for each tree how many it gets.
@@ -108,10 +112,10 @@ def ucb_grants(means: Sequence[float], visits: Sequence[int], budget: int, coef:
     worth, counts = np.array(means, dtype=float), np.array(visits, dtype=float)
     granted = np.zeros(len(worth), dtype=int)
     before = counts.sum()
-    for grant in range(budget):
+    for grant in range(int(min(budget, most * len(worth)))):
         seen = np.maximum(counts, 1)
         bounds = np.where(counts > 0, worth + coef * np.sqrt(math.log(max(1, before + grant)) / seen), math.inf)
-        best = bounds.argmax()
+        best = np.where(granted < most, bounds, -math.inf).argmax()
         counts[best] += 1
         granted[best] += 1
     return granted.tolist()

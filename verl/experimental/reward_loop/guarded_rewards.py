@@ -1,0 +1,56 @@
+"""Keeps a faulty reward function from stopping its worker or training on NaN: each such fault is its group's failure.
+
+verl 0.9.1 awaits the function in a task whose SystemExit ends the worker's event loop, after which no reward is
+computed any more, and trains on whatever it returned. This can go when upstream checks both.
+"""
+
+import functools
+import inspect
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+from verl.utils.user_code import finite_number, guarded
+
+
+def guard_rewards(reward_loop: ModuleType) -> None:
+    """Let `RewardLoopWorker` raise for rewards that are not finite numbers, and for reward functions that exit.
+
+    Args:
+        reward_loop: upstream's module `verl.experimental.reward_loop.reward_loop`.
+    """
+    worker = reward_loop.RewardLoopWorker
+    init_reward_fn, compute = worker._init_reward_fn, worker.compute_score
+
+    @functools.wraps(init_reward_fn)
+    def init_and_check(self):
+        init_reward_fn(self)
+        if function := getattr(self.reward_manager, "compute_score", None):
+            self.reward_manager.compute_score = checked(function)
+
+    @functools.wraps(compute)
+    async def compute_score(self, data):
+        result = await guarded(compute(self, data), "the reward function")
+        finite_number(result["reward_score"], "the reward")  # a reward model's has not been checked yet
+        return result
+
+    worker._init_reward_fn, worker.compute_score = init_and_check, compute_score
+
+
+def checked(function: Callable) -> Callable:
+    """Return the reward function with a check of what it returns: a number, or a dictionary with the key `score`."""
+
+    def check(result: Any, data_source: Any) -> Any:
+        score = result.get("score") if isinstance(result, dict) else result
+        finite_number(score, f"the reward of a row with data_source={data_source}")
+        return result
+
+    @functools.wraps(function)
+    def call(*args, **kwargs):
+        return check(function(*args, **kwargs), kwargs.get("data_source"))
+
+    @functools.wraps(function)
+    async def call_later(*args, **kwargs):
+        return check(await function(*args, **kwargs), kwargs.get("data_source"))
+
+    return call_later if inspect.iscoroutinefunction(function) else call

@@ -1,0 +1,193 @@
+"""Checks the data of a run before Ray starts: every row has a prompt, and a ground truth by which the reward can score.
+
+In training, a row that the reward refuses would fail its whole group in every step, after the rollout. Each check
+raises a ValueError for the first problem, which names the key, the file, the row (0 for the first) and what is wrong.
+"""
+
+import asyncio
+import inspect
+import os
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from omegaconf import DictConfig, OmegaConf
+
+REWARD = "reward.custom_reward_function"
+
+
+def local_files(files) -> list[str]:
+    """Return those of `data.*_files`, a file or a list, that are on this machine; upstream reads remote ones, too."""
+    files = [files] if isinstance(files, str) else list(files or [])
+    return [os.path.expanduser(file) for file in files if "://" not in file]
+
+
+def check_prompt_lengths(config: DictConfig) -> None:
+    """Check that what `data.truncation` says about long prompts happens.
+
+    Upstream reads it nowhere: the filter leaves such prompts out, and without the filter all are cut on the left.
+    """
+    filters, truncation = config.data.get("filter_overlong_prompts"), config.data.get("truncation", "error")
+    if not filters and truncation != "left":
+        raise ValueError(
+            f"data.truncation={truncation} has no effect with data.filter_overlong_prompts=false: prompts above "
+            "data.max_prompt_length would be cut on the left; set data.filter_overlong_prompts=true, which leaves them "
+            "out, or data.truncation=left"
+        )
+
+
+# ---- prompts ----
+
+
+def check_data_files(key: str, files, prompt_key: str) -> None:
+    """Check that the files are parquet and that every row has a prompt, a data source and a ground truth."""
+    if not files:
+        raise ValueError(f"{key} is empty: name a parquet file")
+    for file in local_files(files):
+        if not os.path.exists(file):
+            raise ValueError(f"{key}: {file} does not exist")
+        try:
+            schema = pq.read_schema(file)
+        except (pa.ArrowInvalid, OSError) as error:
+            raise ValueError(f"{key}: {file} is not a readable parquet file ({error})") from error
+        for column in (prompt_key, "data_source", "reward_model"):
+            if column not in schema.names:
+                raise ValueError(f"{key}: {file} has no column '{column}'; its columns: {', '.join(schema.names)}")
+        _check_table(f"{key}: {file}", pq.read_table(file, columns=[prompt_key, "data_source", "reward_model"]))
+
+
+def _check_table(where: str, table: pa.Table) -> None:
+    prompt_key = table.column_names[0]
+    if not table.num_rows:
+        raise ValueError(f"{where} has no rows")
+    prompts, reward_models = table[prompt_key], table["reward_model"]
+    if not _holds_messages(prompts.type):
+        raise ValueError(
+            f"{where}: column '{prompt_key}' must hold lists of {{role, content}} messages, is {prompts.type}"
+        )
+    if not pa.types.is_struct(reward_models.type) or reward_models.type.get_field_index("ground_truth") < 0:
+        raise ValueError(f"{where}: column 'reward_model' must hold a 'ground_truth', is {reward_models.type}")
+    empty_prompt = pc.equal(pc.fill_null(pc.list_value_length(prompts), 0), 0)
+    problems = {
+        f"column '{prompt_key}' is empty": pc.index(empty_prompt, True).as_py(),
+        f"column '{prompt_key}': a message has no role or no content": _incomplete_message(prompts),
+        "column 'data_source' is empty": pc.index(pc.is_null(table["data_source"]), True).as_py(),
+        "reward_model.ground_truth is empty": pc.index(
+            pc.is_null(pc.struct_field(reward_models, "ground_truth")), True
+        ).as_py(),
+    }
+    for problem, row in problems.items():
+        if row >= 0:
+            raise ValueError(f"{where}: row {row}: {problem}")
+
+
+def _holds_messages(prompts: pa.DataType) -> bool:
+    """Whether a column's type is that of lists of messages: a role, and text or, with pictures, a list of parts."""
+    if not pa.types.is_list(prompts) and not pa.types.is_large_list(prompts):
+        return False
+    message = prompts.value_type
+    if pa.types.is_null(message):  # all prompts are empty, which is told by row
+        return True
+    if not pa.types.is_struct(message) or min(map(message.get_field_index, ("role", "content"))) < 0:
+        return False
+    role, content = message.field("role").type, message.field("content").type
+    is_text = pa.types.is_string, pa.types.is_large_string
+    return any(fits(role) for fits in is_text) and any(
+        fits(content) for fits in (*is_text, pa.types.is_list, pa.types.is_large_list)
+    )
+
+
+def _incomplete_message(prompts: pa.ChunkedArray) -> int:
+    """Return the first row with a message without role or content; -1 if there is none.
+
+    A message that calls tools, in the chat template's own format, may have no content.
+    """
+    before = 0
+    for chunk in prompts.chunks:
+        messages = pc.list_flatten(chunk)
+        if not pa.types.is_null(messages.type):
+            no_content = pc.is_null(pc.struct_field(messages, "content"))
+            if messages.type.get_field_index("tool_calls") >= 0:
+                no_content = pc.and_(no_content, pc.is_null(pc.struct_field(messages, "tool_calls")))
+            incomplete = pc.or_(pc.is_null(pc.struct_field(messages, "role")), no_content)
+            place = pc.index(incomplete, True).as_py()
+            if place >= 0:
+                return before + pc.list_parent_indices(chunk)[place].as_py()
+        before += len(chunk)
+    return -1
+
+
+# ---- the reward ----
+
+
+def check_reward_rows(config: DictConfig) -> None:
+    """Ask the reward about every row, by `check_row(data_source, ground_truth, extra_info, **reward_kwargs)`.
+
+    The module of the reward function holds that function. Where it does not, the reward function is tried once for each
+    data source of a file, unless `trainer.try_reward` is false or it needs a model that only the run serves.
+    """
+    reward = config.reward.custom_reward_function
+    if not reward.get("path"):
+        return
+    module = _reward_module(reward)
+    settings = OmegaConf.to_container(reward.get("reward_kwargs") or OmegaConf.create(), resolve=True)
+    check = getattr(module, "check_row", None)
+    if check is None:
+        tries = config.trainer.get("try_reward", True)
+        if not tries or OmegaConf.select(config, "reward.reward_model.enable", default=False):
+            return
+    for name in ("train_files", "val_files"):
+        for file in local_files(config.data[name]):
+            tried = set()
+            for number, row in enumerate(_reward_fields(file)):
+                if check is None and row["data_source"] in tried:
+                    continue
+                tried.add(row["data_source"])
+                try:
+                    check(**row, **settings) if check else _try(getattr(module, reward.name), row, settings)
+                except ValueError as error:
+                    raise ValueError(f"data.{name}: {file}: row {number}: {error}") from error
+
+
+def _reward_module(reward: DictConfig) -> Any:
+    """Return the module of the reward function."""
+    from verl.utils.import_utils import load_module
+
+    try:
+        module = load_module(reward.path)
+    except Exception as error:
+        raise ValueError(f"{REWARD}.path={reward.path} does not load: {error.__cause__ or error}") from error
+    if not hasattr(module, reward.name):
+        raise ValueError(f"{REWARD}.name={reward.name}: {reward.path} has no such function")
+    return module
+
+
+def _reward_fields(file: str) -> Iterator[dict]:
+    """Yield what a reward is told about each row of a file."""
+    parquet = pq.ParquetFile(file)
+    columns = [name for name in ("data_source", "reward_model", "extra_info") if name in parquet.schema_arrow.names]
+    for batch in parquet.iter_batches(batch_size=4096, columns=columns):
+        for row in batch.to_pylist():
+            truth = (row.get("reward_model") or {}).get("ground_truth")
+            yield {"data_source": row["data_source"], "ground_truth": truth, "extra_info": row.get("extra_info")}
+
+
+def _try(function: Callable, row: dict, settings: dict) -> None:
+    """Check that a reward function scores a short response to a row."""
+    try:
+        result = function(solution_str="1", **row, **settings)
+        if inspect.isawaitable(result):
+            result = asyncio.run(_awaited(result))
+    except Exception as error:
+        raise ValueError(
+            f"{REWARD} fails with it: {type(error).__name__}: {error}; trainer.try_reward=false leaves this trial out"
+        ) from error
+    score = result.get("score") if isinstance(result, dict) else result
+    if isinstance(score, bool) or not hasattr(score, "__float__"):
+        raise ValueError(f"{REWARD} returns {result!r}, expected a number, or a dictionary with score")
+
+
+async def _awaited(result):
+    return await result

@@ -1,0 +1,84 @@
+"""Reads the ground truths of rewards, and refuses those with which no response could be scored.
+
+A reward and its `check_row`, which looks at every row before a run starts, read the ground truth by the same function,
+so that they cannot disagree.
+"""
+
+import json
+import math
+from collections.abc import Mapping
+from numbers import Real
+from typing import Any
+
+MOST_NUMBER = 10**9 - 1  # in Countdown, where an answer's numbers have nine digits at most
+
+
+def math_truth(data_source: str, ground_truth) -> str:
+    """Return the text of a mathematical answer.
+
+    Raises:
+        ValueError: the ground truth is empty, or neither text nor a finite number.
+    """
+    if isinstance(ground_truth, int | float) and not isinstance(ground_truth, bool) and math.isfinite(ground_truth):
+        ground_truth = str(ground_truth)
+    if not isinstance(ground_truth, str) or not ground_truth.strip():
+        raise ValueError(f"ground_truth of a {data_source} problem must be text or a number, got {ground_truth!r}")
+    return ground_truth
+
+
+def json_object(ground_truth, expected: str) -> Mapping[str, Any]:
+    """Return a ground truth with several parts, which may be the JSON text of an object.
+
+    Args:
+        expected: the parts in words, for the message.
+
+    Raises:
+        ValueError: the ground truth is no object.
+    """
+    content = ground_truth
+    if isinstance(ground_truth, str):
+        try:
+            content = json.loads(ground_truth)
+        except (ValueError, RecursionError):
+            content = None
+    if not isinstance(content, Mapping):
+        raise ValueError(f"ground_truth must be an object with {expected}, or its JSON text, got {ground_truth!r}")
+    return content
+
+
+def whole_number(name: str, value, least: float = -math.inf, most: float = math.inf) -> int:
+    """Return a part of a ground truth that must be a whole number.
+
+    Raises:
+        ValueError: the part is no whole number, or is out of range; the message gives the name.
+    """
+    if isinstance(value, bool) or not isinstance(value, Real) or not math.isfinite(value) or value != round(value):
+        raise ValueError(f"ground_truth: {name} must be a whole number, got {value!r}")
+    number = int(round(value))
+    if not least <= number <= most:
+        raise ValueError(f"ground_truth: {name}={number}: expected from {least} to {most}")
+    return number
+
+
+def as_list(name: str, value, contents: str) -> list:
+    """Return a part of a ground truth that must be a list with something in it; parquet may give a numpy array.
+
+    Raises:
+        ValueError: the part is no list, or an empty one; the message gives the name and what it must hold.
+    """
+    value = value.tolist() if hasattr(value, "tolist") else value
+    if not isinstance(value, list | tuple) or not value:
+        raise ValueError(f"ground_truth: {name} must be a list of {contents}, got {value!r}")
+    return list(value)
+
+
+def countdown_truth(ground_truth) -> tuple[int, list[int]]:
+    """Return the target and the numbers of a Countdown problem.
+
+    Raises:
+        ValueError: there is no target or no number, or one that no answer can have.
+    """
+    problem = json_object(ground_truth, "target and numbers")
+    numbers = as_list("numbers", problem.get("numbers"), "whole numbers")
+    target = whole_number("target", problem.get("target"))
+    return target, [whole_number("numbers", number, 0, MOST_NUMBER) for number in numbers]

@@ -1,0 +1,51 @@
+"""Awaits code that users write: rewards, policies, tools.
+
+asyncio raises SystemExit and KeyboardInterrupt of a task out of its event loop, which then answers nobody any more
+(`asyncio.tasks.Task.__step`). A reward that calls `sys.exit` would therefore stop its whole worker in silence.
+"""
+
+import asyncio
+import math
+import numbers
+from collections.abc import Awaitable
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+class UserCodeExit(RuntimeError):
+    """User code raised an exception that is no `Exception`, such as SystemExit."""
+
+
+async def guarded(call: Awaitable[T], name: str) -> T:
+    """Await user code.
+
+    Args:
+        call: the coroutine; it must run in the caller's task, so that no task of its own raises first.
+        name: what it is, for the message.
+
+    Raises:
+        UserCodeExit: it raised something that is no `Exception`, other than CancelledError.
+    """
+    try:
+        return await call
+    except (Exception, asyncio.CancelledError):
+        raise
+    except BaseException as error:
+        raise UserCodeExit(f"{name} raised {error!r}") from error
+
+
+def finite_number(value: Any, name: str) -> float:
+    """Return a reward as a float.
+
+    Args:
+        value: a real number; numpy's and torch's scalars are ones.
+        name: whose value it is, for the message.
+
+    Raises:
+        ValueError: it is no number, or not finite.
+    """
+    number = value.item() if hasattr(value, "item") and getattr(value, "ndim", 0) == 0 else value
+    if not isinstance(number, numbers.Real) or not math.isfinite(number):
+        raise ValueError(f"{name} is {value!r}, expected a finite number")
+    return float(number)

@@ -1,0 +1,82 @@
+"""Runs a tool's coroutines in an event loop of their own, whose callers get an answer in time whatever the tool does.
+
+A tool that blocks its event loop would otherwise stop all prompts of a rollout worker, and one that ignores its
+cancellation would never be given up.
+"""
+
+import asyncio
+import threading
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
+
+from verl.utils.user_code import guarded
+
+T = TypeVar("T")
+# the longest wait for a cancelled call to end
+CANCEL_SECONDS = 2.0
+
+
+class ToolThread:
+    """A thread with the event loop of one tool; it starts with the first call.
+
+    Args:
+        name: the tool's name, for messages.
+    """
+
+    def __init__(self, name: str):
+        self.name = name
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    async def run(self, call: Callable[[], Coroutine[Any, Any, T]], seconds: float) -> T:
+        """Return what a coroutine of the tool returns; it is cancelled with its caller.
+
+        Args:
+            call: makes the coroutine, in the tool's thread.
+            seconds: the longest time until it ends.
+
+        Raises:
+            asyncio.TimeoutError: it did not end in time. It was cancelled, and goes on in its thread if it ignores that.
+            UserCodeExit: it raised an exception that is no `Exception`.
+            RuntimeError: it cancelled itself.
+        """
+        tasks: list[asyncio.Task | None] = []
+        given_up = threading.Event()
+
+        async def in_thread() -> T:
+            tasks.append(asyncio.current_task())
+            if given_up.is_set():
+                raise asyncio.CancelledError
+            return await guarded(call(), self.name)
+
+        loop = self._started_loop()
+        ended = asyncio.wrap_future(asyncio.run_coroutine_threadsafe(in_thread(), loop))
+
+        async def give_up() -> None:
+            given_up.set()
+            loop.call_soon_threadsafe(lambda: [task.cancel() for task in tasks if task is not None])
+            await asyncio.wait({ended}, timeout=CANCEL_SECONDS)
+            if ended.done() and not ended.cancelled():
+                ended.exception()  # retrieved: asyncio would log that nobody did
+
+        try:
+            done, _ = await asyncio.wait({ended}, timeout=seconds)
+        except asyncio.CancelledError:
+            await give_up()
+            raise
+        if not done:
+            await give_up()
+            raise asyncio.TimeoutError
+        if ended.cancelled():
+            raise RuntimeError(f"{self.name} cancelled its own call")
+        return ended.result()
+
+    def stop(self) -> None:
+        """End the thread after what it does now."""
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self._loop.stop)
+
+    def _started_loop(self) -> asyncio.AbstractEventLoop:
+        if self._loop is None:
+            self._loop = asyncio.new_event_loop()
+            threading.Thread(target=self._loop.run_forever, name=f"tool {self.name}", daemon=True).start()
+        return self._loop

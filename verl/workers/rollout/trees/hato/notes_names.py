@@ -1,0 +1,56 @@
+"""Reads the names that HATO's design notes give to keys under `hato` as ours, so that a file of the notes works."""
+
+from copy import deepcopy
+from typing import Any
+
+# the notes' key -> ours, each from the section to the key
+OUR_KEYS = {
+    "uncertainty.type": "uncertainty.method",
+    "uncertainty.dropout_rate": "uncertainty.model_config.dropout",
+    "meta_learning.type": "meta_learning.method",
+    "memory.pruning_threshold": "exploration.pruning_threshold",
+    "memory.max_nodes": "tree.max_nodes",
+}
+# uncertainty.method -> the notes' key for uncertainty.n_passes; the key of another method has no effect
+PASSES = {"dropout": "n_forward_passes", "bootstrap": "n_bootstrap"}
+
+
+def in_our_names(values: dict[str, Any], defaults: dict[str, Any]) -> dict[str, Any]:
+    """Return the values under `hato` with the notes' keys renamed to ours.
+
+    Args:
+        values: the section `hato` of a config, which is left as it is.
+        defaults: our default of every key. The YAML names them all, so that a key which has its default says nothing
+            against the notes' key.
+
+    Raises:
+        ValueError: a key of the notes and ours have different values.
+    """
+    values = deepcopy(values)
+    for theirs, ours in OUR_KEYS.items():
+        _rename(values, theirs, ours, defaults)
+    uncertainty = values.get("uncertainty")
+    if isinstance(uncertainty, dict):
+        method = uncertainty.get("method", defaults["uncertainty"]["method"])
+        for reader, name in PASSES.items():
+            if reader == method:
+                _rename(values, f"uncertainty.{name}", "uncertainty.n_passes", defaults)
+            else:
+                uncertainty.pop(name, None)
+    return values
+
+
+def _rename(values: dict, theirs: str, ours: str, defaults: dict) -> None:
+    section, _, key = theirs.rpartition(".")
+    *sections, our_key = ours.split(".")
+    source, target = values.get(section), values
+    if not isinstance(source, dict) or key not in source:
+        return
+    for name in sections:
+        target, defaults = target.setdefault(name, {}), defaults[name]
+        if not isinstance(target, dict):
+            return  # the check of types reports this
+    value, present = source.pop(key), target.get(our_key, defaults[our_key])
+    if present not in (value, defaults[our_key]):
+        raise ValueError(f"hato.{theirs}={value} is hato.{ours}={value}, and not {present}: leave out one")
+    target[our_key] = value
