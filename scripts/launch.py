@@ -59,7 +59,7 @@ def steps_announced(log: Path) -> int | None:
 
 
 class Progress:
-    """A progress bar with step, reward, validation accuracy and tokens/s, and with updates that were skipped, from the growing metrics file."""
+    """A progress bar with reward, accuracy, tokens/s and skipped updates, which follows the growing metrics file."""
 
     def __init__(self, metrics: Path, total: int | None = None):
         self.metrics, self.total, self.offset = metrics, total, 0

@@ -1,4 +1,4 @@
-"""Faults that are no deaths: a process of a run raises, hangs or returns nonsense, and the run ends with the first cause.
+"""A process of a run raises, hangs or returns nonsense, and the run ends with the first cause.
 
 All of them by hand, in half an hour, which prints the table of docs/failures.md:
 

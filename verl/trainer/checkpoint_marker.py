@@ -62,8 +62,8 @@ def missing_shards(folder: Path) -> list[str]:
     """Return the names of FSDP shards that other shards' names tell of and that are not there."""
     ranks_of = defaultdict(set)
     for file in folder.glob("*_world_size_*_rank_*.pt"):
-        kind, size, rank = re.fullmatch(r"(.+)_world_size_(\d+)_rank_(\d+)\.pt", file.name).groups()
-        ranks_of[kind, int(size)].add(int(rank))
+        if match := re.fullmatch(r"(.+)_world_size_(\d+)_rank_(\d+)\.pt", file.name):
+            ranks_of[match[1], int(match[2])].add(int(match[3]))
     return [
         f"{kind}_world_size_{size}_rank_{rank}.pt"
         for (kind, size), ranks in sorted(ranks_of.items())

@@ -79,9 +79,9 @@ class DeathWatch(threading.Thread):
 
 
 def lost_actors() -> list[str]:
-    """Return, as clauses, which of this job's actors have died, and which nodes are lost; not what was ended on purpose.
+    """Return as clauses which of this job's actors and nodes are lost, without what was ended on purpose.
 
-    A node is lost to Ray when it answers no health check: it has died, or the network has. Its processes may still live.
+    A node is lost to Ray when it answers no health check. If the network is cut, its processes may still live.
     """
     if not ray.is_initialized():
         return []

@@ -1,4 +1,4 @@
-"""How many steps a run trains: the bounds that the config names, and those that a checkpoint leaves."""
+"""Settles how many steps a run trains, and checks that a checkpoint leaves some."""
 
 from omegaconf import DictConfig
 

@@ -139,8 +139,9 @@ def token_level_group_advantage(
         norm_adv_by_std_in_grpo: divide by the standard deviation; False: subtract the mean only.
 
     Returns:
-        advantages (B,), exactly 0 where a group's scores are equal, and (G,) whether the group took GRPO's advantage because a value reached 5 (a rare outcome
-        in short responses: the mean over tokens hardly moves, the value explodes).
+        advantages (B,), exactly 0 where a group's scores are equal, and (G,) whether the group took GRPO's advantage
+        because a value reached 5 (a rare outcome in short responses: the mean over tokens hardly moves, the value
+        explodes).
     """
     n_groups = int(groups.max()) + 1 if groups.numel() else 0
 

@@ -47,7 +47,7 @@ ZERO_FOR_EQUALS = GROUP_RELATIVE - {
 
 
 def zero_for_equals(adv_estimator: str | Enum) -> bool:
-    """Return whether equal outcomes of a group's rows must give each of them advantage 0; upstream's rounding does not."""
+    """Return whether equal outcomes in a group must give advantage 0, which upstream's rounding misses."""
     return getattr(adv_estimator, "value", adv_estimator) in ZERO_FOR_EQUALS
 
 

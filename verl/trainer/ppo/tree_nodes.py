@@ -215,7 +215,7 @@ def groups_of_equals(values: torch.Tensor, groups: torch.Tensor) -> torch.Tensor
 def trajectory_advantages(
     token_level_rewards: torch.Tensor, index: np.ndarray, epsilon: float = 1e-6, norm_adv_by_std_in_grpo: bool = True
 ) -> torch.Tensor:
-    """Return GRPO's advantage of every trajectory (B,), whatever its mask; exactly 0 where a group's outcomes are equal.
+    """Return GRPO's advantage of every trajectory (B,), whatever its mask; 0 where a group's outcomes are equal.
 
     Args:
         token_level_rewards: (B, T); their sum is the trajectory's outcome.

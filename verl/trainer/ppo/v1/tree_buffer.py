@@ -21,7 +21,7 @@ from verl.workers.config.hato import filters_groups
 
 
 class RolloutsFailed(RuntimeError):
-    """So many prompts' rollouts failed that the step cannot become complete."""
+    """More rollouts failed than a batch has, so that the step cannot become complete."""
 
 
 def check_failures(failed: int, batch_size: int) -> None:

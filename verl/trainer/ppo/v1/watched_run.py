@@ -1,4 +1,4 @@
-"""What our trainers watch, so that a run which hangs or cannot learn ends with the first cause in its message.
+"""A mixin of trainers by which a run that hangs or cannot learn ends, with the first cause in its message.
 
 hangs               the phase and what it waits for, after `trainer.progress_timeout` s (`ProgressWatch`)
 failed rollouts     the first one's error, where all of a step's prompts failed

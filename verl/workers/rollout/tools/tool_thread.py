@@ -35,7 +35,7 @@ class ToolThread:
             seconds: the longest time until it ends.
 
         Raises:
-            asyncio.TimeoutError: it did not end in time. It was cancelled, and goes on in its thread if it ignores that.
+            asyncio.TimeoutError: it did not end in time. It was cancelled, and goes on if it ignores that.
             UserCodeExit: it raised an exception that is no `Exception`.
             RuntimeError: it cancelled itself.
         """
