@@ -1,6 +1,6 @@
 r"""Answers of mathematics against verdicts given by hand: almost 500 pairs; and which part of a response is the answer.
 
-PAIRS: group -> lines of `truth == answer` (equal) or `truth != answer` (not). KNOWN: where the library says otherwise,
+PAIRS: group -> lines of `truth == answer` (equal) or `truth != answer` (not). KNOWN: where the reward says otherwise,
 and why; a pair that is no longer otherwise must leave it. Hostile answers have a second each, the others all they need,
 so that a busy machine changes nothing.
 """
@@ -554,49 +554,10 @@ PAIRS = {
         2 != ' OR 1=1 --
     """,
 }
-READ_RIGHT, LETTERS = "an equation counts by its right side", "letters are factors, their case does not matter"
-ROUNDED, NO_ORDER = "decimals are compared to six digits", "a set equals any brackets with its elements"
-NOT_READ, NO_CONVERSION = "this spelling is not read", "units, degrees and percent are taken off, not converted"
-NOT_SIMPLIFIED, WORDS = "sympy does not find it", "words count as words"
 KNOWN = {
-    # wrong, but taken for right
-    r"10 \text{ cm} != 10 \text{ m}": NO_CONVERSION,
-    r"\frac{1}{2} != 0.5\%": NO_CONVERSION,
-    "2 != 1=2": READ_RIGHT,
-    "X != x": LETTERS,
-    "ABCD != DCBA": LETTERS,
-    r"\frac{1}{3} != 0.333333": ROUNDED,
-    r"\sqrt{2} != 1.414214": ROUNDED,
-    r"\pi != 3.14159265": ROUNDED,
-    "0.0000001 != 0.0000002": ROUNDED,
-    r"\{1,2\} != (1,2)": NO_ORDER,
-    "x=1,y=2 != 2,1": NO_ORDER,
-    r"10 != 4 \quad 6": "two numbers beside each other are added up",
     # right, but taken for wrong
-    r"1\text{ hour} == 60\text{ minutes}": NO_CONVERSION,
-    r"90^\circ == \frac{\pi}{2}": NO_CONVERSION,
-    r"\frac{1}{2} == \cos 60^\circ": NO_CONVERSION,
-    r"42 == \text{forty-two}": WORDS,
-    r"3 == \text{3 apples}": WORDS,
-    r"A == \text{Option A}": WORDS,
-    r"B == \textbf{(B)}\ 12": WORDS,
-    "2:3:4 == 4:6:8": "a ratio of three is a quotient of quotients",
-    r"36 == 36\,\frac{\text{km}}{\text{h}}": NOT_READ,
-    r"5 == \pounds 5": NOT_READ,
-    "5 == €5": NOT_READ,
-    "(0,1] == ]0,1]": NOT_READ,
-    r"(1,2) == \langle 1,2\rangle": NOT_READ,
-    r"\begin{pmatrix}1\\2\end{pmatrix} == \begin{pmatrix}1\\[2pt]2\end{pmatrix}": NOT_READ,
-    r"\pi == pi": NOT_READ,
-    r"2 == \lg 100": NOT_READ,
-    "5 == =5": NOT_READ,
-    r"5 == \bf 5": NOT_READ,
-    r"5 == \underline{5}": NOT_READ,
-    r"5 == \textcolor{red}{5}": NOT_READ,
-    r"i == \sqrt{-1}": "i is a letter",
-    r"-1 == e^{i\pi}": "i is a letter",
-    r"\sqrt{2} == 2^{0.5}": NOT_SIMPLIFIED,
-    r"(-\infty,1)\cup(2,\infty) == x<1 \text{ or } x>2": NOT_SIMPLIFIED,
+    r"1\text{ hour} == 60\text{ minutes}": "units are compared, not converted",
+    r"42 == \text{forty-two}": "words count as words",
 }
 
 

@@ -1,35 +1,57 @@
 """Compares mathematical answers in a process of its own, so that an endless comparison can be killed.
 
-`math_equivalence` starts this file as a script, not as a module: importing verl would take seconds. Standard input is a
-socket to the parent. Each line from the parent is a JSON list `[truth, answer, seconds]`; the reply is a byte, 1 or 0.
+`math_equivalence` starts this file as a script, with the folder of its sibling modules as argument: importing verl
+would take seconds. Standard input is a socket to the parent. Each line from the parent is a JSON list
+`[truth, answer, seconds]`; the reply is a byte, 1 or 0.
 """
 
 import json
 import logging
 import math
 import os
+import re
 import resource
 import signal
 import sys
 import warnings
+from types import ModuleType
 
 MEMORY_BYTES = 4 * 2**30
+_FOR_THE_LIBRARY = re.compile(r"\\(?:lim|sum|prod|i{1,3}nt|oint)(?![a-zA-Z])")
 
 
 def is_equivalent(truth: str, answer: str) -> bool:
-    """Whether math-verify finds the LaTeX `answer` equal to `truth`; False for what it cannot read."""
+    """Return whether two answers are equal; False for what cannot be read.
+
+    The project's own reader decides where it can read both. Where it cannot, math-verify decides about limits, sums,
+    products and integrals, but its verdict "equal" counts only if the values of what it read agree.
+    """
+    from answers.answer_equality import is_equal
+    from answers.answer_tokens import Unreadable
+
+    try:
+        return is_equal(truth, answer)
+    except (Unreadable, RecursionError):
+        return bool(_FOR_THE_LIBRARY.search(truth + answer)) and is_equivalent_by_library(truth, answer)
+
+
+def is_equivalent_by_library(truth: str, answer: str) -> bool:
+    """Return whether math-verify finds the LaTeX `answer` equal to `truth`, and values confirm it."""
+    from answers.equality_witness import confirms
+    from answers.latex_spelling import readable
     from math_verify import LatexExtractionConfig, parse, verify
 
     # no time-outs of math-verify, which print warnings and work in the main thread only: the parent kills this process
-    latex = (LatexExtractionConfig(),)
-    gold, parsed = (parse(f"\\boxed{{{text}}}", latex, parsing_timeout=None) for text in (truth, answer))
+    texts = [readable(text) for text in (truth, answer)]
+    gold, parsed = (parse(f"\\boxed{{{text}}}", (LatexExtractionConfig(),), parsing_timeout=None) for text in texts)
     # allow_set_relation_comp: x < 3 and (-oo, 3) are the same, whichever of the two is the truth
-    return bool(gold and parsed) and verify(gold, parsed, timeout_seconds=None, allow_set_relation_comp=True)
+    is_equal = bool(gold and parsed) and verify(gold, parsed, timeout_seconds=None, allow_set_relation_comp=True)
+    return is_equal and confirms(gold, parsed, *texts)
 
 
 def serve(connection: int) -> None:
     """Answer every line of a socket until the parent closes it."""
-    is_equivalent("1", "1")  # imports everything
+    is_equivalent_by_library("1", "1")  # imports everything
     os.write(connection, b"r")
     with os.fdopen(os.dup(connection), encoding="utf-8") as jobs:
         for job in jobs:
@@ -44,8 +66,11 @@ def serve(connection: int) -> None:
 
 
 if __name__ == "__main__":
-    # upstream's math_verify.py, in the folder of this file, would hide the library
+    # upstream's math_verify.py, in the folder of this file, would hide the library: siblings are a package of their own
     sys.path[:] = [folder for folder in sys.path if folder != os.path.dirname(os.path.abspath(__file__))]
+    siblings = ModuleType("answers")
+    siblings.__path__ = sys.argv[1:]
+    sys.modules["answers"] = siblings
     warnings.simplefilter("ignore")
     logging.disable(logging.CRITICAL)
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))

@@ -25,6 +25,7 @@ _COMMANDS = {
     r"√(\d+)": r"\\sqrt{\1}",
 }
 _REPEATING = re.compile(r"(\d*)\.(\d*)\\(?:overline|bar)\s*\{\s*(\d+)\s*\}")
+_DOTTED = re.compile(r"(?<=[\d.])\\dot\s*\{?\d\}?(?:\d*\\dot\s*\{?\d\}?)?")
 _EXPONENT = re.compile(r"([+-]?(?:\d+\.?\d*|\.\d+))[eE]([+-]?\d{1,3})")
 _MIXED = re.compile(r"([+-]?\d+)\s+(\d+)/(\d+)")
 _NUMBERS = re.compile(r"[+-]?(?:[\d.,\s]|\\[,;:! ])+")
@@ -50,12 +51,22 @@ def readable(answer: str) -> str:
     text = answer.strip()
     for spelling, same in _COMMANDS.items():
         text = re.sub(spelling, same, text)
-    text = _REPEATING.sub(_fraction, text)
+    text = without_repeating_decimals(text)
     if number := _EXPONENT.fullmatch(text):
         return rf"{number[1]}\times 10^{{{number[2]}}}"
     if mixed := _MIXED.fullmatch(text):
         return rf"{mixed[1]}\frac{{{mixed[2]}}}{{{mixed[3]}}}"
     return _GAP.sub("", text) if _NUMBERS.fullmatch(text) else text
+
+
+def without_repeating_decimals(text: str) -> str:
+    """The text with a fraction in place of every repeating decimal, whose repeating digits are overlined or dotted.
+
+    >>> without_repeating_decimals(r"0.\\overline{3}x"), without_repeating_decimals(r"0.\\dot{1}\\dot{8}")
+    ('\\\\frac{3}{9}x', '\\\\frac{18}{99}')
+    """
+    text = _DOTTED.sub(lambda digits: rf"\overline{{{''.join(re.findall(r'[0-9]', digits[0]))}}}", text)
+    return _REPEATING.sub(_fraction, text)
 
 
 def _fraction(decimal: re.Match) -> str:

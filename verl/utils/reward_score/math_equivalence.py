@@ -1,9 +1,10 @@
-"""Scores mathematics by the last `\\boxed{...}` of a response, compared with the ground truth by math-verify.
+"""Scores mathematics by the last `\\boxed{...}` of a response, compared with the ground truth.
 
-Equal text is right without a comparison. Everything else is compared by sympy, for which some answers never end or take
-all memory (9^{9^{9^9}}). Therefore comparisons run in a few processes of their own with limits on time and memory. A
-process that exceeds a limit is killed and replaced, and the answer counts as wrong. The process pools of the standard
-library cannot do that: a task that exceeds its time-out keeps its process. All functions work in any thread.
+Equal text is right without a comparison. Everything else is compared by `answer_equality`, or, in notations that it
+does not read, by math-verify. Sympy never ends for some answers, or takes all memory. Therefore comparisons run in a
+few processes of their own with limits on time and memory. A process that exceeds a limit is killed and replaced, and
+the answer counts as wrong. The process pools of the standard library cannot do that: a task that exceeds its time-out
+keeps its process. All functions work in any thread.
 """
 
 import json
@@ -14,10 +15,10 @@ import re
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
-from verl.utils.reward_score.latex_spelling import plain_characters, readable
+from verl.utils.reward_score.ground_truth import math_truth
+from verl.utils.reward_score.latex_spelling import plain_characters
 
 MAX_ANSWER_CHARS = 512
 TIMEOUT_SECONDS = 5.0
@@ -26,6 +27,7 @@ POOL_SIZE = min(4, os.cpu_count() or 1)
 _WORKER = Path(__file__).with_name("equivalence_worker.py")
 _TOKEN = re.compile(r"\\boxed\s*\{|\\.|[{}]", re.DOTALL)
 _LAYOUT = re.compile(r"\\(?:left|right)(?![a-zA-Z])|\\[,;:! ]|[\s~]")
+_MIXED = re.compile(r"(\d)(?:\s|\\[,;:! ])+(\d+)/(\d+)")  # 1 1/2, which without the space is another number
 _reported: list[str] = []
 logger = logging.getLogger(__name__)
 
@@ -40,7 +42,7 @@ class Comparer:
     def __init__(self):
         self._socket, theirs = socket.socketpair()
         with theirs:
-            command = [sys.executable, str(_WORKER)]
+            command = [sys.executable, str(_WORKER), str(Path(__file__).parent)]
             self._process = subprocess.Popen(command, stdin=theirs.fileno(), stdout=subprocess.DEVNULL)
         if self._reply(START_SECONDS) != b"r":
             self.kill()
@@ -84,7 +86,7 @@ os.register_at_fork(after_in_child=_new_pool)  # two processes must not share a 
 
 
 def is_equivalent(truth: str, answer: str, seconds: float = TIMEOUT_SECONDS) -> bool:
-    """Whether math-verify finds the LaTeX `answer` equal to `truth`; False after `seconds`.
+    """Whether the LaTeX `answer` equals `truth`, for the project's reader or for math-verify; False after `seconds`.
 
     The first calls, and the next call after a process was killed, take about 2 s more to start a process.
 
@@ -133,7 +135,7 @@ def normalize(answer: str) -> str:
     >>> normalize(r"$\\dfrac{1}{2}\\, $."), normalize(r"\\left[ 0, 1 \\right)"), normalize(r"50\\%")
     ('\\\\frac{1}{2}', '[0,1)', '50')
     """
-    text = _LAYOUT.sub("", _bare(answer))
+    text = _LAYOUT.sub("", _MIXED.sub(r"\1\\frac{\2}{\3}", _bare(answer)))
     return text.replace("\\dfrac", "\\frac").replace("\\tfrac", "\\frac")
 
 
@@ -141,6 +143,10 @@ def _bare(answer: str) -> str:
     """The answer without what math-verify does not read in a box: outer dollars, a final period, a percent sign."""
     text = _plain_formula(answer)
     return text.removesuffix("%").removesuffix("\\").strip() if text.endswith("%") else text
+
+
+def _is_percentage(answer: str) -> bool:
+    return _plain_formula(answer).endswith("%")
 
 
 def _plain_formula(answer: str) -> str:
@@ -154,15 +160,13 @@ def without_dollars(text: str) -> str:
     return text[1:-1].strip() if is_one_formula else text
 
 
-def _comparisons(truth: str, answer: str) -> Iterator[tuple[str, str]]:
-    """Pairs for math-verify: both without percent signs; if only one of them is a percentage p, also p/100 for it."""
-    bare_truth, bare_answer = readable(_bare(truth)), readable(_bare(answer))
-    yield bare_truth, bare_answer
-    truth_in_percent, answer_in_percent = (_plain_formula(text).endswith("%") for text in (truth, answer))
-    if truth_in_percent and not answer_in_percent:
-        yield rf"\frac{{{bare_truth}}}{{100}}", bare_answer
-    if answer_in_percent and not truth_in_percent:
-        yield bare_truth, rf"\frac{{{bare_answer}}}{{100}}"
+def check_row(data_source, ground_truth, extra_info=None, **kwargs) -> None:
+    """Check that `compute_score`, which has the same arguments, can score responses to a row.
+
+    Raises:
+        ValueError: the ground truth is empty, or neither text nor a number.
+    """
+    math_truth(data_source, ground_truth)
 
 
 def compute_score(
@@ -173,8 +177,7 @@ def compute_score(
     Args:
         solution_str: the response; its answer is the last `\\boxed{...}`, of at most 512 characters.
         ground_truth: LaTeX or a number, boxed or not.
-        timeout_seconds: the most time for a comparison, after which the answer is wrong; percentages may be compared
-            twice.
+        timeout_seconds: the most time for a comparison, after which the answer is wrong.
 
     Returns:
         `score` and `acc` (0 or 1), and `pred`, the answer's text for majority votes, empty if there is no answer.
@@ -183,16 +186,12 @@ def compute_score(
         ValueError: the ground truth is empty, or neither text nor a number: the data are wrong, not the response.
         RuntimeError: math-verify does not start.
     """
-    if isinstance(ground_truth, int | float):
-        ground_truth = str(ground_truth)
-    if not isinstance(ground_truth, str) or not ground_truth.strip():
-        raise ValueError(f"ground_truth of a {data_source} problem must be text or a number, got {ground_truth!r}")
+    ground_truth = math_truth(data_source, ground_truth)
     answer = last_boxed(solution_str) if isinstance(solution_str, str) else None
     if answer is None or not answer.strip() or len(answer) > MAX_ANSWER_CHARS:
         return {"score": 0.0, "acc": 0.0, "pred": ""}
     truth = last_boxed(ground_truth) or ground_truth
     pred = normalize(answer)
-    right = pred == normalize(truth) or any(
-        is_equivalent(*pair, timeout_seconds) for pair in _comparisons(truth, answer)
-    )
+    same_text = pred == normalize(truth) and _is_percentage(truth) == _is_percentage(answer)
+    right = same_text or is_equivalent(truth, answer, timeout_seconds)
     return {"score": float(right), "acc": float(right), "pred": pred}

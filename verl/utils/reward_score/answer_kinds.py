@@ -1,0 +1,96 @@
+"""The kinds of things that an answer can be; `answer_structure` reads them, `answer_equality` compares them."""
+
+from dataclasses import dataclass
+from typing import Any
+
+RELATIONS = ("=", "<", "<=", ">", ">=", "!=", "in", "notin", "equiv")
+BOUND = "the set's element"
+
+
+@dataclass(frozen=True)
+class Formula:
+    """A formula with its unit, in one spelling for each unit, and its text without blanks."""
+
+    tree: tuple
+    unit: str = ""
+    text: str = ""
+
+
+@dataclass(frozen=True)
+class Words:
+    """Words that are no formula."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Phrase:
+    """Words and structures in turn, such as 3 hours 20 minutes."""
+
+    parts: tuple
+
+
+@dataclass(frozen=True)
+class Bracketed:
+    """A tuple, an interval, or, in braces, a set."""
+
+    opening: str
+    closing: str
+    items: tuple
+
+
+@dataclass(frozen=True)
+class Builder:
+    """A set of all `head` that fulfil the conditions; a single symbol as head is named BOUND."""
+
+    head: Any
+    conditions: "Listing"
+
+
+@dataclass(frozen=True)
+class SetOperation:
+    """A union, an intersection or a difference."""
+
+    operator: str
+    left: Any
+    right: Any
+
+
+@dataclass(frozen=True)
+class NamedSet:
+    """A set that has a letter of its own, such as R; the empty set's is O."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """A ratio of two or more terms, or a time of day, which only its text tells from a ratio."""
+
+    terms: tuple
+    text: str
+    unit: str = ""
+
+
+@dataclass(frozen=True)
+class Chain:
+    """Sides with relations between them."""
+
+    sides: tuple
+    relations: tuple
+
+
+@dataclass(frozen=True)
+class Listing:
+    """Several structures beside each other, or one."""
+
+    items: tuple
+    with_or: bool = False
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A letter of multiple choice with what stands behind it."""
+
+    label: str
+    content: Listing
