@@ -162,11 +162,19 @@ def report_failure(run_dir: Path, start: int, pid: int, code: int) -> None:
     errors = [line for line in causes if line.startswith("error:")]
     named = [re.search(r"\bRunError: (.*)", line) for line in plain]
     errors = list(dict.fromkeys([*errors, *(f"error: {match[1]}" for match in named if match)]))
+    if "EngineDeadError" in " ".join(errors):
+        errors += engine_errors(plain)[:1]
     for line in errors or causes[-3:] or plain[-LAST_LINES:]:
         print(f"  {line[:800]}", file=sys.stderr)
     print(f"Whole log: {run_dir / 'train.log'}", file=sys.stderr)
-    if not errors:
+    if not any(re.search("would fail again|same command resumes|nothing is left", line) for line in errors):
         print("The same command resumes from the last complete checkpoint.", file=sys.stderr)
+
+
+def engine_errors(log: list[str]) -> list[str]:
+    """Return what vLLM's engine raised before it died, which the requests that fail because of it do not say."""
+    raised = [re.search(r"\(EngineCore pid=\d+\) ERROR.*\] ([\w.]*(?:Error|Exception)\b.*)", line) for line in log]
+    return [f"error: vLLM's engine raised {match[1]}" for match in raised if match]
 
 
 def draw_curves(run_dir: Path) -> Path | None:

@@ -39,7 +39,9 @@ STORAGE = "transfer_queue.storage.simple_storage"
 PLACES = {
     "reward function": Place(REWARDS, "LengthAwareRewardManager", "run_single", {"reward_score": math.nan}),
     "rollout": Place("verl.workers.rollout.tree_rollout", "TreeRollout", "run", ["no trajectory"]),
-    "vLLM's server": Place("verl.workers.rollout.candidate_server", "CandidateServer", "generate", "nonsense"),
+    "vLLM's server": Place(
+        "verl.workers.rollout.vllm_rollout.vllm_async_server", "vLLMHttpServer", "generate", "nonsense"
+    ),
     "vLLM's engine, a step": Place("vllm.v1.engine.core", "EngineCore", "step", "nonsense"),
     "vLLM's engine, new weights": Place(
         "verl.workers.rollout.vllm_rollout.utils", "vLLMColocateWorkerExtension", "update_weights_from_ipc", "nonsense"

@@ -52,8 +52,8 @@ def test_a_fault_ends_the_run_with_its_cause(inputs, place, how):
         _, errors = launcher.communicate(timeout=60)
         pytest.fail(f"{place} {how}: the run went on for {time.monotonic() - started:.0f} s\n{errors[-3000:]}")
     seconds = time.monotonic() - started
-    error = next((line.strip() for line in errors.splitlines() if line.strip().startswith("error:")), errors[-600:])
-    print(f"\n| {place} | {how} | {seconds:.0f} | {launcher.returncode} | {error[:400]} |")
+    error = "; ".join(line.strip() for line in errors.splitlines() if line.strip().startswith("error:"))
+    print(f"\n| {place} | {how} | {seconds:.0f} | {launcher.returncode} | {error[:500]} |")
     assert launcher.returncode != 0
     assert not [process for process in tree if process.is_running()]
     causes = {"raises": "injected fault", "hangs": "no progress|gave no answer|group_timeout", "returns nonsense": "."}

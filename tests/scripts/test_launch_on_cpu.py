@@ -118,7 +118,27 @@ raise SystemExit(1)
 """
     _, errors = launch(tmp_path, code).communicate(timeout=30)
     assert errors.count("error: step 3: all 16 prompt groups failed; the first: ValueError: no engine") == 1
-    assert "SomeLaterError" not in errors and "resumes from" not in errors
+    assert "SomeLaterError" not in errors and "The same command resumes" in errors
+
+
+def test_what_an_engine_raised_before_it_died_is_printed(tmp_path):
+    code = """
+print("(vLLMHttpServer pid=7) (EngineCore pid=9) ERROR 11-26 13:17:00 [core.py:1609] Traceback (most recent call last):")
+print("(vLLMHttpServer pid=7) (EngineCore pid=9) ERROR 11-26 13:17:00 [core.py:1609] ValueError: out of blocks")
+print("(vLLMHttpServer pid=7) (EngineCore pid=9) ERROR 11-26 13:17:00 [core.py:1609] RuntimeError: a later one")
+print("verl.utils.fault_reports.RunError: step 2: all 4 prompt groups failed; the first: EngineDeadError: see above")
+raise SystemExit(1)
+"""
+    _, errors = launch(tmp_path, code).communicate(timeout=30)
+    assert "error: vLLM's engine raised ValueError: out of blocks" in errors and "a later one" not in errors
+
+
+def test_a_checkpoint_that_cannot_be_loaded_is_not_said_to_resume(tmp_path):
+    message = (
+        "RunError: global_step_9 cannot be resumed from (damaged: x), and the same command would fail again: remove"
+    )
+    _, errors = launch(tmp_path, f"print({message!r}); raise SystemExit(1)").communicate(timeout=30)
+    assert "would fail again" in errors and "The same command resumes" not in errors
 
 
 def test_no_shared_memory_is_left_by_a_run_that_does_not_hear_sigterm(tmp_path):

@@ -37,6 +37,8 @@ class ProgressWatch(threading.Thread):
         self.seconds, self._state, self._describe, self._report = seconds, state, describe, report
         self._phases: list[str] = []
         self._changes = 0
+        # where the first exception that left a phase was raised
+        self.failed_in: str | None = None
         self._ended = threading.Event()
 
     @contextmanager
@@ -46,6 +48,9 @@ class ProgressWatch(threading.Thread):
         self._changes += 1
         try:
             yield
+        except Exception:
+            self.failed_in = self.failed_in or name
+            raise
         finally:
             self._phases.pop()
             self._changes += 1

@@ -202,5 +202,18 @@ def test_a_damaged_checkpoint_is_named_with_the_older_one(made, monkeypatch, tmp
         made._load_checkpoint()
 
 
+def test_an_error_names_the_phase_in_which_it_was_raised(made, monkeypatch):
+    """The innermost phase that it left, and its own message, not that of what failed because of it."""
+
+    def update(self, *_):
+        raise ValueError("no such tensor")
+
+    monkeypatch.setattr(PPOTrainerSync, "_update_actor", update)
+    upstream(monkeypatch, "step", lambda self: self._update_actor("batch", {}))
+    upstream(monkeypatch, "fit", lambda self: self.step({}, {}))
+    with pytest.raises(RunError, match="^update of the actor .step 1.: ValueError: no such tensor$"):
+        made.fit(made.agent_loop_manager)
+
+
 def test_upstreams_trainer_has_every_phase():
     assert [name for name in PHASES if not callable(getattr(PPOTrainerSync, name, None))] == []

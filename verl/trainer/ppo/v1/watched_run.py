@@ -231,8 +231,14 @@ class WatchedRun:
         trainer = self.config.trainer
         if not trainer.get("val_only"):
             check_steps_left(self.global_steps, self.total_training_steps, trainer.default_local_dir)
-        super().fit(agent_loop_manager)
-        self.watch.end()
+        try:
+            super().fit(agent_loop_manager)
+        except RunError:
+            raise
+        except Exception as error:
+            raise RunError(f"{self.watch.failed_in or 'the run'}: {cause_of(error)}") from error
+        finally:
+            self.watch.end()
         if self.updates and self.skipped_updates == self.updates:
             raise RunError(
                 f"all {self.updates} updates of this run were skipped, because their gradients are not finite: nothing "
