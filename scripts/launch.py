@@ -31,10 +31,15 @@ class Interrupted(BaseException):
     """A user or a scheduler has ended the launcher by a signal, which is its argument."""
 
 
-def interrupt(number: int, frame) -> None:
-    """Raise `Interrupted`, once: a second signal must not cut off the end of the run's processes."""
+def ignore_endings() -> None:
+    """Let no signal cut off the end of the run's processes, and what is said of it."""
     for ending in ENDINGS:
         signal.signal(ending, signal.SIG_IGN)
+
+
+def interrupt(number: int, frame) -> None:
+    """Raise `Interrupted`, once."""
+    ignore_endings()
     raise Interrupted(signal.Signals(number))
 
 
@@ -160,8 +165,9 @@ def report_failure(run_dir: Path, start: int, pid: int, code: int) -> None:
         how = f" failed with exit code {code}"
     print(f"\nThe run{how}.", file=sys.stderr)
     errors = [line for line in causes if line.startswith("error:")]
-    named = [re.search(r"\bRunError: (.*)", line) for line in plain]
-    errors = list(dict.fromkeys([*errors, *(f"error: {match[1]}" for match in named if match)]))
+    for match in filter(None, (re.search(r"\bRunError: (.*)", line) for line in plain)):
+        if not any(match[1] in error for error in errors):  # the driver's watch may have printed it, too
+            errors.append(f"error: {match[1]}")
     if "EngineDeadError" in " ".join(errors):
         errors += engine_errors(plain)[:1]
     for line in errors or causes[-3:] or plain[-LAST_LINES:]:
@@ -224,6 +230,7 @@ def main(arguments: list[str]) -> int:
             )
             return 128 + number
         finally:
+            ignore_endings()
             end_descendants()
     if code:
         report_failure(run_dir, start, run.pid, code)

@@ -123,7 +123,7 @@ raise SystemExit(1)
 
 def test_what_an_engine_raised_before_it_died_is_printed(tmp_path):
     code = """
-print("(vLLMHttpServer pid=7) (EngineCore pid=9) ERROR 11-26 13:17:00 [core.py:1609] Traceback (most recent call last):")
+print("(vLLMHttpServer pid=7) (EngineCore pid=9) ERROR 11-26 13:17:00 [core.py:1609] Traceback (most recent call):")
 print("(vLLMHttpServer pid=7) (EngineCore pid=9) ERROR 11-26 13:17:00 [core.py:1609] ValueError: out of blocks")
 print("(vLLMHttpServer pid=7) (EngineCore pid=9) ERROR 11-26 13:17:00 [core.py:1609] RuntimeError: a later one")
 print("verl.utils.fault_reports.RunError: step 2: all 4 prompt groups failed; the first: EngineDeadError: see above")

@@ -24,8 +24,9 @@ from verl.trainer.checkpoint_marker import (
 from verl.utils.fault_reports import RunError
 
 
-def trainer_of(mode: str = "sync"):
-    return SimpleNamespace(config=OmegaConf.create({"trainer": {"v1": {"trainer_mode": mode}}}))
+def trainer_of(mode: str = "sync", workers: int = 4):
+    trainer = {"v1": {"trainer_mode": mode}, "nnodes": 1, "n_gpus_per_node": workers}
+    return SimpleNamespace(config=OmegaConf.create({"trainer": trainer}))
 
 
 def checkpoint(run_dir, step, complete=True):
@@ -132,11 +133,24 @@ def test_a_checkpoint_without_all_shards_is_not_marked(tmp_path, monkeypatch):
     assert complete_steps(tmp_path) == [3]
 
 
+def test_shards_of_a_killed_run_with_other_workers_are_not_waited_for(tmp_path, monkeypatch):
+    monkeypatch.setattr(checkpoint_marker, "SHARDS_SECONDS", 0.0)
+    shards(tmp_path / "global_step_3/actor", 4, [0])
+    shards(tmp_path / "global_step_3/actor", 2, [0, 1])
+    shards(tmp_path / "global_step_3/critic", 2, [0])
+    folder = str(tmp_path / "global_step_3")
+    with pytest.raises(RunError, match="critic lacks extra_state_world_size_2_rank_1.pt"):
+        MarkComplete().on_save(trainer_of(workers=2), global_step=3, checkpoint_dir=folder)
+    shards(tmp_path / "global_step_3/critic", 2, [1])
+    MarkComplete().on_save(trainer_of(workers=2), global_step=3, checkpoint_dir=folder)
+    assert complete_steps(tmp_path) == [3]
+
+
 def test_shards_that_a_network_file_system_shows_late_are_waited_for(tmp_path):
     shards(tmp_path, 2, [0])
     late = threading.Timer(0.5, shards, (tmp_path, 2, [1]))
     late.start()
-    check_shards(tmp_path, seconds=20)
+    check_shards(tmp_path, 2, seconds=20)
     late.join()
 
 

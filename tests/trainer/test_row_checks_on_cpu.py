@@ -197,7 +197,10 @@ def test_a_reward_function_of_the_users_is_called_once_for_each_data_source(tmp_
             "fails with it: KeyError.*trainer.try_reward=false",
         ),
         ("async def compute_score(**row):\n    raise OSError('no judge')", "fails with it: OSError.*no judge"),
-        ("def compute_score(**row):\n    return 'good'", "returns 'good', expected a number, or a dictionary with sc"),
+        (
+            "def compute_score(**row):\n    return 'good'",
+            "returns 'good', expected a finite number, or a",
+        ),
         ("def compute_score(**row):\n    return {'acc': 1}", "returns {'acc': 1}, expected"),
         ("async def compute_score(**row):\n    return None", "returns None, expected"),
     ],

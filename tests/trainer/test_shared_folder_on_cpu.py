@@ -30,5 +30,5 @@ def test_a_worker_that_does_not_see_the_folder_is_named(tmp_path, monkeypatch):
         with pytest.raises(
             RunError, match=r"trainer.default_local_dir=run is not shared: workers on [\d.]+ do not see"
         ):
-            check_shared_folder([*sharing, worker.remote(str(tmp_path / "other"))], "run")
+            check_shared_folder([*sharing, worker.remote(str(tmp_path / "other"))], "run", seconds=1)
     assert list((tmp_path / "shared/run").iterdir()) == []

@@ -9,7 +9,6 @@ import re
 import shutil
 import time
 import zipfile
-from collections import defaultdict
 from pathlib import Path
 
 from verl.trainer.ppo.checkpoint_callback import CheckpointCallback
@@ -37,19 +36,27 @@ class MarkComplete(CheckpointCallback):
             shutil.rmtree(Path(checkpoint_dir) / SAVED_ROWS, ignore_errors=True)
         shutil.rmtree(Path(checkpoint_dir) / MERGED, ignore_errors=True)
         if not async_save:  # otherwise workers may still be writing
-            check_shards(Path(checkpoint_dir) / "actor", SHARDS_SECONDS)
+            config = trainer.config.trainer
+            workers = config.get("nnodes", 1) * config.get("n_gpus_per_node", 1)
+            for role in ("actor", "critic"):
+                check_shards(Path(checkpoint_dir) / role, workers, SHARDS_SECONDS)
             with replacing(Path(checkpoint_dir) / MARKER) as unfinished:
                 unfinished.write_text(f"{global_step}\n")
 
 
-def check_shards(folder: Path, seconds: float) -> None:
+def check_shards(folder: Path, workers: int, seconds: float) -> None:
     """Wait until the shards of all ranks are in a checkpoint's folder, if any rank has written shards as FSDP does.
+
+    Args:
+        folder: the folder of a role, such as `actor`.
+        workers: number of ranks. Shards of another number are those of an earlier run, which was killed.
+        seconds: the longest wait.
 
     Raises:
         RunError: shards are missing after this time.
     """
     end = time.monotonic() + seconds
-    while missing := missing_shards(folder):
+    while missing := missing_shards(folder, workers):
         if time.monotonic() > end:
             raise RunError(
                 f"{folder} lacks {', '.join(missing[:4])}{' …' * (len(missing) > 4)}, so that the checkpoint is not "
@@ -58,18 +65,18 @@ def check_shards(folder: Path, seconds: float) -> None:
         time.sleep(1)
 
 
-def missing_shards(folder: Path) -> list[str]:
-    """Return the names of FSDP shards that other shards' names tell of and that are not there."""
-    ranks_of = defaultdict(set)
-    for file in folder.glob("*_world_size_*_rank_*.pt"):
-        if match := re.fullmatch(r"(.+)_world_size_(\d+)_rank_(\d+)\.pt", file.name):
-            ranks_of[match[1], int(match[2])].add(int(match[3]))
-    return [
-        f"{kind}_world_size_{size}_rank_{rank}.pt"
-        for (kind, size), ranks in sorted(ranks_of.items())
-        for rank in range(size)
-        if rank not in ranks
-    ]
+def missing_shards(folder: Path, workers: int) -> list[str]:
+    """Return the names of FSDP shards that are not there although other ranks have written theirs."""
+    files = {file.name for file in folder.glob(f"*_world_size_{workers}_rank_*.pt")}
+    kinds = sorted({name.partition("_world_size_")[0] for name in files})
+    names = [f"{kind}_world_size_{workers}_rank_{rank}.pt" for kind in kinds for rank in range(workers)]
+    return [name for name in names if name not in files]
+
+
+def shard_sizes(folder: Path) -> set[int]:
+    """Return the numbers of ranks of which a checkpoint's folder has FSDP shards."""
+    matches = (re.search(r"_world_size_(\d+)_rank_\d+\.pt$", file.name) for file in folder.glob("*.pt"))
+    return {int(match[1]) for match in matches if match}
 
 
 def damaged_files(folder: Path) -> list[Path]:

@@ -12,6 +12,8 @@ from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 
 LOOK_SECONDS = 2.0
+# the start may always take as long: models are loaded and compiled, and nodes may have to come
+START_SECONDS = 3600.0
 # from the message to the end of this process, if the driver, which ends the run, does not end it
 END_SECONDS = 60.0
 
@@ -35,16 +37,21 @@ class ProgressWatch(threading.Thread):
     ):
         super().__init__(name="ProgressWatch", daemon=True)
         self.seconds, self._state, self._describe, self._report = seconds, state, describe, report
-        self._phases: list[str] = []
+        # names and limits, the innermost phase last; the first one is of whatever has no phase of its own
+        self._phases: list[tuple[str, float]] = [("start or end of the run", max(seconds, START_SECONDS))]
         self._changes = 0
         # where the first exception that left a phase was raised
         self.failed_in: str | None = None
-        self._ended = threading.Event()
 
     @contextmanager
-    def phase(self, name: str) -> Iterator[None]:
-        """Name the phase of the calling thread's work while the block runs; a phase within it takes its place."""
-        self._phases.append(name)
+    def phase(self, name: str, at_least: float = 0.0) -> Iterator[None]:
+        """Name the phase of the calling thread's work while the block runs; a phase within it takes its place.
+
+        Args:
+            name: shown in messages.
+            at_least: seconds that the phase may take in any case.
+        """
+        self._phases.append((name, max(self.seconds, at_least)))
         self._changes += 1
         try:
             yield
@@ -55,25 +62,24 @@ class ProgressWatch(threading.Thread):
             self._phases.pop()
             self._changes += 1
 
-    def end(self) -> None:
-        """Stop watching."""
-        self._ended.set()
-
     def run(self) -> None:
         seen, since = None, time.monotonic()
-        while not self._ended.wait(min(LOOK_SECONDS, self.seconds / 4)):
-            now = self._changes, self._state()
+        while True:
+            time.sleep(min(LOOK_SECONDS, self.seconds / 4))
+            now, (phase, seconds) = (self._changes, self._state()), self._phases[-1]
             if now != seen:
                 seen, since = now, time.monotonic()
-            elif self._phases and time.monotonic() - since > self.seconds:
-                self._end_run(self._phases[-1])
-                return
+            elif time.monotonic() - since > seconds:
+                self._end_run(phase, seconds)
 
-    def _end_run(self, phase: str) -> None:
-        message = (
-            f"no progress for {self.seconds:g} s (trainer.progress_timeout) in the phase: {phase}{self._describe()}"
-        )
-        print(f"error: {message}", file=sys.stderr, flush=True)
-        self._report(message)
-        time.sleep(END_SECONDS)
-        os._exit(4)
+    def _end_run(self, phase: str, seconds: float) -> None:
+        message = f"no progress for {seconds:g} s (trainer.progress_timeout) in the phase: {phase}"
+        try:
+            message += self._describe()
+            print(f"error: {message}", file=sys.stderr, flush=True)
+            self._report(message)
+        except Exception as error:  # such as Ray's, if it is what hangs
+            print(f"error: {message}; the driver was not told: {error!r}", file=sys.stderr, flush=True)
+        finally:
+            time.sleep(END_SECONDS)
+            os._exit(4)

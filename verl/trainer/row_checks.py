@@ -15,6 +15,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from omegaconf import DictConfig, OmegaConf
 
+from verl.utils.user_code import finite_number
+
 REWARD = "reward.custom_reward_function"
 
 
@@ -171,7 +173,7 @@ def _reward_fields(file: str) -> Iterator[dict]:
     for batch in parquet.iter_batches(batch_size=4096, columns=columns):
         for row in batch.to_pylist():
             truth = (row.get("reward_model") or {}).get("ground_truth")
-            yield {"data_source": row["data_source"], "ground_truth": truth, "extra_info": row.get("extra_info")}
+            yield {"data_source": row["data_source"], "ground_truth": truth, "extra_info": row.get("extra_info") or {}}
 
 
 def _try(function: Callable, row: dict, settings: dict) -> None:
@@ -180,13 +182,19 @@ def _try(function: Callable, row: dict, settings: dict) -> None:
         result = function(solution_str="1", **row, **settings)
         if inspect.isawaitable(result):
             result = asyncio.run(_awaited(result))
-    except Exception as error:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # also SystemExit, by which the command would end with exit code 0
         raise ValueError(
             f"{REWARD} fails with it: {type(error).__name__}: {error}; trainer.try_reward=false leaves this trial out"
         ) from error
     score = result.get("score") if isinstance(result, dict) else result
-    if isinstance(score, bool) or not hasattr(score, "__float__"):
-        raise ValueError(f"{REWARD} returns {result!r}, expected a number, or a dictionary with score")
+    try:
+        finite_number(score, "the score")
+    except ValueError as error:
+        raise ValueError(
+            f"{REWARD} returns {result!r}, expected a finite number, or a dictionary with score"
+        ) from error
 
 
 async def _awaited(result):

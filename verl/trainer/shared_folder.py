@@ -1,5 +1,6 @@
 """Checks that all of a run's workers see the run's folder, to which each writes its part of a checkpoint."""
 
+import time
 import uuid
 from functools import partial
 from pathlib import Path
@@ -8,13 +9,17 @@ import ray
 
 from verl.utils.fault_reports import RunError
 
+# network file systems keep what a folder holds for up to a minute
+SEEN_SECONDS = 70.0
 
-def check_shared_folder(workers: list, run_dir: str | Path) -> None:
+
+def check_shared_folder(workers: list, run_dir: str | Path, seconds: float = SEEN_SECONDS) -> None:
     """Write a file into the folder, and let every worker look for it.
 
     Args:
         workers: handles of the Ray actors that write checkpoints.
         run_dir: `trainer.default_local_dir`.
+        seconds: the longest wait for a worker to see the file.
 
     Raises:
         RunError: a worker does not see the file; names the nodes.
@@ -23,7 +28,7 @@ def check_shared_folder(workers: list, run_dir: str | Path) -> None:
     token.parent.mkdir(parents=True, exist_ok=True)
     token.touch()
     try:
-        seen = ray.get([worker.__ray_call__.remote(partial(_node_and_view, token)) for worker in workers])
+        seen = ray.get([worker.__ray_call__.remote(partial(_node_and_view, token, seconds)) for worker in workers])
     finally:
         token.unlink()
     if blind := sorted({node for node, sees in seen if not sees}):
@@ -34,9 +39,17 @@ def check_shared_folder(workers: list, run_dir: str | Path) -> None:
         )
 
 
-def _node_and_view(token: Path, worker) -> tuple[str, bool]:
+def _node_and_view(token: Path, seconds: float, worker) -> tuple[str, bool]:
+    """Return a worker's node, and whether it sees the file; a network file system may show it late."""
+    end = time.monotonic() + seconds
+    while not (seen := _sees(token)) and time.monotonic() < end:
+        time.sleep(1)
+    return ray.util.get_node_ip_address(), seen
+
+
+def _sees(token: Path) -> bool:
     try:
         list(token.parent.iterdir())  # a network file system may remember that the file was not there
-    except FileNotFoundError:
-        pass
-    return ray.util.get_node_ip_address(), token.exists()
+        return token.exists()
+    except OSError:
+        return False

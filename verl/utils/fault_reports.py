@@ -16,6 +16,8 @@ def report_fault(text: str) -> None:
     Args:
         text: what happened, as a clause that goes on after `error: `.
     """
+    if not ray.is_initialized():  # without Ray there is no other process that waits
+        return
     internal_kv._internal_kv_put(f"{ray.get_runtime_context().get_job_id()}:{text}", b"", namespace=REPORTS)
 
 

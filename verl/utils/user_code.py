@@ -7,7 +7,7 @@ asyncio raises SystemExit and KeyboardInterrupt of a task out of its event loop,
 import asyncio
 import math
 import numbers
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Coroutine
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -21,7 +21,7 @@ async def guarded(call: Awaitable[T], name: str) -> T:
     """Await user code.
 
     Args:
-        call: the coroutine; it must run in the caller's task, so that no task of its own raises first.
+        call: the coroutine, which runs in the caller's task; `guard_tasks` guards the tasks that it makes.
         name: what it is, for the message.
 
     Raises:
@@ -33,6 +33,16 @@ async def guarded(call: Awaitable[T], name: str) -> T:
         raise
     except BaseException as error:
         raise UserCodeExit(f"{name} raised {error!r}") from error
+
+
+def guard_tasks(loop: asyncio.AbstractEventLoop) -> None:
+    """Guard every task that is made in an event loop from now on, also those that user code makes itself."""
+    if loop.get_task_factory() is not _guarded_task:
+        loop.set_task_factory(_guarded_task)
+
+
+def _guarded_task(loop: asyncio.AbstractEventLoop, coroutine: Coroutine, **options) -> asyncio.Task:
+    return asyncio.Task(guarded(coroutine, "a task"), loop=loop, **options)
 
 
 def finite_number(value: Any, name: str) -> float:

@@ -214,7 +214,7 @@ def test_prompts_of_a_step_are_those_of_all_its_updates(monkeypatch):
     monkeypatch.setattr(PPOTrainer, "step", step)
     metrics = {}
     trainer_of("explore_separate_async").step(metrics, {})
-    assert metrics == {"tree/prompts": 4}
+    assert metrics == {"tree/prompts": 4, "actor/skipped_updates": 0}
 
 
 HATO = {

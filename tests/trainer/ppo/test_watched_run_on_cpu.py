@@ -1,5 +1,6 @@
 """What ends a run that cannot learn: failed rollouts with their first cause, and updates that are skipped."""
 
+import inspect
 import math
 import shutil
 
@@ -9,8 +10,9 @@ from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 
 from tests.trainer.ppo.toy_step import ACTOR, MemoryQueue, trainer_of
+from verl.trainer.ppo.v1 import replay_buffer
 from verl.trainer.ppo.v1.tree_buffer import RolloutsFailed
-from verl.trainer.ppo.v1.watched_run import PHASES
+from verl.trainer.ppo.v1.watched_run import NO_ROWS, PHASES
 from verl.utils.fault_reports import RunError
 from verl.workers.rollout.group_counts import CountsOfPartitions, GroupCounts
 
@@ -47,17 +49,29 @@ def upstream(monkeypatch, name: str, then):
 def test_a_step_whose_rollouts_all_failed_names_the_first_cause(made, monkeypatch):
     def step(self):
         self.agent_loop_manager.fail(4)
-        raise RuntimeError("Enable trainer.v1.sampler.sync_refill_failed_groups to replace failed groups.")
+        raise RuntimeError(
+            "Sync replay buffer selected terminal groups with no materializable trajectories. "
+            "Enable trainer.v1.sampler.sync_refill_failed_groups to replace failed groups."
+        )
 
+    upstream(monkeypatch, "step", lambda self: None)
     made.agent_loop_manager.fail(9)  # of the step before
+    made.step({}, {})
     upstream(monkeypatch, "step", step)
     with pytest.raises(RunError, match="step 1: all 4 prompt groups failed; the first: ValueError: engine error 0"):
         made.step({}, {})
 
 
-def test_an_error_after_rollouts_that_succeeded_is_its_own(made, monkeypatch):
+def test_upstream_still_says_what_is_looked_for():
+    assert NO_ROWS in inspect.getsource(replay_buffer)
+
+
+@pytest.mark.parametrize("finished", [0, 3])
+def test_an_error_of_the_update_is_its_own(made, monkeypatch, finished):
+    """With an asynchronous schedule the batch may have been complete before the step in which one group failed."""
+
     def step(self):
-        self.agent_loop_manager.fail(1, finished=3)
+        self.agent_loop_manager.fail(1, finished=finished)
         raise KeyError("advantages")
 
     upstream(monkeypatch, "step", step)
@@ -110,17 +124,18 @@ class Workers:
     def update_actor(self, batch):
         return {"metrics": {"grad_norm": self.grad_norms.pop(0)}}
 
+    train_mini_batch = update_actor
+
 
 def trained(made, monkeypatch, batch, *grad_norms) -> list[int]:
     """The number of skipped updates of each step."""
+    made.use_critic = False
     monkeypatch.setattr(PPOTrainer, "_setup", lambda self: setattr(self, "actor_rollout_wg", Workers(*grad_norms)))
-    monkeypatch.setattr(
-        PPOTrainerSync, "_update_actor", lambda self, batch, _: self.actor_rollout_wg.update_actor(batch)
-    )
+    upstream(monkeypatch, "step", lambda self: self.actor_rollout_wg.update_actor(batch))
     made._setup()
     counts = []
     for made.global_steps in range(1, len(grad_norms) + 1):
-        made._update_actor(batch, metrics := {})
+        made.step(metrics := {}, {})
         counts.append(metrics["actor/skipped_updates"])
     return counts
 
@@ -139,10 +154,21 @@ def test_skipped_updates_are_counted_and_three_in_a_row_end_the_run(made, monkey
     batch.rows["p_1_0"]["old_log_probs"] = torch.tensor([0.0, NAN])
     batch.rows["p_0_0"]["advantages"] = torch.tensor([NAN, 0.0])
     expected = (
-        "step 2: the last 3 updates were skipped, because their gradients are not finite: the first values .* old_"
+        "step 2: the last 3 updates of the actor were skipped, because .* are not finite: the first values .* old_"
     )
     with pytest.raises(RunError, match=expected):
         trained(made, monkeypatch, batch.batch(), [NAN, NAN], [NAN])
+
+
+def test_skipped_updates_of_a_critic_end_the_run_too(made, monkeypatch, batch):
+    def set_up(self):
+        self.actor_rollout_wg, self.critic_wg, self.use_critic = Workers(), Workers([NAN, NAN], [NAN]), True
+
+    monkeypatch.setattr(PPOTrainer, "_setup", set_up)
+    made._setup()
+    made.critic_wg.train_mini_batch(batch.batch())
+    with pytest.raises(RunError, match="the last 3 updates of the critic were skipped"):
+        made.critic_wg.train_mini_batch(batch.batch())
 
 
 def test_a_loss_that_makes_nan_of_finite_numbers_is_named(made, monkeypatch, batch):
@@ -170,35 +196,68 @@ def test_a_checkpoint_that_cannot_be_written_says_why(made, monkeypatch, tmp_pat
 
     upstream(monkeypatch, "_save_checkpoint", save)
     made.config.trainer.default_local_dir = str(tmp_path)
-    with pytest.raises(RunError, match="step 1: the checkpoint was not written to .*: OSError: file write failed"):
+    made.global_steps = 9
+    with pytest.raises(RunError, match="step 9: .*/global_step_9 was not written: OSError: file write failed; there"):
         made._save_checkpoint()
+    (tmp_path / "global_step_6/actor").mkdir(parents=True)
+    (tmp_path / "global_step_6/COMPLETE").touch()
     free = shutil.disk_usage(tmp_path)._replace(free=3 * 2**20)
-    monkeypatch.setattr(shutil, "disk_usage", lambda folder: free)
-    with pytest.raises(RunError, match=r"the checkpoint was not written to .*: the disk is full \(3 MB are free\)"):
+    with monkeypatch.context() as full:
+        full.setattr(shutil, "disk_usage", lambda folder: free)
+        expected = r"the disk is full, 3 MB are free \(OSError: file write failed\); the last .* is of step 6"
+        with pytest.raises(RunError, match=expected):
+            made._save_checkpoint()
+    made.config.trainer.default_local_dir = str(tmp_path / "gone")
+    with pytest.raises(RunError, match="OSError: file write failed; .*/gone cannot be read"):
         made._save_checkpoint()
 
 
-def test_a_damaged_checkpoint_is_named_with_the_older_one(made, monkeypatch, tmp_path):
+@pytest.fixture
+def resuming(made, monkeypatch, tmp_path):
+    """A trainer that cannot load the checkpoint of step 9, and the checkpoint's folder; another one is of step 6."""
+
     def load(self):
         self.global_steps = 9
         raise RuntimeError("PytorchStreamReader failed reading zip archive")
 
     upstream(monkeypatch, "_load_checkpoint", load)
-    made.config.trainer.default_local_dir = str(tmp_path)
+    made.config.trainer.update({"default_local_dir": str(tmp_path), "save_freq": -1, "nnodes": 1, "n_gpus_per_node": 2})
     for step in (6, 9):
         (tmp_path / f"global_step_{step}/actor").mkdir(parents=True)
         (tmp_path / f"global_step_{step}/COMPLETE").touch()
-    damaged = tmp_path / "global_step_9/actor/model_world_size_1_rank_0.pt"
+        for rank in range(2):
+            file = tmp_path / f"global_step_{step}/actor/model_world_size_2_rank_{rank}.pt"
+            torch.save({"weight": torch.zeros(100)}, file)
+    return made, tmp_path / "global_step_9/actor"
+
+
+def test_a_damaged_checkpoint_is_named_with_the_older_one(resuming):
+    made, actor = resuming
+    damaged = actor / "model_world_size_2_rank_1.pt"
     damaged.write_bytes(b"PK cut off")
-    with pytest.raises(RunError) as raised:
+    advice = f"trainer.resume_mode=resume_path trainer.resume_from_path={actor.parents[1] / 'global_step_6'}"
+    for change in (lambda: None, damaged.unlink):
+        change()
+        with pytest.raises(RunError) as raised:
+            made._load_checkpoint()
+        message = str(raised.value)
+        assert f"damaged or missing: {damaged};" in message and "the same command would fail again" in message
+        assert f"{advice} resumes from step 6" in message
+    (actor.parents[1] / "global_step_6/COMPLETE").unlink()
+    with pytest.raises(RunError, match="remove the folder to begin anew"):
         made._load_checkpoint()
-    message = str(raised.value)
-    assert f"damaged: {damaged}" in message and "the same command would fail again" in message
-    source = f"trainer.resume_from_path={tmp_path / 'global_step_6'}"
-    assert f"trainer.resume_mode=resume_path {source} resumes from step 6" in message
-    damaged.unlink()
-    (tmp_path / "global_step_6/COMPLETE").unlink()
-    with pytest.raises(RunError, match="PytorchStreamReader .* remove the folder to begin anew"):
+
+
+def test_an_error_while_loading_sound_files_is_its_own(resuming):
+    made, _ = resuming
+    with pytest.raises(RuntimeError, match="^PytorchStreamReader"):
+        made._load_checkpoint()
+
+
+def test_another_number_of_workers_is_named(resuming):
+    made, _ = resuming
+    made.config.trainer.n_gpus_per_node = 4
+    with pytest.raises(RunError, match="has the shards of 2 workers, and this run has 4; the same command would fail"):
         made._load_checkpoint()
 
 

@@ -196,6 +196,13 @@ def test_a_prompts_own_limit_counts_pauses_too(schedule):
     check_schedule(composed("schedule=sync", f"{key}=60"))
 
 
+@pytest.mark.parametrize("key", ["trainer.progress_timeout", "actor_rollout_ref.rollout.group_timeout"])
+def test_no_limit_is_null(key):
+    check_schedule(composed("schedule=sync", f"{key}=null"))
+    with pytest.raises(ValueError, match=f"{key}=-1: expected seconds above 0, or null"):
+        check_schedule(composed("schedule=sync", f"{key}=-1"))
+
+
 def test_a_correction_needs_the_probabilities_that_the_rollout_had():
     without = "actor_rollout_ref.rollout.calculate_log_probs=false"
     no_tree, no_weights = "actor_rollout_ref.rollout.tree=null", "algorithm.rollout_correction.rollout_is=null"

@@ -34,6 +34,10 @@ class Rollout:
             raise ValueError("no such token")
         if prompt["uid"] == "exits":
             raise SystemExit(3)
+        if prompt["uid"] == "exits in a task":
+            await asyncio.gather(asyncio.create_task(exits()), asyncio.sleep(60))
+        if prompt["uid"] == "times out":
+            raise asyncio.TimeoutError("the judge gave no answer")
         if prompt["uid"] == "cancels itself":
             raise asyncio.CancelledError
         if prompt["uid"] == "stuck":
@@ -54,6 +58,10 @@ def trajectory(i: int) -> TrajectoryOutput:
         extra_fields={"turn_scores": [], "tool_rewards": [], "min_global_steps": 3, "max_global_steps": 4},
         token_fields={"segment_ids": [i] * len(tokens)},
     )
+
+
+async def exits():
+    raise SystemExit(3)
 
 
 NO_REWARDS = {"nan": math.nan, "none": None, "text": "1.0"}
@@ -104,7 +112,7 @@ def queue(monkeypatch):
     worker.tree_rollout, worker.has_tree, worker.plain_suffices, released = Rollout(), True, True, []
     worker.engine = SimpleNamespace(release=released.append, released=released)
     worker.statuses, worker.messages, worker.counts = Statuses(), [], CountsOfPartitions()
-    worker.stopping, worker.session_errors = False, {}
+    worker.stopping, worker.session_errors, worker.lost_statuses = False, {}, False
     rollout = DictConfig({"n": 3, "group_timeout": 0.5, "val_kwargs": {"n": 2}, "calculate_log_probs": True})
     worker.config = SimpleNamespace(actor_rollout_ref=SimpleNamespace(rollout=rollout))
     worker.distillation_enabled, worker.processor, worker.reward_loop_worker_handles = False, None, [Scorer()]
@@ -122,7 +130,8 @@ def run(worker, uids, validate=False, **more):
 
 def test_a_failing_group_fails_alone(queue):
     worker, published, put = queue
-    uids = ["raises", "fine", "too many", "no rows", "stuck", "fewer", "exits", "cancels itself", *NO_REWARDS]
+    uids = ["raises", "fine", "too many", "no rows", "stuck", "fewer", "exits", "exits in a task", "times out"]
+    uids += ["cancels itself", *NO_REWARDS]
     run(worker, uids)
     assert dict(published) == dict.fromkeys(uids, "failure") | {"fine": "finished", "fewer": "finished"}
     assert sorted((uid, session) for uid, session, _ in put) == [
@@ -134,6 +143,20 @@ def test_a_failing_group_fails_alone(queue):
     assert (counts.finished, counts.failed) == (2, len(uids) - 2)
     assert counts.first_failure == "ValueError: no such token"
     assert asyncio.run(worker.group_counts("train", take=False)) == GroupCounts()
+
+
+@pytest.mark.parametrize(
+    "uid, cause",
+    [
+        ("exits in a task", "UserCodeExit: a task raised SystemExit(3)"),
+        ("times out", "TimeoutError: the judge gave no answer"),
+        ("stuck", "group rollout of prompt stuck ended after rollout.group_timeout=0.5 s"),
+    ],
+)
+def test_the_cause_of_a_failure_is_its_own(queue, uid, cause):
+    worker, *_ = queue
+    run(worker, [uid])
+    assert asyncio.run(worker.group_counts("train", take=True)).first_failure == cause
 
 
 @pytest.mark.parametrize("uid", NO_REWARDS)
@@ -153,7 +176,7 @@ def test_a_status_that_the_queue_does_not_take_ends_the_run(queue, monkeypatch):
         raise ConnectionError("the storage is gone")
 
     monkeypatch.setattr(group_rollout.tq, "async_kv_batch_put", refuse)
-    run(worker, ["fine"])
+    run(worker, ["fine", "fewer"])
     lost = "a rollout worker could not say what became of prompt fine: ConnectionError: the storage is gone"
     assert reports == [lost]
 

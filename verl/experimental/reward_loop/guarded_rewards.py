@@ -4,13 +4,14 @@ verl 0.9.1 awaits the function in a task whose SystemExit ends the worker's even
 computed any more, and trains on whatever it returned. This can go when upstream checks both.
 """
 
+import asyncio
 import functools
 import inspect
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from verl.utils.user_code import finite_number, guarded
+from verl.utils.user_code import finite_number, guard_tasks, guarded
 
 
 def guard_rewards(reward_loop: ModuleType) -> None:
@@ -30,6 +31,7 @@ def guard_rewards(reward_loop: ModuleType) -> None:
 
     @functools.wraps(compute)
     async def compute_score(self, data):
+        guard_tasks(asyncio.get_running_loop())
         result = await guarded(compute(self, data), "the reward function")
         finite_number(result["reward_score"], "the reward")  # a reward model's has not been checked yet
         return result

@@ -9,7 +9,7 @@ from verl.workers.rollout.trees.hato.config import REWARD_LOOP, HATOConfig
 from verl.workers.rollout.trees.hato.local_reward import local_reward_function
 
 # trainers with components
-EXPLORE_TRAINERS = tuple(SCHEDULE_OF_TRAINER)
+EXPLORE_TRAINERS = tuple(name for name in SCHEDULE_OF_TRAINER if name != "watched_sync")
 META_STRATEGIES = ("fsdp", "fsdp2", "veomni")
 
 

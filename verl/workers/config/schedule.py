@@ -71,6 +71,7 @@ def check_schedule(config: DictConfig) -> None:
     Raises:
         ValueError: they cannot; names the key.
     """
+    _check_timeouts(config)
     _check_entropies(config)
     _check_correction(config)
     schedule = schedule_of(config)
@@ -105,6 +106,12 @@ def needs_old_entropies(config: DictConfig) -> str | None:
         return "HAPO"
     key = "enable_entropy_balanced_advantage"
     return f"actor.{key}" if actor.get(key) else None
+
+
+def _check_timeouts(config: DictConfig) -> None:
+    for key in ("trainer.progress_timeout", "actor_rollout_ref.rollout.group_timeout"):
+        if (seconds := OmegaConf.select(config, key)) is not None and seconds <= 0:
+            raise ValueError(f"{key}={seconds}: expected seconds above 0, or null for no limit")
 
 
 def _check_entropies(config: DictConfig) -> None:

@@ -26,7 +26,7 @@ from verl.experimental.agent_loop.single_turn_agent_loop import SingleTurnAgentL
 from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopManagerTQ, AgentLoopWorkerTQ, apply_greedy_sampling_params
 
 from verl.utils.fault_reports import cause_of, report_fault
-from verl.utils.user_code import finite_number, guarded
+from verl.utils.user_code import finite_number, guard_tasks, guarded
 from verl.workers.config.explore import TREE_OF_NAME, parts_of
 from verl.workers.config.sampler_choice import SEEDS
 from verl.workers.rollout.group_counts import CountsOfPartitions, GroupCounts
@@ -39,7 +39,8 @@ logger = logging.getLogger(__name__)
 
 # a reward worker scores so many trajectories of a group one after another: more are shared with other workers
 SCORED_TOGETHER = 16
-# the longest wait for the counts of a worker
+# the longest wait for a group that was cancelled, and for the counts of a worker
+GIVE_UP_SECONDS = 10
 COUNTS_SECONDS = 30
 # upstream's name of the agent loop for prompts without `agent_name`
 SINGLE_TURN = "single_turn_agent"
@@ -77,6 +78,7 @@ class GroupAgentLoopWorker(_AgentLoopWorker):
         self.engine = LLMClientEngine(self.llm_client, self.tokenizer.decode, seeds)
         self.statuses, self.counts, self.stopping = Statuses(), CountsOfPartitions(), False
         self.session_errors: dict[str, Exception] = {}  # by prompt
+        self.lost_statuses = False
         self.has_tree = parts_of(self.config.actor_rollout_ref.rollout).tree is not None
         self.plain_suffices = plain_suffices(self.config, self.processor)
         self.tree_rollout = self._tree_rollout() if self.has_tree or self.plain_suffices else None
@@ -115,6 +117,7 @@ class GroupAgentLoopWorker(_AgentLoopWorker):
         Therefore an exception here, such as TransferQueue's when it takes no status, ends the run.
         """
         uid, partition = prompt["uid"], "val" if trajectory["validate"] else "train"
+        guard_tasks(asyncio.get_running_loop())
         try:
             sampling_params = with_settings(sampling_params, prompt.pop(ADAPTIVE_TEMPERATURE, None), partition)
             if not self._runs_as_group(prompt, trajectory["validate"]):
@@ -128,20 +131,29 @@ class GroupAgentLoopWorker(_AgentLoopWorker):
             await self.statuses.put(uid, partition, status)
         except Exception as error:
             logger.exception(f"the status of prompt {uid} is lost")
+            if self.lost_statuses:  # one report is enough to end the run
+                return
+            self.lost_statuses = True
             report_fault(f"a rollout worker could not say what became of prompt {uid}: {cause_of(error)}")
 
     async def _group_status(self, prompt: dict, sampling_params: dict, validate: bool) -> str:
         """Run a group; return `finished`, or `failure` where it raised or took too long."""
         uid, partition = prompt["uid"], "val" if validate else "train"
         seconds = self.config.actor_rollout_ref.rollout.get("group_timeout")
-        group = guarded(self._run_group(prompt, dict(sampling_params), validate), "the rollout")
+        group = asyncio.ensure_future(guarded(self._run_group(prompt, dict(sampling_params), validate), "the rollout"))
         try:
-            await asyncio.wait_for(group, seconds)
-        except asyncio.TimeoutError:
+            in_time, _ = await asyncio.wait({group}, timeout=seconds)
+        finally:
+            if not group.done():  # this task is cancelled, or the time is over
+                group.cancel()
+                await asyncio.wait({group}, timeout=GIVE_UP_SECONDS)
+        if not in_time:
             message = f"group rollout of prompt {uid} ended after rollout.group_timeout={seconds} s"
             logger.error(message)
             self._count(partition, message)
             return "failure"
+        try:
+            group.result()
         except (Exception, asyncio.CancelledError) as error:
             if self.stopping:
                 raise

@@ -20,6 +20,8 @@ from collections.abc import Coroutine
 from typing import Any
 from uuid import uuid4
 
+from verl.utils.fault_reports import cause_of
+
 # an engine's step ends all its requests within about this time
 COLLECT_SECONDS = 0.002
 
@@ -51,7 +53,7 @@ class ExchangeServer:
         try:
             answer = number, await self.generate(**request), None
         except (Exception, asyncio.CancelledError) as error:
-            answer = number, None, "".join(traceback.format_exception(error))
+            answer = number, None, f"{cause_of(error)}\n{''.join(traceback.format_exception(error))}"
         self._exchange_answers[client].put_nowait(answer)
 
     @property

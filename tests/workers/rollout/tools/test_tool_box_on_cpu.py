@@ -163,6 +163,41 @@ def test_a_tool_that_blocks_or_ignores_its_cancellation_stops_nobody(content, mo
     assert slow.error == "timeout" and slow.own_fault and slow_seconds < 1.2
 
 
+@pytest.mark.parametrize("content", ["block", "exit in a task"])
+def test_the_calls_after_one_that_ends_its_thread_are_answered(content, monkeypatch):
+    monkeypatch.setattr(tool_thread, "CANCEL_SECONDS", 0.1)
+    made = box(timeout=0.3, retry_count=0)
+    tool = made.tools["do"]
+
+    async def execute(text, *, timeout):
+        if text == "block":
+            time.sleep(1.5)
+        if text == "exit in a task":
+            await asyncio.create_task(exiting())
+        return "fine"
+
+    async def exiting():
+        raise SystemExit(3)
+
+    monkeypatch.setattr(tool, "execute", execute)
+    first, second = call(made, content), call(made, "x")
+    assert not first.ok and first.own_fault and second.text == "fine"
+
+
+def test_a_close_that_fails_hides_nothing(monkeypatch, caplog):
+    async def start(self, *, timeout):
+        raise ToolError("the server refuses the connection", kind="refused", retry=False)
+
+    async def close(self):
+        raise AttributeError("no session")
+
+    monkeypatch.setattr(Scripted, "start", start)
+    monkeypatch.setattr(Scripted, "close", close)
+    with pytest.raises(ValueError, match="its calls would fail: the server refuses the connection"):
+        try_tools(box().config)
+    assert "did not end what it has started: AttributeError" in caplog.text
+
+
 def test_a_tool_that_hangs_at_its_start_is_refused(monkeypatch):
     monkeypatch.setattr(tool_box, "START_SECONDS", 0.2)
     monkeypatch.setattr(Scripted, "start", lambda self, *, timeout: asyncio.sleep(60))

@@ -24,8 +24,6 @@ from collections.abc import Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 
-import numpy as np
-import torch
 from omegaconf import DictConfig
 from tensordict import NonTensorData, NonTensorStack, TensorDict
 from verl.trainer.distillation import is_distillation_enabled
@@ -35,10 +33,11 @@ from verl.utils.config import omega_conf_to_dataclass
 
 from verl.trainer.checkpoint_marker import forget_marks_from
 from verl.trainer.ppo.token_fields import FIELDS, TokenField
-from verl.trainer.ppo.tree_credit import compares_within_group, credit_metrics, zero_for_equals
-from verl.trainer.ppo.tree_nodes import SEGMENT_IDS, Nodes, batch_nodes, groups_of_equals
+from verl.trainer.ppo.tree_credit import compares_within_group, credit_metrics
+from verl.trainer.ppo.tree_nodes import SEGMENT_IDS, Nodes, batch_nodes
 from verl.trainer.ppo.v1.batch_rows import ORDER, PROBLEM, BatchRows, Group, place_of
 from verl.trainer.ppo.v1.components import components_of
+from verl.trainer.ppo.v1.equal_rewards import rewards_column, zero_advantages
 from verl.trainer.ppo.v1.fillers import is_filler, shorten_fillers, spread_fillers
 from verl.trainer.ppo.v1.group_placement import distinct_tokens, place_groups
 from verl.trainer.ppo.v1.trainer_state import load_state, save_state
@@ -174,7 +173,7 @@ class ExploreMixin(WatchedRun):
         rows.fetch("uid", "extra_fields", ORDER, PROBLEM, *(field.name for field in _fields_of_rollouts()))
         with self._given_to_credit(rows):
             batch = super()._compute_advantage(batch, metrics)
-            self._zero_rows_without_signal(rows)
+            self._zero_single_rows(rows)
             self._look_at(rows, metrics)
         return batch
 
@@ -188,32 +187,18 @@ class ExploreMixin(WatchedRun):
                     stack.enter_context(given.given(value))
             yield
 
-    def _zero_rows_without_signal(self, rows: BatchRows) -> None:
-        """Give exactly 0 to a row that is alone in its group, for which upstream takes its score, and to equal rows."""
-        estimator = self.config.algorithm.adv_estimator
-        if not compares_within_group(estimator):
-            return
-        without_signal = torch.zeros(len(rows), dtype=torch.bool)
-        for group in rows.groups:
-            without_signal[group.rows] = len({place_of(rows.keys[row]).session for row in group.rows}) == 1
-        if zero_for_equals(estimator):
-            groups = torch.from_numpy(np.unique(rows.index, return_inverse=True)[1])
-            without_signal |= groups_of_equals(rows.tokens(self._rewards_column, 0.0).sum(-1), groups)
-        if zeroed := [row for row in rows.real if without_signal[row]]:
-            zeros = torch.zeros(len(zeroed), max(rows.tags[row]["response_len"] for row in zeroed))
-            for name in ("advantages", "returns"):
-                rows.put(name, zeros, zeroed)
-
-    @property
-    def _rewards_column(self) -> str:
-        """The column of token-level rewards that credit reads."""
-        return "token_level_rewards" if self.config.algorithm.use_kl_in_reward else "rm_scores"
+    def _zero_single_rows(self, rows: BatchRows) -> None:
+        """Give 0 to a trajectory that is alone in its group, for which upstream takes its score."""
+        if compares_within_group(self.config.algorithm.adv_estimator):
+            sessions = ({place_of(rows.keys[row]).session for row in group.rows} for group in rows.groups)
+            single = [group.rows for group, others in zip(rows.groups, sessions, strict=True) if len(others) == 1]
+            zero_advantages(rows, [row for group_rows in single for row in group_rows])
 
     def _look_at(self, rows: BatchRows, metrics: dict) -> None:
         """Metrics of groups and trees, the components' hook, and the file of trees."""
         if (SEGMENT_IDS.get() >= 0).any():
             norm = self.config.algorithm.get("norm_adv_by_std_in_grpo", True)
-            rewards = rows.tokens(self._rewards_column, 0.0)
+            rewards = rows.tokens(rewards_column(self.config.algorithm), 0.0)
             metrics.update(credit_metrics(rewards, rows.response_mask, rows.index, norm))
         metrics.update(tree_metrics(rows))
         for tool, said in broken_tools(rows).items():

@@ -1,8 +1,9 @@
 """A mixin of trainers by which a run that hangs or cannot learn ends, with the first cause in its message.
 
 hangs               the phase and what it waits for, after `trainer.progress_timeout` s (`ProgressWatch`)
-failed rollouts     the first one's error, where all of a step's prompts failed
+failed rollouts     the first one's error, where a step's prompts failed
 skipped updates     three in a row, or all of a run: upstream skips those whose gradients are not finite
+checkpoints         a folder that not all workers see, a full disk, a damaged file
 """
 
 import math
@@ -17,21 +18,29 @@ from omegaconf import DictConfig
 from verl.trainer.ppo.v1.trainer_base import register_trainer
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 
-from verl.trainer.checkpoint_marker import complete_steps, damaged_files
+from verl.trainer.checkpoint_marker import complete_steps, damaged_files, missing_shards, shard_sizes
 from verl.trainer.ppo.v1.batch_rows import BatchRows
+from verl.trainer.ppo.v1.equal_rewards import zero_equal_groups
 from verl.trainer.ppo.v1.fillers import correct_counts
 from verl.trainer.ppo.v1.tree_buffer import RolloutsFailed
-from verl.trainer.progress_watch import ProgressWatch
+from verl.trainer.progress_watch import START_SECONDS, ProgressWatch
 from verl.trainer.shared_folder import check_shared_folder
 from verl.trainer.steps_left import check_steps_left
 from verl.utils.fault_reports import RunError, cause_of, report_fault
 from verl.workers.rollout.group_counts import GroupCounts
 
+SET_UP = "start of the workers and the engines"
 # the trainer's method -> the phase in which it is
 PHASES = {
-    "_setup": "start of the workers and the engines",
+    "_setup": SET_UP,
     "on_init_end": "first delivery of the weights to the engines",
+    "fit": "training loop",
+    "_reissue_inflight_prompts": "prompts that were under way",
+    "on_train_begin": "first prompts",
+    "on_validate_begin": "switch of the engines to validation",
     "_validate": "validation",
+    "on_validate_end": "switch of the engines to training",
+    "on_step_begin": "switch of the engines to the step",
     "step": "rollout",
     "on_sample_end": "pause of the engines",
     "_compute_reward_colocate": "rewards of the reward model",
@@ -44,33 +53,35 @@ PHASES = {
     "_update_actor": "update of the actor",
     "_save_checkpoint": "checkpoint",
     "on_step_end": "delivery of the weights to the engines",
+    "_compute_metrics": "metrics",
 }
 PROMPT_STATES = ("pending", "running", "finished", "failure")
+# what upstream says where none of a batch's prompts has a row
+NO_ROWS = "no materializable trajectories"
 SKIPPED_IN_A_ROW = 3
 # a loss scale of float16 begins too high, and skips until it fits
 SKIPPED_IN_A_ROW_FLOAT16 = 20
 FULL_DISK_MEGABYTES = 64
 # columns of a batch that an update reads, in the order in which they are made
-READ_BY_UPDATES = ("rm_scores", "rollout_log_probs", "old_log_probs", "ref_log_prob", "advantages")
+READ_BY_UPDATES = ("rm_scores", "rollout_log_probs", "old_log_probs", "ref_log_prob", "values", "advantages")
 
 
 class WatchedRun:
-    """Mixin of trainers, before upstream's class."""
+    """Mixin of trainers, before upstream's class; it changes the config that it gets."""
 
     # upstream asks for this name to choose buffer and checkpoint format
     upstream_mode: str
 
     def __init__(self, config: DictConfig):
-        config = config.copy()
         config.trainer.v1.trainer_mode = self.upstream_mode
-        self.updates = self.skipped_updates = self.skipped_in_a_row = 0
+        self.updates = self.skipped_updates = 0
+        self.skipped_in_a_row: dict[str, int] = {}  # by role
         self.prompt_states: dict[str, int] = {}
         dtype = config.actor_rollout_ref.actor.fsdp_config.get("dtype")
         self.most_skipped = SKIPPED_IN_A_ROW_FLOAT16 if dtype in ("float16", "fp16") else SKIPPED_IN_A_ROW
         seconds = config.trainer.get("progress_timeout")
-        self.watch = ProgressWatch(
-            seconds or math.inf, lambda: tuple(self.prompt_states.values()), self._waits_for, report_fault
-        )
+        self.watch = ProgressWatch(seconds or math.inf, self._progress, self._waits_for, report_fault)
+        self._save_checkpoint = self._explaining_failed_save(self._save_checkpoint)
         for name, phase in PHASES.items():
             setattr(self, name, self._in_phase(phase, getattr(self, name)))
         super().__init__(config)
@@ -79,20 +90,29 @@ class WatchedRun:
             self.watch.start()
 
     def _in_phase(self, phase: str, method: Callable) -> Callable:
+        at_least = START_SECONDS if phase == SET_UP else 0.0
+
         @wraps(method)
         def call(*args, **kwargs):
             step = getattr(self, "global_steps", 0)
-            with self.watch.phase(f"{phase} (step {step})" if step else phase):
+            with self.watch.phase(f"{phase} (step {step})" if step else phase, at_least):
                 return method(*args, **kwargs)
 
         return call
 
     # ---- hangs ----
 
+    def _progress(self) -> tuple:
+        """Return what changes while prompts finish."""
+        counts = self._counts("train") + self._counts("val")
+        return (*self.prompt_states.values(), counts.finished, counts.failed)
+
     def _remember_prompt_states(self) -> None:
         """Keep how many prompts are in which state, whenever the buffer has asked for it; while it asks it has none."""
         buffer = self.replay_buffer
-        ask = buffer._sync_metadata_from_transfer_queue
+        ask = getattr(buffer, "_sync_metadata_from_transfer_queue", None)
+        if ask is None:  # a user's sampler
+            return
 
         def ask_and_remember() -> None:
             ask()
@@ -110,14 +130,16 @@ class WatchedRun:
     # ---- failed rollouts ----
 
     def step(self, metrics: dict, timing_raw: dict):
-        self._take_counts("train")
+        skipped = self.skipped_updates
         try:
-            return super().step(metrics, timing_raw)
+            batch = super().step(metrics, timing_raw)
         except Exception as error:
-            counts = self._take_counts("train")
-            if counts.failed and (not counts.finished or isinstance(error, RolloutsFailed)):
-                raise RunError(f"step {self.global_steps}: {counts}") from error
+            if isinstance(error, RolloutsFailed) or NO_ROWS in str(error):
+                self._raise_with_failures(f"step {self.global_steps}", "train", error)
             raise
+        self._take_counts("train")
+        metrics["actor/skipped_updates"] = self.skipped_updates - skipped
+        return batch
 
     def _add_prompts_to_generate(self, *args, **kwargs):
         counts = self._counts("train")
@@ -130,14 +152,17 @@ class WatchedRun:
         try:
             metrics = super()._validate()
         except Exception as error:
-            counts = self._take_counts("val")
-            if counts.failed and not counts.finished:
-                raise RunError(f"validation: {counts}") from error
+            self._raise_with_failures("validation", "val", error)
             raise
         counts = self._take_counts("val")
         if counts.failed and not counts.finished:
             raise RunError(f"validation: {counts}")
         return metrics | ({"val-aux/failed_prompts": counts.failed} if counts.failed else {})
+
+    def _raise_with_failures(self, what: str, partition: str, error: Exception) -> None:
+        counts = self._take_counts(partition)
+        if counts.failed:
+            raise RunError(f"{what}: {counts}") from error
 
     def _counts(self, partition: str, take: bool = False) -> GroupCounts:
         """Return what the rollout's workers have counted since the last `_take_counts`."""
@@ -152,75 +177,103 @@ class WatchedRun:
 
     # ---- checkpoints ----
 
-    def _save_checkpoint(self):
-        folder = Path(self.config.trainer.default_local_dir)
+    def _explaining_failed_save(self, save: Callable) -> Callable:
+        @wraps(save)
+        def call() -> None:
+            try:
+                save()
+            except RunError:
+                raise
+            except Exception as error:
+                raise RunError(self._why_not_saved(error)) from error
+
+        return call
+
+    def _why_not_saved(self, error: Exception) -> str:
+        run_dir = Path(self.config.trainer.default_local_dir)
+        why = cause_of(error)
         try:
-            super()._save_checkpoint()
-        except RunError:
-            raise
-        except Exception as error:
-            free = shutil.disk_usage(folder).free / 2**20
-            why = "the disk is full" if free < FULL_DISK_MEGABYTES else cause_of(error)
-            raise RunError(
-                f"step {self.global_steps}: the checkpoint was not written to {folder}: {why} ({free:.0f} MB are free)"
-            ) from error
+            free = shutil.disk_usage(run_dir).free / 2**20
+        except OSError as unreadable:
+            why = f"{why}; {run_dir} cannot be read: {unreadable}"
+        else:
+            why = f"the disk is full, {free:.0f} MB are free ({why})" if free < FULL_DISK_MEGABYTES else why
+        steps = [step for step in complete_steps(run_dir) if step < self.global_steps]
+        last = f"the last complete checkpoint is of step {steps[-1]}" if steps else "there is no complete checkpoint"
+        return (
+            f"step {self.global_steps}: {run_dir / f'global_step_{self.global_steps}'} was not written: {why}; {last}"
+        )
 
     def _load_checkpoint(self):
+        trainer = self.config.trainer
+        if trainer.save_freq > 0:
+            check_shared_folder(self.actor_rollout_wg.workers, trainer.default_local_dir)
         try:
             super()._load_checkpoint()
         except Exception as error:
-            if not self.global_steps:
-                raise
-            raise RunError(self._explain_damage(error)) from error
+            if self.global_steps and (damage := self._damage()):
+                raise RunError(damage) from error
+            raise
 
-    def _explain_damage(self, error: Exception) -> str:
+    def _damage(self) -> str | None:
+        """Return what is wrong with the files of the checkpoint that could not be loaded; None if nothing is."""
         trainer = self.config.trainer
-        run_dir = Path(trainer.default_local_dir)
-        folder = run_dir / f"global_step_{self.global_steps}"
+        folder = Path(trainer.default_local_dir) / f"global_step_{self.global_steps}"
         if trainer.resume_mode == "resume_path":
             folder = Path(trainer.resume_from_path)
-        damaged = ", ".join(map(str, damaged_files(folder)))
-        older = [step for step in complete_steps(run_dir) if step < self.global_steps]
+        workers = trainer.nnodes * trainer.n_gpus_per_node
+        sizes = shard_sizes(folder / "actor")
+        if sizes and workers not in sizes:
+            return (
+                f"{folder} cannot be resumed from: it has the shards of {sorted(sizes)[0]} workers, and this run has "
+                f"{workers}; the same command would fail again. FSDP resumes on as many workers as before"
+            )
+        missing = [folder / "actor" / name for name in missing_shards(folder / "actor", workers)]
+        if not (damaged := [*damaged_files(folder), *missing]):
+            return None
+        older = [step for step in complete_steps(folder.parent) if step < self.global_steps]
         advice = "remove the folder to begin anew"
         if older:
-            source = f"trainer.resume_from_path={run_dir / f'global_step_{older[-1]}'}"
+            source = f"trainer.resume_from_path={folder.parent / f'global_step_{older[-1]}'}"
             advice = f"trainer.resume_mode=resume_path {source} resumes from step {older[-1]}"
         return (
-            f"{folder} cannot be resumed from ({f'damaged: {damaged}' if damaged else cause_of(error)}), and the same "
-            f"command would fail again: {advice}"
+            f"{folder} cannot be resumed from, as these files are damaged or missing: "
+            f"{', '.join(map(str, damaged[:4]))}; the same command would fail again: {advice}"
         )
 
-    # ---- skipped updates ----
+    # ---- updates ----
 
     def _setup(self):
         super()._setup()
-        if self.config.trainer.save_freq > 0:
-            check_shared_folder(self.actor_rollout_wg.workers, self.config.trainer.default_local_dir)
-        update = self.actor_rollout_wg.update_actor
+        self._count_updates_of("actor", self.actor_rollout_wg, "update_actor")
+        if self.use_critic:
+            self._count_updates_of("critic", self.critic_wg, "train_mini_batch")
+
+    def _count_updates_of(self, role: str, workers, method: str) -> None:
+        update = getattr(workers, method)
 
         def update_and_count(batch):
             output = update(batch)
-            self._count_updates(output["metrics"].get("grad_norm", []), batch)
+            self._count_updates(role, output["metrics"].get("grad_norm", []), batch)
             return output
 
-        self.actor_rollout_wg.update_actor = update_and_count
+        setattr(workers, method, update_and_count)
 
-    def _count_updates(self, grad_norms: list[float], batch) -> None:
+    def _count_updates(self, role: str, grad_norms: list[float], batch) -> None:
         for grad_norm in grad_norms:
             skipped = not math.isfinite(grad_norm)
             self.updates += 1
             self.skipped_updates += skipped
-            self.skipped_in_a_row = self.skipped_in_a_row + 1 if skipped else 0
-            if self.skipped_in_a_row >= self.most_skipped:
+            self.skipped_in_a_row[role] = self.skipped_in_a_row.get(role, 0) + 1 if skipped else 0
+            if self.skipped_in_a_row[role] >= self.most_skipped:
                 raise RunError(
-                    f"step {self.global_steps}: the last {self.skipped_in_a_row} updates were skipped, because their "
-                    f"gradients are not finite: {_not_finite(batch)}"
+                    f"step {self.global_steps}: the last {self.skipped_in_a_row[role]} updates of the {role} were "
+                    f"skipped, because their gradients are not finite: {_not_finite(batch)}"
                 )
 
-    def _update_actor(self, batch, metrics: dict):
-        before = self.skipped_updates
-        batch = super()._update_actor(batch, metrics)
-        metrics["actor/skipped_updates"] = self.skipped_updates - before
+    def _compute_advantage(self, batch, metrics: dict):
+        batch = super()._compute_advantage(batch, metrics)
+        zero_equal_groups(BatchRows(batch), self.config.algorithm)
         return batch
 
     def _compute_metrics(self, batch, metrics: dict, *args, **kwargs) -> None:
@@ -233,12 +286,13 @@ class WatchedRun:
             check_steps_left(self.global_steps, self.total_training_steps, trainer.default_local_dir)
         try:
             super().fit(agent_loop_manager)
-        except RunError:
-            raise
         except Exception as error:
-            raise RunError(f"{self.watch.failed_in or 'the run'}: {cause_of(error)}") from error
-        finally:
-            self.watch.end()
+            known = isinstance(error, RunError)
+            message = str(error) if known else f"{self.watch.failed_in or 'training loop'}: {cause_of(error)}"
+            report_fault(message)  # what ends the run's services may hang as well
+            if known:
+                raise
+            raise RunError(message) from error
         if self.updates and self.skipped_updates == self.updates:
             raise RunError(
                 f"all {self.updates} updates of this run were skipped, because their gradients are not finite: nothing "
@@ -257,6 +311,9 @@ def _not_finite(batch) -> str:
 
 @register_trainer("watched_sync")
 class WatchedSyncTrainer(WatchedRun, PPOTrainerSync):
-    """Upstream's synchronous trainer and nothing else, in a run that is watched."""
+    """Upstream's synchronous trainer in a run that is watched; equal rewards have advantage 0."""
 
     upstream_mode = "sync"
+
+    def __init__(self, config: DictConfig):
+        super().__init__(config.copy())

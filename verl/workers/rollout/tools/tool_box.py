@@ -26,7 +26,7 @@ _SECTION = "actor_rollout_ref.rollout.tools"
 RESERVED_TAGS = ("think", "result", "answer")
 FIRST_WAIT, LONGEST_WAIT = 0.5, 8.0  # seconds between attempts, doubling
 START_SECONDS = 120.0  # at least, for a tool to show that it works
-CLOSE_SECONDS = 30.0  # for a tool to end what it has started
+CLOSE_SECONDS = 30.0  # the longest time for a tool to end what it has started
 
 
 @dataclass(frozen=True)
@@ -184,9 +184,10 @@ class ToolBox:
         for tag, tool in self.tools.items():
             try:
                 await self._threads[tag].run(tool.close, CLOSE_SECONDS)
-            except asyncio.TimeoutError:
-                logger.warning(f"tool {tool.name} did not end what it has started in {CLOSE_SECONDS:g} seconds")
-            self._threads[tag].stop()
+            except Exception as error:  # must not hide why the tools are closed, nor leave others open
+                logger.warning(f"tool {tool.name} did not end what it has started: {error!r}")
+            finally:
+                self._threads[tag].stop()
 
     async def call(self, tag: str, content: str) -> ToolCall:
         """Run the tool of a tag; a failure of any kind is a ToolCall that is not ok, never an exception."""

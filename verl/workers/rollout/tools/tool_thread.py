@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
-from verl.utils.user_code import guarded
+from verl.utils.user_code import guard_tasks, guarded
 
 T = TypeVar("T")
 # the longest wait for a cancelled call to end
@@ -17,7 +17,7 @@ CANCEL_SECONDS = 2.0
 
 
 class ToolThread:
-    """A thread with the event loop of one tool; it starts with the first call.
+    """A thread with the event loop of one tool. It starts with the first call, and anew after a call that never ends.
 
     Args:
         name: the tool's name, for messages.
@@ -26,6 +26,7 @@ class ToolThread:
     def __init__(self, name: str):
         self.name = name
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
 
     async def run(self, call: Callable[[], Coroutine[Any, Any, T]], seconds: float) -> T:
         """Return what a coroutine of the tool returns; it is cancelled with its caller.
@@ -55,7 +56,10 @@ class ToolThread:
             given_up.set()
             loop.call_soon_threadsafe(lambda: [task.cancel() for task in tasks if task is not None])
             await asyncio.wait({ended}, timeout=CANCEL_SECONDS)
-            if ended.done() and not ended.cancelled():
+            if not ended.done():  # it blocks the thread, or ignores its cancellation: later calls get another thread
+                if loop is self._loop:
+                    self._loop = None
+            elif not ended.cancelled():
                 ended.exception()  # retrieved: asyncio would log that nobody did
 
         try:
@@ -76,7 +80,9 @@ class ToolThread:
             self._loop.call_soon_threadsafe(self._loop.stop)
 
     def _started_loop(self) -> asyncio.AbstractEventLoop:
-        if self._loop is None:
+        if self._loop is None or self._thread is None or not self._thread.is_alive():
             self._loop = asyncio.new_event_loop()
-            threading.Thread(target=self._loop.run_forever, name=f"tool {self.name}", daemon=True).start()
+            guard_tasks(self._loop)
+            self._thread = threading.Thread(target=self._loop.run_forever, name=f"tool {self.name}", daemon=True)
+            self._thread.start()
         return self._loop
