@@ -24,9 +24,10 @@ from verl.trainer.checkpoint_marker import (
 from verl.utils.fault_reports import RunError
 
 
-def trainer_of(mode: str = "sync", workers: int = 4):
+def trainer_of(mode: str = "sync", workers: int = 4, strategy: str = "megatron"):
     trainer = {"v1": {"trainer_mode": mode}, "nnodes": 1, "n_gpus_per_node": workers}
-    return SimpleNamespace(config=OmegaConf.create({"trainer": trainer}))
+    actor = {"strategy": strategy, "checkpoint": {"save_contents": ["model", "hf_model"]}}
+    return SimpleNamespace(config=OmegaConf.create({"trainer": trainer, "actor_rollout_ref": {"actor": actor}}))
 
 
 def checkpoint(run_dir, step, complete=True):
@@ -146,11 +147,20 @@ def test_shards_of_a_killed_run_with_other_workers_are_not_waited_for(tmp_path, 
     assert complete_steps(tmp_path) == [3]
 
 
+def test_a_checkpoint_to_which_nobody_wrote_is_not_marked(tmp_path, monkeypatch):
+    monkeypatch.setattr(checkpoint_marker, "SHARDS_SECONDS", 0.0)
+    trainer = trainer_of(workers=2, strategy="fsdp2")
+    with pytest.raises(RunError, match="actor lacks model_world_size_2_rank_0.pt, model_world_size_2_rank_1.pt, so"):
+        MarkComplete().on_save(trainer, global_step=3, checkpoint_dir=str(tmp_path))
+    shards(tmp_path / "actor", 2, [0, 1])
+    MarkComplete().on_save(trainer, global_step=3, checkpoint_dir=str(tmp_path))
+
+
 def test_shards_that_a_network_file_system_shows_late_are_waited_for(tmp_path):
     shards(tmp_path, 2, [0])
     late = threading.Timer(0.5, shards, (tmp_path, 2, [1]))
     late.start()
-    check_shards(tmp_path, 2, seconds=20)
+    check_shards(tmp_path, 2)
     late.join()
 
 

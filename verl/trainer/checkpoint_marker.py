@@ -9,8 +9,10 @@ import re
 import shutil
 import time
 import zipfile
+from collections.abc import Collection
 from pathlib import Path
 
+from omegaconf import DictConfig
 from verl.trainer.ppo.checkpoint_callback import CheckpointCallback
 
 from verl.utils.atomic_files import replacing
@@ -20,6 +22,8 @@ from verl.workers.config.schedule import SAVED_ROWS, schedule_of
 MARKER = "COMPLETE"
 MERGED = "merged"  # a folder beside the shards, which the evaluation makes of them
 TRACKER = "latest_checkpointed_iteration.txt"
+# what `checkpoint.save_contents` names -> the beginning of its shards' names
+SHARD_OF_CONTENT = {"model": "model", "optimizer": "optim", "extra": "extra_state"}
 # the longest wait for files that another node has written to a network file system
 SHARDS_SECONDS = 60.0
 
@@ -36,27 +40,33 @@ class MarkComplete(CheckpointCallback):
             shutil.rmtree(Path(checkpoint_dir) / SAVED_ROWS, ignore_errors=True)
         shutil.rmtree(Path(checkpoint_dir) / MERGED, ignore_errors=True)
         if not async_save:  # otherwise workers may still be writing
-            config = trainer.config.trainer
-            workers = config.get("nnodes", 1) * config.get("n_gpus_per_node", 1)
-            for role in ("actor", "critic"):
-                check_shards(Path(checkpoint_dir) / role, workers, SHARDS_SECONDS)
+            config = trainer.config
+            workers = config.trainer.nnodes * config.trainer.n_gpus_per_node
+            check_shards(Path(checkpoint_dir) / "actor", workers, kinds_of_shards(config.actor_rollout_ref.actor))
+            check_shards(Path(checkpoint_dir) / "critic", workers)
             with replacing(Path(checkpoint_dir) / MARKER) as unfinished:
                 unfinished.write_text(f"{global_step}\n")
 
 
-def check_shards(folder: Path, workers: int, seconds: float) -> None:
-    """Wait until the shards of all ranks are in a checkpoint's folder, if any rank has written shards as FSDP does.
+def kinds_of_shards(role: DictConfig) -> set[str]:
+    """Return which shards each rank of an FSDP role writes, by its config; none for another strategy."""
+    contents = role.checkpoint.save_contents if str(role.strategy).startswith("fsdp") else ()
+    return {kind for content, kind in SHARD_OF_CONTENT.items() if content in contents}
+
+
+def check_shards(folder: Path, workers: int, kinds: Collection[str] = ()) -> None:
+    """Wait until the shards of all ranks are in a checkpoint's folder.
 
     Args:
         folder: the folder of a role, such as `actor`.
         workers: number of ranks. Shards of another number are those of an earlier run, which was killed.
-        seconds: the longest wait.
+        kinds: what every rank writes; what any rank has written is expected of the others in any case.
 
     Raises:
         RunError: shards are missing after this time.
     """
-    end = time.monotonic() + seconds
-    while missing := missing_shards(folder, workers):
+    end = time.monotonic() + SHARDS_SECONDS
+    while missing := missing_shards(folder, workers, kinds):
         if time.monotonic() > end:
             raise RunError(
                 f"{folder} lacks {', '.join(missing[:4])}{' …' * (len(missing) > 4)}, so that the checkpoint is not "
@@ -65,11 +75,11 @@ def check_shards(folder: Path, workers: int, seconds: float) -> None:
         time.sleep(1)
 
 
-def missing_shards(folder: Path, workers: int) -> list[str]:
-    """Return the names of FSDP shards that are not there although other ranks have written theirs."""
+def missing_shards(folder: Path, workers: int, kinds: Collection[str] = ()) -> list[str]:
+    """Return the names of FSDP shards that are not there; see `check_shards`."""
     files = {file.name for file in folder.glob(f"*_world_size_{workers}_rank_*.pt")}
-    kinds = sorted({name.partition("_world_size_")[0] for name in files})
-    names = [f"{kind}_world_size_{workers}_rank_{rank}.pt" for kind in kinds for rank in range(workers)]
+    expected = sorted({*kinds, *(name.partition("_world_size_")[0] for name in files)})
+    names = [f"{kind}_world_size_{workers}_rank_{rank}.pt" for kind in expected for rank in range(workers)]
     return [name for name in names if name not in files]
 
 

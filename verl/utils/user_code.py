@@ -7,7 +7,7 @@ asyncio raises SystemExit and KeyboardInterrupt of a task out of its event loop,
 import asyncio
 import math
 import numbers
-from collections.abc import Awaitable, Coroutine
+from collections.abc import Awaitable
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -41,7 +41,7 @@ def guard_tasks(loop: asyncio.AbstractEventLoop) -> None:
         loop.set_task_factory(_guarded_task)
 
 
-def _guarded_task(loop: asyncio.AbstractEventLoop, coroutine: Coroutine, **options) -> asyncio.Task:
+def _guarded_task(loop: asyncio.AbstractEventLoop, coroutine: Any, **options: Any) -> asyncio.Task[Any]:
     return asyncio.Task(guarded(coroutine, "a task"), loop=loop, **options)
 
 
