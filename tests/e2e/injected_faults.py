@@ -59,7 +59,7 @@ PLACES = {
     "TransferQueue's controller": Place(
         "transfer_queue.controller", "TransferQueueController", "kv_retrieve_meta", None
     ),
-    "TaskRunner": Place("verl.trainer.ppo.v1.explore_trainer", "ExploreMixin", "_look_at", None),
+    "TaskRunner": Place("verl.trainer.ppo.v1.watched_run", "WatchedRun", "_compute_advantage", None),
 }
 
 

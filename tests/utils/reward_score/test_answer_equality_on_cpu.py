@@ -1,5 +1,6 @@
 """The reader of answers against pairs with verdicts given by hand, by kind, and against random expressions."""
 
+import math
 import random
 import re
 import time
@@ -170,6 +171,42 @@ def test_random_intervals_are_equal_to_inequalities_with_the_same_ends():
         other = {"<": r"\le", r"\le": "<"}[signs[0]]
         assert not is_equal(interval, f"{low} {other} x {signs[1]} {high}")
         assert not is_equal(interval, f"{low} {signs[0]} x {signs[1]} {high + Fraction(1, 10**12)}")
+
+
+def test_rounded_roots_are_equal_up_to_a_unit_of_their_last_digit():
+    rng = random.Random(4)
+    for _ in range(60):
+        radicand, decimals = rng.randint(2, 10**6), rng.randint(12, 20)
+        if math.isqrt(radicand) ** 2 == radicand:
+            continue
+        digits = math.isqrt(radicand * 100**decimals)  # the root in units of the last digit, rounded down
+        for units, is_right in ((0, True), (1, True), (-2, False), (3, False), (10**6, False)):
+            whole, rest = divmod(digits + units, 10**decimals)
+            assert is_equal(rf"\sqrt{{{radicand}}}", f"{whole}.{rest:0{decimals}}") is is_right, (radicand, units)
+
+
+def test_values_that_differ_by_tiny_terms_are_not_equal():
+    rng = random.Random(5)
+    for _ in range(40):
+        value, exponent = rng.choice([r"\sqrt{2}", r"\pi", "e", r"\cos 60^\circ", r"\ln 3"]), rng.randint(60, 1400)
+        assert not is_equal(value, rf"{value}+2^{{-{exponent}}}")
+        assert is_equal(value, rf"{value}+2^{{-{exponent}}}-\frac{{1}}{{2^{{{exponent}}}}}")
+        assert not is_equal(f"e^{{-{exponent}}}", f"e^{{-{exponent + 1}}}")
+
+
+def test_solutions_with_a_parameter_are_equal_if_they_are_the_same_set():
+    rng = random.Random(6)
+    for _ in range(300):
+        (start, step), (other_start, other_step) = (
+            (rng.randint(-6, 6), rng.choice([-3, -2, 2, 3, 4])) for _ in range(2)
+        )
+        sets = [
+            {a + b * k for k in range(-90, 90)} & set(range(-60, 60))
+            for a, b in ((start, step), (other_start, other_step))
+        ]
+        truth, answer = rf"x={start}+{step}k, k\in\mathbb{{Z}}", rf"x={other_step}n+{other_start}, n\in\mathbb{{Z}}"
+        truth, answer = truth.replace("+-", "-"), answer.replace("+-", "-")
+        assert is_equal(truth, answer) is (sets[0] == sets[1]), (truth, answer)
 
 
 def test_a_number_with_a_comma_is_read_as_one_and_as_two():

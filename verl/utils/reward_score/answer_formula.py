@@ -1,16 +1,25 @@
 """Parses the tokens of a formula into a tree, by recursive descent; what it does not know raises Unreadable.
 
 A tree is a tuple of a kind and its operands: ("number", value, digits), ("symbol", name), ("constant", name),
-("add" | "multiply" | "divide" | "power", left, right), ("negative" | "factorial" | "degrees" | "percent", operand),
+("add" | "multiply" | "divide" | "power", left, right), ("negative" | "factorial" | "degrees", operand),
 ("function", name, operand, ...), ("unknown", name, operand, ...) for f(x), ("sum" | "product" | "integral", variable,
 from, to, body), ("derivative", variable, body), ("matrix", rows), ("mixed", whole, fraction).
 """
 
 from fractions import Fraction
 
-from .answer_operators import read_fraction, read_integral, read_matrix, read_root, read_series
-from .answer_tokens import Token, Unreadable
-from .answer_words import BINOMIALS, DECORATIONS, FRACTIONS, FUNCTIONS
+from verl.utils.reward_score.answer_operators import (
+    beside,
+    is_number,
+    multiplied,
+    read_fraction,
+    read_integral,
+    read_matrix,
+    read_root,
+    read_series,
+)
+from verl.utils.reward_score.answer_tokens import Token, Unreadable
+from verl.utils.reward_score.answer_words import BINOMIALS, DECORATIONS, FRACTIONS, FUNCTIONS
 
 MAX_DEPTH = 60
 _ALIASES = {"asin": "arcsin", "acos": "arccos", "atan": "arctan", "lg": "log10"}
@@ -105,14 +114,14 @@ class FormulaReader:
     def product(self) -> tuple:
         tree = self._factor_with_sign()
         while True:
-            if self.accept("*"):
-                tree = ("multiply", tree, self._factor_with_sign())
+            if sign := self.accept("*", "times"):
+                tree = multiplied(tree, self._factor_with_sign(), sign)
             elif sign := self.accept("/", "div"):
                 tree = ("divide", tree, self._denominator(tree, sign))
             elif self.accept("over"):
                 tree = ("divide", tree, self.product())
             elif self._starts_factor():
-                tree = _beside(tree, self._fraction_of_digits() if self.next.kind == "number" else self.factor())
+                tree = beside(tree, self._fraction_of_digits() if self.next.kind == "number" else self.factor())
             else:
                 return tree
 
@@ -135,7 +144,7 @@ class FormulaReader:
     def _denominator(self, numerator: tuple, sign: str) -> tuple:
         """Read what a slash divides by: 1/2 x is x/2, as 1/2 is a number, but E/2R divides by 2R."""
         tree = self._factor_with_sign()
-        if sign == "div" or (_is_number(numerator) and _is_number(tree)):
+        if sign == "div" or (is_number(numerator) and is_number(tree)):
             return tree
         while self.next.kind in ("symbol", "command") and not self.next.spaced and self._starts_factor():
             tree = ("multiply", tree, self.factor())
@@ -156,8 +165,6 @@ class FormulaReader:
                 tree = ("factorial", tree)
             elif self.accept("deg"):
                 tree = ("degrees", tree)
-            elif self.accept("%"):
-                tree = ("percent", tree)
             else:
                 return tree
 
@@ -370,17 +377,5 @@ class FormulaReader:
         while self._starts_factor() and not (
             self.next.text in FUNCTIONS - {"sqrt"} or self.next.text == "(" or self.next.kind == "number"
         ):
-            tree = _beside(tree, self.factor())
+            tree = beside(tree, self.factor())
         return [("negative", tree) if negative else tree]
-
-
-def _is_number(tree: tuple) -> bool:
-    return tree[0] == "number" or (tree[0] == "negative" and _is_number(tree[1]))
-
-
-def _beside(left: tuple, right: tuple) -> tuple:
-    """Two factors beside each other: their product, but 3 1/2 and 3\\frac{1}{2} are mixed numbers."""
-    is_fraction = right[0] == "divide" and all(part[0] == "number" and part[1] >= 0 for part in right[1:])
-    if left[0] == "number" and left[1].denominator == 1 and not left[2] and is_fraction:
-        return ("mixed", left, right)
-    return ("multiply", left, right)

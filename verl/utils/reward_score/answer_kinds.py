@@ -5,6 +5,7 @@ from typing import Any
 
 RELATIONS = ("=", "<", "<=", ">", ">=", "!=", "in", "notin", "equiv")
 BOUND = "the set's element"
+INTEGER = "any whole number"
 
 
 @dataclass(frozen=True)

@@ -7,19 +7,19 @@ import re
 from fractions import Fraction
 from typing import Any
 
-from .answer_tokens import Token, Unreadable
-from .answer_words import MATRICES
+from verl.utils.reward_score.answer_tokens import Token, Unreadable
+from verl.utils.reward_score.answer_words import MATRICES
 
 
 def read_fraction(reader: Any) -> tuple:
-    """Read a fraction; d/dx takes the derivative of what follows, and dy/dx is a symbol."""
+    """Read a fraction; d/dx takes the derivative of what follows, and dy/dx is the symbol y'."""
     following = " ".join(token.text for token in reader.tokens[reader.place : reader.place + 8])
     if match := re.match(r"{ d } { d (\w+) }", following):
         reader.place += 7
         return ("derivative", match[1], reader.product())
     if match := re.match(r"{ d (\w+) } { d (\w+) }", following):
         reader.place += 8
-        return ("symbol", f"d{match[1]}/d{match[2]}")
+        return ("symbol", f"{match[1]}'" if match[2] == "x" else f"d{match[1]}/d{match[2]}")
     return ("divide", reader.group(), reader.group())
 
 
@@ -91,3 +91,35 @@ def read_matrix(reader: Any, name: str) -> tuple:
         raise Unreadable("the rows of a matrix have several lengths")
     matrix = ("matrix", tuple(rows))
     return ("function", "det", matrix) if name == "vmatrix" else matrix
+
+
+def is_number(tree: tuple) -> bool:
+    return tree[0] == "number" or (tree[0] == "negative" and is_number(tree[1]))
+
+
+def beside(left: tuple, right: tuple) -> tuple:
+    """Two factors beside each other: their product, but 3 1/2 and 3\\frac{1}{2} are mixed numbers."""
+    is_fraction = right[0] == "divide" and all(part[0] == "number" and part[1] >= 0 for part in right[1:])
+    if left[0] == "number" and left[1].denominator == 1 and not left[2] and is_fraction:
+        return ("mixed", left, right)
+    return multiplied(left, right, "")
+
+
+def multiplied(left: tuple, right: tuple, sign: str) -> tuple:
+    """The product of two factors, in which the order counts for a cross product and for matrices with bold names."""
+    names = [_last_bold_name(factor) for factor in (left, right)]
+    if sign == "times" and all(names):
+        return ("add", ("unknown", "times", left, right), ("negative", ("unknown", "times", right, left)))
+    if all(name.isupper() for name in names):
+        return ("unknown", "matrix product", left, right)
+    return ("multiply", left, right)
+
+
+def _last_bold_name(tree: tuple) -> str:
+    """The name of a vector or matrix in a formula, without what makes it bold; empty if there is none."""
+    if tree[0] == "symbol":
+        return tree[1].removesuffix(" in bold") if tree[1].endswith(" in bold") else ""
+    names = [
+        _last_bold_name(part) for part in tree[1:] if isinstance(part, tuple) and part and isinstance(part[0], str)
+    ]
+    return next((name for name in reversed(names) if name), "")

@@ -7,17 +7,19 @@ they agree at all these numbers, between them, and beyond them.
 from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import partial
+from functools import partial, reduce
 from itertools import pairwise
 from typing import Any
 
 from mpmath import mp, mpf
 
-from .answer_agreement import close, parts, roots, symbols
-from .answer_kinds import BOUND, Bracketed, Builder, Chain, Formula, Listing, NamedSet, SetOperation
-from .answer_tokens import Unreadable
-from .answer_values import Point, TooLarge, Undefined, Value, evaluate, number
+from verl.utils.reward_score import answer_kinds as kinds
+from verl.utils.reward_score.answer_agreement import close, parts, roots, symbols
+from verl.utils.reward_score.answer_kinds import BOUND
+from verl.utils.reward_score.answer_tokens import Unreadable
+from verl.utils.reward_score.answer_values import Point, TooLarge, Undefined, Value, evaluate, number
 
+MOST_ELEMENTS = 100
 _ORDERS = frozenset("< <= > >= !=".split())
 
 
@@ -30,20 +32,20 @@ class RealSet:
 
 
 def is_inequality(structure: Any) -> bool:
-    return isinstance(structure, Chain) and not _ORDERS.isdisjoint(structure.relations)
+    return isinstance(structure, kinds.Chain) and not _ORDERS.isdisjoint(structure.relations)
 
 
 def is_set(structure: Any) -> bool:
     """Return whether a structure reads as a set of numbers, more than as a number or tuple of them."""
-    if isinstance(structure, Listing):
+    if isinstance(structure, kinds.Listing):
         return len(structure.items) == 1 and is_set(structure.items[0]) or _are_inequalities(structure.items)
-    if isinstance(structure, Chain):
+    if isinstance(structure, kinds.Chain):
         return is_inequality(structure) or (structure.relations == ("in",) and is_set(structure.sides[1]))
-    return isinstance(structure, Bracketed | Builder | SetOperation | NamedSet)
+    return isinstance(structure, kinds.Bracketed | kinds.Builder | kinds.SetOperation | kinds.NamedSet)
 
 
 def _are_inequalities(items: tuple) -> bool:
-    return all(isinstance(item, Chain) and (is_inequality(item) or is_set(item)) for item in items)
+    return all(isinstance(item, kinds.Chain) and (is_inequality(item) or is_set(item)) for item in items)
 
 
 def same_set(one: Any, other: Any) -> bool:
@@ -51,7 +53,10 @@ def same_set(one: Any, other: Any) -> bool:
 
     What is in parentheses or brackets on both sides can as well be tuples, and is never compared as sets.
     """
-    if isinstance(one, Bracketed) and isinstance(other, Bracketed):
+    if isinstance(one, kinds.Bracketed) and isinstance(other, kinds.Bracketed):
+        return False
+    variables = [_variables(structure) for structure in (one, other)]
+    if len(set().union(*variables)) > 1:
         return False
     try:
         for point in (Point(0), Point(1), Point(2, "mixed")):
@@ -61,6 +66,16 @@ def same_set(one: Any, other: Any) -> bool:
     except (Unreadable, Undefined, TooLarge):
         return False
     return True
+
+
+def _variables(structure: Any) -> set[str]:
+    """Return the symbols of inequalities; none for a set without a variable outside it."""
+    if isinstance(structure, kinds.Listing):
+        return set().union(*map(_variables, structure.items))
+    if not isinstance(structure, kinds.Chain):
+        return set()
+    sides = structure.sides[:1] if structure.relations == ("in",) else structure.sides
+    return set().union(*(symbols(side.tree) for side in sides if isinstance(side, kinds.Formula)))
 
 
 def _agree(first: RealSet, second: RealSet) -> bool:
@@ -77,30 +92,39 @@ def _agree(first: RealSet, second: RealSet) -> bool:
 def real_set(structure: Any, point: Point) -> RealSet | None:
     """Return the set that a structure describes, with the values of symbols at a point; None if it is no set."""
     match structure:
-        case Bracketed():
+        case kinds.Bracketed():
             return _bracketed(structure, point)
-        case NamedSet(name="R"):
+        case kinds.NamedSet(name="R"):
             return RealSet(lambda x: True, [])
-        case NamedSet(name="O"):
+        case kinds.NamedSet(name="O"):
             return RealSet(lambda x: False, [])
-        case SetOperation(operator=operator, left=left, right=right):
+        case kinds.SetOperation(operator=operator, left=left, right=right):
             return _combined(operator, real_set(left, point), real_set(right, point))
-        case Builder(head=Formula(tree=("symbol", name)), conditions=conditions) if name == BOUND:
+        case kinds.Builder(
+            head=kinds.Formula(tree=("symbol", name)), conditions=kinds.Listing(items=[domain, *rest])
+        ) if name == BOUND and rest and _is_in_z(domain):
+            return _whole_numbers(real_set(kinds.Listing(tuple(rest)), point))
+        case kinds.Builder(head=kinds.Formula(tree=("symbol", name)), conditions=conditions) if name == BOUND:
             return real_set(conditions, point)
-        case Chain(relations=("in",), sides=(Formula(tree=("symbol", _)), values)):
+        case kinds.Chain(relations=("in",), sides=(kinds.Formula(tree=("symbol", _)), values)):
             return real_set(values, point)
-        case Chain():
+        case kinds.Chain():
             return _inequality(structure, point)
-        case Listing(items=(item,)):
+        case kinds.Listing(items=(item,)):
             return real_set(item, point)
-        case Listing(items=items) if _are_inequalities(items):
+        case kinds.Listing(items=items) if _are_inequalities(items):
             sets = [real_set(item, point) for item in items]
-            return _any_of(sets) if structure.with_or else _all_of(sets)
+            return reduce(partial(_combined, "cup" if structure.with_or else "cap"), sets)
     return None
 
 
+def _is_in_z(domain: Any) -> bool:
+    element = kinds.Formula(("symbol", BOUND), text=BOUND.replace(" ", ""))
+    return isinstance(domain, kinds.Chain) and domain.sides == (element, kinds.NamedSet("Z"))
+
+
 def _value(structure: Any, point: Point) -> Value:
-    if not isinstance(structure, Formula):
+    if not isinstance(structure, kinds.Formula):
         raise Unreadable("an end of an interval that is no number")
     value = number(evaluate(structure.tree, point))
     if mp.im(value) != 0:
@@ -108,21 +132,33 @@ def _value(structure: Any, point: Point) -> Value:
     return mp.re(value)
 
 
-def _bracketed(structure: Bracketed, point: Point) -> RealSet | None:
+def _bracketed(structure: kinds.Bracketed, point: Point) -> RealSet | None:
     values = [_value(item, point) for item in structure.items]
     if structure.opening == "{":
         return RealSet(lambda x: any(close(x, value) for value in values), list(values))
     if len(values) != 2 or values[0] > values[1]:
         return None
     low, high = values
+    if close(low, high) and (structure.opening, structure.closing) != ("[", "]"):
+        return None
 
     def contains(x: Value) -> bool:
         if close(x, low) or close(x, high):
-            is_end = [close(x, low) and structure.opening == "[", close(x, high) and structure.closing == "]"]
-            return low <= high and any(is_end) and (not close(low, high) or all(is_end))
+            return (structure.opening == "[") if close(x, low) else (structure.closing == "]")
         return low < x < high
 
     return RealSet(contains, values)
+
+
+def _whole_numbers(values: RealSet | None) -> RealSet | None:
+    """Return the whole numbers of a bounded set."""
+    if values is None or not values.boundaries:
+        return None
+    low, high = int(mp.floor(min(values.boundaries))), int(mp.ceil(max(values.boundaries)))
+    if high - low > MOST_ELEMENTS or values.contains(mpf(low - 1)) or values.contains(mpf(high + 1)):
+        return None
+    elements = [mpf(x) for x in range(low, high + 1) if values.contains(mpf(x))]
+    return RealSet(lambda x: any(close(x, element) for element in elements), elements)
 
 
 def _combined(operator: str, left: RealSet | None, right: RealSet | None) -> RealSet | None:
@@ -137,32 +173,20 @@ def _combined(operator: str, left: RealSet | None, right: RealSet | None) -> Rea
     return RealSet(rules[operator], left.boundaries + right.boundaries)
 
 
-def _all_of(sets: list[RealSet | None]) -> RealSet | None:
-    whole = sets[0]
-    for part in sets[1:]:
-        whole = _combined("cap", whole, part)
-    return whole
-
-
-def _any_of(sets: list[RealSet | None]) -> RealSet | None:
-    whole = sets[0]
-    for part in sets[1:]:
-        whole = _combined("cup", whole, part)
-    return whole
-
-
-def _inequality(chain: Chain, point: Point) -> RealSet | None:
+def _inequality(chain: kinds.Chain, point: Point) -> RealSet | None:
     """Return the solutions of a chain of inequalities in one variable, linear or quadratic in it or its size."""
-    trees = [side.tree for side in chain.sides if isinstance(side, Formula)]
+    trees = [side.tree for side in chain.sides if isinstance(side, kinds.Formula) and side.unit in ("", "degree")]
     names = set().union(*(symbols(tree) for tree in trees)) if trees else set()
     if len(trees) != len(chain.sides):
         return None
     names = {BOUND} if BOUND in names else names
     if any(part[0] == "unknown" for tree in trees for part in parts(tree)):
         return None
-    if len(names) != 1 or any(relation in ("in", "notin", "=") for relation in chain.relations):
+    if len(names) != 1 or any(relation in ("in", "notin") for relation in chain.relations):
         return None
     (name,) = names
+    if "=" in chain.relations and name != BOUND:
+        return None
 
     def value(place: int, x: Any) -> Any:
         return number(evaluate(trees[place], Point(point.number, point.signs, bound={**point.bound, name: x})))
@@ -190,5 +214,5 @@ def _inequality(chain: Chain, point: Point) -> RealSet | None:
 
 def _holds(left: Value, relation: str, right: Value) -> bool:
     if close(left, right):
-        return relation in ("<=", ">=")
-    return relation == "!=" or (left < right) == relation.startswith("<")
+        return relation in ("<=", ">=", "=")
+    return relation == "!=" or (relation != "=" and (left < right) == relation.startswith("<"))

@@ -6,32 +6,22 @@
 import re
 from collections.abc import Iterator
 from dataclasses import replace
-from itertools import product
+from fractions import Fraction
+from itertools import pairwise, product
 from typing import Any
 
-from .answer_formula import name_of, parse_formula
-from .answer_kinds import (
-    BOUND,
-    RELATIONS,
-    Bracketed,
-    Builder,
-    Chain,
-    Choice,
-    Formula,
-    Listing,
-    NamedSet,
-    Phrase,
-    Ratio,
-    SetOperation,
-    Words,
-)
-from .answer_tokens import Token, Unreadable, cleaned, joined_thousands, tokens
-from .answer_words import TELLING, UNITS
+from verl.utils.reward_score import answer_kinds as kinds
+from verl.utils.reward_score.answer_brackets import OPENING, encloses, split, top_level, without_braces
+from verl.utils.reward_score.answer_formula import name_of, parse_formula
+from verl.utils.reward_score.answer_kinds import BOUND, INTEGER, RELATIONS
+from verl.utils.reward_score.answer_tokens import Token, Unreadable, cleaned, joined_thousands, tokens
+from verl.utils.reward_score.answer_units import compound, is_unit, quantities, unit_name, with_units_as_words
+from verl.utils.reward_score.answer_words import TELLING, UNITS, WORD_MEANINGS
+from verl.utils.reward_score.latex_spelling import NUMBER_WORDS
 
 MAX_SIGNS = 4
+MOST_LISTED = 200
 _SEPARATORS = (",", ";", "quad", "or", "\\\\")
-_OPENING = {"(": ")", "[": "]", "{": "}", "\\{": "\\}", "langle": "rangle"}
-_CLOSING = frozenset(_OPENING.values())
 _SET_OPERATORS = ("cup", "cap", "minus")
 _CHOICE = re.compile(
     r"(?:\\(?:text|textbf|mathrm|mathbf|textrm|bf)\s*\{\s*)?"
@@ -41,10 +31,9 @@ _AFTER_LABEL = re.compile(r"[A-Z]\s*=")
 _AFTER_PARENTHESES = re.compile(r"\\(?:cdot|times|cup|cap|in|le|ge|leq|geq|to|pm)(?![a-z])|[A-Z]\s*=|\([^,]*\)$")
 _LETTERS_OF_SETS = frozenset("R Z N Q C Z+ N* N+ N^* N^+ Z^+".split())
 _ROWS = ("begin cases", "begin aligned", "begin array")
-_KNOWN_UNITS = frozenset(UNITS.values())
 
 
-def readings(answer: str) -> list[Listing | Choice]:
+def readings(answer: str) -> list[kinds.Listing | kinds.Choice]:
     """Return every structure that an answer's text can mean.
 
     Raises:
@@ -57,18 +46,43 @@ def readings(answer: str) -> list[Listing | Choice]:
         texts.append(text)
     if label and _is_choice(text[label.end() :], label[0]):
         letter = (label[1] or label[2]).upper()
-        return [Choice(letter, content) for content in readings(text[label.end() :]) if isinstance(content, Listing)]
-    results: list[Listing | Choice] = []
+        return [
+            kinds.Choice(letter, content)
+            for content in readings(text[label.end() :])
+            if isinstance(content, kinds.Listing)
+        ]
+    results: list[kinds.Listing | kinds.Choice] = []
     problem = Unreadable("nothing")
     for spelled in texts:
         for independent in (False, True) if len(re.findall(r"\\pm|\\mp", spelled)) > 1 else (False,):
             try:
-                results.append(_StructureReader(independent).listing(tokens(spelled)))
+                items = tokens(spelled)
+                results.append(_StructureReader(independent).listing(items))
+                if (renamed := _with_parameter(items)) != items:
+                    results.append(_StructureReader(independent).listing(renamed))
             except Unreadable as error:
                 problem = error
     if not results:
         raise problem
     return results
+
+
+def _with_parameter(items: list[Token]) -> list[Token]:
+    """Return the tokens with INTEGER in place of the symbol that is said to be in Z."""
+    for place in range(len(items) - 2):
+        following = [token.text for token in items[place + 1 : place + 7]]
+        if (
+            items[place].kind == "symbol"
+            and following[:4] == ["in", "mathbb", "{", "Z"]
+            and following[5:]
+            not in (
+                ["^"],
+                ["_"],
+            )
+        ):
+            name = items[place].text
+            return [replace(token, text=INTEGER) if token.text == name else token for token in items]
+    return items
 
 
 def _is_choice(rest: str, label: str) -> bool:
@@ -79,48 +93,15 @@ def _is_choice(rest: str, label: str) -> bool:
     return is_apart and not (_AFTER_PARENTHESES if label.endswith(")") else _AFTER_LABEL).match(rest)
 
 
-def top_level(items: list[Token], signs: tuple[str, ...]) -> list[int]:
-    """Return the places of the signs that stand outside all brackets."""
-    places, depth = [], 0
-    for place, token in enumerate(items):
-        if token.kind == "command":
-            depth += token.text.startswith("begin ") - token.text.startswith("end ")
-        if token.kind != "sign":
-            continue
-        if token.text in _OPENING:
-            depth += 1
-        elif token.text in _CLOSING:
-            depth -= 1
-        elif depth == 0 and token.text in signs:
-            places.append(place)
-    return places
-
-
-def split(items: list[Token], signs: tuple[str, ...]) -> tuple[list[list[Token]], list[str]]:
-    """Return the parts between the signs outside all brackets, and these signs."""
-    places = top_level(items, signs)
-    starts, ends = [0, *(place + 1 for place in places)], [*places, len(items)]
-    return [items[a:b] for a, b in zip(starts, ends, strict=True)], [items[place].text for place in places]
-
-
-def unit_name(words: str) -> str:
-    """Return a unit, or any words, in one spelling."""
-    spelled = [UNITS.get(word) or UNITS.get(word.lower(), word.lower()) for word in words.split() if word not in "{}"]
-    text = " ".join("/" if word == "per" else word for word in spelled)
-    text = re.sub(r"\b(?:square|sq) (\S+)", r"\1 ^ 2", text)
-    text = re.sub(r"\bcubic (\S+)", r"\1 ^ 3", text)
-    return re.sub(r"unit \^ \d", "unit", text)
-
-
 class _StructureReader:
     """A reader of structures, for which several signs ± in an item are all the same sign or independent."""
 
     def __init__(self, independent: bool):
         self.independent = independent
 
-    def listing(self, items: list[Token]) -> Listing:
+    def listing(self, items: list[Token]) -> kinds.Listing:
         """Read items with separators between them."""
-        items = _without_braces(items)
+        items = without_braces(items)
         parts, signs = split(items, _SEPARATORS)
         parts = [part for part in parts if part]
         if not parts:
@@ -130,7 +111,9 @@ class _StructureReader:
             for piece in _with_condition_apart(part):
                 for spelled in self._signed(piece):
                     results.extend(self._items(spelled))
-        return Listing(tuple(results), "or" in signs)
+        if any(getattr(item, "unit", "") in ("h", "min") for item in results):
+            results = compound(results)
+        return kinds.Listing(_with_middle(tuple(results)), "or" in signs)
 
     def _signed(self, items: list[Token]) -> Iterator[list[Token]]:
         """Return the item for each sign of ±; those in braces of a set belong to its elements."""
@@ -155,14 +138,14 @@ class _StructureReader:
 
     def _items(self, items: list[Token]) -> list[Any]:
         """Return the structure of an item; of cases, that of each row."""
-        items = _without_braces(items)
+        items = without_braces(items)
         if items and items[0].text in _ROWS and items[-1].text.startswith("end "):
             rows, _ = split(items[1:-1], ("\\\\",))
             cells = [_without_alignment(_with_condition_marked(row)) for row in rows if row]
             if items[0].text != "begin array" or all(top_level(row, RELATIONS) for row in cells):
                 return [item for row in cells for item in self.listing(row).items]
         structure = self.item(items)
-        return _quantities(structure) if isinstance(structure, Phrase) else [structure]
+        return quantities(structure) if isinstance(structure, kinds.Phrase) else [structure]
 
     def item(self, items: list[Token]) -> Any:
         """Read an item that is no list: a chain of relations, or a value."""
@@ -176,27 +159,27 @@ class _StructureReader:
             rows = self._items(side) if side else []
             if not rows:
                 raise Unreadable("a relation without a side")
-            values.append(rows[0] if len(rows) == 1 else Listing(tuple(rows)))
-        if relations[-1] in ("in", "notin") and isinstance(values[-1], Formula):
+            values.append(rows[0] if len(rows) == 1 else kinds.Listing(tuple(rows)))
+        if relations[-1] in ("in", "notin") and isinstance(values[-1], kinds.Formula):
             name = values[-1].text.removesuffix("inbold")
-            values[-1] = NamedSet(name) if name in _LETTERS_OF_SETS else values[-1]
-        return Chain(tuple(values), tuple(relations))
+            values[-1] = kinds.NamedSet(name) if name in _LETTERS_OF_SETS else values[-1]
+        return kinds.Chain(tuple(values), tuple(relations))
 
     def value(self, items: list[Token]) -> Any:
         """Read what stands on a side of a relation, or alone."""
-        items = _without_braces(items)
+        items = without_braces(items)
         if not items:
             raise Unreadable("nothing")
         if len(items) == 1 and items[0].text == "dots":
-            return Words("...")
+            return kinds.Words("...")
         if _is_named_point(items):
             name = items[0].text
-            return Chain((Formula(("symbol", name), text=name), self._bracketed(items[1:])), ("=",))
+            return kinds.Chain((kinds.Formula(("symbol", name), text=name), self._bracketed(items[1:])), ("=",))
         if places := top_level(items, _SET_OPERATORS):
             place = places[-1]
-            return SetOperation(items[place].text, self.value(items[:place]), self.value(items[place + 1 :]))
+            return kinds.SetOperation(items[place].text, self.value(items[:place]), self.value(items[place + 1 :]))
         if (set_name := _named_set(items)) is not None:
-            return NamedSet(set_name)
+            return kinds.NamedSet(set_name)
         if (bracketed := self._bracketed(items)) is not None:
             return bracketed
         return self._quantity(items)
@@ -206,12 +189,12 @@ class _StructureReader:
         if len(items) < 2 or items[0].kind != "sign" or items[-1].kind != "sign":
             return None
         if opening == "\\{" and closing == "\\}" and len(items) == 2:
-            return NamedSet("O")
+            return kinds.NamedSet("O")
         inner = items[1:-1]
         is_outward = opening == "]" and closing in ("[", "]") or (opening == "[" and closing == "[")
         if is_outward and len(top_level(inner, (",", ";"))) == 1:
             opening, closing = opening.replace("]", "("), closing.replace("[", ")")
-        elif opening not in _OPENING or opening == "{" or not _encloses(items):
+        elif opening not in OPENING or opening == "{" or not encloses(items):
             return None
         opening, closing = opening.replace("langle", "("), closing.replace("rangle", ")")
         if opening == "\\{":
@@ -219,42 +202,44 @@ class _StructureReader:
         content = self.listing(inner)
         if len(content.items) == 1:
             return content.items[0] if (opening, closing) == ("(", ")") or closing == "]" else None
-        return Bracketed(opening, closing, content.items)
+        return kinds.Bracketed(opening, closing, content.items)
 
     def _set(self, inner: list[Token]) -> Any:
         bars = top_level(inner, ("|",))
         colons = top_level(inner, (":",))
         place = bars[0] if len(bars) % 2 and bars[0] > 0 else colons[0] if colons and not bars else None
         if place is None or not top_level(inner[place + 1 :], RELATIONS):
-            return Bracketed("{", "}", self.listing(inner).items)
+            return kinds.Bracketed("{", "}", self.listing(inner).items)
         head, rest = inner[:place], inner[place + 1 :]
         variable = head[0].text if head[0].kind == "symbol" and (len(head) == 1 or head[1].text == "in") else None
         domain = [*head, Token("sign", ",")] if len(head) > 1 and head[1].text == "in" else []
         if variable:
             rest = [replace(token, text=BOUND) if token.text == variable else token for token in [*domain, *rest]]
             head = [Token("symbol", BOUND)]
-        return Builder(self.value(head), self.listing(rest))
+        return kinds.Builder(self.value(head), self.listing(rest))
 
     def _quantity(self, items: list[Token]) -> Any:
         """Read a formula, words, or both."""
-        items = _with_units_as_words(items)
+        items = with_units_as_words(items)
         if all(token.kind == "word" for token in items):
             return _words(items)
         currency = next((token.text for token in items if token.text in ("$", "€", "£", "¥")), "")
         items = [token for token in items if token.text != currency or token.kind != "sign"]
+        if not items:
+            raise Unreadable("a currency without an amount")
         start = next((place for place, token in enumerate(items) if token.kind == "word"), len(items))
         if start == len(items):
             return self._ratio_or_formula(items, UNITS.get(currency, ""))
-        if start > 0 and items[start - 1].text not in ("+", "-", "*", "/", "^") and _is_unit(items[start:]):
+        if start > 0 and items[start - 1].text not in ("+", "-", "*", "times", "/", "^") and is_unit(items[start:]):
             return self._ratio_or_formula(items[:start], unit_name(name_of(items[start:])))
         if all(len(token.text) < 3 and token.text.lower() not in TELLING for token in items if token.kind == "word"):
             try:
-                return Formula(parse_formula(items), text=name_of(items).replace(" ", ""))
+                return kinds.Formula(parse_formula(items), text=name_of(items).replace(" ", ""))
             except Unreadable:
                 pass  # the words are a phrase, then
         return self._phrase(items)
 
-    def _phrase(self, items: list[Token]) -> Phrase:
+    def _phrase(self, items: list[Token]) -> kinds.Phrase:
         parts: list[Any] = []
         run: list[Token] = []
         for token in [*items, Token("word", "")]:
@@ -264,81 +249,63 @@ class _StructureReader:
             if run:
                 parts.append(self._part(run))
             run = []
-            parts.append(Words(unit_name(token.text)))
-        return Phrase(tuple(parts[:-1]))
+            parts.append(kinds.Words(unit_name(token.text)))
+        return kinds.Phrase(tuple(parts[:-1]))
 
     def _part(self, run: list[Token]) -> Any:
         try:
             return self.item(run)
         except Unreadable:
-            return Words(name_of(run))
+            return kinds.Words(name_of(run))
 
     def _ratio_or_formula(self, items: list[Token], unit: str) -> Any:
         terms, colons = split(items, (":",))
         text = name_of(items).replace(" ", "")
         if items[-1].text == "%":
             items, unit = items[:-1], "%"
-        elif items[-1].text == "deg" and not unit:
-            unit = "degree"
         if colons:
-            return Ratio(tuple(parse_formula(term) for term in terms), text, unit)
-        return Formula(parse_formula(items), unit, text)
+            return kinds.Ratio(tuple(parse_formula(term) for term in terms), text, unit)
+        tree = parse_formula(items)
+        return kinds.Formula(tree, "degree" if tree[0] == "degrees" and not unit else unit, text)
 
 
-def _quantities(phrase: Phrase) -> list[Any]:
-    """Return the quantities of a phrase such as 3 hours 20 minutes; any other phrase as it is."""
-    values, units = phrase.parts[::2], phrase.parts[1::2]
-    if (
-        len(values) == len(units)
-        and all(isinstance(value, Formula) for value in values)
-        and all(isinstance(unit, Words) and unit.text in _KNOWN_UNITS for unit in units)
-    ):
-        return [replace(value, unit=unit.text) for value, unit in zip(values, units, strict=True)]
-    return [phrase]
+def _with_middle(items: tuple) -> tuple:
+    """Return the terms with those for which an item of dots stands, if they grow by the same; else the items."""
+    places = [place for place, item in enumerate(items) if item == kinds.Words("...")]
+    numbers: list[Any] = [
+        item.tree[1] if isinstance(item, kinds.Formula) and item.tree[0] == "number" else None for item in items
+    ]
+    if len(places) != 1 or not 2 <= places[0] < len(items) - 1 or numbers.count(None) > 1:
+        return items
+    (place,) = places
+    step = numbers[1] - numbers[0]
+    count = (numbers[place + 1] - numbers[0]) / step if step else Fraction(0)
+    if any(b - a != step for a, b in pairwise(numbers[:place])) or not place <= count <= MOST_LISTED or count % 1:
+        return items
+    terms = [numbers[0] + step * index for index in range(int(count))]
+    return (*(kinds.Formula(("number", term, 0), text=str(term)) for term in terms), *items[place + 1 :])
 
 
-def _is_unit(items: list[Token]) -> bool:
-    """Return whether tokens behind a number are a unit: words that say no more, and signs between them."""
-    for place, token in enumerate(items):
-        if token.kind == "word":
-            is_multiple = token.text[0] in "万亿百千" and token.text not in UNITS
-            if is_multiple or not TELLING.isdisjoint(token.text.lower().split()):
-                return False
-        elif token.kind == "number":
-            if items[place - 1].text not in ("^", "{", "-"):
-                return False
-        elif token.text not in ("/", "^", "*", "-", "{", "}"):
-            return False
-    return True
-
-
-def _words(items: list[Token]) -> Formula | Words:
+def _words(items: list[Token]) -> kinds.Formula | kinds.Words | kinds.NamedSet:
     text = " ".join(token.text for token in items)
     text = re.sub(r"^(?:option|choice|answer|the answer is) (?=\S)", "", text, flags=re.IGNORECASE)
-    return Formula(("symbol", text), text=text) if len(text) == 1 and text.isascii() else Words(unit_name(text))
+    if len(text) == 1 and text.isascii():
+        return kinds.Formula(("symbol", text), text=text)
+    if text.lower() in NUMBER_WORDS:
+        return kinds.Formula(("number", Fraction(NUMBER_WORDS[text.lower()]), 0), text=text)
+    meaning = WORD_MEANINGS.get(text.lower(), text.lower())
+    names = {"no solution": "O", "all real numbers": "R"}
+    return (
+        kinds.NamedSet(names[meaning])
+        if meaning in names
+        else kinds.Words(unit_name(WORD_MEANINGS.get(text.lower(), text)))
+    )
 
 
 def _is_named_point(items: list[Token]) -> bool:
     """Return whether the items are a point with its name, such as A(1,2)."""
     is_name = items[0].kind == "symbol" and items[0].text.isupper()
-    return is_name and _encloses(items[1:]) and bool(top_level(items[2:-1], (",",)))
-
-
-def _without_braces(items: list[Token]) -> list[Token]:
-    while len(items) > 1 and items[0].text == "{" and items[0].kind == "sign" and _encloses(items):
-        items = items[1:-1]
-    return items
-
-
-def _encloses(items: list[Token]) -> bool:
-    """Return whether the bracket at the start is closed by the last token."""
-    depth = 0
-    for place, token in enumerate(items):
-        if token.kind == "sign":
-            depth += (token.text in _OPENING) - (token.text in _CLOSING)
-            if depth == 0:
-                return place == len(items) - 1
-    return False
+    return is_name and encloses(items[1:]) and bool(top_level(items[2:-1], (",",)))
 
 
 def _named_set(items: list[Token]) -> str | None:
@@ -384,19 +351,3 @@ def _with_condition_apart(items: list[Token]) -> list[list[Token]]:
                 inner = items[place + 1 : -1]
                 return [items[:place], inner] if top_level(inner, ("in",)) and len(inner) > 2 else [items]
     return [items]
-
-
-def _with_units_as_words(items: list[Token]) -> list[Token]:
-    """Return units in parentheses, in a fraction, or as a Greek letter, as words beside each other."""
-    result = list(items)
-    for place in range(2, len(items)):
-        if result[place - 2].kind == "word" and items[place - 1].text == "/" and items[place].text in ("h", "s", "m"):
-            result[place] = replace(items[place], kind="word")
-    if items[-1].text == "Omega" and (items[0].kind == "number" or items[0].text == "scientific"):
-        result[-1] = Token("word", "Ω")
-    texts = [token.kind if token.kind == "word" else token.text for token in result]
-    if texts[-3:] == ["(", "word", ")"] and len(texts) > 3:
-        result = [*result[:-3], result[-2]]
-    elif texts[-7:] == ["frac", "{", "word", "}", "{", "word", "}"]:
-        result = [*result[:-7], result[-5], Token("sign", "/"), result[-2]]
-    return result

@@ -9,8 +9,17 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from .answer_words import CONSTANTS, FUNCTIONS, GREEK, SHORT_UNITS, SIGNS, SPACED_UNITS, UNIT_SYMBOLS, WORDS
-from .latex_spelling import plain_characters, without_repeating_decimals
+from verl.utils.reward_score.answer_words import (
+    CONSTANTS,
+    FUNCTIONS,
+    GREEK,
+    SHORT_UNITS,
+    SIGNS,
+    SPACED_UNITS,
+    UNIT_SYMBOLS,
+    WORDS,
+)
+from verl.utils.reward_score.latex_spelling import common_spelling, plain_characters, without_repeating_decimals
 
 MAX_TOKENS = 1000
 MAX_DEPTH = 40
@@ -71,13 +80,7 @@ class Token:
 def cleaned(answer: str) -> str:
     """Return the answer's text in plain characters, without what only lays out, and without dollars around formulas."""
     text = plain_characters(_from_json(answer.strip()).replace("，", ", ")).translate(_CHARACTERS)
-    text = without_repeating_decimals(text)
-    text = re.sub(r"\\\\\[[^\[\]]*(?:pt|em|ex|mm|cm)\]", r"\\\\ ", text)
-    text = re.sub(r"(?<!\\)\\[()\[\]]", " ", text)
-    text = re.sub(r"\^\{?\\(?:text|mathrm)\{(?:st|nd|rd|th)\}\}?|\b(?:np|math)\.(?=[a-z])", "", text)
-    text = re.sub(r"\b([apAP])\.\s?([mM])\b\.?", r"\1\2", text)
-    text = re.sub(r"^(\d\d?:\d\d)\s*([aApP])[mM]$|^(\d\d?)\s*([AP])M$", r"\1\3\\text{\2\4m}", text)
-    text = re.sub(r"^\\text\s*\{\s*(?:option|choice|answer)\s*:?\s*\}", "", text, flags=re.IGNORECASE)
+    text = common_spelling(without_repeating_decimals(text))
     text = _LAYOUT.sub(" ", _without_dollars(text)).replace("\\_", "_")
     text = re.sub(r"(?<=\d)\s*[xX]\s*(?=10\s*\^)", r"\\times ", text)
     if text.count(r"\{") > text.count(r"\}"):  # a brace before the rows of a system of equations
@@ -216,14 +219,14 @@ def _argument(text: str, position: int) -> tuple[str, int]:
 
 def _text(command: str, content: str, spaced: bool) -> Iterator[Token]:
     """The tokens of \\text{...} and its kin: words, but numbers, signs and formulas between dollars for themselves."""
-    bare = re.sub(r"\.(?!\d)", "", _SPACE.sub(" ", content)).strip()
+    bare = re.sub(r"\.(?!\d)", "", _SPACE.sub(" ", content.replace(r"\cdot", "*"))).strip()
     if bare in FUNCTIONS and (command == "operatorname" or bare not in SHORT_UNITS):
         yield Token("command", bare, spaced)
     elif bare in ("e", "i", "d") and command in ("mathrm", "operatorname"):
         yield Token("symbol", bare, spaced)
     elif re.fullmatch(r"[A-Za-z]", bare) and command in _BOLD_COMMANDS:
         yield Token("symbol", bare if command == "mathit" else f"{bare} in bold", spaced)
-    elif "\\" in bare or (command.startswith("math") and not re.fullmatch(r"[A-Za-z ./%'-]*", bare)):
+    elif "\\" in bare or (command.startswith("math") and not re.fullmatch(r"[A-Za-z ./%'*-]*", bare)):
         for token in _pieces(content):
             is_letter = token.kind == "symbol" and len(token.text) == 1
             yield Token("word", token.text, token.spaced) if is_letter else token
@@ -234,4 +237,5 @@ def _text(command: str, content: str, spaced: bool) -> Iterator[Token]:
             elif word in _SEPARATING:
                 yield _separator(word)
             else:
-                yield Token("word", word if len(word) < 3 and word not in ("Or", "OR") else word.lower(), True)
+                keeps_case = word in UNIT_SYMBOLS or (len(word) < 3 and word not in ("Or", "OR"))
+                yield Token("word", word if keeps_case else word.lower(), True)

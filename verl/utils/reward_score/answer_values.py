@@ -14,7 +14,7 @@ from typing import Any
 
 from mpmath import mp, mpc, mpf
 
-from .answer_tokens import Unreadable
+from verl.utils.reward_score.answer_tokens import Unreadable
 
 DIGITS = 100
 MAX_BITS = 400_000
@@ -30,14 +30,7 @@ class TooLarge(ValueError):
     """The value has more digits than are computed."""
 
 
-@dataclass(frozen=True)
-class Matrix:
-    """A matrix as a tuple of rows."""
-
-    rows: tuple
-
-
-Value = Any  # a Fraction, a real or complex number of mpmath, or a Matrix
+Value = Any  # a Fraction, or a real or complex number or a matrix of mpmath
 
 
 @dataclass(frozen=True)
@@ -45,7 +38,7 @@ class Point:
     """The values of all symbols, and what a degree and `log` without a base mean."""
 
     number: int
-    signs: str = "positive"
+    signs: str = "positive"  # or mixed, or negative, or the name of the only symbol that is negative
     degree: str = "number"
     log_base: str = "unknown"
     whole: frozenset[str] = frozenset()  # the names of symbols whose values are whole numbers
@@ -61,7 +54,7 @@ def _random_value(name: str, point: Point) -> Fraction:
     if name in point.whole:
         return Fraction(rng.randint(2, 9))
     size = Fraction(rng.randrange(5, 61, 2), 16)
-    is_negative = point.signs == "negative" or (point.signs == "mixed" and rng.random() < 0.5)
+    is_negative = point.signs in ("negative", name) or (point.signs == "mixed" and rng.random() < 0.5)
     return -size if is_negative else size
 
 
@@ -87,21 +80,20 @@ def evaluate(tree: tuple, point: Point) -> Value:
             return add(evaluate(tree[1], point), evaluate(tree[2], point))
         case "negative":
             return multiply(Fraction(-1), evaluate(tree[1], point))
-        case "percent":
-            return divide(evaluate(tree[1], point), Fraction(100))
         case "degrees":
             value = evaluate(tree[1], point)
             return value if point.degree == "number" else multiply(value, divide(+mp.pi, Fraction(180)))
         case "factorial":
             return _factorial(evaluate(tree[1], point))
         case "function":
-            return _function(tree[1], [evaluate(operand, point) for operand in tree[2:]], point)
+            inner = replace(point, degree="radian") if tree[1] in _TAKES_AN_ANGLE else point
+            return _function(tree[1], [evaluate(operand, inner) for operand in tree[2:]], point)
         case "unknown":
             return _unknown(tree[1], [evaluate(operand, point) for operand in tree[2:]], point)
         case "sum" | "product":
             return _series(tree, point)
         case "matrix":
-            return Matrix(tuple(tuple(evaluate(cell, point) for cell in row) for row in tree[1]))
+            return mp.matrix([[number(evaluate(cell, point)) for cell in row] for row in tree[1]])
     return _calculus(tree, point)
 
 
@@ -111,9 +103,13 @@ def _constant(name: str, point: Point) -> Value:
     return {"pi": +mp.pi, "e": +mp.e, "i": mpc(0, 1), "infty": mp.inf}[name]
 
 
+def is_matrix(value: Value) -> bool:
+    return isinstance(value, mp.matrix)
+
+
 def number(value: Value) -> Value:
     """Return the value as a number of mpmath."""
-    if isinstance(value, Matrix):
+    if is_matrix(value):
         raise Unreadable("a matrix where a number is expected")
     return mpf(value.numerator) / value.denominator if isinstance(value, Fraction) else value
 
@@ -124,55 +120,41 @@ def checked(value: Value) -> Value:
     return value
 
 
-def add(left: Value, right: Value) -> Value:
-    if isinstance(left, Matrix) and isinstance(right, Matrix):
-        if [len(row) for row in left.rows] != [len(row) for row in right.rows]:
-            raise Undefined("matrices of several shapes")
-        return Matrix(tuple(tuple(map(add, *rows)) for rows in zip(left.rows, right.rows, strict=True)))
-    if isinstance(left, Fraction) and isinstance(right, Fraction):
-        return left + right
-    return checked(number(left) + number(right))
+def _arithmetic(operation: Callable[[Value, Value], Value]) -> Callable[[Value, Value], Value]:
+    """Return the operation for fractions, for numbers of mpmath, and for matrices that fit."""
+
+    def result(left: Value, right: Value) -> Value:
+        if isinstance(left, Fraction) and isinstance(right, Fraction):
+            return operation(left, right)
+        left, right = (value if is_matrix(value) else number(value) for value in (left, right))
+        if not is_matrix(left) and not is_matrix(right):
+            return checked(operation(left, right))
+        try:
+            return operation(left, right)
+        except (ValueError, TypeError, AttributeError) as error:
+            raise Undefined("matrices that do not fit") from error
+
+    return result
 
 
-def multiply(left: Value, right: Value) -> Value:
-    if isinstance(left, Matrix) and isinstance(right, Matrix):
-        if len(left.rows[0]) != len(right.rows):
-            raise Undefined("matrices that do not fit")
-        columns = tuple(zip(*right.rows, strict=True))
-        return Matrix(tuple(tuple(_dot(row, column) for column in columns) for row in left.rows))
-    if isinstance(left, Matrix) or isinstance(right, Matrix):
-        matrix, factor = (left, right) if isinstance(left, Matrix) else (right, left)
-        return Matrix(tuple(tuple(multiply(factor, cell) for cell in row) for row in matrix.rows))
-    if isinstance(left, Fraction) and isinstance(right, Fraction):
-        return left * right
-    return checked(number(left) * number(right))
-
-
-def _dot(row: tuple, column: tuple) -> Value:
-    total: Value = Fraction(0)
-    for left, right in zip(row, column, strict=True):
-        total = add(total, multiply(left, right))
-    return total
+add = _arithmetic(lambda left, right: left + right)
+multiply = _arithmetic(lambda left, right: left * right)
 
 
 def divide(left: Value, right: Value) -> Value:
-    if isinstance(right, Matrix):
-        raise Unreadable("division by a matrix")
     if is_zero(right):
         raise Undefined("division by zero")
-    if isinstance(left, Fraction) and isinstance(right, Fraction):
-        return left / right
-    return multiply(left, checked(1 / number(right)))
+    return left / right if isinstance(left, Fraction) and isinstance(right, Fraction) else multiply(left, 1 / right)
 
 
 def is_zero(value: Value) -> bool:
-    """Return whether a number is zero, but for what rounding to 100 digits leaves of it."""
-    return value == 0 if isinstance(value, Fraction) else abs(number(value)) < mpf(10) ** (-DIGITS * 7 // 10)
+    """Return whether a number is zero, but for what rounding leaves of it."""
+    return value == 0 if isinstance(value, Fraction) else abs(number(value)) < mpf(10) ** (10 - mp.dps)
 
 
 def power(base: Value, exponent: Value) -> Value:
-    if isinstance(base, Matrix) or isinstance(exponent, Matrix):
-        return _matrix_power(base, exponent)
+    if is_matrix(base) and exponent in (2, 3, 4) and base.rows == base.cols:
+        return base ** int(exponent)
     if is_zero(base):
         if mp.re(number(exponent)) < 0:
             raise Undefined("division by zero")
@@ -189,12 +171,6 @@ def power(base: Value, exponent: Value) -> Value:
             root = mp.power(-number(base), number(exponent))
             return -root if exponent.numerator % 2 else root
     return checked(mp.power(number(base), number(exponent)))
-
-
-def _matrix_power(base: Value, exponent: Value) -> Value:
-    if not isinstance(base, Matrix) or exponent not in (2, 3, 4):
-        raise Unreadable("a power of a matrix")
-    return multiply(base, base if exponent == 2 else _matrix_power(base, exponent - 1) if exponent > 2 else base)
 
 
 _OPERATIONS: dict[str, Callable[[Value, Value], Value]] = {
@@ -245,12 +221,9 @@ def _log(value: Value, base: Value) -> Value:
 def _whole(function: Callable[[Fraction], int]) -> Callable[[Value], Value]:
     def rounded(value: Value) -> Value:
         if not isinstance(value, Fraction):
-            value = number(value)
-            if mp.isinf(value) or mp.im(value) != 0:
+            if not mp.isfinite(value) or mp.im(value) != 0 or abs(value) > mpf(10) ** 50:
                 raise Undefined("no whole part")
-            if abs(value) > mpf(10) ** 50:
-                raise TooLarge("whole part")
-            value = Fraction(int(mp.floor(value * mpf(10) ** 60)), 10**60)
+            value = Fraction(int(mp.floor(mp.re(value) * mpf(10) ** 60)), 10**60)
         return Fraction(function(value))
 
     return rounded
@@ -258,36 +231,16 @@ def _whole(function: Callable[[Fraction], int]) -> Callable[[Value], Value]:
 
 def _exact(function: Callable[..., int | Fraction]) -> Callable[..., Value]:
     def exact_function(*operands: Value) -> Value:
-        if not all(isinstance(operand, Fraction) for operand in operands):
+        is_whole = function in (math.gcd, math.lcm)
+        if not all(isinstance(value, Fraction) and (value.denominator == 1 or not is_whole) for value in operands):
             raise Unreadable("only fractions")
-        if function in (math.gcd, math.lcm):
-            return Fraction(function(*(int(operand) for operand in operands)))
-        return Fraction(function(*operands))
+        return Fraction(function(*map(int, operands)) if is_whole else function(*operands))
 
     return exact_function
 
 
 def _absolute(value: Value) -> Value:
     return abs(value) if isinstance(value, Fraction) else abs(number(value))
-
-
-def _transposed(matrix: Value) -> Value:
-    if not isinstance(matrix, Matrix):
-        raise Unreadable("only a matrix is transposed")
-    return Matrix(tuple(zip(*matrix.rows, strict=True)))
-
-
-def _determinant(matrix: Value) -> Value:
-    if not isinstance(matrix, Matrix) or len(matrix.rows) != len(matrix.rows[0]) or len(matrix.rows) > 5:
-        raise Unreadable("only small square matrices have a determinant here")
-    first, *rest = matrix.rows
-    if not rest:
-        return first[0]
-    total: Value = Fraction(0)
-    for column, cell in enumerate(first):
-        minor = Matrix(tuple(row[:column] + row[column + 1 :] for row in rest))
-        total = add(total, multiply(Fraction((-1) ** column), multiply(cell, _determinant(minor))))
-    return total
 
 
 _FUNCTIONS: dict[str, Callable] = {
@@ -300,14 +253,16 @@ _FUNCTIONS: dict[str, Callable] = {
     "max": _exact(max),
     "gcd": _exact(math.gcd),
     "lcm": _exact(math.lcm),
-    "transpose": _transposed,
-    "det": _determinant,
+    "transpose": lambda matrix: matrix.T,
+    "det": mp.det,
 }
 _BY_MPMATH = {
     "sin": mp.sin, "cos": mp.cos, "tan": mp.tan, "cot": mp.cot, "sec": mp.sec, "csc": mp.csc, "arcsin": mp.asin,
     "arccos": mp.acos, "arctan": mp.atan, "arccot": mp.acot, "sinh": mp.sinh, "cosh": mp.cosh, "tanh": mp.tanh,
     "arcsinh": mp.asinh, "arccosh": mp.acosh, "arctanh": mp.atanh, "Re": mp.re, "Im": mp.im, "arg": mp.arg,
+    "cis": mp.expj,
 }  # fmt: skip
+_TAKES_AN_ANGLE = frozenset("sin cos tan cot sec csc cis".split())
 
 
 def _function(name: str, operands: list[Value], point: Point) -> Value:
@@ -320,8 +275,8 @@ def _function(name: str, operands: list[Value], point: Point) -> Value:
     if name in _FUNCTIONS:
         try:
             return _FUNCTIONS[name](*operands)
-        except TypeError as error:
-            raise Unreadable(f"{name} of {len(operands)} operands") from error
+        except (TypeError, AttributeError, ValueError) as error:
+            raise error if isinstance(error, Undefined | TooLarge) else Unreadable(f"operands of {name}") from error
     if name not in _BY_MPMATH or len(operands) != 1:
         raise Unreadable(f"function {name}")
     operand = number(operands[0])
@@ -337,7 +292,7 @@ def _coefficients(name: str, count: int, point_number: int) -> list[float]:
 
 
 def _unknown(name: str, operands: list[Value], point: Point) -> Value:
-    """Return the value of a function of which only the name is told: the same for equal operands, else another."""
+    """Return the value of a function without a rule: the same for equal operands, else another."""
     coefficients = _coefficients(name, len(operands), point.number)
     total = mpf(0)
     for operand, steepness, phase, slope in zip(operands, *(coefficients[start::3] for start in range(3)), strict=True):

@@ -26,8 +26,8 @@ def is_equivalent(truth: str, answer: str) -> bool:
     The project's own reader decides where it can read both. Where it cannot, math-verify decides about limits, sums,
     products and integrals, but its verdict "equal" counts only if the values of what it read agree.
     """
-    from answers.answer_equality import is_equal
-    from answers.answer_tokens import Unreadable
+    from verl.utils.reward_score.answer_equality import is_equal
+    from verl.utils.reward_score.answer_tokens import Unreadable
 
     try:
         return is_equal(truth, answer)
@@ -37,12 +37,13 @@ def is_equivalent(truth: str, answer: str) -> bool:
 
 def is_equivalent_by_library(truth: str, answer: str) -> bool:
     """Return whether math-verify finds the LaTeX `answer` equal to `truth`, and values confirm it."""
-    from answers.equality_witness import confirms
-    from answers.latex_spelling import readable
     from math_verify import LatexExtractionConfig, parse, verify
 
+    from verl.utils.reward_score.answer_tokens import cleaned
+    from verl.utils.reward_score.equality_witness import confirms
+
     # no time-outs of math-verify, which print warnings and work in the main thread only: the parent kills this process
-    texts = [readable(text) for text in (truth, answer)]
+    texts = [cleaned(text) for text in (truth, answer)]
     gold, parsed = (parse(f"\\boxed{{{text}}}", (LatexExtractionConfig(),), parsing_timeout=None) for text in texts)
     # allow_set_relation_comp: x < 3 and (-oo, 3) are the same, whichever of the two is the truth
     is_equal = bool(gold and parsed) and verify(gold, parsed, timeout_seconds=None, allow_set_relation_comp=True)
@@ -66,11 +67,11 @@ def serve(connection: int) -> None:
 
 
 if __name__ == "__main__":
-    # upstream's math_verify.py, in the folder of this file, would hide the library: siblings are a package of their own
+    # upstream's math_verify.py, in the folder of this file, would hide the library
     sys.path[:] = [folder for folder in sys.path if folder != os.path.dirname(os.path.abspath(__file__))]
-    siblings = ModuleType("answers")
-    siblings.__path__ = sys.argv[1:]
-    sys.modules["answers"] = siblings
+    for package in ("verl", "verl.utils", "verl.utils.reward_score"):
+        sys.modules[package] = ModuleType(package)
+        sys.modules[package].__path__ = sys.argv[1:]
     warnings.simplefilter("ignore")
     logging.disable(logging.CRITICAL)
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))

@@ -1,8 +1,7 @@
-"""Rewrites answers that math-verify does not read into LaTeX with exactly the same meaning that it does read.
+"""Rewrites the characters and notations of an answer into LaTeX with exactly the same meaning.
 
 x² -> x^{2}        （1，2） -> (1,2)            0.1\\overline{6} -> \\frac{15}{90}
-½ -> \\frac{1}{2}  \\big(1,2\\big) -> (1,2)    1.2e6 -> 1.2\\times 10^{6}
-4 6 -> 46, as LaTeX prints it (math-verify would add the two numbers)
+½ -> \\frac{1}{2}  {10 \\choose 3} -> \\binom{10}{3}
 """
 
 import re
@@ -14,22 +13,53 @@ _FRACTIONS = {char: "\\frac{" + normalize("NFKC", char).replace("\u2044", "}{") 
 _FULL_WIDTH = {chr(code): chr(code - 0xFEE0) for code in range(0xFF01, 0xFF5F)}
 _CHARACTERS = str.maketrans({"~": " ", "°": r"^\circ ", "∞": r"\infty ", "·": r"\cdot ", **_FRACTIONS, **_FULL_WIDTH})
 _SUPERSCRIPTS = re.compile("⁻?[⁰¹²³⁴-⁹]+")
-_COMMANDS = {
-    r"\\[bB]igg?[lrm]?(?![a-zA-Z])": "",
-    r"\\varnothing(?![a-zA-Z])": r"\\emptyset ",
-    r"\\lbrace(?![a-zA-Z])": r"\\{",
-    r"\\rbrace(?![a-zA-Z])": r"\\}",
-    r"\\degree(?![a-zA-Z])": r"^\\circ ",
-    r"\\ast(?![a-zA-Z])": r"\\cdot ",
-    r"\\mathbb\s*([A-Z])": r"\\mathbb{\1}",
-    r"√(\d+)": r"\\sqrt{\1}",
-}
 _REPEATING = re.compile(r"(\d*)\.(\d*)\\(?:overline|bar)\s*\{\s*(\d+)\s*\}")
 _DOTTED = re.compile(r"(?<=[\d.])\\dot\s*\{?\d\}?(?:\d*\\dot\s*\{?\d\}?)?")
-_EXPONENT = re.compile(r"([+-]?(?:\d+\.?\d*|\.\d+))[eE]([+-]?\d{1,3})")
-_MIXED = re.compile(r"([+-]?\d+)\s+(\d+)/(\d+)")
-_NUMBERS = re.compile(r"[+-]?(?:[\d.,\s]|\\[,;:! ])+")
-_GAP = re.compile(r"(?<=\d)(?:\s|\\[,;:! ])+(?=\d)")
+_NUMBER_WORDS = (
+    "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen "
+    "eighteen nineteen twenty"
+).split()
+NUMBER_WORDS = {word: value for value, word in enumerate(_NUMBER_WORDS)}
+_TEXT = r"\\(?:text|mathrm|textrm|mbox|textbf)\s*\{[\s~]*"
+_CIRCLE = r"(?:\\[, ]|\s)*\^\{?\s*\\circ\s*\}?\s*"
+_GAP = r"(?:[\s,;(~]|\\[,; ])*"
+_PARAMETER = rf"{_GAP}(?:{_TEXT}[\s,(]*)?(?:(?:where|for|with)\b\s*)?\}}?\s*"
+_SPELLINGS = [
+    (re.compile(pattern), same)
+    for pattern, same in {
+        r"\\\\\[[^\[\]]*(?:pt|em|ex|mm|cm)\]": r"\\\\ ",
+        r"(?<!\\)\\[()\[\]]": " ",
+        rf"\^\{{?{_TEXT}(?:st|nd|rd|th)\}}\}}?|\b(?:np|math)\.(?=[a-z])": "",
+        r"\b([apAP])\.\s?([mM])\b\.?": r"\1\2",
+        r"^(\d\d?:\d\d)\s*([aApP])[mM]$": r"\1\\text{\2m}",
+        r"^(\d\d?)\s*([AP])M$": r"\1\\text{\2m}",
+        rf"(?i)^{_TEXT}(?:option|choice|answer)\s*:?\s*\}}|^选择?(?=\s*[A-F])": "",
+        rf"^[\d.]+\s*\\?%\s*{_TEXT}(?:CI|confidence interval)\s*:?\s*\}}\s*:?(?=\s*[\[(])": "",
+        r"(?<=[a-zA-Z]):\s*\}": "}",
+        r"\{\s*([^{}]+?)\s*\\choose\s+([^{}]+?)\s*\}": r"\\binom{\1}{\2}",
+        r"\\(?:hat|vec)\s*\{\s*(\\(?:mathbf|boldsymbol)\s*\{\s*[ijk]\s*\})\s*\}": r"\1",
+        r"\\(?:hat|vec|mathbf|boldsymbol|bm)\s*\{\s*\\?([ijk])(?:math)?\s*\}": r"\\mathbf{\1}",
+        r"(\d+)\s*\^\{?\s*\\circ\s*\}?\s*(\d+)\s*(?:'|\^\{?\s*\\prime\s*\}?)(?!')": r"{(\1+\\frac{\2}{60})^\\circ}",
+        rf"{_CIRCLE}(?:{_TEXT}C\s*\}}|C(?=\s*(?:\}}|$)))": r"\\text{ celsius}",
+        rf"{_CIRCLE}(?:{_TEXT}F\s*\}}|F(?=\s*(?:\}}|$)))": r"\\text{ fahrenheit}",
+        r"degrees?\s+(?=[Cc]elsius|[Ff]ahrenheit)": "",
+        rf"{_TEXT}([0-9A-F]+)\}}_(?=\{{?\d)": r"\1_",
+        rf"(?<=\d)(?:\s|\\ )*({_TEXT})?(?:million\b|百万)": r"\\times 10^{6}\1",
+        rf"(?<=\d)(?:\s|\\ )*({_TEXT})?billion\b": r"\\times 10^{9}\1",
+        r"(?<=\d)\s*万(?![\u4e00-\u9fff]*\d)": r"\\times 10^{4}",
+        rf"^(-?[\d.]+)\s*(?:{_TEXT}to\s*\}}|to)\s*(-?[\d.]+)$": r"\1:\2",
+        rf"^(\d+)\s*(?:{_TEXT}(?:R|r|remainder)\s*\}}|R|remainder|余)\s*(\d+)$": r"\1\\text{ remainder }\2",
+        r"时\s*(\d+)\s*分(?!钟)": r"时\1分钟",
+        r"百分之([\d.]+)": r"\1\\%",
+        rf"{_PARAMETER}\$?([a-zA-Z])\$?\s*(?:{_TEXT})?\s*(?:is an|is any|为|是)\s*(?:integer|整数)[)}}.\s]*$":
+            r", \1\\in\\mathbb{Z}",
+        rf"{_GAP}(?:{_TEXT}[\s,(]*)?for\s+(?:any |all |every |each )?integers?\s*\}}?\s*\$?([a-zA-Z])\$?[)}}.\s]*$":
+            r", \1\\in\\mathbb{Z}",
+        rf"{_TEXT},?\s*(?:where|for|with)\s*(?:any|all|every)?\s*\}}(?=\s*[a-zA-Z]\s*\\in(?![a-z]))": ", ",
+    }.items()
+]  # fmt: skip
+_BASE_IN_WORDS = re.compile(rf"_\{{?\s*{_TEXT}({'|'.join(_NUMBER_WORDS[2:])})\s*\}}\}}?")
+_CIRCLED = re.compile(r"[①-⑳][①-⑳\s,、]*")
 
 
 def plain_characters(answer: str) -> str:
@@ -42,21 +72,17 @@ def plain_characters(answer: str) -> str:
     return _SUPERSCRIPTS.sub(lambda power: "^{" + normalize("NFKC", power[0]).replace("\u2212", "-") + "}", text)
 
 
-def readable(answer: str) -> str:
-    """LaTeX of plain characters, rewritten so that math-verify reads it; takes time linear in the text's length.
+def common_spelling(text: str) -> str:
+    """The text with a single notation for what has several: units of temperature, binomials, domains of parameters.
 
-    >>> readable(r"\\bigl[0.\\overline{3}, 1\\bigr]"), readable("1.2e-6"), readable("10 080"), readable("4, 6")
-    ('[\\\\frac{3}{9}, 1]', '1.2\\\\times 10^{-6}', '10080', '4, 6')
+    >>> common_spelling(r"{10 \\choose 3}"), common_spelling(r"\\pi n, \\text{ where } n \\text{ is an integer}")
+    ('\\\\binom{10}{3}', '\\\\pi n, n\\\\in\\\\mathbb{Z}')
     """
-    text = answer.strip()
-    for spelling, same in _COMMANDS.items():
-        text = re.sub(spelling, same, text)
-    text = without_repeating_decimals(text)
-    if number := _EXPONENT.fullmatch(text):
-        return rf"{number[1]}\times 10^{{{number[2]}}}"
-    if mixed := _MIXED.fullmatch(text):
-        return rf"{mixed[1]}\frac{{{mixed[2]}}}{{{mixed[3]}}}"
-    return _GAP.sub("", text) if _NUMBERS.fullmatch(text) else text
+    for pattern, same in _SPELLINGS:
+        text = pattern.sub(same, text)
+    if _CIRCLED.fullmatch(text):
+        text = ", ".join(re.findall("[①-⑳]", text))
+    return _BASE_IN_WORDS.sub(lambda base: f"_{{{NUMBER_WORDS[base[1]]}}}", text)
 
 
 def without_repeating_decimals(text: str) -> str:
