@@ -76,7 +76,7 @@ DRIVER = """
 import os, signal, sys, time
 import ray
 from verl.trainer import death_watch
-death_watch.LOOK_SECONDS, death_watch.END_SECONDS = float(sys.argv[1]), 3
+death_watch.LOOK_SECONDS, death_watch.END_SECONDS = float(sys.argv[1]), float(sys.argv[2])
 death_watch.DeathWatch().start()
 ray.init(address="local", num_cpus=1, include_dashboard=False, object_store_memory=10**8)
 
@@ -85,7 +85,7 @@ class Runner:
     def run(self):
         os.kill(os.getpid(), signal.SIGKILL)
 
-victim, seconds = sys.argv[2:]
+victim, seconds = sys.argv[3:]
 if victim == "Runner":
     ray.get(Runner.remote().run.remote())
 elif victim:
@@ -94,9 +94,14 @@ time.sleep(float(seconds))
 """
 
 
-def drive(look_seconds: float, victim: str, seconds: float) -> subprocess.CompletedProcess:
-    """Run a driver that ends by itself after `seconds`, if not by the death of its victim."""
-    command = ["python", "-c", DRIVER, str(look_seconds), victim, str(seconds)]
+def drive(look_seconds: float, victim: str, seconds: float, end_seconds: float = 3) -> subprocess.CompletedProcess:
+    """Run a driver that ends by itself after `seconds`, if not by the death of its victim.
+
+    Args:
+        look_seconds: time between two looks of the watch.
+        end_seconds: time that the driver has between the watch's message and its end by the watch.
+    """
+    command = ["python", "-c", DRIVER, str(look_seconds), str(end_seconds), victim, str(seconds)]
     return subprocess.run(command, env=as_in_a_run(os.environ), capture_output=True, text=True, timeout=120)
 
 
@@ -112,7 +117,8 @@ def test_rays_own_processes_are_watched(victim):
 
 
 def test_a_driver_that_ends_by_itself_still_says_who_died():
-    done = drive(100, "Runner", 60)
+    # on a busy machine Ray takes more than 3 s to shut down, and the watch would end the driver first
+    done = drive(100, "Runner", 60, end_seconds=90)
     assert done.returncode == 1 and "ActorDiedError" in done.stderr
     assert errors(done)[0].startswith("error: Runner (process ")
 
