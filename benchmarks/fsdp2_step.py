@@ -38,8 +38,8 @@ def mini_batch(rank: int) -> tuple[list[list[int]], list[list[int]]]:
 
 
 def make_data(rank: int, ranks: int, case: dict):
-    from verl.trainer.ppo.token_fields import FIELDS
     from verl.utils import tensordict_utils as tu
+    from verl.utils.token_fields import FIELDS
     from verl.workers.config.prefix_tree import SKIP_ZERO_ADVANTAGES
 
     prompts, responses = mini_batch(rank)
@@ -135,7 +135,7 @@ def make_engine(folder: str, case: dict, use_prefix_tree: bool):
 def run(engine, actor, data) -> dict:
     from functools import partial
 
-    from verl.trainer.ppo.token_fields import FIELDS
+    from verl.utils.token_fields import FIELDS
     from verl.workers.utils.field_losses import ppo_loss_with_fields
 
     tokens = []

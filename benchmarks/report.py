@@ -91,10 +91,12 @@ def report_text(name: str, what: str, header: Sequence[str], rows: Sequence[Sequ
     return "\n".join([f"# {name}", "", what, "", *table_lines(header, rows), "", made])
 
 
-def write_report(name: str, what: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> Path:
-    """Write benchmarks/results/<name>.md and print it."""
+def write_report(
+    name: str, what: str, header: Sequence[str], rows: Sequence[Sequence[str]], folder: Path = RESULTS
+) -> Path:
+    """Write <folder>/<name>.md, by default in benchmarks/results, and print it."""
     text = report_text(name, what, header, rows)
-    path = RESULTS / f"{name}.md"
+    path = folder / f"{name}.md"
     path.write_text(text + "\n")
     print(text)
     return path

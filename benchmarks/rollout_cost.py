@@ -27,8 +27,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from benchmarks.report import in_turns, parser_of, with_range, write_report
 from recipe.common.tiny_model import TinyModelConfig, write_tiny_model
-from verl.workers.rollout.growth import BranchPolicy, grow, policy_class
-from verl.workers.rollout.rollout_engine import Generation, Request, RolloutEngine
+from verl.workers.rollout.engines.interface import Generation, Request, RolloutEngine
+from verl.workers.rollout.engines.local_vllm import VLLMEngine
+from verl.workers.rollout.tree_builder import BranchPolicy, grow, policy_class
 from verl.workers.rollout.trees.arpo.config import ARPOConfig
 from verl.workers.rollout.trees.eptree import EPTreeKeys
 from verl.workers.rollout.trees.hato.config import HATOConfig
@@ -36,7 +37,6 @@ from verl.workers.rollout.trees.hato.local_reward import heuristic
 from verl.workers.rollout.trees.hato.value_model import value_model_of
 from verl.workers.rollout.trees.latr.config import KTConfig
 from verl.workers.rollout.trees.tree_grpo import TreeGRPOKeys
-from verl.workers.rollout.vllm_engine import VLLMEngine
 
 
 def policies(text_of, decode, tokens: int) -> dict[str, BranchPolicy]:
@@ -102,7 +102,7 @@ class Scripted(RolloutEngine):
             choices = self.choices([*request.prompt_ids, *result.token_ids])
             first_taken = not request.temperature or draw.random() < math.exp(choices[0][1])
             token, log_prob = choices[0 if first_taken else 1]
-            result.candidates.append(choices)
+            result.top_logprobs.append(choices)
             result.token_ids.append(token)
             result.log_probs.append(log_prob)
             result.stopped = token == self.END

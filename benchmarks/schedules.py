@@ -1,9 +1,9 @@
 """What schedules gain where tools are slow: a model, and runs of the real stack.
 
     python -m benchmarks.schedules [--simulated-steps 300]
-    python scripts/fork_server.py python -m benchmarks.schedules --steps 10 --runs 3
+    python scripts/fork_server/fork_server.py python -m benchmarks.schedules --steps 10 --runs 3
 
-The model is benchmarks/schedule_model.py. With `--steps` there are also runs of so many steps: ARPO on the search task
+The model is studies/schedule_model.py. With `--steps` there are also runs of so many steps: ARPO on the search task
 with made, log-normal latencies of the search (benchmarks/slow_search.py), `--runs` for each schedule, one after the
 other, with a seed for each, and the same bounds of staleness; the first two steps do not count. A run that exists is
 not repeated. Baseline: schedule=sync. Writes benchmarks/results/schedules.md and .png.
@@ -18,11 +18,11 @@ from statistics import fmean
 import pandas as pd
 from matplotlib.figure import Figure
 
-from benchmarks.learning_curves import trained
 from benchmarks.report import RESULTS, in_turns, parser_of, table_lines, with_range, write_report
-from benchmarks.schedule_model import Workload, simulate
 from benchmarks.slow_search import SLOW_SEARCH
-from recipe.common.run_metrics import load_metrics
+from recipe.common.reporting.run_metrics import load_metrics
+from studies.learning_curves import trained
+from studies.schedule_model import Workload, simulate
 from verl.utils.atomic_files import replacing
 
 SCHEDULES = ("sync", "colocate_async", "separate_async")

@@ -15,7 +15,7 @@ from pathlib import Path
 import pandas as pd
 
 from benchmarks.report import parser_of, with_range, write_report
-from recipe.common.run_metrics import METRICS_FILE, load_metrics
+from recipe.common.reporting.run_metrics import METRICS_FILE, load_metrics
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / "outputs" / "step_time"

@@ -13,7 +13,7 @@ import torch
 
 from benchmarks.gpu_kernels import HAPO, random_logits, softmax_entropy, timed
 from benchmarks.report import in_turns, parser_of, with_range
-from verl.trainer.ppo.normalized_entropy import compute_entropy_based_temperature
+from verl.utils.normalized_entropy import compute_entropy_based_temperature
 from vllm_patches.tempered_requests import SETTINGS
 from vllm_patches.tempering_kernel import divide_by_temperature
 

@@ -31,7 +31,7 @@ from omegaconf import DictConfig, OmegaConf
 import verl.trainer
 from benchmarks.report import in_turns, parser_of, with_range, write_report
 from recipe.common.tiny_model import TinyModelConfig, write_tiny_model
-from verl.workers.rollout.request_exchange import ExchangeServer
+from verl.workers.rollout.engines.request_batching import ExchangeServer
 
 CONFIGS = Path(__file__).resolve().parents[1] / "recipe/common/config"
 UPSTREAM = "upstream"
@@ -76,9 +76,9 @@ def answer(prompt_ids: list[int], params: dict, vocabulary: int, stop_token_ids:
     n = params.get("max_tokens", 12)
     tokens = draw.choices([token for token in range(vocabulary) if token not in stop_token_ids], k=n)
     fields: dict = {"global_steps": 1}
-    if n_candidates := params.get("n_candidates"):
-        others = range(n_candidates - 1)
-        fields["candidates"] = [
+    if n_top_logprobs := params.get("n_top_logprobs"):
+        others = range(n_top_logprobs - 1)
+        fields["top_logprobs"] = [
             [(token, -0.7), *(((token + 1 + i) % vocabulary, -0.8 - i) for i in others)] for token in tokens
         ]
     if params.get("n_entropy"):
@@ -93,7 +93,7 @@ def answer(prompt_ids: list[int], params: dict, vocabulary: int, stop_token_ids:
 
 @ray.remote
 class StubServer(ExchangeServer):
-    """Upstream's rollout server, and `CandidateServer`'s collected requests, without an engine."""
+    """Upstream's rollout server, and `TopLogprobsServer`'s collected requests, without an engine."""
 
     def __init__(self, vocabulary: int, stop_token_ids: list[int], response_length: int):
         self.vocabulary, self.stop_token_ids, self.response_length = vocabulary, stop_token_ids, response_length
@@ -272,7 +272,7 @@ UPSTREAMS_WAY = (
     "ray_kwargs.ray_init.runtime_env.env_vars.VERL_SHARED_CALLS='0'",
 )
 ENGINE = {"VLLM::EngineCore": "engine core", "ray::WorkerDict": "trainer's worker", "ray::vLLMHttpServer": "server"}
-ENGINE |= {"ray::CandidateServer": "server", "ray::TaskRunner": "driver"}
+ENGINE |= {"ray::TopLogprobsServer": "server", "ray::TaskRunner": "driver"}
 
 
 def launch(folder: Path, *overrides: str, steps: int = 8) -> dict[str, float]:

@@ -29,12 +29,12 @@ CODE = ("vllm_patches", "verl", "recipe", "benchmarks", "scripts")
 CPU_PATCHES = "vllm_patches/cpu_"
 ENGINE, ENGINE_ARGUMENTS = "vllm.v1.engine.async_llm:AsyncLLM", "vllm.engine.arg_utils:AsyncEngineArgs"
 SERVE_OPTIONS = ("scripts/serve.sh", "verl/evaluation/main.py", "verl/evaluation/server.py")
-# verl's server, which calls the engine; on our server that is CandidateEngine
+# verl's server, which calls the engine; on our server that is TopLogprobsEngine
 UPSTREAM_SERVER = "workers/rollout/vllm_rollout/vllm_async_server.py"
 
 # our file -> attributes of vLLM's objects that it reads or sets
 RELIED_ON = {
-    "verl/workers/rollout/candidate_server.py": {
+    "verl/workers/rollout/engines/top_logprobs_server.py": {
         # and stream_interval where there is one
         "vllm.sampling_params:SamplingParams": "logprobs prompt_logprobs flat_logprobs detokenize stop output_kind "
         "max_tokens",
@@ -42,7 +42,7 @@ RELIED_ON = {
         "vllm.outputs:RequestOutput": "outputs add",
         "vllm.outputs:CompletionOutput": "logprobs token_ids",
     },
-    "verl/workers/rollout/llm_client_engine.py": {
+    "verl/workers/rollout/engines/vllm_server.py": {
         "vllm.sampling_params:SamplingParams": "temperature top_p top_k repetition_penalty max_tokens stop_token_ids "
         "stop skip_special_tokens seed",
     },
@@ -58,7 +58,7 @@ RELIED_ON = {
         "vllm.v1.worker.gpu.sample.sampler:Sampler": "sampling_states",
         "vllm.v1.worker.gpu.sample.states:UvaBackedTensor": "np gpu copy_to_uva",
     },
-    "vllm_patches/candidates_without_text.py": {"vllm.v1.engine:EngineCoreRequest": "sampling_params"},
+    "vllm_patches/top_logprobs_without_text.py": {"vllm.v1.engine:EngineCoreRequest": "sampling_params"},
     "vllm_patches/cpu_seeded_requests.py": {
         "vllm.v1.worker.gpu_model_runner:GPUModelRunner": "input_batch discard_request_mask",
         "vllm.v1.worker.gpu_input_batch:InputBatch": "generators num_reqs",
@@ -70,7 +70,7 @@ RELIED_ON = {
 }
 # our file -> parameters, in order, of vLLM's functions that it replaces or calls by position
 SIGNATURES = {
-    "vllm_patches/candidates_without_text.py": {
+    "vllm_patches/top_logprobs_without_text.py": {
         "vllm.v1.engine.logprobs:LogprobsProcessor.from_new_request": "cls tokenizer request",
     },
     "vllm_patches/tempered_requests.py": {

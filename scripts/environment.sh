@@ -70,7 +70,7 @@ run_python() {
     if [ -n "${HARDWARE_SUFFIX}${FORK_SERVER:-}" ] || [ "${DRY_RUN:-0}" != 0 ]; then
         exec python "$@"
     fi
-    exec python scripts/fork_server.py python "$@"
+    exec python scripts/fork_server/fork_server.py python "$@"
 }
 
 # train CONFIG_NAME [OVERRIDE...]: trains by the launcher with a config of CONFIG_DIR; with DRY_RUN=1 it only checks config

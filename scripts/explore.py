@@ -19,9 +19,9 @@ from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
 import verl.trainer
-from recipe.common.exploration_report import proposals, table, warnings, write
 from recipe.common.menu import CONFIG, RECIPES
-from verl.evaluation.exploration_plan import Plan, plan_of
+from recipe.common.reporting.exploration_report import proposals, table, warnings, write
+from verl.evaluation.exploration.plan import Plan, plan_of
 
 # folders that a checkpoint is saved in: they say nothing of which one it is
 UNTELLING = ("huggingface", "actor", "merged")
@@ -76,7 +76,7 @@ def main(model: str, data: str, *overrides: str) -> None:
         return
     # an exception, so that the engine is stopped
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    from verl.evaluation.exploration_run import run  # what a dry run does not wait for
+    from verl.evaluation.exploration.run import run  # what a dry run does not wait for
 
     result = run(plan)
     name = f"explore_{Path(data).parent.name}_{Path(data).stem}_seed{config.seed}"

@@ -18,9 +18,11 @@ import time
 from functools import partial
 from pathlib import Path
 
-import fork_server
 import psutil
 from tqdm import tqdm
+
+sys.path.insert(0, str(Path(__file__).resolve().parent / "fork_server"))
+import fork_server  # noqa: E402
 
 PR_SET_CHILD_SUBREAPER = 36
 LAST_LINES = 15
@@ -185,7 +187,7 @@ def engine_errors(log: list[str]) -> list[str]:
 
 def draw_curves(run_dir: Path) -> Path | None:
     """Draw RUN_DIR/curves.png; a picture that cannot be drawn does not make the run fail."""
-    from recipe.common.run_metrics import load_metrics, plot_runs
+    from recipe.common.reporting.run_metrics import load_metrics, plot_runs
 
     try:
         return plot_runs({run_dir.name: load_metrics(run_dir)}, run_dir / "curves.png")

@@ -11,7 +11,7 @@ import sys
 from collections import Counter
 from pathlib import Path
 
-from recipe.common.run_metrics import load_metrics, plot_runs, run_folder
+from recipe.common.reporting.run_metrics import load_metrics, plot_runs, run_folder
 
 
 def default_labels(runs: list[Path]) -> list[str]:

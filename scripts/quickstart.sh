@@ -33,7 +33,7 @@ bash scripts/setup.sh
 source scripts/environment.sh
 use_hardware cpu
 # every Python process below is a fork of one that has made the imports
-[ -n "${FORK_SERVER:-}" ] || exec python scripts/fork_server.py bash scripts/quickstart.sh
+[ -n "${FORK_SERVER:-}" ] || exec python scripts/fork_server/fork_server.py bash scripts/quickstart.sh
 began=$SECONDS
 
 # part WHAT: tells how long the part before it took, and what begins

@@ -19,8 +19,8 @@ from itertools import product
 from pathlib import Path
 from typing import NamedTuple
 
-from recipe.common.comparison import Results, markdown, plot_comparison
-from recipe.common.run_metrics import load_metrics, run_folder
+from recipe.common.reporting.comparison import Results, markdown, plot_comparison
+from recipe.common.reporting.run_metrics import load_metrics, run_folder
 from verl.evaluation.results import INTERVAL_ENDS, parse_result_lines
 from verl.utils.atomic_files import replacing
 

@@ -3,7 +3,7 @@
     subprocess.run(["bash", "recipe/hapo/run_countdown_cpu.sh"], env=with_forks({**os.environ, "DRY_RUN": "1"}))
 
 The imports take ten seconds, a dry run after them one. `python -m verl.…`, `python -m recipe.…` and the scripts that
-import verl run in forks of a server of scripts/fork_server.py; any other `python` is the real one. verl chooses its
+import verl run in forks of a server of scripts/fork_server; any other `python` is the real one. verl chooses its
 platform when it is imported, so that there is a server for each VERL_PLATFORM. They end with the tests' process, or
 with the last of them where pytest-xdist runs tests in several, which share them.
 
@@ -29,7 +29,7 @@ from filelock import FileLock
 from verl.utils.atomic_files import replacing
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT / "scripts"))
+sys.path.insert(0, str(ROOT / "scripts/fork_server"))
 import fork_server  # noqa: E402
 
 SECONDS = 300  # until a command is ended

@@ -1,9 +1,9 @@
 """The changes that this project makes inside vLLM (0.24 on GPUs, 0.30 on CPU).
 
 vLLM calls `register` in each of its processes (`vllm.general_plugins`). Each change has a module, which is named after
-what it does and says when it applies. The server that needs `candidates_without_text`
-(`verl/workers/rollout/candidate_server.py`) applies it itself, on GPUs too. scripts/check_vllm_names.py checks that
-vLLM still has all names that the changes use.
+what it does and says when it applies. The server that needs `top_logprobs_without_text`
+(`verl/workers/rollout/engines/top_logprobs_server.py`) applies it itself, on GPUs too. scripts/check_vllm_names.py
+checks that vLLM still has all names that the changes use.
 """
 
 import os

@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from recipe.common.problem_files import parser_of, require
+from recipe.common.tasks.problem_files import parser_of, require
 from recipe.common.tiny_model import TinyModelConfig, write_tiny_model
 from verl.utils.data_files import write_rows
 from verl.workers.rollout.tools.bm25_index import words

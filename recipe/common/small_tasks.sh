@@ -15,7 +15,7 @@ use_task() {
         # rows are padded to these lengths on CPU: six lines of six tokens
         if [ "$HARDWARE" = cpu ]; then
             TASK_OPTIONS=(data.max_prompt_length=24 data.max_response_length=40)
-            # at Countdown's constant 5e-4 its answers get worse (benchmarks/results/number_walk.md)
+            # at Countdown's constant 5e-4 its answers get worse (studies/results/number_walk.md)
             TASK_OPTIONS+=(actor_rollout_ref.actor.optim.lr=2e-4 actor_rollout_ref.actor.optim.lr_scheduler_type=cosine)
             WARM_START_OPTIONS=(optim.lr=2e-3)
         fi
@@ -30,6 +30,6 @@ use_task() {
 make_tiny_model() {
     case "$TASK" in
     countdown) python -m recipe.common.tiny_model --output-dir "$1" ;;
-    walk) python -m recipe.common.walk --model-dir "$1" ;;
+    walk) python -m recipe.common.tasks.walk --model-dir "$1" ;;
     esac
 }

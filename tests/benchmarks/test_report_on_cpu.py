@@ -9,8 +9,8 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from benchmarks.learning_curves import table_of
 from benchmarks.report import RESULTS, in_turns, parser_of, report_text, with_range
+from studies.learning_curves import table_of
 
 ROOT = Path(__file__).resolve().parents[2]
 IN_GIT = (ROOT / ".git").exists()

@@ -24,9 +24,9 @@ from hydra import compose, initialize_config_dir
 
 import verl.trainer
 from recipe.arpo.search_task import SearchTaskConfig, write_search_task
-from recipe.common.countdown import CountdownConfig, write_countdown
+from recipe.common.tasks.countdown import CountdownConfig, write_countdown
+from recipe.common.tasks.walk import WalkConfig, write_walks
 from recipe.common.tiny_model import write_tiny_model
-from recipe.common.walk import WalkConfig, write_walks
 from tests.forked import with_forks
 from tests.fresh import python_for
 from verl.evaluation.results import EvalResult, format_result_lines, write_result_log
@@ -39,8 +39,8 @@ UPSTREAM = Path(verl.trainer.__path__[0]).parent
 PAGES = [*sorted((ROOT / "docs").glob("*.md")), ROOT / "README.md"]
 RECIPES = sorted((ROOT / "recipe").glob("*/README.md"))
 FENCE = re.compile(r"^```(\S*)[ \t]*([^\n]*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
-FOLDERS = "verl|recipe|scripts|benchmarks|tests|docs|vllm_patches"
-REPOSITORY_PATH = re.compile(rf"(?:{FOLDERS})/[\w.*/-]*|README\.md|pyproject\.toml|verl_overlay\.py|[\w-]+\.lock")
+FOLDERS = "verl|recipe|scripts|benchmarks|studies|tests|docs|vllm_patches|verl_patches"
+REPOSITORY_PATH = re.compile(rf"(?:{FOLDERS})/[\w.*/-]*|README\.md|pyproject\.toml|[\w-]+\.lock")
 # choices of parts may have a page of their own, docs/<choice>.md
 PARTS = {path.stem for path in (ROOT / "recipe/common/config").glob("*/*.yaml")}
 
@@ -113,7 +113,7 @@ def copy_repository(folder: Path) -> Path:
     """What commands need of the repository, and the files of the worked examples."""
     for name in ("recipe", "verl", "vllm_patches", "scripts"):
         shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("README.md", "pyproject.toml", "verl_overlay.py", "requirements-cpu.lock"):
+    for name in ("README.md", "pyproject.toml", "verl_patches/plugin.py", "requirements-cpu.lock"):
         shutil.copy(ROOT / name, folder)
     for name, text in FILES.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
@@ -219,7 +219,7 @@ def test_shown_files_of_the_repository_are_as_they_are():
 METHOD = """
 from recipe.common.menu import choices
 from verl.trainer.ppo.core_algos import get_adv_estimator_fn
-from verl.workers.rollout.growth import policy_class
+from verl.workers.rollout.tree_builder import policy_class
 words = ["tree_grpo" in choices(part) for part in ("tree", "credit")]
 for find in policy_class, get_adv_estimator_fn:
     try:
@@ -245,7 +245,7 @@ def test_a_method_is_the_files_that_its_page_shows(tmp_path):
         found = [line.split()[1:] for line in done.stdout.splitlines() if line.startswith("FOUND")]
         assert found, done.stderr[-2000:]
         parts += found
-    modules = ["verl.workers.rollout.trees.tree_grpo", "verl.trainer.ppo.tree_grpo_credit"]
+    modules = ["verl.workers.rollout.trees.tree_grpo", "verl.trainer.ppo.credit.tree_grpo"]
     assert parts == [["False", "False", "none", "none"], ["True", "True", *modules]]
 
 
@@ -372,7 +372,7 @@ def strings_of(tree: ast.AST) -> list[str]:
 
 def sources() -> list[Path]:
     folders = ("verl", "recipe", "scripts", "vllm_patches")
-    return [ROOT / "verl_overlay.py", *(path for name in folders for path in (ROOT / name).rglob("*.py"))]
+    return [ROOT / "verl_patches/plugin.py", *(path for name in folders for path in (ROOT / name).rglob("*.py"))]
 
 
 @pytest.fixture(scope="module")
@@ -431,7 +431,7 @@ def logged_names() -> set[str]:
     names = {text for path in trained for text in strings_of(ast.parse(path.read_text())) if full.fullmatch(text)}
     rollouts = (ROOT / "verl/workers/rollout").rglob("*.py")
     names |= {f"tree/{name}" for path in rollouts for name in tree_metrics(path)}
-    names |= {f"hato/{name}" for name in keys_in("verl/trainer/ppo/hato_algos.py", "sibling_metrics")}
+    names |= {f"hato/{name}" for name in keys_in("verl/trainer/ppo/credit/hato.py", "sibling_metrics")}
     names |= {f"diversity/{name}" for name in keys_in("verl/trainer/ppo/group_diversity.py", "group_diversity")}
     return names
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from recipe.common.countdown import CountdownConfig, write_countdown
+from recipe.common.tasks.countdown import CountdownConfig, write_countdown
 from recipe.common.tiny_model import write_tiny_model
 from tests.e2e.runs import NO_TOKEN, imports_made, ray_cluster
 

@@ -4,8 +4,8 @@ import asyncio
 
 import ray
 
+from verl.workers.rollout.engines.vllm_server import LLMClientEngine
 from verl.workers.rollout.group_rollout import GroupAgentLoopManager, GroupAgentLoopWorker
-from verl.workers.rollout.llm_client_engine import LLMClientEngine
 
 SECONDS = 2.0  # before each of its requests
 

@@ -10,7 +10,7 @@ import subprocess
 
 import pytest
 
-from recipe.common.run_metrics import load_metrics
+from recipe.common.reporting.run_metrics import load_metrics
 from tests.e2e.runs import ROOT, assert_on_two_nodes, imports_made, start_run
 from tests.e2e.searching import write_task_and_model
 

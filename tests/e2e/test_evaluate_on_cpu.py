@@ -15,7 +15,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from recipe.common.countdown import CountdownConfig, write_countdown
+from recipe.common.tasks.countdown import CountdownConfig, write_countdown
 from recipe.common.tiny_model import write_tiny_model
 from tests.e2e.runs import ROOT, wait_until
 from verl.evaluation.results import parse_result_lines

@@ -17,8 +17,8 @@ import pytest
 import torch
 from transformers import AutoTokenizer
 
-from recipe.common.countdown import CountdownConfig, random_expression, solve, write_countdown
-from recipe.common.run_metrics import load_metrics
+from recipe.common.reporting.run_metrics import load_metrics
+from recipe.common.tasks.countdown import CountdownConfig, random_expression, solve, write_countdown
 from recipe.common.tiny_model import write_tiny_model
 from tests.e2e.learning import learn_by_heart
 from tests.e2e.runs import AS_TYPED, STORAGE, End, imports_made, kill, logged_steps, start_run, wait_until

@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 import torch
 
-from recipe.common.run_metrics import load_metrics
+from recipe.common.reporting.run_metrics import load_metrics
 from tests.e2e.runs import HATO, ROOT, kill, logged_steps, start_run, wait_until
 from verl.trainer.checkpoint_marker import complete_steps
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from safetensors.torch import load_file
 
-from recipe.common.run_metrics import load_metrics
+from recipe.common.reporting.run_metrics import load_metrics
 from recipe.common.tiny_model import TinyModelConfig, write_tiny_model
 from tests.e2e.runs import LATR, NO_TOKEN, ROOT, ray_cluster, start_run
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from recipe.common.run_metrics import load_metrics
+from recipe.common.reporting.run_metrics import load_metrics
 from tests.e2e.runs import LATR, ROOT, kill, logged_steps, start_run, wait_until
 from verl.trainer.checkpoint_marker import complete_steps
 

@@ -9,7 +9,7 @@ import subprocess
 import pytest
 from safetensors.torch import load_file
 
-from recipe.common.countdown import CountdownConfig, write_countdown
+from recipe.common.tasks.countdown import CountdownConfig, write_countdown
 from recipe.common.tiny_model import TinyModelConfig, write_tiny_model
 from tests.e2e.runs import ROOT
 

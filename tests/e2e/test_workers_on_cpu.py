@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from recipe.common.run_metrics import load_metrics
+from recipe.common.reporting.run_metrics import load_metrics
 from tests.e2e.runs import HAPO, LATR, kill, start_run, wait_until
 
 STEPS = 3

@@ -8,9 +8,9 @@ import random
 import pandas as pd
 import pytest
 
-from recipe.common.countdown import CountdownConfig, write_countdown
-from recipe.common.walk import Problem, WalkConfig, random_walk, write_walks
-from recipe.common.word_problems import WordProblemsConfig, write_word_problems
+from recipe.common.tasks.countdown import CountdownConfig, write_countdown
+from recipe.common.tasks.walk import Problem, WalkConfig, random_walk, write_walks
+from recipe.common.tasks.word_problems import WordProblemsConfig, write_word_problems
 from verl.evaluation.__main__ import main
 from verl.evaluation.benchmarks import BENCHMARKS, SCORINGS, find_benchmark
 from verl.evaluation.loading import BAD, REPEATED, read_questions

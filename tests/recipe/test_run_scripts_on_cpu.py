@@ -14,13 +14,13 @@ from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
 from recipe.arpo.search_task import EXTRA_WORDS, SearchTaskConfig, write_search_task
-from recipe.common.countdown import CountdownConfig, write_countdown
+from recipe.common.tasks.countdown import CountdownConfig, write_countdown
+from recipe.common.tasks.walk import MODEL, WalkConfig, write_walks
+from recipe.common.tasks.word_problems import WordProblemsConfig, write_word_problems
 from recipe.common.tiny_model import TinyModelConfig, write_tiny_model
-from recipe.common.walk import MODEL, WalkConfig, write_walks
-from recipe.common.word_problems import WordProblemsConfig, write_word_problems
 from tests.configs import composed
 from tests.forked import CPU, run_two_at_a_time, with_forks
-from verl.trainer.preflight import settle
+from verl.trainer.checks.preflight import settle
 
 pytestmark = pytest.mark.slow
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-SCRIPT = Path(__file__).resolve().parents[2] / "scripts/check_gpu_bare.py"
+SCRIPT = Path(__file__).resolve().parents[2] / "scripts/check_gpu/check_gpu_bare.py"
 bare = runpy.run_path(str(SCRIPT))
 
 

@@ -1,4 +1,4 @@
-"""scripts/check_gpu.sh without a GPU: its parts' commands compose, and what runs them tells what happened."""
+"""scripts/check_gpu/check_gpu.sh without a GPU: its parts' commands compose, and what runs them tells what happened."""
 
 import json
 import os
@@ -23,8 +23,8 @@ PARTS = ("environment", "python_tool", "inputs", "warm_start", "cold_start", *RE
 
 @pytest.fixture
 def parts(monkeypatch):
-    """The table of parts, imported as scripts/check_gpu.py does it."""
-    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
+    """The table of parts, imported as scripts/check_gpu/check_gpu.py does it."""
+    monkeypatch.syspath_prepend(str(ROOT / "scripts/check_gpu"))
     import check_gpu_parts
 
     return check_gpu_parts.PARTS
@@ -36,7 +36,7 @@ def dry_run(tmp_path_factory) -> tuple[Path, subprocess.CompletedProcess]:
     folder = tmp_path_factory.mktemp("check")
     env = {name: value for name, value in os.environ.items() if name not in ("VERL_PLATFORM", "MODEL_PATH")}
     env |= {"DRY_RUN": "1", "CHECK_DIR": str(folder), "FORKED_COMMANDS": str(folder / "commands")}
-    (done,) = run_two_at_a_time([(["bash", "scripts/check_gpu.sh", *PARTS], with_forks(env, [GPU_OFFLINE]))])
+    (done,) = run_two_at_a_time([(["bash", "scripts/check_gpu/check_gpu.sh", *PARTS], with_forks(env, [GPU_OFFLINE]))])
     return folder, done
 
 
@@ -92,7 +92,7 @@ def test_half_an_hour_is_enough(parts):
 
 def run_parts(folder: Path, parts: str, **environment: str) -> subprocess.CompletedProcess:
     """The check with other parts, in a process of its own: it ends everything below it."""
-    program = "import sys; sys.path.insert(0, 'scripts'); import check_gpu; from check_gpu import Part\n"
+    program = "import sys; sys.path.insert(0, 'scripts/check_gpu'); import check_gpu; from check_gpu import Part\n"
     program += f"check_gpu.PARTS = {parts}\nsys.exit(check_gpu.main([]))"
     env = {**os.environ, "CHECK_DIR": str(folder), **environment}
     return subprocess.run(
@@ -141,7 +141,7 @@ def test_all_parts_passed_is_exit_code_0(tmp_path):
 
 def test_an_unknown_part_is_named():
     done = subprocess.run(
-        [sys.executable, "scripts/check_gpu.py", "ppo"], cwd=ROOT, capture_output=True, text=True, timeout=60
+        [sys.executable, "scripts/check_gpu/check_gpu.py", "ppo"], cwd=ROOT, capture_output=True, text=True, timeout=60
     )
     assert done.returncode == 2 and "error: no part ppo; choose of environment python_tool kernels" in done.stderr
 
@@ -158,7 +158,7 @@ def test_an_unknown_part_is_named():
     ],
 )
 def test_the_driver_must_be_new_enough_for_torchs_cuda(monkeypatch, driver, cuda, part_of_the_problem):
-    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
+    monkeypatch.syspath_prepend(str(ROOT / "scripts/check_gpu"))
     from check_gpu_environment import driver_problem
 
     problem = driver_problem(driver, cuda)

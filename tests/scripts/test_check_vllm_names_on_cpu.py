@@ -150,6 +150,6 @@ def test_a_vllm_without_our_names_fails_with_a_line_for_each(tmp_path):
         wheel = write_wheel(tmp_path / f"{name}.whl", f"{name}-9.9.9.dist-info/METADATA")
         done = subprocess.run([sys.executable, SCRIPT, wheel], capture_output=True, text=True, cwd=tmp_path)
         assert done.returncode == 1, done.stderr
-        lack = r"^vllm_patches/candidates_without_text\.py:\d+: no vllm\.v1\.engine\.logprobs:LogprobsProcessor$"
+        lack = r"^vllm_patches/top_logprobs_without_text\.py:\d+: no vllm\.v1\.engine\.logprobs:LogprobsProcessor$"
         assert re.search(lack, done.stdout, re.MULTILINE)
         assert ("vllm_patches/cpu_seeded_requests.py" in done.stdout) == patches

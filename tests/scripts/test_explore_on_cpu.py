@@ -12,10 +12,10 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from recipe.common.countdown import CountdownConfig, write_countdown
+from recipe.common.tasks.countdown import CountdownConfig, write_countdown
 from recipe.common.tiny_model import write_tiny_model
 from tests.forked import as_in_a_run
-from verl.workers.rollout.entropy import entropies_of
+from verl.utils.entropy_estimate import entropies_of
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.append(str(ROOT / "scripts"))

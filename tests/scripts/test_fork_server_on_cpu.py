@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-SERVER = ROOT / "scripts/fork_server.py"
+SERVER = ROOT / "scripts/fork_server/fork_server.py"
 sys.path.insert(0, str(SERVER.parent))
 import fork_server  # noqa: E402
 

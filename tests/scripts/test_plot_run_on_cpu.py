@@ -1,4 +1,4 @@
-"""scripts/plot_run.py and recipe.common.run_metrics: what is read, what is summarized, and that a picture appears."""
+"""Reads metrics, summarizes them and draws a picture with scripts/plot_run.py and run_metrics."""
 
 import importlib.util
 import json
@@ -12,7 +12,7 @@ import pytest
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from recipe.common.run_metrics import (
+from recipe.common.reporting.run_metrics import (
     legend_above,
     load_metrics,
     phase_seconds,

@@ -17,9 +17,9 @@ pytestmark = pytest.mark.slow
 ROOT = Path(__file__).resolve().parents[2]
 TESTS = [
     "tests/workers/rollout/test_adaptive_temperature_on_cpu.py",
-    "tests/vllm_patches/test_candidates_without_text_on_cpu.py",
-    "tests/workers/rollout/test_candidate_aborts_on_cpu.py",
-    "tests/workers/rollout/test_candidate_server_on_cpu.py",
+    "tests/vllm_patches/test_top_logprobs_without_text_on_cpu.py",
+    "tests/workers/rollout/engines/test_aborts_on_cpu.py",
+    "tests/workers/rollout/engines/test_top_logprobs_server_on_cpu.py",
 ]
 WITH_AN_ENGINE = "test_sampled_frequencies_follow or test_tau_zero_and_greedy"
 CODE = """

@@ -145,7 +145,7 @@ BENCHMARKS: dict[str, Benchmark] = {
     ),
     "countdown": Benchmark(
         title="Countdown",
-        get=f"python -m recipe.common.countdown, or {HUB}/Jiayi-Pan/Countdown-Tasks-3to4",
+        get=f"python -m recipe.common.tasks.countdown, or {HUB}/Jiayi-Pan/Countdown-Tasks-3to4",
         question=("nums", "numbers"),
         answer=("target",),
         scoring="countdown",
@@ -155,7 +155,7 @@ BENCHMARKS: dict[str, Benchmark] = {
     ),
     "walk": Benchmark(
         title="the number walk",
-        get="python -m recipe.common.walk --output-dir outputs/data/walk, and evaluate with scripts/eval-walk.sh",
+        get="python -m recipe.common.tasks.walk --output-dir outputs/data/walk, and evaluate with scripts/eval-walk.sh",
         question=("start",),
         answer=("target",),
         scoring="walk",
@@ -165,7 +165,7 @@ BENCHMARKS: dict[str, Benchmark] = {
     ),
     "wordproblems": Benchmark(
         title="the synthetic word problems",
-        get="python -m recipe.common.word_problems --output-dir outputs/data/word_problems, and evaluate with "
+        get="python -m recipe.common.tasks.word_problems --output-dir outputs/data/word_problems, and evaluate with "
         "scripts/eval-wordproblems.sh",
         scoring="number",
         style="plain",

@@ -24,8 +24,8 @@ from verl.evaluation.run import Responder, Scorer, chat_responder, collect, miss
 from verl.evaluation.sample_file import SampleFile
 from verl.evaluation.scoring import by_rule
 from verl.evaluation.server import ChatModel, ServerEngine, clients_of, serving
-from verl.trainer.preflight import check_model_path
-from verl.workers.rollout.rollout_engine import end_of_sequence_ids, generation_config_of
+from verl.trainer.checks.preflight import check_model_path
+from verl.workers.rollout.engines.interface import end_of_sequence_ids, generation_config_of
 from verl.workers.rollout.tools.http_json import is_loopback
 from verl.workers.rollout.tools.tool_box import ToolBox, ToolsConfig, tool_class
 

@@ -18,9 +18,9 @@ from verl.evaluation.questions import Question
 from verl.evaluation.sample_file import SampleFile
 from verl.evaluation.scoring import Scored
 from verl.evaluation.server import ChatModel, ServerEngine
-from verl.workers.rollout import growth
+from verl.workers.rollout import tree_builder as builder
+from verl.workers.rollout.engines.interface import gather_or_cancel
 from verl.workers.rollout.environment import Tools
-from verl.workers.rollout.rollout_engine import gather_or_cancel
 from verl.workers.rollout.tools.protocol import Protocol
 from verl.workers.rollout.tools.tool_box import ToolBox
 from verl.workers.rollout.trajectory_tree import TOOL
@@ -74,8 +74,8 @@ def token_responder(
         if environment is None:
             token_ids = (await engine.generate(prompt_ids, **limits, **options)).token_ids
             return Response(tokenizer.decode(token_ids, skip_special_tokens=True), len(token_ids))
-        of_tokens = growth.Sampling(**options)
-        tree = await growth.grow(engine, prompt_ids, 1, Plain(), environment=environment, sampling=of_tokens, **limits)
+        of_tokens = builder.Sampling(**options)
+        tree = await builder.grow(engine, prompt_ids, 1, Plain(), environment=environment, sampling=of_tokens, **limits)
         text = tokenizer.decode(tree.trajectories()[0], skip_special_tokens=True)
         calls = sum(segment.author == TOOL for segment in tree.segments)
         return Response(text, sum(tree.response_masks()[0]), calls)

@@ -19,7 +19,7 @@ from pathlib import Path
 import httpx
 from openai import AsyncOpenAI
 
-from verl.workers.rollout.rollout_engine import Generation, Request, RolloutEngine
+from verl.workers.rollout.engines.interface import Generation, Request, RolloutEngine
 from verl.workers.rollout.tools.http_json import is_loopback
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -69,11 +69,12 @@ class ServerEngine(RolloutEngine):
     async def _generate(self, request: Request) -> Generation:
         """
         Raises:
-            ValueError: candidates or entropies are asked for, or the server gives no token ids, as it is not vLLM.
+            ValueError: top log-probs or entropies are asked for, or the server gives no token ids, as it is not vLLM.
         """
-        if request.n_candidates or request.n_entropy:
+        if request.n_top_logprobs or request.n_entropy:
             raise ValueError(
-                f"n_candidates={request.n_candidates}, n_entropy={request.n_entropy}: the completions API reports none"
+                f"n_top_logprobs={request.n_top_logprobs}, n_entropy={request.n_entropy}: the completions API reports "
+                "none"
             )
         more = {"top_k": request.top_k, "stop_token_ids": list(request.stop_token_ids), "return_token_ids": True}
         more |= {"prompt": list(request.prompt_ids)} | ({"skip_special_tokens": False} if request.stop else {})

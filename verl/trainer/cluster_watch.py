@@ -9,7 +9,6 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
-from types import ModuleType
 
 import ray
 from omegaconf import DictConfig
@@ -126,15 +125,3 @@ def _look() -> str | None:
 def _free_resources() -> str:
     free, whole = ray.available_resources(), ray.cluster_resources()
     return ", ".join(f"{free.get(name, 0):g} of {whole.get(name, 0):g} {name}" for name in SHOWN_RESOURCES)
-
-
-def leave_missing_gpus_to_the_watch(base: ModuleType) -> None:
-    """Remove upstream's count of the cluster's GPUs, so that an autoscaler can start nodes for the run.
-
-    verl 0.9.1 counts the GPUs before it asks for any, and raises if there are too few; but an autoscaler starts nodes
-    only for resources that were asked for. `watch_pending_actors` limits how long the run waits for them.
-
-    Args:
-        base: the module `verl.single_controller.ray.base`.
-    """
-    base.ResourcePoolManager._check_resource_available = lambda self: None

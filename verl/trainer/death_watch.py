@@ -10,21 +10,17 @@ A process that is ended on purpose is in none of them, nor is a process of anoth
 """
 
 import atexit
-import functools
-import multiprocessing
 import os
 import sys
 import threading
 import time
 from collections import defaultdict
-from multiprocessing.connection import wait as wait_for_sentinels
-from types import ModuleType
 
 import ray
 from ray._private.worker import global_worker
 from ray.core.generated.common_pb2 import ActorDiedErrorContext as DIED
 
-from verl.utils.fault_reports import report_fault, reported_faults
+from verl.utils.fault_reports import reported_faults
 
 LOOK_SECONDS = 2
 # from a message to the end of a run that has not ended by itself, which keeps upstream's own exceptions in the log
@@ -116,34 +112,3 @@ def lost_ray_processes() -> list[str]:
         for kind, process in node.dead_processes()
         if kind in RAY_PROCESSES
     ]
-
-
-def report_engine_deaths(server: ModuleType) -> None:
-    """Let vLLM's servers report the death of their engine cores.
-
-    verl 0.9.1 notices it at the next request, and never while it sends weights.
-
-    Args:
-        server: the module `verl.workers.rollout.vllm_rollout.vllm_async_server`.
-    """
-    run_server = server.vLLMHttpServer.run_server
-
-    @functools.wraps(run_server)
-    async def run_and_watch(self, args):
-        await run_server(self, args)
-        report_first_death("EngineCore")
-
-    server.vLLMHttpServer.run_server = run_and_watch
-
-
-def report_first_death(name: str) -> None:
-    """Wait in a thread for the death of a child process whose name begins with `name`, and report it."""
-    node = ray.util.get_node_ip_address()
-    children = [child for child in multiprocessing.active_children() if child.name.startswith(name)]
-    names = {child.sentinel: f"vLLM's {child.name} (process {child.pid} on {node})" for child in children}
-
-    def wait() -> None:
-        for sentinel in wait_for_sentinels(list(names)):
-            report_fault(f"{names[sentinel]} died, often because memory ran out")
-
-    threading.Thread(target=wait, daemon=True).start()

@@ -6,7 +6,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from tests.configs import composed
-from verl.trainer.preflight import check_ray_resources, check_typed_sections, config_asks_for_cpu
+from verl.trainer.checks.preflight import check_ray_resources, check_typed_sections, config_asks_for_cpu
 
 
 @pytest.mark.parametrize("hardware", ["cpu", "gpu"])

@@ -8,7 +8,7 @@ from tensordict import NonTensorData
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 
 from tests.trainer.ppo.toy_step import ACTOR, ROLLOUT, MemoryQueue, config_of, trainer_of
-from verl.trainer.ppo.aepo_algos import STANDARDISED_ENTROPY
+from verl.trainer.ppo.loss.aepo import STANDARDISED_ENTROPY
 from verl.trainer.ppo.v1.batch_rows import ORDER, PROBLEM, BatchRows
 from verl.trainer.ppo.v1.components import components_of
 from verl.trainer.ppo.v1.tree_reports import broken_tools
@@ -137,17 +137,17 @@ class Workers:
     _dispatch_info = {"actor": [0, 1]}
 
 
-def test_fillers_are_short_and_in_every_mini_batch(queue, monkeypatch):
+def test_padding_rows_are_short_and_in_every_mini_batch(queue, monkeypatch):
     del queue.rows["pad_0_0"]
     for i in range(7):  # 11 rows for mini-batches of 8
         queue.add(f"r{i}_0_0", 1.0, [1] * (i + 1), 10 + i, segment_ids=[0] * (i + 1), entropy=[0.0] * (i + 1))
     made = trainer(**{f"{ACTOR}.ppo_mini_batch_size": 4, "trainer.critic_warmup": 0})
     made.actor_rollout_wg, made.tokenizer = Workers(), type("Tokenizer", (), {"eos_token_id": 5})
     batch = made._balance_batch(queue.batch(), {})
-    fillers = [tag.get("is_padding", False) for tag in batch.tags]
-    assert len(batch) == 16 and sum(fillers) == 5
-    assert {tag["seq_len"] for tag, filler in zip(batch.tags, fillers, strict=True) if filler} == {2}
-    of_mini_batch = [sum(fillers[rank * 8 + part * 4 :][:4]) for part in (0, 1) for rank in (0, 1)]
+    padding_rows = [tag.get("is_padding", False) for tag in batch.tags]
+    assert len(batch) == 16 and sum(padding_rows) == 5
+    assert {tag["seq_len"] for tag, padding_row in zip(batch.tags, padding_rows, strict=True) if padding_row} == {2}
+    of_mini_batch = [sum(padding_rows[rank * 8 + part * 4 :][:4]) for part in (0, 1) for rank in (0, 1)]
     assert sorted([sum(of_mini_batch[:2]), sum(of_mini_batch[2:])]) == [2, 3]
     assert advantages_with(made, queue, batch) == advantages_with(made, queue, queue.batch("p", "q", "r"))
 
@@ -305,8 +305,8 @@ def test_an_estimator_that_compares_more_than_outcomes_keeps_its_advantages(queu
     assert all(set(column) == {1.0} for column in queue.column("advantages").values())
 
 
-def test_the_share_of_responses_at_the_limit_and_tokens_without_fillers(queue, monkeypatch):
-    """Of the four rows one is as long as the longest, and none has the limit's 6 tokens; the filler has 5 tokens."""
+def test_the_share_of_responses_at_the_limit_and_tokens_without_padding_rows(queue, monkeypatch):
+    """None of the four rows has the limit's 6 tokens; the padding row has 5 tokens."""
 
     def upstream(self, batch, metrics, *args):
         tokens = sum(tag["prompt_len"] + tag["response_len"] for tag in batch.tags)

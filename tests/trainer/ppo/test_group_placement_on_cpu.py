@@ -1,4 +1,4 @@
-"""Where rows go if shared tokens are computed once: equal parts, whole groups, even loads, spread fillers."""
+"""Where rows go if shared tokens are computed once: equal parts, whole groups, even loads, spread padding rows."""
 
 import random
 
@@ -37,23 +37,23 @@ def test_groups_of_one_size_stay_whole_and_ranks_are_even(seed):
 
 
 @pytest.mark.parametrize("seed", range(100))
-def test_groups_of_any_size_and_fillers(seed):
+def test_groups_of_any_size_and_padding_rows(seed):
     rng = random.Random(seed)
     n_ranks, n_mini_batches, size = rng.randint(1, 3), rng.randint(1, 3), rng.randint(1, 9)
     n_rows = n_ranks * n_mini_batches * size
     rows = list(range(n_rows))
-    fillers = sorted(rng.sample(rows, rng.randint(0, n_ranks * size - 1)))
-    real = [row for row in rows if row not in fillers]
+    padding_rows = sorted(rng.sample(rows, rng.randint(0, n_ranks * size - 1)))
+    real = [row for row in rows if row not in padding_rows]
     groups: list[list[int]] = []
     while real:
         length = rng.randint(1, 6)
         groups.append(real[:length])
         real = real[length:]
-    order = place_groups(groups, [len(group) for group in groups], fillers, n_ranks, n_mini_batches)
+    order = place_groups(groups, [len(group) for group in groups], padding_rows, n_ranks, n_mini_batches)
     assert sorted(order) == rows
     parts = parts_of(order, n_ranks * n_mini_batches)
     mini_batches = [sum(parts[number::n_mini_batches], []) for number in range(n_mini_batches)]
-    of_mini_batch = [sum(row in fillers for row in mini_batch) for mini_batch in mini_batches]
+    of_mini_batch = [sum(row in padding_rows for row in mini_batch) for mini_batch in mini_batches]
     assert max(of_mini_batch) - min(of_mini_batch) <= 1
     place = {row: number for number, part in enumerate(parts) for row in part}
     cut = sum(len({place[row] for row in group}) - 1 for group in groups)

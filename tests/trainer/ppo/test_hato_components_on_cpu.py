@@ -10,7 +10,7 @@ from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 
 from recipe.common.tiny_model import make_tokenizer
 from tests.trainer.ppo.toy_step import ROLLOUT, MemoryQueue, trainer_of
-from verl.trainer.ppo import hato_algos
+from verl.trainer.ppo.credit import hato as hato_algos
 from verl.trainer.ppo.v1.batch_rows import PROBLEM
 from verl.trainer.ppo.v1.hato_components import HATOCredit, HATOSearch, SuccessfulPaths
 from verl.trainer.ppo.v1.meta_learning import MetaLearning
@@ -22,7 +22,7 @@ from verl.workers.rollout.trees.hato.step_features import FEATURES
 from verl.workers.rollout.trees.hato.value_model import unpack
 
 # of each prompt its rows: reward, and the segment of each token. p: step 0 with a right and a wrong leaf, 1 and 2, and
-# a wrong leaf, 3; q: two wrong leaves. Upstream's fillers are copies of the first row.
+# a wrong leaf, 3; q: two wrong leaves. Upstream's padding rows are copies of the first row.
 TREES = {
     "p": [(1.0, [0, 0, 1, 1]), (0.0, [0, 0, 2, 2]), (0.0, [3, 3])],
     "q": [(0.0, [0, 0]), (0.0, [1, 1])],

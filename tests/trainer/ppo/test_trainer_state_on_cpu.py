@@ -6,7 +6,7 @@ from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 
 from tests.trainer.ppo.toy_step import ROLLOUT, trainer_of
 from verl.trainer.checkpoint_marker import complete_steps
-from verl.trainer.ppo.hapo_algos import EntropyStatistics
+from verl.trainer.ppo.loss.hapo import EntropyStatistics
 from verl.workers.rollout.trees.hato.step_features import FEATURES
 
 HAPO = {"algorithm.adv_estimator": "hapo"}

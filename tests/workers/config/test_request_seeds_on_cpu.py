@@ -9,7 +9,7 @@ from omegaconf import OmegaConf
 from tests.configs import composed
 from verl.workers.config import sampler_choice
 from verl.workers.config.sampler_choice import SEEDS, choose_sampler, choose_seeds, describe_sampler
-from verl.workers.rollout.llm_client_engine import LLMClientEngine
+from verl.workers.rollout.engines.vllm_server import LLMClientEngine
 
 ROLLOUT = "actor_rollout_ref.rollout"
 QWEN = {"architectures": ["Qwen2ForCausalLM"]}

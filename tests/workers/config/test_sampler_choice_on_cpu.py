@@ -4,7 +4,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from tests.configs import composed
-from verl.trainer.run_plan import describe_plan
+from verl.trainer.checks.run_plan import describe_plan
 from verl.workers.config import sampler_choice
 from verl.workers.config.sampler_choice import PROCESSORS, choose_sampler, describe_sampler, listed_architectures
 from vllm_patches.tempered_requests import PROCESSOR

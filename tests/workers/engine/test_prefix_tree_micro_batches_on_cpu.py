@@ -12,8 +12,8 @@ from tests.workers.engine.tries import random_sequences
 from verl.utils import tensordict_utils as tu
 from verl.workers.config.prefix_tree import SKIP_ZERO_ADVANTAGES
 from verl.workers.engine.prefix_tree import micro_batches
-from verl.workers.engine.prefix_tree.engine import MARK
 from verl.workers.engine.prefix_tree.micro_batches import GATHERED_A_TOKEN, TrieOrder, prepare_micro_batches
+from verl_patches.prefix_tree_engine import MARK
 
 
 def unique_tokens(rows: list[list[int]]) -> int:

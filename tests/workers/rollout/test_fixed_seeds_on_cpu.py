@@ -13,7 +13,7 @@ import pytest
 
 from tests.workers.rollout.toy_engine import EOS, VOCAB, HashEngine, Letters
 from tests.workers.rollout.trees.arpo.toy_agent import TOKENIZER, ToyPolicy, encode, library_tools
-from verl.workers.rollout.growth import Sampling, grow
+from verl.workers.rollout.tree_builder import Sampling, grow
 from verl.workers.rollout.trees.arpo.config import ARPOConfig
 from verl.workers.rollout.trees.arpo.policy import Policy as ARPO
 from verl.workers.rollout.trees.hato.config import HATOConfig

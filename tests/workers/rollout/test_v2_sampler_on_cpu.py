@@ -70,7 +70,7 @@ def batches(logits: torch.Tensor) -> dict[str, list[dict]]:
     ]
     coin = torch.tensor(COIN).log()
     return {
-        "candidates": asked,
+        "top_logprobs": asked,
         "alone": [request_for(EVEN, 5)],
         "among others": [*(request_for(EVEN, 30 + i, i, slot=i) for i in range(3)), request_for(EVEN, 5, slot=6)],
         "other seeds and positions": [request_for(EVEN, 6, slot=1), request_for(EVEN, 5, position=10, slot=2)],
@@ -93,7 +93,7 @@ def distribution(row: torch.Tensor, temperature: float, top_k: int, top_p: float
 
 
 def test_the_sampled_token_comes_first_then_the_most_likely_ones(sampled, logits):
-    for found, row, (*settings, n) in zip(sampled["candidates"], logits, ASKED, strict=True):
+    for found, row, (*settings, n) in zip(sampled["top_logprobs"], logits, ASKED, strict=True):
         expected = distribution(row, *settings)
         assert found["token_ids"][0] == found["token"]
         likely = sorted(range(VOCABULARY), key=lambda token: -expected[token])[:n]
@@ -106,23 +106,23 @@ def test_the_sampled_token_comes_first_then_the_most_likely_ones(sampled, logits
 
 def test_greedy_is_the_most_likely_token(sampled, logits):
     greedy = [temperature for temperature, *_ in ASKED].index(0.0)
-    assert sampled["candidates"][greedy]["token"] == int(logits[greedy].argmax())
+    assert sampled["top_logprobs"][greedy]["token"] == int(logits[greedy].argmax())
 
 
 def test_candidates_of_the_rollout_server(sampled, logits):
     """`ranked` on what this sampler reports: the most likely tokens, the likeliest first, each once."""
     cpu_version_name.install()
-    from verl.workers.rollout.candidate_server import ranked
+    from verl.workers.rollout.engines.top_logprobs_server import ranked
 
-    for found, row, (*settings, n) in zip(sampled["candidates"], logits, ASKED, strict=True):
+    for found, row, (*settings, n) in zip(sampled["top_logprobs"], logits, ASKED, strict=True):
         ends = [len(found["token_ids"])]
         flat = FlatLogprobs([0], ends, found["token_ids"], found["logprobs"], [None] * ends[0], [None] * ends[0])
-        (candidates,) = ranked(flat, n)
+        (top_logprobs,) = ranked(flat, n)
         expected = distribution(row, *settings)
         possible = [token for token in range(VOCABULARY) if expected[token] > -torch.inf]
         likely = sorted(possible, key=lambda token: -expected[token])[:n]
-        assert [token for token, _ in candidates][: len(likely)] == likely
-        assert [p for _, p in candidates][: len(likely)] == pytest.approx([expected[t] for t in likely], abs=1e-5)
+        assert [token for token, _ in top_logprobs][: len(likely)] == likely
+        assert [p for _, p in top_logprobs][: len(likely)] == pytest.approx([expected[t] for t in likely], abs=1e-5)
 
 
 def test_seed_and_position_decide_the_token(sampled):

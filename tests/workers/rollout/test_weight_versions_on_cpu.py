@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from verl.workers.rollout.rollout_engine import Generation
+from verl.workers.rollout.engines.interface import Generation
 from verl.workers.rollout.weight_versions import NEWEST, OLDEST, WeightVersions
 
 

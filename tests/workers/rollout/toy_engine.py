@@ -7,8 +7,8 @@ import random
 from bisect import bisect
 from itertools import accumulate
 
+from verl.workers.rollout.engines.interface import Generation
 from verl.workers.rollout.environment import Environment
-from verl.workers.rollout.rollout_engine import Generation
 
 VOCAB, EOS = 20, 19
 CALL = 18  # the letter s
@@ -47,8 +47,8 @@ class HashEngine:
     async def generate(self, prompt_ids, *, max_tokens, stop_token_ids, temperature=1.0, seed=None, **options):
         self.asked.append({"max_tokens": max_tokens, "temperature": temperature, "seed": seed, **options})
         await asyncio.sleep(self.clock.random() * self.delay)
-        stop, n_candidates, draw = options.get("stop", ()), options.get("n_candidates", 0), random.Random(seed)
-        result = Generation([], [], [] if n_candidates else None, entropies=[] if options.get("n_entropy") else None)
+        stop, n_top_logprobs, draw = options.get("stop", ()), options.get("n_top_logprobs", 0), random.Random(seed)
+        result = Generation([], [], [] if n_top_logprobs else None, entropies=[] if options.get("n_entropy") else None)
         while len(result.token_ids) < max_tokens and not result.stopped:
             p = self.probabilities([*prompt_ids, *result.token_ids])
             order = sorted(range(VOCAB), key=lambda token: -p[token])
@@ -56,8 +56,8 @@ class HashEngine:
             if temperature:
                 tempered = [x ** (1 / temperature) for x in p]
                 token = bisect(list(accumulate(tempered)), draw.random() * sum(tempered))
-            if n_candidates:
-                result.candidates.append([(t, math.log(p[t])) for t in order[:n_candidates]])
+            if n_top_logprobs:
+                result.top_logprobs.append([(t, math.log(p[t])) for t in order[:n_top_logprobs]])
             if result.entropies is not None:
                 result.entropies.append(-sum(x * math.log(x) for x in p if x))
             result.token_ids.append(token)

@@ -71,7 +71,7 @@ class DemonstrationEncoder:
         return list(self.tokenizer.encode(text, add_special_tokens=False))
 
     def _result_ids(self, text: str) -> list[int]:
-        return self.protocol.result_ids(text, room=sys.maxsize // MOST_CHARACTERS_A_TOKEN)
+        return self.protocol.result_ids(text, max_tokens=sys.maxsize // MOST_CHARACTERS_A_TOKEN)
 
 
 class ToolSFTDataset(MultiTurnSFTDataset):

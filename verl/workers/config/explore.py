@@ -153,7 +153,7 @@ class ExploreRolloutConfig(ARPOConfig, RolloutConfig):
         if self.kt.sample_nk != "none" and not plain:
             raise ValueError(
                 f"{ROLLOUT}.kt.sample_nk={self.kt.sample_nk} needs temperature=1, top_p=1, top_k=-1: the server "
-                "reports candidates after them, and branches open by raw probabilities"
+                "reports top log-probs after them, and branches open by raw probabilities"
             )
         check_log_probs(self, f"{ROLLOUT}.kt.max_n_branch_per_token", self.kt.max_n_branch_per_token)
 

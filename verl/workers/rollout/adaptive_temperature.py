@@ -15,7 +15,7 @@ from vllm.config import VllmConfig
 from vllm.v1.sample.logits_processor import BatchUpdate, LogitsProcessor
 from vllm.v1.sample.logits_processor.builtin import process_dict_updates
 
-from verl.trainer.ppo.normalized_entropy import compute_entropy_based_temperature
+from verl.utils.normalized_entropy import compute_entropy_based_temperature
 from vllm_patches.tempered_requests import SETTINGS, read_settings
 
 

@@ -29,9 +29,9 @@ from verl.utils.fault_reports import cause_of, report_fault
 from verl.utils.user_code import finite_number, guard_tasks, guarded
 from verl.workers.config.explore import TREE_OF_NAME, parts_of
 from verl.workers.config.sampler_choice import SEEDS
+from verl.workers.rollout.engines.vllm_server import LLMClientEngine
 from verl.workers.rollout.group_counts import CountsOfPartitions, GroupCounts
-from verl.workers.rollout.group_rows import queue_rows, reward_batch
-from verl.workers.rollout.llm_client_engine import LLMClientEngine
+from verl.workers.rollout.rows import queue_rows, reward_batch
 from verl.workers.rollout.trajectory_tree import ADAPTIVE_TEMPERATURE
 from verl.workers.rollout.tree_rollout import TrajectoryOutput, TreeRollout
 

@@ -11,9 +11,8 @@ from verl.experimental.agent_loop.single_turn_agent_loop import SingleTurnAgentL
 from verl.utils.config import omega_conf_to_dataclass
 
 from verl.workers.config.explore import parts_of
+from verl.workers.rollout.engines.interface import Generation, RolloutEngine, end_of_sequence_ids, generation_config_of
 from verl.workers.rollout.environment import NO_ENVIRONMENT, Environment, Tools
-from verl.workers.rollout.growth import BranchPolicy, Sampling, Score, grow, policy_class
-from verl.workers.rollout.rollout_engine import Generation, RolloutEngine, end_of_sequence_ids, generation_config_of
 from verl.workers.rollout.tools.protocol import Protocol
 from verl.workers.rollout.tools.tool_box import ToolBox, try_tools
 from verl.workers.rollout.trajectory_tree import (
@@ -25,6 +24,7 @@ from verl.workers.rollout.trajectory_tree import (
     TrajectoryTree,
     writes_trees,
 )
+from verl.workers.rollout.tree_builder import BranchPolicy, Sampling, Score, grow, policy_class
 from verl.workers.rollout.weight_versions import WeightVersions
 
 SEGMENT_IDS = "segment_ids"

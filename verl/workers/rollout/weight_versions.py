@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from verl.workers.rollout.rollout_engine import Generation
+from verl.workers.rollout.engines.interface import Generation
 from verl.workers.rollout.trajectory_tree import common_prefix
 
 OLDEST, NEWEST = "min_global_steps", "max_global_steps"  # upstream's names

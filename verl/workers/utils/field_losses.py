@@ -6,7 +6,7 @@ from contextlib import ExitStack
 from tensordict import TensorDict
 from verl.workers.utils.losses import ppo_loss
 
-from verl.trainer.ppo.token_fields import FIELDS
+from verl.utils.token_fields import FIELDS
 
 
 def ppo_loss_with_fields(config, model_output, data: TensorDict, dp_group=None, *, fields: Sequence[str]):

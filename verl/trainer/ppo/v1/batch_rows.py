@@ -10,8 +10,8 @@ import torch
 import transfer_queue as tq
 from tensordict import TensorDict
 
-from verl.trainer.ppo.tree_nodes import DROPPED_STEPS
-from verl.trainer.ppo.v1.fillers import is_filler
+from verl.trainer.ppo.credit.nodes import DROPPED_STEPS
+from verl.trainer.ppo.v1.padding_rows import is_padding_row
 
 # columns that the trainer gives to prompts, and upstream copies to their rows: a number that grows with each submitted
 # prompt, and a name that equal prompts share
@@ -56,7 +56,7 @@ class BatchRows:
     [tensor([5, 8, 2]), tensor([5, 9])]
 
     Args:
-        batch: keys, tags and partition; its fillers are rows, too, and belong to no group.
+        batch: keys, tags and partition; its padding rows are rows, too, and belong to no group.
     """
 
     def __init__(self, batch):
@@ -69,8 +69,8 @@ class BatchRows:
 
     @cached_property
     def real(self) -> list[int]:
-        """Numbers of the rows that are no fillers."""
-        return [row for row, tag in enumerate(self.tags) if not is_filler(tag)]
+        """Numbers of the rows that are no padding rows."""
+        return [row for row, tag in enumerate(self.tags) if not is_padding_row(tag)]
 
     @cached_property
     def in_data_order(self) -> list[int]:
@@ -123,7 +123,7 @@ class BatchRows:
     def tokens(self, name: str, fill: float) -> torch.Tensor:
         """A column with a number for each response token as (B, T).
 
-        It is `fill` behind a row's end, in fillers, which are copies of the first row, and without such a column.
+        It is `fill` behind a row's end, in padding rows, which are copies of the first row, and without such a column.
 
         Raises:
             ValueError: a row has not one number for each response token.
@@ -146,7 +146,7 @@ class BatchRows:
 
     @property
     def index(self) -> np.ndarray:
-        """(B,) the prompts' uids; equal ones are one group, and all fillers share one of their own."""
+        """(B,) the prompts' uids; equal ones are one group, and all padding rows share one of their own."""
         return np.array(self.column("uid"), dtype=object)
 
     @property

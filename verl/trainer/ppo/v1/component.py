@@ -7,8 +7,8 @@ import torch
 from omegaconf import DictConfig
 from tensordict import TensorDict
 
-from verl.trainer.ppo.token_fields import Given
 from verl.trainer.ppo.v1.batch_rows import BatchRows, Group
+from verl.utils.token_fields import ContextValue
 from verl.workers.config.explore import parts_of
 from verl.workers.rollout.trajectory_tree import TrajectoryTree
 
@@ -64,7 +64,7 @@ class Component:
         """`fields`, each (B, T), from the old policy's entropies (B, T) in nats and the tokens that count."""
         return {}
 
-    def given(self) -> dict[Given, Any]:
+    def given(self) -> dict[ContextValue, Any]:
         """What an advantage estimator needs beside the rollout's token fields."""
         return {}
 

@@ -11,8 +11,8 @@ from tensordict import TensorDict
 from verl.utils.config import omega_conf_to_dataclass
 from verl.utils.torch_functional import masked_mean
 
-from verl.trainer.ppo.aepo_algos import STANDARDISED_ENTROPY, standardise_entropy
-from verl.trainer.ppo.hapo_algos import (
+from verl.trainer.ppo.loss.aepo import STANDARDISED_ENTROPY, standardise_entropy
+from verl.trainer.ppo.loss.hapo import (
     ENTROPY_H,
     EntropyStatistics,
     compute_entropy_h,

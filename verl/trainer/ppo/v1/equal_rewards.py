@@ -6,8 +6,8 @@ import numpy as np
 import torch
 from omegaconf import DictConfig
 
-from verl.trainer.ppo.tree_credit import zero_for_equals
-from verl.trainer.ppo.tree_nodes import groups_of_equals
+from verl.trainer.ppo.credit.node_values import zero_for_equals
+from verl.trainer.ppo.credit.nodes import groups_of_equals
 from verl.trainer.ppo.v1.batch_rows import BatchRows
 
 

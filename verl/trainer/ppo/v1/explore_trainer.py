@@ -3,7 +3,7 @@
 One step, what is added marked with *:
 
     generate                    * components attach settings to the prompts (`before_rollout`)
-    balance                     * rows in the order of the data; fillers of two tokens, as many in every mini-batch
+    balance                     * rows in the order of the data; padding rows of two tokens, as many in every mini-batch
     old log-probs, entropies    * components make token fields of the entropies; they go with the rows to the loss
     advantages                  * estimators read what the rollout says of each token (`TokenField`)
                                 * diversity, metrics and trees of the groups; components look on (`after_advantage`)
@@ -32,14 +32,13 @@ from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 from verl.utils.config import omega_conf_to_dataclass
 
 from verl.trainer.checkpoint_marker import forget_marks_from
-from verl.trainer.ppo.token_fields import FIELDS, TokenField
-from verl.trainer.ppo.tree_credit import compares_within_group, credit_metrics
-from verl.trainer.ppo.tree_nodes import SEGMENT_IDS, Nodes, batch_nodes
+from verl.trainer.ppo.credit.node_values import compares_within_group, credit_metrics
+from verl.trainer.ppo.credit.nodes import SEGMENT_IDS, Nodes, batch_nodes
 from verl.trainer.ppo.v1.batch_rows import ORDER, PROBLEM, BatchRows, Group, place_of
 from verl.trainer.ppo.v1.components import components_of
 from verl.trainer.ppo.v1.equal_rewards import rewards_column, zero_advantages
-from verl.trainer.ppo.v1.fillers import is_filler, shorten_fillers, spread_fillers
 from verl.trainer.ppo.v1.group_placement import distinct_tokens, place_groups
+from verl.trainer.ppo.v1.padding_rows import is_padding_row, spread_padding_rows
 from verl.trainer.ppo.v1.trainer_state import load_state, save_state
 from verl.trainer.ppo.v1.tree_reports import (
     broken_tools,
@@ -52,15 +51,17 @@ from verl.trainer.ppo.v1.tree_reports import (
     write_records,
 )
 from verl.trainer.ppo.v1.watched_run import WatchedRun
+from verl.utils.token_fields import FIELDS, TokenField
 from verl.workers.config.prefix_tree import (
     SKIP_ZERO_ADVANTAGES,
     TRAINED_TOKEN_SHARE,
     UNIQUE_TOKEN_SHARE,
     skips_zero_advantages,
 )
-from verl.workers.rollout.llm_client_engine import serve_candidates
+from verl.workers.rollout.engines.vllm_server import serve_top_logprobs
 from verl.workers.rollout.trajectory_tree import OCCURRENCE, writes_trees
 from verl.workers.utils.field_losses import ppo_loss_with_fields
+from verl_patches.short_padding_rows import shorten_padding_rows
 
 
 class ExploreMixin(WatchedRun):
@@ -76,8 +77,8 @@ class ExploreMixin(WatchedRun):
         self.trees_written: Counter[int] = Counter()  # by step
         self.submitted: Counter[str] = Counter()  # how often each problem was, in `submitted_in`
         self.submitted_in = 0
-        shorten_fillers()
-        serve_candidates()
+        shorten_padding_rows()
+        serve_top_logprobs()
         super().__init__(config)
 
     # ---- set-up ----
@@ -129,7 +130,7 @@ class ExploreMixin(WatchedRun):
     # ---- a batch ----
 
     def _balance_batch(self, batch, *args, **kwargs):
-        """Upstream's, of rows in the order of the data, not of the one in which they came in, and with fillers spread.
+        """Balance rows that are in the order of the data, and give each mini-batch the same number of padding rows.
 
         With `use_prefix_tree` groups stay together instead. With `actor.shuffle` the worker draws its mini-batches at
         random after this.
@@ -143,15 +144,15 @@ class ExploreMixin(WatchedRun):
             if config.actor.get("use_prefix_tree"):
                 batch.reorder(self._groups_together(BatchRows(batch), n_ranks, n_mini_batches))
             else:
-                batch.reorder(spread_fillers([is_filler(tag) for tag in batch.tags], n_ranks, n_mini_batches))
+                batch.reorder(spread_padding_rows([is_padding_row(tag) for tag in batch.tags], n_ranks, n_mini_batches))
         return batch
 
     def _groups_together(self, rows: BatchRows, n_ranks: int, n_mini_batches: int) -> list[int]:
         groups = [group.rows for group in rows.groups]
-        fillers = sorted(set(range(len(rows))) - set(rows.real))
+        padding_rows = sorted(set(range(len(rows))) - set(rows.real))
         rows.fetch(SEGMENT_IDS.name)
         return place_groups(
-            groups, [distinct_tokens(rows, group) for group in groups], fillers, n_ranks, n_mini_batches
+            groups, [distinct_tokens(rows, group) for group in groups], padding_rows, n_ranks, n_mini_batches
         )
 
     def _compute_old_log_prob(self, batch, metrics: dict):

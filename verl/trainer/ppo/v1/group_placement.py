@@ -4,18 +4,22 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from verl.trainer.ppo.tree_nodes import SEGMENT_IDS
+from verl.trainer.ppo.credit.nodes import SEGMENT_IDS
 from verl.trainer.ppo.v1.batch_rows import BatchRows
 
 
 def place_groups(
-    groups: Sequence[Sequence[int]], tokens: Sequence[int], fillers: Sequence[int], n_ranks: int, n_mini_batches: int
+    groups: Sequence[Sequence[int]],
+    tokens: Sequence[int],
+    padding_rows: Sequence[int],
+    n_ranks: int,
+    n_mini_batches: int,
 ) -> list[int]:
     """The rows' order, first those of the first rank, there first those of its first mini-batch.
 
     Every rank has equally many rows in every mini-batch. The heaviest groups are placed first, each where the fewest
-    tokens are; a group is cut where no place for all its rows is left. Mini-batches have as many fillers, give or take
-    one.
+    tokens are; a group is cut where no place for all its rows is left. The numbers of padding rows of two mini-batches
+    differ by at most one.
 
     >>> place_groups([[0, 1], [2, 3], [4, 5], [6, 7]], [9, 2, 3, 8], [], n_ranks=2, n_mini_batches=1)
     [0, 1, 2, 3, 6, 7, 4, 5]
@@ -23,14 +27,14 @@ def place_groups(
     Args:
         groups: the numbers of the rows of each.
         tokens: of each group, the distinct ones.
-        fillers: the numbers of rows that belong to no group.
+        padding rows: the numbers of rows that belong to no group.
     """
     n_cells = n_ranks * n_mini_batches
-    size = (sum(map(len, groups)) + len(fillers)) // n_cells
+    size = (sum(map(len, groups)) + len(padding_rows)) // n_cells
     cells: list[list[int]] = [[] for _ in range(n_cells)]
     # the mini-batches take turns, and within each the ranks
-    fillers_of = [list(fillers[cell::n_cells]) for cell in range(n_cells)]
-    free = [size - len(own) for own in fillers_of]
+    padding_rows_of = [list(padding_rows[cell::n_cells]) for cell in range(n_cells)]
+    free = [size - len(own) for own in padding_rows_of]
     load = [0.0] * n_cells
 
     def put(cell: int, rows: Sequence[int], weight: float) -> None:
@@ -52,7 +56,7 @@ def place_groups(
             cell = max(range(n_cells), key=lambda cell: (free[cell], -load[cell]))
             taken, rows = rows[: free[cell]], rows[free[cell] :]
             put(cell, taken, share * len(taken))
-    return [row for cell in range(n_cells) for row in cells[cell] + fillers_of[cell]]
+    return [row for cell in range(n_cells) for row in cells[cell] + padding_rows_of[cell]]
 
 
 def distinct_tokens(rows: BatchRows, group: Sequence[int]) -> int:

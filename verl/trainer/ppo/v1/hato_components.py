@@ -15,7 +15,8 @@ import torch
 from omegaconf import DictConfig
 from tensordict import TensorDict
 
-from verl.trainer.ppo.hato_algos import (
+from verl.trainer.checks.hato import filters_groups
+from verl.trainer.ppo.credit.hato import (
     DRAWS,
     HATO_SETTINGS,
     LOCAL_REWARDS,
@@ -26,12 +27,11 @@ from verl.trainer.ppo.hato_algos import (
     sibling_metrics,
     step_credit,
 )
-from verl.trainer.ppo.token_fields import Given
-from verl.trainer.ppo.tree_nodes import DROPPED_STEPS, SEGMENT_IDS, tree_nodes
+from verl.trainer.ppo.credit.nodes import DROPPED_STEPS, SEGMENT_IDS, tree_nodes
 from verl.trainer.ppo.v1.batch_rows import PROBLEM, BatchRows, Group
 from verl.trainer.ppo.v1.component import Component, tree_of
 from verl.utils import tensordict_utils as tu
-from verl.workers.config.hato import filters_groups
+from verl.utils.token_fields import ContextValue
 from verl.workers.rollout.trajectory_tree import TREE_METRICS, TrajectoryTree
 from verl.workers.rollout.trees.hato.config import HATOConfig
 from verl.workers.rollout.trees.hato.metrics import ReferencePaths, calibration_error, novelty, rdi
@@ -57,7 +57,7 @@ class HATOCredit(Component):
     def wanted(config: DictConfig) -> bool:
         return config.algorithm.adv_estimator == "hato" or tree_of(config) == "hato"
 
-    def given(self) -> dict[Given, Any]:
+    def given(self) -> dict[ContextValue, Any]:
         return {HATO_SETTINGS: self.hato}
 
     def after_advantage(self, rows: BatchRows, metrics: dict) -> None:

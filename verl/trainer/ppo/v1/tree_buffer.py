@@ -15,9 +15,9 @@ from omegaconf import DictConfig
 from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer, ReplayBufferAsync, _accumulate_eviction_metrics
 
+from verl.trainer.checks.hato import filters_groups
 from verl.trainer.ppo.v1.batch_rows import BatchRows
 from verl.trainer.ppo.v1.component import Component, tree_of
-from verl.workers.config.hato import filters_groups
 
 
 class RolloutsFailed(RuntimeError):
@@ -31,7 +31,7 @@ def check_failures(failed: int, batch_size: int) -> None:
 
 
 class _ShowsDropped:
-    """Of a buffer of upstream's with `filter_groups_metric`: what is flat, and who sees it before it is dropped.
+    """Finds the groups whose rewards do not vary, and shows them to `on_drop` before the buffer drops them.
 
     Args:
         on_drop: called with the rows that are about to be dropped; they can still be read.
@@ -43,16 +43,18 @@ class _ShowsDropped:
 
     def _dapo_filtered_keys(self, partition_id: str) -> tuple[set[str], Counter]:
         """Upstream's, and groups of a single trajectory, which upstream keeps: nothing is there to compare it with."""
-        flat, counts = super()._dapo_filtered_keys(partition_id)
+        zero_variance, counts = super()._dapo_filtered_keys(partition_id)
         if partition_id != "val" and self.filter_groups_metric is not None:
             n_rows = Counter(key.split("_")[0] for key in self.partitions[partition_id])
-            flat |= {uid for uid in self.finished_keys[partition_id] if n_rows[uid] == 1}
-        return flat, counts
+            zero_variance |= {uid for uid in self.finished_keys[partition_id] if n_rows[uid] == 1}
+        return zero_variance, counts
 
     def _evict_terminal_groups(self, global_steps: int, partition_id: str, reasons: tuple):
-        _, flat, _, _ = reasons
-        if flat and self.on_drop is not None:
-            tag_of = {key: tag for key, tag in self.partitions[partition_id].items() if key.split("_")[0] in flat}
+        _, zero_variance, _, _ = reasons
+        if zero_variance and self.on_drop is not None:
+            tag_of = {
+                key: tag for key, tag in self.partitions[partition_id].items() if key.split("_")[0] in zero_variance
+            }
             self.on_drop(KVBatchMeta(keys=list(tag_of), tags=list(tag_of.values()), partition_id=partition_id))
         return super()._evict_terminal_groups(global_steps, partition_id, reasons)
 
@@ -105,8 +107,8 @@ class TreeBuffer(_ShowsDropped, ReplayBuffer):
         generated, failed, metrics, last_debug_time = batch_size, 0, {}, 0.0
         while True:
             self._sync_metadata_from_transfer_queue()
-            stale_uids, flat, _, counts = self._terminal_eviction_reasons(global_steps, partition_id)
-            reasons = stale_uids, flat, set(self.failure_keys[partition_id]), counts
+            stale_uids, zero_variance, _, counts = self._terminal_eviction_reasons(global_steps, partition_id)
+            reasons = stale_uids, zero_variance, set(self.failure_keys[partition_id]), counts
             failed += len(reasons[2])
             check_failures(failed, batch_size)
             useful = self._sampleable_terminal_keys(partition_id, reasons)

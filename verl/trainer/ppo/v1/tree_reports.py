@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from verl.trainer.ppo.credit.nodes import Nodes
 from verl.trainer.ppo.group_diversity import group_diversity
-from verl.trainer.ppo.tree_nodes import Nodes
 from verl.trainer.ppo.v1.batch_rows import BatchRows, Group
 from verl.utils.atomic_files import replacing
 from verl.workers.rollout.trajectory_tree import TOOL_FAULTS, TREE, TREE_METRICS, TrajectoryTree, tree_of_rows

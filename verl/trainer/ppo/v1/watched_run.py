@@ -19,13 +19,13 @@ from verl.trainer.ppo.v1.trainer_base import register_trainer
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 
 from verl.trainer.checkpoint_marker import complete_steps, damaged_files, missing_shards, shard_sizes
+from verl.trainer.checks.shared_folder import check_shared_folder
+from verl.trainer.checks.steps_left import check_steps_left
 from verl.trainer.ppo.v1.batch_rows import BatchRows
 from verl.trainer.ppo.v1.equal_rewards import zero_equal_groups
-from verl.trainer.ppo.v1.fillers import correct_counts
+from verl.trainer.ppo.v1.padding_rows import correct_counts
 from verl.trainer.ppo.v1.tree_buffer import RolloutsFailed
 from verl.trainer.progress_watch import START_SECONDS, ProgressWatch
-from verl.trainer.shared_folder import check_shared_folder
-from verl.trainer.steps_left import check_steps_left
 from verl.utils.fault_reports import RunError, cause_of, report_fault
 from verl.workers.rollout.group_counts import GroupCounts
 

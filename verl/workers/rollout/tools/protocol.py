@@ -67,21 +67,21 @@ class Protocol:
         opened = before.rfind(f"<{tag}>")
         return None if opened < 0 else before[opened + len(tag) + 2 :].strip()
 
-    def result_ids(self, text: str, room: int) -> list[int]:
-        """Tokens of a tool's result as the model sees it, at most `room`, else cut; [] where not even the tags fit.
+    def result_ids(self, text: str, max_tokens: int) -> list[int]:
+        """Return a tool's result as the model sees it, cut to `max_tokens`; [] if not even the tags fit.
 
         Tags of the protocol and special tokens in the text are made harmless, outer white space is left out.
         """
-        text = neutral(text[: MOST_CHARACTERS_A_TOKEN * max(room, 0)], self.tags).strip()
+        text = neutral(text[: MOST_CHARACTERS_A_TOKEN * max(max_tokens, 0)], self.tags).strip()
         for token in self.special:
             text = text.replace(token, token[0] + " " + token[1:])
         opening, closing = self._encode(" <result>\n"), self._encode("\n</result>")
-        if len(opening) + len(closing) >= room:
+        if len(opening) + len(closing) >= max_tokens:
             return []
         whole = self._encode(f" <result>\n{text}\n</result>")
-        if len(whole) <= room:
+        if len(whole) <= max_tokens:
             return whole
-        return [*opening, *self._encode(text)[: room - len(opening) - len(closing)], *closing]
+        return [*opening, *self._encode(text)[: max_tokens - len(opening) - len(closing)], *closing]
 
     def _encode(self, text: str) -> list[int]:
         return list(self.tokenizer.encode(text, add_special_tokens=False))

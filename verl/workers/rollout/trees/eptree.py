@@ -15,9 +15,9 @@ from statistics import fmean
 from typing import NamedTuple
 
 from verl.workers.config.policy_keys import ROLLOUT, check_at_least, check_log_probs, check_trajectories, custom_keys
-from verl.workers.rollout.growth import BranchPolicy, Growth, Path, derived_seed
-from verl.workers.rollout.rollout_engine import gather_or_cancel
+from verl.workers.rollout.engines.interface import gather_or_cancel
 from verl.workers.rollout.trajectory_tree import Segment, common_prefix, first_tokens
+from verl.workers.rollout.tree_builder import BranchPolicy, Path, TreeBuilder, derived_seed
 
 
 @dataclass(frozen=True)
@@ -71,34 +71,34 @@ class Policy(BranchPolicy):
         check_log_probs(config.actor_rollout_ref.rollout, f"{ROLLOUT}.custom.eptree.entropy_top_k", keys.entropy_top_k)
         return cls(keys)
 
-    async def grow(self, growth: Growth, n: int) -> None:
-        grown = await gather_or_cancel(*(self._tree(growth, number) for number in range(self.keys.M)))
+    async def grow(self, builder: TreeBuilder, n: int) -> None:
+        grown = await gather_or_cancel(*(self._tree(builder, number) for number in range(self.keys.M)))
         trajectories = [trajectory for tree, _ in grown for trajectory in tree]
         entropies = [entropy for _, of_tree in grown for entropy in of_tree]
-        growth.tree.leaves = [growth.tree.insert(None, trajectory.segments) for trajectory in trajectories]
-        growth.tree.metrics = {
-            "shared_tokens": growth.tree.shared_tokens(),
+        builder.tree.leaves = [builder.tree.insert(None, trajectory.segments) for trajectory in trajectories]
+        builder.tree.metrics = {
+            "shared_tokens": builder.tree.shared_tokens(),
             "forked_tokens": float(len(entropies)),
             "fork_entropy": fmean(entropies or [0.0]),
         }
 
-    async def _tree(self, growth: Growth, number: int) -> tuple[list[Trajectory], list[float]]:
+    async def _tree(self, builder: TreeBuilder, number: int) -> tuple[list[Trajectory], list[float]]:
         """The trajectories of one tree, and the entropies of the tokens that forked."""
-        tree = [await self._continue(growth, PROMPT, (number,))]
+        tree = [await self._continue(builder, PROMPT, (number,))]
         forked: dict[tuple[int, int], float] = {}
         for round_number in range(self.keys.L):
-            chosen = self._choose(tree, forked, growth.stop_token_ids)
+            chosen = self._choose(tree, forked, builder.stop_token_ids)
             forked |= chosen
             heads = [Trajectory(first_tokens(tree[i].segments, at), tree[i].entropies[:at]) for i, at in chosen]
             heads += [PROMPT] * (self.keys.N - len(heads))
             keys = [(head, (number, round_number, i, t)) for i, head in enumerate(heads) for t in range(self.keys.T)]
-            tree += await gather_or_cancel(*(self._continue(growth, head, key) for head, key in keys))
+            tree += await gather_or_cancel(*(self._continue(builder, head, key) for head, key in keys))
         return tree, list(forked.values())
 
-    async def _continue(self, growth: Growth, head: Trajectory, key: tuple) -> Trajectory:
+    async def _continue(self, builder: TreeBuilder, head: Trajectory, key: tuple) -> Trajectory:
         """A trajectory that begins with `head`; `key` says which one, for its seed."""
-        seed = derived_seed(growth.seed, key)
-        rest = await growth.finish(Path.of(head.segments), seed, n_entropy=self.keys.entropy_top_k)
+        seed = derived_seed(builder.seed, key)
+        rest = await builder.finish(Path.of(head.segments), seed, n_entropy=self.keys.entropy_top_k)
         entropies = [e for s in rest for e in s.info.pop("entropies", [-math.inf] * len(s.token_ids))]
         return Trajectory([*head.segments, *rest], [*head.entropies, *entropies])
 

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from rapidfuzz.distance import Levenshtein
 from verl.utils.config import omega_conf_to_dataclass
 
-from verl.workers.rollout.growth import BranchPolicy, Growth, Path
-from verl.workers.rollout.rollout_engine import gather_or_cancel
+from verl.workers.rollout.engines.interface import gather_or_cancel
+from verl.workers.rollout.tree_builder import BranchPolicy, Path, TreeBuilder
 
 
 def most_diverse(responses: Sequence[Sequence[int]], n: int) -> list[int]:
@@ -40,10 +40,10 @@ class Policy(BranchPolicy):
     def from_config(cls, config, tokenizer=None) -> "Policy":
         return cls(omega_conf_to_dataclass(config.actor_rollout_ref.rollout).kt.over_generation_factor)
 
-    async def grow(self, growth: Growth, n: int) -> None:
-        tree, seeds = growth.tree, random.Random(growth.seed)
+    async def grow(self, builder: TreeBuilder, n: int) -> None:
+        tree, seeds = builder.tree, random.Random(builder.seed)
         drawn = range(max(n, round(n * self.factor)))
-        samples = await gather_or_cancel(*(growth.finish(Path(), seeds.getrandbits(31)) for _ in drawn))
+        samples = await gather_or_cancel(*(builder.finish(Path(), seeds.getrandbits(31)) for _ in drawn))
         responses = [[token for segment in sample for token in segment.token_ids] for sample in samples]
         leaves = [tree.insert(None, sample) for sample in samples]
         tree.leaves = [leaves[i] for i in most_diverse(responses, n)]

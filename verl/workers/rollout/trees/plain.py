@@ -2,8 +2,8 @@
 
 import random
 
-from verl.workers.rollout.growth import BranchPolicy, Growth, Path
-from verl.workers.rollout.rollout_engine import gather_or_cancel
+from verl.workers.rollout.engines.interface import gather_or_cancel
+from verl.workers.rollout.tree_builder import BranchPolicy, Path, TreeBuilder
 
 
 class Policy(BranchPolicy):
@@ -11,7 +11,7 @@ class Policy(BranchPolicy):
     def from_config(cls, config, tokenizer=None) -> "Policy":
         return cls()
 
-    async def grow(self, growth: Growth, n: int) -> None:
-        seeds = random.Random(growth.seed)
-        samples = await gather_or_cancel(*(growth.finish(Path(), seeds.getrandbits(31)) for _ in range(n)))
-        growth.tree.leaves = [growth.tree.insert(None, segments) for segments in samples]
+    async def grow(self, builder: TreeBuilder, n: int) -> None:
+        seeds = random.Random(builder.seed)
+        samples = await gather_or_cancel(*(builder.finish(Path(), seeds.getrandbits(31)) for _ in range(n)))
+        builder.tree.leaves = [builder.tree.insert(None, segments) for segments in samples]

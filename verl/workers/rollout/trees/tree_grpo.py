@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from verl.workers.config.policy_keys import check_at_least, check_trajectories, custom_keys
+from verl.workers.rollout.engines.interface import gather_or_cancel
 from verl.workers.rollout.environment import NO_ENVIRONMENT
-from verl.workers.rollout.growth import BranchPolicy, Growth, Path, derived_seed
-from verl.workers.rollout.rollout_engine import gather_or_cancel
 from verl.workers.rollout.trajectory_tree import TOOL, Segment
+from verl.workers.rollout.tree_builder import BranchPolicy, Path, TreeBuilder, derived_seed
 
 
 @dataclass(frozen=True)
@@ -53,31 +53,31 @@ class Policy(BranchPolicy):
         check_trajectories(config, "tree_grpo", "M (1 + N L)", keys.M * (1 + keys.N * keys.L))
         return cls(keys, lru_cache(maxsize=None)(lambda token: tokenizer.decode([token])))
 
-    async def grow(self, growth: Growth, n: int) -> None:
-        trees = await gather_or_cancel(*(self._tree(growth, number) for number in range(self.keys.M)))
-        growth.tree.leaves = [leaf for leaves in trees for leaf in leaves]
-        growth.tree.metrics = {"shared_tokens": growth.tree.shared_tokens()}
+    async def grow(self, builder: TreeBuilder, n: int) -> None:
+        trees = await gather_or_cancel(*(self._tree(builder, number) for number in range(self.keys.M)))
+        builder.tree.leaves = [leaf for leaves in trees for leaf in leaves]
+        builder.tree.metrics = {"shared_tokens": builder.tree.shared_tokens()}
 
-    async def _tree(self, growth: Growth, number: int) -> list[int]:
+    async def _tree(self, builder: TreeBuilder, number: int) -> list[int]:
         """The leaves of one tree."""
-        draws = random.Random(derived_seed(growth.seed, number))
+        draws = random.Random(derived_seed(builder.seed, number))
         leaves: list[int] = []
         step_ends: list[int] = []
         starts: list[int | None] = [None]
         for _ in range(1 + self.keys.L):
-            paths = [Path.of(growth.tree.segments[i] for i in growth.tree.path(start)) for start in starts]
-            ends = await gather_or_cancel(*(growth.finish(path, draws.getrandbits(31)) for path in paths))
-            leaves += [self._place(growth, *end, step_ends) for end in zip(starts, ends, strict=True)]
+            paths = [Path.of(builder.tree.segments[i] for i in builder.tree.path(start)) for start in starts]
+            ends = await gather_or_cancel(*(builder.finish(path, draws.getrandbits(31)) for path in paths))
+            leaves += [self._place(builder, *end, step_ends) for end in zip(starts, ends, strict=True)]
             starts = draws.choices(step_ends or [None], k=self.keys.N)
         return leaves
 
-    def _place(self, growth: Growth, at: int | None, segments: list[Segment], step_ends: list[int]) -> int:
+    def _place(self, builder: TreeBuilder, at: int | None, segments: list[Segment], step_ends: list[int]) -> int:
         """Adds segments below `at`, and the index of each that ends a step to `step_ends`; returns the last index."""
-        has_tools = growth.environment is not NO_ENVIRONMENT
+        has_tools = builder.environment is not NO_ENVIRONMENT
         parts = segments if has_tools else [part for segment in segments for part in self._steps(segment)]
         for part in parts:
             # trees share nothing but the prompt, even where they begin alike
-            at = growth.tree.add(part) if at is None else growth.tree.insert(at, [part])
+            at = builder.tree.add(part) if at is None else builder.tree.insert(at, [part])
             if part is not parts[-1] and at not in step_ends and (part.author == TOOL or not has_tools):
                 step_ends.append(at)
         return at

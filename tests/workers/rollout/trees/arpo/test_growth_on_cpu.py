@@ -7,7 +7,7 @@ import math
 import pytest
 
 from tests.workers.rollout.trees.arpo.toy_agent import TOKENIZER, Library, ToyPolicy, encode, library, library_tools
-from verl.workers.rollout import growth
+from verl.workers.rollout import tree_builder as builder
 from verl.workers.rollout.tools.base_tool import ToolError
 from verl.workers.rollout.trajectory_tree import MODEL, TOOL
 from verl.workers.rollout.trees.arpo.config import ARPOConfig
@@ -21,7 +21,7 @@ def growing(policy, tools=None, n=8, room=400, seed=0, call_limit=3, max_result_
     config = ARPOConfig(**{"initial_rollouts": 4, "entropy_tokens": 4, "entropy_top_k": 4} | config)
     environment = library_tools(tools)
     environment.call_limit, environment.max_result_tokens = call_limit, max_result_tokens
-    return growth.grow(
+    return builder.grow(
         policy,
         PROMPT,
         n,

@@ -12,7 +12,7 @@ from statistics import fmean
 import pytest
 
 from tests.workers.rollout.toy_engine import EOS, VOCAB, HashEngine, Letters
-from verl.workers.rollout.growth import grow
+from verl.workers.rollout.tree_builder import grow
 from verl.workers.rollout.trees.arpo.branching import dynamic_initial_rollouts
 from verl.workers.rollout.trees.arpo.config import ARPOConfig
 from verl.workers.rollout.trees.arpo.policy import Policy

@@ -5,8 +5,8 @@ from collections import Counter
 import pytest
 
 from tests.workers.rollout.trees.hato.trees import frontier, grown, model, random_frontier, tool
-from verl.workers.rollout.growth import Path
 from verl.workers.rollout.trajectory_tree import MODEL, TOOL, TrajectoryTree
+from verl.workers.rollout.tree_builder import Path
 from verl.workers.rollout.trees.hato.frontier import EXPANDED, OPEN, PRUNED, ROOT, Frontier
 
 

@@ -11,14 +11,14 @@ import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from tests.configs import composed
-from tests.workers.rollout.test_entropy_on_cpu import slow
+from tests.utils.test_entropy_estimate_on_cpu import slow
 from tests.workers.rollout.toy_engine import EOS, VOCAB, Calls, HashEngine, Letters
-from verl.workers.config.hato import hato_config
-from verl.workers.rollout import growth
+from verl.trainer.checks.hato import hato_config
+from verl.workers.rollout import tree_builder as builder
+from verl.workers.rollout.engines.interface import TransformersEngine
 from verl.workers.rollout.environment import NO_ENVIRONMENT
-from verl.workers.rollout.growth import Sampling
-from verl.workers.rollout.rollout_engine import TransformersEngine
 from verl.workers.rollout.trajectory_tree import TOOL
+from verl.workers.rollout.tree_builder import Sampling
 from verl.workers.rollout.trees.hato.config import ExplorationConfig, HATOConfig, TreeConfig, UncertaintyConfig
 from verl.workers.rollout.trees.hato.local_reward import heuristic
 from verl.workers.rollout.trees.hato.policy import HATO_STEPS, MAX_NODES, SETTINGS, Policy
@@ -45,8 +45,8 @@ class FromCandidates(Slow):
     """Reports what the engine's entropies are estimated from, and estimates them a token at a time."""
 
     async def generate(self, prompt_ids, *, n_entropy, **options):
-        generation = await super().generate(prompt_ids, **options | {"n_candidates": n_entropy})
-        generation.entropies = [slow([p for _, p in step], VOCAB) for step in generation.candidates]
+        generation = await super().generate(prompt_ids, **options | {"n_top_logprobs": n_entropy})
+        generation.entropies = [slow([p for _, p in step], VOCAB) for step in generation.top_logprobs]
         return generation
 
 
@@ -66,7 +66,7 @@ def config_of(**tree) -> HATOConfig:
 def grow(engine, config: HATOConfig, *, seed=0, temperature=1.0, local_reward=heuristic, prompt=None):
     policy = Policy(config, value_model_of(config, 0), local_reward, Letters().decode).of_prompt(prompt or {}, None)
     options = {"max_tokens": 24, "stop_token_ids": [EOS], "vocab_size": VOCAB, "request_id": "a"}
-    tree = growth.grow(engine, PROMPT, 8, policy, sampling=Sampling(temperature), seed=seed, **options)
+    tree = builder.grow(engine, PROMPT, 8, policy, sampling=Sampling(temperature), seed=seed, **options)
     return asyncio.run(tree)
 
 
@@ -203,7 +203,7 @@ def test_the_value_model_learns_from_every_kept_step(model):
     config = config_of(search_algorithm="beam", max_nodes_per_level=2, spread_leaves=False)
     policy = Policy(config, value_model_of(config, 0), heuristic)
     options = {"max_tokens": 24, "stop_token_ids": [EOS], "vocab_size": VOCAB, "seed": 3}
-    tree = asyncio.run(growth.grow(Slow(model, 0), PROMPT, 8, policy, **options))
+    tree = asyncio.run(builder.grow(Slow(model, 0), PROMPT, 8, policy, **options))
     assert tree.metrics["nodes_pruned"] > 0
     info = [dict(segment.info) for segment in tree.segments]
     steps = policy.about_tree(tree)[HATO_STEPS]
@@ -253,7 +253,7 @@ def searched(config: HATOConfig, seed: int, n: int = 8, environment=NO_ENVIRONME
     """The policy, its tree, and the engine, in which every prefix has a distribution of its own."""
     policy, engine = Policy(config, Taste(), heuristic, Letters().decode), HashEngine(3.0, delay=0.002, order=order)
     options = {"max_tokens": 30, "stop_token_ids": [EOS], "vocab_size": VOCAB, "seed": seed}
-    return policy, asyncio.run(growth.grow(engine, PROMPT, n, policy, environment=environment, **options)), engine
+    return policy, asyncio.run(builder.grow(engine, PROMPT, n, policy, environment=environment, **options)), engine
 
 
 def split(tree) -> tuple[list[int], list[int]]:

@@ -10,9 +10,9 @@ import torch
 
 from recipe.common.tiny_model import TinyModelConfig, make_model, make_tokenizer
 from tests.workers.rollout.trees.arpo.toy_agent import TOKENIZER, Library, ToyPolicy, encode, library, library_tools
-from verl.workers.rollout import growth
+from verl.workers.rollout import tree_builder as builder
+from verl.workers.rollout.engines.interface import TransformersEngine
 from verl.workers.rollout.environment import Tools
-from verl.workers.rollout.rollout_engine import TransformersEngine
 from verl.workers.rollout.tools.protocol import Protocol
 from verl.workers.rollout.trajectory_tree import MODEL, TOOL, Segment
 from verl.workers.rollout.tree_rollout import rows_of
@@ -37,7 +37,7 @@ def policy_of(config, local_reward=heuristic) -> Policy:
 
 
 async def grow(engine, config, environment=None, *, n=6, max_tokens=300, seed=0, local_reward=heuristic):
-    return await growth.grow(
+    return await builder.grow(
         engine,
         PROMPT,
         n,
@@ -358,7 +358,7 @@ def test_on_a_real_model(model, depth):
 
     def tree_of(engine):
         return asyncio.run(
-            growth.grow(
+            builder.grow(
                 engine,
                 prompt,
                 4,

@@ -8,7 +8,7 @@ import pytest
 
 from recipe.common.tiny_model import TinyModelConfig, make_model, make_tokenizer
 from verl.workers.config.explore import ExploreRolloutConfig
-from verl.workers.rollout.rollout_engine import end_of_sequence_ids
+from verl.workers.rollout.engines.interface import end_of_sequence_ids
 from verl.workers.rollout.trees.latr import KTConfig, latr_generate
 from verl.workers.rollout.trees.latr.schedule import mix_ratio, next_tightened_steps, tightened, tree_branches
 from verl.workers.rollout.trees.latr.similarity import edit_distance_ratio, rouge_l, suffix_match

@@ -22,10 +22,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from vllm import LLM, SamplingParams
 from vllm_patches import cpu_version_name
 cpu_version_name.install()
-from verl.workers.rollout.candidate_server import ranked, top_log_probs
-from verl.workers.rollout.entropy import entropies_of
-from verl.workers.rollout.growth import Growth
-from verl.workers.rollout.rollout_engine import Generation, TransformersEngine
+from verl.workers.rollout.engines.top_logprobs_server import ranked, top_log_probs
+from verl.utils.entropy_estimate import entropies_of
+from verl.workers.rollout.tree_builder import TreeBuilder
+from verl.workers.rollout.engines.interface import Generation, TransformersEngine
 from verl.workers.rollout.trees.latr.config import KTConfig
 from verl.workers.rollout.trees.latr.lookahead import LookaheadTree
 from verl.workers.rollout.trees.latr.policy import TreeGrower
@@ -36,8 +36,8 @@ class OfflineEngine:
     def __init__(self, llm):
         self.llm = llm
 
-    async def generate(self, prompt_ids, *, max_tokens, stop_token_ids, n_candidates, n_entropy=0, **_):
-        n = max(n_candidates, n_entropy)
+    async def generate(self, prompt_ids, *, max_tokens, stop_token_ids, n_top_logprobs, n_entropy=0, **_):
+        n = max(n_top_logprobs, n_entropy)
         sampling = SamplingParams(temperature=0, max_tokens=max_tokens, logprobs=n, flat_logprobs=True,
                                   stop_token_ids=stop_token_ids)
         (request,) = self.llm.generate([{"prompt_token_ids": list(prompt_ids)}], sampling, use_tqdm=False)
@@ -47,7 +47,7 @@ class OfflineEngine:
         chosen = [flat.logprobs[at] for at in flat.start_indices]
         entropies = entropies_of(top_log_probs(flat, n)[:, :n_entropy], len(tokenizer)).tolist() if n_entropy else None
         stopped = tokens[-1] in stop_token_ids
-        return Generation(tokens, chosen, ranked(flat, n_candidates), stopped, entropies=entropies)
+        return Generation(tokens, chosen, ranked(flat, n_top_logprobs), stopped, entropies=entropies)
 
 class Watched(LookaheadTree):
     # the smallest margin of any decision of each step
@@ -66,7 +66,7 @@ class Watched(LookaheadTree):
 def grow(engine, prompt, config):
     tree = Watched(6, config, 30, [tokenizer.eos_token_id], lambda token: tokenizer.decode([token]))
     tree.margins, tree.states = [], []
-    growth = Growth(engine, prompt, max_tokens=30, stop_token_ids=[tokenizer.eos_token_id])
+    growth = TreeBuilder(engine, prompt, max_tokens=30, stop_token_ids=[tokenizer.eos_token_id])
     asyncio.run(TreeGrower(growth, tree, seed=0).grow())
     return tree
 
@@ -89,7 +89,7 @@ if __name__ == "__main__":
         first = next(t for t, (a, b) in enumerate(zip(ours.states, theirs.states)) if a != b)
         assert theirs.margins[first] < TOLERANCE, (i, first, theirs.margins[first])
         ties += 1
-    options = dict(stop_token_ids=[], temperature=0, n_candidates=2, n_entropy=10)
+    options = dict(stop_token_ids=[], temperature=0, n_top_logprobs=2, n_entropy=10)
     ours = asyncio.run(OfflineEngine(llm).generate([5, 6, 7], max_tokens=30, **options))
     errors, largest = [], max(ours.entropies)
     for i, entropy in enumerate(ours.entropies):  # after vLLM's own tokens: a near-tie does no harm

@@ -12,8 +12,8 @@ import pytest
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from verl.workers.rollout.growth import Growth
-from verl.workers.rollout.rollout_engine import Generation, RolloutEngine, TransformersEngine
+from verl.workers.rollout.engines.interface import Generation, RolloutEngine, TransformersEngine
+from verl.workers.rollout.tree_builder import TreeBuilder
 from verl.workers.rollout.trees.latr.config import KTConfig
 from verl.workers.rollout.trees.latr.lookahead import LookaheadTree
 from verl.workers.rollout.trees.latr.policy import TreeGrower
@@ -84,15 +84,15 @@ def reference_tree(model, prompt, k, config, max_new_tokens):
                     logits = model(torch.tensor([prompt + row["tokens"]])).logits[0, -1]
                 p = torch.softmax(logits, -1)
                 order = sorted(range(VOCABULARY), key=lambda token, p=p: -float(p[token]))
-                row["candidates"] = [(token, float(p[token])) for token in order[: config.max_n_branch_per_token]]
+                row["top_logprobs"] = [(token, float(p[token])) for token in order[: config.max_n_branch_per_token]]
         # 2. capacity
         wanted = [(0, position) for position in range(len(rows))]
         for position, row in enumerate(rows):
             if row["done"]:
                 continue
-            first = row["candidates"][0][1]
+            first = row["top_logprobs"][0][1]
             for rank in range(1, config.max_n_branch_per_token):
-                chance = row["candidates"][rank][1]
+                chance = row["top_logprobs"][rank][1]
                 if chance > config.prob_filter_abs_thres and first - chance < config.prob_filter_rel_thres:
                     wanted.append((rank, position))
         wanted.sort()
@@ -102,7 +102,7 @@ def reference_tree(model, prompt, k, config, max_new_tokens):
         new = []
         for position, rank in sorted((position, rank) for rank, position in kept if rank):
             parent = rows[position]
-            token = parent["candidates"][rank][0]
+            token = parent["top_logprobs"][rank][0]
             births.append((t, len(births) + 1, parent["id"], rank, token))
             new.append(
                 {
@@ -115,7 +115,7 @@ def reference_tree(model, prompt, k, config, max_new_tokens):
             )
         for row in rows:
             if not row["done"]:
-                row["tokens"].append(row["candidates"][0][0])
+                row["tokens"].append(row["top_logprobs"][0][0])
         rows += new
         # 4. lookahead pruning
         bad = set()
@@ -180,8 +180,8 @@ def random_config(generator: random.Random, chunk_size: int) -> KTConfig:
 
 def grown(model, prompt, k, config, max_new_tokens):
     tree = LookaheadTree(k, config, max_new_tokens, sorted(EOS), text_of)
-    growth = Growth(TransformersEngine(model), prompt, max_tokens=max_new_tokens, stop_token_ids=sorted(EOS))
-    asyncio.run(TreeGrower(growth, tree, seed=0).grow())
+    builder = TreeBuilder(TransformersEngine(model), prompt, max_tokens=max_new_tokens, stop_token_ids=sorted(EOS))
+    asyncio.run(TreeGrower(builder, tree, seed=0).grow())
     births = [(b["step"], b["row"], b["parent"], b["rank"], b["token"]) for b in tree.record.births]
     suppressions = [(s["step"], s["row"], s["rank"]) for s in tree.record.suppressed]
     prunings = sorted((p["step"], p["row"]) for p in tree.record.pruned)
@@ -240,7 +240,9 @@ class Hesitant(RolloutEngine):
         result = Generation([], [], [])
         for at in range(len(request.prompt_ids) - 1, len(request.prompt_ids) - 1 + request.max_tokens):
             first = hash((tuple(request.prompt_ids), *result.token_ids)) % 100 * 2
-            result.candidates.append([(first, math.log(0.5)), (first + 1, math.log(0.4 if at in self.forks else 0.1))])
+            result.top_logprobs.append(
+                [(first, math.log(0.5)), (first + 1, math.log(0.4 if at in self.forks else 0.1))]
+            )
             result.token_ids.append(first)
             result.log_probs.append(math.log(0.5))
         return result
@@ -249,7 +251,7 @@ class Hesitant(RolloutEngine):
 def grow_hesitantly(k, forks, **config):
     engine = Hesitant(forks)
     tree = LookaheadTree(k, KTConfig(rollout_filter_steps=[20, 50], chunk_size=16, **config), 1024, [-1])
-    asyncio.run(TreeGrower(Growth(engine, [1], max_tokens=1024, stop_token_ids=[-1]), tree, seed=0).grow())
+    asyncio.run(TreeGrower(TreeBuilder(engine, [1], max_tokens=1024, stop_token_ids=[-1]), tree, seed=0).grow())
     return engine, tree
 
 

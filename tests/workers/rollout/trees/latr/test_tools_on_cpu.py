@@ -16,8 +16,8 @@ from dataclasses import replace
 import pytest
 
 from tests.workers.rollout.toy_engine import CALL, EOS, Calls, HashEngine, Letters, answer_to
-from verl.workers.rollout.growth import Growth, grow
 from verl.workers.rollout.trajectory_tree import TOOL
+from verl.workers.rollout.tree_builder import TreeBuilder, grow
 from verl.workers.rollout.trees.latr import KTConfig, Policy
 from verl.workers.rollout.trees.latr.lookahead import LookaheadTree
 from verl.workers.rollout.trees.latr.policy import TreeGrower
@@ -98,14 +98,14 @@ def slow_tree(engine, prompt, k, config, max_tokens, call_limit):
                 read_answer(row, max_tokens, call_limit, asked)
         if all(row.done for row in rows):
             break
-        candidates, wanted = {}, []
+        top_logprobs, wanted = {}, []
         for position, row in enumerate(rows):
             wanted.append((0, position))
             if row.done:
                 continue
             p = engine.probabilities(row.context(prompt))
             order = sorted(range(len(p)), key=lambda token, p=p: -p[token])[: config.max_n_branch_per_token]
-            candidates[position] = order
+            top_logprobs[position] = order
             for rank, token in enumerate(order):
                 close = p[order[0]] - p[token] < config.prob_filter_rel_thres
                 if rank and p[token] > config.prob_filter_abs_thres and close:
@@ -115,12 +115,12 @@ def slow_tree(engine, prompt, k, config, max_tokens, call_limit):
         new = []
         for position, rank in sorted((position, rank) for rank, position in wanted[:k] if rank):
             child = rows[position].child(len(births) + 1, t)
-            child.write(candidates[position][rank])
+            child.write(top_logprobs[position][rank])
             births.append((t, child.number, child.parent, rank, child.written[-1]))
             new.append(child)
         for position, row in enumerate(rows):
             if not row.done:
-                row.write(candidates[position][0])
+                row.write(top_logprobs[position][0])
         rows += new
         by_number = {row.number: row for row in rows}
         bad = {
@@ -181,15 +181,15 @@ def case_of(seed: int):
 
 def grower_of(engine, prompt, k, config, max_tokens, call_limit, environment=None):
     environment = environment or Calls(call_limit)
-    growth = Growth(engine, prompt, max_tokens=max_tokens, stop_token_ids=[EOS], environment=environment)
-    grower = TreeGrower(growth, LookaheadTree(k, config, max_tokens, [EOS], text_of), seed=0)
+    builder = TreeBuilder(engine, prompt, max_tokens=max_tokens, stop_token_ids=[EOS], environment=environment)
+    grower = TreeGrower(builder, LookaheadTree(k, config, max_tokens, [EOS], text_of), seed=0)
     asyncio.run(grower.grow())
     return grower
 
 
 def responses_of(grower):
     """(author, token) of what each row has written and read."""
-    leaf_of, tree = grower.place(), grower.growth.tree
+    leaf_of, tree = grower.place(), grower.builder.tree
     leaves = [leaf_of[row.number] for row in grower.tree.rows]
     paths = [[tree.segments[i] for i in tree.path(leaf)] for leaf in leaves]
     return [[(segment.author, token) for segment in path for token in segment.token_ids] for path in paths]
@@ -211,7 +211,7 @@ def test_the_tree_is_that_of_the_step_by_step_algorithm(seed):
         assert sorted((p["step"], p["row"]) for p in record.pruned) == sorted(prunings)
         assert [(s["step"], s["row"], s["rank"]) for s in record.suppressed] == suppressions
         turns = [turn_before(response) for response in asked]
-        assert sorted(grower.growth.environment.answered) == sorted(turns), "each row asks once"
+        assert sorted(grower.builder.environment.answered) == sorted(turns), "each row asks once"
 
 
 def turn_before(response):

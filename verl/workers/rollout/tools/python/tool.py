@@ -277,7 +277,7 @@ def _executable(python_path: str | None, conda_path: str | None, conda_env: str 
     if (conda_path is None) != (conda_env is None) or (conda_path and python_path):
         raise ValueError("python_path, conda_path, conda_env: expected the first, or both of the others, or none")
     conda = conda_path and Path(conda_path, "envs", conda_env, "bin", "python")
-    # where this process is a fork, `sys.executable` is the client of scripts/fork_server.py
+    # where this process is a fork, `sys.executable` is the client of scripts/fork_server/fork_server.py
     path = Path(conda or python_path or os.environ.get("FORK_SERVER_PYTHON", sys.executable)).expanduser()
     if not (path.is_file() and os.access(path, os.X_OK)):
         raise ValueError(f"{path}: expected an interpreter; see python_path, or conda_path and conda_env")

@@ -20,11 +20,11 @@ from statistics import fmean
 
 from verl.utils.config import omega_conf_to_dataclass
 
-from verl.workers.rollout.entropy import mean_entropy
+from verl.utils.entropy_estimate import mean_entropy
 from verl.workers.rollout.environment import NO_ENVIRONMENT
-from verl.workers.rollout.growth import Ask, BranchPolicy, Growth, Path, derived_seed
 from verl.workers.rollout.tools.protocol import stops_after
 from verl.workers.rollout.trajectory_tree import Segment
+from verl.workers.rollout.tree_builder import Ask, BranchPolicy, Path, TreeBuilder, derived_seed
 from verl.workers.rollout.trees.arpo.branching import BRANCH_POLICIES, dynamic_initial_rollouts
 from verl.workers.rollout.trees.arpo.budget import BranchBudget, Key
 from verl.workers.rollout.trees.arpo.config import ARPOConfig
@@ -46,8 +46,8 @@ class Policy(BranchPolicy):
         text_of = tokenizer and tokenizer.decode
         return cls(omega_conf_to_dataclass(config.actor_rollout_ref.rollout), text_of)
 
-    async def grow(self, growth: Growth, n: int) -> None:
-        await ForkingTrajectories(growth, n, self.config, self.text_of).run()
+    async def grow(self, builder: TreeBuilder, n: int) -> None:
+        await ForkingTrajectories(builder, n, self.config, self.text_of).run()
 
 
 @dataclass(frozen=True)
@@ -79,10 +79,10 @@ class ForkingTrajectories:
     """Grows the n trajectories of one prompt; `run` once. An engine's failure is the group's; a tool's is told to the
     model."""
 
-    def __init__(self, growth: Growth, n: int, config: ARPOConfig, text_of: Callable[[Sequence[int]], str]):
-        self.growth, self.n, self.config, self.text_of, self.tree = growth, n, config, text_of, growth.tree
-        self.has_tools = growth.environment is not NO_ENVIRONMENT
-        self.turn_limit = growth.environment.call_limit if self.has_tools else config.turn_limit
+    def __init__(self, builder: TreeBuilder, n: int, config: ARPOConfig, text_of: Callable[[Sequence[int]], str]):
+        self.builder, self.n, self.config, self.text_of, self.tree = builder, n, config, text_of, builder.tree
+        self.has_tools = builder.environment is not NO_ENVIRONMENT
+        self.turn_limit = builder.environment.call_limit if self.has_tools else config.turn_limit
         self.ended: dict[Key, tuple[Trajectory, str]] = {}
         self.counts: Counter[str] = Counter()
         self.seen: defaultdict[str, list[float]] = defaultdict(list)
@@ -131,7 +131,7 @@ class ForkingTrajectories:
         self.tasks.clear()
         h_root = self.seen["entropy_after_prompt"][0]
         h_turn = fmean(self.seen.get(self._after_turn, [0.0]))  # no further turn, nothing to be unsure about
-        nats = math.log(self.growth.vocab_size)
+        nats = math.log(self.builder.vocab_size)
         initial = dynamic_initial_rollouts(self.n, h_root * nats, h_turn * nats, self.config.dynamic_rollouts_beta)
         self._open_budget(initial)
         consecutive = 0
@@ -148,7 +148,7 @@ class ForkingTrajectories:
         """Whether a state forks; returns the forks in a row on its path."""
         probability = BRANCH_POLICIES[self.config.branch_policy](entropy, at.base, at.consecutive, self.config)
         self.seen["branch_probability"].append(probability)
-        forks = random.Random(f"{self.growth.seed} coin {at.key} {at.turns}").random() < probability
+        forks = random.Random(f"{self.builder.seed} coin {at.key} {at.turns}").random() < probability
         consecutive = at.consecutive + 1 if forks else 0
         if forks:
             for branch in range(self.config.beam_size - 1):
@@ -179,7 +179,7 @@ class ForkingTrajectories:
             if paused:
                 at = replace(at, turns=at.turns + 1)
                 continue
-            reply = await self.growth.reply(at.path, {"key": list(at.key)})
+            reply = await self.builder.reply(at.path, {"key": list(at.key)})
             if isinstance(reply, str):
                 why = reply
             else:
@@ -199,7 +199,7 @@ class ForkingTrajectories:
             the trajectory with the turn, and whether it has only paused.
         """
         pauses = not self.has_tools and self.config.branch_policy != "never" and at.turns < self.turn_limit
-        left = self.growth.tokens_left(at.path)
+        left = self.builder.tokens_left(at.path)
         left = min(left, self.config.max_turn_tokens) if pauses else left
         looks = self.config.branch_policy != "never" and at.may_fork and (at.base is None or at.turns > at.decided)
         state, path, part = at, at.path, 0
@@ -210,23 +210,23 @@ class ForkingTrajectories:
             limit = min(self.config.entropy_tokens, left) if first else left - len(tokens)
             ask = Ask(
                 path,
-                derived_seed(self.growth.seed, "tokens", at.key, at.turns, part),
+                derived_seed(self.builder.seed, "tokens", at.key, at.turns, part),
                 limit,
                 tuple(stops_after(self.text_of(tokens), [self.config.turn_delimiter])) if pauses else (),
                 n_entropy=self.config.entropy_top_k if first else 0,
             )
-            generation = await self.growth.ask(ask)
+            generation = await self.builder.ask(ask)
             tokens, log_probs = [*tokens, *generation.token_ids], [*log_probs, *generation.log_probs]
             path = path.then(Segment(None, generation.token_ids))
             if first:
-                at = self._look(state, mean_entropy(generation.entropies, self.growth.vocab_size))
+                at = self._look(state, mean_entropy(generation.entropies, self.builder.vocab_size))
             part += 1
-            if len(tokens) >= left or self.growth.has_ended(path) or self.growth.waits_for_reply(path):
+            if len(tokens) >= left or self.builder.has_ended(path) or self.builder.waits_for_reply(path):
                 break
             if pauses and self.config.turn_delimiter in self.text_of(tokens):
                 break
         at = self._add(at, Segment(None, tokens, log_probs, info={"key": list(at.key)}))
-        return at, pauses and not self.growth.has_ended(at.path)
+        return at, pauses and not self.builder.has_ended(at.path)
 
     def _look(self, at: Trajectory, entropy: float) -> Trajectory:
         """The state before a turn, after the first tokens of the turn have been seen."""

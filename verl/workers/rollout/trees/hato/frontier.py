@@ -14,8 +14,8 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from verl.workers.rollout.growth import Path
 from verl.workers.rollout.trajectory_tree import DROPPED, MODEL, Segment, TrajectoryTree
+from verl.workers.rollout.tree_builder import Path
 
 OPEN, EXPANDED, LEAF, PRUNED = "open", "expanded", "leaf", "pruned"
 ROOT = 0

@@ -1,6 +1,6 @@
 """R_local of a reasoning step, in [0, 1]: a heuristic over its tokens, or a function of one's own.
 
-R_path and R_causal follow from the verifier's rewards, see verl/trainer/ppo/hato_algos.py.
+R_path and R_causal follow from the verifier's rewards, see verl/trainer/ppo/credit/hato.py.
 """
 
 import inspect

@@ -13,11 +13,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from verl.workers.config.hato import hato_config
-from verl.workers.rollout.entropy import mean_entropy
-from verl.workers.rollout.growth import Ask, BranchPolicy, Growth, Path, Score
-from verl.workers.rollout.rollout_engine import gather_or_cancel
+from verl.trainer.checks.hato import hato_config
+from verl.utils.entropy_estimate import mean_entropy
+from verl.workers.rollout.engines.interface import gather_or_cancel
 from verl.workers.rollout.trajectory_tree import DROPPED, MODEL, TOOL, Segment, TrajectoryTree
+from verl.workers.rollout.tree_builder import Ask, BranchPolicy, Path, Score, TreeBuilder
 from verl.workers.rollout.trees.hato.config import REWARD_LOOP, HATOConfig
 from verl.workers.rollout.trees.hato.frontier import Frontier
 from verl.workers.rollout.trees.hato.local_reward import LocalReward, Step, local_reward, local_reward_function
@@ -97,19 +97,19 @@ class Policy(BranchPolicy):
 
         return of_step
 
-    async def grow(self, growth: Growth, n: int) -> None:
+    async def grow(self, builder: TreeBuilder, n: int) -> None:
         shape = self.config.tree
-        frontier = Frontier(growth.tree, merges=not shape.independent_paths, keeps_tokens=shape.train_dropped)
-        search = Search(frontier, self.bounds, self.config.exploration, n_leaves=n, seed=growth.seed)
+        frontier = Frontier(builder.tree, merges=not shape.independent_paths, keeps_tokens=shape.train_dropped)
+        search = Search(frontier, self.bounds, self.config.exploration, n_leaves=n, seed=builder.seed)
         while expansions := search.next():
-            await Round(self, growth, frontier).grow(expansions)
+            await Round(self, builder, frontier).grow(expansions)
         ends, metrics = frontier.leaves(), frontier.metrics()
         if shape.train_dropped:
-            dropped = frontier.train_dropped(n - len(ends), growth.seed)
+            dropped = frontier.train_dropped(n - len(ends), builder.seed)
             metrics |= {"dropped_steps": float(len(frontier.dropped)), "dropped_rows": float(len(dropped))}
             ends += dropped
-        growth.tree.leaves = [frontier.steps[end].segments[-1] for end in ends]
-        growth.tree.metrics = metrics
+        builder.tree.leaves = [frontier.steps[end].segments[-1] for end in ends]
+        builder.tree.metrics = metrics
 
     def about_tree(self, tree: TrajectoryTree) -> dict:
         """What the value model learns from: the steps that lead to answers."""
@@ -163,8 +163,8 @@ class Drawn:
 class Round:
     """The children of some steps, drawn together."""
 
-    def __init__(self, policy: Policy, growth: Growth, frontier: Frontier):
-        self.policy, self.growth, self.frontier, self.config = policy, growth, frontier, policy.config
+    def __init__(self, policy: Policy, builder: TreeBuilder, frontier: Frontier):
+        self.policy, self.builder, self.frontier, self.config = policy, builder, frontier, policy.config
         self.replies: dict[tuple[int, Path], asyncio.Task] = {}
 
     async def grow(self, expansions: Sequence[Expansion]) -> None:
@@ -185,20 +185,20 @@ class Round:
             self.frontier.add(step.node, step.segments, ended=step.ended, value=values[i], uncertainty=uncertainties[i])
 
     async def _draw(self, expansion: Expansion, child: int) -> Drawn:
-        growth, before = self.growth, self.frontier.path(expansion.node)
-        seed = random.Random(f"{growth.seed} {expansion.node} {child}").getrandbits(31)
-        most, n_entropy = growth.tokens_left(before), self.config.uncertainty.entropy_top_k
+        builder, before = self.builder, self.frontier.path(expansion.node)
+        seed = random.Random(f"{builder.seed} {expansion.node} {child}").getrandbits(31)
+        most, n_entropy = builder.tokens_left(before), self.config.uncertainty.entropy_top_k
         temperature = self.policy.temperature
         if expansion.to_the_end:
-            segments = await growth.finish(before, seed, temperature, n_entropy)
+            segments = await builder.finish(before, seed, temperature, n_entropy)
             return Drawn(expansion.node, before, most, segments, ended=True)
         most, stop = min(most, self.config.tree.max_step_tokens), (self.config.tree.step_delimiter,)
-        generation = await growth.ask(Ask(before, seed, most, stop, temperature=temperature, n_entropy=n_entropy))
+        generation = await builder.ask(Ask(before, seed, most, stop, temperature=temperature, n_entropy=n_entropy))
         info = {"entropies": generation.entropies} if n_entropy else {}
         segments = [Segment(None, generation.token_ids, generation.log_probs, info=info)]
         path = before.then(segments[0])
-        ended = growth.has_ended(path)
-        if growth.waits_for_reply(path):
+        ended = builder.has_ended(path)
+        if builder.waits_for_reply(path):
             reply = await self._reply(expansion.node, path)
             if isinstance(reply, str):
                 ended = True
@@ -209,7 +209,7 @@ class Round:
     async def _reply(self, node: int, path: Path) -> Segment | str:
         """What the environment answers to a step after `node`; identical siblings call it once."""
         if (node, path) not in self.replies:
-            self.replies[node, path] = asyncio.ensure_future(self.growth.reply(path))
+            self.replies[node, path] = asyncio.ensure_future(self.builder.reply(path))
         return await self.replies[node, path]
 
     def _features(self, step: Drawn, drawn: Sequence[Drawn], local: float) -> list[float]:
@@ -219,20 +219,20 @@ class Round:
         entropies = [h for segment in step.by_model for h in segment.info.pop("entropies", None) or ()]
         return step_features(
             log_probs=log_probs,
-            entropies=[mean_entropy(entropies, self.growth.vocab_size)] if entropies else [],
+            entropies=[mean_entropy(entropies, self.builder.vocab_size)] if entropies else [],
             path_log_probs=[*self.frontier.path_log_probs(step.node), *log_probs],
             max_tokens=step.most_tokens,
             depth=self.frontier.steps[step.node].depth + 1,
             max_depth=self.config.tree.max_depth,
             siblings_agreement=agreement(step.different_tokens, siblings),
             budget_used=self.frontier.n_kept / self.policy.bounds.max_nodes,
-            finished=step.segments[-1].token_ids[-1] in self.growth.stop_token_ids,
+            finished=step.segments[-1].token_ids[-1] in self.builder.stop_token_ids,
             local_reward=local,
         )
 
     async def _local(self, drawn: Drawn) -> float:
         step = Step(
-            problem=self.growth.tree.prompt_ids,
+            problem=self.builder.tree.prompt_ids,
             before=list(drawn.before.tokens),
             parent=self.frontier.written(drawn.node),
             tokens=list(drawn.tokens),

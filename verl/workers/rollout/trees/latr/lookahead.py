@@ -26,15 +26,15 @@ from verl.workers.rollout.trees.latr.similarity import edit_distance_ratio, roug
 MATH_SYMBOLS = frozenset("+-*/\\<>=()[]{}_^&%$0123456789")
 PUNCTUATION = frozenset(".,;:!?\"'")
 
-Candidate = tuple[int, float]  # token, log-probability under the raw distribution (T = 1)
+TokenLogprob = tuple[int, float]  # token, log-probability under the raw distribution (T = 1)
 
 
 @dataclass
 class Choice:
     """What an engine says of a row's next token: candidates, the most likely first, and a sampled one if asked for."""
 
-    candidates: list[Candidate]
-    sampled: Candidate | None = None
+    top_logprobs: list[TokenLogprob]
+    sampled: TokenLogprob | None = None
 
 
 @dataclass
@@ -107,34 +107,36 @@ class LookaheadTree:
         self.left = self._leaves()
         self.step += 1
 
-    def _choose(self, choices: Sequence[Choice | None]) -> tuple[list[tuple[Row, int, Candidate]], set[int]]:
+    def _choose(self, choices: Sequence[Choice | None]) -> tuple[list[tuple[Row, int, TokenLogprob]], set[int]]:
         """Births of this step as (parent, rank, candidate), and the rows that keep their first candidate only."""
         passing = [
             (rank, i)
             for i, choice in enumerate(choices)
             if choice is not None
-            for rank in range(1, min(len(choice.candidates), self.config.max_n_branch_per_token))
+            for rank in range(1, min(len(choice.top_logprobs), self.config.max_n_branch_per_token))
             if self._opens_branch(choice, rank)
         ]
-        room = self.k - len(self.rows)
-        kept, suppressed = sorted(passing)[:room], sorted(passing)[room:]
+        free_rows = self.k - len(self.rows)
+        kept, suppressed = sorted(passing)[:free_rows], sorted(passing)[free_rows:]
         self.record.passed += len(passing)
         for rank, i in suppressed:
-            token, log_prob = choices[i].candidates[rank]
+            token, log_prob = choices[i].top_logprobs[rank]
             self.rows[i].suppressed += 1
             self.record.suppressed.append(
                 {"step": self.step, "row": self.rows[i].number, "rank": rank, "token": token, "p": math.exp(log_prob)}
             )
-        born = [(self.rows[i], rank, choices[i].candidates[rank]) for i, rank in sorted((i, rank) for rank, i in kept)]
+        born = [
+            (self.rows[i], rank, choices[i].top_logprobs[rank]) for i, rank in sorted((i, rank) for rank, i in kept)
+        ]
         return born, set(range(len(choices))) - {i for _, i in kept}
 
     def _opens_branch(self, choice: Choice, rank: int) -> bool:
-        config, (token, log_prob) = self.config, choice.candidates[rank]
+        config, (token, log_prob) = self.config, choice.top_logprobs[rank]
         if config.random_branching_ratio is not None:
             if self.random.random() >= config.random_branching_ratio:
                 return False
         else:
-            first, this = math.exp(choice.candidates[0][1]), math.exp(log_prob)
+            first, this = math.exp(choice.top_logprobs[0][1]), math.exp(log_prob)
             if config.prob_filter_abs_thres is not None and not this > config.prob_filter_abs_thres:
                 return False
             if config.prob_filter_rel_thres is not None and not first - this < config.prob_filter_rel_thres:
@@ -145,7 +147,7 @@ class LookaheadTree:
         word = self.text_of(token).strip()
         return not word or word.lower() in self.stop_words or PUNCTUATION.issuperset(word)
 
-    def _birth(self, parent: Row, rank: int, candidate: Candidate) -> Row:
+    def _birth(self, parent: Row, rank: int, candidate: TokenLogprob) -> Row:
         token, log_prob = candidate
         number = len(self.record.births) + 1
         self.record.births.append(
@@ -163,7 +165,7 @@ class LookaheadTree:
     def _extend(self, row: Row, choice: Choice, may_sample: bool, full: bool) -> None:
         sample_nk = self.config.sample_nk
         samples = may_sample and (sample_nk == "always" or (sample_nk == "full" and full))
-        token, log_prob = choice.sampled if samples else choice.candidates[0]
+        token, log_prob = choice.sampled if samples else choice.top_logprobs[0]
         row.tokens.append(token)
         row.log_probs.append(log_prob)
 
@@ -304,9 +306,9 @@ class LookaheadTree:
         births: list[tuple[int, int, int, int]] = []
         for position, row in enumerate(self.rows):
             passing = (
-                (offset, rank, position, choice.candidates[rank][0])
+                (offset, rank, position, choice.top_logprobs[rank][0])
                 for offset, choice in enumerate(ahead.get(row.number, ()))
-                for rank in range(1, min(len(choice.candidates), self.config.max_n_branch_per_token))
+                for rank in range(1, min(len(choice.top_logprobs), self.config.max_n_branch_per_token))
                 if self._opens_branch(choice, rank)
             )
             births += islice(passing, free)

@@ -18,9 +18,9 @@ from functools import cache, lru_cache
 from stop_words import get_stop_words
 from verl.utils.config import omega_conf_to_dataclass
 
-from verl.workers.rollout.growth import Ask, BranchPolicy, Growth, Path
-from verl.workers.rollout.rollout_engine import gather_or_cancel
+from verl.workers.rollout.engines.interface import gather_or_cancel
 from verl.workers.rollout.trajectory_tree import MODEL, Segment
+from verl.workers.rollout.tree_builder import Ask, BranchPolicy, Path, TreeBuilder
 from verl.workers.rollout.trees.latr.config import KTConfig
 from verl.workers.rollout.trees.latr.lookahead import Choice, LookaheadTree, Row
 from verl.workers.rollout.trees.latr.schedule import TIGHTENED_STEPS, mix_ratio, tightened, tree_branches
@@ -52,8 +52,8 @@ class Policy(BranchPolicy):
         config = tightened(self.config, prompt.pop(TIGHTENED_STEPS, 0))
         return Policy(config, self.text_of, int(prompt["global_steps"]))
 
-    async def grow(self, growth: Growth, n: int) -> None:
-        k, seeds = self.branches(n), random.Random(growth.seed)
+    async def grow(self, builder: TreeBuilder, n: int) -> None:
+        k, seeds = self.branches(n), random.Random(builder.seed)
         own_seeds = [seeds.getrandbits(31) for _ in range(n)]
         lookahead_seed, grower_seed = seeds.getrandbits(31), seeds.getrandbits(31)
 
@@ -61,13 +61,13 @@ class Policy(BranchPolicy):
             lookahead = LookaheadTree(
                 k,
                 self.config,
-                growth.max_tokens,
-                growth.stop_token_ids,
+                builder.max_tokens,
+                builder.stop_token_ids,
                 self.text_of,
                 english_stop_words(),
                 lookahead_seed,
             )
-            grower = TreeGrower(growth, lookahead, grower_seed)
+            grower = TreeGrower(builder, lookahead, grower_seed)
             await grower.grow()
             rows = list(lookahead.rows)
             if self.config.fill_return_sequences:
@@ -75,8 +75,8 @@ class Policy(BranchPolicy):
             ends = [grower.finish(row, seed) for row, seed in zip(rows, own_seeds, strict=False)]
             return grower, rows, await gather_or_cancel(*ends)
 
-        tree = growth.tree
-        samples = [growth.finish(Path(), seed) for seed in own_seeds[k:]]
+        tree = builder.tree
+        samples = [builder.finish(Path(), seed) for seed in own_seeds[k:]]
         if k:
             (grower, rows, ends), *others = await gather_or_cancel(branches(), *samples)
             leaf_of = grower.place()
@@ -97,8 +97,8 @@ class Policy(BranchPolicy):
 class TreeGrower:
     """Grows one prompt's lookahead tree; `requested_tokens` counts what the engine generated for it."""
 
-    def __init__(self, growth: Growth, tree: LookaheadTree, seed: int):
-        self.growth, self.tree, self.random = growth, tree, random.Random(seed)
+    def __init__(self, builder: TreeBuilder, tree: LookaheadTree, seed: int):
+        self.builder, self.tree, self.random = builder, tree, random.Random(seed)
         self.ahead: dict[int, deque[Choice]] = {0: deque()}
         self.unborn: dict[tuple[int, int, int], deque[Choice]] = {}  # (parent, birth step, token)
         # row -> number of the model's tokens before it -> a tool's result; those before the row's birth are shared
@@ -122,7 +122,7 @@ class TreeGrower:
 
     async def finish(self, row: Row, seed: int) -> list[Segment]:
         """What ordinary sampling makes of a row from where it stands."""
-        return [] if row.number in self.unanswered else await self.growth.finish(self.path(row), seed)
+        return [] if row.number in self.unanswered else await self.builder.finish(self.path(row), seed)
 
     def path(self, row: Row) -> Path:
         """What a row has written, with the results that it has read."""
@@ -190,7 +190,7 @@ class TreeGrower:
         """Add what follows on the row and then `tokens`; nothing where it ends there, or waits for a tool."""
         path = self.path(row).then(Segment(None, tokens))
         n_tokens = self._n_tokens(len(row.tokens) + len(tokens), end)
-        if n_tokens > 0 and not self.growth.has_ended(path) and not self.growth.waits_for_reply(path):
+        if n_tokens > 0 and not self.builder.has_ended(path) and not self.builder.waits_for_reply(path):
             choices += await self._choices(path, n_tokens, None)
 
     def _n_tokens(self, length: int, end: int) -> int:
@@ -198,25 +198,25 @@ class TreeGrower:
 
     async def _choices(self, path: Path, n_tokens: int, seed: int | None) -> list[Choice]:
         """Of the next tokens; greedy without a seed."""
-        n_candidates = self.tree.config.max_n_branch_per_token
-        chunk = await self.growth.ask(Ask(path, seed, n_tokens, greedy=seed is None, n_candidates=n_candidates))
+        n_top_logprobs = self.tree.config.max_n_branch_per_token
+        chunk = await self.builder.ask(Ask(path, seed, n_tokens, greedy=seed is None, n_top_logprobs=n_top_logprobs))
         self.requested_tokens += len(chunk.token_ids)
         return [
-            Choice(candidates, None if seed is None else (token, log_prob))
-            for token, log_prob, candidates in zip(chunk.token_ids, chunk.log_probs, chunk.candidates, strict=True)
+            Choice(top_logprobs, None if seed is None else (token, log_prob))
+            for token, log_prob, top_logprobs in zip(chunk.token_ids, chunk.log_probs, chunk.top_logprobs, strict=True)
         ]
 
     async def _after_reply(self, row: Row) -> Path | None:
         """The row's path, with the result of the call that it may end with; None where it can have no more tokens."""
         path = self.path(row)
-        if self.growth.waits_for_reply(path):
-            reply = await self.growth.reply(path)
+        if self.builder.waits_for_reply(path):
+            reply = await self.builder.reply(path)
             if isinstance(reply, str):
                 self.unanswered.add(row.number)
                 return None
             self._results_of(row)[len(row.tokens)] = reply
             path = path.then(reply)
-        return path if self.growth.tokens_left(path) > 0 else None
+        return path if self.builder.tokens_left(path) > 0 else None
 
     # ---- what becomes of the rows ----
 
@@ -228,7 +228,7 @@ class TreeGrower:
             births[row.parent].add(row.birth_step)
         ends: dict[int | None, dict[int, int | None]] = {None: {0: None}}  # row -> its tokens -> the segment they end
         for row in rows:
-            start, tree = row.birth_step, self.growth.tree
+            start, tree = row.birth_step, self.builder.tree
             at = ends[row.parent][start]
             ends[row.number] = {start: at}
             results = self._results_of(row)
@@ -246,7 +246,7 @@ class TreeGrower:
         The last segment of a pruned branch gets `pruned` (why) and `pruned_step`; the segment where a candidate was
         suppressed gets it in `suppressed`: {"offset": of the token it was an alternative to, "token", "prob"}.
         """
-        tree, record = self.growth.tree, self.tree.record
+        tree, record = self.builder.tree, self.tree.record
         returned = {i for leaf in tree.leaves for i in tree.path(leaf)}
         for event in record.pruned:
             last = leaf_of[event["row"]]
@@ -265,4 +265,4 @@ class TreeGrower:
 
 
 def _first_tokens(choices: Iterable[Choice]) -> list[int]:
-    return [choice.candidates[0][0] for choice in choices]
+    return [choice.top_logprobs[0][0] for choice in choices]

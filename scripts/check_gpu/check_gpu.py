@@ -1,0 +1,126 @@
+"""Runs the parts of check_gpu.sh one after the other, each within its time limit, and prints which passed.
+
+A part that fails does not stop the others. When a part ends, or its time is over, all of its processes are ended.
+"""
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from check_gpu_parts import PARTS, ROOT, Part, environment_of
+from launch import adopt_orphans, end_descendants
+
+FOLDER = ROOT / "outputs/check_gpu"
+KILL_AFTER = 10  # seconds of a part's time in which its processes can end
+NO_GPU = 3  # exit code of the part `environment`
+
+
+class Result(NamedTuple):
+    """`code`: the exit code; None if the part was not run. `memory`: the most MiB in use on a GPU; None if unknown."""
+
+    part: Part
+    code: int | None
+    seconds: float = 0.0
+    memory: int | None = None
+    message: str = ""
+
+    def __str__(self) -> str:
+        return "not run" if self.code is None else "FAILED" if self.code else "passed"
+
+
+def gpu_memory() -> int | None:
+    """MiB in use by all processes on the fullest GPU; None if nvidia-smi does not say."""
+    query = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
+    try:
+        lines = subprocess.run(query, capture_output=True, text=True, timeout=10).stdout.split()
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return max((int(line) for line in lines if line.isdigit()), default=None)
+
+
+def last_error(log: str) -> str:
+    """The last line that names an error; if there is none, the last line."""
+    lines = [re.sub(r"\x1b\[[0-9;]*m", "", line).strip() for line in log.splitlines()]
+    lines = [line for line in lines if line]
+    errors = [line for line in lines if re.search(r"(^|\s)error:|\b\w*(Error|Exception|Died)\b.*:", line)]
+    return (errors or lines or ["it printed nothing"])[-1]
+
+
+def run_part(part: Part, folder: Path, dry_run: bool) -> Result:
+    """Run a part until it ends or its time is over; its output goes to `folder`/NAME.log."""
+    shutil.rmtree(folder / part.name, ignore_errors=True)
+    log, started, memory = folder / f"{part.name}.log", time.monotonic(), None
+    command = ["bash", "-c", part.dry_command if dry_run and part.dry_command else part.command]
+    limit = ["timeout", f"--kill-after={KILL_AFTER}", str(part.seconds - KILL_AFTER)]
+    with log.open("wb") as out:
+        output = {"stdin": subprocess.DEVNULL, "stdout": out, "stderr": out}
+        process = subprocess.Popen([*limit, *command], cwd=ROOT, env=environment_of(part, folder), **output)
+        try:
+            while process.poll() is None:
+                used = gpu_memory()
+                memory = used if memory is None else max(memory, used or 0)
+                time.sleep(0.5)
+        finally:
+            end_descendants()
+    seconds, code = time.monotonic() - started, process.returncode
+    if code == 0:
+        return Result(part, code, seconds, memory)
+    message = last_error(log.read_text(errors="replace"))
+    if code in (124, 128 + signal.SIGKILL, -signal.SIGKILL):
+        message = f"not done in {part.seconds - KILL_AFTER} s; {message}"
+    return Result(part, code, seconds, memory, message)
+
+
+def check(parts: Iterable[Part], folder: Path, dry_run: bool) -> list[Result]:
+    """Run the parts in order and print the result of each; without a GPU the others are not run."""
+    results, no_gpu = [], False
+    for part in parts:
+        if no_gpu:
+            results.append(Result(part, None, message="there is no GPU"))
+            continue
+        print(f"{part.name} (at most {part.seconds} s) ...", flush=True)
+        results.append(result := run_part(part, folder, dry_run))
+        print(f"    {result} after {result.seconds:.0f} s {result.message}", flush=True)
+        if part.name == "environment":
+            print((folder / "environment.log").read_text(), flush=True)
+            no_gpu = result.code == NO_GPU
+    return results
+
+
+def table_of(results: Sequence[Result], folder: Path) -> str:
+    """The results as a Markdown table."""
+    rows = [("part", "", "seconds", "peak GPU MiB", "last error", "log"), ("---",) * 6]
+    for result in results:
+        used = "unknown" if result.memory is None else f"{result.memory:,}"
+        message, log = result.message[:160].replace("|", "/"), folder / f"{result.part.name}.log"
+        rows.append((result.part.name, str(result), f"{result.seconds:.0f}", used, message, os.path.relpath(log, ROOT)))
+    return "\n".join("| " + " | ".join(row) + " |" for row in rows)
+
+
+def main(names: list[str]) -> int:
+    known = [part.name for part in PARTS]
+    if unknown := set(names).difference(known):
+        print(f"error: no part {', '.join(unknown)}; choose of {' '.join(known)}", file=sys.stderr)
+        return 2
+    folder = Path(os.environ.get("CHECK_DIR", FOLDER)).resolve()
+    folder.mkdir(parents=True, exist_ok=True)
+    adopt_orphans()
+    for ending in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(ending, lambda number, frame: sys.exit(128 + number))
+    dry_run = os.environ.get("DRY_RUN", "0") not in ("", "0")
+    results = check([part for part in PARTS if not names or part.name in names], folder, dry_run)
+    table = table_of(results, folder)
+    (folder / "table.md").write_text(table + "\n")
+    print(f"\n{table}\n\nEverything of it: {os.path.relpath(folder, ROOT)}")
+    return int(any(result.code != 0 for result in results))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,35 @@
+"""Makes the data and the model for check_gpu.sh: python scripts/check_gpu/check_gpu_inputs.py FOLDER MODEL
+
+The tasks' data go to FOLDER/countdown and FOLDER/search_task, and demonstrations of the second task to its folder sft.
+If MODEL lies in FOLDER, it is the tiny model and is made too. Nothing is downloaded.
+"""
+
+import asyncio
+import os
+import sys
+from pathlib import Path
+
+from recipe.arpo import sft_data
+from recipe.arpo.search_task import EXTRA_WORDS, SearchTaskConfig, write_search_task
+from recipe.common.tasks.countdown import CountdownConfig, write_countdown
+from recipe.common.tiny_model import TinyModelConfig, write_tiny_model
+
+# heads of 64 dimensions: FlashInfer, which vLLM uses on Blackwell, supports only 64, 128 and 256
+TINY_MODEL = {"hidden_size": 256, "intermediate_size": 512, "num_heads": 4, "num_kv_heads": 2}
+
+
+def make_inputs(folder: Path, model: Path, demonstrations: int) -> None:
+    """Make both tasks' data, with this many demonstrations of each, and the tiny model if `model` lies in `folder`."""
+    write_countdown(folder / "countdown", CountdownConfig(train_size=512, test_size=8, demo_size=demonstrations))
+    task = folder / "search_task"
+    sizes = {"train_size": 512, "test_size": 8, "demo_size": demonstrations}
+    asyncio.run(write_search_task(task, SearchTaskConfig(**sizes)))
+    if folder in model.parents:
+        write_tiny_model(model, TinyModelConfig(**TINY_MODEL, extra_words=EXTRA_WORDS))
+    arguments = ["--input", task / "demonstrations.jsonl", "--output", task / "sft", "--tokenizer", model]
+    sft_data.main([str(argument) for argument in arguments])
+
+
+if __name__ == "__main__":
+    dry_run = os.environ.get("DRY_RUN", "0") not in ("", "0")
+    make_inputs(Path(sys.argv[1]), Path(sys.argv[2]), demonstrations=64 if dry_run else 14_400)

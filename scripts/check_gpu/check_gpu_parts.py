@@ -1,0 +1,113 @@
+"""The parts that scripts/check_gpu/check_gpu.sh checks: a table with the command and the time limit of each."""
+
+import os
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).resolve().parents[2]
+# a small share of the memory, in which the tiny model's cache has fewer than millions of blocks
+STEPS = (
+    "data.train_batch_size=8 actor_rollout_ref.actor.ppo_mini_batch_size=4 actor_rollout_ref.rollout.max_num_seqs=64 "
+    "actor_rollout_ref.rollout.gpu_memory_utilization=0.3 actor_rollout_ref.rollout.agent.num_workers=1 "
+    "reward.num_workers=1 transfer_queue.backend.SimpleStorage.num_data_storage_units=1 trainer.n_gpus_per_node=1 "
+    # neither torch.compile nor CUDA graphs, which take minutes where nothing is cached; the part `grpo` has both
+    "actor_rollout_ref.rollout.enforce_eager=true "
+    "trainer.total_training_steps=2 trainer.save_freq=2 trainer.test_freq=2 trainer.val_before_train=false"
+)
+COUNTDOWN = (
+    f"{STEPS} data.max_prompt_length=128 data.max_response_length=32 reward.reward_kwargs.overlong_buffer_cfg.len=8"
+)
+# filtering needs groups with right and wrong answers, which only a warm-started model gives
+FILTER = "algorithm.filter_groups.enable=$WARM"
+HAPO_SCRIPT = "CONFIG_DIR=recipe/hapo/config METHOD=hapo bash recipe/common/run_countdown.sh"
+HATO_SCRIPT = "CONFIG_DIR=recipe/hato/config METHOD=hato bash recipe/common/run_countdown.sh"
+HATO = "hato.tree.max_step_tokens=4 hato.tree.max_depth=2 hato.tree.branching_factor=4"
+LATR = (
+    "'actor_rollout_ref.rollout.kt.rollout_filter_steps=[3,5]' actor_rollout_ref.rollout.kt.prob_filter_abs_thres=0.05 "
+    "actor_rollout_ref.rollout.kt.prob_filter_rel_thres=0.8"
+)
+TOOLS = "actor_rollout_ref.rollout.tools.tool_instances.search.params.corpus=$DATA_DIR/corpus.jsonl"
+AGENT = f"MAX_PROMPT_LENGTH=128 MAX_RESPONSE_LENGTH=256 bash recipe/common/run_math.sh task=search_task {STEPS} {TOOLS}"
+SFT = "data.train_batch_size=32 $SFT_SETTINGS"
+
+
+class Part(NamedTuple):
+    """A command for bash, which runs in the repository's root within `seconds`; DRY_RUN=1 runs `dry_command`, if any.
+
+    Its environment has HARDWARE=gpu, a RUN_DIR and EXPERIMENT_NAME of its own, DATA_DIR of `task`, MODEL_PATH (the warm
+    start of `task`, or BASE_MODEL if there is none; WARM says which), SFT_SETTINGS for the model, and CHECK_DIR, the
+    folder of all parts.
+    """
+
+    name: str
+    seconds: int
+    command: str
+    task: str = "countdown"
+    dry_command: str = ""
+
+
+# at most 26 minutes altogether, of the half hour that scripts/check_gpu/check_gpu.sh promises
+PARTS = (
+    Part("environment", 40, "python scripts/check_gpu/check_gpu_environment.py"),
+    Part("python_tool", 40, "python -m benchmarks.python_tool --measure --runs 1 --calls 40"),
+    Part(
+        "kernels",
+        140,
+        "python -m benchmarks.gpu_kernels",
+        dry_command="python -m benchmarks.gpu_kernels --device cpu --small --repeats 1",
+    ),
+    Part("inputs", 90, 'python scripts/check_gpu/check_gpu_inputs.py "$RUN_DIR" "$BASE_MODEL"'),
+    Part("warm_start", 100, f"MODEL_PATH=$BASE_MODEL bash recipe/common/run_warm_start.sh {SFT}"),
+    Part(
+        "grpo",
+        240,
+        f"bash recipe/common/run_grpo_countdown.sh {COUNTDOWN} actor_rollout_ref.rollout.enforce_eager=false",
+    ),
+    Part("dapo", 120, f"bash recipe/common/run_dapo_countdown.sh {COUNTDOWN} {FILTER}"),
+    Part("hapo", 120, f"{HAPO_SCRIPT} {COUNTDOWN} {FILTER}"),
+    Part("latr", 120, f"bash recipe/latr/grpo-kt-countdown.sh update=tree {COUNTDOWN} {LATR}"),
+    Part("hato", 120, f"{HATO_SCRIPT} {COUNTDOWN} {HATO}"),
+    Part(
+        "cold_start",
+        100,
+        f"MODEL_PATH=$BASE_MODEL DATA_DIR=$DATA_DIR/sft bash recipe/arpo/run_sft.sh trainer.total_epochs=1 {SFT}",
+        task="search_task",
+    ),
+    Part("arpo", 120, f"CONFIG_DIR=recipe/arpo/config METHOD=arpo {AGENT}", task="search_task"),
+    Part("aepo", 120, f"CONFIG_DIR=recipe/arpo/config METHOD=aepo {AGENT}", task="search_task"),
+    Part(
+        "evaluation",
+        120,
+        # evaluates the checkpoint of the part `grpo`; if there is none, the model
+        'of="model=$MODEL_PATH"; [ ! -f "$CHECK_DIR/grpo/global_step_2/COMPLETE" ] || of=step=2; '
+        'bash scripts/eval-countdown.sh "${EXPERIMENT_NAME%evaluation}grpo" "$of" output_dir="$RUN_DIR" max_tokens=32 '
+        '\'server.options=[--enforce-eager,--max-num-seqs,"64",--gpu-memory-utilization,"0.3"]\'',
+    ),
+)
+WARM_STARTS = {"countdown": "warm_start", "search_task": "cold_start"}
+
+
+def environment_of(part: Part, folder: Path) -> dict[str, str]:
+    """The variables of a part, see `Part`. For the tiny model they set no network and a learning rate for its size."""
+    mine = {name: value for name, value in os.environ.items() if name not in ("RAY_ADDRESS", "VERBOSE")}
+    base, data = mine.get("MODEL_PATH"), folder / "inputs" / part.task
+    warm = folder / WARM_STARTS[part.task] / "huggingface"
+    of_model = {"SFT_SETTINGS": "trainer.total_training_steps=60"}
+    if not base:
+        base, of_model = f"{folder}/inputs/model", {"SFT_SETTINGS": "optim.lr=2.0e-3", "HF_HUB_OFFLINE": "1"}
+    of_part = {
+        "HARDWARE": "gpu",
+        "NNODES": "1",
+        "N_GPUS_PER_NODE": "1",
+        "SEED": "0",
+        "CHECK_DIR": str(folder),
+        "RUN_DIR": str(folder / part.name),
+        "EXPERIMENT_NAME": os.path.relpath(folder / part.name, ROOT / "outputs"),
+        "DATA_DIR": str(data),
+        "TRAIN_FILE": f"{data}/train.parquet",
+        "VAL_FILE": f"{data}/test.parquet",
+        "BASE_MODEL": base,
+        "MODEL_PATH": str(warm) if warm.is_dir() else base,
+        "WARM": str(warm.is_dir()).lower(),
+    }
+    return {"CUDA_VISIBLE_DEVICES": "0"} | mine | of_model | of_part

@@ -1,0 +1,331 @@
+"""Starts the Python processes of a run without GPUs as forks of one process that has made their imports.
+
+A run has a dozen processes: driver, Ray's workers and agents, vLLM's engine. Each would import torch, transformers,
+vLLM and verl, which takes ten seconds of CPU. Here one process, the server, imports them once. What the run takes for
+its Python is `forked/python`, a client that hands its command line, environment and open files to the server
+and then waits for the fork that runs them:
+
+    launch.py ── starts ──> server ── imports, one module after the other, and forks in between
+    raylet ── starts ──> client ── command line, environment, folder, open files ──> server ── forks ──> worker
+                         client <── its and the fork's process id, then exit status ──  server
+
+What a fork cannot do (interpreter flags, another environment at import) the client leaves to the interpreter itself.
+With GPUs there is no server: a fork must not inherit a CUDA context.
+
+    python scripts/fork_server/fork_server.py bash scripts/quickstart.sh     # a command whose runs share one server
+"""
+
+import array
+import atexit
+import contextlib
+import ctypes
+import gc
+import importlib
+import json
+import os
+import runpy
+import selectors
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import traceback
+import types
+import warnings
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NoReturn
+
+PR_SET_PDEATHSIG = 1
+CLIENT = Path(__file__).resolve().parent / "forked/python"
+SOCKET, PYTHON = "FORK_SERVER", "FORK_SERVER_PYTHON"
+# in the order in which a run needs them
+MODULES = (
+    "verl.trainer.main_ppo",
+    "verl.trainer.ppo.v1",
+    "verl.workers.engine_workers",
+    "transformers.models.qwen2.modeling_qwen2",
+    "verl.workers.rollout.group_rollout",
+    "verl.experimental.reward_loop",
+    "verl.workers.rollout.engines.top_logprobs_server",
+    "vllm.v1.engine.core",
+    "vllm.v1.worker.cpu_worker",
+)
+# what modules read while they are imported: with another value the interpreter itself is started
+READ_BY_IMPORTS = ("VERL_PLATFORM", "VERL_USE_EXTERNAL_PLUGINS", "HF_HUB_OFFLINE", "PYTHONPATH", "VIRTUAL_ENV")
+# the first job of a Ray cluster; a run's own cluster has no other
+FIRST_JOB = "01000000"
+ENVIRONMENT_AT_START = dict(os.environ)
+
+
+def start(
+    log=None, modules: Sequence[str] = MODULES, environment: Mapping[str, str] = os.environ
+) -> tuple[dict[str, str], int]:
+    """Start a server that imports in the environment; what it prints goes to the file `log`.
+
+    A process that is itself a fork of a server starts its own by a fork, with all imports.
+
+    Returns:
+        the variables by which the clients find the server, and a file: the server ends when no process has it open.
+    """
+    folder = Path(tempfile.mkdtemp(prefix="fork_server_"))  # mode 0700: nobody else may enter it
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(str(folder / "socket"))
+    listener.listen(64)
+    owner, lifeline = os.pipe()  # nobody writes: its end can be read when all processes with `lifeline` have ended
+    python = os.environ.get(PYTHON, sys.executable)
+    if sys.executable == str(CLIENT) and set(modules) <= sys.modules.keys():
+        if os.fork() == 0:
+            os.close(lifeline)
+            atexit._clear()
+            work(listener, owner, modules)
+    else:
+        files = [listener.fileno(), owner]
+        # Ray's C++ part reads these two when it is imported, and never again. Its workers end when the process does
+        # that they take for the raylet: the one that calls this function, or that the environment names already. Its
+        # socket tells them of the raylet.
+        ray = {"RAY_JOB_ID": FIRST_JOB, "RAY_RAYLET_PID": environment.get("RAY_RAYLET_PID", str(os.getpid()))}
+        subprocess.Popen(
+            [python, __file__, "--serve", *map(str, files), *modules],
+            env={**environment, **ray},
+            pass_fds=files,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+        )
+    os.close(owner)
+    listener.close()
+    return {SOCKET: str(folder / "socket"), PYTHON: python}, lifeline
+
+
+class Served:
+    """A client and its fork, which dies with the client."""
+
+    def __init__(self, connection: socket.socket, child: int):
+        self.connection, self.child = connection, child
+
+    @property
+    def waits(self) -> bool:
+        return self.connection.fileno() >= 0
+
+
+def receive(connection: socket.socket) -> tuple[dict, list[int]]:
+    """A request (see `forked/python`), and the numbers that its files have in this process, in the order of `files`."""
+    head, ancillary, *_ = connection.recvmsg(8, socket.CMSG_SPACE(253 * 4))
+    files = array.array("i")
+    for _, _, content in ancillary:
+        files.frombytes(content)
+    size, text = int.from_bytes(head, "little"), b""
+    while len(text) < size:
+        part = connection.recv(size - len(text))
+        if not part:
+            raise ConnectionError("a client left before it had asked")
+        text += part
+    return json.loads(text), list(files)
+
+
+def has_imported_the_same(request: dict) -> bool:
+    env = request["env"]
+    same_job = env.get("RAY_JOB_ID", FIRST_JOB) == FIRST_JOB
+    return same_job and all(env.get(name) == ENVIRONMENT_AT_START.get(name) for name in READ_BY_IMPORTS)
+
+
+def tell(connection: socket.socket, number: int) -> None:
+    with contextlib.suppress(OSError):  # a client that is gone needs no answer
+        connection.sendall(number.to_bytes(8, "little"))
+
+
+def serve(listener: socket.socket, owner: int, modules: Sequence[str]) -> dict | None:
+    """Import, and fork for each request, until `owner` has ended. Returns the request in a fork, None in the server."""
+    gc.disable()  # imports make a million objects that stay: collections would look through them in vain
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    modules = list(modules)
+    waiting = selectors.DefaultSelector()
+    waiting.register(listener, selectors.EVENT_READ)
+    waiting.register(owner, selectors.EVENT_READ)
+    while True:
+        if modules:
+            import_quietly(modules.pop(0))
+        for key, _ in waiting.select(0 if modules else None):
+            served = key.data
+            if key.fileobj == owner:
+                shutil.rmtree(Path(listener.getsockname()).parent, ignore_errors=True)
+                return None
+            elif key.fileobj is listener:
+                connection, _ = listener.accept()
+                try:
+                    request, files = receive(connection)
+                except (ConnectionError, ValueError):
+                    connection.close()
+                    continue
+                tell(connection, os.getpid())
+                gc.freeze()  # a collection in a fork would copy the pages of everything imported
+                child = os.fork() if has_imported_the_same(request) else None
+                if child == 0:
+                    for open_here in [connection, *(each.fileobj for each in waiting.get_map().values())]:
+                        # a socket closed by its number alone would close what has that number later
+                        os.close(open_here) if isinstance(open_here, int) else open_here.close()
+                    waiting.close()
+                    gc.enable()
+                    take_place(request, files)
+                    return request
+                for file in files:
+                    os.close(file)
+                tell(connection, child or 0)
+                if child is None:
+                    connection.close()
+                    continue
+                served = Served(connection, child)
+                waiting.register(connection, selectors.EVENT_READ, served)
+                waiting.register(os.pidfd_open(child), selectors.EVENT_READ, served)
+            elif key.fileobj is served.connection:
+                if served.waits:  # a client says nothing more: this one has ended
+                    waiting.unregister(served.connection)
+                    served.connection.close()
+                    os.kill(served.child, signal.SIGKILL)
+            else:
+                waiting.unregister(key.fileobj)
+                os.close(key.fd)
+                _, status = os.waitpid(served.child, 0)
+                if served.waits:
+                    tell(served.connection, status)
+                    waiting.unregister(served.connection)
+                    served.connection.close()
+
+
+def import_quietly(module: str) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            importlib.import_module(module)
+        except Exception as error:  # the fork that needs it imports it again, and reports it
+            print(f"the fork server could not import {module}: {error!r}", file=sys.stderr)
+
+
+def end_with_parent(number: int) -> None:
+    """In a child: get this signal when the parent dies, however it does; nothing except on Linux."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, number)
+
+
+def take_place(request: dict, files: list[int]) -> None:
+    """In a fork: become the process that the client would have been."""
+    # a killed server cannot end the forks whose clients end
+    end_with_parent(signal.SIGKILL)
+    above = max([*request["files"], *files], default=0) + 1
+    for i, file in enumerate(files):
+        os.dup2(file, above + i)
+        os.close(file)
+    for i, number in enumerate(request["files"]):
+        os.dup2(above + i, number)
+        os.close(above + i)
+    if request["session"] != os.getsid(0):
+        os.setsid()
+    elif request["group"] != os.getpgrp():
+        os.setpgid(0, 0)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    for number in request["ignored"]:
+        signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_SETMASK, request["blocked"])
+    os.umask(request["umask"])
+    os.nice(max(0, request["nice"] - os.nice(0)))
+    os.chdir(request["cwd"])
+    set_by_imports = {name: value for name, value in os.environ.items() if name not in ENVIRONMENT_AT_START}
+    os.environ.clear()
+    os.environ.update(set_by_imports | request["env"])
+
+
+def adapt_modules() -> None:
+    """In a fork: what imported modules hold that is another process's, or has been read from its environment."""
+    sys.executable = str(CLIENT)
+    if spawn := sys.modules.get("multiprocessing.spawn"):
+        spawn.set_executable(sys.executable)
+    if registry := sys.modules.get("vllm.model_executor.models.registry"):
+        registry._SUBPROCESS_COMMAND[0] = sys.executable
+    if raylet := sys.modules.get("ray._raylet"):
+        raylet.Config.initialize("")  # Ray's own way to read its variables again
+        # vLLM names its processes by this package, which finds no title where Ray's copy of it has been at work
+        with contextlib.suppress(ImportError):
+            importlib.import_module("setproctitle").setproctitle = raylet.setproctitle
+    if values := sys.modules.get("prometheus_client.values"):
+        values.ValueClass = values.get_value_class()
+    if tqdm := sys.modules.get("tqdm.std"):
+        # the lock of bars between processes: a semaphore in /dev/shm, which outlives a killed process
+        tqdm.TqdmDefaultWriteLock.mp_lock = None
+    if yaml := sys.modules.get("yaml"):
+        # Hydra reads a hundred files with it: libyaml does so ten times as fast as the parser in Python
+        yaml.SafeLoader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    if numpy := sys.modules.get("numpy"):
+        numpy.random.seed()
+    if torch := sys.modules.get("torch"):
+        torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS") or os.cpu_count()))
+
+
+def run(request: dict) -> None:
+    """In a fork: what `python` does with the command line."""
+    if raylet := sys.modules.get("ray._raylet"):
+        raylet.setproctitle(" ".join(["python", *request["options"], *request["argv"]]))
+    unbuffered = "-u" in request["options"]
+    sys.stdout.reconfigure(line_buffering=sys.stdout.isatty(), write_through=unbuffered)
+    sys.stderr.reconfigure(line_buffering=True, write_through=unbuffered)
+    target, sys.argv = request["argv"][0], list(request["argv"])
+    if "-m" in request["options"]:
+        sys.path[0] = os.getcwd()
+        sys.modules.pop(target, None)  # it is run, not imported
+        runpy.run_module(target, run_name="__main__", alter_sys=True)
+    elif "-c" in request["options"]:
+        sys.path[0], sys.argv[0] = "", "-c"
+        main = sys.modules["__main__"] = types.ModuleType("__main__")
+        exec(compile(target, "<string>", "exec"), main.__dict__)
+    else:
+        sys.path[0] = os.path.dirname(os.path.realpath(target))
+        runpy.run_path(target, run_name="__main__")
+
+
+def finish(code: int) -> NoReturn:
+    """End as the interpreter does, but without taking the modules apart, which would copy shared pages."""
+    threading._shutdown()
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(code & 255)
+
+
+def work(listener: socket.socket, owner: int, modules: Sequence[str]) -> NoReturn:
+    """The server, and its forks after it."""
+    request, code = serve(listener, owner, modules), 0
+    if request is not None:
+        try:
+            adapt_modules()
+            run(request)
+        except SystemExit as error:
+            code = error.code if isinstance(error.code, int) else int(error.code is not None)
+            if error.code is not None and not isinstance(error.code, int):
+                print(error.code, file=sys.stderr)
+        except BaseException:
+            traceback.print_exc()
+            code = 1
+    finish(code)
+
+
+def main() -> None:
+    if sys.argv[1:2] == ["--serve"]:
+        listener, owner, *modules = sys.argv[2:]
+        work(socket.socket(fileno=int(listener)), int(owner), modules)
+    elif len(sys.argv) < 2:
+        sys.exit(__doc__)
+    else:
+        environment, lifeline = start(subprocess.DEVNULL)
+        os.set_inheritable(lifeline, True)  # as long as anything of the command runs
+        path = f"{CLIENT.parent}:{os.environ['PATH']}"
+        os.execvpe(sys.argv[1], sys.argv[1:], {**os.environ, **environment, "PATH": path})
+
+
+if __name__ == "__main__":
+    main()

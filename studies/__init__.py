@@ -1,0 +1,5 @@
+"""Experiments about learning and simulations; benchmarks/ measures speed."""
+
+from pathlib import Path
+
+RESULTS = Path(__file__).resolve().parent / "results"

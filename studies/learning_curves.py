@@ -1,0 +1,162 @@
+"""Does it learn? Held-out accuracy before and after RL, method by method, over seeds.
+
+    python -m studies.learning_curves [--runs grpo=0,1,2 dapo=0,1,2] [--steps 120] [--name learning_curves]
+        [--overrides actor_rollout_ref.actor.ppo_mini_batch_size=8]
+
+Runs a method's script once per seed from the same warm start, and reads mean@n from the trainer's validation.
+Baseline: the warm start, measured in the same run at step 0, and the last method named. Writes
+studies/results/<name>.md and .png. A run that exists is not repeated.
+"""
+
+import os
+import re
+import statistics
+import subprocess
+from pathlib import Path
+
+import pandas as pd
+
+from benchmarks.report import parser_of, write_report
+from recipe.common.reporting.run_metrics import load_metrics, plot_runs
+from studies import RESULTS
+
+ROOT = Path(__file__).resolve().parent.parent
+ACCURACY = re.compile(r"val-core/.*/acc/mean@\d+")
+HATO, N14 = "recipe/hato/run_countdown_cpu.sh", "actor_rollout_ref.rollout.n=14"
+SCRIPTS = {
+    "grpo": ["recipe/common/run_grpo_countdown.sh"],
+    "dapo": ["recipe/common/run_dapo_countdown.sh"],
+    "hapo": ["recipe/hapo/run_countdown_cpu.sh"],
+    "grpo-kt": ["recipe/latr/run_countdown_cpu.sh"],
+    "grpo-kt-paper": [
+        "recipe/latr/run_countdown_cpu.sh",
+        "actor_rollout_ref.rollout.kt.prob_filter_abs_thres=0.25",
+        "actor_rollout_ref.rollout.kt.prob_filter_rel_thres=0.15",
+    ],
+    # the same script and settings, sampled the ordinary way
+    "grpo-vllm": ["recipe/latr/run_countdown_cpu.sh", "actor_rollout_ref.rollout.name=vllm"],
+    # 14 leaves of a tree, some of them drawn twice, take about as many generated tokens as 8 responses
+    "hato": [HATO, N14],
+    # what each part of the reward is worth
+    "hato-local": [HATO, N14, "hato.reward_weights={alpha:1.0,beta:0.0,gamma:0.0}"],
+    "hato-path": [HATO, N14, "hato.reward_weights={alpha:0.0,beta:1.0,gamma:0.0}"],
+    "hato-causal": [HATO, N14, "hato.reward_weights={alpha:0.0,beta:0.0,gamma:1.0}"],
+    # the synthetic task of searching and computing
+    "arpo": ["recipe/arpo/run_search_task_cpu.sh"],
+    "aepo": ["recipe/arpo/run_search_task_cpu.sh"],
+    "grpo-tools": ["recipe/arpo/run_search_task_cpu.sh"],
+}
+# shown at the end of training, where the run has them: the mean of the last ten steps
+AT_THE_END = {
+    "entropy": "actor/entropy",
+    "response tokens": "response_length/mean",
+    "distinct answers": "diversity/distinct_answers",
+    "edit distance": "diversity/edit_distance",
+    "tool calls a prompt": "tree/tool_calls",
+    "tool calls a trajectory": "tree/tool_calls_per_trajectory",
+    "generated tokens a prompt": "tree/tokens_generated",
+    "distinct trajectories": "tree/distinct_trajectories",
+    "shared tokens": "tree/shared_tokens",
+}
+
+
+def trained(
+    experiment: str, method: str, seed: int, steps: int, command: list[str], output=None, **environment: str
+) -> Path:
+    """The folder of a training run, which is made if it is not complete.
+
+    Args:
+        method: the script's METHOD, up to the first hyphen.
+        command: a run script, and overrides.
+        output: a file for what it prints.
+        environment: more variables for the script.
+    """
+    folder = ROOT / "outputs" / experiment
+    if not (folder / f"global_step_{steps}" / "COMPLETE").exists():
+        env = {"METHOD": method.split("-")[0], "HARDWARE": "cpu", "SEED": str(seed), "EXPERIMENT_NAME": experiment}
+        script, *overrides = command
+        length = [f"trainer.total_training_steps={steps}", f"trainer.save_freq={steps}"]
+        options = {"cwd": ROOT, "env": {**os.environ, **env, **environment}, "stdout": output, "stderr": output}
+        subprocess.run(["bash", script, *length, *overrides], check=True, **options)
+    return folder
+
+
+def run(method: str, seed: int, steps: int, name: str, test_freq: int, overrides: list[str]) -> Path:
+    """One training run; its folder."""
+    command = [*SCRIPTS[method], f"trainer.test_freq={test_freq}", *overrides]
+    return trained(f"{name}_{method}_seed{seed}", method, seed, steps, command)
+
+
+def accuracy_of(metrics: pd.DataFrame) -> pd.Series:
+    """Mean accuracy of the samples of each validation, by step."""
+    (column,) = (name for name in metrics if ACCURACY.fullmatch(name))
+    return metrics[column].dropna()
+
+
+def row_of(metrics: pd.DataFrame) -> dict[str, float]:
+    """What the table says of one run."""
+    accuracy = accuracy_of(metrics)
+    row = {"warm start": accuracy.iloc[0], "after RL": accuracy.iloc[-1], "gain": accuracy.iloc[-1] - accuracy.iloc[0]}
+    row |= {label: metrics[key].dropna().tail(10).mean() for label, key in AT_THE_END.items() if key in metrics}
+    validation = metrics["timing_s/testing"].sum() if "timing_s/testing" in metrics else 0.0
+    return row | {"minutes": (metrics["timing_s/step"].sum() + validation) / 60}
+
+
+def steps_to_reach(metrics: pd.DataFrame, accuracy: float) -> str:
+    """The step of the first validation at or above an accuracy."""
+    measured = accuracy_of(metrics)
+    reached = measured.index[measured >= accuracy]
+    return str(reached[0]) if len(reached) else "not reached"
+
+
+def table_of(runs: dict[tuple[str, int], pd.DataFrame], baseline: str) -> tuple[list[str], list[tuple[str, ...]]]:
+    """Header and rows: those of each method's seeds, then their means; `runs`: (method, seed) -> metrics."""
+    measured = {run: row_of(metrics) for run, metrics in runs.items()}
+    columns = list(dict.fromkeys(name for row in measured.values() for name in row))
+    rows = []
+    for method in dict.fromkeys(method for method, _ in runs):
+        own = {seed: row for (name, seed), row in measured.items() if name == method}
+        for seed, row in own.items():
+            target = measured.get((baseline, seed))
+            reached = steps_to_reach(runs[method, seed], target["after RL"]) if target else ""
+            rows.append((method, str(seed), *cells_of(row, columns), reached))
+        if len(own) > 1:
+            present = [name for name in columns if all(name in row for row in own.values())]
+            means = {name: statistics.mean(row[name] for row in own.values()) for name in present}
+            rows.append((method, f"mean of {len(own)}", *cells_of(means, columns), ""))
+    return ["method", "seed", *columns, f"steps to {baseline}'s final accuracy"], rows
+
+
+def cells_of(row: dict[str, float], columns: list[str]) -> list[str]:
+    return [f"{row[name]:.3f}" if name in row else "" for name in columns]
+
+
+def main() -> None:
+    parser = parser_of(__doc__, steps=120, test_freq=40, name="learning_curves")
+    parser.add_argument("--runs", nargs="+", default=["grpo=0,1,2", "dapo=0,1,2"], metavar="METHOD=SEEDS")
+    parser.add_argument("--overrides", nargs="*", default=[])
+    args = parser.parse_args()
+    runs = {}
+    for method, seeds in (named.split("=") for named in args.runs):
+        for seed in map(int, seeds.split(",")):
+            folder = run(method, seed, args.steps, args.name, args.test_freq, args.overrides)
+            runs[method, seed] = load_metrics(folder)
+    plot_runs(
+        {f"{method} seed {seed}": metrics for (method, seed), metrics in runs.items()}, RESULTS / f"{args.name}.png"
+    )
+    changed = f" Overrides: `{' '.join(args.overrides)}`." if args.overrides else ""
+    for method in dict.fromkeys(method for method, _ in runs):
+        if own := SCRIPTS[method][1:]:
+            changed += f" {method}: `{' '.join(own)}`."
+    write_report(
+        args.name,
+        f"{args.steps} steps of the script's batch, 16 prompts x 8 unless the overrides say otherwise; accuracy is the "
+        "trainer's mean over samples on 64 held-out problems at temperature 1. Minutes are steps and validation, "
+        f"without start-up.{changed}",
+        *table_of(runs, baseline=args.runs[-1].split("=")[0]),
+        RESULTS,
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,244 @@
+"""What scripts/explore.sh grows and measures, on `transformers`, and what it refuses; on vLLM: tests/scripts."""
+
+import asyncio
+import importlib.util
+import json
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import torch
+from tqdm import tqdm
+
+from recipe.common.reporting.exploration_report import table, write
+from tests.composition import model_and_tokenizer
+from verl.evaluation.exploration.plan import Plan, plan_of
+from verl.evaluation.exploration.run import Diagnosis, _grown_latr, diagnose
+from verl.evaluation.exploration.table import Group, Step, Trajectory
+from verl.workers.rollout.engines.interface import RolloutEngine, TransformersEngine
+
+ROOT = Path(__file__).resolve().parents[3]
+PROMPTS = ["1 2 3 = 6", "4 5 6 = 15", "7 8 9 = 24"]
+# right: an even number of characters; the answer is the last one
+REWARD = """
+def compute_score(data_source, solution_str, ground_truth, extra_info=None, **kwargs):
+    right = float(len(solution_str) % 2 == ground_truth["remainder"] + 0)
+    return {"score": right, "acc": right, "pred": solution_str[-1:]}
+"""
+TOOLS = [
+    "environment=tools",
+    "actor_rollout_ref.rollout.tools.call_limit=2",
+    "~actor_rollout_ref.rollout.tools.tool_instances.python",
+    "+actor_rollout_ref.rollout.tools.tool_instances.search.class_path=tests.composition.WordCount",
+]
+SHORT = ["n=4", "prompts=3", "temperatures=[1.0]", "data.max_response_length=20", "data.max_prompt_length=24"]
+SHORT += ["actor_rollout_ref.rollout.kt.rollout_filter_steps=[3]", "actor_rollout_ref.rollout.entropy_tokens=4"]
+SHORT += ["actor_rollout_ref.rollout.initial_rollouts=2", "hato.tree.max_step_tokens=5"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A model of random weights that calls tools, data for it, and a reward."""
+    folder = tmp_path_factory.mktemp("explore")
+    model, tokenizer = model_and_tokenizer()
+    model.save_pretrained(folder / "model")
+    tokenizer.save_pretrained(folder / "model")
+    (folder / "reward.py").write_text(REWARD)
+    messages = [[{"role": "user", "content": text}] for text in PROMPTS]
+    truths = [{"ground_truth": {"remainder": 0}}] * len(PROMPTS)
+    data = {"prompt": messages, "data_source": "parity", "reward_model": truths}
+    pd.DataFrame(data).to_parquet(folder / "data.parquet")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def script():
+    spec = importlib.util.spec_from_file_location("explore", ROOT / "scripts/explore.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def planned(folder, script):
+    def planned(*overrides: str, reward: bool = True, data: str = "data.parquet") -> Plan:
+        of_reward = [f"reward.custom_reward_function.path={folder}/reward.py"] if reward else []
+        config = script.config_of(f"{folder}/model", f"{folder}/{data}", [*SHORT, *of_reward, *overrides])
+        return plan_of(config)
+
+    return planned
+
+
+class Counting(RolloutEngine):
+    def __init__(self):
+        self.engine, self.tokens = TransformersEngine(*model_and_tokenizer()), 0
+
+    async def _generate(self, request):
+        generation = await self.engine._generate(request)
+        self.tokens += len(generation.token_ids)
+        return generation
+
+
+def groups_of(plan: Plan, name: str):
+    async def grown():
+        engine = Counting()
+        diagnosis = Diagnosis(plan, engine, tqdm(disable=True))
+        groups, _ = await diagnosis.groups_of(name, plan.policies[name])
+        await diagnosis.close()
+        return groups, engine.tokens
+
+    return asyncio.run(grown())
+
+
+@pytest.mark.parametrize("policy", ["plain T=1.0", "latr", "eptree", "tree_grpo", "hato", "arpo", "aepo"])
+def test_groups_are_scored_and_every_step_is_the_models(planned, policy):
+    plan = planned(*TOOLS)
+    groups, tokens = groups_of(plan, policy)
+    model, tokenizer = model_and_tokenizer()
+    assert all(group.metrics["tool_calls"] > 0 for group in groups)
+    assert sum(group.generated for group in groups) == tokens
+    by_tools = 0
+    for group, text in zip(groups, PROMPTS, strict=True):
+        assert text in tokenizer.decode(group.prompt_ids)
+        assert 1 <= len(group.trajectories) <= 4
+        for row in group.trajectories:
+            response = tokenizer.decode(row.tokens, skip_special_tokens=True)
+            assert row.right == (len(response) % 2 == 0) and row.answer == response[-1:]
+            ids = torch.tensor([[*group.prompt_ids, *row.tokens]])
+            with torch.no_grad():
+                probs = model(ids).logits[0, len(group.prompt_ids) - 1 : -1].softmax(-1)
+            assert len(row.steps) == len(probs)
+            for step, expected in zip(row.steps, probs, strict=True):
+                by_tools += step is None
+                if step is not None:
+                    assert (step.first, step.second) == pytest.approx(expected.topk(2).values.tolist(), abs=1e-4)
+                    exact = float(-(expected * expected.clamp(min=1e-30).log()).sum())
+                    assert step.entropy == pytest.approx(exact, abs=0.15)  # from the 20 most likely tokens
+    assert by_tools > 0
+
+
+def test_same_seed_same_trees(planned):
+    def tokens(seed: int):
+        groups, _ = groups_of(planned("prompts=2", f"seed={seed}"), "eptree")
+        return [[list(row.tokens) for row in group.trajectories] for group in groups]
+
+    assert tokens(1) == tokens(1) != tokens(2)
+
+
+def test_all_rows_proposals_and_files(planned, tmp_path):
+    plan = planned(*TOOLS)
+    result = asyncio.run(diagnose(plan, TransformersEngine(*model_and_tokenizer())))
+    names = [row["policy"] for row in result["rows"]]
+    policies = ["plain T=1.0", "latr", "over_generation", "eptree", "tree_grpo", "hato", "arpo", "aepo"]
+    assert names == [*policies, "latr, proposed", "arpo, proposed"]
+    latr, arpo = result["proposals"]
+    # what it proposes is what a run takes
+    again = planned(*TOOLS, *latr["overrides"].split(), *arpo["overrides"].split())
+    rollout = again.policies["latr"].actor_rollout_ref.rollout
+    assert f"kt.prob_filter_abs_thres={rollout.kt.prob_filter_abs_thres} " in latr["overrides"]
+    assert again.config.actor_rollout_ref.rollout.branch_policy == "threshold"
+    files = write(result, plan.describe(), 4, tmp_path / "new/explore_parity")
+    assert [file.suffix for file in files] == [".md", ".json", ".png"] and all(file.stat().st_size for file in files)
+    assert json.loads(files[1].read_text())["rows"] == json.loads(json.dumps(result["rows"]))
+    lines = table(result["rows"], 4).splitlines()
+    assert len(lines) == 2 + len(names) and len({line.count("|") for line in lines}) == 1
+    assert all(line in files[0].read_text() for line in [*lines, latr["overrides"], arpo["overrides"]])
+
+
+@pytest.mark.parametrize(
+    ("opened", "best"),
+    [([4], 0), ([2, 4], 1), ([2, 3, 3.5, 4], 2), ([3, 2, 2], 0)],  # of n = 4, by the median tree of each attempt
+)
+def test_latrs_thresholds_are_loosened_until_its_trees_are_full(planned, opened, best):
+    plan, tried = planned(), []
+
+    class Diagnosis:
+        async def groups_of(self, name, config, more):
+            kt = config.actor_rollout_ref.rollout.kt
+            tried.append((kt.prob_filter_abs_thres, kt.prob_filter_rel_thres))
+            return [Group([1], [], 0, {"branches": opened[len(tried) - 1]})], 1.0
+
+    steps = [Step(0.0, 0.5 + at / 100, 0.5 - at / 100) for at in range(50)]
+    samples = [Group([1], [Trajectory(range(50), steps, False, "")], 0)]
+    proposal, groups, _ = asyncio.run(_grown_latr(plan, Diagnosis(), samples))
+    assert len(tried) == min(len(opened), 3) and tuple(proposal.values.values()) == tried[best]
+    assert groups[0].metrics["branches"] == opened[best] and f"have {opened[best]:g} or more of 4" in proposal.expected
+    if opened[0] < 4:  # more are aimed at
+        assert tried[1][0] < tried[0][0] and tried[1][1] > tried[0][1]
+
+
+def test_the_plan(planned):
+    assert [prompt.number for prompt in planned("prompts=99").prompts] == [0, 1, 2]
+    plan = planned("prompts=2", "seed=3")
+    assert [prompt.number for prompt in plan.prompts] == sorted(prompt.number for prompt in plan.prompts)
+    assert list(plan.policies) == ["plain T=1.0", "latr", "over_generation", "eptree", "tree_grpo", "hato"]
+    # one tree of n = 4 has four leaves
+    assert plan.config.actor_rollout_ref.rollout.custom.eptree.M == 1
+    eight = planned("actor_rollout_ref.rollout.n=8").config
+    assert (eight.n, eight.actor_rollout_ref.rollout.custom.tree_grpo.M) == (8, 2)
+    assert "2 prompts" in plan.describe()[1] and "reward.py" in plan.describe()[2]
+    more = planned("~policies.hato", "+policies.loose={tree: latr, kt: {prob_filter_abs_thres: 0.05}}")
+    assert "hato" not in more.policies
+    thresholds = [more.policies[name].actor_rollout_ref.rollout.kt.prob_filter_abs_thres for name in ("latr", "loose")]
+    assert thresholds == [0.25, 0.05]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["n=1"], "n=1: expected a whole number of at least 2"),
+        (["prompts=0"], "prompts=0"),
+        (["temperatures=[0]"], "temperatures="),
+        (["n=6"], "policy eptree: actor_rollout_ref.rollout.n=6: tree=eptree grows"),
+        (
+            ["actor_rollout_ref.rollout.kt.chunk_size=0"],
+            "policy plain T=1.0: actor_rollout_ref.rollout: .*chunk_size=0",
+        ),
+        (["+policies.odd={tree: oak}"], "policy odd: actor_rollout_ref.rollout.tree=oak: expected one of"),
+        (["+policies.odd={tree: latr, depth: 3}"], "policy odd: .*depth"),
+        (["hato.tree.max_depth=0"], "hato.tree.max_depth=0"),
+        (["actor_rollout_ref.rollout.max_model_len=30"], "actor_rollout_ref.rollout.max_model_len=30 is less than"),
+        (["data.max_prompt_length=2"], r"data.max_prompt_length=2: the 3 prompts of .* have \d+ to \d+ tokens"),
+        (["actor_rollout_ref.model.path=nowhere/at/all"], "actor_rollout_ref.model.path=nowhere/at/all does not exist"),
+        (["reward.custom_reward_function.name=score_all"], "reward.custom_reward_function.name=score_all"),
+        (["reward.reward_model.enable=true"], "reward.reward_model.enable"),
+    ],
+)
+def test_what_is_refused_is_named(planned, overrides, message):
+    with pytest.raises(ValueError, match=message):
+        planned(*overrides)
+
+
+def test_a_row_that_no_reward_fits_is_named(planned, folder):
+    with pytest.raises(ValueError, match="row 0, data_source=parity: the reward function failed .*NotImplementedError"):
+        planned(reward=False)
+    table = pd.read_parquet(folder / "data.parquet")
+    table["data_source"] = ["parity", "odd", "odd"]
+    table["reward_model"] = [{"ground_truth": truth} for truth in ({"remainder": 0}, {"rest": 1}, {"rest": 1})]
+    table.to_parquet(folder / "bad.parquet")
+    with pytest.raises(ValueError, match="row 1: reward.custom_reward_function fails with it: TypeError"):
+        planned(data="bad.parquet")
+
+
+def test_the_task_is_that_of_the_data(script, folder):
+    table = pd.read_parquet(folder / "data.parquet")
+    table["data_source"] = "walk"
+    table.to_parquet(folder / "walk.parquet")
+    config = script.config_of("model", f"{folder}/walk.parquet", [])
+    assert config.reward.custom_reward_function.path == "pkg://verl.utils.reward_score.walk"
+    config = script.config_of("model", f"{folder}/walk.parquet", ["task=countdown"])
+    assert config.reward.custom_reward_function.path == "pkg://verl.utils.reward_score.countdown"
+    config = script.config_of("model", f"{folder}/data.parquet", [])
+    assert config.reward.custom_reward_function.path is None
+
+
+@pytest.mark.parametrize(
+    ("model", "name"),
+    [
+        ("outputs/warm_start/huggingface", "warm_start"),
+        ("/data/outputs/grpo_seed0/global_step_40/actor/huggingface", "grpo_seed0_global_step_40"),
+        ("Qwen/Qwen2.5-3B", "Qwen2.5-3B"),
+    ],
+)
+def test_results_are_called_after_the_model(script, model, name):
+    assert script.model_name(model) == name

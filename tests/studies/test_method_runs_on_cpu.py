@@ -1,0 +1,145 @@
+"""The comparison of methods at equal steps, tokens, seconds and calls, on made-up runs that are computed by hand."""
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from studies.method_runs import (
+    AXES,
+    at,
+    axes_of,
+    check_lengths,
+    command_of,
+    curve_of,
+    draw,
+    main,
+    read_curves,
+    row_of,
+    with_interval,
+    write_curves,
+)
+from tests.configs import composed
+
+
+def run(accuracies: list[float], tokens: float, seconds: float, calls: float | None = None) -> pd.DataFrame:
+    """Of a validation every two steps, of 10 s each; `tokens` and `calls` of each of 4 prompts in a step."""
+    steps = range(2 * len(accuracies) - 1)
+    table = pd.DataFrame(index=pd.Index(steps, name="step"))
+    trained = pd.Series([np.nan, *[1.0] * (len(steps) - 1)], index=table.index)  # step 0 only validates
+    validated = pd.Series(accuracies, index=steps[::2])
+    table["val-core/walk/acc/mean@8"] = validated
+    table["val-core/walk/acc/best@8/mean"] = 2 * validated
+    table["actor/entropy"] = 0.5 * trained
+    table["tree/tokens_generated"], table["tree/prompts"] = tokens * trained, 4 * trained
+    table["timing_s/testing"] = pd.Series(10.0, index=validated.index[1:])  # upstream's step ends before it
+    table["timing_s/step"] = seconds * trained
+    if calls is not None:
+        table["tree/tool_calls"] = calls * trained
+    return table
+
+
+def test_a_curve_counts_what_was_spent_before_each_validation():
+    curve = curve_of(run([0.1, 0.2, 0.4], tokens=50, seconds=3, calls=2))
+    assert curve["steps"].tolist() == [0, 2, 4] and curve["accuracy"].tolist() == [0.1, 0.2, 0.4]
+    assert curve["tokens"].tolist() == [0, 2 * 4 * 50, 4 * 4 * 50]
+    assert curve["seconds"].tolist() == [0, 6, 12], "without validation"
+    assert curve["calls"].tolist() == [0, 16, 32]
+
+
+def test_prompts_that_were_not_kept_are_paid_for():
+    table = run([0.1, 0.2], tokens=50, seconds=3)
+    table["training/filter_groups/gen_batches"] = 1.5
+    assert curve_of(table)["tokens"].tolist() == [0, 2 * 4 * 50 * 1.5]
+    table = table.drop(columns="training/filter_groups/gen_batches")  # upstream's buffer, of 4 prompts a step
+    table["training/filter_groups/evicted_samples"] = [np.nan, 3, np.nan]
+    table["training/filter_groups/discarded_surplus_samples"] = [np.nan, 1, 2]
+    assert curve_of(table)["tokens"].tolist() == [0, (4 + 3 + 1) * 50 + (4 + 2) * 50]
+    table["hato/trees_dropped"] = [np.nan, 3, 2]  # its tokens_generated is of these trees too
+    assert curve_of(table)["tokens"].tolist() == [0, 2 * 4 * 50]
+
+
+def test_runs_are_compared_where_the_shorter_of_two_ends():
+    ours = {0: curve_of(run([0.1, 0.3, 0.5], tokens=100, seconds=1))}
+    theirs = {0: curve_of(run([0.1, 0.2, 0.3], tokens=50, seconds=1))}
+    assert axes_of({"ours": ours, "theirs": theirs}) == ["steps", "tokens", "seconds"], "there were no calls"
+    assert at(ours[0], "tokens", 400) == pytest.approx(0.2), "half of the way to step 2"
+    row = row_of("ours", ours, theirs, ["steps", "tokens"])
+    # at 4 steps 0.5 against 0.3; at the 800 tokens of theirs 0.3 against 0.3; straight lines from 0.1 in both
+    assert row[-4:-2] == ["+0.200", "+0.100"] and row[-2] == "+0.000" and float(row[-1]) == pytest.approx(0, abs=1e-9)
+
+
+def test_an_interval_needs_two_seeds():
+    assert with_interval([0.25]) == "+0.250"
+    assert with_interval([1.0, 2.0, 3.0], ".3f") == "2.000 ± 2.484"  # 4.303 / sqrt(3)
+
+
+def test_the_picture_is_drawn(tmp_path):
+    curves = {name: {seed: curve_of(run([0.1, 0.2, 0.3], 10, 1)) for seed in (0, 1)} for name in ("grpo", "latr")}
+    draw(curves, tmp_path / "runs.png")
+    assert (tmp_path / "runs.png").read_bytes()[:4] == b"\x89PNG" and len(AXES) == 4
+
+
+def test_curves_are_kept_for_those_who_go_on(tmp_path):
+    path = tmp_path / "runs.csv"
+    assert read_curves(path) == {}
+    curves = {
+        ("grpo", "", 0): curve_of(run([0.1, 0.25], tokens=50, seconds=3)),
+        ("latr", "1e-4", 0): curve_of(run([0.1, 0.5], tokens=1e6, seconds=3)),
+    }
+    write_curves(path, curves)
+    kept = read_curves(path)
+    assert list(kept) == list(curves)
+    for key, curve in curves.items():
+        pd.testing.assert_frame_equal(kept[key], curve.reset_index(drop=True), check_dtype=False)
+
+
+def test_runs_of_different_warm_starts_are_not_paired(tmp_path):
+    curves = {("grpo", "", 0): curve_of(run([0.1, 0.2], 50, 3)), ("latr", "", 0): curve_of(run([0.2, 0.3], 50, 3))}
+    with pytest.raises(ValueError, match="with seed 0, grpo begins at an accuracy of 0.1000 and latr at 0.2000"):
+        write_curves(tmp_path / "runs.csv", curves)
+    assert not (tmp_path / "runs.csv").exists()
+    curves["latr", "", 1] = curves.pop(("latr", "", 0))
+    write_curves(tmp_path / "runs.csv", curves)
+
+
+def test_runs_of_different_lengths_are_not_in_one_table():
+    curves = {("grpo", "", 0): curve_of(run([0.1, 0.2], 50, 3)), ("latr", "", 0): curve_of(run([0.1, 0.2, 0.3], 50, 3))}
+    with pytest.raises(ValueError, match="runs.csv: latr with seed 0 has 4 steps, not 2: use another --name"):
+        check_lengths(Path("runs.csv"), curves, 2)
+
+
+def test_latrs_schedule_replaces_that_of_the_script():
+    _, *overrides = command_of("latr", 100)
+    rollout = composed("grpo_countdown_trainer", *overrides, recipe="latr").actor_rollout_ref.rollout
+    assert rollout.kt.mix_ratio_schedule == {0: 1, 2: 0.75, 4: 0.5, 16: 0.25, 40: 0}
+
+
+def test_runs_in_bypass_mode_have_no_entropy(tmp_path):
+    bypassing = {seed: curve_of(run([0.1, 0.2 + seed / 10], 50, 3).drop(columns="actor/entropy")) for seed in (0, 1)}
+    baseline = {seed: curve_of(run([0.1, 0.2], 50, 3)) for seed in (0, 1)}
+    row = row_of("bypassing", bypassing, baseline, ["steps"])
+    assert row[:2] == ["bypassing", "2"] and row[5] == "" and "nan" not in " ".join(row)
+    assert row_of("grpo", baseline, baseline, ["steps"])[5] == "0.500 ± 0.000"
+    draw({"bypassing": bypassing, "grpo": baseline}, tmp_path / "curves.png")
+    assert (tmp_path / "curves.png").stat().st_size > 10_000
+
+
+def test_differences_are_to_the_baseline_at_its_best_rate(tmp_path, monkeypatch):
+    """Of runs that the .csv has, so that none is made."""
+    ends = {("grpo", "1e-4"): 0.2, ("grpo", "2e-4"): 0.3, ("latr", "1e-4"): 0.4}
+    runs = {(*key, seed): curve_of(run([0.1, end], 50, 3)) for key, end in ends.items() for seed in (0, 1)}
+    write_curves(tmp_path / "tuned.csv", runs)
+    monkeypatch.setattr("studies.method_runs.RESULTS", tmp_path)
+    monkeypatch.setattr("benchmarks.report.RESULTS", tmp_path)
+    options = ["--methods", "grpo,latr", "--rates", "grpo=1e-4,2e-4 latr=1e-4", "--steps", "2", "--seeds", "0,1"]
+    monkeypatch.setattr("sys.argv", ["method_runs.py", "--name", "tuned", *options])
+    main()
+    page = (tmp_path / "tuned.md").read_text()
+    assert "differences of accuracy to grpo 2e-4," in page
+    final = {line.split(" | ")[0]: line.split(" | ")[8] for line in page.splitlines() if line.startswith("| ")}
+    assert final["| grpo 1e-4"] == "-0.100 ± 0.000" and final["| latr 1e-4"] == "+0.100 ± 0.000"
+    monkeypatch.setattr("sys.argv", ["method_runs.py", "--methods", "latr", "--name", "tuned"])
+    with pytest.raises(SystemExit):
+        main()

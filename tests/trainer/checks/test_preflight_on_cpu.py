@@ -1,0 +1,303 @@
+"""Every mistake gets one line that names the key or the row, before Ray starts."""
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+from omegaconf import OmegaConf
+
+from recipe.common.tasks.countdown import CountdownConfig, write_countdown
+from recipe.common.tiny_model import write_tiny_model
+from tests.configs import composed
+from tests.forked import CPU, run_two_at_a_time, with_forks
+from verl.trainer.checks.preflight import (
+    PreflightError,
+    check_model_path,
+    check_overlong_buffer,
+    check_own_machine,
+    check_parts,
+    check_ray_resources,
+    check_resume_path,
+    check_same_method,
+    check_tools,
+    check_typed_sections,
+    needed_ray_cpus,
+    prepare_run_dir,
+    settle,
+)
+
+
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("inputs")
+    write_countdown(folder, CountdownConfig(train_size=64, test_size=8, demo_size=0))
+    write_tiny_model(folder / "model")
+    return folder
+
+
+NAMED = {
+    "actor_rollout_ref.model.path=/nowhere/model": "actor_rollout_ref.model.path=/nowhere/model",
+    "data.train_files=/nowhere.parquet": "data.train_files",
+    "actor_rollout_ref.actor.clip_ration=0.2": "clip_ration",
+    "+actor_rollout_ref.rollout.no_such_key=1": "no_such_key",
+    "ray_kwargs.ray_init.num_cpus=4": "ray_kwargs.ray_init.num_cpus=4",
+    "data.train_batch_size=1000": "data.train_batch_size=1000",
+    "data.filter_overlong_prompts=false": "data.truncation=error has no effect with data.filter_overlong_prompts=false",
+    "trainer.experiment_name=null": "trainer.experiment_name",
+    "algorithm.adv_estimator=tree_gain": "algorithm.adv_estimator=tree_gain compares trajectories that share tokens",
+    "actor_rollout_ref.actor.ulysses_sequence_parallel_size=2": "attn_implementation=sdpa",
+    "actor_rollout_ref.rollout.max_model_len=20": "actor_rollout_ref.rollout.max_model_len=20",
+    "data.max_response_length=4096": "2048 positions in actor_rollout_ref.model.override_config",
+}
+
+
+@pytest.fixture(scope="module")
+def ended(inputs) -> dict[str, subprocess.CompletedProcess]:
+    """Override -> the run, without DRY_RUN."""
+    common = ["python", "-m", "verl.trainer.main_ppo", "--config-dir", "recipe/common/config"]
+    common += ["--config-name", "grpo_trainer", "hardware=cpu", "trainer.experiment_name=preflight"]
+    common += [f"trainer.default_local_dir={inputs}/run", f"actor_rollout_ref.model.path={inputs}/model"]
+    common += [f"data.train_files={inputs}/train.parquet", f"data.val_files={inputs}/test.parquet"]
+    env = with_forks({**os.environ, "VERL_PLATFORM": "cpu", "HF_HUB_OFFLINE": "1"}, [CPU])
+    results = run_two_at_a_time([([*common, override], env) for override in NAMED])
+    return dict(zip(NAMED, results, strict=True))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("override", "named"), NAMED.items())
+def test_the_command_line_names_the_key(ended, override, named):
+    """It must end before Ray starts."""
+    result = ended[override]
+    assert result.returncode != 0
+    last = "\n".join(result.stderr.strip().splitlines()[-4:])
+    assert named in last, result.stderr
+    assert "Started a local Ray instance" not in result.stderr
+
+
+def test_model_path_may_be_a_hub_name_online_only(tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "0")
+    check_model_path("actor_rollout_ref.model.path", "Qwen/Qwen2.5-0.5B")
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    with pytest.raises(PreflightError, match="does not exist"):
+        check_model_path("actor_rollout_ref.model.path", "no-such-org/no-such-model")
+
+
+def resources(cpus, gpus, workers, units=1):
+    return OmegaConf.create(
+        {
+            "ray_kwargs": {"ray_init": {"num_cpus": cpus, "num_gpus": gpus}},
+            "trainer": {"nnodes": 1, "n_gpus_per_node": workers},
+            "transfer_queue": {"backend": {"SimpleStorage": {"num_data_storage_units": units}}},
+        }
+    )
+
+
+def test_ray_cpus_are_counted(monkeypatch):
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    # by hand: controller 1, storage units 8, bundles of 3 for 2 workers, 1 to schedule with
+    assert needed_ray_cpus(resources(24, 2, workers=2, units=8)) == 1 + 8 + 6 + 1
+    check_ray_resources(resources(16, 2, workers=2, units=8))
+    with pytest.raises(PreflightError, match="num_cpus=15"):
+        check_ray_resources(resources(15, 2, workers=2, units=8))
+    with pytest.raises(PreflightError, match="num_gpus=1 is less than trainer.n_gpus_per_node=2"):
+        check_ray_resources(resources(24, 1, workers=2))
+
+
+def test_an_overlong_buffer_as_long_as_the_budget_is_refused():
+    config = OmegaConf.create(
+        {
+            "data": {"max_response_length": 4096},
+            "reward": {"reward_kwargs": {"overlong_buffer_cfg": {"enable": True, "len": 4096}}},
+        }
+    )
+    with pytest.raises(PreflightError, match="overlong_buffer_cfg.len=4096 must be below"):
+        check_overlong_buffer(config)
+    config.reward.reward_kwargs.overlong_buffer_cfg.len = 1024
+    check_overlong_buffer(config)
+    config.reward.reward_kwargs.overlong_buffer_cfg = {"enable": False, "len": 4096}
+    check_overlong_buffer(config)
+    check_overlong_buffer(OmegaConf.create({"data": {"max_response_length": 8}}))
+
+
+def test_a_checkpoint_to_resume_from_is_looked_for(tmp_path):
+    (tmp_path / "global_step_20/actor").mkdir(parents=True)
+    config = OmegaConf.create({"trainer": {"resume_mode": "resume_path", "resume_from_path": None}})
+    for path, exists in ((f"{tmp_path}/global_step_20", True), (f"{tmp_path}/global_step_30", False), (None, False)):
+        config.trainer.resume_from_path = path
+        if exists:
+            check_resume_path(config)
+        else:
+            with pytest.raises(PreflightError, match=f"trainer.resume_from_path={path} holds no checkpoint"):
+                check_resume_path(config)
+    config.trainer.resume_from_path = (tmp_path / "global_step_20").rename(tmp_path / "kept").as_posix()
+    with pytest.raises(PreflightError, match="kept must end in global_step_N"):
+        check_resume_path(config)
+    check_resume_path(OmegaConf.create({"trainer": {"resume_mode": "auto"}}))
+
+
+def test_another_method_does_not_go_on_with_the_checkpoints_of_a_folder(tmp_path):
+    folder = f"trainer.default_local_dir={tmp_path}"
+    latr = composed("explore", "hardware=cpu", "tree=latr", folder)
+    prepare_run_dir(latr)
+    hato = composed("explore", "hardware=cpu", "tree=hato", folder)
+    check_same_method(hato)  # there is nothing to go on with
+    (tmp_path / "global_step_20/actor").mkdir(parents=True)
+    (tmp_path / "global_step_20/COMPLETE").touch()
+    check_same_method(latr)
+    with pytest.raises(PreflightError, match="holds a run with actor_rollout_ref.rollout.tree=latr, which this one wi"):
+        check_same_method(hato)
+    hato.trainer.resume_mode = "disable"
+    check_same_method(hato)
+    prepare_run_dir(hato)
+    hato.trainer.resume_mode = "auto"
+    check_same_method(hato)
+
+
+def test_relative_paths_mean_what_they_mean_to_the_user(inputs, monkeypatch):
+    monkeypatch.chdir(inputs)
+    overrides = ["hardware=cpu", "trainer.experiment_name=paths", "actor_rollout_ref.model.path=model"]
+    (inputs / "global_step_20").mkdir()
+    overrides += ["trainer.default_local_dir=runs/paths", "trainer.resume_from_path=global_step_20/"]
+    overrides += ["data.train_files=train.parquet", "data.val_files=[test.parquet,s3://bucket/test.parquet]"]
+    config = composed("grpo_trainer", *overrides)
+    settle(config)
+    assert config.actor_rollout_ref.model.path == f"{inputs}/model"
+    assert config.data.train_files == f"{inputs}/train.parquet"
+    assert config.trainer.resume_from_path == f"{inputs}/global_step_20"
+    assert list(config.data.val_files) == [f"{inputs}/test.parquet", "s3://bucket/test.parquet"]
+    metrics = config.ray_kwargs.ray_init.runtime_env.env_vars.VERL_FILE_LOGGER_PATH
+    assert metrics == f"{inputs}/runs/paths/metrics.jsonl"
+
+
+@pytest.mark.parametrize("mode", ["auto", "resume_path"])
+@pytest.mark.parametrize(("schedule", "told"), [("sync", True), ("colocate_async", False)])
+def test_what_a_synchronous_run_leaves_out_of_an_asynchronous_checkpoint_is_told(
+    tmp_path, capsys, schedule, told, mode
+):
+    (tmp_path / "global_step_4/transfer_queue").mkdir(parents=True)
+    (tmp_path / "latest_checkpointed_iteration.txt").write_text("4")
+    resume = [f"trainer.resume_mode={mode}", f"trainer.resume_from_path={tmp_path}/global_step_4"]
+    folder = f"trainer.default_local_dir={tmp_path}"
+    prepare_run_dir(composed("explore", "hardware=cpu", f"schedule={schedule}", folder, *resume))
+    assert ("note: global_step_4 was saved with an asynchronous schedule" in capsys.readouterr().err) == told
+
+
+# ---- parts ----
+
+ROLLOUT = "actor_rollout_ref.rollout"
+
+
+def explore(*overrides: str):
+    return composed("explore", "hardware=cpu", *overrides)
+
+
+def settled(model: Path, *overrides: str):
+    config = explore(f"actor_rollout_ref.model.path={model}", *overrides)
+    settle(config)
+    check_typed_sections(config)
+    check_parts(config)
+    return config.actor_rollout_ref.rollout
+
+
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        (["tree=latr"], ("latr", "none")),
+        (["tree=latr", f"{ROLLOUT}.tree=null", f"{ROLLOUT}.name=kt"], ("latr", "none")),
+        (["tree=latr", f"{ROLLOUT}.name=kt"], ("latr", "none")),
+        (
+            ["tree=over_generation", f"{ROLLOUT}.tree=null", f"{ROLLOUT}.name=over_generation"],
+            ("over_generation", "none"),
+        ),
+        (["tree=hato", f"{ROLLOUT}.tree=null", f"{ROLLOUT}.name=hato"], ("hato", "none")),
+        (["tree=arpo", f"{ROLLOUT}.tree=null", f"{ROLLOUT}.mode=sync_with_tool"], ("arpo", "tools")),
+        (["tree=hato", f"{ROLLOUT}.name=hato", f"{ROLLOUT}.mode=sync_with_tool"], ("hato", "tools")),
+        (["tree=plain", f"{ROLLOUT}.mode=sync_with_tool"], ("plain", "tools")),
+    ],
+)
+def test_the_authors_names_become_parts_on_vllm(inputs, overrides, expected):
+    """As upstream's actors and servers see the config."""
+    tools = ["environment=tools", f"{ROLLOUT}.environment=null"] if expected[1] == "tools" else []
+    rollout = settled(inputs / "model", *tools, *overrides)
+    assert (rollout.tree, rollout.environment) == expected
+    assert (rollout.name, rollout.mode) == ("vllm", "async")
+
+
+def test_a_run_without_parts_stays_upstreams(inputs):
+    rollout = settled(inputs / "model", f"{ROLLOUT}.tree=null", f"{ROLLOUT}.environment=null")
+    assert (rollout.tree, rollout.environment, rollout.name, rollout.mode) == (None, None, "vllm", "async")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        ([f"{ROLLOUT}.name=kt", f"{ROLLOUT}.tree=arpo"], f"{ROLLOUT}.name=kt is {ROLLOUT}.tree=latr, and not arpo"),
+        ([f"{ROLLOUT}.name=hato"], f"{ROLLOUT}.name=hato is {ROLLOUT}.tree=hato, and not plain"),
+        (
+            [f"{ROLLOUT}.mode=sync_with_tool"],
+            f"{ROLLOUT}.mode=sync_with_tool is {ROLLOUT}.environment=tools, and not none",
+        ),
+    ],
+)
+def test_names_that_contradict_parts_are_refused(inputs, overrides, message):
+    config = explore(f"actor_rollout_ref.model.path={inputs}/model", *overrides)
+    with pytest.raises(PreflightError) as error:
+        settle(config)
+    assert message in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        ([f"{ROLLOUT}.tree=oak"], f"{ROLLOUT}.tree=oak: expected one of arpo, "),
+        (
+            ["tree=hato", f"{ROLLOUT}.agent.default_agent_loop=tool_agent"],
+            f"{ROLLOUT}.agent.default_agent_loop=tool_agent makes trajectories itself",
+        ),
+        (["tree=hato", "trainer.v1.trainer_mode=sync"], "trainer.v1.trainer_mode=sync: the search of tree=hato"),
+        (["tree=hato", "hato.tree.max_depth=0"], "hato.tree.max_depth=0: expected greater than"),
+        (["tree=hato", f"{ROLLOUT}.temperature=0.7"], f"{ROLLOUT}.temperature=0.7 differs from hato.exploration"),
+        (["credit=hato", "hato.reward_weights.alpha=-1"], "hato.reward_weights.alpha=-1: expected greater than"),
+        (
+            ["credit=hato", "trainer.v1.trainer_mode=sync"],
+            "algorithm.adv_estimator=hato compares trajectories that share",
+        ),
+        (["credit=hato", "algorithm.use_kl_in_reward=true"], "algorithm.use_kl_in_reward=true would change"),
+        (["loss=hapo", "distillation.enabled=true"], "HAPO's loss would take the place of the distillation's"),
+        (["loss=aepo", "distillation.enabled=true"], "advantage's loss would take the place of the distillation's"),
+    ],
+)
+def test_parts_that_do_not_fit_are_named(overrides, message):
+    with pytest.raises(PreflightError) as error:
+        check_parts(explore(*overrides))
+    assert message in str(error.value)
+
+
+def test_a_tool_that_does_not_work_ends_a_run_before_it_begins():
+    python = f"{ROLLOUT}.tools.tool_instances.python.params"
+    with_tools = ["tree=arpo", "environment=tools"]
+    check_tools(explore(*with_tools))
+    with pytest.raises(PreflightError, match="tool_instances.python: its calls would fail.*no_such_module"):
+        check_tools(explore(*with_tools, f"+{python}.preload=[no_such_module]", f"{ROLLOUT}.tools.retry_count=1"))
+    check_tools(explore("tree=latr"))
+
+
+def test_more_nodes_or_gpus_than_there_are_without_a_cluster(monkeypatch):
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+
+    def grpo(profile, **values):
+        return composed(
+            "grpo_trainer", f"hardware={profile}", *(f"trainer.{key}={value}" for key, value in values.items())
+        )
+
+    check_own_machine(grpo("gpu", nnodes=1, n_gpus_per_node=2))
+    check_own_machine(grpo("cpu", nnodes=1, n_gpus_per_node=3))  # which are logical
+    with pytest.raises(PreflightError, match="trainer.n_gpus_per_node=8, and torch sees 2 GPUs here"):
+        check_own_machine(grpo("gpu", nnodes=1, n_gpus_per_node=8))
+    with pytest.raises(PreflightError, match="trainer.nnodes=4: no Ray cluster is named"):
+        check_own_machine(grpo("gpu", nnodes=4, n_gpus_per_node=2))
+    monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
+    check_own_machine(grpo("gpu", nnodes=4, n_gpus_per_node=8))

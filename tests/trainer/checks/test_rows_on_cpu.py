@@ -1,0 +1,251 @@
+"""Bad data files and rows are named with file, row and what is wrong, before a run starts."""
+
+import time
+
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from omegaconf import OmegaConf
+
+from tests.configs import RECIPES, composed
+from verl.trainer.checks.rows import check_data_files, check_prompt_lengths, check_reward_rows
+
+
+def good_row() -> dict:
+    return {
+        "data_source": "countdown",
+        "prompt": [{"role": "user", "content": "1 2 3 = 6"}],
+        "reward_model": {"style": "rule", "ground_truth": {"target": 6, "numbers": [1, 2, 3]}},
+    }
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"prompt": []}, "row 2: column 'prompt' is empty"),
+        ({"prompt": None}, "row 2: column 'prompt' is empty"),
+        (
+            {"prompt": [{"from": "user", "value": "1 2 3 = 6"}]},
+            "row 2: column 'prompt': a message has no role or no co",
+        ),
+        (
+            {"prompt": [*good_row()["prompt"], {"role": "user"}]},
+            "row 2: column 'prompt': a message has no role or no c",
+        ),
+        ({"data_source": None}, "row 2: column 'data_source' is empty"),
+        ({"reward_model": {"style": "rule", "ground_truth": None}}, "row 2: reward_model.ground_truth is empty"),
+    ],
+)
+def test_bad_rows_are_named(tmp_path, change, message):
+    rows = [good_row(), good_row(), {**good_row(), **change}]
+    pd.DataFrame(rows).to_parquet(tmp_path / "data.parquet")
+    with pytest.raises(ValueError, match=f"data.train_files: .*data.parquet: {message}"):
+        check_data_files("data.train_files", str(tmp_path / "data.parquet"), "prompt")
+
+
+@pytest.mark.parametrize(
+    "prompt", [["Q"], [{"from": "user", "value": "Q"}], "Q", [{"role": 1, "content": "Q"}], [{"role": "user"}], [["Q"]]]
+)
+def test_prompts_without_messages_are_named(tmp_path, prompt):
+    pd.DataFrame([good_row() | {"prompt": prompt}] * 2).to_parquet(tmp_path / "data.parquet")
+    with pytest.raises(ValueError, match=r"data.parquet: column 'prompt' must hold lists of \{role, content\} message"):
+        check_data_files("data.val_files", str(tmp_path / "data.parquet"), "prompt")
+
+
+@pytest.mark.parametrize("column", ["prompt", "data_source", "reward_model"])
+def test_missing_columns_are_named(tmp_path, column):
+    pd.DataFrame([good_row()]).drop(columns=column).to_parquet(tmp_path / "data.parquet")
+    with pytest.raises(ValueError, match=f"data.val_files: .*no column '{column}'"):
+        check_data_files("data.val_files", [str(tmp_path / "data.parquet")], "prompt")
+
+
+def test_not_a_parquet_file(tmp_path):
+    (tmp_path / "data.parquet").write_text("no parquet")
+    with pytest.raises(ValueError, match="not a readable parquet file"):
+        check_data_files("data.train_files", str(tmp_path / "data.parquet"), "prompt")
+
+
+def test_good_rows_pass(tmp_path):
+    pd.DataFrame([good_row()] * 3).to_parquet(tmp_path / "data.parquet")
+    check_data_files("data.train_files", str(tmp_path / "data.parquet"), "prompt")
+    # with pictures, a content is a list of parts
+    content = [{"type": "text", "text": "What is it?"}]
+    pd.DataFrame([good_row() | {"prompt": [{"role": "user", "content": content}]}]).to_parquet(
+        tmp_path / "parts.parquet"
+    )
+    check_data_files("data.train_files", str(tmp_path / "parts.parquet"), "prompt")
+    # a call of a tool has no content, where the chat template knows calls
+    call = {"role": "assistant", "content": None, "tool_calls": [{"name": "search"}]}
+    pd.DataFrame([good_row() | {"prompt": [*good_row()["prompt"], call]}]).to_parquet(tmp_path / "calls.parquet")
+    check_data_files("data.train_files", str(tmp_path / "calls.parquet"), "prompt")
+
+
+# ---- the reward is asked ----
+
+
+def rewards(tmp_path, path: str | None, sources: list[str], truths: list | None = None, **reward_kwargs):
+    """The config of a run on rows with these data sources and ground truths, each right answer "2" by default."""
+    row = {"prompt": [{"role": "user", "content": "1+1?"}]}
+    truths = ["2"] * len(sources) if truths is None else truths
+    rows = [
+        row | {"data_source": source, "extra_info": {"index": i}, "reward_model": {"ground_truth": truth}}
+        for i, (source, truth) in enumerate(zip(sources, truths, strict=True))
+    ]
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "rows.parquet")
+    reward = {"path": path, "name": "compute_score", "reward_kwargs": reward_kwargs}
+    files = {"train_files": f"{tmp_path}/rows.parquet", "val_files": [f"{tmp_path}/rows.parquet"]}
+    return OmegaConf.create({"reward": {"custom_reward_function": reward}, "data": files, "trainer": {}})
+
+
+REWARDS = "pkg://verl.utils.reward_score"
+DEEP_RESEARCH = f"{REWARDS}.deep_research"
+
+
+def test_a_row_that_no_reward_rule_fits_is_named(tmp_path):
+    with pytest.raises(ValueError, match=r"data.train_files: .*rows.parquet: row 2: data_source='my_set'"):
+        check_reward_rows(rewards(tmp_path, DEEP_RESEARCH, ["math_dapo", "hotpotqa", "my_set"]))
+    check_reward_rows(rewards(tmp_path, DEEP_RESEARCH, ["math_dapo", "hotpotqa", "my_set"], rule="f1"))
+    check_reward_rows(rewards(tmp_path, f"{REWARDS}.last_number", ["my_set"]))
+    check_reward_rows(rewards(tmp_path, None, ["my_set"]))
+
+
+GOOD_TRUTHS = {
+    "countdown": '{"target": 6, "numbers": [1, 2, 3]}',
+    "walk": '{"start": 3, "target": 8, "steps": 1, "operations": ["+5"], "limit": 99}',
+    "math_equivalence": "2",
+    "last_number": "2",
+    "qa": "Paris",
+    "deep_research": "2",
+}
+
+
+@pytest.mark.parametrize(
+    ("reward", "truth", "message"),
+    [
+        ("countdown", {"target": [6], "numbers": [1, 2, 3]}, "target must be a whole number"),
+        ("countdown", {"target": 6, "numbers": []}, "numbers must be a list of whole numbers"),
+        ("countdown", {"target": 6, "numbers": [1.5]}, "numbers must be a whole number, got 1.5"),
+        ("countdown", {"target": 6, "numbers": [-1]}, "numbers=-1: expected from 0"),
+        ("countdown", {"target": 6}, "numbers must be a list"),
+        ("walk", {"target": [22]}, "start must be a whole number"),
+        *[(reward, truth, "ground_truth") for reward in GOOD_TRUTHS for truth in ("", " ")],
+        *[(reward, [], "ground_truth") for reward in GOOD_TRUTHS],
+        *[(reward, {"target": [2]}, "ground_truth") for reward in GOOD_TRUTHS],
+        ("math_equivalence", ["2", "3"], "text or a number"),
+        ("deep_research", ["2", "3"], "text or a number"),
+        ("last_number", "two", "must be a number"),
+        ("qa", ["Paris", ""], "non-empty text"),
+    ],
+)
+def test_a_row_that_the_reward_refuses_for_every_response_is_named(tmp_path, reward, truth, message):
+    """Although earlier rows of its data source are good; a column of parquet has one type."""
+    truths = [GOOD_TRUTHS[reward]] * 2 * isinstance(truth, str) + [truth]
+    source = "qa" if reward == "qa" else "math_dapo"
+    config = rewards(tmp_path, f"{REWARDS}.{reward}", [source] * len(truths), truths)
+    with pytest.raises(ValueError, match=rf"data.train_files: .*rows.parquet: row {len(truths) - 1}: .*{message}"):
+        check_reward_rows(config)
+
+
+@pytest.mark.parametrize("reward", GOOD_TRUTHS)
+def test_a_hundred_thousand_rows_take_seconds(tmp_path, reward):
+    source = "qa" if reward == "qa" else "math_dapo"
+    config = rewards(tmp_path, f"{REWARDS}.{reward}", [source] * 100_000, [GOOD_TRUTHS[reward]] * 100_000)
+    config.data.val_files = []
+    begin = time.process_time()
+    check_reward_rows(config)
+    assert time.process_time() - begin < 10
+
+
+def test_a_reward_function_that_does_not_load_is_named(tmp_path):
+    for text, message in (("import no_such_module", "no_such_module"), ("x = 1", "has no such function")):
+        file = tmp_path / f"reward_{len(text)}.py"
+        file.write_text(text)
+        with pytest.raises(ValueError, match=f"custom_reward_function.*{message}"):
+            check_reward_rows(rewards(tmp_path, str(file), ["my_set"]))
+
+
+OWN = """
+calls = []
+
+def compute_score(data_source, solution_str, ground_truth, extra_info=None, **kwargs):
+    assert isinstance(solution_str, str) and set(extra_info) == {"index"} and kwargs == {"weight": 0.5}
+    calls.append(data_source)
+    open(__file__ + ".calls", "a").write(data_source + " ")
+    return {"score": float(ground_truth), "acc": 1.0}
+"""
+
+
+def own_reward(tmp_path, text: str) -> str:
+    (tmp_path / "own.py").write_text(text)
+    return str(tmp_path / "own.py")
+
+
+def test_a_reward_function_of_the_users_is_called_once_for_each_data_source(tmp_path):
+    path = own_reward(tmp_path, OWN)
+    check_reward_rows(rewards(tmp_path, path, ["a", "a", "b", "a"], weight=0.5))
+    assert (tmp_path / "own.py.calls").read_text() == "a b a b "  # for the file to train on and that to validate on
+    with pytest.raises(ValueError, match=r"data.train_files: .*: row 2: reward.custom_reward_function fails with it"):
+        check_reward_rows(rewards(tmp_path, path, ["a", "a", "b"], ["1", "x", "y"], weight=0.5))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            "def compute_score(**row):\n    raise KeyError('answer')",
+            "fails with it: KeyError.*trainer.try_reward=false",
+        ),
+        ("async def compute_score(**row):\n    raise OSError('no judge')", "fails with it: OSError.*no judge"),
+        (
+            "def compute_score(**row):\n    return 'good'",
+            "returns 'good', expected a finite number, or a",
+        ),
+        ("def compute_score(**row):\n    return {'acc': 1}", "returns {'acc': 1}, expected"),
+        ("async def compute_score(**row):\n    return None", "returns None, expected"),
+    ],
+)
+def test_a_reward_function_of_the_users_that_fails_is_named(tmp_path, text, message):
+    config = rewards(tmp_path, own_reward(tmp_path, text), ["a"])
+    with pytest.raises(ValueError, match=message):
+        check_reward_rows(config)
+    config.trainer.try_reward = False
+    check_reward_rows(config)
+    config.trainer.try_reward = True
+    # the function is given the model's address, which nobody knows yet
+    config.reward.reward_model = {"enable": True}
+    check_reward_rows(config)
+
+
+@pytest.mark.parametrize(
+    "text", ["def compute_score(**row):\n    return 0.5", "async def compute_score(**row):\n    return 1"]
+)
+def test_a_number_is_a_score(tmp_path, text):
+    check_reward_rows(rewards(tmp_path, own_reward(tmp_path, text), ["a"]))
+
+
+def test_a_check_of_the_users_sees_every_row_in_place_of_the_call(tmp_path):
+    check = "def check_row(data_source, extra_info, weight=1.0, **row):\n"
+    check += "    if extra_info['index'] == 3 and weight:\n        raise ValueError(row['ground_truth'] + ' is odd')\n"
+    path = own_reward(tmp_path, check + "def compute_score(**row):\n    raise KeyError\n")
+    with pytest.raises(ValueError, match="rows.parquet: row 3: 7 is odd"):
+        check_reward_rows(rewards(tmp_path, path, ["a"] * 5, ["1", "2", "3", "7", "9"]))
+    check_reward_rows(rewards(tmp_path, path, ["a"] * 5, ["1", "2", "3", "7", "9"], weight=0))
+
+
+# ---- long prompts ----
+
+
+@pytest.mark.parametrize("truncation", ["error", "right", "middle"])
+def test_a_truncation_that_nothing_reads_is_refused(truncation):
+    config = OmegaConf.create({"data": {"filter_overlong_prompts": False, "truncation": truncation}})
+    with pytest.raises(ValueError, match=f"data.truncation={truncation} .*data.filter_overlong_prompts=false"):
+        check_prompt_lengths(config)
+    config.data.filter_overlong_prompts = True
+    check_prompt_lengths(config)
+    check_prompt_lengths(OmegaConf.create({"data": {"filter_overlong_prompts": False, "truncation": "left"}}))
+
+
+def test_every_recipe_filters_long_prompts():
+    for file in RECIPES.glob("*/config/*_trainer.yaml"):
+        check_prompt_lengths(composed(file.stem, "hardware=gpu", recipe=file.parts[-3]))

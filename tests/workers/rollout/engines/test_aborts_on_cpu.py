@@ -1,0 +1,232 @@
+"""The rollout server's candidates through upstream's own `generate`, abort and resume, and vLLM's own output processor.
+
+A stand-in only for vLLM's engine core, the process with the model: it gives a token and its log-probabilities a
+millisecond, until it is paused, or all at once before anybody reads them.
+"""
+
+import asyncio
+import inspect
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from recipe.common.tiny_model import write_tiny_model
+from vllm_patches import cpu_version_name
+
+cpu_version_name.install()  # upstream's server module asks for vLLM's version
+from vllm.v1.engine import EngineCoreOutput, EngineCoreRequest, FinishReason  # noqa: E402
+from vllm.v1.engine.output_processor import OutputProcessor, RequestOutputCollector  # noqa: E402
+from vllm.v1.outputs import LogprobsLists  # noqa: E402
+
+from verl.workers.rollout.engines.top_logprobs_server import TopLogprobsServer  # noqa: E402
+
+TEXT = "abcdefgh" * 4
+TOP = [(70, -0.5), (71, -1.0), (72, -2.0)]  # of every step; the sampled token is less likely than these
+SAMPLED = -3.0
+
+
+class Engine:
+    """vLLM's `AsyncLLM`: what upstream's server calls of it."""
+
+    def __init__(self, tokenizer):
+        self.output_processor = OutputProcessor(tokenizer, log_stats=False)
+        self.tokens, self.paused, self.calls = tokenizer.encode(TEXT), False, []
+        self.outputs, self.at_once = 0, False
+
+    async def generate(self, *, prompt, sampling_params, request_id, lora_request, priority):
+        known = {"request_id": request_id, "external_req_id": request_id, "sampling_params": sampling_params}
+        known |= {"prompt_token_ids": prompt["prompt_token_ids"], "arrival_time": 0.0}
+        # what else has no default differs between versions
+        parameters = inspect.signature(EngineCoreRequest).parameters.values()
+        required = {field.name: None for field in parameters if field.default is field.empty}
+        request = EngineCoreRequest(**{**required, **known})
+        queue = RequestOutputCollector(sampling_params.output_kind, request_id)
+        self.output_processor.add_request(request, None, None, 0, queue)
+        core = asyncio.create_task(self._run(request_id, sampling_params))
+        finished = False
+        while not finished:
+            try:
+                output = queue.get_nowait() or await queue.get()
+            except asyncio.CancelledError:  # where vLLM's engine aborts the request
+                self.calls.append("cancelled")
+                raise
+            finished = output.finished
+            self.outputs += 1
+            yield output
+        await core
+
+    async def _run(self, request_id, params):
+        for i, token in enumerate(self.tokens[: params.max_tokens]):
+            if not self.at_once:
+                await asyncio.sleep(0.001)
+            if self.paused or request_id not in self.output_processor.request_states:
+                return
+            columns = [(token, SAMPLED), *TOP[: params.logprobs]]
+            ids, values = (np.array([column]) for column in zip(*columns, strict=True))
+            lists = LogprobsLists(ids, values, np.array([4]))
+            ended = FinishReason.LENGTH if i + 1 == params.max_tokens else None
+            self._give(EngineCoreOutput(request_id, [token], new_logprobs=lists, finish_reason=ended))
+
+    def _give(self, output):
+        self.output_processor.process_outputs([output])
+
+    async def pause_generation(self, *, wait_for_inflight_requests, clear_cache):
+        self.paused = True
+        for request_id in list(self.output_processor.request_states):
+            self._give(EngineCoreOutput(request_id, [], finish_reason=FinishReason.ABORT))
+
+    async def resume_generation(self):
+        self.paused = False
+
+    async def wake_up(self, tags):
+        self.calls.append(("wake_up", tags))
+
+    async def reset_prefix_cache(self, reset_connector):
+        self.calls.append(("reset_prefix_cache", reset_connector))
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory):
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(write_tiny_model(tmp_path_factory.mktemp("model")))
+
+
+@pytest.fixture
+def server(tokenizer):
+    """Upstream's server without its constructor, which wants Ray and GPUs."""
+    from verl.workers.rollout.replica import RolloutMode
+
+    made = TopLogprobsServer.__new__(TopLogprobsServer)
+    sizes = {"max_model_len": 512, "prompt_length": 64, "response_length": 448}
+    made.config = SimpleNamespace(**sizes, full_determinism=False, enable_rollout_routing_replay=False, mtp=None)
+    made.config.get = lambda key, default=None: getattr(made.config, key, default)
+    made.model_config = SimpleNamespace(processor=None, lora_rank=0, lora={}, tokenizer=tokenizer)
+    made._disaggregation_role, made.replica_rank, made.node_rank, made.global_steps = "null", 0, 0, 7
+    made._submission_paused, made._rejecting, made._admitting, made._resume_event = False, False, 0, asyncio.Event()
+    made.rollout_mode = RolloutMode.HYBRID
+    made.engine = Engine(tokenizer)
+    return made
+
+
+def ask(server, n=2, **params):
+    return server.generate([1, 2], {"logprobs": True, "n_top_logprobs": n, "max_tokens": 20, **params}, "request")
+
+
+def complete(output, tokens):
+    assert output.token_ids == tokens and output.log_probs == [SAMPLED] * len(tokens)
+    assert output.extra_fields["top_logprobs"] == [TOP[:2]] * len(tokens)
+
+
+def test_a_whole_response(server, tokenizer):
+    output = asyncio.run(ask(server))
+    complete(output, tokenizer.encode(TEXT)[:20])
+    assert output.stop_reason == "completed"
+
+
+def test_the_server_sees_two_outputs_of_a_response(server, tokenizer):
+    asyncio.run(ask(server))
+    assert server.engine.outputs == 2
+
+
+@pytest.mark.parametrize("chosen_is_likely", [False, True])
+def test_what_comes_before_anybody_reads_is_whole(server, tokenizer, monkeypatch, chosen_is_likely):
+    engine = server.engine._engine
+    if chosen_is_likely:  # then it is in vLLM's report twice
+        engine.tokens = [TOP[0][0]] * 20
+        monkeypatch.setitem(globals(), "SAMPLED", TOP[0][1])
+    engine.at_once = True
+    output = asyncio.run(ask(server))
+    assert engine.outputs == 1
+    complete(output, engine.tokens[:20])
+
+
+def test_the_experts_of_all_tokens_come_with_an_output_that_holds_all(server, tokenizer):
+    server.config.enable_rollout_routing_replay = True
+    complete(asyncio.run(ask(server)), tokenizer.encode(TEXT)[:20])
+    assert server.engine.outputs == 20
+
+
+def test_a_stop_text_ends_with_the_token_that_completes_it(server, tokenizer):
+    """Its text is decoded, although the candidates' is not."""
+    output = asyncio.run(ask(server, stop=["cde", "zz"], skip_special_tokens=False))
+    complete(output, tokenizer.encode("abcde"))
+    assert output.stop_reason == "completed"
+
+
+def test_a_request_that_nobody_waits_for_is_cancelled_in_the_engine(server):
+    async def given_up():
+        params = {"logprobs": True, "n_top_logprobs": 2, "max_tokens": 30}
+        request = {"prompt_ids": [1, 2], "sampling_params": params, "request_id": "request"}
+        await server.submit("worker", [(0, request)])
+        while len(server.engine.output_processor.request_states) == 0 or server._admitting:
+            await asyncio.sleep(0.001)
+        await server.give_up("worker", [0, 1])
+        return await server.collect("worker")
+
+    [(number, answer, error)] = asyncio.run(given_up())
+    assert (number, answer) == (0, None) and "CancelledError" in error
+    assert server.engine.calls == ["cancelled"] and server._admitting == 0
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+    assert "except (asyncio.CancelledError, GeneratorExit):" in inspect.getsource(AsyncLLM.generate)
+
+
+def test_aborted_requests_keep_what_they_have_and_late_ones_wait_for_the_resumption(server, tokenizer):
+    """As upstream's asynchronous trainers do around a weight sync."""
+
+    async def weight_sync():
+        running = asyncio.create_task(ask(server))
+        while len(server.engine.output_processor.request_states) == 0 or server._admitting:
+            await asyncio.sleep(0.001)
+        await asyncio.sleep(0.004)
+        aborted = await server.abort_all_requests()
+        late = asyncio.create_task(ask(server))
+        output = await running
+        await asyncio.sleep(0.01)
+        assert aborted["aborted_count"] == 1 and not late.done()
+        await server.wake_up(tags=["weights"])
+        await server.wake_up(tags=["kv_cache"])
+        await server.resume_generation()
+        return output, await late
+
+    output, late = asyncio.run(weight_sync())
+    assert output.stop_reason == "aborted" and 0 < len(output.token_ids) < 20
+    complete(output, tokenizer.encode(TEXT)[: len(output.token_ids)])
+    complete(late, tokenizer.encode(TEXT)[:20])
+    tags = [argument for call, argument in server.engine.calls if call == "wake_up"]
+    assert tags == [["weights"], ["kv_cache"]]
+
+
+def test_a_request_that_is_aborted_before_its_first_token(server):
+    async def weight_sync():
+        running = asyncio.create_task(ask(server))
+        while len(server.engine.output_processor.request_states) == 0:
+            await asyncio.sleep(0)
+        await server.engine.pause_generation(wait_for_inflight_requests=False, clear_cache=True)
+        return await running
+
+    output = asyncio.run(weight_sync())
+    complete(output, [])
+    assert output.stop_reason == "aborted"
+
+
+@pytest.mark.parametrize("offset", range(20))
+def test_a_request_that_is_aborted_after_any_token(server, tokenizer, offset):
+    """Also where the abort comes without a token, right after an output."""
+
+    async def weight_sync():
+        running = asyncio.create_task(ask(server))
+        engine = server.engine._engine
+        while not engine.output_processor.request_states:
+            await asyncio.sleep(0)
+        state = next(iter(engine.output_processor.request_states.values()))
+        while state.detokenizer.num_output_tokens() < offset:
+            await asyncio.sleep(0.0005)
+        await engine.pause_generation(wait_for_inflight_requests=False, clear_cache=True)
+        return await running
+
+    output = asyncio.run(weight_sync())
+    assert output.stop_reason == "aborted" and len(output.token_ids) in (offset, offset + 1)
+    complete(output, tokenizer.encode(TEXT)[: len(output.token_ids)])

@@ -1,0 +1,265 @@
+"""What all policies have in common: `grow`, `finish`, rows; and the two that never branch, with and without an
+environment."""
+
+import asyncio
+import math
+import pkgutil
+
+import pytest
+import torch
+
+from tests.workers.rollout.toy_engine import CALL, EOS, VOCAB, Calls, HashEngine, Letters, answer_to
+from tests.workers.rollout.trees.arpo.toy_agent import TOKENIZER, ToyPolicy, encode, library_tools
+from verl.workers.rollout import trees
+from verl.workers.rollout.engines.interface import Generation
+from verl.workers.rollout.environment import NO_ENVIRONMENT
+from verl.workers.rollout.trajectory_tree import MODEL, TOOL, Segment, TrajectoryTree, common_prefix
+from verl.workers.rollout.tree_builder import Ask, BranchPolicy, Path, Sampling, TreeBuilder, grow, policy_class
+from verl.workers.rollout.tree_rollout import rows_of
+from verl.workers.rollout.trees.arpo.config import ARPOConfig
+from verl.workers.rollout.trees.arpo.policy import Policy as ARPO
+from verl.workers.rollout.trees.latr import KTConfig
+from verl.workers.rollout.trees.latr import Policy as LATR
+from verl.workers.rollout.trees.over_generation import Policy as OverGeneration
+from verl.workers.rollout.trees.over_generation import most_diverse
+from verl.workers.rollout.trees.plain import Policy as Plain
+from verl.workers.rollout.weight_versions import WeightVersions
+
+PROMPT = [3, 1]
+POLICIES = {
+    "plain": Plain(),
+    "over_generation": OverGeneration(1.5),
+    "latr": LATR(
+        KTConfig(prob_filter_abs_thres=0.05, prob_filter_rel_thres=0.6, rollout_filter_steps=[3], force_return_step=15),
+        lambda token: Letters().decode([token]),
+    ),
+    "arpo": ARPO(
+        ARPOConfig(initial_rollouts=2, entropy_tokens=3, entropy_top_k=4, turn_delimiter="a", max_turn_tokens=9),
+        Letters().decode,
+    ),
+}
+
+
+def grown(policy, n=6, environment=NO_ENVIRONMENT, engine=None, max_tokens=40, seed=0, **more):
+    options = {"max_tokens": max_tokens, "stop_token_ids": [EOS], "vocab_size": VOCAB, "seed": seed} | more
+    return asyncio.run(grow(engine or HashEngine(3.0, 2), PROMPT, n, policy, environment=environment, **options))
+
+
+def follows_the_rules(engine, response, log_probs, max_tokens, call_limit):
+    """A response, (author, token) each, token by token: who may write, what is answered, where it must have ended."""
+    turn, calls, answer = [], 0, []
+    for i, ((author, token), log_prob) in enumerate(zip(response, log_probs, strict=True)):
+        before = [*PROMPT, *(token for _, token in response[:i])]
+        if answer:
+            assert (author, token, log_prob) == (TOOL, answer.pop(0), 0.0)
+            continue
+        assert author == MODEL and log_prob == pytest.approx(math.log(engine.probabilities(before)[token]))
+        turn.append(token)
+        if token == CALL and call_limit is not None:
+            answer = answer_to(turn, max_tokens - i - 2) if calls < call_limit else []
+            calls += 1
+            if not answer:
+                assert i == len(response) - 1
+                return
+            turn = []
+        elif token == EOS:
+            assert i == len(response) - 1
+            return
+    assert not answer and turn and len(response) == max_tokens
+
+
+def authored(tree: TrajectoryTree):
+    columns = zip(tree.trajectories(), tree.response_masks(), strict=True)
+    return [[(MODEL if m else TOOL, token) for token, m in zip(*row, strict=True)] for row in columns]
+
+
+@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("call_limit", [None, 0, 2])
+@pytest.mark.parametrize("name", POLICIES)
+def test_every_trajectory_follows_the_rules(name, call_limit, seed):
+    engine, max_tokens = HashEngine(3.0, 2), [7, 25, 60][seed % 3]
+    environment = NO_ENVIRONMENT if call_limit is None else Calls(call_limit)
+    tree = grown(POLICIES[name], 6, environment, engine, max_tokens, seed)
+    assert len(tree.leaves) == 6
+    for response, log_probs in zip(authored(tree), tree.log_probs(), strict=True):
+        follows_the_rules(engine, response, log_probs, max_tokens, call_limit)
+    if call_limit:
+        assert tree.metrics["tool_calls"] == len(environment.answered)
+
+
+@pytest.mark.parametrize("order", range(3))
+@pytest.mark.parametrize("name", POLICIES)
+def test_the_tree_does_not_depend_on_who_is_fast(name, order):
+    expected = grown(POLICIES[name], environment=Calls(2))
+    slow = HashEngine(3.0, 2, delay=0.005, order=order)
+    assert grown(POLICIES[name], environment=Calls(2, delay=0.01, order=order), engine=slow) == expected
+    assert grown(POLICIES[name], environment=Calls(2), seed=1).trajectories() != expected.trajectories()
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_prompts_have_no_need_of_each_other(name):
+    """Side by side on one engine, each has the tree that it has alone."""
+
+    async def together():
+        engine = HashEngine(3.0, 2, delay=0.002)
+        options = {"max_tokens": 30, "stop_token_ids": [EOS], "vocab_size": VOCAB}
+        prompts = [grow(engine, PROMPT, 5, POLICIES[name], environment=Calls(2), seed=i, **options) for i in range(4)]
+        return await asyncio.gather(*prompts)
+
+    alone = [grown(POLICIES[name], 5, Calls(2), max_tokens=30, seed=i) for i in range(4)]
+    assert asyncio.run(together()) == alone
+
+
+@pytest.mark.parametrize("environment", [None, 2])
+@pytest.mark.parametrize("seed", range(6))
+def test_over_generation_keeps_the_most_different_of_the_plain_ones(seed, environment):
+    def some():
+        return NO_ENVIRONMENT if environment is None else Calls(environment)
+
+    drawn = grown(Plain(), 9, some(), seed=seed).trajectories()
+    tree = grown(OverGeneration(1.5), 6, some(), seed=seed)
+    assert tree.trajectories() == [drawn[i] for i in most_diverse(drawn, 6)]
+    kept = sum(len(row) for row in tree.trajectories())
+    assert tree.metrics["kept_token_share"] == pytest.approx(kept / sum(map(len, drawn)))
+    returned = {i for leaf in tree.leaves for i in tree.path(leaf)}
+    assert all(("pruned" in segment.info) == (i not in returned) for i, segment in enumerate(tree.segments))
+    everything = grown(OverGeneration(1.0), 6, some(), seed=seed)
+    assert everything.trajectories() == grown(Plain(), 6, some(), seed=seed).trajectories()
+
+
+@pytest.mark.parametrize("policy", [Plain(), OverGeneration(1.5)])
+def test_tools_answer_those_that_never_branch(policy):
+    """The real protocol with a real tool box: text in, text out."""
+    options = {"max_tokens": 300, "stop_token_ids": [TOKENIZER.eos_token_id], "seed": 0}
+    prompt = encode("<|im_start|>user\nwho?<|im_end|>\n<|im_start|>assistant\n")
+    tree = asyncio.run(grow(ToyPolicy(calls=2), prompt, 4, policy, environment=library_tools(), **options))
+    for tokens, mask in zip(tree.trajectories(), tree.response_masks(), strict=True):
+        text = TOKENIZER.decode(tokens)
+        assert text.count("<search>") == text.count(" <result>\nabout ") == 2
+        assert text.endswith("</answer><|im_end|>")
+        assert "result" not in TOKENIZER.decode([token for token, m in zip(tokens, mask, strict=True) if m])
+    assert tree.metrics["tool_search/calls"] == tree.metrics["tool_calls"] >= 8
+
+
+# ---- TreeBuilder ----
+
+
+def finished(engine, path, seed=0, environment=None, max_tokens=40):
+    builder = TreeBuilder(
+        engine, PROMPT, max_tokens=max_tokens, stop_token_ids=[EOS], environment=environment or Calls(2)
+    )
+    return asyncio.run(builder.finish(path, seed))
+
+
+def test_a_path_that_ends_with_a_call_or_has_ended_is_finished_from_there():
+    engine = HashEngine(3.0, 2)
+    calling = Path().then(Segment(None, [4, CALL]))
+    first, *_ = finished(engine, calling)
+    assert (first.author, first.token_ids) == (TOOL, answer_to([4, CALL], 37))
+    assert finished(engine, Path().then(Segment(None, [4, EOS]))) == []
+    assert finished(engine, Path().then(Segment(None, [4] * 40))) == []
+    assert finished(engine, calling, environment=Calls(0)) == []
+
+
+def test_what_only_looks_like_the_rest_of_a_tag_ends_no_turn():
+    """The path ends within a closing tag, and the model goes on otherwise."""
+
+    class Careless(ToyPolicy):
+        def turn(self, first, results):
+            return super().turn(first, results).replace("so", "</searc h>")
+
+    begun = encode("x<think></searc")
+    builder = TreeBuilder(
+        Careless(calls=1),
+        encode("assistant\n"),
+        max_tokens=300,
+        stop_token_ids=[TOKENIZER.eos_token_id],
+        environment=library_tools(),
+    )
+    segments = asyncio.run(builder.finish(Path().then(Segment(None, begun)), seed=0))
+    text = TOKENIZER.decode([*begun, *(token for segment in segments for token in segment.token_ids)])
+    assert text.count("</searc h>") == 2 and text.count("<result>") == 1 and text.endswith("</answer><|im_end|>")
+
+
+def test_a_path_knows_its_turn_and_calls():
+    path = Path().then(Segment(None, [1, 2])).then(Segment(None, [3], author=TOOL)).then(Segment(None, [4]))
+    assert (path.tokens, path.turn, path.calls) == ((1, 2, 3, 4), 3, 1)
+
+
+def test_requests_hold_what_was_asked_for():
+    engine = HashEngine()
+    builder = TreeBuilder(
+        engine, PROMPT, max_tokens=9, stop_token_ids=[EOS, EOS], sampling=Sampling(0.7, 0.9, 5), request_id="u"
+    )
+    path = Path().then(Segment(None, [1, 2, 3]))
+    for ask in (Ask(path, 5), Ask(path, max_tokens=4, greedy=True, n_top_logprobs=2), Ask(path, 1, temperature=0.1)):
+        asyncio.run(builder.ask(ask))
+    sampled, greedy, cool = engine.asked
+    assert (sampled["temperature"], sampled["top_p"], sampled["top_k"], sampled["seed"]) == (0.7, 0.9, 5, 5)
+    assert sampled["max_tokens"] == 6 and sampled["request_id"] == "u" and sampled["stop"] == []
+    assert (greedy["temperature"], greedy["top_p"], greedy["top_k"], greedy["max_tokens"]) == (0, 1.0, -1, 4)
+    assert greedy["n_top_logprobs"] == 2 and (cool["temperature"], cool["top_p"]) == (0.1, 0.9)
+
+
+def test_an_engine_without_tokens_and_groups_of_none_are_errors():
+    class Empty(HashEngine):
+        async def generate(self, *args, **options):
+            return Generation([], [])
+
+    with pytest.raises(RuntimeError, match="no token after 0 of a response, 40 left"):
+        grown(Plain(), engine=Empty())
+    with pytest.raises(ValueError, match="n=0, a prompt of 2 tokens"):
+        grown(Plain(), n=0)
+
+
+def test_every_module_of_the_package_is_a_choice():
+    names = [module.name for module in pkgutil.iter_modules(trees.__path__)]
+    assert {*POLICIES, "hato"} <= set(names)
+    assert all(issubclass(policy_class(name), BranchPolicy) for name in names)
+    with pytest.raises(ValueError, match=r"rollout\.tree=larch: expected one of arpo, .*plain"):
+        policy_class("larch")
+
+
+# ---- rows ----
+
+
+def test_rows_are_the_leaves_with_fields_of_every_token():
+    class Scored(Plain):
+        fields = {"local_rewards": ("r", 0.5), "draws": ("d", 1)}
+
+    tree = TrajectoryTree([7])
+    first = tree.add(Segment(None, [1, 2], [-0.1, -0.2], info={"r": 0.25, "d": 3}))
+    tool = tree.add(Segment(first, [8, 9], author=TOOL, info={"seconds": 1.5, "tool": "search"}))
+    left, right = (tree.add(Segment(tool, [token], [-0.5])) for token in (3, 4))
+    tree.leaves = [right, left, first]
+    versions = WeightVersions()
+    versions.add([7], Generation([1, 2], [], versions=[(2, 3)]))
+    versions.add([7, 1, 2, 8, 9], Generation([4], [], versions=[(1, 4)]))
+    rows = rows_of(tree, Scored(), versions, seconds=2.0)
+    assert [row.response_ids for row in rows] == [[1, 2, 8, 9, 4], [1, 2, 8, 9, 3], [1, 2]]
+    assert rows[0].response_mask == [1, 1, 0, 0, 1] and rows[0].prompt_ids == [7]
+    assert rows[0].response_logprobs == [-0.1, -0.2, 0.0, 0.0, -0.5]
+    assert [row.num_turns for row in rows] == [4, 4, 2]
+    assert [row.metrics.tool_calls for row in rows] == [1.5, 1.5, 0.0]
+    assert [row.extra_fields["min_global_steps"] for row in rows] == [3, 3, 3]
+    newest = [row.extra_fields["max_global_steps"] for row in rows]
+    assert newest == [4, 4, 3], "the 3 was a candidate of the request that has made the 4"
+    sent = rows[0].as_dict()
+    assert sent["segment_ids"].tolist() == [first, first, tool, tool, right]
+    assert sent["segment_ids"].dtype == torch.int64 and sent["draws"].dtype == torch.int64
+    assert sent["local_rewards"].tolist() == [0.25, 0.25, 0.5, 0.5, 0.5]
+    assert sent["draws"].tolist() == [3, 3, 1, 1, 1] and "token_fields" not in sent
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("name", POLICIES)
+def test_rows_share_ids_where_they_share_tokens(name, seed):
+    policy = POLICIES[name]
+    tree = grown(policy, environment=Calls(2), seed=seed)
+    rows = rows_of(tree, policy)
+    ids = [row.token_fields["segment_ids"] for row in rows]
+    for a, of_a in zip(rows, ids, strict=True):
+        for b, of_b in zip(rows, ids, strict=True):
+            shared = common_prefix(of_a, of_b)
+            assert a.response_ids[:shared] == b.response_ids[:shared]
+            assert not set(of_a[shared:]) & set(of_b[shared:])

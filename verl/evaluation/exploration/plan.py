@@ -1,0 +1,187 @@
+"""What scripts/explore.sh grows, checked before a process starts: model, prompts, reward, and the policies' keys.
+
+The keys are in recipe/common/config/diagnosis.yaml. What a training run has, such as lengths and the reward, is read
+where a training run reads it.
+"""
+
+import inspect
+import os
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import pyarrow.parquet as pq
+from omegaconf import DictConfig, OmegaConf
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
+from verl.trainer.ppo.reward import get_custom_reward_fn
+
+from verl.trainer.checks.model import check_context, model_json
+from verl.trainer.checks.preflight import (
+    check_data_files,
+    check_model_path,
+    check_parts,
+    check_reward_rows,
+    check_typed_sections,
+    settle,
+)
+from verl.utils.reward_score import default_compute_score
+
+# trees of `custom` -> trajectories of each of their M trees
+TREES_OF_M = {"eptree": lambda keys: 1 + keys.N * keys.L * keys.T, "tree_grpo": lambda keys: 1 + keys.N * keys.L}
+
+
+class Prompt(NamedTuple):
+    """A row of the data, by its number there; `about` is what the reward reads."""
+
+    number: int
+    ids: list[int]
+    about: dict[str, Any]
+
+
+class Plan(NamedTuple):
+    """What is grown, once config and files are known to be fine.
+
+    Args:
+        policies: a row's name -> the config of a run with that policy.
+        too_long: prompts that were left out because they exceed data.max_prompt_length.
+    """
+
+    config: DictConfig
+    tokenizer: PreTrainedTokenizerBase
+    prompts: list[Prompt]
+    too_long: int
+    policies: dict[str, DictConfig]
+
+    def describe(self) -> list[str]:
+        config, function = self.config, self.config.reward.custom_reward_function
+        left_out = f", {self.too_long} longer than data.max_prompt_length left out" if self.too_long else ""
+        scored_by = (
+            f"{function.name} of {function.path}" if function.get("path") else "verl's reward of the data_source"
+        )
+        return [
+            f"model: {_shown(config.actor_rollout_ref.model.path)}",
+            f"data: {len(self.prompts)} prompts of {_shown(config.data.val_files)}{left_out}, "
+            f"{config.n} responses of at most {config.data.max_response_length} tokens each",
+            f"scored by: {scored_by}",
+            f"policies: {', '.join(self.policies)}",
+        ]
+
+
+def _shown(path: str) -> str:
+    """Without the folder in which the command was typed."""
+    return path.removeprefix(f"{os.getcwd()}{os.sep}")
+
+
+def plan_of(config: DictConfig) -> Plan:
+    """Read and check everything that can be checked before a process starts.
+
+    Raises:
+        ValueError: for the first problem; names the key or the row.
+    """
+    _check_keys(config)
+    OmegaConf.set_struct(config, False)
+    settle(config)
+    rollout = config.actor_rollout_ref.rollout
+    config.n = rollout.n  # which overrides may have set
+    for tree, of_one in TREES_OF_M.items():
+        keys = rollout.custom[tree]
+        keys.M = max(1, config.n // of_one(keys)) if keys.M is None else keys.M
+    check_model_path("actor_rollout_ref.model.path", config.actor_rollout_ref.model.path)
+    check_context(config, model_json(config.actor_rollout_ref.model.path))
+    policies = dict(_policies(config))
+    check_data_files("data.val_files", config.data.val_files, config.data.prompt_key)
+    check_reward_rows(config)
+    trust = config.actor_rollout_ref.model.get("trust_remote_code", False)
+    tokenizer = AutoTokenizer.from_pretrained(config.actor_rollout_ref.model.path, trust_remote_code=trust)
+    rows = pq.read_table(config.data.val_files).to_pylist()
+    _check_reward(config, rows)
+    return Plan(config, tokenizer, *_prompts(config, tokenizer, rows), policies)
+
+
+def _check_keys(config: DictConfig) -> None:
+    for key, low in (("prompts", 1), ("n", 2)):
+        if not isinstance(config[key], int) or config[key] < low:
+            raise ValueError(f"{key}={config[key]}: expected a whole number of at least {low}")
+    if not config.temperatures or any(not isinstance(t, float | int) or t <= 0 for t in config.temperatures):
+        raise ValueError(f"temperatures={config.temperatures}: expected a list of numbers above 0")
+    if OmegaConf.select(config, "reward.reward_model.enable"):
+        raise ValueError("reward.reward_model.enable=true: no reward model is started here; expected false")
+    if not isinstance(config.data.val_files, str):
+        raise ValueError(f"data.val_files={config.data.val_files}: expected one file")
+
+
+def _policies(config: DictConfig) -> Iterator[tuple[str, DictConfig]]:
+    """Name and config of each row, checked as a training run's."""
+    changes: dict[str, Any] = {f"plain T={t}": {"tree": "plain", "temperature": t} for t in config.temperatures}
+    changes |= config.policies
+    if config.actor_rollout_ref.rollout.environment == "tools":
+        changes |= config.tool_policies
+    for name, of_policy in changes.items():
+        try:
+            yield name, changed_config(config, of_policy)
+        except ValueError as error:
+            raise ValueError(f"policy {name}: {error}") from error
+
+
+def changed_config(config: DictConfig, changes: Mapping) -> DictConfig:
+    """The config of a run whose rollout differs in these keys.
+
+    Raises:
+        ValueError: it is refused.
+    """
+    changed = config.copy()
+    for key, value in changes.items():
+        OmegaConf.update(changed, f"actor_rollout_ref.rollout.{key}", value)
+    check_typed_sections(changed)
+    check_parts(changed)
+    return changed
+
+
+def _check_reward(config: DictConfig, rows: Sequence[dict]) -> None:
+    """Score an empty response to the first row of each data source.
+
+    Raises:
+        ValueError: the reward function fails.
+    """
+    score = get_custom_reward_fn(config) or default_compute_score
+    if inspect.iscoroutinefunction(score):
+        return  # it may ask a server
+    first = {row["data_source"]: number for number, row in reversed(list(enumerate(rows)))}
+    for source, number in first.items():
+        row = rows[number]
+        about = {"ground_truth": row["reward_model"]["ground_truth"], "extra_info": row.get("extra_info") or {}}
+        try:
+            score(data_source=source, solution_str="", **about)
+        except Exception as error:
+            raise ValueError(
+                f"{config.data.val_files}: row {number}, data_source={source}: the reward function failed "
+                f"({type(error).__name__}: {error}); choose another by task=… or reward.custom_reward_function.path=…"
+            ) from error
+
+
+def _prompts(config: DictConfig, tokenizer, rows: Sequence[dict]) -> tuple[list[Prompt], int]:
+    """So many rows, drawn by the seed, or all; in their order. And how many others were looked at and are too long.
+
+    Raises:
+        ValueError: all are too long.
+    """
+    data, chosen, lengths = config.data, [], []
+    options = OmegaConf.to_container(data.get("apply_chat_template_kwargs") or OmegaConf.create())
+    for number in random.Random(f"{config.seed} prompts").sample(range(len(rows)), len(rows)):
+        messages = rows[number][data.prompt_key]
+        ids = tokenizer.apply_chat_template(
+            messages, add_generation_prompt=True, tokenize=True, return_dict=False, **options
+        )
+        lengths.append(len(ids))
+        if len(ids) <= data.max_prompt_length:
+            others = {name: value for name, value in rows[number].items() if name != data.prompt_key}
+            others |= {"extra_info": rows[number].get("extra_info") or {}, "raw_prompt": messages, "index": number}
+            chosen.append(Prompt(number, list(ids), others | {"uid": str(number), "global_steps": 0}))
+        if len(chosen) == config.prompts:
+            break
+    if not chosen:
+        raise ValueError(
+            f"data.max_prompt_length={data.max_prompt_length}: the {len(rows)} prompts of {data.val_files} have "
+            f"{min(lengths)} to {max(lengths)} tokens"
+        )
+    return sorted(chosen), len(lengths) - len(chosen)

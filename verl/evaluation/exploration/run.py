@@ -1,0 +1,288 @@
+"""Grows every policy's groups of a plan on one engine and measures them; see scripts/explore.sh.
+
+plain samples ──> the trees ──> thresholds that the samples propose ──> once more the trees that have them
+"""
+
+import asyncio
+import os
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from math import exp
+from statistics import median
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+from tqdm import tqdm
+from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopOutput
+from verl.experimental.reward_loop.reward_loop import RewardLoopWorker
+
+from verl.evaluation.exploration.plan import Plan, Prompt, changed_config
+from verl.evaluation.exploration.table import Group, Step, Trajectory, summary
+from verl.evaluation.exploration.thresholds import Proposal, arpo_thresholds, latr_thresholds
+from verl.workers.rollout.engines.interface import (
+    Generation,
+    Request,
+    RolloutEngine,
+    end_of_sequence_ids,
+    gather_or_cancel,
+    generation_config_of,
+)
+from verl.workers.rollout.engines.local_vllm import VLLMEngine
+from verl.workers.rollout.environment import Tools
+from verl.workers.rollout.rows import reward_batch
+from verl.workers.rollout.trajectory_tree import TrajectoryTree
+from verl.workers.rollout.tree_builder import BranchPolicy, Sampling, Score, derived_seed, grow, policy_class
+from verl.workers.rollout.tree_rollout import environment_of
+
+# an entropy is estimated from so many most likely tokens, as many as vLLM reports without being asked to
+ENTROPY_TOP_K = 20
+LATR_ATTEMPTS = 3
+
+
+@contextmanager
+def running_engine(plan: Plan) -> Iterator[VLLMEngine]:
+    """A vLLM with the settings of the run's rollout servers."""
+    rollout = plan.config.actor_rollout_ref.rollout
+    variables = OmegaConf.select(plan.config, "ray_kwargs.ray_init.runtime_env.env_vars") or {}
+    for name in variables:
+        if name.startswith("VLLM_"):
+            os.environ.setdefault(name, str(variables[name]))
+    names = ("dtype", "max_model_len", "max_num_seqs", "max_num_batched_tokens", "enforce_eager")
+    arguments = {name: rollout[name] for name in (*names, "gpu_memory_utilization", "logprobs_mode", "seed")}
+    arguments |= OmegaConf.to_container(rollout.engine_kwargs.get("vllm") or OmegaConf.create())
+    engine = VLLMEngine.start(
+        plan.config.actor_rollout_ref.model.path,
+        len(plan.tokenizer),
+        tensor_parallel_size=rollout.tensor_model_parallel_size,
+        trust_remote_code=plan.config.actor_rollout_ref.model.get("trust_remote_code", False),
+        **{name: value for name, value in arguments.items() if value is not None},
+    )
+    try:
+        yield engine
+    finally:
+        engine.shutdown()
+
+
+class Recorder(RolloutEngine):
+    """A prompt's engine: it counts the tokens that it makes, and remembers the model's distribution at each.
+
+    It asks for entropies and top log-probs with every request, so that all policies are measured and slowed
+    down alike.
+    """
+
+    def __init__(self, engine: RolloutEngine):
+        self.engine, self.tokens = engine, 0
+        self.steps: dict[int, Step] = {}  # by the hash of the tokens before it
+
+    async def _generate(self, request: Request) -> Generation:
+        n_top_logprobs, n_entropy = max(request.n_top_logprobs, 2), max(request.n_entropy, ENTROPY_TOP_K)
+        generation = await self.engine._generate(replace(request, n_top_logprobs=n_top_logprobs, n_entropy=n_entropy))
+        self.tokens += len(generation.token_ids)
+        before = _hash_of(request.prompt_ids)
+        for token, entropy, ranked in zip(
+            generation.token_ids, generation.entropies or (), generation.top_logprobs or (), strict=True
+        ):
+            self.steps.setdefault(before, Step(entropy, exp(ranked[0][1]), exp(ranked[1][1])))
+            before = hash((before, token))
+        return generation
+
+    def steps_of(self, prompt_ids: Sequence[int], response: Sequence[int], mask: Sequence[int]) -> list[Step | None]:
+        """Of each token of a response; None where `mask` is 0."""
+        steps, before = [], _hash_of(prompt_ids)
+        for token, by_model in zip(response, mask, strict=True):
+            steps.append(self.steps[before] if by_model else None)
+            before = hash((before, token))
+        return steps
+
+
+def _hash_of(tokens: Sequence[int]) -> int:
+    value = 0
+    for token in tokens:
+        value = hash((value, token))
+    return value
+
+
+# ---- growing and scoring ----
+
+
+class Diagnosis:
+    """Grows and scores on an engine that runs; make it in the event loop that runs it.
+
+    Args:
+        bar: of tqdm; it advances with every prompt.
+    """
+
+    def __init__(self, plan: Plan, engine: RolloutEngine, bar: tqdm):
+        self.plan, self.engine, self.bar = plan, engine, bar
+        self.environment = environment_of(plan.config, plan.tokenizer)
+        self.rewards = RewardLoopWorker(plan.config)
+        ends = generation_config_of(plan.config.actor_rollout_ref.model.path)
+        self.stop_token_ids = end_of_sequence_ids(plan.tokenizer, ends)
+
+    async def close(self) -> None:
+        if isinstance(self.environment, Tools):
+            await self.environment.tools.close()
+
+    async def groups_of(self, name: str, config: DictConfig, more: bool = False) -> tuple[list[Group], float]:
+        """The groups of all prompts, and the seconds until they had grown.
+
+        Args:
+            more: whether the bar did not know of them.
+        """
+        self.bar.set_description(name)
+        if more:
+            self.bar.total += len(self.plan.prompts)
+        rollout = config.actor_rollout_ref.rollout
+        policy = policy_class(rollout.tree).from_config(config, self.plan.tokenizer)
+        if isinstance(self.engine, VLLMEngine):
+            await self.engine.forget_prefixes()
+        started = time.perf_counter()
+        grown = await gather_or_cancel(*(self._grow(prompt, policy, rollout) for prompt in self.plan.prompts))
+        seconds = time.perf_counter() - started
+        pairs = zip(self.plan.prompts, grown, strict=True)
+        groups = [await self._group(prompt, *trees) for prompt, trees in pairs]
+        return groups, seconds
+
+    async def warm_up(self) -> None:
+        """So that the first policy does not pay for what is made once."""
+        ids = self.plan.prompts[0].ids
+        await Recorder(self.engine).generate(ids, max_tokens=2, stop_token_ids=self.stop_token_ids, seed=0)
+
+    async def _grow(self, prompt: Prompt, policy: BranchPolicy, rollout) -> tuple[TrajectoryTree, Recorder]:
+        recorder = Recorder(self.engine)
+        tree = await grow(
+            recorder,
+            prompt.ids,
+            rollout.n,
+            policy.of_prompt(dict(prompt.about), self._score(prompt)),
+            environment=self.environment,
+            sampling=Sampling(rollout.temperature, rollout.top_p, rollout.top_k),
+            max_tokens=self._max_tokens(prompt),
+            stop_token_ids=self.stop_token_ids,
+            vocab_size=len(self.plan.tokenizer),
+            seed=derived_seed(self.plan.config.seed, prompt.number),
+        )
+        self.bar.update()
+        return tree, recorder
+
+    async def _group(self, prompt: Prompt, tree: TrajectoryTree, recorder: Recorder) -> Group:
+        tree = replace(tree, leaves=[leaf for leaf in tree.leaves if not tree.is_dropped(leaf)])
+        responses, masks = tree.trajectories(), tree.response_masks()
+        scores = await self._scores(prompt, responses)
+        trajectories = []
+        for tokens, mask, score in zip(responses, masks, scores, strict=True):
+            extra = score.get("reward_extra_info") or {}
+            right = float(extra.get("acc", score["reward_score"])) > self.plan.config.hato.verification_threshold
+            answer = extra.get("pred", self.plan.tokenizer.decode(tokens, skip_special_tokens=True))
+            trajectories.append(Trajectory(tokens, recorder.steps_of(prompt.ids, tokens, mask), right, str(answer)))
+        return Group(prompt.ids, trajectories, recorder.tokens, tree.metrics, self._max_tokens(prompt))
+
+    def _max_tokens(self, prompt: Prompt) -> int:
+        rollout = self.plan.config.actor_rollout_ref.rollout
+        return min(rollout.response_length, rollout.max_model_len - len(prompt.ids))
+
+    async def _scores(self, prompt: Prompt, responses: Sequence[Sequence[int]], **extra_info) -> list[dict]:
+        """By the reward manager of the run, which gets what it would get from a rollout worker."""
+        outputs = [
+            AgentLoopOutput(
+                prompt_ids=prompt.ids,
+                response_ids=list(tokens),
+                response_mask=[1] * len(tokens),
+                num_turns=2,
+                metrics=AgentLoopMetrics(),
+                extra_fields={"turn_scores": [], "tool_rewards": []},
+            )
+            for tokens in responses
+        ]
+        about = prompt.about | {"extra_info": prompt.about["extra_info"] | extra_info}
+        return await self.rewards.compute_score_batch(reward_batch(outputs, about))
+
+    def _score(self, prompt: Prompt) -> Score:
+        async def score(tokens: Sequence[int], about: dict) -> float:
+            return (await self._scores(prompt, [tokens], **about))[0]["reward_score"]
+
+        return score
+
+
+async def diagnose(plan: Plan, engine: RolloutEngine) -> dict[str, Any]:
+    """All rows and proposals, in JSON's types: `rows` of `exploration.summary`, and `proposals`, of each its `policy`,
+    `overrides` and what is `expected`."""
+    with tqdm(total=len(plan.policies) * len(plan.prompts), unit="prompt") as bar:
+        diagnosis = Diagnosis(plan, engine, bar)
+        try:
+            return await _all_rows(plan, diagnosis)
+        finally:
+            await diagnosis.close()
+
+
+async def _all_rows(plan: Plan, diagnosis: Diagnosis) -> dict[str, Any]:
+    n, rows, proposals, plain = plan.config.n, [], [], {}
+    await diagnosis.warm_up()
+    for name, config in plan.policies.items():
+        groups, seconds = await diagnosis.groups_of(name, config)
+        rows.append(summary(name, groups, n, seconds))
+        if config.actor_rollout_ref.rollout.tree == "plain":
+            plain[config.actor_rollout_ref.rollout.temperature] = groups
+    usual = plan.config.actor_rollout_ref.rollout.temperature
+    samples = plain[min(plain, key=lambda temperature: abs(temperature - usual))]
+    grown = [
+        ("latr", await _grown_latr(plan, diagnosis, plain[min(plain)])),
+        ("arpo", await _grown_arpo(plan, diagnosis, samples)),
+    ]
+    for tree, proposed in grown:
+        if proposed is not None:
+            proposal, groups, seconds = proposed
+            rows.append(summary(f"{tree}, proposed", groups, n, seconds))
+            proposals.append({"policy": tree, "overrides": proposal.line(), "expected": proposal.expected})
+    return {"rows": rows, "proposals": proposals}
+
+
+def _config_of(plan: Plan, tree: str) -> DictConfig | None:
+    """Of the first policy that grows such trees."""
+    return next((each for each in plan.policies.values() if each.actor_rollout_ref.rollout.tree == tree), None)
+
+
+# a proposal, and what was grown with it in how many seconds
+Proposed = tuple[Proposal, list[Group], float]
+
+
+async def _grown_latr(plan: Plan, diagnosis: Diagnosis, samples: Sequence[Group]) -> Proposed | None:
+    """The thresholds at which the trees open most branches: where half of the trees lack some, because branches were
+    dropped or because greedy tokens are surer than sampled ones, as many more are aimed at, `LATR_ATTEMPTS` times."""
+    config, n = _config_of(plan, "latr"), plan.config.n
+    if config is None:
+        return None
+    best, most, aim = None, 0.0, float(n)
+    for _ in range(LATR_ATTEMPTS):
+        proposal = latr_thresholds(samples, aim)
+        groups, seconds = await diagnosis.groups_of(
+            "latr, proposed", changed_config(config, proposal.values), more=True
+        )
+        opened = median(group.metrics["branches"] for group in groups)
+        if opened > most:
+            proposal = proposal._replace(
+                expected=f"{proposal.expected}; half of those grown have {opened:g} or more of {n}"
+            )
+            best, most = (proposal, groups, seconds), opened
+        if opened >= n:
+            break
+        aim *= n / opened
+    return best
+
+
+async def _grown_arpo(plan: Plan, diagnosis: Diagnosis, samples: Sequence[Group]) -> Proposed | None:
+    if (config := _config_of(plan, "arpo")) is None:
+        return None
+    proposal = arpo_thresholds(samples, plan.config.n, config.actor_rollout_ref.rollout)
+    if proposal is None:
+        return None
+    groups, seconds = await diagnosis.groups_of("arpo, proposed", changed_config(config, proposal.values), more=True)
+    return proposal, groups, seconds
+
+
+def run(plan: Plan) -> dict[str, Any]:
+    """Start the engine, grow everything, stop it."""
+    with running_engine(plan) as engine:
+        return asyncio.run(diagnose(plan, engine))

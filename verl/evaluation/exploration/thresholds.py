@@ -1,0 +1,135 @@
+"""Proposes thresholds at which a model's trees fork as often as their trajectories allow, from plain samples.
+
+LATR opens a branch where p2 > prob_filter_abs_thres and p1 - p2 < prob_filter_rel_thres. ARPO's policy `threshold`
+forks where the entropy after a tool's result is above entropy_weight times that after the prompt. How often that is the
+case depends on the model and the task; the published thresholds fit the models of the papers.
+"""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from statistics import fmean
+from typing import NamedTuple
+
+import numpy as np
+
+from verl.evaluation.exploration.table import Group, Step, Trajectory
+
+HALVINGS = 30
+
+
+class Proposal(NamedTuple):
+    """Keys under actor_rollout_ref.rollout with their values, and what is expected of them."""
+
+    values: dict[str, float | str]
+    expected: str
+
+    def line(self) -> str:
+        """Hydra overrides."""
+        return " ".join(f"actor_rollout_ref.rollout.{key}={value}" for key, value in self.values.items())
+
+
+def latr_thresholds(groups: Sequence[Group], branches: float) -> Proposal:
+    """The strictest of LATR's thresholds at which half of the prompts' trees are expected to open so many branches.
+
+    Both are quantiles of all steps at one level u: that of p1 - p2 at u, that of p2 at 1 - u. See `expected_branches`.
+
+    Args:
+        groups: plain samples; the tree takes the most likely tokens, so the coolest ones are most like it.
+        branches: of a tree, and more where some are dropped.
+    """
+    tables = [probabilities(group) for group in groups]
+    seconds_S, gaps_S = (np.concatenate([table[i][~np.isnan(table[i])] for table in tables]) for i in (0, 1))
+
+    def thresholds(level: float) -> tuple[float, float]:
+        return float(np.quantile(seconds_S, 1 - level)), float(np.quantile(gaps_S, level))
+
+    def expected(absolute: float, relative: float) -> float:
+        return float(np.median([expected_branches(*table, absolute, relative) for table in tables]))
+
+    low, high = 0.0, 1.0
+    for _ in range(HALVINGS):
+        middle = (low + high) / 2
+        low, high = (low, middle) if expected(*thresholds(middle)) >= branches else (middle, high)
+    # the looser side, so that the steps at the quantiles pass
+    absolute, relative = (rounded(value, up) for value, up in zip(thresholds(high), (False, True), strict=True))
+    return Proposal(
+        {"kt.prob_filter_abs_thres": absolute, "kt.prob_filter_rel_thres": relative},
+        f"half of the prompts are expected to open {expected(absolute, relative):.1f} branches or more",
+    )
+
+
+def probabilities(group: Group) -> tuple[np.ndarray, np.ndarray]:
+    """p2 and p1 - p2 of the steps of a prompt's N trajectories, both (N, T); NaN where there is no step."""
+    shape = len(group.trajectories), max(len(row.tokens) for row in group.trajectories)
+    seconds_NT, gaps_NT = np.full(shape, np.nan), np.full(shape, np.nan)
+    for i, row in enumerate(group.trajectories):
+        for at, step in enumerate(row.steps):
+            if step is not None:
+                seconds_NT[i, at], gaps_NT[i, at] = step.second, step.first - step.second
+    return seconds_NT, gaps_NT
+
+
+def expected_branches(seconds_NT: np.ndarray, gaps_NT: np.ndarray, absolute: float, relative: float) -> float:
+    """How many rows a prompt's tree would have at its end, were no row dropped, and none refused for lack of room.
+
+    The rows multiply at each position by 1 + the share of the samples that have a step there which passes both
+    thresholds.
+    """
+    passes_NT = (seconds_NT > absolute) & (gaps_NT < relative)  # NaN never does
+    return float(np.prod(1 + passes_NT.mean(0)))
+
+
+def rounded(value: float, up: bool) -> float:
+    """A share with two significant digits, rounded up or down.
+
+    >>> rounded(0.0432, up=False), rounded(0.0432, up=True), rounded(0.999, up=True)
+    (0.043, 0.044, 1.0)
+    """
+    if value <= 0:
+        return 0.0
+    digits = 1 - math.floor(math.log10(value))
+    scaled = value * 10**digits
+    return min(1.0, round((math.ceil(scaled) if up else math.floor(scaled)) / 10**digits, digits))
+
+
+def arpo_thresholds(groups: Sequence[Group], n: int, keys: Mapping) -> Proposal | None:
+    """The threshold above which as many states after tools' results lie as there are places for branches.
+
+    Args:
+        groups: plain samples with tools.
+        n: trajectories of a prompt.
+        keys: ARPO's, of actor_rollout_ref.rollout: initial_rollouts, beam_size, entropy_tokens.
+
+    Returns:
+        None if no sample has tokens of the model after a tool's result.
+    """
+    rows = [row for group in groups for row in group.trajectories]
+    ratios = [ratio for row in rows for ratio in entropy_ratios(row, keys["entropy_tokens"])]
+    if not ratios:
+        return None
+    decisions, initial = len(ratios) / len(rows), min(keys["initial_rollouts"], n)
+    places = (n - initial) / max(1, keys["beam_size"] - 1)
+    share = min(1.0, places / (initial * decisions))
+    weight = float(np.quantile(ratios, 1 - share)) if share < 1 else 0.0
+    return Proposal(
+        {"branch_policy": "threshold", "branch_probability": 1.0, "entropy_weight": float(f"{weight:.3g}")},
+        f"{share:.0%} of the states after a tool's result are expected to fork; a trajectory has {decisions:.1f} of "
+        f"them, and there the entropy is {fmean(ratios):.2f} times that after the prompt",
+    )
+
+
+def entropy_ratios(row: Trajectory, entropy_tokens: int) -> Iterator[float]:
+    """Of each of the model's turns but the first: the mean entropy of its first tokens over that of the first turn's.
+
+    Args:
+        entropy_tokens: so many tokens of a turn are looked at.
+    """
+    turns: list[list[float]] = []
+    before: Step | None = None
+    for step in row.steps:
+        if step is not None:
+            turns += [] if before else [[]]
+            turns[-1].append(step.entropy)
+        before = step
+    means = [fmean(turn[:entropy_tokens]) for turn in turns]
+    yield from (mean / means[0] for mean in means[1:] if means[0] > 0)

@@ -1,0 +1,202 @@
+"""Checks settings of models and engines before Ray starts; `verl.trainer.checks.preflight` calls them.
+
+Upstream (verl 0.9.1) accepts these settings, and a worker then fails or silently trains something else.
+"""
+
+import importlib.util
+import json
+import math
+import os
+from itertools import product
+from pathlib import Path
+
+from omegaconf import DictConfig, OmegaConf
+from safetensors import safe_open
+from verl.utils.torch_dtypes import PrecisionType
+
+from verl.workers.config.prefix_tree import check_section
+from verl.workers.config.prefix_tree_models import check_model_config
+
+ROLLOUT, MODEL = "actor_rollout_ref.rollout", "actor_rollout_ref.model"
+POSITIONS = "max_position_embeddings"
+HF_OVERRIDES = "engine_kwargs.vllm.hf_overrides"
+# ends of the names of a model's output and input embeddings
+HEAD, EMBEDDINGS = "lm_head.weight", ("embed_tokens.weight", "wte.weight")
+
+
+def config_folder(path: str) -> Path | None:
+    """The folder with a model's config.json: its own or that in the hub's cache; None if it is not on this machine."""
+    folder = Path(os.path.expanduser(path))
+    if (folder / "config.json").exists():
+        return folder
+    from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
+
+    try:
+        cached = try_to_load_from_cache(path, "config.json")
+    except HFValidationError:  # a path, not a hub name
+        return None
+    return Path(cached).parent if isinstance(cached, str) else None
+
+
+def model_json(path: str) -> dict | None:
+    """The content of the model's config.json; None if it is not on this machine.
+
+    For a model that reads more than text, the keys of its language model take precedence.
+    """
+    if (folder := config_folder(path)) is None:
+        return None
+    config = json.loads((folder / "config.json").read_text())
+    return config | config.get("text_config", {})
+
+
+def fill_max_model_len(config: DictConfig) -> None:
+    """Set `max_model_len` to the length of a prompt and a response if it is null.
+
+    For upstream null means the length in the model's config, at which the server cuts every response without a message.
+
+    Raises:
+        ValueError: `max_model_len` is too small for a prompt and a response.
+    """
+    rollout = config.actor_rollout_ref.rollout
+    needed = rollout.prompt_length + rollout.response_length
+    if rollout.max_model_len is None:
+        rollout.max_model_len = needed
+    if rollout.max_model_len < needed:
+        raise ValueError(
+            f"{ROLLOUT}.max_model_len={rollout.max_model_len} is less than data.max_prompt_length + "
+            f"data.max_response_length={needed}: the server would cut responses without a word; raise it, or null"
+        )
+
+
+def check_context(config: DictConfig, model: dict | None) -> None:
+    """Check that the model has a position for every token, in the trainer (`override_config`) and in vLLM.
+
+    Args:
+        config: with `max_model_len`, see `fill_max_model_len`; `hf_overrides` change the model's config for vLLM.
+        model: see `model_json`; None: upstream's server checks it when it starts.
+
+    Raises:
+        ValueError: the model has too few positions.
+    """
+    rollout = config.actor_rollout_ref.rollout
+    own = (model or {}).get(POSITIONS)
+    sides = {
+        f"{MODEL}.override_config": config.actor_rollout_ref.model.override_config.get(POSITIONS, own),
+        f"{ROLLOUT}.{HF_OVERRIDES}": OmegaConf.select(rollout, f"{HF_OVERRIDES}.{POSITIONS}", default=own),
+    }
+    for key, positions in sides.items():
+        if positions is not None and positions < rollout.max_model_len:
+            raise ValueError(
+                f"{config.actor_rollout_ref.model.path} has {positions} positions in {key}, and prompt and response "
+                f"may have {rollout.max_model_len} tokens ({ROLLOUT}.max_model_len): lower data.max_response_length or,"
+                f" for a model that can do with more, set both +{MODEL}.override_config.{POSITIONS} and "
+                f"+{ROLLOUT}.{HF_OVERRIDES}.{POSITIONS} (MAX_POSITION_EMBEDDINGS=... of the run scripts)"
+            )
+
+
+def check_attention(config: DictConfig, cuda_is_here: bool) -> None:
+    """Check that the model's attention works with sequence parallelism, and that flash-attn is installed for GPUs.
+
+    Args:
+        cuda_is_here: whether this machine has a GPU, and therefore the same packages as the workers.
+
+    Raises:
+        ValueError: sequence parallelism is on without flash attention, in which case each rank would silently attend
+            to its own part of a sequence only; or flash-attn is missing on GPUs, in which case log-probabilities would
+            be computed row by row.
+    """
+    attention = config.actor_rollout_ref.model.override_config.get("attn_implementation", "flash_attention_2")
+    for role, section in product(("actor", "ref"), ("", ".fsdp_config")):
+        key = f"actor_rollout_ref.{role}{section}.ulysses_sequence_parallel_size"
+        size = OmegaConf.select(config, key)
+        if size > 1 and not attention.startswith("flash_attention"):
+            raise ValueError(
+                f"{key}={size} with {MODEL}.override_config.attn_implementation={attention}: "
+                "upstream exchanges the parts of a sequence in flash attention only, so that each worker would attend "
+                "to its own part, without any error; use flash_attention_2, or a size of 1"
+            )
+    if config.trainer.device == "cuda" and cuda_is_here and importlib.util.find_spec("flash_attn") is None:
+        raise ValueError(
+            "trainer.device=cuda, and the package flash-attn is not installed: upstream then computes "
+            "log-probabilities row by row in Python, and its default attn_implementation does not load; README.md "
+            "(On GPUs) says how to install it"
+        )
+
+
+def check_prefix_tree(config: DictConfig, model: dict | None) -> None:
+    """Check that the run's model and settings can be trained on a prefix tree, where `use_prefix_tree` is on.
+
+    Raises:
+        ValueError: with the setting that cannot.
+    """
+    for name in ("actor", "ref"):
+        section = config.actor_rollout_ref[name]
+        if not section.get("use_prefix_tree"):
+            continue
+        try:
+            check_section(section)
+        except ValueError as error:
+            raise ValueError(f"actor_rollout_ref.{name}.{error}") from error
+        if config.actor_rollout_ref.model.use_fused_kernels:
+            raise ValueError(
+                f"use_prefix_tree=true with {MODEL}.use_fused_kernels=true: set {MODEL}.use_fused_kernels=false"
+            )
+        loss = OmegaConf.select(config, "distillation.distillation_loss.loss_mode", default="")
+        if OmegaConf.select(config, "distillation.enabled") and "topk" in loss:
+            raise ValueError(
+                f"use_prefix_tree=true with distillation.distillation_loss.loss_mode={loss}: not supported"
+            )
+        if model is not None:
+            check_model_config(model | OmegaConf.to_container(config.actor_rollout_ref.model.override_config))
+
+
+def check_fused_kernels(config: DictConfig, model: dict | None) -> None:
+    """Check that FSDP2 does not shard the weight that fused kernels read.
+
+    Raises:
+        ValueError: fused kernels are on, which read lm_head's weight outside its module, where FSDP2 has sharded it.
+    """
+    fsdp2 = config.actor_rollout_ref.actor.strategy == "fsdp2"
+    tied = (model or {}).get("tie_word_embeddings", False)
+    if config.actor_rollout_ref.model.use_fused_kernels and fsdp2 and not tied:
+        raise ValueError(
+            f"{MODEL}.use_fused_kernels=true with actor_rollout_ref.actor.strategy=fsdp2: the kernels read lm_head's "
+            "weight, which FSDP2 keeps sharded unless it is tied to the embeddings, which this model is not known for; "
+            f"set {MODEL}.use_fused_kernels=false"
+        )
+
+
+def check_weight_bucket(config: DictConfig, model: dict | None) -> None:
+    """Check that tied weights reach the CPU build of vLLM (0.30) together; it refuses a head without its embeddings.
+
+    Raises:
+        ValueError: what is sent, the head as well as the embeddings, does not fit into one bucket.
+    """
+    key = "checkpoint_engine.update_weights_bucket_megabytes"
+    if config.trainer.device != "cpu" or not (model or {}).get("tie_word_embeddings", False):
+        return
+    bucket = OmegaConf.select(config, f"{ROLLOUT}.{key}")
+    dtype = OmegaConf.select(config, "actor_rollout_ref.actor.fsdp_config.model_dtype") or "fp32"
+    size = sent_megabytes(config_folder(config.actor_rollout_ref.model.path), PrecisionType.to_dtype(dtype).itemsize)
+    if size > bucket:
+        raise ValueError(
+            f"{ROLLOUT}.{key}={bucket} with a model of {size:.0f} MB whose head is tied to the embeddings: "
+            f"vLLM wants both in one bucket, and both are sent; choose one that holds all weights in {dtype}"
+        )
+
+
+def sent_megabytes(model_folder: Path, itemsize: int) -> float:
+    """Return the size of a tied model's weights as they are sent, where the head is sent although it is not saved.
+
+    Args:
+        model_folder: folder with the model's safetensors files.
+        itemsize: bytes of a weight in the trainer.
+    """
+    elements: dict[str, int] = {}
+    for file in model_folder.glob("*.safetensors"):
+        with safe_open(file, framework="pt") as tensors:
+            elements |= {name: math.prod(tensors.get_slice(name).get_shape()) for name in tensors.keys()}
+    if not any(name.endswith(HEAD) for name in elements):
+        elements[HEAD] = max((n for name, n in elements.items() if name.endswith(EMBEDDINGS)), default=0)
+    return sum(elements.values()) * itemsize / 2**20

@@ -1,0 +1,64 @@
+"""Describes a run in a few lines; with DRY_RUN=1 a run script prints them and starts nothing."""
+
+from omegaconf import DictConfig, OmegaConf
+
+from verl.trainer.checks.memory_plan import describe_memory
+from verl.workers.config.explore import parts_of
+from verl.workers.config.sampler_choice import describe_sampler
+from verl.workers.config.schedule import rollout_workers, schedule_of
+
+
+def describe_schedule(config: DictConfig) -> str:
+    """Its name, and where it does not wait, how many batches are ahead and how old a response may be."""
+    schedule = schedule_of(config)
+    section, sampler = config.trainer.v1.get(schedule, {}), config.trainer.v1.sampler
+    if "num_warmup_batches" not in section:
+        return schedule
+    bound = sampler.max_off_policy_threshold
+    return f"{schedule}, {section.num_warmup_batches} batch(es) ahead, " + (
+        "groups of any age" if bound is None else f"groups of at most {bound} steps ({sampler.max_off_policy_strategy})"
+    )
+
+
+def describe_plan(config: DictConfig) -> str:
+    """Model, workers, batch sizes and tokens of a training step, and on GPUs the memory, by the composed config."""
+    actor, rollout, data, trainer = (
+        config.actor_rollout_ref.actor,
+        config.actor_rollout_ref.rollout,
+        config.data,
+        config.trainer,
+    )
+    gpus = trainer.nnodes * trainer.n_gpus_per_node
+    replica = (
+        rollout.tensor_model_parallel_size * rollout.data_parallel_size * rollout.get("pipeline_model_parallel_size", 1)
+    )
+    responses = data.train_batch_size * rollout.n
+    longest = data.max_prompt_length + data.max_response_length
+    mini_batches = data.train_batch_size // actor.ppo_mini_batch_size
+    steps = trainer.total_training_steps or f"{trainer.total_epochs} epochs"
+    filtering = OmegaConf.select(config, "algorithm.filter_groups.enable", default=False)
+    tree, environment = parts_of(rollout)
+    servers = (
+        f"{own} {trainer.device} of the rollout's own, {own // replica} replica(s) of {replica}"
+        if (own := rollout_workers(config))
+        else f"{gpus // replica} rollout replica(s) of {replica}"
+    )
+    lines = {
+        "model": config.actor_rollout_ref.model.path,
+        "parts": f"tree={tree or 'upstream'}, environment={environment}, "
+        f"adv_estimator={config.algorithm.adv_estimator}, loss_mode={actor.policy_loss.loss_mode}, "
+        f"group filtering {'on' if filtering else 'off'}",
+        "workers": f"{trainer.nnodes} node(s) x {trainer.n_gpus_per_node} {trainer.device} = {gpus}, "
+        f"trainer {actor.strategy}, {servers}",
+        "schedule": describe_schedule(config),
+        "sampler": describe_sampler(config),
+        "one step": f"{data.train_batch_size} prompts x {rollout.n} = {responses} responses, "
+        f"{mini_batches * actor.ppo_epochs} update(s) of {actor.ppo_mini_batch_size * rollout.n} responses",
+        "tokens": f"at most {longest} a sequence ({data.max_prompt_length} + {data.max_response_length}), "
+        f"{responses * longest:,} a step, {actor.ppo_max_token_len_per_gpu} a micro-batch and worker",
+        "training": f"{steps}, validation every {trainer.test_freq} steps, checkpoint every {trainer.save_freq}",
+        "files": f"train {data.train_files}, validation {data.val_files}",
+        "results": trainer.default_local_dir,
+    }
+    plan = "\n".join(f"{name + ':':<10}{value}" for name, value in lines.items())
+    return f"{plan}\n{describe_memory(config)}" if trainer.device == "cuda" else plan

@@ -1,0 +1,22 @@
+"""Tree-GRPO's credit (arXiv 2509.21240, equation 5; `algorithm.adv_estimator=tree_grpo`).
+
+A trajectory's outcome against those of its own tree, plus against those of all trees of its prompt, each minus the mean
+and over the standard deviation. A tree is what shares its first segment.
+"""
+
+import numpy as np
+import torch
+
+from verl.trainer.ppo.credit.node_values import register_credit
+from verl.trainer.ppo.credit.nodes import batch_nodes, trajectory_advantages
+
+
+@register_credit("tree_grpo")
+def compute_tree_grpo_advantage(
+    rewards: torch.Tensor, mask: torch.Tensor, index: np.ndarray, epsilon: float, norm: bool
+) -> torch.Tensor:
+    """The only trajectory of a tree, or of a prompt, has 0 for that part."""
+    # a row's first token is in its tree's first node
+    trees = batch_nodes(index, mask).of_token[:, :1].flatten().numpy()
+    parts = [trajectory_advantages(rewards, of, epsilon, norm) for of in (trees, index)]
+    return sum(parts).unsqueeze(-1)

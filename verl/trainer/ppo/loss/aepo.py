@@ -1,0 +1,113 @@
+"""The mathematics of AEPO (arXiv 2510.14545): balanced clipping and advantage, both in the loss `aepo`.
+
+The standardised entropy is computed once per training step over the whole batch, so that no result depends on how the
+batch is cut. Shapes: B trajectories, T response positions.
+"""
+
+from typing import NamedTuple
+
+import torch
+from verl.trainer.ppo.core_algos import agg_loss, compute_policy_loss_vanilla, register_policy_loss
+from verl.utils.torch_functional import masked_mean
+
+from verl.utils.token_fields import TokenField
+
+STANDARDISED_ENTROPY = TokenField("standardised_entropy", "actor.enable_entropy_balanced_advantage=true")
+
+
+class EntropyMoments(NamedTuple):
+    """Mean and population standard deviation, in nats, of a batch's token entropies; 0 without a token."""
+
+    mean: float = 0.0
+    std: float = 0.0
+
+
+def standardise_entropy(entropy: torch.Tensor, response_mask: torch.Tensor) -> tuple[torch.Tensor, EntropyMoments]:
+    """(H - mean) / std over the batch's valid tokens.
+
+    Args:
+        entropy: (B, T) entropy in nats of the old policy over the full vocabulary.
+        response_mask: (B, T) tokens that count; the others get 0.
+
+    Returns:
+        (B, T) float32 without gradient, all 0 where the entropies do not differ; and the moments. Tokens whose entropy
+        is not finite, as upstream's is where a logit is -inf, do not count.
+    """
+    mask = response_mask.bool() & entropy.isfinite()
+    standardised = torch.where(mask, entropy.detach().float(), 0.0)
+    n = mask.sum().item()
+    if n == 0:
+        return standardised, EntropyMoments()
+    mean = standardised.sum(dtype=torch.float64).item() / n
+    standardised.sub_(mean).mul_(mask)
+    std = torch.linalg.vector_norm(standardised, dtype=torch.float64).item() / n**0.5
+    # equal entropies differ by rounding alone
+    return standardised.mul_(1 / std if std > 1e-6 else 0.0), EntropyMoments(mean, std)
+
+
+def entropy_balanced_advantage(
+    advantages: torch.Tensor, standardised_entropy: torch.Tensor, coef: float = 0.2
+) -> torch.Tensor:
+    """AEPO's entropy-aware advantage A (1 + coef z), all (B, T); no gradient flows into z.
+
+    The factor is at least 0, so that a token far more certain than the others never has its advantage turned round
+    (published: no bound).
+    """
+    return advantages * (1 + coef * standardised_entropy.detach()).clamp(min=0.0)
+
+
+def entropy_balanced_clipping(ratio: torch.Tensor, clip_ratio_high: float) -> torch.Tensor:
+    """The ratio clipped from above without killing its gradient: AEPO's (1 + eps_high) ratio / stop_grad(ratio).
+
+    Where the ratio exceeds 1 + eps_high, that bound is its value and (1 + eps_high) d log_prob its gradient.
+    """
+    bound = 1 + clip_ratio_high
+    return torch.where(ratio > bound, bound * ratio / ratio.detach(), ratio)
+
+
+def revived_losses(
+    ratio: torch.Tensor, advantages: torch.Tensor, clip_ratio_high: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """What balanced clipping adds to PPO's token losses: value 0, and the gradient that the upper clip killed.
+
+    It kills the gradient of tokens with A > 0 and a ratio above the clip; with A < 0 PPO's minimum takes the unclipped
+    side there. Returns the losses and the mask of those tokens, both (B, T).
+    """
+    killed = (advantages > 0) & (ratio > 1 + clip_ratio_high)
+    clipped = entropy_balanced_clipping(ratio, clip_ratio_high)
+    return torch.where(killed, -advantages * (clipped - clipped.detach()), 0.0), killed
+
+
+@register_policy_loss("aepo")
+def compute_policy_loss_aepo(
+    old_log_prob: torch.Tensor,
+    log_prob: torch.Tensor,
+    advantages: torch.Tensor,
+    response_mask: torch.Tensor,
+    loss_agg_mode: str = "token-mean",
+    config=None,
+    rollout_is_weights: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, dict]:
+    """Upstream's dual-clip PPO (`vanilla`) with AEPO's two mechanisms; all tensors (B, T).
+
+    Balanced clipping leaves the loss's value and changes its gradient; the balanced advantage changes both. `config` is
+    the actor's, with `enable_entropy_balanced_clipping`, `enable_entropy_balanced_advantage` and
+    `entropy_advantage_coef`. With both switches off it is `vanilla`. z comes from `STANDARDISED_ENTROPY`.
+
+    Raises:
+        RuntimeError: the balanced advantage is on and nobody gave z.
+    """
+    if config.enable_entropy_balanced_advantage:
+        advantages = entropy_balanced_advantage(advantages, STANDARDISED_ENTROPY.get(), config.entropy_advantage_coef)
+    loss, metrics = compute_policy_loss_vanilla(
+        old_log_prob, log_prob, advantages, response_mask, loss_agg_mode, config, rollout_is_weights
+    )
+    if config.enable_entropy_balanced_clipping:
+        high = config.clip_ratio_high if config.clip_ratio_high is not None else config.clip_ratio
+        ratio = (log_prob - old_log_prob).clamp(min=-20.0, max=20.0).exp()
+        losses, alive = revived_losses(ratio, advantages, high)
+        if rollout_is_weights is not None:
+            losses = losses * rollout_is_weights
+        loss = loss + agg_loss(losses, response_mask, loss_agg_mode, **config.global_batch_info)
+        metrics["actor/aepo/kept_alive"] = masked_mean(alive.float(), response_mask).item()
+    return loss, metrics

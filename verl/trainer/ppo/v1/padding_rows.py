@@ -1,0 +1,65 @@
+"""Rows without a trained token, which upstream adds to a batch where its size must divide (`tag["is_padding"]`).
+
+Trees may have fewer trajectories than n, and an update takes `ppo_mini_batch_size` x n rows, so there may be nearly as
+many padding rows as rows. They should cost nothing, and no update may consist of them alone: its mean over tokens
+would be 0 / 0.
+"""
+
+from collections.abc import Sequence
+
+
+def is_padding_row(tag: dict) -> bool:
+    return bool(tag.get("is_padding", False))
+
+
+def spread_padding_rows(are_padding_rows: Sequence[bool], n_ranks: int, n_mini_batches: int) -> list[int]:
+    """Return the order of rows in which two mini-batches differ by at most one padding row.
+
+    Rows stay on their ranks, and trajectories keep their order there. Upstream puts the padding rows of each rank at
+    its end, that is, into the last mini-batches.
+
+    >>> spread_padding_rows([False, False, True, True, False, False, True, False], n_ranks=2, n_mini_batches=2)
+    [0, 2, 1, 3, 4, 6, 5, 7]
+
+    Args:
+        are_padding_rows: of each row, first those of the first rank.
+        n_ranks: data parallel ranks, which have equally many rows.
+        n_mini_batches: each rank's rows are cut into so many equal parts, one after another.
+
+    Raises:
+        ValueError: there are fewer rows than mini-batches.
+    """
+    n_rows = len(are_padding_rows) - sum(are_padding_rows)
+    if n_rows < n_mini_batches:
+        raise ValueError(
+            f"{n_rows} trajectories for {n_mini_batches} updates: one of them would have none. Raise "
+            "data.train_batch_size, or ppo_mini_batch_size"
+        )
+    of_rank, order, dealt = len(are_padding_rows) // n_ranks, [], 0
+    size = of_rank // n_mini_batches
+    for start in range(0, len(are_padding_rows), of_rank):
+        own = range(start, start + of_rank)
+        padding_rows = [row for row in own if are_padding_rows[row]]
+        rows = iter([row for row in own if not are_padding_rows[row]])
+        for part in range(n_mini_batches):
+            here = padding_rows[(part - dealt) % n_mini_batches :: n_mini_batches]
+            order += [next(rows) for _ in range(size - len(here))] + here
+        dealt += len(padding_rows)
+    return order
+
+
+def correct_counts(metrics: dict, tags: Sequence[dict], limit: int) -> None:
+    """Take padding rows out of a step's counts of tokens, and add the share of responses that reached the limit.
+
+    Upstream's `response_length/clip_ratio` is the share of responses as long as the longest one of the batch.
+
+    Args:
+        metrics: of the step; changed in place.
+        tags: of the batch's rows.
+        limit: `data.max_response_length` in tokens.
+    """
+    real = [tag for tag in tags if not is_padding_row(tag)]
+    metrics["response_length/limit_ratio"] = sum(tag["response_len"] >= limit for tag in real) / len(real)
+    share = sum(tag["prompt_len"] + tag["response_len"] for tag in real) / metrics["perf/total_num_tokens"]
+    for name in ("perf/total_num_tokens", "perf/throughput"):
+        metrics[name] *= share

@@ -1,0 +1,86 @@
+"""What a loss or an estimator needs beside the arguments that upstream's registered functions have.
+
+Such a function declares a `TokenField`, or a `ContextValue` for a value that is no tensor. The trainer computes a field
+once per step over the whole batch, so that no result depends on how the batch is cut, and sends it with the rows; the
+worker's loss hands it on (`field_losses`).
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+import torch
+
+T = TypeVar("T")
+FIELDS: dict[str, "TokenField"] = {}
+
+
+class ContextValue(Generic[T]):
+    """A value for a function whose signature upstream fixes: `with SETTINGS.given(value): ...`.
+
+    Args:
+        name: of the value.
+        needed_by: what asks for it, in a user's words.
+        what: the value in a user's words.
+    """
+
+    def __init__(self, name: str, needed_by: str, what: str):
+        self.name, self.needed_by, self.what = name, needed_by, what
+        # the value, and what has been computed within this `given`: name -> (inputs, result)
+        self._held: ContextVar[tuple[T, dict[str, tuple]] | None] = ContextVar(name, default=None)
+
+    @contextmanager
+    def given(self, value: T) -> Iterator[None]:
+        token = self._held.set((value, {}))
+        try:
+            yield
+        finally:
+            self._held.reset(token)
+
+    def get(self) -> T:
+        """Raises RuntimeError where no value has been given."""
+        return self._value_and_memo()[0]
+
+    def get_optional(self) -> T | None:
+        """None where no value has been given."""
+        return None if (held := self._held.get()) is None else held[0]
+
+    def once(self, name: str, inputs: tuple, compute: Callable[[], Any]) -> Any:
+        """`compute()`; a second call with equal inputs within the same `given` gets the first one's result.
+
+        So an estimator and the trainer's metrics share what both need.
+
+        Args:
+            inputs: all that the result depends on beside the value: tensors, arrays or plain objects.
+        """
+        memo = self._value_and_memo()[1]
+        if name not in memo or not all(map(_equal, memo[name][0], inputs)):
+            memo[name] = (inputs, compute())
+        return memo[name][1]
+
+    def _value_and_memo(self) -> tuple[T, dict[str, tuple]]:
+        if (held := self._held.get()) is None:
+            raise RuntimeError(f"{self.needed_by} needs {self.what}, which this trainer does not send")
+        return held
+
+
+def _equal(a, b) -> bool:
+    if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
+        return a is b or torch.equal(a, b)
+    return a is b or np.array_equal(a, b)
+
+
+class TokenField(ContextValue[torch.Tensor]):
+    """A (B, T) tensor; `name` is its field's in a batch, too.
+
+    Args:
+        unsent: of a field that the rollout sends, the value of tokens for which it sends none. None: the trainer
+            computes the field.
+    """
+
+    def __init__(self, name: str, needed_by: str, unsent: float | None = None):
+        super().__init__(name, needed_by, f"every token's {name}")
+        self.unsent = unsent
+        FIELDS[name] = self

@@ -1,0 +1,175 @@
+"""The engine of group rollouts on vLLM: upstream's rollout servers (verl 0.9.1), one of them for all of a group.
+
+first request of a group ──> load balancer: acquire a server      upstream's client asks the balancer, one actor of
+every request            ──> that server                          the whole run, before and after every request: a
+the group has ended      ──> load balancer: release the server    tree makes hundreds of them
+"""
+
+import asyncio
+import importlib
+from collections.abc import Callable
+from typing import Any
+from uuid import uuid4
+
+from verl.workers.rollout.replica import RolloutReplicaRegistry
+
+from verl.workers.rollout.engines.interface import Generation, Request, RolloutEngine
+from verl.workers.rollout.engines.request_batching import Exchange
+from verl.workers.rollout.tools.protocol import stops_after
+
+ABORTED = "aborted"
+REJECTED_SECONDS = 1.0
+
+
+def serve_top_logprobs() -> None:
+    """In this process, which starts the rollout servers: vLLM's report top log-probs and entropies where asked to."""
+
+    def load():
+        return importlib.import_module("verl.workers.rollout.engines.top_logprobs_server").TopLogprobsReplica
+
+    RolloutReplicaRegistry.register("vllm", load)
+
+
+class GroupServers:
+    """The server of each group of requests; the only place that uses names of upstream's that are private.
+
+    The balancer counts the groups of each server, not their requests, and gives the next group to the server with the
+    fewest. A server that dies is the failure of its groups: the balancer does not learn of it and would choose it
+    again.
+
+    Args:
+        client: upstream's `LLMServerClient`; its load balancer and its names for requests are used, its `generate` is
+            not, because that of asynchronous trainers drops top log-probs and entropies.
+    """
+
+    def __init__(self, client):
+        self.client = client
+        self.acquired: dict[str, asyncio.Task] = {}  # by group: (server's id, actor)
+        self.exchanges: dict[Any, Exchange] = {}  # by actor
+
+    async def generate(self, group: str, prompt_ids: list[int], sampling_params: dict):
+        """Upstream's `TokenOutput`. After an abort the balancer says anew where the group goes on: on the same server,
+        unless that has left the run, as a trainer's own servers do while they train."""
+        if group not in self.acquired:
+            acquire = self.client._acquire_server(group, prompt_ids=prompt_ids, sampling_params=sampling_params)
+            self.acquired[group] = asyncio.create_task(acquire)
+        acquired = self.acquired[group]
+        _, server = await asyncio.shield(acquired)  # others wait for it, too
+        output = await self._ask(
+            server,
+            request_id=self.client._vllm_request_id(group),
+            prompt_ids=prompt_ids,
+            sampling_params=sampling_params,
+        )
+        if output.stop_reason == ABORTED and self.acquired.get(group) is acquired:
+            self.release(group)
+        return output
+
+    async def _ask(self, server, **request):
+        """A server of upstream's own takes one request a call."""
+        if not hasattr(server, "collect"):
+            return await server.generate.remote(**request)
+        if server not in self.exchanges:
+            self.exchanges[server] = Exchange(server)
+        return await self.exchanges[server].generate(**request)
+
+    def release(self, group: str) -> None:
+        """Give the group's server back, if it has one; its next request acquires one again."""
+
+        def give_back(acquired: asyncio.Task) -> None:
+            if not acquired.cancelled() and acquired.exception() is None:
+                server_id, _ = acquired.result()
+                self.client._release_server(server_id, request_id=group)
+
+        if acquired := self.acquired.pop(group, None):
+            acquired.add_done_callback(give_back)
+
+
+class LLMClientEngine(RolloutEngine):
+    """See `RolloutEngine`. `n_top_logprobs` and `n_entropy` need servers that report them (`top_logprobs_server`).
+
+    Requests of one `request_id` go to one server until `release`. A request that is aborted in mid-generation, as for a
+    weight sync, goes on from the tokens it has: the result is that of one request, but that new weights made the rest.
+
+    Args:
+        client: upstream's `LLMServerClient`.
+        text_of: the text of tokens, in which stop texts are looked for that an abort has cut in two.
+        seeds: whether requests carry their seeds to the server.
+    """
+
+    def __init__(self, client, text_of: Callable[[list[int]], str] | None = None, seeds: bool = True):
+        self.servers, self.text_of, self.seeds = GroupServers(client), text_of, seeds
+
+    def release(self, request_id: str) -> None:
+        """All requests of this id have ended."""
+        self.servers.release(request_id)
+
+    async def _generate(self, request: Request) -> Generation:
+        params, stops = _sampling_params(request), list(request.stop)
+        top_logprobs, entropies = [] if request.n_top_logprobs else None, [] if request.n_entropy else None
+        result, group = Generation([], [], top_logprobs, entropies=entropies), request.request_id or uuid4().hex
+        try:
+            while True:
+                params["max_tokens"] = request.max_tokens - len(result.token_ids)
+                if request.seed is not None and self.seeds:
+                    params["seed"] = request.seed + len(result.token_ids)
+                if stops:
+                    params["stop"] = self._stops_after(result.token_ids, stops)
+                output = await self.servers.generate(group, [*request.prompt_ids, *result.token_ids], dict(params))
+                _append(result, output)
+                result.stopped = bool(result.token_ids) and result.token_ids[-1] in params["stop_token_ids"]
+                if result.stopped or len(result.token_ids) >= request.max_tokens:
+                    break
+                if self._has_ended(output.stop_reason, result.token_ids, params.get("stop"), stops):
+                    break
+                if not output.token_ids:  # a server that is about to leave, or to come back, rejects at once
+                    await asyncio.sleep(REJECTED_SECONDS)
+        finally:
+            if request.request_id is None:
+                self.release(group)
+        return result
+
+    def _stops_after(self, token_ids: list[int], stops: list[str]) -> list[str]:
+        """A server looks for stop texts in what it makes itself; with these it also ends one that was begun before."""
+        if not token_ids or self.text_of is None:
+            return stops
+        return stops_after(self.text_of(token_ids), stops)
+
+    def _has_ended(self, reason: str, token_ids: list[int], looked_for: list[str] | None, stops: list[str]) -> bool:
+        """Whether the server has ended a request, and not at what only looks like the rest of a stop text."""
+        if reason == ABORTED or self.text_of is None or looked_for in (None, stops):
+            return reason != ABORTED
+        text = self.text_of(token_ids)
+        return any(stop in text for stop in stops)
+
+
+def _sampling_params(request: Request) -> dict[str, Any]:
+    """Those that all parts of a request have in common."""
+    params = {"temperature": request.temperature, "top_p": request.top_p, "top_k": request.top_k}
+    params |= {"repetition_penalty": 1.0, "logprobs": True, "stop_token_ids": list(request.stop_token_ids)}
+    for name in ("n_top_logprobs", "n_entropy", "extra_args"):
+        params |= {name: value} if (value := getattr(request, name)) else {}
+    # tags may be special tokens; the text that is searched must show them
+    return params | ({"skip_special_tokens": False} if request.stop else {})
+
+
+def _append(result: Generation, output) -> None:
+    """Add a server's output to what there is.
+
+    Raises:
+        RuntimeError: the server reports no top log-probs or entropies although they were asked for.
+    """
+    for name in ("top_logprobs", "entropies"):
+        if (values := getattr(result, name)) is not None:
+            reported = output.extra_fields.get(name, [])
+            if len(reported) != len(output.token_ids):
+                raise RuntimeError(
+                    f"the server reported {name} of {len(reported)} tokens for {len(output.token_ids)}: they need the "
+                    "rollout server of top_logprobs_server.py"
+                )
+            values += reported
+    version = output.extra_fields.get("global_steps")
+    if output.token_ids and version is not None:
+        result.versions.append((len(output.token_ids), version))
+    result.token_ids += list(output.token_ids)
+    result.log_probs += list(output.log_probs or [])

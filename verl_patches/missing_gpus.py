@@ -1,0 +1,16 @@
+"""Lets a run ask Ray for GPUs that the cluster does not have yet, so that an autoscaler can start nodes for it.
+
+verl 0.9.1 counts the cluster's GPUs before it asks for any, and raises if there are too few, but an autoscaler starts
+nodes only for resources that were asked for. This can go when a config key turns upstream's count off.
+"""
+
+from types import ModuleType
+
+
+def leave_missing_gpus_to_the_watch(base: ModuleType) -> None:
+    """Remove upstream's count; `verl.trainer.cluster_watch` limits how long a run waits for its GPUs.
+
+    Args:
+        base: upstream's module `verl.single_controller.ray.base`.
+    """
+    base.ResourcePoolManager._check_resource_available = lambda self: None

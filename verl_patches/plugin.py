@@ -1,0 +1,125 @@
+"""Hooks this repository into upstream verl, which loads it through the entry point `verl.plugins`.
+
+Importing `verl` in any process (driver, Ray worker, vLLM worker) imports this module. It
+1. makes the files under `verl/` importable for which upstream has no module of the same name,
+2. registers losses, estimators, trainers and rollouts when upstream's module with the registry has been imported,
+3. activates the CPU platform if VERL_PLATFORM=cpu.
+It must stay cheap, so that it imports no torch, ray or vllm itself. It must also fail loudly: upstream swallows a
+plugin's exceptions, and therefore a failure here is a BaseException, which upstream does not catch.
+"""
+
+import importlib
+import os
+import sys
+from functools import cache
+from importlib.machinery import ModuleSpec, PathFinder
+from pathlib import Path
+from types import ModuleType
+
+from vllm_patches.after_import import after_import
+
+OVERLAY_DIR = Path(__file__).resolve().parents[1] / "verl"
+
+
+class OverlayError(BaseException):
+    """The plugin could not be loaded. This is not an `Exception`, as verl 0.9.1 logs those at DEBUG and continues."""
+
+
+class OverlayFinder:
+    """Finds `verl.*` modules that upstream lacks. It is the last in `sys.meta_path`, so that upstream wins."""
+
+    @staticmethod
+    def find_spec(fullname: str, path=None, target=None) -> ModuleSpec | None:
+        package, *parents_and_name = fullname.split(".")
+        if package != "verl" or not parents_and_name:
+            return None
+        return PathFinder.find_spec(fullname, [str(OVERLAY_DIR.joinpath(*parents_and_name[:-1]))])
+
+
+# rollout names whose replicas are vLLM servers that report candidates
+TOP_LOGPROBS_ROLLOUTS = ("kt", "over_generation", "hato")
+
+
+def _register_replicas(replica: ModuleType) -> None:
+    def load():
+        return importlib.import_module("verl.workers.rollout.engines.top_logprobs_server").TopLogprobsReplica
+
+    names = (*TOP_LOGPROBS_ROLLOUTS, "vllm") if os.environ.get("VERL_SHARED_CALLS") == "1" else TOP_LOGPROBS_ROLLOUTS
+    for name in names:
+        replica.RolloutReplicaRegistry.register(name, load)
+
+
+def _register_server_adapters(base: ModuleType) -> None:
+    """verl 0.9.1 keeps the trainer's side of a rollout in a module-level dictionary without a register function."""
+    for name in TOP_LOGPROBS_ROLLOUTS:
+        base._ROLLOUT_REGISTRY[(name, "async")] = base._ROLLOUT_REGISTRY[("vllm", "async")]
+    # ARPO's authors call rollouts with tools a mode
+    base._ROLLOUT_REGISTRY[("vllm", "sync_with_tool")] = base._ROLLOUT_REGISTRY[("vllm", "async")]
+
+
+def _register_algorithms(core_algos: ModuleType) -> None:
+    """Import the modules of the folders `credit` and `loss`, which register estimators and losses."""
+    for file in sorted(OVERLAY_DIR.glob("trainer/ppo/credit/*.py")) + sorted(OVERLAY_DIR.glob("trainer/ppo/loss/*.py")):
+        importlib.import_module(f"verl.trainer.ppo.{file.parent.name}.{file.stem}")
+
+
+def _register_trainers(_: ModuleType) -> None:
+    for name in ("explore_trainer", "asynchronous_trainers"):
+        importlib.import_module(f"verl.trainer.ppo.v1.{name}")
+
+
+# upstream's module, our module in verl_patches, and our function that changes upstream's module
+WEIGHT_TRANSFER = "verl.workers.rollout.vllm_rollout.bucketed_weight_transfer"
+PATCHES = (
+    ("verl.workers.rollout.vllm_rollout.vllm_async_server", "engine_deaths", "report_engine_deaths"),
+    (WEIGHT_TRANSFER, "weight_sockets", "keep_runs_apart"),
+    # after `keep_runs_apart`, as it remembers a socket's name before that one changes it
+    (WEIGHT_TRANSFER, "weight_answers", "watch_answers"),
+    ("verl.workers.rollout.vllm_rollout.vllm_rollout", "weight_answers", "remember_calls"),
+    ("verl.experimental.reward_loop.reward_loop", "guarded_rewards", "guard_rewards"),
+    ("verl.trainer.ppo.v1.replay_buffer", "exact_spread", "find_equal_rewards"),
+    ("verl.utils.checkpoint.checkpoint_handler", "epoch_ends", "begin_epochs_after_checkpoints"),
+    ("verl.utils.fsdp_utils", "parameter_copies", "save_copies"),
+)
+
+
+def _patch_after_import(upstream: str, own: str, function: str) -> None:
+    """Import our module and call its function once upstream's module has been imported."""
+    after_import(upstream, lambda module: getattr(importlib.import_module(f"verl_patches.{own}"), function)(module))
+
+
+def activate_cpu() -> None:
+    """Make CPU the platform of this process and of those that it starts; calling it again does nothing."""
+    from verl_patches import platform_cpu
+
+    if platform_cpu.make_current():
+        for module_name, repair in platform_cpu.REPAIRS.items():
+            after_import(module_name, repair)
+
+
+@cache
+def register() -> None:
+    """Hook the overlay into this process; calling it again does nothing.
+
+    Raises:
+        OverlayError: with the cause, for any failure.
+    """
+    try:
+        if not (OVERLAY_DIR / "__init__.py").exists():  # a wheel puts the files into upstream's own folder
+            sys.meta_path.append(OverlayFinder)
+        after_import("verl.trainer.ppo.core_algos", _register_algorithms)
+        after_import("verl.trainer.ppo.v1", _register_trainers)
+        after_import("verl.workers.engine", lambda _: importlib.import_module("verl_patches.prefix_tree_engine"))
+        after_import("verl.workers.rollout.replica", _register_replicas)
+        after_import("verl.workers.rollout.base", _register_server_adapters)
+        for patch in PATCHES:
+            _patch_after_import(*patch)
+        if os.environ.get("VERL_WAIT_FOR_NODES") == "1":
+            _patch_after_import("verl.single_controller.ray.base", "missing_gpus", "leave_missing_gpus_to_the_watch")
+        if os.environ.get("VERL_PLATFORM", "").strip().lower() == "cpu":
+            activate_cpu()
+    except Exception as error:
+        raise OverlayError(f"the verl plugin 'exploration_recipes' failed: {error!r}") from error
+
+
+register()  # upstream loads the entry point but does not call it
