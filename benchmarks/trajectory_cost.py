@@ -31,6 +31,7 @@ from omegaconf import DictConfig, OmegaConf
 import verl.trainer
 from benchmarks.report import in_turns, parser_of, with_range, write_report
 from recipe.common.tiny_model import TinyModelConfig, write_tiny_model
+from verl.utils.parts import load_choices
 from verl.workers.rollout.engines.request_batching import ExchangeServer
 
 CONFIGS = Path(__file__).resolve().parents[1] / "recipe/common/config"
@@ -112,6 +113,7 @@ def config_of(tree: str, folder: Path, args) -> DictConfig:
     """A run's config with this tree; `upstream`: none."""
     search = f"hydra.searchpath=[file://{Path(verl.trainer.__path__[0]) / 'config'}]"
     chosen = ["tree=plain", "actor_rollout_ref.rollout.tree=null"] if tree == UPSTREAM else [f"tree={tree}"]
+    load_choices()
     with initialize_config_dir(str(CONFIGS), version_base=None):
         config = compose("explore", [search, "hardware=cpu", "trainer.experiment_name=trajectory_cost", *chosen])
     OmegaConf.set_struct(config, False)

@@ -22,6 +22,7 @@ import verl.trainer
 from recipe.common.menu import CONFIG, RECIPES
 from recipe.common.reporting.exploration_report import proposals, table, warnings, write
 from verl.evaluation.exploration.plan import Plan, plan_of
+from verl.utils.parts import load_choices
 
 # folders that a checkpoint is saved in: they say nothing of which one it is
 UNTELLING = ("huggingface", "actor", "merged")
@@ -42,6 +43,7 @@ def config_of(model: str, data: str, overrides: list[str]) -> DictConfig:
     if hardware == "cpu" and source in CPU_LENGTHS:
         prompt, response = CPU_LENGTHS[source]
         chosen += [f"data.max_prompt_length={prompt}", f"data.max_response_length={response}"]
+    load_choices()
     with initialize_config_dir(str(CONFIG), version_base=None):
         return compose("diagnosis", [*chosen, *overrides])
 

@@ -29,8 +29,8 @@ def advantages_of(credit: str, scores: torch.Tensor, groups: np.ndarray, nodes: 
     rewards[:, -1] = scores
     name, _, variant = credit.partition(", ")
     with ExitStack() as stack:
-        stack.enter_context(SEGMENT_IDS.given(nodes))
-        stack.enter_context(HATO_SETTINGS.given(MEAN if variant else HATOConfig()))
+        stack.enter_context(SEGMENT_IDS.bound(nodes))
+        stack.enter_context(HATO_SETTINGS.bound(MEAN if variant else HATOConfig()))
         return get_adv_estimator_fn(name)(rewards, (nodes >= 0).float(), groups)[0]
 
 

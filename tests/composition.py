@@ -1,17 +1,15 @@
 """Every tree with every environment, sampler, credit and loss: a real update of a real tiny model, without Ray.
 
-    python -m tests.composition      takes them all, and writes the table of docs/composition.md
+    python tests/composition.py      takes them all, and writes the table of docs/composition.md
 
 A combination is refused by the checks that stop a run before Ray starts, or it takes a step: its prompts are rolled out
 on `transformers` by what the config names, once for each tree, environment and sampler; rewards differ among the
 trajectories of a prompt; estimator and loss are the real ones; the gradient must be finite and not zero.
 
-Trees are the modules of verl.workers.rollout.trees and the files of config/tree; the other parts are those of
-config/<part>.
+The parts are those that are registered (verl.utils.parts), with their smallest settings.
 """
 
 import asyncio
-import pkgutil
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from functools import cache
@@ -32,35 +30,28 @@ import verl.trainer
 from recipe.common.menu import CONFIG, choices
 from recipe.common.tiny_model import TinyModelConfig, make_model, make_tokenizer
 from verl.trainer.checks.preflight import check_credit, check_tree, check_typed_sections
-from verl.trainer.ppo.credit.node_values import compares_within_group
-from verl.trainer.ppo.loss.hapo import EntropyStatistics, compute_entropy_h
-from verl.trainer.ppo.v1.components import components_of
+from verl.trainer.ppo.v1.component import components_of
+from verl.trainer.ppo.v1.explore_trainer import compute_fields
+from verl.utils.normalized_entropy import EntropyStatistics, compute_entropy_h
+from verl.utils.parts import Compares, compares, computed_fields, load_choices, nested, parts
 from verl.utils.token_fields import FIELDS
-from verl.workers.rollout import trees
 from verl.workers.rollout.engines.interface import TransformersEngine
 from verl.workers.rollout.tools.base_tool import BaseTool
 from verl.workers.rollout.trajectory_tree import ADAPTIVE_TEMPERATURE
 from verl.workers.rollout.tree_rollout import TrajectoryOutput, TreeRollout
 
 PAGE = Path(__file__).resolve().parents[1] / "docs/composition.md"
-MARK = "<!-- made by python -m tests.composition -->\n"
-OLD_NAMES = {"kt"}  # is latr
-TREES = sorted({*choices("tree"), *(module.name for module in pkgutil.iter_modules(trees.__path__))} - OLD_NAMES)
-ENVIRONMENTS, SAMPLERS, CREDITS, LOSSES = (list(choices(part)) for part in ("environment", "sampler", "credit", "loss"))
+MARK = "<!-- made by python tests/composition.py -->\n"
+TREES, ENVIRONMENTS, SAMPLERS, CREDITS, LOSSES = (
+    list(choices(part)) for part in ("tree", "environment", "sampler", "credit", "loss")
+)
 PROMPTS = ("1 2 3 = 6", "4 5 6 = 15")
 # one token each, which the model writes often: what ends a turn, a paragraph, and a result
 WORDS = ("<search>", "</search>", "\n\n", "<result>", "</result>")
 SMALL = {
     "data": {"max_response_length": 24},
-    "actor_rollout_ref": {"rollout": {"n": 6, "temperature_tau": 0.5, "tools": {"call_limit": 2}}},
+    "actor_rollout_ref": {"rollout": {"n": 6, "tools": {"call_limit": 2}}},
 }
-SMALL_TREE = {
-    "latr": {"kt": {"prob_filter_abs_thres": 0.0, "prob_filter_rel_thres": 1.0, "rollout_filter_steps": [3]}},
-    "arpo": {"initial_rollouts": 3, "branch_probability": 1.0, "entropy_tokens": 4, "max_turn_tokens": 8},
-    "eptree": {"custom": {"eptree": {"M": 2, "N": 1, "L": 1, "T": 2}}},
-    "tree_grpo": {"custom": {"tree_grpo": {"M": 3, "N": 1, "L": 1}}},
-}
-SMALL_TREE["aepo"] = SMALL_TREE["arpo"]
 
 
 class Cell(NamedTuple):
@@ -93,14 +84,14 @@ class WordCount(BaseTool):
 def composed(tree: str, environment: str) -> DictConfig:
     """Hydra's config of a tree in an environment, with short responses and small groups."""
     upstream = Path(verl.trainer.__path__[0]) / "config"
-    chosen = f"tree={tree}" if tree in choices("tree") else f"actor_rollout_ref.rollout.tree={tree}"
+    load_choices()
     overrides = [f"hydra.searchpath=[file://{upstream}]", "hardware=cpu", "trainer.experiment_name=composition"]
     with initialize_config_dir(str(CONFIG), version_base=None):
-        config = compose("explore", [*overrides, chosen, f"environment={environment}"])
+        config = compose("explore", [*overrides, f"tree={tree}", f"environment={environment}"])
     OmegaConf.set_struct(config, False)
-    count = {"class_path": f"{WordCount.__module__}.WordCount".replace("__main__", "tests.composition")}
+    count = {"class_path": f"{WordCount.__module__}.WordCount"}
     _update(config, SMALL)
-    _update(config.actor_rollout_ref.rollout, SMALL_TREE.get(tree, {}))
+    _update(config, OmegaConf.to_container(nested(parts("tree")[tree].smallest)))
     if environment == "tools":
         config.actor_rollout_ref.rollout.tools.tool_instances = {"search": count}
     OmegaConf.resolve(config)  # the checks would do it again and again
@@ -117,17 +108,10 @@ def _update(config: DictConfig, values: dict) -> None:
 
 
 def _choose(config: DictConfig, part: str, choice: str) -> None:
-    """Put the values of config/<part>/<choice>.yaml, and of the files that it names, into a config."""
-    values = _values_of(part, choice)
-    for other in values.get("defaults", []):
-        if other != "_self_":
-            _choose(config, part, other)
-    _update(config, {key: value for key, value in values.items() if key != "defaults"})
-
-
-@cache
-def _values_of(part: str, choice: str) -> dict:
-    return OmegaConf.to_container(OmegaConf.load(CONFIG / part / f"{choice}.yaml"))
+    """Put the values of a choice, and its smallest settings, into a config."""
+    chosen = parts(part)[choice]
+    for values in (chosen.values, chosen.smallest):
+        _update(config, OmegaConf.to_container(nested(values)))
 
 
 @cache
@@ -160,7 +144,6 @@ def refusal(cell: Cell) -> str | None:
     config = config_of(cell)
     try:
         check_credit(config)
-        components_of(config)
     except ValueError as error:
         return str(error)
     return None
@@ -273,26 +256,23 @@ def log_probs_and_entropies(rows: Sequence[TrajectoryOutput]) -> tuple[torch.Ten
 def gradient(cell: Cell) -> torch.Tensor:
     """Of the loss by all parameters, flat, for a combination that is not refused."""
     config, rollout = config_of(cell), rollout_of(cell.tree, cell.environment, cell.sampler)
-    components = components_of(config)
-    with ExitStack() as given:
-        for name, values in rollout.fields.items():
-            given.enter_context(FIELDS[name].given(values))
+    components, needed = components_of(config), computed_fields(config)
+    fields = compute_fields(needed, components, rollout.entropy, rollout.mask.bool(), {})
+    with ExitStack() as stack:
+        for name, values in {**rollout.fields, **fields}.items():
+            stack.enter_context(FIELDS[name].bound(values))
         for component in components:
-            for value_of, value in component.given().items():
-                given.enter_context(value_of.given(value))
+            for context_value, value in component.context_values().items():
+                stack.enter_context(context_value.bound(value))
         estimator = get_adv_estimator_fn(config.algorithm.adv_estimator)
         advantages, _ = estimator(rollout.rewards, rollout.mask, index=rollout.index, config=config.algorithm)
-    if compares_within_group(config.algorithm.adv_estimator):  # as the trainer does
+    if compares(config.algorithm.adv_estimator) in (Compares.GROUP, Compares.GROUP_THEN_MORE):  # as the trainer does
         _, number, size = np.unique(rollout.index, return_inverse=True, return_counts=True)
         advantages = advantages * torch.from_numpy(size[number] > 1).unsqueeze(-1)
-    fields = {}
-    for component in components:
-        if component.entropy_for:
-            fields |= component.token_fields(rollout.entropy, rollout.mask.bool(), {})
     actor = _actor(cell.tree, cell.environment, cell.sampler, cell.loss)
-    with ExitStack() as given:
+    with ExitStack() as stack:
         for name, values in fields.items():
-            given.enter_context(FIELDS[name].given(values))
+            stack.enter_context(FIELDS[name].bound(values))
         loss, _ = get_policy_loss_fn(actor.policy_loss.loss_mode)(
             rollout.old, rollout.new, advantages, rollout.mask, actor.loss_agg_mode, actor
         )

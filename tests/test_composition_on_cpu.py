@@ -27,7 +27,7 @@ def test_a_combination_takes_a_step_or_is_refused(cell):
 
 def test_the_page_is_up_to_date():
     """Which combinations are refused, and why: a new refusal is seen here."""
-    assert PAGE.read_text().partition(composition.MARK)[2] == composition.table(), "run python -m tests.composition"
+    assert PAGE.read_text().partition(composition.MARK)[2] == composition.table(), "run python tests/composition.py"
 
 
 def test_the_matrix_holds_every_part():

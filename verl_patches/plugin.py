@@ -36,31 +36,29 @@ class OverlayFinder:
         return PathFinder.find_spec(fullname, [str(OVERLAY_DIR.joinpath(*parents_and_name[:-1]))])
 
 
-# rollout names whose replicas are vLLM servers that report candidates
-TOP_LOGPROBS_ROLLOUTS = ("kt", "over_generation", "hato")
-
-
 def _register_replicas(replica: ModuleType) -> None:
+    """Let vLLM's servers report top log-probs for the rollout names of the authors' scripts."""
+    parts = importlib.import_module("verl.utils.parts")
+
     def load():
         return importlib.import_module("verl.workers.rollout.engines.top_logprobs_server").TopLogprobsReplica
 
-    names = (*TOP_LOGPROBS_ROLLOUTS, "vllm") if os.environ.get("VERL_SHARED_CALLS") == "1" else TOP_LOGPROBS_ROLLOUTS
-    for name in names:
+    shared_calls = os.environ.get("VERL_SHARED_CALLS") == "1"
+    for name in (*parts.tree_of_rollout_name(), *(("vllm",) if shared_calls else ())):
         replica.RolloutReplicaRegistry.register(name, load)
 
 
 def _register_server_adapters(base: ModuleType) -> None:
     """verl 0.9.1 keeps the trainer's side of a rollout in a module-level dictionary without a register function."""
-    for name in TOP_LOGPROBS_ROLLOUTS:
-        base._ROLLOUT_REGISTRY[(name, "async")] = base._ROLLOUT_REGISTRY[("vllm", "async")]
-    # ARPO's authors call rollouts with tools a mode
-    base._ROLLOUT_REGISTRY[("vllm", "sync_with_tool")] = base._ROLLOUT_REGISTRY[("vllm", "async")]
+    parts = importlib.import_module("verl.utils.parts")
+    of_vllm = base._ROLLOUT_REGISTRY[("vllm", "async")]
+    base._ROLLOUT_REGISTRY |= {(name, "async"): of_vllm for name in parts.tree_of_rollout_name()}
+    base._ROLLOUT_REGISTRY |= {("vllm", mode): of_vllm for mode in parts.tree_of_rollout_mode()}
 
 
-def _register_algorithms(core_algos: ModuleType) -> None:
-    """Import the modules of the folders `credit` and `loss`, which register estimators and losses."""
-    for file in sorted(OVERLAY_DIR.glob("trainer/ppo/credit/*.py")) + sorted(OVERLAY_DIR.glob("trainer/ppo/loss/*.py")):
-        importlib.import_module(f"verl.trainer.ppo.{file.parent.name}.{file.stem}")
+def _register_parts(core_algos: ModuleType) -> None:
+    """Register estimators and losses with upstream, and all choices of parts with Hydra."""
+    importlib.import_module("verl.utils.parts").load_choices()
 
 
 def _register_trainers(_: ModuleType) -> None:
@@ -107,7 +105,7 @@ def register() -> None:
     try:
         if not (OVERLAY_DIR / "__init__.py").exists():  # a wheel puts the files into upstream's own folder
             sys.meta_path.append(OverlayFinder)
-        after_import("verl.trainer.ppo.core_algos", _register_algorithms)
+        after_import("verl.trainer.ppo.core_algos", _register_parts)
         after_import("verl.trainer.ppo.v1", _register_trainers)
         after_import("verl.workers.engine", lambda _: importlib.import_module("verl_patches.prefix_tree_engine"))
         after_import("verl.workers.rollout.replica", _register_replicas)

@@ -2,15 +2,20 @@
 
     python -m recipe.common.menu           everything
     python -m recipe.common.menu latr      one recipe's configs
+    python -m recipe.common.menu tree=latr what a choice sets, and its keys
 
-It is read from the YAML files in recipe/common/config/<part> and recipe/*/config: a new file is a new choice.
+Trees, samplers, credits and losses are those that are registered (verl.utils.parts); the other parts are the YAML files
+in recipe/common/config/<part>, and the recipes those in recipe/*/config.
 """
 
 import argparse
+import inspect
 import re
 from pathlib import Path
 
 from omegaconf import OmegaConf
+
+from verl.utils.parts import PACKAGES, parts
 
 CONFIG = Path(__file__).parent / "config"
 RECIPES = Path(__file__).parent.parent
@@ -26,7 +31,9 @@ PARTS = {
 
 
 def choices(part: str) -> dict[str, tuple[str, str]]:
-    """Choice -> the first sentence of its YAML's comment, and what it needs by the line `# Needs: …`."""
+    """Return for each choice a sentence about it, and what it needs: from the registry, or from its YAML's comments."""
+    if part in PACKAGES:
+        return {name: (each.about, each.requires) for name, each in parts(part).items() if not each.alias}
     return {file.stem: _about(file) for file in sorted(CONFIG.joinpath(part).glob("*.yaml"))}
 
 
@@ -59,24 +66,52 @@ def menu() -> str:
             if needs:
                 lines.append(f"  {'':<{len(part) + 17}} needs {needs}")
     lines += ["", "Recipes, and the parts that they are made of (none: upstream's alone):"]
-    for name, parts in recipes().items():
-        lines.append(f"  {name:<28} " + " ".join(f"{part}={choice}" for part, choice in parts.items()))
-    lines += ["", "Any combination: DRY_RUN=1 bash recipe/common/run_explore.sh tree=… environment=… credit=… loss=…"]
+    lines += [f"  {name:<28} {_in_words(chosen)}" for name, chosen in recipes().items()]
+    lines += ["", "What a choice sets, and what its keys mean: python -m recipe.common.menu tree=latr"]
+    lines += ["Any combination: DRY_RUN=1 bash recipe/common/run_explore.sh tree=… environment=… credit=… loss=…"]
     return "\n".join(lines[1:])
+
+
+def _in_words(chosen: dict[str, str]) -> str:
+    return " ".join(f"{part}={choice}" for part, choice in chosen.items())
+
+
+def about_choice(part: str, choice: str) -> str:
+    """Return the config values that a choice sets, and the documentation of its keys.
+
+    Raises:
+        ValueError: there is no such part or choice.
+    """
+    if part not in PARTS:
+        raise ValueError(f"{part}: expected one of {', '.join(PARTS)}")
+    if choice not in choices(part) and choice not in (parts(part) if part in PACKAGES else ()):
+        raise ValueError(f"{part}={choice}: expected one of {', '.join(choices(part))}")
+    if part not in PACKAGES:
+        return (CONFIG / part / f"{choice}.yaml").read_text()
+    chosen = parts(part)[choice]
+    keys = getattr(chosen, "keys", None)
+    documentation = f"\n{inspect.getdoc(keys)}\n" if keys else ""
+    return f"# {chosen.about}\n{OmegaConf.to_yaml(chosen.node())}{documentation}"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("recipe", nargs="?", help="only what is made of parts in this recipe")
-    args = parser.parse_args()
-    if args.recipe is None:
+    parser.add_argument("name", nargs="?", help="a recipe, or a choice such as tree=latr")
+    name = parser.parse_args().name
+    if name is None:
         print(menu())
-        return
-    known = {name: parts for name, parts in recipes().items() if name.split("/")[0] == args.recipe}
-    if not known:
-        raise SystemExit(f"no recipe {args.recipe}; known: {', '.join(sorted({n.split('/')[0] for n in recipes()}))}")
-    for name, parts in known.items():
-        print(name, " ".join(f"{part}={choice}" for part, choice in parts.items()))
+    elif "=" in name:
+        try:
+            print(about_choice(*name.split("=", 1)))
+        except ValueError as error:
+            raise SystemExit(f"error: {error}") from None
+    else:
+        of_recipe = {each: chosen for each, chosen in recipes().items() if each.split("/")[0] == name}
+        if not of_recipe:
+            names = sorted({each.split("/")[0] for each in recipes()})
+            raise SystemExit(f"no recipe {name}; known: {', '.join(names)}")
+        for each, chosen in of_recipe.items():
+            print(each, _in_words(chosen))
 
 
 if __name__ == "__main__":

@@ -1,18 +1,14 @@
 """The watch over what Ray does not place for a run: whose it is, and how long the run waits."""
 
-import inspect
 import itertools
-import os
-import subprocess
 import time
 
 import pytest
 from omegaconf import OmegaConf
 
 from tests.forked import ray_of_forks
-from tests.fresh import python_for
 from verl.trainer import cluster_watch
-from verl.trainer.cluster_watch import leave_missing_gpus_to_the_watch, seconds_allowed, unplaced, wait_too_long
+from verl.trainer.cluster_watch import seconds_allowed, unplaced, wait_too_long
 
 JOB, OTHER_JOB = "01000000", "02000000"
 WORKER = {"CPU": 3.0, "GPU": 1.0}
@@ -99,25 +95,3 @@ def test_one_look_that_misses_something_says_nothing(capsys):
 def test_how_long_a_run_waits(setting, joined, seconds):
     config = OmegaConf.create({"trainer": {"pending_seconds": setting}})
     assert seconds_allowed(config, joined) == seconds
-
-
-@pytest.mark.slow
-def test_only_runs_that_are_watched_leave_out_upstreams_count():
-    program = "from verl.single_controller.ray import base; print(base.ResourcePoolManager._check_resource_available)"
-    for setting, owner in (("1", "leave_missing_gpus_to_the_watch"), ("0", "ResourcePoolManager")):
-        environment = {**os.environ, "VERL_WAIT_FOR_NODES": setting}
-        ended = subprocess.run(python_for(program), env=environment, capture_output=True, text=True)
-        assert f"<function {owner}." in ended.stdout, ended.stderr
-
-
-def test_upstream_counts_gpus_where_this_takes_the_count_out(monkeypatch):
-    from verl.single_controller.ray import base
-
-    manager = base.ResourcePoolManager
-    assert "self._check_resource_available()" in inspect.getsource(manager.create_resource_pool)
-    assert "raise ValueError" in inspect.getsource(manager._check_resource_available)
-    monkeypatch.setattr(manager, "_check_resource_available", manager._check_resource_available)  # put back afterwards
-    leave_missing_gpus_to_the_watch(base)
-    pools = manager({"global_pool": [8] * 4}, {})
-    pools.create_resource_pool()  # no Ray is running: upstream's count would fail
-    assert pools.get_n_gpus() == 32

@@ -1,6 +1,5 @@
 """Deaths that the driver must notice, on a Ray of each test's own, and ends that it must not take for deaths."""
 
-import multiprocessing
 import os
 import signal
 import subprocess
@@ -12,27 +11,20 @@ import ray
 
 from tests.forked import as_in_a_run, ray_of_forks
 from verl.trainer import death_watch
-from verl.trainer.death_watch import DeathWatch, lost_actors, report_first_death
-from verl.utils.fault_reports import reported_faults
+from verl.trainer.death_watch import DeathWatch, lost_actors
 
 pytestmark = pytest.mark.slow
 
 
 @ray.remote(num_cpus=0)
 class Member:
-    """An actor of a run; `Engine` is the child that a server has."""
+    """An actor of a run."""
 
     def pid(self) -> int:
         return os.getpid()
 
     def leave(self) -> None:
         ray.actor.exit_actor()
-
-    def start_engine(self) -> int:
-        self.engine = multiprocessing.get_context("spawn").Process(target=time.sleep, args=(600,), name="EngineCore")
-        self.engine.start()
-        report_first_death("EngineCore")
-        return self.engine.pid
 
 
 @pytest.fixture(scope="module")
@@ -63,15 +55,6 @@ def test_actors_that_died_are_named_and_those_that_were_ended_are_not(cluster):
     assert len(lost_actors()) == 1
 
 
-def test_an_engine_that_died_is_reported_by_its_server(cluster):
-    server = Member.remote()
-    pid = ray.get(server.start_engine.remote())
-    assert reported_faults() == []
-    os.kill(pid, signal.SIGKILL)
-    (lost,) = soon(reported_faults)
-    assert f"vLLM's EngineCore (process {pid} on " in lost
-
-
 DRIVER = """
 import os, signal, sys, time
 import ray
@@ -85,11 +68,20 @@ class Runner:
     def run(self):
         os.kill(os.getpid(), signal.SIGKILL)
 
+    def ready(self):
+        pass
+
+    def wait(self):
+        time.sleep(600)
+
 victim, seconds = sys.argv[3:]
 if victim == "Runner":
     ray.get(Runner.remote().run.remote())
 elif victim:
+    runner = Runner.remote()
+    ray.get(runner.ready.remote())
     ray._private.worker.global_worker.node.all_processes[victim][0].process.kill()
+    ray.get(runner.wait.remote())
 time.sleep(float(seconds))
 """
 
@@ -109,11 +101,14 @@ def errors(done: subprocess.CompletedProcess) -> list[str]:
     return [line for line in done.stderr.splitlines() if line.startswith("error:")]
 
 
-@pytest.mark.parametrize("victim", ["gcs_server", "raylet"])
-def test_rays_own_processes_are_watched(victim):
-    done = drive(0.2, victim, 60)
-    assert done.returncode != 0
-    assert [line.split(" (process")[0] for line in errors(done)] == [f"error: Ray's {victim}"]
+@pytest.mark.parametrize(
+    "victim, message", [("gcs_server", "GCS may have been killed"), ("raylet", "Owner's node has crashed")]
+)
+def test_ray_ends_a_run_without_its_own_processes(monkeypatch, victim, message):
+    """The watch leaves these two to Ray, which waits 60 s for its GCS if this variable does not say otherwise."""
+    monkeypatch.setenv("RAY_gcs_rpc_server_reconnect_timeout_s", "5")
+    done = drive(0.2, victim, 600)
+    assert done.returncode != 0 and message in done.stderr
 
 
 def test_a_driver_that_ends_by_itself_still_says_who_died():
@@ -130,10 +125,8 @@ def test_a_run_that_ends_well_says_nothing():
 
 def test_a_death_is_told_once(monkeypatch, capsys):
     watch = DeathWatch()
-    monkeypatch.setattr(death_watch, "lost_ray_processes", lambda: ["a"])
+    monkeypatch.setattr(death_watch, "lost_actors", lambda: ["a died"])
     watch.look()
     watch.look()
-    assert capsys.readouterr().err.count("error: a died") == 1 and watch.faults == [
-        "a died, often because memory ran out"
-    ]
+    assert capsys.readouterr().err.count("error: a died") == 1 and watch.faults == ["a died"]
     watch.ending.set()

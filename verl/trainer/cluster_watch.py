@@ -19,7 +19,6 @@ from ray.util.placement_group import placement_group_table
 PENDING_SECONDS, GROWING_SECONDS = 60, 900
 # between two looks at the cluster, and between two messages
 LOOK_SECONDS, SAY_SECONDS = 2, 60
-SHOWN_RESOURCES = ("CPU", "GPU")
 
 
 def unplaced(groups: Mapping[str, dict], actors: Mapping[str, dict], job: str) -> str | None:
@@ -32,9 +31,8 @@ def unplaced(groups: Mapping[str, dict], actors: Mapping[str, dict], job: str) -
     """
     waiting = [group for name, group in sorted(groups.items()) if name.endswith(job) and group["state"] == "PENDING"]
     parts = [_amounts(group) for group in waiting]
-    classes = Counter(
-        actor["ActorClassName"].rsplit(".")[-1] for actor in actors.values() if not actor["Address"]["IPAddress"]
-    )
+    unplaced_actors = [actor for actor in actors.values() if not actor["Address"]["IPAddress"]]
+    classes = Counter(actor["ActorClassName"].rsplit(".")[-1] for actor in unplaced_actors)
     parts += [f"{number} {name}" for name, number in sorted(classes.items())]
     return ", ".join(parts) or None
 
@@ -60,14 +58,12 @@ def wait_too_long(look: Callable[[], str | None], limit: float, patient: bool, c
     since = None
     while True:
         clock.sleep(LOOK_SECONDS)
-        missing = look()
+        missing, now = look(), clock.monotonic()
         if missing is None:
             since = None
             continue
         if since is None:
-            since = clock.monotonic()
-            say_at = since + LOOK_SECONDS
-        now = clock.monotonic()
+            since, say_at = now, now + LOOK_SECONDS
         if now - since > limit:
             return f"Ray has not placed {missing} for {now - since:.0f} s"
         if patient and now >= say_at:
@@ -96,8 +92,8 @@ def watch_pending_actors(config: DictConfig, joined: bool, needed_cpus: int) -> 
     waited = wait_too_long(_look, seconds_allowed(config, joined), joined, time)
     more_cpus = f"raise ray_kwargs.ray_init.num_cpus (now {config.ray_kwargs.ray_init.get('num_cpus')})"
     if joined:
-        more_cpus = "add nodes to the cluster, or start them with more (ray start --num-cpus), or wait longer "
-        more_cpus += "(trainer.pending_seconds)"
+        start = "start them with more (ray start --num-cpus)"
+        more_cpus = f"add nodes to the cluster, or {start}, or wait longer (trainer.pending_seconds)"
     from verl.workers.config.schedule import rollout_workers  # this module is imported in the middle of verl's import
 
     own = "actor_rollout_ref.rollout.n_gpus_per_node, " if rollout_workers(config) else ""
@@ -124,4 +120,4 @@ def _look() -> str | None:
 
 def _free_resources() -> str:
     free, whole = ray.available_resources(), ray.cluster_resources()
-    return ", ".join(f"{free.get(name, 0):g} of {whole.get(name, 0):g} {name}" for name in SHOWN_RESOURCES)
+    return ", ".join(f"{free.get(name, 0):g} of {whole.get(name, 0):g} {name}" for name in ("CPU", "GPU"))

@@ -3,10 +3,10 @@
 Upstream waits forever for some of a run's processes, such as those of TransferQueue, and for vLLM's engine core when it
 sends weights to it; of others it does not say which one died. The driver looks every two seconds
 - at the states of the run's actors, which Ray keeps (`lost_actors`);
-- at Ray's own processes, if the run has started them (`lost_ray_processes`);
 - for faults that processes of the run have reported (`verl.utils.fault_reports`), such as the death of a process that
-  an actor has started (`report_engine_deaths`).
-A process that is ended on purpose is in none of them, nor is a process of another job of the same cluster.
+  an actor has started (`verl_patches.engine_deaths`).
+A process that is ended on purpose is in neither of them, nor is a process of another job of the same cluster. Ray's own
+processes are not watched, as Ray ends the driver with a message when its GCS or raylet is gone.
 """
 
 import atexit
@@ -17,7 +17,6 @@ import time
 from collections import defaultdict
 
 import ray
-from ray._private.worker import global_worker
 from ray.core.generated.common_pb2 import ActorDiedErrorContext as DIED
 
 from verl.utils.fault_reports import reported_faults
@@ -25,8 +24,6 @@ from verl.utils.fault_reports import reported_faults
 LOOK_SECONDS = 2
 # from a message to the end of a run that has not ended by itself, which keeps upstream's own exceptions in the log
 END_SECONDS = 20
-# without these two of its processes Ray cannot go on; its dashboard and its log monitor only show things
-RAY_PROCESSES = ("gcs_server", "raylet")
 
 
 class DeathWatch(threading.Thread):
@@ -45,9 +42,7 @@ class DeathWatch(threading.Thread):
     def look(self) -> None:
         """Print the faults that were not printed yet."""
         try:
-            lost = lost_ray_processes()
-            faults = [f"{name} died, often because memory ran out" for name in lost] or lost_actors()
-            faults += [] if lost else reported_faults()  # which need Ray's processes
+            faults = lost_actors() + reported_faults()
         except Exception:  # of several kinds: Ray is just ending, or the cluster does not answer
             return
         new = [text for text in faults if text not in self.faults]
@@ -82,33 +77,19 @@ def lost_actors() -> list[str]:
     if not ray.is_initialized():
         return []
     job = ray.JobID.from_hex(ray.get_runtime_context().get_job_id())
-    clauses, of_node = [], defaultdict(list)
+    clauses, lost_nodes = [], defaultdict(list)
     for actor in ray._private.state.actors(job_id=job, actor_state_name="DEAD").values():
-        name, cause = actor["ActorClassName"].rsplit(".")[-1], actor["DeathCause"]
-        process, node = actor["Pid"], actor["Address"]["IPAddress"]
-        if cause.actor_died_error_context.reason == DIED.NODE_DIED:
-            of_node[node].append(f"{name} (process {process} on {node})")
-        elif cause.HasField("oom_context") or _died(cause.actor_died_error_context):
-            clauses.append(f"{name} (process {process} on {node}) died, often because memory ran out")
+        cause, node = actor["DeathCause"], actor["Address"]["IPAddress"]
+        context = cause.actor_died_error_context
+        name = f"{actor['ActorClassName'].rsplit('.')[-1]} (process {actor['Pid']} on {node})"
+        # Ray has no reason of its own for an actor that called `exit_actor` or `sys.exit(0)`, only a text
+        died = context.reason == DIED.WORKER_DIED and "INTENDED_" not in context.error_message
+        if context.reason == DIED.NODE_DIED:
+            lost_nodes[node].append(name)
+        elif cause.HasField("oom_context") or died:
+            clauses.append(f"{name} died, often because memory ran out")
     return clauses + [
         f"the node {node} does not answer Ray any more: it has died, or the network between it and the head; with it "
         f"{', '.join(sorted(names))}"
-        for node, names in sorted(of_node.items())
-    ]
-
-
-def _died(context: DIED) -> bool:
-    """Ray has no reason of its own for an actor that called `exit_actor` or `sys.exit(0)`, only a text."""
-    return context.reason == DIED.WORKER_DIED and "INTENDED_" not in context.error_message
-
-
-def lost_ray_processes() -> list[str]:
-    """Those of `RAY_PROCESSES` that this driver has started and that have died."""
-    node = global_worker.node
-    if node is None:
-        return []
-    return [
-        f"Ray's {kind} (process {process.pid} on {node.node_ip_address})"
-        for kind, process in node.dead_processes()
-        if kind in RAY_PROCESSES
+        for node, names in sorted(lost_nodes.items())
     ]

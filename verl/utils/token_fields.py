@@ -18,7 +18,7 @@ FIELDS: dict[str, "TokenField"] = {}
 
 
 class ContextValue(Generic[T]):
-    """A value for a function whose signature upstream fixes: `with SETTINGS.given(value): ...`.
+    """A value for a function whose signature upstream fixes: `with SETTINGS.bound(value): ...`.
 
     Args:
         name: of the value.
@@ -28,11 +28,11 @@ class ContextValue(Generic[T]):
 
     def __init__(self, name: str, needed_by: str, what: str):
         self.name, self.needed_by, self.what = name, needed_by, what
-        # the value, and what has been computed within this `given`: name -> (inputs, result)
+        # the value, and what has been computed within this `bound`: name -> (inputs, result)
         self._held: ContextVar[tuple[T, dict[str, tuple]] | None] = ContextVar(name, default=None)
 
     @contextmanager
-    def given(self, value: T) -> Iterator[None]:
+    def bound(self, value: T) -> Iterator[None]:
         token = self._held.set((value, {}))
         try:
             yield
@@ -40,15 +40,15 @@ class ContextValue(Generic[T]):
             self._held.reset(token)
 
     def get(self) -> T:
-        """Raises RuntimeError where no value has been given."""
+        """Raises RuntimeError where no value is bound."""
         return self._value_and_memo()[0]
 
     def get_optional(self) -> T | None:
-        """None where no value has been given."""
+        """None where no value is bound."""
         return None if (held := self._held.get()) is None else held[0]
 
     def once(self, name: str, inputs: tuple, compute: Callable[[], Any]) -> Any:
-        """`compute()`; a second call with equal inputs within the same `given` gets the first one's result.
+        """`compute()`; a second call with equal inputs within the same `bound` gets the first one's result.
 
         So an estimator and the trainer's metrics share what both need.
 
@@ -76,11 +76,18 @@ class TokenField(ContextValue[torch.Tensor]):
     """A (B, T) tensor; `name` is its field's in a batch, too.
 
     Args:
-        unsent: of a field that the rollout sends, the value of tokens for which it sends none. None: the trainer
-            computes the field.
+        unsent: value of a token for which the rollout sends none; None for a field that the trainer computes.
+        compute: (old policy's entropies (B, T) in nats, mask (B, T) of the tokens that count) -> the field (B, T) and
+            metrics. None: the rollout sends the field, or a trainer component computes it.
     """
 
-    def __init__(self, name: str, needed_by: str, unsent: float | None = None):
+    def __init__(
+        self,
+        name: str,
+        needed_by: str,
+        unsent: float | None = None,
+        compute: Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, dict[str, float]]] | None = None,
+    ):
         super().__init__(name, needed_by, f"every token's {name}")
-        self.unsent = unsent
+        self.unsent, self.compute = unsent, compute
         FIELDS[name] = self

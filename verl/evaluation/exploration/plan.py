@@ -24,10 +24,9 @@ from verl.trainer.checks.preflight import (
     check_typed_sections,
     settle,
 )
+from verl.utils.parts import parts
 from verl.utils.reward_score import default_compute_score
-
-# trees of `custom` -> trajectories of each of their M trees
-TREES_OF_M = {"eptree": lambda keys: 1 + keys.N * keys.L * keys.T, "tree_grpo": lambda keys: 1 + keys.N * keys.L}
+from verl.workers.config.keys import read_keys
 
 
 class Prompt(NamedTuple):
@@ -83,9 +82,7 @@ def plan_of(config: DictConfig) -> Plan:
     settle(config)
     rollout = config.actor_rollout_ref.rollout
     config.n = rollout.n  # which overrides may have set
-    for tree, of_one in TREES_OF_M.items():
-        keys = rollout.custom[tree]
-        keys.M = max(1, config.n // of_one(keys)) if keys.M is None else keys.M
+    _scale_trees(config)
     check_model_path("actor_rollout_ref.model.path", config.actor_rollout_ref.model.path)
     check_context(config, model_json(config.actor_rollout_ref.model.path))
     policies = dict(_policies(config))
@@ -96,6 +93,18 @@ def plan_of(config: DictConfig) -> Plan:
     rows = pq.read_table(config.data.val_files).to_pylist()
     _check_reward(config, rows)
     return Plan(config, tokenizer, *_prompts(config, tokenizer, rows), policies)
+
+
+def _scale_trees(config: DictConfig) -> None:
+    """Give the null keys that say how large a tree is the largest value with which it grows at most n trajectories."""
+    for tree in parts("tree").values():
+        if not tree.scaled_by or tree.alias:
+            continue
+        section = OmegaConf.select(config, tree.section)
+        if section[tree.scaled_by] is None:
+            values = OmegaConf.to_container(section)
+            at_one = tree.trajectories(read_keys(tree.keys, values | {tree.scaled_by: 1}, tree.section))
+            section[tree.scaled_by] = max(1, config.n // at_one)
 
 
 def _check_keys(config: DictConfig) -> None:

@@ -3,7 +3,7 @@
 from omegaconf import DictConfig, OmegaConf
 
 from verl.workers.config.explore import parts_of
-from verl.workers.config.policy_keys import check_log_probs
+from verl.workers.config.keys import check_log_probs
 from verl.workers.config.schedule import SCHEDULE_OF_TRAINER
 from verl.workers.rollout.trees.hato.config import REWARD_LOOP, HATOConfig
 from verl.workers.rollout.trees.hato.local_reward import local_reward_function

@@ -37,7 +37,8 @@ from verl.trainer.cluster_watch import watch_pending_actors
 from verl.trainer.death_watch import DeathWatch
 from verl.utils.atomic_files import replacing
 from verl.utils.fault_reports import RunError
-from verl.workers.config.explore import LOSS_OF, TOOL_MODE, TREE_OF_NAME, parts_of
+from verl.utils.parts import computed_fields, loss_of_switch, parts, tree_of_rollout_mode, tree_of_rollout_name
+from verl.workers.config.explore import parts_of
 from verl.workers.config.sampler_choice import choose_sampler, choose_seeds
 from verl.workers.config.schedule import (
     SAVED_ROWS,
@@ -146,19 +147,19 @@ def name_parts(rollout: DictConfig) -> None:
     Raises:
         ValueError: they contradict each other.
     """
-    parts = parts_of(rollout)
-    if parts == (None, "none") or "tree" not in rollout:
+    chosen = parts_of(rollout)
+    if chosen == (None, "none") or "tree" not in rollout:
         return
-    rollout.tree, rollout.environment = parts
-    rollout.name = "vllm" if rollout.name in TREE_OF_NAME else rollout.name
-    rollout.mode = "async" if rollout.mode == TOOL_MODE else rollout.mode
+    rollout.tree, rollout.environment = chosen
+    rollout.name = "vllm" if rollout.name in tree_of_rollout_name() else rollout.name
+    rollout.mode = "async" if rollout.mode in tree_of_rollout_mode() else rollout.mode
 
 
 def name_loss(actor: DictConfig) -> None:
     """The papers' switches alone choose the loss that knows them, where the config names none but upstream's."""
-    wanted = {loss for switch, loss in LOSS_OF.items() if actor.get(switch)}
-    if actor.policy_loss.loss_mode == "vanilla" and len(wanted) == 1:
-        actor.policy_loss.loss_mode = wanted.pop()
+    losses = {loss for switch, loss in loss_of_switch().items() if actor.get(switch)}
+    if actor.policy_loss.loss_mode == "vanilla" and len(losses) == 1:
+        actor.policy_loss.loss_mode = losses.pop()
 
 
 def _absolute(path):
@@ -253,25 +254,40 @@ def check_credit(config: DictConfig) -> None:
     """Check the credit, and what reads the keys of several parts."""
     from verl.trainer.distillation import is_distillation_enabled
 
-    from verl.trainer.ppo.credit.node_values import ESTIMATORS
-    from verl.trainer.ppo.v1.components import components_of
-
     with _named_errors():
         hato_config(config)
         check_schedule(config)
     if is_distillation_enabled(config.get("distillation")):
-        for component in components_of(config):
-            if component.fields:
-                raise PreflightError(
-                    f"distillation.enabled=true: {component.entropy_for}'s loss would take the place of the "
-                    "distillation's; take one of them"
-                )
+        loss = parts("loss").get(config.actor_rollout_ref.actor.policy_loss.loss_mode)
+        if loss and loss.fields(config.actor_rollout_ref.actor):
+            raise PreflightError(
+                f"distillation.enabled=true: the loss {loss.name} would take the place of the distillation's; take one "
+                "of them"
+            )
+    check_fields(config)
+
+
+def check_fields(config: DictConfig) -> None:
+    """Check that the trainer computes and sends the token fields that credit and loss read."""
     estimator, mode = config.algorithm.adv_estimator, config.trainer.v1.trainer_mode
-    if estimator in (*ESTIMATORS, "hato", "tree_grpo") and mode not in EXPLORE_TRAINERS:
+    credit = parts("credit").get(estimator)
+    if credit and credit.needs and mode not in EXPLORE_TRAINERS:
         raise PreflightError(
-            f"algorithm.adv_estimator={estimator} compares trajectories that share tokens, and "
-            f"trainer.v1.trainer_mode={mode} does not tell which do: expected {EXPLORE_TRAINERS[0]}"
+            f"algorithm.adv_estimator={estimator} reads {', '.join(need.name for need in credit.needs)}, which "
+            f"trainer.v1.trainer_mode={mode} does not send: expected {EXPLORE_TRAINERS[0]}"
         )
+    computed = {need for component in parts("component").values() for need in component.computes}
+    for need, key in computed_fields(config).items():
+        if mode not in EXPLORE_TRAINERS:
+            raise PreflightError(
+                f"{key} reads {need.name}, which trainer.v1.trainer_mode={mode} does not compute: expected "
+                f"{EXPLORE_TRAINERS[0]}"
+            )
+        if need.compute is None and need not in computed:
+            raise PreflightError(
+                f"{key} reads {need.name}, and nothing computes it: give the TokenField `compute`, or a component "
+                "`computes`"
+            )
 
 
 def check_tools(config: DictConfig) -> None:

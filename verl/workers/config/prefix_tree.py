@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from verl.utils.parts import parts
 from verl.workers.config import FSDPActorConfig
 
 # upstream's strategy -> the name under which upstream's registry has the engine that trains on the tree
@@ -17,8 +18,6 @@ REQUIRED = {
 }
 
 
-# policy losses that are 0, as their gradients are, wherever the advantage is
-PROPORTIONAL = ("vanilla", "hapo", "aepo")
 # the entry of a mini-batch that says that rows whose advantages are all 0 need not be computed
 SKIP_ZERO_ADVANTAGES = "skip_zero_advantages"
 # metrics: the share of the tokens whose rows were computed; of these tokens, the share that went through the model
@@ -62,11 +61,13 @@ def skips_zero_advantages(actor) -> bool:
     """Whether a row without advantages adds nothing to the actor's loss, gradient or metrics of entropy, so that an
     engine for prefix trees leaves it out. `actor` is the actor's section, typed or not."""
     # upstream then divides by the width of each micro-batch, to which rows without advantages add
+    loss = parts("loss").get(actor.policy_loss.loss_mode)
     by_width = actor.loss_agg_mode == "seq-mean-token-sum-norm" and actor.loss_scale_factor is None
     return (
         actor.get("use_prefix_tree", False)
         and not by_width
-        and actor.policy_loss.loss_mode in PROPORTIONAL
+        and loss is not None
+        and loss.proportional
         and actor.entropy_coeff == 0
         and not actor.calculate_entropy
         and not actor.use_kl_loss

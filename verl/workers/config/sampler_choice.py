@@ -13,7 +13,7 @@ from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
 
-from verl.workers.config.policy_keys import ROLLOUT
+from verl.workers.config.keys import ROLLOUT
 from vllm_patches.tempered_requests import PROCESSOR
 
 PROCESSORS = f"{ROLLOUT}.engine_kwargs.vllm.logits_processors"

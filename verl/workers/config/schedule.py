@@ -12,6 +12,7 @@ import math
 
 from omegaconf import DictConfig, OmegaConf, open_dict
 
+from verl.utils.parts import computed_fields
 from verl.workers.config.explore import parts_of
 
 # trainer.v1.trainer_mode -> upstream's trainer that waits as it does; `hato` is an older name, and `watched_sync` is
@@ -98,16 +99,6 @@ def check_transport(config: DictConfig, cuda_is_here: bool) -> None:
         )
 
 
-def needs_old_entropies(config: DictConfig) -> str | None:
-    """The mechanism, in a user's words, that needs the old policy's entropies; None: nothing does."""
-    actor, rollout = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
-    tempered = rollout.get("adaptive_temperature") and rollout.get("temperature_tau")
-    if actor.get("adaptive_clip") or actor.get("adaptive_advantage") or tempered:
-        return "HAPO"
-    key = "enable_entropy_balanced_advantage"
-    return f"actor.{key}" if actor.get(key) else None
-
-
 def _check_timeouts(config: DictConfig) -> None:
     for key in ("trainer.progress_timeout", "actor_rollout_ref.rollout.group_timeout"):
         if (seconds := OmegaConf.select(config, key)) is not None and seconds <= 0:
@@ -116,8 +107,10 @@ def _check_timeouts(config: DictConfig) -> None:
 
 def _check_entropies(config: DictConfig) -> None:
     key = "algorithm.rollout_correction.bypass_mode"
-    if OmegaConf.select(config, key) and (mechanism := needs_old_entropies(config)):
-        raise ValueError(f"{key}=true skips the pass that computes the entropies, which {mechanism} needs")
+    if OmegaConf.select(config, key) and (needs := computed_fields(config)):
+        raise ValueError(
+            f"{key}=true skips the pass that computes the entropies, which {next(iter(needs.values()))} needs"
+        )
 
 
 def _check_correction(config: DictConfig) -> None:

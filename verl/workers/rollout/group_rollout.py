@@ -26,8 +26,9 @@ from verl.experimental.agent_loop.single_turn_agent_loop import SingleTurnAgentL
 from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopManagerTQ, AgentLoopWorkerTQ, apply_greedy_sampling_params
 
 from verl.utils.fault_reports import cause_of, report_fault
+from verl.utils.parts import tree_of_rollout_name
 from verl.utils.user_code import finite_number, guard_tasks, guarded
-from verl.workers.config.explore import TREE_OF_NAME, parts_of
+from verl.workers.config.explore import parts_of
 from verl.workers.config.sampler_choice import SEEDS
 from verl.workers.rollout.engines.vllm_server import LLMClientEngine
 from verl.workers.rollout.group_counts import CountsOfPartitions, GroupCounts
@@ -262,7 +263,7 @@ def plain_suffices(config, processor) -> bool:
     return (
         processor is None
         and not mtp
-        and rollout.name in ("vllm", *TREE_OF_NAME)
+        and rollout.name in ("vllm", *tree_of_rollout_name())
         and not any(OmegaConf.select(rollout, key) for key in only_upstreams)
         and registered == f"{SingleTurnAgentLoop.__module__}.{SingleTurnAgentLoop.__qualname__}"
     )

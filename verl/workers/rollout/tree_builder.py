@@ -14,18 +14,16 @@ for, never from which request was faster. So the same seeds give the same tree.
     >>> tree.trajectories()
 """
 
-import importlib
 import random
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from verl.utils.parts import Tree, part
 from verl.workers.rollout.engines.interface import Generation, RolloutEngine
 from verl.workers.rollout.environment import NO_ENVIRONMENT, Environment
 from verl.workers.rollout.trajectory_tree import TOOL, Segment, TrajectoryTree
-
-POLICIES = "verl.workers.rollout.trees"
 
 
 @dataclass(frozen=True)
@@ -226,9 +224,10 @@ class BranchPolicy(ABC):
     """Which tokens of a prompt's tree are generated. One instance for all prompts of a worker, which keeps no state of
     a prompt: `grow` has that.
 
-    A module `verl.workers.rollout.trees.<name>`, or `<name>.policy`, with a class `Policy` makes
-    `actor_rollout_ref.rollout.tree=<name>`.
+    `register_tree` (verl.utils.parts) makes it a choice of `tree`.
     """
+
+    part: Tree  # its registration
 
     # names of further fields of the rows -> (key of a segment's info, value of a token without it); see `row_fields`
     fields: dict[str, tuple[str, float | int]] = {}
@@ -265,22 +264,12 @@ class BranchPolicy(ABC):
 
 
 def policy_class(name: str) -> type[BranchPolicy]:
-    """The policy of `actor_rollout_ref.rollout.tree=name`.
+    """Return the policy of `actor_rollout_ref.rollout.tree=name`.
 
     Raises:
-        ValueError: there is none of this name.
+        ValueError: nobody has registered a tree of this name.
     """
-    module = f"{POLICIES}.{name}"
-    try:
-        loaded = importlib.import_module(module)
-        return (importlib.import_module(f"{module}.policy") if hasattr(loaded, "__path__") else loaded).Policy
-    except ModuleNotFoundError as error:
-        if error.name != module:
-            raise
-    import pkgutil
-
-    known = sorted(module.name for module in pkgutil.iter_modules(importlib.import_module(POLICIES).__path__))
-    raise ValueError(f"actor_rollout_ref.rollout.tree={name}: expected one of {', '.join(known)}")
+    return part("tree", name, "actor_rollout_ref.rollout.tree").policy
 
 
 async def grow(engine: RolloutEngine, prompt_ids: Sequence[int], n: int, policy: BranchPolicy, **options):

@@ -14,5 +14,5 @@ def ppo_loss_with_fields(config, model_output, data: TensorDict, dp_group=None, 
     padded = data.select(*fields).to_padded_tensor()
     with ExitStack() as stack:
         for name in fields:
-            stack.enter_context(FIELDS[name].given(padded[name]))
+            stack.enter_context(FIELDS[name].bound(padded[name]))
         return ppo_loss(config, model_output, data, dp_group)

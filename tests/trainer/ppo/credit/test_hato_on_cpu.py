@@ -115,9 +115,9 @@ def by_step(tree: Tree, credit, of_nodes: torch.Tensor) -> list[float]:
 def advantages_of(batch, hato: HATOConfig, **config) -> torch.Tensor:
     ids, mask, rewards, index, local, draws = batch
     with ExitStack() as stack:
-        for given in (SEGMENT_IDS.given(ids), LOCAL_REWARDS.given(local), DRAWS.given(draws)):
+        for given in (SEGMENT_IDS.bound(ids), LOCAL_REWARDS.bound(local), DRAWS.bound(draws)):
             stack.enter_context(given)
-        stack.enter_context(HATO_SETTINGS.given(hato))
+        stack.enter_context(HATO_SETTINGS.bound(hato))
         advantages, returns = compute_hato_advantage(rewards, mask, index, config=config)
     assert returns is advantages
     return advantages
@@ -351,7 +351,7 @@ def test_plain_responses_are_siblings_of_each_other():
     ids = torch.full((4, 3), -1)
     rewards, mask = torch.zeros(4, 3), torch.tensor([[1, 1, 1], [1, 1, 0], [1, 0, 0], [1, 1, 1]])
     rewards[:, 0] = torch.tensor([1.0, 0.0, 0.0, 1.0])
-    with SEGMENT_IDS.given(ids), HATO_SETTINGS.given(HATOConfig()):
+    with SEGMENT_IDS.bound(ids), HATO_SETTINGS.bound(HATOConfig()):
         advantages, _ = compute_hato_advantage(rewards, mask, np.array(["a", "a", "a", "b"]))
     assert advantages[0].tolist() == pytest.approx([2 / math.sqrt(3)] * 3, rel=1e-4)
     assert advantages[1].tolist() == pytest.approx([-1 / math.sqrt(3)] * 2 + [0], rel=1e-4)
@@ -362,7 +362,7 @@ def test_a_tools_result_does_not_part_a_step_from_the_next():
     """1 | tool 2 | 3 against 4: the result is an only child, and so is the step after it."""
     ids, mask = torch.tensor([[1, 2, 3], [4, -1, -1]]), torch.tensor([[1, 0, 1], [1, 0, 0]])
     rewards = torch.tensor([[0.0, 0.0, 1.0], [0.0, 0.0, 0.0]])
-    with SEGMENT_IDS.given(ids), HATO_SETTINGS.given(settings()):
+    with SEGMENT_IDS.bound(ids), HATO_SETTINGS.bound(settings()):
         advantages, _ = compute_hato_advantage(rewards, mask, np.array(["a", "a"]))
     up = math.sqrt(0.5)
     torch.testing.assert_close(advantages, torch.tensor([[up, 0, up], [-up, 0, 0]]), rtol=1e-4, atol=1e-6)
@@ -375,8 +375,8 @@ def test_a_batch_through_upstreams_advantage_is_computed_once(monkeypatch):
     tensors = {"token_level_rewards": rewards, "response_mask": mask}
     made = []
     monkeypatch.setattr("verl.trainer.ppo.credit.hato.step_credit", lambda *args: made.append(0) or step_credit(*args))
-    fields = SEGMENT_IDS.given(ids), LOCAL_REWARDS.given(local), DRAWS.given(draws)
-    with fields[0], fields[1], fields[2], HATO_SETTINGS.given(HATOConfig()):
+    fields = SEGMENT_IDS.bound(ids), LOCAL_REWARDS.bound(local), DRAWS.bound(draws)
+    with fields[0], fields[1], fields[2], HATO_SETTINGS.bound(HATOConfig()):
         data = DataProto.from_dict(tensors=tensors, non_tensors={"uid": index})
         data = compute_advantage_for_multi_trajectories(data, keys, "hato", config={})
         credit = batch_credit(rewards, mask, index)
@@ -397,7 +397,7 @@ def test_a_chain_of_thousands_of_steps():
 def test_no_tokens(shape):
     ids = torch.zeros(shape, dtype=torch.long)
     index = np.array(["a", "b"][: shape[0]], dtype=object)
-    with SEGMENT_IDS.given(ids), HATO_SETTINGS.given(HATOConfig()):
+    with SEGMENT_IDS.bound(ids), HATO_SETTINGS.bound(HATOConfig()):
         assert compute_hato_advantage(torch.zeros(shape), torch.zeros(shape), index)[0].shape == shape
         nothing = sibling_metrics(batch_credit(torch.zeros(shape), torch.zeros(shape), index), torch.zeros(shape))
     assert nothing["sibling_groups"] == 0
@@ -407,9 +407,9 @@ def test_what_the_trainer_must_give():
     batch = torch.zeros(2, 4), torch.ones(2, 4), np.array([0, 0])
     with pytest.raises(RuntimeError, match="adv_estimator=hato needs the settings under hato"):
         compute_hato_advantage(*batch)
-    with HATO_SETTINGS.given(HATOConfig()), pytest.raises(RuntimeError, match="every token's segment_ids"):
+    with HATO_SETTINGS.bound(HATOConfig()), pytest.raises(RuntimeError, match="every token's segment_ids"):
         compute_hato_advantage(*batch)
-    with HATO_SETTINGS.given(HATOConfig()), SEGMENT_IDS.given(torch.zeros(2, 3)):
+    with HATO_SETTINGS.bound(HATOConfig()), SEGMENT_IDS.bound(torch.zeros(2, 3)):
         with pytest.raises(ValueError, match=r"segment_ids \(2, 3\): expected \(2, 4\)"):
             compute_hato_advantage(*batch)
 

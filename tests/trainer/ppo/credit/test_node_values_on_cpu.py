@@ -24,7 +24,7 @@ from verl.trainer.ppo.credit.nodes import tree_nodes
 
 
 def advantage(estimator, rewards, mask, index, segment_ids, **config):
-    with SEGMENT_IDS.given(segment_ids):
+    with SEGMENT_IDS.bound(segment_ids):
         return get_adv_estimator_fn(estimator)(rewards, mask, index, config=config)[0]
 
 
@@ -210,7 +210,7 @@ def test_metrics_share_the_estimators_nodes(credit, monkeypatch):
     index, segment_ids, mask, rewards = random_forest(2)
     made = []
     monkeypatch.setattr("verl.trainer.ppo.credit.nodes.tree_nodes", lambda *args: made.append(0) or tree_nodes(*args))
-    with SEGMENT_IDS.given(segment_ids):
+    with SEGMENT_IDS.bound(segment_ids):
         get_adv_estimator_fn(credit)(rewards, mask, index)
         metrics = credit_metrics(rewards, mask, index)
     assert len(made) == 1

@@ -105,10 +105,10 @@ def test_nodes_are_made_once_for_the_same_prompts(monkeypatch):
     made = []
     monkeypatch.setattr(module, "tree_nodes", lambda *args: made.append(0) or tree_nodes(*args))
     mask = torch.ones(IDS.shape)
-    with SEGMENT_IDS.given(IDS):
+    with SEGMENT_IDS.bound(IDS):
         assert batch_nodes(INDEX, mask) is batch_nodes(INDEX.copy(), mask) and len(made) == 1
         assert batch_nodes(INDEX[::-1], mask).parent.tolist() and len(made) == 2
-    with SEGMENT_IDS.given(IDS):
+    with SEGMENT_IDS.bound(IDS):
         batch_nodes(INDEX, mask)
     assert len(made) == 3
     with pytest.raises(RuntimeError, match="every token's segment_ids, which this trainer does not send"):

@@ -13,7 +13,7 @@ from verl.trainer.ppo.credit.nodes import SEGMENT_IDS
 def advantage(scores: list[float], segment_ids: torch.Tensor, index: list, **config) -> torch.Tensor:
     rewards, mask = torch.zeros(segment_ids.shape), (segment_ids >= 0).float()
     rewards[:, -1] = torch.tensor(scores)
-    with SEGMENT_IDS.given(segment_ids):
+    with SEGMENT_IDS.bound(segment_ids):
         return get_adv_estimator_fn("tree_grpo")(rewards, mask, np.array(index, dtype=object), config=config)[0]
 
 
@@ -51,7 +51,7 @@ def test_the_only_trajectory_of_its_tree_and_rows_without_a_tree():
     alone = advantage([5.0], torch.tensor([[0, 1]]), ["a"])
     assert alone.tolist() == [[0, 0]]
     rewards, index = torch.tensor([[2.0], [0.0], [7.0]]), np.array(["a", "a", "b"])
-    with SEGMENT_IDS.given(torch.full((3, 1), -1)):
+    with SEGMENT_IDS.bound(torch.full((3, 1), -1)):
         plain, _ = get_adv_estimator_fn("tree_grpo")(rewards, torch.ones(3, 1), index)
     up = math.sqrt(0.5)
     assert plain.flatten().tolist() == pytest.approx([up, -up, 0], rel=1e-5), "without trees it is GRPO"

@@ -145,7 +145,7 @@ def test_the_loss_and_its_gradient_token_by_token(seed, clipping, advantage):
     config = actor_config(**switches, entropy_advantage_coef=0.5, clip_ratio_c=3.0)
     entropy, mask, old, new, advantages = random_batch(seed)
     z, _ = standardise_entropy(entropy, mask)
-    with STANDARDISED_ENTROPY.given(z):
+    with STANDARDISED_ENTROPY.bound(z):
         loss, metrics = compute_policy_loss_aepo(old, new, advantages, mask, "token-mean", config)
     slow = new.detach().clone().requires_grad_()
     terms = [
@@ -192,7 +192,7 @@ def test_the_gradient_does_not_depend_on_the_micro_batches(mode):
     for size in (1, 5, 12):
         new.grad = None
         for rows in torch.arange(len(mask)).split(size):
-            with STANDARDISED_ENTROPY.given(z[rows]):
+            with STANDARDISED_ENTROPY.bound(z[rows]):
                 LOSS(old[rows], new[rows], advantages[rows], mask[rows], mode, config)[0].backward()
         gradients.append(new.grad.clone())
     assert torch.isfinite(gradients[0]).all() and gradients[0].abs().max() > 0
@@ -207,7 +207,7 @@ def test_a_correction_weighs_each_token():
     weights[0] = 0
     z, _ = standardise_entropy(entropy, mask)
     config = actor_config(enable_entropy_balanced_clipping=True, enable_entropy_balanced_advantage=True)
-    with STANDARDISED_ENTROPY.given(z):
+    with STANDARDISED_ENTROPY.bound(z):
         losses = [LOSS(old, new, advantages, mask, "token-mean", config, *more)[0] for more in ((), (weights,))]
     plain, weighted = (torch.autograd.grad(loss, new)[0] for loss in losses)
     torch.testing.assert_close(weighted, plain * weights)

@@ -41,7 +41,7 @@ def gradient(rank: int, ranks: int, rows_per_micro_batch: int, shard: bool) -> t
     vars(config).update(adaptive_clip=True, adaptive_advantage=True, adv_beta=1.0, global_batch_info=info)
     for rows in torch.arange(rank, ROWS, ranks).split(rows_per_micro_batch):
         new = policy(features[rows]).log_softmax(-1).gather(-1, tokens[rows][..., None])[..., 0]
-        with ENTROPY_H.given(h[rows]):
+        with ENTROPY_H.bound(h[rows]):
             loss, _ = compute_policy_loss_hapo(old[rows], new, advantages[rows], mask[rows], "token-mean", config)
         loss.backward()
     return policy.weight.grad.full_tensor() if shard else policy.weight.grad

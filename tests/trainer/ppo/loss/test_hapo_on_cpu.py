@@ -246,7 +246,7 @@ def test_the_loss_token_by_token(seed, clip, advantage):
     config = actor_config(adaptive_clip=clip, adaptive_advantage=advantage)
     entropy, mask, old, new, advantages = loss_inputs(seed)
     h, _ = compute_entropy_h(entropy, mask)
-    with ENTROPY_H.given(h):
+    with ENTROPY_H.bound(h):
         loss, metrics = compute_policy_loss_hapo(old, new, advantages, mask, "token-mean", config)
     terms = [
         slow_token_loss((new[i, t] - old[i, t]).exp().item(), advantages[i, t].item(), h[i, t].item(), config)
@@ -277,7 +277,7 @@ def test_the_gradient_does_not_depend_on_the_micro_batches():
     for size in (1, 5, 12):
         new.grad = None
         for rows in torch.arange(len(mask)).split(size):
-            with ENTROPY_H.given(h[rows]):
+            with ENTROPY_H.bound(h[rows]):
                 compute_policy_loss_hapo(old[rows], new[rows], advantages[rows], mask[rows], "token-mean", config)[
                     0
                 ].backward()
@@ -292,7 +292,7 @@ def test_a_correction_weighs_each_token():
     weights = 2 * torch.rand(mask.shape, generator=torch.Generator().manual_seed(6))
     weights[0] = 0
     h, _ = compute_entropy_h(entropy, mask)
-    with ENTROPY_H.given(h):
+    with ENTROPY_H.bound(h):
         losses = [
             compute_policy_loss_hapo(old, new, advantages, mask, "token-mean", actor_config(), *more)[0]
             for more in ((), (weights,))

@@ -137,7 +137,7 @@ def test_the_credit_compares_within_these_trees():
     segment_ids = torch.tensor([[*row, *[-1] * (width - len(row))] for row in ids])
     scores = torch.zeros(8, width, dtype=torch.double)
     scores[:, 0] = torch.from_numpy(rewards)
-    with SEGMENT_IDS.given(segment_ids):
+    with SEGMENT_IDS.bound(segment_ids):
         advantages, _ = get_adv_estimator_fn("tree_grpo")(scores, (segment_ids >= 0).double(), np.array(["a"] * 8))
     halves = np.split(rewards, 2)
     own = np.concatenate([(half - half.mean()) / half.std(ddof=1) for half in halves])

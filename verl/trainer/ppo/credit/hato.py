@@ -32,8 +32,8 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from verl.trainer.ppo.credit.node_values import register_credit
 from verl.trainer.ppo.credit.nodes import DROPPED_STEPS, SEGMENT_IDS, Nodes, batch_nodes
+from verl.utils.parts import Compares, register_credit
 from verl.utils.token_fields import ContextValue, TokenField
 
 LOCAL_REWARDS = TokenField("local_rewards", "R_local of adv_estimator=hato", unsent=0.0)
@@ -207,7 +207,18 @@ def batch_credit(
     return SEGMENT_IDS.once("hato", (index, outcomes, *settings), lambda: step_credit(nodes, outcomes, *settings))
 
 
-@register_credit("hato")
+@register_credit(
+    "hato",
+    "HATO's notes: each step against its siblings alone, by R = alpha R_local + beta R_path + gamma R_causal",
+    compares=Compares.NODES,
+    needs=(SEGMENT_IDS, LOCAL_REWARDS, DRAWS, DROPPED_STEPS),
+    values={
+        "hato.verification_threshold": 0.5,
+        "hato.path_reward": "best",
+        "hato.reward_weights": {"alpha": 0.1, "beta": 0.7, "gamma": 0.2},
+        "hato.train_on_local_reward_alone": False,
+    },
+)
 def compute_hato_advantage(
     rewards: torch.Tensor, mask: torch.Tensor, index: np.ndarray, epsilon: float, norm: bool
 ) -> torch.Tensor:

@@ -7,11 +7,16 @@ and over the standard deviation. A tree is what shares its first segment.
 import numpy as np
 import torch
 
-from verl.trainer.ppo.credit.node_values import register_credit
-from verl.trainer.ppo.credit.nodes import batch_nodes, trajectory_advantages
+from verl.trainer.ppo.credit.nodes import SEGMENT_IDS, batch_nodes, trajectory_advantages
+from verl.utils.parts import Compares, register_credit
 
 
-@register_credit("tree_grpo")
+@register_credit(
+    "tree_grpo",
+    "Tree-GRPO (arXiv 2509.21240): each trajectory against its own tree's, and against all of the prompt's",
+    compares=Compares.NODES,
+    needs=(SEGMENT_IDS,),
+)
 def compute_tree_grpo_advantage(
     rewards: torch.Tensor, mask: torch.Tensor, index: np.ndarray, epsilon: float, norm: bool
 ) -> torch.Tensor:

@@ -7,12 +7,29 @@ batch is cut. Shapes: B trajectories, T response positions.
 from typing import NamedTuple
 
 import torch
-from verl.trainer.ppo.core_algos import agg_loss, compute_policy_loss_vanilla, register_policy_loss
+from pydantic import Field
+from pydantic.dataclasses import dataclass
+from verl.trainer.ppo.core_algos import agg_loss, compute_policy_loss_vanilla
 from verl.utils.torch_functional import masked_mean
 
+from verl.utils.parts import register_loss
 from verl.utils.token_fields import TokenField
+from verl.workers.config.keys import STRICT
 
-STANDARDISED_ENTROPY = TokenField("standardised_entropy", "actor.enable_entropy_balanced_advantage=true")
+
+@dataclass(frozen=True, config=STRICT)
+class AEPOKeys:
+    """Keys under actor_rollout_ref.actor.
+
+    Args:
+        enable_entropy_balanced_clipping: tokens above the upper clip keep a gradient.
+        enable_entropy_balanced_advantage: advantages grow with the standardized entropy z.
+        entropy_advantage_coef: relative change of an advantage per standard deviation of the entropy.
+    """
+
+    enable_entropy_balanced_clipping: bool = False
+    enable_entropy_balanced_advantage: bool = False
+    entropy_advantage_coef: float = Field(default=0.2, ge=0, le=1)
 
 
 class EntropyMoments(NamedTuple):
@@ -43,6 +60,19 @@ def standardise_entropy(entropy: torch.Tensor, response_mask: torch.Tensor) -> t
     std = torch.linalg.vector_norm(standardised, dtype=torch.float64).item() / n**0.5
     # equal entropies differ by rounding alone
     return standardised.mul_(1 / std if std > 1e-6 else 0.0), EntropyMoments(mean, std)
+
+
+def standardised_entropy_field(entropy: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tensor, dict[str, float]]:
+    """Return `standardise_entropy` with its moments as metrics."""
+    standardised, moments = standardise_entropy(entropy, mask)
+    metrics = {f"aepo/entropy_{name}": value for name, value in moments._asdict().items()}
+    metrics["aepo/advantage_grew"] = masked_mean((standardised > 0).float(), mask).item()
+    return standardised, metrics
+
+
+STANDARDISED_ENTROPY = TokenField(
+    "standardised_entropy", "actor.enable_entropy_balanced_advantage=true", compute=standardised_entropy_field
+)
 
 
 def entropy_balanced_advantage(
@@ -78,7 +108,16 @@ def revived_losses(
     return torch.where(killed, -advantages * (clipped - clipped.detach()), 0.0), killed
 
 
-@register_policy_loss("aepo")
+@register_loss(
+    "aepo",
+    "AEPO (arXiv 2510.14545): tokens above the upper clip keep a gradient, advantages grow with the standardized "
+    "entropy",
+    requires="no algorithm.rollout_correction.bypass_mode: the old policy's entropies",
+    keys=AEPOKeys,
+    switches={"enable_entropy_balanced_clipping": None, "enable_entropy_balanced_advantage": STANDARDISED_ENTROPY},
+    values={"enable_entropy_balanced_clipping": True, "enable_entropy_balanced_advantage": True},
+    proportional=True,
+)
 def compute_policy_loss_aepo(
     old_log_prob: torch.Tensor,
     log_prob: torch.Tensor,

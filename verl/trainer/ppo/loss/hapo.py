@@ -1,91 +1,48 @@
-"""HAPO's mathematics (arXiv 2509.16591): normalised entropy h, adaptive clipping, advantages, and the policy loss.
+"""HAPO's policy loss (arXiv 2509.16591), `actor.policy_loss.loss_mode=hapo`: clip ranges and advantages follow h.
 
-h in [-1, 1] tells how uncertain the old policy was at a token, against the batch: 0 at the pivot quantile, 1 at the
-most uncertain token, -1 at the most certain one. What depends on the batch (h, its statistics) is computed once per
-training step over the whole batch; the loss only looks h up, so that it does not depend on how the batch is cut into
-micro-batches. Shapes: B responses, T response positions, G prompt groups.
-
-    >>> entropy = torch.tensor([[0.01, 0.1, 1.0, 10.0]])
-    >>> h, statistics = compute_entropy_h(entropy, torch.ones(1, 4), pivot=0.34)
-    >>> h  # pivot: 0.1; one token below it, two above it, twice as far in the logarithm
-    tensor([[-1.0000,  0.0000,  0.5000,  1.0000]])
+h in [-1, 1] tells how uncertain the old policy was at a token (verl/utils/normalized_entropy.py). The trainer computes
+it once per step over the whole batch, so that the loss does not depend on how the batch is cut into micro-batches.
+Shapes: B responses, T response positions.
 """
 
 from collections.abc import Mapping
-from typing import NamedTuple
 
-import numpy as np
 import torch
-from verl.trainer.ppo.core_algos import agg_loss, register_adv_est, register_policy_loss
+from pydantic import Field
+from pydantic.dataclasses import dataclass
+from verl.trainer.ppo.core_algos import agg_loss
 
-from verl.trainer.ppo.credit.nodes import groups_of_equals
-from verl.utils.normalized_entropy import ENTROPY_FLOOR, normalize_entropy
-from verl.utils.token_fields import TokenField
-
-FALLBACK_BOUND = 5.0  # a group with a larger token-level advantage takes GRPO's
-
-
-class EntropyStatistics(NamedTuple):
-    """What turns an entropy into h: h = z * (scale_pos if z > 0 else scale_neg), z = (log H - median) / std.
-
-    `median` is the pivot quantile of log H (the paper's code calls it so whatever the quantile), `std` the root mean
-    square distance from it. All but `median` are positive; where the batch does not define one it is 1.
-    """
-
-    median: float = 0.0
-    std: float = 1.0
-    scale_pos: float = 1.0
-    scale_neg: float = 1.0
+from verl.utils.normalized_entropy import ENTROPY_H
+from verl.utils.parts import register_loss
+from verl.workers.config.keys import ACTOR, STRICT
 
 
-def entropy_to_h(entropy: torch.Tensor, statistics: EntropyStatistics) -> torch.Tensor:
-    """h of entropies in nats (any shape), clamped to [-1, 1], for the statistics of this or an earlier batch."""
-    return normalize_entropy(entropy, *statistics)
-
-
-def compute_entropy_h(
-    entropy: torch.Tensor, response_mask: torch.Tensor, pivot: float = 0.8
-) -> tuple[torch.Tensor, EntropyStatistics]:
-    """Normalised entropy of every token of the batch (section 3.1 of the paper, with h's sign kept).
+@dataclass(frozen=True, config=STRICT)
+class HAPOKeys:
+    """Keys under actor_rollout_ref.actor.
 
     Args:
-        entropy: (B, T) entropy in nats of the old policy over the full vocabulary.
-        response_mask: (B, T) tokens that count; the others get h = 0.
-        pivot: quantile of log H where h is 0 (nearest rank), in [0, 1].
-
-    Returns:
-        h (B, T) float32 without gradient, and the statistics. No valid token, or all entropies equal: h = 0. Tokens
-        whose entropy is not finite, as upstream's is where a logit is -inf, do not count.
-
-    Raises:
-        ValueError: `pivot` outside [0, 1].
+        adaptive_clip: clip ranges follow each token's normalized entropy h.
+        clip_alpha: largest relative change of a clip range: eps (1 + clip_alpha |h|).
+        adaptive_advantage: redistribute advantages by h.
+        adv_beta: largest relative change of an advantage: A (1 + adv_beta h); at most 1, so that none changes its sign.
+        entropy_pivot: quantile of the batch's log-entropies where h is 0.
     """
-    if not 0.0 <= pivot <= 1.0:
-        raise ValueError(f"pivot={pivot}: expected a quantile in [0, 1]")
-    # on the CPU with numpy's selection and partition: several times faster than torch's masked_select and kthvalue
-    valid = (response_mask.bool() & entropy.isfinite()).cpu().numpy()
-    x = torch.from_numpy(entropy.detach().float().cpu().numpy()[valid]).clamp_(min=ENTROPY_FLOOR).log_()
-    h = torch.zeros(entropy.shape, dtype=torch.float32)
-    if not x.numel():
-        return h.to(entropy.device), EntropyStatistics()
-    rank = round(pivot * (x.numel() - 1))
-    median = float(np.partition(x.numpy(), rank)[rank])
-    x.sub_(median)
-    std = torch.linalg.vector_norm(x, dtype=torch.float64).item() / x.numel() ** 0.5
-    if std < 1e-6:
-        return h.to(entropy.device), EntropyStatistics(median=median)
-    lowest, highest = (bound.item() / std for bound in x.aminmax())
-    statistics = EntropyStatistics(
-        median=median,
-        std=std,
-        scale_pos=1 / highest if highest > 0 else 1.0,
-        scale_neg=1 / -lowest if lowest < 0 else 1.0,
-    )
-    x.mul_(statistics.scale_pos / std)
-    # one pass, in place: times scale_neg / scale_pos where negative
-    torch.nn.functional.leaky_relu_(x, statistics.scale_neg / statistics.scale_pos).clamp_(-1.0, 1.0)
-    h.numpy()[valid] = x.numpy()
-    return h.to(entropy.device), statistics
+
+    adaptive_clip: bool = False
+    clip_alpha: float = 1.0
+    adaptive_advantage: bool = False
+    adv_beta: float = Field(default=1.0, ge=0, le=1)
+    entropy_pivot: float = Field(default=0.8, ge=0, le=1)
+
+    def check(self, actor) -> None:
+        """Raise ValueError if the lower clip range would reach 1, where nothing is clipped."""
+        low = actor.clip_ratio_low if actor.clip_ratio_low is not None else actor.clip_ratio
+        if self.adaptive_clip and (self.clip_alpha < 0 or low * (1 + self.clip_alpha) >= 1):
+            raise ValueError(
+                f"{ACTOR}.clip_alpha={self.clip_alpha}: expected at least 0, and clip_ratio_low (1 + clip_alpha) below "
+                f"1, else nothing is clipped; clip_ratio_low is {low}"
+            )
 
 
 def ada_clip(
@@ -122,86 +79,21 @@ def ada_advantage(
     return torch.where(redistributed, advantages * (1 + adv_beta * h), advantages), redistributed
 
 
-def token_level_group_advantage(
-    scores: torch.Tensor,
-    lengths: torch.Tensor,
-    groups: torch.Tensor,
-    epsilon: float = 1e-6,
-    norm_adv_by_std_in_grpo: bool = True,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Advantage of every response against its group's mean over tokens, not over responses.
-
-    Args:
-        scores: (B,) outcome reward of each response.
-        lengths: (B,) its number of valid tokens.
-        groups: (B,) its group, 0 to G-1, every number used.
-        epsilon: added to the standard deviation.
-        norm_adv_by_std_in_grpo: divide by the standard deviation; False: subtract the mean only.
-
-    Returns:
-        advantages (B,), exactly 0 where a group's scores are equal, and (G,) whether the group took GRPO's advantage
-        because a value reached 5 (a rare outcome in short responses: the mean over tokens hardly moves, the value
-        explodes).
-    """
-    n_groups = int(groups.max()) + 1 if groups.numel() else 0
-
-    def per_group(values: torch.Tensor) -> torch.Tensor:
-        return values.new_zeros(n_groups).index_add_(0, groups, values)
-
-    def normalised(weights: torch.Tensor, degrees_of_freedom: int) -> torch.Tensor:
-        total = per_group(weights)
-        centred = scores - (per_group(weights * scores) / total.clamp(min=1.0))[groups]
-        if not norm_adv_by_std_in_grpo:
-            return centred
-        variance = per_group(weights * centred.square()) / (total - degrees_of_freedom).clamp(min=1.0)
-        return centred / (variance.sqrt()[groups] + epsilon)
-
-    lengths = lengths.to(scores.dtype)
-    by_token = normalised(lengths, 0)
-    has_tokens = lengths > 0
-    too_large = ((by_token.abs() >= FALLBACK_BOUND) & has_tokens).to(scores.dtype)
-    fallback = per_group(too_large) > 0
-    by_response = normalised(torch.ones_like(scores), 1)
-    advantages = torch.where(fallback[groups], by_response, by_token)
-    return advantages.masked_fill(groups_of_equals(scores, groups), 0.0), fallback
-
-
-@register_adv_est("hapo")
-def compute_hapo_outcome_advantage(
-    token_level_rewards: torch.Tensor,
-    response_mask: torch.Tensor,
-    index: np.ndarray,
-    epsilon: float = 1e-6,
-    norm_adv_by_std_in_grpo: bool | None = None,
-    config=None,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """HAPO's outcome advantage (`algorithm.adv_estimator=hapo`): token-level group average.
-
-    Args:
-        token_level_rewards: (B, T); their sum is the response's outcome.
-        response_mask: (B, T); advantages outside it are 0.
-        index: (B,) prompt ids; equal ones are one group.
-        epsilon, norm_adv_by_std_in_grpo: see `token_level_group_advantage`; None: as `config` says, else True.
-        config: upstream's algorithm config; upstream gives a registered estimator this, not the key.
-
-    Returns:
-        advantages and returns, the same (B, T) tensor.
-    """
-    if norm_adv_by_std_in_grpo is None:
-        norm_adv_by_std_in_grpo = True if config is None else config.get("norm_adv_by_std_in_grpo", True)
-    with torch.no_grad():
-        groups = torch.from_numpy(np.unique(index, return_inverse=True)[1]).to(token_level_rewards.device)
-        mask = response_mask.to(torch.float32, copy=True)  # becomes the result; sums of a bool tensor are slow
-        scores, lengths = token_level_rewards.sum(dim=-1), mask.sum(dim=-1)
-        advantages, _ = token_level_group_advantage(scores, lengths, groups, epsilon, norm_adv_by_std_in_grpo)
-        advantages = mask.mul_(advantages.unsqueeze(-1))
-    return advantages, advantages
-
-
-ENTROPY_H = TokenField("entropy_h", "actor.policy_loss.loss_mode=hapo")
-
-
-@register_policy_loss("hapo")
+@register_loss(
+    "hapo",
+    "HAPO (arXiv 2509.16591): clip ranges and advantages follow each token's normalised entropy",
+    requires="no algorithm.rollout_correction.bypass_mode: the old policy's entropies",
+    keys=HAPOKeys,
+    switches={"adaptive_clip": ENTROPY_H, "adaptive_advantage": ENTROPY_H},
+    values={
+        "adaptive_clip": True,
+        "adaptive_advantage": True,
+        "clip_ratio_low": 0.2,
+        "clip_ratio_high": 0.2,
+        "clip_ratio_c": 10.0,
+    },
+    proportional=True,
+)
 def compute_policy_loss_hapo(
     old_log_prob: torch.Tensor,
     log_prob: torch.Tensor,

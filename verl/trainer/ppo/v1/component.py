@@ -8,7 +8,8 @@ from omegaconf import DictConfig
 from tensordict import TensorDict
 
 from verl.trainer.ppo.v1.batch_rows import BatchRows, Group
-from verl.utils.token_fields import ContextValue
+from verl.utils.parts import computed_fields, parts
+from verl.utils.token_fields import ContextValue, TokenField
 from verl.workers.config.explore import parts_of
 from verl.workers.rollout.trajectory_tree import TrajectoryTree
 
@@ -23,23 +24,24 @@ class Component:
 
     Hooks that get the trainer may read its config, `global_steps` and `total_training_steps`, and use its workers.
 
+    A component is a class with the decorator `register_component` (verl.utils.parts). A run has it where `wanted` says
+    so, whatever else the run is made of: HAPO's h goes with the tokens of any tree, LATR's scheduler with any loss.
+
     Attributes:
-        fields: names of the token fields that it makes for the loss.
-        entropy_for: the mechanism, in a user's words, that needs the old policy's entropies; None: nothing does.
+        computes: token fields that it makes of the old policy's entropies, where a part of the run needs them.
         state_file: its file in a checkpoint: JSON, or with tensors where the name ends in `.pt`.
     """
 
-    fields: tuple[str, ...] = ()
-    entropy_for: str | None = None
+    computes: tuple[TokenField, ...] = ()
     state_file: str | None = None
 
     def __init__(self, config: DictConfig):
         self.config = config
 
-    @staticmethod
-    def wanted(config: DictConfig) -> bool:
-        """Whether a run with this config has the component."""
-        raise NotImplementedError
+    @classmethod
+    def wanted(cls, config: DictConfig) -> bool:
+        """Return whether a run with this config has the component: by default, if a part needs what it computes."""
+        return not computed_fields(config).keys().isdisjoint(cls.computes)
 
     # ---- set-up ----
 
@@ -61,18 +63,19 @@ class Component:
         """Look at the rows of groups that are replaced by others and will not be trained on."""
 
     def token_fields(self, entropy: torch.Tensor, mask: torch.Tensor, metrics: dict) -> dict[str, torch.Tensor]:
-        """`fields`, each (B, T), from the old policy's entropies (B, T) in nats and the tokens that count."""
+        """Return `computes` by their names, each (B, T), from the old policy's entropies (B, T) in nats and the mask of
+        the tokens that count."""
         return {}
 
-    def given(self) -> dict[ContextValue, Any]:
-        """What an advantage estimator needs beside the rollout's token fields."""
+    def context_values(self) -> dict[ContextValue, Any]:
+        """Return what an advantage estimator needs beside token fields."""
         return {}
 
     def after_advantage(self, rows: BatchRows, metrics: dict) -> None:
-        """Look at the batch, which has advantages by now, and at the step's metrics; credit's fields are given."""
+        """Look at the batch, which has advantages by now, and at the step's metrics; credit's fields can be read."""
 
     def about_tree(self, tree: TrajectoryTree, rows: BatchRows, group: Group) -> None:
-        """Add what is known by now of a tree's segments to their `info`, for the viewer; credit's fields are given."""
+        """Add numbers to the `info` of a tree's segments, for the viewer; credit's fields can be read."""
 
     def around_update(self, trainer, metrics: dict) -> AbstractContextManager:
         """The actor is updated within it."""
@@ -85,3 +88,8 @@ class Component:
 
     def load_state_dict(self, state: dict) -> None:
         """What `state_dict` gave; raises ValueError where the run's config does not fit to it."""
+
+
+def components_of(config: DictConfig) -> list[Component]:
+    """Return the components that a run with this config has, in the order of their names."""
+    return [component(config) for component in parts("component").values() if component.wanted(config)]

@@ -6,9 +6,9 @@ import numpy as np
 import torch
 from omegaconf import DictConfig
 
-from verl.trainer.ppo.credit.node_values import zero_for_equals
 from verl.trainer.ppo.credit.nodes import groups_of_equals
 from verl.trainer.ppo.v1.batch_rows import BatchRows
+from verl.utils.parts import Compares, compares
 
 
 def rewards_column(algorithm: DictConfig) -> str:
@@ -18,7 +18,7 @@ def rewards_column(algorithm: DictConfig) -> str:
 
 def zero_equal_groups(rows: BatchRows, algorithm: DictConfig) -> None:
     """Write advantages of 0 for the groups with equal outcomes, where the estimator compares nothing else."""
-    if zero_for_equals(algorithm.adv_estimator):
+    if compares(algorithm.adv_estimator) is Compares.GROUP:
         groups = torch.from_numpy(np.unique(rows.index, return_inverse=True)[1])
         equal = groups_of_equals(rows.tokens(rewards_column(algorithm), 0.0).sum(-1), groups)
         zero_advantages(rows, [row for row in rows.real if equal[row]])

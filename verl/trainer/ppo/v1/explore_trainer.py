@@ -20,10 +20,11 @@ responses' common prefixes.
 
 import hashlib
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 
+import torch
 from omegaconf import DictConfig
 from tensordict import NonTensorData, NonTensorStack, TensorDict
 from verl.trainer.distillation import is_distillation_enabled
@@ -32,10 +33,10 @@ from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 from verl.utils.config import omega_conf_to_dataclass
 
 from verl.trainer.checkpoint_marker import forget_marks_from
-from verl.trainer.ppo.credit.node_values import compares_within_group, credit_metrics
+from verl.trainer.ppo.credit.node_values import credit_metrics
 from verl.trainer.ppo.credit.nodes import SEGMENT_IDS, Nodes, batch_nodes
 from verl.trainer.ppo.v1.batch_rows import ORDER, PROBLEM, BatchRows, Group, place_of
-from verl.trainer.ppo.v1.components import components_of
+from verl.trainer.ppo.v1.component import Component, components_of
 from verl.trainer.ppo.v1.equal_rewards import rewards_column, zero_advantages
 from verl.trainer.ppo.v1.group_placement import distinct_tokens, place_groups
 from verl.trainer.ppo.v1.padding_rows import is_padding_row, spread_padding_rows
@@ -51,6 +52,7 @@ from verl.trainer.ppo.v1.tree_reports import (
     write_records,
 )
 from verl.trainer.ppo.v1.watched_run import WatchedRun
+from verl.utils.parts import Compares, compares, computed_fields, parts
 from verl.utils.token_fields import FIELDS, TokenField
 from verl.workers.config.prefix_tree import (
     SKIP_ZERO_ADVANTAGES,
@@ -73,6 +75,7 @@ class ExploreMixin(WatchedRun):
     def __init__(self, config: DictConfig):
         config = config.copy()
         self.components = components_of(config)
+        self.computed_fields = computed_fields(config)
         self.n_prompts = 0  # that were submitted
         self.trees_written: Counter[int] = Counter()  # by step
         self.submitted: Counter[str] = Counter()  # how often each problem was, in `submitted_in`
@@ -101,8 +104,9 @@ class ExploreMixin(WatchedRun):
 
     def _setup(self):
         super()._setup()
-        if fields := [name for component in self.components for name in component.fields]:
-            actor_config = omega_conf_to_dataclass(self.config.actor_rollout_ref.actor)
+        actor_config = omega_conf_to_dataclass(self.config.actor_rollout_ref.actor)
+        loss = parts("loss").get(actor_config.policy_loss.loss_mode)
+        if fields := [field.name for field in (loss.fields(actor_config) if loss else ())]:
             self.actor_rollout_wg.set_loss_fn(partial(ppo_loss_with_fields, config=actor_config, fields=fields))
 
     # ---- rollout ----
@@ -157,21 +161,19 @@ class ExploreMixin(WatchedRun):
 
     def _compute_old_log_prob(self, batch, metrics: dict):
         batch = super()._compute_old_log_prob(batch, metrics)
-        asking = [component for component in self.components if component.entropy_for]
-        if asking:
+        if self.computed_fields:
             rows = BatchRows(batch)
             rows.fetch("entropy", "response_mask")
             entropy, mask = rows.tokens("entropy", 0.0), rows.response_mask.bool()
             if not_finite := int((~entropy.isfinite() & mask).sum()):
                 metrics["training/not_finite_entropies"] = not_finite
-            for component in asking:
-                for name, values in component.token_fields(entropy, mask, metrics).items():
-                    rows.put(name, values)
+            for name, values in compute_fields(self.computed_fields, self.components, entropy, mask, metrics).items():
+                rows.put(name, values)
         return batch
 
     def _compute_advantage(self, batch, metrics: dict):
         rows = BatchRows(batch)
-        rows.fetch("uid", "extra_fields", ORDER, PROBLEM, *(field.name for field in _fields_of_rollouts()))
+        rows.fetch("uid", "extra_fields", ORDER, PROBLEM, *(field.name for field in self._fields_of_rows()))
         with self._given_to_credit(rows):
             batch = super()._compute_advantage(batch, metrics)
             self._zero_single_rows(rows)
@@ -181,16 +183,20 @@ class ExploreMixin(WatchedRun):
     @contextmanager
     def _given_to_credit(self, rows: BatchRows):
         with ExitStack() as stack:
-            for field in _fields_of_rollouts():
-                stack.enter_context(field.given(rows.tokens(field.name, field.unsent)))
+            for field in self._fields_of_rows():
+                stack.enter_context(field.bound(rows.tokens(field.name, 0.0 if field.unsent is None else field.unsent)))
             for component in self.components:
-                for given, value in component.given().items():
-                    stack.enter_context(given.given(value))
+                for context_value, value in component.context_values().items():
+                    stack.enter_context(context_value.bound(value))
             yield
+
+    def _fields_of_rows(self) -> list[TokenField]:
+        """Return the fields that an estimator may read: those of rollouts, and those that the trainer computed."""
+        return [field for field in FIELDS.values() if field.unsent is not None or field in self.computed_fields]
 
     def _zero_single_rows(self, rows: BatchRows) -> None:
         """Give 0 to a trajectory that is alone in its group, for which upstream takes its score."""
-        if compares_within_group(self.config.algorithm.adv_estimator):
+        if compares(self.config.algorithm.adv_estimator) in (Compares.GROUP, Compares.GROUP_THEN_MORE):
             sessions = ({place_of(rows.keys[row]).session for row in group.rows} for group in rows.groups)
             single = [group.rows for group, others in zip(rows.groups, sessions, strict=True) if len(others) == 1]
             zero_advantages(rows, [row for group_rows in single for row in group_rows])
@@ -206,6 +212,10 @@ class ExploreMixin(WatchedRun):
             raise RuntimeError(
                 f"step {self.global_steps}: every call of the tool {tool} failed, by its own fault: {said}"
             )
+        credit = parts("credit").get(self.config.algorithm.adv_estimator)
+        if credit is not None and credit.metrics is not None:
+            real, norm = rows.real, self.config.algorithm.get("norm_adv_by_std_in_grpo", True)
+            metrics.update(credit.metrics(rows.rewards[real], rows.response_mask[real], rows.index[real], norm))
         shown = self.config.trainer.get("tree_prompts", 8)
         metrics.update(diversity_metrics(rows, rows.groups[:shown]))
         for component in self.components:
@@ -265,8 +275,31 @@ class ExploreMixin(WatchedRun):
                 component.load_state_dict(state)
 
 
-def _fields_of_rollouts() -> list[TokenField]:
-    return [field for field in FIELDS.values() if field.unsent is not None]
+def compute_fields(
+    fields: Collection[TokenField],
+    components: Sequence[Component],
+    entropy: torch.Tensor,
+    mask: torch.Tensor,
+    metrics: dict,
+) -> dict[str, torch.Tensor]:
+    """Return token fields (B, T) by their names.
+
+    Args:
+        fields: the fields that the run's parts need (`computed_fields`).
+        components: the run's, some of which compute fields.
+        entropy: (B, T) entropies of the old policy in nats.
+        mask: (B, T) boolean, the tokens that count.
+        metrics: gets the metrics of the computation.
+    """
+    values: dict[str, torch.Tensor] = {}
+    for component in components:
+        if component.computes:
+            values |= component.token_fields(entropy, mask, metrics)
+    for field in fields:
+        if field.compute is not None:
+            values[field.name], of_field = field.compute(entropy, mask)
+            metrics |= of_field
+    return {field.name: values[field.name] for field in fields}
 
 
 def _column(values: Sequence) -> NonTensorStack:

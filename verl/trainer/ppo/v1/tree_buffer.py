@@ -11,13 +11,10 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-from omegaconf import DictConfig
 from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer, ReplayBufferAsync, _accumulate_eviction_metrics
 
-from verl.trainer.checks.hato import filters_groups
 from verl.trainer.ppo.v1.batch_rows import BatchRows
-from verl.trainer.ppo.v1.component import Component, tree_of
 
 
 class RolloutsFailed(RuntimeError):
@@ -138,24 +135,6 @@ class TreeBuffer(_ShowsDropped, ReplayBuffer):
                 "sampling temperature, choose problems that are neither too easy nor too hard, or set "
                 "algorithm.filter_groups.enable=false"
             )
-
-
-class ReplacedTrees(Component):
-    """`algorithm.filter_groups` for trees: groups without a signal are replaced one by one, and seen by the others."""
-
-    @staticmethod
-    def wanted(config: DictConfig) -> bool:
-        return filters_groups(config) and tree_of(config) == "hato"
-
-    def replay_buffer(self, trainer) -> TreeBuffer | None:
-        if trainer.trainer_mode != "sync":
-            return None  # that of all asynchronous runs
-        filters = trainer.config.algorithm.filter_groups
-        bound, filters.max_num_gen_batches = filters.get("max_num_gen_batches", 0), 0  # upstream warns of ignoring it
-        options = buffer_options(trainer)
-        filters.max_num_gen_batches = bound
-        batch_size = trainer.config.data.train_batch_size
-        return TreeBuffer(**options, train_batch_size=batch_size, gen_batch_size=1, max_num_gen_batches=bound)
 
 
 def buffer_options(trainer) -> dict[str, Any]:

@@ -13,10 +13,14 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from pydantic import Field
+from pydantic.dataclasses import dataclass as keys_dataclass
+
+from verl.workers.config.keys import STRICT
 from verl.workers.rollout.tools.base_tool import BaseTool, ToolError, ToolOutput
 from verl.workers.rollout.tools.tool_thread import ToolThread
 
@@ -29,7 +33,7 @@ START_SECONDS = 120.0  # at least, for a tool to show that it works
 CLOSE_SECONDS = 30.0  # the longest time for a tool to end what it has started
 
 
-@dataclass(frozen=True)
+@keys_dataclass(frozen=True, config=STRICT)
 class ToolsConfig:
     """Keys under actor_rollout_ref.rollout.tools, the authors' names.
 
@@ -44,21 +48,16 @@ class ToolsConfig:
         fail_on_error: a tool that cannot be loaded ends the run; else it is reported and left out.
     """
 
-    call_limit: int = 3
-    max_workers: int = 64
-    timeout: float = 120.0
-    retry_count: int = 3
-    max_result_tokens: int = 1024
+    call_limit: int = Field(default=3, ge=0)
+    max_workers: int = Field(default=64, ge=1)
+    timeout: float = Field(default=120.0, gt=0)
+    retry_count: int = Field(default=3, ge=0)
+    max_result_tokens: int = Field(default=1024, ge=1)
     verbose_logging: bool = False
     fail_on_error: bool = True
-    tool_instances: dict[str, Any] = field(default_factory=dict)
+    tool_instances: dict[str, Any] = Field(default_factory=dict)
 
     def __post_init__(self):
-        for name, low in (("call_limit", 0), ("max_workers", 1), ("retry_count", 0), ("max_result_tokens", 1)):
-            if getattr(self, name) < low:
-                raise ValueError(f"{_SECTION}.{name}={getattr(self, name)}: expected at least {low}")
-        if self.timeout <= 0:
-            raise ValueError(f"{_SECTION}.timeout={self.timeout}: expected seconds above 0")
         # a tool is switched off by null
         present = {name: instance for name, instance in self.tool_instances.items() if instance is not None}
         object.__setattr__(self, "tool_instances", present)

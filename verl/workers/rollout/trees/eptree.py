@@ -9,18 +9,21 @@ the last few tokens of a trajectory never do. Where a tree has fewer than N othe
 
 import math
 from collections.abc import Container
-from dataclasses import dataclass
 from heapq import nlargest
 from statistics import fmean
 from typing import NamedTuple
 
-from verl.workers.config.policy_keys import ROLLOUT, check_at_least, check_log_probs, check_trajectories, custom_keys
+from pydantic import Field
+from pydantic.dataclasses import dataclass
+
+from verl.utils.parts import register_tree
+from verl.workers.config.keys import ROLLOUT, STRICT, check_log_probs
 from verl.workers.rollout.engines.interface import gather_or_cancel
 from verl.workers.rollout.trajectory_tree import Segment, common_prefix, first_tokens
 from verl.workers.rollout.tree_builder import BranchPolicy, Path, TreeBuilder, derived_seed
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=STRICT)
 class EPTreeKeys:
     """Keys under actor_rollout_ref.rollout.custom.eptree.
 
@@ -33,15 +36,12 @@ class EPTreeKeys:
         entropy_top_k: a token's entropy is estimated from so many most likely tokens.
     """
 
-    M: int = 6
-    N: int = 2
-    L: int = 1
-    T: int = 2
-    exclude_last: int = 4
-    entropy_top_k: int = 20
-
-    def __post_init__(self):
-        check_at_least(self, M=1, N=1, L=0, T=1, exclude_last=0, entropy_top_k=1)
+    M: int = Field(default=6, ge=1)
+    N: int = Field(default=2, ge=1)
+    L: int = Field(default=1, ge=0)
+    T: int = Field(default=2, ge=1)
+    exclude_last: int = Field(default=4, ge=0)
+    entropy_top_k: int = Field(default=20, ge=1)
 
 
 class Trajectory(NamedTuple):
@@ -58,6 +58,16 @@ class Trajectory(NamedTuple):
 PROMPT = Trajectory([], [])
 
 
+@register_tree(
+    "eptree",
+    "EPTree of TreeRL (arXiv 2506.11902): trajectories fork at the tokens where the model was least sure",
+    keys=EPTreeKeys,
+    trajectories=lambda keys: keys.M * (1 + keys.N * keys.L * keys.T),
+    formula="M (1 + N L T)",
+    smallest={"M": 2, "N": 1},
+    scaled_by="M",
+    diagnosis={"N": 3, "T": 1},
+)
 class Policy(BranchPolicy):
     """`tree=eptree`."""
 
@@ -66,8 +76,7 @@ class Policy(BranchPolicy):
 
     @classmethod
     def from_config(cls, config, tokenizer=None) -> "Policy":
-        keys = custom_keys(config, "eptree", EPTreeKeys)
-        check_trajectories(config, "eptree", "M (1 + N L T)", keys.M * (1 + keys.N * keys.L * keys.T))
+        keys = cls.part.read(config)
         check_log_probs(config.actor_rollout_ref.rollout, f"{ROLLOUT}.custom.eptree.entropy_top_k", keys.entropy_top_k)
         return cls(keys)
 

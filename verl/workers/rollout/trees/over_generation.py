@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from rapidfuzz.distance import Levenshtein
 from verl.utils.config import omega_conf_to_dataclass
 
+from verl.utils.parts import register_tree
+from verl.workers.config.keys import ROLLOUT
 from verl.workers.rollout.engines.interface import gather_or_cancel
 from verl.workers.rollout.tree_builder import BranchPolicy, Path, TreeBuilder
 
@@ -30,6 +32,12 @@ def most_diverse(responses: Sequence[Sequence[int]], n: int) -> list[int]:
     return sorted(chosen)
 
 
+@register_tree(
+    "over_generation",
+    "More responses than n, of which the n most different are kept; rollout.kt.over_generation_factor says how many",
+    values={f"{ROLLOUT}.kt.over_generation_factor": 2.0},
+    rollout_names=("over_generation",),
+)
 class Policy(BranchPolicy):
     """round(n * factor) independent samples, of which n are returned; factor 1 returns all."""
 

@@ -2,10 +2,12 @@
 
 import random
 
+from verl.utils.parts import register_tree
 from verl.workers.rollout.engines.interface import gather_or_cancel
 from verl.workers.rollout.tree_builder import BranchPolicy, Path, TreeBuilder
 
 
+@register_tree("plain", "Independent responses")
 class Policy(BranchPolicy):
     @classmethod
     def from_config(cls, config, tokenizer=None) -> "Policy":

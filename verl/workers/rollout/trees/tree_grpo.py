@@ -9,17 +9,20 @@ trajectory is not drawn. Where a tree has no other step, the prompt is continued
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import lru_cache
 
-from verl.workers.config.policy_keys import check_at_least, check_trajectories, custom_keys
+from pydantic import Field
+from pydantic.dataclasses import dataclass
+
+from verl.utils.parts import register_tree
+from verl.workers.config.keys import STRICT
 from verl.workers.rollout.engines.interface import gather_or_cancel
 from verl.workers.rollout.environment import NO_ENVIRONMENT
 from verl.workers.rollout.trajectory_tree import TOOL, Segment
 from verl.workers.rollout.tree_builder import BranchPolicy, Path, TreeBuilder, derived_seed
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=STRICT)
 class TreeGRPOKeys:
     """Keys under actor_rollout_ref.rollout.custom.tree_grpo.
 
@@ -30,17 +33,22 @@ class TreeGRPOKeys:
         step_delimiter: without tools, the text that ends a step.
     """
 
-    M: int = 4
-    N: int = 2
-    L: int = 1
-    step_delimiter: str = "\n\n"
-
-    def __post_init__(self):
-        check_at_least(self, M=1, N=1, L=0)
-        if not self.step_delimiter:
-            raise ValueError("step_delimiter='': expected a text")
+    M: int = Field(default=4, ge=1)
+    N: int = Field(default=2, ge=1)
+    L: int = Field(default=1, ge=0)
+    step_delimiter: str = Field(default="\n\n", min_length=1)
 
 
+@register_tree(
+    "tree_grpo",
+    "Tree-GRPO (arXiv 2509.21240): trajectories are continued from the ends of randomly drawn steps",
+    keys=TreeGRPOKeys,
+    trajectories=lambda keys: keys.M * (1 + keys.N * keys.L),
+    formula="M (1 + N L)",
+    smallest={"M": 3, "N": 1},
+    scaled_by="M",
+    diagnosis={"N": 3},
+)
 class Policy(BranchPolicy):
     """`tree=tree_grpo`; `text_of` gives a token's text."""
 
@@ -49,8 +57,7 @@ class Policy(BranchPolicy):
 
     @classmethod
     def from_config(cls, config, tokenizer=None) -> "Policy":
-        keys = custom_keys(config, "tree_grpo", TreeGRPOKeys)
-        check_trajectories(config, "tree_grpo", "M (1 + N L)", keys.M * (1 + keys.N * keys.L))
+        keys = cls.part.read(config)
         return cls(keys, lru_cache(maxsize=None)(lambda token: tokenizer.decode([token])))
 
     async def grow(self, builder: TreeBuilder, n: int) -> None:

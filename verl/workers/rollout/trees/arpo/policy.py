@@ -18,9 +18,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 
-from verl.utils.config import omega_conf_to_dataclass
-
 from verl.utils.entropy_estimate import mean_entropy
+from verl.utils.parts import register_tree
+from verl.workers.config.keys import ROLLOUT, check_log_probs
 from verl.workers.rollout.environment import NO_ENVIRONMENT
 from verl.workers.rollout.tools.protocol import stops_after
 from verl.workers.rollout.trajectory_tree import Segment
@@ -30,6 +30,23 @@ from verl.workers.rollout.trees.arpo.budget import BranchBudget, Key
 from verl.workers.rollout.trees.arpo.config import ARPOConfig
 
 
+@register_tree(
+    "aepo",
+    "AEPO (arXiv 2510.14545): ARPO's forks, less likely where they follow one another, and a budget from a probe "
+    "trajectory",
+    extends="arpo",
+    values={f"{ROLLOUT}.branch_policy": "entropy_balanced", f"{ROLLOUT}.enable_dynamic_rollouts": True},
+)
+@register_tree(
+    "arpo",
+    "ARPO (arXiv 2507.19849): trajectories that fork after a tool's result where the model has become unsure; without "
+    "tools (environment=none) at the end of a paragraph",
+    keys=ARPOConfig,
+    section=ROLLOUT,
+    smallest={"initial_rollouts": 3, "branch_probability": 1.0, "entropy_tokens": 4, "max_turn_tokens": 8},
+    forks_at_results=True,
+    rollout_modes=("sync_with_tool",),
+)
 class Policy(BranchPolicy):
     """`tree=arpo`; AEPO is another `branch_policy` with `enable_dynamic_rollouts`.
 
@@ -43,8 +60,11 @@ class Policy(BranchPolicy):
 
     @classmethod
     def from_config(cls, config, tokenizer=None) -> "Policy":
-        text_of = tokenizer and tokenizer.decode
-        return cls(omega_conf_to_dataclass(config.actor_rollout_ref.rollout), text_of)
+        rollout = config.actor_rollout_ref.rollout
+        arpo = cls.part.read(config)
+        if arpo.branch_policy != "never":
+            check_log_probs(rollout, f"{ROLLOUT}.entropy_top_k", arpo.entropy_top_k)
+        return cls(arpo, tokenizer and tokenizer.decode)
 
     async def grow(self, builder: TreeBuilder, n: int) -> None:
         await ForkingTrajectories(builder, n, self.config, self.text_of).run()

@@ -2,25 +2,23 @@
 
 >>> HATOConfig.from_dict({"tree": {"max_depth": 0}})
 Traceback (most recent call last):
-ValueError: hato.tree.max_depth=0: expected greater than or equal to 1
+ValueError: hato.tree.max_depth=0: expected at least 1
 """
 
-import json
 from dataclasses import asdict
-from typing import Literal, get_type_hints
+from typing import Literal
 
 from omegaconf import DictConfig, OmegaConf
-from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import Field
 from pydantic.dataclasses import dataclass
-from pydantic_core import ErrorDetails
 
+from verl.workers.config.keys import STRICT, read_keys
 from verl.workers.rollout.trees.hato.notes_names import in_our_names
 
 HEURISTIC, REWARD_LOOP = "heuristic", "reward_loop"
-SECTION = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
 
-@dataclass(frozen=True, config=SECTION)
+@dataclass(frozen=True, config=STRICT)
 class TreeConfig:
     """The reasoning tree of one problem.
 
@@ -55,7 +53,7 @@ class TreeConfig:
     independent_paths: bool = False
 
 
-@dataclass(frozen=True, config=SECTION)
+@dataclass(frozen=True, config=STRICT)
 class RewardWeights:
     """R = alpha R_local + beta R_path + gamma R_causal; each part is in [0, 1]."""
 
@@ -68,7 +66,7 @@ class RewardWeights:
             raise ValueError("hato.reward_weights: alpha, beta and gamma: expected not all 0")
 
 
-@dataclass(frozen=True, config=SECTION)
+@dataclass(frozen=True, config=STRICT)
 class ExplorationConfig:
     """Which nodes are expanded, and how hot steps are sampled.
 
@@ -93,7 +91,7 @@ class ExplorationConfig:
     ucb_coef: float = Field(default=1.0, ge=0)
 
 
-@dataclass(frozen=True, config=SECTION)
+@dataclass(frozen=True, config=STRICT)
 class ValueModelConfig:
     """Networks that estimate V: layers, their width, and the share of hidden units that the method `dropout` drops."""
 
@@ -102,7 +100,7 @@ class ValueModelConfig:
     dropout: float = Field(default=0.2, ge=0.001, le=0.999)
 
 
-@dataclass(frozen=True, config=SECTION)
+@dataclass(frozen=True, config=STRICT)
 class UncertaintyConfig:
     """V and U of a node (value_model.py).
 
@@ -128,7 +126,7 @@ class UncertaintyConfig:
             raise ValueError(f"hato.uncertainty.{estimates}=1: expected at least 2 for method={self.method}")
 
 
-@dataclass(frozen=True, config=SECTION)
+@dataclass(frozen=True, config=STRICT)
 class MetaLearningConfig:
     """Over domains (`data_source`), on the policy's parameters.
 
@@ -144,7 +142,7 @@ class MetaLearningConfig:
     n_inner_steps: int = Field(default=4, ge=1)
 
 
-@dataclass(frozen=True, config=SECTION)
+@dataclass(frozen=True, config=STRICT)
 class MemoryConfig:
     """Bounds of what grows over a run.
 
@@ -162,7 +160,7 @@ class MemoryConfig:
     problems: int = Field(default=100_000, ge=1)
 
 
-@dataclass(frozen=True, config=SECTION)
+@dataclass(frozen=True, config=STRICT)
 class HATOConfig:
     """Everything under `hato`.
 
@@ -205,22 +203,4 @@ class HATOConfig:
         """
         if isinstance(values, DictConfig):
             values = OmegaConf.to_container(values, resolve=True)
-        values = in_our_names(values, asdict(cls()))
-        try:
-            # of JSON, a strict section takes a mapping, and nothing else is converted
-            return TypeAdapter(cls).validate_json(json.dumps(values))
-        except ValidationError as error:
-            raise ValueError("; ".join(map(_in_words, error.errors()))) from None
-
-
-def _in_words(error: ErrorDetails) -> str:
-    """One of pydantic's errors."""
-    section, name = HATOConfig, ".".join(("hato", *map(str, error["loc"])))
-    if error["type"] == "value_error":
-        return str(error["ctx"]["error"])
-    if error["type"] == "unexpected_keyword_argument":
-        for key in error["loc"][:-1]:
-            section = get_type_hints(section)[str(key)]
-        in_section, _, key = name.rpartition(".")
-        return f"{in_section} has no key {key}; known: {', '.join(get_type_hints(section))}"
-    return f"{name}={error['input']!r}: {error['msg'].replace('Input should be', 'expected')}"
+        return read_keys(cls, in_our_names(values, asdict(cls())), "hato")

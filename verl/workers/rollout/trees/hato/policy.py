@@ -13,8 +13,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from verl.trainer.checks.hato import hato_config
 from verl.utils.entropy_estimate import mean_entropy
+from verl.utils.parts import register_tree
+from verl.workers.config.keys import ACTOR, ROLLOUT
 from verl.workers.rollout.engines.interface import gather_or_cancel
 from verl.workers.rollout.trajectory_tree import DROPPED, MODEL, TOOL, Segment, TrajectoryTree
 from verl.workers.rollout.tree_builder import Ask, BranchPolicy, Path, Score, TreeBuilder
@@ -35,6 +36,19 @@ HATO_STEPS = "hato_steps"
 STEP_INFO = "hato_step"
 
 
+@register_tree(
+    "hato",
+    "HATO (design notes, no paper): a tree of reasoning steps for each prompt, searched by value and uncertainty; 1 to "
+    "n trajectories, a leaf each",
+    requires="actor.loss_agg_mode=token-mean, and rollout.n of at least 2",
+    keys=HATOConfig,
+    section="hato",
+    values={
+        f"{ROLLOUT}.temperature": "${hato.exploration.initial_temperature}",
+        f"{ACTOR}.loss_agg_mode": "token-mean",
+    },
+    rollout_names=("hato",),
+)
 class Policy(BranchPolicy):
     """`tree=hato`: 1 to n trajectories, a leaf each; with `hato.tree.train_dropped` first the answers, then steps that
     the search has dropped, as many as there are rows left.
@@ -65,7 +79,7 @@ class Policy(BranchPolicy):
 
     @classmethod
     def from_config(cls, config, tokenizer=None) -> "Policy":
-        hato = hato_config(config)
+        hato = HATOConfig.from_dict(config.get("hato") or {})
         by_name = hato.local_reward != REWARD_LOOP
         return cls(
             hato,

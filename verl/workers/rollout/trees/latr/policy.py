@@ -16,12 +16,13 @@ from dataclasses import replace
 from functools import cache, lru_cache
 
 from stop_words import get_stop_words
-from verl.utils.config import omega_conf_to_dataclass
 
+from verl.utils.parts import register_tree
+from verl.workers.config.keys import ROLLOUT, check_log_probs
 from verl.workers.rollout.engines.interface import gather_or_cancel
 from verl.workers.rollout.trajectory_tree import MODEL, Segment
 from verl.workers.rollout.tree_builder import Ask, BranchPolicy, Path, TreeBuilder
-from verl.workers.rollout.trees.latr.config import KTConfig
+from verl.workers.rollout.trees.latr.config import SECTION, KTConfig
 from verl.workers.rollout.trees.latr.lookahead import Choice, LookaheadTree, Row
 from verl.workers.rollout.trees.latr.schedule import TIGHTENED_STEPS, mix_ratio, tightened, tree_branches
 
@@ -31,6 +32,22 @@ def english_stop_words() -> frozenset[str]:
     return frozenset(word for word in get_stop_words("en") if word.isalpha())
 
 
+@register_tree(
+    "kt",
+    "LATR under its authors' name, rollout.name=kt; rollout.name=vllm samples the ordinary way",
+    extends="latr",
+    values={f"{ROLLOUT}.tree": None, f"{ROLLOUT}.name": "kt"},
+    alias=True,
+)
+@register_tree(
+    "latr",
+    "LATR (arXiv 2510.24302): a lookahead tree for each prompt, with the paper's thresholds for Countdown",
+    keys=KTConfig,
+    section=SECTION,
+    without=("mix_ratio_schedule",),
+    smallest={"prob_filter_abs_thres": 0.0, "prob_filter_rel_thres": 1.0, "rollout_filter_steps": [3]},
+    rollout_names=("kt",),
+)
 class Policy(BranchPolicy):
     """`tree=latr`: the tree's branches are the first of the n trajectories, ordinary samples the others.
 
@@ -45,8 +62,15 @@ class Policy(BranchPolicy):
 
     @classmethod
     def from_config(cls, config, tokenizer=None) -> "Policy":
-        text_of = lru_cache(maxsize=None)(lambda token: tokenizer.decode([token]))
-        return cls(omega_conf_to_dataclass(config.actor_rollout_ref.rollout).kt, text_of)
+        rollout, kt = config.actor_rollout_ref.rollout, cls.part.read(config)
+        plain = rollout.temperature == 1 and rollout.top_p == 1 and rollout.top_k in (-1, 0)
+        if kt.sample_nk != "none" and not plain:
+            raise ValueError(
+                f"{SECTION}.sample_nk={kt.sample_nk} needs temperature=1, top_p=1, top_k=-1: the server reports the "
+                "most likely tokens after them, and branches open by raw probabilities"
+            )
+        check_log_probs(rollout, f"{SECTION}.max_n_branch_per_token", kt.max_n_branch_per_token)
+        return cls(kt, lru_cache(maxsize=None)(lambda token: tokenizer.decode([token])))
 
     def of_prompt(self, prompt, score) -> "Policy":
         config = tightened(self.config, prompt.pop(TIGHTENED_STEPS, 0))

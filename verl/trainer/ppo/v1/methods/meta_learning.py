@@ -15,11 +15,13 @@ from verl.workers.engine_workers import ActorRolloutRefWorker
 
 from verl.trainer.ppo.v1.component import Component
 from verl.utils.dataset.domain_sampler import DomainSampler
+from verl.utils.parts import register_component
 from verl.workers.meta_workers import MetaActorWorker
 from verl.workers.rollout.trees.hato.config import HATOConfig, MetaLearningConfig
 from verl.workers.utils.meta_learning import episode_calls, episode_length
 
 
+@register_component
 class MetaLearning(Component):
     """Also there where it is switched off: a checkpoint of an open episode cannot go on without it."""
 
@@ -30,8 +32,8 @@ class MetaLearning(Component):
         self.settings: MetaLearningConfig = HATOConfig.from_dict(config.hato).meta_learning
         self.steps_done = 0
 
-    @staticmethod
-    def wanted(config: DictConfig) -> bool:
+    @classmethod
+    def wanted(cls, config: DictConfig) -> bool:
         return "meta_learning" in (config.get("hato") or {})
 
     def choose_workers(self, worker_of_role: dict) -> None:

@@ -31,6 +31,7 @@ from verl.trainer.ppo.credit.nodes import DROPPED_STEPS, SEGMENT_IDS, tree_nodes
 from verl.trainer.ppo.v1.batch_rows import PROBLEM, BatchRows, Group
 from verl.trainer.ppo.v1.component import Component, tree_of
 from verl.utils import tensordict_utils as tu
+from verl.utils.parts import register_component
 from verl.utils.token_fields import ContextValue
 from verl.workers.rollout.trajectory_tree import TREE_METRICS, TrajectoryTree
 from verl.workers.rollout.trees.hato.config import HATOConfig
@@ -46,6 +47,7 @@ def credit_of(rows: BatchRows, config: DictConfig) -> StepCredit:
     return batch_credit(rows.rewards, rows.response_mask, rows.index, norm_adv_by_std_in_grpo=norm)
 
 
+@register_component
 class HATOCredit(Component):
     """Rewards of steps: the estimator's settings, metrics, the viewer's numbers, and the tokens left by a filter."""
 
@@ -53,11 +55,11 @@ class HATOCredit(Component):
         super().__init__(config)
         self.hato = HATOConfig.from_dict(config.get("hato") or {})
 
-    @staticmethod
-    def wanted(config: DictConfig) -> bool:
+    @classmethod
+    def wanted(cls, config: DictConfig) -> bool:
         return config.algorithm.adv_estimator == "hato" or tree_of(config) == "hato"
 
-    def given(self) -> dict[ContextValue, Any]:
+    def context_values(self) -> dict[ContextValue, Any]:
         return {HATO_SETTINGS: self.hato}
 
     def after_advantage(self, rows: BatchRows, metrics: dict) -> None:
@@ -140,6 +142,7 @@ def visits_of(rows: BatchRows, credit: StepCredit) -> list[Visit]:
     return visits
 
 
+@register_component
 class HATOSearch(Component):
     """The value model, which learns from every tree, and what prompts carry to the search.
 
@@ -158,8 +161,8 @@ class HATOSearch(Component):
         self._packed: bytes | None = None  # the value model as it is
         self.n_learnt = 0  # batches it has learnt from in this run: one for each update, of which a step may have more
 
-    @staticmethod
-    def wanted(config: DictConfig) -> bool:
+    @classmethod
+    def wanted(cls, config: DictConfig) -> bool:
         return tree_of(config) == "hato"
 
     def before_rollout(self, batch: TensorDict, trainer) -> None:
@@ -244,6 +247,7 @@ class HATOSearch(Component):
         self._packed = None
 
 
+@register_component
 class SuccessfulPaths(Component):
     """How right answers differ: from each other (RDI), and from the paths of their problem's first visit (novelty).
 
@@ -259,8 +263,8 @@ class SuccessfulPaths(Component):
         self.references = ReferencePaths(hato.memory.reference_prompts, hato.memory.reference_paths)
         self.first_visits: list[tuple[tuple[int, int], str, list[list[int]]]] = []  # since the last batch
 
-    @staticmethod
-    def wanted(config: DictConfig) -> bool:
+    @classmethod
+    def wanted(cls, config: DictConfig) -> bool:
         return bool(config.get("hato"))
 
     def on_drop(self, rows: BatchRows) -> None:

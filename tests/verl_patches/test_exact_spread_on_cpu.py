@@ -1,0 +1,25 @@
+"""DAPO's filter of groups whose rewards are equal, and the rounding of their standard deviation."""
+
+import numpy
+
+from tests.verl_patches.upstream import check_unchanged
+from verl.trainer.ppo.v1 import replay_buffer
+
+
+def test_dapo_filtered_keys_has_not_changed():
+    patch, module = "verl_patches/exact_spread.py", "verl.trainer.ppo.v1.replay_buffer"
+    check_unchanged(patch, module, "ReplayBuffer._dapo_filtered_keys", "820b64e1854e")
+
+
+def test_equal_rewards_have_no_spread():
+    rewards = [0.9] * 16
+    assert numpy.std(rewards) > 0, "numpy's rounding is why the patch exists"
+    assert replay_buffer.np.std(rewards) == 0.0
+
+
+def test_other_rewards_have_numpys_spread():
+    assert replay_buffer.np.std([0.0, 0.25, 1.0]) == numpy.std([0.0, 0.25, 1.0])
+
+
+def test_everything_else_is_numpys():
+    assert replay_buffer.np.array is numpy.array

@@ -1,0 +1,83 @@
+"""HAPO's credit (arXiv 2509.16591), `algorithm.adv_estimator=hapo`: a group's average over tokens, not over responses.
+
+Shapes: B responses, T response positions, G prompt groups.
+"""
+
+import numpy as np
+import torch
+
+from verl.trainer.ppo.credit.nodes import groups_of_equals
+from verl.utils.parts import Compares, register_credit
+
+FALLBACK_BOUND = 5.0  # a group with a larger token-level advantage takes GRPO's
+
+
+def token_level_group_advantage(
+    scores: torch.Tensor,
+    lengths: torch.Tensor,
+    groups: torch.Tensor,
+    epsilon: float = 1e-6,
+    norm_adv_by_std_in_grpo: bool = True,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Advantage of every response against its group's mean over tokens, not over responses.
+
+    Args:
+        scores: (B,) outcome reward of each response.
+        lengths: (B,) its number of valid tokens.
+        groups: (B,) its group, 0 to G-1, every number used.
+        epsilon: added to the standard deviation.
+        norm_adv_by_std_in_grpo: divide by the standard deviation; False: subtract the mean only.
+
+    Returns:
+        advantages (B,), exactly 0 where a group's scores are equal, and (G,) whether the group took GRPO's advantage
+        because a value reached 5 (a rare outcome in short responses: the mean over tokens hardly moves, the value
+        explodes).
+    """
+    n_groups = int(groups.max()) + 1 if groups.numel() else 0
+
+    def per_group(values: torch.Tensor) -> torch.Tensor:
+        return values.new_zeros(n_groups).index_add_(0, groups, values)
+
+    def normalised(weights: torch.Tensor, degrees_of_freedom: int) -> torch.Tensor:
+        total = per_group(weights)
+        centred = scores - (per_group(weights * scores) / total.clamp(min=1.0))[groups]
+        if not norm_adv_by_std_in_grpo:
+            return centred
+        variance = per_group(weights * centred.square()) / (total - degrees_of_freedom).clamp(min=1.0)
+        return centred / (variance.sqrt()[groups] + epsilon)
+
+    lengths = lengths.to(scores.dtype)
+    by_token = normalised(lengths, 0)
+    has_tokens = lengths > 0
+    too_large = ((by_token.abs() >= FALLBACK_BOUND) & has_tokens).to(scores.dtype)
+    fallback = per_group(too_large) > 0
+    by_response = normalised(torch.ones_like(scores), 1)
+    advantages = torch.where(fallback[groups], by_response, by_token)
+    return advantages.masked_fill(groups_of_equals(scores, groups), 0.0), fallback
+
+
+def _outcomes_and_groups(rewards: torch.Tensor, mask: torch.Tensor, index: np.ndarray) -> tuple[torch.Tensor, ...]:
+    """Return each response's outcome, its number of tokens, and the number of its group."""
+    groups = torch.from_numpy(np.unique(index, return_inverse=True)[1]).to(rewards.device)
+    return rewards.sum(dim=-1), mask.float().sum(dim=-1), groups
+
+
+def fallback_metrics(rewards: torch.Tensor, mask: torch.Tensor, index: np.ndarray, norm: bool) -> dict[str, float]:
+    """Return the share of the groups whose advantage is GRPO's."""
+    outcomes = _outcomes_and_groups(rewards, mask, index)
+    _, fallback = token_level_group_advantage(*outcomes, norm_adv_by_std_in_grpo=norm)
+    return {"hapo/grpo_fallback_share": fallback.float().mean().item()}
+
+
+@register_credit(
+    "hapo",
+    "HAPO's group average over tokens (arXiv 2509.16591): long responses weigh more in a group's mean than short ones",
+    compares=Compares.GROUP,
+    metrics=fallback_metrics,
+)
+def compute_hapo_outcome_advantage(
+    rewards: torch.Tensor, mask: torch.Tensor, index: np.ndarray, epsilon: float, norm: bool
+) -> torch.Tensor:
+    """Return HAPO's outcome advantage: the group's mean is one over tokens."""
+    advantages, _ = token_level_group_advantage(*_outcomes_and_groups(rewards, mask, index), epsilon, norm)
+    return advantages.unsqueeze(-1)

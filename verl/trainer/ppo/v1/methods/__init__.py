@@ -1,0 +1,1 @@
+"""What methods do in a training step beside upstream's; a module here registers a trainer component."""

@@ -1,0 +1,46 @@
+"""LATR in the trainer: thresholds that follow what became of the last step's branches."""
+
+from omegaconf import DictConfig
+from tensordict import TensorDict
+from verl.utils.config import omega_conf_to_dataclass
+
+from verl.trainer.ppo.v1.batch_rows import BatchRows
+from verl.trainer.ppo.v1.component import Component, tree_of
+from verl.utils import tensordict_utils as tu
+from verl.utils.parts import register_component
+from verl.workers.rollout.trees.latr.schedule import TIGHTENED_STEPS, next_tightened_steps
+
+
+@register_component
+class ThresholdScheduler(Component):
+    """LATR: `kt.enable_param_scheduler` tightens or loosens the thresholds by what became of the last step's branches.
+
+    Its state is one number, how many steps they are tightened (negative: loosened).
+    """
+
+    state_file = "kt.json"
+
+    def __init__(self, config: DictConfig):
+        super().__init__(config)
+        self.kt = omega_conf_to_dataclass(config.actor_rollout_ref.rollout).kt
+        self.tightened_steps = 0
+
+    @classmethod
+    def wanted(cls, config: DictConfig) -> bool:
+        return tree_of(config) == "latr"
+
+    def before_rollout(self, batch: TensorDict, trainer) -> None:
+        if self.tightened_steps:
+            tu.assign_non_tensor_data(batch, TIGHTENED_STEPS, self.tightened_steps)
+
+    def after_advantage(self, rows: BatchRows, metrics: dict) -> None:
+        if self.kt.enable_param_scheduler and "tree/suppress_ratio" in metrics:
+            ratios = metrics["tree/suppress_ratio"], metrics["tree/empty_branch_ratio"]
+            self.tightened_steps = next_tightened_steps(self.kt, self.tightened_steps, *ratios)
+            metrics["tree/tightened_steps"] = self.tightened_steps
+
+    def state_dict(self) -> dict | None:
+        return {"tightened_steps": self.tightened_steps}
+
+    def load_state_dict(self, state: dict) -> None:
+        self.tightened_steps = state["tightened_steps"]

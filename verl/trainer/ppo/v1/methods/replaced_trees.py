@@ -1,0 +1,27 @@
+"""Group filtering for trees: a dropped tree is replaced by one other tree."""
+
+from omegaconf import DictConfig
+
+from verl.trainer.checks.hato import filters_groups
+from verl.trainer.ppo.v1.component import Component, tree_of
+from verl.trainer.ppo.v1.tree_buffer import TreeBuffer, buffer_options
+from verl.utils.parts import register_component
+
+
+@register_component
+class ReplacedTrees(Component):
+    """`algorithm.filter_groups` for trees: groups without a signal are replaced one by one, and seen by the others."""
+
+    @classmethod
+    def wanted(cls, config: DictConfig) -> bool:
+        return filters_groups(config) and tree_of(config) == "hato"
+
+    def replay_buffer(self, trainer) -> TreeBuffer | None:
+        if trainer.trainer_mode != "sync":
+            return None  # that of all asynchronous runs
+        filters = trainer.config.algorithm.filter_groups
+        bound, filters.max_num_gen_batches = filters.get("max_num_gen_batches", 0), 0  # upstream warns of ignoring it
+        options = buffer_options(trainer)
+        filters.max_num_gen_batches = bound
+        batch_size = trainer.config.data.train_batch_size
+        return TreeBuffer(**options, train_batch_size=batch_size, gen_batch_size=1, max_num_gen_batches=bound)

@@ -1,0 +1,435 @@
+"""The registry of the parts that a run is made of. A part is one file, which registers it with all that others read.
+
+    tree        register_tree        which tokens are generated?           verl/workers/rollout/trees/
+    sampler     register_sampler     how is a token drawn?                 verl/workers/rollout/samplers/
+    credit      register_credit      which token gets which advantage?     verl/trainer/ppo/credit/
+    loss        register_loss        how far may the policy move?          verl/trainer/ppo/loss/
+    component   register_component   what happens between the phases of a training step?   verl/trainer/ppo/v1/methods/
+
+The modules of these folders are imported when somebody looks up a part (`parts`), and then those that other packages
+name in the entry-point group `verl_exploration.parts`. A registered tree, sampler, credit or loss becomes a choice for
+Hydra (`tree=<name>`) without a file: its config values are a node of Hydra's `ConfigStore`.
+
+    [project.entry-points."verl_exploration.parts"]
+    my_method = "my_package.my_module"
+"""
+
+import importlib
+import pkgutil
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, fields, replace
+from enum import Enum
+from functools import cache
+from importlib.metadata import entry_points
+from typing import Any, TypeVar
+
+from hydra.core.config_store import ConfigStore
+from omegaconf import DictConfig, OmegaConf
+
+from verl.utils.token_fields import TokenField
+from verl.workers.config.keys import ACTOR, ROLLOUT, check_trajectories, read_keys
+
+PACKAGES = {
+    "tree": "verl.workers.rollout.trees",
+    "sampler": "verl.workers.rollout.samplers",
+    "credit": "verl.trainer.ppo.credit",
+    "loss": "verl.trainer.ppo.loss",
+    "component": "verl.trainer.ppo.v1.methods",
+}
+ENTRY_POINTS = "verl_exploration.parts"
+T = TypeVar("T")
+
+
+class Compares(Enum):
+    """What an advantage estimator compares a trajectory with.
+
+    GROUP: the other trajectories of its prompt. Equal outcomes give 0, and so does a trajectory without others.
+    GROUP_THEN_MORE: as GROUP, but what it does afterwards (whitening over the batch, several rewards, rewards of single
+        tokens) may give equal outcomes an advantage.
+    NODES: nodes of the prompt's tree; the estimator itself gives 0 where there is nothing to compare.
+    """
+
+    GROUP = "group"
+    GROUP_THEN_MORE = "group then more"
+    NODES = "nodes"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """A choice of a part.
+
+    Args:
+        name: the choice, as in `tree=latr`.
+        about: a sentence for the menu.
+        requires: what else a run needs, for the menu.
+        values: the config values that the choice sets: key from the config's root, with dots -> value.
+        smallest: config values with which a test takes a small step, beside `values`.
+        alias: whether it is another name of an older part, which tests need not repeat.
+    """
+
+    name: str
+    about: str
+    requires: str = ""
+    values: Mapping[str, Any] = field(default_factory=dict)
+    smallest: Mapping[str, Any] = field(default_factory=dict)
+    alias: bool = False
+
+    def node(self) -> DictConfig:
+        """Return `values` as a config."""
+        return nested(self.values)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tree(Part):
+    """A way to grow a prompt's trajectories.
+
+    Args:
+        policy: the `BranchPolicy`.
+        keys: dataclass of its settings; None if it has none.
+        section: where they stand in a config.
+        trajectories: number of trajectories that a policy with these keys grows; None if `rollout.n` is free.
+        formula: `trajectories` in the names of the keys.
+        scaled_by: the key that a diagnosis raises until `n` trajectories are grown.
+        diagnosis: keys that differ in a diagnosis, where `n` is small.
+        variant: values in which it differs from the tree of which it is a variant.
+        forks_at_results: whether it forks after a tool's result, so that a diagnosis without tools leaves it out.
+        rollout_names: `rollout.name`s by which the authors' scripts choose it.
+        rollout_modes: `rollout.mode`s by which they choose it, with tools.
+    """
+
+    policy: type
+    keys: type | None = None
+    section: str = ""
+    trajectories: Callable[[Any], int] | None = None
+    formula: str = ""
+    scaled_by: str = ""
+    diagnosis: Mapping[str, Any] = field(default_factory=dict)
+    variant: Mapping[str, Any] = field(default_factory=dict)
+    forks_at_results: bool = False
+    rollout_names: tuple[str, ...] = ()
+    rollout_modes: tuple[str, ...] = ()
+
+    def read(self, config: DictConfig) -> Any:
+        """Return the settings in a run's config, checked.
+
+        Raises:
+            ValueError: a wrong key, type or range, or another `rollout.n` than the policy grows; names the key.
+        """
+        values = OmegaConf.select(config, self.section) or {}
+        if self.section == ROLLOUT:  # which has other keys, too
+            values = {key.name: values[key.name] for key in fields(self.keys) if key.name in values}
+        keys = read_keys(self.keys, values, self.section)
+        if self.trajectories is not None:
+            check_trajectories(config, self.name, self.formula, self.trajectories(keys))
+        return keys
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sampler(Part):
+    """A way to draw tokens.
+
+    Args:
+        keys: dataclass of its settings, which stand in `rollout`; None if it has none.
+        is_on: whether a `rollout` section asks for it.
+        needs: fields that the trainer computes after each step, of which it makes the next step's settings.
+    """
+
+    keys: type | None = None
+    is_on: Callable[[Any], bool] = lambda rollout: False
+    needs: tuple[TokenField, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Credit(Part):
+    """An advantage estimator.
+
+    Args:
+        compares: what a trajectory is compared with; None for upstream's that compare with something else.
+        needs: token fields that it reads; such a credit needs the trainer that sends them.
+        metrics: (rewards, mask, index, norm) -> metrics of a step, as the estimator's arguments.
+    """
+
+    compares: Compares | None = None
+    needs: tuple[TokenField, ...] = ()
+    metrics: Callable[..., dict[str, float]] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Loss(Part):
+    """A policy loss.
+
+    Args:
+        keys: dataclass of its settings, which stand in `actor`; None if it has none. A method `check(actor)` of it may
+            raise ValueError.
+        switches: boolean keys that no other loss knows -> the token field that the loss reads where the switch is on,
+            or None.
+        needs: token fields that it always reads.
+        proportional: whether loss and gradient are 0 wherever the advantage is, so that such rows need no computation.
+    """
+
+    keys: type | None = None
+    switches: Mapping[str, TokenField | None] = field(default_factory=dict)
+    needs: tuple[TokenField, ...] = ()
+    proportional: bool = False
+
+    def fields(self, actor) -> tuple[TokenField, ...]:
+        """Return the token fields that the loss reads with this `actor` section."""
+        switched = [field for switch, field in self.switches.items() if field is not None and actor.get(switch)]
+        return tuple(dict.fromkeys([*self.needs, *switched]))
+
+
+_registered: dict[str, dict[str, Any]] = {kind: {} for kind in PACKAGES}
+
+
+def parts(kind: str) -> Mapping[str, Any]:
+    """Return the registered parts of a kind by their names, in alphabetical order."""
+    _load(kind)
+    return dict(sorted(_registered[kind].items()))
+
+
+def part(kind: str, name: str, key: str) -> Any:
+    """Return a part.
+
+    Args:
+        key: the config key that names it, for the error.
+
+    Raises:
+        ValueError: nobody has registered it.
+    """
+    known = parts(kind)
+    if name not in known:
+        raise ValueError(f"{key}={name}: expected one of {', '.join(known)}")
+    return known[name]
+
+
+def load_choices() -> None:
+    """Register all choices, so that Hydra knows them; to be called before a config is composed."""
+    for kind in ("tree", "sampler", "credit", "loss"):
+        _load(kind)
+    defaults: dict[str, Any] = {}
+    for section, kind in ((ACTOR, "loss"), (ROLLOUT, "sampler")):
+        for each in _registered[kind].values():
+            if each.keys is not None:
+                defaults |= {f"{section}.{name}": value for name, value in asdict(each.keys()).items()}
+    ConfigStore.instance().store(name="part_keys", node=nested(defaults), package="_global_")
+    ConfigStore.instance().store(name="diagnosis_trees", node=_trees_of_a_diagnosis(), package="_global_")
+
+
+def _trees_of_a_diagnosis() -> DictConfig:
+    """Return the keys of all trees, and the changes of `rollout` with which a diagnosis grows each."""
+    values: dict[str, Any] = {}
+    for name, tree in _registered["tree"].items():
+        if tree.alias or not tree.section and name == "plain":
+            continue
+        if not tree.variant:
+            values |= {key: value for key, value in tree.values.items() if key != f"{ROLLOUT}.n"}
+            values |= {f"{tree.section}.{key}": value for key, value in tree.diagnosis.items()}
+            values |= {f"{tree.section}.{tree.scaled_by}": None} if tree.scaled_by else {}
+        group = "tool_policies" if tree.forks_at_results else "policies"
+        of_rollout = {"tree": tree.values[f"{ROLLOUT}.tree"]}
+        of_rollout |= {key.removeprefix(f"{ROLLOUT}."): value for key, value in tree.variant.items()}
+        values[f"{group}.{name}"] = of_rollout
+    values.pop(f"{ROLLOUT}.tree")
+    return nested(values)
+
+
+def _load(kind: str) -> None:
+    _load_folder(kind)
+    _load_entry_points()
+
+
+@cache
+def _load_folder(kind: str) -> None:
+    package = importlib.import_module(PACKAGES[kind])
+    for module in pkgutil.iter_modules(package.__path__):
+        importlib.import_module(f"{package.__name__}.{module.name}{'.policy' if module.ispkg else ''}")
+
+
+@cache
+def _load_entry_points() -> None:
+    for entry in entry_points(group=ENTRY_POINTS):
+        try:
+            entry.load()
+        except Exception as error:
+            raise ImportError(f"the parts of the entry point {entry.name} ({entry.value}): {error!r}") from error
+
+
+def _register(kind: str, name: str, new: T) -> T:
+    if name in _registered[kind]:
+        raise ValueError(f"there are two parts {kind}={name}")
+    _registered[kind][name] = new
+    if isinstance(new, Part):
+        ConfigStore.instance().store(group=kind, name=name, node=new.node(), package="_global_")
+    return new
+
+
+def nested(values: Mapping[str, Any]) -> DictConfig:
+    """Return a config of values whose keys have dots."""
+    config = OmegaConf.create()
+    for key, value in values.items():
+        OmegaConf.update(config, key, value, force_add=True)
+    return config
+
+
+def register_tree(
+    name: str,
+    about: str,
+    *,
+    keys: type | None = None,
+    section: str | None = None,
+    without: tuple[str, ...] = (),
+    extends: str | None = None,
+    values: Mapping[str, Any] | None = None,
+    smallest: Mapping[str, Any] | None = None,
+    **options: Any,
+) -> Callable[[type], type]:
+    """Register a `BranchPolicy` as `tree=<name>`; the class gets it as its attribute `part`.
+
+    Args:
+        name, about: see `Part`.
+        keys: dataclass of the policy's settings, with a default for each.
+        section: where they stand; by default `actor_rollout_ref.rollout.custom.<name>`.
+        without: keys that a config has only if the user names them.
+        extends: an older choice, of which this one is a variant: it has its policy and values.
+        values: further config values of the choice, or in a variant those that differ.
+        smallest: names of `keys`, or keys from the root, -> value.
+        options: the other fields of `Tree`.
+    """
+    section = section or f"{ROLLOUT}.custom.{name}"
+
+    def from_root(key: str) -> str:
+        return key if "." in key else f"{section}.{key}"
+
+    def register(policy: type) -> type:
+        if extends is not None:
+            older = _registered["tree"][extends]
+            differs = dict(values or {})
+            changed = {"name": name, "about": about, "values": older.values | differs, "variant": differs, **options}
+            _register("tree", name, replace(older, rollout_names=(), rollout_modes=(), **changed))
+            return policy
+        set_by_choice: dict[str, Any] = {f"{ROLLOUT}.tree": name}
+        if keys is not None:
+            defaults = {key: value for key, value in asdict(keys()).items() if key not in without}
+            set_by_choice |= {f"{section}.{key}": value for key, value in defaults.items()}
+            if options.get("trajectories"):
+                set_by_choice[f"{ROLLOUT}.n"] = options["trajectories"](keys())
+        tree = Tree(
+            name=name,
+            about=about,
+            policy=policy,
+            keys=keys,
+            section=section if keys is not None else "",
+            values=set_by_choice | (values or {}),
+            smallest={from_root(key): value for key, value in (smallest or {}).items()},
+            **options,
+        )
+        policy.part = _register("tree", name, tree)
+        return policy
+
+    return register
+
+
+def register_sampler(name: str, about: str, **options: Any) -> Sampler:
+    """Register a way to draw tokens as `sampler=<name>`; see `Sampler`. `values` are keys of `rollout`."""
+    values = {f"{ROLLOUT}.{key}": value for key, value in options.pop("values", {}).items()}
+    return _register("sampler", name, Sampler(name=name, about=about, values=values, **options))
+
+
+def register_credit(name: str, about: str, *, values: Mapping[str, Any] | None = None, **options: Any) -> Callable:
+    """Register a function (rewards, mask, index, epsilon, norm) -> (B, T) advantages as `credit=<name>`, which is
+    `algorithm.adv_estimator=<name>`; see `Credit`.
+
+    Its arguments: (B, T) token-level rewards, whose sum is the trajectory's outcome; (B, T) response mask, outside of
+    which advantages are set to 0; (B,) prompt ids, of which equal ones are one group; a number that is added to a
+    standard deviation; upstream's `norm_adv_by_std_in_grpo`.
+    """
+    # imported here, as core_algos' import loads the parts, whose modules need this function
+    from verl.trainer.ppo.core_algos import register_adv_est
+
+    def register(function: Callable) -> Callable:
+        @register_adv_est(name)
+        def estimator(token_level_rewards, response_mask, index, epsilon: float = 1e-6, config=None):
+            import torch
+
+            norm = True if config is None else config.get("norm_adv_by_std_in_grpo", True)
+            with torch.no_grad():
+                advantages = function(token_level_rewards, response_mask, index, epsilon, norm) * response_mask
+            return advantages, advantages
+
+        estimator.__module__, estimator.__doc__ = function.__module__, function.__doc__
+        describe_credit(name, about, values=values, **options)
+        return estimator
+
+    return register
+
+
+def describe_credit(name: str, about: str, *, values: Mapping[str, Any] | None = None, **options: Any) -> Credit:
+    """Register an estimator that upstream's registry has already."""
+    all_values = {"algorithm.adv_estimator": name, **(values or {})}
+    return _register("credit", name, Credit(name=name, about=about, values=all_values, **options))
+
+
+def register_loss(name: str, about: str, **options: Any) -> Callable[[Callable], Callable]:
+    """Register a function with the signature of upstream's policy losses as `loss=<name>`, which is
+    `actor.policy_loss.loss_mode=<name>`; see `Loss`. `values` are keys of `actor`, beside those of `loss=vanilla`."""
+    from verl.trainer.ppo.core_algos import register_policy_loss
+
+    def register(function: Callable) -> Callable:
+        describe_loss(name, about, **options)
+        return register_policy_loss(name)(function)
+
+    return register
+
+
+def describe_loss(name: str, about: str, *, values: Mapping[str, Any] | None = None, **options: Any) -> Loss:
+    """Register a policy loss that upstream's registry has already."""
+    of_vanilla = {"loss_agg_mode": "token-mean", "use_kl_loss": False, "entropy_coeff": 0}
+    of_actor = of_vanilla | {"policy_loss.loss_mode": name} | dict(values or {})
+    all_values = {f"{ACTOR}.{key}": value for key, value in of_actor.items()}
+    return _register("loss", name, Loss(name=name, about=about, values=all_values, **options))
+
+
+def register_component(component: type[T]) -> type[T]:
+    """Register a trainer component (`verl.trainer.ppo.v1.component.Component`)."""
+    return _register("component", component.__name__, component)
+
+
+# ---- what the registry says of a run ----
+
+
+def loss_of_switch() -> dict[str, str]:
+    """Return for each boolean key of `actor` that only one loss knows the loss."""
+    return {switch: name for name, loss in parts("loss").items() for switch in loss.switches}
+
+
+def tree_of_rollout_name() -> dict[str, str]:
+    """Return for each `rollout.name` of the authors' scripts the tree."""
+    return {each: name for name, tree in parts("tree").items() for each in tree.rollout_names}
+
+
+def tree_of_rollout_mode() -> dict[str, str]:
+    """Return for each `rollout.mode` of the authors' scripts, which is one with tools, the tree."""
+    return {each: name for name, tree in parts("tree").items() for each in tree.rollout_modes}
+
+
+def compares(adv_estimator: str | Enum) -> Compares | None:
+    """Return what an estimator compares a trajectory with; None if it is not registered."""
+    credit = parts("credit").get(getattr(adv_estimator, "value", adv_estimator))
+    return credit and credit.compares
+
+
+def computed_fields(config: DictConfig) -> dict[TokenField, str]:
+    """Return the token fields that the trainer computes of the old policy's entropies for a run, each with the config
+    key that needs it. Nothing else says who needs entropies."""
+    actor, rollout = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
+    needs: dict[TokenField, str] = {}
+    loss = parts("loss").get(actor.policy_loss.loss_mode)
+    credit = parts("credit").get(getattr(config.algorithm.adv_estimator, "value", config.algorithm.adv_estimator))
+    for need in loss.fields(actor) if loss else ():
+        needs.setdefault(need, f"actor.policy_loss.loss_mode={loss.name}")
+    for need in credit.needs if credit else ():
+        needs.setdefault(need, f"algorithm.adv_estimator={credit.name}")
+    for sampler in parts("sampler").values():
+        for need in sampler.needs if sampler.is_on(rollout) else ():
+            needs.setdefault(need, f"sampler={sampler.name}")
+    return {need: key for need, key in needs.items() if need.unsent is None}

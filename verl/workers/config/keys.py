@@ -1,0 +1,90 @@
+"""Reads and checks the settings of our parts: pydantic dataclasses, whose fields are the keys of a config section."""
+
+import json
+from collections.abc import Mapping
+from typing import Any, TypeVar, get_type_hints
+
+from omegaconf import DictConfig, OmegaConf
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+from pydantic_core import ErrorDetails
+
+ROLLOUT, ACTOR = "actor_rollout_ref.rollout", "actor_rollout_ref.actor"
+# of every dataclass of keys: @dataclass(frozen=True, config=STRICT)
+STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+T = TypeVar("T")
+
+
+def read_keys(cls: type[T], values: Mapping | DictConfig | None, section: str) -> T:
+    """Return the typed settings of a config section; keys that are not there have the dataclass's defaults.
+
+    Args:
+        cls: a pydantic dataclass with `config=STRICT`. A ValueError of its own `__post_init__` names the key.
+        values: what the config holds under `section`; None is an empty section.
+        section: the section's key from the config's root.
+
+    Raises:
+        ValueError: an unknown key, a wrong type, or a value out of range; names the key.
+    """
+    if isinstance(values, DictConfig):
+        values = OmegaConf.to_container(values, resolve=True)  # type: ignore[assignment]
+    try:
+        # of JSON, a strict dataclass takes a mapping, and nothing else is converted
+        return TypeAdapter(cls).validate_json(json.dumps(values or {}))
+    except ValidationError as error:
+        raise ValueError("; ".join(_in_words(each, cls, section) for each in error.errors())) from None
+
+
+def _in_words(error: ErrorDetails, cls: type, section: str) -> str:
+    """Return the message for one of pydantic's errors."""
+    name = ".".join((section, *map(str, error["loc"])))
+    if error["type"] == "value_error":
+        message = str(error["ctx"]["error"])
+        return message if message.startswith(section) else f"{name}.{message}"
+    if error["type"] == "unexpected_keyword_argument":
+        for key in error["loc"][:-1]:
+            cls = get_type_hints(cls)[str(key)]
+        in_section, _, key = name.rpartition(".")
+        return f"{in_section} has no key {key}; known: {', '.join(get_type_hints(cls))}"
+    message = error["msg"].replace("Input should be", "expected").replace("greater than or equal to", "at least")
+    return f"{name}={error['input']!r}: {message}"
+
+
+def check_trajectories(config: DictConfig, name: str, formula: str, trajectories: int) -> None:
+    """Check that `rollout.n` is the number of trajectories that a policy grows for a prompt.
+
+    Args:
+        name: choice of the tree.
+        formula: the number in the names of the policy's keys.
+        trajectories: the number.
+
+    Raises:
+        ValueError: `rollout.n` is another number.
+    """
+    if (n := config.actor_rollout_ref.rollout.n) != trajectories:
+        raise ValueError(
+            f"{ROLLOUT}.n={n}: tree={name} grows {formula} = {trajectories} trajectories; set n to {trajectories}, or "
+            f"other keys under {ROLLOUT}.custom.{name}"
+        )
+
+
+def check_log_probs(rollout: Any, key: str, top_k: int) -> None:
+    """Check that the rollout server reports the log-probabilities that a policy reads.
+
+    Args:
+        rollout: the section `actor_rollout_ref.rollout`.
+        key: the config key that asks for them.
+        top_k: number of most likely tokens per position.
+
+    Raises:
+        ValueError: the rollout server reports fewer, or reports logits.
+    """
+    if (mode := rollout.get("logprobs_mode", "processed_logprobs")) not in ("processed_logprobs", "raw_logprobs"):
+        raise ValueError(
+            f"{ROLLOUT}.logprobs_mode={mode}: expected processed_logprobs (entropies of what is sampled from) or "
+            "raw_logprobs (at temperature 1)"
+        )
+    allowed = ((rollout.get("engine_kwargs") or {}).get("vllm") or {}).get("max_logprobs") or 20
+    if 0 <= allowed < top_k:
+        raise ValueError(
+            f"{key}={top_k}: vLLM reports at most {allowed}; raise {ROLLOUT}.engine_kwargs.vllm.max_logprobs"
+        )

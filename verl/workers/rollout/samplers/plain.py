@@ -1,0 +1,5 @@
+"""Ordinary sampling, `sampler=plain`."""
+
+from verl.utils.parts import register_sampler
+
+register_sampler("plain", "vLLM samples at the temperature of the config", values={"adaptive_temperature": False})
