@@ -27,7 +27,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from benchmarks.report import in_turns, parser_of, with_range, write_report
 from recipe.common.tiny_model import TinyModelConfig, write_tiny_model
-from verl.workers.rollout.engines.interface import Generation, Request, RolloutEngine
+from verl.workers.rollout.engines.interface import Generation, GenerationRequest, RolloutEngine
 from verl.workers.rollout.engines.local_vllm import VLLMEngine
 from verl.workers.rollout.tree_builder import BranchPolicy, grow, policy_class
 from verl.workers.rollout.trees.arpo.config import ARPOConfig
@@ -95,7 +95,7 @@ class Scripted(RolloutEngine):
         likely = (0.45, 0.35) if draw.random() < self.unsure else (0.9, 0.05)
         return list(zip((first, second), map(math.log, likely), strict=True))
 
-    async def _generate(self, request: Request) -> Generation:
+    async def generate(self, request: GenerationRequest) -> Generation:
         self.requests += 1
         result, draw = Generation([], [], []), random.Random(request.seed)
         while len(result.token_ids) < request.max_tokens and not result.stopped:
@@ -181,7 +181,7 @@ class Setting:
         lengths = [(prompt, min(self.tokens, left)) for prompt, all in budgets for left in range(all, 0, -self.tokens)]
         _, samples = await self.cost_of(
             [
-                self.engine.generate(prompt, max_tokens=length, stop_token_ids=[], seed=seed)
+                self.engine.generate(GenerationRequest(prompt, max_tokens=length, stop_token_ids=[], seed=seed))
                 for seed, (prompt, length) in enumerate(lengths)
             ]
         )
@@ -194,7 +194,7 @@ class Setting:
         prompts = [prompt for prompt in self.prompts for _ in range(self.n)]
         await asyncio.gather(
             *[
-                self.engine.generate(prompt, max_tokens=self.tokens, stop_token_ids=[], seed=seed)
+                self.engine.generate(GenerationRequest(prompt, max_tokens=self.tokens, stop_token_ids=[], seed=seed))
                 for seed, prompt in enumerate(prompts)
             ]
         )
@@ -219,8 +219,8 @@ class Counter(RolloutEngine):
     def __init__(self, engine: RolloutEngine):
         self.engine, self.generated = engine, 0
 
-    async def _generate(self, request: Request) -> Generation:
-        generation = await self.engine._generate(request)
+    async def generate(self, request: GenerationRequest) -> Generation:
+        generation = await self.engine.generate(request)
         self.generated += len(generation.token_ids)
         return generation
 

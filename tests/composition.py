@@ -35,9 +35,9 @@ from verl.trainer.ppo.v1.explore_trainer import compute_fields
 from verl.utils.normalized_entropy import EntropyStatistics, compute_entropy_h
 from verl.utils.parts import Compares, compares, computed_fields, load_choices, nested, parts
 from verl.utils.token_fields import FIELDS
-from verl.workers.rollout.engines.interface import TransformersEngine
+from verl.workers.rollout.engines.local_transformers import TransformersEngine
+from verl.workers.rollout.prompt_task import PromptTask
 from verl.workers.rollout.tools.base_tool import BaseTool
-from verl.workers.rollout.trajectory_tree import ADAPTIVE_TEMPERATURE
 from verl.workers.rollout.tree_rollout import TrajectoryOutput, TreeRollout
 
 PAGE = Path(__file__).resolve().parents[1] / "docs/composition.md"
@@ -195,7 +195,7 @@ def rollout_of(tree: str, environment: str, sampler: str) -> Rollout:
     if config.actor_rollout_ref.rollout.adaptive_temperature:
         statistics = _statistics(tree, environment, config.actor_rollout_ref.actor.entropy_pivot)
         tempered = {"temperature_tau": config.actor_rollout_ref.rollout.temperature_tau, **statistics._asdict()}
-        sampling["extra_args"] = {ADAPTIVE_TEMPERATURE: tempered}
+        sampling["extra_args"] = {"adaptive_temperature": tempered}
     groups = asyncio.run(_rollouts(config, sampling))
     rows = [row for group in groups for row in group]
     sent = {name: field.unsent for name, field in FIELDS.items() if field.unsent is not None}
@@ -228,7 +228,7 @@ async def _rollouts(config: DictConfig, sampling: dict) -> list[list[TrajectoryO
     n, groups = config.actor_rollout_ref.rollout.n, []
     for i, text in enumerate(PROMPTS):
         prompt = {"raw_prompt": [{"role": "user", "content": text}], "uid": text, "index": i, "global_steps": 1}
-        groups.append(await rollout.run(prompt, n, sampling))
+        groups.append(await rollout.run(PromptTask.of_row(prompt), n, sampling))
     return groups
 
 

@@ -2,11 +2,10 @@
 
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from hydra import compose, initialize_config_dir
-from hydra._internal.config_loader_impl import ConfigLoaderImpl
-from hydra.core.override_parser.overrides_parser import OverridesParser
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf, open_dict
 
 import verl.trainer
 
@@ -15,19 +14,45 @@ UPSTREAM = Path(verl.trainer.__path__[0]) / "config"
 
 
 def composed(name: str, *overrides: str, recipe: str = "common") -> DictConfig:
-    """A recipe's config with the overrides of a command line, for an experiment x.
+    """Return a recipe's config with the overrides of a command line, for an experiment x.
 
     Groups (`tree=latr`) are composed; values (`actor_rollout_ref.rollout.n=4`) are set in a copy, as Hydra sets them.
     """
-    parsed = OverridesParser.create().parse_overrides(list(overrides))
-    groups = tuple(override.input_line for override in parsed if "." not in override.key_or_group)
-    config = of_groups(recipe, name, groups).copy()
-    ConfigLoaderImpl._apply_overrides_to_config([each for each in parsed if "." in each.key_or_group], config)
+    values = [override for override in overrides if "." in key_of(override).partition("@")[0]]
+    groups = tuple(override for override in overrides if override not in values)
+    config = composed_groups(recipe, name, groups).copy()
+    for override in values:
+        set_value(config, override)
     return config
 
 
 @cache
-def of_groups(recipe: str, name: str, groups: tuple[str, ...]) -> DictConfig:
+def composed_groups(recipe: str, name: str, groups: tuple[str, ...]) -> DictConfig:
     with initialize_config_dir(str(RECIPES / recipe / "config"), version_base=None):
         search = f"hydra.searchpath=[file://{UPSTREAM},pkg://recipe.common.config]"
         return compose(name, [search, "trainer.experiment_name=x", *groups])
+
+
+def key_of(override: str) -> str:
+    return override.lstrip("+~").partition("=")[0]
+
+
+def set_value(config: DictConfig, override: str) -> None:
+    """Set a value (`key=value`), add one (`+key=value`), do either (`++key=value`), or delete a key (`~key`)."""
+    key, text = key_of(override), override.partition("=")[2]
+    if override.startswith("~"):
+        parent, _, name = key.rpartition(".")
+        with open_dict(config):
+            del OmegaConf.select(config, parent)[name]
+        return
+    value, adds = parsed(text), override.startswith("+")
+    if adds and not override.startswith("++") and not isinstance(value, dict | list):
+        assert OmegaConf.select(config, key) is None, f"{override}: {key} has a value already, use ++"
+    OmegaConf.update(config, key, value, merge=True, force_add=adds)
+
+
+@cache
+def parsed(text: str) -> Any:
+    """Return the value that Hydra reads in the text: quotes, lists and dictionaries have its grammar."""
+    with initialize_config_dir(str(RECIPES), version_base=None):
+        return OmegaConf.to_container(compose(None, [f"+value={text}"]), resolve=False)["value"]

@@ -1,6 +1,6 @@
 """Lets DAPO's filter find groups of equal rewards whose standard deviation is rounding.
 
-verl 0.9.1 asks for `np.std(values) == 0.0`, which is 1e-16 for 16 rewards of 0.9: such groups are kept, and train on
+verl 0.9.1 asks for `np.std(values) == 0.0`, which is 1e-16 for 7 rewards of 0.9: such groups are kept, and train on
 noise. This can go when upstream compares the values themselves.
 """
 
@@ -22,5 +22,5 @@ class ExactSpread:
 
 
 def find_equal_rewards(replay_buffer: ModuleType) -> None:
-    """Give upstream's module `verl.trainer.ppo.v1.replay_buffer` this `np`, which it uses for that test alone."""
+    """Give upstream's module `verl.trainer.ppo.v1.replay_buffer` this `np`; it calls `std` for that test alone."""
     replay_buffer.np = ExactSpread()

@@ -223,7 +223,7 @@ def test_the_signal_brings_the_cpu_platform_and_the_version_name_of_the_cpu_buil
 def test_rollout_names_losses_and_estimators_are_registered_by_importing_upstream(on_cpu):
     assert on_cpu["registered"] == [
         *("TopLogprobsReplica", "vLLMReplica", "ServerAdapter"),
-        *("verl.trainer.ppo.loss.hapo", "verl.trainer.ppo.loss.hapo"),
+        *("verl.trainer.ppo.credit.hapo", "verl.trainer.ppo.loss.hapo"),
         *("verl.trainer.ppo.credit.node_values", "verl.trainer.ppo.loss.aepo"),
         *("verl.trainer.ppo.credit.hato", "verl.trainer.ppo.credit.tree_grpo"),
         *("verl.trainer.ppo.v1.explore_trainer", *["verl.trainer.ppo.v1.asynchronous_trainers"] * 2),

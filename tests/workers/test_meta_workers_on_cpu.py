@@ -74,10 +74,14 @@ def test_ray_worker_groups_find_the_methods():
         assert hasattr(getattr(MetaActorWorker, name), MAGIC_ATTR), name
 
 
-def test_calls_out_of_order():
+def test_calls_out_of_order(monkeypatch):
+    from omegaconf import OmegaConf
+
     from verl.workers.meta_workers import MetaActorWorker
 
-    worker = object.__new__(MetaActorWorker)
+    for name, value in {"WORLD_SIZE": "1", "RANK": "0", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}.items():
+        monkeypatch.setenv(name, value)
+    worker = MetaActorWorker(OmegaConf.create({"actor": {"strategy": "fsdp2"}}), role="actor")
     for call in (worker.meta_query, worker.meta_end):
         with pytest.raises(RuntimeError, match="no episode is open"):
             call()

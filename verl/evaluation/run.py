@@ -19,7 +19,7 @@ from verl.evaluation.sample_file import SampleFile
 from verl.evaluation.scoring import Scored
 from verl.evaluation.server import ChatModel, ServerEngine
 from verl.workers.rollout import tree_builder as builder
-from verl.workers.rollout.engines.interface import gather_or_cancel
+from verl.workers.rollout.engines.interface import GenerationRequest, gather_or_cancel
 from verl.workers.rollout.environment import Tools
 from verl.workers.rollout.tools.protocol import Protocol
 from verl.workers.rollout.tools.tool_box import ToolBox
@@ -72,7 +72,7 @@ def token_responder(
             raise ValueError(f"question {question.id}: its {len(prompt_ids)} tokens leave no room in {context}")
         limits = {"max_tokens": max_tokens, "stop_token_ids": stop_token_ids, "seed": seed}
         if environment is None:
-            token_ids = (await engine.generate(prompt_ids, **limits, **options)).token_ids
+            token_ids = (await engine.generate(GenerationRequest(prompt_ids, **limits, **options))).token_ids
             return Response(tokenizer.decode(token_ids, skip_special_tokens=True), len(token_ids))
         of_tokens = builder.Sampling(**options)
         tree = await builder.grow(engine, prompt_ids, 1, Plain(), environment=environment, sampling=of_tokens, **limits)

@@ -19,7 +19,7 @@ from pathlib import Path
 import httpx
 from openai import AsyncOpenAI
 
-from verl.workers.rollout.engines.interface import Generation, Request, RolloutEngine
+from verl.workers.rollout.engines.interface import Generation, GenerationRequest, RolloutEngine
 from verl.workers.rollout.tools.http_json import is_loopback
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -66,7 +66,7 @@ class ServerEngine(RolloutEngine):
     def __init__(self, clients: Sequence[AsyncOpenAI], model: str, concurrency: int):
         self.clients, self.model, self.slots = itertools.cycle(clients), model, asyncio.Semaphore(concurrency)
 
-    async def _generate(self, request: Request) -> Generation:
+    async def generate(self, request: GenerationRequest) -> Generation:
         """
         Raises:
             ValueError: top log-probs or entropies are asked for, or the server gives no token ids, as it is not vLLM.

@@ -115,6 +115,8 @@ class Tree(Part):
         Raises:
             ValueError: a wrong key, type or range, or another `rollout.n` than the policy grows; names the key.
         """
+        if self.keys is None:
+            return None
         values = OmegaConf.select(config, self.section) or {}
         if self.section == ROLLOUT:  # which has other keys, too
             values = {key.name: values[key.name] for key in fields(self.keys) if key.name in values}
@@ -304,8 +306,8 @@ def register_tree(
         if extends is not None:
             older = _registered["tree"][extends]
             differs = dict(values or {})
-            changed = {"name": name, "about": about, "values": older.values | differs, "variant": differs, **options}
-            _register("tree", name, replace(older, rollout_names=(), rollout_modes=(), **changed))
+            changed = {"name": name, "about": about, "values": {**older.values, **differs}, **options}
+            _register("tree", name, replace(older, variant=differs, rollout_names=(), rollout_modes=(), **changed))
             return policy
         set_by_choice: dict[str, Any] = {f"{ROLLOUT}.tree": name}
         if keys is not None:
@@ -319,11 +321,11 @@ def register_tree(
             policy=policy,
             keys=keys,
             section=section if keys is not None else "",
-            values=set_by_choice | (values or {}),
+            values={**set_by_choice, **(values or {})},
             smallest={from_root(key): value for key, value in (smallest or {}).items()},
             **options,
         )
-        policy.part = _register("tree", name, tree)
+        policy.part = _register("tree", name, tree)  # type: ignore[attr-defined]
         return policy
 
     return register
@@ -412,10 +414,15 @@ def tree_of_rollout_mode() -> dict[str, str]:
     return {each: name for name, tree in parts("tree").items() for each in tree.rollout_modes}
 
 
+def credit_of(adv_estimator: str | Enum) -> Credit | None:
+    """Return the credit of `algorithm.adv_estimator`; None if it is not registered."""
+    return parts("credit").get(adv_estimator.value if isinstance(adv_estimator, Enum) else adv_estimator)
+
+
 def compares(adv_estimator: str | Enum) -> Compares | None:
     """Return what an estimator compares a trajectory with; None if it is not registered."""
-    credit = parts("credit").get(getattr(adv_estimator, "value", adv_estimator))
-    return credit and credit.compares
+    credit = credit_of(adv_estimator)
+    return credit.compares if credit else None
 
 
 def computed_fields(config: DictConfig) -> dict[TokenField, str]:
@@ -423,13 +430,11 @@ def computed_fields(config: DictConfig) -> dict[TokenField, str]:
     key that needs it. Nothing else says who needs entropies."""
     actor, rollout = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
     needs: dict[TokenField, str] = {}
-    loss = parts("loss").get(actor.policy_loss.loss_mode)
-    credit = parts("credit").get(getattr(config.algorithm.adv_estimator, "value", config.algorithm.adv_estimator))
-    for need in loss.fields(actor) if loss else ():
-        needs.setdefault(need, f"actor.policy_loss.loss_mode={loss.name}")
-    for need in credit.needs if credit else ():
-        needs.setdefault(need, f"algorithm.adv_estimator={credit.name}")
+    if loss := parts("loss").get(actor.policy_loss.loss_mode):
+        needs |= dict.fromkeys(loss.fields(actor), f"actor.policy_loss.loss_mode={loss.name}")
+    if credit := credit_of(config.algorithm.adv_estimator):
+        needs = {**dict.fromkeys(credit.needs, f"algorithm.adv_estimator={credit.name}"), **needs}
     for sampler in parts("sampler").values():
-        for need in sampler.needs if sampler.is_on(rollout) else ():
-            needs.setdefault(need, f"sampler={sampler.name}")
+        if sampler.is_on(rollout):
+            needs = {**dict.fromkeys(sampler.needs, f"sampler={sampler.name}"), **needs}
     return {need: key for need, key in needs.items() if need.unsent is None}

@@ -15,7 +15,8 @@ from tests.composition import model_and_tokenizer
 from verl.evaluation.exploration.plan import Plan, plan_of
 from verl.evaluation.exploration.run import Diagnosis, _grown_latr, diagnose
 from verl.evaluation.exploration.table import Group, Step, Trajectory
-from verl.workers.rollout.engines.interface import RolloutEngine, TransformersEngine
+from verl.workers.rollout.engines.interface import RolloutEngine
+from verl.workers.rollout.engines.local_transformers import TransformersEngine
 
 ROOT = Path(__file__).resolve().parents[3]
 PROMPTS = ["1 2 3 = 6", "4 5 6 = 15", "7 8 9 = 24"]

@@ -5,7 +5,7 @@ from math_verify import LatexExtractionConfig, parse, verify
 
 from verl.utils.reward_score.answer_equality import is_equal
 from verl.utils.reward_score.answer_tokens import Unreadable
-from verl.utils.reward_score.equality_witness import confirms
+from verl.utils.reward_score.equivalence_worker import confirms
 from verl.utils.reward_score.math_equivalence import is_equivalent
 
 

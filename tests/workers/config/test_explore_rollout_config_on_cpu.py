@@ -7,7 +7,7 @@ import pytest
 from omegaconf import OmegaConf
 from verl.utils.config import omega_conf_to_dataclass
 
-from tests.configs import composed, of_groups
+from tests.configs import composed, composed_groups
 from verl.workers.config.explore import parts_of
 
 ROLLOUT = "actor_rollout_ref.rollout"
@@ -34,7 +34,7 @@ def rollout(name: str = "arpo_trainer", *overrides: str, hardware: str = "gpu"):
 @pytest.mark.parametrize("task", ["reasoning", "deepsearch", "search_task"])
 @pytest.mark.parametrize("method", ["grpo", "arpo", "aepo"])
 def test_every_method_and_task_composes_without_warnings(method, task, hardware):
-    of_groups.cache_clear()
+    composed_groups.cache_clear()
     with warnings.catch_warnings():
         warnings.filterwarnings("error", message=".*rollout mode")
         config = omega_conf_to_dataclass(rollout(f"{method}_trainer", f"task={task}", hardware=hardware))

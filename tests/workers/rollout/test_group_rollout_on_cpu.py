@@ -11,14 +11,14 @@ import pytest
 from omegaconf import DictConfig, OmegaConf
 from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics
 
+from recipe.common.tiny_model import write_tiny_model
+from tests.workers.rollout.group_worker import make_worker
 from verl.workers.rollout import group_rollout
-from verl.workers.rollout.group_counts import CountsOfPartitions, GroupCounts
-from verl.workers.rollout.group_rollout import GroupAgentLoopWorker, Statuses, plain_suffices
+from verl.workers.rollout.group_counts import GroupCounts
+from verl.workers.rollout.group_rollout import plain_suffices
 from verl.workers.rollout.trajectory_tree import ADAPTIVE_TEMPERATURE, OCCURRENCE
 from verl.workers.rollout.tree_rollout import TrajectoryOutput, TreeRollout
 from verl.workers.rollout.trees.over_generation import most_diverse
-
-Worker = GroupAgentLoopWorker.__ray_metadata__.modified_class
 
 
 class Rollout:
@@ -83,17 +83,26 @@ class Scorer:
         return [{"reward_score": float(n), "reward_extra_info": {"acc": bool(n > 2)}} for n in lengths]
 
 
+@pytest.fixture(scope="module")
+def model_folder(tmp_path_factory):
+    return str(write_tiny_model(tmp_path_factory.mktemp("model")))
+
+
+SETTINGS = ["n=3", "group_timeout=0.5", "val_kwargs.n=2", "calculate_log_probs=true"]
+
+
 @pytest.fixture
-def queue(monkeypatch):
-    """(uid, status) in the order in which they were published, a worker, and its rows (uid, session, their prompt)."""
-    published, put = [], []
+def queue(monkeypatch, model_folder):
+    """A worker, (uid, status) in the order in which they were published, its rows (uid, session, their prompt), and
+    the sizes of the messages with statuses."""
+    published, put, messages = [], [], []
 
     async def async_kv_batch_put(keys, tags, partition_id, fields=None):
         assert partition_id in ("train", "val")
         await asyncio.sleep(0.01)
         if fields is None:
             published.extend(zip(keys, (tag["status"] for tag in tags), strict=True))
-            worker.messages.append(len(keys))
+            messages.append(len(keys))
             return
         for key, tag in zip(keys, tags, strict=True):
             put.append((*key.split("_")[:2], {"__do_sample__", "__rollout_n__", "agent_name"} & set(fields.keys())))
@@ -108,15 +117,11 @@ def queue(monkeypatch):
     for name, function in dict(locals()).items():
         if name.startswith("async_kv"):
             monkeypatch.setattr(group_rollout.tq, name, function)
-    worker = Worker.__new__(Worker)
+    settings = (f"actor_rollout_ref.rollout.{setting}" for setting in SETTINGS)
+    worker = make_worker(monkeypatch, model_folder, [Scorer()], *settings)
     worker.tree_rollout, worker.has_tree, worker.plain_suffices, released = Rollout(), True, True, []
     worker.engine = SimpleNamespace(release=released.append, released=released)
-    worker.statuses, worker.messages, worker.counts = Statuses(), [], CountsOfPartitions()
-    worker.stopping, worker.session_errors, worker.lost_statuses = False, {}, False
-    rollout = DictConfig({"n": 3, "group_timeout": 0.5, "val_kwargs": {"n": 2}, "calculate_log_probs": True})
-    worker.config = SimpleNamespace(actor_rollout_ref=SimpleNamespace(rollout=rollout))
-    worker.distillation_enabled, worker.processor, worker.reward_loop_worker_handles = False, None, [Scorer()]
-    return worker, published, put
+    return worker, published, put, messages
 
 
 def run(worker, uids, validate=False, **more):
@@ -129,7 +134,7 @@ def run(worker, uids, validate=False, **more):
 
 
 def test_a_failing_group_fails_alone(queue):
-    worker, published, put = queue
+    worker, published, put, _ = queue
     uids = ["raises", "fine", "too many", "no rows", "stuck", "fewer", "exits", "exits in a task", "times out"]
     uids += ["cancels itself", *NO_REWARDS]
     run(worker, uids)
@@ -161,7 +166,7 @@ def test_the_cause_of_a_failure_is_its_own(queue, uid, cause):
 
 @pytest.mark.parametrize("uid", NO_REWARDS)
 def test_a_reward_that_is_no_finite_number_is_named(queue, uid):
-    worker, published, _ = queue
+    worker, published, *_ = queue
     run(worker, [uid])
     first = asyncio.run(worker.group_counts("train", take=True)).first_failure
     assert first == f"ValueError: the reward is {NO_REWARDS[uid]!r}, expected a finite number"
@@ -201,7 +206,7 @@ def test_a_session_of_upstreams_agent_loops_that_failed_is_counted(queue, monkey
 
 
 def test_groups_that_are_given_up_at_the_end_of_a_run_are_no_failures(queue):
-    worker, published, _ = queue
+    worker, published, *_ = queue
     worker.config.actor_rollout_ref.rollout.group_timeout = None
 
     async def run_ends():
@@ -217,22 +222,22 @@ def test_groups_that_are_given_up_at_the_end_of_a_run_are_no_failures(queue):
 
 
 def test_a_groups_status_comes_after_its_last_session(queue):
-    worker, published, put = queue
+    worker, published, put, _ = queue
     run(worker, ["unscored"])
     assert published == [("unscored", "running"), ("unscored", "failure")]
     assert put == [], "half a group is none"
 
 
 def test_groups_that_begin_together_say_so_in_one_message(queue):
-    worker, published, _ = queue
+    worker, published, _, messages = queue
     uids = [f"{i}" for i in range(20)]
     run(worker, uids)
-    assert worker.messages[0] == 20 and published[:20] == [(uid, "running") for uid in uids]
+    assert messages[0] == 20 and published[:20] == [(uid, "running") for uid in uids]
     assert sorted(published[20:]) == sorted((uid, "finished") for uid in uids)
 
 
 def test_validation_and_greedy_groups_do_not_branch(queue):
-    worker, published, put = queue
+    worker, published, put, _ = queue
     worker.tree_rollout.validates = True
     run(worker, ["sampled"])
     run(worker, ["greedy"], __do_sample__=False, __rollout_n__=1)
@@ -247,7 +252,7 @@ def test_validation_and_greedy_groups_do_not_branch(queue):
 @pytest.mark.parametrize("plain_suffices", [True, False])
 @pytest.mark.parametrize("environment", [True, False])
 def test_what_upstreams_agent_loops_run(queue, monkeypatch, has_tree, plain_suffices, environment):
-    worker, published, _ = queue
+    worker, published, *_ = queue
     upstreams = []
 
     async def upstream(self, prompt, *args):
@@ -336,7 +341,7 @@ def test_the_most_diverse_by_hand():
 
 
 def test_rows_that_have_a_reward_are_not_scored(queue, monkeypatch):
-    worker, published, put = queue
+    worker, published, put, _ = queue
 
     async def rows(prompt, n, sampling_params, plain):
         outputs = [trajectory(i) for i in range(n)]

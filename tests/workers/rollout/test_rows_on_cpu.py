@@ -1,6 +1,7 @@
 """A group's rows and rewards are what upstream's worker makes of each trajectory alone: upstream is the oracle."""
 
 import asyncio
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -11,14 +12,12 @@ from tensordict import NonTensorData, NonTensorStack
 from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics
 from verl.experimental.reward_loop.reward_loop import RewardLoopWorker
 
-from recipe.common.tiny_model import make_tokenizer
-from verl.experimental.reward_loop.reward_manager.length_aware import LengthAwareRewardManager
+from recipe.common.tiny_model import write_tiny_model
+from tests.workers.rollout.group_worker import make_worker
 from verl.trainer.ppo.v1 import agent_loop_tq
 from verl.workers.rollout import group_rollout
-from verl.workers.rollout.group_rollout import GroupAgentLoopWorker
 from verl.workers.rollout.tree_rollout import TrajectoryOutput
 
-Worker = GroupAgentLoopWorker.__ray_metadata__.modified_class
 PROMPT = {
     "uid": "u-1",
     "global_steps": 7,
@@ -51,22 +50,35 @@ def trajectories(lengths, **more) -> list[TrajectoryOutput]:
     ]
 
 
-class RewardHandle:
-    """Upstream's reward worker, called as a Ray actor is; `score` sees the text of the response."""
+# sees the text of the response
+REWARD = """
+async def score(data_source, solution_str, ground_truth, extra_info, **_):
+    seen = f"{data_source} {solution_str} {ground_truth} {extra_info}"
+    return {"score": len(solution_str) / 8, "acc": len(solution_str) % 2, "seen": seen}
+"""
 
-    def __init__(self):
-        config = {"reward_kwargs": {"max_resp_len": 8, "overlong_buffer_cfg": OVERLONG}}
-        config |= {"custom_reward_function": {"path": "x"}}
-        worker = RewardLoopWorker.__new__(RewardLoopWorker)
-        worker.config = OmegaConf.create({"reward": config})
-        worker.reward_manager = LengthAwareRewardManager(worker.config, make_tokenizer(), self.score)
-        self.compute_score = SimpleNamespace(remote=worker.compute_score)
-        self.compute_score_batch = SimpleNamespace(remote=worker.compute_score_batch)
 
-    @staticmethod
-    async def score(data_source, solution_str, ground_truth, extra_info, **_) -> dict:
-        seen = f"{data_source} {solution_str} {ground_truth} {extra_info}"
-        return {"score": len(solution_str) / 8, "acc": len(solution_str) % 2, "seen": seen}
+def reward_handle(model_folder: str, reward_file: Path) -> SimpleNamespace:
+    """Return upstream's reward worker, to be called as a Ray actor is."""
+    reward_file.write_text(REWARD)
+    manager = "pkg://verl.experimental.reward_loop.reward_manager.length_aware"
+    reward = {
+        "custom_reward_function": {"path": str(reward_file), "name": "score", "reward_kwargs": {}},
+        "reward_manager": {"source": "importlib", "name": "LengthAwareRewardManager", "module": {"path": manager}},
+        "reward_kwargs": {"max_resp_len": 8, "overlong_buffer_cfg": OVERLONG},
+        "reward_model": {"enable": False},
+        "sandbox_fusion": {"url": None},
+    }
+    model = {"tokenizer_path": None, "path": model_folder}
+    config = {"reward": reward, "actor_rollout_ref": {"model": model}, "data": {}}
+    worker = RewardLoopWorker(OmegaConf.create(config))
+    methods = ("compute_score", "compute_score_batch")
+    return SimpleNamespace(**{name: SimpleNamespace(remote=getattr(worker, name)) for name in methods})
+
+
+@pytest.fixture(scope="module")
+def model_folder(tmp_path_factory):
+    return str(write_tiny_model(tmp_path_factory.mktemp("model")))
 
 
 @pytest.fixture
@@ -80,7 +92,7 @@ def loop():
 
 
 @pytest.fixture
-def worker(loop, monkeypatch):
+def worker(loop, monkeypatch, model_folder, tmp_path):
     """A worker, and what it has put."""
     put = []
 
@@ -89,10 +101,7 @@ def worker(loop, monkeypatch):
             put.append((key, {name: cell(column, row) for name, column in fields.items()}, tag, partition_id))
 
     monkeypatch.setattr(agent_loop_tq.tq, "async_kv_batch_put", async_kv_batch_put)
-    worker = Worker.__new__(Worker)
-    worker.processor, worker.distillation_enabled, worker.mm_processor_kwargs = None, False, {}
-    worker.reward_loop_worker_handles = [RewardHandle()]
-    return worker, put
+    return make_worker(monkeypatch, model_folder, [reward_handle(model_folder, tmp_path / "reward.py")]), put
 
 
 def cell(column, row: int):

@@ -23,7 +23,7 @@ from verl.evaluation.exploration.table import Group, Step, Trajectory, summary
 from verl.evaluation.exploration.thresholds import Proposal, arpo_thresholds, latr_thresholds
 from verl.workers.rollout.engines.interface import (
     Generation,
-    Request,
+    GenerationRequest,
     RolloutEngine,
     end_of_sequence_ids,
     gather_or_cancel,
@@ -31,6 +31,7 @@ from verl.workers.rollout.engines.interface import (
 )
 from verl.workers.rollout.engines.local_vllm import VLLMEngine
 from verl.workers.rollout.environment import Tools
+from verl.workers.rollout.prompt_task import PromptTask
 from verl.workers.rollout.rows import reward_batch
 from verl.workers.rollout.trajectory_tree import TrajectoryTree
 from verl.workers.rollout.tree_builder import BranchPolicy, Sampling, Score, derived_seed, grow, policy_class
@@ -76,9 +77,9 @@ class Recorder(RolloutEngine):
         self.engine, self.tokens = engine, 0
         self.steps: dict[int, Step] = {}  # by the hash of the tokens before it
 
-    async def _generate(self, request: Request) -> Generation:
+    async def generate(self, request: GenerationRequest) -> Generation:
         n_top_logprobs, n_entropy = max(request.n_top_logprobs, 2), max(request.n_entropy, ENTROPY_TOP_K)
-        generation = await self.engine._generate(replace(request, n_top_logprobs=n_top_logprobs, n_entropy=n_entropy))
+        generation = await self.engine.generate(replace(request, n_top_logprobs=n_top_logprobs, n_entropy=n_entropy))
         self.tokens += len(generation.token_ids)
         before = _hash_of(request.prompt_ids)
         for token, entropy, ranked in zip(
@@ -148,7 +149,8 @@ class Diagnosis:
     async def warm_up(self) -> None:
         """So that the first policy does not pay for what is made once."""
         ids = self.plan.prompts[0].ids
-        await Recorder(self.engine).generate(ids, max_tokens=2, stop_token_ids=self.stop_token_ids, seed=0)
+        request = GenerationRequest(ids, max_tokens=2, stop_token_ids=self.stop_token_ids, seed=0)
+        await Recorder(self.engine).generate(request)
 
     async def _grow(self, prompt: Prompt, policy: BranchPolicy, rollout) -> tuple[TrajectoryTree, Recorder]:
         recorder = Recorder(self.engine)
@@ -156,7 +158,7 @@ class Diagnosis:
             recorder,
             prompt.ids,
             rollout.n,
-            policy.of_prompt(dict(prompt.about), self._score(prompt)),
+            policy.for_task(PromptTask.of_row(prompt.about), self._score(prompt)),
             environment=self.environment,
             sampling=Sampling(rollout.temperature, rollout.top_p, rollout.top_k),
             max_tokens=self._max_tokens(prompt),

@@ -8,19 +8,17 @@ from typing import Any
 
 from mpmath import mp, mpf
 
-from verl.utils.reward_score.answer_kinds import INTEGER
 from verl.utils.reward_score.answer_values import (
     Point,
     TooLarge,
     Undefined,
     Value,
-    add,
     divide,
     evaluate,
     is_matrix,
     is_zero,
-    multiply,
     number,
+    subtract,
 )
 
 COMPUTED = mpf(10) ** -15  # the tolerance for integrals and derivatives
@@ -29,29 +27,17 @@ MOST_DIGITS = 20_000  # Equality is not confirmed with more of them.
 MOST_NEGATIVE = 4  # symbols of a formula that are each tried as the only negative one
 
 
-def parts(tree: tuple) -> Iterator[tuple]:
-    """Return the tree and all trees in it."""
-    yield tree
-    for operand in tree[1:]:
-        if isinstance(operand, tuple):
-            yield from parts(operand) if operand and isinstance(operand[0], str) else _parts_of_rows(operand)
+def parts(*trees: tuple) -> Iterator[tuple]:
+    """Return the trees and all trees in them."""
+    for tree in trees:
+        yield tree
+        yield from parts(*(operand for operand in tree[1:] if isinstance(operand, tuple)))
 
 
-def _parts_of_rows(rows: tuple) -> Iterator[tuple]:
-    for row in rows:
-        for cell in row:
-            yield from parts(cell)
-
-
-def symbols(tree: tuple) -> set[str]:
-    """Return the names of symbols and unknown functions in a formula, but for those that sums and integrals bind."""
-    names, bound = set(), set()
-    for part in parts(tree):
-        if part[0] in ("symbol", "unknown"):
-            names.add(part[1])
-        elif part[0] in ("sum", "product", "integral"):
-            bound.add(part[1])
-    return names - bound
+def symbols(*trees: tuple) -> set[str]:
+    """Return the names of symbols and unknown functions in formulas, but for those that sums and integrals bind."""
+    names = {part[1] for part in parts(*trees) if part[0] in ("symbol", "unknown")}
+    return names - {part[1] for part in parts(*trees) if part[0] in ("sum", "product", "integral")}
 
 
 def renamed(tree: Any, old: tuple, new: tuple) -> Any:
@@ -63,38 +49,35 @@ def renamed(tree: Any, old: tuple, new: tuple) -> Any:
 
 def points(*trees: tuple) -> Iterator[Point]:
     """Return the points at which formulas are compared: one if nothing varies."""
-    every = [part for tree in trees for part in parts(tree)]
-    whole = {name for part in every if part[0] in ("sum", "product") for limit in part[2:4] for name in symbols(limit)}
-    names = sorted(set().union(*(symbols(tree) for tree in trees)))
-    signs = ["positive", "positive", *names[:MOST_NEGATIVE], "mixed", "negative"]
-    for place, sign in enumerate(signs if names else signs[:1]):
-        yield Point(place, sign, whole=frozenset(whole))
+    limits = [limit for part in parts(*trees) if part[0] in ("sum", "product") for limit in part[2:4]]
+    names = sorted(symbols(*trees))
+    signs = ["positive", "positive", *names[:MOST_NEGATIVE], "mixed", "negative"] if names else ["positive"]
+    for place, sign in enumerate(signs):
+        yield Point(place, sign, whole=frozenset(symbols(*limits)))
 
 
-def meanings(point: Point, *trees: tuple) -> Iterator[Point]:
-    """Return the point with each meaning that degrees and `log` can have in the formulas."""
-    every = [part for tree in trees for part in parts(tree)]
-    degrees = ("number", "radian") if any(part[0] == "degrees" for part in every) else ("number",)
+def meanings(*trees: tuple) -> Iterator[Point]:
+    """Return a point for each meaning that degrees and `log` can have in the formulas."""
+    every = list(parts(*trees))
     has_log = any(part[:2] == ("function", "log") and len(part) == 3 for part in every)
-    for degree in degrees:
+    for degree in ("number", "radian") if any(part[0] == "degrees" for part in every) else ("number",):
         for base in ("unknown", "e", "10") if has_log else ("unknown",):
-            yield replace(point, degree=degree, log_base=base)
+            yield Point(degree=degree, log_base=base)
 
 
 def close(left: Value, right: Value, tolerance: Value | None = None) -> bool:
     """Return whether two values are equal: exactly if both are fractions, else up to half of the digits."""
-    if is_matrix(left) and is_matrix(right):
-        same_shape = (left.rows, left.cols) == (right.rows, right.cols)
-        return same_shape and all(close(a, b, tolerance) for a, b in zip(left, right, strict=True))
-    if isinstance(left, Fraction) and isinstance(right, Fraction) and tolerance is None:
-        return left == right
     if is_matrix(left) or is_matrix(right):
-        return False
+        if not (is_matrix(left) and is_matrix(right) and (left.rows, left.cols) == (right.rows, right.cols)):
+            return False
+        return all(close(a, b, tolerance) for a, b in zip(left, right, strict=True))
+    if isinstance(left, Fraction) and isinstance(right, Fraction):
+        return left == right
     left, right = number(left), number(right)
     if mp.isinf(left) or mp.isinf(right):
         return left == right
-    tolerance = mpf(10) ** (-mp.dps // 2) if tolerance is None else tolerance
-    return abs(left - right) <= tolerance * max(abs(left), abs(right)) or (is_zero(left) and is_zero(right))
+    size = max(abs(left), abs(right)) * (tolerance or mpf(10) ** (-mp.dps // 2))
+    return abs(left - right) <= size or (is_zero(left) and is_zero(right))
 
 
 def same_formula(left: tuple, right: tuple) -> bool:
@@ -103,11 +86,12 @@ def same_formula(left: tuple, right: tuple) -> bool:
     Raises:
         Unreadable: a formula says what is not computed.
     """
-    if left == right:
+    if left == right or is_rounded(left, right) or is_rounded(right, left):
         return True
-    if is_rounded(left, right) or is_rounded(right, left):
-        return True
-    return any(_agree(left, right, meaning) for meaning in meanings(Point(0), left, right))
+    try:
+        return any(_agree(left, right, meaning) for meaning in meanings(left, right))
+    except TooLarge:
+        return False
 
 
 def is_rounded(decimal: tuple, exact: tuple) -> bool:
@@ -115,29 +99,26 @@ def is_rounded(decimal: tuple, exact: tuple) -> bool:
 
     It needs 10 digits for an irrational number, and 15 for a fraction.
     """
-    kind, *content = decimal[1] if decimal[0] == "negative" else decimal
-    if kind != "number" or content[1] < MANY_DIGITS or symbols(exact):
+    if decimal[0] != "number" or decimal[2] < MANY_DIGITS or symbols(exact):
         return False
     if any(part[0] == "number" and part[2] for part in parts(exact)):
         return False
     try:
-        value = evaluate(exact, Point(0))
-    except (Undefined, TooLarge):
+        value = evaluate(exact, Point())
+    except Undefined:
         return False
     if is_matrix(value) or mp.isinf(number(value)) or _is_nonreal(value):
         return False
     value = mp.re(number(value))
     fraction = Fraction(int(value * mpf(10) ** 80), 10**80).limit_denominator(10**9)
-    is_fraction = close(fraction, value)
-    if is_fraction and (content[1] < 15 or 10**30 % fraction.denominator == 0):
+    if close(fraction, value) and (decimal[2] < 15 or 10**30 % fraction.denominator == 0):
         return False
-    unit = mpf(10) ** (mp.floor(mp.log10(number(content[0]))) + 1 - content[1])
-    return abs(value - number(evaluate(decimal, Point(0)))) <= unit
+    unit = mpf(10) ** (mp.floor(mp.log10(abs(number(decimal[1])))) + 1 - decimal[2])
+    return abs(value - number(decimal[1])) <= unit
 
 
 def _agree(left: tuple, right: tuple, meaning: Point) -> bool:
-    is_computed = any(part[0] in ("integral", "derivative") for tree in (left, right) for part in parts(tree))
-    tolerance = COMPUTED if is_computed else None
+    is_computed = any(part[0] in ("integral", "derivative") for part in parts(left, right))
     real: list[Point] = []
     nonreal: list[Point] = []
     nonreal_agree = True
@@ -146,9 +127,9 @@ def _agree(left: tuple, right: tuple, meaning: Point) -> bool:
         values = values_at(point, left, right)
         if values is None:
             continue
-        if all(value is None for value in values):
-            return False
-        agree = all(value is not None for value in values) and close(values[0], values[1], tolerance)
+        agree = not any(value is None for value in values) and close(
+            values[0], values[1], COMPUTED if is_computed else None
+        )
         if all(_is_nonreal(value) for value in values):
             nonreal.append(point)
             nonreal_agree &= agree
@@ -166,42 +147,43 @@ def _is_outside(left: tuple, right: tuple, point: Point) -> bool:
 
     So do ln(xy) and ln x + ln y, of which only the first is real throughout where both symbols are negative.
     """
-    every = [part for tree in (left, right) for part in parts(tree)]
-    if len(symbols(left) | symbols(right)) < 2 or ("constant", "i") in every:
+    every = list(parts(left, right))
+    if len(symbols(left, right)) < 2 or ("constant", "i") in every:
         return False
     if any(part[:2] == ("function", "abs") for part in every):
         return False
-    return any(_is_nonreal(value) for part in every for value in values_at(point, part) or ())
+    return any(map(_is_nonreal, values_at(point, *(part for part in every if part[0] != "row")) or ()))
 
 
 def _is_confirmed(left: tuple, right: tuple, point: Point) -> bool:
     """Return whether formulas that agree to 100 digits do so with more of them: 1 and 1 + e^{-300} do not."""
-    values = values_at(point, left, right)
-    if values is None or all(isinstance(value, Fraction) for value in values):
+    fractions = [value for value in values_at(point, left, right) or () if isinstance(value, Fraction)]
+    if len(fractions) == 2:
         return True
-    sizes = [len(str(value.denominator)) for value in values if isinstance(value, Fraction)]
-    digits = max(2000 if not symbols(left) | symbols(right) else 300, 4 * max(sizes, default=0))
+    sizes = [4 * len(str(value.denominator)) for value in fractions]
+    digits = max([300 if symbols(left, right) else 2000, *sizes])
     if digits > MOST_DIGITS:
         return False
     with mp.workdps(digits):
         values = values_at(point, left, right)
-        return values is not None and all(value is not None for value in values) and close(*values)
+        return values is not None and not any(value is None for value in values) and close(*values)
 
 
-def values_at(point: Point, *trees: tuple) -> tuple | None:
-    """Return the values of formulas at a point, None for one without; None in place of all if all have none there.
+def values_at(point: Point, *trees: tuple) -> list[Value | None] | None:
+    """Return the values of formulas at a point, None for one without; None in place of all if none has a value.
 
-    A value that is too large to be computed makes a tuple of None for all: nothing agrees with it.
+    Raises:
+        TooLarge: a value is too large to be computed.
     """
     values: list[Value | None] = []
     for tree in trees:
         try:
             values.append(evaluate(tree, point))
+        except TooLarge:
+            raise
         except Undefined:
             values.append(None)
-        except TooLarge:
-            return (None,) * len(trees)
-    return tuple(values) if any(value is not None for value in values) else None
+    return values if any(value is not None for value in values) else None
 
 
 def _is_nonreal(value: Value | None) -> bool:
@@ -210,90 +192,60 @@ def _is_nonreal(value: Value | None) -> bool:
     return abs(mp.im(value)) > mpf(10) ** -40 * (1 + abs(value))
 
 
-def same_progression(one: tuple, other: tuple) -> bool:
-    """Return whether two formulas that are linear in INTEGER have the same values for all whole numbers."""
+def _line(tree: tuple, name: str, point: Point) -> tuple[Value, Value]:
+    """Return the value for 3 and the slope of a formula that is linear in a symbol.
+
+    Raises:
+        Undefined: it is not linear.
+    """
+    value, *others = (evaluate(tree, replace(point, bound={name: Fraction(x)})) for x in (3, 4, 6, -5))
+    slope, *slopes = (divide(subtract(y, value), Fraction(x)) for x, y in zip((1, 3, -8), others, strict=True))
+    if is_zero(slope) or not all(close(slope, other) for other in slopes):
+        raise Undefined("not linear")
+    return value, slope
+
+
+def same_progression(one: tuple, other: tuple, name: str) -> bool:
+    """Return whether two formulas that are linear in a symbol have the same values for all whole numbers."""
     for point in points(one, other):
-        values = []
         try:
-            for tree in (one, other):
-                at = [evaluate(tree, replace(point, bound={INTEGER: Fraction(index)})) for index in range(3)]
-                steps = [add(after, multiply(Fraction(-1), before)) for before, after in pairwise(at)]
-                if is_zero(steps[0]) or not close(*steps):
-                    return False
-                values.append((at[0], steps[0]))
-            (start, step), (other_start, other_step) = values
-            count = divide(add(other_start, multiply(Fraction(-1), start)), step)
-            ratio = divide(other_step, step)
-        except (Undefined, TooLarge):
+            (value, step), (other_value, other_step) = (_line(tree, name, point) for tree in (one, other))
+            ratio, count = divide(other_step, step), number(divide(subtract(other_value, value), step))
+        except Undefined:
             return False
-        if not (close(ratio, Fraction(1)) or close(ratio, Fraction(-1))) or not _is_whole(count):
+        is_whole = abs(count) < 10**6 and is_zero(count - mp.nint(mp.re(count)))
+        if not is_whole or not (close(ratio, Fraction(1)) or close(ratio, Fraction(-1))):
             return False
     return True
 
 
-def _is_whole(value: Value) -> bool:
-    value = number(value)
-    return abs(value) < 10**6 and is_zero(value - mp.nint(mp.re(value)))
-
-
-def is_true(sides: list[tuple]) -> bool:
-    """Return whether all sides of an equation without symbols have the same value."""
-    return all(same_formula(left, right) for left, right in pairwise(sides))
-
-
-def same_curve(first: tuple[tuple, tuple], second: tuple[tuple, tuple]) -> bool:
+def same_curve(first: list[tuple], second: list[tuple]) -> bool:
     """Return whether two equations have the same solutions.
 
     They have if the differences of their sides are proportional, or if both are linear in a symbol (x y = 1 is) and
     have the same solution for it.
     """
     one, other = (("add", left, ("negative", right)) for left, right in (first, second))
-    names = symbols(one) | symbols(other)
-    if not names or symbols(one) != symbols(other):
+    if not symbols(one) or symbols(one) != symbols(other):
         return False
-    if proportionality(one, other):
-        return True
-    common = {part[1] for part in parts(one) if part[0] == "symbol"} & names
-    return any(_same_solution(one, other, name) for name in sorted(common))
+    names = sorted(symbols(one) & {part[1] for part in parts(one) if part[0] == "symbol"})
+    return _are_proportional(one, other) or any(_same_solution(one, other, name) for name in names)
 
 
-def proportionality(one: tuple, other: tuple) -> Value | None:
-    """Return the constant quotient of two formulas; None if it is not constant, or zero, or has no value."""
-    quotients: list[Value] = []
-    for point in points(one, other):
-        values = values_at(point, one, other)
-        if values is None:
-            continue
-        if any(value is None or is_matrix(value) or is_zero(value) for value in values):
-            return None
-        quotients.append(divide(values[0], values[1]))
-    if len(quotients) < 3 or not all(close(a, b) for a, b in pairwise(quotients)):
-        return None
-    return quotients[0]
+def _are_proportional(one: tuple, other: tuple) -> bool:
+    try:
+        quotients = [divide(*(evaluate(tree, point) for tree in (one, other))) for point in points(one, other)]
+    except Undefined:
+        return False
+    return not is_zero(quotients[0]) and all(close(a, b) for a, b in pairwise(quotients))
 
 
 def _same_solution(one: tuple, other: tuple, name: str) -> bool:
-    count = 0
-    for point in points(one, other):
-        try:
-            solutions = [_linear_solution(tree, name, point) for tree in (one, other)]
-        except (Undefined, TooLarge):
-            continue
-        if None in solutions or not close(solutions[0], solutions[1]):
-            return False
-        count += 1
-    return count >= 3
-
-
-def _linear_solution(tree: tuple, name: str, point: Point) -> Value | None:
-    """Return the root of a formula that is linear in a symbol; None if it is not linear, or has none."""
-    at = [evaluate(tree, Point(point.number, point.signs, bound={name: Fraction(x)})) for x in (3, 4, 6, -5)]
-    are_fractions = all(isinstance(value, Fraction) for value in at)
-    first, second, third, negative = at if are_fractions else map(number, at)
-    slope = second - first
-    if is_zero(slope) or not close(third - second, 2 * slope) or not close(first - negative, 8 * slope):
-        return None
-    return 3 - first / slope
+    try:
+        lines = [(_line(one, name, point), _line(other, name, point)) for point in points(one, other)]
+    except Undefined:
+        return False
+    return all(close(divide(*line), divide(*other_line)) for line, other_line in lines)
 
 
 def roots(formula: Callable[[Fraction], Value]) -> list[Value] | None:
@@ -314,7 +266,5 @@ def _quadratic_roots(a: Value, b: Value, c: Value) -> list[Value]:
     if is_zero(a):
         return [] if is_zero(b) else [-c / b]
     under = b * b - 4 * a * c
-    if under < 0 and not is_zero(under):
-        return []
     root = mp.sqrt(0 if is_zero(under) else under)
-    return [(-b + root) / (2 * a), (-b - root) / (2 * a)]
+    return [] if mp.im(root) else [(-b + root) / (2 * a), (-b - root) / (2 * a)]

@@ -3,34 +3,37 @@
 This is the judge of answers that it can read. It knows nothing of sympy, and takes about a millisecond.
 """
 
-from collections.abc import Callable
-from fractions import Fraction
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from itertools import pairwise
 from typing import Any
 
 from mpmath import mp
 
 from verl.utils.reward_score import answer_kinds as kinds
 from verl.utils.reward_score.answer_agreement import (
-    is_true,
     parts,
-    proportionality,
+    renamed,
     same_curve,
+    same_formula,
+    same_progression,
     symbols,
 )
-from verl.utils.reward_score.answer_parameters import are_matched, is_domain, same_families, same_function
+from verl.utils.reward_score.answer_kinds import INTEGER
 from verl.utils.reward_score.answer_quantities import (
     chemical_formula,
     same_quantity,
-    same_ratio,
     same_words,
     with_unit,
 )
-from verl.utils.reward_score.answer_sets import is_inequality, is_set, same_set
+from verl.utils.reward_score.answer_sets import is_set, same_set
 from verl.utils.reward_score.answer_structure import readings
-from verl.utils.reward_score.answer_values import DIGITS, Point, evaluate, number
+from verl.utils.reward_score.answer_values import DIGITS
 from verl.utils.reward_score.answer_words import TELLING
 
-_MIRRORED = {"<": ">", "<=": ">=", ">": "<", ">=": "<=", "=": "=", "!=": "!="}
+_DOMAINS = ("Z", "N", "R", "Z+", "N*", "N+", "N^*", "N^+")
 
 
 def is_equal(truth: str, answer: str) -> bool:
@@ -46,215 +49,177 @@ def is_equal(truth: str, answer: str) -> bool:
         return any(_same(a, b) for a in true_readings for b in answer_readings)
 
 
-def _same(truth: kinds.Listing | kinds.Choice, answer: kinds.Listing | kinds.Choice) -> bool:
-    if isinstance(truth, kinds.Choice) and isinstance(answer, kinds.Choice):
-        return truth.label == answer.label and _same(truth.content, answer.content)
-    if isinstance(answer, kinds.Choice):
-        return _same(answer, truth)
-    letters = _letters(answer)
-    if isinstance(truth, kinds.Choice):
-        return letters == truth.label if letters else _same(truth.content, answer)
-    return (letters is not None and letters == _letters(truth)) or _same_listing(truth, answer)
+def _same(truth: kinds.Listing, answer: kinds.Listing) -> bool:
+    letters, others = (each.label or _letters(each) for each in (truth, answer))
+    if letters and others and (letters == others or truth.label or answer.label):
+        return letters == others and (not (truth.label and answer.label) or _same_listing(truth, answer))
+    return _same_listing(truth, answer)
 
 
-def _letters(listing: kinds.Listing) -> str | None:
-    """Return the letter or letters of multiple choice, such as C, ACD or A, C, D; None for any other answer."""
+def _letters(listing: kinds.Listing) -> str:
+    """Return the letter or letters of multiple choice, such as C, ACD or A, C, D; empty for any other answer."""
     formulas = [item for item in listing.items if isinstance(item, kinds.Formula) and not item.unit]
-    texts = [formula.text.removesuffix("inbold") for formula in formulas]
-    letters = "".join(texts)
-    if len(letters) == 1 and len(listing.items) == 1:
-        return letters.upper() if letters in "ABCDEFabcdef" else None
-    is_list = len(texts) == len(listing.items) and all(len(text) == 1 for text in texts)
-    if not letters or not (is_list or (len(listing.items) == 1 and letters == "".join(sorted(letters)))):
-        return None
-    return "".join(sorted(letters)) if set(letters) <= set("ABCDEF") and len(set(letters)) == len(letters) else None
+    text = ",".join(formula.text.removesuffix("inbold") for formula in formulas)
+    if len(formulas) < len(listing.items) or not re.fullmatch("[A-F]+|[A-F](,[A-F])+|[a-f]", text):
+        return ""
+    letters = text.upper().replace(",", "")
+    in_order = "".join(sorted(set(letters)))
+    return in_order if letters == in_order or ("," in text and len(letters) == len(in_order)) else ""
 
 
 def _same_listing(truth: kinds.Listing, answer: kinds.Listing) -> bool:
+    if truth == answer:
+        return True
     truth, answer = _without_domains(truth, answer)
     truth, answer = _without_indices(truth, answer), _without_indices(answer, truth)
-    if same_items(truth.items, answer.items) or same_families(truth, answer):
+    if _same_items(truth.items, answer.items) or _same_families(truth, answer):
         return True
     if len(truth.items) + len(answer.items) > 2 and is_set(truth) and is_set(answer) and same_set(truth, answer):
         return True
-    return _same_as_list(truth, answer, same_item) or _same_as_list(answer, truth, lambda a, b: same_item(b, a))
+    return _same_as_list(truth, answer) or _same_as_list(answer, truth)
 
 
-def _same_as_list(single: kinds.Listing, several: kinds.Listing, same: Callable[[Any, Any], bool]) -> bool:
-    """Return whether the elements of a single set or tuple are the items of a list, for a tuple in their order."""
-    members = _members(single.items[0]) if len(single.items) == 1 else None
-    if members is None:
-        return False
-    items, in_order = members
-    names = {item.sides[0] for item in several.items if isinstance(item, kinds.Chain)}
-    if in_order:
-        others = _by_coordinate(several.items)
-        return len(items) > 1 and not several.with_or and same_in_order(items, others, same)
-    is_set_of_sets = len(items) == 1 and (
-        isinstance(items[0], kinds.NamedSet) or getattr(items[0], "opening", "") == "{"
-    )
-    has_names = any(isinstance(item, kinds.Chain) for item in items)
-    return not is_set_of_sets and (has_names or len(names) < 2) and same_items(items, several.items, same)
+def _without_domains(truth: kinds.Listing, answer: kinds.Listing) -> list[kinds.Listing]:
+    """Return the listings without conditions such as k in Z, if only one of them has such."""
+    listings = [truth, answer]
+    rests = [replace(each, items=tuple(item for item in each.items if not _is_domain(item))) for each in listings]
+    if all(rest != each for rest, each in zip(rests, listings, strict=True)):
+        return listings
+    return [rest if rest.items else each for rest, each in zip(rests, listings, strict=True)]
 
 
-def _by_coordinate(items: tuple) -> tuple:
-    """Return the equations x = ..., y = ..., z = ... in this order; any other items as they are."""
-    names = [getattr(item.sides[0], "text", "") if isinstance(item, kinds.Chain) else "" for item in items]
-    if set(names) <= {"x", "y", "z"} and len(set(names)) == len(names):
-        return tuple(item for _, item in sorted(zip(names, items, strict=True), key=lambda pair: pair[0]))
-    return items
+def _is_domain(item: Any) -> bool:
+    match item:
+        case kinds.Chain(relations=("in",), sides=(_, kinds.NamedSet(name))):
+            return name in _DOMAINS
+    return False
 
 
-def _members(structure: Any) -> tuple[tuple, bool] | None:
-    """Return the elements of a set or tuple that may stand for a list of them, and whether their order counts."""
-    if isinstance(structure, kinds.Chain) and structure.relations in (("=",), ("in",)):
-        left, right = structure.sides
-        if (
-            isinstance(left, kinds.Bracketed)
-            and isinstance(right, kinds.Bracketed)
-            and len(left.items) == len(right.items)
-        ):
-            return tuple(kinds.Chain((a, b), ("=",)) for a, b in zip(left.items, right.items, strict=True)), False
-        return _members(right) if isinstance(left, kinds.Formula) and left.tree[0] in ("symbol", "unknown") else None
-    if isinstance(structure, kinds.Listing):
-        return structure.items, False
-    if isinstance(structure, kinds.Bracketed):
-        if structure.opening == "{":
-            return structure.items, False
-        return (structure.items, True) if (structure.opening, structure.closing) == ("(", ")") else None
-    return None
+def _names(items: tuple) -> list[str | None]:
+    """Return the texts of the left sides of equations and inequalities, None for a left side that is no formula."""
+    return [getattr(item.sides[0], "text", None) for item in items if isinstance(item, kinds.Chain)]
 
 
 def _without_indices(listing: kinds.Listing, other: kinds.Listing) -> kinds.Listing:
     """Return the equations x_1 = ..., x_2 = ... as x = ..., if the other listing has x = ... only."""
-    names = [
-        [getattr(item.sides[0], "text", "") for item in each.items if isinstance(item, kinds.Chain)]
-        for each in (listing, other)
-    ]
-    if len(set(names[1])) != 1 or not names[1][0]:
+    bases = set(_names(other.items))
+    base = next(iter(bases)) if len(bases) == 1 else None
+    if not base or sorted(map(str, _names(listing.items))) != [f"{base}_{n + 1}" for n in range(len(listing.items))]:
         return listing
-    base = names[1][0]
-    if sorted(names[0]) != [f"{base}_{place + 1}" for place in range(len(listing.items))]:
-        return listing
-    name = kinds.Formula(("symbol", base), text=base)
-    items = tuple(kinds.Chain((name, *item.sides[1:]), item.relations) for item in listing.items)
-    return kinds.Listing(items, listing.with_or)
+    items = (kinds.Chain((kinds.symbol(base), *item.sides[1:]), item.relations) for item in listing.items)
+    return replace(listing, items=tuple(items))
 
 
-def _without_domains(truth: kinds.Listing, answer: kinds.Listing) -> tuple[kinds.Listing, kinds.Listing]:
-    """Return the listings without conditions such as k in Z, if only one of them has such."""
+def _same_as_list(single: kinds.Listing, several: kinds.Listing) -> bool:
+    """Return whether the elements of a single set or tuple are the items of a list, for a tuple in their order."""
+    if len(single.items) > 1:
+        return False
+    structure = single.items[0]
+    while isinstance(structure, kinds.Chain) and structure.relations in (("=",), ("in",)):
+        left, structure = structure.sides
+        if isinstance(left, kinds.Bracketed) and isinstance(structure, kinds.Bracketed):
+            if len(left.items) != len(structure.items):
+                return False
+            items = (kinds.Chain(sides, ("=",)) for sides in zip(left.items, structure.items, strict=True))
+            return _same_items(tuple(items), several.items)
+        if not isinstance(left, kinds.Formula) or left.tree[0] not in ("symbol", "unknown"):
+            return False
+    if isinstance(structure, kinds.Listing):
+        return _same_items(structure.items, several.items)
+    names = _names(several.items)
+    if getattr(structure, "brackets", "") == "()":
+        has_coordinates = set(names) <= set("xyz") and len(set(names)) == len(names) == len(several.items)
+        others = tuple(sorted(several.items, key=lambda item: item.sides[0].text)) if has_coordinates else several.items
+        return not several.with_or and _same_in_order(structure.items, others)
+    if getattr(structure, "brackets", "") != "{}" or len(set(names)) > 1:
+        return False
+    is_set_of_set = len(structure.items) == 1 and is_set(structure.items[0])
+    return not is_set_of_set and _same_items(structure.items, several.items)
 
-    def without(listing: kinds.Listing) -> kinds.Listing:
-        rest = tuple(item for item in listing.items if not is_domain(item))
-        return kinds.Listing(rest or listing.items, listing.with_or)
 
-    first, second = without(truth), without(answer)
-    has_both = len(first.items) < len(truth.items) and len(second.items) < len(answer.items)
-    return (truth, answer) if has_both else (first, second)
-
-
-def same_items(first: tuple, second: tuple, same: Callable[[Any, Any], bool] | None = None) -> bool:
+def _same_items(first: tuple, second: tuple) -> bool:
     """Return whether the items are the same in any order, or in order if only one has names for several things."""
     if len(first) != len(second):
         return False
-    same = same or same_item
-    names = [{item.sides[0] for item in items if isinstance(item, kinds.Chain)} for items in (first, second)]
-    if bool(names[0]) != bool(names[1]) and not _say_the_same(*names):
-        return same_in_order(first, second, same)
-    return are_matched(first, second, same)
+    counts = [len(set(_names(items))) for items in (first, second)]
+    if min(counts) == 0 and max(counts) > 1:
+        return _same_in_order(first, second)
+    return _are_matched(first, second, _same_item)
 
 
-def same_in_order(first: tuple, second: tuple, same: Callable[[Any, Any], bool] | None = None) -> bool:
-    """Return whether the items at each place are the same."""
-    same = same or same_item
-    return len(first) == len(second) and all(same(a, b) for a, b in zip(first, second, strict=True))
+def _are_matched(first: Sequence, second: Sequence, same: Callable[[Any, Any], bool]) -> bool:
+    """Return whether the items of two sequences of the same length are the same in any order."""
+    rest = list(second)
+    for item in first:
+        place = next((place for place, other in enumerate(rest) if same(item, other)), None)
+        if place is None:
+            return False
+        rest.pop(place)
+    return True
 
 
-def _say_the_same(*names: set) -> bool:
-    """Return whether the items of each list that has names have a single one."""
-    texts = [{getattr(name, "text", None) for name in group} for group in names if group]
-    return all(len(group) == 1 for group in texts)
+def _same_in_order(first: tuple, second: tuple) -> bool:
+    return len(first) == len(second) and all(map(_same_item, first, second))
 
 
-def _distinct(items: tuple) -> tuple:
-    """Return the elements of a set without repetitions."""
-    result: list[Any] = []
-    for item in items:
-        if not any(same_item(item, other) for other in result):
-            result.append(item)
-    return tuple(result)
+def _same_families(truth: kinds.Listing, answer: kinds.Listing) -> bool:
+    """Return whether values that depend on a parameter in Z are the same up to its shift and sign."""
+    families = [_family(listing) for listing in (truth, answer)]
+    names = {name for family in families for name, _ in family if name}
+    if not all(families) or len(names) > 1 or len(families[0]) != len(families[1]):
+        return False
+    trees, others = ([tree for _, tree in family] for family in families)
+    return _are_matched(trees, others, partial(same_progression, name=INTEGER))
 
 
-def same_item(truth: Any, answer: Any) -> bool:
+def _family(listing: kinds.Listing) -> list[tuple[str, tuple]]:
+    """Return the names and formulas of values that each depend on a parameter in Z; empty for any other listing."""
+    family: list[tuple[str, tuple]] = []
+    for item in listing.items:
+        match item:
+            case kinds.Formula(tree=tree):
+                family.append(("", tree))
+            case kinds.Chain(sides=(kinds.Formula(text=name), kinds.Formula(tree=tree)), relations=("=",)):
+                family.append((name, tree))
+            case _ if not _is_domain(item):
+                return []
+    is_family = len(family) < len(listing.items) and all(("symbol", INTEGER) in parts(tree) for _, tree in family)
+    return family if is_family else []
+
+
+def _same_item(truth: Any, answer: Any) -> bool:
     """Return whether two structures, neither of which is an answer's list, are the same."""
     if isinstance(truth, kinds.Chain) or isinstance(answer, kinds.Chain):
         return _same_chain(truth, answer)
-    if isinstance(truth, kinds.Ratio) or isinstance(answer, kinds.Ratio):
-        return same_ratio(truth, answer)
-    if isinstance(truth, kinds.Formula) and isinstance(answer, kinds.Formula):
-        return same_quantity(truth, answer)
     if isinstance(truth, kinds.Words) or isinstance(answer, kinds.Words):
         return same_words(truth, answer)
-    rules: dict[type, Callable[[Any, Any], bool]] = {
-        kinds.Bracketed: _same_bracketed,
-        kinds.NamedSet: lambda a, b: a.name == b.name,
-        kinds.Phrase: lambda a, b: same_in_order(a.parts, b.parts),
-        kinds.Listing: lambda a, b: same_items(a.items, b.items),
-        kinds.Builder: _same_builder,
-        kinds.SetOperation: _same_operation,
-    }
-    if type(truth) is type(answer) and rules[type(truth)](truth, answer):
-        return True
-    for one, other in ((truth, answer), (answer, truth)):
-        if isinstance(one, kinds.Bracketed) and one.opening == "{" and isinstance(other, kinds.Formula):
-            return len(one.items) == 1 and same_item(one.items[0], other)
+    match (truth, answer):
+        case (kinds.Formula(), kinds.Formula()):
+            return same_quantity(truth, answer)
+        case (kinds.Phrase(), kinds.Phrase()):
+            return _same_in_order(truth.parts, answer.parts)
+        case (kinds.Listing(), kinds.Listing()):
+            return _same_items(truth.items, answer.items)
+        case (kinds.NamedSet(), kinds.NamedSet()) if truth == answer:
+            return True
+        case (kinds.Bracketed(), kinds.Bracketed()) if truth.brackets != answer.brackets:
+            return False
+        case (kinds.Bracketed(), kinds.Bracketed()) if truth.brackets == "{}":
+            return all(any(_same_item(a, b) for b in answer.items) for a in truth.items) and all(
+                any(_same_item(a, b) for a in truth.items) for b in answer.items
+            )
+        case (kinds.Bracketed(), kinds.Bracketed()):
+            return _same_in_order(truth.items, answer.items)
+        case (kinds.Builder(), kinds.Builder()) if _same_builder(truth, answer):
+            return True
     return is_set(truth) and is_set(answer) and same_set(truth, answer)
 
 
 def _same_builder(truth: kinds.Builder, answer: kinds.Builder) -> bool:
-    if not same_items(truth.conditions.items, answer.conditions.items):
+    if not _same_items(truth.conditions.items, answer.conditions.items):
         return False
     heads = [kinds.Listing((builder.head, *builder.conditions.items)) for builder in (truth, answer)]
-    return same_item(truth.head, answer.head) or same_families(*heads)
-
-
-def _same_operation(truth: kinds.SetOperation, answer: kinds.SetOperation) -> bool:
-    if truth.operator != answer.operator:
-        return False
-    first, second = (_operands(operation, truth.operator) for operation in (truth, answer))
-    return same_in_order(first, second) if truth.operator == "minus" else same_items(first, second)
-
-
-def _operands(structure: Any, operator: str) -> tuple:
-    """Return the operands of a union of unions or an intersection of intersections; of a difference, both sides."""
-    if not isinstance(structure, kinds.SetOperation) or structure.operator != operator:
-        return (structure,)
-    sides = (structure.left, structure.right)
-    return sides if operator == "minus" else tuple(part for side in sides for part in _operands(side, operator))
-
-
-def _same_congruence(truth: kinds.Chain, answer: kinds.Chain) -> bool:
-    """Return whether x = a (mod m) and x = b (mod m) are the same for numbers a, b and m."""
-    if not same_item(truth.sides[0], answer.sides[0]):
-        return False
-    values = []
-    for chain in (truth, answer):
-        content = chain.sides[1].parts if isinstance(chain.sides[1], kinds.Phrase) else ()
-        numbers = [part.tree for part in content if isinstance(part, kinds.Formula) and not symbols(part.tree)]
-        if len(content) != 3 or content[1] != kinds.Words("mod") or len(numbers) != 2:
-            return False
-        values.append([evaluate(tree, Point(0)) for tree in numbers])
-    (residue, modulus), (other_residue, other_modulus) = values
-    are_exact = all(isinstance(value, Fraction) for value in values[0] + values[1])
-    return are_exact and modulus == other_modulus != 0 and (residue - other_residue) % modulus == 0
-
-
-def _same_bracketed(truth: kinds.Bracketed, answer: kinds.Bracketed) -> bool:
-    if (truth.opening, truth.closing) != (answer.opening, answer.closing):
-        return False
-    if truth.opening == "{":
-        return same_items(_distinct(truth.items), _distinct(answer.items))
-    return same_in_order(truth.items, answer.items)
+    return _same_item(truth.head, answer.head) or _same_families(*heads)
 
 
 def _same_chain(truth: Any, answer: Any) -> bool:
@@ -262,63 +227,58 @@ def _same_chain(truth: Any, answer: Any) -> bool:
         chain, other = (truth, answer) if isinstance(truth, kinds.Chain) else (answer, truth)
         value = _value_of(chain)
         if value is not None:
-            return same_item(value, other) if chain is truth else same_item(other, value)
-        return is_set(truth) and is_set(answer) and same_set(truth, answer)
-    if is_inequality(truth) and is_inequality(answer):
-        return _same_inequality(truth, answer)
-    if set(truth.relations) == set(answer.relations) == {"="}:
+            return _same_item(value, other)
+    elif set(truth.relations) == set(answer.relations) == {"="}:
         return _same_equation(truth, answer)
-    if truth.relations == answer.relations == ("equiv",) and _same_congruence(truth, answer):
-        return True
-    if truth.relations == answer.relations:
-        return same_in_order(truth.sides, answer.sides)
+    elif truth.relations == answer.relations:
+        is_symmetric = len(set(truth.relations)) == 1 and truth.relations[0] in ("cup", "cap", "!=")
+        if (_same_items if is_symmetric else _same_in_order)(truth.sides, answer.sides):
+            return True
     return is_set(truth) and is_set(answer) and same_set(truth, answer)
 
 
-def _trees(chain: kinds.Chain) -> list[tuple] | None:
-    """Return the formulas of the sides; None if one is no formula, or has a unit."""
+def _trees(chain: kinds.Chain) -> list[tuple]:
+    """Return the formulas of the sides; none if one is no formula, or has a unit."""
     are_formulas = all(isinstance(side, kinds.Formula) and side.unit in ("", "degree") for side in chain.sides)
-    return [side.tree for side in chain.sides] if are_formulas else None
+    return [side.tree for side in chain.sides] if are_formulas else []
+
+
+def _are_true(*equations: list[tuple]) -> bool:
+    """Return whether all sides of each equation that have no symbols have the same value."""
+    numbers = [[side for side in sides if not symbols(side)] for sides in equations]
+    return all(same_formula(left, right) for sides in numbers for left, right in pairwise(sides))
 
 
 def _value_of(chain: kinds.Chain) -> Any:
     """Return what an equation gives for a name, or the value of a true equation of numbers; None for any other."""
-    if chain.relations == ("in",):
-        return chain.sides[1] if getattr(chain.sides[0], "tree", ("",))[0] == "symbol" else None
-    if set(chain.relations) != {"="}:
+    *names, value = chain.sides
+    if chain.relations == ("in",) and getattr(names[0], "tree", ("",))[0] == "symbol":
+        return value
+    formulas = [side.tree for side in chain.sides if isinstance(side, kinds.Formula)]
+    if set(chain.relations) != {"="} or not _are_true(formulas):
         return None
-    constant = [side.tree for side in chain.sides if isinstance(side, kinds.Formula) and not symbols(side.tree)]
-    if not is_true(constant):
-        return None
-    first, *between, last = chain.sides
-    if isinstance(last, kinds.Formula) and last.tree[0] in ("symbol", "unknown") and constant and not between:
-        return first
-    return last if all(_names_a_thing(side) for side in (first, *between)) else None
+    if len(names) == 1 and not symbols(*formulas[:1]) and formulas[-1:] and formulas[-1][0] in ("symbol", "unknown"):
+        return names[0]
+    return value if all(map(_names_a_thing, names)) else None
 
 
 def _names_a_thing(side: Any) -> bool:
     """Return whether a side can name what an equation gives: no sum with numbers or powers in it can."""
     if isinstance(side, kinds.Phrase):
-        return all(_names_a_thing(part) for part in side.parts)
+        return all(map(_names_a_thing, side.parts))
     if isinstance(side, kinds.Words):
         return TELLING.isdisjoint(side.text.split())
-    if not isinstance(side, kinds.Formula):
+    if not isinstance(side, kinds.Formula) or not symbols(side.tree):
         return True
-    tree = side.tree
-    if not symbols(tree):
-        return True
-    terms = [tree]
-    while any(term[0] == "add" for term in terms):
-        terms = [part for term in terms for part in (term[1:] if term[0] == "add" else (term,))]
-    if len(terms) == 1:
-        return _has_no_number(tree)
-    return all(part[0] not in ("number", "power") for term in terms for part in parts(term))
+    if side.tree[0] == "add":
+        return all(part[0] not in ("number", "power") for part in parts(side.tree))
+    return _has_no_number(side.tree)
 
 
 def _has_no_number(tree: tuple) -> bool:
     """Return whether no number is a factor or a term of a formula: 3 is no value of 2x = 3."""
     if tree[0] in ("add", "multiply", "divide", "negative"):
-        return all(_has_no_number(part) for part in tree[1:])
+        return all(map(_has_no_number, tree[1:]))
     return _has_no_number(tree[1]) if tree[0] == "power" else tree[0] != "number"
 
 
@@ -329,39 +289,32 @@ def _gives_a_name(chain: kinds.Chain) -> bool:
 
 def _same_equation(truth: kinds.Chain, answer: kinds.Chain) -> bool:
     """Return whether equations say the same: side by side, or by their solutions."""
-    if same_in_order(truth.sides, answer.sides):
-        return True
-    if any(_gives_a_name(chain) for chain in (truth, answer)):
-        return same_items(truth.sides, answer.sides)
-    first, second = (_trees(chain) for chain in (truth, answer))
+    if _gives_a_name(truth) or _gives_a_name(answer):
+        return _same_items(truth.sides, answer.sides)
+    first, second = _trees(truth), _trees(answer)
     if first and second:
-        if same_function(first, second):
+        if _same_function(first, second):
             return True
-        constant = [not any(symbols(tree) for tree in trees) for trees in (first, second)]
-        if any(constant):
-            return all(constant) and is_true(first) and is_true(second) and same_item(truth.sides[-1], answer.sides[-1])
-        numbers = [[tree for tree in trees if not symbols(tree)] for trees in (first, second)]
-        if not all(is_true(trees) for trees in numbers):
+        if not _are_true(first, second) or bool(symbols(*first)) != bool(symbols(*second)):
             return False
-    ends = [(chain.sides[0], chain.sides[-1]) for chain in (truth, answer)]
-    for last in (ends[1], ends[1][::-1]):
-        if same_in_order(ends[0], last):
-            return True
-    if not first or not second or len(first) != 2 or len(second) != 2:
-        return False
-    return same_curve((first[0], first[1]), (second[0], second[1]))
+        if not symbols(*first):
+            return _same_item(truth.sides[-1], answer.sides[-1])
+    ends, others = [(chain.sides[0], chain.sides[-1]) for chain in (truth, answer)]
+    if _same_in_order(ends, others) or _same_in_order(ends, others[::-1]):
+        return True
+    return len(first) == len(second) == 2 and same_curve(first, second)
 
 
-def _same_inequality(truth: kinds.Chain, answer: kinds.Chain) -> bool:
-    """Return whether inequalities say the same: side by side, in either direction, or by their solutions."""
-    if len(truth.sides) == len(answer.sides):
-        mirrored = tuple(_MIRRORED.get(relation, relation) for relation in answer.relations[::-1])
-        for sides, relations in ((answer.sides, answer.relations), (answer.sides[::-1], mirrored)):
-            if truth.relations == relations and same_in_order(truth.sides, sides):
-                return True
-            first, second = _trees(truth), [getattr(side, "tree", None) for side in sides]
-            if truth.relations == relations and first and None not in second and len(first) == 2:
-                quotient = proportionality(*(("add", left, ("negative", right)) for left, right in (first, second)))
-                if quotient is not None and not mp.im(number(quotient)) and mp.re(number(quotient)) > 0:
-                    return True
-    return same_set(truth, answer)
+def _same_function(first: list[tuple], second: list[tuple]) -> bool:
+    """Return whether f(x) = ... and f(t) = ... define the same function."""
+    match (*first, *second):
+        case (
+            ("unknown", name, ("symbol", _) as argument),
+            right,
+            ("unknown", other_name, ("symbol", _) as other),
+            other_right,
+        ) if name == other_name:
+            are_bound = argument in parts(right) and other in parts(other_right)
+            are_new = argument not in parts(other_right) and other not in parts(right)
+            return are_bound and are_new and same_formula(right, renamed(other_right, other, argument))
+    return False

@@ -3,78 +3,55 @@
 A tree is a tuple of a kind and its operands: ("number", value, digits), ("symbol", name), ("constant", name),
 ("add" | "multiply" | "divide" | "power", left, right), ("negative" | "factorial" | "degrees", operand),
 ("function", name, operand, ...), ("unknown", name, operand, ...) for f(x), ("sum" | "product" | "integral", variable,
-from, to, body), ("derivative", variable, body), ("matrix", rows), ("mixed", whole, fraction).
+from, to, body), ("derivative", variable, body), ("matrix", ("row", cell, ...), ...); `answer_structure` reads ("ratio",
+term, term, ...).
 """
 
+from collections.abc import Callable, Sequence
 from fractions import Fraction
 
-from verl.utils.reward_score.answer_operators import (
-    beside,
-    is_number,
-    multiplied,
-    read_fraction,
-    read_integral,
-    read_matrix,
-    read_root,
-    read_series,
-)
-from verl.utils.reward_score.answer_tokens import Token, Unreadable
-from verl.utils.reward_score.answer_words import BINOMIALS, DECORATIONS, FRACTIONS, FUNCTIONS
+from verl.utils.reward_score.answer_tokens import Token, Unreadable, name_of, split, top_level
+from verl.utils.reward_score.answer_words import BINOMIALS, DECORATIONS, FRACTIONS, FUNCTIONS, MATRICES
 
-MAX_DEPTH = 60
+MAX_BARS = 20
 _ALIASES = {"asin": "arcsin", "acos": "arccos", "atan": "arctan", "lg": "log10"}
-_CLOSING = {"(": ")", "[": "]", "{": "}", "langle": "rangle"}
-_IN_EVENTS = frozenset("= < <= > >= != cup cap".split())
-_STARTS = frozenset("( { [".split())
+_BRACKETS = ("()", "[]", "{}")
+_IN_EVENTS = tuple("= < <= > >= != cup cap".split())
 _ALWAYS_FUNCTIONS = frozenset("fF")
 _OFTEN_FUNCTIONS = frozenset("ghpquvyPQWGH")
-END = Token("end", "")
+_NEXT_OPERANDS = FUNCTIONS - {"sqrt"} | {"()"}
+_END = Token("end", "")
 
 
-def parse_formula(tokens: list[Token]) -> tuple:
+def parse_formula(tokens: Sequence[Token]) -> tuple:
     """Parse all tokens as one formula.
 
     Raises:
         Unreadable: they are not one.
     """
-    return FormulaReader(tokens).whole()
+    reader = _FormulaReader(list(tokens))
+    tree = reader.sum()
+    if reader.next is not _END:
+        raise Unreadable(f"{reader.next.text!r} has no place in the formula")
+    return tree
 
 
-def name_of(tokens: list[Token]) -> str:
-    """Return the tokens' texts as a name, such as that of a subscript; braces only group."""
-    return " ".join(token.text for token in tokens if token.text not in "{}")
+def constant(value: int | Fraction) -> tuple:
+    """Return the formula of an exact number."""
+    return ("number", Fraction(value), 0)
 
 
-class FormulaReader:
+class _FormulaReader:
     """A reader of tokens from left to right; each method consumes what it returns the tree of."""
 
     def __init__(self, tokens: list[Token]):
         self.tokens = tokens
         self.place = 0
-        self.depth = 0
-        self.bars = 0  # how many |...| are open
-
-    def whole(self) -> tuple:
-        """Read all tokens as one formula."""
-        tree = self.sum()
-        if self.next is not END:
-            raise Unreadable(f"{self.next.text!r} has no place in the formula")
-        return tree
-
-    def parsed(self, tokens: list[Token]) -> tuple:
-        """Read other tokens, which are deeper in the formula."""
-        reader = FormulaReader(tokens)
-        reader.depth = self.depth
-        return reader.whole()
-
-    def inside(self, tokens: list[Token]) -> tuple:
-        """Read the tokens of an argument, in braces or not."""
-        is_group = len(tokens) > 1 and tokens[0].text == "{" and tokens[-1].text == "}"
-        return self.parsed(tokens[1:-1] if is_group else tokens)
+        self.bars = 0  # the number of open |
 
     @property
     def next(self) -> Token:
-        return self.tokens[self.place] if self.place < len(self.tokens) else END
+        return self.tokens[self.place] if self.place < len(self.tokens) else _END
 
     def take(self) -> Token:
         token = self.next
@@ -82,141 +59,87 @@ class FormulaReader:
         return token
 
     def accept(self, *texts: str) -> str | None:
-        """Consume the next token if it is one of these signs or commands."""
-        if self.next.kind in ("sign", "command") and self.next.text in texts:
-            return self.take().text
-        return None
-
-    def expect(self, text: str) -> None:
-        if not self.accept(text):
-            raise Unreadable(f"{text!r} is missing before {self.next.text!r}")
+        """Consume the next token if it is one of these signs, commands or groups."""
+        return self.take().text if self.next.kind != "word" and self.next.text in texts else None
 
     def sum(self) -> tuple:
-        self.depth += 1
-        if self.depth > MAX_DEPTH:
-            raise Unreadable("nested too deep")
-        negative = self._sign()
-        tree = self.product()
-        tree = ("negative", tree) if negative else tree
+        tree = self._signed(self._product)
         while self.next.kind == "sign" and self.next.text in ("+", "-"):
-            negative = self._sign()
-            term = self.product()
-            tree = ("add", tree, ("negative", term) if negative else term)
-        self.depth -= 1
+            tree = ("add", tree, self._signed(self._product))
         return tree
 
-    def _sign(self) -> bool:
+    def _signed(self, read: Callable[[], tuple]) -> tuple:
         negative = False
         while sign := self.accept("+", "-"):
             negative ^= sign == "-"
-        return negative
+        return _negated(read()) if negative else read()
 
-    def product(self) -> tuple:
-        tree = self._factor_with_sign()
+    def _product(self) -> tuple:
+        tree = self._signed(self._factor)
         while True:
             if sign := self.accept("*", "times"):
-                tree = multiplied(tree, self._factor_with_sign(), sign)
+                tree = _multiplied(tree, self._signed(self._factor), sign)
             elif sign := self.accept("/", "div"):
                 tree = ("divide", tree, self._denominator(tree, sign))
             elif self.accept("over"):
-                tree = ("divide", tree, self.product())
+                tree = ("divide", tree, self._product())
             elif self._starts_factor():
-                tree = beside(tree, self._fraction_of_digits() if self.next.kind == "number" else self.factor())
+                tree = _beside(tree, self._fraction_of_digits() if self.next.kind == "number" else self._factor())
             else:
                 return tree
 
     def _fraction_of_digits(self) -> tuple:
         """Read the fraction of a mixed number such as 3 1/2; two numbers beside each other are nothing else."""
-        above, slash, below = [*self.tokens[self.place : self.place + 3], END, END][:3]
-        before = self.tokens[self.place - 1]
+        before, above, slash, below = [*self.tokens[self.place - 1 : self.place + 3], _END, _END][:4]
         if before.text == "!":  # 5!5!
-            return self.factor()
+            return self._factor()
         if not (before.kind == below.kind == "number" and above.spaced and slash.text == "/" and below.text.isdigit()):
             raise Unreadable("two numbers beside each other")
         self.place += 3
-        return ("divide", ("number", Fraction(above.text), 0), ("number", Fraction(below.text), 0))
-
-    def _factor_with_sign(self) -> tuple:
-        negative = self._sign()
-        tree = self.factor()
-        return ("negative", tree) if negative else tree
+        return ("divide", constant(Fraction(above.text)), constant(int(below.text)))
 
     def _denominator(self, numerator: tuple, sign: str) -> tuple:
         """Read what a slash divides by: 1/2 x is x/2, as 1/2 is a number, but E/2R divides by 2R."""
-        tree = self._factor_with_sign()
-        if sign == "div" or (is_number(numerator) and is_number(tree)):
+        tree = self._signed(self._factor)
+        if sign == "div" or numerator[0] == tree[0] == "number":
             return tree
-        while self.next.kind in ("symbol", "command") and not self.next.spaced and self._starts_factor():
-            tree = ("multiply", tree, self.factor())
+        while self.next.kind in ("symbol", "command") and not self.next.spaced:
+            tree = ("multiply", tree, self._factor())
         return tree
 
     def _starts_factor(self) -> bool:
         token = self.next
-        if token.kind in ("number", "symbol", "word", "command"):
-            return not token.text.startswith("end ") and token.text not in ("rfloor", "rceil")
-        return token.kind == "sign" and (token.text in _STARTS or (token.text == "|" and self.bars == 0))
+        is_bar = token.text == "|" and self.bars == 0
+        return token.kind in ("number", "symbol", "word", "command", "group") or (token.kind == "sign" and is_bar)
 
-    def factor(self) -> tuple:
-        tree = self.operand()
-        while True:
-            if self.accept("^"):
+    def _factor(self) -> tuple:
+        tree = self._operand()
+        while sign := self.accept("^", "!", "deg"):
+            if sign == "^":
                 tree = self._power(tree)
-            elif self.accept("!"):
-                tree = ("factorial", tree)
-            elif self.accept("deg"):
-                tree = ("degrees", tree)
             else:
-                return tree
+                tree = ("factorial" if sign == "!" else "degrees", tree)
+        return tree
 
     def _power(self, base: tuple) -> tuple:
-        end = self._end_of_argument(self.place)
-        name = name_of(self.tokens[self.place : end])
-        if name in ("deg", "'") or (base[0] == "matrix" and name in ("T", "top", "t")):
-            self.place = end
-            if name == "'":
-                return ("symbol", f"{base[1]}'")
+        name = name_of([self.next])
+        if name == "'":
+            self.take()
+            return ("symbol", f"{base[1]}'")
+        if name == "deg" or (base[0] == "matrix" and name in ("T", "top", "t")):
+            self.take()
             return ("degrees", base) if name == "deg" else ("function", "transpose", base)
-        return ("power", base, self._exponent())
+        return ("power", base, self._signed(self._operand))
 
-    def _exponent(self) -> tuple:
-        if self.next.text == "{":
-            return self.group()
-        negative = self._sign()
-        tree = self.operand()
-        return ("negative", tree) if negative else tree
-
-    def _end_of_argument(self, start: int) -> int:
-        """Return the place behind a group in brackets, or behind the token or the signed token that is an argument."""
-        token = self.tokens[start] if start < len(self.tokens) else END
-        if token.kind == "sign" and token.text in ("{", "("):
-            return self._closing(start) + 1
-        return start + (2 if token.text in ("+", "-") else 1)
-
-    def _closing(self, start: int) -> int:
-        """Return the place of the sign that closes the bracket at a place."""
-        opening = self.tokens[start].text
-        depth = 0
-        for place in range(start, len(self.tokens)):
-            token = self.tokens[place]
-            if token.kind == "sign":
-                depth += (token.text == opening) - (token.text == _CLOSING[opening])
-                if depth == 0:
-                    return place
-        raise Unreadable(f"{opening!r} is not closed")
-
-    def group(self) -> tuple:
-        """Read a formula in braces, or a single digit, symbol or command as an argument."""
-        if self.accept("{"):
-            tree = self.sum()
-            self.expect("}")
-            return tree
+    def _argument(self) -> tuple:
+        """Read a formula in braces, or a single digit, symbol or command."""
         token = self.next
         if token.kind == "number" and token.text.isdigit() and len(token.text) > 1:  # \frac12
-            self.tokens = [*self.tokens[: self.place], Token("number", token.text[0]),
-                           Token("number", token.text[1:]), *self.tokens[self.place + 1 :]]  # fmt: skip
-        return self.operand()
+            digits = [Token("number", token.text[0]), Token("number", token.text[1:])]
+            self.tokens[self.place : self.place + 1] = digits
+        return self._operand()
 
-    def operand(self) -> tuple:
+    def _operand(self) -> tuple:
         token = self.take()
         if token.kind == "number":
             whole, _, decimals = token.text.partition(".")
@@ -226,156 +149,162 @@ class FormulaReader:
             return self._symbol(token)
         if token.kind == "command":
             return self._command(token.text)
-        if token.text in ("(", "[", "{") and token.kind == "sign":
-            return self.in_brackets(token.text)
-        if token.text == "|" and token.kind == "sign":
+        if token.kind == "group":
+            return self._group(token)
+        if token.text == "|" and self.bars < MAX_BARS:
             self.bars += 1
             tree = self.sum()
-            self.expect("|")
             self.bars -= 1
-            return ("function", "det" if tree[0] == "matrix" else "abs", tree)
+            if self.accept("|"):
+                return ("function", "det" if tree[0] == "matrix" else "abs", tree)
         raise Unreadable(f"{token.text!r} has no place in the formula")
 
-    def in_brackets(self, opening: str) -> tuple:
-        bars, self.bars = self.bars, 0
-        tree = self.sum()
-        self.expect(_CLOSING[opening])
-        self.bars = bars
-        return tree
+    def _group(self, token: Token) -> tuple:
+        if token.text in _BRACKETS:
+            return parse_formula(token.inner)
+        if token.text in ("lfloorrfloor", "lceilrceil"):
+            return ("function", "floor" if "floor" in token.text else "ceil", parse_formula(token.inner))
+        if token.text not in MATRICES:
+            raise Unreadable(f"brackets or environment {token.text!r}")
+        rows = [split(row, ("&",))[0] for row in split(list(token.inner), ("\\\\",))[0] if row]
+        if len({len(row) for row in rows}) != 1:
+            raise Unreadable("the rows of a matrix have several lengths")
+        matrix = ("matrix", *(("row", *map(parse_formula, row)) for row in rows))
+        return ("function", "det", matrix) if token.text == "vmatrix" else matrix
 
     def _symbol(self, token: Token) -> tuple:
         name = token.text
         if self.accept("_"):
-            name += "_" + self._name_argument()
-        if name.startswith("C_") and self.next.text == "^" and name[2:].isdigit():
-            self.take()
-            return ("function", "binomial", ("number", Fraction(name[2:]), 0), self.group())
+            name += "_" + name_of([self.take()])
+        if name.startswith("C_") and name[2:].isdigit() and self.accept("^"):
+            return ("function", "binomial", constant(int(name[2:])), self._argument())
         while self.accept("'"):
             name += "'"
-        if content := self._event():
-            return ("symbol", f"{name}({content})")
-        if self._is_applied(name):
-            self.expect("(")
-            arguments = [self.sum()]
-            while self.accept(","):
-                arguments.append(self.sum())
-            self.expect(")")
-            return ("unknown", name, *arguments)
-        if token.kind == "symbol" and name in ("e", "i"):
-            return ("constant", name)
-        return ("symbol", name)
+        if self.next.text == "()":
+            content = list(self.next.inner)
+            if len(top_level(content, ("|",))) % 2 or top_level(content, _IN_EVENTS):  # P(A|B), P(X=2)
+                return ("symbol", f"{name}({name_of(self.take().inner)})")
+            is_simple = len(content) == 1 and content[0].kind in ("number", "symbol")
+            if name[0] in _ALWAYS_FUNCTIONS or (is_simple and name[0] in _OFTEN_FUNCTIONS):
+                return ("unknown", name, *self._operands_in_brackets())
+        return ("constant" if token.kind == "symbol" and name in ("e", "i") else "symbol", name)
 
-    def _event(self) -> str:
-        """Read the text in parentheses if it is no formula, as in P(A|B) or P(X=2); else nothing."""
-        if self.next.kind != "sign" or self.next.text != "(":
-            return ""
-        end = self._closing(self.place)
-        content = self.tokens[self.place + 1 : end]
-        bars = sum(token.text == "|" for token in content)
-        if bars % 2 == 0 and not any(token.kind == "sign" and token.text in _IN_EVENTS for token in content):
-            return ""
-        self.place = end + 1
-        return name_of(content)
-
-    def _is_applied(self, name: str) -> bool:
-        """Return whether a symbol before a parenthesis is a function, not a factor."""
-        if self.next.kind != "sign" or self.next.text != "(":
-            return False
-        content = self.tokens[self.place + 1 : self._closing(self.place)]
-        is_simple = len(content) == 1 and content[0].kind in ("number", "symbol")
-        return name[0] in _ALWAYS_FUNCTIONS or (is_simple and name[0] in _OFTEN_FUNCTIONS)
-
-    def _name_argument(self) -> str:
-        """Read the text of a subscript, or of what an accent is above."""
-        if self.next.text == "{" and self.next.kind == "sign":
-            start, end = self.place, self._closing(self.place)
-            self.place = end + 1
-            return name_of(self.tokens[start:end])
-        return self.take().text
+    def _operands_in_brackets(self) -> list[tuple]:
+        return [parse_formula(operand) for operand in split(list(self.take().inner), (",",))[0]]
 
     def _command(self, name: str) -> tuple:
         if name in FRACTIONS:
-            return read_fraction(self)
+            return self._fraction()
         if name in BINOMIALS:
-            return ("function", "binomial", self.group(), self.group())
+            return ("function", "binomial", self._argument(), self._argument())
         if name in DECORATIONS:
-            return ("symbol", f"{self._name_argument()} {DECORATIONS[name]}")
+            return ("symbol", f"{name_of([self.take()])} {DECORATIONS[name]}")
         if name in ("angle", "triangle", "odot", "arc"):
             letters = ""
             while self.next.kind == "symbol" and self.next.text.isupper():
                 letters += self.take().text
-            return ("symbol", f"{name} {letters or self.take().text}")
+            return ("symbol", f"{name} {letters or name_of([self.take()])}")
         if name == "sqrt":
-            return read_root(self)
+            degree = parse_formula(self.take().inner) if self.next.text == "[]" else constant(2)
+            return ("function", "root", self._operand() if self.next.kind == "number" else self._argument(), degree)
         if name in FUNCTIONS:
-            return self._function(name)
+            return self._function(_ALIASES.get(name, name))
         if name in ("pi", "infty"):
             return ("constant", name)
-        if name == "scientific":
-            self.expect("{")
-            mantissa = self.operand()
-            exponent = self._rest_of_braces() + self._braces()
-            return ("number", mantissa[1] * Fraction(10) ** int(exponent), mantissa[2])
-        if name == "inbase":
-            return ("symbol", f"{self._braces()} in base {self._braces()}")
-        if name in ("lfloor", "lceil"):
-            tree = self.sum()
-            self.expect("rfloor" if name == "lfloor" else "rceil")
-            return ("function", name[1:], tree)
-        if name in ("sum", "prod"):
-            return read_series(self, name)
-        if name == "int":
-            return read_integral(self)
-        if name.startswith("begin "):
-            return read_matrix(self, name.removeprefix("begin "))
+        if name in ("sum", "prod", "int"):
+            return self._with_limits(name)
         raise Unreadable(f"command {name!r}")
 
-    def _braces(self) -> str:
-        self.expect("{")
-        return self._rest_of_braces()
+    def _fraction(self) -> tuple:
+        """Read a fraction; d/dx takes the derivative of what follows, and dy/dx is the symbol y'."""
+        above, below = ([token.text for token in group.inner] for group in [*self.tokens[self.place :], _END, _END][:2])
+        if len(below) == 2 and below[0] == "d" and above[:1] == ["d"] and len(above) < 3:
+            self.place += 2
+            if len(above) == 1:
+                return ("derivative", below[1], self._product())
+            return ("symbol", f"{above[1]}'" if below[1] == "x" else f"d{above[1]}/d{below[1]}")
+        return ("divide", self._argument(), self._argument())
 
-    def _rest_of_braces(self) -> str:
-        text = ""
-        while not self.accept("}"):
-            if self.next is END:
-                raise Unreadable("a brace is not closed")
-            text += self.take().text
-        return text
+    def _with_limits(self, name: str) -> tuple:
+        """Read the limits and the terms of a sum or product, or an integral up to its dx."""
+        limits: dict[str, list[Token]] = {}
+        while sign := self.accept("_", "^"):
+            limits[sign] = [self.take()]
+            if limits[sign][0].text in ("+", "-"):
+                limits[sign].append(self.take())
+        if len(limits) < 2:
+            raise Unreadable("limits are missing")
+        below, above = limits["_"], limits["^"]
+        if name == "int":
+            return self._integral(parse_formula(below), parse_formula(above))
+        variable, equals, *start = [*below[0].inner, _END, _END]
+        if variable.kind != "symbol" or equals.text != "=":
+            raise Unreadable("a sum over something else than a variable")
+        kind = {"sum": "sum", "prod": "product"}[name]
+        return (kind, variable.text, parse_formula(start[:-2]), parse_formula(above), self._product())
+
+    def _integral(self, start: tuple, end: tuple) -> tuple:
+        for place in range(self.place, len(self.tokens) - 1):
+            if self.tokens[place].text == "d" and self.tokens[place + 1].kind == "symbol":
+                body = self.tokens[self.place : place] or [Token("number", "1")]
+                self.place = place + 2
+                return ("integral", self.tokens[place + 1].text, start, end, parse_formula(body))
+        raise Unreadable("an integral without dx")
 
     def _function(self, name: str) -> tuple:
-        name = _ALIASES.get(name, name)
         exponent: tuple | None = None
         base: list[tuple] = []
-        while True:
-            if name == "log" and self.accept("_"):
-                base = [self.operand() if self.next.kind == "number" else self.group()]
-            elif self.accept("^"):
-                exponent = self._exponent()
+        while sign := self.accept("^", "_"):
+            if sign == "^":
+                exponent = self._signed(self._operand)
+            elif name == "log":
+                base = [self._operand() if self.next.kind == "number" else self._argument()]
             else:
-                break
+                raise Unreadable(f"a subscript of {name}")
         operands = self._function_operands() + base
-        if exponent == ("negative", ("number", Fraction(1), 0)) and name in ("sin", "cos", "tan"):
+        if exponent == constant(-1) and name in ("sin", "cos", "tan"):
             return ("function", f"arc{name}", *operands)
         tree = ("function", name, *operands)
         return ("power", tree, exponent) if exponent else tree
 
-    def taken_argument(self) -> list[Token]:
-        start, self.place = self.place, self._end_of_argument(self.place)
-        return self.tokens[start : self.place]
-
     def _function_operands(self) -> list[tuple]:
         """Read the operands in parentheses, or else the product before the next function or parenthesis."""
-        for opening in ("(", "{", "["):
-            if self.accept(opening):
-                operands = [self.sum()]
-                while self.accept(","):
-                    operands.append(self.sum())
-                self.expect(_CLOSING[opening])
-                return operands
-        negative = self._sign()
-        tree = self.factor()
-        while self._starts_factor() and not (
-            self.next.text in FUNCTIONS - {"sqrt"} or self.next.text == "(" or self.next.kind == "number"
-        ):
-            tree = beside(tree, self.factor())
-        return [("negative", tree) if negative else tree]
+        if self.next.text in _BRACKETS:
+            return self._operands_in_brackets()
+        return [self._signed(self._product_without_brackets)]
+
+    def _product_without_brackets(self) -> tuple:
+        tree = self._factor()
+        while self._starts_factor() and self.next.kind != "number" and self.next.text not in _NEXT_OPERANDS:
+            tree = _beside(tree, self._factor())
+        return tree
+
+
+def _negated(tree: tuple) -> tuple:
+    return ("number", -tree[1], tree[2]) if tree[0] == "number" else ("negative", tree)
+
+
+def _beside(left: tuple, right: tuple) -> tuple:
+    """Return the product of two factors beside each other, but for 3 1/2 and 3\\frac{1}{2}, which are mixed numbers."""
+    is_fraction = right[0] == "divide" and all(part[0] == "number" and part[1] >= 0 for part in right[1:])
+    if left[0] == "number" and left[1].denominator == 1 and left[1] >= 0 and not left[2] and is_fraction:
+        return ("add", left, right)
+    return _multiplied(left, right, "")
+
+
+def _multiplied(left: tuple, right: tuple, sign: str) -> tuple:
+    """Return the product of two factors, whose order counts for a cross product and for matrices with bold names."""
+    names = [_last_bold_name(factor) for factor in (left, right)]
+    if sign == "times" and all(names):
+        return ("add", ("unknown", "times", left, right), ("negative", ("unknown", "times", right, left)))
+    if all(name.isupper() for name in names):
+        return ("unknown", "matrix product", left, right)
+    return ("multiply", left, right)
+
+
+def _last_bold_name(tree: tuple) -> str:
+    """Return the name of a vector or matrix in a formula, without what makes it bold; empty if there is none."""
+    if tree[0] == "symbol":
+        return tree[1].removesuffix(" in bold") if tree[1].endswith(" in bold") else ""
+    names = [_last_bold_name(part) for part in tree[1:] if isinstance(part, tuple)]
+    return next((name for name in reversed(names) if name), "")

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 RELATIONS = ("=", "<", "<=", ">", ">=", "!=", "in", "notin", "equiv")
+SET_OPERATORS = ("cup", "cap", "minus")
 BOUND = "the set's element"
 INTEGER = "any whole number"
 
@@ -35,8 +36,7 @@ class Phrase:
 class Bracketed:
     """A tuple, an interval, or, in braces, a set."""
 
-    opening: str
-    closing: str
+    brackets: str  # the opening and the closing one
     items: tuple
 
 
@@ -49,15 +49,6 @@ class Builder:
 
 
 @dataclass(frozen=True)
-class SetOperation:
-    """A union, an intersection or a difference."""
-
-    operator: str
-    left: Any
-    right: Any
-
-
-@dataclass(frozen=True)
 class NamedSet:
     """A set that has a letter of its own, such as R; the empty set's is O."""
 
@@ -65,17 +56,8 @@ class NamedSet:
 
 
 @dataclass(frozen=True)
-class Ratio:
-    """A ratio of two or more terms, or a time of day, which only its text tells from a ratio."""
-
-    terms: tuple
-    text: str
-    unit: str = ""
-
-
-@dataclass(frozen=True)
 class Chain:
-    """Sides with relations between them."""
+    """Sides with relations between them, or sets with operators between them, applied from left to right."""
 
     sides: tuple
     relations: tuple
@@ -83,15 +65,13 @@ class Chain:
 
 @dataclass(frozen=True)
 class Listing:
-    """Several structures beside each other, or one."""
+    """Several structures beside each other, or one, and the letter of multiple choice that stands before them."""
 
     items: tuple
     with_or: bool = False
+    label: str = ""
 
 
-@dataclass(frozen=True)
-class Choice:
-    """A letter of multiple choice with what stands behind it."""
-
-    label: str
-    content: Listing
+def symbol(name: str) -> Formula:
+    """Return the formula that is a symbol."""
+    return Formula(("symbol", name), text=name.replace(" ", ""))

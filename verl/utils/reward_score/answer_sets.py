@@ -4,10 +4,9 @@ A set is a function that tells whether a number is in it, and the numbers where 
 they agree at all these numbers, between them, and beyond them.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 from fractions import Fraction
-from functools import partial, reduce
 from itertools import pairwise
 from typing import Any
 
@@ -15,12 +14,13 @@ from mpmath import mp, mpf
 
 from verl.utils.reward_score import answer_kinds as kinds
 from verl.utils.reward_score.answer_agreement import close, parts, roots, symbols
-from verl.utils.reward_score.answer_kinds import BOUND
+from verl.utils.reward_score.answer_kinds import BOUND, SET_OPERATORS
 from verl.utils.reward_score.answer_tokens import Unreadable
-from verl.utils.reward_score.answer_values import Point, TooLarge, Undefined, Value, evaluate, number
+from verl.utils.reward_score.answer_values import Point, Undefined, Value, evaluate, number
 
 MOST_ELEMENTS = 100
 _ORDERS = frozenset("< <= > >= !=".split())
+_INTEGERS = kinds.Chain((kinds.symbol(BOUND), kinds.NamedSet("Z")), ("in",))
 
 
 @dataclass(frozen=True)
@@ -31,21 +31,18 @@ class RealSet:
     boundaries: list
 
 
-def is_inequality(structure: Any) -> bool:
-    return isinstance(structure, kinds.Chain) and not _ORDERS.isdisjoint(structure.relations)
-
-
 def is_set(structure: Any) -> bool:
     """Return whether a structure reads as a set of numbers, more than as a number or tuple of them."""
     if isinstance(structure, kinds.Listing):
         return len(structure.items) == 1 and is_set(structure.items[0]) or _are_inequalities(structure.items)
     if isinstance(structure, kinds.Chain):
-        return is_inequality(structure) or (structure.relations == ("in",) and is_set(structure.sides[1]))
-    return isinstance(structure, kinds.Bracketed | kinds.Builder | kinds.SetOperation | kinds.NamedSet)
+        is_inequality = not (_ORDERS | set(SET_OPERATORS)).isdisjoint(structure.relations)
+        return is_inequality or (structure.relations == ("in",) and is_set(structure.sides[1]))
+    return isinstance(structure, kinds.Bracketed | kinds.Builder | kinds.NamedSet)
 
 
-def _are_inequalities(items: tuple) -> bool:
-    return all(isinstance(item, kinds.Chain) and (is_inequality(item) or is_set(item)) for item in items)
+def _are_inequalities(items: Iterable) -> bool:
+    return all(isinstance(item, kinds.Chain) and is_set(item) for item in items)
 
 
 def same_set(one: Any, other: Any) -> bool:
@@ -53,19 +50,13 @@ def same_set(one: Any, other: Any) -> bool:
 
     What is in parentheses or brackets on both sides can as well be tuples, and is never compared as sets.
     """
-    if isinstance(one, kinds.Bracketed) and isinstance(other, kinds.Bracketed):
-        return False
-    variables = [_variables(structure) for structure in (one, other)]
-    if len(set().union(*variables)) > 1:
+    are_tuples = isinstance(one, kinds.Bracketed) and isinstance(other, kinds.Bracketed)
+    if are_tuples or len(_variables(one) | _variables(other)) > 1:
         return False
     try:
-        for point in (Point(0), Point(1), Point(2, "mixed")):
-            first, second = real_set(one, point), real_set(other, point)
-            if first is None or second is None or not _agree(first, second):
-                return False
-    except (Unreadable, Undefined, TooLarge):
+        return all(_agree(_real_set(one, at), _real_set(other, at)) for at in (Point(0), Point(1), Point(2, "mixed")))
+    except (Unreadable, Undefined):
         return False
-    return True
 
 
 def _variables(structure: Any) -> set[str]:
@@ -75,144 +66,126 @@ def _variables(structure: Any) -> set[str]:
     if not isinstance(structure, kinds.Chain):
         return set()
     sides = structure.sides[:1] if structure.relations == ("in",) else structure.sides
-    return set().union(*(symbols(side.tree) for side in sides if isinstance(side, kinds.Formula)))
+    return symbols(*(side.tree for side in sides if isinstance(side, kinds.Formula)))
 
 
 def _agree(first: RealSet, second: RealSet) -> bool:
-    changes = sorted({mp.re(x) for x in first.boundaries + second.boundaries if not mp.isinf(x)})
     distinct: list[Value] = []
-    for change in changes:
+    for change in sorted({mp.re(x) for x in first.boundaries + second.boundaries if not mp.isinf(x)}):
         if not distinct or not close(distinct[-1], change):
             distinct.append(change)
     ends = [distinct[0] - 1, *distinct, distinct[-1] + 1] if distinct else [mpf(0)]
-    between = [(a + b) / 2 for a, b in pairwise(ends)]
-    return all(first.contains(x) == second.contains(x) for x in [*ends, *between])
+    return all(first.contains(x) == second.contains(x) for x in [*ends, *((a + b) / 2 for a, b in pairwise(ends))])
 
 
-def real_set(structure: Any, point: Point) -> RealSet | None:
-    """Return the set that a structure describes, with the values of symbols at a point; None if it is no set."""
+def _real_set(structure: Any, point: Point) -> RealSet:
+    """Return the set that a structure describes, with the values of symbols at a point.
+
+    Raises:
+        Unreadable: it is no set of real numbers.
+    """
     match structure:
         case kinds.Bracketed():
-            return _bracketed(structure, point)
-        case kinds.NamedSet(name="R"):
-            return RealSet(lambda x: True, [])
-        case kinds.NamedSet(name="O"):
-            return RealSet(lambda x: False, [])
-        case kinds.SetOperation(operator=operator, left=left, right=right):
-            return _combined(operator, real_set(left, point), real_set(right, point))
-        case kinds.Builder(
-            head=kinds.Formula(tree=("symbol", name)), conditions=kinds.Listing(items=[domain, *rest])
-        ) if name == BOUND and rest and _is_in_z(domain):
-            return _whole_numbers(real_set(kinds.Listing(tuple(rest)), point))
+            return _bracketed(structure, [_value(item, point) for item in structure.items])
+        case kinds.NamedSet(name="R" | "O" as name):
+            return RealSet(lambda x: name == "R", [])
         case kinds.Builder(head=kinds.Formula(tree=("symbol", name)), conditions=conditions) if name == BOUND:
-            return real_set(conditions, point)
+            rest = tuple(item for item in conditions.items if item != _INTEGERS)
+            values = _real_set(kinds.Listing(rest, conditions.with_or), point)
+            return values if len(rest) == len(conditions.items) else _whole_numbers(values)
         case kinds.Chain(relations=("in",), sides=(kinds.Formula(tree=("symbol", _)), values)):
-            return real_set(values, point)
-        case kinds.Chain():
-            return _inequality(structure, point)
-        case kinds.Listing(items=(item,)):
-            return real_set(item, point)
-        case kinds.Listing(items=items) if _are_inequalities(items):
-            sets = [real_set(item, point) for item in items]
-            return reduce(partial(_combined, "cup" if structure.with_or else "cap"), sets)
-    return None
-
-
-def _is_in_z(domain: Any) -> bool:
-    element = kinds.Formula(("symbol", BOUND), text=BOUND.replace(" ", ""))
-    return isinstance(domain, kinds.Chain) and domain.sides == (element, kinds.NamedSet("Z"))
+            return _real_set(values, point)
+        case kinds.Chain(relations=operators, sides=sides) if set(operators) <= set(SET_OPERATORS):
+            return _combined([_real_set(side, point) for side in sides], operators)
+        case kinds.Chain(relations=relations, sides=sides):
+            return _inequalities(sides, relations, point)
+        case kinds.Listing(items=items) if len(items) == 1 or (items and _are_inequalities(items)):
+            operator = "cup" if structure.with_or else "cap"
+            return _combined([_real_set(item, point) for item in items], [operator] * (len(items) - 1))
+    raise Unreadable("no set of numbers")
 
 
 def _value(structure: Any, point: Point) -> Value:
-    if not isinstance(structure, kinds.Formula):
-        raise Unreadable("an end of an interval that is no number")
-    value = number(evaluate(structure.tree, point))
-    if mp.im(value) != 0:
-        raise Undefined("not real")
+    value = number(evaluate(structure.tree, point)) if isinstance(structure, kinds.Formula) else mpf("nan")
+    if mp.isnan(value) or mp.im(value) != 0:
+        raise Undefined("no real number")
     return mp.re(value)
 
 
-def _bracketed(structure: kinds.Bracketed, point: Point) -> RealSet | None:
-    values = [_value(item, point) for item in structure.items]
-    if structure.opening == "{":
-        return RealSet(lambda x: any(close(x, value) for value in values), list(values))
-    if len(values) != 2 or values[0] > values[1]:
-        return None
+def _bracketed(structure: kinds.Bracketed, values: list[Value]) -> RealSet:
+    if structure.brackets == "{}":
+        return RealSet(lambda x: any(close(x, value) for value in values), values)
+    has_ends = (structure.brackets[0] == "[", structure.brackets[1] == "]")
+    if len(values) != 2 or values[0] > values[1] or (close(*values) and not all(has_ends)):
+        raise Unreadable("no interval")
     low, high = values
-    if close(low, high) and (structure.opening, structure.closing) != ("[", "]"):
-        return None
 
     def contains(x: Value) -> bool:
-        if close(x, low) or close(x, high):
-            return (structure.opening == "[") if close(x, low) else (structure.closing == "]")
-        return low < x < high
+        return has_ends[0] if close(x, low) else has_ends[1] if close(x, high) else low < x < high
 
     return RealSet(contains, values)
 
 
-def _whole_numbers(values: RealSet | None) -> RealSet | None:
+def _whole_numbers(values: RealSet) -> RealSet:
     """Return the whole numbers of a bounded set."""
-    if values is None or not values.boundaries:
-        return None
-    low, high = int(mp.floor(min(values.boundaries))), int(mp.ceil(max(values.boundaries)))
+    ends = [x for x in values.boundaries if not mp.isinf(x)] or [mpf(0)]
+    low, high = int(mp.floor(min(ends))), int(mp.ceil(max(ends)))
     if high - low > MOST_ELEMENTS or values.contains(mpf(low - 1)) or values.contains(mpf(high + 1)):
-        return None
+        raise Unreadable("too many whole numbers")
     elements = [mpf(x) for x in range(low, high + 1) if values.contains(mpf(x))]
     return RealSet(lambda x: any(close(x, element) for element in elements), elements)
 
 
-def _combined(operator: str, left: RealSet | None, right: RealSet | None) -> RealSet | None:
-    if left is None or right is None:
-        return None
-    a, b = left.contains, right.contains
-    rules: dict[str, Callable[[Value], bool]] = {
-        "cup": lambda x: a(x) or b(x),
-        "cap": lambda x: a(x) and b(x),
-        "minus": lambda x: a(x) and not b(x),
-    }
-    return RealSet(rules[operator], left.boundaries + right.boundaries)
-
-
-def _inequality(chain: kinds.Chain, point: Point) -> RealSet | None:
-    """Return the solutions of a chain of inequalities in one variable, linear or quadratic in it or its size."""
-    trees = [side.tree for side in chain.sides if isinstance(side, kinds.Formula) and side.unit in ("", "degree")]
-    names = set().union(*(symbols(tree) for tree in trees)) if trees else set()
-    if len(trees) != len(chain.sides):
-        return None
-    names = {BOUND} if BOUND in names else names
-    if any(part[0] == "unknown" for tree in trees for part in parts(tree)):
-        return None
-    if len(names) != 1 or any(relation in ("in", "notin") for relation in chain.relations):
-        return None
-    (name,) = names
-    if "=" in chain.relations and name != BOUND:
-        return None
-
-    def value(place: int, x: Any) -> Any:
-        return number(evaluate(trees[place], Point(point.number, point.signs, bound={**point.bound, name: x})))
-
-    def difference(place: int, exponent: int, x: Any) -> Value:
-        """Return the difference of two sides, or of their squares: |x - 2| < 3 changes where (x - 2)^2 is 9."""
-        return value(place, x) ** exponent - value(place + 1, x) ** exponent
-
-    boundaries: list[Any] = []
-    for place in range(len(trees) - 1):
-        ends = [value(place + step, Fraction(1)) for step in (0, 1)]
-        if any(mp.isinf(end) for end in ends):
-            continue
-        solutions = roots(partial(difference, place, 1)) or roots(partial(difference, place, 2))
-        if solutions is None:
-            return None
-        boundaries += solutions
+def _combined(sets: list[RealSet], operators: Iterable[str]) -> RealSet:
+    """Return the result of operators between sets, applied from left to right."""
+    first, *rest = sets
 
     def contains(x: Value) -> bool:
-        sides = [mp.re(value(place, x)) for place in range(len(trees))]
-        return all(_holds(a, relation, b) for a, relation, b in zip(sides, chain.relations, sides[1:], strict=False))
+        result = first.contains(x)
+        for operator, other in zip(operators, rest, strict=True):
+            result = (
+                (result or other.contains(x))
+                if operator == "cup"
+                else result and other.contains(x) != (operator == "minus")
+            )
+        return result
 
+    return RealSet(contains, [x for each in sets for x in each.boundaries])
+
+
+def _inequalities(sides: tuple, relations: tuple, point: Point) -> RealSet:
+    """Return the solutions of a chain of inequalities in one variable, linear or quadratic in it or its size."""
+    trees = [side.tree for side in sides if isinstance(side, kinds.Formula) and side.unit in ("", "degree")]
+    names = symbols(*trees)
+    name = BOUND if BOUND in names else next(iter(names), "")
+    is_readable = (
+        len(trees) == len(sides) and (len(names) == 1 or name == BOUND) and {"=", *_ORDERS}.issuperset(relations)
+    )
+    if not is_readable or ("=" in relations and name != BOUND) or any(part[0] == "unknown" for part in parts(*trees)):
+        raise Unreadable("no inequalities in one variable")
+    pairs = zip(pairwise(trees), relations, strict=True)
+    return _combined(
+        [_inequality(pair, relation, name, point) for pair, relation in pairs], ["cap"] * (len(relations) - 1)
+    )
+
+
+def _inequality(trees: tuple[tuple, tuple], relation: str, name: str, point: Point) -> RealSet:
+    def values(x: Value) -> list[Value]:
+        return [number(evaluate(tree, replace(point, bound={name: x}))) for tree in trees]
+
+    def difference(exponent: int) -> Callable[[Value], Value]:
+        """Return the difference of the sides, or of their squares: |x - 2| < 3 changes where (x - 2)^2 is 9."""
+        return lambda x: values(x)[0] ** exponent - values(x)[1] ** exponent
+
+    def contains(x: Value) -> bool:
+        left, right = map(mp.re, values(x))
+        if close(left, right):
+            return relation in ("<=", ">=", "=")
+        return relation == "!=" or (relation != "=" and (left < right) == relation.startswith("<"))
+
+    if any(mp.isinf(value) for value in values(Fraction(1))):
+        return RealSet(contains, [])
+    boundaries = roots(difference(1)) or roots(difference(2))
+    if boundaries is None:
+        raise Unreadable("an inequality of a high degree")
     return RealSet(contains, boundaries)
-
-
-def _holds(left: Value, relation: str, right: Value) -> bool:
-    if close(left, right):
-        return relation in ("<=", ">=", "=")
-    return relation == "!=" or (relation != "=" and (left < right) == relation.startswith("<"))

@@ -7,22 +7,33 @@ import re
 from collections.abc import Iterator
 from dataclasses import replace
 from fractions import Fraction
-from itertools import pairwise, product
+from itertools import groupby, pairwise, product
 from typing import Any
 
 from verl.utils.reward_score import answer_kinds as kinds
-from verl.utils.reward_score.answer_brackets import OPENING, encloses, split, top_level, without_braces
-from verl.utils.reward_score.answer_formula import name_of, parse_formula
-from verl.utils.reward_score.answer_kinds import BOUND, INTEGER, RELATIONS
-from verl.utils.reward_score.answer_tokens import Token, Unreadable, cleaned, joined_thousands, tokens
-from verl.utils.reward_score.answer_units import compound, is_unit, quantities, unit_name, with_units_as_words
+from verl.utils.reward_score.answer_formula import constant, parse_formula
+from verl.utils.reward_score.answer_kinds import BOUND, INTEGER, RELATIONS, SET_OPERATORS
+from verl.utils.reward_score.answer_quantities import compound, is_unit, quantities, unit_name, with_units_as_words
+from verl.utils.reward_score.answer_tokens import (
+    Token,
+    Unreadable,
+    cleaned,
+    joined_thousands,
+    name_of,
+    split,
+    tokens,
+    top_level,
+    with_texts,
+    without_braces,
+)
 from verl.utils.reward_score.answer_words import TELLING, UNITS, WORD_MEANINGS
 from verl.utils.reward_score.latex_spelling import NUMBER_WORDS
 
 MAX_SIGNS = 4
 MOST_LISTED = 200
 _SEPARATORS = (",", ";", "quad", "or", "\\\\")
-_SET_OPERATORS = ("cup", "cap", "minus")
+_OPPOSITE = {"+": "-", "-": "+", "<": ">", "<=": ">=", ">": "<", ">=": "<="}
+_SET = "\\{\\}"
 _CHOICE = re.compile(
     r"(?:\\(?:text|textbf|mathrm|mathbf|textrm|bf)\s*\{\s*)?"
     r"(?:\(\s*([A-Fa-f])\s*\)|([A-F]|[a-f](?=[.)]\s))\s*(?=[.:)]))\s*[.:)]?(?:\s|\\ |~)*\}?"
@@ -30,10 +41,9 @@ _CHOICE = re.compile(
 _AFTER_LABEL = re.compile(r"[A-Z]\s*=")
 _AFTER_PARENTHESES = re.compile(r"\\(?:cdot|times|cup|cap|in|le|ge|leq|geq|to|pm)(?![a-z])|[A-Z]\s*=|\([^,]*\)$")
 _LETTERS_OF_SETS = frozenset("R Z N Q C Z+ N* N+ N^* N^+ Z^+".split())
-_ROWS = ("begin cases", "begin aligned", "begin array")
 
 
-def readings(answer: str) -> list[kinds.Listing | kinds.Choice]:
+def readings(answer: str) -> list[kinds.Listing]:
     """Return every structure that an answer's text can mean.
 
     Raises:
@@ -41,25 +51,23 @@ def readings(answer: str) -> list[kinds.Listing | kinds.Choice]:
     """
     text = cleaned(answer)
     label = _CHOICE.match(text)
+    if label and _is_choice(text[label.end() :], label[0]):
+        letter = (label[1] or label[2]).upper()
+        contents = readings(text[label.end() :])
+        return [replace(content, label=letter) for content in contents if not content.label]
     texts = [joined_thousands(text)]
     if not re.search(r"\d,0", text) and texts[0] != text:
         texts.append(text)
-    if label and _is_choice(text[label.end() :], label[0]):
-        letter = (label[1] or label[2]).upper()
-        return [
-            kinds.Choice(letter, content)
-            for content in readings(text[label.end() :])
-            if isinstance(content, kinds.Listing)
-        ]
-    results: list[kinds.Listing | kinds.Choice] = []
+    results: list[kinds.Listing] = []
     problem = Unreadable("nothing")
     for spelled in texts:
         for independent in (False, True) if len(re.findall(r"\\pm|\\mp", spelled)) > 1 else (False,):
             try:
                 items = tokens(spelled)
                 results.append(_StructureReader(independent).listing(items))
-                if (renamed := _with_parameter(items)) != items:
-                    results.append(_StructureReader(independent).listing(renamed))
+                if parameter := _parameter(items):
+                    items = with_texts(items, {parameter: INTEGER})
+                    results.append(_StructureReader(independent).listing(items))
             except Unreadable as error:
                 problem = error
     if not results:
@@ -67,22 +75,16 @@ def readings(answer: str) -> list[kinds.Listing | kinds.Choice]:
     return results
 
 
-def _with_parameter(items: list[Token]) -> list[Token]:
-    """Return the tokens with INTEGER in place of the symbol that is said to be in Z."""
-    for place in range(len(items) - 2):
-        following = [token.text for token in items[place + 1 : place + 7]]
-        if (
-            items[place].kind == "symbol"
-            and following[:4] == ["in", "mathbb", "{", "Z"]
-            and following[5:]
-            not in (
-                ["^"],
-                ["_"],
-            )
-        ):
-            name = items[place].text
-            return [replace(token, text=INTEGER) if token.text == name else token for token in items]
-    return items
+def _parameter(items: Any) -> str:
+    """Return the symbol that is said to be in Z; empty if there is none."""
+    for place, token in enumerate(items):
+        behind = [following.text for following in items[place + 4 : place + 5]]
+        if token.kind == "symbol" and name_of(items[place + 1 : place + 4]) == "in mathbb Z":
+            if behind not in (["^"], ["_"]):
+                return token.text
+        if name := _parameter(token.inner):
+            return name
+    return ""
 
 
 def _is_choice(rest: str, label: str) -> bool:
@@ -101,48 +103,37 @@ class _StructureReader:
 
     def listing(self, items: list[Token]) -> kinds.Listing:
         """Read items with separators between them."""
-        items = without_braces(items)
-        parts, signs = split(items, _SEPARATORS)
-        parts = [part for part in parts if part]
-        if not parts:
-            raise Unreadable("nothing")
+        parts, signs = split(without_braces(items), _SEPARATORS)
         results: list[Any] = []
-        for part in parts:
+        for part in filter(None, parts):
             for piece in _with_condition_apart(part):
                 for spelled in self._signed(piece):
                     results.extend(self._items(spelled))
+        if not results:
+            raise Unreadable("nothing")
         if any(getattr(item, "unit", "") in ("h", "min") for item in results):
             results = compound(results)
         return kinds.Listing(_with_middle(tuple(results)), "or" in signs)
 
     def _signed(self, items: list[Token]) -> Iterator[list[Token]]:
         """Return the item for each sign of ±; those in braces of a set belong to its elements."""
-        places, depth = [], 0
-        for place, token in enumerate(items):
-            if token.kind == "sign":
-                depth += (token.text == "\\{") - (token.text == "\\}")
-                if depth == 0 and token.text in ("pm", "mp"):
-                    places.append(place)
-        if len(places) > MAX_SIGNS:
+        names = [token.text for token in _walk(items, _SET) if re.fullmatch(r"(?:pm|mp) \d+", token.text)]
+        if len(names) > MAX_SIGNS:
             raise Unreadable("too many signs")
-        if any(items[place].text == "mp" for place in places) or not self.independent:
-            choices: Any = ("+" * len(places), "-" * len(places)) if places else ("",)
-        else:
-            choices = product("+-", repeat=len(places))
-        for signs in choices:
-            spelled = list(items)
-            for place, sign in zip(places, signs, strict=True):
-                is_plus = (sign == "+") == (items[place].text == "pm")
-                spelled[place] = Token("sign", "+" if is_plus else "-", items[place].spaced)
-            yield spelled
+        choices: Any = product("+-", repeat=len(names))
+        if not self.independent or any(name.startswith("mp") for name in names):
+            choices = {"+" * len(names), "-" * len(names)}
+        for choice in sorted(choices):
+            signs = zip(names, choice, strict=True)
+            yield with_texts(items, {name: sign if name[0] == "p" else _OPPOSITE[sign] for name, sign in signs})
 
     def _items(self, items: list[Token]) -> list[Any]:
         """Return the structure of an item; of cases, that of each row."""
         items = without_braces(items)
-        if items and items[0].text in _ROWS and items[-1].text.startswith("end "):
-            rows, _ = split(items[1:-1], ("\\\\",))
-            cells = [_without_alignment(_with_condition_marked(row)) for row in rows if row]
-            if items[0].text != "begin array" or all(top_level(row, RELATIONS) for row in cells):
+        if len(items) == 1 and items[0].text in ("cases", "aligned", "array"):
+            rows, _ = split(list(items[0].inner), ("\\\\",))
+            cells = [_row(row) for row in rows if row]
+            if items[0].text != "array" or all(top_level(row, RELATIONS) for row in cells):
                 return [item for row in cells for item in self.listing(row).items]
         structure = self.item(items)
         return quantities(structure) if isinstance(structure, kinds.Phrase) else [structure]
@@ -154,15 +145,17 @@ class _StructureReader:
             sides, relations = sides[1:], relations[1:]
         if not relations:
             return self.value(sides[0])
+        if ">" in relations or ">=" in relations:  # x > 3 is 3 < x
+            sides, relations = sides[::-1], [_OPPOSITE.get(relation, relation) for relation in relations[::-1]]
         values = []
         for side in sides:
-            rows = self._items(side) if side else []
-            if not rows:
-                raise Unreadable("a relation without a side")
+            rows = self._items(side)
             values.append(rows[0] if len(rows) == 1 else kinds.Listing(tuple(rows)))
         if relations[-1] in ("in", "notin") and isinstance(values[-1], kinds.Formula):
             name = values[-1].text.removesuffix("inbold")
             values[-1] = kinds.NamedSet(name) if name in _LETTERS_OF_SETS else values[-1]
+        if relations == ["equiv"]:
+            values[-1] = _least_residue(values[-1])
         return kinds.Chain(tuple(values), tuple(relations))
 
     def value(self, items: list[Token]) -> Any:
@@ -172,49 +165,49 @@ class _StructureReader:
             raise Unreadable("nothing")
         if len(items) == 1 and items[0].text == "dots":
             return kinds.Words("...")
-        if _is_named_point(items):
-            name = items[0].text
-            return kinds.Chain((kinds.Formula(("symbol", name), text=name), self._bracketed(items[1:])), ("=",))
-        if places := top_level(items, _SET_OPERATORS):
-            place = places[-1]
-            return kinds.SetOperation(items[place].text, self.value(items[:place]), self.value(items[place + 1 :]))
-        if (set_name := _named_set(items)) is not None:
-            return kinds.NamedSet(set_name)
-        if (bracketed := self._bracketed(items)) is not None:
-            return bracketed
-        return self._quantity(items)
+        is_named = len(items) == 2 and items[0].kind == "symbol" and items[0].text.isupper()
+        if is_named and top_level(list(items[1].inner), (",",)):  # the point A(1, 2)
+            return kinds.Chain((kinds.symbol(items[0].text), self._bracketed(items[1:])), ("=",))
+        sides, operators = split(items, SET_OPERATORS)
+        if operators:
+            return kinds.Chain(tuple(map(self.value, sides)), tuple(operators))
+        name = name_of(items)
+        if name in ("emptyset", "varnothing", "\\{ \\}"):
+            return kinds.NamedSet("O")
+        if re.fullmatch(r"mathbb [A-Z]+[ ^_+*0-]*", name):
+            return kinds.NamedSet(name.removeprefix("mathbb").replace(" ", ""))
+        bracketed = self._bracketed(items)
+        return self._quantity(items) if bracketed is None else bracketed
 
     def _bracketed(self, items: list[Token]) -> Any:
-        opening, closing = items[0].text, items[-1].text
-        if len(items) < 2 or items[0].kind != "sign" or items[-1].kind != "sign":
+        inner = list(items[0].inner)
+        brackets = items[0].text.replace("langlerangle", "()")
+        if brackets == items[-1].text == "[":
+            brackets, inner = "[[", items[1:-1]
+        elif len(items) > 1 or not inner:
             return None
-        if opening == "\\{" and closing == "\\}" and len(items) == 2:
-            return kinds.NamedSet("O")
-        inner = items[1:-1]
-        is_outward = opening == "]" and closing in ("[", "]") or (opening == "[" and closing == "[")
-        if is_outward and len(top_level(inner, (",", ";"))) == 1:
-            opening, closing = opening.replace("]", "("), closing.replace("[", ")")
-        elif opening not in OPENING or opening == "{" or not encloses(items):
-            return None
-        opening, closing = opening.replace("langle", "("), closing.replace("rangle", ")")
-        if opening == "\\{":
+        if brackets == _SET:
             return self._set(inner)
+        if len(top_level(inner, (",", ";"))) == 1:
+            brackets = {"][": "()", "]]": "(]", "[[": "[)"}.get(brackets, brackets)
+        if brackets not in ("()", "(]", "[)", "[]"):
+            return None
         content = self.listing(inner)
         if len(content.items) == 1:
-            return content.items[0] if (opening, closing) == ("(", ")") or closing == "]" else None
-        return kinds.Bracketed(opening, closing, content.items)
+            return content.items[0] if brackets != "[)" else None
+        return kinds.Bracketed(brackets, content.items)
 
     def _set(self, inner: list[Token]) -> Any:
         bars = top_level(inner, ("|",))
         colons = top_level(inner, (":",))
         place = bars[0] if len(bars) % 2 and bars[0] > 0 else colons[0] if colons and not bars else None
         if place is None or not top_level(inner[place + 1 :], RELATIONS):
-            return kinds.Bracketed("{", "}", self.listing(inner).items)
+            return kinds.Bracketed("{}", self.listing(inner).items)
         head, rest = inner[:place], inner[place + 1 :]
-        variable = head[0].text if head[0].kind == "symbol" and (len(head) == 1 or head[1].text == "in") else None
-        domain = [*head, Token("sign", ",")] if len(head) > 1 and head[1].text == "in" else []
-        if variable:
-            rest = [replace(token, text=BOUND) if token.text == variable else token for token in [*domain, *rest]]
+        has_domain = len(head) > 1 and head[1].text == "in"
+        if head[0].kind == "symbol" and (len(head) == 1 or has_domain):
+            rest = [*head, Token("sign", ","), *rest] if has_domain else rest
+            rest = with_texts(rest, {head[0].text: BOUND})
             head = [Token("symbol", BOUND)]
         return kinds.Builder(self.value(head), self.listing(rest))
 
@@ -222,17 +215,18 @@ class _StructureReader:
         """Read a formula, words, or both."""
         items = with_units_as_words(items)
         if all(token.kind == "word" for token in items):
-            return _words(items)
+            return _words(" ".join(token.text for token in items))
         currency = next((token.text for token in items if token.text in ("$", "€", "£", "¥")), "")
         items = [token for token in items if token.text != currency or token.kind != "sign"]
+        words = [token.text for token in _walk(items) if token.kind == "word"]
         if not items:
             raise Unreadable("a currency without an amount")
-        start = next((place for place, token in enumerate(items) if token.kind == "word"), len(items))
-        if start == len(items):
+        if not words:
             return self._ratio_or_formula(items, UNITS.get(currency, ""))
+        start = next((place for place, token in enumerate(items) if token.kind == "word"), 0)
         if start > 0 and items[start - 1].text not in ("+", "-", "*", "times", "/", "^") and is_unit(items[start:]):
             return self._ratio_or_formula(items[:start], unit_name(name_of(items[start:])))
-        if all(len(token.text) < 3 and token.text.lower() not in TELLING for token in items if token.kind == "word"):
+        if all(len(word) < 3 and word.lower() not in TELLING for word in words):
             try:
                 return kinds.Formula(parse_formula(items), text=name_of(items).replace(" ", ""))
             except Unreadable:
@@ -240,17 +234,11 @@ class _StructureReader:
         return self._phrase(items)
 
     def _phrase(self, items: list[Token]) -> kinds.Phrase:
-        parts: list[Any] = []
-        run: list[Token] = []
-        for token in [*items, Token("word", "")]:
-            if token.kind != "word":
-                run.append(token)
-                continue
-            if run:
-                parts.append(self._part(run))
-            run = []
-            parts.append(kinds.Words(unit_name(token.text)))
-        return kinds.Phrase(tuple(parts[:-1]))
+        runs = [list(run) for _, run in groupby(items, lambda token: token.kind == "word")]
+        if len(runs) < 2:
+            raise Unreadable("words in a formula")
+        parts = (kinds.Words(unit_name(name_of(run))) if run[0].kind == "word" else self._part(run) for run in runs)
+        return kinds.Phrase(tuple(parts))
 
     def _part(self, run: list[Token]) -> Any:
         try:
@@ -259,95 +247,78 @@ class _StructureReader:
             return kinds.Words(name_of(run))
 
     def _ratio_or_formula(self, items: list[Token], unit: str) -> Any:
-        terms, colons = split(items, (":",))
         text = name_of(items).replace(" ", "")
         if items[-1].text == "%":
             items, unit = items[:-1], "%"
-        if colons:
-            return kinds.Ratio(tuple(parse_formula(term) for term in terms), text, unit)
-        tree = parse_formula(items)
+        terms, colons = split(items, (":",))
+        tree = ("ratio", *map(parse_formula, terms)) if colons else parse_formula(items)
         return kinds.Formula(tree, "degree" if tree[0] == "degrees" and not unit else unit, text)
+
+
+def _walk(items: Any, excluded: str = "") -> Iterator[Token]:
+    """Return the tokens and those in groups, but for groups in some brackets."""
+    for token in items:
+        yield token
+        if token.text != excluded:
+            yield from _walk(token.inner, excluded)
 
 
 def _with_middle(items: tuple) -> tuple:
     """Return the terms with those for which an item of dots stands, if they grow by the same; else the items."""
-    places = [place for place, item in enumerate(items) if item == kinds.Words("...")]
-    numbers: list[Any] = [
-        item.tree[1] if isinstance(item, kinds.Formula) and item.tree[0] == "number" else None for item in items
-    ]
-    if len(places) != 1 or not 2 <= places[0] < len(items) - 1 or numbers.count(None) > 1:
+    if kinds.Words("...") not in items:
         return items
-    (place,) = places
-    step = numbers[1] - numbers[0]
-    count = (numbers[place + 1] - numbers[0]) / step if step else Fraction(0)
-    if any(b - a != step for a, b in pairwise(numbers[:place])) or not place <= count <= MOST_LISTED or count % 1:
+    place = items.index(kinds.Words("..."))
+    terms: list[Any] = [getattr(item, "tree", ("",)) for item in (*items[:place], *items[place + 1 : place + 2])]
+    if place < 2 or len(terms) == place or any(tree[0] != "number" for tree in terms):
         return items
-    terms = [numbers[0] + step * index for index in range(int(count))]
-    return (*(kinds.Formula(("number", term, 0), text=str(term)) for term in terms), *items[place + 1 :])
+    first, second, *_, last = (tree[1] for tree in terms)
+    step = second - first
+    count = (last - first) / step if step else Fraction(0)
+    middle = [first + step * index for index in range(int(min(count, MOST_LISTED)))]
+    if [tree[1] for tree in terms[:-1]] != middle[:place] or len(middle) != count:
+        return items
+    return (*(kinds.Formula(constant(term), text=str(term)) for term in middle), *items[place + 1 :])
 
 
-def _words(items: list[Token]) -> kinds.Formula | kinds.Words | kinds.NamedSet:
-    text = " ".join(token.text for token in items)
+def _words(text: str) -> kinds.Formula | kinds.Words | kinds.NamedSet:
     text = re.sub(r"^(?:option|choice|answer|the answer is) (?=\S)", "", text, flags=re.IGNORECASE)
     if len(text) == 1 and text.isascii():
-        return kinds.Formula(("symbol", text), text=text)
+        return kinds.symbol(text)
     if text.lower() in NUMBER_WORDS:
-        return kinds.Formula(("number", Fraction(NUMBER_WORDS[text.lower()]), 0), text=text)
-    meaning = WORD_MEANINGS.get(text.lower(), text.lower())
+        return kinds.Formula(constant(NUMBER_WORDS[text.lower()]), text=text)
+    meaning = WORD_MEANINGS.get(text.lower(), text)
     names = {"no solution": "O", "all real numbers": "R"}
-    return (
-        kinds.NamedSet(names[meaning])
-        if meaning in names
-        else kinds.Words(unit_name(WORD_MEANINGS.get(text.lower(), text)))
-    )
+    return kinds.NamedSet(names[meaning.lower()]) if meaning.lower() in names else kinds.Words(unit_name(meaning))
 
 
-def _is_named_point(items: list[Token]) -> bool:
-    """Return whether the items are a point with its name, such as A(1,2)."""
-    is_name = items[0].kind == "symbol" and items[0].text.isupper()
-    return is_name and encloses(items[1:]) and bool(top_level(items[2:-1], (",",)))
+def _least_residue(congruent: Any) -> Any:
+    """Return 10 mod 7 as 3 mod 7."""
+    match congruent:
+        case kinds.Phrase(parts=(kinds.Formula(tree=residue), kinds.Words("mod"), kinds.Formula(tree=modulus) as last)):
+            if residue[0] == modulus[0] == "number" and modulus[1]:
+                return kinds.Phrase((kinds.Formula(constant(residue[1] % modulus[1])), kinds.Words("mod"), last))
+    return congruent
 
 
-def _named_set(items: list[Token]) -> str | None:
-    names = [token.text for token in items if token.text not in ("{", "}")]
-    if not names:
-        return None
-    if names[0] == "mathbb" and len(names) > 1 and all(name in "^_+-*0" for name in names[2:]):
-        return "".join(names[1:])
-    return "O" if names in (["emptyset"], ["varnothing"]) else None
-
-
-def _with_condition_marked(row: list[Token]) -> list[Token]:
-    """Return the row of a function in pieces with & in place of the comma before the condition: 2n, n > 1."""
-    commas = top_level(row, (",",))
-    if len(commas) != 1 or any(token.text == "&" for token in row):
-        return row
-    value, condition = row[: commas[0]], row[commas[0] + 1 :]
-    is_condition = top_level(condition, RELATIONS) or (condition and condition[0].kind == "word")
-    return [*value, Token("sign", "&"), *condition] if is_condition and not top_level(value, RELATIONS) else row
-
-
-def _without_alignment(row: list[Token]) -> list[Token]:
-    """Return a row of cases without & before a relation; any other & stands for the word if, unless it is there."""
-    result: list[Token] = []
-    for place, token in enumerate(row):
-        following = row[place + 1] if place + 1 < len(row) else Token("end", "")
-        if token.text != "&":
-            result.append(token)
-        elif following.text not in RELATIONS and following.kind != "word":
-            result = [token for token in result if token.text != ","] + [Token("word", "if")]
-        elif following.kind == "word":
-            result = [token for token in result if token.text != ","]
-    return result
+def _row(row: list[Token]) -> list[Token]:
+    """Return a row of cases without alignment, and with the word if before a condition that has no word there."""
+    row = [
+        token
+        for token, behind in pairwise([*row, Token("end", "")])
+        if token.text != "&" or behind.text not in RELATIONS
+    ]
+    cells, _ = split(row, ("&",))
+    if len(cells) == 1:
+        cells, _ = split(row, (",",))
+        is_condition = cells[-1] and (top_level(cells[-1], RELATIONS) or cells[-1][0].kind == "word")
+        if len(cells) != 2 or top_level(cells[0], RELATIONS) or not is_condition:
+            return row
+    value = [token for cell in cells[:-1] for token in cell if token.text != ","]
+    return [*value, *([] if cells[-1][:1] and cells[-1][0].kind == "word" else [Token("word", "if")]), *cells[-1]]
 
 
 def _with_condition_apart(items: list[Token]) -> list[list[Token]]:
-    """The item, and apart from it a condition such as (k \\in \\mathbb{Z}) at its end."""
-    if items[-1].text == ")":
-        depth = 0
-        for place in range(len(items) - 1, 0, -1):
-            depth += (items[place].text == ")") - (items[place].text == "(")
-            if depth == 0:
-                inner = items[place + 1 : -1]
-                return [items[:place], inner] if top_level(inner, ("in",)) and len(inner) > 2 else [items]
-    return [items]
+    """Return the item, and apart from it a condition such as (k \\in \\mathbb{Z}) at its end."""
+    inner = list(items[-1].inner)
+    is_condition = items[-1].text == "()" and len(items) > 1 and top_level(inner, ("in",)) and len(inner) > 2
+    return [items[:-1], inner] if is_condition else [items]

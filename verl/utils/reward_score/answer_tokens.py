@@ -1,12 +1,12 @@
-"""Splits the LaTeX or plain text of an answer into tokens: numbers, letters, words, commands and signs.
+"""Splits the LaTeX or plain text of an answer into tokens: numbers, letters, words, commands, signs and groups.
 
 What only lays out (sizes, spaces, colors, dollars around formulas) leaves no token. A run of letters is a word, the
-name of a function, or a product of letters.
+name of a function, or a product of letters. A group is what stands in brackets or in an environment.
 """
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from verl.utils.reward_score.answer_words import (
@@ -23,23 +23,16 @@ from verl.utils.reward_score.latex_spelling import common_spelling, plain_charac
 
 MAX_TOKENS = 1000
 MAX_DEPTH = 40
-_OPENING, _CLOSING = frozenset(["(", "[", "{", "\\{"]), frozenset([")", "]", "}", "\\}"])
+_OPENING, _CLOSING = (
+    frozenset("( [ { \\{ langle lfloor lceil".split()),
+    frozenset(") ] } \\} rangle rfloor rceil".split()),
+)
 _LAYOUT = re.compile(
-    r"\\(?:left|right)\s*\.|\\(?:displaystyle|textstyle|limits|nolimits|left|right|mleft|mright|middle|bf|rm|it|centering|boxed|fbox|underline"
-    r"|hfill|strut|[bB]igg?[lrm]?)(?![a-zA-Z])|\\[!&]|\\(?:phantom|hphantom|vphantom|textcolor|color|hspace|vspace|label"
-    r"|tag)\*?\s*\{[^{}]*\}"
+    r"\\(?:left|right)\s*\.|\\(?:displaystyle|textstyle|limits|nolimits|left|right|mleft|mright|middle|bf|rm|it|centering"
+    r"|boxed|fbox|underline|hfill|strut|[bB]igg?[lrm]?)(?![a-zA-Z])|\\[!&]"
+    r"|\\(?:phantom|hphantom|vphantom|textcolor|color|hspace|vspace|label|tag)\*?\s*\{[^{}]*\}"
 )
 _SPACE = re.compile(r"\\[,;:> ]|\\(?:thinspace|enspace|space)(?![a-zA-Z])|[\s~]+")
-_UNICODE = {
-    **dict(zip("≤≥≠≈∈∪∩∖→∅√×÷±∓−–—", [  # noqa: RUF001
-        r"\le ", r"\ge ", r"\ne ", r"\approx ", r"\in ", r"\cup ", r"\cap ", r"\setminus ", r"\to ", r"\emptyset ",
-        r"\sqrt ", r"\times ", r"\div ", r"\pm ", r"\mp ", "-", "-", "-",
-    ], strict=True)),
-    **{chr(code): rf"\{name} " for name, code in GREEK.items()},
-    "ℝ": r"\mathbb{R}", "ℤ": r"\mathbb{Z}", "ℕ": r"\mathbb{N}", "ℚ": r"\mathbb{Q}", "、": ",", "。": "",
-    "…": r"\ldots ", "⩽": r"\le ", "⩾": r"\ge ", "′": "'", "∣": r"\mid ", "∶": ":", "℃": "°C",
-}  # fmt: skip
-_CHARACTERS = str.maketrans(_UNICODE)
 _THOUSANDS = re.compile(r"(?<![\d.,])[1-9]\d{0,2}(?:(?:,|\{,\}|\\,|\\ |\s|~)\d{3})+(?!\d|,\d)")
 _FORCED_THOUSANDS = re.compile(r"(?<=\d)(?:\{,\}|\\,|\\ |\\!|,\\!)(?=\d{3}(?!\d))")
 _EXPONENT = re.compile(r"(?<![\w.}\\])((?:\d+\.?\d*|\.\d+))[eE]([+-]?\d{1,3})(?![\w.])")
@@ -53,15 +46,18 @@ _BASE = re.compile(r"(?<![\w}])(\d[0-9A-F]*|[A-F][0-9A-F]*\d[0-9A-F]*)_(?:\{(\d{
 _ENVIRONMENT = re.compile(r"\\(begin|end)\s*\{(\w+)\*?\}(?:\s*\{[lcr|]*\})?")
 _ASIAN = "\u2460-\u2473\u3040-\u30ff\u4e00-\u9fff\uac00-\ud7af"
 _TOKEN = re.compile(
-    rf"(?P<number>\d+(?:\.\d+)?|\.\d+)|(?P<letters>[a-zA-Z]+)|\\(?P<command>[a-zA-Z]+)|(?P<sign>\\[{{}}|%$\\#_]|<=|>=|(?<![\w)}}])!="
-    rf"|[-+*/^_=<>(){{}}\[\],;:|!'%&$€£¥?])|(?P<word>[{_ASIAN}]+)"
+    rf"(?P<number>\d+(?:\.\d+)?|\.\d+)|(?P<letters>[a-zA-Z]+)|\\(?P<command>[a-zA-Z]+)|(?P<sign>\\[{{}}|%$\\#_]|<=|>="
+    rf"|(?<![\w)}}])!=|[-+*/^_=<>(){{}}\[\],;:|!'%&$€£¥?])|(?P<word>[{_ASIAN}]+)"
 )
+_ARGUMENT = re.compile(r"\s*(?:\{((?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*\})*)\}|(.))", re.DOTALL)
+_TEXT = re.compile(rf"(?P<number>\d+(?:\.\d+)?)|(?P<word>[^\W\d_]+(?:['-][^\W\d_]+)*|[{_ASIAN}]+)|(?P<sign>\S)")
 _TEXT_COMMANDS = frozenset(
     "text textbf textit textrm textnormal textsf texttt mbox mathrm mathbf mathit mathsf operatorname boldsymbol bm "
     "mathcal mathscr ce emph".split()
 )
 _BOLD_COMMANDS = frozenset("mathbf boldsymbol bm mathcal mathscr mathit".split())
-_SEPARATING = frozenset("和与且或及")
+_SEPARATING = {"or": "or", "或": "or", **dict.fromkeys(["and", *"和与且及"], ",")}
+_SAME_LETTERS = {"varepsilon": "epsilon", "varphi": "phi", "vartheta": "theta", "varrho": "rho"}
 
 
 class Unreadable(ValueError):
@@ -70,16 +66,21 @@ class Unreadable(ValueError):
 
 @dataclass(frozen=True)
 class Token:
-    """A piece of an answer; `kind` is number, symbol, word, command, sign or base_number."""
+    """A piece of an answer.
+
+    `kind` is number, symbol, word, command, sign, opening or closing (brackets without their other half), or group; a
+    group's `text` is its brackets, such as (], or the environment's name.
+    """
 
     kind: str
     text: str
     spaced: bool = False  # whether blank space stands before it
+    inner: tuple["Token", ...] = ()
 
 
 def cleaned(answer: str) -> str:
     """Return the answer's text in plain characters, without what only lays out, and without dollars around formulas."""
-    text = plain_characters(_from_json(answer.strip()).replace("，", ", ")).translate(_CHARACTERS)
+    text = plain_characters(_from_json(answer.strip()).replace("，", ", "))
     text = common_spelling(without_repeating_decimals(text))
     text = _LAYOUT.sub(" ", _without_dollars(text)).replace("\\_", "_")
     text = re.sub(r"(?<=\d)\s*[xX]\s*(?=10\s*\^)", r"\\times ", text)
@@ -91,10 +92,8 @@ def cleaned(answer: str) -> str:
 
 def _from_json(text: str) -> str:
     """Return the elements of a JSON list of texts, with commas between them; any other text as it is."""
-    if not (text.startswith('["') and text.endswith('"]')):
-        return text
     try:
-        return ", ".join(json.loads(text))
+        return ", ".join(json.loads(text)) if text.startswith('["') else text
     except (json.JSONDecodeError, TypeError):
         return text
 
@@ -114,38 +113,78 @@ def tokens(text: str) -> list[Token]:
     """Split a cleaned text.
 
     Raises:
-        Unreadable: a character or command without a meaning here, or too many tokens.
+        Unreadable: a character or command without a meaning here, too many tokens, or too many nested brackets.
     """
-    text = _FORCED_THOUSANDS.sub("", text)
-    text = _MEASURED.sub(r"\1\\mathrm{\2}", text)
-    text = _EXPONENT.sub(lambda number: rf"\scientific{{{number[1]}}}{{{number[2]}}}", text)
-    text = _BASE.sub(_in_base, text)
+    text = _MEASURED.sub(r"\1\\mathrm{\2}", _FORCED_THOUSANDS.sub("", text))
+    text = _EXPONENT.sub(r"{\1\\times 10^{\2}}", text)
     result: list[Token] = []
-    depth = 0
     for token in _pieces(text):
-        last = result[-1] if result else None
-        if token.kind == "word" and last and last.kind == "word" and not (_is_and(token) or _is_and(last)):
-            result[-1] = replace(last, text=f"{last.text} {token.text}")
+        if token.kind == "word" and result and result[-1].kind == "word":
+            result[-1] = replace(result[-1], text=f"{result[-1].text} {token.text}")
+        elif token.kind == "sign" and token.text in ("pm", "mp"):
+            result.append(replace(token, text=f"{token.text} {len(result)}"))  # so that each can get a sign of its own
         else:
             result.append(token)
-        depth += (token.text in _OPENING) - (token.text in _CLOSING)
-        if len(result) > MAX_TOKENS or depth > MAX_DEPTH:
-            raise Unreadable("too long, or nested too deep")
-    return [_separator(token.text) if _is_and(token) else token for token in result]
+        if len(result) > MAX_TOKENS:
+            raise Unreadable("too long")
+    return _grouped(result)
 
 
-def _separator(word: str) -> Token:
-    return Token("sign", "or" if word in ("or", "或") else ",")
+def _grouped(items: list[Token]) -> list[Token]:
+    """Return the tokens with a group for each pair of brackets; the interval ]0, 1[ is in brackets, too."""
+    open_groups: list[list[Token]] = [[]]
+    for token in items:
+        is_outward = len(open_groups) > 1 and open_groups[-1][0].text == "]" and token.text == "["
+        if (token.kind == "opening" and not is_outward) or (token.text == "]" and len(open_groups) == 1):
+            open_groups.append([token])
+        elif token.kind in ("opening", "closing") and len(open_groups) > 1:
+            opening, *inner = open_groups.pop()
+            is_environment = opening.text == token.text != "]"
+            text = opening.text if is_environment else opening.text + token.text
+            open_groups[-1].append(Token("group", text, opening.spaced, tuple(inner)))
+        else:
+            open_groups[-1].append(token)
+        if len(open_groups) > MAX_DEPTH:
+            raise Unreadable("nested too deep")
+    return [token for group in open_groups for token in group]
 
 
-def _is_and(token: Token) -> bool:
-    return token.kind == "word" and token.text in ("and", "or")
+def top_level(items: list[Token], signs: tuple[str, ...]) -> list[int]:
+    """Return the places of the signs that stand outside all brackets."""
+    return [place for place, token in enumerate(items) if token.kind == "sign" and token.text in signs]
 
 
-def _in_base(number: re.Match) -> str:
-    base = int(number[2] or number[3])
-    digits = [int(digit, 16) for digit in number[1]]
-    return rf"\inbase{{{number[1]}}}{{{base}}}" if 2 <= base <= 36 and max(digits) < base else number[0]
+def split(items: list[Token], signs: tuple[str, ...]) -> tuple[list[list[Token]], list[str]]:
+    """Return the parts between the signs outside all brackets, and these signs."""
+    places = top_level(items, signs)
+    starts, ends = [0, *(place + 1 for place in places)], [*places, len(items)]
+    return [items[a:b] for a, b in zip(starts, ends, strict=True)], [items[place].text for place in places]
+
+
+def without_braces(items: list[Token]) -> list[Token]:
+    while len(items) == 1 and items[0].text == "{}":
+        items = list(items[0].inner)
+    return items
+
+
+def name_of(items: Iterable[Token]) -> str:
+    """Return the tokens' texts as a name, such as that of a subscript; braces only group."""
+    names = []
+    for token in items:
+        if token.kind == "group" and token.text != "{}":
+            half = len(token.text) // 2
+            names += [token.text[:half], name_of(token.inner), token.text[half:]]
+        else:
+            names.append(name_of(token.inner) if token.kind == "group" else token.text)
+    return " ".join(name for name in names if name)
+
+
+def with_texts(items: Iterable[Token], texts: dict[str, str]) -> list[Token]:
+    """Return the tokens with other texts in place of some."""
+    return [
+        replace(token, text=texts.get(token.text, token.text), inner=tuple(with_texts(token.inner, texts)))
+        for token in items
+    ]
 
 
 def _pieces(text: str) -> Iterator[Token]:
@@ -156,7 +195,11 @@ def _pieces(text: str) -> Iterator[Token]:
             continue
         if environment := _ENVIRONMENT.match(text, position):
             position, spaced = environment.end(), False
-            yield Token("command", f"{environment[1]} {environment[2]}")
+            yield Token("opening" if environment[1] == "begin" else "closing", environment[2])
+            continue
+        if (number := _BASE.match(text, position)) and _is_in_base(number):
+            position = number.end()
+            yield Token("symbol", f"{number[1]} in base {number[2] or number[3]}", spaced)
             continue
         match = _TOKEN.match(text, position)
         if not match:
@@ -168,15 +211,31 @@ def _pieces(text: str) -> Iterator[Token]:
         elif kind == "letters":
             yield from _letters(value, spaced)
         elif kind == "command" and match["command"] in _TEXT_COMMANDS:
-            content, position = _argument(text, position)
+            argument = _ARGUMENT.match(text, position)
+            position = argument.end() if argument else position
+            content = (argument[1] or argument[2] or "") if argument else ""
             yield from _text(match["command"], content, spaced)
         elif kind == "command":
-            yield from _command(match["command"], spaced)
+            yield _command(match["command"], spaced)
         elif kind == "word":
-            yield _separator(value) if value in _SEPARATING else Token("word", value, spaced)
+            yield _word(value, spaced)
         else:
-            yield Token("number" if kind == "number" else "sign", SIGNS.get(value, value), spaced)
+            yield Token(kind, value, spaced) if kind == "number" else _sign(SIGNS.get(value, value), spaced)
         spaced, after_number = False, kind == "number" or value == "}"
+
+
+def _is_in_base(number: re.Match) -> bool:
+    base = int(number[2] or number[3])
+    return 2 <= base <= 36 and max(int(digit, 16) for digit in number[1]) < base
+
+
+def _sign(text: str, spaced: bool) -> Token:
+    kind = "opening" if text in _OPENING else "closing" if text in _CLOSING else "sign"
+    return Token(kind, text, spaced)
+
+
+def _word(text: str, spaced: bool) -> Token:
+    return Token("sign", _SEPARATING[text]) if text in _SEPARATING else Token("word", text, spaced)
 
 
 def _letters(run: str, spaced: bool) -> Iterator[Token]:
@@ -185,40 +244,23 @@ def _letters(run: str, spaced: bool) -> Iterator[Token]:
     if run in FUNCTIONS or run in CONSTANTS:
         yield Token("command", CONSTANTS.get(run, run), spaced)
     elif len(run) > 1 and (lower in WORDS or (len(run) > 3 and not run.isupper() and not set(run) <= set("abcdpqxyz"))):
-        yield Token("word", lower, spaced)
+        yield _word(lower, spaced)
     else:
         for place, letter in enumerate(run):
             yield Token("symbol", letter, spaced and place == 0)
 
 
-def _command(name: str, spaced: bool) -> Iterator[Token]:
-    if name in ("quad", "qquad"):
-        yield Token("sign", "quad", spaced)
-    elif name in ("pmod", "bmod", "mod"):
-        yield Token("word", "mod", spaced)
-    elif name in SIGNS:
-        yield Token("sign", SIGNS[name], spaced)
-    else:
-        name = {"varepsilon": "epsilon", "varphi": "phi", "vartheta": "theta", "varrho": "rho"}.get(name, name)
-        yield Token("symbol" if name in GREEK and name != "pi" else "command", CONSTANTS.get(name, name), spaced)
-
-
-def _argument(text: str, position: int) -> tuple[str, int]:
-    """Return the content of the braces at a position, or else the next character; and the position behind it."""
-    while position < len(text) and text[position].isspace():
-        position += 1
-    if not text.startswith("{", position):
-        return text[position : position + 1], position + 1
-    depth = 0
-    for place in range(position, len(text)):
-        depth += (text[place] == "{") - (text[place] == "}")
-        if depth == 0:
-            return text[position + 1 : place], place + 1
-    raise Unreadable("a brace is not closed")
+def _command(name: str, spaced: bool) -> Token:
+    if name in ("pmod", "bmod", "mod"):
+        return Token("word", "mod", spaced)
+    if name in SIGNS or name in _OPENING | _CLOSING:
+        return _sign(SIGNS.get(name, name), spaced)
+    name = _SAME_LETTERS.get(name, name)
+    return Token("symbol" if name in GREEK and name != "pi" else "command", CONSTANTS.get(name, name), spaced)
 
 
 def _text(command: str, content: str, spaced: bool) -> Iterator[Token]:
-    """The tokens of \\text{...} and its kin: words, but numbers, signs and formulas between dollars for themselves."""
+    """Return the tokens of a text: words, but numbers, signs and formulas between dollars for themselves."""
     bare = re.sub(r"\.(?!\d)", "", _SPACE.sub(" ", content.replace(r"\cdot", "*"))).strip()
     if bare in FUNCTIONS and (command == "operatorname" or bare not in SHORT_UNITS):
         yield Token("command", bare, spaced)
@@ -229,13 +271,12 @@ def _text(command: str, content: str, spaced: bool) -> Iterator[Token]:
     elif "\\" in bare or (command.startswith("math") and not re.fullmatch(r"[A-Za-z ./%'*-]*", bare)):
         for token in _pieces(content):
             is_letter = token.kind == "symbol" and len(token.text) == 1
-            yield Token("word", token.text, token.spaced) if is_letter else token
+            yield replace(token, kind="word") if is_letter else token
     else:
-        for number, word, sign in re.findall(rf"(\d+(?:\.\d+)?)|([^\W\d_]+(?:['-][^\W\d_]+)*|[{_ASIAN}]+)|(\S)", bare):
-            if number or sign:
-                yield from _pieces(number or sign)
-            elif word in _SEPARATING:
-                yield _separator(word)
+        for match in _TEXT.finditer(bare):
+            word = match[0]
+            if match.lastgroup != "word":
+                yield from _pieces(word)
             else:
                 keeps_case = word in UNIT_SYMBOLS or (len(word) < 3 and word not in ("Or", "OR"))
-                yield Token("word", word if keeps_case else word.lower(), True)
+                yield _word(word if keeps_case else word.lower(), True)

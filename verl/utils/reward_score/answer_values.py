@@ -5,11 +5,11 @@ function for equal arguments. Formulas that agree at several such points are equ
 """
 
 import math
+import operator
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
-from functools import cache
 from typing import Any
 
 from mpmath import mp, mpc, mpf
@@ -20,87 +20,69 @@ DIGITS = 100
 MAX_BITS = 400_000
 MAX_FACTORIAL = 3000
 MAX_TERMS = 1000
+Value = Any  # a Fraction, or a real or complex number or a matrix of mpmath
 
 
 class Undefined(ValueError):
     """The formula has no value at the point, such as 1/0."""
 
 
-class TooLarge(ValueError):
-    """The value has more digits than are computed."""
-
-
-Value = Any  # a Fraction, or a real or complex number or a matrix of mpmath
+class TooLarge(Undefined):
+    """The value has more digits or terms than are computed."""
 
 
 @dataclass(frozen=True)
 class Point:
     """The values of all symbols, and what a degree and `log` without a base mean."""
 
-    number: int
+    number: int = 0
     signs: str = "positive"  # or mixed, or negative, or the name of the only symbol that is negative
     degree: str = "number"
     log_base: str = "unknown"
     whole: frozenset[str] = frozenset()  # the names of symbols whose values are whole numbers
     bound: dict = field(default_factory=dict)
-    terms: int = 1  # how many terms of sums the formula is computed for
+    terms: int = 1  # the number of terms for which the formula is computed
 
     def symbol(self, name: str) -> Value:
-        return self.bound[name] if name in self.bound else _random_value(name, self)
-
-
-def _random_value(name: str, point: Point) -> Fraction:
-    rng = random.Random(f"{name}/{point.number}")
-    if name in point.whole:
-        return Fraction(rng.randint(2, 9))
-    size = Fraction(rng.randrange(5, 61, 2), 16)
-    is_negative = point.signs in ("negative", name) or (point.signs == "mixed" and rng.random() < 0.5)
-    return -size if is_negative else size
+        if name in self.bound:
+            return self.bound[name]
+        rng = random.Random(f"{name}/{self.number}")
+        if name in self.whole:
+            return Fraction(rng.randint(2, 9))
+        size = Fraction(rng.randrange(5, 61, 2), 16)
+        is_negative = self.signs in ("negative", name) or (self.signs == "mixed" and rng.random() < 0.5)
+        return -size if is_negative else size
 
 
 def evaluate(tree: tuple, point: Point) -> Value:
     """Return the value of a formula.
 
     Raises:
-        Undefined: there is none.
-        TooLarge: a value with too many digits or terms to compute.
+        Undefined: there is none, or (as TooLarge) it has too many digits or terms to compute.
         Unreadable: an operation without a rule here.
     """
-    kind = tree[0]
-    match kind:
-        case "number":
-            return tree[1]
-        case "symbol":
-            return point.symbol(tree[1])
-        case "constant":
-            return _constant(tree[1], point)
-        case "add" | "multiply" | "divide" | "power":
-            return _OPERATIONS[kind](evaluate(tree[1], point), evaluate(tree[2], point))
-        case "mixed":
-            return add(evaluate(tree[1], point), evaluate(tree[2], point))
-        case "negative":
-            return multiply(Fraction(-1), evaluate(tree[1], point))
-        case "degrees":
-            value = evaluate(tree[1], point)
-            return value if point.degree == "number" else multiply(value, divide(+mp.pi, Fraction(180)))
-        case "factorial":
-            return _factorial(evaluate(tree[1], point))
-        case "function":
-            inner = replace(point, degree="radian") if tree[1] in _TAKES_AN_ANGLE else point
-            return _function(tree[1], [evaluate(operand, inner) for operand in tree[2:]], point)
-        case "unknown":
-            return _unknown(tree[1], [evaluate(operand, point) for operand in tree[2:]], point)
-        case "sum" | "product":
-            return _series(tree, point)
-        case "matrix":
-            return mp.matrix([[number(evaluate(cell, point)) for cell in row] for row in tree[1]])
-    return _calculus(tree, point)
-
-
-def _constant(name: str, point: Point) -> Value:
-    if name in point.bound:
-        return point.bound[name]
-    return {"pi": +mp.pi, "e": +mp.e, "i": mpc(0, 1), "infty": mp.inf}[name]
+    kind, first, *rest = tree
+    if kind == "number":
+        return first
+    if kind == "symbol" or (kind == "constant" and first in point.bound):
+        return point.symbol(first)
+    if kind == "constant":
+        return {"pi": +mp.pi, "e": +mp.e, "i": mpc(0, 1), "infty": mp.inf}[first]
+    if kind == "function":
+        inner = replace(point, degree="radian") if first in _OF_AN_ANGLE else point
+        return _function(first, [evaluate(operand, inner) for operand in rest], point)
+    if kind == "unknown":
+        return _unknown(first, [evaluate(operand, point) for operand in rest], point)
+    if kind in ("sum", "product"):
+        return _series(tree, point)
+    if kind in ("integral", "derivative"):
+        return _calculus(tree, point)
+    if kind == "matrix":
+        return mp.matrix([[number(evaluate(cell, point)) for cell in row[1:]] for row in tree[1:]])
+    operands = [evaluate(operand, point) for operand in tree[1:]]
+    if kind == "degrees":
+        return operands[0] if point.degree == "number" else multiply(operands[0], mp.pi / 180)
+    return _OPERATIONS[kind](*operands)
 
 
 def is_matrix(value: Value) -> bool:
@@ -114,8 +96,18 @@ def number(value: Value) -> Value:
     return mpf(value.numerator) / value.denominator if isinstance(value, Fraction) else value
 
 
-def checked(value: Value) -> Value:
-    if mp.isnan(value):
+def is_zero(value: Value) -> bool:
+    """Return whether a number is zero, but for what rounding leaves of it."""
+    return value == 0 if isinstance(value, Fraction) else abs(number(value)) < mpf(10) ** (10 - mp.dps)
+
+
+def _computed(function: Callable, *operands: Value) -> Value:
+    """Return what a function gives for numbers and matrices of mpmath, if it is defined for them."""
+    try:
+        value = function(*operands)
+    except (ValueError, ZeroDivisionError, OverflowError, TypeError, AttributeError) as error:
+        raise Undefined(str(error)) from error
+    if not is_matrix(value) and mp.isnan(value):
         raise Undefined("not a number")
     return value
 
@@ -126,39 +118,27 @@ def _arithmetic(operation: Callable[[Value, Value], Value]) -> Callable[[Value, 
     def result(left: Value, right: Value) -> Value:
         if isinstance(left, Fraction) and isinstance(right, Fraction):
             return operation(left, right)
-        left, right = (value if is_matrix(value) else number(value) for value in (left, right))
-        if not is_matrix(left) and not is_matrix(right):
-            return checked(operation(left, right))
-        try:
-            return operation(left, right)
-        except (ValueError, TypeError, AttributeError) as error:
-            raise Undefined("matrices that do not fit") from error
+        return _computed(operation, *(value if is_matrix(value) else number(value) for value in (left, right)))
 
     return result
 
 
-add = _arithmetic(lambda left, right: left + right)
-multiply = _arithmetic(lambda left, right: left * right)
+add, subtract, multiply = map(_arithmetic, (operator.add, operator.sub, operator.mul))
 
 
 def divide(left: Value, right: Value) -> Value:
     if is_zero(right):
         raise Undefined("division by zero")
-    return left / right if isinstance(left, Fraction) and isinstance(right, Fraction) else multiply(left, 1 / right)
+    return multiply(left, 1 / right)
 
 
-def is_zero(value: Value) -> bool:
-    """Return whether a number is zero, but for what rounding leaves of it."""
-    return value == 0 if isinstance(value, Fraction) else abs(number(value)) < mpf(10) ** (10 - mp.dps)
-
-
-def power(base: Value, exponent: Value) -> Value:
+def _power(base: Value, exponent: Value) -> Value:
     if is_matrix(base) and exponent in (2, 3, 4) and base.rows == base.cols:
         return base ** int(exponent)
     if is_zero(base):
         if mp.re(number(exponent)) < 0:
             raise Undefined("division by zero")
-        return Fraction(1) if is_zero(exponent) else Fraction(0)
+        return Fraction(is_zero(exponent))
     size = abs(number(exponent))
     if not isinstance(base, Fraction) or base not in (1, -1):
         size *= abs(mp.log(abs(number(base)), 2))
@@ -170,89 +150,71 @@ def power(base: Value, exponent: Value) -> Value:
         if base < 0 and exponent.denominator % 2:  # the real root
             root = mp.power(-number(base), number(exponent))
             return -root if exponent.numerator % 2 else root
-    return checked(mp.power(number(base), number(exponent)))
+    return _computed(mp.power, number(base), number(exponent))
 
 
-_OPERATIONS: dict[str, Callable[[Value, Value], Value]] = {
-    "add": add,
-    "multiply": multiply,
-    "divide": divide,
-    "power": power,
-}
+def _of_naturals(exact: Callable[..., int], general: Callable) -> Callable[..., Value]:
+    """Return a function that is exact for natural numbers, and computed by mpmath for all others."""
 
+    def result(*operands: Value) -> Value:
+        if max(abs(number(value)) for value in operands) > MAX_FACTORIAL:
+            raise TooLarge(exact.__name__)
+        if all(isinstance(value, Fraction) and value.denominator == 1 and value >= 0 for value in operands):
+            return Fraction(exact(*map(int, operands)))
+        return _computed(general, *map(number, operands))
 
-def _factorial(value: Value) -> Value:
-    if abs(number(value)) > MAX_FACTORIAL:
-        raise TooLarge("factorial")
-    if isinstance(value, Fraction) and value.denominator == 1 and value >= 0:
-        return Fraction(math.factorial(value.numerator))
-    return _by_mpmath(mp.factorial, number(value))
-
-
-def _by_mpmath(function: Callable, *operands: Value) -> Value:
-    try:
-        return checked(mp.mpmathify(function(*operands)))
-    except (ValueError, ZeroDivisionError, OverflowError, TypeError) as error:
-        raise Undefined(str(error)) from error
-
-
-def _binomial(above: Value, below: Value) -> Value:
-    if max(abs(number(above)), abs(number(below))) > MAX_FACTORIAL:
-        raise TooLarge("binomial")
-    if all(isinstance(value, Fraction) and value.denominator == 1 and value >= 0 for value in (above, below)):
-        return Fraction(math.comb(int(above), int(below)))
-    return _by_mpmath(mp.binomial, number(above), number(below))
+    return result
 
 
 def _root(value: Value, degree: Value) -> Value:
-    if isinstance(value, Fraction) and isinstance(degree, Fraction) and degree == 2 and value >= 0:
+    if isinstance(value, Fraction) and degree == 2 and value >= 0:
         root = Fraction(math.isqrt(value.numerator), math.isqrt(value.denominator))
         if root * root == value:
             return root
-    return power(value, divide(Fraction(1), degree))
+    return _power(value, divide(Fraction(1), degree))
 
 
-def _log(value: Value, base: Value) -> Value:
-    if is_zero(value):
-        raise Undefined("logarithm of zero")
-    return divide(_by_mpmath(mp.log, number(value)), _by_mpmath(mp.log, base))
+def _logarithm(value: Value, base: Value) -> Value:
+    return divide(_computed(mp.log, number(value)), _computed(mp.log, number(base)))
 
 
-def _whole(function: Callable[[Fraction], int]) -> Callable[[Value], Value]:
-    def rounded(value: Value) -> Value:
-        if not isinstance(value, Fraction):
-            if not mp.isfinite(value) or mp.im(value) != 0 or abs(value) > mpf(10) ** 50:
-                raise Undefined("no whole part")
-            value = Fraction(int(mp.floor(mp.re(value) * mpf(10) ** 60)), 10**60)
-        return Fraction(function(value))
-
-    return rounded
+def _whole(function: Callable[[Fraction], int], value: Value) -> Fraction:
+    if not isinstance(value, Fraction):
+        if not mp.isfinite(value) or mp.im(value) != 0 or abs(value) > mpf(10) ** 50:
+            raise Undefined("no whole part")
+        value = Fraction(int(mp.floor(mp.re(value) * mpf(10) ** 60)), 10**60)
+    return Fraction(function(value))
 
 
-def _exact(function: Callable[..., int | Fraction]) -> Callable[..., Value]:
-    def exact_function(*operands: Value) -> Value:
-        is_whole = function in (math.gcd, math.lcm)
-        if not all(isinstance(value, Fraction) and (value.denominator == 1 or not is_whole) for value in operands):
-            raise Unreadable("only fractions")
-        return Fraction(function(*map(int, operands)) if is_whole else function(*operands))
-
-    return exact_function
+def _of_integers(function: Callable[..., int], operands: tuple) -> Fraction:
+    if any(value.denominator != 1 for value in operands):
+        raise ValueError("only whole numbers")
+    return Fraction(function(*map(int, operands)))
 
 
-def _absolute(value: Value) -> Value:
-    return abs(value) if isinstance(value, Fraction) else abs(number(value))
-
-
-_FUNCTIONS: dict[str, Callable] = {
-    "abs": _absolute,
-    "binomial": _binomial,
+_OPERATIONS: dict[str, Callable[..., Value]] = {
+    "add": add,
+    "multiply": multiply,
+    "divide": divide,
+    "power": _power,
+    "negative": lambda value: multiply(Fraction(-1), value),
+    "ratio": lambda *terms: _computed(divide, *terms),
+    "factorial": _of_naturals(math.factorial, mp.factorial),
+}
+_FUNCTIONS: dict[str, Callable[..., Value]] = {
+    "abs": abs,
+    "binomial": _of_naturals(math.comb, mp.binomial),
     "root": _root,
-    "floor": _whole(math.floor),
-    "ceil": _whole(math.ceil),
-    "min": _exact(min),
-    "max": _exact(max),
-    "gcd": _exact(math.gcd),
-    "lcm": _exact(math.lcm),
+    "exp": lambda value: _power(+mp.e, value),
+    "ln": lambda value: _logarithm(value, +mp.e),
+    "log10": lambda value: _logarithm(value, Fraction(10)),
+    "log": _logarithm,
+    "floor": lambda value: _whole(math.floor, value),
+    "ceil": lambda value: _whole(math.ceil, value),
+    "min": lambda *operands: min(operands, key=number),
+    "max": lambda *operands: max(operands, key=number),
+    "gcd": lambda *operands: _of_integers(math.gcd, operands),
+    "lcm": lambda *operands: _of_integers(math.lcm, operands),
     "transpose": lambda matrix: matrix.T,
     "det": mp.det,
 }
@@ -262,42 +224,35 @@ _BY_MPMATH = {
     "arcsinh": mp.asinh, "arccosh": mp.acosh, "arctanh": mp.atanh, "Re": mp.re, "Im": mp.im, "arg": mp.arg,
     "cis": mp.expj,
 }  # fmt: skip
-_TAKES_AN_ANGLE = frozenset("sin cos tan cot sec csc cis".split())
+_OF_AN_ANGLE = frozenset("sin cos tan cot sec csc cis".split())
 
 
 def _function(name: str, operands: list[Value], point: Point) -> Value:
-    if name in ("ln", "log10", "log") and len(operands) in (1, 2):
-        bases = {"unknown": mpf("4.625"), "e": +mp.e, "10": mpf(10)}
-        base = {"ln": mp.e + 0, "log10": mpf(10), "log": bases[point.log_base]}[name]
-        return _log(operands[0], number(operands[1]) if len(operands) == 2 else base)
-    if name == "exp" and len(operands) == 1:
-        return power(+mp.e, operands[0])
+    if name == "log" and len(operands) == 1:
+        operands = [*operands, {"unknown": mpf("4.625"), "e": +mp.e, "10": mpf(10)}[point.log_base]]
     if name in _FUNCTIONS:
         try:
             return _FUNCTIONS[name](*operands)
+        except Undefined:
+            raise
         except (TypeError, AttributeError, ValueError) as error:
-            raise error if isinstance(error, Undefined | TooLarge) else Unreadable(f"operands of {name}") from error
+            raise Unreadable(f"operands of {name}") from error
     if name not in _BY_MPMATH or len(operands) != 1:
         raise Unreadable(f"function {name}")
     operand = number(operands[0])
     if not mp.isinf(operand) and abs(operand) > 10**6:
         raise TooLarge(name)
-    return _by_mpmath(_BY_MPMATH[name], operand)
-
-
-@cache
-def _coefficients(name: str, count: int, point_number: int) -> list[float]:
-    rng = random.Random(f"{name}/{count}/{point_number}")
-    return [rng.uniform(0.5, 2) for _ in range(3 * count)]
+    return _computed(_BY_MPMATH[name], operand)
 
 
 def _unknown(name: str, operands: list[Value], point: Point) -> Value:
     """Return the value of a function without a rule: the same for equal operands, else another."""
-    coefficients = _coefficients(name, len(operands), point.number)
+    rng = random.Random(f"{name}/{len(operands)}/{point.number}")
     total = mpf(0)
-    for operand, steepness, phase, slope in zip(operands, *(coefficients[start::3] for start in range(3)), strict=True):
-        total += mp.sin(steepness * number(operand) + phase) + slope * number(operand)
-    return checked(total)
+    for operand in map(number, operands):
+        steepness, phase, slope = (rng.uniform(0.5, 2) for _ in range(3))
+        total += mp.sin(steepness * operand + phase) + slope * operand
+    return _computed(mp.mpmathify, total)
 
 
 def _series(tree: tuple, point: Point) -> Value:
@@ -323,6 +278,5 @@ def _calculus(tree: tuple, point: Point) -> Value:
 
     with mp.workdps(30):
         if tree[0] == "derivative":
-            return _by_mpmath(mp.diff, body, number(point.symbol(tree[1])))
-        limits = [number(evaluate(limit, point)) for limit in tree[2:4]]
-        return _by_mpmath(mp.quad, body, limits)
+            return _computed(mp.diff, body, number(point.symbol(tree[1])))
+        return _computed(mp.quad, body, [number(evaluate(limit, point)) for limit in tree[2:4]])

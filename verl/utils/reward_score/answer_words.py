@@ -23,7 +23,8 @@ _SIGNS = r"""
 <= le leq leqslant leqq ≤; >= ge geq geqslant geqq ≥; < lt; > gt; != ne neq; = approx; in; cup bigcup; cap bigcap
 minus setminus backslash; * cdot ast cdotp; times; div; pm; mp; | mid vert lvert rvert \|; : colon; deg circ degree
 ' prime; \{ lbrace; \} rbrace; [ lbrack; ] rbrack; langle; rangle; ( lgroup lparen; ) rgroup rparen; notin; equiv
-dots ldots cdots dotsc dotsb; over; % \%; $ \$; € €; £ pounds; ¥ yen; , land wedge; or lor vee; -> to rightarrow; _ \_
+dots ldots cdots dotsc dotsb; over; quad qquad; % \%; $ \$; € €; £ pounds; ¥ yen; , land wedge; or lor vee
+-> to rightarrow; _ \_
 """
 SIGNS = {spelling: names[0] for line in _SIGNS.splitlines() for names in map(str.split, line.split("; ")) if names
          for spelling in names}  # fmt: skip
@@ -70,6 +71,7 @@ _SIZES = {"M": 6, "k": 3, "c": -2, "m": -3, "n": -9}
 _PREFIXES = {prefix: Fraction(10) ** size for prefix, size in _SIZES.items()}
 # unit -> the unit in which it is measured, and how many of that it is
 CONVERSIONS = {
+    "%": ("", Fraction(1, 100)),
     "min": ("s", Fraction(60)), "h": ("s", Fraction(3600)), "day": ("s", Fraction(86400)),
     "ml": ("liter", Fraction(1, 1000)), "cent": ("dollar", Fraction(1, 100)), "jiao": ("yuan", Fraction(1, 10)),
     "in": ("ft", Fraction(1, 12)),
@@ -87,7 +89,7 @@ WORD_MEANINGS = {words: meaning for meaning, spellings in _MEANINGS.items() for 
 
 FRACTIONS = frozenset("frac dfrac tfrac cfrac".split())
 BINOMIALS = frozenset("binom dbinom tbinom".split())
-MATRICES = frozenset("matrix pmatrix bmatrix Bmatrix smallmatrix array".split())
+MATRICES = frozenset("matrix pmatrix bmatrix Bmatrix smallmatrix array vmatrix".split())
 DECORATIONS = {
     **dict.fromkeys("vec overrightarrow overset".split(), "in bold"),
     **dict.fromkeys("overline bar widehat hat tilde widetilde".split(), "decorated"),

@@ -9,15 +9,22 @@ import json
 import logging
 import math
 import os
+import random
 import re
 import resource
 import signal
 import sys
 import warnings
 from types import ModuleType
+from typing import Any
+
+from sympy import Expr, FiniteSet, Float, MatrixBase, N, Rational, Tuple
 
 MEMORY_BYTES = 4 * 2**30
+DIGITS = 50
+_TOLERANCE = Float("1e-40", DIGITS)
 _FOR_THE_LIBRARY = re.compile(r"\\(?:lim|sum|prod|i{1,3}nt|oint)(?![a-zA-Z])")
+_WORDS = re.compile(r"\\(?:text|mbox|mathrm|mathbf|operatorname|textbf)[a-z]*\s*\{|[A-Za-z]{4,}\s+[A-Za-z]{2,}")
 
 
 def is_equivalent(truth: str, answer: str) -> bool:
@@ -40,7 +47,6 @@ def is_equivalent_by_library(truth: str, answer: str) -> bool:
     from math_verify import LatexExtractionConfig, parse, verify
 
     from verl.utils.reward_score.answer_tokens import cleaned
-    from verl.utils.reward_score.equality_witness import confirms
 
     # no time-outs of math-verify, which print warnings and work in the main thread only: the parent kills this process
     texts = [cleaned(text) for text in (truth, answer)]
@@ -48,6 +54,35 @@ def is_equivalent_by_library(truth: str, answer: str) -> bool:
     # allow_set_relation_comp: x < 3 and (-oo, 3) are the same, whichever of the two is the truth
     is_equal = bool(gold and parsed) and verify(gold, parsed, timeout_seconds=None, allow_set_relation_comp=True)
     return is_equal and confirms(gold, parsed, *texts)
+
+
+def confirms(gold: list[Any], parsed: list[Any], truth: str, answer: str) -> bool:
+    """Return whether some expression of the library for the truth has the values of some expression for the answer.
+
+    They are computed with many digits at random points, component by component. Words, of which the library may compare
+    only the first, are never confirmed, nor is anything else that has no value.
+    """
+    if _WORDS.search(truth) or _WORDS.search(answer):
+        return False
+    return any(_agree(one, other) for one in gold for other in parsed)
+
+
+def _agree(one: Any, other: Any) -> bool:
+    if isinstance(one, Tuple | FiniteSet) and isinstance(other, Tuple | FiniteSet):
+        return len(one.args) == len(other.args) and all(map(_agree, one.args, other.args))
+    if isinstance(one, MatrixBase) and isinstance(other, MatrixBase):
+        return one.shape == other.shape and all(map(_agree, one, other))
+    if not isinstance(one, Expr) or not isinstance(other, Expr) or one.free_symbols != other.free_symbols:
+        return False
+    return all(_agree_at(one, other, seed) for seed in range(3 if one.free_symbols else 1))
+
+
+def _agree_at(one: Expr, other: Expr, seed: int) -> bool:
+    rng = random.Random(seed)
+    values = {name: Rational(rng.randrange(5, 61, 2), 16) for name in sorted(one.free_symbols, key=str)}
+    first, second = (N(expression.subs(values).doit(), DIGITS) for expression in (one, other))
+    are_numbers = first.is_number and second.is_number
+    return bool(are_numbers and abs(first - second) <= _TOLERANCE * (abs(first) + abs(second)))
 
 
 def serve(connection: int) -> None:

@@ -7,11 +7,23 @@ x² -> x^{2}        （1，2） -> (1,2)            0.1\\overline{6} -> \\frac{1
 import re
 from unicodedata import normalize
 
+from verl.utils.reward_score.answer_words import GREEK
+
 MAX_DECIMAL_CHARS = 512
 _VULGAR_FRACTIONS = "½⅓⅔¼¾⅕⅖⅗⅘⅙⅚⅛⅜⅝⅞"
 _FRACTIONS = {char: "\\frac{" + normalize("NFKC", char).replace("\u2044", "}{") + "}" for char in _VULGAR_FRACTIONS}
 _FULL_WIDTH = {chr(code): chr(code - 0xFEE0) for code in range(0xFF01, 0xFF5F)}
-_CHARACTERS = str.maketrans({"~": " ", "°": r"^\circ ", "∞": r"\infty ", "·": r"\cdot ", **_FRACTIONS, **_FULL_WIDTH})
+_SIGNS = dict(zip("≤≥≠≈∈∪∩∖→∅√×÷±∓…⩽⩾∣∞·", (  # noqa: RUF001
+    r"\le \ge \ne \approx \in \cup \cap \setminus \to \emptyset \sqrt \times \div \pm \mp \ldots \le \ge \mid \infty "
+    r"\cdot"
+).split(), strict=True))  # fmt: skip
+_CHARACTERS = str.maketrans({
+    **{char: f"{command} " for char, command in _SIGNS.items()},
+    **{chr(code): rf"\{name} " for name, code in GREEK.items()},
+    **dict.fromkeys("−–—", "-"),  # noqa: RUF001
+    "ℝ": r"\mathbb{R}", "ℤ": r"\mathbb{Z}", "ℕ": r"\mathbb{N}", "ℚ": r"\mathbb{Q}", "、": ",", "。": "", "′": "'",
+    "∶": ":", "℃": r"^\circ C", "°": r"^\circ ", "~": " ", **_FRACTIONS, **_FULL_WIDTH,
+})  # fmt: skip
 _SUPERSCRIPTS = re.compile("⁻?[⁰¹²³⁴-⁹]+")
 _REPEATING = re.compile(r"(\d*)\.(\d*)\\(?:overline|bar)\s*\{\s*(\d+)\s*\}")
 _DOTTED = re.compile(r"(?<=[\d.])\\dot\s*\{?\d\}?(?:\d*\\dot\s*\{?\d\}?)?")
@@ -30,9 +42,7 @@ _SPELLINGS = [
         r"\\\\\[[^\[\]]*(?:pt|em|ex|mm|cm)\]": r"\\\\ ",
         r"(?<!\\)\\[()\[\]]": " ",
         rf"\^\{{?{_TEXT}(?:st|nd|rd|th)\}}\}}?|\b(?:np|math)\.(?=[a-z])": "",
-        r"\b([apAP])\.\s?([mM])\b\.?": r"\1\2",
         r"^(\d\d?:\d\d)\s*([aApP])[mM]$": r"\1\\text{\2m}",
-        r"^(\d\d?)\s*([AP])M$": r"\1\\text{\2m}",
         rf"(?i)^{_TEXT}(?:option|choice|answer)\s*:?\s*\}}|^选择?(?=\s*[A-F])": "",
         rf"^[\d.]+\s*\\?%\s*{_TEXT}(?:CI|confidence interval)\s*:?\s*\}}\s*:?(?=\s*[\[(])": "",
         r"(?<=[a-zA-Z]):\s*\}": "}",
@@ -55,7 +65,6 @@ _SPELLINGS = [
             r", \1\\in\\mathbb{Z}",
         rf"{_GAP}(?:{_TEXT}[\s,(]*)?for\s+(?:any |all |every |each )?integers?\s*\}}?\s*\$?([a-zA-Z])\$?[)}}.\s]*$":
             r", \1\\in\\mathbb{Z}",
-        rf"{_TEXT},?\s*(?:where|for|with)\s*(?:any|all|every)?\s*\}}(?=\s*[a-zA-Z]\s*\\in(?![a-z]))": ", ",
     }.items()
 ]  # fmt: skip
 _BASE_IN_WORDS = re.compile(rf"_\{{?\s*{_TEXT}({'|'.join(_NUMBER_WORDS[2:])})\s*\}}\}}?")

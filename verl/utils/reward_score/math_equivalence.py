@@ -49,7 +49,7 @@ class Comparer:
             raise RuntimeError("math-verify does not start (see the error above): pip install math-verify")
 
     def compare(self, truth: str, answer: str, seconds: float) -> bool | None:
-        """The verdict; None if there is none after `seconds` or if the process died, and it must not be used again."""
+        """Return the verdict; None, after which the process must not be used again, if `seconds` are over."""
         try:
             self._socket.sendall(json.dumps([truth, answer, seconds]).encode() + b"\n")
         except OSError:
@@ -86,7 +86,7 @@ os.register_at_fork(after_in_child=_new_pool)  # two processes must not share a 
 
 
 def is_equivalent(truth: str, answer: str, seconds: float = TIMEOUT_SECONDS) -> bool:
-    """Whether the LaTeX `answer` equals `truth`, for the project's reader or for math-verify; False after `seconds`.
+    """Return whether the LaTeX `answer` equals `truth`; False if there is no verdict after `seconds`.
 
     The first calls, and the next call after a process was killed, take about 2 s more to start a process.
 
@@ -110,7 +110,7 @@ def is_equivalent(truth: str, answer: str, seconds: float = TIMEOUT_SECONDS) -> 
 
 
 def last_boxed(text: str) -> str | None:
-    """The content of the last closed `\\boxed{...}` with balanced braces; None if there is none. Takes linear time.
+    """Return the content of the last closed `\\boxed{...}` with balanced braces, in linear time; None if there is none.
 
     >>> last_boxed(r"so \\boxed{1}, no: \\boxed{\\frac{1}{2}} and \\boxed{3")
     '\\\\frac{1}{2}'
@@ -130,32 +130,23 @@ def last_boxed(text: str) -> str | None:
 
 
 def normalize(answer: str) -> str:
-    """The text by which answers are compared first and by which they vote: without layout, dollars, period or percent.
+    """Return the text by which answers are compared and vote: without layout, outer dollars, period or percent sign.
 
     >>> normalize(r"$\\dfrac{1}{2}\\, $."), normalize(r"\\left[ 0, 1 \\right)"), normalize(r"50\\%")
     ('\\\\frac{1}{2}', '[0,1)', '50')
     """
-    text = _LAYOUT.sub("", _MIXED.sub(r"\1\\frac{\2}{\3}", _bare(answer)))
+    text = re.sub(r"\\?%$", "", _plain_formula(answer)).strip()
+    text = _LAYOUT.sub("", _MIXED.sub(r"\1\\frac{\2}{\3}", text))
     return text.replace("\\dfrac", "\\frac").replace("\\tfrac", "\\frac")
 
 
-def _bare(answer: str) -> str:
-    """The answer without what math-verify does not read in a box: outer dollars, a final period, a percent sign."""
-    text = _plain_formula(answer)
-    return text.removesuffix("%").removesuffix("\\").strip() if text.endswith("%") else text
-
-
-def _is_percentage(answer: str) -> bool:
-    return _plain_formula(answer).endswith("%")
-
-
 def _plain_formula(answer: str) -> str:
-    """The answer in plain characters without outer dollars and a final period."""
+    """Return the answer in plain characters without outer dollars and a final period."""
     return without_dollars(plain_characters(answer).strip().rstrip(".").strip())
 
 
 def without_dollars(text: str) -> str:
-    """The formula in a text that is $formula$; other texts as they are."""
+    """Return the formula in a text that is $formula$; other texts as they are."""
     is_one_formula = len(text) > 1 and text[0] == text[-1] == "$" and "$" not in text[1:-1]
     return text[1:-1].strip() if is_one_formula else text
 
@@ -192,6 +183,6 @@ def compute_score(
         return {"score": 0.0, "acc": 0.0, "pred": ""}
     truth = last_boxed(ground_truth) or ground_truth
     pred = normalize(answer)
-    same_text = pred == normalize(truth) and _is_percentage(truth) == _is_percentage(answer)
-    right = same_text or is_equivalent(truth, answer, timeout_seconds)
+    is_percentage, other = (_plain_formula(text).endswith("%") for text in (truth, answer))
+    right = (pred == normalize(truth) and is_percentage == other) or is_equivalent(truth, answer, timeout_seconds)
     return {"score": float(right), "acc": float(right), "pred": pred}

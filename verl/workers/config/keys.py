@@ -26,7 +26,7 @@ def read_keys(cls: type[T], values: Mapping | DictConfig | None, section: str) -
         ValueError: an unknown key, a wrong type, or a value out of range; names the key.
     """
     if isinstance(values, DictConfig):
-        values = OmegaConf.to_container(values, resolve=True)  # type: ignore[assignment]
+        values = OmegaConf.to_container(values, resolve=True)
     try:
         # of JSON, a strict dataclass takes a mapping, and nothing else is converted
         return TypeAdapter(cls).validate_json(json.dumps(values or {}))

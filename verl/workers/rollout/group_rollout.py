@@ -17,6 +17,8 @@ import asyncio
 import logging
 import random
 import time
+from collections.abc import Mapping
+from dataclasses import replace
 
 import ray
 import transfer_queue as tq
@@ -32,8 +34,8 @@ from verl.workers.config.explore import parts_of
 from verl.workers.config.sampler_choice import SEEDS
 from verl.workers.rollout.engines.vllm_server import LLMClientEngine
 from verl.workers.rollout.group_counts import CountsOfPartitions, GroupCounts
+from verl.workers.rollout.prompt_task import PromptTask
 from verl.workers.rollout.rows import queue_rows, reward_batch
-from verl.workers.rollout.trajectory_tree import ADAPTIVE_TEMPERATURE
 from verl.workers.rollout.tree_rollout import TrajectoryOutput, TreeRollout
 
 logger = logging.getLogger(__name__)
@@ -120,13 +122,14 @@ class GroupAgentLoopWorker(_AgentLoopWorker):
         uid, partition = prompt["uid"], "val" if trajectory["validate"] else "train"
         guard_tasks(asyncio.get_running_loop())
         try:
-            sampling_params = with_settings(sampling_params, prompt.pop(ADAPTIVE_TEMPERATURE, None), partition)
+            task = PromptTask.of_row(prompt)
+            sampling_params = with_settings(sampling_params, task.settings.sampler, partition)
             if not self._runs_as_group(prompt, trajectory["validate"]):
-                await super()._run_prompt(prompt, sampling_params, trajectory, trace)
+                await super()._run_prompt(dict(task.row), sampling_params, trajectory, trace)
                 self._count(partition, self.session_errors.pop(uid, None))
                 return
             await self.statuses.put(uid, partition, "running")
-            status = await self._group_status(prompt, sampling_params, trajectory["validate"])
+            status = await self._group_status(task, sampling_params, trajectory["validate"])
             if status == "failure":
                 await self._drop_rows(uid, partition)
             await self.statuses.put(uid, partition, status)
@@ -137,11 +140,11 @@ class GroupAgentLoopWorker(_AgentLoopWorker):
             self.lost_statuses = True
             report_fault(f"a rollout worker could not say what became of prompt {uid}: {cause_of(error)}")
 
-    async def _group_status(self, prompt: dict, sampling_params: dict, validate: bool) -> str:
+    async def _group_status(self, task: PromptTask, sampling_params: dict, validate: bool) -> str:
         """Run a group; return `finished`, or `failure` where it raised or took too long."""
-        uid, partition = prompt["uid"], "val" if validate else "train"
+        uid, partition = task.row["uid"], "val" if validate else "train"
         seconds = self.config.actor_rollout_ref.rollout.get("group_timeout")
-        group = asyncio.ensure_future(guarded(self._run_group(prompt, dict(sampling_params), validate), "the rollout"))
+        group = asyncio.ensure_future(guarded(self._run_group(task, dict(sampling_params), validate), "the rollout"))
         try:
             in_time, _ = await asyncio.wait({group}, timeout=seconds)
         finally:
@@ -190,15 +193,16 @@ class GroupAgentLoopWorker(_AgentLoopWorker):
         if rows:
             await tq.async_kv_clear(keys=rows, partition_id=partition)
 
-    async def _run_group(self, prompt: dict, sampling_params: dict, validate: bool) -> None:
+    async def _run_group(self, task: PromptTask, sampling_params: dict, validate: bool) -> None:
         config = self.config.actor_rollout_ref.rollout
-        greedy = not prompt.get("__do_sample__", True) and not validate
+        greedy = not task.row.get("__do_sample__", True) and not validate
         if greedy:
             apply_greedy_sampling_params(sampling_params)
-        prompt = {name: value for name, value in prompt.items() if name not in ("__do_sample__", "agent_name")}
-        n = prompt.pop("__rollout_n__", config.val_kwargs.n if validate else config.n)
+        n = task.row.get("__rollout_n__", config.val_kwargs.n if validate else config.n)
+        for_upstream = ("__do_sample__", "__rollout_n__", "agent_name")
+        prompt = {name: value for name, value in task.row.items() if name not in for_upstream}
         try:
-            outputs = await self.tree_rollout.run(prompt, n, sampling_params, validate or greedy)
+            outputs = await self.tree_rollout.run(replace(task, row=prompt), n, sampling_params, validate or greedy)
         finally:
             self.engine.release(prompt["uid"])
         if not 1 <= len(outputs) <= n:
@@ -245,11 +249,11 @@ class GroupAgentLoopWorker(_AgentLoopWorker):
                 raise error
 
 
-def with_settings(sampling_params: dict, settings: dict | None, partition: str) -> dict:
-    """Return a training prompt's sampling parameters with HAPO's settings, which the sampler reads."""
+def with_settings(sampling_params: dict, settings: Mapping | None, partition: str) -> dict:
+    """Return a training prompt's sampling parameters with the settings that the sampler in vLLM reads."""
     if settings is None or partition == "val":
         return sampling_params
-    extra_args = {**(sampling_params.get("extra_args") or {}), ADAPTIVE_TEMPERATURE: settings}
+    extra_args = {**(sampling_params.get("extra_args") or {}), **settings}
     return {**sampling_params, "extra_args": extra_args}
 
 

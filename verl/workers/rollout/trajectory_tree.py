@@ -12,19 +12,44 @@ Metrics, the tree viewer and training on shared prefixes read this one structure
 import json
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from verl.utils.token_fields import TokenField
 
 MODEL, TOOL = "model", "tool"
 # where a group rollout leaves the tree, as JSON, and its metrics: extra_fields of the first session
 TREE, TREE_METRICS = "trajectory_tree", "tree_metrics"
 # there too: what each tool said of its own faults, by the tool's name
 TOOL_FAULTS = "tool_faults"
-# in a segment's info, 1: a search gave up here; a trajectory that ends with it has no answer, and reward 0
-DROPPED = "dropped"
-# with a prompt: how often its problem has been submitted in this step before
-OCCURRENCE = "occurrence"
-# with a prompt: how vLLM is to sample its tokens (verl.workers.rollout.adaptive_temperature)
-ADAPTIVE_TEMPERATURE = "adaptive_temperature"
+# number of each token's segment; equal numbers in a prompt's rows are the same shared token
+SEGMENT_IDS = TokenField("segment_ids", "this algorithm.adv_estimator", unsent=-1)
+# 1 where a search gave up; a trajectory that ends there has no answer, and reward 0
+DROPPED_STEPS = TokenField("dropped", "the trainer", unsent=0)
+
+
+@dataclass
+class SegmentInfo:
+    """What is known of a segment beside its tokens.
+
+    Args:
+        call: what the environment says of the call that the segment answers (`Environment.answer`); None for the
+            model's tokens.
+        fields: numbers that all tokens of the segment have, by the names of `TokenField`s.
+        entropies: entropy in nats of each token, while the tree grows.
+        for_trainer: what the trainer learns from; it is not shown.
+        notes: what only the viewer shows, in JSON's types.
+    """
+
+    call: dict[str, Any] | None = None
+    fields: dict[str, float] = field(default_factory=dict)
+    entropies: list[float] | None = None
+    for_trainer: dict[str, Any] = field(default_factory=dict)
+    notes: dict[str, Any] = field(default_factory=dict)
+
+    def shown(self) -> dict[str, Any]:
+        """Return what the viewer shows, in JSON's types."""
+        return {**(self.call or {}), **self.fields, **self.notes}
 
 
 @dataclass
@@ -36,14 +61,14 @@ class Segment:
         token_ids: the tokens.
         log_probs: log-probability of each token when it was chosen; None for a tool's tokens.
         author: `model` or `tool`; a tool's tokens are not trained on (mask 0).
-        info: what the method knows about it (probability at the fork, why it was pruned, …), in JSON's types.
+        info: what is known of it.
     """
 
     parent: int | None
     token_ids: list[int]
     log_probs: list[float] | None = None
     author: str = MODEL
-    info: dict = field(default_factory=dict)
+    info: SegmentInfo = field(default_factory=SegmentInfo)
 
     def __post_init__(self):
         if self.author not in (MODEL, TOOL):
@@ -96,7 +121,7 @@ class TrajectoryTree:
 
     def is_dropped(self, leaf: int) -> bool:
         """Whether the trajectory that ends there was given up: it has no answer."""
-        return bool(self.segments[leaf].info.get(DROPPED))
+        return bool(self.segments[leaf].info.fields.get(DROPPED_STEPS.name))
 
     def trajectories(self) -> list[list[int]]:
         """Response token ids of every trajectory in branch order, end-of-sequence included, no padding."""
@@ -188,13 +213,25 @@ class TrajectoryTree:
         stored = sum(len(segment.token_ids) for segment in self.segments)
         return 1 - stored / sum(map(len, self.trajectories()))
 
+    def to_dict(self) -> dict[str, Any]:
+        """Return the tree in JSON's types, with what the viewer shows of each segment."""
+        segments = [{**vars(segment), "info": segment.info.shown()} for segment in self.segments]
+        return {
+            "prompt_ids": self.prompt_ids,
+            "segments": segments,
+            "leaves": self.leaves,
+            "metrics": self.metrics,
+        }
+
     def to_json(self) -> str:
-        return json.dumps(asdict(self))
+        return json.dumps(self.to_dict())
 
     @classmethod
     def from_json(cls, text: str) -> "TrajectoryTree":
         data = json.loads(text)
-        segments = [Segment(**segment) for segment in data.pop("segments")]
+        segments = [
+            Segment(**{**segment, "info": SegmentInfo(notes=segment["info"])}) for segment in data.pop("segments")
+        ]
         return cls(segments=segments, **data)
 
 

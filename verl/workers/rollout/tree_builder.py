@@ -1,8 +1,8 @@
 """Grows the trajectories of one prompt: one coroutine for any tree policy on any engine in any environment.
 
-    policy ──Ask──> TreeBuilder ──> engine            a continuation, cut where it calls the environment
-    policy ──Path─> TreeBuilder ──> environment       what it answers, as a segment
-    policy ─────────────────> TrajectoryTree     segments, leaves, metrics
+    policy ── generate(path, …) ──> TreeBuilder ── GenerationRequest ──> engine     tokens, cut where they call a tool
+    policy ── settle(path) ───────> TreeBuilder ── answer ────────────> environment  its answer, or why it has ended
+    policy ── add, insert ────────> TrajectoryTree                                   segments, leaves, metrics
 
 A policy is logic on a tree. It may wait for a set of its requests, as LATR does for its steps and HATO for its rounds,
 or react to single ones, as ARPO does. Seeds are the policy's: they follow from the prompt's seed and from what is asked
@@ -16,14 +16,18 @@ for, never from which request was faster. So the same seeds give the same tree.
 
 import random
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from enum import Enum
+from functools import lru_cache
 from typing import Any
 
 from verl.utils.parts import Tree, part
-from verl.workers.rollout.engines.interface import Generation, RolloutEngine
+from verl.utils.token_fields import TokenField
+from verl.workers.rollout.engines.interface import Generation, GenerationRequest, RolloutEngine
 from verl.workers.rollout.environment import NO_ENVIRONMENT, Environment
-from verl.workers.rollout.trajectory_tree import TOOL, Segment, TrajectoryTree
+from verl.workers.rollout.prompt_task import PromptTask
+from verl.workers.rollout.trajectory_tree import TOOL, Segment, SegmentInfo, TrajectoryTree
 
 
 @dataclass(frozen=True)
@@ -65,28 +69,27 @@ class Path:
         return replace(self, tokens=tokens)
 
 
+class Ended(str, Enum):
+    """Why a trajectory has ended: with an end token, for lack of tokens, or with a call beyond the limit."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    CALL_LIMIT = "call_limit"
+
+
 @dataclass(frozen=True)
-class Ask:
-    """A continuation that a policy wants.
+class Continuation:
+    """What follows a path.
 
     Args:
-        path: after which tokens.
-        seed: of the sampling; None for greedy.
-        max_tokens: at most so many; None: as many as the response may still have.
-        stop: texts that end it, beside the environment's.
-        greedy: the most likely tokens instead of sampled ones.
-        temperature: another one than the prompt's.
-        n_top_logprobs, n_entropy: as an engine's.
+        segments: segments of the model and of the environment, in order; their parents are not set.
+        path: the path behind them.
+        ended: why the trajectory has ended; None if the model may go on.
     """
 
+    segments: list[Segment]
     path: Path
-    seed: int | None = None
-    max_tokens: int | None = None
-    stop: tuple[str, ...] = ()
-    greedy: bool = False
-    temperature: float | None = None
-    n_top_logprobs: int = 0
-    n_entropy: int = 0
+    ended: Ended | None = None
 
 
 def derived_seed(*names: Any) -> int:
@@ -126,94 +129,130 @@ class TreeBuilder:
         self.max_tokens, self.stop_token_ids = max_tokens, sorted(set(stop_token_ids))
         self.vocab_size, self.seed, self.request_id = vocab_size, seed, request_id
         self.tree = TrajectoryTree(list(prompt_ids))
-        self.requested_tokens = 0
-        self.calls: list[dict] = []  # the environment's, each with the info of its segment
+        self.calls: list[dict[str, Any]] = []  # what the environment said of each call
+        self._call_in = lru_cache(maxsize=1024)(environment.first_call)
 
     def tokens_left(self, path: Path) -> int:
+        """Return how many tokens the response may still have after `path`."""
         return self.max_tokens - len(path.tokens)
 
-    async def ask(self, ask: Ask) -> Generation:
-        """The continuation, up to the token that closes a call to the environment, if there is one.
+    async def generate(
+        self,
+        path: Path,
+        *,
+        seed: int | None = None,
+        max_tokens: int | None = None,
+        stop: Sequence[str] = (),
+        greedy: bool = False,
+        temperature: float | None = None,
+        n_top_logprobs: int = 0,
+        n_entropy: int = 0,
+    ) -> Generation:
+        """Return a continuation of `path`, up to the token that closes a call to the environment, if there is one.
+
+        Args:
+            path: the response so far.
+            seed: seed of the sampling.
+            max_tokens: largest number of tokens; None for as many as the response may still have.
+            stop: texts that end the continuation, beside the environment's.
+            greedy: take the most likely tokens instead of sampled ones.
+            temperature: another temperature than the prompt's.
+            n_top_logprobs, n_entropy: see `GenerationRequest`.
 
         Raises:
             RuntimeError: the engine returned no token.
         """
-        left, turn = self.tokens_left(ask.path), ask.path.tokens[ask.path.turn :]
-        sampling = Sampling(temperature=0) if ask.greedy else self.sampling
-        generation = await self.engine.generate(
-            [*self.tree.prompt_ids, *ask.path.tokens],
-            max_tokens=left if ask.max_tokens is None else min(left, ask.max_tokens),
+        left, turn = self.tokens_left(path), path.tokens[path.turn :]
+        sampling = Sampling(temperature=0) if greedy else self.sampling
+        request = GenerationRequest(
+            [*self.tree.prompt_ids, *path.tokens],
+            max_tokens=left if max_tokens is None else min(left, max_tokens),
             stop_token_ids=self.stop_token_ids,
-            stop=[*ask.stop, *self.environment.stops(turn)],
-            temperature=sampling.temperature if ask.temperature is None else ask.temperature,
+            stop=[*stop, *self.environment.stops(turn)],
+            temperature=sampling.temperature if temperature is None else temperature,
             top_p=sampling.top_p,
             top_k=sampling.top_k,
-            seed=ask.seed,
-            n_top_logprobs=ask.n_top_logprobs,
-            n_entropy=ask.n_entropy,
+            seed=seed,
+            n_top_logprobs=n_top_logprobs,
+            n_entropy=n_entropy,
             request_id=self.request_id,
         )
+        generation = await self.engine.generate(request)
         if not generation.token_ids:
-            raise RuntimeError(f"the engine returned no token after {len(ask.path.tokens)} of a response, {left} left")
-        self.requested_tokens += len(generation.token_ids)
-        if call := self.environment.first_call([*turn, *generation.token_ids]):
+            raise RuntimeError(f"the engine returned no token after {len(path.tokens)} of a response, {left} left")
+        if call := self._call_in((*turn, *generation.token_ids)):
             return generation.first(call[0] - len(turn))
         return generation
 
-    async def reply(self, path: Path, info: dict | None = None) -> Segment | str:
-        """What the environment answers to the turn that `path` ends with.
+    async def settle(self, path: Path, notes: Mapping[str, Any] | None = None) -> Continuation:
+        """Return what follows the model's tokens at the end of `path`: the environment's answer to a call that they
+        close, or why the trajectory has ended. With neither, the model goes on in the same turn.
 
-        Returns:
-            its answer as a segment, with `info`; or why the trajectory has ended: `stop` (an end token), `length` (no
-            tokens are left), `call_limit`.
+        Args:
+            path: the response so far.
+            notes: what the viewer shows with the answer.
         """
         turn = path.tokens[path.turn :]
-        call = self.environment.first_call(turn)
-        if call is None:
-            return "stop" if turn and turn[-1] in self.stop_token_ids else "length"
+        if (call := self._call_in(turn)) is None:
+            if turn and turn[-1] in self.stop_token_ids:
+                return Continuation([], path, Ended.STOP)
+            return Continuation([], path, Ended.LENGTH if self.tokens_left(path) < 1 else None)
         if path.calls >= self.environment.call_limit:
-            return "call_limit"
+            return Continuation([], path, Ended.CALL_LIMIT)
         tokens, about = await self.environment.answer(turn, call[1], self.tokens_left(path) - 1)
         self.calls.append(about)
         if not tokens:
-            return "length"
-        return Segment(None, tokens, author=TOOL, info=(info or {}) | about)
+            return Continuation([], path, Ended.LENGTH)
+        answer = Segment(None, tokens, author=TOOL, info=SegmentInfo(call=about, notes=dict(notes or {})))
+        return Continuation([answer], path.then(answer))
+
+    async def advance(self, path: Path, **options: Any) -> Continuation:
+        """Generate after `path`, perhaps let the environment answer, and say whether the trajectory has ended.
+
+        Args:
+            path: the response so far, whose turn has not ended.
+            options: see `generate`. With `n_entropy` the model's segment has entropies.
+        """
+        generation = await self.generate(path, **options)
+        entropies = generation.entropies if options.get("n_entropy") else None
+        segment = Segment(None, generation.token_ids, generation.log_probs, info=SegmentInfo(entropies=entropies))
+        then = await self.settle(path.then(segment))
+        return Continuation([segment, *then.segments], then.path, then.ended)
 
     def waits_for_reply(self, path: Path) -> bool:
-        """Whether a path ends with a call to the environment."""
-        return self.environment.first_call(path.tokens[path.turn :]) is not None
+        """Return whether a path ends with a call to the environment."""
+        return self._call_in(path.tokens[path.turn :]) is not None
 
     def has_ended(self, path: Path) -> bool:
-        """Whether the response can have no more tokens of the model: an end token, or none left."""
+        """Return whether the model can write no more: the response has an end token, or no tokens are left."""
         ended = len(path.tokens) > path.turn and path.tokens[-1] in self.stop_token_ids
         return ended or self.tokens_left(path) < 1
 
     async def finish(
         self, path: Path, seed: int, temperature: float | None = None, n_entropy: int = 0
     ) -> list[Segment]:
-        """Ordinary sampling from `path` to the end of the trajectory, turn by turn; the segments are not yet placed.
+        """Return the segments of ordinary sampling from `path` to the end of the trajectory, turn by turn. They are
+        not yet in the tree.
 
         Args:
-            seed: of the first turn; those of later turns follow from it.
-            n_entropy: if not 0, the model's segments have `entropies` in their `info`, one for each token.
+            path: the response so far.
+            seed: seed of the first turn; the seeds of later turns are derived from it.
+            temperature: another temperature than the prompt's.
+            n_entropy: if not 0, the model's segments have an entropy for each token.
         """
         segments: list[Segment] = []
-        ask = Ask(path, seed, temperature=temperature, n_entropy=n_entropy)
-        path = await self._finish_turn(ask, segments)
-        while not isinstance(reply := await self.reply(path), str):
-            segments.append(reply)
-            path = path.then(reply)
-            path = await self._finish_turn(replace(ask, path=path, seed=derived_seed(seed, path.calls)), segments)
-        return segments
-
-    async def _finish_turn(self, ask: Ask, segments: list[Segment]) -> Path:
-        # a text that would have closed a tag begun before may end a request without closing it
-        while not self.has_ended(ask.path) and not self.waits_for_reply(ask.path):
-            generation = await self.ask(ask)
-            info = {"entropies": generation.entropies} if ask.n_entropy else {}
-            segments.append(Segment(None, generation.token_ids, generation.log_probs, info=info))
-            ask = replace(ask, path=ask.path.then(segments[-1]), seed=derived_seed(ask.seed, "goes on"))
-        return ask.path
+        of_request, then = seed, await self.settle(path)
+        while True:
+            segments += then.segments
+            if then.ended is not None:
+                return segments
+            if then.path.calls > path.calls:
+                of_request = derived_seed(seed, then.path.calls)
+            elif then.segments:
+                # a text that would have closed a tag begun before may end a request without closing it
+                of_request = derived_seed(of_request, "goes on")
+            path = then.path
+            then = await self.advance(path, seed=of_request, temperature=temperature, n_entropy=n_entropy)
 
 
 # scores a response: (its tokens, fields that replace some of the prompt's extra_info) -> reward
@@ -229,8 +268,8 @@ class BranchPolicy(ABC):
 
     part: Tree  # its registration
 
-    # names of further fields of the rows -> (key of a segment's info, value of a token without it); see `row_fields`
-    fields: dict[str, tuple[str, float | int]] = {}
+    # token fields that the rows have beside segment ids: those of `SegmentInfo.fields`
+    fields: tuple[TokenField, ...] = ()
 
     @classmethod
     @abstractmethod
@@ -245,11 +284,11 @@ class BranchPolicy(ABC):
             ValueError: what is wrong with the policy's own keys; names the key.
         """
 
-    def of_prompt(self, prompt: dict[str, Any], score: Score | None) -> "BranchPolicy":
-        """The policy for one prompt, which the trainer may have sent settings with: it takes them out of `prompt`.
+    def for_task(self, task: PromptTask, score: Score | None) -> "BranchPolicy":
+        """Return the policy for one prompt, which follows the trainer's settings.
 
         Args:
-            prompt: the row of the data set with `global_steps` and what components attached.
+            task: the prompt and its settings.
             score: the reward loop; None where rewards are not computed during the rollout.
         """
         return self

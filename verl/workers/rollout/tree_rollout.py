@@ -2,7 +2,8 @@
 
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -11,12 +12,19 @@ from verl.experimental.agent_loop.single_turn_agent_loop import SingleTurnAgentL
 from verl.utils.config import omega_conf_to_dataclass
 
 from verl.workers.config.explore import parts_of
-from verl.workers.rollout.engines.interface import Generation, RolloutEngine, end_of_sequence_ids, generation_config_of
+from verl.workers.rollout.engines.interface import (
+    Generation,
+    GenerationRequest,
+    RolloutEngine,
+    end_of_sequence_ids,
+    generation_config_of,
+)
 from verl.workers.rollout.environment import NO_ENVIRONMENT, Environment, Tools
+from verl.workers.rollout.prompt_task import PromptTask
 from verl.workers.rollout.tools.protocol import Protocol
 from verl.workers.rollout.tools.tool_box import ToolBox, try_tools
 from verl.workers.rollout.trajectory_tree import (
-    OCCURRENCE,
+    SEGMENT_IDS,
     TOOL,
     TOOL_FAULTS,
     TREE,
@@ -26,8 +34,6 @@ from verl.workers.rollout.trajectory_tree import (
 )
 from verl.workers.rollout.tree_builder import BranchPolicy, Sampling, Score, grow, policy_class
 from verl.workers.rollout.weight_versions import WeightVersions
-
-SEGMENT_IDS = "segment_ids"
 
 
 class TrajectoryOutput(AgentLoopOutput):
@@ -71,25 +77,22 @@ class TreeRollout:
         return self.environment is not NO_ENVIRONMENT
 
     async def run(
-        self, prompt: dict[str, Any], n: int, sampling_params: dict[str, Any], plain: bool = False
+        self, task: PromptTask, n: int, sampling_params: dict[str, Any], plain: bool = False
     ) -> list[TrajectoryOutput]:
-        """The trajectories of a prompt, 1 to n.
+        """Return the trajectories of a prompt, 1 to n.
 
         Args:
-            prompt: the row of the data set (`raw_prompt`, `index`, …) with `uid`, `global_steps`, and what the
-                trainer's components attached.
-            n: how many trajectories.
+            task: the prompt and its settings.
+            n: number of trajectories.
             sampling_params: temperature, top_p, top_k, … of ordinary sampling.
-            plain: n independent ones, as in validation, whatever the policy.
+            plain: n independent ones, as in validation, whatever the policy, and at the plain temperature.
 
         Requests to the engine have the prompt's `uid` as their `request_id`: they go to one server, which is given
         back when this has ended.
         """
         started = time.perf_counter()
-        prompt_ids = list(await self.agent_loop.ct_build_initial_tokens(list(prompt["raw_prompt"])))
-        # takes the trainer's settings out of the prompt in any case: what is left is stored with every row
-        policy = self.policy.of_prompt(prompt, self._score(prompt, prompt_ids))
-        policy = self.plain if plain else policy
+        prompt_ids = list(await self.agent_loop.ct_build_initial_tokens(list(task.row["raw_prompt"])))
+        policy = self.plain if plain else self.policy.for_task(task, self._score(task.row, prompt_ids))
         engine = GroupEngine(self.engine, sampling_params)
         tree = await grow(
             engine,
@@ -101,24 +104,24 @@ class TreeRollout:
             max_tokens=self.response_tokens(len(prompt_ids)),
             stop_token_ids=self.stop_token_ids,
             vocab_size=len(self.tokenizer),
-            seed=self.seed_of(prompt),
-            request_id=prompt["uid"],
+            seed=self.seed_of(task),
+            request_id=task.row["uid"],
         )
         tree.metrics |= {"tokens_generated": float(engine.tokens)} | engine.versions.metrics()
         outputs = rows_of(tree, policy, engine.versions, time.perf_counter() - started)
         for output in outputs:
             if output.reward_score is not None:
                 output.extra_fields["reward_extra_info"] = dict(self.about_dropped)
-        outputs[0].extra_fields |= policy.about_tree(tree) | self._about_group(tree, prompt)
+        outputs[0].extra_fields |= policy.about_tree(tree) | self._about_group(tree, task.step)
         return outputs
 
-    def seed_of(self, prompt: dict[str, Any]) -> int:
+    def seed_of(self, task: PromptTask) -> int:
         """Depends on the run's seed, the training step, the row (its `index`, which may be missing, and its text), and
         how often the step has had this row before."""
         seed = self.config.actor_rollout_ref.rollout.seed
-        row = f"{prompt.get('index')} {list(prompt.get('raw_prompt', ()))}"
-        again = int(prompt.get(OCCURRENCE, 0))
-        return random.Random(f"{seed} {prompt.get('global_steps')} {row}{f' {again}' if again else ''}").getrandbits(31)
+        row = f"{task.row.get('index')} {list(task.row.get('raw_prompt', ()))}"
+        again = task.settings.occurrence
+        return random.Random(f"{seed} {task.step} {row}{f' {again}' if again else ''}").getrandbits(31)
 
     def response_tokens(self, prompt_tokens: int) -> int:
         """Tokens that a response may have, as upstream's server counts them."""
@@ -129,7 +132,7 @@ class TreeRollout:
             raise ValueError(f"a prompt of {prompt_tokens} tokens leaves none for a response in a context of {context}")
         return tokens
 
-    def _score(self, prompt: dict[str, Any], prompt_ids: list[int]) -> Score | None:
+    def _score(self, prompt: Mapping[str, Any], prompt_ids: list[int]) -> Score | None:
         if self.compute_score is None:
             return None
 
@@ -143,19 +146,18 @@ class TreeRollout:
                 extra_fields={},
             )
             info = {**(prompt.get("extra_info") or {}), **about}
-            await self.compute_score([output], prompt | {"session_id": 0, "extra_info": info})
+            await self.compute_score([output], {**prompt, "session_id": 0, "extra_info": info})
             return output.reward_score
 
         return score
 
-    def _about_group(self, tree: TrajectoryTree, prompt: dict[str, Any]) -> dict[str, Any]:
+    def _about_group(self, tree: TrajectoryTree, step: int) -> dict[str, Any]:
         """Metrics, the tools' own faults, and the tree in the steps in which the trainer writes it down."""
         about = {TREE_METRICS: tree.metrics}
-        if faults := {
-            segment.info["tool"]: segment.info["fault"] for segment in tree.segments if "fault" in segment.info
-        }:
+        calls = [segment.info.call for segment in tree.segments if segment.info.call]
+        if faults := {call["tool"]: call["fault"] for call in calls if "fault" in call}:
             about[TOOL_FAULTS] = faults
-        return about | ({TREE: tree.to_json()} if writes_trees(self.config, int(prompt["global_steps"])) else {})
+        return about | ({TREE: tree.to_json()} if writes_trees(self.config, step) else {})
 
 
 def environment_of(config, tokenizer) -> Environment:
@@ -186,10 +188,12 @@ def rows_of(
     versions, rows = versions or WeightVersions(), []
     for leaf, tokens, mask, log_probs in columns:
         path = [(i, tree.segments[i]) for i in tree.path(leaf)]
-        calls = [segment.info for _, segment in path if segment.author == TOOL]
-        fields = {SEGMENT_IDS: [i for i, segment in path for _ in segment.token_ids]}
-        for name, (key, default) in policy.fields.items():
-            fields[name] = [segment.info.get(key, default) for _, segment in path for _ in segment.token_ids]
+        calls = [segment.info.call or {} for _, segment in path if segment.author == TOOL]
+        fields = {SEGMENT_IDS.name: [i for i, segment in path for _ in segment.token_ids]}
+        for need in policy.fields:
+            fields[need.name] = [
+                segment.info.fields.get(need.name, need.unsent) for _, segment in path for _ in segment.token_ids
+            ]
         rows.append(
             TrajectoryOutput(
                 prompt_ids=tree.prompt_ids,
@@ -209,7 +213,7 @@ def rows_of(
     return rows
 
 
-class GroupEngine:
+class GroupEngine(RolloutEngine):
     """A group's engine: it counts the tokens it made, remembers their weights' versions, and passes the sampler's
     settings of the group's prompt on with every request.
 
@@ -222,8 +226,8 @@ class GroupEngine:
         extra_args = (sampling_params or {}).get("extra_args")
         self.extra = {"extra_args": extra_args} if extra_args else {}
 
-    async def generate(self, prompt_ids, **options) -> Generation:
-        generation = await self.engine.generate(prompt_ids, **options, **self.extra)
-        self.versions.add(prompt_ids, generation)
+    async def generate(self, request: GenerationRequest) -> Generation:
+        generation = await self.engine.generate(replace(request, **self.extra))
+        self.versions.add(request.prompt_ids, generation)
         self.tokens += len(generation.token_ids)
         return generation

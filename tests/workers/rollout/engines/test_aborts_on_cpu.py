@@ -6,7 +6,7 @@ millisecond, until it is paused, or all at once before anybody reads them.
 
 import asyncio
 import inspect
-from types import SimpleNamespace
+import time
 
 import numpy as np
 import pytest
@@ -19,7 +19,7 @@ from vllm.v1.engine import EngineCoreOutput, EngineCoreRequest, FinishReason  # 
 from vllm.v1.engine.output_processor import OutputProcessor, RequestOutputCollector  # noqa: E402
 from vllm.v1.outputs import LogprobsLists  # noqa: E402
 
-from verl.workers.rollout.engines.top_logprobs_server import TopLogprobsServer  # noqa: E402
+from tests.workers.rollout.engines.rollout_server import make_server  # noqa: E402
 
 TEXT = "abcdefgh" * 4
 TOP = [(70, -0.5), (71, -1.0), (72, -2.0)]  # of every step; the sampled token is less likely than these
@@ -87,27 +87,32 @@ class Engine:
 
 
 @pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory):
+def model_folder(tmp_path_factory):
+    return str(write_tiny_model(tmp_path_factory.mktemp("model")))
+
+
+@pytest.fixture(scope="module")
+def tokenizer(model_folder):
     from transformers import AutoTokenizer
 
-    return AutoTokenizer.from_pretrained(write_tiny_model(tmp_path_factory.mktemp("model")))
+    return AutoTokenizer.from_pretrained(model_folder)
 
 
 @pytest.fixture
-def server(tokenizer):
-    """Upstream's server without its constructor, which wants Ray and GPUs."""
-    from verl.workers.rollout.replica import RolloutMode
+def engine(tokenizer):
+    return Engine(tokenizer)
 
-    made = TopLogprobsServer.__new__(TopLogprobsServer)
-    sizes = {"max_model_len": 512, "prompt_length": 64, "response_length": 448}
-    made.config = SimpleNamespace(**sizes, full_determinism=False, enable_rollout_routing_replay=False, mtp=None)
-    made.config.get = lambda key, default=None: getattr(made.config, key, default)
-    made.model_config = SimpleNamespace(processor=None, lora_rank=0, lora={}, tokenizer=tokenizer)
-    made._disaggregation_role, made.replica_rank, made.node_rank, made.global_steps = "null", 0, 0, 7
-    made._submission_paused, made._rejecting, made._admitting, made._resume_event = False, False, 0, asyncio.Event()
-    made.rollout_mode = RolloutMode.HYBRID
-    made.engine = Engine(tokenizer)
-    return made
+
+@pytest.fixture
+def routing_replay() -> bool:
+    return False
+
+
+@pytest.fixture
+def server(monkeypatch, model_folder, engine, routing_replay):
+    server = make_server(monkeypatch, model_folder, enable_rollout_routing_replay=routing_replay)
+    server.engine = engine
+    return server
 
 
 def ask(server, n=2, **params):
@@ -131,8 +136,7 @@ def test_the_server_sees_two_outputs_of_a_response(server, tokenizer):
 
 
 @pytest.mark.parametrize("chosen_is_likely", [False, True])
-def test_what_comes_before_anybody_reads_is_whole(server, tokenizer, monkeypatch, chosen_is_likely):
-    engine = server.engine._engine
+def test_what_comes_before_anybody_reads_is_whole(server, engine, monkeypatch, chosen_is_likely):
     if chosen_is_likely:  # then it is in vLLM's report twice
         engine.tokens = [TOP[0][0]] * 20
         monkeypatch.setitem(globals(), "SAMPLED", TOP[0][1])
@@ -142,8 +146,8 @@ def test_what_comes_before_anybody_reads_is_whole(server, tokenizer, monkeypatch
     complete(output, engine.tokens[:20])
 
 
+@pytest.mark.parametrize("routing_replay", [True])
 def test_the_experts_of_all_tokens_come_with_an_output_that_holds_all(server, tokenizer):
-    server.config.enable_rollout_routing_replay = True
     complete(asyncio.run(ask(server)), tokenizer.encode(TEXT)[:20])
     assert server.engine.outputs == 20
 
@@ -155,30 +159,34 @@ def test_a_stop_text_ends_with_the_token_that_completes_it(server, tokenizer):
     assert output.stop_reason == "completed"
 
 
-def test_a_request_that_nobody_waits_for_is_cancelled_in_the_engine(server):
+def test_a_request_that_nobody_waits_for_is_cancelled_in_the_engine(server, engine):
     async def given_up():
         params = {"logprobs": True, "n_top_logprobs": 2, "max_tokens": 30}
         request = {"prompt_ids": [1, 2], "sampling_params": params, "request_id": "request"}
         await server.submit("worker", [(0, request)])
-        while len(server.engine.output_processor.request_states) == 0 or server._admitting:
+        while engine.outputs == 0:
             await asyncio.sleep(0.001)
         await server.give_up("worker", [0, 1])
-        return await server.collect("worker")
+        answers, calls = await server.collect("worker"), list(engine.calls)
+        started = time.monotonic()
+        await server.abort_all_requests()
+        assert time.monotonic() - started < 5, "the server waits for a request that it counts as being admitted"
+        return answers, calls
 
-    [(number, answer, error)] = asyncio.run(given_up())
+    [(number, answer, error)], calls = asyncio.run(given_up())
     assert (number, answer) == (0, None) and "CancelledError" in error
-    assert server.engine.calls == ["cancelled"] and server._admitting == 0
+    assert calls == ["cancelled"]
     from vllm.v1.engine.async_llm import AsyncLLM
 
     assert "except (asyncio.CancelledError, GeneratorExit):" in inspect.getsource(AsyncLLM.generate)
 
 
-def test_aborted_requests_keep_what_they_have_and_late_ones_wait_for_the_resumption(server, tokenizer):
+def test_aborted_requests_keep_what_they_have_and_late_ones_wait_for_the_resumption(server, engine, tokenizer):
     """As upstream's asynchronous trainers do around a weight sync."""
 
     async def weight_sync():
         running = asyncio.create_task(ask(server))
-        while len(server.engine.output_processor.request_states) == 0 or server._admitting:
+        while engine.outputs == 0:
             await asyncio.sleep(0.001)
         await asyncio.sleep(0.004)
         aborted = await server.abort_all_requests()
@@ -213,12 +221,11 @@ def test_a_request_that_is_aborted_before_its_first_token(server):
 
 
 @pytest.mark.parametrize("offset", range(20))
-def test_a_request_that_is_aborted_after_any_token(server, tokenizer, offset):
+def test_a_request_that_is_aborted_after_any_token(server, engine, tokenizer, offset):
     """Also where the abort comes without a token, right after an output."""
 
     async def weight_sync():
         running = asyncio.create_task(ask(server))
-        engine = server.engine._engine
         while not engine.output_processor.request_states:
             await asyncio.sleep(0)
         state = next(iter(engine.output_processor.request_states.values()))

@@ -7,7 +7,8 @@ import pytest
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from verl.workers.rollout.engines.interface import TransformersEngine, restricted
+from verl.workers.rollout.engines.interface import restricted
+from verl.workers.rollout.engines.local_transformers import TransformersEngine
 from verl.workers.rollout.tree_rollout import GroupEngine
 
 

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from recipe.common.tiny_model import write_tiny_model
 from tests.utils.test_entropy_estimate_on_cpu import slow
 from vllm_patches import cpu_version_name
 
@@ -14,7 +15,8 @@ from verl.workers.rollout.replica import TokenOutput  # noqa: E402
 from verl.workers.rollout.vllm_rollout.vllm_async_server import vLLMHttpServer  # noqa: E402
 from vllm.logprobs import FlatLogprobs  # noqa: E402
 
-from verl.workers.rollout.engines.top_logprobs_server import TopLogprobsEngine, TopLogprobsServer, ranked, top_log_probs  # noqa: E402
+from tests.workers.rollout.engines.rollout_server import make_server  # noqa: E402
+from verl.workers.rollout.engines.top_logprobs_server import ranked, top_log_probs  # noqa: E402
 
 VOCABULARY = 40
 
@@ -47,7 +49,7 @@ class Engine:
     """vLLM's engine, as far as the server sees it: answers with one report."""
 
     def __init__(self):
-        self.asked = []
+        self.asked, self.output_processor = [], SimpleNamespace()
 
     async def generate(self, *, sampling_params, **options):
         self.asked.append(sampling_params)
@@ -55,8 +57,13 @@ class Engine:
         yield SimpleNamespace(outputs=[SimpleNamespace(token_ids=tokens, logprobs=flat)])
 
 
+@pytest.fixture(scope="module")
+def model_folder(tmp_path_factory):
+    return str(write_tiny_model(tmp_path_factory.mktemp("model")))
+
+
 @pytest.fixture
-def server(monkeypatch):
+def server(monkeypatch, model_folder):
     async def generate(self, prompt_ids, sampling_params, request_id, tokens=30, stop=()):
         assert not {"n_top_logprobs", "n_entropy"} & set(sampling_params)
         params = SimpleNamespace(logprobs=0, prompt_logprobs=None, flat_logprobs=False, stop=stop, output_kind=None)
@@ -66,10 +73,9 @@ def server(monkeypatch):
         return TokenOutput(token_ids=token_ids, log_probs=log_probs, extra_fields={})
 
     monkeypatch.setattr(vLLMHttpServer, "generate", generate)
-    made = TopLogprobsServer.__new__(TopLogprobsServer)
-    made.config = SimpleNamespace(enable_rollout_routing_replay=False)
-    made._top_logprobs_engine, made.model_config = TopLogprobsEngine(Engine()), SimpleNamespace(tokenizer=range(VOCABULARY))
-    return made
+    server = make_server(monkeypatch, model_folder)
+    server.engine, server.model_config = Engine(), SimpleNamespace(tokenizer=range(VOCABULARY))
+    return server
 
 
 @pytest.mark.parametrize("n_top_logprobs, n_entropy", [(2, 0), (0, 10), (2, 10), (10, 2), (0, VOCABULARY)])

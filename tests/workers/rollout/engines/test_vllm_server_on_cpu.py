@@ -23,7 +23,7 @@ from tests.configs import composed
 from tests.forked import ray_of_forks
 from tests.workers.rollout.trees.arpo import toy_agent
 from verl.workers.rollout.engines import vllm_server
-from verl.workers.rollout.engines.interface import TransformersEngine
+from verl.workers.rollout.engines.local_transformers import TransformersEngine
 from verl.workers.rollout.engines.request_batching import ExchangeServer
 from verl.workers.rollout.engines.vllm_server import LLMClientEngine
 from verl.workers.rollout.trajectory_tree import TREE, TREE_METRICS

@@ -10,7 +10,7 @@ from omegaconf import OmegaConf
 from recipe.common.tiny_model import TinyModelConfig, make_model
 from tests.workers.rollout.toy_engine import EOS, VOCAB, HashEngine
 from tests.workers.rollout.trees.arpo.toy_agent import TOKENIZER, ToyPolicy, encode, library, library_tools
-from verl.workers.rollout.engines.interface import TransformersEngine
+from verl.workers.rollout.engines.local_transformers import TransformersEngine
 from verl.workers.rollout.trajectory_tree import TOOL
 from verl.workers.rollout.tree_builder import grow, policy_class
 from verl.workers.rollout.trees.eptree import EPTreeKeys, Policy

@@ -13,7 +13,8 @@ from recipe.common.tiny_model import TinyModelConfig, make_model
 from tests.workers.rollout.toy_engine import EOS, VOCAB, HashEngine, Letters
 from tests.workers.rollout.trees.arpo.toy_agent import TOKENIZER, ToyPolicy, encode, library, library_tools
 from verl.trainer.ppo.credit.nodes import SEGMENT_IDS
-from verl.workers.rollout.engines.interface import Generation, TransformersEngine
+from verl.workers.rollout.engines.interface import Generation
+from verl.workers.rollout.engines.local_transformers import TransformersEngine
 from verl.workers.rollout.trajectory_tree import TOOL
 from verl.workers.rollout.tree_builder import grow, policy_class
 from verl.workers.rollout.trees.tree_grpo import Policy, TreeGRPOKeys

@@ -32,12 +32,12 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from verl.trainer.ppo.credit.nodes import DROPPED_STEPS, SEGMENT_IDS, Nodes, batch_nodes
+from verl.trainer.ppo.credit.nodes import SEGMENT_IDS, Nodes, batch_nodes
 from verl.utils.parts import Compares, register_credit
-from verl.utils.token_fields import ContextValue, TokenField
+from verl.utils.token_fields import ContextValue
+from verl.workers.rollout.trajectory_tree import DROPPED_STEPS
+from verl.workers.rollout.trees.hato.config import DRAWS, LOCAL_REWARDS, REWARD_KEYS
 
-LOCAL_REWARDS = TokenField("local_rewards", "R_local of adv_estimator=hato", unsent=0.0)
-DRAWS = TokenField("draws", "adv_estimator=hato", unsent=1)
 # a HATOConfig (verl.workers.rollout.trees.hato.config)
 HATO_SETTINGS: ContextValue = ContextValue("hato_settings", "algorithm.adv_estimator=hato", "the settings under hato")
 MIN_STD = 1e-6
@@ -198,7 +198,7 @@ def batch_credit(
     trees also where another estimator is trained on.
 
     Raises:
-        RuntimeError: nobody gave the segments (`SEGMENT_IDS.given`) or the settings (`HATO_SETTINGS.given`).
+        RuntimeError: nobody gave the segments (`SEGMENT_IDS.bound`) or the settings (`HATO_SETTINGS.bound`).
         ValueError: they have another shape than the mask.
     """
     hato, nodes, outcomes = HATO_SETTINGS.get(), batch_nodes(index, response_mask), token_level_rewards.sum(dim=-1)
@@ -212,12 +212,7 @@ def batch_credit(
     "HATO's notes: each step against its siblings alone, by R = alpha R_local + beta R_path + gamma R_causal",
     compares=Compares.NODES,
     needs=(SEGMENT_IDS, LOCAL_REWARDS, DRAWS, DROPPED_STEPS),
-    values={
-        "hato.verification_threshold": 0.5,
-        "hato.path_reward": "best",
-        "hato.reward_weights": {"alpha": 0.1, "beta": 0.7, "gamma": 0.2},
-        "hato.train_on_local_reward_alone": False,
-    },
+    values={f"hato.{key}": value for key, value in REWARD_KEYS.items()},
 )
 def compute_hato_advantage(
     rewards: torch.Tensor, mask: torch.Tensor, index: np.ndarray, epsilon: float, norm: bool

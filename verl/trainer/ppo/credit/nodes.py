@@ -19,13 +19,8 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from verl.utils.token_fields import TokenField
-
-# no import of core_algos: estimators import this file while core_algos imports them
-# without an id a token is its row's own
-SEGMENT_IDS = TokenField("segment_ids", "this algorithm.adv_estimator", unsent=-1)
-# 1: of a step that the search gave up; a row with such a token has no answer, and reward 0
-DROPPED_STEPS = TokenField("dropped", "the trainer", unsent=0)
+# this module imports no core_algos: estimators import it while core_algos imports them
+from verl.workers.rollout.trajectory_tree import SEGMENT_IDS
 
 
 @dataclass(frozen=True, eq=False)
@@ -166,7 +161,7 @@ def batch_nodes(index: np.ndarray, response_mask: torch.Tensor) -> Nodes:
     """`tree_nodes` of the `SEGMENT_IDS` that the trainer has given; made once, for estimators and metrics alike.
 
     Raises:
-        RuntimeError: nobody gave the segments (`SEGMENT_IDS.given`).
+        RuntimeError: nobody gave the segments (`SEGMENT_IDS.bound`).
         ValueError: they have another shape than the mask.
     """
     segment_ids = SEGMENT_IDS.get()

@@ -10,8 +10,8 @@ import torch
 import transfer_queue as tq
 from tensordict import TensorDict
 
-from verl.trainer.ppo.credit.nodes import DROPPED_STEPS
 from verl.trainer.ppo.v1.padding_rows import is_padding_row
+from verl.workers.rollout.trajectory_tree import DROPPED_STEPS
 
 # columns that the trainer gives to prompts, and upstream copies to their rows: a number that grows with each submitted
 # prompt, and a name that equal prompts share

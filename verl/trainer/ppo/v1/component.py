@@ -1,16 +1,17 @@
 """What a method does in a training step beside upstream's: a component, which the trainer calls at fixed places."""
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 from omegaconf import DictConfig
-from tensordict import TensorDict
 
 from verl.trainer.ppo.v1.batch_rows import BatchRows, Group
 from verl.utils.parts import computed_fields, parts
 from verl.utils.token_fields import ContextValue, TokenField
 from verl.workers.config.explore import parts_of
+from verl.workers.rollout.prompt_task import PromptSettings
 from verl.workers.rollout.trajectory_tree import TrajectoryTree
 
 
@@ -56,8 +57,16 @@ class Component:
 
     # ---- a step ----
 
-    def before_rollout(self, batch: TensorDict, trainer) -> None:
-        """Attach to the prompts what their rollouts must know."""
+    def step_settings(self, trainer) -> PromptSettings:
+        """Return what the rollouts of all prompts of this step must know."""
+        return PromptSettings()
+
+    def prompt_settings(self, problems: Sequence[str]) -> Sequence[PromptSettings] | None:
+        """Return what the rollout of each prompt must know; None for nothing.
+
+        Args:
+            problems: a name for each prompt's problem, the same in every step.
+        """
 
     def on_drop(self, rows: BatchRows) -> None:
         """Look at the rows of groups that are replaced by others and will not be trained on."""

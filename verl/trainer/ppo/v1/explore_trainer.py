@@ -2,7 +2,7 @@
 
 One step, what is added marked with *:
 
-    generate                    * components attach settings to the prompts (`before_rollout`)
+    generate                    * components say what rollouts must know (`step_settings`, `prompt_settings`)
     balance                     * rows in the order of the data; padding rows of two tokens, as many in every mini-batch
     old log-probs, entropies    * components make token fields of the entropies; they go with the rows to the loss
     advantages                  * estimators read what the rollout says of each token (`TokenField`)
@@ -52,6 +52,7 @@ from verl.trainer.ppo.v1.tree_reports import (
     write_records,
 )
 from verl.trainer.ppo.v1.watched_run import WatchedRun
+from verl.utils import tensordict_utils as tu
 from verl.utils.parts import Compares, compares, computed_fields, parts
 from verl.utils.token_fields import FIELDS, TokenField
 from verl.workers.config.prefix_tree import (
@@ -61,7 +62,8 @@ from verl.workers.config.prefix_tree import (
     skips_zero_advantages,
 )
 from verl.workers.rollout.engines.vllm_server import serve_top_logprobs
-from verl.workers.rollout.trajectory_tree import OCCURRENCE, writes_trees
+from verl.workers.rollout.prompt_task import PROMPT_SETTINGS, STEP_SETTINGS, PromptSettings
+from verl.workers.rollout.trajectory_tree import writes_trees
 from verl.workers.utils.field_losses import ppo_loss_with_fields
 from verl_patches.short_padding_rows import shorten_padding_rows
 
@@ -120,10 +122,23 @@ class ExploreMixin(WatchedRun):
         return super()._submit_batch_to_rollout(batch)
 
     def _prepare_rollout(self, batch: TensorDict) -> None:
+        problems = list(batch[PROBLEM])
         # the same problem once more in a step gets other seeds
-        batch[OCCURRENCE] = _column([self._occurrence(problem) for problem in batch[PROBLEM]])
+        of_prompts = [PromptSettings(occurrence=self._occurrence(problem)) for problem in problems]
+        of_step = PromptSettings()
         for component in self.components:
-            component.before_rollout(batch, self)
+            of_step = of_step.merged(component.step_settings(self))
+            if (more := component.prompt_settings(problems)) is not None:
+                of_prompts = [one.merged(other) for one, other in zip(of_prompts, more, strict=True)]
+        tu.assign_non_tensor_data(batch, STEP_SETTINGS, of_step)
+        batch[PROMPT_SETTINGS] = _column(of_prompts)
+
+    def set_temperature(self, temperature: float) -> None:
+        """Let sampling and loss of the next steps have another temperature.
+
+        verl 0.9.1 reads it from the config at the beginning of each phase; this is the trainer's own copy.
+        """
+        self.config.actor_rollout_ref.rollout.temperature = temperature
 
     def _occurrence(self, problem: str) -> int:
         if self.submitted_in != self.global_steps:
@@ -236,7 +251,7 @@ class ExploreMixin(WatchedRun):
         if of_rollout:
             numbers = nodes.of_segments(group.uid, range(len(tree.segments)))
             for segment, node in zip(tree.segments, numbers, strict=True):
-                segment.info |= {"advantage": advantages[node]} if node >= 0 else {}
+                segment.info.notes |= {"advantage": advantages[node]} if node >= 0 else {}
             for component in self.components:
                 component.about_tree(tree, rows, group)
         scores = zip(group.rows, rows.column("rm_scores", group.rows), strict=True)

@@ -9,6 +9,7 @@ the data.
 
 from collections import Counter
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 from transfer_queue import KVBatchMeta
@@ -152,6 +153,14 @@ def buffer_options(trainer) -> dict[str, Any]:
         max_off_policy_strategy=sampler.max_off_policy_strategy,
         sampler_kwargs=sampler.sampler_kwargs,
         refill_fn=trainer._add_prompts_to_generate,
-        filter_groups_metric=trainer._resolve_filter_groups_metric(),
+        filter_groups_metric=_filter_groups_metric(trainer),
         on_drop=on_drop,
     )
+
+
+def _filter_groups_metric(trainer) -> str | None:
+    """Return upstream's, without its warning that it ignores `max_num_gen_batches`, which `TreeBuffer` does not."""
+    config = trainer.config.copy()
+    if config.algorithm.get("filter_groups"):
+        config.algorithm.filter_groups.max_num_gen_batches = 0
+    return type(trainer)._resolve_filter_groups_metric(SimpleNamespace(config=config))

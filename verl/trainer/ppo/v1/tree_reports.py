@@ -3,7 +3,6 @@
 import json
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -92,7 +91,7 @@ def tree_record(tree: TrajectoryTree, step: int, uid: str, rewards: list[float |
         "uid": uid,
         "prompt": tokenizer.decode(tree.prompt_ids),
         "rewards": rewards,
-        "segments": [asdict(segment) for segment in tree.segments],
+        "segments": tree.to_dict()["segments"],
         "leaves": tree.leaves,
         "metrics": tree.metrics,
         "update": update,
@@ -101,7 +100,7 @@ def tree_record(tree: TrajectoryTree, step: int, uid: str, rewards: list[float |
 
 
 def _suppressed_tokens(tree: TrajectoryTree) -> set[int]:
-    return {candidate["token"] for segment in tree.segments for candidate in segment.info.get("suppressed", [])}
+    return {candidate["token"] for segment in tree.segments for candidate in segment.info.notes.get("suppressed", [])}
 
 
 def trees_file(run_dir: str | Path, step: int) -> Path:

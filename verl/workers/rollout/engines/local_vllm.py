@@ -4,7 +4,7 @@ from functools import partial
 from pathlib import Path
 
 from verl.utils.entropy_estimate import entropies_of
-from verl.workers.rollout.engines.interface import Generation, Request, RolloutEngine
+from verl.workers.rollout.engines.interface import Generation, GenerationRequest, RolloutEngine
 from vllm_patches.top_logprobs_without_text import leave_out_text
 
 
@@ -46,7 +46,7 @@ class VLLMEngine(RolloutEngine):
         """Empty the cache of prefixes, so that what comes next is not helped by what was before."""
         await self.engine.reset_prefix_cache()
 
-    async def _generate(self, request: Request) -> Generation:
+    async def generate(self, request: GenerationRequest) -> Generation:
         from vllm import SamplingParams
 
         from verl.workers.rollout.engines.top_logprobs_server import in_two_outputs, ranked, top_log_probs

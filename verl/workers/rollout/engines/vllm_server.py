@@ -13,7 +13,7 @@ from uuid import uuid4
 
 from verl.workers.rollout.replica import RolloutReplicaRegistry
 
-from verl.workers.rollout.engines.interface import Generation, Request, RolloutEngine
+from verl.workers.rollout.engines.interface import Generation, GenerationRequest, RolloutEngine
 from verl.workers.rollout.engines.request_batching import Exchange
 from verl.workers.rollout.tools.protocol import stops_after
 
@@ -104,7 +104,7 @@ class LLMClientEngine(RolloutEngine):
         """All requests of this id have ended."""
         self.servers.release(request_id)
 
-    async def _generate(self, request: Request) -> Generation:
+    async def generate(self, request: GenerationRequest) -> Generation:
         params, stops = _sampling_params(request), list(request.stop)
         top_logprobs, entropies = [] if request.n_top_logprobs else None, [] if request.n_entropy else None
         result, group = Generation([], [], top_logprobs, entropies=entropies), request.request_id or uuid4().hex
@@ -143,7 +143,7 @@ class LLMClientEngine(RolloutEngine):
         return any(stop in text for stop in stops)
 
 
-def _sampling_params(request: Request) -> dict[str, Any]:
+def _sampling_params(request: GenerationRequest) -> dict[str, Any]:
     """Those that all parts of a request have in common."""
     params = {"temperature": request.temperature, "top_p": request.top_p, "top_k": request.top_k}
     params |= {"repetition_penalty": 1.0, "logprobs": True, "stop_token_ids": list(request.stop_token_ids)}

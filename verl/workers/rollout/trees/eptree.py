@@ -108,7 +108,9 @@ class Policy(BranchPolicy):
         """A trajectory that begins with `head`; `key` says which one, for its seed."""
         seed = derived_seed(builder.seed, key)
         rest = await builder.finish(Path.of(head.segments), seed, n_entropy=self.keys.entropy_top_k)
-        entropies = [e for s in rest for e in s.info.pop("entropies", [-math.inf] * len(s.token_ids))]
+        entropies = [e for s in rest for e in s.info.entropies or [-math.inf] * len(s.token_ids)]
+        for segment in rest:
+            segment.info.entropies = None
         return Trajectory([*head.segments, *rest], [*head.entropies, *entropies])
 
     def _choose(self, tree: list[Trajectory], forked: Container, stop_token_ids: list[int]) -> dict:

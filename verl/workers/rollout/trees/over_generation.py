@@ -58,6 +58,6 @@ class Policy(BranchPolicy):
         returned = {i for leaf in tree.leaves for i in tree.path(leaf)}
         for i, segment in enumerate(tree.segments):
             if i not in returned:
-                segment.info["pruned"] = "less diverse"
+                segment.info.notes["pruned"] = "less diverse"
         kept = sum(len(tokens) for tokens in tree.trajectories())
         tree.metrics = {"kept_token_share": kept / sum(map(len, responses)) if any(responses) else 1.0}

@@ -15,7 +15,7 @@ from tests.utils.test_entropy_estimate_on_cpu import slow
 from tests.workers.rollout.toy_engine import EOS, VOCAB, Calls, HashEngine, Letters
 from verl.trainer.checks.hato import hato_config
 from verl.workers.rollout import tree_builder as builder
-from verl.workers.rollout.engines.interface import TransformersEngine
+from verl.workers.rollout.engines.local_transformers import TransformersEngine
 from verl.workers.rollout.environment import NO_ENVIRONMENT
 from verl.workers.rollout.trajectory_tree import TOOL
 from verl.workers.rollout.tree_builder import Sampling

@@ -12,7 +12,7 @@ from recipe.common.tiny_model import TinyModelConfig, make_model, make_tokenizer
 from tests.configs import composed
 from tests.workers.rollout.trees.arpo.toy_agent import TOKENIZER, Library, ToyPolicy
 from verl.trainer.ppo.credit.nodes import DROPPED_STEPS
-from verl.workers.rollout.engines.interface import TransformersEngine
+from verl.workers.rollout.engines.local_transformers import TransformersEngine
 from verl.workers.rollout.trajectory_tree import TOOL, TREE, TREE_METRICS, TrajectoryTree
 from verl.workers.rollout.tree_rollout import SEGMENT_IDS, TreeRollout
 from verl.workers.rollout.trees.hato.config import HATOConfig

@@ -11,7 +11,7 @@ import torch
 from recipe.common.tiny_model import TinyModelConfig, make_model, make_tokenizer
 from tests.workers.rollout.trees.arpo.toy_agent import TOKENIZER, Library, ToyPolicy, encode, library, library_tools
 from verl.workers.rollout import tree_builder as builder
-from verl.workers.rollout.engines.interface import TransformersEngine
+from verl.workers.rollout.engines.local_transformers import TransformersEngine
 from verl.workers.rollout.environment import Tools
 from verl.workers.rollout.tools.protocol import Protocol
 from verl.workers.rollout.trajectory_tree import MODEL, TOOL, Segment

@@ -25,7 +25,8 @@ cpu_version_name.install()
 from verl.workers.rollout.engines.top_logprobs_server import ranked, top_log_probs
 from verl.utils.entropy_estimate import entropies_of
 from verl.workers.rollout.tree_builder import TreeBuilder
-from verl.workers.rollout.engines.interface import Generation, TransformersEngine
+from verl.workers.rollout.engines.interface import Generation
+from verl.workers.rollout.engines.local_transformers import TransformersEngine
 from verl.workers.rollout.trees.latr.config import KTConfig
 from verl.workers.rollout.trees.latr.lookahead import LookaheadTree
 from verl.workers.rollout.trees.latr.policy import TreeGrower

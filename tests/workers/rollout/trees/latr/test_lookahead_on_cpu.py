@@ -12,7 +12,8 @@ import pytest
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from verl.workers.rollout.engines.interface import Generation, RolloutEngine, TransformersEngine
+from verl.workers.rollout.engines.interface import Generation, RolloutEngine
+from verl.workers.rollout.engines.local_transformers import TransformersEngine
 from verl.workers.rollout.tree_builder import TreeBuilder
 from verl.workers.rollout.trees.latr.config import KTConfig
 from verl.workers.rollout.trees.latr.lookahead import LookaheadTree

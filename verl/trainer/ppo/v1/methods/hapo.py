@@ -2,13 +2,12 @@
 
 import torch
 from omegaconf import DictConfig
-from tensordict import TensorDict
 
 from verl.trainer.ppo.v1.component import Component
-from verl.utils import tensordict_utils as tu
 from verl.utils.normalized_entropy import ENTROPY_H, EntropyStatistics, compute_entropy_h, entropy_to_h
 from verl.utils.parts import register_component
-from verl.workers.rollout.trajectory_tree import ADAPTIVE_TEMPERATURE
+from verl.workers.rollout.prompt_task import PromptSettings
+from vllm_patches.tempered_requests import KEY
 
 
 @register_component
@@ -24,10 +23,10 @@ class NormalizedEntropy(Component):
         self.tau = rollout.temperature_tau if rollout.get("adaptive_temperature") else 0.0
         self.statistics: EntropyStatistics | None = None
 
-    def before_rollout(self, batch: TensorDict, trainer) -> None:
-        if self.tau and self.statistics is not None:
-            settings = {"temperature_tau": self.tau, **self.statistics._asdict()}
-            tu.assign_non_tensor_data(batch, ADAPTIVE_TEMPERATURE, settings)
+    def step_settings(self, trainer) -> PromptSettings:
+        if not self.tau or self.statistics is None:
+            return PromptSettings()
+        return PromptSettings(sampler={KEY: {"temperature_tau": self.tau, **self.statistics._asdict()}})
 
     def token_fields(self, entropy: torch.Tensor, mask: torch.Tensor, metrics: dict) -> dict[str, torch.Tensor]:
         if self.tau and self.statistics is not None:

@@ -13,13 +13,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from omegaconf import DictConfig
-from tensordict import TensorDict
 
 from verl.trainer.checks.hato import filters_groups
 from verl.trainer.ppo.credit.hato import (
-    DRAWS,
     HATO_SETTINGS,
-    LOCAL_REWARDS,
     PARTS,
     StepCredit,
     batch_credit,
@@ -27,16 +24,16 @@ from verl.trainer.ppo.credit.hato import (
     sibling_metrics,
     step_credit,
 )
-from verl.trainer.ppo.credit.nodes import DROPPED_STEPS, SEGMENT_IDS, tree_nodes
-from verl.trainer.ppo.v1.batch_rows import PROBLEM, BatchRows, Group
+from verl.trainer.ppo.credit.nodes import SEGMENT_IDS, tree_nodes
+from verl.trainer.ppo.v1.batch_rows import BatchRows, Group
 from verl.trainer.ppo.v1.component import Component, tree_of
-from verl.utils import tensordict_utils as tu
 from verl.utils.parts import register_component
 from verl.utils.token_fields import ContextValue
-from verl.workers.rollout.trajectory_tree import TREE_METRICS, TrajectoryTree
-from verl.workers.rollout.trees.hato.config import HATOConfig
+from verl.workers.rollout.prompt_task import PromptSettings
+from verl.workers.rollout.trajectory_tree import DROPPED_STEPS, TREE_METRICS, TrajectoryTree
+from verl.workers.rollout.trees.hato.config import DRAWS, LOCAL_REWARDS, HATOConfig
 from verl.workers.rollout.trees.hato.metrics import ReferencePaths, calibration_error, novelty, rdi
-from verl.workers.rollout.trees.hato.policy import HATO_STEPS, MAX_NODES, SETTINGS
+from verl.workers.rollout.trees.hato.policy import HATO_STEPS
 from verl.workers.rollout.trees.hato.search import temperature_at, ucb_grants
 from verl.workers.rollout.trees.hato.value_model import pack, value_model_of
 
@@ -80,7 +77,7 @@ class HATOCredit(Component):
         nodes = credit.nodes.of_segments(group.uid, range(len(tree.segments)))
         for segment, node in zip(tree.segments, nodes, strict=True):
             if node >= 0:
-                segment.info |= {f"R_{name}": getattr(credit, name)[node].item() for name in PARTS}
+                segment.info.notes |= {f"R_{name}": getattr(credit, name)[node].item() for name in PARTS}
 
 
 def _mean_over_trees(of_nodes: torch.Tensor, trees: torch.Tensor) -> float:
@@ -157,6 +154,7 @@ class HATOSearch(Component):
         self.hato = HATOConfig.from_dict(config.hato)
         self.value_model = value_model_of(self.hato, config.actor_rollout_ref.rollout.seed)
         self.record: dict[str, tuple[int, float]] = {}
+        self.temperature = config.actor_rollout_ref.rollout.temperature
         self.dropped: list[Visit] = []  # since the last batch
         self._packed: bytes | None = None  # the value model as it is
         self.n_learnt = 0  # batches it has learnt from in this run: one for each update, of which a step may have more
@@ -165,18 +163,21 @@ class HATOSearch(Component):
     def wanted(cls, config: DictConfig) -> bool:
         return tree_of(config) == "hato"
 
-    def before_rollout(self, batch: TensorDict, trainer) -> None:
+    def step_settings(self, trainer) -> PromptSettings:
         progress = (trainer.global_steps - 1) / trainer.total_training_steps
-        temperature = temperature_at(progress, self.hato.exploration)
+        self.temperature = temperature_at(progress, self.hato.exploration)
         # the policy that the loss sees is the one that is sampled
-        self.config.actor_rollout_ref.rollout.temperature = temperature
+        trainer.set_temperature(self.temperature)
         if self._packed is None:
             state = self.value_model.state_dict()
             self._packed = pack({name: value for name, value in state.items() if name != "optimizer"})
-        settings = {"learnt": self.n_learnt, "temperature": temperature, "value_model": self._packed}
-        tu.assign_non_tensor_data(batch, SETTINGS, settings)
-        if self.hato.exploration.nodes_per_tree:
-            batch[MAX_NODES] = torch.tensor(self.shared_nodes(list(batch[PROBLEM])))
+        learnt = {"learnt": self.n_learnt, "temperature": self.temperature, "value_model": self._packed}
+        return PromptSettings(tree=learnt)
+
+    def prompt_settings(self, problems: Sequence[str]) -> Sequence[PromptSettings] | None:
+        if not self.hato.exploration.nodes_per_tree:
+            return None
+        return [PromptSettings(tree={"max_nodes": nodes}) for nodes in self.shared_nodes(problems)]
 
     def shared_nodes(self, problems: Sequence[str]) -> list[int]:
         """So many nodes for each problem's tree: `nodes_per_tree` on average, from 2 to `max_nodes`.
@@ -208,7 +209,7 @@ class HATOSearch(Component):
         dropped, self.dropped = self.dropped, []
         metrics |= {"hato/trees_kept": len(kept), "hato/trees_dropped": len(dropped)}
         metrics["tree/tokens_generated"] += sum(visit.tokens for visit in dropped) / len(kept)
-        metrics["hato/temperature"] = self.config.actor_rollout_ref.rollout.temperature
+        metrics["hato/temperature"] = self.temperature
         if self.hato.tree.train_dropped:
             answers = [row for row in rows.real if rows.has_answer[row]]
             metrics["hato/answer_score"] = rows.rewards.sum(-1)[answers].mean().item()

@@ -1,13 +1,13 @@
 """LATR in the trainer: thresholds that follow what became of the last step's branches."""
 
 from omegaconf import DictConfig
-from tensordict import TensorDict
 from verl.utils.config import omega_conf_to_dataclass
 
 from verl.trainer.ppo.v1.batch_rows import BatchRows
 from verl.trainer.ppo.v1.component import Component, tree_of
-from verl.utils import tensordict_utils as tu
+from verl.trainer.ppo.v1.tree_reports import tree_metrics
 from verl.utils.parts import register_component
+from verl.workers.rollout.prompt_task import PromptSettings
 from verl.workers.rollout.trees.latr.schedule import TIGHTENED_STEPS, next_tightened_steps
 
 
@@ -29,13 +29,13 @@ class ThresholdScheduler(Component):
     def wanted(cls, config: DictConfig) -> bool:
         return tree_of(config) == "latr"
 
-    def before_rollout(self, batch: TensorDict, trainer) -> None:
-        if self.tightened_steps:
-            tu.assign_non_tensor_data(batch, TIGHTENED_STEPS, self.tightened_steps)
+    def step_settings(self, trainer) -> PromptSettings:
+        return PromptSettings(tree={TIGHTENED_STEPS: self.tightened_steps})
 
     def after_advantage(self, rows: BatchRows, metrics: dict) -> None:
-        if self.kt.enable_param_scheduler and "tree/suppress_ratio" in metrics:
-            ratios = metrics["tree/suppress_ratio"], metrics["tree/empty_branch_ratio"]
+        means = tree_metrics(rows)
+        if self.kt.enable_param_scheduler and "tree/suppress_ratio" in means:
+            ratios = means["tree/suppress_ratio"], means["tree/empty_branch_ratio"]
             self.tightened_steps = next_tightened_steps(self.kt, self.tightened_steps, *ratios)
             metrics["tree/tightened_steps"] = self.tightened_steps
 

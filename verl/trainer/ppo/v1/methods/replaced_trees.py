@@ -19,9 +19,7 @@ class ReplacedTrees(Component):
     def replay_buffer(self, trainer) -> TreeBuffer | None:
         if trainer.trainer_mode != "sync":
             return None  # that of all asynchronous runs
-        filters = trainer.config.algorithm.filter_groups
-        bound, filters.max_num_gen_batches = filters.get("max_num_gen_batches", 0), 0  # upstream warns of ignoring it
+        bound = trainer.config.algorithm.filter_groups.get("max_num_gen_batches", 0)
         options = buffer_options(trainer)
-        filters.max_num_gen_batches = bound
         batch_size = trainer.config.data.train_batch_size
         return TreeBuffer(**options, train_batch_size=batch_size, gen_batch_size=1, max_num_gen_batches=bound)

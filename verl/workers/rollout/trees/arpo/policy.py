@@ -23,8 +23,8 @@ from verl.utils.parts import register_tree
 from verl.workers.config.keys import ROLLOUT, check_log_probs
 from verl.workers.rollout.environment import NO_ENVIRONMENT
 from verl.workers.rollout.tools.protocol import stops_after
-from verl.workers.rollout.trajectory_tree import Segment
-from verl.workers.rollout.tree_builder import Ask, BranchPolicy, Path, TreeBuilder, derived_seed
+from verl.workers.rollout.trajectory_tree import Segment, SegmentInfo
+from verl.workers.rollout.tree_builder import BranchPolicy, Ended, Path, TreeBuilder, derived_seed
 from verl.workers.rollout.trees.arpo.branching import BRANCH_POLICIES, dynamic_initial_rollouts
 from verl.workers.rollout.trees.arpo.budget import BranchBudget, Key
 from verl.workers.rollout.trees.arpo.config import ARPOConfig
@@ -78,18 +78,19 @@ class Trajectory:
         key: who it is.
         leaf: its last segment.
         path: its tokens so far.
-        turns: that have ended, those before a fork included.
-        decided: turns at which it last decided about a fork; a branch does not decide again where it left.
-        consecutive: forks in a row on its path.
-        base: entropy after the prompt; None before it is known.
-        may_fork: not where it fills up the group.
+        turns: number of finished turns, including those before a fork.
+        decided_at_turn: the turn after which this trajectory last decided whether to fork. A new branch inherits it, so
+            that it does not decide again at the same turn.
+        consecutive: number of forks in a row on its path.
+        base: entropy after the prompt; None before it has been measured.
+        may_fork: whether it may fork; one that only fills up the group may not.
     """
 
     key: Key
     leaf: int | None = None
     path: Path = Path()
     turns: int = 0
-    decided: int = 0
+    decided_at_turn: int = 0
     consecutive: int = 0
     base: float | None = None
     may_fork: bool = True
@@ -103,7 +104,7 @@ class ForkingTrajectories:
         self.builder, self.n, self.config, self.text_of, self.tree = builder, n, config, text_of, builder.tree
         self.has_tools = builder.environment is not NO_ENVIRONMENT
         self.turn_limit = builder.environment.call_limit if self.has_tools else config.turn_limit
-        self.ended: dict[Key, tuple[Trajectory, str]] = {}
+        self.ended: dict[Key, tuple[Trajectory, Ended]] = {}
         self.counts: Counter[str] = Counter()
         self.seen: defaultdict[str, list[float]] = defaultdict(list)
         self.budget: BranchBudget | None = None
@@ -173,7 +174,7 @@ class ForkingTrajectories:
         if forks:
             for branch in range(self.config.beam_size - 1):
                 key = (*at.key, at.turns, branch)
-                self.waiting[key] = replace(at, key=key, decided=at.turns, consecutive=consecutive)
+                self.waiting[key] = replace(at, key=key, decided_at_turn=at.turns, consecutive=consecutive)
         self.budget.decide(at.key, at.turns, forks)
         return consecutive
 
@@ -193,18 +194,15 @@ class ForkingTrajectories:
     # -- one trajectory --
 
     async def _run_trajectory(self, at: Trajectory) -> None:
-        why = None
-        while why is None:
-            at, paused = await self._turn(at)
-            if paused:
+        ended = None
+        while ended is None:
+            at = await self._turn(at)
+            then = await self.builder.settle(at.path, {"key": list(at.key)})
+            for answer in then.segments:
+                at = self._add(at, answer)
+            if (ended := then.ended) is None:
                 at = replace(at, turns=at.turns + 1)
-                continue
-            reply = await self.builder.reply(at.path, {"key": list(at.key)})
-            if isinstance(reply, str):
-                why = reply
-            else:
-                at = replace(self._add(at, reply), turns=at.turns + 1)
-        self.ended[at.key] = at, why
+        self.ended[at.key] = at, ended
         if self.budget is not None and at.may_fork:
             self.budget.leave(at.key)
             self._grow_on()
@@ -212,30 +210,27 @@ class ForkingTrajectories:
     def _add(self, at: Trajectory, segment: Segment) -> Trajectory:
         return replace(at, leaf=self.tree.add(replace(segment, parent=at.leaf)), path=at.path.then(segment))
 
-    async def _turn(self, at: Trajectory) -> tuple[Trajectory, bool]:
-        """What the model writes up to a tool's closing tag, a pause without tools, its end, or the last token.
-
-        Returns:
-            the trajectory with the turn, and whether it has only paused.
-        """
+    async def _turn(self, at: Trajectory) -> Trajectory:
+        """Return the trajectory with what the model writes up to a tool's closing tag, a pause without tools, its end,
+        or the last token."""
         pauses = not self.has_tools and self.config.branch_policy != "never" and at.turns < self.turn_limit
         left = self.builder.tokens_left(at.path)
         left = min(left, self.config.max_turn_tokens) if pauses else left
-        looks = self.config.branch_policy != "never" and at.may_fork and (at.base is None or at.turns > at.decided)
+        undecided = at.base is None or at.turns > at.decided_at_turn
+        looks = self.config.branch_policy != "never" and at.may_fork and undecided
         state, path, part = at, at.path, 0
         tokens: list[int] = []
         log_probs: list[float] = []
         while True:
             first = looks and part == 0
             limit = min(self.config.entropy_tokens, left) if first else left - len(tokens)
-            ask = Ask(
+            generation = await self.builder.generate(
                 path,
-                derived_seed(self.builder.seed, "tokens", at.key, at.turns, part),
-                limit,
-                tuple(stops_after(self.text_of(tokens), [self.config.turn_delimiter])) if pauses else (),
+                seed=derived_seed(self.builder.seed, "tokens", at.key, at.turns, part),
+                max_tokens=limit,
+                stop=stops_after(self.text_of(tokens), [self.config.turn_delimiter]) if pauses else (),
                 n_entropy=self.config.entropy_top_k if first else 0,
             )
-            generation = await self.builder.ask(ask)
             tokens, log_probs = [*tokens, *generation.token_ids], [*log_probs, *generation.log_probs]
             path = path.then(Segment(None, generation.token_ids))
             if first:
@@ -245,8 +240,7 @@ class ForkingTrajectories:
                 break
             if pauses and self.config.turn_delimiter in self.text_of(tokens):
                 break
-        at = self._add(at, Segment(None, tokens, log_probs, info={"key": list(at.key)}))
-        return at, pauses and not self.builder.has_ended(at.path)
+        return self._add(at, Segment(None, tokens, log_probs, info=SegmentInfo(notes={"key": list(at.key)})))
 
     def _look(self, at: Trajectory, entropy: float) -> Trajectory:
         """The state before a turn, after the first tokens of the turn have been seen."""
@@ -256,10 +250,10 @@ class ForkingTrajectories:
         self.seen[self._after_turn].append(entropy)
         if self.budget is None:
             self.held.append((at, entropy))
-            return replace(at, decided=at.turns)
+            return replace(at, decided_at_turn=at.turns)
         consecutive = self._decide(at, entropy)
         self._grow_on()
-        return replace(at, decided=at.turns, consecutive=consecutive)
+        return replace(at, decided_at_turn=at.turns, consecutive=consecutive)
 
     def _metrics(self) -> dict[str, float]:
         """Of the group; a shared token counts once, except in `tool_calls_per_trajectory`."""
@@ -271,10 +265,10 @@ class ForkingTrajectories:
             "filled": self.counts["filled"],
             "shared_tokens": 1 - made / held,
             "distinct_trajectories": len({path.tokens for path in ended}),
-            "ended_at_length": fmean(why == "length" for _, why in self.ended.values()),
+            "ended_at_length": fmean(why is Ended.LENGTH for _, why in self.ended.values()),
         }
         if self.has_tools:
             metrics["tool_calls_per_trajectory"] = fmean(path.calls for path in ended)
-            metrics["ended_at_call_limit"] = fmean(why == "call_limit" for _, why in self.ended.values())
+            metrics["ended_at_call_limit"] = fmean(why is Ended.CALL_LIMIT for _, why in self.ended.values())
         metrics |= {name: fmean(values) for name, values in self.seen.items()}
         return {name: float(value) for name, value in metrics.items()}

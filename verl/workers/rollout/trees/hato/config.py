@@ -12,10 +12,14 @@ from omegaconf import DictConfig, OmegaConf
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
+from verl.utils.token_fields import TokenField
 from verl.workers.config.keys import STRICT, read_keys
 from verl.workers.rollout.trees.hato.notes_names import in_our_names
 
 HEURISTIC, REWARD_LOOP = "heuristic", "reward_loop"
+# what rollouts say of each token of a step: R_local, and how often the step was drawn
+LOCAL_REWARDS = TokenField("local_rewards", "R_local of adv_estimator=hato", unsent=0.0)
+DRAWS = TokenField("draws", "adv_estimator=hato", unsent=1)
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -204,3 +208,11 @@ class HATOConfig:
         if isinstance(values, DictConfig):
             values = OmegaConf.to_container(values, resolve=True)
         return read_keys(cls, in_our_names(values, asdict(cls())), "hato")
+
+
+# the keys that credit reads, with their defaults
+REWARD_KEYS = {
+    key: value
+    for key, value in asdict(HATOConfig()).items()
+    if key in ("verification_threshold", "path_reward", "reward_weights", "train_on_local_reward_alone")
+}

@@ -14,8 +14,9 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from verl.workers.rollout.trajectory_tree import DROPPED, MODEL, Segment, TrajectoryTree
+from verl.workers.rollout.trajectory_tree import DROPPED_STEPS, MODEL, Segment, TrajectoryTree
 from verl.workers.rollout.tree_builder import Path
+from verl.workers.rollout.trees.hato.config import DRAWS
 
 OPEN, EXPANDED, LEAF, PRUNED = "open", "expanded", "leaf", "pruned"
 ROOT = 0
@@ -32,6 +33,7 @@ class Step:
         value, uncertainty: V and U, by which the search goes.
         status: `open` (has no children yet), `expanded`, `leaf` (ended), `pruned` (dropped, with all below).
         children: numbers, dropped ones included.
+        n_tokens: number of its tokens, also after they were released.
     """
 
     parent: int | None
@@ -41,6 +43,7 @@ class Step:
     uncertainty: float = 0.0
     status: str = OPEN
     children: list[int] = field(default_factory=list)
+    n_tokens: int = 0
 
 
 class Frontier:
@@ -68,7 +71,7 @@ class Frontier:
 
         Args:
             parent: open or expanded.
-            segments: the step's, in order; the first one's `info["count"]` counts how often it was drawn.
+            segments: the step's, in order; the first one's field `DRAWS` counts how often it was drawn.
             ended: the step ends the path, with an answer or for lack of tokens.
 
         Returns:
@@ -76,14 +79,15 @@ class Frontier:
         """
         above, tokens = self.steps[parent], _tokens_of(segments)
         if self.merges and (same := self._same.get((parent, tokens))) is not None:
-            self.info(same)["count"] += 1
+            self._segments(same)[0].info.fields[DRAWS.name] += 1
             return same
         step = Step(parent, above.depth + 1, value=value, uncertainty=uncertainty)
         at = above.segments[-1] if above.segments else None
         for segment in segments:
             at = self.tree.add(replace(segment, parent=at))
             step.segments.append(at)
-        self.tree.segments[step.segments[0]].info |= {"count": 1, "n_tokens": len(tokens)}
+        step.n_tokens = len(tokens)
+        self._segments_of(step)[0].info.fields[DRAWS.name] = 1
         number = len(self.steps)
         self.steps.append(step)
         above.status = EXPANDED
@@ -120,7 +124,7 @@ class Frontier:
                 self.dropped.append(at)
             self._open.discard(at)
             for segment in segments:
-                segment.info["pruned"] = "dropped by the search"
+                segment.info.notes["pruned"] = "dropped by the search"
             if not self.keeps_tokens:
                 self._release(at)
             self.kept_at_depth[step.depth] -= 1
@@ -144,7 +148,8 @@ class Frontier:
         on_paths = {ROOT}
         for number in chosen:
             for segment in self._segments(number):
-                segment.info |= {DROPPED: 1, "pruned": "dropped by the search, trained as wrong"}
+                segment.info.fields[DROPPED_STEPS.name] = 1
+                segment.info.notes["pruned"] = "dropped by the search, trained as wrong"
             while number not in on_paths:
                 on_paths.add(number)
                 number = self.steps[number].parent
@@ -158,9 +163,9 @@ class Frontier:
         """The problem not counted."""
         return self.kept_at_depth.total()
 
-    def info(self, number: int) -> dict:
-        """What is known of a step, for credit and the viewer."""
-        return self._segments(number)[0].info
+    def draws(self, number: int) -> int:
+        """Return how often a step was drawn."""
+        return int(self._segments(number)[0].info.fields[DRAWS.name])
 
     def written(self, number: int) -> list[int]:
         """The model's tokens of a step; the problem's are the prompt's."""
@@ -169,7 +174,10 @@ class Frontier:
         return [token for segment in self._segments(number) if segment.author == MODEL for token in segment.token_ids]
 
     def _segments(self, number: int) -> list[Segment]:
-        return [self.tree.segments[i] for i in self.steps[number].segments]
+        return self._segments_of(self.steps[number])
+
+    def _segments_of(self, step: Step) -> list[Segment]:
+        return [self.tree.segments[i] for i in step.segments]
 
     def is_kept(self, number: int) -> bool:
         return self.steps[number].status != PRUNED
@@ -206,9 +214,9 @@ class Frontier:
     def metrics(self) -> dict[str, float]:
         """Of the finished tree, as docs/metrics.md explains them; the problem is not a step and is not counted."""
         numbers = range(1, len(self.steps))
-        sizes = [self.info(number)["n_tokens"] for number in numbers]
+        sizes = [self.steps[number].n_tokens for number in numbers]
         kept = [size for number, size in zip(numbers, sizes, strict=True) if self.is_kept(number)]
-        draws = sum(self.info(number)["count"] for number in numbers)
+        draws = sum(self.draws(number) for number in numbers)
         with_children = [len(step.children) for step in self.steps if step.status == EXPANDED]
         return {
             "nodes_made": float(len(numbers)),

@@ -15,20 +15,19 @@ from functools import cached_property
 
 from verl.utils.entropy_estimate import mean_entropy
 from verl.utils.parts import register_tree
+from verl.utils.token_fields import TokenField
 from verl.workers.config.keys import ACTOR, ROLLOUT
 from verl.workers.rollout.engines.interface import gather_or_cancel
-from verl.workers.rollout.trajectory_tree import DROPPED, MODEL, TOOL, Segment, TrajectoryTree
-from verl.workers.rollout.tree_builder import Ask, BranchPolicy, Path, Score, TreeBuilder
-from verl.workers.rollout.trees.hato.config import REWARD_LOOP, HATOConfig
+from verl.workers.rollout.prompt_task import PromptTask
+from verl.workers.rollout.trajectory_tree import DROPPED_STEPS, MODEL, TOOL, Segment, SegmentInfo, TrajectoryTree
+from verl.workers.rollout.tree_builder import BranchPolicy, Continuation, Path, Score, TreeBuilder
+from verl.workers.rollout.trees.hato.config import DRAWS, LOCAL_REWARDS, REWARD_LOOP, HATOConfig
 from verl.workers.rollout.trees.hato.frontier import Frontier
 from verl.workers.rollout.trees.hato.local_reward import LocalReward, Step, local_reward, local_reward_function
 from verl.workers.rollout.trees.hato.search import Expansion, Search
 from verl.workers.rollout.trees.hato.step_features import FEATURES, agreement, step_features
 from verl.workers.rollout.trees.hato.value_model import ValueModel, unpack, value_model_of
 
-# with the prompts: {"learnt", "temperature", "value_model"}, how many batches the value model has learnt from, and the
-# model, packed; and the nodes that a tree may have
-SETTINGS, MAX_NODES = "hato_settings", "hato_max_nodes"
 # in extra_fields of a prompt's first row: {"segments", "features", "values"}, of every step that was kept its segment's
 # id, what the value model saw, and V
 HATO_STEPS = "hato_steps"
@@ -61,7 +60,7 @@ class Policy(BranchPolicy):
         temperature: of sampling; None: the prompt's.
     """
 
-    fields = {"local_rewards": ("local_reward", 0.0), "draws": ("count", 1)}
+    fields: tuple[TokenField, ...] = (LOCAL_REWARDS, DRAWS)
 
     def __init__(
         self,
@@ -75,7 +74,7 @@ class Policy(BranchPolicy):
         self.local_reward, self.decode, self.temperature = local_reward, decode, temperature
         self.learnt = -1  # batches that the value model has learnt from; not the trainer's yet
         if config.tree.train_dropped:
-            self.fields = self.fields | {DROPPED: (DROPPED, 0)}
+            self.fields = (*self.fields, DROPPED_STEPS)
 
     @classmethod
     def from_config(cls, config, tokenizer=None) -> "Policy":
@@ -88,15 +87,17 @@ class Policy(BranchPolicy):
             None if tokenizer is None else tokenizer.decode,
         )
 
-    def of_prompt(self, prompt, score: Score | None) -> "Policy":
-        settings, max_nodes = prompt.pop(SETTINGS, {}), prompt.pop(MAX_NODES, None)
+    def for_task(self, task: PromptTask, score: Score | None) -> "Policy":
+        """Return the policy for a prompt, whose settings may have `learnt` (number of batches that the value model has
+        learnt from), `value_model` (packed), `temperature` and `max_nodes`."""
+        settings = task.settings.tree
         if settings.get("learnt", -1) > self.learnt:
             self.value_model.load_state_dict(unpack(settings["value_model"]))
             self.learnt = settings["learnt"]
         policy = copy.copy(self)
         policy.temperature = settings.get("temperature")
-        if max_nodes is not None:
-            policy.bounds = replace(self.bounds, max_nodes=int(max_nodes))
+        if "max_nodes" in settings:
+            policy.bounds = replace(self.bounds, max_nodes=settings["max_nodes"])
         if self.local_reward is None:
             policy.local_reward = self._by_the_reward_loop(score)
         return policy
@@ -129,14 +130,12 @@ class Policy(BranchPolicy):
         """What the value model learns from: the steps that lead to answers."""
         answers = [leaf for leaf in tree.leaves if not tree.is_dropped(leaf)]
         kept = sorted({i for leaf in answers for i in tree.path(leaf)})
-        steps = {i: tree.segments[i].info for i in kept if "value" in tree.segments[i].info}
+        steps = {i: tree.segments[i].info.for_trainer for i in kept if tree.segments[i].info.for_trainer}
         about = {
             "segments": list(steps),
-            "features": [info["features"] for info in steps.values()],
-            "values": [info["value"] for info in steps.values()],
+            "features": [step["features"] for step in steps.values()],
+            "values": [step["value"] for step in steps.values()],
         }
-        for segment in tree.segments:  # not for the viewer
-            segment.info.pop("features", None)
         return {HATO_STEPS: about}
 
 
@@ -179,7 +178,7 @@ class Round:
 
     def __init__(self, policy: Policy, builder: TreeBuilder, frontier: Frontier):
         self.policy, self.builder, self.frontier, self.config = policy, builder, frontier, policy.config
-        self.replies: dict[tuple[int, Path], asyncio.Task] = {}
+        self.settled: dict[tuple[int, Path], asyncio.Task] = {}
 
     async def grow(self, expansions: Sequence[Expansion]) -> None:
         """Draw all children and add them to the tree."""
@@ -193,9 +192,12 @@ class Round:
         values, uncertainties = (column.tolist() for column in self.policy.value_model.predict(features))
         for i, step in enumerate(drawn):
             for segment in step.segments:
-                segment.info["local_reward"] = local[i]
-            about = {"value": values[i], "uncertainty": uncertainties[i], "features": features[i]}
-            step.segments[0].info.update(about, entropy=features[i][FEATURES.index("mean_entropy")])
+                segment.info.fields[LOCAL_REWARDS.name] = local[i]
+                segment.info.entropies = None
+            first = step.segments[0].info
+            first.for_trainer |= {"value": values[i], "features": features[i]}
+            entropy = features[i][FEATURES.index("mean_entropy")]
+            first.notes |= {"value": values[i], "uncertainty": uncertainties[i], "entropy": entropy}
             self.frontier.add(step.node, step.segments, ended=step.ended, value=values[i], uncertainty=uncertainties[i])
 
     async def _draw(self, expansion: Expansion, child: int) -> Drawn:
@@ -207,30 +209,25 @@ class Round:
             segments = await builder.finish(before, seed, temperature, n_entropy)
             return Drawn(expansion.node, before, most, segments, ended=True)
         most, stop = min(most, self.config.tree.max_step_tokens), (self.config.tree.step_delimiter,)
-        generation = await builder.ask(Ask(before, seed, most, stop, temperature=temperature, n_entropy=n_entropy))
-        info = {"entropies": generation.entropies} if n_entropy else {}
-        segments = [Segment(None, generation.token_ids, generation.log_probs, info=info)]
-        path = before.then(segments[0])
-        ended = builder.has_ended(path)
-        if builder.waits_for_reply(path):
-            reply = await self._reply(expansion.node, path)
-            if isinstance(reply, str):
-                ended = True
-            else:
-                ended, segments = False, [*segments, reply]
-        return Drawn(expansion.node, before, most, segments, ended)
+        generation = await builder.generate(
+            before, seed=seed, max_tokens=most, stop=stop, temperature=temperature, n_entropy=n_entropy
+        )
+        entropies = generation.entropies if n_entropy else None
+        segment = Segment(None, generation.token_ids, generation.log_probs, info=SegmentInfo(entropies=entropies))
+        then = await self._settle(expansion.node, before.then(segment))
+        return Drawn(expansion.node, before, most, [segment, *then.segments], then.ended is not None)
 
-    async def _reply(self, node: int, path: Path) -> Segment | str:
-        """What the environment answers to a step after `node`; identical siblings call it once."""
-        if (node, path) not in self.replies:
-            self.replies[node, path] = asyncio.ensure_future(self.builder.reply(path))
-        return await self.replies[node, path]
+    async def _settle(self, node: int, path: Path) -> Continuation:
+        """Return what the environment says of a step after `node`; identical siblings call it once."""
+        if (node, path) not in self.settled:
+            self.settled[node, path] = asyncio.ensure_future(self.builder.settle(path))
+        return await self.settled[node, path]
 
     def _features(self, step: Drawn, drawn: Sequence[Drawn], local: float) -> list[float]:
         """What the value model sees of a step of those drawn together."""
         siblings = [other.different_tokens for other in drawn if other.node == step.node and other is not step]
         log_probs = [p for segment in step.by_model for p in segment.log_probs]
-        entropies = [h for segment in step.by_model for h in segment.info.pop("entropies", None) or ()]
+        entropies = [h for segment in step.by_model for h in segment.info.entropies or ()]
         return step_features(
             log_probs=log_probs,
             entropies=[mean_entropy(entropies, self.builder.vocab_size)] if entropies else [],

@@ -5,7 +5,8 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 
-from verl.workers.rollout.engines.interface import TransformersEngine, end_of_sequence_ids
+from verl.workers.rollout.engines.interface import end_of_sequence_ids
+from verl.workers.rollout.engines.local_transformers import TransformersEngine
 from verl.workers.rollout.trajectory_tree import TrajectoryTree
 from verl.workers.rollout.tree_builder import grow
 from verl.workers.rollout.trees.latr.config import KTConfig

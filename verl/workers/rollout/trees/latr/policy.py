@@ -20,8 +20,9 @@ from stop_words import get_stop_words
 from verl.utils.parts import register_tree
 from verl.workers.config.keys import ROLLOUT, check_log_probs
 from verl.workers.rollout.engines.interface import gather_or_cancel
+from verl.workers.rollout.prompt_task import PromptTask
 from verl.workers.rollout.trajectory_tree import MODEL, Segment
-from verl.workers.rollout.tree_builder import Ask, BranchPolicy, Path, TreeBuilder
+from verl.workers.rollout.tree_builder import BranchPolicy, Path, Score, TreeBuilder
 from verl.workers.rollout.trees.latr.config import SECTION, KTConfig
 from verl.workers.rollout.trees.latr.lookahead import Choice, LookaheadTree, Row
 from verl.workers.rollout.trees.latr.schedule import TIGHTENED_STEPS, mix_ratio, tightened, tree_branches
@@ -72,9 +73,9 @@ class Policy(BranchPolicy):
         check_log_probs(rollout, f"{SECTION}.max_n_branch_per_token", kt.max_n_branch_per_token)
         return cls(kt, lru_cache(maxsize=None)(lambda token: tokenizer.decode([token])))
 
-    def of_prompt(self, prompt, score) -> "Policy":
-        config = tightened(self.config, prompt.pop(TIGHTENED_STEPS, 0))
-        return Policy(config, self.text_of, int(prompt["global_steps"]))
+    def for_task(self, task: PromptTask, score: Score | None) -> "Policy":
+        config = tightened(self.config, task.settings.tree.get(TIGHTENED_STEPS, 0))
+        return Policy(config, self.text_of, task.step)
 
     async def grow(self, builder: TreeBuilder, n: int) -> None:
         k, seeds = self.branches(n), random.Random(builder.seed)
@@ -223,7 +224,9 @@ class TreeGrower:
     async def _choices(self, path: Path, n_tokens: int, seed: int | None) -> list[Choice]:
         """Of the next tokens; greedy without a seed."""
         n_top_logprobs = self.tree.config.max_n_branch_per_token
-        chunk = await self.builder.ask(Ask(path, seed, n_tokens, greedy=seed is None, n_top_logprobs=n_top_logprobs))
+        chunk = await self.builder.generate(
+            path, seed=seed, max_tokens=n_tokens, greedy=seed is None, n_top_logprobs=n_top_logprobs
+        )
         self.requested_tokens += len(chunk.token_ids)
         return [
             Choice(top_logprobs, None if seed is None else (token, log_prob))
@@ -234,12 +237,11 @@ class TreeGrower:
         """The row's path, with the result of the call that it may end with; None where it can have no more tokens."""
         path = self.path(row)
         if self.builder.waits_for_reply(path):
-            reply = await self.builder.reply(path)
-            if isinstance(reply, str):
+            then = await self.builder.settle(path)
+            if then.ended is not None:
                 self.unanswered.add(row.number)
                 return None
-            self._results_of(row)[len(row.tokens)] = reply
-            path = path.then(reply)
+            (self._results_of(row)[len(row.tokens)],), path = then.segments, then.path
         return path if self.builder.tokens_left(path) > 0 else None
 
     # ---- what becomes of the rows ----
@@ -275,7 +277,7 @@ class TreeGrower:
         for event in record.pruned:
             last = leaf_of[event["row"]]
             if last not in returned:  # ordinary sampling may have written the same again
-                tree.segments[last].info |= {"pruned": event["reason"], "pruned_step": event["step"]}
+                tree.segments[last].info.notes |= {"pruned": event["reason"], "pruned_step": event["step"]}
         for event in record.suppressed:
             start = 0
             for segment in (tree.segments[i] for i in tree.path(leaf_of[event["row"]])):
@@ -283,7 +285,7 @@ class TreeGrower:
                     continue
                 if start <= event["step"] < start + len(segment.token_ids):
                     candidate = {"offset": event["step"] - start, "token": event["token"], "prob": event["p"]}
-                    segment.info.setdefault("suppressed", []).append(candidate)
+                    segment.info.notes.setdefault("suppressed", []).append(candidate)
                     break
                 start += len(segment.token_ids)
 

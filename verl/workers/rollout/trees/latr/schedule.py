@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from verl.workers.rollout.trees.latr.config import KTConfig
 
-TIGHTENED_STEPS = "latr_tightened_steps"  # the parameter scheduler's state, sent with a prompt
+TIGHTENED_STEPS = "tightened_steps"  # in PromptSettings.tree: the parameter scheduler's state
 
 
 def mix_ratio(schedule: dict[int, float], training_step: int) -> float:

@@ -1,0 +1,75 @@
+"""A `transformers` causal LM in this process, for tests, debugging and machines without vLLM."""
+
+import numpy as np
+import torch
+
+from verl.utils.entropy_estimate import entropies_of
+from verl.utils.normalized_entropy import compute_entropy_based_temperature
+from verl.workers.rollout.engines.interface import Generation, GenerationRequest, RolloutEngine
+
+
+class TransformersEngine(RolloutEngine):
+    """A `transformers` causal LM, one request at a time: for tests, debugging and machines without vLLM.
+
+    `stop` and `n_entropy` need the tokenizer.
+    """
+
+    def __init__(self, model, tokenizer=None):
+        self.model, self.tokenizer = model, tokenizer
+
+    async def generate(self, request: GenerationRequest) -> Generation:
+        with torch.inference_mode():
+            return self._continue(request)
+
+    def _continue(self, request: GenerationRequest) -> Generation:
+        tempered = (request.extra_args or {}).get("adaptive_temperature")
+        generator = torch.Generator(self.model.device)
+        if request.seed is None:
+            generator.seed()
+        else:
+            generator.manual_seed(request.seed)
+        stop_ids, cache = set(request.stop_token_ids), None
+        inputs = torch.tensor([list(request.prompt_ids)], device=self.model.device)
+        result, top = Generation([], [], [] if request.n_top_logprobs else None), []
+        while len(result.token_ids) < request.max_tokens and not result.stopped:
+            output = self.model(inputs, past_key_values=cache, use_cache=True, logits_to_keep=1)
+            cache = output.past_key_values
+            logits = output.logits[0, -1]
+            logits = logits if logits.dtype == torch.float64 else logits.float()
+            raw = logits.log_softmax(-1)
+            if request.n_top_logprobs:
+                log_probs, tokens = raw.topk(request.n_top_logprobs)
+                result.top_logprobs.append(list(zip(tokens.tolist(), log_probs.tolist(), strict=True)))
+            if request.n_entropy:
+                top.append(raw.topk(request.n_entropy).values.tolist())
+            if request.temperature == 0:
+                token, log_prob = int(raw.argmax()), float(raw.max())
+                if request.n_top_logprobs:  # among equals, topk and argmax may differ
+                    token, log_prob = result.top_logprobs[-1][0]
+            else:
+                if tempered:
+                    logits = logits / compute_entropy_based_temperature(logits.unsqueeze(0), **tempered)
+                chosen_from = restricted(logits / request.temperature, request.top_p, request.top_k).log_softmax(-1)
+                token = int(torch.multinomial(chosen_from.exp(), 1, generator=generator))
+                log_prob = float(chosen_from[token])
+            result.token_ids.append(token)
+            result.log_probs.append(log_prob)
+            result.stopped = token in stop_ids
+            if request.stop and any(text in self.tokenizer.decode(result.token_ids) for text in request.stop):
+                break
+            inputs = torch.tensor([[token]], device=self.model.device)
+        if request.n_entropy:
+            log_probs = np.array(top).reshape(len(top), request.n_entropy)
+            result.entropies = entropies_of(log_probs, len(self.tokenizer)).tolist()
+        return result
+
+
+def restricted(logits: torch.Tensor, top_p: float, top_k: int) -> torch.Tensor:
+    """Logits (V,) with the tokens outside top-k and the top-p nucleus at -inf."""
+    if 0 < top_k < len(logits):
+        logits = logits.masked_fill(logits < logits.topk(top_k).values[-1], -torch.inf)
+    if top_p < 1:
+        ordered, order = logits.sort(descending=True)
+        before = ordered.softmax(-1).cumsum(-1) - ordered.softmax(-1)
+        logits = logits.index_fill(0, order[before >= top_p], -torch.inf)
+    return logits
