@@ -31,6 +31,7 @@ from tests.forked import with_forks
 from tests.fresh import python_for
 from verl.evaluation.results import EvalResult, format_result_lines, write_result_log
 from verl.trainer.checkpoint_marker import MARKER
+from verl.utils.parts import load_choices, parts
 
 pytestmark = pytest.mark.slow
 
@@ -42,7 +43,7 @@ FENCE = re.compile(r"^```(\S*)[ \t]*([^\n]*)\n(.*?)^```$", re.DOTALL | re.MULTIL
 FOLDERS = "verl|recipe|scripts|benchmarks|studies|tests|docs|vllm_patches|verl_patches"
 REPOSITORY_PATH = re.compile(rf"(?:{FOLDERS})/[\w.*/-]*|README\.md|pyproject\.toml|[\w-]+\.lock")
 # choices of parts may have a page of their own, docs/<choice>.md
-PARTS = {path.stem for path in (ROOT / "recipe/common/config").glob("*/*.yaml")}
+PARTS = {path.stem for path in (ROOT / "recipe/common/config").glob("*/*.yaml")} | {*parts("tree"), *parts("credit")}
 
 # what takes minutes, or is no run
 NOT_RUN = {
@@ -111,9 +112,9 @@ CONFIGURED = list(
 
 def copy_repository(folder: Path) -> Path:
     """What commands need of the repository, and the files of the worked examples."""
-    for name in ("recipe", "verl", "vllm_patches", "scripts"):
+    for name in ("recipe", "verl", "verl_patches", "vllm_patches", "scripts"):
         shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("README.md", "pyproject.toml", "verl_patches/plugin.py", "requirements-cpu.lock"):
+    for name in ("README.md", "pyproject.toml", "requirements-cpu.lock"):
         shutil.copy(ROOT / name, folder)
     for name, text in FILES.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
@@ -313,6 +314,7 @@ def test_overrides_compose_with_the_scripts_config(shadow, command):
         ours += ",pkg://recipe.arpo.config" if name == "diagnosis" else ""  # it takes the recipes' tasks
         # an evaluation's config stands alone: a group of upstream's would hide its keys
         search = [f"hydra.searchpath=[file://{UPSTREAM}/trainer/config,{ours}]"] if name != "evaluate" else []
+        load_choices()
         with initialize_config_dir(str(shadow / folder), version_base=None):
             compose(name, overrides=[*search, *overrides])
 
@@ -371,8 +373,8 @@ def strings_of(tree: ast.AST) -> list[str]:
 
 
 def sources() -> list[Path]:
-    folders = ("verl", "recipe", "scripts", "vllm_patches")
-    return [ROOT / "verl_patches/plugin.py", *(path for name in folders for path in (ROOT / name).rglob("*.py"))]
+    folders = ("verl", "verl_patches", "recipe", "scripts", "vllm_patches")
+    return [path for name in folders for path in (ROOT / name).rglob("*.py")]
 
 
 @pytest.fixture(scope="module")

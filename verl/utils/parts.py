@@ -120,7 +120,7 @@ class Tree(Part):
         values = OmegaConf.select(config, self.section) or {}
         if self.section == ROLLOUT:  # which has other keys, too
             values = {key.name: values[key.name] for key in fields(self.keys) if key.name in values}
-        keys = read_keys(self.keys, values, self.section)
+        keys: Any = read_keys(self.keys, values, self.section)
         if self.trajectories is not None:
             check_trajectories(config, self.name, self.formula, self.trajectories(keys))
         return keys
@@ -187,21 +187,6 @@ def parts(kind: str) -> Mapping[str, Any]:
     """Return the registered parts of a kind by their names, in alphabetical order."""
     _load(kind)
     return dict(sorted(_registered[kind].items()))
-
-
-def part(kind: str, name: str, key: str) -> Any:
-    """Return a part.
-
-    Args:
-        key: the config key that names it, for the error.
-
-    Raises:
-        ValueError: nobody has registered it.
-    """
-    known = parts(kind)
-    if name not in known:
-        raise ValueError(f"{key}={name}: expected one of {', '.join(known)}")
-    return known[name]
 
 
 def load_choices() -> None:

@@ -74,8 +74,8 @@ class Counting(RolloutEngine):
     def __init__(self):
         self.engine, self.tokens = TransformersEngine(*model_and_tokenizer()), 0
 
-    async def _generate(self, request):
-        generation = await self.engine._generate(request)
+    async def generate(self, request):
+        generation = await self.engine.generate(request)
         self.tokens += len(generation.token_ids)
         return generation
 

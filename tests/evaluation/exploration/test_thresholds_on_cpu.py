@@ -16,7 +16,7 @@ from verl.evaluation.exploration.thresholds import (
     probabilities,
     rounded,
 )
-from verl.workers.rollout.engines.interface import Generation, Request, RolloutEngine
+from verl.workers.rollout.engines.interface import Generation, GenerationRequest, RolloutEngine
 from verl.workers.rollout.tree_builder import grow
 from verl.workers.rollout.trees.latr.config import KTConfig
 from verl.workers.rollout.trees.latr.policy import Policy
@@ -45,7 +45,7 @@ class Unsure(RolloutEngine):
         first = 0.5 + 0.5 * random.Random(str(tokens)).random() ** 0.3
         return [(1, math.log(first)), (2, math.log1p(-first))]
 
-    async def _generate(self, request: Request) -> Generation:
+    async def generate(self, request: GenerationRequest) -> Generation:
         result, draw = Generation([], [], []), random.Random(request.seed)
         while len(result.token_ids) < request.max_tokens:
             choices = self.choices([*request.prompt_ids, *result.token_ids])

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
-from recipe.common.menu import CONFIG, PARTS, choices, menu, recipes
+from recipe.common.menu import CONFIG, PARTS, about_choice, choices, menu, recipes
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -35,7 +35,17 @@ def test_recipes_are_made_of_parts_that_exist():
     assert made["arpo/aepo_trainer"] == plain | {"tree": "aepo", "environment": "tools", "loss": "aepo"}
     for name, parts in made.items():
         assert set(parts) == (set() if name.startswith("common/") else set(PARTS))
-        assert all(choice in choices(part) for part, choice in parts.items())
+        assert all(choice in choices(part) or choice == "kt" for part, choice in parts.items())
+
+
+def test_a_choice_tells_what_it_sets_and_what_its_keys_mean():
+    text = about_choice("tree", "tree_grpo")
+    assert "n: 12" in text.replace("'", "") and "step_delimiter: without tools, the text that ends a step." in text
+    assert "loss_mode: hapo" in about_choice("loss", "hapo")
+    assert "trainer_mode: explore" in about_choice("schedule", "sync")
+    for part, choice in (("tree", "oak"), ("forest", "latr")):
+        with pytest.raises(ValueError, match="expected one of"):
+            about_choice(part, choice)
 
 
 @pytest.mark.parametrize(("argument", "code"), [("latr", 0), ("nobody", 1)])

@@ -45,7 +45,7 @@ NAMED = {
     "data.train_batch_size=1000": "data.train_batch_size=1000",
     "data.filter_overlong_prompts=false": "data.truncation=error has no effect with data.filter_overlong_prompts=false",
     "trainer.experiment_name=null": "trainer.experiment_name",
-    "algorithm.adv_estimator=tree_gain": "algorithm.adv_estimator=tree_gain compares trajectories that share tokens",
+    "algorithm.adv_estimator=tree_gain": "algorithm.adv_estimator=tree_gain reads segment_ids, which trainer.v1",
     "actor_rollout_ref.actor.ulysses_sequence_parallel_size=2": "attn_implementation=sdpa",
     "actor_rollout_ref.rollout.max_model_len=20": "actor_rollout_ref.rollout.max_model_len=20",
     "data.max_response_length=4096": "2048 positions in actor_rollout_ref.model.override_config",
@@ -251,22 +251,22 @@ def test_names_that_contradict_parts_are_refused(inputs, overrides, message):
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        ([f"{ROLLOUT}.tree=oak"], f"{ROLLOUT}.tree=oak: expected one of arpo, "),
+        ([f"{ROLLOUT}.tree=oak"], f"{ROLLOUT}.tree=oak: expected one of arpo, eptree, "),
         (
             ["tree=hato", f"{ROLLOUT}.agent.default_agent_loop=tool_agent"],
             f"{ROLLOUT}.agent.default_agent_loop=tool_agent makes trajectories itself",
         ),
         (["tree=hato", "trainer.v1.trainer_mode=sync"], "trainer.v1.trainer_mode=sync: the search of tree=hato"),
-        (["tree=hato", "hato.tree.max_depth=0"], "hato.tree.max_depth=0: expected greater than"),
+        (["tree=hato", "hato.tree.max_depth=0"], "hato.tree.max_depth=0: expected at least 1"),
         (["tree=hato", f"{ROLLOUT}.temperature=0.7"], f"{ROLLOUT}.temperature=0.7 differs from hato.exploration"),
-        (["credit=hato", "hato.reward_weights.alpha=-1"], "hato.reward_weights.alpha=-1: expected greater than"),
+        (["credit=hato", "hato.reward_weights.alpha=-1"], "hato.reward_weights.alpha=-1: expected at least 0"),
         (
             ["credit=hato", "trainer.v1.trainer_mode=sync"],
-            "algorithm.adv_estimator=hato compares trajectories that share",
+            "algorithm.adv_estimator=hato reads segment_ids, local_rewards, draws, dropped, which trainer.v1",
         ),
         (["credit=hato", "algorithm.use_kl_in_reward=true"], "algorithm.use_kl_in_reward=true would change"),
-        (["loss=hapo", "distillation.enabled=true"], "HAPO's loss would take the place of the distillation's"),
-        (["loss=aepo", "distillation.enabled=true"], "advantage's loss would take the place of the distillation's"),
+        (["loss=hapo", "distillation.enabled=true"], "the loss hapo would take the place of the distillation's"),
+        (["loss=aepo", "distillation.enabled=true"], "the loss aepo would take the place of the distillation's"),
     ],
 )
 def test_parts_that_do_not_fit_are_named(overrides, message):

@@ -15,9 +15,10 @@ from verl.trainer.ppo.v1.trainer_separate_async import PPOTrainerSeparateAsync
 from tests.trainer.ppo.toy_step import ACTOR, ROLLOUT, MemoryQueue, config_of
 from verl.trainer.ppo.v1.asynchronous_trainers import forget_rows_without_prompt, remove_old_rows
 from verl.trainer.ppo.v1.batch_rows import ORDER, PROBLEM
+from verl.trainer.ppo.v1.component import Component
 from verl.trainer.ppo.v1.tree_buffer import AsyncTreeBuffer
 from verl.utils import tensordict_utils as tu
-from verl.workers.rollout.trajectory_tree import OCCURRENCE
+from verl.workers.rollout.prompt_task import PROMPT_SETTINGS, STEP_SETTINGS, PromptSettings
 
 MODES = {
     "explore_colocate_async": PPOTrainerColocateAsync,
@@ -84,7 +85,7 @@ def prompts_of(*questions: str) -> TensorDict:
 
 @pytest.mark.parametrize("mode", MODES)
 def test_each_is_upstreams_with_components(mode):
-    made = trainer_of(mode, **{"algorithm.adv_estimator": "hapo", f"{ACTOR}.adaptive_clip": True})
+    made = trainer_of(mode, **{f"{ACTOR}.policy_loss.loss_mode": "hapo", f"{ACTOR}.adaptive_clip": True})
     assert isinstance(made, MODES[mode]) and made.trainer_mode == mode.removeprefix("explore_")
     assert isinstance(made.replay_buffer, ReplayBufferAsync) and made.replay_buffer.filter_groups_metric is None
     assert [type(component).__name__ for component in made.components] == ["NormalizedEntropy"]
@@ -100,34 +101,33 @@ def test_prompts_keep_what_their_rows_must_know(mode, queue):
     assert len({queue.rows[f"uid-{name}"][PROBLEM] for name in "abc"}) == 3
 
 
-class Setting:
+class Setting(Component):
     """A component that sends a setting with each batch, as LATR's thresholds and HATO's value model go."""
 
-    entropy_for = state_file = None
-
-    def before_rollout(self, batch, trainer):
-        tu.assign_non_tensor_data(batch, "setting", trainer.global_steps * 10)
+    def step_settings(self, trainer):
+        return PromptSettings(tree={"setting": trainer.global_steps * 10})
 
 
 def test_prompts_under_way_begin_again_with_the_settings_of_now(queue):
     made = trainer_of()
-    made.components.append(Setting())
+    made.components.append(Setting(made.config))
     made._submit_batch_to_rollout(prompts_of("a", "b", "c"))
     for name, status in (("a", "running"), ("b", "finished")):
         queue.tags[f"uid-{name}"]["status"] = status
     queue.add("uid-a_0_0", 1.0, [1, 1])  # half a group
     resumed = trainer_of()
-    resumed.components.append(Setting())
+    resumed.components.append(Setting(resumed.config))
     resumed.global_steps = 7
     assert resumed._reissue_inflight_prompts() == 2
     (sent,) = resumed.agent_loop_manager.sent
-    assert sorted(sent["uid"]) == ["uid-a", "uid-c"] and sent["setting"] == 70 and sent["global_steps"] == 7
-    assert sorted(sent[ORDER]) == [0, 2] and list(sent[OCCURRENCE]) == [0, 0]
+    assert sorted(sent["uid"]) == ["uid-a", "uid-c"] and sent["global_steps"] == 7
+    assert sent[STEP_SETTINGS] == PromptSettings(tree={"setting": 70})
+    assert sorted(sent[ORDER]) == [0, 2] and [each.occurrence for each in sent[PROMPT_SETTINGS]] == [0, 0]
     assert "uid-a_0_0" not in queue.rows and queue.tags["uid-b"]["status"] == "finished"
     assert isinstance(resumed.agent_loop_manager, Manager), "only for these prompts"
     # the same problem, fresh in this step, gets other seeds
     resumed._submit_batch_to_rollout(prompts_of("a"))
-    assert list(resumed.agent_loop_manager.sent[-1][OCCURRENCE]) == [1]
+    assert [each.occurrence for each in resumed.agent_loop_manager.sent[-1][PROMPT_SETTINGS]] == [1]
 
 
 def test_rows_that_were_trained_before_the_checkpoint_are_forgotten(queue):

@@ -3,19 +3,23 @@
 import numpy as np
 import pytest
 import torch
-from omegaconf import OmegaConf
 from tensordict import NonTensorData
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 
 from tests.trainer.ppo.toy_step import ACTOR, ROLLOUT, MemoryQueue, config_of, trainer_of
 from verl.trainer.ppo.loss.aepo import STANDARDISED_ENTROPY
 from verl.trainer.ppo.v1.batch_rows import ORDER, PROBLEM, BatchRows
-from verl.trainer.ppo.v1.components import components_of
+from verl.trainer.ppo.v1.component import components_of
 from verl.trainer.ppo.v1.tree_reports import broken_tools
 from verl.utils import tensordict_utils as tu
+from verl.utils.parts import computed_fields
 from verl.workers.config.prefix_tree import SKIP_ZERO_ADVANTAGES
-from verl.workers.rollout.trajectory_tree import OCCURRENCE, TOOL_FAULTS, TREE_METRICS
+from verl.workers.rollout.prompt_task import PROMPT_SETTINGS
+from verl.workers.rollout.trajectory_tree import TOOL_FAULTS, TREE_METRICS
 from verl.workers.utils import field_losses
+
+HAPO = {f"{ACTOR}.policy_loss.loss_mode": "hapo"}
+AEPO = {f"{ACTOR}.policy_loss.loss_mode": "aepo", f"{ACTOR}.enable_entropy_balanced_advantage": True}
 
 # two prompts; key -> reward, mask, entropies, segments. The last row is one that upstream adds to fill the batch up: a
 # copy of the first one's fields.
@@ -219,18 +223,20 @@ def test_prompts_carry_their_order_and_problem(monkeypatch):
         messages = np.empty(len(questions), dtype=object)
         messages[:] = [[{"role": "user", "content": question}] for question in questions]
         made._submit_batch_to_rollout(tu.get_tensordict({"raw_prompt": messages}))
-    columns = {name: [value for batch in submitted for value in batch[name]] for name in (ORDER, PROBLEM, OCCURRENCE)}
-    assert columns[ORDER] == [0, 1, 2, 3, 4] and columns[OCCURRENCE] == [0, 0, 1, 2, 0]
+    names = (ORDER, PROBLEM, PROMPT_SETTINGS)
+    columns = {name: [value for batch in submitted for value in batch[name]] for name in names}
+    occurrences = [settings.occurrence for settings in columns[PROMPT_SETTINGS]]
+    assert columns[ORDER] == [0, 1, 2, 3, 4] and occurrences == [0, 0, 1, 2, 0]
     a, b, *others = columns[PROBLEM]
     assert a != b and others == [a, a, b]
     of_whole_batches = [key for key in submitted[0].keys() if isinstance(submitted[0].get(key), NonTensorData)]
-    assert not {ORDER, PROBLEM, OCCURRENCE} & {*of_whole_batches}, "upstream would not keep them with a checkpoint"
+    assert not {ORDER, PROBLEM, PROMPT_SETTINGS} & {*of_whole_batches}, "upstream would not keep them with a checkpoint"
 
 
 def test_standardised_entropy_reaches_the_workers_loss(queue, monkeypatch):
     monkeypatch.setattr(PPOTrainerSync, "_compute_old_log_prob", lambda self, batch, metrics: batch)
     metrics = {}
-    made = trainer(**{f"{ACTOR}.enable_entropy_balanced_advantage": True})
+    made = trainer(**AEPO)
     made._compute_old_log_prob(queue.batch(), metrics)
     # a tool's tokens (9.0) and padding (7.0) do not count
     values = [e for _, mask, entropy, _ in ROWS.values() for m, e in zip(mask, entropy, strict=True) if m]
@@ -248,26 +254,29 @@ def test_standardised_entropy_reaches_the_workers_loss(queue, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("mechanism", "component", "fields"),
+    ("values", "components", "fields"),
     [
-        (f"{ACTOR}.adaptive_clip", "NormalizedEntropy", ["entropy_h"]),
-        (f"{ACTOR}.adaptive_advantage", "NormalizedEntropy", ["entropy_h"]),
-        (f"{ROLLOUT}.adaptive_temperature", "NormalizedEntropy", []),
-        (f"{ACTOR}.enable_entropy_balanced_advantage", "BalancedEntropy", ["standardised_entropy"]),
+        (HAPO | {f"{ACTOR}.adaptive_clip": True}, ["NormalizedEntropy"], "entropy_h"),
+        (HAPO | {f"{ACTOR}.adaptive_advantage": True}, ["NormalizedEntropy"], "entropy_h"),
+        (
+            {f"{ROLLOUT}.adaptive_temperature": True, f"{ROLLOUT}.temperature_tau": 0.05},
+            ["NormalizedEntropy"],
+            "entropy_h",
+        ),
+        (AEPO, [], "standardised_entropy"),
+        ({f"{ACTOR}.policy_loss.loss_mode": "aepo"}, [], None),
+        ({"algorithm.adv_estimator": "hapo"}, [], None),
     ],
 )
-def test_a_mechanism_brings_its_component_whatever_the_trees_are(mechanism, component, fields):
-    values = {mechanism: True, f"{ROLLOUT}.temperature_tau": 0.05, "algorithm.adv_estimator": "grpo"}
-    made = components_of(config_of(values))
-    assert [type(own).__name__ for own in made] == [component] and list(made[0].fields) == fields
-    assert components_of(config_of({"algorithm.adv_estimator": "grpo"})) == []
-    with pytest.raises(ValueError, match="bypass_mode=true skips the pass that computes the entropies, which"):
-        components_of(config_of(values | {"algorithm.rollout_correction": OmegaConf.create({"bypass_mode": True})}))
+def test_a_part_brings_the_fields_that_it_needs_whatever_the_trees_are(values, components, fields):
+    config = config_of({"algorithm.adv_estimator": "grpo"} | values)
+    assert [type(component).__name__ for component in components_of(config)] == components
+    assert [field.name for field in computed_fields(config)] == ([fields] if fields else [])
 
 
-def test_two_mechanisms_are_two_components():
-    both = config_of({f"{ACTOR}.adaptive_clip": True, f"{ACTOR}.enable_entropy_balanced_advantage": True})
-    assert [name for own in components_of(both) for name in own.fields] == ["entropy_h", "standardised_entropy"]
+def test_a_sampler_and_a_loss_may_need_different_fields():
+    both = config_of(AEPO | {f"{ROLLOUT}.adaptive_temperature": True, f"{ROLLOUT}.temperature_tau": 0.05})
+    assert {field.name for field in computed_fields(both)} == {"entropy_h", "standardised_entropy"}
 
 
 @pytest.mark.parametrize(

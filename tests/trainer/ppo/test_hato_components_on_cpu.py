@@ -12,12 +12,13 @@ from recipe.common.tiny_model import make_tokenizer
 from tests.trainer.ppo.toy_step import ROLLOUT, MemoryQueue, trainer_of
 from verl.trainer.ppo.credit import hato as hato_algos
 from verl.trainer.ppo.v1.batch_rows import PROBLEM
-from verl.trainer.ppo.v1.hato_components import HATOCredit, HATOSearch, SuccessfulPaths
-from verl.trainer.ppo.v1.meta_learning import MetaLearning
+from verl.trainer.ppo.v1.methods.hato import HATOCredit, HATOSearch, SuccessfulPaths
+from verl.trainer.ppo.v1.methods.meta_learning import MetaLearning
 from verl.trainer.ppo.v1.tree_buffer import TreeBuffer
 from verl.utils import tensordict_utils as tu
-from verl.workers.rollout.trajectory_tree import TREE, TREE_METRICS, Segment, TrajectoryTree
-from verl.workers.rollout.trees.hato.policy import HATO_STEPS, MAX_NODES, SETTINGS
+from verl.workers.rollout.prompt_task import PROMPT_SETTINGS, STEP_SETTINGS
+from verl.workers.rollout.trajectory_tree import TREE, TREE_METRICS, Segment, SegmentInfo, TrajectoryTree
+from verl.workers.rollout.trees.hato.policy import HATO_STEPS
 from verl.workers.rollout.trees.hato.step_features import FEATURES
 from verl.workers.rollout.trees.hato.value_model import unpack
 
@@ -138,7 +139,7 @@ def test_hatos_credit_on_other_trees(queue):
         del row["local_rewards"], row["draws"]
         row["extra_fields"] = {}
     metrics, made = {}, trainer(**{f"{ROLLOUT}.tree": "arpo"})
-    assert [type(own) for own in made.components] == [HATOCredit, SuccessfulPaths, MetaLearning]
+    assert [type(own) for own in made.components] == [HATOCredit, MetaLearning, SuccessfulPaths]
     made._compute_advantage(queue.batch(), metrics)
     assert rounded(queue.column("advantages")) == ADVANTAGES
     assert metrics["hato/reward_local"] == 0 and "hato/accuracy" not in metrics
@@ -238,15 +239,15 @@ def submitted(made, monkeypatch, n: int = 3):
 def test_what_prompts_carry_to_the_search(queue, monkeypatch):
     made = trainer({"exploration": {"nodes_per_tree": 10, "temperature_decay": 1.0}})
     made.global_steps = 6
-    first, settings = submitted(made, monkeypatch), {}
-    settings = tu.get_non_tensor_data(first, SETTINGS, None)
+    first = submitted(made, monkeypatch)
+    settings = tu.get_non_tensor_data(first, STEP_SETTINGS, None).tree
     assert settings["learnt"] == 0 and settings["temperature"] == pytest.approx(np.exp(-0.5))
     assert made.config.actor_rollout_ref.rollout.temperature == settings["temperature"], "the loss sees the same policy"
-    assert first[MAX_NODES].tolist() == [10, 10, 10] and len(set(first[PROBLEM])) == 3
+    assert [each.tree["max_nodes"] for each in first[PROMPT_SETTINGS]] == [10, 10, 10] and len(set(first[PROBLEM])) == 3
     made._compute_advantage(queue.batch(), {})
     sent, model = unpack(settings["value_model"]), component(made, HATOSearch).value_model
     # the same step: a schedule may update several times in one
-    settings = tu.get_non_tensor_data(submitted(made, monkeypatch), SETTINGS, None)
+    settings = tu.get_non_tensor_data(submitted(made, monkeypatch), STEP_SETTINGS, None).tree
     assert settings["learnt"] == 1
     again = unpack(settings["value_model"])
     assert not len(sent["memory"]["outcomes"]) and "optimizer" not in sent
@@ -410,7 +411,7 @@ def test_metrics_of_answers_do_not_count_dropped_rows(queue, dropped):
 def test_the_viewer_gets_no_reward_for_a_dropped_row(dropped, tmp_path):
     tree = tree_of("p")
     for above, number in ((0, 4), (None, 5)):
-        info = {"dropped": 1, "pruned": "dropped by the search, trained as wrong"}
+        info = SegmentInfo(fields={"dropped": 1}, notes={"pruned": "dropped by the search, trained as wrong"})
         tokens = [10 * number, 10 * number + 1]
         tree.leaves.append(tree.add(Segment(above, tokens, [-1.0] * 2, info=info)))
     dropped.rows["p_0_0"]["extra_fields"][TREE] = tree.to_json()

@@ -4,12 +4,12 @@ import pytest
 import torch
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 
-from tests.trainer.ppo.toy_step import ROLLOUT, trainer_of
+from tests.trainer.ppo.toy_step import ACTOR, ROLLOUT, trainer_of
 from verl.trainer.checkpoint_marker import complete_steps
-from verl.trainer.ppo.loss.hapo import EntropyStatistics
+from verl.utils.normalized_entropy import EntropyStatistics
 from verl.workers.rollout.trees.hato.step_features import FEATURES
 
-HAPO = {"algorithm.adv_estimator": "hapo"}
+HAPO = {f"{ACTOR}.policy_loss.loss_mode": "hapo", f"{ACTOR}.adaptive_clip": True}
 LATR = {
     f"{ROLLOUT}._target_": "verl.workers.config.explore.ExploreRolloutConfig",
     f"{ROLLOUT}.tree": "latr",

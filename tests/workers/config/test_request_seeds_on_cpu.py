@@ -9,6 +9,7 @@ from omegaconf import OmegaConf
 from tests.configs import composed
 from verl.workers.config import sampler_choice
 from verl.workers.config.sampler_choice import SEEDS, choose_sampler, choose_seeds, describe_sampler
+from verl.workers.rollout.engines.interface import GenerationRequest
 from verl.workers.rollout.engines.vllm_server import LLMClientEngine
 
 ROLLOUT = "actor_rollout_ref.rollout"
@@ -50,5 +51,5 @@ def test_the_engine_sends_them_or_not(sent):
 
     engine = LLMClientEngine(SimpleNamespace(), seeds=sent)
     engine.servers = SimpleNamespace(generate=generate, release=lambda group: None)
-    asyncio.run(engine.generate([5], max_tokens=2, stop_token_ids=[9], seed=7))
+    asyncio.run(engine.generate(GenerationRequest([5], max_tokens=2, stop_token_ids=[9], seed=7)))
     assert [params.get("seed") for params in asked] == ([7] if sent else [None])

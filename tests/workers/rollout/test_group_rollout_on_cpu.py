@@ -16,7 +16,7 @@ from tests.workers.rollout.group_worker import make_worker
 from verl.workers.rollout import group_rollout
 from verl.workers.rollout.group_counts import GroupCounts
 from verl.workers.rollout.group_rollout import plain_suffices
-from verl.workers.rollout.trajectory_tree import ADAPTIVE_TEMPERATURE, OCCURRENCE
+from verl.workers.rollout.prompt_task import STEP_SETTINGS, PromptSettings, PromptTask
 from verl.workers.rollout.tree_rollout import TrajectoryOutput, TreeRollout
 from verl.workers.rollout.trees.over_generation import most_diverse
 
@@ -27,7 +27,8 @@ class Rollout:
     def __init__(self):
         self.policy, self.asked = None, []
 
-    async def run(self, prompt, n, sampling_params, plain):
+    async def run(self, task, n, sampling_params, plain):
+        prompt = task.row
         self.asked.append((prompt["uid"], n, sampling_params, plain))
         await asyncio.sleep(0)
         if prompt["uid"] == "raises":
@@ -316,21 +317,23 @@ def test_without_calculate_log_probs_plain_rows_have_none_as_upstreams(queue, mo
 def test_the_samplers_settings_go_with_training_prompts_alone(queue):
     worker, *_ = queue
     worker.tree_rollout.validates = True
-    run(worker, ["trained"], **{ADAPTIVE_TEMPERATURE: {"std": 1.0}})
-    run(worker, ["validated"], validate=True, **{ADAPTIVE_TEMPERATURE: {"std": 1.0}})
+    settings = {STEP_SETTINGS: PromptSettings(sampler={"temperature_by_entropy": {"std": 1.0}})}
+    run(worker, ["trained"], **settings)
+    run(worker, ["validated"], validate=True, **settings)
     params = {uid: params for uid, _, params, _ in worker.tree_rollout.asked}
-    assert params == {"trained": {"extra_args": {ADAPTIVE_TEMPERATURE: {"std": 1.0}}}, "validated": {}}
+    assert params == {"trained": {"extra_args": {"temperature_by_entropy": {"std": 1.0}}}, "validated": {}}
 
 
 def test_seeds_differ_by_row_step_and_run_also_without_an_index():
-    def seed(text="a", index=0, step=1, run=0, **more):
+    def seed(text="a", index=0, step=1, run=0, occurrence=0):
         config = DictConfig({"actor_rollout_ref": {"rollout": {"seed": run}}})
-        prompt = {"raw_prompt": [{"role": "user", "content": text}], "index": index, "global_steps": step} | more
-        return TreeRollout.seed_of(SimpleNamespace(config=config), prompt)
+        row = {"raw_prompt": [{"role": "user", "content": text}], "index": index}
+        task = PromptTask(row, step, PromptSettings(occurrence))
+        return TreeRollout.seed_of(SimpleNamespace(config=config), task)
 
     # upstream gives index 0 to every row without one
-    assert len({seed(), seed("b"), seed(index=1), seed(step=2), seed(run=1), seed(**{OCCURRENCE: 1})}) == 6
-    assert seed() == seed() == seed(**{OCCURRENCE: 0})
+    assert len({seed(), seed("b"), seed(index=1), seed(step=2), seed(run=1), seed(occurrence=1)}) == 6
+    assert seed() == seed()
 
 
 def test_the_most_diverse_by_hand():

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from verl.workers.rollout.trajectory_tree import MODEL, TOOL, Segment, TrajectoryTree, tree_of_rows
+from verl.workers.rollout.trajectory_tree import MODEL, TOOL, Segment, SegmentInfo, TrajectoryTree, tree_of_rows
 
 SEEDS = range(30)
 
@@ -152,12 +152,12 @@ def test_numbers_go_depth_first_through_the_trajectories_whoever_was_fast(seed):
     tree = TrajectoryTree([9])
     leaves = [tree.insert(None, segments_of(row, 0, generator)) for row in random_trajectories(generator)]
     for i, segment in enumerate(tree.segments):
-        segment.info["made"] = i
+        segment.info.notes["made"] = i
     tree.leaves = generator.sample(leaves, generator.randint(1, len(leaves)))
     numbered = tree.renumbered()
     assert all(shuffled(tree, generator).renumbered() == numbered for _ in range(4))
     assert numbered.renumbered() == numbered
-    made = [segment.info["made"] for segment in numbered.segments]
+    made = [segment.info.notes["made"] for segment in numbered.segments]
     assert sorted(made) == list(range(len(tree.segments)))
 
     in_order, reached = [], set()
@@ -181,13 +181,13 @@ def test_numbers_go_depth_first_through_the_trajectories_whoever_was_fast(seed):
 
 def test_a_split_keeps_what_is_known_of_the_segments_end():
     tree = TrajectoryTree([9])
-    whole = tree.insert(None, [Segment(None, [1, 2, 3], [-1.0, -2.0, -3.0], info={"key": [0]})])
+    whole = tree.insert(None, [Segment(None, [1, 2, 3], [-1.0, -2.0, -3.0], info=SegmentInfo(notes={"key": [0]}))])
     after = tree.insert(whole, [Segment(None, [4], [-4.0])])
-    inside = tree.insert(None, [Segment(None, [1, 2], [-9.0, -9.0], info={"key": [1]})])
+    inside = tree.insert(None, [Segment(None, [1, 2], [-9.0, -9.0], info=SegmentInfo(notes={"key": [1]}))])
     tree.leaves = [after, inside, whole]
     assert tree.trajectories() == [[1, 2, 3, 4], [1, 2], [1, 2, 3]]
     assert tree.log_probs()[1] == [-1.0, -2.0], "the first one's"
-    assert tree.segments[whole].info == {"key": [0]} and tree.segments[inside].info == {}
+    assert tree.segments[whole].info == SegmentInfo(notes={"key": [0]}) and tree.segments[inside].info == SegmentInfo()
 
 
 def test_a_tools_token_is_another_one_than_the_models():

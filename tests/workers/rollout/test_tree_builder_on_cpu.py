@@ -10,11 +10,12 @@ import torch
 
 from tests.workers.rollout.toy_engine import CALL, EOS, VOCAB, Calls, HashEngine, Letters, answer_to
 from tests.workers.rollout.trees.arpo.toy_agent import TOKENIZER, ToyPolicy, encode, library_tools
+from verl.utils.token_fields import TokenField
 from verl.workers.rollout import trees
 from verl.workers.rollout.engines.interface import Generation
 from verl.workers.rollout.environment import NO_ENVIRONMENT
-from verl.workers.rollout.trajectory_tree import MODEL, TOOL, Segment, TrajectoryTree, common_prefix
-from verl.workers.rollout.tree_builder import Ask, BranchPolicy, Path, Sampling, TreeBuilder, grow, policy_class
+from verl.workers.rollout.trajectory_tree import MODEL, TOOL, Segment, SegmentInfo, TrajectoryTree, common_prefix
+from verl.workers.rollout.tree_builder import BranchPolicy, Path, Sampling, TreeBuilder, grow, policy_class
 from verl.workers.rollout.tree_rollout import rows_of
 from verl.workers.rollout.trees.arpo.config import ARPOConfig
 from verl.workers.rollout.trees.arpo.policy import Policy as ARPO
@@ -122,7 +123,7 @@ def test_over_generation_keeps_the_most_different_of_the_plain_ones(seed, enviro
     kept = sum(len(row) for row in tree.trajectories())
     assert tree.metrics["kept_token_share"] == pytest.approx(kept / sum(map(len, drawn)))
     returned = {i for leaf in tree.leaves for i in tree.path(leaf)}
-    assert all(("pruned" in segment.info) == (i not in returned) for i, segment in enumerate(tree.segments))
+    assert all(("pruned" in segment.info.notes) == (i not in returned) for i, segment in enumerate(tree.segments))
     everything = grown(OverGeneration(1.0), 6, some(), seed=seed)
     assert everything.trajectories() == grown(Plain(), 6, some(), seed=seed).trajectories()
 
@@ -192,18 +193,20 @@ def test_requests_hold_what_was_asked_for():
         engine, PROMPT, max_tokens=9, stop_token_ids=[EOS, EOS], sampling=Sampling(0.7, 0.9, 5), request_id="u"
     )
     path = Path().then(Segment(None, [1, 2, 3]))
-    for ask in (Ask(path, 5), Ask(path, max_tokens=4, greedy=True, n_top_logprobs=2), Ask(path, 1, temperature=0.1)):
-        asyncio.run(builder.ask(ask))
+    options = ({"seed": 5}, {"max_tokens": 4, "greedy": True, "n_top_logprobs": 2}, {"seed": 1, "temperature": 0.1})
+    for each in options:
+        asyncio.run(builder.generate(path, **each))
     sampled, greedy, cool = engine.asked
-    assert (sampled["temperature"], sampled["top_p"], sampled["top_k"], sampled["seed"]) == (0.7, 0.9, 5, 5)
-    assert sampled["max_tokens"] == 6 and sampled["request_id"] == "u" and sampled["stop"] == []
-    assert (greedy["temperature"], greedy["top_p"], greedy["top_k"], greedy["max_tokens"]) == (0, 1.0, -1, 4)
-    assert greedy["n_top_logprobs"] == 2 and (cool["temperature"], cool["top_p"]) == (0.1, 0.9)
+    assert sampled.prompt_ids == [*PROMPT, 1, 2, 3] and sampled.stop_token_ids == [EOS]
+    assert (sampled.temperature, sampled.top_p, sampled.top_k, sampled.seed) == (0.7, 0.9, 5, 5)
+    assert sampled.max_tokens == 6 and sampled.request_id == "u" and sampled.stop == []
+    assert (greedy.temperature, greedy.top_p, greedy.top_k, greedy.max_tokens) == (0, 1.0, -1, 4)
+    assert greedy.n_top_logprobs == 2 and (cool.temperature, cool.top_p) == (0.1, 0.9)
 
 
 def test_an_engine_without_tokens_and_groups_of_none_are_errors():
     class Empty(HashEngine):
-        async def generate(self, *args, **options):
+        async def generate(self, request):
             return Generation([], [])
 
     with pytest.raises(RuntimeError, match="no token after 0 of a response, 40 left"):
@@ -225,11 +228,12 @@ def test_every_module_of_the_package_is_a_choice():
 
 def test_rows_are_the_leaves_with_fields_of_every_token():
     class Scored(Plain):
-        fields = {"local_rewards": ("r", 0.5), "draws": ("d", 1)}
+        fields = (TokenField("r", "this test", unsent=0.5), TokenField("d", "this test", unsent=1))
 
     tree = TrajectoryTree([7])
-    first = tree.add(Segment(None, [1, 2], [-0.1, -0.2], info={"r": 0.25, "d": 3}))
-    tool = tree.add(Segment(first, [8, 9], author=TOOL, info={"seconds": 1.5, "tool": "search"}))
+    first = tree.add(Segment(None, [1, 2], [-0.1, -0.2], info=SegmentInfo(fields={"r": 0.25, "d": 3})))
+    call = SegmentInfo(call={"seconds": 1.5, "tool": "search"})
+    tool = tree.add(Segment(first, [8, 9], author=TOOL, info=call))
     left, right = (tree.add(Segment(tool, [token], [-0.5])) for token in (3, 4))
     tree.leaves = [right, left, first]
     versions = WeightVersions()
@@ -246,9 +250,9 @@ def test_rows_are_the_leaves_with_fields_of_every_token():
     assert newest == [4, 4, 3], "the 3 was a candidate of the request that has made the 4"
     sent = rows[0].as_dict()
     assert sent["segment_ids"].tolist() == [first, first, tool, tool, right]
-    assert sent["segment_ids"].dtype == torch.int64 and sent["draws"].dtype == torch.int64
-    assert sent["local_rewards"].tolist() == [0.25, 0.25, 0.5, 0.5, 0.5]
-    assert sent["draws"].tolist() == [3, 3, 1, 1, 1] and "token_fields" not in sent
+    assert sent["segment_ids"].dtype == torch.int64 and sent["d"].dtype == torch.int64
+    assert sent["r"].tolist() == [0.25, 0.25, 0.5, 0.5, 0.5]
+    assert sent["d"].tolist() == [3, 3, 1, 1, 1] and "token_fields" not in sent
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -7,7 +7,7 @@ import random
 from bisect import bisect
 from itertools import accumulate
 
-from verl.workers.rollout.engines.interface import Generation
+from verl.workers.rollout.engines.interface import Generation, GenerationRequest
 from verl.workers.rollout.environment import Environment
 
 VOCAB, EOS = 20, 19
@@ -33,24 +33,27 @@ class HashEngine:
         sharpness: the larger, the surer the engine is.
         memory: so many tokens decide about the next one.
         delay: most seconds that a request takes, drawn with `order`.
+
+    Attributes:
+        asked: the requests, in the order in which they came.
     """
 
     def __init__(self, sharpness=6.0, memory=6, delay=0.0, order=0):
         self.sharpness, self.memory, self.delay, self.clock = sharpness, memory, delay, random.Random(order)
-        self.asked = []
+        self.asked: list[GenerationRequest] = []
 
     def probabilities(self, tokens) -> list[float]:
         draw = random.Random(str(list(tokens[-self.memory :])))
         weights = [draw.random() ** self.sharpness for _ in range(VOCAB)]
         return [weight / sum(weights) for weight in weights]
 
-    async def generate(self, prompt_ids, *, max_tokens, stop_token_ids, temperature=1.0, seed=None, **options):
-        self.asked.append({"max_tokens": max_tokens, "temperature": temperature, "seed": seed, **options})
+    async def generate(self, request: GenerationRequest) -> Generation:
+        self.asked.append(request)
         await asyncio.sleep(self.clock.random() * self.delay)
-        stop, n_top_logprobs, draw = options.get("stop", ()), options.get("n_top_logprobs", 0), random.Random(seed)
-        result = Generation([], [], [] if n_top_logprobs else None, entropies=[] if options.get("n_entropy") else None)
-        while len(result.token_ids) < max_tokens and not result.stopped:
-            p = self.probabilities([*prompt_ids, *result.token_ids])
+        n_top_logprobs, temperature, draw = request.n_top_logprobs, request.temperature, random.Random(request.seed)
+        result = Generation([], [], [] if n_top_logprobs else None, entropies=[] if request.n_entropy else None)
+        while len(result.token_ids) < request.max_tokens and not result.stopped:
+            p = self.probabilities([*request.prompt_ids, *result.token_ids])
             order = sorted(range(VOCAB), key=lambda token: -p[token])
             token = order[0]
             if temperature:
@@ -62,8 +65,8 @@ class HashEngine:
                 result.entropies.append(-sum(x * math.log(x) for x in p if x))
             result.token_ids.append(token)
             result.log_probs.append(math.log(p[token]))
-            result.stopped = token in stop_token_ids
-            if any(text in Letters().decode(result.token_ids) for text in stop):
+            result.stopped = token in request.stop_token_ids
+            if any(text in Letters().decode(result.token_ids) for text in request.stop):
                 break
         return result
 

@@ -189,7 +189,8 @@ def _family(listing: kinds.Listing) -> list[tuple[str, tuple]]:
 
 def _same_item(truth: Any, answer: Any) -> bool:
     """Return whether two structures, neither of which is an answer's list, are the same."""
-    if isinstance(truth, kinds.Chain) or isinstance(answer, kinds.Chain):
+    are_chains = [isinstance(side, kinds.Chain) for side in (truth, answer)]
+    if all(are_chains) or any(are_chains) and not (kinds.is_operation(truth) or kinds.is_operation(answer)):
         return _same_chain(truth, answer)
     if isinstance(truth, kinds.Words) or isinstance(answer, kinds.Words):
         return same_words(truth, answer)
@@ -198,8 +199,6 @@ def _same_item(truth: Any, answer: Any) -> bool:
             return same_quantity(truth, answer)
         case (kinds.Phrase(), kinds.Phrase()):
             return _same_in_order(truth.parts, answer.parts)
-        case (kinds.Listing(), kinds.Listing()):
-            return _same_items(truth.items, answer.items)
         case (kinds.NamedSet(), kinds.NamedSet()) if truth == answer:
             return True
         case (kinds.Bracketed(), kinds.Bracketed()) if truth.brackets != answer.brackets:
@@ -223,8 +222,9 @@ def _same_builder(truth: kinds.Builder, answer: kinds.Builder) -> bool:
 
 
 def _same_chain(truth: Any, answer: Any) -> bool:
-    if not isinstance(truth, kinds.Chain) or not isinstance(answer, kinds.Chain):
-        chain, other = (truth, answer) if isinstance(truth, kinds.Chain) else (answer, truth)
+    are_chains = [isinstance(side, kinds.Chain) and not kinds.is_operation(side) for side in (truth, answer)]
+    if are_chains[0] != are_chains[1]:
+        chain, other = (truth, answer) if are_chains[0] else (answer, truth)
         value = _value_of(chain)
         if value is not None:
             return _same_item(value, other)
@@ -252,13 +252,11 @@ def _are_true(*equations: list[tuple]) -> bool:
 def _value_of(chain: kinds.Chain) -> Any:
     """Return what an equation gives for a name, or the value of a true equation of numbers; None for any other."""
     *names, value = chain.sides
-    if chain.relations == ("in",) and getattr(names[0], "tree", ("",))[0] == "symbol":
-        return value
     formulas = [side.tree for side in chain.sides if isinstance(side, kinds.Formula)]
     if set(chain.relations) != {"="} or not _are_true(formulas):
         return None
-    if len(names) == 1 and not symbols(*formulas[:1]) and formulas[-1:] and formulas[-1][0] in ("symbol", "unknown"):
-        return names[0]
+    if not symbols(*formulas[:1]) and formulas[-1:] and formulas[-1][0] in ("symbol", "unknown"):  # 5 = x
+        return names[0] if len(names) == 1 else None
     return value if all(map(_names_a_thing, names)) else None
 
 
@@ -297,8 +295,6 @@ def _same_equation(truth: kinds.Chain, answer: kinds.Chain) -> bool:
             return True
         if not _are_true(first, second) or bool(symbols(*first)) != bool(symbols(*second)):
             return False
-        if not symbols(*first):
-            return _same_item(truth.sides[-1], answer.sides[-1])
     ends, others = [(chain.sides[0], chain.sides[-1]) for chain in (truth, answer)]
     if _same_in_order(ends, others) or _same_in_order(ends, others[::-1]):
         return True

@@ -75,3 +75,8 @@ class Listing:
 def symbol(name: str) -> Formula:
     """Return the formula that is a symbol."""
     return Formula(("symbol", name), text=name.replace(" ", ""))
+
+
+def is_operation(structure: Any) -> bool:
+    """Return whether a structure is a union, an intersection or a difference of sets."""
+    return isinstance(structure, Chain) and set(structure.relations) <= set(SET_OPERATORS)

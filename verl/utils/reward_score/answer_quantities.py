@@ -79,10 +79,10 @@ def is_unit(items: Sequence[Token], before: str = "") -> bool:
             if is_multiple or not TELLING.isdisjoint(token.text.lower().split()):
                 return False
         elif token.kind == "number":
-            if before not in ("^", "{}", "-"):
+            if before not in ("^", "-"):
                 return False
         elif token.text == "{}":
-            if not is_unit(token.inner, "{}"):
+            if not is_unit(token.inner, "^"):
                 return False
         elif token.text not in ("/", "^", "*", "times", "-"):
             return False

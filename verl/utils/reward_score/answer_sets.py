@@ -14,12 +14,17 @@ from mpmath import mp, mpf
 
 from verl.utils.reward_score import answer_kinds as kinds
 from verl.utils.reward_score.answer_agreement import close, parts, roots, symbols
-from verl.utils.reward_score.answer_kinds import BOUND, SET_OPERATORS
+from verl.utils.reward_score.answer_kinds import BOUND
 from verl.utils.reward_score.answer_tokens import Unreadable
 from verl.utils.reward_score.answer_values import Point, Undefined, Value, evaluate, number
 
 MOST_ELEMENTS = 100
 _ORDERS = frozenset("< <= > >= !=".split())
+_OPERATIONS: dict[str, Callable[[bool, bool], bool]] = {
+    "cup": lambda left, right: left or right,
+    "cap": lambda left, right: left and right,
+    "minus": lambda left, right: left and not right,
+}
 _INTEGERS = kinds.Chain((kinds.symbol(BOUND), kinds.NamedSet("Z")), ("in",))
 
 
@@ -36,13 +41,17 @@ def is_set(structure: Any) -> bool:
     if isinstance(structure, kinds.Listing):
         return len(structure.items) == 1 and is_set(structure.items[0]) or _are_inequalities(structure.items)
     if isinstance(structure, kinds.Chain):
-        is_inequality = not (_ORDERS | set(SET_OPERATORS)).isdisjoint(structure.relations)
-        return is_inequality or (structure.relations == ("in",) and is_set(structure.sides[1]))
+        is_inequality = not _ORDERS.isdisjoint(structure.relations)
+        return (
+            is_inequality
+            or kinds.is_operation(structure)
+            or (structure.relations == ("in",) and is_set(structure.sides[1]))
+        )
     return isinstance(structure, kinds.Bracketed | kinds.Builder | kinds.NamedSet)
 
 
 def _are_inequalities(items: Iterable) -> bool:
-    return all(isinstance(item, kinds.Chain) and is_set(item) for item in items)
+    return all(isinstance(item, kinds.Chain) and not kinds.is_operation(item) and is_set(item) for item in items)
 
 
 def same_set(one: Any, other: Any) -> bool:
@@ -95,7 +104,7 @@ def _real_set(structure: Any, point: Point) -> RealSet:
             return values if len(rest) == len(conditions.items) else _whole_numbers(values)
         case kinds.Chain(relations=("in",), sides=(kinds.Formula(tree=("symbol", _)), values)):
             return _real_set(values, point)
-        case kinds.Chain(relations=operators, sides=sides) if set(operators) <= set(SET_OPERATORS):
+        case kinds.Chain(relations=operators, sides=sides) if kinds.is_operation(structure):
             return _combined([_real_set(side, point) for side in sides], operators)
         case kinds.Chain(relations=relations, sides=sides):
             return _inequalities(sides, relations, point)
@@ -143,11 +152,7 @@ def _combined(sets: list[RealSet], operators: Iterable[str]) -> RealSet:
     def contains(x: Value) -> bool:
         result = first.contains(x)
         for operator, other in zip(operators, rest, strict=True):
-            result = (
-                (result or other.contains(x))
-                if operator == "cup"
-                else result and other.contains(x) != (operator == "minus")
-            )
+            result = _OPERATIONS[operator](result, other.contains(x))
         return result
 
     return RealSet(contains, [x for each in sets for x in each.boundaries])
@@ -158,15 +163,13 @@ def _inequalities(sides: tuple, relations: tuple, point: Point) -> RealSet:
     trees = [side.tree for side in sides if isinstance(side, kinds.Formula) and side.unit in ("", "degree")]
     names = symbols(*trees)
     name = BOUND if BOUND in names else next(iter(names), "")
-    is_readable = (
-        len(trees) == len(sides) and (len(names) == 1 or name == BOUND) and {"=", *_ORDERS}.issuperset(relations)
-    )
-    if not is_readable or ("=" in relations and name != BOUND) or any(part[0] == "unknown" for part in parts(*trees)):
+    if len(trees) < len(sides) or len(names) != 1 and name != BOUND or not {"=", *_ORDERS}.issuperset(relations):
+        raise Unreadable("no inequalities in one variable")
+    if ("=" in relations and name != BOUND) or any(part[0] == "unknown" for part in parts(*trees)):
         raise Unreadable("no inequalities in one variable")
     pairs = zip(pairwise(trees), relations, strict=True)
-    return _combined(
-        [_inequality(pair, relation, name, point) for pair, relation in pairs], ["cap"] * (len(relations) - 1)
-    )
+    sets = [_inequality(pair, relation, name, point) for pair, relation in pairs]
+    return _combined(sets, ["cap"] * (len(sets) - 1))
 
 
 def _inequality(trees: tuple[tuple, tuple], relation: str, name: str, point: Point) -> RealSet:

@@ -129,8 +129,7 @@ class _StructureReader:
 
     def _items(self, items: list[Token]) -> list[Any]:
         """Return the structure of an item; of cases, that of each row."""
-        items = without_braces(items)
-        if len(items) == 1 and items[0].text in ("cases", "aligned", "array"):
+        if len(items) == 1 and items[0].kind == "group" and items[0].text in ("cases", "aligned", "array"):
             rows, _ = split(list(items[0].inner), ("\\\\",))
             cells = [_row(row) for row in rows if row]
             if items[0].text != "array" or all(top_level(row, RELATIONS) for row in cells):

@@ -10,6 +10,7 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
+from functools import partial
 from typing import Any
 
 from mpmath import mp, mpc, mpf
@@ -70,7 +71,10 @@ def evaluate(tree: tuple, point: Point) -> Value:
         return {"pi": +mp.pi, "e": +mp.e, "i": mpc(0, 1), "infty": mp.inf}[first]
     if kind == "function":
         inner = replace(point, degree="radian") if first in _OF_AN_ANGLE else point
-        return _function(first, [evaluate(operand, inner) for operand in rest], point)
+        operands = [evaluate(operand, inner) for operand in rest]
+        if first == "log" and len(operands) == 1:
+            operands.append({"unknown": mpf("4.625"), "e": +mp.e, "10": mpf(10)}[point.log_base])
+        return _computed(_FUNCTIONS[first], *operands)
     if kind == "unknown":
         return _unknown(first, [evaluate(operand, point) for operand in rest], point)
     if kind in ("sum", "product"):
@@ -105,9 +109,11 @@ def _computed(function: Callable, *operands: Value) -> Value:
     """Return what a function gives for numbers and matrices of mpmath, if it is defined for them."""
     try:
         value = function(*operands)
+    except Undefined:
+        raise
     except (ValueError, ZeroDivisionError, OverflowError, TypeError, AttributeError) as error:
         raise Undefined(str(error)) from error
-    if not is_matrix(value) and mp.isnan(value):
+    if not isinstance(value, Fraction | mp.matrix) and mp.isnan(value):
         raise Undefined("not a number")
     return value
 
@@ -186,12 +192,25 @@ def _whole(function: Callable[[Fraction], int], value: Value) -> Fraction:
     return Fraction(function(value))
 
 
-def _of_integers(function: Callable[..., int], operands: tuple) -> Fraction:
+def _of_number(function: Callable[[Value], Value], value: Value) -> Value:
+    value = number(value)
+    if not mp.isinf(value) and abs(value) > 10**6:
+        raise TooLarge("operand")
+    return function(value)
+
+
+def _of_integers(function: Callable[..., int], *operands: Fraction) -> Fraction:
     if any(value.denominator != 1 for value in operands):
         raise ValueError("only whole numbers")
     return Fraction(function(*map(int, operands)))
 
 
+_BY_MPMATH = {
+    "sin": mp.sin, "cos": mp.cos, "tan": mp.tan, "cot": mp.cot, "sec": mp.sec, "csc": mp.csc, "arcsin": mp.asin,
+    "arccos": mp.acos, "arctan": mp.atan, "arccot": mp.acot, "sinh": mp.sinh, "cosh": mp.cosh, "tanh": mp.tanh,
+    "arcsinh": mp.asinh, "arccosh": mp.acosh, "arctanh": mp.atanh, "Re": mp.re, "Im": mp.im, "arg": mp.arg,
+    "cis": mp.expj,
+}  # fmt: skip
 _OPERATIONS: dict[str, Callable[..., Value]] = {
     "add": add,
     "multiply": multiply,
@@ -209,40 +228,17 @@ _FUNCTIONS: dict[str, Callable[..., Value]] = {
     "ln": lambda value: _logarithm(value, +mp.e),
     "log10": lambda value: _logarithm(value, Fraction(10)),
     "log": _logarithm,
-    "floor": lambda value: _whole(math.floor, value),
-    "ceil": lambda value: _whole(math.ceil, value),
+    "floor": partial(_whole, math.floor),
+    "ceil": partial(_whole, math.ceil),
     "min": lambda *operands: min(operands, key=number),
     "max": lambda *operands: max(operands, key=number),
-    "gcd": lambda *operands: _of_integers(math.gcd, operands),
-    "lcm": lambda *operands: _of_integers(math.lcm, operands),
+    "gcd": partial(_of_integers, math.gcd),
+    "lcm": partial(_of_integers, math.lcm),
     "transpose": lambda matrix: matrix.T,
     "det": mp.det,
+    **{name: partial(_of_number, function) for name, function in _BY_MPMATH.items()},
 }
-_BY_MPMATH = {
-    "sin": mp.sin, "cos": mp.cos, "tan": mp.tan, "cot": mp.cot, "sec": mp.sec, "csc": mp.csc, "arcsin": mp.asin,
-    "arccos": mp.acos, "arctan": mp.atan, "arccot": mp.acot, "sinh": mp.sinh, "cosh": mp.cosh, "tanh": mp.tanh,
-    "arcsinh": mp.asinh, "arccosh": mp.acosh, "arctanh": mp.atanh, "Re": mp.re, "Im": mp.im, "arg": mp.arg,
-    "cis": mp.expj,
-}  # fmt: skip
 _OF_AN_ANGLE = frozenset("sin cos tan cot sec csc cis".split())
-
-
-def _function(name: str, operands: list[Value], point: Point) -> Value:
-    if name == "log" and len(operands) == 1:
-        operands = [*operands, {"unknown": mpf("4.625"), "e": +mp.e, "10": mpf(10)}[point.log_base]]
-    if name in _FUNCTIONS:
-        try:
-            return _FUNCTIONS[name](*operands)
-        except Undefined:
-            raise
-        except (TypeError, AttributeError, ValueError) as error:
-            raise Unreadable(f"operands of {name}") from error
-    if name not in _BY_MPMATH or len(operands) != 1:
-        raise Unreadable(f"function {name}")
-    operand = number(operands[0])
-    if not mp.isinf(operand) and abs(operand) > 10**6:
-        raise TooLarge(name)
-    return _computed(_BY_MPMATH[name], operand)
 
 
 def _unknown(name: str, operands: list[Value], point: Point) -> Value:

@@ -1,6 +1,7 @@
 """Reads and checks the settings of our parts: pydantic dataclasses, whose fields are the keys of a config section."""
 
 import json
+import re
 from collections.abc import Mapping
 from typing import Any, TypeVar, get_type_hints
 
@@ -45,8 +46,10 @@ def _in_words(error: ErrorDetails, cls: type, section: str) -> str:
             cls = get_type_hints(cls)[str(key)]
         in_section, _, key = name.rpartition(".")
         return f"{in_section} has no key {key}; known: {', '.join(get_type_hints(cls))}"
-    message = error["msg"].replace("Input should be", "expected").replace("greater than or equal to", "at least")
-    return f"{name}={error['input']!r}: {message}"
+    message = error["msg"].replace("greater than or equal to", "at least").removesuffix(" after validation, not 0")
+    message = re.sub("^(Input should be|String should have|List should have)", "expected", message)
+    value = error["input"] if error["type"] == "literal_error" else repr(error["input"])  # quotes show a wrong type
+    return f"{name}={value}: {message}"
 
 
 def check_trajectories(config: DictConfig, name: str, formula: str, trajectories: int) -> None:

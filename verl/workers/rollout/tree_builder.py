@@ -22,7 +22,7 @@ from enum import Enum
 from functools import lru_cache
 from typing import Any
 
-from verl.utils.parts import Tree, part
+from verl.utils.parts import Tree, parts
 from verl.utils.token_fields import TokenField
 from verl.workers.rollout.engines.interface import Generation, GenerationRequest, RolloutEngine
 from verl.workers.rollout.environment import NO_ENVIRONMENT, Environment
@@ -308,7 +308,10 @@ def policy_class(name: str) -> type[BranchPolicy]:
     Raises:
         ValueError: nobody has registered a tree of this name.
     """
-    return part("tree", name, "actor_rollout_ref.rollout.tree").policy
+    policies = {known: tree.policy for known, tree in parts("tree").items() if not tree.variant}
+    if name not in policies:
+        raise ValueError(f"actor_rollout_ref.rollout.tree={name}: expected one of {', '.join(policies)}")
+    return policies[name]
 
 
 async def grow(engine: RolloutEngine, prompt_ids: Sequence[int], n: int, policy: BranchPolicy, **options):

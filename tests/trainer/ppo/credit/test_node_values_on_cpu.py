@@ -12,15 +12,14 @@ from verl.trainer.ppo.core_algos import (
     get_adv_estimator_fn,
 )
 
-from verl.trainer.ppo.credit.node_values import (
-    ESTIMATORS,
-    GROUP_RELATIVE,
-    SEGMENT_IDS,
-    compares_within_group,
-    compute_arpo_hard_advantage,
-    credit_metrics,
-)
+from verl.trainer.ppo.credit.node_values import compute_arpo_hard_advantage, credit_metrics
 from verl.trainer.ppo.credit.nodes import tree_nodes
+from verl.utils.parts import Compares, compares, parts
+from verl.workers.rollout.trajectory_tree import SEGMENT_IDS
+
+ESTIMATORS = ("arpo_hard", "tree_path", "tree_gain", "treerl")
+GROUP = (Compares.GROUP, Compares.GROUP_THEN_MORE)
+GROUP_RELATIVE = {name for name, credit in parts("credit").items() if credit.compares in GROUP}
 
 
 def advantage(estimator, rewards, mask, index, segment_ids, **config):
@@ -192,14 +191,14 @@ def test_these_compare_the_rows_of_a_prompt(name):
     rewards, mask = torch.zeros(4, 3), torch.tensor([[1, 1, 1], [1, 1, 0], [1, 1, 1], [1, 0, 0.0]])
     rewards[:, 0] = torch.tensor([1.0, 0.0, 7.0, 3.0])
     upstream = group_relative(name, rewards, mask, np.array(["a", "a", "b", "c"], dtype=object))
-    assert compares_within_group(name) and upstream[:2].abs().max() > 0
+    assert compares(name) in GROUP and upstream[:2].abs().max() > 0
 
 
 def test_every_estimator_of_upstream_has_been_thought_about():
     elsewhere = {"gae", "remax", "reinforce_plus_plus"}
     assert {member.value for member in AdvantageEstimator} - elsewhere == GROUP_RELATIVE - {"hapo"}
     assert set(ADV_ESTIMATOR_REGISTRY) >= GROUP_RELATIVE
-    assert compares_within_group(AdvantageEstimator.GRPO) and not compares_within_group(AdvantageEstimator.GAE)
+    assert compares(AdvantageEstimator.GRPO) is Compares.GROUP and compares(AdvantageEstimator.GAE) is None
 
 
 # -- what the trainer reports --

@@ -11,7 +11,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from verl.trainer.ppo.loss.hapo import ENTROPY_H, compute_entropy_h, compute_policy_loss_hapo
+from verl.trainer.ppo.loss.hapo import compute_policy_loss_hapo
+from verl.utils.normalized_entropy import ENTROPY_H, compute_entropy_h
 
 ROWS, LENGTH, FEATURES, VOCABULARY = 8, 6, 5, 11
 

@@ -13,16 +13,9 @@ from verl.trainer.ppo.core_algos import (
     get_policy_loss_fn,
 )
 
-from verl.trainer.ppo.loss.hapo import (
-    ENTROPY_H,
-    ada_advantage,
-    ada_clip,
-    compute_entropy_h,
-    compute_hapo_outcome_advantage,
-    compute_policy_loss_hapo,
-    entropy_to_h,
-    token_level_group_advantage,
-)
+from verl.trainer.ppo.credit.hapo import compute_hapo_outcome_advantage, token_level_group_advantage
+from verl.trainer.ppo.loss.hapo import ada_advantage, ada_clip, compute_policy_loss_hapo
+from verl.utils.normalized_entropy import ENTROPY_H, compute_entropy_h, entropy_to_h
 
 
 def random_batch(seed: int, rows: int = 12, length: int = 9):

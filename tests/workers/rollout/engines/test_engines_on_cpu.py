@@ -7,8 +7,8 @@ import pytest
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from verl.workers.rollout.engines.interface import restricted
-from verl.workers.rollout.engines.local_transformers import TransformersEngine
+from verl.workers.rollout.engines.interface import GenerationRequest
+from verl.workers.rollout.engines.local_transformers import TransformersEngine, restricted
 from verl.workers.rollout.tree_rollout import GroupEngine
 
 
@@ -21,7 +21,8 @@ def model() -> Qwen2ForCausalLM:
 
 
 def generate(engine, prompt, **options):
-    return asyncio.run(engine.generate(prompt, **{"max_tokens": 8, "stop_token_ids": [], **options}))
+    request = GenerationRequest(prompt, **{"max_tokens": 8, "stop_token_ids": [], **options})
+    return asyncio.run(engine.generate(request))
 
 
 def test_greedy_tokens_candidates_and_log_probs_are_the_models(model):

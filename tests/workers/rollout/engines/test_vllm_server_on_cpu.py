@@ -8,6 +8,7 @@ import inspect
 import random
 import sys
 from collections import Counter
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -23,9 +24,11 @@ from tests.configs import composed
 from tests.forked import ray_of_forks
 from tests.workers.rollout.trees.arpo import toy_agent
 from verl.workers.rollout.engines import vllm_server
+from verl.workers.rollout.engines.interface import GenerationRequest
 from verl.workers.rollout.engines.local_transformers import TransformersEngine
 from verl.workers.rollout.engines.request_batching import ExchangeServer
 from verl.workers.rollout.engines.vllm_server import LLMClientEngine
+from verl.workers.rollout.prompt_task import PromptTask
 from verl.workers.rollout.trajectory_tree import TREE, TREE_METRICS
 from verl.workers.rollout.tree_rollout import TreeRollout
 from vllm_patches import cpu_version_name
@@ -66,7 +69,7 @@ class UpstreamServer:
         version, reason, keep = self.version, "completed", None
         if self.aborts:
             self.version, reason, keep = version + 1, "aborted", self.aborts.pop(0)
-        made = await self.engine.generate(prompt_ids, **sampling_params)
+        made = await self.engine.generate(GenerationRequest(prompt_ids, **sampling_params))
         if keep is not None and keep >= len(made.token_ids):  # it ends before it can be aborted
             reason = "completed"
         reported = {"top_logprobs": made.top_logprobs, "entropies": made.entropies}
@@ -127,7 +130,8 @@ class Stack:
 
 
 def generate(engine, prompt, **options):
-    return engine.generate(prompt, **{"max_tokens": 8, "stop_token_ids": [], "temperature": 0} | options)
+    options = {"max_tokens": 8, "stop_token_ids": [], "temperature": 0} | options
+    return engine.generate(GenerationRequest(prompt, **options))
 
 
 LIBRARY = {"class_path": f"{toy_agent.__name__}.Library", "params": {}}
@@ -165,18 +169,18 @@ def rollout_of(tree: str, engine):
 def test_a_groups_requests_go_to_one_server_which_is_asked_for_once(tree, actors, model):
     inside = toy_agent.ToyPolicy() if tree == "arpo" else TransformersEngine(model, TOKENIZER)
     stack = Stack(actors, inside)
-    prompt = {"uid": "u", "global_steps": 1, "index": 0, "raw_prompt": [{"role": "user", "content": "assistant\n"}]}
+    task = PromptTask({"uid": "u", "index": 0, "raw_prompt": [{"role": "user", "content": "assistant\n"}]}, step=1)
     sampling = {"temperature": 1.0, "top_p": 1.0, "top_k": -1}
 
     async def outside():
-        outputs = await rollout_of(tree, stack.engine).run(dict(prompt), 6, dict(sampling))
+        outputs = await rollout_of(tree, stack.engine).run(task, 6, dict(sampling))
         stack.engine.release("u")
         return outputs
 
     outputs = asyncio.run(outside())
     assert len(outputs) == 6 and TREE in outputs[0].extra_fields
     assert {one.extra_fields["min_global_steps"] for one in outputs} == {1}
-    same = asyncio.run(rollout_of(tree, inside).run(dict(prompt), 6, dict(sampling)))
+    same = asyncio.run(rollout_of(tree, inside).run(task, 6, dict(sampling)))
     for ours, theirs in zip(outputs, same, strict=True):
         assert (ours.response_ids, ours.response_mask) == (theirs.response_ids, theirs.response_mask)
         assert ours.response_logprobs == pytest.approx(theirs.response_logprobs, abs=1e-4)
@@ -233,9 +237,9 @@ def test_an_interrupted_tree_goes_on_where_it_was(tree, actors, model, monkeypat
     aborts = [lengths.randrange(4) for _ in range(30)]
     interrupted = rollout_of(tree, Stack(actors, inside, FullyAsyncLLMServerClient, aborts).engine)
     alone = rollout_of(tree, inside)
-    prompt = {"uid": "u", "global_steps": 1, "index": 0, "raw_prompt": [{"role": "user", "content": "assistant\n"}]}
+    task = PromptTask({"uid": "u", "index": 0, "raw_prompt": [{"role": "user", "content": "assistant\n"}]}, step=1)
     made, same = (
-        asyncio.run(rollout.run(dict(prompt), 6, {"temperature": 1.0, "top_p": 1.0, "top_k": -1}))
+        asyncio.run(rollout.run(task, 6, {"temperature": 1.0, "top_p": 1.0, "top_k": -1}))
         for rollout in (interrupted, alone)
     )
     assert [row.response_ids for row in made] == [row.response_ids for row in same]
@@ -353,8 +357,8 @@ def test_a_server_of_upstreams_own_is_asked_request_by_request(model):
 
 def test_a_server_without_entropies_is_named(actors, model):
     class Plain(TransformersEngine):
-        async def generate(self, *args, n_entropy, **options):
-            return await super().generate(*args, **options)
+        async def generate(self, request):
+            return await super().generate(replace(request, n_entropy=0))
 
     with pytest.raises(RuntimeError, match="entropies of 0 tokens for 8.*top_logprobs_server"):
         asyncio.run(generate(Stack(actors, Plain(model)).engine, [3], n_entropy=5))

@@ -24,9 +24,9 @@ class Recorder:
     def __init__(self, engine):
         self.engine, self.asked = engine, []
 
-    async def generate(self, prompt_ids, **options):
-        self.asked.append(list(prompt_ids))
-        return await self.engine.generate(prompt_ids, **options)
+    async def generate(self, request):
+        self.asked.append(list(request.prompt_ids))
+        return await self.engine.generate(request)
 
 
 def grown(engine, prompt=(1, 2, 3), seed=0, max_tokens=30, stop=EOS, environment=None, vocab_size=VOCAB, **keys):
@@ -87,7 +87,7 @@ def test_shared_tokens_are_stored_once_with_their_log_probabilities(seed):
     prefixes = {tuple(row[: at + 1]) for row in rows for at in range(len(row))}
     assert sum(len(segment.token_ids) for segment in tree.segments) == len(prefixes)
     assert tree.metrics["shared_tokens"] == pytest.approx(1 - len(prefixes) / sum(map(len, rows)))
-    assert not any("entropies" in segment.info for segment in tree.segments)
+    assert all(segment.info.entropies is None for segment in tree.segments)
     for row, log_probs in zip(rows, tree.log_probs(), strict=True):
         expected = [math.log(engine.probabilities([1, 2, 3, *row[:at]])[token]) for at, token in enumerate(row)]
         assert log_probs == pytest.approx(expected)
@@ -190,11 +190,11 @@ SECTION = "actor_rollout_ref.rollout.custom.eptree"
 @pytest.mark.parametrize(
     ("bad", "message"),
     [
-        (config(top=3), f"{SECTION}.top: there is no such key; known: M, N, L, T, exclude_last, entropy_top_k"),
+        (config(top=3), f"{SECTION} has no key top; known: M, N, L, T, exclude_last, entropy_top_k"),
         (config(M=0, n=0), f"{SECTION}.M=0: expected at least 1"),
         (config(exclude_last=-1), f"{SECTION}.exclude_last=-1: expected at least 0"),
-        (config(N="2"), f"{SECTION}.N='2': expected int"),
-        (config(L=True), f"{SECTION}.L=True: expected int"),
+        (config(N="2"), f"{SECTION}.N='2': expected a valid integer"),
+        (config(L=True), f"{SECTION}.L=True: expected a valid integer"),
         (config(n=8), r"actor_rollout_ref.rollout.n=8: tree=eptree grows M \(1 \+ N L T\) = 30 trajectories"),
         (config(entropy_top_k=21), f"{SECTION}.entropy_top_k=21: vLLM reports at most 20"),
         (config(rollout={"logprobs_mode": "raw_logits"}), "actor_rollout_ref.rollout.logprobs_mode=raw_logits"),

@@ -12,10 +12,9 @@ from verl.trainer.ppo.core_algos import get_adv_estimator_fn
 from recipe.common.tiny_model import TinyModelConfig, make_model
 from tests.workers.rollout.toy_engine import EOS, VOCAB, HashEngine, Letters
 from tests.workers.rollout.trees.arpo.toy_agent import TOKENIZER, ToyPolicy, encode, library, library_tools
-from verl.trainer.ppo.credit.nodes import SEGMENT_IDS
 from verl.workers.rollout.engines.interface import Generation
 from verl.workers.rollout.engines.local_transformers import TransformersEngine
-from verl.workers.rollout.trajectory_tree import TOOL
+from verl.workers.rollout.trajectory_tree import SEGMENT_IDS, TOOL
 from verl.workers.rollout.tree_builder import grow, policy_class
 from verl.workers.rollout.trees.tree_grpo import Policy, TreeGRPOKeys
 
@@ -28,9 +27,9 @@ class Recorder:
     def __init__(self, engine):
         self.engine, self.asked = engine, []
 
-    async def generate(self, prompt_ids, **options):
-        self.asked.append(tuple(prompt_ids))
-        return await self.engine.generate(prompt_ids, **options)
+    async def generate(self, request):
+        self.asked.append(tuple(request.prompt_ids))
+        return await self.engine.generate(request)
 
 
 class Script:
@@ -39,8 +38,8 @@ class Script:
     def __init__(self, tokens):
         self.tokens = tokens
 
-    async def generate(self, prompt_ids, **options):
-        rest = self.tokens[len(prompt_ids) - 3 :]
+    async def generate(self, request):
+        rest = self.tokens[len(request.prompt_ids) - 3 :]
         return Generation(rest, [-1.0] * len(rest))
 
 
@@ -209,10 +208,10 @@ SECTION = "actor_rollout_ref.rollout.custom.tree_grpo"
 @pytest.mark.parametrize(
     ("bad", "message"),
     [
-        (config(T=2), f"{SECTION}.T: there is no such key; known: M, N, L, step_delimiter"),
+        (config(T=2), f"{SECTION} has no key T; known: M, N, L, step_delimiter"),
         (config(N=0), f"{SECTION}.N=0: expected at least 1"),
-        (config(step_delimiter=""), f"{SECTION}.step_delimiter='': expected a text"),
-        (config(M=1.5), f"{SECTION}.M=1.5: expected int"),
+        (config(step_delimiter=""), f"{SECTION}.step_delimiter='': expected at least 1 character"),
+        (config(M=1.5), f"{SECTION}.M=1.5: expected a valid integer"),
         (config(8), r"actor_rollout_ref.rollout.n=8: tree=tree_grpo grows M \(1 \+ N L\) = 12 trajectories"),
     ],
     ids=lambda value: value[-40:] if isinstance(value, str) else "",

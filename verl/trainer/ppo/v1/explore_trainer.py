@@ -106,9 +106,10 @@ class ExploreMixin(WatchedRun):
 
     def _setup(self):
         super()._setup()
-        actor_config = omega_conf_to_dataclass(self.config.actor_rollout_ref.actor)
-        loss = parts("loss").get(actor_config.policy_loss.loss_mode)
-        if fields := [field.name for field in (loss.fields(actor_config) if loss else ())]:
+        actor = self.config.actor_rollout_ref.actor
+        loss = parts("loss").get(actor.policy_loss.loss_mode)
+        if fields := [field.name for field in (loss.fields(actor) if loss else ())]:
+            actor_config = omega_conf_to_dataclass(actor)
             self.actor_rollout_wg.set_loss_fn(partial(ppo_loss_with_fields, config=actor_config, fields=fields))
 
     # ---- rollout ----

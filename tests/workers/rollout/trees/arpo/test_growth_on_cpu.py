@@ -45,7 +45,7 @@ def texts(tree):
 
 def without_seconds(tree) -> str:
     for segment in tree.segments:
-        segment.info.pop("seconds", None)
+        (segment.info.call or {}).pop("seconds", None)
     metrics = {name: value for name, value in tree.metrics.items() if not name.endswith("seconds")}
     return json.dumps([tree.to_json().split('"metrics"')[0], metrics], sort_keys=True)
 
@@ -155,7 +155,7 @@ def test_a_tag_may_cross_the_end_of_a_request(look):
 def test_validation_asks_once_a_turn_and_for_no_entropies():
     policy = ToyPolicy(calls=2)
     tree = grow(policy, n=4, branch_policy="never", initial_rollouts=4)
-    assert len(policy.requests) == 12 and not any(request["n_entropy"] for request in policy.requests)
+    assert len(policy.requests) == 12 and not any(request.n_entropy for request in policy.requests)
     assert tree.metrics["forks"] == 0 and tree.metrics["shared_tokens"] == 0
 
 
@@ -164,7 +164,7 @@ def test_the_probe_sets_the_budget_and_is_one_of_the_n():
     tree = grow(ToyPolicy(calls=1), n=16, enable_dynamic_rollouts=True, **ALWAYS)
     assert tree.metrics["initial_rollouts"] == 5
     assert tree.metrics["forks"] == 5 and tree.metrics["filled"] == 6 and len(tree.leaves) == 16
-    keys = {tuple(segment.info["key"]) for segment in tree.segments}
+    keys = {tuple(segment.info.notes["key"]) for segment in tree.segments}
     assert (0, 1, 0) in keys  # the probe's own branch, decided after it had ended
 
 
@@ -172,7 +172,7 @@ def test_forks_in_a_row_are_penalized_on_their_path():
     config = {"branch_policy": "entropy_balanced", "branch_penalty": 1.0, "call_limit": 4, **ALWAYS}
     tree = grow(ToyPolicy(calls=4), n=64, initial_rollouts=1, **config)
     # with a penalty of 1 a fork never follows a fork: after calls 1 and 3 only
-    keys = sorted({tuple(segment.info["key"]) for segment in tree.segments if len(segment.info["key"]) > 1})
+    keys = sorted({tuple(segment.info.notes["key"]) for segment in tree.segments if len(segment.info.notes["key"]) > 1})
     assert keys == [(0, 1, 0), (0, 1, 0, 3, 0), (0, 3, 0)]
 
 
@@ -201,7 +201,7 @@ def test_a_tools_own_fault_is_counted_and_kept(monkeypatch):
     monkeypatch.setattr(Library, "execute", down)
     tree = grow(ToyPolicy(calls=1), n=1)
     assert tree.metrics["tool_search/own_faults"] == 1
-    assert [s.info["fault"] for s in tree.segments if s.author == TOOL] == ["Error: no <key>"]
+    assert [s.info.call["fault"] for s in tree.segments if s.author == TOOL] == ["Error: no <key>"]
 
 
 def test_a_tools_failure_is_told_to_the_model(monkeypatch):
@@ -212,7 +212,7 @@ def test_a_tools_failure_is_told_to_the_model(monkeypatch):
     tree = grow(ToyPolicy(calls=1), n=2, initial_rollouts=2)
     assert all("Error: the server is down" in text and text.endswith("<|im_end|>") for text in texts(tree))
     assert tree.metrics["tool_search/failures"] == 2 and tree.metrics["tool_search/own_faults"] == 0
-    assert [s.info["error"] for s in tree.segments if s.author == TOOL] == ["connect", "connect"]
+    assert [s.info.call["error"] for s in tree.segments if s.author == TOOL] == ["connect", "connect"]
 
 
 @pytest.mark.parametrize("dynamic", [False, True])
@@ -220,12 +220,12 @@ def test_an_engines_failure_ends_the_group_and_leaves_nothing_running(dynamic):
     policy = ToyPolicy(calls=3, delay=0.05)
     real, count = policy.generate, 0
 
-    async def failing(*args, **kwargs):
+    async def failing(request):
         nonlocal count
         count += 1
         if count == 5:
             raise RuntimeError("engine core died")
-        return await real(*args, **kwargs)
+        return await real(request)
 
     policy.generate = failing
 

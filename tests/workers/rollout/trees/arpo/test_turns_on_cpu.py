@@ -50,7 +50,7 @@ class Seen:
     def __init__(self, tree, leaf):
         self.path = tree.path(leaf)
         self.turns = [tree.segments[i].token_ids for i in self.path]
-        self.key = tuple(tree.segments[leaf].info["key"])
+        self.key = tuple(tree.segments[leaf].info.notes["key"])
         self.born = self.key[-2] if len(self.key) > 1 else 0  # at the end of which turn
 
 

@@ -6,7 +6,7 @@ import random
 import string
 
 from recipe.common.tiny_model import END_OF_TURN, make_tokenizer
-from verl.workers.rollout.engines.interface import Generation
+from verl.workers.rollout.engines.interface import Generation, GenerationRequest
 from verl.workers.rollout.environment import Tools
 from verl.workers.rollout.tools.base_tool import BaseTool
 from verl.workers.rollout.tools.protocol import Protocol
@@ -40,24 +40,24 @@ class ToyPolicy:
             return f"{thought}<answer>{first}</answer>{END_OF_TURN}"
         return f"{thought}<search>{self.query.format(first)}{self.close}"
 
-    async def generate(self, prompt_ids, *, max_tokens, stop_token_ids, seed, stop=(), n_entropy=0, **options):
-        self.requests.append({"max_tokens": max_tokens, "n_entropy": n_entropy, "stop": list(stop), **options})
+    async def generate(self, request: GenerationRequest) -> Generation:
+        self.requests.append(request)
         self.running += 1
         try:
             await asyncio.sleep(self.clock.random() * self.delay)
         finally:
             self.running -= 1
-        text = TOKENIZER.decode(prompt_ids)
+        text = TOKENIZER.decode(request.prompt_ids)
         begun = text.rsplit("</result>", 1)[-1] if "</result>" in text else text.rsplit("assistant\n", 1)[-1]
         results = text.count("<result>")
-        tokens = self._rest(begun, seed, results)[:max_tokens]
+        tokens = self._rest(begun, request.seed, results)[: request.max_tokens]
         for end in range(1, len(tokens) + 1):
-            if any(one in TOKENIZER.decode(tokens[:end]) for one in stop):
+            if any(one in TOKENIZER.decode(tokens[:end]) for one in request.stop):
                 tokens = tokens[:end]
                 break
-        entropies = [self.spread[min(results, 1)]] * len(tokens) if n_entropy else None
+        entropies = [self.spread[min(results, 1)]] * len(tokens) if request.n_entropy else None
         log_probs = [-float(i + 1) for i in range(len(tokens))]
-        return Generation(tokens, log_probs, stopped=tokens[-1] in stop_token_ids, entropies=entropies)
+        return Generation(tokens, log_probs, stopped=tokens[-1] in request.stop_token_ids, entropies=entropies)
 
     def _rest(self, begun: str, seed: int, results: int) -> list[int]:
         first = begun[0] if begun else random.Random(seed).choice(string.ascii_letters)

@@ -5,7 +5,7 @@ from collections import Counter
 import pytest
 
 from tests.workers.rollout.trees.hato.trees import frontier, grown, model, random_frontier, tool
-from verl.workers.rollout.trajectory_tree import MODEL, TOOL, TrajectoryTree
+from verl.workers.rollout.trajectory_tree import DROPPED_STEPS, MODEL, TOOL, TrajectoryTree
 from verl.workers.rollout.tree_builder import Path
 from verl.workers.rollout.trees.hato.frontier import EXPANDED, OPEN, PRUNED, ROOT, Frontier
 
@@ -26,7 +26,7 @@ def test_identical_siblings_are_one_step_that_counts():
     assert tree.add(ROOT, [model(5, 6)], ended=False, value=0.9) == first
     other = tree.add(ROOT, [model(5, 7)], ended=True)
     assert tree.add(first, [model(5, 6)], ended=True) not in (first, other)  # equal tokens, another parent
-    assert [tree.info(i)["count"] for i in (1, 2, 3)] == [2, 1, 1]
+    assert [tree.draws(i) for i in (1, 2, 3)] == [2, 1, 1]
     assert (tree.n_kept, tree.steps[first].value, tree.steps[ROOT].children) == (3, 0.3, [1, 2])
     assert len(tree.tree.segments) == 3
 
@@ -40,7 +40,7 @@ def test_a_step_with_a_result_goes_on_after_it():
     assert (tree.written(ROOT), tree.written(call), tree.written(end)) == ([100, 101], [5, 6], [7, 8])
     assert tree.path_log_probs(end) == [-1.0] * 4
     assert [segment.parent for segment in tree.tree.segments] == [None, 0, 1, 2, 3]
-    assert (tree.info(call)["n_tokens"], tree.info(end)["n_tokens"]) == (5, 3)
+    assert (tree.steps[call].n_tokens, tree.steps[end].n_tokens) == (5, 3)
 
 
 def test_siblings_are_identical_where_their_results_are_too():
@@ -48,7 +48,7 @@ def test_siblings_are_identical_where_their_results_are_too():
     first = tree.add(ROOT, [model(5), tool(90)], ended=False)
     assert tree.add(ROOT, [model(5), tool(90)], ended=False) == first
     other = tree.add(ROOT, [model(5), tool(91)], ended=False)
-    assert other != first and [tree.info(i)["count"] for i in (first, other)] == [2, 1]
+    assert other != first and [tree.draws(i) for i in (first, other)] == [2, 1]
 
 
 def test_pruning_releases_what_is_below_and_what_has_become_empty_above():
@@ -56,9 +56,9 @@ def test_pruning_releases_what_is_below_and_what_has_become_empty_above():
     tree = grown([[[[None]]], [None]])
     tree.prune(4)
     assert [step.status for step in tree.steps[1:5]] == [PRUNED] * 4, "1 to 3 led to 4 alone"
+    assert [step.n_tokens for step in tree.steps[1:5]] == [2] * 4
     for segment in tree.tree.segments[:4]:
-        assert (segment.token_ids, segment.log_probs, segment.info["n_tokens"]) == ([], [], 2)
-        assert segment.info["pruned"]
+        assert (segment.token_ids, segment.log_probs) == ([], []) and segment.info.notes["pruned"]
     assert (tree.leaves(), tree.n_kept, kept_children(tree, ROOT)) == ([6], 2, [5])
     tree.prune(3)  # again
     assert tree.n_kept == 2
@@ -176,7 +176,7 @@ def test_dropped_steps_are_rows_of_their_own_with_all_that_is_before_them():
         [1, 1001, 3, 1003],
         [4, 1004, 5, 1005, 6, 1006],
     ]
-    marked = [i for i in range(1, len(tree.steps)) if tree.info(i).get("dropped")]
+    marked = [i for i in range(1, len(tree.steps)) if tree.tree.is_dropped(tree.steps[i].segments[0])]
     assert marked == [2, 3, 6], "not what is before them, which answers may share"
     assert tree.leaves() == [8] and tree.metrics()["leaves"] == 1 and tree.metrics()["nodes_pruned"] == 6
 
@@ -191,8 +191,9 @@ def test_a_seed_chooses_among_dropped_steps_and_the_others_release_their_tokens(
         seen.update(chosen)
         on_paths = {*chosen} | ({1} if {2, 3} & {*chosen} else set())
         for number in range(1, 6):
-            assert bool(tree.tree.segments[number - 1].token_ids) == (number in on_paths)
-            assert tree.info(number)["pruned"] and ("dropped" in tree.info(number)) == (number in chosen)
+            segment = tree.tree.segments[number - 1]
+            assert bool(segment.token_ids) == (number in on_paths)
+            assert segment.info.notes["pruned"] and (DROPPED_STEPS.name in segment.info.fields) == (number in chosen)
     assert all(seen[number] / 600 == pytest.approx(1 / 2, abs=0.07) for number in (2, 3, 4, 5))
     assert tree.train_dropped(0, 0) == [] and not any(segment.token_ids for segment in tree.tree.segments)
 

@@ -17,11 +17,12 @@ from verl.trainer.checks.hato import hato_config
 from verl.workers.rollout import tree_builder as builder
 from verl.workers.rollout.engines.local_transformers import TransformersEngine
 from verl.workers.rollout.environment import NO_ENVIRONMENT
+from verl.workers.rollout.prompt_task import PromptSettings, PromptTask
 from verl.workers.rollout.trajectory_tree import TOOL
 from verl.workers.rollout.tree_builder import Sampling
 from verl.workers.rollout.trees.hato.config import ExplorationConfig, HATOConfig, TreeConfig, UncertaintyConfig
 from verl.workers.rollout.trees.hato.local_reward import heuristic
-from verl.workers.rollout.trees.hato.policy import HATO_STEPS, MAX_NODES, SETTINGS, Policy
+from verl.workers.rollout.trees.hato.policy import HATO_STEPS, Policy
 from verl.workers.rollout.trees.hato.step_features import FEATURES
 from verl.workers.rollout.trees.hato.value_model import value_model_of
 
@@ -35,17 +36,17 @@ class Slow(TransformersEngine):
         super().__init__(model, Letters())
         self.clock, self.asked = random.Random(order), []
 
-    async def generate(self, prompt_ids, **options):
-        self.asked.append((list(prompt_ids), options))
+    async def generate(self, request):
+        self.asked.append(request)
         await asyncio.sleep(self.clock.random() / 1000)
-        return await super().generate(prompt_ids, **options)
+        return await super().generate(request)
 
 
 class FromCandidates(Slow):
     """Reports what the engine's entropies are estimated from, and estimates them a token at a time."""
 
-    async def generate(self, prompt_ids, *, n_entropy, **options):
-        generation = await super().generate(prompt_ids, **options | {"n_top_logprobs": n_entropy})
+    async def generate(self, request):
+        generation = await super().generate(replace(request, n_entropy=0, n_top_logprobs=request.n_entropy))
         generation.entropies = [slow([p for _, p in step], VOCAB) for step in generation.top_logprobs]
         return generation
 
@@ -63,8 +64,9 @@ def config_of(**tree) -> HATOConfig:
     return HATOConfig(tree=TreeConfig(**shape), uncertainty=UncertaintyConfig(entropy_top_k=VOCAB))
 
 
-def grow(engine, config: HATOConfig, *, seed=0, temperature=1.0, local_reward=heuristic, prompt=None):
-    policy = Policy(config, value_model_of(config, 0), local_reward, Letters().decode).of_prompt(prompt or {}, None)
+def grow(engine, config: HATOConfig, *, seed=0, temperature=1.0, local_reward=heuristic, settings=None):
+    task = PromptTask({}, settings=PromptSettings(tree=settings or {}))
+    policy = Policy(config, value_model_of(config, 0), local_reward, Letters().decode).for_task(task, None)
     options = {"max_tokens": 24, "stop_token_ids": [EOS], "vocab_size": VOCAB, "request_id": "a"}
     tree = builder.grow(engine, PROMPT, 8, policy, sampling=Sampling(temperature), seed=seed, **options)
     return asyncio.run(tree)
@@ -83,10 +85,10 @@ def test_bounds_of_a_tree(model, algorithm, seed):
     assert 1 <= len(tree.leaves) == len(set(tree.leaves)) <= 8
     assert len(kept) == tree.metrics["nodes_kept"] <= 40 and len(tree.segments) == tree.metrics["nodes_made"]
     for i, segment in enumerate(tree.segments):
-        info = segment.info
-        assert len(info["features"]) == len(FEATURES) and all(0 <= value <= 1 for value in info["features"])
-        assert 1 <= depth(tree, i) <= 4 and 0 <= info["value"] <= 1 and info["uncertainty"] > 0
-        assert (len(segment.token_ids) == info["n_tokens"]) if i in kept else segment.token_ids == []
+        features, notes = segment.info.for_trainer["features"], segment.info.notes
+        assert len(features) == len(FEATURES) and all(0 <= value <= 1 for value in features)
+        assert 1 <= depth(tree, i) <= 4 and 0 <= notes["value"] <= 1 and notes["uncertainty"] > 0
+        assert bool(segment.token_ids) == (i in kept)
     for leaf, path in zip(tree.leaves, tree.trajectories(), strict=True):
         assert len(path) <= 24 and (path[-1] == EOS or len(path) == 24)
         for i in tree.path(leaf)[:-1]:  # to the delimiter or the bound of a step
@@ -94,7 +96,7 @@ def test_bounds_of_a_tree(model, algorithm, seed):
             assert "c" not in text[:-1] and (text[-1] == "c" or len(text) == 5)
     levels = [depth(tree, i) for i in kept]
     assert max(levels.count(level) for level in set(levels)) <= 6
-    assert {options["request_id"] for _, options in engine.asked} == {"a"}
+    assert {request.request_id for request in engine.asked} == {"a"}
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
@@ -109,7 +111,7 @@ def test_log_probs_and_entropies_are_the_models(model, temperature):
         at = 0
         for segment in (tree.segments[i] for i in tree.path(leaf)):
             own = entropies[at : at + len(segment.token_ids)].mean().item()
-            assert segment.info["entropy"] == pytest.approx(own, abs=1e-4)
+            assert segment.info.notes["entropy"] == pytest.approx(own, abs=1e-4)
             at += len(segment.token_ids)
 
 
@@ -125,22 +127,22 @@ def test_the_tree_is_the_same_from_entropies_as_from_candidates(model, seed):
     ours, theirs = (grow(engine(model, 0), config, seed=seed) for engine in (Slow, FromCandidates))
     assert ours.trajectories() == theirs.trajectories()
     for segment, expected in zip(ours.segments, theirs.segments, strict=True):
-        assert segment.info["features"] == pytest.approx(expected.info["features"], abs=1e-6)
-    assert len({segment.info["entropy"] for segment in ours.segments}) > 5
+        assert segment.info.for_trainer["features"] == pytest.approx(expected.info.for_trainer["features"], abs=1e-6)
+    assert len({segment.info.notes["entropy"] for segment in ours.segments}) > 5
 
 
 def test_the_way_to_the_end_has_neither_delimiter_nor_bound_of_a_step(model):
     engine = Slow(model, 0)
     tree = grow(engine, config_of(max_depth=1, step_delimiter="a"))
-    assert all(options["stop"] == [] and options["max_tokens"] == 24 for _, options in engine.asked)
+    assert all(request.stop == [] and request.max_tokens == 24 for request in engine.asked)
     assert all(segment.parent is None for segment in tree.segments)
 
 
 class Stingy(Slow):
     """Ends every answer after 7 tokens."""
 
-    async def generate(self, prompt_ids, *, max_tokens, **options):
-        return await super().generate(prompt_ids, max_tokens=min(7, max_tokens), **options)
+    async def generate(self, request):
+        return await super().generate(replace(request, max_tokens=min(7, request.max_tokens)))
 
 
 def test_a_last_step_goes_on_where_an_answer_was_cut_short(model):
@@ -148,21 +150,21 @@ def test_a_last_step_goes_on_where_an_answer_was_cut_short(model):
     assert len(tree.leaves) > 1 and any(len(path) > 7 for path in tree.trajectories())
     assert all(path[-1] == EOS or len(path) == 24 for path in tree.trajectories())
     for segment in (tree.segments[i] for leaf in tree.leaves for i in tree.path(leaf)):
-        assert "local_reward" in segment.info and "entropies" not in segment.info
+        assert "local_rewards" in segment.info.fields and segment.info.entropies is None
 
 
 def test_a_shared_budget_and_entropies_that_are_not_asked_for(model):
     config, engine = replace(config_of(), uncertainty=UncertaintyConfig(entropy_top_k=0)), Slow(model, 0)
-    tree = grow(engine, config, prompt={MAX_NODES: torch.tensor(3)})
+    tree = grow(engine, config, settings={"max_nodes": 3})
     assert tree.metrics["nodes_kept"] <= 3
-    assert all(options["n_entropy"] == 0 for _, options in engine.asked)
-    assert {segment.info["entropy"] for segment in tree.segments} == {0.0}
+    assert all(request.n_entropy == 0 for request in engine.asked)
+    assert {segment.info.notes["entropy"] for segment in tree.segments} == {0.0}
 
 
 def test_the_trainers_temperature_goes_before_the_prompts(model):
     engine = Slow(model, 0)
-    grow(engine, config_of(), temperature=1.0, prompt={SETTINGS: {"step": 3, "temperature": 0.6}})
-    assert {options["temperature"] for _, options in engine.asked} == {0.6}
+    grow(engine, config_of(), temperature=1.0, settings={"temperature": 0.6})
+    assert {request.temperature for request in engine.asked} == {0.6}
 
 
 def test_greedy_siblings_are_one_step_and_get_one_local_reward(model):
@@ -177,8 +179,8 @@ def test_greedy_siblings_are_one_step_and_get_one_local_reward(model):
     exploration = ExplorationConfig(initial_temperature=1e-4)
     config = replace(config_of(branching_factor=3, spread_leaves=False), exploration=exploration)
     tree = grow(Slow(model, 0), config, temperature=1e-4, local_reward=local)
-    assert len(tree.leaves) == 1 and tree.segments[0].info["count"] == 3
-    assert {segment.info["local_reward"] for segment in tree.segments} == {0.25}
+    assert len(tree.leaves) == 1 and tree.segments[0].info.fields["draws"] == 3
+    assert {segment.info.fields["local_rewards"] for segment in tree.segments} == {0.25}
     assert len(seen) == len(tree.segments)
 
 
@@ -190,13 +192,14 @@ def test_a_local_reward_sees_the_step_after_what_was_before(model):
         return len(step.before) / 100
 
     tree = grow(Slow(model, 0), config_of(), local_reward=local)
-    assert not any("pruned" in segment.info for segment in tree.segments)
+    assert not any("pruned" in segment.info.notes for segment in tree.segments)
     for i, segment in enumerate(tree.segments):
         before = [t for j in tree.path(i)[:-1] for t in tree.segments[j].token_ids]
         parent = PROMPT if segment.parent is None else tree.segments[segment.parent].token_ids
         assert seen[tuple(before), tuple(segment.token_ids)] == parent
-        assert segment.info["local_reward"] == len(before) / 100
-        assert dict(zip(FEATURES, segment.info["features"], strict=True))["local_reward"] == len(before) / 100
+        assert segment.info.fields["local_rewards"] == len(before) / 100
+        features = dict(zip(FEATURES, segment.info.for_trainer["features"], strict=True))
+        assert features["local_reward"] == len(before) / 100
 
 
 def test_the_value_model_learns_from_every_kept_step(model):
@@ -205,24 +208,24 @@ def test_the_value_model_learns_from_every_kept_step(model):
     options = {"max_tokens": 24, "stop_token_ids": [EOS], "vocab_size": VOCAB, "seed": 3}
     tree = asyncio.run(builder.grow(Slow(model, 0), PROMPT, 8, policy, **options))
     assert tree.metrics["nodes_pruned"] > 0
-    info = [dict(segment.info) for segment in tree.segments]
     steps = policy.about_tree(tree)[HATO_STEPS]
     assert steps["segments"] == sorted({i for leaf in tree.leaves for i in tree.path(leaf)})
-    assert steps["features"] == [info[i]["features"] for i in steps["segments"]]
-    assert steps["values"] == [info[i]["value"] for i in steps["segments"]]
-    assert not any("features" in segment.info for segment in tree.segments)
+    info = [segment.info for segment in tree.segments]
+    assert steps["features"] == [info[i].for_trainer["features"] for i in steps["segments"]]
+    assert steps["values"] == [info[i].notes["value"] for i in steps["segments"]]
+    assert "features" not in tree.to_json(), "the viewer has no use for them"
 
 
 def test_an_engine_that_fails_fails_the_tree_and_leaves_nothing_running(model):
     class Fails(Slow):
         running = 0
 
-        async def generate(self, prompt_ids, **options):
+        async def generate(self, request):
             if len(self.asked) == 4:
                 raise RuntimeError("out of memory")
             Fails.running += 1
             try:
-                return await super().generate(prompt_ids, **options)
+                return await super().generate(request)
             finally:
                 Fails.running -= 1
 
@@ -269,12 +272,12 @@ def test_dropped_steps_are_rows_after_the_answers_and_change_nothing_else(algori
     environment = (lambda: Calls()) if tools else (lambda: NO_ENVIRONMENT)
     before, after = (searched(dropping(**shape, train_dropped=on), seed, 12, environment()) for on in (False, True))
     # what tools and the engine take decides who asks first
-    assert sorted(o["seed"] for o in before[2].asked) == sorted(o["seed"] for o in after[2].asked), "the same search"
+    assert sorted(r.seed for r in before[2].asked) == sorted(r.seed for r in after[2].asked), "the same search"
     tree, (answers, dropped) = after[1], split(after[1])
     assert tree.leaves == [*answers, *dropped] and len(tree.leaves) <= 12
     paths = tree.trajectories()
     assert paths[: len(answers)] == before[1].trajectories()
-    assert not any("dropped" in segment.info for segment in before[1].segments)
+    assert not any("dropped" in segment.info.fields for segment in before[1].segments)
     assert {"dropped_steps", "dropped_rows"} == tree.metrics.keys() - before[1].metrics.keys()
     assert before[1].metrics.items() <= tree.metrics.items()
     assert len(dropped) == tree.metrics["dropped_rows"] == min(12 - len(answers), tree.metrics["dropped_steps"])
@@ -286,8 +289,8 @@ def test_dropped_steps_are_rows_after_the_answers_and_change_nothing_else(algori
     for leaf, path in zip(dropped, paths[len(answers) :], strict=True):
         last = tree.segments[leaf]
         assert path[-1] != EOS and len(path) < 30 or last.author == TOOL
-        step = last if "value" in last.info else tree.segments[last.parent]
-        assert step.info["dropped"] == 1 and (step.info["value"] < 0.5 or algorithm == "beam")
+        step = last if "value" in last.info.notes else tree.segments[last.parent]
+        assert step.info.fields["dropped"] == 1 and (step.info.notes["value"] < 0.5 or algorithm == "beam")
         assert not any(segment.parent == leaf for segment in tree.segments), "nothing follows it"
     # only rows hold tokens
     on_rows = {i for leaf in tree.leaves for i in tree.path(leaf)}
@@ -330,7 +333,7 @@ def test_stopping_early_without_a_tree(algorithm):
         assert len({i for path in paths for i in path}) == sum(map(len, paths)) == len(tree.segments)
         assert len(engine.asked) >= sum(map(len, paths)), "nothing else was asked for"
         for leaf, path in zip(tree.leaves, paths, strict=True):
-            *above, last = (tree.segments[i].info["value"] for i in path)
+            *above, last = (tree.segments[i].info.notes["value"] for i in path)
             assert all(value >= 0.5 for value in above) or leaf in answers and len(answers) == 1, "the last way stays"
             assert leaf in answers or last < 0.5
         given_up += len(dropped)
@@ -359,6 +362,6 @@ def test_trees_of_the_notes_values(model, seed):
     by_parent = Counter(segment.parent for segment in tree.segments)
     assert by_parent[None] <= 5 and max(by_parent.values()) <= 5
     for i in kept:
-        info = tree.segments[i].info
+        notes = tree.segments[i].info.notes
         is_only_way = len(tree.leaves) == 1
-        assert i in tree.leaves or is_only_way or info["value"] + 2 * info["uncertainty"] >= 0.2
+        assert i in tree.leaves or is_only_way or notes["value"] + 2 * notes["uncertainty"] >= 0.2

@@ -11,12 +11,12 @@ import torch
 from recipe.common.tiny_model import TinyModelConfig, make_model, make_tokenizer
 from tests.configs import composed
 from tests.workers.rollout.trees.arpo.toy_agent import TOKENIZER, Library, ToyPolicy
-from verl.trainer.ppo.credit.nodes import DROPPED_STEPS
 from verl.workers.rollout.engines.local_transformers import TransformersEngine
-from verl.workers.rollout.trajectory_tree import TOOL, TREE, TREE_METRICS, TrajectoryTree
-from verl.workers.rollout.tree_rollout import SEGMENT_IDS, TreeRollout
+from verl.workers.rollout.prompt_task import PromptSettings, PromptTask
+from verl.workers.rollout.trajectory_tree import DROPPED_STEPS, SEGMENT_IDS, TOOL, TREE, TREE_METRICS, TrajectoryTree
+from verl.workers.rollout.tree_rollout import TreeRollout
 from verl.workers.rollout.trees.hato.config import HATOConfig
-from verl.workers.rollout.trees.hato.policy import HATO_STEPS, MAX_NODES, SETTINGS
+from verl.workers.rollout.trees.hato.policy import HATO_STEPS
 from verl.workers.rollout.trees.hato.step_features import FEATURES
 from verl.workers.rollout.trees.hato.value_model import pack, value_model_of
 
@@ -62,9 +62,13 @@ def rollout_of(engine, *overrides: str, scorer: Scorer | None = None) -> TreeRol
     return rollout
 
 
-def run(rollout, step=2, **prompt):
-    prompt = {"uid": "u", "global_steps": step, "index": 0, "raw_prompt": [{"role": "user", "content": "1+2"}]} | prompt
-    return asyncio.run(rollout.run(prompt, N, dict(SAMPLING))), prompt
+def task_of(step=2, settings=None, **row) -> PromptTask:
+    row = {"uid": "u", "index": 0, "raw_prompt": [{"role": "user", "content": "1+2"}]} | row
+    return PromptTask(row, step, PromptSettings(tree=settings or {}))
+
+
+def run(rollout, *args, **options):
+    return asyncio.run(rollout.run(task_of(*args, **options), N, dict(SAMPLING)))
 
 
 TOOLS = [
@@ -81,10 +85,10 @@ def outputs(request, engine):
     """The rows of a prompt, with its tree."""
     if request.param == "tools":
         asks = [{"role": "user", "content": "assistant\n"}]
-        rows, _ = run(rollout_of(ToyPolicy(calls=2), *TOOLS), raw_prompt=asks)
+        rows = run(rollout_of(ToyPolicy(calls=2), *TOOLS), raw_prompt=asks)
         assert any(0 in row.response_mask for row in rows)
         return rows
-    return run(rollout_of(engine))[0]
+    return run(rollout_of(engine))
 
 
 def test_a_row_for_each_leaf_and_none_twice(outputs):
@@ -92,7 +96,7 @@ def test_a_row_for_each_leaf_and_none_twice(outputs):
     assert 1 < len(outputs) == len(tree.leaves) <= N
     assert tree.trajectories() == [output.response_ids for output in outputs]
     assert len({tuple(output.response_ids) for output in outputs}) == len(outputs)
-    assert len({tuple(output.token_fields[SEGMENT_IDS]) for output in outputs}) == len(outputs)
+    assert len({tuple(output.token_fields[SEGMENT_IDS.name]) for output in outputs}) == len(outputs)
     assert outputs[0].extra_fields[TREE_METRICS]["leaves"] == len(outputs)
     for output in outputs[1:]:
         assert not {TREE, TREE_METRICS, HATO_STEPS} & set(output.extra_fields)
@@ -101,7 +105,7 @@ def test_a_row_for_each_leaf_and_none_twice(outputs):
 def test_the_mask_says_who_wrote_a_token_and_nothing_else(outputs):
     tree = TrajectoryTree.from_json(outputs[0].extra_fields[TREE])
     for output in outputs:
-        authors = [tree.segments[i].author for i in output.token_fields[SEGMENT_IDS]]
+        authors = [tree.segments[i].author for i in output.token_fields[SEGMENT_IDS.name]]
         assert output.response_mask == [int(author != TOOL) for author in authors]
 
 
@@ -109,19 +113,19 @@ def test_token_fields_travel_as_tensors_of_the_responses_length(outputs):
     tree = TrajectoryTree.from_json(outputs[0].extra_fields[TREE])
     for output in outputs:
         row, size = output.as_dict(), len(output.response_ids)
-        assert (row[SEGMENT_IDS].dtype, row[SEGMENT_IDS].shape) == (torch.int64, (size,))
+        assert (row[SEGMENT_IDS.name].dtype, row[SEGMENT_IDS.name].shape) == (torch.int64, (size,))
         assert (row["draws"].dtype, row["draws"].shape) == (torch.int64, (size,))
         assert (row["local_rewards"].dtype, row["local_rewards"].shape) == (torch.float32, (size,))
-        of_segments = [tree.segments[i].info for i in row[SEGMENT_IDS].tolist()]
-        assert row["draws"].tolist() == [info.get("count", 1) for info in of_segments]
-        assert row["local_rewards"].tolist() == pytest.approx([info["local_reward"] for info in of_segments])
+        shown = [tree.segments[i].info.shown() for i in row[SEGMENT_IDS.name].tolist()]
+        assert row["draws"].tolist() == [each.get("draws", 1) for each in shown]
+        assert row["local_rewards"].tolist() == pytest.approx([each["local_rewards"] for each in shown])
         assert 0 <= row["local_rewards"].min() and row["local_rewards"].max() <= 1
 
 
 def test_the_steps_are_those_of_the_rows(outputs):
     steps = outputs[0].extra_fields[HATO_STEPS]
     tree = TrajectoryTree.from_json(outputs[0].extra_fields[TREE])
-    in_rows = {i for output in outputs for i in output.token_fields[SEGMENT_IDS]}
+    in_rows = {i for output in outputs for i in output.token_fields[SEGMENT_IDS.name]}
     assert (
         set(steps["segments"]) <= in_rows
         and len(steps["segments"]) == outputs[0].extra_fields[TREE_METRICS]["nodes_kept"]
@@ -131,45 +135,44 @@ def test_the_steps_are_those_of_the_rows(outputs):
     for i in in_rows - set(steps["segments"]):
         assert children[tree.segments[i].parent] == [i]
     assert [len(features) for features in steps["features"]] == [len(FEATURES)] * len(steps["segments"])
-    assert steps["values"] == [tree.segments[i].info["value"] for i in steps["segments"]]
+    assert steps["values"] == [tree.segments[i].info.notes["value"] for i in steps["segments"]]
     assert "features" not in outputs[0].extra_fields[TREE]
     assert json.loads(json.dumps(steps)) == steps
 
 
 def test_every_kept_token_is_in_a_row(outputs):
     tree = TrajectoryTree.from_json(outputs[0].extra_fields[TREE])
-    in_rows = {i for output in outputs for i in output.token_fields[SEGMENT_IDS]}
+    in_rows = {i for output in outputs for i in output.token_fields[SEGMENT_IDS.name]}
     assert in_rows == {i for i, segment in enumerate(tree.segments) if segment.token_ids}
 
 
 def test_a_tree_that_is_not_written_has_its_steps_and_metrics_all_the_same(engine):
-    (first, *_), _ = run(rollout_of(engine), step=1)
+    first, *_ = run(rollout_of(engine), step=1)
     assert TREE not in first.extra_fields and {TREE_METRICS, HATO_STEPS} <= set(first.extra_fields)
 
 
-def test_settings_are_used_and_do_not_travel_on(engine):
+def test_settings_are_used(engine):
     rollout = rollout_of(engine)
     taught = value_model_of(HATOConfig(), 1)
     taught.observe([[0.5] * len(FEATURES)] * 64, [1.0] * 64)
     settings = {"learnt": 2, "temperature": 0.9, "value_model": pack(taught.state_dict())}
-    outputs, prompt = run(rollout, **{SETTINGS: settings, MAX_NODES: torch.tensor(4)})
-    assert SETTINGS not in prompt and MAX_NODES not in prompt
+    outputs = run(rollout, settings=settings | {"max_nodes": 4})
     assert outputs[0].extra_fields[TREE_METRICS]["nodes_kept"] <= 4
     probe = [[0.5] * len(FEATURES)]
     assert rollout.policy.value_model.predict(probe)[0] == taught.predict(probe)[0]
     older = settings | {"learnt": 1, "value_model": pack(value_model_of(HATOConfig(), 1).state_dict())}
-    run(rollout, **{SETTINGS: older})
+    run(rollout, settings=older)
     assert rollout.policy.value_model.predict(probe)[0] == taught.predict(probe)[0], "a late prompt's model is older"
-    other, _ = run(rollout_of(engine))
+    other = run(rollout_of(engine))
     assert [o.response_ids for o in other] != [o.response_ids for o in outputs], "another temperature"
-    again, _ = run(rollout)
+    again = run(rollout)
     assert again[0].extra_fields[TREE_METRICS]["nodes_kept"] > 4, "a prompt's settings are its own"
 
 
 def test_the_reward_loop_scores_steps(engine):
     scorer = Scorer()
     rollout = rollout_of(engine, "hato.local_reward=reward_loop", scorer=scorer)
-    outputs, _ = run(rollout, extra_info={"split": "train"})
+    outputs = run(rollout, extra_info={"split": "train"})
     asked = {response: kwargs["extra_info"] for response, kwargs in scorer.asked}
     tree = TrajectoryTree.from_json(outputs[0].extra_fields[TREE])
     for leaf, response in zip(tree.leaves, tree.trajectories(), strict=True):
@@ -178,14 +181,14 @@ def test_the_reward_loop_scores_steps(engine):
             begin, end = end, end + len(segment.token_ids)
             texts = {"before": TOKENIZER.decode(response[:begin]), "step": TOKENIZER.decode(segment.token_ids)}
             assert asked[tuple(response[:end])] == {"split": "train", "hato_step": texts}
-            assert segment.info["local_reward"] == float(end % 2 == 0)
+            assert segment.info.shown()["local_rewards"] == float(end % 2 == 0)
     with pytest.raises(ValueError, match="needs rewards that are computed during the rollout"):
         run(rollout_of(engine, "hato.local_reward=reward_loop"))
 
 
 def test_the_same_prompt_gives_the_same_rows_and_another_step_others(engine):
     def rows(step):
-        outputs, _ = run(rollout_of(engine), step)
+        outputs = run(rollout_of(engine), step)
         return [(output.response_ids, output.token_fields) for output in outputs]
 
     assert rows(1) == rows(1) != rows(2)
@@ -193,18 +196,16 @@ def test_the_same_prompt_gives_the_same_rows_and_another_step_others(engine):
 
 def test_prompts_at_once_do_not_disturb_each_other(engine):
     """One policy grows all prompts of a worker."""
-    prompts = [
-        {"uid": text, "global_steps": 1, "index": 0, "raw_prompt": [{"role": "user", "content": text}]} for text in "12"
-    ]
+    tasks = [task_of(1, uid=text, raw_prompt=[{"role": "user", "content": text}]) for text in "12"]
 
     def rows(groups):
         return [[output.response_ids for output in outputs] for outputs in groups]
 
-    alone = [asyncio.run(rollout_of(engine).run(dict(prompt), N, SAMPLING)) for prompt in prompts]
+    alone = [asyncio.run(rollout_of(engine).run(task, N, SAMPLING)) for task in tasks]
     rollout = rollout_of(engine)
 
     async def together():
-        return await asyncio.gather(*(rollout.run(dict(prompt), N, SAMPLING) for prompt in prompts))
+        return await asyncio.gather(*(rollout.run(task, N, SAMPLING) for task in tasks))
 
     assert rows(asyncio.run(together())) == rows(alone)
 
@@ -218,12 +219,12 @@ def test_rows_without_an_answer_have_reward_0_and_say_so(engine, filtered):
     rows = []
     for index in range(8):
         rollout = rollout_of(engine, *DROPPING, *(FILTER if filtered else []))
-        outputs, _ = run(rollout, index=index)
+        outputs = run(rollout, index=index)
         tree = TrajectoryTree.from_json(outputs[0].extra_fields[TREE])
         assert len(outputs) <= N and [o.response_ids for o in outputs] == tree.trajectories()
         for output, leaf in zip(outputs, tree.leaves, strict=True):
             assert output.reward_score == (0.0 if tree.is_dropped(leaf) else None)
-            of_segments = [tree.segments[i].info.get("dropped", 0) for i in output.token_fields[SEGMENT_IDS]]
+            of_segments = [tree.segments[i].info.notes.get("dropped", 0) for i in output.token_fields[SEGMENT_IDS.name]]
             assert output.token_fields[DROPPED_STEPS.name] == of_segments
             assert any(of_segments) == tree.is_dropped(leaf)
             if tree.is_dropped(leaf):
@@ -234,12 +235,11 @@ def test_rows_without_an_answer_have_reward_0_and_say_so(engine, filtered):
 
 
 def test_rows_say_nothing_of_dropped_steps_where_they_are_not_trained(engine):
-    outputs, _ = run(rollout_of(engine, *DROPPING[1:]))
-    assert all(set(o.token_fields) == {SEGMENT_IDS, "local_rewards", "draws"} for o in outputs)
+    outputs = run(rollout_of(engine, *DROPPING[1:]))
+    assert all(set(o.token_fields) == {SEGMENT_IDS.name, "local_rewards", "draws"} for o in outputs)
     assert {o.reward_score for o in outputs} == {None}
 
 
 def test_validation_has_answers_only(engine):
-    prompt = {"uid": "u", "global_steps": 2, "index": 0, "raw_prompt": [{"role": "user", "content": "1+2"}]}
-    outputs = asyncio.run(rollout_of(engine, *DROPPING).run(prompt, N, dict(SAMPLING), plain=True))
+    outputs = asyncio.run(rollout_of(engine, *DROPPING).run(task_of(), N, dict(SAMPLING), plain=True))
     assert len(outputs) == N and all("dropped" not in output.token_fields for output in outputs)

@@ -62,7 +62,7 @@ def steps_of(tree, leaf) -> list[list[Segment]]:
     """The segments of each step on the way to a leaf: a step begins where there is a value."""
     steps = []
     for i in tree.path(leaf):
-        if "value" in tree.segments[i].info:
+        if "value" in tree.segments[i].info.notes:
             steps.append([])
         steps[-1].append(tree.segments[i])
     return steps
@@ -74,7 +74,7 @@ def texts(tree) -> list[str]:
 
 def without_seconds(tree):
     for segment in tree.segments:
-        segment.info.pop("seconds", None)
+        (segment.info.call or {}).pop("seconds", None)
     return tree.segments, tree.leaves, {name: x for name, x in tree.metrics.items() if "seconds" not in name}
 
 
@@ -92,7 +92,7 @@ def test_a_step_ends_with_a_call_and_its_result_belongs_to_it():
         if segment.author == TOOL:
             siblings = [other for other in tree.segments if other.parent == segment.parent]
             assert siblings == [segment], "a result is the only child of its step"
-            assert segment.info["tool"] == "search" and "value" not in segment.info, i
+            assert segment.info.call["tool"] == "search" and "value" not in segment.info.notes, i
     assert tree.metrics["tool_calls"] == sum(segment.author == TOOL for segment in tree.segments)
 
 
@@ -192,7 +192,7 @@ def test_identical_siblings_with_identical_results_are_one_step_and_call_once():
     tools = library()
     tree = grown(OneLetter(calls=2), config_of(branching_factor=3, spread_leaves=False), library_tools(tools))
     assert len(tree.leaves) == 1 and tools.tools["search"].asked == ["a", "a"]
-    assert [step[0].info["count"] for step in steps_of(tree, tree.leaves[0])] == [3, 3, 3]
+    assert [step[0].info.fields["draws"] for step in steps_of(tree, tree.leaves[0])] == [3, 3, 3]
     (row,) = rows_of(tree, policy_of(config_of()))
     draws = dict(zip(row.token_fields["segment_ids"], row.token_fields["draws"], strict=True))
     assert list(draws.values()) == [3, 1, 3, 1, 3], "a result was not drawn: only its step counts"
@@ -212,8 +212,8 @@ def test_identical_siblings_share_a_result_that_would_differ_and_others_do_not()
 class TalksOn(ToyPolicy):
     """Goes on after a call as if nothing had happened; what it says there is certain."""
 
-    async def generate(self, prompt_ids, **options):
-        made = await super().generate(prompt_ids, **options)
+    async def generate(self, request):
+        made = await super().generate(request)
         if TOKENIZER.decode(made.token_ids).endswith("</search>"):
             more = encode("and so on") + [TOKENIZER.eos_token_id]
             made.token_ids, made.log_probs = made.token_ids + more, made.log_probs + [0.0] * len(more)
@@ -229,7 +229,7 @@ def test_features_are_of_what_stands_before_the_end_of_the_call():
 
 
 def feature(segment: Segment, name: str) -> float:
-    return segment.info["features"][FEATURES.index(name)]
+    return segment.info.for_trainer["features"][FEATURES.index(name)]
 
 
 def test_features_by_hand():
@@ -283,7 +283,7 @@ def test_the_value_model_learns_from_steps_and_not_from_results():
     tree, policy = grown(ToyPolicy(calls=2), config), policy_of(config)
     about = policy.about_tree(tree)[HATO_STEPS]
     on_paths = {i for leaf in tree.leaves for i in tree.path(leaf)}
-    expected = sorted(i for i in on_paths if "value" in tree.segments[i].info)
+    expected = sorted(i for i in on_paths if "value" in tree.segments[i].info.notes)
     assert about["segments"] == expected and 0 < len(expected) < len(on_paths)
     assert all(tree.segments[i].author == MODEL for i in expected)
 
@@ -291,7 +291,7 @@ def test_the_value_model_learns_from_steps_and_not_from_results():
 def test_results_of_dropped_steps_are_released():
     config = config_of(search_algorithm="beam", max_nodes_per_level=2, spread_leaves=False)
     tree = grown(ToyPolicy(calls=2), config)
-    dropped = [segment for segment in tree.segments if "pruned" in segment.info]
+    dropped = [segment for segment in tree.segments if "pruned" in segment.info.notes]
     assert {segment.author for segment in dropped} == {MODEL, TOOL}
     assert all(segment.token_ids == [] and not segment.log_probs for segment in dropped)
 
@@ -299,10 +299,10 @@ def test_results_of_dropped_steps_are_released():
 @pytest.mark.parametrize("seed", range(3))
 def test_an_engine_that_fails_leaves_no_tool_running(seed):
     class Fails(ToyPolicy):
-        async def generate(self, *args, **options):
+        async def generate(self, request):
             if len(self.requests) == 3 + seed:
                 raise RuntimeError("engine core died")
-            return await super().generate(*args, **options)
+            return await super().generate(request)
 
     async def run():
         engine = Fails(calls=2, delay=0.01, order=seed)

@@ -5,11 +5,13 @@ import random
 from types import SimpleNamespace
 
 import pytest
+from omegaconf import OmegaConf
 
 from recipe.common.tiny_model import TinyModelConfig, make_model, make_tokenizer
-from verl.workers.config.explore import ExploreRolloutConfig
+from verl.workers.config.keys import read_keys
 from verl.workers.rollout.engines.interface import end_of_sequence_ids
-from verl.workers.rollout.trees.latr import KTConfig, latr_generate
+from verl.workers.rollout.trees.latr import KTConfig, Policy, latr_generate
+from verl.workers.rollout.trees.latr.config import SECTION
 from verl.workers.rollout.trees.latr.schedule import mix_ratio, next_tightened_steps, tightened, tree_branches
 from verl.workers.rollout.trees.latr.similarity import edit_distance_ratio, rouge_l, suffix_match
 
@@ -64,14 +66,14 @@ def test_the_mix_ratio_splits_tree_and_ordinary_samples(model_and_tokenizer):
 def test_the_segments_say_what_happened_there(model_and_tokenizer):
     config = KTConfig(**BRANCHY, random_pruning_ratio=0.7, keep_math_symbols=False)
     trees = generate(model_and_tokenizer, config, n=4)
-    infos = [segment.info for tree in trees for segment in tree.segments]
-    assert any("pruned" in info for info in infos) and any("suppressed" in info for info in infos)
+    notes = [segment.info.notes for tree in trees for segment in tree.segments]
+    assert any("pruned" in each for each in notes) and any("suppressed" in each for each in notes)
     for tree in trees:
         returned = {i for leaf in tree.leaves for i in tree.path(leaf)}
         for i, segment in enumerate(tree.segments):
-            assert set(segment.info) <= {"pruned", "pruned_step", "suppressed"}
-            assert not (i in returned and "pruned" in segment.info)
-            for candidate in segment.info.get("suppressed", []):
+            assert set(segment.info.shown()) <= {"pruned", "pruned_step", "suppressed"}
+            assert not (i in returned and "pruned" in segment.info.notes)
+            for candidate in segment.info.notes.get("suppressed", []):
                 # an alternative to the likeliest token, which was taken there
                 assert candidate["token"] != segment.token_ids[candidate["offset"]]
                 assert candidate["prob"] <= math.exp(segment.log_probs[candidate["offset"]]) + 1e-6
@@ -163,21 +165,22 @@ def test_tightening_never_leaves_the_unit_interval(seed):
 
 
 @pytest.mark.parametrize(
-    ("key", "value"),
+    ("key", "value", "message"),
     [
-        ("sample_nk", "sometimes"),
-        ("prob_filter_abs_thres", 1.5),
-        ("rollout_filter_steps", []),
-        ("force_return_step", 0),
-        ("mix_ratio_schedule", {5: 1.0}),
-        ("mix_ratio_schedule", {0: 2.0}),
-        ("max_n_branch_per_token", 0),
-        ("cumulative_prob_filter_thres", 0.0),
+        ("sample_nk", "sometimes", "sample_nk=sometimes: expected 'none', 'full' or 'always'"),
+        ("prob_filter_abs_thres", 1.5, "prob_filter_abs_thres=1.5: expected less than or equal to 1"),
+        ("rollout_filter_steps", [], "rollout_filter_steps=[]: expected at least 1 item"),
+        ("force_return_step", 0, "force_return_step=0: expected at least 1, or -1: never"),
+        ("mix_ratio_schedule", {5: 1.0}, "mix_ratio_schedule={5: 1.0}: expected {step: ratio} with step 0"),
+        ("mix_ratio_schedule", {0: 2.0}, "mix_ratio_schedule.0=2.0: expected less than or equal to 1"),
+        ("max_n_branch_per_token", 0, "max_n_branch_per_token=0: expected at least 1"),
+        ("cumulative_prob_filter_thres", 0.0, "cumulative_prob_filter_thres=0.0: expected greater than 0"),
     ],
 )
-def test_bad_values_name_their_key(key, value):
-    with pytest.raises(ValueError, match=f"rollout.kt.{key}="):
-        KTConfig(**{key: value})
+def test_bad_values_name_their_key(key, value, message):
+    with pytest.raises(ValueError) as error:
+        read_keys(KTConfig, {key: value}, SECTION)
+    assert str(error.value) == f"{SECTION}.{message}"
 
 
 @pytest.mark.parametrize(("ids", "expected"), [(None, [7]), (7, [7]), ([7, 3], [3, 7]), (9, [7, 9])])
@@ -188,7 +191,11 @@ def test_the_generation_configs_ends_count_too(ids, expected):
 
 @pytest.mark.parametrize("sampling", [{"temperature": 0.6}, {"top_p": 0.9}, {"top_k": 20}])
 def test_sampling_in_the_tree_is_refused_where_candidates_would_not_be_raw(sampling):
-    ExploreRolloutConfig(name="kt", kt=KTConfig(sample_nk="none"), **sampling)
-    ExploreRolloutConfig(name="kt", kt=KTConfig(sample_nk="full"))
+    def policy_of(sample_nk, **rollout):
+        rollout = {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "kt": {"sample_nk": sample_nk}} | rollout
+        return Policy.from_config(OmegaConf.create({"actor_rollout_ref": {"rollout": rollout}}))
+
+    assert policy_of("none", **sampling).config.sample_nk == "none"
+    assert policy_of("full").config.sample_nk == "full"
     with pytest.raises(ValueError, match="sample_nk=full needs temperature=1"):
-        ExploreRolloutConfig(name="kt", kt=KTConfig(sample_nk="full"), **sampling)
+        policy_of("full", **sampling)

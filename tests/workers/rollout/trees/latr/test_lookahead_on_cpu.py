@@ -232,7 +232,7 @@ class Hesitant(RolloutEngine):
     def __init__(self, forks):
         self.forks, self.asked, self.running, self.most_running = set(forks), [], 0, 0
 
-    async def _generate(self, request):
+    async def generate(self, request):
         self.asked.append((len(request.prompt_ids) - 1, request.max_tokens))
         self.running += 1
         self.most_running = max(self.most_running, self.running)

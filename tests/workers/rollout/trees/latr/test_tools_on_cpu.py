@@ -29,8 +29,8 @@ SEEDS = range(60)
 class Greedy(HashEngine):
     """Takes the most likely tokens also where it is to sample."""
 
-    async def generate(self, *args, temperature=1.0, **options):
-        return await super().generate(*args, temperature=0.0, **options)
+    async def generate(self, request):
+        return await super().generate(replace(request, temperature=0.0))
 
 
 def text_of(token: int) -> str:
@@ -250,7 +250,7 @@ def grown(engine, prompt, n, config, max_tokens, call_limit, seed=0, environment
 @pytest.mark.parametrize("seed", SEEDS)
 def test_trajectories_go_on_with_answers_and_share_what_they_have_in_common(seed):
     engine, prompt, n, config, sizes = case_of(seed)
-    config.mix_ratio_schedule = {0: 1.0 if seed % 2 else 0.5}
+    config = replace(config, mix_ratio_schedule={0: 1.0 if seed % 2 else 0.5})
     k = round(n * config.mix_ratio_schedule[0])
     rows = slow_tree(engine, prompt, k, config, **sizes)[0]
     rows += [rows[0]] * (k - len(rows)) + [SlowRow(None, None, 0, [], [], [], 0)] * (n - k)
@@ -271,13 +271,17 @@ def test_trajectories_go_on_with_answers_and_share_what_they_have_in_common(seed
 @pytest.mark.parametrize("order", range(4))
 @pytest.mark.parametrize("mode", ["none", "full", "always"])
 def test_the_tree_does_not_depend_on_who_is_fast(order, mode):
-    config = KTConfig(prob_filter_abs_thres=0.05, prob_filter_rel_thres=0.5, rollout_filter_steps=[3], sample_nk=mode)
-    config.mix_ratio_schedule = {0: 0.75}
+    config = KTConfig(
+        prob_filter_abs_thres=0.05,
+        prob_filter_rel_thres=0.5,
+        rollout_filter_steps=[3],
+        sample_nk=mode,
+        mix_ratio_schedule={0: 0.75},
+    )
     fast = grown(HashEngine(4.0), [1], 8, config, 40, 3, seed=order)
     slow_engine, slow_tools = HashEngine(4.0, delay=0.002, order=order), Calls(3, delay=0.01, order=order)
     assert grown(slow_engine, [1], 8, config, 40, 3, order, slow_tools) == fast
-    config.chunk_size = 3
-    made = grown(HashEngine(4.0), [1], 8, config, 40, 3, seed=order)
+    made = grown(HashEngine(4.0), [1], 8, replace(config, chunk_size=3), 40, 3, seed=order)
     made.metrics |= {"tree_tokens_generated": fast.metrics["tree_tokens_generated"]}  # unread ones are among them
     assert made == fast
     other = grown(HashEngine(4.0), [1], 8, config, 40, 3, seed=order + 100)
