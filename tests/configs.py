@@ -8,6 +8,7 @@ from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 import verl.trainer
+from verl.utils.parts import load_choices
 
 RECIPES = Path(__file__).resolve().parents[1] / "recipe"
 UPSTREAM = Path(verl.trainer.__path__[0]) / "config"
@@ -28,6 +29,7 @@ def composed(name: str, *overrides: str, recipe: str = "common") -> DictConfig:
 
 @cache
 def composed_groups(recipe: str, name: str, groups: tuple[str, ...]) -> DictConfig:
+    load_choices()
     with initialize_config_dir(str(RECIPES / recipe / "config"), version_base=None):
         search = f"hydra.searchpath=[file://{UPSTREAM},pkg://recipe.common.config]"
         return compose(name, [search, "trainer.experiment_name=x", *groups])

@@ -26,7 +26,7 @@ KINDS = {
     "TransferQueue's controller": "ray::TransferQueueController",
     "TaskRunner": "ray::TaskRunner",
     "FSDP worker": "ray::WorkerDict",
-    "vLLM's server": r"ray::(vLLMHttp|TokenLogprob)Server",
+    "vLLM's server": r"ray::(vLLMHttp|TopLogprobs)Server",
     "vLLM's engine core": "VLLM::EngineCore",
     "agent-loop worker": r"ray::\w*AgentLoopWorker",
     "reward-loop worker": "ray::RewardLoopWorker",

@@ -21,6 +21,7 @@ from recipe.common.tiny_model import TinyModelConfig, write_tiny_model
 from tests.configs import composed
 from tests.forked import CPU, run_two_at_a_time, with_forks
 from verl.trainer.checks.preflight import settle
+from verl.utils.parts import load_choices
 
 pytestmark = pytest.mark.slow
 
@@ -185,6 +186,7 @@ def test_every_recipe_trains_on_the_number_walk(tmp_path):
         for part in ("(24 + 40)", f"validation {tmp_path}/valid.parquet", "_walk_seed0"):
             assert part in result.stdout, result.stdout
     (_, _, *arguments), _ = json.loads((tmp_path / "3.json").read_text())
+    load_choices()
     with initialize_config_dir(str(ROOT / arguments[1]), version_base=None):
         config = compose(arguments[3], [*arguments[4:], UPSTREAM])
     assert config.hato.tree.step_delimiter == "\n"

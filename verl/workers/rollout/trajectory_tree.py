@@ -121,7 +121,7 @@ class TrajectoryTree:
 
     def is_dropped(self, leaf: int) -> bool:
         """Whether the trajectory that ends there was given up: it has no answer."""
-        return bool(self.segments[leaf].info.fields.get(DROPPED_STEPS.name))
+        return bool(self.segments[leaf].info.shown().get(DROPPED_STEPS.name))  # also of a tree read from JSON
 
     def trajectories(self) -> list[list[int]]:
         """Response token ids of every trajectory in branch order, end-of-sequence included, no padding."""

@@ -1,0 +1,212 @@
+"""A method in a package of its own: it is found by its entry point, works with all other parts, and changes no file."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.configs import composed
+from verl.utils import parts as registry
+from verl.utils.parts import PACKAGES, Compares, compares, computed_fields, loss_of_switch, parts, register_loss
+
+ROOT = Path(__file__).resolve().parents[2]
+
+STRANGER = '''
+"""Fixed-length pieces: M trajectories, each continued N times from its middle; a credit by surprise; a squared loss."""
+
+import random
+
+import torch
+from pydantic import Field
+from pydantic.dataclasses import dataclass
+from verl.trainer.ppo.core_algos import agg_loss
+
+from verl.trainer.ppo.credit.nodes import batch_nodes, node_values, trajectory_advantages
+from verl.utils.parts import Compares, register_credit, register_loss, register_tree
+from verl.utils.token_fields import TokenField
+from verl.workers.config.keys import STRICT
+from verl.workers.rollout.engines.interface import gather_or_cancel
+from verl.workers.rollout.trajectory_tree import SEGMENT_IDS, first_tokens
+from verl.workers.rollout.tree_builder import BranchPolicy, Path, derived_seed
+
+
+@dataclass(frozen=True, config=STRICT)
+class PieceKeys:
+    """Keys under actor_rollout_ref.rollout.custom.pieces.
+
+    Args:
+        M: trajectories from the prompt.
+        N: continuations of each.
+    """
+
+    M: int = Field(default=4, ge=1)
+    N: int = Field(default=1, ge=0)
+
+
+@register_tree(
+    "pieces", "Trajectories are continued from their middle", keys=PieceKeys,
+    trajectories=lambda keys: keys.M * (1 + keys.N), formula="M (1 + N)", smallest={"M": 3}, scaled_by="M",
+)
+class Policy(BranchPolicy):
+    def __init__(self, keys):
+        self.keys = keys
+
+    @classmethod
+    def from_config(cls, config, tokenizer=None):
+        return cls(cls.part.read(config))
+
+    async def grow(self, builder, n):
+        seeds = random.Random(builder.seed)
+        whole = await gather_or_cancel(*(builder.finish(Path(), seeds.getrandbits(31)) for _ in range(self.keys.M)))
+        for number, segments in enumerate(whole):
+            builder.tree.leaves.append(builder.tree.insert(None, segments))
+            head = first_tokens(segments, sum(len(segment.token_ids) for segment in segments) // 2)
+            for i in range(self.keys.N):
+                rest = await builder.finish(Path.of(head), derived_seed(builder.seed, number, i))
+                builder.tree.leaves.append(builder.tree.insert(None, [*head, *rest]))
+
+
+SURPRISE = TokenField("surprise", "credit=surprised", compute=lambda entropy, mask: (
+    entropy * mask, {"surprise/mean": (entropy * mask).mean().item()}
+))
+
+
+@register_credit("surprised", "Values by entropy", compares=Compares.NODES, needs=(SEGMENT_IDS, SURPRISE))
+def surprised(rewards, mask, index, epsilon, norm):
+    nodes = batch_nodes(index, mask)
+    values = node_values(nodes, trajectory_advantages(rewards, index, epsilon, norm)).value
+    return nodes.to_tokens(values) * (1 + SURPRISE.get())
+
+
+@dataclass(frozen=True, config=STRICT)
+class SquaredKeys:
+    """Keys under actor_rollout_ref.actor.
+
+    Args:
+        squared_weight: of the squared log-ratio.
+    """
+
+    squared_weight: float = Field(default=0.5, ge=0)
+
+
+@register_loss("squared", "REINFORCE with a squared penalty on the log-ratio", keys=SquaredKeys)
+def squared(old_log_prob, log_prob, advantages, response_mask, loss_agg_mode="token-mean", config=None, weights=None):
+    ratio = log_prob - old_log_prob
+    losses = -advantages * log_prob + config.squared_weight * ratio.square()
+    return agg_loss(losses, response_mask, loss_agg_mode, **config.global_batch_info), {}
+'''
+
+CHECK = """
+import sys
+sys.path.insert(0, "tests")
+import composition
+from composition import Cell, CREDITS, LOSSES, TREES, refusal, take_step
+from omegaconf import OmegaConf
+from recipe.common.menu import about_choice, menu
+from verl.trainer.checks.preflight import PreflightError, check_fields
+from verl.utils.parts import parts
+from verl.evaluation.exploration.plan import _scale_trees
+
+assert "pieces" in TREES and "surprised" in CREDITS and "squared" in LOSSES
+text = menu()
+for words in ("tree=pieces", "credit=surprised", "loss=squared"):
+    assert words in text, words
+assert "squared_weight: of the squared log-ratio." in about_choice("loss", "squared")
+steps = 0
+for cell in composition.cells():
+    if not {"pieces", "surprised", "squared"} & set(cell) or cell.sampler != "plain" or cell.environment != "none":
+        continue
+    if refusal(cell) is None:
+        take_step(cell)
+        steps += 1
+print("STEPS", steps)
+
+config = composition.config_of(Cell("pieces", "none", "plain", "surprised", "squared")).copy()
+assert config.actor_rollout_ref.rollout.n == 6 and config.actor_rollout_ref.actor.squared_weight == 0.5
+def refused(change, message):
+    changed = config.copy()
+    for key, value in change.items():
+        OmegaConf.update(changed, key, value, force_add=True)
+    try:
+        composition.check_typed_sections(changed)
+        composition.check_tree(changed)
+        composition.check_credit(changed)
+    except ValueError as error:
+        assert message in str(error), error
+    else:
+        raise AssertionError(change)
+refused({"trainer.v1.trainer_mode": "watched_sync"}, "adv_estimator=surprised reads segment_ids, surprise, which")
+refused({"algorithm.rollout_correction.bypass_mode": True}, "which algorithm.adv_estimator=surprised needs")
+refused({"actor_rollout_ref.rollout.n": 5}, "tree=pieces grows M (1 + N) = 6 trajectories")
+refused({"actor_rollout_ref.rollout.custom.pieces.M": 0}, "rollout.custom.pieces.M=0: expected at least 1")
+refused({"actor_rollout_ref.rollout.custom.pieces.K": 1}, "rollout.custom.pieces has no key K; known: M, N")
+refused({"actor_rollout_ref.actor.squared_weight": -1.0}, "actor.squared_weight=-1.0: expected at least 0")
+config.n = 8
+config.actor_rollout_ref.rollout.custom.pieces.M = None
+for other in ("eptree", "tree_grpo"):
+    OmegaConf.update(config, f"actor_rollout_ref.rollout.custom.{other}", {"M": 1}, force_add=True)
+_scale_trees(config)
+assert config.actor_rollout_ref.rollout.custom.pieces.M == 4
+"""
+
+
+def run_beside(folder: Path, code: str, module: str = STRANGER) -> subprocess.CompletedProcess:
+    """Run Python with a package `stranger` installed in `folder`."""
+    (folder / "stranger.py").write_text(module)
+    record = folder / "stranger-1.0.dist-info"
+    record.mkdir()
+    (record / "METADATA").write_text("Metadata-Version: 2.1\nName: stranger\nVersion: 1.0\n")
+    (record / "entry_points.txt").write_text("[verl_exploration.parts]\nstranger = stranger\n")
+    env = {**os.environ, "VERL_PLATFORM": "cpu", "HF_HUB_OFFLINE": "1", "PYTHONPATH": f"{folder}:{ROOT}"}
+    return subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=env, capture_output=True, text=True, timeout=300)
+
+
+@pytest.mark.slow
+def test_a_method_from_outside_takes_steps_with_every_other_part(tmp_path):
+    done = run_beside(tmp_path, CHECK)
+    assert done.returncode == 0, done.stderr[-3000:]
+    n_steps = int(done.stdout.split("STEPS ")[1])
+    # of 9 trees, 9 credits and 4 losses: those with pieces, with surprised and with squared
+    assert n_steps > 9 * 4 + 8 * 4 + 7 * 7
+
+
+@pytest.mark.slow
+def test_an_entry_point_that_fails_is_named(tmp_path):
+    done = run_beside(tmp_path, "from verl.utils.parts import parts; parts('tree')", "raise KeyError('no such thing')")
+    assert "the parts of the entry point stranger (stranger): KeyError('no such thing')" in done.stderr
+
+
+def test_a_name_is_registered_once():
+    assert "hapo" in parts("loss")
+    with pytest.raises(ValueError, match="there are two parts loss=vanilla"):
+        registry.describe_loss("vanilla", "once more")
+    with pytest.raises(ValueError, match="there are two parts loss=hapo"):
+        register_loss("hapo", "once more")(lambda: None)
+
+
+def test_what_the_registry_says_of_a_run():
+    assert loss_of_switch()["adaptive_clip"] == "hapo"
+    assert loss_of_switch()["enable_entropy_balanced_clipping"] == "aepo"
+    assert registry.tree_of_rollout_name() == {"kt": "latr", "hato": "hato", "over_generation": "over_generation"}
+    assert registry.tree_of_rollout_mode() == {"sync_with_tool": "arpo"}
+    assert compares("rloo") is Compares.GROUP and compares("gae") is None and compares("treerl") is Compares.NODES
+    assert set(PACKAGES) == {"tree", "sampler", "credit", "loss", "component"}
+
+
+def test_every_choice_is_described_and_its_smallest_settings_are_keys_of_its_own():
+    for kind in ("tree", "sampler", "credit", "loss"):
+        for name, part in parts(kind).items():
+            assert len(part.about.split()) > 1 and part.name == name
+            known = set(part.values) | {f"actor_rollout_ref.rollout.{key}" for key in ("temperature_tau",)}
+            assert set(part.smallest) <= known, (kind, name)
+
+
+def test_no_field_is_computed_for_plain_grpo():
+    assert computed_fields(composed("explore", "hardware=cpu")) == {}
+    needs = computed_fields(composed("explore", "hardware=cpu", "loss=aepo", "sampler=tempered"))
+    assert {field.name: key for field, key in needs.items()} == {
+        "standardised_entropy": "actor.policy_loss.loss_mode=aepo",
+        "entropy_h": "sampler=tempered",
+    }
