@@ -13,7 +13,7 @@ import asyncio
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from functools import cache
-from itertools import product
+from itertools import combinations, product
 from pathlib import Path
 from types import SimpleNamespace
 from typing import NamedTuple
@@ -29,7 +29,7 @@ from verl.utils.config import omega_conf_to_dataclass
 import verl.trainer
 from recipe.common.menu import CONFIG, choices
 from recipe.common.tiny_model import TinyModelConfig, make_model, make_tokenizer
-from verl.trainer.checks.preflight import check_credit, check_tree, check_typed_sections
+from verl.trainer.checks.parts import check_credit, check_tree, check_typed_sections
 from verl.trainer.ppo.v1.component import components_of
 from verl.trainer.ppo.v1.explore_trainer import compute_fields
 from verl.utils.normalized_entropy import EntropyStatistics, compute_entropy_h
@@ -66,6 +66,22 @@ class Cell(NamedTuple):
 
 def cells() -> Iterator[Cell]:
     return map(Cell._make, product(TREES, ENVIRONMENTS, SAMPLERS, CREDITS, LOSSES))
+
+
+def pairs(cell: Cell) -> set[tuple]:
+    """Return each two of a combination's parts, with their kinds."""
+    return set(combinations(cell._asdict().items(), 2))
+
+
+def covering_cells() -> list[Cell]:
+    """Return combinations that are not refused and that hold every two parts which go together (a covering array)."""
+    open_pairs = {cell: pairs(cell) for cell in cells() if refusal(cell) is None}
+    missing, chosen = set().union(*open_pairs.values()), []
+    while missing:
+        best = max(open_pairs, key=lambda cell: len(open_pairs[cell] & missing))
+        missing -= open_pairs[best]
+        chosen.append(best)
+    return chosen
 
 
 class WordCount(BaseTool):

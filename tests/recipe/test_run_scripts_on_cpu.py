@@ -20,7 +20,7 @@ from recipe.common.tasks.word_problems import WordProblemsConfig, write_word_pro
 from recipe.common.tiny_model import TinyModelConfig, write_tiny_model
 from tests.configs import composed
 from tests.forked import CPU, run_two_at_a_time, with_forks
-from verl.trainer.checks.preflight import settle
+from verl.trainer.checks.settle import settle
 from verl.utils.parts import load_choices
 
 pytestmark = pytest.mark.slow

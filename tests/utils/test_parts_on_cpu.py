@@ -105,7 +105,8 @@ import composition
 from composition import Cell, CREDITS, LOSSES, TREES, refusal, take_step
 from omegaconf import OmegaConf
 from recipe.common.menu import about_choice, menu
-from verl.trainer.checks.preflight import PreflightError, check_fields
+from verl.trainer.checks.errors import PreflightError
+from verl.trainer.checks.parts import check_fields
 from verl.utils.parts import parts
 from verl.evaluation.exploration.plan import _scale_trees
 

@@ -3,7 +3,8 @@
 import pytest
 from omegaconf import OmegaConf
 
-from verl.trainer.checks.preflight import PreflightError, check_resumed_step
+from verl.trainer.checks.errors import PreflightError
+from verl.trainer.checks.run_dir import check_resumed_step
 from verl.trainer.checks.steps_left import check_steps_left, settle_epochs
 from verl.utils.fault_reports import RunError
 

@@ -8,7 +8,7 @@ from hydra import compose, initialize_config_dir
 from verl.utils.config import omega_conf_to_dataclass
 
 import verl.trainer
-from verl.trainer.checks.preflight import scale_workers
+from verl.trainer.checks.settle import scale_workers
 
 UPSTREAM = Path(verl.trainer.__path__[0]) / "config"
 NAME = "actor_rollout_ref.rollout.name=vllm"

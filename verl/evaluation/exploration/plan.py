@@ -16,14 +16,10 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from verl.trainer.ppo.reward import get_custom_reward_fn
 
 from verl.trainer.checks.model import check_context, model_json
-from verl.trainer.checks.preflight import (
-    check_data_files,
-    check_model_path,
-    check_parts,
-    check_reward_rows,
-    check_typed_sections,
-    settle,
-)
+from verl.trainer.checks.parts import check_parts, check_typed_sections
+from verl.trainer.checks.preflight import check_model_path
+from verl.trainer.checks.rows import check_data_files, check_reward_rows
+from verl.trainer.checks.settle import settle
 from verl.utils.parts import parts
 from verl.utils.reward_score import default_compute_score
 from verl.workers.config.keys import read_keys

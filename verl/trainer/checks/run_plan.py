@@ -9,7 +9,7 @@ from verl.workers.config.schedule import rollout_workers, schedule_of
 
 
 def describe_schedule(config: DictConfig) -> str:
-    """Its name, and where it does not wait, how many batches are ahead and how old a response may be."""
+    """Return the schedule's name and, if it does not wait, its batches ahead and the age that responses may have."""
     schedule = schedule_of(config)
     section, sampler = config.trainer.v1.get(schedule, {}), config.trainer.v1.sampler
     if "num_warmup_batches" not in section:
@@ -21,17 +21,12 @@ def describe_schedule(config: DictConfig) -> str:
 
 
 def describe_plan(config: DictConfig) -> str:
-    """Model, workers, batch sizes and tokens of a training step, and on GPUs the memory, by the composed config."""
-    actor, rollout, data, trainer = (
-        config.actor_rollout_ref.actor,
-        config.actor_rollout_ref.rollout,
-        config.data,
-        config.trainer,
-    )
+    """Return lines on model, workers, batch sizes, tokens and, on GPUs, memory of a run with this composed config."""
+    data, trainer = config.data, config.trainer
+    actor, rollout = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
     gpus = trainer.nnodes * trainer.n_gpus_per_node
-    replica = (
-        rollout.tensor_model_parallel_size * rollout.data_parallel_size * rollout.get("pipeline_model_parallel_size", 1)
-    )
+    replica = rollout.tensor_model_parallel_size * rollout.data_parallel_size
+    replica *= rollout.get("pipeline_model_parallel_size", 1)
     responses = data.train_batch_size * rollout.n
     longest = data.max_prompt_length + data.max_response_length
     mini_batches = data.train_batch_size // actor.ppo_mini_batch_size

@@ -7,7 +7,7 @@ import pytest
 
 from recipe.common.tasks.math_data import main
 from verl.evaluation.questions import BOXED_INSTRUCTION
-from verl.trainer.checks.preflight import check_data_files
+from verl.trainer.checks.rows import check_data_files
 from verl.utils.reward_score.math_equivalence import compute_score
 
 DAPO_PROMPT = (

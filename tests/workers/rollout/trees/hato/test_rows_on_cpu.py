@@ -224,7 +224,9 @@ def test_rows_without_an_answer_have_reward_0_and_say_so(engine, filtered):
         assert len(outputs) <= N and [o.response_ids for o in outputs] == tree.trajectories()
         for output, leaf in zip(outputs, tree.leaves, strict=True):
             assert output.reward_score == (0.0 if tree.is_dropped(leaf) else None)
-            of_segments = [tree.segments[i].info.shown().get("dropped", 0) for i in output.token_fields[SEGMENT_IDS.name]]
+            of_segments = [
+                tree.segments[i].info.shown().get("dropped", 0) for i in output.token_fields[SEGMENT_IDS.name]
+            ]
             assert output.token_fields[DROPPED_STEPS.name] == of_segments
             assert any(of_segments) == tree.is_dropped(leaf)
             if tree.is_dropped(leaf):

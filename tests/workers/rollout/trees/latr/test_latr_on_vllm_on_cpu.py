@@ -25,7 +25,7 @@ cpu_version_name.install()
 from verl.workers.rollout.engines.top_logprobs_server import ranked, top_log_probs
 from verl.utils.entropy_estimate import entropies_of
 from verl.workers.rollout.tree_builder import TreeBuilder
-from verl.workers.rollout.engines.interface import Generation
+from verl.workers.rollout.engines.interface import Generation, GenerationRequest
 from verl.workers.rollout.engines.local_transformers import TransformersEngine
 from verl.workers.rollout.trees.latr.config import KTConfig
 from verl.workers.rollout.trees.latr.lookahead import LookaheadTree
@@ -37,18 +37,18 @@ class OfflineEngine:
     def __init__(self, llm):
         self.llm = llm
 
-    async def generate(self, prompt_ids, *, max_tokens, stop_token_ids, n_top_logprobs, n_entropy=0, **_):
-        n = max(n_top_logprobs, n_entropy)
-        sampling = SamplingParams(temperature=0, max_tokens=max_tokens, logprobs=n, flat_logprobs=True,
-                                  stop_token_ids=stop_token_ids)
-        (request,) = self.llm.generate([{"prompt_token_ids": list(prompt_ids)}], sampling, use_tqdm=False)
-        output = request.outputs[0]
+    async def generate(self, request):
+        n, n_entropy = max(request.n_top_logprobs, request.n_entropy), request.n_entropy
+        sampling = SamplingParams(temperature=0, max_tokens=request.max_tokens, logprobs=n, flat_logprobs=True,
+                                  stop_token_ids=request.stop_token_ids)
+        (made,) = self.llm.generate([{"prompt_token_ids": list(request.prompt_ids)}], sampling, use_tqdm=False)
+        output = made.outputs[0]
         tokens = list(output.token_ids)
         flat = output.logprobs
         chosen = [flat.logprobs[at] for at in flat.start_indices]
         entropies = entropies_of(top_log_probs(flat, n)[:, :n_entropy], len(tokenizer)).tolist() if n_entropy else None
-        stopped = tokens[-1] in stop_token_ids
-        return Generation(tokens, chosen, ranked(flat, n_top_logprobs), stopped, entropies=entropies)
+        stopped = tokens[-1] in request.stop_token_ids
+        return Generation(tokens, chosen, ranked(flat, request.n_top_logprobs), stopped, entropies=entropies)
 
 class Watched(LookaheadTree):
     # the smallest margin of any decision of each step
@@ -56,7 +56,7 @@ class Watched(LookaheadTree):
         margins = []
         for choice in choices:
             if choice is not None:
-                p = [math.exp(log_prob) for _, log_prob in choice.candidates]
+                p = [math.exp(log_prob) for _, log_prob in choice.top_logprobs]
                 margins.append(p[0] - p[1])
                 margins += [abs(x - self.config.prob_filter_abs_thres) for x in p[1:]]
                 margins += [abs(p[0] - x - self.config.prob_filter_rel_thres) for x in p[1:]]
@@ -91,11 +91,12 @@ if __name__ == "__main__":
         assert theirs.margins[first] < TOLERANCE, (i, first, theirs.margins[first])
         ties += 1
     options = dict(stop_token_ids=[], temperature=0, n_top_logprobs=2, n_entropy=10)
-    ours = asyncio.run(OfflineEngine(llm).generate([5, 6, 7], max_tokens=30, **options))
+    ours = asyncio.run(OfflineEngine(llm).generate(GenerationRequest([5, 6, 7], max_tokens=30, **options)))
     errors, largest = [], max(ours.entropies)
     for i, entropy in enumerate(ours.entropies):  # after vLLM's own tokens: a near-tie does no harm
-        theirs = TransformersEngine(model, tokenizer).generate([5, 6, 7, *ours.token_ids[:i]], max_tokens=1, **options)
-        errors.append(abs(entropy - asyncio.run(theirs).entropies[0]))
+        request = GenerationRequest([5, 6, 7, *ours.token_ids[:i]], max_tokens=1, **options)
+        theirs = asyncio.run(TransformersEngine(model, tokenizer).generate(request))
+        errors.append(abs(entropy - theirs.entropies[0]))
     print("FOUND", json.dumps([same, ties, births, len(errors), max(errors), largest]))
 """
 

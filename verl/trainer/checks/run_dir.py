@@ -1,0 +1,93 @@
+"""Checks what a run would resume from, and prepares its folder."""
+
+import json
+import re
+import sys
+from pathlib import Path
+
+from omegaconf import DictConfig, OmegaConf
+
+from verl.trainer.checkpoint_marker import complete_steps, repair_tracker, tracked_step
+from verl.trainer.checks.cluster import joins_running_cluster
+from verl.trainer.checks.errors import PreflightError
+from verl.trainer.checks.steps_left import check_steps_left
+from verl.utils.atomic_files import replacing
+from verl.utils.fault_reports import RunError
+from verl.workers.config.schedule import (
+    SAVED_ROWS,
+    schedule_of,
+)
+
+# what a checkpoint is of: a run that resumes has the same
+METHOD = (
+    "actor_rollout_ref.model.path",
+    "actor_rollout_ref.rollout.tree",
+    "actor_rollout_ref.rollout.environment",
+    "algorithm.adv_estimator",
+    "actor_rollout_ref.actor.policy_loss.loss_mode",
+)
+METHOD_FILE = "method.json"
+
+
+def check_resume_path(config: DictConfig) -> None:
+    """Check that trainer.resume_from_path, if the run is to resume from it, names a checkpoint."""
+    if config.trainer.resume_mode == "resume_path":
+        source = Path(str(config.trainer.resume_from_path))
+        if not (source / "actor").is_dir():
+            raise PreflightError(f"trainer.resume_from_path={source} holds no checkpoint (no folder 'actor')")
+        if not re.fullmatch(r"global_step_\d+", source.name):
+            raise PreflightError(f"trainer.resume_from_path={source} must end in global_step_N: N is the step")
+
+
+def check_same_method(config: DictConfig) -> None:
+    """Check that the checkpoint from which the run would resume by itself is one of its own method."""
+    run_dir = Path(config.trainer.default_local_dir)
+    file = run_dir / METHOD_FILE
+    if config.trainer.resume_mode != "auto" or not complete_steps(run_dir) or not file.exists():
+        return
+    earlier = json.loads(file.read_text())
+    for key, value in _method(config).items():
+        if earlier.get(key) != value:
+            raise PreflightError(
+                f"{run_dir} holds a run with {key}={earlier.get(key)}, which this one with {value} would resume: "
+                "choose another trainer.experiment_name (in scripts EXPERIMENT_NAME), or trainer.resume_mode=disable"
+            )
+
+
+def check_resumed_step(config: DictConfig) -> None:
+    """Check that the run does not end before the step of the checkpoint from which it would resume by itself."""
+    trainer = config.trainer
+    steps, total = complete_steps(trainer.default_local_dir), trainer.get("total_training_steps")
+    if trainer.resume_mode == "auto" and steps and total and steps[-1] > total and not trainer.get("val_only"):
+        try:
+            check_steps_left(steps[-1], total, trainer.default_local_dir)
+        except RunError as error:
+            raise PreflightError(str(error)) from None
+
+
+def _method(config: DictConfig) -> dict[str, str]:
+    return {key: str(OmegaConf.select(config, key)) for key in METHOD}
+
+
+def prepare_run_dir(config: DictConfig) -> None:
+    """Make the run's folder, and make upstream resume from a complete checkpoint."""
+    run_dir = Path(config.trainer.default_local_dir)
+    run_dir.mkdir(parents=True, exist_ok=True)
+    with replacing(run_dir / METHOD_FILE) as unfinished:
+        unfinished.write_text(json.dumps(_method(config), indent=1))
+    if joins_running_cluster(config):  # ray.init refuses these keys together with the address of a running cluster
+        for key in {"num_cpus", "num_gpus", "object_store_memory"} & config.ray_kwargs.ray_init.keys():
+            config.ray_kwargs.ray_init[key] = None
+    source = None
+    if config.trainer.resume_mode == "auto":
+        if repaired := repair_tracker(run_dir):
+            print(f"note: {repaired}", file=sys.stderr)
+        source = run_dir / f"global_step_{tracked_step(run_dir)}"
+    elif config.trainer.resume_mode == "resume_path":
+        source = Path(config.trainer.resume_from_path)
+    if source and schedule_of(config) == "sync" and (source / SAVED_ROWS).exists():
+        print(
+            f"note: {source.name} was saved with an asynchronous schedule; schedule=sync leaves out the prompts that "
+            "were under way then (docs/resume.md)",
+            file=sys.stderr,
+        )

@@ -1,0 +1,176 @@
+"""Checks that the parts of a run can go with its schedule, and with one another over time."""
+
+import importlib.util
+import math
+
+from omegaconf import DictConfig, OmegaConf
+
+from verl.utils.parts import computed_fields
+from verl.workers.config.explore import parts_of
+from verl.workers.config.schedule import ASYNCHRONOUS, CPU_BACKEND, ENGINE, SEPARATE, rollout_workers, schedule_of
+
+
+def check_schedule(config: DictConfig) -> None:
+    """Check that the parts of the run can go with its schedule.
+
+    Raises:
+        ValueError: they cannot; names the key.
+    """
+    _check_timeouts(config)
+    _check_entropies(config)
+    _check_correction(config)
+    schedule = schedule_of(config)
+    if schedule in ASYNCHRONOUS:
+        _check_asynchronous(config, schedule)
+    if schedule == "separate_async":
+        _check_separate(config)
+
+
+def check_transport(config: DictConfig, cuda_is_here: bool) -> None:
+    """Check that what carries the weights is installed.
+
+    Args:
+        cuda_is_here: whether this machine has a GPU, and therefore the same packages as the workers.
+
+    Raises:
+        ValueError: it is not; names the key.
+    """
+    nccl = rollout_workers(config) and config.actor_rollout_ref.rollout.checkpoint_engine.backend == "nccl"
+    if nccl and cuda_is_here and importlib.util.find_spec("cupy") is None:
+        raise ValueError(
+            f"{ENGINE}.backend=nccl with schedule=separate_async, and the package cupy is not installed, with which "
+            "upstream sends weights: pip install cupy-cuda13x==14.0.1, or that of your CUDA; or choose another backend"
+        )
+
+
+def _check_timeouts(config: DictConfig) -> None:
+    for key in ("trainer.progress_timeout", "actor_rollout_ref.rollout.group_timeout"):
+        if (seconds := OmegaConf.select(config, key)) is not None and seconds <= 0:
+            raise ValueError(f"{key}={seconds}: expected seconds above 0, or null for no limit")
+
+
+def _check_entropies(config: DictConfig) -> None:
+    key = "algorithm.rollout_correction.bypass_mode"
+    if OmegaConf.select(config, key) and (needs := computed_fields(config)):
+        raise ValueError(
+            f"{key}=true skips the pass that computes the entropies, which {next(iter(needs.values()))} needs"
+        )
+
+
+def _check_correction(config: DictConfig) -> None:
+    rollout = config.actor_rollout_ref.rollout
+    tree = parts_of(rollout).tree
+    for name in ("rollout_is", "rollout_rs", "bypass_mode"):
+        key = f"algorithm.rollout_correction.{name}"
+        if not (value := OmegaConf.select(config, key)):
+            continue
+        if name != "bypass_mode" and tree is None and not rollout.calculate_log_probs:  # trees' rows always have them
+            raise ValueError(
+                f"{key}={value} needs actor_rollout_ref.rollout.calculate_log_probs=true: without the rollout's "
+                "probabilities upstream corrects nothing and does not say so"
+            )
+        truncated = {"top_p": (1, rollout.top_p != 1), "top_k": (-1, rollout.top_k > 0)}
+        for sampling, (whole, is_truncated) in truncated.items():
+            if is_truncated and rollout.get("logprobs_mode", "processed_logprobs") == "processed_logprobs":
+                raise ValueError(
+                    f"{key}={value} with actor_rollout_ref.rollout.{sampling}={rollout[sampling]}: the rollout's "
+                    "probabilities are those of the truncated distribution, and would be compared with the trainer's "
+                    f"whole one: set {sampling} to {whole}, or {key} to null"
+                )
+        if tree == "latr" and rollout.temperature != 1:
+            raise ValueError(
+                f"{key}={value} with tree=latr and actor_rollout_ref.rollout.temperature={rollout.temperature}: the "
+                "tree's tokens are the most likely ones, whose probabilities vLLM gives at temperature 1, and they "
+                "would be compared with the trainer's at another: set the temperature to 1, or leave this out"
+            )
+
+
+def _check_asynchronous(config: DictConfig, schedule: str) -> None:
+    _check_bounds(config, schedule)
+    if (seconds := OmegaConf.select(config, "actor_rollout_ref.rollout.group_timeout")) is not None:
+        raise ValueError(
+            f"actor_rollout_ref.rollout.group_timeout={seconds} with schedule={schedule}: a prompt also waits while "
+            "the policy is updated, so that no limit of its own fits: set it to null; trainer.progress_timeout ends a "
+            "run that hangs"
+        )
+    if not config.actor_rollout_ref.get("hybrid_engine", True):
+        raise ValueError(
+            f"actor_rollout_ref.hybrid_engine=false with schedule={schedule}: the trainer's GPUs hold servers, too; "
+            "verl 0.9.1 does not read the key (colocate_async) or fails when it logs it (separate_async): set it to "
+            "true"
+        )
+    if OmegaConf.select(config, "hato.meta_learning.enable"):
+        raise ValueError(
+            f"hato.meta_learning.enable=true with schedule={schedule}: an episode's batches are of one domain each, "
+            "and prompts ahead would mix them: choose schedule=sync"
+        )
+    decay = OmegaConf.select(config, "hato.exploration.temperature_decay", default=0)
+    if parts_of(config.actor_rollout_ref.rollout).tree == "hato" and decay:
+        raise ValueError(
+            f"hato.exploration.temperature_decay={decay} with schedule={schedule}: a batch holds responses of several "
+            "steps, and the loss knows one temperature: set it to 0, or choose schedule=sync"
+        )
+    filters = OmegaConf.select(config, "algorithm.filter_groups")
+    if filters and filters.get("enable") and (bound := filters.get("max_num_gen_batches")):
+        raise ValueError(
+            f"algorithm.filter_groups.max_num_gen_batches={bound} with schedule={schedule}: prompts of later batches "
+            "replace dropped groups, so that nobody can count a batch's own: set it to 0, or choose schedule=sync"
+        )
+
+
+def _check_bounds(config: DictConfig, schedule: str) -> None:
+    """How old a response may be; upstream asserts it in the TaskRunner."""
+    sampler, ahead = config.trainer.v1.sampler, config.trainer.v1[schedule].num_warmup_batches
+    bound, strategy = sampler.max_off_policy_threshold, sampler.max_off_policy_strategy
+    if type(ahead) not in (int, float) or ahead < 0:
+        raise ValueError(f"trainer.v1.{schedule}.num_warmup_batches={ahead}: expected a number from 0")
+    if OmegaConf.select(sampler, "custom_sampler.path"):  # what it does with the bound is its own business
+        return
+    if strategy not in ("drop", "wait"):
+        raise ValueError(f"trainer.v1.sampler.max_off_policy_strategy={strategy}: expected drop or wait")
+    if bound is None:
+        return
+    if type(bound) is not int or bound < 1:
+        raise ValueError(f"trainer.v1.sampler.max_off_policy_threshold={bound}: expected null or a whole number from 1")
+    if strategy == "drop" and math.ceil(ahead) >= bound:
+        raise ValueError(
+            f"trainer.v1.{schedule}.num_warmup_batches={ahead} with trainer.v1.sampler.max_off_policy_threshold="
+            f"{bound}: a prompt that waits its turn for as many steps as there are batches ahead would be dropped as "
+            "too old: choose fewer batches ahead, or a greater threshold"
+        )
+
+
+def _check_separate(config: DictConfig) -> None:
+    part, steps = config.actor_rollout_ref, config.trainer.v1.separate_async.parameter_sync_step
+    batch, mini_batch = config.data.train_batch_size, part.actor.ppo_mini_batch_size
+    if batch != steps * mini_batch:
+        raise ValueError(
+            f"data.train_batch_size={batch} with schedule=separate_async: expected {SEPARATE}.parameter_sync_step="
+            f"{steps} times actor_rollout_ref.actor.ppo_mini_batch_size={mini_batch}, so a multiple of the mini-batch"
+        )
+    for key in ("nnodes", "n_gpus_per_node"):
+        if part.rollout[key] < 1:
+            raise ValueError(
+                f"actor_rollout_ref.rollout.{key}={part.rollout[key]} with schedule=separate_async: the rollout needs "
+                "GPUs of its own: expected at least 1"
+            )
+    replica = math.prod(part.rollout[f"{kind}_parallel_size"] for kind in ("tensor_model", "data", "pipeline_model"))
+    if rollout_workers(config) % replica:
+        raise ValueError(
+            f"actor_rollout_ref.rollout.nnodes x n_gpus_per_node = {rollout_workers(config)} with "
+            f"schedule=separate_async: expected a multiple of the {replica} GPUs of a server "
+            "(tensor_model_parallel_size x data_parallel_size x pipeline_model_parallel_size)"
+        )
+    backend = part.rollout.checkpoint_engine.backend
+    if backend == "naive" or (backend == CPU_BACKEND) != (config.trainer.device == "cpu"):
+        raise ValueError(
+            f"{ENGINE}.backend={backend} with schedule=separate_async and trainer.device={config.trainer.device}: "
+            f"weights travel between processes; expected {CPU_BACKEND} on CPUs, nccl or another of upstream's on GPUs, "
+            "null for the usual one"
+        )
+    reward = config.reward.reward_model
+    if reward.enable and not reward.enable_resource_pool:
+        raise ValueError(
+            "reward.reward_model.enable_resource_pool=false with schedule=separate_async: the servers never pause to "
+            "free their GPUs for a reward model: set it to true"
+        )

@@ -1,0 +1,91 @@
+"""Gives every key of a run's config its final value, in the driver, before Ray starts."""
+
+import os
+
+from omegaconf import DictConfig, OmegaConf
+
+from verl.trainer.checks.errors import PreflightError, named_errors
+from verl.trainer.checks.model import (
+    fill_max_model_len,
+    model_json,
+)
+from verl.trainer.checks.steps_left import settle_epochs
+from verl.utils.parts import loss_of_switch, tree_of_rollout_mode, tree_of_rollout_name
+from verl.workers.config.explore import parts_of
+from verl.workers.config.sampler_choice import choose_sampler, choose_seeds
+from verl.workers.config.schedule import (
+    settle_schedule,
+)
+
+REQUIRED_KEYS = ("trainer.experiment_name", "actor_rollout_ref.model.path", "actor_rollout_ref.rollout.name")
+WORKERS_A_NODE = 8  # upstream's default for a whole cluster, however large
+WORKER_COUNTS = ("actor_rollout_ref.rollout.agent.num_workers", "reward.num_workers")
+PATHS = ("actor_rollout_ref.model.path", "data.train_files", "data.val_files", "trainer.resume_from_path")
+
+
+def settle(config: DictConfig) -> None:
+    """Give every key its final value, in the driver, which has the environment of the user's command.
+
+    Upstream resolves `${...}` in a Ray actor, which has the environment in which its node was started. Variables that
+    the user exports for a run (NNODES, PWD, RAY_ADDRESS) are not set there, and the defaults would be taken. Relative
+    paths are made absolute for the same reason: the actor may run in another folder.
+    """
+    for key in REQUIRED_KEYS:
+        if OmegaConf.select(config, key) is None:
+            raise PreflightError(f"{key} has no value: set it, as in {key}=...")
+    for key in PATHS:
+        OmegaConf.update(config, key, _absolute(OmegaConf.select(config, key)))
+    config.trainer.default_local_dir = os.path.abspath(config.trainer.default_local_dir)
+    for section in config:
+        if section != "hydra" and OmegaConf.is_config(config[section]):
+            OmegaConf.resolve(config[section])
+    scale_workers(config)
+    with named_errors():
+        name_parts(config.actor_rollout_ref.rollout)
+        name_loss(config.actor_rollout_ref.actor)
+        settle_schedule(config)
+        fill_max_model_len(config)
+        settle_epochs(config)
+    model = model_json(config.actor_rollout_ref.model.path)
+    choose_sampler(config, model)
+    choose_seeds(config, model)
+
+
+def scale_workers(config: DictConfig) -> None:
+    """Where numbers of agent-loop or reward workers are null, set them to 8 for each node, also of a separate rollout.
+
+    Upstream places both kinds round-robin on the nodes. With its default, each event loop of a larger cluster would
+    drive more trajectories, and each process would score more answers.
+    """
+    nodes = config.trainer.nnodes + (config.actor_rollout_ref.rollout.get("nnodes") or 0)
+    for key in WORKER_COUNTS:
+        if OmegaConf.select(config, key) is None:
+            OmegaConf.update(config, key, WORKERS_A_NODE * nodes)
+
+
+def name_parts(rollout: DictConfig) -> None:
+    """Rewrite the authors' names of trees and environments to ours, on upstream's rollout `vllm` and mode `async`.
+
+    Raises:
+        ValueError: they contradict each other.
+    """
+    chosen = parts_of(rollout)
+    if chosen == (None, "none") or "tree" not in rollout:
+        return
+    rollout.tree, rollout.environment = chosen
+    rollout.name = "vllm" if rollout.name in tree_of_rollout_name() else rollout.name
+    rollout.mode = "async" if rollout.mode in tree_of_rollout_mode() else rollout.mode
+
+
+def name_loss(actor: DictConfig) -> None:
+    """The papers' switches alone choose the loss that knows them, where the config names none but upstream's."""
+    losses = {loss for switch, loss in loss_of_switch().items() if actor.get(switch)}
+    if actor.policy_loss.loss_mode == "vanilla" and len(losses) == 1:
+        actor.policy_loss.loss_mode = losses.pop()
+
+
+def _absolute(path):
+    """Existing paths made absolute; anything else, such as a hub name or a URL, unchanged. Takes a path or a list."""
+    if isinstance(path, str):
+        return os.path.abspath(path) if os.path.exists(path) else path
+    return path if path is None else [_absolute(single) for single in path]
