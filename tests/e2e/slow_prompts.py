@@ -17,10 +17,10 @@ class SlowEngine(LLMClientEngine):
         super().__init__(*args)
         self.slow: dict[str, bool] = {}  # by group, in the order in which they begin
 
-    async def _generate(self, request):
+    async def generate(self, request):
         if self.slow.setdefault(request.request_id, len(self.slow) % 3 == 1):
             await asyncio.sleep(SECONDS)
-        return await super()._generate(request)
+        return await super().generate(request)
 
 
 @ray.remote

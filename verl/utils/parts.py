@@ -205,7 +205,7 @@ def load_choices() -> None:
 def _trees_of_a_diagnosis() -> DictConfig:
     """Return the keys of all trees, and the changes of `rollout` with which a diagnosis grows each."""
     values: dict[str, Any] = {}
-    for name, tree in _registered["tree"].items():
+    for name, tree in sorted(_registered["tree"].items()):
         if tree.alias or not tree.section and name == "plain":
             continue
         if not tree.variant:

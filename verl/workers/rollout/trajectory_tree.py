@@ -47,6 +47,10 @@ class SegmentInfo:
     for_trainer: dict[str, Any] = field(default_factory=dict)
     notes: dict[str, Any] = field(default_factory=dict)
 
+    def copy(self) -> "SegmentInfo":
+        """Return a copy that changes on its own."""
+        return SegmentInfo(self.call, dict(self.fields), self.entropies, dict(self.for_trainer), dict(self.notes))
+
     def shown(self) -> dict[str, Any]:
         """Return what the viewer shows, in JSON's types."""
         return {**(self.call or {}), **self.fields, **self.notes}

@@ -51,6 +51,15 @@ def test_siblings_are_identical_where_their_results_are_too():
     assert other != first and [tree.draws(i) for i in (first, other)] == [2, 1]
 
 
+def test_paths_that_share_an_answer_are_dropped_one_by_one():
+    """With independent paths, identical siblings share the segment of the tool's answer."""
+    tree, answer = Frontier(TrajectoryTree([100, 101]), merges=False, keeps_tokens=True), tool(90)
+    first, second = (tree.add(ROOT, [model(5), answer], ended=False) for _ in range(2))
+    tree.prune(first)
+    notes = [tree.tree.segments[tree.steps[number].segments[-1]].info.notes for number in (first, second)]
+    assert "pruned" in notes[0] and notes[1] == {}
+
+
 def test_pruning_releases_what_is_below_and_what_has_become_empty_above():
     #       1 ─ 2 ─ 3 ─ 4        5 ─ 6
     tree = grown([[[[None]]], [None]])

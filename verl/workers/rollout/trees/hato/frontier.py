@@ -84,7 +84,8 @@ class Frontier:
         step = Step(parent, above.depth + 1, value=value, uncertainty=uncertainty)
         at = above.segments[-1] if above.segments else None
         for segment in segments:
-            at = self.tree.add(replace(segment, parent=at))
+            # identical siblings share the segment of a tool's answer
+            at = self.tree.add(replace(segment, parent=at, info=segment.info.copy()))
             step.segments.append(at)
         step.n_tokens = len(tokens)
         self._segments_of(step)[0].info.fields[DRAWS.name] = 1
