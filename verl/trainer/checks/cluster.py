@@ -5,9 +5,7 @@ import os
 from omegaconf import DictConfig, OmegaConf
 
 from verl.trainer.checks.errors import PreflightError
-from verl.workers.config.schedule import (
-    rollout_workers,
-)
+from verl.workers.config.schedule import rollout_workers
 
 # upstream's ResourcePoolManager reserves this many CPUs beside each worker's GPU (`max_colocate_count`), and so many
 # beside that of a server with a GPU of its own

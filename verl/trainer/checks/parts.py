@@ -4,11 +4,9 @@ from omegaconf import DictConfig, OmegaConf
 
 from verl.trainer.checks.errors import PreflightError, named_errors
 from verl.trainer.checks.hato import EXPLORE_TRAINERS, hato_config
+from verl.trainer.checks.schedule import check_schedule
 from verl.utils.parts import computed_fields, parts
 from verl.workers.config.explore import parts_of
-from verl.workers.config.schedule import (
-    check_schedule,
-)
 
 
 def check_typed_sections(config: DictConfig) -> None:

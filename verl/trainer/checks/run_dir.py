@@ -13,10 +13,7 @@ from verl.trainer.checks.errors import PreflightError
 from verl.trainer.checks.steps_left import check_steps_left
 from verl.utils.atomic_files import replacing
 from verl.utils.fault_reports import RunError
-from verl.workers.config.schedule import (
-    SAVED_ROWS,
-    schedule_of,
-)
+from verl.workers.config.schedule import SAVED_ROWS, schedule_of
 
 # what a checkpoint is of: a run that resumes has the same
 METHOD = (

@@ -13,9 +13,7 @@ from verl.trainer.checks.steps_left import settle_epochs
 from verl.utils.parts import loss_of_switch, tree_of_rollout_mode, tree_of_rollout_name
 from verl.workers.config.explore import parts_of
 from verl.workers.config.sampler_choice import choose_sampler, choose_seeds
-from verl.workers.config.schedule import (
-    settle_schedule,
-)
+from verl.workers.config.schedule import settle_schedule
 
 REQUIRED_KEYS = ("trainer.experiment_name", "actor_rollout_ref.model.path", "actor_rollout_ref.rollout.name")
 WORKERS_A_NODE = 8  # upstream's default for a whole cluster, however large
