@@ -106,6 +106,13 @@ def softmax_entropy(logits: torch.Tensor) -> torch.Tensor:
     return logits.logsumexp(-1) - (logits.softmax(-1) * logits).sum(-1)
 
 
+def exact_temperature(logits: torch.Tensor) -> torch.Tensor:
+    """Return HAPO's T'/T (R,) in float64."""
+    z = (softmax_entropy(logits.double()).clamp(min=1e-6).log() - HAPO["median"]) / HAPO["std"]
+    h = (z * torch.where(z > 0, HAPO["scale_pos"], HAPO["scale_neg"])).clamp(-1, 1)
+    return 1 + HAPO["temperature_tau"] * h
+
+
 def largest_difference(result: torch.Tensor, exact: torch.Tensor) -> tuple[float]:
     return ((result.double() - exact).abs().max().item(),)
 
@@ -139,9 +146,7 @@ def temperature_block(rows: int, sizes: Sizes, device: torch.device) -> Block:
     logits = random_logits(rows, sizes.vocabulary, device, torch.float32)
     some = slice(None, None, max(rows // 64, 1))
     wide = logits[some].double()
-    z = (softmax_entropy(wide).clamp(min=1e-6).log() - HAPO["median"]) / HAPO["std"]
-    h = (z * torch.where(z > 0, HAPO["scale_pos"], HAPO["scale_neg"])).clamp(-1, 1)
-    exact = 1 + HAPO["temperature_tau"] * h
+    exact = exact_temperature(wide)
     cases = [
         Case("softmax", lambda: logits.softmax(-1), lambda p: largest_difference(p[some], wide.softmax(-1))),
         Case(

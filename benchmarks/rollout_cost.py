@@ -187,20 +187,6 @@ class Setting:
         )
         return Run(cost, samples, unique_tokens(trees), sum(len(row) for tree in trees for row in tree.trajectories()))
 
-    async def seconds_beside_the_engine(self, in_two: bool) -> float:
-        """CPU seconds of this process for n samples of every prompt."""
-        self.engine.in_two = in_two
-        before = sum(psutil.Process().cpu_times()[:2])
-        prompts = [prompt for prompt in self.prompts for _ in range(self.n)]
-        await asyncio.gather(
-            *[
-                self.engine.generate(GenerationRequest(prompt, max_tokens=self.tokens, stop_token_ids=[], seed=seed))
-                for seed, prompt in enumerate(prompts)
-            ]
-        )
-        self.engine.in_two = True
-        return sum(psutil.Process().cpu_times()[:2]) - before
-
     async def cost_of(self, coroutines) -> tuple[list, Cost]:
         await self.engine.forget_prefixes()
         before = self._now()
@@ -245,25 +231,15 @@ def main() -> None:
         loop = asyncio.new_event_loop()
         names = [name for name in setting.policies if args.only in name]
         sides = {name: lambda run, name=name: loop.run_until_complete(setting.run(name, run)) for name in names}
-        outputs = {
-            in_two: lambda run, in_two=in_two: loop.run_until_complete(setting.seconds_beside_the_engine(in_two))
-            for in_two in (False, True)
-        }
-        in_turns(outputs | sides, 1)  # warm up
-        results, outputs = in_turns(sides, args.runs), in_turns(outputs, args.runs)
+        in_turns(sides, 1)  # warm up
+        results = in_turns(sides, args.runs)
         setting.engine.shutdown()
     header = ["tree", "seconds", "against samples", "CPU against samples", "requests a tree", "tokens generated"]
     header += ["tokens of the trajectories", "unique share"]
     rows = [row_of(name, runs, args.prompts) for name, runs in results.items()]
-    what = f"{args.prompts} prompts, n = {args.n}, {args.tokens} tokens; median of {args.runs} runs (range)."
-    each, two = outputs.values()
-    what += (
-        f" CPU seconds of vLLM's process beside the engine for samples alone: {with_range(each, '.2f')} where each "
-        f"token is an output, {with_range(two, '.2f')} as the rollout server asks, for two outputs of a response: "
-        f"{with_range([b / a for a, b in zip(each, two, strict=True)], '.2f')} times."
-    )
-    what += (
-        f" {args.note}\n\nLATR at the paper's thresholds, on made-up texts of at most 1,024 tokens:\n\n{counted()}\n"
+    what = (
+        f"{args.prompts} prompts, n = {args.n}, {args.tokens} tokens; median of {args.runs} runs (range). {args.note}"
+        f"\n\nLATR at the paper's thresholds, on made-up texts of at most 1,024 tokens:\n\n{counted()}\n"
     )
     if args.only:
         print(what, *map(" | ".join, [header, *rows]), sep="\n")

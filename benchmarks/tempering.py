@@ -11,19 +11,13 @@ import statistics
 
 import torch
 
-from benchmarks.gpu_kernels import HAPO, random_logits, softmax_entropy, timed
+from benchmarks.gpu_kernels import HAPO, exact_temperature, random_logits, timed
 from benchmarks.report import in_turns, parser_of, with_range
 from verl.utils.normalized_entropy import compute_entropy_based_temperature
 from vllm_patches.tempered_requests import SETTINGS
 from vllm_patches.tempering_kernel import divide_by_temperature
 
 EXACT_ROWS = 64
-
-
-def exact_temperature(logits: torch.Tensor) -> torch.Tensor:
-    """(R,) float64."""
-    z = (softmax_entropy(logits.double()).clamp(min=1e-6).log() - HAPO["median"]) / HAPO["std"]
-    return 1 + HAPO["temperature_tau"] * (z * torch.where(z > 0, HAPO["scale_pos"], HAPO["scale_neg"])).clamp(-1, 1)
 
 
 def compare(rows: int, vocabulary: int, device: torch.device, runs: int) -> list[tuple[str, ...]]:

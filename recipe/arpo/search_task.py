@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from recipe.common.tasks.problem_files import parser_of, require
+from recipe.common.tasks.problem_files import parser_of, require, rl_row
 from recipe.common.tiny_model import TinyModelConfig, write_tiny_model
 from verl.utils.data_files import write_rows
 from verl.workers.rollout.tools.bm25_index import words
@@ -168,13 +168,7 @@ async def make_demonstration(question: Question, world: World, tool: LocalSearch
 
 def verl_row(question: Question, world: World, index: int, split: str) -> dict:
     answer = world.ages[question.people[0]] + world.ages[question.people[-1]]
-    return {
-        "data_source": DATA_SOURCE,
-        "prompt": [{"role": "user", "content": question.text}],
-        "ability": "search",
-        "reward_model": {"style": "rule", "ground_truth": str(answer)},
-        "extra_info": {"split": split, "index": index, "reward_rule": "em"},
-    }
+    return rl_row(DATA_SOURCE, question.text, str(answer), split, index, ability="search", reward_rule="em")
 
 
 async def write_search_task(output_dir: str | Path, config: SearchTaskConfig) -> Path:

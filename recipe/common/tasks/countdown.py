@@ -14,7 +14,15 @@ from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
 
-from recipe.common.tasks.problem_files import draw_until, parser_of, require, split_of, write_and_tell
+from recipe.common.tasks.problem_files import (
+    conversation,
+    draw_until,
+    parser_of,
+    require,
+    rl_row,
+    split_of,
+    write_and_tell,
+)
 from verl.evaluation.questions import countdown_text
 from verl.utils.data_files import write_rows
 from verl.utils.reward_score.countdown import NotAnExpression, evaluate
@@ -153,17 +161,12 @@ def draw_problems(config: CountdownConfig, size: int, test: bool, rng: random.Ra
     )
 
 
-def rl_row(problem: Problem, index: int, split: str, config: CountdownConfig, rng: random.Random) -> dict:
-    """One row in verl's parquet format; the numbers are shown in random order."""
+def row_of(problem: Problem, index: int, split: str, config: CountdownConfig, rng: random.Random) -> dict:
+    """Return a row in verl's parquet format; the numbers are shown in random order."""
     numbers, target = problem
     shown = rng.sample(numbers, len(numbers))
-    return {
-        "data_source": "countdown",
-        "prompt": [{"role": "user", "content": countdown_text(shown, target, config.operators, config.style)}],
-        "ability": "math",
-        "reward_model": {"style": "rule", "ground_truth": {"target": target, "numbers": list(shown)}},
-        "extra_info": {"split": split, "index": index},
-    }
+    question = countdown_text(shown, target, config.operators, config.style)
+    return rl_row("countdown", question, {"target": target, "numbers": list(shown)}, split, index)
 
 
 def demonstration(problem: Problem, config: CountdownConfig, rng: random.Random) -> dict:
@@ -177,12 +180,8 @@ def demonstration(problem: Problem, config: CountdownConfig, rng: random.Random)
         expression = next(right, None) or solve(shown, target, config.operators)
     while expression is None:
         expression = random_expression(numbers, config.operators, rng)
-    return {
-        "messages": [
-            {"role": "user", "content": countdown_text(shown, target, config.operators, config.style)},
-            {"role": "assistant", "content": f"<answer>{expression}</answer>"},
-        ]
-    }
+    question = countdown_text(shown, target, config.operators, config.style)
+    return conversation(question, f"<answer>{expression}</answer>")
 
 
 def write_countdown(output_dir: str | Path, config: CountdownConfig | None = None) -> dict[str, Path]:
@@ -193,8 +192,8 @@ def write_countdown(output_dir: str | Path, config: CountdownConfig | None = Non
     train = draw_problems(config, config.train_size, False, rng)
     demos = draw_problems(config, config.demo_size, False, rng)
     rows = {
-        "test": [rl_row(p, i, "test", config, rng) for i, p in enumerate(test)],
-        "train": [rl_row(p, i, "train", config, rng) for i, p in enumerate(train)],
+        "test": [row_of(p, i, "test", config, rng) for i, p in enumerate(test)],
+        "train": [row_of(p, i, "train", config, rng) for i, p in enumerate(train)],
         "sft": [demonstration(p, config, rng) for p in demos],
     }
     # train.parquet, the last one, says that all are there

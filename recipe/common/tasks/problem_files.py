@@ -66,6 +66,22 @@ def draw_until(
     return problems
 
 
+def rl_row(data_source: str, question: str, truth, split: str, index: int, ability: str = "math", **extra) -> dict:
+    """Return a row in verl's parquet format, whose extra_info also has the fields in `extra`."""
+    return {
+        "data_source": data_source,
+        "prompt": [{"role": "user", "content": question}],
+        "ability": ability,
+        "reward_model": {"style": "rule", "ground_truth": truth},
+        "extra_info": {"split": split, "index": index, **extra},
+    }
+
+
+def conversation(question: str, answer: str) -> dict:
+    """Return a demonstration in the SFT trainer's format."""
+    return {"messages": [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]}
+
+
 def parser_of(doc: str | None, config_class: type, output_required: bool = True) -> argparse.ArgumentParser:
     """--output-dir and an option for each of the config's fields."""
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)

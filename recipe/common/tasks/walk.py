@@ -16,7 +16,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from recipe.common.tasks.problem_files import draw_until, parser_of, require, split_of, write_and_tell
+from recipe.common.tasks.problem_files import (
+    conversation,
+    draw_until,
+    parser_of,
+    require,
+    rl_row,
+    split_of,
+    write_and_tell,
+)
 from recipe.common.tiny_model import TinyModelConfig, write_tiny_model
 from verl.evaluation.questions import walk_text
 from verl.utils.data_files import write_rows
@@ -200,29 +208,14 @@ def draw_problems(config: WalkConfig, split: str, size: int, rng: random.Random)
     )
 
 
-def rl_row(problem: Problem, index: int, split: str, config: WalkConfig) -> dict:
-    """A row in verl's parquet format."""
-    return {
-        "data_source": "walk",
-        "prompt": [{"role": "user", "content": walk_text(problem.truth(), config.style)}],
-        "ability": "math",
-        "reward_model": {"style": "rule", "ground_truth": problem.truth()},
-        "extra_info": {"split": split, "index": index},
-    }
-
-
 def demonstration(config: WalkConfig, rng: random.Random) -> dict:
     """A conversation in the SFT trainer's format, about a problem of 1 to `max_steps` steps that is not held out."""
     steps, problem = rng.randint(1, config.max_steps), None
     while problem is None or (steps >= config.min_steps and split_of(problem, HELD_OUT) != "train"):
         problem = random_problem(config, steps, 1.0, rng)
     right = rng.random() < config.demo_correct
-    return {
-        "messages": [
-            {"role": "user", "content": walk_text(problem.truth(), config.style)},
-            {"role": "assistant", "content": written(random_walk(problem, right, rng), config.style)},
-        ]
-    }
+    question = walk_text(problem.truth(), config.style)
+    return conversation(question, written(random_walk(problem, right, rng), config.style))
 
 
 def write_walks(output_dir: str | Path, config: WalkConfig | None = None) -> dict[str, Path]:
@@ -234,7 +227,11 @@ def write_walks(output_dir: str | Path, config: WalkConfig | None = None) -> dic
         if split == "sft":
             rows = [demonstration(config, rng) for _ in range(size)]
         else:
-            rows = [rl_row(p, i, split, config) for i, p in enumerate(draw_problems(config, split, size, rng))]
+            problems = draw_problems(config, split, size, rng)
+            rows = [
+                rl_row("walk", walk_text(problem.truth(), config.style), problem.truth(), split, i)
+                for i, problem in enumerate(problems)
+            ]
         if rows:
             paths[split] = Path(output_dir) / f"{split}.parquet"
             write_rows(paths[split], rows)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from recipe.common.tasks.problem_files import draw_until, parser_of, require, split_of, write_and_tell
+from recipe.common.tasks.problem_files import draw_until, parser_of, require, rl_row, split_of, write_and_tell
 from recipe.common.tasks.word_problem_stories import MEN, STORIES, WOMEN, Line
 from verl.utils.data_files import write_rows
 
@@ -163,16 +163,11 @@ def _random_words(story: str, rng: random.Random) -> Mapping[str, str]:
     return words
 
 
-def rl_row(problem: Problem, index: int, split: str, rng: random.Random) -> dict:
-    """A row in verl's parquet format."""
-    question = text_of(problem, rng)
-    return {
-        "data_source": "word_problems",
-        "prompt": [{"role": "user", "content": f"{question}\n\n{INSTRUCTION}"}],
-        "ability": "math",
-        "reward_model": {"style": "rule", "ground_truth": str(answer(problem))},
-        "extra_info": {"split": split, "index": index, "operations": len([o for _, o in problem.lines if o])},
-    }
+def row_of(problem: Problem, index: int, split: str, rng: random.Random) -> dict:
+    """Return a row in verl's parquet format, with the number of operations."""
+    question = f"{text_of(problem, rng)}\n\n{INSTRUCTION}"
+    operations = len([operation for _, operation in problem.lines if operation])
+    return rl_row("word_problems", question, str(answer(problem)), split, index, operations=operations)
 
 
 def write_word_problems(output_dir: str | Path, config: WordProblemsConfig | None = None) -> dict[str, Path]:
@@ -184,7 +179,7 @@ def write_word_problems(output_dir: str | Path, config: WordProblemsConfig | Non
             rng = random.Random(f"{config.seed}/{split}")
             problems = draw_problems(config, split, rng)
             paths[split] = Path(output_dir) / f"{split}.parquet"
-            write_rows(paths[split], [rl_row(problem, i, split, rng) for i, problem in enumerate(problems)])
+            write_rows(paths[split], [row_of(problem, i, split, rng) for i, problem in enumerate(problems)])
     return paths
 
 

@@ -20,7 +20,7 @@ CONTEXTS = 4.0  # GB: an estimate of CUDA contexts, NCCL's buffers and captured 
 SERVER_WORKSPACE = 3.0  # GB: an estimate of vLLM's activations, which lie within its share of the GPU
 
 
-# The keys below `actor_rollout_ref` that help where a part does not fit.
+# keys below `actor_rollout_ref` that help where a part does not fit
 ADVICE = {
     "training": "lower actor.ppo_max_token_len_per_gpu and rollout.log_prob_max_token_len_per_gpu, set "
     "actor.entropy_from_logits_with_chunking, or take more GPUs",
@@ -48,16 +48,12 @@ class MemoryPlan:
 
     def problems(self) -> list[str]:
         """Return a line with advice for each part that does not fit."""
-        parts = {
-            "training": (self.training, self.gpu, "GB"),
-            "rollout": (self.rollout, self.gpu, "GB"),
-            "KV cache": (self.longest, self.kv_tokens, "tokens"),
+        room = {
+            "training": self.gpu - self.training,
+            "rollout": self.gpu - self.rollout,
+            "KV cache": self.kv_tokens - self.longest,
         }
-        return [
-            f"{name}: {needed:,.0f} {unit} do not fit into {available:,.0f}; {ADVICE[name]}"
-            for name, (needed, available, unit) in parts.items()
-            if needed > available
-        ]
+        return [f"{name} does not fit: {ADVICE[name]}" for name, spare in room.items() if spare < 0]
 
 
 def describe_memory(config: DictConfig, hf_config=None) -> str:
@@ -82,8 +78,7 @@ def describe_memory(config: DictConfig, hf_config=None) -> str:
         "training": f"{plan.training:.1f} GB: parameters {plan.parameters:.1f}, gradients {plan.gradients:.1f}, Adam "
         f"{plan.optimizer:.1f}, logits {plan.logits:.1f}",
         "rollout": f"{plan.rollout:.1f} GB: vLLM {plan.server:.1f}, of which weights {plan.weights:.1f}",
-        "KV cache": f"{plan.kv_cache:.1f} GB: {plan.kv_tokens:,} tokens, {plan.kv_tokens // plan.longest:,} of the "
-        "longest sequences",
+        "KV cache": f"{plan.kv_cache:.1f} GB: {plan.kv_tokens:,} tokens; the longest sequence has {plan.longest:,}",
     }
     warnings = [("warning", problem) for problem in plan.problems()]
     return "\n".join(f"{name + ':':<10}{value}" for name, value in [*lines.items(), *warnings])
@@ -137,10 +132,8 @@ def logits_bytes(config: DictConfig, vocabulary: int) -> int:
         tokens = math.ceil(rows * longest / actor.ulysses_sequence_parallel_size)
     decay = OmegaConf.select(config, "hato.exploration.temperature_decay", default=0)
     copies = 1 + (rollout.temperature != 1 or decay != 0) + bool(actor.get("use_prefix_tree"))
-    fsdp = actor.fsdp_config
+    fsdp, in_loss = actor.fsdp_config, actor.calculate_entropy or actor.entropy_coeff != 0
+    if fsdp.use_torch_compile and not fsdp.entropy_from_logits_with_chunking:
+        return (2 * copies + 4) * tokens * vocabulary
     chunk = fsdp.entropy_from_logits_chunk_size if fsdp.entropy_from_logits_with_chunking else tokens
-    compiled = fsdp.use_torch_compile and not fsdp.entropy_from_logits_with_chunking
-    entropy = 4 * tokens if compiled else 12 * min(tokens, chunk)
-    if not compiled and (actor.calculate_entropy or actor.entropy_coeff != 0):
-        entropy += 12 * tokens
-    return (2 * copies * tokens + entropy) * vocabulary
+    return ((2 * copies + 12 * in_loss) * tokens + 12 * min(tokens, chunk)) * vocabulary

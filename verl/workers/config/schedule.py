@@ -9,12 +9,11 @@ schedule=separate_async    rollout on GPUs of its own, all the time
 
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-# trainer.v1.trainer_mode -> upstream's trainer that waits as it does; `hato` is an older name, and `watched_sync` is
-# upstream's own synchronous trainer in a run that is watched
+# trainer.v1.trainer_mode -> upstream's trainer that waits as it does; `watched_sync` is upstream's own synchronous
+# trainer in a run that is watched
 SCHEDULE_OF_TRAINER = {
     "watched_sync": "sync",
     "explore": "sync",
-    "hato": "sync",
     "explore_colocate_async": "colocate_async",
     "explore_separate_async": "separate_async",
 }

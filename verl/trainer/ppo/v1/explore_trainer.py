@@ -322,7 +322,6 @@ def _column(values: Sequence) -> NonTensorStack:
     return NonTensorStack(*map(NonTensorData, values))
 
 
-@register_trainer("hato")  # as older configs call it
 @register_trainer("explore")
 class ExploreTrainer(ExploreMixin, PPOTrainerSync):
     """`schedule=sync`; the plug-in imports this module after `verl.trainer.ppo.v1`."""
