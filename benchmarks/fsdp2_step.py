@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.report import parser_of
+from benchmarks.report import parser_of, table_lines
 
 CASE = {"loss": "vanilla", "loss_agg_mode": "token-mean", "loss_scale_factor": None}
 CASE |= {"entropy_chunks": False, "temperatures": (0.9,), "max_tokens": 10_000, "checkpointing": False, "dtype": "fp32"}
@@ -199,17 +199,17 @@ def main() -> None:
     from verl.utils.distributed import initialize_global_process_group_ray
 
     initialize_global_process_group_ray()
-    lines = ["| dtype | engine | loss: rows | loss: tree | gradient's difference |", "| --- " * 5 + "|"]
-    differences = {}
+    lines, differences = [], {}
     with tempfile.TemporaryDirectory() as folder:
         write_model(folder)
         for dtype in ("fp32", "bf16"):
             case = CASE | {"dtype": dtype}
             rows, tree = (run(*make_engine(folder, case, update), make_data(0, 1, case)) for update in (False, True))
             change = float((tree["gradient"] - rows["gradient"]).norm() / rows["gradient"].norm())
-            lines.append(f"| {dtype} | {tree['engine']} | {rows['loss']:.6f} | {tree['loss']:.6f} | {change:.1e} |")
+            lines.append([dtype, tree["engine"], f"{rows['loss']:.6f}", f"{tree['loss']:.6f}", f"{change:.1e}"])
             differences[dtype] = change
-    print("\n".join(lines))
+    header = ["dtype", "engine", "loss: rows", "loss: tree", "gradient's difference"]
+    print(*table_lines(header, lines), sep="\n")
     dist.destroy_process_group()
     if differences["fp32"] > 1e-4 or differences["bf16"] > 0.1:
         raise SystemExit("error: the engine with the prefix tree computes other gradients than rows")

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from benchmarks.report import parser_of
+from benchmarks.report import parser_of, table_lines
 from verl.workers.engine.prefix_tree.attention import TrieSegments
 from verl.workers.engine.prefix_tree.trie import build_trie
 
@@ -74,9 +74,8 @@ def errors(sharers: int, shape: Shape, device: str) -> dict[str, float]:
 def main() -> None:
     args = parser_of(__doc__, device="cpu", sharers=512).parse_args()
     found = errors(args.sharers, SMALL if args.device == "cpu" else LARGE, args.device)
-    print("| way | relative error | times that of rows |\n| --- | --- | --- |")
-    for name, error in found.items():
-        print(f"| {name} | {error:.2e} | {error / found['rows']:.2f} |")
+    rows = [[name, f"{error:.2e}", f"{error / found['rows']:.2f}"] for name, error in found.items()]
+    print(*table_lines(["way", "relative error", "times that of rows"], rows), sep="\n")
 
 
 if __name__ == "__main__":

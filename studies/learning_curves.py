@@ -10,7 +10,6 @@ studies/results/<name>.md and .png. A run that exists is not repeated.
 
 import os
 import re
-import statistics
 import subprocess
 from pathlib import Path
 
@@ -111,24 +110,22 @@ def steps_to_reach(metrics: pd.DataFrame, accuracy: float) -> str:
 
 def table_of(runs: dict[tuple[str, int], pd.DataFrame], baseline: str) -> tuple[list[str], list[tuple[str, ...]]]:
     """Header and rows: those of each method's seeds, then their means; `runs`: (method, seed) -> metrics."""
-    measured = {run: row_of(metrics) for run, metrics in runs.items()}
-    columns = list(dict.fromkeys(name for row in measured.values() for name in row))
+    index = pd.MultiIndex.from_tuples(runs)
+    measured = pd.DataFrame([row_of(metrics) for metrics in runs.values()], index)
     rows = []
-    for method in dict.fromkeys(method for method, _ in runs):
-        own = {seed: row for (name, seed), row in measured.items() if name == method}
-        for seed, row in own.items():
-            target = measured.get((baseline, seed))
-            reached = steps_to_reach(runs[method, seed], target["after RL"]) if target else ""
-            rows.append((method, str(seed), *cells_of(row, columns), reached))
+    for method, own in measured.groupby(level=0, sort=False):
+        for (_, seed), row in own.iterrows():
+            target = measured["after RL"].get((baseline, seed))
+            reached = "" if target is None else steps_to_reach(runs[method, seed], target)
+            rows.append((method, str(seed), *cells_of(row), reached))
         if len(own) > 1:
-            present = [name for name in columns if all(name in row for row in own.values())]
-            means = {name: statistics.mean(row[name] for row in own.values()) for name in present}
-            rows.append((method, f"mean of {len(own)}", *cells_of(means, columns), ""))
-    return ["method", "seed", *columns, f"steps to {baseline}'s final accuracy"], rows
+            rows.append((method, f"mean of {len(own)}", *cells_of(own.mean(skipna=False)), ""))
+    return ["method", "seed", *measured, f"steps to {baseline}'s final accuracy"], rows
 
 
-def cells_of(row: dict[str, float], columns: list[str]) -> list[str]:
-    return [f"{row[name]:.3f}" if name in row else "" for name in columns]
+def cells_of(row: pd.Series) -> list[str]:
+    """Return the numbers with three digits; a missing one is empty."""
+    return ["" if pd.isna(value) else f"{value:.3f}" for value in row]
 
 
 def main() -> None:
