@@ -9,8 +9,8 @@ from contextlib import nullcontext
 from types import ModuleType
 
 import torch
-
 from verl.plugin.platform import PlatformBase, PlatformRegistry, platform_manager, set_platform
+
 from verl_patches import cpu_device
 from vllm_patches import cpu_version_name
 
