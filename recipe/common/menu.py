@@ -11,6 +11,8 @@ in recipe/common/config/<part>, and the recipes those in recipe/*/config.
 import argparse
 import inspect
 import re
+import textwrap
+from dataclasses import asdict
 from pathlib import Path
 
 from omegaconf import OmegaConf
@@ -89,9 +91,11 @@ def about_choice(part: str, choice: str) -> str:
     if part not in PACKAGES:
         return (CONFIG / part / f"{choice}.yaml").read_text()
     chosen = parts(part)[choice]
-    keys = getattr(chosen, "keys", None)
-    documentation = f"\n{inspect.getdoc(keys)}\n" if keys else ""
-    return f"# {chosen.about}\n{OmegaConf.to_yaml(chosen.node())}{documentation}"
+    text = f"# {chosen.about}\n{OmegaConf.to_yaml(chosen.node())}"
+    if (keys := getattr(chosen, "keys", None)) is None:
+        return text
+    defaults = OmegaConf.to_yaml(OmegaConf.create(asdict(keys())))
+    return f"{text}\n{inspect.getdoc(keys)}\n\nDefaults:\n{textwrap.indent(defaults, '    ')}"
 
 
 def main() -> None:

@@ -174,6 +174,26 @@ def test_a_method_from_outside_takes_steps_with_every_other_part(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("first", ["parts('credit')", "parts('loss')", "load_choices()"])
+def test_the_order_of_imports_does_not_matter(tmp_path, first):
+    """Whoever asks for parts first: the credit imports what leads to the trees, and these to the entry points."""
+    code = (
+        f"from verl.utils.parts import load_choices, parts\n{first}\n"
+        + """
+from hydra.core.config_store import ConfigStore
+repo = ConfigStore.instance().repo
+assert {"surprised.yaml", "grpo.yaml"} <= set(repo["credit"]) and "pieces.yaml" in repo["tree"]
+load_choices()
+assert {"squared_weight", "adaptive_clip", "enable_entropy_balanced_clipping"} <= set(
+    repo["part_keys.yaml"].node.actor_rollout_ref.actor
+)
+"""
+    )
+    done = run_beside(tmp_path, code)
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+@pytest.mark.slow
 def test_an_entry_point_that_fails_is_named(tmp_path):
     done = run_beside(tmp_path, "from verl.utils.parts import parts; parts('tree')", "raise KeyError('no such thing')")
     assert "the parts of the entry point stranger (stranger): KeyError('no such thing')" in done.stderr

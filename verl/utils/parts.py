@@ -191,6 +191,9 @@ def parts(kind: str) -> Mapping[str, Any]:
 
 def load_choices() -> None:
     """Register all choices, so that Hydra knows them; to be called before a config is composed."""
+    if _loads.depth:  # an import below a part's has led here: when all parts are there, this is done
+        _loads.choices = True
+        return
     for kind in ("tree", "sampler", "credit", "loss"):
         _load(kind)
     defaults: dict[str, Any] = {}
@@ -220,9 +223,34 @@ def _trees_of_a_diagnosis() -> DictConfig:
     return nested(values)
 
 
+@dataclass
+class _Loads:
+    """The loads that are under way, as a part's module may import what asks for other parts.
+
+    Args:
+        depth: number of loads, one within the other.
+        choices: whether somebody has asked for the choices meanwhile.
+    """
+
+    depth: int = 0
+    choices: bool = False
+
+
+_loads = _Loads()
+
+
 def _load(kind: str) -> None:
-    _load_folder(kind)
-    _load_entry_points()
+    """Import the modules of a kind's folder, then, when no other load is under way, those of other packages."""
+    _loads.depth += 1
+    try:
+        _load_folder(kind)
+        if _loads.depth == 1:
+            _load_entry_points()
+    finally:
+        _loads.depth -= 1
+    if _loads.choices and not _loads.depth:
+        _loads.choices = False
+        load_choices()
 
 
 @cache
