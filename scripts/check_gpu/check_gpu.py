@@ -15,7 +15,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from check_gpu_parts import PARTS, ROOT, Part, environment_of
-from launch import adopt_orphans, end_descendants
+
+sys.path.append(str(ROOT / "scripts"))
+from launch import adopt_orphans, end_descendants  # noqa: E402
 
 FOLDER = ROOT / "outputs/check_gpu"
 KILL_AFTER = 10  # seconds of a part's time in which its processes can end

@@ -75,7 +75,7 @@ def describe_memory(config: DictConfig, hf_config=None) -> str:
         return f"{not_counted}{error!r}"
     lines = {
         "memory": f"estimates for a GPU of {plan.gpu:.0f} GB, without activations",
-        "training": f"{plan.training:.1f} GB: parameters {plan.parameters:.1f}, gradients {plan.gradients:.1f}, Adam "
+        "update": f"{plan.training:.1f} GB: parameters {plan.parameters:.1f}, gradients {plan.gradients:.1f}, Adam "
         f"{plan.optimizer:.1f}, logits {plan.logits:.1f}",
         "rollout": f"{plan.rollout:.1f} GB: vLLM {plan.server:.1f}, of which weights {plan.weights:.1f}",
         "KV cache": f"{plan.kv_cache:.1f} GB: {plan.kv_tokens:,} tokens; the longest sequence has {plan.longest:,}",
