@@ -6,6 +6,7 @@ import pytest
 
 from tests.evaluation.toy_server import ToyModel, toy_server
 from verl.evaluation.server import ChatModel, ServerEngine, clients_of
+from verl.workers.rollout.engines.interface import GenerationRequest
 
 # all sampling parameters that vLLM takes from the file, with values that nobody asks for
 GENERATION_CONFIG = {"repetition_penalty": 1.3, "temperature": 0.2, "top_k": 3, "top_p": 0.4, "min_p": 0.2}
@@ -23,7 +24,7 @@ def asked_of_a_server(ask):
 def tokens(url, clients):
     options = {"max_tokens": 8, "temperature": 0.9, "top_p": 0.8, "top_k": 50, "seed": 1, "stop_token_ids": [1]}
     prompt = ToyModel().tokenizer("1 + 2").input_ids
-    return ServerEngine(clients, "toy", 1).generate(prompt, **options)
+    return ServerEngine(clients, "toy", 1).generate(GenerationRequest(prompt, **options))
 
 
 def chat(beyond_openai, **more):

@@ -25,6 +25,7 @@ from verl.evaluation.sample_file import SampleFile
 from verl.evaluation.scoring import by_rule
 from verl.evaluation.server import ChatModel, ServerEngine, clients_of, serving
 from verl.trainer.checks.preflight import check_model_path
+from verl.workers.config.keys import read_keys
 from verl.workers.rollout.engines.interface import end_of_sequence_ids, generation_config_of
 from verl.workers.rollout.tools.http_json import is_loopback
 from verl.workers.rollout.tools.tool_box import ToolBox, ToolsConfig, tool_class
@@ -99,7 +100,7 @@ def plan_of(config: DictConfig) -> Plan:
     """
     scoring = config.scoring or find_benchmark(config.benchmark).scoring
     _check_keys(config, scoring)
-    tools = ToolsConfig(**OmegaConf.to_container(config.tools, resolve=True))
+    tools = read_keys(ToolsConfig, config.tools, "actor_rollout_ref.rollout.tools")
     instances = tools.tool_instances
     questions = read_questions(
         config.benchmark,

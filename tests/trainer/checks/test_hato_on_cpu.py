@@ -96,7 +96,7 @@ def test_the_config_for_mathematics():
             "hato.local_reward=reward_loop needs scores during the rollout",
         ),
         (["+hato.trees.max_depth=3"], "hato has no key trees; known: tree"),
-        (["hato.tree.max_depth=0"], "hato.tree.max_depth=0: expected greater than or equal to 1"),
+        (["hato.tree.max_depth=0"], "hato.tree.max_depth=0: expected at least 1"),
         (["hato.uncertainty.entropy_top_k=21"], "hato.uncertainty.entropy_top_k=21: expected less than or equal to 20"),
         (
             ["hato.meta_learning.enable=true", "algorithm.filter_groups.enable=true"],

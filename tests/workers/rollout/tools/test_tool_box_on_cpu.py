@@ -7,6 +7,7 @@ import time
 
 import pytest
 
+from verl.workers.config.keys import read_keys
 from verl.workers.rollout.tools import tool_box, tool_thread
 from verl.workers.rollout.tools.base_tool import BaseTool, ToolError, ToolOutput
 from verl.workers.rollout.tools.tool_box import ToolBox, ToolsConfig, try_tools
@@ -239,7 +240,7 @@ def test_a_wrong_entry_names_its_key(entry, named):
 @pytest.mark.parametrize("key", ["call_limit", "max_workers", "timeout", "retry_count", "max_result_tokens"])
 def test_a_wrong_number_names_its_key(key):
     with pytest.raises(ValueError, match=f"rollout.tools.{key}=-1"):
-        ToolsConfig(**{key: -1})
+        read_keys(ToolsConfig, {key: -1}, "actor_rollout_ref.rollout.tools")
 
 
 def test_without_fail_on_error_a_broken_tool_is_left_out(caplog):
