@@ -209,7 +209,7 @@ def _trees_of_a_diagnosis() -> DictConfig:
     """Return the keys of all trees, and the changes of `rollout` with which a diagnosis grows each."""
     values: dict[str, Any] = {}
     for name, tree in sorted(_registered["tree"].items()):
-        if tree.alias or not tree.section and name == "plain":
+        if tree.alias or name == "plain":  # which has a row for each temperature
             continue
         if not tree.variant:
             values |= {key: value for key, value in tree.values.items() if key != f"{ROLLOUT}.n"}

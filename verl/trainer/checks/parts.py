@@ -5,7 +5,7 @@ from omegaconf import DictConfig, OmegaConf
 from verl.trainer.checks.errors import PreflightError, named_errors
 from verl.trainer.checks.hato import EXPLORE_TRAINERS, hato_config
 from verl.trainer.checks.schedule import check_schedule
-from verl.utils.parts import computed_fields, parts
+from verl.utils.parts import computed_fields, credit_of, parts
 from verl.workers.config.explore import parts_of
 
 
@@ -63,7 +63,7 @@ def check_credit(config: DictConfig) -> None:
 def check_fields(config: DictConfig) -> None:
     """Check that the trainer computes and sends the token fields that credit and loss read."""
     estimator, mode = config.algorithm.adv_estimator, config.trainer.v1.trainer_mode
-    credit = parts("credit").get(estimator)
+    credit = credit_of(estimator)
     if credit and credit.needs and mode not in EXPLORE_TRAINERS:
         raise PreflightError(
             f"algorithm.adv_estimator={estimator} reads {', '.join(need.name for need in credit.needs)}, which "

@@ -53,7 +53,7 @@ from verl.trainer.ppo.v1.tree_reports import (
 )
 from verl.trainer.ppo.v1.watched_run import WatchedRun
 from verl.utils import tensordict_utils as tu
-from verl.utils.parts import Compares, compares, computed_fields, parts
+from verl.utils.parts import Compares, compares, computed_fields, credit_of, parts
 from verl.utils.token_fields import FIELDS, TokenField
 from verl.workers.config.prefix_tree import (
     SKIP_ZERO_ADVANTAGES,
@@ -219,8 +219,8 @@ class ExploreMixin(WatchedRun):
 
     def _look_at(self, rows: BatchRows, metrics: dict) -> None:
         """Metrics of groups and trees, the components' hook, and the file of trees."""
+        norm = self.config.algorithm.get("norm_adv_by_std_in_grpo", True)
         if (SEGMENT_IDS.get() >= 0).any():
-            norm = self.config.algorithm.get("norm_adv_by_std_in_grpo", True)
             rewards = rows.tokens(rewards_column(self.config.algorithm), 0.0)
             metrics.update(credit_metrics(rewards, rows.response_mask, rows.index, norm))
         metrics.update(tree_metrics(rows))
@@ -228,9 +228,9 @@ class ExploreMixin(WatchedRun):
             raise RuntimeError(
                 f"step {self.global_steps}: every call of the tool {tool} failed, by its own fault: {said}"
             )
-        credit = parts("credit").get(self.config.algorithm.adv_estimator)
+        credit = credit_of(self.config.algorithm.adv_estimator)
         if credit is not None and credit.metrics is not None:
-            real, norm = rows.real, self.config.algorithm.get("norm_adv_by_std_in_grpo", True)
+            real = rows.real
             metrics.update(credit.metrics(rows.rewards[real], rows.response_mask[real], rows.index[real], norm))
         shown = self.config.trainer.get("tree_prompts", 8)
         metrics.update(diversity_metrics(rows, rows.groups[:shown]))

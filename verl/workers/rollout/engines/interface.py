@@ -5,7 +5,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-TokenLogprob = tuple[int, float]
+TokenLogprob = tuple[int, float]  # token, log-probability
 
 
 @dataclass

@@ -1,6 +1,5 @@
 """The engine of group rollouts on a vLLM of this process's own, without Ray: for measurements of trees."""
 
-from functools import partial
 from pathlib import Path
 
 from verl.utils.entropy_estimate import entropies_of
@@ -16,12 +15,7 @@ class VLLMEngine(RolloutEngine):
     Args:
         engine: vLLM's `AsyncLLM`.
         vocab_size: tokens of the tokenizer, for entropies.
-
-    Attributes:
-        in_two: whether responses come as the rollout server asks for them (`in_two_outputs`), or token by token.
     """
-
-    in_two = True
 
     def __init__(self, engine, vocab_size: int):
         self.engine, self.vocab_size = engine, vocab_size
@@ -71,8 +65,8 @@ class VLLMEngine(RolloutEngine):
         )
         last = None
         prompt = {"prompt_token_ids": list(request.prompt_ids)}
-        generate = partial(in_two_outputs, self.engine) if self.in_two else self.engine.generate
-        async for part in generate(sampling_params=params, prompt=prompt, request_id=f"request-{self.requests}"):
+        request_id = f"request-{self.requests}"
+        async for part in in_two_outputs(self.engine, params, prompt=prompt, request_id=request_id):
             last = part
         output = last.outputs[0]
         self.generated += len(output.token_ids)

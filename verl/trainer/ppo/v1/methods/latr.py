@@ -33,8 +33,7 @@ class ThresholdScheduler(Component):
         return PromptSettings(tree={TIGHTENED_STEPS: self.tightened_steps})
 
     def after_advantage(self, rows: BatchRows, metrics: dict) -> None:
-        means = tree_metrics(rows)
-        if self.kt.enable_param_scheduler and "tree/suppress_ratio" in means:
+        if self.kt.enable_param_scheduler and "tree/suppress_ratio" in (means := tree_metrics(rows)):
             ratios = means["tree/suppress_ratio"], means["tree/empty_branch_ratio"]
             self.tightened_steps = next_tightened_steps(self.kt, self.tightened_steps, *ratios)
             metrics["tree/tightened_steps"] = self.tightened_steps

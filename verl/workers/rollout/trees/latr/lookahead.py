@@ -20,13 +20,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 
+from verl.workers.rollout.engines.interface import TokenLogprob
 from verl.workers.rollout.trees.latr.config import KTConfig
 from verl.workers.rollout.trees.latr.similarity import edit_distance_ratio, rouge_l, suffix_match
 
 MATH_SYMBOLS = frozenset("+-*/\\<>=()[]{}_^&%$0123456789")
 PUNCTUATION = frozenset(".,;:!?\"'")
-
-TokenLogprob = tuple[int, float]  # token, log-probability under the raw distribution (T = 1)
 
 
 @dataclass
