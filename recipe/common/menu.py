@@ -1,11 +1,11 @@
-"""The parts that a run is made of, what each needs, and which recipe is made of what.
+"""The parts that a run is made of, what each needs, and which parts each recipe chooses.
 
     python -m recipe.common.menu           everything
-    python -m recipe.common.menu latr      one recipe's configs
+    python -m recipe.common.menu latr      the recipes of a folder
     python -m recipe.common.menu tree=latr what a choice sets, and its keys
 
-Trees, samplers, credits and losses are those that are registered (verl.utils.parts); the other parts are the YAML files
-in recipe/common/config/<part>, and the recipes those in recipe/*/config.
+Trees, samplers, credits and losses are those that are registered (verl.utils.parts); the choices of the other parts,
+and the recipes, are the YAML files in recipe/*/config/<part>.
 """
 
 import argparse
@@ -29,6 +29,7 @@ PARTS = {
     "loss": "how far may the policy move?",
     "update": "what is computed?",
     "schedule": "who waits for whom?",
+    "recipe": "which method's parts and values?",
 }
 
 
@@ -36,7 +37,12 @@ def choices(part: str) -> dict[str, tuple[str, str]]:
     """Return for each choice a sentence about it, and what it needs: from the registry, or from its YAML's comments."""
     if part in PACKAGES:
         return {name: (each.about, each.requires) for name, each in parts(part).items() if not each.alias}
-    return {file.stem: _about(file) for file in sorted(CONFIG.joinpath(part).glob("*.yaml"))}
+    return {name: _about(file) for name, file in choice_files(part).items()}
+
+
+def choice_files(part: str) -> dict[str, Path]:
+    """Return for each choice of a part that is not registered its file, by folder."""
+    return {file.stem: file for file in sorted(RECIPES.glob(f"*/config/{part}/*.yaml"))}
 
 
 def _about(file: Path) -> tuple[str, str]:
@@ -46,20 +52,20 @@ def _about(file: Path) -> tuple[str, str]:
     return re.split(r"(?<=[.;])\s", text)[0].rstrip(".;"), needs.rstrip(".")
 
 
-def recipe_parts(config: Path) -> dict[str, str]:
-    """Of one of a recipe's configs, part -> choice, as its list of defaults says."""
-    defaults = OmegaConf.load(config).get("defaults", [])
-    named = {name: choice for entry in defaults if OmegaConf.is_dict(entry) for name, choice in entry.items()}
-    return {part: named[part] for part in PARTS if part in named}
-
-
-def recipes() -> dict[str, dict[str, str]]:
-    """recipe/config -> its parts."""
-    files = sorted(RECIPES.glob("*/config/*_trainer.yaml"))
-    return {f"{file.parts[-3]}/{file.stem}": recipe_parts(file) for file in files}
+def recipe_parts(name: str) -> dict[str, str]:
+    """Return for each part that a recipe, or a recipe that it extends, overrides the choice."""
+    files = choice_files("recipe")
+    chosen: dict[str, str] = {}
+    for entry in OmegaConf.load(files[name]).get("defaults", []):
+        if isinstance(entry, str):
+            chosen |= recipe_parts(entry) if entry in files else {}
+        else:
+            chosen |= {key.removeprefix("override /"): choice for key, choice in entry.items()}
+    return chosen
 
 
 def menu() -> str:
+    """Return the list of all parts and their choices."""
     lines = []
     for part, question in PARTS.items():
         lines += ["", f"{part}: {question}"]
@@ -67,10 +73,10 @@ def menu() -> str:
             lines.append(f"  {part}={choice:<16} {about}")
             if needs:
                 lines.append(f"  {'':<{len(part) + 17}} needs {needs}")
-    lines += ["", "Recipes, and the parts that they are made of (none: upstream's alone):"]
-    lines += [f"  {name:<28} {_in_words(chosen)}" for name, chosen in recipes().items()]
+            if part == "recipe":
+                lines.append(f"  {'':<{len(part) + 17}} {_in_words(recipe_parts(choice))}".rstrip())
     lines += ["", "What a choice sets, and what its keys mean: python -m recipe.common.menu tree=latr"]
-    lines += ["Any combination: DRY_RUN=1 bash recipe/common/run_explore.sh tree=… environment=… credit=… loss=…"]
+    lines += ["Any combination: DRY_RUN=1 bash recipe/common/run_explore.sh recipe=… tree=… credit=… loss=…"]
     return "\n".join(lines[1:])
 
 
@@ -89,7 +95,7 @@ def about_choice(part: str, choice: str) -> str:
     if choice not in choices(part) and choice not in (parts(part) if part in PACKAGES else ()):
         raise ValueError(f"{part}={choice}: expected one of {', '.join(choices(part))}")
     if part not in PACKAGES:
-        return (CONFIG / part / f"{choice}.yaml").read_text()
+        return choice_files(part)[choice].read_text()
     chosen = parts(part)[choice]
     text = f"# {chosen.about}\n{OmegaConf.to_yaml(chosen.node())}"
     if (keys := getattr(chosen, "keys", None)) is None:
@@ -100,7 +106,7 @@ def about_choice(part: str, choice: str) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("name", nargs="?", help="a recipe, or a choice such as tree=latr")
+    parser.add_argument("name", nargs="?", help="a folder of recipes, or a choice such as tree=latr")
     name = parser.parse_args().name
     if name is None:
         print(menu())
@@ -110,12 +116,12 @@ def main() -> None:
         except ValueError as error:
             raise SystemExit(f"error: {error}") from None
     else:
-        of_recipe = {each: chosen for each, chosen in recipes().items() if each.split("/")[0] == name}
-        if not of_recipe:
-            names = sorted({each.split("/")[0] for each in recipes()})
-            raise SystemExit(f"no recipe {name}; known: {', '.join(names)}")
-        for each, chosen in of_recipe.items():
-            print(each, _in_words(chosen))
+        folders = {file: file.parts[-4] for file in choice_files("recipe").values()}
+        if name not in folders.values():
+            raise SystemExit(f"no recipe {name}; known: {', '.join(sorted(set(folders.values())))}")
+        for file, folder in folders.items():
+            if folder == name:
+                print(f"recipe={file.stem} {_in_words(recipe_parts(file.stem))}")
 
 
 if __name__ == "__main__":

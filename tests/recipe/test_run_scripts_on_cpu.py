@@ -44,6 +44,7 @@ SCRIPTS = sorted(
         "run_sft.sh",
         "run_search_task_sft_cpu.sh",
         "eval.sh",
+        "run_compare.sh",  # which runs the others
     )
 )
 

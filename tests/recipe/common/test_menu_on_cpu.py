@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
-from recipe.common.menu import CONFIG, PARTS, about_choice, choices, menu, recipes
+from recipe.common.menu import CONFIG, PARTS, about_choice, choices, menu, recipe_parts
+from tests.recipe.common.explore import explore
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -21,21 +22,32 @@ def test_every_choice_is_there_and_described():
 
 
 def test_a_run_put_together_has_every_part_with_a_default_that_exists():
-    defaults = OmegaConf.load(CONFIG / "explore.yaml").defaults
-    of_part = {name: choice for entry in defaults if OmegaConf.is_dict(entry) for name, choice in entry.items()}
-    assert set(PARTS) <= set(of_part)
-    assert all(of_part[part] in choices(part) for part in PARTS)
+    of_part = defaults()
+    assert set(PARTS) <= set(of_part) and of_part.pop("recipe") is None
+    assert all(of_part[part] in choices(part) for part in PARTS if part != "recipe")
 
 
-def test_recipes_are_made_of_parts_that_exist():
-    made = recipes()
-    plain = {"tree": "plain", "environment": "none", "sampler": "plain", "credit": "grpo", "loss": "vanilla"}
-    plain |= {"update": "rows", "schedule": "sync"}
-    assert made["hapo/hapo_trainer"] == plain | {"sampler": "tempered", "credit": "hapo", "loss": "hapo"}
-    assert made["arpo/aepo_trainer"] == plain | {"tree": "aepo", "environment": "tools", "loss": "aepo"}
-    for name, parts in made.items():
-        assert set(parts) == (set() if name.startswith("common/") else set(PARTS))
-        assert all(choice in choices(part) or choice == "kt" for part, choice in parts.items())
+def defaults() -> dict[str, str]:
+    """Return each group's default choice."""
+    entries = OmegaConf.to_container(OmegaConf.load(CONFIG / "parts.yaml").defaults)
+    return {name: choice for entry in entries if isinstance(entry, dict) for name, choice in entry.items()}
+
+
+def test_the_hapo_and_aepo_recipes_choose_the_papers_parts():
+    assert recipe_parts("hapo") == {"sampler": "tempered", "credit": "hapo", "loss": "hapo"}
+    assert recipe_parts("hapo_math") == recipe_parts("hapo") | {"task": "math"}
+    aepo = {"environment": "tools", "task": "reasoning", "tree": "aepo", "loss": "aepo"}
+    assert recipe_parts("aepo") == aepo
+    assert "environment=tools task=reasoning tree=aepo loss=aepo" in menu()
+
+
+@pytest.mark.parametrize("recipe", choices("recipe"))
+def test_a_recipes_parts_are_those_that_hydra_chooses(recipe):
+    composed = explore(f"recipe={recipe}", return_hydra_config=True).hydra.runtime.choices
+    expected = defaults() | recipe_parts(recipe) | {"recipe": recipe}
+    for part in (*PARTS, "task"):
+        assert composed[part] == expected[part]
+        assert part == "task" or composed[part] in choices(part) or composed[part] == "kt"
 
 
 def test_a_choice_tells_what_it_sets_and_what_its_keys_mean():
@@ -43,6 +55,7 @@ def test_a_choice_tells_what_it_sets_and_what_its_keys_mean():
     assert "n: 12" in text.replace("'", "") and "step_delimiter: without tools, the text that ends a step." in text
     assert "loss_mode: hapo" in about_choice("loss", "hapo")
     assert "trainer_mode: explore" in about_choice("schedule", "sync")
+    assert "override /loss: hapo" in about_choice("recipe", "hapo")
     for part, choice in (("tree", "oak"), ("forest", "latr")):
         with pytest.raises(ValueError, match="expected one of"):
             about_choice(part, choice)
@@ -56,4 +69,4 @@ def test_the_command_for_a_single_recipe(argument, code):
     if code:
         assert "no recipe nobody; known: arpo, common, hapo, hato, latr" in done.stderr
     else:
-        assert "latr/grpo_countdown_trainer tree=kt" in done.stdout
+        assert done.stdout.splitlines() == ["recipe=latr tree=kt", "recipe=latr_math task=math tree=kt"]
