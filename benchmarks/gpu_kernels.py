@@ -117,12 +117,6 @@ def largest_difference(result: torch.Tensor, exact: torch.Tensor) -> tuple[float
     return ((result.double() - exact).abs().max().item(),)
 
 
-def relative_difference(result: torch.Tensor, exact: torch.Tensor) -> float:
-    """Norm of the difference over the norm of `exact`; on the CPU."""
-    exact = exact.detach().double().cpu()
-    return ((result.detach().double().cpu() - exact).norm() / exact.norm()).item()
-
-
 def entropy_block(sizes: Sizes, device: torch.device) -> Block:
     logits = random_logits(sizes.tokens, sizes.vocabulary, device, torch.bfloat16)
     some = slice(None, None, max(sizes.tokens // 64, 1))
@@ -162,14 +156,13 @@ def loss_block(sizes: Sizes, device: torch.device) -> Block:
     """Raises ImportError where verl, or something that it needs, is not installed."""
     from benchmarks.gpu_losses import loss_batch, loss_functions
 
-    batch, on_cpu = (
-        loss_batch(sizes.sequences, sizes.longest, *of) for of in ((device, torch.float32), ("cpu", torch.float64))
-    )
+    batch = loss_batch(sizes.sequences, sizes.longest, device, torch.float32)
+    on_cpu = loss_batch(sizes.sequences, sizes.longest, "cpu", torch.float64)
 
     def case_of(name: str, loss_and_gradient: Callable) -> Case:
         def error(result: tuple[torch.Tensor, torch.Tensor]) -> tuple[float, ...]:
-            exact = loss_and_gradient(on_cpu)
-            return tuple(relative_difference(part, of) for part, of in zip(result, exact, strict=True))
+            pairs = zip(result, loss_and_gradient(on_cpu), strict=True)
+            return tuple(((part.cpu().double() - exact).norm() / exact.norm()).item() for part, exact in pairs)
 
         return Case(name, lambda: loss_and_gradient(batch), error)
 

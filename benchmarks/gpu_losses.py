@@ -89,4 +89,4 @@ def loss_functions() -> dict[str, Callable[[LossBatch], tuple[torch.Tensor, torc
 
         return loss_and_gradient
 
-    return {name: with_gradient(*of) for name, of in losses.items()}
+    return {name: with_gradient(*pair) for name, pair in losses.items()}

@@ -24,17 +24,13 @@ from benchmarks.report import RESULTS, in_turns, parser_of, with_range, write_re
 from verl.workers.engine.prefix_tree.attention import NAME
 from verl.workers.engine.prefix_tree.log_probs import TrieBatch
 
+SIZES = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads")
 
-class Model(NamedTuple):
-    """A Qwen2's shape."""
 
-    name: str
-    hidden: int
-    intermediate: int
-    layers: int
-    heads: int
-    kv_heads: int
-    vocabulary: int
+def qwen2(*sizes: int, vocab_size: int) -> Qwen2Config:
+    """Return the config of a model of these `SIZES`."""
+    sizes_by_name = dict(zip(SIZES, sizes, strict=True))
+    return Qwen2Config(**sizes_by_name, vocab_size=vocab_size, tie_word_embeddings=True, attn_implementation="sdpa")
 
 
 class Group(NamedTuple):
@@ -45,13 +41,12 @@ class Group(NamedTuple):
     sharing: float
 
 
-SMALL = Model("6 layers of 384", 384, 1024, 6, 6, 2, 16_384)
 MODELS = {
-    "cpu": [SMALL],
-    "cuda": [
-        Model("0.5 B", 896, 4_864, 24, 14, 2, 151_936),
-        Model("1.5 B", 1_536, 8_960, 28, 12, 2, 151_936),
-    ],
+    "cpu": {"6 layers of 384": qwen2(384, 1024, 6, 6, 2, vocab_size=16_384)},
+    "cuda": {
+        "0.5 B": qwen2(896, 4_864, 24, 14, 2, vocab_size=151_936),
+        "1.5 B": qwen2(1_536, 8_960, 28, 12, 2, vocab_size=151_936),
+    },
 }
 GROUPS = {
     "cpu": [Group(16, length, sharing) for length in (64, 256) for sharing in (1.0, 1.5, 2.5, 4.0, 8.0)],
@@ -60,9 +55,9 @@ GROUPS = {
 MEMORY_SHARING = (1.0, 2.5, 4.0)
 
 
-def sequences_of(group: Group, vocabulary: int, seed: int) -> list[np.ndarray]:
-    """Each row but the first takes its first tokens from an earlier row."""
-    rng = np.random.default_rng(seed)
+def sequences_of(group: Group, vocabulary: int) -> list[np.ndarray]:
+    """Return rows of which each but the first takes its first tokens from an earlier row."""
+    rng = np.random.default_rng(0)
     shared = (1 - (group.rows / group.sharing - 1) / (group.rows - 1)) * group.length
     jitter = min(shared, group.length - shared) / 2
     rows = [rng.integers(vocabulary, size=group.length)]
@@ -73,18 +68,8 @@ def sequences_of(group: Group, vocabulary: int, seed: int) -> list[np.ndarray]:
     return rows
 
 
-def make_model(shape: Model, device: str) -> Qwen2ForCausalLM:
+def make_model(config: Qwen2Config, device: str) -> Qwen2ForCausalLM:
     torch.manual_seed(0)
-    config = Qwen2Config(
-        hidden_size=shape.hidden,
-        intermediate_size=shape.intermediate,
-        num_hidden_layers=shape.layers,
-        num_attention_heads=shape.heads,
-        num_key_value_heads=shape.kv_heads,
-        vocab_size=shape.vocabulary,
-        tie_word_embeddings=True,
-        attn_implementation="sdpa",
-    )
     with torch.device(device):
         return Qwen2ForCausalLM(config).to(torch.float32 if device == "cpu" else torch.bfloat16).train()
 
@@ -132,7 +117,7 @@ class Side:
 
 def compare(model: Qwen2ForCausalLM, group: Group, runs: int) -> dict[str, dict[str, list[float]]]:
     """Seconds of both sides in both passes; the first run of each warms up."""
-    rows = sequences_of(group, model.config.vocab_size, seed=0)
+    rows = sequences_of(group, model.config.vocab_size)
     sides = {name: Side(name, model, rows) for name in ("rows", "tree")}
     times = {}
     for what in ("log_prob_pass", "update"):
@@ -148,12 +133,12 @@ def peak_text(*arguments) -> str:
         return "out of memory"
 
 
-def peak_mib(name: str, shape: Model, group: Group, checkpointing: bool, device: str) -> float:
+def peak_mib(name: str, config: Qwen2Config, group: Group, checkpointing: bool, device: str) -> float:
     """Peak of an update's memory above that of the model and its gradients, in MiB."""
-    model = make_model(shape, device)
+    model = make_model(config, device)
     for parameter in model.parameters():
         parameter.grad = torch.zeros_like(parameter)
-    side = Side(name, model, sequences_of(group, shape.vocabulary, seed=0), checkpointing)
+    side = Side(name, model, sequences_of(group, config.vocab_size), checkpointing)
     if device == "cpu":
         Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
         before = _peak_kib()
@@ -191,35 +176,32 @@ def draw(speed_ups: dict[str, dict[float, float]], path) -> None:
     figure.savefig(path, dpi=120)
 
 
-def models_of(args) -> list[Model]:
-    """Return the device's models whose names begin with `--only`."""
-    return [shape for shape in MODELS[args.device] if shape.name.startswith(args.only)]
-
-
-def print_speeds(args) -> None:
+def print_speeds(args, models: dict[str, Qwen2Config]) -> None:
     """Print a table of the speeds alone, and write nothing."""
     print("| model | rows x tokens | sharing | log-probs: rows / tree | update: rows / tree |\n" + "| --- " * 5 + "|")
     rows, length = GROUPS[args.device][0].rows, max(group.length for group in GROUPS[args.device])
-    for shape in models_of(args):
-        model = make_model(shape, args.device)
+    for name, config in models.items():
+        model = make_model(config, args.device)
         for sharing in args.sharing:
             times = compare(model, Group(rows, length, sharing), args.runs).values()
             ratios = [f"{statistics.median(of['rows']) / statistics.median(of['tree']):.2f}" for of in times]
-            print(f"| {shape.name} | {rows} x {length} | {sharing:g} | " + " | ".join(ratios) + " |", flush=True)
+            print(f"| {name} | {rows} x {length} | {sharing:g} | " + " | ".join(ratios) + " |", flush=True)
 
 
 def main() -> None:
     parser = parser_of(__doc__, device="cpu", runs=5, only="")
     parser.add_argument("--sharing", type=float, nargs="+", help="these, of the longest groups, without peak memory")
     args = parser.parse_args()
+    models = {name: config for name, config in MODELS[args.device].items() if name.startswith(args.only)}
     if args.sharing:
-        print_speeds(args)
+        print_speeds(args, models)
         return
+    longest = max(group.length for group in GROUPS[args.device])
     table, speed_ups, fresh_process = [], {}, multiprocessing.get_context("spawn")
-    for shape in models_of(args):
-        model = make_model(shape, args.device)
+    for model_name, config in models.items():
+        model = make_model(config, args.device)
         for group in GROUPS[args.device]:
-            cells = [shape.name, f"{group.rows} x {group.length}", f"{group.sharing:g}"]
+            cells = [model_name, f"{group.rows} x {group.length}", f"{group.sharing:g}"]
             try:
                 compared = compare(model, group, args.runs)
             except torch.OutOfMemoryError:
@@ -228,24 +210,21 @@ def main() -> None:
             for what, times in compared.items():
                 ratio = statistics.median(times["rows"]) / statistics.median(times["tree"])
                 cells += [with_range(times["rows"], ".3f"), with_range(times["tree"], ".3f"), f"{ratio:.2f}"]
-                label = f"{what.replace('_', ' ')}, {shape.name}, {group.length} tokens"
+                label = f"{what.replace('_', ' ')}, {model_name}, {group.length} tokens"
                 speed_ups.setdefault(label, {})[group.sharing] = ratio
-            if group.length == max(group.length for group in GROUPS[args.device]) and group.sharing in MEMORY_SHARING:
-                for checkpointing in (False, True):
-                    peaks = []
-                    for name in ("rows", "tree"):
-                        with fresh_process.Pool(1) as pool:
-                            peaks.append(pool.apply(peak_text, (name, shape, group, checkpointing, args.device)))
-                    cells.append(" / ".join(peaks))
-            else:
-                cells += ["", ""]
+            for checkpointing in (False, True):
+                peaks = []
+                for name in ("rows", "tree") if group.length == longest and group.sharing in MEMORY_SHARING else ():
+                    with fresh_process.Pool(1) as pool:
+                        peaks.append(pool.apply(peak_text, (name, config, group, checkpointing, args.device)))
+                cells.append(" / ".join(peaks))
             table.append(cells)
             print(*cells, sep=" | ", flush=True)
         del model
     what = (
         f"Seconds, median of {args.runs} runs (least to most); ratios are those of the medians. Peak memory of the "
         "update above the model's and its gradients', in MiB, rows / tree, each in a process of its own. "
-        f"{'float32' if args.device == 'cpu' else 'bfloat16'}, vocabulary {MODELS[args.device][0].vocabulary:,}. See "
+        f"{'float32' if args.device == 'cpu' else 'bfloat16'}, vocabulary {config.vocab_size:,}. See "
         f"prefix_tree_{args.device}.png."
     )
     header = ["model", "rows x tokens", "sharing"]

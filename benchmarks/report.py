@@ -61,20 +61,13 @@ def machine() -> str:
 
 
 def commit() -> str:
-    """The repository's commit in words, and whether tracked files differ from it."""
-
-    def git(*arguments: str) -> str:
-        done = subprocess.run(
-            ["git", *arguments], cwd=Path(__file__).parent, capture_output=True, text=True, check=True
-        )
-        return done.stdout.strip()
-
+    """Return the repository's commit in words, and whether tracked files differ from it."""
+    command = ["git", "describe", "--always", "--exclude=*", "--dirty= with uncommitted changes"]
     try:
-        name = git("rev-parse", "--short", "HEAD")
-        changed = git("status", "--porcelain", "--untracked-files=no")
+        done = subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, text=True, check=True)
     except (OSError, subprocess.CalledProcessError):
         return "Not in a git repository"
-    return f"Commit {name}" + (" with uncommitted changes" if changed else "")
+    return f"Commit {done.stdout.strip()}"
 
 
 def table_lines(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:

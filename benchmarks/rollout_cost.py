@@ -14,22 +14,24 @@ import asyncio
 import math
 import os
 import random
-import statistics
 import tempfile
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
+import pandas as pd
 import psutil
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from benchmarks.report import in_turns, parser_of, with_range, write_report
+from benchmarks.report import in_turns, parser_of, table_lines, with_range, write_report
 from recipe.common.tiny_model import TinyModelConfig, write_tiny_model
 from verl.workers.rollout.engines.interface import Generation, GenerationRequest, RolloutEngine
 from verl.workers.rollout.engines.local_vllm import VLLMEngine
 from verl.workers.rollout.tree_builder import BranchPolicy, grow, policy_class
+from verl.workers.rollout.tree_rollout import GroupEngine
 from verl.workers.rollout.trees.arpo.config import ARPOConfig
 from verl.workers.rollout.trees.eptree import EPTreeKeys
 from verl.workers.rollout.trees.hato.config import HATOConfig
@@ -115,16 +117,16 @@ SCRIPTS = [(unsure, shared, length) for length in (250, 800) for unsure in (0.02
 
 def counted(n_prompts: int = 8, n: int = 8) -> str:
     """Requests and tokens of LATR's trees with the paper's thresholds, as a table."""
-    rows = ["| answers of about | two likely tokens | shared text | requests a tree | tokens generated | used |"]
-    rows.append("| --- " * 6 + "|")
-    policy = policy_class("latr")(KTConfig(keep_math_symbols=False))
+    header = ["answers of about", "two likely tokens", "shared text", "requests a tree", "tokens generated", "used"]
+    policy, rows = policy_class("latr")(KTConfig(keep_math_symbols=False)), []
     for unsure, shared, length in SCRIPTS:
         engine = Scripted(unsure, shared, length)
         options = {"max_tokens": 1024, "stop_token_ids": [engine.END]}
         trees = [asyncio.run(grow(engine, [1000 + i], n, policy, seed=i, **options)) for i in range(n_prompts)]
         requests, generated, used = (x / n_prompts for x in (engine.requests, engine.generated, unique_tokens(trees)))
-        rows.append(f"| {length} | {unsure:.0%} | {shared:.0%} | {requests:.0f} | {generated:,.0f} | {used:,.0f} |")
-    return "\n".join(rows)
+        text = [str(length), f"{unsure:.0%}", f"{shared:.0%}"]
+        rows.append([*text, f"{requests:.0f}", f"{generated:,.0f}", f"{used:,.0f}"])
+    return "\n".join(table_lines(header, rows))
 
 
 def unique_tokens(trees) -> int:
@@ -134,19 +136,12 @@ def unique_tokens(trees) -> int:
 
 
 class Cost(NamedTuple):
+    """Seconds, CPU seconds of this process and the engine's, requests, and generated tokens."""
+
     seconds: float
-    cpu: float  # seconds of this process and the engine's
+    cpu: float
     requests: int
     generated: int
-
-
-class Run(NamedTuple):
-    """Of the trees, of samples of as many tokens, and of the trajectories: tokens, each shared one once, and all."""
-
-    trees: Cost
-    samples: Cost
-    unique: int
-    held: int
 
 
 class Setting:
@@ -167,25 +162,30 @@ class Setting:
         this = psutil.Process()
         self.processes = [this, *this.children(recursive=True)]
 
-    async def run(self, name: str, number: int) -> Run:
+    async def run(self, name: str, number: int) -> dict[str, float]:
+        """Return the cost of a policy's trees, the samples' time, and the tokens of the trajectories.
+
+        `held` are all tokens of the trajectories, and `unique` counts a shared one once.
+        """
         seeds = [1000 * number + i for i in range(len(self.prompts))]
         budgets = []
 
         async def grown(prompt, seed):
-            engine = Counter(self.engine)
+            engine = GroupEngine(self.engine)
             tree = await grow(engine, prompt, self.n, self.policies[name], seed=seed, **self.options)
-            budgets.append((prompt, engine.generated))
+            budgets.append((prompt, engine.tokens))
             return tree
 
         trees, cost = await self.cost_of([grown(*each) for each in zip(self.prompts, seeds, strict=True)])
         lengths = [(prompt, min(self.tokens, left)) for prompt, all in budgets for left in range(all, 0, -self.tokens)]
-        _, samples = await self.cost_of(
-            [
-                self.engine.generate(GenerationRequest(prompt, max_tokens=length, stop_token_ids=[], seed=seed))
-                for seed, (prompt, length) in enumerate(lengths)
-            ]
-        )
-        return Run(cost, samples, unique_tokens(trees), sum(len(row) for tree in trees for row in tree.trajectories()))
+        requests = [
+            GenerationRequest(prompt, max_tokens=length, stop_token_ids=[], seed=seed)
+            for seed, (prompt, length) in enumerate(lengths)
+        ]
+        _, samples = await self.cost_of([self.engine.generate(request) for request in requests])
+        held = sum(len(row) for tree in trees for row in tree.trajectories())
+        times = {"sample_seconds": samples.seconds, "sample_cpu": samples.cpu}
+        return cost._asdict() | times | {"unique": unique_tokens(trees), "held": held}
 
     async def cost_of(self, coroutines) -> tuple[list, Cost]:
         await self.engine.forget_prefixes()
@@ -199,52 +199,34 @@ class Setting:
         return Cost(time.perf_counter(), cpu, self.engine.requests, self.engine.generated)
 
 
-class Counter(RolloutEngine):
-    """Counts the tokens of a tree."""
-
-    def __init__(self, engine: RolloutEngine):
-        self.engine, self.generated = engine, 0
-
-    async def generate(self, request: GenerationRequest) -> Generation:
-        generation = await self.engine.generate(request)
-        self.generated += len(generation.token_ids)
-        return generation
-
-
-def row_of(name: str, runs: Sequence[Run], n_prompts: int) -> list[str]:
-    return [
-        name,
-        with_range([run.trees.seconds for run in runs], ".1f"),
-        f"{with_range([run.trees.seconds / run.samples.seconds for run in runs], '.2f')} x",
-        f"{with_range([run.trees.cpu / run.samples.cpu for run in runs], '.2f')} x",
-        f"{statistics.mean(run.trees.requests for run in runs) / n_prompts:.1f}",
-        f"{statistics.mean(run.trees.generated for run in runs):,.0f}",
-        f"{statistics.mean(run.held for run in runs):,.0f}",
-        f"{statistics.mean(run.unique / run.held for run in runs):.2f}",
-    ]
+def row_of(name: str, runs: pd.DataFrame, n_prompts: int) -> list[str]:
+    mean, share = runs.mean(), (runs["unique"] / runs["held"]).mean()
+    against = [f"{with_range(runs[what] / runs[f'sample_{what}'], '.2f')} x" for what in ("seconds", "cpu")]
+    numbers = [f"{mean['requests'] / n_prompts:.1f}", f"{mean['generated']:,.0f}", f"{mean['held']:,.0f}"]
+    return [name, with_range(runs["seconds"], ".1f"), *against, *numbers, f"{share:.2f}"]
 
 
 def main() -> None:
-    args = parser_of(__doc__, prompts=16, n=8, tokens=256, runs=5, only="", note="").parse_args()
+    args = parser_of(__doc__, prompts=16, n=8, tokens=256, runs=5).parse_args()
     with tempfile.TemporaryDirectory() as folder:
         setting = Setting(Path(folder), args.prompts, args.n, args.tokens)
         loop = asyncio.new_event_loop()
-        names = [name for name in setting.policies if args.only in name]
-        sides = {name: lambda run, name=name: loop.run_until_complete(setting.run(name, run)) for name in names}
+
+        def measure(name: str, run: int) -> dict[str, float]:
+            return loop.run_until_complete(setting.run(name, run))
+
+        sides = {name: partial(measure, name) for name in setting.policies}
         in_turns(sides, 1)  # warm up
         results = in_turns(sides, args.runs)
         setting.engine.shutdown()
     header = ["tree", "seconds", "against samples", "CPU against samples", "requests a tree", "tokens generated"]
     header += ["tokens of the trajectories", "unique share"]
-    rows = [row_of(name, runs, args.prompts) for name, runs in results.items()]
+    rows = [row_of(name, pd.DataFrame(runs), args.prompts) for name, runs in results.items()]
     what = (
-        f"{args.prompts} prompts, n = {args.n}, {args.tokens} tokens; median of {args.runs} runs (range). {args.note}"
+        f"{args.prompts} prompts, n = {args.n}, {args.tokens} tokens; median of {args.runs} runs (range)."
         f"\n\nLATR at the paper's thresholds, on made-up texts of at most 1,024 tokens:\n\n{counted()}\n"
     )
-    if args.only:
-        print(what, *map(" | ".join, [header, *rows]), sep="\n")
-    else:
-        write_report("rollout_cost", what, header, rows)
+    write_report("rollout_cost", what, header, rows)
 
 
 if __name__ == "__main__":

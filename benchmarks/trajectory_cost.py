@@ -14,27 +14,27 @@ process, between the second step and the last but one. Writes benchmarks/results
 
 import os
 import random
-import statistics
 import subprocess
 import tempfile
 import time
 import uuid
-from collections import Counter, defaultdict
+from functools import partial
 from pathlib import Path
 
-import numpy as np
+import pandas as pd
 import psutil
 import ray
 from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig, OmegaConf
 
 import verl.trainer
-from benchmarks.report import in_turns, parser_of, with_range, write_report
+from benchmarks.report import in_turns, parser_of, table_lines, with_range, write_report
+from recipe.common.tasks.problem_files import rl_row
 from recipe.common.tiny_model import TinyModelConfig, write_tiny_model
 from verl.utils.parts import load_choices
 from verl.workers.rollout.engines.request_batching import ExchangeServer
 
-CONFIGS = Path(__file__).resolve().parents[1] / "recipe/common/config"
+ROOT = Path(__file__).resolve().parents[1]
 UPSTREAM = "upstream"
 SMALL = {
     "arpo": {"initial_rollouts": 4, "entropy_tokens": 4, "max_turn_tokens": 8, "turn_delimiter": "1"},
@@ -52,21 +52,25 @@ COLUMNS = {
     "ray::SimpleStorageUnit": "storage",
     "ray::GlobalRequestLoadBalancer": "balancer",
     "ray::StubServer": "server",
+    "VLLM::EngineCore": "engine core",
+    "ray::WorkerDict": "trainer's worker",
+    "ray::vLLMHttpServer": "server",
+    "ray::TopLogprobsServer": "server",
+    "ray::TaskRunner": "driver",
 }
-PARTS = ("driver", "agent loop", "reward loop", "controller", "storage", "balancer", "Ray")
+PARTS = ["driver", "agent loop", "reward loop", "controller", "storage", "balancer", "Ray"]
 VARIABLES = {"VERL_PLATFORM": "cpu", "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
 VARIABLES |= {"TQ_NUM_THREADS": "1", "TRANSFER_QUEUE_ENABLE": "1"}
 # of the paper estimate: nodes, trajectories a step, and how many processes a run on GPUs has of each kind
 NODES, STEP = 8, 8192
-PROCESSES = {
-    "driver": 1,
-    "controller": 1,
-    "balancer": 1,
-    "storage": 8,
-    "agent loop": 8 * NODES,
-    "reward loop": 8 * NODES,
-}
-READ = ("responses", "response_mask", "rm_scores", "rollout_log_probs", "uid", "extra_fields")
+PROCESSES = {"driver": 1, "controller": 1, "balancer": 1, "storage": 8}
+PROCESSES |= {"agent loop": 8 * NODES, "reward loop": 8 * NODES}
+READ = ["responses", "response_mask", "rm_scores", "rollout_log_probs", "uid", "extra_fields"]
+# overrides of a whole run with upstream's manager and servers
+UPSTREAMS_WAY = (
+    "actor_rollout_ref.rollout.agent.agent_loop_manager_class=null",
+    "ray_kwargs.ray_init.runtime_env.env_vars.VERL_SHARED_CALLS='0'",
+)
 
 
 def answer(prompt_ids: list[int], params: dict, vocabulary: int, stop_token_ids: list[int]):
@@ -114,7 +118,7 @@ def config_of(tree: str, folder: Path, args) -> DictConfig:
     search = f"hydra.searchpath=[file://{Path(verl.trainer.__path__[0]) / 'config'}]"
     chosen = ["tree=plain", "actor_rollout_ref.rollout.tree=null"] if tree == UPSTREAM else [f"tree={tree}"]
     load_choices()
-    with initialize_config_dir(str(CONFIGS), version_base=None):
+    with initialize_config_dir(str(ROOT / "recipe/common/config"), version_base=None):
         config = compose("explore", [search, "hardware=cpu", "trainer.experiment_name=trajectory_cost", *chosen])
     OmegaConf.set_struct(config, False)
     rollout = {"n": args.n, "prompt_length": 32, "response_length": args.tokens, "val_kwargs": {"n": args.n}}
@@ -127,21 +131,17 @@ def config_of(tree: str, folder: Path, args) -> DictConfig:
     return config
 
 
-def seconds_by_column(root: psutil.Process, more: dict[str, str]) -> dict[str, float]:
-    """CPU seconds so far of a process, the driver, and its descendants.
-
-    Args:
-        more: columns beside `COLUMNS`.
-    """
-    seconds, columns = defaultdict(float), COLUMNS | more
-    for process in (root, *root.children(recursive=True)):
+def seconds_by_column(driver: psutil.Process) -> pd.Series:
+    """Return the CPU seconds that a process and its descendants have used so far."""
+    seconds = dict.fromkeys([*PARTS, *COLUMNS.values()], 0.0)
+    for process in (driver, *driver.children(recursive=True)):
         try:
             name, times = " ".join(process.cmdline()), process.cpu_times()
         except psutil.Error:
             continue
-        column = next((column for prefix, column in columns.items() if name.startswith(prefix)), "Ray")
-        seconds["driver" if process == root else column] += times.user + times.system
-    return seconds
+        column = next((column for prefix, column in COLUMNS.items() if name.startswith(prefix)), "Ray")
+        seconds["driver" if process == driver else column] += times.user + times.system
+    return pd.Series(seconds)
 
 
 class Stack:
@@ -188,22 +188,18 @@ class Stack:
         sampler = first.trainer.v1.sampler
         self.buffer = ReplayBuffer("sync", {}, sampler.max_off_policy_threshold, sampler.max_off_policy_strategy, {})
 
-    def run(self, side: str, run: int) -> dict[str, float]:
-        """CPU milliseconds for each trajectory by column, with `requests` to the server and `wall` milliseconds."""
+    def run(self, side: str, run: int) -> pd.Series:
+        """Return the CPU milliseconds for each trajectory by column, and its `requests` to the server."""
+        driver = psutil.Process()
         time.sleep(0.5)
-        idle = seconds_by_column(psutil.Process(), {})
+        idle = seconds_by_column(driver)
         time.sleep(1)
-        asked, before, started = (
-            ray.get(self.server.count.remote()),
-            seconds_by_column(psutil.Process(), {}),
-            time.perf_counter(),
-        )
+        requests, before, started = ray.get(self.server.count.remote()), seconds_by_column(driver), time.perf_counter()
         rows = self.step(side, run)
-        wall, after = time.perf_counter() - started, seconds_by_column(psutil.Process(), {})
-        idle = {name: before[name] - seconds for name, seconds in idle.items()}
-        used = {name: after[name] - before[name] - idle.get(name, 0.0) * wall for name in after}
-        used |= {"wall": wall, "requests": (ray.get(self.server.count.remote()) - asked) / 1000}
-        return Counter({name: 1000 * seconds / rows for name, seconds in used.items()})
+        wall, after = time.perf_counter() - started, seconds_by_column(driver)
+        used = 1000 * (after - before - wall * (before - idle))
+        used["requests"] = ray.get(self.server.count.remote()) - requests
+        return used / rows
 
     def step(self, side: str, run: int) -> int:
         """What a trainer does with a batch before and after the model's own work; returns how many rows it had."""
@@ -212,7 +208,7 @@ class Stack:
         self.tq.kv_batch_put(keys=list(batch["uid"]), partition_id="train", tags=tags)
         self.managers[side].generate_sequences(batch)
         rows, _ = self.buffer.sample(global_steps=run + 1, partition_id="train", batch_size=self.args.prompts)
-        data = self.tq.kv_batch_get(keys=rows.keys, partition_id="train", select_fields=list(READ))
+        data = self.tq.kv_batch_get(keys=rows.keys, partition_id="train", select_fields=READ)
         self.tq.kv_clear(keys=rows.keys, partition_id="train")
         if not 0 < len(data["uid"]) <= self.args.prompts * self.args.n:
             raise RuntimeError(f"{side}: {len(data['uid'])} rows of {self.args.prompts} prompts with n={self.args.n}")
@@ -220,106 +216,64 @@ class Stack:
 
     def batch(self, run: int):
         """Prompts of Countdown, as the data loader gives them."""
+        from verl.utils.dataset.rl_dataset import collate_fn
+
         from verl.utils import tensordict_utils as tu
 
-        draw, columns = random.Random(run), defaultdict(list)
+        draw, rows = random.Random(run), []
         for i in range(self.args.prompts):
             numbers = [draw.randint(1, 9) for _ in range(3)]
-            columns["data_source"].append("countdown")
-            columns["raw_prompt"].append(
-                [{"role": "user", "content": f"{' '.join(map(str, numbers))} = {sum(numbers)}"}]
-            )
-            columns["ability"].append("math")
-            columns["reward_model"].append(
-                {"style": "rule", "ground_truth": {"target": sum(numbers), "numbers": numbers}}
-            )
-            columns["extra_info"].append({"split": "train", "index": i})
-            columns["index"].append(i)
-            columns["tools_kwargs"].append({})
-            columns["interaction_kwargs"].append({})
-            columns["uid"].append(str(uuid.uuid4()))
-        arrays = {name: np.empty(len(values), dtype=object) for name, values in columns.items()}
-        for name, values in columns.items():
-            arrays[name][:] = values
-        batch = tu.get_tensordict(arrays)
+            question = f"{' '.join(map(str, numbers))} = {sum(numbers)}"
+            row = rl_row("countdown", question, {"target": sum(numbers), "numbers": numbers}, "train", i)
+            row |= {"raw_prompt": row.pop("prompt"), "index": i, "uid": str(uuid.uuid4())}
+            rows.append(row | {"tools_kwargs": {}, "interaction_kwargs": {}})
+        batch = tu.get_tensordict(collate_fn(rows))
         tu.assign_non_tensor_data(batch, "global_steps", run + 1)
         return batch
 
 
-def estimate(results: dict[str, list[dict[str, float]]]) -> str:
-    """Seconds that the processes of each kind work for a large step, if they share it evenly, as a table."""
-    sides = [side for side in results if side in (UPSTREAM, "plain")]
-    lines = [
-        f"## On paper: {NODES} nodes of 8 GPUs, {STEP:,} trajectories a step",
-        "",
-        f"Seconds = milliseconds per trajectory x {STEP:,} / 1000 / processes, at this machine's speed. The largest "
-        "figure is the least time that a step's rollout takes, however fast the engine is.",
-        "",
-        "| processes | how many | " + " | ".join(sides) + " |",
-        "|" + " --- |" * (2 + len(sides)),
-    ]
-    for part, count in PROCESSES.items():
-        medians = [statistics.median(run[part] for run in results[side]) for side in sides]
-        cells = [f"{ms:.2f} ms x {STEP:,} / {count} = {max(ms, 0) * STEP / 1000 / count:.1f} s" for ms in medians]
-        lines.append(f"| {part} | {count} | " + " | ".join(cells) + " |")
-    return "\n".join(lines)
-
-
-# ---- whole runs ----
-
-ROOT = Path(__file__).resolve().parents[1]
-# manager and servers
-UPSTREAMS_WAY = (
-    "actor_rollout_ref.rollout.agent.agent_loop_manager_class=null",
-    "ray_kwargs.ray_init.runtime_env.env_vars.VERL_SHARED_CALLS='0'",
-)
-ENGINE = {"VLLM::EngineCore": "engine core", "ray::WorkerDict": "trainer's worker", "ray::vLLMHttpServer": "server"}
-ENGINE |= {"ray::TopLogprobsServer": "server", "ray::TaskRunner": "driver"}
-
-
-def launch(folder: Path, *overrides: str, steps: int = 8) -> dict[str, float]:
-    """CPU milliseconds for each trajectory of a run of GRPO, by column."""
-    never = ["trainer.val_before_train=false", "trainer.test_freq=-1", "trainer.save_freq=-1"]
-    command = [
-        "bash",
-        "recipe/common/run_grpo_countdown.sh",
-        f"trainer.total_training_steps={steps}",
-        *never,
-        *overrides,
-    ]
+def launch(folder: Path, way: str, overrides: tuple[str, ...], run: int) -> pd.Series:
+    """Return the CPU milliseconds for each trajectory of a run of GRPO, by column."""
+    folder, steps = folder / f"{way}{run}", 8
+    command = ["bash", "recipe/common/run_grpo_countdown.sh", f"trainer.total_training_steps={steps}", *overrides]
+    command += ["trainer.val_before_train=false", "trainer.test_freq=-1", "trainer.save_freq=-1"]
     env = {**os.environ, "HARDWARE": "cpu", "EXPERIMENT_NAME": folder.name, "RUN_DIR": str(folder)}
-    looks, metrics = {}, folder / "metrics.jsonl"
-    with subprocess.Popen(command, cwd=ROOT, env=env) as run:
-        while run.poll() is None:
+    seconds, metrics = {}, folder / "metrics.jsonl"
+    with subprocess.Popen(command, cwd=ROOT, env=env) as process:
+        while process.poll() is None:
             time.sleep(0.1)
             done = len(metrics.read_text().splitlines()) if metrics.exists() else 0
-            if done and done not in looks:
-                looks[done] = seconds_by_column(psutil.Process(run.pid), ENGINE)
-    first, last = 2, max(step for step in looks if step < steps)
-    rows = 128 * (last - first)
-    return Counter({name: 1000 * (looks[last][name] - looks[first][name]) / rows for name in looks[last]})
+            if done and done not in seconds:
+                seconds[done] = seconds_by_column(psutil.Process(process.pid))
+    first, last = 2, max(step for step in seconds if step < steps)
+    return 1000 * (seconds[last] - seconds[first]) / (128 * (last - first))
 
 
-def of_all(run: dict[str, float]) -> float:
-    return sum(run[part] for part in PARTS)
+def estimate(frames: dict[str, pd.DataFrame]) -> str:
+    """Return a table of the seconds that the processes of each kind work for a large step, if they share it evenly."""
+    medians = {side: frame.median() for side, frame in frames.items() if side in (UPSTREAM, "plain")}
+    rows = []
+    for part, count in PROCESSES.items():
+        costs = [median[part] for median in medians.values()]
+        cells = [f"{ms:.2f} ms x {STEP:,} / {count} = {max(ms, 0) * STEP / 1000 / count:.1f} s" for ms in costs]
+        rows.append([part, str(count), *cells])
+    about = (
+        f"Seconds = milliseconds per trajectory x {STEP:,} / 1000 / processes, at this machine's speed. The largest "
+        "figure is the least time that a step's rollout takes, however fast the engine is."
+    )
+    title = f"## On paper: {NODES} nodes of 8 GPUs, {STEP:,} trajectories a step"
+    return "\n".join([title, "", about, "", *table_lines(["processes", "how many", *medians], rows)])
 
 
-def row_of(side: str, runs: list[dict[str, float]], baseline: list[dict[str, float]], apart: list[str]) -> list[str]:
-    ratios = [of_all(theirs) / of_all(mine) for mine, theirs in zip(runs, baseline, strict=True)]
-    columns = (statistics.median(run[part] for run in runs) for part in (*PARTS, *apart))
-    return [
-        side,
-        with_range([of_all(run) for run in runs], ".1f"),
-        f"{with_range(ratios, '.1f')} x",
-        *(f"{value:.2f}" for value in columns),
-    ]
-
-
-def table_of(results: dict[str, list[dict[str, float]]], apart: list[str]) -> tuple[list[str], list[list[str]]]:
-    """Header and rows; the first side is the baseline."""
-    baseline = next(iter(results.values()))
-    header = ["side", "CPU ms per trajectory", "times less", *PARTS, *(f"apart: {name}" for name in apart)]
-    return header, [row_of(side, runs, baseline, apart) for side, runs in results.items()]
+def table_of(frames: dict[str, pd.DataFrame], apart: list[str]) -> tuple[list[str], list[list[str]]]:
+    """Return header and rows; the first side is the baseline."""
+    totals = {side: frame[PARTS].sum(axis=1) for side, frame in frames.items()}
+    baseline, rows = next(iter(totals.values())), []
+    for side, total in totals.items():
+        medians = frames[side][[*PARTS, *apart]].median()
+        ranges = [with_range(total, ".1f"), f"{with_range(baseline / total, '.1f')} x"]
+        rows.append([side, *ranges, *(f"{value:.2f}" for value in medians)])
+    return ["side", "CPU ms per trajectory", "times less", *PARTS, *(f"apart: {name}" for name in apart)], rows
 
 
 def main() -> None:
@@ -329,33 +283,24 @@ def main() -> None:
     os.environ |= VARIABLES
     with tempfile.TemporaryDirectory() as folder:
         stack = Stack(args.sides, Path(folder), args)
-        sides = {side: lambda run, side=side: stack.run(side, run) for side in args.sides}
+        sides = {side: partial(stack.run, side) for side in args.sides}
         in_turns(sides, 1)  # first calls
-        results = in_turns(sides, args.runs)
+        frames = {side: pd.DataFrame(runs) for side, runs in in_turns(sides, args.runs).items()}
         ray.shutdown()
-    write_page(args, results, {})
+    what = (
+        f"{args.prompts} prompts, n = {args.n}, {args.tokens} tokens; median of {args.runs} runs (range). Requests: to "
+        f"the server, for each trajectory.\n\n{estimate(frames)}\n\n"
+    )
     if args.launches:
         with tempfile.TemporaryDirectory() as folder:
             ways = {UPSTREAM: UPSTREAMS_WAY, "plain": ()}
-            launches = {
-                way: lambda run, way=way, more=more: launch(Path(folder) / f"{way}{run}", *more)
-                for way, more in ways.items()
-            }
-            write_page(args, results, in_turns(launches, args.launches))
-
-
-def write_page(args, results: dict[str, list], launched: dict[str, list]) -> None:
-    what = (
-        f"{args.prompts} prompts, n = {args.n}, {args.tokens} tokens; median of {args.runs} runs (range). Requests: to "
-        f"the server, for each trajectory.\n\n{estimate(results)}\n\n"
-    )
-    if launched:
-        header, rows = table_of(launched, ["server", "engine core", "trainer's worker"])
-        lines = ["| " + " | ".join(row) + " |" for row in (header, ["---"] * len(header), *rows)]
+            launches = {way: partial(launch, Path(folder), way, overrides) for way, overrides in ways.items()}
+            launched = {way: pd.DataFrame(runs) for way, runs in in_turns(launches, args.launches).items()}
+        lines = table_lines(*table_of(launched, ["server", "engine core", "trainer's worker"]))
         what += "## Whole runs of GRPO on Countdown\n\nAll of a step, with the idle processes.\n\n"
         what += "\n".join(lines) + "\n\n"
-    header, rows = table_of(results, ["server", "requests"])
-    write_report("trajectory_cost", what + "## Rollouts without an engine", header, rows)
+    table = table_of(frames, ["server", "requests"])
+    write_report("trajectory_cost", what + "## Rollouts without an engine", *table)
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ RUN_DIR/curves.png. However the run ends, also by a SIGKILL of any of its proces
 ended. VERBOSE=1 shows the whole output. The exit code is the run's own.
 """
 
+import contextlib
 import ctypes
 import json
 import os
@@ -114,13 +115,15 @@ def end_descendants(grace_seconds: float = 5.0) -> int:
     """End all descendants of this process by SIGTERM, then SIGKILL; returns how many there were."""
     descendants = psutil.Process().children(recursive=True)
     for process in descendants:
-        _signal(process, "terminate")
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.terminate()
     _, alive = psutil.wait_procs(descendants, timeout=grace_seconds)
     while alive := [p for p in {*alive, *psutil.Process().children(recursive=True)} if p.is_running()]:
         # these free shared memory when those that use it have ended
         users = [process for process in alive if not _is_resource_tracker(process)]
         for process in users or alive:
-            _signal(process, "kill")
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
         _, alive = psutil.wait_procs(alive, timeout=1)
     return len(descendants)
 
@@ -130,13 +133,6 @@ def _is_resource_tracker(process: psutil.Process) -> bool:
         return "multiprocessing.resource_tracker" in " ".join(process.cmdline())
     except psutil.Error:  # it has just ended
         return False
-
-
-def _signal(process: psutil.Process, how: str) -> None:
-    try:
-        getattr(process, how)()
-    except psutil.NoSuchProcess:
-        pass
 
 
 def wait(run: subprocess.Popen, progress: Progress) -> int:

@@ -12,12 +12,13 @@ estimates (n draws with replacement), not exact values as in an evaluation log. 
 """
 
 import argparse
-import csv
 import re
 import sys
 from itertools import product
 from pathlib import Path
 from typing import NamedTuple
+
+import pandas as pd
 
 from recipe.common.reporting.comparison import Results, markdown, plot_comparison
 from recipe.common.reporting.run_metrics import load_metrics, run_folder
@@ -128,10 +129,7 @@ def _position_of(step: int | None) -> int:
 
 
 def _ordered_metrics(cells: list[Cell]) -> list[tuple[str, str]]:
-    """Pairs (dataset, metric), datasets in the order of the logs.
-
-    The metrics of a dataset are ordered as pass, mean, best, majority and length, then the others by name.
-    """
+    """Return pairs (dataset, metric): datasets in the order of the logs, metrics in `METRIC_ORDER`, then by name."""
     datasets = list(dict.fromkeys(cell.dataset for cell in cells))
 
     def position(column: tuple[str, str]) -> tuple:
@@ -173,14 +171,6 @@ def at_the_last_step(cells: list[Cell]) -> Results:
     return results
 
 
-def write_csv(path: Path, columns: list[str], rows: list[dict]) -> None:
-    """Write the CSV, complete or not at all; a number that a row lacks is an empty cell."""
-    with replacing(path) as unfinished, open(unfinished, "w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, columns, lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
-
-
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("logs", metavar="LOG", nargs="+", type=Path, help="evaluation log, run folder or .jsonl file")
@@ -194,7 +184,8 @@ def main(arguments: list[str] | None = None) -> None:
         if not cells:
             raise FileNotFoundError(f"{' '.join(map(str, options.logs))}: no such logs")
         columns, rows, warnings = make_table(cells)
-        write_csv(options.output, columns, rows)
+        with replacing(options.output) as unfinished:
+            pd.DataFrame(rows, columns=columns, dtype=object).to_csv(unfinished, index=False, lineterminator="\n")
         written = [options.output]
         if results := at_the_last_step(cells):
             written.append(options.output.with_suffix(".md"))

@@ -13,6 +13,7 @@ The estimators are the project's own; each has its best learning rate of those t
 independent trajectories. Writes studies/results/credit_simulation.md; no engine, one process.
 """
 
+from functools import partial
 from statistics import fmean
 
 import numpy as np
@@ -22,7 +23,8 @@ from benchmarks.report import parser_of, write_report
 from studies import RESULTS
 from studies import tabular_trees as trees
 from studies.tabular_learning import Method, learn
-from studies.tabular_trees import ACTIONS, RIGHT, N, Task
+from studies.tabular_trees import ACTIONS, N
+from studies.where_trees_pay import FLAT, Condition, first_logits
 
 PROMPTS, STEPS, FIRST_ACCURACY, FLIPPED = 16, 40, 0.1, 0.1
 LENGTHS = (3, 6, 12)
@@ -38,24 +40,17 @@ CREDITS = (
     "hato, R the mean outcome",
 )
 METHODS = (
-    Method("trajectories", lambda drawing, guide, done: trees.independent(drawing), ("grpo_vectorized",)),
-    Method("random forks", lambda drawing, guide, done: trees.random_forks(drawing), CREDITS),
-    Method("levels", lambda drawing, guide, done: trees.levels(drawing, trees.spread(drawing.task.length)), CREDITS),
+    Method("trajectories", trees.independent, ("grpo_vectorized",)),
+    Method("random forks", trees.random_forks, CREDITS),
+    Method("levels", partial(trees.levels, ends=trees.spread), CREDITS),
 )
-
-
-def first_logits(length: int) -> np.ndarray:
-    """(PROMPTS, length, 1, ACTIONS), with which `FIRST_ACCURACY` of the answers are right whatever the length."""
-    right = FIRST_ACCURACY ** (1 / length)
-    logits = np.zeros((PROMPTS, length, 1, ACTIONS))
-    logits[..., RIGHT] = np.log(right / (1 - right) * (ACTIONS - 1))
-    return logits
 
 
 def accuracies_of(length: int, method: Method, credit: str, rates: tuple[float, ...], seeds: int) -> dict:
     """Rate -> the chances that all decisions are right after STEPS updates, mean of the prompts, one for each seed."""
-    first = np.broadcast_to(first_logits(length), (len(rates) * seeds, PROMPTS, length, 1, ACTIONS))
-    curves = learn(Task(length), method, credit, np.repeat(rates, seeds), first, 0, STEPS, FLIPPED)
+    condition = Condition(length, FIRST_ACCURACY, FLAT)
+    first = np.tile(first_logits(condition, PROMPTS, 0), (len(rates) * seeds, 1, 1, 1, 1))
+    curves = learn(condition.task, method, credit, np.repeat(rates, seeds), first, 0, STEPS, FLIPPED)
     return dict(zip(rates, curves.accuracy[-1].reshape(len(rates), seeds).tolist(), strict=True))
 
 

@@ -9,18 +9,16 @@ studies/results/<name>.md and .png. A run that exists is not repeated.
 """
 
 import os
-import re
 import subprocess
 from pathlib import Path
 
 import pandas as pd
 
 from benchmarks.report import parser_of, write_report
-from recipe.common.reporting.run_metrics import load_metrics, plot_runs
+from recipe.common.reporting.run_metrics import load_metrics, plot_runs, validation_accuracy
 from studies import RESULTS
 
 ROOT = Path(__file__).resolve().parent.parent
-ACCURACY = re.compile(r"val-core/.*/acc/mean@\d+")
 HATO, N14 = "recipe/hato/run_countdown_cpu.sh", "actor_rollout_ref.rollout.n=14"
 SCRIPTS = {
     "grpo": ["recipe/common/run_grpo_countdown.sh"],
@@ -80,21 +78,9 @@ def trained(
     return folder
 
 
-def run(method: str, seed: int, steps: int, name: str, test_freq: int, overrides: list[str]) -> Path:
-    """One training run; its folder."""
-    command = [*SCRIPTS[method], f"trainer.test_freq={test_freq}", *overrides]
-    return trained(f"{name}_{method}_seed{seed}", method, seed, steps, command)
-
-
-def accuracy_of(metrics: pd.DataFrame) -> pd.Series:
-    """Mean accuracy of the samples of each validation, by step."""
-    (column,) = (name for name in metrics if ACCURACY.fullmatch(name))
-    return metrics[column].dropna()
-
-
 def row_of(metrics: pd.DataFrame) -> dict[str, float]:
     """What the table says of one run."""
-    accuracy = accuracy_of(metrics)
+    (accuracy,) = validation_accuracy(metrics).values()
     row = {"warm start": accuracy.iloc[0], "after RL": accuracy.iloc[-1], "gain": accuracy.iloc[-1] - accuracy.iloc[0]}
     row |= {label: metrics[key].dropna().tail(10).mean() for label, key in AT_THE_END.items() if key in metrics}
     validation = metrics["timing_s/testing"].sum() if "timing_s/testing" in metrics else 0.0
@@ -103,7 +89,7 @@ def row_of(metrics: pd.DataFrame) -> dict[str, float]:
 
 def steps_to_reach(metrics: pd.DataFrame, accuracy: float) -> str:
     """The step of the first validation at or above an accuracy."""
-    measured = accuracy_of(metrics)
+    (measured,) = validation_accuracy(metrics).values()
     reached = measured.index[measured >= accuracy]
     return str(reached[0]) if len(reached) else "not reached"
 
@@ -136,11 +122,11 @@ def main() -> None:
     runs = {}
     for method, seeds in (named.split("=") for named in args.runs):
         for seed in map(int, seeds.split(",")):
-            folder = run(method, seed, args.steps, args.name, args.test_freq, args.overrides)
+            command = [*SCRIPTS[method], f"trainer.test_freq={args.test_freq}", *args.overrides]
+            folder = trained(f"{args.name}_{method}_seed{seed}", method, seed, args.steps, command)
             runs[method, seed] = load_metrics(folder)
-    plot_runs(
-        {f"{method} seed {seed}": metrics for (method, seed), metrics in runs.items()}, RESULTS / f"{args.name}.png"
-    )
+    labeled = {f"{method} seed {seed}": metrics for (method, seed), metrics in runs.items()}
+    plot_runs(labeled, RESULTS / f"{args.name}.png")
     changed = f" Overrides: `{' '.join(args.overrides)}`." if args.overrides else ""
     for method in dict.fromkeys(method for method, _ in runs):
         if own := SCRIPTS[method][1:]:

@@ -1,5 +1,6 @@
-"""Which method learns the number walk fastest: at equal steps, at equal generated tokens, in equal time.
+"""Which method learns a task fastest: at equal steps, at equal generated tokens, in equal time.
 
+    bash recipe/common/run_compare.sh grpo passk "mine: tree=eptree credit=treerl"       any methods, any small task
     python scripts/fork_server/fork_server.py python -m studies.method_runs
         [--seeds 0,1,2,3,4] [--methods grpo,latr] [--steps 100] [--rates "grpo=1e-4,3e-5 latr=2e-4"]
         [--name method_runs] [--task walk] [--overrides actor_rollout_ref.actor.ppo_mini_batch_size=4]
@@ -8,19 +9,23 @@
     DATA_DIR=outputs/data/easy_problems python -m studies.method_runs --methods grpo-smollm2,latr-smollm2
         --baseline grpo-smollm2 --name smollm2_runs --steps 20 --seeds 0,1 --overrides trainer.test_freq=10
 
-Every method trains from the same warm start of the task (`walk`, `countdown`) with its run script, one update of 16
-prompts a step, once for each seed; `--jobs` (2) runs at a time. Tokens are those that the server generated, dropped
-ones included; seconds are of generation, update and what lies between, without validation and start-up. A tool call
-that trajectories share counts once. `grpo-tools`, `arpo` and `aepo` train on the search task (HOPS) instead, where a
-search takes time as over a network (`benchmarks/slow_search.py`), so that equal seconds are equal latency. Baseline: of
-the same seed, at its best rate. Differences are paired by seed; ± is half of a 95 % interval (Student's t). Writes
-studies/results/<name>.md, .png and, for those who go on, .csv: every run's validations. A run that is in the .csv or
-in outputs/ is not repeated: other overrides need another name.
+A method is a name of `METHODS`; the name of registered parts, which are chosen together (`treepo` is tree=treepo
+credit=treepo); or `NAME: OVERRIDES`. Every method trains from the same warm start of the task (`SCRIPTS`), one update
+of 16 prompts a step (8 for word problems), once for each seed; `--jobs` (2) runs at a time. Tokens are those that the
+server generated, dropped ones included; seconds are of generation, update and what lies between, without validation and
+start-up. A tool call that trajectories share counts once. `grpo-tools`, `arpo` and `aepo` train on the search task
+(HOPS) instead, where a search takes time as over a network (`benchmarks/slow_search.py`), so that equal seconds are
+equal latency. The baseline is the run of the same seed, at its best rate. Differences are paired by seed; ± is half of
+a 95 % interval (Student's t). Writes <name>.md, .png and, for those who go on, .csv with every run's validations to
+`--output`. A run that is in the .csv or in outputs/ is not repeated: other overrides need another name.
 """
 
+import os
+import shlex
 import statistics
+import subprocess
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
 import matplotlib
@@ -28,6 +33,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
+from tqdm import tqdm
 
 from benchmarks.report import interval, parser_of, write_report
 from benchmarks.slow_search import SLOW_SEARCH
@@ -36,6 +42,7 @@ from studies import RESULTS
 from studies.learning_curves import ROOT, trained
 from studies.where_trees_pay import LATR_SCHEDULE
 from verl.utils.atomic_files import replacing
+from verl.utils.parts import parts
 
 AXES = {"steps": "steps", "tokens": "generated tokens", "seconds": "seconds of training", "calls": "tool calls"}
 RUN = ["method", "rate", "seed"]  # the columns that name a run
@@ -57,6 +64,15 @@ GUIDED = [
 ]
 SEARCH = ["recipe/arpo/run_search_task_cpu.sh", SLOW_SEARCH]
 EXPLORE = ["recipe/common/run_explore.sh", "update=tree"]
+# where a method trains that does not name a script
+SCRIPTS = {
+    "walk": EXPLORE,
+    "countdown": EXPLORE,
+    "word_problems": ["recipe/common/run_smollm2_cpu.sh"],
+    "search_task": ["recipe/arpo/run_search_task_cpu.sh"],
+}
+# what ends the names of METHODS that are for one task alone
+SUFFIXES = {"word_problems": "smollm2", "search_task": "tools"}
 IS = "algorithm.rollout_correction.rollout_is"
 LATR = ["recipe/latr/run_countdown_cpu.sh"]
 # DAPO's dynamic sampling: groups that are all right or all wrong are replaced
@@ -75,14 +91,14 @@ def schedule_of(shares: dict[int, float]) -> list[str]:
 
 
 METHODS = {
-    "grpo": EXPLORE,
-    "grpo-colocate_async": [*EXPLORE, "schedule=colocate_async"],
-    "grpo-separate_async": [*EXPLORE, "schedule=separate_async", f"{IS}=null"],
+    "grpo": ["credit=grpo"],
+    "grpo-colocate_async": ["schedule=colocate_async"],
+    "grpo-separate_async": ["schedule=separate_async", f"{IS}=null"],
     # every token's loss times min(2, pi_before_the_update / pi_that_generated_it)
-    "grpo-colocate_async-corrected": [*EXPLORE, "schedule=colocate_async", f"{IS}=token"],
-    "grpo-separate_async-corrected": [*EXPLORE, "schedule=separate_async", f"{IS}=token"],
-    "dapo": [*EXPLORE, *FILTERED, *CLIP_HIGHER],
-    "grpo-filtered": [*EXPLORE, *FILTERED],
+    "grpo-colocate_async-corrected": ["schedule=colocate_async", f"{IS}=token"],
+    "grpo-separate_async-corrected": ["schedule=separate_async", f"{IS}=token"],
+    "dapo": [*FILTERED, *CLIP_HIGHER],
+    "grpo-filtered": [*FILTERED],
     "latr": LATR,  # and the paper's schedule, scaled to the run's length
     "latr-to-the-end": [*LATR, *schedule_of({0: 1})],
     # identical steps are one, so that a tree has fewer leaves than n: about half as many tokens as 8 responses
@@ -97,7 +113,7 @@ METHODS = {
     "hato-dropped-filtered": [*GUIDED, TRAIN_DROPPED, *FILTERED],
     "hato-stopped": [*GUIDED, TRAIN_DROPPED, "hato.tree.independent_paths=true", "credit=grpo"],
     # what guides the search above, in GRPO's own reward
-    "grpo-process": [*EXPLORE, "reward.custom_reward_function.path=pkg://studies.process_reward"],
+    "grpo-process": ["reward.custom_reward_function.path=pkg://studies.process_reward"],
     "hapo": ["recipe/hapo/run_countdown_cpu.sh"],
     # SmolLM2-135M on word problems, whose scripts know no other task
     "grpo-smollm2": ["recipe/common/run_smollm2_cpu.sh"],
@@ -108,7 +124,7 @@ METHODS = {
     "grpo-tools": SEARCH,
     "arpo": SEARCH,
     "aepo": SEARCH,
-    "eptree": [*EXPLORE, "tree=eptree", "credit=treerl", "actor_rollout_ref.rollout.n=8"]
+    "eptree": ["tree=eptree", "credit=treerl", "actor_rollout_ref.rollout.n=8"]
     + [f"actor_rollout_ref.rollout.custom.eptree.{key}" for key in ("M=2", "N=3", "L=1", "T=1")],
 }
 
@@ -117,20 +133,72 @@ def name_of(method: str, rate: str) -> str:
     return f"{method} {rate}" if rate else method
 
 
-def command_of(method: str, steps: int) -> list[str]:
-    """The method's script and overrides."""
+def overrides_of(method: str, task: str = "walk") -> list[str]:
+    """Return what makes the method `NAME: OVERRIDES`, or of METHODS, or of the parts that have its name.
+
+    Of METHODS the task's own one is taken (`latr-smollm2` of word problems), or else one that trains on any task.
+
+    Raises:
+        ValueError: there is none of this name.
+    """
+    name, colon, overrides = method.partition(":")
+    if colon:
+        return shlex.split(overrides)
+    entry = METHODS.get(f"{name}-{SUFFIXES.get(task)}") or METHODS.get(name)
+    if entry and (task in ("walk", "countdown") or not entry[0].endswith("run_countdown_cpu.sh")):
+        return entry
+    named = [f"{kind}={name}" for kind in ("tree", "sampler", "credit", "loss") if name in parts(kind)]
+    if not named:
+        raise ValueError(
+            f"there is no method {name}: choose one of {', '.join(METHODS)}; a tree, sampler, credit or loss of "
+            'python -m recipe.common.menu; or write "name: hydra overrides"'
+        )
+    return named
+
+
+def command_of(method: str, steps: int, task: str = "walk") -> list[str]:
+    """Return a script and overrides: the method's own script, or else the task's."""
+    command = overrides_of(method, task)
+    if not command[:1] or not command[0].endswith(".sh"):
+        command = [*SCRIPTS[task], *command]
     if method != "latr":
-        return METHODS[method]
-    return [*LATR, *schedule_of({round(begun * steps): share for begun, share in LATR_SCHEDULE.items()})]
+        return command
+    return [*command, *schedule_of({round(begun * steps): share for begun, share in LATR_SCHEDULE.items()})]
+
+
+def check(method: str, task: str, steps: int, more: Sequence[str]) -> None:
+    """Check a method's config, data and model in a dry run, which prints the plan.
+
+    Raises:
+        CalledProcessError: it cannot train.
+    """
+    script, *overrides = [*command_of(method, steps, task), *more]
+    env = {**os.environ, "DRY_RUN": "1", "HARDWARE": "cpu", "TASK": task, "METHOD": script_method(method)}
+    subprocess.run(["bash", script, *overrides], check=True, cwd=ROOT, env=env)
+
+
+def script_method(method: str) -> str:
+    """Return METHOD for a run script: the name up to a hyphen where it is one of METHODS, else `grpo`."""
+    return method.split("-")[0] if method in METHODS else "grpo"
 
 
 def run(name: str, task: str, method: str, rate: str, seed: int, steps: int, more: Sequence[str]) -> pd.DataFrame:
-    """Metrics of a training run, which is made if it is not there."""
-    experiment = "_".join([name, method, *([rate] if rate else []), f"{steps}steps", f"seed{seed}"])
-    command = [*command_of(method, steps), "trainer.test_freq=20", *more]
+    """Return the metrics of a training run, which is made if it is not there.
+
+    Raises:
+        RuntimeError: it failed, or ended before its last validation; names the log or the folder.
+    """
+    label = method.partition(":")[0]
+    experiment = "_".join([name, label, *([rate] if rate else []), f"{steps}steps", f"seed{seed}"])
+    command = [*command_of(method, steps, task), "trainer.test_freq=20", *more]
     command += [f"actor_rollout_ref.actor.optim.lr={rate}"] if rate else []
-    with open(ROOT / "outputs" / f"{experiment}.log", "a") as log:
-        folder = trained(experiment, method, seed, steps, command, output=log, TASK=task)
+    log_file = ROOT / "outputs" / f"{experiment}.log"
+    log_file.parent.mkdir(exist_ok=True)
+    with open(log_file, "a") as log:
+        try:
+            folder = trained(experiment, script_method(method), seed, steps, command, output=log, TASK=task)
+        except subprocess.CalledProcessError as error:
+            raise RuntimeError(f"{label} with seed {seed} failed: {log_file} says why") from error
     metrics = load_metrics(folder)
     (accuracy,) = validation_accuracy(metrics).values()
     if accuracy.index[-1] < steps:
@@ -290,6 +358,26 @@ def draw(curves: dict[str, dict[int, pd.DataFrame]], output: Path) -> None:
             figure.savefig(temporary, format="png", dpi=130)
 
 
+def trained_curves(
+    wanted: Sequence[tuple[str, str, int]], name: str, task: str, steps: int, more: Sequence[str], jobs: int
+) -> dict[tuple[str, str, int], pd.DataFrame]:
+    """Return the curve of each (method, rate, seed); a failure ends those that have not begun."""
+    curves = {}
+    with ThreadPoolExecutor(jobs) as pool, tqdm(total=len(wanted), unit="run") as bar:
+        runs = {pool.submit(run, name, task, *key, steps, more): key for key in wanted}
+        try:
+            for done in as_completed(runs):
+                method, rate, seed = key = runs[done]
+                curves[key] = curve_of(done.result())
+                accuracy = curves[key]["accuracy"].iloc[-1]
+                bar.set_postfix_str(f"{name_of(method, rate)} seed {seed}: accuracy {accuracy:.3f}")
+                bar.update()
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+    return {key: curves[key] for key in wanted}
+
+
 def main() -> None:
     parser = parser_of(
         __doc__,
@@ -302,29 +390,44 @@ def main() -> None:
         note="",
         baseline="grpo",
         jobs=2,
+        output=str(RESULTS),
     )
     parser.add_argument("--overrides", nargs="*", default=[])
+    parser.add_argument("--compare", nargs="*", default=[], help="methods, in place of --methods")
     args = parser.parse_args()
-    rates = {method: [""] for method in args.methods.split(",")}
+    methods = args.compare or args.methods.split(",")
+    if args.task not in SCRIPTS:
+        parser.error(f"--task={args.task}: choose one of {', '.join(SCRIPTS)}")
+    labels = {method.partition(":")[0]: method for method in methods}
+    if args.baseline not in labels:
+        parser.error(f"--baseline={args.baseline} is none of the methods {', '.join(labels)}")
+    try:
+        made_of = {label: overrides_of(method, args.task) for label, method in labels.items()}
+    except ValueError as error:
+        parser.error(str(error))
+    if os.environ.get("DRY_RUN", "0") != "0":
+        for method in methods:
+            check(method, args.task, args.steps, args.overrides)
+        return
+    rates = {label: [""] for label in labels}
     for named in filter(None, args.rates.split(" ")):
         method, _, values = named.partition("=")
         rates[method] = values.split(",")
-    if args.baseline not in rates:
-        parser.error(f"--baseline={args.baseline} is none of --methods={args.methods}")
     wanted = [
         (method, rate, int(seed)) for seed in args.seeds.split(",") for method, own in rates.items() for rate in own
     ]
-    written = read_curves(RESULTS / f"{args.name}.csv")
-    check_lengths(RESULTS / f"{args.name}.csv", written, args.steps)
-    missing = [key for key in wanted if key not in written]
-    with ThreadPoolExecutor(args.jobs) as pool:
-        tables = pool.map(lambda key: run(args.name, args.task, *key, args.steps, args.overrides), missing)
-        written |= {key: curve_of(metrics) for key, metrics in zip(missing, tables, strict=True)}
-    write_curves(RESULTS / f"{args.name}.csv", written)
+    output = Path(args.output)
+    output.mkdir(parents=True, exist_ok=True)
+    written = read_curves(output / f"{args.name}.csv")
+    check_lengths(output / f"{args.name}.csv", written, args.steps)
+    missing = [(labels[method], rate, seed) for method, rate, seed in wanted if (method, rate, seed) not in written]
+    new = trained_curves(missing, args.name, args.task, args.steps, args.overrides, args.jobs) if missing else {}
+    written |= {(method.partition(":")[0], rate, seed): curve for (method, rate, seed), curve in new.items()}
+    write_curves(output / f"{args.name}.csv", written)
     curves: dict[str, dict[int, pd.DataFrame]] = {}
     for method, rate, seed in wanted:
         curves.setdefault(name_of(method, rate), {})[seed] = written[method, rate, seed]
-    draw(curves, RESULTS / f"{args.name}.png")
+    draw(curves, output / f"{args.name}.png")
     header = [
         "method",
         "seeds",
@@ -343,10 +446,12 @@ def main() -> None:
         f"a bootstrap and so lower than Pass@n. At equal …: differences of accuracy to {baseline}, where the shorter "
         "of the two runs ends, and on average until then, with straight lines between validations. Entropy: of the "
         "policy, in nats, the mean of the last five steps. "
-        f"{args.note}"
+        + "".join(f"{label}: `{' '.join(made_of[label])}`. " for label in made_of if label not in METHODS)
+        + args.note
     )
     rows = [row_of(name, of_seeds, curves[baseline], axes) for name, of_seeds in curves.items()]
-    write_report(args.name, what, header, rows, RESULTS)
+    page = write_report(args.name, what, header, rows, output)
+    print(f"table: {page}, curves: {page.with_suffix('.png')}, every validation: {page.with_suffix('.csv')}")
 
 
 if __name__ == "__main__":

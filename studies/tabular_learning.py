@@ -20,7 +20,7 @@ from verl.workers.rollout.trees.hato.config import HATOConfig, RewardWeights
 EXACT, NOISY, LEARNT, LEARNT_TOGETHER = "exact", "noisy", "learnt", "learnt together"
 NOISE = 0.5  # standard deviation of what is added to a noisy value, of which the best one is 1
 MEAN = HATOConfig(path_reward="mean", reward_weights=RewardWeights(alpha=0.0, beta=1.0, gamma=0.0))
-Grower = Callable[[Drawing, Guide | None, float], Rows]
+Grower = Callable[[Drawing, Guide | None], Rows]
 
 
 def advantages_of(credit: str, scores: torch.Tensor, groups: np.ndarray, nodes: torch.Tensor) -> torch.Tensor:
@@ -114,7 +114,7 @@ class Method:
 
     Args:
         name: of table and picture.
-        grow: of a drawing, a guide and the share of the run that is over.
+        grow: function of a drawing and a guide.
         credits: estimators, of which the best is taken.
         value: what guides; None: nothing does.
         trains_dropped: whether prefixes that were dropped are trained, as wrong.
@@ -240,8 +240,8 @@ def learn(
         curve.append((values_of(task, probs)[:, 0, 0].reshape(sets, -1).mean(1), *counts))
         if counts[0].min() >= budget - 0.5:
             return Curves(*(np.array(values) for values in zip(*curve, strict=True)))
-        drawing = Drawing(task, probs, rng)
-        rows = method.grow(drawing, method.guide(drawing, memory), counts[0].mean() / budget)
+        drawing = Drawing(task, probs, rng, done=counts[0].mean() / budget)
+        rows = method.grow(drawing, method.guide(drawing, memory))
         lengths = rows.lengths
         complete = lengths == task.length
         outcomes = complete & (task.is_right(rows.states[..., -1]) ^ (rng.random(lengths.shape) < flipped))

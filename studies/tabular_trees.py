@@ -117,10 +117,11 @@ class Drawing:
 
     Args:
         probs: (P, K, seen states, A).
+        done: share of the run that is over.
     """
 
-    def __init__(self, task: Task, probs: np.ndarray, rng: np.random.Generator):
-        self.task, self.probs, self.rng = task, probs, rng
+    def __init__(self, task: Task, probs: np.ndarray, rng: np.random.Generator, done: float = 0.0):
+        self.task, self.probs, self.rng, self.done = task, probs, rng, done
         self.prompts = np.arange(len(probs))[:, None]
         self._cumulative, self._rows_drawn = probs.cumsum(-1), 0
 
@@ -170,27 +171,27 @@ class Drawing:
         return rows
 
 
-def independent(drawing: Drawing, answers: int = N) -> Rows:
+def independent(drawing: Drawing, guide: Guide | None = None, answers: int = N) -> Rows:
     return drawing.draw(drawing.empty(answers), 0, drawing.task.length)
 
 
-def greedy(drawing: Drawing) -> Rows:
+def greedy(drawing: Drawing, guide: Guide | None = None) -> Rows:
     first = drawing.empty(1)
     for at in range(drawing.task.length):
         drawing.take(first, at, drawing.probs_at(first, at).argmax(-1), np.array([[True]]))
     drawing.close(first)
-    return first.joined(independent(drawing, N - 1))
+    return first.joined(independent(drawing, answers=N - 1))
 
 
-def random_forks(drawing: Drawing) -> Rows:
+def random_forks(drawing: Drawing, guide: Guide | None = None) -> Rows:
     def choose(rows: Rows, number: int) -> tuple[np.ndarray, np.ndarray]:
         prompts, n, _ = rows.actions.shape
         return drawing.rng.integers(n, size=prompts), drawing.rng.integers(drawing.task.length, size=prompts)
 
-    return drawing.fill(independent(drawing, 2), choose)
+    return drawing.fill(independent(drawing, answers=2), choose)
 
 
-def entropy_forks(drawing: Drawing) -> Rows:
+def entropy_forks(drawing: Drawing, guide: Guide | None = None) -> Rows:
     def choose(rows: Rows, number: int) -> tuple[np.ndarray, np.ndarray]:
         probs = np.stack([drawing.probs_at(rows, at)[:, number % 2] for at in range(drawing.task.length)], 1)
         entropies = -(probs * np.log(probs.clip(1e-12))).sum(-1) + 1e-6 * drawing.rng.random(probs.shape[:2])
@@ -198,7 +199,7 @@ def entropy_forks(drawing: Drawing) -> Rows:
         rank = (number // 2) % min(TOP_ENTROPIES, drawing.task.length)
         return np.full(len(order), number % 2), order[:, rank]
 
-    return drawing.fill(independent(drawing, 2), choose)
+    return drawing.fill(independent(drawing, answers=2), choose)
 
 
 def latr(drawing: Drawing, absolute: float, relative: float, branches: int) -> Rows:
@@ -248,14 +249,15 @@ def straight(length: int, ends: int = N) -> list[int]:
     return [ends] * len(level_ends(length))
 
 
-def levels(drawing: Drawing, ends: Sequence[int], guide: Guide | None = None) -> Rows:
+def levels(drawing: Drawing, guide: Guide | None = None, ends: Callable[[int], Sequence[int]] = straight) -> Rows:
     """Dropped prefixes are rows of less than K decisions, the last ones; where all would be dropped, none is.
 
     Args:
-        ends: of each level, never fewer than of the one before.
+        ends: K -> the ends after each level, never fewer than after the one before.
     """
-    rows, dropped, start = drawing.empty(ends[0]), [], 0
-    for end, n in zip(level_ends(drawing.task.length), ends, strict=True):
+    n_ends, dropped, start = ends(drawing.task.length), [], 0
+    rows = drawing.empty(n_ends[0])
+    for end, n in zip(level_ends(drawing.task.length), n_ends, strict=True):
         if start:
             keep = np.ones(rows.actions.shape[:2], bool) if guide is None else guide(rows, start) >= KEPT_FROM
             keep |= ~keep.any(1, keepdims=True)
@@ -267,14 +269,15 @@ def levels(drawing: Drawing, ends: Sequence[int], guide: Guide | None = None) ->
 
 
 def half_guided(drawing: Drawing, guide: Guide) -> Rows:
-    return independent(drawing, N // 2).joined(levels(drawing, straight(drawing.task.length, N // 2), guide))
+    half = N // 2
+    return independent(drawing, answers=half).joined(levels(drawing, guide, lambda length: straight(length, half)))
 
 
 def stopped(drawing: Drawing, guide: Guide) -> Rows:
     """Answers are begun as long as fewer than N x K decisions are drawn, so that the last one may draw some more."""
     *checked, length = level_ends(drawing.task.length)
     shortest = checked[0] if checked else length
-    rows = independent(drawing, -(-N * length // shortest))
+    rows = independent(drawing, answers=-(-N * length // shortest))
     for at in checked:
         lost = (guide(rows, at) < KEPT_FROM) & (rows.lengths >= at)
         for values in (rows.actions, rows.nodes):

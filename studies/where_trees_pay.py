@@ -105,69 +105,31 @@ def first_logits(condition: Condition, prompts: int, seed: int) -> np.ndarray:
     return np.log(probs)[:, :, None].repeat(condition.task.n_seen, 2)
 
 
-def independent(drawing: Drawing, guide: Guide | None, done: float, answers: int = N) -> Rows:
-    return trees.independent(drawing, answers)
-
-
-def latr(
-    drawing: Drawing,
-    guide: Guide | None,
-    done: float,
-    absolute: float,
-    relative: float,
-    schedule: Mapping[float, float] = LATR_SCHEDULE,
-) -> Rows:
-    return trees.latr(drawing, absolute, relative, tree_branches(N, mix_ratio(schedule, done)))
-
-
-def spread_levels(drawing: Drawing, guide: Guide | None, done: float) -> Rows:
-    return trees.levels(drawing, trees.spread(drawing.task.length), guide)
-
-
-def beam(drawing: Drawing, guide: Guide | None, done: float) -> Rows:
-    return trees.levels(drawing, trees.straight(drawing.task.length), guide)
-
-
-def half_guided(drawing: Drawing, guide: Guide, done: float) -> Rows:
-    return trees.half_guided(drawing, guide)
-
-
-def stopped(drawing: Drawing, guide: Guide, done: float) -> Rows:
-    return trees.stopped(drawing, guide)
+def latr(drawing: Drawing, guide: Guide | None, absolute: float, relative: float, schedule=LATR_SCHEDULE) -> Rows:
+    return trees.latr(drawing, absolute, relative, tree_branches(N, mix_ratio(schedule, drawing.done)))
 
 
 VALUES = (EXACT, NOISY, LEARNT, LEARNT_TOGETHER)
 GRPO_ALONE = ("grpo_vectorized",)
+spread_levels = partial(trees.levels, ends=trees.spread)
 METHODS = (
-    Method("GRPO", independent, GRPO_ALONE),
-    Method("groups drawn again", independent, GRPO_ALONE, rounds=10),
-    Method("12 answers, paid as 8", partial(independent, answers=12), GRPO_ALONE, counted=8 / 12),
-    Method("1 greedy + 7", lambda drawing, guide, done: trees.greedy(drawing), GRPO_ALONE),
+    Method("GRPO", trees.independent, GRPO_ALONE),
+    Method("groups drawn again", trees.independent, GRPO_ALONE, rounds=10),
+    Method("12 answers, paid as 8", partial(trees.independent, answers=12), GRPO_ALONE, counted=8 / 12),
+    Method("1 greedy + 7", trees.greedy, GRPO_ALONE),
     Method("LATR, 0.25/0.15", partial(latr, absolute=0.25, relative=0.15)),
     Method("LATR, 0.05/1", partial(latr, absolute=0.05, relative=1.0)),
     Method("LATR, 0.05/1, to the end", partial(latr, absolute=0.05, relative=1.0, schedule={0.0: 1.0})),
     Method("LATR, 0.005/1, to the end", partial(latr, absolute=0.005, relative=1.0, schedule={0.0: 1.0})),
-    Method("random forks", lambda drawing, guide, done: trees.random_forks(drawing)),
-    Method("entropy forks", lambda drawing, guide, done: trees.entropy_forks(drawing)),
+    Method("random forks", trees.random_forks),
+    Method("entropy forks", trees.entropy_forks),
     Method("levels", spread_levels),
     Method("levels, exact", spread_levels, value=EXACT),
-    *(Method(f"beam, {value}", beam, value=value) for value in VALUES),
-    *(Method(f"beam + dropped, {value}", beam, value=value, trains_dropped=True) for value in VALUES),
-    *(Method(f"half beam, {value}", half_guided, value=value) for value in (EXACT, LEARNT)),
-    *(Method(f"no tree, stopped, {value}", stopped, value=value, trains_dropped=True) for value in VALUES),
+    *(Method(f"beam, {value}", trees.levels, value=value) for value in VALUES),
+    *(Method(f"beam + dropped, {value}", trees.levels, value=value, trains_dropped=True) for value in VALUES),
+    *(Method(f"half beam, {value}", trees.half_guided, value=value) for value in (EXACT, LEARNT)),
+    *(Method(f"no tree, stopped, {value}", trees.stopped, value=value, trains_dropped=True) for value in VALUES),
 )
-
-
-def trained_curves(
-    condition: Condition,
-    method: Method,
-    credit: str,
-    rates: np.ndarray,
-    first: np.ndarray,
-    seed: int,
-    largest_change: float,
-) -> Curves:
-    return learn(condition.task, method, credit, rates, first, seed, STEPS, condition.flipped, largest_change)
 
 
 def logits_of(condition: Condition, prompts: int, seeds: range) -> np.ndarray:
@@ -181,7 +143,7 @@ def best_setting(condition: Condition, method: Method, largest_change: float) ->
     first, rates = np.tile(first, (len(RATES), 1, 1, 1, 1)), np.repeat(RATES, TUNING_SEEDS)
     areas = {}
     for credit in method.credits:
-        curves = trained_curves(condition, method, credit, rates, first, 1000, largest_change)
+        curves = learn(condition.task, method, credit, rates, first, 1000, STEPS, condition.flipped, largest_change)
         of_rates = curves.area("generated", np.full(len(rates), condition.budget)).reshape(len(RATES), -1).mean(1)
         areas |= {(credit, rate): area for rate, area in zip(RATES, of_rates, strict=True)}
     return max(areas, key=lambda setting: areas[setting])
@@ -198,8 +160,8 @@ class Result:
 
 def measured(condition: Condition, method: Method, seeds: int, prompts: int, largest_change: float) -> Result:
     credit, rate = best_setting(condition, method, largest_change)
-    first = logits_of(condition, prompts, range(seeds))
-    curves = trained_curves(condition, method, credit, np.full(seeds, rate), first, 0, largest_change)
+    first, rates = logits_of(condition, prompts, range(seeds)), np.full(seeds, rate)
+    curves = learn(condition.task, method, credit, rates, first, 0, STEPS, condition.flipped, largest_change)
     return Result(credit, rate, curves)
 
 
@@ -207,18 +169,20 @@ def differences(condition: Condition, result: Result, baseline: Result, measure:
     """(seeds,) of area over `generated` or `trained` decisions (as many as both have), or of the `final` accuracy."""
     ours, theirs = result.curves, baseline.curves
     end = np.full(ours.accuracy.shape[1], condition.budget)
-    if measure == "final":
-        return (ours.at("generated", end[:, None]) - theirs.at("generated", end[:, None]))[:, 0]
     if measure == "trained":
         end = np.minimum(ours.trained[-1], theirs.trained[-1])
-    return ours.area(measure, end) - theirs.area(measure, end)
+    return score(ours, measure, end) - score(theirs, measure, end)
+
+
+def score(curves: Curves, measure: str, end: np.ndarray) -> np.ndarray:
+    return curves.at("generated", end[:, None])[:, 0] if measure == "final" else curves.area(measure, end)
 
 
 def start_of(condition: Condition, method: Method, prompts: int) -> tuple[float, float, float]:
     """At the first policy: answers of a prompt, the share of right ones, and the share of groups with both kinds."""
     probs = softmax(first_logits(condition, prompts, 0))
     drawing = Drawing(condition.task, probs, np.random.default_rng(0))
-    rows = method.grow(drawing, method.guide(drawing, None), 0.0)
+    rows = method.grow(drawing, method.guide(drawing, None))
     complete = rows.lengths == condition.length
     right = condition.task.is_right(rows.states[..., -1]) & complete
     wrong = (rows.lengths > 0 if method.trains_dropped else complete) & ~right
@@ -234,11 +198,7 @@ def gain_table(results: Results, measure: str) -> tuple[list[str], list[list[str
     for condition, of_methods in results.items():
         baseline, *others = of_methods.values()
         end = np.full(baseline.curves.accuracy.shape[1], condition.budget)
-        own = (
-            baseline.curves.area("generated", end)
-            if measure != "final"
-            else baseline.curves.at("generated", end[:, None])
-        )
+        own = score(baseline.curves, "final" if measure == "final" else "generated", end)
         cells = []
         for result in others:
             mean, half = interval(differences(condition, result, baseline, measure))
@@ -257,9 +217,7 @@ def settings_table(results: Results) -> tuple[list[str], list[list[str]]]:
 
 
 def start_table(results: Results) -> tuple[list[str], list[list[str]]]:
-    shown = [
-        method for method in METHODS if method.value in (None, EXACT) and method.counted == 1 and method.rounds == 1
-    ]
+    shown = [m for m in METHODS if m.value in (None, EXACT) and m.counted == 1 and m.rounds == 1]
     rows = []
     for condition in (condition for condition in results if not condition.flipped):
         cells = (start_of(condition, method, 4000) for method in shown)

@@ -1,5 +1,6 @@
 """The comparison of methods at equal steps, tokens, seconds and calls, on made-up runs that are computed by hand."""
 
+import subprocess
 from pathlib import Path
 
 import numpy as np
@@ -15,8 +16,10 @@ from studies.method_runs import (
     curve_of,
     draw,
     main,
+    overrides_of,
     read_curves,
     row_of,
+    trained_curves,
     with_interval,
     write_curves,
 )
@@ -114,6 +117,44 @@ def test_latrs_schedule_replaces_that_of_the_script():
     _, *overrides = command_of("latr", 100)
     rollout = composed("grpo_countdown_trainer", *overrides, recipe="latr").actor_rollout_ref.rollout
     assert rollout.kt.mix_ratio_schedule == {0: 1, 2: 0.75, 4: 0.5, 16: 0.25, 40: 0}
+
+
+def test_a_method_is_a_name_of_parts_or_a_list_of_overrides():
+    assert overrides_of("tree_grpo") == ["tree=tree_grpo", "credit=tree_grpo"], "the parts of this name"
+    assert overrides_of("mine: tree=eptree 'data.seed=1'") == ["tree=eptree", "data.seed=1"]
+    assert command_of("hapo", 10, "walk") == ["recipe/hapo/run_countdown_cpu.sh"]
+    assert command_of("hapo", 10, "word_problems") == ["recipe/hapo/run_smollm2_cpu.sh"]
+    assert command_of("hapo", 10, "search_task")[1:] == ["credit=hapo", "loss=hapo"], "its script knows no tools"
+    assert command_of("grpo", 10, "countdown")[0] == "recipe/common/run_explore.sh"
+    with pytest.raises(ValueError, match="there is no method hapoo: choose one of grpo, "):
+        overrides_of("hapoo")
+
+
+def test_a_run_that_fails_names_its_log_and_ends_those_to_come(tmp_path, monkeypatch):
+    started = []
+
+    def fails(experiment, method, seed, steps, command, output=None, **environment):
+        started.append(experiment)
+        raise subprocess.CalledProcessError(1, command)
+
+    monkeypatch.setattr("studies.method_runs.ROOT", tmp_path)
+    monkeypatch.setattr("studies.method_runs.trained", fails)
+    wanted = [("tree_grpo", "", seed) for seed in range(20)]
+    with pytest.raises(RuntimeError, match=r"tree_grpo with seed 0 failed: .*/outputs/a_tree_grpo_5steps_seed0.log"):
+        trained_curves(wanted, "a", "walk", 5, [], jobs=1)
+    assert len(started) < 20
+
+
+def test_bad_names_are_refused_before_any_run(monkeypatch, capsys):
+    for options, message in (
+        (["--compare", "grpo", "hapoo"], "there is no method hapoo"),
+        (["--compare", "latr"], "--baseline=grpo is none of the methods latr"),
+        (["--task", "chess"], "--task=chess: choose one of walk, countdown, word_problems, search_task"),
+    ):
+        monkeypatch.setattr("sys.argv", ["method_runs.py", *options])
+        with pytest.raises(SystemExit):
+            main()
+        assert message in capsys.readouterr().err
 
 
 def test_runs_in_bypass_mode_have_no_entropy(tmp_path):

@@ -31,8 +31,8 @@ GROWERS = {
     "entropy forks": trees.entropy_forks,
     "latr": lambda drawing: trees.latr(drawing, 0.05, 1.0, N),
     "latr, no branch": lambda drawing: trees.latr(drawing, 0.9, 1.0, N),
-    "levels": lambda drawing: trees.levels(drawing, trees.spread(drawing.task.length)),
-    "guided": lambda drawing: trees.levels(drawing, trees.straight(drawing.task.length), exact_guide(drawing)),
+    "levels": lambda drawing: trees.levels(drawing, ends=trees.spread),
+    "guided": lambda drawing: trees.levels(drawing, exact_guide(drawing)),
     "half guided": lambda drawing: trees.half_guided(drawing, exact_guide(drawing)),
 }
 
@@ -111,7 +111,7 @@ def test_values_are_the_chances_of_all_answers():
 
 def test_an_exact_value_drops_hopeless_prefixes_only():
     drawing = drawing_of(Task(6), prompts=200)
-    rows = trees.levels(drawing, trees.straight(6), exact_guide(drawing))
+    rows = trees.levels(drawing, exact_guide(drawing))
     dropped = (rows.lengths > 0) & (rows.lengths < 6)
     wrong = ((rows.actions != RIGHT) & (rows.actions >= 0)).any(-1)
     assert dropped.any() and wrong[dropped].all()
@@ -209,9 +209,7 @@ def test_a_guided_search_that_hides_its_errors_stops_learning():
     task, first = Task(3), np.zeros((1, 64, 3, 1, ACTIONS))
 
     def last(trains_dropped: bool) -> float:
-        method = Method(
-            "", lambda d, guide, done: trees.levels(d, [N] * 3, guide), value=EXACT, trains_dropped=trains_dropped
-        )
+        method = Method("", trees.levels, value=EXACT, trains_dropped=trains_dropped)
         return learn(task, method, "grpo_vectorized", np.array([2.0]), first, 0, 60, 0.0).accuracy[-1, 0]
 
     assert last(True) > 0.8 > 0.5 > last(False)

@@ -112,7 +112,13 @@ def plan_of(config: DictConfig) -> Plan:
         skip_bad_rows=config.skip_bad_rows,
     )
     questions = questions._replace(questions=questions.questions[: config.limit])
-    return Plan(config, _checkpoint(config), questions, scoring, tools if instances else None)
+    checkpoint = None
+    if config.model is not None:
+        check_model_path("model", config.model)
+        checkpoint = Checkpoint(config.model, None)
+    elif config.server.url is None:
+        checkpoint = find_checkpoint(config.experiment, config.step)
+    return Plan(config, checkpoint, questions, scoring, tools if instances else None)
 
 
 def _check_keys(config: DictConfig, scoring: str) -> None:
@@ -157,25 +163,13 @@ def _files(config: DictConfig) -> list[str]:
 
 
 def _files_under_outputs(benchmark: str) -> list[str]:
-    data = Path("outputs/data")
-    own = [
-        path
-        for path in (data / benchmark).glob("*")
-        if path.suffix in SUFFIXES and (path.stem in ("test", benchmark) or not _is_of_training(path))
-    ]
+    data, own = Path("outputs/data"), []
+    for path in (data / benchmark).glob("*"):
+        # the folder of a benchmark may also hold what a run trains on, in verl's format
+        trains = path.suffix == ".parquet" and {"data_source", "reward_model"} <= set(pq.read_schema(path).names)
+        if path.suffix in SUFFIXES and (path.stem in ("test", benchmark) or not trains):
+            own.append(path)
     return sorted(map(str, own or [path for suffix in SUFFIXES for path in data.glob(f"*/{benchmark}{suffix}")]))
-
-
-def _is_of_training(path: Path) -> bool:
-    """Whether a file has verl's format: the folder of a benchmark may also hold what a run trains on."""
-    return path.suffix == ".parquet" and {"data_source", "reward_model"} <= set(pq.read_schema(path).names)
-
-
-def _checkpoint(config: DictConfig) -> Checkpoint | None:
-    if config.model is not None:
-        check_model_path("model", config.model)
-        return Checkpoint(config.model, None)
-    return None if config.server.url is not None else find_checkpoint(config.experiment, config.step)
 
 
 def _fingerprint_of_files(files: list[str]) -> str:
@@ -199,14 +193,6 @@ def settings_of(plan: Plan) -> dict:
     if plan.scoring == "judge":
         settings["judge"] = {key: asked["judge"][key] for key in ("url", "name", "max_tokens", "temperature")}
     return settings
-
-
-@_as_evaluation_error()
-def _check_machine(plan: Plan) -> None:
-    """Raises EvaluationError if there are too few GPUs for the server, or open files for the connections."""
-    if plan.config.server.url is None and (problem := gpu_problem(plan.config.server, visible_gpus())):
-        raise ValueError(problem)
-    allow_open_files(plan.requests_at_once)
 
 
 def server_options(plan: Plan) -> list[str]:
@@ -236,24 +222,12 @@ def _server(plan: Plan):
         yield url
 
 
-class Connection(NamedTuple):
-    """A server and the model that it serves.
-
-    Args:
-        clients: they take turns.
-        model: the model's name on the server.
-        context: most tokens of prompt and response together; None if the server does not say.
-        beyond_openai: whether the server knows vLLM's sampling parameters.
-    """
-
-    clients: list[AsyncOpenAI]
-    model: str
-    context: int | None
-    beyond_openai: bool
-
-
-def _connect(side: DictConfig, url: str, at_once: int) -> Connection:
+def _connect(side: DictConfig, url: str, at_once: int) -> tuple[list[AsyncOpenAI], str, int | None, bool]:
     """Ask a server for its models, and make clients for it.
+
+    Returns:
+        the clients, the model's name on the server, the most tokens of prompt and response together (None if the server
+        does not say), and whether the server knows vLLM's sampling parameters.
 
     Raises:
         EvaluationError: the server does not list its models, or serves several and the config names none.
@@ -274,7 +248,7 @@ def _connect(side: DictConfig, url: str, at_once: int) -> Connection:
     name = side.name or next(iter(models))
     model = models.get(name, {})
     beyond_openai = model.get("owned_by") in ("vllm", "sglang")
-    return Connection(clients_of(url, key, at_once), name, model.get("max_model_len"), beyond_openai)
+    return clients_of(url, key, at_once), name, model.get("max_model_len"), beyond_openai
 
 
 def _scorer(plan: Plan) -> Scorer:
@@ -334,7 +308,10 @@ def evaluate(config: DictConfig) -> list[str]:
                 file = SampleFile(plan.path, settings_of(plan))
             with file as samples:
                 if missing(plan.questions.questions, plan.config.n, samples):
-                    _check_machine(plan)
+                    if plan.config.server.url is None and (problem := gpu_problem(plan.config.server, visible_gpus())):
+                        raise EvaluationError(problem)
+                    with _as_evaluation_error():
+                        allow_open_files(plan.requests_at_once)
                     # the first benchmark that needs a server starts it for all
                     url = url or stack.enter_context(_server(plan))
                     asyncio.run(_collect(plan, url, samples))

@@ -12,10 +12,12 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from recipe.common.reporting.run_metrics import STYLE, run_colors
+from verl.evaluation.exploration.likelihoods import SIGNALS, USEFUL
 from verl.evaluation.results import INTERVAL_ENDS
 from verl.utils.atomic_files import replacing
 
 Rows = Sequence[dict[str, Any]]
+LOW, HIGH = INTERVAL_ENDS
 # of the responses of plain sampling; more are worth a word
 FEW_CUT = 0.1
 
@@ -24,7 +26,7 @@ def table(rows: Rows, n: int) -> str:
     """Markdown."""
     header = ["policy", "accuracy (95 %)", f"Pass@{n}", "mixed groups", "answers", "branches", "entropy"]
     header += ["tokens generated", "unique share", *(["tool calls"] if "tool_calls" in rows[0] else []), "seconds"]
-    lines = [header, ["---", *["---:"] * (len(header) - 1)], *([row["policy"], *_cells(row, n)] for row in rows)]
+    lines = [header, ["---", *["---:"] * (len(header) - 1)], *(_cells(row, n) for row in rows)]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
@@ -32,6 +34,7 @@ def _cells(row: dict[str, Any], n: int) -> list[str]:
     low, high = (row[f"accuracy{end}"] for end in INTERVAL_ENDS)
     whole = "" if row["trajectories"] == n else f" of {row['trajectories']:.1f}"
     return [
+        row["policy"],
         f"{row['accuracy']:.3f} ({low:.3f} to {high:.3f})",
         f"{row[f'pass@{n}']:.3f}",
         f"{row['mixed']:.3f}",
@@ -43,6 +46,25 @@ def _cells(row: dict[str, Any], n: int) -> list[str]:
         *([f"{row['tool_calls']:.1f}"] if "tool_calls" in row else []),
         f"{row['seconds']:.1f}",
     ]
+
+
+def likelihood_table(rows: Rows) -> str:
+    """Return in Markdown how well each signal tells right from wrong responses; empty without rows."""
+    if not rows:
+        return ""
+    header = ["of the response", *SIGNALS]
+    lines = [header, ["---", *["---:"] * len(SIGNALS)]]
+    for row in rows:
+        cells = (f"{row[name]:.2f} ({row[name + LOW]:.2f} to {row[name + HIGH]:.2f})" for name in SIGNALS)
+        lines.append([f"{row['share']:.0%}", *cells])
+    told = next((f"{row['share']:.0%}" for row in rows if row[SIGNALS[0]] >= USEFUL), None)
+    judged = f"The first share at which the reference's likelihood reaches {USEFUL}: {told or 'none'}."
+    about = (
+        f"How often a response that ends right has the higher number, of two in a group ({rows[0]['groups']} groups "
+        "with both; 0.5 is chance): likelihood of the reference answer after the beginning, of a wrong answer, and of "
+        f"the beginning itself. {judged}"
+    )
+    return about + "\n\n" + "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def proposals(result: dict[str, Any]) -> list[str]:
@@ -120,6 +142,7 @@ def write(result: dict[str, Any], about: Sequence[str], n: int, stem: Path) -> l
     shown = "\n".join(["```", *proposals(result), "```"]) if result["proposals"] else ""
     rows = result["rows"]
     parts = ["\n".join(f"- {line}" for line in about), table(rows, n), *warnings(rows), shown]
+    parts.append(likelihood_table(result.get("answer_likelihood", [])))
     text = "\n\n".join(filter(None, parts))
     with replacing(page) as unfinished:
         unfinished.write_text(text + "\n", encoding="utf-8")

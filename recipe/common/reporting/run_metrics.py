@@ -230,20 +230,17 @@ def _draw_training(names: tuple[str, ...], ax: Axes, runs: Runs, colors: dict) -
     absent = []
     for label, metrics in runs.items():
         recorded = [name for name in names if name in metrics and metrics[name].notna().any()]
-        if recorded:
-            _draw_smoothed(ax, metrics[recorded[0]].dropna(), colors[label])
-        else:
+        if not recorded:
             absent.append(label)
+            continue
+        values = metrics[recorded[0]].dropna()
+        if (window := smoothing_window(len(values))) == 1:
+            ax.plot(values.index, values, color=colors[label], linewidth=1.8, marker="o", markersize=3.5)
+        else:
+            mean = values.rolling(window, center=True, min_periods=1).mean()
+            ax.plot(values.index, values, color=colors[label], linewidth=0.9, alpha=0.25)
+            ax.plot(values.index, mean, color=colors[label], linewidth=2)
     return absent
-
-
-def _draw_smoothed(ax: Axes, values: pd.Series, color: object) -> None:
-    window = smoothing_window(len(values))
-    if window == 1:
-        ax.plot(values.index, values, color=color, linewidth=1.8, marker="o", markersize=3.5)
-        return
-    ax.plot(values.index, values, color=color, linewidth=0.9, alpha=0.25)
-    ax.plot(values.index, values.rolling(window, center=True, min_periods=1).mean(), color=color, linewidth=2)
 
 
 def _draw_validation(ax: Axes, runs: Runs, colors: dict) -> list[str]:

@@ -140,11 +140,6 @@ def random_problem(config: CountdownConfig, rng: random.Random) -> Problem | Non
     return numbers, int(value)
 
 
-def is_test_problem(problem: Problem) -> bool:
-    """Side of the split that a (multiset, target) lies on."""
-    return split_of(problem, {"test": TEST_SHARE}) == "test"
-
-
 def draw_problems(config: CountdownConfig, size: int, test: bool, rng: random.Random) -> list[Problem]:
     """`size` problems of one side of the split; test problems are distinct, training problems may repeat.
 
@@ -153,7 +148,7 @@ def draw_problems(config: CountdownConfig, size: int, test: bool, rng: random.Ra
     """
     return draw_until(
         lambda _: random_problem(config, rng),
-        lambda problem: is_test_problem(problem) == test,
+        lambda problem: (split_of(problem, {"test": TEST_SHARE}) == "test") == test,
         size,
         "test_size" if test else "train_size",
         FRUITLESS_ATTEMPTS,
