@@ -13,21 +13,9 @@ from typing import Any
 from mpmath import mp
 
 from verl.utils.reward_score import answer_kinds as kinds
-from verl.utils.reward_score.answer_agreement import (
-    parts,
-    renamed,
-    same_curve,
-    same_formula,
-    same_progression,
-    symbols,
-)
+from verl.utils.reward_score.answer_agreement import parts, renamed, same_curve, same_formula, same_progression, symbols
 from verl.utils.reward_score.answer_kinds import INTEGER
-from verl.utils.reward_score.answer_quantities import (
-    chemical_formula,
-    same_quantity,
-    same_words,
-    with_unit,
-)
+from verl.utils.reward_score.answer_quantities import chemical_formula, same_quantity, same_words, with_unit
 from verl.utils.reward_score.answer_sets import is_set, same_set
 from verl.utils.reward_score.answer_structure import readings
 from verl.utils.reward_score.answer_values import DIGITS
@@ -74,7 +62,7 @@ def _same_listing(truth: kinds.Listing, answer: kinds.Listing) -> bool:
     truth, answer = _without_indices(truth, answer), _without_indices(answer, truth)
     if _same_items(truth.items, answer.items) or _same_families(truth, answer):
         return True
-    if len(truth.items) + len(answer.items) > 2 and is_set(truth) and is_set(answer) and same_set(truth, answer):
+    if len(truth.items) + len(answer.items) > 2 and same_set(truth, answer):
         return True
     return _same_as_list(truth, answer) or _same_as_list(answer, truth)
 
@@ -211,7 +199,7 @@ def _same_item(truth: Any, answer: Any) -> bool:
             return _same_in_order(truth.items, answer.items)
         case (kinds.Builder(), kinds.Builder()) if _same_builder(truth, answer):
             return True
-    return is_set(truth) and is_set(answer) and same_set(truth, answer)
+    return same_set(truth, answer)
 
 
 def _same_builder(truth: kinds.Builder, answer: kinds.Builder) -> bool:
@@ -234,7 +222,7 @@ def _same_chain(truth: Any, answer: Any) -> bool:
         is_symmetric = len(set(truth.relations)) == 1 and truth.relations[0] in ("cup", "cap", "!=")
         if (_same_items if is_symmetric else _same_in_order)(truth.sides, answer.sides):
             return True
-    return is_set(truth) and is_set(answer) and same_set(truth, answer)
+    return same_set(truth, answer)
 
 
 def _trees(chain: kinds.Chain) -> list[tuple]:
@@ -303,14 +291,9 @@ def _same_equation(truth: kinds.Chain, answer: kinds.Chain) -> bool:
 
 def _same_function(first: list[tuple], second: list[tuple]) -> bool:
     """Return whether f(x) = ... and f(t) = ... define the same function."""
-    match (*first, *second):
-        case (
-            ("unknown", name, ("symbol", _) as argument),
-            right,
-            ("unknown", other_name, ("symbol", _) as other),
-            other_right,
-        ) if name == other_name:
-            are_bound = argument in parts(right) and other in parts(other_right)
-            are_new = argument not in parts(other_right) and other not in parts(right)
-            return are_bound and are_new and same_formula(right, renamed(other_right, other, argument))
+    match first, second:
+        case [("unknown", f, ("symbol", _) as x), body], [("unknown", g, ("symbol", _) as t), other_body] if f == g:
+            are_bound = x in parts(body) and t in parts(other_body)
+            are_new = x not in parts(other_body) and t not in parts(body)
+            return are_bound and are_new and same_formula(body, renamed(other_body, t, x))
     return False

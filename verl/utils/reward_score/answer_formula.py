@@ -230,8 +230,6 @@ class _FormulaReader:
         limits: dict[str, list[Token]] = {}
         while sign := self.accept("_", "^"):
             limits[sign] = [self.take()]
-            if limits[sign][0].text in ("+", "-"):
-                limits[sign].append(self.take())
         if len(limits) < 2:
             raise Unreadable("limits are missing")
         below, above = limits["_"], limits["^"]

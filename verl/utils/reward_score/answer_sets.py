@@ -40,13 +40,10 @@ def is_set(structure: Any) -> bool:
     """Return whether a structure reads as a set of numbers, more than as a number or tuple of them."""
     if isinstance(structure, kinds.Listing):
         return len(structure.items) == 1 and is_set(structure.items[0]) or _are_inequalities(structure.items)
+    if isinstance(structure, kinds.Chain) and structure.relations == ("in",):
+        return is_set(structure.sides[1])
     if isinstance(structure, kinds.Chain):
-        is_inequality = not _ORDERS.isdisjoint(structure.relations)
-        return (
-            is_inequality
-            or kinds.is_operation(structure)
-            or (structure.relations == ("in",) and is_set(structure.sides[1]))
-        )
+        return kinds.is_operation(structure) or not _ORDERS.isdisjoint(structure.relations)
     return isinstance(structure, kinds.Bracketed | kinds.Builder | kinds.NamedSet)
 
 
@@ -60,7 +57,7 @@ def same_set(one: Any, other: Any) -> bool:
     What is in parentheses or brackets on both sides can as well be tuples, and is never compared as sets.
     """
     are_tuples = isinstance(one, kinds.Bracketed) and isinstance(other, kinds.Bracketed)
-    if are_tuples or len(_variables(one) | _variables(other)) > 1:
+    if are_tuples or not (is_set(one) and is_set(other)) or len(_variables(one) | _variables(other)) > 1:
         return False
     try:
         return all(_agree(_real_set(one, at), _real_set(other, at)) for at in (Point(0), Point(1), Point(2, "mixed")))

@@ -140,8 +140,6 @@ class _StructureReader:
     def item(self, items: list[Token]) -> Any:
         """Read an item that is no list: a chain of relations, or a value."""
         sides, relations = split(items, RELATIONS)
-        if relations and not sides[0] and relations[0] == "=":
-            sides, relations = sides[1:], relations[1:]
         if not relations:
             return self.value(sides[0])
         if ">" in relations or ">=" in relations:  # x > 3 is 3 < x

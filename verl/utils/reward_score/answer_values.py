@@ -172,14 +172,6 @@ def _of_naturals(exact: Callable[..., int], general: Callable) -> Callable[..., 
     return result
 
 
-def _root(value: Value, degree: Value) -> Value:
-    if isinstance(value, Fraction) and degree == 2 and value >= 0:
-        root = Fraction(math.isqrt(value.numerator), math.isqrt(value.denominator))
-        if root * root == value:
-            return root
-    return _power(value, divide(Fraction(1), degree))
-
-
 def _logarithm(value: Value, base: Value) -> Value:
     return divide(_computed(mp.log, number(value)), _computed(mp.log, number(base)))
 
@@ -205,12 +197,11 @@ def _of_integers(function: Callable[..., int], *operands: Fraction) -> Fraction:
     return Fraction(function(*map(int, operands)))
 
 
-_BY_MPMATH = {
-    "sin": mp.sin, "cos": mp.cos, "tan": mp.tan, "cot": mp.cot, "sec": mp.sec, "csc": mp.csc, "arcsin": mp.asin,
-    "arccos": mp.acos, "arctan": mp.atan, "arccot": mp.acot, "sinh": mp.sinh, "cosh": mp.cosh, "tanh": mp.tanh,
-    "arcsinh": mp.asinh, "arccosh": mp.acosh, "arctanh": mp.atanh, "Re": mp.re, "Im": mp.im, "arg": mp.arg,
-    "cis": mp.expj,
-}  # fmt: skip
+_NAMED_AS_IN_MPMATH = (
+    "sin cos tan cot sec csc arcsin arccos arctan arccot sinh cosh tanh arcsinh arccosh arctanh arg".split()
+)
+_BY_MPMATH = {name: getattr(mp, name.replace("arc", "a")) for name in _NAMED_AS_IN_MPMATH}
+_BY_MPMATH |= {"Re": mp.re, "Im": mp.im, "cis": mp.expj}
 _OPERATIONS: dict[str, Callable[..., Value]] = {
     "add": add,
     "multiply": multiply,
@@ -223,7 +214,7 @@ _OPERATIONS: dict[str, Callable[..., Value]] = {
 _FUNCTIONS: dict[str, Callable[..., Value]] = {
     "abs": abs,
     "binomial": _of_naturals(math.comb, mp.binomial),
-    "root": _root,
+    "root": lambda value, degree: _power(value, divide(Fraction(1), degree)),
     "exp": lambda value: _power(+mp.e, value),
     "ln": lambda value: _logarithm(value, +mp.e),
     "log10": lambda value: _logarithm(value, Fraction(10)),

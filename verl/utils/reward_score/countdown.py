@@ -5,18 +5,22 @@ bounded before it is read, so that any input is scored within milliseconds. The 
 are computed in threads and Python 3.11's `ast.parse` raises SystemError when threads use it at the same time.
 """
 
+import operator
 import re
 from fractions import Fraction
 from itertools import accumulate
 
 from verl.utils.reward_score.ground_truth import countdown_truth
+from verl.utils.reward_score.math_equivalence import last_tagged
 
 MAX_ANSWER_CHARS = 256
 MAX_DEPTH = 32
-MAX_DIGITS = 9
 _ALLOWED = frozenset("0123456789+-*/() ")
 _TOKEN = re.compile(r"\d+|[-+*/()]")
+_NUMBER = re.compile(r"0+|[1-9]\d{0,8}")
 _END = ""
+# each operator's precedence and operation
+_OPERATORS = {"+": (1, operator.add), "-": (1, operator.sub), "*": (2, operator.mul), "/": (2, operator.truediv)}
 _SPELLINGS = str.maketrans({"×": "*", "·": "*", "÷": "/", "−": "-"})  # noqa: RUF001
 
 
@@ -26,14 +30,8 @@ class NotAnExpression(ValueError):
 
 def last_answer(text: str) -> str | None:
     """Return the content of the last closed `<answer>` tag, without a trailing `= value`; None without a tag."""
-    end = text.rfind("</answer>")
-    start = text.rfind("<answer>", 0, end) if end >= 0 else -1
-    if start < 0:
-        return None
-    content = text[start + len("<answer>") : end]
-    if len(content) > MAX_ANSWER_CHARS:
-        return None
-    return content.split("=")[0].strip()
+    content = last_tagged(text)
+    return None if content is None or len(content) > MAX_ANSWER_CHARS else content.split("=")[0].strip()
 
 
 def evaluate(expression: str) -> tuple[Fraction, list[int]]:
@@ -49,53 +47,36 @@ def evaluate(expression: str) -> tuple[Fraction, list[int]]:
         raise NotAnExpression("characters other than digits, + - * / ( ) and spaces, or too many")
     if max(accumulate((char == "(") - (char == ")") for char in expression)) > MAX_DEPTH:
         raise NotAnExpression(f"nested deeper than {MAX_DEPTH}")
-    numbers: list[int] = []
-    tokens = [*_TOKEN.findall(expression), _END][::-1]  # the next token is the last of the list
-    value = _sum(tokens, numbers)
-    if tokens != [_END]:
+    tokens = _TOKEN.findall(expression)
+    rest = [*tokens, _END][::-1]  # the next token is the last of the list
+    try:
+        value = _read(rest)
+    except ZeroDivisionError as error:
+        raise NotAnExpression("division by zero") from error
+    if rest != [_END]:
         raise NotAnExpression("an operator is missing, or a parenthesis is closed that was not opened")
-    return value, numbers
+    return value, [int(token) for token in tokens if token.isdigit()]
 
 
-def _sum(tokens: list[str], numbers: list[int]) -> Fraction:
-    value = _product(tokens, numbers)
-    while tokens[-1] in ("+", "-"):
-        sign = 1 if tokens.pop() == "+" else -1
-        value += sign * _product(tokens, numbers)
-    return value
-
-
-def _product(tokens: list[str], numbers: list[int]) -> Fraction:
-    value = _operand(tokens, numbers)
-    while tokens[-1] in ("*", "/"):
-        operator, operand = tokens.pop(), _operand(tokens, numbers)
-        if operator == "/" and operand == 0:
-            raise NotAnExpression("division by zero")
-        value = value * operand if operator == "*" else value / operand
-    return value
-
-
-def _operand(tokens: list[str], numbers: list[int]) -> Fraction:
-    """Read a number, or a sum in parentheses; a sign, a second operator or the end of the text is neither."""
-    if tokens[-1] == "(":
-        tokens.pop()
-        value = _sum(tokens, numbers)
-        if tokens.pop() != ")":
+def _read(rest: list[str], precedence: int = 0) -> Fraction:
+    """Take an operand, and the operators after it that bind more tightly than `precedence`; return the value."""
+    token = rest.pop()
+    if token == "(":
+        value = _read(rest)
+        if rest.pop() != ")":
             raise NotAnExpression("a parenthesis is not closed")
-        return value
-    token = tokens.pop()
-    if not token.isdigit() or len(str(int(token))) > MAX_DIGITS or (token[0] == "0" and token.strip("0")):
-        raise NotAnExpression(f"not a whole number of at most {MAX_DIGITS} digits without leading zeros: {token!r}")
-    numbers.append(int(token))
-    return Fraction(numbers[-1])
+    elif _NUMBER.fullmatch(token):
+        value = Fraction(int(token))
+    else:
+        raise NotAnExpression(f"not a whole number of at most nine digits without leading zeros: {token!r}")
+    while rest[-1] in _OPERATORS and _OPERATORS[rest[-1]][0] > precedence:
+        strength, operation = _OPERATORS[rest.pop()]
+        value = operation(value, _read(rest, strength))
+    return value
 
 
 def check_row(data_source, ground_truth, extra_info=None, **kwargs) -> None:
-    """Check that `compute_score`, which has the same arguments, can score responses to a row.
-
-    Raises:
-        ValueError: the ground truth is no Countdown problem.
-    """
+    """Raise ValueError if `compute_score`, with the same arguments, cannot score responses to a row."""
     countdown_truth(ground_truth)
 
 

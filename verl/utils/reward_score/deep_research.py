@@ -50,11 +50,7 @@ def check_row(
     tool_tags=TOOL_TAGS,
     **kwargs,
 ) -> None:
-    """Check that `compute_score`, which has the same arguments, can score responses to a row.
-
-    Raises:
-        ValueError: neither the row nor the settings say how the row is scored, or the ground truth has no answer.
-    """
+    """Raise ValueError if `compute_score`, with the same arguments, cannot score responses to a row."""
     _, rule = _choices(data_source, extra_info, variant, rule)
     check_tags(tool_tags)
     if rule == "math":

@@ -52,11 +52,7 @@ def _last_of_list(number: str) -> str:
 
 
 def check_row(data_source, ground_truth, extra_info=None, **kwargs) -> None:
-    """Check that `compute_score`, which has the same arguments, can score responses to a row.
-
-    Raises:
-        ValueError: the ground truth has no number.
-    """
+    """Raise ValueError if `compute_score`, with the same arguments, cannot score responses to a row."""
     _truth(data_source, ground_truth)
 
 

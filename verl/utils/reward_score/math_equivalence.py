@@ -129,6 +129,13 @@ def last_boxed(text: str) -> str | None:
     return text[start:end] if start >= 0 else None
 
 
+def last_tagged(text: str) -> str | None:
+    """Return the content of the last closed `<answer>`; None if there is none."""
+    end = text.rfind("</answer>")
+    start = text.rfind("<answer>", 0, end) if end >= 0 else -1
+    return text[start + len("<answer>") : end] if start >= 0 else None
+
+
 def normalize(answer: str) -> str:
     """Return the text by which answers are compared and vote: without layout, outer dollars, period or percent sign.
 
@@ -152,11 +159,7 @@ def without_dollars(text: str) -> str:
 
 
 def check_row(data_source, ground_truth, extra_info=None, **kwargs) -> None:
-    """Check that `compute_score`, which has the same arguments, can score responses to a row.
-
-    Raises:
-        ValueError: the ground truth is empty, or neither text nor a number.
-    """
+    """Raise ValueError if `compute_score`, with the same arguments, cannot score responses to a row."""
     math_truth(data_source, ground_truth)
 
 

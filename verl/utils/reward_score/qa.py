@@ -90,11 +90,7 @@ def _f1(answer: str, gold: str) -> float:
 
 
 def check_row(data_source, ground_truth, extra_info=None, metric: str = "f1", **kwargs) -> None:
-    """Check that `compute_score`, which has the same arguments, can score responses to a row.
-
-    Raises:
-        ValueError: there is no gold answer, or the metric is unknown.
-    """
+    """Raise ValueError if `compute_score`, with the same arguments, cannot score responses to a row."""
     if metric not in ("f1", "em"):
         raise ValueError(f"metric={metric!r}: choose f1 or em")
     gold_answers(ground_truth)

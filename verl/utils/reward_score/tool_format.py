@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from verl.utils.reward_score.math_equivalence import last_boxed
+from verl.utils.reward_score.math_equivalence import last_boxed, last_tagged
 
 TOOL_TAGS = ("search", "python")
 MAX_CHARS = 1_000_000
@@ -86,10 +86,7 @@ def check_format(text: str, tool_tags: Iterable[str] = TOOL_TAGS) -> FormatRepor
 
 def last_answer(text: str) -> str | None:
     """The content of the last closed `<answer>` that is not in a result; None if there is none."""
-    own_text = _RESULT.sub("", text)
-    end = own_text.rfind("</answer>")
-    start = own_text.rfind("<answer>", 0, end) if end >= 0 else -1
-    return own_text[start + len("<answer>") : end] if start >= 0 else None
+    return last_tagged(_RESULT.sub("", text))
 
 
 def published_answer(text: str, tool_tags: Iterable[str] = TOOL_TAGS) -> str | None:

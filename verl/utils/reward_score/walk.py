@@ -9,14 +9,17 @@ The answer is the last `<answer>...</answer>` of the response, or all of a respo
 length is bounded before it is read, so that any input is scored within milliseconds.
 """
 
+import operator
 import re
 from collections.abc import Mapping
 
 from verl.utils.reward_score.ground_truth import as_list, json_object, whole_number
+from verl.utils.reward_score.math_equivalence import last_tagged
 
 MAX_ANSWER_CHARS = 1024
 _LINE = re.compile(r"([0-9]{1,9})([-+*/])([0-9]{1,9})=([0-9]{1,9})")
 _OPERATION = re.compile(r"[-+*/](?:0|[1-9][0-9]{0,8})")
+_OPERATORS = {"+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.floordiv}
 _SPELLINGS = str.maketrans({"×": "*", "·": "*", "÷": "/", "−": "-", " ": None, "\t": None})  # noqa: RUF001
 
 
@@ -31,25 +34,16 @@ def apply(operation: str, value: int, limit: int) -> int | None:
     (8, None, None)
     """
     sign, operand = operation[0], int(operation[1:])
-    match sign:
-        case "+":
-            result = value + operand
-        case "-":
-            result = value - operand
-        case "*":
-            result = value * operand
-        case _:
-            if operand == 0 or value % operand:
-                return None
-            result = value // operand
+    if sign == "/" and (operand == 0 or value % operand):
+        return None
+    result = _OPERATORS[sign](value, operand)
     return result if 0 <= result <= limit else None
 
 
 def answer_of(response: str) -> str:
-    """The content of the last closed `<answer>` tag, or the whole response if it has no such tag."""
-    end = response.rfind("</answer>")
-    start = response.rfind("<answer>", 0, end) if end >= 0 else -1
-    return response if start < 0 else response[start + len("<answer>") : end]
+    """Return the content of the last closed `<answer>` tag, or the whole response if it has no such tag."""
+    answer = last_tagged(response)
+    return response if answer is None else answer
 
 
 def follow(answer: str, truth: Mapping) -> tuple[list[str], int]:
@@ -102,11 +96,7 @@ def walk_of(ground_truth) -> dict:
 
 
 def check_row(data_source, ground_truth, extra_info=None, **kwargs) -> None:
-    """Check that `compute_score`, which has the same arguments, can score responses to a row.
-
-    Raises:
-        ValueError: the ground truth describes no walk.
-    """
+    """Raise ValueError if `compute_score`, with the same arguments, cannot score responses to a row."""
     walk_of(ground_truth)
 
 

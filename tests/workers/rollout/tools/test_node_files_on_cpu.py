@@ -6,6 +6,7 @@ import subprocess
 import sys
 import tempfile
 
+import psutil
 import pytest
 
 from verl.workers.rollout.tools import node_files, search_cache
@@ -39,6 +40,19 @@ def temporary(tmp_path, monkeypatch):
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr(tempfile, "tempdir", None)
     return tmp_path
+
+
+@pytest.fixture
+def mount(tmp_path_factory, monkeypatch):
+    """Lets the system show these mounts, in the form of /proc/mounts."""
+
+    def show(table: str) -> None:
+        proc = tmp_path_factory.mktemp("proc")
+        (proc / "self").mkdir()
+        (proc / "self" / "mounts").write_text(table)
+        monkeypatch.setattr(psutil, "PROCFS_PATH", str(proc))
+
+    return show
 
 
 def test_the_folder_is_made_for_its_user_only(temporary):
@@ -100,25 +114,23 @@ def test_the_processes_of_a_node_share_the_cache(temporary):
         ("/data/cache.sqlite", "nfs"),
     ],
 )
-def test_network_file_systems(path, kind):
-    assert network_file_system(path, MOUNTS) == kind
+def test_network_file_systems(mount, path, kind):
+    mount(MOUNTS)
+    assert network_file_system(path) == kind
 
 
-def test_a_link_to_a_network_file_system_is_one(tmp_path):
+def test_a_link_to_a_network_file_system_is_one(mount, tmp_path):
+    mount(MOUNTS)
     (tmp_path / "near").symlink_to("/home/me")
-    assert network_file_system(tmp_path / "near" / "cache.sqlite", MOUNTS) == "nfs4"
+    assert network_file_system(tmp_path / "near" / "cache.sqlite") == "nfs4"
 
 
 def test_this_machines_mounts_can_be_read(tmp_path):
     assert network_file_system(tmp_path) is None
 
 
-def test_a_cache_on_a_network_file_system_is_refused_before_and_in_the_worker(temporary, monkeypatch):
-    everything_is_far = f"server:/ {temporary} nfs rw 0 0\n"
-    monkeypatch.setattr(
-        "verl.workers.rollout.tools.search_tool.network_file_system",
-        lambda path: network_file_system(path, everything_is_far),
-    )
+def test_a_cache_on_a_network_file_system_is_refused_before_and_in_the_worker(temporary, mount):
+    mount(f"server:/ {temporary} nfs rw 0 0\n")
     message = "cache_file=.*network file system .nfs.*node_local"
     for cls, params in (
         (LocalSearchTool, {"url": "http://127.0.0.1:9"}),

@@ -109,13 +109,7 @@ class Bm25Index:
 
     @classmethod
     def build(cls, documents: pa.Table) -> "Bm25Index":
-        """
-        Args:
-            documents: as of `read_corpus`.
-
-        Raises:
-            ValueError: there is no word in any document.
-        """
+        """Index the documents of `read_corpus`; raise ValueError if there is no word in any document."""
         vocabulary: dict[str, int] = {}
         word_ids = [
             [vocabulary.setdefault(word, len(vocabulary)) for word in words(f"{title}\n{text}")]

@@ -1,7 +1,6 @@
 """Files that the processes of one node share: a private folder for them, and how to tell a network file system."""
 
 import os
-import re
 import stat
 import tempfile
 from pathlib import Path
@@ -39,21 +38,13 @@ def node_folder(purpose: str) -> Path:
     return folder
 
 
-def network_file_system(path: str | Path, mounts: str | None = None) -> str | None:
-    """The type of the network file system that a path, which need not exist, would lie on; None: on a local one.
+def network_file_system(path: str | Path) -> str | None:
+    """Return the type of the network file system on which a path would lie, there or not; None on a local one."""
+    import psutil  # in here, so that `node_folder` needs the standard library only
 
-    Args:
-        mounts: in the form of /proc/mounts, which is read without it; where there is none, every path counts as local.
-    """
-    if mounts is None:
-        table = Path("/proc/self/mounts")
-        mounts = table.read_text(errors="replace") if table.exists() else ""
     path = Path(os.path.realpath(Path(path).expanduser()))
-    deepest, kind = -1, ""
-    for line in mounts.splitlines():
-        _, point, mounted, *_ = line.split(" ")
-        point = re.sub(r"\\([0-7]{3})", lambda octal: chr(int(octal[1], 8)), point)
-        if path.is_relative_to(point) and len(point) >= deepest:  # of two mounts at one place the later one counts
-            deepest, kind = len(point), mounted
-    kind = kind.removeprefix("fuse.")
+    mounts = [mount for mount in psutil.disk_partitions(all=True) if path.is_relative_to(mount.mountpoint)]
+    # the deepest mount counts, and the later one of two mounts at one place
+    kinds = [mount.fstype for mount in sorted(mounts, key=lambda mount: len(mount.mountpoint))]
+    kind = kinds[-1].removeprefix("fuse.") if kinds else ""
     return kind if kind in NETWORK_TYPES else None

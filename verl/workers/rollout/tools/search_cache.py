@@ -16,6 +16,8 @@ APPLICATION_ID = 0x53524348  # "SRCH", in the file's header
 WAIT = 30.0  # seconds for other processes' writes
 TABLE = "CREATE TABLE IF NOT EXISTS cache (id INTEGER PRIMARY KEY, key TEXT NOT NULL UNIQUE, text TEXT NOT NULL)"
 PUT = "INSERT OR REPLACE INTO cache (key, text) VALUES (?, ?)"
+USED_BYTES = """
+SELECT page_size * (page_count - freelist_count) FROM pragma_page_size, pragma_page_count, pragma_freelist_count"""
 DELETE_OLDEST = "DELETE FROM cache WHERE id <= (SELECT min(id) + (max(id) - min(id)) / 10 FROM cache)"
 
 
@@ -63,19 +65,15 @@ class SearchCache:
             ) from error
 
     def get(self, key: str) -> str | None:
-        """
-        Raises:
-            sqlite3.Error: the file cannot be read.
-        """
+        """Return the text of a key, None without one; raise sqlite3.Error if the file cannot be read."""
         with self._lock:
             row = self._database.execute("SELECT text FROM cache WHERE key = ?", (key,)).fetchone()
         return row and row[0]
 
     def put(self, key: str, text: str) -> None:
-        """Keeps the text, in place of an earlier one. It is on disk for all processes when this returns.
+        """Keep the text, in place of an earlier one: when this returns, it is on disk for all processes.
 
-        Raises:
-            sqlite3.Error: the file cannot be written: the disk is full, or others kept it for 30 s.
+        Raises sqlite3.Error if the file cannot be written: the disk is full, or others kept it for 30 s.
         """
         with self._lock:
             self._database.execute(PUT, (key, text))
@@ -118,22 +116,18 @@ class SearchCache:
 
     def _trim(self) -> None:
         """Deletes the oldest tenth as often as the entries need more than the limit."""
-        page_size, deleted = self._one("PRAGMA page_size"), 1
-        while deleted and self._used_pages() * page_size > self._limit:
+        deleted = 1
+        while deleted and self._one(USED_BYTES) > self._limit:
             deleted = self._database.execute(DELETE_OLDEST).rowcount
-
-    def _used_pages(self) -> int:
-        return self._one("PRAGMA page_count") - self._one("PRAGMA freelist_count")
 
     def _one(self, statement: str):
         return self._database.execute(statement).fetchone()[0]
 
 
 def _read_legacy(path: Path, key_of: Callable[[str], str]) -> Iterable[tuple[str, str]]:
-    """The entries of a JSON cache; values that are not text (such as lists of results) become JSON text.
+    """Return the entries of a JSON cache, others than texts (such as lists of results) as JSON text.
 
-    Raises:
-        ValueError: not a JSON object.
+    Raises ValueError if it is no JSON object.
     """
     try:
         entries = json.loads(path.read_bytes())

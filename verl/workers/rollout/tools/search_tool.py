@@ -125,10 +125,7 @@ class SearchTool(BaseTool):
         """The reply's passages. An error of any kind in `BAD_REPLY`: a reply of another form."""
 
     async def _search(self, query: str, timeout: float) -> list[Passage]:
-        """
-        Raises:
-            ToolError: the search failed.
-        """
+        """Return the passages that the server finds; raise ToolError if the search fails."""
         reply = await post_json(self._client, self._url, self._payload(query), timeout=timeout, server=self._server)
         try:
             return self._passages(reply)
@@ -293,10 +290,7 @@ class BingSearchTool(SearchTool):
 
 
 def _check_cache_file(cache_file: str | Path | None) -> None:
-    """
-    Raises:
-        ValueError: it is on a network file system.
-    """
+    """Raise ValueError if the cache would lie on a network file system."""
     if cache_file and cache_file != NODE_LOCAL and (kind := network_file_system(cache_file)):
         raise ValueError(
             f"cache_file={cache_file} is on a network file system ({kind}), where SQLite's shared memory does not work "
