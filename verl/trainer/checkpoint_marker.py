@@ -55,15 +55,11 @@ def kinds_of_shards(role: DictConfig) -> set[str]:
 
 
 def check_shards(folder: Path, workers: int, kinds: Collection[str] = ()) -> None:
-    """Wait until the shards of all ranks are in a checkpoint's folder.
+    """Wait until the shards of all ranks are in a role's folder, such as `actor`; raise RunError if they do not come.
 
     Args:
-        folder: the folder of a role, such as `actor`.
         workers: number of ranks. Shards of another number are those of an earlier run, which was killed.
         kinds: what every rank writes; what any rank has written is expected of the others in any case.
-
-    Raises:
-        RunError: shards are missing after this time.
     """
     end = time.monotonic() + SHARDS_SECONDS
     while missing := missing_shards(folder, workers, kinds):
@@ -95,23 +91,20 @@ def damaged_files(folder: Path) -> list[Path]:
 
 
 def complete_steps(run_dir: str | Path) -> list[int]:
-    """Steps of `run_dir` whose checkpoint is marked complete, in ascending order.
-
-    Retention (`max_actor_ckpt_to_keep`) removes an old step's weights and leaves its marker, so the weights must be
-    there too.
-    """
+    """Return the steps of `run_dir` whose checkpoint is marked complete and still has its weights, which retention
+    (`max_actor_ckpt_to_keep`) removes without the marker, in ascending order."""
     folders = checkpoints(run_dir)
     return sorted(n for n, folder in folders.items() if (folder / MARKER).exists() and (folder / "actor").is_dir())
 
 
 def checkpoints(run_dir: str | Path) -> dict[int, Path]:
-    """Step -> its folder, complete or not; a user's copies of other names are none."""
+    """Return each step's folder, complete or not; a user's copies of other names are none."""
     matches = (re.fullmatch(r"global_step_(\d+)", path.name) for path in Path(run_dir).glob("global_step_*"))
     return {int(match[1]): Path(run_dir) / match[0] for match in matches if match}
 
 
 def tracked_step(run_dir: str | Path) -> int | None:
-    """The step from which upstream would resume; None if its tracker file is missing or cut off."""
+    """Return the step from which upstream would resume; None if its tracker file is missing or cut off."""
     try:
         return int((Path(run_dir) / TRACKER).read_text())
     except (FileNotFoundError, ValueError):
@@ -121,10 +114,8 @@ def tracked_step(run_dir: str | Path) -> int | None:
 def repair_tracker(run_dir: str | Path) -> str | None:
     """Make upstream's tracker file name the last complete checkpoint.
 
-    If no checkpoint has a marker, as in upstream's own runs, the tracker stays as it is.
-
-    Returns:
-        A text that says what was changed; None if nothing was.
+    If no checkpoint has a marker, as in upstream's own runs, the tracker stays as it is. Return what was changed, if
+    anything, as a text.
     """
     run_dir = Path(run_dir)
     tracked, steps = tracked_step(run_dir), complete_steps(run_dir)

@@ -44,16 +44,13 @@ def _amounts(group: dict) -> str:
 
 
 def wait_too_long(look: Callable[[], str | None], limit: float, patient: bool, clock) -> str:
-    """Wait until resources have been missing at every look for longer than the limit.
+    """Return what has been missing at every look for longer than the limit, and for how long, as a text.
 
     Args:
-        look: returns what is missing now.
+        look: function that returns what is missing now.
         limit: the most seconds to wait for it.
-        patient: print what the run waits for, when it is missing at two looks in a row and then every minute.
-        clock: has `sleep` and `monotonic`, as the module `time`.
-
-    Returns:
-        A text that says what was missing and for how long.
+        patient: whether to print what the run waits for, when it is missing at two looks in a row and every minute.
+        clock: object with `sleep` and `monotonic`, as the module `time`.
     """
     since = None
     while True:

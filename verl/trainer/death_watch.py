@@ -70,10 +70,7 @@ class DeathWatch(threading.Thread):
 
 
 def lost_actors() -> list[str]:
-    """Return as clauses which of this job's actors and nodes are lost, without what was ended on purpose.
-
-    A node is lost to Ray when it answers no health check. If the network is cut, its processes may still live.
-    """
+    """Return as clauses which of this job's actors and nodes are lost, without what was ended on purpose."""
     if not ray.is_initialized():
         return []
     job = ray.JobID.from_hex(ray.get_runtime_context().get_job_id())

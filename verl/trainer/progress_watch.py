@@ -45,12 +45,8 @@ class ProgressWatch(threading.Thread):
 
     @contextmanager
     def phase(self, name: str, at_least: float = 0.0) -> Iterator[None]:
-        """Name the phase of the calling thread's work while the block runs; a phase within it takes its place.
-
-        Args:
-            name: shown in messages.
-            at_least: seconds that the phase may take in any case.
-        """
+        """Name the phase of the calling thread's work, which may take `at_least` seconds in any case, while the block
+        runs; a phase within it takes its place."""
         self._phases.append((name, max(self.seconds, at_least)))
         self._changes += 1
         try:

@@ -48,10 +48,10 @@ def read_rows(path: Path, columns: Collection[str] | None = None) -> Iterator[di
 
 
 def read_lines(path: Path) -> Iterator[dict]:
-    """Rows of a file with one JSON object on each line, whatever its suffix; `.gz` is unpacked.
+    """Yield the rows of a file with one JSON object on each line, whatever its suffix; `.gz` is unpacked.
 
     Raises:
-        ValueError: a line is damaged; the message names the file and the line.
+        ValueError: a line is damaged; names the file and the line.
     """
     try:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as lines:
@@ -115,11 +115,7 @@ def _parse_json(text: str, kind: type, expected: str, where: str):
 
 
 def check_characters(name: str, text: str) -> None:
-    """Check that a text can be written as UTF-8; JSON may escape half of a character that takes two (a surrogate).
-
-    Raises:
-        BadRow: the text cannot be written; the message begins with `name`.
-    """
+    """Raise BadRow where a text cannot be written as UTF-8: JSON may escape half of a character that takes two."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
@@ -127,11 +123,7 @@ def check_characters(name: str, text: str) -> None:
 
 
 def describe_bad(bad: dict[int, str]) -> str:
-    """A text that lists bad rows by what is wrong with them.
-
-    Args:
-        bad: row number (0 for the first) -> what is wrong.
-    """
+    """Return a text that lists bad rows by what is wrong with them: row number (0 for the first) -> problem."""
     kinds: dict[str, list[int]] = {}
     for number, problem in bad.items():
         kinds.setdefault(problem, []).append(number)
@@ -139,6 +131,6 @@ def describe_bad(bad: dict[int, str]) -> str:
 
 
 def listed(numbers: list[int]) -> str:
-    """A text with the number of rows and the row numbers of the first 20."""
+    """Return a text with the number of rows and the row numbers of the first 20."""
     more = f", and {len(numbers) - LISTED} more" if len(numbers) > LISTED else ""
     return f"{len(numbers)} row(s) {', '.join(map(str, numbers[:LISTED]))}{more}"

@@ -11,11 +11,7 @@ class RunError(RuntimeError):
 
 
 def report_fault(text: str) -> None:
-    """Tell the driver of a fault; `verl.trainer.death_watch` prints it and ends the run.
-
-    Args:
-        text: what happened, as a clause that goes on after `error: `.
-    """
+    """Tell the driver of a fault as a clause; `verl.trainer.death_watch` prints it after `error: ` and ends the run."""
     if not ray.is_initialized():  # without Ray there is no other process that waits
         return
     internal_kv._internal_kv_put(f"{ray.get_runtime_context().get_job_id()}:{text}", b"", namespace=REPORTS)

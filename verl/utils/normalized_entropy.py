@@ -66,9 +66,6 @@ def compute_entropy_h(
     Returns:
         h (B, T) float32 without gradient, and the statistics. No valid token, or all entropies equal: h = 0. Tokens
         whose entropy is not finite, as upstream's is where a logit is -inf, do not count.
-
-    Raises:
-        ValueError: `pivot` outside [0, 1].
     """
     if not 0.0 <= pivot <= 1.0:
         raise ValueError(f"pivot={pivot}: expected a quantile in [0, 1]")

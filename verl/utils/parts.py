@@ -26,7 +26,7 @@ from typing import Any, TypeVar
 from hydra.core.config_store import ConfigStore
 from omegaconf import DictConfig, OmegaConf
 
-from verl.utils.token_fields import TokenField
+from verl.utils.token_fields import RewardField, TokenField
 from verl.workers.config.keys import ACTOR, ROLLOUT, check_trajectories, read_keys
 
 PACKAGES = {
@@ -53,6 +53,11 @@ class Compares(Enum):
     GROUP_THEN_MORE = "group then more"
     NODES = "nodes"
 
+    @property
+    def by_group(self) -> bool:
+        """Return whether trajectories are compared with their prompt's, so that one without others has advantage 0."""
+        return self is not Compares.NODES
+
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
@@ -62,6 +67,7 @@ class Part:
         name: the choice, as in `tree=latr`.
         about: a sentence for the menu.
         requires: what else a run needs, for the menu.
+        warning: what a user should know who compares a run of it with others; shown before each run.
         values: the config values that the choice sets: key from the config's root, with dots -> value.
         smallest: config values with which a test takes a small step, beside `values`.
         alias: whether it is another name of an older part, which tests need not repeat.
@@ -70,6 +76,7 @@ class Part:
     name: str
     about: str
     requires: str = ""
+    warning: str = ""
     values: Mapping[str, Any] = field(default_factory=dict)
     smallest: Mapping[str, Any] = field(default_factory=dict)
     alias: bool = False
@@ -93,6 +100,8 @@ class Tree(Part):
         diagnosis: keys that differ in a diagnosis, where `n` is small.
         variant: values in which it differs from the tree of which it is a variant.
         forks_at_results: whether it forks after a tool's result, so that a diagnosis without tools leaves it out.
+        reads_rewards: whether it reads rewards of trajectories while it grows.
+        learns: whether a trainer component learns what it needs.
         rollout_names: `rollout.name`s by which the authors' scripts choose it.
         rollout_modes: `rollout.mode`s by which they choose it, with tools.
     """
@@ -106,6 +115,8 @@ class Tree(Part):
     diagnosis: Mapping[str, Any] = field(default_factory=dict)
     variant: Mapping[str, Any] = field(default_factory=dict)
     forks_at_results: bool = False
+    reads_rewards: bool = False
+    learns: bool = False
     rollout_names: tuple[str, ...] = ()
     rollout_modes: tuple[str, ...] = ()
 
@@ -147,13 +158,28 @@ class Credit(Part):
 
     Args:
         compares: what a trajectory is compared with; None for upstream's that compare with something else.
+        keys: dataclass of its settings, which stand in `algorithm.<name>`; None if it has none. A method
+            `check(config)` of it, which gets the whole config, may raise ValueError.
         needs: token fields that it reads; such a credit needs the trainer that sends them.
+        reward_fields: numbers of the reward function that it reads beside the rewards.
         metrics: (rewards, mask, index, norm) -> metrics of a step, as the estimator's arguments.
     """
 
     compares: Compares | None = None
+    keys: type | None = None
     needs: tuple[TokenField, ...] = ()
+    reward_fields: tuple[RewardField, ...] = ()
     metrics: Callable[..., dict[str, float]] | None = None
+
+    def read(self, algorithm: Any) -> Any:
+        """Return the settings in a run's section `algorithm`, which may be None; None for a credit without settings.
+
+        Raises:
+            ValueError: a wrong key, type or range; names the key.
+        """
+        if self.keys is None:
+            return None
+        return read_keys(self.keys, (algorithm or {}).get(self.name), f"algorithm.{self.name}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -166,18 +192,26 @@ class Loss(Part):
         switches: boolean keys that no other loss knows -> the token field that the loss reads where the switch is on,
             or None.
         needs: token fields that it always reads.
-        proportional: whether loss and gradient are 0 wherever the advantage is, so that such rows need no computation.
+        proportional: whether a token's loss and gradient grow with the size of its advantage. They are 0 where it is 0,
+            so that rows without an advantage need no computation.
+        wraps: key of `actor` that names the loss which this one calls; empty if it calls none.
     """
 
     keys: type | None = None
     switches: Mapping[str, TokenField | None] = field(default_factory=dict)
     needs: tuple[TokenField, ...] = ()
     proportional: bool = False
+    wraps: str = ""
 
     def fields(self, actor) -> tuple[TokenField, ...]:
         """Return the token fields that the loss reads with this `actor` section."""
         switched = [field for switch, field in self.switches.items() if field is not None and actor.get(switch)]
-        return tuple(dict.fromkeys([*self.needs, *switched]))
+        wrapped = self.wrapped(actor)
+        return tuple(dict.fromkeys([*self.needs, *switched, *(wrapped.fields(actor) if wrapped else ())]))
+
+    def wrapped(self, actor) -> "Loss | None":
+        """Return the loss that it calls with this `actor` section."""
+        return parts("loss").get(actor.get(self.wraps)) if self.wraps else None
 
 
 _registered: dict[str, dict[str, Any]] = {kind: {} for kind in PACKAGES}
@@ -356,32 +390,53 @@ def register_credit(name: str, about: str, *, values: Mapping[str, Any] | None =
 
     Its arguments: (B, T) token-level rewards, whose sum is the trajectory's outcome; (B, T) response mask, outside of
     which advantages are set to 0; (B,) prompt ids, of which equal ones are one group; a number that is added to a
-    standard deviation; upstream's `norm_adv_by_std_in_grpo`.
+    standard deviation; upstream's `norm_adv_by_std_in_grpo`. A credit with `keys` gets its settings as a sixth one.
     """
     # imported here, as core_algos' import loads the parts, whose modules need this function
     from verl.trainer.ppo.core_algos import register_adv_est
 
     def register(function: Callable) -> Callable:
+        credit = describe_credit(name, about, values=values, **options)
+
         @register_adv_est(name)
         def estimator(token_level_rewards, response_mask, index, epsilon: float = 1e-6, config=None):
             import torch
 
             norm = True if config is None else config.get("norm_adv_by_std_in_grpo", True)
+            settings = [] if credit.keys is None else [credit.read(config)]
             with torch.no_grad():
-                advantages = function(token_level_rewards, response_mask, index, epsilon, norm) * response_mask
+                advantages = function(token_level_rewards, response_mask, index, epsilon, norm, *settings)
+                advantages = advantages * response_mask
             return advantages, advantages
 
         estimator.__module__, estimator.__doc__ = function.__module__, function.__doc__
-        describe_credit(name, about, values=values, **options)
         return estimator
 
     return register
 
 
-def describe_credit(name: str, about: str, *, values: Mapping[str, Any] | None = None, **options: Any) -> Credit:
-    """Register an estimator that upstream's registry has already."""
-    all_values = {"algorithm.adv_estimator": name, **(values or {})}
-    return _register("credit", name, Credit(name=name, about=about, values=all_values, **options))
+def describe_credit(
+    name: str,
+    about: str,
+    *,
+    keys: type | None = None,
+    values: Mapping[str, Any] | None = None,
+    smallest: Mapping[str, Any] | None = None,
+    **options: Any,
+) -> Credit:
+    """Register an estimator that upstream's registry has already. `smallest`: names of `keys` -> value."""
+    section = f"algorithm.{name}"
+    defaults = {} if keys is None else asdict(keys())
+    set_by_choice = {"algorithm.adv_estimator": name, **{f"{section}.{key}": value for key, value in defaults.items()}}
+    credit = Credit(
+        name=name,
+        about=about,
+        keys=keys,
+        values={**set_by_choice, **(values or {})},
+        smallest={f"{section}.{key}": value for key, value in (smallest or {}).items()},
+        **options,
+    )
+    return _register("credit", name, credit)
 
 
 def register_loss(name: str, about: str, **options: Any) -> Callable[[Callable], Callable]:

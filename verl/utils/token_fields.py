@@ -79,6 +79,7 @@ class TokenField(ContextValue[torch.Tensor]):
         unsent: value of a token for which the rollout sends none; None for a field that the trainer computes.
         compute: (old policy's entropies (B, T) in nats, mask (B, T) of the tokens that count) -> the field (B, T) and
             metrics. None: the rollout sends the field, or a trainer component computes it.
+        on_demand: whether a sent field is bound only for a credit that names it in `needs`; other runs do not copy it.
     """
 
     def __init__(
@@ -87,7 +88,24 @@ class TokenField(ContextValue[torch.Tensor]):
         needed_by: str,
         unsent: float | None = None,
         compute: Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, dict[str, float]]] | None = None,
+        on_demand: bool = False,
     ):
         super().__init__(name, needed_by, f"every token's {name}")
-        self.unsent, self.compute = unsent, compute
+        self.unsent, self.compute, self.on_demand = unsent, compute, on_demand
         FIELDS[name] = self
+
+
+class RewardField(ContextValue[torch.Tensor]):
+    """A (B,) float64 tensor: the number that the reward function returns under `name` beside a row's score.
+
+    It is 0 for a row without an answer, and NaN for a padding row and where the reward function returned no number.
+    """
+
+    def __init__(self, name: str, needed_by: str):
+        super().__init__(name, needed_by, f"each row's {name} of the reward function")
+
+
+# a loss gets it in a run with a reference policy, which upstream's trainer computes
+REFERENCE_LOG_PROB: ContextValue[torch.Tensor] = ContextValue(
+    "ref_log_prob", "a loss's own KL term", "every token's ref_log_prob"
+)

@@ -18,14 +18,10 @@ class UserCodeExit(RuntimeError):
 
 
 async def guarded(call: Awaitable[T], name: str) -> T:
-    """Await user code.
-
-    Args:
-        call: the coroutine, which runs in the caller's task; `guard_tasks` guards the tasks that it makes.
-        name: what it is, for the message.
+    """Await user code in the caller's task; `guard_tasks` guards the tasks that it makes.
 
     Raises:
-        UserCodeExit: it raised something that is no `Exception`, other than CancelledError.
+        UserCodeExit: it raised something that is no `Exception`, other than CancelledError; names `name`.
     """
     try:
         return await call
@@ -46,14 +42,10 @@ def _guarded_task(loop: asyncio.AbstractEventLoop, coroutine: Any, **options: An
 
 
 def finite_number(value: Any, name: str) -> float:
-    """Return a reward as a float.
-
-    Args:
-        value: a real number; numpy's and torch's scalars are ones.
-        name: whose value it is, for the message.
+    """Return a real number, such as a reward or a scalar of numpy or torch, as a float.
 
     Raises:
-        ValueError: it is no number, or not finite.
+        ValueError: it is no number, or not finite; names `name`.
     """
     number = value.item() if hasattr(value, "item") and getattr(value, "ndim", 0) == 0 else value
     if not isinstance(number, numbers.Real) or not math.isfinite(number):

@@ -12,7 +12,6 @@ from recipe.common.tiny_model import write_tiny_model
 from tests.configs import composed
 from tests.forked import CPU, run_two_at_a_time, with_forks
 from verl.trainer.checks.cluster import check_own_machine, check_ray_resources, needed_ray_cpus
-from verl.trainer.checks.errors import PreflightError
 from verl.trainer.checks.parts import check_parts, check_tools, check_typed_sections
 from verl.trainer.checks.preflight import check_model_path, check_overlong_buffer
 from verl.trainer.checks.run_dir import check_resume_path, check_same_method, prepare_run_dir
@@ -71,7 +70,7 @@ def test_model_path_may_be_a_hub_name_online_only(tmp_path, monkeypatch):
     check_model_path("actor_rollout_ref.model.path", "Qwen/Qwen2.5-0.5B")
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
-    with pytest.raises(PreflightError, match="does not exist"):
+    with pytest.raises(ValueError, match="does not exist"):
         check_model_path("actor_rollout_ref.model.path", "no-such-org/no-such-model")
 
 
@@ -90,9 +89,9 @@ def test_ray_cpus_are_counted(monkeypatch):
     # by hand: controller 1, storage units 8, bundles of 3 for 2 workers, 1 to schedule with
     assert needed_ray_cpus(resources(24, 2, workers=2, units=8)) == 1 + 8 + 6 + 1
     check_ray_resources(resources(16, 2, workers=2, units=8))
-    with pytest.raises(PreflightError, match="num_cpus=15"):
+    with pytest.raises(ValueError, match="num_cpus=15"):
         check_ray_resources(resources(15, 2, workers=2, units=8))
-    with pytest.raises(PreflightError, match="num_gpus=1 is less than trainer.n_gpus_per_node=2"):
+    with pytest.raises(ValueError, match="num_gpus=1 is less than trainer.n_gpus_per_node=2"):
         check_ray_resources(resources(24, 1, workers=2))
 
 
@@ -103,7 +102,7 @@ def test_an_overlong_buffer_as_long_as_the_budget_is_refused():
             "reward": {"reward_kwargs": {"overlong_buffer_cfg": {"enable": True, "len": 4096}}},
         }
     )
-    with pytest.raises(PreflightError, match="overlong_buffer_cfg.len=4096 must be below"):
+    with pytest.raises(ValueError, match="overlong_buffer_cfg.len=4096 must be below"):
         check_overlong_buffer(config)
     config.reward.reward_kwargs.overlong_buffer_cfg.len = 1024
     check_overlong_buffer(config)
@@ -120,10 +119,10 @@ def test_a_checkpoint_to_resume_from_is_looked_for(tmp_path):
         if exists:
             check_resume_path(config)
         else:
-            with pytest.raises(PreflightError, match=f"trainer.resume_from_path={path} holds no checkpoint"):
+            with pytest.raises(ValueError, match=f"trainer.resume_from_path={path} holds no checkpoint"):
                 check_resume_path(config)
     config.trainer.resume_from_path = (tmp_path / "global_step_20").rename(tmp_path / "kept").as_posix()
-    with pytest.raises(PreflightError, match="kept must end in global_step_N"):
+    with pytest.raises(ValueError, match="kept must end in global_step_N"):
         check_resume_path(config)
     check_resume_path(OmegaConf.create({"trainer": {"resume_mode": "auto"}}))
 
@@ -137,7 +136,7 @@ def test_another_method_does_not_go_on_with_the_checkpoints_of_a_folder(tmp_path
     (tmp_path / "global_step_20/actor").mkdir(parents=True)
     (tmp_path / "global_step_20/COMPLETE").touch()
     check_same_method(latr)
-    with pytest.raises(PreflightError, match="holds a run with actor_rollout_ref.rollout.tree=latr, which this one wi"):
+    with pytest.raises(ValueError, match="holds a run with actor_rollout_ref.rollout.tree=latr, which this one wi"):
         check_same_method(hato)
     hato.trainer.resume_mode = "disable"
     check_same_method(hato)
@@ -222,6 +221,22 @@ def test_a_run_without_parts_stays_upstreams(inputs):
 
 
 @pytest.mark.parametrize(
+    ("key", "message"),
+    [
+        ("actor_rollout_ref.actor.clip_ratio_hi", "did you mean actor_rollout_ref.actor.clip_ratio_high?"),
+        ("actor_rollout_ref.actor.optim.warmup", "weight_decay"),
+        (f"{ROLLOUT}.tempersture", f"did you mean {ROLLOUT}.temperature?"),
+        ("algorithm.adv_estimater", "did you mean algorithm.adv_estimator?"),
+    ],
+)
+def test_an_unknown_key_is_named_with_its_section_and_its_nearest_key(key, message):
+    section, _, name = key.rpartition(".")
+    with pytest.raises(ValueError) as error:
+        check_typed_sections(explore(f"+{key}=1"))
+    assert f"{section} has no key {name}; known: " in str(error.value) and message in str(error.value)
+
+
+@pytest.mark.parametrize(
     ("overrides", "message"),
     [
         ([f"{ROLLOUT}.name=kt", f"{ROLLOUT}.tree=arpo"], f"{ROLLOUT}.name=kt is {ROLLOUT}.tree=latr, and not arpo"),
@@ -234,7 +249,7 @@ def test_a_run_without_parts_stays_upstreams(inputs):
 )
 def test_names_that_contradict_parts_are_refused(inputs, overrides, message):
     config = explore(f"actor_rollout_ref.model.path={inputs}/model", *overrides)
-    with pytest.raises(PreflightError) as error:
+    with pytest.raises(ValueError) as error:
         settle(config)
     assert message in str(error.value)
 
@@ -242,7 +257,7 @@ def test_names_that_contradict_parts_are_refused(inputs, overrides, message):
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        ([f"{ROLLOUT}.tree=oak"], f"{ROLLOUT}.tree=oak: expected one of arpo, eptree, "),
+        ([f"{ROLLOUT}.tree=oak"], f"{ROLLOUT}.tree=oak: expected one of arpo, "),
         (
             ["tree=hato", f"{ROLLOUT}.agent.default_agent_loop=tool_agent"],
             f"{ROLLOUT}.agent.default_agent_loop=tool_agent makes trajectories itself",
@@ -261,7 +276,7 @@ def test_names_that_contradict_parts_are_refused(inputs, overrides, message):
     ],
 )
 def test_parts_that_do_not_fit_are_named(overrides, message):
-    with pytest.raises(PreflightError) as error:
+    with pytest.raises(ValueError) as error:
         check_parts(explore(*overrides))
     assert message in str(error.value)
 
@@ -270,7 +285,7 @@ def test_a_tool_that_does_not_work_ends_a_run_before_it_begins():
     python = f"{ROLLOUT}.tools.tool_instances.python.params"
     with_tools = ["tree=arpo", "environment=tools"]
     check_tools(explore(*with_tools))
-    with pytest.raises(PreflightError, match="tool_instances.python: its calls would fail.*no_such_module"):
+    with pytest.raises(ValueError, match="tool_instances.python: its calls would fail.*no_such_module"):
         check_tools(explore(*with_tools, f"+{python}.preload=[no_such_module]", f"{ROLLOUT}.tools.retry_count=1"))
     check_tools(explore("tree=latr"))
 
@@ -286,9 +301,9 @@ def test_more_nodes_or_gpus_than_there_are_without_a_cluster(monkeypatch):
 
     check_own_machine(grpo("gpu", nnodes=1, n_gpus_per_node=2))
     check_own_machine(grpo("cpu", nnodes=1, n_gpus_per_node=3))  # which are logical
-    with pytest.raises(PreflightError, match="trainer.n_gpus_per_node=8, and torch sees 2 GPUs here"):
+    with pytest.raises(ValueError, match="trainer.n_gpus_per_node=8, and torch sees 2 GPUs here"):
         check_own_machine(grpo("gpu", nnodes=1, n_gpus_per_node=8))
-    with pytest.raises(PreflightError, match="trainer.nnodes=4: no Ray cluster is named"):
+    with pytest.raises(ValueError, match="trainer.nnodes=4: no Ray cluster is named"):
         check_own_machine(grpo("gpu", nnodes=4, n_gpus_per_node=2))
     monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
     check_own_machine(grpo("gpu", nnodes=4, n_gpus_per_node=8))

@@ -9,7 +9,12 @@ import pytest
 from omegaconf import OmegaConf
 
 from tests.configs import RECIPES, composed
-from verl.trainer.checks.rows import check_data_files, check_prompt_lengths, check_reward_rows
+from verl.trainer.checks.rows import (
+    check_data_files,
+    check_prompt_lengths,
+    check_reference_answers,
+    check_reward_rows,
+)
 
 
 def good_row() -> dict:
@@ -249,3 +254,19 @@ def test_a_truncation_that_nothing_reads_is_refused(truncation):
 def test_every_recipe_filters_long_prompts():
     for file in RECIPES.glob("*/config/*_trainer.yaml"):
         check_prompt_lengths(composed(file.stem, "hardware=gpu", recipe=file.parts[-3]))
+
+
+@pytest.mark.parametrize("overrides", [["credit=igpo"], ["tree=hato", "hato.local_reward=answer_likelihood"]])
+def test_a_row_without_a_reference_answer_is_named_where_one_is_needed(tmp_path, overrides):
+    file = str(tmp_path / "data.parquet")
+    answer = good_row() | {"reward_model": {"style": "rule", "ground_truth": "42"}}
+    task = answer | {"reward_model": {"style": "rule", "ground_truth": '{"target": 6, "numbers": [1]}'}}
+    pd.DataFrame([answer, task]).to_parquet(file)
+    check_reference_answers(composed("explore", f"data.train_files={file}"))
+    config = composed("explore", f"data.train_files={file}", *overrides)
+    with pytest.raises(
+        ValueError, match=f"data.train_files: .*row 1: .*{overrides[-1].split('=')[-1]}: .* no reference"
+    ):
+        check_reference_answers(config)
+    pd.DataFrame([answer, answer]).to_parquet(file)
+    check_reference_answers(config)

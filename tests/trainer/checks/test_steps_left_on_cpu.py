@@ -3,9 +3,8 @@
 import pytest
 from omegaconf import OmegaConf
 
-from verl.trainer.checks.errors import PreflightError
-from verl.trainer.checks.run_dir import check_resumed_step
-from verl.trainer.checks.steps_left import check_steps_left, settle_epochs
+from verl.trainer.checks.run_dir import check_resumed_step, check_steps_left
+from verl.trainer.checks.settle import settle_epochs
 from verl.utils.fault_reports import RunError
 
 
@@ -33,7 +32,7 @@ def test_it_is_refused_before_anything_starts(tmp_path):
         check_resumed_step(config)
         (tmp_path / f"global_step_{step}/actor").mkdir(parents=True)
         (tmp_path / f"global_step_{step}/COMPLETE").touch()
-    with pytest.raises(PreflightError, match="is of step 6, and the run has 5 steps"):
+    with pytest.raises(RunError, match="is of step 6, and the run has 5 steps"):
         check_resumed_step(config)
     for change in ({"resume_mode": "disable"}, {"val_only": True}, {"total_training_steps": None}):
         check_resumed_step(OmegaConf.create({"trainer": trainer | change}))

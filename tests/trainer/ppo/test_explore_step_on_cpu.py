@@ -70,6 +70,33 @@ def test_advantages_and_metrics_of_shared_tokens(queue, adv_estimator, expected)
     assert metrics["credit/hard_minus_soft"] == pytest.approx(0.5 * 4 / 11)
 
 
+def test_a_credit_reads_the_reward_functions_accuracy(queue):
+    """Not the scores: here all of p's and q's wrong responses have acc 1, and the others 0."""
+    for key, (reward, *_) in ROWS.items():
+        queue.rows[key]["extra_fields"] = {"reward_extra_info": {"acc": 1 - reward}}
+    values = {"algorithm.passk.k": 1}
+    trainer("passk", **values)._compute_advantage(queue.batch(), {})
+    expected = {key: [pytest.approx(2 * value, abs=1e-4) for value in row] for key, row in SOFT.items()}
+    assert {key: [-value for value in row] for key, row in queue.column("advantages").items()} == expected
+    # a row that ends with a step that was given up is wrong, whatever the reward function says of others
+    queue.rows["q_1_0"] |= {"dropped": torch.tensor([0, 0, 0, 1]), "extra_fields": {}}
+    for key in ROWS.keys() - {"q_1_0"}:
+        queue.rows[key]["dropped"] = torch.zeros(len(ROWS[key][1]), dtype=torch.long)
+    assert BatchRows(queue.batch("q_")).reward_field("acc").tolist() == [0, 0]
+    del queue.rows["p_0_0"]["extra_fields"]["reward_extra_info"]
+    with pytest.raises(ValueError, match="returned acc=nan for a response to the prompt p: .* 0 or 1 under acc"):
+        trainer("passk", **values)._compute_advantage(queue.batch(), {})
+
+
+def test_a_credit_reads_the_responses(queue):
+    """q's turns after the prompt are compared, and those after token 2."""
+    trainer("gigpo", **{"algorithm.gigpo.gamma": 1.0})._compute_advantage(queue.batch(), {})
+    # p's rows have one turn each; q's first turn is shared, with the mean return 0.5
+    expected = {"p_0_0": [1.0] * 3, "p_1_0": [-1.0], "pad_0_0": [0.0]}
+    expected |= {"q_0_0": [0.5, 0.5, 0, 1, 1], "q_1_0": [-0.5, -0.5, 0, -1]}
+    assert queue.column("advantages") == expected
+
+
 @pytest.mark.parametrize("adv_estimator", ["grpo", "arpo_hard", "tree_path"])
 def test_a_rollout_without_segments_shares_nothing(queue, adv_estimator):
     for row in queue.rows.values():

@@ -3,6 +3,7 @@
 import inspect
 import math
 import shutil
+from collections import defaultdict
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ from verl.trainer.ppo.v1 import replay_buffer
 from verl.trainer.ppo.v1.tree_buffer import RolloutsFailed
 from verl.trainer.ppo.v1.watched_run import NO_ROWS, PHASES
 from verl.utils.fault_reports import RunError
-from verl.workers.rollout.group_counts import CountsOfPartitions, GroupCounts
+from verl.workers.rollout.group_counts import GroupCounts
 
 NAN = math.nan
 
@@ -23,14 +24,14 @@ class Manager:
     """The agent loop manager's counts; a test sets what the rollout's workers would have counted."""
 
     def __init__(self):
-        self.counts = CountsOfPartitions()
+        self.counts = defaultdict(GroupCounts)
 
     def group_counts(self, partition: str, take: bool) -> GroupCounts:
-        return self.counts.take(partition) if take else self.counts[partition]
+        return self.counts.pop(partition, GroupCounts()) if take else self.counts[partition]
 
     def fail(self, groups: int, partition: str = "train", finished: int = 0) -> None:
         for i in range(groups):
-            self.counts[partition].add_failure(ValueError(f"engine error {i}"))
+            self.counts[partition].add(ValueError(f"engine error {i}"))
         self.counts[partition].finished += finished
 
 
@@ -96,7 +97,7 @@ def test_refills_end_when_a_batch_has_failed_and_nothing_else(made, monkeypatch)
     made._add_prompts_to_generate(3)
     made.agent_loop_manager.fail(3, finished=1)
     made._add_prompts_to_generate(2)
-    made.agent_loop_manager.counts.take("train")
+    made.agent_loop_manager.counts.pop("train")
     made.agent_loop_manager.fail(4)
     with pytest.raises(RunError, match="all 4 prompt groups failed; the first: ValueError: engine error 0"):
         made._add_prompts_to_generate(1)

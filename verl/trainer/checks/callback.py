@@ -1,24 +1,24 @@
 """The Hydra callback that checks a run before Ray starts (`hydra.callbacks.preflight` in the recipes' YAML).
 
-It runs in the driver, after the config has been composed and before upstream's `main` gets it. A thread watches for
-an actor that Ray can never place, as only the cluster shows that, and upstream would wait for it forever.
+It runs in the driver, after the config has been composed and before upstream's `main` gets it.
 """
 
 import os
 import threading
+import traceback
 
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig
 
 from verl.trainer.checks.cluster import check_own_machine, check_ray_resources, joins_running_cluster, needed_ray_cpus
-from verl.trainer.checks.errors import PreflightError
-from verl.trainer.checks.parts import check_tools
+from verl.trainer.checks.parts import check_tools, part_warnings
 from verl.trainer.checks.preflight import check_run
 from verl.trainer.checks.run_dir import prepare_run_dir
 from verl.trainer.checks.run_plan import describe_plan
 from verl.trainer.checks.settle import settle
 from verl.trainer.cluster_watch import watch_pending_actors
 from verl.trainer.death_watch import DeathWatch
+from verl.utils.fault_reports import RunError
 
 
 class Preflight(Callback):
@@ -28,6 +28,8 @@ class Preflight(Callback):
         try:
             settle(config)
             check_run(config)
+            for warning in part_warnings(config):
+                print(f"warning: {warning}")
             dry_run = os.environ.get("DRY_RUN", "0") not in ("", "0")
             check_ray_resources(config, starting=not dry_run)
             if dry_run:
@@ -40,11 +42,9 @@ class Preflight(Callback):
             watched = (config, joins_running_cluster(config), needed_ray_cpus(config))
             threading.Thread(target=watch_pending_actors, args=watched, daemon=True).start()
             DeathWatch().start()
-        except PreflightError as error:
+        except (ValueError, RunError) as error:
             raise SystemExit(f"error: {error}") from None
         # Hydra turns a callback's exceptions into warnings and continues, except for SystemExit
         except Exception as error:
-            import traceback
-
             traceback.print_exc()
             raise SystemExit(f"error: the checks before the run failed: {error!r}") from error

@@ -4,7 +4,6 @@ import os
 
 from omegaconf import DictConfig, OmegaConf
 
-from verl.trainer.checks.errors import PreflightError
 from verl.workers.config.schedule import rollout_workers
 
 # upstream's ResourcePoolManager reserves this many CPUs beside each worker's GPU (`max_colocate_count`), and so many
@@ -13,23 +12,20 @@ CPUS_PER_WORKER, CPUS_PER_SERVER = 3, 2
 
 
 def config_asks_for_cpu(config: DictConfig) -> bool:
-    """Whether the profile is `hardware=cpu`, which forwards VERL_PLATFORM=cpu to all processes."""
+    """Return whether the profile is `hardware=cpu`, which forwards VERL_PLATFORM=cpu to all processes."""
     return OmegaConf.select(config, "ray_kwargs.ray_init.runtime_env.env_vars.VERL_PLATFORM") == "cpu"
 
 
 def needed_ray_cpus(config: DictConfig) -> int:
-    """The number of Ray's logical CPUs that verl 0.9.1 holds at the same time.
-
-    They are those of TransferQueue's actors, those in the workers' bundles, and one more: an actor without `num_cpus`
-    needs a CPU to be placed, and none to run.
-    """
+    """Return the number of Ray's logical CPUs that verl 0.9.1 holds at once: those of TransferQueue's actors, those in
+    the workers' bundles, and one more, as an actor without `num_cpus` needs a CPU to be placed, and none to run."""
     units = OmegaConf.select(config, "transfer_queue.backend.SimpleStorage.num_data_storage_units", default=0)
     workers = config.trainer.nnodes * config.trainer.n_gpus_per_node
     return 1 + units + CPUS_PER_WORKER * workers + CPUS_PER_SERVER * rollout_workers(config) + 1
 
 
 def joins_running_cluster(config: DictConfig) -> bool:
-    """Whether the config or the environment names a Ray cluster to connect to."""
+    """Return whether the config or the environment names a Ray cluster to connect to."""
     address = OmegaConf.select(config, "ray_kwargs.ray_init.address") or os.environ.get("RAY_ADDRESS")
     return address not in (None, "", "local")
 
@@ -46,16 +42,14 @@ def check_ray_resources(config: DictConfig, starting: bool = True) -> None:
     if cpus is None and starting and config.trainer.nnodes == 1:
         cpus = os.cpu_count()
     if cpus is not None and cpus < needed:
-        raise PreflightError(
+        raise ValueError(
             f"ray_kwargs.ray_init.num_cpus={cpus}, but this run holds {needed} of Ray's logical CPUs and would wait "
             f"forever: set at least {needed}, or lower transfer_queue.backend.SimpleStorage.num_data_storage_units"
         )
     gpus, wanted, own = ray_init.get("num_gpus"), config.trainer.n_gpus_per_node, rollout_workers(config)
     if gpus is not None and gpus < wanted + own:
         servers = f" + {own} of actor_rollout_ref.rollout" if own else ""
-        raise PreflightError(
-            f"ray_kwargs.ray_init.num_gpus={gpus} is less than trainer.n_gpus_per_node={wanted}{servers}"
-        )
+        raise ValueError(f"ray_kwargs.ray_init.num_gpus={gpus} is less than trainer.n_gpus_per_node={wanted}{servers}")
 
 
 def check_own_machine(config: DictConfig) -> None:
@@ -66,11 +60,11 @@ def check_own_machine(config: DictConfig) -> None:
         return
     nodes, gpus = config.trainer.nnodes, config.trainer.n_gpus_per_node
     if nodes > 1:
-        raise PreflightError(
+        raise ValueError(
             f"trainer.nnodes={nodes}: no Ray cluster is named, and this machine is one node. Start a cluster and name "
             "it by RAY_ADDRESS (docs/several_nodes.md), or set NNODES=1"
         )
     if not config_asks_for_cpu(config) and gpus > torch.cuda.device_count():
-        raise PreflightError(
+        raise ValueError(
             f"trainer.n_gpus_per_node={gpus}, and torch sees {torch.cuda.device_count()} GPUs here: set N_GPUS_PER_NODE"
         )

@@ -1,10 +1,11 @@
-"""What of a run's config must fit together for HATO; checked before Ray starts and by the trainer."""
+"""Checks of the config keys that HATO reads, before Ray starts and in the trainer; each raises a ValueError."""
 
 from omegaconf import DictConfig, OmegaConf
 
 from verl.workers.config.explore import parts_of
 from verl.workers.config.keys import check_log_probs
 from verl.workers.config.schedule import SCHEDULE_OF_TRAINER
+from verl.workers.rollout.answer_likelihood import ANSWER_LIKELIHOOD
 from verl.workers.rollout.trees.hato.config import REWARD_LOOP, HATOConfig
 from verl.workers.rollout.trees.hato.local_reward import local_reward_function
 
@@ -14,11 +15,7 @@ META_STRATEGIES = ("fsdp", "fsdp2", "veomni")
 
 
 def hato_config(config: DictConfig) -> HATOConfig:
-    """The run's `hato` section, which may be missing, checked with what it depends on.
-
-    Raises:
-        ValueError: a wrong key, type or range, or keys that exclude each other; names them.
-    """
+    """Return the run's `hato` section, which may be missing, checked with what it depends on."""
     hato = HATOConfig.from_dict(config.get("hato") or {})
     if parts_of(config.actor_rollout_ref.rollout).tree == "hato":
         _check_tree(config, hato)
@@ -57,7 +54,7 @@ def _check_tree(config: DictConfig, hato: HATOConfig) -> None:
             f"actor_rollout_ref.rollout.adaptive_temperature with hato.exploration.temperature_decay="
             f"{hato.exploration.temperature_decay}: HAPO's sampler works at temperature 1: expected 0"
         )
-    if hato.local_reward != REWARD_LOOP:
+    if hato.local_reward not in (REWARD_LOOP, ANSWER_LIKELIHOOD):
         local_reward_function(hato.local_reward)
     later = config.reward.reward_model.enable and not config.reward.reward_model.enable_resource_pool
     asking = [f"hato.local_reward={REWARD_LOOP}"] if hato.local_reward == REWARD_LOOP else []
@@ -77,7 +74,7 @@ def _check_tree(config: DictConfig, hato: HATOConfig) -> None:
 
 
 def _check_dropped(config: DictConfig, hato: HATOConfig) -> None:
-    """Dropped steps are trained by their reward, 0, against that of the answers."""
+    """Check that the reward of dropped steps, 0, is compared with that of the answers."""
     estimator, weights = config.algorithm.adv_estimator, hato.reward_weights
     if estimator == "hato" and weights.beta == weights.gamma == 0:
         raise ValueError(
@@ -92,7 +89,7 @@ def _check_dropped(config: DictConfig, hato: HATOConfig) -> None:
 
 
 def _check_sizes(config: DictConfig, hato: HATOConfig) -> None:
-    """A tree in which no step has a sibling teaches nothing."""
+    """Check that steps can have siblings, without which a tree teaches nothing."""
     sizes = {
         "actor_rollout_ref.rollout.n": config.actor_rollout_ref.rollout.n,
         "hato.tree.branching_factor": hato.tree.branching_factor,
@@ -114,7 +111,7 @@ def _check_sizes(config: DictConfig, hato: HATOConfig) -> None:
 
 
 def _check_independent_paths(n: int, hato: HATOConfig) -> None:
-    """All n paths have a node on each level, unless a beam drops them."""
+    """Check that each of n paths can have a node on each level, unless a beam drops it."""
     tree = hato.tree
     for key, value, least in (
         ("max_nodes_per_level", tree.max_nodes_per_level, 2 if tree.search_algorithm == "beam" else n),

@@ -59,8 +59,7 @@ class MemoryPlan:
 def describe_memory(config: DictConfig, hf_config=None) -> str:
     """Return the plan in a few lines with a warning for each part that does not fit, or why there is no plan.
 
-    Args:
-        hf_config: the model's `PretrainedConfig`, by default that of `actor_rollout_ref.model`, if on this machine.
+    `hf_config` is by default that of `actor_rollout_ref.model`, if it is on this machine.
     """
     actor, model = config.actor_rollout_ref.actor, config.actor_rollout_ref.model
     not_counted = f"{'memory:':<10}not counted: "

@@ -1,4 +1,4 @@
-"""Checks settings of models and engines before Ray starts; `verl.trainer.checks.preflight` calls them.
+"""Checks settings of models and engines before Ray starts, which raise a ValueError that names the setting.
 
 Upstream (verl 0.9.1) accepts these settings, and a worker then fails or silently trains something else.
 """
@@ -25,7 +25,7 @@ HEAD, EMBEDDINGS = "lm_head.weight", ("embed_tokens.weight", "wte.weight")
 
 
 def config_folder(path: str) -> Path | None:
-    """The folder with a model's config.json: its own or that in the hub's cache; None if it is not on this machine."""
+    """Return the folder with a model's config.json, its own or that in the hub's cache; None if there is none here."""
     folder = Path(os.path.expanduser(path))
     if (folder / "config.json").exists():
         return folder
@@ -40,7 +40,7 @@ def config_folder(path: str) -> Path | None:
 
 
 def model_json(path: str) -> dict | None:
-    """The content of the model's config.json; None if it is not on this machine.
+    """Return the content of the model's config.json; None if it is not on this machine.
 
     For a model that reads more than text, the keys of its language model take precedence.
     """
@@ -54,9 +54,6 @@ def fill_max_model_len(config: DictConfig) -> None:
     """Set `max_model_len` to the length of a prompt and a response if it is null.
 
     For upstream null means the length in the model's config, at which the server cuts every response without a message.
-
-    Raises:
-        ValueError: `max_model_len` is too small for a prompt and a response.
     """
     rollout = config.actor_rollout_ref.rollout
     needed = rollout.prompt_length + rollout.response_length
@@ -75,9 +72,6 @@ def check_context(config: DictConfig, model: dict | None) -> None:
     Args:
         config: with `max_model_len`, see `fill_max_model_len`; `hf_overrides` change the model's config for vLLM.
         model: see `model_json`; None: upstream's server checks it when it starts.
-
-    Raises:
-        ValueError: the model has too few positions.
     """
     rollout = config.actor_rollout_ref.rollout
     own = (model or {}).get(POSITIONS)
@@ -100,11 +94,6 @@ def check_attention(config: DictConfig, cuda_is_here: bool) -> None:
 
     Args:
         cuda_is_here: whether this machine has a GPU, and therefore the same packages as the workers.
-
-    Raises:
-        ValueError: sequence parallelism is on without flash attention, in which case each rank would silently attend
-            to its own part of a sequence only; or flash-attn is missing on GPUs, in which case log-probabilities would
-            be computed row by row.
     """
     attention = config.actor_rollout_ref.model.override_config.get("attn_implementation", "flash_attention_2")
     for role, section in product(("actor", "ref"), ("", ".fsdp_config")):
@@ -125,11 +114,7 @@ def check_attention(config: DictConfig, cuda_is_here: bool) -> None:
 
 
 def check_prefix_tree(config: DictConfig, model: dict | None) -> None:
-    """Check that the run's model and settings can be trained on a prefix tree, where `use_prefix_tree` is on.
-
-    Raises:
-        ValueError: with the setting that cannot.
-    """
+    """Check that the run's model and settings can be trained on a prefix tree, where `use_prefix_tree` is on."""
     for name in ("actor", "ref"):
         section = config.actor_rollout_ref[name]
         if not section.get("use_prefix_tree"):
@@ -152,11 +137,7 @@ def check_prefix_tree(config: DictConfig, model: dict | None) -> None:
 
 
 def check_fused_kernels(config: DictConfig, model: dict | None) -> None:
-    """Check that FSDP2 does not shard the weight that fused kernels read.
-
-    Raises:
-        ValueError: fused kernels are on, which read lm_head's weight outside its module, where FSDP2 has sharded it.
-    """
+    """Check that FSDP2 does not shard the weight that fused kernels read."""
     fsdp2 = config.actor_rollout_ref.actor.strategy == "fsdp2"
     tied = (model or {}).get("tie_word_embeddings", False)
     if config.actor_rollout_ref.model.use_fused_kernels and fsdp2 and not tied:
@@ -168,11 +149,7 @@ def check_fused_kernels(config: DictConfig, model: dict | None) -> None:
 
 
 def check_weight_bucket(config: DictConfig, model: dict | None) -> None:
-    """Check that tied weights reach the CPU build of vLLM (0.30) together; it refuses a head without its embeddings.
-
-    Raises:
-        ValueError: what is sent, the head as well as the embeddings, does not fit into one bucket.
-    """
+    """Check that tied weights reach the CPU build of vLLM (0.30) together; it refuses a head without its embeddings."""
     key = "checkpoint_engine.update_weights_bucket_megabytes"
     if config.trainer.device != "cpu" or not (model or {}).get("tie_word_embeddings", False):
         return

@@ -1,24 +1,40 @@
 """Checks that the parts of a run fit together, and that each finds its own keys."""
 
+from dataclasses import fields
+
+from hydra.utils import get_class
 from omegaconf import DictConfig, OmegaConf
 
-from verl.trainer.checks.errors import PreflightError, named_errors
 from verl.trainer.checks.hato import EXPLORE_TRAINERS, hato_config
 from verl.trainer.checks.schedule import check_schedule
-from verl.utils.parts import computed_fields, credit_of, parts
+from verl.utils.parts import Tree, computed_fields, credit_of, parts
 from verl.workers.config.explore import parts_of
+from verl.workers.config.keys import ACTOR, ROLLOUT, no_such_key
 
 
 def check_typed_sections(config: DictConfig) -> None:
-    """Build upstream's typed configs, in which an unknown key would otherwise fail in a worker."""
+    """Build upstream's typed configs, in which a wrong key would otherwise fail in a worker."""
     from verl.utils.config import omega_conf_to_dataclass
 
-    for key in ("actor_rollout_ref.actor", "actor_rollout_ref.rollout", "algorithm"):
+    for key in (ACTOR, ROLLOUT, "algorithm"):
+        section = OmegaConf.select(config, key)
+        check_names(section, key)
         try:
-            omega_conf_to_dataclass(OmegaConf.select(config, key))
+            omega_conf_to_dataclass(section)
         except Exception as error:
             root_cause = error.__cause__ or error
-            raise PreflightError(f"{key}: {str(root_cause).splitlines()[0]}") from error
+            raise ValueError(f"{key}: {str(root_cause).splitlines()[0]}") from error
+
+
+def check_names(section: DictConfig, name: str) -> None:
+    """Check that the dataclass which a section names as `_target_` has its keys, and so in the sections below it."""
+    if target := section.get("_target_"):
+        keys = [key.name for key in fields(get_class(target)) if key.name != "_target_"]
+        for key in sorted(section.keys() - {"_target_", *keys}):
+            raise ValueError(no_such_key(name, key, keys))
+    for key, value in section.items_ex(resolve=False):
+        if isinstance(value, DictConfig) and not value._is_none():
+            check_names(value, f"{name}.{key}")
 
 
 def check_parts(config: DictConfig) -> None:
@@ -27,19 +43,41 @@ def check_parts(config: DictConfig) -> None:
     check_credit(config)
 
 
+def part_warnings(config: DictConfig) -> list[str]:
+    """Return what the user should know about the run's credit and loss."""
+    loss = parts("loss").get(config.actor_rollout_ref.actor.policy_loss.loss_mode)
+    chosen = {"credit": credit_of(config.algorithm.adv_estimator), "loss": loss}
+    return [f"{kind}={part.name}: {part.warning}" for kind, part in chosen.items() if part and part.warning]
+
+
 def check_tree(config: DictConfig) -> None:
     from verl.workers.rollout.tree_builder import policy_class
 
     rollout = config.actor_rollout_ref.rollout
-    with named_errors():
-        tree = parts_of(rollout).tree
-        if tree is not None:
-            policy_class(tree).from_config(config)
-    loop = rollout.agent.default_agent_loop
-    if tree is not None and loop != "single_turn_agent":
-        raise PreflightError(
+    tree, loop = parts_of(rollout).tree, rollout.agent.default_agent_loop
+    if tree is None:
+        return
+    policy_class(tree).from_config(config)
+    if loop != "single_turn_agent":
+        raise ValueError(
             f"actor_rollout_ref.rollout.agent.default_agent_loop={loop} makes trajectories itself: choose "
             f"actor_rollout_ref.rollout.tree=null for it, or single_turn_agent for tree={tree}"
+        )
+    _check_tree_needs(config, parts("tree")[tree])
+
+
+def _check_tree_needs(config: DictConfig, tree: Tree) -> None:
+    """Check that the run has what the tree's registration says it needs."""
+    mode, model = config.trainer.v1.trainer_mode, config.reward.reward_model
+    if tree.learns and mode not in EXPLORE_TRAINERS:
+        raise ValueError(
+            f"trainer.v1.trainer_mode={mode}: the trainer learns what tree={tree.name} needs: expected "
+            f"{EXPLORE_TRAINERS[0]}"
+        )
+    if tree.reads_rewards and model.enable and not model.enable_resource_pool:
+        raise ValueError(
+            f"reward.reward_model.enable_resource_pool=false: tree={tree.name} needs rewards during the rollout: "
+            "expected true, or no reward model"
         )
 
 
@@ -47,13 +85,16 @@ def check_credit(config: DictConfig) -> None:
     """Check the credit, and what reads the keys of several parts."""
     from verl.trainer.distillation import is_distillation_enabled
 
-    with named_errors():
-        hato_config(config)
-        check_schedule(config)
+    credit = credit_of(config.algorithm.adv_estimator)
+    keys = credit.read(config.algorithm) if credit else None
+    if hasattr(keys, "check"):
+        keys.check(config)
+    hato_config(config)
+    check_schedule(config)
     if is_distillation_enabled(config.get("distillation")):
         loss = parts("loss").get(config.actor_rollout_ref.actor.policy_loss.loss_mode)
         if loss and loss.fields(config.actor_rollout_ref.actor):
-            raise PreflightError(
+            raise ValueError(
                 f"distillation.enabled=true: the loss {loss.name} would take the place of the distillation's; take one "
                 "of them"
             )
@@ -64,20 +105,21 @@ def check_fields(config: DictConfig) -> None:
     """Check that the trainer computes and sends the token fields that credit and loss read."""
     estimator, mode = config.algorithm.adv_estimator, config.trainer.v1.trainer_mode
     credit = credit_of(estimator)
-    if credit and credit.needs and mode not in EXPLORE_TRAINERS:
-        raise PreflightError(
-            f"algorithm.adv_estimator={estimator} reads {', '.join(need.name for need in credit.needs)}, which "
+    needs = [need.name for need in (*credit.needs, *credit.reward_fields)] if credit else []
+    if needs and mode not in EXPLORE_TRAINERS:
+        raise ValueError(
+            f"algorithm.adv_estimator={estimator} reads {', '.join(needs)}, which "
             f"trainer.v1.trainer_mode={mode} does not send: expected {EXPLORE_TRAINERS[0]}"
         )
     computed = {need for component in parts("component").values() for need in component.computes}
     for need, key in computed_fields(config).items():
         if mode not in EXPLORE_TRAINERS:
-            raise PreflightError(
+            raise ValueError(
                 f"{key} reads {need.name}, which trainer.v1.trainer_mode={mode} does not compute: expected "
                 f"{EXPLORE_TRAINERS[0]}"
             )
         if need.compute is None and need not in computed:
-            raise PreflightError(
+            raise ValueError(
                 f"{key} reads {need.name}, and nothing computes it: give the TokenField `compute`, or a component "
                 "`computes`"
             )
@@ -91,5 +133,4 @@ def check_tools(config: DictConfig) -> None:
 
     rollout = config.actor_rollout_ref.rollout
     if parts_of(rollout).environment != "none":
-        with named_errors():
-            try_tools(omega_conf_to_dataclass(rollout).tools)
+        try_tools(omega_conf_to_dataclass(rollout).tools)

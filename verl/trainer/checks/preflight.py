@@ -1,4 +1,4 @@
-"""Runs all checks of a run before Ray starts; each raises a PreflightError for the first problem that it sees."""
+"""Runs all checks of a run before Ray starts; each raises a ValueError for the first problem that it sees."""
 
 import os
 from pathlib import Path
@@ -7,7 +7,6 @@ import pyarrow.parquet as pq
 from omegaconf import DictConfig, OmegaConf
 
 from verl.trainer.checks.cluster import config_asks_for_cpu
-from verl.trainer.checks.errors import PreflightError, named_errors
 from verl.trainer.checks.model import (
     check_attention,
     check_context,
@@ -17,7 +16,13 @@ from verl.trainer.checks.model import (
     model_json,
 )
 from verl.trainer.checks.parts import check_parts, check_typed_sections
-from verl.trainer.checks.rows import check_data_files, check_prompt_lengths, check_reward_rows, local_files
+from verl.trainer.checks.rows import (
+    check_data_files,
+    check_prompt_lengths,
+    check_reference_answers,
+    check_reward_rows,
+    local_files,
+)
 from verl.trainer.checks.run_dir import check_resume_path, check_resumed_step, check_same_method
 from verl.trainer.checks.schedule import check_transport
 from verl_patches.plugin import activate_cpu
@@ -31,11 +36,11 @@ def check_run(config: DictConfig) -> None:
     check_typed_sections(config)
     check_engines(config)
     check_parts(config)
-    with named_errors():
-        check_prompt_lengths(config)
-        for key in ("train_files", "val_files"):
-            check_data_files(f"data.{key}", config.data[key], config.data.prompt_key)
-        check_reward_rows(config)
+    check_prompt_lengths(config)
+    for key in ("train_files", "val_files"):
+        check_data_files(f"data.{key}", config.data[key], config.data.prompt_key)
+    check_reward_rows(config)
+    check_reference_answers(config)
     check_batch_sizes(config)
     check_overlong_buffer(config)
     check_resume_path(config)
@@ -48,35 +53,32 @@ def check_model_path(key: str, path: str) -> None:
     folder = Path(os.path.expanduser(path))
     if folder.is_dir():
         if not (folder / "config.json").exists():
-            raise PreflightError(f"{key}={path} is a folder without config.json, so no Hugging Face model")
+            raise ValueError(f"{key}={path} is a folder without config.json, so no Hugging Face model")
         return
     looks_like_a_hub_name = path.count("/") <= 1 and not path.startswith((".", "~", "/", "outputs"))
     offline = os.environ.get("HF_HUB_OFFLINE", "0") not in ("", "0")
     if not looks_like_a_hub_name or (offline and model_json(path) is None):
-        raise PreflightError(f"{key}={path} does not exist")
+        raise ValueError(f"{key}={path} does not exist")
 
 
 def check_engines(config: DictConfig) -> None:
     """Check that trainer and server support the config with this model; see `verl.trainer.checks.model`."""
     import torch
 
-    model = model_json(config.actor_rollout_ref.model.path)
-    with named_errors():
-        check_context(config, model)
-        check_attention(config, cuda_is_here=torch.cuda.is_available())
-        check_fused_kernels(config, model)
-        check_prefix_tree(config, model)
-        check_weight_bucket(config, model)
-        check_transport(config, cuda_is_here=torch.cuda.is_available())
+    model, cuda_is_here = model_json(config.actor_rollout_ref.model.path), torch.cuda.is_available()
+    check_context(config, model)
+    check_attention(config, cuda_is_here)
+    check_fused_kernels(config, model)
+    check_prefix_tree(config, model)
+    check_weight_bucket(config, model)
+    check_transport(config, cuda_is_here)
 
 
 def check_batch_sizes(config: DictConfig) -> None:
     """Check that an epoch holds at least one batch, as upstream drops an incomplete last batch without a message."""
     rows = sum(pq.read_metadata(file).num_rows for file in local_files(config.data.train_files))
     if config.data.train_batch_size > rows and "://" not in str(config.data.train_files):
-        raise PreflightError(
-            f"data.train_batch_size={config.data.train_batch_size} but the training data has {rows} rows"
-        )
+        raise ValueError(f"data.train_batch_size={config.data.train_batch_size} but the training data has {rows} rows")
 
 
 def check_overlong_buffer(config: DictConfig) -> None:
@@ -84,7 +86,7 @@ def check_overlong_buffer(config: DictConfig) -> None:
     key = "reward.reward_kwargs.overlong_buffer_cfg"
     buffer, budget = OmegaConf.select(config, key), config.data.max_response_length
     if buffer is not None and buffer.enable and buffer.len >= budget:
-        raise PreflightError(
+        raise ValueError(
             f"{key}.len={buffer.len} must be below data.max_response_length={budget}, else every response is "
             f"penalized; lower it, or set {key}.enable=false"
         )

@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 from omegaconf import DictConfig, OmegaConf
 
 from verl.utils.user_code import finite_number
+from verl.workers.rollout.answer_likelihood import needs_answers, reference_answers
 
 REWARD = "reward.custom_reward_function"
 
@@ -153,6 +154,17 @@ def check_reward_rows(config: DictConfig) -> None:
                     raise ValueError(f"data.{name}: {file}: row {number}: {error}") from error
 
 
+def check_reference_answers(config: DictConfig) -> None:
+    """Check that every training row has a reference answer, where the run scores it during the rollout."""
+    if key := needs_answers(config):
+        for file in local_files(config.data.train_files):
+            for number, row in enumerate(_reward_fields(file)):
+                try:
+                    reference_answers({"reward_model": row})
+                except ValueError as error:
+                    raise ValueError(f"data.train_files: {file}: row {number}: {key}: {error}") from error
+
+
 def _reward_module(reward: DictConfig) -> Any:
     """Return the module of the reward function."""
     from verl.utils.import_utils import load_module
@@ -180,8 +192,8 @@ def _try(function: Callable, row: dict, settings: dict) -> None:
     """Check that a reward function scores a short response to a row."""
     try:
         result = function(solution_str="1", **row, **settings)
-        if inspect.isawaitable(result):
-            result = asyncio.run(_awaited(result))
+        if inspect.iscoroutine(result):
+            result = asyncio.run(result)
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # also SystemExit, by which the command would end with exit code 0
@@ -191,11 +203,6 @@ def _try(function: Callable, row: dict, settings: dict) -> None:
     score = result.get("score") if isinstance(result, dict) else result
     try:
         finite_number(score, "the score")
-    except ValueError as error:
-        raise ValueError(
-            f"{REWARD} returns {result!r}, expected a finite number, or a dictionary with score"
-        ) from error
-
-
-async def _awaited(result):
-    return await result
+    except ValueError:
+        message = f"{REWARD} returns {result!r}, expected a finite number, or a dictionary with score"
+        raise ValueError(message) from None

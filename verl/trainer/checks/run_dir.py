@@ -9,8 +9,6 @@ from omegaconf import DictConfig, OmegaConf
 
 from verl.trainer.checkpoint_marker import complete_steps, repair_tracker, tracked_step
 from verl.trainer.checks.cluster import joins_running_cluster
-from verl.trainer.checks.errors import PreflightError
-from verl.trainer.checks.steps_left import check_steps_left
 from verl.utils.atomic_files import replacing
 from verl.utils.fault_reports import RunError
 from verl.workers.config.schedule import SAVED_ROWS, schedule_of
@@ -31,9 +29,9 @@ def check_resume_path(config: DictConfig) -> None:
     if config.trainer.resume_mode == "resume_path":
         source = Path(str(config.trainer.resume_from_path))
         if not (source / "actor").is_dir():
-            raise PreflightError(f"trainer.resume_from_path={source} holds no checkpoint (no folder 'actor')")
+            raise ValueError(f"trainer.resume_from_path={source} holds no checkpoint (no folder 'actor')")
         if not re.fullmatch(r"global_step_\d+", source.name):
-            raise PreflightError(f"trainer.resume_from_path={source} must end in global_step_N: N is the step")
+            raise ValueError(f"trainer.resume_from_path={source} must end in global_step_N: N is the step")
 
 
 def check_same_method(config: DictConfig) -> None:
@@ -45,7 +43,7 @@ def check_same_method(config: DictConfig) -> None:
     earlier = json.loads(file.read_text())
     for key, value in _method(config).items():
         if earlier.get(key) != value:
-            raise PreflightError(
+            raise ValueError(
                 f"{run_dir} holds a run with {key}={earlier.get(key)}, which this one with {value} would resume: "
                 "choose another trainer.experiment_name (in scripts EXPERIMENT_NAME), or trainer.resume_mode=disable"
             )
@@ -56,10 +54,25 @@ def check_resumed_step(config: DictConfig) -> None:
     trainer = config.trainer
     steps, total = complete_steps(trainer.default_local_dir), trainer.get("total_training_steps")
     if trainer.resume_mode == "auto" and steps and total and steps[-1] > total and not trainer.get("val_only"):
-        try:
-            check_steps_left(steps[-1], total, trainer.default_local_dir)
-        except RunError as error:
-            raise PreflightError(str(error)) from None
+        check_steps_left(steps[-1], total, trainer.default_local_dir)
+
+
+def check_steps_left(step: int, total_steps: int, run_dir: str) -> None:
+    """Say that a run is complete whose last checkpoint is of its last step.
+
+    Raises:
+        RunError: the checkpoint is of a later step, so that the run would train nothing.
+    """
+    if step < total_steps:
+        return
+    message = f"the checkpoint in {run_dir} is of step {step}, and the run has {total_steps} steps"
+    advice = (
+        "raise trainer.total_training_steps (or trainer.total_epochs), or begin another run with another "
+        "trainer.experiment_name (in scripts EXPERIMENT_NAME)"
+    )
+    if step > total_steps:
+        raise RunError(f"{message}: nothing is left to train; {advice}")
+    print(f"{message}: it is complete. To train on, {advice}", flush=True)
 
 
 def _method(config: DictConfig) -> dict[str, str]:

@@ -1,7 +1,8 @@
 """Describes a run in a few lines; with DRY_RUN=1 a run script prints them and starts nothing."""
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
+from verl.trainer.checks.hato import filters_groups
 from verl.trainer.checks.memory_plan import describe_memory
 from verl.workers.config.explore import parts_of
 from verl.workers.config.sampler_choice import describe_sampler
@@ -31,7 +32,6 @@ def describe_plan(config: DictConfig) -> str:
     longest = data.max_prompt_length + data.max_response_length
     mini_batches = data.train_batch_size // actor.ppo_mini_batch_size
     steps = trainer.total_training_steps or f"{trainer.total_epochs} epochs"
-    filtering = OmegaConf.select(config, "algorithm.filter_groups.enable", default=False)
     tree, environment = parts_of(rollout)
     servers = (
         f"{own} {trainer.device} of the rollout's own, {own // replica} replica(s) of {replica}"
@@ -42,7 +42,7 @@ def describe_plan(config: DictConfig) -> str:
         "model": config.actor_rollout_ref.model.path,
         "parts": f"tree={tree or 'upstream'}, environment={environment}, "
         f"adv_estimator={config.algorithm.adv_estimator}, loss_mode={actor.policy_loss.loss_mode}, "
-        f"group filtering {'on' if filtering else 'off'}",
+        f"group filtering {'on' if filters_groups(config) else 'off'}",
         "workers": f"{trainer.nnodes} node(s) x {trainer.n_gpus_per_node} {trainer.device} = {gpus}, "
         f"trainer {actor.strategy}, {servers}",
         "schedule": describe_schedule(config),

@@ -1,4 +1,4 @@
-"""Checks that the parts of a run can go with its schedule, and with one another over time."""
+"""Checks that the parts of a run can go with its schedule, and over time with one another (ValueError)."""
 
 import importlib.util
 import math
@@ -11,11 +11,7 @@ from verl.workers.config.schedule import ASYNCHRONOUS, CPU_BACKEND, ENGINE, SEPA
 
 
 def check_schedule(config: DictConfig) -> None:
-    """Check that the parts of the run can go with its schedule.
-
-    Raises:
-        ValueError: they cannot; names the key.
-    """
+    """Check that the parts of the run can go with its schedule."""
     _check_timeouts(config)
     _check_entropies(config)
     _check_correction(config)
@@ -31,9 +27,6 @@ def check_transport(config: DictConfig, cuda_is_here: bool) -> None:
 
     Args:
         cuda_is_here: whether this machine has a GPU, and therefore the same packages as the workers.
-
-    Raises:
-        ValueError: it is not; names the key.
     """
     nccl = rollout_workers(config) and config.actor_rollout_ref.rollout.checkpoint_engine.backend == "nccl"
     if nccl and cuda_is_here and importlib.util.find_spec("cupy") is None:
@@ -119,7 +112,7 @@ def _check_asynchronous(config: DictConfig, schedule: str) -> None:
 
 
 def _check_bounds(config: DictConfig, schedule: str) -> None:
-    """How old a response may be; upstream asserts it in the TaskRunner."""
+    """Check how old a response may be; upstream asserts it in the TaskRunner."""
     sampler, ahead = config.trainer.v1.sampler, config.trainer.v1[schedule].num_warmup_batches
     bound, strategy = sampler.max_off_policy_threshold, sampler.max_off_policy_strategy
     if type(ahead) not in (int, float) or ahead < 0:

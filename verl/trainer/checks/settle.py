@@ -1,15 +1,10 @@
-"""Gives every key of a run's config its final value, in the driver, before Ray starts."""
+"""Gives every key of a run's config its final value before Ray starts."""
 
 import os
 
 from omegaconf import DictConfig, OmegaConf
 
-from verl.trainer.checks.errors import PreflightError, named_errors
-from verl.trainer.checks.model import (
-    fill_max_model_len,
-    model_json,
-)
-from verl.trainer.checks.steps_left import settle_epochs
+from verl.trainer.checks.model import fill_max_model_len, model_json
 from verl.utils.parts import loss_of_switch, tree_of_rollout_mode, tree_of_rollout_name
 from verl.workers.config.explore import parts_of
 from verl.workers.config.sampler_choice import choose_sampler, choose_seeds
@@ -30,7 +25,7 @@ def settle(config: DictConfig) -> None:
     """
     for key in REQUIRED_KEYS:
         if OmegaConf.select(config, key) is None:
-            raise PreflightError(f"{key} has no value: set it, as in {key}=...")
+            raise ValueError(f"{key} has no value: set it, as in {key}=...")
     for key in PATHS:
         OmegaConf.update(config, key, _absolute(OmegaConf.select(config, key)))
     config.trainer.default_local_dir = os.path.abspath(config.trainer.default_local_dir)
@@ -38,12 +33,11 @@ def settle(config: DictConfig) -> None:
         if section != "hydra" and OmegaConf.is_config(config[section]):
             OmegaConf.resolve(config[section])
     scale_workers(config)
-    with named_errors():
-        name_parts(config.actor_rollout_ref.rollout)
-        name_loss(config.actor_rollout_ref.actor)
-        settle_schedule(config)
-        fill_max_model_len(config)
-        settle_epochs(config)
+    name_parts(config.actor_rollout_ref.rollout)
+    name_loss(config.actor_rollout_ref.actor)
+    settle_schedule(config)
+    fill_max_model_len(config)
+    settle_epochs(config)
     model = model_json(config.actor_rollout_ref.model.path)
     choose_sampler(config, model)
     choose_seeds(config, model)
@@ -62,11 +56,7 @@ def scale_workers(config: DictConfig) -> None:
 
 
 def name_parts(rollout: DictConfig) -> None:
-    """Rewrite the authors' names of trees and environments to ours, on upstream's rollout `vllm` and mode `async`.
-
-    Raises:
-        ValueError: they contradict each other.
-    """
+    """Rewrite the authors' names of trees and environments to ours, on upstream's rollout `vllm` and mode `async`."""
     chosen = parts_of(rollout)
     if chosen == (None, "none") or "tree" not in rollout:
         return
@@ -75,15 +65,25 @@ def name_parts(rollout: DictConfig) -> None:
     rollout.mode = "async" if rollout.mode in tree_of_rollout_mode() else rollout.mode
 
 
+def settle_epochs(config: DictConfig) -> None:
+    """Let `trainer.total_training_steps`, where it is set, be the only bound: raise `trainer.total_epochs` to allow it.
+
+    Upstream (verl 0.9.1) ends after `total_epochs` all the same, without its last checkpoint and validation. An epoch
+    has at least one step.
+    """
+    if steps := config.trainer.get("total_training_steps"):
+        config.trainer.total_epochs = max(config.trainer.total_epochs, steps)
+
+
 def name_loss(actor: DictConfig) -> None:
-    """The papers' switches alone choose the loss that knows them, where the config names none but upstream's."""
+    """Choose the loss that knows the papers' switches that are on, where the config names none but upstream's."""
     losses = {loss for switch, loss in loss_of_switch().items() if actor.get(switch)}
     if actor.policy_loss.loss_mode == "vanilla" and len(losses) == 1:
         actor.policy_loss.loss_mode = losses.pop()
 
 
 def _absolute(path):
-    """Existing paths made absolute; anything else, such as a hub name or a URL, unchanged. Takes a path or a list."""
+    """Return a path or a list with existing paths made absolute; anything else, such as a hub name, is unchanged."""
     if isinstance(path, str):
         return os.path.abspath(path) if os.path.exists(path) else path
     return path if path is None else [_absolute(single) for single in path]

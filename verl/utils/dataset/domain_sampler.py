@@ -19,11 +19,8 @@ class DomainSampler(Sampler[int]):
 
     Args:
         domains: the domain of each row.
-        block: rows in a block: the prompts of a training step times the steps of an episode.
-        seed: of the shuffling.
-
-    Raises:
-        ValueError: there are no rows, or `block` is below 1.
+        block: number of rows in a block: the prompts of a training step times the steps of an episode.
+        seed: seed of the shuffling.
     """
 
     def __init__(self, domains: Sequence[Hashable], block: int, seed: int):

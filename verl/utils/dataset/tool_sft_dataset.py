@@ -27,13 +27,8 @@ from verl.workers.rollout.tools.protocol import MOST_CHARACTERS_A_TOKEN, Protoco
 class DemonstrationEncoder:
     """Turns messages into token ids and a loss mask.
 
-    Args:
-        tokenizer: with a chat template, and with an end-of-sequence token, at which rollouts stop.
-        tool_tags: the tags of the tools.
-        chat_template_kwargs: `data.apply_chat_template_kwargs` of the RL run.
-
-    Raises:
-        ValueError: the tokenizer has no end-of-sequence token.
+    The tokenizer needs a chat template, and an end-of-sequence token, where rollouts stop. `chat_template_kwargs` are
+    `data.apply_chat_template_kwargs` of the RL run.
     """
 
     def __init__(self, tokenizer, tool_tags=TOOL_TAGS, chat_template_kwargs=None):
@@ -43,11 +38,10 @@ class DemonstrationEncoder:
         self.protocol = Protocol(tokenizer, tuple(tool_tags))
 
     def encode(self, messages: list[dict]) -> tuple[list[int], list[int]]:
-        """Token ids, and the mask of the same length (1: the token counts in the loss).
+        """Return token ids, and the mask of the same length (1: the token counts in the loss).
 
         Raises:
-            ValueError: the messages are not a prompt (system, user) with a response (assistant, tool, …) that ends
-                with the assistant; the error names the roles.
+            ValueError: the messages are not a prompt with a response that ends with the assistant; names the roles.
         """
         roles = [message["role"] for message in messages]
         start = roles.index("assistant") if "assistant" in roles else len(roles)
@@ -79,10 +73,6 @@ class ToolSFTDataset(MultiTurnSFTDataset):
 
     It reads these keys of `data`: `messages_key`, `max_length` (tokens), `truncation` (`error` or `right`, which cuts),
     `tool_tags`, `apply_chat_template_kwargs`, and those by which upstream selects rows. `pad_mode` must be no_padding.
-
-    Raises:
-        ValueError: `pad_mode` or `truncation` has another value; on access: a row is longer than `max_length`, and
-            `truncation` is error.
     """
 
     def __init__(self, parquet_files, tokenizer, config, processor=None, max_samples: int = -1):
@@ -96,7 +86,7 @@ class ToolSFTDataset(MultiTurnSFTDataset):
         self.encoder = DemonstrationEncoder(self.tokenizer, tool_tags, self.apply_chat_template_kwargs)
 
     def __getitem__(self, item: int) -> dict[str, torch.Tensor]:
-        """`input_ids`, `position_ids` and `loss_mask`, int64 of shape (tokens,)."""
+        """Return `input_ids`, `position_ids` and `loss_mask`, int64 of shape (tokens,)."""
         ids, mask = self.encoder.encode(self.messages[item])
         if len(ids) > self.max_length and self.truncation == "error":
             raise ValueError(f"row {item} has {len(ids)} tokens, more than data.max_length={self.max_length}")

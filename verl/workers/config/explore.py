@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, fields, make_dataclass
 from typing import Any, NamedTuple
 
+from verl.trainer.config import AlgoConfig
+
 from verl.utils.parts import loss_of_switch, parts, tree_of_rollout_mode, tree_of_rollout_name
 from verl.workers.config import RolloutConfig
 from verl.workers.config.keys import ACTOR, ROLLOUT, read_keys
@@ -53,11 +55,29 @@ class ExploreActorConfig(LossKeys, PrefixTreeActorConfig):  # type: ignore[valid
             if hasattr(keys, "check"):
                 keys.check(self)
         mode, loss_of = self.policy_loss.loss_mode, loss_of_switch()
-        if ignored := [switch for switch, loss in loss_of.items() if getattr(self, switch) and loss != mode]:
+        chosen = parts("loss").get(mode)
+        wrapped = chosen.wrapped(self) if chosen else None
+        readers = (mode, wrapped.name if wrapped else mode)
+        if ignored := [switch for switch, loss in loss_of.items() if getattr(self, switch) and loss not in readers]:
             raise ValueError(
                 f"{ACTOR}.policy_loss.loss_mode={mode} does not know {' and '.join(ignored)}: "
                 f"set it to {loss_of[ignored[0]]}, or the switch to false"
             )
+
+
+def _credit_sections() -> type:
+    """Return a plain dataclass with a section for each credit that has keys."""
+    sections = [(name, Any, field(default=None)) for name, credit in parts("credit").items() if credit.keys is not None]
+    return make_dataclass("CreditSections", sections)
+
+
+@dataclass
+class ExploreAlgoConfig(_credit_sections(), AlgoConfig):  # type: ignore[misc]
+    """Upstream's algorithm config, and a section with the keys of each registered credit that has some."""
+
+    def __post_init__(self):
+        for credit in parts("credit").values():
+            credit.read(self)
 
 
 class Parts(NamedTuple):
@@ -97,6 +117,8 @@ class ExploreRolloutConfig(RolloutKeys, RolloutConfig):  # type: ignore[valid-ty
         environment: `none` or `tools`; None: by `mode`, else none.
         kt: LATR's keys (`KTConfig`).
         tools: the environment's (`ToolsConfig`).
+        answer_closing: text that closes a thought and opens an answer, before a reference answer is scored; None:
+            ` The answer is `, with tools `</think><answer>\\boxed{`.
         group_timeout: seconds from a prompt's submission after which its group fails; None: no limit.
     """
 
@@ -106,6 +128,7 @@ class ExploreRolloutConfig(RolloutKeys, RolloutConfig):  # type: ignore[valid-ty
     environment: str | None = None
     kt: KTConfig = field(default_factory=KTConfig)
     tools: ToolsConfig = field(default_factory=ToolsConfig)
+    answer_closing: str | None = None
     group_timeout: float | None = None
 
     def __post_init__(self):

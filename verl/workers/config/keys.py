@@ -2,7 +2,8 @@
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
 from typing import Any, TypeVar, get_type_hints
 
 from omegaconf import DictConfig, OmegaConf
@@ -45,11 +46,17 @@ def _in_words(error: ErrorDetails, cls: type, section: str) -> str:
         for key in error["loc"][:-1]:
             cls = get_type_hints(cls)[str(key)]
         in_section, _, key = name.rpartition(".")
-        return f"{in_section} has no key {key}; known: {', '.join(get_type_hints(cls))}"
+        return no_such_key(in_section, key, list(get_type_hints(cls)))
     message = error["msg"].replace("greater than or equal to", "at least").removesuffix(" after validation, not 0")
     message = re.sub("^(Input should be|String should have|List should have)", "expected", message)
     value = error["input"] if error["type"] == "literal_error" else repr(error["input"])  # quotes show a wrong type
     return f"{name}={value}: {message}"
+
+
+def no_such_key(section: str, key: str, keys: Sequence[str]) -> str:
+    """Return the message for a key that is not one of a section's keys, with the nearest of them."""
+    nearest = "".join(f"; did you mean {section}.{name}?" for name in get_close_matches(key, keys, n=1))
+    return f"{section} has no key {key}; known: {', '.join(keys)}{nearest}"
 
 
 def check_trajectories(config: DictConfig, name: str, formula: str, trajectories: int) -> None:

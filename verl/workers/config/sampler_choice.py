@@ -46,16 +46,10 @@ def installed_vllm() -> Path | None:
 
 
 def takes_v2_runner(architectures: Collection[str]) -> bool:
-    """Return whether the installed vLLM takes its V2 runner for a model on GPUs when no logits processor is named.
-
-    Args:
-        architectures: those of the model's config.json; none if the file is not on this machine.
-    """
-    forced = os.environ.get("VLLM_USE_V2_MODEL_RUNNER")
-    if forced is not None:
+    """Return whether the installed vLLM takes its V2 runner for a model on GPUs when no logits processor is named."""
+    if (forced := os.environ.get("VLLM_USE_V2_MODEL_RUNNER")) is not None:
         return forced != "0"
-    vllm = installed_vllm()
-    if vllm is None:
+    if (vllm := installed_vllm()) is None:
         return False
     listed = listed_architectures(vllm)
     return listed is None or not listed.isdisjoint(architectures)
@@ -64,9 +58,7 @@ def takes_v2_runner(architectures: Collection[str]) -> bool:
 def choose_sampler(config: DictConfig, model: dict | None) -> None:
     """Name the logits processor in the engine's config if the run samples at an adaptive temperature on the V1 runner.
 
-    Args:
-        config: the run's; changed in place.
-        model: the content of the model's config.json, None if it is not on this machine.
+    `model` is the content of the model's config.json, None if it is not on this machine.
     """
     if not config.actor_rollout_ref.rollout.get("adaptive_temperature"):
         return
@@ -83,10 +75,7 @@ def choose_seeds(config: DictConfig, model: dict | None) -> None:
 
     Seeds make a run on CPUs reproducible. On GPUs they do not, as the logits of a request depend on its batch. There
     vLLM's V1 runner launches a kernel for each seeded request at each step, up to 1,024, and its V2 runner none.
-
-    Args:
-        config: the run's, after `choose_sampler`; changed in place.
-        model: the content of the model's config.json, None if it is not on this machine.
+    `choose_sampler` must have been called before.
     """
     if OmegaConf.select(config, SEEDS) is not None:
         return

@@ -6,13 +6,16 @@ from contextlib import ExitStack
 from tensordict import TensorDict
 from verl.workers.utils.losses import ppo_loss
 
-from verl.utils.token_fields import FIELDS
+from verl.utils.token_fields import FIELDS, REFERENCE_LOG_PROB, ContextValue
 
 
 def ppo_loss_with_fields(config, model_output, data: TensorDict, dp_group=None, *, fields: Sequence[str]):
     """See upstream's `ppo_loss`; `data` also holds `fields`, each nested (B, T of each row)."""
-    padded = data.select(*fields).to_padded_tensor()
+    values: dict[str, ContextValue] = {name: FIELDS[name] for name in fields}
+    if REFERENCE_LOG_PROB.name in data:
+        values[REFERENCE_LOG_PROB.name] = REFERENCE_LOG_PROB
+    padded = data.select(*values).to_padded_tensor()
     with ExitStack() as stack:
-        for name in fields:
-            stack.enter_context(FIELDS[name].bound(padded[name]))
+        for name, value in values.items():
+            stack.enter_context(value.bound(padded[name]))
         return ppo_loss(config, model_output, data, dp_group)

@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 
 def shard(tensor: torch.Tensor) -> torch.Tensor:
-    """What this rank holds, sharing its memory and outside autograd."""
+    """Return what this rank holds, sharing its memory and outside autograd."""
     with torch.no_grad():
         return tensor.to_local() if isinstance(tensor, DTensor) else tensor.detach()
 
@@ -102,7 +102,7 @@ class MetaEpisode:
 
     @classmethod
     def resumed(cls, optimizer: torch.optim.Optimizer, state: dict) -> "MetaEpisode":
-        """The episode that `state_dict` told of, around an optimizer of the same parameters."""
+        """Return the episode of a `state_dict`, around an optimizer of the same parameters."""
         episode = cls(optimizer, **{name: state[name] for name in cls.SETTINGS})
         for name in cls.STATE:
             setattr(episode, name, state[name])

@@ -19,7 +19,8 @@ from verl.workers.rollout.trajectory_tree import SEGMENT_IDS
 
 ESTIMATORS = ("arpo_hard", "tree_path", "tree_gain", "treerl")
 GROUP = (Compares.GROUP, Compares.GROUP_THEN_MORE)
-GROUP_RELATIVE = {name for name, credit in parts("credit").items() if credit.compares in GROUP}
+# those that need nothing but rewards
+GROUP_RELATIVE = {name for name, credit in parts("credit").items() if credit.compares in GROUP and not credit.needs}
 
 
 def advantage(estimator, rewards, mask, index, segment_ids, **config):

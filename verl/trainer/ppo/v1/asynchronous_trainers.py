@@ -12,6 +12,7 @@ Upstream's hooks run for each update. With `separate_async.parameter_sync_step` 
 
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import transfer_queue as tq
 from omegaconf import OmegaConf
@@ -29,21 +30,6 @@ from verl.workers.config.schedule import SAVED_ROWS
 
 STATE_FILE = "prompts.json"
 TRAIN = "train"
-
-
-class PreparingManager:
-    """An agent loop manager whose training prompts get their settings just before they are sent.
-
-    Upstream sends prompts that were under way in a checkpoint without `_submit_batch_to_rollout`, and what a whole
-    batch has in common is not saved with them.
-    """
-
-    def __init__(self, manager, prepare):
-        self.manager, self.prepare = manager, prepare
-
-    def generate_sequences(self, prompts: TensorDict) -> None:
-        self.prepare(prompts)
-        self.manager.generate_sequences(prompts)
 
 
 class AsyncExploreMixin(ExploreMixin):
@@ -69,8 +55,14 @@ class AsyncExploreMixin(ExploreMixin):
     # ---- prompts that were under way ----
 
     def _reissue_inflight_prompts(self, partition_id: str = TRAIN) -> int:
+        """Prepare prompts anew: upstream sends them without `_submit_batch_to_rollout`, and settings are not saved."""
         manager = self.agent_loop_manager
-        self.agent_loop_manager = PreparingManager(manager, self._prepare_rollout)
+
+        def prepare_and_generate(prompts: TensorDict) -> None:
+            self._prepare_rollout(prompts)
+            manager.generate_sequences(prompts)
+
+        self.agent_loop_manager = SimpleNamespace(generate_sequences=prepare_and_generate)
         try:
             return super()._reissue_inflight_prompts(partition_id)
         finally:

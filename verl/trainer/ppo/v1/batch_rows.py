@@ -19,7 +19,7 @@ ORDER, PROBLEM = "explore_order", "explore_problem"
 
 
 class RowPlace(NamedTuple):
-    """What upstream's key {uid}_{session}_{index} of a row says."""
+    """The parts of upstream's key {uid}_{session}_{index} of a row."""
 
     uid: str
     session: int
@@ -35,7 +35,6 @@ class Group(NamedTuple):
     """The rows of one prompt.
 
     Args:
-        uid: of the prompt.
         order: the step in which it was submitted, and its number; sorts groups as the data came.
         problem: equal for equal prompts.
         rows: their numbers in the batch, by session.
@@ -79,7 +78,7 @@ class BatchRows:
 
     @cached_property
     def groups(self) -> list[Group]:
-        """Of each prompt that has rows, in the order in which the prompts were submitted."""
+        """The group of each prompt that has rows, in the order in which the prompts were submitted."""
         self.fetch(ORDER, PROBLEM)
         rows_of = defaultdict(list)
         for row in self.in_data_order:
@@ -89,11 +88,11 @@ class BatchRows:
 
     @cached_property
     def has_answer(self) -> list[bool]:
-        """Of each row; without an answer is one that ends with a step that the search gave up (`train_dropped`)."""
+        """Whether each row has an answer: it does not end with a step that the search gave up (`train_dropped`)."""
         return (~self.tokens(DROPPED_STEPS.name, 0).bool().any(1)).tolist()
 
     def answers(self, group: Group) -> list[int]:
-        """The rows of a group that have an answer."""
+        """Return the rows of a group that have an answer."""
         return [row for row in group.rows if self.has_answer[row]]
 
     def _order(self, row: int) -> tuple[int, int]:
@@ -109,7 +108,7 @@ class BatchRows:
             self._columns[name] = dict(enumerate(_cells(data[name]))) if name in data.keys() else {}
 
     def column(self, name: str, rows: Sequence[int] | None = None) -> list | None:
-        """What each of these rows (all by default) has in a column; None: the batch has no such column."""
+        """Return the cells of a column in these rows (all by default); None if the batch has no such column."""
         rows = range(len(self)) if rows is None else rows
         known = self._columns[name]
         if missing := [row for row in rows if row not in known]:
@@ -121,12 +120,9 @@ class BatchRows:
         return [known[row] for row in rows]
 
     def tokens(self, name: str, fill: float) -> torch.Tensor:
-        """A column with a number for each response token as (B, T).
+        """Return a column with a number for each response token as (B, T).
 
-        It is `fill` behind a row's end, in padding rows, which are copies of the first row, and without such a column.
-
-        Raises:
-            ValueError: a row has not one number for each response token.
+        Positions after a row's end, padding rows, and rows without this column hold `fill`.
         """
         if name not in self._padded:
             self._padded[name] = self._pad(name, fill)
@@ -148,6 +144,15 @@ class BatchRows:
     def index(self) -> np.ndarray:
         """(B,) the prompts' uids; equal ones are one group, and all padding rows share one of their own."""
         return np.array(self.column("uid"), dtype=object)
+
+    def reward_field(self, name: str) -> torch.Tensor:
+        """Return the values of a `RewardField` (B,) by the name under which the reward function returns them."""
+        values = torch.full((len(self),), torch.nan, dtype=torch.float64)
+        for row, extra in zip(self.real, self.column("extra_fields", self.real), strict=True):
+            number = (extra.get("reward_extra_info") or {}).get(name, None if self.has_answer[row] else 0.0)
+            if number is not None:
+                values[row] = float(number)
+        return values
 
     @property
     def rewards(self) -> torch.Tensor:

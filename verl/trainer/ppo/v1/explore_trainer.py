@@ -53,7 +53,7 @@ from verl.trainer.ppo.v1.tree_reports import (
 )
 from verl.trainer.ppo.v1.watched_run import WatchedRun
 from verl.utils import tensordict_utils as tu
-from verl.utils.parts import Compares, compares, computed_fields, credit_of, parts
+from verl.utils.parts import compares, computed_fields, credit_of, parts
 from verl.utils.token_fields import FIELDS, TokenField
 from verl.workers.config.prefix_tree import (
     SKIP_ZERO_ADVANTAGES,
@@ -135,10 +135,7 @@ class ExploreMixin(WatchedRun):
         batch[PROMPT_SETTINGS] = _column(of_prompts)
 
     def set_temperature(self, temperature: float) -> None:
-        """Let sampling and loss of the next steps have another temperature.
-
-        verl 0.9.1 reads it from the config at the beginning of each phase; this is the trainer's own copy.
-        """
+        """Let sampling and loss of the next steps have a temperature; upstream reads it from the trainer's config."""
         self.config.actor_rollout_ref.rollout.temperature = temperature
 
     def _occurrence(self, problem: str) -> int:
@@ -201,6 +198,9 @@ class ExploreMixin(WatchedRun):
         with ExitStack() as stack:
             for field in self._fields_of_rows():
                 stack.enter_context(field.bound(rows.tokens(field.name, 0.0 if field.unsent is None else field.unsent)))
+            credit = credit_of(self.config.algorithm.adv_estimator)
+            for reward_field in credit.reward_fields if credit else ():
+                stack.enter_context(reward_field.bound(rows.reward_field(reward_field.name)))
             for component in self.components:
                 for context_value, value in component.context_values().items():
                     stack.enter_context(context_value.bound(value))
@@ -208,14 +208,17 @@ class ExploreMixin(WatchedRun):
 
     def _fields_of_rows(self) -> list[TokenField]:
         """Return the fields that an estimator may read: those of rollouts, and those that the trainer computed."""
-        return [field for field in FIELDS.values() if field.unsent is not None or field in self.computed_fields]
+        credit = credit_of(self.config.algorithm.adv_estimator)
+        needs = credit.needs if credit else ()
+        sent = [field for field in FIELDS.values() if field.unsent is not None and not field.on_demand]
+        return list(dict.fromkeys([*sent, *self.computed_fields, *(field for field in needs if field.on_demand)]))
 
     def _zero_single_rows(self, rows: BatchRows) -> None:
         """Give 0 to a trajectory that is alone in its group, for which upstream takes its score."""
-        if compares(self.config.algorithm.adv_estimator) in (Compares.GROUP, Compares.GROUP_THEN_MORE):
-            sessions = ({place_of(rows.keys[row]).session for row in group.rows} for group in rows.groups)
-            single = [group.rows for group, others in zip(rows.groups, sessions, strict=True) if len(others) == 1]
-            zero_advantages(rows, [row for group_rows in single for row in group_rows])
+        compared = compares(self.config.algorithm.adv_estimator)
+        if compared is not None and compared.by_group:
+            single = [g for g in rows.groups if len({place_of(rows.keys[row]).session for row in g.rows}) == 1]
+            zero_advantages(rows, [row for group in single for row in group.rows])
 
     def _look_at(self, rows: BatchRows, metrics: dict) -> None:
         """Metrics of groups and trees, the components' hook, and the file of trees."""
@@ -298,14 +301,11 @@ def compute_fields(
     mask: torch.Tensor,
     metrics: dict,
 ) -> dict[str, torch.Tensor]:
-    """Return token fields (B, T) by their names.
+    """Return the token fields (B, T) that the run's parts need by their names; `metrics` gets those of the computation.
 
     Args:
-        fields: the fields that the run's parts need (`computed_fields`).
-        components: the run's, some of which compute fields.
         entropy: (B, T) entropies of the old policy in nats.
         mask: (B, T) boolean, the tokens that count.
-        metrics: gets the metrics of the computation.
     """
     values: dict[str, torch.Tensor] = {}
     for component in components:

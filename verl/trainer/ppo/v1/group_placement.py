@@ -15,7 +15,7 @@ def place_groups(
     n_ranks: int,
     n_mini_batches: int,
 ) -> list[int]:
-    """The rows' order, first those of the first rank, there first those of its first mini-batch.
+    """Return the rows' order, first those of the first rank, there first those of its first mini-batch.
 
     Every rank has equally many rows in every mini-batch. The heaviest groups are placed first, each where the fewest
     tokens are; a group is cut where no place for all its rows is left. The numbers of padding rows of two mini-batches
@@ -25,9 +25,9 @@ def place_groups(
     [0, 1, 2, 3, 6, 7, 4, 5]
 
     Args:
-        groups: the numbers of the rows of each.
-        tokens: of each group, the distinct ones.
-        padding rows: the numbers of rows that belong to no group.
+        groups: numbers of the rows of each group.
+        tokens: number of distinct tokens of each group.
+        padding_rows: numbers of the rows that belong to no group.
     """
     n_cells = n_ranks * n_mini_batches
     size = (sum(map(len, groups)) + len(padding_rows)) // n_cells
@@ -60,7 +60,7 @@ def place_groups(
 
 
 def distinct_tokens(rows: BatchRows, group: Sequence[int]) -> int:
-    """How many tokens a group's trie has, by the rollout's segments; without these only the prompt is shared."""
+    """Return the number of tokens in a group's trie by the rollout's segments; without these they share the prompt."""
     segments = rows.column(SEGMENT_IDS.name, group)
     prompt = max(rows.tags[row]["prompt_len"] for row in group)
     if segments is None:

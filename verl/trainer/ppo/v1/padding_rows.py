@@ -22,9 +22,9 @@ def spread_padding_rows(are_padding_rows: Sequence[bool], n_ranks: int, n_mini_b
     [0, 2, 1, 3, 4, 6, 5, 7]
 
     Args:
-        are_padding_rows: of each row, first those of the first rank.
-        n_ranks: data parallel ranks, which have equally many rows.
-        n_mini_batches: each rank's rows are cut into so many equal parts, one after another.
+        are_padding_rows: whether each row is one, first those of the first rank.
+        n_ranks: number of data parallel ranks, which have equally many rows.
+        n_mini_batches: number of equal parts into which each rank's rows are cut, one after another.
 
     Raises:
         ValueError: there are fewer rows than mini-batches.
@@ -54,8 +54,8 @@ def correct_counts(metrics: dict, tags: Sequence[dict], limit: int) -> None:
     Upstream's `response_length/clip_ratio` is the share of responses as long as the longest one of the batch.
 
     Args:
-        metrics: of the step; changed in place.
-        tags: of the batch's rows.
+        metrics: metrics of the step, which are changed in place.
+        tags: tags of the batch's rows.
         limit: `data.max_response_length` in tokens.
     """
     real = [tag for tag in tags if not is_padding_row(tag)]

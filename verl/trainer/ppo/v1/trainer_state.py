@@ -13,9 +13,7 @@ def save_state(trainer, file_name: str, state: dict) -> None:
 
     Call it before upstream's `_save_checkpoint`, which declares the checkpoint complete.
     """
-    folder = Path(trainer.config.trainer.default_local_dir) / f"global_step_{trainer.global_steps}"
-    folder.mkdir(parents=True, exist_ok=True)
-    with replacing(folder / file_name) as unfinished:
+    with replacing(_folder(trainer) / file_name) as unfinished:
         if file_name.endswith(".pt"):
             torch.save(state, unfinished)
         else:
@@ -23,13 +21,18 @@ def save_state(trainer, file_name: str, state: dict) -> None:
 
 
 def load_state(trainer, file_name: str) -> dict | None:
-    """The state of the checkpoint that upstream's `_load_checkpoint` has loaded; None: a fresh start, or no file."""
-    if not trainer.global_steps:
-        return None
-    folder = Path(trainer.config.trainer.default_local_dir) / f"global_step_{trainer.global_steps}"
-    if trainer.config.trainer.resume_mode == "resume_path":
-        folder = Path(trainer.config.trainer.resume_from_path)
-    path = folder / file_name
-    if not path.exists():
+    """Return the state in the checkpoint that upstream has loaded; None: a fresh start, or no file."""
+    path = loaded_folder(trainer) / file_name
+    if not trainer.global_steps or not path.exists():
         return None
     return torch.load(path, weights_only=True) if path.suffix == ".pt" else json.loads(path.read_text())
+
+
+def loaded_folder(trainer) -> Path:
+    """Return the folder of the checkpoint from which the run has resumed."""
+    config = trainer.config.trainer
+    return Path(config.resume_from_path) if config.resume_mode == "resume_path" else _folder(trainer)
+
+
+def _folder(trainer) -> Path:
+    return Path(trainer.config.trainer.default_local_dir) / f"global_step_{trainer.global_steps}"

@@ -50,19 +50,17 @@ class _ShowsDropped:
     def _evict_terminal_groups(self, global_steps: int, partition_id: str, reasons: tuple):
         _, zero_variance, _, _ = reasons
         if zero_variance and self.on_drop is not None:
-            tag_of = {
-                key: tag for key, tag in self.partitions[partition_id].items() if key.split("_")[0] in zero_variance
-            }
-            self.on_drop(KVBatchMeta(keys=list(tag_of), tags=list(tag_of.values()), partition_id=partition_id))
+            tags = self.partitions[partition_id]
+            keys = [key for key in tags if key.split("_")[0] in zero_variance]
+            self.on_drop(KVBatchMeta(keys=keys, tags=[tags[key] for key in keys], partition_id=partition_id))
         return super()._evict_terminal_groups(global_steps, partition_id, reasons)
 
 
 class AsyncTreeBuffer(_ShowsDropped, ReplayBufferAsync):
-    """Upstream's for asynchronous schedules, which replaces a dropped group by one prompt, too; and
+    """Upstream's buffer for asynchronous schedules, which replaces a dropped group by one prompt, too.
 
-    Args:
-        most_failed: more failed groups than these, while one batch is waited for, end the run. Upstream would replace
-            them for ever.
+    More than `most_failed` failed groups, while one batch is waited for, end the run. Upstream would replace them for
+    ever.
     """
 
     def __init__(self, *args, most_failed: int, **kwargs):
@@ -70,7 +68,7 @@ class AsyncTreeBuffer(_ShowsDropped, ReplayBufferAsync):
         self.most_failed, self.failed = most_failed, 0
 
     def sample(self, global_steps: int, partition_id: str, batch_size: int):
-        """Upstream's. Raises RuntimeError: too many rollouts failed."""
+        """Return upstream's sample, and raise RolloutsFailed where too many rollouts fail."""
         self.failed = 0
         try:
             return super().sample(global_steps, partition_id, batch_size)
@@ -84,10 +82,9 @@ class AsyncTreeBuffer(_ShowsDropped, ReplayBufferAsync):
 
 
 class TreeBuffer(_ShowsDropped, ReplayBuffer):
-    """Upstream's for `schedule=sync` with `filter_groups_metric`, and
+    """Upstream's buffer for `schedule=sync`; with `filter_groups_metric` it replaces groups one by one.
 
-    Args:
-        max_num_gen_batches: of so many batches of prompts one must become full; 0: no bound.
+    A batch must become full from `max_num_gen_batches` batches of prompts; 0: no bound.
     """
 
     def __init__(self, *args, max_num_gen_batches: int, **kwargs):
@@ -95,7 +92,7 @@ class TreeBuffer(_ShowsDropped, ReplayBuffer):
         self.max_num_gen_batches = max_num_gen_batches
 
     def sample(self, global_steps: int, partition_id: str, batch_size: int):
-        """Upstream's `sample`; a batch of prompts has been submitted before.
+        """Return a full batch of useful groups; a batch of prompts has been submitted before.
 
         Raises:
             RuntimeError: `max_num_gen_batches` batches did not hold `batch_size` useful groups, or as many failed.

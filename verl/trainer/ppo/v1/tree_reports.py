@@ -79,10 +79,10 @@ def segment_advantages(rows: BatchRows, nodes: Nodes) -> torch.Tensor:
 
 
 def tree_record(tree: TrajectoryTree, step: int, uid: str, rewards: list[float | None], update: str, tokenizer) -> dict:
-    """A line of the trees file: the tree, its rewards, and the text of every token id that occurs in it.
+    """Return a line of the trees file: the tree, its rewards, and the text of every token id that occurs in it.
 
     Args:
-        rewards: of each row; None for one without an answer.
+        rewards: reward of each row; None for one without an answer.
         update: `rows`, or `tree` where shared tokens are computed once.
     """
     tokens = sorted({token for segment in tree.segments for token in segment.token_ids} | _suppressed_tokens(tree))

@@ -19,11 +19,12 @@ from verl.trainer.ppo.v1.trainer_base import register_trainer
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 
 from verl.trainer.checkpoint_marker import complete_steps, damaged_files, missing_shards, shard_sizes
+from verl.trainer.checks.run_dir import check_steps_left
 from verl.trainer.checks.shared_folder import check_shared_folder
-from verl.trainer.checks.steps_left import check_steps_left
 from verl.trainer.ppo.v1.batch_rows import BatchRows
 from verl.trainer.ppo.v1.equal_rewards import zero_equal_groups
 from verl.trainer.ppo.v1.padding_rows import correct_counts
+from verl.trainer.ppo.v1.trainer_state import loaded_folder
 from verl.trainer.ppo.v1.tree_buffer import RolloutsFailed
 from verl.trainer.progress_watch import START_SECONDS, ProgressWatch
 from verl.utils.fault_reports import RunError, cause_of, report_fault
@@ -103,7 +104,6 @@ class WatchedRun:
     # ---- hangs ----
 
     def _progress(self) -> tuple:
-        """Return what changes while prompts finish."""
         counts = self._counts("train") + self._counts("val")
         return (*self.prompt_states.values(), counts.finished, counts.failed)
 
@@ -200,9 +200,8 @@ class WatchedRun:
             why = f"the disk is full, {free:.0f} MB are free ({why})" if free < FULL_DISK_MEGABYTES else why
         steps = [step for step in complete_steps(run_dir) if step < self.global_steps]
         last = f"the last complete checkpoint is of step {steps[-1]}" if steps else "there is no complete checkpoint"
-        return (
-            f"step {self.global_steps}: {run_dir / f'global_step_{self.global_steps}'} was not written: {why}; {last}"
-        )
+        folder = run_dir / f"global_step_{self.global_steps}"
+        return f"step {self.global_steps}: {folder} was not written: {why}; {last}"
 
     def _load_checkpoint(self):
         trainer = self.config.trainer
@@ -218,10 +217,7 @@ class WatchedRun:
     def _damage(self) -> str | None:
         """Return what is wrong with the files of the checkpoint that could not be loaded; None if nothing is."""
         trainer = self.config.trainer
-        folder = Path(trainer.default_local_dir) / f"global_step_{self.global_steps}"
-        if trainer.resume_mode == "resume_path":
-            folder = Path(trainer.resume_from_path)
-        workers = trainer.nnodes * trainer.n_gpus_per_node
+        folder, workers = loaded_folder(self), trainer.nnodes * trainer.n_gpus_per_node
         sizes = shard_sizes(folder / "actor")
         if sizes and workers not in sizes:
             return (

@@ -1,0 +1,116 @@
+"""BranPO's advantages by hand, against a slow version, and where it is GRPO."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from verl.trainer.ppo.core_algos import get_adv_estimator_fn
+
+from verl.trainer.ppo.credit.nodes import SEGMENT_IDS
+
+EPSILON = 1e-6
+
+
+def advantage(scores, ids, index, mask=None, norm=True, name="branpo") -> torch.Tensor:
+    ids = torch.tensor(ids)
+    mask = (ids >= 0).double() if mask is None else torch.tensor(mask, dtype=torch.double)
+    rewards = torch.zeros(ids.shape, dtype=torch.double)
+    rewards[:, -1] = torch.tensor(scores, dtype=torch.double)
+    with SEGMENT_IDS.bound(ids):
+        estimator = get_adv_estimator_fn(name)
+        return estimator(rewards, mask, np.array(index, dtype=object), config={"norm_adv_by_std_in_grpo": norm})[0]
+
+
+# base X has tails with outcomes 0 and 1, base Y ends with 0
+X_AND_Y = [0, 1, 0], [[0, 0, 1], [0, 0, 2], [3, 3, 3]], ["a"] * 3
+
+
+def test_two_bases_by_hand():
+    """The bases are worth .5 and 0; each counts once, so that the mean is .25 and not 1/3."""
+    plain = advantage(*X_AND_Y, norm=False)
+    assert plain.tolist() == [[0.25, 0.25, -0.25], [0, 0, 0.75], [-0.25] * 3]
+    of_bases = math.sqrt(2 * 0.25**2)
+    of_tails = math.sqrt(0.25**2 / 2 + 0.75**2 / 2 + 0.25**2)
+    expected = [[0.25 / of_bases] * 2 + [-0.25 / of_tails], [0, 0, 0.75 / of_tails], [-0.25 / of_tails] * 3]
+    assert advantage(*X_AND_Y)[0].tolist() == pytest.approx(expected[0], rel=1e-5)
+    assert advantage(*X_AND_Y)[1].tolist() == pytest.approx(expected[1], rel=1e-5)
+    assert advantage(*X_AND_Y)[2].tolist() == pytest.approx(expected[2], rel=1e-5)
+
+
+def test_of_two_right_tails_the_longer_one_gains_nothing():
+    """Base 0 has right tails of one and two steps, and a wrong one; 4 is a tool's result, which is no step."""
+    ids = [[0, 1, 4, 4], [0, 2, 5, 3], [0, 6, 7, -1], [8, 8, 8, 8]]
+    mask = [[1, 1, 0, 0], [1, 1, 0, 1], [1, 1, 1, 0], [1, 1, 1, 1]]
+    result = advantage([1, 1, 0, 0], ids, ["a"] * 4, mask, norm=False)
+    mean = (2 / 3 + 0) / 2
+    assert result[0].tolist() == pytest.approx([2 / 3 - mean, 1 - mean, 0, 0])
+    assert result[1].tolist() == [0, 0, 0, 0]
+    assert result[2].tolist() == pytest.approx([0, -mean, -mean, 0])
+    assert result[3].tolist() == pytest.approx([-mean] * 4)
+
+
+def test_a_longer_wrong_tail_still_loses():
+    result = advantage([0, 0, 1], [[0, 1, -1], [0, 2, 3], [4, 4, 4]], ["a"] * 3, norm=False)
+    assert (result[:2, 1] == -0.5).all()
+
+
+@pytest.mark.parametrize("norm", [True, False])
+@pytest.mark.parametrize("seed", range(6))
+def test_against_a_slow_version(seed, norm):
+    """Three prompts; each base has one to three tails, with one to three steps each, and tokens of tools."""
+    draws = np.random.default_rng(seed)
+    rows, ids, mask = [], [], []
+    for base in range(12):
+        n_shared = int(draws.integers(1, 3))
+        n_tails = int(draws.integers(1, 4))
+        for tail in range(n_tails):
+            n_steps = int(draws.integers(1, 4))
+            own = [1000 * base + 100 * (tail + 1) + step for step in range(n_steps) for _ in range(2)]
+            rows.append({"prompt": base % 3, "base": base, "steps": n_steps, "tails": n_tails})
+            rows[-1] |= {"shared": n_shared, "first": tail == 0, "score": float(draws.integers(0, 3)) / 2}
+            ids.append([1000 * base] * n_shared + own)
+            mask.append([1] * n_shared + [1, int(draws.random() < 0.5)] * n_steps)
+    width = max(map(len, ids))
+    ids = [row + [-1] * (width - len(row)) for row in ids]
+    mask = [row + [0] * (width - len(row)) for row in mask]
+    fast = advantage([row["score"] for row in rows], ids, [row["prompt"] for row in rows], mask, norm)
+    for row, tokens, own_mask, result in zip(rows, ids, mask, fast, strict=True):
+        of_prompt = [other for other in rows if other["prompt"] == row["prompt"]]
+        tails = {b: [o["score"] for o in of_prompt if o["base"] == b] for b in {o["base"] for o in of_prompt}}
+        values = {base: sum(scores) / len(scores) for base, scores in tails.items()}
+        mean = sum(values.values()) / len(values)
+        squares = sum((o["score"] - mean) ** 2 / o["tails"] for o in of_prompt)
+        std_tails = math.sqrt(squares / (len(values) - 1)) + EPSILON
+        std_bases = math.sqrt(sum((v - mean) ** 2 for v in values.values()) / (len(values) - 1)) + EPSILON
+        of_base = (values[row["base"]] - mean) / (std_bases if norm else 1)
+        of_tail = (row["score"] - mean) / (std_tails if norm else 1)
+        rivals = [o["steps"] for o in of_prompt if o["base"] == row["base"] and o["score"] == row["score"]]
+        # a row alone is a tail from its first token on, whose shared part is a step more
+        if row["steps"] > min(rivals):
+            of_tail = min(of_tail, 0.0)
+        for t in range(width):
+            shared = t < row["shared"] and row["tails"] > 1
+            expected = (of_base if row["first"] else 0.0) if shared else of_tail
+            assert result[t].item() == pytest.approx(expected * own_mask[t], abs=1e-5), (row, t, tokens)
+
+
+def test_without_shared_tokens_it_is_grpo():
+    draws = np.random.default_rng(0)
+    scores, ids = draws.random(12).tolist(), [[i, i + 20, -1] for i in range(12)]
+    index = ["a"] * 5 + ["b"] * 7
+    assert torch.allclose(advantage(scores, ids, index), advantage(scores, ids, index, name="grpo"), atol=1e-5)
+
+
+def test_nothing_to_compare():
+    assert advantage([5.0], [[0, 1]], ["a"]).tolist() == [[0, 0]]
+    equal = advantage([0.1] * 3, [[0, 1], [0, 2], [3, 3]], ["a"] * 3)
+    assert equal.tolist() == [[0, 0]] * 3
+    one_base = advantage([0.0, 1.0], [[0, 1], [0, 2]], ["a"] * 2, norm=False)
+    assert one_base.tolist() == [[0, -0.5], [0, 0.5]]
+
+
+def test_padding_rows_change_nothing():
+    scores, ids, index = X_AND_Y
+    padded = advantage([*scores, 0, 0], [*ids, [-1] * 3, [-1] * 3], [*index, "padding", "padding"])
+    assert torch.equal(padded[:3], advantage(*X_AND_Y)) and not padded[3:].any()

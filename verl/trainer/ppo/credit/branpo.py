@@ -1,0 +1,70 @@
+"""BranPO's credit (arXiv 2602.03719; `algorithm.adv_estimator=branpo`).
+
+A base is what rows share that begin with the same segment; a row's tail are its own tokens. Against the mean of the
+prompt's outcomes, and over their standard deviation:
+
+    tokens of a base   the mean outcome of its tails, in one row only; the standard deviation is that of the bases
+    tokens of a tail   the outcome of its row; at most 0 if another tail of its base has the same outcome in fewer steps
+
+Each base counts once in a prompt's mean, however many tails it has: failed ones have more of them. The published code's
+mean over tails is therefore lower than the mean outcome of independent trajectories. A tail's steps are its segments by
+the model. Where rows share nothing this is GRPO.
+"""
+
+import numpy as np
+import torch
+
+from verl.trainer.ppo.credit.nodes import SEGMENT_IDS, Nodes, batch_nodes, groups_of_equals, trajectory_advantages
+from verl.utils.parts import Compares, register_credit
+
+
+def weighted_advantages(
+    outcomes: torch.Tensor, groups: torch.Tensor, weights: torch.Tensor, epsilon: float, norm: bool
+) -> torch.Tensor:
+    """Return (B,) each outcome minus its group's weighted mean, over the weighted standard deviation if `norm`.
+
+    Args:
+        outcomes: (B,) float64.
+        groups: (B,) the group of each, 0 to G-1.
+        weights: (B,) float64; with weights of 1 the result is GRPO's.
+        epsilon: added to the standard deviation.
+        norm: whether to divide by the standard deviation.
+    """
+    total = groups.bincount(weights)
+    centered = outcomes - (groups.bincount(weights * outcomes) / total)[groups]
+    variance = groups.bincount(weights * centered**2) / (total - 1).clamp(min=1)
+    advantages = centered / (variance.sqrt()[groups] + epsilon) if norm else centered
+    return advantages.masked_fill(groups_of_equals(outcomes, groups), 0.0)
+
+
+def is_longer(nodes: Nodes, outcomes: torch.Tensor, bases: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """Return (B,) whether a row of the same base has the same outcome with fewer own segments by the model."""
+    own = (nodes.passing == 1) & (nodes.at_first_token(mask) > 0)
+    steps = nodes.pass_row.bincount(own[nodes.pass_node].double(), minlength=len(bases))
+    rivals = torch.stack([bases.double(), outcomes], dim=1).unique(dim=0, return_inverse=True)[1]
+    fewest = torch.full_like(steps, torch.inf).scatter_reduce(0, rivals, steps, "amin")
+    return steps > fewest[rivals]
+
+
+@register_credit(
+    "branpo",
+    "BranPO (arXiv 2602.03719): what rows share has the mean outcome of its tails, once; a tail has its own outcome, "
+    "but no positive advantage where another one is right and shorter",
+    compares=Compares.NODES,
+    needs=(SEGMENT_IDS,),
+)
+def compute_branpo_advantage(
+    rewards: torch.Tensor, mask: torch.Tensor, index: np.ndarray, epsilon: float, norm: bool
+) -> torch.Tensor:
+    """Return the bases' advantages on shared tokens, and the tails' on the others."""
+    nodes, outcomes = batch_nodes(index, mask), rewards.sum(-1).double()
+    first_nodes, bases, size = nodes.of_token[:, 0].unique(return_inverse=True, return_counts=True)
+    values = torch.zeros_like(first_nodes, dtype=torch.float64).index_add_(0, bases, outcomes) / size
+    prompt_of_base = torch.zeros_like(first_nodes).index_copy_(0, bases, nodes.row_group)
+    base = trajectory_advantages(values.unsqueeze(-1), prompt_of_base.numpy(), epsilon, norm)[bases]
+    tail = weighted_advantages(outcomes, nodes.row_group, 1 / size[bases].double(), epsilon, norm)
+    tail = torch.where(is_longer(nodes, outcomes, bases, mask), tail.clamp(max=0), tail)
+    first_row = nodes.to_tokens(nodes.first_token // max(mask.shape[1], 1))
+    base_tokens = base.unsqueeze(-1) * (first_row == torch.arange(len(bases)).unsqueeze(-1))
+    advantages = torch.where(nodes.to_tokens(nodes.passing > 1), base_tokens, tail.unsqueeze(-1))
+    return advantages.to(rewards.dtype)

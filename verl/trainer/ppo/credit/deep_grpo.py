@@ -1,0 +1,59 @@
+"""DEEP-GRPO's credit (arXiv 2602.14169; `algorithm.adv_estimator=deep_grpo`).
+
+A trajectory's outcome minus the mean of those it is compared with: a main trajectory with the prompt's main ones, a
+branch with those of its pivot. Nothing is divided by a standard deviation, and a branch trains its own tokens only.
+
+The paper's loss is a token mean over main trajectories plus lambda times one over branches. Here the loss is one token
+mean over n tokens, so that advantages of main trajectories are multiplied by n / n_main, and those of branches by
+lambda n / n_branches, all counted over the batch; with several mini-batches the paper's means are met on average. The
+published code drops rows whose advantage is 0, and with them their KL term; here they stay.
+"""
+
+import numpy as np
+import torch
+from pydantic import Field
+from pydantic.dataclasses import dataclass
+
+from verl.trainer.ppo.credit.nodes import trajectory_advantages
+from verl.utils.parts import Compares, register_credit
+from verl.workers.config.keys import STRICT
+from verl.workers.rollout.trees.deep_grpo import PIVOTS
+
+
+@dataclass(frozen=True, config=STRICT)
+class DeepGRPOCreditKeys:
+    """Keys under algorithm.deep_grpo.
+
+    Args:
+        branch_weight: weight of the branches' mean, the paper's lambda; that of the main trajectories' is 1.
+    """
+
+    branch_weight: float = Field(default=1.0, ge=0)
+
+
+@register_credit(
+    "deep_grpo",
+    "DEEP-GRPO (arXiv 2602.14169): main trajectories among themselves, branches among those of their pivot, each with "
+    "a token mean of its own; with other trees every trajectory is a main one",
+    keys=DeepGRPOCreditKeys,
+    compares=Compares.NODES,
+    needs=(PIVOTS,),
+)
+def compute_deep_grpo_advantage(
+    rewards: torch.Tensor,
+    mask: torch.Tensor,
+    index: np.ndarray,
+    epsilon: float,
+    norm: bool,
+    keys: DeepGRPOCreditKeys,
+) -> torch.Tensor:
+    """Return advantages whose token mean over the batch is the sum of the paper's two means."""
+    pivots = PIVOTS.get()
+    row_pivot = pivots.amax(dim=1)
+    prompts = torch.from_numpy(np.unique(index, return_inverse=True)[1])
+    groups = prompts * (1 + row_pivot.max()) + row_pivot
+    advantages = trajectory_advantages(rewards, groups.numpy(), epsilon, norm_adv_by_std_in_grpo=False)
+    main = mask * (row_pivot == 0).unsqueeze(-1)
+    branches = mask * (pivots > 0)
+    weights = main / main.sum().clamp(min=1) + keys.branch_weight * branches / branches.sum().clamp(min=1)
+    return advantages.unsqueeze(-1) * weights * mask.sum()

@@ -1,0 +1,116 @@
+"""Pass@k training (arXiv 2508.10751, its analytical form; `algorithm.adv_estimator=passk`).
+
+k responses are rewarded by the best of them. Of a prompt's N responses c are right; over all choices of k of them the
+reward has the mean rho and the standard deviation sigma, and a response has the mean advantage of its choices:
+
+    rho = 1 - C(N-c, k) / C(N, k)      sigma = sqrt(rho (1 - rho))
+    right    (1 - rho) / sigma
+    wrong    (1 - rho - C(N-c-1, k-1) / C(N-1, k-1)) / sigma
+    N 4, k 2, c 1  ->  1, -1/3, -1/3, -1/3
+
+All are 0 where every choice has the same reward: no response is right, or fewer than k are wrong.
+
+Differences from the authors' function, which has no default of k: c is counted in the reward function's `acc`, not in
+the score, which penalties change. Another `acc` than 0 or 1 is refused; theirs returns it as the advantage. k above
+`rollout.n` is refused; theirs divides 0 by 0. Responses that share tokens are not independent, which biases rho: a
+warning says so. Upstream's `grpo_passk` is another estimator, in which only the best response has an advantage.
+"""
+
+import logging
+from functools import cache
+from math import comb, sqrt
+
+import numpy as np
+import torch
+from pydantic import Field
+from pydantic.dataclasses import dataclass
+
+from verl.trainer.ppo.credit.nodes import SEGMENT_IDS, batch_nodes
+from verl.utils.parts import Compares, register_credit
+from verl.utils.token_fields import RewardField
+from verl.workers.config.keys import ROLLOUT, STRICT
+
+logger = logging.getLogger(__name__)
+ACCURACY = RewardField("acc", "algorithm.adv_estimator=passk")
+
+
+@dataclass(frozen=True, config=STRICT)
+class PassKKeys:
+    """Keys under algorithm.passk.
+
+    Args:
+        k: responses of which one has to be right; at most `rollout.n`.
+    """
+
+    k: int = Field(default=4, ge=1)
+
+    def check(self, config) -> None:
+        """Raise ValueError if a prompt has fewer than k responses, or a KL penalty is asked for in the rewards."""
+        if self.k > (n := config.actor_rollout_ref.rollout.n):
+            raise ValueError(f"algorithm.passk.k={self.k}: {ROLLOUT}.n={n} responses are fewer; raise n, or lower k")
+        if config.algorithm.use_kl_in_reward:
+            raise ValueError(
+                "algorithm.use_kl_in_reward=true has no effect on algorithm.adv_estimator=passk, which counts right "
+                "responses; use actor.use_kl_loss"
+            )
+
+
+def passk_advantages(n: int, n_right: int, k: int, epsilon: float = 0.0) -> tuple[float, float]:
+    """Return the advantage of a right and of a wrong response among n, of which `n_right` are right.
+
+    Args:
+        epsilon: added to the standard deviation.
+    """
+    n_wrong = n - n_right
+    if n_right == 0 or n_wrong < k:
+        return 0.0, 0.0
+    fails = comb(n_wrong, k) / comb(n, k)
+    std = sqrt(fails * (1 - fails)) + epsilon
+    return fails / std, (fails - comb(n_wrong - 1, k - 1) / comb(n - 1, k - 1)) / std
+
+
+# equal scores may be of right and of wrong responses
+@register_credit(
+    "passk",
+    "Pass@k training (arXiv 2508.10751): each response's mean advantage over all choices of k responses of its prompt, "
+    "of which the best counts",
+    keys=PassKKeys,
+    smallest={"k": 2},
+    compares=Compares.GROUP_THEN_MORE,
+    needs=(SEGMENT_IDS,),
+    reward_fields=(ACCURACY,),
+)
+def compute_passk_advantage(
+    rewards: torch.Tensor, mask: torch.Tensor, index: np.ndarray, epsilon: float, norm: bool, keys: PassKKeys
+) -> torch.Tensor:
+    """Return the advantages (B, 1), whatever `norm` says.
+
+    Raises:
+        ValueError: the reward function returned another `acc` than 0 or 1; names the prompt.
+    """
+    if (batch_nodes(index, mask).passing > 1).any():
+        warn_of_shared_tokens()
+    accuracy = ACCURACY.get()
+    advantages = torch.zeros(len(index), 1)
+    for prompt in set(index):
+        rows = (index == prompt).nonzero()[0]
+        if not mask[rows].any():  # padding rows
+            continue
+        if wrong_values := [value for value in accuracy[rows].tolist() if value not in (0, 1)]:
+            raise ValueError(
+                f"the reward function returned acc={wrong_values[0]} for a response to the prompt {prompt}: "
+                "algorithm.adv_estimator=passk counts right responses, so return 0 or 1 under acc beside the score"
+            )
+        is_right = accuracy[rows] == 1
+        right, wrong = passk_advantages(len(rows), int(is_right.sum()), keys.k, epsilon)
+        advantages[rows, 0] = torch.where(is_right, right, wrong).float()
+    return advantages
+
+
+@cache
+def warn_of_shared_tokens() -> None:
+    """Log the warning once in a process."""
+    logger.warning(
+        "algorithm.adv_estimator=passk: responses share tokens, so they are not independent, and Pass@k is biased; "
+        "tree=plain has independent responses"
+    )
