@@ -33,7 +33,7 @@ from verl.trainer.checks.parts import check_credit, check_tree, check_typed_sect
 from verl.trainer.ppo.v1.component import components_of
 from verl.trainer.ppo.v1.explore_trainer import compute_fields
 from verl.utils.normalized_entropy import EntropyStatistics, compute_entropy_h
-from verl.utils.parts import Compares, compares, computed_fields, load_choices, nested, parts
+from verl.utils.parts import compares, computed_fields, credit_of, load_choices, nested, parts
 from verl.utils.token_fields import FIELDS
 from verl.workers.rollout.engines.local_transformers import TransformersEngine
 from verl.workers.rollout.prompt_task import PromptTask
@@ -215,8 +215,9 @@ def rollout_of(tree: str, environment: str, sampler: str) -> Rollout:
     groups = asyncio.run(_rollouts(config, sampling))
     rows = [row for group in groups for row in group]
     sent = {name: field.unsent for name, field in FIELDS.items() if field.unsent is not None}
+    row_columns = [row.token_fields | {"responses": row.response_ids} for row in rows]
     fields = {
-        name: _padded([row.token_fields.get(name, [unsent] * len(row.response_ids)) for row in rows], unsent)
+        name: _padded([columns.get(name, [unsent] * len(columns["responses"])) for columns in row_columns], unsent)
         for name, unsent in sent.items()
     }
     mask = _padded([row.response_mask for row in rows], 0).float()
@@ -241,6 +242,11 @@ async def _rollouts(config: DictConfig, sampling: dict) -> list[list[TrajectoryO
 
     agent_loop = SimpleNamespace(ct_build_initial_tokens=initial_tokens)
     rollout = TreeRollout(config, agent_loop, TransformersEngine(model, tokenizer), tokenizer)
+
+    async def every_trajectory_fails(outputs, prompt):  # so that trees that read rewards fork
+        outputs[-1].reward_score = 0.0
+
+    rollout.compute_score = every_trajectory_fails
     n, groups = config.actor_rollout_ref.rollout.n, []
     for i, text in enumerate(PROMPTS):
         prompt = {"raw_prompt": [{"role": "user", "content": text}], "uid": text, "index": i, "global_steps": 1}
@@ -280,9 +286,12 @@ def gradient(cell: Cell) -> torch.Tensor:
         for component in components:
             for context_value, value in component.context_values().items():
                 stack.enter_context(context_value.bound(value))
+        for field in credit_of(cell.credit).reward_fields:
+            stack.enter_context(field.bound(rollout.rewards.sum(-1).double()))
         estimator = get_adv_estimator_fn(config.algorithm.adv_estimator)
         advantages, _ = estimator(rollout.rewards, rollout.mask, index=rollout.index, config=config.algorithm)
-    if compares(config.algorithm.adv_estimator) in (Compares.GROUP, Compares.GROUP_THEN_MORE):  # as the trainer does
+    compared = compares(config.algorithm.adv_estimator)
+    if compared is not None and compared.by_group:  # as the trainer does
         _, number, size = np.unique(rollout.index, return_inverse=True, return_counts=True)
         advantages = advantages * torch.from_numpy(size[number] > 1).unsqueeze(-1)
     actor = _actor(cell.tree, cell.environment, cell.sampler, cell.loss)

@@ -39,7 +39,8 @@ def test_the_matrix_holds_every_part():
     assert modules | {"aepo"} == set(TREES) and {"latr", "arpo", "hato", "plain"} <= modules
     assert {"grpo", "hapo", "arpo_hard", "hato", "tree_path", "tree_gain", "treerl", "tree_grpo"} <= set(CREDITS)
     assert {*ENVIRONMENTS} == {"none", "tools"} and {*SAMPLERS} == {"plain", "tempered"}
-    assert {*LOSSES} == {"vanilla", "hapo", "aepo"}
+    upstream = {"vanilla", "gspo", "cispo", "sapo", "dppo_tv", "dppo_kl", "clip_cov", "kl_cov"}
+    assert {*LOSSES} == upstream | {"hapo", "aepo", "forking", "archer", "aspo"}
     sizes = (len(part) for part in (TREES, ENVIRONMENTS, SAMPLERS, CREDITS, LOSSES))
     assert len(set(cells())) == np.prod(list(sizes))
 

@@ -16,11 +16,7 @@ from verl.utils.fault_reports import report_fault
 
 
 def report_engine_deaths(vllm_async_server: ModuleType) -> None:
-    """Let `vLLMHttpServer` watch its engine cores once it has started them.
-
-    Args:
-        vllm_async_server: upstream's module of this name.
-    """
+    """Let `vLLMHttpServer` watch its engine cores once it has started them."""
     server = vllm_async_server.vLLMHttpServer
     run_server = server.run_server
 

@@ -10,11 +10,7 @@ from types import ModuleType
 
 
 def begin_epochs_after_checkpoints(checkpoint_handler: ModuleType) -> None:
-    """Leave the data loader at the beginning of an epoch where a checkpoint is of an epoch's end.
-
-    Args:
-        checkpoint_handler: upstream's module of this name.
-    """
+    """Leave the data loader at the beginning of an epoch where a checkpoint is of an epoch's end."""
     handler = checkpoint_handler.CheckpointHandler
     load = handler._load_dataloader_state
 

@@ -15,11 +15,7 @@ from verl.utils.user_code import finite_number, guard_tasks, guarded
 
 
 def guard_rewards(reward_loop: ModuleType) -> None:
-    """Let `RewardLoopWorker` raise for rewards that are not finite numbers, and for reward functions that exit.
-
-    Args:
-        reward_loop: upstream's module `verl.experimental.reward_loop.reward_loop`.
-    """
+    """Let `RewardLoopWorker` raise for rewards that are not finite numbers, and for reward functions that exit."""
     worker = reward_loop.RewardLoopWorker
     init_reward_fn, compute = worker._init_reward_fn, worker.compute_score
 

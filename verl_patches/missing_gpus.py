@@ -8,9 +8,5 @@ from types import ModuleType
 
 
 def leave_missing_gpus_to_the_watch(base: ModuleType) -> None:
-    """Remove upstream's count; `verl.trainer.cluster_watch` limits how long a run waits for its GPUs.
-
-    Args:
-        base: upstream's module `verl.single_controller.ray.base`.
-    """
+    """Remove upstream's count; `verl.trainer.cluster_watch` limits how long a run waits for its GPUs."""
     base.ResourcePoolManager._check_resource_available = lambda self: None

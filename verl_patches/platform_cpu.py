@@ -157,10 +157,7 @@ REPAIRS = {
 
 
 def make_current() -> bool:
-    """Make CPU the platform of this process and of those that it starts; False if it is already.
-
-    `verl_patches.plugin.activate_cpu` calls this and applies `REPAIRS`.
-    """
+    """Make CPU the platform of this process and of those that it starts; return False if it is already."""
     if isinstance(platform_manager._current_platform, PlatformCPU):
         return False
     os.environ["VERL_PLATFORM"] = "cpu"

@@ -60,18 +60,12 @@ class PrefixTreeEngine(FSDPEngineWithLMHead):
         return output
 
     def prepare_model_inputs(self, micro_batch: TensorDict) -> tuple[dict, dict]:
-        """The model's keyword arguments for the trie of `input_ids` (nested), and what reads its outputs.
-
-        Raises:
-            ValueError: the micro-batch asks for what is not computed on a trie.
-        """
+        """Return the model's keyword arguments for the trie of `input_ids` (nested), and what reads its outputs."""
         for key in UNSUPPORTED:
             if tu.get_non_tensor_data(data=micro_batch, key=key, default=False):
                 raise ValueError(f"use_prefix_tree: {key} is not supported")
-        if (
-            extract_multi_modal_inputs(micro_batch.get("multi_modal_inputs", []))
-            or micro_batch["position_ids"].dim() == 3
-        ):
+        pictures = extract_multi_modal_inputs(micro_batch.get("multi_modal_inputs", []))
+        if pictures or micro_batch["position_ids"].dim() == 3:
             raise ValueError("use_prefix_tree: multimodal inputs and 3-D positions are not supported")
         batch = TrieBatch(*rows_and_temperatures(micro_batch), micro_batch["input_ids"].device)
         self._nodes, self._tokens = self._nodes + len(batch.trie), self._tokens + len(batch.own_nodes)

@@ -6,10 +6,7 @@ many padding rows as they have rows. This can go when a config key sets the leng
 
 from verl.trainer.ppo import padding_utils
 
-# one token of a prompt and one of a response, as a sequence has at least
-PADDING_ROW_TOKENS = 2
-
 
 def shorten_padding_rows() -> None:
-    """Set the length of the padding rows that this process makes from now on."""
-    padding_utils.SYNTHETIC_PADDING_SEQ_LEN = PADDING_ROW_TOKENS
+    """Let the padding rows that this process makes from now on have a token of a prompt and one of a response."""
+    padding_utils.SYNTHETIC_PADDING_SEQ_LEN = 2

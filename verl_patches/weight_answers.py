@@ -68,11 +68,7 @@ class AnswerSocket:
 
 
 def watch_answers(bucketed_weight_transfer: ModuleType) -> None:
-    """Let `BucketedWeightSender` wait by an `AnswerSocket`.
-
-    Args:
-        bucketed_weight_transfer: upstream's module of this name.
-    """
+    """Let `BucketedWeightSender` wait by an `AnswerSocket`."""
     sender = bucketed_weight_transfer.BucketedWeightSender
     start, bind = sender.__init__, sender._init_socket
 
@@ -90,11 +86,7 @@ def watch_answers(bucketed_weight_transfer: ModuleType) -> None:
 
 
 def remember_calls(vllm_rollout: ModuleType) -> None:
-    """Let `ServerAdapter` remember the calls that it makes without waiting for them, of which the last one counts.
-
-    Args:
-        vllm_rollout: upstream's module of this name.
-    """
+    """Let `ServerAdapter` remember the calls that it makes without waiting for them, of which the last one counts."""
     adapter = vllm_rollout.ServerAdapter
     execute = adapter._execute_method
 

@@ -73,11 +73,29 @@ SURPRISE = TokenField("surprise", "credit=surprised", compute=lambda entropy, ma
 ))
 
 
-@register_credit("surprised", "Values by entropy", compares=Compares.NODES, needs=(SEGMENT_IDS, SURPRISE))
-def surprised(rewards, mask, index, epsilon, norm):
+@dataclass(frozen=True, config=STRICT)
+class SurprisedKeys:
+    """Keys under algorithm.surprised.
+
+    Args:
+        weight: factor of the surprise.
+    """
+
+    weight: float = Field(default=1.0, ge=0)
+
+    def check(self, config) -> None:
+        if self.weight > config.actor_rollout_ref.rollout.n:
+            raise ValueError(f"algorithm.surprised.weight={self.weight}: above rollout.n")
+
+
+@register_credit(
+    "surprised", "Values by entropy", keys=SurprisedKeys, smallest={"weight": 0.5}, compares=Compares.NODES,
+    needs=(SEGMENT_IDS, SURPRISE),
+)
+def surprised(rewards, mask, index, epsilon, norm, keys):
     nodes = batch_nodes(index, mask)
     values = node_values(nodes, trajectory_advantages(rewards, index, epsilon, norm)).value
-    return nodes.to_tokens(values) * (1 + SURPRISE.get())
+    return nodes.to_tokens(values) * (1 + keys.weight * SURPRISE.get())
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -100,12 +118,16 @@ def squared(old_log_prob, log_prob, advantages, response_mask, loss_agg_mode="to
 
 CHECK = """
 import sys
+import numpy as np
+import torch
+from verl.trainer.ppo.core_algos import get_adv_estimator_fn
+from verl.utils.token_fields import FIELDS
+from verl.workers.rollout.trajectory_tree import SEGMENT_IDS
 sys.path.insert(0, "tests")
 import composition
 from composition import Cell, CREDITS, LOSSES, TREES, refusal, take_step
 from omegaconf import OmegaConf
 from recipe.common.menu import about_choice, menu
-from verl.trainer.checks.errors import PreflightError
 from verl.trainer.checks.parts import check_fields
 from verl.utils.parts import parts
 from verl.evaluation.exploration.plan import _scale_trees
@@ -115,11 +137,12 @@ text = menu()
 for words in ("tree=pieces", "credit=surprised", "loss=squared"):
     assert words in text, words
 assert "squared_weight: of the squared log-ratio." in about_choice("loss", "squared")
+assert "weight: factor of the surprise." in about_choice("credit", "surprised")
 steps = 0
+usual, new = {"plain", "none", "grpo", "vanilla"}, {"pieces", "surprised", "squared"}
 for cell in composition.cells():
-    if not {"pieces", "surprised", "squared"} & set(cell) or cell.sampler != "plain" or cell.environment != "none":
-        continue
-    if refusal(cell) is None:
+    # each of the three with each other part
+    if new & set(cell) and len(set(cell) - new - usual) <= 1 and refusal(cell) is None:
         take_step(cell)
         steps += 1
 print("STEPS", steps)
@@ -144,10 +167,22 @@ refused({"actor_rollout_ref.rollout.n": 5}, "tree=pieces grows M (1 + N) = 6 tra
 refused({"actor_rollout_ref.rollout.custom.pieces.M": 0}, "rollout.custom.pieces.M=0: expected at least 1")
 refused({"actor_rollout_ref.rollout.custom.pieces.K": 1}, "rollout.custom.pieces has no key K; known: M, N")
 refused({"actor_rollout_ref.actor.squared_weight": -1.0}, "actor.squared_weight=-1.0: expected at least 0")
+assert config.algorithm.surprised.weight == 0.5
+refused({"algorithm.surprised.weight": -1.0}, "algorithm.surprised.weight=-1.0: expected at least 0")
+refused({"algorithm.surprised.length": 1}, "algorithm.surprised has no key length; known: weight")
+refused({"algorithm.surprised.weight": 7.0}, "algorithm.surprised.weight=7.0: above rollout.n")
+weights = {}
+for weight in (0.0, 0.5):
+    with SEGMENT_IDS.bound(torch.tensor([[0], [1]])), FIELDS["surprise"].bound(torch.tensor([[2.0], [0.0]])):
+        algorithm = {"surprised": {"weight": weight}, "norm_adv_by_std_in_grpo": False}
+        arguments = torch.tensor([[1.0], [0.0]]), torch.ones(2, 1), np.array(["p", "p"])
+        weights[weight] = get_adv_estimator_fn("surprised")(*arguments, config=algorithm)[0].flatten().tolist()
+assert weights == {0.0: [0.5, -0.5], 0.5: [1.0, -0.5]}, weights
 config.n = 8
 config.actor_rollout_ref.rollout.custom.pieces.M = None
-for other in ("eptree", "tree_grpo"):
-    OmegaConf.update(config, f"actor_rollout_ref.rollout.custom.{other}", {"M": 1}, force_add=True)
+for other in parts("tree").values():
+    if other.scaled_by and other.name != "pieces":
+        OmegaConf.update(config, f"{other.section}.{other.scaled_by}", 1, force_add=True)
 _scale_trees(config)
 assert config.actor_rollout_ref.rollout.custom.pieces.M == 4
 """
@@ -169,8 +204,8 @@ def test_a_method_from_outside_takes_steps_with_every_other_part(tmp_path):
     done = run_beside(tmp_path, CHECK)
     assert done.returncode == 0, done.stderr[-3000:]
     n_steps = int(done.stdout.split("STEPS ")[1])
-    # of 9 trees, 9 credits and 4 losses: those with pieces, with surprised and with squared
-    assert n_steps > 9 * 4 + 8 * 4 + 7 * 7
+    n_parts = [len(parts(kind)) for kind in ("tree", "credit", "loss")]
+    assert n_steps > 1.5 * sum(n_parts), "few combinations of two parts are refused"
 
 
 @pytest.mark.slow
@@ -213,6 +248,7 @@ def test_what_the_registry_says_of_a_run():
     assert registry.tree_of_rollout_name() == {"kt": "latr", "hato": "hato", "over_generation": "over_generation"}
     assert registry.tree_of_rollout_mode() == {"sync_with_tool": "arpo"}
     assert compares("rloo") is Compares.GROUP and compares("gae") is None and compares("treerl") is Compares.NODES
+    assert {kind.name for kind in Compares if kind.by_group} == {"GROUP", "GROUP_THEN_MORE"}
     assert set(PACKAGES) == {"tree", "sampler", "credit", "loss", "component"}
 
 

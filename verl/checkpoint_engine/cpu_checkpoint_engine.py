@@ -26,11 +26,9 @@ QUEUED_TENSORS = 8
 
 @CheckpointEngineRegistry.register("cpu")
 class CPUCheckpointEngine(CheckpointEngine):
-    """One process's end of the sockets.
+    """One process's end of the sockets, by which tensors are sent whole.
 
-    Args:
-        bucket_size: upstream's; tensors are sent whole.
-        is_master: this is the trainer's rank 0, which alone sends; the other ranks only take part in gathering.
+    Only the trainer's rank 0, the master, sends; the other ranks only take part in gathering.
     """
 
     def __init__(self, bucket_size: int, is_master: bool = False):
@@ -38,7 +36,7 @@ class CPUCheckpointEngine(CheckpointEngine):
         self.sockets: list[zmq.asyncio.Socket] = []
 
     def prepare(self) -> str:
-        """The address at which this process would receive."""
+        """Return the address at which this process would receive."""
         host = ray.util.get_node_ip_address().strip("[]")
         host = f"tcp://[{host}]" if ":" in host else f"tcp://{host}"
         (socket,) = self.sockets = [self._socket(zmq.PULL)]

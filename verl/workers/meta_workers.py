@@ -21,7 +21,7 @@ class MetaActorWorker(ActorRolloutRefWorker):
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def meta_begin(self, method: str, meta_lr: float = 0.1, inner_lr: float = 0.01) -> None:
-        """Keep theta; the updates that follow are inner steps. Arguments: `MetaEpisode`'s."""
+        """Keep theta; the updates that follow are inner steps. `MetaEpisode` explains the arguments."""
         if self.episode is not None:
             raise RuntimeError("meta-learning: meta_begin within an episode: call meta_end first")
         get_torch_device().synchronize()
@@ -30,15 +30,12 @@ class MetaActorWorker(ActorRolloutRefWorker):
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def meta_query(self) -> None:
-        """maml: the updates that follow give the gradient at theta_inner."""
+        """Let the updates that follow give maml's gradient at theta_inner."""
         self._meta_open().query()
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def meta_end(self) -> dict[str, float]:
-        """Move theta; every rank returns the metrics of the whole: how far the inner steps went, maml's gradient norm.
-
-        The weights reach the rollout engines with the trainer's next ordinary `update_weights`.
-        """
+        """Move theta, and return on every rank how far the inner steps went, and maml's gradient norm."""
         episode = self._meta_open()
         get_torch_device().synchronize()  # offloaded parameters may still be on their way to the host
         squared = torch.tensor(episode.distance_squared(), dtype=torch.float64)

@@ -99,8 +99,9 @@ def _scale_trees(config: DictConfig) -> None:
         section = OmegaConf.select(config, tree.section)
         if section[tree.scaled_by] is None:
             values = OmegaConf.to_container(section)
-            at_one = tree.trajectories(read_keys(tree.keys, values | {tree.scaled_by: 1}, tree.section))
-            section[tree.scaled_by] = max(1, config.n // at_one)
+            sizes = (read_keys(tree.keys, values | {tree.scaled_by: size}, tree.section) for size in (1, 2))
+            at_one, at_two = map(tree.trajectories, sizes)
+            section[tree.scaled_by] = max(1, 1 + (config.n - at_one) // (at_two - at_one))
 
 
 def _check_keys(config: DictConfig) -> None:

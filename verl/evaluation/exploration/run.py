@@ -18,9 +18,11 @@ from tqdm import tqdm
 from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopOutput
 from verl.experimental.reward_loop.reward_loop import RewardLoopWorker
 
+from verl.evaluation.exploration.likelihoods import likelihood_rows, references_by_prompt
 from verl.evaluation.exploration.plan import Plan, Prompt, changed_config
 from verl.evaluation.exploration.table import Group, Step, Trajectory, summary
 from verl.evaluation.exploration.thresholds import Proposal, arpo_thresholds, latr_thresholds
+from verl.workers.rollout.answer_likelihood import closing_text
 from verl.workers.rollout.engines.interface import (
     Generation,
     GenerationRequest,
@@ -89,6 +91,9 @@ class Recorder(RolloutEngine):
             before = hash((before, token))
         return generation
 
+    async def score(self, prompt_ids, continuation_ids, request_id=None) -> list[float]:
+        return await self.engine.score(prompt_ids, continuation_ids, request_id)
+
     def steps_of(self, prompt_ids: Sequence[int], response: Sequence[int], mask: Sequence[int]) -> list[Step | None]:
         """Of each token of a response; None where `mask` is 0."""
         steps, before = [], _hash_of(prompt_ids)
@@ -145,6 +150,16 @@ class Diagnosis:
         pairs = zip(self.plan.prompts, grown, strict=True)
         groups = [await self._group(prompt, *trees) for prompt, trees in pairs]
         return groups, seconds
+
+    async def likelihoods(self, samples: Sequence[Group]) -> list[dict[str, Any]]:
+        """Return how well the reference answer's likelihood tells right from wrong responses, by share of the response;
+        nothing where it is switched off or the data have no reference answers."""
+        references = references_by_prompt([prompt.about for prompt in self.plan.prompts])
+        if not self.plan.config.answer_likelihood or references is None:
+            return []
+        self.bar.set_description("answer likelihood")
+        closing = closing_text(self.plan.config)
+        return await likelihood_rows(self.engine, self.plan.tokenizer, closing, samples, references, self.bar)
 
     async def warm_up(self) -> None:
         """So that the first policy does not pay for what is made once."""
@@ -209,8 +224,8 @@ class Diagnosis:
 
 
 async def diagnose(plan: Plan, engine: RolloutEngine) -> dict[str, Any]:
-    """All rows and proposals, in JSON's types: `rows` of `exploration.summary`, and `proposals`, of each its `policy`,
-    `overrides` and what is `expected`."""
+    """All rows and proposals, in JSON's types: `rows` of `exploration.summary`; `proposals`, of each its `policy`,
+    `overrides` and what is `expected`; and `answer_likelihood`, the rows of `likelihood_rows`."""
     with tqdm(total=len(plan.policies) * len(plan.prompts), unit="prompt") as bar:
         diagnosis = Diagnosis(plan, engine, bar)
         try:
@@ -238,7 +253,7 @@ async def _all_rows(plan: Plan, diagnosis: Diagnosis) -> dict[str, Any]:
             proposal, groups, seconds = proposed
             rows.append(summary(f"{tree}, proposed", groups, n, seconds))
             proposals.append({"policy": tree, "overrides": proposal.line(), "expected": proposal.expected})
-    return {"rows": rows, "proposals": proposals}
+    return {"rows": rows, "proposals": proposals, "answer_likelihood": await diagnosis.likelihoods(samples)}
 
 
 def _config_of(plan: Plan, tree: str) -> DictConfig | None:

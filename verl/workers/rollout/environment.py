@@ -25,24 +25,16 @@ class Environment:
         return []
 
     def first_call(self, turn: Sequence[int]) -> tuple[int, str] | None:
-        """The first call in a turn: the number of tokens up to and with it, and its tag."""
+        """Return the first call in a turn: the number of tokens up to and with it, and its tag."""
         return None
 
     async def answer(self, turn: Sequence[int], tag: str, max_tokens: int) -> tuple[list[int], dict]:
-        """What a turn that ends with a call gets.
-
-        Args:
-            turn: its tokens.
-            tag: of `first_call`.
-            max_tokens: the answer may have.
-
-        Returns:
-            token ids, none where not even an empty answer fits; and what is known of the call, in JSON's types.
-        """
+        """Return the answer to a turn that ends with a call: at most `max_tokens` token ids, none where not even an
+        empty answer fits; and what is known of the call, in JSON's types."""
         raise NotImplementedError
 
     def metrics(self, calls: Sequence[dict]) -> dict[str, float]:
-        """Of a prompt's calls, each as `answer` described it; a call that trajectories share counts once."""
+        """Return metrics of a prompt's calls, each as `answer` described it; shared calls count once."""
         return {}
 
 
@@ -50,13 +42,7 @@ NO_ENVIRONMENT = Environment()
 
 
 class Tools(Environment):
-    """`environment=tools`.
-
-    Args:
-        tools: the tools by their tags.
-        protocol: how calls and results are written.
-        call_limit: calls of one trajectory; one more ends it. By default that of the tools' config.
-    """
+    """`environment=tools`. More than `call_limit` calls end a trajectory; by default that of the tools' config."""
 
     def __init__(self, tools: ToolBox, protocol: Protocol, call_limit: int | None = None):
         self.tools, self.protocol = tools, protocol
@@ -81,7 +67,7 @@ class Tools(Environment):
         return self.protocol.result_ids(call.text, min(self.max_result_tokens, max_tokens)), info
 
     def metrics(self, calls: Sequence[dict]) -> dict[str, float]:
-        """Numbers of calls, failures, retries, cache hits, and mean seconds, in all and by tool."""
+        """Return numbers of calls, failures, retries, cache hits, and mean seconds, in all and by tool."""
         metrics: dict[str, float] = {"tool_calls": len(calls), "tool_failures": sum(not call["ok"] for call in calls)}
         for tool in sorted({call["tool"] for call in calls}):
             of_tool = [call for call in calls if call["tool"] == tool]

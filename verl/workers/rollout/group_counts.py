@@ -1,6 +1,5 @@
 """Counts of the prompt groups that a run has finished, and the first cause of those that failed."""
 
-from collections import defaultdict
 from dataclasses import dataclass
 
 from verl.utils.fault_reports import cause_of
@@ -20,8 +19,11 @@ class GroupCounts:
     failed: int = 0
     first_failure: str = ""
 
-    def add_failure(self, error: BaseException | str) -> None:
-        """Count a failed group."""
+    def add(self, error: BaseException | str | None = None) -> None:
+        """Count a group that has failed with this error, or has finished without one."""
+        if error is None:
+            self.finished += 1
+            return
         self.failed += 1
         self.first_failure = self.first_failure or (error if isinstance(error, str) else cause_of(error))
 
@@ -33,14 +35,3 @@ class GroupCounts:
         all_groups = self.finished + self.failed
         which = f"all {all_groups}" if not self.finished else f"{self.failed} of {all_groups}"
         return f"{which} prompt groups failed; the first: {self.first_failure}"
-
-
-class CountsOfPartitions(defaultdict[str, GroupCounts]):
-    """The counts of each partition, `train` and `val`."""
-
-    def __init__(self):
-        super().__init__(GroupCounts)
-
-    def take(self, partition: str) -> GroupCounts:
-        """Return a partition's counts, and count anew."""
-        return self.pop(partition, GroupCounts())

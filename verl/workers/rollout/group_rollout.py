@@ -17,6 +17,7 @@ import asyncio
 import logging
 import random
 import time
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -33,7 +34,7 @@ from verl.utils.user_code import finite_number, guard_tasks, guarded
 from verl.workers.config.explore import parts_of
 from verl.workers.config.sampler_choice import SEEDS
 from verl.workers.rollout.engines.vllm_server import LLMClientEngine
-from verl.workers.rollout.group_counts import CountsOfPartitions, GroupCounts
+from verl.workers.rollout.group_counts import GroupCounts
 from verl.workers.rollout.prompt_task import PromptTask
 from verl.workers.rollout.rows import queue_rows, reward_batch
 from verl.workers.rollout.tree_rollout import TrajectoryOutput, TreeRollout
@@ -79,7 +80,8 @@ class GroupAgentLoopWorker(_AgentLoopWorker):
         super().__init__(*args, **kwargs)
         seeds = OmegaConf.select(self.config, SEEDS, default=True)
         self.engine = LLMClientEngine(self.llm_client, self.tokenizer.decode, seeds)
-        self.statuses, self.counts, self.stopping = Statuses(), CountsOfPartitions(), False
+        self.statuses, self.stopping = Statuses(), False
+        self.counts: defaultdict[str, GroupCounts] = defaultdict(GroupCounts)  # by partition, `train` and `val`
         self.session_errors: dict[str, Exception] = {}  # by prompt
         self.lost_statuses = False
         self.has_tree = parts_of(self.config.actor_rollout_ref.rollout).tree is not None
@@ -88,7 +90,7 @@ class GroupAgentLoopWorker(_AgentLoopWorker):
 
     async def group_counts(self, partition: str, take: bool) -> GroupCounts:
         """Return the counts of a partition's groups; with `take` they begin anew."""
-        return self.counts.take(partition) if take else self.counts[partition]
+        return self.counts.pop(partition, GroupCounts()) if take else self.counts[partition]
 
     async def stop(self) -> None:
         """Give up the groups that are under way: the run has ended."""
@@ -126,7 +128,7 @@ class GroupAgentLoopWorker(_AgentLoopWorker):
             sampling_params = with_settings(sampling_params, task.settings.sampler, partition)
             if not self._runs_as_group(prompt, trajectory["validate"]):
                 await super()._run_prompt(dict(task.row), sampling_params, trajectory, trace)
-                self._count(partition, self.session_errors.pop(uid, None))
+                self.counts[partition].add(self.session_errors.pop(uid, None))
                 return
             await self.statuses.put(uid, partition, "running")
             status = await self._group_status(task, sampling_params, trajectory["validate"])
@@ -154,7 +156,7 @@ class GroupAgentLoopWorker(_AgentLoopWorker):
         if not in_time:
             message = f"group rollout of prompt {uid} ended after rollout.group_timeout={seconds} s"
             logger.error(message)
-            self._count(partition, message)
+            self.counts[partition].add(message)
             return "failure"
         try:
             group.result()
@@ -162,9 +164,9 @@ class GroupAgentLoopWorker(_AgentLoopWorker):
             if self.stopping:
                 raise
             logger.exception(f"group rollout of prompt {uid} failed")
-            self._count(partition, error)
+            self.counts[partition].add(error)
             return "failure"
-        self._count(partition)
+        self.counts[partition].add()
         return "finished"
 
     async def _run_agent_loop(self, *args, **kwargs):
@@ -175,19 +177,13 @@ class GroupAgentLoopWorker(_AgentLoopWorker):
             self.session_errors.setdefault(kwargs["uid"], error)
             raise
 
-    def _count(self, partition: str, error: BaseException | str | None = None) -> None:
-        if error is None:
-            self.counts[partition].finished += 1
-        else:
-            self.counts[partition].add_failure(error)
-
     def _runs_as_group(self, prompt: dict, validate: bool) -> bool:
         if self.has_tree and (not validate or self.tree_rollout.validates):
             return True
         return self.plain_suffices and str(prompt["agent_name"]) == SINGLE_TURN
 
     async def _drop_rows(self, uid: str, partition: str) -> None:
-        """Sessions of a failed group that were written before it failed: half a group is none."""
+        """Remove the sessions of a failed group that were written before it failed: half a group is none."""
         known = (await tq.async_kv_list(partition_id=partition) or {}).get(partition, {})
         rows = [key for key in known if key.startswith(f"{uid}_")]
         if rows:
@@ -223,7 +219,7 @@ class GroupAgentLoopWorker(_AgentLoopWorker):
         await tq.async_kv_batch_put(keys=keys, fields=fields, tags=tags, partition_id="val" if validate else "train")
 
     async def _score_group(self, outputs: list[TrajectoryOutput], prompt: dict) -> None:
-        """Of the rows that have an answer, which are the first ones; the others have a reward."""
+        """Score the rows that have an answer, which are the first ones; the others have a reward."""
         outputs = [output for output in outputs if output.reward_score is None]
         started = time.perf_counter()
         calls = []
@@ -237,7 +233,7 @@ class GroupAgentLoopWorker(_AgentLoopWorker):
             output.metrics.compute_score = time.perf_counter() - started
 
     async def _put_sessions(self, outputs: list[TrajectoryOutput], prompt: dict, validate: bool) -> None:
-        """By upstream's way for single trajectories, which knows teachers and images."""
+        """Write the rows by upstream's way for single trajectories, which knows teachers and images."""
         puts = [
             asyncio.create_task(self._agent_loop_postprocess(output, validate, session_id=session, **prompt))
             for session, output in enumerate(outputs)

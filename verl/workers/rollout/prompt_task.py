@@ -37,7 +37,6 @@ class PromptTask:
         row: the row of the data set (`raw_prompt`, `index`, `extra_info`, …) with upstream's `uid`; its columns go with
             every row of the batch.
         step: the training step.
-        settings: what the trainer says about it.
     """
 
     row: Mapping[str, Any]

@@ -19,12 +19,12 @@ from verl import DataProto
 
 
 def reward_batch(outputs: Sequence[AgentLoopOutput], prompt: dict[str, Any], first_session: int = 0) -> DataProto:
-    """What `RewardLoopWorker.compute_score_batch` scores: a row for each trajectory, padded on the right.
+    """Return what `RewardLoopWorker.compute_score_batch` scores: a row for each trajectory, padded on the right.
 
     Args:
-        outputs: of one prompt.
+        outputs: outputs of one prompt.
         prompt: the row of the data set, with `uid`.
-        first_session: the number of the first output among the group's.
+        first_session: number of the first output among the group's.
     """
     n, prompts = len(outputs), torch.tensor(outputs[0].prompt_ids).expand(len(outputs), -1)
     responses = [torch.tensor(output.response_ids, dtype=torch.int64) for output in outputs]
@@ -53,12 +53,7 @@ def reward_batch(outputs: Sequence[AgentLoopOutput], prompt: dict[str, Any], fir
 def queue_rows(
     outputs: Sequence[AgentLoopOutput], prompt: dict[str, Any]
 ) -> tuple[list[str], TensorDict, list[dict[str, Any]]]:
-    """Keys, columns and tags of a group's rows in TransferQueue; for trajectories of text.
-
-    Args:
-        outputs: of one prompt, a session each.
-        prompt: as of `reward_batch`; its columns go with every row.
-    """
+    """Return keys, columns and tags of a group's rows of text in TransferQueue; arguments as of `reward_batch`."""
     rows, tags = [], []
     # an object for each cell of a column of objects would take most of the time
     of_prompt = {

@@ -39,6 +39,7 @@ class SegmentInfo:
         entropies: entropy in nats of each token, while the tree grows.
         for_trainer: what the trainer learns from; it is not shown.
         notes: what only the viewer shows, in JSON's types.
+        ends_step: whether a step that the policy has grown ends with the segment.
     """
 
     call: dict[str, Any] | None = None
@@ -46,10 +47,11 @@ class SegmentInfo:
     entropies: list[float] | None = None
     for_trainer: dict[str, Any] = field(default_factory=dict)
     notes: dict[str, Any] = field(default_factory=dict)
+    ends_step: bool = False
 
     def copy(self) -> "SegmentInfo":
         """Return a copy that changes on its own."""
-        return SegmentInfo(self.call, dict(self.fields), self.entropies, dict(self.for_trainer), dict(self.notes))
+        return replace(self, fields=dict(self.fields), for_trainer=dict(self.for_trainer), notes=dict(self.notes))
 
     def shown(self) -> dict[str, Any]:
         """Return what the viewer shows, in JSON's types."""
@@ -104,16 +106,18 @@ class TrajectoryTree:
             self._child_of.setdefault((segment.parent, segment.author, segment.token_ids[0]), i)
 
     def add(self, segment: Segment) -> int:
-        """Append a segment; returns its index.
-
-        Raises:
-            IndexError: its parent is not in the tree.
-        """
+        """Append a segment and return its index; raise IndexError if its parent is not in the tree."""
         if segment.parent is not None and not 0 <= segment.parent < len(self.segments):
             raise IndexError(f"parent {segment.parent} of {len(self.segments)} segments")
         self.segments.append(segment)
         self._index(len(self.segments) - 1)
         return len(self.segments) - 1
+
+    def add_chain(self, parent: int | None, segments: Iterable[Segment]) -> int:
+        """Append one or more segments, one below the other, as nodes of their own; return the index of the last one."""
+        for segment in segments:
+            parent = last = self.add(replace(segment, parent=parent))
+        return last
 
     def path(self, leaf: int | None) -> list[int]:
         """Indices of the segments from the prompt to `leaf`; None is the prompt."""
@@ -140,13 +144,11 @@ class TrajectoryTree:
 
     def log_probs(self) -> list[list[float]]:
         """Log-probabilities as `trajectories`; 0 for a tool's tokens."""
-        return [[p for i in self.path(leaf) for p in self._log_probs_of(self.segments[i])] for leaf in self.leaves]
-
-    @staticmethod
-    def _log_probs_of(segment: Segment) -> Sequence[float]:
-        if segment.author == TOOL or segment.log_probs is None:
-            return [0.0] * len(segment.token_ids)
-        return segment.log_probs
+        own = [
+            [0.0] * len(segment.token_ids) if segment.author == TOOL or segment.log_probs is None else segment.log_probs
+            for segment in self.segments
+        ]
+        return [[log_prob for i in self.path(leaf) for log_prob in own[i]] for leaf in self.leaves]
 
     def insert(self, parent: int | None, segments: Iterable[Segment]) -> int:
         """Append segments one after another below `parent`, and share the tokens that are already there.
@@ -184,8 +186,8 @@ class TrajectoryTree:
         return rest.parent
 
     def renumbered(self) -> "TrajectoryTree":
-        """The same tree with segments numbered depth first, in the order of the trajectories: not by when they were
-        made. Among siblings those that no trajectory reaches are the last ones, in the order of their tokens."""
+        """Return the tree with segments numbered depth first in the order of the trajectories. Among siblings those
+        that no trajectory reaches are the last ones, in the order of their tokens."""
         first: dict[int, int] = {}
         for position, leaf in enumerate(self.leaves):
             for i in self.path(leaf):
@@ -220,12 +222,7 @@ class TrajectoryTree:
     def to_dict(self) -> dict[str, Any]:
         """Return the tree in JSON's types, with what the viewer shows of each segment."""
         segments = [{**vars(segment), "info": segment.info.shown()} for segment in self.segments]
-        return {
-            "prompt_ids": self.prompt_ids,
-            "segments": segments,
-            "leaves": self.leaves,
-            "metrics": self.metrics,
-        }
+        return dict(prompt_ids=self.prompt_ids, segments=segments, leaves=self.leaves, metrics=self.metrics)
 
     def to_json(self) -> str:
         return json.dumps(self.to_dict())
@@ -242,12 +239,11 @@ class TrajectoryTree:
 def tree_of_rows(
     prompt_ids: Sequence[int], rows: Sequence[Sequence[int]], log_probs: Sequence[Sequence[float]] | None = None
 ) -> TrajectoryTree:
-    """The tree of token sequences that share prefixes by chance, such as independent samples.
+    """Return the tree of token sequences that share prefixes by chance, such as independent samples.
 
     Args:
-        prompt_ids: the prompt.
         rows: responses, all tokens by the model; each is a trajectory, in order.
-        log_probs: of each token; where rows share a token the first row's is kept.
+        log_probs: log-probability of each token; where rows share a token the first row's is kept.
     """
     tree = TrajectoryTree(list(prompt_ids))
     for i, row in enumerate(rows):
@@ -257,7 +253,7 @@ def tree_of_rows(
 
 
 def first_tokens(segments: Iterable[Segment], n: int) -> list[Segment]:
-    """The segments of the first n tokens of a trajectory; of the last one perhaps only the beginning."""
+    """Return the segments of the first n tokens of a trajectory, the last of which may be cut."""
     first = []
     for segment in segments:
         if n < 1:
@@ -269,11 +265,11 @@ def first_tokens(segments: Iterable[Segment], n: int) -> list[Segment]:
 
 
 def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
-    """How many tokens two sequences have in common from the first on."""
+    """Return the number of tokens that two sequences have in common from the first on."""
     return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
 
 
 def writes_trees(config, step: int) -> bool:
-    """Whether trees of this training step are kept (`trainer.tree_freq`)."""
+    """Return whether trees of this training step are kept (`trainer.tree_freq`)."""
     freq = config.trainer.get("tree_freq", -1)
     return freq > 0 and step % freq == 0

@@ -24,6 +24,7 @@ from typing import Any
 
 from verl.utils.parts import Tree, parts
 from verl.utils.token_fields import TokenField
+from verl.workers.rollout.answer_likelihood import AnswerLikelihood
 from verl.workers.rollout.engines.interface import Generation, GenerationRequest, RolloutEngine
 from verl.workers.rollout.environment import NO_ENVIRONMENT, Environment
 from verl.workers.rollout.prompt_task import PromptTask
@@ -101,15 +102,13 @@ class TreeBuilder:
     """One prompt's tree while it grows, and what a policy may do with it.
 
     Args:
-        engine: where tokens come from.
-        prompt_ids: the prompt.
-        environment: what answers the model.
-        sampling: of ordinary tokens.
-        max_tokens: of a response, the environment's results included.
-        stop_token_ids: end a response.
+        max_tokens: largest number of tokens of a response, the environment's results included.
+        stop_token_ids: tokens that end a response.
+        sampling: sampling of ordinary tokens.
         vocab_size: |V|, the unit of entropies.
-        seed: of the prompt.
-        request_id: of all requests to the engine.
+        seed: seed of the prompt.
+        request_id: name of all requests to the engine.
+        answer_likelihood: how likely the reference answer is after a beginning; None in runs that do not need it.
     """
 
     def __init__(
@@ -124,7 +123,9 @@ class TreeBuilder:
         vocab_size: int = 0,
         seed: int = 0,
         request_id: str | None = None,
+        answer_likelihood: AnswerLikelihood | None = None,
     ):
+        self.answer_likelihood = answer_likelihood
         self.engine, self.environment, self.sampling = engine, environment, sampling
         self.max_tokens, self.stop_token_ids = max_tokens, sorted(set(stop_token_ids))
         self.vocab_size, self.seed, self.request_id = vocab_size, seed, request_id
@@ -151,8 +152,6 @@ class TreeBuilder:
         """Return a continuation of `path`, up to the token that closes a call to the environment, if there is one.
 
         Args:
-            path: the response so far.
-            seed: seed of the sampling.
             max_tokens: largest number of tokens; None for as many as the response may still have.
             stop: texts that end the continuation, beside the environment's.
             greedy: take the most likely tokens instead of sampled ones.
@@ -186,12 +185,8 @@ class TreeBuilder:
 
     async def settle(self, path: Path, notes: Mapping[str, Any] | None = None) -> Continuation:
         """Return what follows the model's tokens at the end of `path`: the environment's answer to a call that they
-        close, or why the trajectory has ended. With neither, the model goes on in the same turn.
-
-        Args:
-            path: the response so far.
-            notes: what the viewer shows with the answer.
-        """
+        close, or why the trajectory has ended. With neither, the model goes on in the same turn. The viewer shows the
+        notes with the answer."""
         turn = path.tokens[path.turn :]
         if (call := self._call_in(turn)) is None:
             if turn and turn[-1] in self.stop_token_ids:
@@ -209,9 +204,7 @@ class TreeBuilder:
     async def advance(self, path: Path, **options: Any) -> Continuation:
         """Generate after `path`, perhaps let the environment answer, and say whether the trajectory has ended.
 
-        Args:
-            path: the response so far, whose turn has not ended.
-            options: see `generate`. With `n_entropy` the model's segment has entropies.
+        The options are those of `generate`. With `n_entropy` the model's segment has entropies.
         """
         generation = await self.generate(path, **options)
         entropies = generation.entropies if options.get("n_entropy") else None
@@ -235,7 +228,6 @@ class TreeBuilder:
         not yet in the tree.
 
         Args:
-            path: the response so far.
             seed: seed of the first turn; the seeds of later turns are derived from it.
             temperature: another temperature than the prompt's.
             n_entropy: if not 0, the model's segments have an entropy for each token.
@@ -274,22 +266,15 @@ class BranchPolicy(ABC):
     @classmethod
     @abstractmethod
     def from_config(cls, config, tokenizer=None) -> "BranchPolicy":
-        """The policy of a run.
+        """Return the policy of a run with this config, or raise a ValueError that names the policy's wrong key.
 
-        Args:
-            config: of the whole run.
-            tokenizer: None where the config is only checked, before any process starts.
-
-        Raises:
-            ValueError: what is wrong with the policy's own keys; names the key.
+        The tokenizer is None where the config is only checked, before any process starts.
         """
 
     def for_task(self, task: PromptTask, score: Score | None) -> "BranchPolicy":
         """Return the policy for one prompt, which follows the trainer's settings.
 
-        Args:
-            task: the prompt and its settings.
-            score: the reward loop; None where rewards are not computed during the rollout.
+        `score` asks the reward loop; it is None where rewards are not computed during the rollout.
         """
         return self
 
@@ -315,17 +300,9 @@ def policy_class(name: str) -> type[BranchPolicy]:
 
 
 async def grow(engine: RolloutEngine, prompt_ids: Sequence[int], n: int, policy: BranchPolicy, **options):
-    """The tree of one prompt.
+    """Return the tree of one prompt with 1 to n trajectories, numbered in their order.
 
-    Args:
-        engine, prompt_ids: see `TreeBuilder`, which also takes the `options`.
-        n: trajectories that the policy may return at most.
-
-    Returns:
-        the tree, numbered in the order of its trajectories; the same for the same seed and engine.
-
-    Raises:
-        ValueError: no prompt, or n < 1.
+    It is the same for the same seed and engine. `TreeBuilder` takes the options.
     """
     if n < 1 or not len(prompt_ids):
         raise ValueError(f"n={n}, a prompt of {len(prompt_ids)} tokens: expected at least 1 each")

@@ -2,7 +2,7 @@
 
 import random
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -11,7 +11,16 @@ from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopO
 from verl.experimental.agent_loop.single_turn_agent_loop import SingleTurnAgentLoop
 from verl.utils.config import omega_conf_to_dataclass
 
+from verl.utils.parts import credit_of
 from verl.workers.config.explore import parts_of
+from verl.workers.rollout.answer_likelihood import (
+    ANSWER_GAINS,
+    AnswerLikelihood,
+    answer_gains,
+    closing_text,
+    needs_answers,
+    reference_answers,
+)
 from verl.workers.rollout.engines.interface import (
     Generation,
     GenerationRequest,
@@ -49,11 +58,7 @@ class TrajectoryOutput(AgentLoopOutput):
 class TreeRollout:
     """Makes all trajectories of one prompt. One instance per worker; `run` is called for many prompts at once.
 
-    Args:
-        config: the whole config of the run.
-        agent_loop: upstream's single-turn agent loop: how a prompt becomes token ids.
-        engine: where tokens come from.
-        tokenizer: the model's.
+    `agent_loop`, upstream's for a single turn, makes token ids of a prompt; `config` is the whole one of the run.
     """
 
     # upstream's `_compute_score(outputs, kwargs)`, which sets reward_score and reward_extra_info of the last output.
@@ -67,13 +72,17 @@ class TreeRollout:
         self.policy = policy_class(parts.tree or "plain").from_config(config, tokenizer)
         self.plain = policy_class("plain").from_config(config, tokenizer)
         self.environment = environment_of(config, tokenizer)
+        self.needs_answers = needs_answers(config)
+        credit = credit_of(config.algorithm.adv_estimator)
+        # keys of a credit that reads gains of the answer's likelihood
+        self.gains = credit.read(config.algorithm) if credit and ANSWER_GAINS in credit.needs else None
         # what a reward function would have said of a row without an answer: group filters compare it with the others'
         filters = config.algorithm.get("filter_groups") or {}
         self.about_dropped = {filters["metric"]: 0.0} if filters.get("enable") and filters.get("metric") else {}
 
     @property
     def validates(self) -> bool:
-        """Whether validation needs the environment; else upstream's single-turn agent loop could do it."""
+        """Whether validation needs the environment; otherwise upstream's single-turn agent loop could do it."""
         return self.environment is not NO_ENVIRONMENT
 
     async def run(
@@ -81,19 +90,17 @@ class TreeRollout:
     ) -> list[TrajectoryOutput]:
         """Return the trajectories of a prompt, 1 to n.
 
-        Args:
-            task: the prompt and its settings.
-            n: number of trajectories.
-            sampling_params: temperature, top_p, top_k, … of ordinary sampling.
-            plain: n independent ones, as in validation, whatever the policy, and at the plain temperature.
+        Requests to the engine have the prompt's `uid` as their `request_id`, so that they go to one server.
 
-        Requests to the engine have the prompt's `uid` as their `request_id`: they go to one server, which is given
-        back when this has ended.
+        Args:
+            sampling_params: temperature, top_p, top_k, … of ordinary sampling.
+            plain: whether to make n independent trajectories at the plain temperature, as in validation.
         """
         started = time.perf_counter()
         prompt_ids = list(await self.agent_loop.ct_build_initial_tokens(list(task.row["raw_prompt"])))
         policy = self.plain if plain else self.policy.for_task(task, self._score(task.row, prompt_ids))
         engine = GroupEngine(self.engine, sampling_params)
+        likelihood = self._answer_likelihood(engine, task.row, prompt_ids) if self.needs_answers else None
         tree = await grow(
             engine,
             prompt_ids,
@@ -106,9 +113,13 @@ class TreeRollout:
             vocab_size=len(self.tokenizer),
             seed=self.seed_of(task),
             request_id=task.row["uid"],
+            answer_likelihood=likelihood,
         )
         tree.metrics |= {"tokens_generated": float(engine.tokens)} | engine.versions.metrics()
         outputs = rows_of(tree, policy, engine.versions, time.perf_counter() - started)
+        if likelihood is not None and self.gains is not None:
+            for output, gains in zip(outputs, await answer_gains(tree, likelihood, self.gains.log_prob), strict=True):
+                output.token_fields[ANSWER_GAINS.name] = gains
         for output in outputs:
             if output.reward_score is not None:
                 output.extra_fields["reward_extra_info"] = dict(self.about_dropped)
@@ -116,21 +127,28 @@ class TreeRollout:
         return outputs
 
     def seed_of(self, task: PromptTask) -> int:
-        """Depends on the run's seed, the training step, the row (its `index`, which may be missing, and its text), and
-        how often the step has had this row before."""
+        """Return a seed that follows from the run's seed, the training step, the row (its `index`, if any, and its
+        text), and how often the step has had this row before."""
         seed = self.config.actor_rollout_ref.rollout.seed
         row = f"{task.row.get('index')} {list(task.row.get('raw_prompt', ()))}"
         again = task.settings.occurrence
         return random.Random(f"{seed} {task.step} {row}{f' {again}' if again else ''}").getrandbits(31)
 
     def response_tokens(self, prompt_tokens: int) -> int:
-        """Tokens that a response may have, as upstream's server counts them."""
+        """Return the number of tokens that a response may have, as upstream's server counts them."""
         rollout = self.config.actor_rollout_ref.rollout
         context = rollout.get("max_model_len") or rollout.prompt_length + rollout.response_length
         tokens = min(rollout.response_length, context - prompt_tokens)
         if tokens < 1:
             raise ValueError(f"a prompt of {prompt_tokens} tokens leaves none for a response in a context of {context}")
         return tokens
+
+    def _answer_likelihood(self, engine: RolloutEngine, row: Mapping[str, Any], prompt_ids: list[int]):
+        async def score(before: Sequence[int], continuation: Sequence[int]) -> list[float]:
+            return await engine.score(before, continuation, row["uid"])
+
+        answers = reference_answers(row)
+        return AnswerLikelihood(score, prompt_ids, self.tokenizer, closing_text(self.config), answers)
 
     def _score(self, prompt: Mapping[str, Any], prompt_ids: list[int]) -> Score | None:
         if self.compute_score is None:
@@ -161,7 +179,7 @@ class TreeRollout:
 
 
 def environment_of(config, tokenizer) -> Environment:
-    """The environment of a run's config; its tools are loaded. Raises ValueError if one of them does not work."""
+    """Return the environment of a run's config; its tools are loaded. Raises ValueError if one does not work."""
     rollout = omega_conf_to_dataclass(config.actor_rollout_ref.rollout)
     if parts_of(rollout).environment == "none":
         return NO_ENVIRONMENT
@@ -173,27 +191,24 @@ def environment_of(config, tokenizer) -> Environment:
 def rows_of(
     tree: TrajectoryTree, policy: BranchPolicy, versions: WeightVersions | None = None, seconds: float = 0.0
 ) -> list[TrajectoryOutput]:
-    """A row of the batch for each of the tree's leaves, in their order; one without an answer has reward 0 already.
+    """Return a row of the batch for each of the tree's leaves, in order; one without an answer has reward 0 already.
 
     `response_mask` says who wrote a token. Token fields: `segment_ids`, of which equal ones in a prompt's rows are the
     same shared token, and the policy's own `fields`.
 
     Args:
-        tree: of `grow`.
-        policy: what made it.
-        versions: of the weights that made the tree, for upstream's staleness metrics.
-        seconds: that it took.
+        versions: versions of the weights that made the tree, for upstream's staleness metrics.
+        seconds: time that the tree took.
     """
-    columns = zip(tree.leaves, tree.trajectories(), tree.response_masks(), tree.log_probs(), strict=True)
+    columns = zip(
+        tree.leaves, tree.trajectories(), tree.response_masks(), tree.log_probs(), tree.segment_ids(), strict=True
+    )
     versions, rows = versions or WeightVersions(), []
-    for leaf, tokens, mask, log_probs in columns:
-        path = [(i, tree.segments[i]) for i in tree.path(leaf)]
-        calls = [segment.info.call or {} for _, segment in path if segment.author == TOOL]
-        fields = {SEGMENT_IDS.name: [i for i, segment in path for _ in segment.token_ids]}
+    for leaf, tokens, mask, log_probs, segment_ids in columns:
+        calls = [tree.segments[i].info.call or {} for i in tree.path(leaf) if tree.segments[i].author == TOOL]
+        fields = {SEGMENT_IDS.name: segment_ids}
         for need in policy.fields:
-            fields[need.name] = [
-                segment.info.fields.get(need.name, need.unsent) for _, segment in path for _ in segment.token_ids
-            ]
+            fields[need.name] = [tree.segments[i].info.fields.get(need.name, need.unsent) for i in segment_ids]
         rows.append(
             TrajectoryOutput(
                 prompt_ids=tree.prompt_ids,
@@ -214,12 +229,8 @@ def rows_of(
 
 
 class GroupEngine(RolloutEngine):
-    """A group's engine: it counts the tokens it made, remembers their weights' versions, and passes the sampler's
-    settings of the group's prompt on with every request.
-
-    Args:
-        sampling_params: of the group; its `extra_args`, if any, go with every request.
-    """
+    """A group's engine: it counts the tokens it made, remembers their weights' versions, and adds the `extra_args` of
+    the group's `sampling_params`, if any, to every request."""
 
     def __init__(self, engine: RolloutEngine, sampling_params: dict[str, Any] | None = None):
         self.engine, self.versions, self.tokens = engine, WeightVersions(), 0
@@ -231,3 +242,6 @@ class GroupEngine(RolloutEngine):
         self.versions.add(request.prompt_ids, generation)
         self.tokens += len(generation.token_ids)
         return generation
+
+    async def score(self, prompt_ids, continuation_ids, request_id=None) -> list[float]:
+        return await self.engine.score(prompt_ids, continuation_ids, request_id)

@@ -15,12 +15,12 @@ OLDEST, NEWEST = "min_global_steps", "max_global_steps"  # upstream's names
 
 
 class Part(NamedTuple):
-    """What a version of the weights has made of a request.
+    """The tokens of a request that one version of the weights has made.
 
     Args:
-        context: hash of the tokens before it.
-        tokens: its own.
-        version: of the weights: the training step after which they were sent.
+        context: hash of the tokens before them.
+        tokens: the tokens.
+        version: the training step after which the weights were sent.
     """
 
     context: int
@@ -52,7 +52,7 @@ class WeightVersions:
             start += n_tokens
 
     def of(self, tokens: Sequence[int], mask: Sequence[int] | None = None) -> dict[str, int]:
-        """The oldest and the newest version that has made a token of this trajectory; empty for an engine without.
+        """Return the oldest and the newest version that made a token of this trajectory; empty for an engine without.
 
         Of requests that continue the same tokens, those count that agree with it longest: all of them, where only their
         beginning is in it, or where its next token was chosen among their candidates.

@@ -176,13 +176,10 @@ def prefix_tree_attention(
     prefix_tree: TrieSegments | None = None,
     **kwargs,
 ) -> tuple[torch.Tensor, None]:
-    """As `transformers` calls attention functions: `query` (1, H, N, D), `key` and `value` (1, G, N, D).
-
-    Returns:
-        (1, N, H, D), and no weights.
+    """Return (1, N, H, D), and no weights, for `query` (1, H, N, D), `key` and `value` (1, G, N, D).
 
     Raises:
-        ValueError: the forward was not given a trie, or the model has dropout or a sliding window.
+        ValueError: the forward has no trie, or the model has dropout or a sliding window.
     """
     if prefix_tree is None:
         raise ValueError(f"attention {NAME!r} needs the keyword argument prefix_tree of the model's forward")

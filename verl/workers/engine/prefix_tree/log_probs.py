@@ -119,7 +119,7 @@ def tree_log_probs(
         (T - 1,) of the distributions that they were drawn from; None for the entropies without `calculate_entropy`.
 
     Raises:
-        ValueError: for an empty sequence, a model of another type, or as said above.
+        ValueError: a sequence is empty, the model is of another type, or it checkpoints without that call.
     """
     if not sequences or any(sequence.dim() != 1 or not len(sequence) for sequence in sequences):
         raise ValueError("sequences: expected 1-D tensors of at least one token id")
@@ -144,7 +144,7 @@ def tree_log_probs(
 
 @contextmanager
 def _attention_of(model: torch.nn.Module) -> Iterator[None]:
-    """The model attends on tries within this context, and as before after it."""
+    """Let the model attend on tries within this context, and as before after it."""
     check_model_config(model.config.to_dict())
     before = model.config._attn_implementation
     if before != NAME and model.training and getattr(model, "is_gradient_checkpointing", False):

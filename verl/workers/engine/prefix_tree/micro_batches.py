@@ -22,11 +22,7 @@ GATHERED_A_TOKEN = 16
 
 
 class TrieOrder:
-    """Rows in the order of their trie; a run (start, end) is the rows from `start` to before `end` there.
-
-    Args:
-        kinds: see `build_trie`.
-    """
+    """Rows in the order of their trie; a run (start, end) is the rows from `start` to before `end` there."""
 
     def __init__(self, rows: Sequence[np.ndarray], kinds: Sequence[float] | None = None):
         self.order, shared = sort_by_prefix([np.ascontiguousarray(row, dtype=np.int64) for row in rows], kinds)
@@ -36,7 +32,7 @@ class TrieOrder:
         self._all = np.append(0, np.cumsum(self.lengths))
 
     def tokens(self, run: Run) -> int:
-        """How many distinct tokens the run's trie has."""
+        """Return the number of distinct tokens in the run's trie."""
         start, end = run
         return int(self._added[end] - self._added[start] + self.shared[start])
 
@@ -61,11 +57,7 @@ class TrieOrder:
         return [(start, even), (even, end)]
 
     def runs_within(self, budget: int) -> list[Run]:
-        """Few runs of at most `budget` tokens each, by `cost`.
-
-        Raises:
-            ValueError: a row alone has more.
-        """
+        """Return few runs of at most `budget` tokens each, by `cost`; raise ValueError if a row alone has more."""
         if self.lengths.max() > budget:
             raise ValueError(
                 f"use_prefix_tree: a row of {self.lengths.max()} tokens exceeds the {budget} of a micro-batch: raise "

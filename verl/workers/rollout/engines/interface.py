@@ -78,16 +78,49 @@ class RolloutEngine(ABC):
     async def generate(self, request: GenerationRequest) -> Generation:
         """Return the continuation of `request.prompt_ids`."""
 
+    async def score(
+        self, prompt_ids: Sequence[int], continuation_ids: Sequence[int], request_id: str | None = None
+    ) -> list[float]:
+        """Return the log-probability in nats of each token of a given continuation.
+
+        It is that of the raw distribution (T = 1) of the weights that the engine has when it is asked, whatever tokens
+        are sampled with. vLLM takes a common prefix from its cache.
+
+        Args:
+            prompt_ids: tokens before the continuation, at least one.
+            continuation_ids: tokens to score.
+            request_id: see `GenerationRequest`.
+        """
+        raise NotImplementedError(f"{type(self).__name__} scores no continuations")
+
+
+def last_scores(prompt_log_probs: Sequence[float], n_cached: int | None, n_prompt: int, n: int) -> list[float] | None:
+    """Return the log-probabilities of a prompt's last n tokens out of those that vLLM reports; None if it lacks some.
+
+    vLLM computes none for tokens whose predecessors it takes from the prefix cache: its V2 model runner leaves them
+    out, and the older one reports unset memory for them. So the last ones are right unless the cache holds a token
+    of the continuation that another one follows.
+
+    Args:
+        prompt_log_probs: as reported, without the first token's.
+        n_cached: number of the prompt's tokens that came from the cache.
+        n_prompt: number of tokens before the continuation.
+        n: number of tokens of the continuation.
+    """
+    if (n_cached or 0) > n_prompt - 1 or len(prompt_log_probs) < n:
+        return None
+    return list(prompt_log_probs[-n:])
+
 
 def end_of_sequence_ids(tokenizer, generation_config=None) -> list[int]:
-    """Ids that end a response: the tokenizer's, and those of the generation config, where a server stops as well."""
+    """Return the ids that end a response: the tokenizer's, and the generation config's, at which a server stops too."""
     more = getattr(generation_config, "eos_token_id", None)
     more = more if isinstance(more, list) else [more]
     return sorted({token for token in (tokenizer.eos_token_id, *more) if token is not None})
 
 
 def generation_config_of(model_path: str):
-    """The model's `GenerationConfig`; None for a model without one."""
+    """Return the model's `GenerationConfig`; None for a model without one."""
     from transformers import GenerationConfig
 
     try:

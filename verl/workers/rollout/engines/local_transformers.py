@@ -21,6 +21,16 @@ class TransformersEngine(RolloutEngine):
         with torch.inference_mode():
             return self._continue(request)
 
+    async def score(self, prompt_ids, continuation_ids, request_id=None) -> list[float]:
+        n, tokens = len(continuation_ids), [*prompt_ids, *continuation_ids]
+        if not n:
+            return []
+        inputs = torch.tensor([tokens], device=self.model.device)
+        with torch.inference_mode():
+            logits = self.model(inputs, logits_to_keep=n + 1).logits[0, :-1]
+        log_probs = logits.float().log_softmax(-1)
+        return log_probs.gather(-1, inputs[0, -n:, None]).squeeze(-1).tolist()
+
     def _continue(self, request: GenerationRequest) -> Generation:
         tempered = (request.extra_args or {}).get("adaptive_temperature")
         generator = torch.Generator(self.model.device)

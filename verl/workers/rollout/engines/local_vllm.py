@@ -2,8 +2,7 @@
 
 from pathlib import Path
 
-from verl.utils.entropy_estimate import entropies_of
-from verl.workers.rollout.engines.interface import Generation, GenerationRequest, RolloutEngine
+from verl.workers.rollout.engines.interface import Generation, GenerationRequest, RolloutEngine, last_scores
 from vllm_patches.top_logprobs_without_text import leave_out_text
 
 
@@ -11,10 +10,7 @@ class VLLMEngine(RolloutEngine):
     """vLLM's asynchronous engine; counts its requests and the tokens that it generates.
 
     Top log-probs and entropies are those of the raw distribution (T = 1), unless `logprobs_mode` says otherwise.
-
-    Args:
-        engine: vLLM's `AsyncLLM`.
-        vocab_size: tokens of the tokenizer, for entropies.
+    `vocab_size` is the tokenizer's, for entropies.
     """
 
     def __init__(self, engine, vocab_size: int):
@@ -43,10 +39,9 @@ class VLLMEngine(RolloutEngine):
     async def generate(self, request: GenerationRequest) -> Generation:
         from vllm import SamplingParams
 
-        from verl.workers.rollout.engines.top_logprobs_server import in_two_outputs, ranked, top_log_probs
+        from verl.workers.rollout.engines.top_logprobs_server import in_two_outputs, top_of_steps
 
         self.requests += 1
-        n = max(request.n_top_logprobs, request.n_entropy)
         # as the rollout server does: see top_logprobs_server.py
         params = SamplingParams(
             max_tokens=request.max_tokens,
@@ -58,7 +53,7 @@ class VLLMEngine(RolloutEngine):
             top_p=request.top_p,
             top_k=request.top_k,
             seed=request.seed,
-            logprobs=n,
+            logprobs=max(request.n_top_logprobs, request.n_entropy),
             flat_logprobs=True,
             detokenize=bool(request.stop),
             extra_args=request.extra_args,
@@ -70,12 +65,36 @@ class VLLMEngine(RolloutEngine):
             last = part
         output = last.outputs[0]
         self.generated += len(output.token_ids)
-        flat = output.logprobs
-        generation = Generation(list(output.token_ids), [flat.logprobs[at] for at in flat.start_indices])
-        generation.stopped = bool(generation.token_ids) and generation.token_ids[-1] in request.stop_token_ids
-        if request.n_top_logprobs:
-            generation.top_logprobs = ranked(flat, request.n_top_logprobs)
-        if request.n_entropy:
-            top = top_log_probs(flat, n)[:, : request.n_entropy]
-            generation.entropies = entropies_of(top, self.vocab_size).tolist()
-        return generation
+        flat, token_ids = output.logprobs, list(output.token_ids)
+        return Generation(
+            token_ids,
+            [flat.logprobs[at] for at in flat.start_indices],
+            stopped=bool(token_ids) and token_ids[-1] in request.stop_token_ids,
+            **top_of_steps(flat, request.n_top_logprobs, request.n_entropy, self.vocab_size),
+        )
+
+    async def score(self, prompt_ids, continuation_ids, request_id=None) -> list[float]:
+        if not continuation_ids:
+            return []
+        prompt = {"prompt_token_ids": [*prompt_ids, *continuation_ids]}
+        for skip_cache in (False, True):
+            self.requests += 1
+            output = await self._only_output(prompt, skip_cache)
+            reported = [next(iter(token.values())).logprob for token in output.prompt_logprobs[1:] if token]
+            scores = last_scores(reported, output.num_cached_tokens, len(prompt_ids), len(continuation_ids))
+            if scores is not None:
+                return scores
+        raise RuntimeError(f"vLLM reported {len(reported)} log-probabilities of a prompt of {len(prompt_ids)} tokens")
+
+    async def _only_output(self, prompt: dict, skip_cache: bool):
+        from vllm import SamplingParams
+
+        params = SamplingParams(
+            max_tokens=1,
+            temperature=0,
+            prompt_logprobs=0,
+            detokenize=False,
+            skip_reading_prefix_cache=skip_cache,
+        )
+        outputs = self.engine.generate(prompt, params, request_id=f"request-{self.requests}")
+        return [output async for output in outputs][-1]

@@ -66,11 +66,7 @@ class ExchangeServer:
 
 
 class Exchange:
-    """The worker's side, for one server.
-
-    Args:
-        server: the handle of an actor that is an `ExchangeServer`.
-    """
+    """The worker's side, for one server: the handle of an actor that is an `ExchangeServer`."""
 
     def __init__(self, server):
         self.server, self.client = server, uuid4().hex
@@ -82,11 +78,7 @@ class Exchange:
         self.collecting: asyncio.Task | None = None
 
     async def generate(self, **request: Any) -> Any:
-        """What the server's `generate` gives.
-
-        Raises:
-            RuntimeError: what it raised, in words.
-        """
+        """Return what the server's `generate` returns, or raise RuntimeError with what it raised, in words."""
         loop, number = asyncio.get_running_loop(), next(self.numbers)
         if not self.new:
             loop.call_soon(self._submit)

@@ -120,12 +120,19 @@ class TopLogprobsServer(ExchangeServer, vLLMHttpServer):
         flat = request["logprobs"]
         if len(flat) != len(output.token_ids):
             raise RuntimeError(f"vLLM reported log-probabilities of {len(flat)} tokens for {len(output.token_ids)}")
-        if n_top_logprobs:
-            output.extra_fields[TOP_LOGPROBS] = ranked(flat, n_top_logprobs)
-        if n_entropy:
-            top = top_log_probs(flat, n)[:, :n_entropy]
-            output.extra_fields[ENTROPIES] = entropies_of(top, len(self.model_config.tokenizer)).tolist()
+        output.extra_fields |= top_of_steps(flat, n_top_logprobs, n_entropy, len(self.model_config.tokenizer))
         return output
+
+
+def top_of_steps(flat: FlatLogprobs, n_top_logprobs: int, n_entropy: int, vocab_size: int) -> dict[str, list]:
+    """Return the most likely tokens and the entropy of each step, whichever are asked for by numbers above 0."""
+    values: dict[str, list] = {}
+    if n_top_logprobs:
+        values[TOP_LOGPROBS] = ranked(flat, n_top_logprobs)
+    if n_entropy:
+        top = top_log_probs(flat, max(n_top_logprobs, n_entropy))[:, :n_entropy]
+        values[ENTROPIES] = entropies_of(top, vocab_size).tolist()
+    return values
 
 
 def ranked(flat: FlatLogprobs, n: int) -> list[list[tuple[int, float]]]:

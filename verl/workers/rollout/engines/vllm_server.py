@@ -13,7 +13,7 @@ from uuid import uuid4
 
 from verl.workers.rollout.replica import RolloutReplicaRegistry
 
-from verl.workers.rollout.engines.interface import Generation, GenerationRequest, RolloutEngine
+from verl.workers.rollout.engines.interface import Generation, GenerationRequest, RolloutEngine, last_scores
 from verl.workers.rollout.engines.request_batching import Exchange
 from verl.workers.rollout.tools.protocol import stops_after
 
@@ -22,7 +22,7 @@ REJECTED_SECONDS = 1.0
 
 
 def serve_top_logprobs() -> None:
-    """In this process, which starts the rollout servers: vLLM's report top log-probs and entropies where asked to."""
+    """Let vLLM's servers, which this process starts, report top log-probs and entropies where they are asked to."""
 
     def load():
         return importlib.import_module("verl.workers.rollout.engines.top_logprobs_server").TopLogprobsReplica
@@ -86,7 +86,7 @@ class GroupServers:
 
 
 class LLMClientEngine(RolloutEngine):
-    """See `RolloutEngine`. `n_top_logprobs` and `n_entropy` need servers that report them (`top_logprobs_server`).
+    """The engine of a run's servers. `n_top_logprobs` and `n_entropy` need `top_logprobs_server`.
 
     Requests of one `request_id` go to one server until `release`. A request that is aborted in mid-generation, as for a
     weight sync, goes on from the tokens it has: the result is that of one request, but that new weights made the rest.
@@ -129,8 +129,32 @@ class LLMClientEngine(RolloutEngine):
                 self.release(group)
         return result
 
+    async def score(self, prompt_ids, continuation_ids, request_id=None) -> list[float]:
+        if not continuation_ids:
+            return []
+        group = request_id or uuid4().hex
+        params = {"max_tokens": 1, "temperature": 0.0, "prompt_logprobs": 0, "skip_reading_prefix_cache": False}
+        try:
+            while True:
+                output = await self.servers.generate(group, [*prompt_ids, *continuation_ids], dict(params))
+                # upstream adds a number for what follows the last token
+                reported = [log_prob for (log_prob,) in output.extra_fields.get("prompt_logprobs", [])[:-1]]
+                n_cached = output.extra_fields.get("num_cached_tokens")
+                scores = last_scores(reported, n_cached, len(prompt_ids), len(continuation_ids))
+                if scores is not None:
+                    return scores
+                if output.stop_reason == ABORTED or not output.token_ids:
+                    await asyncio.sleep(REJECTED_SECONDS)
+                elif params["skip_reading_prefix_cache"]:
+                    raise RuntimeError(f"the server reported {len(reported)} log-probabilities of a prompt")
+                else:
+                    params["skip_reading_prefix_cache"] = True
+        finally:
+            if request_id is None:
+                self.release(group)
+
     def _stops_after(self, token_ids: list[int], stops: list[str]) -> list[str]:
-        """A server looks for stop texts in what it makes itself; with these it also ends one that was begun before."""
+        """Return stop texts with which a server, which searches only what it makes itself, ends one begun before."""
         if not token_ids or self.text_of is None:
             return stops
         return stops_after(self.text_of(token_ids), stops)
@@ -154,11 +178,7 @@ def _sampling_params(request: GenerationRequest) -> dict[str, Any]:
 
 
 def _append(result: Generation, output) -> None:
-    """Add a server's output to what there is.
-
-    Raises:
-        RuntimeError: the server reports no top log-probs or entropies although they were asked for.
-    """
+    """Add a server's output to the result; raise RuntimeError if it lacks top log-probs or entropies."""
     for name in ("top_logprobs", "entropies"):
         if (values := getattr(result, name)) is not None:
             reported = output.extra_fields.get(name, [])

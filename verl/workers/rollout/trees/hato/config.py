@@ -171,9 +171,11 @@ class HATOConfig:
     Args:
         verification_threshold: a reward above it counts as a right answer.
         path_reward: R_path of a step is the `best` reward below it, cut to [0, 1], or their `mean`.
-        local_reward: `heuristic`; the dotted name of a function (see local_reward.py); or `reward_loop`: upstream's
-            reward loop, where a process reward model can be served, scores the path up to the step, and the reward
-            function finds the step's text in extra_info["hato_step"].
+        local_reward: `heuristic`; the dotted name of a function (see local_reward.py); `answer_likelihood`: how likely
+            the policy holds the reference answer after the step (see rollout/answer_likelihood.py), which
+            reward_weights.alpha=0 keeps out of the training; or `reward_loop`: upstream's reward loop, where a process
+            reward model can be served, scores the path up to the step, and the reward function finds the step's text in
+            extra_info["hato_step"].
         train_on_local_reward_alone: whether siblings whose beta R_path + gamma R_causal are all equal are trained by
             R_local: its differences, however small, are normalized to full weight. With beta = gamma = 0 they always
             are. False: their advantage is 0.

@@ -8,6 +8,7 @@ to it; a step that runs to the final answer goes through all its calls.
 
 import asyncio
 import copy
+import math
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -17,6 +18,7 @@ from verl.utils.entropy_estimate import mean_entropy
 from verl.utils.parts import register_tree
 from verl.utils.token_fields import TokenField
 from verl.workers.config.keys import ACTOR, ROLLOUT
+from verl.workers.rollout.answer_likelihood import ANSWER_LIKELIHOOD
 from verl.workers.rollout.engines.interface import gather_or_cancel
 from verl.workers.rollout.prompt_task import PromptTask
 from verl.workers.rollout.trajectory_tree import DROPPED_STEPS, MODEL, TOOL, Segment, SegmentInfo, TrajectoryTree
@@ -79,7 +81,7 @@ class Policy(BranchPolicy):
     @classmethod
     def from_config(cls, config, tokenizer=None) -> "Policy":
         hato = HATOConfig.from_dict(config.get("hato") or {})
-        by_name = hato.local_reward != REWARD_LOOP
+        by_name = hato.local_reward not in (REWARD_LOOP, ANSWER_LIKELIHOOD)
         return cls(
             hato,
             value_model_of(hato, config.actor_rollout_ref.rollout.seed),
@@ -98,7 +100,7 @@ class Policy(BranchPolicy):
         policy.temperature = settings.get("temperature")
         if "max_nodes" in settings:
             policy.bounds = replace(self.bounds, max_nodes=settings["max_nodes"])
-        if self.local_reward is None:
+        if self.config.local_reward == REWARD_LOOP:
             policy.local_reward = self._by_the_reward_loop(score)
         return policy
 
@@ -194,6 +196,7 @@ class Round:
             for segment in step.segments:
                 segment.info.fields[LOCAL_REWARDS.name] = local[i]
                 segment.info.entropies = None
+            step.segments[-1].info.ends_step = True
             first = step.segments[0].info
             first.for_trainer |= {"value": values[i], "features": features[i]}
             entropy = features[i][FEATURES.index("mean_entropy")]
@@ -242,6 +245,12 @@ class Round:
         )
 
     async def _local(self, drawn: Drawn) -> float:
+        if self.config.local_reward == ANSWER_LIKELIHOOD:
+            likelihood = self.builder.answer_likelihood
+            if likelihood is None:
+                raise ValueError(f"hato.local_reward={ANSWER_LIKELIHOOD}: this rollout has no reference answers")
+            written = [token for segment in drawn.segments for token in segment.token_ids]
+            return min(1.0, math.exp(await likelihood.log_prob([*drawn.before.tokens, *written])))
         step = Step(
             problem=self.builder.tree.prompt_ids,
             before=list(drawn.before.tokens),

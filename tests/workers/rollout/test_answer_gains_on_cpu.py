@@ -1,0 +1,154 @@
+"""Gains of the reference answer's likelihood: of toy trees by hand, and as HATO's local reward."""
+
+import asyncio
+import math
+
+import pytest
+
+from tests.configs import composed
+from tests.workers.rollout.toy_engine import EOS, VOCAB, Calls, HashEngine
+from verl.workers.rollout.answer_likelihood import (
+    CLOSING,
+    CLOSING_WITH_TOOLS,
+    AnswerLikelihood,
+    answer_gains,
+    closing_text,
+    needs_answers,
+)
+from verl.workers.rollout.trajectory_tree import TOOL, Segment, SegmentInfo, TrajectoryTree
+from verl.workers.rollout.tree_builder import grow
+from verl.workers.rollout.trees.hato.config import HATOConfig
+from verl.workers.rollout.trees.hato.policy import Policy as HATO
+from verl.workers.rollout.trees.hato.value_model import value_model_of
+from verl.workers.rollout.trees.plain import Policy as Plain
+
+PROMPT = [3, 1]
+
+
+class Letter:
+    """A tokenizer of one token for each letter."""
+
+    def encode(self, text, add_special_tokens=False):
+        return [ord(letter) - ord("a") for letter in text]
+
+
+def likelihood(score, answers=("c",), prompt=PROMPT) -> AnswerLikelihood:
+    return AnswerLikelihood(score, prompt, Letter(), "b", answers)
+
+
+async def by_length(before, continuation):
+    """The longer the beginning, the likelier; b is the closing text."""
+    assert before[:2] == PROMPT and before[-1] == 1
+    return [-1.0 / (len(before) - 2) - continuation[0] for _ in continuation]
+
+
+def test_gains_stand_at_the_ends_of_turns_and_shared_beginnings_are_scored_once():
+    asked = []
+
+    async def score(before, continuation):
+        asked.append((tuple(before), tuple(continuation)))
+        return await by_length(before, continuation)
+
+    tree = TrajectoryTree(PROMPT)
+    call = tree.add(Segment(None, [5, 6], [0.0, 0.0]))
+    result = tree.add(Segment(call, [7], author=TOOL))
+    tree.leaves = [tree.add(Segment(result, [8, 9], [0.0, 0.0]))]
+    more = tree.add(Segment(result, [4], [0.0]))
+    tree.leaves.append(tree.add(Segment(tree.add(Segment(more, [7, 7], author=TOOL)), [9], [0.0])))
+    for log_prob in (True, False):
+        gains = asyncio.run(answer_gains(tree, likelihood(score, answers=("d", "c")), log_prob))
+
+        def value(length: int, log_prob=log_prob) -> float:
+            found = -1.0 / (length + 1) - 2  # c is likelier than d
+            return found if log_prob else math.exp(found)
+
+        first = value(3) - value(0)
+        assert gains[0] == pytest.approx([math.nan, math.nan, first, math.nan, math.nan], nan_ok=True)
+        second = value(6) - value(3)
+        expected = [math.nan, math.nan, first, math.nan, math.nan, second, math.nan]
+        assert gains[1] == pytest.approx(expected, nan_ok=True)
+    assert len(asked) == 2 * 2 * 3, "after the prompt and after two results, for two answers"
+
+
+def test_a_trajectory_of_one_turn_has_no_gain():
+    tree = TrajectoryTree(PROMPT, [Segment(None, [5, 6], [0.0, 0.0], info=SegmentInfo(ends_step=True))], [0])
+    (gains,) = asyncio.run(answer_gains(tree, likelihood(by_length)))
+    assert all(map(math.isnan, gains))
+
+
+def grown(policy, n=6, environment=None, **config):
+    async def growing():
+        engine = HashEngine(3.0, 2)
+
+        async def score(before, continuation):
+            found = []
+            for at, token in enumerate(continuation):
+                found.append(math.log(engine.probabilities([*before, *continuation[:at]])[token]))
+            return found
+
+        of_answer = likelihood(score, answers=("k", "cd"))
+        options = {"max_tokens": 40, "stop_token_ids": [EOS], "vocab_size": VOCAB, "seed": 0}
+        options |= {} if environment is None else {"environment": environment}
+        tree = await grow(engine, PROMPT, n, policy, answer_likelihood=of_answer, **options)
+        return tree, of_answer, await answer_gains(tree, of_answer, log_prob=True)
+
+    return asyncio.run(growing())
+
+
+def test_gains_of_turns_with_tools_add_up():
+    tree, _, gains = grown(Plain(), environment=Calls(3))
+    ends = 0
+    for row, mask, tokens in zip(gains, tree.response_masks(), tree.trajectories(), strict=True):
+        places = [at for at, gain in enumerate(row) if not math.isnan(gain)]
+        ends += len(places)
+        assert all(mask[at] == 0 and mask[at + 1] == 1 for at in places), "a turn ends with a result"
+        engine = HashEngine(3.0, 2)
+
+        def log_prob(before, answer, engine=engine):
+            return math.log(engine.probabilities([*PROMPT, *before, 1])[answer])
+
+        for at in places:
+            best = max(log_prob(tokens[: at + 1], 10), two_letters(engine, tokens[: at + 1]))
+            start = max(log_prob([], 10), two_letters(engine, []))
+            assert sum(row[i] for i in places if i <= at) == pytest.approx(best - start)
+    assert ends
+
+
+def two_letters(engine, before) -> float:
+    context = [*PROMPT, *before, 1]
+    return (math.log(engine.probabilities(context)[2]) + math.log(engine.probabilities([*context, 2])[3])) / 2
+
+
+def test_hatos_local_reward_is_the_answers_likelihood_after_the_step():
+    config = HATOConfig.from_dict(
+        {"local_reward": "answer_likelihood", "tree": {"max_step_tokens": 6, "step_delimiter": "a"}}
+    )
+    tree, of_answer, gains = grown(HATO(config, value_model_of(config, 0), None, lambda tokens: ""))
+    steps = 0
+    for leaf, row in zip(tree.leaves, gains, strict=True):
+        tokens = []
+        for i in tree.path(leaf):
+            segment = tree.segments[i]
+            tokens += segment.token_ids
+            likely = math.exp(asyncio.run(likely_after(of_answer, tokens)))
+            assert segment.info.fields["local_rewards"] == pytest.approx(likely)
+            assert math.isnan(row[len(tokens) - 1]) == (i == leaf), "each step but the last has a gain"
+            steps += 1
+    assert steps > len(tree.leaves)
+
+
+async def likely_after(of_answer, tokens) -> float:
+    return max(
+        [two_letters(HashEngine(3.0, 2), tokens), math.log(HashEngine(3.0, 2).probabilities([*PROMPT, *tokens, 1])[10])]
+    )
+
+
+def test_which_runs_need_answers_and_what_opens_them():
+    plain = composed("explore")
+    assert not needs_answers(plain) and closing_text(plain) == CLOSING
+    credit = composed("explore", "credit=igpo", "environment=tools")
+    assert needs_answers(credit) == "algorithm.adv_estimator=igpo" and closing_text(credit) == CLOSING_WITH_TOOLS
+    guided = composed("explore", "tree=hato", "hato.local_reward=answer_likelihood")
+    assert needs_answers(guided) == "hato.local_reward=answer_likelihood"
+    own = composed("explore", "credit=igpo", "actor_rollout_ref.rollout.answer_closing='So: '")
+    assert closing_text(own) == "So: "

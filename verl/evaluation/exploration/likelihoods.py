@@ -1,0 +1,110 @@
+"""Whether the likelihood of the reference answer tells early which responses end right: a part of scripts/explore.sh.
+
+Of two responses to a prompt, one right and one wrong, both cut at the same share of their length: how often has the
+right one the higher number? 0.5 is chance. Beside the reference's likelihood two controls are measured: a wrong
+answer's likelihood, and how likely the beginning itself is.
+"""
+
+from collections.abc import Mapping, Sequence
+from itertools import product
+from statistics import fmean
+from typing import Any
+
+from tqdm import tqdm
+
+from verl.evaluation.exploration.table import Group, Trajectory
+from verl.evaluation.metrics import bootstrap_interval
+from verl.evaluation.results import INTERVAL_ENDS
+from verl.workers.rollout.answer_likelihood import AnswerLikelihood, reference_answers
+from verl.workers.rollout.engines.interface import RolloutEngine, gather_or_cancel
+
+SHARES = (0.25, 0.5, 0.75)
+# what is compared between responses
+SIGNALS = ("reference", "wrong answer", "beginning")
+# below it a signal is too weak to guide a search
+USEFUL = 0.65
+
+
+def references_by_prompt(rows: Sequence[Mapping]) -> list[tuple[list[str], list[str]]] | None:
+    """Return for each row its reference answers, and those of another row, which are wrong answers to it; None where a
+    row has none, or all have the same."""
+    try:
+        answers = [reference_answers(row) for row in rows]
+    except ValueError:
+        return None
+    pairs = []
+    for number, own in enumerate(answers):
+        others = (answers[(number + step) % len(answers)] for step in range(1, len(answers)))
+        wrong = next((other for other in others if not {*other} & {*own}), None)
+        if wrong is None:
+            return None
+        pairs.append((own, wrong))
+    return pairs
+
+
+def auc(right: Sequence[float], wrong: Sequence[float]) -> float:
+    """Return how often a number of `right` is above one of `wrong`; equal ones count half.
+
+    >>> auc([3.0, 1.0], [1.0, 0.0])
+    0.875
+    """
+    return fmean((high > low) + (high == low) / 2 for high, low in product(right, wrong))
+
+
+async def likelihood_rows(
+    engine: RolloutEngine,
+    tokenizer,
+    closing: str,
+    groups: Sequence[Group],
+    references: Sequence[tuple[list[str], list[str]]],
+    bar: tqdm,
+) -> list[dict[str, Any]]:
+    """Return a row for each of SHARES; none where no group has right and wrong responses.
+
+    Returns:
+        `share` of the response; `groups`, the number of those with both; and for each of SIGNALS its mean AUC within
+        these groups, with the ends of a 95 % bootstrap interval over them.
+    """
+    mixed = [
+        (group, answers)
+        for group, answers in zip(groups, references, strict=True)
+        if len({trajectory.right for trajectory in group.trajectories}) == 2
+    ]
+    if not mixed:
+        return []
+    rows = []
+    bar.total += len(SHARES) * len(mixed)
+    for share in SHARES:
+        jobs = (_group_aucs(bar, engine, tokenizer, closing, group, answers, share) for group, answers in mixed)
+        aucs = await gather_or_cancel(*jobs)
+        row: dict[str, Any] = {"share": share, "groups": len(mixed)}
+        for signal, values in zip(SIGNALS, zip(*aucs, strict=True), strict=True):
+            ends = zip(INTERVAL_ENDS, bootstrap_interval(values), strict=True)
+            row |= {signal: fmean(values)} | {signal + end: value for end, value in ends}
+        rows.append(row)
+    return rows
+
+
+async def _group_aucs(bar: tqdm, engine, tokenizer, closing: str, group: Group, answers, share: float) -> list[float]:
+    """Return the AUC of each signal within a group."""
+    both = [AnswerLikelihood(engine.score, group.prompt_ids, tokenizer, closing, each) for each in answers]
+
+    async def signals(trajectory: Trajectory) -> list[float]:
+        cut = max(1, int(share * len(trajectory.tokens)))
+        beginning, steps = list(trajectory.tokens[:cut]), trajectory.steps[:cut]
+        likelihoods = [await of_answers.log_prob(beginning) for of_answers in both]
+        log_probs = await engine.score(group.prompt_ids, beginning)
+        by_model = [value for value, step in zip(log_probs, steps, strict=True) if step is not None]
+        return [*likelihoods, fmean(by_model) if by_model else 0.0]
+
+    found = await gather_or_cancel(*(signals(trajectory) for trajectory in group.trajectories))
+    rights = [trajectory.right for trajectory in group.trajectories]
+    columns = zip(*found, strict=True)
+    bar.update()
+    return [
+        auc(
+            [value for value, right in zip(column, rights, strict=True) if right],
+            [value for value, right in zip(column, rights, strict=True) if not right],
+        )
+        for column in columns
+    ]

@@ -1,0 +1,66 @@
+"""Splits trajectories into steps, at whose ends a tree policy may fork."""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+
+from verl.workers.rollout.trajectory_tree import TOOL, Segment, TrajectoryTree
+from verl.workers.rollout.tree_builder import Path
+
+
+def split_steps(
+    segments: Sequence[Segment],
+    text_of: Callable[[int], str],
+    delimiter: str | None = None,
+    max_step_tokens: int | None = None,
+) -> list[list[Segment]]:
+    """Return a trajectory's segments by steps; a segment that lies in several steps is cut.
+
+    A step ends with a tool's result, or earlier, with the token that completes the delimiter or that is the step's last
+    one. No step ends between a call and its result.
+
+    Args:
+        segments: the trajectory, from its first token on.
+        text_of: the text of a token.
+        delimiter: text that ends a step, perhaps across tokens; None for no such text.
+        max_step_tokens: largest number of the model's tokens in a step; None for no limit.
+    """
+    steps: list[list[Segment]] = [[]]
+    text, n_tokens = "", 0
+    for segment, following in zip(segments, [*segments[1:], None], strict=True):
+        if segment.author == TOOL:
+            steps[-1].append(segment)
+            steps, text, n_tokens = [*steps, []], "", 0
+            continue
+        start, last = 0, len(segment.token_ids)
+        for end, token in enumerate(segment.token_ids, 1):
+            text, n_tokens = text + text_of(token), n_tokens + 1
+            complete = n_tokens == max_step_tokens or (delimiter is not None and delimiter in text)
+            is_call = end == last and following is not None and following.author == TOOL
+            if end == last or complete:
+                log_probs = None if segment.log_probs is None else segment.log_probs[start:end]
+                steps[-1].append(Segment(None, segment.token_ids[start:end], log_probs))
+                start = end
+            if complete and not is_call:
+                steps, text, n_tokens = [*steps, []], "", 0
+    return [step for step in steps if step]
+
+
+def add_steps(tree: TrajectoryTree, at: int | None, steps: Iterable[Sequence[Segment]]) -> list[int]:
+    """Add steps one after another below a segment, as segments of their own, and return where each step ends.
+
+    Args:
+        tree: the tree.
+        at: index of the segment that the first step follows; None for the prompt.
+        steps: segments of each step; their parents are not set.
+    """
+    ends = []
+    for step in steps:
+        for segment in step:
+            at = tree.add(replace(segment, parent=at))
+        ends.append(at)
+    return ends
+
+
+def path_to(tree: TrajectoryTree, at: int | None) -> Path:
+    """Return the path from the prompt to a segment's end; None is the prompt."""
+    return Path.of(tree.segments[i] for i in tree.path(at))
