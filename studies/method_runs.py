@@ -172,7 +172,8 @@ def check(method: str, task: str, steps: int, more: Sequence[str]) -> None:
     Raises:
         CalledProcessError: it cannot train.
     """
-    script, *overrides = [*command_of(method, steps, task), *more]
+    script, *overrides = [*command_of(method, steps, task), f"trainer.total_training_steps={steps}", *more]
+    print(f"---- {method}", flush=True)
     env = {**os.environ, "DRY_RUN": "1", "HARDWARE": "cpu", "TASK": task, "METHOD": script_method(method)}
     subprocess.run(["bash", script, *overrides], check=True, cwd=ROOT, env=env)
 
