@@ -84,7 +84,8 @@ def main(model: str, data: str, *overrides: str) -> None:
     name = f"explore_{Path(data).parent.name}_{Path(data).stem}_seed{config.seed}"
     files = write(result, about, config.n, Path(config.output_dir, config.experiment, name))
     print(table(result["rows"], config.n), *warnings(result["rows"]), *proposals(result), sep="\n")
-    print(likelihood_table(result["answer_likelihood"]))
+    if likelihoods := likelihood_table(result["answer_likelihood"]):
+        print(likelihoods)
     print(f"written: {', '.join(map(str, files))}")
 
 

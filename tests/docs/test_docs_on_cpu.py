@@ -428,7 +428,9 @@ def tree_metrics(path: Path) -> set[str]:
 
 def logged_names() -> set[str]:
     """Metrics that the code names in full, and those whose names it puts together."""
-    full = re.compile(r"(actor/)?(hapo|aepo|arpo|hato|meta|diversity|tree)/[a-z_]*[a-z]")
+    full = re.compile(
+        r"(actor/)?(hapo|aepo|arpo|hato|meta|diversity|tree|edge|forking|archer|deep_grpo|igpo)/[a-z_]*[a-z]"
+    )
     trained = [path for path in sources() if path.parts[len(ROOT.parts)] in ("verl", "recipe")]
     names = {text for path in trained for text in strings_of(ast.parse(path.read_text())) if full.fullmatch(text)}
     rollouts = (ROOT / "verl/workers/rollout").rglob("*.py")

@@ -1,8 +1,8 @@
 """Combinations that no paper has, on the real stack.
 
 LATR's trees with HAPO's sampler and loss and credit by gain, on two nodes, with all of HAPO's mechanisms on;
-ARPO's forks without tools with AEPO's loss and credit by path; HATO's search with tools, AEPO's loss and TreeRL's
-credit. Three launches of a minute or two.
+ARPO's forks without tools with AEPO's loss and credit by path; HATO's search with tools, guided by the likelihood of the
+reference answer, with AEPO's loss and IGPO's credit. Three launches of a minute or two.
 """
 
 import json
@@ -101,9 +101,10 @@ def search(tmp_path_factory):
     write_task_and_model(folder)
     env = imports_made() | {"METHOD": "arpo", "MODEL_PATH": f"{folder}/model", "DATA_DIR": str(folder)}
     env |= {"RUN_DIR": f"{folder}/run", "EXPERIMENT_NAME": "search"}
-    command = ["bash", "recipe/arpo/run_search_task_cpu.sh", "tree=hato", "credit=treerl", "loss=aepo", *STEPS]
+    command = ["bash", "recipe/arpo/run_search_task_cpu.sh", "tree=hato", "credit=igpo", "loss=aepo", *STEPS]
     command += ["data.train_batch_size=8", "actor_rollout_ref.actor.ppo_mini_batch_size=8", "trainer.tree_prompts=8"]
     command += ["actor_rollout_ref.rollout.n=6", "hato.tree.max_step_tokens=64", "hato.tree.step_delimiter='</think>'"]
+    command += ["hato.local_reward=answer_likelihood"]
     done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=400)
     assert done.returncode == 0, done.stdout + done.stderr
     return folder / "run"
@@ -117,5 +118,8 @@ def test_the_search_has_tools(search):
     segments = [segment for record in records for segment in record["segments"]]
     results = [segment for segment in segments if segment["author"] == "tool"]
     assert results and all("value" not in segment["info"] for segment in results)
+    likelihoods = {segment["info"]["local_rewards"] for segment in segments}
+    assert len(likelihoods) > len(records) and all(0 < likelihood < 1 for likelihood in likelihoods)
+    assert (table["igpo/turns_with_gain"] > 0).all() and (table["igpo/answer_gain_size"] > 0).all()
     assert all(1 <= len(record["leaves"]) == len(record["rewards"]) <= 6 for record in records)
     assert (search / "global_step_2/hato.pt").exists()

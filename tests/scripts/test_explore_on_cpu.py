@@ -62,7 +62,8 @@ def test_the_whole_script(inputs):
     assert lines[-1] == f"written: {', '.join(files)}" and all(map(os.path.getsize, files))
     assert lines[-2].startswith("actor_rollout_ref.rollout.kt.prob_filter_abs_thres=")
     rows = {row["policy"]: row for row in json.loads(Path(files[1]).read_text())["rows"]}
-    assert list(rows) == ["plain T=1.0", "eptree", "hato", "latr", "over_generation", "tree_grpo", "latr, proposed"]
+    trees = ["branpo", "cure", "deep_grpo", "eptree", "hato", "latr", "over_generation", "tree_grpo", "treepo"]
+    assert list(rows) == ["plain T=1.0", *trees, "latr, proposed"]
     assert all(f"| {name} | " in done.stdout and row["seconds"] > 0 for name, row in rows.items())
     assert all(name in done.stderr for name in rows)  # in the progress bar
     # an untrained model: four responses of up to 12 tokens, of which hardly any two begin alike

@@ -33,6 +33,7 @@ TOOLS = [
     "+actor_rollout_ref.rollout.tools.tool_instances.search.class_path=tests.composition.WordCount",
 ]
 POLICIES = {"plain T=1.0", "latr", "over_generation", "eptree", "tree_grpo", "hato"}
+POLICIES |= {"treepo", "cure", "deep_grpo", "branpo"}
 SHORT = ["n=4", "prompts=3", "temperatures=[1.0]", "data.max_response_length=20", "data.max_prompt_length=24"]
 SHORT += ["actor_rollout_ref.rollout.kt.rollout_filter_steps=[3]", "actor_rollout_ref.rollout.entropy_tokens=4"]
 SHORT += ["actor_rollout_ref.rollout.initial_rollouts=2", "hato.tree.max_step_tokens=5"]
@@ -191,7 +192,7 @@ def test_the_plan(planned):
         (["n=1"], "n=1: expected a whole number of at least 2"),
         (["prompts=0"], "prompts=0"),
         (["temperatures=[0]"], "temperatures="),
-        (["n=6"], "policy eptree: actor_rollout_ref.rollout.n=6: tree=eptree grows"),
+        (["n=6"], "policy cure: actor_rollout_ref.rollout.n=6: tree=cure grows"),
         (
             ["actor_rollout_ref.rollout.kt.chunk_size=0"],
             "policy plain T=1.0: actor_rollout_ref.rollout: .*chunk_size=0",

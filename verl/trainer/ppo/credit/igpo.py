@@ -54,6 +54,16 @@ def discounted_sums(rewards: list[float], gamma: float) -> list[float]:
     return sums[::-1]
 
 
+def gain_metrics(rewards: torch.Tensor, mask: torch.Tensor, index: np.ndarray, norm: bool) -> dict[str, float]:
+    """Return the number of gains of a trajectory, and their mean and mean size; nothing where there are none."""
+    gains = ANSWER_GAINS.get()
+    found = gains[~gains.isnan()]
+    if not len(found):
+        return {"igpo/turns_with_gain": 0.0}
+    sizes = {"igpo/answer_gain": found.mean().item(), "igpo/answer_gain_size": found.abs().mean().item()}
+    return {"igpo/turns_with_gain": len(found) / len(gains)} | sizes
+
+
 @register_credit(
     "igpo",
     "IGPO (arXiv 2510.14967): each turn's gain of the reference answer's likelihood, and the outcome",
@@ -61,6 +71,7 @@ def discounted_sums(rewards: list[float], gamma: float) -> list[float]:
     keys=IGPOKeys,
     compares=Compares.NODES,
     needs=(SEGMENT_IDS, ANSWER_GAINS),
+    metrics=gain_metrics,
 )
 def compute_igpo_advantage(
     rewards: torch.Tensor, mask: torch.Tensor, index: np.ndarray, epsilon: float, norm: bool, keys: IGPOKeys
