@@ -1,8 +1,8 @@
 """Combinations that no paper has, on the real stack.
 
 LATR's trees with HAPO's sampler and loss and credit by gain, on two nodes, with all of HAPO's mechanisms on;
-ARPO's forks without tools with AEPO's loss and credit by path; HATO's search with tools, guided by the likelihood of the
-reference answer, with AEPO's loss and IGPO's credit. Three launches of a minute or two.
+ARPO's forks without tools with AEPO's loss and credit by path; HATO's search with tools, guided by the reference
+answer's likelihood, with AEPO's loss and IGPO's credit. Three launches of a minute or two.
 """
 
 import json
