@@ -371,7 +371,7 @@ def trained_curves(
                 method, rate, seed = key = runs[done]
                 curves[key] = curve_of(done.result())
                 accuracy = curves[key]["accuracy"].iloc[-1]
-                bar.set_postfix_str(f"{name_of(method, rate)} seed {seed}: accuracy {accuracy:.3f}")
+                bar.set_postfix_str(f"{name_of(method.partition(':')[0], rate)} seed {seed}: accuracy {accuracy:.3f}")
                 bar.update()
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
