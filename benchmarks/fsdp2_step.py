@@ -3,8 +3,8 @@
     python -m benchmarks.fsdp2_step                     # a machine with a GPU and verl
     VERL_PLATFORM=cpu python -m benchmarks.fsdp2_step   # anywhere
 
-The model is tiny and the mini-batch has ten rows in two groups: this shows that the engine computes the same, not how
-fast. Differences are relative: of the gradient's norm, and of the loss. In bfloat16 they are those of rounding.
+The model is tiny and the mini-batch has ten rows in two groups: this shows that both ways compute the same, not how
+fast they are. The gradients' difference is relative to the gradient's norm; in bfloat16 it comes from rounding.
 """
 
 import os
@@ -19,12 +19,12 @@ from benchmarks.report import parser_of, table_lines
 CASE = {"loss": "vanilla", "loss_agg_mode": "token-mean", "loss_scale_factor": None}
 CASE |= {"entropy_chunks": False, "temperatures": (0.9,), "max_tokens": 10_000, "checkpointing": False, "dtype": "fp32"}
 CASE |= {"lora_rank": 0, "skip": False}
-# the rows with advantages on each rank, where others are left out
+# rows that keep their advantages on each rank, in the case `skip`
 TRAINED = ([0, 3, 5], [7])
 
 
 def mini_batch(rank: int) -> tuple[list[list[int]], list[list[int]]]:
-    """Prompts and responses: two groups of five that share a system text; duplicates and a response in another."""
+    """Return prompts and responses: two groups of five sharing a system text, with duplicates, a prefix and forks."""
     rng = random.Random(rank)
     system = [rng.randrange(90) for _ in range(6)]
     prompts, responses = [], []
@@ -61,14 +61,14 @@ def make_data(rank: int, ranks: int, case: dict):
         "response_mask": nested([[1] * len(row) for row in responses]),
         "old_log_probs": noise(0.3, -4.5),
         "ref_log_prob": noise(0.3, -4.5),
-        "advantages": noise(),  # of every row
+        "advantages": noise(),
         **{name: noise(0.3) for name in FIELDS},
     }
     if case["skip"]:
         kept = [row if i in TRAINED[rank] else 0 * row for i, row in enumerate(fields["advantages"].unbind())]
         fields["advantages"] = nested(kept)
     temperatures = case["temperatures"]
-    if len(temperatures) > 1:  # of each row; a group has both
+    if len(temperatures) > 1:  # rows alternate, so that each group has both temperatures
         fields["temperature"] = torch.tensor([temperatures[row % len(temperatures)] for row in range(len(sequences))])
     settings = {"use_dynamic_bsz": True, "max_token_len_per_gpu": case["max_tokens"], "use_remove_padding": False}
     settings |= {"global_batch_size": ranks * len(sequences), "calculate_entropy": True, "return_model_output": True}
@@ -79,7 +79,7 @@ def make_data(rank: int, ranks: int, case: dict):
 
 
 def make_engine(folder: str, case: dict, use_prefix_tree: bool):
-    """An engine and the actor's config, as upstream's worker makes them."""
+    """Return an engine and the actor's config, made as upstream's worker makes them."""
     from verl.workers.config.actor import PolicyLossConfig
 
     from verl.workers.config import FSDPEngineConfig, FSDPOptimizerConfig, HFModelConfig
@@ -168,7 +168,7 @@ def run(engine, actor, data) -> dict:
 
 
 def predictions(values: torch.Tensor, data) -> torch.Tensor:
-    """Without the entry of each row's last token, which predicts nothing and only has to be finite."""
+    """Return the values without each row's last token, which predicts nothing and only has to be finite."""
     assert values.isfinite().all()
     keep = torch.ones(len(values), dtype=torch.bool)
     keep[data["input_ids"].offsets()[1:] - 1] = False
@@ -176,7 +176,7 @@ def predictions(values: torch.Tensor, data) -> torch.Tensor:
 
 
 def write_model(folder: str | Path) -> None:
-    """Write a tiny Qwen2 whose logits differ enough for gradients of every size to folder/model."""
+    """Write a tiny Qwen2 to folder/model. Its logits differ enough for gradients of every size."""
     from recipe.common.tiny_model import TinyModelConfig, make_model, make_tokenizer
 
     tokenizer = make_tokenizer()

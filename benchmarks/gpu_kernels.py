@@ -1,4 +1,4 @@
-"""What a GPU does at real size with the tensors that this project computes on: time, memory, error against float64.
+"""Time, memory and error against float64 of this project's tensor computations on a GPU, at real sizes.
 
     python -m benchmarks.gpu_kernels [--repeats 7] [--output]        # a machine with one GPU
     python -m benchmarks.gpu_kernels --device cpu --small            # seconds, anywhere: does it run at all?
@@ -28,7 +28,7 @@ HAPO = {"temperature_tau": 0.05, "median": -0.1, "std": 3.0, "scale_pos": 1.0, "
 
 @dataclass(frozen=True, kw_only=True)
 class Sizes:
-    """Shapes; the defaults are those of training Qwen2.5-7B."""
+    """Shapes of the inputs; the defaults are those of training Qwen2.5-7B."""
 
     tokens: int = 16_384
     vocabulary: int = 152_064
@@ -42,7 +42,7 @@ SMALL = Sizes(tokens=64, vocabulary=1_000, chunk=16, decoded_rows=(4, 8), sequen
 
 
 class Case(NamedTuple):
-    """`run` is what is measured; `error` takes its result and gives one or more numbers."""
+    """A function to measure, `run`, and a function `error` that returns one or more errors of its result."""
 
     name: str
     run: Callable
@@ -50,7 +50,7 @@ class Case(NamedTuple):
 
 
 class Block(NamedTuple):
-    """Cases that do the same job; the first is the baseline."""
+    """Cases that compute the same thing; the first is the baseline."""
 
     what: str
     tokens: int
@@ -58,7 +58,7 @@ class Block(NamedTuple):
 
 
 def timed(run: Callable, device: torch.device) -> tuple[float, float]:
-    """Milliseconds of one run, and the peak of its memory above what lay there before, in MiB (CPU: no number)."""
+    """Return the milliseconds of one run, and the peak MiB that it added to the memory in use (on a CPU: NaN)."""
     if device.type == "cpu":
         started = time.perf_counter()
         run()
@@ -73,7 +73,7 @@ def timed(run: Callable, device: torch.device) -> tuple[float, float]:
 
 
 def rows_of(block: Block, device: torch.device, repeats: int) -> Iterator[tuple[str, ...]]:
-    """A row of the table for each case; one that runs out of the GPU's memory says so."""
+    """Yield a row of the table for each case; the row says so if the case runs out of the GPU's memory."""
     baseline = math.nan
     for case in block.cases:
         try:
@@ -96,13 +96,13 @@ def _digits(number: float) -> str:
 
 
 def random_logits(rows: int, vocabulary: int, device: torch.device, dtype: torch.dtype) -> torch.Tensor:
-    """(rows, vocabulary) logits, from nearly uniform rows to nearly certain ones."""
+    """Return (rows, vocabulary) logits, from nearly uniform rows to nearly certain ones."""
     spread = torch.linspace(0.1, 12, rows, device=device).unsqueeze(-1)
     return torch.randn(rows, vocabulary, device=device, dtype=dtype).mul_(spread)
 
 
 def softmax_entropy(logits: torch.Tensor) -> torch.Tensor:
-    """Entropy (R,) in the dtype of the logits: log sum e^x - sum p x."""
+    """Return the entropy (R,) in the dtype of the logits: log sum e^x - sum p x."""
     return logits.logsumexp(-1) - (logits.softmax(-1) * logits).sum(-1)
 
 
@@ -153,7 +153,7 @@ def temperature_block(rows: int, sizes: Sizes, device: torch.device) -> Block:
 
 
 def loss_block(sizes: Sizes, device: torch.device) -> Block:
-    """Raises ImportError where verl, or something that it needs, is not installed."""
+    """Return the block of losses; raise ImportError where verl, or something that it needs, is not installed."""
     from benchmarks.gpu_losses import loss_batch, loss_functions
 
     batch = loss_batch(sizes.sequences, sizes.longest, device, torch.float32)
@@ -171,7 +171,7 @@ def loss_block(sizes: Sizes, device: torch.device) -> Block:
 
 
 def all_rows(sizes: Sizes, device: torch.device, repeats: int) -> Iterator[tuple[str, ...]]:
-    """Rows of the table, block after block, so that the memory of one is free before the next."""
+    """Yield the table's rows block by block, so that one block's memory is free before the next."""
     builders = {"entropy": entropy_block}
     builders |= {f"HAPO's decode step, {rows:,}": partial(temperature_block, rows) for rows in sizes.decoded_rows}
     builders["HAPO's and AEPO's losses"] = loss_block

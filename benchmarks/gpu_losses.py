@@ -15,7 +15,7 @@ from verl.workers.utils.field_losses import ppo_loss_with_fields
 
 
 class LossBatch(NamedTuple):
-    """`log_probs`: (all tokens,) of prompts and responses, cut by `offsets`; `data`: the fields of the rows."""
+    """Log-probs (all tokens,) of prompts and responses, whose rows begin at `offsets`, and the rows' fields, `data`."""
 
     log_probs: torch.Tensor
     offsets: torch.Tensor
@@ -23,18 +23,18 @@ class LossBatch(NamedTuple):
 
     @property
     def tokens(self) -> int:
-        """Of the responses."""
+        """Return the number of response tokens."""
         return self.data["response_mask"].values().numel()
 
 
 def loss_batch(sequences: int, longest: int, device: torch.device | str, dtype: torch.dtype) -> LossBatch:
-    """A seeded mini-batch, the same numbers on every device; dtype: of its floats."""
+    """Return a seeded mini-batch with the same numbers on every device; its floats have this dtype."""
     generator = torch.Generator().manual_seed(0)
     prompts = torch.randint(1, longest // 8 + 1, (sequences,), generator=generator)
     responses = torch.randint(1, longest - longest // 8 + 1, (sequences,), generator=generator)
 
     def nested(values: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
-        """As verl makes them, from a list of rows: such a tensor knows its longest row, to which it is padded."""
+        """Make a tensor from a list of rows, as verl does: it then knows its longest row, to which it is padded."""
         rows = values.to(dtype if values.is_floating_point() else values.dtype).split(lengths.tolist())
         return torch.nested.as_nested_tensor(list(rows), layout=torch.jagged).to(device)
 
@@ -47,7 +47,7 @@ def loss_batch(sequences: int, longest: int, device: torch.device | str, dtype: 
         {
             "prompts": nested(torch.ones(int(prompts.sum()), dtype=torch.long), prompts),
             "responses": nested(torch.ones(size, dtype=torch.long), responses),
-            # a tenth of the tokens is a tool's
+            # a tenth of the tokens comes from a tool
             "response_mask": nested((torch.rand(size, generator=generator) < 0.9).long(), responses),
             "old_log_probs": nested(_response_part(log_probs, prompts, responses) + 0.3 * noise(size), responses),
             "advantages": nested(noise(size), responses),
@@ -63,13 +63,13 @@ def loss_batch(sequences: int, longest: int, device: torch.device | str, dtype: 
 
 
 def _response_part(log_probs: torch.Tensor, prompts: torch.Tensor, responses: torch.Tensor) -> torch.Tensor:
-    """Log-probs of the responses' tokens: that of a token stands at the place before it."""
+    """Return the log-probs of the responses' tokens; each token's log-prob stands at the position before it."""
     rows = log_probs.split((prompts + responses).tolist())
     return torch.cat([row[-n - 1 : -1] for row, n in zip(rows, responses.tolist(), strict=True)])
 
 
 def loss_functions() -> dict[str, Callable[[LossBatch], tuple[torch.Tensor, torch.Tensor]]]:
-    """Name -> a function from a batch to the loss and its gradient with respect to `log_probs`."""
+    """Return by name functions from a batch to the loss and its gradient with respect to `log_probs`."""
     common = {"strategy": "fsdp2", "rollout_n": 1, "use_dynamic_bsz": True, "clip_ratio_high": 0.28}
     hapo = {"adaptive_clip": True, "adaptive_advantage": True, "policy_loss": PolicyLossConfig(loss_mode="hapo")}
     aepo = {"enable_entropy_balanced_clipping": True, "enable_entropy_balanced_advantage": True}

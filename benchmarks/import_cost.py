@@ -1,4 +1,4 @@
-"""What the overlay adds to `import verl`: fresh interpreters with our plug-in and without any, in turn.
+"""Measures the time that the overlay adds to `import verl`: fresh interpreters with and without plug-in, in turn.
 
     python -m benchmarks.import_cost [--runs 10]
 

@@ -3,9 +3,9 @@
     python -m benchmarks.prefix_tree [--runs 5]                    # CPU
     python -m benchmarks.prefix_tree --device cuda --runs 10       # a machine with a GPU
 
-Needs torch and transformers only. A Qwen2 with random weights and a group of trajectories of equal length, which fork
-off each other at random so that the rows have `sharing` times as many tokens as their tree. Rows are computed as
-upstream does: on CPU as a padded batch with `sdpa`, on a GPU packed, with the same varlen kernel as the tree. Both
+Needs torch and transformers only. The model is a Qwen2 with random weights. The trajectories of a group have equal
+lengths and fork off each other at random, so that the rows have `sharing` times as many tokens as their tree. Rows are
+computed as upstream does: on CPU as a padded batch with `sdpa`, on a GPU packed, with the tree's varlen kernel. Both
 sides alternate in the same run. Writes benchmarks/results/prefix_tree_<device>.md and .png.
 """
 
@@ -28,13 +28,13 @@ SIZES = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention
 
 
 def qwen2(*sizes: int, vocab_size: int) -> Qwen2Config:
-    """Return the config of a model of these `SIZES`."""
+    """Return the config of a Qwen2 with these sizes, in the order of `SIZES`."""
     sizes_by_name = dict(zip(SIZES, sizes, strict=True))
     return Qwen2Config(**sizes_by_name, vocab_size=vocab_size, tie_word_embeddings=True, attn_implementation="sdpa")
 
 
 class Group(NamedTuple):
-    """`rows` trajectories of `length` tokens, which are `sharing` times those of their tree."""
+    """Trajectories of equal length; the rows have `sharing` times as many tokens as their tree."""
 
     rows: int
     length: int
@@ -56,7 +56,7 @@ MEMORY_SHARING = (1.0, 2.5, 4.0)
 
 
 def sequences_of(group: Group, vocabulary: int) -> list[np.ndarray]:
-    """Return rows of which each but the first takes its first tokens from an earlier row."""
+    """Return the group's token rows (length,); each row but the first takes its first tokens from an earlier row."""
     rng = np.random.default_rng(0)
     shared = (1 - (group.rows / group.sharing - 1) / (group.rows - 1)) * group.length
     jitter = min(shared, group.length - shared) / 2
@@ -84,13 +84,13 @@ class Side:
             model.gradient_checkpointing_enable({"use_reentrant": False})
 
     def log_probs(self) -> torch.Tensor:
-        """(tokens,) of all rows' tokens from the second on."""
+        """Return the log-probabilities (tokens,) of every row's tokens from the second one on."""
         self.model.set_attn_implementation(NAME if self.packed else "sdpa")
         if not self.packed:
             ids = torch.from_numpy(np.stack(self.rows))
             logits = self.model(input_ids=ids, use_cache=False).logits[:, :-1]
             return -cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten(), reduction="none")
-        # packed rows are tries of a row each: equal temperatures only share
+        # Packed rows are one trie per row: only rows with equal temperatures share nodes.
         kinds = [1.0] * len(self.rows) if self.name == "tree" else [1 + 1e-6 * row for row in range(len(self.rows))]
         batch = TrieBatch(self.rows, kinds, self.model.device)
         logits = self.model(**batch.model_inputs, use_cache=False).logits[0]
@@ -98,12 +98,12 @@ class Side:
         return values.view(len(self.rows), -1)[:, :-1].flatten()
 
     def log_prob_pass(self, _run: int = 0) -> float:
-        """Seconds of the pass that computes old log-probabilities."""
+        """Return the seconds of the pass that computes old log-probabilities."""
         with torch.no_grad():
             return timed(self.log_probs, self.model.device)[0] / 1e3
 
     def update(self, _run: int = 0) -> float:
-        """Seconds of forward and backward of a policy-gradient loss."""
+        """Return the seconds of a policy-gradient loss's forward and backward pass."""
 
         def forward_and_backward():
             values = self.log_probs()
@@ -116,7 +116,7 @@ class Side:
 
 
 def compare(model: Qwen2ForCausalLM, group: Group, runs: int) -> dict[str, dict[str, list[float]]]:
-    """Seconds of both sides in both passes; the first run of each warms up."""
+    """Return pass -> side -> seconds of each run, without a first run of each, which warms up."""
     rows = sequences_of(group, model.config.vocab_size)
     sides = {name: Side(name, model, rows) for name in ("rows", "tree")}
     times = {}
@@ -134,13 +134,13 @@ def peak_text(*arguments) -> str:
 
 
 def peak_mib(name: str, config: Qwen2Config, group: Group, checkpointing: bool, device: str) -> float:
-    """Peak of an update's memory above that of the model and its gradients, in MiB."""
+    """Return the MiB by which an update's peak memory exceeds that of the model and its gradients."""
     model = make_model(config, device)
     for parameter in model.parameters():
         parameter.grad = torch.zeros_like(parameter)
     side = Side(name, model, sequences_of(group, config.vocab_size), checkpointing)
     if device == "cpu":
-        Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+        Path("/proc/self/clear_refs").write_text("5")  # resets the peak
         before = _peak_kib()
         side.update()
         return (_peak_kib() - before) / 2**10
@@ -151,7 +151,7 @@ def peak_mib(name: str, config: Qwen2Config, group: Group, checkpointing: bool, 
 
 
 def _peak_kib() -> int:
-    """The most memory that this process has held at once."""
+    """Return the largest resident memory of this process since the last reset, in KiB."""
     (line,) = (line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM"))
     return int(line.split()[1])
 
@@ -162,9 +162,9 @@ def draw(speed_ups: dict[str, dict[float, float]], path) -> None:
 
     figure = Figure(figsize=(6, 4.5))
     axes = figure.add_subplot()
-    for label, of_sharing in speed_ups.items():
-        axes.plot(list(of_sharing), list(of_sharing.values()), marker="o", label=label)
-    sharing = sorted({value for of_sharing in speed_ups.values() for value in of_sharing})
+    for label, ratios in speed_ups.items():
+        axes.plot(list(ratios), list(ratios.values()), marker="o", label=label)
+    sharing = sorted({value for ratios in speed_ups.values() for value in ratios})
     axes.plot(sharing, sharing, color="gray", linestyle=":", label="as many times as tokens are saved")
     axes.set(xlabel="tokens of rows / tokens of the tree", ylabel="time of rows / time of the tree")
     axes.set(xscale="log", yscale="log", xticks=sharing, yticks=sharing)
@@ -177,14 +177,14 @@ def draw(speed_ups: dict[str, dict[float, float]], path) -> None:
 
 
 def print_speeds(args, models: dict[str, Qwen2Config]) -> None:
-    """Print a table of the speeds alone, and write nothing."""
+    """Print a table of the ratios of rows' to the tree's time, and write nothing."""
     print("| model | rows x tokens | sharing | log-probs: rows / tree | update: rows / tree |\n" + "| --- " * 5 + "|")
     rows, length = GROUPS[args.device][0].rows, max(group.length for group in GROUPS[args.device])
     for name, config in models.items():
         model = make_model(config, args.device)
         for sharing in args.sharing:
             times = compare(model, Group(rows, length, sharing), args.runs).values()
-            ratios = [f"{statistics.median(of['rows']) / statistics.median(of['tree']):.2f}" for of in times]
+            ratios = [f"{statistics.median(s['rows']) / statistics.median(s['tree']):.2f}" for s in times]
             print(f"| {name} | {rows} x {length} | {sharing:g} | " + " | ".join(ratios) + " |", flush=True)
 
 

@@ -1,10 +1,10 @@
-"""Calls per second of the Python tool, and of a fresh, unconfined interpreter for each call, in turn, in each setting.
+"""Compares the Python tool's calls per second with those of a fresh, unconfined interpreter for each call.
 
     python -m benchmarks.python_tool [--runs 7] [--calls 200]
 
-Baselines: `asyncio.create_subprocess_exec(sys.executable, "-I", "-c", program)`, with the same program. Every run
-measures all ways with 1 and with 16 calls at a time; CPU is what this process and all its children used, per call.
-benchmarks/sandbox_settings.py has the settings. Writes benchmarks/results/python_tool.md.
+Baselines: `asyncio.create_subprocess_exec(sys.executable, "-I", "-c", program)`, with the same program. In each setting
+of benchmarks/sandbox_settings.py, all ways take turns, with 1 and with 16 calls at a time. CPU is the CPU time that
+this process and all its children used per call. Writes benchmarks/results/python_tool.md.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ BARE = "total = sum(i * i for i in range(100))\nprint(total)"
 MODULES = "import numpy, sympy\n" + BARE
 FILE = BARE + "\nopen('total', 'w').write(str(total))"
 FRESH, FRESH_MODULES = "fresh interpreter (baseline)", "fresh interpreter that imports numpy and sympy (baseline)"
-# way: program, whether by the tool, its baseline, the share of --calls
+# way: program, whether the tool runs it, the way's baseline, share of --calls
 WAYS = {
     FRESH: (BARE, False, FRESH, 0.5),
     "tool": (BARE, True, FRESH, 1.0),
@@ -55,12 +55,12 @@ async def fresh_interpreter(program: str) -> str:
 
 
 def cpu_seconds() -> float:
-    """CPU seconds of this process, its descendants, and those that have been waited for."""
+    """Return the CPU seconds of this process and its descendants, including ended ones that were waited for."""
     total = 0.0
     for process in (psutil.Process(), *psutil.Process().children(recursive=True)):
         try:
             total += sum(process.cpu_times()[:4])
-        except psutil.NoSuchProcess:  # has ended since, and counts in its parent's
+        except psutil.NoSuchProcess:  # the process has ended, and its time counts as its parent's
             continue
     return total
 
@@ -81,7 +81,7 @@ async def measure(call: Call, calls: int, at_once: int) -> Measured:
 
 
 def measure_all(runs: int, calls: int) -> dict[str, dict[str, list[Measured]]]:
-    """All ways in this process's own setting, by the number of calls at a time and by way."""
+    """Measure all ways in this process's own setting; return calls at a time -> way -> runs."""
     logging.disable(logging.WARNING)
     loop, tool = asyncio.new_event_loop(), PythonTool()
     loop.run_until_complete(tool.start(timeout=60))

@@ -1,4 +1,4 @@
-"""What the benchmarks share: options, sides that take turns, the results file. Needs nothing but Python and torch."""
+"""Helpers of all benchmarks: options, sides that take turns, the results file. Needs only Python and torch."""
 
 import argparse
 import os
@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import TypeVar
 
 RESULTS = Path(__file__).resolve().parent / "results"
-# of Student's t, 97.5 %, with 1 to 9 degrees of freedom
+# 97.5 % quantiles of Student's t distribution with 1 to 9 degrees of freedom
 T_QUANTILES = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
 Result = TypeVar("Result")
 
 
 def parser_of(doc: str, **defaults: int | float | str) -> argparse.ArgumentParser:
-    """A parser that shows `doc` as its help and has an option for each default, of the default's type."""
+    """Return a parser that shows `doc` as its help and has an option for each default, with the default's type."""
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name, default in defaults.items():
         parser.add_argument(f"--{name.replace('_', '-')}", type=type(default), default=default)
@@ -27,7 +27,7 @@ def parser_of(doc: str, **defaults: int | float | str) -> argparse.ArgumentParse
 
 
 def in_turns(sides: Mapping[str, Callable[[int], Result]], runs: int) -> dict[str, list[Result]]:
-    """What each side returns for each run's number; the sides alternate, so that what disturbs meets all of them."""
+    """Call each side with each run's number and return the results; sides alternate, so disturbances affect all."""
     results = {name: [] for name in sides}
     for run in range(runs):
         for name, side in sides.items():
@@ -36,19 +36,19 @@ def in_turns(sides: Mapping[str, Callable[[int], Result]], runs: int) -> dict[st
 
 
 def with_range(values: Sequence[float], form: str) -> str:
-    """Median, and the least and the greatest value in brackets."""
+    """Return the median as text, with the least and the greatest value in brackets."""
     middle, least, greatest = (format(x, form) for x in (statistics.median(values), min(values), max(values)))
     return f"{middle} ({least} to {greatest})"
 
 
 def interval(values: Sequence[float]) -> tuple[float, float]:
-    """Mean and half the width of its 95 % interval (Student's t), of 2 to 10 values."""
+    """Return the mean of 2 to 10 values, and half the width of its 95 % interval (Student's t)."""
     half = T_QUANTILES[len(values) - 2] * statistics.stdev(values) / len(values) ** 0.5
     return statistics.mean(values), half
 
 
 def machine() -> str:
-    """CPU, cores and memory in words; a GPU's name where torch sees one."""
+    """Return the machine's CPU, cores and memory in words, and a GPU's name where torch sees one."""
     import torch
 
     model = platform.processor() or platform.machine()
@@ -71,12 +71,12 @@ def commit() -> str:
 
 
 def table_lines(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """The table in Markdown."""
+    """Return the table's lines in Markdown."""
     return ["| " + " | ".join(row) + " |" for row in (header, ["---"] * len(header), *rows)]
 
 
 def report_text(name: str, what: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """The page: a title, what was measured, the table, the machine, the command and the commit."""
+    """Return the page: a title, the text `what`, the table, the machine, the command and the commit."""
     module = sys.modules["__main__"].__spec__
     program = ["-m", module.name] if module else [os.path.relpath(sys.argv[0])]
     command = shlex.join(["python", *program, *sys.argv[1:]])
@@ -87,7 +87,7 @@ def report_text(name: str, what: str, header: Sequence[str], rows: Sequence[Sequ
 def write_report(
     name: str, what: str, header: Sequence[str], rows: Sequence[Sequence[str]], folder: Path = RESULTS
 ) -> Path:
-    """Write <folder>/<name>.md, by default in benchmarks/results, and print it."""
+    """Write <folder>/<name>.md, by default in benchmarks/results, print it, and return its path."""
     text = report_text(name, what, header, rows)
     path = folder / f"{name}.md"
     path.write_text(text + "\n")

@@ -1,12 +1,12 @@
-"""What a tree of each policy costs against ordinary samples of as many tokens, on the same vLLM engine.
+"""Compares the cost of each policy's trees with ordinary samples of equally many tokens, on the same vLLM engine.
 
     VERL_PLATFORM=cpu VLLM_CPU_KVCACHE_SPACE=1 python -m benchmarks.rollout_cost [--prompts 16] [--n 8] [--tokens 256]
 
-One vLLM engine in float32 with a small random model, made to be unsure as a trained one is; it never ends an answer. In
-each run the trees of all prompts grow at once, and right after them the same prompts are sampled: as many tokens as the
-engine generated for their trees, dropped ones included, in answers of `--tokens`. CPU is that of this process and the
-engine's. Requests for LATR's trees at the paper's settings are counted on a made-up engine as well, because the small
-model's text is not a trained one's: `Scripted`.
+One vLLM engine in float32 has a small random model, scaled to be as unsure as a trained one; it never ends an answer.
+In each run the trees of all prompts grow at once. Right after them the same prompts are sampled: equally many tokens as
+the engine generated for the trees, dropped ones included, in answers of `--tokens`. CPU is the CPU time of this process
+and the engine's. The small model's text differs from a trained model's, so the requests for LATR's trees at the paper's
+settings are also counted on a made-up engine, `Scripted`.
 Writes benchmarks/results/rollout_cost.md.
 """
 
@@ -42,7 +42,7 @@ from verl.workers.rollout.trees.tree_grpo import TreeGRPOKeys
 
 
 def policies(text_of, decode, tokens: int) -> dict[str, BranchPolicy]:
-    """Every policy, with settings under which its trees branch."""
+    """Return every policy by name, with settings under which its trees branch."""
     latr = {"prob_filter_abs_thres": 0.1, "prob_filter_rel_thres": 0.4, "keep_math_symbols": False}
     settings = {
         "plain": (),
@@ -60,24 +60,24 @@ def policies(text_of, decode, tokens: int) -> dict[str, BranchPolicy]:
 
 
 def start_engine(model: Path, vocab_size: int) -> VLLMEngine:
-    """An engine in float32 in a process of its own, as `hardware=cpu` makes it."""
-    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # the engine's process computes; else another one, with waits
+    """Return an engine in float32 in a process of its own, as `hardware=cpu` makes it."""
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # otherwise the engine starts another process and waits for it
     os.environ |= {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_WAIT_POLICY": "PASSIVE"}
     options = {"enforce_eager": True, "distributed_executor_backend": "uni", "gpu_memory_utilization": 0.3, "seed": 0}
-    # prefixes are cached in whole blocks: the smallest on CPU, where the default is 128 (on GPUs 16)
+    # Prefixes are cached in whole blocks; 32 is the smallest block on CPU, where the default is 128 (on GPUs 16).
     engine = VLLMEngine.start(model, vocab_size, dtype="float32", block_size=32, **options)
-    torch.set_num_threads(1)  # here, where trees grow: Ray's workers have one
+    torch.set_num_threads(1)  # this process grows the trees, and Ray's workers have one thread
     return engine
 
 
 class Scripted(RolloutEngine):
-    """Text in which the most likely token has 0.9, or at some places 0.45 and another one 0.35.
+    """A made-up engine whose most likely token has probability 0.9, or 0.45 beside a second one of 0.35.
 
-    With probability `shared` a token follows from its place alone, else from the three before it as well: branches that
-    differ in a word may come to the same text again. An answer has about `length` tokens.
+    With probability `shared` a token depends on its position alone, otherwise also on the three tokens before it, so
+    that branches that differ in a word may come to the same text again. An answer has about `length` tokens.
 
     Args:
-        unsure: share of the places with two likely tokens.
+        unsure: share of the positions with two likely tokens.
     """
 
     END = 0
@@ -87,7 +87,7 @@ class Scripted(RolloutEngine):
         self.generated, self.requests = 0, 0
 
     def choices(self, tokens: Sequence[int]) -> list[tuple[int, float]]:
-        """The two most likely tokens after these, of which the first names the text."""
+        """Return the two most likely next tokens with log-probabilities; `tokens[0]` selects the text."""
         place = random.Random(f"{tokens[0]} {len(tokens)}")
         after = random.Random(f"{tokens[0]} {len(tokens)} {tokens[-3:]}")
         draw = place if place.random() < self.shared else after
@@ -116,7 +116,7 @@ SCRIPTS = [(unsure, shared, length) for length in (250, 800) for unsure in (0.02
 
 
 def counted(n_prompts: int = 8, n: int = 8) -> str:
-    """Requests and tokens of LATR's trees with the paper's thresholds, as a table."""
+    """Return a table of the requests and tokens of LATR's trees at the paper's thresholds."""
     header = ["answers of about", "two likely tokens", "shared text", "requests a tree", "tokens generated", "used"]
     policy, rows = policy_class("latr")(KTConfig(keep_math_symbols=False)), []
     for unsure, shared, length in SCRIPTS:
@@ -130,13 +130,13 @@ def counted(n_prompts: int = 8, n: int = 8) -> str:
 
 
 def unique_tokens(trees) -> int:
-    """Tokens of the trajectories, a shared one once."""
+    """Return the number of tokens of the trajectories, where a shared token counts once."""
     used = [{i for leaf in tree.leaves for i in tree.path(leaf)} for tree in trees]
-    return sum(len(tree.segments[i].token_ids) for tree, of_tree in zip(trees, used, strict=True) for i in of_tree)
+    return sum(len(tree.segments[i].token_ids) for tree, ids in zip(trees, used, strict=True) for i in ids)
 
 
 class Cost(NamedTuple):
-    """Seconds, CPU seconds of this process and the engine's, requests, and generated tokens."""
+    """Seconds, CPU seconds of this process and the engine's, number of requests and of generated tokens."""
 
     seconds: float
     cpu: float
@@ -145,7 +145,7 @@ class Cost(NamedTuple):
 
 
 class Setting:
-    """Model, prompts and engine of the measurements."""
+    """The model, prompts and engine of the measurements."""
 
     def __init__(self, folder: Path, n_prompts: int, n: int, tokens: int):
         write_tiny_model(folder, TinyModelConfig(seed=1, max_length=1024))
@@ -165,7 +165,7 @@ class Setting:
     async def run(self, name: str, number: int) -> dict[str, float]:
         """Return the cost of a policy's trees, the samples' time, and the tokens of the trajectories.
 
-        `held` are all tokens of the trajectories, and `unique` counts a shared one once.
+        `held` is the number of all tokens of the trajectories, and `unique` counts a shared token once.
         """
         seeds = [1000 * number + i for i in range(len(self.prompts))]
         budgets = []

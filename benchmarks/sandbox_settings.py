@@ -1,8 +1,8 @@
-"""Runs a command as a process with fewer rights: the settings in which the Python tool is measured and tested.
+"""Runs a command with the rights of a setting in which the Python tool is measured and tested.
 
     python benchmarks/sandbox_settings.py container python -c 'import os; os.unshare(0x20000)'
 
-As root it can make all of them, another user only `user`.
+Root can enter every setting, another user only `user`.
 """
 
 import ctypes
@@ -17,8 +17,8 @@ SETTINGS = {
     "container": "root with the 14 capabilities of a default Docker container, without unshare and mount",
     "user": "an ordinary user, without any capability",
 }
-# Docker's: CHOWN, DAC_OVERRIDE, FOWNER, FSETID, KILL, SETGID, SETUID, SETPCAP, NET_BIND_SERVICE, NET_RAW, SYS_CHROOT,
-# MKNOD, AUDIT_WRITE, SETFCAP
+# Docker's default capabilities: CHOWN, DAC_OVERRIDE, FOWNER, FSETID, KILL, SETGID, SETUID, SETPCAP, NET_BIND_SERVICE,
+# NET_RAW, SYS_CHROOT, MKNOD, AUDIT_WRITE, SETFCAP
 DOCKER = (0, 1, 3, 4, 5, 6, 7, 8, 10, 13, 18, 27, 29, 31)
 UNSHARE, MOUNT, LANDLOCK = {"x86_64": (272, 165, 444), "aarch64": (97, 40, 444)}[platform.machine()]
 _CAPBSET_DROP, _SET_SECCOMP, _SET_NO_NEW_PRIVS, _NEW_USER = 24, 22, 38, 0x10000000
@@ -31,7 +31,7 @@ def _call(name: str, *args) -> None:
 
 
 def refuse(numbers: list[int]) -> None:
-    """Answer ENOSYS to these system calls, for this process and what it starts."""
+    """Let these system calls fail with ENOSYS, in this process and in all that it starts."""
     lines = [(0x20, 0, 0, 0)]
     for number in numbers:
         lines += [(0x15, 0, 1, number), (0x06, 0, 0, 0x50000 | errno.ENOSYS)]
@@ -51,14 +51,14 @@ def keep_capabilities(kept: tuple[int, ...]) -> None:
 
 
 def enter(setting: str) -> None:
-    """Give up what the setting does not have. Takes effect for good."""
+    """Give up the rights that the setting does not have, for the rest of the process's life."""
     if setting == "container":
         keep_capabilities(DOCKER)
         refuse([UNSHARE, MOUNT])
     elif setting == "without landlock":
         refuse([LANDLOCK])
     elif setting == "user" and os.geteuid() == 0:
-        # a user namespace: another id alone could not read an interpreter below /root
+        # A user namespace, because a process with another user id could not read an interpreter below /root.
         _call("unshare", _NEW_USER)
         for name, text in (("setgroups", "deny"), ("uid_map", "1000 0 1"), ("gid_map", "1000 0 1")):
             with open(f"/proc/self/{name}", "w") as file:
@@ -66,7 +66,7 @@ def enter(setting: str) -> None:
 
 
 def command_in(setting: str, command: list[str]) -> list[str]:
-    """The command line that runs `command` in a setting."""
+    """Return the command line that runs `command` in a setting."""
     return command if setting == "root" else [sys.executable, os.path.abspath(__file__), setting, *command]
 
 

@@ -1,12 +1,12 @@
-"""What schedules gain where tools are slow: a model, and runs of the real stack.
+"""Compares the speed of schedules where tools are slow, in a model and in runs of the real stack.
 
     python -m benchmarks.schedules [--simulated-steps 300]
     python scripts/fork_server/fork_server.py python -m benchmarks.schedules --steps 10 --runs 3
 
-The model is studies/schedule_model.py. With `--steps` there are also runs of so many steps: ARPO on the search task
-with made, log-normal latencies of the search (benchmarks/slow_search.py), `--runs` for each schedule, one after the
-other, with a seed for each, and the same bounds of staleness; the first two steps do not count. A run that exists is
-not repeated. Baseline: schedule=sync. Writes benchmarks/results/schedules.md and .png.
+The model is studies/schedule_model.py. With `--steps` there are also runs of that length: ARPO on the search task with
+made-up, log-normal latencies of the search (benchmarks/slow_search.py). There are `--runs` runs of each schedule, one
+after the other, each with its own seed, and with the same bounds of staleness; the first two steps do not count. A run
+that exists is not repeated. Baseline: schedule=sync. Writes benchmarks/results/schedules.md and .png.
 """
 
 import math
@@ -27,7 +27,7 @@ from verl.utils.atomic_files import replacing
 
 SCHEDULES = ("sync", "colocate_async", "separate_async")
 MODEL = Workload()
-# that of the runs, in which what is not waiting takes about 1.6 s, on the same cores whatever the schedule
+# The workload of the real runs: everything but waiting takes about 1.6 s, on the same cores in every schedule.
 LIKE_RUNS = Workload(writing=0.2, sigma=1.2, longest=math.inf, update=1.6)
 SIGMAS = (0.0, 0.5, 1.0, 1.5)
 SKIPPED_STEPS = 2
@@ -40,7 +40,7 @@ OFF_POLICY = "training/off_policy/trajectory_"
 
 
 def model_rows(steps: int) -> list[list[str]]:
-    """Of each tail and schedule: seconds of a step, times faster than sync, and the staleness of a group."""
+    """Return a row for each sigma and schedule: seconds of a step, times faster than sync, staleness of a group."""
     rows = []
     for sigma in SIGMAS:
         workload = replace(MODEL, sigma=sigma)
@@ -56,14 +56,14 @@ def model_rows(steps: int) -> list[list[str]]:
 
 
 def measured(schedule: str, steps: int, seed: int) -> pd.DataFrame:
-    """Metrics of a run's steps that count."""
+    """Return the metrics of a run's steps, without the first ones, which do not count."""
     experiment = f"schedules_{schedule}_{steps}steps_seed{seed}"
     folder = trained(experiment, "arpo", seed, steps, [*COMMAND, f"schedule={schedule}"])
     return load_metrics(folder).loc[1 + SKIPPED_STEPS : steps]
 
 
 def measured_row(schedule: str, runs: Sequence[pd.DataFrame], sync: Sequence[pd.DataFrame]) -> list[str]:
-    """A schedule's figures: of each the median of its runs, and the least and the greatest."""
+    """Return a schedule's figures, each the median of its runs with the least and the greatest."""
     rates = [tokens_per_second(metrics) for metrics in runs]
     gains = [rate / tokens_per_second(metrics) for rate, metrics in zip(rates, sync, strict=True)]
 
@@ -77,13 +77,13 @@ def measured_row(schedule: str, runs: Sequence[pd.DataFrame], sync: Sequence[pd.
 
 
 def tokens_per_second(metrics: pd.DataFrame) -> float:
-    """Tokens of trained responses, tools' results included."""
+    """Return the tokens of trained responses, tools' results included, per second."""
     tokens = metrics["response_length/mean"] * metrics["tree/prompts"] * 8
     return tokens.sum() / seconds_of(metrics).sum()
 
 
 def seconds_of(metrics: pd.DataFrame) -> pd.Series:
-    """Of each step, without the checkpoint of the last one."""
+    """Return the seconds of each step, without the checkpoint of the last one."""
     return metrics["timing_s/step"] - metrics["timing_s/save_checkpoint"].fillna(0)
 
 
@@ -98,7 +98,7 @@ def draw(rows: Sequence[Sequence[str]], runs: dict[str, list[pd.DataFrame]]) -> 
     left.axhline(1, color="gray", linewidth=0.8)
     left.legend(frameon=False, fontsize=8)
     for right in others:
-        steps = [pd.concat(of_schedule) for of_schedule in runs.values()]
+        steps = [pd.concat(schedule_runs) for schedule_runs in runs.values()]
         waits = [metrics["timing_s/gen"].mean() for metrics in steps]
         rest = [seconds_of(metrics).mean() - wait for metrics, wait in zip(steps, waits, strict=True)]
         right.bar(list(runs), waits, color="C1", label="waiting for responses")
@@ -110,9 +110,9 @@ def draw(rows: Sequence[Sequence[str]], runs: dict[str, list[pd.DataFrame]]) -> 
 
 
 def measurement(steps: int, runs: dict[str, list[pd.DataFrame]]) -> list[str]:
-    """The page's lines: what was measured, and what the model says of such a run."""
+    """Return the page's lines about the runs: the measured figures, and the model's gains for the same workload."""
     header = ["schedule", "s a step", "of these s of waiting", "response tokens/s", "times sync", "staleness", "spans"]
-    rows = [measured_row(name, of_schedule, runs["sync"]) for name, of_schedule in runs.items()]
+    rows = [measured_row(name, schedule_runs, runs["sync"]) for name, schedule_runs in runs.items()]
     what = (
         f"ARPO on the search task, 16 prompts x 8 trajectories, {steps - SKIPPED_STEPS} steps a run, "
         f"{len(runs['sync'])} run(s) of each schedule, in turn: the median (least to greatest). A search takes "
@@ -120,9 +120,9 @@ def measurement(steps: int, runs: dict[str, list[pd.DataFrame]]) -> list[str]:
         "server for the rollout, on the same two cores. Staleness, spans: steps and policies, means over responses."
     )
     gains = " and ".join(
-        f"{of_schedule['colocate_async']:.1f} and {of_schedule['separate_async']:.1f} in {length} steps"
+        f"{gain['colocate_async']:.1f} and {gain['separate_async']:.1f} in {length} steps"
         for length in (steps, 300)
-        for of_schedule in [gains_of_the_model(LIKE_RUNS, trainer_share=1.0, steps=length)]
+        for gain in [gains_of_the_model(LIKE_RUNS, trainer_share=1.0, steps=length)]
     )
     model = (
         f"The model below, with calls of this latency, {LIKE_RUNS.writing:g} s of writing and {LIKE_RUNS.update:g} s "
@@ -133,7 +133,7 @@ def measurement(steps: int, runs: dict[str, list[pd.DataFrame]]) -> list[str]:
 
 
 def gains_of_the_model(workload: Workload, trainer_share: float, steps: int) -> dict[str, float]:
-    """By schedule, how many times faster than sync, one batch ahead; the mean of five seeds."""
+    """Return schedule -> speed relative to sync, one batch ahead, as the mean of five seeds."""
     seconds = {
         schedule: fmean(
             simulate(workload, schedule, 1, trainer_share, steps, seed, skip=SKIPPED_STEPS).seconds for seed in range(5)
@@ -149,7 +149,7 @@ def main() -> None:
     runs = in_turns(sides, args.runs) if args.steps else {}
     model = model_rows(args.simulated_steps)
     draw(model, runs)
-    of_runs = measurement(args.steps, runs) if runs else []
+    run_lines = measurement(args.steps, runs) if runs else []
     about = (
         f"A step trains {MODEL.batch} groups of {MODEL.trajectories} trajectories; a trajectory makes {MODEL.calls} "
         f"calls one after another and writes for {MODEL.writing:g} s before, between and after them. A call takes "
@@ -158,7 +158,7 @@ def main() -> None:
         f"other down, as on servers that are not full. Means over {args.simulated_steps} steps. Staleness: steps from "
         "a group's start to its update. No measurement: a model."
     )
-    what = "\n".join(["![Gain by tail and batches ahead](schedules.png)", "", *of_runs, "## Model", "", about])
+    what = "\n".join(["![Gain by tail and batches ahead](schedules.png)", "", *run_lines, "## Model", "", about])
     write_report(
         "schedules", what, ["sigma", "schedule", "batches ahead", "s a step", "times sync", "staleness"], model
     )

@@ -1,10 +1,10 @@
-"""Error of bfloat16 gradients of tokens that hundreds of segments share: the prefix tree's against independent rows'.
+"""Compares the error of shared tokens' bfloat16 gradients: the prefix tree against independent rows.
 
     python -m benchmarks.shared_gradients [--device cuda] [--sharers 512]
 
 Needs torch and transformers only. `sharers` sequences begin with the same prompt; the loss is a random sum over the
-attention outputs of their own tokens. The error is that of the gradients of the prompt's keys and values, relative to
-the gradients in float64. A row's gradients are rounded to bfloat16, and their sum over the rows is not.
+attention outputs of their own tokens. The error of the gradients of the prompt's keys and values is relative to the
+gradients in float64. Each row's gradients are rounded to bfloat16, but their sum over the rows is not.
 """
 
 from typing import NamedTuple
@@ -19,7 +19,7 @@ from verl.workers.engine.prefix_tree.trie import build_trie
 
 
 class Shape(NamedTuple):
-    """Lengths in tokens, and the attention's heads."""
+    """Lengths in tokens of the prompt and of each own part, and the number and size of attention heads."""
 
     prompt: int
     own: int
@@ -36,7 +36,7 @@ def errors(sharers: int, shape: Shape, device: str) -> dict[str, float]:
 
     Args:
         sharers: number of sequences.
-        device: `cpu`, or `cuda`, where the tree's attention is torch's varlen kernel.
+        device: `cpu` or `cuda`; on `cuda` the tree's attention is torch's varlen kernel.
     """
     rng = np.random.default_rng(0)
     prompt = rng.integers(0, 50, shape.prompt)
@@ -73,8 +73,8 @@ def errors(sharers: int, shape: Shape, device: str) -> dict[str, float]:
 
 def main() -> None:
     args = parser_of(__doc__, device="cpu", sharers=512).parse_args()
-    found = errors(args.sharers, SMALL if args.device == "cpu" else LARGE, args.device)
-    rows = [[name, f"{error:.2e}", f"{error / found['rows']:.2f}"] for name, error in found.items()]
+    relative_errors = errors(args.sharers, SMALL if args.device == "cpu" else LARGE, args.device)
+    rows = [[name, f"{error:.2e}", f"{error / relative_errors['rows']:.2f}"] for name, error in relative_errors.items()]
     print(*table_lines(["way", "relative error", "times that of rows"], rows), sep="\n")
 
 

@@ -1,4 +1,4 @@
-"""A search that takes time, as one over a network does: for training at equal latency."""
+"""A search that takes as long as one over a network, so that methods can be trained at equal latency."""
 
 import asyncio
 import math
@@ -8,18 +8,18 @@ from dataclasses import dataclass, field
 from verl.workers.rollout.tools.base_tool import ToolOutput
 from verl.workers.rollout.tools.search_tool import LocalSearchTool
 
-# an override for a run with local tools
+# Hydra override that makes a run with local tools use the slow search
 SLOW_SEARCH = "actor_rollout_ref.rollout.tools.tool_instances.search.class_path=benchmarks.slow_search.SlowSearchTool"
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class SlowSearchTool(LocalSearchTool):
-    """`LocalSearchTool`, of which every call takes a log-normal time more.
+    """A `LocalSearchTool` with a log-normal delay before every call.
 
     Args:
-        median: seconds.
-        sigma: of the time's logarithm; with 1.0 one call of twenty takes five times the median or more.
-        seed: of the times. Which call gets which depends on the calls' order; what they answer does not.
+        median: median delay in seconds.
+        sigma: standard deviation of the delay's logarithm; with 1.0 one call in twenty takes five medians or more.
+        seed: seed of the delays. The order of the calls decides which call gets which delay; answers do not change.
     """
 
     median: float = 0.2

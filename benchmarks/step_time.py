@@ -1,11 +1,11 @@
-"""Whole training steps with `update=rows` and with `update=tree`, phase by phase, as the recipes run on CPU.
+"""Compares whole training steps with `update=rows` and `update=tree`, phase by phase, as the recipes run on CPU.
 
     python -m benchmarks.step_time [--steps 10] [--methods grpo latr hato arpo]
 
-For each method two runs of the recipe's own script from the same weights and seed, one after the other; what their
-scripts find missing (data, warm start) they make. The first step is left out, because it contains first calls. Both
-runs see the same prompts, so that rewards, losses and gradient norms can be compared step by step as well, as long as
-no sampled token differs. Finished runs in outputs/step_time are used. Writes benchmarks/results/step_time.md.
+For each method the recipe's own script runs twice, one after the other, from the same weights and seed; it makes
+missing data and a missing warm start. The first step is left out, because it contains first calls. Both runs see the
+same prompts, so that rewards, losses and gradient norms can also be compared step by step, as long as no sampled token
+differs. Finished runs in outputs/step_time are used. Writes benchmarks/results/step_time.md.
 """
 
 import os
@@ -32,7 +32,7 @@ COMPARED = ("critic/score/mean", "actor/pg_loss", "actor/grad_norm")
 
 
 def run(method: str, update: str, steps: int) -> pd.DataFrame:
-    """The metrics of a run, a row a step; those of an earlier benchmark, if it has as many steps."""
+    """Return the metrics of a run, one row per step. An earlier benchmark's run is used if it has as many steps."""
     name = f"{method}_{update}"
     if (FOLDER / name / METRICS_FILE).exists():
         metrics = load_metrics(FOLDER / name)
@@ -46,8 +46,8 @@ def run(method: str, update: str, steps: int) -> pd.DataFrame:
 
 
 def same_steps(rows: pd.DataFrame, tree: pd.DataFrame) -> str:
-    """For how many steps the rewards are equal, and the largest differences of loss and gradient norm in them."""
-    equal = ((rows[COMPARED[0]] - tree[COMPARED[0]]).abs() < 1e-6).cummin()  # a mean in float32
+    """Return the number of first steps with equal rewards, and their largest differences of loss and gradient norm."""
+    equal = ((rows[COMPARED[0]] - tree[COMPARED[0]]).abs() < 1e-6).cummin()  # rewards are means in float32
     differences = [(rows[name] - tree[name])[equal].abs().max() for name in COMPARED[1:]]
     return f"{equal.sum()} of {len(equal)}: {differences[0]:.0e}, {differences[1]:.0e}" if equal.any() else "0"
 

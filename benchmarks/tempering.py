@@ -1,10 +1,10 @@
-"""HAPO's adaptive temperature in vLLM's V2 sampler: the Triton kernel against torch, time and error.
+"""Compares time and error of HAPO's adaptive temperature in vLLM's V2 sampler: the Triton kernel against torch.
 
     python -m benchmarks.tempering                                      # a machine with a GPU; needs torch and Triton
     TRITON_INTERPRET=1 python -m benchmarks.tempering --device cpu --rows 4 --vocabulary 5000   # does it run at all?
 
-Both ways divide all rows of float32 logits by T' = 1 + temperature_tau h in place, in turns. The baseline is what the
-logits processor of the V1 runner computes in torch. The error is the largest difference of T' to float64.
+Both ways divide all rows of float32 logits by T' = 1 + temperature_tau h in place, in turns. The baseline is the torch
+code of the V1 runner's logits processor. The error is the largest difference of T' to float64.
 """
 
 import statistics

@@ -1,15 +1,15 @@
-"""CPU time per trajectory of everything in a rollout but the engine: upstream's path, and ours with each tree.
+"""Measures CPU time per trajectory of a rollout without the engine: upstream's path, and ours with each tree.
 
     VERL_PLATFORM=cpu python -m benchmarks.trajectory_cost [--prompts 16] [--n 8] [--tokens 24] [--launches 1]
 
 The rollout's part of the stack is real: Ray, TransferQueue, the load balancer, agent-loop and reward-loop workers. The
 rollout server is an actor that answers at once with random tokens. A run submits prompts as upstream's trainer does,
 waits for them in upstream's replay buffer, reads the columns that a step reads, and clears them. Each side has an
-agent-loop worker of its own, and the sides take turns. CPU time is user and system time of all processes, from /proc;
-the server's is told apart, and what the idle processes use in as much time is taken off.
+agent-loop worker of its own, and the sides take turns. CPU time is user and system time of all processes, from /proc,
+minus the time that the idle processes use in an equally long period; the server's time is listed separately.
 
-`--launches` are whole runs of GRPO on Countdown by upstream's manager and by ours, in turns: CPU time of a step by
-process, between the second step and the last but one. Writes benchmarks/results/trajectory_cost.md.
+`--launches` is the number of whole runs of GRPO on Countdown by upstream's manager and by ours, in turns. Their CPU
+time is measured by process between the second step and the last but one. Writes benchmarks/results/trajectory_cost.md.
 """
 
 import os
@@ -43,7 +43,7 @@ SMALL = {
     "latr": {"kt": {"chunk_size": 4, "prob_filter_abs_thres": 0.1, "prob_filter_rel_thres": 0.4}},
 }
 TREES = ("plain", "latr", "arpo", "hato", "over_generation", "eptree", "tree_grpo")
-# processes by the beginning of their names: in whose column their seconds are
+# beginning of a process's name -> column of the table that counts its seconds
 COLUMNS = {
     "ray::GroupAgentLoopWorker": "agent loop",
     "ray::AgentLoopWorker": "agent loop",
@@ -61,12 +61,12 @@ COLUMNS = {
 PARTS = ["driver", "agent loop", "reward loop", "controller", "storage", "balancer", "Ray"]
 VARIABLES = {"VERL_PLATFORM": "cpu", "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
 VARIABLES |= {"TQ_NUM_THREADS": "1", "TRANSFER_QUEUE_ENABLE": "1"}
-# of the paper estimate: nodes, trajectories a step, and how many processes a run on GPUs has of each kind
+# Numbers for the estimate on paper: nodes, trajectories of a step, and processes of each kind in a run on GPUs.
 NODES, STEP = 8, 8192
 PROCESSES = {"driver": 1, "controller": 1, "balancer": 1, "storage": 8}
 PROCESSES |= {"agent loop": 8 * NODES, "reward loop": 8 * NODES}
 READ = ["responses", "response_mask", "rm_scores", "rollout_log_probs", "uid", "extra_fields"]
-# overrides of a whole run with upstream's manager and servers
+# overrides for a whole run with upstream's manager and servers
 UPSTREAMS_WAY = (
     "actor_rollout_ref.rollout.agent.agent_loop_manager_class=null",
     "ray_kwargs.ray_init.runtime_env.env_vars.VERL_SHARED_CALLS='0'",
@@ -74,7 +74,7 @@ UPSTREAMS_WAY = (
 
 
 def answer(prompt_ids: list[int], params: dict, vocabulary: int, stop_token_ids: list[int]):
-    """A server's output: as many random tokens as are asked for, the last of which may end the response."""
+    """Return a server's output: the requested number of random tokens, none of which is a stop token."""
     from verl.workers.rollout.replica import TokenOutput
 
     draw = random.Random(f"{params.get('seed')} {len(prompt_ids)} {prompt_ids[-1]}" if "seed" in params else None)
@@ -98,7 +98,7 @@ def answer(prompt_ids: list[int], params: dict, vocabulary: int, stop_token_ids:
 
 @ray.remote
 class StubServer(ExchangeServer):
-    """Upstream's rollout server, and `TopLogprobsServer`'s collected requests, without an engine."""
+    """A stand-in for upstream's rollout server and `TopLogprobsServer`'s collected requests, without an engine."""
 
     def __init__(self, vocabulary: int, stop_token_ids: list[int], response_length: int):
         self.vocabulary, self.stop_token_ids, self.response_length = vocabulary, stop_token_ids, response_length
@@ -114,7 +114,7 @@ class StubServer(ExchangeServer):
 
 
 def config_of(tree: str, folder: Path, args) -> DictConfig:
-    """A run's config with this tree; `upstream`: none."""
+    """Return a run's config with this tree, or without a tree for `upstream`."""
     search = f"hydra.searchpath=[file://{Path(verl.trainer.__path__[0]) / 'config'}]"
     chosen = ["tree=plain", "actor_rollout_ref.rollout.tree=null"] if tree == UPSTREAM else [f"tree={tree}"]
     load_choices()
@@ -132,7 +132,7 @@ def config_of(tree: str, folder: Path, args) -> DictConfig:
 
 
 def seconds_by_column(driver: psutil.Process) -> pd.Series:
-    """Return the CPU seconds that a process and its descendants have used so far."""
+    """Return the CPU seconds that a process and its descendants have used so far, by column."""
     seconds = dict.fromkeys([*PARTS, *COLUMNS.values()], 0.0)
     for process in (driver, *driver.children(recursive=True)):
         try:
@@ -145,7 +145,7 @@ def seconds_by_column(driver: psutil.Process) -> pd.Series:
 
 
 class Stack:
-    """A local Ray with everything that the sides share, and an agent-loop manager for each of them."""
+    """A local Ray with all that the sides share, and an agent-loop manager for each side."""
 
     def __init__(self, sides: list[str], folder: Path, args):
         import transfer_queue as tq
@@ -189,7 +189,7 @@ class Stack:
         self.buffer = ReplayBuffer("sync", {}, sampler.max_off_policy_threshold, sampler.max_off_policy_strategy, {})
 
     def run(self, side: str, run: int) -> pd.Series:
-        """Return the CPU milliseconds for each trajectory by column, and its `requests` to the server."""
+        """Return the CPU milliseconds per trajectory by column, and the `requests` to the server per trajectory."""
         driver = psutil.Process()
         time.sleep(0.5)
         idle = seconds_by_column(driver)
@@ -202,7 +202,7 @@ class Stack:
         return used / rows
 
     def step(self, side: str, run: int) -> int:
-        """What a trainer does with a batch before and after the model's own work; returns how many rows it had."""
+        """Do a trainer's work on a batch before and after the model's own; return the batch's number of rows."""
         batch = self.batch(run)
         tags = [{"is_prompt": True, "status": "pending", "global_steps": run + 1} for _ in range(len(batch))]
         self.tq.kv_batch_put(keys=list(batch["uid"]), partition_id="train", tags=tags)
@@ -215,7 +215,7 @@ class Stack:
         return len(rows.keys)
 
     def batch(self, run: int):
-        """Prompts of Countdown, as the data loader gives them."""
+        """Return prompts of Countdown in the data loader's format."""
         from verl.utils.dataset.rl_dataset import collate_fn
 
         from verl.utils import tensordict_utils as tu
@@ -233,7 +233,7 @@ class Stack:
 
 
 def launch(folder: Path, way: str, overrides: tuple[str, ...], run: int) -> pd.Series:
-    """Return the CPU milliseconds for each trajectory of a run of GRPO, by column."""
+    """Run GRPO with the overrides, and return the CPU milliseconds per trajectory by column."""
     folder, steps = folder / f"{way}{run}", 8
     command = ["bash", "recipe/common/run_grpo_countdown.sh", f"trainer.total_training_steps={steps}", *overrides]
     command += ["trainer.val_before_train=false", "trainer.test_freq=-1", "trainer.save_freq=-1"]
@@ -250,7 +250,7 @@ def launch(folder: Path, way: str, overrides: tuple[str, ...], run: int) -> pd.S
 
 
 def estimate(frames: dict[str, pd.DataFrame]) -> str:
-    """Return a table of the seconds that the processes of each kind work for a large step, if they share it evenly."""
+    """Return a table of the seconds that processes of each kind need for a large step, if they share it evenly."""
     medians = {side: frame.median() for side, frame in frames.items() if side in (UPSTREAM, "plain")}
     rows = []
     for part, count in PROCESSES.items():

@@ -1,1 +1,1 @@
-"""The recipes: each one a method as a user sees it."""
+"""The recipes: each one holds a method's configs and scripts."""

@@ -27,16 +27,16 @@ CODE = ("vllm_patches", "verl", "recipe", "benchmarks", "scripts")
 UPSTREAM_SERVER = "verl/workers/rollout/vllm_rollout/vllm_async_server.py"
 SERVE_OPTIONS = ("scripts/serve.sh", "verl/evaluation/main.py", "verl/evaluation/server.py")
 RULES = ("MissingImports", "AttributeAccessIssue", "CallIssue", "IncompatibleMethodOverride", "GeneralTypeIssues")
-# messages about names that are gone and parameters that have changed; types that differ in detail are no errors here
+# Matches messages about missing names and changed parameters. Types that differ in detail are no errors here.
 MISFIT = re.compile(
     r'^Import "vllm\b|is unknown|known attribute of module "vllm|no base method|[Pp]arameter( \d| named| count)'
     r"|Keyword parameter|for parameter|Expected \d+"
 )
 ACCEPTED = (
-    'for class "ExchangeServer"',  # a mixin, which uses methods of the class that it is mixed into
-    'overrides class "vLLMHttpServer"',  # our server passes on the options that it does not name
+    'for class "ExchangeServer"',  # a mixin that uses methods of the class it is mixed into
+    'overrides class "vLLMHttpServer"',  # our server passes on options that it does not name itself
     'Base classes for class "ServeArgs"',  # both have a method `add_cli_args`
-    'for class "dict[',  # a variable of upstream's holds a dictionary first and vLLM's parameters later
+    'for class "dict[',  # an upstream variable holds a dictionary first and vLLM's parameters later
     '"num_preempted" for class "CompletionOutput"',  # upstream asks with hasattr whether it exists
     'Argument missing for parameter "internal"',  # upstream's `abort_request` is for an older vLLM
 )
@@ -52,7 +52,7 @@ def engine_arguments(node) -> Iterator[str]:
 
 
 def settings_module(texts: dict[str, str], sources: Path) -> tuple[str, list[str]]:
-    """Return a module that reads each engine argument and server option, and for each line the file that sets it."""
+    """Return a module's text with a line for each engine argument and server option, and the file of each line."""
     frontend = re.search(r"from (\S+\.cli_args) import", (sources / "vllm/entrypoints/cli/serve.py").read_text())
     lines = [
         "from vllm.engine.arg_utils import AsyncEngineArgs",
@@ -71,7 +71,7 @@ def settings_module(texts: dict[str, str], sources: Path) -> tuple[str, list[str
 
 
 def diagnostics(files: list[Path], sources: Path, folder: Path) -> list[dict]:
-    """Return what basedpyright reports about the files if `vllm` is imported from `sources`."""
+    """Return basedpyright's reports about the files if `vllm` is imported from `sources`."""
     config = {"include": list(map(str, files)), "exclude": [], "extraPaths": [str(sources)], "typeCheckingMode": "off"}
     config |= {f"report{rule}": "error" for rule in RULES}
     (folder / "pyrightconfig.json").write_text(json.dumps(config))

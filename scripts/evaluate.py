@@ -1,4 +1,4 @@
-"""Evaluates a model on one or more benchmarks; a killed run continues where it stopped and loses nothing.
+"""Evaluates a model on one or more benchmarks. If a run is killed, the same command continues it without loss.
 
     python scripts/evaluate.py experiment=NAME benchmark=math500 [n=8] [step=N] [files=[...]] [server.url=...]
     python scripts/evaluate.py experiment=NAME benchmark=[aime24,gaia] model=FOLDER_OR_HUB_NAME tools=web
@@ -19,7 +19,7 @@ from verl.evaluation.main import EvaluationError, evaluate
 
 @hydra.main(config_path="../recipe/common/config", config_name="evaluate", version_base=None)
 def main(config: DictConfig) -> None:
-    # an exception, so that the server is stopped
+    # SIGTERM raises an exception, so that the server is stopped.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     try:
         print(*evaluate(config), sep="\n")

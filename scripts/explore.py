@@ -1,4 +1,4 @@
-"""What exploration finds with a model on a task before any training: every tree policy beside plain sampling.
+"""Compares every tree policy with plain sampling, for a model on a task, before any training.
 
     python scripts/explore.py MODEL DATA [hydra overrides]
 
@@ -24,15 +24,15 @@ from recipe.common.reporting.exploration_report import likelihood_table, proposa
 from verl.evaluation.exploration.plan import Plan, plan_of
 from verl.utils.parts import load_choices
 
-# folders that a checkpoint is saved in: they say nothing of which one it is
+# folder names that every checkpoint has, so that they do not tell checkpoints apart
 UNTELLING = ("huggingface", "actor", "merged")
-# data.max_prompt_length and data.max_response_length of the run scripts for CPUs, where hardware=cpu has Countdown's
+# (data.max_prompt_length, data.max_response_length) of the run scripts for CPUs; hardware=cpu has Countdown's lengths
 CPU_LENGTHS = {"walk": (24, 40), "word_problems": (128, 64)}
 
 
 def config_of(model: str, data: str, overrides: list[str]) -> DictConfig:
-    """The config; the task is that of the data's data_source if there is one, and so are a small task's lengths, unless
-    the overrides name them."""
+    """Return the config. Unless the overrides set them, the data's data_source selects the task, if it is the name of
+    one, and a small task's lengths."""
     folders = [Path(verl.trainer.__path__[0], "config"), *sorted(RECIPES.glob("*/config"))]
     source, hardware = data_source(data), os.environ.get("HARDWARE", "cpu")
     chosen = [f"hydra.searchpath=[{','.join(f'file://{folder}' for folder in folders)}]"]
@@ -49,14 +49,15 @@ def config_of(model: str, data: str, overrides: list[str]) -> DictConfig:
 
 
 def data_source(data: str) -> str | None:
-    """Of the first row; None if there is none, of which the checks of the plan will say more."""
+    """Return the first row's data_source; None if there is none (the checks of the plan then report the problem)."""
     if not Path(data).is_file() or "data_source" not in pq.read_schema(data).names:
         return None
     return next(iter(pq.read_table(data, columns=["data_source"])["data_source"].to_pylist()), None)
 
 
 def model_name(model: str) -> str:
-    """
+    """Return a short name for a model.
+
     >>> model_name("outputs/grpo_seed0/global_step_40/actor/huggingface"), model_name("Qwen/Qwen2.5-3B")
     ('grpo_seed0_global_step_40', 'Qwen2.5-3B')
     """
@@ -76,9 +77,9 @@ def main(model: str, data: str, *overrides: str) -> None:
     if os.environ.get("DRY_RUN", "0") not in ("", "0"):
         print("dry run: config, model and data are fine, nothing was started")
         return
-    # an exception, so that the engine is stopped
+    # SIGTERM raises an exception, so that the engine is stopped.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    from verl.evaluation.exploration.run import run  # what a dry run does not wait for
+    from verl.evaluation.exploration.run import run  # a slow import, which a dry run does not need
 
     result = run(plan)
     name = f"explore_{Path(data).parent.name}_{Path(data).stem}_seed{config.seed}"

@@ -3,8 +3,8 @@
     python scripts/launch.py RUN_DIR -- python -m verl.trainer.main_ppo ...
 
 The run's output goes to RUN_DIR/train.log, its metrics to RUN_DIR/metrics.jsonl (verl's file logger), its curves to
-RUN_DIR/curves.png. However the run ends, also by a SIGKILL of any of its processes, every process that it started is
-ended. VERBOSE=1 shows the whole output. The exit code is the run's own.
+RUN_DIR/curves.png. However the run ends, even by a SIGKILL of one of its processes, the launcher ends every process
+that the run started. VERBOSE=1 shows the whole output. The exit code is the run's own.
 """
 
 import contextlib
@@ -31,17 +31,17 @@ ENDINGS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Interrupted(BaseException):
-    """A user or a scheduler has ended the launcher by a signal, which is its argument."""
+    """Raised when a user or a scheduler ends the launcher by a signal; the exception's argument is the signal."""
 
 
 def ignore_endings() -> None:
-    """Let no signal cut off the end of the run's processes, and what is said of it."""
+    """Ignore further signals, so that none interrupts the clean-up of the run's processes and the final messages."""
     for ending in ENDINGS:
         signal.signal(ending, signal.SIG_IGN)
 
 
 def interrupt(number: int, frame) -> None:
-    """Raise `Interrupted`, once."""
+    """Raise `Interrupted` at the first signal; later signals are ignored."""
     ignore_endings()
     raise Interrupted(signal.Signals(number))
 
@@ -61,17 +61,17 @@ def keep_earlier_metrics(run_dir: Path) -> None:
 
 
 def steps_announced(log: Path) -> int | None:
-    """The number of steps that upstream's trainers print before the first step; None if the log does not have it."""
+    """Return the number of steps that upstream's trainers print before the first one; None if the log lacks it."""
     announced = re.findall(r"[Tt]otal training steps: (\d+)", log.read_text(errors="replace")) if log.exists() else []
     return int(announced[-1]) if announced else None
 
 
 class Progress:
-    """A progress bar with reward, accuracy, tokens/s and skipped updates, which follows the growing metrics file."""
+    """A progress bar with reward, accuracy, tokens/s and skipped updates. It follows the growing metrics file."""
 
     def __init__(self, metrics: Path, total: int | None = None):
         self.metrics, self.total, self.offset = metrics, total, 0
-        self.bar: tqdm | None = None  # made at the first entry, so that its rate does not include the start-up
+        self.bar: tqdm | None = None  # created at the first entry, so that its rate leaves out the start-up
         self.shown: dict[str, str] = {}
         self.skipped = 0
 
@@ -112,14 +112,14 @@ class Progress:
 
 
 def end_descendants(grace_seconds: float = 5.0) -> int:
-    """End all descendants of this process by SIGTERM, then SIGKILL; returns how many there were."""
+    """End all descendants of this process by SIGTERM, then SIGKILL. Return the number of descendants."""
     descendants = psutil.Process().children(recursive=True)
     for process in descendants:
         with contextlib.suppress(psutil.NoSuchProcess):
             process.terminate()
     _, alive = psutil.wait_procs(descendants, timeout=grace_seconds)
     while alive := [p for p in {*alive, *psutil.Process().children(recursive=True)} if p.is_running()]:
-        # these free shared memory when those that use it have ended
+        # Resource trackers free shared memory after the processes that use it have ended, so they are ended last.
         users = [process for process in alive if not _is_resource_tracker(process)]
         for process in users or alive:
             with contextlib.suppress(psutil.NoSuchProcess):
@@ -131,12 +131,12 @@ def end_descendants(grace_seconds: float = 5.0) -> int:
 def _is_resource_tracker(process: psutil.Process) -> bool:
     try:
         return "multiprocessing.resource_tracker" in " ".join(process.cmdline())
-    except psutil.Error:  # it has just ended
+    except psutil.Error:  # the process has just ended
         return False
 
 
 def wait(run: subprocess.Popen, progress: Progress) -> int:
-    """Wait for the end of the run, and show its progress; returns its exit code."""
+    """Wait for the end of the run, and show its progress. Return its exit code."""
     while run.poll() is None:
         progress.update()
         time.sleep(0.5)
@@ -149,13 +149,13 @@ def report_failure(run_dir: Path, start: int, pid: int, code: int) -> None:
     """Print why the run ended: its own `error:` lines or `RunError`, else its exceptions, else the end of the log.
 
     Args:
-        start: the length of the log, in bytes, before this run began.
-        pid: the process of the run's driver.
+        start: length of the log, in bytes, before this run began.
+        pid: process id of the run's driver.
     """
     log = (run_dir / "train.log").read_bytes()[start:].decode(errors="replace").splitlines()
     plain = [re.sub(r"\x1b\[[0-9;]*m", "", line) for line in log]
     causes = [line for line in plain if re.search(r"^(error:|.*(Error|Exception|Died|died)\b.*:)", line)]
-    # Hydra repeats the arguments in such a line
+    # Hydra's line with this beginning only repeats the arguments.
     causes = [line for line in causes if not line.startswith("Error executing job with overrides")]
     if code < 0:
         how = f"'s driver (process {pid} on {os.uname().nodename}) was ended by signal {signal.Signals(-code).name}"
@@ -164,7 +164,7 @@ def report_failure(run_dir: Path, start: int, pid: int, code: int) -> None:
     print(f"\nThe run{how}.", file=sys.stderr)
     errors = [line for line in causes if line.startswith("error:")]
     for match in filter(None, (re.search(r"\bRunError: (.*)", line) for line in plain)):
-        if not any(match[1] in error for error in errors):  # the driver's watch may have printed it, too
+        if not any(match[1] in error for error in errors):  # the driver's watch may also have printed it
             errors.append(f"error: {match[1]}")
     if "EngineDeadError" in " ".join(errors):
         errors += engine_errors(plain)[:1]
@@ -176,13 +176,13 @@ def report_failure(run_dir: Path, start: int, pid: int, code: int) -> None:
 
 
 def engine_errors(log: list[str]) -> list[str]:
-    """Return what vLLM's engine raised before it died, which the requests that fail because of it do not say."""
+    """Return the errors that vLLM's engine raised before it died; the failed requests that follow do not name them."""
     raised = [re.search(r"\(EngineCore pid=\d+\) ERROR.*\] ([\w.]*(?:Error|Exception)\b.*)", line) for line in log]
     return [f"error: vLLM's engine raised {match[1]}" for match in raised if match]
 
 
 def draw_curves(run_dir: Path) -> Path | None:
-    """Draw RUN_DIR/curves.png; a picture that cannot be drawn does not make the run fail."""
+    """Draw RUN_DIR/curves.png and return its path; None if it cannot be drawn, which does not make the run fail."""
     from recipe.common.reporting.run_metrics import load_metrics, plot_runs
 
     try:
@@ -201,12 +201,12 @@ def main(arguments: list[str]) -> int:
     keep_earlier_metrics(run_dir)
     adopt_orphans()
     for ending in ENDINGS:
-        if signal.getsignal(ending) != signal.SIG_IGN:  # as nohup and background jobs have it
+        if signal.getsignal(ending) != signal.SIG_IGN:  # nohup and background jobs ignore the signal
             signal.signal(ending, interrupt)
     verbose = os.environ.get("VERBOSE", "0") not in ("", "0")
-    # of several the last one counts, as Hydra takes it
-    named = [int(a.split("=")[1]) for a in command if re.fullmatch(r"trainer.total_training_steps=\d+", a)]
-    steps = named[-1] if named else None
+    # If the option is repeated, the last one counts, as in Hydra.
+    totals = [int(a.split("=")[1]) for a in command if re.fullmatch(r"trainer.total_training_steps=\d+", a)]
+    steps = totals[-1] if totals else None
     print(f"starting; output in {run_dir / 'train.log'}", file=sys.stderr)
     with open(run_dir / "train.log", "ab") as log:
         start = log.tell()

@@ -15,14 +15,14 @@ from recipe.common.reporting.run_metrics import load_metrics, plot_runs, run_fol
 
 
 def default_labels(runs: list[Path]) -> list[str]:
-    """The runs' names; if two runs have the same name, with the name of their parent folder."""
+    """Return the names of the run folders. Runs with the same name also get the name of their parent folder."""
     folders = [run_folder(run) for run in runs]
     times = Counter(folder.name for folder in folders)
     return [folder.name if times[folder.name] == 1 else f"{folder.parent.name}/{folder.name}" for folder in folders]
 
 
 def run_labels(runs: list[Path], names: str | None) -> list[str]:
-    """A distinct label for each run: the comma-separated names, or by default those of `default_labels`.
+    """Return a distinct label for each run: the comma-separated names, or by default those of `default_labels`.
 
     Raises:
         ValueError: there are more or fewer names than runs, or two runs have the same label.

@@ -42,7 +42,7 @@ class Cell(NamedTuple):
 
 
 def read_log(path: Path) -> list[Cell]:
-    """All results of a log: a run folder, a `.jsonl` file, or else an evaluation log.
+    """Return all results of a log: a run folder, a `.jsonl` file, or else an evaluation log.
 
     Raises:
         FileNotFoundError, ValueError: there is no such log, a line is damaged, or the log has no results; the message
@@ -67,7 +67,7 @@ def _evaluation_cells(path: Path) -> list[Cell]:
 
 
 def _training_cells(path: Path) -> list[Cell]:
-    """Cells of a training log; the experiment is the name of the run's folder, or that of the file without `.jsonl`."""
+    """Return the cells of a training log. The experiment is named after the run folder or the `.jsonl` file."""
     experiment = run_folder(path).name
     cells = []
     for step, row in load_metrics(path).iterrows():
@@ -82,11 +82,11 @@ def _training_cells(path: Path) -> list[Cell]:
 
 
 def validation_results(metrics: dict[str, float]) -> dict[tuple[str, str], float]:
-    """verl's validation metrics of one step as (dataset, metric) -> value.
+    """Return verl's validation metrics of one step as a dictionary (dataset, metric) -> value.
 
     `val-core/countdown/acc/mean@8` becomes both Acc-Mean@8 and Acc-Pass@1 (the chance that a sample is right).
     `val-aux/countdown/response_length/mean@8`, which exists if the reward function returns `response_length`, becomes
-    Response-Length-Mean; if there are several, the mean over the most samples does.
+    Response-Length-Mean. If there are several such metrics, the one with the most samples is used.
     """
     results: dict[tuple[str, str], float] = {}
     most_samples: dict[str, int] = {}
@@ -102,7 +102,7 @@ def validation_results(metrics: dict[str, float]) -> dict[tuple[str, str], float
 
 
 def make_table(cells: list[Cell]) -> tuple[list[str], list[dict], list[str]]:
-    """Column names, rows and warnings. If two logs disagree on a cell, the later log wins, with a warning.
+    """Return column names, rows and warnings. If two logs disagree on a cell, the later log wins, with a warning.
 
     Experiments are in the order of their logs, each with ascending steps.
     """
@@ -124,7 +124,7 @@ def make_table(cells: list[Cell]) -> tuple[list[str], list[dict], list[str]]:
 
 
 def _position_of(step: int | None) -> int:
-    """Results without a step come before all steps."""
+    """Return the step as a sort key. Results without a step come before all steps."""
     return -1 if step is None else step
 
 
@@ -142,7 +142,7 @@ def _ordered_metrics(cells: list[Cell]) -> list[tuple[str, str]]:
 
 
 def at_the_last_step(cells: list[Cell]) -> Results:
-    """Experiment -> data set -> metric -> value, for each data set at the last step at which it was measured.
+    """Return experiment -> data set -> metric -> value, for each data set at the last step at which it was measured.
 
     The label of an experiment names the step only if it was measured at several steps. The ends of an interval come
     from the same log as the value.
@@ -153,7 +153,7 @@ def at_the_last_step(cells: list[Cell]) -> Results:
             key = (cell.experiment, cell.dataset)
             last[key] = max(last.get(key, -1), _position_of(cell.step))
     n_steps = {name: len({cell.step for cell in cells if cell.experiment == name}) for name, _ in last}
-    last_cells = {}  # as in the CSV, a later log wins
+    last_cells = {}  # a later log wins, as in the CSV
     for cell in cells:
         if last.get((cell.experiment, cell.dataset)) == _position_of(cell.step):
             last_cells[cell.experiment, cell.dataset, cell.metric] = cell
@@ -179,7 +179,7 @@ def main(arguments: list[str] | None = None) -> None:
     if options.output.suffix in (".md", ".png"):
         parser.error(f"--output {options.output}: the CSV; a table (.md) and a chart (.png) are written beside it")
     try:
-        # a pattern that the shell has left as it is, as nothing fits it, is no log
+        # The shell passes a pattern on unchanged if no file matches it: such an argument is no log.
         cells = [cell for log in options.logs if "*" not in log.name or log.exists() for cell in read_log(log)]
         if not cells:
             raise FileNotFoundError(f"{' '.join(map(str, options.logs))}: no such logs")

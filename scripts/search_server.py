@@ -45,7 +45,7 @@ class Retrieve(BaseModel):
 
 def make_app(index: Bm25Index, default_topk: int = 3) -> FastAPI:
     app = FastAPI(title="BM25 search", openapi_url=None)
-    # a single thread, as searching holds the interpreter's lock; the event loop stays free for /health
+    # A single thread is enough, because a search holds the interpreter's lock. The event loop stays free for /health.
     searcher = ThreadPoolExecutor(max_workers=1, thread_name_prefix="search")
 
     @app.get("/health")
@@ -55,25 +55,25 @@ def make_app(index: Bm25Index, default_topk: int = 3) -> FastAPI:
     @app.post("/retrieve")
     async def retrieve(request: Request) -> Response:
         try:
-            asked = Retrieve.model_validate_json(await bounded_body(request))
+            body = Retrieve.model_validate_json(await bounded_body(request))
         except ClientDisconnect as error:
             raise HTTPException(400, "the connection broke") from error  # the client cannot read it
         except ValidationError as error:
-            # without the client's input, which may be long
+            # The reply leaves out the client's input, which may be long.
             detail = error.errors(include_url=False, include_context=False, include_input=False)[:3]
             raise HTTPException(422, detail) from error
-        topk = asked.topk or default_topk
-        if len(asked.queries) * topk > MOST_RESULTS:
+        topk = body.topk or default_topk
+        if len(body.queries) * topk > MOST_RESULTS:
             raise HTTPException(422, f"queries times topk must be at most {MOST_RESULTS}")
         loop = asyncio.get_running_loop()
-        text = await loop.run_in_executor(searcher, answer, index, asked.queries, topk, asked.return_scores)
+        text = await loop.run_in_executor(searcher, answer, index, body.queries, topk, body.return_scores)
         return Response(text, media_type="application/json")
 
     return app
 
 
 def answer(index: Bm25Index, queries: list[str], topk: int, return_scores: bool) -> bytes:
-    """The reply to a request, as JSON."""
+    """Return the reply to a request as UTF-8 encoded JSON."""
     lists = []
     for query in queries:
         documents = [
@@ -85,7 +85,7 @@ def answer(index: Bm25Index, queries: list[str], topk: int, return_scores: bool)
 
 
 async def bounded_body(request: Request) -> bytes:
-    """The request's body. One that is too long is refused, and its rest is not read."""
+    """Return the request's body. A body that is too long is refused with status 413 and not read to its end."""
     body = bytearray()
     async for chunk in request.stream():
         body += chunk
@@ -95,7 +95,7 @@ async def bounded_body(request: Request) -> bytes:
 
 
 class Server(uvicorn.Server):
-    """Prints the port on which it listens, which with --port 0 the operating system chooses."""
+    """A server that prints its address when it starts: with --port 0 the operating system chooses the port."""
 
     async def startup(self, sockets=None) -> None:
         await super().startup(sockets=sockets)
@@ -112,7 +112,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--index", metavar="DIR", type=Path, help="folder to keep the index in; default: not kept")
     parser.add_argument("--topk", type=int, default=3, help="for requests without topk; default: 3")
     options = parser.parse_args(arguments)
-    for number in (signal.SIGTERM, signal.SIGINT):  # uvicorn raises them again after it has ended in order
+    for number in (signal.SIGTERM, signal.SIGINT):  # uvicorn shuts down and then raises the signal again
         signal.signal(number, lambda *_: sys.exit(0))
     try:
         index = open_index(options.corpus, options.index)

@@ -1,9 +1,9 @@
-"""Writes an HTML page that shows the rollout trees of a run: where they fork, what was pruned, which rewards they got.
+"""Writes an HTML page that shows the rollout trees of a run: their forks, pruned branches and rewards.
 
     python scripts/view_trees.py outputs/latr --steps 1 20 40
 
-Each prompt's tree is a line of `RUN/trees/step_000012.jsonl`: that of `verl.workers.rollout.trajectory_tree` with the
-step, the prompt's text, a reward for each trajectory and the tokens' texts. The page needs no network and no server.
+Each line of `RUN/trees/step_000012.jsonl` is a prompt's tree: the record of `verl.workers.rollout.trajectory_tree` with
+the step, the prompt's text, a reward for each trajectory and the tokens' texts. The page needs no network or server.
 In its address, `#step=12&prompt=3&leaf=2` shows the second trajectory of the step's third tree, and `&segment=17` the
 branch through segment 17 of the file, pruned or not.
 """
@@ -30,10 +30,10 @@ OPTIONAL = {"uid": str, "metrics": dict, "vocabulary": dict, "update": str}
 
 
 def tree_files(run: Path, steps: Iterable[int] | None = None) -> dict[int, Path]:
-    """Step -> file of trees, in order of steps; all steps by default.
+    """Return the file of trees of each step, in order of steps; all steps by default.
 
     Raises:
-        FileNotFoundError: there is no such run, it has no trees, or none of a step in `steps`.
+        FileNotFoundError: the run does not exist, or it has no trees, or none for a step in `steps`.
     """
     if not run.is_dir():
         raise FileNotFoundError(f"{run}: no such run folder")
@@ -51,7 +51,7 @@ def tree_files(run: Path, steps: Iterable[int] | None = None) -> dict[int, Path]
 
 
 def read_trees(path: Path) -> Iterator[dict]:
-    """The trees of a file, each in the page's form (see `compact`).
+    """Yield the trees of a file, each in the page's form (see `compact`).
 
     Raises:
         ValueError: a line is not a tree; the message gives the file, the line number and the key.
@@ -61,7 +61,7 @@ def read_trees(path: Path) -> Iterator[dict]:
             if not line.strip():
                 continue
             try:
-                # training may log NaN, which JSON does not have
+                # Training may log NaN, which is not valid JSON: it is read as None.
                 tree = json.loads(line, parse_constant=lambda name: None)
                 check_tree(tree)
                 yield compact(tree)
@@ -75,7 +75,7 @@ def check_tree(tree: dict) -> None:
     """Check that the page can draw a tree.
 
     Raises:
-        ValueError: it cannot; the message names the key.
+        ValueError: the page cannot draw the tree; the message names the key.
     """
     if not isinstance(tree, dict):
         raise ValueError(f"expected a JSON object, got {type(tree).__name__}")
@@ -120,11 +120,11 @@ def _check_segment(i: int, segment: dict) -> None:
 
 
 def compact(tree: dict) -> dict:
-    """The tree in the page's form, which takes about 5.4 bytes a token.
+    """Return the tree in the page's form, which takes about 5.4 bytes a token.
 
     `tokens` holds the concatenated tokens of all segments as indices into `vocabulary` (pairs of token id, and text or
     None), as base64 of little-endian integers of `width` bytes. `costs` holds -1000 times the log-probabilities, at
-    most 65,534, as base64 of 2-byte integers; 65,535 means that there is none.
+    most 65,534, as base64 of 2-byte integers; 65,535 stands for an unknown log-probability.
     """
     segments, texts = tree["segments"], tree.get("vocabulary", {})
     suppressed = [(segment.get("info") or {}).get("suppressed") or [] for segment in segments]
@@ -133,12 +133,12 @@ def compact(tree: dict) -> dict:
     ids += [branch["token"] for branches in suppressed for branch in branches]
     if any(type(token) is not int for token in ids):
         raise ValueError("token_ids: a token is not an integer")
-    known, indices = np.unique(np.array(ids, dtype=np.int64), return_inverse=True)
+    unique_ids, indices = np.unique(np.array(ids, dtype=np.int64), return_inverse=True)
     costs = [c for s in segments for c in _log_probs(s) or [None] * len(s["token_ids"])]
     costs = np.round(np.array(costs, dtype=float) * -1000)
     costs = np.where(np.isnan(costs), UNKNOWN_COST, np.clip(costs, 0, UNKNOWN_COST - 1))
     alternatives = iter(indices[n_tokens:].tolist())
-    width = 2 if len(known) <= 65_536 else 4
+    width = 2 if len(unique_ids) <= 65_536 else 4
     return {
         "uid": tree.get("uid", ""),
         "prompt": tree["prompt"],
@@ -146,7 +146,7 @@ def compact(tree: dict) -> dict:
         "metrics": tree.get("metrics", {}),
         "update": tree.get("update", ""),
         "leaves": tree["leaves"],
-        "vocabulary": [[token, texts.get(str(token))] for token in known.tolist()],
+        "vocabulary": [[token, texts.get(str(token))] for token in unique_ids.tolist()],
         "width": width,
         "tokens": base64.b64encode(indices[:n_tokens].astype(f"<u{width}").tobytes()).decode(),
         "costs": base64.b64encode(costs.astype("<u2").tobytes()).decode(),
@@ -164,7 +164,7 @@ def compact(tree: dict) -> dict:
 
 
 def data_element(name: str, data) -> str:
-    """A script element with `data` as ASCII JSON, in which no text can end the element."""
+    """Return a script element with `data` as ASCII JSON, escaped so that no text in it can end the element."""
     text = json.dumps(data, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
     for character in "<>&":
         text = text.replace(character, f"\\u{ord(character):04x}")
@@ -172,7 +172,7 @@ def data_element(name: str, data) -> str:
 
 
 def content_policy(template: str) -> str:
-    """A content security policy by which only the template's own script and style run, and nothing is fetched."""
+    """Return a content security policy that allows only the template's own script and style, and no network access."""
     hashes = {}
     for tag in ("script", "style"):
         (text,) = re.findall(f"<{tag}>(.*?)</{tag}>", template, flags=re.DOTALL)
@@ -182,7 +182,7 @@ def content_policy(template: str) -> str:
 
 
 def write_page(title: str, files: dict[int, Path], output: Path) -> int:
-    """Write the page tree by tree, so that memory holds a single tree; returns the page's size in bytes.
+    """Write the page tree by tree, so that memory holds a single tree. Return the page's size in bytes.
 
     Raises:
         ValueError: a line is damaged, or the files hold no trees.

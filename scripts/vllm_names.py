@@ -25,7 +25,7 @@ from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
 
 def rollout_server(params: SamplingParams, output: RequestOutput, part: CompletionOutput, flat: FlatLogprobs) -> None:
-    """Use what top_logprobs_server.py and vllm_server.py read and set; `stream_interval` is not in vLLM 0.24."""
+    """Use the fields that top_logprobs_server.py and vllm_server.py access; vLLM 0.24 has no `stream_interval`."""
     _ = params.logprobs, params.prompt_logprobs, params.flat_logprobs, params.detokenize, params.output_kind
     _ = params.temperature, params.top_p, params.top_k, params.repetition_penalty, params.seed, params.max_tokens
     _ = params.stop, params.stop_token_ids, params.skip_special_tokens, params.extra_args
@@ -34,14 +34,14 @@ def rollout_server(params: SamplingParams, output: RequestOutput, part: Completi
 
 
 def evaluation_server(request: CompletionRequest) -> None:
-    """Use what `ServerEngine` of verl/evaluation/server.py sends."""
+    """Use the request fields that `ServerEngine` of verl/evaluation/server.py sends."""
     _ = request.prompt, request.max_tokens, request.temperature, request.top_p, request.top_k, request.seed
     _ = request.stop, request.stop_token_ids, request.skip_special_tokens, request.return_token_ids
     _ = request.presence_penalty, request.frequency_penalty, request.repetition_penalty, request.min_p
 
 
 async def local_engine(engine: AsyncLLM, params: SamplingParams) -> None:
-    """Use what local_vllm.py calls."""
+    """Use the methods that local_vllm.py calls."""
     engine.generate(sampling_params=params, prompt={"prompt_token_ids": [0]}, request_id="0")
     await engine.reset_prefix_cache()
     engine.shutdown()
@@ -95,7 +95,7 @@ class MarkingSampler(Sampler):
 
 
 def cpu_patches(runner: GPUModelRunner) -> None:
-    """Use what cpu_seeded_requests.py wraps and reads, and call what cpu_weight_reload.py replaces."""
+    """Use the names that cpu_seeded_requests.py wraps or reads, and the function that cpu_weight_reload.py replaces."""
     dispatch_cpu_unquantized_gemm(layer=torch.nn.Linear(1, 1), remove_weight=True)
     _ = runner._bookkeeping_sync, runner.discard_request_mask.np
     _ = runner.input_batch.generators, runner.input_batch.num_reqs

@@ -1,16 +1,16 @@
-"""Which credit learns fastest on trees: a tabular policy, K decisions, one right action each, a verifier that errs.
+"""Compares credits on trees by their learning speed: a tabular policy, K decisions, one right action each.
 
     python -m studies.credit_simulation [--seeds 3]
 
-A prompt's policy has a softmax for each decision; an answer is right when all of its decisions are, and one verdict in
-ten is wrong, without which the largest steps would always be best. As many decisions are drawn for each prompt, as
+A prompt's policy has a softmax for each decision; an answer is right when all of its decisions are. One verdict in ten
+is wrong, as otherwise the largest steps would always be best. Each way draws equally many decisions:
 
     trajectories   8 of K decisions
     random forks   2 trajectories, then forks of them at random places, continued to the end, as in ARPO and TreeRL
     levels         HATO's search without a value model: 2, 6 and 16 ends after each third of the K decisions
 
-The estimators are the project's own; each has its best learning rate of those tried, and the baseline is GRPO on
-independent trajectories. Writes studies/results/credit_simulation.md; no engine, one process.
+The estimators are the project's own; each uses the best of several learning rates. The baseline is GRPO on independent
+trajectories. Writes studies/results/credit_simulation.md; needs no engine and one process.
 """
 
 from functools import partial
@@ -47,7 +47,7 @@ METHODS = (
 
 
 def accuracies_of(length: int, method: Method, credit: str, rates: tuple[float, ...], seeds: int) -> dict:
-    """Rate -> the chances that all decisions are right after STEPS updates, mean of the prompts, one for each seed."""
+    """Return rate -> for each seed, the chance of a right answer after STEPS updates, as the prompts' mean."""
     condition = Condition(length, FIRST_ACCURACY, FLAT)
     first = np.tile(first_logits(condition, PROMPTS, 0), (len(rates) * seeds, 1, 1, 1, 1))
     curves = learn(condition.task, method, credit, np.repeat(rates, seeds), first, 0, STEPS, FLIPPED)
@@ -63,8 +63,8 @@ def main() -> None:
     for method, credit in [(m, credit) for m in METHODS for credit in m.credits]:
         row = [method.name, credit]
         for length in LENGTHS:
-            of_rates = accuracies_of(length, method, credit, tuple(args.rates), args.seeds)
-            rate, accuracies = max(of_rates.items(), key=lambda item: fmean(item[1]))
+            by_rate = accuracies_of(length, method, credit, tuple(args.rates), args.seeds)
+            rate, accuracies = max(by_rate.items(), key=lambda item: fmean(item[1]))
             mean = fmean(accuracies)
             ratio = mean / baseline.setdefault(length, mean)
             spread = f"{min(accuracies):.2f} to {max(accuracies):.2f}"

@@ -1,10 +1,10 @@
-"""Does it learn? Held-out accuracy before and after RL, method by method, over seeds.
+"""Measures held-out accuracy before and after RL for each method and seed, to see whether a method learns.
 
     python -m studies.learning_curves [--runs grpo=0,1,2 dapo=0,1,2] [--steps 120] [--name learning_curves]
         [--overrides actor_rollout_ref.actor.ppo_mini_batch_size=8]
 
-Runs a method's script once per seed from the same warm start, and reads mean@n from the trainer's validation.
-Baseline: the warm start, measured in the same run at step 0, and the last method named. Writes
+Runs a method's script once per seed from the same warm start, and reads mean@n from the trainer's validation. The
+baselines are the warm start, measured in the same run at step 0, and the last method of --runs. Writes
 studies/results/<name>.md and .png. A run that exists is not repeated.
 """
 
@@ -30,11 +30,11 @@ SCRIPTS = {
         "actor_rollout_ref.rollout.kt.prob_filter_abs_thres=0.25",
         "actor_rollout_ref.rollout.kt.prob_filter_rel_thres=0.15",
     ],
-    # the same script and settings, sampled the ordinary way
+    # the script and settings of grpo-kt, with ordinary sampling
     "grpo-vllm": ["recipe/latr/run_countdown_cpu.sh", "actor_rollout_ref.rollout.name=vllm"],
-    # 14 leaves of a tree, some of them drawn twice, take about as many generated tokens as 8 responses
+    # A tree with 14 leaves, some of them drawn twice, costs about as many generated tokens as 8 responses.
     "hato": [HATO, N14],
-    # what each part of the reward is worth
+    # one part of the reward alone
     "hato-local": [HATO, N14, "hato.reward_weights={alpha:1.0,beta:0.0,gamma:0.0}"],
     "hato-path": [HATO, N14, "hato.reward_weights={alpha:0.0,beta:1.0,gamma:0.0}"],
     "hato-causal": [HATO, N14, "hato.reward_weights={alpha:0.0,beta:0.0,gamma:1.0}"],
@@ -43,7 +43,7 @@ SCRIPTS = {
     "aepo": ["recipe/arpo/run_search_task_cpu.sh"],
     "grpo-tools": ["recipe/arpo/run_search_task_cpu.sh"],
 }
-# shown at the end of training, where the run has them: the mean of the last ten steps
+# columns with the mean of the last ten steps, for metrics that the run has
 AT_THE_END = {
     "entropy": "actor/entropy",
     "response tokens": "response_length/mean",
@@ -60,13 +60,13 @@ AT_THE_END = {
 def trained(
     experiment: str, method: str, seed: int, steps: int, command: list[str], output=None, **environment: str
 ) -> Path:
-    """The folder of a training run, which is made if it is not complete.
+    """Return the folder of a training run. The run is started if it is not complete.
 
     Args:
-        method: the script's METHOD, up to the first hyphen.
+        method: name of the method; the part before the first hyphen is the script's METHOD.
         command: a run script, and overrides.
-        output: a file for what it prints.
-        environment: more variables for the script.
+        output: a file for the script's output.
+        environment: further environment variables for the script.
     """
     folder = ROOT / "outputs" / experiment
     if not (folder / f"global_step_{steps}" / "COMPLETE").exists():
@@ -79,7 +79,7 @@ def trained(
 
 
 def row_of(metrics: pd.DataFrame) -> dict[str, float]:
-    """What the table says of one run."""
+    """Return one run's numbers for the table, by column."""
     (accuracy,) = validation_accuracy(metrics).values()
     row = {"warm start": accuracy.iloc[0], "after RL": accuracy.iloc[-1], "gain": accuracy.iloc[-1] - accuracy.iloc[0]}
     row |= {label: metrics[key].dropna().tail(10).mean() for label, key in AT_THE_END.items() if key in metrics}
@@ -88,14 +88,14 @@ def row_of(metrics: pd.DataFrame) -> dict[str, float]:
 
 
 def steps_to_reach(metrics: pd.DataFrame, accuracy: float) -> str:
-    """The step of the first validation at or above an accuracy."""
+    """Return the step of the first validation at or above an accuracy, or `not reached`."""
     (measured,) = validation_accuracy(metrics).values()
     reached = measured.index[measured >= accuracy]
     return str(reached[0]) if len(reached) else "not reached"
 
 
 def table_of(runs: dict[tuple[str, int], pd.DataFrame], baseline: str) -> tuple[list[str], list[tuple[str, ...]]]:
-    """Header and rows: those of each method's seeds, then their means; `runs`: (method, seed) -> metrics."""
+    """Return header and rows: each method's seeds, then their mean. `runs` maps (method, seed) to metrics."""
     index = pd.MultiIndex.from_tuples(runs)
     measured = pd.DataFrame([row_of(metrics) for metrics in runs.values()], index)
     rows = []
@@ -110,7 +110,7 @@ def table_of(runs: dict[tuple[str, int], pd.DataFrame], baseline: str) -> tuple[
 
 
 def cells_of(row: pd.Series) -> list[str]:
-    """Return the numbers with three digits; a missing one is empty."""
+    """Return the numbers as text with three digits; a missing number is empty."""
     return ["" if pd.isna(value) else f"{value:.3f}" for value in row]
 
 

@@ -1,4 +1,4 @@
-"""Which method learns a task fastest: at equal steps, at equal generated tokens, in equal time.
+"""Compares how fast methods learn a task: at equal steps, at equal generated tokens, in equal time.
 
     bash recipe/common/run_compare.sh grpo passk "mine: tree=eptree credit=treerl"       any methods, any small task
     python scripts/fork_server/fork_server.py python -m studies.method_runs
@@ -11,13 +11,13 @@
 
 A method is a name of `METHODS`; the name of registered parts, which are chosen together (`treepo` is tree=treepo
 credit=treepo); or `NAME: OVERRIDES`. Every method trains from the same warm start of the task (`SCRIPTS`), one update
-of 16 prompts a step (8 for word problems), once for each seed; `--jobs` (2) runs at a time. Tokens are those that the
-server generated, dropped ones included; seconds are of generation, update and what lies between, without validation and
+of 16 prompts a step (8 for word problems), once for each seed, with `--jobs` (2) runs at a time. Tokens are those that
+the server generated, dropped ones included; seconds cover generation, update and all between, without validation and
 start-up. A tool call that trajectories share counts once. `grpo-tools`, `arpo` and `aepo` train on the search task
-(HOPS) instead, where a search takes time as over a network (`benchmarks/slow_search.py`), so that equal seconds are
+(HOPS) instead, where a search is as slow as over a network (`benchmarks/slow_search.py`), so that equal seconds mean
 equal latency. The baseline is the run of the same seed, at its best rate. Differences are paired by seed; ± is half of
-a 95 % interval (Student's t). Writes <name>.md, .png and, for those who go on, .csv with every run's validations to
-`--output`. A run that is in the .csv or in outputs/ is not repeated: other overrides need another name.
+a 95 % interval (Student's t). Writes <name>.md, .png and .csv, which holds every run's validations, to `--output`. A
+run that is in the .csv or in outputs/ is not repeated: other overrides need another name.
 """
 
 import os
@@ -45,7 +45,7 @@ from verl.utils.atomic_files import replacing
 from verl.utils.parts import parts
 
 AXES = {"steps": "steps", "tokens": "generated tokens", "seconds": "seconds of training", "calls": "tool calls"}
-RUN = ["method", "rate", "seed"]  # the columns that name a run
+RUN = ["method", "rate", "seed"]  # columns that identify a run
 FILTER = "training/filter_groups"
 HATO_DROPPED = "hato/trees_dropped"
 DROPPED = ("evicted_samples", "discarded_surplus_samples")  # upstream's buffer counts prompts
@@ -53,7 +53,7 @@ KT = "actor_rollout_ref.rollout.kt"
 HATO = ["recipe/hato/run_countdown_cpu.sh", "actor_rollout_ref.rollout.n=16"]
 TRAIN_DROPPED = "hato.tree.train_dropped=true"
 ERRING = "studies.process_reward.can_arrive_with_errors"
-# V knows whether the target can still be reached, by a process reward without errors
+# HATO's search is guided by an exact process reward: whether the target can still be reached.
 GUIDED = [
     *HATO,
     "hato.local_reward=recipe.common.tasks.walk.can_arrive",
@@ -64,18 +64,18 @@ GUIDED = [
 ]
 SEARCH = ["recipe/arpo/run_search_task_cpu.sh", SLOW_SEARCH]
 EXPLORE = ["recipe/common/run_explore.sh", "update=tree"]
-# where a method trains that does not name a script
+# task -> script of the methods that do not name one
 SCRIPTS = {
     "walk": EXPLORE,
     "countdown": EXPLORE,
     "word_problems": ["recipe/common/run_smollm2_cpu.sh"],
     "search_task": ["recipe/arpo/run_search_task_cpu.sh"],
 }
-# what ends the names of METHODS that are for one task alone
+# task -> suffix of the names of METHODS that are for this task alone
 SUFFIXES = {"word_problems": "smollm2", "search_task": "tools"}
 IS = "algorithm.rollout_correction.rollout_is"
 LATR = ["recipe/latr/run_countdown_cpu.sh"]
-# DAPO's dynamic sampling: groups that are all right or all wrong are replaced
+# DAPO's dynamic sampling: groups whose answers are all right or all wrong are replaced
 FILTERED = [
     "algorithm.filter_groups.enable=true",
     "algorithm.filter_groups.metric=acc",
@@ -85,7 +85,7 @@ CLIP_HIGHER = ["actor_rollout_ref.actor.clip_ratio_high=0.28", "actor_rollout_re
 
 
 def schedule_of(shares: dict[int, float]) -> list[str]:
-    """Overrides for the share of LATR's trees from each step on; the script's own, of the same keys, goes first."""
+    """Return overrides that replace the script's schedule. `shares` maps a step to the share of trees from it on."""
     steps = ", ".join(f"{step}: {share}" for step, share in shares.items())
     return [f"~{KT}.mix_ratio_schedule", f"+{KT}.mix_ratio_schedule={{{steps}}}"]
 
@@ -94,14 +94,14 @@ METHODS = {
     "grpo": ["credit=grpo"],
     "grpo-colocate_async": ["schedule=colocate_async"],
     "grpo-separate_async": ["schedule=separate_async", f"{IS}=null"],
-    # every token's loss times min(2, pi_before_the_update / pi_that_generated_it)
+    # multiplies every token's loss by min(2, pi_before_the_update / pi_that_generated_it)
     "grpo-colocate_async-corrected": ["schedule=colocate_async", f"{IS}=token"],
     "grpo-separate_async-corrected": ["schedule=separate_async", f"{IS}=token"],
     "dapo": [*FILTERED, *CLIP_HIGHER],
     "grpo-filtered": [*FILTERED],
-    "latr": LATR,  # and the paper's schedule, scaled to the run's length
+    "latr": LATR,  # `command_of` adds the paper's schedule, scaled to the run's length
     "latr-to-the-end": [*LATR, *schedule_of({0: 1})],
-    # identical steps are one, so that a tree has fewer leaves than n: about half as many tokens as 8 responses
+    # Identical steps are merged, so a tree has fewer leaves than n: about half as many tokens as 8 responses.
     "hato": HATO,
     "hato-guided": GUIDED,
     "hato-dropped": [*GUIDED, TRAIN_DROPPED],
@@ -112,10 +112,10 @@ METHODS = {
     ],
     "hato-dropped-filtered": [*GUIDED, TRAIN_DROPPED, *FILTERED],
     "hato-stopped": [*GUIDED, TRAIN_DROPPED, "hato.tree.independent_paths=true", "credit=grpo"],
-    # what guides the search above, in GRPO's own reward
+    # GRPO with the guided search's process reward in its own reward
     "grpo-process": ["reward.custom_reward_function.path=pkg://studies.process_reward"],
     "hapo": ["recipe/hapo/run_countdown_cpu.sh"],
-    # SmolLM2-135M on word problems, whose scripts know no other task
+    # SmolLM2-135M on word problems; these scripts support no other task
     "grpo-smollm2": ["recipe/common/run_smollm2_cpu.sh"],
     "latr-smollm2": ["recipe/latr/run_smollm2_cpu.sh"],
     "hapo-smollm2": ["recipe/hapo/run_smollm2_cpu.sh"],
@@ -134,12 +134,12 @@ def name_of(method: str, rate: str) -> str:
 
 
 def overrides_of(method: str, task: str = "walk") -> list[str]:
-    """Return what makes the method `NAME: OVERRIDES`, or of METHODS, or of the parts that have its name.
+    """Return the overrides of a method: those after `NAME:`, or its entry in METHODS, or the parts with its name.
 
-    Of METHODS the task's own one is taken (`latr-smollm2` of word problems), or else one that trains on any task.
+    The task's own entry in METHODS goes first (`latr-smollm2` for word problems), then one that trains on any task.
 
     Raises:
-        ValueError: there is none of this name.
+        ValueError: there is no method of this name.
     """
     name, colon, overrides = method.partition(":")
     if colon:
@@ -170,7 +170,7 @@ def check(method: str, task: str, steps: int, more: Sequence[str]) -> None:
     """Check a method's config, data and model in a dry run, which prints the plan.
 
     Raises:
-        CalledProcessError: it cannot train.
+        CalledProcessError: the method cannot train.
     """
     script, *overrides = [*command_of(method, steps, task), f"trainer.total_training_steps={steps}", *more]
     print(f"---- {method}", flush=True)
@@ -184,10 +184,10 @@ def script_method(method: str) -> str:
 
 
 def run(name: str, task: str, method: str, rate: str, seed: int, steps: int, more: Sequence[str]) -> pd.DataFrame:
-    """Return the metrics of a training run, which is made if it is not there.
+    """Return the metrics of a training run. The run is started if it does not exist.
 
     Raises:
-        RuntimeError: it failed, or ended before its last validation; names the log or the folder.
+        RuntimeError: the run failed, or ended before its last validation; the message names the log or the folder.
     """
     label = method.partition(":")[0]
     experiment = "_".join([name, label, *([rate] if rate else []), f"{steps}steps", f"seed{seed}"])
@@ -208,7 +208,7 @@ def run(name: str, task: str, method: str, rate: str, seed: int, steps: int, mor
 
 
 def generated_by_kept(metrics: pd.DataFrame) -> pd.Series:
-    """The prompts that responses were generated for, by those that were trained."""
+    """Return the prompts with generated responses divided by the trained prompts, for each step."""
     if f"{FILTER}/gen_batches" in metrics:
         return metrics[f"{FILTER}/gen_batches"]
     dropped = [metrics[name].fillna(0) for name in (f"{FILTER}/{what}" for what in DROPPED) if name in metrics]
@@ -216,11 +216,11 @@ def generated_by_kept(metrics: pd.DataFrame) -> pd.Series:
 
 
 def curve_of(metrics: pd.DataFrame) -> pd.DataFrame:
-    """A row for each validation: accuracy, Pass@n, and the steps, tokens and seconds before it."""
+    """Return a row for each validation: accuracy, best@n, entropy, and the steps, tokens, seconds and calls so far."""
     (accuracy,) = validation_accuracy(metrics).values()
     (best,) = (name for name in metrics if name.startswith("val-core/") and "/acc/best@" in name and "mean" in name)
     generated = metrics["tree/tokens_generated"] * metrics["tree/prompts"]
-    if HATO_DROPPED not in metrics:  # else they are counted already
+    if HATO_DROPPED not in metrics:  # otherwise dropped prompts are already counted
         generated *= generated_by_kept(metrics)
     calls = metrics.get("tree/tool_calls", 0) * metrics["tree/prompts"]
     entropy = metrics.get("actor/entropy", pd.Series(np.nan, index=metrics.index))
@@ -228,7 +228,7 @@ def curve_of(metrics: pd.DataFrame) -> pd.DataFrame:
         {
             "accuracy": accuracy,
             "best": metrics[best][accuracy.index],
-            # not measured in bypass mode, without the pass of the old probabilities
+            # bypass mode has no pass for the old probabilities, and so no entropy
             "entropy": entropy.rolling(5, min_periods=1).mean()[accuracy.index],
             "steps": accuracy.index,
             "tokens": generated.fillna(0).cumsum()[accuracy.index],
@@ -239,7 +239,7 @@ def curve_of(metrics: pd.DataFrame) -> pd.DataFrame:
 
 
 def read_curves(path: Path) -> dict[tuple[str, str, int], pd.DataFrame]:
-    """The curves in a file of `write_curves`, by method, learning rate and seed; none where there is no file."""
+    """Return the curves of a file of `write_curves` by method, learning rate and seed; none if there is no file."""
     if not path.exists():
         return {}
     table = pd.read_csv(path, dtype={"rate": str}).fillna({"rate": ""})
@@ -247,7 +247,7 @@ def read_curves(path: Path) -> dict[tuple[str, str, int], pd.DataFrame]:
 
 
 def check_lengths(path: Path, curves: dict[tuple[str, str, int], pd.DataFrame], steps: int) -> None:
-    """Raises ValueError where a curve ends with another step: `path` is the file of all."""
+    """Raise ValueError if a curve does not end at step `steps`; the message names `path`, the curves' file."""
     for (method, rate, seed), curve in curves.items():
         if (last := int(curve["steps"].iloc[-1])) != steps:
             raise ValueError(
@@ -256,10 +256,10 @@ def check_lengths(path: Path, curves: dict[tuple[str, str, int], pd.DataFrame], 
 
 
 def write_curves(path: Path, curves: dict[tuple[str, str, int], pd.DataFrame]) -> None:
-    """Write the curves.
+    """Write the curves to a CSV file.
 
     Raises:
-        ValueError: two runs of a seed begin with different accuracies, so that their warm starts or machines differ.
+        ValueError: two runs of a seed begin with different accuracies, so their warm starts or machines differ.
     """
     begun: dict[int, tuple[float, str]] = {}
     for (method, rate, seed), curve in curves.items():
@@ -276,8 +276,8 @@ def write_curves(path: Path, curves: dict[tuple[str, str, int], pd.DataFrame]) -
 
 
 def axes_of(curves: dict[str, dict[int, pd.DataFrame]]) -> list[str]:
-    """Those of AXES along which every run has moved."""
-    ends = [curve.iloc[-1] for of_seeds in curves.values() for curve in of_seeds.values()]
+    """Return the keys of AXES whose value is above 0 at the end of every run."""
+    ends = [curve.iloc[-1] for by_seed in curves.values() for curve in by_seed.values()]
     return [axis for axis in AXES if all(end[axis] > 0 for end in ends)]
 
 
@@ -286,7 +286,7 @@ def at(curve: pd.DataFrame, axis: str, place: float) -> float:
 
 
 def with_interval(values: Sequence[float], form: str = "+.3f") -> str:
-    """Mean, ± half a 95 % interval where there are two values or more."""
+    """Return the mean as text, ± half a 95 % interval where there are two values or more."""
     if len(values) < 2:
         return format(values[0], form)
     mean, half = interval(values)
@@ -294,7 +294,7 @@ def with_interval(values: Sequence[float], form: str = "+.3f") -> str:
 
 
 def row_of(name: str, curves: dict[int, pd.DataFrame], baseline: dict[int, pd.DataFrame], axes) -> list[str]:
-    """A method's figures, and its differences to the baseline where both end: at the end, and on average until then."""
+    """Return a method's figures, and its final and mean differences to the baseline up to the shorter run's end."""
     ends = [curve.iloc[-1] for curve in curves.values()]
     row = [name, str(len(curves))]
     row += [with_interval([curve["accuracy"].iloc[0] for curve in curves.values()], ".3f")]
@@ -317,7 +317,7 @@ def row_of(name: str, curves: dict[int, pd.DataFrame], baseline: dict[int, pd.Da
 
 
 def best_rate(names: Sequence[str], curves: dict[str, dict[int, pd.DataFrame]]) -> str:
-    """Of the runs of a method with several learning rates, those that end with the greatest accuracy on average."""
+    """Return the one of `names`, a method at several learning rates, with the greatest mean accuracy at the end."""
     return max(names, key=lambda name: statistics.mean(curve["accuracy"].iloc[-1] for curve in curves[name].values()))
 
 
@@ -326,9 +326,9 @@ def has_entropy(curves: dict[int, pd.DataFrame]) -> bool:
 
 
 def draw(curves: dict[str, dict[int, pd.DataFrame]], output: Path) -> None:
-    """Mean accuracy over steps, tokens and seconds, and entropy over steps where all runs have it.
+    """Draw mean accuracy along each axis of `axes_of`, and entropy over steps if all runs have it.
 
-    Bands are 95 % intervals of the mean over seeds; thin lines are the runs of two seeds.
+    Bands are 95 % intervals of the mean over seeds; with two or three seeds, thin lines show each run instead.
     """
     colors = run_colors(list(curves))
     with matplotlib.rc_context(STYLE):
@@ -337,12 +337,12 @@ def draw(curves: dict[str, dict[int, pd.DataFrame]], output: Path) -> None:
         figure = Figure(figsize=(5 * len(panels), 4.6), layout="constrained")
         first, *others = figure.subplots(1, len(panels))
         for ax, (axis, column) in zip([first, *others], panels, strict=True):
-            for name, of_seeds in curves.items():
-                known = [curve[[axis, column]].dropna() for curve in of_seeds.values()]  # no entropy before training
-                grid = np.linspace(known[0][axis].iloc[0], min(curve[axis].iloc[-1] for curve in known), 101)
-                lines = np.array([np.interp(grid, curve[axis], curve[column]) for curve in known])
+            for name, by_seed in curves.items():
+                points = [curve[[axis, column]].dropna() for curve in by_seed.values()]  # no entropy before training
+                grid = np.linspace(points[0][axis].iloc[0], min(curve[axis].iloc[-1] for curve in points), 101)
+                lines = np.array([np.interp(grid, curve[axis], curve[column]) for curve in points])
                 ax.plot(grid, lines.mean(0), color=colors[name], linewidth=2, label=name)
-                if 1 < len(lines) < 4:  # an interval of so few may be wider than the figure
+                if 1 < len(lines) < 4:  # with few seeds an interval may be wider than the figure
                     ax.plot(grid, lines.T, color=colors[name], linewidth=0.7, alpha=0.6)
                 elif len(lines) > 3:
                     half = np.array([interval(values)[1] for values in lines.T])
@@ -360,12 +360,12 @@ def draw(curves: dict[str, dict[int, pd.DataFrame]], output: Path) -> None:
 
 
 def trained_curves(
-    wanted: Sequence[tuple[str, str, int]], name: str, task: str, steps: int, more: Sequence[str], jobs: int
+    keys: Sequence[tuple[str, str, int]], name: str, task: str, steps: int, more: Sequence[str], jobs: int
 ) -> dict[tuple[str, str, int], pd.DataFrame]:
-    """Return the curve of each (method, rate, seed); a failure ends those that have not begun."""
+    """Return the curve of each (method, rate, seed). If a run fails, runs that have not begun are canceled."""
     curves = {}
-    with ThreadPoolExecutor(jobs) as pool, tqdm(total=len(wanted), unit="run") as bar:
-        runs = {pool.submit(run, name, task, *key, steps, more): key for key in wanted}
+    with ThreadPoolExecutor(jobs) as pool, tqdm(total=len(keys), unit="run") as bar:
+        runs = {pool.submit(run, name, task, *key, steps, more): key for key in keys}
         try:
             for done in as_completed(runs):
                 method, rate, seed = key = runs[done]
@@ -376,7 +376,7 @@ def trained_curves(
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             raise
-    return {key: curves[key] for key in wanted}
+    return {key: curves[key] for key in keys}
 
 
 def main() -> None:
@@ -414,19 +414,19 @@ def main() -> None:
     for named in filter(None, args.rates.split(" ")):
         method, _, values = named.partition("=")
         rates[method] = values.split(",")
-    wanted = [
+    keys = [
         (method, rate, int(seed)) for seed in args.seeds.split(",") for method, own in rates.items() for rate in own
     ]
     output = Path(args.output)
     output.mkdir(parents=True, exist_ok=True)
     written = read_curves(output / f"{args.name}.csv")
     check_lengths(output / f"{args.name}.csv", written, args.steps)
-    missing = [(labels[method], rate, seed) for method, rate, seed in wanted if (method, rate, seed) not in written]
+    missing = [(labels[method], rate, seed) for method, rate, seed in keys if (method, rate, seed) not in written]
     new = trained_curves(missing, args.name, args.task, args.steps, args.overrides, args.jobs) if missing else {}
     written |= {(method.partition(":")[0], rate, seed): curve for (method, rate, seed), curve in new.items()}
     write_curves(output / f"{args.name}.csv", written)
     curves: dict[str, dict[int, pd.DataFrame]] = {}
-    for method, rate, seed in wanted:
+    for method, rate, seed in keys:
         curves.setdefault(name_of(method, rate), {})[seed] = written[method, rate, seed]
     draw(curves, output / f"{args.name}.png")
     header = [
@@ -450,7 +450,7 @@ def main() -> None:
         + "".join(f"{label}: `{' '.join(made_of[label])}`. " for label in made_of if label not in METHODS)
         + args.note
     )
-    rows = [row_of(name, of_seeds, curves[baseline], axes) for name, of_seeds in curves.items()]
+    rows = [row_of(name, by_seed, curves[baseline], axes) for name, by_seed in curves.items()]
     page = write_report(args.name, what, header, rows, output)
     print(f"table: {page}, curves: {page.with_suffix('.png')}, every validation: {page.with_suffix('.csv')}")
 

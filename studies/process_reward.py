@@ -1,4 +1,4 @@
-"""Uses `recipe.common.tasks.walk.can_arrive` as GRPO's own reward, and with errors for HATO's search."""
+"""The process reward `recipe.common.tasks.walk.can_arrive` in GRPO's own reward, and with errors for HATO's search."""
 
 import hashlib
 import json
@@ -6,15 +6,15 @@ import json
 from recipe.common.tasks.walk import Problem, Step, can_arrive, can_still_arrive
 from verl.utils.reward_score import walk
 
-WEIGHT = 0.5  # of the steps in the reward; the rest is of the answer
-ERRORS = 0.2  # share of the beginnings that are judged wrongly
+WEIGHT = 0.5  # weight of the steps in the reward; the answer has the rest
+ERRORS = 0.2  # share of the beginnings of answers that are judged wrongly
 
 
 def compute_score(data_source, solution_str, ground_truth, extra_info=None, **kwargs) -> dict:
-    """`walk.compute_score` with the steps in its score: WEIGHT times the share of them after which the target can be
-    reached, as many as the problem asks for being all.
+    """Return the result of `walk.compute_score`, with the steps in its score.
 
-    A reward for each step would also say which step was the wrong one; this is what a reward for responses can hold.
+    The steps give WEIGHT times the share of the problem's number of steps after which the target can still be reached.
+    A reward for each step would also say which step was the wrong one; a reward for whole responses cannot.
     """
     truth = json.loads(ground_truth) if isinstance(ground_truth, str) else ground_truth
     problem = Problem(**truth | {"operations": tuple(truth["operations"])})
@@ -25,7 +25,7 @@ def compute_score(data_source, solution_str, ground_truth, extra_info=None, **kw
 
 
 def can_arrive_with_errors(step: Step) -> float:
-    """`can_arrive`, wrong for a share ERRORS of the beginnings, always the same ones."""
+    """Return `can_arrive(step)`, inverted for a share ERRORS of the beginnings, which are always the same ones."""
     assert step.decode is not None
     text = step.decode([*step.problem, *step.before, *step.tokens])
     drawn = int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "little") / 2**32

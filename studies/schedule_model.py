@@ -1,14 +1,14 @@
-"""How much an asynchronous schedule gains: a model of groups that wait for themselves alone, and of pauses for updates.
+"""A model of the gain of asynchronous schedules: groups that do not slow each other down, and pauses for updates.
 
-A group writes and calls tools in turn; it takes its own time, whatever the others do. A step ends when a batch of
-groups has ended, oldest first, and the policy has been updated:
+A group writes and calls tools in turn, and its time does not depend on other groups. A step ends when a batch of groups
+has ended, oldest first, and the policy has been updated:
 
-    sync              the slowest of a batch, then the update
-    colocate_async    (1 + ahead) batches are under way; the first batch to end; then the update, and writing pauses
-    separate_async    the same; the update goes on beside it, on a share of the GPUs, and is that much slower
+    sync              waits for a batch's slowest group, then updates
+    colocate_async    (1 + ahead) batches are under way; waits for a batch of groups, then updates, and writing pauses
+    separate_async    the same, but writing goes on during the update, which is slower: it has a share of the GPUs
 
-What the model leaves out: that groups on one GPU slow each other down. So it holds where the longest response or the
-slowest tool decides, and not where the GPUs are full anyway.
+The model ignores that groups on one GPU slow each other down. It holds where the longest response or the slowest tool
+determines the time, and not where the GPUs are full anyway.
 """
 
 import math
@@ -19,14 +19,14 @@ from statistics import fmean
 
 @dataclass(frozen=True)
 class Workload:
-    """Seconds of a run's parts.
+    """The sizes of a run's parts, and their times in seconds.
 
     Args:
-        batch: groups of a step.
-        trajectories: of a group; the group ends with its last one.
-        calls: of tools, one after another, of a trajectory.
-        writing: seconds before each call, and after the last.
-        median, sigma, longest: of a call: log-normal, cut.
+        batch: number of groups in a step.
+        trajectories: number of trajectories in a group; the group ends with its last one.
+        calls: number of tool calls in a trajectory, one after another.
+        writing: seconds of writing before each call, and after the last.
+        median, sigma, longest: parameters of a call's log-normal seconds, which are cut at `longest`.
         update: seconds of an update on all GPUs.
     """
 
@@ -44,7 +44,7 @@ class Workload:
 
 
 class Group:
-    """Trajectories under way: of each, what is left, as [writing, call, writing, …] seconds."""
+    """Trajectories under way; `left` holds each one's remaining seconds as [writing, call, writing, …]."""
 
     def __init__(self, workload: Workload, step: int, rng: random.Random):
         self.step, self.left = step, []
@@ -56,14 +56,14 @@ class Group:
 
     @property
     def seconds(self) -> float:
-        """To its end, without a pause."""
+        """Return the seconds until the group's end, without a pause."""
         return max(map(sum, self.left))
 
     def advance(self, seconds: float, writes: bool) -> None:
-        """Let time pass; where `writes` is false, only calls go on."""
+        """Let `seconds` pass; if `writes` is false, only calls go on."""
         for parts in self.left:
             rest = seconds
-            while parts and rest > 0 and (writes or len(parts) % 2 == 0):  # an even number is left before a call
+            while parts and rest > 0 and (writes or len(parts) % 2 == 0):  # an even number of parts: a call is next
                 done = min(rest, parts[0])
                 rest -= done
                 parts[0] -= done
@@ -73,11 +73,11 @@ class Group:
 
 @dataclass(frozen=True)
 class Result:
-    """Means of a step.
+    """Means over a run's steps.
 
     Args:
-        seconds: that it takes.
-        staleness: steps from a group's start to its update.
+        seconds: mean seconds of a step.
+        staleness: mean number of steps from a group's start to its update.
     """
 
     seconds: float
@@ -93,12 +93,12 @@ def simulate(
     seed: int = 0,
     skip: int | None = None,
 ) -> Result:
-    """A run of so many steps.
+    """Simulate a run of `steps` steps and return its means.
 
     Args:
-        ahead: batches.
-        trainer_share: of the GPUs, with `separate_async`.
-        skip: the first steps, which do not count; None: a tenth of all.
+        ahead: number of batches under way beyond the next one.
+        trainer_share: share of the GPUs that the update has with `separate_async`.
+        skip: number of first steps that do not count; None: a tenth of all.
     """
     rng, groups, seconds, ages = random.Random(seed), [], [], []
 

@@ -1,7 +1,7 @@
-"""A tabular policy learns from trees: values that guide the search, and the loop of drawing, credit and update.
+"""A tabular policy that learns from trees: values that guide the search, and the loop of drawing, credit and update.
 
-Shapes: P prompts, R rows of a prompt, K decisions, S states, A actions. A set is the prompts of one seed and one
-learning rate; all sets are drawn and trained together.
+Shapes: P prompts, R rows of a prompt, B rows of all prompts, K decisions, S states, A actions. A set is the prompts of
+one seed and one learning rate; all sets are drawn and trained together.
 """
 
 from collections.abc import Callable
@@ -18,13 +18,13 @@ from verl.trainer.ppo.credit.nodes import SEGMENT_IDS
 from verl.workers.rollout.trees.hato.config import HATOConfig, RewardWeights
 
 EXACT, NOISY, LEARNT, LEARNT_TOGETHER = "exact", "noisy", "learnt", "learnt together"
-NOISE = 0.5  # standard deviation of what is added to a noisy value, of which the best one is 1
+NOISE = 0.5  # standard deviation of a noisy value's error, where the best value is 1
 MEAN = HATOConfig(path_reward="mean", reward_weights=RewardWeights(alpha=0.0, beta=1.0, gamma=0.0))
 Grower = Callable[[Drawing, Guide | None], Rows]
 
 
 def advantages_of(credit: str, scores: torch.Tensor, groups: np.ndarray, nodes: torch.Tensor) -> torch.Tensor:
-    """(B, K) of one of the project's estimators; nodes (B, K): -1 after the end of a row that is shorter."""
+    """Return the advantages (B, K) of a project's estimator; nodes (B, K) are -1 after the end of a shorter row."""
     rewards = torch.zeros(nodes.shape)
     rewards[:, -1] = scores
     name, _, variant = credit.partition(", ")
@@ -35,7 +35,7 @@ def advantages_of(credit: str, scores: torch.Tensor, groups: np.ndarray, nodes: 
 
 
 def values_of(task: Task, probs: np.ndarray) -> np.ndarray:
-    """(P, K + 1, S): the chance of a right answer from each state before each decision, and at the end."""
+    """Return the chance (P, K + 1, S) of a right answer from each state, before each decision and at the end."""
     states, actions = np.arange(task.n_states), np.arange(ACTIONS)
     after = np.minimum(task.after(states[:, None], actions), task.n_states - 1)
     values = np.empty((len(probs), task.length + 1, task.n_states))
@@ -46,15 +46,15 @@ def values_of(task: Task, probs: np.ndarray) -> np.ndarray:
 
 
 def exact_guide(drawing: Drawing, noise: float = 0.0) -> Guide:
-    """Exact values as shares of the best one at their depth, with normal noise of so much standard deviation."""
+    """Return a guide by exact values, as shares of their depth's best value, plus noise of this standard deviation."""
     values = values_of(drawing.task, drawing.probs)
-    for at in range(drawing.task.length):  # a state that no path reaches is no measure
+    for at in range(drawing.task.length):  # ignores the values of states that no path reaches
         values[:, at, (ACTIONS - 1) * at + 1 if drawing.task.target is not None else 2 :] = 0
     shares = values / values.max(-1, keepdims=True).clip(1e-12)
 
     def guide(rows: Rows, at: int) -> np.ndarray:
-        of_rows = shares[drawing.prompts, at, rows.states[..., at]]
-        return of_rows + noise * drawing.rng.standard_normal(of_rows.shape)
+        row_shares = shares[drawing.prompts, at, rows.states[..., at]]
+        return row_shares + noise * drawing.rng.standard_normal(row_shares.shape)
 
     return guide
 
@@ -62,29 +62,24 @@ def exact_guide(drawing: Drawing, noise: float = 0.0) -> Guide:
 class LearntValue:
     """Running means of the outcomes seen after each action of each decision (with a target: in each state).
 
-    A prefix's value, as a share of the best one, is the product over its decisions; with a target, the last state's.
-    While nothing was right, all values are equal.
+    A prefix's value, as a share of the best one, is the product over its decisions; with a target it is the last
+    state's value. Before the first right answer, all values are equal.
     """
 
-    KEPT, PRIOR = 0.9, 4.0  # what a step leaves of the older outcomes; so many outcomes count as the mean of all
+    KEPT, PRIOR = 0.9, 4.0  # weight of older outcomes after each step; number of prior outcomes with the mean of all
 
     def __init__(self, task: Task, prompts: int, shared_by: int = 1):
-        """Args:
-        shared_by: so many prompts in a row learn one value.
-        """
+        """Start without any outcome; groups of `shared_by` consecutive prompts learn one value together."""
         self.task, self.shared_by = task, shared_by
         n = ACTIONS if task.target is None else task.n_states
         self.right, self.seen = np.zeros((2, prompts, task.length, n))
 
     def _keys(self, rows: Rows) -> np.ndarray:
-        """(P, R, K)."""
+        """Return the keys (P, R, K) of the running means: actions, or with a target the states after them."""
         return rows.actions if self.task.target is None else rows.states[..., 1:]
 
     def update(self, rows: Rows, outcomes: np.ndarray) -> None:
-        """Args:
-        rows: those that have no outcome are left out.
-        outcomes: (P, R) of complete rows.
-        """
+        """Add the outcomes (P, R) of complete rows to the running means; incomplete rows have none and are left out."""
         complete, keys = rows.lengths == self.task.length, self._keys(rows)
         prompts, _, decisions = np.ogrid[: keys.shape[0], :1, : keys.shape[2]]
         index = np.ravel_multi_index(np.broadcast_arrays(prompts, decisions, keys.clip(0)), self.seen.shape)[complete]
@@ -104,23 +99,23 @@ class LearntValue:
         shares = means / means.max(-1, keepdims=True).clip(1e-12)
         shares[right.sum(-1) < 0.5] = 1.0
         prompts, decisions = np.arange(len(shares))[:, None, None], np.arange(at)
-        of_decisions = shares[prompts, decisions, self._keys(rows)[..., :at].clip(0)]
-        return of_decisions.prod(-1) if self.task.target is None else of_decisions[..., -1]
+        values = shares[prompts, decisions, self._keys(rows)[..., :at].clip(0)]
+        return values.prod(-1) if self.task.target is None else values[..., -1]
 
 
 @dataclass(frozen=True)
 class Method:
-    """How decisions are drawn and trained.
+    """A way to draw decisions and train on them.
 
     Args:
-        name: of table and picture.
-        grow: function of a drawing and a guide.
-        credits: estimators, of which the best is taken.
-        value: what guides; None: nothing does.
-        trains_dropped: whether prefixes that were dropped are trained, as wrong.
-        rounds: a prompt whose answers are all right or all wrong is drawn again, so many times at most, while the
-            update waits; 1: it is not.
-        counted: share of its decisions that count as generated; below 1 for an experiment that nobody can do.
+        name: name in tables and pictures.
+        grow: function of a drawing and a guide that returns rows.
+        credits: names of estimators; the best one is used.
+        value: kind of value that guides the drawing; None: no guide.
+        trains_dropped: whether dropped prefixes are trained, as wrong answers.
+        rounds: largest number of drawings for one update. A prompt is drawn again while its answers are all right or
+            all wrong, and the update waits for it; 1: no prompt is drawn again.
+        counted: share of the decisions that count as generated; a share below 1 is impossible in practice.
     """
 
     name: str
@@ -144,7 +139,7 @@ class Method:
 
 @dataclass
 class Curves:
-    """(updates + 1, sets): accuracy, and the decisions of a prompt that were generated and trained until then.
+    """Arrays (updates + 1, sets): accuracy, and a prompt's mean number of decisions generated and trained so far.
 
     A prompt whose answers are all right or all wrong is not trained: its advantages are 0.
     """
@@ -154,12 +149,12 @@ class Curves:
     trained: np.ndarray
 
     def at(self, axis: str, decisions: np.ndarray) -> np.ndarray:
-        """(sets, points) accuracy when so many decisions, (sets, points), were `generated` or `trained`."""
+        """Return the accuracy (sets, points) after these (sets, points) decisions `generated` or `trained`."""
         sets = zip(decisions, getattr(self, axis).T, self.accuracy.T, strict=True)
-        return np.stack([np.interp(points, known, accuracy) for points, known, accuracy in sets])
+        return np.stack([np.interp(points, counts, accuracy) for points, counts, accuracy in sets])
 
     def area(self, axis: str, end: np.ndarray, points: int = 200) -> np.ndarray:
-        """(sets,) mean accuracy while the decisions go from 0 to `end`, (sets,)."""
+        """Return the mean accuracy (sets,) while the decisions go from 0 to `end` (sets,)."""
         return self.at(axis, end[:, None] * np.linspace(0, 1, points)).mean(1)
 
 
@@ -169,7 +164,7 @@ def softmax(logits: np.ndarray) -> np.ndarray:
 
 
 def gradient_of(drawing: Drawing, rows: Rows, outcomes: np.ndarray, used: np.ndarray, credit: str) -> np.ndarray:
-    """(P, K, seen states, A): of the sum over the used rows (P, R) of advantage times log-probability, by `N`."""
+    """Return the gradient (P, K, seen states, A) of the used rows' (P, R) sum of advantage x log-probability, / N."""
     prompt, row = used.nonzero()
     actions, nodes = rows.actions[prompt, row], rows.nodes[prompt, row]
     scores = torch.from_numpy(outcomes[prompt, row]).float()
@@ -183,31 +178,31 @@ def gradient_of(drawing: Drawing, rows: Rows, outcomes: np.ndarray, used: np.nda
 
 
 def bounded(change: np.ndarray, largest: float) -> np.ndarray:
-    """(P, …), made smaller for a prompt of which a logit would move by more."""
+    """Return the change (P, …), scaled down for a prompt whose logits would move by more than `largest`."""
     most = np.abs(change).max(tuple(range(1, change.ndim)), keepdims=True)
     return change / np.maximum(most / largest, 1)
 
 
 class Updates:
-    """Collects gradients until all prompts of a set have one, or its rounds are over; then its update is made."""
+    """Collects gradients until all prompts of a set have one, or the set's rounds are over. Then the set is updated."""
 
     def __init__(self, shape: tuple[int, ...], sets: int, most_rounds: int):
         self.gradient, self.waits = np.zeros(shape), np.ones(shape[0], bool)
         self.rounds, self.most_rounds = np.zeros(sets, int), most_rounds
 
     def add(self, gradient: np.ndarray, outcomes_differ: np.ndarray) -> np.ndarray:
-        """The prompts (P,) of bool that are trained; outcomes_differ: (P,), else a prompt teaches nothing."""
+        """Store the gradients (P, …) of waiting prompts with different outcomes; return these prompts' mask (P,)."""
         ready = self.waits & outcomes_differ
         self.gradient[ready] = gradient[ready]
         self.waits, self.rounds = self.waits & ~ready, self.rounds + 1
         return ready
 
     def take(self) -> np.ndarray:
-        """The gradients of the sets whose update is due, 0 for the others."""
+        """Return and clear the gradients of the sets whose update is due; other sets get 0."""
         due = ~self.waits.reshape(len(self.rounds), -1).any(1) | (self.rounds >= self.most_rounds)
-        of_prompts = due.repeat(len(self.waits) // len(due))
-        taken = np.where(of_prompts.reshape(-1, *[1] * (self.gradient.ndim - 1)), self.gradient, 0)
-        self.gradient[of_prompts], self.waits[of_prompts], self.rounds[due] = 0, True, 0
+        due_prompts = due.repeat(len(self.waits) // len(due))
+        taken = np.where(due_prompts.reshape(-1, *[1] * (self.gradient.ndim - 1)), self.gradient, 0)
+        self.gradient[due_prompts], self.waits[due_prompts], self.rounds[due] = 0, True, 0
         return taken
 
 
@@ -222,13 +217,13 @@ def learn(
     flipped: float,
     largest_change: float = np.inf,
 ) -> Curves:
-    """Trains until `steps` x N x K decisions are generated for a prompt, in all sets.
+    """Train until `steps` x N x K decisions are generated for a prompt, in all sets, and return the curves.
 
     Args:
-        rates: (sets,) learning rates.
-        first: (sets, prompts of a set, K, seen states, A) logits.
+        rates: learning rates (sets,).
+        first: first logits (sets, prompts of a set, K, seen states, A).
         flipped: share of the verdicts that are wrong.
-        largest_change: no update moves a logit by more.
+        largest_change: largest change of a logit by one update.
     """
     (sets, prompts), rng, budget = first.shape[:2], np.random.default_rng(seed), steps * N * task.length
     logits = first.reshape(-1, *first.shape[2:])

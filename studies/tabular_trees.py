@@ -1,15 +1,15 @@
-"""Trees of decisions that a tabular policy takes, drawn for many prompts at once.
+"""Trees of a tabular policy's decisions, drawn for many prompts at once.
 
 Shapes: P prompts, R rows (the paths of a prompt), K decisions of an answer, S states, A actions. Every grower draws
-`N` x K decisions for each prompt, unless it says otherwise; tabular_learning.py trains on them.
+`N` x K decisions for each prompt, unless its docstring says otherwise; tabular_learning.py trains on them.
 
     independent   N answers
     greedy        the most likely answer, and N - 1 independent ones
     forks         2 answers, then forks of them at random places or at the decisions with the highest entropy
-    latr          the second most likely actions open branches, then ordinary answers for the decisions that were saved
+    latr          branches at second most likely actions; the decisions that this saves go to ordinary answers
     levels        HATO's search: after each third, a value may drop prefixes, and the rest are continued
     half_guided   N / 2 independent answers, and a search of `levels` for the other half
-    stopped       no tree: answers, given up after a third where the value would drop them; more of them are begun
+    stopped       no tree: answers stop after a third where the value would drop them, so that more can begin
 """
 
 from collections.abc import Callable, Sequence
@@ -18,8 +18,8 @@ from dataclasses import dataclass
 import numpy as np
 
 ACTIONS, N, RIGHT = 4, 8, 0
-KEPT_FROM = 0.5  # a prefix is kept when its value is at least so much of the best value at its depth
-TOP_ENTROPIES = 2  # of an answer so many decisions fork
+KEPT_FROM = 0.5  # smallest value of a prefix that is kept, as a share of the best value at its depth
+TOP_ENTROPIES = 2  # number of decisions of an answer at which `entropy_forks` forks
 Guide = Callable[["Rows", int], np.ndarray]
 
 
@@ -28,9 +28,9 @@ class Task:
     """K decisions in a row. An answer is right when all are `RIGHT`, or, with a target, when the actions add up to it.
 
     Args:
-        length: K.
-        target: with it the policy sees the sum so far: a wrong step can be repaired, and many answers are right.
-        sees_errors: without a target, whether the policy decides anew after an error, or as if there were none.
+        length: number of decisions, K.
+        target: sum of a right answer's actions. The policy then sees the sum so far, and can repair a wrong step.
+        sees_errors: whether the policy, without a target, has other probabilities after an error.
     """
 
     length: int
@@ -42,11 +42,11 @@ class Task:
         return 2 if self.target is None else (ACTIONS - 1) * self.length + 1
 
     def after(self, states: np.ndarray, actions: np.ndarray) -> np.ndarray:
-        """The states after the actions; without a target 0: all right so far, 1: not."""
+        """Return the states after the actions: with a target the sum so far, otherwise 1 after an error, else 0."""
         return states | (actions != RIGHT) if self.target is None else states + actions
 
     def seen(self, states: np.ndarray) -> np.ndarray:
-        """What the policy knows of the states."""
+        """Return the states as the policy sees them: all 0 where it sees neither a sum nor errors."""
         return states if self.target is not None or self.sees_errors else states * 0
 
     @property
@@ -59,9 +59,9 @@ class Task:
 
 @dataclass
 class Rows:
-    """Args:
-    actions, nodes: (P, R, K), -1 where nothing was drawn; equal nodes of a prompt are one decision that rows share.
-    states: (P, R, K + 1) before each decision and at the end.
+    """Actions and nodes (P, R, K), and the states (P, R, K + 1) before each decision and at the end.
+
+    Actions and nodes are -1 where nothing was drawn. Equal nodes of a prompt are one decision that rows share.
     """
 
     actions: np.ndarray
@@ -75,15 +75,15 @@ class Rows:
 
     @property
     def lengths(self) -> np.ndarray:
-        """(P, R) decisions of each row; 0: there is no such row."""
+        """Return the number of decisions (P, R) of each row; 0: the row does not exist."""
         return (self.actions >= 0).sum(-1)
 
     def picked(self, rows: np.ndarray) -> "Rows":
-        """Copies of the rows (P, R')."""
+        """Return copies of the rows whose indices are `rows` (P, R')."""
         return Rows(*(np.take_along_axis(x, rows[..., None], 1) for x in (self.actions, self.nodes, self.states)))
 
     def without(self, rows: np.ndarray) -> "Rows":
-        """The same with the rows (P, R) of bool taken out."""
+        """Return the same rows, with those of the mask `rows` (P, R) emptied."""
         return Rows(*(np.where(rows[..., None], -1, x) for x in (self.actions, self.nodes)), self.states)
 
     def joined(self, *others: "Rows") -> "Rows":
@@ -92,18 +92,18 @@ class Rows:
 
 
 def distinct(codes: np.ndarray) -> np.ndarray:
-    """(P,) how many different numbers of at least 0 each prompt has among (P, R)."""
+    """Return for each prompt (P,) the number of distinct codes (P, R) of at least 0."""
     codes = np.sort(codes, 1)
     return (codes[:, :1] >= 0).sum(1) + ((codes[:, 1:] != codes[:, :-1]) & (codes[:, 1:] >= 0)).sum(1)
 
 
 def generated(rows: Rows) -> np.ndarray:
-    """(P,) decisions that were drawn."""
+    """Return the number of drawn decisions (P,)."""
     return sum(distinct(rows.nodes[..., at]) for at in range(rows.nodes.shape[-1]))
 
 
 def trained(rows: Rows) -> np.ndarray:
-    """(P,) decisions on the prefix tree: equal beginnings are computed once, however they came about."""
+    """Return the number of decisions (P,) on the prefix tree, where all rows with equal first actions share them."""
     total, codes = np.zeros(len(rows.actions), int), np.zeros(rows.actions.shape[:2], int)
     for at in range(rows.actions.shape[-1]):
         actions = rows.actions[..., at]
@@ -113,10 +113,10 @@ def trained(rows: Rows) -> np.ndarray:
 
 
 class Drawing:
-    """Draws the decisions of one step.
+    """The drawing of one step's decisions.
 
     Args:
-        probs: (P, K, seen states, A).
+        probs: the policy's probabilities (P, K, seen states, A).
         done: share of the run that is over.
     """
 
@@ -129,11 +129,11 @@ class Drawing:
         return Rows.empty(len(self.probs), rows, self.task.length)
 
     def probs_at(self, rows: Rows, at: int) -> np.ndarray:
-        """(P, R, A)."""
+        """Return the policy's probabilities (P, R, A) at decision `at`."""
         return self.probs[self.prompts, at, self.task.seen(rows.states[..., at])]
 
     def draw(self, rows: Rows, begin: np.ndarray | int, end: int) -> Rows:
-        """Draw each row's decisions from `begin`, (P, R), on, to `end`; gives the rows, changed."""
+        """Draw each row's decisions from `begin` (P, R) to `end`, in place, and return the rows."""
         begin = np.broadcast_to(begin, rows.actions.shape[:2])
         for at in range(begin.min(), end):
             cumulative = self._cumulative[self.prompts, at, self.task.seen(rows.states[..., at])]
@@ -142,7 +142,7 @@ class Drawing:
         return self.close(rows)
 
     def take(self, rows: Rows, at: int, actions: np.ndarray, where: np.ndarray) -> None:
-        """The rows (P, R) of bool take these actions as new decisions."""
+        """Set these actions as new decisions `at` in the rows of the mask `where` (P, R)."""
         numbers = (self._rows_drawn + np.arange(where.shape[1])) * self.task.length + at
         rows.actions[..., at] = np.where(where, actions, rows.actions[..., at])
         rows.nodes[..., at] = np.where(where, numbers, rows.nodes[..., at])
@@ -152,15 +152,15 @@ class Drawing:
         )
 
     def close(self, rows: Rows) -> Rows:
-        """What is drawn from here on are other decisions than those of the rows."""
+        """Return the rows, and give all decisions drawn from now on other node numbers than theirs."""
         self._rows_drawn += rows.actions.shape[1]
         return rows
 
     def fill(self, rows: Rows, choose: Callable[[Rows, int], tuple[np.ndarray, np.ndarray]]) -> Rows:
-        """Adds forks of the rows until N x K decisions are drawn; the last one is late enough to draw no more.
+        """Add forks of the rows until N x K decisions are drawn. The last fork is late enough to draw no more.
 
         Args:
-            choose: of the rows and the number of the fork the sources and the first decisions drawn anew, (P,) each.
+            choose: function of the rows and the fork's number; it returns (P,) rows and (P,) decisions to fork at.
         """
         length, left, number = self.task.length, N * self.task.length - generated(rows), 0
         while (left > 0).any():
@@ -203,10 +203,10 @@ def entropy_forks(drawing: Drawing, guide: Guide | None = None) -> Rows:
 
 
 def latr(drawing: Drawing, absolute: float, relative: float, branches: int) -> Rows:
-    """Args:
-    absolute, relative: the second most likely action opens a branch when its probability is above the first, and
-        less than the second below the most likely one's.
-    branches: so many at most; they take the most likely action until all are there, and are drawn from then on.
+    """Open a branch where the second most likely action is likely enough, up to `branches` of them.
+
+    Its probability must be above `absolute`, and less than `relative` below the most likely action's. Branches take the
+    most likely action until all of them exist; from then on, actions are drawn.
     """
     if not branches:
         return independent(drawing)
@@ -235,25 +235,25 @@ def latr(drawing: Drawing, absolute: float, relative: float, branches: int) -> R
 
 
 def level_ends(length: int) -> list[int]:
-    """The numbers of decisions after each third; fewer levels where there are fewer decisions."""
+    """Return the number of decisions after each third; fewer than three decisions give fewer levels."""
     return np.cumsum([len(part) for part in np.array_split(np.arange(length), min(3, length))]).tolist()
 
 
 def spread(length: int) -> Sequence[int]:
-    """Ends after each level of a tree that forks on all of them: N x K decisions where the levels are equally long."""
+    """Return the ends after each level of a tree that forks on all: N x K decisions if levels have equal lengths."""
     return {1: (N,), 2: (N // 2, 3 * N // 2), 3: (N // 4, 3 * N // 4, 2 * N)}[len(level_ends(length))]
 
 
 def straight(length: int, ends: int = N) -> list[int]:
-    """As many ends after each level: without a guide, independent answers."""
+    """Return the same number of ends after each level: without a guide, independent answers."""
     return [ends] * len(level_ends(length))
 
 
 def levels(drawing: Drawing, guide: Guide | None = None, ends: Callable[[int], Sequence[int]] = straight) -> Rows:
-    """Dropped prefixes are rows of less than K decisions, the last ones; where all would be dropped, none is.
+    """Draw level by level. Dropped prefixes are the last rows, of fewer than K decisions; if all would drop, none does.
 
     Args:
-        ends: K -> the ends after each level, never fewer than after the one before.
+        ends: function of K that returns the number of ends after each level, which never decreases.
     """
     n_ends, dropped, start = ends(drawing.task.length), [], 0
     rows = drawing.empty(n_ends[0])
@@ -274,7 +274,7 @@ def half_guided(drawing: Drawing, guide: Guide) -> Rows:
 
 
 def stopped(drawing: Drawing, guide: Guide) -> Rows:
-    """Answers are begun as long as fewer than N x K decisions are drawn, so that the last one may draw some more."""
+    """Begin answers while fewer than N x K decisions are drawn, so that the last answer may exceed this number."""
     *checked, length = level_ends(drawing.task.length)
     shortest = checked[0] if checked else length
     rows = independent(drawing, answers=-(-N * length // shortest))

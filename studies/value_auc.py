@@ -1,11 +1,11 @@
-"""What HATO's value model can tell apart: whether a right answer follows a step, from the trees that runs have written.
+"""Measures how well HATO's value model predicts, in trees that runs have written, if a right answer follows a step.
 
     python -m studies.value_auc outputs/method_runs_hato_100steps_seed0 outputs/method_runs_hato_100steps_seed1
 
-The AUC of V + beta_u U, as it was when a step was drawn: the share of pairs, one step with a right answer below it and
-one without, in which the first has the higher score; 0.5 says nothing. Pairs are of one run, training step and depth,
-and for the second row of one tree as well. Steps of the last level are left out, as they are never dropped. The
-interval is a bootstrap's over trees. Writes studies/results/value_auc.md.
+A step's score is V + beta_u U at the time when it was drawn. The AUC is the share of pairs, one step with a right
+answer below it and one without, in which the first has the higher score; 0.5 is chance. The steps of a pair have the
+same run, training step and depth, and in the second row also the same tree. Steps of the last level are left out, as
+they are never dropped. The interval is a bootstrap over trees. Writes studies/results/value_auc.md.
 """
 
 import json
@@ -23,7 +23,7 @@ THRESHOLDS = (0.05, 0.07, 0.09)
 
 
 class Step(NamedTuple):
-    """Of a tree: `tree` is its run, training step and line; `right`, whether an answer below is."""
+    """A tree's step; `tree` is (run, training step, line), and `right` whether an answer below the step is right."""
 
     tree: tuple[str, int, int]
     depth: int
@@ -32,7 +32,7 @@ class Step(NamedTuple):
 
 
 def steps_of(name: tuple[str, int, int], record: dict, beta_u: float, last_depth: int) -> list[Step]:
-    """Of a line of a trees file, those that have an answer below and are not on the last level."""
+    """Return the steps of a line of a trees file that have an answer below and are not on the last level."""
     segments, below, depths = record["segments"], defaultdict(list), {}
     for i, segment in enumerate(segments):
         depths[i] = depths.get(segment["parent"], 0) + ("value" in segment["info"])
@@ -50,7 +50,7 @@ def steps_of(name: tuple[str, int, int], record: dict, beta_u: float, last_depth
 
 
 def auc(steps: Sequence[Step], stratum: Callable[[Step], Hashable]) -> tuple[float, int]:
-    """Over the pairs within a stratum, and how many they are; equal scores count half."""
+    """Return the AUC over the pairs within each stratum, and the number of pairs; equal scores count half."""
     groups = defaultdict(lambda: ([], []))
     for step in steps:
         groups[stratum(step)][step.right].append(step.score)
@@ -63,11 +63,11 @@ def auc(steps: Sequence[Step], stratum: Callable[[Step], Hashable]) -> tuple[flo
 
 
 def with_interval(steps: Sequence[Step], stratum: Callable[[Step], Hashable], draws: int) -> str:
-    """`auc`, and its 95 % interval over trees drawn with replacement; one drawn twice is two trees."""
-    of_tree = defaultdict(list)
+    """Return `auc` with its 95 % interval over trees drawn with replacement; a tree drawn twice counts as two."""
+    steps_by_tree = defaultdict(list)
     for step in steps:
-        of_tree[step.tree].append(step)
-    trees, rng, drawn = list(of_tree.values()), np.random.default_rng(0), []
+        steps_by_tree[step.tree].append(step)
+    trees, rng, drawn = list(steps_by_tree.values()), np.random.default_rng(0), []
     for _ in range(draws):
         chosen = enumerate(rng.integers(len(trees), size=len(trees)))
         sample = [step._replace(tree=(*step.tree[:2], copy)) for copy, i in chosen for step in trees[i]]

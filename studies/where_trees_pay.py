@@ -1,18 +1,18 @@
-"""When does a tree teach faster than independent answers? A tabular policy, under many conditions.
+"""Studies when a tree teaches faster than independent answers, with a tabular policy under many conditions.
 
     python -m studies.where_trees_pay [--seeds 5] [--prompts 48] [--largest-change 0.25]
         [--conditions "K 6, 0.01;walk"] [--name where_trees_pay_simulation]
 
 Every prompt has a policy of its own: K decisions, a softmax each. A condition is K, the share of right answers at
-first, the shape of the first policy, and the verifier. A method is how decisions are drawn (tabular_trees.py), which
-value guides the drawing, and what is trained (tabular_learning.py). Each method has its best learning rate and credit
-of those tried, chosen on other seeds than those that are reported. No update moves a logit by more than
+first, the shape of the first policy, and the verifier. A method is a way to draw decisions (tabular_trees.py), a value
+that guides the drawing, and the choice of rows to train (tabular_learning.py). Each method uses the best of several
+learning rates and credits, chosen on other seeds than the reported ones. No update moves a logit by more than
 `--largest-change`: without a bound, the largest rate would always be best where the verifier never errs. Where the
-largest rate is best all the same, the bound is what sets the step: gains are then those of this bound.
+largest rate is best even so, the bound sets the size of the steps, and the gains hold for this bound.
 
-Methods are compared by the area under the curve of the accuracy, over equal generated decisions and over equal trained
-decisions: those of the prefix trees of the prompts that have right and wrong answers, as others teach nothing.
-`--conditions` are parts of names of conditions. Writes studies/results/<name>.md and .png.
+Methods are compared by the area under the accuracy's curve, over equal generated decisions and over equal trained
+decisions. Trained decisions are those of the prefix trees of prompts with right and wrong answers; other prompts teach
+nothing. `--conditions` are parts of names of conditions. Writes studies/results/<name>.md and .png.
 """
 
 import sys
@@ -36,16 +36,16 @@ from verl.workers.rollout.trees.latr.schedule import mix_ratio, tree_branches
 NAME = "where_trees_pay_simulation"
 STEPS, RATES = 60, (1.0, 2.0, 4.0, 8.0, 16.0)
 TUNING_SEEDS, TUNING_PROMPTS = 2, 20
-LATR_SCHEDULE = {0.0: 1.0, 0.02: 0.75, 0.04: 0.5, 0.16: 0.25, 0.4: 0.0}  # the paper's, as shares of the run
+LATR_SCHEDULE = {0.0: 1.0, 0.02: 0.75, 0.04: 0.5, 0.16: 0.25, 0.4: 0.0}  # the paper's, share of run -> of trees
 FLAT, RIGHT_CONFIDENT, WRONG_CONFIDENT, WALK = "flat", "right-confident", "wrong-confident", "walk"
 
 
 @dataclass(frozen=True)
 class Condition:
-    """Args:
-    accuracy: share of right answers at first; with a target it follows from that.
-    flipped: share of the verdicts that are wrong.
-    target, sees_errors: see `Task`.
+    """A `Task`, the first policy and the verifier.
+
+    `accuracy` is the first policy's share of right answers; a target determines it. `flipped` is the share of the
+    verdicts that are wrong.
     """
 
     length: int
@@ -81,13 +81,13 @@ CONDITIONS = (
 
 
 def first_logits(condition: Condition, prompts: int, seed: int) -> np.ndarray:
-    """(P, K, seen states, A); which decisions are hard is drawn for each prompt.
+    """Return the first policy's logits (P, K, seen states, A); hard decisions are drawn for each prompt.
 
     flat             every decision is right equally often, and the wrong actions are equally likely
-    right-confident  right with 0.95, but for two decisions, which are right equally often
-    wrong-confident  right with 0.99, but for one decision, where a wrong action is the most likely one by far; the
-                     other two have 0.03 each, or in every other prompt 0.003
-    walk             logits are normal with standard deviation 0.5; right is a sum, which the policy sees so far
+    right-confident  decisions are right with 0.95, except for two hard ones, which are right equally often
+    wrong-confident  decisions are right with 0.99, except for a hard one, where a wrong action is by far the most
+                     likely; the other two wrong actions have 0.03 each, or in every other prompt 0.003
+    walk             logits are normal with standard deviation 0.5; the policy sees the sum so far
     """
     length = condition.length
     if condition.shape == WALK:
@@ -133,25 +133,25 @@ METHODS = (
 
 
 def logits_of(condition: Condition, prompts: int, seeds: range) -> np.ndarray:
-    """(seeds, prompts, K, seen states, A)."""
+    """Return the first logits (seeds, prompts, K, seen states, A)."""
     return np.stack([first_logits(condition, prompts, seed) for seed in seeds])
 
 
 def best_setting(condition: Condition, method: Method, largest_change: float) -> tuple[str, float]:
-    """The credit and rate with the largest area under the curve, on seeds that are not reported."""
+    """Return the credit and rate with the largest area under the curve, on seeds that are not reported."""
     first = logits_of(condition, TUNING_PROMPTS, range(1000, 1000 + TUNING_SEEDS))
     first, rates = np.tile(first, (len(RATES), 1, 1, 1, 1)), np.repeat(RATES, TUNING_SEEDS)
     areas = {}
     for credit in method.credits:
         curves = learn(condition.task, method, credit, rates, first, 1000, STEPS, condition.flipped, largest_change)
-        of_rates = curves.area("generated", np.full(len(rates), condition.budget)).reshape(len(RATES), -1).mean(1)
-        areas |= {(credit, rate): area for rate, area in zip(RATES, of_rates, strict=True)}
+        areas_by_rate = curves.area("generated", np.full(len(rates), condition.budget)).reshape(len(RATES), -1).mean(1)
+        areas |= {(credit, rate): area for rate, area in zip(RATES, areas_by_rate, strict=True)}
     return max(areas, key=lambda setting: areas[setting])
 
 
 @dataclass
 class Result:
-    """One method under one condition."""
+    """The curves of one method under one condition, and the credit and learning rate that it used."""
 
     credit: str
     rate: float
@@ -166,7 +166,7 @@ def measured(condition: Condition, method: Method, seeds: int, prompts: int, lar
 
 
 def differences(condition: Condition, result: Result, baseline: Result, measure: str) -> np.ndarray:
-    """(seeds,) of area over `generated` or `trained` decisions (as many as both have), or of the `final` accuracy."""
+    """Return the differences (seeds,) of `final` accuracy, or of area over equal `generated` or `trained` decisions."""
     ours, theirs = result.curves, baseline.curves
     end = np.full(ours.accuracy.shape[1], condition.budget)
     if measure == "trained":
@@ -179,7 +179,7 @@ def score(curves: Curves, measure: str, end: np.ndarray) -> np.ndarray:
 
 
 def start_of(condition: Condition, method: Method, prompts: int) -> tuple[float, float, float]:
-    """At the first policy: answers of a prompt, the share of right ones, and the share of groups with both kinds."""
+    """Return the first policy's answers of a prompt, share of right ones, and share of groups with both kinds."""
     probs = softmax(first_logits(condition, prompts, 0))
     drawing = Drawing(condition.task, probs, np.random.default_rng(0))
     rows = method.grow(drawing, method.guide(drawing, None))
@@ -193,10 +193,10 @@ Results = Mapping[Condition, Mapping[str, Result]]
 
 
 def gain_table(results: Results, measure: str) -> tuple[list[str], list[list[str]]]:
-    """A row for each condition, a column for each method."""
+    """Return header and rows: a row for each condition, a column for each method."""
     rows = []
-    for condition, of_methods in results.items():
-        baseline, *others = of_methods.values()
+    for condition, by_method in results.items():
+        baseline, *others = by_method.values()
         end = np.full(baseline.curves.accuracy.shape[1], condition.budget)
         own = score(baseline.curves, "final" if measure == "final" else "generated", end)
         cells = []
@@ -210,8 +210,8 @@ def gain_table(results: Results, measure: str) -> tuple[list[str], list[list[str
 
 def settings_table(results: Results) -> tuple[list[str], list[list[str]]]:
     rows = [
-        [str(condition), *(f"{x.credit.removesuffix('_vectorized')}, {x.rate:g}" for x in of_methods.values())]
-        for condition, of_methods in results.items()
+        [str(condition), *(f"{x.credit.removesuffix('_vectorized')}, {x.rate:g}" for x in by_method.values())]
+        for condition, by_method in results.items()
     ]
     return ["condition", *(method.name for method in METHODS)], rows
 
@@ -230,15 +230,15 @@ def section(title: str, header: list[str], rows: list[list[str]]) -> str:
 
 
 def draw(results: Results, name: str) -> None:
-    """A cell for each condition and method; one whose interval holds 0 has no number."""
+    """Draw a cell for each condition and method; a cell whose interval contains 0 has no number."""
     figure = Figure(figsize=(17, 5 + 0.56 * len(results)), layout="constrained")
     conditions, methods = list(results), METHODS[1:]
     titles = {"generated": "at equal generated decisions", "trained": "at equal trained decisions of the prefix tree"}
     for axes, (measure, title) in zip(figure.subplots(2, 1), titles.items(), strict=True):
         cells = np.array(
             [
-                [interval(differences(c, of[method.name], of[METHODS[0].name], measure)) for method in methods]
-                for c, of in results.items()
+                [interval(differences(c, row[method.name], row[METHODS[0].name], measure)) for method in methods]
+                for c, row in results.items()
             ]
         )
         image = axes.imshow(cells[..., 0], cmap="RdBu", vmin=-0.3, vmax=0.3, aspect="auto")
@@ -259,7 +259,7 @@ def draw(results: Results, name: str) -> None:
 
 
 def text_of(results: Results, args: Namespace) -> str:
-    """The page up to the last table."""
+    """Return the page up to the last table."""
     n, rates = len(results) * (len(METHODS) - 1), ", ".join(f"{rate:g}" for rate in RATES)
     what = [
         f"Mean accuracy during training (the area under its curve) minus GRPO's: mean of {args.seeds} seeds of "

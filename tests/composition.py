@@ -325,15 +325,23 @@ def take_step(cell: Cell) -> None:
 
 
 def table() -> str:
-    """Trees and environments by credits, and why a combination is refused."""
+    """Return the parts that all go together, then a table of those that do not, and why a combination is refused."""
     reasons: dict[str, int] = {}
-    lines = ["| tree | environment | " + " | ".join(CREDITS) + " |", "|---" * (2 + len(CREDITS)) + "|"]
+    free, lines = [], ["| tree | environment | credit | which samplers and losses |", "|---|---|---|---|"]
     for tree, environment in product(TREES, ENVIRONMENTS):
-        entries = [_entry(tree, environment, credit, reasons) for credit in CREDITS]
-        lines.append(f"| {tree} | {environment} | " + " | ".join(entries) + " |")
-    lines.append("")
-    lines += [f"{number}. {reason}" for reason, number in reasons.items()] or ["No combination is refused."]
-    return "\n".join(lines) + "\n"
+        of_entry: dict[str, list[str]] = {}
+        for credit in CREDITS:
+            of_entry.setdefault(_entry(tree, environment, credit, reasons), []).append(credit)
+        if list(of_entry) == ["yes"]:
+            free.append(f"{tree} with {environment}")
+            continue
+        for entry, credits in of_entry.items():
+            names = "all" if credits == CREDITS else ", ".join(credits)
+            lines.append(f"| {tree} | {environment} | {names} | {entry} |")
+    groups = {"trees and environments": free, "credits": CREDITS, "samplers": SAMPLERS, "losses": LOSSES}
+    together = [f"- {group}: {', '.join(names)}" for group, names in groups.items()]
+    refused = [f"{number}. {reason}" for reason, number in reasons.items()] or ["No combination is refused."]
+    return "\n".join(["All of these go together:", "", *together, "", *lines, "", *refused]) + "\n"
 
 
 def _entry(tree: str, environment: str, credit: str, reasons: dict[str, int]) -> str:

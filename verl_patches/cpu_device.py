@@ -1,6 +1,6 @@
-"""The functions of a torch device module, such as torch.cuda, that verl calls, for the CPU.
+"""A torch device module for the CPU, with the functions of torch.cuda that verl calls.
 
-Allocated device memory is the resident set of this process, and the limit is the machine's memory.
+Allocated device memory is the resident set of this process; its limit is the machine's memory.
 """
 
 import platform
@@ -33,7 +33,7 @@ def get_device_name(device=None) -> str:
 
 
 def nothing(*args, **kwargs) -> None:
-    """What a device does that a CPU need not do."""
+    """Do nothing; stands in for device functions that a CPU does not need."""
 
 
 set_device = empty_cache = ipc_collect = nothing
@@ -41,7 +41,7 @@ set_per_process_memory_fraction = reset_peak_memory_stats = nothing
 
 
 def memory_allocated(device=None) -> int:
-    """The bytes of this process that are in memory."""
+    """Return the resident memory of this process in bytes."""
     return psutil.Process().memory_info().rss
 
 
@@ -49,7 +49,7 @@ memory_reserved = memory_allocated
 
 
 def max_memory_allocated(device=None) -> int:
-    """The most bytes of this process that have been in memory."""
+    """Return the largest resident memory that this process has had, in bytes."""
     # Linux counts in KiB
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
@@ -58,6 +58,6 @@ max_memory_reserved = max_memory_allocated
 
 
 def mem_get_info(device=None) -> tuple[int, int]:
-    """The available and the total bytes of the machine's memory."""
+    """Return the machine's available and total memory in bytes."""
     memory = psutil.virtual_memory()
     return memory.available, memory.total

@@ -1,7 +1,7 @@
 """Lets a vLLM server report the death of its engine core to the driver, which ends the run.
 
-verl 0.9.1 notices it at the server's next request, and never while it sends weights to the engine. This can go when
-upstream's server watches its engine core.
+verl 0.9.1 notices the death at the server's next request, and never while it sends weights to the engine. This can go
+when upstream's server watches its engine core.
 """
 
 import functools

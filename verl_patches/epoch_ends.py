@@ -1,6 +1,6 @@
-"""Lets a resumed SFT train the epoch that follows a checkpoint at an epoch's end.
+"""Lets an SFT run that resumes from a checkpoint at an epoch's end train the next epoch.
 
-verl 0.9.1 restores the data loader's state there, which has no batch left: the loop over the next epoch is empty, and
+verl 0.9.1 restores the data loader's state, which has no batch left then: the loop over the next epoch is empty, and
 the run ends an epoch early with exit code 0 (https://github.com/verl-project/verl/issues/7401). This can go when
 upstream begins the next epoch.
 """
@@ -10,7 +10,7 @@ from types import ModuleType
 
 
 def begin_epochs_after_checkpoints(checkpoint_handler: ModuleType) -> None:
-    """Leave the data loader at the beginning of an epoch where a checkpoint is of an epoch's end."""
+    """Do not restore the data loader's state from a checkpoint at an epoch's end, so that the next epoch begins."""
     handler = checkpoint_handler.CheckpointHandler
     load = handler._load_dataloader_state
 

@@ -1,7 +1,7 @@
-"""Lets DAPO's filter find groups of equal rewards whose standard deviation is rounding.
+"""Lets DAPO's filter find groups of equal rewards whose computed standard deviation is a rounding error above 0.
 
-verl 0.9.1 asks for `np.std(values) == 0.0`, which is 1e-16 for 7 rewards of 0.9: such groups are kept, and train on
-noise. This can go when upstream compares the values themselves.
+verl 0.9.1 tests `np.std(values) == 0.0`, but the deviation of 7 rewards of 0.9 is 1e-16: such groups are kept, and
+train on noise. This can go when upstream compares the values themselves.
 """
 
 from types import ModuleType
@@ -10,7 +10,7 @@ import numpy
 
 
 class ExactSpread:
-    """numpy, but for `std` of equal values, which is 0."""
+    """A stand-in for numpy whose `std` of equal values is exactly 0."""
 
     def __getattr__(self, name: str):
         return getattr(numpy, name)
@@ -22,5 +22,5 @@ class ExactSpread:
 
 
 def find_equal_rewards(replay_buffer: ModuleType) -> None:
-    """Give upstream's module `verl.trainer.ppo.v1.replay_buffer` this `np`; it calls `std` for that test alone."""
+    """Replace `np` in upstream's `verl.trainer.ppo.v1.replay_buffer`, which calls `std` only for this test."""
     replay_buffer.np = ExactSpread()

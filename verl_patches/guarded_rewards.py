@@ -1,7 +1,7 @@
-"""Keeps a faulty reward function from stopping its worker or training on NaN: each such fault is its group's failure.
+"""Turns a reward function's exit or non-finite result into the failure of its group alone.
 
-verl 0.9.1 awaits the function in a task whose SystemExit ends the worker's event loop, after which no reward is
-computed any more, and trains on whatever it returned. This can go when upstream checks both.
+verl 0.9.1 awaits the function in a task. If it raises SystemExit, the worker's event loop ends and computes no more
+rewards; if it returns NaN, verl trains on it. This can go when upstream checks for both.
 """
 
 import asyncio
@@ -15,7 +15,7 @@ from verl.utils.user_code import finite_number, guard_tasks, guarded
 
 
 def guard_rewards(reward_loop: ModuleType) -> None:
-    """Let `RewardLoopWorker` raise for rewards that are not finite numbers, and for reward functions that exit."""
+    """Let `RewardLoopWorker` raise an error for rewards that are not finite numbers and for functions that exit."""
     worker = reward_loop.RewardLoopWorker
     init_reward_fn, compute = worker._init_reward_fn, worker.compute_score
 
@@ -36,7 +36,7 @@ def guard_rewards(reward_loop: ModuleType) -> None:
 
 
 def checked(function: Callable) -> Callable:
-    """Return the reward function with a check of what it returns: a number, or a dictionary with the key `score`."""
+    """Return the reward function with a check that its result, or its result's key `score`, is a finite number."""
 
     def check(result: Any, data_source: Any) -> Any:
         score = result.get("score") if isinstance(result, dict) else result

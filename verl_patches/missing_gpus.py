@@ -1,12 +1,12 @@
-"""Lets a run ask Ray for GPUs that the cluster does not have yet, so that an autoscaler can start nodes for it.
+"""Lets a run request GPUs that the Ray cluster does not have yet, so that an autoscaler can start nodes for it.
 
-verl 0.9.1 counts the cluster's GPUs before it asks for any, and raises if there are too few, but an autoscaler starts
-nodes only for resources that were asked for. This can go when a config key turns upstream's count off.
+verl 0.9.1 counts the cluster's GPUs before it requests any, and raises if there are too few, but an autoscaler starts
+nodes only for requested resources. This can go when a config key turns upstream's count off.
 """
 
 from types import ModuleType
 
 
 def leave_missing_gpus_to_the_watch(base: ModuleType) -> None:
-    """Remove upstream's count; `verl.trainer.cluster_watch` limits how long a run waits for its GPUs."""
+    """Remove upstream's check; `verl.trainer.cluster_watch` limits how long a run waits for its GPUs."""
     base.ResourcePoolManager._check_resource_available = lambda self: None

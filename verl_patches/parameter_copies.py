@@ -1,4 +1,4 @@
-"""What a trainer of `schedule=separate_async` keeps of the parameters from before its updates is a copy."""
+"""Makes the parameters that `schedule=separate_async` saves before its updates independent copies."""
 
 from types import ModuleType
 
@@ -6,11 +6,11 @@ import torch
 
 
 def save_copies(fsdp_utils: ModuleType) -> None:
-    """Replace verl 0.9.1's `fsdp2_sharded_save_to_cpu` by one whose result no update changes.
+    """Replace verl 0.9.1's `fsdp2_sharded_save_to_cpu` by a function whose result later updates do not change.
 
-    Upstream relies on `.cpu()` to copy, which does not copy what lies on the CPU already: on the CPU platform, and on
-    GPUs with `param_offload=true`. What is kept would change with the updates, so that old log-probabilities would be
-    those of the newest policy, and restoring one version would overwrite the others: of a step's updates all but the
+    Upstream relies on `.cpu()` to copy, but it returns tensors on the CPU as they are: on the CPU platform, and on GPUs
+    with `param_offload=true`. Saved parameters would change with the updates. Old log-probabilities would then be those
+    of the newest policy, and restoring one version would overwrite the others, so that all updates of a step except the
     last would be lost. This can go when upstream clones.
     """
     save = fsdp_utils.fsdp2_sharded_save_to_cpu

@@ -1,7 +1,7 @@
-"""CPU as a verl platform: real FSDP on gloo, vLLM's CPU build, Ray's logical GPUs as places for workers.
+"""The CPU as a verl platform, with real FSDP on gloo, vLLM's CPU build, and Ray's logical GPUs as slots for workers.
 
 Only VERL_PLATFORM=cpu chooses it; the profile `hardware=cpu` sets this variable and forwards it to all processes. The
-absence of a GPU must not choose it: torch sees no CUDA in a Ray actor without GPUs on a GPU node either.
+absence of a GPU must not choose it, because torch sees no CUDA in a Ray actor without GPUs even on a GPU node.
 """
 
 import os
@@ -28,11 +28,11 @@ class PlatformCPU(PlatformBase):
         return True
 
     def is_platform_available(self, use_smi_check=False) -> bool:
-        """False, as only VERL_PLATFORM=cpu chooses this platform, never upstream's detection."""
+        """Return False: only VERL_PLATFORM=cpu chooses this platform, never upstream's detection."""
         return False
 
     def current_device(self) -> torch.device:
-        """A device instead of an index, as callers pass it to `.to()`, where 0 would mean cuda:0."""
+        """Return a device instead of an index, because callers pass it to `.to()`, where 0 would mean cuda:0."""
         return torch.device("cpu")
 
     def device_count(self) -> int:
@@ -56,7 +56,7 @@ class PlatformCPU(PlatformBase):
         return nullcontext()
 
     def ray_resource_name(self) -> str:
-        return "GPU"  # ray_kwargs.ray_init.num_gpus says how many logical ones there are
+        return "GPU"  # ray_kwargs.ray_init.num_gpus sets the number of logical GPUs
 
     def ray_noset_envvars(self) -> list[str]:
         return ["RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES"]
@@ -69,8 +69,8 @@ def use_plain_gloo_process_group(distributed: ModuleType) -> None:
     """Replace verl 0.9.1's backend string `cpu:gloo,<device>:<backend>` by `gloo`.
 
     On CPU that string names the device cpu twice, which torch refuses. One of upstream's functions takes an argument
-    `backend`, the other builds the string itself; both are wrapped here. This can go when upstream leaves the second
-    half out for the device cpu.
+    `backend`, the other builds the string itself; both are wrapped here. This can go when upstream omits the second
+    half for the device cpu.
     """
     original_ray = distributed.initialize_global_process_group_ray
     original_torchrun = distributed.initialize_global_process_group
@@ -125,7 +125,7 @@ def receive_copies_of_shared_memory(bucketed_weight_transfer: ModuleType) -> Non
 
     verl 0.9.1 relies on `.to(device)` to copy, which does not copy on CPU: the views outlive the segment, and closing
     it raises "BufferError: cannot close exported pointers exist". The same error hides an exception of vLLM's loader,
-    whose traceback holds the views; the loader's exception is raised instead. This can go when upstream clones.
+    whose traceback holds the views; here the loader's exception is raised instead. This can go when upstream clones.
     """
 
     class CopyingWeightReceiver(bucketed_weight_transfer.BucketedWeightReceiver):
@@ -147,7 +147,7 @@ def receive_copies_of_shared_memory(bucketed_weight_transfer: ModuleType) -> Non
     bucketed_weight_transfer.BucketedWeightReceiver = CopyingWeightReceiver
 
 
-# upstream's module -> what must change in it once it has been imported
+# upstream's module -> function that repairs it once it has been imported
 REPAIRS = {
     "verl.utils.distributed": use_plain_gloo_process_group,
     "verl.trainer.ppo.v1.replay_buffer": poll_replay_buffer_often,
@@ -157,11 +157,11 @@ REPAIRS = {
 
 
 def make_current() -> bool:
-    """Make CPU the platform of this process and of those that it starts; return False if it is already."""
+    """Make CPU the platform of this process and its children; return False if it is the platform already."""
     if isinstance(platform_manager._current_platform, PlatformCPU):
         return False
     os.environ["VERL_PLATFORM"] = "cpu"
-    # upstream's own override: the FSDP engines are registered for cuda and npu only
+    # This is upstream's own override; its FSDP engines are registered for cuda and npu only.
     os.environ.setdefault("VERL_ENGINE_DEVICE", "cuda")
     set_platform(PlatformCPU())
     cpu_version_name.install()

@@ -1,11 +1,11 @@
 """Hooks this repository into upstream verl, which loads it through the entry point `verl.plugins`.
 
 Importing `verl` in any process (driver, Ray worker, vLLM worker) imports this module. It
-1. makes the files under `verl/` importable for which upstream has no module of the same name,
+1. makes those files under `verl/` importable for which upstream has no module of the same name,
 2. registers losses, estimators, trainers and rollouts when upstream's module with the registry has been imported,
 3. activates the CPU platform if VERL_PLATFORM=cpu.
-It must stay cheap, so that it imports no torch, ray or vllm itself. It must also fail loudly: upstream swallows a
-plugin's exceptions, and therefore a failure here is a BaseException, which upstream does not catch.
+It must stay cheap, so it imports no torch, ray or vllm itself. It must also fail loudly: upstream catches and hides a
+plugin's exceptions, so a failure here is a BaseException, which upstream does not catch.
 """
 
 import importlib
@@ -22,11 +22,11 @@ OVERLAY_DIR = Path(__file__).resolve().parents[1] / "verl"
 
 
 class OverlayError(BaseException):
-    """The plugin could not be loaded. This is not an `Exception`, as verl 0.9.1 logs those at DEBUG and continues."""
+    """The error of a plugin that failed to load; not an `Exception`, because verl 0.9.1 only logs those at DEBUG."""
 
 
 class OverlayFinder:
-    """Finds `verl.*` modules that upstream lacks. It is the last in `sys.meta_path`, so that upstream wins."""
+    """Meta-path finder of `verl.*` modules that upstream lacks; it is last in `sys.meta_path`, so upstream wins."""
 
     @staticmethod
     def find_spec(fullname: str, path=None, target=None) -> ModuleSpec | None:
@@ -49,11 +49,11 @@ def _register_replicas(replica: ModuleType) -> None:
 
 
 def _register_server_adapters(base: ModuleType) -> None:
-    """verl 0.9.1 keeps the trainer's side of a rollout in a module-level dictionary without a register function."""
+    """Register vLLM's trainer side for our rollouts in a dictionary; verl 0.9.1 has no register function for it."""
     parts = importlib.import_module("verl.utils.parts")
-    of_vllm = base._ROLLOUT_REGISTRY[("vllm", "async")]
-    base._ROLLOUT_REGISTRY |= {(name, "async"): of_vllm for name in parts.tree_of_rollout_name()}
-    base._ROLLOUT_REGISTRY |= {("vllm", mode): of_vllm for mode in parts.tree_of_rollout_mode()}
+    vllm_adapter = base._ROLLOUT_REGISTRY[("vllm", "async")]
+    base._ROLLOUT_REGISTRY |= {(name, "async"): vllm_adapter for name in parts.tree_of_rollout_name()}
+    base._ROLLOUT_REGISTRY |= {("vllm", mode): vllm_adapter for mode in parts.tree_of_rollout_mode()}
 
 
 def _register_parts(core_algos: ModuleType) -> None:
@@ -71,7 +71,7 @@ WEIGHT_TRANSFER = "verl.workers.rollout.vllm_rollout.bucketed_weight_transfer"
 PATCHES = (
     ("verl.workers.rollout.vllm_rollout.vllm_async_server", "engine_deaths", "report_engine_deaths"),
     (WEIGHT_TRANSFER, "weight_sockets", "keep_runs_apart"),
-    # after `keep_runs_apart`, as it remembers a socket's name before that one changes it
+    # This must follow `keep_runs_apart`: it stores a socket's name before `keep_runs_apart` changes it.
     (WEIGHT_TRANSFER, "weight_answers", "watch_answers"),
     ("verl.workers.rollout.vllm_rollout.vllm_rollout", "weight_answers", "remember_calls"),
     ("verl.experimental.reward_loop.reward_loop", "guarded_rewards", "guard_rewards"),
@@ -87,7 +87,7 @@ def _patch_after_import(upstream: str, own: str, function: str) -> None:
 
 
 def activate_cpu() -> None:
-    """Make CPU the platform of this process and of those that it starts; calling it again does nothing."""
+    """Make CPU the platform of this process and its children; calling it again does nothing."""
     from verl_patches import platform_cpu
 
     if platform_cpu.make_current():
@@ -100,10 +100,10 @@ def register() -> None:
     """Hook the overlay into this process; calling it again does nothing.
 
     Raises:
-        OverlayError: with the cause, for any failure.
+        OverlayError: any failure; the original error is its cause.
     """
     try:
-        if not (OVERLAY_DIR / "__init__.py").exists():  # a wheel puts the files into upstream's own folder
+        if not (OVERLAY_DIR / "__init__.py").exists():  # a wheel installs the files into upstream's own folder
             sys.meta_path.append(OverlayFinder)
         after_import("verl.trainer.ppo.core_algos", _register_parts)
         after_import("verl.trainer.ppo.v1", _register_trainers)

@@ -1,7 +1,7 @@
-"""Upstream's FSDP engine, whose forward takes a micro-batch's trie instead of its rows.
+"""An FSDP engine, derived from upstream's, whose forward takes a micro-batch's trie instead of its rows.
 
-Only how a micro-batch becomes the model's inputs, and how logits become a row's values, is overridden. Losses and
-everything after them see upstream's rows: entry i of a row holds log p of token i + 1 and the entropy of i's logits.
+It overrides only the conversions from a micro-batch to the model's inputs, and from logits to a row's values. Losses
+and later code see upstream's rows: entry i of a row holds log p of token i + 1 and the entropy of the logits at i.
 """
 
 import torch
@@ -24,21 +24,21 @@ from verl.workers.engine.prefix_tree.attention import NAME
 from verl.workers.engine.prefix_tree.log_probs import TrieBatch
 from verl.workers.engine.prefix_tree.micro_batches import prepare_micro_batches, rows_and_temperatures
 
-# the entry of a mini-batch that says that this engine cuts it
+# entry of a mini-batch; if true, this engine cuts it into micro-batches
 MARK = "in_prefix_trees"
 UNSUPPORTED = ("use_fused_kernels", "calculate_sum_pi_squared", "distillation_use_topk")
 
 
 @EngineRegistry.register(model_type="language_model", backend=list(STRATEGIES.values()), device=["cuda", "npu"])
 class PrefixTreeEngine(FSDPEngineWithLMHead):
-    """The engine of `use_prefix_tree=true`. Under its own names in upstream's registry, which holds a key only once."""
+    """The engine of `use_prefix_tree=true`, registered under its own names because upstream's are taken."""
 
-    # of the present mini-batch: how many tokens its tries have, and the rows in them
+    # numbers of tokens of the present mini-batch: in its tries, and in the rows of these tries
     _nodes = _tokens = 0
 
     def __init__(self, model_config, engine_config, optimizer_config, checkpoint_config):
         upstream = {own: name for name, own in STRATEGIES.items()}
-        # the config is frozen, and upstream itself writes the strategy so
+        # the config is frozen; upstream itself sets the strategy in this way
         object.__setattr__(engine_config, "strategy", upstream.get(engine_config.strategy, engine_config.strategy))
         super().__init__(model_config, engine_config, optimizer_config, checkpoint_config)
 
@@ -51,7 +51,7 @@ class PrefixTreeEngine(FSDPEngineWithLMHead):
     def forward_backward_batch(self, data: TensorDict, loss_function, forward_only=False):
         tu.assign_non_tensor(data, **{MARK: True})
         if forward_only or tu.get_non_tensor_data(data=data, key="return_model_output", default=False):
-            tu.assign_non_tensor(data, **{SKIP_ZERO_ADVANTAGES: False})  # all rows are asked for
+            tu.assign_non_tensor(data, **{SKIP_ZERO_ADVANTAGES: False})  # the outputs of all rows are needed
         self._nodes = self._tokens = 0
         output = super().forward_backward_batch(data, loss_function, forward_only)
         if not forward_only:
@@ -60,7 +60,7 @@ class PrefixTreeEngine(FSDPEngineWithLMHead):
         return output
 
     def prepare_model_inputs(self, micro_batch: TensorDict) -> tuple[dict, dict]:
-        """Return the model's keyword arguments for the trie of `input_ids` (nested), and what reads its outputs."""
+        """Return the model's keyword arguments for the trie of the nested `input_ids`, and the trie."""
         for key in UNSUPPORTED:
             if tu.get_non_tensor_data(data=micro_batch, key=key, default=False):
                 raise ValueError(f"use_prefix_tree: {key} is not supported")
@@ -72,17 +72,17 @@ class PrefixTreeEngine(FSDPEngineWithLMHead):
         return batch.model_inputs, {"trie_batch": batch}
 
     def prepare_model_outputs(self, output, output_args, micro_batch: TensorDict, logits_processor_func) -> dict:
-        """`log_probs`, and with `calculate_entropy` `entropy`, nested as `input_ids`; a row's last log p is 0."""
+        """Return `log_probs` (a row's last is 0), with `calculate_entropy` also `entropy`, nested as `input_ids`."""
         batch: TrieBatch = output_args["trie_batch"]
         offsets = micro_batch["input_ids"].offsets()
         logits = batch.scale(output.logits.squeeze(0))
         values = {"log_probs": batch.node_log_probs(logits)[batch.next_nodes]}
         if tu.get_non_tensor_data(data=micro_batch, key="calculate_entropy", default=False):
             values["entropy"] = self._node_entropies(logits)[batch.own_nodes]
-        return {name: torch.nested.nested_tensor_from_jagged(flat, offsets) for name, flat in values.items()}
+        return {name: torch.nested.nested_tensor_from_jagged(jagged, offsets) for name, jagged in values.items()}
 
     def _node_entropies(self, logits: torch.Tensor) -> torch.Tensor:
-        """(N,): by upstream's function, chunked and recomputed as the config says."""
+        """Return entropies (N,) in nats by upstream's function, chunked and recomputed as the config says."""
         config, options = self.engine_config, {}
         if config.entropy_from_logits_with_chunking:
             options["chunk_size"] = config.entropy_from_logits_chunk_size
@@ -94,9 +94,9 @@ class PrefixTreeEngine(FSDPEngineWithLMHead):
 def cut_by_prefix_trees(module=transformer_impl) -> None:
     """Let mini-batches with `MARK` be cut by `micro_batches.prepare_micro_batches` (verl 0.9.1).
 
-    Upstream's `forward_backward_batch` calls a function by its module's name, so that a subclass cannot choose another
-    without a copy of the method. Other mini-batches are cut by upstream's function as before. This can go when the
-    engine has a method for it.
+    Upstream's `forward_backward_batch` calls a function of its module, which a subclass cannot replace without copying
+    the method. Other mini-batches are cut by upstream's function as before. This can go when the engine has a method
+    for it.
     """
     upstreams = module.prepare_micro_batches
 

@@ -1,9 +1,9 @@
 """Ends the wait of a worker that sends weights to an engine which does not answer.
 
-verl 0.9.1 sends buckets of weights by a socket and waits for the engine's answer to each without a limit
-(`bucketed_weight_transfer.py`). If loading a bucket raises, the engine never answers, while the call that asked it to
-load weights holds the exception. `watch_answers` lets the sender look at that call, and `remember_calls` lets the
-server adapter keep it. Both can go when upstream's sender has a limit and looks at the call.
+verl 0.9.1 sends buckets of weights by a socket and waits without a limit for the engine's answer to each
+(`bucketed_weight_transfer.py`). If loading a bucket raises, the engine never answers, and the exception is only in the
+call that told it to load weights. `watch_answers` lets the sender check that call, and `remember_calls` lets the server
+adapter store it. Both can go when upstream's sender has a limit and checks the call.
 """
 
 import functools
@@ -17,23 +17,23 @@ import zmq
 from verl.utils.fault_reports import cause_of
 
 POLL_SECONDS = 1.0
-# the longest wait for an answer to one bucket; loading a bucket takes seconds
+# longest wait for the answer to one bucket; loading a bucket takes seconds
 ANSWER_SECONDS = 600.0
 
-# socket address -> the engine's call that receives weights there, in this process
+# socket address -> this process's call that lets the engine receive weights there
 _calls: dict[str, ray.ObjectRef] = {}
 
 
 class AnswerSocket:
-    """A zmq REQ socket that raises where the engine takes or answers nothing; everything else is the socket's own.
+    """A zmq REQ socket that raises if the engine does not take or answer a message; all else is the socket's own.
 
     Args:
-        socket: the bound socket of a `BucketedWeightSender`.
-        address: the sender's address, under which the engine's call was remembered.
+        socket: bound socket of a `BucketedWeightSender`.
+        address: address of the sender, under which `remember_calls` has stored the engine's call.
 
     Both methods raise
         RuntimeError: the engine's call has ended; its exception, if it has one, is the cause.
-        TimeoutError: nothing happened for `ANSWER_SECONDS`.
+        TimeoutError: the engine did nothing for `ANSWER_SECONDS`.
     """
 
     def __init__(self, socket, address: str):
@@ -57,7 +57,7 @@ class AnswerSocket:
                     ray.get(self._call)
                 except Exception as error:
                     raise RuntimeError(f"the engine did not take the new weights: {cause_of(error)}") from error
-                if self._socket.poll(POLL_SECONDS * 1000, event):  # the last answer was on its way
+                if self._socket.poll(POLL_SECONDS * 1000, event):  # the last answer has just arrived
                     return
                 raise RuntimeError("the engine stopped taking weights before it had all of them")
             if time.monotonic() > end:
@@ -68,7 +68,7 @@ class AnswerSocket:
 
 
 def watch_answers(bucketed_weight_transfer: ModuleType) -> None:
-    """Let `BucketedWeightSender` wait by an `AnswerSocket`."""
+    """Let `BucketedWeightSender` use an `AnswerSocket`, which ends a hopeless wait."""
     sender = bucketed_weight_transfer.BucketedWeightSender
     start, bind = sender.__init__, sender._init_socket
 
@@ -86,7 +86,7 @@ def watch_answers(bucketed_weight_transfer: ModuleType) -> None:
 
 
 def remember_calls(vllm_rollout: ModuleType) -> None:
-    """Let `ServerAdapter` remember the calls that it makes without waiting for them, of which the last one counts."""
+    """Let `ServerAdapter` store the last call that it made without waiting for the result."""
     adapter = vllm_rollout.ServerAdapter
     execute = adapter._execute_method
 

@@ -1,8 +1,8 @@
 """The changes that this project makes inside vLLM (0.24 on GPUs, 0.30 on CPU).
 
-vLLM calls `register` in each of its processes (`vllm.general_plugins`). Each change has a module, which is named after
-what it does and says when it applies. The server that needs `top_logprobs_without_text`
-(`verl/workers/rollout/engines/top_logprobs_server.py`) applies it itself, on GPUs too. scripts/check_vllm_names.py
+vLLM calls `register` in each of its processes (`vllm.general_plugins`). Each change has its own module, whose name and
+docstring say what it does and when it applies. The server that needs `top_logprobs_without_text`
+(`verl/workers/rollout/engines/top_logprobs_server.py`) applies it itself, also on GPUs. scripts/check_vllm_names.py
 checks that vLLM still has all names that the changes use.
 """
 
@@ -14,7 +14,7 @@ __all__ = ["cpu_version_name", "register"]
 
 
 def register() -> None:
-    """Apply the patches of HAPO's requests, and those for the CPU if VERL_PLATFORM=cpu asks for them."""
+    """Apply the patches for HAPO's requests, and if VERL_PLATFORM=cpu those for the CPU."""
     from vllm_patches import tempered_requests, v2_adaptive_temperature
 
     tempered_requests.refuse_wrong_requests()

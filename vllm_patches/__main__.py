@@ -1,4 +1,4 @@
-"""`python -m vllm_patches serve MODEL …` is vLLM's own command line for an environment with vLLM's CPU build."""
+"""Runs vLLM's own command line with vLLM's CPU build: `python -m vllm_patches serve MODEL …`."""
 
 import sys
 

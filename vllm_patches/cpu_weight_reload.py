@@ -7,7 +7,7 @@ import torch
 
 
 def _linear_with_the_live_weight(layer: torch.nn.Module, remove_weight: bool) -> None:
-    """Let the layer use `torch.nn.functional.linear` with the parameter into which weights are loaded."""
+    """Let the layer call `torch.nn.functional.linear` on the parameter that reloads write to."""
     layer.cpu_linear = torch.nn.functional.linear
 
 

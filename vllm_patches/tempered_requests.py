@@ -1,12 +1,12 @@
-"""Reads requests that ask vLLM for HAPO's adaptive temperature, and refuses wrong ones.
+"""Reads and checks requests to vLLM that opt in to HAPO's adaptive temperature.
 
-A request asks for it in `SamplingParams.extra_args`:
+A request opts in through `SamplingParams.extra_args`:
 
     {"adaptive_temperature": {"temperature_tau": 0.05, "median": -3.1, "std": 2.2, "scale_pos": 0.5, "scale_neg": 0.2}}
 
 vLLM's V1 model runner serves such requests with the logits processor PROCESSOR, which the engine's config must name.
 Its V2 model runner takes no logits processors and serves them with `v2_adaptive_temperature`. An exception inside a
-runner ends the engine, so the process that takes requests checks them before the engine sees them.
+runner ends the engine, so the process that receives requests checks them before the engine sees them.
 """
 
 import functools
@@ -19,11 +19,11 @@ from vllm_patches.after_import import after_import
 KEY = "adaptive_temperature"
 SETTINGS = ("temperature_tau", "median", "std", "scale_pos", "scale_neg")
 PROCESSOR = "verl.workers.rollout.adaptive_temperature:AdaptiveTemperature"
-ENTROPY_FLOOR = 1e-6  # nats; the entropy of a certain token is 0, which has no logarithm
+ENTROPY_FLOOR = 1e-6  # in nats; if one token is certain, the entropy is 0, which has no logarithm
 
 
 def read_settings(sampling_params) -> tuple[float, ...] | None:
-    """Return the request's settings in the order of SETTINGS; None if its temperature is an ordinary one.
+    """Return the request's settings in the order of SETTINGS; None if its temperature is not adaptive.
 
     Raises:
         ValueError: a setting is missing, unknown, or out of range.
@@ -43,7 +43,7 @@ def read_settings(sampling_params) -> tuple[float, ...] | None:
 
 
 def refuse_wrong_requests() -> None:
-    """Wrap `InputProcessor._validate_params`, with which vLLM 0.24 and 0.30 check every request they are sent.
+    """Wrap `InputProcessor._validate_params`, with which vLLM 0.24 and 0.30 check every request, to check settings too.
 
     This can go when vLLM lets an engine name a check of `extra_args` without naming a logits processor.
     """
@@ -61,7 +61,7 @@ def _wrap_validation(module: ModuleType) -> None:
         validate(self, params, supported_tasks)
         if not hasattr(params, "extra_args") or read_settings(params) is None:
             return
-        if "can_temper" not in vars(self):  # the runner is chosen once, and vLLM takes milliseconds to tell which
+        if "can_temper" not in vars(self):  # the runner is fixed, and asking vLLM for it takes milliseconds
             self.can_temper = can_temper(self.vllm_config)
         if not self.can_temper:
             raise ValueError(
@@ -73,6 +73,6 @@ def _wrap_validation(module: ModuleType) -> None:
 
 
 def can_temper(vllm_config) -> bool:
-    """Return whether an engine serves requests that ask: it names the processor, or has the V2 runner."""
-    named = str(vllm_config.model_config.logits_processors)  # names, or classes where there is no command line
+    """Return whether an engine can serve opted-in requests: it names the processor, or has the V2 runner."""
+    named = str(vllm_config.model_config.logits_processors)  # names, or classes if set in Python
     return PROCESSOR.partition(":")[2] in named or vllm_config.use_v2_model_runner

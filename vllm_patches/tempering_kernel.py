@@ -6,20 +6,20 @@ import triton.language as tl
 
 from vllm_patches.tempered_requests import ENTROPY_FLOOR, SETTINGS
 
-BLOCK = 4096  # logits that a program holds at a time
+BLOCK = 4096  # number of logits that a program holds at a time
 WARPS = 8
 
 
 def divide_by_temperature(
     logits: torch.Tensor, slots: torch.Tensor, temperatures: torch.Tensor, settings: torch.Tensor
 ) -> None:
-    """Divide each row in place by T (1 + temperature_tau h), or by T if its request does not ask; greedy rows stay.
+    """Divide each row in place by T (1 + temperature_tau h), or by T if its request has not opted in; skip greedy rows.
 
     Args:
         logits: (R, V) float32 before any temperature, with adjacent columns; -inf marks impossible tokens.
-        slots: (R,) int32, the place of each row's request in the other two.
-        temperatures: (S,) float32, T.
-        settings: (S, 5) float32 in the order of SETTINGS, contiguous; zeros for a request that does not ask.
+        slots: (R,) int32, index of each row's request in `temperatures` and `settings`.
+        temperatures: (S,) float32, T of each request.
+        settings: (S, 5) float32 in the order of SETTINGS, contiguous; zeros for a request that has not opted in.
     """
     _divide_row[(len(logits),)](
         logits,
@@ -47,7 +47,7 @@ def _divide_row(
     FLOOR: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Read the row once for its entropy if its request asks, and once more to divide it."""
+    """Compute the row's entropy if its request has opted in, then read the row again to divide it."""
     row = tl.program_id(0).to(tl.int64)
     slot = tl.load(slots_ptr + row)
     divisor = tl.load(temperatures_ptr + slot)
@@ -73,9 +73,9 @@ def _divide_row(
 def _entropy(logits_ptr, vocab_size, BLOCK: tl.constexpr):
     """Return the entropy in nats of softmax(y): log sum e^d - sum d e^d / sum e^d, with d = y minus the highest logit.
 
-    The highest logit is the highest so far. Both sums are brought to a new one when it is found.
+    While the row is read, y is taken minus the highest logit so far; both sums are rescaled when a higher one comes.
     """
-    top = -3.0e38  # not -inf, of which two have no difference
+    top = -3.0e38  # not -inf, because -inf - (-inf) is NaN
     total = 0.0
     weighted = 0.0
     for start in range(0, vocab_size, BLOCK):

@@ -1,9 +1,9 @@
-"""Gives requests the log-probabilities of many tokens without decoding the tokens' text, on vLLM 0.24 and 0.30.
+"""Lets vLLM 0.24 and 0.30 report the log-probabilities of many tokens without decoding the tokens' text.
 
 vLLM decodes the text of every candidate token of every step in Python, in the process that serves all requests. It does
-so unless a request's own text is not decoded either, and stop texts need that text. With this change, requests that ask
-for `flat_logprobs`, as rollouts do, get ids and numbers only, a step's at once instead of one after another. It can go
-when a request can ask for this.
+so unless the request's own text is not decoded either, but stop texts need that text. With this change, requests with
+`flat_logprobs`, as rollouts send them, get only ids and numbers, and those of a step are stored at once instead of one
+by one. It can go when vLLM has a request option for this.
 """
 
 import functools
@@ -11,16 +11,16 @@ from itertools import islice
 
 
 def leave_out_text() -> None:
-    """Wrap `LogprobsProcessor.from_new_request`."""
+    """Wrap `LogprobsProcessor.from_new_request`, so that requests with `flat_logprobs` decode no candidate tokens."""
     from vllm.logprobs import FlatLogprobs
     from vllm.v1.engine.logprobs import LogprobsProcessor
 
     class StepByStep(FlatLogprobs):
-        """Takes all numbers of a step at once; vLLM's own takes four at a time."""
+        """Log-probabilities that store a step's values with one list operation per field."""
 
         def append_fast(self, token_ids, logprobs, ranks, decoded_tokens):
             ranks = list(ranks)
-            n = len(ranks)  # there are more columns where another request of the batch asks for more
+            n = len(ranks)  # the other lists are longer if another request of the batch wants more tokens
             self.start_indices.append(len(self.logprobs))
             self.token_ids += token_ids[:n]
             self.logprobs += logprobs[:n]
@@ -29,17 +29,17 @@ def leave_out_text() -> None:
             self.end_indices.append(len(self.logprobs))
 
         def __getitem__(self, index):
-            """A slice is of this class."""
-            found = super().__getitem__(index)
-            return StepByStep(**vars(found)) if isinstance(found, FlatLogprobs) else found
+            """Return a step, or for a slice an object of this class."""
+            item = super().__getitem__(index)
+            return StepByStep(**vars(item)) if isinstance(item, FlatLogprobs) else item
 
         def extend(self, logprobs_multi_positions):
-            """vLLM's own goes through a dict for each step, in which a chosen token that is among the most likely ones
-            is once, not twice."""
+            """Append steps. vLLM's own method makes a dict of each step, which merges the two entries of a chosen token
+            that is also among the most likely ones."""
             before = len(self.logprobs)
             for name, values in vars(logprobs_multi_positions).items():
-                of_places = name in ("start_indices", "end_indices")
-                getattr(self, name).extend([before + at for at in values] if of_places else values)
+                holds_indices = name in ("start_indices", "end_indices")
+                getattr(self, name).extend([before + at for at in values] if holds_indices else values)
 
     made = LogprobsProcessor.from_new_request.__func__
     if hasattr(made, "__wrapped__"):

@@ -1,9 +1,9 @@
-"""HAPO's adaptive temperature in the sampler of vLLM's V2 model runner, which takes no logits processors.
+"""Adds HAPO's adaptive temperature to the sampler of vLLM's V2 model runner, which takes no logits processors.
 
 It is for vLLM 0.24 and 0.30. Each request's settings lie beside its temperature in `SamplingStates`, and one kernel
-divides each row by T' = T (1 + temperature_tau h). Here h is of the logits as they arrive, after biases, penalties and
-forbidden words; in the V1 runner it is of the logits before penalties. All steps that follow, and processed
-log-probabilities, see the tempered logits. A batch in which no request asks takes vLLM's own path.
+divides each row by T' = T (1 + temperature_tau h). Here h is computed from the logits after biases, penalties and
+forbidden words; in the V1 runner from the logits before penalties. All later steps, and processed log-probabilities,
+see the tempered logits. A batch without opted-in requests takes vLLM's own path.
 
 This can go when the V2 runner takes logits processors.
 """
@@ -14,17 +14,17 @@ from types import ModuleType
 from vllm_patches.after_import import after_import
 from vllm_patches.tempered_requests import SETTINGS, read_settings
 
-STD = SETTINGS.index("std")  # above 0 in the settings of every request that asks
+STD = SETTINGS.index("std")  # above 0 in the settings of every opted-in request
 
 
 def temper_v2_sampler() -> None:
-    """Change the V2 sampler's classes when the runner imports them."""
+    """Patch the V2 sampler's classes when the runner imports them."""
     after_import("vllm.v1.worker.gpu.sample.states", _wrap_states)
     after_import("vllm.v1.worker.gpu.sample.sampler", _wrap_sampler)
 
 
 def _wrap_states(module: ModuleType) -> None:
-    """Let `SamplingStates` keep the settings of each slot, and apply them with the temperature."""
+    """Let `SamplingStates` store the settings of each slot, and apply them together with the temperature."""
     import torch
 
     states = module.SamplingStates
@@ -40,7 +40,7 @@ def _wrap_states(module: ModuleType) -> None:
     @functools.wraps(add)
     def add_with_settings(self, req_idx, sampling_params):
         add(self, req_idx, sampling_params)
-        self.tempering.np[req_idx] = read_settings(sampling_params) or 0.0  # the slot's last request may have asked
+        self.tempering.np[req_idx] = read_settings(sampling_params) or 0.0  # 0 clears the last request's settings
 
     @functools.wraps(write)
     def write_with_settings(self):
@@ -60,7 +60,7 @@ def _wrap_states(module: ModuleType) -> None:
 
 
 def _wrap_sampler(module: ModuleType) -> None:
-    """Let `Sampler` process the rows of requests that ask: vLLM 0.30 skips a batch of plain rows at temperature 1."""
+    """Let `Sampler` process the rows of opted-in requests: vLLM 0.30 skips a batch of plain rows at temperature 1."""
     add = module.Sampler.add_request
     if hasattr(add, "__wrapped__"):
         return

@@ -1,24 +1,24 @@
-r"""A small world to ask about: a corpus, questions that need it, and demonstrations with tools. All made here.
+r"""Makes a synthetic search task: a corpus, questions that need it, and demonstrations with tools.
 
     python -m recipe.arpo.search_task --output-dir outputs/data/search_task --model-dir outputs/search_task_model
 
-Everybody has a pal and an age, which only the corpus tells (drawn anew for each seed):
+Every person has a pal and an age, which only the corpus contains (they are drawn anew for each seed):
 
     {"id": "17", "title": "bo", "text": "bo: pal ta, age 7"}
 
-A question is "bo + ta?" (the sum of their ages) or "bo + pal?" (of bo's and bo's pal's age, and only the corpus tells
-who that is). A good answer searches twice and computes:
+A question is "bo + ta?" (the sum of their ages) or "bo + pal?" (the sum of bo's age and the age of bo's pal, whom only
+the corpus names). A good answer searches twice and computes:
 
     <think>bo</think><search>bo</search> <result>…pal ta, age 7…</result><search>ta</search> <result>…age 3…</result>
     <python>7+3</python> <result>10</result><answer>\boxed{10}</answer>
 
-With `min_hops` and `max_hops` a question needs more searches: three for "bo + pal pal?" (bo's age and that of the pal
-of bo's pal) and for "bo + ta pal?" (bo's age and that of ta's pal). Whoever the question does not name is named by the
-result of the search before, and nobody is to be searched for twice.
+`min_hops` and `max_hops` set the number of searches: three for "bo + pal pal?" (bo's age plus the age of the pal of
+bo's pal) and for "bo + ta pal?" (bo's age plus the age of ta's pal). The result of each search names the next person if
+the question does not, and no question needs the same person twice.
 
-Written: corpus.jsonl for LocalSearchTool or scripts/search_server.py, train.parquet and test.parquet in verl's format
-(no question is in both), demonstrations.jsonl for recipe.arpo.sft_data. Only `demo_correct` of the demonstrations are
-right; the others search for the wrong one, compute something else, or guess.
+It writes corpus.jsonl for LocalSearchTool or scripts/search_server.py, train.parquet and test.parquet in verl's format
+(no question is in both), and demonstrations.jsonl for recipe.arpo.sft_data. Only the share `demo_correct` of the
+demonstrations is right; the others search for the wrong person, compute something else, or guess.
 """
 
 import asyncio
@@ -35,17 +35,17 @@ from verl.workers.rollout.tools.bm25_index import words
 from verl.workers.rollout.tools.search_tool import LocalSearchTool
 
 DATA_SOURCE = "search_task"
-# one token each in the tiny model's tokenizer
+# words that are one token each in the tiny model's tokenizer
 EXTRA_WORDS = ("<search>", "</search>", "<python>", "</python>", "<result>", "</result>", "\\boxed{", "pal", ", age ")
 TEST_SHARE = 0.2
 
 
 @dataclass(frozen=True, kw_only=True)
 class SearchTaskConfig:
-    """Sizes. `demo_correct` is a share.
+    """Sizes of the search task. `demo_correct` is a share.
 
     Attributes:
-        min_hops, max_hops: searches that a question needs.
+        min_hops, max_hops: smallest and largest number of searches that a question needs.
 
     Raises:
         ValueError: a field is out of range; the message names it.
@@ -73,14 +73,14 @@ NAMES = tuple(name for name in map("".join, itertools.product("bdfghklmnprstvwz"
 
 
 class World(NamedTuple):
-    """pal and age of everybody."""
+    """The pal and the age of every person, by name."""
 
     pals: dict[str, str]
     ages: dict[str, int]
 
 
 class Question(NamedTuple):
-    """`text` asks for the sum of the first and the last age of `people`, who are to be asked in this order."""
+    """A question `text` for the sum of the first and the last age of `people`, who must be searched in this order."""
 
     text: str
     people: tuple[str, ...]
@@ -94,7 +94,7 @@ def make_world(config: SearchTaskConfig) -> World:
 
 
 def chain_of(person: str, length: int, world: World) -> tuple[str, ...]:
-    """A person, this one's pal, the pal's pal, and so on."""
+    """Return `length` names: a person, the person's pal, the pal's pal, and so on."""
     chain = [person]
     while len(chain) < length:
         chain.append(world.pals[chain[-1]])
@@ -102,45 +102,45 @@ def chain_of(person: str, length: int, world: World) -> tuple[str, ...]:
 
 
 def all_questions(world: World, config: SearchTaskConfig) -> tuple[list[Question], list[Question]]:
-    """Those that name one person, and those that name two; without those that ask anybody twice."""
+    """Return the questions that name one person and those that name two, without questions that need a person twice."""
     people = sorted(world.ages)
-    of_one, of_two = [], []
+    one_named, two_named = [], []
     for hops in range(config.min_hops, config.max_hops + 1):
         pals = ["pal"] * (hops - 1)
         for person in people:
-            of_one.append(Question(f"{person} + {' '.join(pals)}?", chain_of(person, hops, world)))
+            one_named.append(Question(f"{person} + {' '.join(pals)}?", chain_of(person, hops, world)))
         for person, other in itertools.permutations(people, 2):
             text = f"{person} + {' '.join([other, *pals[1:]])}?"
-            of_two.append(Question(text, (person, *chain_of(other, hops - 1, world))))
-    of_one, of_two = (
+            two_named.append(Question(text, (person, *chain_of(other, hops - 1, world))))
+    one_named, two_named = (
         [question for question in questions if len(set(question.people)) == len(question.people)]
-        for questions in (of_one, of_two)
+        for questions in (one_named, two_named)
     )
-    enough = any(len(question.people) == config.max_hops for question in of_one)
+    enough = any(len(question.people) == config.max_hops for question in one_named)
     require(enough, "max_hops", config.max_hops, "fewer, or another seed: nobody's pals make so long a chain")
-    return of_one, of_two
+    return one_named, two_named
 
 
 def make_questions(world: World, config: SearchTaskConfig) -> tuple[list[Question], list[Question]]:
-    """Training and test questions, half of each kind as long as there are any; drawn with repeats for training.
+    """Return training questions (drawn with repeats) and test questions, half of them naming one person, half two.
 
     Raises:
-        ValueError: there are too few; the message names the field.
+        ValueError: there are too few questions; the message names the field.
     """
     rng = random.Random(f"{config.seed} questions")
-    of_one, of_two = all_questions(world, config)
-    rng.shuffle(of_one)
-    rng.shuffle(of_two)
-    kept = max(1, round(TEST_SHARE * len(of_one)))
+    one_named, two_named = all_questions(world, config)
+    rng.shuffle(one_named)
+    rng.shuffle(two_named)
+    kept = max(1, round(TEST_SHARE * len(one_named)))
     half = config.test_size // 2
-    test = [*itertools.islice(itertools.cycle(of_one[:kept]), half), *of_two[: config.test_size - half]]
-    rest = of_one[kept:], of_two[config.test_size - half :]
+    test = [*itertools.islice(itertools.cycle(one_named[:kept]), half), *two_named[: config.test_size - half]]
+    rest = one_named[kept:], two_named[config.test_size - half :]
     require(all(rest), "people", config.people, f"more, so that questions remain beside test_size={config.test_size}")
     return [rng.choice(rng.choice(rest)) for _ in range(config.train_size)], test
 
 
 async def make_demonstration(question: Question, world: World, tool: LocalSearchTool, right: bool, rng) -> dict:
-    """A conversation in ShareGPT's layout, as recipe.arpo.sft_data reads it; results are what the tools say."""
+    """Return a conversation in ShareGPT's layout for recipe.arpo.sft_data; its results are the tools' outputs."""
 
     async def search(query: str) -> list[tuple[str, str]]:
         result = await tool.execute(query, timeout=60)
@@ -172,7 +172,7 @@ def verl_row(question: Question, world: World, index: int, split: str) -> dict:
 
 
 async def write_search_task(output_dir: str | Path, config: SearchTaskConfig) -> Path:
-    """Writes the four files, each complete or not at all; returns the folder."""
+    """Write the four files, none of them ever incomplete, and return the folder."""
     output_dir, world = Path(output_dir), make_world(config)
     corpus = [
         {"id": str(i), "title": name, "text": f"{name}: pal {world.pals[name]}, age {world.ages[name]}"}
@@ -188,7 +188,7 @@ async def write_search_task(output_dir: str | Path, config: SearchTaskConfig) ->
     ]
     await tool.close()
     write_rows(output_dir / "demonstrations.jsonl", demonstrations)
-    for split, questions in (("test", test), ("train", train)):  # train.parquet says that all are there
+    for split, questions in (("test", test), ("train", train)):  # train.parquet is written last.
         rows = [verl_row(question, world, i, split) for i, question in enumerate(questions)]
         write_rows(output_dir / f"{split}.parquet", rows)
     return output_dir

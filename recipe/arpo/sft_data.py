@@ -2,7 +2,7 @@
 
     python -m recipe.arpo.sft_data --input demos.json --output outputs/data/arpo_sft --tokenizer MODEL
 
-A row of --input (.json, .jsonl or .parquet) and what becomes of it:
+A row of --input (.json, .jsonl or .parquet) and the messages made from it:
 
     {"system": "Use tools.",                                     # may also be a turn, or be left out
      "conversations": [
@@ -11,8 +11,8 @@ A row of --input (.json, .jsonl or .parquet) and what becomes of it:
        {"from": "user", "value": "<result>he</result>"},         -> {"role": "tool", "content": "he"}
        {"from": "assistant", "value": "…<answer>…</answer>"}]}   -> {"role": "assistant", "content": the same}
 
-which `verl.utils.dataset.tool_sft_dataset` reads: loss on the assistant's parts only. Each row must be as the rewards
-want a response to be (`tool_format.check_format`).
+`verl.utils.dataset.tool_sft_dataset` reads the messages and puts the loss on the assistant's parts only. Each row's
+response must have the format that the rewards require (`tool_format.check_format`).
 """
 
 import argparse
@@ -28,18 +28,18 @@ from verl.utils.reward_score.tool_format import TOOL_TAGS, check_format
 
 ROLES = {"system": "system", "user": "user", "human": "user", "assistant": "assistant", "gpt": "assistant"}
 ROLES |= {"observation": "tool", "tool": "tool"}
-# in ShareGPT's layout <image> stands in a turn for a file that `images` names
+# In ShareGPT's layout <image> in a turn stands for a file that is named in `images`.
 MEDIA = ("image", "video", "audio")
 
 
 def messages_of(row: dict, tool_tags: Iterable[str] = TOOL_TAGS) -> list[dict]:
-    """Prompt (system, user) and response (assistant, tool, …, assistant) of one row.
+    """Return the prompt (system, user) and response (assistant, tool, …, assistant) of one row as messages.
 
-    Outer white space of each turn is removed, and the tags around a result, which the rollout writes itself. Results
-    within an assistant's turn become messages of their own.
+    Outer white space of each turn is removed, and so are the tags around a result, which the rollout writes itself.
+    Results within an assistant's turn become messages of their own.
 
     Raises:
-        BadRow: the turns are not those of one question and its response, or the response is not well-formed.
+        BadRow: the turns are not a question and its response, or the response is not well-formed.
     """
     turns = _turns(row)
     start = next((place for place, (role, _) in enumerate(turns) if role == "assistant"), len(turns))
@@ -54,7 +54,7 @@ def messages_of(row: dict, tool_tags: Iterable[str] = TOOL_TAGS) -> list[dict]:
         if role != expected:
             raise BadRow(f"turn {start + place} is {role}, expected {expected}")
         messages += _split_results(text) if role == "assistant" else [{"role": "tool", "content": text}]
-    # the rollout neutralises tags in results, so that they stand without their text here
+    # The rollout neutralizes tags in results, so results are checked here without their text.
     response = "".join(m["content"] if m["role"] == "assistant" else "<result></result>" for m in messages[start:])
     report = check_format(response, tool_tags)
     if not report.well_formed:
@@ -63,7 +63,7 @@ def messages_of(row: dict, tool_tags: Iterable[str] = TOOL_TAGS) -> list[dict]:
 
 
 def _turns(row: dict) -> list[tuple[str, str]]:
-    """(role, text) of each turn; a user's turn that is a result is the tool's, without its tags."""
+    """Return (role, text) of each turn; a user's turn that is a result gets the role tool, and loses its tags."""
     conversations = row.get("conversations") if isinstance(row, dict) else None
     if not isinstance(conversations, list) or not conversations:
         raise BadRow("no list of turns in conversations")
@@ -91,10 +91,10 @@ def _turns(row: dict) -> list[tuple[str, str]]:
 
 
 def _check_text(name: str, role: str, text: str) -> None:
-    """Check that a text is one to train on; what a tool found may name a tag <image>.
+    """Check that a text can be trained on; only a tool's or the assistant's text may contain a tag <image>.
 
     Raises:
-        BadRow: the text stands for a picture, a film or a sound, or cannot be written to a file.
+        BadRow: the text stands for a picture, a video or a sound, or cannot be written to a file.
     """
     for kind in MEDIA:
         if role in ("system", "user") and f"<{kind}>" in text:
@@ -103,7 +103,7 @@ def _check_text(name: str, role: str, text: str) -> None:
 
 
 def _split_results(text: str) -> list[dict]:
-    """An assistant's turn as messages: its own parts, and results in it as the tool's."""
+    """Split an assistant's turn into messages: its own parts, and the results in it with the role tool."""
     messages = []
     while text:
         own, opening, rest = text.partition("<result>")
@@ -118,10 +118,10 @@ def _split_results(text: str) -> list[dict]:
 
 
 def check_tokens(messages: list[dict], encoder: DemonstrationEncoder, max_length: int) -> None:
-    """Raises BadRow for messages of more than `max_length` tokens or with special tokens in their text."""
+    """Raise BadRow for messages of more than `max_length` tokens or with special tokens in their text."""
     for message in messages:
         special = next((token for token in encoder.tokenizer.all_special_tokens if token in message["content"]), None)
-        if special and message["role"] != "tool":  # the rollout neutralises those of a tool
+        if special and message["role"] != "tool":  # The rollout neutralizes special tokens in a tool's text.
             raise BadRow(f"special token {special} in the text of {message['role']}")
     length = len(encoder.encode(messages)[0])
     if length > max_length:
@@ -131,11 +131,11 @@ def check_tokens(messages: list[dict], encoder: DemonstrationEncoder, max_length
 def convert(
     rows: Iterable[dict], tool_tags: Iterable[str], encoder: DemonstrationEncoder | None, max_length: int
 ) -> tuple[list[dict], dict[int, str]]:
-    """Every row by `messages_of`, with an encoder also checked by `check_tokens`.
+    """Convert every row by `messages_of`, and check it by `check_tokens` if there is an encoder.
 
     Returns:
-        `messages` and `row`, its number in the file (0 for the first), of each good row; and row number -> what is
-        wrong, of the bad ones.
+        the good rows with `messages` and `row`, the row number in the file (0 for the first); and for the bad rows, row
+        number -> problem.
     """
     good, bad = [], {}
     for number, row in enumerate(rows):
@@ -150,11 +150,11 @@ def convert(
 
 
 def split(rows: list[dict], val_fraction: float, seed: int) -> tuple[list[dict], list[dict]]:
-    """Training and validation rows, in order; rows of one question stay together.
+    """Split rows into training and validation rows, in order; rows of one question stay together.
 
     Args:
-        rows: at least one.
-        val_fraction: of the questions, in [0, 1); above 0 at least one question, where one is left to train on.
+        rows: one or more rows.
+        val_fraction: share of questions to validate on, in [0, 1); above 0 it is at least one, but never all of them.
     """
     questions = [next(m["content"] for m in row["messages"] if m["role"] == "user") for row in rows]
     distinct = list(dict.fromkeys(questions))
@@ -207,7 +207,7 @@ def main(arguments: list[str] | None = None) -> None:
         if content:
             write_rows(args.output / name, content)
         else:
-            (args.output / name).unlink(missing_ok=True)  # of an earlier call
+            (args.output / name).unlink(missing_ok=True)  # The file may be left from an earlier call.
     print(f"{len(train):,} rows to train on, {len(val):,} to validate on, in {args.output}")
     if not args.tokenizer:
         print("lengths were not checked: there was no --tokenizer")

@@ -1,1 +1,1 @@
-"""What every recipe shares: hardware profiles, a tiny model, a task to learn."""
+"""The code and config that all recipes share: hardware profiles, small models, tasks to learn, reports."""

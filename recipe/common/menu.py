@@ -1,11 +1,11 @@
-"""The parts that a run is made of, what each needs, and which parts each recipe chooses.
+"""Prints the parts that make up a run, their requirements, and the parts that each recipe chooses.
 
     python -m recipe.common.menu           everything
     python -m recipe.common.menu latr      the recipes of a folder
-    python -m recipe.common.menu tree=latr what a choice sets, and its keys
+    python -m recipe.common.menu tree=latr the values that a choice sets, and its keys
 
-Trees, samplers, credits and losses are those that are registered (verl.utils.parts); the choices of the other parts,
-and the recipes, are the YAML files in recipe/*/config/<part>.
+Trees, samplers, credits and losses come from the registry (verl.utils.parts); the choices of the other parts, and the
+recipes, are the YAML files in recipe/*/config/<part>.
 """
 
 import argparse
@@ -34,14 +34,14 @@ PARTS = {
 
 
 def choices(part: str) -> dict[str, tuple[str, str]]:
-    """Return for each choice a sentence about it, and what it needs: from the registry, or from its YAML's comments."""
+    """Return choice -> (sentence about it, its requirements), from the registry or from its YAML file's comments."""
     if part in PACKAGES:
         return {name: (each.about, each.requires) for name, each in parts(part).items() if not each.alias}
     return {name: _about(file) for name, file in choice_files(part).items()}
 
 
 def choice_files(part: str) -> dict[str, Path]:
-    """Return for each choice of a part that is not registered its file, by folder."""
+    """Return choice -> YAML file for a part without a registry, sorted by folder."""
     return {file.stem: file for file in sorted(RECIPES.glob(f"*/config/{part}/*.yaml"))}
 
 
@@ -53,7 +53,7 @@ def _about(file: Path) -> tuple[str, str]:
 
 
 def recipe_parts(name: str) -> dict[str, str]:
-    """Return for each part that a recipe, or a recipe that it extends, overrides the choice."""
+    """Return part -> choice for all parts that a recipe, or a recipe that it extends, overrides."""
     files = choice_files("recipe")
     chosen: dict[str, str] = {}
     for entry in OmegaConf.load(files[name]).get("defaults", []):

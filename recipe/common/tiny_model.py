@@ -1,6 +1,6 @@
 """A Qwen2 model small enough to train on a laptop, with a byte-level tokenizer and a chat template.
 
-The weights are random: `run_warm_start.sh` teaches the format. Everything is made here, nothing is downloaded.
+The weights are random; `run_warm_start.sh` teaches the format. Nothing is downloaded.
     python -m recipe.common.tiny_model --output-dir outputs/tiny_model
 """
 
@@ -13,7 +13,7 @@ from pathlib import Path
 from verl.utils.atomic_files import new_folder
 
 END_OF_TURN, START_OF_TURN, PAD = "<|im_end|>", "<|im_start|>", "<|endoftext|>"
-# one token each, so that a turn costs the tiny model few steps; they stay in the decoded text
+# Each of these words is one token, so that a turn costs the tiny model few steps. They stay in the decoded text.
 WORDS = ("system", "user", "assistant", "<think>", "</think>", "<answer>", "</answer>")
 
 CHAT_TEMPLATE = (
@@ -29,7 +29,7 @@ class TinyModelConfig:
     """Sizes of the model; the defaults make 0.36 M parameters. `extra_words` are one token each, as `WORDS` are.
 
     Raises:
-        ValueError: a size is not positive, or the heads do not divide.
+        ValueError: a size is not positive, or the numbers of heads do not divide.
     """
 
     hidden_size: int = 96
@@ -55,7 +55,7 @@ class TinyModelConfig:
 
 
 def make_tokenizer(max_length: int = 2048, extra_words: Sequence[str] = ()):
-    """A `PreTrainedTokenizerFast` of 256 bytes, three special tokens, `WORDS` and `extra_words`.
+    """Return a `PreTrainedTokenizerFast` of 256 bytes, three special tokens, `WORDS` and `extra_words`.
 
     "\\n" is one token, as verl's chat-template code asks for.
     """
@@ -79,7 +79,7 @@ def make_tokenizer(max_length: int = 2048, extra_words: Sequence[str] = ()):
 
 
 def make_model(config: TinyModelConfig, tokenizer):
-    """A `Qwen2ForCausalLM` in float32 with seeded random weights."""
+    """Return a `Qwen2ForCausalLM` in float32 with seeded random weights."""
     import torch
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
@@ -102,10 +102,10 @@ def make_model(config: TinyModelConfig, tokenizer):
 
 
 def write_tiny_model(output_dir: str | Path, config: TinyModelConfig | None = None) -> Path:
-    """Write model and tokenizer as a Hugging Face folder, complete or not at all; returns the folder.
+    """Write model and tokenizer to a Hugging Face folder that is never incomplete; return the folder.
 
     Raises:
-        FileExistsError: the folder holds something else than a model, which would be removed.
+        FileExistsError: the folder holds something other than a model, which would be removed.
     """
     config = config or TinyModelConfig()
     output_dir = Path(output_dir)

@@ -1,1 +1,1 @@
-"""HATO: a searched tree of reasoning steps for each problem. Its code is in the overlay, of parts."""
+"""HATO: a searched tree of reasoning steps for each problem. Its code consists of parts in the package `verl`."""

@@ -20,12 +20,12 @@ sys.path.append(str(ROOT / "scripts"))
 from launch import adopt_orphans, end_descendants  # noqa: E402
 
 FOLDER = ROOT / "outputs/check_gpu"
-KILL_AFTER = 10  # seconds of a part's time in which its processes can end
-NO_GPU = 3  # exit code of the part `environment`
+KILL_AFTER = 10  # seconds at the end of a part's time limit in which its processes can end
+NO_GPU = 3  # exit code of the part `environment` if there is no GPU
 
 
 class Result(NamedTuple):
-    """`code`: the exit code; None if the part was not run. `memory`: the most MiB in use on a GPU; None if unknown."""
+    """A part's exit code (None if it was not run), and the most MiB in use on a GPU (None if unknown)."""
 
     part: Part
     code: int | None
@@ -38,7 +38,7 @@ class Result(NamedTuple):
 
 
 def gpu_memory() -> int | None:
-    """MiB in use by all processes on the fullest GPU; None if nvidia-smi does not say."""
+    """Return the MiB in use by all processes on the fullest GPU; None if nvidia-smi does not report it."""
     query = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
     try:
         lines = subprocess.run(query, capture_output=True, text=True, timeout=10).stdout.split()
@@ -48,7 +48,7 @@ def gpu_memory() -> int | None:
 
 
 def last_error(log: str) -> str:
-    """The last line that names an error; if there is none, the last line."""
+    """Return the last line that names an error; if there is none, the last line."""
     lines = [re.sub(r"\x1b\[[0-9;]*m", "", line).strip() for line in log.splitlines()]
     lines = [line for line in lines if line]
     errors = [line for line in lines if re.search(r"(^|\s)error:|\b\w*(Error|Exception|Died)\b.*:", line)]
@@ -56,7 +56,7 @@ def last_error(log: str) -> str:
 
 
 def run_part(part: Part, folder: Path, dry_run: bool) -> Result:
-    """Run a part until it ends or its time is over; its output goes to `folder`/NAME.log."""
+    """Run a part until it ends or its time limit is over; its output goes to `folder`/NAME.log."""
     shutil.rmtree(folder / part.name, ignore_errors=True)
     log, started, memory = folder / f"{part.name}.log", time.monotonic(), None
     command = ["bash", "-c", part.dry_command if dry_run and part.dry_command else part.command]
@@ -81,7 +81,7 @@ def run_part(part: Part, folder: Path, dry_run: bool) -> Result:
 
 
 def check(parts: Iterable[Part], folder: Path, dry_run: bool) -> list[Result]:
-    """Run the parts in order and print the result of each; without a GPU the others are not run."""
+    """Run the parts in order; print and return their results. If `environment` finds no GPU, no later part runs."""
     results, no_gpu = [], False
     for part in parts:
         if no_gpu:
@@ -97,7 +97,7 @@ def check(parts: Iterable[Part], folder: Path, dry_run: bool) -> list[Result]:
 
 
 def table_of(results: Sequence[Result], folder: Path) -> str:
-    """The results as a Markdown table."""
+    """Return the results as a Markdown table."""
     rows = [("part", "", "seconds", "peak GPU MiB", "last error", "log"), ("---",) * 6]
     for result in results:
         used = "unknown" if result.memory is None else f"{result.memory:,}"
@@ -107,9 +107,9 @@ def table_of(results: Sequence[Result], folder: Path) -> str:
 
 
 def main(names: list[str]) -> int:
-    known = [part.name for part in PARTS]
-    if unknown := set(names).difference(known):
-        print(f"error: no part {', '.join(unknown)}; choose of {' '.join(known)}", file=sys.stderr)
+    part_names = [part.name for part in PARTS]
+    if unknown := set(names).difference(part_names):
+        print(f"error: no part {', '.join(unknown)}; choose of {' '.join(part_names)}", file=sys.stderr)
         return 2
     folder = Path(os.environ.get("CHECK_DIR", FOLDER)).resolve()
     folder.mkdir(parents=True, exist_ok=True)

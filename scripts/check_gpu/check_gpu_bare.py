@@ -1,4 +1,4 @@
-"""Runs the parts of check_gpu_bare.sh, each a benchmark that prints tables, and keeps what they print as JSON.
+"""Runs the parts of check_gpu_bare.sh, each a benchmark that prints tables, and writes the tables to a JSON file.
 
     {"torch": "2.11.0", "gpu": "…", "parts": [{"name": "sampler", "code": 0, "seconds": 9.1, "tables": [[[…], …]]}, …]}
 
@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 
 NO_GPU = 3
-# name, most seconds, command on a GPU, and what is changed where there is none
+# name, time limit in seconds, command on a GPU, and arguments that are added where there is none
 PARTS = (
     ("kernels", 150, "benchmarks.gpu_kernels", "--device cpu --small --repeats 1"),
     ("gradients", 40, "benchmarks.shared_gradients --device cuda", "--device cpu"),
@@ -53,7 +53,7 @@ def has_verl() -> bool:
 
 
 def run_part(name: str, seconds: int, command: str, environment: dict[str, str] | None = None) -> dict:
-    """Run a part with these variables set, show what it prints, and return it as a record; too long a part is ended."""
+    """Run a part with these variables, show its output, and return its record. It is ended after its time limit."""
     started = time.monotonic()
     print(f"== {name} (at most {seconds} s)", flush=True)
     try:
@@ -83,8 +83,8 @@ def main(file: Path) -> int:
     environment = {"TRITON_INTERPRET": "1", "VERL_PLATFORM": "cpu"} if small else {}
     chosen = [part for part in PARTS if part[0] != "fsdp2" or has_verl()]
     parts = [
-        run_part(name, most, f"{command} {changed if small else ''}", environment)
-        for name, most, command, changed in chosen
+        run_part(name, limit, f"{command} {added if small else ''}", environment)
+        for name, limit, command, added in chosen
     ]
     gpu = None if small else torch.cuda.get_device_name()
     file.parent.mkdir(parents=True, exist_ok=True)

@@ -1,6 +1,6 @@
-"""Prints the versions, driver and GPUs of a machine, and what the GPU profile lacks; a part of check_gpu.sh.
+"""Prints the versions, driver and GPUs of a machine, and problems with its GPU setup; a part of check_gpu.sh.
 
-The exit code is 0, or 1 for a problem, or 3 if torch sees no GPU. DRY_RUN=1 only prints.
+The exit code is 0, or 1 if there is a problem, or 3 if torch sees no GPU. With DRY_RUN=1 it is always 0.
 """
 
 import importlib
@@ -18,7 +18,7 @@ NO_GPU = 3
 
 
 def driver_version() -> str | None:
-    """The driver's version by nvidia-smi, such as 580.65.06; None if nvidia-smi does not run."""
+    """Return the driver's version from nvidia-smi, such as 580.65.06; None if nvidia-smi does not run."""
     query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
     try:
         return subprocess.run(query, capture_output=True, text=True, timeout=30, check=True).stdout.split()[0]
@@ -27,7 +27,7 @@ def driver_version() -> str | None:
 
 
 def driver_problem(driver: str | None, cuda: str | None) -> str | None:
-    """Why torch cannot use the driver; None if it can.
+    """Return the reason why torch cannot use the driver; None if it can.
 
     Args:
         cuda: torch's CUDA version, such as 13.0; None for a CPU build of torch.
@@ -43,7 +43,7 @@ def driver_problem(driver: str | None, cuda: str | None) -> str | None:
 
 
 def import_problem(module: str) -> str | None:
-    """Why a module cannot be imported, for example as its wheel is for another torch; None if it can."""
+    """Return why a module cannot be imported, for example because its wheel needs another torch; None if it can."""
     try:
         importlib.import_module(module)
     except (ImportError, OSError) as error:
@@ -52,9 +52,9 @@ def import_problem(module: str) -> str | None:
 
 
 def compilers() -> str:
-    """Say which compilers the path has: nvcc builds FlashInfer's kernels, gcc Triton's launchers, ninja extensions."""
-    found = {name: shutil.which(name) for name in ("nvcc", "gcc", "ninja")}
-    return ", ".join(f"{name} {path or 'is not in the path'}" for name, path in found.items())
+    """Name the compilers in the path: nvcc builds FlashInfer's kernels, gcc Triton's launchers, ninja extensions."""
+    paths = {name: shutil.which(name) for name in ("nvcc", "gcc", "ninja")}
+    return ", ".join(f"{name} {path or 'is not in the path'}" for name, path in paths.items())
 
 
 def installed(package: str) -> str:

@@ -1,7 +1,7 @@
 """Makes the data and the model for check_gpu.sh: python scripts/check_gpu/check_gpu_inputs.py FOLDER MODEL
 
-The tasks' data go to FOLDER/countdown and FOLDER/search_task, and demonstrations of the second task to its folder sft.
-If MODEL lies in FOLDER, it is the tiny model and is made too. Nothing is downloaded.
+The tasks' data go to FOLDER/countdown and FOLDER/search_task, and demonstrations of the second task to
+FOLDER/search_task/sft. If MODEL lies in FOLDER, it is the tiny model, which is made too. Nothing is downloaded.
 """
 
 import asyncio
@@ -14,12 +14,12 @@ from recipe.arpo.search_task import EXTRA_WORDS, SearchTaskConfig, write_search_
 from recipe.common.tasks.countdown import CountdownConfig, write_countdown
 from recipe.common.tiny_model import TinyModelConfig, write_tiny_model
 
-# heads of 64 dimensions: FlashInfer, which vLLM uses on Blackwell, supports only 64, 128 and 256
+# Attention heads have 64 dimensions: FlashInfer, which vLLM uses on Blackwell, supports only 64, 128 and 256.
 TINY_MODEL = {"hidden_size": 256, "intermediate_size": 512, "num_heads": 4, "num_kv_heads": 2}
 
 
 def make_inputs(folder: Path, model: Path, demonstrations: int) -> None:
-    """Make both tasks' data, with this many demonstrations of each, and the tiny model if `model` lies in `folder`."""
+    """Make both tasks' data, with `demonstrations` of each, and the tiny model if `model` lies in `folder`."""
     write_countdown(folder / "countdown", CountdownConfig(train_size=512, test_size=8, demo_size=demonstrations))
     task = folder / "search_task"
     sizes = {"train_size": 512, "test_size": 8, "demo_size": demonstrations}

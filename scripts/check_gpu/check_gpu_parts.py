@@ -5,19 +5,19 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[2]
-# a small share of the memory, in which the tiny model's cache has fewer than millions of blocks
+# vLLM gets a small share of the memory: with more, the tiny model's cache would have millions of blocks.
 STEPS = (
     "data.train_batch_size=8 actor_rollout_ref.actor.ppo_mini_batch_size=4 actor_rollout_ref.rollout.max_num_seqs=64 "
     "actor_rollout_ref.rollout.gpu_memory_utilization=0.3 actor_rollout_ref.rollout.agent.num_workers=1 "
     "reward.num_workers=1 transfer_queue.backend.SimpleStorage.num_data_storage_units=1 trainer.n_gpus_per_node=1 "
-    # neither torch.compile nor CUDA graphs, which take minutes where nothing is cached; the part `grpo` has both
+    # No torch.compile and no CUDA graphs: without a cache they take minutes. Only the part `grpo` has both.
     "actor_rollout_ref.rollout.enforce_eager=true "
     "trainer.total_training_steps=2 trainer.save_freq=2 trainer.test_freq=2 trainer.val_before_train=false"
 )
 COUNTDOWN = (
     f"{STEPS} data.max_prompt_length=128 data.max_response_length=32 reward.reward_kwargs.overlong_buffer_cfg.len=8"
 )
-# filtering needs groups with right and wrong answers, which only a warm-started model gives
+# Filtering needs groups with right and wrong answers, and only a warm-started model gives such groups.
 FILTER = "algorithm.filter_groups.enable=$WARM"
 HAPO_SCRIPT = "CONFIG_DIR=recipe/hapo/config METHOD=hapo bash recipe/common/run_countdown.sh"
 HATO_SCRIPT = "CONFIG_DIR=recipe/hato/config METHOD=hato bash recipe/common/run_countdown.sh"
@@ -32,11 +32,11 @@ SFT = "data.train_batch_size=32 $SFT_SETTINGS"
 
 
 class Part(NamedTuple):
-    """A command for bash, which runs in the repository's root within `seconds`; DRY_RUN=1 runs `dry_command`, if any.
+    """A bash command that runs in the repository's root for at most `seconds`; DRY_RUN=1 runs `dry_command`, if any.
 
-    Its environment has HARDWARE=gpu, a RUN_DIR and EXPERIMENT_NAME of its own, DATA_DIR of `task`, MODEL_PATH (the warm
-    start of `task`, or BASE_MODEL if there is none; WARM says which), SFT_SETTINGS for the model, and CHECK_DIR, the
-    folder of all parts.
+    Its environment has HARDWARE=gpu, a RUN_DIR and EXPERIMENT_NAME of its own, the DATA_DIR of `task`, MODEL_PATH (the
+    warm start of `task` if there is one, which WARM=true says, or else BASE_MODEL), SFT_SETTINGS for the model, and
+    CHECK_DIR, the folder of all parts.
     """
 
     name: str
@@ -46,7 +46,7 @@ class Part(NamedTuple):
     dry_command: str = ""
 
 
-# at most 26 minutes altogether, of the half hour that scripts/check_gpu/check_gpu.sh promises
+# All time limits add up to at most 26 minutes; scripts/check_gpu/check_gpu.sh promises half an hour.
 PARTS = (
     Part("environment", 40, "python scripts/check_gpu/check_gpu_environment.py"),
     Part("python_tool", 40, "python -m benchmarks.python_tool --measure --runs 1 --calls 40"),
@@ -78,7 +78,7 @@ PARTS = (
     Part(
         "evaluation",
         120,
-        # evaluates the checkpoint of the part `grpo`; if there is none, the model
+        # evaluates the checkpoint of the part `grpo`, or the model if there is no checkpoint
         'of="model=$MODEL_PATH"; [ ! -f "$CHECK_DIR/grpo/global_step_2/COMPLETE" ] || of=step=2; '
         'bash scripts/eval-countdown.sh "${EXPERIMENT_NAME%evaluation}grpo" "$of" output_dir="$RUN_DIR" max_tokens=32 '
         '\'server.options=[--enforce-eager,--max-num-seqs,"64",--gpu-memory-utilization,"0.3"]\'',
@@ -88,14 +88,14 @@ WARM_STARTS = {"countdown": "warm_start", "search_task": "cold_start"}
 
 
 def environment_of(part: Part, folder: Path) -> dict[str, str]:
-    """The variables of a part, see `Part`. For the tiny model they set no network and a learning rate for its size."""
-    mine = {name: value for name, value in os.environ.items() if name not in ("RAY_ADDRESS", "VERBOSE")}
-    base, data = mine.get("MODEL_PATH"), folder / "inputs" / part.task
+    """Return a part's variables (see `Part`), with no network and a fitting learning rate for the tiny model."""
+    inherited = {name: value for name, value in os.environ.items() if name not in ("RAY_ADDRESS", "VERBOSE")}
+    base, data = inherited.get("MODEL_PATH"), folder / "inputs" / part.task
     warm = folder / WARM_STARTS[part.task] / "huggingface"
-    of_model = {"SFT_SETTINGS": "trainer.total_training_steps=60"}
+    model_variables = {"SFT_SETTINGS": "trainer.total_training_steps=60"}
     if not base:
-        base, of_model = f"{folder}/inputs/model", {"SFT_SETTINGS": "optim.lr=2.0e-3", "HF_HUB_OFFLINE": "1"}
-    of_part = {
+        base, model_variables = f"{folder}/inputs/model", {"SFT_SETTINGS": "optim.lr=2.0e-3", "HF_HUB_OFFLINE": "1"}
+    part_variables = {
         "HARDWARE": "gpu",
         "NNODES": "1",
         "N_GPUS_PER_NODE": "1",
@@ -110,4 +110,4 @@ def environment_of(part: Part, folder: Path) -> dict[str, str]:
         "MODEL_PATH": str(warm) if warm.is_dir() else base,
         "WARM": str(warm.is_dir()).lower(),
     }
-    return {"CUDA_VISIBLE_DEVICES": "0"} | mine | of_model | of_part
+    return {"CUDA_VISIBLE_DEVICES": "0"} | inherited | model_variables | part_variables

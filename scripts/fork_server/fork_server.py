@@ -1,16 +1,16 @@
-"""Starts the Python processes of a run without GPUs as forks of one process that has made their imports.
+"""Starts the Python processes of a run without GPUs as forks of one process that has already done their imports.
 
 A run has a dozen processes: driver, Ray's workers and agents, vLLM's engine. Each would import torch, transformers,
-vLLM and verl, which takes ten seconds of CPU. Here one process, the server, imports them once. What the run takes for
-its Python is `forked/python`, a client that hands its command line, environment and open files to the server
-and then waits for the fork that runs them:
+vLLM and verl, which takes ten seconds of CPU. Here one process, the server, imports them once. The run's Python
+interpreter is `forked/python`, a client that sends its command line, environment and open files to the server
+and then waits for the fork that runs the command:
 
     launch.py ── starts ──> server ── imports, one module after the other, and forks in between
     raylet ── starts ──> client ── command line, environment, folder, open files ──> server ── forks ──> worker
                          client <── its and the fork's process id, then exit status ──  server
 
-What a fork cannot do (interpreter flags, another environment at import) the client leaves to the interpreter itself.
-With GPUs there is no server: a fork must not inherit a CUDA context.
+If a fork cannot run a command (interpreter flags, another environment at import), the client starts the real
+interpreter. With GPUs there is no server: a fork must not inherit a CUDA context.
 
     python scripts/fork_server/fork_server.py bash scripts/quickstart.sh     # a command whose runs share one server
 """
@@ -42,7 +42,7 @@ from typing import NoReturn
 PR_SET_PDEATHSIG = 1
 CLIENT = Path(__file__).resolve().parent / "forked/python"
 SOCKET, PYTHON = "FORK_SERVER", "FORK_SERVER_PYTHON"
-# in the order in which a run needs them
+# modules to import, in the order in which a run needs them
 MODULES = (
     "verl.trainer.main_ppo",
     "verl.trainer.ppo.v1",
@@ -54,7 +54,7 @@ MODULES = (
     "vllm.v1.engine.core",
     "vllm.v1.worker.cpu_worker",
 )
-# what modules read while they are imported: with another value the interpreter itself is started
+# Variables that modules read while they are imported. A process with other values needs a new interpreter.
 READ_BY_IMPORTS = ("VERL_PLATFORM", "VERL_USE_EXTERNAL_PLUGINS", "HF_HUB_OFFLINE", "PYTHONPATH", "VIRTUAL_ENV")
 # the first job of a Ray cluster; a run's own cluster has no other
 FIRST_JOB = "01000000"
@@ -64,18 +64,18 @@ ENVIRONMENT_AT_START = dict(os.environ)
 def start(
     log=None, modules: Sequence[str] = MODULES, environment: Mapping[str, str] = os.environ
 ) -> tuple[dict[str, str], int]:
-    """Start a server that imports in the environment; what it prints goes to the file `log`.
+    """Start a server that does the imports in `environment` and prints to the file `log`.
 
-    A process that is itself a fork of a server starts its own by a fork, with all imports.
+    A process that is itself a fork of a server, with all imports done, forks to start its own server.
 
     Returns:
-        the variables by which the clients find the server, and a file: the server ends when no process has it open.
+        variables with the server's address for its clients, and a file: the server ends when no process has it open.
     """
     folder = Path(tempfile.mkdtemp(prefix="fork_server_"))  # mode 0700: nobody else may enter it
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(str(folder / "socket"))
     listener.listen(64)
-    owner, lifeline = os.pipe()  # nobody writes: its end can be read when all processes with `lifeline` have ended
+    owner, lifeline = os.pipe()  # nobody writes: `owner` is at its end once no process has `lifeline` open
     python = os.environ.get(PYTHON, sys.executable)
     if sys.executable == str(CLIENT) and set(modules) <= sys.modules.keys():
         if os.fork() == 0:
@@ -84,9 +84,9 @@ def start(
             work(listener, owner, modules)
     else:
         files = [listener.fileno(), owner]
-        # Ray's C++ part reads these two when it is imported, and never again. Its workers end when the process does
-        # that they take for the raylet: the one that calls this function, or that the environment names already. Its
-        # socket tells them of the raylet.
+        # Ray's C++ part reads these two variables only at import. A worker ends when the process RAY_RAYLET_PID ends:
+        # the caller of this function, unless the environment already names a process. Workers notice the end of the
+        # real raylet by its socket.
         ray = {"RAY_JOB_ID": FIRST_JOB, "RAY_RAYLET_PID": environment.get("RAY_RAYLET_PID", str(os.getpid()))}
         subprocess.Popen(
             [python, __file__, "--serve", *map(str, files), *modules],
@@ -102,7 +102,7 @@ def start(
 
 
 class Served:
-    """A client and its fork, which dies with the client."""
+    """A client and its fork. The fork is killed when the client ends."""
 
     def __init__(self, connection: socket.socket, child: int):
         self.connection, self.child = connection, child
@@ -113,7 +113,7 @@ class Served:
 
 
 def receive(connection: socket.socket) -> tuple[dict, list[int]]:
-    """A request (see `forked/python`), and the numbers that its files have in this process, in the order of `files`."""
+    """Return a request (see `forked/python`) and this process's descriptors of its files, in the order of `files`."""
     head, ancillary, *_ = connection.recvmsg(8, socket.CMSG_SPACE(253 * 4))
     files = array.array("i")
     for _, _, content in ancillary:
@@ -134,14 +134,14 @@ def has_imported_the_same(request: dict) -> bool:
 
 
 def tell(connection: socket.socket, number: int) -> None:
-    with contextlib.suppress(OSError):  # a client that is gone needs no answer
+    with contextlib.suppress(OSError):  # a client that has ended needs no answer
         connection.sendall(number.to_bytes(8, "little"))
 
 
 def serve(listener: socket.socket, owner: int, modules: Sequence[str]) -> dict | None:
-    """Import, and fork for each request, until `owner` has ended. Returns the request in a fork, None in the server."""
-    gc.disable()  # imports make a million objects that stay: collections would look through them in vain
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all
+    """Import modules and fork for each request, until `owner` is closed. Return the request in a fork, else None."""
+    gc.disable()  # imports make a million objects that stay, so garbage collections would free nothing
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all processes, the server included
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
     modules = list(modules)
@@ -168,7 +168,7 @@ def serve(listener: socket.socket, owner: int, modules: Sequence[str]) -> dict |
                 child = os.fork() if has_imported_the_same(request) else None
                 if child == 0:
                     for open_here in [connection, *(each.fileobj for each in waiting.get_map().values())]:
-                        # a socket closed by its number alone would close what has that number later
+                        # A socket closed by os.close() would later close another file with the same number.
                         os.close(open_here) if isinstance(open_here, int) else open_here.close()
                     waiting.close()
                     gc.enable()
@@ -184,7 +184,7 @@ def serve(listener: socket.socket, owner: int, modules: Sequence[str]) -> dict |
                 waiting.register(connection, selectors.EVENT_READ, served)
                 waiting.register(os.pidfd_open(child), selectors.EVENT_READ, served)
             elif key.fileobj is served.connection:
-                if served.waits:  # a client says nothing more: this one has ended
+                if served.waits:  # clients send nothing after their request: this one has ended
                     waiting.unregister(served.connection)
                     served.connection.close()
                     os.kill(served.child, signal.SIGKILL)
@@ -203,19 +203,19 @@ def import_quietly(module: str) -> None:
         warnings.simplefilter("ignore")
         try:
             importlib.import_module(module)
-        except Exception as error:  # the fork that needs it imports it again, and reports it
+        except Exception as error:  # a fork that needs the module imports it again and reports the error
             print(f"the fork server could not import {module}: {error!r}", file=sys.stderr)
 
 
 def end_with_parent(number: int) -> None:
-    """In a child: get this signal when the parent dies, however it does; nothing except on Linux."""
+    """Let the kernel send signal `number` to this process when its parent dies; does nothing except on Linux."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, number)
 
 
 def take_place(request: dict, files: list[int]) -> None:
-    """In a fork: become the process that the client would have been."""
-    # a killed server cannot end the forks whose clients end
+    """Give this fork the files, session, signals, folder and environment that the client's process would have."""
+    # If the server is killed, it can no longer end a fork when the fork's client ends.
     end_with_parent(signal.SIGKILL)
     above = max([*request["files"], *files], default=0) + 1
     for i, file in enumerate(files):
@@ -241,7 +241,7 @@ def take_place(request: dict, files: list[int]) -> None:
 
 
 def adapt_modules() -> None:
-    """In a fork: what imported modules hold that is another process's, or has been read from its environment."""
+    """Reset the state in this fork's imported modules that belongs to the server or was read from its environment."""
     sys.executable = str(CLIENT)
     if spawn := sys.modules.get("multiprocessing.spawn"):
         spawn.set_executable(sys.executable)
@@ -249,16 +249,16 @@ def adapt_modules() -> None:
         registry._SUBPROCESS_COMMAND[0] = sys.executable
     if raylet := sys.modules.get("ray._raylet"):
         raylet.Config.initialize("")  # Ray's own way to read its variables again
-        # vLLM names its processes by this package, which finds no title where Ray's copy of it has been at work
+        # vLLM sets process titles with setproctitle, which finds no title after Ray's own copy of it has set one.
         with contextlib.suppress(ImportError):
             importlib.import_module("setproctitle").setproctitle = raylet.setproctitle
     if values := sys.modules.get("prometheus_client.values"):
         values.ValueClass = values.get_value_class()
     if tqdm := sys.modules.get("tqdm.std"):
-        # the lock of bars between processes: a semaphore in /dev/shm, which outlives a killed process
+        # This lock between processes is a semaphore in /dev/shm, which remains when a process is killed.
         tqdm.TqdmDefaultWriteLock.mp_lock = None
     if yaml := sys.modules.get("yaml"):
-        # Hydra reads a hundred files with it: libyaml does so ten times as fast as the parser in Python
+        # Hydra reads a hundred YAML files: libyaml is ten times as fast as the parser in Python.
         yaml.SafeLoader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     if numpy := sys.modules.get("numpy"):
         numpy.random.seed()
@@ -267,7 +267,7 @@ def adapt_modules() -> None:
 
 
 def run(request: dict) -> None:
-    """In a fork: what `python` does with the command line."""
+    """Run the request's command line in this fork as `python` would."""
     if raylet := sys.modules.get("ray._raylet"):
         raylet.setproctitle(" ".join(["python", *request["options"], *request["argv"]]))
     unbuffered = "-u" in request["options"]
@@ -276,7 +276,7 @@ def run(request: dict) -> None:
     target, sys.argv = request["argv"][0], list(request["argv"])
     if "-m" in request["options"]:
         sys.path[0] = os.getcwd()
-        sys.modules.pop(target, None)  # it is run, not imported
+        sys.modules.pop(target, None)  # the module runs as __main__, so its imported copy is dropped
         runpy.run_module(target, run_name="__main__", alter_sys=True)
     elif "-c" in request["options"]:
         sys.path[0], sys.argv[0] = "", "-c"
@@ -288,7 +288,7 @@ def run(request: dict) -> None:
 
 
 def finish(code: int) -> NoReturn:
-    """End as the interpreter does, but without taking the modules apart, which would copy shared pages."""
+    """End the process as the interpreter does, but without clearing the modules, which would copy shared pages."""
     threading._shutdown()
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
@@ -298,7 +298,7 @@ def finish(code: int) -> NoReturn:
 
 
 def work(listener: socket.socket, owner: int, modules: Sequence[str]) -> NoReturn:
-    """The server, and its forks after it."""
+    """Run the server; a fork leaves its loop and runs the request."""
     request, code = serve(listener, owner, modules), 0
     if request is not None:
         try:
@@ -322,7 +322,7 @@ def main() -> None:
         sys.exit(__doc__)
     else:
         environment, lifeline = start(subprocess.DEVNULL)
-        os.set_inheritable(lifeline, True)  # as long as anything of the command runs
+        os.set_inheritable(lifeline, True)  # the server lives until all processes of the command have ended
         path = f"{CLIENT.parent}:{os.environ['PATH']}"
         os.execvpe(sys.argv[1], sys.argv[1:], {**os.environ, **environment, "PATH": path})
 

@@ -1,14 +1,14 @@
-"""Weights from a trainer to servers of their own on CPUs, by sockets: `rollout.checkpoint_engine.backend=cpu`.
+"""Sends weights through sockets from a trainer to separate servers on CPUs: `rollout.checkpoint_engine.backend=cpu`.
 
     trainer, rank 0 ──┬─ socket ──> worker of server 1 ── shared memory ──> vLLM
                       └─ socket ──> worker of server 2 ── shared memory ──> vLLM
 
-Upstream (verl 0.9.1) has engines for NCCL, NIXL and others, all of which need a GPU or an NPU. A delivery goes by
-upstream's protocol: every worker prepares, where a receiver opens its port; the topology tells the sender all ports;
-tensors follow, one after the other, and an end mark; `finalize` closes the sockets.
+Upstream (verl 0.9.1) has engines for NCCL, NIXL and others, all of which need a GPU or an NPU. A delivery follows
+upstream's protocol: every worker opens a port (`prepare`); the topology tells the sender the receivers' ports; the
+tensors follow one after the other, and an end mark; `finalize` closes the sockets.
 
-`schedule=separate_async` chooses it on CPUs. Every worker imports this module, which
-`rollout.checkpoint_engine.custom_backend_module` names.
+`schedule=separate_async` chooses this engine on CPUs. Every worker imports this module, because
+`rollout.checkpoint_engine.custom_backend_module` names it.
 """
 
 from collections.abc import AsyncIterator, Iterable
@@ -20,15 +20,15 @@ import zmq
 import zmq.asyncio
 from verl.checkpoint_engine.base import CheckpointEngine, CheckpointEngineRegistry
 
-# tensors that wait for a receiver that is slower than the sender
+# largest number of tensors queued for a receiver that is slower than the sender
 QUEUED_TENSORS = 8
 
 
 @CheckpointEngineRegistry.register("cpu")
 class CPUCheckpointEngine(CheckpointEngine):
-    """One process's end of the sockets, by which tensors are sent whole.
+    """One process's end of the sockets, which carry whole tensors.
 
-    Only the trainer's rank 0, the master, sends; the other ranks only take part in gathering.
+    Only the trainer's rank 0, the master, sends; its other ranks only take part in gathering.
     """
 
     def __init__(self, bucket_size: int, is_master: bool = False):
@@ -36,7 +36,7 @@ class CPUCheckpointEngine(CheckpointEngine):
         self.sockets: list[zmq.asyncio.Socket] = []
 
     def prepare(self) -> str:
-        """Return the address at which this process would receive."""
+        """Open a port for weights, and return its address."""
         host = ray.util.get_node_ip_address().strip("[]")
         host = f"tcp://[{host}]" if ":" in host else f"tcp://{host}"
         (socket,) = self.sockets = [self._socket(zmq.PULL)]
@@ -52,7 +52,7 @@ class CPUCheckpointEngine(CheckpointEngine):
     def build_topology(
         cls, actor_wg_world_size: int, rollout_world_size: int, metadata: list[str]
     ) -> tuple[dict[str, list], dict[str, list]]:
-        """Rank 0 of the trainer sends to every worker of the rollout; the other ranks to nobody."""
+        """Return the topology: the trainer's rank 0 sends to every rollout worker, and the other ranks to none."""
         receivers = metadata[actor_wg_world_size:]
         to = [receivers, *[[]] * (actor_wg_world_size - 1)]
         return {"send_to": to}, {"send_to": [[]] * rollout_world_size}
@@ -60,19 +60,19 @@ class CPUCheckpointEngine(CheckpointEngine):
     def init_process_group(self, send_to: list[str]) -> None:
         if not send_to:
             return
-        self.finalize()  # it does not receive
+        self.finalize()  # a sender does not need the port that `prepare` has opened
         for address in send_to:
             self.sockets.append(self._socket(zmq.PUSH))
             self.sockets[-1].connect(address)
 
     def finalize(self) -> None:
-        """Close the sockets; what is sent still arrives."""
+        """Close the sockets; messages that were already sent still arrive."""
         for socket in self.sockets:
             socket.close()
         self.sockets = []
 
     async def send_weights(self, weights: Iterable[tuple[str, torch.Tensor]], global_steps: int | None = None) -> None:
-        """Send each tensor as it is gathered, which all ranks of the trainer must do together."""
+        """Send the tensors one by one; all ranks of the trainer must call this, as they gather tensors together."""
         for name, tensor in weights:
             if self.is_master:
                 whole = tensor.detach().contiguous()

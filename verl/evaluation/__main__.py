@@ -13,7 +13,7 @@ from verl.evaluation.loading import read_questions
 
 
 def describe(name: str) -> list[str]:
-    """Lines that say where to get the benchmark, which fields it has, and how it is asked and scored."""
+    """Return lines that say where to get the benchmark, which fields it has, and how it is asked and scored."""
     benchmark = find_benchmark(name)
     return [
         f"{name}: {benchmark.title}",

@@ -17,20 +17,20 @@ from verl.utils.data_files import BadRow, read_lines
 from verl.utils.reward_score.math_equivalence import last_boxed, without_dollars
 from verl.utils.reward_score.qa import gold_answers
 
-# DAPO-Math-17k asks for a last line "Answer: ...", which the reward on \boxed does not look for
+# DAPO-Math-17k asks for a last line "Answer: ...", but the reward reads \boxed only.
 _DAPO_INSTRUCTIONS = re.compile(
     r"\ASolve the following math problem step by step\.[^\n]*\n+|\n+Remember to put your answer on its own line[^\n]*\Z"
 )
 
 
 def first_of(row: dict, names: Iterable[str]):
-    """The value of the first field that is not empty; None if all are empty. 0 is not empty."""
+    """Return the value of the first field that is not empty, None if all are empty; 0 counts as not empty."""
     values = (row.get(name.lower()) for name in names)
     return next((value for value in values if value is not None and value != "" and value != []), None)
 
 
 def text_question(row: dict, names: tuple[str, ...]) -> str:
-    """The text in the first of the fields."""
+    """Return the text in the first field that is not empty."""
     question = first_of(row, names)
     if not isinstance(question, str) or not question.strip():
         raise BadRow(f"no question in {' or '.join(names)}")
@@ -38,7 +38,7 @@ def text_question(row: dict, names: tuple[str, ...]) -> str:
 
 
 def text_answers(row: dict, names: tuple[str, ...]) -> list[str]:
-    """The golden answers in the first field that has any: a text, a number or a list of these.
+    """Return the golden answers in the first field that is not empty: a text, a number or a list of these.
 
     >>> text_answers({"answer": "[1, 2]"}, ("answer",)), text_answers({"answer": ["Paris", "Lutetia"]}, ("answer",))
     (['[1, 2]'], ['Paris', 'Lutetia'])
@@ -49,7 +49,7 @@ def text_answers(row: dict, names: tuple[str, ...]) -> list[str]:
 
 
 def golds(truth) -> list[str]:
-    """The golden answers that `qa.gold_answers` reads from `truth`, without repeats."""
+    """Return the golden answers that `qa.gold_answers` reads from `truth`, without repeats."""
     try:
         return list(dict.fromkeys(gold.strip() for gold in gold_answers(truth)))
     except ValueError as error:
@@ -57,7 +57,7 @@ def golds(truth) -> list[str]:
 
 
 def musique_answers(row: dict, names: tuple[str, ...]) -> list[str]:
-    """The answer and its aliases.
+    """Return the answer and its aliases.
 
     >>> musique_answers({"answer": "Paris", "answer_aliases": ["Lutetia", "Paris"]}, ("answer",))
     ['Paris', 'Lutetia']
@@ -67,7 +67,7 @@ def musique_answers(row: dict, names: tuple[str, ...]) -> list[str]:
 
 
 def math_question(row: dict, names: tuple[str, ...] = ()) -> str:
-    """The bare question of a row of mathematics, without instructions on how to answer."""
+    """Return the bare question of a row of mathematics, without instructions on how to answer."""
     question = next((row[key] for key in ("problem", "question", "prompt") if row.get(key)), None)
     if isinstance(question, list):
         question = last_question(question)
@@ -81,13 +81,13 @@ def math_question(row: dict, names: tuple[str, ...] = ()) -> str:
 
 
 def last_question(messages: list) -> str | None:
-    """The text of the last message of a user."""
+    """Return the text of the user's last message; None if there is none."""
     users = [part["content"] for part in messages if isinstance(part, dict) and part.get("role") == "user"]
     return users[-1] if users else None
 
 
 def math_answer(row: dict) -> str:
-    """The answer of a row of mathematics as LaTeX without dollar signs; commas join several answers.
+    """Return the answer of a row of mathematics as LaTeX without dollar signs; commas join several answers.
 
     >>> math_answer({"final_answer": ["$1$", "$\\\\frac{1}{2}$"]}), math_answer({"answer": 142.0})
     ('1, \\\\frac{1}{2}', '142')
@@ -108,7 +108,7 @@ def math_answer(row: dict) -> str:
 
 
 def _as_text(answer) -> str:
-    """An answer as text; empty if it is neither text nor a number."""
+    """Return an answer as text; empty if it is neither text nor a number."""
     if isinstance(answer, float) and math.isfinite(answer):
         answer = int(answer) if answer.is_integer() else answer
     elif not isinstance(answer, str | int) or isinstance(answer, bool):
@@ -122,7 +122,7 @@ def _gsm8k_number(solution: str) -> str:
 
 
 def gsm8k_answers(row: dict, names: tuple[str, ...]) -> list[str]:
-    """The number that follows #### at the end of a solution.
+    """Return the number that follows #### at the end of a solution, as the only golden answer.
 
     >>> gsm8k_answers({"answer": "40 * 27 = 1080 #### 1,080"}, ("answer",))
     ['1080']
@@ -135,13 +135,13 @@ def gsm8k_answers(row: dict, names: tuple[str, ...]) -> list[str]:
 
 
 def countdown_question(row: dict, names: tuple[str, ...]) -> str:
-    """The question in our own words, as the public set has numbers only."""
+    """Return the question in this project's words, as the public set has numbers only."""
     problem = json.loads(countdown_answers(row, names)[0])
     return countdown_text(problem["numbers"], problem["target"], "+-*/", "long")
 
 
 def countdown_answers(row: dict, names: tuple[str, ...]) -> list[str]:
-    """The ground truth that `reward_score.countdown` takes, as JSON.
+    """Return the ground truth that `reward_score.countdown` takes, as JSON.
 
     >>> countdown_answers({"nums": [3, 4], "target": 7}, ())
     ['{"target": 7, "numbers": [3, 4]}']
@@ -153,12 +153,12 @@ def countdown_answers(row: dict, names: tuple[str, ...]) -> list[str]:
 
 
 def walk_question(row: dict, names: tuple[str, ...]) -> str:
-    """The question in our own words, with full instructions."""
+    """Return the question in this project's words, with full instructions."""
     return walk_text(json.loads(walk_answers(row, names)[0]), "long")
 
 
 def walk_answers(row: dict, names: tuple[str, ...]) -> list[str]:
-    """The ground truth that `reward_score.walk` takes, as JSON.
+    """Return the ground truth that `reward_score.walk` takes, as JSON.
 
     >>> walk_answers({"start": 3, "target": 8, "steps": 1, "operations": ["+5", "*2"], "limit": 99}, ())
     ['{"start": 3, "target": 8, "steps": 1, "limit": 99, "operations": ["+5", "*2"]}']
@@ -172,13 +172,13 @@ def walk_answers(row: dict, names: tuple[str, ...]) -> list[str]:
 
 
 def needs_image(row: dict) -> bool:
-    """Whether the question is about a picture: HLE's `image`, OlympiadBench's `image_1`, … and `modality`."""
+    """Return whether the question is about a picture: HLE's `image`, OlympiadBench's `image_1`, … and `modality`."""
     pictures = (value for name, value in row.items() if name.startswith("image") and name != "image_preview")
     return any(pictures) or str(row.get("modality", "")).lower() == "multimodal"
 
 
 def decode_xbench(row: dict) -> dict:
-    """A row of xbench in plain text: in the published files the row's `canary` encrypts `prompt` and `answer`.
+    """Return a row of xbench in plain text: in the published files its `canary` encrypts `prompt` and `answer`.
 
     The UTF-8 bytes of the text are combined by XOR with the repeated bytes of the canary, and the result is encoded as
     base64; xbench_evals.py of https://github.com/xbench-ai/xbench-evals decodes it. A row without a canary is plain.
@@ -193,7 +193,7 @@ def decode_xbench(row: dict) -> dict:
 def _decrypt(text: str, key: bytes) -> str:
     try:
         secret = base64.b64decode(text, validate=True)
-        return bytes(byte ^ of_key for byte, of_key in zip(secret, itertools.cycle(key), strict=False)).decode()
+        return bytes(byte ^ key_byte for byte, key_byte in zip(secret, itertools.cycle(key), strict=False)).decode()
     except ValueError as error:
         raise BadRow(
             "prompt or answer is not encrypted by canary; where it is plain already, leave the canary out"
@@ -201,7 +201,7 @@ def _decrypt(text: str, key: bytes) -> str:
 
 
 def read_wikidata_aliases(path: Path) -> dict[str, list[str]]:
-    """The names of entities by their Wikidata ids, from 2WikiMultihopQA's id_aliases.json (a JSON object on each line).
+    """Return Wikidata id -> names of the entity, from 2WikiMultihopQA's id_aliases.json (a JSON object on each line).
 
     Raises:
         ValueError: a line is damaged; the message names the file and the line.

@@ -23,19 +23,19 @@ HUB = "https://huggingface.co/datasets"
 
 @dataclass(frozen=True, kw_only=True)
 class Benchmark:
-    """A benchmark. Field names are as published; where several are given, the first one that a row has counts.
+    """A benchmark with the published names of its fields. Of several names, a row's first non-empty field is read.
 
     Attributes:
-        get: where users get the files.
-        question, answer, id: names of fields. The id of a row without one is its number in the files, from 0.
+        get: address or command from which users get the files.
+        question, answer, id: names of fields. A row without an id gets its row number in the files, from 0, as id.
         scoring: a key of SCORINGS.
-        style: of the prompt, see `questions.to_messages`.
-        read_question, read_answers: see `adapters`.
-        left_out: a reason why a row is no question for a text model -> a function that tells whether it holds for a
+        style: style of the prompt, see `questions.to_messages`.
+        read_question, read_answers: functions from `adapters` that read a row's question and golden answers.
+        left_out: a reason why a row is no question for a text model -> a function that returns whether it holds for a
             row. Such rows are counted and not asked.
-        decode: turns an encrypted row into a plain one.
+        decode: function that turns an encrypted row into a plain one; None if rows are plain.
         alias_file: 2WikiMultihopQA's file with the names of `answer_id`; it is read if it lies beside the data.
-        note: what else users should know.
+        note: further information for users.
     """
 
     title: str
@@ -53,13 +53,13 @@ class Benchmark:
     note: str = ""
 
     def fields(self) -> str:
-        """The expected fields in words."""
+        """Return the expected fields in words."""
         fields = {"question": self.question, "answer": self.answer, "id (optional)": self.id}
         return ", ".join(f"{name} in {' or '.join(names)}" for name, names in fields.items())
 
 
 def _maths(title: str, get: str, **options) -> Benchmark:
-    """A benchmark of mathematics: the model boxes its answer, and published solutions box theirs."""
+    """Return a benchmark of mathematics: the model boxes its answer, and published solutions box theirs."""
     fields: dict[str, Any] = {
         "question": ("problem", "question"),
         "answer": ("answer", "solution"),
@@ -71,7 +71,7 @@ def _maths(title: str, get: str, **options) -> Benchmark:
 
 
 def _searches(title: str, get: str, scoring: str, **options) -> Benchmark:
-    """A benchmark of questions that models answer with tools, between tags."""
+    """Return a benchmark of questions that models answer with tools, between tags."""
     return Benchmark(title=title, get=get, scoring=scoring, style="answer", **options)
 
 
@@ -187,10 +187,10 @@ BENCHMARKS: dict[str, Benchmark] = {
 
 
 def find_benchmark(name: str) -> Benchmark:
-    """The benchmark of a name, without regard to case, spaces, - and _.
+    """Return the benchmark with a name, without regard to case, spaces, - and _.
 
     Raises:
-        ValueError: there is no such benchmark; the message lists all.
+        ValueError: there is no such benchmark; the message lists all benchmarks.
     """
     benchmark = BENCHMARKS.get("".join(char for char in name.lower() if char not in "-_ "))
     if benchmark is None:

@@ -1,4 +1,4 @@
-"""Finds a run's checkpoint and makes it a folder that a server can load."""
+"""Finds a run's checkpoint and turns it into a folder that a server can load."""
 
 import hashlib
 import subprocess
@@ -21,7 +21,7 @@ class Checkpoint(NamedTuple):
 
 
 def find_checkpoint(experiment: str, step: int | None) -> Checkpoint:
-    """A run's checkpoint of `step`, the last complete one by default; changes nothing.
+    """Return a run's checkpoint of `step`, by default the last complete one, without changing any file.
 
     Raises:
         SystemExit: the run has no such complete checkpoint.
@@ -29,8 +29,8 @@ def find_checkpoint(experiment: str, step: int | None) -> Checkpoint:
     run_dir = Path("outputs") / experiment
     steps = complete_steps(run_dir)
     if not steps or (step is not None and step not in steps):
-        of_step = "" if step is None else f" of step {step}"
-        raise SystemExit(f"error: {run_dir} has no complete checkpoint{of_step}; it has {steps}")
+        clause = "" if step is None else f" of step {step}"
+        raise SystemExit(f"error: {run_dir} has no complete checkpoint{clause}; it has {steps}")
     step = steps[-1] if step is None else step
     folder = run_dir / f"global_step_{step}"
     shards, saved, merged = folder / "actor", folder / "actor" / "huggingface", folder / MERGED
@@ -40,9 +40,9 @@ def find_checkpoint(experiment: str, step: int | None) -> Checkpoint:
 
 
 def fingerprint(checkpoint: Checkpoint) -> str | None:
-    """A hash of the names, sizes and both ends of the files of weights, which are not read whole; None for a hub name.
+    """Return a hash of the names, sizes, first and last MiB of the files of weights; None for a name on the hub.
 
-    For a run's checkpoint it is the hash of the shards, so that it does not change when they are merged.
+    For a run's checkpoint the shards are hashed, so that merging them does not change the hash.
     """
     folder = Path(checkpoint.model)
     if checkpoint.step is not None:
@@ -62,10 +62,10 @@ def fingerprint(checkpoint: Checkpoint) -> str | None:
 
 
 def merge_shards(shards: Path, merged: Path) -> None:
-    """Merge the trainer's shards into a Hugging Face folder, which is complete or not there.
+    """Merge the trainer's shards into a Hugging Face folder, which appears only when it is complete.
 
     Raises:
-        SystemExit: upstream's merger failed; the message holds the end of its output.
+        SystemExit: verl's merger failed; the message holds the end of its output.
     """
     with new_folder(merged) as unfinished:
         merge = [sys.executable, "-m", "verl.model_merger", "merge", "--backend", "fsdp"]

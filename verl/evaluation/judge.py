@@ -1,4 +1,4 @@
-"""Asks a language model, the judge, whether an answer is right, and reads the verdict in its reply.
+"""Asks a language model, the judge, whether an answer is right, and reads the verdict from its reply.
 
     {"question": "Who?", "golden_answers": ["Ann"], "answer": "It was Ann."}   ->   "Same person.\\nVERDICT: CORRECT"
 
@@ -34,30 +34,30 @@ _VERDICT = re.compile(r"[\s*_`#>-]*verdict[\s*_`]*:[\s*_`]*(correct|incorrect)[\
 
 
 def judge_messages(question: str, golden_answers: Sequence[str], answer: str) -> list[dict]:
-    """The judge's prompt for a bare question; each of the golden answers is right."""
+    """Return the judge's prompt for a bare question; each of the golden answers is right."""
     asked = {"question": question, "golden_answers": list(golden_answers), "answer": answer}
     content = json.dumps(asked, ensure_ascii=False, indent=1)
     return [{"role": "system", "content": INSTRUCTION}, {"role": "user", "content": content}]
 
 
 def parse_verdict(reply: str) -> bool | None:
-    """The verdict in the last line of a reply; None if there is none, or if another line contradicts it.
+    """Return the verdict in the last line of a reply; None if there is none, or if another line contradicts it.
 
-    Text up to the last </think> does not count. Case and Markdown's emphasis do not matter.
+    Text up to the last </think> is ignored, and so are case and Markdown's emphasis.
 
     >>> parse_verdict("Same city.\\n**Verdict: correct**"), parse_verdict("It is correct.")
     (True, None)
     """
     said = reply.rpartition("</think>")[2]
     lines = [line for line in said.splitlines() if line.strip()]
-    if not lines or "<think>" in said or not _VERDICT.fullmatch(lines[-1]):  # an open <think>: the reply was cut off
+    if not lines or "<think>" in said or not _VERDICT.fullmatch(lines[-1]):  # An open <think> means a cut-off reply.
         return None
     verdicts = {match[1].lower() for line in lines if (match := _VERDICT.fullmatch(line))}
     return verdicts == {"correct"} if len(verdicts) == 1 else None
 
 
 def cache_key(model: str, messages: Sequence[Mapping], sampling: Mapping) -> str:
-    """The name under which a judge's reply is kept: a hash of all that the reply depends on."""
+    """Return the key under which a judge's reply is kept: a hash of everything that the reply depends on."""
     asked = json.dumps([model, list(messages), dict(sampling)], sort_keys=True)
     return hashlib.sha256(asked.encode()).hexdigest()
 
@@ -73,17 +73,17 @@ class JudgeCache(SearchCache):
 
 
 class Judge:
-    """A language model that compares answers. Its replies are kept, so that it is never asked the same twice.
+    """A language model that compares answers. Its replies are kept, so that it never gets the same request twice.
 
-    An empty answer, or one of more than 4096 characters, is wrong without asking.
+    An empty answer, or one of more than 4096 characters, counts as wrong without a request.
 
     Args:
-        sampling: temperature, max_tokens, ….
+        sampling: sampling parameters: temperature, max_tokens, ….
     """
 
     def __init__(self, model: ChatModel, cache: JudgeCache, sampling: dict):
         self.model, self.cache, self.sampling = model, cache, sampling
-        self.asking: dict[str, asyncio.Task[str]] = {}  # by cache key
+        self.pending: dict[str, asyncio.Task[str]] = {}  # cache key -> request under way
 
     async def score(self, question: Question, response: str) -> Scored:
         answer = final_answer(response) or ""
@@ -93,9 +93,9 @@ class Judge:
         key = cache_key(self.model.model, messages, self.sampling)
         reply = self.cache.get(key)
         if reply is None:
-            if key not in self.asking:
-                self.asking[key] = asyncio.create_task(self._ask(key, messages))
-            reply = await asyncio.shield(self.asking[key])
+            if key not in self.pending:
+                self.pending[key] = asyncio.create_task(self._ask(key, messages))
+            reply = await asyncio.shield(self.pending[key])
         verdict, f1 = parse_verdict(reply), token_f1(answer, question.answers)
         score = None if verdict is None else float(verdict)
         return Scored(score, normalize(answer), {"f1": f1, "reply": reply})
@@ -106,4 +106,4 @@ class Judge:
             self.cache.put(key, reply)
             return reply
         finally:
-            del self.asking[key]
+            del self.pending[key]

@@ -1,4 +1,4 @@
-"""Reads a benchmark's files into questions, and says what is wrong with them where it cannot."""
+"""Reads a benchmark's files into questions, and reports what is wrong with files that it cannot read."""
 
 import itertools
 import json
@@ -21,7 +21,7 @@ class QuestionSet(NamedTuple):
     """The questions that a benchmark's files hold.
 
     Attributes:
-        left_out: a reason why rows are no questions -> the number of these rows.
+        left_out: a reason for leaving rows out -> the number of these rows.
     """
 
     benchmark: Benchmark
@@ -30,7 +30,7 @@ class QuestionSet(NamedTuple):
 
 
 def _reason_against(benchmark: Benchmark, row: dict, where: Mapping[str, Collection]) -> str | None:
-    """Why a row is not asked: what the benchmark leaves out, then the choice of the user."""
+    """Return why a row is not asked, by the benchmark's `left_out` or the user's `where`; None if it is asked."""
     for reason, holds in benchmark.left_out.items():
         if holds(row):
             return reason
@@ -41,7 +41,7 @@ def _reason_against(benchmark: Benchmark, row: dict, where: Mapping[str, Collect
 
 
 def _value(row: dict, name: str):
-    """The value of a field, or of a part of it, such as `info.lang`."""
+    """Return the value of a field, or of a part of it, such as `info.lang`."""
     top, *parts = name.split(".")
     value = row.get(top.lower())
     for part in parts:
@@ -50,17 +50,17 @@ def _value(row: dict, name: str):
 
 
 def _is_verl_row(fields: Iterable[str]) -> bool:
-    """Whether these are the fields of a row in verl's format."""
+    """Return whether these are the fields of a row in verl's format."""
     return {"prompt", "reward_model"} <= set(fields)
 
 
 def _question(benchmark: Benchmark, row: dict, number: int, aliases: dict[str, list[str]], prompt: dict) -> Question:
-    """The question of a row that is asked.
+    """Return the question in a row.
 
     Args:
-        row: with lower-case keys.
-        number: of the row in the files.
-        aliases: see `adapters.read_wikidata_aliases`.
+        row: a row with lower-case keys.
+        number: the row's number in the files.
+        aliases: names by Wikidata id, see `adapters.read_wikidata_aliases`.
         prompt: options of `to_messages`.
 
     Raises:
@@ -77,7 +77,7 @@ def _question(benchmark: Benchmark, row: dict, number: int, aliases: dict[str, l
 
 
 def _verl_parts(benchmark: Benchmark, row: dict) -> tuple[str, list[dict], list[str]]:
-    """The text, prompt and answers of a row in verl's format, whose prompt is asked without changes.
+    """Return the text, prompt and answers of a row in verl's format, whose prompt is used without changes.
 
     Raises:
         BadRow: the prompt is no list of messages, or there is no ground truth.
@@ -109,7 +109,7 @@ def _verl_answers(benchmark: Benchmark, reward_model) -> list[str]:
 
 
 def _check_fields(benchmark: Benchmark, path: Path, fields: Mapping[str, str]) -> None:
-    """Raises ValueError if `fields` (lower case -> as they are written) are not the benchmark's."""
+    """Raise ValueError if `fields` (lower case -> original spelling) are not the benchmark's."""
     has_both = all(any(name.lower() in fields for name in names) for names in (benchmark.question, benchmark.answer))
     if not has_both and not _is_verl_row(fields):
         raise ValueError(
@@ -119,7 +119,7 @@ def _check_fields(benchmark: Benchmark, path: Path, fields: Mapping[str, str]) -
 
 
 def _rows(benchmark: Benchmark, files: Sequence, where: Mapping) -> Iterator[tuple[int, dict, dict[str, list[str]]]]:
-    """Each row's number, the row with lower-case keys, and the aliases that lie beside its file.
+    """Yield each row's number, the row with lower-case keys, and the aliases from beside its file.
 
     Raises:
         ValueError: a file does not have this benchmark's fields, or none has a field of `where`.
@@ -129,7 +129,7 @@ def _rows(benchmark: Benchmark, files: Sequence, where: Mapping) -> Iterator[tup
     for path in map(Path, files):
         beside = path.parent / (benchmark.alias_file or "")
         aliases = adapters.read_wikidata_aliases(beside) if beside.is_file() else {}
-        fields: dict[str, str] = {}  # lower case -> as they are written
+        fields: dict[str, str] = {}  # lower case -> original spelling
         for row in read_rows(path):
             if isinstance(row, dict):
                 fields |= {str(name).lower(): str(name) for name in row}
@@ -152,15 +152,15 @@ def read_questions(
     system: str | None = None,
     skip_bad_rows: bool = False,
 ) -> QuestionSet:
-    """The questions in a benchmark's files, in order. A question that is repeated with the same answers is asked once.
+    """Return the questions in a benchmark's files, in order; repeats with the same prompt and answers are left out.
 
     Args:
-        name: of the benchmark, see `find_benchmark`.
+        name: the benchmark's name, see `find_benchmark`.
         files: all files of the benchmark.
         where: field -> allowed values, such as `{"Level": [1, 2]}` or `{"info.lang": ["en"]}`; other rows are left out.
         style, tool_tags, system: see `questions.to_messages`; a style of None is the benchmark's. Rows in verl's format
             keep their own prompts.
-        skip_bad_rows: leave out rows that cannot be read, instead of raising.
+        skip_bad_rows: whether to leave out rows that cannot be read, instead of raising.
 
     Raises:
         ValueError: there is no such benchmark or style; a file is missing, damaged or has other fields (the message
@@ -171,7 +171,7 @@ def read_questions(
     if not files:
         raise ValueError(f"{name}: no files; get them from {benchmark.get}")
     prompt: dict[str, Any] = {"style": style or benchmark.style, "tool_tags": tool_tags, "system": system}
-    to_messages("", **prompt)  # raises for an unknown style before any row is read
+    to_messages("", **prompt)  # This raises for an unknown style before any row is read.
     questions: dict[tuple, Question] = {}
     left_out: Counter[str] = Counter()
     bad: dict[int, str] = {}

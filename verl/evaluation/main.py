@@ -32,7 +32,7 @@ from verl.workers.rollout.tools.tool_box import ToolBox, ToolsConfig, tool_class
 
 SUFFIXES = (".parquet", ".jsonl", ".json", ".csv")
 SAMPLING = ("temperature", "top_p", "top_k", "max_tokens")
-# settings on which the samples do not depend, or that `settings_of` replaces
+# settings on which the samples do not depend, and settings that `settings_of` replaces
 NOT_ASKED = ("output_dir", "ks", "server", "judge", "step", "model", "experiment", "limit", "skip_bad_rows")
 NOT_ASKED += ("skip_missing",)
 
@@ -43,7 +43,7 @@ class EvaluationError(ValueError):
 
 @contextmanager
 def _as_evaluation_error():
-    """Turns errors about what the user asked for into an EvaluationError."""
+    """Turn a ValueError or TypeError about the user's settings into an EvaluationError."""
     try:
         yield
     except (ValueError, TypeError) as error:
@@ -51,7 +51,7 @@ def _as_evaluation_error():
 
 
 class Plan(NamedTuple):
-    """What is evaluated, once config and files are known to be fine."""
+    """An evaluation on a benchmark whose config and files have been checked."""
 
     config: DictConfig
     checkpoint: Checkpoint | None
@@ -65,14 +65,14 @@ class Plan(NamedTuple):
 
     @property
     def path(self) -> Path:
-        """The file of the samples."""
+        """The path of the samples' file."""
         folder = Path(self.config.output_dir) / str(self.config.experiment)
         folder = folder if self.step is None else folder / f"step_{self.step}"
         return folder / f"{self.config.benchmark}.jsonl"
 
     @property
     def requests_at_once(self) -> int:
-        """`server.concurrency`, times the number of replicas if the server is started here."""
+        """The number of concurrent requests: `server.concurrency`, times the replicas of a server started here."""
         server = self.config.server
         return server.concurrency * (replicas_of(server, visible_gpus()) if server.url is None else 1)
 
@@ -96,7 +96,7 @@ def plan_of(config: DictConfig) -> Plan:
     """Read and check everything that can be checked before a server starts.
 
     Raises:
-        EvaluationError: for the first problem.
+        EvaluationError: something is wrong; the message is about the first problem.
     """
     scoring = config.scoring or find_benchmark(config.benchmark).scoring
     _check_keys(config, scoring)
@@ -165,7 +165,7 @@ def _files(config: DictConfig) -> list[str]:
 def _files_under_outputs(benchmark: str) -> list[str]:
     data, own = Path("outputs/data"), []
     for path in (data / benchmark).glob("*"):
-        # the folder of a benchmark may also hold what a run trains on, in verl's format
+        # A benchmark's folder may also hold training data in verl's format.
         trains = path.suffix == ".parquet" and {"data_source", "reward_model"} <= set(pq.read_schema(path).names)
         if path.suffix in SUFFIXES and (path.stem in ("test", benchmark) or not trains):
             own.append(path)
@@ -182,11 +182,11 @@ def _fingerprint_of_files(files: list[str]) -> str:
 
 
 def settings_of(plan: Plan) -> dict:
-    """All that the samples depend on: samples are added to a file only if its settings are the same."""
+    """Return all settings on which the samples depend; samples are added to a file only if it has the same settings."""
     asked = OmegaConf.to_container(plan.config, resolve=True)
     settings = {key: value for key, value in asked.items() if key not in NOT_ASKED}
     settings |= {"scoring": plan.scoring, "model": plan.checkpoint.model if plan.checkpoint else plan.config.server.url}
-    # the same folder and the same files may hold another model and other questions in the meantime
+    # A folder or file of the same name may have got another model or other questions in the meantime.
     settings["weights"] = fingerprint(plan.checkpoint) if plan.checkpoint else None
     settings["data"] = _fingerprint_of_files(_files(plan.config))
     settings["server"] = {key: asked["server"][key] for key in ("name", "api", "tokenizer")}
@@ -196,7 +196,7 @@ def settings_of(plan: Plan) -> dict:
 
 
 def server_options(plan: Plan) -> list[str]:
-    """vLLM's options for the server that is started here."""
+    """Return vLLM's command-line options for the server that is started here."""
     config, gpus = plan.config.server, visible_gpus()
     options = ["--seed", str(plan.config.seed), "--tensor-parallel-size", str(config.tensor_parallel)]
     if (replicas := replicas_of(config, gpus)) > 1:
@@ -210,7 +210,7 @@ def server_options(plan: Plan) -> list[str]:
 
 @contextmanager
 def _server(plan: Plan):
-    """The URL of a server with the model; the server is started here unless `server.url` names one."""
+    """Yield the URL of a server with the model; the server is started here unless `server.url` names one."""
     config, log = plan.config.server, plan.path.with_name("server.txt")
     if config.url is not None:
         yield config.url
@@ -226,8 +226,8 @@ def _connect(side: DictConfig, url: str, at_once: int) -> tuple[list[AsyncOpenAI
     """Ask a server for its models, and make clients for it.
 
     Returns:
-        the clients, the model's name on the server, the most tokens of prompt and response together (None if the server
-        does not say), and whether the server knows vLLM's sampling parameters.
+        the clients, the model's name on the server, the largest number of tokens of prompt and response together (None
+        if the server does not say), and whether the server knows vLLM's sampling parameters.
 
     Raises:
         EvaluationError: the server does not list its models, or serves several and the config names none.
@@ -277,7 +277,7 @@ def _responder(plan: Plan, url: str, tools: ToolBox | None) -> Responder:
 
 async def _collect(plan: Plan, url: str, samples: SampleFile) -> None:
     config, tools = plan.config, ToolBox(plan.tools) if plan.tools else None
-    # while some responses wait for a tool or the judge, others keep the server busy
+    # While some responses wait for a tool or the judge, others keep the server busy.
     at_once = 2 * plan.requests_at_once
     try:
         if tools is not None:
@@ -290,7 +290,7 @@ async def _collect(plan: Plan, url: str, samples: SampleFile) -> None:
 
 
 def evaluate(config: DictConfig) -> list[str]:
-    """Run an evaluation on one or more benchmarks, or continue it; returns the lines of its results.
+    """Run an evaluation on one or more benchmarks, or continue it, and return the lines of its results.
 
     Raises:
         EvaluationError: the evaluation cannot be made.
@@ -312,7 +312,7 @@ def evaluate(config: DictConfig) -> list[str]:
                         raise EvaluationError(problem)
                     with _as_evaluation_error():
                         allow_open_files(plan.requests_at_once)
-                    # the first benchmark that needs a server starts it for all
+                    # The first benchmark that needs a server starts it for all.
                     url = url or stack.enter_context(_server(plan))
                     asyncio.run(_collect(plan, url, samples))
                 lines += _results(plan, samples)
@@ -334,7 +334,7 @@ def _plans(config: DictConfig) -> list[Plan]:
 
 
 def _results(plan: Plan, samples: SampleFile) -> list[str]:
-    """Measure the samples and write the log; returns the lines of the results."""
+    """Measure the samples, write the log, and return the lines of the results."""
     config, questions = plan.config, plan.questions.questions
     rows = [samples.rows[question.id, number] for question in questions for number in range(config.n)]
     try:

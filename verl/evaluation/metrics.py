@@ -1,8 +1,8 @@
 """Accuracy over several samples of a question, with bootstrap intervals over questions.
 
 A metric @k is the expected value over all draws of k from the n samples of a question, without replacement. Pass@k and
-Best@k are computed exactly; Maj@k is estimated from DRAWS random draws. The choice of the questions remains uncertain,
-and the intervals say how much. In this example the 4 samples of a question answer 7, 7, 8 and nothing, and 7 is right:
+Best@k are computed exactly; Maj@k is estimated from DRAWS random draws. The intervals show the uncertainty from the
+choice of questions. In this example the 4 samples of a question answer 7, 7, 8 and nothing, and 7 is right:
 
     Pass@1 = Mean@4 = 2/4    Pass@2 = Best@2 = 1 - C(2,2)/C(4,2) = 5/6
     Maj@2  is close to 4/6 = (77: 1, twice 78: 1/2 each, twice 7-: 1, 8-: 0) / 6
@@ -17,13 +17,13 @@ import numpy as np
 
 from verl.evaluation.results import INTERVAL_ENDS
 
-DRAWS = 1000  # of k samples for Maj@k; a question's standard error is at most 0.5 / sqrt(DRAWS) = 0.016
+DRAWS = 1000  # number of draws for Maj@k; a question's standard error is at most 0.5 / sqrt(DRAWS) = 0.016
 
 
 def pass_at_k(n: int, c: int, k: int) -> float:
-    """Chance that at least one of 1 <= k <= n samples is right, if c of n are: 1 - C(n-c, k) / C(n, k), unbiased.
+    """Return the chance that one or more of k samples are right, if c of n are: 1 - C(n-c, k) / C(n, k), unbiased.
 
-    Chen et al. 2021 (arXiv 2107.03374), equation 1. It is computed in integers, so that no digits are lost for large n.
+    This is equation 1 of Chen et al. 2021 (arXiv 2107.03374), for 1 <= k <= n. Integers keep all digits for large n.
 
     >>> pass_at_k(4, 2, 2)
     0.8333333333333334
@@ -33,7 +33,7 @@ def pass_at_k(n: int, c: int, k: int) -> float:
 
 
 def best_at_k(scores: Sequence[float], k: int) -> float:
-    """Expected best score of k samples; it equals `pass_at_k` if all scores are 0 or 1.
+    """Return the expected best score of k samples; it equals `pass_at_k` if all scores are 0 or 1.
 
     The i-th smallest of n scores is the best of C(i-1, k-1) of the C(n, k) draws.
 
@@ -70,7 +70,7 @@ def maj_at_k(
 def bootstrap_interval(
     values: Sequence[float], *, confidence: float = 0.95, n_resamples: int = 2000, seed: int = 0
 ) -> tuple[float, float]:
-    """Percentile bootstrap interval of the mean over questions, which are drawn with replacement.
+    """Return both ends of the percentile bootstrap interval of the mean; questions are drawn with replacement.
 
     Args:
         values: a value for each question. With a single question both ends are its value.
@@ -82,18 +82,18 @@ def bootstrap_interval(
 
 
 def measure(samples: Iterable[Mapping], ks: Sequence[int]) -> dict[str, float]:
-    """All metrics of a data set by name. Every question has the same weight, however many samples it has.
+    """Return all metrics of a data set by name. Every question has the same weight, however many samples it has.
 
     They are `Acc-Pass@k` (also for k = 1; a score of 1 is right), `Acc-Mean@k` for the largest k (the mean of all
     samples), `Acc-Best@k`, `Acc-Maj@k`, `Response-Length-Mean` in tokens, `Tool-Calls-Mean` if a sample has tools,
-    `Unscored-Share` if a sample has no score, and `F1-Mean` if a sample has an F1; and with the endings of
-    `INTERVAL_ENDS` the intervals of accuracies and F1. Samples without a score count for no accuracy. A question with
-    fewer than k scores is left out of the metrics @k.
+    `Unscored-Share` if a sample has no score, and `F1-Mean` if a sample has an F1. Accuracies and F1 also have the ends
+    of their intervals, named with the endings of `INTERVAL_ENDS`. Accuracies leave out samples without a score, and
+    metrics @k leave out questions with fewer than k scores.
 
     Args:
-        samples: with `question` (its id), `score` (in [0, 1] or None), `answer` (that it votes for, normalized so that
+        samples: samples with `question` (its id), `score` (in [0, 1] or None), `answer` (the vote, normalized so that
             equal answers are equal text), `tokens`, `tool_calls` (None if the model has no tools) and perhaps `f1`.
-        ks: such as (1, 8).
+        ks: numbers of samples k, such as (1, 8).
 
     Raises:
         ValueError: no question has k scores.
@@ -117,16 +117,16 @@ def measure(samples: Iterable[Mapping], ks: Sequence[int]) -> dict[str, float]:
         pairs = enumerate(zip(scores, votes, strict=True))
         values[f"Acc-Maj@{k}"] = [maj_at_k(s, answers, k, seed=i) for i, (s, answers) in pairs if len(s) >= k]
     values |= _other_values(questions)
-    numbers = {name: fmean(of_questions) for name, of_questions in values.items()}
-    for name, of_questions in values.items():
+    numbers = {name: fmean(question_values) for name, question_values in values.items()}
+    for name, question_values in values.items():
         if name.startswith(("Acc-", "F1-")):
-            ends = zip(INTERVAL_ENDS, bootstrap_interval(of_questions), strict=True)
+            ends = zip(INTERVAL_ENDS, bootstrap_interval(question_values), strict=True)
             numbers |= {name + end: value for end, value in ends}
     return numbers
 
 
 def _other_values(questions: list[list[Mapping]]) -> dict[str, list[float]]:
-    """Name -> a value for each question, of what is no accuracy."""
+    """Return the metrics other than accuracies: name -> a value for each question."""
     values = {"Response-Length-Mean": [fmean(sample["tokens"] for sample in group) for group in questions]}
     with_tools = [[sample["tool_calls"] for sample in group if sample["tool_calls"] is not None] for group in questions]
     if any(with_tools):

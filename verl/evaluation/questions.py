@@ -15,9 +15,9 @@ class Question(NamedTuple):
     """A question and its answers.
 
     Attributes:
-        id: unique in the benchmark; it does not depend on which other questions are asked.
+        id: identifier that is unique in the benchmark and does not depend on which other questions are asked.
         text: the bare question, as a judge sees it.
-        prompt: messages (`role`, `content`).
+        prompt: messages to the model (`role`, `content`).
         answers: the golden answers, each of which is right; for Countdown `{"target": …, "numbers": …}` as JSON.
     """
 
@@ -28,12 +28,12 @@ class Question(NamedTuple):
 
 
 def to_messages(text: str, style: str, tool_tags: Sequence[str] = TOOL_TAGS, system: str | None = None) -> list[dict]:
-    """The prompt for a bare question.
+    """Return the prompt for a bare question.
 
     Args:
         style: `boxed` asks for \\boxed, as training data do; `answer` explains the tags of `tool_format` in a system
             message; `plain` adds nothing.
-        tool_tags: the tools that the style `answer` explains; with none it asks to think and answer.
+        tool_tags: tags of the tools that the style `answer` explains; without tools it asks to think and answer.
         system: a system message instead of the style's, such as that of a checkpoint's training data.
 
     Raises:
@@ -49,7 +49,7 @@ def to_messages(text: str, style: str, tool_tags: Sequence[str] = TOOL_TAGS, sys
 
 
 def tool_instruction(tool_tags: Sequence[str] = TOOL_TAGS) -> str:
-    """Explains the protocol of `tool_format` to a model that was not trained on it."""
+    """Return a text that explains the protocol of `tool_format` to a model that was not trained on it."""
     tools = [f"<{tag}>…</{tag}> {_TOOLS.get(tag, f'calls the tool {tag}')}" for tag in tool_tags]
     lines = ["Answer the question. First think, between <think> and </think>."]
     if tools:
@@ -61,7 +61,7 @@ def tool_instruction(tool_tags: Sequence[str] = TOOL_TAGS) -> str:
 
 
 def countdown_text(numbers: Sequence[int], target: int, operators: str, style: str) -> str:
-    """The prompt of Countdown: a few bytes for a byte-level model (`short`), or full instructions (`long`)."""
+    """Return the prompt of Countdown: a few bytes for a byte-level model (`short`), or full instructions (`long`)."""
     if style == "short":
         return f"{' '.join(map(str, numbers))} = {target}"
     return (
@@ -72,7 +72,7 @@ def countdown_text(numbers: Sequence[int], target: int, operators: str, style: s
 
 
 def walk_text(truth: Mapping, style: str) -> str:
-    """The prompt of a number walk, by what `reward_score.walk` takes: a few tokens (`short`), or full instructions."""
+    """Return the prompt of a number walk: a few tokens (`short`), or full instructions. `truth`: see `walk_of`."""
     operations = " ".join(truth["operations"])
     if style == "short":
         return f"{truth['start']}>{truth['target']} {truth['steps']}: {operations}"

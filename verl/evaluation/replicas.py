@@ -1,4 +1,4 @@
-"""The number of replicas of the model in an evaluation's server: by default as many as this machine's GPUs can hold.
+"""Chooses the number of model replicas in an evaluation's server: by default as many as this machine's GPUs can hold.
 
 The server is vLLM's own with `--data-parallel-size`. It has one address and gives each request to the replica with the
 fewest waiting and running requests (vLLM 0.24 and 0.30; replicas of a dense model share nothing, and on one machine no
@@ -14,7 +14,7 @@ SPARE_FILES = 256  # for the process itself, for tools and for connections to th
 
 
 def visible_gpus() -> int | None:
-    """The number of GPUs in CUDA_VISIBLE_DEVICES, counted without initializing CUDA; None on the CPU profile."""
+    """Return the number of GPUs in CUDA_VISIBLE_DEVICES without initializing CUDA; None on the CPU profile."""
     if os.environ.get("VERL_PLATFORM") == "cpu":
         return None
     import torch
@@ -23,14 +23,14 @@ def visible_gpus() -> int | None:
 
 
 def replicas_of(server: DictConfig, gpus: int | None) -> int:
-    """`server.data_parallel`; if it is null, as many replicas as there are GPUs for, and at least 1."""
+    """Return `server.data_parallel`; if it is null, the number of replicas that the GPUs can hold, at least 1."""
     if server.data_parallel is not None:
         return server.data_parallel
     return 1 if gpus is None else max(1, gpus // server.tensor_parallel)
 
 
 def gpu_problem(server: DictConfig, gpus: int | None) -> str | None:
-    """Why the server cannot start on the GPUs of this machine (None: the CPU profile); None if it can."""
+    """Return why the server cannot start on this number of GPUs (None: the CPU profile); None if it can."""
     replicas = replicas_of(server, gpus)
     needed = server.tensor_parallel * replicas
     if gpus is None or needed <= gpus:
@@ -43,7 +43,7 @@ def gpu_problem(server: DictConfig, gpus: int | None) -> str | None:
 
 
 def describe_server(server: DictConfig, gpus: int | None) -> str:
-    """A line about the server that would be started, or about why it cannot start."""
+    """Return a line about the server that would be started, or about why it cannot start."""
     if problem := gpu_problem(server, gpus):
         return f"none can start: {problem}"
     replicas = replicas_of(server, gpus)

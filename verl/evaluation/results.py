@@ -15,7 +15,7 @@ from pathlib import Path
 from verl.utils.atomic_files import replacing
 
 PREFIX = "RESULT "
-# a metric's name and one of these make the name of an end of its interval
+# endings that make a metric's name into the name of an end of its interval
 INTERVAL_ENDS = ("-Low", "-High")
 
 
@@ -47,7 +47,7 @@ class EvalResult:
 
 
 def format_result_lines(results: Iterable[EvalResult]) -> list[str]:
-    """For each result a small table for people and a `RESULT {json}` line; no line contains a line break."""
+    """Return for each result a small table for people and a `RESULT {json}` line; no line contains a line break."""
     lines = []
     for result in results:
         at_step = "" if result.step is None else f" at step {result.step}"
@@ -61,7 +61,7 @@ def format_result_lines(results: Iterable[EvalResult]) -> list[str]:
 
 
 def parse_result_lines(lines: Iterable[str], source: str = "log") -> list[EvalResult]:
-    """The results in a log, in order; every line that does not start with `RESULT {` is free text.
+    """Return the results in a log, in order; every line that does not start with `RESULT {` is free text.
 
     Args:
         source: the log's name for error messages.
@@ -80,6 +80,6 @@ def parse_result_lines(lines: Iterable[str], source: str = "log") -> list[EvalRe
 
 
 def write_result_log(path: str | Path, lines: Iterable[str]) -> None:
-    """Write the lines to a log that is complete or not there; it replaces an older log."""
+    """Write the lines to a log, which replaces an older log only when it is complete."""
     with replacing(path) as unfinished:
         unfinished.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")

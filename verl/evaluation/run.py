@@ -2,8 +2,8 @@
 
     read_questions -> samples that the file lacks -> asked, many at once -> scored -> SampleFile -> metrics
 
-A sample's seed follows from the run's seed, the question and the sample's number, so that a run that was interrupted
-asks for the remaining samples with the same seeds.
+A sample's seed is derived from the run's seed, the question and the sample's number, so that an interrupted run asks
+for the remaining samples with the same seeds.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ from verl.workers.rollout.trees.plain import Policy as Plain
 
 
 class Response(NamedTuple):
-    """An answer: its text, the number of tokens that the model wrote, and of its tool calls (None: it has no tools)."""
+    """A response: its text, its numbers of model tokens and of tool calls (None if the model has no tools)."""
 
     text: str
     tokens: int
@@ -49,14 +49,14 @@ def token_responder(
     tools: ToolBox | None,
     context: int | None,
 ) -> Responder:
-    """A model that gets and gives token ids, as in training, with or without tools.
+    """Return a responder that exchanges token ids with the model, as in training, with or without tools.
 
     Args:
-        tokenizer: of the model; its chat template makes the prompt.
-        sampling: temperature, top_p, top_k and max_tokens, which limits a response and includes tool results.
-        stop_token_ids: any of them ends a response.
-        tools: None: the model answers in one turn.
-        context: the most tokens of prompt and response together; None: the server limits them.
+        tokenizer: the model's tokenizer, whose chat template makes the prompt.
+        sampling: temperature, top_p, top_k and max_tokens, the limit of a response including tool results.
+        stop_token_ids: token ids that end a response.
+        tools: tools that the model may call; None: the model answers in one turn.
+        context: largest number of tokens of prompt and response together; None: the server limits them.
     """
     options = {name: sampling[name] for name in ("temperature", "top_p", "top_k")}
     environment = None if tools is None else Tools(tools, Protocol(tokenizer, list(tools.tools)))
@@ -74,8 +74,8 @@ def token_responder(
         if environment is None:
             token_ids = (await engine.generate(GenerationRequest(prompt_ids, **limits, **options))).token_ids
             return Response(tokenizer.decode(token_ids, skip_special_tokens=True), len(token_ids))
-        of_tokens = builder.Sampling(**options)
-        tree = await builder.grow(engine, prompt_ids, 1, Plain(), environment=environment, sampling=of_tokens, **limits)
+        settings = builder.Sampling(**options)
+        tree = await builder.grow(engine, prompt_ids, 1, Plain(), environment=environment, sampling=settings, **limits)
         text = tokenizer.decode(tree.trajectories()[0], skip_special_tokens=True)
         calls = sum(segment.author == TOOL for segment in tree.segments)
         return Response(text, sum(tree.response_masks()[0]), calls)
@@ -84,7 +84,7 @@ def token_responder(
 
 
 def chat_responder(model: ChatModel, sampling: Mapping) -> Responder:
-    """A model behind a chat API: without tools, and with top_k only where the server knows it."""
+    """Return a responder for a model behind a chat API, without tools; top_k is sent only if the server knows it."""
     options = {name: sampling[name] for name in ("temperature", "top_p", "top_k", "max_tokens")}
 
     async def respond(question: Question, seed: int) -> Response:
@@ -98,7 +98,7 @@ def seed_of(seed: int, question: str, sample: int) -> int:
 
 
 def missing(questions: Sequence[Question], n: int, samples: SampleFile) -> list[tuple[Question, int]]:
-    """Questions and sample numbers that the file lacks."""
+    """Return the questions and sample numbers that the file lacks."""
     return [(question, i) for question in questions for i in range(n) if (question.id, i) not in samples.rows]
 
 
@@ -111,10 +111,10 @@ async def collect(
     seed: int,
     at_once: int,
 ) -> None:
-    """Ask for the samples that the file lacks, and score them. The first failure ends this; earlier samples stay.
+    """Ask for the samples that the file lacks, and score them. The first failure stops it; finished samples are kept.
 
     Args:
-        at_once: the most samples that are asked for or scored at the same time.
+        at_once: largest number of samples that are asked for or scored at the same time.
     """
     todo, total = missing(questions, n, samples), len(questions) * n
     bar = tqdm(total=total, initial=total - len(todo), unit="sample", desc=samples.path.stem)

@@ -1,7 +1,7 @@
 """Keeps the samples of an evaluation in a file, so that a killed run loses none and continues where it stopped.
 
-    {"settings": {...}}                                 the first line: what was asked and how
-    {"question": "7", "sample": 0, "score": 1.0, …}     then a line for each sample, in the order of their arrival
+    {"settings": {...}}                                 first line: the settings on which the samples depend
+    {"question": "7", "sample": 0, "score": 1.0, …}     then a line for each sample, in the order of arrival
 
 An evaluation with other settings needs another file.
 """
@@ -16,8 +16,8 @@ class SampleFile:
     """A context manager for the file, which only one evaluation can open at a time.
 
     Args:
-        path: of the file; its folder is made.
-        settings: all that the samples depend on, in JSON's types.
+        path: path of the file; its folder is created.
+        settings: all settings on which the samples depend, in JSON's types.
 
     Raises:
         ValueError: the file has other settings (the message names them), is damaged before its last line, or is open in
@@ -41,7 +41,7 @@ class SampleFile:
     def _read(self, settings: dict) -> None:
         self._file.seek(0)
         whole, newline, torn = self._file.read().rpartition(b"\n")
-        if torn:  # the writer was killed within a line
+        if torn:  # The writer was killed within a line.
             self._file.truncate(len(whole + newline))
         lines = whole.splitlines()
         for number, line in enumerate(lines, start=1):

@@ -8,7 +8,7 @@ from verl.evaluation.questions import Question
 from verl.utils.reward_score import countdown, last_number, math_equivalence, qa, walk
 from verl.utils.reward_score.tool_format import check_format
 
-# a block of the model's own that is called result follows no call
+# Only a <result> after a tool's closing tag is a tool's text; any other one was written by the model.
 _RESULT_OF_A_CALL = re.compile(r"(</(?!think>|answer>)[\w-]+>\s*)<result>.*?(?:</result>|\Z)", re.DOTALL)
 
 
@@ -16,8 +16,8 @@ class Scored(NamedTuple):
     """The score of a response.
 
     Args:
-        score: in [0, 1]; None: the judge's reply cannot be read.
-        answer: the answer that the response votes for; empty: no vote.
+        score: score in [0, 1]; None if the judge's reply cannot be read.
+        answer: the answer that the response votes for; empty for no vote.
         more: other numbers (`f1`), and the `reply` of a judge.
     """
 
@@ -27,12 +27,12 @@ class Scored(NamedTuple):
 
 
 def without_results(response: str) -> str:
-    """What the model wrote: without the results that follow calls of tools."""
+    """Return the text that the model wrote: the response without the results that follow tool calls."""
     return _RESULT_OF_A_CALL.sub(r"\1", response)
 
 
 def final_answer(response: str) -> str | None:
-    """A response's answer: the \\boxed text in its <answer>, else all of its <answer>, else its last \\boxed text."""
+    """Return the answer: the \\boxed text in <answer>, else all of <answer>, else the last \\boxed text, else None."""
     report = check_format(response)
     if report.boxed is not None:
         return qa.plain_text(report.boxed)
@@ -43,7 +43,7 @@ def final_answer(response: str) -> str | None:
 
 
 def by_rule(scoring: str, question: Question, response: str) -> Scored:
-    """Score by a key of `SCORINGS` but `judge`. Mathematics wait for other processes: keep them off event loops."""
+    """Score by a key of `SCORINGS` but `judge`. Scoring mathematics blocks: call it outside the event loop's thread."""
     if scoring in ("countdown", "walk"):
         task = countdown if scoring == "countdown" else walk
         result = task.compute_score(scoring, response, json.loads(question.answers[0]))

@@ -1,7 +1,7 @@
-"""Talks to the model that is evaluated, behind an OpenAI-compatible server, and can start and stop a vLLM server.
+"""Talks to the evaluated model behind an OpenAI-compatible server, and can start and stop a vLLM server.
 
-A vLLM server takes and gives token ids, so that a model with tools sees the same tokens as in training
-(`ServerEngine`). Other servers take messages and give text (`ChatModel`).
+A vLLM server takes and returns token ids, so that a model with tools sees the same tokens as in training
+(`ServerEngine`). Other servers take messages and return text (`ChatModel`).
 """
 
 import asyncio
@@ -29,14 +29,14 @@ CONNECTIONS_A_CLIENT = 16
 
 
 def clients_of(url: str, api_key: str | None, concurrency: int) -> list[AsyncOpenAI]:
-    """Clients for `concurrency` requests at once to `url`, such as http://127.0.0.1:8000, with few connections each.
+    """Return clients for `concurrency` concurrent requests to `url`, such as http://127.0.0.1:8000.
 
     Requests that are refused, cut off or answered by 408, 409, 429 or 5xx are repeated after waits that double. Proxies
-    of the environment are used for other machines only. httpcore (1.0) looks at all connections of a pool for each idle
-    connection: with 256 connections in a pool that took half of an evaluation's time.
+    of the environment are used for other machines only. Each client has few connections, as httpcore (1.0) scans a
+    pool's connections once for each idle one: with 256 in a pool that took half of an evaluation's time.
 
     Args:
-        api_key: of the server; None: it asks for none.
+        api_key: API key of the server; None if it needs none.
     """
     base, clients = httpx.URL(url.rstrip("/")), []
     for _ in range(-(-concurrency // CONNECTIONS_A_CLIENT)):
@@ -48,28 +48,29 @@ def clients_of(url: str, api_key: str | None, concurrency: int) -> list[AsyncOpe
     return clients
 
 
-# sampling parameters that a server takes from the model's generation_config.json where a request leaves them out, at
-# the values that training and validation sample with; servers outside the vLLM family refuse those that OpenAI lacks
+# Where a request leaves these sampling parameters out, a server takes them from the model's generation_config.json. The
+# values are those of training and validation. Only servers of the vLLM family accept the ones that OpenAI lacks.
 NEUTRAL = {"presence_penalty": 0.0, "frequency_penalty": 0.0}
 NEUTRAL_BEYOND_OPENAI = {"repetition_penalty": 1.0, "min_p": 0.0}
 
 
 class ServerEngine(RolloutEngine):
-    """A `RolloutEngine` on a vLLM server: it takes and gives token ids, without log-probabilities.
+    """A `RolloutEngine` on a vLLM server: it takes and returns token ids, without log-probabilities.
 
     Args:
-        clients: see `clients_of`; they take turns.
-        model: its name on the server.
-        concurrency: the most requests at once; others wait.
+        clients: clients from `clients_of`, which take turns.
+        model: the model's name on the server.
+        concurrency: largest number of concurrent requests; others wait.
     """
 
     def __init__(self, clients: Sequence[AsyncOpenAI], model: str, concurrency: int):
         self.clients, self.model, self.slots = itertools.cycle(clients), model, asyncio.Semaphore(concurrency)
 
     async def generate(self, request: GenerationRequest) -> Generation:
-        """
+        """Generate a continuation of token ids.
+
         Raises:
-            ValueError: top log-probs or entropies are asked for, or the server gives no token ids, as it is not vLLM.
+            ValueError: the request asks for top log-probs or entropies, or the server is not vLLM: it has no token ids.
         """
         if request.n_top_logprobs or request.n_entropy:
             raise ValueError(
@@ -82,7 +83,7 @@ class ServerEngine(RolloutEngine):
         async with self.slots:
             completion = await next(self.clients).completions.create(
                 model=self.model,
-                prompt="",  # it is in `more`, where the client does not look at every token
+                prompt="",  # The prompt is in `more`, where the client does not validate every token.
                 max_tokens=request.max_tokens,
                 temperature=request.temperature,
                 top_p=request.top_p,
@@ -100,10 +101,10 @@ class ServerEngine(RolloutEngine):
 
 
 class ChatModel:
-    """A model that takes messages and gives text.
+    """A model that takes messages and returns text.
 
     Args:
-        clients, model, concurrency: those of `ServerEngine`.
+        clients, model, concurrency: the arguments of `ServerEngine`.
         beyond_openai: whether the server knows vLLM's sampling parameters; `top_k` is sent only then.
     """
 
@@ -112,10 +113,10 @@ class ChatModel:
         self.beyond_openai = beyond_openai
 
     async def ask(self, messages: Sequence[dict], **sampling) -> tuple[str, int]:
-        """The reply's text and its number of tokens (0 if the server does not say).
+        """Return the reply's text and its number of tokens (0 if the server does not say).
 
         Args:
-            sampling: max_tokens, temperature, top_p, top_k, seed, …; what is left out has no effect.
+            sampling: max_tokens, temperature, top_p, top_k, seed, …; a parameter that is left out has no effect.
         """
         sampling = {"top_p": 1.0} | NEUTRAL | sampling
         top_k = sampling.pop("top_k", -1)
@@ -126,7 +127,7 @@ class ChatModel:
             )
         tokens = completion.usage.completion_tokens if completion.usage else 0
         text = completion.choices[0].message.content or ""
-        # half of a pair of surrogates, where the model stopped in an emoji, could be neither sent nor written
+        # A model that stops within an emoji leaves half of a surrogate pair, which cannot be sent or written.
         return text.encode(errors="replace").decode(), tokens
 
 
@@ -143,14 +144,14 @@ def serving(model: str, log: Path, options: Sequence[str] = ()) -> Iterator[str]
     When the block ends, the server and all processes that it started are ended.
 
     Args:
-        log: the file for the server's output.
-        options: of vLLM.
+        log: file for the server's output.
+        options: command-line options of vLLM.
 
     Yields:
         The server's URL.
 
     Raises:
-        RuntimeError: the server ended, or did not answer in half an hour; the message holds the end of its log.
+        RuntimeError: the server ended, or did not answer within half an hour; the message holds the end of its log.
     """
     url = f"http://127.0.0.1:{(port := free_port())}"
     log.parent.mkdir(parents=True, exist_ok=True)
@@ -167,7 +168,7 @@ def serving(model: str, log: Path, options: Sequence[str] = ()) -> Iterator[str]
 
 
 def _end_with_the_parent() -> None:
-    """In the server's process (Linux): get a SIGTERM when the evaluation is killed and cannot stop its server."""
+    """Let this process, the server's, get a SIGTERM (Linux) when the evaluation is killed and cannot stop it."""
     ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
 
 
@@ -185,14 +186,14 @@ def _wait_until_healthy(process: subprocess.Popen, url: str, log: Path) -> None:
 
 
 def _stop(process: subprocess.Popen) -> None:
-    """End all processes of the server's session: SIGTERM first, SIGKILL for what is left."""
+    """End all processes of the server's session: SIGTERM first, then SIGKILL for those that are left."""
     for signal_number in (signal.SIGTERM, signal.SIGKILL):
         deadline = time.monotonic() + STOP_SECONDS
         try:
             os.killpg(process.pid, signal_number)
             while time.monotonic() < deadline:
                 process.poll()
-                os.killpg(process.pid, 0)  # raises when no process of the group is left
+                os.killpg(process.pid, 0)  # This raises when no process of the group is left.
                 time.sleep(0.1)
         except ProcessLookupError:
             break

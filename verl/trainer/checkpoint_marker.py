@@ -20,19 +20,19 @@ from verl.utils.fault_reports import RunError
 from verl.workers.config.schedule import SAVED_ROWS, schedule_of
 
 MARKER = "COMPLETE"
-MERGED = "merged"  # a folder beside the shards, which the evaluation makes of them
+MERGED = "merged"  # folder beside the shards, into which the evaluation merges them
 TRACKER = "latest_checkpointed_iteration.txt"
-# what `checkpoint.save_contents` names -> the beginning of its shards' names
+# Each entry of `checkpoint.save_contents`, and the prefix of its shards' file names.
 SHARD_OF_CONTENT = {"model": "model", "optimizer": "optim", "extra": "extra_state"}
-# the longest wait for files that another node has written to a network file system
+# Longest wait for files that another node has written to a network file system.
 SHARDS_SECONDS = 60.0
 
 
 class MarkComplete(CheckpointCallback):
-    """`trainer.checkpoint_callback_class`: marks a checkpoint after every worker has written its part.
+    """The `trainer.checkpoint_callback_class` that marks a checkpoint after every worker has written its part.
 
-    What an earlier run has left in the folder is not of this checkpoint and is removed: its shards merged, and its
-    prompts under way where this run has `schedule=sync` and so none.
+    It removes the files that an earlier run has left in the folder: merged shards and, with `schedule=sync`, which has
+    no unfinished prompts, the saved rows of unfinished prompts.
     """
 
     def on_save(self, trainer, global_step: int, checkpoint_dir: str, async_save: bool = False, **kwargs) -> None:
@@ -49,7 +49,7 @@ class MarkComplete(CheckpointCallback):
 
 
 def kinds_of_shards(role: DictConfig) -> set[str]:
-    """Return which shards each rank of an FSDP role writes, by its config; none for another strategy."""
+    """Return the kinds of shards that each rank of an FSDP role writes by its config; none for another strategy."""
     contents = role.checkpoint.save_contents if str(role.strategy).startswith("fsdp") else ()
     return {kind for content, kind in SHARD_OF_CONTENT.items() if content in contents}
 
@@ -58,8 +58,8 @@ def check_shards(folder: Path, workers: int, kinds: Collection[str] = ()) -> Non
     """Wait until the shards of all ranks are in a role's folder, such as `actor`; raise RunError if they do not come.
 
     Args:
-        workers: number of ranks. Shards of another number are those of an earlier run, which was killed.
-        kinds: what every rank writes; what any rank has written is expected of the others in any case.
+        workers: number of ranks. Shards for another number belong to an earlier run, which was killed.
+        kinds: kinds of shards that every rank writes. A kind that one rank has written is expected of all.
     """
     end = time.monotonic() + SHARDS_SECONDS
     while missing := missing_shards(folder, workers, kinds):
@@ -72,7 +72,7 @@ def check_shards(folder: Path, workers: int, kinds: Collection[str] = ()) -> Non
 
 
 def missing_shards(folder: Path, workers: int, kinds: Collection[str] = ()) -> list[str]:
-    """Return the names of FSDP shards that are not there; see `check_shards`."""
+    """Return the file names of the expected FSDP shards that are missing; see `check_shards`."""
     files = {file.name for file in folder.glob(f"*_world_size_{workers}_rank_*.pt")}
     expected = sorted({*kinds, *(name.partition("_world_size_")[0] for name in files)})
     names = [f"{kind}_world_size_{workers}_rank_{rank}.pt" for kind in expected for rank in range(workers)]
@@ -80,25 +80,25 @@ def missing_shards(folder: Path, workers: int, kinds: Collection[str] = ()) -> l
 
 
 def shard_sizes(folder: Path) -> set[int]:
-    """Return the numbers of ranks of which a checkpoint's folder has FSDP shards."""
+    """Return each number of ranks for which a checkpoint's folder has FSDP shards."""
     matches = (re.search(r"_world_size_(\d+)_rank_\d+\.pt$", file.name) for file in folder.glob("*.pt"))
     return {int(match[1]) for match in matches if match}
 
 
 def damaged_files(folder: Path) -> list[Path]:
-    """Return the checkpoint's files that torch has written and that are cut off or empty."""
+    """Return the checkpoint's torch files (`*.pt`) that are empty or cut off."""
     return [file for file in sorted(folder.rglob("*.pt")) if not zipfile.is_zipfile(file)]
 
 
 def complete_steps(run_dir: str | Path) -> list[int]:
-    """Return the steps of `run_dir` whose checkpoint is marked complete and still has its weights, which retention
-    (`max_actor_ckpt_to_keep`) removes without the marker, in ascending order."""
+    """Return in ascending order the steps of `run_dir` whose checkpoint is marked complete and still has its weights:
+    retention (`max_actor_ckpt_to_keep`) removes the weights but not the marker."""
     folders = checkpoints(run_dir)
     return sorted(n for n, folder in folders.items() if (folder / MARKER).exists() and (folder / "actor").is_dir())
 
 
 def checkpoints(run_dir: str | Path) -> dict[int, Path]:
-    """Return each step's folder, complete or not; a user's copies of other names are none."""
+    """Return the folder of each step's checkpoint, complete or not; folders with other names are ignored."""
     matches = (re.fullmatch(r"global_step_(\d+)", path.name) for path in Path(run_dir).glob("global_step_*"))
     return {int(match[1]): Path(run_dir) / match[0] for match in matches if match}
 
@@ -112,10 +112,9 @@ def tracked_step(run_dir: str | Path) -> int | None:
 
 
 def repair_tracker(run_dir: str | Path) -> str | None:
-    """Make upstream's tracker file name the last complete checkpoint.
+    """Make upstream's tracker file name the last complete checkpoint, and return a text about the change, if any.
 
-    If no checkpoint has a marker, as in upstream's own runs, the tracker stays as it is. Return what was changed, if
-    anything, as a text.
+    If no checkpoint has a marker, as in upstream's own runs, the tracker stays as it is.
     """
     run_dir = Path(run_dir)
     tracked, steps = tracked_step(run_dir), complete_steps(run_dir)
@@ -133,7 +132,7 @@ def repair_tracker(run_dir: str | Path) -> str | None:
 
 
 def forget_marks_from(run_dir: str | Path, step: int) -> None:
-    """Remove the markers of `step`, which is going to be overwritten, and of later checkpoints, of an abandoned run."""
+    """Remove the markers of `step`, which is about to be overwritten, and of an abandoned run's later checkpoints."""
     for later in complete_steps(run_dir):
         if later >= step:
             (Path(run_dir) / f"global_step_{later}" / MARKER).unlink()

@@ -14,20 +14,20 @@ import ray
 from omegaconf import DictConfig
 from ray.util.placement_group import placement_group_table
 
-# limits for a cluster that cannot grow, where Ray's own limit for the start of a worker process is 60 s, and for one to
-# which an autoscaler or a user with `ray start` may add nodes
+# Limit for a cluster that cannot grow (Ray's own limit for the start of a worker process is 60 s), and for one that may
+# grow by an autoscaler, or by a user with `ray start`.
 PENDING_SECONDS, GROWING_SECONDS = 60, 900
-# between two looks at the cluster, and between two messages
+# Time between two looks at the cluster, and between two messages.
 LOOK_SECONDS, SAY_SECONDS = 2, 60
 
 
 def unplaced(groups: Mapping[str, dict], actors: Mapping[str, dict], job: str) -> str | None:
-    """Return what a job waits for, as a text; None if Ray has placed everything.
+    """Return a text about what a job waits for; None if Ray has placed everything.
 
     Args:
         groups: Ray's placement groups, as `placement_group_table` returns them.
-        actors: the job's actors that are pending, as Ray's state lists them; one with an address has its place.
-        job: the job's id as hex digits, with which the ids of its placement groups end.
+        actors: the job's pending actors, as Ray's state lists them; an actor with an address is already placed.
+        job: the job's id as hex digits; the ids of its placement groups end with it.
     """
     waiting = [group for name, group in sorted(groups.items()) if name.endswith(job) and group["state"] == "PENDING"]
     parts = [_amounts(group) for group in waiting]
@@ -44,13 +44,13 @@ def _amounts(group: dict) -> str:
 
 
 def wait_too_long(look: Callable[[], str | None], limit: float, patient: bool, clock) -> str:
-    """Return what has been missing at every look for longer than the limit, and for how long, as a text.
+    """Wait until something has been missing at every look for longer than the limit; return a text about it.
 
     Args:
         look: function that returns what is missing now.
-        limit: the most seconds to wait for it.
-        patient: whether to print what the run waits for, when it is missing at two looks in a row and every minute.
-        clock: object with `sleep` and `monotonic`, as the module `time`.
+        limit: longest wait in seconds.
+        patient: whether to print what is missing after two looks in a row, and then every minute.
+        clock: object with the functions `sleep` and `monotonic` of the module `time`.
     """
     since = None
     while True:
@@ -73,7 +73,7 @@ def wait_too_long(look: Callable[[], str | None], limit: float, patient: bool, c
 
 
 def seconds_allowed(config: DictConfig, joined: bool) -> float:
-    """Return `trainer.pending_seconds`; if it is null, more for a cluster that may still grow than for others."""
+    """Return `trainer.pending_seconds`; if it is null, a default that is longer for a cluster that may still grow."""
     if config.trainer.get("pending_seconds") is not None:
         return config.trainer.pending_seconds
     return GROWING_SECONDS if joined else PENDING_SECONDS
@@ -84,14 +84,14 @@ def watch_pending_actors(config: DictConfig, joined: bool, needed_cpus: int) -> 
 
     Args:
         joined: whether the cluster was started before the run, so that nodes may join it.
-        needed_cpus: the number of Ray's logical CPUs that the run holds at once.
+        needed_cpus: number of Ray's logical CPUs that the run holds at once.
     """
     waited = wait_too_long(_look, seconds_allowed(config, joined), joined, time)
     more_cpus = f"raise ray_kwargs.ray_init.num_cpus (now {config.ray_kwargs.ray_init.get('num_cpus')})"
     if joined:
         start = "start them with more (ray start --num-cpus)"
         more_cpus = f"add nodes to the cluster, or {start}, or wait longer (trainer.pending_seconds)"
-    from verl.workers.config.schedule import rollout_workers  # this module is imported in the middle of verl's import
+    from verl.workers.config.schedule import rollout_workers  # this module is imported while verl itself is imported
 
     own = "actor_rollout_ref.rollout.n_gpus_per_node, " if rollout_workers(config) else ""
     print(

@@ -1,12 +1,12 @@
-"""Ends a run of which a process has died or reported a fault, and says which one it was.
+"""Ends a run after one of its processes has died or reported a fault, and names the process.
 
-Upstream waits forever for some of a run's processes, such as those of TransferQueue, and for vLLM's engine core when it
-sends weights to it; of others it does not say which one died. The driver looks every two seconds
+Upstream waits forever for some of a run's processes, such as TransferQueue's, and for vLLM's engine core while it
+sends weights to it; if another process dies, it does not say which one. The driver looks every two seconds
 - at the states of the run's actors, which Ray keeps (`lost_actors`);
 - for faults that processes of the run have reported (`verl.utils.fault_reports`), such as the death of a process that
   an actor has started (`verl_patches.engine_deaths`).
-A process that is ended on purpose is in neither of them, nor is a process of another job of the same cluster. Ray's own
-processes are not watched, as Ray ends the driver with a message when its GCS or raylet is gone.
+Neither source shows processes that were ended on purpose, or processes of another job on the same cluster. Ray's own
+processes are not watched, because Ray ends the driver with a message when its GCS or raylet is gone.
 """
 
 import atexit
@@ -22,28 +22,28 @@ from ray.core.generated.common_pb2 import ActorDiedErrorContext as DIED
 from verl.utils.fault_reports import reported_faults
 
 LOOK_SECONDS = 2
-# from a message to the end of a run that has not ended by itself, which keeps upstream's own exceptions in the log
+# Time from the message to the end of the run; within it, upstream's own exceptions can still reach the log.
 END_SECONDS = 20
 
 
 class DeathWatch(threading.Thread):
-    """Thread of the driver. A fault is printed at once; then the run has `END_SECONDS`, and ends with exit code 4.
+    """The driver's thread that prints a fault at once, and ends the run `END_SECONDS` later with exit code 4.
 
-    If the driver ends by itself within two looks, the last look is at its exit.
+    If the driver ends by itself between two looks, the last look takes place at its exit.
     """
 
     def __init__(self):
         super().__init__(name="DeathWatch", daemon=True)
         self.faults: list[str] = []
         self.ending = threading.Event()
-        # runs before Ray's own exit handler, which ends Ray's processes, as `ray` was imported earlier
+        # This handler runs before Ray's, which ends Ray's processes, because `ray` was imported earlier.
         atexit.register(self.end)
 
     def look(self) -> None:
-        """Print the faults that were not printed yet."""
+        """Print the faults that have not been printed yet."""
         try:
             faults = lost_actors() + reported_faults()
-        except Exception:  # of several kinds: Ray is just ending, or the cluster does not answer
+        except Exception:  # its type varies: Ray is shutting down, or the cluster does not answer
             return
         new = [text for text in faults if text not in self.faults]
         self.faults += new
@@ -70,7 +70,7 @@ class DeathWatch(threading.Thread):
 
 
 def lost_actors() -> list[str]:
-    """Return as clauses which of this job's actors and nodes are lost, without what was ended on purpose."""
+    """Return a clause for each lost actor or node of this job; actors that were ended on purpose are left out."""
     if not ray.is_initialized():
         return []
     job = ray.JobID.from_hex(ray.get_runtime_context().get_job_id())
@@ -79,7 +79,7 @@ def lost_actors() -> list[str]:
         cause, node = actor["DeathCause"], actor["Address"]["IPAddress"]
         context = cause.actor_died_error_context
         name = f"{actor['ActorClassName'].rsplit('.')[-1]} (process {actor['Pid']} on {node})"
-        # Ray has no reason of its own for an actor that called `exit_actor` or `sys.exit(0)`, only a text
+        # Ray marks an actor that called `exit_actor` or `sys.exit(0)` by a text only, not by a reason.
         died = context.reason == DIED.WORKER_DIED and "INTENDED_" not in context.error_message
         if context.reason == DIED.NODE_DIED:
             lost_nodes[node].append(name)

@@ -12,20 +12,20 @@ from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 
 LOOK_SECONDS = 2.0
-# the start may always take as long: models are loaded and compiled, and nodes may have to come
+# The start may take this long under any limit: models are loaded and compiled, and nodes may have to join.
 START_SECONDS = 3600.0
-# from the message to the end of this process, if the driver, which ends the run, does not end it
+# Time from the message until this process ends itself, in case the driver has not ended the run by then.
 END_SECONDS = 60.0
 
 
 class ProgressWatch(threading.Thread):
-    """Thread that ends the run when neither the phase nor the state has changed for a time.
+    """Thread that ends the run when neither the phase nor the state has changed for longer than the limit.
 
     Args:
-        seconds: `trainer.progress_timeout`.
-        state: returns what changes while a phase makes progress, such as the numbers of finished prompts.
-        describe: returns what the current phase waits for, as a text.
-        report: tells the driver the message; the driver ends the run.
+        seconds: limit in seconds, `trainer.progress_timeout`; single phases may have a longer one.
+        state: function that returns a value which changes with progress, such as the numbers of finished prompts.
+        describe: function that returns a text about what the current phase waits for.
+        report: function that sends the message to the driver, which then ends the run.
     """
 
     def __init__(
@@ -37,16 +37,16 @@ class ProgressWatch(threading.Thread):
     ):
         super().__init__(name="ProgressWatch", daemon=True)
         self.seconds, self._state, self._describe, self._report = seconds, state, describe, report
-        # names and limits, the innermost phase last; the first one is of whatever has no phase of its own
+        # Name and limit of each open phase, the innermost last; the first entry covers the time outside all others.
         self._phases: list[tuple[str, float]] = [("start or end of the run", max(seconds, START_SECONDS))]
         self._changes = 0
-        # where the first exception that left a phase was raised
+        # Name of the innermost phase in which the first exception was raised.
         self.failed_in: str | None = None
 
     @contextmanager
     def phase(self, name: str, at_least: float = 0.0) -> Iterator[None]:
-        """Name the phase of the calling thread's work, which may take `at_least` seconds in any case, while the block
-        runs; a phase within it takes its place."""
+        """Name the current phase while the block runs; a phase opened inside the block replaces it meanwhile. The
+        phase's limit is the run's, but not below `at_least` seconds."""
         self._phases.append((name, max(self.seconds, at_least)))
         self._changes += 1
         try:
@@ -74,7 +74,7 @@ class ProgressWatch(threading.Thread):
             message += self._describe()
             print(f"error: {message}", file=sys.stderr, flush=True)
             self._report(message)
-        except Exception as error:  # such as Ray's, if it is what hangs
+        except Exception as error:  # such as an error of Ray, if Ray itself hangs
             print(f"error: {message}; the driver was not told: {error!r}", file=sys.stderr, flush=True)
         finally:
             time.sleep(END_SECONDS)

@@ -1,4 +1,4 @@
-"""Files and folders that are complete or not there: written under a temporary name beside their own, then renamed."""
+"""Writes files and folders that appear only when complete: under a temporary name beside their own, then renamed."""
 
 import os
 import shutil
@@ -10,9 +10,9 @@ from pathlib import Path
 
 @contextmanager
 def replacing(path: str | Path) -> Iterator[Path]:
-    """A path for a new file beside `path`. If the block ends well, the file replaces `path`; if not, it is removed.
+    """Yield a path for a new file beside `path`. If the block succeeds, the file replaces `path`; else it is removed.
 
-    A reader of `path` sees the old content or the new, never a part. The folder of `path` is made.
+    A reader of `path` sees the old content or the new, never a part. The folder of `path` is created.
     """
     unfinished = _temporary(Path(path))
     try:
@@ -24,10 +24,10 @@ def replacing(path: str | Path) -> Iterator[Path]:
 
 @contextmanager
 def new_folder(path: str | Path) -> Iterator[Path]:
-    """An empty folder beside `path`. If the block ends well, it is renamed to `path`; if not, it is removed.
+    """Yield an empty folder beside `path`. If the block succeeds, it is renamed to `path`; else it is removed.
 
     Raises:
-        OSError: when the block has ended and `path` is a folder with content: another process may have been faster.
+        OSError: `path` is a folder with content when the block has ended; another process may have been faster.
     """
     unfinished = _temporary(Path(path))
     unfinished.mkdir()

@@ -1,6 +1,6 @@
-"""Reads data files as people publish them, row by row, and says which rows are bad; writes files of rows.
+"""Reads published data files row by row, describes bad rows, and writes files of rows.
 
-Used by what makes training data and by `verl.evaluation`.
+The makers of training data and `verl.evaluation` use this module.
 """
 
 import csv
@@ -25,10 +25,10 @@ class BadRow(ValueError):
 
 
 def read_rows(path: Path, columns: Collection[str] | None = None) -> Iterator[dict]:
-    """Rows of a .jsonl, .jsonl.gz, .json (a list of objects), .parquet or .csv (with a header) file, one at a time.
+    """Yield the rows of a .jsonl, .jsonl.gz, .json (a list of objects), .parquet or .csv (with a header) file.
 
     Args:
-        columns: of a .parquet file no others are read; None: all.
+        columns: the only columns to read from a .parquet file; None: all.
 
     Raises:
         ValueError: the file is missing, damaged or of another type; the message names the file, and the line if known.
@@ -63,7 +63,7 @@ def read_lines(path: Path) -> Iterator[dict]:
 
 
 def write_rows(path: Path, rows: list[dict]) -> None:
-    """Writes a .parquet file, or else one JSON object on each line; complete or not at all."""
+    """Write a .parquet file, or for other suffixes one JSON object on each line; an incomplete file never appears."""
     with replacing(path) as unfinished:
         if path.suffix == ".parquet":
             pq.write_table(pa.Table.from_pylist(rows), unfinished)
@@ -82,7 +82,7 @@ def _parquet_rows(path: Path, columns: Collection[str] | None) -> Iterator[dict]
 
 
 def _csv_rows(path: Path) -> Iterator[dict]:
-    csv.field_size_limit(sys.maxsize)  # the default, 131,072 characters, is less than some texts have
+    csv.field_size_limit(sys.maxsize)  # Some texts are longer than the default, 131,072 characters.
     reader = csv.DictReader(io.StringIO(_text(path), newline=""), strict=True)
     try:
         for row in reader:
@@ -115,7 +115,7 @@ def _parse_json(text: str, kind: type, expected: str, where: str):
 
 
 def check_characters(name: str, text: str) -> None:
-    """Raise BadRow where a text cannot be written as UTF-8: JSON may escape half of a character that takes two."""
+    """Raise BadRow if a text cannot be written as UTF-8: escapes in JSON may leave half of a surrogate pair."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
@@ -123,7 +123,7 @@ def check_characters(name: str, text: str) -> None:
 
 
 def describe_bad(bad: dict[int, str]) -> str:
-    """Return a text that lists bad rows by what is wrong with them: row number (0 for the first) -> problem."""
+    """Return a text that lists the row numbers of each problem; `bad`: row number (0 for the first) -> problem."""
     kinds: dict[str, list[int]] = {}
     for number, problem in bad.items():
         kinds.setdefault(problem, []).append(number)

@@ -11,8 +11,8 @@ class RunError(RuntimeError):
 
 
 def report_fault(text: str) -> None:
-    """Tell the driver of a fault as a clause; `verl.trainer.death_watch` prints it after `error: ` and ends the run."""
-    if not ray.is_initialized():  # without Ray there is no other process that waits
+    """Report a fault to the driver; `verl.trainer.death_watch` prints the text after `error: ` and ends the run."""
+    if not ray.is_initialized():  # Without Ray no other process waits.
         return
     internal_kv._internal_kv_put(f"{ray.get_runtime_context().get_job_id()}:{text}", b"", namespace=REPORTS)
 
@@ -26,7 +26,7 @@ def reported_faults() -> list[str]:
 
 
 def cause_of(error: BaseException, characters: int = 500) -> str:
-    """Return an exception's type and message in a line; for one that Ray has carried here, those of the original."""
+    """Return the type and message of an exception in one line; of one that Ray wraps, those of the original."""
     while isinstance(inner := getattr(error, "cause", None), BaseException):
         error = inner
     return " ".join(f"{type(error).__name__}: {error}".split())[:characters]

@@ -1,4 +1,4 @@
-"""HAPO's h of an entropy (arXiv 2509.16591), for the sampler and the loss alike, and the temperature that follows.
+"""Normalizes entropies to HAPO's h (arXiv 2509.16591), for sampler and loss, and derives temperatures from h.
 
 vLLM's processes import this module: it needs torch only.
 """
@@ -13,7 +13,7 @@ from vllm_patches.tempered_requests import ENTROPY_FLOOR
 
 ENTROPY_H = TokenField("entropy_h", "HAPO's loss")
 
-CACHED_LOGITS = 2**20  # on CPU logits of one block: 4 MiB stay in the cache between the passes
+CACHED_LOGITS = 2**20  # number of logits of a block on CPU: 4 MiB stay in the cache between the passes
 
 
 def normalize_entropy(
@@ -23,10 +23,10 @@ def normalize_entropy(
     scale_pos: float | torch.Tensor,
     scale_neg: float | torch.Tensor,
 ) -> torch.Tensor:
-    """h = clamp(z * (scale_pos if z > 0 else scale_neg), -1, 1) with z = (log H - median) / std.
+    """Return h = clamp(z * (scale_pos if z > 0 else scale_neg), -1, 1) with z = (log H - median) / std.
 
     Args:
-        entropy: in nats, any shape. The others: numbers, or tensors that broadcast with it.
+        entropy: entropy H in nats, any shape. The other arguments are numbers, or tensors that broadcast with it.
 
     Returns:
         float32, the shape of `entropy`, without gradient.
@@ -36,10 +36,10 @@ def normalize_entropy(
 
 
 class EntropyStatistics(NamedTuple):
-    """What turns an entropy into h: h = z * (scale_pos if z > 0 else scale_neg), z = (log H - median) / std.
+    """The parameters of h = z * (scale_pos if z > 0 else scale_neg), z = (log H - median) / std.
 
-    `median` is the pivot quantile of log H (the paper's code calls it so whatever the quantile), `std` the root mean
-    square distance from it. All but `median` are positive; where the batch does not define one it is 1.
+    `median` is the pivot quantile of log H (the paper's code uses this name for every quantile), `std` the root mean
+    square distance from it. All but `median` are positive; one that the batch does not define is 1.
     """
 
     median: float = 0.0
@@ -49,27 +49,27 @@ class EntropyStatistics(NamedTuple):
 
 
 def entropy_to_h(entropy: torch.Tensor, statistics: EntropyStatistics) -> torch.Tensor:
-    """h of entropies in nats (any shape), clamped to [-1, 1], for the statistics of this or an earlier batch."""
+    """Return h, clamped to [-1, 1], of entropies in nats (any shape), for statistics of this or an earlier batch."""
     return normalize_entropy(entropy, *statistics)
 
 
 def compute_entropy_h(
     entropy: torch.Tensor, response_mask: torch.Tensor, pivot: float = 0.8
 ) -> tuple[torch.Tensor, EntropyStatistics]:
-    """Normalised entropy of every token of the batch (section 3.1 of the paper, with h's sign kept).
+    """Return the normalized entropy of every token of the batch (section 3.1 of the paper, with h's sign kept).
 
     Args:
         entropy: (B, T) entropy in nats of the old policy over the full vocabulary.
-        response_mask: (B, T) tokens that count; the others get h = 0.
-        pivot: quantile of log H where h is 0 (nearest rank), in [0, 1].
+        response_mask: (B, T) mask of the tokens that count; the others get h = 0.
+        pivot: quantile of log H at which h is 0 (nearest rank), in [0, 1].
 
     Returns:
-        h (B, T) float32 without gradient, and the statistics. No valid token, or all entropies equal: h = 0. Tokens
-        whose entropy is not finite, as upstream's is where a logit is -inf, do not count.
+        h (B, T) float32 without gradient, and the statistics. Without valid tokens, or if all entropies are equal, h is
+        0. Tokens whose entropy is not finite do not count; verl's entropy is not finite where a logit is -inf.
     """
     if not 0.0 <= pivot <= 1.0:
         raise ValueError(f"pivot={pivot}: expected a quantile in [0, 1]")
-    # on the CPU with numpy's selection and partition: several times faster than torch's masked_select and kthvalue
+    # On the CPU numpy's selection and partition are several times faster than torch's masked_select and kthvalue.
     valid = (response_mask.bool() & entropy.isfinite()).cpu().numpy()
     x = torch.from_numpy(entropy.detach().float().cpu().numpy()[valid]).clamp_(min=ENTROPY_FLOOR).log_()
     h = torch.zeros(entropy.shape, dtype=torch.float32)
@@ -89,7 +89,7 @@ def compute_entropy_h(
         scale_neg=1 / -lowest if lowest < 0 else 1.0,
     )
     x.mul_(statistics.scale_pos / std)
-    # one pass, in place: times scale_neg / scale_pos where negative
+    # leaky_relu_ multiplies negative values by scale_neg / scale_pos, in one pass and in place.
     torch.nn.functional.leaky_relu_(x, statistics.scale_neg / statistics.scale_pos).clamp_(-1.0, 1.0)
     h.numpy()[valid] = x.numpy()
     return h.to(entropy.device), statistics
@@ -100,11 +100,11 @@ def compute_entropy_based_temperature(
     temperature_tau: float | torch.Tensor,
     **statistics: float | torch.Tensor,
 ) -> torch.Tensor:
-    """T'/T = 1 + temperature_tau h for every row.
+    """Return T'/T = 1 + temperature_tau h for every row.
 
     Args:
-        logits: (R, V) before any temperature; -inf marks impossible tokens.
-        temperature_tau, statistics: numbers, or (R,) tensors; the statistics are those of `normalize_entropy`.
+        logits: (R, V) logits before any temperature; -inf marks impossible tokens.
+        temperature_tau, statistics: numbers, or (R,) tensors; the statistics are arguments of `normalize_entropy`.
 
     Returns:
         (R,) float32.
@@ -113,12 +113,12 @@ def compute_entropy_based_temperature(
 
 
 def entropy_of_logits(logits: torch.Tensor) -> torch.Tensor:
-    """Entropy (R,) in nats of softmax(logits) with one exponential per logit: log sum e^y - sum y e^y / sum e^y."""
+    """Return the entropy (R,) of softmax(logits) in nats, log sum e^y - sum y e^y / sum e^y, with an exp per logit."""
     rows = max(CACHED_LOGITS // logits.shape[-1], 1) if logits.device.type == "cpu" else max(len(logits), 1)
     entropies = []
     for block in logits.split(rows):
         y = block.float() - block.amax(dim=-1, keepdim=True)
-        y.clamp_(min=-80.0)  # e^-80 is nothing, and 0 times -inf would be no number
+        y.clamp_(min=-80.0)  # e^-80 is negligible, and 0 times -inf would be NaN.
         weights = y.exp()
         total = weights.sum(dim=-1)
         entropies.append(total.log() - weights.mul_(y).sum(dim=-1) / total)

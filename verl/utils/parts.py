@@ -1,4 +1,4 @@
-"""The registry of the parts that a run is made of. A part is one file, which registers it with all that others read.
+"""The registry of the parts that make up a run. A part is one file, which registers everything that others read of it.
 
     tree        register_tree        which tokens are generated?           verl/workers/rollout/trees/
     sampler     register_sampler     how is a token drawn?                 verl/workers/rollout/samplers/
@@ -6,9 +6,9 @@
     loss        register_loss        how far may the policy move?          verl/trainer/ppo/loss/
     component   register_component   what happens between the phases of a training step?   verl/trainer/ppo/v1/methods/
 
-The modules of these folders are imported when somebody looks up a part (`parts`), and then those that other packages
-name in the entry-point group `verl_exploration.parts`. A registered tree, sampler, credit or loss becomes a choice for
-Hydra (`tree=<name>`) without a file: its config values are a node of Hydra's `ConfigStore`.
+Looking up a part (`parts`) imports the modules of these folders, and then the modules that other packages name in the
+entry-point group `verl_exploration.parts`. A registered tree, sampler, credit or loss becomes a choice for Hydra
+(`tree=<name>`) without a file: its config values are a node of Hydra's `ConfigStore`.
 
     [project.entry-points."verl_exploration.parts"]
     my_method = "my_package.my_module"
@@ -41,11 +41,11 @@ T = TypeVar("T")
 
 
 class Compares(Enum):
-    """What an advantage estimator compares a trajectory with.
+    """The things that an advantage estimator compares a trajectory with.
 
-    GROUP: the other trajectories of its prompt. Equal outcomes give 0, and so does a trajectory without others.
-    GROUP_THEN_MORE: as GROUP, but what it does afterwards (whitening over the batch, several rewards, rewards of single
-        tokens) may give equal outcomes an advantage.
+    GROUP: the other trajectories of its prompt. Equal outcomes, or a lone trajectory, give advantage 0.
+    GROUP_THEN_MORE: as GROUP, but a later step (whitening over the batch, several rewards, rewards of single tokens)
+        may give equal outcomes an advantage.
     NODES: nodes of the prompt's tree; the estimator itself gives 0 where there is nothing to compare.
     """
 
@@ -55,7 +55,7 @@ class Compares(Enum):
 
     @property
     def by_group(self) -> bool:
-        """Return whether trajectories are compared with their prompt's, so that one without others has advantage 0."""
+        """Return whether trajectories of a prompt are compared with each other: a lone trajectory has advantage 0."""
         return self is not Compares.NODES
 
 
@@ -66,11 +66,11 @@ class Part:
     Args:
         name: the choice, as in `tree=latr`.
         about: a sentence for the menu.
-        requires: what else a run needs, for the menu.
-        warning: what a user should know who compares a run of it with others; shown before each run.
-        values: the config values that the choice sets: key from the config's root, with dots -> value.
-        smallest: config values with which a test takes a small step, beside `values`.
-        alias: whether it is another name of an older part, which tests need not repeat.
+        requires: further requirements of a run, for the menu.
+        warning: a caveat for users who compare its runs with others; shown before each run.
+        values: config values that the choice sets: key from the config's root, with dots -> value.
+        smallest: config values, in addition to `values`, with which a test takes a small step.
+        alias: whether it is another name of an older part, so that tests need not repeat it.
     """
 
     name: str
@@ -93,17 +93,17 @@ class Tree(Part):
     Args:
         policy: the `BranchPolicy`.
         keys: dataclass of its settings; None if it has none.
-        section: where they stand in a config.
+        section: section of a config that holds the settings.
         trajectories: number of trajectories that a policy with these keys grows; None if `rollout.n` is free.
         formula: `trajectories` in the names of the keys.
         scaled_by: the key that a diagnosis raises until `n` trajectories are grown.
-        diagnosis: keys that differ in a diagnosis, where `n` is small.
-        variant: values in which it differs from the tree of which it is a variant.
+        diagnosis: keys that have another value in a diagnosis, where `n` is small.
+        variant: values that differ from the tree that this one is a variant of.
         forks_at_results: whether it forks after a tool's result, so that a diagnosis without tools leaves it out.
         reads_rewards: whether it reads rewards of trajectories while it grows.
-        learns: whether a trainer component learns what it needs.
+        learns: whether a trainer component learns a model that it needs.
         rollout_names: `rollout.name`s by which the authors' scripts choose it.
-        rollout_modes: `rollout.mode`s by which they choose it, with tools.
+        rollout_modes: `rollout.mode`s by which the authors' scripts choose it with tools.
     """
 
     policy: type
@@ -121,15 +121,15 @@ class Tree(Part):
     rollout_modes: tuple[str, ...] = ()
 
     def read(self, config: DictConfig) -> Any:
-        """Return the settings in a run's config, checked.
+        """Return the checked settings from a run's config.
 
         Raises:
-            ValueError: a wrong key, type or range, or another `rollout.n` than the policy grows; names the key.
+            ValueError: a key, type or range is wrong, or `rollout.n` is not what the policy grows; names the key.
         """
         if self.keys is None:
             return None
         values = OmegaConf.select(config, self.section) or {}
-        if self.section == ROLLOUT:  # which has other keys, too
+        if self.section == ROLLOUT:  # The rollout section has other keys, too.
             values = {key.name: values[key.name] for key in fields(self.keys) if key.name in values}
         keys: Any = read_keys(self.keys, values, self.section)
         if self.trajectories is not None:
@@ -143,8 +143,8 @@ class Sampler(Part):
 
     Args:
         keys: dataclass of its settings, which stand in `rollout`; None if it has none.
-        is_on: whether a `rollout` section asks for it.
-        needs: fields that the trainer computes after each step, of which it makes the next step's settings.
+        is_on: function that returns whether a `rollout` section asks for it.
+        needs: fields that the trainer computes after each step to derive the next step's settings.
     """
 
     keys: type | None = None
@@ -157,12 +157,12 @@ class Credit(Part):
     """An advantage estimator.
 
     Args:
-        compares: what a trajectory is compared with; None for upstream's that compare with something else.
-        keys: dataclass of its settings, which stand in `algorithm.<name>`; None if it has none. A method
-            `check(config)` of it, which gets the whole config, may raise ValueError.
-        needs: token fields that it reads; such a credit needs the trainer that sends them.
-        reward_fields: numbers of the reward function that it reads beside the rewards.
-        metrics: (rewards, mask, index, norm) -> metrics of a step, as the estimator's arguments.
+        compares: kind of comparison of a trajectory; None for verl's own estimators that compare otherwise.
+        keys: dataclass of its settings, which stand in `algorithm.<name>`; None if it has none. Its method
+            `check(config)`, if any, gets the whole config and may raise ValueError.
+        needs: token fields that it reads; such a credit needs this project's trainer, which sends them.
+        reward_fields: numbers of the reward function that it reads in addition to the rewards.
+        metrics: (rewards, mask, index, norm) -> metrics of a step; the arguments are the estimator's.
     """
 
     compares: Compares | None = None
@@ -175,7 +175,7 @@ class Credit(Part):
         """Return the settings in a run's section `algorithm`, which may be None; None for a credit without settings.
 
         Raises:
-            ValueError: a wrong key, type or range; names the key.
+            ValueError: a key, type or range is wrong; names the key.
         """
         if self.keys is None:
             return None
@@ -187,14 +187,14 @@ class Loss(Part):
     """A policy loss.
 
     Args:
-        keys: dataclass of its settings, which stand in `actor`; None if it has none. A method `check(actor)` of it may
-            raise ValueError.
-        switches: boolean keys that no other loss knows -> the token field that the loss reads where the switch is on,
-            or None.
+        keys: dataclass of its settings, which stand in `actor`; None if it has none. Its method `check(actor)`, if any,
+            may raise ValueError.
+        switches: boolean keys that no other loss has -> the token field that the loss reads if the switch is on, or
+            None.
         needs: token fields that it always reads.
         proportional: whether a token's loss and gradient grow with the size of its advantage. They are 0 where it is 0,
             so that rows without an advantage need no computation.
-        wraps: key of `actor` that names the loss which this one calls; empty if it calls none.
+        wraps: key of `actor` that names the loss that this one calls; empty if it calls none.
     """
 
     keys: type | None = None
@@ -204,13 +204,13 @@ class Loss(Part):
     wraps: str = ""
 
     def fields(self, actor) -> tuple[TokenField, ...]:
-        """Return the token fields that the loss reads with this `actor` section."""
+        """Return the token fields that the loss reads under this `actor` section."""
         switched = [field for switch, field in self.switches.items() if field is not None and actor.get(switch)]
         wrapped = self.wrapped(actor)
         return tuple(dict.fromkeys([*self.needs, *switched, *(wrapped.fields(actor) if wrapped else ())]))
 
     def wrapped(self, actor) -> "Loss | None":
-        """Return the loss that it calls with this `actor` section."""
+        """Return the loss that this one calls under this `actor` section; None if it calls none."""
         return parts("loss").get(actor.get(self.wraps)) if self.wraps else None
 
 
@@ -224,8 +224,8 @@ def parts(kind: str) -> Mapping[str, Any]:
 
 
 def load_choices() -> None:
-    """Register all choices, so that Hydra knows them; to be called before a config is composed."""
-    if _loads.depth:  # an import below a part's has led here: when all parts are there, this is done
+    """Register all choices, so that Hydra knows them. Call this before a config is composed."""
+    if _loads.depth:  # A part's own import has led here; `_load` calls this again once all parts are registered.
         _loads.choices = True
         return
     for kind in ("tree", "sampler", "credit", "loss"):
@@ -240,30 +240,30 @@ def load_choices() -> None:
 
 
 def _trees_of_a_diagnosis() -> DictConfig:
-    """Return the keys of all trees, and the changes of `rollout` with which a diagnosis grows each."""
+    """Return the keys of all trees, and for each tree the changes of `rollout` with which a diagnosis grows it."""
     values: dict[str, Any] = {}
     for name, tree in sorted(_registered["tree"].items()):
-        if tree.alias or name == "plain":  # which has a row for each temperature
+        if tree.alias or name == "plain":  # A diagnosis has its own rows for `plain`, one for each temperature.
             continue
         if not tree.variant:
             values |= {key: value for key, value in tree.values.items() if key != f"{ROLLOUT}.n"}
             values |= {f"{tree.section}.{key}": value for key, value in tree.diagnosis.items()}
             values |= {f"{tree.section}.{tree.scaled_by}": None} if tree.scaled_by else {}
         group = "tool_policies" if tree.forks_at_results else "policies"
-        of_rollout = {"tree": tree.values[f"{ROLLOUT}.tree"]}
-        of_rollout |= {key.removeprefix(f"{ROLLOUT}."): value for key, value in tree.variant.items()}
-        values[f"{group}.{name}"] = of_rollout
+        rollout_changes = {"tree": tree.values[f"{ROLLOUT}.tree"]}
+        rollout_changes |= {key.removeprefix(f"{ROLLOUT}."): value for key, value in tree.variant.items()}
+        values[f"{group}.{name}"] = rollout_changes
     values.pop(f"{ROLLOUT}.tree")
     return nested(values)
 
 
 @dataclass
 class _Loads:
-    """The loads that are under way, as a part's module may import what asks for other parts.
+    """The loads under way: importing a part's module may itself look up other parts.
 
     Args:
-        depth: number of loads, one within the other.
-        choices: whether somebody has asked for the choices meanwhile.
+        depth: number of nested loads.
+        choices: whether `load_choices` was called during these loads.
     """
 
     depth: int = 0
@@ -274,7 +274,7 @@ _loads = _Loads()
 
 
 def _load(kind: str) -> None:
-    """Import the modules of a kind's folder, then, when no other load is under way, those of other packages."""
+    """Import the modules of a kind's folder and then, unless another load is under way, those of other packages."""
     _loads.depth += 1
     try:
         _load_folder(kind)
@@ -313,7 +313,7 @@ def _register(kind: str, name: str, new: T) -> T:
 
 
 def nested(values: Mapping[str, Any]) -> DictConfig:
-    """Return a config of values whose keys have dots."""
+    """Return a nested config from values whose keys are paths with dots."""
     config = OmegaConf.create()
     for key, value in values.items():
         OmegaConf.update(config, key, value, force_add=True)
@@ -332,17 +332,17 @@ def register_tree(
     smallest: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> Callable[[type], type]:
-    """Register a `BranchPolicy` as `tree=<name>`; the class gets it as its attribute `part`.
+    """Register a `BranchPolicy` as `tree=<name>`; the class's attribute `part` becomes the registered `Tree`.
 
     Args:
         name, about: see `Part`.
         keys: dataclass of the policy's settings, with a default for each.
-        section: where they stand; by default `actor_rollout_ref.rollout.custom.<name>`.
+        section: section of the settings; by default `actor_rollout_ref.rollout.custom.<name>`.
         without: keys that a config has only if the user names them.
-        extends: an older choice, of which this one is a variant: it has its policy and values.
-        values: further config values of the choice, or in a variant those that differ.
+        extends: older choice that this one is a variant of, with the same policy and values.
+        values: further config values of the choice; for a variant, the values that differ.
         smallest: names of `keys`, or keys from the root, -> value.
-        options: the other fields of `Tree`.
+        options: other fields of `Tree`.
     """
     section = section or f"{ROLLOUT}.custom.{name}"
 
@@ -385,14 +385,14 @@ def register_sampler(name: str, about: str, **options: Any) -> Sampler:
 
 
 def register_credit(name: str, about: str, *, values: Mapping[str, Any] | None = None, **options: Any) -> Callable:
-    """Register a function (rewards, mask, index, epsilon, norm) -> (B, T) advantages as `credit=<name>`, which is
+    """Register a function (rewards, mask, index, epsilon, norm) -> (B, T) advantages as `credit=<name>`, which sets
     `algorithm.adv_estimator=<name>`; see `Credit`.
 
     Its arguments: (B, T) token-level rewards, whose sum is the trajectory's outcome; (B, T) response mask, outside of
-    which advantages are set to 0; (B,) prompt ids, of which equal ones are one group; a number that is added to a
-    standard deviation; upstream's `norm_adv_by_std_in_grpo`. A credit with `keys` gets its settings as a sixth one.
+    which advantages are set to 0; (B,) prompt ids, equal within a group; a number that is added to a standard
+    deviation; verl's `norm_adv_by_std_in_grpo`. A credit with `keys` gets its settings as a sixth argument.
     """
-    # imported here, as core_algos' import loads the parts, whose modules need this function
+    # The import stands here because core_algos imports the parts, whose modules need this function.
     from verl.trainer.ppo.core_algos import register_adv_est
 
     def register(function: Callable) -> Callable:
@@ -424,7 +424,7 @@ def describe_credit(
     smallest: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> Credit:
-    """Register an estimator that upstream's registry has already. `smallest`: names of `keys` -> value."""
+    """Register an estimator that verl's own registry has already. `smallest`: names of `keys` -> value."""
     section = f"algorithm.{name}"
     defaults = {} if keys is None else asdict(keys())
     set_by_choice = {"algorithm.adv_estimator": name, **{f"{section}.{key}": value for key, value in defaults.items()}}
@@ -440,8 +440,8 @@ def describe_credit(
 
 
 def register_loss(name: str, about: str, **options: Any) -> Callable[[Callable], Callable]:
-    """Register a function with the signature of upstream's policy losses as `loss=<name>`, which is
-    `actor.policy_loss.loss_mode=<name>`; see `Loss`. `values` are keys of `actor`, beside those of `loss=vanilla`."""
+    """Register a function with the signature of verl's policy losses as `loss=<name>`, which sets
+    `actor.policy_loss.loss_mode=<name>`; see `Loss`. `values` are keys of `actor`, added to those of `loss=vanilla`."""
     from verl.trainer.ppo.core_algos import register_policy_loss
 
     def register(function: Callable) -> Callable:
@@ -452,10 +452,10 @@ def register_loss(name: str, about: str, **options: Any) -> Callable[[Callable],
 
 
 def describe_loss(name: str, about: str, *, values: Mapping[str, Any] | None = None, **options: Any) -> Loss:
-    """Register a policy loss that upstream's registry has already."""
-    of_vanilla = {"loss_agg_mode": "token-mean", "use_kl_loss": False, "entropy_coeff": 0}
-    of_actor = of_vanilla | {"policy_loss.loss_mode": name} | dict(values or {})
-    all_values = {f"{ACTOR}.{key}": value for key, value in of_actor.items()}
+    """Register a policy loss that verl's own registry has already."""
+    vanilla_values = {"loss_agg_mode": "token-mean", "use_kl_loss": False, "entropy_coeff": 0}
+    actor_values = vanilla_values | {"policy_loss.loss_mode": name} | dict(values or {})
+    all_values = {f"{ACTOR}.{key}": value for key, value in actor_values.items()}
     return _register("loss", name, Loss(name=name, about=about, values=all_values, **options))
 
 
@@ -464,21 +464,21 @@ def register_component(component: type[T]) -> type[T]:
     return _register("component", component.__name__, component)
 
 
-# ---- what the registry says of a run ----
+# ---- lookups in the registry ----
 
 
 def loss_of_switch() -> dict[str, str]:
-    """Return for each boolean key of `actor` that only one loss knows the loss."""
+    """Return boolean key of `actor` -> the only loss that has it, for the `switches` of all losses."""
     return {switch: name for name, loss in parts("loss").items() for switch in loss.switches}
 
 
 def tree_of_rollout_name() -> dict[str, str]:
-    """Return for each `rollout.name` of the authors' scripts the tree."""
+    """Return `rollout.name` in the authors' scripts -> the tree's name."""
     return {each: name for name, tree in parts("tree").items() for each in tree.rollout_names}
 
 
 def tree_of_rollout_mode() -> dict[str, str]:
-    """Return for each `rollout.mode` of the authors' scripts, which is one with tools, the tree."""
+    """Return `rollout.mode` in the authors' scripts -> the name of the tree, which uses tools."""
     return {each: name for name, tree in parts("tree").items() for each in tree.rollout_modes}
 
 
@@ -488,14 +488,14 @@ def credit_of(adv_estimator: str | Enum) -> Credit | None:
 
 
 def compares(adv_estimator: str | Enum) -> Compares | None:
-    """Return what an estimator compares a trajectory with; None if it is not registered."""
+    """Return an estimator's kind of comparison; None if it is not registered."""
     credit = credit_of(adv_estimator)
     return credit.compares if credit else None
 
 
 def computed_fields(config: DictConfig) -> dict[TokenField, str]:
-    """Return the token fields that the trainer computes of the old policy's entropies for a run, each with the config
-    key that needs it. Nothing else says who needs entropies."""
+    """Return the token fields that a run's trainer computes from the old policy's entropies -> the config key that
+    needs the field. No other place decides whether entropies are needed."""
     actor, rollout = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
     needs: dict[TokenField, str] = {}
     if loss := parts("loss").get(actor.policy_loss.loss_mode):

@@ -1,8 +1,8 @@
-"""What a loss or an estimator needs beside the arguments that upstream's registered functions have.
+"""Passes values to losses and estimators beyond the arguments that verl's registered functions have.
 
 Such a function declares a `TokenField`, or a `ContextValue` for a value that is no tensor. The trainer computes a field
-once per step over the whole batch, so that no result depends on how the batch is cut, and sends it with the rows; the
-worker's loss hands it on (`field_losses`).
+once per step over the whole batch, so that no result depends on how the batch is split, and sends it with the rows; the
+worker binds it around the loss (`field_losses`).
 """
 
 from collections.abc import Callable, Iterator
@@ -18,17 +18,17 @@ FIELDS: dict[str, "TokenField"] = {}
 
 
 class ContextValue(Generic[T]):
-    """A value for a function whose signature upstream fixes: `with SETTINGS.bound(value): ...`.
+    """A value for a function whose signature verl fixes: `with SETTINGS.bound(value): ...`.
 
     Args:
-        name: of the value.
-        needed_by: what asks for it, in a user's words.
-        what: the value in a user's words.
+        name: the value's name.
+        needed_by: the function that needs the value, in words for users.
+        what: the value, in words for users.
     """
 
     def __init__(self, name: str, needed_by: str, what: str):
         self.name, self.needed_by, self.what = name, needed_by, what
-        # the value, and what has been computed within this `bound`: name -> (inputs, result)
+        # the value, and the results that `once` has computed within this `bound`: name -> (inputs, result)
         self._held: ContextVar[tuple[T, dict[str, tuple]] | None] = ContextVar(name, default=None)
 
     @contextmanager
@@ -40,20 +40,20 @@ class ContextValue(Generic[T]):
             self._held.reset(token)
 
     def get(self) -> T:
-        """Raises RuntimeError where no value is bound."""
+        """Return the bound value; raise RuntimeError if no value is bound."""
         return self._value_and_memo()[0]
 
     def get_optional(self) -> T | None:
-        """None where no value is bound."""
+        """Return the bound value; None if no value is bound."""
         return None if (held := self._held.get()) is None else held[0]
 
     def once(self, name: str, inputs: tuple, compute: Callable[[], Any]) -> Any:
-        """`compute()`; a second call with equal inputs within the same `bound` gets the first one's result.
+        """Return `compute()`; a second call with equal inputs within the same `bound` returns the first call's result.
 
-        So an estimator and the trainer's metrics share what both need.
+        This lets an estimator and the trainer's metrics share results that both need.
 
         Args:
-            inputs: all that the result depends on beside the value: tensors, arrays or plain objects.
+            inputs: everything that the result depends on, except the value: tensors, arrays or plain objects.
         """
         memo = self._value_and_memo()[1]
         if name not in memo or not all(map(_equal, memo[name][0], inputs)):
@@ -73,13 +73,13 @@ def _equal(a, b) -> bool:
 
 
 class TokenField(ContextValue[torch.Tensor]):
-    """A (B, T) tensor; `name` is its field's in a batch, too.
+    """A (B, T) tensor; `name` is also its key in a batch.
 
     Args:
-        unsent: value of a token for which the rollout sends none; None for a field that the trainer computes.
+        unsent: value of tokens for which the rollout sends none; None for a field that the trainer computes.
         compute: (old policy's entropies (B, T) in nats, mask (B, T) of the tokens that count) -> the field (B, T) and
             metrics. None: the rollout sends the field, or a trainer component computes it.
-        on_demand: whether a sent field is bound only for a credit that names it in `needs`; other runs do not copy it.
+        on_demand: whether a sent field is bound only for a credit with the field in `needs`; other runs do not copy it.
     """
 
     def __init__(
@@ -105,7 +105,7 @@ class RewardField(ContextValue[torch.Tensor]):
         super().__init__(name, needed_by, f"each row's {name} of the reward function")
 
 
-# a loss gets it in a run with a reference policy, which upstream's trainer computes
+# reference policy's log-probs (verl's trainer computes them), for a loss in a run with a reference policy
 REFERENCE_LOG_PROB: ContextValue[torch.Tensor] = ContextValue(
     "ref_log_prob", "a loss's own KL term", "every token's ref_log_prob"
 )

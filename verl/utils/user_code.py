@@ -1,6 +1,6 @@
 """Awaits code that users write: rewards, policies, tools.
 
-asyncio raises SystemExit and KeyboardInterrupt of a task out of its event loop, which then answers nobody any more
+asyncio lets SystemExit and KeyboardInterrupt of a task escape from the event loop, which then serves no other task
 (`asyncio.tasks.Task.__step`). A reward that calls `sys.exit` would therefore stop its whole worker in silence.
 """
 
@@ -21,7 +21,7 @@ async def guarded(call: Awaitable[T], name: str) -> T:
     """Await user code in the caller's task; `guard_tasks` guards the tasks that it makes.
 
     Raises:
-        UserCodeExit: it raised something that is no `Exception`, other than CancelledError; names `name`.
+        UserCodeExit: the code raised something other than an `Exception` or CancelledError; the message has `name`.
     """
     try:
         return await call
@@ -32,7 +32,7 @@ async def guarded(call: Awaitable[T], name: str) -> T:
 
 
 def guard_tasks(loop: asyncio.AbstractEventLoop) -> None:
-    """Guard every task that is made in an event loop from now on, also those that user code makes itself."""
+    """Guard every task that is made in an event loop from now on, including tasks that user code makes."""
     if loop.get_task_factory() is not _guarded_task:
         loop.set_task_factory(_guarded_task)
 
@@ -45,7 +45,7 @@ def finite_number(value: Any, name: str) -> float:
     """Return a real number, such as a reward or a scalar of numpy or torch, as a float.
 
     Raises:
-        ValueError: it is no number, or not finite; names `name`.
+        ValueError: the value is no number, or not finite; the message has `name`.
     """
     number = value.item() if hasattr(value, "item") and getattr(value, "ndim", 0) == 0 else value
     if not isinstance(number, numbers.Real) or not math.isfinite(number):

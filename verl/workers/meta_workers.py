@@ -1,4 +1,4 @@
-"""The actor's worker with three more methods that a trainer calls around its updates: see `utils/meta_learning.py`."""
+"""An actor worker with three more methods, which a trainer calls around its updates: see `utils/meta_learning.py`."""
 
 import os
 from pathlib import Path
@@ -12,16 +12,16 @@ from verl.workers.utils.meta_learning import MetaEpisode
 
 
 class MetaActorWorker(ActorRolloutRefWorker):
-    """Upstream's worker, until `meta_begin` is called.
+    """Upstream's worker with meta-learning episodes; it behaves as upstream's until `meta_begin` is called.
 
-    A checkpoint within an episode also holds the episode, one file per rank; it resumes on as many ranks.
+    A checkpoint within an episode also holds the episode, one file per rank; resuming needs as many ranks.
     """
 
     episode: MetaEpisode | None = None
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def meta_begin(self, method: str, meta_lr: float = 0.1, inner_lr: float = 0.01) -> None:
-        """Keep theta; the updates that follow are inner steps. `MetaEpisode` explains the arguments."""
+        """Store theta; the following updates are inner steps. `MetaEpisode` explains the arguments."""
         if self.episode is not None:
             raise RuntimeError("meta-learning: meta_begin within an episode: call meta_end first")
         get_torch_device().synchronize()
@@ -30,14 +30,14 @@ class MetaActorWorker(ActorRolloutRefWorker):
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def meta_query(self) -> None:
-        """Let the updates that follow give maml's gradient at theta_inner."""
+        """Let the following updates contribute maml's gradient at theta_inner instead of steps."""
         self._meta_open().query()
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def meta_end(self) -> dict[str, float]:
-        """Move theta, and return on every rank how far the inner steps went, and maml's gradient norm."""
+        """Move theta, and return on every rank the metrics |theta_inner - theta| and, for maml, the gradient norm."""
         episode = self._meta_open()
-        get_torch_device().synchronize()  # offloaded parameters may still be on their way to the host
+        get_torch_device().synchronize()  # offloaded parameters may still be being copied to the host
         squared = torch.tensor(episode.distance_squared(), dtype=torch.float64)
         torch.distributed.all_reduce(squared)
         metrics = {"meta/inner_distance": squared.item() ** 0.5}
@@ -45,7 +45,7 @@ class MetaActorWorker(ActorRolloutRefWorker):
         if episode.method == "reptile":
             episode.end()
             return metrics
-        with self.actor.engine.train_mode():  # brings parameters and optimizer to the device, where offloaded
+        with self.actor.engine.train_mode():  # loads offloaded parameters and optimizer states to the device
             episode.end()
             if episode.query_steps:
                 metrics["meta/grad_norm"] = self.actor.engine.optimizer_step()

@@ -1,4 +1,4 @@
-"""Experiments beside each other: a table in Markdown and a bar chart, with bootstrap intervals where there are any.
+"""Compares experiments in a Markdown table and a bar chart, with bootstrap intervals if the results have them.
 
 `scripts/read_log.py` makes both. Metrics are named as in `verl.evaluation.results`; `<name>-Low` and `<name>-High` are
 the ends of the interval of `<name>`.
@@ -26,7 +26,7 @@ def datasets_of(results: Results) -> list[str]:
 
 
 def metrics_of(results: Results, dataset: str) -> list[str]:
-    """The metrics that any experiment has on a data set, without the ends of intervals."""
+    """Return the metrics that any experiment has on a data set, without the ends of intervals."""
     columns = (name for by_dataset in results.values() for name in by_dataset.get(dataset, {}))
     return [name for name in dict.fromkeys(columns) if not name.endswith(INTERVAL_ENDS)]
 
@@ -51,18 +51,18 @@ def _table(header: list[str], rows: list[list[str]]) -> Iterator[str]:
 
 
 def markdown(results: Results) -> str:
-    """Pass@1 of all experiments on all data sets, if there are several; then every metric, a table for each data set.
+    """Return Markdown with a table of Pass@1 on all data sets, if there are several, then a table for each data set.
 
-    An average over data sets is given only to experiments that have them all.
+    Only experiments with results on all data sets get an average over them.
     """
     datasets, lines = datasets_of(results), []
     if len(datasets) > 1:
         rows = []
         for experiment, by_dataset in results.items():
-            of_datasets = [by_dataset.get(dataset, {}) for dataset in datasets]
-            known = [metrics[PASS_AT_1] for metrics in of_datasets if PASS_AT_1 in metrics]
-            average = f"{sum(known) / len(known):.3f}" if len(known) == len(datasets) else ""
-            rows.append([experiment, *(_cell(metrics, PASS_AT_1) for metrics in of_datasets), average])
+            all_metrics = [by_dataset.get(dataset, {}) for dataset in datasets]
+            scores = [metrics[PASS_AT_1] for metrics in all_metrics if PASS_AT_1 in metrics]
+            average = f"{sum(scores) / len(scores):.3f}" if len(scores) == len(datasets) else ""
+            rows.append([experiment, *(_cell(metrics, PASS_AT_1) for metrics in all_metrics), average])
         lines += ["## Pass@1", "", *_table(["experiment", *datasets, "average"], rows), ""]
     for dataset in datasets:
         names = metrics_of(results, dataset)
@@ -77,16 +77,16 @@ def markdown(results: Results) -> str:
 
 
 def _bars(names: list[str]) -> list[str]:
-    """What a panel shows: Pass@1, and Best@k and Maj@k with the largest k."""
+    """Return the metrics that a panel shows: Pass@1, and Best@k and Maj@k with the largest k."""
     shown = [name for name in names if name == PASS_AT_1]
     for kind in ("Acc-Best@", "Acc-Maj@"):
-        of_kind = [name for name in names if name.startswith(kind)]
-        shown += sorted(of_kind, key=lambda name: int(name.partition("@")[2]))[-1:]
+        same_kind = [name for name in names if name.startswith(kind)]
+        shown += sorted(same_kind, key=lambda name: int(name.partition("@")[2]))[-1:]
     return shown
 
 
 def plot_comparison(results: Results, output: str | Path) -> Path:
-    """A panel for each data set, a colour for each experiment; whiskers are intervals. The suffix gives the format.
+    """Draw a panel for each data set, a color for each experiment, intervals as whiskers; the suffix sets the format.
 
     Raises:
         ValueError: no experiment has an accuracy.

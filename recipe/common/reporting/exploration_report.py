@@ -1,4 +1,4 @@
-"""The table and the picture of scripts/explore.sh; rows are those of `verl.evaluation.exploration.table.summary`."""
+"""Makes the tables and the picture of scripts/explore.sh from rows of `verl.evaluation.exploration.table.summary`."""
 
 import json
 import math
@@ -18,12 +18,12 @@ from verl.utils.atomic_files import replacing
 
 Rows = Sequence[dict[str, Any]]
 LOW, HIGH = INTERVAL_ENDS
-# of the responses of plain sampling; more are worth a word
+# A warning appears if a larger share of plain sampling's responses is cut.
 FEW_CUT = 0.1
 
 
 def table(rows: Rows, n: int) -> str:
-    """Markdown."""
+    """Return the table of all policies in Markdown."""
     header = ["policy", "accuracy (95 %)", f"Pass@{n}", "mixed groups", "answers", "branches", "entropy"]
     header += ["tokens generated", "unique share", *(["tool calls"] if "tool_calls" in rows[0] else []), "seconds"]
     lines = [header, ["---", *["---:"] * (len(header) - 1)], *(_cells(row, n) for row in rows)]
@@ -49,7 +49,7 @@ def _cells(row: dict[str, Any], n: int) -> list[str]:
 
 
 def likelihood_table(rows: Rows) -> str:
-    """Return in Markdown how well each signal tells right from wrong responses; empty without rows."""
+    """Return a Markdown table of how well each signal separates right from wrong responses; empty without rows."""
     if not rows:
         return ""
     header = ["of the response", *SIGNALS]
@@ -57,8 +57,8 @@ def likelihood_table(rows: Rows) -> str:
     for row in rows:
         cells = (f"{row[name]:.2f} ({row[name + LOW]:.2f} to {row[name + HIGH]:.2f})" for name in SIGNALS)
         lines.append([f"{row['share']:.0%}", *cells])
-    told = next((f"{row['share']:.0%}" for row in rows if row[SIGNALS[0]] >= USEFUL), None)
-    judged = f"The first share at which the reference's likelihood reaches {USEFUL}: {told or 'none'}."
+    share = next((f"{row['share']:.0%}" for row in rows if row[SIGNALS[0]] >= USEFUL), None)
+    judged = f"The first share at which the reference's likelihood reaches {USEFUL}: {share or 'none'}."
     about = (
         f"How often a response that ends right has the higher number, of two in a group ({rows[0]['groups']} groups "
         "with both; 0.5 is chance): likelihood of the reference answer after the beginning, of a wrong answer, and of "
@@ -68,7 +68,7 @@ def likelihood_table(rows: Rows) -> str:
 
 
 def proposals(result: dict[str, Any]) -> list[str]:
-    """Lines of text, of which those that begin with actor_rollout_ref are overrides."""
+    """Return two lines for each proposal: a heading, and the overrides, which begin with actor_rollout_ref."""
     lines = []
     for proposal in result["proposals"]:
         lines += [f"{proposal['policy']}, proposed ({proposal['expected']}):", proposal["overrides"]]
@@ -76,7 +76,7 @@ def proposals(result: dict[str, Any]) -> list[str]:
 
 
 def warnings(rows: Rows) -> list[str]:
-    """A line where plain samples, at the temperature at which they end best, often do not come to an end."""
+    """Return a warning if plain samples are often cut even at the temperature with the fewest cut responses."""
     cut = min(row["cut"] for row in rows if row["policy"].startswith("plain "))
     if cut <= FEW_CUT:
         return []
@@ -84,7 +84,7 @@ def warnings(rows: Rows) -> list[str]:
 
 
 def draw(rows: Rows, n: int, output: Path) -> None:
-    """Four panels: accuracy and Pass@n, mixed groups and answers, entropy along the response, and what it takes."""
+    """Draw four panels: accuracy and Pass@n, mixed groups, entropy along the response, and generated tokens."""
     colors = run_colors([row["policy"] for row in rows])
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(14, 3.4 + 0.55 * len(rows)), layout="constrained")
@@ -111,7 +111,7 @@ def draw(rows: Rows, n: int, output: Path) -> None:
 
 
 def _with_gaps(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    """The points of a curve, with a NaN where some are missing, so that no line is drawn there."""
+    """Return the points of a curve with a NaN in each gap, so that no line is drawn across the gap."""
     width = min((after[0] - before[0] for before, after in pairwise(points)), default=1.0)
     with_gaps = list(points[:1])
     for before, after in pairwise(points):
@@ -121,7 +121,7 @@ def _with_gaps(points: Sequence[tuple[float, float]]) -> list[tuple[float, float
 
 
 def _bars(ax: Axes, rows: Rows, names: dict[str, str], colors: dict[str, object]) -> None:
-    """The first metric's bars, with whiskers where it has an interval, over fainter ones of the others."""
+    """Draw the first metric's bars, with whiskers if it has an interval, over fainter bars of the other metrics."""
     first, *others = names
     places, shades = range(len(rows)), [colors[row["policy"]] for row in rows]
     for name in others:
@@ -137,7 +137,7 @@ def _bars(ax: Axes, rows: Rows, names: dict[str, str], colors: dict[str, object]
 
 
 def write(result: dict[str, Any], about: Sequence[str], n: int, stem: Path) -> list[Path]:
-    """The table with what was measured as `stem`.md, everything as .json, the picture as .png; returns their paths."""
+    """Write `about` and the tables to `stem`.md, all results to .json, the picture to .png; return the three paths."""
     page, data, picture = (stem.with_name(f"{stem.name}.{suffix}") for suffix in ("md", "json", "png"))
     shown = "\n".join(["```", *proposals(result), "```"]) if result["proposals"] else ""
     rows = result["rows"]

@@ -1,9 +1,9 @@
-"""Training metrics of finished or running runs: read them, draw them.
+"""Reads and draws the training metrics of finished or running runs.
 
 A run's metrics are the lines of verl's `file` logger, `{"step": 3, "data": {"actor/entropy": 1.2, ...}}`, in
 `<run folder>/metrics.jsonl` (point VERL_FILE_LOGGER_PATH there). That logger empties its file when a run resumes, so
-the launcher keeps earlier attempts as `metrics.001.jsonl`, ... `load_metrics` makes one table of them all;
-`plot_runs` draws several runs in one figure. `scripts/plot_run.py` is the command line.
+the launcher keeps earlier attempts as `metrics.001.jsonl`, ... `load_metrics` joins them in one table; `plot_runs`
+draws several runs in one figure. `scripts/plot_run.py` is the command line.
 """
 
 import json
@@ -42,10 +42,10 @@ Runs = dict[str, pd.DataFrame]
 
 
 def metrics_files(path: str | Path) -> list[Path]:
-    """The metrics files of a run folder, oldest attempt first, or the file itself.
+    """Return the metrics files of a run folder, oldest attempt first, or the file itself if `path` is a file.
 
     Raises:
-        FileNotFoundError: there is none.
+        FileNotFoundError: there is no metrics file.
     """
     path = Path(path)
     if not path.exists():
@@ -60,7 +60,7 @@ def metrics_files(path: str | Path) -> list[Path]:
 
 
 def run_folder(path: str | Path) -> Path:
-    """Where the run lives and what it is called: the folder, or `<experiment>` for a file `<experiment>.jsonl`."""
+    """Return the run's folder, whose name is the run's: `path` itself, or `<experiment>` for `<experiment>.jsonl`."""
     path = Path(path).resolve()
     if path.is_dir():
         return path
@@ -68,15 +68,15 @@ def run_folder(path: str | Path) -> Path:
 
 
 def load_metrics(path: str | Path) -> pd.DataFrame:
-    """One row per step (index `step`, ascending), one float column per metric; NaN where a step did not log it.
+    """Return a row per step (index `step`, ascending) and a float column per metric; NaN if a step did not log it.
 
     When a step is logged again (a resumed run), each metric's last value wins. An attempt in a file of its own also
-    replaces the steps beyond its first one: attempts 0..14 and 10..12 make the run 0..12. The half line that a
-    killed run leaves behind is skipped. Text and lists are not metrics and are left out.
+    replaces all later steps of earlier attempts: attempts 0..14 and 10..12 make the run 0..12. An incomplete last
+    line, which a killed run leaves behind, is skipped. Text and lists are not metrics and are left out.
 
     Raises:
-        FileNotFoundError: no such run.
-        ValueError: a damaged line, or no complete one; the message names the file and the line.
+        FileNotFoundError: there is no such run.
+        ValueError: a line is damaged, or none is complete; the message names the file and the line.
     """
     rows: dict[int, dict[str, float]] = {}
     for file in metrics_files(path):
@@ -92,7 +92,7 @@ def load_metrics(path: str | Path) -> pd.DataFrame:
 
 
 def _read_attempt(file: Path) -> dict[int, dict[str, float]]:
-    """Step -> metrics, in the order in which the steps were first logged. NaN is `null` in verl's file."""
+    """Return step -> metrics, ordered by when each step was first logged. NaN is `null` in verl's file."""
     rows: dict[int, dict[str, float]] = {}
     lines = file.read_text(encoding="utf-8", errors="replace").rstrip().split("\n")
     for number, line in enumerate(lines, start=1):
@@ -112,9 +112,9 @@ def _read_attempt(file: Path) -> dict[int, dict[str, float]]:
 
 
 def validation_accuracy(metrics: pd.DataFrame) -> dict[str, pd.Series]:
-    """Data source -> mean accuracy over the validation steps.
+    """Return data source -> curve of the mean accuracy at the validation steps.
 
-    Where the number of samples per question changed on the way, a step keeps the mean over the most samples.
+    A step with means over several numbers of samples per question keeps the mean over the most samples.
     """
     matches = filter(None, map(VAL_ACCURACY.fullmatch, metrics))
     curves: dict[str, pd.Series] = {}
@@ -126,7 +126,7 @@ def validation_accuracy(metrics: pd.DataFrame) -> dict[str, pd.Series]:
 
 
 def phase_seconds(metrics: pd.DataFrame) -> dict[str, float]:
-    """Seconds per training step that each phase costs in the steady state.
+    """Return the seconds per training step that each phase costs in the steady state.
 
     The first two timed steps (compilation, caches) are left out if there are more. A phase costs its median over
     the steps that ran it, times the share of steps that ran it: testing for 30 s every 10th step costs 3 s a step.
@@ -140,12 +140,12 @@ def phase_seconds(metrics: pd.DataFrame) -> dict[str, float]:
 
 
 def smoothing_window(n_points: int) -> int:
-    """Steps in the rolling mean: a fifteenth of the curve, 3 to 50; 1 (none) for short curves."""
+    """Return the number of steps in the rolling mean: a fifteenth of the curve, 3 to 50; 1 (none) for short curves."""
     return 1 if n_points < 12 else min(max(n_points // 15, 3), 50)
 
 
 def plot_runs(runs: Runs, output: str | Path) -> Path:
-    """Draws the runs (label -> table of `load_metrics`) in one figure, a color each; the suffix gives the format.
+    """Draw the runs (label -> table of `load_metrics`) in one figure, a color each; the suffix sets the format.
 
     RL runs get six panels; runs of the SFT trainer alone three (loss, gradient norm, learning rate). A panel whose
     metric no run has says "not recorded". Returns `output`.
@@ -194,7 +194,7 @@ STYLE = {
 
 
 def legend_above(figure: Figure, handles: Sequence[Artist], most_columns: int, fontsize: int) -> None:
-    """The figure's legend, in as many columns as fit into its width."""
+    """Draw the figure's legend in the largest number of columns that fits into its width."""
     for columns in range(min(len(handles), most_columns), 0, -1):
         legend = figure.legend(handles=handles, loc="outside upper center", ncols=columns, fontsize=fontsize)
         if columns == 1 or legend.get_window_extent().width <= figure.bbox.width:
@@ -210,7 +210,7 @@ def run_colors(labels: list[str]) -> dict[str, object]:
 
 
 def _finish_panel(ax: Axes, unit: str, runs: Runs, absent: list[str]) -> None:
-    """Axis labels, the same steps on every panel, and a note on the runs that lack the metric."""
+    """Add axis labels, the same range of steps to every panel, and a note on the runs that lack the metric."""
     if len(absent) == len(runs):
         ax.text(0.5, 0.5, "not recorded", transform=ax.transAxes, ha="center", va="center", color="#999999", size=14)
         ax.set(xticks=[], yticks=[])
@@ -226,7 +226,7 @@ def _finish_panel(ax: Axes, unit: str, runs: Runs, absent: list[str]) -> None:
 
 
 def _draw_training(names: tuple[str, ...], ax: Axes, runs: Runs, colors: dict) -> list[str]:
-    """Draws the first recorded of the metrics for each run; returns the runs without a value."""
+    """Draw for each run the first of the metrics that it recorded; return the runs that recorded none."""
     absent = []
     for label, metrics in runs.items():
         recorded = [name for name in names if name in metrics and metrics[name].notna().any()]
@@ -244,22 +244,22 @@ def _draw_training(names: tuple[str, ...], ax: Axes, runs: Runs, colors: dict) -
 
 
 def _draw_validation(ax: Axes, runs: Runs, colors: dict) -> list[str]:
-    """A line style and a marker for each data set, in 16 pairs before they repeat."""
+    """Draw each data set with its own line style and marker (16 pairs); return the runs without validation."""
     curves = {label: validation_accuracy(metrics) for label, metrics in runs.items()}
     keys = []
-    for i, dataset in enumerate(sorted({dataset for of_run in curves.values() for dataset in of_run})):
+    for i, dataset in enumerate(sorted({dataset for run_curves in curves.values() for dataset in run_curves})):
         style = {"linestyle": LINE_STYLES[i % 4], "marker": MARKERS[(i + i // 4) % 4], "markersize": 4.5}
         keys.append(Line2D([], [], color="#444444", label=dataset, **style))
-        for label, of_run in curves.items():
-            if dataset in of_run:
-                ax.plot(of_run[dataset].index, of_run[dataset], color=colors[label], **style)
+        for label, run_curves in curves.items():
+            if dataset in run_curves:
+                ax.plot(run_curves[dataset].index, run_curves[dataset], color=colors[label], **style)
     if keys:
         ax.legend(handles=keys, fontsize=9, loc="best", handlelength=3)
-    return [label for label, of_run in curves.items() if not of_run]
+    return [label for label, run_curves in curves.items() if not run_curves]
 
 
 def _draw_phases(ax: Axes, runs: Runs, colors: dict) -> list[str]:
-    """One stacked bar per run, its total at its end and its name beside it."""
+    """Draw a stacked bar per run with its total at the end and its name beside it; return the runs without times."""
     costs = pd.DataFrame({label: phase_seconds(metrics) for label, metrics in runs.items()}, index=PHASES)
     shown = costs.dropna(axis=0, how="all").dropna(axis=1, how="all").T
     if not shown.empty:

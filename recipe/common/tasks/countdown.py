@@ -2,8 +2,8 @@
 
     python -m recipe.common.tasks.countdown --output-dir outputs/data/countdown
 
-writes train.parquet and test.parquet in verl's format, and sft.parquet with demonstrations for a warm start, of which
-only `demo_correct` are right: a model taught on right answers alone has nothing left that RL finds quickly.
+writes train.parquet and test.parquet in verl's format, and sft.parquet with demonstrations for a warm start. Only the
+share `demo_correct` of these is right: a model trained on right answers alone leaves RL nothing to find quickly.
 """
 
 import itertools
@@ -36,7 +36,7 @@ Problem = tuple[tuple[int, ...], int]  # numbers in ascending order, target
 
 @dataclass(frozen=True, kw_only=True)
 class CountdownConfig:
-    """Difficulty and size. The defaults are what a model of under a million parameters learns in minutes.
+    """Difficulty and size. A model of under a million parameters learns the defaults in minutes.
 
     Raises:
         ValueError: a field is out of range; the message names it.
@@ -65,8 +65,8 @@ class CountdownConfig:
         require(1 <= self.min_number, "min_number", self.min_number, "at least 1")
         require(self.min_number <= self.max_number, "max_number", self.max_number, "at least min_number")
         require(self.min_target <= self.max_target, "max_target", self.max_target, "at least min_target")
-        known = self.operators and set(self.operators) <= set("+-*/")
-        require(bool(known), "operators", self.operators, "some of + - * /")
+        are_valid = self.operators and set(self.operators) <= set("+-*/")
+        require(bool(are_valid), "operators", self.operators, "some of + - * /")
         require(self.style in ("short", "long"), "style", self.style, "short or long")
 
 
@@ -78,7 +78,7 @@ class _Term:
 
 
 def _combine(left: _Term, symbol: str, right: _Term) -> _Term | None:
-    """`left symbol right` with the parentheses it needs; None for a division by zero."""
+    """Return `left symbol right` with the necessary parentheses; None for a division by zero."""
     if symbol == "/" and right.value == 0:
         return None
     operation, precedence = _OPERATIONS[symbol]
@@ -93,7 +93,7 @@ def _number(value: int) -> _Term:
 
 
 def solve(numbers: Sequence[int], target: int, operators: str = "+-*/") -> str | None:
-    """An expression that uses every number exactly once and equals `target`, or None: exhaustive and exact."""
+    """Return an expression with every number exactly once that equals `target`; None if none exists (all are tried)."""
 
     def search(terms: list[_Term]) -> str | None:
         if len(terms) == 1:
@@ -102,7 +102,7 @@ def solve(numbers: Sequence[int], target: int, operators: str = "+-*/") -> str |
             rest = [term for k, term in enumerate(terms) if k not in (i, j)]
             for symbol in operators:
                 if symbol in "+*" and i > j:
-                    continue  # commutative: the other order has been tried
+                    continue  # The operator is commutative, and the other order has been tried.
                 combined = _combine(terms[i], symbol, terms[j])
                 solution = combined and search([*rest, combined])
                 if solution:
@@ -113,7 +113,7 @@ def solve(numbers: Sequence[int], target: int, operators: str = "+-*/") -> str |
 
 
 def random_expression(numbers: Sequence[int], operators: str, rng: random.Random) -> str | None:
-    """A random expression over all numbers, mostly without parentheses; None if it divides by zero."""
+    """Return a random expression of all numbers without parentheses; None if it divides by zero."""
     order = rng.sample(list(numbers), len(numbers))
     text = str(order[0]) + "".join(f"{rng.choice(operators)}{n}" for n in order[1:])
     try:
@@ -124,7 +124,7 @@ def random_expression(numbers: Sequence[int], operators: str, rng: random.Random
 
 
 def random_problem(config: CountdownConfig, rng: random.Random) -> Problem | None:
-    """A problem that is solvable because an expression made it; None where the value is no target."""
+    """Return a problem whose target is the value of a random expression; None if that value is not allowed."""
     count = rng.randint(config.min_numbers, config.max_numbers)
     terms = [_number(rng.randint(config.min_number, config.max_number)) for _ in range(count)]
     numbers = tuple(sorted(int(term.value) for term in terms))
@@ -141,10 +141,10 @@ def random_problem(config: CountdownConfig, rng: random.Random) -> Problem | Non
 
 
 def draw_problems(config: CountdownConfig, size: int, test: bool, rng: random.Random) -> list[Problem]:
-    """`size` problems of one side of the split; test problems are distinct, training problems may repeat.
+    """Return `size` problems of the test or training split; test problems are distinct, training problems may repeat.
 
     Raises:
-        ValueError: the config has too few problems on that side.
+        ValueError: the config has too few problems for this split.
     """
     return draw_until(
         lambda _: random_problem(config, rng),
@@ -165,7 +165,7 @@ def row_of(problem: Problem, index: int, split: str, config: CountdownConfig, rn
 
 
 def demonstration(problem: Problem, config: CountdownConfig, rng: random.Random) -> dict:
-    """A conversation in the SFT trainer's format; right with probability `demo_correct`, else a random expression."""
+    """Return a conversation for the SFT trainer: right with probability `demo_correct`, else a random expression."""
     numbers, target = problem
     shown = rng.sample(numbers, len(numbers))
     expression = None
@@ -180,7 +180,7 @@ def demonstration(problem: Problem, config: CountdownConfig, rng: random.Random)
 
 
 def write_countdown(output_dir: str | Path, config: CountdownConfig | None = None) -> dict[str, Path]:
-    """Write the three files, each complete or not at all; returns their paths by split."""
+    """Write the three files, none of them ever incomplete, and return their paths by split."""
     config = config or CountdownConfig()
     rng = random.Random(config.seed)
     test = draw_problems(config, config.test_size, True, rng)
@@ -191,7 +191,7 @@ def write_countdown(output_dir: str | Path, config: CountdownConfig | None = Non
         "train": [row_of(p, i, "train", config, rng) for i, p in enumerate(train)],
         "sft": [demonstration(p, config, rng) for p in demos],
     }
-    # train.parquet, the last one, says that all are there
+    # train.parquet is written last: if it exists, all files exist.
     paths = {split: Path(output_dir) / f"{split}.parquet" for split in ("sft", "test", "train") if rows[split]}
     for split, path in paths.items():
         write_rows(path, rows[split])

@@ -2,8 +2,8 @@
 
     python -m recipe.common.tasks.math_data --name math500 --input test.jsonl --output outputs/data/math/math500.parquet
 
-Reads DAPO-Math-17k, MATH, MATH-500, AMC23, AIME24/25, OlympiadBench and what has their fields, without regard to case:
-a question in `problem`, `question` or `prompt` (text or messages), an answer in `reward_model.ground_truth`,
+Reads DAPO-Math-17k, MATH, MATH-500, AMC23, AIME24/25, OlympiadBench and files with the same fields, in any case: a
+question in `problem`, `question` or `prompt` (text or messages), an answer in `reward_model.ground_truth`,
 `final_answer` (a list in OlympiadBench), `answer`, or the last \\boxed{...} of `solution`.
 """
 
@@ -21,13 +21,13 @@ TRAINING_SETS = ("dapo-math-17k", "math")
 
 @dataclass
 class Problems:
-    """Rows in verl's format and what was left out.
+    """Rows in verl's format, and the rows that were left out.
 
     Attributes:
-        rows: in the order of the file.
-        bad: row number (0 for the first) -> what is wrong with it.
-        repeats: how many rows ask a question that an earlier row asks, too.
-        contradictions: numbers of the repeats whose answer is another one.
+        rows: good rows, in the order of the file.
+        bad: row number (0 for the first) -> problem of the row.
+        repeats: number of rows with the question of an earlier row.
+        contradictions: row numbers of the repeats that have another answer than the earlier row.
     """
 
     rows: list[dict] = field(default_factory=list)
@@ -37,10 +37,10 @@ class Problems:
 
 
 def convert(rows: Iterator[dict], name: str, split: str, data_source: str | None, keep_repeats: bool) -> Problems:
-    """Rows as published -> rows in verl's format; repeated questions once unless `keep_repeats`.
+    """Convert published rows into verl's format; repeated questions are kept once unless `keep_repeats`.
 
     Args:
-        data_source: None keeps each row's own one, or else takes `name`.
+        data_source: data source of all rows; None keeps each row's own data source, or takes `name` if it has none.
     """
     problems = Problems()
     answers: dict[str, str] = {}

@@ -1,4 +1,4 @@
-"""What the makers of small tasks share: checked fields, drawing problems, their splits, and the command line."""
+"""Helpers for the makers of small tasks: checks of fields, draws of problems, splits, and the command line."""
 
 import argparse
 import random
@@ -16,11 +16,11 @@ def require(holds: bool, name: str, value, expected: str) -> None:
 
 
 def split_of(problem: Hashable, held_out: Mapping[str, float]) -> str:
-    """The split that a problem belongs to, a property of the problem: so no two splits share one, nor do data of
-    different seeds.
+    """Return the split of a problem. It depends on the problem alone, so that no two splits share a problem, not even
+    in data of different seeds.
 
     Args:
-        held_out: split -> its share of all problems; the others belong to `train`.
+        held_out: split -> share of all problems; the other problems belong to `train`.
     """
     place = random.Random(f"0/{problem}").random()
     for split, share in held_out.items():
@@ -38,12 +38,12 @@ def draw_until(
     attempts: int,
     repeats: bool = False,
 ) -> list[Problem]:
-    """`size` problems that belong, distinct unless they may repeat.
+    """Return `size` problems for which `belongs` holds, distinct unless `repeats`.
 
     Args:
-        draw: takes the number of problems so far; None where a draw made none.
-        name: of the field that asks for `size`.
-        attempts: draws in a row without a new problem after which there are too few.
+        draw: function of the number of problems so far that returns a problem, or None if the draw made none.
+        name: name of the field that sets `size`, for the error message.
+        attempts: number of consecutive draws without a new problem after which the search stops.
 
     Raises:
         ValueError: there are too few such problems.
@@ -83,7 +83,7 @@ def conversation(question: str, answer: str) -> dict:
 
 
 def parser_of(doc: str | None, config_class: type, output_required: bool = True) -> argparse.ArgumentParser:
-    """--output-dir and an option for each of the config's fields."""
+    """Return a parser with --output-dir and an option for each of the config's fields."""
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output-dir", required=output_required, help="where the files go")
     for field in fields(config_class):
@@ -98,13 +98,13 @@ def write_and_tell(
     output_dir: str,
     sizes: Mapping[str, str],
 ) -> None:
-    """Write a task's files by `write(output_dir, config)`, and print the config and where they are.
+    """Write a task's files by `write(output_dir, config)`, and print the config and the files' paths.
 
     Args:
-        sizes: split -> the field with its number of rows.
+        sizes: split -> name of the config field with its number of rows.
 
     Raises:
-        SystemExit: the options do not fit each other.
+        SystemExit: the options are invalid.
     """
     try:
         config = config_class(**options)

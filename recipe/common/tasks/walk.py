@@ -1,12 +1,12 @@
-"""Number walks: from a start to a target in so many steps. Problems, demonstrations, and a tiny model that reads them.
+"""Number walks: go from a start to a target in a fixed number of steps. Problems, demonstrations, and a tiny model.
 
     python -m recipe.common.tasks.walk --output-dir outputs/data/walk --model-dir outputs/walk_model
 
 A problem is `3>22 4: +1 *2 -1` (from 3 to 22 in 4 steps by these operations), an answer has a line for each step:
 `3*2=6`, `6*2=12`, `12-1=11`, `11*2=22`. Each line is a decision; only few of the sequences of operations end at the
-target. Written: train, valid and test in verl's format (no problem is in two of them), and sft.parquet with
-demonstrations of 1 to `max_steps` steps for a warm start, too few to teach more than the rules and some of how to get
-there; RL finds the rest. Of the demonstrations the share `demo_correct` ends at the target, and the others go anywhere.
+target. It writes train, valid and test in verl's format (no problem is in two of them), and sft.parquet with
+demonstrations of 1 to `max_steps` steps for a warm start. They teach the rules, but only some of the search; the rest
+is left to RL. The share `demo_correct` of the demonstrations ends at the target, the others at any number.
 """
 
 import random
@@ -31,12 +31,12 @@ from verl.utils.data_files import write_rows
 from verl.utils.reward_score.walk import BrokenRule, apply, follow
 from verl.workers.rollout.trees.hato.local_reward import Step
 
-# in the order of writing: train.parquet says that all are there
+# split -> config field, in the order of writing: train.parquet is last, so if it exists, all files exist
 SIZES = {"valid": "valid_size", "test": "test_size", "sft": "demo_size", "train": "train_size"}
 HELD_OUT = {"valid": 0.1, "test": 0.1}  # shares of all problems
 FRUITLESS_ATTEMPTS = 20_000
 SHORT = re.compile(r"(\d+)>(\d+) (\d+):((?: [-+*/]\d+)+)")  # a prompt in style "short"
-# 1.3 million parameters; every number of a walk is one token
+# a model of 1.3 million parameters for which every number of a walk is one token
 MODEL = TinyModelConfig(
     hidden_size=160,
     intermediate_size=640,
@@ -49,13 +49,13 @@ MODEL = TinyModelConfig(
 
 @dataclass(frozen=True, kw_only=True)
 class WalkConfig:
-    """Difficulty and size. The defaults are what a model of a million parameters learns in minutes.
+    """Difficulty and size. A model of a million parameters learns the defaults in minutes.
 
     Attributes:
-        operators: an operation for each sign, in this order: `+*-` may become `+5 *2 -3`.
-        max_operand, max_factor: of + and -, of * and /.
-        limit: a walk's numbers are whole and lie between 0 and this.
-        max_share: at most this share of the possible sequences of operations ends at the target.
+        operators: signs of a problem's operations, one operation each, in this order: `+*-` may become `+5 *2 -3`.
+        max_operand, max_factor: largest operand of + and -; largest operand of * and /.
+        limit: largest number of a walk; its numbers are whole and at least 0.
+        max_share: largest share of the possible sequences of operations that may end at the target.
 
     Raises:
         ValueError: a field is out of range; the message names it.
@@ -87,13 +87,13 @@ class WalkConfig:
         require(1 <= self.max_operand, "max_operand", self.max_operand, "at least 1")
         require(1 <= self.max_start <= self.limit, "max_start", self.max_start, "1 to limit")
         require(0 < self.max_share <= 1, "max_share", self.max_share, "above 0, at most 1")
-        known = len(self.operators) > 1 and set(self.operators) <= set("+-*/")
-        require(known, "operators", self.operators, "at least two of + - * /")
+        are_valid = len(self.operators) > 1 and set(self.operators) <= set("+-*/")
+        require(are_valid, "operators", self.operators, "at least two of + - * /")
         require(self.style in ("short", "long"), "style", self.style, "short or long")
 
 
 class Problem(NamedTuple):
-    """From `start` to `target` in `steps` steps, each by one of `operations`; no number leaves 0 to `limit`."""
+    """A walk from `start` to `target` in `steps` steps, each by one of `operations`, within 0 to `limit`."""
 
     start: int
     target: int
@@ -102,12 +102,12 @@ class Problem(NamedTuple):
     limit: int
 
     def truth(self) -> dict:
-        """What `reward_score.walk.compute_score` takes."""
+        """Return the ground truth that `reward_score.walk.compute_score` takes."""
         return self._asdict() | {"operations": list(self.operations)}
 
 
 def ends(problem: Problem) -> Counter[int]:
-    """Number -> how many sequences of operations end there; the target does not count."""
+    """Return number -> count of the sequences of operations that end there, whatever the target is."""
     counts = Counter({problem.start: 1})
     for _ in range(problem.steps):
         after: Counter[int] = Counter()
@@ -121,16 +121,16 @@ def ends(problem: Problem) -> Counter[int]:
 
 
 def random_walk(problem: Problem, right: bool, rng: random.Random) -> str:
-    """A walk in writing, each of the possible ones (`right`: of those that end at the target) with equal chance."""
-    known: dict[tuple[int, int], int] = {}
+    """Return the lines of a walk, drawn uniformly from all possible walks (if `right`, from those to the target)."""
+    counts: dict[tuple[int, int], int] = {}
 
     def completions(value: int, steps: int) -> int:
-        """In how many ways a walk can go on from `value`."""
+        """Return the number of ways in which a walk can continue from `value` for `steps` steps."""
         if steps == 0:
             return int(not right or value == problem.target)
-        if (value, steps) not in known:
-            known[value, steps] = sum(completions(result, steps - 1) for _, result in moves(value))
-        return known[value, steps]
+        if (value, steps) not in counts:
+            counts[value, steps] = sum(completions(result, steps - 1) for _, result in moves(value))
+        return counts[value, steps]
 
     def moves(value: int) -> list[tuple[str, int]]:
         results = ((operation, apply(operation, value, problem.limit)) for operation in problem.operations)
@@ -147,12 +147,12 @@ def random_walk(problem: Problem, right: bool, rng: random.Random) -> str:
 
 
 def written(walk: str, style: str) -> str:
-    """A walk as a demonstration answers: alone (`short`), or between tags as the long prompt asks."""
+    """Return a walk as a demonstration's answer: alone (`short`), or between the tags that the long prompt asks for."""
     return walk if style == "short" else f"<answer>\n{walk}\n</answer>"
 
 
 def can_still_arrive(problem: Problem, written: str) -> bool:
-    """Whether the lines keep the rules and the walk can go on to its target, or is there after its last step."""
+    """Return whether the lines keep the rules and the remaining steps, if any, can end at the target."""
     n_lines = sum(bool(line) for line in written.splitlines())
     try:
         _, value = follow(written, problem.truth() | {"steps": n_lines})
@@ -163,9 +163,9 @@ def can_still_arrive(problem: Problem, written: str) -> bool:
 
 
 def can_arrive(step: Step) -> float:
-    """Whether a walk (short prompts) keeps the rules so far and can still end at its target: 1 or 0.
+    """Return 1 if a walk (with a short prompt) keeps the rules so far and can still end at its target, else 0.
 
-    The best that a process reward model could say, for `hato.local_reward=recipe.common.tasks.walk.can_arrive`.
+    It acts as a perfect process reward model, for `hato.local_reward=recipe.common.tasks.walk.can_arrive`.
     """
     assert step.decode is not None
     question = SHORT.search(step.decode(step.problem))
@@ -175,12 +175,12 @@ def can_arrive(step: Step) -> float:
         )
     start, target, steps, operations = question.groups()
     problem = Problem(int(start), int(target), int(steps), tuple(operations.split()), WalkConfig.limit)
-    written = step.decode([*step.before, *step.tokens]).partition("<|")[0]  # the special token at the end
+    written = step.decode([*step.before, *step.tokens]).partition("<|")[0]  # This removes the end token.
     return float(can_still_arrive(problem, written))
 
 
 def random_problem(config: WalkConfig, steps: int, max_share: float, rng: random.Random) -> Problem | None:
-    """A problem whose target at most this share of the sequences reaches; None where there is no such target."""
+    """Return a random problem whose target at most the share `max_share` of sequences reaches; None if a draw fails."""
     highest = {"+": config.max_operand, "-": config.max_operand, "*": config.max_factor, "/": config.max_factor}
     operations = tuple(f"{sign}{rng.randint(2 if sign in '*/' else 1, highest[sign])}" for sign in config.operators)
     start = rng.randint(1, config.max_start)
@@ -193,7 +193,7 @@ def random_problem(config: WalkConfig, steps: int, max_share: float, rng: random
 
 
 def draw_problems(config: WalkConfig, split: str, size: int, rng: random.Random) -> list[Problem]:
-    """`size` distinct problems of a split with `min_steps` to `max_steps` steps, all numbers of steps in turn.
+    """Return `size` distinct problems of a split, whose numbers of steps cycle from `min_steps` to `max_steps`.
 
     Raises:
         ValueError: the config has too few such problems.
@@ -209,7 +209,7 @@ def draw_problems(config: WalkConfig, split: str, size: int, rng: random.Random)
 
 
 def demonstration(config: WalkConfig, rng: random.Random) -> dict:
-    """A conversation in the SFT trainer's format, about a problem of 1 to `max_steps` steps that is not held out."""
+    """Return a conversation for the SFT trainer about a problem of 1 to `max_steps` steps that is not held out."""
     steps, problem = rng.randint(1, config.max_steps), None
     while problem is None or (steps >= config.min_steps and split_of(problem, HELD_OUT) != "train"):
         problem = random_problem(config, steps, 1.0, rng)
@@ -219,7 +219,7 @@ def demonstration(config: WalkConfig, rng: random.Random) -> dict:
 
 
 def write_walks(output_dir: str | Path, config: WalkConfig | None = None) -> dict[str, Path]:
-    """Write the four files, each complete or not at all; returns their paths by split."""
+    """Write the four files, none of them ever incomplete, and return their paths by split."""
     config = config or WalkConfig()
     paths = {}
     for split, name in SIZES.items():

@@ -1,7 +1,7 @@
-"""Reads the sentences that word problems are made of from word_problem_stories.yaml; `word_problems` joins them.
+"""Reads the sentences of word problems from word_problem_stories.yaml; `word_problems` joins them.
 
-A story's problem is an opening, changes of its quantity, and an ending, which asks for it. A line is a text and its
-operation ("": none): an opening with an operation means `a op b`, other lines mean `quantity so far op b`.
+A problem consists of an opening, changes of a quantity, and an ending, which asks for the quantity. A line is a text
+and its operation ("": none): an opening with an operation means `a op b`, other lines mean `quantity so far op b`.
 """
 
 from pathlib import Path

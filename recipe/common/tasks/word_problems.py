@@ -2,7 +2,7 @@
 
     python -m recipe.common.tasks.word_problems --output-dir outputs/data/word_problems
 
-writes train.parquet, valid.parquet and test.parquet in verl's format. This has two operations, and the answer 24:
+writes train.parquet, valid.parquet and test.parquet in verl's format. A problem with two operations and the answer 24:
 
     Tom has 12 marbles. He loses 4 marbles on the way home. Mei has 3 times as many. How many marbles does Mei have?
 """
@@ -17,7 +17,7 @@ from recipe.common.tasks.problem_files import draw_until, parser_of, require, rl
 from recipe.common.tasks.word_problem_stories import MEN, STORIES, WOMEN, Line
 from verl.utils.data_files import write_rows
 
-# in the order of writing: train.parquet says that all are there
+# split -> config field, in the order of writing: train.parquet is last, so if it exists, all files exist
 SIZES = {"valid": "valid_size", "test": "test_size", "train": "train_size"}
 HELD_OUT_SHARE = {"valid": 0.1, "test": 0.1}
 FRUITLESS_ATTEMPTS = 50_000
@@ -29,11 +29,11 @@ class WordProblemsConfig:
     """Difficulty and size.
 
     Attributes:
-        min_operations, max_operations: of a problem, 1 to 3; there are as many problems of each number of operations.
-        max_number: of what is there at first, and of what is added or taken away.
-        max_factor: of what is multiplied or divided by.
-        max_value: of every result, the answer included, and of what is divided at first.
-        operators: those that occur, some of + - * /.
+        min_operations, max_operations: range of a problem's number of operations, 1 to 3, each equally frequent.
+        max_number: largest initial number, and largest number that is added or subtracted.
+        max_factor: largest multiplier or divisor.
+        max_value: largest intermediate result or answer, and largest initial number that is divided.
+        operators: signs of the operations that occur, some of + - * /.
 
     Raises:
         ValueError: a field is out of range; the message names it.
@@ -59,12 +59,12 @@ class WordProblemsConfig:
         require(self.max_number >= 3, "max_number", self.max_number, "at least 3")
         require(self.max_factor >= 2, "max_factor", self.max_factor, "at least 2")
         require(self.max_value >= self.max_number, "max_value", self.max_value, "at least max_number")
-        known = self.operators and set(self.operators) <= set("+-*/")
-        require(bool(known), "operators", self.operators, "some of + - * /")
+        are_valid = self.operators and set(self.operators) <= set("+-*/")
+        require(bool(are_valid), "operators", self.operators, "some of + - * /")
 
 
 class Problem(NamedTuple):
-    """A story's lines and the numbers in them, two in an opening with an operation. Names and things come later."""
+    """A story's lines and their numbers (two for an opening with an operation), without names and things yet."""
 
     story: str
     lines: tuple[Line, ...]
@@ -72,7 +72,7 @@ class Problem(NamedTuple):
 
 
 def answer(problem: Problem) -> int | None:
-    """The value after the last line; None if one in between is no positive whole number.
+    """Return the value after the last line; None if any value on the way is no positive whole number.
 
     >>> answer(Problem("bus", (("{a} and {b}", "+"), ("{b} leave", "-"), ("Groups of {b}?", "/")), (9, 5, 2, 4)))
     3
@@ -91,17 +91,17 @@ def answer(problem: Problem) -> int | None:
     return value
 
 
-def random_problem(config: WordProblemsConfig, wanted: int, rng: random.Random) -> Problem | None:
-    """A problem with so many operations; None where the draw made none.
+def random_problem(config: WordProblemsConfig, n_operations: int, rng: random.Random) -> Problem | None:
+    """Return a random problem with `n_operations` operations; None if the draw made none.
 
-    No number in the text is the answer, so that copying is never right.
+    No number in the text is the answer, so that copying a number is never right.
     """
     name = rng.choice(list(STORIES))
     story = STORIES[name]
-    changes = rng.sample(story.changes, rng.randint(0, wanted))
+    changes = rng.sample(story.changes, rng.randint(0, n_operations))
     lines = (rng.choice(story.openings), *changes, rng.choice(story.endings))
     operations = [operation for _, operation in lines if operation]
-    if len(operations) != wanted or not set(operations) <= set(config.operators):
+    if len(operations) != n_operations or not set(operations) <= set(config.operators):
         return None
     numbers = [_first_number(lines[0][1], config, rng)]
     numbers += [rng.randint(2, config.max_factor if o in "*/" else config.max_number) for o in operations]
@@ -120,12 +120,12 @@ def _first_number(operation: str, config: WordProblemsConfig, rng: random.Random
 
 
 def content_of(problem: Problem) -> tuple[str, str, tuple[int, ...]]:
-    """Story, operations and numbers: what a problem has in common with those that say the same in other sentences."""
+    """Return story, operations and numbers, which are equal for problems that differ only in their sentences."""
     return problem.story, "".join(operation for _, operation in problem.lines), problem.numbers
 
 
 def draw_problems(config: WordProblemsConfig, split: str, rng: random.Random) -> list[Problem]:
-    """The distinct problems of a split, as many as the config says.
+    """Return the distinct problems of a split; the config sets their number.
 
     Raises:
         ValueError: the config has too few problems.
@@ -141,7 +141,7 @@ def draw_problems(config: WordProblemsConfig, split: str, rng: random.Random) ->
 
 
 def text_of(problem: Problem, rng: random.Random) -> str:
-    """The problem in words, with random names and things."""
+    """Return the problem in words, with random names and things."""
     words = _random_words(problem.story, rng)
     numbers = iter(problem.numbers)
     sentences = []
@@ -171,7 +171,7 @@ def row_of(problem: Problem, index: int, split: str, rng: random.Random) -> dict
 
 
 def write_word_problems(output_dir: str | Path, config: WordProblemsConfig | None = None) -> dict[str, Path]:
-    """Write the three files, each complete or not at all; returns their paths by split."""
+    """Write the three files, none of them ever incomplete, and return their paths by split."""
     config = config or WordProblemsConfig()
     paths = {}
     for split, size in SIZES.items():

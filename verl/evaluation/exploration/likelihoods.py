@@ -1,8 +1,8 @@
-"""Whether the likelihood of the reference answer tells early which responses end right: a part of scripts/explore.sh.
+"""Measures how well the reference answer's likelihood predicts early which responses end right, for scripts/explore.sh.
 
-Of two responses to a prompt, one right and one wrong, both cut at the same share of their length: how often has the
-right one the higher number? 0.5 is chance. Beside the reference's likelihood two controls are measured: a wrong
-answer's likelihood, and how likely the beginning itself is.
+The measure is the AUC: of a right and a wrong response to a prompt, both cut at the same share of their length, how
+often has the right one the higher likelihood? 0.5 is chance. Two controls are measured in the same way: the likelihood
+of a wrong answer, and the likelihood of the response's beginning itself.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,15 +19,15 @@ from verl.workers.rollout.answer_likelihood import AnswerLikelihood, reference_a
 from verl.workers.rollout.engines.interface import RolloutEngine, gather_or_cancel
 
 SHARES = (0.25, 0.5, 0.75)
-# what is compared between responses
+# Names of the likelihoods that are compared between responses.
 SIGNALS = ("reference", "wrong answer", "beginning")
-# below it a signal is too weak to guide a search
+# An AUC below this is too weak to guide a search.
 USEFUL = 0.65
 
 
 def references_by_prompt(rows: Sequence[Mapping]) -> list[tuple[list[str], list[str]]] | None:
-    """Return for each row its reference answers, and those of another row, which are wrong answers to it; None where a
-    row has none, or all have the same."""
+    """Return for each row its reference answers, and those of another row, which are wrong answers to this one; None if
+    a row has no reference answers, or if for some row no other row has different ones."""
     try:
         answers = [reference_answers(row) for row in rows]
     except ValueError:
@@ -43,7 +43,7 @@ def references_by_prompt(rows: Sequence[Mapping]) -> list[tuple[list[str], list[
 
 
 def auc(right: Sequence[float], wrong: Sequence[float]) -> float:
-    """Return how often a number of `right` is above one of `wrong`; equal ones count half.
+    """Return the share of pairs in which the number of `right` exceeds that of `wrong`; equal numbers count half.
 
     >>> auc([3.0, 1.0], [1.0, 0.0])
     0.875
@@ -59,11 +59,11 @@ async def likelihood_rows(
     references: Sequence[tuple[list[str], list[str]]],
     bar: tqdm,
 ) -> list[dict[str, Any]]:
-    """Return a row for each of SHARES; none where no group has right and wrong responses.
+    """Return a row for each of SHARES, or no rows if no group has both right and wrong responses.
 
     Returns:
-        `share` of the response; `groups`, the number of those with both; and for each of SIGNALS its mean AUC within
-        these groups, with the ends of a 95 % bootstrap interval over them.
+        rows with `share`, the share of the response that is read; `groups`, the number of groups with both; and for
+        each of SIGNALS its mean AUC in these groups, with the ends of a 95 % bootstrap interval over them.
     """
     mixed = [
         (group, answers)
@@ -92,14 +92,14 @@ async def _group_aucs(bar: tqdm, engine, tokenizer, closing: str, group: Group, 
     async def signals(trajectory: Trajectory) -> list[float]:
         cut = max(1, int(share * len(trajectory.tokens)))
         beginning, steps = list(trajectory.tokens[:cut]), trajectory.steps[:cut]
-        likelihoods = [await of_answers.log_prob(beginning) for of_answers in both]
+        likelihoods = [await likelihood.log_prob(beginning) for likelihood in both]
         log_probs = await engine.score(group.prompt_ids, beginning)
         by_model = [value for value, step in zip(log_probs, steps, strict=True) if step is not None]
         return [*likelihoods, fmean(by_model) if by_model else 0.0]
 
-    found = await gather_or_cancel(*(signals(trajectory) for trajectory in group.trajectories))
+    signal_rows = await gather_or_cancel(*(signals(trajectory) for trajectory in group.trajectories))
     rights = [trajectory.right for trajectory in group.trajectories]
-    columns = zip(*found, strict=True)
+    columns = zip(*signal_rows, strict=True)
     bar.update()
     return [
         auc(

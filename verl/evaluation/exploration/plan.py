@@ -1,7 +1,7 @@
-"""What scripts/explore.sh grows, checked before a process starts: model, prompts, reward, and the policies' keys.
+"""Reads and checks the config of scripts/explore.sh before a process starts: model, prompts, reward, policies' keys.
 
-The keys are in recipe/common/config/diagnosis.yaml. What a training run has, such as lengths and the reward, is read
-where a training run reads it.
+The diagnosis's own keys are in recipe/common/config/diagnosis.yaml. Keys that a training run has too, such as lengths
+and the reward, have the same names as in a training run.
 """
 
 import inspect
@@ -26,7 +26,7 @@ from verl.workers.config.keys import read_keys
 
 
 class Prompt(NamedTuple):
-    """A row of the data, by its number there; `about` is what the reward reads."""
+    """A row of the data: its row number, the prompt's token ids, and the fields `about` that the reward reads."""
 
     number: int
     ids: list[int]
@@ -34,11 +34,11 @@ class Prompt(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """What is grown, once config and files are known to be fine.
+    """A diagnosis whose config and files have been checked.
 
     Args:
-        policies: a row's name -> the config of a run with that policy.
-        too_long: prompts that were left out because they exceed data.max_prompt_length.
+        policies: name of a row of the table -> the config of a run with that policy.
+        too_long: number of prompts that were left out because they exceed data.max_prompt_length.
     """
 
     config: DictConfig
@@ -63,7 +63,7 @@ class Plan(NamedTuple):
 
 
 def _shown(path: str) -> str:
-    """Without the folder in which the command was typed."""
+    """Return a path without the working directory in front of it."""
     return path.removeprefix(f"{os.getcwd()}{os.sep}")
 
 
@@ -71,13 +71,13 @@ def plan_of(config: DictConfig) -> Plan:
     """Read and check everything that can be checked before a process starts.
 
     Raises:
-        ValueError: for the first problem; names the key or the row.
+        ValueError: something is wrong; the message names the key or the row of the first problem.
     """
     _check_keys(config)
     OmegaConf.set_struct(config, False)
     settle(config)
     rollout = config.actor_rollout_ref.rollout
-    config.n = rollout.n  # which overrides may have set
+    config.n = rollout.n  # A user's override may have set rollout.n.
     _scale_trees(config)
     check_model_path("actor_rollout_ref.model.path", config.actor_rollout_ref.model.path)
     check_context(config, model_json(config.actor_rollout_ref.model.path))
@@ -92,7 +92,7 @@ def plan_of(config: DictConfig) -> Plan:
 
 
 def _scale_trees(config: DictConfig) -> None:
-    """Give the null keys that say how large a tree is the largest value with which it grows at most n trajectories."""
+    """Set each null key that scales a tree to the largest value with which the tree grows at most n trajectories."""
     for tree in parts("tree").values():
         if not tree.scaled_by or tree.alias:
             continue
@@ -117,23 +117,23 @@ def _check_keys(config: DictConfig) -> None:
 
 
 def _policies(config: DictConfig) -> Iterator[tuple[str, DictConfig]]:
-    """Name and config of each row, checked as a training run's."""
+    """Yield the name and config of each row of the table, checked like a training run's config."""
     changes: dict[str, Any] = {f"plain T={t}": {"tree": "plain", "temperature": t} for t in config.temperatures}
     changes |= config.policies
     if config.actor_rollout_ref.rollout.environment == "tools":
         changes |= config.tool_policies
-    for name, of_policy in changes.items():
+    for name, policy_changes in changes.items():
         try:
-            yield name, changed_config(config, of_policy)
+            yield name, changed_config(config, policy_changes)
         except ValueError as error:
             raise ValueError(f"policy {name}: {error}") from error
 
 
 def changed_config(config: DictConfig, changes: Mapping) -> DictConfig:
-    """The config of a run whose rollout differs in these keys.
+    """Return a copy of the config with `changes` applied to keys of the rollout.
 
     Raises:
-        ValueError: it is refused.
+        ValueError: the checks of a training run refuse the changed config.
     """
     changed = config.copy()
     for key, value in changes.items():
@@ -151,7 +151,7 @@ def _check_reward(config: DictConfig, rows: Sequence[dict]) -> None:
     """
     score = get_custom_reward_fn(config) or default_compute_score
     if inspect.iscoroutinefunction(score):
-        return  # it may ask a server
+        return  # An asynchronous reward may need a server that does not run yet.
     first = {row["data_source"]: number for number, row in reversed(list(enumerate(rows)))}
     for source, number in first.items():
         row = rows[number]
@@ -166,10 +166,11 @@ def _check_reward(config: DictConfig, rows: Sequence[dict]) -> None:
 
 
 def _prompts(config: DictConfig, tokenizer, rows: Sequence[dict]) -> tuple[list[Prompt], int]:
-    """So many rows, drawn by the seed, or all; in their order. And how many others were looked at and are too long.
+    """Return `config.prompts` rows (all if there are fewer), drawn by the seed and sorted by row number, and the number
+    of drawn rows that were left out because they are too long.
 
     Raises:
-        ValueError: all are too long.
+        ValueError: all prompts are too long.
     """
     data, chosen, lengths = config.data, [], []
     options = OmegaConf.to_container(data.get("apply_chat_template_kwargs") or OmegaConf.create())

@@ -1,6 +1,6 @@
-"""Grows every policy's groups of a plan on one engine and measures them; see scripts/explore.sh.
+"""Grows a group of trajectories for each policy and prompt of a plan on one engine, and measures them (explore.sh).
 
-plain samples ──> the trees ──> thresholds that the samples propose ──> once more the trees that have them
+plain samples ──> trees ──> thresholds proposed from the samples ──> trees with these thresholds once more
 """
 
 import asyncio
@@ -39,14 +39,14 @@ from verl.workers.rollout.trajectory_tree import TrajectoryTree
 from verl.workers.rollout.tree_builder import BranchPolicy, Sampling, Score, derived_seed, grow, policy_class
 from verl.workers.rollout.tree_rollout import environment_of
 
-# an entropy is estimated from so many most likely tokens, as many as vLLM reports without being asked to
+# number of most likely tokens from which an entropy is estimated; vLLM reports at most this many by default
 ENTROPY_TOP_K = 20
 LATR_ATTEMPTS = 3
 
 
 @contextmanager
 def running_engine(plan: Plan) -> Iterator[VLLMEngine]:
-    """A vLLM with the settings of the run's rollout servers."""
+    """Start vLLM with the settings of the run's rollout servers, yield its engine, and shut it down afterwards."""
     rollout = plan.config.actor_rollout_ref.rollout
     variables = OmegaConf.select(plan.config, "ray_kwargs.ray_init.runtime_env.env_vars") or {}
     for name in variables:
@@ -69,15 +69,14 @@ def running_engine(plan: Plan) -> Iterator[VLLMEngine]:
 
 
 class Recorder(RolloutEngine):
-    """A prompt's engine: it counts the tokens that it makes, and remembers the model's distribution at each.
+    """An engine for a prompt that counts the generated tokens and records the model's distribution at each of them.
 
-    It asks for entropies and top log-probs with every request, so that all policies are measured and slowed
-    down alike.
+    It asks for entropies and top log-probs with every request, so that measuring costs all policies the same time.
     """
 
     def __init__(self, engine: RolloutEngine):
         self.engine, self.tokens = engine, 0
-        self.steps: dict[int, Step] = {}  # by the hash of the tokens before it
+        self.steps: dict[int, Step] = {}  # hash of the tokens before a step -> the step
 
     async def generate(self, request: GenerationRequest) -> Generation:
         n_top_logprobs, n_entropy = max(request.n_top_logprobs, 2), max(request.n_entropy, ENTROPY_TOP_K)
@@ -95,7 +94,7 @@ class Recorder(RolloutEngine):
         return await self.engine.score(prompt_ids, continuation_ids, request_id)
 
     def steps_of(self, prompt_ids: Sequence[int], response: Sequence[int], mask: Sequence[int]) -> list[Step | None]:
-        """Of each token of a response; None where `mask` is 0."""
+        """Return the recorded step of each token of a response; None where `mask` is 0 (a tool's tokens)."""
         steps, before = [], _hash_of(prompt_ids)
         for token, by_model in zip(response, mask, strict=True):
             steps.append(self.steps[before] if by_model else None)
@@ -114,10 +113,10 @@ def _hash_of(tokens: Sequence[int]) -> int:
 
 
 class Diagnosis:
-    """Grows and scores on an engine that runs; make it in the event loop that runs it.
+    """Grows and scores trajectories on a running engine; construct it in the event loop that will use it.
 
     Args:
-        bar: of tqdm; it advances with every prompt.
+        bar: progress bar of tqdm, which advances with every prompt.
     """
 
     def __init__(self, plan: Plan, engine: RolloutEngine, bar: tqdm):
@@ -132,10 +131,10 @@ class Diagnosis:
             await self.environment.tools.close()
 
     async def groups_of(self, name: str, config: DictConfig, more: bool = False) -> tuple[list[Group], float]:
-        """The groups of all prompts, and the seconds until they had grown.
+        """Return the groups of all prompts, and the seconds that growing them took.
 
         Args:
-            more: whether the bar did not know of them.
+            more: whether these prompts must be added to the bar's total.
         """
         self.bar.set_description(name)
         if more:
@@ -152,8 +151,8 @@ class Diagnosis:
         return groups, seconds
 
     async def likelihoods(self, samples: Sequence[Group]) -> list[dict[str, Any]]:
-        """Return how well the reference answer's likelihood tells right from wrong responses, by share of the response;
-        nothing where it is switched off or the data have no reference answers."""
+        """Return the rows of `likelihood_rows` for the plain samples; no rows if `answer_likelihood` is off or the data
+        have no reference answers."""
         references = references_by_prompt([prompt.about for prompt in self.plan.prompts])
         if not self.plan.config.answer_likelihood or references is None:
             return []
@@ -162,7 +161,7 @@ class Diagnosis:
         return await likelihood_rows(self.engine, self.plan.tokenizer, closing, samples, references, self.bar)
 
     async def warm_up(self) -> None:
-        """So that the first policy does not pay for what is made once."""
+        """Generate two tokens, so that one-time costs of the engine do not count as the first policy's time."""
         ids = self.plan.prompts[0].ids
         request = GenerationRequest(ids, max_tokens=2, stop_token_ids=self.stop_token_ids, seed=0)
         await Recorder(self.engine).generate(request)
@@ -201,7 +200,7 @@ class Diagnosis:
         return min(rollout.response_length, rollout.max_model_len - len(prompt.ids))
 
     async def _scores(self, prompt: Prompt, responses: Sequence[Sequence[int]], **extra_info) -> list[dict]:
-        """By the reward manager of the run, which gets what it would get from a rollout worker."""
+        """Score responses with the run's reward manager, which gets the same fields as from a rollout worker."""
         outputs = [
             AgentLoopOutput(
                 prompt_ids=prompt.ids,
@@ -224,8 +223,8 @@ class Diagnosis:
 
 
 async def diagnose(plan: Plan, engine: RolloutEngine) -> dict[str, Any]:
-    """All rows and proposals, in JSON's types: `rows` of `exploration.summary`; `proposals`, of each its `policy`,
-    `overrides` and what is `expected`; and `answer_likelihood`, the rows of `likelihood_rows`."""
+    """Run a diagnosis and return its results in JSON's types: `rows` as `table.summary` makes them; `proposals`, each
+    with `policy`, `overrides` and the `expected` effect; and `answer_likelihood`, the rows of `likelihood_rows`."""
     with tqdm(total=len(plan.policies) * len(plan.prompts), unit="prompt") as bar:
         diagnosis = Diagnosis(plan, engine, bar)
         try:
@@ -257,17 +256,17 @@ async def _all_rows(plan: Plan, diagnosis: Diagnosis) -> dict[str, Any]:
 
 
 def _config_of(plan: Plan, tree: str) -> DictConfig | None:
-    """Of the first policy that grows such trees."""
+    """Return the config of the first policy that grows this kind of tree; None if there is none."""
     return next((each for each in plan.policies.values() if each.actor_rollout_ref.rollout.tree == tree), None)
 
 
-# a proposal, and what was grown with it in how many seconds
+# a proposal, the groups grown with it, and the seconds that this took
 Proposed = tuple[Proposal, list[Group], float]
 
 
 async def _grown_latr(plan: Plan, diagnosis: Diagnosis, samples: Sequence[Group]) -> Proposed | None:
-    """The thresholds at which the trees open most branches: where half of the trees lack some, because branches were
-    dropped or because greedy tokens are surer than sampled ones, as many more are aimed at, `LATR_ATTEMPTS` times."""
+    """Return the proposal whose median tree opens most branches. Dropped branches, and greedy tokens that are surer
+    than samples, may leave it below n branches: the next of `LATR_ATTEMPTS` attempts then aims higher."""
     config, n = _config_of(plan, "latr"), plan.config.n
     if config is None:
         return None
@@ -300,6 +299,6 @@ async def _grown_arpo(plan: Plan, diagnosis: Diagnosis, samples: Sequence[Group]
 
 
 def run(plan: Plan) -> dict[str, Any]:
-    """Start the engine, grow everything, stop it."""
+    """Start the engine, grow and measure everything, stop the engine; return the results of `diagnose`."""
     with running_engine(plan) as engine:
         return asyncio.run(diagnose(plan, engine))

@@ -1,9 +1,9 @@
-"""What the groups of trajectories of a tree policy are worth, in numbers: a row of the table of scripts/explore.sh.
+"""Measures the groups of trajectories that a tree policy grew: a row of the table of scripts/explore.sh.
 
-A group is what a policy grew for a prompt. Every prompt has the same weight. For two prompts with four trajectories
-each, of which the first has one right and the second none:
+A group holds the trajectories of a prompt. Every prompt has the same weight. Example: two prompts with four
+trajectories each; the first prompt has one right trajectory, the second none:
 
-    accuracy (1/4 + 0) / 2    Pass@4 1/2    mixed 1/2, the groups with right and wrong answers, from which GRPO learns
+    accuracy (1/4 + 0) / 2    Pass@4 1/2    mixed 1/2: share of groups with right and wrong answers (GRPO learns there)
 """
 
 import math
@@ -16,9 +16,9 @@ from verl.evaluation.metrics import bootstrap_interval
 from verl.evaluation.results import INTERVAL_ENDS
 from verl.workers.rollout.trajectory_tree import tree_of_rows
 
-# of a curve over the positions of a response, at the most
+# largest number of points of a curve over the positions of a response
 CURVE_POINTS = 60
-# the share of the trajectories that must have a step there, else a few odd or endless ones make the curve
+# Positions that a smaller share of the trajectories reaches are left out, as a few odd responses would make the curve.
 REACHED = 0.05
 
 
@@ -35,10 +35,10 @@ class Trajectory:
     """A response.
 
     Args:
-        tokens: of the response, a tool's results included.
-        steps: of each token; None where a tool wrote it.
-        right: whether the answer is.
-        answer: that it votes for, such as a number; equal answers are equal text.
+        tokens: token ids of the response, including tools' results.
+        steps: the model's distribution at each token; None where a tool wrote the token.
+        right: whether the answer is right.
+        answer: answer that the trajectory votes for, such as a number; equal answers are equal text.
     """
 
     tokens: Sequence[int]
@@ -49,12 +49,12 @@ class Trajectory:
 
 @dataclass(frozen=True)
 class Group:
-    """What a policy grew for a prompt.
+    """The trajectories that a policy grew for a prompt.
 
     Args:
-        generated: tokens that the engine made, those that no response has included.
-        metrics: of the tree, as a training run logs them.
-        max_tokens: of a response.
+        generated: number of tokens that the engine generated, including those that are in no response.
+        metrics: metrics of the tree, as a training run logs them.
+        max_tokens: largest number of tokens that a response may have.
     """
 
     prompt_ids: Sequence[int]
@@ -65,27 +65,26 @@ class Group:
 
 
 def measure_groups(groups: Sequence[Group], n: int) -> dict[str, float]:
-    """A policy's numbers, by name.
+    """Return a policy's numbers, by name.
 
     Args:
-        groups: one for each prompt, none of them empty.
-        n: trajectories that a group may have.
+        groups: one group for each prompt, none of them empty.
+        n: largest number of trajectories of a group.
 
     Returns:
-        `accuracy`, `pass@n` and `mixed`, with the ends of their 95 % bootstrap intervals over prompts; of a group:
-        `answers`, the different ones, `branches`, the different responses, and `trajectories`; `entropy`, the mean over
-        the model's tokens in nats; `cut`, the share of responses that end at their limit; `tokens` that the engine
-        generated for a prompt; `unique_share`, those tokens of all rows, prompts included, that an update on the prefix
-        tree computes; with tools `tool_calls` for a prompt, of which one that trajectories share counts once.
+        `accuracy`, `pass@n` and `mixed`, with the ends of their 95 % bootstrap intervals over prompts; the mean numbers
+        in a group of different `answers`, different responses (`branches`) and `trajectories`; `entropy`, the mean over
+        the model's tokens in nats; `cut`, the share of responses that end at their limit; `tokens`, the mean number
+        generated for a prompt; `unique_share`; with tools `tool_calls` for a prompt, where shared calls count once.
     """
     right = [[trajectory.right for trajectory in group.trajectories] for group in groups]
-    of_prompts = {
+    prompt_values = {
         "accuracy": [fmean(group) for group in right],
         f"pass@{n}": [float(any(group)) for group in right],
         "mixed": [float(any(group) and not all(group)) for group in right],
     }
     numbers: dict[str, float] = {}
-    for name, values in of_prompts.items():
+    for name, values in prompt_values.items():
         ends = zip(INTERVAL_ENDS, bootstrap_interval(values), strict=True)
         numbers |= {name: fmean(values)} | {name + end: value for end, value in ends}
     entropies = [step.entropy for group in groups for row in group.trajectories for step in row.steps if step]
@@ -103,8 +102,8 @@ def measure_groups(groups: Sequence[Group], n: int) -> dict[str, float]:
 
 
 def unique_share(groups: Sequence[Group]) -> float:
-    """Tokens of the rows, prompts included, that differ from all others of their prompt's rows in what is before them
-    or in themselves, over all tokens."""
+    """Return the share of all rows' tokens, including prompts, that remain when every prefix that rows of a prompt
+    share is counted once: the tokens that an update on the prefix tree computes."""
     unique = held = 0
     for group in groups:
         rows = [trajectory.tokens for trajectory in group.trajectories]
@@ -115,10 +114,10 @@ def unique_share(groups: Sequence[Group]) -> float:
 
 
 def entropy_curve(groups: Sequence[Group], most_points: int = CURVE_POINTS) -> list[tuple[float, float]]:
-    """(position, mean entropy in nats) along the response, where at least `REACHED` of the trajectories have a token of
-    the model.
+    """Return (position, mean entropy in nats) along the response, for positions at which at least the share `REACHED`
+    of the trajectories has a token of the model.
 
-    Long responses are cut into `most_points` stretches of equal length, whose middles are the positions.
+    Long responses are cut into at most `most_points` stretches of equal length, whose middles are the positions.
     """
     rows = [trajectory.steps for group in groups for trajectory in group.trajectories]
     longest = sorted(map(len, rows), reverse=True)[math.ceil(REACHED * len(rows)) - 1]
@@ -133,6 +132,6 @@ def entropy_curve(groups: Sequence[Group], most_points: int = CURVE_POINTS) -> l
 
 
 def summary(name: str, groups: Sequence[Group], n: int, seconds: float) -> dict[str, Any]:
-    """A row of the table, with its curve; in JSON's types."""
+    """Return a row of the table with its entropy curve, in JSON's types."""
     numbers = measure_groups(groups, n) | {"seconds": seconds}
     return {"policy": name, **numbers, "entropy_by_position": entropy_curve(groups)}

@@ -1,8 +1,8 @@
-"""Proposes thresholds at which a model's trees fork as often as their trajectories allow, from plain samples.
+"""Proposes, from plain samples, thresholds at which a model's trees fork often enough to grow all their trajectories.
 
-LATR opens a branch where p2 > prob_filter_abs_thres and p1 - p2 < prob_filter_rel_thres. ARPO's policy `threshold`
-forks where the entropy after a tool's result is above entropy_weight times that after the prompt. How often that is the
-case depends on the model and the task; the published thresholds fit the models of the papers.
+With p1 and p2 the highest probabilities of a step, LATR opens a branch where p2 > prob_filter_abs_thres and
+p1 - p2 < prob_filter_rel_thres. ARPO's policy `threshold` forks where the entropy after a tool's result is above
+entropy_weight times that after the prompt. The published thresholds fit the papers' models, not every model and task.
 """
 
 import math
@@ -18,24 +18,24 @@ HALVINGS = 30
 
 
 class Proposal(NamedTuple):
-    """Keys under actor_rollout_ref.rollout with their values, and what is expected of them."""
+    """Keys under actor_rollout_ref.rollout with their values, and their expected effect in words."""
 
     values: dict[str, float | str]
     expected: str
 
     def line(self) -> str:
-        """Hydra overrides."""
+        """Return the Hydra overrides that set the keys."""
         return " ".join(f"actor_rollout_ref.rollout.{key}={value}" for key, value in self.values.items())
 
 
 def latr_thresholds(groups: Sequence[Group], branches: float) -> Proposal:
-    """The strictest of LATR's thresholds at which half of the prompts' trees are expected to open so many branches.
+    """Return the strictest LATR thresholds at which half of the trees are expected to open `branches` branches or more.
 
-    Both are quantiles of all steps at one level u: that of p1 - p2 at u, that of p2 at 1 - u. See `expected_branches`.
+    They are the u-quantile of p1 - p2 and the (1 - u)-quantile of p2 over all steps. Bisection finds u.
 
     Args:
-        groups: plain samples; the tree takes the most likely tokens, so the coolest ones are most like it.
-        branches: of a tree, and more where some are dropped.
+        groups: plain samples. The tree takes the most likely tokens, so samples at a low temperature resemble it most.
+        branches: number of branches a tree should open; ask for more than it can hold if branches are dropped.
     """
     tables = [probabilities(group) for group in groups]
     seconds_S, gaps_S = (np.concatenate([table[i][~np.isnan(table[i])] for table in tables]) for i in (0, 1))
@@ -50,7 +50,7 @@ def latr_thresholds(groups: Sequence[Group], branches: float) -> Proposal:
     for _ in range(HALVINGS):
         middle = (low + high) / 2
         low, high = (low, middle) if expected(*thresholds(middle)) >= branches else (middle, high)
-    # the looser side, so that the steps at the quantiles pass
+    # Round to the looser side, so that steps exactly at the quantiles pass.
     absolute, relative = (rounded(value, up) for value, up in zip(thresholds(high), (False, True), strict=True))
     return Proposal(
         {"kt.prob_filter_abs_thres": absolute, "kt.prob_filter_rel_thres": relative},
@@ -59,7 +59,7 @@ def latr_thresholds(groups: Sequence[Group], branches: float) -> Proposal:
 
 
 def probabilities(group: Group) -> tuple[np.ndarray, np.ndarray]:
-    """p2 and p1 - p2 of the steps of a prompt's N trajectories, both (N, T); NaN where there is no step."""
+    """Return p2 and p1 - p2 of the steps of a prompt's N trajectories, both (N, T); NaN where there is no step."""
     shape = len(group.trajectories), max(len(row.tokens) for row in group.trajectories)
     seconds_NT, gaps_NT = np.full(shape, np.nan), np.full(shape, np.nan)
     for i, row in enumerate(group.trajectories):
@@ -70,17 +70,17 @@ def probabilities(group: Group) -> tuple[np.ndarray, np.ndarray]:
 
 
 def expected_branches(seconds_NT: np.ndarray, gaps_NT: np.ndarray, absolute: float, relative: float) -> float:
-    """How many rows a prompt's tree would have at its end, were no row dropped, and none refused for lack of room.
+    """Return the expected number of rows at the end of a prompt's tree if no row is dropped and n does not limit them.
 
-    The rows multiply at each position by 1 + the share of the samples that have a step there which passes both
-    thresholds.
+    At each position the number of rows is multiplied by 1 + s, where s is the share of all samples that have a step
+    there which passes both thresholds.
     """
-    passes_NT = (seconds_NT > absolute) & (gaps_NT < relative)  # NaN never does
+    passes_NT = (seconds_NT > absolute) & (gaps_NT < relative)  # NaN never passes.
     return float(np.prod(1 + passes_NT.mean(0)))
 
 
 def rounded(value: float, up: bool) -> float:
-    """A share with two significant digits, rounded up or down.
+    """Return a share rounded up or down to two significant digits.
 
     >>> rounded(0.0432, up=False), rounded(0.0432, up=True), rounded(0.999, up=True)
     (0.043, 0.044, 1.0)
@@ -93,15 +93,15 @@ def rounded(value: float, up: bool) -> float:
 
 
 def arpo_thresholds(groups: Sequence[Group], n: int, keys: Mapping) -> Proposal | None:
-    """The threshold above which as many states after tools' results lie as there are places for branches.
+    """Return the threshold at which just enough tool results are followed by a fork to grow n trajectories.
 
     Args:
         groups: plain samples with tools.
-        n: trajectories of a prompt.
-        keys: ARPO's, of actor_rollout_ref.rollout: initial_rollouts, beam_size, entropy_tokens.
+        n: number of trajectories of a prompt.
+        keys: ARPO's keys of actor_rollout_ref.rollout: initial_rollouts, beam_size, entropy_tokens.
 
     Returns:
-        None if no sample has tokens of the model after a tool's result.
+        a proposal; None if no sample has tokens of the model after a tool's result.
     """
     rows = [row for group in groups for row in group.trajectories]
     ratios = [ratio for row in rows for ratio in entropy_ratios(row, keys["entropy_tokens"])]
@@ -119,10 +119,10 @@ def arpo_thresholds(groups: Sequence[Group], n: int, keys: Mapping) -> Proposal 
 
 
 def entropy_ratios(row: Trajectory, entropy_tokens: int) -> Iterator[float]:
-    """Of each of the model's turns but the first: the mean entropy of its first tokens over that of the first turn's.
+    """Yield, for each of the model's turns after the first, its mean entropy divided by the first turn's mean entropy.
 
     Args:
-        entropy_tokens: so many tokens of a turn are looked at.
+        entropy_tokens: number of tokens at the beginning of each turn over which the mean is taken.
     """
     turns: list[list[float]] = []
     before: Step | None = None

@@ -22,7 +22,7 @@ from verl.utils.fault_reports import RunError
 
 
 class Preflight(Callback):
-    """Checks the config, prepares the run's folder, activates the CPU platform where the profile asks for it."""
+    """Callback that checks the config, activates the CPU platform if the config asks for it, and prepares the run."""
 
     def on_run_start(self, config: DictConfig, **kwargs) -> None:
         try:

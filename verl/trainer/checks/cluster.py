@@ -6,8 +6,8 @@ from omegaconf import DictConfig, OmegaConf
 
 from verl.workers.config.schedule import rollout_workers
 
-# upstream's ResourcePoolManager reserves this many CPUs beside each worker's GPU (`max_colocate_count`), and so many
-# beside that of a server with a GPU of its own
+# CPUs that upstream's ResourcePoolManager reserves beside each worker's GPU (`max_colocate_count`), and beside
+# the GPU of a server that shares its GPU with no worker.
 CPUS_PER_WORKER, CPUS_PER_SERVER = 3, 2
 
 
@@ -17,8 +17,8 @@ def config_asks_for_cpu(config: DictConfig) -> bool:
 
 
 def needed_ray_cpus(config: DictConfig) -> int:
-    """Return the number of Ray's logical CPUs that verl 0.9.1 holds at once: those of TransferQueue's actors, those in
-    the workers' bundles, and one more, as an actor without `num_cpus` needs a CPU to be placed, and none to run."""
+    """Return the number of Ray's logical CPUs that verl 0.9.1 holds at once: those of TransferQueue's actors and of the
+    workers' bundles, and one more, because an actor without `num_cpus` needs a CPU to be placed, though none to run."""
     units = OmegaConf.select(config, "transfer_queue.backend.SimpleStorage.num_data_storage_units", default=0)
     workers = config.trainer.nnodes * config.trainer.n_gpus_per_node
     return 1 + units + CPUS_PER_WORKER * workers + CPUS_PER_SERVER * rollout_workers(config) + 1
@@ -31,9 +31,9 @@ def joins_running_cluster(config: DictConfig) -> bool:
 
 
 def check_ray_resources(config: DictConfig, starting: bool = True) -> None:
-    """Check that Ray, if this run starts it, has enough CPUs and GPUs; a running cluster is watched instead.
+    """Check that a Ray cluster that this run starts has enough CPUs and GPUs; a running cluster is watched instead.
 
-    In a dry run (`starting` is false), perhaps on another machine, only the numbers in the config count.
+    In a dry run (`starting` is false), which may be on another machine, only the config's numbers count.
     """
     if joins_running_cluster(config):
         return
@@ -46,14 +46,14 @@ def check_ray_resources(config: DictConfig, starting: bool = True) -> None:
             f"ray_kwargs.ray_init.num_cpus={cpus}, but this run holds {needed} of Ray's logical CPUs and would wait "
             f"forever: set at least {needed}, or lower transfer_queue.backend.SimpleStorage.num_data_storage_units"
         )
-    gpus, wanted, own = ray_init.get("num_gpus"), config.trainer.n_gpus_per_node, rollout_workers(config)
-    if gpus is not None and gpus < wanted + own:
+    gpus, workers, own = ray_init.get("num_gpus"), config.trainer.n_gpus_per_node, rollout_workers(config)
+    if gpus is not None and gpus < workers + own:
         servers = f" + {own} of actor_rollout_ref.rollout" if own else ""
-        raise ValueError(f"ray_kwargs.ray_init.num_gpus={gpus} is less than trainer.n_gpus_per_node={wanted}{servers}")
+        raise ValueError(f"ray_kwargs.ray_init.num_gpus={gpus} is less than trainer.n_gpus_per_node={workers}{servers}")
 
 
 def check_own_machine(config: DictConfig) -> None:
-    """Check that a run which starts Ray itself, on this machine alone, asks for one node, and for GPUs that it has."""
+    """Check that a run that starts Ray on this machine alone asks for one node, and for no more GPUs than there are."""
     import torch
 
     if joins_running_cluster(config):

@@ -9,13 +9,13 @@ from verl.workers.rollout.answer_likelihood import ANSWER_LIKELIHOOD
 from verl.workers.rollout.trees.hato.config import REWARD_LOOP, HATOConfig
 from verl.workers.rollout.trees.hato.local_reward import local_reward_function
 
-# trainers with components
+# Names of the trainers that have components.
 EXPLORE_TRAINERS = tuple(name for name in SCHEDULE_OF_TRAINER if name != "watched_sync")
 META_STRATEGIES = ("fsdp", "fsdp2", "veomni")
 
 
 def hato_config(config: DictConfig) -> HATOConfig:
-    """Return the run's `hato` section, which may be missing, checked with what it depends on."""
+    """Check the run's `hato` section, which may be missing, and the keys on which it depends; return it."""
     hato = HATOConfig.from_dict(config.get("hato") or {})
     if parts_of(config.actor_rollout_ref.rollout).tree == "hato":
         _check_tree(config, hato)
@@ -57,11 +57,11 @@ def _check_tree(config: DictConfig, hato: HATOConfig) -> None:
     if hato.local_reward not in (REWARD_LOOP, ANSWER_LIKELIHOOD):
         local_reward_function(hato.local_reward)
     later = config.reward.reward_model.enable and not config.reward.reward_model.enable_resource_pool
-    asking = [f"hato.local_reward={REWARD_LOOP}"] if hato.local_reward == REWARD_LOOP else []
-    asking += ["hato.tree.train_dropped=true"] if hato.tree.train_dropped else []
-    if later and asking:
+    keys = [f"hato.local_reward={REWARD_LOOP}"] if hato.local_reward == REWARD_LOOP else []
+    keys += ["hato.tree.train_dropped=true"] if hato.tree.train_dropped else []
+    if later and keys:
         raise ValueError(
-            f"{asking[0]} needs scores during the rollout: reward.reward_model.enable_resource_pool=true, or no reward "
+            f"{keys[0]} needs scores during the rollout: reward.reward_model.enable_resource_pool=true, or no reward "
             "model"
         )
     if hato.tree.train_dropped:
@@ -74,7 +74,7 @@ def _check_tree(config: DictConfig, hato: HATOConfig) -> None:
 
 
 def _check_dropped(config: DictConfig, hato: HATOConfig) -> None:
-    """Check that the reward of dropped steps, 0, is compared with that of the answers."""
+    """Check that the estimator compares the reward of dropped steps, 0, with the rewards of answers."""
     estimator, weights = config.algorithm.adv_estimator, hato.reward_weights
     if estimator == "hato" and weights.beta == weights.gamma == 0:
         raise ValueError(
@@ -89,7 +89,7 @@ def _check_dropped(config: DictConfig, hato: HATOConfig) -> None:
 
 
 def _check_sizes(config: DictConfig, hato: HATOConfig) -> None:
-    """Check that steps can have siblings, without which a tree teaches nothing."""
+    """Check that steps can have siblings; without siblings every advantage is 0."""
     sizes = {
         "actor_rollout_ref.rollout.n": config.actor_rollout_ref.rollout.n,
         "hato.tree.branching_factor": hato.tree.branching_factor,

@@ -20,7 +20,7 @@ CONTEXTS = 4.0  # GB: an estimate of CUDA contexts, NCCL's buffers and captured 
 SERVER_WORKSPACE = 3.0  # GB: an estimate of vLLM's activations, which lie within its share of the GPU
 
 
-# keys below `actor_rollout_ref` that help where a part does not fit
+# Advice for each part that may not fit; the keys are below `actor_rollout_ref`.
 ADVICE = {
     "training": "lower actor.ppo_max_token_len_per_gpu and rollout.log_prob_max_token_len_per_gpu, set "
     "actor.entropy_from_logits_with_chunking, or take more GPUs",
@@ -31,7 +31,7 @@ ADVICE = {
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """What lies on a GPU, in GB; `kv_tokens` fit into the KV cache, which must hold the `longest` sequence's tokens."""
+    """A GPU's memory by use, in GB; the KV cache holds `kv_tokens` tokens, and the longest sequence has `longest`."""
 
     gpu: float
     parameters: float
@@ -43,23 +43,23 @@ class MemoryPlan:
     kv_cache: float
     kv_tokens: int
     longest: int
-    training: float  # the sum of what lies there at the same time, as for `rollout`
-    rollout: float
+    training: float  # sum of what the GPU holds at once during the update
+    rollout: float  # sum of what the GPU holds at once during the rollout
 
     def problems(self) -> list[str]:
         """Return a line with advice for each part that does not fit."""
-        room = {
+        spare = {
             "training": self.gpu - self.training,
             "rollout": self.gpu - self.rollout,
             "KV cache": self.kv_tokens - self.longest,
         }
-        return [f"{name} does not fit: {ADVICE[name]}" for name, spare in room.items() if spare < 0]
+        return [f"{name} does not fit: {ADVICE[name]}" for name, amount in spare.items() if amount < 0]
 
 
 def describe_memory(config: DictConfig, hf_config=None) -> str:
-    """Return the plan in a few lines with a warning for each part that does not fit, or why there is no plan.
+    """Return a text of a few lines: the plan with a warning for each part that does not fit, or why there is no plan.
 
-    `hf_config` is by default that of `actor_rollout_ref.model`, if it is on this machine.
+    `hf_config` defaults to the config of `actor_rollout_ref.model`, if it is on this machine.
     """
     actor, model = config.actor_rollout_ref.actor, config.actor_rollout_ref.model
     not_counted = f"{'memory:':<10}not counted: "
@@ -89,7 +89,7 @@ def plan_memory(config: DictConfig, hf_config, gpu: float = GPU) -> MemoryPlan:
     fsdp, rollout = part.actor.fsdp_config, part.rollout
     world = config.trainer.nnodes * config.trainer.n_gpus_per_node
     shards = fsdp.fsdp_size if 0 < fsdp.fsdp_size < world else world
-    # parameters and gradients have the same type, and so has each of Adam's two states
+    # Parameters, gradients and each of Adam's two states have the same type.
     itemsize = PrecisionType.to_dtype(fsdp.model_dtype or "fp32").itemsize
     shard = 0.0 if fsdp.offload_policy else shape.parameters * itemsize / shards / GB
     logits = logits_bytes(config, shape.vocabulary) / GB
@@ -118,7 +118,7 @@ def logits_bytes(config: DictConfig, vocabulary: int) -> int:
     """Return the most bytes that a micro-batch's logits and their entropies take on a GPU at the same time.
 
     Logits are bf16; a temperature other than 1 copies them, and so does the gradient on a prefix tree. Upstream
-    computes entropies in fp32: 4 bytes for each logit if compiled, else 12, of a single chunk at a time if
+    computes entropies in fp32: 4 bytes for each logit if compiled, otherwise 12, for one chunk at a time if
     `entropy_from_logits_with_chunking` is set. An entropy in the loss keeps up to 12 bytes more for each logit.
     """
     actor, rollout = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout

@@ -1,6 +1,6 @@
-"""Checks settings of models and engines before Ray starts, which raise a ValueError that names the setting.
+"""Checks of model and engine settings before Ray starts; each raises a ValueError that names the setting.
 
-Upstream (verl 0.9.1) accepts these settings, and a worker then fails or silently trains something else.
+Upstream (verl 0.9.1) accepts the wrong settings, and a worker then fails or silently trains something else.
 """
 
 import importlib.util
@@ -20,12 +20,12 @@ from verl.workers.config.prefix_tree_models import check_model_config
 ROLLOUT, MODEL = "actor_rollout_ref.rollout", "actor_rollout_ref.model"
 POSITIONS = "max_position_embeddings"
 HF_OVERRIDES = "engine_kwargs.vllm.hf_overrides"
-# ends of the names of a model's output and input embeddings
+# Suffixes of the names of a model's output and input embeddings.
 HEAD, EMBEDDINGS = "lm_head.weight", ("embed_tokens.weight", "wte.weight")
 
 
 def config_folder(path: str) -> Path | None:
-    """Return the folder with a model's config.json, its own or that in the hub's cache; None if there is none here."""
+    """Return the folder with a model's config.json, local or in the hub's cache; None if this machine has neither."""
     folder = Path(os.path.expanduser(path))
     if (folder / "config.json").exists():
         return folder
@@ -70,8 +70,8 @@ def check_context(config: DictConfig, model: dict | None) -> None:
     """Check that the model has a position for every token, in the trainer (`override_config`) and in vLLM.
 
     Args:
-        config: with `max_model_len`, see `fill_max_model_len`; `hf_overrides` change the model's config for vLLM.
-        model: see `model_json`; None: upstream's server checks it when it starts.
+        config: run's config with `max_model_len` (`fill_max_model_len`); `hf_overrides` change the model's for vLLM.
+        model: result of `model_json`; if it is None, upstream's server makes the check when it starts.
     """
     rollout = config.actor_rollout_ref.rollout
     own = (model or {}).get(POSITIONS)
@@ -114,7 +114,7 @@ def check_attention(config: DictConfig, cuda_is_here: bool) -> None:
 
 
 def check_prefix_tree(config: DictConfig, model: dict | None) -> None:
-    """Check that the run's model and settings can be trained on a prefix tree, where `use_prefix_tree` is on."""
+    """Check that a run with `use_prefix_tree` has a model and settings that can be trained on a prefix tree."""
     for name in ("actor", "ref"):
         section = config.actor_rollout_ref[name]
         if not section.get("use_prefix_tree"):
@@ -149,7 +149,7 @@ def check_fused_kernels(config: DictConfig, model: dict | None) -> None:
 
 
 def check_weight_bucket(config: DictConfig, model: dict | None) -> None:
-    """Check that tied weights reach the CPU build of vLLM (0.30) together; it refuses a head without its embeddings."""
+    """Check that a tied model fits into one bucket: vLLM's CPU build (0.30) refuses a head without its embeddings."""
     key = "checkpoint_engine.update_weights_bucket_megabytes"
     if config.trainer.device != "cpu" or not (model or {}).get("tie_word_embeddings", False):
         return
@@ -164,11 +164,11 @@ def check_weight_bucket(config: DictConfig, model: dict | None) -> None:
 
 
 def sent_megabytes(model_folder: Path, itemsize: int) -> float:
-    """Return the size of a tied model's weights as they are sent, where the head is sent although it is not saved.
+    """Return the size in MiB of a tied model's weights as they are sent: with the head, even if the files lack it.
 
     Args:
         model_folder: folder with the model's safetensors files.
-        itemsize: bytes of a weight in the trainer.
+        itemsize: number of bytes of a weight in the trainer.
     """
     elements: dict[str, int] = {}
     for file in model_folder.glob("*.safetensors"):

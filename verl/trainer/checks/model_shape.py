@@ -1,4 +1,4 @@
-"""Reads the numbers that a language model's memory depends on from its config, without its weights."""
+"""Computes the sizes on which a language model's memory depends, from its config and without its weights."""
 
 from dataclasses import dataclass
 
@@ -19,7 +19,7 @@ class ModelShape:
     head_dim: int
 
     def kv_bytes_per_token(self, tensor_parallel: int = 1, pipeline_parallel: int = 1) -> int:
-        """Return the bytes of a token's bf16 keys and values on a GPU; GPUs that outnumber the KV heads hold copies."""
+        """Return the bytes of a token's bf16 keys and values on a GPU; more GPUs than KV heads hold copies of heads."""
         return -(-self.layers // pipeline_parallel) * max(1, self.kv_heads // tensor_parallel) * self.head_dim * 2 * 2
 
 
@@ -42,7 +42,7 @@ def load_hf_config(model: DictConfig):
 
 
 def model_shape(hf_config) -> ModelShape:
-    """Build a causal language model on torch's device `meta`, where it takes no memory, and count its parameters."""
+    """Return the sizes of a causal language model, built on torch's device `meta`, where it takes no memory."""
     from transformers import AutoModelForCausalLM
 
     with torch.device("meta"):

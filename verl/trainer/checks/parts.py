@@ -13,7 +13,7 @@ from verl.workers.config.keys import ACTOR, ROLLOUT, no_such_key
 
 
 def check_typed_sections(config: DictConfig) -> None:
-    """Build upstream's typed configs, in which a wrong key would otherwise fail in a worker."""
+    """Check upstream's typed configs by building them here, since a wrong key would otherwise fail in a worker."""
     from verl.utils.config import omega_conf_to_dataclass
 
     for key in (ACTOR, ROLLOUT, "algorithm"):
@@ -27,7 +27,7 @@ def check_typed_sections(config: DictConfig) -> None:
 
 
 def check_names(section: DictConfig, name: str) -> None:
-    """Check that the dataclass which a section names as `_target_` has its keys, and so in the sections below it."""
+    """Check that the keys of a section and of those below it are fields of the dataclass that `_target_` names."""
     if target := section.get("_target_"):
         keys = [key.name for key in fields(get_class(target)) if key.name != "_target_"]
         for key in sorted(section.keys() - {"_target_", *keys}):
@@ -44,7 +44,7 @@ def check_parts(config: DictConfig) -> None:
 
 
 def part_warnings(config: DictConfig) -> list[str]:
-    """Return what the user should know about the run's credit and loss."""
+    """Return the registered warnings about the run's credit and loss."""
     loss = parts("loss").get(config.actor_rollout_ref.actor.policy_loss.loss_mode)
     chosen = {"credit": credit_of(config.algorithm.adv_estimator), "loss": loss}
     return [f"{kind}={part.name}: {part.warning}" for kind, part in chosen.items() if part and part.warning]
@@ -82,7 +82,7 @@ def _check_tree_needs(config: DictConfig, tree: Tree) -> None:
 
 
 def check_credit(config: DictConfig) -> None:
-    """Check the credit, and what reads the keys of several parts."""
+    """Check the credit's keys, and everything that reads the keys of several parts."""
     from verl.trainer.distillation import is_distillation_enabled
 
     credit = credit_of(config.algorithm.adv_estimator)
@@ -126,7 +126,7 @@ def check_fields(config: DictConfig) -> None:
 
 
 def check_tools(config: DictConfig) -> None:
-    """Let every tool show that its calls will work on this machine; each rollout worker does so on its own."""
+    """Check that every tool works on this machine; each rollout worker makes the same check on its own machine."""
     from verl.utils.config import omega_conf_to_dataclass
 
     from verl.workers.rollout.tools.tool_box import try_tools

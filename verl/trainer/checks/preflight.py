@@ -29,7 +29,7 @@ from verl_patches.plugin import activate_cpu
 
 
 def check_run(config: DictConfig) -> None:
-    """Run all checks, in the order in which a user would fix their problems, on a config that was settled."""
+    """Run all checks on a settled config, in the order in which a user would fix the problems."""
     if config_asks_for_cpu(config):
         activate_cpu()
     check_model_path("actor_rollout_ref.model.path", config.actor_rollout_ref.model.path)

@@ -22,15 +22,15 @@ REWARD = "reward.custom_reward_function"
 
 
 def local_files(files) -> list[str]:
-    """Return those of `data.*_files`, a file or a list, that are on this machine; upstream reads remote ones, too."""
+    """Return the local files among `data.*_files`, which is a file or a list; upstream can also read remote ones."""
     files = [files] if isinstance(files, str) else list(files or [])
     return [os.path.expanduser(file) for file in files if "://" not in file]
 
 
 def check_prompt_lengths(config: DictConfig) -> None:
-    """Check that what `data.truncation` says about long prompts happens.
+    """Check that long prompts are treated as `data.truncation` says.
 
-    Upstream reads it nowhere: the filter leaves such prompts out, and without the filter all are cut on the left.
+    Upstream reads it nowhere: the filter leaves long prompts out, and without the filter all are cut on the left.
     """
     filters, truncation = config.data.get("filter_overlong_prompts"), config.data.get("truncation", "error")
     if not filters and truncation != "left":
@@ -87,11 +87,11 @@ def _check_table(where: str, table: pa.Table) -> None:
 
 
 def _holds_messages(prompts: pa.DataType) -> bool:
-    """Whether a column's type is that of lists of messages: a role, and text or, with pictures, a list of parts."""
+    """Return whether a column holds lists of messages: a role, and a text or, with pictures, a list of parts."""
     if not pa.types.is_list(prompts) and not pa.types.is_large_list(prompts):
         return False
     message = prompts.value_type
-    if pa.types.is_null(message):  # all prompts are empty, which is told by row
+    if pa.types.is_null(message):  # all prompts are empty; a later check names the row
         return True
     if not pa.types.is_struct(message) or min(map(message.get_field_index, ("role", "content"))) < 0:
         return False
@@ -126,10 +126,10 @@ def _incomplete_message(prompts: pa.ChunkedArray) -> int:
 
 
 def check_reward_rows(config: DictConfig) -> None:
-    """Ask the reward about every row, by `check_row(data_source, ground_truth, extra_info, **reward_kwargs)`.
+    """Check every row by `check_row(data_source, ground_truth, extra_info, **reward_kwargs)` of the reward's module.
 
-    The module of the reward function holds that function. Where it does not, the reward function is tried once for each
-    data source of a file, unless `trainer.try_reward` is false or it needs a model that only the run serves.
+    If the module of the reward function has no `check_row`, the reward function is tried once for each data source
+    of a file, unless `trainer.try_reward` is false or it needs a model that only the run serves.
     """
     reward = config.reward.custom_reward_function
     if not reward.get("path"):
@@ -155,7 +155,7 @@ def check_reward_rows(config: DictConfig) -> None:
 
 
 def check_reference_answers(config: DictConfig) -> None:
-    """Check that every training row has a reference answer, where the run scores it during the rollout."""
+    """Check that every training row has a reference answer, if the run scores answers during the rollout."""
     if key := needs_answers(config):
         for file in local_files(config.data.train_files):
             for number, row in enumerate(_reward_fields(file)):
@@ -166,7 +166,7 @@ def check_reference_answers(config: DictConfig) -> None:
 
 
 def _reward_module(reward: DictConfig) -> Any:
-    """Return the module of the reward function."""
+    """Load and return the module of the reward function."""
     from verl.utils.import_utils import load_module
 
     try:
@@ -179,7 +179,7 @@ def _reward_module(reward: DictConfig) -> Any:
 
 
 def _reward_fields(file: str) -> Iterator[dict]:
-    """Yield what a reward is told about each row of a file."""
+    """Yield the data fields that a reward function gets for each row of a file."""
     parquet = pq.ParquetFile(file)
     columns = [name for name in ("data_source", "reward_model", "extra_info") if name in parquet.schema_arrow.names]
     for batch in parquet.iter_batches(batch_size=4096, columns=columns):
@@ -196,7 +196,7 @@ def _try(function: Callable, row: dict, settings: dict) -> None:
             result = asyncio.run(result)
     except KeyboardInterrupt:
         raise
-    except BaseException as error:  # also SystemExit, by which the command would end with exit code 0
+    except BaseException as error:  # also SystemExit, which would end the command with exit code 0
         raise ValueError(
             f"{REWARD} fails with it: {type(error).__name__}: {error}; trainer.try_reward=false leaves this trial out"
         ) from error

@@ -1,4 +1,4 @@
-"""Checks what a run would resume from, and prepares its folder."""
+"""Checks the checkpoint from which a run would resume, and prepares the run's folder."""
 
 import json
 import re
@@ -13,7 +13,7 @@ from verl.utils.atomic_files import replacing
 from verl.utils.fault_reports import RunError
 from verl.workers.config.schedule import SAVED_ROWS, schedule_of
 
-# what a checkpoint is of: a run that resumes has the same
+# Keys that define a run's method; a run that resumes must have the same values.
 METHOD = (
     "actor_rollout_ref.model.path",
     "actor_rollout_ref.rollout.tree",
@@ -25,7 +25,7 @@ METHOD_FILE = "method.json"
 
 
 def check_resume_path(config: DictConfig) -> None:
-    """Check that trainer.resume_from_path, if the run is to resume from it, names a checkpoint."""
+    """Check that trainer.resume_from_path names a checkpoint, if the run is to resume from it."""
     if config.trainer.resume_mode == "resume_path":
         source = Path(str(config.trainer.resume_from_path))
         if not (source / "actor").is_dir():
@@ -35,7 +35,7 @@ def check_resume_path(config: DictConfig) -> None:
 
 
 def check_same_method(config: DictConfig) -> None:
-    """Check that the checkpoint from which the run would resume by itself is one of its own method."""
+    """Check that the checkpoint from which the run would resume automatically was made by the same method."""
     run_dir = Path(config.trainer.default_local_dir)
     file = run_dir / METHOD_FILE
     if config.trainer.resume_mode != "auto" or not complete_steps(run_dir) or not file.exists():
@@ -50,7 +50,7 @@ def check_same_method(config: DictConfig) -> None:
 
 
 def check_resumed_step(config: DictConfig) -> None:
-    """Check that the run does not end before the step of the checkpoint from which it would resume by itself."""
+    """Check that the run does not end before the step of the checkpoint from which it would resume automatically."""
     trainer = config.trainer
     steps, total = complete_steps(trainer.default_local_dir), trainer.get("total_training_steps")
     if trainer.resume_mode == "auto" and steps and total and steps[-1] > total and not trainer.get("val_only"):
@@ -58,10 +58,10 @@ def check_resumed_step(config: DictConfig) -> None:
 
 
 def check_steps_left(step: int, total_steps: int, run_dir: str) -> None:
-    """Say that a run is complete whose last checkpoint is of its last step.
+    """Print that the run is complete, if its last checkpoint belongs to its last step.
 
     Raises:
-        RunError: the checkpoint is of a later step, so that the run would train nothing.
+        RunError: the checkpoint belongs to a later step, so that the run would train nothing.
     """
     if step < total_steps:
         return
@@ -80,7 +80,7 @@ def _method(config: DictConfig) -> dict[str, str]:
 
 
 def prepare_run_dir(config: DictConfig) -> None:
-    """Make the run's folder, and make upstream resume from a complete checkpoint."""
+    """Create the run's folder and method file, and make upstream resume from a complete checkpoint."""
     run_dir = Path(config.trainer.default_local_dir)
     run_dir.mkdir(parents=True, exist_ok=True)
     with replacing(run_dir / METHOD_FILE) as unfinished:

@@ -10,7 +10,7 @@ from verl.workers.config.schedule import rollout_workers, schedule_of
 
 
 def describe_schedule(config: DictConfig) -> str:
-    """Return the schedule's name and, if it does not wait, its batches ahead and the age that responses may have."""
+    """Return the schedule's name and, if it is asynchronous, its batches ahead and the largest age of groups."""
     schedule = schedule_of(config)
     section, sampler = config.trainer.v1.get(schedule, {}), config.trainer.v1.sampler
     if "num_warmup_batches" not in section:
@@ -22,7 +22,7 @@ def describe_schedule(config: DictConfig) -> str:
 
 
 def describe_plan(config: DictConfig) -> str:
-    """Return lines on model, workers, batch sizes, tokens and, on GPUs, memory of a run with this composed config."""
+    """Return a text about a run's model, workers, batch sizes, tokens and, on GPUs, memory, from its config."""
     data, trainer = config.data, config.trainer
     actor, rollout = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
     gpus = trainer.nnodes * trainer.n_gpus_per_node

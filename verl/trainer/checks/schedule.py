@@ -1,4 +1,4 @@
-"""Checks that the parts of a run can go with its schedule, and over time with one another (ValueError)."""
+"""Checks that a run's parts and settings fit its schedule and each other; each raises a ValueError."""
 
 import importlib.util
 import math
@@ -11,7 +11,7 @@ from verl.workers.config.schedule import ASYNCHRONOUS, CPU_BACKEND, ENGINE, SEPA
 
 
 def check_schedule(config: DictConfig) -> None:
-    """Check that the parts of the run can go with its schedule."""
+    """Check that the run's parts and settings fit its schedule and each other."""
     _check_timeouts(config)
     _check_entropies(config)
     _check_correction(config)
@@ -23,7 +23,7 @@ def check_schedule(config: DictConfig) -> None:
 
 
 def check_transport(config: DictConfig, cuda_is_here: bool) -> None:
-    """Check that what carries the weights is installed.
+    """Check that the package that sends weights to the servers is installed.
 
     Args:
         cuda_is_here: whether this machine has a GPU, and therefore the same packages as the workers.
@@ -112,12 +112,12 @@ def _check_asynchronous(config: DictConfig, schedule: str) -> None:
 
 
 def _check_bounds(config: DictConfig, schedule: str) -> None:
-    """Check how old a response may be; upstream asserts it in the TaskRunner."""
+    """Check the bounds on a response's age; upstream asserts them only in the TaskRunner."""
     sampler, ahead = config.trainer.v1.sampler, config.trainer.v1[schedule].num_warmup_batches
     bound, strategy = sampler.max_off_policy_threshold, sampler.max_off_policy_strategy
     if type(ahead) not in (int, float) or ahead < 0:
         raise ValueError(f"trainer.v1.{schedule}.num_warmup_batches={ahead}: expected a number from 0")
-    if OmegaConf.select(sampler, "custom_sampler.path"):  # what it does with the bound is its own business
+    if OmegaConf.select(sampler, "custom_sampler.path"):  # a user's sampler may use the bound in its own way
         return
     if strategy not in ("drop", "wait"):
         raise ValueError(f"trainer.v1.sampler.max_off_policy_strategy={strategy}: expected drop or wait")

@@ -44,7 +44,7 @@ def settle(config: DictConfig) -> None:
 
 
 def scale_workers(config: DictConfig) -> None:
-    """Where numbers of agent-loop or reward workers are null, set them to 8 for each node, also of a separate rollout.
+    """Set null numbers of agent-loop and reward workers to 8 per node, including the nodes of a separate rollout.
 
     Upstream places both kinds round-robin on the nodes. With its default, each event loop of a larger cluster would
     drive more trajectories, and each process would score more answers.
@@ -56,7 +56,7 @@ def scale_workers(config: DictConfig) -> None:
 
 
 def name_parts(rollout: DictConfig) -> None:
-    """Rewrite the authors' names of trees and environments to ours, on upstream's rollout `vllm` and mode `async`."""
+    """Replace the authors' names of trees and environments by this project's, with rollout `vllm` and mode `async`."""
     chosen = parts_of(rollout)
     if chosen == (None, "none") or "tree" not in rollout:
         return
@@ -66,9 +66,9 @@ def name_parts(rollout: DictConfig) -> None:
 
 
 def settle_epochs(config: DictConfig) -> None:
-    """Let `trainer.total_training_steps`, where it is set, be the only bound: raise `trainer.total_epochs` to allow it.
+    """Raise `trainer.total_epochs` so that `trainer.total_training_steps`, if it is set, is the only bound.
 
-    Upstream (verl 0.9.1) ends after `total_epochs` all the same, without its last checkpoint and validation. An epoch
+    Upstream (verl 0.9.1) would otherwise end after `total_epochs`, without its last checkpoint and validation. An epoch
     has at least one step.
     """
     if steps := config.trainer.get("total_training_steps"):
@@ -76,7 +76,7 @@ def settle_epochs(config: DictConfig) -> None:
 
 
 def name_loss(actor: DictConfig) -> None:
-    """Choose the loss that knows the papers' switches that are on, where the config names none but upstream's."""
+    """Choose the loss that reads the papers' switches that are on, if the config names only upstream's `vanilla`."""
     losses = {loss for switch, loss in loss_of_switch().items() if actor.get(switch)}
     if actor.policy_loss.loss_mode == "vanilla" and len(losses) == 1:
         actor.policy_loss.loss_mode = losses.pop()

@@ -9,7 +9,7 @@ import ray
 
 from verl.utils.fault_reports import RunError
 
-# network file systems keep what a folder holds for up to a minute
+# Network file systems may cache a folder's listing for up to a minute.
 SEEN_SECONDS = 70.0
 
 
@@ -19,10 +19,10 @@ def check_shared_folder(workers: list, run_dir: str | Path, seconds: float = SEE
     Args:
         workers: handles of the Ray actors that write checkpoints.
         run_dir: `trainer.default_local_dir`.
-        seconds: the longest wait for a worker to see the file.
+        seconds: longest wait in seconds for a worker to see the file.
 
     Raises:
-        RunError: a worker does not see the file; names the nodes.
+        RunError: a worker does not see the file; the message names the nodes.
     """
     token = Path(run_dir) / f".seen_by_workers_{uuid.uuid4().hex}"
     token.parent.mkdir(parents=True, exist_ok=True)
@@ -49,7 +49,7 @@ def _node_and_view(token: Path, seconds: float, worker) -> tuple[str, bool]:
 
 def _sees(token: Path) -> bool:
     try:
-        list(token.parent.iterdir())  # a network file system may remember that the file was not there
+        list(token.parent.iterdir())  # without this, a network file system may answer from its cache
         return token.exists()
     except OSError:
         return False

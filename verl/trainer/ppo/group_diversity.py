@@ -1,4 +1,4 @@
-"""How different the responses of one prompt group are: what tree rollouts are meant to raise."""
+"""Measures the diversity of a prompt group's responses, which tree rollouts are meant to raise."""
 
 from collections.abc import Hashable, Sequence
 from itertools import combinations
@@ -7,17 +7,17 @@ from rapidfuzz.distance import LCSseq, Levenshtein
 
 
 def group_diversity(responses: Sequence[Sequence[int]], answers: Sequence[Hashable] | None = None) -> dict[str, float]:
-    """Diversity of n responses to one prompt.
+    """Return the diversity of n responses to one prompt.
 
     Args:
         responses: n lists of token ids.
-        answers: the answer read off each response; None where none was found. Without it `distinct_answers` is left
-            out.
+        answers: answer read off each response, or None if it has no answer. Without this argument `distinct_answers`
+            is left out.
 
     Returns:
         `edit_distance`: mean over pairs of Levenshtein distance / length of the longer one, 0 to 1.
         `self_similarity`: mean over pairs of longest common subsequence / length of the longer one, 0 to 1.
-        `distinct_responses`, `distinct_answers`: different ones / n. Responses without an answer count as one.
+        `distinct_responses`, `distinct_answers`: number of different ones / n. All missing answers count as one.
         A single response has edit distance 0 and self-similarity 1.
     """
     pairs = list(combinations(responses, 2))

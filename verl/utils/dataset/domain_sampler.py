@@ -55,7 +55,7 @@ class DomainSampler(Sampler[int]):
         return [row for block in blocks for row in block]
 
     def state_dict(self) -> dict[str, int]:
-        """The position in the epoch, for torchdata's StatefulDataLoader."""
+        """Return the position in the epoch, for torchdata's StatefulDataLoader."""
         return {"epoch": self.epoch, "yielded": self.yielded}
 
     def load_state_dict(self, state: dict[str, int]) -> None:

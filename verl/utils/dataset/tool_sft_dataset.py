@@ -1,7 +1,7 @@
 """Demonstrations with tools for supervised training, in the tokens that a rollout with tools would produce.
 
 A rollout appends tokens to a single assistant response: the model's, then the tool's result, which is encoded on its
-own, then the model's again. Upstream's dataset puts the chat template's marks around each message and masks whole
+own, then the model's again. verl's own dataset puts the chat template's marks around each message and masks whole
 messages; here a row
 
     [{system}, {user}, {assistant: "…</search>"}, {tool: "the text found"}, {assistant: "…</answer>"}]
@@ -27,8 +27,8 @@ from verl.workers.rollout.tools.protocol import MOST_CHARACTERS_A_TOKEN, Protoco
 class DemonstrationEncoder:
     """Turns messages into token ids and a loss mask.
 
-    The tokenizer needs a chat template, and an end-of-sequence token, where rollouts stop. `chat_template_kwargs` are
-    `data.apply_chat_template_kwargs` of the RL run.
+    The tokenizer needs a chat template, and an end-of-sequence token, at which rollouts stop. `chat_template_kwargs`
+    are `data.apply_chat_template_kwargs` of the RL run.
     """
 
     def __init__(self, tokenizer, tool_tags=TOOL_TAGS, chat_template_kwargs=None):
@@ -38,10 +38,10 @@ class DemonstrationEncoder:
         self.protocol = Protocol(tokenizer, tuple(tool_tags))
 
     def encode(self, messages: list[dict]) -> tuple[list[int], list[int]]:
-        """Return token ids, and the mask of the same length (1: the token counts in the loss).
+        """Return token ids, and a mask of the same length (1: the token counts in the loss).
 
         Raises:
-            ValueError: the messages are not a prompt with a response that ends with the assistant; names the roles.
+            ValueError: the messages are not a prompt and a response that ends with the assistant; names the roles.
         """
         roles = [message["role"] for message in messages]
         start = roles.index("assistant") if "assistant" in roles else len(roles)
@@ -69,10 +69,10 @@ class DemonstrationEncoder:
 
 
 class ToolSFTDataset(MultiTurnSFTDataset):
-    """Upstream's dataset with each row encoded by `DemonstrationEncoder`.
+    """verl's multi-turn dataset with each row encoded by `DemonstrationEncoder`.
 
     It reads these keys of `data`: `messages_key`, `max_length` (tokens), `truncation` (`error` or `right`, which cuts),
-    `tool_tags`, `apply_chat_template_kwargs`, and those by which upstream selects rows. `pad_mode` must be no_padding.
+    `tool_tags`, `apply_chat_template_kwargs`, and verl's keys that select rows. `pad_mode` must be no_padding.
     """
 
     def __init__(self, parquet_files, tokenizer, config, processor=None, max_samples: int = -1):

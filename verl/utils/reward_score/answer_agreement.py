@@ -22,33 +22,33 @@ from verl.utils.reward_score.answer_values import (
 )
 
 COMPUTED = mpf(10) ** -15  # the tolerance for integrals and derivatives
-MANY_DIGITS = 10  # A decimal with so many digits may be a rounded irrational number.
-MOST_DIGITS = 20_000  # Equality is not confirmed with more of them.
-MOST_NEGATIVE = 4  # symbols of a formula that are each tried as the only negative one
+MANY_DIGITS = 10  # A decimal with at least this number of digits may be a rounded irrational number.
+MOST_DIGITS = 20_000  # largest number of digits with which equality is confirmed
+MOST_NEGATIVE = 4  # largest number of symbols that are each tried as the only negative one
 
 
 def parts(*trees: tuple) -> Iterator[tuple]:
-    """Return the trees and all trees in them."""
+    """Yield the trees and all their subtrees."""
     for tree in trees:
         yield tree
         yield from parts(*(operand for operand in tree[1:] if isinstance(operand, tuple)))
 
 
 def symbols(*trees: tuple) -> set[str]:
-    """Return the names of symbols and unknown functions in formulas, but for those that sums and integrals bind."""
+    """Return the names of symbols and unknown functions in formulas, without variables of sums and integrals."""
     names = {part[1] for part in parts(*trees) if part[0] in ("symbol", "unknown")}
     return names - {part[1] for part in parts(*trees) if part[0] in ("sum", "product", "integral")}
 
 
 def renamed(tree: Any, old: tuple, new: tuple) -> Any:
-    """Return a formula with another symbol in place of one."""
+    """Return a formula in which the subtree `new` replaces `old`."""
     if not isinstance(tree, tuple):
         return tree
     return new if tree == old else tuple(renamed(part, old, new) for part in tree)
 
 
 def points(*trees: tuple) -> Iterator[Point]:
-    """Return the points at which formulas are compared: one if nothing varies."""
+    """Yield the points at which formulas are compared: a single one if the formulas have no symbols."""
     limits = [limit for part in parts(*trees) if part[0] in ("sum", "product") for limit in part[2:4]]
     names = sorted(symbols(*trees))
     signs = ["positive", "positive", *names[:MOST_NEGATIVE], "mixed", "negative"] if names else ["positive"]
@@ -57,7 +57,7 @@ def points(*trees: tuple) -> Iterator[Point]:
 
 
 def meanings(*trees: tuple) -> Iterator[Point]:
-    """Return a point for each meaning that degrees and `log` can have in the formulas."""
+    """Yield a point for each meaning that degrees and `log` can have in the formulas."""
     every = list(parts(*trees))
     has_log = any(part[:2] == ("function", "log") and len(part) == 3 for part in every)
     for degree in ("number", "radian") if any(part[0] == "degrees" for part in every) else ("number",):
@@ -66,7 +66,7 @@ def meanings(*trees: tuple) -> Iterator[Point]:
 
 
 def close(left: Value, right: Value, tolerance: Value | None = None) -> bool:
-    """Return whether two values are equal: exactly if both are fractions, else up to half of the digits."""
+    """Return whether two values are equal: exactly if both are fractions, else in the first half of the digits."""
     if is_matrix(left) or is_matrix(right):
         if not (is_matrix(left) and is_matrix(right) and (left.rows, left.cols) == (right.rows, right.cols)):
             return False
@@ -84,7 +84,7 @@ def same_formula(left: tuple, right: tuple) -> bool:
     """Return whether two formulas have the same values wherever they are real, and are real at the same points.
 
     Raises:
-        Unreadable: a formula says what is not computed.
+        Unreadable: a formula has an operation that cannot be computed.
     """
     if left == right or is_rounded(left, right) or is_rounded(right, left):
         return True
@@ -95,9 +95,9 @@ def same_formula(left: tuple, right: tuple) -> bool:
 
 
 def is_rounded(decimal: tuple, exact: tuple) -> bool:
-    """Return whether a decimal with many digits is a number without an end, up to one unit of its last digit.
+    """Return whether a decimal is a rounded exact number with endless digits, up to one unit of its last digit.
 
-    It needs 10 digits for an irrational number, and 15 for a fraction.
+    The decimal needs at least 10 digits if the exact number is irrational, and 15 if it is a fraction.
     """
     if decimal[0] != "number" or decimal[2] < MANY_DIGITS or symbols(exact):
         return False
@@ -143,9 +143,9 @@ def _agree(left: tuple, right: tuple, meaning: Point) -> bool:
 
 
 def _is_outside(left: tuple, right: tuple, point: Point) -> bool:
-    """Return whether real formulas in several symbols differ only as a part of one is not real at a point.
+    """Return whether a part of real formulas in several symbols is not real at a point, so that they may differ there.
 
-    So do ln(xy) and ln x + ln y, of which only the first is real throughout where both symbols are negative.
+    Where both symbols are negative, ln(xy) and ln x + ln y differ: only the first one is real.
     """
     every = list(parts(left, right))
     if len(symbols(left, right)) < 2 or ("constant", "i") in every:
@@ -156,7 +156,7 @@ def _is_outside(left: tuple, right: tuple, point: Point) -> bool:
 
 
 def _is_confirmed(left: tuple, right: tuple, point: Point) -> bool:
-    """Return whether formulas that agree to 100 digits do so with more of them: 1 and 1 + e^{-300} do not."""
+    """Return whether formulas that agree in 100 digits also agree in more digits: 1 and 1 + e^{-300} do not."""
     fractions = [value for value in values_at(point, left, right) or () if isinstance(value, Fraction)]
     if len(fractions) == 2:
         return True
@@ -170,7 +170,7 @@ def _is_confirmed(left: tuple, right: tuple, point: Point) -> bool:
 
 
 def values_at(point: Point, *trees: tuple) -> list[Value | None] | None:
-    """Return the values of formulas at a point, None for one without; None in place of all if none has a value.
+    """Return the values of formulas at a point, None for a formula without a value; None if no formula has a value.
 
     Raises:
         TooLarge: a value is too large to be computed.
@@ -193,10 +193,10 @@ def _is_nonreal(value: Value | None) -> bool:
 
 
 def _line(tree: tuple, name: str, point: Point) -> tuple[Value, Value]:
-    """Return the value for 3 and the slope of a formula that is linear in a symbol.
+    """Return the value at `name` = 3, and the slope, of a formula that is linear in the symbol `name`.
 
     Raises:
-        Undefined: it is not linear.
+        Undefined: the formula is not linear in the symbol.
     """
     value, *others = (evaluate(tree, replace(point, bound={name: Fraction(x)})) for x in (3, 4, 6, -5))
     slope, *slopes = (divide(subtract(y, value), Fraction(x)) for x, y in zip((1, 3, -8), others, strict=True))
@@ -206,7 +206,7 @@ def _line(tree: tuple, name: str, point: Point) -> tuple[Value, Value]:
 
 
 def same_progression(one: tuple, other: tuple, name: str) -> bool:
-    """Return whether two formulas that are linear in a symbol have the same values for all whole numbers."""
+    """Return whether two formulas that are linear in a symbol have the same set of values at the whole numbers."""
     for point in points(one, other):
         try:
             (value, step), (other_value, other_step) = (_line(tree, name, point) for tree in (one, other))
@@ -222,7 +222,7 @@ def same_progression(one: tuple, other: tuple, name: str) -> bool:
 def same_curve(first: list[tuple], second: list[tuple]) -> bool:
     """Return whether two equations have the same solutions.
 
-    They have if the differences of their sides are proportional, or if both are linear in a symbol (x y = 1 is) and
+    This holds if the differences of their sides are proportional, or if both are linear in a symbol (x y = 1 is) and
     have the same solution for it.
     """
     one, other = (("add", left, ("negative", right)) for left, right in (first, second))
@@ -249,7 +249,7 @@ def _same_solution(one: tuple, other: tuple, name: str) -> bool:
 
 
 def roots(formula: Callable[[Fraction], Value]) -> list[Value] | None:
-    """Return zero and the real roots of a formula that is quadratic on each side of zero; None for any other."""
+    """Return zero and the real roots of a formula that is quadratic on each side of zero; None for others."""
     result: list[Value] = [mpf(0)]
     for sign in (1, -1):
         values = [number(formula(Fraction(sign * x))) for x in (1, 2, 3, 5, 7)]

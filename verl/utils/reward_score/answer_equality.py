@@ -28,7 +28,7 @@ def is_equal(truth: str, answer: str) -> bool:
     """Return whether two texts are the same answer: some reading of one equals some reading of the other.
 
     Raises:
-        Unreadable: a text has a notation that is not read, or a formula whose value is not computed.
+        Unreadable: a text has a notation that cannot be read, or a formula that cannot be computed.
     """
     with mp.workdps(DIGITS):
         if chemical_formula(truth) and chemical_formula(truth) == chemical_formula(answer):
@@ -45,7 +45,7 @@ def _same(truth: kinds.Listing, answer: kinds.Listing) -> bool:
 
 
 def _letters(listing: kinds.Listing) -> str:
-    """Return the letter or letters of multiple choice, such as C, ACD or A, C, D; empty for any other answer."""
+    """Return the letter or letters of multiple choice, such as C, ACD or A, C, D; empty for other answers."""
     formulas = [item for item in listing.items if isinstance(item, kinds.Formula) and not item.unit]
     text = ",".join(formula.text.removesuffix("inbold") for formula in formulas)
     if len(formulas) < len(listing.items) or not re.fullmatch("[A-F]+|[A-F](,[A-F])+|[a-f]", text):
@@ -60,7 +60,7 @@ def _same_listing(truth: kinds.Listing, answer: kinds.Listing) -> bool:
         return True
     truth, answer = _without_domains(truth, answer)
     truth, answer = _without_indices(truth, answer), _without_indices(answer, truth)
-    if _same_items(truth.items, answer.items) or _same_families(truth, answer):
+    if _same_items(truth.items, answer.items) or _same_progressions(truth, answer):
         return True
     if len(truth.items) + len(answer.items) > 2 and same_set(truth, answer):
         return True
@@ -68,7 +68,7 @@ def _same_listing(truth: kinds.Listing, answer: kinds.Listing) -> bool:
 
 
 def _without_domains(truth: kinds.Listing, answer: kinds.Listing) -> list[kinds.Listing]:
-    """Return the listings without conditions such as k in Z, if only one of them has such."""
+    """Return the listings without conditions such as k in Z, if only one listing has such conditions."""
     listings = [truth, answer]
     rests = [replace(each, items=tuple(item for item in each.items if not _is_domain(item))) for each in listings]
     if all(rest != each for rest, each in zip(rests, listings, strict=True)):
@@ -84,12 +84,12 @@ def _is_domain(item: Any) -> bool:
 
 
 def _names(items: tuple) -> list[str | None]:
-    """Return the texts of the left sides of equations and inequalities, None for a left side that is no formula."""
+    """Return the texts of the left sides of equations and inequalities; None for a left side that is no formula."""
     return [getattr(item.sides[0], "text", None) for item in items if isinstance(item, kinds.Chain)]
 
 
 def _without_indices(listing: kinds.Listing, other: kinds.Listing) -> kinds.Listing:
-    """Return the equations x_1 = ..., x_2 = ... as x = ..., if the other listing has x = ... only."""
+    """Return the equations x_1 = ..., x_2 = ... as x = ..., if the other listing has only equations x = ...."""
     bases = set(_names(other.items))
     base = next(iter(bases)) if len(bases) == 1 else None
     if not base or sorted(map(str, _names(listing.items))) != [f"{base}_{n + 1}" for n in range(len(listing.items))]:
@@ -99,7 +99,7 @@ def _without_indices(listing: kinds.Listing, other: kinds.Listing) -> kinds.List
 
 
 def _same_as_list(single: kinds.Listing, several: kinds.Listing) -> bool:
-    """Return whether the elements of a single set or tuple are the items of a list, for a tuple in their order."""
+    """Return whether the elements of a single set or tuple are the items of a list; a tuple's in the same order."""
     if len(single.items) > 1:
         return False
     structure = single.items[0]
@@ -126,7 +126,7 @@ def _same_as_list(single: kinds.Listing, several: kinds.Listing) -> bool:
 
 
 def _same_items(first: tuple, second: tuple) -> bool:
-    """Return whether the items are the same in any order, or in order if only one has names for several things."""
+    """Return whether the items are the same in any order, or in order if only one side names several things."""
     if len(first) != len(second):
         return False
     counts = [len(set(_names(items))) for items in (first, second)]
@@ -150,29 +150,29 @@ def _same_in_order(first: tuple, second: tuple) -> bool:
     return len(first) == len(second) and all(map(_same_item, first, second))
 
 
-def _same_families(truth: kinds.Listing, answer: kinds.Listing) -> bool:
-    """Return whether values that depend on a parameter in Z are the same up to its shift and sign."""
-    families = [_family(listing) for listing in (truth, answer)]
-    names = {name for family in families for name, _ in family if name}
-    if not all(families) or len(names) > 1 or len(families[0]) != len(families[1]):
+def _same_progressions(truth: kinds.Listing, answer: kinds.Listing) -> bool:
+    """Return whether values that depend on a parameter in Z are the same up to the parameter's shift and sign."""
+    progressions = [_progressions(listing) for listing in (truth, answer)]
+    names = {name for formulas in progressions for name, _ in formulas if name}
+    if not all(progressions) or len(names) > 1 or len(progressions[0]) != len(progressions[1]):
         return False
-    trees, others = ([tree for _, tree in family] for family in families)
+    trees, others = ([tree for _, tree in formulas] for formulas in progressions)
     return _are_matched(trees, others, partial(same_progression, name=INTEGER))
 
 
-def _family(listing: kinds.Listing) -> list[tuple[str, tuple]]:
-    """Return the names and formulas of values that each depend on a parameter in Z; empty for any other listing."""
-    family: list[tuple[str, tuple]] = []
+def _progressions(listing: kinds.Listing) -> list[tuple[str, tuple]]:
+    """Return the names and formulas of values that each depend on a parameter in Z; empty for other listings."""
+    formulas: list[tuple[str, tuple]] = []
     for item in listing.items:
         match item:
             case kinds.Formula(tree=tree):
-                family.append(("", tree))
+                formulas.append(("", tree))
             case kinds.Chain(sides=(kinds.Formula(text=name), kinds.Formula(tree=tree)), relations=("=",)):
-                family.append((name, tree))
+                formulas.append((name, tree))
             case _ if not _is_domain(item):
                 return []
-    is_family = len(family) < len(listing.items) and all(("symbol", INTEGER) in parts(tree) for _, tree in family)
-    return family if is_family else []
+    depend = len(formulas) < len(listing.items) and all(("symbol", INTEGER) in parts(tree) for _, tree in formulas)
+    return formulas if depend else []
 
 
 def _same_item(truth: Any, answer: Any) -> bool:
@@ -206,7 +206,7 @@ def _same_builder(truth: kinds.Builder, answer: kinds.Builder) -> bool:
     if not _same_items(truth.conditions.items, answer.conditions.items):
         return False
     heads = [kinds.Listing((builder.head, *builder.conditions.items)) for builder in (truth, answer)]
-    return _same_item(truth.head, answer.head) or _same_families(*heads)
+    return _same_item(truth.head, answer.head) or _same_progressions(*heads)
 
 
 def _same_chain(truth: Any, answer: Any) -> bool:
@@ -226,7 +226,7 @@ def _same_chain(truth: Any, answer: Any) -> bool:
 
 
 def _trees(chain: kinds.Chain) -> list[tuple]:
-    """Return the formulas of the sides; none if one is no formula, or has a unit."""
+    """Return the formulas of the sides; an empty list if a side is no formula, or has a unit other than degrees."""
     are_formulas = all(isinstance(side, kinds.Formula) and side.unit in ("", "degree") for side in chain.sides)
     return [side.tree for side in chain.sides] if are_formulas else []
 
@@ -238,7 +238,7 @@ def _are_true(*equations: list[tuple]) -> bool:
 
 
 def _value_of(chain: kinds.Chain) -> Any:
-    """Return what an equation gives for a name, or the value of a true equation of numbers; None for any other."""
+    """Return the value that an equation gives to a name, or the value of a true equation of numbers; else None."""
     *names, value = chain.sides
     formulas = [side.tree for side in chain.sides if isinstance(side, kinds.Formula)]
     if set(chain.relations) != {"="} or not _are_true(formulas):
@@ -249,7 +249,7 @@ def _value_of(chain: kinds.Chain) -> Any:
 
 
 def _names_a_thing(side: Any) -> bool:
-    """Return whether a side can name what an equation gives: no sum with numbers or powers in it can."""
+    """Return whether a side can be the name of an equation's value; a sum with numbers or powers cannot."""
     if isinstance(side, kinds.Phrase):
         return all(map(_names_a_thing, side.parts))
     if isinstance(side, kinds.Words):
@@ -262,7 +262,7 @@ def _names_a_thing(side: Any) -> bool:
 
 
 def _has_no_number(tree: tuple) -> bool:
-    """Return whether no number is a factor or a term of a formula: 3 is no value of 2x = 3."""
+    """Return whether no number is a factor or a term of a formula; 2x has the factor 2, so 2x = 3 names no value."""
     if tree[0] in ("add", "multiply", "divide", "negative"):
         return all(map(_has_no_number, tree[1:]))
     return _has_no_number(tree[1]) if tree[0] == "power" else tree[0] != "number"
@@ -274,7 +274,7 @@ def _gives_a_name(chain: kinds.Chain) -> bool:
 
 
 def _same_equation(truth: kinds.Chain, answer: kinds.Chain) -> bool:
-    """Return whether equations say the same: side by side, or by their solutions."""
+    """Return whether two equations are the same: their sides are, or their solutions."""
     if _gives_a_name(truth) or _gives_a_name(answer):
         return _same_items(truth.sides, answer.sides)
     first, second = _trees(truth), _trees(answer)

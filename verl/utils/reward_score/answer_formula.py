@@ -1,4 +1,4 @@
-"""Parses the tokens of a formula into a tree, by recursive descent; what it does not know raises Unreadable.
+"""Parses the tokens of a formula into a tree by recursive descent, and raises Unreadable for unknown notations.
 
 A tree is a tuple of a kind and its operands: ("number", value, digits), ("symbol", name), ("constant", name),
 ("add" | "multiply" | "divide" | "power", left, right), ("negative" | "factorial" | "degrees", operand),
@@ -27,7 +27,7 @@ def parse_formula(tokens: Sequence[Token]) -> tuple:
     """Parse all tokens as one formula.
 
     Raises:
-        Unreadable: they are not one.
+        Unreadable: the tokens are not one formula.
     """
     reader = _FormulaReader(list(tokens))
     tree = reader.sum()
@@ -42,7 +42,7 @@ def constant(value: int | Fraction) -> tuple:
 
 
 class _FormulaReader:
-    """A reader of tokens from left to right; each method consumes what it returns the tree of."""
+    """A reader of tokens from left to right; each method consumes the tokens whose tree it returns."""
 
     def __init__(self, tokens: list[Token]):
         self.tokens = tokens
@@ -89,7 +89,7 @@ class _FormulaReader:
                 return tree
 
     def _fraction_of_digits(self) -> tuple:
-        """Read the fraction of a mixed number such as 3 1/2; two numbers beside each other are nothing else."""
+        """Read the fraction of a mixed number such as 3 1/2; two numbers beside each other mean nothing else."""
         before, above, slash, below = [*self.tokens[self.place - 1 : self.place + 3], _END, _END][:4]
         if before.text == "!":  # 5!5!
             return self._factor()
@@ -99,7 +99,7 @@ class _FormulaReader:
         return ("divide", constant(Fraction(above.text)), constant(int(below.text)))
 
     def _denominator(self, numerator: tuple, sign: str) -> tuple:
-        """Read what a slash divides by: 1/2 x is x/2, as 1/2 is a number, but E/2R divides by 2R."""
+        """Read the denominator after a slash: 1/2 x is x/2, as 1/2 is a number, but E/2R divides by 2R."""
         tree = self._signed(self._factor)
         if sign == "div" or numerator[0] == tree[0] == "number":
             return tree
@@ -216,7 +216,7 @@ class _FormulaReader:
         raise Unreadable(f"command {name!r}")
 
     def _fraction(self) -> tuple:
-        """Read a fraction; d/dx takes the derivative of what follows, and dy/dx is the symbol y'."""
+        """Read a fraction; d/dx means the derivative of the following formula, and dy/dx the symbol y'."""
         above, below = ([token.text for token in group.inner] for group in [*self.tokens[self.place :], _END, _END][:2])
         if len(below) == 2 and below[0] == "d" and above[:1] == ["d"] and len(above) < 3:
             self.place += 2
@@ -283,7 +283,7 @@ def _negated(tree: tuple) -> tuple:
 
 
 def _beside(left: tuple, right: tuple) -> tuple:
-    """Return the product of two factors beside each other, but for 3 1/2 and 3\\frac{1}{2}, which are mixed numbers."""
+    """Return the product of two factors beside each other, or the mixed number if they are 3 1/2 or 3\\frac{1}{2}."""
     is_fraction = right[0] == "divide" and all(part[0] == "number" and part[1] >= 0 for part in right[1:])
     if left[0] == "number" and left[1].denominator == 1 and left[1] >= 0 and not left[2] and is_fraction:
         return ("add", left, right)
@@ -291,7 +291,7 @@ def _beside(left: tuple, right: tuple) -> tuple:
 
 
 def _multiplied(left: tuple, right: tuple, sign: str) -> tuple:
-    """Return the product of two factors, whose order counts for a cross product and for matrices with bold names."""
+    """Return the product of two factors; their order counts for cross products and for matrices with bold names."""
     names = [_last_bold_name(factor) for factor in (left, right)]
     if sign == "times" and all(names):
         return ("add", ("unknown", "times", left, right), ("negative", ("unknown", "times", right, left)))
@@ -301,7 +301,7 @@ def _multiplied(left: tuple, right: tuple, sign: str) -> tuple:
 
 
 def _last_bold_name(tree: tuple) -> str:
-    """Return the name of a vector or matrix in a formula, without what makes it bold; empty if there is none."""
+    """Return the name of a vector or matrix in a formula, without its bold mark; empty if there is none."""
     if tree[0] == "symbol":
         return tree[1].removesuffix(" in bold") if tree[1].endswith(" in bold") else ""
     names = [_last_bold_name(part) for part in tree[1:] if isinstance(part, tuple)]

@@ -1,4 +1,4 @@
-"""The kinds of things that an answer can be; `answer_structure` reads them, `answer_equality` compares them."""
+"""The kinds of structures that an answer can have; `answer_structure` reads them, `answer_equality` compares them."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -50,7 +50,7 @@ class Builder:
 
 @dataclass(frozen=True)
 class NamedSet:
-    """A set that has a letter of its own, such as R; the empty set's is O."""
+    """A set with a letter of its own, such as R; the letter of the empty set is O."""
 
     name: str
 
@@ -65,7 +65,7 @@ class Chain:
 
 @dataclass(frozen=True)
 class Listing:
-    """Several structures beside each other, or one, and the letter of multiple choice that stands before them."""
+    """One or more structures beside each other, and the letter of multiple choice that stands before them."""
 
     items: tuple
     with_or: bool = False

@@ -19,7 +19,7 @@ from verl.utils.reward_score.answer_values import Point, Undefined, evaluate, nu
 from verl.utils.reward_score.answer_words import CONVERSIONS, TELLING, UNIT_SYMBOLS, UNITS
 
 _TIME = re.compile(r"(?:[01]?\d|2[0-4]):[0-5]\d")
-COMPOUND = " and parts"  # behind the unit of a quantity with several units
+COMPOUND = " and parts"  # suffix of the unit of a quantity with several units
 
 
 def unit_name(words: str) -> str:
@@ -50,7 +50,7 @@ def measure(unit: str) -> tuple[Fraction, frozenset]:
 
 
 def compound(quantities: list[Any]) -> list[Any]:
-    """Return the sum of quantities whose units are parts of each other, such as 3 h and 20 min; else the quantities."""
+    """Return the sum of quantities in ever smaller units of a kind, such as 3 h and 20 min; others as they are."""
     if len(quantities) < 2 or not all(isinstance(quantity, Formula) and quantity.unit for quantity in quantities):
         return quantities
     measures = [measure(quantity.unit) for quantity in quantities]
@@ -72,7 +72,7 @@ def quantities(phrase: Phrase) -> list[Any]:
 
 
 def is_unit(items: Sequence[Token], before: str = "") -> bool:
-    """Return whether tokens behind a number are a unit: words that say no more, and signs between them."""
+    """Return whether tokens behind a number are a unit: words other than those of TELLING, and signs between them."""
     for token in items:
         if token.kind == "word":
             is_multiple = token.text[0] in "万亿百千" and token.text not in UNITS
@@ -108,7 +108,7 @@ def with_units_as_words(items: list[Token]) -> list[Token]:
 
 
 def same_words(truth: Any, answer: Any) -> bool:
-    """Return whether words are the same words, or a product of letters that is written as they are."""
+    """Return whether words are the same words, or a product of letters that is written in the same way."""
     if not all(isinstance(side, Words | Formula) for side in (truth, answer)):
         return False
     if any(isinstance(side, Formula) and (side.unit or not side.text.isalpha()) for side in (truth, answer)):

@@ -1,7 +1,7 @@
-"""Compares sets of real numbers: intervals, unions, inequalities and what set-builders describe.
+"""Compares sets of real numbers: intervals, unions, inequalities and set-builders.
 
-A set is a function that tells whether a number is in it, and the numbers where that can change. Two sets are equal if
-they agree at all these numbers, between them, and beyond them.
+A set consists of a function that returns whether a number is in it, and of the numbers at which the function's result
+can change. Two sets are equal if they agree at all these numbers, between them, and beyond them.
 """
 
 from collections.abc import Callable, Iterable
@@ -37,7 +37,7 @@ class RealSet:
 
 
 def is_set(structure: Any) -> bool:
-    """Return whether a structure reads as a set of numbers, more than as a number or tuple of them."""
+    """Return whether a structure is more likely a set of numbers than a number or a tuple of numbers."""
     if isinstance(structure, kinds.Listing):
         return len(structure.items) == 1 and is_set(structure.items[0]) or _are_inequalities(structure.items)
     if isinstance(structure, kinds.Chain) and structure.relations == ("in",):
@@ -52,9 +52,9 @@ def _are_inequalities(items: Iterable) -> bool:
 
 
 def same_set(one: Any, other: Any) -> bool:
-    """Return whether two structures are the same set of real numbers; False if one is not known to be such a set.
+    """Return whether two structures are the same set of real numbers; False unless both are certainly such sets.
 
-    What is in parentheses or brackets on both sides can as well be tuples, and is never compared as sets.
+    Two structures in parentheses or brackets may be tuples, and are never compared as sets.
     """
     are_tuples = isinstance(one, kinds.Bracketed) and isinstance(other, kinds.Bracketed)
     if are_tuples or not (is_set(one) and is_set(other)) or len(_variables(one) | _variables(other)) > 1:
@@ -88,7 +88,7 @@ def _real_set(structure: Any, point: Point) -> RealSet:
     """Return the set that a structure describes, with the values of symbols at a point.
 
     Raises:
-        Unreadable: it is no set of real numbers.
+        Unreadable: the structure is no set of real numbers.
     """
     match structure:
         case kinds.Bracketed():
@@ -156,7 +156,7 @@ def _combined(sets: list[RealSet], operators: Iterable[str]) -> RealSet:
 
 
 def _inequalities(sides: tuple, relations: tuple, point: Point) -> RealSet:
-    """Return the solutions of a chain of inequalities in one variable, linear or quadratic in it or its size."""
+    """Return the solutions of a chain of inequalities, linear or quadratic in one variable or its absolute value."""
     trees = [side.tree for side in sides if isinstance(side, kinds.Formula) and side.unit in ("", "degree")]
     names = symbols(*trees)
     name = BOUND if BOUND in names else next(iter(names), "")

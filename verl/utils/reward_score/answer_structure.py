@@ -1,6 +1,6 @@
-"""Reads an answer's text as what it is: a list, a tuple, an interval, an equation, a quantity with a unit, a choice.
+"""Reads the structure of an answer's text: a list, a tuple, an interval, an equation, a quantity with a unit, a choice.
 
-`readings` gives every structure that the text can mean, such as 1,234 as a number or as two.
+`readings` returns every structure that the text can mean: 1,234 is one number or two numbers.
 """
 
 import re
@@ -47,7 +47,7 @@ def readings(answer: str) -> list[kinds.Listing]:
     """Return every structure that an answer's text can mean.
 
     Raises:
-        Unreadable: there is none.
+        Unreadable: the text has no structure that can be read.
     """
     text = cleaned(answer)
     label = _CHOICE.match(text)
@@ -76,7 +76,7 @@ def readings(answer: str) -> list[kinds.Listing]:
 
 
 def _parameter(items: Any) -> str:
-    """Return the symbol that is said to be in Z; empty if there is none."""
+    """Return the symbol that a condition places in Z; empty if there is none."""
     for place, token in enumerate(items):
         behind = [following.text for following in items[place + 4 : place + 5]]
         if token.kind == "symbol" and name_of(items[place + 1 : place + 4]) == "in mathbb Z":
@@ -88,7 +88,7 @@ def _parameter(items: Any) -> str:
 
 
 def _is_choice(rest: str, label: str) -> bool:
-    """Return whether what follows a label is another text, not the rest of the same formula, as in (a)+b or A:B=2:1."""
+    """Return whether the text after a label is separate, not the rest of one formula as in (a)+b or A:B=2:1."""
     if not rest.strip("} ") or rest[0] in "+*/^_=!<>,;:'|)" or (rest[0] == "-" and label.strip()[-1] not in ".:"):
         return False
     is_apart = label[-1] in " .:)~}" or rest[0] == "("
@@ -96,7 +96,7 @@ def _is_choice(rest: str, label: str) -> bool:
 
 
 class _StructureReader:
-    """A reader of structures, for which several signs ± in an item are all the same sign or independent."""
+    """A reader of structures that takes several signs ± in an item as the same sign, or as independent signs."""
 
     def __init__(self, independent: bool):
         self.independent = independent
@@ -116,7 +116,7 @@ class _StructureReader:
         return kinds.Listing(_with_middle(tuple(results)), "or" in signs)
 
     def _signed(self, items: list[Token]) -> Iterator[list[Token]]:
-        """Return the item for each sign of ±; those in braces of a set belong to its elements."""
+        """Yield the item with each sign of ±; signs in the braces of a set belong to the set's elements."""
         names = [token.text for token in _walk(items, _SET) if re.fullmatch(r"(?:pm|mp) \d+", token.text)]
         if len(names) > MAX_SIGNS:
             raise Unreadable("too many signs")
@@ -128,7 +128,7 @@ class _StructureReader:
             yield with_texts(items, {name: sign if name[0] == "p" else _OPPOSITE[sign] for name, sign in signs})
 
     def _items(self, items: list[Token]) -> list[Any]:
-        """Return the structure of an item; of cases, that of each row."""
+        """Return the structure of an item; for cases, the structure of each row."""
         if len(items) == 1 and items[0].kind == "group" and items[0].text in ("cases", "aligned", "array"):
             rows, _ = split(list(items[0].inner), ("\\\\",))
             cells = [_row(row) for row in rows if row]
@@ -156,7 +156,7 @@ class _StructureReader:
         return kinds.Chain(tuple(values), tuple(relations))
 
     def value(self, items: list[Token]) -> Any:
-        """Read what stands on a side of a relation, or alone."""
+        """Read the side of a relation, or an item without relations."""
         items = without_braces(items)
         if not items:
             raise Unreadable("nothing")
@@ -227,7 +227,7 @@ class _StructureReader:
             try:
                 return kinds.Formula(parse_formula(items), text=name_of(items).replace(" ", ""))
             except Unreadable:
-                pass  # the words are a phrase, then
+                pass  # Then the words are a phrase.
         return self._phrase(items)
 
     def _phrase(self, items: list[Token]) -> kinds.Phrase:
@@ -253,7 +253,7 @@ class _StructureReader:
 
 
 def _walk(items: Any, excluded: str = "") -> Iterator[Token]:
-    """Return the tokens and those in groups, but for groups in some brackets."""
+    """Yield the tokens and the tokens in groups, except in groups with `excluded` brackets."""
     for token in items:
         yield token
         if token.text != excluded:
@@ -261,7 +261,7 @@ def _walk(items: Any, excluded: str = "") -> Iterator[Token]:
 
 
 def _with_middle(items: tuple) -> tuple:
-    """Return the terms with those for which an item of dots stands, if they grow by the same; else the items."""
+    """Return the terms with dots replaced by the omitted terms if the steps between terms are equal; else the items."""
     if kinds.Words("...") not in items:
         return items
     place = items.index(kinds.Words("..."))
@@ -298,7 +298,7 @@ def _least_residue(congruent: Any) -> Any:
 
 
 def _row(row: list[Token]) -> list[Token]:
-    """Return a row of cases without alignment, and with the word if before a condition that has no word there."""
+    """Return a row of cases without alignment signs, and with the word if before a condition that lacks it."""
     row = [
         token
         for token, behind in pairwise([*row, Token("end", "")])
@@ -315,7 +315,7 @@ def _row(row: list[Token]) -> list[Token]:
 
 
 def _with_condition_apart(items: list[Token]) -> list[list[Token]]:
-    """Return the item, and apart from it a condition such as (k \\in \\mathbb{Z}) at its end."""
+    """Return the item and, if it ends with a condition such as (k \\in \\mathbb{Z}), the condition separately."""
     inner = list(items[-1].inner)
     is_condition = items[-1].text == "()" and len(items) > 1 and top_level(inner, ("in",)) and len(inner) > 2
     return [items[:-1], inner] if is_condition else [items]

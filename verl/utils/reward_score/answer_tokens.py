@@ -1,7 +1,7 @@
 """Splits the LaTeX or plain text of an answer into tokens: numbers, letters, words, commands, signs and groups.
 
-What only lays out (sizes, spaces, colors, dollars around formulas) leaves no token. A run of letters is a word, the
-name of a function, or a product of letters. A group is what stands in brackets or in an environment.
+Layout (sizes, spaces, colors, dollars around formulas) leaves no token. A run of letters is a word, the name of a
+function, or a product of letters. A group is the content of brackets or of an environment.
 """
 
 import json
@@ -61,7 +61,7 @@ _SAME_LETTERS = {"varepsilon": "epsilon", "varphi": "phi", "vartheta": "theta", 
 
 
 class Unreadable(ValueError):
-    """The text is no formula, or has a notation that is not read."""
+    """The text is no formula, or has a notation that cannot be read."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ class Token:
 
 
 def cleaned(answer: str) -> str:
-    """Return the answer's text in plain characters, without what only lays out, and without dollars around formulas."""
+    """Return the answer's text in plain characters, without layout and without dollars around formulas."""
     text = plain_characters(_from_json(answer.strip()).replace("，", ", "))
     text = common_spelling(without_repeating_decimals(text))
     text = _LAYOUT.sub(" ", _without_dollars(text)).replace("\\_", "_")
@@ -99,7 +99,7 @@ def _from_json(text: str) -> str:
 
 
 def _without_dollars(text: str) -> str:
-    """Return the text without the dollars around formulas; a single one is the currency."""
+    """Return the text without the dollars around formulas; a single dollar is the currency."""
     dollars = len(re.findall(r"(?<!\\)\$", text))
     return re.sub(r"(?<!\\)\$", " ", text) if dollars % 2 == 0 else re.sub(r"^\$(?=\s*\d)", r"\\$", text)
 
@@ -110,7 +110,7 @@ def joined_thousands(text: str) -> str:
 
 
 def tokens(text: str) -> list[Token]:
-    """Split a cleaned text.
+    """Split a cleaned text into tokens.
 
     Raises:
         Unreadable: a character or command without a meaning here, too many tokens, or too many nested brackets.
@@ -122,7 +122,7 @@ def tokens(text: str) -> list[Token]:
         if token.kind == "word" and result and result[-1].kind == "word":
             result[-1] = replace(result[-1], text=f"{result[-1].text} {token.text}")
         elif token.kind == "sign" and token.text in ("pm", "mp"):
-            result.append(replace(token, text=f"{token.text} {len(result)}"))  # so that each can get a sign of its own
+            result.append(replace(token, text=f"{token.text} {len(result)}"))  # The number makes every ± distinct.
         else:
             result.append(token)
         if len(result) > MAX_TOKENS:
@@ -131,7 +131,7 @@ def tokens(text: str) -> list[Token]:
 
 
 def _grouped(items: list[Token]) -> list[Token]:
-    """Return the tokens with a group for each pair of brackets; the interval ]0, 1[ is in brackets, too."""
+    """Return the tokens with a group in place of each pair of brackets; an interval ]0, 1[ is a pair, too."""
     open_groups: list[list[Token]] = [[]]
     for token in items:
         is_outward = len(open_groups) > 1 and open_groups[-1][0].text == "]" and token.text == "["
@@ -150,7 +150,7 @@ def _grouped(items: list[Token]) -> list[Token]:
 
 
 def top_level(items: list[Token], signs: tuple[str, ...]) -> list[int]:
-    """Return the places of the signs that stand outside all brackets."""
+    """Return the indices of the signs that stand outside all brackets."""
     return [place for place, token in enumerate(items) if token.kind == "sign" and token.text in signs]
 
 
@@ -168,7 +168,7 @@ def without_braces(items: list[Token]) -> list[Token]:
 
 
 def name_of(items: Iterable[Token]) -> str:
-    """Return the tokens' texts as a name, such as that of a subscript; braces only group."""
+    """Return the tokens' texts as a name, such as the name in a subscript, without braces."""
     names = []
     for token in items:
         if token.kind == "group" and token.text != "{}":
@@ -180,7 +180,7 @@ def name_of(items: Iterable[Token]) -> str:
 
 
 def with_texts(items: Iterable[Token], texts: dict[str, str]) -> list[Token]:
-    """Return the tokens with other texts in place of some."""
+    """Return the tokens with their texts replaced according to `texts` (old text -> new text)."""
     return [
         replace(token, text=texts.get(token.text, token.text), inner=tuple(with_texts(token.inner, texts)))
         for token in items
@@ -239,7 +239,7 @@ def _word(text: str, spaced: bool) -> Token:
 
 
 def _letters(run: str, spaced: bool) -> Iterator[Token]:
-    """Return a run of letters outside a command as a word, a name of a function, or letters that are multiplied."""
+    """Yield a run of letters outside a command as a word, a function's name, or letters to be multiplied."""
     lower = run.lower()
     if run in FUNCTIONS or run in CONSTANTS:
         yield Token("command", CONSTANTS.get(run, run), spaced)
@@ -260,7 +260,7 @@ def _command(name: str, spaced: bool) -> Token:
 
 
 def _text(command: str, content: str, spaced: bool) -> Iterator[Token]:
-    """Return the tokens of a text: words, but numbers, signs and formulas between dollars for themselves."""
+    """Yield the tokens of a text command: words, numbers, signs, and formulas between dollars."""
     bare = re.sub(r"\.(?!\d)", "", _SPACE.sub(" ", content.replace(r"\cdot", "*"))).strip()
     if bare in FUNCTIONS and (command == "operatorname" or bare not in SHORT_UNITS):
         yield Token("command", bare, spaced)

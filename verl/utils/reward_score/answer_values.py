@@ -1,7 +1,7 @@
 """Computes formulas at points: exact fractions as long as everything is rational, else 100 digits of mpmath.
 
-Every symbol has the same value wherever its name stands, a fixed random fraction for each point; so has every unknown
-function for equal arguments. Formulas that agree at several such points are equal.
+At a point every symbol has a fixed random fraction as its value, the same wherever the symbol stands, and every unknown
+function has one for equal arguments. Formulas that agree at several such points are equal.
 """
 
 import math
@@ -29,15 +29,15 @@ class Undefined(ValueError):
 
 
 class TooLarge(Undefined):
-    """The value has more digits or terms than are computed."""
+    """The value has too many digits or terms to be computed."""
 
 
 @dataclass(frozen=True)
 class Point:
-    """The values of all symbols, and what a degree and `log` without a base mean."""
+    """The values of all symbols, and the meanings of a degree and of `log` without a base."""
 
     number: int = 0
-    signs: str = "positive"  # or mixed, or negative, or the name of the only symbol that is negative
+    signs: str = "positive"  # positive, mixed, negative, or the name of the only negative symbol
     degree: str = "number"
     log_base: str = "unknown"
     whole: frozenset[str] = frozenset()  # the names of symbols whose values are whole numbers
@@ -59,8 +59,8 @@ def evaluate(tree: tuple, point: Point) -> Value:
     """Return the value of a formula.
 
     Raises:
-        Undefined: there is none, or (as TooLarge) it has too many digits or terms to compute.
-        Unreadable: an operation without a rule here.
+        Undefined: there is no value, or (as TooLarge) it has too many digits or terms to compute.
+        Unreadable: the formula has an operation without a rule in this module.
     """
     kind, first, *rest = tree
     if kind == "number":
@@ -101,12 +101,12 @@ def number(value: Value) -> Value:
 
 
 def is_zero(value: Value) -> bool:
-    """Return whether a number is zero, but for what rounding leaves of it."""
+    """Return whether a number is zero up to rounding errors."""
     return value == 0 if isinstance(value, Fraction) else abs(number(value)) < mpf(10) ** (10 - mp.dps)
 
 
 def _computed(function: Callable, *operands: Value) -> Value:
-    """Return what a function gives for numbers and matrices of mpmath, if it is defined for them."""
+    """Return a function's value for numbers and matrices of mpmath; raise Undefined if it has none."""
     try:
         value = function(*operands)
     except Undefined:
@@ -119,7 +119,7 @@ def _computed(function: Callable, *operands: Value) -> Value:
 
 
 def _arithmetic(operation: Callable[[Value, Value], Value]) -> Callable[[Value, Value], Value]:
-    """Return the operation for fractions, for numbers of mpmath, and for matrices that fit."""
+    """Return the operation for fractions, for numbers of mpmath, and for matrices of fitting shapes."""
 
     def result(left: Value, right: Value) -> Value:
         if isinstance(left, Fraction) and isinstance(right, Fraction):
@@ -159,7 +159,7 @@ def _power(base: Value, exponent: Value) -> Value:
     return _computed(mp.power, number(base), number(exponent))
 
 
-def _of_naturals(exact: Callable[..., int], general: Callable) -> Callable[..., Value]:
+def _exact_for_naturals(exact: Callable[..., int], general: Callable) -> Callable[..., Value]:
     """Return a function that is exact for natural numbers, and computed by mpmath for all others."""
 
     def result(*operands: Value) -> Value:
@@ -184,14 +184,14 @@ def _whole(function: Callable[[Fraction], int], value: Value) -> Fraction:
     return Fraction(function(value))
 
 
-def _of_number(function: Callable[[Value], Value], value: Value) -> Value:
+def _apply_to_number(function: Callable[[Value], Value], value: Value) -> Value:
     value = number(value)
     if not mp.isinf(value) and abs(value) > 10**6:
         raise TooLarge("operand")
     return function(value)
 
 
-def _of_integers(function: Callable[..., int], *operands: Fraction) -> Fraction:
+def _apply_to_integers(function: Callable[..., int], *operands: Fraction) -> Fraction:
     if any(value.denominator != 1 for value in operands):
         raise ValueError("only whole numbers")
     return Fraction(function(*map(int, operands)))
@@ -209,11 +209,11 @@ _OPERATIONS: dict[str, Callable[..., Value]] = {
     "power": _power,
     "negative": lambda value: multiply(Fraction(-1), value),
     "ratio": lambda *terms: _computed(divide, *terms),
-    "factorial": _of_naturals(math.factorial, mp.factorial),
+    "factorial": _exact_for_naturals(math.factorial, mp.factorial),
 }
 _FUNCTIONS: dict[str, Callable[..., Value]] = {
     "abs": abs,
-    "binomial": _of_naturals(math.comb, mp.binomial),
+    "binomial": _exact_for_naturals(math.comb, mp.binomial),
     "root": lambda value, degree: _power(value, divide(Fraction(1), degree)),
     "exp": lambda value: _power(+mp.e, value),
     "ln": lambda value: _logarithm(value, +mp.e),
@@ -223,17 +223,17 @@ _FUNCTIONS: dict[str, Callable[..., Value]] = {
     "ceil": partial(_whole, math.ceil),
     "min": lambda *operands: min(operands, key=number),
     "max": lambda *operands: max(operands, key=number),
-    "gcd": partial(_of_integers, math.gcd),
-    "lcm": partial(_of_integers, math.lcm),
+    "gcd": partial(_apply_to_integers, math.gcd),
+    "lcm": partial(_apply_to_integers, math.lcm),
     "transpose": lambda matrix: matrix.T,
     "det": mp.det,
-    **{name: partial(_of_number, function) for name, function in _BY_MPMATH.items()},
+    **{name: partial(_apply_to_number, function) for name, function in _BY_MPMATH.items()},
 }
 _OF_AN_ANGLE = frozenset("sin cos tan cot sec csc cis".split())
 
 
 def _unknown(name: str, operands: list[Value], point: Point) -> Value:
-    """Return the value of a function without a rule: the same for equal operands, else another."""
+    """Return the value of an unknown function: the same for equal operands, another for different ones."""
     rng = random.Random(f"{name}/{len(operands)}/{point.number}")
     total = mpf(0)
     for operand in map(number, operands):

@@ -29,7 +29,7 @@ dots ldots cdots dotsc dotsb; over; quad qquad; % \%; $ \$; € €; £ pounds; 
 SIGNS = {spelling: names[0] for line in _SIGNS.splitlines() for names in map(str.split, line.split("; ")) if names
          for spelling in names}  # fmt: skip
 
-# a unit, then its other spellings; those of three letters or more have a plural with s
+# a unit, then its other spellings; spellings of three letters or more also have a plural with s
 _UNITS = """
 m meter metre 米; cm centimeter centimetre 厘米; mm millimeter millimetre 毫米; km kilometer kilometre 千米 公里
 in inch inches; ft foot feet; yd yard; mile mi; g gram gm 克; kg kilogram kgs 千克 公斤; mg milligram
@@ -47,21 +47,21 @@ UNITS = {
 }  # fmt: skip
 ASIAN_UNITS = frozenset(spelling for spelling in UNITS if spelling > "\u2fff")
 
-# a text with such a word says more than a unit does
+# A text with one of these words says more than a unit.
 TELLING = frozenset(
     "mod rejected if when where for of or and not is are than from with without at least most more less no none any "
     "all otherwise even odd until before after about the that which between true false yes impossible undefined "
     "hundred thousand million billion trillion dozen hundreds thousands millions billions dozens squared cubed plus "
     "minus times divided half double twice factorial negative".split()
 )
-# words of two or three letters, which would else be products of letters
+# words of two or three letters, which would otherwise be read as products of letters
 WORDS = frozenset("of or and if is per not the are yes red day old men cat dog for all any box odd mod sq".split()) | {
     spelling for spelling in UNITS if len(spelling) > 2 and spelling.isascii() and spelling.isalpha()
 }
-# words only behind a number, the second only with a space between them: 2 hr is a time, 2hr is a product
+# These are words only behind a number; SPACED_UNITS need a space between: 2 hr is a time, 2hr is a product.
 SHORT_UNITS = frozenset("cm mm km kg ft lb min sec".split())
 SPACED_UNITS = SHORT_UNITS | frozenset("hr yd mi oz ml mL lbs".split())
-# symbols that are units behind a number in scientific notation; elsewhere they are letters that are multiplied
+# symbols that are units behind a number in scientific notation; elsewhere they are products of letters
 UNIT_SYMBOLS = tuple(
     "GeV MeV keV eV MPa kPa Pa GHz MHz kHz Hz mol rad kJ kW MW kV mA mV mT Wb nm km cm mm kg mg W V J N A C F K T H m "
     "s g L".split()
@@ -69,7 +69,7 @@ UNIT_SYMBOLS = tuple(
 
 _SIZES = {"M": 6, "k": 3, "c": -2, "m": -3, "n": -9}
 _PREFIXES = {prefix: Fraction(10) ** size for prefix, size in _SIZES.items()}
-# unit -> the unit in which it is measured, and how many of that it is
+# unit -> the base unit and the number of base units in it
 CONVERSIONS = {
     "%": ("", Fraction(1, 100)),
     "min": ("s", Fraction(60)), "h": ("s", Fraction(3600)), "day": ("s", Fraction(86400)),

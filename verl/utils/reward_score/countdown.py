@@ -48,7 +48,7 @@ def evaluate(expression: str) -> tuple[Fraction, list[int]]:
     if max(accumulate((char == "(") - (char == ")") for char in expression)) > MAX_DEPTH:
         raise NotAnExpression(f"nested deeper than {MAX_DEPTH}")
     tokens = _TOKEN.findall(expression)
-    rest = [*tokens, _END][::-1]  # the next token is the last of the list
+    rest = [*tokens, _END][::-1]  # The next token is the last of the list.
     try:
         value = _read(rest)
     except ZeroDivisionError as error:
@@ -92,8 +92,8 @@ def compute_score(
         score: the score of an expression that also reaches the target.
 
     Returns:
-        `score`; `acc` and `format` (0 or 1); `pred`, the value that the answer votes for in majority votes: empty for
-        an answer that breaks the rules, so that a wrong answer cannot win with a right value.
+        `score`; `acc` and `format` (0 or 1); `pred`, the value that the answer votes for in majority votes. It is empty
+        for an answer that breaks the rules, so that such an answer cannot vote for the right value.
 
     Raises:
         ValueError: the ground truth is no Countdown problem: the data are wrong, not the response.

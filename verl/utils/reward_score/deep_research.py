@@ -1,12 +1,12 @@
 """Rewards of ARPO (arXiv 2507.19849) for reasoning with search and code, in two variants:
 
     specification   0.2 * format + 0.8 * correctness
-    published       as in the authors' code: -1 for a bad format, by rules of their own (`published_answer`); otherwise
-                    correctness, and 0.1 more where it is above 0 and every tool's closing tag is in the response
+    published       as in the authors' code: -1 for a bad format, by the authors' rules (`published_answer`); otherwise
+                    correctness, plus 0.1 if it is above 0 and every tool's closing tag is in the response
 
-Correctness is 0 or 1 for mathematics, by math-verify, and the token F1 for questions. The data source says which of the
-two is meant; `rule` overrides it. `published` is the token F1 for everything, unless a rule is named. The answer is the
-\\boxed text in `<answer>`.
+Correctness is 0 or 1 for mathematics, by math-verify, and the token F1 for questions. The data source determines which
+of the two is used; `rule` overrides it. `published` uses the token F1 for everything, unless a rule is named. The
+answer is the \\boxed text in `<answer>`.
 """
 
 from verl.utils.reward_score import math_equivalence, qa
@@ -16,19 +16,19 @@ VARIANTS = ("specification", "published")
 RULES = ("math", "f1", "em")
 FORMAT_WEIGHT, CORRECTNESS_WEIGHT = 0.2, 0.8
 BAD_FORMAT, ALL_TOOLS_BONUS = -1.0, 0.1
-# data sources by what their names contain, in lower case without - and _
+# parts of data sources' names that identify mathematics and questions, in lower case without - and _
 _MATH = ("math", "aime", "amc", "gsm8k", "olympiad", "dapo", "numina", "minerva", "deepscaler")
 _QUESTIONS = ("qa", "hotpot", "wiki", "musique", "bamboogle", "questions", "gaia", "hle", "xbench", "search")
 
 
 def rule_of(data_source: str) -> str:
-    """`math` or `f1`, by the data source's name.
+    """Return `math` or `f1`, by the data source's name.
 
     >>> rule_of("math_dapo"), rule_of("2WikiMultihopQA")
     ('math', 'f1')
 
     Raises:
-        ValueError: the name does not say which.
+        ValueError: the name contains none of the parts that identify the kind.
     """
     name = str(data_source).lower().replace("-", "").replace("_", "")
     if any(part in name for part in _MATH):
@@ -73,7 +73,7 @@ def compute_score(
 
     Args:
         ground_truth: LaTeX or a number for mathematics; for questions see `qa.gold_answers`.
-        extra_info: the row's; its `reward_variant` and `reward_rule` override `variant` and `rule`.
+        extra_info: the row's extra_info; its `reward_variant` and `reward_rule` override `variant` and `rule`.
         variant: `specification` or `published`.
         rule: the measure of correctness: `math`, `f1` (token F1) or `em` (exact match); None: see `rule_of`, and f1
             for `published`.
@@ -87,8 +87,8 @@ def compute_score(
         there is no answer.
 
     Raises:
-        ValueError: the variant or the rule is unknown, the data source tells no rule, or the ground truth has no
-            answer.
+        ValueError: the variant or the rule is unknown, the data source's name determines no rule, or the ground truth
+            has no answer.
         RuntimeError: math-verify does not start.
     """
     check_row(data_source, ground_truth, extra_info, variant, rule, tool_tags)

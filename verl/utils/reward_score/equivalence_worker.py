@@ -28,10 +28,10 @@ _WORDS = re.compile(r"\\(?:text|mbox|mathrm|mathbf|operatorname|textbf)[a-z]*\s*
 
 
 def is_equivalent(truth: str, answer: str) -> bool:
-    """Return whether two answers are equal; False for what cannot be read.
+    """Return whether two answers are equal; False for answers that cannot be read.
 
-    The project's own reader decides where it can read both. Where it cannot, math-verify decides about limits, sums,
-    products and integrals, but its verdict "equal" counts only if the values of what it read agree.
+    The project's own reader decides if it can read both. Otherwise math-verify decides about limits, sums, products and
+    integrals, but its verdict "equal" counts only if the values of the expressions that it read agree.
     """
     from verl.utils.reward_score.answer_equality import is_equal
     from verl.utils.reward_score.answer_tokens import Unreadable
@@ -48,19 +48,19 @@ def is_equivalent_by_library(truth: str, answer: str) -> bool:
 
     from verl.utils.reward_score.answer_tokens import cleaned
 
-    # no time-outs of math-verify, which print warnings and work in the main thread only: the parent kills this process
+    # math-verify's time-outs are off: they print warnings and need the main thread. The parent kills this process.
     texts = [cleaned(text) for text in (truth, answer)]
     gold, parsed = (parse(f"\\boxed{{{text}}}", (LatexExtractionConfig(),), parsing_timeout=None) for text in texts)
-    # allow_set_relation_comp: x < 3 and (-oo, 3) are the same, whichever of the two is the truth
+    # allow_set_relation_comp makes x < 3 and (-oo, 3) equal, whichever of the two is the truth.
     is_equal = bool(gold and parsed) and verify(gold, parsed, timeout_seconds=None, allow_set_relation_comp=True)
     return is_equal and confirms(gold, parsed, *texts)
 
 
 def confirms(gold: list[Any], parsed: list[Any], truth: str, answer: str) -> bool:
-    """Return whether some expression of the library for the truth has the values of some expression for the answer.
+    """Return whether some expression that the library read from the truth has the same values as one from the answer.
 
-    They are computed with many digits at random points, component by component. Words, of which the library may compare
-    only the first, are never confirmed, nor is anything else that has no value.
+    Values are computed with many digits at random points, component by component. Words and other things without values
+    are never confirmed, as the library may compare only the first word.
     """
     if _WORDS.search(truth) or _WORDS.search(answer):
         return False
@@ -87,22 +87,22 @@ def _agree_at(one: Expr, other: Expr, seed: int) -> bool:
 
 def serve(connection: int) -> None:
     """Answer every line of a socket until the parent closes it."""
-    is_equivalent_by_library("1", "1")  # imports everything
+    is_equivalent_by_library("1", "1")  # The first comparison imports everything.
     os.write(connection, b"r")
     with os.fdopen(os.dup(connection), encoding="utf-8") as jobs:
         for job in jobs:
             truth, answer, seconds = json.loads(job)
-            signal.alarm(math.ceil(seconds) + 1)  # ends this process even if the parent is gone
+            signal.alarm(math.ceil(seconds) + 1)  # The alarm ends this process even if the parent is gone.
             try:
                 verdict = is_equivalent(truth, answer)
-            except Exception:  # sympy raises many kinds of errors for hostile input, RecursionError included: not equal
+            except Exception:  # Sympy raises many kinds of errors for hostile input, even RecursionError: not equal.
                 verdict = False
             signal.alarm(0)
             os.write(connection, b"1" if verdict else b"0")
 
 
 if __name__ == "__main__":
-    # upstream's math_verify.py, in the folder of this file, would hide the library
+    # verl's math_verify.py in this file's folder would hide the library of the same name.
     sys.path[:] = [folder for folder in sys.path if folder != os.path.dirname(os.path.abspath(__file__))]
     for package in ("verl", "verl.utils", "verl.utils.reward_score"):
         sys.modules[package] = ModuleType(package)

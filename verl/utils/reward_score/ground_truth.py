@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from numbers import Real
 from typing import Any
 
-MOST_NUMBER = 10**9 - 1  # in Countdown, where an answer's numbers have nine digits at most
+MOST_NUMBER = 10**9 - 1  # largest number in Countdown, where an answer's numbers have at most nine digits
 
 
 def math_truth(data_source: str, ground_truth) -> str:
@@ -30,7 +30,7 @@ def json_object(ground_truth, expected: str) -> Mapping[str, Any]:
     """Return a ground truth with several parts, which may be the JSON text of an object.
 
     Args:
-        expected: the parts in words, for the message.
+        expected: description of the expected parts, for the error message.
 
     Raises:
         ValueError: the ground truth is no object.
@@ -61,10 +61,10 @@ def whole_number(name: str, value, least: float = -math.inf, most: float = math.
 
 
 def as_list(name: str, value, contents: str) -> list:
-    """Return a part of a ground truth that must be a list with something in it; parquet may give a numpy array.
+    """Return a part of a ground truth that must be a non-empty list; from parquet it may be a numpy array.
 
     Raises:
-        ValueError: the part is no list, or an empty one; the message gives the name and what it must hold.
+        ValueError: the part is no list, or an empty one; the message gives the name and the expected contents.
     """
     value = value.tolist() if hasattr(value, "tolist") else value
     if not isinstance(value, list | tuple) or not value:

@@ -12,14 +12,14 @@ from verl.utils.reward_score.math_equivalence import last_boxed
 
 MAX_DIGITS = 32
 _PART = r"(?:\d+(?:,\d+)*(?:\.\d+)?|(?<![\w.])\.\d+)"
-# a minus after a number, a letter or a parenthesis is an operator
+# A minus after a number, a letter or a parenthesis is an operator, not a sign.
 _NUMBER = re.compile(rf"(?P<sign>(?<![\w)])[-\u2212])?(?P<numerator>{_PART})(?:/(?P<denominator>{_PART}))?")
 _FRACTION = re.compile(r"\\[dt]?frac\s*\{\s*([\d.,]+)\s*\}\s*\{\s*([\d.,]+)\s*\}")
 _SEPARATOR = re.compile(r"(?<=\d)(?:\{,\}|\\[,!])(?=\d)")
 
 
 def last_number(text: str) -> Fraction | None:
-    """The value of the last number in a text; None if there is none, it divides by zero, or it has over 32 digits.
+    """Return the value of a text's last number; None without a number, for a division by zero, or over 32 digits.
 
     >>> [str(last_number(text)) for text in ("12 - 4 = 8.", "It costs $1,250.50", "a loss of -3", "half: 1/2", "5,6")]
     ['8', '2501/2', '-3', '1/2', '6']
@@ -43,7 +43,7 @@ def last_number(text: str) -> Fraction | None:
 
 
 def _last_of_list(number: str) -> str:
-    """The number without its separators of thousands; of a list such as 5,6 the last number."""
+    """Return the number without its separators of thousands, or the last number of a list such as 5,6."""
     whole, point, decimals = number.partition(".")
     first, *others = whole.split(",")
     if others and (len(first) > 3 or any(len(other) != 3 for other in others)):

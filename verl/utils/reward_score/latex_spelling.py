@@ -72,7 +72,7 @@ _CIRCLED = re.compile(r"[①-⑳][①-⑳\s,、]*")
 
 
 def plain_characters(answer: str) -> str:
-    """The answer with LaTeX commands instead of full-width forms, superscripts, vulgar fractions and some other signs.
+    """Return the answer with LaTeX commands for full-width forms, superscripts, vulgar fractions and other signs.
 
     >>> plain_characters("３½·10⁻⁴")
     '3\\\\frac{1}{2}\\\\cdot 10^{-4}'
@@ -82,7 +82,7 @@ def plain_characters(answer: str) -> str:
 
 
 def common_spelling(text: str) -> str:
-    """The text with a single notation for what has several: units of temperature, binomials, domains of parameters.
+    """Return the text with a single notation for units of temperature, binomials, domains of parameters, and others.
 
     >>> common_spelling(r"{10 \\choose 3}"), common_spelling(r"\\pi n, \\text{ where } n \\text{ is an integer}")
     ('\\\\binom{10}{3}', '\\\\pi n, n\\\\in\\\\mathbb{Z}')
@@ -95,7 +95,7 @@ def common_spelling(text: str) -> str:
 
 
 def without_repeating_decimals(text: str) -> str:
-    """The text with a fraction in place of every repeating decimal, whose repeating digits are overlined or dotted.
+    """Return the text with fractions in place of repeating decimals, whose repeating digits are overlined or dotted.
 
     >>> without_repeating_decimals(r"0.\\overline{3}x"), without_repeating_decimals(r"0.\\dot{1}\\dot{8}")
     ('\\\\frac{3}{9}x', '\\\\frac{18}{99}')
@@ -105,7 +105,7 @@ def without_repeating_decimals(text: str) -> str:
 
 
 def _fraction(decimal: re.Match) -> str:
-    """The fraction of a repeating decimal with whole part w, n digits d and m repeating digits r.
+    """Return the fraction of a repeating decimal with whole part w, n digits d and m repeating digits r.
 
     It is (wdr - wd) / (10^n (10^m - 1)), where wdr and wd are the numbers that these digits write.
     """

@@ -1,7 +1,7 @@
 """Scores mathematics by the last `\\boxed{...}` of a response, compared with the ground truth.
 
-Equal text is right without a comparison. Everything else is compared by `answer_equality`, or, in notations that it
-does not read, by math-verify. Sympy never ends for some answers, or takes all memory. Therefore comparisons run in a
+Equal text is right without a comparison. Everything else is compared by `answer_equality` or, in notations that it
+cannot read, by math-verify. Sympy never ends for some answers, or takes all memory. Therefore comparisons run in a
 few processes of their own with limits on time and memory. A process that exceeds a limit is killed and replaced, and
 the answer counts as wrong. The process pools of the standard library cannot do that: a task that exceeds its time-out
 keeps its process. All functions work in any thread.
@@ -66,7 +66,7 @@ class Comparer:
         self._socket.settimeout(seconds)
         try:
             return self._socket.recv(1)
-        except OSError:  # TimeoutError included
+        except OSError:  # OSError includes TimeoutError.
             return b""
 
 
@@ -74,7 +74,7 @@ _pool: "queue.LifoQueue[Comparer | None]"
 
 
 def _new_pool() -> None:
-    """Make a pool without processes: a slot that holds None gets its process when it is first needed."""
+    """Make a pool without processes: a slot with None gets its process when it is first needed."""
     global _pool
     _pool = queue.LifoQueue()
     for _ in range(POOL_SIZE):
@@ -82,7 +82,7 @@ def _new_pool() -> None:
 
 
 _new_pool()
-os.register_at_fork(after_in_child=_new_pool)  # two processes must not share a socket
+os.register_at_fork(after_in_child=_new_pool)  # Two processes must not share a socket.
 
 
 def is_equivalent(truth: str, answer: str, seconds: float = TIMEOUT_SECONDS) -> bool:
@@ -122,7 +122,7 @@ def last_boxed(text: str) -> str | None:
             open_braces.append(None)
         elif token[0] == "}":
             opened = open_braces.pop() if open_braces else None
-            if opened is not None and opened > start:  # of nested boxes the inner one
+            if opened is not None and opened > start:  # The inner one of nested boxes counts.
                 start, end = opened, token.start()
         elif token[0].endswith("{") and len(token[0]) > 2:
             open_braces.append(token.end())
@@ -137,7 +137,7 @@ def last_tagged(text: str) -> str | None:
 
 
 def normalize(answer: str) -> str:
-    """Return the text by which answers are compared and vote: without layout, outer dollars, period or percent sign.
+    """Return the text for comparing and voting: the answer without layout, outer dollars, period or percent sign.
 
     >>> normalize(r"$\\dfrac{1}{2}\\, $."), normalize(r"\\left[ 0, 1 \\right)"), normalize(r"50\\%")
     ('\\\\frac{1}{2}', '[0,1)', '50')
@@ -153,7 +153,7 @@ def _plain_formula(answer: str) -> str:
 
 
 def without_dollars(text: str) -> str:
-    """Return the formula in a text that is $formula$; other texts as they are."""
+    """Return the formula of a text $formula$; other texts as they are."""
     is_one_formula = len(text) > 1 and text[0] == text[-1] == "$" and "$" not in text[1:-1]
     return text[1:-1].strip() if is_one_formula else text
 
@@ -171,7 +171,7 @@ def compute_score(
     Args:
         solution_str: the response; its answer is the last `\\boxed{...}`, of at most 512 characters.
         ground_truth: LaTeX or a number, boxed or not.
-        timeout_seconds: the most time for a comparison, after which the answer is wrong.
+        timeout_seconds: time limit of a comparison in seconds, after which the answer is wrong.
 
     Returns:
         `score` and `acc` (0 or 1), and `pred`, the answer's text for majority votes, empty if there is no answer.

@@ -17,7 +17,7 @@ _ALL_OR_NOTHING = frozenset(("yes", "no", "noanswer"))
 
 
 def normalize(answer: str) -> str:
-    """The text by which answers are compared. An answer that would become empty (A, +) only loses extra white space.
+    """Return the text for comparing answers. An answer that would become empty (A, +) only loses extra white space.
 
     >>> normalize("The  U.S. Army, an army"), normalize("A"), normalize(" + ")
     ('us army army', 'a', '+')
@@ -27,7 +27,7 @@ def normalize(answer: str) -> str:
 
 
 def plain_text(boxed: str) -> str:
-    """The content of a \\boxed as plain text: Paris for `\\text{Paris}`.
+    """Return the content of a \\boxed as plain text: Paris for `\\text{Paris}`.
 
     >>> plain_text(r"\\text{New York}")
     'New York'
@@ -36,7 +36,7 @@ def plain_text(boxed: str) -> str:
 
 
 def gold_answers(ground_truth) -> list[str]:
-    """The right answers in a ground truth: a text or number, a list of these, or such a list as JSON text.
+    """Return the right answers in a ground truth: a text or number, a list of these, or such a list as JSON text.
 
     >>> gold_answers('["Paris", "City of Light"]'), gold_answers("[sic]"), gold_answers(1912)
     (['Paris', 'City of Light'], ['[sic]'], ['1912'])
@@ -49,7 +49,7 @@ def gold_answers(ground_truth) -> list[str]:
             ground_truth = json.loads(ground_truth)
         except (ValueError, RecursionError):
             ground_truth = [ground_truth]
-    elif hasattr(ground_truth, "tolist"):  # a numpy array, as parquet gives lists
+    elif hasattr(ground_truth, "tolist"):  # Lists from parquet are numpy arrays.
         ground_truth = ground_truth.tolist()
     answers = list(ground_truth) if isinstance(ground_truth, list | tuple) else [ground_truth]
     for answer in answers:
@@ -61,14 +61,14 @@ def gold_answers(ground_truth) -> list[str]:
 
 
 def exact_match(answer: str, golds: list[str]) -> float:
-    """1 if `answer` equals one of `golds` after normalization, else 0; 0 for more than 4096 characters."""
+    """Return 1 if `answer` equals one of `golds` after normalization, else 0; 0 for more than 4096 characters."""
     if len(answer) > MAX_ANSWER_CHARS:
         return 0.0
     return float(normalize(answer) in {normalize(gold) for gold in golds})
 
 
 def token_f1(answer: str, golds: list[str]) -> float:
-    """The largest F1 in [0, 1] between the words of the answer and of a gold answer; 0 for more than 4096 characters.
+    """Return the largest F1 in [0, 1] between the words of the answer and a gold answer; 0 above 4096 characters.
 
     >>> token_f1("Barack H. Obama", ["Obama", "Barack Obama"])  # 2 of 3 words, 2 of 2: 2 * 2 / (3 + 2)
     0.8
@@ -102,7 +102,7 @@ def compute_score(data_source, solution_str, ground_truth, extra_info=None, metr
     Args:
         solution_str: the answer itself.
         ground_truth: see `gold_answers`.
-        metric: which metric is the score: `f1` or `em` (exact match).
+        metric: the metric that is the score: `f1` or `em` (exact match).
 
     Returns:
         `score`, `acc` (exact match), `f1` in [0, 1], and `pred`, the normalized answer for majority votes.

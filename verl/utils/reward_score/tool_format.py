@@ -24,9 +24,9 @@ class FormatReport(NamedTuple):
     """The parts of a response, and the first rule that it breaks.
 
     Attributes:
-        problem: in words, such as "<search> inside <think>"; None for a well-formed response.
+        problem: the broken rule, such as "<search> inside <think>"; None for a well-formed response.
         position: index of the character where the problem is; None for a well-formed response.
-        answer: content of the last closed answer outside results, also of a malformed response; None if there is none.
+        answer: content of the last closed answer outside results, even in a malformed response; None if there is none.
         boxed: content of the last closed \\boxed in `answer` with balanced braces; None if there is none.
         calls: the tags of the calls with results before the problem.
     """
@@ -48,12 +48,12 @@ class _Problem(Exception):
 
 class _Block(NamedTuple):
     tag: str
-    start: int  # of the opening tag
-    end: int  # behind the closing tag
+    start: int  # index of the opening tag's first character
+    end: int  # index of the first character after the closing tag
 
 
 def check_format(text: str, tool_tags: Iterable[str] = TOOL_TAGS) -> FormatReport:
-    """Check a response against the protocol. No `text` makes it raise.
+    """Check a response against the protocol. Bad text never raises.
 
     >>> check_format(r"<think>Easy.</think><answer>It is \\boxed{4}.</answer>").boxed
     '4'
@@ -85,16 +85,16 @@ def check_format(text: str, tool_tags: Iterable[str] = TOOL_TAGS) -> FormatRepor
 
 
 def last_answer(text: str) -> str | None:
-    """The content of the last closed `<answer>` that is not in a result; None if there is none."""
+    """Return the content of the last closed `<answer>` that is not in a result; None if there is none."""
     return last_tagged(_RESULT.sub("", text))
 
 
 def published_answer(text: str, tool_tags: Iterable[str] = TOOL_TAGS) -> str | None:
     """Return the content of `<answer>` if the format is good by the rules of ARPO's published code, else None.
 
-    These rules see tags anywhere, also in results: as many <think> as </think>, and at least one; a single <answer> and
-    a single </answer>, in this order, with a closed \\boxed as the last one between them; and for every call's opening
-    tag its closing tag, <result> and </result> in this order. Anything may stand between, within and after them.
+    These rules count tags anywhere, also in results: equal numbers of <think> and </think>, at least one; a single
+    <answer>, then a single </answer>, and the last \\boxed between them closed; and after every call's opening tag its
+    closing tag, <result> and </result>, in this order. Any text may stand between, within and after them.
 
     >>> published_answer(r"<think>Easy.</think><answer>\\boxed{4}</answer> Done.")
     '\\\\boxed{4}'
@@ -113,7 +113,7 @@ def published_answer(text: str, tool_tags: Iterable[str] = TOOL_TAGS) -> str | N
 
 
 def _has_results(text: str, tag: str) -> bool:
-    """Whether each call is closed and followed by a result; the next call is looked for behind the result."""
+    """Return whether each call is closed and followed by a result; the search for the next call starts behind it."""
     result_end = 0
     while (start := text.find(f"<{tag}>", result_end)) >= 0:
         closed, result = text.find(f"</{tag}>", start), text.find("<result>", start)
@@ -124,7 +124,7 @@ def _has_results(text: str, tag: str) -> bool:
 
 
 def check_tags(tool_tags: Iterable[str]) -> tuple[str, ...]:
-    """Return the tags of tools, which may be a single one.
+    """Return the tags of tools as a tuple; `tool_tags` may be a single tag.
 
     Raises:
         ValueError: a tag is no name, or is a tag of the protocol itself.
@@ -137,7 +137,7 @@ def check_tags(tool_tags: Iterable[str]) -> tuple[str, ...]:
 
 
 def _find_blocks(text: str, tool_tags: tuple[str, ...], blocks: list[_Block]) -> None:
-    """Fill `blocks` in order, until tags are not paired or nest, which raises `_Problem`."""
+    """Append the text's blocks to `blocks` in order; raise `_Problem` at the first tag that is unpaired or nested."""
     names = "|".join(("think", "result", "answer", *tool_tags))
     opening: re.Match | None = None
     for tag in re.finditer(f"<(?P<slash>/?)(?P<name>{names})>", text):
@@ -155,7 +155,7 @@ def _find_blocks(text: str, tool_tags: tuple[str, ...], blocks: list[_Block]) ->
 
 
 def _check_order(text: str, tool_tags: tuple[str, ...], blocks: list[_Block], calls: list[str]) -> None:
-    """Fill `calls`, until the order or the number of blocks is wrong, which raises `_Problem`."""
+    """Append the tags of calls with results to `calls`; raise `_Problem` if the order or number of blocks is wrong."""
     call: _Block | None = None  # the call whose result comes next
     answer: _Block | None = None
     for block in blocks:

@@ -1,4 +1,4 @@
-"""Scores a number walk exactly: a written line for each step, from a start to a target in a given number of steps.
+"""Scores number walks exactly: a walk goes from a start to a target in a fixed number of steps, with a line for each.
 
     start 3, target 22, steps 4, operations +5 *2 -3        3*2=6
                                                             6*2=12
@@ -28,7 +28,7 @@ class BrokenRule(ValueError):
 
 
 def apply(operation: str, value: int, limit: int) -> int | None:
-    """The value after an operation such as `+5`; None for a fraction, a number below 0 or a number above `limit`.
+    """Return the value after an operation such as `+5`; None for a fraction, or a number below 0 or above `limit`.
 
     >>> apply("+5", 3, 99), apply("/2", 7, 99), apply("-5", 3, 99)
     (8, None, None)
@@ -47,10 +47,10 @@ def answer_of(response: str) -> str:
 
 
 def follow(answer: str, truth: Mapping) -> tuple[list[str], int]:
-    """The operations of a walk in order, and the number at which it ends.
+    """Return the operations of a walk in order, and the number at which it ends.
 
     Args:
-        answer: a line such as `3 + 5 = 8` for each step; spaces and empty lines do not count.
+        answer: text with a line such as `3 + 5 = 8` for each step; spaces and empty lines are ignored.
         truth: `start`, `steps`, `operations` and `limit`, see `compute_score`.
 
     Raises:
@@ -83,7 +83,7 @@ def walk_of(ground_truth) -> dict:
     """Return the walk that a ground truth describes; see `compute_score`.
 
     Raises:
-        ValueError: a part is missing or is not such as a walk can have.
+        ValueError: a part is missing or invalid.
     """
     truth = json_object(ground_truth, "start, target, steps, operations and limit")
     least = {"start": 0, "target": 0, "steps": 1, "limit": 0}
@@ -113,8 +113,8 @@ def compute_score(
         score: the score of a walk that also ends at the target.
 
     Returns:
-        `score`; `acc` and `format` (0 or 1); `pred`, the operations, which the answer votes for in majority votes and
-        by which distinct answers are counted: empty for an answer that breaks the rules.
+        `score`; `acc` and `format` (0 or 1); `pred`, the operations: the answer's vote in majority votes, and its
+        identity when distinct answers are counted. It is empty for an answer that breaks the rules.
 
     Raises:
         ValueError: the ground truth describes no walk: the data are wrong, not the response.

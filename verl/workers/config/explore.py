@@ -1,5 +1,6 @@
-"""What the parts of a run add to verl's typed actor and rollout configs; the recipes' YAML names these classes as
-`_target_`."""
+"""Typed configs that add the keys of a run's parts to verl's configs of actor, rollout and algorithm.
+
+The recipes' YAML names these classes as `_target_`."""
 
 import warnings
 from collections.abc import Iterator
@@ -19,7 +20,7 @@ ENVIRONMENTS = ("none", "tools")
 
 
 def _keys_of_parts(*kinds: str) -> Iterator[type]:
-    """Yield the dataclasses of keys that stand in the actor's or the rollout's section itself."""
+    """Yield the dataclasses whose keys stand directly in the actor's or the rollout's section."""
     for kind in kinds:
         for each in parts(kind).values():
             if each.keys is not None and getattr(each, "section", ROLLOUT) == ROLLOUT and not each.alias:
@@ -27,7 +28,7 @@ def _keys_of_parts(*kinds: str) -> Iterator[type]:
 
 
 def _as_fields(name: str, *kinds: str) -> type:
-    """Return a plain dataclass with the keys of all these parts, from which upstream's frozen configs can inherit."""
+    """Return a plain dataclass with the keys of all parts of these kinds; upstream's frozen configs can inherit it."""
     keys: dict[str, tuple] = {}
     for cls in _keys_of_parts(*kinds):
         defaults = cls()
@@ -36,7 +37,7 @@ def _as_fields(name: str, *kinds: str) -> type:
 
 
 def _checked_keys(section: Any, name: str, *kinds: str) -> Iterator[Any]:
-    """Yield the settings of each part in a section, read by the part's own dataclass."""
+    """Yield the settings of each part in a section after the part's own dataclass has read and checked them."""
     for cls in dict.fromkeys(_keys_of_parts(*kinds)):
         yield read_keys(cls, {key.name: getattr(section, key.name) for key in fields(cls)}, name)
 
@@ -47,7 +48,7 @@ RolloutKeys = _as_fields("RolloutKeys", "tree", "sampler")
 
 @dataclass
 class ExploreActorConfig(LossKeys, PrefixTreeActorConfig):  # type: ignore[valid-type, misc]
-    """Upstream's FSDP actor config, its switch `use_prefix_tree`, and the keys of all registered losses."""
+    """Upstream's FSDP actor config with the switch `use_prefix_tree` and the keys of all registered losses."""
 
     def __post_init__(self):
         super().__post_init__()
@@ -66,14 +67,14 @@ class ExploreActorConfig(LossKeys, PrefixTreeActorConfig):  # type: ignore[valid
 
 
 def _credit_sections() -> type:
-    """Return a plain dataclass with a section for each credit that has keys."""
+    """Return a plain dataclass with one field, a section, for each registered credit that has keys."""
     sections = [(name, Any, field(default=None)) for name, credit in parts("credit").items() if credit.keys is not None]
     return make_dataclass("CreditSections", sections)
 
 
 @dataclass
 class ExploreAlgoConfig(_credit_sections(), AlgoConfig):  # type: ignore[misc]
-    """Upstream's algorithm config, and a section with the keys of each registered credit that has some."""
+    """Upstream's algorithm config with a section for each registered credit that has keys."""
 
     def __post_init__(self):
         for credit in parts("credit").values():
@@ -81,17 +82,17 @@ class ExploreAlgoConfig(_credit_sections(), AlgoConfig):  # type: ignore[misc]
 
 
 class Parts(NamedTuple):
-    """What grows a prompt's trajectories: the tree policy, None for independent responses; and the environment."""
+    """The tree policy that grows a prompt's trajectories (None for independent responses), and the environment."""
 
     tree: str | None
     environment: str
 
 
 def parts_of(rollout) -> Parts:
-    """Of `actor_rollout_ref.rollout`, in whichever names it is said.
+    """Return the tree and the environment of `actor_rollout_ref.rollout`, by our keys or by the authors' values.
 
     Raises:
-        ValueError: `name` and `tree`, or `mode` and `environment`, say different things.
+        ValueError: `name` and `tree`, or `mode` and `environment`, contradict each other.
     """
     tree, by_name = rollout.get("tree", None), tree_of_rollout_name().get(rollout.name)
     if by_name and tree not in (None, by_name):
@@ -108,18 +109,18 @@ def parts_of(rollout) -> Parts:
 
 @dataclass
 class ExploreRolloutConfig(RolloutKeys, RolloutConfig):  # type: ignore[valid-type, misc]
-    """Upstream's rollout config, and ours under actor_rollout_ref.rollout; ARPO's keys (`ARPOConfig`) and the samplers'
-    are among them.
+    """Upstream's rollout config with our keys under actor_rollout_ref.rollout, including those of ARPO (`ARPOConfig`)
+    and of the samplers.
 
     Args:
-        tree: the registered tree that grows a prompt's trajectories; None: by `name` and `mode` in the authors' words,
-            else independent responses, or upstream's agent loops.
-        environment: `none` or `tools`; None: by `mode`, else none.
+        tree: name of the registered tree that grows a prompt's trajectories. None: the authors' values of `name` and
+            `mode` choose it; other values mean independent responses, or upstream's agent loops.
+        environment: `none` or `tools`. None: `mode` chooses it; the default is `none`.
         kt: LATR's keys (`KTConfig`).
-        tools: the environment's (`ToolsConfig`).
-        answer_closing: text that closes a thought and opens an answer, before a reference answer is scored; None:
-            ` The answer is `, with tools `</think><answer>\\boxed{`.
-        group_timeout: seconds from a prompt's submission after which its group fails; None: no limit.
+        tools: keys of the environment `tools` (`ToolsConfig`).
+        answer_closing: text that closes a thought and opens an answer, before a reference answer is scored. None for
+            ` The answer is `, or with tools `</think><answer>\\boxed{`.
+        group_timeout: seconds from a prompt's submission after which its group fails; None for no limit.
     """
 
     _mutable_fields = RolloutConfig._mutable_fields | {"kt", "tools"}
@@ -171,5 +172,5 @@ class ExploreRolloutConfig(RolloutKeys, RolloutConfig):  # type: ignore[valid-ty
 
 
 def _section(name: str, cls: type, values):
-    """Return the typed section of these values, which may be typed already."""
+    """Return `values` as an instance of `cls`; `values` may be one already."""
     return values if isinstance(values, cls) else read_keys(cls, dict(values), f"{ROLLOUT}.{name}")

@@ -11,33 +11,33 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 
 ROLLOUT, ACTOR = "actor_rollout_ref.rollout", "actor_rollout_ref.actor"
-# of every dataclass of keys: @dataclass(frozen=True, config=STRICT)
+# every dataclass of keys uses this config: @dataclass(frozen=True, config=STRICT)
 STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 T = TypeVar("T")
 
 
 def read_keys(cls: type[T], values: Mapping | DictConfig | None, section: str) -> T:
-    """Return the typed settings of a config section; keys that are not there have the dataclass's defaults.
+    """Return the typed settings of a config section; missing keys get the dataclass's defaults.
 
     Args:
-        cls: a pydantic dataclass with `config=STRICT`. A ValueError of its own `__post_init__` names the key.
-        values: what the config holds under `section`; None is an empty section.
-        section: the section's key from the config's root.
+        cls: a pydantic dataclass with `config=STRICT`. A ValueError from its `__post_init__` must name the key.
+        values: content of the config section; None for an empty section.
+        section: full path of the section from the config's root.
 
     Raises:
-        ValueError: an unknown key, a wrong type, or a value out of range; names the key.
+        ValueError: a key is unknown, has a wrong type, or a value out of range; the message names the key.
     """
     if isinstance(values, DictConfig):
         values = OmegaConf.to_container(values, resolve=True)
     try:
-        # of JSON, a strict dataclass takes a mapping, and nothing else is converted
+        # From JSON a strict dataclass accepts a mapping for a nested section; it converts nothing else.
         return TypeAdapter(cls).validate_json(json.dumps(values or {}))
     except ValidationError as error:
         raise ValueError("; ".join(_in_words(each, cls, section) for each in error.errors())) from None
 
 
 def _in_words(error: ErrorDetails, cls: type, section: str) -> str:
-    """Return the message for one of pydantic's errors."""
+    """Return our error message for one of pydantic's errors."""
     name = ".".join((section, *map(str, error["loc"])))
     if error["type"] == "value_error":
         message = str(error["ctx"]["error"])
@@ -54,7 +54,7 @@ def _in_words(error: ErrorDetails, cls: type, section: str) -> str:
 
 
 def no_such_key(section: str, key: str, keys: Sequence[str]) -> str:
-    """Return the message for a key that is not one of a section's keys, with the nearest of them."""
+    """Return the error message for a key that a section does not have; it suggests the most similar key."""
     nearest = "".join(f"; did you mean {section}.{name}?" for name in get_close_matches(key, keys, n=1))
     return f"{section} has no key {key}; known: {', '.join(keys)}{nearest}"
 
@@ -63,12 +63,12 @@ def check_trajectories(config: DictConfig, name: str, formula: str, trajectories
     """Check that `rollout.n` is the number of trajectories that a policy grows for a prompt.
 
     Args:
-        name: choice of the tree.
-        formula: the number in the names of the policy's keys.
-        trajectories: the number.
+        name: name of the tree.
+        formula: formula of the number, in terms of the policy's keys, for the message.
+        trajectories: number of trajectories that the policy grows.
 
     Raises:
-        ValueError: `rollout.n` is another number.
+        ValueError: `rollout.n` differs from `trajectories`.
     """
     if (n := config.actor_rollout_ref.rollout.n) != trajectories:
         raise ValueError(
@@ -82,11 +82,11 @@ def check_log_probs(rollout: Any, key: str, top_k: int) -> None:
 
     Args:
         rollout: the section `actor_rollout_ref.rollout`.
-        key: the config key that asks for them.
-        top_k: number of most likely tokens per position.
+        key: config key that sets `top_k`, for the message.
+        top_k: number of most likely tokens per position that the policy reads.
 
     Raises:
-        ValueError: the rollout server reports fewer, or reports logits.
+        ValueError: the rollout server reports fewer tokens, or reports logits.
     """
     if (mode := rollout.get("logprobs_mode", "processed_logprobs")) not in ("processed_logprobs", "raw_logprobs"):
         raise ValueError(

@@ -1,13 +1,13 @@
-"""The switch `use_prefix_tree` of actor and reference policy, and what cannot be trained on a prefix tree."""
+"""The switch `use_prefix_tree` of actor and reference policy, and checks of the keys that do not go with it."""
 
 from dataclasses import dataclass
 
 from verl.utils.parts import parts
 from verl.workers.config import FSDPActorConfig
 
-# upstream's strategy -> the name under which upstream's registry has the engine that trains on the tree
+# upstream's strategy -> name in upstream's registry of the engine that trains on prefix trees
 STRATEGIES = {"fsdp": "fsdp_prefix_tree", "fsdp2": "fsdp2_prefix_tree"}
-# keys that must have these values, in the actor's section or in its fsdp_config
+# values that these keys must have in the actor's section or in its fsdp_config
 REQUIRED = {
     "ulysses_sequence_parallel_size": 1,
     "pad_to_length": False,
@@ -18,19 +18,19 @@ REQUIRED = {
 }
 
 
-# the entry of a mini-batch that says that rows whose advantages are all 0 need not be computed
+# entry of a mini-batch; if true, rows whose advantages are all 0 are not computed
 SKIP_ZERO_ADVANTAGES = "skip_zero_advantages"
-# metrics: the share of the tokens whose rows were computed; of these tokens, the share that went through the model
+# metrics: share of tokens whose rows were computed; share of these tokens that went through the model
 TRAINED_TOKEN_SHARE = "perf/trained_token_share"
 UNIQUE_TOKEN_SHARE = "perf/unique_token_share"
 
 
 @dataclass
 class PrefixTreeActorConfig(FSDPActorConfig):
-    """Upstream's FSDP actor config, which is the reference policy's too, and a switch.
+    """Upstream's FSDP config of the actor and of the reference policy, with the switch `use_prefix_tree`.
 
     Args:
-        use_prefix_tree: tokens that rows of a micro-batch share as prefixes go through the model once.
+        use_prefix_tree: whether a prefix that several rows of a micro-batch share goes through the model only once.
     """
 
     use_prefix_tree: bool = False
@@ -43,24 +43,24 @@ class PrefixTreeActorConfig(FSDPActorConfig):
 
 
 def check_section(section) -> None:
-    """Check the actor's or the reference policy's section, typed or not.
+    """Check that the keys of the actor's or the reference policy's section, typed or not, allow `use_prefix_tree`.
 
     Raises:
-        ValueError: a key does not go with the switch.
+        ValueError: a key has a value with which the switch does not work.
     """
     if section.strategy not in STRATEGIES:
         raise ValueError(f"use_prefix_tree=true with strategy={section.strategy}: expected {' or '.join(STRATEGIES)}")
     for prefix, part in (("", section), ("fsdp_config.", section.fsdp_config)):
         for key, value in REQUIRED.items():
             if part.get(key, value) != value:
-                name, wanted = prefix + key, str(value).lower()
-                raise ValueError(f"use_prefix_tree=true with {name}={part.get(key)}: set {name}={wanted}")
+                name, required = prefix + key, str(value).lower()
+                raise ValueError(f"use_prefix_tree=true with {name}={part.get(key)}: set {name}={required}")
 
 
 def skips_zero_advantages(actor) -> bool:
-    """Whether a row without advantages adds nothing to the actor's loss, gradient or metrics of entropy, so that an
-    engine for prefix trees leaves it out. `actor` is the actor's section, typed or not."""
-    # upstream then divides by the width of each micro-batch, to which rows without advantages add
+    """Return whether the prefix-tree engine may leave out rows whose advantages are all 0, because they add nothing to
+    the actor's loss, gradient or entropy metrics. `actor` is the actor's section, typed or not."""
+    # With this aggregation upstream divides by the width of each micro-batch, which rows without advantages may widen.
     loss = parts("loss").get(actor.policy_loss.loss_mode)
     by_width = actor.loss_agg_mode == "seq-mean-token-sum-norm" and actor.loss_scale_factor is None
     return (

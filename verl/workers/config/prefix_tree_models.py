@@ -1,4 +1,4 @@
-"""Which models of `transformers` are computed on a prefix tree."""
+"""Checks that a model of `transformers` can be computed on a prefix tree."""
 
 from collections.abc import Mapping
 
@@ -6,10 +6,10 @@ MODEL_TYPES = ("qwen2", "qwen3", "llama")
 
 
 def check_model_config(model: Mapping) -> None:
-    """Check the keys of a model's config.json.
+    """Check the content of a model's config.json.
 
     Raises:
-        ValueError: models of this kind are not trained on a prefix tree.
+        ValueError: the prefix-tree engine does not support this kind of model.
     """
     if model.get("model_type") not in MODEL_TYPES:
         raise ValueError(

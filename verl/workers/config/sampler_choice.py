@@ -1,8 +1,8 @@
-"""Chooses how vLLM samples at HAPO's adaptive temperature: each of its model runners needs another way.
+"""Chooses how vLLM samples at HAPO's adaptive temperature, which differs between its two model runners.
 
-The V2 runner has it in its sampler (`vllm_patches/v2_adaptive_temperature.py`). The V1 runner needs a logits processor,
-which the engine's config must name; vLLM never takes the V2 runner for an engine that names one. A wrong choice here
-does no harm in silence: the server refuses the requests (`vllm_patches/tempered_requests.py`).
+The V2 runner does it in its sampler (`vllm_patches/v2_adaptive_temperature.py`). The V1 runner needs a logits
+processor, which the engine's config must name; vLLM never uses the V2 runner for an engine that names one. A wrong
+choice here cannot go unnoticed: the server refuses the requests (`vllm_patches/tempered_requests.py`).
 """
 
 import ast
@@ -18,20 +18,20 @@ from vllm_patches.tempered_requests import PROCESSOR
 
 PROCESSORS = f"{ROLLOUT}.engine_kwargs.vllm.logits_processors"
 SEEDS = f"{ROLLOUT}.custom.request_seeds"
-# vLLM 0.24's config/vllm.py assigns to this name; 0.30 takes the V2 runner for every architecture and has no such name
+# name in vLLM 0.24's config/vllm.py; 0.30 uses the V2 runner for every architecture and has no such name
 LISTED = "DEFAULT_V2_MODEL_RUNNER_ARCHITECTURES"
 
 
 def listed_architectures(vllm: Path) -> frozenset[str] | None:
-    """Return the architectures for which a vLLM takes its V2 runner, None if for all.
+    """Return the architectures for which a vLLM uses its V2 runner; None if it does so for all.
 
-    It is read from the source, because the driver imports no vLLM, which would take seconds.
+    They are read from vLLM's source, because importing vLLM would take the driver seconds.
 
     Args:
         vllm: folder of the package.
 
     Raises:
-        ValueError: the source assigns something else than a frozenset of names; vLLM has moved.
+        ValueError: the source assigns something other than a frozenset of names: vLLM has changed.
     """
     for node in ast.parse((vllm / "config/vllm.py").read_text()).body:
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == LISTED:
@@ -46,7 +46,7 @@ def installed_vllm() -> Path | None:
 
 
 def takes_v2_runner(architectures: Collection[str]) -> bool:
-    """Return whether the installed vLLM takes its V2 runner for a model on GPUs when no logits processor is named."""
+    """Return whether the installed vLLM uses its V2 runner for a model on GPUs if no logits processor is named."""
     if (forced := os.environ.get("VLLM_USE_V2_MODEL_RUNNER")) is not None:
         return forced != "0"
     if (vllm := installed_vllm()) is None:
@@ -58,7 +58,7 @@ def takes_v2_runner(architectures: Collection[str]) -> bool:
 def choose_sampler(config: DictConfig, model: dict | None) -> None:
     """Name the logits processor in the engine's config if the run samples at an adaptive temperature on the V1 runner.
 
-    `model` is the content of the model's config.json, None if it is not on this machine.
+    `model` is the content of the model's config.json; None if that is not on this machine.
     """
     if not config.actor_rollout_ref.rollout.get("adaptive_temperature"):
         return
@@ -71,11 +71,11 @@ def choose_sampler(config: DictConfig, model: dict | None) -> None:
 
 
 def choose_seeds(config: DictConfig, model: dict | None) -> None:
-    """Set `rollout.custom.request_seeds`, unless the user has: whether each request to vLLM carries a seed of its own.
+    """Set `rollout.custom.request_seeds` (whether each request to vLLM has its own seed) unless the user has set it.
 
-    Seeds make a run on CPUs reproducible. On GPUs they do not, as the logits of a request depend on its batch. There
-    vLLM's V1 runner launches a kernel for each seeded request at each step, up to 1,024, and its V2 runner none.
-    `choose_sampler` must have been called before.
+    Seeds make a run on CPUs reproducible. On GPUs they do not, because a request's logits depend on its batch. There
+    vLLM's V1 runner launches one kernel per seeded request and step, up to 1,024; its V2 runner launches none.
+    Call `choose_sampler` first.
     """
     if OmegaConf.select(config, SEEDS) is not None:
         return
@@ -86,7 +86,7 @@ def choose_seeds(config: DictConfig, model: dict | None) -> None:
 
 
 def describe_sampler(config: DictConfig) -> str:
-    """Say how vLLM samples training rollouts, by a config for which `choose_sampler` has been called."""
+    """Return a sentence on how vLLM samples training rollouts; `choose_sampler` must have completed the config."""
     rollout = config.actor_rollout_ref.rollout
     seeds = ", a seed for each request" if OmegaConf.select(config, SEEDS) else ", no seeds"
     if not rollout.get("adaptive_temperature"):

@@ -1,15 +1,15 @@
-"""Who waits for whom: the schedules, what their configs lack until a run starts, and what cannot go with them.
+"""The schedules of rollout and update, and the config keys that are set when a run starts.
 
 schedule=sync              rollout, then update, on the same GPUs
-schedule=colocate_async    prompts ahead; unfinished responses pause for the update
-schedule=separate_async    rollout on GPUs of its own, all the time
+schedule=colocate_async    the same GPUs; prompts are submitted ahead, unfinished responses pause for the update
+schedule=separate_async    the rollout runs all the time, on its own GPUs
 
-`trainer.v1.trainer_mode` says which: a trainer of ours, or of upstream's, for each.
+`trainer.v1.trainer_mode` chooses the schedule by naming one of our trainers or of upstream's.
 """
 
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-# trainer.v1.trainer_mode -> upstream's trainer that waits as it does; `watched_sync` is upstream's own synchronous
+# trainer.v1.trainer_mode -> upstream's trainer with the same schedule; `watched_sync` is upstream's own synchronous
 # trainer in a run that is watched
 SCHEDULE_OF_TRAINER = {
     "watched_sync": "sync",
@@ -18,20 +18,20 @@ SCHEDULE_OF_TRAINER = {
     "explore_separate_async": "separate_async",
 }
 ASYNCHRONOUS = ("colocate_async", "separate_async")
-SAVED_ROWS = "transfer_queue"  # in a checkpoint: upstream's folder of the prompts that were under way
+SAVED_ROWS = "transfer_queue"  # upstream's folder in a checkpoint for unfinished prompts
 SEPARATE = "trainer.v1.separate_async"
 ENGINE = "actor_rollout_ref.rollout.checkpoint_engine"
 CPU_BACKEND, CPU_MODULE = "cpu", "verl.checkpoint_engine.cpu_checkpoint_engine"
 
 
 def schedule_of(config: DictConfig) -> str:
-    """`sync`, `colocate_async` or `separate_async`, which are also the names of upstream's trainers; else the mode."""
+    """Return `sync`, `colocate_async` or `separate_async`, as upstream names its trainers; other modes unchanged."""
     mode = OmegaConf.select(config, "trainer.v1.trainer_mode", default="sync")
     return SCHEDULE_OF_TRAINER.get(mode, mode)
 
 
 def rollout_workers(config: DictConfig) -> int:
-    """How many GPUs the rollout has for itself."""
+    """Return the number of GPUs that only the rollout uses."""
     if schedule_of(config) != "separate_async":
         return 0
     rollout = config.actor_rollout_ref.rollout
@@ -39,9 +39,9 @@ def rollout_workers(config: DictConfig) -> int:
 
 
 def settle_schedule(config: DictConfig) -> None:
-    """Give the null keys of `schedule=separate_async` their values: updates a step, and what carries the weights.
+    """Set the null keys of `schedule=separate_async`: number of updates per step, and backend that sends the weights.
 
-    On CPU, Ray also gets a virtual GPU for each worker of the rollout, where it has fewer.
+    On CPU, raise Ray's number of virtual GPUs to one per worker if it is lower.
     """
     if schedule_of(config) != "separate_async":
         return

@@ -1,12 +1,12 @@
 """HAPO's adaptive temperature (arXiv 2509.16591, section 3.1) as a logits processor of vLLM's V1 sampler.
 
-A request asks for it in `SamplingParams.extra_args` (`vllm_patches/tempered_requests.py`). At each of its decode steps
-H is the entropy of the raw logits, h its normalised value under the request's statistics, and the token is sampled at
-T' = T (1 + temperature_tau h). Requests that do not ask, and greedy ones, are not touched.
+A request opts in through `SamplingParams.extra_args` (`vllm_patches/tempered_requests.py`). At each of its decode steps
+H is the entropy of the raw logits, h its normalized value under the request's statistics, and the token is sampled at
+T' = T (1 + temperature_tau h). All other requests, and greedy ones, are left unchanged.
 
-It replaces nothing of vLLM's. vLLM's newer model runner (V2) takes no logits processors and does the same in its
-sampler (`vllm_patches/v2_adaptive_temperature.py`), so a run's config names this one only where its engine has the V1
-runner (`verl/workers/config/sampler_choice.py`).
+This module patches nothing in vLLM. vLLM's newer model runner (V2) takes no logits processors and does the same in its
+sampler (`vllm_patches/v2_adaptive_temperature.py`), so a run's config names this processor only for an engine with the
+V1 runner (`verl/workers/config/sampler_choice.py`).
 """
 
 import torch
@@ -20,7 +20,7 @@ from vllm_patches.tempered_requests import SETTINGS, read_settings
 
 
 class AdaptiveTemperature(LogitsProcessor):
-    """Divides the logits of the requests that ask by T'/T; the sampler then divides all by T."""
+    """Logits processor that divides the logits of opted-in requests by T'/T; the sampler then divides all by T."""
 
     @classmethod
     def validate_params(cls, sampling_params: SamplingParams) -> None:
@@ -33,7 +33,7 @@ class AdaptiveTemperature(LogitsProcessor):
         self.settings = torch.empty(len(SETTINGS), 0, device=device)
 
     def is_argmax_invariant(self) -> bool:
-        """False: vLLM would call it after the temperature, and H is of the raw logits."""
+        """Return False; otherwise vLLM would apply the temperature first, but H is the entropy of the raw logits."""
         return False
 
     def update_state(self, batch_update: BatchUpdate | None) -> None:
@@ -44,7 +44,7 @@ class AdaptiveTemperature(LogitsProcessor):
             self.settings = self._to_device(columns, torch.float32)
 
     def _to_device(self, values: list, dtype: torch.dtype) -> torch.Tensor:
-        """Return a tensor that is on its way to the device: pinned memory lets the engine go on in the meantime."""
+        """Return a tensor on the device; pinned memory lets the engine continue during the copy."""
         return torch.tensor(values, dtype=dtype, pin_memory=self.is_pin_memory).to(self.device, non_blocking=True)
 
     def apply(self, logits: torch.Tensor) -> torch.Tensor:
@@ -53,6 +53,6 @@ class AdaptiveTemperature(LogitsProcessor):
         settings = dict(zip(SETTINGS, self.settings, strict=True))
         if len(self.requests) == len(logits):
             return logits.div_(compute_entropy_based_temperature(logits, **settings).unsqueeze(-1))
-        asking = logits[self.rows]
-        asking.div_(compute_entropy_based_temperature(asking, **settings).unsqueeze(-1))
-        return logits.index_copy_(0, self.rows, asking)
+        tempered = logits[self.rows]
+        tempered.div_(compute_entropy_based_temperature(tempered, **settings).unsqueeze(-1))
+        return logits.index_copy_(0, self.rows, tempered)

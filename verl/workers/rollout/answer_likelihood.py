@@ -1,8 +1,8 @@
-"""How likely the policy itself holds the reference answer after any beginning of a response.
+"""Computes the policy's own likelihood of the reference answer after any beginning of a response.
 
-A verifiable task has a reference answer, and the policy says how likely it is: it reads the beginning, a text that
-closes the thought and opens the answer, and then the reference. IGPO (arXiv 2510.14967) makes a reward of each turn of
-it. The model is never shown the reference: it is scored, not sampled.
+The policy scores three texts in a row: the beginning, a text that closes the thought and opens the answer, and the
+reference answer. IGPO (arXiv 2510.14967) rewards each turn by how much it raises this likelihood. The policy generates
+nothing after having read the reference answer; it only scores it.
 """
 
 import asyncio
@@ -19,21 +19,21 @@ from verl.utils.token_fields import TokenField
 from verl.workers.rollout.engines.interface import gather_or_cancel
 from verl.workers.rollout.trajectory_tree import TOOL, TrajectoryTree
 
-# token ids before a continuation, and its token ids -> log-probability of each in nats
+# (token ids before a continuation, token ids of the continuation) -> log-probability of each of the latter, in nats
 ScoreTokens = Callable[[Sequence[int], Sequence[int]], Awaitable[list[float]]]
 ANSWER_GAINS = TokenField("answer_gains", "algorithm.adv_estimator=igpo", unsent=math.nan, on_demand=True)
-# of `hato.local_reward`
+# a value of the config key `hato.local_reward`
 ANSWER_LIKELIHOOD = "answer_likelihood"
-# what closes a thought and opens an answer
+# default texts that close a thought and open an answer
 CLOSING = " The answer is "
 CLOSING_WITH_TOOLS = r"</think><answer>\boxed{"
 
 
 def reference_answers(row: Mapping) -> list[str]:
-    """Return the reference answers of a row in verl's format, at least one.
+    """Return the reference answers, at least one, of a data row in verl's format.
 
     Raises:
-        ValueError: `reward_model.ground_truth` is no answer, or a description of the task from which none follows.
+        ValueError: `reward_model.ground_truth` is no answer, or describes a task without naming an answer.
     """
     truth = (row.get("reward_model") or {}).get("ground_truth")
     if isinstance(truth, Mapping) or (isinstance(truth, str) and truth.lstrip().startswith("{")):
@@ -42,10 +42,10 @@ def reference_answers(row: Mapping) -> list[str]:
 
 
 def answer_tokens(tokenizer, closing: str, answer: str) -> tuple[list[int], list[int]]:
-    """Return the tokens of the closing text, and those of the answer after it.
+    """Return the token ids of the closing text, and those of the answer after it.
 
-    Both are tokenized together, as the model would have read them: where a token holds the end of one and the beginning
-    of the other, it belongs to the answer.
+    Both texts are tokenized together, as the model reads them. A token that spans the end of the closing text and the
+    beginning of the answer belongs to the answer.
     """
     alone = tokenizer.encode(closing, add_special_tokens=False)
     both = tokenizer.encode(closing + answer, add_special_tokens=False)
@@ -56,7 +56,7 @@ def answer_tokens(tokenizer, closing: str, answer: str) -> tuple[list[int], list
 
 
 def needs_answers(config) -> str:
-    """Return the key of a run's config that needs reference answers; empty if none does."""
+    """Return the `key=value` of a run's config that needs reference answers; empty if none does."""
     credit = credit_of(config.algorithm.adv_estimator)
     if credit and ANSWER_GAINS in credit.needs:
         return f"algorithm.adv_estimator={credit.name}"
@@ -65,8 +65,8 @@ def needs_answers(config) -> str:
 
 
 def closing_text(config) -> str:
-    """Return the text that closes a thought and opens an answer: `actor_rollout_ref.rollout.answer_closing`, or where
-    that is null the one for the run's environment."""
+    """Return the text that closes a thought and opens an answer: `actor_rollout_ref.rollout.answer_closing`, or if that
+    is null the default for the run's environment."""
     closing = config.actor_rollout_ref.rollout.get("answer_closing")
     if closing is not None:
         return closing
@@ -75,12 +75,12 @@ def closing_text(config) -> str:
 
 @dataclass(eq=False)
 class AnswerLikelihood:
-    """How likely a prompt's reference answer is after beginnings of responses; each beginning is scored once.
+    """The likelihood of a prompt's reference answer after beginnings of responses; each beginning is scored once.
 
     Args:
-        score: of an engine; its weights are those that sample.
-        prompt_ids: tokens of the prompt.
-        tokenizer: the model's.
+        score: function of the engine that samples the responses, so that the same weights score.
+        prompt_ids: token ids of the prompt.
+        tokenizer: tokenizer of the model.
         closing: text that closes the thought and opens the answer.
         answers: reference answers, at least one; the most likely one counts.
     """
@@ -90,39 +90,39 @@ class AnswerLikelihood:
     tokenizer: Any
     closing: str
     answers: Sequence[str]
-    _found: dict[tuple[int, ...], asyncio.Task] = field(default_factory=dict)
+    _scores: dict[tuple[int, ...], asyncio.Task] = field(default_factory=dict)
 
     async def log_prob(self, response: Sequence[int]) -> float:
-        """Return the mean log-probability in nats of the answer's tokens after a beginning of a response and the
+        """Return the mean log-probability, in nats per token, of the answer after a beginning of a response and the
         closing text."""
         beginning = tuple(response)
-        if beginning not in self._found:
-            self._found[beginning] = asyncio.ensure_future(self._best(beginning))
-        return await self._found[beginning]
+        if beginning not in self._scores:
+            self._scores[beginning] = asyncio.ensure_future(self._best(beginning))
+        return await self._scores[beginning]
 
     async def _best(self, beginning: tuple[int, ...]) -> float:
-        found = []
+        log_probs = []
         for answer in self.answers:
             closing_ids, answer_ids = answer_tokens(self.tokenizer, self.closing, answer)
-            found.append(fmean(await self.score([*self.prompt_ids, *beginning, *closing_ids], answer_ids)))
-        return max(found)
+            log_probs.append(fmean(await self.score([*self.prompt_ids, *beginning, *closing_ids], answer_ids)))
+        return max(log_probs)
 
 
 async def answer_gains(tree: TrajectoryTree, likelihood: AnswerLikelihood, log_prob: bool = False) -> list[list[float]]:
-    """Return for each of a tree's rows its `ANSWER_GAINS`: at the last token of each turn but the last one, by how much
-    the turn has changed the answer's likelihood; NaN elsewhere.
+    """Return the `ANSWER_GAINS` of each of a tree's rows: the last token of each turn except the final one holds the
+    change of the answer's likelihood during that turn; all other tokens hold NaN.
 
-    A turn ends with a tool's result, or with a step that the policy has marked (`SegmentInfo.ends_step`).
+    A turn ends with a tool's result, or with a segment that ends a step of the policy (`SegmentInfo.ends_step`).
 
     Args:
-        log_prob: gains of mean log-probabilities in nats instead of probabilities.
+        log_prob: whether gains are differences of mean log-probabilities in nats instead of probabilities.
     """
 
     async def value(beginning: Sequence[int]) -> float:
-        found = await likelihood.log_prob(beginning)
-        return found if log_prob else math.exp(found)
+        score = await likelihood.log_prob(beginning)
+        return score if log_prob else math.exp(score)
 
-    async def of_row(leaf: int) -> list[float]:
+    async def row_gains(leaf: int) -> list[float]:
         path = tree.path(leaf)
         tokens: list[int] = []
         ends: list[int] = []
@@ -137,4 +137,4 @@ async def answer_gains(tree: TrajectoryTree, likelihood: AnswerLikelihood, log_p
             gains[end - 1] = after - before
         return gains
 
-    return await gather_or_cancel(*(of_row(leaf) for leaf in tree.leaves))
+    return await gather_or_cancel(*(row_gains(leaf) for leaf in tree.leaves))

@@ -1,4 +1,4 @@
-"""What answers the model while it writes: nothing, or tools.
+"""Environments that answer the model during a response: none, or tools.
 
 environment.none     a response is one turn, which ends with an end token
 environment.tools    a turn ends with a closing tag, such as </search>; the tool's result follows as token ids
@@ -11,30 +11,30 @@ from verl.workers.rollout.tools.plain_text import one_line
 from verl.workers.rollout.tools.protocol import Protocol
 from verl.workers.rollout.tools.tool_box import ToolBox, ToolCall
 
-MALFORMED = "malformed"  # the error of a call that did not reach its tool
-FAULT_CHARACTERS = 300  # that are kept of what a tool said of its own fault
+MALFORMED = "malformed"  # error kind of a call that did not reach its tool
+FAULT_CHARACTERS = 300  # largest number of characters kept of a tool's report of its own fault
 
 
 class Environment:
-    """`environment=none`: nothing answers."""
+    """The environment of `environment=none`, which never answers."""
 
     call_limit = 0
 
     def stops(self, turn: Sequence[int]) -> list[str]:
-        """Texts that end a continuation of a turn of which these tokens have been written."""
+        """Return the texts that end a continuation of a turn, given the turn's tokens so far."""
         return []
 
     def first_call(self, turn: Sequence[int]) -> tuple[int, str] | None:
-        """Return the first call in a turn: the number of tokens up to and with it, and its tag."""
+        """Return the first call in a turn, (number of tokens up to the call's end, its tag); None if there is none."""
         return None
 
     async def answer(self, turn: Sequence[int], tag: str, max_tokens: int) -> tuple[list[int], dict]:
-        """Return the answer to a turn that ends with a call: at most `max_tokens` token ids, none where not even an
-        empty answer fits; and what is known of the call, in JSON's types."""
+        """Return the answer to a turn that ends with a call, at most `max_tokens` token ids and none if not even an
+        empty answer fits, and a description of the call in JSON's types."""
         raise NotImplementedError
 
     def metrics(self, calls: Sequence[dict]) -> dict[str, float]:
-        """Return metrics of a prompt's calls, each as `answer` described it; shared calls count once."""
+        """Return metrics of a prompt's calls, given their descriptions from `answer`; a shared call counts once."""
         return {}
 
 
@@ -42,7 +42,7 @@ NO_ENVIRONMENT = Environment()
 
 
 class Tools(Environment):
-    """`environment=tools`. More than `call_limit` calls end a trajectory; by default that of the tools' config."""
+    """The environment of `environment=tools`; a call beyond `call_limit` (None for the config's) ends a trajectory."""
 
     def __init__(self, tools: ToolBox, protocol: Protocol, call_limit: int | None = None):
         self.tools, self.protocol = tools, protocol
@@ -67,17 +67,17 @@ class Tools(Environment):
         return self.protocol.result_ids(call.text, min(self.max_result_tokens, max_tokens)), info
 
     def metrics(self, calls: Sequence[dict]) -> dict[str, float]:
-        """Return numbers of calls, failures, retries, cache hits, and mean seconds, in all and by tool."""
+        """Return the numbers of calls and failures, and by tool also faults, retries, cache hits, and mean seconds."""
         metrics: dict[str, float] = {"tool_calls": len(calls), "tool_failures": sum(not call["ok"] for call in calls)}
         for tool in sorted({call["tool"] for call in calls}):
-            of_tool = [call for call in calls if call["tool"] == tool]
+            own_calls = [call for call in calls if call["tool"] == tool]
             metrics |= {
-                f"tool_{tool}/calls": len(of_tool),
-                f"tool_{tool}/failures": sum(not call["ok"] for call in of_tool),
-                f"tool_{tool}/own_faults": sum("fault" in call for call in of_tool),
-                f"tool_{tool}/malformed": sum(call.get("error") == MALFORMED for call in of_tool),
-                f"tool_{tool}/retries": sum(call.get("retries", 0) for call in of_tool),
-                f"tool_{tool}/cache_hits": sum(call.get("cached", False) for call in of_tool),
-                f"tool_{tool}/seconds": fmean(call["seconds"] for call in of_tool),
+                f"tool_{tool}/calls": len(own_calls),
+                f"tool_{tool}/failures": sum(not call["ok"] for call in own_calls),
+                f"tool_{tool}/own_faults": sum("fault" in call for call in own_calls),
+                f"tool_{tool}/malformed": sum(call.get("error") == MALFORMED for call in own_calls),
+                f"tool_{tool}/retries": sum(call.get("retries", 0) for call in own_calls),
+                f"tool_{tool}/cache_hits": sum(call.get("cached", False) for call in own_calls),
+                f"tool_{tool}/seconds": fmean(call["seconds"] for call in own_calls),
             }
         return {name: float(value) for name, value in metrics.items()}

@@ -1,4 +1,4 @@
-"""Counts of the prompt groups that a run has finished, and the first cause of those that failed."""
+"""Counts of a run's finished and failed prompt groups, with the first error."""
 
 from dataclasses import dataclass
 
@@ -7,12 +7,12 @@ from verl.utils.fault_reports import cause_of
 
 @dataclass
 class GroupCounts:
-    """Prompt groups of one partition since a step began.
+    """Counts of one partition's prompt groups since a step began.
 
     Args:
-        finished: number of groups without an error.
-        failed: number of groups with one.
-        first_failure: the first error, as `kind: message`; empty if none failed.
+        finished: number of groups that ended without an error.
+        failed: number of groups that ended with an error.
+        first_failure: first error, as `kind: message`; empty if no group failed.
     """
 
     finished: int = 0
@@ -20,7 +20,7 @@ class GroupCounts:
     first_failure: str = ""
 
     def add(self, error: BaseException | str | None = None) -> None:
-        """Count a group that has failed with this error, or has finished without one."""
+        """Count one group: as failed if `error` is its error, as finished if `error` is None."""
         if error is None:
             self.finished += 1
             return

@@ -1,16 +1,16 @@
-"""One coroutine per prompt group: the trajectories of a prompt are made together.
+"""Runs one coroutine per prompt group, which makes all trajectories of a prompt together.
 
     trainer ── prompts ──> GroupAgentLoopManager ──> GroupAgentLoopWorker._run_prompt
                                                           │ one TreeRollout.run per prompt; in validation, and with
                                                           │ `rollout.tree=null`, without branches
                                                           └─> one call to score the group, one to write its rows
 
-A group that raises, or takes longer than `rollout.group_timeout` seconds, is that group's failure (upstream's status
-`failure`); the others go on. The worker counts the groups and keeps the first failure's cause (`group_counts`).
+A group that raises, or takes longer than `rollout.group_timeout` seconds, fails alone (upstream's status `failure`);
+the other groups continue. The worker counts the groups and keeps the first failure's cause (`group_counts`).
 
-Where no tree is configured, and in validation without tools, a prompt with another agent loop than upstream's
-single-turn one, in its row or by config, is run by upstream's way, trajectory by trajectory; so are all prompts where
-`plain_suffices` is false.
+Without a tree, and in validation without tools, upstream's code runs some prompts, trajectory by trajectory: prompts
+whose row or config names another agent loop than upstream's single-turn one, and all prompts if `plain_suffices` is
+false.
 """
 
 import asyncio
@@ -41,27 +41,27 @@ from verl.workers.rollout.tree_rollout import TrajectoryOutput, TreeRollout
 
 logger = logging.getLogger(__name__)
 
-# a reward worker scores so many trajectories of a group one after another: more are shared with other workers
+# number of a group's trajectories that one reward worker scores; further ones go to other workers
 SCORED_TOGETHER = 16
-# the longest wait for a group that was cancelled, and for the counts of a worker
+# longest wait for a cancelled group to end, and for the workers' counts
 GIVE_UP_SECONDS = 10
 COUNTS_SECONDS = 30
-# upstream's name of the agent loop for prompts without `agent_name`
+# upstream's name for the agent loop of prompts without `agent_name`
 SINGLE_TURN = "single_turn_agent"
 
-# upstream decorates its worker; this is the class before that
+# the undecorated class of upstream's worker, which is a Ray actor class
 _AgentLoopWorker = AgentLoopWorkerTQ.__ray_metadata__.modified_class.__ray_actor_class__
 
 
 class Statuses:
-    """Publishes statuses of prompts; those of one tick of the event loop go in one message."""
+    """Sends statuses of prompts to TransferQueue, all those of one tick of the event loop in one message."""
 
     def __init__(self):
         self.new: dict[str, dict[str, str]] = {}
         self.messages: dict[str, asyncio.Task] = {}
 
     async def put(self, uid: str, partition: str, status: str) -> None:
-        """Returns when the queue has it."""
+        """Set the status of a prompt, and return when the queue has it."""
         if partition not in self.new:
             self.new[partition] = {}
             self.messages[partition] = asyncio.create_task(self._send(partition))
@@ -81,19 +81,19 @@ class GroupAgentLoopWorker(_AgentLoopWorker):
         seeds = OmegaConf.select(self.config, SEEDS, default=True)
         self.engine = LLMClientEngine(self.llm_client, self.tokenizer.decode, seeds)
         self.statuses, self.stopping = Statuses(), False
-        self.counts: defaultdict[str, GroupCounts] = defaultdict(GroupCounts)  # by partition, `train` and `val`
-        self.session_errors: dict[str, Exception] = {}  # by prompt
+        self.counts: defaultdict[str, GroupCounts] = defaultdict(GroupCounts)  # partition (`train` or `val`) -> counts
+        self.session_errors: dict[str, Exception] = {}  # uid of a prompt -> first error
         self.lost_statuses = False
         self.has_tree = parts_of(self.config.actor_rollout_ref.rollout).tree is not None
         self.plain_suffices = plain_suffices(self.config, self.processor)
         self.tree_rollout = self._tree_rollout() if self.has_tree or self.plain_suffices else None
 
     async def group_counts(self, partition: str, take: bool) -> GroupCounts:
-        """Return the counts of a partition's groups; with `take` they begin anew."""
+        """Return the counts of a partition's groups; `take` resets them."""
         return self.counts.pop(partition, GroupCounts()) if take else self.counts[partition]
 
     async def stop(self) -> None:
-        """Give up the groups that are under way: the run has ended."""
+        """Cancel all unfinished groups, because the run has ended."""
         self.stopping = True
         tasks = list(self.background_tasks)
         for task in tasks:
@@ -117,9 +117,8 @@ class GroupAgentLoopWorker(_AgentLoopWorker):
         return tree_rollout
 
     async def _run_prompt(self, prompt: dict, sampling_params: dict, trajectory: dict, trace: bool = False) -> None:
-        """Run a prompt to its terminal status. Nobody awaits this task: without the status the run would wait for ever.
-
-        Therefore an exception here, such as TransferQueue's when it takes no status, ends the run.
+        """Run a prompt and publish its final status. Nobody awaits this task, so the run would wait forever for a
+        missing status. Therefore an exception here, such as one of TransferQueue's, ends the run.
         """
         uid, partition = prompt["uid"], "val" if trajectory["validate"] else "train"
         guard_tasks(asyncio.get_running_loop())
@@ -137,13 +136,13 @@ class GroupAgentLoopWorker(_AgentLoopWorker):
             await self.statuses.put(uid, partition, status)
         except Exception as error:
             logger.exception(f"the status of prompt {uid} is lost")
-            if self.lost_statuses:  # one report is enough to end the run
+            if self.lost_statuses:  # one report ends the run
                 return
             self.lost_statuses = True
             report_fault(f"a rollout worker could not say what became of prompt {uid}: {cause_of(error)}")
 
     async def _group_status(self, task: PromptTask, sampling_params: dict, validate: bool) -> str:
-        """Run a group; return `finished`, or `failure` where it raised or took too long."""
+        """Run a group; return `finished`, or `failure` if it raised or took too long."""
         uid, partition = task.row["uid"], "val" if validate else "train"
         seconds = self.config.actor_rollout_ref.rollout.get("group_timeout")
         group = asyncio.ensure_future(guarded(self._run_group(task, dict(sampling_params), validate), "the rollout"))
@@ -170,7 +169,7 @@ class GroupAgentLoopWorker(_AgentLoopWorker):
         return "finished"
 
     async def _run_agent_loop(self, *args, **kwargs):
-        """Run a session by upstream's way, and keep the first error of its prompt."""
+        """Run one trajectory with upstream's code, and keep the first error of its prompt."""
         try:
             return await guarded(super()._run_agent_loop(*args, **kwargs), "the agent loop")
         except Exception as error:
@@ -183,9 +182,9 @@ class GroupAgentLoopWorker(_AgentLoopWorker):
         return self.plain_suffices and str(prompt["agent_name"]) == SINGLE_TURN
 
     async def _drop_rows(self, uid: str, partition: str) -> None:
-        """Remove the sessions of a failed group that were written before it failed: half a group is none."""
-        known = (await tq.async_kv_list(partition_id=partition) or {}).get(partition, {})
-        rows = [key for key in known if key.startswith(f"{uid}_")]
+        """Remove rows that a failed group has already written, so that no incomplete group is trained on."""
+        written = (await tq.async_kv_list(partition_id=partition) or {}).get(partition, {})
+        rows = [key for key in written if key.startswith(f"{uid}_")]
         if rows:
             await tq.async_kv_clear(keys=rows, partition_id=partition)
 
@@ -212,14 +211,14 @@ class GroupAgentLoopWorker(_AgentLoopWorker):
             await self._put_group(outputs, prompt, validate)
 
     async def _put_group(self, outputs: list[TrajectoryOutput], prompt: dict, validate: bool) -> None:
-        """Score all trajectories, then write them: one message for each of the two."""
+        """Score all trajectories together, then write their rows in one message."""
         if self.reward_loop_worker_handles is not None:
             await self._score_group(outputs, prompt)
         keys, fields, tags = queue_rows(outputs, prompt)
         await tq.async_kv_batch_put(keys=keys, fields=fields, tags=tags, partition_id="val" if validate else "train")
 
     async def _score_group(self, outputs: list[TrajectoryOutput], prompt: dict) -> None:
-        """Score the rows that have an answer, which are the first ones; the others have a reward."""
+        """Score the trajectories that have an answer, which come first; the others already have a reward."""
         outputs = [output for output in outputs if output.reward_score is None]
         started = time.perf_counter()
         calls = []
@@ -233,12 +232,12 @@ class GroupAgentLoopWorker(_AgentLoopWorker):
             output.metrics.compute_score = time.perf_counter() - started
 
     async def _put_sessions(self, outputs: list[TrajectoryOutput], prompt: dict, validate: bool) -> None:
-        """Write the rows by upstream's way for single trajectories, which knows teachers and images."""
+        """Write the rows with upstream's code for single trajectories, which handles teachers and images."""
         puts = [
             asyncio.create_task(self._agent_loop_postprocess(output, validate, session_id=session, **prompt))
             for session, output in enumerate(outputs)
         ]
-        # all settle before the status is known: no session may be written after its group was given up
+        # Await all of them before the group's status is set: no row may be written after its group has failed.
         results = await asyncio.gather(*puts, return_exceptions=True)
         for error in results:
             if isinstance(error, BaseException):
@@ -246,7 +245,7 @@ class GroupAgentLoopWorker(_AgentLoopWorker):
 
 
 def with_settings(sampling_params: dict, settings: Mapping | None, partition: str) -> dict:
-    """Return a training prompt's sampling parameters with the settings that the sampler in vLLM reads."""
+    """Return the sampling parameters, for training prompts with `settings` added to vLLM's `extra_args`."""
     if settings is None or partition == "val":
         return sampling_params
     extra_args = {**(sampling_params.get("extra_args") or {}), **settings}
@@ -254,8 +253,8 @@ def with_settings(sampling_params: dict, settings: Mapping | None, partition: st
 
 
 def plain_suffices(config, processor) -> bool:
-    """Whether n independent samples of text are all that upstream's single-turn agent loop would give with this config:
-    no images, no other class under its name, and nothing that only upstream's client asks of the server or tells."""
+    """Return whether n independent text samples equal the results of upstream's single-turn agent loop: the run has no
+    images, no other class under that loop's name, and no config keys that only upstream's client implements."""
     rollout = config.actor_rollout_ref.rollout
     only_upstreams = ("full_determinism", "ignore_eos", "enable_rollout_routing_replay", "trace.backend")
     mtp = OmegaConf.select(config, "actor_rollout_ref.model.mtp.enable")
@@ -270,7 +269,7 @@ def plain_suffices(config, processor) -> bool:
 
 
 class GroupAgentLoopManager(AgentLoopManagerTQ):
-    """actor_rollout_ref.rollout.agent.agent_loop_manager_class of every recipe."""
+    """The `actor_rollout_ref.rollout.agent.agent_loop_manager_class` of every recipe."""
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
@@ -278,14 +277,14 @@ class GroupAgentLoopManager(AgentLoopManagerTQ):
         self._turn = 0
 
     def generate_sequences(self, prompts) -> None:
-        """Upstream's, but for the worker that begins: where prompts come one by one, each worker has its turn."""
+        """Send prompts like upstream, but start with the worker after the last one used, to spread single prompts."""
         workers = self.agent_loop_workers[self._turn :] + self.agent_loop_workers[: self._turn]
         chunks = prompts.chunk(len(workers))
         self._turn = (self._turn + len(chunks)) % len(workers)
         ray.get([worker.generate_sequences.remote(chunk) for worker, chunk in zip(workers, chunks, strict=False)])
 
     def group_counts(self, partition: str, take: bool) -> GroupCounts:
-        """Return the counts of all workers' groups; with `take` they begin anew."""
+        """Return the sum of all workers' group counts; `take` resets them."""
         calls = [worker.group_counts.remote(partition, take) for worker in self.agent_loop_workers]
         counts = ray.get(calls, timeout=COUNTS_SECONDS)
         return sum(counts, GroupCounts())

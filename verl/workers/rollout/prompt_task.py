@@ -1,21 +1,21 @@
-"""What a rollout knows of one prompt: the row of the data set, and what the trainer says about it."""
+"""The input of a rollout for one prompt: the row of the data set and the trainer's settings."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-# columns of a batch of prompts with PromptSettings: one for the whole batch, and one for each prompt
+# columns of a prompt batch that hold PromptSettings: those of the whole batch, and those of each prompt
 STEP_SETTINGS, PROMPT_SETTINGS = "step_settings", "prompt_settings"
 
 
 @dataclass(frozen=True)
 class PromptSettings:
-    """What the trainer sends with a prompt.
+    """Settings that the trainer sends with a prompt.
 
     Args:
-        occurrence: how often this step has submitted the same problem before, so that it gets other seeds.
-        sampler: what the requests carry to vLLM as `extra_args`; None for ordinary sampling.
-        tree: what the tree's policy reads, by names of its own.
+        occurrence: number of times this step has already submitted the same problem; each time gets other seeds.
+        sampler: `extra_args` of the prompt's requests to vLLM; None for ordinary sampling.
+        tree: settings that the tree policy reads, under names that it chooses.
     """
 
     occurrence: int = 0
@@ -23,7 +23,7 @@ class PromptSettings:
     tree: Mapping[str, Any] = field(default_factory=dict)
 
     def merged(self, other: "PromptSettings") -> "PromptSettings":
-        """Return both; where they differ, the other one's."""
+        """Return the union of both settings; where both are set, `other` wins."""
         return PromptSettings(
             other.occurrence or self.occurrence, other.sampler or self.sampler, {**self.tree, **other.tree}
         )
@@ -34,9 +34,10 @@ class PromptTask:
     """A prompt whose trajectories are to be grown.
 
     Args:
-        row: the row of the data set (`raw_prompt`, `index`, `extra_info`, …) with upstream's `uid`; its columns go with
-            every row of the batch.
-        step: the training step.
+        row: row of the data set (`raw_prompt`, `index`, `extra_info`, …) with upstream's `uid`; its columns are copied
+            to every row of the batch.
+        step: number of the training step.
+        settings: settings that the trainer has sent.
     """
 
     row: Mapping[str, Any]
@@ -45,7 +46,7 @@ class PromptTask:
 
     @classmethod
     def of_row(cls, row: Mapping[str, Any]) -> "PromptTask":
-        """Return the task of a row as upstream hands it to a worker, with the settings' columns or without."""
+        """Return the task of a row that upstream passes to a worker; the columns with settings may be missing."""
         columns = {name: value for name, value in row.items() if name not in (STEP_SETTINGS, PROMPT_SETTINGS)}
         settings = PromptSettings()
         for name in (STEP_SETTINGS, PROMPT_SETTINGS):

@@ -1,7 +1,7 @@
-"""A prompt's finished trajectories as what verl's reward loop and TransferQueue take, a whole group at once.
+"""Converts a prompt's finished trajectories to batches for verl's reward loop and TransferQueue, a group at a time.
 
-Upstream (verl 0.9.1) makes both for one trajectory at a time: a call of a reward worker and four messages to the queue
-each. What rewards and rows hold is the same.
+Upstream (verl 0.9.1) handles each trajectory alone, with one call of a reward worker and four messages to the queue.
+The contents of rewards and rows are the same here.
 """
 
 from collections.abc import Sequence
@@ -19,12 +19,12 @@ from verl import DataProto
 
 
 def reward_batch(outputs: Sequence[AgentLoopOutput], prompt: dict[str, Any], first_session: int = 0) -> DataProto:
-    """Return what `RewardLoopWorker.compute_score_batch` scores: a row for each trajectory, padded on the right.
+    """Return the batch for `RewardLoopWorker.compute_score_batch`: one row per trajectory, padded on the right.
 
     Args:
-        outputs: outputs of one prompt.
-        prompt: the row of the data set, with `uid`.
-        first_session: number of the first output among the group's.
+        outputs: trajectories of one prompt.
+        prompt: row of the data set, with `uid`.
+        first_session: index of the first output within its group.
     """
     n, prompts = len(outputs), torch.tensor(outputs[0].prompt_ids).expand(len(outputs), -1)
     responses = [torch.tensor(output.response_ids, dtype=torch.int64) for output in outputs]
@@ -53,15 +53,15 @@ def reward_batch(outputs: Sequence[AgentLoopOutput], prompt: dict[str, Any], fir
 def queue_rows(
     outputs: Sequence[AgentLoopOutput], prompt: dict[str, Any]
 ) -> tuple[list[str], TensorDict, list[dict[str, Any]]]:
-    """Return keys, columns and tags of a group's rows of text in TransferQueue; arguments as of `reward_batch`."""
+    """Return keys, columns and tags of a group's text-only rows for TransferQueue; see `reward_batch` for arguments."""
     rows, tags = [], []
-    # an object for each cell of a column of objects would take most of the time
-    of_prompt = {
+    # Non-tensor values are wrapped once here, because wrapping them in every row would take most of the time.
+    prompt_columns = {
         name: value if isinstance(value, torch.Tensor) else NonTensorData(value)
         for name, value in (prompt | {"multi_modal_inputs": {}}).items()
     }
     for session, output in enumerate(outputs):
-        row = output.as_dict() | of_prompt | {"session_id": session}
+        row = output.as_dict() | prompt_columns | {"session_id": session}
         row.pop("multi_modal_data", None)
         row["loss_mask"] = row["response_mask"]
         row["input_ids"] = torch.cat([row["prompts"], row["responses"]])

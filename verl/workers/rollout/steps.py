@@ -1,4 +1,4 @@
-"""Splits trajectories into steps, at whose ends a tree policy may fork."""
+"""Splits trajectories into steps; a tree policy may fork where a step ends."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
@@ -13,15 +13,15 @@ def split_steps(
     delimiter: str | None = None,
     max_step_tokens: int | None = None,
 ) -> list[list[Segment]]:
-    """Return a trajectory's segments by steps; a segment that lies in several steps is cut.
+    """Split a trajectory into steps, and return the segments of each; a segment that spans several steps is cut.
 
-    A step ends with a tool's result, or earlier, with the token that completes the delimiter or that is the step's last
-    one. No step ends between a call and its result.
+    A step ends with a tool's result, or earlier with the token that completes the delimiter or reaches
+    `max_step_tokens`. No step ends between a call and its result.
 
     Args:
-        segments: the trajectory, from its first token on.
-        text_of: the text of a token.
-        delimiter: text that ends a step, perhaps across tokens; None for no such text.
+        segments: segments of the trajectory, from its first token on.
+        text_of: function that decodes one token.
+        delimiter: text that ends a step and may span tokens; None for no such text.
         max_step_tokens: largest number of the model's tokens in a step; None for no limit.
     """
     steps: list[list[Segment]] = [[]]
@@ -46,12 +46,12 @@ def split_steps(
 
 
 def add_steps(tree: TrajectoryTree, at: int | None, steps: Iterable[Sequence[Segment]]) -> list[int]:
-    """Add steps one after another below a segment, as segments of their own, and return where each step ends.
+    """Add steps one below the other after a segment, and return the index of the segment that ends each step.
 
     Args:
-        tree: the tree.
+        tree: tree to which the segments are added.
         at: index of the segment that the first step follows; None for the prompt.
-        steps: segments of each step; their parents are not set.
+        steps: segments of each step, whose parents are set here.
     """
     ends = []
     for step in steps:
@@ -62,5 +62,5 @@ def add_steps(tree: TrajectoryTree, at: int | None, steps: Iterable[Sequence[Seg
 
 
 def path_to(tree: TrajectoryTree, at: int | None) -> Path:
-    """Return the path from the prompt to a segment's end; None is the prompt."""
+    """Return the path from the prompt to the end of segment `at`; None for the prompt itself."""
     return Path.of(tree.segments[i] for i in tree.path(at))

@@ -1,4 +1,4 @@
-"""The trajectories of one prompt that share prefixes, as a tree of segments.
+"""A tree of segments that holds the trajectories of one prompt and stores shared prefixes once.
 
 A segment is a run of tokens by one author (the model, or a tool); a trajectory is the path from the root to a leaf. A
 fork inside a segment splits it, so that shared tokens are stored once:
@@ -18,28 +18,28 @@ from typing import Any
 from verl.utils.token_fields import TokenField
 
 MODEL, TOOL = "model", "tool"
-# where a group rollout leaves the tree, as JSON, and its metrics: extra_fields of the first session
+# keys in the first session's extra_fields for the tree, as JSON, and for its metrics
 TREE, TREE_METRICS = "trajectory_tree", "tree_metrics"
-# there too: what each tool said of its own faults, by the tool's name
+# key in the same place for {tool's name: the tool's report of its own fault}
 TOOL_FAULTS = "tool_faults"
-# number of each token's segment; equal numbers in a prompt's rows are the same shared token
+# index of each token's segment; equal indices in several rows of a prompt mark shared tokens
 SEGMENT_IDS = TokenField("segment_ids", "this algorithm.adv_estimator", unsent=-1)
-# 1 where a search gave up; a trajectory that ends there has no answer, and reward 0
+# 1 for segments at which a search gave up; a trajectory that ends there has no answer, and reward 0
 DROPPED_STEPS = TokenField("dropped", "the trainer", unsent=0)
 
 
 @dataclass
 class SegmentInfo:
-    """What is known of a segment beside its tokens.
+    """Information on a segment beside its tokens.
 
     Args:
-        call: what the environment says of the call that the segment answers (`Environment.answer`); None for the
+        call: the environment's description of the call that the segment answers (`Environment.answer`); None for the
             model's tokens.
-        fields: numbers that all tokens of the segment have, by the names of `TokenField`s.
+        fields: name of a `TokenField` -> its number, which applies to all tokens of the segment.
         entropies: entropy in nats of each token, while the tree grows.
-        for_trainer: what the trainer learns from; it is not shown.
-        notes: what only the viewer shows, in JSON's types.
-        ends_step: whether a step that the policy has grown ends with the segment.
+        for_trainer: data for the trainer, hidden from the viewer.
+        notes: data in JSON's types for the viewer only.
+        ends_step: whether a step of the policy ends with the segment.
     """
 
     call: dict[str, Any] | None = None
@@ -50,11 +50,11 @@ class SegmentInfo:
     ends_step: bool = False
 
     def copy(self) -> "SegmentInfo":
-        """Return a copy that changes on its own."""
+        """Return a copy whose `fields`, `for_trainer` and `notes` can change independently."""
         return replace(self, fields=dict(self.fields), for_trainer=dict(self.for_trainer), notes=dict(self.notes))
 
     def shown(self) -> dict[str, Any]:
-        """Return what the viewer shows, in JSON's types."""
+        """Return the data that the viewer shows, in JSON's types."""
         return {**(self.call or {}), **self.fields, **self.notes}
 
 
@@ -63,11 +63,11 @@ class Segment:
     """Consecutive tokens of one author.
 
     Args:
-        parent: index of the segment before it; None for one that follows the prompt.
-        token_ids: the tokens.
+        parent: index of the segment before it; None if it follows the prompt.
+        token_ids: token ids of the segment.
         log_probs: log-probability of each token when it was chosen; None for a tool's tokens.
         author: `model` or `tool`; a tool's tokens are not trained on (mask 0).
-        info: what is known of it.
+        info: further information on the segment.
     """
 
     parent: int | None
@@ -85,9 +85,10 @@ class Segment:
 
 @dataclass
 class TrajectoryTree:
-    """`leaves` are the segments that end the n trajectories, in branch order; a leaf may be named more than once.
+    """A prompt's segments and trajectories; `leaves` lists the segments that end the n trajectories, in branch order.
 
-    Segments that no leaf reaches are what was generated and dropped; they stay for the viewer and the metrics.
+    A leaf may be listed more than once. Segments on no path to a leaf were generated and dropped; the viewer and the
+    metrics still use them.
     """
 
     prompt_ids: list[int]
@@ -114,13 +115,13 @@ class TrajectoryTree:
         return len(self.segments) - 1
 
     def add_chain(self, parent: int | None, segments: Iterable[Segment]) -> int:
-        """Append one or more segments, one below the other, as nodes of their own; return the index of the last one."""
+        """Append one or more segments, one below the other, without sharing tokens; return the last one's index."""
         for segment in segments:
             parent = last = self.add(replace(segment, parent=parent))
         return last
 
     def path(self, leaf: int | None) -> list[int]:
-        """Indices of the segments from the prompt to `leaf`; None is the prompt."""
+        """Return the indices of the segments from the prompt to `leaf`; none if `leaf` is None, the prompt."""
         path, at = [], leaf
         while at is not None:
             path.append(at)
@@ -128,22 +129,22 @@ class TrajectoryTree:
         return path[::-1]
 
     def is_dropped(self, leaf: int) -> bool:
-        """Whether the trajectory that ends there was given up: it has no answer."""
-        return bool(self.segments[leaf].info.shown().get(DROPPED_STEPS.name))  # also of a tree read from JSON
+        """Return whether a search gave up the trajectory that ends at `leaf`, so that it has no answer."""
+        return bool(self.segments[leaf].info.shown().get(DROPPED_STEPS.name))  # `shown` also works after `from_json`
 
     def trajectories(self) -> list[list[int]]:
-        """Response token ids of every trajectory in branch order, end-of-sequence included, no padding."""
+        """Return the response token ids of each trajectory in branch order, with end-of-sequence, without padding."""
         return [[t for i in self.path(leaf) for t in self.segments[i].token_ids] for leaf in self.leaves]
 
     def response_masks(self) -> list[list[int]]:
-        """1 for the model's tokens, 0 for a tool's; as `trajectories`."""
+        """Return 1 for each token of the model and 0 for each token of a tool, in the layout of `trajectories`."""
         return [
             [int(self.segments[i].author == MODEL) for i in self.path(leaf) for _ in self.segments[i].token_ids]
             for leaf in self.leaves
         ]
 
     def log_probs(self) -> list[list[float]]:
-        """Log-probabilities as `trajectories`; 0 for a tool's tokens."""
+        """Return each token's log-probability, 0 for a tool's tokens, in the layout of `trajectories`."""
         own = [
             [0.0] * len(segment.token_ids) if segment.author == TOOL or segment.log_probs is None else segment.log_probs
             for segment in self.segments
@@ -151,13 +152,13 @@ class TrajectoryTree:
         return [[log_prob for i in self.path(leaf) for log_prob in own[i]] for leaf in self.leaves]
 
     def insert(self, parent: int | None, segments: Iterable[Segment]) -> int:
-        """Append segments one after another below `parent`, and share the tokens that are already there.
+        """Append segments one after another below `parent`, reusing tokens that are already there.
 
-        A segment that leaves an older one in its middle splits that one. Shared tokens keep the log-probabilities and
-        the `info` that they have.
+        If a segment diverges in the middle of an existing one, the existing one is split. Shared tokens keep their
+        log-probabilities and `info`.
 
         Returns:
-            index of the segment in which the last token lies; without any token below the prompt an empty segment's.
+            index of the segment that holds the last token, or of an empty segment if nothing follows the prompt.
         """
         at = parent
         for segment in segments:
@@ -174,7 +175,7 @@ class TrajectoryTree:
         return self.add(Segment(None, [], [])) if at is None else at
 
     def _split(self, index: int, offset: int) -> int:
-        """Cut the first `offset` tokens off a segment, which keeps its index and its `info`; returns their index."""
+        """Move a segment's first tokens to a new parent and return its index; the rest keeps index and `info`."""
         rest = self.segments[index]
         log_probs = rest.log_probs if rest.log_probs is None else rest.log_probs[:offset]
         head = Segment(rest.parent, rest.token_ids[:offset], log_probs, rest.author)
@@ -186,8 +187,8 @@ class TrajectoryTree:
         return rest.parent
 
     def renumbered(self) -> "TrajectoryTree":
-        """Return the tree with segments numbered depth first in the order of the trajectories. Among siblings those
-        that no trajectory reaches are the last ones, in the order of their tokens."""
+        """Return the tree with segments numbered depth first in the order of the trajectories. Siblings that no
+        trajectory reaches come last, in the order of their tokens."""
         first: dict[int, int] = {}
         for position, leaf in enumerate(self.leaves):
             for i in self.path(leaf):
@@ -211,16 +212,16 @@ class TrajectoryTree:
         return tree
 
     def segment_ids(self) -> list[list[int]]:
-        """For each token of each trajectory its segment's index; as `trajectories`. Equal: the same shared token."""
+        """Return the index of each token's segment in the layout of `trajectories`; equal indices are shared tokens."""
         return [[i for i in self.path(leaf) for _ in self.segments[i].token_ids] for leaf in self.leaves]
 
     def shared_tokens(self) -> float:
-        """Share of the trajectories' tokens that are stored, and were generated, with another trajectory's."""
+        """Return 1 - stored tokens / sum of the trajectories' lengths: the share saved by storing prefixes once."""
         stored = sum(len(segment.token_ids) for segment in self.segments)
         return 1 - stored / sum(map(len, self.trajectories()))
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the tree in JSON's types, with what the viewer shows of each segment."""
+        """Return the tree in JSON's types; the `info` of each segment is what the viewer shows."""
         segments = [{**vars(segment), "info": segment.info.shown()} for segment in self.segments]
         return dict(prompt_ids=self.prompt_ids, segments=segments, leaves=self.leaves, metrics=self.metrics)
 
@@ -242,8 +243,8 @@ def tree_of_rows(
     """Return the tree of token sequences that share prefixes by chance, such as independent samples.
 
     Args:
-        rows: responses, all tokens by the model; each is a trajectory, in order.
-        log_probs: log-probability of each token; where rows share a token the first row's is kept.
+        rows: token ids of each response, all by the model; the rows become the trajectories, in order.
+        log_probs: log-probability of each token; for a token that rows share, the first row's value is kept.
     """
     tree = TrajectoryTree(list(prompt_ids))
     for i, row in enumerate(rows):
@@ -253,7 +254,7 @@ def tree_of_rows(
 
 
 def first_tokens(segments: Iterable[Segment], n: int) -> list[Segment]:
-    """Return the segments of the first n tokens of a trajectory, the last of which may be cut."""
+    """Return the segments that hold a trajectory's first n tokens; the last of them may be cut."""
     first = []
     for segment in segments:
         if n < 1:
@@ -265,11 +266,11 @@ def first_tokens(segments: Iterable[Segment], n: int) -> list[Segment]:
 
 
 def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
-    """Return the number of tokens that two sequences have in common from the first on."""
+    """Return the length of the longest common prefix of two sequences."""
     return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
 
 
 def writes_trees(config, step: int) -> bool:
-    """Return whether trees of this training step are kept (`trainer.tree_freq`)."""
+    """Return whether the trees of this training step are written down (every `trainer.tree_freq` steps)."""
     freq = config.trainer.get("tree_freq", -1)
     return freq > 0 and step % freq == 0

@@ -1,12 +1,12 @@
 """Grows the trajectories of one prompt: one coroutine for any tree policy on any engine in any environment.
 
     policy ── generate(path, …) ──> TreeBuilder ── GenerationRequest ──> engine     tokens, cut where they call a tool
-    policy ── settle(path) ───────> TreeBuilder ── answer ────────────> environment  its answer, or why it has ended
+    policy ── settle(path) ───────> TreeBuilder ── answer ────────────> environment  its answer, or why the path ended
     policy ── add, insert ────────> TrajectoryTree                                   segments, leaves, metrics
 
 A policy is logic on a tree. It may wait for a set of its requests, as LATR does for its steps and HATO for its rounds,
-or react to single ones, as ARPO does. Seeds are the policy's: they follow from the prompt's seed and from what is asked
-for, never from which request was faster. So the same seeds give the same tree.
+or react to single ones, as ARPO does. The policy derives each request's seed from the prompt's seed and the request
+itself, never from the order in which requests end. So the same seeds give the same tree.
 
     >>> from verl.workers.rollout.tree_builder import grow
     >>> from verl.workers.rollout.trees.plain import Policy
@@ -33,7 +33,7 @@ from verl.workers.rollout.trajectory_tree import TOOL, Segment, SegmentInfo, Tra
 
 @dataclass(frozen=True)
 class Sampling:
-    """Ordinary sampling of a prompt's tokens."""
+    """Parameters of ordinary sampling."""
 
     temperature: float = 1.0
     top_p: float = 1.0
@@ -42,12 +42,12 @@ class Sampling:
 
 @dataclass(frozen=True)
 class Path:
-    """Where a trajectory stands.
+    """A trajectory from its prompt up to some token.
 
     Args:
-        tokens: its response so far, the environment's results included.
-        turn: how many of them there were when the environment spoke last; the model's turn begins there.
-        calls: how often it has called the environment.
+        tokens: token ids of the response so far, including the environment's results.
+        turn: index in `tokens` at which the model's current turn begins, after the environment's last result.
+        calls: number of calls to the environment so far.
     """
 
     tokens: tuple[int, ...] = ()
@@ -56,14 +56,14 @@ class Path:
 
     @classmethod
     def of(cls, segments: Iterable[Segment]) -> "Path":
-        """The path of a trajectory's segments, from the first on."""
+        """Return the path along a trajectory's segments, from the first one on."""
         path = cls()
         for segment in segments:
             path = path.then(segment)
         return path
 
     def then(self, segment: Segment) -> "Path":
-        """The path with one segment more; a tool's begins a new turn."""
+        """Return the path extended by one segment; after a tool's segment a new turn begins."""
         tokens = (*self.tokens, *segment.token_ids)
         if segment.author == TOOL:
             return replace(self, tokens=tokens, turn=len(tokens), calls=self.calls + 1)
@@ -71,7 +71,7 @@ class Path:
 
 
 class Ended(str, Enum):
-    """Why a trajectory has ended: with an end token, for lack of tokens, or with a call beyond the limit."""
+    """Reasons why a trajectory has ended: an end token, no tokens left, or a call beyond the limit."""
 
     STOP = "stop"
     LENGTH = "length"
@@ -80,12 +80,12 @@ class Ended(str, Enum):
 
 @dataclass(frozen=True)
 class Continuation:
-    """What follows a path.
+    """The continuation of a path.
 
     Args:
         segments: segments of the model and of the environment, in order; their parents are not set.
-        path: the path behind them.
-        ended: why the trajectory has ended; None if the model may go on.
+        path: path after these segments.
+        ended: reason why the trajectory has ended; None if the model may go on.
     """
 
     segments: list[Segment]
@@ -94,21 +94,21 @@ class Continuation:
 
 
 def derived_seed(*names: Any) -> int:
-    """A seed of 31 bits that follows from these names alone."""
+    """Return a seed of 31 bits that depends only on these names."""
     return random.Random(" ".join(map(str, names))).getrandbits(31)
 
 
 class TreeBuilder:
-    """One prompt's tree while it grows, and what a policy may do with it.
+    """One prompt's tree while it grows, and the operations with which a policy grows it.
 
     Args:
-        max_tokens: largest number of tokens of a response, the environment's results included.
+        max_tokens: largest number of tokens of a response, including the environment's results.
         stop_token_ids: tokens that end a response.
-        sampling: sampling of ordinary tokens.
-        vocab_size: |V|, the unit of entropies.
+        sampling: parameters of ordinary sampling.
+        vocab_size: size |V| of the vocabulary; policies measure entropies in units of log |V|.
         seed: seed of the prompt.
-        request_id: name of all requests to the engine.
-        answer_likelihood: how likely the reference answer is after a beginning; None in runs that do not need it.
+        request_id: id of all requests to the engine.
+        answer_likelihood: likelihood of the reference answer after a beginning; None in runs that do not need it.
     """
 
     def __init__(
@@ -130,11 +130,11 @@ class TreeBuilder:
         self.max_tokens, self.stop_token_ids = max_tokens, sorted(set(stop_token_ids))
         self.vocab_size, self.seed, self.request_id = vocab_size, seed, request_id
         self.tree = TrajectoryTree(list(prompt_ids))
-        self.calls: list[dict[str, Any]] = []  # what the environment said of each call
+        self.calls: list[dict[str, Any]] = []  # the environment's description of each call
         self._call_in = lru_cache(maxsize=1024)(environment.first_call)
 
     def tokens_left(self, path: Path) -> int:
-        """Return how many tokens the response may still have after `path`."""
+        """Return the number of tokens that the response may still get after `path`."""
         return self.max_tokens - len(path.tokens)
 
     async def generate(
@@ -149,14 +149,15 @@ class TreeBuilder:
         n_top_logprobs: int = 0,
         n_entropy: int = 0,
     ) -> Generation:
-        """Return a continuation of `path`, up to the token that closes a call to the environment, if there is one.
+        """Return a continuation of `path`; a call to the environment ends it with the token that closes the call.
 
         Args:
-            max_tokens: largest number of tokens; None for as many as the response may still have.
-            stop: texts that end the continuation, beside the environment's.
-            greedy: take the most likely tokens instead of sampled ones.
-            temperature: another temperature than the prompt's.
-            n_top_logprobs, n_entropy: see `GenerationRequest`.
+            seed: seed of the sampling; None for a random one.
+            max_tokens: largest number of new tokens; None for `tokens_left`, which limits it in any case.
+            stop: texts that end the continuation, in addition to the environment's.
+            greedy: whether to take the most likely token at each position instead of sampling.
+            temperature: sampling temperature; None for the prompt's.
+            n_top_logprobs, n_entropy: numbers of most likely tokens as in `GenerationRequest`.
 
         Raises:
             RuntimeError: the engine returned no token.
@@ -184,9 +185,9 @@ class TreeBuilder:
         return generation
 
     async def settle(self, path: Path, notes: Mapping[str, Any] | None = None) -> Continuation:
-        """Return what follows the model's tokens at the end of `path`: the environment's answer to a call that they
-        close, or why the trajectory has ended. With neither, the model goes on in the same turn. The viewer shows the
-        notes with the answer."""
+        """Return what follows the model's tokens at the end of `path`: the environment's answer if they end with a
+        call, or the reason why the trajectory has ended. Otherwise the model continues its turn. The viewer
+        shows `notes` with the answer."""
         turn = path.tokens[path.turn :]
         if (call := self._call_in(turn)) is None:
             if turn and turn[-1] in self.stop_token_ids:
@@ -202,9 +203,9 @@ class TreeBuilder:
         return Continuation([answer], path.then(answer))
 
     async def advance(self, path: Path, **options: Any) -> Continuation:
-        """Generate after `path`, perhaps let the environment answer, and say whether the trajectory has ended.
+        """Generate after `path`, let the environment answer if the model calls it, and return both as a continuation.
 
-        The options are those of `generate`. With `n_entropy` the model's segment has entropies.
+        The options are those of `generate`. With `n_entropy` the model's segment holds entropies.
         """
         generation = await self.generate(path, **options)
         entropies = generation.entropies if options.get("n_entropy") else None
@@ -213,96 +214,96 @@ class TreeBuilder:
         return Continuation([segment, *then.segments], then.path, then.ended)
 
     def waits_for_reply(self, path: Path) -> bool:
-        """Return whether a path ends with a call to the environment."""
+        """Return whether the path ends with a call that the environment has not answered yet."""
         return self._call_in(path.tokens[path.turn :]) is not None
 
     def has_ended(self, path: Path) -> bool:
-        """Return whether the model can write no more: the response has an end token, or no tokens are left."""
+        """Return whether the response is complete: it ends with an end token, or no tokens are left."""
         ended = len(path.tokens) > path.turn and path.tokens[-1] in self.stop_token_ids
         return ended or self.tokens_left(path) < 1
 
     async def finish(
         self, path: Path, seed: int, temperature: float | None = None, n_entropy: int = 0
     ) -> list[Segment]:
-        """Return the segments of ordinary sampling from `path` to the end of the trajectory, turn by turn. They are
-        not yet in the tree.
+        """Sample from `path` to the end of the trajectory, turn by turn, and return the segments, which are not added
+        to the tree.
 
         Args:
             seed: seed of the first turn; the seeds of later turns are derived from it.
-            temperature: another temperature than the prompt's.
-            n_entropy: if not 0, the model's segments have an entropy for each token.
+            temperature: sampling temperature; None for the prompt's.
+            n_entropy: number as in `GenerationRequest`; if not 0, the model's segments hold an entropy per token.
         """
         segments: list[Segment] = []
-        of_request, then = seed, await self.settle(path)
+        request_seed, then = seed, await self.settle(path)
         while True:
             segments += then.segments
             if then.ended is not None:
                 return segments
             if then.path.calls > path.calls:
-                of_request = derived_seed(seed, then.path.calls)
+                request_seed = derived_seed(seed, then.path.calls)
             elif then.segments:
-                # a text that would have closed a tag begun before may end a request without closing it
-                of_request = derived_seed(of_request, "goes on")
+                # A request may end at text that looks like the rest of a closing tag but closes no call.
+                request_seed = derived_seed(request_seed, "goes on")
             path = then.path
-            then = await self.advance(path, seed=of_request, temperature=temperature, n_entropy=n_entropy)
+            then = await self.advance(path, seed=request_seed, temperature=temperature, n_entropy=n_entropy)
 
 
-# scores a response: (its tokens, fields that replace some of the prompt's extra_info) -> reward
+# (token ids of a response, fields that replace some of the prompt's extra_info) -> reward
 Score = Callable[[Sequence[int], dict], Awaitable[float]]
 
 
 class BranchPolicy(ABC):
-    """Which tokens of a prompt's tree are generated. One instance for all prompts of a worker, which keeps no state of
-    a prompt: `grow` has that.
+    """Base class of tree policies, which decide what tokens of a prompt's tree are generated.
 
-    `register_tree` (verl.utils.parts) makes it a choice of `tree`.
+    One instance serves all prompts of a worker; only `grow` holds the state of a prompt. `register_tree`
+    (verl.utils.parts) makes a policy a choice of `tree`.
     """
 
-    part: Tree  # its registration
+    part: Tree  # registration of the policy
 
-    # token fields that the rows have beside segment ids: those of `SegmentInfo.fields`
+    # token fields that the policy writes to `SegmentInfo.fields`; the rows get them in addition to segment ids
     fields: tuple[TokenField, ...] = ()
 
     @classmethod
     @abstractmethod
     def from_config(cls, config, tokenizer=None) -> "BranchPolicy":
-        """Return the policy of a run with this config, or raise a ValueError that names the policy's wrong key.
+        """Return the policy of a run with this config; raise a ValueError that names a wrong key of the policy.
 
-        The tokenizer is None where the config is only checked, before any process starts.
+        The tokenizer is None if the config is only checked, before any process starts.
         """
 
     def for_task(self, task: PromptTask, score: Score | None) -> "BranchPolicy":
-        """Return the policy for one prompt, which follows the trainer's settings.
+        """Return the policy for one prompt, with the trainer's settings for it.
 
-        `score` asks the reward loop; it is None where rewards are not computed during the rollout.
+        `score` calls the reward loop; it is None if rewards are not computed during the rollout.
         """
         return self
 
     @abstractmethod
     async def grow(self, builder: TreeBuilder, n: int) -> None:
-        """Fill `builder.tree`: segments, `leaves` (1 to n, in the order of the rows) and `metrics`."""
+        """Fill `builder.tree`: its segments, `leaves` (1 to n, in the order of the rows) and `metrics`."""
 
     def about_tree(self, tree: TrajectoryTree) -> dict[str, Any]:
-        """What the trainer must know of a finished tree beside its rows; goes into the first row's extra fields."""
+        """Return what the trainer needs of a finished tree beside its rows; it joins the first row's extra fields."""
         return {}
 
 
 def policy_class(name: str) -> type[BranchPolicy]:
-    """Return the policy of `actor_rollout_ref.rollout.tree=name`.
+    """Return the policy class for `actor_rollout_ref.rollout.tree=name`.
 
     Raises:
-        ValueError: nobody has registered a tree of this name.
+        ValueError: no tree of this name is registered.
     """
-    policies = {known: tree.policy for known, tree in parts("tree").items() if not tree.variant}
+    policies = {choice: tree.policy for choice, tree in parts("tree").items() if not tree.variant}
     if name not in policies:
         raise ValueError(f"actor_rollout_ref.rollout.tree={name}: expected one of {', '.join(policies)}")
     return policies[name]
 
 
 async def grow(engine: RolloutEngine, prompt_ids: Sequence[int], n: int, policy: BranchPolicy, **options):
-    """Return the tree of one prompt with 1 to n trajectories, numbered in their order.
+    """Grow and return the tree of one prompt with 1 to n trajectories; segments are numbered in trajectory order.
 
-    It is the same for the same seed and engine. `TreeBuilder` takes the options.
+    The same seed and engine give the same tree. The options are arguments of `TreeBuilder`.
     """
     if n < 1 or not len(prompt_ids):
         raise ValueError(f"n={n}, a prompt of {len(prompt_ids)} tokens: expected at least 1 each")

@@ -1,4 +1,4 @@
-"""A prompt's tree as rows of verl's batch: `grow` with what a run's config and verl's agent loop worker give it."""
+"""Grows a prompt's tree by a run's config inside verl's agent loop worker, and converts it to rows of verl's batch."""
 
 import random
 import time
@@ -46,7 +46,7 @@ from verl.workers.rollout.weight_versions import WeightVersions
 
 
 class TrajectoryOutput(AgentLoopOutput):
-    """Upstream's output with fields that have a number for every response token."""
+    """Upstream's output with token fields, which hold a number for every response token."""
 
     token_fields: dict[str, Any] = {}
 
@@ -56,13 +56,13 @@ class TrajectoryOutput(AgentLoopOutput):
 
 
 class TreeRollout:
-    """Makes all trajectories of one prompt. One instance per worker; `run` is called for many prompts at once.
+    """Makes all trajectories of a prompt. A worker has one instance, whose `run` serves many prompts concurrently.
 
-    `agent_loop`, upstream's for a single turn, makes token ids of a prompt; `config` is the whole one of the run.
+    `config` is the config of the whole run. `agent_loop`, upstream's single-turn one, tokenizes prompts.
     """
 
-    # upstream's `_compute_score(outputs, kwargs)`, which sets reward_score and reward_extra_info of the last output.
-    # None: rewards are not computed during the rollout
+    # upstream's `_compute_score(outputs, kwargs)`, which sets reward_score and reward_extra_info of the last output;
+    # None if rewards are not computed during the rollout
     compute_score: Callable | None = None
 
     def __init__(self, config, agent_loop: SingleTurnAgentLoop, engine: RolloutEngine, tokenizer):
@@ -74,26 +74,26 @@ class TreeRollout:
         self.environment = environment_of(config, tokenizer)
         self.needs_answers = needs_answers(config)
         credit = credit_of(config.algorithm.adv_estimator)
-        # keys of a credit that reads gains of the answer's likelihood
+        # keys of the run's credit if it reads gains of the answer's likelihood, else None
         self.gains = credit.read(config.algorithm) if credit and ANSWER_GAINS in credit.needs else None
-        # what a reward function would have said of a row without an answer: group filters compare it with the others'
+        # reward_extra_info of rows without an answer, whose metric group filters compare with that of the other rows
         filters = config.algorithm.get("filter_groups") or {}
         self.about_dropped = {filters["metric"]: 0.0} if filters.get("enable") and filters.get("metric") else {}
 
     @property
     def validates(self) -> bool:
-        """Whether validation needs the environment; otherwise upstream's single-turn agent loop could do it."""
+        """Return whether validation needs the environment; without it upstream's single-turn agent loop suffices."""
         return self.environment is not NO_ENVIRONMENT
 
     async def run(
         self, task: PromptTask, n: int, sampling_params: dict[str, Any], plain: bool = False
     ) -> list[TrajectoryOutput]:
-        """Return the trajectories of a prompt, 1 to n.
+        """Return 1 to n trajectories of a prompt.
 
-        Requests to the engine have the prompt's `uid` as their `request_id`, so that they go to one server.
+        The prompt's `uid` is the `request_id` of all requests to the engine, so that they go to one server.
 
         Args:
-            sampling_params: temperature, top_p, top_k, … of ordinary sampling.
+            sampling_params: parameters of ordinary sampling: temperature, top_p, top_k, ….
             plain: whether to make n independent trajectories at the plain temperature, as in validation.
         """
         started = time.perf_counter()
@@ -127,15 +127,15 @@ class TreeRollout:
         return outputs
 
     def seed_of(self, task: PromptTask) -> int:
-        """Return a seed that follows from the run's seed, the training step, the row (its `index`, if any, and its
-        text), and how often the step has had this row before."""
+        """Return a seed that depends only on the run's seed, the training step, the row (its text, and its `index` if
+        it has one), and the number of times that this step has already had the row."""
         seed = self.config.actor_rollout_ref.rollout.seed
         row = f"{task.row.get('index')} {list(task.row.get('raw_prompt', ()))}"
         again = task.settings.occurrence
         return random.Random(f"{seed} {task.step} {row}{f' {again}' if again else ''}").getrandbits(31)
 
     def response_tokens(self, prompt_tokens: int) -> int:
-        """Return the number of tokens that a response may have, as upstream's server counts them."""
+        """Return the largest number of tokens of a response, which upstream's server computes in the same way."""
         rollout = self.config.actor_rollout_ref.rollout
         context = rollout.get("max_model_len") or rollout.prompt_length + rollout.response_length
         tokens = min(rollout.response_length, context - prompt_tokens)
@@ -170,7 +170,7 @@ class TreeRollout:
         return score
 
     def _about_group(self, tree: TrajectoryTree, step: int) -> dict[str, Any]:
-        """Metrics, the tools' own faults, and the tree in the steps in which the trainer writes it down."""
+        """Return the tree's metrics, the tools' own faults, and the tree if `writes_trees` holds for this step."""
         about = {TREE_METRICS: tree.metrics}
         calls = [segment.info.call for segment in tree.segments if segment.info.call]
         if faults := {call["tool"]: call["fault"] for call in calls if "fault" in call}:
@@ -179,7 +179,7 @@ class TreeRollout:
 
 
 def environment_of(config, tokenizer) -> Environment:
-    """Return the environment of a run's config; its tools are loaded. Raises ValueError if one does not work."""
+    """Return the environment of a run's config with its tools loaded; raise ValueError if a tool does not work."""
     rollout = omega_conf_to_dataclass(config.actor_rollout_ref.rollout)
     if parts_of(rollout).environment == "none":
         return NO_ENVIRONMENT
@@ -191,14 +191,14 @@ def environment_of(config, tokenizer) -> Environment:
 def rows_of(
     tree: TrajectoryTree, policy: BranchPolicy, versions: WeightVersions | None = None, seconds: float = 0.0
 ) -> list[TrajectoryOutput]:
-    """Return a row of the batch for each of the tree's leaves, in order; one without an answer has reward 0 already.
+    """Return a row of the batch for each of the tree's leaves, in order; rows without an answer get reward 0 here.
 
-    `response_mask` says who wrote a token. Token fields: `segment_ids`, of which equal ones in a prompt's rows are the
-    same shared token, and the policy's own `fields`.
+    `response_mask` is 1 for the model's tokens and 0 for a tool's. The token fields are `segment_ids`, where equal
+    values in a prompt's rows mark shared tokens, and the policy's own `fields`.
 
     Args:
         versions: versions of the weights that made the tree, for upstream's staleness metrics.
-        seconds: time that the tree took.
+        seconds: time in seconds that growing the tree took.
     """
     columns = zip(
         tree.leaves, tree.trajectories(), tree.response_masks(), tree.log_probs(), tree.segment_ids(), strict=True
@@ -229,8 +229,8 @@ def rows_of(
 
 
 class GroupEngine(RolloutEngine):
-    """A group's engine: it counts the tokens it made, remembers their weights' versions, and adds the `extra_args` of
-    the group's `sampling_params`, if any, to every request."""
+    """An engine for one group: it counts generated tokens, records the versions of their weights, and adds the
+    `extra_args` of the group's `sampling_params`, if any, to every request."""
 
     def __init__(self, engine: RolloutEngine, sampling_params: dict[str, Any] | None = None):
         self.engine, self.versions, self.tokens = engine, WeightVersions(), 0

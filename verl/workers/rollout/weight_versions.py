@@ -1,7 +1,7 @@
-"""Which versions of the weights have made the tokens of a prompt's tree.
+"""Records which versions of the weights made the tokens of a prompt's tree.
 
 With an asynchronous schedule a tree grows while the policy learns: some requests end before an update, others after
-it, and one that is interrupted has parts of both.
+it, and an interrupted request has tokens from both versions.
 """
 
 from collections import defaultdict
@@ -15,12 +15,12 @@ OLDEST, NEWEST = "min_global_steps", "max_global_steps"  # upstream's names
 
 
 class Part(NamedTuple):
-    """The tokens of a request that one version of the weights has made.
+    """Consecutive tokens of one request that one version of the weights made.
 
     Args:
-        context: hash of the tokens before them.
-        tokens: the tokens.
-        version: the training step after which the weights were sent.
+        context: hash of the tokens before `tokens`.
+        tokens: token ids of this part.
+        version: training step after which these weights were sent to the engine.
     """
 
     context: int
@@ -29,7 +29,7 @@ class Part(NamedTuple):
 
 
 class WeightVersions:
-    """Of one prompt's requests.
+    """The versions of the weights that served one prompt's requests.
 
     >>> versions = WeightVersions()
     >>> versions.add([7], Generation([1, 2, 3], [], versions=[(2, 4), (1, 5)]))
@@ -38,11 +38,11 @@ class WeightVersions:
     """
 
     def __init__(self):
-        self.parts: dict[int, set[Part]] = defaultdict(set)  # by the number of tokens before
+        self.parts: dict[int, set[Part]] = defaultdict(set)  # number of tokens before a part -> parts
         self.seen: set[int] = set()
 
     def add(self, prompt_ids: Sequence[int], generation: Generation) -> None:
-        """Remember a request's tokens: `generation` continues `prompt_ids`."""
+        """Store the parts of a request's generation, which continues `prompt_ids`."""
         tokens, start = list(prompt_ids), 0
         for n_tokens, version in generation.versions:
             part = generation.token_ids[start : start + n_tokens]
@@ -52,22 +52,22 @@ class WeightVersions:
             start += n_tokens
 
     def of(self, tokens: Sequence[int], mask: Sequence[int] | None = None) -> dict[str, int]:
-        """Return the oldest and the newest version that made a token of this trajectory; empty for an engine without.
+        """Return the oldest and the newest version that made a token of this trajectory; empty if versions are unknown.
 
-        Of requests that continue the same tokens, those count that agree with it longest: all of them, where only their
-        beginning is in it, or where its next token was chosen among their candidates.
+        Several requests may continue the same tokens. Only those count that agree with the trajectory for the most
+        tokens, which may be none if the policy chose the next token among a request's candidates.
 
         Args:
-            tokens: the prompt's and the response's.
-            mask: 0 for each token of the response that the policy has not chosen, as a tool's; None: it chose all.
+            tokens: token ids of the prompt and the response.
+            mask: 0 for each response token that the policy did not choose, such as a tool's; None if it chose all.
         """
-        versions = self.seen if len(self.seen) < 2 else self._of_its_own(tokens, mask) or self.seen
+        versions = self.seen if len(self.seen) < 2 else self._trajectory_versions(tokens, mask) or self.seen
         return {OLDEST: min(versions), NEWEST: max(versions)} if versions else {}
 
-    def _of_its_own(self, tokens: Sequence[int], mask: Sequence[int] | None) -> set[int]:
+    def _trajectory_versions(self, tokens: Sequence[int], mask: Sequence[int] | None) -> set[int]:
         versions: set[int] = set()
         chosen = [1] * len(tokens) if mask is None else [0] * (len(tokens) - len(mask)) + list(mask)
-        explained = 0  # tokens before this one are known to be of a request, or of the prompt
+        explained = 0  # all tokens before this index are matched to a part or the prompt
         for start in sorted(start for start in self.parts if start < len(tokens)):
             context = hash(tuple(tokens[:start]))
             parts = [part for part in self.parts[start] if part.context == context]
@@ -79,5 +79,5 @@ class WeightVersions:
         return versions
 
     def metrics(self) -> dict[str, float]:
-        """With how many versions of the weights the tree has been grown."""
+        """Return the number of versions of the weights that have grown the tree, as a metric; empty if unknown."""
         return {"weight_versions": float(len(self.seen))} if self.seen else {}

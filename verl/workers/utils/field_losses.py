@@ -1,4 +1,4 @@
-"""The worker's loss function for losses that declare token fields: upstream's `ppo_loss` with these at hand."""
+"""The worker's loss function for losses that declare token fields, which they read during upstream's `ppo_loss`."""
 
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -10,7 +10,7 @@ from verl.utils.token_fields import FIELDS, REFERENCE_LOG_PROB, ContextValue
 
 
 def ppo_loss_with_fields(config, model_output, data: TensorDict, dp_group=None, *, fields: Sequence[str]):
-    """See upstream's `ppo_loss`; `data` also holds `fields`, each nested (B, T of each row)."""
+    """Return the result of upstream's `ppo_loss`; `data` also holds `fields`, each nested (B, T of each row)."""
     values: dict[str, ContextValue] = {name: FIELDS[name] for name in fields}
     if REFERENCE_LOG_PROB.name in data:
         values[REFERENCE_LOG_PROB.name] = REFERENCE_LOG_PROB

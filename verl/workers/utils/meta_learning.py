@@ -1,4 +1,4 @@
-"""Meta-learning over domains on the policy's own parameters: a start from which a few steps learn a domain.
+"""Meta-learning of initial policy parameters from which a few training steps learn a domain.
 
 An episode begins at theta, makes `n_inner_steps` training steps on ONE domain, and ends:
     reptile  theta + meta_lr (theta_inner - theta)                                        (Nichol et al., 2018)
@@ -11,8 +11,8 @@ An episode begins at theta, makes `n_inner_steps` training steps on ONE domain, 
     >>> theta.item()
     0.25
 
-Everything works on what this rank holds of a parameter, whether a plain tensor or a shard of a DTensor, one parameter
-at a time and without communication.
+Everything works on this rank's part of a parameter, a plain tensor or the shard of a DTensor, one parameter at a time
+and without communication.
 """
 
 import logging
@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 
 def shard(tensor: torch.Tensor) -> torch.Tensor:
-    """Return what this rank holds, sharing its memory and outside autograd."""
+    """Return this rank's part of a tensor, as a view that autograd does not track."""
     with torch.no_grad():
         return tensor.to_local() if isinstance(tensor, DTensor) else tensor.detach()
 
@@ -37,7 +37,7 @@ def _ranks_with_the_same(p: torch.Tensor) -> int:
 
 
 class MetaEpisode:
-    """One episode around an optimizer that somebody else steps; theta is kept from the beginning.
+    """One episode around an optimizer that its caller steps; it stores theta at the beginning.
 
         ... steps ...    reptile: the optimizer's own. maml: theta - inner_lr * gradient, without its state
         query()          maml only: from here on gradients are averaged at theta_inner, and nothing moves
@@ -45,11 +45,11 @@ class MetaEpisode:
         end()            reptile: interpolated. maml: theta is back and holds the mean gradient; step the optimizer now
 
     Args:
-        optimizer: any torch optimizer that skips parameters without gradient; as torch's all do. Its gradients may have
-            been clipped before it steps.
+        optimizer: any torch optimizer that skips parameters without gradient, as all of torch's do. The caller may clip
+            gradients before it steps.
         method: `reptile` or `maml`.
-        meta_lr: reptile's, above 0; 1 is plain training.
-        inner_lr: maml's step size of plain gradient descent, above 0. It does not compare with Adam's: with gradients
+        meta_lr: reptile's interpolation weight, above 0; 1 is plain training.
+        inner_lr: maml's step size of plain gradient descent, above 0. It is not comparable with Adam's: with gradients
             clipped to norm 1 a step moves the policy by at most inner_lr, one of Adam by about lr sqrt(parameters).
     """
 
@@ -60,19 +60,19 @@ class MetaEpisode:
         self.optimizer, self.method, self.meta_lr, self.inner_lr = optimizer, method, meta_lr, inner_lr
         self.start = [shard(p).to("cpu", copy=True) for p in self.parameters()]
         self.querying = False
-        self.gradients: dict[int, torch.Tensor] = {}  # parameter's number -> sum over query steps
+        self.gradients: dict[int, torch.Tensor] = {}  # index of a parameter -> sum of its gradients over query steps
         self.query_steps = 0
         self._hook = optimizer.register_step_pre_hook(self._instead_of_a_step) if method == "maml" else None
 
     def parameters(self) -> Iterator[torch.Tensor]:
-        """Those that train, in the optimizer's order."""
+        """Yield the trainable parameters, in the optimizer's order."""
         return (p for group in self.optimizer.param_groups for p in group["params"] if p.requires_grad)
 
     def query(self) -> None:
         self.querying = True
 
     def end(self) -> None:
-        """Where maml's query found no finite gradient, theta is back and there is none to step with."""
+        """End the episode as described above; without a finite gradient from maml's query, only restore theta."""
         pairs = zip(self.parameters(), self.start, strict=True)
         if self.method == "reptile":
             for p, saved in pairs:  # in float32, rounded once
@@ -88,7 +88,7 @@ class MetaEpisode:
             p.grad = _like(p, self.gradients[number] / self.query_steps) if number in self.gradients else None
 
     def distance_squared(self) -> float:
-        """|theta_inner - theta|^2 of this rank's shards: the sum over the ranks of a device mesh is the whole one's."""
+        """Return this rank's part of |theta_inner - theta|^2; the sum over a device mesh's ranks is the whole."""
         total = 0.0
         for p, saved in zip(self.parameters(), self.start, strict=True):
             own = shard(p)
@@ -97,12 +97,12 @@ class MetaEpisode:
         return total
 
     def state_dict(self) -> dict:
-        """Of this rank, for a checkpoint within an episode."""
+        """Return this rank's state, for a checkpoint within an episode."""
         return {name: getattr(self, name) for name in self.SETTINGS + self.STATE}
 
     @classmethod
     def resumed(cls, optimizer: torch.optim.Optimizer, state: dict) -> "MetaEpisode":
-        """Return the episode of a `state_dict`, around an optimizer of the same parameters."""
+        """Return the episode with this `state_dict`, around an optimizer of the same parameters."""
         episode = cls(optimizer, **{name: state[name] for name in cls.SETTINGS})
         for name in cls.STATE:
             setattr(episode, name, state[name])
@@ -110,7 +110,7 @@ class MetaEpisode:
 
     @torch.no_grad()
     def _instead_of_a_step(self, *_) -> None:
-        """Takes the gradients away, so that the optimizer finds nothing to do."""
+        """Do maml's own step, or add to its mean gradient; remove the gradients, so that the optimizer does nothing."""
         for number, p in enumerate(self.parameters()):
             if p.grad is None:
                 continue
@@ -125,7 +125,7 @@ class MetaEpisode:
 
 
 def _like(p: torch.Tensor, own: torch.Tensor) -> torch.Tensor:
-    """`own`, a rank's shard, as a tensor of the kind of `p`."""
+    """Return `own`, this rank's shard, with the device, dtype and DTensor layout of `p`."""
     own = own.to(p.device, p.dtype)
     if not isinstance(p, DTensor):
         return own
@@ -133,17 +133,17 @@ def _like(p: torch.Tensor, own: torch.Tensor) -> torch.Tensor:
 
 
 def episode_length(method: str, n_inner_steps: int) -> int:
-    """Training steps of an episode: the inner ones, with maml one more for the query."""
+    """Return the number of training steps in an episode: the inner ones, and one more for maml's query."""
     return n_inner_steps + (method == "maml")
 
 
 def episode_calls(step: int, method: str, n_inner_steps: int) -> tuple[list[str], list[str]]:
-    """Worker methods to call before and after the actor's update in training step `step`, 1 the first.
+    """Return the worker methods to call before and after the actor's update in training step `step`, from 1 on.
 
         >>> [episode_calls(step, "maml", n_inner_steps=2) for step in (1, 2, 3)]
         [(['meta_begin'], []), ([], []), (['meta_query'], ['meta_end'])]
 
-    Where a run stands follows from `step` alone.
+    The position within an episode depends on `step` alone.
     """
     length = episode_length(method, n_inner_steps)
     position = (step - 1) % length

@@ -1,12 +1,12 @@
 """BranPO's credit (arXiv 2602.03719; `algorithm.adv_estimator=branpo`).
 
-A base is what rows share that begin with the same segment; a row's tail are its own tokens. Against the mean of the
-prompt's outcomes, and over their standard deviation:
+Rows that begin with the same segment share these tokens as their base; a row's other tokens are its tail. The values
+below are compared with the mean of the prompt's outcomes and divided by their standard deviation:
 
     tokens of a base   the mean outcome of its tails, in one row only; the standard deviation is that of the bases
     tokens of a tail   the outcome of its row; at most 0 if another tail of its base has the same outcome in fewer steps
 
-Each base counts once in a prompt's mean, however many tails it has: failed ones have more of them. The published code's
+Each base counts once in a prompt's mean, however many tails it has: failed bases have more tails. The published code's
 mean over tails is therefore lower than the mean outcome of independent trajectories. A tail's steps are its segments by
 the model. Where rows share nothing this is GRPO.
 """
@@ -25,7 +25,7 @@ def weighted_advantages(
 
     Args:
         outcomes: (B,) float64.
-        groups: (B,) the group of each, 0 to G-1.
+        groups: (B,) number of each row's group, 0 to G-1.
         weights: (B,) float64; with weights of 1 the result is GRPO's.
         epsilon: added to the standard deviation.
         norm: whether to divide by the standard deviation.
@@ -38,7 +38,7 @@ def weighted_advantages(
 
 
 def is_longer(nodes: Nodes, outcomes: torch.Tensor, bases: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """Return (B,) whether a row of the same base has the same outcome with fewer own segments by the model."""
+    """Return (B,) whether another row of the base has the same outcome with fewer own segments by the model."""
     own = (nodes.passing == 1) & (nodes.at_first_token(mask) > 0)
     steps = nodes.pass_row.bincount(own[nodes.pass_node].double(), minlength=len(bases))
     rivals = torch.stack([bases.double(), outcomes], dim=1).unique(dim=0, return_inverse=True)[1]
@@ -56,7 +56,7 @@ def is_longer(nodes: Nodes, outcomes: torch.Tensor, bases: torch.Tensor, mask: t
 def compute_branpo_advantage(
     rewards: torch.Tensor, mask: torch.Tensor, index: np.ndarray, epsilon: float, norm: bool
 ) -> torch.Tensor:
-    """Return the bases' advantages on shared tokens, and the tails' on the others."""
+    """Return the advantages (B, T): the bases' on shared tokens, and the tails' on the others."""
     nodes, outcomes = batch_nodes(index, mask), rewards.sum(-1).double()
     first_nodes, bases, size = nodes.of_token[:, 0].unique(return_inverse=True, return_counts=True)
     values = torch.zeros_like(first_nodes, dtype=torch.float64).index_add_(0, bases, outcomes) / size

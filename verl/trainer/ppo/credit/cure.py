@@ -28,7 +28,7 @@ def compute_cure_advantage(
 ) -> torch.Tensor:
     """Return CURE's advantages (B, T)."""
     nodes = batch_nodes(index, mask)
-    # The batch's rows are not in the tree's order, but segments are numbered in it: a row's last one tells its place.
+    # The batch's rows are not in the tree's order, but segments are numbered in it: a row's last one gives its place.
     place = nodes.of_token.amax(dim=1).argsort(stable=True).argsort()
     first_place = torch.full_like(nodes.parent, len(place))
     first_place.scatter_reduce_(0, nodes.pass_node, place[nodes.pass_row], "amin")

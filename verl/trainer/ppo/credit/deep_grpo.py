@@ -1,7 +1,7 @@
 """DEEP-GRPO's credit (arXiv 2602.14169; `algorithm.adv_estimator=deep_grpo`).
 
-A trajectory's outcome minus the mean of those it is compared with: a main trajectory with the prompt's main ones, a
-branch with those of its pivot. Nothing is divided by a standard deviation, and a branch trains its own tokens only.
+An advantage is a trajectory's outcome minus a mean outcome, over the prompt's main trajectories for a main one, or over
+its pivot's branches for a branch. Nothing is divided by a standard deviation, and a branch trains only its own tokens.
 
 The paper's loss is a token mean over main trajectories plus lambda times one over branches. Here the loss is one token
 mean over n tokens, so that advantages of main trajectories are multiplied by n / n_main, and those of branches by

@@ -32,7 +32,7 @@ class EdgeKeys:
     """Keys under algorithm.edge.
 
     Args:
-        clamp: keep the factor of an advantage within [0.1, 10].
+        clamp: whether to keep the factor of an advantage within [0.1, 10].
     """
 
     clamp: bool = False
@@ -41,11 +41,11 @@ class EdgeKeys:
 def entropy_factors(entropy: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tensor, dict[str, float]]:
     """Return mean(P) / P_i (B, T) at the tokens of the mask, 0 elsewhere, and the extreme factors as metrics.
 
-    A token whose entropy is not finite does not count; a response without another one has the factor 1.
+    Tokens whose entropy is not finite do not count; a response without tokens that count has the factor 1.
 
     Args:
         entropy: (B, T) entropies of the old policy in nats.
-        mask: (B, T) boolean, the tokens that count.
+        mask: (B, T) boolean mask of the tokens that count.
     """
     valid = mask & entropy.isfinite()
     n_tokens = valid.sum(-1)

@@ -6,7 +6,7 @@
     Q           the sum of the rewards from the turn on, discounted by gamma for each turn between
 
 A turn is a run of the model's tokens; its observation is the tool's tokens right before it, or the prompt. A reward
-belongs to the turn in or behind which it is. Outcomes 1 and 0, two turns each, the second ones after different results,
+belongs to the turn that contains or precedes it. Outcomes 1 and 0, two turns each, the second after different results,
 gamma 0.5: 0.75, 0.5 and -0.75, -0.5. In a tree a turn that several trajectories share is one visit with their mean Q; a
 shared token has A_step in each of them, as it has A_episode.
 
@@ -47,7 +47,7 @@ class GiGPOKeys:
     mode: Literal["mean_norm", "mean_std_norm"] = "mean_norm"
 
     def check(self, config) -> None:
-        """Raise ValueError if the mask may lack tokens of the model, which are then no part of a turn."""
+        """Raise ValueError if the mask may lack tokens of the model, because turns are read off the mask."""
         if rejects := OmegaConf.select(config, "algorithm.rollout_correction.rollout_rs"):
             raise ValueError(
                 f"algorithm.rollout_correction.rollout_rs={rejects} takes tokens out of the mask, by which "
@@ -56,14 +56,14 @@ class GiGPOKeys:
 
 
 def turns_of(mask: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return each turn's row, first column and the column behind it, sorted by row; the mask (B, T) is 0 or 1."""
+    """Return each turn's row, first column and end column (exclusive), by row; the mask (B, T) is 0 or 1."""
     edges = np.diff(np.pad(mask, ((0, 0), (1, 1))), axis=1)
     rows, starts = np.nonzero(edges == 1)
     return rows, starts, np.nonzero(edges == -1)[1]
 
 
 def returns_of(rewards: np.ndarray, rows: np.ndarray, begins: np.ndarray, gamma: float) -> np.ndarray:
-    """Return the discounted return of each turn, whose rewards (B, T) begin at the column `begins`."""
+    """Return each turn's discounted return; its part of the rewards (B, T) starts at its column in `begins`."""
     returns = np.zeros(len(rows))
     for turn in reversed(range(len(rows))):
         is_last = turn + 1 == len(rows) or rows[turn + 1] != rows[turn]
@@ -84,14 +84,14 @@ def returns_of(rewards: np.ndarray, rows: np.ndarray, begins: np.ndarray, gamma:
 def compute_gigpo_advantage(
     rewards: torch.Tensor, mask: torch.Tensor, index: np.ndarray, epsilon: float, norm: bool, keys: GiGPOKeys
 ) -> torch.Tensor:
-    """Return the advantages (B, T), whatever `norm` says."""
+    """Return the advantages (B, T); `keys.mode` replaces `norm`."""
     norm = keys.mode == "mean_std_norm"
     episode = trajectory_advantages(rewards, index, epsilon, norm)
     rows, starts, ends = turns_of(mask.bool().numpy().astype(np.int8))
     is_first = np.append(True, rows[1:] != rows[:-1])[: len(rows)]
     before = np.where(is_first, 0, np.roll(ends, 1))
     returns = returns_of(rewards.double().numpy(), rows, np.where(is_first, 0, starts), keys.gamma)
-    # rows share a turn if its last token is the same token of the tree; that is one visit
+    # Rows share a turn if its last token is the same token of the tree; a shared turn is one visit.
     last_tokens = batch_nodes(index, mask).of_token.numpy()[rows, ends - 1] * (mask.shape[1] + 1) + ends
     _, turn_of_visit, visit_of_turn = np.unique(last_tokens, return_index=True, return_inverse=True)
     visit_returns = np.bincount(visit_of_turn, returns) / np.bincount(visit_of_turn)

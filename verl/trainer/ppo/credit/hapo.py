@@ -19,39 +19,39 @@ def token_level_group_advantage(
     epsilon: float = 1e-6,
     norm_adv_by_std_in_grpo: bool = True,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Advantage of every response against its group's mean over tokens, not over responses.
+    """Return every response's advantage against its group's mean over tokens, not over responses.
 
     Args:
         scores: (B,) outcome reward of each response.
-        lengths: (B,) its number of valid tokens.
-        groups: (B,) its group, 0 to G-1, every number used.
+        lengths: (B,) number of valid tokens of each response.
+        groups: (B,) number of each response's group; each number from 0 to G-1 occurs.
         epsilon: added to the standard deviation.
-        norm_adv_by_std_in_grpo: divide by the standard deviation; False: subtract the mean only.
+        norm_adv_by_std_in_grpo: whether to divide by the standard deviation, or only to subtract the mean.
 
     Returns:
         advantages (B,), exactly 0 where a group's scores are equal, and (G,) whether the group took GRPO's advantage
-        because a value reached 5 (a rare outcome in short responses: the mean over tokens hardly moves, the value
-        explodes).
+        because a value reached 5 (a rare outcome in short responses hardly moves the mean over tokens, so that its
+        value explodes).
     """
     n_groups = int(groups.max()) + 1 if groups.numel() else 0
 
     def per_group(values: torch.Tensor) -> torch.Tensor:
         return values.new_zeros(n_groups).index_add_(0, groups, values)
 
-    def normalised(weights: torch.Tensor, degrees_of_freedom: int) -> torch.Tensor:
+    def normalized(weights: torch.Tensor, degrees_of_freedom: int) -> torch.Tensor:
         total = per_group(weights)
-        centred = scores - (per_group(weights * scores) / total.clamp(min=1.0))[groups]
+        centered = scores - (per_group(weights * scores) / total.clamp(min=1.0))[groups]
         if not norm_adv_by_std_in_grpo:
-            return centred
-        variance = per_group(weights * centred.square()) / (total - degrees_of_freedom).clamp(min=1.0)
-        return centred / (variance.sqrt()[groups] + epsilon)
+            return centered
+        variance = per_group(weights * centered.square()) / (total - degrees_of_freedom).clamp(min=1.0)
+        return centered / (variance.sqrt()[groups] + epsilon)
 
     lengths = lengths.to(scores.dtype)
-    by_token = normalised(lengths, 0)
+    by_token = normalized(lengths, 0)
     has_tokens = lengths > 0
     too_large = ((by_token.abs() >= FALLBACK_BOUND) & has_tokens).to(scores.dtype)
     fallback = per_group(too_large) > 0
-    by_response = normalised(torch.ones_like(scores), 1)
+    by_response = normalized(torch.ones_like(scores), 1)
     advantages = torch.where(fallback[groups], by_response, by_token)
     return advantages.masked_fill(groups_of_equals(scores, groups), 0.0), fallback
 
@@ -65,7 +65,7 @@ def _outcomes_and_groups(
 
 
 def fallback_metrics(rewards: torch.Tensor, mask: torch.Tensor, index: np.ndarray, norm: bool) -> dict[str, float]:
-    """Return the share of the groups whose advantage is GRPO's."""
+    """Return the share of the groups that took GRPO's advantage, as a metric."""
     outcomes = _outcomes_and_groups(rewards, mask, index)
     _, fallback = token_level_group_advantage(*outcomes, norm_adv_by_std_in_grpo=norm)
     return {"hapo/grpo_fallback_share": fallback.float().mean().item()}
@@ -80,6 +80,6 @@ def fallback_metrics(rewards: torch.Tensor, mask: torch.Tensor, index: np.ndarra
 def compute_hapo_outcome_advantage(
     rewards: torch.Tensor, mask: torch.Tensor, index: np.ndarray, epsilon: float, norm: bool
 ) -> torch.Tensor:
-    """Return HAPO's outcome advantage: the group's mean is one over tokens."""
+    """Return HAPO's outcome advantages (B, 1), with the group's mean over tokens."""
     advantages, _ = token_level_group_advantage(*_outcomes_and_groups(rewards, mask, index), epsilon, norm)
     return advantages.unsqueeze(-1)

@@ -1,9 +1,9 @@
 """HATO's credit: every reasoning step against its siblings (`algorithm.adv_estimator=hato`), on every kind of tree.
 
-A step is a node of `segment_ids` (tree_nodes.py); its siblings follow the same node, or the same prompt. In [0, 1] are
+A step is a node of `segment_ids` (nodes.py); its siblings follow the same node or prompt. Rewards are in [0, 1]:
 
-    R_local    what the rollout gave the step (`LOCAL_REWARDS`); 0 without it
-    R_path     the best outcome below the step, cut to [0, 1], or their mean
+    R_local    reward that the rollout gave the step (`LOCAL_REWARDS`); 0 without it
+    R_path     best outcome below the step, cut to [0, 1], or the mean of the outcomes
     R_causal   share of right answers below the step minus that below its siblings, at least 0; R_path without siblings
     R          alpha R_local + beta R_path + gamma R_causal
 
@@ -17,14 +17,14 @@ A step is a node of `segment_ids` (tree_nodes.py); its siblings follow the same 
     3     1 3      +0.375 / 2    -0.5
     4     4        -0.375
 
-Decided here, as the notes do not say it:
-- R_path is the reward itself: what a verifier gives for the form of a wrong answer counts, else nothing would keep a
-  policy to the form where no answer is right. R_causal counts right and wrong alone.
-- A step that was drawn k times (`DRAWS`; 1 without it) is k siblings, and the answers below it count k times.
+Choices of this implementation, which HATO's notes leave open:
+- R_path is the verifier's reward, including that for a wrong answer's format; otherwise nothing would keep a policy to
+  the format where no answer is right. R_causal counts only right and wrong.
+- A step that was drawn k times (`DRAWS`; 1 without it) counts as k siblings, and the answers below it count k times.
 - An only child has its parent's advantage: a chain without a fork is one step, cut into pieces. A chain from the prompt
-  has 0.
-- Siblings whose beta R_path + gamma R_causal are all equal have 0, however much R_local differs: normalized to full
-  weight, a heuristic alone would be noise. `hato.train_on_local_reward_alone` asks for it, and so do beta = gamma = 0.
+  has advantage 0.
+- Siblings whose beta R_path + gamma R_causal are all equal have advantage 0, even if R_local differs: normalized to
+  full weight, a heuristic alone would be noise. `hato.train_on_local_reward_alone` or beta = gamma = 0 allows it.
 """
 
 from typing import NamedTuple
@@ -45,19 +45,19 @@ PARTS = ("local", "path", "causal", "total")
 
 
 class StepCredit(NamedTuple):
-    """What HATO's credit finds out about a batch's nodes; of them are (N,), numbers in float64.
+    """HATO's credit of a batch's nodes; its fields are (N,), numbers in float64, unless another shape is given.
 
     >>> credit.total[credit.nodes.of_segments(uid, hato_steps["segments"])]
 
     Args:
-        draws: how often each node was drawn.
+        draws: number of times each node was drawn.
         right: share of right answers below, in [0, 1]; an answer counts as often as the steps on its path were drawn.
-            Rows without an answer do not count; 0 where there is none else.
-        prompt_right: (G,) the share of each prompt (`nodes.prompts`).
-        local, path, causal, total: R_local, R_path, R_causal and R.
-        step_advantages: not yet divided by the rows through a node.
-        step_varies: whether beta R_path + gamma R_causal varies among the node's siblings, or those of its chain's
-            first node (R where beta = gamma = 0): whether the verifier says anything here.
+            Rows without an answer do not count; 0 if there is no answer.
+        prompt_right: (G,) share of right answers of each prompt (`nodes.prompts`).
+        local, path, causal, total: the rewards R_local, R_path, R_causal and R.
+        step_advantages: advantage of each node, not yet divided by the number of rows through it.
+        step_varies: whether beta R_path + gamma R_causal (R if beta = gamma = 0) varies among the siblings of the node,
+            or of its chain's first node. If it does not, the verifier prefers none of them.
     """
 
     nodes: Nodes
@@ -73,12 +73,12 @@ class StepCredit(NamedTuple):
 
     @property
     def advantages(self) -> torch.Tensor:
-        """(B, T) float32 of the tokens: a node that several rows share is trained once."""
+        """The tokens' advantages (B, T) in float32; a node that several rows share is trained once."""
         return self.nodes.to_tokens((self.step_advantages / self.nodes.passing).float())
 
     @property
     def varies(self) -> torch.Tensor:
-        """(B, T) bool: what filter_groups leaves in the mask, so that nothing else weighs in the mean over tokens."""
+        """The boolean mask (B, T) that filter_groups keeps, so that the mean over tokens counts no other tokens."""
         return self.nodes.to_tokens(self.step_varies)
 
 
@@ -92,21 +92,21 @@ def step_credit(
     epsilon: float = 1e-6,
     norm_adv_by_std_in_grpo: bool = True,
 ) -> StepCredit:
-    """HATO's credit of a batch, or of any trees, such as those that a filter has dropped.
+    """Return HATO's credit of a batch, or of any trees, such as those that a filter has dropped.
 
     Args:
-        nodes: `tree_nodes` or `batch_nodes`.
+        nodes: result of `tree_nodes` or `batch_nodes`.
         outcomes: (B,) the verifier's reward of each row.
-        hato: a HATOConfig.
-        local_rewards: (B, T) R_local of each token's step; None: 0.
-        draws: (B, T) how often each token's step was drawn; None: 1.
-        dropped: (B, T) 1 in rows without an answer, which are wrong ones for R; None: 0.
+        hato: HATOConfig of the run.
+        local_rewards: (B, T) R_local of each token's step; None means 0.
+        draws: (B, T) number of times each token's step was drawn; None means 1.
+        dropped: (B, T) 1 in rows without an answer, which R counts as wrong; None means 0.
         epsilon, norm_adv_by_std_in_grpo: see `_sibling_advantages`.
     """
     ones = torch.ones_like(nodes.parent)
     draws = ones if draws is None else nodes.at_first_token(draws).clamp(min=1)
     local = (0.0 * ones if local_rewards is None else nodes.at_first_token(local_rewards)).double()
-    # siblings have the steps before them in common: weights of whole rows compare them as weights from the step on do
+    # Siblings share all earlier steps, so weights of whole rows compare them as weights from the step on would.
     weights = torch.ones(len(outcomes), dtype=torch.float64)
     weights.scatter_reduce_(0, nodes.pass_row, draws.double()[nodes.pass_node], "prod")
     has_answer = torch.ones_like(weights) if dropped is None else (~dropped.bool().any(dim=1)).double()
@@ -123,13 +123,13 @@ def step_credit(
     verified = hato.reward_weights.beta * path + hato.reward_weights.gamma * causal
     total = hato.reward_weights.alpha * local + verified
     advantages, varies = _sibling_advantages(nodes, total, verified, draws, hato, epsilon, norm_adv_by_std_in_grpo)
-    of_prompts = torch.zeros(2, len(nodes.prompts), dtype=torch.float64).index_add_(1, nodes.row_group, answers)
-    right, prompt_right = _share(right_below, answers_below), _share(*of_prompts)
+    prompt_sums = torch.zeros(2, len(nodes.prompts), dtype=torch.float64).index_add_(1, nodes.row_group, answers)
+    right, prompt_right = _share(right_below, answers_below), _share(*prompt_sums)
     return StepCredit(nodes, draws, right, prompt_right, local, path, causal, total, advantages, varies)
 
 
 def _share(part: torch.Tensor, whole: torch.Tensor) -> torch.Tensor:
-    """0 where there is nothing."""
+    """Return part / whole; 0 where the whole is 0."""
     return part / whole.masked_fill(whole == 0, 1)
 
 
@@ -138,10 +138,10 @@ def _is_alone(nodes: Nodes) -> torch.Tensor:
 
 
 def _causal_rewards(nodes: Nodes, right: torch.Tensor, below: torch.Tensor, path: torch.Tensor) -> torch.Tensor:
-    """R_causal (N,) of the shares of right answers, the weights of all answers below, and R_path."""
+    """Return R_causal (N,) from the shares of right answers, the weights of all answers below, and R_path."""
     siblings_right, siblings_below = (nodes.sum_of_siblings(x) - x for x in (right * below, below))
     alone = _is_alone(nodes)
-    # `alone` first: a difference of equal sums may be off by rounding
+    # Only children are masked first, because a difference of equal sums may be off by rounding.
     others = siblings_right / siblings_below.masked_fill(alone, 1)
     return torch.where(alone, path, (right - others).clamp(min=0)).masked_fill(right == 0, 0)
 
@@ -155,14 +155,14 @@ def _sibling_advantages(
     epsilon: float,
     norm_adv_by_std_in_grpo: bool,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """draws (R - mean) / (std + eps) over siblings, each as often as it was drawn; std as GRPO's (n - 1).
+    """Compute draws (R - mean) / (std + eps) over siblings, each counted as often as drawn; std as in GRPO (n - 1).
 
-    The factor `draws` makes the gradient that of the batch in which identical siblings had not been merged. R that
-    differ by no more than rounding are equal.
+    The factor `draws` gives the gradient of a batch in which identical siblings are not merged. Values of R that
+    differ only by rounding count as equal.
 
     Args:
         total, verified: (N,) R, and beta R_path + gamma R_causal.
-        norm_adv_by_std_in_grpo: False: minus the mean only.
+        norm_adv_by_std_in_grpo: whether to divide by the standard deviation, or only to subtract the mean.
 
     Returns:
         `step_advantages` and `step_varies` of `StepCredit`.
@@ -192,14 +192,14 @@ def batch_credit(
     epsilon: float = 1e-6,
     norm_adv_by_std_in_grpo: bool = True,
 ) -> StepCredit:
-    """`step_credit` of the segments, fields and settings that the trainer has given; made once for equal outcomes.
+    """Return `step_credit` of the bound segments, fields and settings; it is computed once for equal outcomes.
 
-    So the trainer's metrics, value model and filter read what the estimator has computed. The parts are those of the
-    trees also where another estimator is trained on.
+    The trainer's metrics, value model and filter therefore read what the estimator has computed. The rewards describe
+    the trees even if another estimator is trained on.
 
     Raises:
-        RuntimeError: nobody gave the segments (`SEGMENT_IDS.bound`) or the settings (`HATO_SETTINGS.bound`).
-        ValueError: they have another shape than the mask.
+        RuntimeError: the segments (`SEGMENT_IDS.bound`) or the settings (`HATO_SETTINGS.bound`) are not bound.
+        ValueError: the segments have another shape than the mask.
     """
     hato, nodes, outcomes = HATO_SETTINGS.get(), batch_nodes(index, response_mask), token_level_rewards.sum(dim=-1)
     fields = (field.get_optional() for field in (LOCAL_REWARDS, DRAWS, DROPPED_STEPS))
@@ -217,14 +217,14 @@ def batch_credit(
 def compute_hato_advantage(
     rewards: torch.Tensor, mask: torch.Tensor, index: np.ndarray, epsilon: float, norm: bool
 ) -> torch.Tensor:
-    """HATO's sibling-relative advantage; raises as `batch_credit`."""
+    """Return HATO's sibling-relative advantages (B, T); raise as `batch_credit` does."""
     return batch_credit(rewards, mask, index, epsilon, norm).advantages
 
 
 def _compared_siblings(credit: StepCredit) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Of each group of at least two siblings its prompt's number, its draws, and whether it varies.
+    """Return for each group of at least two siblings its prompt's number, its draws, and whether it varies.
 
-    Whatever `hato.train_on_local_reward_alone` says, a group that differs in R_local alone does not vary.
+    A group that differs in R_local alone does not vary, whatever `hato.train_on_local_reward_alone` says.
     """
     nodes = credit.nodes
     numbers, n = nodes.sibling_group, len(nodes) + len(nodes.prompts)
@@ -236,12 +236,12 @@ def _compared_siblings(credit: StepCredit) -> tuple[torch.Tensor, torch.Tensor, 
 
 
 def sibling_metrics(credit: StepCredit, response_mask: torch.Tensor) -> dict[str, float]:
-    """What the trainer reports of sibling groups: how many, how large, and how many (and how much text) do not vary.
+    """Return the metrics of sibling groups: their number, their size, and the shares that do not vary.
 
     Returns:
-        `sibling_groups` of at least two different steps; `sibling_group_size` (mean number of draws);
-        `groups_without_variance`, `tokens_without_variance` (shares; of the tokens that the mask has; 1 where there is
-        no sibling group).
+        `sibling_groups`: number of groups of at least two different steps; `sibling_group_size`: mean number of draws;
+        `groups_without_variance`, `tokens_without_variance`: shares of the groups, and of the mask's tokens; 1 if there
+        is no sibling group.
     """
     _, draws, varies = _compared_siblings(credit)
     n_groups = max(len(draws), 1)
@@ -255,7 +255,7 @@ def sibling_metrics(credit: StepCredit, response_mask: torch.Tensor) -> dict[str
 
 
 def share_of_varying_groups(credit: StepCredit) -> torch.Tensor:
-    """(G,) of each prompt's sibling groups the share that varies: how much its tree says; 0 where there is no group."""
+    """Return the share (G,) of each prompt's sibling groups that vary; 0 for a prompt without such groups."""
     prompt, _, varies = _compared_siblings(credit)
     n_prompts = len(credit.nodes.prompts)
     return prompt[varies].bincount(minlength=n_prompts) / prompt.bincount(minlength=n_prompts).clamp(min=1)

@@ -9,8 +9,8 @@ tokens get the sum of the rewards from it on, discounted by gamma for each turn 
 result; with tree=hato it is a step. A trajectory of one turn has its outcome alone. p .1, .4, .3 and R 1: gains .3 and
 -.1, sums 1.2, .9 and 1.
 
-Differences from the published code: p is of the policy that samples (theirs scores all rows on the training engine at
-each turn), and of the most likely of several references (theirs: the first); the answer is tokenized with the text
+Differences from the published code: the sampling policy computes p (theirs scores all rows on the training engine at
+each turn), for the most likely of several references (theirs: the first); the answer is tokenized with the text
 before it, and turns are known by their tokens, not looked for in the text; tools' tokens are not trained; the rewards
 are normalized and discounted as in the paper (theirs: the mean at the same token position is subtracted from
 undiscounted sums).
@@ -33,7 +33,7 @@ class IGPOKeys:
 
     Args:
         gamma: discount of a later turn's reward.
-        log_prob: a gain is one of mean log-probabilities in nats instead of probabilities.
+        log_prob: whether gains are differences of mean log-probabilities in nats instead of probabilities.
     """
 
     gamma: float = Field(default=1.0, ge=0, le=1)
@@ -55,13 +55,13 @@ def discounted_sums(rewards: list[float], gamma: float) -> list[float]:
 
 
 def gain_metrics(rewards: torch.Tensor, mask: torch.Tensor, index: np.ndarray, norm: bool) -> dict[str, float]:
-    """Return the number of gains of a trajectory, and their mean and mean size; nothing where there are none."""
+    """Return the mean number of gains of a trajectory and, if there are any, their mean and mean absolute value."""
     gains = ANSWER_GAINS.get()
-    found = gains[~gains.isnan()]
-    if not len(found):
+    values = gains[~gains.isnan()]
+    if not len(values):
         return {"igpo/turns_with_gain": 0.0}
-    sizes = {"igpo/answer_gain": found.mean().item(), "igpo/answer_gain_size": found.abs().mean().item()}
-    return {"igpo/turns_with_gain": len(found) / len(gains)} | sizes
+    sizes = {"igpo/answer_gain": values.mean().item(), "igpo/answer_gain_size": values.abs().mean().item()}
+    return {"igpo/turns_with_gain": len(values) / len(gains)} | sizes
 
 
 @register_credit(
@@ -80,7 +80,7 @@ def compute_igpo_advantage(
     gains = ANSWER_GAINS.get()
     rows, ends = (~gains.isnan()).nonzero(as_tuple=True)
     outcomes = trajectory_advantages(rewards, index, epsilon, norm).tolist()
-    # turns by number within their row
+    # Number the turns within their row.
     firsts = torch.searchsorted(rows, rows)
     turns = (torch.arange(len(rows)) - firsts).tolist()
     same_turn = [(index[row], turn) for row, turn in zip(rows.tolist(), turns, strict=True)]
@@ -89,10 +89,10 @@ def compute_igpo_advantage(
     normalized = trajectory_advantages(gains[rows, ends].unsqueeze(-1), compared, epsilon, norm)
     advantages = torch.zeros_like(rewards)
     for row, outcome in enumerate(outcomes):
-        of_row = rows == row
-        sums = discounted_sums([*normalized[of_row].tolist(), outcome], keys.gamma)
+        in_row = rows == row
+        sums = discounted_sums([*normalized[in_row].tolist(), outcome], keys.gamma)
         begin = 0
-        for end, value in zip([*ends[of_row].tolist(), mask.shape[1]], sums, strict=True):
+        for end, value in zip([*ends[in_row].tolist(), mask.shape[1]], sums, strict=True):
             advantages[row, begin : end + 1] = value
             begin = end + 1
     return advantages

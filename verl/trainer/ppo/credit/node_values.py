@@ -1,11 +1,11 @@
-"""Advantages on trees: which of the tokens that trajectories share gets which credit (`algorithm.adv_estimator`).
+"""Advantages on trees from the values of their nodes (choices of `algorithm.adv_estimator`).
 
 V(node) is the mean outcome of the trajectories through a node, V(root) their group's mean, s the group's standard
 deviation:
 
     arpo_hard   (V(node) - V(root)) / s, in each trajectory through the node (ARPO, arXiv 2507.19849, hard)
     tree_path   the same, divided by the number of those trajectories: a shared token is trained once
-    tree_gain   (V(node) - V(root) + V(node) - V(parent)) / s, once: also for being better than what it followed
+    tree_gain   (V(node) - V(root) + V(node) - V(parent)) / s, once: also rewards being better than the parent
     treerl      (V(node) - V(root) + V(node) - V(parent)) / sqrt(trajectories through it) (TreeRL, arXiv 2506.11902)
 
 `hato` (hato.py) and `tree_grpo` (tree_grpo.py) read the same fields. All of them, and the trainer's
@@ -25,9 +25,9 @@ from verl.utils.parts import Compares, register_credit
 def credit_metrics(
     token_level_rewards: torch.Tensor, response_mask: torch.Tensor, index: np.ndarray, norm_adv_by_std: bool = True
 ) -> dict[str, float]:
-    """Over the model's tokens: share of shared ones, and mean |hard - soft| advantage, whichever is trained on.
+    """Return over the model's tokens the share of shared ones and the mean |hard - soft| advantage, for any estimator.
 
-    To be called where the segments are given; their nodes are those that the estimator has made.
+    The segments must be bound; their nodes are those that the estimator has made.
     """
     nodes = batch_nodes(index, response_mask)
     soft = trajectory_advantages(token_level_rewards, index, norm_adv_by_std_in_grpo=norm_adv_by_std)
@@ -38,10 +38,10 @@ def credit_metrics(
     }
 
 
-def _of_values(
+def _register_value_credit(
     name: str, about: str, credit: Callable[[NodeValues, torch.Tensor], torch.Tensor], divides_by_std: bool = True
 ):
-    """Register an estimator that `credit` makes of the nodes' values (V(root) = 0, s = 1) and passing rows."""
+    """Register an estimator whose `credit` maps nodes' values (V(root) = 0, s = 1) and passing rows to advantages."""
 
     @register_credit(name, about, compares=Compares.NODES, needs=(SEGMENT_IDS,))
     def estimator(rewards, mask, index, epsilon, norm):
@@ -56,22 +56,22 @@ def _gain(node: NodeValues) -> torch.Tensor:
     return node.value + node.value - node.parent_value
 
 
-compute_arpo_hard_advantage = _of_values(
+compute_arpo_hard_advantage = _register_value_credit(
     "arpo_hard",
     "ARPO's hard credit (arXiv 2507.19849): a shared token has the mean advantage of the trajectories through it, "
     "(V(node) - V(root)) / s, in each of them",
     lambda node, passing: node.value,
 )
-compute_tree_path_advantage = _of_values(
+compute_tree_path_advantage = _register_value_credit(
     "tree_path", "(V(node) - V(root)) / s, a shared token once", lambda node, passing: node.value / passing
 )
-compute_tree_gain_advantage = _of_values(
+compute_tree_gain_advantage = _register_value_credit(
     "tree_gain",
     "(V(node) - V(root) + V(node) - V(parent)) / s, a shared token once: what a node is worth, and by how much it is "
     "better than what it followed",
     lambda node, passing: _gain(node) / passing,
 )
-compute_treerl_advantage = _of_values(
+compute_treerl_advantage = _register_value_credit(
     "treerl",
     "TreeRL (arXiv 2506.11902): (V(node) - V(root) + V(node) - V(parent)) / sqrt(trajectories through the node)",
     lambda node, passing: _gain(node) / passing.sqrt(),

@@ -1,4 +1,4 @@
-"""The segments of a batch's trees as nodes, and what every credit on trees computes of them.
+"""The segments of a batch's trees as nodes, and the functions that credits on trees share.
 
 Whatever grew the trees, `segment_ids` says which tokens the rows of a prompt share: equal ids are the same shared
 token. Shapes: B rows, T response positions, N nodes, G prompts.
@@ -19,25 +19,25 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-# this module imports no core_algos: estimators import it while core_algos imports them
+# This module must not import core_algos: estimators import it while core_algos imports them.
 from verl.workers.rollout.trajectory_tree import SEGMENT_IDS
 
 
 @dataclass(frozen=True, eq=False)
 class Nodes:
-    """The segments of a batch's trees; those of a prompt lie together, in the order of their ids.
+    """The nodes of a batch's trees, one for each segment, sorted by prompt and within a prompt by segment id.
 
     A row whose tokens have no segment (-1) has a node of its own for them.
 
     Args:
-        of_token: (B, T) each token's node; -1: none (padding).
-        parent: (N,) the node before it; -1: it follows the prompt.
-        group: (N,) number of its prompt in `prompts`.
-        segment: (N,) its id; -1: a row's own tokens.
-        first_token: (N,) where its first token is in a flattened (B, T).
+        of_token: (B, T) node of each token; -1 for padding, which has no node.
+        parent: (N,) node before each node; -1 if the node follows the prompt.
+        group: (N,) number of each node's prompt in `prompts`.
+        segment: (N,) segment id of each node; -1 for a row's own tokens.
+        first_token: (N,) position of each node's first token in a flattened (B, T).
         row_group: (B,) number of each row's prompt.
-        prompts: (G,) what `index` calls them, sorted.
-        pass_row, pass_node: (P,) row `pass_row[i]` goes through `pass_node[i]`, once for each pair.
+        prompts: (G,) prompt ids as in `index`, sorted.
+        pass_row, pass_node: (P,) pairs: row `pass_row[i]` goes through node `pass_node[i]`; each pair occurs once.
     """
 
     of_token: torch.Tensor
@@ -55,45 +55,45 @@ class Nodes:
 
     @cached_property
     def passing(self) -> torch.Tensor:
-        """(N,) rows through each node."""
+        """The number of rows (N,) through each node."""
         return self.pass_node.bincount(minlength=len(self))
 
     @cached_property
     def sibling_group(self) -> torch.Tensor:
-        """(N,) a number from 0 to N+G-1, equal for nodes that follow the same node or prompt, and for them alone."""
+        """The group number (N,), 0 to N+G-1, equal exactly for nodes that follow the same node or prompt."""
         return torch.where(self.parent < 0, len(self) + self.group, self.parent)
 
-    def sum_below(self, of_rows: torch.Tensor) -> torch.Tensor:
-        """(B,) of rows as (N,): the sum over the rows through each node."""
-        return of_rows.new_zeros(len(self)).index_add_(0, self.pass_node, of_rows[self.pass_row])
+    def sum_below(self, values: torch.Tensor) -> torch.Tensor:
+        """Return the sum (N,) of the rows' values (B,) over the rows through each node."""
+        return values.new_zeros(len(self)).index_add_(0, self.pass_node, values[self.pass_row])
 
-    def sum_of_siblings(self, of_nodes: torch.Tensor) -> torch.Tensor:
-        """(N,) summed over each node and its siblings."""
-        sums = of_nodes.new_zeros(len(self) + len(self.prompts))
-        return sums.index_add_(0, self.sibling_group, of_nodes)[self.sibling_group]
+    def sum_of_siblings(self, values: torch.Tensor) -> torch.Tensor:
+        """Return the sum (N,) of the nodes' values (N,) over each node and its siblings."""
+        sums = values.new_zeros(len(self) + len(self.prompts))
+        return sums.index_add_(0, self.sibling_group, values)[self.sibling_group]
 
     def chain_start(self, continues: torch.Tensor) -> torch.Tensor:
-        """(N,) for each node the first one of its chain.
+        """Return the first node (N,) of each node's chain.
 
         Args:
-            continues: (N,) whether a node that has a parent belongs to the parent's chain.
+            continues: (N,) whether each node, if it has a parent, belongs to the parent's chain.
         """
         start = torch.where(continues & (self.parent >= 0), self.parent, torch.arange(len(self)))
-        # each round doubles how far a chain has been followed
+        # Each round doubles the distance over which chains are followed.
         while not torch.equal(above := start[start], start):
             start = above
         return start
 
-    def to_tokens(self, of_nodes: torch.Tensor) -> torch.Tensor:
-        """(N,) of nodes as (B, T) of tokens; 0 or False where there is no node."""
-        return torch.cat([of_nodes, of_nodes.new_zeros(1)])[self.of_token]
+    def to_tokens(self, values: torch.Tensor) -> torch.Tensor:
+        """Return the nodes' values (N,) as values (B, T) of tokens; 0 or False where there is no node."""
+        return torch.cat([values, values.new_zeros(1)])[self.of_token]
 
-    def at_first_token(self, of_tokens: torch.Tensor) -> torch.Tensor:
-        """(B, T) of tokens as (N,): what the first token of each node has."""
-        return of_tokens.flatten()[self.first_token]
+    def at_first_token(self, values: torch.Tensor) -> torch.Tensor:
+        """Return the value (N,) of each node's first token from the tokens' values (B, T)."""
+        return values.flatten()[self.first_token]
 
     def of_segments(self, prompt, segments: Sequence[int]) -> list[int]:
-        """The nodes of a prompt's segments, by their ids; -1 where no row goes through it.
+        """Return the nodes of a prompt's segments, by segment id; -1 for a segment that no row goes through.
 
         Raises:
             KeyError: the batch has no such prompt.
@@ -107,18 +107,18 @@ class Nodes:
 
 
 def tree_nodes(segment_ids: torch.Tensor, index: np.ndarray, response_mask: torch.Tensor | None = None) -> Nodes:
-    """The nodes that a batch's segments make.
+    """Return the nodes of a batch's segments.
 
     Args:
         segment_ids: (B, T) integers; within a prompt equal ids are the same segment. -1: the token is its row's own.
         index: (B,) prompt ids.
-        response_mask: (B, T); -1 where no masked token follows is padding, and a row of padding has no node. None: -1
-            is padding wherever a segment is before it.
+        response_mask: (B, T); -1 without a later masked token is padding, and a row of padding has no node. Without a
+            mask, -1 is padding if a segment precedes it.
     """
     prompts, groups = np.unique(index, return_inverse=True)
     groups = torch.from_numpy(groups)
     n_rows, width = segment_ids.shape
-    # a run is a stretch of one id in one row: far fewer of them than of tokens
+    # A run is a stretch of one id in one row; there are far fewer runs than tokens.
     is_start = torch.ones_like(segment_ids, dtype=torch.bool)
     torch.ne(segment_ids[:, 1:], segment_ids[:, :-1], out=is_start[:, 1:])
     starts = is_start.flatten().nonzero().squeeze(-1)
@@ -127,18 +127,18 @@ def tree_nodes(segment_ids: torch.Tensor, index: np.ndarray, response_mask: torc
     own = ids.max() + 1 if len(ids) else 0
     keys = torch.where(ids >= 0, ids, own + rows) + groups[rows] * (own + n_rows)
     keys, node_of_run = keys[is_node].unique(return_inverse=True)
-    of_run = torch.full_like(ids, -1)
-    of_run[is_node] = node_of_run
-    of_token = of_run.repeat_interleave(starts.diff(append=starts.new_tensor([segment_ids.numel()])))
+    run_nodes = torch.full_like(ids, -1)
+    run_nodes[is_node] = node_of_run
+    token_nodes = run_nodes.repeat_interleave(starts.diff(append=starts.new_tensor([segment_ids.numel()])))
 
     runs = is_node.nonzero().squeeze(-1)
     first = torch.full_like(keys, len(ids)).scatter_reduce_(0, node_of_run, runs, "amin")
     before = (first - 1).clamp(min=0)
-    parent = torch.where(columns[first] > 0, of_run[before], -1)
-    # a row passes a segment once, however many runs it has there
+    parent = torch.where(columns[first] > 0, run_nodes[before], -1)
+    # A row passes a segment once, even if it has several runs there.
     passes = (node_of_run * n_rows + rows[runs]).unique()
     return Nodes(
-        of_token=of_token.view_as(segment_ids),
+        of_token=token_nodes.view_as(segment_ids),
         parent=parent,
         group=groups[rows[first]],
         segment=ids[first],
@@ -151,18 +151,18 @@ def tree_nodes(segment_ids: torch.Tensor, index: np.ndarray, response_mask: torc
 
 
 def _last_masked(mask: torch.Tensor | None, n_rows: int, width: int) -> torch.Tensor:
-    """(B,) the last column whose mask is not 0; -1 where there is none; the first one without a mask."""
+    """Return the last column (B,) whose mask is not 0; -1 if there is none, and 0 if there is no mask."""
     if mask is None or not width:
         return torch.zeros(n_rows, dtype=torch.long)
     return torch.where(mask != 0, torch.arange(width), -1).amax(dim=1)
 
 
 def batch_nodes(index: np.ndarray, response_mask: torch.Tensor) -> Nodes:
-    """`tree_nodes` of the `SEGMENT_IDS` that the trainer has given; made once, for estimators and metrics alike.
+    """Return `tree_nodes` of the bound `SEGMENT_IDS`, which estimators and metrics share.
 
     Raises:
-        RuntimeError: nobody gave the segments (`SEGMENT_IDS.bound`).
-        ValueError: they have another shape than the mask.
+        RuntimeError: the segments are not bound (`SEGMENT_IDS.bound`).
+        ValueError: the segments have another shape than the mask.
     """
     segment_ids = SEGMENT_IDS.get()
     if segment_ids.shape != response_mask.shape:
@@ -171,10 +171,12 @@ def batch_nodes(index: np.ndarray, response_mask: torch.Tensor) -> Nodes:
 
 
 class NodeValues(NamedTuple):
-    """Args:
-    value: (N,) V(node).
-    parent_value: (N,) V of the last node on the path through which more trajectories go; V(root) where there is none.
-        A segment that ends without a fork, as before a tool's result, is no node of its own.
+    """The values of nodes.
+
+    Args:
+        value: (N,) V(node).
+        parent_value: (N,) V of the last node before it that more trajectories go through; V(root) if there is none. A
+            segment that ends without a fork, as before a tool's result, is no parent of its own.
     """
 
     value: torch.Tensor
@@ -182,11 +184,11 @@ class NodeValues(NamedTuple):
 
 
 def node_values(nodes: Nodes, outcomes: torch.Tensor) -> NodeValues:
-    """V of every node and of its parent; outcomes: (B,) of the rows, one that is there twice counts twice."""
+    """Return V of every node and of its parent from the rows' outcomes (B,); a repeated row counts each time."""
     value = nodes.sum_below(outcomes) / nodes.passing
     totals = outcomes.new_zeros(len(nodes.prompts)).index_add_(0, nodes.row_group, outcomes)
     root = totals / nodes.row_group.bincount(minlength=len(nodes.prompts))
-    # the trajectories through a path's nodes only become fewer
+    # The number of trajectories through a node never grows along a path.
     above = nodes.parent[nodes.chain_start(nodes.passing == nodes.passing[nodes.parent])]
     return NodeValues(value, torch.where(above < 0, root[nodes.group], value[above]))
 
@@ -198,8 +200,8 @@ def groups_of_equals(values: torch.Tensor, groups: torch.Tensor) -> torch.Tensor
     deviation turns into advantages: -0.1 each for 16 rewards of 0.9 in float32.
 
     Args:
-        values: (B,) what is compared within a group.
-        groups: (B,) its group, 0 to G-1.
+        values: (B,) values to compare within a group.
+        groups: (B,) number of each row's group, 0 to G-1.
     """
     bounds = values.new_zeros(2, int(groups.max()) + 1 if len(groups) else 0)
     for bound, reduce in zip(bounds, ("amin", "amax"), strict=True):
@@ -213,19 +215,19 @@ def trajectory_advantages(
     """Return GRPO's advantage of every trajectory (B,), whatever its mask; 0 where a group's outcomes are equal.
 
     Args:
-        token_level_rewards: (B, T); their sum is the trajectory's outcome.
-        index: (B,) equal ones are one group.
+        token_level_rewards: (B, T) rewards, whose sum is the trajectory's outcome.
+        index: (B,) prompt ids; rows with equal ids are one group.
         epsilon: added to the standard deviation (n - 1).
-        norm_adv_by_std_in_grpo: False: minus the mean only.
+        norm_adv_by_std_in_grpo: whether to divide by the standard deviation, or only to subtract the mean.
     """
     scores = token_level_rewards.sum(dim=-1).double()
     groups = torch.from_numpy(np.unique(index, return_inverse=True)[1])
     size = groups.bincount()
 
-    def of_group(values: torch.Tensor) -> torch.Tensor:
+    def sum_by_group(values: torch.Tensor) -> torch.Tensor:
         return torch.zeros_like(size, dtype=torch.float64).index_add_(0, groups, values)
 
-    centered = scores - (of_group(scores) / size)[groups]
+    centered = scores - (sum_by_group(scores) / size)[groups]
     if norm_adv_by_std_in_grpo:
-        centered = centered / ((of_group(centered**2) / (size - 1).clamp(min=1)).sqrt()[groups] + epsilon)
+        centered = centered / ((sum_by_group(centered**2) / (size - 1).clamp(min=1)).sqrt()[groups] + epsilon)
     return centered.masked_fill(groups_of_equals(scores, groups), 0.0).to(token_level_rewards.dtype)

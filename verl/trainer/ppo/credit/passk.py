@@ -39,7 +39,7 @@ class PassKKeys:
     """Keys under algorithm.passk.
 
     Args:
-        k: responses of which one has to be right; at most `rollout.n`.
+        k: number of responses of which one has to be right; at most `rollout.n`.
     """
 
     k: int = Field(default=4, ge=1)
@@ -69,7 +69,7 @@ def passk_advantages(n: int, n_right: int, k: int, epsilon: float = 0.0) -> tupl
     return fails / std, (fails - comb(n_wrong - 1, k - 1) / comb(n - 1, k - 1)) / std
 
 
-# equal scores may be of right and of wrong responses
+# Equal scores do not make a group equal: they may belong to right and to wrong responses.
 @register_credit(
     "passk",
     "Pass@k training (arXiv 2508.10751): each response's mean advantage over all choices of k responses of its prompt, "
@@ -83,10 +83,10 @@ def passk_advantages(n: int, n_right: int, k: int, epsilon: float = 0.0) -> tupl
 def compute_passk_advantage(
     rewards: torch.Tensor, mask: torch.Tensor, index: np.ndarray, epsilon: float, norm: bool, keys: PassKKeys
 ) -> torch.Tensor:
-    """Return the advantages (B, 1), whatever `norm` says.
+    """Return the advantages (B, 1); `norm` has no effect.
 
     Raises:
-        ValueError: the reward function returned another `acc` than 0 or 1; names the prompt.
+        ValueError: the reward function returned another `acc` than 0 or 1; the message names the prompt.
     """
     if (batch_nodes(index, mask).passing > 1).any():
         warn_of_shared_tokens()
@@ -109,7 +109,7 @@ def compute_passk_advantage(
 
 @cache
 def warn_of_shared_tokens() -> None:
-    """Log the warning once in a process."""
+    """Log a warning about shared tokens, once in a process."""
     logger.warning(
         "algorithm.adv_estimator=passk: responses share tokens, so they are not independent, and Pass@k is biased; "
         "tree=plain has independent responses"

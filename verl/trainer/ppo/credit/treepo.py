@@ -57,7 +57,7 @@ def compute_treepo_advantage(
     weights = is_subtree * (nodes.passing if by_size else 1)
 
     def sum_over_path(node_numbers: torch.Tensor) -> torch.Tensor:
-        """Sum (N,) numbers of nodes over the nodes of each row; return (B,)."""
+        """Return the sum (B,) of the nodes' numbers (N,) over each row's nodes."""
         return node_numbers.new_zeros(len(outcomes)).index_add_(0, nodes.pass_row, node_numbers[nodes.pass_node])
 
     baselines = sum_over_path(weights * node_values(nodes, outcomes).value)

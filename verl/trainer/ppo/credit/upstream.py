@@ -1,4 +1,4 @@
-"""What upstream's advantage estimators compare a trajectory with; `grpo` is a choice of `credit` in the menu.
+"""Registers what upstream's estimators compare a trajectory with; the menu offers `grpo` as a choice of `credit`.
 
 `gae`, `reinforce_plus_plus` and `remax` compare with a critic, the batch or a greedy answer.
 """

@@ -1,6 +1,6 @@
 """The mathematics of AEPO (arXiv 2510.14545): balanced clipping and advantage, both in the loss `aepo`.
 
-The standardised entropy is computed once per training step over the whole batch, so that no result depends on how the
+The standardized entropy is computed once per training step over the whole batch, so that no result depends on how the
 batch is cut. Shapes: B trajectories, T response positions.
 """
 
@@ -22,8 +22,8 @@ class AEPOKeys:
     """Keys under actor_rollout_ref.actor.
 
     Args:
-        enable_entropy_balanced_clipping: tokens above the upper clip keep a gradient.
-        enable_entropy_balanced_advantage: advantages grow with the standardized entropy z.
+        enable_entropy_balanced_clipping: whether tokens above the upper clip keep a gradient.
+        enable_entropy_balanced_advantage: whether advantages grow with the standardized entropy z.
         entropy_advantage_coef: relative change of an advantage per standard deviation of the entropy.
     """
 
@@ -40,54 +40,54 @@ class EntropyMoments(NamedTuple):
 
 
 def standardise_entropy(entropy: torch.Tensor, response_mask: torch.Tensor) -> tuple[torch.Tensor, EntropyMoments]:
-    """(H - mean) / std over the batch's valid tokens.
+    """Return (H - mean) / std over the batch's valid tokens, and mean and std.
 
     Args:
         entropy: (B, T) entropy in nats of the old policy over the full vocabulary.
-        response_mask: (B, T) tokens that count; the others get 0.
+        response_mask: (B, T) mask of the tokens that count; the others get 0.
 
     Returns:
         (B, T) float32 without gradient, all 0 where the entropies do not differ; and the moments. Tokens whose entropy
         is not finite, as upstream's is where a logit is -inf, do not count.
     """
     mask = response_mask.bool() & entropy.isfinite()
-    standardised = torch.where(mask, entropy.detach().float(), 0.0)
+    standardized = torch.where(mask, entropy.detach().float(), 0.0)
     n = mask.sum().item()
     if n == 0:
-        return standardised, EntropyMoments()
-    mean = standardised.sum(dtype=torch.float64).item() / n
-    standardised.sub_(mean).mul_(mask)
-    std = torch.linalg.vector_norm(standardised, dtype=torch.float64).item() / n**0.5
-    # equal entropies differ by rounding alone
-    return standardised.mul_(1 / std if std > 1e-6 else 0.0), EntropyMoments(mean, std)
+        return standardized, EntropyMoments()
+    mean = standardized.sum(dtype=torch.float64).item() / n
+    standardized.sub_(mean).mul_(mask)
+    std = torch.linalg.vector_norm(standardized, dtype=torch.float64).item() / n**0.5
+    # Equal entropies may differ by rounding.
+    return standardized.mul_(1 / std if std > 1e-6 else 0.0), EntropyMoments(mean, std)
 
 
-def standardised_entropy_field(entropy: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tensor, dict[str, float]]:
-    """Return `standardise_entropy` with its moments as metrics."""
-    standardised, moments = standardise_entropy(entropy, mask)
+def standardized_entropy_field(entropy: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tensor, dict[str, float]]:
+    """Return the standardized entropy (B, T), and its moments as metrics."""
+    standardized, moments = standardise_entropy(entropy, mask)
     metrics = {f"aepo/entropy_{name}": value for name, value in moments._asdict().items()}
-    metrics["aepo/advantage_grew"] = masked_mean((standardised > 0).float(), mask).item()
-    return standardised, metrics
+    metrics["aepo/advantage_grew"] = masked_mean((standardized > 0).float(), mask).item()
+    return standardized, metrics
 
 
 STANDARDISED_ENTROPY = TokenField(
-    "standardised_entropy", "actor.enable_entropy_balanced_advantage=true", compute=standardised_entropy_field
+    "standardised_entropy", "actor.enable_entropy_balanced_advantage=true", compute=standardized_entropy_field
 )
 
 
 def entropy_balanced_advantage(
-    advantages: torch.Tensor, standardised_entropy: torch.Tensor, coef: float = 0.2
+    advantages: torch.Tensor, standardized_entropy: torch.Tensor, coef: float = 0.2
 ) -> torch.Tensor:
-    """AEPO's entropy-aware advantage A (1 + coef z), all (B, T); no gradient flows into z.
+    """Return AEPO's entropy-aware advantage A (1 + coef z), all (B, T); no gradient flows into z.
 
-    The factor is at least 0, so that a token far more certain than the others never has its advantage turned round
-    (published: no bound).
+    The factor is at least 0, so that the advantage of a very certain token does not change its sign (published: no
+    bound).
     """
-    return advantages * (1 + coef * standardised_entropy.detach()).clamp(min=0.0)
+    return advantages * (1 + coef * standardized_entropy.detach()).clamp(min=0.0)
 
 
 def entropy_balanced_clipping(ratio: torch.Tensor, clip_ratio_high: float) -> torch.Tensor:
-    """The ratio clipped from above without killing its gradient: AEPO's (1 + eps_high) ratio / stop_grad(ratio).
+    """Return the ratio, clipped from above with a gradient: AEPO's (1 + eps_high) ratio / stop_grad(ratio).
 
     Where the ratio exceeds 1 + eps_high, that bound is its value and (1 + eps_high) d log_prob its gradient.
     """
@@ -98,10 +98,10 @@ def entropy_balanced_clipping(ratio: torch.Tensor, clip_ratio_high: float) -> to
 def revived_losses(
     ratio: torch.Tensor, advantages: torch.Tensor, clip_ratio_high: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """What balanced clipping adds to PPO's token losses: value 0, and the gradient that the upper clip killed.
+    """Return what balanced clipping adds to PPO's token losses: value 0, and the gradient that the upper clip killed.
 
-    It kills the gradient of tokens with A > 0 and a ratio above the clip; with A < 0 PPO's minimum takes the unclipped
-    side there. Returns the losses and the mask of those tokens, both (B, T).
+    The clip kills the gradient of tokens with A > 0 and a ratio above it; with A < 0 PPO's minimum takes the unclipped
+    side there. The result is the losses and the mask of those tokens, both (B, T).
     """
     killed = (advantages > 0) & (ratio > 1 + clip_ratio_high)
     clipped = entropy_balanced_clipping(ratio, clip_ratio_high)
@@ -127,14 +127,14 @@ def compute_policy_loss_aepo(
     config=None,
     rollout_is_weights: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, dict]:
-    """Upstream's dual-clip PPO (`vanilla`) with AEPO's two mechanisms; all tensors (B, T).
+    """Return the loss of upstream's dual-clip PPO (`vanilla`) with AEPO's two mechanisms; all tensors (B, T).
 
     Balanced clipping leaves the loss's value and changes its gradient; the balanced advantage changes both. `config` is
     the actor's, with `enable_entropy_balanced_clipping`, `enable_entropy_balanced_advantage` and
     `entropy_advantage_coef`. With both switches off it is `vanilla`. z comes from `STANDARDISED_ENTROPY`.
 
     Raises:
-        RuntimeError: the balanced advantage is on and nobody gave z.
+        RuntimeError: the balanced advantage is on and z is not bound.
     """
     if config.enable_entropy_balanced_advantage:
         advantages = entropy_balanced_advantage(advantages, STANDARDISED_ENTROPY.get(), config.entropy_advantage_coef)

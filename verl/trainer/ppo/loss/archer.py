@@ -4,7 +4,7 @@ A token has high entropy if its entropy is above the 0.8 quantile (linear) of it
 range of 0.5/0.5 and no KL term. The others have 0.2/0.2, and 0.001 times the k3 estimate of the KL divergence from the
 reference policy. The dual clip is at 10.
 
-Where it differs from the published code: entropies are the old policy's, so that a token stays in its class during all
+Differences from the published code: entropies are the old policy's, so that a token stays in its class during all
 updates of a step (published: the current policy's); the quantile is a key that is read; the KL is averaged over all
 tokens, as the rest of the loss is (published: over the tokens without high entropy, which is 1/0.8 times as much).
 """
@@ -50,7 +50,7 @@ class ArcherKeys:
 
 
 def entropy_rank(entropy: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tensor, dict[str, float]]:
-    """Return the share of a response's other tokens whose entropy is lower (B, T) in [0, 1], and no metrics.
+    """Return the share (B, T) of a response's other tokens with a lower entropy, in [0, 1], and no metrics.
 
     An entropy is above its response's linear q quantile exactly if its rank is above q. Tokens that do not count, or
     whose entropy is not finite, have rank 0.
@@ -65,7 +65,7 @@ ENTROPY_RANK = TokenField("entropy_rank", "Archer's and ASPO's loss", compute=en
 
 
 def clip_ranges(config) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return which tokens have high entropy, and each token's lower and upper clip range, (B, T)."""
+    """Return whether each token has high entropy, and its lower and upper clip range, each (B, T)."""
     high = ENTROPY_RANK.get() > config.token_entropy_quantile
     below = torch.where(high, config.high_entropy_clip_ratio_low, config.low_entropy_clip_ratio_low)
     above = torch.where(high, config.high_entropy_clip_ratio_high, config.low_entropy_clip_ratio_high)
@@ -87,7 +87,7 @@ def clip_ranges(config) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         "kl_loss_coef": 0.0,
     },
     smallest={f"{ACTOR}.use_kl_loss": False, f"{ACTOR}.low_entropy_kl_loss_scale_coef": 0.0},
-    proportional=True,  # but for the KL, with which use_kl_loss is on and no row is left out
+    proportional=True,  # except for the KL: it needs use_kl_loss, with which no row is left out
 )
 def compute_policy_loss_archer(
     old_log_prob: torch.Tensor,

@@ -5,10 +5,10 @@ With r = pi / pi_old, the gradient of a token's loss is -A w grad log pi:
     A > 0    w = 1/r; no gradient where r > 1 + eps
     A < 0    w = r;   no gradient where r < 1 - eps
 
-w is at most c, where the gradient does not end. eps is 0.2, and 0.4 for tokens of high entropy, which are those above
+w is at most c, and the gradient goes on there. eps is 0.2, and 0.4 for tokens of high entropy, which are those above
 the 0.8 quantile of their response, as with archer. c is 3 (`clip_ratio_c`). There is no KL term.
 
-Where it differs from the published code: the ranges, c and the quantile are keys that are read (published: literals);
+Differences from the published code: the ranges, c and the quantile are keys that are read (published: literals);
 the aggregation mode is the actor's; entropies are the old policy's, as with archer; a token's loss is -A w everywhere,
 so that the logged loss has one scale (published: another one above c, with the same gradient).
 """
@@ -39,7 +39,7 @@ def compute_policy_loss_aspo(
     config=None,
     rollout_is_weights: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, dict]:
-    """Return ASPO's loss, whose gradient is the module's; all tensors (B, T)."""
+    """Return ASPO's loss, with the gradient above, and metrics; all tensors (B, T)."""
     high, below, above = clip_ranges(config)
     log_ratio = (log_prob - old_log_prob).detach().clamp(min=-20.0, max=20.0)
     ratio, positive = log_ratio.exp(), advantages > 0

@@ -6,7 +6,7 @@ the other tokens become 0, and a registered loss computes the rest, so that its 
     loss=forking                                                                     around vanilla
     loss=hapo actor.policy_loss.loss_mode=forking actor.forking_loss=hapo            with hapo's values, around hapo
 
-Defaults (paper): rho 0.2, clip 0.2/0.28 and c 10 as in DAPO, a mean over all response tokens. Where it differs from the
+Defaults (paper): rho 0.2, clip 0.2/0.28 and c 10 as in DAPO, a mean over all response tokens. Differences from the
 published code: entropies are the old policy's and the quantile is the whole step's (published: current policy, each
 micro-batch), and all tokens as uncertain as the threshold are kept; the mean is over all tokens as in the paper, and
 over the kept ones, as in the published code, with `forking_denominator=kept`; any proportional loss can be wrapped.
@@ -60,7 +60,7 @@ def forking_weights(
 
     Args:
         entropy: (B, T) entropies of the old policy in nats; tokens whose entropy is not finite are not kept.
-        mask: (B, T) the tokens that count.
+        mask: (B, T) mask of the tokens that count.
         ratio: share of the tokens to keep, rounded up; equal entropies are kept or left out together.
         denominator: all: kept tokens weigh 1; kept: their weights' mean over the tokens that count is 1.
     """

@@ -22,10 +22,10 @@ class HAPOKeys:
     """Keys under actor_rollout_ref.actor.
 
     Args:
-        adaptive_clip: clip ranges follow each token's normalized entropy h.
+        adaptive_clip: whether clip ranges follow each token's normalized entropy h.
         clip_alpha: largest relative change of a clip range: eps (1 + clip_alpha |h|).
-        adaptive_advantage: redistribute advantages by h.
-        adv_beta: largest relative change of an advantage: A (1 + adv_beta h); at most 1, so that none changes its sign.
+        adaptive_advantage: whether to redistribute advantages by h.
+        adv_beta: largest relative change of an advantage: A (1 + adv_beta h); at most 1, to keep its sign.
         entropy_pivot: quantile of the batch's log-entropies where h is 0.
     """
 
@@ -48,7 +48,7 @@ class HAPOKeys:
 def ada_clip(
     h: torch.Tensor, clip_ratio_low: float, clip_ratio_high: float, clip_alpha: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Asymmetric adaptive clip ranges (eps_low', eps_high'), each of h's shape.
+    """Return asymmetric adaptive clip ranges (eps_low', eps_high'), each of h's shape.
 
     A certain token (h <= 0) may fall further, an uncertain one (h > 0) may rise further; the other side stays.
     """
@@ -65,7 +65,7 @@ def ada_advantage(
     high: torch.Tensor | float,
     adv_beta: float,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Differential advantage redistribution: A (1 + adv_beta h) on some tokens, A on the others.
+    """Return redistributed advantages, A (1 + adv_beta h) on some tokens and A on the others, and which they are.
 
     Uncertain tokens (h > 0) are redistributed where the ratio lies outside (1 - low/2, 1 + high/2), certain ones
     (h <= 0) where it lies inside. Neither the choice nor h has a gradient.
@@ -103,13 +103,13 @@ def compute_policy_loss_hapo(
     config=None,
     rollout_is_weights: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, dict]:
-    """Dual-clip PPO with HAPO's clip ranges and advantages; all tensors (B, T).
+    """Return the loss of dual-clip PPO with HAPO's clip ranges and advantages; all tensors (B, T).
 
     `config` is the actor's, with `adaptive_clip`, `clip_alpha`, `adaptive_advantage`, `adv_beta`. With both
     mechanisms off it is upstream's `vanilla` loss. h comes from `ENTROPY_H`.
 
     Raises:
-        RuntimeError: h is needed and nobody gave it.
+        RuntimeError: h is needed and not bound.
     """
     clip = config.clip_ratio
     low = config.clip_ratio_low if config.clip_ratio_low is not None else clip
@@ -144,8 +144,8 @@ def compute_policy_loss_hapo(
 
 
 def token_means(values: Mapping[str, torch.Tensor], mask: torch.Tensor) -> dict[str, float]:
-    """Of each tensor, with the shape of `mask` (0 or 1), its mean where that is 1; 0 where it never is. The numbers
-    leave the device together."""
+    """Return the mean of each tensor where `mask` (0 or 1, same shape) is 1; 0 where it never is. All numbers leave
+    the device together."""
     valid = mask.bool()
     sums = [torch.where(valid, tensor.detach(), 0.0).sum() for tensor in values.values()]
     means = torch.stack(sums) / valid.sum().clamp(min=1)

@@ -26,7 +26,7 @@ describe_loss(
 describe_loss(
     "sapo",
     "SAPO (arXiv 2511.20347): a sigmoid gate of the ratio in place of a clip; tau_pos and tau_neg are its temperatures",
-    values=BY_ROWS,  # upstream's function averages so whatever the key says
+    values=BY_ROWS,  # upstream's function averages like this whatever the key says
     proportional=True,
 )
 describe_loss(

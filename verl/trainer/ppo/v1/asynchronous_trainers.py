@@ -1,13 +1,13 @@
-"""The trainer with components over upstream's asynchronous schedules.
+"""Trainers with components for upstream's asynchronous schedules.
 
-What differs from the synchronous one, in which all of a batch's prompts begin and end within a step:
+Differences from the synchronous trainer, in which all of a batch's prompts begin and end within one step:
 
     a step's batch         holds prompts of this step and of earlier ones; each row keeps the step in which it began
-    a dropped group        leaves by itself, and a later prompt takes its place; the components see it before
-    a checkpoint           holds the rows of prompts under way (`transfer_queue/`), as long as it holds weights
-    a resumed run          prompts that were under way begin again, with the settings that they would get now
+    a dropped group        is replaced by a later prompt as soon as it is dropped; the components see it before
+    a checkpoint           holds the rows of unfinished prompts (`transfer_queue/`), as long as it holds weights
+    a resumed run          begins unfinished prompts again, with the settings that they would get now
 
-Upstream's hooks run for each update. With `separate_async.parameter_sync_step` updates a step, so do the components'.
+All hooks run once per update; with `separate_async` a step has `parameter_sync_step` updates.
 """
 
 import shutil
@@ -33,7 +33,7 @@ TRAIN = "train"
 
 
 class AsyncExploreMixin(ExploreMixin):
-    """`class Trainer(AsyncExploreMixin, <upstream's asynchronous trainer>)`."""
+    """Mixin that adds components: `class Trainer(AsyncExploreMixin, <upstream's asynchronous trainer>)`."""
 
     def _build_replay_buffer(self):
         if OmegaConf.select(self.config, "trainer.v1.sampler.custom_sampler.path"):
@@ -42,20 +42,20 @@ class AsyncExploreMixin(ExploreMixin):
 
     def fit(self, agent_loop_manager):
         super().fit(agent_loop_manager)
-        if stop := getattr(self.agent_loop_manager, "stop", None):  # upstream's manager has none
-            stop()  # prompts are still under way, whose servers are about to end
+        if stop := getattr(self.agent_loop_manager, "stop", None):  # upstream's manager has no `stop`
+            stop()  # the servers are about to end, and prompts are unfinished
 
     def step(self, metrics: dict, timing_raw: dict):
         batch = super().step(metrics, timing_raw)
-        # the mean over a step's updates, which upstream makes of all, would be one update's
+        # Upstream averages metrics over a step's updates, which would give the number of prompts of one update.
         rows = BatchRows(batch)
         metrics["tree/prompts"] = len({place_of(rows.keys[row]).uid for row in rows.real})
         return batch
 
-    # ---- prompts that were under way ----
+    # ---- unfinished prompts ----
 
     def _reissue_inflight_prompts(self, partition_id: str = TRAIN) -> int:
-        """Prepare prompts anew: upstream sends them without `_submit_batch_to_rollout`, and settings are not saved."""
+        """Send unfinished prompts with new settings: none are saved, and upstream skips `_submit_batch_to_rollout`."""
         manager = self.agent_loop_manager
 
         def prepare_and_generate(prompts: TensorDict) -> None:
@@ -90,8 +90,8 @@ def remove_old_rows(run_dir: Path, step: int) -> None:
 def forget_rows_without_prompt() -> None:
     """Clear restored rows that no step will sample.
 
-    Upstream saves a checkpoint before it clears the rows that the step has just trained on; their prompts are gone by
-    then. Those of a validation are of no use either.
+    Upstream saves a checkpoint before it clears the rows that the step has just trained on, but after their prompts.
+    Rows of a validation are of no use either.
     """
     for partition, tags in (tq.kv_list() or {}).items():
         prompts = {key for key, tag in tags.items() if tag.get("is_prompt") and partition == TRAIN}
@@ -102,13 +102,13 @@ def forget_rows_without_prompt() -> None:
 
 @register_trainer("explore_colocate_async")
 class ColocateAsyncExploreTrainer(AsyncExploreMixin, PPOTrainerColocateAsync):
-    """`schedule=colocate_async`: from a full batch to the new weights the servers pause."""
+    """Trainer of `schedule=colocate_async`: the servers pause from a full batch until they have the new weights."""
 
     upstream_mode = "colocate_async"
 
 
 @register_trainer("explore_separate_async")
 class SeparateAsyncExploreTrainer(AsyncExploreMixin, PPOTrainerSeparateAsync):
-    """`schedule=separate_async`: the servers pause while they get new weights."""
+    """Trainer of `schedule=separate_async`: the servers pause only while they get new weights."""
 
     upstream_mode = "separate_async"

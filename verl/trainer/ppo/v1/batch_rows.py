@@ -1,4 +1,4 @@
-"""A batch in TransferQueue as the trainer looks at it: its rows, the prompts that they belong to, and their columns."""
+"""The trainer's view of a batch in TransferQueue: its rows, the prompts of the rows, and their columns."""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -13,8 +13,8 @@ from tensordict import TensorDict
 from verl.trainer.ppo.v1.padding_rows import is_padding_row
 from verl.workers.rollout.trajectory_tree import DROPPED_STEPS
 
-# columns that the trainer gives to prompts, and upstream copies to their rows: a number that grows with each submitted
-# prompt, and a name that equal prompts share
+# Columns that the trainer adds to prompts and upstream copies to their rows: a number that grows with each submitted
+# prompt, and a name that equal prompts share.
 ORDER, PROBLEM = "explore_order", "explore_problem"
 
 
@@ -35,9 +35,9 @@ class Group(NamedTuple):
     """The rows of one prompt.
 
     Args:
-        order: the step in which it was submitted, and its number; sorts groups as the data came.
-        problem: equal for equal prompts.
-        rows: their numbers in the batch, by session.
+        order: step in which the prompt was submitted, and its number; sorting by it gives the data's order.
+        problem: name of the problem, equal for equal prompts.
+        rows: numbers of the group's rows in the batch, sorted by session.
     """
 
     uid: str
@@ -47,7 +47,7 @@ class Group(NamedTuple):
 
 
 class BatchRows:
-    """The rows of a batch in its order, and their columns, each of which is fetched when it is first asked for.
+    """A batch's rows in their order, and their columns; a column is fetched when it is first read.
 
     >>> rows = BatchRows(batch)
     >>> first = rows.groups[0]
@@ -55,7 +55,7 @@ class BatchRows:
     [tensor([5, 8, 2]), tensor([5, 9])]
 
     Args:
-        batch: keys, tags and partition; its padding rows are rows, too, and belong to no group.
+        batch: upstream's batch with keys, tags and partition; its padding rows are rows, but belong to no group.
     """
 
     def __init__(self, batch):
@@ -68,17 +68,17 @@ class BatchRows:
 
     @cached_property
     def real(self) -> list[int]:
-        """Numbers of the rows that are no padding rows."""
+        """Numbers of the rows that are not padding rows."""
         return [row for row, tag in enumerate(self.tags) if not is_padding_row(tag)]
 
     @cached_property
     def in_data_order(self) -> list[int]:
-        """`real`, by when the prompts were submitted, and within a prompt by session."""
+        """The rows `real`, sorted by their prompts' submission, and within a prompt by session."""
         return sorted(self.real, key=lambda row: (self._order(row), place_of(self.keys[row])))
 
     @cached_property
     def groups(self) -> list[Group]:
-        """The group of each prompt that has rows, in the order in which the prompts were submitted."""
+        """The group of each prompt that has rows, sorted by the prompts' submission."""
         self.fetch(ORDER, PROBLEM)
         rows_of = defaultdict(list)
         for row in self.in_data_order:
@@ -88,7 +88,7 @@ class BatchRows:
 
     @cached_property
     def has_answer(self) -> list[bool]:
-        """Whether each row has an answer: it does not end with a step that the search gave up (`train_dropped`)."""
+        """Whether each row has an answer; False if it ends with a step that the search dropped (`train_dropped`)."""
         return (~self.tokens(DROPPED_STEPS.name, 0).bool().any(1)).tolist()
 
     def answers(self, group: Group) -> list[int]:
@@ -99,25 +99,25 @@ class BatchRows:
         return self.tags[row].get("global_steps", 0), self.column(ORDER)[row]
 
     def fetch(self, *names: str) -> None:
-        """Get several columns of all rows at once."""
-        wanted = [name for name in names if name not in self._columns]
-        if not wanted:
+        """Fetch several columns of all rows in one request."""
+        missing = [name for name in names if name not in self._columns]
+        if not missing:
             return
-        data = tq.kv_batch_get(keys=self.keys, partition_id=self.partition_id, select_fields=wanted)
-        for name in wanted:
+        data = tq.kv_batch_get(keys=self.keys, partition_id=self.partition_id, select_fields=missing)
+        for name in missing:
             self._columns[name] = dict(enumerate(_cells(data[name]))) if name in data.keys() else {}
 
     def column(self, name: str, rows: Sequence[int] | None = None) -> list | None:
         """Return the cells of a column in these rows (all by default); None if the batch has no such column."""
         rows = range(len(self)) if rows is None else rows
-        known = self._columns[name]
-        if missing := [row for row in rows if row not in known]:
+        cells = self._columns[name]
+        if missing := [row for row in rows if row not in cells]:
             keys = [self.keys[row] for row in missing]
             data = tq.kv_batch_get(keys=keys, partition_id=self.partition_id, select_fields=[name])
             if name not in data.keys():
                 return None
-            known.update(zip(missing, _cells(data[name]), strict=True))
-        return [known[row] for row in rows]
+            cells.update(zip(missing, _cells(data[name]), strict=True))
+        return [cells[row] for row in rows]
 
     def tokens(self, name: str, fill: float) -> torch.Tensor:
         """Return a column with a number for each response token as (B, T).
@@ -142,11 +142,11 @@ class BatchRows:
 
     @property
     def index(self) -> np.ndarray:
-        """(B,) the prompts' uids; equal ones are one group, and all padding rows share one of their own."""
+        """Prompt uids (B,), equal within a group; all padding rows share a uid of their own."""
         return np.array(self.column("uid"), dtype=object)
 
     def reward_field(self, name: str) -> torch.Tensor:
-        """Return the values of a `RewardField` (B,) by the name under which the reward function returns them."""
+        """Return the numbers (B,) that the reward function returned as `name`; NaN if none, but 0 without an answer."""
         values = torch.full((len(self),), torch.nan, dtype=torch.float64)
         for row, extra in zip(self.real, self.column("extra_fields", self.real), strict=True):
             number = (extra.get("reward_extra_info") or {}).get(name, None if self.has_answer[row] else 0.0)
@@ -156,18 +156,18 @@ class BatchRows:
 
     @property
     def rewards(self) -> torch.Tensor:
-        """(B, T) the verifier's, in a row's last token."""
+        """The verifier's rewards (B, T), each at its row's last token."""
         return self.tokens("rm_scores", 0.0)
 
     @property
     def response_mask(self) -> torch.Tensor:
-        """(B, T)"""
+        """The response mask (B, T), 0 or 1."""
         return self.tokens("response_mask", 0)
 
     def put(self, name: str, values: torch.Tensor, rows: Sequence[int] | None = None) -> None:
-        """Write (B, T), or of these rows alone, as a column with a number for each response token."""
+        """Write `values` (B, T), or one line for each of `rows`, as a column with a number for each response token."""
         rows = range(len(self)) if rows is None else rows
-        cells = [of_row[: self.tags[row]["response_len"]] for row, of_row in zip(rows, values, strict=True)]
+        cells = [tokens[: self.tags[row]["response_len"]] for row, tokens in zip(rows, values, strict=True)]
         nested = torch.nested.as_nested_tensor(cells, layout=torch.jagged)
         fields = TensorDict({name: nested}, batch_size=len(cells))
         tq.kv_batch_put(keys=[self.keys[row] for row in rows], partition_id=self.partition_id, fields=fields)

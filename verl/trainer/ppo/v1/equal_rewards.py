@@ -1,4 +1,4 @@
-"""Gives the rows of a prompt whose outcomes are equal advantage 0; upstream's estimators give them rounding."""
+"""Sets the advantages of groups with equal outcomes to 0; upstream's estimators leave rounding errors there."""
 
 from collections.abc import Sequence
 
@@ -12,12 +12,12 @@ from verl.utils.parts import Compares, compares
 
 
 def rewards_column(algorithm: DictConfig) -> str:
-    """Return the column of token-level rewards that credit reads."""
+    """Return the name of the column of token-level rewards that credit reads."""
     return "token_level_rewards" if algorithm.use_kl_in_reward else "rm_scores"
 
 
 def zero_equal_groups(rows: BatchRows, algorithm: DictConfig) -> None:
-    """Write advantages of 0 for the groups with equal outcomes, where the estimator compares nothing else."""
+    """Write advantages of 0 for the groups with equal outcomes, if the estimator compares only these outcomes."""
     if compares(algorithm.adv_estimator) is Compares.GROUP:
         groups = torch.from_numpy(np.unique(rows.index, return_inverse=True)[1])
         equal = groups_of_equals(rows.tokens(rewards_column(algorithm), 0.0).sum(-1), groups)

@@ -1,21 +1,21 @@
-"""Upstream's trainers with the components of methods, credit on trees, and a look at prompt groups and their trees.
+"""Upstream's trainers with the components of methods, credit on trees, and reports on prompt groups and their trees.
 
-One step, what is added marked with *:
+One step; additions are marked with *:
 
-    generate                    * components say what rollouts must know (`step_settings`, `prompt_settings`)
-    balance                     * rows in the order of the data; padding rows of two tokens, as many in every mini-batch
-    old log-probs, entropies    * components make token fields of the entropies; they go with the rows to the loss
-    advantages                  * estimators read what the rollout says of each token (`TokenField`)
-                                * diversity, metrics and trees of the groups; components look on (`after_advantage`)
-    update the actor            * the loss has the token fields at hand; components act around it (`around_update`)
-    save a checkpoint           * the components' state
+    generate                    * components give settings to the rollouts (`step_settings`, `prompt_settings`)
+    balance                     * rows in the data's order; padding rows of two tokens, evenly over mini-batches
+    old log-probs, entropies    * components compute token fields from the entropies, which the rows carry to the loss
+    advantages                  * estimators read the rollout's values for each token (`TokenField`)
+                                * diversity, metrics and trees of groups; components read the batch (`after_advantage`)
+    update the actor            * the loss reads the token fields; components act before and after (`around_update`)
+    save a checkpoint           * the components' states are saved
 
     trainer.v1.trainer_mode=explore
-    trainer.tree_freq=10      every so many steps trees go to <run folder>/trees/step_000010.jsonl; -1: never
-    trainer.tree_prompts=8    of so many prompts; diversity is measured on as many
+    trainer.tree_freq=10      steps between two files of trees, <run folder>/trees/step_000010.jsonl; -1: no files
+    trainer.tree_prompts=8    number of prompts whose trees are written, and on which diversity is measured
 
-`scripts/view_trees.py` makes a page of them. Works for any rollout: where it made no tree, the tree is that of the
-responses' common prefixes.
+`scripts/view_trees.py` makes a page of the trees. If a rollout made no tree, the tree of its responses' common prefixes
+is used.
 """
 
 import hashlib
@@ -69,18 +69,18 @@ from verl_patches.short_padding_rows import shorten_padding_rows
 
 
 class ExploreMixin(WatchedRun):
-    """What is added, for any of upstream's schedules: `class ExploreTrainer(ExploreMixin, PPOTrainerSync)`.
+    """Mixin that makes these additions to an upstream trainer: `class ExploreTrainer(ExploreMixin, PPOTrainerSync)`.
 
-    No state depends on which prompts a step has: what must be known of a row later is a column of it.
+    Its state does not depend on a step's prompts: information about a row is kept in a column of that row.
     """
 
     def __init__(self, config: DictConfig):
         config = config.copy()
         self.components = components_of(config)
         self.computed_fields = computed_fields(config)
-        self.n_prompts = 0  # that were submitted
-        self.trees_written: Counter[int] = Counter()  # by step
-        self.submitted: Counter[str] = Counter()  # how often each problem was, in `submitted_in`
+        self.n_prompts = 0  # number of prompts submitted so far
+        self.trees_written: Counter[int] = Counter()  # number of trees by step
+        self.submitted: Counter[str] = Counter()  # times each problem was submitted in step `submitted_in`
         self.submitted_in = 0
         shorten_padding_rows()
         serve_top_logprobs()
@@ -124,18 +124,18 @@ class ExploreMixin(WatchedRun):
 
     def _prepare_rollout(self, batch: TensorDict) -> None:
         problems = list(batch[PROBLEM])
-        # the same problem once more in a step gets other seeds
-        of_prompts = [PromptSettings(occurrence=self._occurrence(problem)) for problem in problems]
-        of_step = PromptSettings()
+        # A problem that occurs again in the same step gets other seeds.
+        prompt_settings = [PromptSettings(occurrence=self._occurrence(problem)) for problem in problems]
+        step_settings = PromptSettings()
         for component in self.components:
-            of_step = of_step.merged(component.step_settings(self))
+            step_settings = step_settings.merged(component.step_settings(self))
             if (more := component.prompt_settings(problems)) is not None:
-                of_prompts = [one.merged(other) for one, other in zip(of_prompts, more, strict=True)]
-        tu.assign_non_tensor_data(batch, STEP_SETTINGS, of_step)
-        batch[PROMPT_SETTINGS] = _column(of_prompts)
+                prompt_settings = [own.merged(other) for own, other in zip(prompt_settings, more, strict=True)]
+        tu.assign_non_tensor_data(batch, STEP_SETTINGS, step_settings)
+        batch[PROMPT_SETTINGS] = _column(prompt_settings)
 
     def set_temperature(self, temperature: float) -> None:
-        """Let sampling and loss of the next steps have a temperature; upstream reads it from the trainer's config."""
+        """Set the temperature of the next steps' sampling and loss; upstream reads it from the trainer's config."""
         self.config.actor_rollout_ref.rollout.temperature = temperature
 
     def _occurrence(self, problem: str) -> int:
@@ -147,7 +147,7 @@ class ExploreMixin(WatchedRun):
     # ---- a batch ----
 
     def _balance_batch(self, batch, *args, **kwargs):
-        """Balance rows that are in the order of the data, and give each mini-batch the same number of padding rows.
+        """Sort rows in the data's order, balance them over ranks, and spread padding rows evenly over mini-batches.
 
         With `use_prefix_tree` groups stay together instead. With `actor.shuffle` the worker draws its mini-batches at
         random after this.
@@ -156,7 +156,7 @@ class ExploreMixin(WatchedRun):
         batch = super()._balance_batch(batch, *args, **kwargs)
         config = self.config.actor_rollout_ref
         n_mini_batches, rest = divmod(len(batch), config.actor.ppo_mini_batch_size * config.rollout.n)
-        if n_mini_batches and not rest:  # else the actor is not updated in this step
+        if n_mini_batches and not rest:  # otherwise the actor is not updated in this step
             n_ranks = max(self.actor_rollout_wg._dispatch_info["actor"]) + 1
             if config.actor.get("use_prefix_tree"):
                 batch.reorder(self._groups_together(BatchRows(batch), n_ranks, n_mini_batches))
@@ -187,14 +187,14 @@ class ExploreMixin(WatchedRun):
     def _compute_advantage(self, batch, metrics: dict):
         rows = BatchRows(batch)
         rows.fetch("uid", "extra_fields", ORDER, PROBLEM, *(field.name for field in self._fields_of_rows()))
-        with self._given_to_credit(rows):
+        with self._credit_context(rows):
             batch = super()._compute_advantage(batch, metrics)
             self._zero_single_rows(rows)
             self._look_at(rows, metrics)
         return batch
 
     @contextmanager
-    def _given_to_credit(self, rows: BatchRows):
+    def _credit_context(self, rows: BatchRows):
         with ExitStack() as stack:
             for field in self._fields_of_rows():
                 stack.enter_context(field.bound(rows.tokens(field.name, 0.0 if field.unsent is None else field.unsent)))
@@ -207,21 +207,21 @@ class ExploreMixin(WatchedRun):
             yield
 
     def _fields_of_rows(self) -> list[TokenField]:
-        """Return the fields that an estimator may read: those of rollouts, and those that the trainer computed."""
+        """Return the fields that an estimator may read: the rollouts' fields, and those that the trainer computed."""
         credit = credit_of(self.config.algorithm.adv_estimator)
         needs = credit.needs if credit else ()
         sent = [field for field in FIELDS.values() if field.unsent is not None and not field.on_demand]
         return list(dict.fromkeys([*sent, *self.computed_fields, *(field for field in needs if field.on_demand)]))
 
     def _zero_single_rows(self, rows: BatchRows) -> None:
-        """Give 0 to a trajectory that is alone in its group, for which upstream takes its score."""
+        """Write advantage 0 for a trajectory that is alone in its group; upstream would give it its score."""
         compared = compares(self.config.algorithm.adv_estimator)
         if compared is not None and compared.by_group:
             single = [g for g in rows.groups if len({place_of(rows.keys[row]).session for row in g.rows}) == 1]
             zero_advantages(rows, [row for group in single for row in group.rows])
 
     def _look_at(self, rows: BatchRows, metrics: dict) -> None:
-        """Metrics of groups and trees, the components' hook, and the file of trees."""
+        """Add metrics of groups and trees, call `after_advantage` of the components, and write the file of trees."""
         norm = self.config.algorithm.get("norm_adv_by_std_in_grpo", True)
         if (SEGMENT_IDS.get() >= 0).any():
             rewards = rows.tokens(rewards_column(self.config.algorithm), 0.0)
@@ -239,8 +239,8 @@ class ExploreMixin(WatchedRun):
         metrics.update(diversity_metrics(rows, rows.groups[:shown]))
         for component in self.components:
             component.after_advantage(rows, metrics)
-        # a group may have begun in an earlier step than this, in which its rollout kept the tree or did not
-        before = self.trees_written[self.global_steps]  # of earlier updates
+        # Whether a rollout kept its tree depends on the step in which it began, which may be earlier than this step.
+        before = self.trees_written[self.global_steps]  # number of trees from earlier updates of this step
         kept = [group for group in rows.groups if writes_trees(self.config, group.order[0])][: shown - before]
         if kept:
             nodes = batch_nodes(rows.index, rows.response_mask)
@@ -251,15 +251,15 @@ class ExploreMixin(WatchedRun):
             self.trees_written[self.global_steps] += len(kept)
 
     def _tree_record(self, rows: BatchRows, group: Group, nodes: Nodes, advantages: list[float]) -> dict:
-        tree, of_rollout = tree_of(rows, group)
-        if of_rollout:
+        tree, made_by_rollout = tree_of(rows, group)
+        if made_by_rollout:
             numbers = nodes.of_segments(group.uid, range(len(tree.segments)))
             for segment, node in zip(tree.segments, numbers, strict=True):
                 segment.info.notes |= {"advantage": advantages[node]} if node >= 0 else {}
             for component in self.components:
                 component.about_tree(tree, rows, group)
         scores = zip(group.rows, rows.column("rm_scores", group.rows), strict=True)
-        rewards = [of_row.sum().item() if rows.has_answer[row] else None for row, of_row in scores]
+        rewards = [tokens.sum().item() if rows.has_answer[row] else None for row, tokens in scores]
         update = "tree" if self.config.actor_rollout_ref.actor.get("use_prefix_tree") else "rows"
         return tree_record(tree, self.global_steps, group.uid, rewards, update, self.tokenizer)
 
@@ -301,11 +301,11 @@ def compute_fields(
     mask: torch.Tensor,
     metrics: dict,
 ) -> dict[str, torch.Tensor]:
-    """Return the token fields (B, T) that the run's parts need by their names; `metrics` gets those of the computation.
+    """Return by name the token fields (B, T) that the run's parts need, and add the computation's metrics to `metrics`.
 
     Args:
         entropy: (B, T) entropies of the old policy in nats.
-        mask: (B, T) boolean, the tokens that count.
+        mask: (B, T) boolean mask of the tokens that count.
     """
     values: dict[str, torch.Tensor] = {}
     for component in components:
@@ -313,8 +313,8 @@ def compute_fields(
             values |= component.token_fields(entropy, mask, metrics)
     for field in fields:
         if field.compute is not None:
-            values[field.name], of_field = field.compute(entropy, mask)
-            metrics |= of_field
+            values[field.name], field_metrics = field.compute(entropy, mask)
+            metrics |= field_metrics
     return {field.name: values[field.name] for field in fields}
 
 
@@ -324,6 +324,6 @@ def _column(values: Sequence) -> NonTensorStack:
 
 @register_trainer("explore")
 class ExploreTrainer(ExploreMixin, PPOTrainerSync):
-    """`schedule=sync`; the plug-in imports this module after `verl.trainer.ppo.v1`."""
+    """Trainer of `schedule=sync`. The plug-in imports this module after `verl.trainer.ppo.v1`."""
 
     upstream_mode = "sync"

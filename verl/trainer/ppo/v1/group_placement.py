@@ -1,4 +1,4 @@
-"""Where a batch's rows go if tokens that they share are computed once: groups stay whole in a rank's mini-batch."""
+"""Orders a batch's rows so that groups stay whole in a rank's mini-batch, where shared tokens are computed once."""
 
 from collections.abc import Sequence
 
@@ -15,24 +15,24 @@ def place_groups(
     n_ranks: int,
     n_mini_batches: int,
 ) -> list[int]:
-    """Return the rows' order, first those of the first rank, there first those of its first mini-batch.
+    """Return the order of the rows, sorted by rank and within a rank by mini-batch.
 
     Every rank has equally many rows in every mini-batch. The heaviest groups are placed first, each where the fewest
-    tokens are; a group is cut where no place for all its rows is left. The numbers of padding rows of two mini-batches
-    differ by at most one.
+    tokens are; a group is split only if no place for all its rows is left. The numbers of padding rows of two
+    mini-batches differ by at most one.
 
     >>> place_groups([[0, 1], [2, 3], [4, 5], [6, 7]], [9, 2, 3, 8], [], n_ranks=2, n_mini_batches=1)
     [0, 1, 2, 3, 6, 7, 4, 5]
 
     Args:
-        groups: numbers of the rows of each group.
+        groups: row numbers of each group.
         tokens: number of distinct tokens of each group.
-        padding_rows: numbers of the rows that belong to no group.
+        padding_rows: row numbers of the padding rows, which belong to no group.
     """
     n_cells = n_ranks * n_mini_batches
     size = (sum(map(len, groups)) + len(padding_rows)) // n_cells
     cells: list[list[int]] = [[] for _ in range(n_cells)]
-    # the mini-batches take turns, and within each the ranks
+    # Deal the padding rows one by one to the cells; a cell is one mini-batch of one rank.
     padding_rows_of = [list(padding_rows[cell::n_cells]) for cell in range(n_cells)]
     free = [size - len(own) for own in padding_rows_of]
     load = [0.0] * n_cells
@@ -60,7 +60,7 @@ def place_groups(
 
 
 def distinct_tokens(rows: BatchRows, group: Sequence[int]) -> int:
-    """Return the number of tokens in a group's trie by the rollout's segments; without these they share the prompt."""
+    """Return the number of a group's distinct tokens by its segments; without these only the prompt is shared."""
     segments = rows.column(SEGMENT_IDS.name, group)
     prompt = max(rows.tags[row]["prompt_len"] for row in group)
     if segments is None:

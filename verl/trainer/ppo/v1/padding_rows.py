@@ -1,8 +1,8 @@
-"""Rows without a trained token, which upstream adds to a batch where its size must divide (`tag["is_padding"]`).
+"""Padding rows (`tag["is_padding"]`): rows without a trained token, which upstream adds to make a batch divisible.
 
 Trees may have fewer trajectories than n, and an update takes `ppo_mini_batch_size` x n rows, so there may be nearly as
-many padding rows as rows. They should cost nothing, and no update may consist of them alone: its mean over tokens
-would be 0 / 0.
+many padding rows as rows. They should cost nothing, and no update may consist only of padding rows: its mean over
+tokens would be 0 / 0.
 """
 
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ def is_padding_row(tag: dict) -> bool:
 
 
 def spread_padding_rows(are_padding_rows: Sequence[bool], n_ranks: int, n_mini_batches: int) -> list[int]:
-    """Return the order of rows in which two mini-batches differ by at most one padding row.
+    """Return an order of rows in which the numbers of padding rows of two mini-batches differ by at most one.
 
     Rows stay on their ranks, and trajectories keep their order there. Upstream puts the padding rows of each rank at
     its end, that is, into the last mini-batches.
@@ -22,9 +22,9 @@ def spread_padding_rows(are_padding_rows: Sequence[bool], n_ranks: int, n_mini_b
     [0, 2, 1, 3, 4, 6, 5, 7]
 
     Args:
-        are_padding_rows: whether each row is one, first those of the first rank.
-        n_ranks: number of data parallel ranks, which have equally many rows.
-        n_mini_batches: number of equal parts into which each rank's rows are cut, one after another.
+        are_padding_rows: whether each row is a padding row; the first rank's rows come first.
+        n_ranks: number of data parallel ranks, which have equal numbers of rows.
+        n_mini_batches: number of equal, consecutive parts into which each rank's rows are cut.
 
     Raises:
         ValueError: there are fewer rows than mini-batches.
@@ -35,10 +35,10 @@ def spread_padding_rows(are_padding_rows: Sequence[bool], n_ranks: int, n_mini_b
             f"{n_rows} trajectories for {n_mini_batches} updates: one of them would have none. Raise "
             "data.train_batch_size, or ppo_mini_batch_size"
         )
-    of_rank, order, dealt = len(are_padding_rows) // n_ranks, [], 0
-    size = of_rank // n_mini_batches
-    for start in range(0, len(are_padding_rows), of_rank):
-        own = range(start, start + of_rank)
+    rows_per_rank, order, dealt = len(are_padding_rows) // n_ranks, [], 0
+    size = rows_per_rank // n_mini_batches
+    for start in range(0, len(are_padding_rows), rows_per_rank):
+        own = range(start, start + rows_per_rank)
         padding_rows = [row for row in own if are_padding_rows[row]]
         rows = iter([row for row in own if not are_padding_rows[row]])
         for part in range(n_mini_batches):
@@ -49,7 +49,7 @@ def spread_padding_rows(are_padding_rows: Sequence[bool], n_ranks: int, n_mini_b
 
 
 def correct_counts(metrics: dict, tags: Sequence[dict], limit: int) -> None:
-    """Take padding rows out of a step's counts of tokens, and add the share of responses that reached the limit.
+    """Remove padding rows from a step's token counts, and add the share of responses that reached the limit.
 
     Upstream's `response_length/clip_ratio` is the share of responses as long as the longest one of the batch.
 

@@ -1,4 +1,4 @@
-"""A trainer's own small state in each checkpoint, as a file beside upstream's folders."""
+"""Saves and loads small states of a trainer as files in a checkpoint, beside upstream's folders."""
 
 import json
 from pathlib import Path
@@ -9,7 +9,7 @@ from verl.utils.atomic_files import replacing
 
 
 def save_state(trainer, file_name: str, state: dict) -> None:
-    """Write `state` to the checkpoint of the current step: as JSON, or as torch's format where the name ends in `.pt`.
+    """Write `state` to the checkpoint of the current step: in torch's format if the name ends in `.pt`, else as JSON.
 
     Call it before upstream's `_save_checkpoint`, which declares the checkpoint complete.
     """
@@ -21,7 +21,7 @@ def save_state(trainer, file_name: str, state: dict) -> None:
 
 
 def load_state(trainer, file_name: str) -> dict | None:
-    """Return the state in the checkpoint that upstream has loaded; None: a fresh start, or no file."""
+    """Return the state in the checkpoint that upstream has loaded; None for a fresh start or a missing file."""
     path = loaded_folder(trainer) / file_name
     if not trainer.global_steps or not path.exists():
         return None

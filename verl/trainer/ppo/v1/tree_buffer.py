@@ -1,10 +1,9 @@
-"""A replay buffer that replaces groups without a signal one by one, until a batch is full.
+"""Replay buffers that replace groups without a signal one by one, until a batch is full.
 
-Upstream's (verl 0.9.1, trainer_mode=sync) submits two prompts for each dropped group, discards what it then has too
-many of, and ignores `algorithm.filter_groups.max_num_gen_batches`. This buffer submits one prompt for each dropped
-group, and for each failed one, so that nothing useful is generated in vain, and the bound ends the run with advice.
-What a batch holds does not depend on which group was faster: it is the first `batch_size` useful ones in the order of
-the data.
+Upstream's buffer (verl 0.9.1, trainer_mode=sync) submits two prompts for each dropped group, discards the surplus, and
+ignores `algorithm.filter_groups.max_num_gen_batches`. `TreeBuffer` submits one prompt for each dropped or failed group,
+so that no useful group is discarded, and ends the run with advice at the bound. A batch does not depend on the speed of
+groups: it holds the first `batch_size` useful groups in the order of the data.
 """
 
 from collections import Counter
@@ -19,11 +18,11 @@ from verl.trainer.ppo.v1.batch_rows import BatchRows
 
 
 class RolloutsFailed(RuntimeError):
-    """More rollouts failed than a batch has, so that the step cannot become complete."""
+    """Error for a step that cannot be completed because more rollouts failed than a batch has prompts."""
 
 
 def check_failures(failed: int, batch_size: int) -> None:
-    """Raises RolloutsFailed: more rollouts failed than a batch has."""
+    """Raise RolloutsFailed if more rollouts failed than a batch has prompts."""
     if failed > batch_size:
         raise RolloutsFailed(f"{failed} rollouts failed for a batch of {batch_size}; the log tells each one's error")
 
@@ -32,7 +31,7 @@ class _ShowsDropped:
     """Finds the groups whose rewards do not vary, and shows them to `on_drop` before the buffer drops them.
 
     Args:
-        on_drop: called with the rows that are about to be dropped; they can still be read.
+        on_drop: function that is called with the rows about to be dropped, which can still be read.
     """
 
     def __init__(self, *args, on_drop: Callable[[KVBatchMeta], None] | None = None, **kwargs):
@@ -40,7 +39,7 @@ class _ShowsDropped:
         self.on_drop = on_drop
 
     def _dapo_filtered_keys(self, partition_id: str) -> tuple[set[str], Counter]:
-        """Upstream's, and groups of a single trajectory, which upstream keeps: nothing is there to compare it with."""
+        """Return upstream's keys and those of groups of a single trajectory, which has nothing to be compared with."""
         zero_variance, counts = super()._dapo_filtered_keys(partition_id)
         if partition_id != "val" and self.filter_groups_metric is not None:
             n_rows = Counter(key.split("_")[0] for key in self.partitions[partition_id])
@@ -57,10 +56,10 @@ class _ShowsDropped:
 
 
 class AsyncTreeBuffer(_ShowsDropped, ReplayBufferAsync):
-    """Upstream's buffer for asynchronous schedules, which replaces a dropped group by one prompt, too.
+    """Upstream's buffer for asynchronous schedules, which also replaces each dropped group by one prompt.
 
-    More than `most_failed` failed groups, while one batch is waited for, end the run. Upstream would replace them for
-    ever.
+    The run ends if more than `most_failed` groups fail during the wait for one batch. Upstream would replace them
+    forever.
     """
 
     def __init__(self, *args, most_failed: int, **kwargs):
@@ -68,12 +67,12 @@ class AsyncTreeBuffer(_ShowsDropped, ReplayBufferAsync):
         self.most_failed, self.failed = most_failed, 0
 
     def sample(self, global_steps: int, partition_id: str, batch_size: int):
-        """Return upstream's sample, and raise RolloutsFailed where too many rollouts fail."""
+        """Return upstream's sample; raise RolloutsFailed if too many rollouts fail."""
         self.failed = 0
         try:
             return super().sample(global_steps, partition_id, batch_size)
         finally:
-            self.failed = 0  # upstream also waits before it samples (hybrid_rollout.enable_switch): another wait
+            self.failed = 0  # a wait before sampling (hybrid_rollout.enable_switch) counts separately
 
     def _evict_terminal_groups(self, global_steps: int, partition_id: str, reasons: tuple):
         self.failed += len(reasons[2])
@@ -84,7 +83,7 @@ class AsyncTreeBuffer(_ShowsDropped, ReplayBufferAsync):
 class TreeBuffer(_ShowsDropped, ReplayBuffer):
     """Upstream's buffer for `schedule=sync`; with `filter_groups_metric` it replaces groups one by one.
 
-    A batch must become full from `max_num_gen_batches` batches of prompts; 0: no bound.
+    At most `max_num_gen_batches` batches of prompts may be used to fill a batch; 0 means no bound.
     """
 
     def __init__(self, *args, max_num_gen_batches: int, **kwargs):
@@ -92,10 +91,10 @@ class TreeBuffer(_ShowsDropped, ReplayBuffer):
         self.max_num_gen_batches = max_num_gen_batches
 
     def sample(self, global_steps: int, partition_id: str, batch_size: int):
-        """Return a full batch of useful groups; a batch of prompts has been submitted before.
+        """Return a full batch of useful groups; the caller has already submitted a batch of prompts.
 
         Raises:
-            RuntimeError: `max_num_gen_batches` batches did not hold `batch_size` useful groups, or as many failed.
+            RuntimeError: `max_num_gen_batches` batches hold too few useful groups, or more than `batch_size` failed.
         """
         if partition_id == "val" or self.filter_groups_metric is None:
             return super().sample(global_steps, partition_id, batch_size)
@@ -107,9 +106,9 @@ class TreeBuffer(_ShowsDropped, ReplayBuffer):
             failed += len(reasons[2])
             check_failures(failed, batch_size)
             useful = self._sampleable_terminal_keys(partition_id, reasons)
-            dropped, stale, _, of_these = self._evict_terminal_groups(global_steps, partition_id, reasons)
+            dropped, stale, _, evicted = self._evict_terminal_groups(global_steps, partition_id, reasons)
             if dropped:
-                _accumulate_eviction_metrics(metrics, of_these, stale)
+                _accumulate_eviction_metrics(metrics, evicted, stale)
             running = len(self.pending_keys[partition_id]) + len(self.running_keys[partition_id])
             missing = batch_size - len(useful) - running
             if missing <= 0 and not running:
@@ -124,8 +123,8 @@ class TreeBuffer(_ShowsDropped, ReplayBuffer):
         chosen, rows, _ = self._select_prompt_uids(partition_id, useful, batch_size)
         return self._materialize_batch(partition_id, chosen, rows), metrics
 
-    def _require(self, wanted: int, useful: int, generated: int, batch_size: int) -> None:
-        if 0 < self.max_num_gen_batches * batch_size < wanted:
+    def _require(self, prompts: int, useful: int, generated: int, batch_size: int) -> None:
+        if 0 < self.max_num_gen_batches * batch_size < prompts:
             raise RuntimeError(
                 f"of {generated} prompts only {useful} gave groups whose {self.filter_groups_metric} varies, and "
                 f"algorithm.filter_groups.max_num_gen_batches={self.max_num_gen_batches} allows no more for "
@@ -136,7 +135,7 @@ class TreeBuffer(_ShowsDropped, ReplayBuffer):
 
 
 def buffer_options(trainer) -> dict[str, Any]:
-    """What buffers have in common: a trainer's settings, and that its components see what is dropped."""
+    """Return the options that all buffers share: the trainer's settings, and its components' hook `on_drop`."""
     sampler = trainer.config.trainer.v1.sampler
 
     def on_drop(batch: KVBatchMeta) -> None:
@@ -156,7 +155,7 @@ def buffer_options(trainer) -> dict[str, Any]:
 
 
 def _filter_groups_metric(trainer) -> str | None:
-    """Return upstream's, without its warning that it ignores `max_num_gen_batches`, which `TreeBuffer` does not."""
+    """Return upstream's metric without its warning about `max_num_gen_batches`, which `TreeBuffer` does not ignore."""
     config = trainer.config.copy()
     if config.algorithm.get("filter_groups"):
         config.algorithm.filter_groups.max_num_gen_batches = 0

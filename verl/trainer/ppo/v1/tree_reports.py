@@ -1,4 +1,4 @@
-"""What the trainer reports of a batch's prompt groups and their trees: metrics, and a file of trees for the viewer."""
+"""Reports on a batch's prompt groups and their trees: metrics, and a file of trees for the viewer."""
 
 import json
 from collections import defaultdict
@@ -16,9 +16,9 @@ from verl.workers.rollout.trajectory_tree import TOOL_FAULTS, TREE, TREE_METRICS
 
 
 def tree_metrics(rows: BatchRows) -> dict[str, float]:
-    """Means over the prompts whose trees have the metric; `tokens_generated` also of those without a tree.
+    """Return means over the prompts whose trees have the metric; `tokens_generated` covers prompts without a tree, too.
 
-    `tree/prompts` is their number: fewer than were asked for where groups have failed.
+    `tree/prompts` is the number of prompts: fewer than were submitted, if groups have failed.
     """
     values = defaultdict(list)
     for group in rows.groups:
@@ -26,11 +26,11 @@ def tree_metrics(rows: BatchRows) -> dict[str, float]:
         extras = rows.column("extra_fields", group.rows)
         for name, value in next((e[TREE_METRICS] for e in extras if e.get(TREE_METRICS)), plain).items():
             values[f"tree/{name}"].append(value)
-    return {name: float(np.mean(of_trees)) for name, of_trees in values.items()} | {"tree/prompts": len(rows.groups)}
+    return {name: float(np.mean(numbers)) for name, numbers in values.items()} | {"tree/prompts": len(rows.groups)}
 
 
 def broken_tools(rows: BatchRows) -> dict[str, str]:
-    """Return the tools that were called and failed by their own fault each time, with what one of the calls said."""
+    """Return the tools whose well-formed calls all failed by the tool's own fault, with the message of one call."""
     faults: dict[str, float] = defaultdict(float)
     answers: dict[str, float] = defaultdict(float)
     said: dict[str, str] = {}
@@ -46,21 +46,21 @@ def broken_tools(rows: BatchRows) -> dict[str, str]:
 
 
 def diversity_metrics(rows: BatchRows, groups: Sequence[Group]) -> dict[str, float]:
-    """Means of `group_diversity` over these groups' answers."""
+    """Return the means of `group_diversity` over these groups' answers."""
     values = defaultdict(list)
-    rows.column("responses", [row for group in groups for row in group.rows])  # all at once
+    rows.column("responses", [row for group in groups for row in group.rows])  # one request for all
     for group in groups:
         responses = [row.tolist() for row in rows.column("responses", rows.answers(group))]
         extras = rows.column("extra_fields", rows.answers(group))
         answers = [(extra.get("reward_extra_info") or {}).get("pred") for extra in extras]
-        known = None if all(answer is None for answer in answers) else answers
-        for name, value in group_diversity(responses, known).items():
+        parsed = None if all(answer is None for answer in answers) else answers
+        for name, value in group_diversity(responses, parsed).items():
             values[f"diversity/{name}"].append(value)
-    return {name: float(np.mean(of_groups)) for name, of_groups in values.items()}
+    return {name: float(np.mean(numbers)) for name, numbers in values.items()}
 
 
 def tree_of(rows: BatchRows, group: Group) -> tuple[TrajectoryTree, bool]:
-    """A group's tree, and whether the rollout made it: otherwise it is that of the responses' common prefixes."""
+    """Return a group's tree, and whether the rollout made it; if not, it is that of the responses' common prefixes."""
     extras = rows.column("extra_fields", group.rows)
     if text := next((extra[TREE] for extra in extras if extra.get(TREE)), None):
         return TrajectoryTree.from_json(text), True
@@ -71,7 +71,7 @@ def tree_of(rows: BatchRows, group: Group) -> tuple[TrajectoryTree, bool]:
 
 
 def segment_advantages(rows: BatchRows, nodes: Nodes) -> torch.Tensor:
-    """(N,) the advantage that credit has given to each node's first token, summed over the rows through the node."""
+    """Return the advantage of each node's first token (N,), summed over the rows through the node."""
     advantages = rows.tokens("advantages", 0.0)
     columns = nodes.first_token % advantages.shape[1]
     passing = advantages[nodes.pass_row, columns[nodes.pass_node]]
@@ -82,8 +82,8 @@ def tree_record(tree: TrajectoryTree, step: int, uid: str, rewards: list[float |
     """Return a line of the trees file: the tree, its rewards, and the text of every token id that occurs in it.
 
     Args:
-        rewards: reward of each row; None for one without an answer.
-        update: `rows`, or `tree` where shared tokens are computed once.
+        rewards: reward of each row; None for a row without an answer.
+        update: `rows`, or `tree` if shared tokens are computed once.
     """
     tokens = sorted({token for segment in tree.segments for token in segment.token_ids} | _suppressed_tokens(tree))
     return {
@@ -108,7 +108,7 @@ def trees_file(run_dir: str | Path, step: int) -> Path:
 
 
 def write_records(path: Path, records: Sequence[dict], after: bool = False) -> None:
-    """As JSON lines, all or nothing; `after` those that the file has, else instead of them."""
+    """Write records as JSON lines, all or nothing: behind the file's records if `after`, else in place of them."""
     before = path.read_text() if after and path.exists() else ""
     with replacing(path) as unfinished, unfinished.open("w") as out:
         out.write(before)

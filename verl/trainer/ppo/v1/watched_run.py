@@ -1,8 +1,8 @@
-"""A mixin of trainers by which a run that hangs or cannot learn ends, with the first cause in its message.
+"""A mixin of trainers that ends a run that hangs or cannot learn, with the first cause in the message.
 
 hangs               the phase and what it waits for, after `trainer.progress_timeout` s (`ProgressWatch`)
-failed rollouts     the first one's error, where a step's prompts failed
-skipped updates     three in a row, or all of a run: upstream skips those whose gradients are not finite
+failed rollouts     the error of the first one, if a step's prompts failed
+skipped updates     three in a row, or all of a run: upstream skips updates whose gradients are not finite
 checkpoints         a folder that not all workers see, a full disk, a damaged file
 """
 
@@ -31,7 +31,7 @@ from verl.utils.fault_reports import RunError, cause_of, report_fault
 from verl.workers.rollout.group_counts import GroupCounts
 
 SET_UP = "start of the workers and the engines"
-# the trainer's method -> the phase in which it is
+# Name of each of the trainer's methods, and of its phase.
 PHASES = {
     "_setup": SET_UP,
     "on_init_end": "first delivery of the weights to the engines",
@@ -57,26 +57,26 @@ PHASES = {
     "_compute_metrics": "metrics",
 }
 PROMPT_STATES = ("pending", "running", "finished", "failure")
-# what upstream says where none of a batch's prompts has a row
+# Part of upstream's message if no prompt of a batch has a row.
 NO_ROWS = "no materializable trajectories"
 SKIPPED_IN_A_ROW = 3
-# a loss scale of float16 begins too high, and skips until it fits
+# The loss scale of float16 begins too high, and updates are skipped until it fits.
 SKIPPED_IN_A_ROW_FLOAT16 = 20
 FULL_DISK_MEGABYTES = 64
-# columns of a batch that an update reads, in the order in which they are made
+# Columns of a batch that an update reads, in the order of their computation.
 READ_BY_UPDATES = ("rm_scores", "rollout_log_probs", "old_log_probs", "ref_log_prob", "values", "advantages")
 
 
 class WatchedRun:
-    """Mixin of trainers, before upstream's class; it changes the config that it gets."""
+    """Mixin that precedes upstream's trainer class; it changes the config that it gets."""
 
-    # upstream asks for this name to choose buffer and checkpoint format
+    # Upstream chooses the buffer and the checkpoint format by this name.
     upstream_mode: str
 
     def __init__(self, config: DictConfig):
         config.trainer.v1.trainer_mode = self.upstream_mode
         self.updates = self.skipped_updates = 0
-        self.skipped_in_a_row: dict[str, int] = {}  # by role
+        self.skipped_in_a_row: dict[str, int] = {}  # number of updates by role
         self.prompt_states: dict[str, int] = {}
         dtype = config.actor_rollout_ref.actor.fsdp_config.get("dtype")
         self.most_skipped = SKIPPED_IN_A_ROW_FLOAT16 if dtype in ("float16", "fp16") else SKIPPED_IN_A_ROW
@@ -108,10 +108,10 @@ class WatchedRun:
         return (*self.prompt_states.values(), counts.finished, counts.failed)
 
     def _remember_prompt_states(self) -> None:
-        """Keep how many prompts are in which state, whenever the buffer has asked for it; while it asks it has none."""
+        """Store the number of prompts in each state after each sync of the buffer, which has none during a sync."""
         buffer = self.replay_buffer
         ask = getattr(buffer, "_sync_metadata_from_transfer_queue", None)
-        if ask is None:  # a user's sampler
+        if ask is None:  # a user's sampler has no such method
             return
 
         def ask_and_remember() -> None:
@@ -165,11 +165,11 @@ class WatchedRun:
             raise RunError(f"{what}: {counts}") from error
 
     def _counts(self, partition: str, take: bool = False) -> GroupCounts:
-        """Return what the rollout's workers have counted since the last `_take_counts`."""
+        """Return the counts of the rollout's workers since the last `_take_counts`."""
         counts = getattr(getattr(self, "agent_loop_manager", None), "group_counts", None)
         try:
             return counts(partition, take) if counts else GroupCounts()
-        except ray.exceptions.RayError:  # a worker has died or hangs, which another message says
+        except ray.exceptions.RayError:  # a worker has died or hangs; another message reports it
             return GroupCounts()
 
     def _take_counts(self, partition: str) -> GroupCounts:
@@ -283,10 +283,10 @@ class WatchedRun:
         try:
             super().fit(agent_loop_manager)
         except Exception as error:
-            known = isinstance(error, RunError)
-            message = str(error) if known else f"{self.watch.failed_in or 'training loop'}: {cause_of(error)}"
-            report_fault(message)  # what ends the run's services may hang as well
-            if known:
+            is_run_error = isinstance(error, RunError)
+            message = str(error) if is_run_error else f"{self.watch.failed_in or 'training loop'}: {cause_of(error)}"
+            report_fault(message)  # reported first, because the end of the services may hang, too
+            if is_run_error:
                 raise
             raise RunError(message) from error
         if self.updates and self.skipped_updates == self.updates:
@@ -297,7 +297,7 @@ class WatchedRun:
 
 
 def _not_finite(batch) -> str:
-    """Return which column of the batch is the first that holds NaN or infinity."""
+    """Return a text that names the first column of the batch with NaN or infinity."""
     rows = BatchRows(batch)
     for name in READ_BY_UPDATES:
         if not torch.isfinite(rows.tokens(name, 0.0).float()).all():
@@ -307,7 +307,7 @@ def _not_finite(batch) -> str:
 
 @register_trainer("watched_sync")
 class WatchedSyncTrainer(WatchedRun, PPOTrainerSync):
-    """Upstream's synchronous trainer in a run that is watched; equal rewards have advantage 0."""
+    """Upstream's synchronous trainer with `WatchedRun`; groups with equal rewards have advantage 0."""
 
     upstream_mode = "sync"
 

@@ -1,8 +1,8 @@
-"""Attention on a trie that is packed into one row, as an attention function of `transformers` named `prefix_tree`.
+"""An attention function of `transformers`, named `prefix_tree`, for a trie that is packed into one row.
 
 Each segment's queries attend to the keys and values on their path from the root, which are gathered by index, and
-causally to their own. What this needs travels as the keyword argument `prefix_tree` of the model's forward; it is a
-plain class of integer tensors, because FSDP2 rebuilds dataclasses and casts the floats in them.
+causally to those of their own segment. The trie is passed as the keyword argument `prefix_tree` of the model's forward,
+in a plain class of integer tensors, because FSDP2 rebuilds dataclasses and casts the floats in them.
 
 Shapes: N nodes, B segments in a batch, L queries, K keys, H query heads, G key and value heads, D per head.
 """
@@ -18,16 +18,16 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from verl.workers.engine.prefix_tree.trie import Trie
 
 NAME = "prefix_tree"
-# segments share a call where padding adds at most so much of the scores, or so few scores that a call costs more
+# segments share a call if padding adds at most PADDING of their scores plus FREE_PADDING, cheaper than a call
 PADDING, FREE_PADDING = 0.25, 4096
 MAX_SCORES = 2**22
-SUMMED_ROWS = 2**16  # of a gathered gradient that are converted at a time
+SUMMED_ROWS = 2**16  # number of a gathered gradient's rows that are converted at a time
 
 
 class GatherNodes(torch.autograd.Function):
-    """`states[nodes]` whose gradient is summed in float32, also where the states have 16 bits.
+    """The function `states[nodes]`, with a gradient that is summed in float32 even for 16-bit states.
 
-    Hundreds of segments may gather the same node. In bfloat16 a sum of hundreds of terms would keep two digits.
+    Hundreds of segments may gather the same node, and a bfloat16 sum of hundreds of terms has only two digits.
     """
 
     @staticmethod
@@ -42,14 +42,14 @@ class GatherNodes(torch.autograd.Function):
         dtype = torch.promote_types(gradient.dtype, torch.float32)
         total = torch.zeros(ctx.shape, dtype=dtype, device=gradient.device)
         rows = gradient.reshape(-1, *ctx.shape[1:])
-        # in pieces, as the float32 copy of a whole gradient would double its memory
+        # pieces save memory: a float32 copy of the whole gradient would be twice its size
         for piece, places in zip(rows.split(SUMMED_ROWS), nodes.reshape(-1).split(SUMMED_ROWS), strict=True):
             total.index_add_(0, places, piece.to(dtype))
         return total.to(gradient.dtype), None
 
 
 class PaddedBatch:
-    """Segments of similar lengths in one call; a padded query repeats the segment's last, a padded key is masked."""
+    """Segments of similar lengths for one call; padded queries repeat the segment's last, padded keys are masked."""
 
     def __init__(self, trie: Trie, segments: np.ndarray, device: torch.device):
         starts, ends = trie.segment_starts[segments], trie.segment_ends[segments]
@@ -62,12 +62,12 @@ class PaddedBatch:
         self.queries = torch.from_numpy(queries).to(device)  # (B, L) nodes
         self.keys = torch.from_numpy(keys).to(device)  # (B, K) nodes, by depth
         self.query_depth = torch.from_numpy(trie.depth[queries]).to(device)  # (B, L)
-        # whole sequences of one length need no mask, and kernels for these skip what is hidden
+        # whole sequences of one length need no explicit mask, and causal kernels skip the hidden scores
         self.causal = keys.shape == queries.shape and (trie.depth[queries] == np.arange(keys.shape[1])).all()
         self._mask: torch.Tensor | None = None
 
     def mask(self, dtype: torch.dtype) -> torch.Tensor:
-        """(B, 1, L, K), 0 where the key is no deeper than the query, else -inf. All layers share it."""
+        """Return the mask (B, 1, L, K), 0 if the key is no deeper than the query, else -inf. All layers share it."""
         if self._mask is None or self._mask.dtype != dtype:
             hidden = torch.arange(self.keys.shape[1], device=self.keys.device) > self.query_depth[..., None]
             zeros = torch.zeros(hidden.shape, dtype=dtype, device=hidden.device)
@@ -80,7 +80,7 @@ class PaddedSegments:
 
     def __init__(self, trie: Trie, device: torch.device):
         self.batches = [PaddedBatch(trie, segments, device) for segments in similar_segments(trie)]
-        place = np.empty(len(trie), dtype=np.int64)  # of each node among all batches' queries
+        place = np.empty(len(trie), dtype=np.int64)  # index of each node in the queries of all batches
         offset = 0
         for batch in self.batches:
             queries = batch.queries.cpu().numpy().reshape(-1)
@@ -89,11 +89,11 @@ class PaddedSegments:
         self.place = torch.from_numpy(place).to(device)  # (N,)
 
     def attend(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float) -> torch.Tensor:
-        """`query` (N, H, D), `key` and `value` (N, G, D); returns (N, H, D)."""
+        """Return the attention output (N, H, D) for `query` (N, H, D), `key` and `value` (N, G, D)."""
         outputs = []
         for batch in self.batches:
-            of_path = [GatherNodes.apply(states, batch.keys) for states in (key, value)]
-            heads_first = [states.transpose(1, 2) for states in (query[batch.queries], *of_path)]
+            path_states = [GatherNodes.apply(states, batch.keys) for states in (key, value)]
+            heads_first = [states.transpose(1, 2) for states in (query[batch.queries], *path_states)]
             gqa = query.shape[1] != key.shape[1]
             mask = {"is_causal": True} if batch.causal else {"attn_mask": batch.mask(query.dtype)}
             output = scaled_dot_product_attention(*heads_first, **mask, scale=scale, enable_gqa=gqa)
@@ -104,7 +104,7 @@ class PaddedSegments:
 class VarlenSegments:
     """Attention with torch's varlen kernel, whose causal mask is aligned to the last query and key.
 
-    It needs CUDA and 16-bit floats.
+    The kernel needs CUDA and 16-bit floats.
     """
 
     def __init__(self, trie: Trie, device: torch.device):
@@ -119,27 +119,27 @@ class VarlenSegments:
         self.max_queries, self.max_keys = int(query_lengths.max()), int(key_lengths.max())
 
     def attend(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float) -> torch.Tensor:
-        """`query` (N, H, D), `key` and `value` (N, G, D); returns (N, H, D). Segments are the nodes' own order."""
+        """Return the output (N, H, D) for `query` (N, H, D), `key` and `value` (N, G, D), all in the nodes' order."""
         from torch.nn.attention.varlen import varlen_attn
 
         offsets = (self.query_offsets, self.key_offsets, self.max_queries, self.max_keys)
         options = {"window_size": (-1, 0), "scale": scale}
-        # torch 2.11 takes fewer key heads than query heads without being told, 2.12 only when told
+        # torch 2.11 accepts fewer key heads than query heads without this option, 2.12 only with it
         if query.shape[1] != key.shape[1] and "enable_gqa" in inspect.signature(varlen_attn).parameters:
             options["enable_gqa"] = True
-        of_path = [GatherNodes.apply(states, self.keys) for states in (key, value)]
-        return varlen_attn(query, *of_path, *offsets, **options)
+        path_states = [GatherNodes.apply(states, self.keys) for states in (key, value)]
+        return varlen_attn(query, *path_states, *offsets, **options)
 
 
 class TrieSegments:
-    """What a forward over a trie passes as `prefix_tree`; the first layer's tensors tell which attention serves."""
+    """The `prefix_tree` argument of a forward over a trie; the first layer's tensors decide the kind of attention."""
 
     def __init__(self, trie: Trie):
         self._trie = trie
         self._segments: PaddedSegments | VarlenSegments | None = None
 
     def attend(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float) -> torch.Tensor:
-        """`query` (N, H, D), `key` and `value` (N, G, D); returns (N, H, D)."""
+        """Return the attention output (N, H, D) for `query` (N, H, D), `key` and `value` (N, G, D)."""
         if self._segments is None:
             by_kernel = query.is_cuda and query.dtype in (torch.float16, torch.bfloat16)
             self._segments = (VarlenSegments if by_kernel else PaddedSegments)(self._trie, query.device)
@@ -147,7 +147,7 @@ class TrieSegments:
 
 
 def similar_segments(trie: Trie) -> Iterator[np.ndarray]:
-    """Indices of segments in batches whose lengths differ so little that padding is cheap."""
+    """Yield batches of segment indices; the lengths in a batch differ so little that padding is cheap."""
     queries = trie.segment_ends - trie.segment_starts
     keys = trie.depth[trie.segment_ends - 1] + 1
     batch: list[int] = []
@@ -176,10 +176,10 @@ def prefix_tree_attention(
     prefix_tree: TrieSegments | None = None,
     **kwargs,
 ) -> tuple[torch.Tensor, None]:
-    """Return (1, N, H, D), and no weights, for `query` (1, H, N, D), `key` and `value` (1, G, N, D).
+    """Return the output (1, N, H, D), and None as weights, for `query` (1, H, N, D), `key` and `value` (1, G, N, D).
 
     Raises:
-        ValueError: the forward has no trie, or the model has dropout or a sliding window.
+        ValueError: the forward got no trie, or the model has dropout or a sliding window.
     """
     if prefix_tree is None:
         raise ValueError(f"attention {NAME!r} needs the keyword argument prefix_tree of the model's forward")

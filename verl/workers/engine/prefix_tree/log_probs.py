@@ -17,10 +17,10 @@ CHUNK_ELEMENTS = 2**24
 
 
 class _ChosenLogProbs(torch.autograd.Function):
-    """log softmax(logits[row])[token] for pairs of rows and tokens, of which many may share a row.
+    """The function log softmax(logits[row])[token] for pairs of rows and tokens, many of which may share a row.
 
-    A row's log-sum-exp is computed once, in float32 at least, and nothing of the size of the logits is kept but the
-    logits; autograd of the plain formula would keep two further copies.
+    A row's log-sum-exp is computed once, at least in float32. The logits are the only tensor of their size that is
+    kept; autograd of the plain formula would keep two more copies.
     """
 
     @staticmethod
@@ -34,7 +34,7 @@ class _ChosenLogProbs(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx, gradient: torch.Tensor):
         logits, log_sum_exp, rows, tokens = ctx.saved_tensors
-        of_row = torch.zeros_like(log_sum_exp).index_add_(0, rows, gradient)[:, None]
+        row_gradient = torch.zeros_like(log_sum_exp).index_add_(0, rows, gradient)[:, None]
         rows, order = rows.sort()
         tokens, gradient = tokens[order], gradient[order]
         result, size = torch.empty_like(logits), _chunk_rows(logits)
@@ -42,8 +42,8 @@ class _ChosenLogProbs(torch.autograd.Function):
         pairs = torch.searchsorted(rows, starts).tolist()
         for chunk, start in enumerate(range(0, len(logits), size)):
             part, own = slice(start, start + size), slice(pairs[chunk], pairs[chunk + 1])
-            dense = (logits[part].to(log_sum_exp.dtype) - log_sum_exp[part, None]).exp_().mul_(-of_row[part])
-            # 1 - p of a likely token is small: the difference is taken before it is rounded to the logits' precision
+            dense = (logits[part].to(log_sum_exp.dtype) - log_sum_exp[part, None]).exp_().mul_(-row_gradient[part])
+            # 1 - p of a likely token is small, so the subtraction comes before rounding to the logits' precision
             result[part] = dense.index_put_((rows[own] - start, tokens[own]), gradient[own], accumulate=True)
         return result, None, None
 
@@ -53,14 +53,14 @@ def _chunk_rows(logits: torch.Tensor) -> int:
 
 
 class TrieBatch:
-    """A micro-batch's trie as tensors on a device: what a model's forward takes, and how to read its logits.
+    """A micro-batch's trie as tensors on a device, with the inputs of the model's forward and readers of its logits.
 
     Attributes:
-        trie: N nodes; sequences share nodes only at equal temperature.
-        model_inputs: the model's keyword arguments, one packed row of N tokens.
-        temperature: (N,) float64; None where it is 1 everywhere.
-        own_nodes: of all the sequences' tokens, one after the other: their nodes.
-        next_nodes: likewise the nodes of the sequences' next tokens, and of its first after its last.
+        trie: trie of N nodes; sequences share nodes only at equal temperature.
+        model_inputs: keyword arguments of the model's forward, one packed row of N tokens.
+        temperature: (N,) float64, temperature of each node; None if all are 1.
+        own_nodes: (T,) int64, node of each token of the concatenated sequences, T tokens in all.
+        next_nodes: (T,) int64, node of each token's successor in its sequence; for the last token, of the first.
     """
 
     def __init__(self, sequences: Sequence[np.ndarray], temperatures: Sequence[float], device: torch.device):
@@ -87,13 +87,13 @@ class TrieBatch:
         self._parents, self._tokens = parent[self._inner], tokens[self._inner]
 
     def scale(self, logits: torch.Tensor) -> torch.Tensor:
-        """`logits` (N, V) over the nodes' temperatures."""
+        """Return `logits` (N, V) divided by the nodes' temperatures."""
         if self.temperature is None:
             return logits
         return logits / self.temperature.clamp(min=1e-8)[:, None].to(logits.dtype)
 
     def node_log_probs(self, logits: torch.Tensor) -> torch.Tensor:
-        """(N,): log p of each node's token at its parent's scaled logits; 0 at roots."""
+        """Return (N,), log p of each node's token under its parent's scaled logits; 0 at roots."""
         chosen = _ChosenLogProbs.apply(logits, self._parents, self._tokens)
         return chosen.new_zeros(len(self.trie)).index_copy(0, self._inner, chosen)
 
@@ -104,22 +104,22 @@ def tree_log_probs(
     temperature: float | Sequence[float] = 1.0,
     calculate_entropy: bool = True,
 ) -> tuple[list[torch.Tensor], list[torch.Tensor] | None]:
-    """Log-probabilities of sequences with each distinct prefix computed once; both results have gradients.
+    """Return log-probabilities and entropies of sequences, computing each distinct prefix once; both have gradients.
 
         log_probs, entropies = tree_log_probs(model, [ids("2 + 2 = 4"), ids("2 + 2 = 5")])
 
     Args:
         model: a causal model of `transformers`: Qwen2, Qwen3 or Llama. With gradient checkpointing call
-            `model.set_attn_implementation("prefix_tree")` before: layers are recomputed after this function's return.
-        sequences: 1-D tensors of at least one token id each.
-        temperature: of all, or of each sequence; log p is of softmax(logits / temperature).
+            `model.set_attn_implementation("prefix_tree")` first: layers are recomputed after this function returns.
+        sequences: 1-D tensors with at least one token id each.
+        temperature: one temperature, or one per sequence; log p is that of softmax(logits / temperature).
 
     Returns:
-        for each sequence of length T the log-probabilities (T - 1,) of its tokens from the second on, and the entropies
-        (T - 1,) of the distributions that they were drawn from; None for the entropies without `calculate_entropy`.
+        log-probabilities (T - 1,) of the tokens from the second on, for each sequence of length T, and the entropies
+        (T - 1,), in nats, of the distributions they were drawn from; None for entropies without `calculate_entropy`.
 
     Raises:
-        ValueError: a sequence is empty, the model is of another type, or it checkpoints without that call.
+        ValueError: a sequence is empty, the model has another type, or it checkpoints without the call above.
     """
     if not sequences or any(sequence.dim() != 1 or not len(sequence) for sequence in sequences):
         raise ValueError("sequences: expected 1-D tensors of at least one token id")
@@ -130,21 +130,21 @@ def tree_log_probs(
         logits = batch.scale(model(**batch.model_inputs, use_cache=False).logits[0])
     lengths = [len(sequence) for sequence in sequences]
 
-    def of_sequences(values: torch.Tensor) -> list[torch.Tensor]:
+    def by_sequence(values: torch.Tensor) -> list[torch.Tensor]:
         return [own[:-1] for own in values.split(lengths)]
 
-    log_probs = of_sequences(batch.node_log_probs(logits)[batch.next_nodes])
+    log_probs = by_sequence(batch.node_log_probs(logits)[batch.next_nodes])
     if not calculate_entropy:
         return log_probs, None
     log_p = logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(-1)
-    # an impossible token adds 0 log 0 = 0, where the product of 0 and -inf would be NaN
+    # an impossible token adds 0 log 0 = 0; the product of 0 and -inf would be NaN
     entropy = -(log_p.exp() * log_p.masked_fill(log_p == -torch.inf, 0.0)).sum(-1)
-    return log_probs, of_sequences(entropy[batch.own_nodes])
+    return log_probs, by_sequence(entropy[batch.own_nodes])
 
 
 @contextmanager
 def _attention_of(model: torch.nn.Module) -> Iterator[None]:
-    """Let the model attend on tries within this context, and as before after it."""
+    """Let the model attend on tries within this context, and restore its attention afterwards."""
     check_model_config(model.config.to_dict())
     before = model.config._attn_implementation
     if before != NAME and model.training and getattr(model, "is_gradient_checkpointing", False):

@@ -1,7 +1,7 @@
-"""Which rows share a micro-batch: rows in the order of their trie, cut where the budget of distinct tokens is used up.
+"""Cuts a mini-batch into micro-batches of rows that share prefixes, by a budget of distinct tokens.
 
-A micro-batch is a run of neighbors in this order, so that rows with common prefixes stay together. A subtree that fits
-the budget is never cut for it; one that does not is cut between its subtrees.
+The rows are sorted in the order of their trie, and a micro-batch is a run of neighbors in this order. The budget never
+cuts a subtree that fits it; a larger subtree is cut between its own subtrees.
 """
 
 from collections.abc import Sequence
@@ -16,13 +16,13 @@ from verl.workers.config.prefix_tree import SKIP_ZERO_ADVANTAGES
 from verl.workers.engine.prefix_tree.trie import sort_by_prefix
 
 Run = tuple[int, int]
-# A layer gathers keys and values along the path of every segment. So many gathered tokens count as one of the budget: a
-# token's other activations take 8 (full attention heads) to 80 (grouped query attention) times its keys and values.
+# A layer gathers keys and values along the path of every segment. This number of gathered tokens counts as one token of
+# the budget: a token's other activations are 8 (full attention heads) to 80 (grouped query attention) times as large.
 GATHERED_A_TOKEN = 16
 
 
 class TrieOrder:
-    """Rows in the order of their trie; a run (start, end) is the rows from `start` to before `end` there."""
+    """Rows in the order of their trie; a run (start, end) holds the rows `start` to `end` - 1 of this order."""
 
     def __init__(self, rows: Sequence[np.ndarray], kinds: Sequence[float] | None = None):
         self.order, shared = sort_by_prefix([np.ascontiguousarray(row, dtype=np.int64) for row in rows], kinds)
@@ -37,27 +37,27 @@ class TrieOrder:
         return int(self._added[end] - self._added[start] + self.shared[start])
 
     def cost(self, run: Run) -> int:
-        """Return the share of the budget that the run takes: its distinct tokens, and the keys gathered beyond them."""
+        """Return the run's cost in tokens of the budget: its distinct tokens, plus the keys gathered beyond them."""
         start, end = run
         distinct = self.tokens(run)
         return distinct + int(self._all[end] - self._all[start] - distinct) // GATHERED_A_TOKEN
 
     def subtrees(self, run: Run) -> list[Run]:
-        """The run cut wherever the shared prefix is shortest."""
+        """Return the run cut at each place where neighbors share the shortest prefix."""
         start, end = run
         inner = self.shared[start + 1 : end]
         cuts = [start, *(np.flatnonzero(inner == inner.min()) + start + 1).tolist(), end]
         return list(zip(cuts[:-1], cuts[1:], strict=True))
 
     def halves(self, run: Run) -> list[Run]:
-        """The run cut once where the shared prefix is shortest; of several such places, at the most even one."""
+        """Return the run cut once where neighbors share the shortest prefix, with the most even halves possible."""
         start, end = run
         cuts = [begin for begin, _ in self.subtrees(run)[1:]]
         even = min(cuts, key=lambda cut: abs(self.tokens((start, cut)) - self.tokens((cut, end))))
         return [(start, even), (even, end)]
 
     def runs_within(self, budget: int) -> list[Run]:
-        """Return few runs of at most `budget` tokens each, by `cost`; raise ValueError if a row alone has more."""
+        """Return few runs whose `cost` is at most `budget`; raise ValueError if a row alone has more tokens."""
         if self.lengths.max() > budget:
             raise ValueError(
                 f"use_prefix_tree: a row of {self.lengths.max()} tokens exceeds the {budget} of a micro-batch: raise "
@@ -77,7 +77,7 @@ class TrieOrder:
         return runs
 
     def at_least(self, runs: list[Run], count: int) -> list[Run]:
-        """The runs, the largest of which are cut until there are `count`, or a run for each row."""
+        """Return the runs after cutting the largest ones until there are `count` runs, or one per row."""
         runs = list(runs)
         while len(runs) < min(count, len(self.order)):
             largest = max((run for run in runs if run[1] - run[0] > 1), key=self.tokens)
@@ -86,33 +86,34 @@ class TrieOrder:
         return runs
 
     def rows(self, runs: list[Run]) -> list[list[int]]:
-        """The runs' rows, as numbered in the constructor's `rows`."""
+        """Return the rows of each run, as indices into the constructor's `rows`."""
         return [self.order[start:end] for start, end in runs]
 
 
 def rows_and_temperatures(data: TensorDict) -> tuple[list[np.ndarray], list[float]]:
-    """Of nested `input_ids` the rows, and the temperature of each, which is a number or a tensor (B,) in `data`."""
+    """Return the rows of the nested `input_ids`, and each row's `temperature`, a number or a tensor (B,) in `data`."""
     input_ids, temperature = data["input_ids"], data["temperature"]
     rows = np.split(input_ids.values().cpu().numpy(), input_ids.offsets()[1:-1].cpu().numpy())
     return rows, temperature.tolist() if isinstance(temperature, torch.Tensor) else [float(temperature)] * len(rows)
 
 
 def trained_rows(data: TensorDict) -> list[int]:
-    """The rows that are computed: with SKIP_ZERO_ADVANTAGES, which says that others have no gradient, those with an
-    advantage other than 0, or the first row where there is none."""
+    """Return the indices of the rows to compute: all, or with SKIP_ZERO_ADVANTAGES the rows with an advantage other
+    than 0, because the others have no gradient; if there are none, the first row."""
     rows = list(range(len(data)))
     if not tu.get_non_tensor_data(data=data, key=SKIP_ZERO_ADVANTAGES, default=False):
         return rows
-    teaches = torch.stack([advantages.any() for advantages in data["advantages"].unbind()]).tolist()
-    return [row for row in rows if teaches[row]] or rows[:1]
+    has_advantage = torch.stack([advantages.any() for advantages in data["advantages"].unbind()]).tolist()
+    return [row for row in rows if has_advantage[row]] or rows[:1]
 
 
 def prepare_micro_batches(data: TensorDict, dp_group=None) -> tuple[list[TensorDict], list[list[int]]]:
-    """Micro-batches, equally many on all ranks of `dp_group`, and the rows in each; see upstream's function.
+    """Return micro-batches and the row indices of each, like upstream's function of this name.
 
-    With `use_dynamic_bsz` they have at most `max_token_len_per_gpu` tokens by `TrieOrder.cost`, and hold
-    `trained_rows`, with others only where a rank has too few for its micro-batches; else `micro_batch_size_per_gpu`
-    rows. `data` then says `use_dynamic_bsz` either way, because upstream puts outputs back into order only with it.
+    All ranks of `dp_group` get the same number. With `use_dynamic_bsz` a micro-batch costs at most
+    `max_token_len_per_gpu` (`TrieOrder.cost`) and holds only `trained_rows`, and other rows if a rank has too few of
+    them; without it, it holds `micro_batch_size_per_gpu` rows. Afterwards `use_dynamic_bsz` is set in `data` in both
+    cases, because upstream restores the order of outputs only with it.
     """
     rows, kinds = rows_and_temperatures(data)
 
@@ -136,8 +137,8 @@ def prepare_micro_batches(data: TensorDict, dp_group=None) -> tuple[list[TensorD
         order = order_of(chosen)
         runs = [(start, start + size) for start in range(0, len(rows), size)]
         tu.assign_non_tensor(data, use_dynamic_bsz=True)
-    indices = [[chosen[row] for row in of_run] for of_run in order.rows(runs)]
-    return [tu.index_select_tensor_dict(data, of_run) for of_run in indices], indices
+    indices = [[chosen[row] for row in run_rows] for run_rows in order.rows(runs)]
+    return [tu.index_select_tensor_dict(data, run_rows) for run_rows in indices], indices
 
 
 def _most_over_ranks(number: int, dp_group) -> int:

@@ -1,8 +1,8 @@
 """The trie of a micro-batch's sequences, in NumPy.
 
-The sequences are sorted, so that each shares with its predecessor all that it shares with any earlier sequence. It
-adds its other tokens as new nodes. The nodes' order is therefore a pre-order, in which a node's only child follows it
-at once. Python loops over sequences here, never over tokens.
+The sequences are sorted, so that the longest prefix a sequence shares with any earlier one is the prefix it shares with
+its predecessor. It adds its other tokens as new nodes. The nodes are therefore in pre-order: an only child directly
+follows its parent. Python loops over sequences here, never over tokens.
 
 For the sequences [7, 8, 9], [7, 8] and [7, 8, 5, 5]:
 
@@ -21,17 +21,17 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Trie:
-    """N nodes in pre-order, each the last token of a distinct prefix; a forest where first tokens differ.
+    """A trie of N nodes in pre-order, each the last token of a distinct prefix. It is a forest if first tokens differ.
 
     Attributes:
-        tokens: (N,) int64.
-        parent: (N,) int64; -1 at a root.
-        depth: (N,) int64; the token's position in its sequences.
-        node_of: for each sequence the nodes of its tokens, int64.
-        segment_starts: (S,) int64. A segment is a maximal chain: all its nodes but the last have one child, which is
-            the next node.
-        segment_ends: (S,) int64; the node after a segment's last.
-        segment_sequence: (S,) int64; a sequence that passes through the segment.
+        tokens: (N,) int64, token id of each node.
+        parent: (N,) int64, parent of each node; -1 at a root.
+        depth: (N,) int64, position of the node's token in its sequences.
+        node_of: nodes of each sequence's tokens, int64.
+        segment_starts: (S,) int64, first node of each segment. A segment is a maximal chain: each of its nodes but the
+            last has one child, which is the next node.
+        segment_ends: (S,) int64, node after each segment's last.
+        segment_sequence: (S,) int64, index of a sequence that passes through the segment.
     """
 
     tokens: np.ndarray
@@ -46,16 +46,17 @@ class Trie:
         return len(self.tokens)
 
     def segment_path(self, segment: int) -> np.ndarray:
-        """The nodes from the root to the segment's last node; entry i is at depth i."""
+        """Return the nodes from the root to the segment's last node; entry i is at depth i."""
         last = self.segment_ends[segment] - 1
         return self.node_of[self.segment_sequence[segment]][: self.depth[last] + 1]
 
 
 def build_trie(sequences: Sequence[np.ndarray], kinds: Sequence[float] | None = None) -> Trie:
-    """The trie of these 1-D sequences of token ids, which may be empty.
+    """Return the trie of 1-D sequences of token ids, which may be empty.
 
     Args:
-        kinds: of each sequence; sequences of different kinds share no node. None: all are of the same kind.
+        sequences: token ids of each sequence.
+        kinds: kind of each sequence; sequences of different kinds share no node. None if all have the same kind.
     """
     rows = [np.ascontiguousarray(sequence, dtype=np.int64) for sequence in sequences]
     order, shared = sort_by_prefix(rows, kinds)
@@ -73,9 +74,9 @@ def build_trie(sequences: Sequence[np.ndarray], kinds: Sequence[float] | None = 
 
 
 def sort_by_prefix(rows: list[np.ndarray], kinds: Sequence[float] | None = None) -> tuple[list[int], list[int]]:
-    """The int64 rows' order in a trie, and the length of the prefix that each shares with its predecessor there."""
+    """Return the int64 rows' order in a trie, and the length of the prefix that each shares with its predecessor."""
     kinds = [0.0] * len(rows) if kinds is None else kinds
-    # any order serves that keeps equal prefixes together, and that of bytes is fast
+    # any order that keeps equal prefixes together is right; the order of the bytes is fast
     keys = [(kind, row.tobytes()) for kind, row in zip(kinds, rows, strict=True)]
     order = sorted(range(len(rows)), key=keys.__getitem__)
     shared = [0] * len(rows)
@@ -93,7 +94,7 @@ def _shared_prefix(a: np.ndarray, b: np.ndarray) -> int:
 
 
 def _with_segments(rows: list[np.ndarray], node_of: list[np.ndarray], chains: np.ndarray) -> Trie:
-    """`chains` (C, 4): the nodes that a sequence added: the sequence, first depth, parent of the first, how many."""
+    """Return the trie; `chains` (C, 4) lists added nodes: sequence, depth and parent of the first node, and count."""
     sequence, first_depth, first_parent, count = chains.T
     ends = np.cumsum(count)
     starts = ends - count

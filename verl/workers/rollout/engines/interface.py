@@ -1,4 +1,4 @@
-"""What a rollout asks of an engine, and what it gets. Engines with the same model give the same greedy tokens."""
+"""The interface of rollout engines: requests and results. Engines with the same model give the same greedy tokens."""
 
 import asyncio
 from abc import ABC, abstractmethod
@@ -10,17 +10,17 @@ TokenLogprob = tuple[int, float]  # token, log-probability
 
 @dataclass
 class Generation:
-    """A continuation.
+    """A continuation of some token ids.
 
     Args:
-        token_ids: new tokens, a stop token included.
-        log_probs: of each token under the distribution that it was sampled from; greedy: the raw one (T = 1).
-        top_logprobs: for each token the `n_top_logprobs` most likely ones with their raw log-probabilities (T = 1), the
-            most likely first; greedy: the first is the token itself. None unless asked for.
+        token_ids: new tokens, including a stop token.
+        log_probs: log-probability of each token under its sampling distribution; greedy: under the raw one (T = 1).
+        top_logprobs: the `n_top_logprobs` most likely tokens at each position with their raw log-probabilities (T = 1),
+            the most likely first; greedy: the first is the chosen token. None if not requested.
         stopped: whether the last token is a stop token.
-        versions: the weights that made it, (tokens, version) of each part; empty where the engine knows of none.
-        entropies: in nats, for each token that of the distribution of `top_logprobs`, of which the `n_entropy` most
-            likely tokens are looked at (`entropies_of`, over the tokenizer's vocabulary). None unless asked for.
+        versions: pairs (number of tokens, version of the weights that made them), in order; empty if unknown.
+        entropies: entropy in nats of the distribution of `top_logprobs` at each position, estimated from the
+            `n_entropy` most likely tokens (`entropies_of`, over the tokenizer's vocabulary). None if not requested.
     """
 
     token_ids: list[int]
@@ -31,7 +31,7 @@ class Generation:
     entropies: list[float] | None = None
 
     def first(self, n: int) -> "Generation":
-        """Its first n tokens, as if it had ended there."""
+        """Return the first n tokens, as if the generation had ended there."""
         if n >= len(self.token_ids):
             return self
         parts = {name: getattr(self, name) for name in ("top_logprobs", "entropies")}
@@ -41,20 +41,20 @@ class Generation:
 
 @dataclass(frozen=True)
 class GenerationRequest:
-    """A request to an engine; every engine takes it as it is.
+    """A request to an engine; all engines take the same one.
 
     Args:
-        prompt_ids: token ids that are continued.
+        prompt_ids: token ids to continue.
         max_tokens: largest number of new tokens.
-        stop_token_ids: the first of these ends the generation, and belongs to it.
-        temperature: 0 is greedy.
-        top_p, top_k: as vLLM's; 1.0 and -1 leave the distribution whole.
+        stop_token_ids: tokens that end the generation; the first that is sampled belongs to it.
+        temperature: sampling temperature; 0 for greedy decoding.
+        top_p, top_k: restrictions of the sampled tokens as in vLLM; 1.0 and -1 restrict nothing.
         seed: seed of the sampling; None for a random one.
         n_top_logprobs: number of most likely tokens per position whose log-probabilities are reported.
-        n_entropy: number of most likely tokens per position of which the entropy is estimated; 0 for no entropies.
-        stop: texts, looked for in the new tokens only; the token that completes one of them ends the generation.
-        request_id: requests of one id go to the same replica, where their common prefix is cached.
-        extra_args: vLLM's: what a logits processor reads, such as `adaptive_temperature`.
+        n_entropy: number of most likely tokens per position from which the entropy is estimated; 0 for no entropies.
+        stop: texts searched for in the new tokens only; the token that completes one of them ends the generation.
+        request_id: id whose requests all go to one replica, where their common prefix is cached.
+        extra_args: vLLM's `extra_args`, settings for samplers such as `adaptive_temperature`.
     """
 
     prompt_ids: Sequence[int]
@@ -72,7 +72,7 @@ class GenerationRequest:
 
 
 class RolloutEngine(ABC):
-    """Something that continues token ids: vLLM's servers, a local vLLM, a local `transformers` model."""
+    """A model that continues token ids: vLLM's servers, a local vLLM, or a local `transformers` model."""
 
     @abstractmethod
     async def generate(self, request: GenerationRequest) -> Generation:
@@ -83,26 +83,26 @@ class RolloutEngine(ABC):
     ) -> list[float]:
         """Return the log-probability in nats of each token of a given continuation.
 
-        It is that of the raw distribution (T = 1) of the weights that the engine has when it is asked, whatever tokens
-        are sampled with. vLLM takes a common prefix from its cache.
+        The distribution is the raw one (T = 1) of the engine's present weights, whatever the sampling parameters of
+        `generate`. vLLM takes a common prefix from its cache.
 
         Args:
             prompt_ids: tokens before the continuation, at least one.
             continuation_ids: tokens to score.
-            request_id: see `GenerationRequest`.
+            request_id: id as in `GenerationRequest`.
         """
         raise NotImplementedError(f"{type(self).__name__} scores no continuations")
 
 
 def last_scores(prompt_log_probs: Sequence[float], n_cached: int | None, n_prompt: int, n: int) -> list[float] | None:
-    """Return the log-probabilities of a prompt's last n tokens out of those that vLLM reports; None if it lacks some.
+    """Return the log-probabilities of a prompt's last n tokens from those that vLLM reports; None if some are missing.
 
-    vLLM computes none for tokens whose predecessors it takes from the prefix cache: its V2 model runner leaves them
-    out, and the older one reports unset memory for them. So the last ones are right unless the cache holds a token
-    of the continuation that another one follows.
+    vLLM computes no log-probability for a token whose predecessor comes from the prefix cache: the V2 model runner
+    leaves these tokens out, and the V1 runner reports uninitialized memory for them. The last n values are therefore
+    correct unless the cache held all tokens before the continuation.
 
     Args:
-        prompt_log_probs: as reported, without the first token's.
+        prompt_log_probs: log-probabilities that vLLM reports, from the prompt's second token on.
         n_cached: number of the prompt's tokens that came from the cache.
         n_prompt: number of tokens before the continuation.
         n: number of tokens of the continuation.
@@ -113,14 +113,14 @@ def last_scores(prompt_log_probs: Sequence[float], n_cached: int | None, n_promp
 
 
 def end_of_sequence_ids(tokenizer, generation_config=None) -> list[int]:
-    """Return the ids that end a response: the tokenizer's, and the generation config's, at which a server stops too."""
+    """Return the token ids that end a response: those of the tokenizer and of the generation config, as servers do."""
     more = getattr(generation_config, "eos_token_id", None)
     more = more if isinstance(more, list) else [more]
     return sorted({token for token in (tokenizer.eos_token_id, *more) if token is not None})
 
 
 def generation_config_of(model_path: str):
-    """Return the model's `GenerationConfig`; None for a model without one."""
+    """Return the model's `GenerationConfig`; None if it has none."""
     from transformers import GenerationConfig
 
     try:
@@ -130,7 +130,7 @@ def generation_config_of(model_path: str):
 
 
 async def gather_or_cancel(*coroutines) -> list:
-    """`asyncio.gather` that leaves nothing running: when one fails, the others are cancelled and have ended."""
+    """Return the coroutines' results in order, as `asyncio.gather`; if one fails, cancel and await the others."""
     tasks = [asyncio.ensure_future(coroutine) for coroutine in coroutines]
     try:
         return await asyncio.gather(*tasks)

@@ -1,4 +1,4 @@
-"""A `transformers` causal LM in this process, for tests, debugging and machines without vLLM."""
+"""A rollout engine that runs a `transformers` causal LM in this process."""
 
 import numpy as np
 import torch
@@ -9,9 +9,9 @@ from verl.workers.rollout.engines.interface import Generation, GenerationRequest
 
 
 class TransformersEngine(RolloutEngine):
-    """A `transformers` causal LM, one request at a time: for tests, debugging and machines without vLLM.
+    """A `transformers` causal LM that serves one request at a time: for tests, debugging and machines without vLLM.
 
-    `stop` and `n_entropy` need the tokenizer.
+    Requests with `stop` or `n_entropy` need the tokenizer.
     """
 
     def __init__(self, model, tokenizer=None):
@@ -54,7 +54,7 @@ class TransformersEngine(RolloutEngine):
                 top.append(raw.topk(request.n_entropy).values.tolist())
             if request.temperature == 0:
                 token, log_prob = int(raw.argmax()), float(raw.max())
-                if request.n_top_logprobs:  # among equals, topk and argmax may differ
+                if request.n_top_logprobs:  # topk and argmax may choose different tokens of equal probability
                     token, log_prob = result.top_logprobs[-1][0]
             else:
                 if tempered:
@@ -75,7 +75,7 @@ class TransformersEngine(RolloutEngine):
 
 
 def restricted(logits: torch.Tensor, top_p: float, top_k: int) -> torch.Tensor:
-    """Logits (V,) with the tokens outside top-k and the top-p nucleus at -inf."""
+    """Return the logits (V,) with -inf for the tokens outside top-k and the top-p nucleus."""
     if 0 < top_k < len(logits):
         logits = logits.masked_fill(logits < logits.topk(top_k).values[-1], -torch.inf)
     if top_p < 1:

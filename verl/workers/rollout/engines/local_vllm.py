@@ -1,4 +1,4 @@
-"""The engine of group rollouts on a vLLM of this process's own, without Ray: for measurements of trees."""
+"""A rollout engine on a vLLM that this process starts itself, without Ray, for measurements of trees."""
 
 from pathlib import Path
 
@@ -7,10 +7,10 @@ from vllm_patches.top_logprobs_without_text import leave_out_text
 
 
 class VLLMEngine(RolloutEngine):
-    """vLLM's asynchronous engine; counts its requests and the tokens that it generates.
+    """vLLM's asynchronous engine with counters of requests and of generated tokens.
 
     Top log-probs and entropies are those of the raw distribution (T = 1), unless `logprobs_mode` says otherwise.
-    `vocab_size` is the tokenizer's, for entropies.
+    `vocab_size`, the size of the tokenizer's vocabulary, is needed for entropies.
     """
 
     def __init__(self, engine, vocab_size: int):
@@ -19,7 +19,7 @@ class VLLMEngine(RolloutEngine):
 
     @classmethod
     def start(cls, model: str | Path, vocab_size: int, **arguments) -> "VLLMEngine":
-        """An engine in a process of its own; `arguments` are vLLM's."""
+        """Start vLLM in a new process and return its engine; `arguments` are vLLM's engine arguments."""
         from vllm.engine.arg_utils import AsyncEngineArgs
         from vllm.v1.engine.async_llm import AsyncLLM
 
@@ -29,11 +29,11 @@ class VLLMEngine(RolloutEngine):
         )
 
     def shutdown(self) -> None:
-        engine, self.engine = self.engine, None  # else vLLM does it once more while the interpreter ends, and fails
+        engine, self.engine = self.engine, None  # otherwise vLLM shuts down again at interpreter exit, and fails
         engine.shutdown()
 
     async def forget_prefixes(self) -> None:
-        """Empty the cache of prefixes, so that what comes next is not helped by what was before."""
+        """Empty the prefix cache, so that later requests do not profit from earlier ones."""
         await self.engine.reset_prefix_cache()
 
     async def generate(self, request: GenerationRequest) -> Generation:
@@ -42,7 +42,7 @@ class VLLMEngine(RolloutEngine):
         from verl.workers.rollout.engines.top_logprobs_server import in_two_outputs, top_of_steps
 
         self.requests += 1
-        # as the rollout server does: see top_logprobs_server.py
+        # these options are those of the rollout server: see top_logprobs_server.py
         params = SamplingParams(
             max_tokens=request.max_tokens,
             ignore_eos=True,
@@ -65,12 +65,12 @@ class VLLMEngine(RolloutEngine):
             last = part
         output = last.outputs[0]
         self.generated += len(output.token_ids)
-        flat, token_ids = output.logprobs, list(output.token_ids)
+        logprobs, token_ids = output.logprobs, list(output.token_ids)
         return Generation(
             token_ids,
-            [flat.logprobs[at] for at in flat.start_indices],
+            [logprobs.logprobs[at] for at in logprobs.start_indices],
             stopped=bool(token_ids) and token_ids[-1] in request.stop_token_ids,
-            **top_of_steps(flat, request.n_top_logprobs, request.n_entropy, self.vocab_size),
+            **top_of_steps(logprobs, request.n_top_logprobs, request.n_entropy, self.vocab_size),
         )
 
     async def score(self, prompt_ids, continuation_ids, request_id=None) -> list[float]:

@@ -1,14 +1,14 @@
-"""Many requests to a rollout server in few calls through Ray, each of which costs about a millisecond of CPU.
+"""Sends many requests to a rollout server in few calls through Ray, because a call costs about 1 ms of CPU.
 
     agent-loop worker                             server
     Exchange.generate ─┐
     Exchange.generate ─┴─ submit(client, [...]) ──> a task for each request
-                          collect(client) ────────> waits for the first answer and those that come with it
+                          collect(client) ────────> waits for the first answer and those that follow at once
                         <─ [(number, answer), ...]
 
-Requests of one tick of the worker's event loop are submitted together; what an engine's step finishes is collected
-together, for all groups of the worker. A request that is cancelled on the worker, as those of a group that takes too
-long, is given up on the server too. A server that dies ends `collect`, and with it every request that waits.
+Requests from one tick of the worker's event loop are submitted together. Answers that one step of the engine finishes
+are collected together, for all groups of the worker. If a request is cancelled on the worker, for example because its
+group takes too long, the server cancels it too. If a server dies, `collect` and every waiting request fail.
 """
 
 import asyncio
@@ -22,28 +22,28 @@ from uuid import uuid4
 
 from verl.utils.fault_reports import cause_of
 
-# an engine's step ends all its requests within about this time
+# requests that end in one step of the engine end within about this time
 COLLECT_SECONDS = 0.002
 
 
 class ExchangeServer:
-    """Adds the server's side to an asynchronous actor with `generate`."""
+    """Base class that adds the server's side to an asynchronous actor with the method `generate`."""
 
     async def submit(self, client: str, requests: list[tuple[int, dict[str, Any]]]) -> None:
-        """Begin with requests: each a number of the client's, and the arguments of `generate`."""
+        """Start requests; each is a pair (number chosen by the client, arguments of `generate`)."""
         for number, request in requests:
             task = asyncio.create_task(self._answer(client, number, request))
             self._exchange_tasks[client, number] = task
             task.add_done_callback(lambda _, key=(client, number): self._exchange_tasks.pop(key))
 
     async def give_up(self, client: str, numbers: list[int]) -> None:
-        """Nobody waits for these requests any more; vLLM aborts what has not ended."""
+        """Cancel these requests of a client; vLLM aborts those that have not ended."""
         for number in numbers:
             if task := self._exchange_tasks.get((client, number)):
                 task.cancel()
 
     async def collect(self, client: str) -> list[tuple[int, Any, str | None]]:
-        """Answers of this client's requests that have ended since: number, what `generate` gave, error in words."""
+        """Wait for and return the client's new answers, each (number, result of `generate`, error message or None)."""
         answers = self._exchange_answers[client]
         first = await answers.get()
         await asyncio.sleep(COLLECT_SECONDS)
@@ -66,7 +66,7 @@ class ExchangeServer:
 
 
 class Exchange:
-    """The worker's side, for one server: the handle of an actor that is an `ExchangeServer`."""
+    """The worker's side of the exchange with one server, the Ray handle of an `ExchangeServer`."""
 
     def __init__(self, server):
         self.server, self.client = server, uuid4().hex
@@ -78,7 +78,7 @@ class Exchange:
         self.collecting: asyncio.Task | None = None
 
     async def generate(self, **request: Any) -> Any:
-        """Return what the server's `generate` returns, or raise RuntimeError with what it raised, in words."""
+        """Return the result of the server's `generate`; raise RuntimeError with the message of its error."""
         loop, number = asyncio.get_running_loop(), next(self.numbers)
         if not self.new:
             loop.call_soon(self._submit)
@@ -115,7 +115,7 @@ class Exchange:
             self._fail(error, [number for number, _ in requests])
 
     async def _end(self, numbers: list[int]) -> None:
-        with contextlib.suppress(Exception):  # a server that has died has ended them
+        with contextlib.suppress(Exception):  # if the server has died, so have its requests
             await self.server.give_up.remote(self.client, numbers)
 
     async def _collect(self) -> None:
@@ -124,7 +124,7 @@ class Exchange:
                 for number, answer, error in await self.server.collect.remote(self.client):
                     future = self.waiting.pop(number, None)
                     if future is None or future.done():
-                        continue  # it was given up
+                        continue  # the request was cancelled in the meantime
                     if error is None:
                         future.set_result(answer)
                     else:

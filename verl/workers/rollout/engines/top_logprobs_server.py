@@ -1,10 +1,10 @@
-"""vLLM's rollout server with the most likely tokens or the entropy of every decode step.
+"""A vLLM rollout server that also reports the most likely tokens and the entropy of every decode step.
 
-Upstream's `vLLMHttpServer.generate` (verl 0.9.1) reports the sampled token's log-probability only. This one takes
+Upstream's `vLLMHttpServer.generate` (verl 0.9.1) reports only the sampled token's log-probability. This server accepts
 `n_top_logprobs` and `n_entropy` among the sampling parameters. It reports the `n_top_logprobs` most likely tokens of
-every step as `extra_fields["top_logprobs"]`, and each step's entropy, estimated here from the `n_entropy` most likely
-tokens, as `extra_fields["entropies"]`: one number for each token goes through Ray. Rollout names that need it are
-registered with this replica class.
+every step as `extra_fields["top_logprobs"]`, and each step's entropy as `extra_fields["entropies"]`. The entropy is
+estimated here from the `n_entropy` most likely tokens, so that only one number per token goes through Ray. Rollout
+names that need the server are registered with this replica class.
 """
 
 from contextvars import ContextVar
@@ -22,15 +22,15 @@ from vllm_patches.top_logprobs_without_text import leave_out_text
 
 N_TOP_LOGPROBS, TOP_LOGPROBS = "n_top_logprobs", "top_logprobs"
 N_ENTROPY, ENTROPIES = "n_entropy", "entropies"
-NEVER = 2**31  # tokens between two outputs
+NEVER = 2**31  # number of tokens between two outputs
 _request: ContextVar[dict | None] = ContextVar("top_logprobs_request", default=None)
 
 
 async def in_two_outputs(engine, sampling_params, **options):
     """Yield two outputs of `engine.generate`: the first token, for which upstream's server waits, and all tokens.
 
-    An output for each token would take a third of the time of vLLM's process beside the engine. The interval between
-    outputs is the request's in vLLM 0.30, and the engine's in 0.24 (`wait_with_outputs`).
+    One output per token would take a third of the time of the process in which vLLM serves requests. The interval
+    between outputs is set per request in vLLM 0.30, and per engine in 0.24 (`wait_with_outputs`).
     """
     sampling_params.output_kind = RequestOutputKind.DELTA
     if hasattr(sampling_params, "stream_interval"):
@@ -39,7 +39,7 @@ async def in_two_outputs(engine, sampling_params, **options):
     async for output in engine.generate(sampling_params=sampling_params, **options):
         completion = output.outputs[0]
         if completion.logprobs and not completion.token_ids:
-            # vLLM reports the last len(token_ids) log-probabilities: those of all tokens, if an abort comes without any
+            # vLLM reports the last len(token_ids) log-probabilities: after an abort without new tokens, all of them
             completion.logprobs = type(completion.logprobs)()
         if whole is None:
             whole = output
@@ -49,18 +49,18 @@ async def in_two_outputs(engine, sampling_params, **options):
 
 
 def wait_with_outputs(engine) -> None:
-    """Let an engine of vLLM 0.24 give a request's first token and then the rest when it ends.
+    """Let an engine of vLLM 0.24 report a request's first token, and the other tokens only when the request ends.
 
-    The interval is an argument of this engine (`--stream-interval`), which upstream's server would pass to every vLLM.
+    The engine's argument `--stream-interval` does the same, but upstream's server would pass it to every vLLM.
     """
     if not hasattr(SamplingParams, "stream_interval"):
         engine.output_processor.stream_interval = NEVER
 
 
 class TopLogprobsEngine:
-    """The server's engine; requests of `TopLogprobsServer.generate` leave their log-probabilities behind.
+    """The server's engine, which stores the log-probabilities of requests from `TopLogprobsServer.generate`.
 
-    Nobody reads their text: it is decoded where stop texts are looked for in it.
+    Their text is decoded only if stop texts must be searched for in it, because nothing else reads it.
     """
 
     def __init__(self, engine):
@@ -77,7 +77,7 @@ class TopLogprobsEngine:
             return
         if request["n"]:
             sampling_params.logprobs = request["n"]
-        # an object and a text for each of the most likely tokens of every step would cost a third of the time
+        # creating an object and a text for each of the most likely tokens would cost a third of the time
         sampling_params.flat_logprobs = sampling_params.prompt_logprobs is None
         sampling_params.detokenize = bool(sampling_params.stop)
         in_two = request["in_two"] and sampling_params.flat_logprobs
@@ -86,9 +86,11 @@ class TopLogprobsEngine:
         async for last in generate(sampling_params=sampling_params, **options):
             yield last
         if last is not None and last.outputs and isinstance(last.outputs[0].logprobs, FlatLogprobs):
-            request["logprobs"] = flat = last.outputs[0].logprobs
-            # what upstream reads: the sampled token's
-            last.outputs[0].logprobs = [{flat.token_ids[at]: Logprob(flat.logprobs[at])} for at in flat.start_indices]
+            request["logprobs"] = logprobs = last.outputs[0].logprobs
+            # upstream reads only the log-probability of the sampled token, which is each step's first
+            last.outputs[0].logprobs = [
+                {logprobs.token_ids[at]: Logprob(logprobs.logprobs[at])} for at in logprobs.start_indices
+            ]
 
 
 class TopLogprobsServer(ExchangeServer, vLLMHttpServer):
@@ -106,52 +108,52 @@ class TopLogprobsServer(ExchangeServer, vLLMHttpServer):
     async def generate(self, prompt_ids, sampling_params, request_id, **options):
         n_top_logprobs, n_entropy = (sampling_params.pop(name, 0) for name in (N_TOP_LOGPROBS, N_ENTROPY))
         n = max(n_top_logprobs, n_entropy)
-        # `RequestOutput.add` loses the experts of the tokens, which come with the last output
+        # `RequestOutput.add` would lose the tokens' routed experts, which come with the last output
         in_two = not self.config.enable_rollout_routing_replay
         request = {"n": n, "logprobs": FlatLogprobs(), "in_two": in_two}
         token = _request.set(request)
         try:
-            wanted = {"logprobs": True} if n else {}
-            output = await super().generate(prompt_ids, {**sampling_params, **wanted}, request_id, **options)
+            logprobs_option = {"logprobs": True} if n else {}
+            output = await super().generate(prompt_ids, {**sampling_params, **logprobs_option}, request_id, **options)
         finally:
             _request.reset(token)
         if not n:
             return output
-        flat = request["logprobs"]
-        if len(flat) != len(output.token_ids):
-            raise RuntimeError(f"vLLM reported log-probabilities of {len(flat)} tokens for {len(output.token_ids)}")
-        output.extra_fields |= top_of_steps(flat, n_top_logprobs, n_entropy, len(self.model_config.tokenizer))
+        logprobs = request["logprobs"]
+        if len(logprobs) != len(output.token_ids):
+            raise RuntimeError(f"vLLM reported log-probabilities of {len(logprobs)} tokens for {len(output.token_ids)}")
+        output.extra_fields |= top_of_steps(logprobs, n_top_logprobs, n_entropy, len(self.model_config.tokenizer))
         return output
 
 
-def top_of_steps(flat: FlatLogprobs, n_top_logprobs: int, n_entropy: int, vocab_size: int) -> dict[str, list]:
-    """Return the most likely tokens and the entropy of each step, whichever are asked for by numbers above 0."""
+def top_of_steps(logprobs: FlatLogprobs, n_top_logprobs: int, n_entropy: int, vocab_size: int) -> dict[str, list]:
+    """Return each step's most likely tokens if `n_top_logprobs` > 0, and its entropy in nats if `n_entropy` > 0."""
     values: dict[str, list] = {}
     if n_top_logprobs:
-        values[TOP_LOGPROBS] = ranked(flat, n_top_logprobs)
+        values[TOP_LOGPROBS] = ranked(logprobs, n_top_logprobs)
     if n_entropy:
-        top = top_log_probs(flat, max(n_top_logprobs, n_entropy))[:, :n_entropy]
+        top = top_log_probs(logprobs, max(n_top_logprobs, n_entropy))[:, :n_entropy]
         values[ENTROPIES] = entropies_of(top, vocab_size).tolist()
     return values
 
 
-def ranked(flat: FlatLogprobs, n: int) -> list[list[tuple[int, float]]]:
-    """For each token n (token, log-probability), the most likely first; among equals the chosen token comes first.
+def ranked(logprobs: FlatLogprobs, n: int) -> list[list[tuple[int, float]]]:
+    """Return each step's n most likely (token, log-probability), descending; among equals the chosen token is first.
 
-    vLLM gives the chosen token, then the most likely ones in order, of which it may be one.
+    vLLM reports the chosen token first, then the most likely tokens in order, which may include it.
     """
     ranking = []
-    for start, end in zip(flat.start_indices, flat.end_indices, strict=True):
-        chosen = flat.token_ids[start]
-        step = dict(zip(flat.token_ids[start:end], flat.logprobs[start:end], strict=True))
+    for start, end in zip(logprobs.start_indices, logprobs.end_indices, strict=True):
+        chosen = logprobs.token_ids[start]
+        step = dict(zip(logprobs.token_ids[start:end], logprobs.logprobs[start:end], strict=True))
         ranking.append(sorted(step.items(), key=lambda item: (-item[1], item[0] != chosen))[:n])
     return ranking
 
 
-def top_log_probs(flat: FlatLogprobs, n: int) -> np.ndarray:
-    """(T, n), descending: the log-probabilities of the n most likely tokens of each step, which has the chosen one's
-    before them. Raises ValueError where a step has another number of them."""
-    return np.array(flat.logprobs).reshape(len(flat), n + 1)[:, 1:]
+def top_log_probs(logprobs: FlatLogprobs, n: int) -> np.ndarray:
+    """Return (T, n), the log-probabilities of each step's n most likely tokens in descending order; raise ValueError
+    unless each step holds n + 1 numbers, the chosen token's first."""
+    return np.array(logprobs.logprobs).reshape(len(logprobs), n + 1)[:, 1:]
 
 
 class TopLogprobsReplica(vLLMReplica):
@@ -160,5 +162,5 @@ class TopLogprobsReplica(vLLMReplica):
         self.server_class = ray.remote(TopLogprobsServer)
 
     def _get_server_name_prefix(self) -> str:
-        """The trainer's side looks for the server under the rollout's name."""
+        """Return the prefix of the server's name, under which the trainer's side looks for it."""
         return f"{self.config.name}_"

@@ -1,4 +1,4 @@
-"""The engine of group rollouts on vLLM: upstream's rollout servers (verl 0.9.1), one of them for all of a group.
+"""A rollout engine on upstream's vLLM servers (verl 0.9.1); one server gets all requests of a group.
 
 first request of a group ──> load balancer: acquire a server      upstream's client asks the balancer, one actor of
 every request            ──> that server                          the whole run, before and after every request: a
@@ -22,7 +22,7 @@ REJECTED_SECONDS = 1.0
 
 
 def serve_top_logprobs() -> None:
-    """Let vLLM's servers, which this process starts, report top log-probs and entropies where they are asked to."""
+    """Let the vLLM servers that this process starts report top log-probs and entropies on request."""
 
     def load():
         return importlib.import_module("verl.workers.rollout.engines.top_logprobs_server").TopLogprobsReplica
@@ -31,30 +31,29 @@ def serve_top_logprobs() -> None:
 
 
 class GroupServers:
-    """The server of each group of requests; the only place that uses names of upstream's that are private.
+    """Assigns each group of requests to a server. Only this class uses private names of upstream.
 
     The balancer counts the groups of each server, not their requests, and gives the next group to the server with the
-    fewest. A server that dies is the failure of its groups: the balancer does not learn of it and would choose it
-    again.
+    fewest. If a server dies, its groups fail; the balancer does not learn of the death and would choose it again.
 
     Args:
-        client: upstream's `LLMServerClient`; its load balancer and its names for requests are used, its `generate` is
-            not, because that of asynchronous trainers drops top log-probs and entropies.
+        client: upstream's `LLMServerClient`, used for its load balancer and its request ids, but not for `generate`,
+            which in asynchronous trainers drops top log-probs and entropies.
     """
 
     def __init__(self, client):
         self.client = client
-        self.acquired: dict[str, asyncio.Task] = {}  # by group: (server's id, actor)
-        self.exchanges: dict[Any, Exchange] = {}  # by actor
+        self.acquired: dict[str, asyncio.Task] = {}  # group -> (server's id, actor)
+        self.exchanges: dict[Any, Exchange] = {}  # actor -> its exchange
 
     async def generate(self, group: str, prompt_ids: list[int], sampling_params: dict):
-        """Upstream's `TokenOutput`. After an abort the balancer says anew where the group goes on: on the same server,
-        unless that has left the run, as a trainer's own servers do while they train."""
+        """Return upstream's `TokenOutput`. After an abort the balancer chooses a server again: the same one, unless it
+        has left the run, as servers on the trainer's GPUs do during training."""
         if group not in self.acquired:
             acquire = self.client._acquire_server(group, prompt_ids=prompt_ids, sampling_params=sampling_params)
             self.acquired[group] = asyncio.create_task(acquire)
         acquired = self.acquired[group]
-        _, server = await asyncio.shield(acquired)  # others wait for it, too
+        _, server = await asyncio.shield(acquired)  # other requests of the group wait for this task, too
         output = await self._ask(
             server,
             request_id=self.client._vllm_request_id(group),
@@ -66,7 +65,7 @@ class GroupServers:
         return output
 
     async def _ask(self, server, **request):
-        """A server of upstream's own takes one request a call."""
+        """Return a server's output; upstream's own servers take one request per call, ours get batches."""
         if not hasattr(server, "collect"):
             return await server.generate.remote(**request)
         if server not in self.exchanges:
@@ -74,7 +73,7 @@ class GroupServers:
         return await self.exchanges[server].generate(**request)
 
     def release(self, group: str) -> None:
-        """Give the group's server back, if it has one; its next request acquires one again."""
+        """Release the group's server, if it has one; the group's next request acquires a server again."""
 
         def give_back(acquired: asyncio.Task) -> None:
             if not acquired.cancelled() and acquired.exception() is None:
@@ -86,14 +85,15 @@ class GroupServers:
 
 
 class LLMClientEngine(RolloutEngine):
-    """The engine of a run's servers. `n_top_logprobs` and `n_entropy` need `top_logprobs_server`.
+    """The engine on a run's servers. `n_top_logprobs` and `n_entropy` need `top_logprobs_server`.
 
-    Requests of one `request_id` go to one server until `release`. A request that is aborted in mid-generation, as for a
-    weight sync, goes on from the tokens it has: the result is that of one request, but that new weights made the rest.
+    Requests with one `request_id` go to one server until `release`. A request that is aborted during generation, for
+    example by a weight sync, continues after the tokens it has: the result looks like that of one request, but new
+    weights made its later tokens.
 
     Args:
         client: upstream's `LLMServerClient`.
-        text_of: the text of tokens, in which stop texts are looked for that an abort has cut in two.
+        text_of: function that decodes tokens, used to find stop texts that an abort has cut in two.
         seeds: whether requests carry their seeds to the server.
     """
 
@@ -101,7 +101,7 @@ class LLMClientEngine(RolloutEngine):
         self.servers, self.text_of, self.seeds = GroupServers(client), text_of, seeds
 
     def release(self, request_id: str) -> None:
-        """All requests of this id have ended."""
+        """Release the server of this id; all its requests have ended."""
         self.servers.release(request_id)
 
     async def generate(self, request: GenerationRequest) -> Generation:
@@ -122,7 +122,7 @@ class LLMClientEngine(RolloutEngine):
                     break
                 if self._has_ended(output.stop_reason, result.token_ids, params.get("stop"), stops):
                     break
-                if not output.token_ids:  # a server that is about to leave, or to come back, rejects at once
+                if not output.token_ids:  # a server that leaves or rejoins the run rejects requests at once
                     await asyncio.sleep(REJECTED_SECONDS)
         finally:
             if request.request_id is None:
@@ -137,7 +137,7 @@ class LLMClientEngine(RolloutEngine):
         try:
             while True:
                 output = await self.servers.generate(group, [*prompt_ids, *continuation_ids], dict(params))
-                # upstream adds a number for what follows the last token
+                # upstream appends one number for the token after the last one
                 reported = [log_prob for (log_prob,) in output.extra_fields.get("prompt_logprobs", [])[:-1]]
                 n_cached = output.extra_fields.get("num_cached_tokens")
                 scores = last_scores(reported, n_cached, len(prompt_ids), len(continuation_ids))
@@ -154,13 +154,13 @@ class LLMClientEngine(RolloutEngine):
                 self.release(group)
 
     def _stops_after(self, token_ids: list[int], stops: list[str]) -> list[str]:
-        """Return stop texts with which a server, which searches only what it makes itself, ends one begun before."""
+        """Return stop texts for a request's next part, including the rests of stop texts that begin in `token_ids`."""
         if not token_ids or self.text_of is None:
             return stops
         return stops_after(self.text_of(token_ids), stops)
 
     def _has_ended(self, reason: str, token_ids: list[int], looked_for: list[str] | None, stops: list[str]) -> bool:
-        """Whether the server has ended a request, and not at what only looks like the rest of a stop text."""
+        """Return whether a request has ended, and not by an abort or at the mere lookalike of a stop text's rest."""
         if reason == ABORTED or self.text_of is None or looked_for in (None, stops):
             return reason != ABORTED
         text = self.text_of(token_ids)
@@ -168,12 +168,12 @@ class LLMClientEngine(RolloutEngine):
 
 
 def _sampling_params(request: GenerationRequest) -> dict[str, Any]:
-    """Those that all parts of a request have in common."""
+    """Return the sampling parameters that all parts of a request share."""
     params = {"temperature": request.temperature, "top_p": request.top_p, "top_k": request.top_k}
     params |= {"repetition_penalty": 1.0, "logprobs": True, "stop_token_ids": list(request.stop_token_ids)}
     for name in ("n_top_logprobs", "n_entropy", "extra_args"):
         params |= {name: value} if (value := getattr(request, name)) else {}
-    # tags may be special tokens; the text that is searched must show them
+    # tags may be special tokens, which the text that is searched for stop texts must contain
     return params | ({"skip_special_tokens": False} if request.stop else {})
 
 

@@ -1,4 +1,4 @@
-"""Ordinary sampling, `sampler=plain`."""
+"""Ordinary sampling at a fixed temperature, `sampler=plain`."""
 
 from verl.utils.parts import register_sampler
 

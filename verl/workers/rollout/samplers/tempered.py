@@ -1,7 +1,7 @@
 """HAPO's sampler (arXiv 2509.16591), `sampler=tempered`: a token's temperature follows its entropy.
 
-`TemperedSampling` of verl/trainer/ppo/v1/methods/hapo.py sends its settings with the prompts, and vLLM's processes read
-them (vllm_patches/tempered_requests.py).
+`TemperedSampling` in verl/trainer/ppo/v1/methods/hapo.py sends the sampler's settings with the prompts, and vLLM's
+processes read them (vllm_patches/tempered_requests.py).
 """
 
 from pydantic import Field
@@ -17,8 +17,8 @@ class TemperedKeys:
     """Keys under actor_rollout_ref.rollout.
 
     Args:
-        adaptive_temperature: sample training rollouts at T (1 + temperature_tau h); never validation.
-        temperature_tau: largest relative change of the temperature; 0 is off.
+        adaptive_temperature: whether training rollouts, but never validation, sample at T (1 + temperature_tau h).
+        temperature_tau: largest relative change of the temperature; 0 turns it off.
     """
 
     adaptive_temperature: bool = False

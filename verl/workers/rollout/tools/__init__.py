@@ -1,1 +1,1 @@
-"""Tools that a policy calls in its rollouts: see base_tool.py."""
+"""Tools that a policy calls in its rollouts; base_tool.py defines what a tool is."""

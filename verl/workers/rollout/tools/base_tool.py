@@ -1,4 +1,4 @@
-"""What a tool is: a name, the tag that calls it, and an asynchronous `execute`.
+"""The base class of tools: a tool has a name, a tag that calls it, and an asynchronous `execute`.
 
     class Dice(BaseTool):
         name = "dice"
@@ -7,8 +7,8 @@
         async def execute(self, content, *, timeout):
             return str(random.randint(1, int(content)))
 
-Named in `actor_rollout_ref.rollout.tools.tool_instances.dice.class_path`; `params` are its constructor's arguments.
-Time limit, concurrency, retries and counting are the tool box's business (tool_box.py).
+`actor_rollout_ref.rollout.tools.tool_instances.dice.class_path` names the class; `params` are its constructor's
+arguments. The tool box (tool_box.py) handles time limits, concurrency, retries and counting.
 """
 
 from abc import ABC, abstractmethod
@@ -17,21 +17,21 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class ToolOutput:
-    """What the model reads, and whether it came from a cache."""
+    """A tool's text for the model, and whether it came from a cache."""
 
     text: str
     cached: bool = False
 
 
 class ToolError(Exception):
-    """A call that failed. The message is what the model reads.
+    """A failed call. The model reads the message.
 
     Args:
-        message: for the model; no secrets, no host paths.
-        kind: short name under which it is counted and logged once, such as `timeout`, `http_500`, `bad_reply`.
+        message: message for the model, without secrets and host paths.
+        kind: short name by which errors are counted and logged once, such as `timeout`, `http_500`, `bad_reply`.
         retry: whether the same call may succeed a moment later.
-        own_fault: whether the tool is at fault, and not what the model wrote. A run whose calls all fail by the tool's
-            own fault ends. None: as `retry`.
+        own_fault: whether the tool is at fault, rather than the model's text. A run in which all calls fail by the
+            tool's own fault ends. None for the value of `retry`.
     """
 
     def __init__(self, message: str, *, kind: str, retry: bool, own_fault: bool | None = None):
@@ -41,18 +41,18 @@ class ToolError(Exception):
 
 
 class BaseTool(ABC):
-    """One instance per rollout worker process; `execute` is called for many trajectories at once."""
+    """A tool. There is one instance per rollout worker process; `execute` is called for many trajectories at once."""
 
     name: str
     trigger_tag: str
 
     @classmethod
     def check(cls, **params) -> None:
-        """Raises ValueError, before any process of a run starts, for what `params` need and is not there. Cheap."""
+        """Raise ValueError if something that `params` need is missing. It is cheap, and precedes a run's processes."""
         return None
 
     async def start(self, *, timeout: float) -> None:  # noqa: B027 (nothing to try, for many tools)
-        """Show that calls will work here. Runs before Ray starts and when a worker starts, on an instance of its own.
+        """Check that calls will work here. It runs when a worker starts, and on another instance before Ray starts.
 
         Raises:
             ToolError: calls would fail; the run does not begin.
@@ -63,13 +63,13 @@ class BaseTool(ABC):
         """Run one call.
 
         Args:
-            content: what stood between the tags, model-written: hostile.
-            timeout: seconds after which the caller gives up and cancels this coroutine. Cancelling must end all that
-                the call started.
+            content: text between the tags; the model wrote it, so it may be hostile.
+            timeout: seconds after which the caller gives up and cancels this coroutine, which must then end all that
+                the call has started.
 
         Raises:
             ToolError: the call failed.
         """
 
     async def close(self) -> None:  # noqa: B027 (nothing to end, for many tools)
-        """Ends what the tool keeps open (workers, connections). In training that ends with the worker's process."""
+        """Close what the tool keeps open (workers, connections). In training, the worker's end closes it as well."""

@@ -1,16 +1,16 @@
-r"""BM25 over a corpus: made once, kept in a folder, mapped by any number of processes.
+r"""A BM25 index of a corpus: built once, kept in a folder, memory-mapped by any number of processes.
 
-    index = open_index("corpus.jsonl", "corpus.index")       # made if the folder is not there
+    index = open_index("corpus.jsonl", "corpus.index")       # built if the folder does not exist
     index.search("who tends otters", 3)                       # -> [(Document, score), …], best first
 
-A corpus is a .jsonl, .jsonl.gz or .parquet file with one document a row; other keys are left alone:
+A corpus is a .jsonl, .jsonl.gz or .parquet file with one document per row; other keys are ignored:
 
     {"id": "17", "title": "Otter", "text": "The otter is …"}          # id: text or an integer; title may be absent
     {"id": "18", "contents": "\"Heron\"\nThe heron is …"}          # as in wiki-18: first line the title, in quotes
 
 score(q, d) = Σ over distinct words w of q: ln(1 + (N - n_w + 0.5) / (n_w + 0.5)) · f / (f + k1 · (1 - b + b · |d| / L))
 with f = how often w is in d, n_w = documents with w, |d| = words of d, L = their mean: Lucene's BM25, Anserini's k1 and
-b. Title and text count alike; English function words do not count. Equal scores: the earlier document first.
+b. Title and text count equally; English function words do not count. Of equal scores, the earlier document is first.
 """
 
 import hashlib
@@ -40,11 +40,11 @@ CJK = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff"
 WORD = re.compile(f"[{CJK}]|[^\\W{CJK}]+")
 FUNCTION_WORDS = frozenset(STOPWORDS_EN)
 
-logging.getLogger("bm25s").setLevel(logging.WARNING)  # it sets DEBUG for itself
+logging.getLogger("bm25s").setLevel(logging.WARNING)  # bm25s sets its own logger to DEBUG
 
 
 def words(text: str) -> list[str]:
-    """The words by which documents are found: lower case; each Chinese or Japanese character is one."""
+    """Return the words of a text that the index uses, in lower case; each Chinese or Japanese character is a word."""
     folded = text.lower() if text.isascii() else unicodedata.normalize("NFKC", text).lower()
     return [word for word in WORD.findall(folded) if word not in FUNCTION_WORDS]
 
@@ -56,16 +56,16 @@ class Document(NamedTuple):
 
     @property
     def contents(self) -> str:
-        """Title in quotes and text, as wiki-18 has them."""
+        """Return the title in quotes and the text, on separate lines, as in wiki-18."""
         return f'"{self.title}"\n{self.text}'
 
 
 def read_corpus(path: str | Path) -> pa.Table:
-    """The documents of a corpus file, in the file's order: columns id, title and text, as `SCHEMA`.
+    """Read the documents of a corpus file, and return them in order, with columns id, title and text (`SCHEMA`).
 
     Raises:
         ValueError: no such file, another kind of file, no documents, or a bad row; the message names the file and the
-            row, counted from 1 without blank lines.
+            row, numbered from 1 without blank lines.
     """
     path = Path(path).expanduser()
     if not path.name.endswith((".jsonl", ".jsonl.gz", ".parquet")):
@@ -99,7 +99,7 @@ def _document(row: dict, where: str) -> Document:
 
 
 class Bm25Index:
-    """Searching is safe from several threads at once."""
+    """A searchable index; several threads may search at once."""
 
     def __init__(self, documents: pa.Table, scorer: bm25s.BM25):
         self.documents, self._scorer = documents, scorer
@@ -109,7 +109,7 @@ class Bm25Index:
 
     @classmethod
     def build(cls, documents: pa.Table) -> "Bm25Index":
-        """Index the documents of `read_corpus`; raise ValueError if there is no word in any document."""
+        """Index the documents of `read_corpus`; raise ValueError if no document contains a word."""
         vocabulary: dict[str, int] = {}
         word_ids = [
             [vocabulary.setdefault(word, len(vocabulary)) for word in words(f"{title}\n{text}")]
@@ -123,24 +123,24 @@ class Bm25Index:
         return cls(documents, scorer)
 
     def search(self, query: str, k: int) -> list[tuple[Document, float]]:
-        """At most k documents that share a word with the query, best first, and their scores.
+        """Return at most k documents that share a word with the query, best first, with their scores.
 
         Only the first 64 distinct words of the query count.
         """
-        known = self._scorer.get_tokens_ids(list(dict.fromkeys(words(query)))[:MOST_QUERY_WORDS])
-        if not known:
+        word_ids = self._scorer.get_tokens_ids(list(dict.fromkeys(words(query)))[:MOST_QUERY_WORDS])
+        if not word_ids:
             return []
-        scores = self._scorer.get_scores_from_ids(known)
+        scores = self._scorer.get_scores_from_ids(word_ids)
         return [
             (Document(*(column[int(i)].as_py() for column in self.documents.columns)), float(scores[i]))
             for i in best(scores, k)
         ]
 
     def save(self, folder: Path, corpus_hash: str) -> None:
-        """Writes the index as a new folder, all or nothing.
+        """Write the index as a new folder, all or nothing.
 
         Raises:
-            OSError: the folder is there already and is not empty; or the disk.
+            OSError: the folder already exists and is not empty, or it cannot be written.
         """
         with new_folder(folder) as unfinished:
             self._scorer.save(unfinished, show_progress=False)
@@ -152,10 +152,10 @@ class Bm25Index:
 
     @classmethod
     def load(cls, folder: Path, corpus_hash: str) -> "Bm25Index":
-        """Maps a saved index.
+        """Map a saved index into memory and return it.
 
         Raises:
-            ValueError: not an index, a damaged one, or one of another corpus or format.
+            ValueError: the folder is no index, is damaged, or belongs to another corpus or format.
         """
         try:
             manifest = json.loads((folder / "manifest.json").read_text())
@@ -173,20 +173,20 @@ class Bm25Index:
 
 
 def best(scores: np.ndarray, k: int) -> np.ndarray:
-    """Positions of the k highest positive scores, highest first; of equal ones the lower position first."""
+    """Return the positions of the k highest positive scores, highest first; equal scores in order of position."""
     maxima = np.maximum.reduceat(scores, np.arange(0, len(scores), BLOCK))
-    # k blocks hold a score as high as this, so none of the k best is lower; most documents drop out unsorted
+    # At least k scores reach this bound, so none of the k best is lower; most documents are excluded without sorting.
     bound = np.partition(maxima, -k)[-k] if len(maxima) > k else 0
     candidates = np.flatnonzero((scores >= bound) & (scores > 0))
     return candidates[np.argsort(-scores[candidates], kind="stable")[:k]]
 
 
 def open_index(corpus: str | Path, folder: str | Path | None = None) -> Bm25Index:
-    """The index of a corpus file: from `folder` if it is there, else made and, with a folder, kept in it.
+    """Return the index of a corpus file: loaded from `folder` if it exists, else built and, with a folder, saved in it.
 
     Raises:
-        ValueError: as of `read_corpus`, `Bm25Index.build` and `Bm25Index.load`.
-        OSError: there is no such corpus, or the index cannot be written.
+        ValueError: an error of `read_corpus`, `Bm25Index.build` or `Bm25Index.load`.
+        OSError: the corpus does not exist, or the index cannot be written.
     """
     corpus = Path(corpus).expanduser()
     if folder is None:
@@ -197,7 +197,7 @@ def open_index(corpus: str | Path, folder: str | Path | None = None) -> Bm25Inde
         try:
             index.save(folder, corpus_hash)
         except OSError:
-            if not (folder / "manifest.json").exists():  # else another process was quicker
+            if not (folder / "manifest.json").exists():  # otherwise another process has saved it first
                 raise
     return Bm25Index.load(folder, corpus_hash)
 

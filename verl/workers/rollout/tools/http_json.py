@@ -1,8 +1,8 @@
-"""One JSON request over HTTP, for tools: whatever a server does becomes a value or a ToolError.
+"""JSON requests over HTTP for tools: every outcome is a JSON value or a ToolError.
 
-| what happens                       | kind          | retry |
+| outcome                            | kind          | retry |
 |------------------------------------|---------------|-------|
-| nobody listens, no such host       | `unreachable` | yes   |
+| no server listens, no such host    | `unreachable` | yes   |
 | no whole reply in time             | `timeout`     | yes   |
 | the connection breaks              | `cut_off`     | yes   |
 | status 408, 429, 5xx               | `http_<n>`    | yes   |
@@ -26,21 +26,21 @@ MOST_REPLY_BYTES = 8_000_000
 
 
 def json_client(url: httpx.URL, headers: dict[str, str] | None = None) -> httpx.AsyncClient:
-    """A client for `post_json` to `url`. The environment's proxies serve hosts other than this machine.
+    """Return a client for `post_json` to `url`. The environment's proxies are used except for this machine.
 
-    Replies are asked for uncompressed, so that their size on the line is their size.
+    Replies are requested uncompressed, so that the limit on received bytes limits the reply's size.
     """
     return httpx.AsyncClient(
         headers={"Accept": "application/json", "Accept-Encoding": "identity"} | (headers or {}),
         follow_redirects=False,
         trust_env=not is_loopback(url),
-        timeout=None,  # `post_json` limits the whole request
+        timeout=None,  # `post_json` has one time limit for the whole request
         limits=httpx.Limits(max_connections=None, max_keepalive_connections=64),
     )
 
 
 def checked_url(text: str, key: str) -> httpx.URL:
-    """Raises ValueError, with the key, for what is no address of an HTTP server."""
+    """Return the address of an HTTP server as a URL; raise ValueError, naming the key, for any other text."""
     try:
         url = httpx.URL(text)
     except (httpx.InvalidURL, TypeError) as error:
@@ -58,14 +58,14 @@ def is_loopback(url: httpx.URL) -> bool:
 
 
 async def post_json(client: httpx.AsyncClient, url: httpx.URL, payload: dict, *, timeout: float, server: str) -> Any:
-    """Posts `payload` and returns the reply's JSON value. Cancelling it closes the connection.
+    """Post `payload` and return the reply's JSON value. Cancelling it closes the connection.
 
     Args:
-        timeout: seconds for everything together.
-        server: what the model calls the other side, as in "the search server".
+        timeout: time limit of the whole request, in seconds.
+        server: name of the server in messages to the model, such as "the search server".
 
     Raises:
-        ToolError: as in the table above. It holds nothing of the request: no key, no address.
+        ToolError: an outcome in the table above. It contains nothing of the request: no key, no address.
     """
     try:
         body = await asyncio.wait_for(_post(client, url, payload, server), timeout)
@@ -80,7 +80,7 @@ async def post_json(client: httpx.AsyncClient, url: httpx.URL, payload: dict, *,
             return json.loads(body)
         except (ValueError, RecursionError):
             fault = ToolError(f"{server} sent an unreadable reply", kind="bad_reply", retry=True)
-    # raised here, not in the handlers: httpx's errors carry the request, and with it the key, as __context__
+    # It is raised here, because a handler would add httpx's error, which holds the request and the key, as __context__.
     raise fault
 
 

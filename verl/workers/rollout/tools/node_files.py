@@ -1,27 +1,27 @@
-"""Files that the processes of one node share: a private folder for them, and how to tell a network file system."""
+"""Helpers for files that the processes of one node share: a private folder, and a check for network file systems."""
 
 import os
 import stat
 import tempfile
 from pathlib import Path
 
-# types in /proc/mounts; a FUSE file system has its name behind "fuse."
+# Types in /proc/mounts. The type of a FUSE file system is "fuse." and its name.
 NETWORK_TYPES = {"nfs", "nfs4", "cifs", "smb3", "smbfs", "lustre", "gpfs", "beegfs", "ceph", "afs", "wekafs", "panfs"}
 NETWORK_TYPES |= {"pvfs2", "orangefs", "glusterfs", "sshfs", "s3fs", "gcsfuse", "goofys", "juicefs", "rclone"}
 NETWORK_TYPES |= {"blobfuse", "blobfuse2", "moosefs"}
 
 
 def node_folder(purpose: str) -> Path:
-    """A folder of this user's in the node's temporary directory (TMPDIR, else /tmp), mode 0700; made if absent.
+    """Return the user's folder in the node's temporary directory (TMPDIR, else /tmp), mode 0700; made if absent.
 
-    It is the same for all processes of the user on the node and stays when they end. Its name is predictable, so what
-    lies there is used only if nobody else could have put it there.
+    It is the same for all processes of the user on the node and stays when they end. Its name is predictable, so it is
+    used only if nobody else can write to it.
 
     Args:
-        purpose: the folder is `verl_<purpose>_<user id>`.
+        purpose: part of the folder's name `verl_<purpose>_<user id>`.
 
     Raises:
-        ValueError: it is a link or no folder, another user's, or open to others.
+        ValueError: the path is a link or no folder, belongs to another user, or is open to others.
     """
     folder = Path(tempfile.gettempdir()) / f"verl_{purpose}_{os.getuid()}"
     try:
@@ -39,12 +39,12 @@ def node_folder(purpose: str) -> Path:
 
 
 def network_file_system(path: str | Path) -> str | None:
-    """Return the type of the network file system on which a path would lie, there or not; None on a local one."""
-    import psutil  # in here, so that `node_folder` needs the standard library only
+    """Return the type of the network file system that a path, which need not exist, is on; None for a local one."""
+    import psutil  # imported here, so that `node_folder` needs the standard library only
 
     path = Path(os.path.realpath(Path(path).expanduser()))
     mounts = [mount for mount in psutil.disk_partitions(all=True) if path.is_relative_to(mount.mountpoint)]
-    # the deepest mount counts, and the later one of two mounts at one place
+    # The deepest mount counts, and among mounts of the same place the latest.
     kinds = [mount.fstype for mount in sorted(mounts, key=lambda mount: len(mount.mountpoint))]
     kind = kinds[-1].removeprefix("fuse.") if kinds else ""
     return kind if kind in NETWORK_TYPES else None

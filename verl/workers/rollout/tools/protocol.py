@@ -3,35 +3,32 @@
     <think>…</think><search>q</search> <result>\n…\n</result><think>…</think><answer>…</answer>
     model, mask 1 ───────────────────┘└ tool, mask 0 ──────┘└ model, mask 1 ────────────────
 
-Token ids are appended, never decoded and encoded again: what was sampled is what is trained on. A tool's result is
-encoded on its own.
+Token ids are appended, never decoded and encoded again, so that training sees the sampled tokens. A tool's result is
+encoded separately.
 """
 
 from collections.abc import Sequence
 
 from verl.workers.rollout.tools.plain_text import PROTOCOL_TAGS, neutral
 
-MARKS = tuple("<[{|")  # how tokens that mean something to a chat template begin
-MOST_CHARACTERS_A_TOKEN = 64  # of a long result the rest is not looked at
+MARKS = tuple("<[{|")  # first characters of a chat template's control tokens
+MOST_CHARACTERS_A_TOKEN = 64  # a result is cut at this many characters per allowed token before it is encoded
 
 
 def stops_after(text: str, marks: Sequence[str]) -> list[str]:
-    """Texts with which a continuation of `text` may complete a mark: each mark, and what one begun there lacks."""
+    """Return the texts that complete a mark after `text`: each mark, and the rest of a mark that `text` ends within."""
     rests = [mark[size:] for mark in marks for size in range(1, len(mark)) if text.endswith(mark[:size])]
     return [*marks, *rests]
 
 
 class Protocol:
-    """Args:
-    tokenizer: of `transformers`.
-    tags: the tools' tags.
-    """
+    """The protocol for a tokenizer (of `transformers`) and the tags of the tools."""
 
     def __init__(self, tokenizer, tags: Sequence[str]):
         self.tokenizer = tokenizer
         self.closing = {f"</{tag}>": tag for tag in tags}
         self.tags = sorted({*PROTOCOL_TAGS, *tags})
-        # a result must not hold what the tokenizer would read as a mark of its own, such as an end of turn
+        # A result must not contain texts that the tokenizer encodes as control tokens, such as an end of turn.
         added = tokenizer.added_tokens_decoder.values()
         marks = {token.content for token in added if token.special or token.content.lstrip()[:1] in MARKS}
         self.special = sorted({*tokenizer.all_special_tokens, *marks}, key=len, reverse=True)
@@ -40,28 +37,28 @@ class Protocol:
         return self.tokenizer.decode(list(token_ids), skip_special_tokens=False)
 
     def first_call(self, token_ids: Sequence[int]) -> tuple[int, str] | None:
-        """Where the first tool tag closes: (number of tokens up to and with it, tag); None: nowhere.
+        """Return (number of tokens up to the end of the first closing tool tag, tag); None if no tool tag closes.
 
-        The last token may reach beyond the tag, where the tokenizer merges across it.
+        The last token may extend beyond the tag if the tokenizer merges across its end.
         """
         if not self._closed(self.text_of(token_ids)):
             return None
-        low, high = 1, len(token_ids)  # the shortest prefix that holds a closing tag
+        low, high = 1, len(token_ids)  # bounds of the length of the shortest prefix with a closing tag
         while low < high:
             middle = (low + high) // 2
             low, high = (low, middle) if self._closed(self.text_of(token_ids[:middle])) else (middle + 1, high)
         return high, self._closed(self.text_of(token_ids[:high]))
 
     def _closed(self, text: str) -> str | None:
-        found = [(text.find(mark), tag) for mark, tag in self.closing.items() if mark in text]
-        return min(found)[1] if found else None
+        closings = [(text.find(mark), tag) for mark, tag in self.closing.items() if mark in text]
+        return min(closings)[1] if closings else None
 
     def stops(self, token_ids: Sequence[int]) -> list[str]:
-        """Texts that end a continuation of `token_ids`: closing tags, and what a tag begun there still lacks."""
+        """Return the texts that end a continuation of `token_ids`: closing tags, and the rest of one that has begun."""
         return stops_after(self.text_of(token_ids[-32:]), list(self.closing))
 
     def content(self, token_ids: Sequence[int], tag: str) -> str | None:
-        """What stands before the first closing tag, from the last opening one on; None where none was opened."""
+        """Return the text between the first closing tag and the last opening one before it; None without the latter."""
         text = self.text_of(token_ids)
         before = text[: text.index(f"</{tag}>")]
         opened = before.rfind(f"<{tag}>")
@@ -70,7 +67,7 @@ class Protocol:
     def result_ids(self, text: str, max_tokens: int) -> list[int]:
         """Return a tool's result as the model sees it, cut to `max_tokens`; [] if not even the tags fit.
 
-        Tags of the protocol and special tokens in the text are made harmless, outer white space is left out.
+        Tags of the protocol and special tokens in the text are made harmless; outer white space is removed.
         """
         text = neutral(text[: MOST_CHARACTERS_A_TOKEN * max(max_tokens, 0)], self.tags).strip()
         for token in self.special:

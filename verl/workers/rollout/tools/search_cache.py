@@ -1,8 +1,8 @@
-"""Answers of searches, kept on disk and shared by all processes of a machine: key -> text.
+"""A cache of search results (key -> text) on disk, shared by all processes of a machine.
 
-SQLite in WAL mode from the standard library: one table needs no more, a process that is killed loses at most the entry
-that it was writing, and readers never wait. (diskcache is SQLite too, plus pickle, and has had no release since 2023.)
-WAL needs shared memory: keep the file on a local disk, not on a network file system (search_tool.py refuses one).
+It is one table in SQLite in WAL mode, from the standard library: a process that is killed loses at most the entry that
+it was writing, and readers never wait. (diskcache is SQLite too, plus pickle, and has had no release since 2023.) WAL
+needs shared memory: keep the file on a local disk, not on a network file system (search_tool.py refuses one).
 """
 
 import json
@@ -12,8 +12,8 @@ import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-APPLICATION_ID = 0x53524348  # "SRCH", in the file's header
-WAIT = 30.0  # seconds for other processes' writes
+APPLICATION_ID = 0x53524348  # "SRCH"; it is in the file's header
+WAIT = 30.0  # longest wait for other processes' writes, in seconds
 TABLE = "CREATE TABLE IF NOT EXISTS cache (id INTEGER PRIMARY KEY, key TEXT NOT NULL UNIQUE, text TEXT NOT NULL)"
 PUT = "INSERT OR REPLACE INTO cache (key, text) VALUES (?, ?)"
 USED_BYTES = """
@@ -22,19 +22,19 @@ DELETE_OLDEST = "DELETE FROM cache WHERE id <= (SELECT min(id) + (max(id) - min(
 
 
 class SearchCache:
-    """A cache of something else is a subclass with a `noun` and an `application_id` of its own.
+    """A cache of search results. Caches of other texts are subclasses with their own `noun` and `application_id`.
 
     A path that ends in .json names an older cache, one JSON object of key -> text. It is read once, when the cache
-    that takes its place, `<path>.sqlite` beside it, is made; afterwards it is left as it is and not read again.
+    that replaces it, `<path>.sqlite` beside it, is made; it is never changed and not read again.
 
     Args:
-        path: file, made if absent.
-        size_mb: the oldest entries go when the entries need more, in 10^6 bytes.
-        legacy_key: the key under which an older cache's entry is looked up, by the key that it has there.
+        path: path of the file, which is made if absent.
+        size_mb: largest size of the entries, in 10^6 bytes; the oldest entries are deleted when they need more.
+        legacy_key: function from a key of an older cache to the key of its entry here.
 
     Raises:
-        ValueError: a file that is not such a cache, or a damaged one; the message names it and nothing is changed.
-            Looking a file through takes about 3 s a GB.
+        ValueError: the file is not such a cache, or damaged; the message names it, and it is not changed. The check
+            takes about 3 s per GB.
         OSError: the file cannot be opened or written.
     """
 
@@ -50,7 +50,7 @@ class SearchCache:
         self._limit, self._lock, self._legacy_key = size_mb * 1e6, threading.Lock(), legacy_key
         self.path.parent.mkdir(parents=True, exist_ok=True)
         try:
-            # autocommit; guarded by our lock instead of being bound to one thread
+            # Autocommit mode. Our lock guards the connection, so it is not bound to one thread.
             self._database = sqlite3.connect(self.path, timeout=WAIT, isolation_level=None, check_same_thread=False)
             try:
                 self._prepare(legacy)
@@ -71,9 +71,9 @@ class SearchCache:
         return row and row[0]
 
     def put(self, key: str, text: str) -> None:
-        """Keep the text, in place of an earlier one: when this returns, it is on disk for all processes.
+        """Keep the text in place of an earlier one; when this returns, it is on disk for all processes.
 
-        Raises sqlite3.Error if the file cannot be written: the disk is full, or others kept it for 30 s.
+        Raises sqlite3.Error if the file cannot be written: the disk is full, or others locked it for 30 s.
         """
         with self._lock:
             self._database.execute(PUT, (key, text))
@@ -104,7 +104,7 @@ class SearchCache:
                 self._database.executemany(PUT, entries)
 
     def _enter_wal_mode(self) -> None:
-        """SQLite does not wait, as it does elsewhere, while another process is entering it."""
+        """Enter WAL mode, with retries: SQLite itself does not wait here while another process enters it."""
         end = time.monotonic() + WAIT
         while True:
             try:
@@ -115,7 +115,7 @@ class SearchCache:
                 time.sleep(0.02)
 
     def _trim(self) -> None:
-        """Deletes the oldest tenth as often as the entries need more than the limit."""
+        """Delete the oldest tenth of the entries until they fit into the limit."""
         deleted = 1
         while deleted and self._one(USED_BYTES) > self._limit:
             deleted = self._database.execute(DELETE_OLDEST).rowcount
@@ -125,9 +125,9 @@ class SearchCache:
 
 
 def _read_legacy(path: Path, key_of: Callable[[str], str]) -> Iterable[tuple[str, str]]:
-    """Return the entries of a JSON cache, others than texts (such as lists of results) as JSON text.
+    """Return the entries of a JSON cache; values that are not texts (such as lists of results) become JSON text.
 
-    Raises ValueError if it is no JSON object.
+    Raises ValueError if the file is no JSON object.
     """
     try:
         entries = json.loads(path.read_bytes())
@@ -140,5 +140,5 @@ def _read_legacy(path: Path, key_of: Callable[[str], str]) -> Iterable[tuple[str
 
 
 def _valid(text: str) -> str:
-    """Without lone surrogates, which JSON can hold and SQLite cannot."""
+    """Return the text without lone surrogates, which JSON can hold and SQLite cannot."""
     return text.encode(errors="replace").decode()

@@ -1,6 +1,6 @@
-"""Search for policies that call tools: `<search>who tends otters</search>`.
+"""The search tools, local and web, for calls such as `<search>who tends otters</search>`.
 
-The model reads numbered passages, one a paragraph, in neutral text (plain_text.py), or a sentence that says why there
+The model reads numbered passages, one per paragraph, in neutral text (plain_text.py), or a sentence that says why there
 are none:
 
     [1] Otter
@@ -32,7 +32,7 @@ MOST_QUERY_CHARACTERS = 1000
 MOST_TITLE_CHARACTERS = 200
 NOTHING_FOUND = "No results found."
 NODE_LOCAL = "node_local"
-# what reading a reply of an unexpected form raises
+# errors raised when a reply has an unexpected form
 BAD_REPLY = (AttributeError, KeyError, TypeError, ValueError, httpx.InvalidURL)
 
 logger = logging.getLogger(__name__)
@@ -45,18 +45,18 @@ class Passage(NamedTuple):
 
 
 def query_of(content: str) -> str:
-    """Return what is searched for, and by which answers are kept: a line without double blanks.
+    """Return the query, which is also the cache's key: one line without double blanks.
 
-    A query that is too long has 1,001 characters then.
+    A query that is too long is cut to 1,001 characters.
     """
     return one_line(content, MOST_QUERY_CHARACTERS + 1)
 
 
 def passages_text(passages: list[Passage], result_length: int) -> str:
-    """What the model reads. A passage is one line, so that none can look like several; titles have 200 characters.
+    """Return the passages as text for the model. A passage's text is one line, so that none can look like several.
 
     Args:
-        result_length: most characters of a passage's text.
+        result_length: largest number of characters of a passage's text; titles and sources are cut to 200 characters.
     """
     paragraphs = []
     for i, passage in enumerate(passages, start=1):
@@ -68,18 +68,18 @@ def passages_text(passages: list[Passage], result_length: int) -> str:
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class SearchTool(BaseTool):
-    """What both searches share: checking the query, the cache, the request, the text.
+    """The common part of both search tools: check of the query, cache, request, and text for the model.
 
     Args:
-        max_results: passages a search, at most 100.
-        result_length: most characters of a passage's text.
-        request_timeout: seconds for one request; the caller's time limit counts too.
-        cache_file: keeps answers (search_cache.py), by query, settings and the corpus's path or server's address (begin
-            another when what lies there changes). A path on the node's own disk, or "node_local": a private folder in
-            the node's temporary directory, which all runs of the user on the node share; None: no cache. Only searches
-            with a result are kept.
-        cache_size_mb: most the cache may hold.
-        async_cache_write: accepted, and nothing else: writing never holds up other trajectories.
+        max_results: number of passages per search, at most 100.
+        result_length: largest number of characters of a passage's text.
+        request_timeout: time limit of one request, in seconds; the caller's time limit applies too.
+        cache_file: file of the cache (search_cache.py) on the node's own disk; "node_local" for a private folder in the
+            node's temporary directory, shared by the user's runs on the node; None for no cache. The key is query,
+            settings, and the corpus's path or server's address (use a new file if the content there changes). Only
+            searches with a result are kept.
+        cache_size_mb: largest size of the cache, in 10^6 bytes.
+        async_cache_write: accepted without effect: writing never delays other trajectories.
 
     Raises:
         ValueError: a parameter is out of range, or the cache file is damaged or on a network file system.
@@ -94,8 +94,8 @@ class SearchTool(BaseTool):
     cache_size_mb: float = 512
     async_cache_write: bool = False
 
-    # Subclasses set `_server`, its name for the model, `_url`, and `_settings`: what else than the query decides on an
-    # answer, for the cache; no secrets.
+    # Subclasses set `_url`, `_server`, the server's name for the model, and `_settings`, the part of the cache's key
+    # with all that an answer depends on except the query, without secrets.
 
     def __post_init__(self):
         for key, most in (("max_results", 100), ("result_length", 100_000)):
@@ -118,11 +118,11 @@ class SearchTool(BaseTool):
 
     @abstractmethod
     def _payload(self, query: str) -> dict:
-        """The body of the request."""
+        """Return the body of the request."""
 
     @abstractmethod
     def _passages(self, reply: Any) -> list[Passage]:
-        """The reply's passages. An error of any kind in `BAD_REPLY`: a reply of another form."""
+        """Return the reply's passages; raise an error of `BAD_REPLY` for a reply of another form."""
 
     async def _search(self, query: str, timeout: float) -> list[Passage]:
         """Return the passages that the server finds; raise ToolError if the search fails."""
@@ -141,10 +141,10 @@ class SearchTool(BaseTool):
             message = f"The search query has more than {MOST_QUERY_CHARACTERS} characters."
             raise ToolError(message, kind="long_query", retry=False)
         key = f"{query}\n{self._settings} {self.max_results} {self.result_length}"
-        # an older cache, read in, has the bare queries as keys, and texts of any length
+        # Entries of an older cache have the query alone as key, and texts of any length.
         most_characters = self.max_results * (self.result_length + 2 * MOST_TITLE_CHARACTERS)
-        for known, most in ((key, None), (query, most_characters)) if self._cache else ():
-            if text := await self._cached(self._cache.get, known):
+        for cache_key, most in ((key, None), (query, most_characters)) if self._cache else ():
+            if text := await self._cached(self._cache.get, cache_key):
                 return ToolOutput(neutral(text)[:most], cached=True)
         passages = await self._search(query, min(timeout, self.request_timeout))
         text = passages_text(passages[: self.max_results], self.result_length)
@@ -159,7 +159,7 @@ class SearchTool(BaseTool):
             self._cache.close()
 
     async def _cached(self, operation, *args) -> str | None:
-        """A cache that fails must not fail the search: logged once per kind."""
+        """Run an operation of the cache and return its result; log an error once per kind and return None."""
         try:
             return await asyncio.to_thread(operation, *args)
         except sqlite3.Error as error:
@@ -172,15 +172,15 @@ class SearchTool(BaseTool):
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class LocalSearchTool(SearchTool):
-    """BM25 over a corpus, in this process or on a server (scripts/search_server.py).
+    """A BM25 search over a corpus, in this process or on a server (scripts/search_server.py).
 
     Args:
-        corpus: path of a corpus (bm25_index.py); each process makes its own index, unless:
+        corpus: path of a corpus (bm25_index.py); without `index`, each process builds its own index.
         index: folder in which the index is kept and from which all processes map it (bm25_index.py).
-        url: of a search server, `http://host:8000` or `http://host:8000/retrieve`; instead of a corpus.
+        url: address of a search server instead of a corpus: `http://host:8000` or `http://host:8000/retrieve`.
 
     Raises:
-        ValueError: not exactly one of corpus and url; no corpus, or a bad corpus or index; see SearchTool.
+        ValueError: both or neither of corpus and url, or a missing or bad corpus or index; see also SearchTool.
     """
 
     corpus: str | Path | None = None
@@ -194,7 +194,7 @@ class LocalSearchTool(SearchTool):
         super().__post_init__()
         self._settings, self._index = f"bm25 {self.corpus or self.url}", None
         if self.corpus is not None:
-            from verl.workers.rollout.tools.bm25_index import open_index  # bm25s imports numba: seconds
+            from verl.workers.rollout.tools.bm25_index import open_index  # bm25s imports numba, which takes seconds
 
             self._index = open_index(self.corpus, self.index)
         else:
@@ -205,7 +205,7 @@ class LocalSearchTool(SearchTool):
 
     @classmethod
     def check(cls, corpus=None, index=None, url=None, cache_file=None, **others) -> None:
-        """The corpus is there, or a server is named; the cache is on a local disk."""
+        """Check that the corpus exists or a server is named, and that the cache is on a local disk."""
         _check_cache_file(cache_file)
         if (corpus is None) == (url is None) or (index is not None and corpus is None):
             raise ValueError(f"expected corpus (and index), or url; got {corpus=}, {index=}, {url=}")
@@ -229,16 +229,16 @@ class LocalSearchTool(SearchTool):
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class BingSearchTool(SearchTool):
-    """Bing through Bright Data's SERP API, in its parsed form (brd_json); a page has about ten results.
+    """A Bing search through Bright Data's SERP API, in its parsed form (brd_json); a page has about ten results.
 
     Args:
-        api_key: else from the environment's BRIGHTDATA_API_KEY, which is better: configs are logged.
-        zone: else from the environment's BRIGHTDATA_ZONE.
-        location: two-letter country from which to search, Bing's `cc`.
-        endpoint: https, or http on this machine.
+        api_key: key of the API; None for the environment's BRIGHTDATA_API_KEY, which is safer: configs are logged.
+        zone: zone of the API; None for the environment's BRIGHTDATA_ZONE.
+        location: two-letter code of the country from which to search, Bing's `cc`.
+        endpoint: address of the API: https, or http on this machine.
 
     Raises:
-        ValueError: no key or zone, or not a usable one; a bad endpoint or location; see SearchTool. It never
+        ValueError: no usable key or zone, or a bad endpoint or location; see also SearchTool. The message never
             shows the key.
     """
 
@@ -261,12 +261,12 @@ class BingSearchTool(SearchTool):
             raise ValueError(f"endpoint must be https, since it is sent the key, got {self.endpoint!r}")
         super().__post_init__()
         self._settings = f"bing {location.lower()}"
-        # kept in the client only, which hides it when shown
+        # Only the client holds the key, and its repr hides it.
         self._client = json_client(self._url, {"Authorization": f"Bearer {key}"})
 
     @classmethod
     def check(cls, api_key=None, zone=None, cache_file=None, **others) -> None:
-        """Key and zone are there; the cache is on a local disk."""
+        """Check that key and zone are set, and that the cache is on a local disk."""
         _check_cache_file(cache_file)
         _setting("api_key", "BRIGHTDATA_API_KEY", api_key)
         _setting("zone", "BRIGHTDATA_ZONE", zone)
@@ -276,7 +276,7 @@ class BingSearchTool(SearchTool):
         return {"zone": self.zone, "url": page, "format": "raw"}
 
     def _passages(self, reply: Any) -> list[Passage]:
-        """The organic results of a parsed page; a page without any has no such key."""
+        """Return the organic results of a parsed page; a page without results lacks that key."""
         if not reply.keys() & {"organic", "general"}:
             raise ValueError("expected general or organic")
         passages = []
@@ -300,7 +300,7 @@ def _check_cache_file(cache_file: str | Path | None) -> None:
 
 
 def _setting(key: str, variable: str, value: str | None) -> str:
-    """Raises ValueError, without the value, if neither parameter nor environment has a usable one."""
+    """Return a setting from parameter or environment; raise ValueError, without the value, if neither is usable."""
     value = value or os.environ.get(variable)
     if not value:
         raise ValueError(f"{key}: give it as a parameter or in the environment as {variable}")

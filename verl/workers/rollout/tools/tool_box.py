@@ -1,4 +1,4 @@
-"""The tools of a rollout worker: made from config, called with limits, counted.
+"""The tools of a rollout worker, built from the config and called with limits on time and number.
 
 tools:
   call_limit: 3
@@ -29,23 +29,23 @@ logger = logging.getLogger(__name__)
 _SECTION = "actor_rollout_ref.rollout.tools"
 RESERVED_TAGS = ("think", "result", "answer")
 FIRST_WAIT, LONGEST_WAIT = 0.5, 8.0  # seconds between attempts, doubling
-START_SECONDS = 120.0  # at least, for a tool to show that it works
-CLOSE_SECONDS = 30.0  # the longest time for a tool to end what it has started
+START_SECONDS = 120.0  # shortest time limit for the trial of a tool
+CLOSE_SECONDS = 30.0  # time limit for a tool to close what it has opened
 
 
 @keys_dataclass(frozen=True, config=STRICT)
 class ToolsConfig:
-    """Keys under actor_rollout_ref.rollout.tools, the authors' names.
+    """Keys under actor_rollout_ref.rollout.tools, by the authors' names.
 
     Args:
-        call_limit: calls of one trajectory; one more ends it.
-        max_workers: calls that run at once, in this process.
-        timeout: seconds for one attempt.
-        retry_count: more attempts, where the tool says that one may help.
-        max_result_tokens: a longer result is cut for the model.
-        tool_instances: name -> {class_path, params}; null: without this tool.
-        verbose_logging: log every call, not only the first failure of each kind.
-        fail_on_error: a tool that cannot be loaded ends the run; else it is reported and left out.
+        call_limit: largest number of calls of one trajectory; a further call ends it.
+        max_workers: largest number of calls that run at once in this process.
+        timeout: time limit of one attempt, in seconds.
+        retry_count: largest number of further attempts, if the tool's error allows one.
+        max_result_tokens: largest number of tokens of a result; a longer one is cut.
+        tool_instances: name -> {class_path, params}; null switches a tool off.
+        verbose_logging: whether every call is logged, not only the first failure of each kind.
+        fail_on_error: whether a tool that cannot be loaded ends the run; otherwise it is reported and left out.
     """
 
     call_limit: int = Field(default=3, ge=0)
@@ -58,7 +58,7 @@ class ToolsConfig:
     tool_instances: dict[str, Any] = Field(default_factory=dict)
 
     def __post_init__(self):
-        # a tool is switched off by null
+        # null switches a tool off.
         present = {name: instance for name, instance in self.tool_instances.items() if instance is not None}
         object.__setattr__(self, "tool_instances", present)
         if self.fail_on_error:
@@ -71,10 +71,10 @@ class ToolsConfig:
 
 
 def tool_class(name: str, instance: Mapping[str, Any]) -> tuple[type[BaseTool], dict[str, Any]]:
-    """Class and constructor's arguments of an entry of tool_instances.
+    """Return the class and the constructor's arguments of an entry of tool_instances.
 
     Raises:
-        ValueError: no such class, not a tool, or arguments that it does not take; names the key.
+        ValueError: no such class, not a tool, or arguments that it does not take; the message names the key.
     """
     key = f"{_SECTION}.tool_instances.{name}"
     unknown = sorted(set(instance) - {"class_path", "params"})
@@ -100,8 +100,8 @@ def tool_class(name: str, instance: Mapping[str, Any]) -> tuple[type[BaseTool], 
 
 @dataclass(frozen=True)
 class ToolCall:
-    """What became of a call. `text` is for the model, whether it went well or not; `seconds` do not count waiting for
-    a free place; `error` is the `kind` of a failure, `own_fault` whether the tool is at fault."""
+    """The outcome of a call. `text` is for the model, also after a failure; `seconds` leaves out the wait for a free
+    place; `error` is the `kind` of a failure, and `own_fault` whether the tool is at fault."""
 
     tool: str
     text: str
@@ -114,12 +114,12 @@ class ToolCall:
 
 
 class ToolBox:
-    """All tools of a process by their tags. Raises ValueError for two tools of one tag, or for none."""
+    """All tools of a process by their tags. Raises ValueError if two tools have the same tag, or if there are none."""
 
     def __init__(self, config: ToolsConfig):
         self.config = config
         self.tools: dict[str, BaseTool] = {}
-        self._threads: dict[str, ToolThread] = {}  # by tag
+        self._threads: dict[str, ToolThread] = {}  # tag -> thread
         self._places = asyncio.Semaphore(config.max_workers)
         self._logged: set[tuple[str, str]] = set()
         for name, instance in config.tool_instances.items():
@@ -143,10 +143,10 @@ class ToolBox:
         self.tools[tool.trigger_tag], self._threads[tool.trigger_tag] = tool, ToolThread(tool.name)
 
     async def start(self) -> None:
-        """Let every tool show that its calls will work.
+        """Check that the calls of every tool will work.
 
         Raises:
-            ValueError: one of them fails, which `fail_on_error=false` reports only.
+            ValueError: a tool fails; with `fail_on_error=false` this is only logged.
         """
         for tool in self.tools.values():
             _, error, _ = await self._retried(partial(self._try_start, tool))
@@ -168,7 +168,7 @@ class ToolBox:
         return None, None
 
     async def _retried(self, attempt: Callable[[], Awaitable[tuple[Any, ToolError | None]]]):
-        """Return an attempt's value and its error, and how often it was made again: where that may help, with waits."""
+        """Return the last attempt's value and error, and the number of retries, which `error.retry` allows."""
         wait = FIRST_WAIT
         for retries in range(self.config.retry_count + 1):
             value, error = await attempt()
@@ -179,17 +179,17 @@ class ToolBox:
         return value, error, retries
 
     async def close(self) -> None:
-        """End what the tools have started: sandboxes, connections, caches."""
+        """Close what the tools have opened: sandboxes, connections, caches."""
         for tag, tool in self.tools.items():
             try:
                 await self._threads[tag].run(tool.close, CLOSE_SECONDS)
-            except Exception as error:  # must not hide why the tools are closed, nor leave others open
+            except Exception as error:  # an error here must not hide why the tools are closed, nor keep others open
                 logger.warning(f"tool {tool.name} did not end what it has started: {error!r}")
             finally:
                 self._threads[tag].stop()
 
     async def call(self, tag: str, content: str) -> ToolCall:
-        """Run the tool of a tag; a failure of any kind is a ToolCall that is not ok, never an exception."""
+        """Run the tool of a tag and return the outcome; a failure of any kind gives `ok=False` and is not raised."""
         tool = self.tools[tag]
         async with self._places:
             started = time.perf_counter()
@@ -201,7 +201,7 @@ class ToolBox:
         return ToolCall(tool.name, output.text, error is None, seconds, retries, output.cached, kind, own_fault)
 
     async def _attempt(self, tool: BaseTool, content: str) -> tuple[ToolOutput, ToolError | None]:
-        """What the model reads, and the error where the attempt failed; its own faults must not end training."""
+        """Return the text for the model, and a failed attempt's error; a tool's fault must not end the training."""
         timeout = self.config.timeout
         try:
             call = partial(tool.execute, content, timeout=timeout)
@@ -224,7 +224,7 @@ class ToolBox:
 
 
 def try_tools(config: ToolsConfig) -> None:
-    """Make all tools, let each show that its calls will work, and end them; whether or not an event loop runs here.
+    """Build all tools, check that their calls will work, and close them; works inside and outside an event loop.
 
     Raises:
         ValueError: a tool does not work; the message names its key.

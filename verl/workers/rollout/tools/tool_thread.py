@@ -1,7 +1,7 @@
-"""Runs a tool's coroutines in an event loop of their own, whose callers get an answer in time whatever the tool does.
+"""Runs a tool's coroutines in an event loop of their own, so that callers get an answer in time whatever the tool does.
 
-A tool that blocks its event loop would otherwise stop all prompts of a rollout worker, and one that ignores its
-cancellation would never be given up.
+Otherwise a tool that blocks its event loop would stop all prompts of a rollout worker, and callers would wait forever
+for one that ignores its cancellation.
 """
 
 import asyncio
@@ -12,12 +12,12 @@ from typing import Any, TypeVar
 from verl.utils.user_code import guard_tasks, guarded
 
 T = TypeVar("T")
-# the longest wait for a cancelled call to end
+# longest wait, in seconds, for a cancelled call to end
 CANCEL_SECONDS = 2.0
 
 
 class ToolThread:
-    """A thread with the event loop of one tool. It starts with the first call, and anew after a call that never ends.
+    """A thread with the event loop of one tool. It starts with the first call; a call that never ends gets it replaced.
 
     Args:
         name: the tool's name, for messages.
@@ -29,16 +29,16 @@ class ToolThread:
         self._thread: threading.Thread | None = None
 
     async def run(self, call: Callable[[], Coroutine[Any, Any, T]], seconds: float) -> T:
-        """Return what a coroutine of the tool returns; it is cancelled with its caller.
+        """Run a coroutine of the tool and return its result; cancelling the caller cancels it.
 
         Args:
-            call: makes the coroutine, in the tool's thread.
-            seconds: the longest time until it ends.
+            call: function that makes the coroutine, called in the tool's thread.
+            seconds: time limit, in seconds.
 
         Raises:
-            asyncio.TimeoutError: it did not end in time. It was cancelled, and goes on if it ignores that.
-            UserCodeExit: it raised an exception that is no `Exception`.
-            RuntimeError: it cancelled itself.
+            asyncio.TimeoutError: the coroutine did not end in time. It was cancelled, and may ignore that.
+            UserCodeExit: the coroutine raised an exception that is no `Exception`.
+            RuntimeError: the coroutine cancelled itself.
         """
         tasks: list[asyncio.Task | None] = []
         given_up = threading.Event()
@@ -56,11 +56,11 @@ class ToolThread:
             given_up.set()
             loop.call_soon_threadsafe(lambda: [task.cancel() for task in tasks if task is not None])
             await asyncio.wait({ended}, timeout=CANCEL_SECONDS)
-            if not ended.done():  # it blocks the thread, or ignores its cancellation: later calls get another thread
+            if not ended.done():  # a blocked thread or an ignored cancellation: later calls get another thread
                 if loop is self._loop:
                     self._loop = None
             elif not ended.cancelled():
-                ended.exception()  # retrieved: asyncio would log that nobody did
+                ended.exception()  # retrieved, because asyncio logs an exception that is never retrieved
 
         try:
             done, _ = await asyncio.wait({ended}, timeout=seconds)
@@ -75,7 +75,7 @@ class ToolThread:
         return ended.result()
 
     def stop(self) -> None:
-        """End the thread after what it does now."""
+        """End the thread after its current step."""
         if self._loop is not None:
             self._loop.call_soon_threadsafe(self._loop.stop)
 

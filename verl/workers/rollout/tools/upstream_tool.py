@@ -1,13 +1,13 @@
-"""A tool of upstream's (a `verl.tools.base_tool.BaseTool`, verl 0.9.1) as one of ours.
+"""An adapter that runs one of verl's own tools (a `verl.tools.base_tool.BaseTool`, verl 0.9.1) as one of ours.
 
     tool_instances:
       crawl:
         class_path: my_project.tools.CrawlTool
         params: {config: {type: native}, tool_schema: {type: function, function: {name: crawl, …}}}
 
-The tag is the function's name. Between the tags stand the arguments as a JSON object; where the function requires one
-argument, a string, its plain text will do. A trajectory's calls are independent: each has an instance of its own
-(upstream's `create`, `execute`, `release`). The tool's reward and metrics are not used.
+The tag is the function's name. The text between the tags is a JSON object of the arguments, or plain text if the
+function requires one argument, a string. A trajectory's calls are independent: each has its own instance
+(verl's `create`, `execute`, `release`). The tool's reward and metrics are not used.
 """
 
 import json
@@ -20,21 +20,21 @@ from verl.tools.schemas import OpenAIFunctionSchema, OpenAIFunctionToolSchema
 from verl.workers.rollout.tools.base_tool import BaseTool, ToolError
 from verl.workers.rollout.tools.plain_text import one_line
 
-LONGEST_MESSAGE = 300  # characters of an exception that the model reads
+LONGEST_MESSAGE = 300  # largest number of characters of an exception's text for the model
 
 
 def adapted(upstream: Any) -> type[BaseTool] | None:
-    """One of our tool classes that runs a class of upstream's; None for anything else."""
+    """Return one of our tool classes that runs verl's tool class; None for anything else."""
     if not (isinstance(upstream, type) and issubclass(upstream, UpstreamBaseTool)):
         return None
     return type(upstream.__name__, (UpstreamTool,), {"upstream": upstream})
 
 
 class UpstreamTool(BaseTool):
-    """Args:
-    config: the upstream class's.
-    tool_schema: the function in OpenAI's format; None where the upstream class makes it itself.
-    """
+    """One of verl's tools as one of ours.
+
+    `config` is the config of verl's tool class; `tool_schema` is the function in OpenAI's format, None if the class
+    creates it."""
 
     upstream: type[UpstreamBaseTool]
 
@@ -74,10 +74,10 @@ def _schema_of(tool_schema) -> OpenAIFunctionToolSchema | None:
 
 
 def arguments_of(function: OpenAIFunctionSchema, content: str) -> dict[str, Any]:
-    """The arguments that the model has written.
+    """Return the arguments that the model has written.
 
     Raises:
-        ToolError: they are no JSON object, or one that is required is missing.
+        ToolError: the text is no JSON object, or a required argument is missing.
     """
     required, properties = function.parameters.required, function.parameters.properties
     try:
@@ -89,7 +89,7 @@ def arguments_of(function: OpenAIFunctionSchema, content: str) -> dict[str, Any]
     if is_object and not missing:
         return arguments
     if len(required) == 1 and properties[required[0]].type == "string":
-        return {required[0]: content}  # a text, which may happen to be JSON
+        return {required[0]: content}  # plain text, which may happen to be JSON
     if is_object:
         raise ToolError(f"Missing arguments: {', '.join(missing)}.", kind="bad_arguments", retry=False)
     raise ToolError(f"Expected a JSON object with {', '.join(properties)}.", kind="bad_arguments", retry=False)

@@ -6,11 +6,11 @@
     to `long_tries` new tails, from `long_steps_back` steps before its end
 
 until there are `tails` new ones; further trajectories from the prompt take the places that are left. A step ends at a
-tool's result, or without tools at a delimiter. A trajectory without that many steps begins anew.
+tool's result, or without tools at a delimiter. If a base has too few steps, its tails start from the prompt.
 
-Defaults are the published code's (YubaoZhao/BranPO), but for `tails`: there the number of rows varies. That code makes
-one tail after another, goes further back as long as none has another outcome, and keeps the first one that has. Tails
-chosen by their outcomes are a biased sample of what follows their base, so here all are made at once, and kept.
+Defaults are the published code's (YubaoZhao/BranPO), except `tails`: in that code the number of rows varies. It makes
+one tail after another, goes further back while all have the same outcome as the base, and keeps the first that differs.
+Tails chosen by outcome are a biased sample of what follows their base, so here all are made at once, and kept.
 """
 
 import random
@@ -56,10 +56,10 @@ class BranPOKeys:
 
 
 def new_tails(keys: BranPOKeys, lengths: Sequence[int], rewards: Sequence[float], seed: int) -> list[tuple[int, int]]:
-    """Return for each new tail the number of its base, and how many of that one's steps it replaces.
+    """Return for each new tail the index of its base, and the number of the base's steps that it replaces.
 
     Args:
-        keys: the settings.
+        keys: the config keys.
         lengths: number of steps of each base.
         rewards: reward of each base.
         seed: seed of the draws.
@@ -90,7 +90,7 @@ def new_tails(keys: BranPOKeys, lengths: Sequence[int], rewards: Sequence[float]
     reads_rewards=True,
 )
 class Policy(BranchPolicy):
-    """`tree=branpo`; `text_of` returns a token's text, and `score` a trajectory's reward."""
+    """The policy of `tree=branpo`; `text_of` returns a token's text, and `score` a trajectory's reward."""
 
     def __init__(self, keys: BranPOKeys, text_of: Callable[[int], str], score: Score | None = None):
         self.keys, self.text_of, self.score = keys, text_of, score
@@ -114,7 +114,7 @@ class Policy(BranchPolicy):
         tree.metrics = {"new_tails": float(len(tails)), "shared_tokens": tree.shared_tokens()}
 
     async def _continue(self, builder: TreeBuilder, at: int | None, kind: str, number: int) -> list[int]:
-        """Grow a trajectory from a segment's end, or from the prompt, and return where its own steps end."""
+        """Grow a trajectory from a segment's end, or from the prompt; return the last segment of each new step."""
         segments = await builder.finish(path_to(builder.tree, at), derived_seed(builder.seed, kind, number))
         delimiter = self.keys.step_delimiter if builder.environment is NO_ENVIRONMENT else None
         return add_steps(builder.tree, at, split_steps(segments, self.text_of, delimiter))

@@ -1,16 +1,16 @@
-"""CURE (arXiv 2508.11016, first stage): responses that are continued anew from one of their critical tokens.
+"""CURE (arXiv 2508.11016, first stage): responses that are continued again from one of their critical tokens.
 
     n1 responses are sampled from the prompt
     in each, one of its `critical_top_k` tokens with the highest entropy is drawn at random
     n2 further trajectories begin with the tokens before it, and continue to the end
 
 That gives n1 (1 + n2) trajectories. A response's first token, special tokens, tokens with a short text, and a tool's
-result are not critical. Where a response has no critical token, the prompt is continued instead.
+result are never critical. Where a response has no critical token, the prompt is continued instead.
 
 The defaults are those of the published script. Where the published code differs:
-- It puts prompt and prefix into the room of a prompt and cuts them at the end, and the response's budget starts anew.
-  Here a continuation is a response with a prefix, whose length and reward are those of the whole.
-- It ranks entropies of padding, and computes them in a pass of the actor. Here the engine reports them.
+- It treats prompt and prefix as one prompt, cuts that at the prompt's length limit, and gives a continuation the full
+  length of a response. Here the prefix is part of the response: the length limit and the reward count the whole.
+- It also ranks the entropies of padding, and computes entropies in a pass of the actor. Here the engine reports them.
 
 The second stage of the paper is an ordinary run (tree=plain) from the first one's checkpoint.
 """
@@ -38,7 +38,7 @@ class CUREKeys:
 
     Args:
         n1: number of responses that start from the prompt.
-        n2: number of continuations of each.
+        n2: number of continuations of each response.
         critical_top_k: number of tokens with the highest entropy, among which one is drawn.
         min_characters: smallest number of characters of a critical token, without spaces around it.
         entropy_top_k: number of most likely tokens from which a token's entropy is estimated.
@@ -61,7 +61,7 @@ class CUREKeys:
     scaled_by="n1",
 )
 class Policy(BranchPolicy):
-    """The policy of `tree=cure`; `text_of` returns a token's text, and nothing for a special token."""
+    """The policy of `tree=cure`; `text_of` returns a token's text, and an empty one for a special token."""
 
     def __init__(self, keys: CUREKeys, text_of: Callable[[int], str]):
         self.keys, self.text_of = keys, text_of
@@ -83,7 +83,7 @@ class Policy(BranchPolicy):
         }
 
     async def _tree(self, builder: TreeBuilder, number: int) -> tuple[list[int], float | None]:
-        """Return the leaves of a response and its continuations, and the entropy of the critical token if any."""
+        """Return the leaves of a response and its continuations, and the critical token's entropy; None without one."""
         seeds = random.Random(derived_seed(builder.seed, number))
         response = await builder.finish(Path(), seeds.getrandbits(31), n_entropy=self.keys.entropy_top_k)
         entropies = self._critical_entropies(response, builder.stop_token_ids)
@@ -112,7 +112,7 @@ class Policy(BranchPolicy):
 
 
 def tokens_from(segments: Sequence[Segment], position: int) -> list[Segment]:
-    """Return the segments without the first `position` tokens; of the first one left perhaps only the end."""
+    """Return the segments without their first `position` tokens; the first remaining segment may be shortened."""
     rest = []
     for segment in segments:
         if position < len(segment.token_ids):

@@ -1,15 +1,15 @@
-"""DEEP-GRPO (arXiv 2602.14169): failed trajectories are continued anew from one of their later steps.
+"""DEEP-GRPO (arXiv 2602.14169): failed trajectories are continued again from one of their later steps.
 
     `chains` main trajectories start from the prompt and are scored
-    the first `max_failures` that failed get a pivot each: the prompt, or the end of a step but the last
+    the first `max_failures` that failed get a pivot each: the prompt, or the end of any step except the last
     `branches` new trajectories go on from each pivot
 
-Where fewer failed, further main trajectories take the branches' places. Node i of a trajectory's L, of which the prompt
-is node 0, is drawn with weight P(x) x^gamma, where x = (i + 1) / L and P(x) is the probability that some branch from it
-is right. The trainer fits P (verl/trainer/ppo/v1/methods/deep_grpo.py); it is 1 before the first fit.
+Where fewer failed, further main trajectories take the branches' places. A trajectory has L nodes; the prompt is node 0.
+Node i is drawn with weight P(x) x^gamma, where x = (i + 1) / L and P(x) is the probability that some branch from it is
+right. The trainer fits P (verl/trainer/ppo/v1/methods/deep_grpo.py); it is 1 before the first fit.
 
-Defaults are the published code's (befocuss/Deep-GRPO), but for `max_failures`. There every failed trajectory branches,
-so that the number of rows varies; nothing is seeded; and a step ends either at a full stop or after 50 tokens.
+Defaults are the published code's (befocuss/Deep-GRPO), except `max_failures`. In that code every failed trajectory
+branches, so the number of rows varies; nothing is seeded; and a step ends either at a full stop or after 50 tokens.
 """
 
 import math
@@ -30,7 +30,7 @@ from verl.workers.rollout.steps import add_steps, path_to, split_steps
 from verl.workers.rollout.trajectory_tree import TrajectoryTree
 from verl.workers.rollout.tree_builder import BranchPolicy, Path, Score, TreeBuilder, derived_seed
 
-# number of the pivot, from 1 on, that a branch's own tokens follow; 0 for all other tokens
+# A branch's own tokens hold the number of the pivot that they follow, from 1 on; all other tokens hold 0.
 PIVOTS = TokenField("deep_grpo_pivot", "algorithm.adv_estimator=deep_grpo", unsent=0, on_demand=True)
 PIVOT_POSITIONS = "deep_grpo_positions"  # in extra_fields of a prompt's first row: x of each pivot
 FIT = "deep_grpo_fit"  # in a prompt's settings: intercept and slope of P's log-odds
@@ -41,11 +41,11 @@ class DeepGRPOKeys:
     """Keys under actor_rollout_ref.rollout.custom.deep_grpo.
 
     Args:
-        chains: number of main trajectories that are scored, and branch if they failed.
+        chains: number of main trajectories, which are scored, and branch if they failed.
         max_failures: largest number of main trajectories that branch.
         branches: number of new trajectories from each pivot.
         gamma: exponent of a node's position in its weight.
-        window: number of pivots, the last ones, to which P is fitted.
+        window: number of most recent pivots to which P is fitted.
         failure_threshold: largest reward of a failed trajectory.
         step_delimiter: text that ends a step.
         max_step_tokens: largest number of the model's tokens in a step.
@@ -62,7 +62,7 @@ class DeepGRPOKeys:
 
 
 def pivot_weights(n_nodes: int, gamma: float, fit: tuple[float, float] | None) -> list[float]:
-    """Return P(x) x^gamma of each node but the last; `fit` is intercept and slope of P's log-odds, None for P = 1."""
+    """Return P(x) x^gamma of each node except the last; `fit`: intercept and slope of P's log-odds, None for P = 1."""
     intercept, slope = fit or (math.inf, 0.0)
     positions = [(i + 1) / n_nodes for i in range(n_nodes - 1)]
     return [x**gamma / (1 + math.exp(-intercept - slope * x)) for x in positions]
@@ -82,7 +82,7 @@ def pivot_weights(n_nodes: int, gamma: float, fit: tuple[float, float] | None) -
     learns=True,
 )
 class Policy(BranchPolicy):
-    """`tree=deep_grpo`; `text_of` returns a token's text, and `score` a trajectory's reward."""
+    """The policy of `tree=deep_grpo`; `text_of` returns a token's text, and `score` a trajectory's reward."""
 
     fields = (PIVOTS,)
 
@@ -109,20 +109,20 @@ class Policy(BranchPolicy):
         tree.metrics = {"failed_chains": float(len(failed)), "shared_tokens": tree.shared_tokens()}
 
     async def _chain(self, builder: TreeBuilder, number: int) -> list[int]:
-        """Grow a main trajectory and return where its steps end in the tree."""
+        """Grow a main trajectory and return the index of each step's last segment."""
         segments = await builder.finish(Path(), derived_seed(builder.seed, "chain", number))
         steps = split_steps(segments, self.text_of, self.keys.step_delimiter, self.keys.max_step_tokens)
         return add_steps(builder.tree, None, steps)
 
     def _pivot(self, builder: TreeBuilder, number: int, chain: list[int]) -> tuple[int, int | None, float]:
-        """Draw a pivot and return its number, its place in the tree, None for the prompt, and its x."""
+        """Draw a pivot and return its number, the index of its segment (None for the prompt), and its x."""
         nodes = [None, *chain]
         weights = pivot_weights(len(nodes), self.keys.gamma, self.fit)
         i = random.Random(derived_seed(builder.seed, "pivot", number)).choices(range(len(weights)), weights)[0]
         return number, nodes[i], (i + 1) / len(nodes)
 
     async def _branch(self, builder: TreeBuilder, pivot: int, at: int | None, x: float, number: int) -> list[int]:
-        """Grow a branch and return where it ends in the tree."""
+        """Grow a branch and return the index of its last segment, in a list."""
         seed = derived_seed(builder.seed, "branch", pivot, number)
         segments = await builder.finish(path_to(builder.tree, at), seed)
         for segment in segments:

@@ -1,10 +1,10 @@
 """EPTree of TreeRL (arXiv 2506.11902): trajectories that fork at the tokens where the model was least sure.
 
     M trajectories start from the prompt; each begins a tree
-    L times, in each tree: the N tokens with the highest entropy are drawn anew, T times each, and continued to the end
+    L times in each tree: the N tokens with the highest entropy are sampled again T times each, and continued to the end
 
 That gives M (1 + N L T) trajectories. Only tokens that the model wrote fork, each in one round at most; end tokens and
-the last few tokens of a trajectory never do. Where a tree has fewer than N others, the prompt is continued instead.
+the last few tokens of a trajectory never fork. Where a tree has fewer than N other tokens, the prompt is continued.
 """
 
 import math
@@ -28,12 +28,12 @@ class EPTreeKeys:
     """Keys under actor_rollout_ref.rollout.custom.eptree.
 
     Args:
-        M: trajectories that start from the prompt.
-        N: tokens that fork in each tree and round.
-        L: rounds.
-        T: new trajectories from each of these tokens.
-        exclude_last: so many tokens at the end of a trajectory do not fork.
-        entropy_top_k: a token's entropy is estimated from so many most likely tokens.
+        M: number of trajectories that start from the prompt.
+        N: number of tokens that fork in each tree and round.
+        L: number of rounds.
+        T: number of new trajectories from each of these tokens.
+        exclude_last: number of tokens at the end of a trajectory that do not fork.
+        entropy_top_k: number of most likely tokens from which a token's entropy is estimated.
     """
 
     M: int = Field(default=6, ge=1)
@@ -45,7 +45,7 @@ class EPTreeKeys:
 
 
 class Trajectory(NamedTuple):
-    """Its segments, and for each of their tokens the entropy in nats; -inf for a tool's tokens."""
+    """A trajectory's segments, and the entropy of each of their tokens in nats; -inf for a tool's tokens."""
 
     segments: list[Segment]
     entropies: list[float]
@@ -69,7 +69,7 @@ PROMPT = Trajectory([], [])
     diagnosis={"N": 3, "T": 1},
 )
 class Policy(BranchPolicy):
-    """`tree=eptree`."""
+    """The policy of `tree=eptree`."""
 
     def __init__(self, keys: EPTreeKeys):
         self.keys = keys
@@ -83,7 +83,7 @@ class Policy(BranchPolicy):
     async def grow(self, builder: TreeBuilder, n: int) -> None:
         grown = await gather_or_cancel(*(self._tree(builder, number) for number in range(self.keys.M)))
         trajectories = [trajectory for tree, _ in grown for trajectory in tree]
-        entropies = [entropy for _, of_tree in grown for entropy in of_tree]
+        entropies = [entropy for _, tree_entropies in grown for entropy in tree_entropies]
         builder.tree.leaves = [builder.tree.insert(None, trajectory.segments) for trajectory in trajectories]
         builder.tree.metrics = {
             "shared_tokens": builder.tree.shared_tokens(),
@@ -92,7 +92,7 @@ class Policy(BranchPolicy):
         }
 
     async def _tree(self, builder: TreeBuilder, number: int) -> tuple[list[Trajectory], list[float]]:
-        """The trajectories of one tree, and the entropies of the tokens that forked."""
+        """Grow one tree; return its trajectories, and the entropies of the tokens that forked."""
         tree = [await self._continue(builder, PROMPT, (number,))]
         forked: dict[tuple[int, int], float] = {}
         for round_number in range(self.keys.L):
@@ -105,7 +105,7 @@ class Policy(BranchPolicy):
         return tree, list(forked.values())
 
     async def _continue(self, builder: TreeBuilder, head: Trajectory, key: tuple) -> Trajectory:
-        """A trajectory that begins with `head`; `key` says which one, for its seed."""
+        """Return a trajectory that begins with `head`; `key` identifies it in the seed."""
         seed = derived_seed(builder.seed, key)
         rest = await builder.finish(Path.of(head.segments), seed, n_entropy=self.keys.entropy_top_k)
         entropies = [e for s in rest for e in s.info.entropies or [-math.inf] * len(s.token_ids)]
@@ -114,11 +114,11 @@ class Policy(BranchPolicy):
         return Trajectory([*head.segments, *rest], [*head.entropies, *entropies])
 
     def _choose(self, tree: list[Trajectory], forked: Container, stop_token_ids: list[int]) -> dict:
-        """The tokens that fork next: (trajectory's number, tokens before it) -> entropy."""
+        """Return the tokens that fork next: (trajectory's index, number of tokens before it) -> entropy."""
         tokens = {}
         for i, trajectory in enumerate(tree):
             ids = trajectory.tokens
-            # up to the first token that differs from an earlier trajectory's, the distributions are that one's
+            # Up to the first token that differs from an earlier trajectory, both have the same distributions.
             first = 1 + max(common_prefix(ids, earlier.tokens) for earlier in tree[:i]) if i else 0
             for at in range(first, len(ids) - self.keys.exclude_last):
                 if trajectory.entropies[at] > -math.inf and ids[at] not in stop_token_ids and (i, at) not in forked:

@@ -1,4 +1,4 @@
-"""Over-generation, the ablation beside LATR: sample more than n responses the ordinary way, keep the n most different.
+"""Over-generation, an ablation of LATR: sample more than n responses independently, keep the n most different ones.
 
 `tree=over_generation`, with `actor_rollout_ref.rollout.kt.over_generation_factor`.
 """
@@ -17,10 +17,10 @@ from verl.workers.rollout.tree_builder import BranchPolicy, Path, TreeBuilder
 
 
 def most_diverse(responses: Sequence[Sequence[int]], n: int) -> list[int]:
-    """Indices of n responses, ascending: the first one, then always the one whose nearest chosen one is farthest.
+    """Return the indices of n responses, ascending: the first, then always the one farthest from all chosen ones.
 
-    Distance is Levenshtein's over the longer length; among equals the first wins. Greedy farthest-point selection, at
-    most twice as bad as the best choice (Gonzalez 1985).
+    The distance is Levenshtein's, divided by the longer length; among equals the first wins. This greedy farthest-point
+    selection is at most twice as bad as the best choice (Gonzalez 1985).
     """
     chosen: list[int] = []
     nearest = [math.inf] * len(responses)
@@ -39,7 +39,7 @@ def most_diverse(responses: Sequence[Sequence[int]], n: int) -> list[int]:
     rollout_names=("over_generation",),
 )
 class Policy(BranchPolicy):
-    """round(n * factor) independent samples, of which n are returned; factor 1 returns all."""
+    """The policy of `tree=over_generation`: it samples round(n * factor) responses and keeps n of them."""
 
     def __init__(self, factor: float):
         self.factor = factor

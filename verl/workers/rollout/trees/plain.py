@@ -1,4 +1,4 @@
-"""Independent trajectories, `tree=plain`: what GRPO trains on, and what every recipe validates with."""
+"""Independent trajectories, `tree=plain`: GRPO trains on them, and every recipe validates with them."""
 
 import random
 

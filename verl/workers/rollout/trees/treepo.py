@@ -98,7 +98,7 @@ class Policy(BranchPolicy):
         builder.tree.metrics = {"shared_tokens": builder.tree.shared_tokens(), "fallbacks": float(fallbacks)}
 
     async def _round(self, builder: TreeBuilder, rounds: Rounds, key: tuple[int, int]) -> tuple[list[Segment], bool]:
-        """Return the segments of a trajectory's next round, and whether it is the last one. `key` makes the seed."""
+        """Return the segments of a trajectory's next round, and whether it is the last. `key` is part of its seed."""
         path = Path.of(builder.tree.segments[i] for i in builder.tree.path(_end(rounds)))
         segments: list[Segment] = []
         ended, tokens_left = None, self.keys.segment_length
@@ -121,11 +121,11 @@ class Policy(BranchPolicy):
 
 
 def _end(rounds: Rounds) -> int | None:
-    """Return the last segment of a trajectory; None for the prompt."""
+    """Return the index of a trajectory's last segment; None if it has no rounds yet."""
     return rounds[-1] if rounds else None
 
 
 def _fork(live: list[Rounds], places: int) -> list[Rounds]:
-    """Return what fills the places: each live trajectory equally often, and the last one for the remainder."""
+    """Return a trajectory for each place: each live one equally often, the last one also for the remainder."""
     share, remainder = divmod(places, len(live))
     return [rounds for rounds in live for _ in range(share)] + live[-1:] * remainder

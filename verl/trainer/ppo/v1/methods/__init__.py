@@ -1,1 +1,1 @@
-"""What methods do in a training step beside upstream's; a module here registers a trainer component."""
+"""Trainer components of methods; each module here registers its components."""

@@ -1,4 +1,4 @@
-"""DEEP-GRPO in the trainer: the probability that some branch of a pivot is right, by the pivot's position."""
+"""DEEP-GRPO in the trainer: fits the probability that some branch of a pivot is right, by the pivot's position."""
 
 from collections import deque
 from collections.abc import Iterable
@@ -16,10 +16,10 @@ from verl.workers.rollout.trees.deep_grpo import FIT, PIVOT_POSITIONS, PIVOTS, P
 
 def fit_success(pivots: Iterable[tuple[float, bool]]) -> tuple[float, float] | None:
     """Return intercept and slope of a logistic regression on (position, some branch right); None for at most ten
-    pivots, or for a single outcome.
+    pivots, or if all outcomes are equal.
 
-    Newton's method, with half the slope's square as a penalty (scikit-learn's default), without which outcomes that a
-    position separates would have no finite slope.
+    It uses Newton's method with half the squared slope as a penalty (scikit-learn's default). Without the penalty,
+    outcomes that a position separates would have no finite slope.
     """
     positions, right = np.array(list(pivots), dtype=float).reshape(-1, 2).T
     if len(right) <= 10 or len(set(right)) < 2:
@@ -37,9 +37,9 @@ def fit_success(pivots: Iterable[tuple[float, bool]]) -> tuple[float, float] | N
 
 @register_component
 class PivotSuccess(Component):
-    """The fit of P for DEEP-GRPO's trees: after each step, to the last pivots in the order of the data.
+    """The fit of P for DEEP-GRPO's trees, made after each step from the last pivots in the order of the data.
 
-    Its state: position and outcome of these pivots.
+    Its state consists of the position and the outcome of these pivots.
     """
 
     state_file = "deep_grpo.json"
@@ -49,7 +49,7 @@ class PivotSuccess(Component):
         self.keys = Policy.part.read(config)
         self.pivots: deque[tuple[float, bool]] = deque(maxlen=self.keys.window)
         self.fit: tuple[float, float] | None = None
-        self.dropped: list[tuple] = []  # since the last batch, as `_outcomes`
+        self.dropped: list[tuple] = []  # `_outcomes` of the groups dropped since the last batch
 
     @classmethod
     def wanted(cls, config: DictConfig) -> bool:
@@ -73,7 +73,7 @@ class PivotSuccess(Component):
             metrics["deep_grpo/success_intercept"], metrics["deep_grpo/success_slope"] = self.fit
 
     def _outcomes(self, rows: BatchRows) -> list[tuple[tuple[int, int], list[tuple[float, bool]]]]:
-        """Return the place of each prompt in the data, and its pivots: position, and whether a branch is right."""
+        """Return each prompt's place in the data, and the position of each pivot with whether a branch is right."""
         pivots, right = rows.tokens(PIVOTS.name, 0).amax(1), rows.rewards.sum(-1) > self.keys.failure_threshold
         outcomes = []
         for group in rows.groups:

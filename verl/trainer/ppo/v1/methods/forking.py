@@ -1,4 +1,4 @@
-"""80/20 in the trainer: which tokens the loss `forking` keeps, from the entropies of the whole step."""
+"""80/20 in the trainer: selects the tokens that the loss `forking` keeps, by the entropies of the whole step."""
 
 import torch
 
@@ -9,7 +9,7 @@ from verl.utils.parts import register_component
 
 @register_component
 class ForkingTokens(Component):
-    """The weight of every token for the loss `forking`."""
+    """Component that computes the weight of every token for the loss `forking`."""
 
     computes = (FORKING_WEIGHT,)
 

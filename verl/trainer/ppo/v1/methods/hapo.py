@@ -12,7 +12,7 @@ from vllm_patches.tempered_requests import KEY
 
 @register_component
 class NormalizedEntropy(Component):
-    """h for the loss, and its statistics for the sampler of the next step; the first step is sampled plainly."""
+    """Computes h for the loss, and its statistics for the next step's sampler; the first step has no statistics."""
 
     computes = (ENTROPY_H,)
     state_file = "hapo.json"
@@ -30,7 +30,7 @@ class NormalizedEntropy(Component):
 
     def token_fields(self, entropy: torch.Tensor, mask: torch.Tensor, metrics: dict) -> dict[str, torch.Tensor]:
         if self.tau and self.statistics is not None:
-            # of this step's rollouts, which the last step's statistics tempered
+            # The sampler tempered this step's rollouts by the last step's statistics.
             h = entropy_to_h(entropy, self.statistics)[mask & entropy.isfinite()]
             temperature = self.config.actor_rollout_ref.rollout.temperature
             metrics["hapo/temperature_mean"] = temperature * (1 + self.tau * h).mean().item()

@@ -1,7 +1,7 @@
-"""HATO's parts of a training step: rewards of steps, a search that learns, and how right paths differ.
+"""HATO's components of a training step: step rewards, a search that learns, and the diversity of right paths.
 
 HATOCredit       with adv_estimator=hato, on any trees, and with HATO's trees, whatever the estimator
-HATOSearch       with HATO's trees: the value model, the temperature, how many nodes a tree gets
+HATOSearch       with HATO's trees: the value model, the temperature, the number of nodes of a tree
 SuccessfulPaths  with a section `hato`, on any trees
 """
 
@@ -39,14 +39,14 @@ from verl.workers.rollout.trees.hato.value_model import pack, value_model_of
 
 
 def credit_of(rows: BatchRows, config: DictConfig) -> StepCredit:
-    """HATO's credit of the batch, where its fields and settings are given; the estimator's, if that is HATO's."""
+    """Return HATO's credit of the batch from bound fields and settings; an estimator `hato` has already computed it."""
     norm = config.algorithm.get("norm_adv_by_std_in_grpo", True)
     return batch_credit(rows.rewards, rows.response_mask, rows.index, norm_adv_by_std_in_grpo=norm)
 
 
 @register_component
 class HATOCredit(Component):
-    """Rewards of steps: the estimator's settings, metrics, the viewer's numbers, and the tokens left by a filter."""
+    """Provides the estimator's settings, metrics, numbers for the viewer, and the mask that group filtering leaves."""
 
     def __init__(self, config: DictConfig):
         super().__init__(config)
@@ -68,7 +68,7 @@ class HATOCredit(Component):
             metrics[f"hato/reward_{name}"] = _mean_over_trees(part[by_the_model], credit.nodes.group[by_the_model])
         if filters_groups(self.config) and self.config.algorithm.adv_estimator == "hato":
             kept = mask * credit.varies
-            # upstream's loss divides by loss_mask's tokens
+            # Upstream's loss divides by the number of tokens in loss_mask.
             for name in ("response_mask", "loss_mask") if kept.any() else ():
                 rows.put(name, kept)
 
@@ -80,24 +80,24 @@ class HATOCredit(Component):
                 segment.info.notes |= {f"R_{name}": getattr(credit, name)[node].item() for name in PARTS}
 
 
-def _mean_over_trees(of_nodes: torch.Tensor, trees: torch.Tensor) -> float:
-    """Mean over trees of the mean over each one's nodes; 0 without a node."""
-    if not len(of_nodes):
+def _mean_over_trees(node_rewards: torch.Tensor, trees: torch.Tensor) -> float:
+    """Return the mean over trees of the mean over each tree's nodes; 0 without nodes."""
+    if not len(node_rewards):
         return 0.0
     n_nodes = trees.bincount()
-    return (trees.bincount(of_nodes) / n_nodes)[n_nodes > 0].mean().item()
+    return (trees.bincount(node_rewards) / n_nodes)[n_nodes > 0].mean().item()
 
 
 class Visit(NamedTuple):
-    """What a problem's tree has shown.
+    """The results of one tree, from which the search learns.
 
     Args:
-        order, problem: of its group.
-        features, values: of each step, what the value model saw and said when the step was drawn.
-        right: of each step, the share of right answers below it; what was dropped has none, and does not count.
+        order, problem: order and problem of the tree's group.
+        features, values: the value model's input and output for each step, from when the step was drawn.
+        right: share of right answers below each step; a dropped path has no answer and does not count.
         accuracy: share of right answers of the whole tree.
-        varying: share of its sibling groups whose verified rewards differ.
-        tokens: generated for it.
+        varying: share of the tree's sibling groups whose verified rewards differ.
+        tokens: number of tokens generated for the tree.
     """
 
     order: tuple[int, int]
@@ -111,10 +111,7 @@ class Visit(NamedTuple):
 
 
 def visits_of(rows: BatchRows, credit: StepCredit) -> list[Visit]:
-    """
-    Raises:
-        ValueError: a tree came without its steps.
-    """
+    """Return the visit of each prompt group; raise ValueError if a tree came without its steps."""
     varying, visits = share_of_varying_groups(credit), []
     for group in rows.groups:
         extra = rows.column("extra_fields", group.rows[:1])[0]
@@ -122,7 +119,7 @@ def visits_of(rows: BatchRows, credit: StepCredit) -> list[Visit]:
             raise ValueError(f"the rows of prompt {group.uid} do not tell its steps ({HATO_STEPS})")
         steps, number = extra[HATO_STEPS], int(np.searchsorted(credit.nodes.prompts, group.uid))
         nodes = credit.nodes.of_segments(group.uid, steps["segments"])
-        # a step that no row goes through has no answer
+        # A step that no row passes through has no answer.
         answered = [i for i, node in enumerate(nodes) if node >= 0]
         visits.append(
             Visit(
@@ -141,10 +138,10 @@ def visits_of(rows: BatchRows, credit: StepCredit) -> list[Visit]:
 
 @register_component
 class HATOSearch(Component):
-    """The value model, which learns from every tree, and what prompts carry to the search.
+    """The value model, which learns from every tree, and the settings that prompts carry to the search.
 
-    Its state: the value model, and of each problem how many steps its trees had so far and what share of the last
-    one's sibling groups varied.
+    Its state consists of the value model and, for each problem, the number of steps of its trees so far and the share
+    of varying sibling groups in its last tree.
     """
 
     state_file = "hato.pt"
@@ -155,9 +152,9 @@ class HATOSearch(Component):
         self.value_model = value_model_of(self.hato, config.actor_rollout_ref.rollout.seed)
         self.record: dict[str, tuple[int, float]] = {}
         self.temperature = config.actor_rollout_ref.rollout.temperature
-        self.dropped: list[Visit] = []  # since the last batch
-        self._packed: bytes | None = None  # the value model as it is
-        self.n_learnt = 0  # batches it has learnt from in this run: one for each update, of which a step may have more
+        self.dropped: list[Visit] = []  # trees dropped since the last batch
+        self._packed: bytes | None = None  # the current value model, serialized
+        self.n_learnt = 0  # number of batches learnt from in this run: one per update; a step may have several
 
     @classmethod
     def wanted(cls, config: DictConfig) -> bool:
@@ -166,7 +163,7 @@ class HATOSearch(Component):
     def step_settings(self, trainer) -> PromptSettings:
         progress = (trainer.global_steps - 1) / trainer.total_training_steps
         self.temperature = temperature_at(progress, self.hato.exploration)
-        # the policy that the loss sees is the one that is sampled
+        # The loss must see the same policy as the sampler.
         trainer.set_temperature(self.temperature)
         if self._packed is None:
             state = self.value_model.state_dict()
@@ -180,23 +177,23 @@ class HATOSearch(Component):
         return [PromptSettings(tree={"max_nodes": nodes}) for nodes in self.shared_nodes(problems)]
 
     def shared_nodes(self, problems: Sequence[str]) -> list[int]:
-        """So many nodes for each problem's tree: `nodes_per_tree` on average, from 2 to `max_nodes`.
+        """Return the number of nodes of each problem's tree: `nodes_per_tree` on average, from 2 to `max_nodes`.
 
-        What replaces a dropped prompt gets the average, so that no tree depends on how many came at once.
+        Prompts that replace dropped ones get the average, so that a tree does not depend on their number.
         """
         average, most = self.hato.exploration.nodes_per_tree, self.hato.tree.max_nodes
         if len(problems) < self.config.data.train_batch_size:
             return [min(average, most)] * len(problems)
-        # nobody knows of a new problem that its steps will not differ
-        known = [self.record.get(problem, (0, 1.0)) for problem in problems]
+        # A new problem counts as one whose sibling groups all vary.
+        records = [self.record.get(problem, (0, 1.0)) for problem in problems]
         grants = ucb_grants(
-            [varying for _, varying in known],
-            [n_steps for n_steps, _ in known],
+            [varying for _, varying in records],
+            [n_steps for n_steps, _ in records],
             budget=max(0, average - 2) * len(problems),
             coef=self.hato.exploration.ucb_coef,
             most=most - 2,
         )
-        # a single step has nothing beside it to be compared with
+        # A single step would have no sibling to be compared with.
         return [2 + grant for grant in grants]
 
     def on_drop(self, rows: BatchRows) -> None:
@@ -232,10 +229,7 @@ class HATOSearch(Component):
         return model | {"record": record}
 
     def load_state_dict(self, state: dict) -> None:
-        """
-        Raises:
-            ValueError: the checkpoint's value model has another shape.
-        """
+        """Restore the state; raise ValueError if the checkpoint's value model has another shape."""
         saved, now = state["uncertainty"], asdict(self.hato.uncertainty)
         for name in ("method", "n_models", "n_passes", "model_config"):
             if saved[name] != now[name]:
@@ -250,9 +244,9 @@ class HATOSearch(Component):
 
 @register_component
 class SuccessfulPaths(Component):
-    """How right answers differ: from each other (RDI), and from the paths of their problem's first visit (novelty).
+    """The difference of right answers from each other (RDI), and from their problem's first paths (novelty).
 
-    Its state: those paths.
+    Its state consists of the paths of each problem's first visit.
     """
 
     state_file = "hato_paths.pt"
@@ -276,8 +270,8 @@ class SuccessfulPaths(Component):
     def after_advantage(self, rows: BatchRows, metrics: dict) -> None:
         shown = rows.groups[: self.config.trainer.get("tree_prompts", 8)]
         distances = [rdi(sorted(set(map(tuple, paths)))) for paths in self._right_paths(rows, shown)]
-        known = [group for group in rows.groups if self.references.of(group.problem)]
-        pairs = zip(known, self._right_paths(rows, known), strict=True)
+        visited = [group for group in rows.groups if self.references.of(group.problem)]
+        pairs = zip(visited, self._right_paths(rows, visited), strict=True)
         novelties = [novelty(paths, self.references.of(group.problem)) for group, paths in pairs]
         for name, values in (("hato/rdi", distances), ("hato/novelty", novelties)):
             if values := [value for value in values if value is not None]:
@@ -288,7 +282,7 @@ class SuccessfulPaths(Component):
         self.first_visits = []
 
     def _right_paths(self, rows: BatchRows, groups: Sequence[Group]) -> list[list[list[int]]]:
-        """Of each group the responses that are right."""
+        """Return the right responses of each group as token ids."""
         is_right = (rows.rewards.sum(-1) > self.threshold).tolist()
         return _responses(rows, [[row for row in group.rows if is_right[row]] for group in groups])
 
@@ -300,6 +294,6 @@ class SuccessfulPaths(Component):
 
 
 def _responses(rows: BatchRows, groups: Sequence[Sequence[int]]) -> list[list[list[int]]]:
-    """Response tokens of each row of each group."""
-    tokens = iter(rows.column("responses", [row for of_group in groups for row in of_group]))
-    return [[next(tokens).tolist() for _ in of_group] for of_group in groups]
+    """Return the response tokens of each row of each group."""
+    tokens = iter(rows.column("responses", [row for group in groups for row in group]))
+    return [[next(tokens).tolist() for _ in group] for group in groups]

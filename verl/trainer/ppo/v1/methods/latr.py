@@ -1,4 +1,4 @@
-"""LATR in the trainer: thresholds that follow what became of the last step's branches."""
+"""LATR in the trainer: thresholds that follow the results of the last step's branches."""
 
 from omegaconf import DictConfig
 from verl.utils.config import omega_conf_to_dataclass
@@ -13,9 +13,9 @@ from verl.workers.rollout.trees.latr.schedule import TIGHTENED_STEPS, next_tight
 
 @register_component
 class ThresholdScheduler(Component):
-    """LATR: `kt.enable_param_scheduler` tightens or loosens the thresholds by what became of the last step's branches.
+    """LATR's `kt.enable_param_scheduler`: tightens or loosens thresholds by the results of the last step's branches.
 
-    Its state is one number, how many steps they are tightened (negative: loosened).
+    Its state is the number of steps by which they are tightened (negative: loosened).
     """
 
     state_file = "kt.json"

@@ -1,6 +1,6 @@
-"""`hato.meta_learning`: training steps become episodes on one domain each; at their ends Reptile or MAML moves weights.
+"""`hato.meta_learning`: training steps form episodes of one domain each; Reptile or MAML moves weights at their ends.
 
-The weights are in the workers (`MetaActorWorker`), the order of the data here.
+`MetaActorWorker` holds the weights; this module orders the data and calls the workers.
 """
 
 from collections.abc import Iterator
@@ -23,7 +23,7 @@ from verl.workers.utils.meta_learning import episode_calls, episode_length
 
 @register_component
 class MetaLearning(Component):
-    """Also there where it is switched off: a checkpoint of an open episode cannot go on without it."""
+    """Component that a run has even if it is switched off, so that it can refuse a checkpoint of an open episode."""
 
     state_file = "meta_learning.json"
 
@@ -42,9 +42,10 @@ class MetaLearning(Component):
                 worker_of_role[role] = ray.remote(MetaActorWorker)
 
     def train_dataloader(self, trainer) -> StatefulDataLoader | None:
-        """
+        """Return a loader of whole episodes on one domain each; None if switched off.
+
         Raises:
-            ValueError: the training steps are not whole episodes, or there is one domain only.
+            ValueError: the training steps are not whole episodes, or there is only one domain.
         """
         if not self.settings.enable:
             return None
@@ -89,10 +90,7 @@ class MetaLearning(Component):
         return {"settings": asdict(self.settings), "steps_done": self.steps_done}
 
     def load_state_dict(self, state: dict) -> None:
-        """
-        Raises:
-            ValueError: an episode was open and is to go on in another way, or is not open and would be.
-        """
+        """Restore the state; raise ValueError if the settings changed and the step lies within an episode of either."""
         saved, self.steps_done = state["settings"], state["steps_done"]
         now = asdict(self.settings)
         if saved != now and any(_is_open(meta, self.steps_done) for meta in (saved, now)):
@@ -103,5 +101,5 @@ class MetaLearning(Component):
 
 
 def _is_open(meta: dict, steps_done: int) -> bool:
-    """Whether `hato.meta_learning` with these values is within an episode."""
+    """Return whether `hato.meta_learning` with these values is within an episode."""
     return meta["enable"] and steps_done % episode_length(meta["method"], meta["n_inner_steps"]) > 0

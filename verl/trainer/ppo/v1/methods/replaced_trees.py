@@ -10,7 +10,7 @@ from verl.utils.parts import register_component
 
 @register_component
 class ReplacedTrees(Component):
-    """`algorithm.filter_groups` for trees: groups without a signal are replaced one by one, and seen by the others."""
+    """`algorithm.filter_groups` for trees: groups without a signal are shown to components and replaced one by one."""
 
     @classmethod
     def wanted(cls, config: DictConfig) -> bool:
@@ -18,7 +18,7 @@ class ReplacedTrees(Component):
 
     def replay_buffer(self, trainer) -> TreeBuffer | None:
         if trainer.trainer_mode != "sync":
-            return None  # that of all asynchronous runs
+            return None  # asynchronous runs always have an `AsyncTreeBuffer`
         bound = trainer.config.algorithm.filter_groups.get("max_num_gen_batches", 0)
         options = buffer_options(trainer)
         batch_size = trainer.config.data.train_batch_size

@@ -1,12 +1,13 @@
-"""The Python tool, for the trainer in tool.py. In the interpreter of the programs, which need not be the trainer's
-(standard library, Python 3.9), server.py forks a process for each program, confinement.py confines it, cell.py runs it.
+"""The Python tool. The trainer uses tool.py. The programs' interpreter need not be the trainer's (Python 3.9, standard
+library): in it, server.py forks a process for each program, confinement.py confines it, and cell.py runs the program.
 """
 
 from typing import NamedTuple
 
 
 class Result(NamedTuple):
-    """A program's end: output, exit code or minus its signal, and `timeout`, `output`, `disk`, `threads` or `cpu`."""
+    """A program's output, exit code (or minus its signal), and the limit at which it was stopped, if any: `timeout`,
+    `output`, `disk`, `threads` or `cpu`."""
 
     output: bytes
     code: int

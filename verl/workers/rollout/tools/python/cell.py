@@ -21,7 +21,7 @@ def unwrapped(code):
 
 
 def run(code, not_allowed=""):
-    """Run a program, and print its last expression's value or its exception; after a PermissionError `not_allowed`."""
+    """Run a program, and print its last expression's value or its exception, a PermissionError with `not_allowed`."""
     code = unwrapped(code)
     module = types.ModuleType("__main__")
     sys.modules["__main__"], sys.argv = module, [""]

@@ -1,4 +1,4 @@
-"""Confines a process for good, before it reads a program: resource limits, files (Landlock), system calls (seccomp).
+"""Confines a process for good before it reads a program: resource limits, Landlock (files), seccomp (system calls).
 
 It needs no namespaces, mounts or user id of its own: it works as root in a default container and as an ordinary user.
 """
@@ -14,7 +14,7 @@ import sys
 NOT_ALLOWED = "A program here starts no processes, has no network, and keeps files, not folders, in its working folder."
 MAX_THREADS, MAX_DESCRIPTORS = 64, 64
 
-# system calls that are allowed with any arguments: name, number on x86_64, number on aarch64 (-1: it has none)
+# System calls that are allowed with any arguments: name, number on x86_64, number on aarch64 (-1: it has none).
 _ALLOWED = """
 read 0 63, write 1 64, readv 19 65, writev 20 66, pread64 17 67, pwrite64 18 68, close 3 57, lseek 8 62, dup 32 23,
 dup2 33 -1, dup3 292 24, fstat 5 80, stat 4 -1, lstat 6 -1, newfstatat 262 79, statx 332 291, access 21 -1,
@@ -31,23 +31,23 @@ getitimer 36 102, setitimer 38 103, nanosleep 35 101, clock_nanosleep 230 115, c
 clock_getres 229 114, gettimeofday 96 169, time 201 -1, times 100 153, getrusage 98 165, getrlimit 97 163,
 uname 63 160, sysinfo 99 179, getrandom 318 278, getpid 39 172, getppid 110 173, gettid 186 178, getuid 102 174,
 geteuid 107 175, getgid 104 176, getegid 108 177, getgroups 115 158"""
-# these answer 0 and do nothing: Landlock does not cover them, and `shutil.copy2` goes on
+# These return 0 and do nothing: Landlock does not cover them, and `shutil.copy2` needs them to succeed.
 _WITHOUT_EFFECT = """
 chmod 90 -1, fchmod 91 52, fchmodat 268 53, fchmodat2 452 452, chown 92 -1, fchown 93 55, lchown 94 -1, fchownat 260 54,
 utime 132 -1, utimes 235 -1, futimesat 261 -1, utimensat 280 88, setxattr 188 5, lsetxattr 189 6, fsetxattr 190 7"""
-# a thread shares memory, file system, descriptors and handlers: else /proc/PID/fd would not show what it has open
+# Threads must share memory, file system, descriptors and handlers, or /proc/PID/fd would not show their open files.
 _PID, _ALL, _THREAD, _NEW_NAMESPACES = 0xFEEDFACE, 0xFFFFFFFF, 0x10F00, 0x7E020000
-_LIMITS = tuple(which for which in range(16) if which != resource.RLIMIT_CORE)  # which a program may lower
+_LIMITS = tuple(which for which in range(16) if which != resource.RLIMIT_CORE)  # a program may lower these
 _TMPFILE, _TRUNC = 1 << 22, 1 << 9
-# these are allowed where for each (argument, mask, values) argument & mask is one of the values; _PID is the process
+# These are allowed if, for each (argument, mask, values), argument & mask is in values; _PID is the process.
 _CHECKED = {
     "clone 56 220": [(0, _THREAD | _NEW_NAMESPACES, (_THREAD,))],
     "close_range 436 436": [(2, _ALL, (0,))],
-    "sendto 44 206": [(3, 1, (0,))],  # no urgent data, here and below: it has been a way into the kernel
+    "sendto 44 206": [(3, 1, (0,))],  # no urgent data, here and below, as it has been used to attack the kernel
     "recvfrom 45 207": [(3, 1, (0,))],
     "recvmsg 47 212": [(2, 1, (0,))],
     "setrlimit 160 164": [(0, _ALL, _LIMITS)],
-    # no file without a name, and no truncation through a descriptor for reading, which old Landlocks do not see
+    # No file without a name, and no truncation through a descriptor for reading, which old Landlocks do not check.
     "openat 257 56": [(2, _TMPFILE | _TRUNC | os.O_ACCMODE, (0, 1, 2, _TRUNC | 1, _TRUNC | 2))],
     "socketpair 53 199": [(0, _ALL, (1,)), (1, 0xF, (1,))],  # AF_UNIX, SOCK_STREAM: asyncio needs one
     "kill 62 129": [(0, _ALL, (_PID,))],
@@ -57,17 +57,17 @@ _CHECKED = {
     "prctl 157 167": [(0, _ALL, (15, 16))],  # PR_SET_NAME, PR_GET_NAME
     # TCGETS, TIOCGWINSZ, FIONREAD, FIONBIO, FIONCLEX, FIOCLEX
     "ioctl 16 29": [(1, _ALL, (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451))],
-    # duplicates, flags and locks; no owner who would get signals, no size of a pipe
+    # Duplicates, flags and locks are allowed, but neither an owner, who would get signals, nor the size of a pipe.
     "fcntl 72 25": [(1, _ALL, (*range(8), 36, 37, 38, 1030))],
 }
-_FIRST_NEW = 435  # clone3, and all that is younger: ENOSYS, so that libc takes an older way
+_FIRST_NEW = 435  # clone3 and all newer calls fail with ENOSYS, so that libc uses an older call
 _ARCHITECTURES = {"x86_64": (1, 0xC000003E), "aarch64": (2, 0xC00000B7)}
 _LOAD, _AND, _EQUAL, _AT_LEAST, _JUMP, _RETURN = 0x20, 0x54, 0x15, 0x35, 0x05, 0x06
 _ALLOW, _KILL, _ERRNO, _NUMBER, _ARCH, _ARGUMENTS = 0x7FFF0000, 0x80000000, 0x00050000, 0, 4, 16
 
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
-_READ, _FILE = 1 << 2 | 1 << 3, 1 << 1 | 1 << 2 | 1 << 14  # read files and folders; all that a file can allow
-_WRITE = _READ | _FILE | 1 << 5 | 1 << 8  # and make and remove files
+_READ, _FILE = 1 << 2 | 1 << 3, 1 << 1 | 1 << 2 | 1 << 14  # rights to read files and folders; all rights of a file
+_WRITE = _READ | _FILE | 1 << 5 | 1 << 8  # these rights, and those to make and remove files
 _HANDLED = {1: 0x1FFF, 2: 0x3FFF, 3: 0x7FFF, 4: 0x7FFF}  # rights by Landlock's version; 0xFFFF from version 5 on
 _SYSTEM = ["/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/etc/ld.so.cache", "/etc/alternatives"]
 _SYSTEM += ["/etc/localtime", "/etc/fonts", "/dev/zero", "/dev/random", "/dev/urandom"]
@@ -79,7 +79,7 @@ _FUNCTIONS = {name: getattr(_libc, name) for name in ("capset", "fflush", "prctl
 
 
 class Confinement:
-    """The limits, rules and filter of a process, made in its parent, so that little is left to do after the fork.
+    """The limits, rules and filter of a process, prepared in its parent, so that little is left to do after the fork.
 
     Raises OSError on an unknown processor, or with neither Landlock nor the right to change the user.
     """
@@ -88,16 +88,16 @@ class Confinement:
         if os.uname().machine not in _ARCHITECTURES or struct.calcsize("P") != 8:
             raise OSError(f"no filter of system calls for the processor {os.uname().machine}")
         self.parent, self.cpu_seconds, self.file_bytes = os.getpid(), cpu_seconds, max_file_mb << 20
-        self.landlock = max(0, _libc.syscall(_CREATE_RULESET, None, 0, 1))  # its version, 0 without
+        self.landlock = max(0, _libc.syscall(_CREATE_RULESET, None, 0, 1))  # Landlock's version, 0 without Landlock
         if not self.landlock and (os.geteuid() or int(status_of("self", "CapEff"), 16) & _CHANGE_USER != _CHANGE_USER):
             raise OSError(
                 "no Landlock in this kernel and no right to change the user: set sandbox_fusion_url to a server"
             )
         memory = int(status_of("self", "VmSize").split()[0]) * 1024 + (memory_mb << 20)
         limits = {"AS": memory, "CPU": cpu_seconds, "FSIZE": self.file_bytes, "NOFILE": MAX_DESCRIPTORS, "NICE": 0}
-        limits.update(MEMLOCK=64 << 10, MSGQUEUE=0, SIGPENDING=64, RTPRIO=0, CORE=1)  # cores of 0 would reach a pipe
+        limits.update(MEMLOCK=64 << 10, MSGQUEUE=0, SIGPENDING=64, RTPRIO=0, CORE=1)  # CORE=0 would allow a pipe
         limits = {getattr(resource, "RLIMIT_" + name): value for name, value in limits.items()}
-        # a lower limit that there is already stays; infinity is -1
+        # A lower limit that is already set stays; infinity is -1.
         self._limits = {which: min(value, resource.getrlimit(which)[1] % 2**64) for which, value in limits.items()}
         folders = {sys.prefix, sys.base_prefix, sys.exec_prefix, sys.base_exec_prefix, *_SYSTEM} - {"/"}
         paths = set(map(os.path.realpath, filter(os.path.exists, folders)))
@@ -108,7 +108,7 @@ class Confinement:
         self._pids = [8 * i + 4 for i, line in enumerate(lines) if line[3] == _PID]
 
     def apply(self, folder):
-        """Confine this process, a fork of the one that has made this object. Descriptors stay open: close them next."""
+        """Confine this process, a fork of the one that made this object. Descriptors stay open, so close them next."""
         if not self.landlock:
             uid = os.stat(folder).st_uid
             os.setgroups([])
@@ -148,7 +148,7 @@ def status_of(pid, field):
 
 
 def _rule(path, access):
-    """A descriptor, and those of the rights that a folder or a file can have."""
+    """Return a descriptor of the path, and those of the rights that apply to a folder or a file."""
     return os.open(path, os.O_PATH), access if os.path.isdir(path) else access & _FILE
 
 
@@ -158,7 +158,7 @@ def numbers(table, column):
 
 
 def seccomp_filter(without):
-    """Return the lines of a BPF program that refuses all that the tables do not allow, and the names in `without`."""
+    """Return the lines of a BPF program that refuses system calls not allowed by the tables, or named in `without`."""
     column, architecture = _ARCHITECTURES[os.uname().machine]
     allow, refuse = (_RETURN, 0, 0, _ALLOW), (_RETURN, 0, 0, _ERRNO | errno.EPERM)
     answers = {number: [allow] for name, number in numbers(_ALLOWED, column).items() if name not in without}
@@ -170,7 +170,7 @@ def seccomp_filter(without):
             block += [(_EQUAL, len(values) - i, 0, value) for i, value in enumerate(values)] + [refuse]
         (number,) = numbers(name, column).values()
         answers[number] = [*block, allow]
-    steps = []  # (first number, what is done from it on)
+    steps = []  # (first number, lines of BPF for the calls from it on)
     for number in range(max(answers) + 2):
         answer = answers.get(number, [refuse] if number < _FIRST_NEW else [(_RETURN, 0, 0, _ERRNO | errno.ENOSYS)])
         if not steps or steps[-1][1] != answer:
@@ -180,7 +180,7 @@ def seccomp_filter(without):
 
 
 def _search(steps):
-    """Halve the steps until one is left: the kernel runs a filter for each number there is when it is applied."""
+    """Return the lines of a binary search among the steps: the kernel runs a new filter once for every call number."""
     if len(steps) == 1:
         return steps[0][1]
     middle = len(steps) // 2

@@ -1,10 +1,10 @@
-"""The python tool's other backend: a Sandbox Fusion server, ByteDance's (https://github.com/bytedance/SandboxFusion).
+"""The Python tool's other backend: a Sandbox Fusion server by ByteDance (https://github.com/bytedance/SandboxFusion).
 
     POST {url}/run_code   {"code": "…", "language": "python", "run_timeout": 9.5, "memory_limit_MB": 1024, …}
     200                   {"status": "Success", "run_result": {"status": "Finished", "return_code": 0, "stdout": "…"}}
 
-What is sent is the program within cell.py, so that the model reads the same as from the sandboxes of this
-machine: the last expression's value, standard output and errors in their order, short tracebacks.
+The program is sent within cell.py, so that the model reads the same as from this machine's sandboxes: the last
+expression's value, standard output and errors in their order, short tracebacks.
 """
 
 import asyncio
@@ -28,15 +28,15 @@ SERVER = "the Sandbox Fusion server"
 
 
 class SandboxFusion:
-    """A client of a server.
+    """A client of a Sandbox Fusion server.
 
     Args:
-        url: the server's address, with or without /run_code at its end.
-        memory_mb: MiB for a program; the server enforces it.
-        at_once: requests at a time; more wait.
+        url: address of the server, with or without /run_code at its end.
+        memory_mb: largest memory of a program, in MiB; the server enforces it.
+        at_once: largest number of requests at a time; more wait.
 
     Raises:
-        ValueError: the address is none.
+        ValueError: the address is not an HTTP server's.
     """
 
     def __init__(self, url: str, *, memory_mb: int, at_once: int):
@@ -47,14 +47,14 @@ class SandboxFusion:
         self._client, self._places = json_client(self.url), asyncio.Semaphore(at_once)
 
     async def run(self, code: str, *, deadline: float, margin: float) -> Result:
-        """Return what a program printed, and how it ended.
+        """Run a program, and return its output and how it ended.
 
         Args:
-            deadline: time of the event loop at which the program must have ended.
-            margin: seconds after the deadline in which the reply must have come.
+            deadline: time of the event loop by which the program must have ended.
+            margin: seconds after the deadline within which the reply must have come.
 
         Raises:
-            ToolError: those of `post_json`; `sandbox`, the server's own fault, and `bad_reply`: may be tried again.
+            ToolError: errors of `post_json`, and `sandbox` (the server's fault) and `bad_reply`, which allow a retry.
         """
         loop = asyncio.get_running_loop()
         async with self._places:
@@ -80,7 +80,7 @@ class SandboxFusion:
 
 
 def _result(reply: dict[str, Any]) -> Result:
-    """Raises KeyError, TypeError or AttributeError for a reply of another form."""
+    """Return the result in a reply; raise KeyError, TypeError or AttributeError for a reply of another form."""
     result = reply["run_result"] if reply["status"] in ("Success", "Failed") else None
     status = result["status"] if result is not None else reply["status"]
     if status not in ("Finished", "TimeLimitExceeded"):  # SandboxError, Error

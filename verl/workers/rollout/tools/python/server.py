@@ -1,13 +1,13 @@
-"""Runs in the sandbox's interpreter: makes the imports, forks a confined process for each program, watches it.
+"""The server in the sandbox's interpreter: it makes the imports, forks a confined process per program, and watches it.
 
-    trainer  == control socket ==>  server    for each process to fork: two sockets, for its program and its end
-    trainer  == end socket ==>      server    "run" when it gives a program; closed, the process is killed
+    trainer  == control socket ==>  server    two sockets per process to fork: one for its program, one for its end
+    trainer  == end socket ==>      server    "run" with a program; when closed, the process is killed
     trainer  <== end socket ==      server    (exit code or -signal, "disk", "threads" or "cpu" where it was killed)
     trainer  <== end socket ==      process   "why", a string, if it could not be confined
-    trainer  <=> program socket ==> process   the program, up to end of file; then all that it prints
+    trainer  <=> program socket ==> process   the program, up to end of file; then its output
 
-A process is forked and confined before it is needed. Before the program starts it closes all but the program's socket:
-no program speaks in the server's name. Few modules are imported here, as the pages that change make a fork slow.
+A process is forked and confined before it is needed. Before the program starts, it closes all but the program's socket,
+so no program can pose as the server. Few modules are imported here, because changed memory pages slow down a fork.
 """
 
 import _socket
@@ -24,19 +24,19 @@ import types
 from cell import NAME, run
 from confinement import MAX_THREADS, NOT_ALLOWED, Confinement, call, status_of
 
-WATCH_EVERY, FILE_BYTES, SIGKILL = 0.05, 4096, 9  # seconds; an empty file counts as these bytes
-FIRST_UID, UIDS = 61184, 4000  # programs' user ids where there is no Landlock; no account has them
-# audited events of Python: a program is told at once what the kernel would refuse, and `os.system` would not tell
+WATCH_EVERY, FILE_BYTES, SIGKILL = 0.05, 4096, 9  # seconds; bytes counted for an empty file; signal
+FIRST_UID, UIDS = 61184, 4000  # user ids of programs without Landlock; no account has them
+# Audit events of Python that raise at once what the kernel would refuse; `os.system` would not report a refusal.
 REFUSED = {"os.fork", "os.forkpty", "os.system", "os.posix_spawn", "os.exec", "subprocess.Popen", "pty.spawn"}
 REFUSED |= {"socket.connect", "socket.getaddrinfo", "socket.gethostbyname", "os.mkdir"}
 
 
 class Server:
-    """Forks, watches, ends and reaps the programs' processes, each with a folder of its own in `folder`."""
+    """Forks, watches, ends and reaps the programs' processes, each with its own folder within `folder`."""
 
     def __init__(self, control, confinement, folder):
         self.control, self.confinement, self.folder, self.count = control, confinement, folder, 0
-        self.programs, self.ends, self.poll = {}, {}, select.poll()  # keys: descriptors of processes and end sockets
+        self.programs, self.ends, self.poll = {}, {}, select.poll()  # keys: descriptors of processes, end sockets
         self.poll.register(control, select.POLLIN)
 
     def run(self):
@@ -44,14 +44,14 @@ class Server:
         watch_at = 0.0
         while True:
             some_run = any(program.runs for program in self.programs.values())
-            # the control socket comes first: a descriptor that a later one closes is not taken anew in this round
+            # The control socket comes first, so no descriptor that is closed in this round is reused in it.
             for fd, _ in self.poll.poll(1000 * WATCH_EVERY if some_run else None):
                 if fd in self.programs:
                     self.reap(fd)
                 elif fd in self.ends:
                     try:
                         self.ends[fd].runs = bool(self.ends[fd].end.recv(16))
-                    except ConnectionResetError:  # closed with a reply unread
+                    except ConnectionResetError:  # the trainer closed it without reading a reply
                         self.ends[fd].runs = False
                     if not self.ends[fd].runs:
                         self.poll.unregister(fd)
@@ -61,18 +61,18 @@ class Server:
             if some_run and time.monotonic() >= watch_at:
                 for program in self.programs.values():
                     if program.runs and program.reason is None:
-                        with contextlib.suppress(OSError, StopIteration):  # the process has ended since
+                        with contextlib.suppress(OSError, StopIteration):  # the process has ended meanwhile
                             self.watch(program)
                 watch_at = time.monotonic() + WATCH_EVERY
 
     def fork(self):
-        """Do what the trainer asks for; False where it has closed."""
+        """Fork a process for the trainer's request; return False if the trainer has closed the socket."""
         _, ancillary, _, _ = self.control.recvmsg(1, _socket.CMSG_SPACE(8))
         if not ancillary:
             return False
         sock, end = (int.from_bytes(ancillary[0][2][i : i + 4], sys.byteorder) for i in (0, 4))
         self.count += 1
-        # Landlock does not hide what a path's status tells: a program cannot guess another's folder
+        # Landlock does not hide a path's status, so the folder's name is random: no program can guess another's.
         program = types.SimpleNamespace(folder=f"{self.folder}/{os.urandom(16).hex()}", reason=None, runs=False, pid=0)
         program.end = _socket.socket(fileno=end)
         try:
@@ -98,10 +98,10 @@ class Server:
         return True
 
     def become(self, program, sock):
-        """Confine this process, a fork, wait for the program and run it. Does not return."""
+        """Confine this process, a fork, wait for the program and run it. It does not return."""
         try:
             os.setsid()
-            os.dup2(os.open("/dev/null", os.O_RDONLY), 0)  # not the server's, whose flags and locks all would share
+            os.dup2(os.open("/dev/null", os.O_RDONLY), 0)  # not the server's: all would share its flags and locks
             os.chdir(program.folder)
             self.confinement.apply(program.folder)
         except Exception as error:
@@ -112,24 +112,24 @@ class Server:
         os.closerange(3, 4096)
         compile(
             "f(0)", NAME, "exec"
-        )  # pages that any compilation changes become this process's own ahead of the program
+        )  # copies, before the program comes, the memory pages that every compilation changes
         code = bytearray()
         while part := os.read(1, 1 << 16):
             code += part
         sys.addaudithook(refuse)
         run(bytes(code).decode("utf-8", "replace"), NOT_ALLOWED)
-        call("fflush", None)  # what libraries in C have printed
+        call("fflush", None)  # writes the output of C libraries
         os._exit(0)
 
     def watch(self, program):
-        """End a program whose threads or files are too many; no resource limit counts either sum.
+        """End a program that has too many threads or too large files; no resource limit counts either sum.
 
-        Removed files count while they are open. A removed file that is mapped is too much: its size cannot be seen.
+        Removed files count while they are open. A removed file that is mapped exceeds the limit: its size is hidden.
         """
         total, limit, process = 0, self.confinement.file_bytes, f"/proc/{program.pid}"
         for where in (program.folder, f"{process}/fd")[: 2 if self.confinement.landlock else 1]:
             for name in os.listdir(where):
-                with contextlib.suppress(OSError):  # the file has been removed or closed since
+                with contextlib.suppress(OSError):  # the file has been removed or closed meanwhile
                     status = os.stat(f"{where}/{name}", follow_symlinks=where != program.folder)
                     if where == program.folder or stat.S_ISREG(status.st_mode) and not status.st_nlink:
                         total += FILE_BYTES + 512 * status.st_blocks
@@ -140,13 +140,13 @@ class Server:
         threads, main_has_ended = int(status_of(program.pid, "Threads")), status_of(program.pid, "State")[0] == "Z"
         if total > limit:
             program.reason = "disk"
-        elif threads > MAX_THREADS or threads > 1 and main_has_ended:  # then /proc hides what others have open
+        elif threads > MAX_THREADS or threads > 1 and main_has_ended:  # then /proc hides the other threads' open files
             program.reason = "threads"
         if program.reason:
             os.kill(program.pid, SIGKILL)
 
     def reap(self, process):
-        """Remove what a process has left, and tell the trainer how it has ended."""
+        """Remove the files of an ended process, and send the trainer its exit code and reason."""
         program = self.programs.pop(process)
         _, status, usage = os.wait4(program.pid, 0)
         for name in os.listdir(program.folder):
@@ -155,7 +155,7 @@ class Server:
         code = -os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
         if code == -SIGKILL and usage.ru_utime + usage.ru_stime > 0.9 * self.confinement.cpu_seconds:
             program.reason = program.reason or "cpu"
-        with contextlib.suppress(OSError):  # closed with a "run" unread it would be reset
+        with contextlib.suppress(OSError):  # an unread "run" would reset the socket when it is closed
             program.end.recv(16, _socket.MSG_DONTWAIT)
         with contextlib.suppress(OSError):  # the trainer has closed
             program.end.send(repr((code, program.reason)).encode())
@@ -168,18 +168,18 @@ class Server:
 
 
 def refuse(event, _):
-    """An audit hook of a program; the kernel remains the guard."""
+    """Raise PermissionError for refused events (a program's audit hook); the kernel enforces the rules in any case."""
     if event in REFUSED:
         raise PermissionError(NOT_ALLOWED)
 
 
 def main():
-    """Started with a descriptor of the control socket and tool.py's `spec` with a folder, as text."""
-    os.environ.update(dict.fromkeys(("HOME", "TMPDIR", "MPLCONFIGDIR"), "."))  # a program's folder
+    """Run the server; arguments: descriptor of the control socket, and tool.py's `spec` with a folder, as text."""
+    os.environ.update(dict.fromkeys(("HOME", "TMPDIR", "MPLCONFIGDIR"), "."))  # the program's own folder
     control, spec = _socket.socket(fileno=int(sys.argv[1])), ast.literal_eval(sys.argv[2])
     os.umask(0o077)
     try:
-        with open("/proc/self/oom_score_adj", "w") as file:  # a program before the trainer
+        with open("/proc/self/oom_score_adj", "w") as file:  # out of memory, a program is killed before the trainer
             file.write("1000")
         for module in spec["preload"]:
             with contextlib.suppress(ImportError if spec["optional"] else ()):
@@ -188,9 +188,9 @@ def main():
     except Exception as error:
         control.send(repr(f"{type(error).__name__}: {error}").encode())
         return
-    os.chmod(spec["folder"], 0o711)  # programs with user ids of their own must find their folders
+    os.chmod(spec["folder"], 0o711)  # programs with their own user ids must reach their folders
     errors, (here, _) = os.dup(2), _socket.socketpair()
-    for fd, name in ((1, "stdout"), (2, "stderr")):  # made for sockets, which a program's own then replaces
+    for fd, name in ((1, "stdout"), (2, "stderr")):  # streams made for sockets, which a program's socket then replaces
         os.dup2(here.fileno(), fd)
         stream = open(fd, "w", encoding="utf-8", errors="backslashreplace", buffering=1, closefd=False)
         setattr(sys, name, stream)
@@ -198,13 +198,13 @@ def main():
     os.dup2(errors, 2)
     control.send(repr(confinement.landlock).encode())
     gc.collect()
-    gc.freeze()  # a collection in a program would copy every page
+    gc.freeze()  # otherwise a collection in a program would copy every memory page
     server = Server(control, confinement, spec["folder"])
     try:
         server.run()
     finally:
         for process in list(server.programs):
-            server.programs[process].end.shutdown(_socket.SHUT_RDWR)  # it is not the program's fault
+            server.programs[process].end.shutdown(_socket.SHUT_RDWR)  # no end is sent: the program is not at fault
             os.kill(server.programs[process].pid, SIGKILL)
             server.reap(process)
         os.rmdir(spec["folder"])

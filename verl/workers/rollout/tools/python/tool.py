@@ -1,6 +1,6 @@
-"""The Python tool: runs a program that the model wrote, <python>print(6 * 7)</python>, and gives what it printed, 42.
+"""The Python tool: it runs a program that the model wrote, <python>print(6 * 7)</python>, and returns its output, 42.
 
-The program is hostile: it runs confined in a process of its own, or on a Sandbox Fusion server.
+A program may be hostile, so it runs confined in its own process, or on a Sandbox Fusion server.
 """
 
 import ast
@@ -23,21 +23,21 @@ from verl.workers.rollout.tools.python.sandbox_fusion import SandboxFusion
 logger = logging.getLogger(__name__)
 
 MAX_CODE_BYTES, MAX_OUTPUT_BYTES, START_SECONDS, END_SECONDS = 1 << 20, 4 << 20, 120, 10
-USUAL_MODULES, AHEAD = ("numpy", "sympy"), 2  # processes that wait for a program
-MAX_PROGRAMS = 64  # at once: a socket's buffer holds some 270 messages to the server
-# takes a module, a file, a thread; a socket must be refused
+USUAL_MODULES, AHEAD = ("numpy", "sympy"), 2  # number of processes that wait for a program
+MAX_PROGRAMS = 64  # running at once; a socket's buffer holds some 270 messages to the server
+# The trial program uses a module, a file and a thread; a socket must be refused.
 TRIAL = """
 import colorsys, socket, threading
 try: print(socket.socket())
 except OSError: open("six", "w").write("6")
 threading.Thread(target=lambda: print(int(open("six").read()) * 7)).start()
 while threading.active_count() > 1: pass"""
-# -I would do without "" in the path, but also without the hash seed
+# -I would remove "" from the path, but would also ignore the hash seed.
 _START = "import sys; sys.path[0] = sys.argv.pop(1); import server; main = server.main; del sys.path[0], server; main()"
-# equal programs print their sets in equal order; what is bound after a fork would be bound in each program
+# With the hash seed, equal programs print sets in equal order. Symbols bound after a fork would be bound every time.
 _ENVIRONMENT = {"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8", "PYTHONHASHSEED": "0", "LD_BIND_NOW": "1"}
 _ENVIRONMENT |= dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
-_ENVIRONMENT |= {"MALLOC_ARENA_MAX": "1"}  # else each thread takes 64 MiB of a program's address space
+_ENVIRONMENT |= {"MALLOC_ARENA_MAX": "1"}  # otherwise each thread takes 64 MiB of a program's address space
 
 
 def _unavailable(why) -> ToolError:
@@ -45,24 +45,24 @@ def _unavailable(why) -> ToolError:
 
 
 class PythonTool(BaseTool):
-    """Runs Python programs, as a notebook runs a cell: the last expression's value is printed too.
+    """Runs Python programs as a notebook runs a cell: the last expression's value is printed too.
 
-    A program may be indented as a whole or stand in a Markdown fence. It ends with its main thread: no atexit handlers,
-    no waiting for other threads. An exception in it is a result like any other. What it may not do is in
-    confinement.NOT_ALLOWED. A value out of range and an interpreter that is not there raise ValueError.
+    A program may be indented as a whole or stand in a Markdown fence. It ends with its main thread, without atexit
+    handlers or waiting for other threads. An exception in it is a result like any other. confinement.NOT_ALLOWED says
+    what is refused. A value out of range or a missing interpreter raises ValueError.
 
     Args:
-        conda_path, conda_env: the interpreter is {conda_path}/envs/{conda_env}/bin/python.
-        python_path: any interpreter from 3.9 on, instead; default the trainer's.
-        memory_mb: MiB of memory that a program may take beyond the interpreter's own.
-        cpu_seconds: CPU seconds of a program.
-        max_file_mb: MiB of all files of a program.
-        max_output_chars: characters that the model reads; of a longer output the middle is left out.
-        num_workers: programs that run at once, at most 64; more wait, within their timeout.
-        preload: modules imported once, for all programs whose text names one of them. None: those of numpy and sympy
+        conda_path, conda_env: folder and environment of the interpreter {conda_path}/envs/{conda_env}/bin/python.
+        python_path: path of another interpreter, Python 3.9 or later; the trainer's by default.
+        memory_mb: largest memory of a program beyond the interpreter's own, in MiB.
+        cpu_seconds: largest CPU time of a program, in seconds.
+        max_file_mb: largest size of all files of a program, in MiB.
+        max_output_chars: largest number of characters that the model reads; the middle of a longer output is cut.
+        num_workers: largest number of programs that run at once, at most 64; more wait, within their timeout.
+        preload: modules imported once for all programs whose text names one of them; None for those of numpy and sympy
             that the interpreter has.
-        sandbox_fusion_url: programs run on this Sandbox Fusion server instead. Of the other arguments memory_mb,
-            max_output_chars and num_workers apply, the rest must be left out: interpreter and limits are the server's.
+        sandbox_fusion_url: address of a Sandbox Fusion server that runs the programs instead. Only memory_mb,
+            max_output_chars and num_workers apply then, and interpreter and preload must be left out.
     """
 
     name, trigger_tag = "python", "python"
@@ -92,7 +92,7 @@ class PythonTool(BaseTool):
             raise ValueError(f"preload={preload!r}: expected a list of modules' names")
         self.preload, self.optional = list(USUAL_MODULES if preload is None else preload), preload is None
         self._places, self._starting = asyncio.Semaphore(num_workers), asyncio.Lock()
-        self._interpreters: dict[bool, Interpreter] = {}  # without and with the preloaded modules
+        self._interpreters: dict[bool, Interpreter] = {}  # preloaded or not -> interpreter
         self._fusion = None
         if sandbox_fusion_url is not None:
             local = {"conda_path": conda_path, "conda_env": conda_env, "python_path": python_path, "preload": preload}
@@ -113,10 +113,10 @@ class PythonTool(BaseTool):
                 raise ToolError(f"a trial program printed {printed!r}", kind="sandbox", retry=True)
 
     async def execute(self, content: str, *, timeout: float) -> str:
-        """Return what a program prints. It is stopped a little before the timeout, so that the model reads its output.
+        """Return a program's output. It is stopped shortly before the timeout, so that the model can read its output.
 
-        Raises ToolError of these kinds: `timeout`, `cpu`, `disk`, `threads`, `output`, `crash` and `too_long` are the
-        program's own fault, `sandbox` and `busy` are ours and may pass. A server has those of sandbox_fusion.py too.
+        Raises ToolError. The kinds `timeout`, `cpu`, `disk`, `threads`, `output`, `crash` and `too_long` are the
+        program's fault; `sandbox` and `busy` are ours and may pass. A server adds the kinds of sandbox_fusion.py.
         """
         loop, margin, code = asyncio.get_running_loop(), min(0.5, timeout / 10), content.encode("utf-8", "replace")
         deadline = loop.time() + timeout - margin
@@ -152,7 +152,7 @@ class PythonTool(BaseTool):
         raise ToolError(what + (f" Output until then:\n{text}" if text else ""), kind=kind, retry=False)
 
     async def _interpreter(self, preloaded: bool) -> "Interpreter":
-        """The interpreter without or with the preloaded modules; it is started where it does not run."""
+        """Return the interpreter without or with the preloaded modules, and start it if it is not running."""
         async with self._starting:
             interpreter = self._interpreters.get(preloaded)
             if interpreter is None or not interpreter.alive:
@@ -167,7 +167,7 @@ class PythonTool(BaseTool):
         return interpreter
 
     async def close(self) -> None:
-        """End all programs and interpreters. A later call starts anew, unless on a server."""
+        """End all programs and interpreters. A later call starts new ones, unless a server runs the programs."""
         if self._fusion is not None:
             await self._fusion.close()
         async with self._starting:
@@ -176,7 +176,7 @@ class PythonTool(BaseTool):
 
 
 class Interpreter:
-    """An interpreter that has made its imports; programs run in its confined forks, which are made ahead of need.
+    """An interpreter that has made its imports; programs run in confined forks of it, which are made in advance.
     `spec` holds preload, optional (whether one of these modules may be missing), memory_mb, cpu_seconds, max_file_mb.
     """
 
@@ -185,7 +185,7 @@ class Interpreter:
         self._waiting: list[tuple[socket.socket, socket.socket]] = []  # program, end: see server.py
 
     async def start(self) -> int:
-        """Start it and its first forks; return the version of the kernel's Landlock, 0 without.
+        """Start the interpreter and its first forks; return the version of the kernel's Landlock, 0 without Landlock.
         Raises ToolError if it does not start or lacks a module, or if the machine cannot confine a program."""
         self._folder = tempfile.mkdtemp(prefix="python_tool_")
         options = {"stdin": asyncio.subprocess.DEVNULL, "stdout": asyncio.subprocess.DEVNULL, "env": _ENVIRONMENT}
@@ -207,7 +207,7 @@ class Interpreter:
         return landlock
 
     def _value(self, reply: bytes):
-        """Return the value of a reply of server.py. Raises ToolError for a string, an error, and without a reply."""
+        """Return the value of a reply of server.py. Raises ToolError for a string (an error) and for an empty reply."""
         self.alive = self.alive and bool(reply)
         value = ast.literal_eval(reply.decode()) if self.alive else "it has ended"
         if isinstance(value, str):
@@ -215,7 +215,7 @@ class Interpreter:
         return value
 
     async def run(self, code: bytes, seconds: float) -> Result:
-        """Run a program, a text in UTF-8, to its end, or until this many seconds have passed.
+        """Run a program, a text in UTF-8, to its end or for at most `seconds`, and return the result.
         Raises ToolError if its process could not be confined, or the interpreter has ended."""
         self._fork()
         (program, end), loop, output = self._waiting.pop(0), asyncio.get_running_loop(), bytearray()
@@ -239,7 +239,7 @@ class Interpreter:
             with contextlib.suppress(BlockingIOError):
                 self._value(end.recv(1 << 12))
             raise _unavailable("its process has ended before it read the program") from error
-        finally:  # a process that still runs is killed thereby
+        finally:  # closing the sockets ends a process that still runs
             program.close()
             end.close()
 
@@ -261,7 +261,7 @@ class Interpreter:
         if self._process is not None:
             try:
                 await asyncio.wait_for(self._process.wait(), END_SECONDS)
-            except asyncio.TimeoutError:  # it is still busy with its imports
+            except asyncio.TimeoutError:  # an interpreter that is busy with its imports does not end by itself
                 self._process.kill()
                 await self._process.wait()
         shutil.rmtree(self._folder, ignore_errors=True)
@@ -277,7 +277,7 @@ def _executable(python_path: str | None, conda_path: str | None, conda_env: str 
     if (conda_path is None) != (conda_env is None) or (conda_path and python_path):
         raise ValueError("python_path, conda_path, conda_env: expected the first, or both of the others, or none")
     conda = conda_path and Path(conda_path, "envs", conda_env, "bin", "python")
-    # where this process is a fork, `sys.executable` is the client of scripts/fork_server/fork_server.py
+    # If this process is a fork, `sys.executable` is the client of scripts/fork_server/fork_server.py.
     path = Path(conda or python_path or os.environ.get("FORK_SERVER_PYTHON", sys.executable)).expanduser()
     if not (path.is_file() and os.access(path, os.X_OK)):
         raise ValueError(f"{path}: expected an interpreter; see python_path, or conda_path and conda_env")

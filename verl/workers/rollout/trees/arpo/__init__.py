@@ -1,1 +1,1 @@
-"""Trajectories that fork where the model is unsure (ARPO, AEPO), `tree=arpo`."""
+"""Trajectories that fork where the model is uncertain (ARPO, AEPO), `tree=arpo`."""

@@ -1,5 +1,5 @@
-"""When a trajectory forks after a tool result, and how many start from the prompt: ARPO (arXiv 2507.19849), AEPO
-(2510.14545).
+"""Probabilities to fork after a tool result, and the number of trajectories that start from the prompt: ARPO (arXiv
+2507.19849), AEPO (2510.14545).
 
 Entropies are means over the first `entropy_tokens` tokens after the prompt (`base`) or after a tool result (`now`),
 over log |V|, so in [0, 1].
@@ -16,22 +16,22 @@ from verl.workers.rollout.trees.arpo.config import ARPOConfig
 
 
 def entropy(now: float, base: float, consecutive: int, config: ARPOConfig) -> float:
-    """ARPO: the probability to fork rises with the entropy that the tool's result brought."""
+    """Return ARPO's probability to fork, which rises with the entropy gained since the prompt."""
     return min(1.0, max(0.0, config.branch_probability + config.entropy_weight * (now - base)))
 
 
 def entropy_balanced(now: float, base: float, consecutive: int, config: ARPOConfig) -> float:
-    """AEPO: ARPO's, less by `branch_penalty` for each fork in a row on the path so far."""
+    """Return AEPO's probability: ARPO's, reduced by a share `branch_penalty` per consecutive fork on the path."""
     return entropy(now, base, consecutive, config) * max(0.0, 1 - config.branch_penalty * consecutive)
 
 
 def threshold(now: float, base: float, consecutive: int, config: ARPOConfig) -> float:
-    """A coin of `branch_probability`, where the entropy exceeds `entropy_weight` times the base."""
+    """Return `branch_probability` if the entropy exceeds `entropy_weight` times the base, else 0."""
     return config.branch_probability if now > config.entropy_weight * base else 0.0
 
 
 def never(now: float, base: float, consecutive: int, config: ARPOConfig) -> float:
-    """Independent trajectories."""
+    """Return 0: trajectories are independent."""
     return 0.0
 
 
@@ -41,8 +41,8 @@ BRANCH_POLICIES: dict[str, Callable[[float, float, int, ARPOConfig], float]] = {
 
 
 def dynamic_initial_rollouts(n: int, h_root: float, h_tool: float, beta: float) -> int:
-    """AEPO's budget: how many of n trajectories start from the prompt, n sigmoid(beta (H_root - H_tool)) in [1, n].
+    """Return how many of n trajectories start from the prompt in AEPO: n sigmoid(beta (H_root - H_tool)), in [1, n].
 
-    Entropies in nats: over log |V| their difference would not move any budget.
+    The entropies are in nats: divided by log |V|, their difference would be too small to change the number.
     """
     return max(1, min(n, round(n / (1 + math.exp(-beta * (h_root - h_tool))))))

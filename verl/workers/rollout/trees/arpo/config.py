@@ -10,21 +10,21 @@ from verl.workers.config.keys import ROLLOUT, STRICT
 
 @dataclass(frozen=True, config=STRICT)
 class ARPOConfig:
-    """ARPO's and AEPO's branching.
+    """Settings of ARPO's and AEPO's branching.
 
     Args:
-        initial_rollouts: trajectories that start from the prompt; the others branch off, or fill up.
-        beam_size: branches after a fork, the trajectory itself among them.
+        initial_rollouts: number of trajectories that first start from the prompt; others branch off or fill the group.
+        beam_size: number of branches after a fork, including the trajectory itself.
         branch_probability, entropy_weight: see branching.py.
-        branch_policy: `entropy` (ARPO), `entropy_balanced` (AEPO), `threshold` or `never`.
-        branch_penalty: AEPO's, for each fork in a row.
-        entropy_tokens: so many tokens are looked at after the prompt and after a result.
-        entropy_top_k: the entropy of each is estimated from so many most likely tokens; vLLM allows 20 unless
-            engine_kwargs.vllm.max_logprobs says more.
-        enable_dynamic_rollouts: AEPO's budget, initial_rollouts from a probe trajectory's entropies.
-        dynamic_rollouts_beta: its beta.
-        turn_delimiter, max_turn_tokens: without tools, a text that ends a turn, and its most tokens.
-        turn_limit: without tools, turns after which a trajectory decides about a fork; what follows is one last turn.
+        branch_policy: rule for forks: `entropy` (ARPO), `entropy_balanced` (AEPO), `threshold` or `never`.
+        branch_penalty: AEPO's penalty for each consecutive fork.
+        entropy_tokens: number of tokens after the prompt, and after a result, whose mean entropy is taken.
+        entropy_top_k: number of most likely tokens from which each entropy is estimated; vLLM allows at most 20 unless
+            engine_kwargs.vllm.max_logprobs is larger.
+        enable_dynamic_rollouts: whether initial_rollouts is computed from a probe trajectory's entropies (AEPO).
+        dynamic_rollouts_beta: coefficient beta of that computation (branching.py).
+        turn_delimiter, max_turn_tokens: text that ends a turn without tools, and the largest number of its tokens.
+        turn_limit: number of turns without tools after each of which a trajectory may fork; one last turn follows.
     """
 
     initial_rollouts: int = Field(default=8, ge=1)

@@ -1,13 +1,13 @@
-"""Trajectories that fork where the model is unsure after a tool's result: ARPO and AEPO as a tree policy.
+"""ARPO and AEPO as a tree policy: trajectories fork where the model is uncertain after a tool's result.
 
     turn ──> first `entropy_tokens` tokens ──> their entropy: decide whether the state before this turn forks
          └─> to a closing tag, the end, or the last token ──> call the tool, append its result ──> next turn
 
 Without tools a turn ends with `turn_delimiter` or after `max_turn_tokens` tokens, `turn_limit` times at most.
 
-Every trajectory is a coroutine of its own: no rounds, a slow tool holds back itself only. Which branches the budget
-grants does not depend on who is fast (budget.py); coins and sampling seeds follow from the prompt's seed and the
-trajectory's key, (2,) for the third from the prompt, (2, 1, 0) for the first branch after its first turn.
+Every trajectory is a coroutine of its own, so a slow tool delays only its own trajectory. The branches that the budget
+grants do not depend on speed (budget.py). Fork decisions and sampling seeds follow from the prompt's seed and the
+trajectory's key: (2,) is the third one from the prompt, (2, 1, 0) its first branch after its first turn.
 """
 
 import asyncio
@@ -48,11 +48,11 @@ from verl.workers.rollout.trees.arpo.config import ARPOConfig
     rollout_modes=("sync_with_tool",),
 )
 class Policy(BranchPolicy):
-    """`tree=arpo`; AEPO is another `branch_policy` with `enable_dynamic_rollouts`.
+    """The policy of `tree=arpo`; AEPO is another `branch_policy` with `enable_dynamic_rollouts`.
 
     Args:
         config: the keys.
-        text_of: the text of tokens, in which turns without tools end with `turn_delimiter`.
+        text_of: function that returns the text of tokens, in which `turn_delimiter` ends a turn without tools.
     """
 
     def __init__(self, config: ARPOConfig, text_of: Callable[[Sequence[int]], str]):
@@ -72,17 +72,17 @@ class Policy(BranchPolicy):
 
 @dataclass(frozen=True)
 class Trajectory:
-    """A state between two turns.
+    """A trajectory's state between two turns.
 
     Args:
-        key: who it is.
-        leaf: its last segment.
-        path: its tokens so far.
+        key: identifier of the trajectory, see above.
+        leaf: index of its last segment; None at the prompt.
+        path: the trajectory's path so far.
         turns: number of finished turns, including those before a fork.
         decided_at_turn: the turn after which this trajectory last decided whether to fork. A new branch inherits it, so
             that it does not decide again at the same turn.
-        consecutive: number of forks in a row on its path.
-        base: entropy after the prompt; None before it has been measured.
+        consecutive: number of consecutive forks at the end of its path.
+        base: mean entropy after the prompt; None before it has been measured.
         may_fork: whether it may fork; one that only fills up the group may not.
     """
 
@@ -97,8 +97,8 @@ class Trajectory:
 
 
 class ForkingTrajectories:
-    """Grows the n trajectories of one prompt; `run` once. An engine's failure is the group's; a tool's is told to the
-    model."""
+    """Grows the n trajectories of one prompt; call `run` once. A failure of the engine fails the whole group; a failure
+    of a tool is reported to the model."""
 
     def __init__(self, builder: TreeBuilder, n: int, config: ARPOConfig, text_of: Callable[[Sequence[int]], str]):
         self.builder, self.n, self.config, self.text_of, self.tree = builder, n, config, text_of, builder.tree
@@ -108,12 +108,12 @@ class ForkingTrajectories:
         self.counts: Counter[str] = Counter()
         self.seen: defaultdict[str, list[float]] = defaultdict(list)
         self.budget: BranchBudget | None = None
-        self.held: list[tuple[Trajectory, float]] = []  # the probe's states and entropies, decided once it has ended
-        self.waiting: dict[Key, Trajectory] = {}  # states that branches will start from, by the branch's key
+        self.held: list[tuple[Trajectory, float]] = []  # the probe's states and entropies, decided after its end
+        self.waiting: dict[Key, Trajectory] = {}  # key of a branch -> state from which it will start
         self.tasks: set[asyncio.Task] = set()
 
     async def run(self) -> None:
-        """Exactly n trajectories."""
+        """Grow exactly n trajectories, and write the tree's leaves and metrics."""
         try:
             branches = self.config.branch_policy != "never"
             first, initial = 0, min(self.config.initial_rollouts, self.n) if branches else self.n
@@ -126,7 +126,7 @@ class ForkingTrajectories:
             self._grow_on()
             while self.tasks:
                 done, _ = await asyncio.wait(self.tasks, return_when=asyncio.FIRST_COMPLETED)
-                self.tasks -= done  # others may have started meanwhile
+                self.tasks -= done  # the set is not replaced, as other tasks may have started meanwhile
                 for task in done:
                     task.result()
         except BaseException:
@@ -146,12 +146,12 @@ class ForkingTrajectories:
             self.budget.enter((i,), 0)
 
     async def _probe(self) -> int:
-        """AEPO: the first trajectory alone tells how many start from the prompt; its forks are decided afterwards."""
+        """Run the first trajectory alone, decide its forks, and return the number that start from the prompt (AEPO)."""
         self._start(Trajectory((0,)))
         await next(iter(self.tasks))
         self.tasks.clear()
         h_root = self.seen["entropy_after_prompt"][0]
-        h_turn = fmean(self.seen.get(self._after_turn, [0.0]))  # no further turn, nothing to be unsure about
+        h_turn = fmean(self.seen.get(self._after_turn, [0.0]))  # 0 if no further turn follows
         nats = math.log(self.builder.vocab_size)
         initial = dynamic_initial_rollouts(self.n, h_root * nats, h_turn * nats, self.config.dynamic_rollouts_beta)
         self._open_budget(initial)
@@ -166,7 +166,7 @@ class ForkingTrajectories:
         return "entropy_after_tool" if self.has_tools else "entropy_after_turn"
 
     def _decide(self, at: Trajectory, entropy: float) -> int:
-        """Whether a state forks; returns the forks in a row on its path."""
+        """Decide whether a state forks, and return the number of consecutive forks on its path."""
         probability = BRANCH_POLICIES[self.config.branch_policy](entropy, at.base, at.consecutive, self.config)
         self.seen["branch_probability"].append(probability)
         forks = random.Random(f"{self.builder.seed} coin {at.key} {at.turns}").random() < probability
@@ -179,7 +179,7 @@ class ForkingTrajectories:
         return consecutive
 
     def _grow_on(self) -> None:
-        """Start what the budget grants: branches first, then trajectories from the prompt that fill it up."""
+        """Start the branches that the budget grants; trajectories from the prompt fill slots that no branch can use."""
         for key in self.budget.grant():
             self.counts["forks"] += 1
             self._start(self.waiting.pop(key))
@@ -211,8 +211,8 @@ class ForkingTrajectories:
         return replace(at, leaf=self.tree.add(replace(segment, parent=at.leaf)), path=at.path.then(segment))
 
     async def _turn(self, at: Trajectory) -> Trajectory:
-        """Return the trajectory with what the model writes up to a tool's closing tag, a pause without tools, its end,
-        or the last token."""
+        """Return the trajectory with the model's next turn: up to a tool's closing tag, the turn's end without tools,
+        the end of the response, or the last token."""
         pauses = not self.has_tools and self.config.branch_policy != "never" and at.turns < self.turn_limit
         left = self.builder.tokens_left(at.path)
         left = min(left, self.config.max_turn_tokens) if pauses else left
@@ -243,7 +243,7 @@ class ForkingTrajectories:
         return self._add(at, Segment(None, tokens, log_probs, info=SegmentInfo(notes={"key": list(at.key)})))
 
     def _look(self, at: Trajectory, entropy: float) -> Trajectory:
-        """The state before a turn, after the first tokens of the turn have been seen."""
+        """Return the state before a turn, updated with the mean entropy of the turn's first tokens."""
         if at.base is None:
             self.seen["entropy_after_prompt"].append(entropy)
             return replace(at, base=entropy)
@@ -256,7 +256,7 @@ class ForkingTrajectories:
         return replace(at, decided_at_turn=at.turns, consecutive=consecutive)
 
     def _metrics(self) -> dict[str, float]:
-        """Of the group; a shared token counts once, except in `tool_calls_per_trajectory`."""
+        """Return the group's metrics; shared parts count once, except in `tool_calls_per_trajectory`."""
         ended = [trajectory.path for trajectory, _ in self.ended.values()]
         made, held = sum(len(s.token_ids) for s in self.tree.segments), sum(len(path.tokens) for path in ended)
         metrics = {

@@ -1,4 +1,4 @@
-"""The keys under `hato`, typed: a wrong key, type or range ends in one line that names it.
+"""The keys under `hato`, with types: a wrong key, type or range raises one line that names it.
 
 >>> HATOConfig.from_dict({"tree": {"max_depth": 0}})
 Traceback (most recent call last):
@@ -17,7 +17,7 @@ from verl.workers.config.keys import STRICT, read_keys
 from verl.workers.rollout.trees.hato.notes_names import in_our_names
 
 HEURISTIC, REWARD_LOOP = "heuristic", "reward_loop"
-# what rollouts say of each token of a step: R_local, and how often the step was drawn
+# Rollouts report for each token of a step its R_local, and how often the step was drawn.
 LOCAL_REWARDS = TokenField("local_rewards", "R_local of adv_estimator=hato", unsent=0.0)
 DRAWS = TokenField("draws", "adv_estimator=hato", unsent=1)
 
@@ -27,21 +27,21 @@ class TreeConfig:
     """The reasoning tree of one problem.
 
     Args:
-        max_depth: steps of the longest path; a node at this depth runs to the final answer.
-        branching_factor: children of a node.
-        search_algorithm: `bfs` level by level; `dfs` the deepest node first; `beam` level by level, of which the best
-            `max_nodes_per_level` are kept.
-        max_nodes_per_level: kept nodes of a level.
-        max_nodes: kept nodes of a tree, the root not counted; only they hold tokens (but see train_dropped).
+        max_depth: largest number of steps of a path; a node at this depth runs to the final answer.
+        branching_factor: number of children of a node.
+        search_algorithm: `bfs` level by level; `dfs` the deepest node first; `beam` level by level, where the best
+            `max_nodes_per_level` nodes of a level are kept.
+        max_nodes_per_level: largest number of kept nodes of a level.
+        max_nodes: largest number of kept nodes of a tree, without the root; only they hold tokens (see train_dropped).
         step_delimiter: text that ends a step.
-        max_step_tokens: a longer step is cut into two; the last step, to the final answer, has no such bound.
-        adaptive_branching: the number of children follows a node's promise, branching_factor on average.
-        spread_leaves: a tree of n leaves and depth D has n^(d/D) ends at most after level d, so that it forks on all
-            levels; else, and with dfs, it forks as early as it can.
-        train_dropped: a step that the search drops before its answer is known becomes a row with reward 0, where the
-            prompt has rows left. Until a tree is complete, dropped nodes hold tokens, too.
-        independent_paths: no tree: as many paths from the problem as there are rows, which do not fork; a step has one
-            child. branching_factor, adaptive_branching and spread_leaves do not count.
+        max_step_tokens: largest number of tokens of a step, except the last; a longer step is cut into two.
+        adaptive_branching: whether a node with a higher score gets more children, branching_factor on average.
+        spread_leaves: whether a tree of n leaves and depth D has at most n^(d/D) ends after level d, so it forks on
+            all levels; otherwise, and with dfs, it forks as early as it can.
+        train_dropped: whether a step that is dropped before its answer is known becomes a row with reward 0, if the
+            prompt has rows left. Dropped nodes then hold tokens, too, until the tree is complete.
+        independent_paths: whether the search grows one path per row that never forks, instead of a tree;
+            branching_factor, adaptive_branching and spread_leaves then have no effect.
     """
 
     max_depth: int = Field(default=4, ge=1)
@@ -59,7 +59,7 @@ class TreeConfig:
 
 @dataclass(frozen=True, config=STRICT)
 class RewardWeights:
-    """R = alpha R_local + beta R_path + gamma R_causal; each part is in [0, 1]."""
+    """The weights of a step's reward R = alpha R_local + beta R_path + gamma R_causal; each part is in [0, 1]."""
 
     alpha: float = Field(default=0.1, ge=0)
     beta: float = Field(default=0.7, ge=0)
@@ -72,18 +72,18 @@ class RewardWeights:
 
 @dataclass(frozen=True, config=STRICT)
 class ExplorationConfig:
-    """Which nodes are expanded, and how hot steps are sampled.
+    """Rules for choosing the nodes to expand, and the sampling temperature of steps.
 
     Args:
-        beta_u: a node's score is V + beta_u U, value and uncertainty.
-        initial_temperature, temperature_decay: steps are sampled at T0 exp(-decay * progress of the training).
-        pruning_threshold: a node whose score is below is dropped. V is an estimate of the share of right answers, so
-            that 0 drops none.
-        selection_temperature: of the softmax by which nodes are chosen; 0: the best ones.
-        nodes_per_tree: the trees of a batch share so many nodes each by UCB, at most max_nodes of them one tree:
-            problems whose steps differed in reward when they were last seen get more, and so do those that had few
-            nodes so far. 0: every tree has max_nodes.
-        ucb_coef: c of mean + c sqrt(log(all visits) / visits), by which they do.
+        beta_u: weight of the uncertainty in a node's score V + beta_u U.
+        initial_temperature, temperature_decay: T0 and decay of the sampling temperature T0 exp(-decay * progress);
+            progress is the finished share of the training.
+        pruning_threshold: score below which a node is dropped. V estimates the share of right answers, so 0 drops none.
+        selection_temperature: temperature of the softmax by which nodes are chosen; 0 chooses the best ones.
+        nodes_per_tree: mean number of nodes per tree of a batch. UCB divides the nodes among the trees, at most
+            max_nodes to each: problems whose steps differed in reward at their last visit get more, and so do those
+            that have had few nodes. 0: every tree has max_nodes.
+        ucb_coef: coefficient c of the UCB score mean + c sqrt(log(all visits) / visits).
     """
 
     beta_u: float = Field(default=0.5, ge=0)
@@ -97,7 +97,7 @@ class ExplorationConfig:
 
 @dataclass(frozen=True, config=STRICT)
 class ValueModelConfig:
-    """Networks that estimate V: layers, their width, and the share of hidden units that the method `dropout` drops."""
+    """The networks that estimate V: number of layers, units per layer, and dropout rate of the method `dropout`."""
 
     hidden_size: int = Field(default=64, ge=1)
     n_layers: int = Field(default=2, ge=1)
@@ -106,14 +106,14 @@ class ValueModelConfig:
 
 @dataclass(frozen=True, config=STRICT)
 class UncertaintyConfig:
-    """V and U of a node (value_model.py).
+    """Settings of the value model, which estimates V and U of a node (value_model.py).
 
     Args:
         method: `ensemble`: n_models networks, each trained on its own resampling; `dropout`: n_passes masks of one
             network; `bootstrap`: n_passes resamplings of remembered outcomes; `none`: one network, U = 0.
-        learning_rate, n_updates: of the networks, and their updates after each training step.
-        entropy_top_k: a token's entropy is estimated from so many most likely tokens; 0: none is asked for, and the
-            feature `mean_entropy` is 0. A vLLM server reports 20 at most.
+        learning_rate, n_updates: learning rate of the networks, and number of their updates after each training step.
+        entropy_top_k: number of most likely tokens from which a token's entropy is estimated; with 0 no entropy is
+            computed, and the feature `mean_entropy` is 0. A vLLM server reports at most 20.
     """
 
     method: Literal["ensemble", "dropout", "bootstrap", "none"] = "ensemble"
@@ -132,11 +132,11 @@ class UncertaintyConfig:
 
 @dataclass(frozen=True, config=STRICT)
 class MetaLearningConfig:
-    """Over domains (`data_source`), on the policy's parameters.
+    """Meta-learning of the policy's parameters over domains (`data_source`).
 
     Args:
         method: `reptile`: theta += meta_lr (theta_inner - theta) after n_inner_steps; `maml`: first order.
-        inner_lr: of maml's inner steps, plain gradient descent; reptile's are the actor's optimizer's.
+        inner_lr: learning rate of maml's inner steps, by plain gradient descent; reptile uses the actor's optimizer.
     """
 
     enable: bool = False
@@ -148,14 +148,14 @@ class MetaLearningConfig:
 
 @dataclass(frozen=True, config=STRICT)
 class MemoryConfig:
-    """Bounds of what grows over a run.
+    """Size limits of the memories that grow over a run.
 
     Args:
-        value_buffer_size: steps that the value model remembers, the newest ones; of a training step a quarter of it at
-            most, drawn at random.
-        reference_prompts: prompts of which the paths of the first visit are kept for the novelty metric.
-        reference_paths: of each.
-        problems: of which the share of sibling groups that varied is kept (for nodes_per_tree); the oldest go first.
+        value_buffer_size: number of most recent steps that the value model remembers. One training step adds at most a
+            quarter of it, drawn at random.
+        reference_prompts: number of prompts whose paths of the first visit are kept for the novelty metric.
+        reference_paths: number of paths kept per prompt.
+        problems: number of latest problems whose share of sibling groups that varied is kept (for nodes_per_tree).
     """
 
     value_buffer_size: int = Field(default=8192, ge=4)
@@ -166,19 +166,19 @@ class MemoryConfig:
 
 @dataclass(frozen=True, config=STRICT)
 class HATOConfig:
-    """Everything under `hato`.
+    """All settings under `hato`.
 
     Args:
-        verification_threshold: a reward above it counts as a right answer.
-        path_reward: R_path of a step is the `best` reward below it, cut to [0, 1], or their `mean`.
-        local_reward: `heuristic`; the dotted name of a function (see local_reward.py); `answer_likelihood`: how likely
-            the policy holds the reference answer after the step (see rollout/answer_likelihood.py), which
-            reward_weights.alpha=0 keeps out of the training; or `reward_loop`: upstream's reward loop, where a process
+        verification_threshold: reward above which an answer counts as right.
+        path_reward: R_path of a step: the `best` or the `mean` reward of the paths through it, cut to [0, 1].
+        local_reward: `heuristic`; the dotted name of a function (see local_reward.py); `answer_likelihood`: the
+            policy's probability of the reference answer after the step (see rollout/answer_likelihood.py), which
+            reward_weights.alpha=0 keeps out of the training; or `reward_loop`: verl's reward loop, where a process
             reward model can be served, scores the path up to the step, and the reward function finds the step's text in
             extra_info["hato_step"].
-        train_on_local_reward_alone: whether siblings whose beta R_path + gamma R_causal are all equal are trained by
-            R_local: its differences, however small, are normalized to full weight. With beta = gamma = 0 they always
-            are. False: their advantage is 0.
+        train_on_local_reward_alone: whether R_local trains siblings whose beta R_path + gamma R_causal are all equal:
+            its differences, however small, are normalized to full weight. With beta = gamma = 0 it always does.
+            Otherwise their advantage is 0.
     """
 
     tree: TreeConfig = Field(default_factory=TreeConfig)
@@ -202,17 +202,17 @@ class HATOConfig:
 
     @classmethod
     def from_dict(cls, values: dict | DictConfig) -> "HATOConfig":
-        """Return the typed settings of what a config holds under `hato`; the design notes' names work as well.
+        """Return the settings from the section `hato` of a config; the design notes' names of keys work as well.
 
         Raises:
-            ValueError: an unknown key, a wrong type, or a value out of range; names the key.
+            ValueError: an unknown key, a wrong type, or a value out of range; the message names the key.
         """
         if isinstance(values, DictConfig):
             values = OmegaConf.to_container(values, resolve=True)
         return read_keys(cls, in_our_names(values, asdict(cls())), "hato")
 
 
-# the keys that credit reads, with their defaults
+# The keys that the credit assignment reads, with their defaults.
 REWARD_KEYS = {
     key: value
     for key, value in asdict(HATOConfig()).items()

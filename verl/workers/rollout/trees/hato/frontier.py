@@ -1,12 +1,12 @@
-"""Where a search for reasoning steps stands: which steps of a tree are open, which have ended, which were dropped.
+"""The state of a search for reasoning steps: which steps of a tree are open, which have ended, which were dropped.
 
     problem ─┬─ 1 "let x = 3" (drawn twice) ─┬─ 3 "x + 4 = 7. Answer 7"
              │                               └─ 4 "x - 4 = -1. Answer -1"
-             └─ 2 "let x = 5"     dropped: holds no tokens any more, or is trained as wrong (`train_dropped`)
+             └─ 2 "let x = 5"     dropped: its tokens are released, or it is trained as wrong (`train_dropped`)
 
-A step is a segment of the `TrajectoryTree`, and with tools also the segments that follow without a fork, such as a
-tool's result. Steps are numbered in the order in which they were added, 0 is the problem: a parent comes before its
-children.
+A step is a segment of the `TrajectoryTree`; with tools, the segments that follow without a fork, such as a tool's
+result, belong to it as well. The problem is step 0, and steps are numbered as they are added: a parent has a smaller
+number than its children.
 """
 
 import random
@@ -24,16 +24,16 @@ ROOT = 0
 
 @dataclass
 class Step:
-    """What the search knows of a step.
+    """A step's place in the tree, its estimates and its status.
 
     Args:
-        parent: number of the step before it; None for the problem.
-        depth: steps from the problem, which has 0.
-        segments: its indices in the tree; none for the problem.
-        value, uncertainty: V and U, by which the search goes.
-        status: `open` (has no children yet), `expanded`, `leaf` (ended), `pruned` (dropped, with all below).
-        children: numbers, dropped ones included.
-        n_tokens: number of its tokens, also after they were released.
+        parent: number of the preceding step; None for the problem.
+        depth: number of steps from the problem, which has depth 0.
+        segments: indices of its segments in the tree; empty for the problem.
+        value, uncertainty: estimates V and U, which guide the search.
+        status: `open` (has no children yet), `expanded`, `leaf` (ended), `pruned` (dropped, with all steps below).
+        children: numbers of its children, including dropped ones.
+        n_tokens: number of its tokens, which remains after they are released.
     """
 
     parent: int | None
@@ -50,32 +50,32 @@ class Frontier:
     """The steps of a tree.
 
     Args:
-        tree: empty at first.
-        merges: whether identical siblings are one step.
-        keeps_tokens: whether dropped steps hold their tokens until `train_dropped` chooses among them.
+        tree: the tree that receives the steps; empty at first.
+        merges: whether identical siblings become one step.
+        keeps_tokens: whether dropped steps keep their tokens until `train_dropped` chooses among them.
     """
 
     def __init__(self, tree: TrajectoryTree, *, merges: bool = True, keeps_tokens: bool = False):
         self.tree, self.merges, self.keeps_tokens = tree, merges, keeps_tokens
         self.steps = [Step(None, 0)]
         self.n_leaves = 0
-        self.dropped: list[int] = []  # the steps that were open when they were dropped: nobody knows their answers
-        self.kept_at_depth: Counter[int] = Counter()  # the problem not counted
+        self.dropped: list[int] = []  # steps that were still open when dropped: their answers are unknown
+        self.kept_at_depth: Counter[int] = Counter()  # depth -> number of kept steps, without the problem
         self._open = {ROOT}
-        self._same: dict[tuple[int, tuple[int, ...]], int] = {}  # (parent, tokens) of the kept steps
+        self._same: dict[tuple[int, tuple[int, ...]], int] = {}  # (parent, tokens) -> number of a kept step
 
     def add(
         self, parent: int, segments: Sequence[Segment], *, ended: bool, value: float = 0.0, uncertainty: float = 0.0
     ) -> int:
-        """A step after `parent`; where it has this very child, that child is counted once more (`merges`).
+        """Add a step after `parent`; with `merges`, an identical child is not added but counted once more.
 
         Args:
-            parent: open or expanded.
-            segments: the step's, in order; the first one's field `DRAWS` counts how often it was drawn.
-            ended: the step ends the path, with an answer or for lack of tokens.
+            parent: number of an open or expanded step.
+            segments: segments of the step, in order; field `DRAWS` of the first counts how often the step was drawn.
+            ended: whether the step ends the path, with an answer or at the token limit.
 
         Returns:
-            the step's number, the old one's where it was merged.
+            number of the step, or of the identical child.
         """
         above, tokens = self.steps[parent], _tokens_of(segments)
         if self.merges and (same := self._same.get((parent, tokens))) is not None:
@@ -84,7 +84,7 @@ class Frontier:
         step = Step(parent, above.depth + 1, value=value, uncertainty=uncertainty)
         at = above.segments[-1] if above.segments else None
         for segment in segments:
-            # identical siblings share the segment of a tool's answer
+            # Identical siblings share the segment object of a tool's answer, so each step gets a copy.
             at = self.tree.add(replace(segment, parent=at, info=segment.info.copy()))
             step.segments.append(at)
         step.n_tokens = len(tokens)
@@ -104,8 +104,8 @@ class Frontier:
         return number
 
     def prune(self, number: int) -> None:
-        """Drops a step, never the problem, with all below and those above that have no child left; releases their
-        tokens, if they are not kept for now."""
+        """Drop a step with all steps below it, and its ancestors, except the problem, that have no other kept child;
+        release their tokens unless `keeps_tokens` is set."""
         while self.steps[number].parent not in (None, ROOT):
             above = self.steps[number].parent
             if any(child != number and self.is_kept(child) for child in self.steps[above].children):
@@ -136,14 +136,14 @@ class Frontier:
             segment.token_ids, segment.log_probs = [], None if segment.log_probs is None else []
 
     def train_dropped(self, most: int, seed: int) -> list[int]:
-        """The dropped steps whose paths become rows, without an answer and with reward 0; for a complete tree.
+        """Choose the dropped steps whose paths become rows, without an answer and with reward 0; for a complete tree.
 
-        A step that was open when it was dropped gives a row; with more than `most` of them, so many are drawn from the
-        seed, each as likely as any other. All other dropped steps, but for those on the way to a chosen one, release
-        their tokens. Answers that a beam has dropped are no rows: they may be right.
+        Only steps that were open when they were dropped are chosen: at most `most`, drawn uniformly from the seed. All
+        other dropped steps, except those on the path to a chosen one, release their tokens. Answers that a beam has
+        dropped do not become rows, because they may be right.
 
         Returns:
-            their numbers, in the order in which they were drawn.
+            numbers of the chosen steps, ascending.
         """
         chosen = sorted(random.Random(f"{seed} dropped").sample(self.dropped, max(0, min(most, len(self.dropped)))))
         on_paths = {ROOT}
@@ -161,7 +161,7 @@ class Frontier:
 
     @property
     def n_kept(self) -> int:
-        """The problem not counted."""
+        """Return the number of kept steps, without the problem."""
         return self.kept_at_depth.total()
 
     def draws(self, number: int) -> int:
@@ -169,7 +169,7 @@ class Frontier:
         return int(self._segments(number)[0].info.fields[DRAWS.name])
 
     def written(self, number: int) -> list[int]:
-        """The model's tokens of a step; the problem's are the prompt's."""
+        """Return the tokens that the model wrote in a step; for the problem, the prompt's tokens."""
         if number == ROOT:
             return self.tree.prompt_ids
         return [token for segment in self._segments(number) if segment.author == MODEL for token in segment.token_ids]
@@ -184,11 +184,11 @@ class Frontier:
         return self.steps[number].status != PRUNED
 
     def open_steps(self) -> list[int]:
-        """Steps without children that have not ended; the problem at first."""
+        """Return the numbers of the steps without children that have not ended, ascending; at first the problem."""
         return sorted(self._open)
 
     def leaves(self) -> list[int]:
-        """The ends of the paths, depth first: neighbors share the longest prefixes."""
+        """Return the last steps of the finished paths, depth first, so that neighbors share the longest prefixes."""
         leaves, waiting = [], [ROOT]
         while waiting:
             step = self.steps[number := waiting.pop()]
@@ -198,11 +198,11 @@ class Frontier:
         return leaves
 
     def path(self, number: int) -> Path:
-        """The response from the first step to the end of this one."""
+        """Return the response from the first step to the end of this one."""
         return Path.of(self._segments_to(number))
 
     def path_log_probs(self, number: int) -> list[float]:
-        """Of the model's tokens from the first step to this one."""
+        """Return the log-probabilities, in nats, of the model's tokens from the first step to the end of this one."""
         return [p for segment in self._segments_to(number) if segment.author == MODEL for p in segment.log_probs]
 
     def _segments_to(self, number: int) -> list[Segment]:
@@ -213,7 +213,7 @@ class Frontier:
         return [segment for number in reversed(numbers) for segment in self._segments(number)]
 
     def metrics(self) -> dict[str, float]:
-        """Of the finished tree, as docs/metrics.md explains them; the problem is not a step and is not counted."""
+        """Return the metrics of the finished tree (docs/metrics.md); the problem is not counted as a step."""
         numbers = range(1, len(self.steps))
         sizes = [self.steps[number].n_tokens for number in numbers]
         kept = [size for number, size in zip(numbers, sizes, strict=True) if self.is_kept(number)]

@@ -1,6 +1,6 @@
-"""R_local of a reasoning step, in [0, 1]: a heuristic over its tokens, or a function of one's own.
+"""The local reward R_local of a reasoning step, in [0, 1]: a heuristic over its tokens, or the user's own function.
 
-R_path and R_causal follow from the verifier's rewards, see verl/trainer/ppo/credit/hato.py.
+R_path and R_causal are computed from the verifier's rewards in verl/trainer/ppo/credit/hato.py.
 """
 
 import inspect
@@ -15,14 +15,14 @@ from verl.workers.rollout.trees.hato.config import HEURISTIC
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """What a local reward looks at; all are token ids.
+    """The input of a local reward.
 
     Args:
-        problem: of the whole prompt.
-        before: of the steps before this one; empty for the first.
-        parent: of the step right before; the problem for the first step.
-        tokens: of the step.
-        decode: token ids to text, for functions that read it.
+        problem: token ids of the whole prompt.
+        before: token ids of all earlier steps on the path; empty for the first step.
+        parent: token ids of the preceding step; those of the problem for the first step.
+        tokens: token ids of the step.
+        decode: function from token ids to text, for functions that need the text.
     """
 
     problem: Sequence[int]
@@ -36,14 +36,14 @@ LocalReward = Callable[[Step], float | Awaitable[float]]
 
 
 def coherence(step: Step) -> float:
-    """Share of the step's different tokens that the parent or the problem has: does it speak of the same things?"""
+    """Return the share of the step's distinct tokens that the parent or the problem has: is it on the same subject?"""
     tokens = set(step.tokens)
     return len(tokens & ({*step.parent} | {*step.problem})) / len(tokens) if tokens else 0.0
 
 
 def progress(step: Step) -> float:
-    """Share of the step's different token pairs that neither the problem nor an earlier step has: does it say
-    something new? Of a step of one token, its share of new tokens."""
+    """Return the share of the step's distinct token pairs that neither the problem nor an earlier step has: is it new?
+    For a step of one token, return 1 if that token is new, else 0."""
     if len(step.tokens) < 2:
         return float(bool(step.tokens) and step.tokens[0] not in {*step.problem, *step.before})
     pairs = set(pairwise(step.tokens))
@@ -51,21 +51,21 @@ def progress(step: Step) -> float:
 
 
 def heuristic(step: Step) -> float:
-    """Harmonic mean of coherence and progress: a step that repeats gets as little as one that speaks of other things.
+    """Return the harmonic mean of coherence and progress: low for a step that repeats, and for one off the subject.
 
-    It knows nothing about what is right; weigh it lightly (`hato.reward_weights.alpha`).
+    It says nothing about whether a step is right; give it a small weight (`hato.reward_weights.alpha`).
     """
-    speaks_of_it, says_something = coherence(step), progress(step)
-    if speaks_of_it + says_something == 0:
+    on_subject, new = coherence(step), progress(step)
+    if on_subject + new == 0:
         return 0.0
-    return 2 * speaks_of_it * says_something / (speaks_of_it + says_something)
+    return 2 * on_subject * new / (on_subject + new)
 
 
 def local_reward_function(name: str) -> LocalReward:
-    """The function that `hato.local_reward` names, such as `my_package.rewards.step_reward`.
+    """Return the function that `hato.local_reward` names, such as `my_package.rewards.step_reward`.
 
-    It gets a `Step` and returns a number in [0, 1] (what lies outside is cut); it has to be a coroutine function where
-    it waits for something, such as a process reward model behind HTTP. Raises ValueError where there is no function.
+    It gets a `Step` and returns a number, which is cut to [0, 1]. It must be a coroutine function if it waits, for
+    example for a process reward model behind HTTP. Raises ValueError if the name leads to no function.
     """
     if name == HEURISTIC:
         return heuristic
@@ -81,10 +81,10 @@ def local_reward_function(name: str) -> LocalReward:
 
 
 async def local_reward(function: LocalReward, step: Step) -> float:
-    """The function's number, cut to [0, 1].
+    """Return the function's number, cut to [0, 1].
 
     Raises:
-        ValueError: it is not finite.
+        ValueError: the number is not finite.
     """
     reward = function(step)
     value = float(await reward if inspect.isawaitable(reward) else reward)

@@ -1,5 +1,5 @@
-"""How different the answers to a problem are, how far they have moved away from the start policy's, and whether a
-predicted value means what it says."""
+"""Metrics: diversity of the answers to a problem, their distance from the start policy's answers, and calibration
+of the value model."""
 
 from collections.abc import Sequence
 from statistics import fmean
@@ -8,23 +8,23 @@ import numpy as np
 import torch
 from rapidfuzz.distance import Levenshtein
 
-MAX_PATHS = 16  # that are compared of a problem; the cost grows with the square
+MAX_PATHS = 16  # most paths of a problem that are compared; the cost grows with the square of their number
 
 
 def _nearest(path: Sequence[int], others: Sequence[Sequence[int]]) -> float:
-    """Smallest edit distance / length of the longer one, in [0, 1]; 1 if there is no other."""
+    """Return the smallest edit distance to another path / length of the longer one, in [0, 1]; 1 without another."""
     best = 1.0
     for other in others:
-        # the cut-off lets a distance that is no better be given up early; it counts as 1 then
+        # The cutoff stops the computation once the distance cannot be smaller; the result is then 1.
         best = min(best, Levenshtein.normalized_distance(path, other, score_cutoff=best))
     return best
 
 
 def rdi(paths: Sequence[Sequence[int]]) -> float | None:
-    """Reasoning diversity: mean over successful paths (token ids) of the distance to the nearest other one.
+    """Return the reasoning diversity: mean over successful paths (token ids) of the distance to the nearest other one.
 
-    Distances are normalized Levenshtein distances, in [0, 1]; 0 where every path has a twin; None for fewer than two
-    paths.
+    Distances are Levenshtein's, normalized to [0, 1]. The result is 0 if every path has an identical other path, and
+    None for fewer than two paths.
     """
     paths = evenly_spaced(paths, MAX_PATHS)
     if len(paths) < 2:
@@ -33,9 +33,9 @@ def rdi(paths: Sequence[Sequence[int]]) -> float | None:
 
 
 def novelty(paths: Sequence[Sequence[int]], references: Sequence[Sequence[int]]) -> float | None:
-    """Mean over successful paths of the distance to the nearest path of the start policy for the same problem.
+    """Return the mean over successful paths of the distance to the start policy's nearest path for the problem.
 
-    In [0, 1]; None where either is missing.
+    It is in [0, 1], and None if there are no paths or no references.
     """
     if not paths or not references:
         return None
@@ -43,14 +43,14 @@ def novelty(paths: Sequence[Sequence[int]], references: Sequence[Sequence[int]])
 
 
 def evenly_spaced(paths: Sequence, limit: int) -> list:
-    """At most `limit` of them, in order; leaves come depth first, so that neighbors are the most alike."""
+    """Return at most `limit` paths, in order and evenly spaced: neighbors, in depth-first order, are the most alike."""
     if len(paths) <= limit:
         return list(paths)
     return [paths[i * len(paths) // limit] for i in range(limit)]
 
 
 def calibration_error(predicted: Sequence[float], observed: Sequence[float], n_bins: int = 10) -> float:
-    """Expected calibration error (Guo et al., 2017) of predictions in [0, 1], in bins of equal width.
+    """Return the expected calibration error (Guo et al., 2017) of predictions in [0, 1], in bins of equal width.
 
     It is the mean over predictions of |mean predicted - mean observed| of their bin.
     """
@@ -60,32 +60,32 @@ def calibration_error(predicted: Sequence[float], observed: Sequence[float], n_b
 
 
 class ReferencePaths:
-    """Paths of the first visit of the first `max_problems` problems, `max_paths` of each, for `novelty`."""
+    """Reference paths for `novelty`: up to `max_paths` of the first visit to the first `max_problems` problems."""
 
     def __init__(self, max_problems: int, max_paths: int):
         self.max_problems, self.max_paths = max_problems, max_paths
         self._paths: dict[str, list[torch.Tensor]] = {}
 
     def wants(self, problem: str) -> bool:
-        """Whether the problem is new, and there is room for it."""
+        """Return whether the problem is new and fewer than `max_problems` are kept."""
         return problem not in self._paths and len(self._paths) < self.max_problems
 
     def keep(self, problem: str, paths: Sequence[Sequence[int]]) -> None:
-        """Remembers a problem's paths; those of one that is known, or that there is no room for, are not taken."""
+        """Keep some of a problem's paths, if there are any and `wants` is true for the problem."""
         if paths and self.wants(problem):
             chosen = evenly_spaced(paths, self.max_paths)
             self._paths[problem] = [torch.tensor(path, dtype=torch.int32) for path in chosen]
 
     def of(self, problem: str) -> list[list[int]]:
-        """Empty for a problem that is not known."""
+        """Return a problem's paths as token ids; none for a problem that is not kept."""
         return [path.tolist() for path in self._paths.get(problem, [])]
 
     def state_dict(self) -> dict:
-        """For torch.save; few large tensors, as many small ones take minutes to load."""
-        paths = [path for of_problem in self._paths.values() for path in of_problem]
+        """Return the state for torch.save, in a few large tensors: many small ones take minutes to load."""
+        paths = [path for problem_paths in self._paths.values() for path in problem_paths]
         return {
             "problems": list(self._paths),
-            "counts": torch.tensor([len(of_problem) for of_problem in self._paths.values()], dtype=torch.int64),
+            "counts": torch.tensor([len(kept) for kept in self._paths.values()], dtype=torch.int64),
             "lengths": torch.tensor([len(path) for path in paths], dtype=torch.int64),
             "tokens": torch.cat([torch.zeros(0, dtype=torch.int32), *paths]),
         }

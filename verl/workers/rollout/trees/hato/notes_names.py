@@ -1,9 +1,9 @@
-"""Reads the names that HATO's design notes give to keys under `hato` as ours, so that a file of the notes works."""
+"""Renames the keys under `hato` from HATO's design notes to ours, so that configs in the notes' form work."""
 
 from copy import deepcopy
 from typing import Any
 
-# the notes' key -> ours, each from the section to the key
+# The notes' key -> our key, each with its section.
 OUR_KEYS = {
     "uncertainty.type": "uncertainty.method",
     "uncertainty.dropout_rate": "uncertainty.model_config.dropout",
@@ -11,7 +11,7 @@ OUR_KEYS = {
     "memory.pruning_threshold": "exploration.pruning_threshold",
     "memory.max_nodes": "tree.max_nodes",
 }
-# uncertainty.method -> the notes' key for uncertainty.n_passes; the key of another method has no effect
+# uncertainty.method -> the notes' key for uncertainty.n_passes. The key of another method has no effect.
 PASSES = {"dropout": "n_forward_passes", "bootstrap": "n_bootstrap"}
 
 
@@ -19,9 +19,9 @@ def in_our_names(values: dict[str, Any], defaults: dict[str, Any]) -> dict[str, 
     """Return the values under `hato` with the notes' keys renamed to ours.
 
     Args:
-        values: the section `hato` of a config, which is left as it is.
-        defaults: our default of every key. The YAML names them all, so that a key which has its default says nothing
-            against the notes' key.
+        values: the section `hato` of a config; it is not changed.
+        defaults: our default of every key. The YAML sets every key, so a key that holds its default does not
+            contradict the notes' key.
 
     Raises:
         ValueError: a key of the notes and ours have different values.

@@ -1,9 +1,9 @@
-"""HATO's search as a tree policy: the search says what to expand, the engine continues.
+"""HATO's search as a tree policy: the search chooses nodes to expand, and the engine generates their children.
 
     a round    search.next() -> expansions -> all their children at once -> R_local -> features -> V, U -> the tree
 
-Only the rounds of one tree wait for each other. With tools, a step also ends with a call, and the tool's result belongs
-to it; a step that runs to the final answer goes through all its calls.
+Rounds of different trees do not wait for each other. With tools, a step also ends with a call, and the tool's result
+belongs to it; a step that runs to the final answer may contain any number of calls.
 """
 
 import asyncio
@@ -30,10 +30,10 @@ from verl.workers.rollout.trees.hato.search import Expansion, Search
 from verl.workers.rollout.trees.hato.step_features import FEATURES, agreement, step_features
 from verl.workers.rollout.trees.hato.value_model import ValueModel, unpack, value_model_of
 
-# in extra_fields of a prompt's first row: {"segments", "features", "values"}, of every step that was kept its segment's
-# id, what the value model saw, and V
+# Key in extra_fields of a prompt's first row: {"segments", "features", "values"} lists, for every kept step, its
+# segment's id, its features, and V.
 HATO_STEPS = "hato_steps"
-# in the extra_info of a step that the reward loop scores: {"before", "step"}, texts
+# Key in the extra_info of a step that the reward loop scores: {"before", "step"} are texts.
 STEP_INFO = "hato_step"
 
 
@@ -51,15 +51,15 @@ STEP_INFO = "hato_step"
     rollout_names=("hato",),
 )
 class Policy(BranchPolicy):
-    """`tree=hato`: 1 to n trajectories, a leaf each; with `hato.tree.train_dropped` first the answers, then steps that
-    the search has dropped, as many as there are rows left.
+    """The policy of `tree=hato`: 1 to n trajectories, one per leaf. With `hato.tree.train_dropped`, dropped steps
+    follow after the answers and fill the remaining rows.
 
     Args:
-        config: everything under `hato`.
-        value_model: V and U of a step; one for all prompts of a worker, as new as the newest prompt's settings.
-        local_reward: R_local of a step; may be a coroutine function. None: the reward loop's.
-        decode: token ids to text, for local rewards that read it.
-        temperature: of sampling; None: the prompt's.
+        config: all settings under `hato`.
+        value_model: model of V and U, shared by all prompts of a worker, in the state of the newest prompt's settings.
+        local_reward: function that returns R_local of a step, or a coroutine function; None for the reward loop's.
+        decode: function from token ids to text, for local rewards that need the text.
+        temperature: sampling temperature; None for the prompt's.
     """
 
     fields: tuple[TokenField, ...] = (LOCAL_REWARDS, DRAWS)
@@ -74,7 +74,7 @@ class Policy(BranchPolicy):
     ):
         self.config, self.bounds, self.value_model = config, config.tree, value_model
         self.local_reward, self.decode, self.temperature = local_reward, decode, temperature
-        self.learnt = -1  # batches that the value model has learnt from; not the trainer's yet
+        self.learnt = -1  # number of batches the value model was trained on; -1 before the trainer's first state
         if config.tree.train_dropped:
             self.fields = (*self.fields, DROPPED_STEPS)
 
@@ -90,8 +90,8 @@ class Policy(BranchPolicy):
         )
 
     def for_task(self, task: PromptTask, score: Score | None) -> "Policy":
-        """Return the policy for a prompt, whose settings may have `learnt` (number of batches that the value model has
-        learnt from), `value_model` (packed), `temperature` and `max_nodes`."""
+        """Return the policy for a prompt, whose settings may have `learnt` (number of batches that the value model was
+        trained on), `value_model` (its packed state), `temperature` and `max_nodes`."""
         settings = task.settings.tree
         if settings.get("learnt", -1) > self.learnt:
             self.value_model.load_state_dict(unpack(settings["value_model"]))
@@ -101,18 +101,18 @@ class Policy(BranchPolicy):
         if "max_nodes" in settings:
             policy.bounds = replace(self.bounds, max_nodes=settings["max_nodes"])
         if self.config.local_reward == REWARD_LOOP:
-            policy.local_reward = self._by_the_reward_loop(score)
+            policy.local_reward = self._reward_loop_scorer(score)
         return policy
 
-    def _by_the_reward_loop(self, score: Score | None) -> LocalReward:
+    def _reward_loop_scorer(self, score: Score | None) -> LocalReward:
         if score is None:
             raise ValueError(f"hato.local_reward={REWARD_LOOP} needs rewards that are computed during the rollout")
 
-        async def of_step(step: Step) -> float:
+        async def step_reward(step: Step) -> float:
             about = {"before": self.decode(step.before), "step": self.decode(step.tokens)}
             return await score([*step.before, *step.tokens], {STEP_INFO: about})
 
-        return of_step
+        return step_reward
 
     async def grow(self, builder: TreeBuilder, n: int) -> None:
         shape = self.config.tree
@@ -129,7 +129,7 @@ class Policy(BranchPolicy):
         builder.tree.metrics = metrics
 
     def about_tree(self, tree: TrajectoryTree) -> dict:
-        """What the value model learns from: the steps that lead to answers."""
+        """Return the steps that lead to answers, from which the value model is trained."""
         answers = [leaf for leaf in tree.leaves if not tree.is_dropped(leaf)]
         kept = sorted({i for leaf in answers for i in tree.path(leaf)})
         steps = {i: tree.segments[i].info.for_trainer for i in kept if tree.segments[i].info.for_trainer}
@@ -146,37 +146,37 @@ class Drawn:
     """A step that has been drawn and is not yet in the tree.
 
     Args:
-        node: the step that it follows.
-        before: the response up to there.
-        most_tokens: that the model might have written.
-        segments: its own; their parents are not set.
-        ended: the path ends with it.
+        node: number of the preceding step.
+        before: response up to the end of that step.
+        max_tokens: largest number of tokens that the model could have written.
+        segments: segments of the step; their parents are not set.
+        ended: whether the path ends with the step.
     """
 
     node: int
     before: Path
-    most_tokens: int
+    max_tokens: int
     segments: list[Segment]
     ended: bool
 
     @property
     def tokens(self) -> tuple[int, ...]:
-        """Up to the last token by the model: without the result of a call that the step ends with."""
+        """Return the tokens up to the model's last one: a tool's result at the step's end is left out."""
         own = self.segments[:-1] if self.segments[-1].author == TOOL else self.segments
         return tuple(token for segment in own for token in segment.token_ids)
 
     @property
-    def by_model(self) -> list[Segment]:
+    def model_segments(self) -> list[Segment]:
         return [segment for segment in self.segments if segment.author == MODEL]
 
     @cached_property
-    def different_tokens(self) -> set[int]:
-        """That the model wrote."""
-        return {token for segment in self.by_model for token in segment.token_ids}
+    def distinct_tokens(self) -> set[int]:
+        """Return the set of token ids that the model wrote."""
+        return {token for segment in self.model_segments for token in segment.token_ids}
 
 
 class Round:
-    """The children of some steps, drawn together."""
+    """The children of all steps that one round of the search expands."""
 
     def __init__(self, policy: Policy, builder: TreeBuilder, frontier: Frontier):
         self.policy, self.builder, self.frontier, self.config = policy, builder, frontier, policy.config
@@ -185,10 +185,10 @@ class Round:
     async def grow(self, expansions: Sequence[Expansion]) -> None:
         """Draw all children and add them to the tree."""
         drawn = await gather_or_cancel(*(self._draw(each, i) for each in expansions for i in range(each.children)))
-        # identical siblings are one step: a process reward model is asked once
-        different = {(step.node, step.tokens): step for step in drawn}
-        scores = await gather_or_cancel(*(self._local(step) for step in different.values()))
-        score_of = dict(zip(different, scores, strict=True))
+        # Identical siblings are one step, so a process reward model scores them once.
+        distinct = {(step.node, step.tokens): step for step in drawn}
+        scores = await gather_or_cancel(*(self._local(step) for step in distinct.values()))
+        score_of = dict(zip(distinct, scores, strict=True))
         local = [score_of[step.node, step.tokens] for step in drawn]
         features = [self._features(step, drawn, reward) for step, reward in zip(drawn, local, strict=True)]
         values, uncertainties = (column.tolist() for column in self.policy.value_model.predict(features))
@@ -221,24 +221,24 @@ class Round:
         return Drawn(expansion.node, before, most, [segment, *then.segments], then.ended is not None)
 
     async def _settle(self, node: int, path: Path) -> Continuation:
-        """Return what the environment says of a step after `node`; identical siblings call it once."""
+        """Return the environment's reply to a step after `node`; identical siblings call the environment once."""
         if (node, path) not in self.settled:
             self.settled[node, path] = asyncio.ensure_future(self.builder.settle(path))
         return await self.settled[node, path]
 
     def _features(self, step: Drawn, drawn: Sequence[Drawn], local: float) -> list[float]:
-        """What the value model sees of a step of those drawn together."""
-        siblings = [other.different_tokens for other in drawn if other.node == step.node and other is not step]
-        log_probs = [p for segment in step.by_model for p in segment.log_probs]
-        entropies = [h for segment in step.by_model for h in segment.info.entropies or ()]
+        """Return the features of one of the steps drawn together, the value model's input."""
+        siblings = [other.distinct_tokens for other in drawn if other.node == step.node and other is not step]
+        log_probs = [p for segment in step.model_segments for p in segment.log_probs]
+        entropies = [h for segment in step.model_segments for h in segment.info.entropies or ()]
         return step_features(
             log_probs=log_probs,
             entropies=[mean_entropy(entropies, self.builder.vocab_size)] if entropies else [],
             path_log_probs=[*self.frontier.path_log_probs(step.node), *log_probs],
-            max_tokens=step.most_tokens,
+            max_tokens=step.max_tokens,
             depth=self.frontier.steps[step.node].depth + 1,
             max_depth=self.config.tree.max_depth,
-            siblings_agreement=agreement(step.different_tokens, siblings),
+            siblings_agreement=agreement(step.distinct_tokens, siblings),
             budget_used=self.frontier.n_kept / self.policy.bounds.max_nodes,
             finished=step.segments[-1].token_ids[-1] in self.builder.stop_token_ids,
             local_reward=local,

@@ -1,23 +1,23 @@
-"""Which nodes of a reasoning tree are expanded next, and with how many children.
+"""The search that decides which nodes of a reasoning tree are expanded next, and with how many children.
 
-A node's score is V + beta_u U: how likely its path leads to a right answer, and how little that is known. One round:
+A node's score is V + beta_u U: how likely its path leads to a right answer, and how uncertain that is. One round:
 
     prune     open nodes whose score is below the threshold; beam: all but the best of the level
     choose    bfs, beam: the open nodes of the upper level; dfs: one of the deepest, drawn by a softmax of the scores
-    grant     in an order drawn by the same softmax, children as the node's promise asks for and as there is room for
+    grant     in an order drawn by the same softmax, each node gets children by its score, within the tree's bounds
 
     >>> search = Search(frontier, config.tree, config.exploration, n_leaves=8, seed=1)
     >>> while expansions := search.next():
     ...     for expansion in expansions:
     ...         ...  # sample its children from the engine, frontier.add each with its V and U
 
-Decided here, as the notes do not say it:
-- No open node is left behind: without room for more it gets one child that runs to the final answer.
-- The last way to an answer is never pruned, however low its score.
-- Ended paths are not pruned by the threshold, as nothing is saved; in a beam they compete for their level's places.
-- Dropped steps free their places: the steps that are left may have more children.
-- With `independent_paths` the problem has a child for each leaf and a step has one, which is scored like any other.
-- Siblings' draws come from (seed, node), so that a tree follows from its seed, however requests are answered in time.
+Decisions made here, because the design notes are silent:
+- Every open node is expanded: if the bounds allow no more, it gets one child that runs to the final answer.
+- The last open path is never pruned while no path has ended, however low its score.
+- Ended paths are not pruned by the threshold, as that saves nothing; in a beam they compete for their level's places.
+- Dropped steps free their places: the remaining steps may have more children.
+- With `independent_paths` the problem has one child per leaf, and a step has one child, which is scored as usual.
+- Random draws depend on the seed and the node's number only, so the order of the engine's answers has no effect.
 """
 
 import math
@@ -33,12 +33,12 @@ from verl.workers.rollout.trees.hato.frontier import LEAF, OPEN, ROOT, Frontier
 
 @dataclass(frozen=True)
 class Expansion:
-    """What to ask the engine for.
+    """A request to the engine for a node's children.
 
     Args:
-        node: after which step.
-        children: how many continuations.
-        to_the_end: they run to the final answer, instead of to `step_delimiter` or `max_step_tokens`.
+        node: number of the step to continue.
+        children: number of continuations.
+        to_the_end: whether they run to the final answer, instead of to `step_delimiter` or `max_step_tokens`.
     """
 
     node: int
@@ -47,12 +47,12 @@ class Expansion:
 
 
 def temperature_at(progress: float, config: ExplorationConfig) -> float:
-    """T0 exp(-decay * progress); progress is training steps done / all, cut to [0, 1]."""
+    """Return T0 exp(-decay * progress); progress is the share of training steps done, cut to [0, 1]."""
     return config.initial_temperature * math.exp(-config.temperature_decay * min(1.0, max(0.0, progress)))
 
 
 def softmax(scores: Sequence[float], temperature: float) -> list[float]:
-    """exp(score / temperature), over their sum; temperature 0: the best ones share equally."""
+    """Return exp(score / temperature) over their sum; at temperature 0 the best ones share equally."""
     best = max(scores, default=0.0)
     if temperature == 0:
         weights = [float(score == best) for score in scores]
@@ -63,28 +63,28 @@ def softmax(scores: Sequence[float], temperature: float) -> list[float]:
 
 
 def drawn_order(nodes: Sequence[int], scores: Sequence[float], temperature: float, seed: int) -> list[int]:
-    """The nodes as drawn one after another without replacement, each time by the softmax of the scores left.
+    """Return the nodes in an order drawn without replacement, each time by the softmax of the remaining scores.
 
-    Sorting score / temperature + Gumbel noise is such a draw. Noise depends on (seed, node) alone. Temperature 0: by
-    score, equals by number.
+    Sorting by score / temperature + Gumbel noise is such a draw. The noise depends on (seed, node) alone. At
+    temperature 0 the order is by score, and by number among equal scores.
     """
 
     def key(pair: tuple[int, float]) -> tuple[float, int]:
-        node, of_node = pair
+        node, score = pair
         if temperature == 0:
-            return -of_node, node
+            return -score, node
         uniform = 1.0 - random.Random(f"{seed} {node}").random()  # in (0, 1]
         gumbel = -math.log(max(-math.log(uniform), 1e-300))
-        return -(of_node / temperature + gumbel), node
+        return -(score / temperature + gumbel), node
 
     return [node for node, _ in sorted(zip(nodes, scores, strict=True), key=key)]
 
 
 def branching_factors(scores: Sequence[float], config: TreeConfig, temperature: float) -> list[int]:
-    """How many children each of the nodes chosen together wants.
+    """Return the number of children of each of the nodes chosen together, before the tree's bounds are applied.
 
-    With `adaptive_branching`, branching_factor times the node's softmax share times the number of nodes, rounded, from
-    1 to 2 branching_factor - 1: equal nodes get branching_factor, and so does a single one.
+    With `adaptive_branching` it is branching_factor times the node's softmax share times the number of nodes, rounded,
+    from 1 to 2 branching_factor - 1: equal nodes get branching_factor, and so does a single one.
     """
     if not config.adaptive_branching:
         return [config.branching_factor] * len(scores)
@@ -96,18 +96,18 @@ def branching_factors(scores: Sequence[float], config: TreeConfig, temperature: 
 def ucb_grants(
     means: Sequence[float], visits: Sequence[int], budget: int, coef: float, most: float = math.inf
 ) -> list[int]:
-    """Hands out `budget` expansions one by one to the tree of the highest mean + coef sqrt(ln(all visits) / visits).
+    """Grant `budget` expansions one by one to the tree of the highest mean + coef sqrt(ln(all visits) / visits).
 
-    Each grant is a visit. Trees without a visit come first, equals in order. What a full tree cannot take goes to the
-    next by the same bound; what no tree can take is not handed out.
+    Each grant counts as a visit. Trees without a visit come first, equal ones in order. Once a tree has `most` grants,
+    the others get the rest; what no tree can take is not granted.
 
     Args:
-        means: of each tree, what its expansions have been worth.
-        visits: how many it has had.
-        most: the largest number of grants for one tree.
+        means: mean value of each tree's expansions.
+        visits: number of each tree's expansions.
+        most: largest number of grants for one tree.
 
     Returns:
-        for each tree how many it gets.
+        number of grants of each tree.
     """
     worth, counts = np.array(means, dtype=float), np.array(visits, dtype=float)
     granted = np.zeros(len(worth), dtype=int)
@@ -122,7 +122,7 @@ def ucb_grants(
 
 
 def ends_after(level: int, n_leaves: int, config: TreeConfig) -> int:
-    """Leaves and open nodes that a tree has at most once it has been expanded to a level.
+    """Return the largest number of leaves and open nodes that a tree may have after a level has been expanded to.
 
     >>> [ends_after(level, 8, TreeConfig(max_depth=4)) for level in (1, 2, 3, 4)]
     [2, 3, 5, 8]
@@ -133,17 +133,17 @@ def ends_after(level: int, n_leaves: int, config: TreeConfig) -> int:
 
 
 class Bounds:
-    """How many more children may be made, so that a tree stays within its bounds whatever happens to them.
+    """The number of children that may still be added, so that a tree stays within its bounds whatever follows.
 
-    Every open node is owed at least one way to an answer, so each counts for one in every bound already:
+    At least one path to an answer is reserved for every open node, so each already counts once in every bound:
 
         leaves     leaves + open nodes                               <= n_leaves
         a level    its nodes + open nodes above it                   <= max_nodes_per_level
         nodes      kept nodes + open nodes (each needs one to end)   <= max_nodes
         spread     leaves + open nodes, after expanding level d      <= n_leaves^((d + 1) / max_depth)   (spread_leaves)
 
-    Once all leaves are given away, nothing will fork any more, and open nodes run to their ends at once; but for
-    `independent_paths`, which are there to be given up on the way.
+    Once all leaves are assigned, nothing will fork any more, and open nodes run to their ends at once; except with
+    `independent_paths`, whose paths may still be pruned on the way.
     """
 
     def __init__(self, frontier: Frontier, config: TreeConfig, n_leaves: int):
@@ -153,51 +153,51 @@ class Bounds:
         self.leaves = n_leaves - frontier.n_leaves - len(waiting)
         self.n_leaves = n_leaves
         levels = range(config.max_depth + 1)
-        self.of_level = [config.max_nodes_per_level - frontier.kept_at_depth[level] for level in levels]
+        self.level_capacity = [config.max_nodes_per_level - frontier.kept_at_depth[level] for level in levels]
         for number in waiting:
             for level in range(frontier.steps[number].depth + 1, config.max_depth + 1):
-                self.of_level[level] -= 1
+                self.level_capacity[level] -= 1
 
-    def grant(self, depth: int, wanted: int, to_the_end: bool) -> tuple[int, bool]:
-        """How many children a node gets, at least 1, and whether they have to run to the final answer.
+    def grant(self, depth: int, children: int, to_the_end: bool) -> tuple[int, bool]:
+        """Return the number of children a node gets, at least 1, and whether they must run to the final answer.
 
         Args:
-            depth: of the node.
-            wanted: children.
-            to_the_end: they are at the last level.
+            depth: depth of the node.
+            children: number of children that the node would get without bounds.
+            to_the_end: whether the children are at the last level.
         """
         if self.leaves <= 0 and not self.config.independent_paths:
             to_the_end = True
         if not to_the_end:
-            # n open children count twice among the nodes
+            # Each open child counts twice among the nodes: itself, and one more to end its path.
             most = (self.nodes + 1) // 2
             if most >= 1:
-                return self._take(depth, min(wanted, most), False), False
-        return self._take(depth, min(wanted, self.nodes + 1), True), True
+                return self._take(depth, min(children, most), False), False
+        return self._take(depth, min(children, self.nodes + 1), True), True
 
-    def _take(self, depth: int, wanted: int, to_the_end: bool) -> int:
-        # a beam drops what is too much of a level that is not the last, once it is there
+    def _take(self, depth: int, children: int, to_the_end: bool) -> int:
+        # A beam may exceed the bound of a level before the last one: it drops the surplus afterwards.
         bounded = to_the_end or self.config.search_algorithm != "beam"
         levels = range(depth + 1, depth + 2 if to_the_end else self.config.max_depth + 1)
-        more = wanted - 1
+        more = children - 1
         if bounded:
             forks = self.leaves - (self.n_leaves - ends_after(depth + 1, self.n_leaves, self.config))
-            more = max(0, min([more, forks, *(self.of_level[level] for level in levels)]))
+            more = max(0, min([more, forks, *(self.level_capacity[level] for level in levels)]))
             self.leaves -= more
             for level in levels:
-                self.of_level[level] -= more
+                self.level_capacity[level] -= more
         self.nodes -= more if to_the_end else 2 * more + 1
         return more + 1
 
 
 class Search:
-    """Drives the growth of one tree; all it knows is in the frontier and its arguments.
+    """The search of one tree; its whole state is in the frontier.
 
     Args:
-        frontier: of the tree that grows.
-        config, exploration: see config.py.
-        n_leaves: the tree never gets more, so that it fits into as many batch rows.
-        seed: of the prompt.
+        frontier: frontier of the tree.
+        config, exploration: settings, see config.py.
+        n_leaves: largest number of leaves, each of which takes one row of the batch.
+        seed: seed of the prompt.
     """
 
     def __init__(
@@ -207,24 +207,24 @@ class Search:
         self.n_leaves, self.seed = n_leaves, seed
 
     def next(self) -> list[Expansion]:
-        """Prunes, then says what to expand; empty when the tree is complete.
+        """Prune, then return the nodes to expand; none when the tree is complete.
 
-        Call it once all children that the last call asked for are in the tree.
+        Call it after all children that the last call requested have been added to the tree.
         """
         self._prune()
         chosen = self._chosen()
         scores = [self._score(number) for number in chosen]
         temperature = self.exploration.selection_temperature
-        wanted = dict(zip(chosen, self._wanted(chosen, scores), strict=True))
+        child_counts = dict(zip(chosen, self._child_counts(chosen, scores), strict=True))
         bounds = Bounds(self.frontier, self.config, self.n_leaves)
         granted = {}
         for number in drawn_order(chosen, scores, temperature, self.seed):
             depth = self.frontier.steps[number].depth
-            granted[number] = bounds.grant(depth, wanted[number], depth + 1 == self.config.max_depth)
+            granted[number] = bounds.grant(depth, child_counts[number], depth + 1 == self.config.max_depth)
         return [Expansion(number, *granted[number]) for number in chosen]
 
-    def _wanted(self, chosen: Sequence[int], scores: Sequence[float]) -> list[int]:
-        """How many children each of the steps chosen together wants."""
+    def _child_counts(self, chosen: Sequence[int], scores: Sequence[float]) -> list[int]:
+        """Return the number of children of each of the steps chosen together, before bounds."""
         if self.config.independent_paths:
             return [self.n_leaves if number == ROOT else 1 for number in chosen]
         return branching_factors(scores, self.config, self.exploration.selection_temperature)
@@ -234,11 +234,11 @@ class Search:
         return step.value + self.exploration.beta_u * step.uncertainty
 
     def _chosen(self) -> list[int]:
-        """In number order."""
+        """Return the numbers of the steps to expand, ascending."""
         waiting, dfs = self.frontier.open_steps(), self.config.search_algorithm == "dfs"
         depths = [self.frontier.steps[number].depth for number in waiting]
         depth = (max if dfs else min)(depths, default=0)
-        chosen = [number for number, of_node in zip(waiting, depths, strict=True) if of_node == depth]
+        chosen = [number for number, step_depth in zip(waiting, depths, strict=True) if step_depth == depth]
         if not dfs:
             return chosen
         scores = [self._score(number) for number in chosen]
@@ -255,12 +255,12 @@ class Search:
             self._prune_to_beam()
 
     def _prune_to_beam(self) -> None:
-        """Of the deepest level's nodes, open or ended, the best stay."""
+        """Drop all but the best nodes, open or ended, of the deepest level."""
         nodes = self.frontier.steps
         ends = [number for number, node in enumerate(nodes) if node.status in (OPEN, LEAF)]
         depth = max(nodes[number].depth for number in ends)
         level = [number for number in ends if nodes[number].depth == depth]
-        # in a beam all open nodes are on one level: the others are leaves
+        # In a beam all open nodes are on one level, so the nodes above it are leaves.
         most = ends_after(depth, self.n_leaves, self.config) - (len(ends) - len(level))
         width = max(1, min(self.config.max_nodes_per_level, most))
         for number in sorted(level, key=self._score, reverse=True)[width:]:

@@ -1,10 +1,10 @@
-"""A reasoning step as a short vector of numbers: those that the engine gives anyway, and its local reward.
+"""The features of a reasoning step: a short vector of numbers from the engine, and the step's local reward.
 
-This is all that the value model sees of a step. The engine's numbers do not say what a step means; a local reward can
-(`hato.local_reward`, such as a process reward model), and V learns how much it is worth.
+They are the value model's only input. The engine's numbers do not reflect what a step means; a local reward can
+(`hato.local_reward`, such as a process reward model), and the value model learns how much weight it deserves.
 
-Every entry lies in [0, 1], by its own meaning and not by statistics of the data, so that a vector means the same in
-every process and at every time of a run.
+Every feature lies in [0, 1] by its definition, without statistics of the data, so that a vector means the same in every
+process and at every time of a run.
 
     >>> features = step_features(
     ...     log_probs=[-0.1, -2.3], entropies=[0.2, 0.4], path_log_probs=[-0.1, -2.3, 0.0],
@@ -19,14 +19,14 @@ from collections.abc import Collection, Sequence
 
 FEATURES = (
     "mean_probability",  # geometric mean over the step's tokens
-    "min_probability",  # of its least likely token
+    "min_probability",  # probability of the least likely token
     "mean_entropy",  # over the step's tokens, as a share of log |V|
     "length",  # share of the tokens a step may have
     "depth",  # share of the greatest depth
     "path_probability",  # geometric mean over all tokens from the root
     "sibling_agreement",  # see `agreement`
     "budget_used",  # share of the tree's budget spent when the step was made
-    "finished",  # 1: the step holds an answer
+    "finished",  # 1 if the step ends the response, else 0
     "local_reward",  # R_local
 )
 
@@ -44,13 +44,13 @@ def step_features(
     finished: bool,
     local_reward: float,
 ) -> list[float]:
-    """The features of one step, in the order of `FEATURES`.
+    """Return the features of one step, in the order of `FEATURES`.
 
     Args:
-        log_probs: of the step's tokens, in nats; at least one.
-        entropies: of their distributions, over log |V|; none where the engine reports none (the feature is then 0).
-        path_log_probs: of all tokens from the root to the step's last.
-        max_tokens, max_depth: what a step and a path may reach.
+        log_probs: log-probabilities of the step's tokens, in nats; at least one.
+        entropies: entropies of their distributions, over log |V|; empty if the engine reports none (the feature is 0).
+        path_log_probs: log-probabilities of all tokens from the root to the step's last.
+        max_tokens, max_depth: largest number of tokens of a step, and of steps of a path.
     """
     raw = (
         math.exp(sum(log_probs) / len(log_probs)),
@@ -68,7 +68,7 @@ def step_features(
 
 
 def agreement(step: Collection[int], siblings: Sequence[Collection[int]]) -> float:
-    """How much a step says what its siblings say: mean Jaccard similarity of the sets of token ids; 0 with none."""
+    """Return the mean Jaccard similarity of a step's set of token ids with each sibling's; 0 without siblings."""
     own = set(step)
     unions = [(own & set(sibling), own | set(sibling)) for sibling in siblings]
     return sum(len(both) / len(either) for both, either in unions if either) / len(unions) if unions else 0.0

@@ -1,4 +1,4 @@
-"""How likely a reasoning step leads to a correct answer, and how unsure that estimate is; learnt online.
+"""Models that estimate how likely a reasoning step leads to a correct answer, and how unsure they are; trained online.
 
     >>> model = value_model_of(config, seed=0)
     >>> value, uncertainty = model.predict(features)     # (N, F) -> (N,), (N,)
@@ -8,7 +8,7 @@ Kinds of uncertainty, each the standard deviation of several estimates of the sa
     ensemble   networks that each see their own resampling of the data, on top of a fixed random network each, which
                keeps them apart where there is no data (Osband et al., 2016 and 2018)
     dropout    one network under dropout masks (Gal & Ghahramani, 2016), drawn once, so that an estimate does not depend
-               on what was asked before
+               on earlier calls
     bootstrap  no network: mean outcome of similar remembered steps, over resamplings of the memory
     none       one network: a value, and uncertainty 0
 
@@ -26,14 +26,14 @@ from torch import nn
 from verl.workers.rollout.trees.hato.config import HATOConfig, UncertaintyConfig
 from verl.workers.rollout.trees.hato.step_features import FEATURES
 
-ROWS_AT_ONCE = 2048  # of a prediction, so that its intermediate results stay in the cache
-COMPARED_ROWS = 1024  # that `bootstrap` remembers at most, as it compares with all of them
-BANDWIDTH = 0.5  # how far `bootstrap` looks, in standard deviations per feature
+ROWS_AT_ONCE = 2048  # rows per pass of a prediction: its intermediate results fit into the CPU's cache
+COMPARED_ROWS = 1024  # most steps that `bootstrap` remembers, as each prediction compares with all of them
+BANDWIDTH = 0.5  # width of `bootstrap`'s kernel, in standard deviations per feature
 BATCH_SIZE = 256
 
 
 def value_model_of(config: HATOConfig, seed: int, n_features: int = len(FEATURES)) -> "ValueModel":
-    """The one that `hato.uncertainty` and `hato.memory` describe."""
+    """Return the value model that `hato.uncertainty` and `hato.memory` describe."""
     settings, memory_size = config.uncertainty, config.memory.value_buffer_size
     if settings.method == "bootstrap":
         return BootstrapValueModel(n_features, seed, min(memory_size, COMPARED_ROWS), settings.n_passes)
@@ -41,7 +41,7 @@ def value_model_of(config: HATOConfig, seed: int, n_features: int = len(FEATURES
 
 
 def pack(state: dict) -> bytes:
-    """A value model's state, to send along."""
+    """Return a value model's state as bytes, to send to another process."""
     buffer = io.BytesIO()
     torch.save(state, buffer)
     return buffer.getvalue()
@@ -52,10 +52,10 @@ def unpack(packed: bytes) -> dict:
 
 
 class ValueModel(ABC):
-    """A memory of steps and their outcomes, and an estimate drawn from it.
+    """A memory of steps and their outcomes, and an estimate computed from it.
 
-    The last `memory_size` steps are kept, each with a Poisson(1) weight for every one of `resamplings` estimates: the
-    bootstrap that can be done online (Oza & Russell, 2001).
+    The last `memory_size` steps are kept, each with one Poisson(1) weight for each of the `resamplings` estimates: the
+    online bootstrap (Oza & Russell, 2001).
     """
 
     def __init__(self, n_features: int, seed: int, memory_size: int, resamplings: int):
@@ -67,7 +67,7 @@ class ValueModel(ABC):
 
     @torch.no_grad()
     def predict(self, features) -> tuple[torch.Tensor, torch.Tensor]:
-        """Value in [0, 1] and uncertainty (0 or more) of each row of `features` (N, F): two float32 tensors (N,)."""
+        """Return value in [0, 1] and uncertainty (0 or more) of each row of `features` (N, F): float32 tensors (N,)."""
         features_NF = self._checked(features)
         estimates_KN = torch.cat([self._estimates(rows) for rows in features_NF.split(ROWS_AT_ONCE)], dim=1)
         value_N = estimates_KN.mean(0)
@@ -76,8 +76,8 @@ class ValueModel(ABC):
     def observe(self, features, outcomes) -> None:
         """Learn that the steps `features` (N, F) lay on paths with `outcomes` (N,) in [0, 1].
 
-        A step with several finished paths below counts once, with their mean. Of more than a quarter of the memory a
-        random quarter is taken, so that one call never replaces all that was there.
+        A step with several finished paths below counts once, with their mean. At most a quarter of the memory's size
+        is taken, drawn at random, so that one call never replaces the whole memory.
         """
         features_NF, outcomes_N = self._checked(features), torch.as_tensor(outcomes, dtype=torch.float32)
         if not len(features_NF):
@@ -93,12 +93,12 @@ class ValueModel(ABC):
         self.weights_MK = torch.cat([self.weights_MK, weights_NK])[-self.memory_size :].clone()
 
     def state_dict(self) -> dict:
-        """All that a copy needs to go on exactly like this model; tensors, for torch.save."""
+        """Return all that a copy needs to continue exactly like this model, as tensors for torch.save."""
         memory = {"features": self.features_MF, "outcomes": self.outcomes_M, "weights": self.weights_MK}
         return {"memory": memory, "generator": self.generator.get_state()}
 
     def load_state_dict(self, state: dict) -> None:
-        """The state is of a model with the same settings, but for the size of the memory."""
+        """Load the state of a model with the same settings; only the size of the memory may differ."""
         self.features_MF, self.outcomes_M, self.weights_MK = (
             state["memory"][name][-self.memory_size :].clone() for name in ("features", "outcomes", "weights")
         )
@@ -112,11 +112,11 @@ class ValueModel(ABC):
 
     @abstractmethod
     def _estimates(self, features_NF: torch.Tensor) -> torch.Tensor:
-        """(K, N), each in [0, 1]."""
+        """Return the estimates (K, N), each in [0, 1]."""
 
 
 class NetworkValueModel(ValueModel):
-    """Kinds `ensemble`, `dropout` and `none`: `networks` say how many estimates there are."""
+    """The value model of the kinds `ensemble`, `dropout` and `none`."""
 
     def __init__(self, settings: UncertaintyConfig, n_features: int, seed: int, memory_size: int):
         self.networks, self.n_updates = Networks(settings, n_features, seed), settings.n_updates
@@ -136,7 +136,7 @@ class NetworkValueModel(ValueModel):
             weights_KB = self.weights_MK[rows].T
             loss = torch.nn.functional.binary_cross_entropy_with_logits(logits_KB, targets_KB, weights_KB)
             self.optimizer.zero_grad()
-            (loss * len(logits_KB)).backward()  # each network's own mean
+            (loss * len(logits_KB)).backward()  # each network minimizes its own mean loss
             self.optimizer.step()
 
     def state_dict(self) -> dict:
@@ -146,15 +146,15 @@ class NetworkValueModel(ValueModel):
     def load_state_dict(self, state: dict) -> None:
         super().load_state_dict(state)
         self.networks.load_state_dict(state["networks"])
-        if "optimizer" in state:  # not where it only predicts
+        if "optimizer" in state:  # a model that only predicts has no optimizer state
             self.optimizer.load_state_dict(state["optimizer"])
 
 
 class BootstrapValueModel(ValueModel):
-    """Kind `bootstrap`: a kernel-weighted mean of remembered outcomes, over resamplings of the memory.
+    """The value model of kind `bootstrap`: kernel-weighted means of remembered outcomes, per resampling of the memory.
 
-    Each resampling also holds one made-up outcome that is near everything, of its own: they disagree where few steps
-    are remembered, and agree where many are.
+    Each resampling also has one artificial outcome of its own that is close to every step: the resamplings disagree
+    where few similar steps are remembered, and agree where many are.
     """
 
     def __init__(self, n_features: int, seed: int, memory_size: int, resamplings: int):
@@ -171,7 +171,7 @@ class BootstrapValueModel(ValueModel):
         return ((hits_NK + prior_K) / (counts_NK + 1)).T
 
     def _similarity(self, features_NF: torch.Tensor) -> torch.Tensor:
-        """exp(-d^2 / 2), d the root mean square over features of the difference in `BANDWIDTH` deviations."""
+        """Return exp(-d^2 / 2) (N, M); d is the root mean square difference of features, in `BANDWIDTH` deviations."""
         if not len(self.features_MF):
             return torch.zeros(len(features_NF), 0)
         scale_F = BANDWIDTH * self.features_MF.std(0, correction=0).clamp(min=0.01)
@@ -184,8 +184,8 @@ class BootstrapValueModel(ValueModel):
 class Networks(nn.Module):
     """ReLU networks of the same shape with one logit each, evaluated at once.
 
-    An ensemble has `n_models` members, each with a fixed random network, of standard deviation about 0.7, added to it;
-    the other kinds have one. With dropout, `masks` are `n_passes` fixed masks on its hidden units.
+    An ensemble has `n_models` members; a fixed random network, with an output of standard deviation about 0.7, is
+    added to each. The other kinds have one member. With dropout, `masks` are `n_passes` fixed masks of hidden units.
     """
 
     def __init__(self, settings: UncertaintyConfig, n_features: int, seed: int):
@@ -203,18 +203,18 @@ class Networks(nn.Module):
         self.register_buffer("masks", None if masks is None else torch.stack(masks))
 
     def logits(self, features_NF: torch.Tensor, masks) -> torch.Tensor:
-        """(K, N): `masks` None, or for each hidden layer a tensor that broadcasts over (K, N, H)."""
+        """Return logits (K, N); `masks`: None, or for each hidden layer a tensor that broadcasts over (K, N, H)."""
         logits = _forward(self.weights, self.biases, features_NF, masks)
         if not self.prior:
             return logits
         return logits + _forward(self.prior_weights, self.prior_biases, features_NF, None)
 
     def masks_to_learn(self, n_rows: int, generator: torch.Generator) -> list[torch.Tensor] | None:
-        """Fresh dropout masks for each row."""
+        """Draw new dropout masks for each row."""
         return self._masks((self.members, n_rows, self.weights[0].shape[-1]), generator)
 
     def _masks(self, shape: tuple[int, ...], generator: torch.Generator) -> list[torch.Tensor] | None:
-        """For each hidden layer 1 / (1 - dropout) where a unit stays, else 0; None without dropout."""
+        """Draw a mask for each hidden layer: 1 / (1 - dropout) where a unit stays, else 0; None without dropout."""
         if not self.dropout:
             return None
         draws = [torch.rand(shape, generator=generator) for _ in self.weights[:-1]]
@@ -222,7 +222,7 @@ class Networks(nn.Module):
 
 
 def _layers(sizes: list[int], members: int, generator: torch.Generator) -> tuple[nn.ParameterList, nn.ParameterList]:
-    """He's initialization, with random biases; the output has a standard deviation of about 0.7."""
+    """Draw weights by He's initialization, and random biases; the output has a standard deviation of about 0.7."""
     pairs = list(pairwise(sizes))
     weights = [torch.randn(members, a, b, generator=generator) * ((1 if b == 1 else 2) / a) ** 0.5 for a, b in pairs]
     biases = [torch.randn(members, 1, b, generator=generator) * 0.3 * (b > 1) for _, b in pairs]

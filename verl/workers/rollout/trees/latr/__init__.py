@@ -1,4 +1,4 @@
-"""LATR: lookahead-tree rollouts (arXiv 2510.24302), `tree=latr`. For the decoder alone:
+"""LATR: lookahead-tree rollouts (arXiv 2510.24302), `tree=latr`. The decoder can be used alone:
 
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from verl.workers.rollout.trees.latr import KTConfig, latr_generate

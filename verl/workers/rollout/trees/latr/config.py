@@ -13,42 +13,42 @@ Share = Annotated[float, Field(ge=0, le=1)]
 
 @dataclass(frozen=True, config=STRICT)
 class KTConfig:
-    """How lookahead trees branch, are pruned, and are left. A threshold of None switches its test off.
+    """Rules for branching, pruning and leaving lookahead trees. A threshold of None switches its test off.
 
     Branching
-        max_n_branch_per_token: most likely tokens looked at per position, the most likely one included.
-        prob_filter_abs_thres: another token opens a branch when its probability is above this …
-        prob_filter_rel_thres: … and less than this below the first one's.
-        stop_word_filter: never branch to stop words, punctuation and blanks.
-        random_branching_ratio: ablation; instead of the two thresholds, each further token opens a branch with
-            this probability.
-        sample_nk: `none`: rows grow by their most likely token; `full`: they sample while no branch is free;
+        max_n_branch_per_token: number of candidates per position, including the most likely token.
+        prob_filter_abs_thres: probability that another candidate must exceed to open a branch.
+        prob_filter_rel_thres: difference from the first candidate's probability that it must stay below.
+        stop_word_filter: whether stop words, punctuation and blanks never open a branch.
+        random_branching_ratio: probability with which each further candidate opens a branch, instead of the two
+            thresholds; an ablation.
+        sample_nk: `none`: rows grow by their most likely token; `full`: they sample while all k branches are in use;
             `always`: they sample wherever they do not branch.
 
     Pruning
-        rollout_filter_steps: how many tokens after its birth a branch is compared with its parent.
-        rollout_filter_edit_dist_thres: dropped when edit distance / tokens is below.
-        rollout_filter_suffix_match_thres, rollout_filter_rouge_l_thres: dropped when the similarity is above.
-        keep_math_symbols: branches where the parent took a mathematical symbol are kept.
-        cumulative_prob_filter_thres, cumulative_prob_filter_interval: every so many steps, unless all branches are in
-            use, drop branches that are less likely than the likeliest by more than the threshold per token.
-        random_pruning_ratio: ablation; instead of the similarities, this share of the compared branches is dropped.
+        rollout_filter_steps: numbers of tokens after its birth at which a branch is compared with its parent.
+        rollout_filter_edit_dist_thres: edit distance per token below which a branch is dropped.
+        rollout_filter_suffix_match_thres, rollout_filter_rouge_l_thres: similarities above which a branch is dropped.
+        keep_math_symbols: whether branches are kept where the parent took a mathematical symbol.
+        cumulative_prob_filter_thres, cumulative_prob_filter_interval: smallest probability per token, relative to the
+            likeliest branch, of a kept branch, and steps between checks; no check while all branches are in use.
+        random_pruning_ratio: share of the compared branches dropped at random, regardless of similarity; an ablation.
 
     Leaving the tree for ordinary sampling
-        return_on_full: leave when the branches in use reach return_nb_thres_init - return_nb_thres_decay * step /
-            max_new_tokens of all, and all are past their last comparison.
-        force_return_step: leave after this many steps; -1: never.
-        fill_return_sequences: branches that never were are filled by repeating the root.
+        return_on_full: whether to leave once all branches are past their last comparison and the share in use reaches
+            return_nb_thres_init - return_nb_thres_decay * step / max_new_tokens.
+        force_return_step: number of steps after which the tree is left; -1: no such limit.
+        fill_return_sequences: whether the root's row is repeated in place of branches that never opened.
 
     Over training
-        mix_ratio_schedule: training step -> share of a prompt's n responses that come from the tree, from then on.
-        enable_param_scheduler: after each training step, tighten the thresholds by param_scheduler_step when the
-            suppress ratio is above suppress_ratio_thres, loosen them when the empty-branch ratio is above
-            empty_branch_ratio_thres, at most max_n_step steps in either direction.
+        mix_ratio_schedule: training step -> share of a prompt's n responses from the tree, from that step on.
+        enable_param_scheduler: whether, after each training step, the thresholds are tightened by param_scheduler_step
+            if the suppress ratio is above suppress_ratio_thres, and loosened if the empty-branch ratio is above
+            empty_branch_ratio_thres; at most max_n_step steps in either direction.
 
-    chunk_size is ours: the fewest tokens that are asked from the engine at once. It changes the speed, never the tree.
-    over_generation_factor belongs to the rollout over_generation: so many times n responses are sampled, the n most
-    different are kept.
+    chunk_size is our addition: the smallest number of tokens per request. It changes the speed, never the tree.
+    over_generation_factor belongs to the rollout over_generation, which samples n times this factor responses and keeps
+    the n most different ones.
     """
 
     max_n_branch_per_token: int = Field(default=2, ge=1)

@@ -22,20 +22,20 @@ def latr_generate(
     max_new_tokens: int = 512,
     seed: int = 0,
 ) -> list[TrajectoryTree]:
-    """Lookahead-tree rollouts of every prompt.
+    """Grow a lookahead tree for every prompt.
 
     Args:
         model: a `transformers` causal LM, any dtype, CPU or GPU.
-        tokenizer: its tokenizer; its end-of-sequence token, and those of the model's generation config, end a response.
-        prompts: token ids.
+        tokenizer: the model's tokenizer. Its end-of-sequence token and those of the generation config end a response.
+        prompts: token ids of each prompt.
         config: the `kt` keys; the mix ratio is that of training step 0.
-        n: responses per prompt.
-        max_new_tokens: of a response.
-        seed: of the ordinary sampling at temperature 1 after the tree and beside it. The tree itself is greedy.
+        n: number of responses per prompt.
+        max_new_tokens: largest number of tokens of a response.
+        seed: seed of the sampling at temperature 1 after and beside the tree. The tree itself is greedy.
 
     Returns:
-        one tree per prompt. `tree.trajectories()`: the n responses' token ids in branch order, end-of-sequence token
-        included, no padding; fewer than n where branches never opened and `fill_return_sequences` is off.
+        one tree per prompt. `tree.trajectories()` returns the n responses' token ids in branch order, with the
+        end-of-sequence token and without padding; fewer if branches never opened and `fill_return_sequences` is off.
 
     Raises:
         ValueError: no prompt tokens, or n < 1.
@@ -48,6 +48,6 @@ def latr_generate(
         options = {"max_tokens": max_new_tokens, "stop_token_ids": ends}
         return [await grow(engine, prompt, n, policy, **options, seed=seed + i) for i, prompt in enumerate(prompts)]
 
-    # in a thread of its own: a notebook already runs an event loop in this one
+    # A notebook already runs an event loop in this thread, so the rollouts run in another one.
     with ThreadPoolExecutor(1) as thread:
         return thread.submit(asyncio.run, all_prompts()).result()

@@ -1,14 +1,14 @@
 """One prompt's lookahead tree (LATR, arXiv 2510.24302), step by step: branching, capacity, lookahead pruning, exit.
 
-No engine here: `LookaheadTree.advance` gets each live row's candidates for one step and makes the step. Its order:
+It needs no engine: `LookaheadTree.advance` gets the candidates of each live row for one step, and makes the step:
 
-    1. candidates of every unfinished row; a finished row keeps its slot
-    2. first candidates of all rows, plus those that pass the filters; over capacity k, keep by (rank, row)
+    1. every unfinished row has candidates; a finished row keeps its slot
+    2. further candidates that pass the filters may open branches, in (rank, row) order up to the capacity k
     3. new branches are born, in (row, rank) order; then every old row takes its first candidate
-    4. branches born r - 1 steps ago, r in rollout_filter_steps, are compared with their parents; those too alike go,
-       with their descendants
+    4. branches born r - 1 steps ago, r in rollout_filter_steps, are compared with their parents; those too similar
+       are dropped, with their descendants
     5. rows that took an end-of-sequence token are finished
-    6. leave the tree?
+    6. the exit rule decides whether the tree is left
 
 Example, k = 2, prob_filter_abs_thres 0.25: row 0 reads "3"; its candidates are "+" (0.5) and "-" (0.4). Row 1 is born
 with "-", parent 0; row 0 takes "+". Twenty steps later both have written nearly the same: row 1 is dropped.
@@ -30,7 +30,7 @@ PUNCTUATION = frozenset(".,;:!?\"'")
 
 @dataclass
 class Choice:
-    """What an engine says of a row's next token: candidates, the most likely first, and a sampled one if asked for."""
+    """The engine's output for a row's next token: candidates, most likely first, and a sampled token if requested."""
 
     top_logprobs: list[TokenLogprob]
     sampled: TokenLogprob | None = None
@@ -38,7 +38,7 @@ class Choice:
 
 @dataclass
 class Row:
-    """A branch. `number` counts births and is never used again; `tokens` start at the prompt's end."""
+    """A branch. `number` counts births and is never reused; `tokens` begin after the prompt."""
 
     number: int
     parent: int | None
@@ -50,23 +50,23 @@ class Row:
 
     @property
     def cumulative_log_prob(self) -> float:
-        """Of the row's tokens since its birth, as the published filter counts it."""
+        """Return the log-probability, in nats, of the row's tokens since its birth, as in the published filter."""
         return sum(self.log_probs[self.birth_step :])
 
 
 @dataclass
 class Record:
-    """What happened, for metrics, the viewer, and tests that compare trees."""
+    """The events of a tree's growth, for metrics, the viewer, and tests that compare trees."""
 
     births: list[dict] = field(default_factory=list)  # step, row, parent, rank, token, probability
     pruned: list[dict] = field(default_factory=list)  # step, row, reason
     suppressed: list[dict] = field(default_factory=list)  # step, row, rank, token, probability
-    compared: int = 0
-    passed: int = 0  # candidates that passed the filters, suppressed ones included
+    compared: int = 0  # number of comparisons of a branch with its parent
+    passed: int = 0  # number of candidates that passed the filters, including suppressed ones
 
 
 class LookaheadTree:
-    """The live rows of one prompt, `rows`, in order of birth; `dropped` are the pruned ones."""
+    """A lookahead tree of one prompt: `rows` are the live rows in order of birth, `dropped` the pruned ones."""
 
     def __init__(
         self,
@@ -92,7 +92,7 @@ class LookaheadTree:
     # ---- one step ----
 
     def advance(self, choices: Sequence[Choice | None]) -> None:
-        """Make one step. `choices[i]` is of `rows[i]`; None for a finished row."""
+        """Make one step. `choices[i]` belongs to `rows[i]`; None for a finished row."""
         born, only_first = self._choose(choices)
         full = len(self.rows) == self.k
         births = [self._birth(*birth) for birth in born]
@@ -107,7 +107,7 @@ class LookaheadTree:
         self.step += 1
 
     def _choose(self, choices: Sequence[Choice | None]) -> tuple[list[tuple[Row, int, TokenLogprob]], set[int]]:
-        """Births of this step as (parent, rank, candidate), and the rows that keep their first candidate only."""
+        """Return the births of this step as (parent, rank, candidate), and the indices of the rows without a birth."""
         passing = [
             (rank, i)
             for i, choice in enumerate(choices)
@@ -215,7 +215,7 @@ class LookaheadTree:
         return None
 
     def _improbable(self) -> list[int]:
-        """Rows that the cumulative-probability filter drops at this step."""
+        """Return the numbers of the rows that the cumulative-probability filter drops at this step."""
         steps, threshold = self.step + 1, self.config.cumulative_prob_filter_thres
         if threshold is None or steps % self.config.cumulative_prob_filter_interval or len(self.rows) == self.k:
             return []
@@ -243,7 +243,7 @@ class LookaheadTree:
     # ---- exit ----
 
     def _leaves(self) -> bool:
-        """Whether the tree is left after this step, for good."""
+        """Return whether the tree is left, for good, after this step."""
         done = self.step + 1
         if all(row.finished for row in self.rows) or done >= self.last_step():
             return True
@@ -253,7 +253,7 @@ class LookaheadTree:
         return self._is_full() and all(row.birth_step + last_lookahead < self.step for row in self.rows)
 
     def _is_full(self) -> bool:
-        """Whether it has the branches that it needs to be left."""
+        """Return whether the tree has enough branches to be left."""
         config = self.config
         share = config.return_nb_thres_init - config.return_nb_thres_decay * self.step / self.max_new_tokens
         return len(self.rows) >= round(self.k * share)
@@ -261,22 +261,22 @@ class LookaheadTree:
     # ---- what will be needed ----
 
     def last_step(self) -> int:
-        """The tree is left after so many steps at the latest."""
+        """Return the number of steps after which the tree is left at the latest."""
         forced = self.config.force_return_step
         return self.max_new_tokens if forced == -1 else min(forced, self.max_new_tokens)
 
     def needed_until(self, length: int, birth_step: int | None) -> int:
-        """How many tokens of a row will be read, as far as can be foreseen: `last_step()` at most.
+        """Estimate the length, in tokens, up to which a row will be read; at most `last_step()`.
 
-        Up to the earliest exit of the tree; while it lacks branches, half as many again as the row has, if that is
-        more. But where most branches are dropped, a young one's up to its next comparison only.
+        It is the earliest exit of the tree or, while branches are missing, 1.5 times the row's length if that is more.
+        If most compared branches have been dropped, a young branch is read only up to its next comparison.
 
         Args:
-            length: of the row, in tokens.
-            birth_step: None for the root.
+            length: length of the row, in tokens.
+            birth_step: step at which the row was born; None for the root.
         """
         config, steps = self.config, self.config.rollout_filter_steps
-        if self.step == 0:  # nothing is known of how soon it branches
+        if self.step == 0:  # no branch has opened yet, so there is nothing to estimate from
             return min(config.chunk_size, self.last_step())
         if birth_step is not None and 2 * len(self.record.pruned) > self.record.compared:
             if comparisons := [birth_step + r for r in steps if birth_step + r > length]:
@@ -290,14 +290,14 @@ class LookaheadTree:
         return min(earliest_exit, self.last_step())
 
     def births_ahead(self, ahead: Mapping[int, Sequence[Choice]]) -> list[tuple[Row, int, int]]:
-        """Which branches will probably open while the known choices of the rows are read.
+        """Predict the branches that will open while the rows' available choices are read.
 
         Args:
-            ahead: row -> its choices from this step on.
+            ahead: row number -> its choices from this step on.
 
         Returns:
-            (parent, how many of its choices come before, token), in order of birth. Half as many as there are free
-            branches: rows of which nothing is known yet may take the others.
+            (parent, number of the parent's choices before the birth, token), in order of birth; for at most half of the
+            free branches, because rows without available choices may take the others.
         """
         free = (self.k - len(self.rows) + 1) // 2
         if not free or self.config.random_branching_ratio is not None:
@@ -316,7 +316,7 @@ class LookaheadTree:
     # ---- numbers ----
 
     def metrics(self) -> dict[str, float]:
-        """The paper's: suppress, empty-branch, branching and pruning ratio, saturation length."""
+        """Return the paper's metrics: suppress, empty-branch, branching and pruning ratio, saturation length."""
         tokens = sum(len(row.tokens) for row in self.rows)
         return {
             "suppress_ratio": len(self.record.suppressed) / (self.k * self.max_new_tokens) if self.step else 0.0,

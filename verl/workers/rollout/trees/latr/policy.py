@@ -1,12 +1,12 @@
-"""Growing a lookahead tree in chunks: LATR as a tree policy.
+"""LATR as a tree policy, which grows a lookahead tree in chunks of tokens.
 
-Greedy growth is deterministic, so a row's future does not depend on the other rows: the engine is asked for as much of
-a row's greedy continuation as will probably be read, with the top candidates; the steps are replayed in time order.
-While a row waits for its tokens, those that will run dry soon ask as well, and so do the branches that will open. The
-tree is that of the step-by-step algorithm, whatever is asked for; what is lost are tokens that nobody reads.
+Greedy growth is deterministic, so a row's future does not depend on other rows. The engine therefore generates as much
+of a row's greedy continuation, with the top candidates, as will probably be read; the steps are replayed in time order.
+While one row waits for tokens, requests are sent as well for rows that will soon run out of them and for branches that
+will open. The tree equals that of the step-by-step algorithm; the only cost are generated tokens that are never read.
 
-With tools, a row that closes a call waits for the result before its next step. Results take no steps and are not
-compared: two branches are alike by what the model wrote. A row that may have no result ends.
+With tools, a row that closes a call waits for the result before its next step. Results take no steps, and only tokens
+of the model are compared between branches. A row that may not get a result ends.
 """
 
 import random
@@ -50,12 +50,12 @@ def english_stop_words() -> frozenset[str]:
     rollout_names=("kt",),
 )
 class Policy(BranchPolicy):
-    """`tree=latr`: the tree's branches are the first of the n trajectories, ordinary samples the others.
+    """The policy of `tree=latr`: the first of the n trajectories are the tree's branches, the others are sampled.
 
     Args:
         config: the keys under actor_rollout_ref.rollout.kt.
-        text_of: a token's text, for the stop-word (English) and math-symbol rules.
-        training_step: decides about the share of the tree (`mix_ratio_schedule`).
+        text_of: function that returns a token's text, for the stop-word (English) and math-symbol rules.
+        training_step: number of the training step, which sets the tree's share (`mix_ratio_schedule`).
     """
 
     def __init__(self, config: KTConfig, text_of: Callable[[int], str] = str, training_step: int = 0):
@@ -115,24 +115,24 @@ class Policy(BranchPolicy):
             grower.annotate(leaf_of)
 
     def branches(self, n: int) -> int:
-        """How many of n trajectories come from the tree."""
+        """Return how many of n trajectories come from the tree."""
         return tree_branches(n, mix_ratio(self.config.mix_ratio_schedule, self.training_step))
 
 
 class TreeGrower:
-    """Grows one prompt's lookahead tree; `requested_tokens` counts what the engine generated for it."""
+    """Grows one prompt's lookahead tree; `requested_tokens` is the number of tokens the engine generated for it."""
 
     def __init__(self, builder: TreeBuilder, tree: LookaheadTree, seed: int):
         self.builder, self.tree, self.random = builder, tree, random.Random(seed)
         self.ahead: dict[int, deque[Choice]] = {0: deque()}
         self.unborn: dict[tuple[int, int, int], deque[Choice]] = {}  # (parent, birth step, token)
-        # row -> number of the model's tokens before it -> a tool's result; those before the row's birth are shared
+        # row -> number of the model's tokens before a result -> the tool's result; copies the parent's up to the birth
         self.results: dict[int, dict[int, Segment]] = {0: {}}
-        self.unanswered: set[int] = set()  # rows that ended with a call
+        self.unanswered: set[int] = set()  # rows that end with a call without a result
         self.requested_tokens = 0
 
     async def grow(self) -> None:
-        """Until the tree is left."""
+        """Grow the tree until it is left."""
         tree = self.tree
         while not tree.left:
             self._forget_stale_chunks()
@@ -142,25 +142,25 @@ class TreeGrower:
             if all(row.finished for row in tree.rows):
                 break
             tree.advance([None if row.finished else self.ahead[row.number].popleft() for row in tree.rows])
-        # once for all copies of a row
+        # Rows may be returned several times, so their pending calls are answered here, once.
         await gather_or_cancel(*(self._after_reply(row) for row in tree.rows if not row.finished))
 
     async def finish(self, row: Row, seed: int) -> list[Segment]:
-        """What ordinary sampling makes of a row from where it stands."""
+        """Sample the rest of a row and return its segments; none if the row ended with a call without a result."""
         return [] if row.number in self.unanswered else await self.builder.finish(self.path(row), seed)
 
     def path(self, row: Row) -> Path:
-        """What a row has written, with the results that it has read."""
+        """Return the path of a row: its tokens and the tools' results between them."""
         path, start = Path(), 0
         for at, result in self._results_of(row).items():
             path, start = path.then(Segment(None, row.tokens[start:at])).then(result), at
         return path.then(Segment(None, row.tokens[start:]))
 
     def _results_of(self, row: Row) -> dict[int, Segment]:
-        """In the order of the response; a branch has read what its parent had read when it was born."""
+        """Return a row's results in order; a new branch gets those that its parent had at the branch's birth."""
         if row.number not in self.results:
-            of_parent = self.results[row.parent].items()
-            self.results[row.number] = {at: result for at, result in of_parent if at <= row.birth_step}
+            parent_results = self.results[row.parent].items()
+            self.results[row.number] = {at: result for at, result in parent_results if at <= row.birth_step}
         return self.results[row.number]
 
     def _samples_now(self) -> bool:
@@ -169,14 +169,14 @@ class TreeGrower:
         return mode == "always" or (mode == "full" and len(tree.rows) == tree.k)
 
     def _forget_stale_chunks(self) -> None:
-        """A sampled chunk ends where its row took another token; a chunk made in the other mode is of no use."""
+        """Clear chunks of choices that were generated in the other mode, sampled or greedy."""
         sampled = self._samples_now()
         for row in self.tree.rows:
             if (ahead := self._choices_of(row)) and (ahead[0].sampled is not None) != sampled:
                 ahead.clear()
 
     def _choices_of(self, row: Row) -> deque[Choice]:
-        """What is known of a row's next steps; of a new one, what was asked for before its birth."""
+        """Return the available choices of a row's next steps; for a new row, those requested before its birth."""
         if row.number not in self.ahead:
             self._results_of(row)
             self.ahead[row.number] = self.unborn.pop((row.parent, row.birth_step, row.tokens[-1]), deque())
@@ -189,12 +189,12 @@ class TreeGrower:
             row.finished = True
             return
         length, birth_step = len(row.tokens), None if row.parent is None else row.birth_step
-        # sampled, one token at a time: the next one depends on whether the row branches
+        # Sampling goes one token at a time, because the next token depends on whether the row branches.
         n_tokens = 1 if sampled else self._n_tokens(length, self.tree.needed_until(length, birth_step))
         self.ahead[row.number] += await self._choices(path, n_tokens, seed)
 
     def _look_further(self, rows: Sequence[Row]) -> list[Coroutine]:
-        """What to ask for while others are waited for: rows that will be dry soon, and branches about to open."""
+        """Return further requests to run: for rows that soon run out of choices, and branches about to open."""
         tree, requests = self.tree, []
         if self._samples_now():
             return []
@@ -212,7 +212,7 @@ class TreeGrower:
         return requests
 
     async def _extend(self, choices: deque[Choice], row: Row, tokens: list[int], end: int) -> None:
-        """Add what follows on the row and then `tokens`; nothing where it ends there, or waits for a tool."""
+        """Add the choices that follow the row and `tokens`; none if the row ends there or waits for a tool."""
         path = self.path(row).then(Segment(None, tokens))
         n_tokens = self._n_tokens(len(row.tokens) + len(tokens), end)
         if n_tokens > 0 and not self.builder.has_ended(path) and not self.builder.waits_for_reply(path):
@@ -222,7 +222,7 @@ class TreeGrower:
         return min(max(end - length, self.tree.config.chunk_size), self.tree.last_step() - length)
 
     async def _choices(self, path: Path, n_tokens: int, seed: int | None) -> list[Choice]:
-        """Of the next tokens; greedy without a seed."""
+        """Request the choices of the next tokens; greedy without a seed, else sampled."""
         n_top_logprobs = self.tree.config.max_n_branch_per_token
         chunk = await self.builder.generate(
             path, seed=seed, max_tokens=n_tokens, greedy=seed is None, n_top_logprobs=n_top_logprobs
@@ -234,7 +234,7 @@ class TreeGrower:
         ]
 
     async def _after_reply(self, row: Row) -> Path | None:
-        """The row's path, with the result of the call that it may end with; None where it can have no more tokens."""
+        """Return the row's path, with the result of a call at its end; None if it can have no more tokens."""
         path = self.path(row)
         if self.builder.waits_for_reply(path):
             then = await self.builder.settle(path)
@@ -244,15 +244,15 @@ class TreeGrower:
             (self._results_of(row)[len(row.tokens)],), path = then.segments, then.path
         return path if self.builder.tokens_left(path) > 0 else None
 
-    # ---- what becomes of the rows ----
+    # ---- the rows as segments ----
 
     def place(self) -> dict[int, int | None]:
-        """Write all rows into the tree as segments, the dropped ones too; the number of each -> its last segment."""
+        """Write all rows, also dropped ones, into the tree; return row number -> index of its last segment."""
         rows = sorted([*self.tree.rows, *self.tree.dropped], key=lambda row: row.number)
         births = defaultdict(set)
         for row in rows:
             births[row.parent].add(row.birth_step)
-        ends: dict[int | None, dict[int, int | None]] = {None: {0: None}}  # row -> its tokens -> the segment they end
+        ends: dict[int | None, dict[int, int | None]] = {None: {0: None}}  # row -> its tokens -> segment ending there
         for row in rows:
             start, tree = row.birth_step, self.builder.tree
             at = ends[row.parent][start]
@@ -267,16 +267,16 @@ class TreeGrower:
         return {row.number: ends[row.number][len(row.tokens)] for row in rows}
 
     def annotate(self, leaf_of: dict[int, int | None]) -> None:
-        """Write to the segments' `info` what happened there, for the viewer.
+        """Write the events of the tree's growth to the segments' `info`, for the viewer.
 
-        The last segment of a pruned branch gets `pruned` (why) and `pruned_step`; the segment where a candidate was
-        suppressed gets it in `suppressed`: {"offset": of the token it was an alternative to, "token", "prob"}.
+        The last segment of a pruned branch gets `pruned` (the reason) and `pruned_step`. A suppressed candidate joins
+        its segment's `suppressed` list: {"offset": position of the token taken instead, "token", "prob"}.
         """
         tree, record = self.builder.tree, self.tree.record
         returned = {i for leaf in tree.leaves for i in tree.path(leaf)}
         for event in record.pruned:
             last = leaf_of[event["row"]]
-            if last not in returned:  # ordinary sampling may have written the same again
+            if last not in returned:  # a returned sample may contain the same tokens
                 tree.segments[last].info.notes |= {"pruned": event["reason"], "pruned_step": event["step"]}
         for event in record.suppressed:
             start = 0

@@ -1,14 +1,14 @@
-"""What changes in LATR over training: the share of tree rollouts, and (optional) the thresholds."""
+"""Schedules of LATR over training: the share of tree rollouts, and (optional) the thresholds."""
 
 from dataclasses import replace
 
 from verl.workers.rollout.trees.latr.config import KTConfig
 
-TIGHTENED_STEPS = "tightened_steps"  # in PromptSettings.tree: the parameter scheduler's state
+TIGHTENED_STEPS = "tightened_steps"  # key in PromptSettings.tree of the parameter scheduler's state
 
 
 def mix_ratio(schedule: dict[int, float], training_step: int) -> float:
-    """The ratio of the last scheduled step that has been reached; a pure function of the step, so a resumed run agrees.
+    """Return the ratio of the last scheduled step reached; it depends on the step alone, so a resumed run agrees.
 
     >>> [mix_ratio({0: 1.0, 10: 0.75, 20: 0.5}, step) for step in (0, 9, 10, 25)]
     [1.0, 1.0, 0.75, 0.5]
@@ -17,12 +17,12 @@ def mix_ratio(schedule: dict[int, float], training_step: int) -> float:
 
 
 def tree_branches(n: int, ratio: float) -> int:
-    """How many of n responses come from the tree; Python's rounding, as in the published code."""
+    """Return how many of n responses come from the tree; Python's rounding, as in the published code."""
     return round(n * ratio)
 
 
 def tightened(config: KTConfig, steps: int) -> KTConfig:
-    """The config with its thresholds tightened by so many steps (negative: loosened), clamped to [0, 1]."""
+    """Return the config with its thresholds tightened by `steps` (negative: loosened), clamped to [0, 1]."""
 
     def moved(value: float | None, direction: int) -> float | None:
         return None if value is None else min(max(value + direction * steps * config.param_scheduler_step, 0.0), 1.0)
@@ -38,7 +38,7 @@ def tightened(config: KTConfig, steps: int) -> KTConfig:
 
 
 def next_tightened_steps(config: KTConfig, steps: int, suppress_ratio: float, empty_branch_ratio: float) -> int:
-    """The parameter scheduler's state after a training step with these ratios (means over its trees)."""
+    """Return the parameter scheduler's state after a training step with these ratios (means over its trees)."""
     if not config.enable_param_scheduler:
         return steps
     if suppress_ratio > config.suppress_ratio_thres:

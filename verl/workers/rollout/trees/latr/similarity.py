@@ -1,4 +1,4 @@
-"""How alike two equally long runs of tokens are: what LATR's lookahead pruning compares."""
+"""Similarity of two token sequences of equal length, by which LATR's lookahead pruning compares branches."""
 
 from collections.abc import Sequence
 
@@ -6,25 +6,25 @@ from rapidfuzz.distance import LCSseq, Levenshtein
 
 
 def edit_distance_ratio(a: Sequence[int], b: Sequence[int]) -> float:
-    """Levenshtein distance / length; 0 for equal runs."""
+    """Return the Levenshtein distance / length; 0 for equal sequences."""
     return Levenshtein.distance(a, b) / len(a)
 
 
 def rouge_l(a: Sequence[int], b: Sequence[int]) -> float:
-    """ROUGE-L F1: longest common subsequence / length, as both are equally long."""
+    """Return ROUGE-L F1: longest common subsequence / length, as both are equally long."""
     return LCSseq.similarity(a, b) / len(a)
 
 
 def suffix_match(a: Sequence[int], b: Sequence[int]) -> float:
-    """Length of the longest suffix of one that occurs in the other, anywhere, / length.
+    """Return the length of the longest suffix of one that occurs anywhere in the other, / length.
 
-    Two branches that write the same sentence, one a few tokens later, match by it.
+    It detects two branches that write the same sentence, one a few tokens later.
     """
     return max(_longest_suffix_inside(a, b), _longest_suffix_inside(b, a)) / len(a)
 
 
 def _longest_suffix_inside(a: Sequence[int], b: Sequence[int]) -> int:
-    # a token becomes a character, so that the search is Python's own
+    # Each token becomes a character, so that Python's own substring search can be used.
     letter = {token: chr(i) for i, token in enumerate({*a, *b})}
     text, inside = ("".join(letter[token] for token in tokens) for tokens in (a, b))
     longest = 0
