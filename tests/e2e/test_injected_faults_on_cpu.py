@@ -1,6 +1,6 @@
 """A process of a run raises, hangs or returns nonsense, and the run ends with the first cause.
 
-All of them by hand, in half an hour, which prints the table of docs/failures.md:
+All of them by hand, in half an hour, which prints what docs/failures.md sums up:
 
     INJECT=all python -m pytest -s tests/e2e/test_injected_faults_on_cpu.py
 
