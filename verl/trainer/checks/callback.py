@@ -43,6 +43,8 @@ class Preflight(Callback):
             threading.Thread(target=watch_pending_actors, args=watched, daemon=True).start()
             DeathWatch().start()
         except (ValueError, RunError) as error:
+            if os.environ.get("HYDRA_FULL_ERROR") == "1":
+                traceback.print_exc()
             raise SystemExit(f"error: {error}") from None
         # Hydra turns a callback's exceptions into warnings and continues, except for SystemExit
         except Exception as error:
