@@ -53,7 +53,7 @@ NOT_RUN = {
 }
 # a run script alone: tests/recipe/test_run_scripts_on_cpu.py makes its dry run
 COVERED = re.compile(r"bash recipe/(hapo|latr|hato|arpo|common)/run_\w+\.sh")
-NO_CONFIG = ("setup", "test", "quickstart", "serve", "lock", "check_gpu")
+NO_CONFIG = ("setup", "test", "quickstart", "serve", "lock", "check_gpu", "run_compare")
 
 
 class Block(NamedTuple):
@@ -311,7 +311,9 @@ def test_overrides_compose_with_the_scripts_config(shadow, command):
     assert configs, "the script started no trainer and no evaluation"
     for folder, name, overrides in configs:
         ours = "pkg://recipe.common.config" + (".sft" if "sft" in f"{folder} {name}" else "")
-        ours += ",pkg://recipe.arpo.config" if name == "diagnosis" else ""  # it takes the recipes' tasks
+        # these two take the recipes' own choices
+        if name in ("diagnosis", "explore"):
+            ours += "".join(f",pkg://recipe.{recipe}.config" for recipe in ("arpo", "hapo", "hato", "latr"))
         # an evaluation's config stands alone: a group of upstream's would hide its keys
         search = [f"hydra.searchpath=[file://{UPSTREAM}/trainer/config,{ours}]"] if name != "evaluate" else []
         load_choices()

@@ -1,6 +1,7 @@
 """The comparison of methods at equal steps, tokens, seconds and calls, on made-up runs that are computed by hand."""
 
 import subprocess
+import time
 from pathlib import Path
 
 import numpy as np
@@ -135,6 +136,7 @@ def test_a_run_that_fails_names_its_log_and_ends_those_to_come(tmp_path, monkeyp
 
     def fails(experiment, method, seed, steps, command, output=None, **environment):
         started.append(experiment)
+        time.sleep(0.1)
         raise subprocess.CalledProcessError(1, command)
 
     monkeypatch.setattr("studies.method_runs.ROOT", tmp_path)

@@ -282,9 +282,9 @@ def test_bounds_count_what_open_steps_are_owed():
     for ended in (False, False, True):
         tree.add(ROOT, [model(len(tree.steps))], ended=ended)
     bounds = Bounds(tree, TreeConfig(max_depth=3, max_nodes=10, max_nodes_per_level=4, spread_leaves=False), n_leaves=6)
-    assert (bounds.nodes, bounds.leaves, bounds.of_level[1:]) == (10 - 3 - 2, 6 - 3, [1, 2, 2])
+    assert (bounds.nodes, bounds.leaves, bounds.level_capacity[1:]) == (10 - 3 - 2, 6 - 3, [1, 2, 2])
     assert bounds.grant(1, 5, False) == (3, False)  # three of the six nodes' places go to its children, two to theirs
-    assert (bounds.nodes, bounds.leaves, bounds.of_level[1:]) == (0, 1, [1, 0, 0])
+    assert (bounds.nodes, bounds.leaves, bounds.level_capacity[1:]) == (0, 1, [1, 0, 0])
     assert bounds.grant(1, 5, False) == (1, True)
     assert tree.steps[1].status == OPEN
 
