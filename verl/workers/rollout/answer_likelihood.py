@@ -17,7 +17,7 @@ from verl.utils.parts import credit_of
 from verl.utils.reward_score.qa import gold_answers
 from verl.utils.token_fields import TokenField
 from verl.workers.rollout.engines.interface import gather_or_cancel
-from verl.workers.rollout.trajectory_tree import TOOL, TrajectoryTree
+from verl.workers.rollout.trajectory_tree import TOOL, TrajectoryTree, common_prefix
 
 # (token ids before a continuation, token ids of the continuation) -> log-probability of each of the latter, in nats
 ScoreTokens = Callable[[Sequence[int], Sequence[int]], Awaitable[list[float]]]
@@ -49,9 +49,7 @@ def answer_tokens(tokenizer, closing: str, answer: str) -> tuple[list[int], list
     """
     alone = tokenizer.encode(closing, add_special_tokens=False)
     both = tokenizer.encode(closing + answer, add_special_tokens=False)
-    same = 0
-    while same < min(len(alone), len(both) - 1) and alone[same] == both[same]:
-        same += 1
+    same = min(common_prefix(alone, both), len(both) - 1)
     return both[:same], both[same:]
 
 
@@ -92,6 +90,9 @@ class AnswerLikelihood:
     answers: Sequence[str]
     _scores: dict[tuple[int, ...], asyncio.Task] = field(default_factory=dict)
 
+    def __post_init__(self):
+        self._continuations = [answer_tokens(self.tokenizer, self.closing, answer) for answer in self.answers]
+
     async def log_prob(self, response: Sequence[int]) -> float:
         """Return the mean log-probability, in nats per token, of the answer after a beginning of a response and the
         closing text."""
@@ -102,8 +103,7 @@ class AnswerLikelihood:
 
     async def _best(self, beginning: tuple[int, ...]) -> float:
         log_probs = []
-        for answer in self.answers:
-            closing_ids, answer_ids = answer_tokens(self.tokenizer, self.closing, answer)
+        for closing_ids, answer_ids in self._continuations:
             log_probs.append(fmean(await self.score([*self.prompt_ids, *beginning, *closing_ids], answer_ids)))
         return max(log_probs)
 

@@ -14,7 +14,7 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 from verl.trainer.ppo.core_algos import agg_loss, kl_penalty
 
-from verl.trainer.ppo.loss.hapo import token_means
+from verl.trainer.ppo.loss.hapo import dual_clip, token_means
 from verl.utils.parts import register_loss
 from verl.utils.token_fields import REFERENCE_LOG_PROB, TokenField
 from verl.workers.config.keys import ACTOR, STRICT
@@ -101,20 +101,11 @@ def compute_policy_loss_archer(
     """Return dual-clip PPO with a clip range for each class of tokens, plus the KL of low ones; all tensors (B, T)."""
     high, below, above = clip_ranges(config)
     log_ratio = (log_prob - old_log_prob).clamp(min=-20.0, max=20.0)
-    ratio = log_ratio.exp()
-    unclipped, clipped = -advantages * ratio, -advantages * torch.clamp(ratio, 1 - below, 1 + above)
-    pessimistic, worst_case = torch.maximum(unclipped, clipped), -advantages * config.clip_ratio_c
-    capped = (advantages < 0) & (pessimistic > worst_case)
-    losses = torch.where(capped, worst_case, pessimistic)
+    losses, clip_metrics = dual_clip(advantages, log_ratio.exp(), below, above, config.clip_ratio_c)
     if rollout_is_weights is not None:
         losses = losses * rollout_is_weights
     loss = agg_loss(losses, response_mask, loss_agg_mode, **config.global_batch_info)
-    metrics = {
-        "actor/pg_clipfrac": clipped > unclipped,
-        "actor/pg_clipfrac_lower": capped,
-        "actor/ppo_kl": -log_ratio,
-        "actor/archer/high_entropy_share": high,
-    }
+    metrics = clip_metrics | {"actor/ppo_kl": -log_ratio, "actor/archer/high_entropy_share": high}
     if config.low_entropy_kl_loss_scale_coef:
         kl = kl_penalty(log_prob, REFERENCE_LOG_PROB.get(), "low_var_kl") * ~high
         weighted = config.low_entropy_kl_loss_scale_coef * kl

@@ -126,21 +126,35 @@ def compute_policy_loss_hapo(
             advantages, redistributed = ada_advantage(advantages, h, ratio, low, high, config.adv_beta)
             metrics["actor/hapo/redistributed"] = redistributed
 
-    unclipped = -advantages * ratio
-    clipped = -advantages * torch.clamp(ratio, 1 - low, 1 + high)
-    pessimistic = torch.maximum(unclipped, clipped)
-    worst_case = -advantages * config.clip_ratio_c
-    losses = torch.where(advantages < 0, torch.minimum(worst_case, pessimistic), pessimistic)
+    losses, clip_metrics = dual_clip(advantages, ratio, low, high, config.clip_ratio_c)
     if rollout_is_weights is not None:
         losses = losses * rollout_is_weights
     loss = agg_loss(losses, response_mask, loss_agg_mode, **config.global_batch_info)
-    capped = (pessimistic > worst_case) & (advantages < 0)
-    metrics |= {
-        "actor/pg_clipfrac": clipped > unclipped,
-        "actor/pg_clipfrac_lower": capped,
-        "actor/ppo_kl": -negative_approx_kl,
-    }
+    metrics |= clip_metrics | {"actor/ppo_kl": -negative_approx_kl}
     return loss, token_means(metrics, response_mask)
+
+
+def dual_clip(
+    advantages: torch.Tensor,
+    ratio: torch.Tensor,
+    low: torch.Tensor | float,
+    high: torch.Tensor | float,
+    clip_ratio_c: float,
+) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    """Return dual-clip PPO's loss (arXiv 1912.09729) of each token, and whether each was clipped, by metric.
+
+    Args:
+        advantages, ratio: (B, T) advantages, and new over old probabilities.
+        low, high: clip ranges below and above 1.
+        clip_ratio_c: largest ratio that counts at a negative advantage.
+    """
+    unclipped = -advantages * ratio
+    clipped = -advantages * torch.clamp(ratio, 1 - low, 1 + high)
+    pessimistic = torch.maximum(unclipped, clipped)
+    worst_case = -advantages * clip_ratio_c
+    losses = torch.where(advantages < 0, torch.minimum(worst_case, pessimistic), pessimistic)
+    capped = (pessimistic > worst_case) & (advantages < 0)
+    return losses, {"actor/pg_clipfrac": clipped > unclipped, "actor/pg_clipfrac_lower": capped}
 
 
 def token_means(values: Mapping[str, torch.Tensor], mask: torch.Tensor) -> dict[str, float]:

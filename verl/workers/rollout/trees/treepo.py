@@ -25,8 +25,9 @@ from pydantic.dataclasses import dataclass
 from verl.utils.parts import register_tree
 from verl.workers.config.keys import STRICT
 from verl.workers.rollout.engines.interface import gather_or_cancel
+from verl.workers.rollout.steps import path_to
 from verl.workers.rollout.trajectory_tree import MODEL, TOOL, Segment
-from verl.workers.rollout.tree_builder import BranchPolicy, Path, TreeBuilder, derived_seed
+from verl.workers.rollout.tree_builder import BranchPolicy, TreeBuilder, derived_seed
 
 Rounds = tuple[int, ...]  # a trajectory: the index of the last segment of each of its rounds
 
@@ -99,7 +100,7 @@ class Policy(BranchPolicy):
 
     async def _round(self, builder: TreeBuilder, rounds: Rounds, key: tuple[int, int]) -> tuple[list[Segment], bool]:
         """Return the segments of a trajectory's next round, and whether it is the last. `key` is part of its seed."""
-        path = Path.of(builder.tree.segments[i] for i in builder.tree.path(_end(rounds)))
+        path = path_to(builder.tree, _end(rounds))
         segments: list[Segment] = []
         ended, tokens_left = None, self.keys.segment_length
         while tokens_left and ended is None:
