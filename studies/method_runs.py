@@ -156,6 +156,11 @@ def overrides_of(method: str, task: str = "walk") -> list[str]:
     return named
 
 
+def label_of(method: str) -> str:
+    """Return the name of the method `NAME: OVERRIDES` or `NAME`."""
+    return method.partition(":")[0]
+
+
 def command_of(method: str, steps: int, task: str = "walk") -> list[str]:
     """Return a script and overrides: the method's own script, or else the task's."""
     command = overrides_of(method, task)
@@ -189,7 +194,7 @@ def run(name: str, task: str, method: str, rate: str, seed: int, steps: int, mor
     Raises:
         RuntimeError: the run failed, or ended before its last validation; the message names the log or the folder.
     """
-    label = method.partition(":")[0]
+    label = label_of(method)
     experiment = "_".join([name, label, *([rate] if rate else []), f"{steps}steps", f"seed{seed}"])
     command = [*command_of(method, steps, task), "trainer.test_freq=20", *more]
     command += [f"actor_rollout_ref.actor.optim.lr={rate}"] if rate else []
@@ -371,7 +376,7 @@ def trained_curves(
                 method, rate, seed = key = runs[done]
                 curves[key] = curve_of(done.result())
                 accuracy = curves[key]["accuracy"].iloc[-1]
-                bar.set_postfix_str(f"{name_of(method.partition(':')[0], rate)} seed {seed}: accuracy {accuracy:.3f}")
+                bar.set_postfix_str(f"{name_of(label_of(method), rate)} seed {seed}: accuracy {accuracy:.3f}")
                 bar.update()
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
@@ -399,7 +404,7 @@ def main() -> None:
     methods = args.compare or args.methods.split(",")
     if args.task not in SCRIPTS:
         parser.error(f"--task={args.task}: choose one of {', '.join(SCRIPTS)}")
-    labels = {method.partition(":")[0]: method for method in methods}
+    labels = {label_of(method): method for method in methods}
     if args.baseline not in labels:
         parser.error(f"--baseline={args.baseline} is none of the methods {', '.join(labels)}")
     try:
@@ -423,7 +428,7 @@ def main() -> None:
     check_lengths(output / f"{args.name}.csv", written, args.steps)
     missing = [(labels[method], rate, seed) for method, rate, seed in keys if (method, rate, seed) not in written]
     new = trained_curves(missing, args.name, args.task, args.steps, args.overrides, args.jobs) if missing else {}
-    written |= {(method.partition(":")[0], rate, seed): curve for (method, rate, seed), curve in new.items()}
+    written |= {(label_of(method), rate, seed): curve for (method, rate, seed), curve in new.items()}
     write_curves(output / f"{args.name}.csv", written)
     curves: dict[str, dict[int, pd.DataFrame]] = {}
     for method, rate, seed in keys:
