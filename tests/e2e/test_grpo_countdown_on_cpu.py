@@ -8,14 +8,14 @@ import os
 import random
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import httpx
 import pandas as pd
 import pytest
 import torch
-from transformers import AutoTokenizer
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from recipe.common.reporting.run_metrics import load_metrics
 from recipe.common.tasks.countdown import CountdownConfig, random_expression, solve, write_countdown
@@ -79,7 +79,7 @@ def resumed(inputs, killed):
     launcher = launch(inputs)
     out, errors = launcher.communicate(timeout=550)
     assert launcher.returncode == 0, errors
-    return last, out
+    return last, out + errors
 
 
 def test_the_same_command_resumes_and_finishes(inputs, resumed):
@@ -97,24 +97,45 @@ def test_rollout_and_trainer_agree_after_every_weight_sync(inputs, resumed):
     assert (difference < 1e-4).all(), difference
 
 
+def test_the_run_tells_how_much_memory_each_kind_of_process_took(inputs, resumed):
+    _, out = resumed
+    metrics = load_metrics(inputs / "run").filter(regex="perf/host_memory").dropna()
+    kinds = ("trainer", "workers", "vllm", "agent_loop", "reward", "transfer_queue", "ray", "other")
+    assert {f"perf/host_memory_gb/{kind}" for kind in kinds} | {"perf/host_memory_used_share"} == {*metrics.columns}
+    last = metrics.iloc[-1]
+    assert (last > 0).all() and last["perf/host_memory_used_share"] < 1
+    # vLLM's cache alone has VLLM_CPU_KVCACHE_SPACE=1 GiB
+    assert last["perf/host_memory_gb/vllm"] > 1 and last.filter(like="_gb/").sum() < 12
+    (line,) = (line for line in out.splitlines() if line.startswith("Peak host memory in GB by kind of process: vllm "))
+    assert all(f"{kind} {last[f'perf/host_memory_gb/{kind}']:.1f}" in line for kind in kinds)
+
+
 def test_validation_reports_accuracy_and_length(inputs, resumed):
     columns = load_metrics(inputs / "run").columns
     for name in ("acc/mean@", "acc/best@", "acc/maj@", "response_length/mean@"):
         assert any(f"countdown/{name}{N_VAL}" in column for column in columns), (name, list(columns))
 
 
-def test_the_checkpoint_merges_to_a_model_for_transformers(inputs, resumed, tmp_path):
-    merge = [sys.executable, "-m", "verl.model_merger", "merge", "--backend", "fsdp"]
-    merge += ["--local_dir", f"{inputs}/run/global_step_{STEPS}/actor", "--target_dir", str(tmp_path / "merged")]
-    env = {**os.environ, "VERL_PLATFORM": "cpu"}
-    subprocess.run(merge, check=True, capture_output=True, env=env, cwd=ROOT)
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+def test_the_checkpoint_is_exported_with_its_card(inputs, resumed, tmp_path):
+    folder = tmp_path / "exported"
+    command = ["bash", "scripts/export.sh", f"{inputs}/run", str(STEPS), str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, **AS_TYPED}, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    exported, start = (AutoModelForCausalLM.from_pretrained(path) for path in (folder, inputs / "model"))
+    # merged from the shards; upstream saved the same weights beside them
+    saved = load_file(f"{checkpoint(inputs)}/model.safetensors")
+    weights = load_file(folder / "model.safetensors")
+    assert weights.keys() == saved.keys() and all(torch.equal(weights[name], saved[name]) for name in saved)
+    moved = [(a - b).abs().max().item() for a, b in zip(exported.parameters(), start.parameters(), strict=True)]
+    assert 0 < max(moved) < 0.1 and exported.dtype == torch.float32
+    assert AutoTokenizer.from_pretrained(folder).chat_template
+    from vllm.config import ModelConfig
 
-    trained = AutoModelForCausalLM.from_pretrained(tmp_path / "merged", dtype=torch.float32)
-    start = AutoModelForCausalLM.from_pretrained(inputs / "model", dtype=torch.float32)
-    assert AutoTokenizer.from_pretrained(tmp_path / "merged").chat_template
-    moved = [(a - b).abs().max().item() for a, b in zip(trained.parameters(), start.parameters(), strict=True)]
-    assert 0 < max(moved) < 0.1
+    assert ModelConfig(model=str(folder)).architectures == ["Qwen2ForCausalLM"]
+    card = (folder / "README.md").read_text()
+    accuracy = load_metrics(inputs / "run").loc[STEPS, f"val-core/countdown/acc/mean@{N_VAL}"]
+    for text in (f"# run, step {STEPS}", "adv_estimator=grpo", f"{accuracy:.3f}", "| verl | 0.9.1 |", "vllm"):
+        assert text in card, text
 
 
 @pytest.fixture(scope="module")

@@ -2,6 +2,7 @@
 
 import os
 import threading
+from importlib.metadata import version
 from types import SimpleNamespace
 
 import pytest
@@ -19,6 +20,8 @@ from verl.trainer.checkpoint_marker import (
     damaged_files,
     forget_marks_from,
     repair_tracker,
+    saved_config,
+    saved_versions,
     tracked_step,
 )
 from verl.utils.fault_reports import RunError
@@ -98,6 +101,18 @@ def test_merged_shards_of_an_earlier_checkpoint_of_the_step_are_removed(tmp_path
     (tmp_path / "global_step_5" / MERGED).mkdir()
     MarkComplete().on_save(trainer_of(), global_step=5, checkpoint_dir=str(tmp_path / "global_step_5"))
     assert not (tmp_path / "global_step_5" / MERGED).exists() and complete_steps(tmp_path) == [5]
+
+
+def test_a_checkpoint_holds_the_config_and_the_versions_that_made_it(tmp_path):
+    trainer = trainer_of()
+    trainer.config.copied = "${trainer.nnodes}"
+    checkpoint(tmp_path, 5, complete=False)
+    folder = tmp_path / "global_step_5"
+    assert saved_config(folder) is None and saved_versions(folder) == {}
+    MarkComplete().on_save(trainer, global_step=5, checkpoint_dir=str(folder))
+    assert saved_config(folder) == OmegaConf.to_container(trainer.config, resolve=True)
+    assert saved_versions(folder)["torch"] == version("torch")
+    assert {"verl", "transformers", "verl-exploration-recipes"} < saved_versions(folder).keys()
 
 
 def test_asynchronous_saves_are_not_marked(tmp_path):

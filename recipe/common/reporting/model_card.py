@@ -1,0 +1,113 @@
+"""Describes an exported checkpoint: the model card and the training config that lie beside its weights."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from huggingface_hub import ModelCardData
+from omegaconf import DictConfig, OmegaConf
+
+from recipe.common.reporting.comparison import Results, markdown
+from verl.trainer.checks.run_plan import describe_schedule
+from verl.workers.config.explore import parts_of
+from verl.workers.config.sampler_choice import describe_sampler
+
+CONFIG_FILE = "training_config.yaml"
+CARD_FILE = "README.md"
+SECRET = re.compile(r"(api_?key|secret|password|credential|authorization|_token)$", re.IGNORECASE)
+# Sections that concern the machines of a run, or services with keys.
+NOT_SHARED = ("ray_kwargs", "actor_rollout_ref.rollout.tools")
+
+
+class CheckpointFacts(NamedTuple):
+    """Facts about an exported checkpoint, for its model card.
+
+    Attributes:
+        run: name of the run.
+        config: the config of the run; None for a checkpoint without one.
+        versions: package -> version, of the packages that wrote the checkpoint.
+        dtype: data type of the weights.
+        has_lora: whether factors of LoRA were merged.
+        results: measurement -> data set -> metric -> value, of the checkpoint's step.
+    """
+
+    run: str
+    step: int
+    config: DictConfig | None
+    versions: dict[str, str]
+    dtype: str
+    has_lora: bool
+    results: Results
+
+
+def shared_config(config: DictConfig) -> DictConfig:
+    """Return a copy of a run's config without passwords, keys and the sections about machines and services."""
+
+    def without_secrets(node: Any) -> Any:
+        if isinstance(node, dict):
+            return {key: without_secrets(value) for key, value in node.items() if not SECRET.search(str(key))}
+        return [without_secrets(value) for value in node] if isinstance(node, list) else node
+
+    copy = OmegaConf.create(without_secrets(OmegaConf.to_container(config)))
+    for key in NOT_SHARED:
+        section, _, name = key.rpartition(".")
+        (OmegaConf.select(copy, section) if section else copy).pop(name, None)
+    return copy
+
+
+def model_card(facts: CheckpointFacts) -> str:
+    """Return the model card as Markdown with Hugging Face's YAML header."""
+    config = facts.config
+    base = None if config is None else str(config.actor_rollout_ref.model.path)
+    is_hub_name = base is not None and re.fullmatch(r"[\w.-]+/[\w.-]+", base) and not Path(base).exists()
+    header = ModelCardData(
+        base_model=base if is_hub_name else None,
+        library_name="transformers",
+        pipeline_tag="text-generation",
+        tags=["reinforcement-learning", "verl"],
+    )
+    lines = ["---", header.to_yaml(), "---", "", f"# {facts.run}, step {facts.step}", ""]
+    lines += [
+        "A language model that was trained by reinforcement learning with verifiable rewards, with verl and the",
+        f"exploration recipes for it. The weights are in {facts.dtype}.",
+        "",
+    ]
+    if config is None:
+        lines += ["The checkpoint holds no config.yaml, so that its method and data are not known.", ""]
+    else:
+        lines += [*_table(_training(facts, config)), "", f"The whole config is in {CONFIG_FILE}.", ""]
+    lines += ["# Measurements at this step", ""]
+    lines += [markdown(facts.results) if facts.results else "The run's folder has none.", ""]
+    lines += ["# Versions", "", *(_table(facts.versions) if facts.versions else ["The checkpoint does not hold them."])]
+    return "\n".join(lines) + "\n"
+
+
+def _table(rows: dict[str, Any]) -> Iterator[str]:
+    yield from ("| | |", "|---|---|")
+    yield from (f"| {name} | {' '.join(str(value).split())} |" for name, value in rows.items())
+
+
+def _training(facts: CheckpointFacts, config: DictConfig) -> dict[str, Any]:
+    """Return the rows of the card's table about method, data and settings."""
+    data, trainer, model = config.data, config.trainer, config.actor_rollout_ref.model
+    actor, rollout = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
+    tree, environment = parts_of(rollout)
+    files = [data.train_files] if isinstance(data.train_files, str) else data.train_files
+    lora = f"rank {model.lora_rank}, alpha {model.lora_alpha}, merged into the weights"
+    return {
+        "base model": model.path,
+        **({"LoRA": lora} if facts.has_lora else {}),
+        "tree": tree or "independent responses",
+        "environment": environment,
+        "sampler": describe_sampler(config),
+        "credit": f"algorithm.adv_estimator={config.algorithm.adv_estimator}",
+        "loss": f"actor.policy_loss.loss_mode={actor.policy_loss.loss_mode}",
+        "schedule": describe_schedule(config),
+        "training data": ", ".join("/".join(Path(file).parts[-2:]) for file in files),
+        "one step": f"{data.train_batch_size} prompts x {rollout.n} responses of at most "
+        f"{data.max_response_length} tokens, mini-batches of {actor.ppo_mini_batch_size} prompts",
+        "learning rate": actor.optim.lr,
+        "seed": f"data {data.seed}, rollout {rollout.seed}, trainer {actor.fsdp_config.seed}",
+        "workers": f"{trainer.nnodes} x {trainer.n_gpus_per_node} {trainer.device}, {actor.strategy}",
+    }
