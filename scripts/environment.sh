@@ -74,13 +74,14 @@ run_python() {
 }
 
 # train CONFIG_NAME [OVERRIDE...]: trains by the launcher with a config of CONFIG_DIR; with DRY_RUN=1 it only checks config
-# and files. Reads HARDWARE, MODEL_PATH, TRAIN_FILE, VAL_FILE, SEED, EXPERIMENT_NAME and RUN_DIR.
+# and files. Reads HARDWARE, MODEL_PATH, LORA_RANK, TRAIN_FILE, VAL_FILE, SEED, EXPERIMENT_NAME and RUN_DIR.
 train() {
     local command=(
         python -m verl.trainer.main_ppo
         --config-dir "$CONFIG_DIR" --config-name "$1"
         hardware="$HARDWARE"
         actor_rollout_ref.model.path="$MODEL_PATH"
+        ${LORA_RANK:+actor_rollout_ref.model.lora_rank="$LORA_RANK"}
         data.train_files="$TRAIN_FILE"
         data.val_files="$VAL_FILE"
         data.seed="$SEED"

@@ -21,8 +21,9 @@ def register() -> None:
     v2_adaptive_temperature.temper_v2_sampler()
     if os.environ.get("VERL_PLATFORM", "").strip().lower() != "cpu":
         return
-    from vllm_patches import cpu_seeded_requests, cpu_weight_reload
+    from vllm_patches import cpu_adapter_names, cpu_seeded_requests, cpu_weight_reload
 
     cpu_version_name.install()
+    cpu_adapter_names.keep_the_mappers_old_name()
     cpu_weight_reload.keep_linear_weights_loadable()
     cpu_seeded_requests.adapt_sampling()

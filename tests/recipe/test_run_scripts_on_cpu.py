@@ -164,6 +164,13 @@ def test_the_hapo_scripts_have_the_papers_sizes(dry_runs):
         assert part in plan, plan
 
 
+@pytest.mark.parametrize("script", ["hapo/run_qwen2.5_math_7b_lora", "latr/grpo-kt-math-7b-lora"])
+def test_the_lora_scripts_train_factors_on_one_gpu(dry_runs, script):
+    plan = dry_runs[f"recipe/{script}.sh"].result.stdout
+    for part in ("rank 32, alpha 16, modules all-linear; sent to vLLM as an adapter", "1 node(s) x 1 cuda = 1"):
+        assert part in plan, plan
+
+
 @pytest.mark.parametrize("task", ["countdown", "math"])
 @pytest.mark.parametrize("method", ["grpo", "dapo"])
 def test_the_latr_scripts_come_in_pairs_that_differ_in_the_rollout_only(dry_runs, method, task):

@@ -5,6 +5,7 @@ import pytest
 from tests.verl_patches.upstream import check_code
 
 RELOAD, SEEDS, TEXT = "cpu_weight_reload", "cpu_seeded_requests", "top_logprobs_without_text"
+ADAPTER = "cpu_adapter_names"
 LAYERS, V1 = "vllm.model_executor.layers", "vllm.v1"
 
 
@@ -20,6 +21,8 @@ LAYERS, V1 = "vllm.model_executor.layers", "vllm.v1"
             "TopKTopPSampler.forward_cpu",
             "generators: dict[int, torch.Generator]",
         ),
+        (ADAPTER, "vllm.model_executor.models.utils", "WeightsMapper.get_rename_mapper", "orig_to_new_stacked={}"),
+        (ADAPTER, "verl.utils.vllm.utils", "VLLMHijack.hijack", "hf_to_vllm_mapper.get_unstacked_mapper()"),
         (TEXT, f"{V1}.engine.logprobs", "LogprobsProcessor.from_new_request", "tokenizer"),
         *((TEXT, "vllm.logprobs", "FlatLogprobs", f"{name}: list[") for name in ("start_indices", "end_indices")),
         *((TEXT, "vllm.logprobs", "FlatLogprobs", f"{name}: list[") for name in ("token_ids", "logprobs")),

@@ -9,6 +9,7 @@ from unittest import mock
 import pytest
 import torch
 from omegaconf import OmegaConf
+from peft import LoraConfig, get_peft_model
 from torch.profiler import ProfilerActivity, profile
 from transformers import AutoConfig, AutoModelForCausalLM
 from verl.utils.torch_functional import entropy_from_logits_with_chunking
@@ -63,6 +64,30 @@ def test_states_and_cache_are_those_of_a_real_model_after_a_real_step(tied):
         part.bfloat16() for layer in output.past_key_values.layers for part in (layer.keys, layer.values)
     )
     assert plan.kv_tokens == pytest.approx(plan.kv_cache * 1e9 / (cache / 7), abs=1)
+
+
+@pytest.mark.parametrize("modules", ["all-linear", "[q_proj,down_proj]"])
+def test_with_lora_only_the_factors_have_gradients_and_states(modules):
+    hf_config = decoder(*TINY)
+    names = modules if modules == "all-linear" else modules[1:-1].split(",")
+    base = AutoModelForCausalLM.from_config(hf_config).float()
+    frozen = tensor_bytes(base.parameters())
+    trained = get_peft_model(base, LoraConfig(task_type="CAUSAL_LM", r=4, target_modules=names))
+    optimizer = torch.optim.AdamW(trained.parameters())
+    trained(input_ids=torch.arange(7)[None]).logits.sum().backward()
+    optimizer.step()
+    factors = tensor_bytes(p for p in trained.parameters() if p.requires_grad)
+    lora = ("trainer.n_gpus_per_node=1", f"{MODEL}.lora_rank=4", f"{MODEL}.target_modules={modules}")
+    plan = plan_memory(config_with(*lora), hf_config)
+    moments = [state[name] for state in optimizer.state.values() for name in ("exp_avg", "exp_avg_sq")]
+    assert plan.parameters * 1e9 == pytest.approx(frozen + factors)
+    assert plan.gradients * 1e9 == pytest.approx(
+        tensor_bytes(p.grad for p in trained.parameters() if p.grad is not None)
+    )
+    assert plan.optimizer * 1e9 == pytest.approx(tensor_bytes(moments))
+    assert plan.weights * 1e9 == pytest.approx((frozen + factors) / 2), "vLLM's are bfloat16"
+    merged = plan_memory(config_with(*lora, f"{MODEL}.lora.merge=true"), hf_config)
+    assert merged.weights * 1e9 == pytest.approx(frozen / 2)
 
 
 def test_what_lies_on_a_gpu_by_hand():
@@ -280,6 +305,6 @@ def test_what_cannot_be_counted_is_a_note():
     absent = describe_memory(config_with(f"{MODEL}.path=nobody/has-this-model"))
     unknown = "whether the run fits is unknown, as the config of nobody/has-this-model is not on this machine"
     assert absent == f"memory:   not counted: {unknown}"
-    assert "not counted" in describe_memory(config_with(f"{MODEL}.lora_rank=8"), decoder(*TINY))
+    assert "not counted" in describe_memory(config_with(f"{ACTOR}.strategy=veomni"), decoder(*TINY))
     assert "not counted: " in describe_memory(config_with(), AutoConfig.for_model("vit"))
     assert "not counted: TypeError" in describe_memory(config_with("data.max_prompt_length=null"), decoder(*TINY))

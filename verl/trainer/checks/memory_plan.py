@@ -1,8 +1,8 @@
 """Estimates what a run holds on each GPU from its config and its model's shape, before anything starts.
 
 It counts parameters, gradients, Adam's states and logits of upstream's FSDP2 engine (verl 0.9.1), and vLLM's weights
-and KV cache. Activations, LoRA, a critic and other engines are not counted. A GB is 10^9 bytes; a GPU of 80 GB has
-about 5 GB more.
+and KV cache. With LoRA only its factors have gradients and Adam's states. Activations, a critic and other engines are
+not counted. A GB is 10^9 bytes; a GPU of 80 GB has about 5 GB more.
 """
 
 import math
@@ -12,7 +12,7 @@ import torch
 from omegaconf import DictConfig, OmegaConf
 from verl.utils.torch_dtypes import PrecisionType
 
-from verl.trainer.checks.model_shape import load_hf_config, model_shape
+from verl.trainer.checks.model_shape import load_hf_config, lora_parameters, model_shape
 
 GB = 1e9
 GPU = 80.0  # GB
@@ -63,8 +63,8 @@ def describe_memory(config: DictConfig, hf_config=None) -> str:
     """
     actor, model = config.actor_rollout_ref.actor, config.actor_rollout_ref.model
     not_counted = f"{'memory:':<10}not counted: "
-    if actor.strategy not in ("fsdp", "fsdp2") or model.lora_rank > 0:
-        return f"{not_counted}actor.strategy={actor.strategy}, model.lora_rank={model.lora_rank}"
+    if actor.strategy not in ("fsdp", "fsdp2"):
+        return f"{not_counted}actor.strategy={actor.strategy}"
     try:
         gpu = torch.cuda.get_device_properties(0).total_memory / GB if torch.cuda.is_available() else GPU
         plan = plan_memory(config, hf_config or load_hf_config(model), gpu)
@@ -86,30 +86,34 @@ def describe_memory(config: DictConfig, hf_config=None) -> str:
 def plan_memory(config: DictConfig, hf_config, gpu: float = GPU) -> MemoryPlan:
     """Return the plan of a run with a composed config, a model's `PretrainedConfig`, and GPUs of `gpu` GB."""
     shape, part = model_shape(hf_config), config.actor_rollout_ref
+    factors = lora_parameters(hf_config, part.model)
     fsdp, rollout = part.actor.fsdp_config, part.rollout
     world = config.trainer.nnodes * config.trainer.n_gpus_per_node
     shards = fsdp.fsdp_size if 0 < fsdp.fsdp_size < world else world
     # Parameters, gradients and each of Adam's two states have the same type.
     itemsize = PrecisionType.to_dtype(fsdp.model_dtype or "fp32").itemsize
-    shard = 0.0 if fsdp.offload_policy else shape.parameters * itemsize / shards / GB
+    gigabytes = 0.0 if fsdp.offload_policy else itemsize / shards / GB  # of one parameter, in the shard of one GPU
+    parameters, trained = (shape.parameters + factors) * gigabytes, (factors or shape.parameters) * gigabytes
     logits = logits_bytes(config, shape.vocabulary) / GB
     parallel = (rollout.tensor_model_parallel_size, rollout.pipeline_model_parallel_size)
     server, weights = rollout.gpu_memory_utilization * gpu, 2 * shape.parameters / math.prod(parallel) / GB
+    if not part.model.lora.get("merge"):
+        weights += 2 * factors / GB  # as if the adapter were not shared among the GPUs of a server
     kv_cache = max(0.0, server - weights - SERVER_WORKSPACE)
     stays = part.hybrid_engine and not rollout.free_cache_engine  # vLLM does not sleep while these GPUs train
-    resident = shard * (not fsdp.param_offload) + 2 * shard * (not fsdp.optimizer_offload)
+    resident = parameters * (not fsdp.param_offload) + 2 * trained * (not fsdp.optimizer_offload)
     return MemoryPlan(
         gpu=gpu,
-        parameters=shard,
-        gradients=shard,
-        optimizer=2 * shard,
+        parameters=parameters,
+        gradients=trained,
+        optimizer=2 * trained,
         logits=logits,
         server=server,
         weights=weights,
         kv_cache=kv_cache,
         kv_tokens=int(kv_cache * GB / shape.kv_bytes_per_token(*parallel)),
         longest=rollout.max_model_len or config.data.max_prompt_length + config.data.max_response_length,
-        training=4 * shard + logits + CONTEXTS + server * stays,
+        training=parameters + 3 * trained + logits + CONTEXTS + server * stays,
         rollout=server + CONTEXTS + resident * part.hybrid_engine,
     )
 

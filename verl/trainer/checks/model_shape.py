@@ -42,13 +42,30 @@ def load_hf_config(model: DictConfig):
 
 
 def model_shape(hf_config) -> ModelShape:
-    """Return the sizes of a causal language model, built on torch's device `meta`, where it takes no memory."""
-    from transformers import AutoModelForCausalLM
-
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(hf_config, attn_implementation="eager")
+    """Return the sizes of a causal language model."""
+    model = _on_meta(hf_config)
     text = hf_config.get_text_config()
     heads = text.num_attention_heads
     kv_heads = getattr(text, "num_key_value_heads", None) or heads
     head_dim = getattr(text, "head_dim", None) or text.hidden_size // heads
     return ModelShape(model.num_parameters(), text.vocab_size, text.num_hidden_layers, kv_heads, head_dim)
+
+
+def lora_parameters(hf_config, model: DictConfig) -> int:
+    """Return the number of parameters of the LoRA factors that `actor_rollout_ref.model` asks for; 0 without LoRA."""
+    if model.lora_rank <= 0:
+        return 0
+    from peft import LoraConfig, get_peft_model
+
+    keys = {"target_modules": model.target_modules, "exclude_modules": model.exclude_modules}
+    keys = {key: OmegaConf.to_object(value) if OmegaConf.is_config(value) else value for key, value in keys.items()}
+    adapted = get_peft_model(_on_meta(hf_config), LoraConfig(task_type="CAUSAL_LM", r=model.lora_rank, **keys))
+    return adapted.get_nb_trainable_parameters()[0]
+
+
+def _on_meta(hf_config):
+    """Return the causal language model on torch's device `meta`, where it takes no memory."""
+    from transformers import AutoModelForCausalLM
+
+    with torch.device("meta"):
+        return AutoModelForCausalLM.from_config(hf_config, attn_implementation="eager")

@@ -16,6 +16,7 @@ from verl.workers.config.schedule import SAVED_ROWS, schedule_of
 # Keys that define a run's method; a run that resumes must have the same values.
 METHOD = (
     "actor_rollout_ref.model.path",
+    "actor_rollout_ref.model.lora_rank",
     "actor_rollout_ref.rollout.tree",
     "actor_rollout_ref.rollout.environment",
     "algorithm.adv_estimator",
@@ -42,9 +43,9 @@ def check_same_method(config: DictConfig) -> None:
         return
     earlier = json.loads(file.read_text())
     for key, value in _method(config).items():
-        if earlier.get(key) != value:
+        if earlier.get(key, value) != value:  # older versions wrote fewer keys
             raise ValueError(
-                f"{run_dir} holds a run with {key}={earlier.get(key)}, which this one with {value} would resume: "
+                f"{run_dir} holds a run with {key}={earlier[key]}, which this one with {value} would resume: "
                 "choose another trainer.experiment_name (in scripts EXPERIMENT_NAME), or trainer.resume_mode=disable"
             )
 

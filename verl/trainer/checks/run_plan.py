@@ -3,6 +3,7 @@
 from omegaconf import DictConfig
 
 from verl.trainer.checks.hato import filters_groups
+from verl.trainer.checks.lora import describe_lora
 from verl.trainer.checks.memory_plan import describe_memory
 from verl.workers.config.explore import parts_of
 from verl.workers.config.sampler_choice import describe_sampler
@@ -38,8 +39,10 @@ def describe_plan(config: DictConfig) -> str:
         if (own := rollout_workers(config))
         else f"{gpus // replica} rollout replica(s) of {replica}"
     )
+    model = config.actor_rollout_ref.model
     lines = {
-        "model": config.actor_rollout_ref.model.path,
+        "model": model.path,
+        **({"LoRA": describe_lora(model)} if model.lora_rank > 0 else {}),
         "parts": f"tree={tree or 'upstream'}, environment={environment}, "
         f"adv_estimator={config.algorithm.adv_estimator}, loss_mode={actor.policy_loss.loss_mode}, "
         f"group filtering {'on' if filters_groups(config) else 'off'}",
