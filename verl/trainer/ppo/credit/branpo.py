@@ -1,14 +1,15 @@
 """BranPO's credit (arXiv 2602.03719; `algorithm.adv_estimator=branpo`).
 
-Rows that begin with the same segment share these tokens as their base; a row's other tokens are its tail. The values
-below are compared with the mean of the prompt's outcomes and divided by their standard deviation:
+Rows that begin with the same segment have a common base. Tokens that several of them share belong to the base, a row's
+other tokens to its tail. A base's value is the mean outcome of its rows, and m the mean value of a prompt's bases:
 
-    tokens of a base   the mean outcome of its tails, in one row only; the standard deviation is that of the bases
-    tokens of a tail   the outcome of its row; at most 0 if another tail of its base has the same outcome in fewer steps
+    token of a base   (value - m) / std of the values; in the first row that has the token, 0 in the others
+    token of a tail   (outcome of the row - m) / std of the outcomes, where a row weighs 1 / number of its base's rows;
+                      at most 0 if another tail of the base has the same outcome in fewer steps
 
-Each base counts once in a prompt's mean, however many tails it has: failed bases have more tails. The published code's
-mean over tails is therefore lower than the mean outcome of independent trajectories. A tail's steps are its segments by
-the model. Where rows share nothing this is GRPO.
+Each base counts once in m, however many tails it has: failed bases have more tails, so the published code's mean over
+tails is lower than the mean outcome of independent trajectories. A tail's steps are its segments by the model. Where
+rows share nothing this is GRPO.
 """
 
 import numpy as np
@@ -23,10 +24,13 @@ def weighted_advantages(
 ) -> torch.Tensor:
     """Return (B,) each outcome minus its group's weighted mean, over the weighted standard deviation if `norm`.
 
+    The variance is sum(w d^2) / max(sum(w) - 1, 1) for weights w and differences d, so weights of 1 give GRPO's
+    advantages. A group of equal outcomes gets exactly 0.
+
     Args:
         outcomes: (B,) float64.
         groups: (B,) number of each row's group, 0 to G-1.
-        weights: (B,) float64; with weights of 1 the result is GRPO's.
+        weights: (B,) float64.
         epsilon: added to the standard deviation.
         norm: whether to divide by the standard deviation.
     """
@@ -38,7 +42,14 @@ def weighted_advantages(
 
 
 def is_longer(nodes: Nodes, outcomes: torch.Tensor, bases: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """Return (B,) whether another row of the base has the same outcome with fewer own segments by the model."""
+    """Return (B,) whether another row of the row's base has the same outcome and a tail of fewer steps.
+
+    Args:
+        nodes: nodes of the batch.
+        outcomes: (B,) outcome of each row.
+        bases: (B,) number of each row's base.
+        mask: (B, T) 1 at the model's tokens.
+    """
     own = (nodes.passing == 1) & (nodes.at_first_token(mask) > 0)
     steps = nodes.pass_row.bincount(own[nodes.pass_node].double(), minlength=len(bases))
     rivals = torch.stack([bases.double(), outcomes], dim=1).unique(dim=0, return_inverse=True)[1]
@@ -56,7 +67,7 @@ def is_longer(nodes: Nodes, outcomes: torch.Tensor, bases: torch.Tensor, mask: t
 def compute_branpo_advantage(
     rewards: torch.Tensor, mask: torch.Tensor, index: np.ndarray, epsilon: float, norm: bool
 ) -> torch.Tensor:
-    """Return the advantages (B, T): the bases' on shared tokens, and the tails' on the others."""
+    """Return the advantages (B, T) defined above; without `norm` nothing is divided by a standard deviation."""
     nodes, outcomes = batch_nodes(index, mask), rewards.sum(-1).double()
     first_nodes, bases, size = nodes.of_token[:, 0].unique(return_inverse=True, return_counts=True)
     values = torch.zeros_like(first_nodes, dtype=torch.float64).index_add_(0, bases, outcomes) / size

@@ -25,7 +25,7 @@ class DeepGRPOCreditKeys:
     """Keys under algorithm.deep_grpo.
 
     Args:
-        branch_weight: weight of the branches' mean, the paper's lambda; that of the main trajectories' is 1.
+        branch_weight: weight of the branches' mean, the paper's lambda; the main trajectories' mean has weight 1.
     """
 
     branch_weight: float = Field(default=1.0, ge=0)
@@ -47,7 +47,10 @@ def compute_deep_grpo_advantage(
     norm: bool,
     keys: DeepGRPOCreditKeys,
 ) -> torch.Tensor:
-    """Return advantages whose token mean over the batch is the sum of the paper's two means."""
+    """Return advantages (B, T), scaled so that their token mean over the batch is the sum of the paper's two means.
+
+    `PIVOTS` holds 0 at all tokens of a main trajectory. `norm` has no effect.
+    """
     pivots = PIVOTS.get()
     row_pivot = pivots.amax(dim=1)
     prompts = torch.from_numpy(np.unique(index, return_inverse=True)[1])

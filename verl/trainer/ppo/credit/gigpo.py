@@ -47,7 +47,7 @@ class GiGPOKeys:
     mode: Literal["mean_norm", "mean_std_norm"] = "mean_norm"
 
     def check(self, config) -> None:
-        """Raise ValueError if the mask may lack tokens of the model, because turns are read off the mask."""
+        """Raise ValueError if `rollout_correction.rollout_rs` is set: turns are read off the mask, which it changes."""
         if rejects := OmegaConf.select(config, "algorithm.rollout_correction.rollout_rs"):
             raise ValueError(
                 f"algorithm.rollout_correction.rollout_rs={rejects} takes tokens out of the mask, by which "
@@ -63,7 +63,14 @@ def turns_of(mask: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def returns_of(rewards: np.ndarray, rows: np.ndarray, begins: np.ndarray, gamma: float) -> np.ndarray:
-    """Return each turn's discounted return; its part of the rewards (B, T) starts at its column in `begins`."""
+    """Return the discounted return (K,) of each of K turns.
+
+    Args:
+        rewards: (B, T) rewards of the tokens.
+        rows: (K,) row of each turn, ascending; the turns of a row are in order.
+        begins: (K,) column from which rewards belong to the turn, up to the row's next turn.
+        gamma: discount of a reward for each turn.
+    """
     returns = np.zeros(len(rows))
     for turn in reversed(range(len(rows))):
         is_last = turn + 1 == len(rows) or rows[turn + 1] != rows[turn]

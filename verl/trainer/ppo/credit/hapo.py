@@ -19,7 +19,7 @@ def token_level_group_advantage(
     epsilon: float = 1e-6,
     norm_adv_by_std_in_grpo: bool = True,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return every response's advantage against its group's mean over tokens, not over responses.
+    """Return every response's advantage against its group's mean and standard deviation over tokens, not responses.
 
     Args:
         scores: (B,) outcome reward of each response.
@@ -29,9 +29,9 @@ def token_level_group_advantage(
         norm_adv_by_std_in_grpo: whether to divide by the standard deviation, or only to subtract the mean.
 
     Returns:
-        advantages (B,), exactly 0 where a group's scores are equal, and (G,) whether the group took GRPO's advantage
-        because a value reached 5 (a rare outcome in short responses hardly moves the mean over tokens, so that its
-        value explodes).
+        advantages (B,), exactly 0 where a group's scores are equal, and (G,) whether the group took GRPO's advantages
+        because the absolute value of one of its own reached 5 (a rare outcome in short responses hardly moves the mean
+        over tokens, so that its advantage explodes).
     """
     n_groups = int(groups.max()) + 1 if groups.numel() else 0
 

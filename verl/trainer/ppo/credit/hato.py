@@ -51,8 +51,8 @@ class StepCredit(NamedTuple):
 
     Args:
         draws: number of times each node was drawn.
-        right: share of right answers below, in [0, 1]; an answer counts as often as the steps on its path were drawn.
-            Rows without an answer do not count; 0 if there is no answer.
+        right: share of right answers below, in [0, 1], where an answer's weight is the product of the draws of all
+            steps on its path. Rows without an answer do not count; 0 if there is no answer.
         prompt_right: (G,) share of right answers of each prompt (`nodes.prompts`).
         local, path, causal, total: the rewards R_local, R_path, R_causal and R.
         step_advantages: advantage of each node, not yet divided by the number of rows through it.
@@ -78,7 +78,7 @@ class StepCredit(NamedTuple):
 
     @property
     def varies(self) -> torch.Tensor:
-        """The boolean mask (B, T) that filter_groups keeps, so that the mean over tokens counts no other tokens."""
+        """The boolean mask (B, T) of the tokens with `step_varies`; filter_groups takes the others out of the loss."""
         return self.nodes.to_tokens(self.step_varies)
 
 
@@ -100,8 +100,9 @@ def step_credit(
         hato: HATOConfig of the run.
         local_rewards: (B, T) R_local of each token's step; None means 0.
         draws: (B, T) number of times each token's step was drawn; None means 1.
-        dropped: (B, T) 1 in rows without an answer, which R counts as wrong; None means 0.
-        epsilon, norm_adv_by_std_in_grpo: see `_sibling_advantages`.
+        dropped: (B, T) 1 at dropped steps; a row with such a step has no answer and counts as wrong. None means 0.
+        epsilon: added to the standard deviation (n - 1).
+        norm_adv_by_std_in_grpo: whether to divide by the standard deviation, or only to subtract the mean.
     """
     ones = torch.ones_like(nodes.parent)
     draws = ones if draws is None else nodes.at_first_token(draws).clamp(min=1)
@@ -162,7 +163,7 @@ def _sibling_advantages(
 
     Args:
         total, verified: (N,) R, and beta R_path + gamma R_causal.
-        norm_adv_by_std_in_grpo: whether to divide by the standard deviation, or only to subtract the mean.
+        draws, hato, epsilon, norm_adv_by_std_in_grpo: see `step_credit`.
 
     Returns:
         `step_advantages` and `step_varies` of `StepCredit`.
@@ -192,10 +193,10 @@ def batch_credit(
     epsilon: float = 1e-6,
     norm_adv_by_std_in_grpo: bool = True,
 ) -> StepCredit:
-    """Return `step_credit` of the bound segments, fields and settings; it is computed once for equal outcomes.
+    """Return `step_credit` of the segments, fields and settings that the trainer binds (verl/utils/token_fields.py).
 
-    The trainer's metrics, value model and filter therefore read what the estimator has computed. The rewards describe
-    the trees even if another estimator is trained on.
+    Further calls with equal outcomes return the first one's result, so the trainer's metrics, value model and filter
+    read what the estimator has computed. The trainer also calls it where another estimator computes the advantages.
 
     Raises:
         RuntimeError: the segments (`SEGMENT_IDS.bound`) or the settings (`HATO_SETTINGS.bound`) are not bound.

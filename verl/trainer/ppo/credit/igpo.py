@@ -6,8 +6,8 @@
 
 Gains are normalized over the same turn of the prompt's trajectories, and outcomes over its trajectories. A turn's
 tokens get the sum of the rewards from it on, discounted by gamma for each turn between. A turn ends with a tool's
-result; with tree=hato it is a step. A trajectory of one turn has its outcome alone. p .1, .4, .3 and R 1: gains .3 and
--.1, sums 1.2, .9 and 1.
+result; with tree=hato it is a step. A trajectory of one turn has its outcome alone. Before normalization, p .1, .4, .3
+and R 1 make gains .3 and -.1, and sums 1.2, .9 and 1.
 
 Differences from the published code: the sampling policy computes p (theirs scores all rows on the training engine at
 each turn), for the most likely of several references (theirs: the first); the answer is tokenized with the text
@@ -55,7 +55,10 @@ def discounted_sums(rewards: list[float], gamma: float) -> list[float]:
 
 
 def gain_metrics(rewards: torch.Tensor, mask: torch.Tensor, index: np.ndarray, norm: bool) -> dict[str, float]:
-    """Return the mean number of gains of a trajectory and, if there are any, their mean and mean absolute value."""
+    """Return the mean number of gains of a trajectory and, if there are any, their mean and mean absolute value.
+
+    The gains are those of `ANSWER_GAINS`, before normalization; the arguments have no effect.
+    """
     gains = ANSWER_GAINS.get()
     values = gains[~gains.isnan()]
     if not len(values):
@@ -76,7 +79,7 @@ def gain_metrics(rewards: torch.Tensor, mask: torch.Tensor, index: np.ndarray, n
 def compute_igpo_advantage(
     rewards: torch.Tensor, mask: torch.Tensor, index: np.ndarray, epsilon: float, norm: bool, keys: IGPOKeys
 ) -> torch.Tensor:
-    """Return the advantages (B, T), which are equal within a turn."""
+    """Return the advantages (B, T), equal at all tokens of a turn and at the tool's result or the padding after it."""
     gains = ANSWER_GAINS.get()
     rows, ends = (~gains.isnan()).nonzero(as_tuple=True)
     outcomes = trajectory_advantages(rewards, index, epsilon, norm).tolist()

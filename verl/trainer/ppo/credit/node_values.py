@@ -25,9 +25,10 @@ from verl.utils.parts import Compares, register_credit
 def credit_metrics(
     token_level_rewards: torch.Tensor, response_mask: torch.Tensor, index: np.ndarray, norm_adv_by_std: bool = True
 ) -> dict[str, float]:
-    """Return over the model's tokens the share of shared ones and the mean |hard - soft| advantage, for any estimator.
+    """Return the share of the model's tokens that several rows share, and the mean |hard - soft| over all of them.
 
-    The segments must be bound; their nodes are those that the estimator has made.
+    A token's soft advantage is GRPO's of its row; its hard one is that of `arpo_hard`. Any estimator may be trained on.
+    The segments must be bound (verl/utils/token_fields.py); their nodes are those that the estimator has made.
     """
     nodes = batch_nodes(index, response_mask)
     soft = trajectory_advantages(token_level_rewards, index, norm_adv_by_std_in_grpo=norm_adv_by_std)

@@ -93,7 +93,7 @@ class Nodes:
         return values.flatten()[self.first_token]
 
     def of_segments(self, prompt, segments: Sequence[int]) -> list[int]:
-        """Return the nodes of a prompt's segments, by segment id; -1 for a segment that no row goes through.
+        """Return the node of each of a prompt's segment ids `segments`; -1 for a segment that no row goes through.
 
         Raises:
             KeyError: the batch has no such prompt.
@@ -112,8 +112,8 @@ def tree_nodes(segment_ids: torch.Tensor, index: np.ndarray, response_mask: torc
     Args:
         segment_ids: (B, T) integers; within a prompt equal ids are the same segment. -1: the token is its row's own.
         index: (B,) prompt ids.
-        response_mask: (B, T); -1 without a later masked token is padding, and a row of padding has no node. Without a
-            mask, -1 is padding if a segment precedes it.
+        response_mask: (B, T), not 0 at tokens that count. A run of -1 that begins after its row's last such token is
+            padding, which has no node. Without a mask, a run of -1 is padding unless its row starts with it.
     """
     prompts, groups = np.unique(index, return_inverse=True)
     groups = torch.from_numpy(groups)
@@ -158,7 +158,7 @@ def _last_masked(mask: torch.Tensor | None, n_rows: int, width: int) -> torch.Te
 
 
 def batch_nodes(index: np.ndarray, response_mask: torch.Tensor) -> Nodes:
-    """Return `tree_nodes` of the bound `SEGMENT_IDS`, which estimators and metrics share.
+    """Return `tree_nodes` of the `SEGMENT_IDS` that the trainer has bound; estimators and metrics share the result.
 
     Raises:
         RuntimeError: the segments are not bound (`SEGMENT_IDS.bound`).

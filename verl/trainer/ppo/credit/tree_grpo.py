@@ -1,7 +1,7 @@
 """Tree-GRPO's credit (arXiv 2509.21240, equation 5; `algorithm.adv_estimator=tree_grpo`).
 
-A trajectory's outcome against those of its own tree, plus against those of all trees of its prompt, each minus the mean
-and over the standard deviation. A tree is what shares its first segment.
+A trajectory's advantage is the sum of two: its outcome against those of its own tree, and against those of all trees of
+its prompt, each minus the mean and over the standard deviation. Rows with the same first segment are one tree.
 """
 
 import numpy as np
@@ -20,7 +20,7 @@ from verl.utils.parts import Compares, register_credit
 def compute_tree_grpo_advantage(
     rewards: torch.Tensor, mask: torch.Tensor, index: np.ndarray, epsilon: float, norm: bool
 ) -> torch.Tensor:
-    """The only trajectory of a tree, or of a prompt, has 0 for that part."""
+    """Return the advantages (B, 1); the only trajectory of a tree, or of a prompt, has 0 for that part."""
     # a row's first token is in its tree's first node
     trees = batch_nodes(index, mask).of_token[:, :1].flatten().numpy()
     parts = [trajectory_advantages(rewards, of, epsilon, norm) for of in (trees, index)]

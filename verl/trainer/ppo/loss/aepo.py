@@ -63,7 +63,7 @@ def standardise_entropy(entropy: torch.Tensor, response_mask: torch.Tensor) -> t
 
 
 def standardized_entropy_field(entropy: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tensor, dict[str, float]]:
-    """Return the standardized entropy (B, T), and its moments as metrics."""
+    """Return the standardized entropy z (B, T), and as metrics its moments and the share of tokens with z > 0."""
     standardized, moments = standardise_entropy(entropy, mask)
     metrics = {f"aepo/entropy_{name}": value for name, value in moments._asdict().items()}
     metrics["aepo/advantage_grew"] = masked_mean((standardized > 0).float(), mask).item()
@@ -131,7 +131,8 @@ def compute_policy_loss_aepo(
 
     Balanced clipping leaves the loss's value and changes its gradient; the balanced advantage changes both. `config` is
     the actor's, with `enable_entropy_balanced_clipping`, `enable_entropy_balanced_advantage` and
-    `entropy_advantage_coef`. With both switches off it is `vanilla`. z comes from `STANDARDISED_ENTROPY`.
+    `entropy_advantage_coef`. With both switches off it is `vanilla`. z comes from `STANDARDISED_ENTROPY`, which the
+    trainer binds (verl/utils/token_fields.py).
 
     Raises:
         RuntimeError: the balanced advantage is on and z is not bound.

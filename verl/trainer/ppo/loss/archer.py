@@ -29,7 +29,8 @@ class ArcherKeys:
         low_entropy_clip_ratio_low, low_entropy_clip_ratio_high: clip range of the other tokens.
         high_entropy_clip_ratio_low, high_entropy_clip_ratio_high: clip range of tokens of high entropy.
         low_entropy_kl_loss_scale_coef: archer's weight of the KL divergence from the reference policy at tokens without
-            high entropy. It needs use_kl_loss=true, which makes the reference policy, and kl_loss_coef=0.
+            high entropy; loss=archer sets it to 0.001. It needs use_kl_loss=true, which makes the reference policy, and
+            kl_loss_coef=0.
     """
 
     token_entropy_quantile: float = Field(default=0.8, ge=0, lt=1)
@@ -65,7 +66,7 @@ ENTROPY_RANK = TokenField("entropy_rank", "Archer's and ASPO's loss", compute=en
 
 
 def clip_ranges(config) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return whether each token has high entropy, and its lower and upper clip range, each (B, T)."""
+    """Return whether each token has high entropy, by `ENTROPY_RANK`, and its lower and upper clip range, all (B, T)."""
     high = ENTROPY_RANK.get() > config.token_entropy_quantile
     below = torch.where(high, config.high_entropy_clip_ratio_low, config.low_entropy_clip_ratio_low)
     above = torch.where(high, config.high_entropy_clip_ratio_high, config.low_entropy_clip_ratio_high)
@@ -98,7 +99,10 @@ def compute_policy_loss_archer(
     config=None,
     rollout_is_weights: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, dict]:
-    """Return dual-clip PPO with a clip range for each class of tokens, plus the KL of low ones; all tensors (B, T)."""
+    """Return dual-clip PPO's loss with a clip range for each class, plus the KL of tokens without high entropy.
+
+    All tensors are (B, T). The result is the loss, a scalar, and metrics.
+    """
     high, below, above = clip_ranges(config)
     log_ratio = (log_prob - old_log_prob).clamp(min=-20.0, max=20.0)
     losses, clip_metrics = dual_clip(advantages, log_ratio.exp(), below, above, config.clip_ratio_c)

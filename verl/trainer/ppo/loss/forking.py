@@ -44,7 +44,7 @@ class ForkingKeys:
     forking_denominator: Literal["all", "kept"] = "all"
 
     def check(self, actor) -> None:
-        """Raise ValueError if the wrapped loss is unknown, or has a gradient where the advantage is 0."""
+        """Raise ValueError if the wrapped loss is unknown, not registered as `proportional`, or itself wraps a loss."""
         fitting = [name for name, loss in parts("loss").items() if loss.proportional and not loss.wraps]
         if self.forking_loss not in fitting:
             raise ValueError(

@@ -36,7 +36,7 @@ class HAPOKeys:
     entropy_pivot: float = Field(default=0.8, ge=0, le=1)
 
     def check(self, actor) -> None:
-        """Raise ValueError if the lower clip range would reach 1, where nothing is clipped."""
+        """Raise ValueError if adaptive_clip has a negative clip_alpha, or can widen the lower clip range to 1."""
         low = actor.clip_ratio_low if actor.clip_ratio_low is not None else actor.clip_ratio
         if self.adaptive_clip and (self.clip_alpha < 0 or low * (1 + self.clip_alpha) >= 1):
             raise ValueError(
@@ -106,7 +106,8 @@ def compute_policy_loss_hapo(
     """Return the loss of dual-clip PPO with HAPO's clip ranges and advantages; all tensors (B, T).
 
     `config` is the actor's, with `adaptive_clip`, `clip_alpha`, `adaptive_advantage`, `adv_beta`. With both
-    mechanisms off it is upstream's `vanilla` loss. h comes from `ENTROPY_H`.
+    mechanisms off it is upstream's `vanilla` loss. h comes from `ENTROPY_H`, which the trainer binds
+    (verl/utils/token_fields.py).
 
     Raises:
         RuntimeError: h is needed and not bound.

@@ -1,7 +1,8 @@
 """BranPO (arXiv 2602.03719): new tails of trajectories, from a few steps before their ends.
 
     `bases` trajectories start from the prompt and are scored
-    each that failed gets up to `failed_tries` new tails, from 1 to `max_steps_back` steps before its end, drawn once
+    for each that failed a number from 1 to `max_steps_back` is drawn: it gets up to `failed_tries` new tails, all from
+    this number of steps before its end
     if more than half but not all are right: each right one with more steps than the right ones have on average gets up
     to `long_tries` new tails, from `long_steps_back` steps before its end
 
@@ -57,6 +58,9 @@ class BranPOKeys:
 
 def new_tails(keys: BranPOKeys, lengths: Sequence[int], rewards: Sequence[float], seed: int) -> list[tuple[int, int]]:
     """Return for each new tail the index of its base, and the number of the base's steps that it replaces.
+
+    There are at most `tails`, those of failed bases first. All tails of a base replace the same number of steps, which
+    may exceed the base's length.
 
     Args:
         keys: the config keys.

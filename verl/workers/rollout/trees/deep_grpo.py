@@ -62,7 +62,13 @@ class DeepGRPOKeys:
 
 
 def pivot_weights(n_nodes: int, gamma: float, fit: tuple[float, float] | None) -> list[float]:
-    """Return P(x) x^gamma of each node except the last; `fit`: intercept and slope of P's log-odds, None for P = 1."""
+    """Return P(x) x^gamma of each node except the last.
+
+    Args:
+        n_nodes: number L of nodes.
+        gamma: exponent of x.
+        fit: intercept and slope of P's log-odds, which are linear in x; None for P = 1.
+    """
     intercept, slope = fit or (math.inf, 0.0)
     positions = [(i + 1) / n_nodes for i in range(n_nodes - 1)]
     return [x**gamma / (1 + math.exp(-intercept - slope * x)) for x in positions]
@@ -131,7 +137,7 @@ class Policy(BranchPolicy):
         return add_steps(builder.tree, at, [segments])
 
     def about_tree(self, tree: TrajectoryTree) -> dict[str, Any]:
-        """Return the position of each pivot, in the order of their numbers."""
+        """Return a list of the pivots' positions x, in the order of their numbers, under `PIVOT_POSITIONS`."""
         branches = [segment.info for segment in tree.segments if "x" in segment.info.for_trainer]
         positions = {info.fields[PIVOTS.name]: info.for_trainer["x"] for info in branches}
         return {PIVOT_POSITIONS: [positions[pivot] for pivot in sorted(positions)]}

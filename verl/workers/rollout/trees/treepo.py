@@ -42,8 +42,8 @@ class TreePOKeys:
         divergence: number of continuations of a live trajectory while there are places for them.
         first_round_divergence: largest number of trajectories that start from the prompt. The number is drawn for each
             prompt, from `divergence` on.
-        repetition_length: number of characters of the text that a round repeats.
-        repetition_count: number of times that the text occurs in the round that is then the last one; 0 for no check.
+        repetition_length: number of characters of a text whose repetition ends a trajectory.
+        repetition_count: number of occurrences of one such text that make a round the last one; 0 for no check.
     """
 
     segment_length: int = Field(default=512, ge=1)

@@ -16,12 +16,15 @@ from verl.workers.rollout.trees.arpo.config import ARPOConfig
 
 
 def entropy(now: float, base: float, consecutive: int, config: ARPOConfig) -> float:
-    """Return ARPO's probability to fork, which rises with the entropy gained since the prompt."""
+    """Return ARPO's probability to fork: branch_probability + entropy_weight (now - base), cut to [0, 1]."""
     return min(1.0, max(0.0, config.branch_probability + config.entropy_weight * (now - base)))
 
 
 def entropy_balanced(now: float, base: float, consecutive: int, config: ARPOConfig) -> float:
-    """Return AEPO's probability: ARPO's, reduced by a share `branch_penalty` per consecutive fork on the path."""
+    """Return AEPO's probability: ARPO's times max(0, 1 - branch_penalty * consecutive).
+
+    `consecutive` is the number of consecutive forks at the path's end.
+    """
     return entropy(now, base, consecutive, config) * max(0.0, 1 - config.branch_penalty * consecutive)
 
 
@@ -43,6 +46,6 @@ BRANCH_POLICIES: dict[str, Callable[[float, float, int, ARPOConfig], float]] = {
 def dynamic_initial_rollouts(n: int, h_root: float, h_tool: float, beta: float) -> int:
     """Return how many of n trajectories start from the prompt in AEPO: n sigmoid(beta (H_root - H_tool)), in [1, n].
 
-    The entropies are in nats: divided by log |V|, their difference would be too small to change the number.
+    The number is rounded. The entropies are in nats: over log |V|, their difference would be too small to change it.
     """
     return max(1, min(n, round(n / (1 + math.exp(-beta * (h_root - h_tool))))))

@@ -12,7 +12,7 @@ later when few are. Only the new branch itself waits.
 
 from heapq import heappop, heappush
 
-Key = tuple[int, ...]
+Key = tuple[int, ...]  # identifier of a trajectory (policy.py)
 
 
 class BranchBudget:
@@ -67,6 +67,7 @@ class BranchBudget:
         return max(0, self.slots - possible)
 
     def take(self, slots: int) -> None:
+        """Record that the caller has started `slots` trajectories from the prompt."""
         self.slots -= slots
 
     def _before(self, other: Key, next_calls: int, calls: int, key: Key) -> int:

@@ -36,8 +36,8 @@ class TreeConfig:
         step_delimiter: text that ends a step.
         max_step_tokens: largest number of tokens of a step, except the last; a longer step is cut into two.
         adaptive_branching: whether a node with a higher score gets more children, branching_factor on average.
-        spread_leaves: whether a tree of n leaves and depth D has at most n^(d/D) ends after level d, so it forks on
-            all levels; otherwise, and with dfs, it forks as early as it can.
+        spread_leaves: whether a tree of n leaves and depth D has at most n^(d/D) leaves and open nodes after level d,
+            so it forks on all levels; otherwise, and with dfs, it forks as early as it can.
         train_dropped: whether a step that is dropped before its answer is known becomes a row with reward 0, if the
             prompt has rows left. Dropped nodes then hold tokens, too, until the tree is complete.
         independent_paths: whether the search grows one path per row that never forks, instead of a tree;

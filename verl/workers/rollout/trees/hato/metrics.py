@@ -23,8 +23,8 @@ def _nearest(path: Sequence[int], others: Sequence[Sequence[int]]) -> float:
 def rdi(paths: Sequence[Sequence[int]]) -> float | None:
     """Return the reasoning diversity: mean over successful paths (token ids) of the distance to the nearest other one.
 
-    Distances are Levenshtein's, normalized to [0, 1]. The result is 0 if every path has an identical other path, and
-    None for fewer than two paths.
+    Distances are Levenshtein's, normalized to [0, 1], between at most `MAX_PATHS` evenly spaced paths. The result is 0
+    if every path has an identical other path, and None for fewer than two paths.
     """
     paths = evenly_spaced(paths, MAX_PATHS)
     if len(paths) < 2:
@@ -35,7 +35,7 @@ def rdi(paths: Sequence[Sequence[int]]) -> float | None:
 def novelty(paths: Sequence[Sequence[int]], references: Sequence[Sequence[int]]) -> float | None:
     """Return the mean over successful paths of the distance to the start policy's nearest path for the problem.
 
-    It is in [0, 1], and None if there are no paths or no references.
+    It is in [0, 1], and None if there are no paths or no references. At most `MAX_PATHS` evenly spaced paths count.
     """
     if not paths or not references:
         return None

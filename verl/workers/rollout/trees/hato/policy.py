@@ -56,7 +56,7 @@ class Policy(BranchPolicy):
 
     Args:
         config: all settings under `hato`.
-        value_model: model of V and U, shared by all prompts of a worker, in the state of the newest prompt's settings.
+        value_model: model of V and U, shared by all prompts of a worker; `for_task` loads each newer state into it.
         local_reward: function that returns R_local of a step, or a coroutine function; None for the reward loop's.
         decode: function from token ids to text, for local rewards that need the text.
         temperature: sampling temperature; None for the prompt's.
@@ -129,7 +129,7 @@ class Policy(BranchPolicy):
         builder.tree.metrics = metrics
 
     def about_tree(self, tree: TrajectoryTree) -> dict:
-        """Return the steps that lead to answers, from which the value model is trained."""
+        """Return under `HATO_STEPS` the steps that lead to answers, from which the value model is trained."""
         answers = [leaf for leaf in tree.leaves if not tree.is_dropped(leaf)]
         kept = sorted({i for leaf in answers for i in tree.path(leaf)})
         steps = {i: tree.segments[i].info.for_trainer for i in kept if tree.segments[i].info.for_trainer}

@@ -122,7 +122,9 @@ def ucb_grants(
 
 
 def ends_after(level: int, n_leaves: int, config: TreeConfig) -> int:
-    """Return the largest number of leaves and open nodes that a tree may have after a level has been expanded to.
+    """Return the largest number of leaves and open nodes that a tree may have once it has nodes at `level`.
+
+    It is n_leaves^(level / max_depth), rounded up; without spread_leaves, with dfs or independent_paths it is n_leaves.
 
     >>> [ends_after(level, 8, TreeConfig(max_depth=4)) for level in (1, 2, 3, 4)]
     [2, 3, 5, 8]

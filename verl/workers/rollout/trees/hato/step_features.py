@@ -44,7 +44,7 @@ def step_features(
     finished: bool,
     local_reward: float,
 ) -> list[float]:
-    """Return the features of one step, in the order of `FEATURES`.
+    """Return the ten features of one step, in the order of `FEATURES`, whose comments define them.
 
     Args:
         log_probs: log-probabilities of the step's tokens, in nats; at least one.

@@ -74,10 +74,14 @@ class ValueModel(ABC):
         return value_N, (estimates_KN - value_N).square().mean(0).sqrt()
 
     def observe(self, features, outcomes) -> None:
-        """Learn that the steps `features` (N, F) lay on paths with `outcomes` (N,) in [0, 1].
+        """Remember N steps and their outcomes; networks are then trained on the memory.
 
-        A step with several finished paths below counts once, with their mean. At most a quarter of the memory's size
-        is taken, drawn at random, so that one call never replaces the whole memory.
+        At most a quarter of the memory's size is taken, drawn at random, so that one call never replaces the whole
+        memory.
+
+        Args:
+            features: (N, F) features of each step.
+            outcomes: (N,) share of right answers below each step, in [0, 1].
         """
         features_NF, outcomes_N = self._checked(features), torch.as_tensor(outcomes, dtype=torch.float32)
         if not len(features_NF):
@@ -182,7 +186,7 @@ class BootstrapValueModel(ValueModel):
 
 
 class Networks(nn.Module):
-    """ReLU networks of the same shape with one logit each, evaluated at once.
+    """ReLU networks of the same shape with one logit each, evaluated in one batched pass.
 
     An ensemble has `n_models` members; a fixed random network, with an output of standard deviation about 0.7, is
     added to each. The other kinds have one member. With dropout, `masks` are `n_passes` fixed masks of hidden units.
@@ -210,7 +214,7 @@ class Networks(nn.Module):
         return logits + _forward(self.prior_weights, self.prior_biases, features_NF, None)
 
     def masks_to_learn(self, n_rows: int, generator: torch.Generator) -> list[torch.Tensor] | None:
-        """Draw new dropout masks for each row."""
+        """Draw dropout masks for one update: for each hidden layer (members, n_rows, H); None without dropout."""
         return self._masks((self.members, n_rows, self.weights[0].shape[-1]), generator)
 
     def _masks(self, shape: tuple[int, ...], generator: torch.Generator) -> list[torch.Tensor] | None:

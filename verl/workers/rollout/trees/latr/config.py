@@ -30,13 +30,14 @@ class KTConfig:
         rollout_filter_edit_dist_thres: edit distance per token below which a branch is dropped.
         rollout_filter_suffix_match_thres, rollout_filter_rouge_l_thres: similarities above which a branch is dropped.
         keep_math_symbols: whether branches are kept where the parent took a mathematical symbol.
-        cumulative_prob_filter_thres, cumulative_prob_filter_interval: smallest probability per token, relative to the
-            likeliest branch, of a kept branch, and steps between checks; no check while all branches are in use.
+        cumulative_prob_filter_thres, cumulative_prob_filter_interval: threshold t and number of steps between checks.
+            At step s a branch is dropped if the probability of its tokens since its birth is less than t^s times that
+            of the likeliest branch. No check while all k branches are in use.
         random_pruning_ratio: share of the compared branches dropped at random, regardless of similarity; an ablation.
 
     Leaving the tree for ordinary sampling
-        return_on_full: whether to leave once all branches are past their last comparison and the share in use reaches
-            return_nb_thres_init - return_nb_thres_decay * step / max_new_tokens.
+        return_on_full: whether to leave once all branches are past their last comparison, and the share of the k
+            branches in use reaches return_nb_thres_init - return_nb_thres_decay * step / max_new_tokens.
         force_return_step: number of steps after which the tree is left; -1: no such limit.
         fill_return_sequences: whether the root's row is repeated in place of branches that never opened.
 

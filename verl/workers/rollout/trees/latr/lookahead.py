@@ -38,7 +38,17 @@ class Choice:
 
 @dataclass
 class Row:
-    """A branch. `number` counts births and is never reused; `tokens` begin after the prompt."""
+    """A branch of the tree.
+
+    Args:
+        number: number in order of birth, never reused; 0 for the root.
+        parent: number of its parent; None for the root.
+        birth_step: step of its birth, and number of the first tokens that it has from its parent.
+        tokens: token ids after the prompt.
+        log_probs: log-probability of each token, in nats.
+        finished: whether no further token follows.
+        suppressed: number of its candidates that passed the filters while all branches were in use.
+    """
 
     number: int
     parent: int | None
@@ -56,13 +66,22 @@ class Row:
 
 @dataclass
 class Record:
-    """The events of a tree's growth, for metrics, the viewer, and tests that compare trees."""
+    """The events of a tree's growth, for metrics, the viewer, and tests that compare trees.
 
-    births: list[dict] = field(default_factory=list)  # step, row, parent, rank, token, probability
-    pruned: list[dict] = field(default_factory=list)  # step, row, reason
-    suppressed: list[dict] = field(default_factory=list)  # step, row, rank, token, probability
-    compared: int = 0  # number of comparisons of a branch with its parent
-    passed: int = 0  # number of candidates that passed the filters, including suppressed ones
+    Args:
+        births: "step", "row", "parent", "rank", "token" and probability "p" of each new branch.
+        pruned: "step", "row" and "reason" of each dropped branch.
+        suppressed: "step", "row", "rank", "token" and probability "p" of each candidate that passed the filters while
+            all branches were in use.
+        compared: number of comparisons of a branch with its parent.
+        passed: number of candidates that passed the filters, including suppressed ones.
+    """
+
+    births: list[dict] = field(default_factory=list)
+    pruned: list[dict] = field(default_factory=list)
+    suppressed: list[dict] = field(default_factory=list)
+    compared: int = 0
+    passed: int = 0
 
 
 class LookaheadTree:
@@ -266,10 +285,11 @@ class LookaheadTree:
         return self.max_new_tokens if forced == -1 else min(forced, self.max_new_tokens)
 
     def needed_until(self, length: int, birth_step: int | None) -> int:
-        """Estimate the length, in tokens, up to which a row will be read; at most `last_step()`.
+        """Estimate the length, in tokens, that a row will reach in the tree; at most `last_step()`.
 
-        It is the earliest exit of the tree or, while branches are missing, 1.5 times the row's length if that is more.
-        If most compared branches have been dropped, a young branch is read only up to its next comparison.
+        The engine generates a row's tokens up to it in advance. It is the earliest step at which `return_on_full` can
+        leave the tree or, while too few branches are in use for that, 1.5 times the row's length if that is more. If
+        most compared branches have been dropped, it is the length of a young branch at its next comparison.
 
         Args:
             length: length of the row, in tokens.
@@ -290,14 +310,14 @@ class LookaheadTree:
         return min(earliest_exit, self.last_step())
 
     def births_ahead(self, ahead: Mapping[int, Sequence[Choice]]) -> list[tuple[Row, int, int]]:
-        """Predict the branches that will open while the rows' available choices are read.
+        """Predict the branches that will open in the next steps, from choices that the engine has generated in advance.
 
         Args:
-            ahead: row number -> its choices from this step on.
+            ahead: row number -> its choices from this step on, as far as they have been generated.
 
         Returns:
             (parent, number of the parent's choices before the birth, token), in order of birth; for at most half of the
-            free branches, because rows without available choices may take the others.
+            free branches, because rows without generated choices may take the others.
         """
         free = (self.k - len(self.rows) + 1) // 2
         if not free or self.config.random_branching_ratio is not None:
@@ -316,7 +336,7 @@ class LookaheadTree:
     # ---- numbers ----
 
     def metrics(self) -> dict[str, float]:
-        """Return the paper's metrics: suppress, empty-branch, branching and pruning ratio, saturation length."""
+        """Return the paper's metrics and the tree's steps and branches; docs/metrics.md defines them."""
         tokens = sum(len(row.tokens) for row in self.rows)
         return {
             "suppress_ratio": len(self.record.suppressed) / (self.k * self.max_new_tokens) if self.step else 0.0,

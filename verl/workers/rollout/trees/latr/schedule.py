@@ -22,7 +22,11 @@ def tree_branches(n: int, ratio: float) -> int:
 
 
 def tightened(config: KTConfig, steps: int) -> KTConfig:
-    """Return the config with its thresholds tightened by `steps` (negative: loosened), clamped to [0, 1]."""
+    """Return the config with its thresholds moved by `steps` times param_scheduler_step, clamped to [0, 1].
+
+    Positive steps tighten, so fewer branches open and more are dropped: prob_filter_abs_thres and the edit distance's
+    threshold rise; prob_filter_rel_thres and the thresholds of suffix match and ROUGE-L fall. Negative steps loosen.
+    """
 
     def moved(value: float | None, direction: int) -> float | None:
         return None if value is None else min(max(value + direction * steps * config.param_scheduler_step, 0.0), 1.0)
@@ -38,7 +42,14 @@ def tightened(config: KTConfig, steps: int) -> KTConfig:
 
 
 def next_tightened_steps(config: KTConfig, steps: int, suppress_ratio: float, empty_branch_ratio: float) -> int:
-    """Return the parameter scheduler's state after a training step with these ratios (means over its trees)."""
+    """Return the number of steps for `tightened` after a training step, within max_n_step in either direction.
+
+    Args:
+        config: the keys; the number stays as it is without enable_param_scheduler.
+        steps: number before the training step.
+        suppress_ratio: mean over the trees; above suppress_ratio_thres it adds 1.
+        empty_branch_ratio: mean over the trees; above empty_branch_ratio_thres it subtracts 1.
+    """
     if not config.enable_param_scheduler:
         return steps
     if suppress_ratio > config.suppress_ratio_thres:
