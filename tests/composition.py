@@ -173,7 +173,7 @@ def model_and_tokenizer():
     """Random weights, a sharp distribution, and words that are written often enough to call tools and to fork."""
     torch.set_num_threads(1)  # so small a model is slower with more
     tokenizer = make_tokenizer(extra_words=WORDS)
-    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_layers": 1, "num_heads": 2, "num_kv_heads": 2}
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_layers": 1, "num_heads": 1, "num_kv_heads": 1}
     model = make_model(TinyModelConfig(**sizes, tie_word_embeddings=False, extra_words=WORDS), tokenizer)
     often = tokenizer.convert_tokens_to_ids(["<search>", "</search>", "\n\n"])
     with torch.no_grad():

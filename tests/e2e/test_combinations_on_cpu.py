@@ -7,6 +7,7 @@ answer's likelihood, with AEPO's loss and IGPO's credit. Three launches of a min
 
 import json
 import subprocess
+import sys
 
 import pytest
 
@@ -96,7 +97,7 @@ def test_trajectories_fork_without_tools(forks):
 
 @pytest.fixture(scope="module")
 def search(tmp_path_factory):
-    """The run's folder: HATO's search, whose steps may call a search engine."""
+    """The run's folder: HATO's search, whose steps may call a search engine, here an MCP server."""
     folder = tmp_path_factory.mktemp("search")
     write_task_and_model(folder)
     env = imports_made() | {"METHOD": "arpo", "MODEL_PATH": f"{folder}/model", "DATA_DIR": str(folder)}
@@ -105,6 +106,10 @@ def search(tmp_path_factory):
     command += ["data.train_batch_size=8", "actor_rollout_ref.actor.ppo_mini_batch_size=8", "trainer.tree_prompts=8"]
     command += ["actor_rollout_ref.rollout.n=6", "hato.tree.max_step_tokens=64", "hato.tree.step_delimiter='</think>'"]
     command += ["hato.local_reward=answer_likelihood"]
+    tool = "actor_rollout_ref.rollout.tools.tool_instances.search"
+    server = f"command: [{sys.executable}, {ROOT}/tests/e2e/search_mcp_server.py, {folder}/corpus.jsonl]"
+    command += [f"{tool}.class_path=verl.workers.rollout.tools.mcp_tool.MCPTool", f"~{tool}.params"]
+    command += [f"+{tool}.params={{{server}, tools: [search], start_timeout: 300}}"]
     done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=400)
     assert done.returncode == 0, done.stdout + done.stderr
     return folder / "run"
@@ -113,6 +118,8 @@ def search(tmp_path_factory):
 def test_the_search_has_tools(search):
     table = load_metrics(search)
     assert (table["tree/tool_calls"] > 0).all() and (table["tree/leaves"] > 1).all()
+    assert (table["tree/tool_search/calls"] > table["tree/tool_search/failures"]).all()
+    assert (table["tree/tool_search/own_faults"] == 0).all() and (table["tree/tool_search/restarts"] == 0).all()
     assert (table["credit/shared_tokens"] > 0).all() and (table["actor/grad_norm"] > 0).all()
     records = [json.loads(line) for line in (search / "trees/step_000001.jsonl").read_text().splitlines()]
     segments = [segment for record in records for segment in record["segments"]]

@@ -15,13 +15,12 @@ import torch
 from vllm.logprobs import FlatLogprobs
 
 from tests.fresh import python_of
-from tests.packages import GPU_VLLM, unpacked
+from tests.packages import GPU_VLLM, TRITON, unpacked
 from vllm_patches import cpu_version_name
 
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).resolve().parents[3]
-TRITON = "triton==3.7.1"  # torch 2.13's
 VOCABULARY = 2500  # three blocks of the kernels'
 # what the requests of one batch ask for: (temperature, top_k, top_p, log-probabilities)
 ASKED = [(1.0, -1, 1.0, 10), (0.7, -1, 1.0, 3), (0.0, -1, 1.0, 10), (1.0, 5, 1.0, 10), (1.3, -1, 0.6, 4)]

@@ -120,11 +120,23 @@ class Diagnosis:
     """
 
     def __init__(self, plan: Plan, engine: RolloutEngine, bar: tqdm):
-        self.plan, self.engine, self.bar = plan, engine, bar
+        self.engine, self.bar = engine, bar
         self.environment = environment_of(plan.config, plan.tokenizer)
+        self.plan = plan._replace(prompts=[self._described(prompt, plan) for prompt in plan.prompts])
         self.rewards = RewardLoopWorker(plan.config)
         ends = generation_config_of(plan.config.actor_rollout_ref.model.path)
         self.stop_token_ids = end_of_sequence_ids(plan.tokenizer, ends)
+
+    def _described(self, prompt: Prompt, plan: Plan) -> Prompt:
+        """Return a prompt with the tools' descriptions if the config wants them."""
+        if not self.environment.description:
+            return prompt
+        options = OmegaConf.to_container(plan.config.data.get("apply_chat_template_kwargs") or OmegaConf.create())
+        messages = self.environment.prompt_messages(prompt.about["raw_prompt"])
+        ids = plan.tokenizer.apply_chat_template(
+            messages, add_generation_prompt=True, tokenize=True, return_dict=False, **options
+        )
+        return prompt._replace(ids=list(ids))
 
     async def close(self) -> None:
         if isinstance(self.environment, Tools):

@@ -58,7 +58,7 @@ class TrajectoryOutput(AgentLoopOutput):
 class TreeRollout:
     """Makes all trajectories of a prompt. A worker has one instance, whose `run` serves many prompts concurrently.
 
-    `config` is the config of the whole run. `agent_loop`, upstream's single-turn one, tokenizes prompts.
+    `config` is the config of the whole run. `agent_loop` is upstream's single-turn agent loop, which tokenizes prompts.
     """
 
     # upstream's `_compute_score(outputs, kwargs)`, which sets reward_score and reward_extra_info of the last output;
@@ -94,10 +94,10 @@ class TreeRollout:
 
         Args:
             sampling_params: parameters of ordinary sampling: temperature, top_p, top_k, ….
-            plain: whether to make n independent trajectories at the plain temperature, as in validation.
+            plain: whether to make n independent trajectories by ordinary sampling instead of a tree, as in validation.
         """
         started = time.perf_counter()
-        prompt_ids = list(await self.agent_loop.ct_build_initial_tokens(list(task.row["raw_prompt"])))
+        prompt_ids = await self._prompt_ids(task.row["raw_prompt"])
         policy = self.plain if plain else self.policy.for_task(task, self._score(task.row, prompt_ids))
         engine = GroupEngine(self.engine, sampling_params)
         likelihood = self._answer_likelihood(engine, task.row, prompt_ids) if self.needs_answers else None
@@ -125,6 +125,23 @@ class TreeRollout:
                 output.extra_fields["reward_extra_info"] = dict(self.about_dropped)
         outputs[0].extra_fields |= policy.about_tree(tree) | self._about_group(tree, task.step)
         return outputs
+
+    async def _prompt_ids(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
+        """Return a prompt's tokens, with the tools' descriptions if the config wants them.
+
+        Raises:
+            ValueError: upstream may have cut the described prompt, and the description with it.
+        """
+        described = self.environment.prompt_messages(messages)
+        prompt_ids = list(await self.agent_loop.ct_build_initial_tokens(described))
+        most = self.config.actor_rollout_ref.rollout.prompt_length
+        if self.environment.description and len(prompt_ids) >= most:
+            raise ValueError(
+                f"data.max_prompt_length={most} leaves no room for the tools' descriptions, which "
+                "actor_rollout_ref.rollout.tools.describe_in_prompt=true adds to this prompt: raise it, and leave out "
+                "the rows that are still too long, or name fewer tools"
+            )
+        return prompt_ids
 
     def seed_of(self, task: PromptTask) -> int:
         """Return a seed that depends only on the run's seed, the training step, the row (its text, and its `index` if
@@ -191,7 +208,9 @@ def environment_of(config, tokenizer) -> Environment:
 def rows_of(
     tree: TrajectoryTree, policy: BranchPolicy, versions: WeightVersions | None = None, seconds: float = 0.0
 ) -> list[TrajectoryOutput]:
-    """Return a row of the batch for each of the tree's leaves, in order; rows without an answer get reward 0 here.
+    """Return a row of the batch for each of the tree's leaves, in order.
+
+    A row that the search dropped has no answer, so that its reward is set to 0 here; other rows are scored later.
 
     `response_mask` is 1 for the model's tokens and 0 for a tool's. The token fields are `segment_ids`, where equal
     values in a prompt's rows mark shared tokens, and the policy's own `fields`.

@@ -1,15 +1,22 @@
-"""Log-probabilities of given continuations: of `transformers`, of a real vLLM that has the prefix in its cache, of a
-server."""
+"""Log-probabilities of given continuations: of `transformers`, of a real vLLM that has the prefix in its cache (with
+both of its model runners), of a server."""
 
 import asyncio
+import json
+import os
 import random
+import subprocess
+import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from benchmarks.score_cost import score_by_tokens
 from recipe.common.tiny_model import write_tiny_model
+from tests.packages import TRITON, unpacked
 from verl.workers.rollout.engines.interface import GenerationRequest, last_scores
 from verl.workers.rollout.engines.local_transformers import TransformersEngine
 from verl.workers.rollout.engines.local_vllm import VLLMEngine
@@ -18,6 +25,7 @@ from verl.workers.rollout.tree_rollout import GroupEngine
 from vllm_patches import cpu_version_name
 
 BLOCK = 32
+ROOT = Path(__file__).resolve().parents[4]
 
 
 @pytest.fixture(scope="module")
@@ -93,11 +101,38 @@ async def scores_are_the_models(engine: VLLMEngine, model) -> None:
     for case, scores in zip([*cases(8), (prompt, [7, 8, 9])], found, strict=True):
         assert scores == pytest.approx(expected(model, *case), abs=1e-4)
     assert max(cached) == 3 * BLOCK, "nothing was taken from the cache"
+    assert await score_by_tokens(engine, prompt, [7, 8, 9]) == pytest.approx(
+        expected(model, prompt, [7, 8, 9]), abs=1e-4
+    )
     # a continuation of two blocks, the second time from the cache: computed once more
     long = list(range(60, 130))
     for _ in range(2):
         assert await engine.score(prompt, long) == pytest.approx(expected(model, prompt, long), abs=1e-4)
     assert cached[-2:] == [5 * BLOCK, 0]
+
+
+@pytest.mark.slow
+def test_the_v2_runners_scores_are_the_models_whatever_its_cache_holds(folder, model):
+    """In another process, because vLLM behaves differently where it finds Triton."""
+    prompt = list(range(10, 110))
+    long = list(range(60, 130))
+    scored = [(prompt, [7, 8, 9]), (prompt, [9, 8, 7]), *cases(8), (prompt, long), (prompt, long)]
+    done = subprocess.run(
+        [sys.executable, str(Path(__file__).with_name("v2_scores.py")), str(folder), str(BLOCK)],
+        input=json.dumps(scored),
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": f"{unpacked(TRITON)}:{ROOT}", "TRITON_INTERPRET": "1"},
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    answers = json.loads(done.stdout.splitlines()[-1])
+    for case, answer in zip(scored, answers, strict=True):
+        assert answer["scores"] == pytest.approx(expected(model, *case), abs=1e-4)
+    requests = [answer["requests"] for answer in answers]
+    # the runner reports a number for each token after the first that it has computed, and none for the cached ones
+    assert requests[0] == [[0, 102]] and requests[1] == [[3 * BLOCK, 102 - 3 * BLOCK]]
+    # the second time the cache holds two blocks of the continuation, so that it is computed once more
+    assert requests[-1] == [[5 * BLOCK, 169 - 5 * BLOCK], [0, 169]]
 
 
 def test_a_server_is_asked_again_after_an_abort_and_without_its_cache_where_that_holds_the_continuation(monkeypatch):

@@ -45,6 +45,15 @@ class BaseTool(ABC):
 
     name: str
     trigger_tag: str
+    # text for the prompt with `describe_in_prompt=true`: what the tool does and what a call must hold; empty for none
+    description: str = ""
+    # number of lost connections that calls have opened anew; it only grows
+    restarts: int = 0
+
+    @classmethod
+    def tags(cls, **params) -> list[str]:
+        """Return the tags that the tool will have with these constructor's arguments."""
+        return [cls.trigger_tag]
 
     @classmethod
     def check(cls, **params) -> None:
@@ -73,3 +82,21 @@ class BaseTool(ABC):
 
     async def close(self) -> None:  # noqa: B027 (nothing to end, for many tools)
         """Close what the tool keeps open (workers, connections). In training, the worker's end closes it as well."""
+
+
+class ToolSet(ABC):
+    """Several tools that one entry of `tool_instances` brings, such as those of one server.
+
+    `check` and `tags` are those of `BaseTool`; the constructor may connect to the server, and raises ValueError if its
+    tools will not work.
+    """
+
+    tools: list[BaseTool]
+
+    @classmethod
+    @abstractmethod
+    def check(cls, **params) -> None: ...
+
+    @classmethod
+    @abstractmethod
+    def tags(cls, **params) -> list[str]: ...

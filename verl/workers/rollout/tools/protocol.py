@@ -69,9 +69,7 @@ class Protocol:
 
         Tags of the protocol and special tokens in the text are made harmless; outer white space is removed.
         """
-        text = neutral(text[: MOST_CHARACTERS_A_TOKEN * max(max_tokens, 0)], self.tags).strip()
-        for token in self.special:
-            text = text.replace(token, token[0] + " " + token[1:])
+        text = self.harmless(text[: MOST_CHARACTERS_A_TOKEN * max(max_tokens, 0)]).strip()
         opening, closing = self._encode(" <result>\n"), self._encode("\n</result>")
         if len(opening) + len(closing) >= max_tokens:
             return []
@@ -79,6 +77,13 @@ class Protocol:
         if len(whole) <= max_tokens:
             return whole
         return [*opening, *self._encode(text)[: max_tokens - len(opening) - len(closing)], *closing]
+
+    def harmless(self, text: str) -> str:
+        """Return a text from outside with tags of the protocol and special tokens made harmless."""
+        text = neutral(text, self.tags)
+        for token in self.special:
+            text = text.replace(token, token[0] + " " + token[1:])
+        return text
 
     def _encode(self, text: str) -> list[int]:
         return list(self.tokenizer.encode(text, add_special_tokens=False))

@@ -21,7 +21,7 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass as keys_dataclass
 
 from verl.workers.config.keys import STRICT
-from verl.workers.rollout.tools.base_tool import BaseTool, ToolError, ToolOutput
+from verl.workers.rollout.tools.base_tool import BaseTool, ToolError, ToolOutput, ToolSet
 from verl.workers.rollout.tools.tool_thread import ToolThread
 
 logger = logging.getLogger(__name__)
@@ -46,6 +46,8 @@ class ToolsConfig:
         tool_instances: name -> {class_path, params}; null switches a tool off.
         verbose_logging: whether every call is logged, not only the first failure of each kind.
         fail_on_error: whether a tool that cannot be loaded ends the run; otherwise it is reported and left out.
+        describe_in_prompt: whether every prompt's system message names the tools that describe themselves, such as
+            those of an MCP server, with their descriptions and the schemas of their arguments.
     """
 
     call_limit: int = Field(default=3, ge=0)
@@ -55,6 +57,7 @@ class ToolsConfig:
     max_result_tokens: int = Field(default=1024, ge=1)
     verbose_logging: bool = False
     fail_on_error: bool = True
+    describe_in_prompt: bool = False
     tool_instances: dict[str, Any] = Field(default_factory=dict)
 
     def __post_init__(self):
@@ -70,7 +73,7 @@ class ToolsConfig:
                     raise ValueError(f"{_SECTION}.tool_instances.{name}: {error}") from error
 
 
-def tool_class(name: str, instance: Mapping[str, Any]) -> tuple[type[BaseTool], dict[str, Any]]:
+def tool_class(name: str, instance: Mapping[str, Any]) -> tuple[type[BaseTool] | type[ToolSet], dict[str, Any]]:
     """Return the class and the constructor's arguments of an entry of tool_instances.
 
     Raises:
@@ -85,7 +88,7 @@ def tool_class(name: str, instance: Mapping[str, Any]) -> tuple[type[BaseTool], 
         cls = getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError, ValueError) as error:
         raise ValueError(f"{key}.class_path={instance['class_path']}: {error}") from error
-    if not (isinstance(cls, type) and issubclass(cls, BaseTool)):
+    if not (isinstance(cls, type) and issubclass(cls, (BaseTool, ToolSet))):
         from verl.workers.rollout.tools.upstream_tool import adapted
 
         if (cls := adapted(cls)) is None:
@@ -101,13 +104,15 @@ def tool_class(name: str, instance: Mapping[str, Any]) -> tuple[type[BaseTool], 
 @dataclass(frozen=True)
 class ToolCall:
     """The outcome of a call. `text` is for the model, also after a failure; `seconds` leaves out the wait for a free
-    place; `error` is the `kind` of a failure, and `own_fault` whether the tool is at fault."""
+    place; `restarts` counts lost connections that were opened anew; `error` is the `kind` of a failure, and `own_fault`
+    whether the tool is at fault."""
 
     tool: str
     text: str
     ok: bool
     seconds: float
     retries: int = 0
+    restarts: int = 0
     cached: bool = False
     error: str | None = None
     own_fault: bool = False
@@ -122,6 +127,7 @@ class ToolBox:
         self._threads: dict[str, ToolThread] = {}  # tag -> thread
         self._places = asyncio.Semaphore(config.max_workers)
         self._logged: set[tuple[str, str]] = set()
+        self._counted_restarts: dict[str, int] = {}  # tag -> restarts that some call has reported
         for name, instance in config.tool_instances.items():
             self._load(name, instance)
         if not self.tools:
@@ -130,17 +136,21 @@ class ToolBox:
     def _load(self, name: str, instance: Mapping[str, Any]) -> None:
         try:
             cls, params = tool_class(name, instance)
-            tool = cls(**params)
+            try:
+                made = cls(**params)
+            except ValueError as error:
+                raise ValueError(f"{_SECTION}.tool_instances.{name}: {error}") from error
         except Exception as error:
             if self.config.fail_on_error:
                 raise
             logger.error(f"tool {name} is left out: {error}")
             return
-        if tool.trigger_tag in RESERVED_TAGS:
-            raise ValueError(f"{_SECTION}.tool_instances.{name}: <{tool.trigger_tag}> belongs to the protocol")
-        if tool.trigger_tag in self.tools:
-            raise ValueError(f"{_SECTION}.tool_instances.{name}: a second tool for <{tool.trigger_tag}>")
-        self.tools[tool.trigger_tag], self._threads[tool.trigger_tag] = tool, ToolThread(tool.name)
+        for tool in made.tools if isinstance(made, ToolSet) else [made]:
+            if tool.trigger_tag in RESERVED_TAGS:
+                raise ValueError(f"{_SECTION}.tool_instances.{name}: <{tool.trigger_tag}> belongs to the protocol")
+            if tool.trigger_tag in self.tools:
+                raise ValueError(f"{_SECTION}.tool_instances.{name}: a second tool for <{tool.trigger_tag}>")
+            self.tools[tool.trigger_tag], self._threads[tool.trigger_tag] = tool, ToolThread(tool.name)
 
     async def start(self) -> None:
         """Check that the calls of every tool will work.
@@ -195,10 +205,14 @@ class ToolBox:
             started = time.perf_counter()
             output, error, retries = await self._retried(partial(self._attempt, tool, content))
             seconds = time.perf_counter() - started
+        restarts = tool.restarts - self._counted_restarts.get(tag, 0)
+        self._counted_restarts[tag] = self._counted_restarts.get(tag, 0) + restarts
         kind, own_fault = (None, False) if error is None else (error.kind, error.own_fault)
         if self.config.verbose_logging:
             logger.warning(f"tool {tool.name}: {kind or 'ok'} in {seconds:.2f} s")
-        return ToolCall(tool.name, output.text, error is None, seconds, retries, output.cached, kind, own_fault)
+        return ToolCall(
+            tool.name, output.text, error is None, seconds, retries, restarts, output.cached, kind, own_fault
+        )
 
     async def _attempt(self, tool: BaseTool, content: str) -> tuple[ToolOutput, ToolError | None]:
         """Return the text for the model, and a failed attempt's error; a tool's fault must not end the training."""

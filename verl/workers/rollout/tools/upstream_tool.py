@@ -10,14 +10,14 @@ function requires one argument, a string. A trajectory's calls are independent: 
 (verl's `create`, `execute`, `release`). The tool's reward and metrics are not used.
 """
 
-import json
 from typing import Any
 
 from omegaconf import OmegaConf
 from verl.tools.base_tool import BaseTool as UpstreamBaseTool
-from verl.tools.schemas import OpenAIFunctionSchema, OpenAIFunctionToolSchema
+from verl.tools.schemas import OpenAIFunctionToolSchema
 
 from verl.workers.rollout.tools.base_tool import BaseTool, ToolError
+from verl.workers.rollout.tools.function_calls import call_arguments, describe_function
 from verl.workers.rollout.tools.plain_text import one_line
 
 LONGEST_MESSAGE = 300  # largest number of characters of an exception's text for the model
@@ -41,7 +41,9 @@ class UpstreamTool(BaseTool):
     def __init__(self, *, config: dict | None = None, tool_schema: dict | None = None):
         self.tool = self.upstream(_plain(config) or {}, _schema_of(tool_schema))
         self.name = self.trigger_tag = self.tool.name
-        self.function: OpenAIFunctionSchema = self.tool.tool_schema.function
+        function = self.tool.tool_schema.function
+        self.schema = function.parameters.model_dump(exclude_none=True)
+        self.description = describe_function(function.description, self.schema)
 
     @classmethod
     def check(cls, *, config: dict | None = None, tool_schema: dict | None = None) -> None:
@@ -49,8 +51,12 @@ class UpstreamTool(BaseTool):
         if _schema_of(tool_schema) is None and makes_none:
             raise ValueError(f"params.tool_schema is missing, and {cls.upstream.__name__} makes none itself")
 
+    @classmethod
+    def tags(cls, **params) -> list[str]:
+        return [cls(**params).trigger_tag]
+
     async def execute(self, content: str, *, timeout: float) -> str:
-        arguments = arguments_of(self.function, content)
+        arguments = call_arguments(self.schema, content)
         try:
             instance, _ = await self.tool.create(create_kwargs={})
             try:
@@ -71,25 +77,3 @@ def _plain(values):
 
 def _schema_of(tool_schema) -> OpenAIFunctionToolSchema | None:
     return OpenAIFunctionToolSchema.model_validate(_plain(tool_schema)) if tool_schema else None
-
-
-def arguments_of(function: OpenAIFunctionSchema, content: str) -> dict[str, Any]:
-    """Return the arguments that the model has written.
-
-    Raises:
-        ToolError: the text is no JSON object, or a required argument is missing.
-    """
-    required, properties = function.parameters.required, function.parameters.properties
-    try:
-        arguments = json.loads(content)
-    except ValueError:
-        arguments = None
-    is_object = isinstance(arguments, dict)
-    missing = [name for name in required if not is_object or name not in arguments]
-    if is_object and not missing:
-        return arguments
-    if len(required) == 1 and properties[required[0]].type == "string":
-        return {required[0]: content}  # plain text, which may happen to be JSON
-    if is_object:
-        raise ToolError(f"Missing arguments: {', '.join(missing)}.", kind="bad_arguments", retry=False)
-    raise ToolError(f"Expected a JSON object with {', '.join(properties)}.", kind="bad_arguments", retry=False)

@@ -1,0 +1,35 @@
+"""Prints what an MCP server offers, as the model reads it with `describe_in_prompt=true`.
+
+python scripts/mcp_tools.py python my_project/library_server.py     # a command, which talks over stdin and stdout
+python scripts/mcp_tools.py http://node0:8000/mcp                   # an address
+python scripts/mcp_tools.py --pass-env LIBRARY_KEY npx -y library-server
+"""
+
+import argparse
+import asyncio
+import sys
+
+from verl.workers.rollout.tools.mcp_tool import MCPTool
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--pass-env", action="append", default=[], help="an environment variable that the command gets")
+    parser.add_argument("--api-key-env", help="environment variable with the key for the address")
+    parser.add_argument("server", nargs=argparse.REMAINDER, help="the command and its arguments, or an address")
+    args = parser.parse_args()
+    if not args.server:
+        parser.error("name a command or an address")
+    is_address = args.server[0].startswith(("http://", "https://"))
+    where = {"url": args.server[0]} if is_address else {"command": args.server}
+    try:
+        made = MCPTool(**where, pass_env=args.pass_env, api_key_env=args.api_key_env)
+    except ValueError as error:
+        sys.exit(f"error: {error}")
+    for tool in made.tools:
+        print(f"<{tool.trigger_tag}>: {tool.description}")
+    asyncio.run(made.tools[0].close())
+
+
+if __name__ == "__main__":
+    main()

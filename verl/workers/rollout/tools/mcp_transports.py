@@ -1,0 +1,191 @@
+"""Connections to MCP servers, for the client of the official package `mcp`: a process of its own, or HTTP.
+
+What a server sends is bounded before it is parsed: a message above MOST_REPLY_BYTES becomes an error of its request. A
+process that is started here gets no more of the environment than the config names.
+"""
+
+import asyncio
+import os
+import re
+import signal
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, suppress
+from typing import Any
+
+import anyio
+import httpx
+import httpx2
+from mcp.client.stdio import get_default_environment
+from mcp.client.streamable_http import streamable_http_client
+from mcp.shared.message import SessionMessage
+from mcp_types import PARSE_ERROR, ErrorData, JSONRPCError, jsonrpc_message_adapter
+
+from verl.workers.rollout.tools.http_json import MOST_REPLY_BYTES, is_loopback
+from verl.workers.rollout.tools.plain_text import one_line
+
+END_SECONDS = 2.0  # time for a server's process to end after its standard input was closed
+CONNECT_SECONDS = 30.0
+KEPT_ERROR_BYTES = 2000  # of a process's standard error
+SHOWN_CHARACTERS = 1000  # of these in a message
+
+
+# ---- a process ----
+
+
+@asynccontextmanager
+async def stdio_transport(command: Sequence[str], pass_env: Sequence[str]) -> AsyncIterator[tuple[Any, Any]]:
+    """Start a server's process, yield the streams of its messages, and end it with all processes of its group.
+
+    The transport of `mcp` 2.3.0 keeps a line of any length in memory, hence this one.
+
+    Args:
+        command: program and arguments.
+        pass_env: names of environment variables that it gets beside HOME, LOGNAME, PATH, SHELL, TERM and USER.
+
+    Raises:
+        OSError: the program cannot be started.
+        ConnectionError: the process has ended; the message has its last words.
+    """
+    process = await asyncio.create_subprocess_exec(
+        *command,
+        env=get_default_environment() | {name: os.environ[name] for name in pass_env},
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        limit=MOST_REPLY_BYTES,
+        start_new_session=True,
+    )
+    errors = asyncio.create_task(_last_bytes(process.stderr))
+    to_client, from_server = anyio.create_memory_object_stream[SessionMessage](0)
+    to_server, from_client = anyio.create_memory_object_stream[SessionMessage](0)
+
+    async def read() -> None:
+        while message := await _next_message(process.stdout):
+            await to_client.send(message)
+        await asyncio.wait({errors}, timeout=END_SECONDS)
+        words = errors.result().decode(errors="replace")[-SHOWN_CHARACTERS:] if errors.done() else ""
+        raise ConnectionError(f"the server's process has ended; its last words: {one_line(words, SHOWN_CHARACTERS)}")
+
+    async def write() -> None:
+        async for message in from_client:
+            process.stdin.write(message.message.model_dump_json(by_alias=True, exclude_unset=True).encode() + b"\n")
+            await process.stdin.drain()
+
+    try:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(read)
+            tasks.start_soon(write)
+            yield from_server, to_server
+            tasks.cancel_scope.cancel()
+    finally:
+        for stream in (to_client, from_server, to_server, from_client):
+            stream.close()
+        errors.cancel()
+        await _end(process)
+
+
+async def _last_bytes(stream: asyncio.StreamReader) -> bytes:
+    kept = b""
+    while chunk := await stream.read(KEPT_ERROR_BYTES):
+        kept = (kept + chunk)[-KEPT_ERROR_BYTES:]
+    return kept
+
+
+async def _next_message(stream: asyncio.StreamReader) -> SessionMessage | None:
+    """Return the next message, None at the end. Lines that are no message, such as a print's, are passed over."""
+    while True:
+        line, whole = await _next_line(stream)
+        if not line:
+            return None
+        if whole:
+            with suppress(ValueError):
+                return SessionMessage(jsonrpc_message_adapter.validate_json(line, by_name=False))
+        elif request := re.search(rb'"id"\s*:\s*(\d{1,18})\b', line):
+            error = ErrorData(code=PARSE_ERROR, message=f"more than {MOST_REPLY_BYTES} bytes")
+            return SessionMessage(JSONRPCError(jsonrpc="2.0", id=int(request[1]), error=error))
+
+
+async def _next_line(stream: asyncio.StreamReader) -> tuple[bytes, bool]:
+    """Return the next line and True, or the beginning of one above the stream's limit and False; b"" at the end."""
+    begin = b""
+    while True:
+        try:
+            line = await stream.readuntil(b"\n")
+            return (begin, False) if begin else (line, True)
+        except asyncio.IncompleteReadError as error:
+            return (begin, False) if begin else (error.partial, True)
+        except asyncio.LimitOverrunError as error:
+            part = await stream.readexactly(error.consumed)
+            begin = begin or part[:200]
+
+
+async def _end(process: asyncio.subprocess.Process) -> None:
+    """End a process and its group: its standard input is closed, and what is left after END_SECONDS is killed."""
+    try:
+        process.stdin.close()
+        await _wait(process)
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+    await _wait(process)
+    # A process that has left the group may hold the pipes open. Nothing public closes them.
+    process._transport.close()
+
+
+async def _wait(process: asyncio.subprocess.Process) -> None:
+    """Wait up to END_SECONDS for the end. `process.wait` would also wait until nobody holds the pipes open."""
+    for _ in range(int(END_SECONDS / 0.01)):
+        if process.returncode is not None:
+            return
+        await asyncio.sleep(0.01)
+
+
+# ---- HTTP ----
+
+
+@asynccontextmanager
+async def http_transport(url: httpx.URL, key: str | None) -> AsyncIterator[tuple[Any, Any]]:
+    """Yield the streams of a server's messages over streamable HTTP, with a key as bearer token if there is one.
+
+    The environment's proxies are used except for this machine.
+
+    Raises:
+        httpx2.HTTPError: the server cannot be reached, or breaks off.
+        PermissionError: the server refuses access.
+    """
+    client = httpx2.AsyncClient(
+        headers={"Accept-Encoding": "identity"} | ({"Authorization": f"Bearer {key}"} if key else {}),
+        trust_env=not is_loopback(url),
+        timeout=httpx2.Timeout(CONNECT_SECONDS, read=None),  # a call has a time limit of its own
+        limits=httpx2.Limits(max_connections=None, max_keepalive_connections=64),
+        event_hooks={"response": [_bound]},
+    )
+    streams = streamable_http_client(str(url), http_client=client, max_sse_event_size=MOST_REPLY_BYTES)
+    async with client, streams as both:
+        yield both
+
+
+async def _bound(response: httpx2.Response) -> None:
+    """Bound a response's body; `mcp` itself bounds events only."""
+    if response.status_code in (401, 403):
+        raise PermissionError(f"the server refuses access: HTTP status {response.status_code}")
+    if not response.headers.get("content-type", "").startswith("text/event-stream"):
+        response.stream = _Bounded(response.stream, "content-encoding" in response.headers)
+
+
+class _Bounded(httpx2.AsyncByteStream):
+    """A body that fails with an error of its own request if it is compressed or has more than MOST_REPLY_BYTES."""
+
+    def __init__(self, body: httpx2.AsyncByteStream, compressed: bool):
+        self.body, self.compressed = body, compressed
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        size = 0
+        async for chunk in self.body:
+            size += len(chunk)
+            if self.compressed or size > MOST_REPLY_BYTES:
+                raise httpx2.StreamError(f"compressed, or more than {MOST_REPLY_BYTES} bytes")
+            yield chunk
+
+    async def aclose(self) -> None:
+        await self.body.aclose()
