@@ -113,6 +113,37 @@ def test_another_evaluation_does_not_go_on_in_the_same_file(inputs, tmp_path):
         SampleFile(tmp_path / "x.jsonl", {})
 
 
+def test_a_file_without_samples_takes_other_settings(tmp_path):
+    """Such as one of an evaluation whose server refused the first request."""
+    for settings in ({"temperature": 0.6}, {"temperature": 0.7}):
+        with SampleFile(tmp_path / "x.jsonl", settings) as samples:
+            assert not samples.rows
+    samples_now = '{"settings": {"temperature": 0.7}}\n'
+    assert (tmp_path / "x.jsonl").read_text() == samples_now
+
+
+def test_a_larger_n_adds_the_missing_samples_and_measures_anew(inputs, tmp_path):
+    with toy_server(model := ToyModel()) as url:
+        evaluate(config_of(inputs, url, tmp_path, "style=answer"))
+        first, asked = samples_of(tmp_path), len(model.asked)
+        evaluate(config_of(inputs, url, tmp_path, "style=answer", "n=7", "ks=[1,7]"))
+        assert len(model.asked) - asked == 20 * (7 - N)
+        evaluate(config_of(inputs, url, tmp_path / "at_once", "style=answer", "n=7", "ks=[1,7]"))
+        assert samples_of(tmp_path)[: len(first)] == first, "earlier samples are kept"
+        seen = [
+            {(row["question"], row["sample"], row["response"]) for row in samples_of(tmp_path / part)}
+            for part in ("", "at_once")
+        ]
+        assert seen[0] == seen[1], "the samples of one evaluation with n=7"
+        logs = [tmp_path / part / "toy/hotpotqa.log" for part in ("", "at_once")]
+        results = [parse_result_lines(log.read_text().splitlines())[0] for log in logs]
+        assert results[0].metrics == results[1].metrics and results[0].n_samples == 7
+        evaluate(config_of(inputs, url, tmp_path, "style=answer"))
+        assert len(model.asked) - asked == 20 * (7 - N) + 20 * 7, "a smaller n asks nothing"
+    (again,) = parse_result_lines((tmp_path / "toy/hotpotqa.log").read_text().splitlines())
+    assert again.n_samples == N and again.metrics["Acc-Pass@1"] == pytest.approx(sum(r["score"] for r in first) / 80)
+
+
 def test_tools_are_called_with_the_protocol_of_training(inputs, tmp_path):
     tools = ["tools.call_limit=2"]
     tools.append("+tools.tool_instances.search.class_path=tests.evaluation.echo_tool.Echo")
@@ -127,6 +158,20 @@ def test_tools_are_called_with_the_protocol_of_training(inputs, tmp_path):
     assert all(row["score"] == (int(row["answer"]) == 2 * int(row["question"][1:]) + 2) for row in rows)
     (result,) = parse_result_lines((tmp_path / "toy/hotpotqa.log").read_text().splitlines())
     assert result.metrics["Tool-Calls-Mean"] == 1
+
+
+@pytest.mark.slow
+def test_an_mcp_servers_tools_are_described_and_called(inputs, tmp_path):
+    library = f"{sys.executable}, {ROOT}/tests/workers/rollout/tools/mcp_library.py"
+    entry = f"{{class_path: verl.workers.rollout.tools.mcp_tool.MCPTool, params: {{command: [{library}]}}}}"
+    tools = [f"+tools.tool_instances.library={entry}", "+tools.describe_in_prompt=true"]
+    with toy_server(model := ToyModel()) as url:
+        evaluate(config_of(inputs, url, tmp_path, *tools, "limit=2", "n=1", "ks=[1]", "style=answer"))
+    rows = samples_of(tmp_path)
+    assert len(rows) == 2 and all("about " in row["response"] and row["tool_calls"] == 1 for row in rows)
+    prompts = [model.tokenizer.decode(asked["prompt"]) for asked in model.asked]
+    assert all("- <add>: Adds two numbers. Arguments: a JSON object, {" in prompt for prompt in prompts)
+    assert all("<who_am-i>…</who_am-i> calls the tool who_am-i" in prompt for prompt in prompts)
 
 
 def test_a_judge_is_asked_once_and_unreadable_verdicts_are_counted(inputs, tmp_path):
@@ -160,6 +205,11 @@ def test_a_busy_server_is_asked_again(inputs, tmp_path):
         (["ks=[]"], "ks=.*: expected numbers from 1 to n=4"),
         (["temperature=0"], "temperature=0 with n=4"),
         (["top_p=0"], "top_p=0: expected a number above 0"),
+        (["repetition_penalty=0"], "repetition_penalty=0: expected a number above 0"),
+        (
+            ["stop=[END]", "+tools.tool_instances.search.class_path=tests.evaluation.echo_tool.Echo"],
+            r"stop=\['END'\] with tools",
+        ),
         (["benchmark=hotpot_qa_2"], "hotpot_qa_2"),
         (["files=/nowhere.jsonl"], "/nowhere.jsonl"),
         (["files=null"], "outputs/data/hotpotqa holds no .parquet"),

@@ -44,7 +44,7 @@ def test_completions_are_sampled_as_asked():
     assert (sampling.repetition_penalty, sampling.min_p) == (1.0, 0.0)
 
 
-@pytest.mark.parametrize("more", [{}, {"top_p": 0.7, "top_k": 20}])
+@pytest.mark.parametrize("more", [{}, {"top_p": 0.7, "top_k": 20, "repetition_penalty": 1.1, "stop": ["END"]}])
 def test_chats_are_sampled_as_asked(more):
     pytest.importorskip("vllm", reason="vLLM decides what a request means")
     from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
@@ -54,6 +54,8 @@ def test_chats_are_sampled_as_asked(more):
     assert sampling == request.to_sampling_params(8, {})
     assert (sampling.temperature, sampling.top_p) == (0.9, more.get("top_p", 1.0))
     assert sampling.top_k in (more.get("top_k", -1), 0)
+    assert sampling.repetition_penalty == more.get("repetition_penalty", 1.0)
+    assert sampling.stop == more.get("stop", [])
 
 
 def test_another_server_is_asked_for_nothing_that_it_may_refuse():

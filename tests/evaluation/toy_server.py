@@ -22,9 +22,18 @@ class ToyModel:
         failures: so many requests are answered by 503 before one is answered well.
         verdict: what it says as a judge.
         seconds: that an answer takes.
+        owned_by: kind of server that it says it is, such as `vllm`.
     """
 
-    def __init__(self, failures: int = 0, verdict: str | None = None, seconds: float = 0.0, token_ids: bool = True):
+    def __init__(
+        self,
+        failures: int = 0,
+        verdict: str | None = None,
+        seconds: float = 0.0,
+        token_ids: bool = True,
+        owned_by: str = "toy",
+    ):
+        self.owned_by = owned_by
         self.failures, self.verdict, self.seconds, self.token_ids = failures, verdict, seconds, token_ids
         self.tokenizer, self.asked, self.running, self.most_at_once = make_tokenizer(), [], 0, 0
         self.app = FastAPI()
@@ -34,7 +43,8 @@ class ToyModel:
         self.app.post("/v1/chat/completions")(self.chat)
 
     async def models(self):
-        return {"object": "list", "data": [{"id": "toy", "object": "model", "max_model_len": 4096}]}
+        about = {"id": "toy", "object": "model", "max_model_len": 4096, "owned_by": self.owned_by}
+        return {"object": "list", "data": [about]}
 
     async def completions(self, request: Request):
         asked = await request.json()

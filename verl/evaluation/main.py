@@ -24,6 +24,7 @@ from verl.evaluation.run import Responder, Scorer, chat_responder, collect, miss
 from verl.evaluation.sample_file import SampleFile
 from verl.evaluation.scoring import by_rule
 from verl.evaluation.server import ChatModel, ServerEngine, clients_of, serving
+from verl.evaluation.settings import chat_template_kwargs, prompt_style, reported_settings, sampling_of
 from verl.trainer.checks.preflight import check_model_path
 from verl.workers.config.keys import read_keys
 from verl.workers.rollout.engines.interface import end_of_sequence_ids, generation_config_of
@@ -31,10 +32,9 @@ from verl.workers.rollout.tools.http_json import is_loopback
 from verl.workers.rollout.tools.tool_box import ToolBox, ToolsConfig, tool_class
 
 SUFFIXES = (".parquet", ".jsonl", ".json", ".csv")
-SAMPLING = ("temperature", "top_p", "top_k", "max_tokens")
 # settings on which the samples do not depend, and settings that `settings_of` replaces
 NOT_ASKED = ("output_dir", "ks", "server", "judge", "step", "model", "experiment", "limit", "skip_bad_rows")
-NOT_ASKED += ("skip_missing",)
+NOT_ASKED += ("skip_missing", "n")
 
 
 class EvaluationError(ValueError):
@@ -58,6 +58,12 @@ class Plan(NamedTuple):
     questions: QuestionSet
     scoring: str
     tools: ToolsConfig | None
+    prompt: str
+    template: dict
+
+    @property
+    def reported(self) -> dict:
+        return reported_settings(self.config, self.prompt, self.template, self.scoring)
 
     @property
     def step(self) -> int | None:
@@ -88,7 +94,9 @@ class Plan(NamedTuple):
         lines += [f"data: {benchmark.title}, {counts}", f"scored by: {SCORINGS[self.scoring]}"]
         if self.tools:
             lines.append(f"tools: {', '.join(self.tools.tool_instances)}, {self.tools.call_limit} calls a response")
-        return [*lines, "sampling: " + ", ".join(f"{name}={config[name]}" for name in (*SAMPLING, "seed"))]
+        sampling = {"n": config.n} | sampling_of(config) | {"seed": config.seed}
+        lines.append("sampling: " + ", ".join(f"{name}={value}" for name, value in sampling.items()))
+        return [*lines, f"prompt: {self.prompt}; apply_chat_template_kwargs={self.template}"]
 
 
 @_as_evaluation_error()
@@ -102,12 +110,14 @@ def plan_of(config: DictConfig) -> Plan:
     _check_keys(config, scoring)
     tools = read_keys(ToolsConfig, config.tools, "actor_rollout_ref.rollout.tools")
     instances = tools.tool_instances
+    loaded = [tool_class(name, instance) for name, instance in instances.items()]
+    tool_tags = [tag for cls, params in loaded for tag in cls.tags(**params)]
     questions = read_questions(
         config.benchmark,
         _files(config),
         where=OmegaConf.to_container(config.where),
         style=config.style,
-        tool_tags=[tool_class(name, instance)[0].trigger_tag for name, instance in instances.items()],
+        tool_tags=tool_tags,
         system=config.system,
         skip_bad_rows=config.skip_bad_rows,
     )
@@ -118,7 +128,8 @@ def plan_of(config: DictConfig) -> Plan:
         checkpoint = Checkpoint(config.model, None)
     elif config.server.url is None:
         checkpoint = find_checkpoint(config.experiment, config.step)
-    return Plan(config, checkpoint, questions, scoring, tools if instances else None)
+    prompt, template = prompt_style(config, questions, tool_tags), chat_template_kwargs(config, checkpoint)
+    return Plan(config, checkpoint, questions, scoring, tools if instances else None, prompt, template)
 
 
 def _check_keys(config: DictConfig, scoring: str) -> None:
@@ -135,6 +146,10 @@ def _check_keys(config: DictConfig, scoring: str) -> None:
         raise ValueError(f"top_p={config.top_p}: expected a number above 0, up to 1")
     if config.temperature < 0 or (config.temperature == 0 and config.n > 1):
         raise ValueError(f"temperature={config.temperature} with n={config.n}: equal samples; expected more than 0")
+    if not isinstance(config.repetition_penalty, int | float) or config.repetition_penalty <= 0:
+        raise ValueError(f"repetition_penalty={config.repetition_penalty}: expected a number above 0; 1 has no effect")
+    if config.stop and config.tools.tool_instances:
+        raise ValueError(f"stop={list(config.stop)} with tools: the tools' closing tags stop the model; leave it at []")
     if not config.ks or not all(1 <= k <= config.n for k in config.ks):
         raise ValueError(f"ks={list(config.ks)}: expected numbers from 1 to n={config.n}")
     if config.server.api == "chat" and config.tools.tool_instances:
@@ -188,6 +203,7 @@ def settings_of(plan: Plan) -> dict:
     settings |= {"scoring": plan.scoring, "model": plan.checkpoint.model if plan.checkpoint else plan.config.server.url}
     # A folder or file of the same name may have got another model or other questions in the meantime.
     settings["weights"] = fingerprint(plan.checkpoint) if plan.checkpoint else None
+    settings["apply_chat_template_kwargs"] = plan.template
     settings["data"] = _fingerprint_of_files(_files(plan.config))
     settings["server"] = {key: asked["server"][key] for key in ("name", "api", "tokenizer")}
     if plan.scoring == "judge":
@@ -264,15 +280,21 @@ def _scorer(plan: Plan) -> Scorer:
 def _responder(plan: Plan, url: str, tools: ToolBox | None) -> Responder:
     config, at_once = plan.config.server, plan.requests_at_once
     clients, name, context, beyond_openai = _connect(config, url, at_once)
-    sampling = {key: plan.config[key] for key in SAMPLING}
+    sampling = sampling_of(plan.config)
     if config.api == "chat":
-        return chat_responder(ChatModel(clients, name, at_once, beyond_openai), sampling)
+        if not beyond_openai and (plan.template or sampling["repetition_penalty"] != 1):
+            raise EvaluationError(
+                f"apply_chat_template_kwargs={plan.template}, repetition_penalty={sampling['repetition_penalty']}: "
+                f"{url} is no vLLM server and takes neither; leave them at {{}} and 1, or start one by scripts/serve.sh"
+            )
+        return chat_responder(ChatModel(clients, name, at_once, beyond_openai), sampling, plan.template)
     from transformers import AutoTokenizer
 
     path = config.tokenizer or (plan.checkpoint.model if plan.checkpoint else name)
     tokenizer = AutoTokenizer.from_pretrained(path)
     stop_token_ids = end_of_sequence_ids(tokenizer, generation_config_of(path))
-    return token_responder(ServerEngine(clients, name, at_once), tokenizer, sampling, stop_token_ids, tools, context)
+    engine = ServerEngine(clients, name, at_once, sampling["repetition_penalty"])
+    return token_responder(engine, tokenizer, plan.template, sampling, stop_token_ids, tools, context)
 
 
 async def _collect(plan: Plan, url: str, samples: SampleFile) -> None:
@@ -342,7 +364,8 @@ def _results(plan: Plan, samples: SampleFile) -> list[str]:
     except ValueError as error:
         raise EvaluationError(f"{plan.path}: {error}") from error
     names = {"experiment": config.experiment, "step": plan.step, "dataset": config.benchmark}
-    result = EvalResult(**names, n_samples=config.n, n_questions=len(questions), metrics=metrics)
+    counts = {"n_samples": config.n, "n_questions": len(questions)}
+    result = EvalResult(**names, **counts, metrics=metrics, settings=plan.reported)
     lines, log = format_result_lines([result]), plan.path.with_suffix(".log")
     write_result_log(log, [*plan.describe(), *lines])
     return [*lines, f"{len(rows)} samples: {plan.path}   log: {log}"]

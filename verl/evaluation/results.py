@@ -2,15 +2,17 @@
 
 An evaluation log is free text for people. Each dataset's numbers are also on a line for programs:
     RESULT {"experiment": "hapo-tiny", "step": 200, "dataset": "countdown", "n_samples": 8, "n_questions": 64,
-            "metrics": {"Acc-Pass@1": 0.45, "Acc-Best@8": 0.81, "Response-Length-Mean": 31.5}}
+            "metrics": {"Acc-Pass@1": 0.45, "Acc-Best@8": 0.81, "Response-Length-Mean": 31.5},
+            "settings": {"temperature": 1.0, "top_p": 1.0, "prompt": "plain", "judge": "none", …}}
 (a single line in the file). The evaluation and `scripts/read_log.py` both use this module, so that they agree.
 """
 
 import json
 import math
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 from verl.utils.atomic_files import replacing
 
@@ -28,6 +30,7 @@ class EvalResult:
         n_samples: number of answers to each question.
         metrics: name -> finite number. Accuracies (`Acc-Pass@1`, `Acc-Mean@8`, `Acc-Best@8`, `Acc-Maj@8`) lie in
             [0, 1], `Response-Length-Mean` is in tokens; other names are kept as they are.
+        settings: the settings of `settings.reported_settings`; empty in logs of older versions.
 
     Raises:
         ValueError: a metric is not finite, or an accuracy lies outside [0, 1].
@@ -39,6 +42,7 @@ class EvalResult:
     n_samples: int
     n_questions: int
     metrics: dict[str, float]
+    settings: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self):
         for name, value in self.metrics.items():

@@ -44,6 +44,7 @@ Scorer = Callable[[Question, str], Awaitable[Scored]]
 def token_responder(
     engine: ServerEngine,
     tokenizer,
+    template: Mapping,
     sampling: Mapping,
     stop_token_ids: list[int],
     tools: ToolBox | None,
@@ -53,7 +54,9 @@ def token_responder(
 
     Args:
         tokenizer: the model's tokenizer, whose chat template makes the prompt.
-        sampling: temperature, top_p, top_k and max_tokens, the limit of a response including tool results.
+        template: further options of the chat template, such as `enable_thinking`.
+        sampling: temperature, top_p, top_k, stop (without tools) and max_tokens, the limit of a response including tool
+            results.
         stop_token_ids: token ids that end a response.
         tools: tools that the model may call; None: the model answers in one turn.
         context: largest number of tokens of prompt and response together; None: the server limits them.
@@ -63,7 +66,11 @@ def token_responder(
 
     async def respond(question: Question, seed: int) -> Response:
         prompt_ids = tokenizer.apply_chat_template(
-            question.prompt, add_generation_prompt=True, tokenize=True, return_dict=False
+            question.prompt if environment is None else environment.prompt_messages(question.prompt),
+            add_generation_prompt=True,
+            tokenize=True,
+            return_dict=False,
+            **template,
         )
         max_tokens = sampling["max_tokens"]
         if context is not None:
@@ -72,7 +79,8 @@ def token_responder(
             raise ValueError(f"question {question.id}: its {len(prompt_ids)} tokens leave no room in {context}")
         limits = {"max_tokens": max_tokens, "stop_token_ids": stop_token_ids, "seed": seed}
         if environment is None:
-            token_ids = (await engine.generate(GenerationRequest(prompt_ids, **limits, **options))).token_ids
+            request = GenerationRequest(prompt_ids, **limits, **options, stop=sampling["stop"])
+            token_ids = (await engine.generate(request)).token_ids
             return Response(tokenizer.decode(token_ids, skip_special_tokens=True), len(token_ids))
         settings = builder.Sampling(**options)
         tree = await builder.grow(engine, prompt_ids, 1, Plain(), environment=environment, sampling=settings, **limits)
@@ -83,9 +91,16 @@ def token_responder(
     return respond
 
 
-def chat_responder(model: ChatModel, sampling: Mapping) -> Responder:
-    """Return a responder for a model behind a chat API, without tools; top_k is sent only if the server knows it."""
-    options = {name: sampling[name] for name in ("temperature", "top_p", "top_k", "max_tokens")}
+def chat_responder(model: ChatModel, sampling: Mapping, template: Mapping) -> Responder:
+    """Return a responder for a model behind a chat API, without tools.
+
+    Args:
+        sampling, template: see `token_responder`; top_k, a repetition penalty and options of the template are sent only
+            if the server knows them.
+    """
+    options = {name: value for name, value in sampling.items() if name != "stop" or value}
+    if template:
+        options["chat_template_kwargs"] = dict(template)
 
     async def respond(question: Question, seed: int) -> Response:
         return Response(*await model.ask(question.prompt, seed=seed, **options))

@@ -49,11 +49,12 @@ class SampleFile:
                 row = json.loads(line)
                 if number > 1:
                     self.rows[row["question"], row["sample"]] = row
-                else:
+                elif len(lines) > 1:
                     self._check_settings(row["settings"], settings)
             except (json.JSONDecodeError, KeyError, TypeError) as error:
                 raise ValueError(f"{self.path}, line {number}: not a sample of an evaluation ({error!r})") from error
-        if not lines:
+        if len(lines) <= 1:  # An evaluation that ended before its first sample binds no later one to its settings.
+            self._file.truncate(0)
             self._write({"settings": settings})
 
     def _check_settings(self, earlier: dict, settings: dict) -> None:

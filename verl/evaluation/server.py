@@ -52,6 +52,7 @@ def clients_of(url: str, api_key: str | None, concurrency: int) -> list[AsyncOpe
 # values are those of training and validation. Only servers of the vLLM family accept the ones that OpenAI lacks.
 NEUTRAL = {"presence_penalty": 0.0, "frequency_penalty": 0.0}
 NEUTRAL_BEYOND_OPENAI = {"repetition_penalty": 1.0, "min_p": 0.0}
+BEYOND_OPENAI = ("top_k", "repetition_penalty", "chat_template_kwargs")
 
 
 class ServerEngine(RolloutEngine):
@@ -61,10 +62,12 @@ class ServerEngine(RolloutEngine):
         clients: clients from `clients_of`, which take turns.
         model: the model's name on the server.
         concurrency: largest number of concurrent requests; others wait.
+        repetition_penalty: vLLM's penalty of tokens that have occurred before; 1 penalizes none.
     """
 
-    def __init__(self, clients: Sequence[AsyncOpenAI], model: str, concurrency: int):
+    def __init__(self, clients: Sequence[AsyncOpenAI], model: str, concurrency: int, repetition_penalty: float = 1.0):
         self.clients, self.model, self.slots = itertools.cycle(clients), model, asyncio.Semaphore(concurrency)
+        self.repetition_penalty = repetition_penalty
 
     async def generate(self, request: GenerationRequest) -> Generation:
         """Generate a continuation of token ids.
@@ -79,7 +82,7 @@ class ServerEngine(RolloutEngine):
             )
         more = {"top_k": request.top_k, "stop_token_ids": list(request.stop_token_ids), "return_token_ids": True}
         more |= {"prompt": list(request.prompt_ids)} | ({"skip_special_tokens": False} if request.stop else {})
-        more |= NEUTRAL | NEUTRAL_BEYOND_OPENAI
+        more |= NEUTRAL | NEUTRAL_BEYOND_OPENAI | {"repetition_penalty": self.repetition_penalty}
         async with self.slots:
             completion = await next(self.clients).completions.create(
                 model=self.model,
@@ -105,7 +108,7 @@ class ChatModel:
 
     Args:
         clients, model, concurrency: the arguments of `ServerEngine`.
-        beyond_openai: whether the server knows vLLM's sampling parameters; `top_k` is sent only then.
+        beyond_openai: whether the server knows vLLM's parameters; those in BEYOND_OPENAI are sent only then.
     """
 
     def __init__(self, clients: Sequence[AsyncOpenAI], model: str, concurrency: int, beyond_openai: bool = False):
@@ -116,14 +119,15 @@ class ChatModel:
         """Return the reply's text and its number of tokens (0 if the server does not say).
 
         Args:
-            sampling: max_tokens, temperature, top_p, top_k, seed, …; a parameter that is left out has no effect.
+            sampling: max_tokens, temperature, top_p, top_k, seed, …, and `chat_template_kwargs`; a parameter that is
+                left out has no effect.
         """
-        sampling = {"top_p": 1.0} | NEUTRAL | sampling
-        top_k = sampling.pop("top_k", -1)
-        more = {"top_k": top_k} | NEUTRAL_BEYOND_OPENAI if self.beyond_openai else None
+        asked = {"top_p": 1.0} | NEUTRAL | sampling
+        beyond = {name: asked.pop(name) for name in BEYOND_OPENAI if name in asked}
+        more = {"top_k": -1} | NEUTRAL_BEYOND_OPENAI | beyond if self.beyond_openai else None
         async with self.slots:
             completion = await next(self.clients).chat.completions.create(
-                model=self.model, messages=list(messages), extra_body=more, **sampling
+                model=self.model, messages=list(messages), extra_body=more, **asked
             )
         tokens = completion.usage.completion_tokens if completion.usage else 0
         text = completion.choices[0].message.content or ""

@@ -1,6 +1,6 @@
 """Reads published data files row by row, describes bad rows, and writes files of rows.
 
-The makers of training data and `verl.evaluation` use this module.
+The makers of training data, the checks of a run's data and `verl.evaluation` use this module.
 """
 
 import csv
@@ -9,7 +9,7 @@ import io
 import json
 import sys
 import zlib
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 
 import pyarrow as pa
@@ -69,6 +69,18 @@ def write_rows(path: Path, rows: list[dict]) -> None:
             pq.write_table(pa.Table.from_pylist(rows), unfinished)
         else:
             unfinished.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+
+
+def extra_info_of(row: Mapping) -> dict:
+    """Return the `extra_info` that a reward function gets for a row in verl's format.
+
+    Upstream does not pass the column `ability` on, so it is added here. A value in the row's own `extra_info` wins.
+
+    >>> extra_info_of({"ability": "qa", "extra_info": {"index": 3}})
+    {'ability': 'qa', 'index': 3}
+    """
+    ability = {"ability": row["ability"]} if row.get("ability") else {}
+    return ability | (row.get("extra_info") or {})
 
 
 def _parquet_rows(path: Path, columns: Collection[str] | None) -> Iterator[dict]:

@@ -118,6 +118,28 @@ def test_the_rule_can_be_named():
     assert score(T + answer("0.5"), "1/2", "unheard-of", rule="math")["score"] == pytest.approx(1.0)
 
 
+@pytest.mark.parametrize(
+    ("source", "ability", "expected"),
+    [
+        ("train", "math", 1.0),  # 0.5 is 1/2
+        ("train", "qa", 0.2),  # other words
+        ("hotpotqa", "MATH", 1.0),
+        ("math_dapo", "qa", 0.2),
+        ("math_dapo", "fact-reasoning", 1.0),  # says neither: the data source's name decides
+        ("math_dapo", None, 1.0),
+    ],
+)
+def test_the_rows_ability_chooses_the_rule_before_the_data_sources_name(source, ability, expected):
+    assert score(T + answer("0.5"), "1/2", source, extra_info={"ability": ability})["score"] == expected
+
+
+def test_a_named_rule_wins_over_the_ability():
+    row = {"ability": "math", "reward_rule": "f1"}
+    assert score(T + answer("0.5"), "1/2", extra_info=row)["score"] == 0.2
+    assert score(T + answer("0.5"), "1/2", extra_info={"ability": "math"}, rule="f1")["score"] == 0.2
+    assert score(T + answer("0.5"), "1/2", extra_info={"ability": "math"}, variant="published")["score"] == 0.0
+
+
 def test_the_row_wins_over_the_config():
     row = {"reward_variant": "published", "reward_rule": "em", "index": 3}
     assert score(HALF, extra_info=row, variant="specification", rule="f1")["score"] == 0.0
@@ -150,6 +172,7 @@ def test_the_papers_13_benchmarks_have_a_rule(source, rule):
         ({"rule": "bleu"}, "rule='bleu'"),
         ({"extra_info": {"reward_variant": "x"}}, "variant='x'"),
         ({"source": "unheard-of"}, "data_source='unheard-of'.*reward_rule"),
+        ({"source": "unheard-of", "extra_info": {"ability": "code"}}, "ability='code': neither tells"),
         ({"truth": []}, "ground_truth"),
     ],
 )

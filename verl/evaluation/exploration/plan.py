@@ -15,11 +15,13 @@ from omegaconf import DictConfig, OmegaConf
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from verl.trainer.ppo.reward import get_custom_reward_fn
 
+from verl.trainer.checks.cpu_attention import check_cpu_attention
 from verl.trainer.checks.model import check_context, model_json
 from verl.trainer.checks.parts import check_parts, check_typed_sections
 from verl.trainer.checks.preflight import check_model_path
 from verl.trainer.checks.rows import check_data_files, check_reward_rows
 from verl.trainer.checks.settle import settle
+from verl.utils.data_files import extra_info_of
 from verl.utils.parts import parts
 from verl.utils.reward_score import default_compute_score
 from verl.workers.config.keys import read_keys
@@ -81,6 +83,7 @@ def plan_of(config: DictConfig) -> Plan:
     _scale_trees(config)
     check_model_path("actor_rollout_ref.model.path", config.actor_rollout_ref.model.path)
     check_context(config, model_json(config.actor_rollout_ref.model.path))
+    check_cpu_attention(config)
     policies = dict(_policies(config))
     check_data_files("data.val_files", config.data.val_files, config.data.prompt_key)
     check_reward_rows(config)
@@ -155,7 +158,7 @@ def _check_reward(config: DictConfig, rows: Sequence[dict]) -> None:
     first = {row["data_source"]: number for number, row in reversed(list(enumerate(rows)))}
     for source, number in first.items():
         row = rows[number]
-        about = {"ground_truth": row["reward_model"]["ground_truth"], "extra_info": row.get("extra_info") or {}}
+        about = {"ground_truth": row["reward_model"]["ground_truth"], "extra_info": extra_info_of(row)}
         try:
             score(data_source=source, solution_str="", **about)
         except Exception as error:

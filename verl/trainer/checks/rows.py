@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from omegaconf import DictConfig, OmegaConf
 
+from verl.utils.data_files import extra_info_of
 from verl.utils.user_code import finite_number
 from verl.workers.rollout.answer_likelihood import needs_answers, reference_answers
 
@@ -181,11 +182,12 @@ def _reward_module(reward: DictConfig) -> Any:
 def _reward_fields(file: str) -> Iterator[dict]:
     """Yield the data fields that a reward function gets for each row of a file."""
     parquet = pq.ParquetFile(file)
-    columns = [name for name in ("data_source", "reward_model", "extra_info") if name in parquet.schema_arrow.names]
+    names = ("data_source", "reward_model", "ability", "extra_info")
+    columns = [name for name in names if name in parquet.schema_arrow.names]
     for batch in parquet.iter_batches(batch_size=4096, columns=columns):
         for row in batch.to_pylist():
             truth = (row.get("reward_model") or {}).get("ground_truth")
-            yield {"data_source": row["data_source"], "ground_truth": truth, "extra_info": row.get("extra_info") or {}}
+            yield {"data_source": row["data_source"], "ground_truth": truth, "extra_info": extra_info_of(row)}
 
 
 def _try(function: Callable, row: dict, settings: dict) -> None:

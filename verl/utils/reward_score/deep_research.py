@@ -4,9 +4,9 @@
     published       as in the authors' code: -1 for a bad format, by the authors' rules (`published_answer`); otherwise
                     correctness, plus 0.1 if it is above 0 and every tool's closing tag is in the response
 
-Correctness is 0 or 1 for mathematics, by math-verify, and the token F1 for questions. The data source determines which
-of the two is used; `rule` overrides it. `published` uses the token F1 for everything, unless a rule is named. The
-answer is the \\boxed text in `<answer>`.
+Correctness is 0 or 1 for mathematics, by math-verify, and the token F1 for questions. The row's `ability` determines
+which of the two is used, or the data source's name if the ability says neither; `rule` overrides both. `published` uses
+the token F1 for everything, unless a rule is named. The answer is the \\boxed text in `<answer>`.
 """
 
 from verl.utils.reward_score import math_equivalence, qa
@@ -16,28 +16,32 @@ VARIANTS = ("specification", "published")
 RULES = ("math", "f1", "em")
 FORMAT_WEIGHT, CORRECTNESS_WEIGHT = 0.2, 0.8
 BAD_FORMAT, ALL_TOOLS_BONUS = -1.0, 0.1
-# parts of data sources' names that identify mathematics and questions, in lower case without - and _
+# parts of abilities and data sources' names that identify mathematics and questions, in lower case without - and _
 _MATH = ("math", "aime", "amc", "gsm8k", "olympiad", "dapo", "numina", "minerva", "deepscaler")
 _QUESTIONS = ("qa", "hotpot", "wiki", "musique", "bamboogle", "questions", "gaia", "hle", "xbench", "search")
 
 
-def rule_of(data_source: str) -> str:
-    """Return `math` or `f1`, by the data source's name.
+def rule_of(data_source: str, ability: str | None = None) -> str:
+    """Return `math` or `f1`, by a row's ability, or by its data source's name if the ability says neither.
 
-    >>> rule_of("math_dapo"), rule_of("2WikiMultihopQA")
-    ('math', 'f1')
+    The rows of ARPO-RL-Reasoning-10K differ in their ability only, which is `math` or `qa`.
+
+    >>> rule_of("math_dapo"), rule_of("2WikiMultihopQA"), rule_of("math_dapo", "qa"), rule_of("hotpotqa", "reasoning")
+    ('math', 'f1', 'f1', 'f1')
 
     Raises:
-        ValueError: the name contains none of the parts that identify the kind.
+        ValueError: neither contains a part that identifies the kind.
     """
-    name = str(data_source).lower().replace("-", "").replace("_", "")
-    if any(part in name for part in _MATH):
-        return "math"
-    if any(part in name for part in _QUESTIONS):
-        return "f1"
+    for text in (ability or "", data_source):
+        name = str(text).lower().replace("-", "").replace("_", "")
+        if any(part in name for part in _MATH):
+            return "math"
+        if any(part in name for part in _QUESTIONS):
+            return "f1"
     raise ValueError(
-        f"data_source={data_source!r}: its name does not tell whether it is mathematics or questions; say so by "
-        f"reward_rule in the row's extra_info or by rule in reward_kwargs: {', '.join(RULES)}"
+        f"data_source={data_source!r}, ability={ability!r}: neither tells whether the row is mathematics or a question;"
+        " say so by the row's ability (math or qa), by reward_rule in its extra_info or by rule in reward_kwargs: "
+        f"{', '.join(RULES)}"
     )
 
 
@@ -73,7 +77,8 @@ def compute_score(
 
     Args:
         ground_truth: LaTeX or a number for mathematics; for questions see `qa.gold_answers`.
-        extra_info: the row's extra_info; its `reward_variant` and `reward_rule` override `variant` and `rule`.
+        extra_info: the row's extra_info; its `reward_variant` and `reward_rule` override `variant` and `rule`. Its
+            `ability` is the row's, see `data_files.extra_info_of`.
         variant: `specification` or `published`.
         rule: the measure of correctness: `math`, `f1` (token F1) or `em` (exact match); None: see `rule_of`, and f1
             for `published`.
@@ -87,8 +92,8 @@ def compute_score(
         there is no answer.
 
     Raises:
-        ValueError: the variant or the rule is unknown, the data source's name determines no rule, or the ground truth
-            has no answer.
+        ValueError: the variant or the rule is unknown, neither ability nor data source determines a rule, or the ground
+            truth has no answer.
         RuntimeError: math-verify does not start.
     """
     check_row(data_source, ground_truth, extra_info, variant, rule, tool_tags)
@@ -126,8 +131,8 @@ def _choices(data_source: str, extra_info: dict | None, variant: str, rule: str 
     """Return the variant and the rule by which a row is scored; see `compute_score`."""
     extra_info = extra_info or {}
     variant = _one_of("variant", extra_info.get("reward_variant") or variant, VARIANTS)
-    rule = extra_info.get("reward_rule") or rule or ("f1" if variant == "published" else rule_of(data_source))
-    return variant, _one_of("rule", rule, RULES)
+    rule = extra_info.get("reward_rule") or rule or ("f1" if variant == "published" else None)
+    return variant, _one_of("rule", rule or rule_of(data_source, extra_info.get("ability")), RULES)
 
 
 def _one_of(name: str, value: str, choices: tuple[str, ...]) -> str:
