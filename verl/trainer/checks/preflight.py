@@ -7,12 +7,13 @@ import pyarrow.parquet as pq
 from omegaconf import DictConfig, OmegaConf
 
 from verl.trainer.checks.cluster import config_asks_for_cpu
+from verl.trainer.checks.cpu_attention import check_cpu_attention
+from verl.trainer.checks.lora import check_lora
 from verl.trainer.checks.model import (
     check_attention,
     check_context,
     check_fused_kernels,
     check_prefix_tree,
-    check_weight_bucket,
     model_json,
 )
 from verl.trainer.checks.parts import check_parts, check_typed_sections
@@ -25,6 +26,8 @@ from verl.trainer.checks.rows import (
 )
 from verl.trainer.checks.run_dir import check_resume_path, check_resumed_step, check_same_method
 from verl.trainer.checks.schedule import check_transport
+from verl.trainer.checks.trackers import check_trackers
+from verl.trainer.checks.weight_bucket import check_weight_bucket
 from verl_patches.plugin import activate_cpu
 
 
@@ -36,6 +39,7 @@ def check_run(config: DictConfig) -> None:
     check_typed_sections(config)
     check_engines(config)
     check_parts(config)
+    check_trackers(config)
     check_prompt_lengths(config)
     for key in ("train_files", "val_files"):
         check_data_files(f"data.{key}", config.data[key], config.data.prompt_key)
@@ -49,7 +53,10 @@ def check_run(config: DictConfig) -> None:
 
 
 def check_model_path(key: str, path: str) -> None:
-    """Check that a local folder holds a config.json; a name on the Hugging Face hub is checked by the download."""
+    """Check that a local folder holds a config.json, and that another path looks like a name on the Hugging Face hub.
+
+    With HF_HUB_OFFLINE such a model must be in the hub's cache; otherwise the download checks the name.
+    """
     folder = Path(os.path.expanduser(path))
     if folder.is_dir():
         if not (folder / "config.json").exists():
@@ -68,14 +75,19 @@ def check_engines(config: DictConfig) -> None:
     model, cuda_is_here = model_json(config.actor_rollout_ref.model.path), torch.cuda.is_available()
     check_context(config, model)
     check_attention(config, cuda_is_here)
+    check_cpu_attention(config)
     check_fused_kernels(config, model)
     check_prefix_tree(config, model)
-    check_weight_bucket(config, model)
+    check_lora(config)
+    check_weight_bucket(config)
     check_transport(config, cuda_is_here)
 
 
 def check_batch_sizes(config: DictConfig) -> None:
-    """Check that an epoch holds at least one batch, as upstream drops an incomplete last batch without a message."""
+    """Check that the training files hold a batch of rows, as upstream drops an incomplete last batch without a message.
+
+    Rows are counted before the filter of long prompts; remote files are not counted.
+    """
     rows = sum(pq.read_metadata(file).num_rows for file in local_files(config.data.train_files))
     if config.data.train_batch_size > rows and "://" not in str(config.data.train_files):
         raise ValueError(f"data.train_batch_size={config.data.train_batch_size} but the training data has {rows} rows")

@@ -88,10 +88,9 @@ def remove_old_rows(run_dir: Path, step: int) -> None:
 
 
 def forget_rows_without_prompt() -> None:
-    """Clear restored rows that no step will sample.
+    """Clear restored rows that no step will sample: those of a validation, and those whose prompt is not saved.
 
-    Upstream saves a checkpoint before it clears the rows that the step has just trained on, but after their prompts.
-    Rows of a validation are of no use either.
+    When upstream saves a checkpoint, it has cleared the prompts that the step has just trained on, but not their rows.
     """
     for partition, tags in (tq.kv_list() or {}).items():
         prompts = {key for key, tag in tags.items() if tag.get("is_prompt") and partition == TRAIN}

@@ -19,7 +19,13 @@ ORDER, PROBLEM = "explore_order", "explore_problem"
 
 
 class RowPlace(NamedTuple):
-    """The parts of upstream's key {uid}_{session}_{index} of a row."""
+    """The parts of upstream's key {uid}_{session}_{index} of a row.
+
+    Args:
+        uid: id of the row's prompt in this step.
+        session: number of the trajectory within its group.
+        index: number of the row within its trajectory; 0 unless an agent loop makes several rows of one trajectory.
+    """
 
     uid: str
     session: int
@@ -27,6 +33,7 @@ class RowPlace(NamedTuple):
 
 
 def place_of(key: str) -> RowPlace:
+    """Return the parts of a row's key."""
     uid, session, index = key.rsplit("_", 2)
     return RowPlace(uid, int(session), int(index))
 
@@ -35,7 +42,8 @@ class Group(NamedTuple):
     """The rows of one prompt.
 
     Args:
-        order: step in which the prompt was submitted, and its number; sorting by it gives the data's order.
+        order: (step in which the prompt was submitted, running number of the prompt); sorting by it gives the data's
+            order.
         problem: name of the problem, equal for equal prompts.
         rows: numbers of the group's rows in the batch, sorted by session.
     """
@@ -146,7 +154,10 @@ class BatchRows:
         return np.array(self.column("uid"), dtype=object)
 
     def reward_field(self, name: str) -> torch.Tensor:
-        """Return the numbers (B,) that the reward function returned as `name`; NaN if none, but 0 without an answer."""
+        """Return the numbers (B,) that the reward function returned as `name`.
+
+        Where it returned none, rows without an answer hold 0, and all others, padding rows too, hold NaN.
+        """
         values = torch.full((len(self),), torch.nan, dtype=torch.float64)
         for row, extra in zip(self.real, self.column("extra_fields", self.real), strict=True):
             number = (extra.get("reward_extra_info") or {}).get(name, None if self.has_answer[row] else 0.0)
@@ -165,7 +176,12 @@ class BatchRows:
         return self.tokens("response_mask", 0)
 
     def put(self, name: str, values: torch.Tensor, rows: Sequence[int] | None = None) -> None:
-        """Write `values` (B, T), or one line for each of `rows`, as a column with a number for each response token."""
+        """Write a column with a number for each response token.
+
+        Args:
+            values: (B, T), or (len(rows), T) if `rows` are given; positions after a row's end are left out.
+            rows: numbers of the rows to write; None for all rows.
+        """
         rows = range(len(self)) if rows is None else rows
         cells = [tokens[: self.tags[row]["response_len"]] for row, tokens in zip(rows, values, strict=True)]
         nested = torch.nested.as_nested_tensor(cells, layout=torch.jagged)

@@ -72,8 +72,13 @@ class Component:
         """Read the rows of groups that will be replaced by others and not be trained on."""
 
     def token_fields(self, entropy: torch.Tensor, mask: torch.Tensor, metrics: dict) -> dict[str, torch.Tensor]:
-        """Return the fields `computes` (B, T) by name, from the old policy's entropies (B, T) in nats and the mask of
-        the tokens that count."""
+        """Return by name the token fields that `computes` lists, each (B, T).
+
+        Args:
+            entropy: (B, T) entropies of the old policy in nats.
+            mask: (B, T) boolean mask of the tokens that count.
+            metrics: metrics of the step, to which it may add.
+        """
         return {}
 
     def context_values(self) -> dict[ContextValue, Any]:

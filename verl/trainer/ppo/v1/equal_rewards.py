@@ -12,7 +12,8 @@ from verl.utils.parts import Compares, compares
 
 
 def rewards_column(algorithm: DictConfig) -> str:
-    """Return the name of the column of token-level rewards that credit reads."""
+    """Return the name of the column of token-level rewards that credit reads: `rm_scores`, or with `use_kl_in_reward`
+    `token_level_rewards`, from which upstream has subtracted the KL penalty."""
     return "token_level_rewards" if algorithm.use_kl_in_reward else "rm_scores"
 
 

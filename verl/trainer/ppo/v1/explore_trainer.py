@@ -13,6 +13,7 @@ One step; additions are marked with *:
     trainer.v1.trainer_mode=explore
     trainer.tree_freq=10      steps between two files of trees, <run folder>/trees/step_000010.jsonl; -1: no files
     trainer.tree_prompts=8    number of prompts whose trees are written, and on which diversity is measured
+    trainer.group_table       how many of these prompts the trackers show (`verl.trainer.ppo.group_table`)
 
 `scripts/view_trees.py` makes a page of the trees. If a rollout made no tree, the tree of its responses' common prefixes
 is used.
@@ -23,6 +24,7 @@ from collections import Counter
 from collections.abc import Collection, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
+from pathlib import Path
 
 import torch
 from omegaconf import DictConfig
@@ -35,6 +37,7 @@ from verl.utils.config import omega_conf_to_dataclass
 from verl.trainer.checkpoint_marker import forget_marks_from
 from verl.trainer.ppo.credit.node_values import credit_metrics
 from verl.trainer.ppo.credit.nodes import SEGMENT_IDS, Nodes, batch_nodes
+from verl.trainer.ppo.group_table import TRACKERS, GroupTableKeys, ShownGroup, show_groups
 from verl.trainer.ppo.v1.batch_rows import ORDER, PROBLEM, BatchRows, Group, place_of
 from verl.trainer.ppo.v1.component import Component, components_of
 from verl.trainer.ppo.v1.equal_rewards import rewards_column, zero_advantages
@@ -45,6 +48,7 @@ from verl.trainer.ppo.v1.tree_reports import (
     broken_tools,
     diversity_metrics,
     segment_advantages,
+    shown_group,
     tree_metrics,
     tree_of,
     tree_record,
@@ -55,6 +59,7 @@ from verl.trainer.ppo.v1.watched_run import WatchedRun
 from verl.utils import tensordict_utils as tu
 from verl.utils.parts import compares, computed_fields, credit_of, parts
 from verl.utils.token_fields import FIELDS, TokenField
+from verl.workers.config.keys import read_keys
 from verl.workers.config.prefix_tree import (
     SKIP_ZERO_ADVANTAGES,
     TRAINED_TOKEN_SHARE,
@@ -71,7 +76,8 @@ from verl_patches.short_padding_rows import shorten_padding_rows
 class ExploreMixin(WatchedRun):
     """Mixin that makes these additions to an upstream trainer: `class ExploreTrainer(ExploreMixin, PPOTrainerSync)`.
 
-    Its state does not depend on a step's prompts: information about a row is kept in a column of that row.
+    Information about a row is kept in a column of that row and not in the trainer, because in asynchronous schedules a
+    batch may hold prompts of several steps.
     """
 
     def __init__(self, config: DictConfig):
@@ -80,6 +86,7 @@ class ExploreMixin(WatchedRun):
         self.computed_fields = computed_fields(config)
         self.n_prompts = 0  # number of prompts submitted so far
         self.trees_written: Counter[int] = Counter()  # number of trees by step
+        self.shown_groups: list[ShownGroup] = []  # groups of this step that the trackers will show
         self.submitted: Counter[str] = Counter()  # times each problem was submitted in step `submitted_in`
         self.submitted_in = 0
         shorten_padding_rows()
@@ -249,6 +256,30 @@ class ExploreMixin(WatchedRun):
             file = trees_file(self.config.trainer.default_local_dir, self.global_steps)
             write_records(file, records, after=before > 0)
             self.trees_written[self.global_steps] += len(kept)
+            self._show_in_trackers(rows, kept, records, first=before + 1)
+
+    def _show_in_trackers(self, rows: BatchRows, groups: Sequence[Group], records: Sequence[dict], first: int) -> None:
+        """Keep groups for the trackers, which get a step's groups at its end: a step may have several updates.
+
+        Args:
+            records: the groups' lines of the trees file.
+            first: number of the first of them in that file, from 1.
+        """
+        trainer = self.config.trainer
+        if not any(name in trainer.logger for name in TRACKERS):
+            return
+        keys = read_keys(GroupTableKeys, trainer.get("group_table"), "trainer.group_table")
+        page = Path(trainer.default_local_dir) / "trees.html"
+        for number, (group, record) in enumerate(zip(groups, records, strict=True), start=first):
+            if number <= keys.prompts:
+                self.shown_groups.append(shown_group(rows, group, record, number, keys, page, self.tokenizer))
+
+    def step(self, metrics: dict, timing_raw: dict):
+        batch = super().step(metrics, timing_raw)
+        if self.shown_groups:
+            show_groups(self.logger.logger, self.global_steps, self.shown_groups)
+            self.shown_groups = []
+        return batch
 
     def _tree_record(self, rows: BatchRows, group: Group, nodes: Nodes, advantages: list[float]) -> dict:
         tree, made_by_rollout = tree_of(rows, group)
@@ -324,6 +355,6 @@ def _column(values: Sequence) -> NonTensorStack:
 
 @register_trainer("explore")
 class ExploreTrainer(ExploreMixin, PPOTrainerSync):
-    """Trainer of `schedule=sync`. The plug-in imports this module after `verl.trainer.ppo.v1`."""
+    """Trainer of `schedule=sync`; `verl_patches.plugin` imports this module to register it with upstream."""
 
     upstream_mode = "sync"

@@ -60,7 +60,8 @@ def place_groups(
 
 
 def distinct_tokens(rows: BatchRows, group: Sequence[int]) -> int:
-    """Return the number of a group's distinct tokens by its segments; without these only the prompt is shared."""
+    """Return the number of a group's distinct tokens: the prompt and each segment count once. Without segment ids every
+    response counts whole."""
     segments = rows.column(SEGMENT_IDS.name, group)
     prompt = max(rows.tags[row]["prompt_len"] for row in group)
     if segments is None:

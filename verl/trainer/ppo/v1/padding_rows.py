@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 
 def is_padding_row(tag: dict) -> bool:
+    """Return whether a row with this tag is a padding row."""
     return bool(tag.get("is_padding", False))
 
 
@@ -49,7 +50,8 @@ def spread_padding_rows(are_padding_rows: Sequence[bool], n_ranks: int, n_mini_b
 
 
 def correct_counts(metrics: dict, tags: Sequence[dict], limit: int) -> None:
-    """Remove padding rows from a step's token counts, and add the share of responses that reached the limit.
+    """Remove padding rows from a step's number of tokens and its throughput, and add `response_length/limit_ratio`, the
+    share of responses that reached the limit.
 
     Upstream's `response_length/clip_ratio` is the share of responses as long as the longest one of the batch.
 

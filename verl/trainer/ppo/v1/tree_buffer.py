@@ -56,7 +56,7 @@ class _ShowsDropped:
 
 
 class AsyncTreeBuffer(_ShowsDropped, ReplayBufferAsync):
-    """Upstream's buffer for asynchronous schedules, which also replaces each dropped group by one prompt.
+    """Upstream's buffer for asynchronous schedules, which itself replaces each dropped or failed group by one prompt.
 
     The run ends if more than `most_failed` groups fail during the wait for one batch. Upstream would replace them
     forever.
@@ -91,7 +91,7 @@ class TreeBuffer(_ShowsDropped, ReplayBuffer):
         self.max_num_gen_batches = max_num_gen_batches
 
     def sample(self, global_steps: int, partition_id: str, batch_size: int):
-        """Return a full batch of useful groups; the caller has already submitted a batch of prompts.
+        """Return a full batch of useful groups, and metrics; the caller has already submitted a batch of prompts.
 
         Raises:
             RuntimeError: `max_num_gen_batches` batches hold too few useful groups, or more than `batch_size` failed.

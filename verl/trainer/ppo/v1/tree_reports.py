@@ -1,4 +1,4 @@
-"""Reports on a batch's prompt groups and their trees: metrics, and a file of trees for the viewer."""
+"""Reports on a batch's prompt groups and their trees: metrics, a file of trees for the viewer, tables for trackers."""
 
 import json
 from collections import defaultdict
@@ -10,15 +10,17 @@ import torch
 
 from verl.trainer.ppo.credit.nodes import Nodes
 from verl.trainer.ppo.group_diversity import group_diversity
+from verl.trainer.ppo.group_table import GroupTableKeys, ShownGroup, ShownResponse, shortened
 from verl.trainer.ppo.v1.batch_rows import BatchRows, Group
 from verl.utils.atomic_files import replacing
 from verl.workers.rollout.trajectory_tree import TOOL_FAULTS, TREE, TREE_METRICS, TrajectoryTree, tree_of_rows
 
 
 def tree_metrics(rows: BatchRows) -> dict[str, float]:
-    """Return means over the prompts whose trees have the metric; `tokens_generated` covers prompts without a tree, too.
+    """Return the mean of each tree metric over the prompts whose trees have it.
 
-    `tree/prompts` is the number of prompts: fewer than were submitted, if groups have failed.
+    `tree/tokens_generated` is a mean over all prompts: one without a tree counts its responses' tokens. `tree/prompts`
+    is the number of prompts: fewer than were submitted, if groups have failed.
     """
     values = defaultdict(list)
     for group in rows.groups:
@@ -83,7 +85,7 @@ def tree_record(tree: TrajectoryTree, step: int, uid: str, rewards: list[float |
 
     Args:
         rewards: reward of each row; None for a row without an answer.
-        update: `rows`, or `tree` if shared tokens are computed once.
+        update: `tree` if the update computes shared tokens once, otherwise `rows`.
     """
     tokens = sorted({token for segment in tree.segments for token in segment.token_ids} | _suppressed_tokens(tree))
     return {
@@ -103,12 +105,34 @@ def _suppressed_tokens(tree: TrajectoryTree) -> set[int]:
     return {candidate["token"] for segment in tree.segments for candidate in segment.info.notes.get("suppressed", [])}
 
 
+def shown_group(
+    rows: BatchRows, group: Group, tree: dict, number: int, keys: GroupTableKeys, page: Path, tokenizer
+) -> ShownGroup:
+    """Return a prompt group as the trackers show it.
+
+    Args:
+        tree: the group's line of the trees file.
+        number: place of that line in the file, from 1.
+        page: the page that scripts/view_trees.py writes.
+    """
+    advantages, mask = rows.tokens("advantages", 0.0), rows.response_mask
+    shown, first = [], group.rows[: keys.responses]
+    for i, (row, response) in enumerate(zip(first, rows.column("responses", first), strict=True)):
+        advantage = (advantages[row] * mask[row]).sum() / mask[row].sum().clamp(min=1)
+        text = tokenizer.decode(response.tolist())
+        address = f"{page}#step={tree['step']}&prompt={number}&leaf={i + 1}"
+        shown.append(ShownResponse(shortened(text, keys.characters), tree["rewards"][i], advantage.item(), address))
+    return ShownGroup(number, shortened(tree["prompt"], keys.characters), shown, tree)
+
+
 def trees_file(run_dir: str | Path, step: int) -> Path:
+    """Return the path of a step's trees file, such as `trees/step_000010.jsonl` in the run's folder."""
     return Path(run_dir) / "trees" / f"step_{step:06d}.jsonl"
 
 
 def write_records(path: Path, records: Sequence[dict], after: bool = False) -> None:
-    """Write records as JSON lines, all or nothing: behind the file's records if `after`, else in place of them."""
+    """Write records as JSON lines, all or nothing. With `after` they follow the file's old records; otherwise they
+    replace them."""
     before = path.read_text() if after and path.exists() else ""
     with replacing(path) as unfinished, unfinished.open("w") as out:
         out.write(before)

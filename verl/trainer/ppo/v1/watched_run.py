@@ -4,8 +4,12 @@ hangs               the phase and what it waits for, after `trainer.progress_tim
 failed rollouts     the error of the first one, if a step's prompts failed
 skipped updates     three in a row, or all of a run: upstream skips updates whose gradients are not finite
 checkpoints         a folder that not all workers see, a full disk, a damaged file
+host memory         a warning before Ray kills a process, and the peak of each kind of process as metrics
+
+At its end it closes the trackers. Upstream (verl 0.9.1) leaves that to the interpreter, which may be killed before.
 """
 
+import logging
 import math
 import shutil
 from collections.abc import Callable
@@ -21,6 +25,7 @@ from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 from verl.trainer.checkpoint_marker import complete_steps, damaged_files, missing_shards, shard_sizes
 from verl.trainer.checks.run_dir import check_steps_left
 from verl.trainer.checks.shared_folder import check_shared_folder
+from verl.trainer.host_memory import HostMemoryWatch
 from verl.trainer.ppo.v1.batch_rows import BatchRows
 from verl.trainer.ppo.v1.equal_rewards import zero_equal_groups
 from verl.trainer.ppo.v1.padding_rows import correct_counts
@@ -29,6 +34,8 @@ from verl.trainer.ppo.v1.tree_buffer import RolloutsFailed
 from verl.trainer.progress_watch import START_SECONDS, ProgressWatch
 from verl.utils.fault_reports import RunError, cause_of, report_fault
 from verl.workers.rollout.group_counts import GroupCounts
+
+logger = logging.getLogger(__name__)
 
 SET_UP = "start of the workers and the engines"
 # Name of each of the trainer's methods, and of its phase.
@@ -68,7 +75,7 @@ READ_BY_UPDATES = ("rm_scores", "rollout_log_probs", "old_log_probs", "ref_log_p
 
 
 class WatchedRun:
-    """Mixin that precedes upstream's trainer class; it changes the config that it gets."""
+    """Mixin that precedes upstream's trainer class; it sets `trainer.v1.trainer_mode` to `upstream_mode`."""
 
     # Upstream chooses the buffer and the checkpoint format by this name.
     upstream_mode: str
@@ -82,6 +89,7 @@ class WatchedRun:
         self.most_skipped = SKIPPED_IN_A_ROW_FLOAT16 if dtype in ("float16", "fp16") else SKIPPED_IN_A_ROW
         seconds = config.trainer.get("progress_timeout")
         self.watch = ProgressWatch(seconds or math.inf, self._progress, self._waits_for, report_fault)
+        self.host_memory = HostMemoryWatch()
         self._save_checkpoint = self._explaining_failed_save(self._save_checkpoint)
         for name, phase in PHASES.items():
             setattr(self, name, self._in_phase(phase, getattr(self, name)))
@@ -89,6 +97,7 @@ class WatchedRun:
         self._remember_prompt_states()
         if seconds:
             self.watch.start()
+        self.host_memory.start()
 
     def _in_phase(self, phase: str, method: Callable) -> Callable:
         at_least = START_SECONDS if phase == SET_UP else 0.0
@@ -275,6 +284,7 @@ class WatchedRun:
     def _compute_metrics(self, batch, metrics: dict, *args, **kwargs) -> None:
         super()._compute_metrics(batch, metrics, *args, **kwargs)
         correct_counts(metrics, batch.tags, self.config.data.max_response_length)
+        metrics |= self.host_memory.metrics()
 
     def fit(self, agent_loop_manager):
         trainer = self.config.trainer
@@ -286,14 +296,27 @@ class WatchedRun:
             is_run_error = isinstance(error, RunError)
             message = str(error) if is_run_error else f"{self.watch.failed_in or 'training loop'}: {cause_of(error)}"
             report_fault(message)  # reported first, because the end of the services may hang, too
+            self._close_trackers(exit_code=1)
             if is_run_error:
                 raise
             raise RunError(message) from error
+        self._close_trackers(exit_code=0)
         if self.updates and self.skipped_updates == self.updates:
             raise RunError(
                 f"all {self.updates} updates of this run were skipped, because their gradients are not finite: nothing "
                 "was learnt"
             )
+
+    def _close_trackers(self, exit_code: int) -> None:
+        """Make wandb, TensorBoard and others write what they hold; does nothing before upstream has opened them.
+
+        A tracker that fails here, such as a server that is down, does not change how the run has ended.
+        """
+        if (trackers := getattr(self, "logger", None)) is not None:
+            try:
+                trackers.finish(exit_code)
+            except Exception as error:
+                logger.warning("a tracker of trainer.logger could not be closed: %s", cause_of(error))
 
 
 def _not_finite(batch) -> str:

@@ -37,9 +37,10 @@ def fit_success(pivots: Iterable[tuple[float, bool]]) -> tuple[float, float] | N
 
 @register_component
 class PivotSuccess(Component):
-    """The fit of P for DEEP-GRPO's trees, made after each step from the last pivots in the order of the data.
+    """Component that fits P, the probability that some branch of a pivot is right, for the next step's trees.
 
-    Its state consists of the position and the outcome of these pivots.
+    It fits P after each step to the last `window` pivots in the order of the data. Its state consists of the positions
+    and outcomes of these pivots.
     """
 
     state_file = "deep_grpo.json"

@@ -12,7 +12,11 @@ from vllm_patches.tempered_requests import KEY
 
 @register_component
 class NormalizedEntropy(Component):
-    """Computes h for the loss, and its statistics for the next step's sampler; the first step has no statistics."""
+    """Component that computes h of every token for the loss, and the `EntropyStatistics` that define h in a batch.
+
+    With `adaptive_temperature` the next step's sampler computes h by these statistics; in the first step, which has
+    none, it tempers nothing.
+    """
 
     computes = (ENTROPY_H,)
     state_file = "hapo.json"

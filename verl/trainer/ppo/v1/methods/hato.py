@@ -39,14 +39,21 @@ from verl.workers.rollout.trees.hato.value_model import pack, value_model_of
 
 
 def credit_of(rows: BatchRows, config: DictConfig) -> StepCredit:
-    """Return HATO's credit of the batch from bound fields and settings; an estimator `hato` has already computed it."""
+    """Return HATO's credit of the batch; with adv_estimator=hato this is what the estimator has already computed.
+
+    The batch's token fields and HATO's settings must be bound, as `batch_credit` says.
+    """
     norm = config.algorithm.get("norm_adv_by_std_in_grpo", True)
     return batch_credit(rows.rewards, rows.response_mask, rows.index, norm_adv_by_std_in_grpo=norm)
 
 
 @register_component
 class HATOCredit(Component):
-    """Provides the estimator's settings, metrics, numbers for the viewer, and the mask that group filtering leaves."""
+    """Component that gives the estimator its settings, and adds metrics and numbers for the viewer.
+
+    With adv_estimator=hato and group filtering it leaves in the loss only the tokens of steps whose verified reward
+    varies among their siblings, if there are any.
+    """
 
     def __init__(self, config: DictConfig):
         super().__init__(config)
@@ -179,7 +186,9 @@ class HATOSearch(Component):
     def shared_nodes(self, problems: Sequence[str]) -> list[int]:
         """Return the number of nodes of each problem's tree: `nodes_per_tree` on average, from 2 to `max_nodes`.
 
-        Prompts that replace dropped ones get the average, so that a tree does not depend on their number.
+        A problem gets more nodes if more of its last tree's sibling groups varied, or if it had fewer steps so far than
+        others (`ucb_grants`). Prompts that replace dropped ones get the average, so that a tree does not depend on the
+        number of these prompts.
         """
         average, most = self.hato.exploration.nodes_per_tree, self.hato.tree.max_nodes
         if len(problems) < self.config.data.train_batch_size:

@@ -23,7 +23,8 @@ from verl.workers.utils.meta_learning import episode_calls, episode_length
 
 @register_component
 class MetaLearning(Component):
-    """Component that a run has even if it is switched off, so that it can refuse a checkpoint of an open episode."""
+    """Component of each run with the section `hato.meta_learning`, even if that is switched off: the run still refuses
+    to resume within an episode of a run that had it switched on."""
 
     state_file = "meta_learning.json"
 

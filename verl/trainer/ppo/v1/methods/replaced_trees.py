@@ -1,4 +1,4 @@
-"""Group filtering for trees: a dropped tree is replaced by one other tree."""
+"""Group filtering for HATO's trees: a dropped tree is replaced by one other tree."""
 
 from omegaconf import DictConfig
 
@@ -10,7 +10,8 @@ from verl.utils.parts import register_component
 
 @register_component
 class ReplacedTrees(Component):
-    """`algorithm.filter_groups` for trees: groups without a signal are shown to components and replaced one by one."""
+    """Component for `algorithm.filter_groups` with tree=hato; with `schedule=sync` it replaces upstream's buffer by
+    `TreeBuffer`, which shows groups without a signal to the components and replaces them one by one."""
 
     @classmethod
     def wanted(cls, config: DictConfig) -> bool:
