@@ -24,7 +24,11 @@ TRAINED = ([0, 3, 5], [7])
 
 
 def mini_batch(rank: int) -> tuple[list[list[int]], list[list[int]]]:
-    """Return prompts and responses: two groups of five sharing a system text, with duplicates, a prefix and forks."""
+    """Return ten prompts and ten responses as token lists: two groups of five, drawn with `rank` as the seed.
+
+    All prompts begin with the same six tokens. A group's responses are three that agree (two equal ones and their first
+    three tokens) and two that fork off them after five tokens.
+    """
     rng = random.Random(rank)
     system = [rng.randrange(90) for _ in range(6)]
     prompts, responses = [], []
@@ -38,6 +42,7 @@ def mini_batch(rank: int) -> tuple[list[list[int]], list[list[int]]]:
 
 
 def make_data(rank: int, ranks: int, case: dict):
+    """Return a rank's mini-batch as verl's tensordict, with random log-probs and advantages; `case` is like CASE."""
     from verl.utils import tensordict_utils as tu
     from verl.utils.token_fields import FIELDS
     from verl.workers.config.prefix_tree import SKIP_ZERO_ADVANTAGES
@@ -79,7 +84,7 @@ def make_data(rank: int, ranks: int, case: dict):
 
 
 def make_engine(folder: str, case: dict, use_prefix_tree: bool):
-    """Return an engine and the actor's config, made as upstream's worker makes them."""
+    """Return an engine and the actor's config, made as upstream's worker makes them; `case` is like CASE."""
     from verl.workers.config.actor import PolicyLossConfig
 
     from verl.workers.config import FSDPEngineConfig, FSDPOptimizerConfig, HFModelConfig
@@ -133,6 +138,7 @@ def make_engine(folder: str, case: dict, use_prefix_tree: bool):
 
 
 def run(engine, actor, data) -> dict:
+    """Return the data's log-probs, entropies, loss, metrics and flat gradient, and the tokens of each forward pass."""
     from functools import partial
 
     from verl.utils.token_fields import FIELDS
@@ -168,7 +174,7 @@ def run(engine, actor, data) -> dict:
 
 
 def predictions(values: torch.Tensor, data) -> torch.Tensor:
-    """Return the values without each row's last token, which predicts nothing and only has to be finite."""
+    """Return the values (tokens,) of the concatenated rows without each row's last one, which must only be finite."""
     assert values.isfinite().all()
     keep = torch.ones(len(values), dtype=torch.bool)
     keep[data["input_ids"].offsets()[1:] - 1] = False
@@ -176,7 +182,7 @@ def predictions(values: torch.Tensor, data) -> torch.Tensor:
 
 
 def write_model(folder: str | Path) -> None:
-    """Write a tiny Qwen2 to folder/model. Its logits differ enough for gradients of every size."""
+    """Write a tiny Qwen2 to folder/model. Its random weights are scaled up, so that its predictions are not uniform."""
     from recipe.common.tiny_model import TinyModelConfig, make_model, make_tokenizer
 
     tokenizer = make_tokenizer()

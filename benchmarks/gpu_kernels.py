@@ -28,7 +28,15 @@ HAPO = {"temperature_tau": 0.05, "median": -0.1, "std": 3.0, "scale_pos": 1.0, "
 
 @dataclass(frozen=True, kw_only=True)
 class Sizes:
-    """Shapes of the inputs; the defaults are those of training Qwen2.5-7B."""
+    """Shapes of the inputs; the defaults are those of training Qwen2.5-7B.
+
+    Args:
+        tokens: tokens of the logits whose entropy is computed.
+        chunk: tokens that are computed at once where the computation is split.
+        decoded_rows: numbers of sequences that decode a token at the same time.
+        sequences: rows of the losses' mini-batch.
+        longest: largest number of tokens of such a row.
+    """
 
     tokens: int = 16_384
     vocabulary: int = 152_064
@@ -50,7 +58,7 @@ class Case(NamedTuple):
 
 
 class Block(NamedTuple):
-    """Cases that compute the same thing; the first is the baseline."""
+    """Cases that one part of the table compares; the first is the baseline. `tokens` are those of one run."""
 
     what: str
     tokens: int
@@ -107,17 +115,19 @@ def softmax_entropy(logits: torch.Tensor) -> torch.Tensor:
 
 
 def exact_temperature(logits: torch.Tensor) -> torch.Tensor:
-    """Return HAPO's T'/T (R,) in float64."""
+    """Return the factor T'/T (R,) by which HAPO changes each row's temperature, in float64."""
     z = (softmax_entropy(logits.double()).clamp(min=1e-6).log() - HAPO["median"]) / HAPO["std"]
     h = (z * torch.where(z > 0, HAPO["scale_pos"], HAPO["scale_neg"])).clamp(-1, 1)
     return 1 + HAPO["temperature_tau"] * h
 
 
 def largest_difference(result: torch.Tensor, exact: torch.Tensor) -> tuple[float]:
+    """Return the largest absolute difference, as the one error of a `Case`."""
     return ((result.double() - exact).abs().max().item(),)
 
 
 def entropy_block(sizes: Sizes, device: torch.device) -> Block:
+    """Return the block of ways to compute the entropy of bfloat16 logits (tokens, vocabulary)."""
     logits = random_logits(sizes.tokens, sizes.vocabulary, device, torch.bfloat16)
     some = slice(None, None, max(sizes.tokens // 64, 1))
     exact = softmax_entropy(logits[some].double())
@@ -137,6 +147,7 @@ def entropy_block(sizes: Sizes, device: torch.device) -> Block:
 
 
 def temperature_block(rows: int, sizes: Sizes, device: torch.device) -> Block:
+    """Return the block that compares HAPO's temperature with a softmax of the same (rows, vocabulary) logits."""
     logits = random_logits(rows, sizes.vocabulary, device, torch.float32)
     some = slice(None, None, max(rows // 64, 1))
     wide = logits[some].double()

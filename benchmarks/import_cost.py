@@ -16,6 +16,7 @@ from benchmarks.report import in_turns, parser_of, write_report
 
 
 def seconds_to_import(plugins: str, run: int) -> float:
+    """Return the seconds of `import verl` in a fresh interpreter with these VERL_USE_EXTERNAL_PLUGINS."""
     env = {k: v for k, v in os.environ.items() if not k.startswith("VERL_")}
     command = [sys.executable, "-W", "ignore", "-c", "import verl"]
     start = time.perf_counter()

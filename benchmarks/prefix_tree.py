@@ -28,7 +28,7 @@ SIZES = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention
 
 
 def qwen2(*sizes: int, vocab_size: int) -> Qwen2Config:
-    """Return the config of a Qwen2 with these sizes, in the order of `SIZES`."""
+    """Return the config of a Qwen2 with the sizes hidden, intermediate, layers, attention heads and key-value heads."""
     sizes_by_name = dict(zip(SIZES, sizes, strict=True))
     return Qwen2Config(**sizes_by_name, vocab_size=vocab_size, tie_word_embeddings=True, attn_implementation="sdpa")
 
@@ -69,6 +69,7 @@ def sequences_of(group: Group, vocabulary: int) -> list[np.ndarray]:
 
 
 def make_model(config: Qwen2Config, device: str) -> Qwen2ForCausalLM:
+    """Return a model with seeded random weights: in float32 on a CPU, in bfloat16 on a GPU."""
     torch.manual_seed(0)
     with torch.device(device):
         return Qwen2ForCausalLM(config).to(torch.float32 if device == "cpu" else torch.bfloat16).train()
@@ -127,6 +128,7 @@ def compare(model: Qwen2ForCausalLM, group: Group, runs: int) -> dict[str, dict[
 
 
 def peak_text(*arguments) -> str:
+    """Return `peak_mib` as text, or `out of memory`."""
     try:
         return f"{peak_mib(*arguments):,.0f}"
     except torch.OutOfMemoryError:
@@ -134,7 +136,7 @@ def peak_text(*arguments) -> str:
 
 
 def peak_mib(name: str, config: Qwen2Config, group: Group, checkpointing: bool, device: str) -> float:
-    """Return the MiB by which an update's peak memory exceeds that of the model and its gradients."""
+    """Return the MiB by which an update's peak memory exceeds the model and its gradients; `name` is the `Side`."""
     model = make_model(config, device)
     for parameter in model.parameters():
         parameter.grad = torch.zeros_like(parameter)
@@ -157,6 +159,7 @@ def _peak_kib() -> int:
 
 
 def draw(speed_ups: dict[str, dict[float, float]], path) -> None:
+    """Draw a line for each label of `speed_ups`, which maps label -> sharing -> time of the rows / time of the tree."""
     from matplotlib.figure import Figure
     from matplotlib.ticker import NullFormatter
 

@@ -48,6 +48,7 @@ class Measured(NamedTuple):
 
 
 async def fresh_interpreter(program: str) -> str:
+    """Run a program in a new Python process; return its output and errors."""
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-I", "-c", program, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
     )
@@ -66,6 +67,7 @@ def cpu_seconds() -> float:
 
 
 async def measure(call: Call, calls: int, at_once: int) -> Measured:
+    """Make `calls` calls, `at_once` of them at a time, and check what each prints."""
     left, milliseconds = iter(range(calls)), []
 
     async def caller() -> None:
@@ -81,7 +83,7 @@ async def measure(call: Call, calls: int, at_once: int) -> Measured:
 
 
 def measure_all(runs: int, calls: int) -> dict[str, dict[str, list[Measured]]]:
-    """Measure all ways in this process's own setting; return calls at a time -> way -> runs."""
+    """Measure all ways with the rights that this process has; return calls at a time -> way -> result of each run."""
     logging.disable(logging.WARNING)
     loop, tool = asyncio.new_event_loop(), PythonTool()
     loop.run_until_complete(tool.start(timeout=60))
@@ -99,6 +101,7 @@ def measure_all(runs: int, calls: int) -> dict[str, dict[str, list[Measured]]]:
 
 
 def row_of(setting: str, at_once: str, way: str, ways: dict[str, list]) -> tuple[str, ...]:
+    """Return the table's row of a way; `ways` maps way -> runs in the form of `Measured`."""
     measured, baseline = ([Measured(*run) for run in ways[name]] for name in (way, WAYS[way][2]))
     cuts = statistics.quantiles([value for run in measured for value in run.milliseconds], n=100)
     rate, cpu = (statistics.median(column) for column in zip(*[run[:2] for run in measured], strict=True))

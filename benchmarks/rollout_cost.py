@@ -42,7 +42,13 @@ from verl.workers.rollout.trees.tree_grpo import TreeGRPOKeys
 
 
 def policies(text_of, decode, tokens: int) -> dict[str, BranchPolicy]:
-    """Return every policy by name, with settings under which its trees branch."""
+    """Return every policy by name, with settings under which its trees branch.
+
+    Args:
+        text_of: function from a token id to its text.
+        decode: function from a list of token ids to their text.
+        tokens: largest number of tokens of an answer.
+    """
     latr = {"prob_filter_abs_thres": 0.1, "prob_filter_rel_thres": 0.4, "keep_math_symbols": False}
     settings = {
         "plain": (),
@@ -59,6 +65,15 @@ def policies(text_of, decode, tokens: int) -> dict[str, BranchPolicy]:
     return {name: policy_class(name.split()[0])(*arguments) for name, arguments in settings.items()}
 
 
+def write_peaked_model(folder: Path, config: TinyModelConfig) -> None:
+    """Write a random model with scaled-up logits: it is as unsure as a trained one, and not nearly uniform."""
+    write_tiny_model(folder, config)
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    with torch.no_grad():
+        model.model.norm.weight.mul_(8)
+    model.save_pretrained(folder)
+
+
 def start_engine(model: Path, vocab_size: int) -> VLLMEngine:
     """Return an engine in float32 in a process of its own, as `hardware=cpu` makes it."""
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # otherwise the engine starts another process and waits for it
@@ -71,13 +86,13 @@ def start_engine(model: Path, vocab_size: int) -> VLLMEngine:
 
 
 class Scripted(RolloutEngine):
-    """A made-up engine whose most likely token has probability 0.9, or 0.45 beside a second one of 0.35.
-
-    With probability `shared` a token depends on its position alone, otherwise also on the three tokens before it, so
-    that branches that differ in a word may come to the same text again. An answer has about `length` tokens.
+    """A made-up engine, where one next token has probability 0.9, or two tokens have 0.45 and 0.35.
 
     Args:
         unsure: share of the positions with two likely tokens.
+        shared: share of the positions whose tokens depend on the position alone; the others also depend on the three
+            tokens before. Branches that differ in a word may thus come to the same text again.
+        length: approximate number of tokens of an answer.
     """
 
     END = 0
@@ -87,7 +102,7 @@ class Scripted(RolloutEngine):
         self.generated, self.requests = 0, 0
 
     def choices(self, tokens: Sequence[int]) -> list[tuple[int, float]]:
-        """Return the two most likely next tokens with log-probabilities; `tokens[0]` selects the text."""
+        """Return the two most likely next tokens with log-probabilities; `tokens[0]`, the prompt, is a random seed."""
         place = random.Random(f"{tokens[0]} {len(tokens)}")
         after = random.Random(f"{tokens[0]} {len(tokens)} {tokens[-3:]}")
         draw = place if place.random() < self.shared else after
@@ -148,12 +163,8 @@ class Setting:
     """The model, prompts and engine of the measurements."""
 
     def __init__(self, folder: Path, n_prompts: int, n: int, tokens: int):
-        write_tiny_model(folder, TinyModelConfig(seed=1, max_length=1024))
+        write_peaked_model(folder, TinyModelConfig(seed=1, max_length=1024))
         tokenizer = AutoTokenizer.from_pretrained(folder)
-        model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-        with torch.no_grad():
-            model.model.norm.weight.mul_(8)  # an untrained model is nearly uniform
-        model.save_pretrained(folder)
         draw = random.Random(0)
         self.prompts = [[draw.randrange(200) for _ in range(draw.randint(16, 48))] for _ in range(n_prompts)]
         self.n, self.tokens, self.engine = n, tokens, start_engine(folder, len(tokenizer))
@@ -200,6 +211,7 @@ class Setting:
 
 
 def row_of(name: str, runs: pd.DataFrame, n_prompts: int) -> list[str]:
+    """Return the table's row of a policy; `runs` has a row of `Setting.run` for each run."""
     mean, share = runs.mean(), (runs["unique"] / runs["held"]).mean()
     against = [f"{with_range(runs[what] / runs[f'sample_{what}'], '.2f')} x" for what in ("seconds", "cpu")]
     numbers = [f"{mean['requests'] / n_prompts:.1f}", f"{mean['generated']:,.0f}", f"{mean['held']:,.0f}"]

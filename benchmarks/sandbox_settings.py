@@ -42,6 +42,7 @@ def refuse(numbers: list[int]) -> None:
 
 
 def keep_capabilities(kept: tuple[int, ...]) -> None:
+    """Drop all Linux capabilities except those with these numbers."""
     with open("/proc/sys/kernel/cap_last_cap") as file:
         last = int(file.read())
     for capability in set(range(last + 1)) - set(kept):

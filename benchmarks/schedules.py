@@ -40,7 +40,10 @@ OFF_POLICY = "training/off_policy/trajectory_"
 
 
 def model_rows(steps: int) -> list[list[str]]:
-    """Return a row for each sigma and schedule: seconds of a step, times faster than sync, staleness of a group."""
+    """Return a row for each sigma, schedule and number of batches ahead.
+
+    Its last cells are the seconds of a step, how many times faster than sync, and the mean staleness in steps.
+    """
     rows = []
     for sigma in SIGMAS:
         workload = replace(MODEL, sigma=sigma)
@@ -63,7 +66,7 @@ def measured(schedule: str, steps: int, seed: int) -> pd.DataFrame:
 
 
 def measured_row(schedule: str, runs: Sequence[pd.DataFrame], sync: Sequence[pd.DataFrame]) -> list[str]:
-    """Return a schedule's figures, each the median of its runs with the least and the greatest."""
+    """Return a schedule's figures: median, least and greatest of its runs. `sync` holds the baseline's runs."""
     rates = [tokens_per_second(metrics) for metrics in runs]
     gains = [rate / tokens_per_second(metrics) for rate, metrics in zip(rates, sync, strict=True)]
 
@@ -88,6 +91,7 @@ def seconds_of(metrics: pd.DataFrame) -> pd.Series:
 
 
 def draw(rows: Sequence[Sequence[str]], runs: dict[str, list[pd.DataFrame]]) -> None:
+    """Draw schedules.png: the gain over sync of `model_rows`, and the seconds of a step in the runs, if any."""
     figure = Figure(figsize=(9 if runs else 5.5, 3.6), layout="constrained")
     left, *others = figure.subplots(1, 2 if runs else 1, squeeze=False)[0]
     for schedule in SCHEDULES[1:]:
@@ -133,7 +137,7 @@ def measurement(steps: int, runs: dict[str, list[pd.DataFrame]]) -> list[str]:
 
 
 def gains_of_the_model(workload: Workload, trainer_share: float, steps: int) -> dict[str, float]:
-    """Return schedule -> speed relative to sync, one batch ahead, as the mean of five seeds."""
+    """Return schedule -> speed relative to sync, with `ahead` = 1, as the mean of five seeds."""
     seconds = {
         schedule: fmean(
             simulate(workload, schedule, 1, trainer_share, steps, seed, skip=SKIPPED_STEPS).seconds for seed in range(5)

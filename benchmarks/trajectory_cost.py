@@ -74,7 +74,7 @@ UPSTREAMS_WAY = (
 
 
 def answer(prompt_ids: list[int], params: dict, vocabulary: int, stop_token_ids: list[int]):
-    """Return a server's output: the requested number of random tokens, none of which is a stop token."""
+    """Return verl's TokenOutput with `params["max_tokens"]` random tokens, none of which is a stop token."""
     from verl.workers.rollout.replica import TokenOutput
 
     draw = random.Random(f"{params.get('seed')} {len(prompt_ids)} {prompt_ids[-1]}" if "seed" in params else None)
@@ -98,18 +98,20 @@ def answer(prompt_ids: list[int], params: dict, vocabulary: int, stop_token_ids:
 
 @ray.remote
 class StubServer(ExchangeServer):
-    """A stand-in for upstream's rollout server and `TopLogprobsServer`'s collected requests, without an engine."""
+    """A stand-in for upstream's rollout server and for `TopLogprobsServer`, without an engine."""
 
     def __init__(self, vocabulary: int, stop_token_ids: list[int], response_length: int):
         self.vocabulary, self.stop_token_ids, self.response_length = vocabulary, stop_token_ids, response_length
         self.requests = 0
 
     async def generate(self, prompt_ids, sampling_params, request_id, **_):
+        """Return random tokens at once."""
         self.requests += 1
         sampling_params.setdefault("max_tokens", self.response_length)
         return answer(prompt_ids, sampling_params, self.vocabulary, self.stop_token_ids)
 
     async def count(self) -> int:
+        """Return the number of requests so far."""
         return self.requests
 
 
@@ -132,7 +134,7 @@ def config_of(tree: str, folder: Path, args) -> DictConfig:
 
 
 def seconds_by_column(driver: psutil.Process) -> pd.Series:
-    """Return the CPU seconds that a process and its descendants have used so far, by column."""
+    """Return the CPU seconds that a process and its descendants have used so far, by table column (COLUMNS)."""
     seconds = dict.fromkeys([*PARTS, *COLUMNS.values()], 0.0)
     for process in (driver, *driver.children(recursive=True)):
         try:
@@ -189,7 +191,7 @@ class Stack:
         self.buffer = ReplayBuffer("sync", {}, sampler.max_off_policy_threshold, sampler.max_off_policy_strategy, {})
 
     def run(self, side: str, run: int) -> pd.Series:
-        """Return the CPU milliseconds per trajectory by column, and the `requests` to the server per trajectory."""
+        """Return by table column the CPU milliseconds per trajectory, and as `requests` the requests per trajectory."""
         driver = psutil.Process()
         time.sleep(0.5)
         idle = seconds_by_column(driver)
@@ -202,7 +204,7 @@ class Stack:
         return used / rows
 
     def step(self, side: str, run: int) -> int:
-        """Do a trainer's work on a batch before and after the model's own; return the batch's number of rows."""
+        """Submit a batch, wait for its rows, read and clear them, as a trainer does; return the number of rows."""
         batch = self.batch(run)
         tags = [{"is_prompt": True, "status": "pending", "global_steps": run + 1} for _ in range(len(batch))]
         self.tq.kv_batch_put(keys=list(batch["uid"]), partition_id="train", tags=tags)
@@ -215,7 +217,7 @@ class Stack:
         return len(rows.keys)
 
     def batch(self, run: int):
-        """Return prompts of Countdown in the data loader's format."""
+        """Return Countdown's prompts as the tensordict that verl's data loader makes."""
         from verl.utils.dataset.rl_dataset import collate_fn
 
         from verl.utils import tensordict_utils as tu
@@ -233,7 +235,7 @@ class Stack:
 
 
 def launch(folder: Path, way: str, overrides: tuple[str, ...], run: int) -> pd.Series:
-    """Run GRPO with the overrides, and return the CPU milliseconds per trajectory by column."""
+    """Run GRPO in a folder named after `way`; return by table column the CPU milliseconds per trajectory."""
     folder, steps = folder / f"{way}{run}", 8
     command = ["bash", "recipe/common/run_grpo_countdown.sh", f"trainer.total_training_steps={steps}", *overrides]
     command += ["trainer.val_before_train=false", "trainer.test_freq=-1", "trainer.save_freq=-1"]
@@ -250,7 +252,7 @@ def launch(folder: Path, way: str, overrides: tuple[str, ...], run: int) -> pd.S
 
 
 def estimate(frames: dict[str, pd.DataFrame]) -> str:
-    """Return a table of the seconds that processes of each kind need for a large step, if they share it evenly."""
+    """Return a table of each kind of process: its seconds for a large step, divided by the number of processes."""
     medians = {side: frame.median() for side, frame in frames.items() if side in (UPSTREAM, "plain")}
     rows = []
     for part, count in PROCESSES.items():
@@ -266,7 +268,7 @@ def estimate(frames: dict[str, pd.DataFrame]) -> str:
 
 
 def table_of(frames: dict[str, pd.DataFrame], apart: list[str]) -> tuple[list[str], list[list[str]]]:
-    """Return header and rows; the first side is the baseline."""
+    """Return header and rows; the first side is the baseline. Columns in `apart` are shown, but are not in the sum."""
     totals = {side: frame[PARTS].sum(axis=1) for side, frame in frames.items()}
     baseline, rows = next(iter(totals.values())), []
     for side, total in totals.items():

@@ -52,7 +52,11 @@ def engine_arguments(node) -> Iterator[str]:
 
 
 def settings_module(texts: dict[str, str], sources: Path) -> tuple[str, list[str]]:
-    """Return a module's text with a line for each engine argument and server option, and the file of each line."""
+    """Return the text of a module that accesses each engine argument and server option, and each line's source file.
+
+    Args:
+        texts: file name -> its text, for the project's Python, shell and YAML files.
+    """
     frontend = re.search(r"from (\S+\.cli_args) import", (sources / "vllm/entrypoints/cli/serve.py").read_text())
     lines = [
         "from vllm.engine.arg_utils import AsyncEngineArgs",
@@ -71,7 +75,7 @@ def settings_module(texts: dict[str, str], sources: Path) -> tuple[str, list[str
 
 
 def diagnostics(files: list[Path], sources: Path, folder: Path) -> list[dict]:
-    """Return basedpyright's reports about the files if `vllm` is imported from `sources`."""
+    """Return basedpyright's reports about the files, with `vllm` from `sources`; its config is written to `folder`."""
     config = {"include": list(map(str, files)), "exclude": [], "extraPaths": [str(sources)], "typeCheckingMode": "off"}
     config |= {f"report{rule}": "error" for rule in RULES}
     (folder / "pyrightconfig.json").write_text(json.dumps(config))
@@ -108,7 +112,7 @@ def check(sources: Path, root: Path = ROOT) -> list[str]:
 
 
 def folder_of(package: str) -> Path:
-    """Return the folder that an installed package lies in."""
+    """Return the parent of an installed package's own folder, such as …/site-packages."""
     spec = importlib.util.find_spec(package)
     if spec is None or spec.submodule_search_locations is None:
         raise SystemExit(f"error: {package} is not installed: bash scripts/setup.sh")

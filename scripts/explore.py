@@ -31,8 +31,10 @@ CPU_LENGTHS = {"walk": (24, 40), "word_problems": (128, 64)}
 
 
 def config_of(model: str, data: str, overrides: list[str]) -> DictConfig:
-    """Return the config. Unless the overrides set them, the data's data_source selects the task, if it is the name of
-    one, and a small task's lengths."""
+    """Return the config. If the data's data_source names a task, the config selects this task.
+
+    On a CPU, small tasks also get short prompts and responses. Overrides take precedence.
+    """
     folders = [Path(verl.trainer.__path__[0], "config"), *sorted(RECIPES.glob("*/config"))]
     source, hardware = data_source(data), os.environ.get("HARDWARE", "cpu")
     chosen = [f"hydra.searchpath=[{','.join(f'file://{folder}' for folder in folders)}]"]

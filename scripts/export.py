@@ -33,7 +33,7 @@ from verl.utils.atomic_files import new_folder  # noqa: E402
 
 
 def measurements(run: Path, step: int) -> Results:
-    """Return what the evaluations of a step's checkpoint and the trainer's validation at this step measured."""
+    """Return source (evaluation, or validation by the trainer at this step) -> data set -> metric -> value."""
     results: Results = {}
     for log in sorted((run.parent / "results" / run.name / f"step_{step}").glob("*.log")):
         for cell in read_log(log):
@@ -50,6 +50,9 @@ def measurements(run: Path, step: int) -> Results:
 
 def export(run: Path, step: int | None, folder: Path) -> None:
     """Write a run's checkpoint and its card to `folder`, which appears only when it is complete.
+
+    Args:
+        step: step of the checkpoint; None: the last complete one.
 
     Raises:
         OSError, ValueError: the checkpoint or its shards are incomplete, or `folder` exists.

@@ -51,10 +51,22 @@ beside() {
     processes[$1]=$!
 }
 
-# show LOG: shows a command's output until it has ended, and fails if it has failed
-show() {
-    tail --lines=+1 --follow --pid="${processes[$1]}" "$1"
-    wait "${processes[$1]}"
+# await LOG: waits until a command has ended, and fails if it has failed. A terminal shows the log's last line meanwhile,
+# which is the progress bar, and is rid of it in the end.
+await() {
+    if [ -t 1 ]; then
+        while kill -0 "${processes[$1]}" 2>/dev/null; do
+            line=$(tail -c 400 "$1" 2>/dev/null | tr '\r' '\n' | grep -a . | tail -n 1 || true)
+            printf '\r\033[K%s' "${line:0:$(($(tput cols 2>/dev/null || echo 80) - 1))}"
+            sleep 0.5
+        done
+        printf '\r\033[K'
+    fi
+    wait "${processes[$1]}" || {
+        tail -n 20 "$1" >&2
+        echo "error: this command failed; its whole output is in $1" >&2
+        exit 1
+    }
     unset "processes[$1]"
 }
 trap 'kill "${processes[@]}" 2>/dev/null || true' EXIT
@@ -74,31 +86,49 @@ for method in grpo "$RECIPE"; do
 done
 grpo=${runs[grpo]} run=${runs[$RECIPE]}
 
-[ -d outputs/$warm/huggingface ] || { part "data, tiny model and warm start" && bash $warm_script; }
+if [ ! -d outputs/$warm/huggingface ]; then
+    part "data, tiny model and warm start"
+    beside outputs/$warm/progress.log bash $warm_script
+    await outputs/$warm/progress.log
+fi
 part "$STEPS steps, two updates each: grpo and $RECIPE side by side"
 beside "outputs/$grpo/progress.log" train grpo $grpo_script
 beside "outputs/$run/progress.log" train "$RECIPE" $recipe_script
-show "outputs/$grpo/progress.log"
-show "outputs/$run/progress.log"
+await "outputs/$grpo/progress.log"
+await "outputs/$run/progress.log"
 part "evaluation of the three models"
 beside "outputs/$warm/eval.log" bash scripts/eval-$task.sh $warm model=outputs/$warm/huggingface
 beside "outputs/$grpo/eval.log" bash scripts/eval-$task.sh "$grpo" step="$STEPS"
 beside "outputs/$run/eval.log" bash scripts/eval-$task.sh "$run" step="$STEPS"
 for model in "$warm" "$grpo" "$run"; do
-    show "outputs/$model/eval.log"
+    await "outputs/$model/eval.log"
 done
 
 part "table, curves, trees"
-python scripts/read_log.py outputs/results/$warm/$task.log outputs/results/{"$grpo","$run"}/"step_$STEPS/$task.log" \
-    --output "$results.csv" >/dev/null
-python scripts/plot_run.py "outputs/$grpo" "outputs/$run" --output "${results}_curves.png" >/dev/null
+evaluated=(outputs/results/$warm/$task.log outputs/results/{"$grpo","$run"}/"step_$STEPS/$task.log")
+python scripts/read_log.py "${evaluated[@]}" --output "$results.csv" >/dev/null
+python scripts/plot_run.py "outputs/$grpo" "outputs/$run" --labels "GRPO,${RECIPE^^}" \
+    --output "${results}_curves.png" >/dev/null
 if [ -d "outputs/$run/trees" ]; then
     page=$(python scripts/view_trees.py "outputs/$run" | tail -1)
 fi
+table=$(python -m recipe.common.reporting.score_and_cost --model "warm start" "${evaluated[0]}" outputs/$warm \
+    --model GRPO "${evaluated[1]}" "outputs/$grpo" --model "${RECIPE^^}" "${evaluated[2]}" "outputs/$run")
 echo "   $((SECONDS - part_began)) s"
-echo
-cat "$results.md"
-echo "$((SECONDS - began)) s after the set-up"
-[ -z "${page:-}" ] || echo "trees: $page"
-echo "table: $results.md   bar chart: $results.png   curves: ${results}_curves.png"
-echo "models: outputs/{$grpo,$run}/global_step_$STEPS/actor/huggingface"
+cat <<END
+
+$table
+
+Both runs shared this machine's cores. The quick start took $((SECONDS - began)) s after the set-up.
+
+accuracies:  $results.png
+curves:      ${results}_curves.png
+trees:       ${page:-$RECIPE grows none; RECIPE=latr bash scripts/quickstart.sh does}
+
+What to do next:
+  SEED=1 bash scripts/quickstart.sh                             the same with another seed
+  bash recipe/common/run_explore.sh recipe=hapo tree=latr       parts of several methods in a run
+  python -m recipe.common.menu                                  all parts and recipes, after: source .venv/bin/activate
+  docs/math_reward.md, docs/train.md                            your data and model
+The models are in outputs/{$grpo,$run}/global_step_$STEPS/actor/huggingface.
+END

@@ -31,7 +31,7 @@ METRIC_ORDER = ("Acc-Pass", "Acc-Mean", "Acc-Best", "Acc-Maj", "Response-Length"
 
 
 class Cell(NamedTuple):
-    """One number of the table and the log that it came from."""
+    """One number of the table, such as metric Acc-Mean@8 of dataset aime24, and the log that it came from."""
 
     experiment: str
     step: int | None
@@ -144,8 +144,8 @@ def _ordered_metrics(cells: list[Cell]) -> list[tuple[str, str]]:
 def at_the_last_step(cells: list[Cell]) -> Results:
     """Return experiment -> data set -> metric -> value, for each data set at the last step at which it was measured.
 
-    The label of an experiment names the step only if it was measured at several steps. The ends of an interval come
-    from the same log as the value.
+    The label of an experiment names the step only if it was measured at several steps. The ends of a value's
+    confidence interval come from the same log as the value.
     """
     last: dict[tuple[str, str], int] = {}
     for cell in cells:

@@ -44,6 +44,7 @@ class Retrieve(BaseModel):
 
 
 def make_app(index: Bm25Index, default_topk: int = 3) -> FastAPI:
+    """Return the server's application, which answers POST /retrieve and GET /health from the index."""
     app = FastAPI(title="BM25 search", openapi_url=None)
     # A single thread is enough, because a search holds the interpreter's lock. The event loop stays free for /health.
     searcher = ThreadPoolExecutor(max_workers=1, thread_name_prefix="search")

@@ -22,6 +22,7 @@ import numpy as np
 from verl.utils.atomic_files import replacing
 
 TEMPLATE = Path(__file__).with_name("view_trees.html")
+METRICS_PAGE = Path(__file__).parents[1] / "docs" / "metrics.md"
 STEP_FILE = re.compile(r"step_(\d+)\.jsonl")
 LARGE_PAGE = 50_000_000
 UNKNOWN_COST = 65_535
@@ -163,8 +164,26 @@ def compact(tree: dict) -> dict:
     }
 
 
+def metric_meanings(names: Iterable[str]) -> dict[str, str]:
+    """Return name -> meaning for those of these metrics that docs/metrics.md explains as `tree/<name>`.
+
+    A table row of that page may explain several metrics. If its text has as many parts between semicolons as it has
+    metrics, each metric gets its part; otherwise each gets the whole text.
+    """
+    meanings = {}
+    page = METRICS_PAGE.read_text(encoding="utf-8")
+    for explained, text in re.findall(r"^\| (`tree/.*?) \| (.*) \|$", page, flags=re.MULTILINE):
+        patterns = [re.escape(name).replace("<name>", "[^/]+") for name in re.findall("`tree/([^`]+)`", explained)]
+        text = re.sub(r"\[(.*?)\]\(.*?\)", r"\1", text).replace("`", "")
+        parts = text.split("; ")
+        for i, pattern in enumerate(patterns):
+            meaning = parts[i] if len(parts) == len(patterns) else text
+            meanings |= {name: meaning for name in names if re.fullmatch(pattern, name)}
+    return meanings
+
+
 def data_element(name: str, data) -> str:
-    """Return a script element with `data` as ASCII JSON, escaped so that no text in it can end the element."""
+    """Return a script element with id `name` and `data` as ASCII JSON, escaped so that no text can end the element."""
     text = json.dumps(data, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
     for character in "<>&":
         text = text.replace(character, f"\\u{ord(character):04x}")
@@ -189,19 +208,20 @@ def write_page(title: str, files: dict[int, Path], output: Path) -> int:
     """
     template = TEMPLATE.read_text(encoding="utf-8")
     before, after = template.replace("{{policy}}", content_policy(template)).split("{{data}}")
-    steps = []
+    steps, metrics = [], set()
     with replacing(output) as unfinished, unfinished.open("w", encoding="utf-8", newline="\n") as page:
         page.write(before)
         for step, path in files.items():
             prompts = []
             for tree in read_trees(path):
                 page.write(data_element(f"tree-{step}-{len(prompts)}", tree))
+                metrics |= tree["metrics"].keys()
                 prompts.append({"prompt": tree["prompt"][:80], "rewards": tree["rewards"]})
             if prompts:
                 steps.append({"step": step, "prompts": prompts})
         if not steps:
             raise ValueError(f"{', '.join(map(str, files.values()))}: no trees, the files are empty")
-        page.write(data_element("index", {"title": title, "steps": steps}))
+        page.write(data_element("index", {"title": title, "steps": steps, "meanings": metric_meanings(metrics)}))
         page.write(after)
         size = page.tell()
     return size

@@ -25,7 +25,7 @@ from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
 
 def rollout_server(params: SamplingParams, output: RequestOutput, part: CompletionOutput, flat: FlatLogprobs) -> None:
-    """Use the fields that top_logprobs_server.py and vllm_server.py access; vLLM 0.24 has no `stream_interval`."""
+    """Use the fields that top_logprobs_server.py and vllm_server.py access, except those that vLLM 0.24 lacks."""
     _ = params.logprobs, params.prompt_logprobs, params.flat_logprobs, params.detokenize, params.output_kind
     _ = params.temperature, params.top_p, params.top_k, params.repetition_penalty, params.seed, params.max_tokens
     _ = params.stop, params.stop_token_ids, params.skip_special_tokens, params.extra_args
@@ -48,7 +48,7 @@ async def local_engine(engine: AsyncLLM, params: SamplingParams) -> None:
 
 
 class FlatRequests(LogprobsProcessor):
-    """The function that top_logprobs_without_text.py replaces."""
+    """Overrides the method that top_logprobs_without_text.py replaces."""
 
     @override
     @classmethod
@@ -57,7 +57,7 @@ class FlatRequests(LogprobsProcessor):
 
 
 class Validation(InputProcessor):
-    """The function that tempered_requests.py replaces."""
+    """Overrides the method that tempered_requests.py replaces, `_validate_params`."""
 
     @override
     def _validate_params(self, params, supported_tasks) -> None:
@@ -71,7 +71,7 @@ def adaptive_temperature(processor: LogitsProcessor) -> None:
 
 
 class States(SamplingStates):
-    """The functions that v2_adaptive_temperature.py replaces."""
+    """Overrides the methods that v2_adaptive_temperature.py replaces."""
 
     @override
     def add_request(self, req_idx, sampling_params) -> None:
@@ -87,7 +87,7 @@ class States(SamplingStates):
 
 
 class MarkingSampler(Sampler):
-    """The function that v2_adaptive_temperature.py replaces; `needs_logits_processing` is not in vLLM 0.24."""
+    """Overrides the method that v2_adaptive_temperature.py replaces and that vLLM 0.24 has too."""
 
     @override
     def add_request(self, req_idx, prompt_len, sampling_params) -> None:
@@ -102,7 +102,7 @@ def cpu_patches(runner: GPUModelRunner) -> None:
 
 
 class SeededSampler(TopKTopPSampler):
-    """The functions that cpu_seeded_requests.py replaces and calls."""
+    """Overrides the methods that cpu_seeded_requests.py replaces and calls."""
 
     @override
     def forward_cpu(self, logits, generators, k, p): ...

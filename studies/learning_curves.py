@@ -63,7 +63,8 @@ def trained(
     """Return the folder of a training run. The run is started if it is not complete.
 
     Args:
-        method: name of the method; the part before the first hyphen is the script's METHOD.
+        method: name of the method; its part before the first hyphen, such as `hato` of `hato-path`, is given to the
+            script as METHOD.
         command: a run script, and overrides.
         output: a file for the script's output.
         environment: further environment variables for the script.

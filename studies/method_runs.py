@@ -37,7 +37,14 @@ from tqdm import tqdm
 
 from benchmarks.report import interval, parser_of, write_report
 from benchmarks.slow_search import SLOW_SEARCH
-from recipe.common.reporting.run_metrics import STYLE, legend_above, load_metrics, run_colors, validation_accuracy
+from recipe.common.reporting.run_metrics import (
+    STYLE,
+    generated_tokens,
+    legend_above,
+    load_metrics,
+    run_colors,
+    validation_accuracy,
+)
 from studies import RESULTS
 from studies.learning_curves import ROOT, trained
 from studies.where_trees_pay import LATR_SCHEDULE
@@ -46,9 +53,6 @@ from verl.utils.parts import parts
 
 AXES = {"steps": "steps", "tokens": "generated tokens", "seconds": "seconds of training", "calls": "tool calls"}
 RUN = ["method", "rate", "seed"]  # columns that identify a run
-FILTER = "training/filter_groups"
-HATO_DROPPED = "hato/trees_dropped"
-DROPPED = ("evicted_samples", "discarded_surplus_samples")  # upstream's buffer counts prompts
 KT = "actor_rollout_ref.rollout.kt"
 HATO = ["recipe/hato/run_countdown_cpu.sh", "actor_rollout_ref.rollout.n=16"]
 TRAIN_DROPPED = "hato.tree.train_dropped=true"
@@ -85,7 +89,7 @@ CLIP_HIGHER = ["actor_rollout_ref.actor.clip_ratio_high=0.28", "actor_rollout_re
 
 
 def schedule_of(shares: dict[int, float]) -> list[str]:
-    """Return overrides that replace the script's schedule. `shares` maps a step to the share of trees from it on."""
+    """Return overrides that replace LATR's schedule: step -> share of responses that come from trees from then on."""
     steps = ", ".join(f"{step}: {share}" for step, share in shares.items())
     return [f"~{KT}.mix_ratio_schedule", f"+{KT}.mix_ratio_schedule={{{steps}}}"]
 
@@ -130,13 +134,17 @@ METHODS = {
 
 
 def name_of(method: str, rate: str) -> str:
+    """Return the name of a method at a learning rate, such as `latr 2e-4`; an empty rate is the default one."""
     return f"{method} {rate}" if rate else method
 
 
 def overrides_of(method: str, task: str = "walk") -> list[str]:
-    """Return the overrides of a method: those after `NAME:`, or its entry in METHODS, or the parts with its name.
+    """Return a method's overrides, from the first of these places that has any.
 
-    The task's own entry in METHODS goes first (`latr-smollm2` for word problems), then one that trains on any task.
+    1. the text after `NAME:`
+    2. the entry of METHODS with the task's suffix, such as `latr-smollm2` for word problems
+    3. the entry NAME of METHODS, if its script trains on this task; a script may be its first element
+    4. the registered tree, sampler, credit and loss of this name
 
     Raises:
         ValueError: there is no method of this name.
@@ -184,7 +192,7 @@ def check(method: str, task: str, steps: int, more: Sequence[str]) -> None:
 
 
 def script_method(method: str) -> str:
-    """Return METHOD for a run script: the name up to a hyphen where it is one of METHODS, else `grpo`."""
+    """Return METHOD for a run script: for a name of METHODS its part before the first hyphen, else `grpo`."""
     return method.split("-")[0] if method in METHODS else "grpo"
 
 
@@ -212,21 +220,12 @@ def run(name: str, task: str, method: str, rate: str, seed: int, steps: int, mor
     return metrics
 
 
-def generated_by_kept(metrics: pd.DataFrame) -> pd.Series:
-    """Return the prompts with generated responses divided by the trained prompts, for each step."""
-    if f"{FILTER}/gen_batches" in metrics:
-        return metrics[f"{FILTER}/gen_batches"]
-    dropped = [metrics[name].fillna(0) for name in (f"{FILTER}/{what}" for what in DROPPED) if name in metrics]
-    return 1 + sum(dropped) / metrics["tree/prompts"]
-
-
 def curve_of(metrics: pd.DataFrame) -> pd.DataFrame:
-    """Return a row for each validation: accuracy, best@n, entropy, and the steps, tokens, seconds and calls so far."""
+    """Return a row for each validation, with the columns accuracy, best (verl's best@n), entropy, and the sums until
+    then: steps, tokens, seconds, calls.
+    """
     (accuracy,) = validation_accuracy(metrics).values()
     (best,) = (name for name in metrics if name.startswith("val-core/") and "/acc/best@" in name and "mean" in name)
-    generated = metrics["tree/tokens_generated"] * metrics["tree/prompts"]
-    if HATO_DROPPED not in metrics:  # otherwise dropped prompts are already counted
-        generated *= generated_by_kept(metrics)
     calls = metrics.get("tree/tool_calls", 0) * metrics["tree/prompts"]
     entropy = metrics.get("actor/entropy", pd.Series(np.nan, index=metrics.index))
     return pd.DataFrame(
@@ -236,7 +235,7 @@ def curve_of(metrics: pd.DataFrame) -> pd.DataFrame:
             # bypass mode has no pass for the old probabilities, and so no entropy
             "entropy": entropy.rolling(5, min_periods=1).mean()[accuracy.index],
             "steps": accuracy.index,
-            "tokens": generated.fillna(0).cumsum()[accuracy.index],
+            "tokens": generated_tokens(metrics).fillna(0).cumsum()[accuracy.index],
             "seconds": metrics["timing_s/step"].fillna(0).cumsum()[accuracy.index],
             "calls": calls.fillna(0).cumsum()[accuracy.index],
         }
@@ -281,12 +280,13 @@ def write_curves(path: Path, curves: dict[tuple[str, str, int], pd.DataFrame]) -
 
 
 def axes_of(curves: dict[str, dict[int, pd.DataFrame]]) -> list[str]:
-    """Return the keys of AXES whose value is above 0 at the end of every run."""
+    """Return the names of AXES (steps, tokens, seconds, calls) whose value is above 0 at the end of every run."""
     ends = [curve.iloc[-1] for by_seed in curves.values() for curve in by_seed.values()]
     return [axis for axis in AXES if all(end[axis] > 0 for end in ends)]
 
 
 def at(curve: pd.DataFrame, axis: str, place: float) -> float:
+    """Return the accuracy where the axis has the value `place`, on straight lines between validations."""
     return float(np.interp(place, curve[axis], curve["accuracy"]))
 
 
@@ -299,7 +299,11 @@ def with_interval(values: Sequence[float], form: str = "+.3f") -> str:
 
 
 def row_of(name: str, curves: dict[int, pd.DataFrame], baseline: dict[int, pd.DataFrame], axes) -> list[str]:
-    """Return a method's figures, and its final and mean differences to the baseline up to the shorter run's end."""
+    """Return the table's row of a method; `curves` and `baseline` map seeds to curves.
+
+    Two cells for each axis hold the difference of accuracy to the baseline's run of the same seed: at the end of the
+    shorter of the two runs, and as the mean up to there.
+    """
     ends = [curve.iloc[-1] for curve in curves.values()]
     row = [name, str(len(curves))]
     row += [with_interval([curve["accuracy"].iloc[0] for curve in curves.values()], ".3f")]

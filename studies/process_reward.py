@@ -11,10 +11,10 @@ ERRORS = 0.2  # share of the beginnings of answers that are judged wrongly
 
 
 def compute_score(data_source, solution_str, ground_truth, extra_info=None, **kwargs) -> dict:
-    """Return the result of `walk.compute_score`, with the steps in its score.
+    """Return the result of `walk.compute_score` with the score (1 - WEIGHT) x score + WEIGHT x steps.
 
-    The steps give WEIGHT times the share of the problem's number of steps after which the target can still be reached.
-    A reward for each step would also say which step was the wrong one; a reward for whole responses cannot.
+    `steps` is the number of steps of the response after which the target can still be reached, divided by the number
+    of steps of the problem. A reward for whole responses cannot say which step was the wrong one.
     """
     truth = json.loads(ground_truth) if isinstance(ground_truth, str) else ground_truth
     problem = Problem(**truth | {"operations": tuple(truth["operations"])})
@@ -25,7 +25,7 @@ def compute_score(data_source, solution_str, ground_truth, extra_info=None, **kw
 
 
 def can_arrive_with_errors(step: Step) -> float:
-    """Return `can_arrive(step)`, inverted for a share ERRORS of the beginnings, which are always the same ones."""
+    """Return `can_arrive(step)` (0 or 1), inverted for a share ERRORS of the texts, chosen by their hash."""
     assert step.decode is not None
     text = step.decode([*step.problem, *step.before, *step.tokens])
     drawn = int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "little") / 2**32

@@ -25,7 +25,7 @@ class Workload:
         batch: number of groups in a step.
         trajectories: number of trajectories in a group; the group ends with its last one.
         calls: number of tool calls in a trajectory, one after another.
-        writing: seconds of writing before each call, and after the last.
+        writing: seconds in which the model generates tokens before each call, and after the last.
         median, sigma, longest: parameters of a call's log-normal seconds, which are cut at `longest`.
         update: seconds of an update on all GPUs.
     """
@@ -40,6 +40,7 @@ class Workload:
     update: float = 5.0
 
     def call(self, rng: random.Random) -> float:
+        """Return the seconds of a random call."""
         return min(self.longest, math.exp(rng.gauss(math.log(self.median), self.sigma)))
 
 

@@ -24,7 +24,13 @@ Grower = Callable[[Drawing, Guide | None], Rows]
 
 
 def advantages_of(credit: str, scores: torch.Tensor, groups: np.ndarray, nodes: torch.Tensor) -> torch.Tensor:
-    """Return the advantages (B, K) of a project's estimator; nodes (B, K) are -1 after the end of a shorter row."""
+    """Return the advantages (B, K) of the estimator that is registered as `credit`.
+
+    Args:
+        scores: outcomes (B,).
+        groups: number of each row's prompt (B,).
+        nodes: nodes of the rows (B, K), equal where rows share a decision; -1 after the end of a shorter row.
+    """
     rewards = torch.zeros(nodes.shape)
     rewards[:, -1] = scores
     name, _, variant = credit.partition(", ")
@@ -46,7 +52,11 @@ def values_of(task: Task, probs: np.ndarray) -> np.ndarray:
 
 
 def exact_guide(drawing: Drawing, noise: float = 0.0) -> Guide:
-    """Return a guide by exact values, as shares of their depth's best value, plus noise of this standard deviation."""
+    """Return a function from rows and a depth to the values (P, R) of the rows' prefixes of this depth.
+
+    A value is the exact chance of a right answer, divided by the best one at this depth, plus noise of this standard
+    deviation.
+    """
     values = values_of(drawing.task, drawing.probs)
     for at in range(drawing.task.length):  # ignores the values of states that no path reaches
         values[:, at, (ACTIONS - 1) * at + 1 if drawing.task.target is not None else 2 :] = 0
@@ -60,10 +70,11 @@ def exact_guide(drawing: Drawing, noise: float = 0.0) -> Guide:
 
 
 class LearntValue:
-    """Running means of the outcomes seen after each action of each decision (with a target: in each state).
+    """Values that are learned: running means of the outcomes of rows, for each action of each decision.
 
-    A prefix's value, as a share of the best one, is the product over its decisions; with a target it is the last
-    state's value. Before the first right answer, all values are equal.
+    Each mean is divided by the largest one of its decision, and a prefix's value is the product over its decisions.
+    With a target there is a mean for each state instead, and a prefix's value is that of its last state. Before the
+    first right answer, all values are equal.
     """
 
     KEPT, PRIOR = 0.9, 4.0  # weight of older outcomes after each step; number of prior outcomes with the mean of all
@@ -89,6 +100,8 @@ class LearntValue:
             sums += np.bincount(index.ravel(), weights, sums.size).reshape(sums.shape)
 
     def guide(self, rows: Rows, at: int) -> np.ndarray:
+        """Return the values (P, R) of the rows' prefixes of `at` decisions."""
+
         def shared(sums: np.ndarray) -> np.ndarray:
             groups = sums.reshape(-1, self.shared_by, *sums.shape[1:]).sum(1)
             return groups.repeat(self.shared_by, 0)
@@ -159,12 +172,17 @@ class Curves:
 
 
 def softmax(logits: np.ndarray) -> np.ndarray:
+    """Return the softmax over the last axis."""
     exponents = np.exp(logits - logits.max(-1, keepdims=True))
     return exponents / exponents.sum(-1, keepdims=True)
 
 
 def gradient_of(drawing: Drawing, rows: Rows, outcomes: np.ndarray, used: np.ndarray, credit: str) -> np.ndarray:
-    """Return the gradient (P, K, seen states, A) of the used rows' (P, R) sum of advantage x log-probability, / N."""
+    """Return the gradient (P, K, seen states, A) of (sum of advantage x log-probability) / N over the rows in `used`.
+
+    Args:
+        used: mask of the rows (P, R).
+    """
     prompt, row = used.nonzero()
     actions, nodes = rows.actions[prompt, row], rows.nodes[prompt, row]
     scores = torch.from_numpy(outcomes[prompt, row]).float()
@@ -178,20 +196,20 @@ def gradient_of(drawing: Drawing, rows: Rows, outcomes: np.ndarray, used: np.nda
 
 
 def bounded(change: np.ndarray, largest: float) -> np.ndarray:
-    """Return the change (P, …), scaled down for a prompt whose logits would move by more than `largest`."""
+    """Return the change of logits (P, …), scaled down for each prompt so that none moves by more than `largest`."""
     most = np.abs(change).max(tuple(range(1, change.ndim)), keepdims=True)
     return change / np.maximum(most / largest, 1)
 
 
 class Updates:
-    """Collects gradients until all prompts of a set have one, or the set's rounds are over. Then the set is updated."""
+    """Collects gradients. A set's update is due when all its prompts have one, or after `most_rounds` drawings."""
 
     def __init__(self, shape: tuple[int, ...], sets: int, most_rounds: int):
         self.gradient, self.waits = np.zeros(shape), np.ones(shape[0], bool)
         self.rounds, self.most_rounds = np.zeros(sets, int), most_rounds
 
     def add(self, gradient: np.ndarray, outcomes_differ: np.ndarray) -> np.ndarray:
-        """Store the gradients (P, …) of waiting prompts with different outcomes; return these prompts' mask (P,)."""
+        """Store gradients (P, …) of prompts that have none and whose outcomes differ; return their mask (P,)."""
         ready = self.waits & outcomes_differ
         self.gradient[ready] = gradient[ready]
         self.waits, self.rounds = self.waits & ~ready, self.rounds + 1

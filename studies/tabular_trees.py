@@ -142,7 +142,7 @@ class Drawing:
         return self.close(rows)
 
     def take(self, rows: Rows, at: int, actions: np.ndarray, where: np.ndarray) -> None:
-        """Set these actions as new decisions `at` in the rows of the mask `where` (P, R)."""
+        """Set decision number `at` to these actions, with new nodes, in the rows of the mask `where` (P, R)."""
         numbers = (self._rows_drawn + np.arange(where.shape[1])) * self.task.length + at
         rows.actions[..., at] = np.where(where, actions, rows.actions[..., at])
         rows.nodes[..., at] = np.where(where, numbers, rows.nodes[..., at])
@@ -152,12 +152,12 @@ class Drawing:
         )
 
     def close(self, rows: Rows) -> Rows:
-        """Return the rows, and give all decisions drawn from now on other node numbers than theirs."""
+        """Return the rows. Decisions that are drawn later get new node numbers, so that they are not shared."""
         self._rows_drawn += rows.actions.shape[1]
         return rows
 
     def fill(self, rows: Rows, choose: Callable[[Rows, int], tuple[np.ndarray, np.ndarray]]) -> Rows:
-        """Add forks of the rows until N x K decisions are drawn. The last fork is late enough to draw no more.
+        """Add forks of the rows until N x K decisions are drawn; the last fork begins late enough not to exceed them.
 
         Args:
             choose: function of the rows and the fork's number; it returns (P,) rows and (P,) decisions to fork at.
@@ -206,7 +206,8 @@ def latr(drawing: Drawing, absolute: float, relative: float, branches: int) -> R
     """Open a branch where the second most likely action is likely enough, up to `branches` of them.
 
     Its probability must be above `absolute`, and less than `relative` below the most likely action's. Branches take the
-    most likely action until all of them exist; from then on, actions are drawn.
+    most likely action until a prompt has all `branches`; from then on its actions are sampled. Decisions that are left
+    of N x K go to ordinary answers.
     """
     if not branches:
         return independent(drawing)
@@ -235,25 +236,31 @@ def latr(drawing: Drawing, absolute: float, relative: float, branches: int) -> R
 
 
 def level_ends(length: int) -> list[int]:
-    """Return the number of decisions after each third; fewer than three decisions give fewer levels."""
+    """Return the number of decisions at the end of each level, a third of K: [2, 4, 6] for 6; [1, 2] for 2."""
     return np.cumsum([len(part) for part in np.array_split(np.arange(length), min(3, length))]).tolist()
 
 
 def spread(length: int) -> Sequence[int]:
-    """Return the ends after each level of a tree that forks on all: N x K decisions if levels have equal lengths."""
+    """Return the number of prefixes after each level of a tree that forks at every prefix, such as (2, 6, 16).
+
+    If the levels have equal lengths, these are N x K decisions.
+    """
     return {1: (N,), 2: (N // 2, 3 * N // 2), 3: (N // 4, 3 * N // 4, 2 * N)}[len(level_ends(length))]
 
 
 def straight(length: int, ends: int = N) -> list[int]:
-    """Return the same number of ends after each level: without a guide, independent answers."""
+    """Return the same number of prefixes after each level: without a guide these are independent answers."""
     return [ends] * len(level_ends(length))
 
 
 def levels(drawing: Drawing, guide: Guide | None = None, ends: Callable[[int], Sequence[int]] = straight) -> Rows:
-    """Draw level by level. Dropped prefixes are the last rows, of fewer than K decisions; if all would drop, none does.
+    """Draw level by level. After each, a guide's prefixes with values below KEPT_FROM are dropped.
+
+    The others are continued until the next level. If all of a prompt's prefixes would be dropped, none is. Dropped
+    prefixes, of fewer than K decisions, are the last rows.
 
     Args:
-        ends: function of K that returns the number of ends after each level, which never decreases.
+        ends: function of K that returns the number of prefixes after each level, which never decreases.
     """
     n_ends, dropped, start = ends(drawing.task.length), [], 0
     rows = drawing.empty(n_ends[0])

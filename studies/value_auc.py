@@ -32,7 +32,7 @@ class Step(NamedTuple):
 
 
 def steps_of(name: tuple[str, int, int], record: dict, beta_u: float, last_depth: int) -> list[Step]:
-    """Return the steps of a line of a trees file that have an answer below and are not on the last level."""
+    """Return the steps of `record`, a line of a trees file, that lead to an answer and are not on the last level."""
     segments, below, depths = record["segments"], defaultdict(list), {}
     for i, segment in enumerate(segments):
         depths[i] = depths.get(segment["parent"], 0) + ("value" in segment["info"])

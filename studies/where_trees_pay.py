@@ -65,6 +65,7 @@ class Condition:
 
     @property
     def budget(self) -> float:
+        """Return the number of decisions that a prompt may generate in a run."""
         return float(STEPS * N * self.length)
 
 
@@ -106,6 +107,7 @@ def first_logits(condition: Condition, prompts: int, seed: int) -> np.ndarray:
 
 
 def latr(drawing: Drawing, guide: Guide | None, absolute: float, relative: float, schedule=LATR_SCHEDULE) -> Rows:
+    """Draw a tree with the number of branches that the schedule has for this share of the run."""
     return trees.latr(drawing, absolute, relative, tree_branches(N, mix_ratio(schedule, drawing.done)))
 
 
@@ -159,6 +161,7 @@ class Result:
 
 
 def measured(condition: Condition, method: Method, seeds: int, prompts: int, largest_change: float) -> Result:
+    """Train with the best setting on `seeds` seeds of `prompts` prompts each."""
     credit, rate = best_setting(condition, method, largest_change)
     first, rates = logits_of(condition, prompts, range(seeds)), np.full(seeds, rate)
     curves = learn(condition.task, method, credit, rates, first, 0, STEPS, condition.flipped, largest_change)
@@ -175,11 +178,14 @@ def differences(condition: Condition, result: Result, baseline: Result, measure:
 
 
 def score(curves: Curves, measure: str, end: np.ndarray) -> np.ndarray:
+    """Return the accuracy (sets,) after `end` decisions if measure is `final`, else the mean accuracy until then."""
     return curves.at("generated", end[:, None])[:, 0] if measure == "final" else curves.area(measure, end)
 
 
 def start_of(condition: Condition, method: Method, prompts: int) -> tuple[float, float, float]:
-    """Return the first policy's answers of a prompt, share of right ones, and share of groups with both kinds."""
+    """Return, under the first policy, the mean number of answers of a prompt, the share of right ones, and the share of
+    prompts that have right and wrong ones.
+    """
     probs = softmax(first_logits(condition, prompts, 0))
     drawing = Drawing(condition.task, probs, np.random.default_rng(0))
     rows = method.grow(drawing, method.guide(drawing, None))
@@ -209,6 +215,7 @@ def gain_table(results: Results, measure: str) -> tuple[list[str], list[list[str
 
 
 def settings_table(results: Results) -> tuple[list[str], list[list[str]]]:
+    """Return header and rows: each condition's credit and learning rate for each method."""
     rows = [
         [str(condition), *(f"{x.credit.removesuffix('_vectorized')}, {x.rate:g}" for x in by_method.values())]
         for condition, by_method in results.items()
@@ -217,6 +224,7 @@ def settings_table(results: Results) -> tuple[list[str], list[list[str]]]:
 
 
 def start_table(results: Results) -> tuple[list[str], list[list[str]]]:
+    """Return header and rows: `start_of` for each condition and method."""
     shown = [m for m in METHODS if m.value in (None, EXACT) and m.counted == 1 and m.rounds == 1]
     rows = []
     for condition in (condition for condition in results if not condition.flipped):
@@ -259,7 +267,7 @@ def draw(results: Results, name: str) -> None:
 
 
 def text_of(results: Results, args: Namespace) -> str:
-    """Return the page up to the last table."""
+    """Return the page without its last table, whose heading is the last line."""
     n, rates = len(results) * (len(METHODS) - 1), ", ".join(f"{rate:g}" for rate in RATES)
     what = [
         f"Mean accuracy during training (the area under its curve) minus GRPO's: mean of {args.seeds} seeds of "

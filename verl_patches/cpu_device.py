@@ -1,6 +1,7 @@
 """A torch device module for the CPU, with the functions of torch.cuda that verl calls.
 
-Allocated device memory is the resident set of this process; its limit is the machine's memory.
+It is always available and holds a single device, `cpu`, named after the processor. Allocated device memory is the
+resident set of this process; its limit is the machine's memory.
 """
 
 import platform

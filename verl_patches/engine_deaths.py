@@ -29,7 +29,7 @@ def report_engine_deaths(vllm_async_server: ModuleType) -> None:
 
 
 def report_first_death(name: str) -> None:
-    """Wait in a thread for the death of a child process whose name begins with `name`, and report it."""
+    """Start a thread that waits for the death of a child process, named `name`…, and reports it to the driver."""
     node = ray.util.get_node_ip_address()
     children = [child for child in multiprocessing.active_children() if child.name.startswith(name)]
     names = {child.sentinel: f"vLLM's {child.name} (process {child.pid} on {node})" for child in children}

@@ -22,5 +22,5 @@ class ExactSpread:
 
 
 def find_equal_rewards(replay_buffer: ModuleType) -> None:
-    """Replace `np` in upstream's `verl.trainer.ppo.v1.replay_buffer`, which calls `std` only for this test."""
+    """Replace `np` in `verl.trainer.ppo.v1.replay_buffer`, which calls `std` only to find groups of equal rewards."""
     replay_buffer.np = ExactSpread()

@@ -36,7 +36,10 @@ def guard_rewards(reward_loop: ModuleType) -> None:
 
 
 def checked(function: Callable) -> Callable:
-    """Return the reward function with a check that its result, or its result's key `score`, is a finite number."""
+    """Return a function that calls the reward function and checks the reward: its result, or the result's key `score`.
+
+    A coroutine function stays one. The returned function raises ValueError if the reward is not a finite number.
+    """
 
     def check(result: Any, data_source: Any) -> Any:
         score = result.get("score") if isinstance(result, dict) else result

@@ -157,7 +157,7 @@ REPAIRS = {
 
 
 def make_current() -> bool:
-    """Make CPU the platform of this process and its children; return False if it is the platform already."""
+    """Make CPU the platform of this process, and by VERL_PLATFORM of its children; return False if it already is."""
     if isinstance(platform_manager._current_platform, PlatformCPU):
         return False
     os.environ["VERL_PLATFORM"] = "cpu"

@@ -72,7 +72,10 @@ class PrefixTreeEngine(FSDPEngineWithLMHead):
         return batch.model_inputs, {"trie_batch": batch}
 
     def prepare_model_outputs(self, output, output_args, micro_batch: TensorDict, logits_processor_func) -> dict:
-        """Return `log_probs` (a row's last is 0), with `calculate_entropy` also `entropy`, nested as `input_ids`."""
+        """Return `log_probs` and, if the batch sets `calculate_entropy`, `entropy`.
+
+        Both are nested tensors with the rows of `input_ids`; a row's last log-probability is 0.
+        """
         batch: TrieBatch = output_args["trie_batch"]
         offsets = micro_batch["input_ids"].offsets()
         logits = batch.scale(output.logits.squeeze(0))
@@ -92,11 +95,11 @@ class PrefixTreeEngine(FSDPEngineWithLMHead):
 
 
 def cut_by_prefix_trees(module=transformer_impl) -> None:
-    """Let mini-batches with `MARK` be cut by `micro_batches.prepare_micro_batches` (verl 0.9.1).
+    """Cut the mini-batches of `PrefixTreeEngine` with `micro_batches.prepare_micro_batches` (verl 0.9.1).
 
-    Upstream's `forward_backward_batch` calls a function of its module, which a subclass cannot replace without copying
-    the method. Other mini-batches are cut by upstream's function as before. This can go when the engine has a method
-    for it.
+    The engine marks them by the entry `MARK`. Upstream's `forward_backward_batch` calls a function of its module, which
+    a subclass cannot replace without copying the method. Other mini-batches are cut by upstream's function as before.
+    This can go when the engine has a method for it.
     """
     upstreams = module.prepare_micro_batches
 

@@ -86,7 +86,7 @@ def watch_answers(bucketed_weight_transfer: ModuleType) -> None:
 
 
 def remember_calls(vllm_rollout: ModuleType) -> None:
-    """Let `ServerAdapter` store the last call that it made without waiting for the result."""
+    """Let `ServerAdapter` store, under its socket's address, the last call that it did not wait for (`non_block`)."""
     adapter = vllm_rollout.ServerAdapter
     execute = adapter._execute_method
 

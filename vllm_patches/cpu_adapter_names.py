@@ -20,5 +20,5 @@ def _add_upstreams_name(models_utils: ModuleType) -> None:
 
 
 def keep_the_mappers_old_name() -> None:
-    """Repair `WeightsMapper` once vLLM has imported it."""
+    """Give vLLM's `WeightsMapper`, once it is imported, its former method name `get_unstacked_mapper` again."""
     after_import("vllm.model_executor.models.utils", _add_upstreams_name)

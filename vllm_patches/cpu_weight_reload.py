@@ -12,11 +12,12 @@ def _linear_with_the_live_weight(layer: torch.nn.Module, remove_weight: bool) ->
 
 
 def keep_linear_weights_loadable() -> None:
-    """Replace `dispatch_cpu_unquantized_gemm`, which repacks linear weights after the first load.
+    """Let linear layers call `torch.nn.functional.linear` on weights that can be loaded again.
 
-    vLLM 0.30 packs each weight for oneDNN and frees the parameter with its loader, so that a second `load_weights`
-    fails with "'Parameter' object has no attribute 'weight_loader'". This can go when vLLM's CPU backend packs weights
-    again after a reload.
+    This replaces `dispatch_cpu_unquantized_gemm`, which repacks linear weights after the first load. vLLM 0.30 packs
+    each weight for oneDNN and frees the parameter with its loader, so that a second `load_weights` fails with
+    "'Parameter' object has no attribute 'weight_loader'". This can go when vLLM's CPU backend packs weights again after
+    a reload.
     """
     from vllm.model_executor.layers import utils
 

@@ -45,7 +45,8 @@ def read_settings(sampling_params) -> tuple[float, ...] | None:
 def refuse_wrong_requests() -> None:
     """Wrap `InputProcessor._validate_params`, with which vLLM 0.24 and 0.30 check every request, to check settings too.
 
-    This can go when vLLM lets an engine name a check of `extra_args` without naming a logits processor.
+    The wrapper raises ValueError for wrong settings, and for an engine that cannot serve them (`can_temper`). This can
+    go when vLLM lets an engine name a check of `extra_args` without naming a logits processor.
     """
     after_import("vllm.v1.engine.input_processor", _wrap_validation)
 

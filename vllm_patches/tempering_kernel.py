@@ -15,6 +15,9 @@ def divide_by_temperature(
 ) -> None:
     """Divide each row in place by T (1 + temperature_tau h), or by T if its request has not opted in; skip greedy rows.
 
+    With the row's entropy H in nats, z = (ln H - median) / std, and h is z times scale_pos if z > 0, else z times
+    scale_neg, clipped to [-1, 1].
+
     Args:
         logits: (R, V) float32 before any temperature, with adjacent columns; -inf marks impossible tokens.
         slots: (R,) int32, index of each row's request in `temperatures` and `settings`.

@@ -1,8 +1,9 @@
 """Adds HAPO's adaptive temperature to the sampler of vLLM's V2 model runner, which takes no logits processors.
 
 It is for vLLM 0.24 and 0.30. Each request's settings lie beside its temperature in `SamplingStates`, and one kernel
-divides each row by T' = T (1 + temperature_tau h). Here h is computed from the logits after biases, penalties and
-forbidden words; in the V1 runner from the logits before penalties. All later steps, and processed log-probabilities,
+divides each row by T' = T (1 + temperature_tau h), where h in [-1, 1] is the row's normalized entropy
+(`tempering_kernel`). It is computed from the logits after biases, penalties and forbidden words; in the V1 runner from
+the logits before penalties. All later steps, and processed log-probabilities,
 see the tempered logits. A batch without opted-in requests takes vLLM's own path.
 
 This can go when the V2 runner takes logits processors.
@@ -18,7 +19,7 @@ STD = SETTINGS.index("std")  # above 0 in the settings of every opted-in request
 
 
 def temper_v2_sampler() -> None:
-    """Patch the V2 sampler's classes when the runner imports them."""
+    """Let vLLM's `SamplingStates` and `Sampler` temper requests that opt in, once the V2 runner imports them."""
     after_import("vllm.v1.worker.gpu.sample.states", _wrap_states)
     after_import("vllm.v1.worker.gpu.sample.sampler", _wrap_sampler)
 

@@ -102,7 +102,11 @@ def chain_of(person: str, length: int, world: World) -> tuple[str, ...]:
 
 
 def all_questions(world: World, config: SearchTaskConfig) -> tuple[list[Question], list[Question]]:
-    """Return the questions that name one person and those that name two, without questions that need a person twice."""
+    """Return the questions that name one person and those that name two, without questions that need a person twice.
+
+    Raises:
+        ValueError: no chain of pals is long enough for `max_hops`.
+    """
     people = sorted(world.ages)
     one_named, two_named = [], []
     for hops in range(config.min_hops, config.max_hops + 1):

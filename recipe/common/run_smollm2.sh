@@ -34,8 +34,6 @@ settings=(
     actor_rollout_ref.actor.optim.lr=1e-5
     # at 1 many of its answers are spoiled by a token of low probability
     actor_rollout_ref.rollout.temperature=0.7
-    # all weights in a bucket: vLLM wants a head that is tied to the embeddings together with them
-    actor_rollout_ref.rollout.checkpoint_engine.update_weights_bucket_megabytes=768
     actor_rollout_ref.rollout.val_kwargs.n=4
     actor_rollout_ref.rollout.val_kwargs.temperature=0.7
     actor_rollout_ref.rollout.val_kwargs.top_p=1.0

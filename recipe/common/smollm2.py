@@ -41,7 +41,7 @@ def write_smollm2(output_dir: str | Path) -> Path:
 
     Raises:
         MissingPackage: a package is not installed, see `gguf_file`.
-        OSError: the folder exists already.
+        OSError: the folder exists already, and is not empty.
     """
     source = gguf_file()
     os.environ.setdefault("HF_HUB_OFFLINE", "1")  # transformers reads it when it is imported.

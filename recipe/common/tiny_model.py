@@ -26,10 +26,14 @@ CHAT_TEMPLATE = (
 
 @dataclass(frozen=True, kw_only=True)
 class TinyModelConfig:
-    """Sizes of the model; the defaults make 0.36 M parameters. `extra_words` are one token each, as `WORDS` are.
+    """Sizes of the model; the defaults make 0.36 M parameters.
+
+    Attributes:
+        max_length: largest number of tokens of prompt and response together.
+        extra_words: words that are one token each, in addition to `WORDS`.
 
     Raises:
-        ValueError: a size is not positive, or the numbers of heads do not divide.
+        ValueError: a size is not positive, num_heads does not divide hidden_size, or num_kv_heads not num_heads.
     """
 
     hidden_size: int = 96

@@ -25,7 +25,13 @@ NO_GPU = 3  # exit code of the part `environment` if there is no GPU
 
 
 class Result(NamedTuple):
-    """A part's exit code (None if it was not run), and the most MiB in use on a GPU (None if unknown)."""
+    """The outcome of a part.
+
+    Args:
+        code: the part's exit code; None if it was not run.
+        memory: the most MiB that were in use on a GPU at one time; None if unknown.
+        message: the reason why the part failed or was not run.
+    """
 
     part: Part
     code: int | None
@@ -48,7 +54,7 @@ def gpu_memory() -> int | None:
 
 
 def last_error(log: str) -> str:
-    """Return the last line that names an error; if there is none, the last line."""
+    """Return the last line like `error: …` or `ValueError: …`; if there is none, the last line."""
     lines = [re.sub(r"\x1b\[[0-9;]*m", "", line).strip() for line in log.splitlines()]
     lines = [line for line in lines if line]
     errors = [line for line in lines if re.search(r"(^|\s)error:|\b\w*(Error|Exception|Died)\b.*:", line)]
@@ -56,7 +62,10 @@ def last_error(log: str) -> str:
 
 
 def run_part(part: Part, folder: Path, dry_run: bool) -> Result:
-    """Run a part until it ends or its time limit is over; its output goes to `folder`/NAME.log."""
+    """Run a part until it ends or its time limit is over; its output goes to `folder`/NAME.log.
+
+    With `dry_run` its `dry_command` runs, if it has one, else its command.
+    """
     shutil.rmtree(folder / part.name, ignore_errors=True)
     log, started, memory = folder / f"{part.name}.log", time.monotonic(), None
     command = ["bash", "-c", part.dry_command if dry_run and part.dry_command else part.command]
@@ -81,7 +90,7 @@ def run_part(part: Part, folder: Path, dry_run: bool) -> Result:
 
 
 def check(parts: Iterable[Part], folder: Path, dry_run: bool) -> list[Result]:
-    """Run the parts in order; print and return their results. If `environment` finds no GPU, no later part runs."""
+    """Run the parts in order; print and return their results. If part `environment` finds no GPU, no later one runs."""
     results, no_gpu = [], False
     for part in parts:
         if no_gpu:
@@ -97,7 +106,7 @@ def check(parts: Iterable[Part], folder: Path, dry_run: bool) -> list[Result]:
 
 
 def table_of(results: Sequence[Result], folder: Path) -> str:
-    """Return the results as a Markdown table."""
+    """Return the results as a Markdown table, which names the logs in `folder`."""
     rows = [("part", "", "seconds", "peak GPU MiB", "last error", "log"), ("---",) * 6]
     for result in results:
         used = "unknown" if result.memory is None else f"{result.memory:,}"
@@ -107,6 +116,7 @@ def table_of(results: Sequence[Result], folder: Path) -> str:
 
 
 def main(names: list[str]) -> int:
+    """Run the parts with these names, by default all. Return 0, 1 if a part failed, or 2 if a name is unknown."""
     part_names = [part.name for part in PARTS]
     if unknown := set(names).difference(part_names):
         print(f"error: no part {', '.join(unknown)}; choose of {' '.join(part_names)}", file=sys.stderr)

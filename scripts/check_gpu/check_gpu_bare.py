@@ -53,7 +53,7 @@ def has_verl() -> bool:
 
 
 def run_part(name: str, seconds: int, command: str, environment: dict[str, str] | None = None) -> dict:
-    """Run a part with these variables, show its output, and return its record. It is ended after its time limit."""
+    """Run a part for at most `seconds` with these environment variables, show its output, and return its record."""
     started = time.monotonic()
     print(f"== {name} (at most {seconds} s)", flush=True)
     try:

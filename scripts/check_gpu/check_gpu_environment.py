@@ -52,12 +52,13 @@ def import_problem(module: str) -> str | None:
 
 
 def compilers() -> str:
-    """Name the compilers in the path: nvcc builds FlashInfer's kernels, gcc Triton's launchers, ninja extensions."""
+    """Return where nvcc (for FlashInfer's kernels), gcc (for Triton) and ninja (for torch extensions) are installed."""
     paths = {name: shutil.which(name) for name in ("nvcc", "gcc", "ninja")}
     return ", ".join(f"{name} {path or 'is not in the path'}" for name, path in paths.items())
 
 
 def installed(package: str) -> str:
+    """Return a package's version, or `not installed`."""
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:

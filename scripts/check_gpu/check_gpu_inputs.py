@@ -19,7 +19,7 @@ TINY_MODEL = {"hidden_size": 256, "intermediate_size": 512, "num_heads": 4, "num
 
 
 def make_inputs(folder: Path, model: Path, demonstrations: int) -> None:
-    """Make both tasks' data, with `demonstrations` of each, and the tiny model if `model` lies in `folder`."""
+    """Make each task's data with `demonstrations` examples for SFT, and the tiny model if `model` lies in `folder`."""
     write_countdown(folder / "countdown", CountdownConfig(train_size=512, test_size=8, demo_size=demonstrations))
     task = folder / "search_task"
     sizes = {"train_size": 512, "test_size": 8, "demo_size": demonstrations}

@@ -32,11 +32,12 @@ SFT = "data.train_batch_size=32 $SFT_SETTINGS"
 
 
 class Part(NamedTuple):
-    """A bash command that runs in the repository's root for at most `seconds`; DRY_RUN=1 runs `dry_command`, if any.
+    """A bash command that runs in the repository's root for at most `seconds`.
 
-    Its environment has HARDWARE=gpu, a RUN_DIR and EXPERIMENT_NAME of its own, the DATA_DIR of `task`, MODEL_PATH (the
-    warm start of `task` if there is one, which WARM=true says, or else BASE_MODEL), SFT_SETTINGS for the model, and
-    CHECK_DIR, the folder of all parts.
+    With DRY_RUN=1 the `dry_command` runs instead, if there is one. The command sees HARDWARE=gpu, a RUN_DIR and
+    EXPERIMENT_NAME of its own, the DATA_DIR of `task`, CHECK_DIR (the folder of all parts), SFT_SETTINGS (overrides for
+    supervised training of the model), WARM (whether a part has made the warm start of `task`), and MODEL_PATH: the warm
+    start, or without one BASE_MODEL.
     """
 
     name: str

@@ -66,10 +66,11 @@ def start(
 ) -> tuple[dict[str, str], int]:
     """Start a server that does the imports in `environment` and prints to the file `log`.
 
-    A process that is itself a fork of a server, with all imports done, forks to start its own server.
+    If this process is itself a fork and has all modules, the new server is a fork of it, without new imports.
 
     Returns:
-        variables with the server's address for its clients, and a file: the server ends when no process has it open.
+        environment variables for the clients, with the server's address, and an open file descriptor: the server ends
+        when no process has this file open any more.
     """
     folder = Path(tempfile.mkdtemp(prefix="fork_server_"))  # mode 0700: nobody else may enter it
     listener = socket.socket(socket.AF_UNIX)
@@ -109,6 +110,7 @@ class Served:
 
     @property
     def waits(self) -> bool:
+        """Return whether the client is still connected, and so waits for the exit status."""
         return self.connection.fileno() >= 0
 
 
@@ -128,18 +130,24 @@ def receive(connection: socket.socket) -> tuple[dict, list[int]]:
 
 
 def has_imported_the_same(request: dict) -> bool:
+    """Return whether the request's variables that imports read have the same values as in this server."""
     env = request["env"]
     same_job = env.get("RAY_JOB_ID", FIRST_JOB) == FIRST_JOB
     return same_job and all(env.get(name) == ENVIRONMENT_AT_START.get(name) for name in READ_BY_IMPORTS)
 
 
 def tell(connection: socket.socket, number: int) -> None:
+    """Send a number to the client as 8 bytes."""
     with contextlib.suppress(OSError):  # a client that has ended needs no answer
         connection.sendall(number.to_bytes(8, "little"))
 
 
 def serve(listener: socket.socket, owner: int, modules: Sequence[str]) -> dict | None:
-    """Import modules and fork for each request, until `owner` is closed. Return the request in a fork, else None."""
+    """Import the modules one by one, and in between fork for each request.
+
+    Returns:
+        in a fork, its request; in the server, None, once no process has the other end of the pipe `owner` open.
+    """
     gc.disable()  # imports make a million objects that stay, so garbage collections would free nothing
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all processes, the server included
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -199,6 +207,7 @@ def serve(listener: socket.socket, owner: int, modules: Sequence[str]) -> dict |
 
 
 def import_quietly(module: str) -> None:
+    """Import a module without its warnings; if this fails, print the error and go on."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
@@ -288,7 +297,7 @@ def run(request: dict) -> None:
 
 
 def finish(code: int) -> NoReturn:
-    """End the process as the interpreter does, but without clearing the modules, which would copy shared pages."""
+    """End the process as the interpreter does, but without clearing modules: that would copy memory shared by forks."""
     threading._shutdown()
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):

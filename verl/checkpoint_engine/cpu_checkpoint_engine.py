@@ -36,7 +36,7 @@ class CPUCheckpointEngine(CheckpointEngine):
         self.sockets: list[zmq.asyncio.Socket] = []
 
     def prepare(self) -> str:
-        """Open a port for weights, and return its address."""
+        """Open a port for weights, and return its address, such as `tcp://10.0.0.2:40123`."""
         host = ray.util.get_node_ip_address().strip("[]")
         host = f"tcp://[{host}]" if ":" in host else f"tcp://{host}"
         (socket,) = self.sockets = [self._socket(zmq.PULL)]
@@ -52,7 +52,15 @@ class CPUCheckpointEngine(CheckpointEngine):
     def build_topology(
         cls, actor_wg_world_size: int, rollout_world_size: int, metadata: list[str]
     ) -> tuple[dict[str, list], dict[str, list]]:
-        """Return the topology: the trainer's rank 0 sends to every rollout worker, and the other ranks to none."""
+        """Return the topology: the trainer's rank 0 sends to every rollout worker, and the other ranks to none.
+
+        Args:
+            metadata: results of `prepare`: those of the trainer's ranks, then those of the rollout workers.
+
+        Returns:
+            `init_process_group`'s arguments for the trainer's ranks, and those for the rollout workers: a list with an
+            entry for each process, here {"send_to": [[addresses], [], …]} and {"send_to": [[], …]}.
+        """
         receivers = metadata[actor_wg_world_size:]
         to = [receivers, *[[]] * (actor_wg_world_size - 1)]
         return {"send_to": to}, {"send_to": [[]] * rollout_world_size}

@@ -67,7 +67,10 @@ def musique_answers(row: dict, names: tuple[str, ...]) -> list[str]:
 
 
 def math_question(row: dict, names: tuple[str, ...] = ()) -> str:
-    """Return the bare question of a row of mathematics, without instructions on how to answer."""
+    """Return the bare question in `problem`, `question` or `prompt`, without instructions on how to answer.
+
+    These fields are fixed: `names` is not used.
+    """
     question = next((row[key] for key in ("problem", "question", "prompt") if row.get(key)), None)
     if isinstance(question, list):
         question = last_question(question)
@@ -172,7 +175,10 @@ def walk_answers(row: dict, names: tuple[str, ...]) -> list[str]:
 
 
 def needs_image(row: dict) -> bool:
-    """Return whether the question is about a picture: HLE's `image`, OlympiadBench's `image_1`, … and `modality`."""
+    """Return whether the question needs a picture.
+
+    It does if a field like `image` (HLE) or `image_1` (OlympiadBench) is not empty, or `modality` is `multimodal`.
+    """
     pictures = (value for name, value in row.items() if name.startswith("image") and name != "image_preview")
     return any(pictures) or str(row.get("modality", "")).lower() == "multimodal"
 

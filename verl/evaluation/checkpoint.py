@@ -20,9 +20,10 @@ class Checkpoint(NamedTuple):
 
 
 def find_checkpoint(experiment: str, step: int | None) -> Checkpoint:
-    """Return a run's checkpoint of `step`, by default the last complete one, without changing any file.
+    """Return the checkpoint of `step`, by default the last complete one, of the run in `outputs/<experiment>`.
 
-    The weights of a run with LoRA are always to be merged, since the trainer saves them apart from LoRA.
+    This changes no file. `shards` is None if the checkpoint already has a whole model, saved by the trainer or merged
+    earlier. A model that a run with LoRA saved is not whole, as it lacks LoRA's part.
 
     Raises:
         SystemExit: the run has no such complete checkpoint.

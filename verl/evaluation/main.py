@@ -51,7 +51,15 @@ def _as_evaluation_error():
 
 
 class Plan(NamedTuple):
-    """An evaluation on a benchmark whose config and files have been checked."""
+    """An evaluation on a benchmark whose config and files have been checked.
+
+    Args:
+        checkpoint: the model to evaluate; None for the model of the server `server.url`.
+        scoring: a key of `benchmarks.SCORINGS`.
+        tools: settings of the tools that the model may call; None if it has none.
+        prompt: style of the prompts in words, from `prompt_style`.
+        template: `apply_chat_template_kwargs`.
+    """
 
     config: DictConfig
     checkpoint: Checkpoint | None

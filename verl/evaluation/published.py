@@ -102,7 +102,7 @@ def _cell(value: Any) -> str:
 
 
 def tables(log: Path, published: Sequence[str]) -> list[str]:
-    """Return the comparison of each published row with the result of its data set in an evaluation's log.
+    """Return the lines of all comparisons (`compare`) of a published row with the log's result on its data set.
 
     Raises:
         ValueError: the log has no result, a published row is wrong, or none is about a data set of the log.

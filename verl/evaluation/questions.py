@@ -72,7 +72,10 @@ def countdown_text(numbers: Sequence[int], target: int, operators: str, style: s
 
 
 def walk_text(truth: Mapping, style: str) -> str:
-    """Return the prompt of a number walk: a few tokens (`short`), or full instructions. `truth`: see `walk_of`."""
+    """Return the prompt of a number walk: a few tokens (`short`), or full instructions (`long`).
+
+    `truth` has the keys of a ground truth of `reward_score.walk`: start, target, steps, limit and operations.
+    """
     operations = " ".join(truth["operations"])
     if style == "short":
         return f"{truth['start']}>{truth['target']} {truth['steps']}: {operations}"

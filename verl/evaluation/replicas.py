@@ -14,7 +14,7 @@ SPARE_FILES = 256  # for the process itself, for tools and for connections to th
 
 
 def visible_gpus() -> int | None:
-    """Return the number of GPUs in CUDA_VISIBLE_DEVICES without initializing CUDA; None on the CPU profile."""
+    """Return the number of visible GPUs without initializing CUDA; None on the CPU profile, VERL_PLATFORM=cpu."""
     if os.environ.get("VERL_PLATFORM") == "cpu":
         return None
     import torch

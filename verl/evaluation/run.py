@@ -28,7 +28,10 @@ from verl.workers.rollout.trees.plain import Policy as Plain
 
 
 class Response(NamedTuple):
-    """A response: its text, its numbers of model tokens and of tool calls (None if the model has no tools)."""
+    """A response: its text, the number of tokens that the model generated, and the number of its tool calls.
+
+    `tool_calls` is None if the model has no tools.
+    """
 
     text: str
     tokens: int
@@ -50,7 +53,9 @@ def token_responder(
     tools: ToolBox | None,
     context: int | None,
 ) -> Responder:
-    """Return a responder that exchanges token ids with the model, as in training, with or without tools.
+    """Return an asynchronous function (question, seed) -> `Response`, with or without tools.
+
+    It exchanges token ids with the model, as training does.
 
     Args:
         tokenizer: the model's tokenizer, whose chat template makes the prompt.
@@ -92,7 +97,7 @@ def token_responder(
 
 
 def chat_responder(model: ChatModel, sampling: Mapping, template: Mapping) -> Responder:
-    """Return a responder for a model behind a chat API, without tools.
+    """Return an asynchronous function (question, seed) -> `Response` for a model behind a chat API, without tools.
 
     Args:
         sampling, template: see `token_responder`; top_k, a repetition penalty and options of the template are sent only

@@ -43,7 +43,10 @@ def final_answer(response: str) -> str | None:
 
 
 def by_rule(scoring: str, question: Question, response: str) -> Scored:
-    """Score by a key of `SCORINGS` but `judge`. Scoring mathematics blocks: call it outside the event loop's thread."""
+    """Return the score of a response. `scoring` is a key of `SCORINGS` other than `judge`.
+
+    The call blocks while mathematics is compared, so make it outside the event loop's thread.
+    """
     if scoring in ("countdown", "walk"):
         task = countdown if scoring == "countdown" else walk
         result = task.compute_score(scoring, response, json.loads(question.answers[0]))

@@ -29,7 +29,10 @@ def chat_template_kwargs(config: DictConfig, checkpoint: Checkpoint | None) -> d
 
 
 def prompt_style(config: DictConfig, questions: QuestionSet, tool_tags: Sequence[str]) -> str:
-    """Return the style of the prompts and the config's system message; FILES_OWN if the file has other prompts."""
+    """Return the style of the prompts, such as `boxed`, or `boxed, system: <message>` with a system message.
+
+    FILES_OWN if the questions' file has prompts of its own.
+    """
     style, first = config.style or questions.benchmark.style, questions.questions[0]
     if first.prompt != to_messages(first.text, style, tool_tags, config.system):
         return FILES_OWN

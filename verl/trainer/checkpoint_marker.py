@@ -36,8 +36,9 @@ SHARDS_SECONDS = 60.0
 class MarkComplete(CheckpointCallback):
     """The `trainer.checkpoint_callback_class` that marks a checkpoint after every worker has written its part.
 
-    It removes the files that an earlier run has left in the folder: merged shards and, with `schedule=sync`, which has
-    no unfinished prompts, the saved rows of unfinished prompts. It saves the run's config and versions.
+    It removes what an earlier run has left in the folder: the model that an evaluation has merged from the shards and,
+    with `schedule=sync`, which has no unfinished prompts, the saved rows of such prompts. It saves the run's config and
+    the versions of its packages. With `async_save`, it marks nothing, because workers may still be writing.
     """
 
     def on_save(self, trainer, global_step: int, checkpoint_dir: str, async_save: bool = False, **kwargs) -> None:
@@ -76,17 +77,19 @@ def saved_versions(folder: Path) -> dict[str, str]:
 
 
 def kinds_of_shards(role: DictConfig) -> set[str]:
-    """Return the kinds of shards that each rank of an FSDP role writes by its config; none for another strategy."""
+    """Return the kinds of shards (`model`, `optim`, `extra_state`) that each rank of a role writes by its config
+    `checkpoint.save_contents`; none for another strategy than FSDP."""
     contents = role.checkpoint.save_contents if str(role.strategy).startswith("fsdp") else ()
     return {kind for content, kind in SHARD_OF_CONTENT.items() if content in contents}
 
 
 def check_shards(folder: Path, workers: int, kinds: Collection[str] = ()) -> None:
-    """Wait until the shards of all ranks are in a role's folder, such as `actor`; raise RunError if they do not come.
+    """Wait until the shards of all ranks are in a role's folder, such as `actor`; raise RunError if any are missing
+    after `SHARDS_SECONDS`.
 
     Args:
         workers: number of ranks. Shards for another number belong to an earlier run, which was killed.
-        kinds: kinds of shards that every rank writes. A kind that one rank has written is expected of all.
+        kinds: kinds of shards that every rank must write, in addition to the kinds that any rank has written.
     """
     end = time.monotonic() + SHARDS_SECONDS
     while missing := missing_shards(folder, workers, kinds):
@@ -141,7 +144,8 @@ def tracked_step(run_dir: str | Path) -> int | None:
 def repair_tracker(run_dir: str | Path) -> str | None:
     """Make upstream's tracker file name the last complete checkpoint, and return a text about the change, if any.
 
-    If no checkpoint has a marker, as in upstream's own runs, the tracker stays as it is.
+    If no checkpoint is marked complete, the tracker stays as it is while the checkpoint that it names exists, as in
+    upstream's own runs, which have no markers; otherwise it is removed, so that the run starts from the beginning.
     """
     run_dir = Path(run_dir)
     tracked, steps = tracked_step(run_dir), complete_steps(run_dir)

@@ -44,12 +44,13 @@ def _amounts(group: dict) -> str:
 
 
 def wait_too_long(look: Callable[[], str | None], limit: float, patient: bool, clock) -> str:
-    """Wait until something has been missing at every look for longer than the limit; return a text about it.
+    """Look every two seconds until something has been missing without a break for longer than the limit; return a text
+    about it.
 
     Args:
         look: function that returns what is missing now.
         limit: longest wait in seconds.
-        patient: whether to print what is missing after two looks in a row, and then every minute.
+        patient: whether to print what is missing during the wait: after two looks in a row, then every minute.
         clock: object with the functions `sleep` and `monotonic` of the module `time`.
     """
     since = None
@@ -73,7 +74,8 @@ def wait_too_long(look: Callable[[], str | None], limit: float, patient: bool, c
 
 
 def seconds_allowed(config: DictConfig, joined: bool) -> float:
-    """Return `trainer.pending_seconds`; if it is null, a default that is longer for a cluster that may still grow."""
+    """Return the longest wait in seconds: `trainer.pending_seconds`, or if it is null `GROWING_SECONDS` for a cluster
+    that the run has joined (see `watch_pending_actors`), and `PENDING_SECONDS` for one that it has started."""
     if config.trainer.get("pending_seconds") is not None:
         return config.trainer.pending_seconds
     return GROWING_SECONDS if joined else PENDING_SECONDS

@@ -11,6 +11,7 @@ processes are not watched, because Ray ends the driver with a message when its G
 
 import atexit
 import os
+import re
 import sys
 import threading
 import time
@@ -83,7 +84,11 @@ def lost_actors() -> list[str]:
         died = context.reason == DIED.WORKER_DIED and "INTENDED_" not in context.error_message
         if context.reason == DIED.NODE_DIED:
             lost_nodes[node].append(name)
-        elif cause.HasField("oom_context") or died:
+        elif cause.HasField("oom_context"):
+            used = re.search(r"\S+ used / \S+ limit", cause.oom_context.error_message)
+            how_much = f" ({used[0]})" if used else ""
+            clauses.append(f"{name} was killed by Ray, because the memory of its node ran out{how_much}")
+        elif died:
             clauses.append(f"{name} died, often because memory ran out")
     return clauses + [
         f"the node {node} does not answer Ray any more: it has died, or the network between it and the head; with it "

@@ -10,8 +10,8 @@ def entropies_of(log_probs: np.ndarray, vocab_size: int) -> np.ndarray:
     """Return entropies (T,) in nats from the log-probabilities (T, k) of each step's k most likely tokens.
 
     The result is exact if k is the vocabulary size. Otherwise it is the midpoint of two bounds: the remaining mass sits
-    on as few tokens as possible, each as likely as the least likely reported one, or is spread evenly over the other
-    tokens. A reported token with log-probability -inf is not one of the other tokens, and gives no bound for them.
+    on as few tokens as possible, each as likely as the least likely reported one, or is spread evenly over the tokens
+    that are not reported. Reported tokens with log-probability -inf count as impossible and do not change the bounds.
     """
     finite, others = np.isfinite(log_probs), max(vocab_size - log_probs.shape[1], 0)
     surprise, probs = np.where(finite, -log_probs, 0.0), np.exp(log_probs)
@@ -23,5 +23,5 @@ def entropies_of(log_probs: np.ndarray, vocab_size: int) -> np.ndarray:
 
 
 def mean_entropy(entropies: Sequence[float], vocab_size: int) -> float:
-    """Return the mean of entropies in nats divided by log |V|; 0 without entropies."""
+    """Return mean(entropies) / log(vocab_size), in [0, 1], for entropies in nats; 0 without entropies."""
     return float(np.mean(entropies)) / math.log(vocab_size) if entropies else 0.0

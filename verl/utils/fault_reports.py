@@ -26,7 +26,10 @@ def reported_faults() -> list[str]:
 
 
 def cause_of(error: BaseException, characters: int = 500) -> str:
-    """Return the type and message of an exception in one line; of one that Ray wraps, those of the original."""
+    """Return `Type: message` of an exception as one line of at most `characters` characters.
+
+    If Ray wraps the exception of a worker, the line is about the original one.
+    """
     while isinstance(inner := getattr(error, "cause", None), BaseException):
         error = inner
     return " ".join(f"{type(error).__name__}: {error}".split())[:characters]

@@ -39,7 +39,7 @@ class EntropyStatistics(NamedTuple):
     """The parameters of h = z * (scale_pos if z > 0 else scale_neg), z = (log H - median) / std.
 
     `median` is the pivot quantile of log H (the paper's code uses this name for every quantile), `std` the root mean
-    square distance from it. All but `median` are positive; one that the batch does not define is 1.
+    square distance from it. `std` and the scales are positive; those that a batch does not define are 1.
     """
 
     median: float = 0.0
@@ -100,7 +100,7 @@ def compute_entropy_based_temperature(
     temperature_tau: float | torch.Tensor,
     **statistics: float | torch.Tensor,
 ) -> torch.Tensor:
-    """Return T'/T = 1 + temperature_tau h for every row.
+    """Return the factor 1 + temperature_tau h by which HAPO multiplies the temperature of every row.
 
     Args:
         logits: (R, V) logits before any temperature; -inf marks impossible tokens.

@@ -55,13 +55,13 @@ class Compares(Enum):
 
     @property
     def by_group(self) -> bool:
-        """Return whether trajectories of a prompt are compared with each other: a lone trajectory has advantage 0."""
+        """Return whether it is GROUP or GROUP_THEN_MORE: trajectories of a prompt are compared with each other."""
         return self is not Compares.NODES
 
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
-    """A choice of a part.
+    """A registered choice, such as `latr` for the tree.
 
     Args:
         name: the choice, as in `tree=latr`.
@@ -70,7 +70,8 @@ class Part:
         warning: a caveat for users who compare its runs with others; shown before each run.
         values: config values that the choice sets: key from the config's root, with dots -> value.
         smallest: config values, in addition to `values`, with which a test takes a small step.
-        alias: whether it is another name of an older part, so that tests need not repeat it.
+        alias: whether the menu, the diagnosis and tests leave it out: it is another name of an older choice, or
+            upstream's own.
     """
 
     name: str
@@ -88,22 +89,22 @@ class Part:
 
 @dataclass(frozen=True, kw_only=True)
 class Tree(Part):
-    """A way to grow a prompt's trajectories.
+    """A way to grow a prompt's trajectories. A diagnosis (scripts/explore.sh) compares trees at a small `rollout.n`.
 
     Args:
         policy: the `BranchPolicy`.
         keys: dataclass of its settings; None if it has none.
         section: section of a config that holds the settings.
         trajectories: number of trajectories that a policy with these keys grows; None if `rollout.n` is free.
-        formula: `trajectories` in the names of the keys.
-        scaled_by: the key that a diagnosis raises until `n` trajectories are grown.
-        diagnosis: keys that have another value in a diagnosis, where `n` is small.
-        variant: values that differ from the tree that this one is a variant of.
+        formula: `trajectories` as a formula of the keys, for messages.
+        scaled_by: the key that a diagnosis sets to the largest value with which at most `n` trajectories are grown.
+        diagnosis: name of a key -> its value in a diagnosis, where it differs.
+        variant: config values in which a tree that extends an older one differs from it; else empty.
         forks_at_results: whether it forks after a tool's result, so that a diagnosis without tools leaves it out.
         reads_rewards: whether it reads rewards of trajectories while it grows.
         learns: whether a trainer component learns a model that it needs.
-        rollout_names: `rollout.name`s by which the authors' scripts choose it.
-        rollout_modes: `rollout.mode`s by which the authors' scripts choose it with tools.
+        rollout_names: values of `rollout.name` by which scripts of the paper's authors choose it.
+        rollout_modes: values of `rollout.mode` by which they choose it with tools.
     """
 
     policy: type
@@ -121,7 +122,7 @@ class Tree(Part):
     rollout_modes: tuple[str, ...] = ()
 
     def read(self, config: DictConfig) -> Any:
-        """Return the checked settings from a run's config.
+        """Return the checked settings from a run's config, an instance of `keys`; None for a tree without settings.
 
         Raises:
             ValueError: a key, type or range is wrong, or `rollout.n` is not what the policy grows; names the key.
@@ -157,7 +158,7 @@ class Credit(Part):
     """An advantage estimator.
 
     Args:
-        compares: kind of comparison of a trajectory; None for verl's own estimators that compare otherwise.
+        compares: the things that it compares a trajectory with; None if they are none of `Compares`.
         keys: dataclass of its settings, which stand in `algorithm.<name>`; None if it has none. Its method
             `check(config)`, if any, gets the whole config and may raise ValueError.
         needs: token fields that it reads; such a credit needs this project's trainer, which sends them.
@@ -189,8 +190,8 @@ class Loss(Part):
     Args:
         keys: dataclass of its settings, which stand in `actor`; None if it has none. Its method `check(actor)`, if any,
             may raise ValueError.
-        switches: boolean keys that no other loss has -> the token field that the loss reads if the switch is on, or
-            None.
+        switches: boolean key that no other loss has -> the token field that the loss reads if the key is true; None if
+            the key needs no field.
         needs: token fields that it always reads.
         proportional: whether a token's loss and gradient grow with the size of its advantage. They are 0 where it is 0,
             so that rows without an advantage need no computation.
@@ -204,7 +205,7 @@ class Loss(Part):
     wraps: str = ""
 
     def fields(self, actor) -> tuple[TokenField, ...]:
-        """Return the token fields that the loss reads under this `actor` section."""
+        """Return the token fields that the loss, and one that it calls, read under this `actor` section."""
         switched = [field for switch, field in self.switches.items() if field is not None and actor.get(switch)]
         wrapped = self.wrapped(actor)
         return tuple(dict.fromkeys([*self.needs, *switched, *(wrapped.fields(actor) if wrapped else ())]))
@@ -338,10 +339,10 @@ def register_tree(
         name, about: see `Part`.
         keys: dataclass of the policy's settings, with a default for each.
         section: section of the settings; by default `actor_rollout_ref.rollout.custom.<name>`.
-        without: keys that a config has only if the user names them.
-        extends: older choice that this one is a variant of, with the same policy and values.
+        without: keys whose defaults the choice does not write into the config, which has them only if the user does.
+        extends: name of an older tree. The new one is a variant of it with the same policy, keys and values.
         values: further config values of the choice; for a variant, the values that differ.
-        smallest: names of `keys`, or keys from the root, -> value.
+        smallest: see `Part`; a name without a dot is one of `keys`, other names are paths from the config's root.
         options: other fields of `Tree`.
     """
     section = section or f"{ROLLOUT}.custom.{name}"
@@ -468,17 +469,17 @@ def register_component(component: type[T]) -> type[T]:
 
 
 def loss_of_switch() -> dict[str, str]:
-    """Return boolean key of `actor` -> the only loss that has it, for the `switches` of all losses."""
+    """Return boolean key of `actor` -> name of the only loss that has it among its `switches`."""
     return {switch: name for name, loss in parts("loss").items() for switch in loss.switches}
 
 
 def tree_of_rollout_name() -> dict[str, str]:
-    """Return `rollout.name` in the authors' scripts -> the tree's name."""
+    """Return `rollout.name` in the scripts of a paper's authors -> the tree's name."""
     return {each: name for name, tree in parts("tree").items() for each in tree.rollout_names}
 
 
 def tree_of_rollout_mode() -> dict[str, str]:
-    """Return `rollout.mode` in the authors' scripts -> the name of the tree, which uses tools."""
+    """Return `rollout.mode` in the scripts of a paper's authors -> the name of the tree, which uses tools."""
     return {each: name for name, tree in parts("tree").items() for each in tree.rollout_modes}
 
 
@@ -488,7 +489,7 @@ def credit_of(adv_estimator: str | Enum) -> Credit | None:
 
 
 def compares(adv_estimator: str | Enum) -> Compares | None:
-    """Return an estimator's kind of comparison; None if it is not registered."""
+    """Return the `compares` of an estimator's credit; None if there is none, or the credit is not registered."""
     credit = credit_of(adv_estimator)
     return credit.compares if credit else None
 

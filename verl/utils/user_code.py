@@ -18,7 +18,7 @@ class UserCodeExit(RuntimeError):
 
 
 async def guarded(call: Awaitable[T], name: str) -> T:
-    """Await user code in the caller's task; `guard_tasks` guards the tasks that it makes.
+    """Await user code and return its result. This guards the caller's task; `guard_tasks` guards those that it makes.
 
     Raises:
         UserCodeExit: the code raised something other than an `Exception` or CancelledError; the message has `name`.

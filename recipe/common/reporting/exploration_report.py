@@ -76,7 +76,7 @@ def proposals(result: dict[str, Any]) -> list[str]:
 
 
 def warnings(rows: Rows) -> list[str]:
-    """Return a warning if plain samples are often cut even at the temperature with the fewest cut responses."""
+    """Return a warning if more than FEW_CUT of the plain samples reach the length limit at every temperature."""
     cut = min(row["cut"] for row in rows if row["policy"].startswith("plain "))
     if cut <= FEW_CUT:
         return []

@@ -29,8 +29,10 @@ WARM_UP_STEPS = 2
 
 REWARD = ("critic/score/mean", "critic/rewards/mean")
 CURVES = (*REWARD, "actor/entropy", "response_length/mean", "actor/pg_clipfrac")
-SFT_CURVES = ("train/loss", "train/grad_norm", "train/lr")
 VAL_ACCURACY = re.compile(r"val-core/(?P<dataset>.+)/acc/mean@(?P<n>\d+)")
+# HATO's buffer counts generated prompts / trained prompts; upstream's buffer counts the dropped prompts
+GENERATED_BATCHES = "training/filter_groups/gen_batches"
+DROPPED_PROMPTS = tuple(f"training/filter_groups/{name}" for name in ("evicted_samples", "discarded_surplus_samples"))
 PHASES = ("gen", "reward", "old_log_prob", "ref", "values", "adv", "update_critic", "update_actor", "update_weights")
 PHASES += ("save_checkpoint", "testing")
 PHASE_COLORS = dict(zip(PHASES, matplotlib.colormaps["Paired"].colors, strict=False))
@@ -60,7 +62,10 @@ def metrics_files(path: str | Path) -> list[Path]:
 
 
 def run_folder(path: str | Path) -> Path:
-    """Return the run's folder, whose name is the run's: `path` itself, or `<experiment>` for `<experiment>.jsonl`."""
+    """Return the run's folder, whose name is the run's name.
+
+    It is `path` itself if that is a folder, `<run>` for `<run>/metrics.jsonl`, and `<run>` beside `<run>.jsonl`.
+    """
     path = Path(path).resolve()
     if path.is_dir():
         return path
@@ -139,6 +144,17 @@ def phase_seconds(metrics: pd.DataFrame) -> dict[str, float]:
     return {name.removeprefix("timing_s/"): float(cost) for name, cost in costs.items()}
 
 
+def generated_tokens(metrics: pd.DataFrame) -> pd.Series:
+    """Return the number of tokens that the server generated in each step, including those of dropped prompts."""
+    generated = metrics["tree/tokens_generated"] * metrics["tree/prompts"]
+    if "hato/trees_dropped" in metrics:  # HATO's metric already counts them
+        return generated
+    if GENERATED_BATCHES in metrics:
+        return generated * metrics[GENERATED_BATCHES]
+    dropped = sum(metrics[name].fillna(0) for name in DROPPED_PROMPTS if name in metrics)
+    return generated * (1 + dropped / metrics["tree/prompts"])
+
+
 def smoothing_window(n_points: int) -> int:
     """Return the number of steps in the rolling mean: a fifteenth of the curve, 3 to 50; 1 (none) for short curves."""
     return 1 if n_points < 12 else min(max(n_points // 15, 3), 50)
@@ -147,27 +163,31 @@ def smoothing_window(n_points: int) -> int:
 def plot_runs(runs: Runs, output: str | Path) -> Path:
     """Draw the runs (label -> table of `load_metrics`) in one figure, a color each; the suffix sets the format.
 
-    RL runs get six panels; runs of the SFT trainer alone three (loss, gradient norm, learning rate). A panel whose
-    metric no run has says "not recorded". Returns `output`.
+    There is a panel for each metric of `_PANELS` that any run has; a note beside its title names the runs that lack it.
+    Returns `output`.
 
     Raises:
         ValueError: no run has a metric of any panel.
     """
     output, colors = Path(output), run_colors(list(runs))
-    recorded = [name for name in (*CURVES, *SFT_CURVES) if any(name in metrics for metrics in runs.values())]
-    panels = _SFT_PANELS if set(recorded) & set(SFT_CURVES) and not set(recorded) & set(CURVES) else _PANELS
+    panels = []
+    for read, draw, title, unit in _PANELS:
+        if data := {label: values for label, metrics in runs.items() if len(values := read(metrics))}:
+            panels.append((data, draw, title, unit))
+    if not panels:
+        raise ValueError(f"{', '.join(runs)}: nothing to draw; expected metrics like {', '.join(CURVES)}")
+    columns = min(3, len(panels))
+    rows = math.ceil(len(panels) / columns)
     with matplotlib.rc_context(STYLE):
-        rows = len(panels) // 3
-        figure = Figure(figsize=(15, 4.1 * rows), layout="constrained")
+        figure = Figure(figsize=(max(7.5, 5 * columns), 4.1 * rows), layout="constrained")
         figure.get_layout_engine().set(w_pad=0.1, h_pad=0.12)
-        drawn = False
-        for ax, (draw, title, unit) in zip(figure.subplots(rows, 3).flat, panels, strict=True):
+        axes = list(figure.subplots(rows, columns, squeeze=False).flat)
+        for ax, (data, draw, title, unit) in zip(axes, panels, strict=False):
             ax.set_title(title)
-            absent = draw(ax, runs, colors)
-            _finish_panel(ax, unit, runs, absent)
-            drawn |= len(absent) < len(runs)
-        if not drawn:
-            raise ValueError(f"{', '.join(runs)}: nothing to draw; expected metrics like {', '.join(CURVES)}")
+            draw(ax, data, colors)
+            _finish_panel(ax, unit, runs, [label for label in runs if label not in data])
+        for ax in axes[len(panels) :]:
+            ax.set_axis_off()
         handles = [Line2D([], [], color=color, linewidth=3, label=label) for label, color in colors.items()]
         legend_above(figure, handles, most_columns=5, fontsize=11)
         if any(smoothing_window(len(metrics)) > 1 for metrics in runs.values()):
@@ -211,10 +231,6 @@ def run_colors(labels: list[str]) -> dict[str, object]:
 
 def _finish_panel(ax: Axes, unit: str, runs: Runs, absent: list[str]) -> None:
     """Add axis labels, the same range of steps to every panel, and a note on the runs that lack the metric."""
-    if len(absent) == len(runs):
-        ax.text(0.5, 0.5, "not recorded", transform=ax.transAxes, ha="center", va="center", color="#999999", size=14)
-        ax.set(xticks=[], yticks=[])
-        return
     if unit:
         first, last = (pick(pick(metrics.index) for metrics in runs.values()) for pick in (min, max))
         margin = 0.03 * (last - first) or 0.5
@@ -225,27 +241,24 @@ def _finish_panel(ax: Axes, unit: str, runs: Runs, absent: list[str]) -> None:
         ax.text(1, 1.01, note, transform=ax.transAxes, ha="right", va="bottom", color="#888888", size=8.5)
 
 
-def _draw_training(names: tuple[str, ...], ax: Axes, runs: Runs, colors: dict) -> list[str]:
-    """Draw for each run the first of the metrics that it recorded; return the runs that recorded none."""
-    absent = []
-    for label, metrics in runs.items():
-        recorded = [name for name in names if name in metrics and metrics[name].notna().any()]
-        if not recorded:
-            absent.append(label)
-            continue
-        values = metrics[recorded[0]].dropna()
+def first_recorded(names: tuple[str, ...], metrics: pd.DataFrame) -> pd.Series:
+    """Return the curve of the first of these metrics that the run recorded; an empty one if it recorded none."""
+    curves = (metrics[name].dropna() for name in names if name in metrics)
+    return next((values for values in curves if not values.empty), pd.Series(dtype="float64"))
+
+
+def _draw_training(ax: Axes, curves: dict[str, pd.Series], colors: dict) -> None:
+    for label, values in curves.items():
         if (window := smoothing_window(len(values))) == 1:
             ax.plot(values.index, values, color=colors[label], linewidth=1.8, marker="o", markersize=3.5)
         else:
             mean = values.rolling(window, center=True, min_periods=1).mean()
             ax.plot(values.index, values, color=colors[label], linewidth=0.9, alpha=0.25)
             ax.plot(values.index, mean, color=colors[label], linewidth=2)
-    return absent
 
 
-def _draw_validation(ax: Axes, runs: Runs, colors: dict) -> list[str]:
-    """Draw each data set with its own line style and marker (16 pairs); return the runs without validation."""
-    curves = {label: validation_accuracy(metrics) for label, metrics in runs.items()}
+def _draw_validation(ax: Axes, curves: dict[str, dict[str, pd.Series]], colors: dict) -> None:
+    """Draw each data set with its own line style and marker (16 pairs)."""
     keys = []
     for i, dataset in enumerate(sorted({dataset for run_curves in curves.values() for dataset in run_curves})):
         style = {"linestyle": LINE_STYLES[i % 4], "marker": MARKERS[(i + i // 4) % 4], "markersize": 4.5}
@@ -253,44 +266,37 @@ def _draw_validation(ax: Axes, runs: Runs, colors: dict) -> list[str]:
         for label, run_curves in curves.items():
             if dataset in run_curves:
                 ax.plot(run_curves[dataset].index, run_curves[dataset], color=colors[label], **style)
-    if keys:
-        ax.legend(handles=keys, fontsize=9, loc="best", handlelength=3)
-    return [label for label, run_curves in curves.items() if not run_curves]
+    ax.legend(handles=keys, fontsize=9, loc="best", handlelength=3)
 
 
-def _draw_phases(ax: Axes, runs: Runs, colors: dict) -> list[str]:
-    """Draw a stacked bar per run with its total at the end and its name beside it; return the runs without times."""
-    costs = pd.DataFrame({label: phase_seconds(metrics) for label, metrics in runs.items()}, index=PHASES)
-    shown = costs.dropna(axis=0, how="all").dropna(axis=1, how="all").T
-    if not shown.empty:
-        ends = shown.cumsum(axis=1).ffill(axis=1)
-        for phase, seconds in shown.items():
-            left = ends[phase] - seconds
-            ax.barh(range(len(shown)), seconds, 0.5, left, color=PHASE_COLORS[phase], edgecolor="white", label=phase)
-        for row, total in enumerate(ends.iloc[:, -1]):
-            ax.annotate(f" {total:.3g} s", (total, row), va="center", fontweight="bold", size=9)
-        ax.legend(loc="lower center", ncols=3, fontsize=9, handlelength=0.8, columnspacing=1.2)
-        rows = max(len(shown), 2)
-        ax.set(xlabel="seconds per step (median after warm-up)", ylim=(1.45 * rows - 0.5, -0.7))
-        ax.set_yticks(range(len(shown)), shown.index, fontsize=8)
-        for name, label in zip(ax.get_yticklabels(), shown.index, strict=True):
-            name.set_color(colors[label])
-        ax.margins(x=0.14)
-        ax.grid(visible=False)
-    return [label for label in runs if label not in shown.index]
+def _draw_phases(ax: Axes, seconds_by_run: dict[str, dict[str, float]], colors: dict) -> None:
+    """Draw a stacked bar per run with its total at the end and its name beside it."""
+    shown = pd.DataFrame(seconds_by_run, index=PHASES).dropna(axis=0, how="all").T
+    ends = shown.cumsum(axis=1).ffill(axis=1)
+    for phase, seconds in shown.items():
+        left = ends[phase] - seconds
+        ax.barh(range(len(shown)), seconds, 0.5, left, color=PHASE_COLORS[phase], edgecolor="white", label=phase)
+    for row, total in enumerate(ends.iloc[:, -1]):
+        ax.annotate(f" {total:.3g} s", (total, row), va="center", fontweight="bold", size=9)
+    ax.legend(loc="lower center", ncols=3, fontsize=9, handlelength=0.8, columnspacing=1.2)
+    rows = max(len(shown), 2)
+    ax.set(xlabel="seconds per step (median after warm-up)", ylim=(1.45 * rows - 0.5, -0.7))
+    ax.set_yticks(range(len(shown)), shown.index, fontsize=8)
+    for name, label in zip(ax.get_yticklabels(), shown.index, strict=True):
+        name.set_color(colors[label])
+    ax.margins(x=0.14)
+    ax.grid(visible=False)
 
 
+# how a run's data is read and drawn, the panel's title, and the unit of its curves
 _PANELS = (
-    (partial(_draw_training, REWARD), "Training reward", "mean reward per response"),
-    (_draw_validation, "Validation accuracy", "accuracy (mean over samples)"),
-    (partial(_draw_training, ("actor/entropy",)), "Entropy", "entropy (nats per token)"),
-    (partial(_draw_training, ("response_length/mean",)), "Response length", "mean length (tokens)"),
-    (partial(_draw_training, ("actor/pg_clipfrac",)), "Clip fraction", "share of tokens clipped"),
-    (_draw_phases, "Time per phase", ""),
-)
-
-_SFT_PANELS = (
-    (partial(_draw_training, ("train/loss",)), "Training loss", "cross-entropy (nats per token)"),
-    (partial(_draw_training, ("train/grad_norm",)), "Gradient norm", "L2 norm"),
-    (partial(_draw_training, ("train/lr",)), "Learning rate", "learning rate"),
+    (partial(first_recorded, REWARD), _draw_training, "Training reward", "mean reward per response"),
+    (validation_accuracy, _draw_validation, "Validation accuracy", "accuracy (mean over samples)"),
+    (partial(first_recorded, ("actor/entropy",)), _draw_training, "Entropy", "entropy (nats per token)"),
+    (partial(first_recorded, ("response_length/mean",)), _draw_training, "Response length", "mean length (tokens)"),
+    (partial(first_recorded, ("actor/pg_clipfrac",)), _draw_training, "Clip fraction", "share of tokens clipped"),
+    (phase_seconds, _draw_phases, "Time per phase", ""),
+    (partial(first_recorded, ("train/loss",)), _draw_training, "Training loss", "cross-entropy (nats per token)"),
+    (partial(first_recorded, ("train/grad_norm",)), _draw_training, "Gradient norm", "L2 norm"),
+    (partial(first_recorded, ("train/lr",)), _draw_training, "Learning rate", "learning rate"),
 )

@@ -38,6 +38,11 @@ Problem = tuple[tuple[int, ...], int]  # numbers in ascending order, target
 class CountdownConfig:
     """Difficulty and size. A model of under a million parameters learns the defaults in minutes.
 
+    Attributes:
+        demo_correct: share of the demonstrations that are right.
+        operators: signs of the operations that may occur, some of + - * /.
+        style: style of the prompt, `short` or `long`, see `countdown_text`.
+
     Raises:
         ValueError: a field is out of range; the message names it.
     """
@@ -165,7 +170,10 @@ def row_of(problem: Problem, index: int, split: str, config: CountdownConfig, rn
 
 
 def demonstration(problem: Problem, config: CountdownConfig, rng: random.Random) -> dict:
-    """Return a conversation for the SFT trainer: right with probability `demo_correct`, else a random expression."""
+    """Return a conversation for the SFT trainer.
+
+    Its answer is right with probability `demo_correct`, else a random expression, which is seldom right.
+    """
     numbers, target = problem
     shown = rng.sample(numbers, len(numbers))
     expression = None
@@ -180,7 +188,7 @@ def demonstration(problem: Problem, config: CountdownConfig, rng: random.Random)
 
 
 def write_countdown(output_dir: str | Path, config: CountdownConfig | None = None) -> dict[str, Path]:
-    """Write the three files, none of them ever incomplete, and return their paths by split."""
+    """Write the three files, except for sizes of 0, and return their paths by split. No file is ever incomplete."""
     config = config or CountdownConfig()
     rng = random.Random(config.seed)
     test = draw_problems(config, config.test_size, True, rng)

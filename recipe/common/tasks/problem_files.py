@@ -11,6 +11,7 @@ Problem = TypeVar("Problem", bound=Hashable)
 
 
 def require(holds: bool, name: str, value, expected: str) -> None:
+    """Raise ValueError unless `holds`; the message says that the field `name` has this value, and what was expected."""
     if not holds:
         raise ValueError(f"{name}={value!r}: expected {expected}")
 

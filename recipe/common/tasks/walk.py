@@ -56,6 +56,7 @@ class WalkConfig:
         max_operand, max_factor: largest operand of + and -; largest operand of * and /.
         limit: largest number of a walk; its numbers are whole and at least 0.
         max_share: largest share of the possible sequences of operations that may end at the target.
+        style: style of the prompt, `short` or `long`, see `walk_text`.
 
     Raises:
         ValueError: a field is out of range; the message names it.
@@ -152,7 +153,7 @@ def written(walk: str, style: str) -> str:
 
 
 def can_still_arrive(problem: Problem, written: str) -> bool:
-    """Return whether the lines keep the rules and the remaining steps, if any, can end at the target."""
+    """Return whether the lines of a walk, whole or only its first steps, are valid and can still lead to the target."""
     n_lines = sum(bool(line) for line in written.splitlines())
     try:
         _, value = follow(written, problem.truth() | {"steps": n_lines})
@@ -163,9 +164,10 @@ def can_still_arrive(problem: Problem, written: str) -> bool:
 
 
 def can_arrive(step: Step) -> float:
-    """Return 1 if a walk (with a short prompt) keeps the rules so far and can still end at its target, else 0.
+    """Return 1 if a walk keeps the rules so far and can still end at its target, else 0.
 
-    It acts as a perfect process reward model, for `hato.local_reward=recipe.common.tasks.walk.can_arrive`.
+    It acts as a perfect process reward model, for `hato.local_reward=recipe.common.tasks.walk.can_arrive`. The problems
+    need short prompts and the default `limit`.
     """
     assert step.decode is not None
     question = SHORT.search(step.decode(step.problem))
@@ -219,7 +221,7 @@ def demonstration(config: WalkConfig, rng: random.Random) -> dict:
 
 
 def write_walks(output_dir: str | Path, config: WalkConfig | None = None) -> dict[str, Path]:
-    """Write the four files, none of them ever incomplete, and return their paths by split."""
+    """Write the four files, except for sizes of 0, and return their paths by split. No file is ever incomplete."""
     config = config or WalkConfig()
     paths = {}
     for split, name in SIZES.items():

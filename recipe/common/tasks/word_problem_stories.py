@@ -22,7 +22,7 @@ class Story(NamedTuple):
 
 
 def read_story(parts: dict[str, list]) -> Story:
-    """Return the story that the YAML file describes by these parts."""
+    """Return a story of the YAML file. `parts` has the keys `openings`, `changes`, `endings` and `things`."""
     lines = {name: tuple((text, operation) for text, operation in parts.pop(name)) for name in Story._fields[:3]}
     return Story(**lines, things=tuple(parts.pop("things")))
 

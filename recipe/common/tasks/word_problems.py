@@ -171,7 +171,7 @@ def row_of(problem: Problem, index: int, split: str, rng: random.Random) -> dict
 
 
 def write_word_problems(output_dir: str | Path, config: WordProblemsConfig | None = None) -> dict[str, Path]:
-    """Write the three files, none of them ever incomplete, and return their paths by split."""
+    """Write the three files, except for sizes of 0, and return their paths by split. No file is ever incomplete."""
     config = config or WordProblemsConfig()
     paths = {}
     for split, size in SIZES.items():

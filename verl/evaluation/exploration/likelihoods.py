@@ -59,11 +59,18 @@ async def likelihood_rows(
     references: Sequence[tuple[list[str], list[str]]],
     bar: tqdm,
 ) -> list[dict[str, Any]]:
-    """Return a row for each of SHARES, or no rows if no group has both right and wrong responses.
+    """Return a row for each of SHARES (25, 50, 75 %), or no rows if no group has both right and wrong responses.
+
+    Args:
+        closing: text between the response's beginning and the reference answer, see `closing_text`.
+        groups: one group for each prompt.
+        references: reference answers and wrong answers of each prompt, from `references_by_prompt`.
+        bar: progress bar, which advances once for each group and share.
 
     Returns:
         rows with `share`, the share of the response that is read; `groups`, the number of groups with both; and for
-        each of SIGNALS its mean AUC in these groups, with the ends of a 95 % bootstrap interval over them.
+        each signal s of SIGNALS its mean AUC in these groups, named s, with the ends `s-Low` and `s-High` of a 95 %
+        bootstrap interval over them.
     """
     mixed = [
         (group, answers)

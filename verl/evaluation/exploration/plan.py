@@ -133,7 +133,7 @@ def _policies(config: DictConfig) -> Iterator[tuple[str, DictConfig]]:
 
 
 def changed_config(config: DictConfig, changes: Mapping) -> DictConfig:
-    """Return a copy of the config with `changes` applied to keys of the rollout.
+    """Return a copy of the config with `changes`: key under actor_rollout_ref.rollout, such as `tree` -> value.
 
     Raises:
         ValueError: the checks of a training run refuse the changed config.

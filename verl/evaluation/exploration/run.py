@@ -69,7 +69,7 @@ def running_engine(plan: Plan) -> Iterator[VLLMEngine]:
 
 
 class Recorder(RolloutEngine):
-    """An engine for a prompt that counts the generated tokens and records the model's distribution at each of them.
+    """A wrapper of an engine for one prompt: it counts generated tokens and records the distribution at each of them.
 
     It asks for entropies and top log-probs with every request, so that measuring costs all policies the same time.
     """

@@ -29,9 +29,10 @@ class Proposal(NamedTuple):
 
 
 def latr_thresholds(groups: Sequence[Group], branches: float) -> Proposal:
-    """Return the strictest LATR thresholds at which half of the trees are expected to open `branches` branches or more.
+    """Return the strictest LATR thresholds at which the median tree is expected to open at least `branches` branches.
 
-    They are the u-quantile of p1 - p2 and the (1 - u)-quantile of p2 over all steps. Bisection finds u.
+    For a level u in [0, 1], prob_filter_rel_thres is the u-quantile of p1 - p2 over all steps, prob_filter_abs_thres is
+    the (1 - u)-quantile of p2. Bisection finds the smallest u with enough branches (`expected_branches`).
 
     Args:
         groups: plain samples. The tree takes the most likely tokens, so samples at a low temperature resemble it most.
@@ -93,7 +94,9 @@ def rounded(value: float, up: bool) -> float:
 
 
 def arpo_thresholds(groups: Sequence[Group], n: int, keys: Mapping) -> Proposal | None:
-    """Return the threshold at which just enough tool results are followed by a fork to grow n trajectories.
+    """Return the largest `entropy_weight` at which enough tool results are followed by a fork to grow n trajectories.
+
+    The proposal also sets `branch_policy=threshold` and `branch_probability=1`.
 
     Args:
         groups: plain samples with tools.

@@ -22,7 +22,11 @@ from verl.utils.fault_reports import RunError
 
 
 class Preflight(Callback):
-    """Callback that checks the config, activates the CPU platform if the config asks for it, and prepares the run."""
+    """Callback that settles and checks the config, activates the CPU platform if the config asks for it, prepares the
+    run's folder, and starts the driver's two watches.
+
+    With DRY_RUN=1 it prints the run's plan after the checks, and ends the command.
+    """
 
     def on_run_start(self, config: DictConfig, **kwargs) -> None:
         try:

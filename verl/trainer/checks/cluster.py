@@ -4,6 +4,7 @@ import os
 
 from omegaconf import DictConfig, OmegaConf
 
+from verl.trainer.checks.weight_bucket import check_shared_memory
 from verl.workers.config.schedule import rollout_workers
 
 # CPUs that upstream's ResourcePoolManager reserves beside each worker's GPU (`max_colocate_count`), and beside
@@ -12,7 +13,7 @@ CPUS_PER_WORKER, CPUS_PER_SERVER = 3, 2
 
 
 def config_asks_for_cpu(config: DictConfig) -> bool:
-    """Return whether the profile is `hardware=cpu`, which forwards VERL_PLATFORM=cpu to all processes."""
+    """Return whether the config sets VERL_PLATFORM=cpu for Ray's processes, as the profile `hardware=cpu` does."""
     return OmegaConf.select(config, "ray_kwargs.ray_init.runtime_env.env_vars.VERL_PLATFORM") == "cpu"
 
 
@@ -53,7 +54,7 @@ def check_ray_resources(config: DictConfig, starting: bool = True) -> None:
 
 
 def check_own_machine(config: DictConfig) -> None:
-    """Check that a run that starts Ray on this machine alone asks for one node, and for no more GPUs than there are."""
+    """Check that a run that starts Ray on this machine alone has enough nodes, GPUs and shared memory."""
     import torch
 
     if joins_running_cluster(config):
@@ -68,3 +69,4 @@ def check_own_machine(config: DictConfig) -> None:
         raise ValueError(
             f"trainer.n_gpus_per_node={gpus}, and torch sees {torch.cuda.device_count()} GPUs here: set N_GPUS_PER_NODE"
         )
+    check_shared_memory(config)

@@ -130,6 +130,7 @@ def _check_independent_paths(n: int, hato: HATOConfig) -> None:
 
 
 def filters_groups(config: DictConfig) -> bool:
+    """Return whether the run drops groups whose rewards do not vary, by `algorithm.filter_groups.enable`."""
     return bool(OmegaConf.select(config, "algorithm.filter_groups.enable", default=False))
 
 

@@ -31,7 +31,7 @@ ADVICE = {
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """A GPU's memory by use, in GB; the KV cache holds `kv_tokens` tokens, and the longest sequence has `longest`."""
+    """Estimates for one GPU: its memory by use, in GB, and the size of vLLM's KV cache in tokens."""
 
     gpu: float
     parameters: float
@@ -41,13 +41,13 @@ class MemoryPlan:
     server: float  # vLLM's share of the GPU, which includes `weights` and `kv_cache`
     weights: float
     kv_cache: float
-    kv_tokens: int
-    longest: int
+    kv_tokens: int  # number of tokens that the KV cache holds
+    longest: int  # number of tokens of the longest sequence, which the KV cache must hold
     training: float  # sum of what the GPU holds at once during the update
     rollout: float  # sum of what the GPU holds at once during the rollout
 
     def problems(self) -> list[str]:
-        """Return a line with advice for each part that does not fit."""
+        """Return a line with advice for each of training, rollout and KV cache that does not fit."""
         spare = {
             "training": self.gpu - self.training,
             "rollout": self.gpu - self.rollout,
@@ -121,9 +121,11 @@ def plan_memory(config: DictConfig, hf_config, gpu: float = GPU) -> MemoryPlan:
 def logits_bytes(config: DictConfig, vocabulary: int) -> int:
     """Return the most bytes that a micro-batch's logits and their entropies take on a GPU at the same time.
 
-    Logits are bf16; a temperature other than 1 copies them, and so does the gradient on a prefix tree. Upstream
-    computes entropies in fp32: 4 bytes for each logit if compiled, otherwise 12, for one chunk at a time if
-    `entropy_from_logits_with_chunking` is set. An entropy in the loss keeps up to 12 bytes more for each logit.
+    A logit takes 2 bytes (bf16), and 2 more for each copy: a temperature other than 1 makes one, and the gradient on a
+    prefix tree makes another. Upstream computes entropies in fp32. If that is compiled, it takes 4 bytes for each
+    logit. Otherwise, and with `entropy_from_logits_with_chunking`, it takes 12 bytes for each logit of one chunk
+    (without chunks: of the micro-batch), and an entropy in the loss keeps up to 12 bytes more for every logit. With
+    fused kernels there are no logits.
     """
     actor, rollout = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
     if config.actor_rollout_ref.model.use_fused_kernels:

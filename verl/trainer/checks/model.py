@@ -5,14 +5,11 @@ Upstream (verl 0.9.1) accepts the wrong settings, and a worker then fails or sil
 
 import importlib.util
 import json
-import math
 import os
 from itertools import product
 from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
-from safetensors import safe_open
-from verl.utils.torch_dtypes import PrecisionType
 
 from verl.workers.config.prefix_tree import check_section
 from verl.workers.config.prefix_tree_models import check_model_config
@@ -20,8 +17,6 @@ from verl.workers.config.prefix_tree_models import check_model_config
 ROLLOUT, MODEL = "actor_rollout_ref.rollout", "actor_rollout_ref.model"
 POSITIONS = "max_position_embeddings"
 HF_OVERRIDES = "engine_kwargs.vllm.hf_overrides"
-# Suffixes of the names of a model's output and input embeddings.
-HEAD, EMBEDDINGS = "lm_head.weight", ("embed_tokens.weight", "wte.weight")
 
 
 def config_folder(path: str) -> Path | None:
@@ -70,7 +65,7 @@ def check_context(config: DictConfig, model: dict | None) -> None:
     """Check that the model has a position for every token, in the trainer (`override_config`) and in vLLM.
 
     Args:
-        config: run's config with `max_model_len` (`fill_max_model_len`); `hf_overrides` change the model's for vLLM.
+        config: run's config after `fill_max_model_len`; vLLM's `hf_overrides` may set another number of positions.
         model: result of `model_json`; if it is None, upstream's server makes the check when it starts.
     """
     rollout = config.actor_rollout_ref.rollout
@@ -137,7 +132,7 @@ def check_prefix_tree(config: DictConfig, model: dict | None) -> None:
 
 
 def check_fused_kernels(config: DictConfig, model: dict | None) -> None:
-    """Check that FSDP2 does not shard the weight that fused kernels read."""
+    """Check that fused kernels can read the head's weight: FSDP2 shards it unless it is tied to the embeddings."""
     fsdp2 = config.actor_rollout_ref.actor.strategy == "fsdp2"
     tied = (model or {}).get("tie_word_embeddings", False)
     if config.actor_rollout_ref.model.use_fused_kernels and fsdp2 and not tied:
@@ -146,34 +141,3 @@ def check_fused_kernels(config: DictConfig, model: dict | None) -> None:
             "weight, which FSDP2 keeps sharded unless it is tied to the embeddings, which this model is not known for; "
             f"set {MODEL}.use_fused_kernels=false"
         )
-
-
-def check_weight_bucket(config: DictConfig, model: dict | None) -> None:
-    """Check that a tied model fits into one bucket: vLLM's CPU build (0.30) refuses a head without its embeddings."""
-    key = "checkpoint_engine.update_weights_bucket_megabytes"
-    if config.trainer.device != "cpu" or not (model or {}).get("tie_word_embeddings", False):
-        return
-    bucket = OmegaConf.select(config, f"{ROLLOUT}.{key}")
-    dtype = OmegaConf.select(config, "actor_rollout_ref.actor.fsdp_config.model_dtype") or "fp32"
-    size = sent_megabytes(config_folder(config.actor_rollout_ref.model.path), PrecisionType.to_dtype(dtype).itemsize)
-    if size > bucket:
-        raise ValueError(
-            f"{ROLLOUT}.{key}={bucket} with a model of {size:.0f} MB whose head is tied to the embeddings: "
-            f"vLLM wants both in one bucket, and both are sent; choose one that holds all weights in {dtype}"
-        )
-
-
-def sent_megabytes(model_folder: Path, itemsize: int) -> float:
-    """Return the size in MiB of a tied model's weights as they are sent: with the head, even if the files lack it.
-
-    Args:
-        model_folder: folder with the model's safetensors files.
-        itemsize: number of bytes of a weight in the trainer.
-    """
-    elements: dict[str, int] = {}
-    for file in model_folder.glob("*.safetensors"):
-        with safe_open(file, framework="pt") as tensors:
-            elements |= {name: math.prod(tensors.get_slice(name).get_shape()) for name in tensors.keys()}
-    if not any(name.endswith(HEAD) for name in elements):
-        elements[HEAD] = max((n for name, n in elements.items() if name.endswith(EMBEDDINGS)), default=0)
-    return sum(elements.values()) * itemsize / 2**20

@@ -38,7 +38,7 @@ def check_names(section: DictConfig, name: str) -> None:
 
 
 def check_parts(config: DictConfig) -> None:
-    """Check that the parts of the run fit together, and that each finds its own keys."""
+    """Check the keys of the run's tree, credit and schedule, and that the parts of the run fit together."""
     check_tree(config)
     check_credit(config)
 
@@ -51,6 +51,7 @@ def part_warnings(config: DictConfig) -> list[str]:
 
 
 def check_tree(config: DictConfig) -> None:
+    """Check the tree's keys, that no other agent loop takes its place, and that the run has what the tree needs."""
     from verl.workers.rollout.tree_builder import policy_class
 
     rollout = config.actor_rollout_ref.rollout
@@ -82,7 +83,7 @@ def _check_tree_needs(config: DictConfig, tree: Tree) -> None:
 
 
 def check_credit(config: DictConfig) -> None:
-    """Check the credit's keys, and everything that reads the keys of several parts."""
+    """Check the credit's keys, then HATO, the schedule, distillation and token fields, which concern several parts."""
     from verl.trainer.distillation import is_distillation_enabled
 
     credit = credit_of(config.algorithm.adv_estimator)

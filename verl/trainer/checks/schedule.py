@@ -23,7 +23,7 @@ def check_schedule(config: DictConfig) -> None:
 
 
 def check_transport(config: DictConfig, cuda_is_here: bool) -> None:
-    """Check that the package that sends weights to the servers is installed.
+    """Check that cupy is installed if separate servers get their weights by the backend `nccl`, which needs it.
 
     Args:
         cuda_is_here: whether this machine has a GPU, and therefore the same packages as the workers.

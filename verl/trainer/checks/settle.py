@@ -4,7 +4,9 @@ import os
 
 from omegaconf import DictConfig, OmegaConf
 
+from verl.trainer.checks.lora import settle_lora
 from verl.trainer.checks.model import fill_max_model_len, model_json
+from verl.trainer.checks.weight_bucket import fill_weight_bucket
 from verl.utils.parts import loss_of_switch, tree_of_rollout_mode, tree_of_rollout_name
 from verl.workers.config.explore import parts_of
 from verl.workers.config.sampler_choice import choose_sampler, choose_seeds
@@ -13,7 +15,8 @@ from verl.workers.config.schedule import settle_schedule
 REQUIRED_KEYS = ("trainer.experiment_name", "actor_rollout_ref.model.path", "actor_rollout_ref.rollout.name")
 WORKERS_A_NODE = 8  # upstream's default for a whole cluster, however large
 WORKER_COUNTS = ("actor_rollout_ref.rollout.agent.num_workers", "reward.num_workers")
-PATHS = ("actor_rollout_ref.model.path", "data.train_files", "data.val_files", "trainer.resume_from_path")
+PATHS = ("actor_rollout_ref.model.path", "actor_rollout_ref.model.lora_adapter_path", "data.train_files")
+PATHS += ("data.val_files", "trainer.resume_from_path")
 
 
 def settle(config: DictConfig) -> None:
@@ -36,8 +39,10 @@ def settle(config: DictConfig) -> None:
     name_parts(config.actor_rollout_ref.rollout)
     name_loss(config.actor_rollout_ref.actor)
     settle_schedule(config)
+    settle_lora(config)
     fill_max_model_len(config)
     settle_epochs(config)
+    fill_weight_bucket(config)
     model = model_json(config.actor_rollout_ref.model.path)
     choose_sampler(config, model)
     choose_seeds(config, model)
@@ -56,7 +61,8 @@ def scale_workers(config: DictConfig) -> None:
 
 
 def name_parts(rollout: DictConfig) -> None:
-    """Replace the authors' names of trees and environments by this project's, with rollout `vllm` and mode `async`."""
+    """Set the keys `tree` and `environment` for a run that names its tree as the authors' scripts do, by `rollout.name`
+    or `rollout.mode`; these two become `vllm` and `async`."""
     chosen = parts_of(rollout)
     if chosen == (None, "none") or "tree" not in rollout:
         return
@@ -76,7 +82,7 @@ def settle_epochs(config: DictConfig) -> None:
 
 
 def name_loss(actor: DictConfig) -> None:
-    """Choose the loss that reads the papers' switches that are on, if the config names only upstream's `vanilla`."""
+    """Replace the loss `vanilla` by the loss whose switch is on, unless switches of several losses are on."""
     losses = {loss for switch, loss in loss_of_switch().items() if actor.get(switch)}
     if actor.policy_loss.loss_mode == "vanilla" and len(losses) == 1:
         actor.policy_loss.loss_mode = losses.pop()

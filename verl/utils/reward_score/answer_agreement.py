@@ -66,7 +66,10 @@ def meanings(*trees: tuple) -> Iterator[Point]:
 
 
 def close(left: Value, right: Value, tolerance: Value | None = None) -> bool:
-    """Return whether two values are equal: exactly if both are fractions, else in the first half of the digits."""
+    """Return whether two values are equal: exactly if both are fractions, else up to a relative error.
+
+    The largest relative error is `tolerance`; None is 10^-50 for the usual 100 digits.
+    """
     if is_matrix(left) or is_matrix(right):
         if not (is_matrix(left) and is_matrix(right) and (left.rows, left.cols) == (right.rows, right.cols)):
             return False
@@ -220,10 +223,10 @@ def same_progression(one: tuple, other: tuple, name: str) -> bool:
 
 
 def same_curve(first: list[tuple], second: list[tuple]) -> bool:
-    """Return whether two equations have the same solutions.
+    """Return whether two equations, each a list of its left and right formula, have the same solutions.
 
-    This holds if the differences of their sides are proportional, or if both are linear in a symbol (x y = 1 is) and
-    have the same solution for it.
+    This holds if the differences left - right are proportional, or if both equations are linear in some symbol (x y = 1
+    is linear in x) and have the same solution for it.
     """
     one, other = (("add", left, ("negative", right)) for left, right in (first, second))
     if not symbols(one) or symbols(one) != symbols(other):

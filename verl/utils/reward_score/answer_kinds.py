@@ -65,7 +65,10 @@ class Chain:
 
 @dataclass(frozen=True)
 class Listing:
-    """One or more structures beside each other, and the letter of multiple choice that stands before them."""
+    """One or more structures beside each other, such as 1, 2 or 3.
+
+    `with_or` tells whether an "or" stands between them; `label` is the letter of multiple choice before them.
+    """
 
     items: tuple
     with_or: bool = False

@@ -63,7 +63,10 @@ def compound(quantities: list[Any]) -> list[Any]:
 
 
 def quantities(phrase: Phrase) -> list[Any]:
-    """Return the quantities of a phrase such as 3 hours 20 minutes; any other phrase as it is."""
+    """Return the quantities of a phrase, added up by `compound` where it can: one for 3 hours 20 minutes.
+
+    For any other phrase, return [phrase].
+    """
     values, units = phrase.parts[::2], phrase.parts[1::2]
     are_units = all(isinstance(unit, Words) and unit.text in UNITS.values() for unit in units)
     if len(values) != len(units) or not are_units or not all(isinstance(value, Formula) for value in values):
@@ -72,7 +75,10 @@ def quantities(phrase: Phrase) -> list[Any]:
 
 
 def is_unit(items: Sequence[Token], before: str = "") -> bool:
-    """Return whether tokens behind a number are a unit: words other than those of TELLING, and signs between them."""
+    """Return whether tokens behind a number are a unit: words with signs between them, such as km / h ^ 2.
+
+    Words that say more than a unit (TELLING), such as "if", are none. `before` is the text of the token before `items`.
+    """
     for token in items:
         if token.kind == "word":
             is_multiple = token.text[0] in "万亿百千" and token.text not in UNITS
@@ -108,7 +114,7 @@ def with_units_as_words(items: list[Token]) -> list[Token]:
 
 
 def same_words(truth: Any, answer: Any) -> bool:
-    """Return whether words are the same words, or a product of letters that is written in the same way."""
+    """Return whether words or products of letters are the same text, but for case, blanks, article and plural s."""
     if not all(isinstance(side, Words | Formula) for side in (truth, answer)):
         return False
     if any(isinstance(side, Formula) and (side.unit or not side.text.isalpha()) for side in (truth, answer)):

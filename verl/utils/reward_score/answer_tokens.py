@@ -162,6 +162,7 @@ def split(items: list[Token], signs: tuple[str, ...]) -> tuple[list[list[Token]]
 
 
 def without_braces(items: list[Token]) -> list[Token]:
+    """Return the tokens without the braces, also nested ones, that enclose all of them."""
     while len(items) == 1 and items[0].text == "{}":
         items = list(items[0].inner)
     return items

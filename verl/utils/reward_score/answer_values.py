@@ -36,12 +36,12 @@ class TooLarge(Undefined):
 class Point:
     """The values of all symbols, and the meanings of a degree and of `log` without a base."""
 
-    number: int = 0
+    number: int = 0  # the seed of the values: points with another number have other values
     signs: str = "positive"  # positive, mixed, negative, or the name of the only negative symbol
     degree: str = "number"
     log_base: str = "unknown"
     whole: frozenset[str] = frozenset()  # the names of symbols whose values are whole numbers
-    bound: dict = field(default_factory=dict)
+    bound: dict = field(default_factory=dict)  # symbol -> value that it has instead of a random one
     terms: int = 1  # the number of terms for which the formula is computed
 
     def symbol(self, name: str) -> Value:
@@ -133,6 +133,7 @@ add, subtract, multiply = map(_arithmetic, (operator.add, operator.sub, operator
 
 
 def divide(left: Value, right: Value) -> Value:
+    """Return left / right; raise Undefined if `right` is zero."""
     if is_zero(right):
         raise Undefined("division by zero")
     return multiply(left, 1 / right)

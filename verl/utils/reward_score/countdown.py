@@ -29,7 +29,10 @@ class NotAnExpression(ValueError):
 
 
 def last_answer(text: str) -> str | None:
-    """Return the content of the last closed `<answer>` tag, without a trailing `= value`; None without a tag."""
+    """Return the content of the last closed `<answer>`, without a trailing `= value`; None without one.
+
+    It is also None if the content has more than 256 characters.
+    """
     content = last_tagged(text)
     return None if content is None or len(content) > MAX_ANSWER_CHARS else content.split("=")[0].strip()
 
@@ -92,8 +95,9 @@ def compute_score(
         score: the score of an expression that also reaches the target.
 
     Returns:
-        `score`; `acc` and `format` (0 or 1); `pred`, the value that the answer votes for in majority votes. It is empty
-        for an answer that breaks the rules, so that such an answer cannot vote for the right value.
+        `score` (0 if the answer breaks the rules); `acc` (1 if it reaches the target); `format` (1 if it uses every
+        number exactly once); `pred`, the value that the answer votes for in majority votes. It is empty for an answer
+        that breaks the rules, so that such an answer cannot vote for the right value.
 
     Raises:
         ValueError: the ground truth is no Countdown problem: the data are wrong, not the response.

@@ -4,9 +4,9 @@
     published       as in the authors' code: -1 for a bad format, by the authors' rules (`published_answer`); otherwise
                     correctness, plus 0.1 if it is above 0 and every tool's closing tag is in the response
 
-Correctness is 0 or 1 for mathematics, by math-verify, and the token F1 for questions. The row's `ability` determines
-which of the two is used, or the data source's name if the ability says neither; `rule` overrides both. `published` uses
-the token F1 for everything, unless a rule is named. The answer is the \\boxed text in `<answer>`.
+Correctness is 0 or 1 for mathematics (`math_equivalence`), and the token F1 for questions. The row's `ability`
+determines which of the two is used, or the data source's name if the ability says neither; `rule` overrides both.
+`published` uses the token F1 for everything, unless a rule is named. The answer is the \\boxed text in `<answer>`.
 """
 
 from verl.utils.reward_score import math_equivalence, qa
@@ -88,8 +88,8 @@ def compute_score(
     Returns:
         `score`; `acc` (1 if the answer is equivalent or matches exactly, else 0); `format` (0 or 1, by the variant's
         rules); `correctness` in [0, 1]; `tool_calls`, the number of calls with a result before the first error in the
-        format; `all_tools` (1 if every tool was called, else 0); `pred`, the answer's text for majority votes, empty if
-        there is no answer.
+        format; `all_tools` (1 if every tool was called, or for `published`, if every tool's closing tag occurs; else
+        0); `pred`, the answer's text for majority votes, empty if there is no answer.
 
     Raises:
         ValueError: the variant or the rule is unknown, neither ability nor data source determines a rule, or the ground

@@ -30,8 +30,9 @@ _WORDS = re.compile(r"\\(?:text|mbox|mathrm|mathbf|operatorname|textbf)[a-z]*\s*
 def is_equivalent(truth: str, answer: str) -> bool:
     """Return whether two answers are equal; False for answers that cannot be read.
 
-    The project's own reader decides if it can read both. Otherwise math-verify decides about limits, sums, products and
-    integrals, but its verdict "equal" counts only if the values of the expressions that it read agree.
+    The project's own reader decides if it can read both. If not, math-verify decides, but only about answers with a
+    limit, sum, product or integral; its verdict "equal" counts only if the values of the expressions that it read
+    agree.
     """
     from verl.utils.reward_score.answer_equality import is_equal
     from verl.utils.reward_score.answer_tokens import Unreadable

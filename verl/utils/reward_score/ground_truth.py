@@ -76,7 +76,7 @@ def countdown_truth(ground_truth) -> tuple[int, list[int]]:
     """Return the target and the numbers of a Countdown problem.
 
     Raises:
-        ValueError: there is no target or no number, or one that no answer can have.
+        ValueError: the target is no whole number, there are no numbers, or one is no whole number from 0 to 10^9 - 1.
     """
     problem = json_object(ground_truth, "target and numbers")
     numbers = as_list("numbers", problem.get("numbers"), "whole numbers")

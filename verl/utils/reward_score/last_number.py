@@ -19,7 +19,7 @@ _SEPARATOR = re.compile(r"(?<=\d)(?:\{,\}|\\[,!])(?=\d)")
 
 
 def last_number(text: str) -> Fraction | None:
-    """Return the value of a text's last number; None without a number, for a division by zero, or over 32 digits.
+    """Return the value of a text's last number; None if there is none, it divides by zero or has more than 32 digits.
 
     >>> [str(last_number(text)) for text in ("12 - 4 = 8.", "It costs $1,250.50", "a loss of -3", "half: 1/2", "5,6")]
     ['8', '2501/2', '-3', '1/2', '6']

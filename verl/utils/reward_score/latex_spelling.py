@@ -72,7 +72,7 @@ _CIRCLED = re.compile(r"[①-⑳][①-⑳\s,、]*")
 
 
 def plain_characters(answer: str) -> str:
-    """Return the answer with LaTeX commands for full-width forms, superscripts, vulgar fractions and other signs.
+    """Return the answer with LaTeX or ASCII for superscripts, fractions in one character, full-width and other signs.
 
     >>> plain_characters("３½·10⁻⁴")
     '3\\\\frac{1}{2}\\\\cdot 10^{-4}'

@@ -28,7 +28,7 @@ class BrokenRule(ValueError):
 
 
 def apply(operation: str, value: int, limit: int) -> int | None:
-    """Return the value after an operation such as `+5`; None for a fraction, or a number below 0 or above `limit`.
+    """Return the value after an operation such as `+5`; None if it is no whole number from 0 to `limit`.
 
     >>> apply("+5", 3, 99), apply("/2", 7, 99), apply("-5", 3, 99)
     (8, None, None)
@@ -54,8 +54,8 @@ def follow(answer: str, truth: Mapping) -> tuple[list[str], int]:
         truth: `start`, `steps`, `operations` and `limit`, see `compute_score`.
 
     Raises:
-        BrokenRule: a line is no step, starts elsewhere, takes another operation or is computed wrongly; or there are
-            too few or too many lines.
+        BrokenRule: a line is no step, starts elsewhere, takes another operation or is computed wrongly; there are too
+            few or too many lines; or the answer has more than 1024 characters.
     """
     if len(answer) > MAX_ANSWER_CHARS:
         raise BrokenRule(f"longer than {MAX_ANSWER_CHARS} characters")

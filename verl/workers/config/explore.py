@@ -89,7 +89,10 @@ class Parts(NamedTuple):
 
 
 def parts_of(rollout) -> Parts:
-    """Return the tree and the environment of `actor_rollout_ref.rollout`, by our keys or by the authors' values.
+    """Return the tree and the environment that `actor_rollout_ref.rollout` chooses.
+
+    The keys `tree` and `environment` choose them, or the values of `name` and `mode` in the scripts of the papers'
+    authors, such as `name=kt` for LATR.
 
     Raises:
         ValueError: `name` and `tree`, or `mode` and `environment`, contradict each other.
@@ -113,8 +116,8 @@ class ExploreRolloutConfig(RolloutKeys, RolloutConfig):  # type: ignore[valid-ty
     and of the samplers.
 
     Args:
-        tree: name of the registered tree that grows a prompt's trajectories. None: the authors' values of `name` and
-            `mode` choose it; other values mean independent responses, or upstream's agent loops.
+        tree: name of the registered tree that grows a prompt's trajectories. None: `name` and `mode` choose it if they
+            have a value from the papers' scripts (`parts_of`); else upstream's own rollout runs.
         environment: `none` or `tools`. None: `mode` chooses it; the default is `none`.
         kt: LATR's keys (`KTConfig`).
         tools: keys of the environment `tools` (`ToolsConfig`).

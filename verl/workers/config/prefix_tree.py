@@ -43,7 +43,9 @@ class PrefixTreeActorConfig(FSDPActorConfig):
 
 
 def check_section(section) -> None:
-    """Check that the keys of the actor's or the reference policy's section, typed or not, allow `use_prefix_tree`.
+    """Check that the other keys of a section, typed or not, allow `use_prefix_tree=true`; call it if that is set.
+
+    The section is the actor's or the reference policy's.
 
     Raises:
         ValueError: a key has a value with which the switch does not work.

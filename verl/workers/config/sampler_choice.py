@@ -46,7 +46,10 @@ def installed_vllm() -> Path | None:
 
 
 def takes_v2_runner(architectures: Collection[str]) -> bool:
-    """Return whether the installed vLLM uses its V2 runner for a model on GPUs if no logits processor is named."""
+    """Return whether the installed vLLM uses its V2 runner for a model on GPUs if no logits processor is named.
+
+    The environment variable VLLM_USE_V2_MODEL_RUNNER decides if it is set. The result is False without vLLM.
+    """
     if (forced := os.environ.get("VLLM_USE_V2_MODEL_RUNNER")) is not None:
         return forced != "0"
     if (vllm := installed_vllm()) is None:
@@ -73,9 +76,9 @@ def choose_sampler(config: DictConfig, model: dict | None) -> None:
 def choose_seeds(config: DictConfig, model: dict | None) -> None:
     """Set `rollout.custom.request_seeds` (whether each request to vLLM has its own seed) unless the user has set it.
 
-    Seeds make a run on CPUs reproducible. On GPUs they do not, because a request's logits depend on its batch. There
-    vLLM's V1 runner launches one kernel per seeded request and step, up to 1,024; its V2 runner launches none.
-    Call `choose_sampler` first.
+    It is set to true on CPUs, with `rollout.full_determinism`, and on vLLM's V2 runner, where seeds cost nothing. It is
+    false on the V1 runner, which launches one kernel per seeded request and step, up to 1,024. Seeds make a run on CPUs
+    reproducible, but not one on GPUs, where a request's logits depend on its batch. Call `choose_sampler` first.
     """
     if OmegaConf.select(config, SEEDS) is not None:
         return

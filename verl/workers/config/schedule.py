@@ -31,7 +31,7 @@ def schedule_of(config: DictConfig) -> str:
 
 
 def rollout_workers(config: DictConfig) -> int:
-    """Return the number of GPUs that only the rollout uses."""
+    """Return the number of workers (GPUs) that only the rollout uses: 0 but for `separate_async`."""
     if schedule_of(config) != "separate_async":
         return 0
     rollout = config.actor_rollout_ref.rollout
@@ -41,7 +41,7 @@ def rollout_workers(config: DictConfig) -> int:
 def settle_schedule(config: DictConfig) -> None:
     """Set the null keys of `schedule=separate_async`: number of updates per step, and backend that sends the weights.
 
-    On CPU, raise Ray's number of virtual GPUs to one per worker if it is lower.
+    On CPU, raise Ray's number of virtual GPUs to one per worker if it is lower. Other schedules change nothing.
     """
     if schedule_of(config) != "separate_async":
         return

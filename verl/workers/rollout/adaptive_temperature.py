@@ -33,7 +33,7 @@ class AdaptiveTemperature(LogitsProcessor):
         self.settings = torch.empty(len(SETTINGS), 0, device=device)
 
     def is_argmax_invariant(self) -> bool:
-        """Return False; otherwise vLLM would apply the temperature first, but H is the entropy of the raw logits."""
+        """Return False, so that vLLM applies the temperature after this processor: H is the raw logits' entropy."""
         return False
 
     def update_state(self, batch_update: BatchUpdate | None) -> None:

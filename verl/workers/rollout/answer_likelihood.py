@@ -32,8 +32,10 @@ CLOSING_WITH_TOOLS = r"</think><answer>\boxed{"
 def reference_answers(row: Mapping) -> list[str]:
     """Return the reference answers, at least one, of a data row in verl's format.
 
+    `reward_model.ground_truth` is an answer (a text or a number), a list of answers, or such a list as JSON text.
+
     Raises:
-        ValueError: `reward_model.ground_truth` is no answer, or describes a task without naming an answer.
+        ValueError: the ground truth is none of these, or it is a mapping or a JSON object, which describes a task.
     """
     truth = (row.get("reward_model") or {}).get("ground_truth")
     if isinstance(truth, Mapping) or (isinstance(truth, str) and truth.lstrip().startswith("{")):

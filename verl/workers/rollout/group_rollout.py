@@ -76,6 +76,8 @@ class Statuses:
 
 @ray.remote
 class GroupAgentLoopWorker(_AgentLoopWorker):
+    """Upstream's agent-loop worker, but with one coroutine for each prompt group; it counts the groups."""
+
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
         seeds = OmegaConf.select(self.config, SEEDS, default=True)
@@ -254,7 +256,8 @@ def with_settings(sampling_params: dict, settings: Mapping | None, partition: st
 
 def plain_suffices(config, processor) -> bool:
     """Return whether n independent text samples equal the results of upstream's single-turn agent loop: the run has no
-    images, no other class under that loop's name, and no config keys that only upstream's client implements."""
+    images, no other class is registered under the name of that loop, and the config has no keys that only upstream's
+    client implements."""
     rollout = config.actor_rollout_ref.rollout
     only_upstreams = ("full_determinism", "ignore_eos", "enable_rollout_routing_replay", "trace.backend")
     mtp = OmegaConf.select(config, "actor_rollout_ref.model.mtp.enable")

@@ -24,7 +24,7 @@ def reward_batch(outputs: Sequence[AgentLoopOutput], prompt: dict[str, Any], fir
     Args:
         outputs: trajectories of one prompt.
         prompt: row of the data set, with `uid`.
-        first_session: index of the first output within its group.
+        first_session: index of the first output within its group; above 0 if several batches score the group.
     """
     n, prompts = len(outputs), torch.tensor(outputs[0].prompt_ids).expand(len(outputs), -1)
     responses = [torch.tensor(output.response_ids, dtype=torch.int64) for output in outputs]

@@ -36,7 +36,7 @@ class SegmentInfo:
         call: the environment's description of the call that the segment answers (`Environment.answer`); None for the
             model's tokens.
         fields: name of a `TokenField` -> its number, which applies to all tokens of the segment.
-        entropies: entropy in nats of each token, while the tree grows.
+        entropies: entropy in nats of each token, for policies that read it while the tree grows; otherwise None.
         for_trainer: data for the trainer, hidden from the viewer.
         notes: data in JSON's types for the viewer only.
         ends_step: whether a step of the policy ends with the segment.
@@ -85,7 +85,7 @@ class Segment:
 
 @dataclass
 class TrajectoryTree:
-    """A prompt's segments and trajectories; `leaves` lists the segments that end the n trajectories, in branch order.
+    """A prompt's segments and trajectories; `leaves` lists the segments that end the trajectories, in the rows' order.
 
     A leaf may be listed more than once. Segments on no path to a leaf were generated and dropped; the viewer and the
     metrics still use them.
@@ -133,7 +133,7 @@ class TrajectoryTree:
         return bool(self.segments[leaf].info.shown().get(DROPPED_STEPS.name))  # `shown` also works after `from_json`
 
     def trajectories(self) -> list[list[int]]:
-        """Return the response token ids of each trajectory in branch order, with end-of-sequence, without padding."""
+        """Return each trajectory's response token ids, in `leaves` order, with end-of-sequence, without padding."""
         return [[t for i in self.path(leaf) for t in self.segments[i].token_ids] for leaf in self.leaves]
 
     def response_masks(self) -> list[list[int]]:
@@ -158,7 +158,8 @@ class TrajectoryTree:
         log-probabilities and `info`.
 
         Returns:
-            index of the segment that holds the last token, or of an empty segment if nothing follows the prompt.
+            index of the segment that holds the last token. Without tokens it is `parent`, or if that is None, a new
+            empty segment.
         """
         at = parent
         for segment in segments:
@@ -188,7 +189,7 @@ class TrajectoryTree:
 
     def renumbered(self) -> "TrajectoryTree":
         """Return the tree with segments numbered depth first in the order of the trajectories. Siblings that no
-        trajectory reaches come last, in the order of their tokens."""
+        trajectory reaches come last, sorted by author and token ids."""
         first: dict[int, int] = {}
         for position, leaf in enumerate(self.leaves):
             for i in self.path(leaf):
@@ -216,7 +217,10 @@ class TrajectoryTree:
         return [[i for i in self.path(leaf) for _ in self.segments[i].token_ids] for leaf in self.leaves]
 
     def shared_tokens(self) -> float:
-        """Return 1 - stored tokens / sum of the trajectories' lengths: the share saved by storing prefixes once."""
+        """Return 1 - stored tokens / sum of the trajectories' lengths: the share saved by storing prefixes once.
+
+        Tokens of dropped segments are stored, too, so that the result may be negative.
+        """
         stored = sum(len(segment.token_ids) for segment in self.segments)
         return 1 - stored / sum(map(len, self.trajectories()))
 

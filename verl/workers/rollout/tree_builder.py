@@ -107,7 +107,7 @@ class TreeBuilder:
         sampling: parameters of ordinary sampling.
         vocab_size: size |V| of the vocabulary; policies measure entropies in units of log |V|.
         seed: seed of the prompt.
-        request_id: id of all requests to the engine.
+        request_id: id that all requests of this prompt to the engine carry.
         answer_likelihood: likelihood of the reference answer after a beginning; None in runs that do not need it.
     """
 
@@ -186,8 +186,8 @@ class TreeBuilder:
 
     async def settle(self, path: Path, notes: Mapping[str, Any] | None = None) -> Continuation:
         """Return what follows the model's tokens at the end of `path`: the environment's answer if they end with a
-        call, or the reason why the trajectory has ended. Otherwise the model continues its turn. The viewer
-        shows `notes` with the answer."""
+        call, or the reason why the trajectory has ended. If neither holds, it is empty and not ended, so that the
+        model continues its turn. The viewer shows `notes` with the answer."""
         turn = path.tokens[path.turn :]
         if (call := self._call_in(turn)) is None:
             if turn and turn[-1] in self.stop_token_ids:

@@ -31,6 +31,8 @@ class Part(NamedTuple):
 class WeightVersions:
     """The versions of the weights that served one prompt's requests.
 
+    Below, version 4 made the tokens 1 and 2, and version 5 made the token 3 of the same request:
+
     >>> versions = WeightVersions()
     >>> versions.add([7], Generation([1, 2, 3], [], versions=[(2, 4), (1, 5)]))
     >>> versions.of([7, 1, 2, 3]), versions.of([7, 1, 9])
@@ -54,8 +56,9 @@ class WeightVersions:
     def of(self, tokens: Sequence[int], mask: Sequence[int] | None = None) -> dict[str, int]:
         """Return the oldest and the newest version that made a token of this trajectory; empty if versions are unknown.
 
-        Several requests may continue the same tokens. Only those count that agree with the trajectory for the most
-        tokens, which may be none if the policy chose the next token among a request's candidates.
+        Several requests may continue the same tokens of the trajectory. Of these only the requests count that share the
+        most further tokens with it. If none shares a token, as when the policy has chosen the next token among a
+        request's most likely tokens, all of them count.
 
         Args:
             tokens: token ids of the prompt and the response.

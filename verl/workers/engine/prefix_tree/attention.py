@@ -49,7 +49,11 @@ class GatherNodes(torch.autograd.Function):
 
 
 class PaddedBatch:
-    """Segments of similar lengths for one call; padded queries repeat the segment's last, padded keys are masked."""
+    """Segments of similar lengths, padded to one shape for one call of the attention.
+
+    The queries of a shorter segment are padded with copies of its last query. Keys lie at the index of their depth, so
+    the mask hides the padded keys: they are deeper than every query.
+    """
 
     def __init__(self, trie: Trie, segments: np.ndarray, device: torch.device):
         starts, ends = trie.segment_starts[segments], trie.segment_ends[segments]
@@ -67,7 +71,7 @@ class PaddedBatch:
         self._mask: torch.Tensor | None = None
 
     def mask(self, dtype: torch.dtype) -> torch.Tensor:
-        """Return the mask (B, 1, L, K), 0 if the key is no deeper than the query, else -inf. All layers share it."""
+        """Return the mask (B, 1, L, K): 0 if a key is at most as deep as the query, else -inf. All layers share it."""
         if self._mask is None or self._mask.dtype != dtype:
             hidden = torch.arange(self.keys.shape[1], device=self.keys.device) > self.query_depth[..., None]
             zeros = torch.zeros(hidden.shape, dtype=dtype, device=hidden.device)

@@ -53,14 +53,14 @@ def _chunk_rows(logits: torch.Tensor) -> int:
 
 
 class TrieBatch:
-    """A micro-batch's trie as tensors on a device, with the inputs of the model's forward and readers of its logits.
+    """A micro-batch's trie as tensors on a device: the inputs of the model's forward, and methods for its logits.
 
     Attributes:
         trie: trie of N nodes; sequences share nodes only at equal temperature.
         model_inputs: keyword arguments of the model's forward, one packed row of N tokens.
         temperature: (N,) float64, temperature of each node; None if all are 1.
         own_nodes: (T,) int64, node of each token of the concatenated sequences, T tokens in all.
-        next_nodes: (T,) int64, node of each token's successor in its sequence; for the last token, of the first.
+        next_nodes: (T,) int64, node of the next token in the sequence; a last token has the node of the first one.
     """
 
     def __init__(self, sequences: Sequence[np.ndarray], temperatures: Sequence[float], device: torch.device):

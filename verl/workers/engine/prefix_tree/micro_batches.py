@@ -37,7 +37,10 @@ class TrieOrder:
         return int(self._added[end] - self._added[start] + self.shared[start])
 
     def cost(self, run: Run) -> int:
-        """Return the run's cost in tokens of the budget: its distinct tokens, plus the keys gathered beyond them."""
+        """Return the run's cost in tokens of the budget: its distinct tokens, plus a share of the repeated ones.
+
+        A repeated token is not computed again, but its key and value are gathered: `GATHERED_A_TOKEN` of them cost 1.
+        """
         start, end = run
         distinct = self.tokens(run)
         return distinct + int(self._all[end] - self._all[start] - distinct) // GATHERED_A_TOKEN
@@ -50,7 +53,7 @@ class TrieOrder:
         return list(zip(cuts[:-1], cuts[1:], strict=True))
 
     def halves(self, run: Run) -> list[Run]:
-        """Return the run cut once where neighbors share the shortest prefix, with the most even halves possible."""
+        """Return the run cut in two at the place among those of `subtrees` that makes the distinct tokens most even."""
         start, end = run
         cuts = [begin for begin, _ in self.subtrees(run)[1:]]
         even = min(cuts, key=lambda cut: abs(self.tokens((start, cut)) - self.tokens((cut, end))))
@@ -77,7 +80,7 @@ class TrieOrder:
         return runs
 
     def at_least(self, runs: list[Run], count: int) -> list[Run]:
-        """Return the runs after cutting the largest ones until there are `count` runs, or one per row."""
+        """Return the runs after halving the one with most distinct tokens until there are `count`, or one per row."""
         runs = list(runs)
         while len(runs) < min(count, len(self.order)):
             largest = max((run for run in runs if run[1] - run[0] > 1), key=self.tokens)

@@ -113,7 +113,7 @@ def last_scores(prompt_log_probs: Sequence[float], n_cached: int | None, n_promp
 
 
 def end_of_sequence_ids(tokenizer, generation_config=None) -> list[int]:
-    """Return the token ids that end a response: those of the tokenizer and of the generation config, as servers do."""
+    """Return the token ids that end a response: those of the tokenizer and of the generation config, as for vLLM."""
     more = getattr(generation_config, "eos_token_id", None)
     more = more if isinstance(more, list) else [more]
     return sorted({token for token in (tokenizer.eos_token_id, *more) if token is not None})

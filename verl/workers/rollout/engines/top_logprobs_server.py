@@ -94,6 +94,8 @@ class TopLogprobsEngine:
 
 
 class TopLogprobsServer(ExchangeServer, vLLMHttpServer):
+    """Upstream's server, which also takes `n_top_logprobs` and `n_entropy`, and many requests in one Ray call."""
+
     @property
     def engine(self):
         return self._top_logprobs_engine
@@ -127,7 +129,8 @@ class TopLogprobsServer(ExchangeServer, vLLMHttpServer):
 
 
 def top_of_steps(logprobs: FlatLogprobs, n_top_logprobs: int, n_entropy: int, vocab_size: int) -> dict[str, list]:
-    """Return each step's most likely tokens if `n_top_logprobs` > 0, and its entropy in nats if `n_entropy` > 0."""
+    """Return `top_logprobs`, each step's most likely tokens (`ranked`), if `n_top_logprobs` > 0, and `entropies`, each
+    step's entropy in nats, if `n_entropy` > 0."""
     values: dict[str, list] = {}
     if n_top_logprobs:
         values[TOP_LOGPROBS] = ranked(logprobs, n_top_logprobs)
@@ -151,12 +154,17 @@ def ranked(logprobs: FlatLogprobs, n: int) -> list[list[tuple[int, float]]]:
 
 
 def top_log_probs(logprobs: FlatLogprobs, n: int) -> np.ndarray:
-    """Return (T, n), the log-probabilities of each step's n most likely tokens in descending order; raise ValueError
-    unless each step holds n + 1 numbers, the chosen token's first."""
+    """Return the log-probabilities (T, n) of the n most likely tokens of each of T steps, in descending order.
+
+    Raises:
+        ValueError: the steps do not hold n + 1 numbers each: the chosen token's, then those of the most likely tokens.
+    """
     return np.array(logprobs.logprobs).reshape(len(logprobs), n + 1)[:, 1:]
 
 
 class TopLogprobsReplica(vLLMReplica):
+    """Upstream's replica with `TopLogprobsServer` as the class of its servers."""
+
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
         self.server_class = ray.remote(TopLogprobsServer)

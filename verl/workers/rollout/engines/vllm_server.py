@@ -47,8 +47,11 @@ class GroupServers:
         self.exchanges: dict[Any, Exchange] = {}  # actor -> its exchange
 
     async def generate(self, group: str, prompt_ids: list[int], sampling_params: dict):
-        """Return upstream's `TokenOutput`. After an abort the balancer chooses a server again: the same one, unless it
-        has left the run, as servers on the trainer's GPUs do during training."""
+        """Return upstream's `TokenOutput`; if an abort has ended it early (`stop_reason`), the caller continues it.
+
+        After an abort the balancer chooses a server for the group's next request: the same one, unless it has left the
+        run, as servers on the trainer's GPUs do during training.
+        """
         if group not in self.acquired:
             acquire = self.client._acquire_server(group, prompt_ids=prompt_ids, sampling_params=sampling_params)
             self.acquired[group] = asyncio.create_task(acquire)

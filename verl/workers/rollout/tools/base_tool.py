@@ -31,7 +31,7 @@ class ToolError(Exception):
         kind: short name by which errors are counted and logged once, such as `timeout`, `http_500`, `bad_reply`.
         retry: whether the same call may succeed a moment later.
         own_fault: whether the tool is at fault, rather than the model's text. A run in which all calls fail by the
-            tool's own fault ends. None for the value of `retry`.
+            tool's own fault ends. If it is None, it takes the value of `retry`.
     """
 
     def __init__(self, message: str, *, kind: str, retry: bool, own_fault: bool | None = None):
@@ -52,16 +52,21 @@ class BaseTool(ABC):
 
     @classmethod
     def tags(cls, **params) -> list[str]:
-        """Return the tags that the tool will have with these constructor's arguments."""
+        """Return the tags of the tool that the constructor makes with these arguments."""
         return [cls.trigger_tag]
 
     @classmethod
     def check(cls, **params) -> None:
-        """Raise ValueError if something that `params` need is missing. It is cheap, and precedes a run's processes."""
+        """Raise ValueError if something that `params` need is missing. It must be cheap; it precedes a run."""
         return None
 
     async def start(self, *, timeout: float) -> None:  # noqa: B027 (nothing to try, for many tools)
-        """Check that calls will work here. It runs when a worker starts, and on another instance before Ray starts.
+        """Check that calls will work here.
+
+        It runs once before Ray starts and once in each rollout worker, each time on an instance that is closed then.
+
+        Args:
+            timeout: seconds after which the caller gives up.
 
         Raises:
             ToolError: calls would fail; the run does not begin.
@@ -81,7 +86,7 @@ class BaseTool(ABC):
         """
 
     async def close(self) -> None:  # noqa: B027 (nothing to end, for many tools)
-        """Close what the tool keeps open (workers, connections). In training, the worker's end closes it as well."""
+        """Close what the tool keeps open (workers, connections). Training may end a worker without calling this."""
 
 
 class ToolSet(ABC):

@@ -44,7 +44,10 @@ logging.getLogger("bm25s").setLevel(logging.WARNING)  # bm25s sets its own logge
 
 
 def words(text: str) -> list[str]:
-    """Return the words of a text that the index uses, in lower case; each Chinese or Japanese character is a word."""
+    """Return the words of a text in order and in lower case, without English function words; nothing is stemmed.
+
+    Each Chinese or Japanese character is a word.
+    """
     folded = text.lower() if text.isascii() else unicodedata.normalize("NFKC", text).lower()
     return [word for word in WORD.findall(folded) if word not in FUNCTION_WORDS]
 
@@ -139,6 +142,9 @@ class Bm25Index:
     def save(self, folder: Path, corpus_hash: str) -> None:
         """Write the index as a new folder, all or nothing.
 
+        Args:
+            corpus_hash: SHA-256 of the corpus file, by which `load` recognizes an index of another corpus.
+
         Raises:
             OSError: the folder already exists and is not empty, or it cannot be written.
         """
@@ -186,7 +192,7 @@ def open_index(corpus: str | Path, folder: str | Path | None = None) -> Bm25Inde
 
     Raises:
         ValueError: an error of `read_corpus`, `Bm25Index.build` or `Bm25Index.load`.
-        OSError: the corpus does not exist, or the index cannot be written.
+        OSError: the index cannot be written, or with a folder, the corpus does not exist.
     """
     corpus = Path(corpus).expanduser()
     if folder is None:

@@ -22,10 +22,10 @@ def call_arguments(schema: Mapping[str, Any], content: str) -> dict[str, Any]:
 
     Args:
         schema: JSON schema of the arguments, an object with `properties` and `required`.
-        content: text between the tags; without text, a function that requires no argument gets none.
+        content: text between the tags; empty text means no arguments, {}.
 
     Raises:
-        ToolError: the text is no JSON object, or a required argument is missing.
+        ToolError: the text is neither a JSON object nor allowed as plain text, or a required argument is missing.
     """
     properties, required = schema.get("properties") or {}, schema.get("required") or []
     arguments = _json_value(content) if content.strip() else {}

@@ -26,7 +26,7 @@ MOST_REPLY_BYTES = 8_000_000
 
 
 def json_client(url: httpx.URL, headers: dict[str, str] | None = None) -> httpx.AsyncClient:
-    """Return a client for `post_json` to `url`. The environment's proxies are used except for this machine.
+    """Return a client for `post_json` to `url`. It uses the environment's proxies unless the URL is on this machine.
 
     Replies are requested uncompressed, so that the limit on received bytes limits the reply's size.
     """
@@ -40,7 +40,7 @@ def json_client(url: httpx.URL, headers: dict[str, str] | None = None) -> httpx.
 
 
 def checked_url(text: str, key: str) -> httpx.URL:
-    """Return the address of an HTTP server as a URL; raise ValueError, naming the key, for any other text."""
+    """Return the address of an HTTP server as a URL; raise ValueError, naming the config key, for any other text."""
     try:
         url = httpx.URL(text)
     except (httpx.InvalidURL, TypeError) as error:
@@ -65,7 +65,7 @@ async def post_json(client: httpx.AsyncClient, url: httpx.URL, payload: dict, *,
         server: name of the server in messages to the model, such as "the search server".
 
     Raises:
-        ToolError: an outcome in the table above. It contains nothing of the request: no key, no address.
+        ToolError: an outcome in the module's table. Its message has no part of the request: no API key, no address.
     """
     try:
         body = await asyncio.wait_for(_post(client, url, payload, server), timeout)

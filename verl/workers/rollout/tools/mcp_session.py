@@ -78,7 +78,7 @@ class McpServer:
         self._opened += opened.exception() is None
 
     def new_restarts(self) -> int:
-        """Return how many sessions after the first have been opened since the last question."""
+        """Return the number of sessions, without the very first, that have been opened since the last call of this."""
         restarts = max(0, self._opened - 1 - self._reported)
         self._reported += restarts
         return restarts
@@ -95,7 +95,7 @@ class McpServer:
         return tools
 
     def note_answer(self) -> None:
-        """Note that the server has answered a call, with a result or an error."""
+        """Note that the server has answered a call, with a result or an error; reset the count of failures."""
         self._failures = 0
 
     def note_failure(self, *, lost: bool = False) -> None:
@@ -164,7 +164,10 @@ class _Session:
 
 
 def reason_of(error: BaseException) -> str:
-    """Return the message of the cause among the exceptions that a connection's tasks raise together."""
+    """Return the message of the exception that ended a connection, in one line.
+
+    In a group of exceptions it is the first that is no MCPError, because MCPErrors of unanswered requests only follow.
+    """
     causes = [error]
     while any(hasattr(cause, "exceptions") for cause in causes):
         causes = [inner for cause in causes for inner in getattr(cause, "exceptions", [cause])]

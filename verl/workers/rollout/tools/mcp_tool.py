@@ -5,8 +5,8 @@
         class_path: verl.workers.rollout.tools.mcp_tool.MCPTool
         params: {command: [python, my_project/library_server.py], tools: [search, fetch]}
 
-Each of the server's tools has its name as tag: <fetch>{"page": 3}</fetch>. The text between the tags is as
-function_calls.py says.
+Each of the server's tools has its name as tag: <fetch>{"page": 3}</fetch>. In the tag, `_` replaces characters other
+than letters, digits, `_` and `-`. function_calls.py says what the text between the tags may be.
 """
 
 import asyncio
@@ -94,7 +94,7 @@ class MCPTool(ToolSet):
         request_timeout: float = 60,
         start_timeout: float = 60,
     ) -> None:
-        """Raise ValueError for parameters that do not fit together, a program or a variable that is not there."""
+        """Raise ValueError if parameters do not fit together, or if the program or a variable does not exist."""
         if (command is None) == (url is None):
             raise ValueError(f"expected command or url, got {command=}, {url=}")
         for key, texts in (("command", command), ("tools", tools), ("pass_env", pass_env)):
@@ -117,7 +117,7 @@ class MCPTool(ToolSet):
 
     @classmethod
     def tags(cls, **params) -> list[str]:
-        """Return the tags; without `tools` the server is asked."""
+        """Return the tags; without `tools`, start or reach the server and ask it for them."""
         if params.get("tools"):
             return [_tag_of(name) for name in params["tools"]]
         made = cls(**params)
@@ -187,7 +187,10 @@ class MCPFunction(BaseTool):
 
 
 def result_text(result: CallToolResult) -> str:
-    """Return a result's texts, or its structured content as JSON; pictures and sounds are left out."""
+    """Return a result's texts, one per line, or without content its structured content as JSON.
+
+    A note such as `[image left out]` replaces pictures and sounds.
+    """
     texts = []
     for block in result.content:
         if isinstance(block, TextContent):

@@ -16,7 +16,11 @@ MOST_CHARACTERS_A_TOKEN = 64  # a result is cut at this many characters per allo
 
 
 def stops_after(text: str, marks: Sequence[str]) -> list[str]:
-    """Return the texts that complete a mark after `text`: each mark, and the rest of a mark that `text` ends within."""
+    """Return the texts that complete a mark after `text`: each mark, and the rest of a mark that `text` ends within.
+
+    >>> stops_after("2 + 2</py", ["</python>"])
+    ['</python>', 'thon>']
+    """
     rests = [mark[size:] for mark in marks for size in range(1, len(mark)) if text.endswith(mark[:size])]
     return [*marks, *rests]
 
@@ -54,11 +58,14 @@ class Protocol:
         return min(closings)[1] if closings else None
 
     def stops(self, token_ids: Sequence[int]) -> list[str]:
-        """Return the texts that end a continuation of `token_ids`: closing tags, and the rest of one that has begun."""
+        """Return the stop strings after `token_ids`: the tools' closing tags, and the rest of one that has begun."""
         return stops_after(self.text_of(token_ids[-32:]), list(self.closing))
 
     def content(self, token_ids: Sequence[int], tag: str) -> str | None:
-        """Return the text between the first closing tag and the last opening one before it; None without the latter."""
+        """Return the text between the first closing tag and the last opening tag before it, without outer white space.
+
+        It is None if no opening tag comes before. The text must contain the closing tag (see `first_call`).
+        """
         text = self.text_of(token_ids)
         before = text[: text.index(f"</{tag}>")]
         opened = before.rfind(f"<{tag}>")

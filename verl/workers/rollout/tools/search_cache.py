@@ -29,7 +29,7 @@ class SearchCache:
 
     Args:
         path: path of the file, which is made if absent.
-        size_mb: largest size of the entries, in 10^6 bytes; the oldest entries are deleted when they need more.
+        size_mb: largest size of the entries, in 10^6 bytes; beyond it, the entries that were written first are deleted.
         legacy_key: function from a key of an older cache to the key of its entry here.
 
     Raises:

@@ -47,7 +47,7 @@ class Passage(NamedTuple):
 def query_of(content: str) -> str:
     """Return the query, which is also the cache's key: one line without double blanks.
 
-    A query that is too long is cut to 1,001 characters.
+    A query may have 1,000 characters. A longer one is cut to 1,001, by which the caller recognizes and refuses it.
     """
     return one_line(content, MOST_QUERY_CHARACTERS + 1)
 

@@ -35,7 +35,7 @@ CLOSE_SECONDS = 30.0  # time limit for a tool to close what it has opened
 
 @keys_dataclass(frozen=True, config=STRICT)
 class ToolsConfig:
-    """Keys under actor_rollout_ref.rollout.tools, by the authors' names.
+    """Keys under actor_rollout_ref.rollout.tools, named as in ARPO's published code.
 
     Args:
         call_limit: largest number of calls of one trajectory; a further call ends it.
@@ -119,7 +119,11 @@ class ToolCall:
 
 
 class ToolBox:
-    """All tools of a process by their tags. Raises ValueError if two tools have the same tag, or if there are none."""
+    """All tools of a process by their tags.
+
+    Raises:
+        ValueError: two tools have the same tag, a tag is `think`, `result` or `answer`, or no tool can be loaded.
+    """
 
     def __init__(self, config: ToolsConfig):
         self.config = config

@@ -17,7 +17,9 @@ CANCEL_SECONDS = 2.0
 
 
 class ToolThread:
-    """A thread with the event loop of one tool. It starts with the first call; a call that never ends gets it replaced.
+    """A thread with the event loop of one tool. It starts with the first call.
+
+    If a call does not end after it was cancelled, later calls run in a new thread.
 
     Args:
         name: the tool's name, for messages.

@@ -21,7 +21,10 @@ def unwrapped(code):
 
 
 def run(code, not_allowed=""):
-    """Run a program, and print its last expression's value or its exception, a PermissionError with `not_allowed`."""
+    """Run a program, and print the value of its last expression, or the traceback of its exception.
+
+    A PermissionError is followed by the text `not_allowed`, which tells the model the rules.
+    """
     code = unwrapped(code)
     module = types.ModuleType("__main__")
     sys.modules["__main__"], sys.argv = module, [""]
@@ -46,7 +49,7 @@ def run(code, not_allowed=""):
 
 
 def describe(error):
-    """Return a traceback of the program's own lines, without paths of the machine."""
+    """Return a traceback of at most 8 of the program's own frames, without paths of the machine."""
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == NAME][-8:]
     lines = ["Traceback (most recent call last):\n"] if frames else []
     text = "".join(lines + traceback.format_list(frames) + traceback.format_exception_only(type(error), error))

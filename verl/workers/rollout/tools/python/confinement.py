@@ -81,7 +81,7 @@ _FUNCTIONS = {name: getattr(_libc, name) for name in ("capset", "fflush", "prctl
 class Confinement:
     """The limits, rules and filter of a process, prepared in its parent, so that little is left to do after the fork.
 
-    Raises OSError on an unknown processor, or with neither Landlock nor the right to change the user.
+    Raises OSError on an unknown processor, or if the kernel lacks Landlock and this process may not change its user.
     """
 
     def __init__(self, memory_mb, cpu_seconds, max_file_mb):
@@ -108,7 +108,11 @@ class Confinement:
         self._pids = [8 * i + 4 for i, line in enumerate(lines) if line[3] == _PID]
 
     def apply(self, folder):
-        """Confine this process, a fork of the one that made this object. Descriptors stay open, so close them next."""
+        """Confine this process, a fork of the one that made this object.
+
+        With Landlock it can write files only in `folder`; otherwise it becomes the folder's owner. Descriptors stay
+        open, so close them next.
+        """
         if not self.landlock:
             uid = os.stat(folder).st_uid
             os.setgroups([])
@@ -153,7 +157,7 @@ def _rule(path, access):
 
 
 def numbers(table, column):
-    """Return the system calls of a table by name; column 1 has x86_64's numbers, 2 aarch64's."""
+    """Return the numbers of a table's system calls (name -> number); column 1 is for x86_64, 2 for aarch64."""
     return {row[0]: int(row[column]) for row in map(str.split, table.split(",")) if row[column] != "-1"}
 
 

@@ -122,9 +122,10 @@ class Server:
         os._exit(0)
 
     def watch(self, program):
-        """End a program that has too many threads or too large files; no resource limit counts either sum.
+        """Count a program's threads and the size of its files once, and kill it if either is too large.
 
-        Removed files count while they are open. A removed file that is mapped exceeds the limit: its size is hidden.
+        No resource limit of Linux covers either sum. Removed files count while they are open. A removed file that is
+        mapped exceeds the limit: its size is hidden.
         """
         total, limit, process = 0, self.confinement.file_bytes, f"/proc/{program.pid}"
         for where in (program.folder, f"{process}/fd")[: 2 if self.confinement.landlock else 1]:
@@ -174,7 +175,7 @@ def refuse(event, _):
 
 
 def main():
-    """Run the server; arguments: descriptor of the control socket, and tool.py's `spec` with a folder, as text."""
+    """Run the server; argv: the control socket's descriptor, and the repr of tool.py's `spec` with the key `folder`."""
     os.environ.update(dict.fromkeys(("HOME", "TMPDIR", "MPLCONFIGDIR"), "."))  # the program's own folder
     control, spec = _socket.socket(fileno=int(sys.argv[1])), ast.literal_eval(sys.argv[2])
     os.umask(0o077)

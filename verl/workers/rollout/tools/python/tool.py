@@ -116,7 +116,8 @@ class PythonTool(BaseTool):
         """Return a program's output. It is stopped shortly before the timeout, so that the model can read its output.
 
         Raises ToolError. The kinds `timeout`, `cpu`, `disk`, `threads`, `output`, `crash` and `too_long` are the
-        program's fault; `sandbox` and `busy` are ours and may pass. A server adds the kinds of sandbox_fusion.py.
+        program's fault; `sandbox` and `busy` are the tool's, and a retry may succeed. A Sandbox Fusion server adds the
+        kinds of sandbox_fusion.py.
         """
         loop, margin, code = asyncio.get_running_loop(), min(0.5, timeout / 10), content.encode("utf-8", "replace")
         deadline = loop.time() + timeout - margin
@@ -167,7 +168,7 @@ class PythonTool(BaseTool):
         return interpreter
 
     async def close(self) -> None:
-        """End all programs and interpreters. A later call starts new ones, unless a server runs the programs."""
+        """End all programs and interpreters; a later call starts new ones, but fails with a Sandbox Fusion server."""
         if self._fusion is not None:
             await self._fusion.close()
         async with self._starting:
@@ -177,7 +178,7 @@ class PythonTool(BaseTool):
 
 class Interpreter:
     """An interpreter that has made its imports; programs run in confined forks of it, which are made in advance.
-    `spec` holds preload, optional (whether one of these modules may be missing), memory_mb, cpu_seconds, max_file_mb.
+    `spec` holds preload, optional (whether modules of preload may be missing), memory_mb, cpu_seconds, max_file_mb.
     """
 
     def __init__(self, python: str, spec: dict):
