@@ -136,7 +136,10 @@ def peak_text(*arguments) -> str:
 
 
 def peak_mib(name: str, config: Qwen2Config, group: Group, checkpointing: bool, device: str) -> float:
-    """Return the MiB by which an update's peak memory exceeds the model and its gradients; `name` is the `Side`."""
+    """Return the MiB by which an update's peak memory exceeds the model and its gradients; `name` is the `Side`.
+
+    It measures this process, which should be a fresh one: on a CPU, memory freed earlier would hide a part of the peak.
+    """
     model = make_model(config, device)
     for parameter in model.parameters():
         parameter.grad = torch.zeros_like(parameter)

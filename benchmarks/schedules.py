@@ -137,7 +137,7 @@ def measurement(steps: int, runs: dict[str, list[pd.DataFrame]]) -> list[str]:
 
 
 def gains_of_the_model(workload: Workload, trainer_share: float, steps: int) -> dict[str, float]:
-    """Return schedule -> speed relative to sync, with `ahead` = 1, as the mean of five seeds."""
+    """Return asynchronous schedule -> speed relative to sync, with `ahead` = 1 and mean seconds of five seeds."""
     seconds = {
         schedule: fmean(
             simulate(workload, schedule, 1, trainer_share, steps, seed, skip=SKIPPED_STEPS).seconds for seed in range(5)

@@ -25,9 +25,7 @@ from verl.workers.rollout.engines.local_vllm import VLLMEngine
 
 MODELS = {
     "0.36 M": TinyModelConfig(),
-    "106 M": TinyModelConfig(
-        hidden_size=576, intermediate_size=1536, num_layers=30, num_heads=9, num_kv_heads=3, max_length=512
-    ),
+    "21 M": TinyModelConfig(hidden_size=384, intermediate_size=1024, num_layers=12, num_heads=6, num_kv_heads=6),
 }
 LENGTHS = (4, 12)
 PROMPT, TOKENS = "prompt log-probabilities", "one-token requests"

@@ -142,7 +142,7 @@ def _ordered_metrics(cells: list[Cell]) -> list[tuple[str, str]]:
 
 
 def at_the_last_step(cells: list[Cell]) -> Results:
-    """Return experiment -> data set -> metric -> value, for each data set at the last step at which it was measured.
+    """Return experiment -> data set -> metric -> value, at the last step that measured the data set's accuracy.
 
     The label of an experiment names the step only if it was measured at several steps. The ends of a value's
     confidence interval come from the same log as the value.

@@ -221,8 +221,10 @@ def run(name: str, task: str, method: str, rate: str, seed: int, steps: int, mor
 
 
 def curve_of(metrics: pd.DataFrame) -> pd.DataFrame:
-    """Return a row for each validation, with the columns accuracy, best (verl's best@n), entropy, and the sums until
-    then: steps, tokens, seconds, calls.
+    """Return a row for each validation.
+
+    The columns are accuracy, best (verl's best@n), entropy (the mean of the last five steps), and the sums until then:
+    steps, tokens, seconds, calls.
     """
     (accuracy,) = validation_accuracy(metrics).values()
     (best,) = (name for name in metrics if name.startswith("val-core/") and "/acc/best@" in name and "mean" in name)

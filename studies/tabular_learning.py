@@ -209,7 +209,7 @@ class Updates:
         self.rounds, self.most_rounds = np.zeros(sets, int), most_rounds
 
     def add(self, gradient: np.ndarray, outcomes_differ: np.ndarray) -> np.ndarray:
-        """Store gradients (P, …) of prompts that have none and whose outcomes differ; return their mask (P,)."""
+        """Store gradients (P, …) of prompts that have none and whose outcomes differ; return these prompts' mask."""
         ready = self.waits & outcomes_differ
         self.gradient[ready] = gradient[ready]
         self.waits, self.rounds = self.waits & ~ready, self.rounds + 1

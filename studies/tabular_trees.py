@@ -152,7 +152,7 @@ class Drawing:
         )
 
     def close(self, rows: Rows) -> Rows:
-        """Return the rows. Decisions that are drawn later get new node numbers, so that they are not shared."""
+        """Return the rows. Decisions that are drawn later get other node numbers, and so share no node with them."""
         self._rows_drawn += rows.actions.shape[1]
         return rows
 

@@ -224,7 +224,10 @@ def settings_table(results: Results) -> tuple[list[str], list[list[str]]]:
 
 
 def start_table(results: Results) -> tuple[list[str], list[list[str]]]:
-    """Return header and rows: `start_of` for each condition and method."""
+    """Return header and rows: `start_of` for each method under each condition without wrong verdicts.
+
+    Left out are methods that draw groups again, count only a share of their decisions, or have an inexact value.
+    """
     shown = [m for m in METHODS if m.value in (None, EXACT) and m.counted == 1 and m.rounds == 1]
     rows = []
     for condition in (condition for condition in results if not condition.flipped):

@@ -1,7 +1,7 @@
 """A torch device module for the CPU, with the functions of torch.cuda that verl calls.
 
-It is always available and holds a single device, `cpu`, named after the processor. Allocated device memory is the
-resident set of this process; its limit is the machine's memory.
+It is always available and holds a single device, `cpu`, whose name is the type of the processor, such as x86_64.
+Allocated device memory is the resident set of this process; its limit is the machine's memory.
 """
 
 import platform

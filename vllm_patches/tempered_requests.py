@@ -23,7 +23,10 @@ ENTROPY_FLOOR = 1e-6  # in nats; if one token is certain, the entropy is 0, whic
 
 
 def read_settings(sampling_params) -> tuple[float, ...] | None:
-    """Return the request's settings in the order of SETTINGS; None if its temperature is not adaptive.
+    """Return the request's settings in the order of SETTINGS.
+
+    The result is None if the request has not opted in, and if the settings would change nothing, as temperature_tau or
+    the temperature is 0.
 
     Raises:
         ValueError: a setting is missing, unknown, or out of range.

@@ -128,6 +128,8 @@ def all_questions(world: World, config: SearchTaskConfig) -> tuple[list[Question
 def make_questions(world: World, config: SearchTaskConfig) -> tuple[list[Question], list[Question]]:
     """Return training questions (drawn with repeats) and test questions, half of them naming one person, half two.
 
+    No question is in both. Test questions that name one person repeat if there are too few of them.
+
     Raises:
         ValueError: there are too few questions; the message names the field.
     """

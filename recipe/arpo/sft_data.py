@@ -118,7 +118,7 @@ def _split_results(text: str) -> list[dict]:
 
 
 def check_tokens(messages: list[dict], encoder: DemonstrationEncoder, max_length: int) -> None:
-    """Raise BadRow for messages of more than `max_length` tokens or with special tokens in their text."""
+    """Raise BadRow for messages of more than `max_length` tokens, or with a special token outside a tool's result."""
     for message in messages:
         special = next((token for token in encoder.tokenizer.all_special_tokens if token in message["content"]), None)
         if special and message["role"] != "tool":  # The rollout neutralizes special tokens in a tool's text.

@@ -54,7 +54,7 @@ def gpu_memory() -> int | None:
 
 
 def last_error(log: str) -> str:
-    """Return the last line like `error: …` or `ValueError: …`; if there is none, the last line."""
+    """Return the last line like `error: …` or `ValueError: …` of a log's text; if there is none, its last line."""
     lines = [re.sub(r"\x1b\[[0-9;]*m", "", line).strip() for line in log.splitlines()]
     lines = [line for line in lines if line]
     errors = [line for line in lines if re.search(r"(^|\s)error:|\b\w*(Error|Exception|Died)\b.*:", line)]

@@ -53,7 +53,7 @@ NOT_RUN = {
 }
 # a run script alone: tests/recipe/test_run_scripts_on_cpu.py makes its dry run
 COVERED = re.compile(r"bash recipe/(hapo|latr|hato|arpo|common)/run_\w+\.sh")
-NO_CONFIG = ("setup", "test", "quickstart", "serve", "lock", "check_gpu", "run_compare")
+NO_CONFIG = ("setup", "test", "quickstart", "serve", "lock", "check_gpu", "run_compare", "export")
 
 
 class Block(NamedTuple):
@@ -114,8 +114,9 @@ def copy_repository(folder: Path) -> Path:
     """What commands need of the repository, and the files of the worked examples."""
     for name in ("recipe", "verl", "verl_patches", "vllm_patches", "scripts"):
         shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("README.md", "pyproject.toml", "requirements-cpu.lock"):
-        shutil.copy(ROOT / name, folder)
+    (folder / "docs").mkdir()
+    for name in ("README.md", "pyproject.toml", "requirements-cpu.lock", "docs/metrics.md"):
+        shutil.copy(ROOT / name, folder / name)
     for name, text in FILES.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(text)

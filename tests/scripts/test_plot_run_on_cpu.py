@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import math
+import re
 from pathlib import Path
 
 import matplotlib.image
@@ -185,24 +186,49 @@ def test_draws_runs_side_by_side(tmp_path, capsys):
     assert sorted(path.name for path in first.iterdir()) == ["curves.png", "metrics.jsonl"]
 
 
-def test_missing_metrics_leave_their_panels_without_color(tmp_path):
-    lines = [record(step, actor__entropy=float(step)) for step in range(1, 4)]
-    output = plot_runs({"only entropy": load_metrics(write_run(tmp_path, lines))}, tmp_path / "deep" / "c.png")
-    picture = pixels(output)
+def texts_of(picture: Path) -> set[str]:
+    """Return the texts of an SVG that matplotlib has drawn; it writes each as a comment beside its outline."""
+    return set(re.findall(r"<!-- (.*?) -->", picture.read_text()))
+
+
+TITLES = {"Training reward", "Validation accuracy", "Entropy", "Response length", "Clip fraction", "Time per phase"}
+SFT_TITLES = {"Training loss", "Gradient norm", "Learning rate"}
+
+
+def test_panels_without_data_are_left_out(tmp_path):
+    lines = [record(step, actor__entropy=float(step), actor__pg_clipfrac=None) for step in range(1, 4)]
+    metrics = load_metrics(write_run(tmp_path, lines))
+    shown = texts_of(plot_runs({"only entropy": metrics}, tmp_path / "deep" / "c.svg"))
+    assert shown & (TITLES | SFT_TITLES) == {"Entropy"}
+    assert not any("not recorded" in text for text in shown)
+
+
+def test_a_run_without_a_metric_that_another_has_is_named(tmp_path):
+    whole = load_metrics(write_run(tmp_path / "whole", a_run()))
+    unvalidated = whole.drop(columns="val-core/countdown/acc/mean@8")
+    shown = texts_of(plot_runs({"whole": whole, "unvalidated": unvalidated}, tmp_path / "c.svg"))
+    assert shown & (TITLES | SFT_TITLES) == TITLES
+    assert [text for text in shown if "not recorded" in text] == ["not recorded: unvalidated"]
+    assert "Validation accuracy" not in texts_of(plot_runs({"unvalidated": unvalidated}, tmp_path / "d.svg"))
+
+
+def test_five_panels_leave_the_sixth_place_empty(tmp_path):
+    metrics = load_metrics(write_run(tmp_path, a_run())).drop(columns="val-core/countdown/acc/mean@8")
+    picture = pixels(plot_runs({"run": metrics}, tmp_path / "c.png"))
     height, width, _ = picture.shape
-    colored = np.ptp(picture, axis=2) > 0.3
-    assert colored[: height // 2, 2 * width // 3 :].sum() > 200  # entropy is the third panel
-    assert colored[height // 2 :].sum() == 0
-    assert (picture[height // 2 :] < 0.8).any()  # "not recorded" and the axes are gray
+    place = picture[height // 2 + 20 : height - 60, 2 * width // 3 + 20 :]
+    assert (place == 1).all() and (picture[height // 2 + 20 : height - 60, : width // 3] < 0.5).any()
 
 
 def test_a_supervised_run_gets_its_own_panels(tmp_path):
     lines = [record(step, train__loss=1 / step, train__lr=1e-3) for step in range(1, 4)]
-    picture = pixels(plot_runs({"sft": load_metrics(write_run(tmp_path, lines))}, tmp_path / "c.png"))
-    height, width, _ = picture.shape
-    colored = np.ptp(picture[height // 4 :], axis=2) > 0.3
-    loss, norm, rate = (colored[:, i * width // 3 : (i + 1) * width // 3].sum() for i in range(3))
-    assert loss > 200 and rate > 200 and norm == 0
+    metrics = load_metrics(write_run(tmp_path, lines))
+    shown = texts_of(plot_runs({"sft": metrics}, tmp_path / "c.svg"))
+    assert shown & (TITLES | SFT_TITLES) == {"Training loss", "Learning rate"}
+    picture = pixels(plot_runs({"sft": metrics}, tmp_path / "c.png"))
+    width = picture.shape[1]
+    colored = np.ptp(picture[picture.shape[0] // 4 :], axis=2) > 0.3
+    assert colored[:, : width // 2].sum() > 200 and colored[:, width // 2 :].sum() > 200
 
 
 def test_a_failed_drawing_leaves_the_old_picture(tmp_path, monkeypatch):

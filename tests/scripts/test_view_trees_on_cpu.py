@@ -198,6 +198,20 @@ def test_more_tokens_than_two_bytes_can_count(tmp_path):
     assert data["tree-1-0"]["vocabulary"][struct.unpack("<70000I", raw)[-1]] == [69_999, "<69999>"]
 
 
+def test_the_page_has_the_meaning_of_each_metric_that_is_documented(tmp_path):
+    documented = ["pruning_ratio", "tool_python/failures", "nodes_pruned", "entropy_after_tool"]
+    write_trees(
+        tmp_path, 1, [a_tree(metrics={"mine": 1.0, documented[0]: 1.0}), a_tree(metrics=dict.fromkeys(documented, 1.0))]
+    )
+    _, data = page_of(tmp_path)
+    assert data["index"]["meanings"] == {  # cells of docs/metrics.md
+        "pruning_ratio": "share of the compared branches dropped as too similar to their parent",
+        "tool_python/failures": "calls that failed",
+        "nodes_pruned": "different steps dropped",
+        "entropy_after_tool": "mean entropy of the first tokens after the prompt, and after results, over log V",
+    }
+
+
 def test_a_large_page_is_warned_about(tmp_path, capsys, monkeypatch):
     view_trees = load_script("view_trees")
     monkeypatch.setattr(view_trees, "LARGE_PAGE", 1000)
@@ -309,6 +323,10 @@ def opened(page: Path, address: str, profile: Path) -> str:
         ("step=9&prompt=1", ["0 trajectories, 0 pruned branches", "no trajectory in this tree"]),
         ("step=9&prompt=2", ["&lt;/script&gt;&lt;script&gt;document.title", "\\u{202e}"]),
         ("step=junk&prompt=-4&leaf=99", ["Trajectory #1 #3 of 3"]),
+        (
+            "",
+            ['title="share of the compared branches dropped', '<dt class="">pruning_ratio</dt><dd', "Its width is its"],
+        ),
     ],
 )
 def test_the_page_opens_at_its_address(tmp_path, address, expected):

@@ -69,7 +69,7 @@ def musique_answers(row: dict, names: tuple[str, ...]) -> list[str]:
 def math_question(row: dict, names: tuple[str, ...] = ()) -> str:
     """Return the bare question in `problem`, `question` or `prompt`, without instructions on how to answer.
 
-    These fields are fixed: `names` is not used.
+    A text in the field `context` (OlympiadBench) is put before it. These fields are fixed: `names` is not used.
     """
     question = next((row[key] for key in ("problem", "question", "prompt") if row.get(key)), None)
     if isinstance(question, list):

@@ -322,6 +322,8 @@ async def _collect(plan: Plan, url: str, samples: SampleFile) -> None:
 def evaluate(config: DictConfig) -> list[str]:
     """Run an evaluation on one or more benchmarks, or continue it, and return the lines of its results.
 
+    With DRY_RUN=1 in the environment nothing is started, and the lines describe the checked plans instead.
+
     Raises:
         EvaluationError: the evaluation cannot be made.
     """

@@ -104,6 +104,8 @@ def _cell(value: Any) -> str:
 def tables(log: Path, published: Sequence[str]) -> list[str]:
     """Return the lines of all comparisons (`compare`) of a published row with the log's result on its data set.
 
+    A row without `dataset` is compared with every result in the log.
+
     Raises:
         ValueError: the log has no result, a published row is wrong, or none is about a data set of the log.
     """

@@ -333,7 +333,9 @@ def register_tree(
     smallest: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> Callable[[type], type]:
-    """Register a `BranchPolicy` as `tree=<name>`; the class's attribute `part` becomes the registered `Tree`.
+    """Return a class decorator that registers a `BranchPolicy` as `tree=<name>`.
+
+    The class's attribute `part` becomes the registered `Tree`; with `extends`, it remains that of the older tree.
 
     Args:
         name, about: see `Part`.

@@ -49,7 +49,10 @@ def _cells(row: dict[str, Any], n: int) -> list[str]:
 
 
 def likelihood_table(rows: Rows) -> str:
-    """Return a Markdown table of how well each signal separates right from wrong responses; empty without rows."""
+    """Return a paragraph and a Markdown table that say how well each signal separates right from wrong responses.
+
+    The text is empty without rows.
+    """
     if not rows:
         return ""
     header = ["of the response", *SIGNALS]

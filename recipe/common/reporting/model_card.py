@@ -42,7 +42,11 @@ class CheckpointFacts(NamedTuple):
 
 
 def shared_config(config: DictConfig) -> DictConfig:
-    """Return a copy of a run's config without passwords, keys and the sections about machines and services."""
+    """Return a copy of a run's config without secrets and the sections about machines and services (`NOT_SHARED`).
+
+    A value counts as a secret if the name of its key ends as in `SECRET`, such as `api_key` or `password`; a secret
+    under another name, or within a text, is kept.
+    """
 
     def without_secrets(node: Any) -> Any:
         if isinstance(node, dict):

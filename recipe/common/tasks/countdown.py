@@ -129,7 +129,10 @@ def random_expression(numbers: Sequence[int], operators: str, rng: random.Random
 
 
 def random_problem(config: CountdownConfig, rng: random.Random) -> Problem | None:
-    """Return a problem whose target is the value of a random expression; None if that value is not allowed."""
+    """Return a problem whose target is the value of a random expression.
+
+    The result is None if the expression divides by zero, or if its value is a fraction or no allowed target.
+    """
     count = rng.randint(config.min_numbers, config.max_numbers)
     terms = [_number(rng.randint(config.min_number, config.max_number)) for _ in range(count)]
     numbers = tuple(sorted(int(term.value) for term in terms))

@@ -22,7 +22,10 @@ class Story(NamedTuple):
 
 
 def read_story(parts: dict[str, list]) -> Story:
-    """Return a story of the YAML file. `parts` has the keys `openings`, `changes`, `endings` and `things`."""
+    """Return a story of the YAML file.
+
+    Its parts `openings`, `changes`, `endings` and `things` are removed from `parts`.
+    """
     lines = {name: tuple((text, operation) for text, operation in parts.pop(name)) for name in Story._fields[:3]}
     return Story(**lines, things=tuple(parts.pop("things")))
 

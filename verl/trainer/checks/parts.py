@@ -51,7 +51,8 @@ def part_warnings(config: DictConfig) -> list[str]:
 
 
 def check_tree(config: DictConfig) -> None:
-    """Check the tree's keys, that no other agent loop takes its place, and that the run has what the tree needs."""
+    """Check the tree's keys, that no other agent loop takes its place, and that the run has what the tree needs: a
+    trainer that learns for it, and rewards during the rollout. A run without a tree is not checked."""
     from verl.workers.rollout.tree_builder import policy_class
 
     rollout = config.actor_rollout_ref.rollout

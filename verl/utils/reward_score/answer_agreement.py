@@ -86,6 +86,8 @@ def close(left: Value, right: Value, tolerance: Value | None = None) -> bool:
 def same_formula(left: tuple, right: tuple) -> bool:
     """Return whether two formulas have the same values wherever they are real, and are real at the same points.
 
+    An exact number and its rounded decimal are the same, too, if the decimal has enough digits (see `is_rounded`).
+
     Raises:
         Unreadable: a formula has an operation that cannot be computed.
     """
@@ -252,7 +254,11 @@ def _same_solution(one: tuple, other: tuple, name: str) -> bool:
 
 
 def roots(formula: Callable[[Fraction], Value]) -> list[Value] | None:
-    """Return zero and the real roots of a formula that is quadratic on each side of zero; None for others."""
+    """Return the places where a formula's sign may change: zero, and its real roots.
+
+    The formula must be at most quadratic above zero and at most quadratic below zero, as one with |x| is; the result is
+    None for any other formula.
+    """
     result: list[Value] = [mpf(0)]
     for sign in (1, -1):
         values = [number(formula(Fraction(sign * x))) for x in (1, 2, 3, 5, 7)]

@@ -166,7 +166,10 @@ def _same_ratio(truth: Formula, answer: Formula) -> bool:
 
 
 def with_unit(text: str, other: str) -> str:
-    """Return a number with a letter behind it as one with a unit, if the other text has the same letter upright."""
+    r"""Return `5 m` as `5\text{ m}`, a number with a unit, if the other text ends in the same letters set upright.
+
+    Otherwise the letters may be factors, and the text is returned as it is.
+    """
     letters = re.fullmatch(rf"(.*\d)\s*({'|'.join(UNIT_SYMBOLS)})", text.strip())
     if letters and re.search(rf"\\(?:text|mathrm)\s*\{{[\s~]*{letters[2]}\s*\}}\s*$", other):
         return rf"{letters[1]}\text{{ {letters[2]}}}"

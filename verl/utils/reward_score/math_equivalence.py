@@ -49,7 +49,10 @@ class Comparer:
             raise RuntimeError("math-verify does not start (see the error above): pip install math-verify")
 
     def compare(self, truth: str, answer: str, seconds: float) -> bool | None:
-        """Return the verdict; None, after which the process must not be used again, if `seconds` are over."""
+        """Return the verdict; None if `seconds` are over or the process has ended.
+
+        After None, the process must not be used again.
+        """
         try:
             self._socket.sendall(json.dumps([truth, answer, seconds]).encode() + b"\n")
         except OSError:

@@ -17,7 +17,9 @@ _ALL_OR_NOTHING = frozenset(("yes", "no", "noanswer"))
 
 
 def normalize(answer: str) -> str:
-    """Return the text for comparing answers. An answer that would become empty (A, +) only loses extra white space.
+    """Return the text for comparing answers, as the module says.
+
+    An answer that would become empty (A, +) keeps its articles and punctuation.
 
     >>> normalize("The  U.S. Army, an army"), normalize("A"), normalize(" + ")
     ('us army army', 'a', '+')

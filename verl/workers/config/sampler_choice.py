@@ -89,7 +89,10 @@ def choose_seeds(config: DictConfig, model: dict | None) -> None:
 
 
 def describe_sampler(config: DictConfig) -> str:
-    """Return a sentence on how vLLM samples training rollouts; `choose_sampler` must have completed the config."""
+    """Return a phrase for the user: the temperature of training rollouts, and whether each request has its own seed.
+
+    For an adaptive temperature it also names vLLM's runner. Call `choose_sampler` and `choose_seeds` first.
+    """
     rollout = config.actor_rollout_ref.rollout
     seeds = ", a seed for each request" if OmegaConf.select(config, SEEDS) else ", no seeds"
     if not rollout.get("adaptive_temperature"):

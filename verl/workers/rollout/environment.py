@@ -107,7 +107,8 @@ class Tools(Environment):
         return self.protocol.result_ids(call.text, min(self.max_result_tokens, max_tokens)), info
 
     def metrics(self, calls: Sequence[dict]) -> dict[str, float]:
-        """Return the numbers of calls and failures; by tool also faults, retries, restarts, cache hits, seconds."""
+        """Return the numbers of calls and failures; for each tool also the numbers of its own faults, malformed calls,
+        retries, restarts and cache hits, and the mean seconds of a call."""
         metrics: dict[str, float] = {"tool_calls": len(calls), "tool_failures": sum(not call["ok"] for call in calls)}
         for tool in sorted({call["tool"] for call in calls}):
             own_calls = [call for call in calls if call["tool"] == tool]

@@ -23,7 +23,8 @@ class PromptSettings:
     tree: Mapping[str, Any] = field(default_factory=dict)
 
     def merged(self, other: "PromptSettings") -> "PromptSettings":
-        """Return the union of both settings; where both are set, `other` wins."""
+        """Return both settings as one: `occurrence` and `sampler` are `other`'s if it sets them; `tree` has the keys of
+        both, with `other`'s value where they share a key."""
         return PromptSettings(
             other.occurrence or self.occurrence, other.sampler or self.sampler, {**self.tree, **other.tree}
         )

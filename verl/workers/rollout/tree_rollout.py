@@ -152,7 +152,11 @@ class TreeRollout:
         return random.Random(f"{seed} {task.step} {row}{f' {again}' if again else ''}").getrandbits(31)
 
     def response_tokens(self, prompt_tokens: int) -> int:
-        """Return the largest number of tokens of a response, which upstream's server computes in the same way."""
+        """Return the largest number of tokens of a response, which upstream's server computes in the same way.
+
+        Raises:
+            ValueError: the prompt leaves no token for a response.
+        """
         rollout = self.config.actor_rollout_ref.rollout
         context = rollout.get("max_model_len") or rollout.prompt_length + rollout.response_length
         tokens = min(rollout.response_length, context - prompt_tokens)

@@ -65,7 +65,7 @@ class MetaEpisode:
         self._hook = optimizer.register_step_pre_hook(self._instead_of_a_step) if method == "maml" else None
 
     def parameters(self) -> Iterator[torch.Tensor]:
-        """Yield the trainable parameters, in the optimizer's order."""
+        """Yield the optimizer's parameters that require a gradient, in the order of its groups."""
         return (p for group in self.optimizer.param_groups for p in group["params"] if p.requires_grad)
 
     def query(self) -> None:

@@ -56,7 +56,11 @@ class GiGPOKeys:
 
 
 def turns_of(mask: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return each turn's row, first column and end column (exclusive), by row; the mask (B, T) is 0 or 1."""
+    """Return each turn's row, first column and end column (exclusive), by row.
+
+    Args:
+        mask: (B, T) signed integers, 1 at the model's tokens, else 0; differences of booleans would have no sign.
+    """
     edges = np.diff(np.pad(mask, ((0, 0), (1, 1))), axis=1)
     rows, starts = np.nonzero(edges == 1)
     return rows, starts, np.nonzero(edges == -1)[1]

@@ -93,7 +93,10 @@ class TrieBatch:
         return logits / self.temperature.clamp(min=1e-8)[:, None].to(logits.dtype)
 
     def node_log_probs(self, logits: torch.Tensor) -> torch.Tensor:
-        """Return (N,), log p of each node's token under its parent's scaled logits; 0 at roots."""
+        """Return (N,), log p of each node's token under its parent's row of `logits` (N, V); 0 at roots.
+
+        Apply `scale` to the logits before.
+        """
         chosen = _ChosenLogProbs.apply(logits, self._parents, self._tokens)
         return chosen.new_zeros(len(self.trie)).index_copy(0, self._inner, chosen)
 

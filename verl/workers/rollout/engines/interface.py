@@ -31,7 +31,10 @@ class Generation:
     entropies: list[float] | None = None
 
     def first(self, n: int) -> "Generation":
-        """Return the first n tokens, as if the generation had ended there."""
+        """Return a generation of the first n tokens with their numbers, or this one if it has no more than n tokens.
+
+        A shorter one is not `stopped`. Its `versions` are not cut: they still tell of the tokens after the first n.
+        """
         if n >= len(self.token_ids):
             return self
         parts = {name: getattr(self, name) for name in ("top_logprobs", "entropies")}

@@ -52,7 +52,10 @@ class BaseTool(ABC):
 
     @classmethod
     def tags(cls, **params) -> list[str]:
-        """Return the tags of the tool that the constructor makes with these arguments."""
+        """Return the tags of the tool that the constructor makes with these arguments.
+
+        If only a made tool knows its tag, an override makes one, which takes as long as the constructor.
+        """
         return [cls.trigger_tag]
 
     @classmethod

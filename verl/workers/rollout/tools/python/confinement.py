@@ -146,7 +146,7 @@ def call(name, *args):
 
 
 def status_of(pid, field):
-    """Return a field of /proc/PID/status."""
+    """Return the text of a field, such as Threads, in /proc/PID/status."""
     with open(f"/proc/{pid}/status", errors="replace") as lines:
         return next(line.split(":")[1].strip() for line in lines if line.startswith(field + ":"))
 
@@ -157,7 +157,11 @@ def _rule(path, access):
 
 
 def numbers(table, column):
-    """Return the numbers of a table's system calls (name -> number); column 1 is for x86_64, 2 for aarch64."""
+    """Return a dict from the name of each system call in a table to its number on a processor.
+
+    A `table` is a text like `_ALLOWED`. Its column 1 has the numbers for x86_64, and column 2 those for aarch64; -1
+    stands for a call that the processor lacks, which is left out.
+    """
     return {row[0]: int(row[column]) for row in map(str.split, table.split(",")) if row[column] != "-1"}
 
 

@@ -151,8 +151,8 @@ class MemoryConfig:
     """Size limits of the memories that grow over a run.
 
     Args:
-        value_buffer_size: number of most recent steps that the value model remembers. One training step adds at most a
-            quarter of it, drawn at random.
+        value_buffer_size: number of most recent steps that the value model remembers; with the method `bootstrap` at
+            most 1024. One training step adds at most a quarter of them, drawn at random.
         reference_prompts: number of prompts whose paths of the first visit are kept for the novelty metric.
         reference_paths: number of paths kept per prompt.
         problems: number of latest problems whose share of sibling groups that varied is kept (for nodes_per_tree).

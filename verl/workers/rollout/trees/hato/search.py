@@ -163,6 +163,8 @@ class Bounds:
     def grant(self, depth: int, children: int, to_the_end: bool) -> tuple[int, bool]:
         """Return the number of children a node gets, at least 1, and whether they must run to the final answer.
 
+        The children use up places, so that the next call has fewer to give.
+
         Args:
             depth: depth of the node.
             children: number of children that the node would get without bounds.

@@ -48,14 +48,15 @@ def pack(state: dict) -> bytes:
 
 
 def unpack(packed: bytes) -> dict:
+    """Return the state of a value model from the bytes that `pack` made of it."""
     return torch.load(io.BytesIO(packed), weights_only=True)
 
 
 class ValueModel(ABC):
     """A memory of steps and their outcomes, and an estimate computed from it.
 
-    The last `memory_size` steps are kept, each with one Poisson(1) weight for each of the `resamplings` estimates: the
-    online bootstrap (Oza & Russell, 2001).
+    The last `memory_size` steps are kept. Each step has a weight in each of the `resamplings` of the memory, drawn from
+    Poisson(1): the online bootstrap (Oza & Russell, 2001). With one resampling, all weights are 1.
     """
 
     def __init__(self, n_features: int, seed: int, memory_size: int, resamplings: int):
@@ -157,8 +158,9 @@ class NetworkValueModel(ValueModel):
 class BootstrapValueModel(ValueModel):
     """The value model of kind `bootstrap`: kernel-weighted means of remembered outcomes, per resampling of the memory.
 
-    Each resampling also has one artificial outcome of its own that is close to every step: the resamplings disagree
-    where few similar steps are remembered, and agree where many are.
+    Each resampling also has an artificial outcome, which counts like a remembered step equal to the one that is
+    estimated. These outcomes are spread around the mean outcome, not drawn at random: they keep the resamplings apart
+    where few similar steps are remembered, and hardly matter where many are.
     """
 
     def __init__(self, n_features: int, seed: int, memory_size: int, resamplings: int):

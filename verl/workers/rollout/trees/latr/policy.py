@@ -30,6 +30,7 @@ from verl.workers.rollout.trees.latr.schedule import TIGHTENED_STEPS, mix_ratio,
 
 @cache
 def english_stop_words() -> frozenset[str]:
+    """Return the English stop words of the package stop-words that consist of letters alone, in lower case."""
     return frozenset(word for word in get_stop_words("en") if word.isalpha())
 
 

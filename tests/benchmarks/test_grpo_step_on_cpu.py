@@ -1,0 +1,69 @@
+"""benchmarks/grpo_step.py compares runs that do the same work, and its ratio is that of hand-computed pairs."""
+
+import math
+
+import pytest
+from hydra import compose, initialize_config_dir
+from omegaconf import DictConfig
+
+from benchmarks.grpo_step import SAME, UPSTREAM, ratio_of
+from tests.configs import RECIPES, composed
+from tests.configs import UPSTREAM as UPSTREAM_CONFIGS
+from verl.utils.parts import load_choices
+
+# keys that the benchmark sets at the start of our side, as recipe/common/run_explore.sh does
+SET_BY_SCRIPT = {
+    "actor_rollout_ref.actor.fsdp_config.seed",
+    "actor_rollout_ref.model.path",
+    "actor_rollout_ref.rollout.seed",
+    "data.seed",
+    "data.train_files",
+    "data.val_files",
+    "trainer.default_local_dir",
+    "trainer.experiment_name",
+    "trainer.project_name",
+}
+# keys of the compared trainers and of the reward manager, which also reports lengths on our side
+COMPARED = {
+    "actor_rollout_ref.actor._target_",
+    "actor_rollout_ref.ref._target_",
+    "actor_rollout_ref.rollout._target_",
+    "algorithm._target_",
+    "reward.reward_manager.module.path",
+    "reward.reward_manager.name",
+    "reward.reward_manager.source",
+    "trainer.checkpoint_callback_class",
+    "trainer.max_actor_ckpt_to_keep",
+    "trainer.v1.trainer_mode",
+}
+
+
+def leaves(config: DictConfig, prefix: str = "") -> dict:
+    values = {}
+    for key in config:
+        value = config._get_node(key)
+        values |= leaves(value, f"{prefix}{key}.") if isinstance(value, DictConfig) else {f"{prefix}{key}": value}
+    return values
+
+
+def test_both_sides_have_the_same_values_where_both_have_a_key():
+    load_choices()
+    with initialize_config_dir(str(UPSTREAM_CONFIGS), version_base=None):
+        search = f"hydra.searchpath=[file://{RECIPES}/common/config]"
+        upstream = leaves(compose("ppo_trainer", [search, *UPSTREAM[1:], *SAME]))
+    ours = leaves(composed("explore", "hardware=cpu", "update=tree", *SAME))
+    different = {key for key in upstream.keys() & ours.keys() if str(upstream[key]) != str(ours[key])}
+    assert different - SET_BY_SCRIPT == COMPARED
+    assert str(upstream["trainer.v1.trainer_mode"]) == "sync"
+    assert "actor_rollout_ref.rollout.agent.agent_loop_manager_class" not in upstream
+    for key, value in {"data.train_batch_size": "16", "actor_rollout_ref.rollout.n": "8"}.items():
+        assert str(upstream[key]) == str(ours[key]) == value
+
+
+def test_the_ratio_is_the_geometric_mean_of_the_pairs():
+    # logs of the ratios 2 and 8: mean log 4; deviation log 4 / sqrt 2, so that half is 12.706 * log 4 / 2
+    half = 12.706 * math.log(4) / 2
+    assert ratio_of([2.0, 8.0], [1.0, 1.0]) == f"4.00 ({4 / math.exp(half):.2f} to {4 * math.exp(half):.2f})"
+    assert ratio_of([3.0, 3.0], [2.0, 2.0]) == "1.50 (1.50 to 1.50)"
+    with pytest.raises(ValueError):
+        ratio_of([1.0], [1.0, 2.0])
