@@ -17,13 +17,12 @@ from vllm import SamplingParams
 from vllm.v1.sample.logits_processor import BatchUpdate
 
 from tests.fresh import python_for, python_of
-from tests.packages import GPU_VLLM, unpacked
+from tests.packages import GPU_VLLM, TRITON, unpacked
 from verl.workers.rollout.adaptive_temperature import AdaptiveTemperature
 
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).resolve().parents[2]
-TRITON = "triton==3.7.1"  # torch 2.13's
 VOCABULARY = 9000  # three of the kernel's blocks, the last of which is not full
 SETTINGS = {"temperature_tau": 0.5, "median": -0.5, "std": 0.8, "scale_pos": 0.9, "scale_neg": 0.4}
 DICE = [2.0, 1.0, 0.5, 0.0, -1.0, -math.inf]
