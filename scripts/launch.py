@@ -27,6 +27,15 @@ import fork_server  # noqa: E402
 
 PR_SET_CHILD_SUBREAPER = 36
 LAST_LINES = 15
+# Beginning of the names of the metrics that verl/trainer/host_memory.py logs.
+HOST_MEMORY = "perf/host_memory_gb/"
+# The last line of a traceback in another process, as Ray prints it; vLLM puts its own head before each line.
+RAISED = re.compile(
+    r"\((\w+) pid=(\d+)[^)]*\) (?:ERROR \S+ \S+ \[\S+\] )?([\w.]*(?:Error|Exception|Exit|Interrupt)\b.*)"
+)
+# Exceptions that only follow from another process's exception or death, and the text about such a death.
+FOLLOWS = re.compile(r"EngineDead|EngineGenerate|RayTask|RayActor|ActorDied|ActorUnavailable|WorkerCrashed|Cancelled")
+DIED = "died, often because memory ran out"
 ENDINGS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -35,7 +44,7 @@ class Interrupted(BaseException):
 
 
 def ignore_endings() -> None:
-    """Ignore further signals, so that none interrupts the clean-up of the run's processes and the final messages."""
+    """Ignore SIGINT, SIGTERM and SIGHUP from now on, so that none interrupts the clean-up and the final messages."""
     for ending in ENDINGS:
         signal.signal(ending, signal.SIG_IGN)
 
@@ -53,7 +62,7 @@ def adopt_orphans() -> None:
 
 
 def keep_earlier_metrics(run_dir: Path) -> None:
-    """Rename the metrics file of an earlier attempt, since verl's file logger empties its file."""
+    """Rename an earlier attempt's metrics.jsonl to metrics.001.jsonl and so on; verl's file logger would empty it."""
     metrics = run_dir / "metrics.jsonl"
     if metrics.exists() and metrics.stat().st_size:
         attempt = len(list(run_dir.glob("metrics.*.jsonl"))) + 1
@@ -61,7 +70,7 @@ def keep_earlier_metrics(run_dir: Path) -> None:
 
 
 def steps_announced(log: Path) -> int | None:
-    """Return the number of steps that upstream's trainers print before the first one; None if the log lacks it."""
+    """Return the run's total number of steps, which the trainer prints at the start; None if it is not in the log."""
     announced = re.findall(r"[Tt]otal training steps: (\d+)", log.read_text(errors="replace")) if log.exists() else []
     return int(announced[-1]) if announced else None
 
@@ -74,6 +83,7 @@ class Progress:
         self.bar: tqdm | None = None  # created at the first entry, so that its rate leaves out the start-up
         self.shown: dict[str, str] = {}
         self.skipped = 0
+        self.host_memory: dict[str, float] = {}  # peak in GB by kind of process
 
     def update(self) -> None:
         if not self.metrics.exists():
@@ -96,6 +106,8 @@ class Progress:
             self.skipped += int(skipped)
             self.shown["skipped updates"] = str(self.skipped)
         for key, value in data.items():
+            if key.startswith(HOST_MEMORY):
+                self.host_memory[key.removeprefix(HOST_MEMORY)] = value
             if re.fullmatch(r"val-core/.*/acc/mean@\d+", key):
                 self.shown["val acc"] = f"{value:.3f}"
         if self.bar is None:
@@ -110,9 +122,15 @@ class Progress:
         if self.bar is not None:
             self.bar.close()
 
+    def print_host_memory(self) -> None:
+        """Print the peak host memory in GB of each kind of process, the largest first."""
+        if peaks := sorted(self.host_memory.items(), key=lambda peak: -peak[1]):
+            text = ", ".join(f"{kind} {size:.1f}" for kind, size in peaks)
+            print(f"Peak host memory in GB by kind of process: {text}", file=sys.stderr)
+
 
 def end_descendants(grace_seconds: float = 5.0) -> int:
-    """End all descendants of this process by SIGTERM, then SIGKILL. Return the number of descendants."""
+    """Send SIGTERM to all descendants of this process, and SIGKILL after the grace time. Return their number."""
     descendants = psutil.Process().children(recursive=True)
     for process in descendants:
         with contextlib.suppress(psutil.NoSuchProcess):
@@ -146,7 +164,9 @@ def wait(run: subprocess.Popen, progress: Progress) -> int:
 
 
 def report_failure(run_dir: Path, start: int, pid: int, code: int) -> None:
-    """Print why the run ended: its own `error:` lines or `RunError`, else its exceptions, else the end of the log.
+    """Print why the run ended: its `error:` lines and `RunError`s, else its last exceptions, else the log's last lines.
+
+    Above these it prints the exception of another process that caused them, if there is one (see `first_cause`).
 
     Args:
         start: length of the log, in bytes, before this run began.
@@ -166,19 +186,33 @@ def report_failure(run_dir: Path, start: int, pid: int, code: int) -> None:
     for match in filter(None, (re.search(r"\bRunError: (.*)", line) for line in plain)):
         if not any(match[1] in error for error in errors):  # the driver's watch may also have printed it
             errors.append(f"error: {match[1]}")
-    if "EngineDeadError" in " ".join(errors):
-        errors += engine_errors(plain)[:1]
-    for line in errors or causes[-3:] or plain[-LAST_LINES:]:
+    lines = first_cause(errors, plain) + (errors or causes[-3:])
+    for line in lines or plain[-LAST_LINES:]:
         print(f"  {line[:800]}", file=sys.stderr)
     print(f"Whole log: {run_dir / 'train.log'}", file=sys.stderr)
     if not any(re.search("would fail again|same command resumes|nothing is left", line) for line in errors):
         print("The same command resumes from the last complete checkpoint.", file=sys.stderr)
 
 
-def engine_errors(log: list[str]) -> list[str]:
-    """Return the errors that vLLM's engine raised before it died; the failed requests that follow do not name them."""
-    raised = [re.search(r"\(EngineCore pid=\d+\) ERROR.*\] ([\w.]*(?:Error|Exception)\b.*)", line) for line in log]
-    return [f"error: vLLM's engine raised {match[1]}" for match in raised if match]
+def first_cause(errors: list[str], log: list[str]) -> list[str]:
+    """Return a line with the exception that caused the errors, raised in a process that Ray or vLLM started.
+
+    The list is empty if no error says that a process died or that a call to one failed, or if the log has no exception
+    of that process.
+
+    Args:
+        errors: the run's own `error:` lines. If there are none, the first exception of any process is the cause.
+        log: lines without colors.
+    """
+    text = " ".join(errors)
+    if errors and DIED not in text and not FOLLOWS.search(text):
+        return []
+    raised = [match.groups() for line in log if (match := RAISED.search(line)) and not FOLLOWS.search(match[3])]
+    if "Engine" in text:
+        raised = [error for error in raised if error[0].startswith("EngineCore")]
+    elif errors:
+        raised = [error for error in raised if f"process {error[1]} on" in text]
+    return [f"error: {name} (process {pid}) raised {error}" for name, pid, error in raised[:1]]
 
 
 def draw_curves(run_dir: Path) -> Path | None:
@@ -212,13 +246,15 @@ def main(arguments: list[str]) -> int:
         start = log.tell()
         output = None if verbose else log
         try:
-            environment = dict(os.environ)
+            # The trainer finds the run's processes below this one; see verl/trainer/host_memory.py.
+            environment = os.environ | {"VERL_LAUNCHER": str(os.getpid())}
             if environment.get("VERL_PLATFORM") == "cpu" and command[0] == "python":
                 environment |= fork_server.start(log)[0]
                 command[0] = str(fork_server.CLIENT)
             with_launcher = partial(fork_server.end_with_parent, signal.SIGTERM)
+            progress = Progress(run_dir / "metrics.jsonl", steps)
             run = subprocess.Popen(command, stdout=output, stderr=output, env=environment, preexec_fn=with_launcher)
-            code = wait(run, Progress(run_dir / "metrics.jsonl", steps))
+            code = wait(run, progress)
         except Interrupted as interrupted:
             (number,) = interrupted.args
             end_descendants()
@@ -230,6 +266,7 @@ def main(arguments: list[str]) -> int:
         finally:
             ignore_endings()
             end_descendants()
+    progress.print_host_memory()
     if code:
         report_failure(run_dir, start, run.pid, code)
         return code if code > 0 else 128 - code

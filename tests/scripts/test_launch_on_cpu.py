@@ -121,16 +121,14 @@ raise SystemExit(1)
     assert "SomeLaterError" not in errors and "The same command resumes" in errors
 
 
-def test_what_an_engine_raised_before_it_died_is_printed(tmp_path):
-    code = """
-print("(vLLMHttpServer pid=7) (EngineCore pid=9) ERROR 11-26 13:17:00 [core.py:1609] Traceback (most recent call):")
-print("(vLLMHttpServer pid=7) (EngineCore pid=9) ERROR 11-26 13:17:00 [core.py:1609] ValueError: out of blocks")
-print("(vLLMHttpServer pid=7) (EngineCore pid=9) ERROR 11-26 13:17:00 [core.py:1609] RuntimeError: a later one")
-print("verl.utils.fault_reports.RunError: step 2: all 4 prompt groups failed; the first: EngineDeadError: see above")
-raise SystemExit(1)
-"""
+@pytest.mark.parametrize("log", sorted((Path(__file__).parent / "logs").glob("*.log")), ids=lambda log: log.stem)
+def test_the_cause_comes_first_in_the_logs_of_real_runs(tmp_path, log):
+    """A file begins with the beginning of the expected line, and continues with lines of a real train.log."""
+    expected, _, excerpt = log.read_text().partition("\n")
+    code = f"print({excerpt!r}, end=''); raise SystemExit(1)"
     _, errors = launch(tmp_path, code).communicate(timeout=30)
-    assert "error: vLLM's engine raised ValueError: out of blocks" in errors and "a later one" not in errors
+    first, _ = errors.split("The run failed with exit code 1.\n")[1].split("\n", 1)
+    assert first.strip().startswith(expected)
 
 
 def test_a_checkpoint_that_cannot_be_loaded_is_not_said_to_resume(tmp_path):

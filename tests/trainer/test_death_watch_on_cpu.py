@@ -1,6 +1,7 @@
 """Deaths that the driver must notice, on a Ray of each test's own, and ends that it must not take for deaths."""
 
 import os
+import re
 import signal
 import subprocess
 import time
@@ -12,6 +13,7 @@ import ray
 from tests.forked import as_in_a_run, ray_of_forks
 from verl.trainer import death_watch
 from verl.trainer.death_watch import DeathWatch, lost_actors
+from verl.utils.fault_reports import cause_of
 
 pytestmark = pytest.mark.slow
 
@@ -22,6 +24,11 @@ class Member:
 
     def pid(self) -> int:
         return os.getpid()
+
+    def fail(self, first: "Member | None" = None) -> None:
+        if first is None:
+            raise KeyError("answer")
+        ray.get(first.fail.remote())
 
     def leave(self) -> None:
         ray.actor.exit_actor()
@@ -55,6 +62,16 @@ def test_actors_that_died_are_named_and_those_that_were_ended_are_not(cluster):
     assert len(lost_actors()) == 1
 
 
+def test_the_cause_of_a_failure_ends_with_the_process_in_which_it_was_raised(cluster):
+    outer, inner = Member.remote(), Member.remote()
+    pid, node = ray.get(inner.pid.remote()), ray.util.get_node_ip_address()
+    for call in (inner.fail.remote(), outer.fail.remote(inner)):
+        with pytest.raises(KeyError) as raised:
+            ray.get(call)
+        assert cause_of(raised.value) == f"KeyError: 'answer' (raised in Member, process {pid} on {node})"
+    assert cause_of(ValueError("a\n  b")) == "ValueError: a b"
+
+
 DRIVER = """
 import os, signal, sys, time
 import ray
@@ -77,6 +94,8 @@ class Runner:
 victim, seconds = sys.argv[3:]
 if victim == "Runner":
     ray.get(Runner.remote().run.remote())
+elif victim == "Runner, by Ray":
+    ray.get(Runner.remote().wait.remote())
 elif victim:
     runner = Runner.remote()
     ray.get(runner.ready.remote())
@@ -116,6 +135,15 @@ def test_a_driver_that_ends_by_itself_still_says_who_died():
     done = drive(100, "Runner", 60, end_seconds=90)
     assert done.returncode == 1 and "ActorDiedError" in done.stderr
     assert errors(done)[0].startswith("error: Runner (process ")
+
+
+def test_an_actor_that_ray_killed_for_its_memory_is_named_as_such(monkeypatch):
+    """Ray's limit is one percent of the memory, which any run exceeds."""
+    monkeypatch.setenv("RAY_memory_usage_threshold", "0.01")
+    done = drive(0.2, "Runner, by Ray", 60, end_seconds=90)
+    assert done.returncode == 1 and "OutOfMemoryError" in done.stderr
+    message = r"error: Runner \(process \d+ on .*\) was killed by Ray, because the memory of its node ran out \("
+    assert re.match(message + r"[\d.]+GB used / [\d.]+GB limit\)", errors(done)[0])
 
 
 def test_a_run_that_ends_well_says_nothing():

@@ -64,7 +64,7 @@ class DeathWatch(threading.Thread):
             os._exit(4)
 
     def end(self) -> None:
-        """Look for the last time."""
+        """Look for the last time, at the driver's exit, and stop the thread's looks."""
         if not self.ending.is_set():
             self.look()
             self.ending.set()

@@ -1,5 +1,7 @@
 """Tells a run's driver of a fault that ends the run, from any process of the run's Ray job."""
 
+import re
+
 import ray
 from ray.experimental import internal_kv
 
@@ -28,8 +30,12 @@ def reported_faults() -> list[str]:
 def cause_of(error: BaseException, characters: int = 500) -> str:
     """Return `Type: message` of an exception as one line of at most `characters` characters.
 
-    If Ray wraps the exception of a worker, the line is about the original one.
+    If Ray wraps the exception of a worker, the line is about the original one, and the worker's process follows.
     """
+    raised_in = ""
     while isinstance(inner := getattr(error, "cause", None), BaseException):
+        # Ray's text has a head for each process through which the exception has passed, the first of them last.
+        if heads := re.findall(r"ray::(\w+).*?\(pid=(\d+), ip=([^,)]+)", str(error)):
+            raised_in = " (raised in {}, process {} on {})".format(*heads[-1])
         error = inner
-    return " ".join(f"{type(error).__name__}: {error}".split())[:characters]
+    return " ".join(f"{type(error).__name__}: {error}".split())[:characters] + raised_in

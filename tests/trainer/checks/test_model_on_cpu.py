@@ -3,16 +3,13 @@
 import json
 
 import pytest
-import torch
 from omegaconf import OmegaConf
-from safetensors.torch import save_file
 
 from verl.trainer.checks.model import (
     check_attention,
     check_context,
     check_fused_kernels,
     check_prefix_tree,
-    check_weight_bucket,
     fill_max_model_len,
     model_json,
 )
@@ -92,34 +89,6 @@ def test_fused_kernels_need_tied_embeddings_under_fsdp2():
         check_fused_kernels(run_config(**fused, **{"actor.strategy": "fsdp"}), model)
         check_fused_kernels(run_config(), model)
     check_fused_kernels(run_config(**fused), {"tie_word_embeddings": True})
-
-
-def test_tied_weights_need_one_bucket_on_cpu(tmp_path):
-    """vLLM 0.30 raises "was skipped because it is tied to" for the bucket that has the head alone.
-
-    The file has 1 MB of embeddings and 1 MB of others in bfloat16; sent are 2 MB of embeddings, as many of the head,
-    and 2 MB of others in float32.
-    """
-    (tmp_path / "config.json").touch()
-    names = ("model.embed_tokens.weight", "model.layers.0.mlp.up_proj.weight")
-    weights = {name: torch.zeros(512, 1024, dtype=torch.bfloat16) for name in names}
-    save_file(weights, tmp_path / "model.safetensors")
-    bucket = "rollout.checkpoint_engine.update_weights_bucket_megabytes"
-    small = run_config(**{"model.path": str(tmp_path), bucket: 5})
-    tied = {"tie_word_embeddings": True}
-    check_weight_bucket(small, tied)  # on GPUs
-    small.trainer.device = "cpu"
-    check_weight_bucket(small, {"tie_word_embeddings": False})
-    check_weight_bucket(small, None)
-    with pytest.raises(ValueError, match=f"{bucket}=5 with a model of 6 MB"):
-        check_weight_bucket(small, tied)
-    small.actor_rollout_ref.rollout.checkpoint_engine.update_weights_bucket_megabytes = 6
-    check_weight_bucket(small, tied)
-    small.actor_rollout_ref.rollout.checkpoint_engine.update_weights_bucket_megabytes = 3
-    small.actor_rollout_ref.actor.fsdp_config.model_dtype = "bf16"
-    check_weight_bucket(small, tied)
-    save_file(weights | {"lm_head.weight": weights[names[0]].clone()}, tmp_path / "model.safetensors")
-    check_weight_bucket(small, tied)  # a head that is saved is not counted twice
 
 
 def test_a_models_config_is_read_where_it_is_known(tmp_path, monkeypatch):

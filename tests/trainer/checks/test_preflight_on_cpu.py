@@ -35,6 +35,7 @@ NAMED = {
     "data.train_batch_size=1000": "data.train_batch_size=1000",
     "data.filter_overlong_prompts=false": "data.truncation=error has no effect with data.filter_overlong_prompts=false",
     "trainer.experiment_name=null": "trainer.experiment_name",
+    "trainer.logger=[console,mlflow]": "trainer.logger=mlflow: the package mlflow is not installed",
     "algorithm.adv_estimator=tree_gain": "algorithm.adv_estimator=tree_gain reads segment_ids, which trainer.v1",
     "actor_rollout_ref.actor.ulysses_sequence_parallel_size=2": "attn_implementation=sdpa",
     "actor_rollout_ref.rollout.max_model_len=20": "actor_rollout_ref.rollout.max_model_len=20",

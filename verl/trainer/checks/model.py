@@ -49,6 +49,9 @@ def fill_max_model_len(config: DictConfig) -> None:
     """Set `max_model_len` to the length of a prompt and a response if it is null.
 
     For upstream null means the length in the model's config, at which the server cuts every response without a message.
+
+    Raises:
+        ValueError: `max_model_len` is set, and is shorter than a prompt and a response.
     """
     rollout = config.actor_rollout_ref.rollout
     needed = rollout.prompt_length + rollout.response_length
@@ -132,7 +135,10 @@ def check_prefix_tree(config: DictConfig, model: dict | None) -> None:
 
 
 def check_fused_kernels(config: DictConfig, model: dict | None) -> None:
-    """Check that fused kernels can read the head's weight: FSDP2 shards it unless it is tied to the embeddings."""
+    """Check that a run with FSDP2 uses fused kernels only if the model's head is known to be tied to the embeddings.
+
+    The kernels read the head's weight, and FSDP2 shards an untied head. Other strategies are not checked.
+    """
     fsdp2 = config.actor_rollout_ref.actor.strategy == "fsdp2"
     tied = (model or {}).get("tie_word_embeddings", False)
     if config.actor_rollout_ref.model.use_fused_kernels and fsdp2 and not tied:

@@ -32,7 +32,10 @@ from verl_patches.plugin import activate_cpu
 
 
 def check_run(config: DictConfig) -> None:
-    """Run all checks on a settled config, in the order in which a user would fix the problems."""
+    """Run all checks on a settled config, in the order in which a user would fix the problems.
+
+    Before them it activates the CPU platform, if the config asks for it.
+    """
     if config_asks_for_cpu(config):
         activate_cpu()
     check_model_path("actor_rollout_ref.model.path", config.actor_rollout_ref.model.path)
