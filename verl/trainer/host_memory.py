@@ -119,10 +119,11 @@ class HostMemoryWatch(threading.Thread):
         self.peaks: dict[str, float] = {}
         self.used_share = 0.0
         self.warned = False
+        self.ended = threading.Event()
 
     def run(self) -> None:
-        ended, looks = threading.Event(), 0
-        while not ended.wait(LOOK_SECONDS):
+        looks = 0
+        while not self.ended.wait(LOOK_SECONDS):
             self.look()
             if looks % (MEASURE_SECONDS // LOOK_SECONDS) == 0:
                 self.measure()

@@ -97,7 +97,6 @@ class WatchedRun:
         self._remember_prompt_states()
         if seconds:
             self.watch.start()
-        self.host_memory.start()
 
     def _in_phase(self, phase: str, method: Callable) -> Callable:
         at_least = START_SECONDS if phase == SET_UP else 0.0
@@ -249,6 +248,7 @@ class WatchedRun:
     # ---- updates ----
 
     def _setup(self):
+        self.host_memory.start()
         super()._setup()
         self._count_updates_of("actor", self.actor_rollout_wg, "update_actor")
         if self.use_critic:
@@ -300,6 +300,8 @@ class WatchedRun:
             if is_run_error:
                 raise
             raise RunError(message) from error
+        finally:
+            self.host_memory.ended.set()
         self._close_trackers(exit_code=0)
         if self.updates and self.skipped_updates == self.updates:
             raise RunError(
