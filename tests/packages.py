@@ -30,7 +30,8 @@ def unpacked(requirement: str, pattern: str = "*", metadata: bool = False) -> Pa
         metadata: whether the package's metadata, by which its version is known, is unpacked too; else the environment's
             own package keeps its version.
     """
-    folder = Path(sys.prefix) / "test-packages" / requirement.replace("==", "-")
+    name = requirement.replace("==", "-") + "-with-metadata" * metadata
+    folder = Path(sys.prefix) / "test-packages" / name
     folder.parent.mkdir(exist_ok=True)
     with (folder.parent / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # tests run in several processes
