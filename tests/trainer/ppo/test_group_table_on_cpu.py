@@ -141,12 +141,18 @@ def read_text(events: EventAccumulator, tag: str) -> str:
     return event.tensor_proto.string_val[0].decode()
 
 
-@pytest.mark.slow
-def test_mlflow_has_the_table_and_the_pictures(tmp_path, monkeypatch, caplog):
+@pytest.fixture
+def mlflow_files(tmp_path, monkeypatch):
+    """MLflow can be imported, and writes its files below the test's folder."""
     for requirement in MLFLOW:
         monkeypatch.syspath_prepend(str(unpacked(requirement, metadata=True)))
     monkeypatch.setenv("MLFLOW_TRACKING_URI", (tmp_path / "mlruns").as_uri())
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("mlflow_files")
+def test_mlflow_has_the_table_and_the_pictures(tmp_path, monkeypatch, caplog):
     train_and_validate(run_of(tmp_path, "mlflow"), monkeypatch)
     (artifacts,) = tmp_path.glob("mlruns/*/*/artifacts")
     table = json.loads((artifacts / "prompt_groups/step_000001.json").read_text())
@@ -160,11 +166,8 @@ def test_mlflow_has_the_table_and_the_pictures(tmp_path, monkeypatch, caplog):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("mlflow_files")
 def test_an_mlflow_that_takes_nothing_does_not_end_the_run(tmp_path, monkeypatch, caplog):
-    for requirement in MLFLOW:
-        monkeypatch.syspath_prepend(str(unpacked(requirement, metadata=True)))
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", (tmp_path / "mlruns").as_uri())
-    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
     made = run_of(tmp_path, "mlflow")
     (artifacts,) = tmp_path.glob("mlruns/*/*/artifacts")
     artifacts.rmdir()
