@@ -168,6 +168,14 @@ def _check_reward(config: DictConfig, rows: Sequence[dict]) -> None:
             ) from error
 
 
+def prompt_ids(tokenizer: PreTrainedTokenizerBase, messages: Sequence, data: DictConfig) -> list[int]:
+    """Return the tokens of a prompt's messages, with the chat template's options of the config's section `data`."""
+    options = OmegaConf.to_container(data.get("apply_chat_template_kwargs") or OmegaConf.create())
+    return list(
+        tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=True, return_dict=False, **options)
+    )
+
+
 def _prompts(config: DictConfig, tokenizer, rows: Sequence[dict]) -> tuple[list[Prompt], int]:
     """Return `config.prompts` rows (all if there are fewer), drawn by the seed and sorted by row number, and the number
     of drawn rows that were left out because they are too long.
@@ -176,12 +184,9 @@ def _prompts(config: DictConfig, tokenizer, rows: Sequence[dict]) -> tuple[list[
         ValueError: all prompts are too long.
     """
     data, chosen, lengths = config.data, [], []
-    options = OmegaConf.to_container(data.get("apply_chat_template_kwargs") or OmegaConf.create())
     for number in random.Random(f"{config.seed} prompts").sample(range(len(rows)), len(rows)):
         messages = rows[number][data.prompt_key]
-        ids = tokenizer.apply_chat_template(
-            messages, add_generation_prompt=True, tokenize=True, return_dict=False, **options
-        )
+        ids = prompt_ids(tokenizer, messages, data)
         lengths.append(len(ids))
         if len(ids) <= data.max_prompt_length:
             others = {name: value for name, value in rows[number].items() if name != data.prompt_key}

@@ -19,7 +19,7 @@ from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopO
 from verl.experimental.reward_loop.reward_loop import RewardLoopWorker
 
 from verl.evaluation.exploration.likelihoods import likelihood_rows, references_by_prompt
-from verl.evaluation.exploration.plan import Plan, Prompt, changed_config
+from verl.evaluation.exploration.plan import Plan, Prompt, changed_config, prompt_ids
 from verl.evaluation.exploration.table import Group, Step, Trajectory, summary
 from verl.evaluation.exploration.thresholds import Proposal, arpo_thresholds, latr_thresholds
 from verl.workers.rollout.answer_likelihood import closing_text
@@ -131,12 +131,8 @@ class Diagnosis:
         """Return a prompt with the tools' descriptions if the config wants them."""
         if not self.environment.description:
             return prompt
-        options = OmegaConf.to_container(plan.config.data.get("apply_chat_template_kwargs") or OmegaConf.create())
         messages = self.environment.prompt_messages(prompt.about["raw_prompt"])
-        ids = plan.tokenizer.apply_chat_template(
-            messages, add_generation_prompt=True, tokenize=True, return_dict=False, **options
-        )
-        return prompt._replace(ids=list(ids))
+        return prompt._replace(ids=prompt_ids(plan.tokenizer, messages, plan.config.data))
 
     async def close(self) -> None:
         if isinstance(self.environment, Tools):

@@ -2,7 +2,8 @@
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 TokenLogprob = tuple[int, float]  # token, log-probability
@@ -142,3 +143,9 @@ async def gather_or_cancel(*coroutines) -> list:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         raise
+
+
+def result_in_thread(coroutine: Coroutine):
+    """Return a coroutine's result; it runs in a thread of its own, so that the caller may be inside an event loop."""
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(asyncio.run, coroutine).result()

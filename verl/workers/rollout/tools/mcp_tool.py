@@ -15,7 +15,6 @@ import os
 import re
 import shutil
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 from mcp import MCPError
@@ -31,6 +30,7 @@ from mcp_types import (
     Tool,
 )
 
+from verl.workers.rollout.engines.interface import result_in_thread
 from verl.workers.rollout.tools.base_tool import BaseTool, ToolError, ToolSet
 from verl.workers.rollout.tools.function_calls import call_arguments, describe_function
 from verl.workers.rollout.tools.http_json import checked_url, is_loopback
@@ -78,7 +78,7 @@ class MCPTool(ToolSet):
         offered = {tool.name: tool for tool in _listed(server, shown, start_timeout)}
         unknown = [name for name in tools or () if name not in offered]
         if unknown or not offered:
-            _in_thread(server.stop())
+            result_in_thread(server.stop())
             names = ", ".join(sorted(offered)) or "no tools"
             raise ValueError(f"tools: the MCP server {shown} offers {names}, got {', '.join(unknown) or 'null'}")
         self.tools = [MCPFunction(server, offered[name], request_timeout) for name in tools or offered]
@@ -121,7 +121,7 @@ class MCPTool(ToolSet):
         if params.get("tools"):
             return [_tag_of(name) for name in params["tools"]]
         made = cls(**params)
-        _in_thread(made.tools[0].close())
+        result_in_thread(made.tools[0].close())
         return [tool.trigger_tag for tool in made.tools]
 
 
@@ -212,15 +212,9 @@ def _tag_of(name: str) -> str:
 def _listed(server: McpServer, shown: str, seconds: float) -> list[Tool]:
     """Return the tools that a server offers; raise ValueError if it cannot be asked."""
     try:
-        return _in_thread(asyncio.wait_for(server.run(server.list_tools()), 2 * seconds))
+        return result_in_thread(asyncio.wait_for(server.run(server.list_tools()), 2 * seconds))
     except (OpeningError, MCPError, ValueError, asyncio.TimeoutError) as error:
-        _in_thread(server.stop())
+        result_in_thread(server.stop())
         hangs = isinstance(error, asyncio.TimeoutError)
         reason = f"no list of tools in {2 * seconds:g} seconds" if hangs else reason_of(error)
         raise ValueError(f"the MCP server {shown} does not work: {reason}") from error
-
-
-def _in_thread(coroutine):
-    """Return a coroutine's result; works inside and outside an event loop."""
-    with ThreadPoolExecutor(1) as thread:
-        return thread.submit(asyncio.run, coroutine).result()

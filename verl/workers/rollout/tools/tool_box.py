@@ -12,7 +12,6 @@ import inspect
 import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -21,6 +20,7 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass as keys_dataclass
 
 from verl.workers.config.keys import STRICT
+from verl.workers.rollout.engines.interface import result_in_thread
 from verl.workers.rollout.tools.base_tool import BaseTool, ToolError, ToolOutput, ToolSet
 from verl.workers.rollout.tools.tool_thread import ToolThread
 
@@ -255,5 +255,4 @@ def try_tools(config: ToolsConfig) -> None:
         finally:
             await tools.close()
 
-    with ThreadPoolExecutor(1) as thread:
-        thread.submit(asyncio.run, start_and_close()).result()
+    result_in_thread(start_and_close())

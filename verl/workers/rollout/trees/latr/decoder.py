@@ -1,11 +1,9 @@
 """LATR as a plain function on a `transformers` model, for people who only want the decoder."""
 
-import asyncio
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 
-from verl.workers.rollout.engines.interface import end_of_sequence_ids
+from verl.workers.rollout.engines.interface import end_of_sequence_ids, result_in_thread
 from verl.workers.rollout.engines.local_transformers import TransformersEngine
 from verl.workers.rollout.trajectory_tree import TrajectoryTree
 from verl.workers.rollout.tree_builder import grow
@@ -48,6 +46,4 @@ def latr_generate(
         options = {"max_tokens": max_new_tokens, "stop_token_ids": ends}
         return [await grow(engine, prompt, n, policy, **options, seed=seed + i) for i, prompt in enumerate(prompts)]
 
-    # A notebook already runs an event loop in this thread, so the rollouts run in another one.
-    with ThreadPoolExecutor(1) as thread:
-        return thread.submit(asyncio.run, all_prompts()).result()
+    return result_in_thread(all_prompts())  # a notebook already runs an event loop in this thread
