@@ -1,8 +1,10 @@
 """What every test process does first."""
 
 import gc
+import logging
 import os
 
+import pytest
 import yaml
 
 # imports make a million objects that stay: collections would look through them in vain
@@ -13,6 +15,17 @@ yaml.SafeLoader = yaml.CSafeLoader
 
 # these wait for minutes in all: begun last, they would wait when nothing else is left to do
 FIRST = ("test_python_tool_on_cpu.py", "test_death_watch_on_cpu.py", "test_gpu_kernels_on_cpu.py")
+
+
+@pytest.fixture(autouse=True)
+def loggers_of_a_new_process():
+    """Undo what code under an earlier test did to loggers, as an entry point sets up those of its whole process."""
+    logging.getLogger().setLevel(logging.WARNING)
+    verl = logging.getLogger("verl")
+    verl.handlers, verl.level, verl.propagate = [], logging.NOTSET, True
+    for logger in logging.root.manager.loggerDict.values():
+        if isinstance(logger, logging.Logger):
+            logger.disabled = False
 
 
 def pytest_collection_modifyitems(items):
