@@ -4,6 +4,7 @@ import inspect
 import math
 import shutil
 from collections import defaultdict
+from functools import partialmethod
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from tests.trainer.ppo.toy_step import ACTOR, MemoryQueue, trainer_of
 from verl.trainer.ppo.v1 import replay_buffer
 from verl.trainer.ppo.v1.tree_buffer import RolloutsFailed
 from verl.trainer.ppo.v1.watched_run import NO_ROWS, PHASES
+from verl.utils import transferqueue_utils
 from verl.utils.fault_reports import RunError
 from verl.workers.rollout.group_counts import GroupCounts
 
@@ -121,16 +123,22 @@ class Workers:
 
     def __init__(self, *grad_norms):
         self.grad_norms = list(grad_norms)
+        self.fetched: dict[str, set[str]] = {}
 
-    def update_actor(self, batch):
-        return {"metrics": {"grad_norm": self.grad_norms.pop(0)}}
+    def _fetch(self, method: str, batch):
+        self.fetched[method] = set(transferqueue_utils.kv_batch_meta2batch_meta(batch).field_schema)
+        return {"metrics": {"grad_norm": self.grad_norms.pop(0)}} if self.grad_norms else batch
 
-    train_mini_batch = update_actor
+    compute_log_prob = partialmethod(_fetch, "compute_log_prob")
+    compute_ref_log_prob = partialmethod(_fetch, "compute_ref_log_prob")
+    infer_batch = partialmethod(_fetch, "infer_batch")
+    update_actor = partialmethod(_fetch, "update_actor")
+    train_mini_batch = partialmethod(_fetch, "train_mini_batch")
 
 
 def trained(made, monkeypatch, batch, *grad_norms) -> list[int]:
     """The number of skipped updates of each step."""
-    made.use_critic = False
+    made.use_critic = made.use_reference_policy = False
     monkeypatch.setattr(PPOTrainer, "_setup", lambda self: setattr(self, "actor_rollout_wg", Workers(*grad_norms)))
     upstream(monkeypatch, "step", lambda self: self.actor_rollout_wg.update_actor(batch))
     made._setup()
@@ -170,6 +178,35 @@ def test_skipped_updates_of_a_critic_end_the_run_too(made, monkeypatch, batch):
     made.critic_wg.train_mini_batch(batch.batch())
     with pytest.raises(RunError, match="the last 3 updates of the critic were skipped"):
         made.critic_wg.train_mini_batch(batch.batch())
+
+
+def test_the_workers_fetch_tensors_and_pictures_only(made, monkeypatch, batch):
+    """Each time those that the batch has then, and later calls of others fetch everything again."""
+
+    def set_up(self):
+        self.actor_rollout_wg, self.ref_policy_wg, self.critic_wg = Workers(), Workers(), Workers()
+        self.use_critic, self.use_reference_policy, self.ref_in_actor = True, True, False
+
+    monkeypatch.setattr(PPOTrainer, "_setup", set_up)
+    made._setup()
+    for row in batch.rows.values():
+        row |= {"multi_modal_inputs": {}, "raw_prompt": [{"role": "user"}], "num_turns": 2}
+        del row["advantages"]
+    rows, everything = batch.batch(), set(batch.rows["p_0_0"])
+    tensors = {"prompts", "responses", "response_mask", "loss_mask", "rm_scores", "old_log_probs"}
+    made.actor_rollout_wg.compute_log_prob(rows)
+    made.ref_policy_wg.compute_ref_log_prob(rows)
+    made.critic_wg.infer_batch(rows)
+    for row in batch.rows.values():
+        row["advantages"] = torch.ones(2)
+    made.actor_rollout_wg.grad_norms, made.critic_wg.grad_norms = [[1.0]], [[1.0]]
+    made.critic_wg.train_mini_batch(rows)
+    made.actor_rollout_wg.update_actor(rows)
+    seen = made.actor_rollout_wg.fetched | made.ref_policy_wg.fetched | made.critic_wg.fetched
+    before, after = tensors | {"multi_modal_inputs"}, tensors | {"multi_modal_inputs", "advantages"}
+    expected = dict.fromkeys(["compute_log_prob", "compute_ref_log_prob", "infer_batch"], before)
+    assert seen == expected | dict.fromkeys(["train_mini_batch", "update_actor"], after)
+    assert set(transferqueue_utils.kv_batch_meta2batch_meta(rows).field_schema) == everything | {"advantages"}
 
 
 def test_a_loss_that_makes_nan_of_finite_numbers_is_named(made, monkeypatch, batch):

@@ -6,7 +6,8 @@ from pathlib import Path
 import torch
 from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig, OmegaConf, open_dict
-from transfer_queue import KVBatchMeta
+from transfer_queue import BatchMeta, KVBatchMeta
+from transfer_queue.metadata import extract_field_schema
 from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
 import verl.trainer
@@ -53,6 +54,7 @@ class MemoryQueue:
         self.tags: dict[str, dict] = {}
         monkeypatch.setattr("transfer_queue.kv_batch_get", self.kv_batch_get)
         monkeypatch.setattr("transfer_queue.kv_batch_put", self.kv_batch_put)
+        monkeypatch.setattr("verl.utils.transferqueue_utils.kv_batch_meta2batch_meta", self.batch_meta)
 
     def add(self, key: str, reward: float, mask: list[int], order: int = 0, tag: dict | None = None, **fields) -> None:
         """A row; lists become tensors."""
@@ -91,6 +93,14 @@ class MemoryQueue:
             for key, value in zip(keys, values, strict=True):
                 self.rows[key][name] = value
         return KVBatchMeta(keys=list(keys), tags=[self.tags[key] for key in keys], partition_id=partition_id)
+
+    def batch_meta(self, batch: KVBatchMeta) -> BatchMeta:
+        """The columns of a batch, as the queue's controller knows them."""
+        data = self.kv_batch_get(batch.keys, batch.partition_id, batch.fields)
+        rows = list(range(len(batch)))
+        return BatchMeta(
+            global_indexes=rows, partition_ids=["train"] * len(rows), field_schema=extract_field_schema(data)
+        )
 
     def column(self, name: str) -> dict[str, list]:
         return {key: row[name].tolist() for key, row in self.rows.items()}

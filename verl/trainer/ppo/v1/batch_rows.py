@@ -11,11 +11,16 @@ import transfer_queue as tq
 from tensordict import TensorDict
 
 from verl.trainer.ppo.v1.padding_rows import is_padding_row
+from verl.utils import transferqueue_utils
 from verl.workers.rollout.trajectory_tree import DROPPED_STEPS
 
 # Columns that the trainer adds to prompts and upstream copies to their rows: a number that grows with each submitted
 # prompt, and a name that equal prompts share.
 ORDER, PROBLEM = "explore_order", "explore_problem"
+
+
+# The only column without tensors that upstream's engines read.
+PICTURES = "multi_modal_inputs"
 
 
 class RowPlace(NamedTuple):
@@ -193,3 +198,25 @@ class BatchRows:
 
 def _cells(column) -> list:
     return list(column.unbind()) if isinstance(column, torch.Tensor) else list(column)
+
+
+def send_tensors_only(workers, *methods: str) -> None:
+    """Let these methods of a worker group, which take a batch, fetch only its tensors and pictures.
+
+    Without a choice upstream's workers fetch all columns. Those of Python objects, some ten by row, are not read, but
+    the engine moves each object to the device by itself, for each micro-batch anew (verl 0.9.1).
+    """
+    for method in methods:
+        setattr(workers, method, _with_tensors_only(getattr(workers, method)))
+
+
+def _with_tensors_only(call):
+    def call_with_tensors(batch):
+        columns = transferqueue_utils.kv_batch_meta2batch_meta(batch).field_schema
+        batch.fields = [name for name, it in columns.items() if name == PICTURES or not it["is_non_tensor"]]
+        try:
+            return call(batch)
+        finally:
+            batch.fields = None
+
+    return call_with_tensors

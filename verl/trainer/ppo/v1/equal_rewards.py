@@ -20,6 +20,7 @@ def rewards_column(algorithm: DictConfig) -> str:
 def zero_equal_groups(rows: BatchRows, algorithm: DictConfig) -> None:
     """Write advantages of 0 for the groups with equal outcomes, if the estimator compares only these outcomes."""
     if compares(algorithm.adv_estimator) is Compares.GROUP:
+        rows.fetch("uid", rewards_column(algorithm))
         groups = torch.from_numpy(np.unique(rows.index, return_inverse=True)[1])
         equal = groups_of_equals(rows.tokens(rewards_column(algorithm), 0.0).sum(-1), groups)
         zero_advantages(rows, [row for row in rows.real if equal[row]])

@@ -193,7 +193,8 @@ class ExploreMixin(WatchedRun):
 
     def _compute_advantage(self, batch, metrics: dict):
         rows = BatchRows(batch)
-        rows.fetch("uid", "extra_fields", ORDER, PROBLEM, *(field.name for field in self._fields_of_rows()))
+        fields = (field.name for field in self._fields_of_rows())
+        rows.fetch("uid", "extra_fields", "response_mask", "rm_scores", ORDER, PROBLEM, *fields)
         with self._credit_context(rows):
             batch = super()._compute_advantage(batch, metrics)
             self._zero_single_rows(rows)

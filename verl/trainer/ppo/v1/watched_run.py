@@ -7,6 +7,7 @@ checkpoints         a folder that not all workers see, a full disk, a damaged fi
 host memory         a warning before Ray kills a process, and the peak of each kind of process as metrics
 
 At its end it closes the trackers. Upstream (verl 0.9.1) leaves that to the interpreter, which may be killed before.
+Workers fetch only columns that they read (`send_tensors_only`).
 """
 
 import logging
@@ -26,7 +27,7 @@ from verl.trainer.checkpoint_marker import complete_steps, damaged_files, missin
 from verl.trainer.checks.run_dir import check_steps_left
 from verl.trainer.checks.shared_folder import check_shared_folder
 from verl.trainer.host_memory import HostMemoryWatch
-from verl.trainer.ppo.v1.batch_rows import BatchRows
+from verl.trainer.ppo.v1.batch_rows import BatchRows, send_tensors_only
 from verl.trainer.ppo.v1.equal_rewards import zero_equal_groups
 from verl.trainer.ppo.v1.padding_rows import correct_counts
 from verl.trainer.ppo.v1.trainer_state import loaded_folder
@@ -250,8 +251,12 @@ class WatchedRun:
     def _setup(self):
         self.host_memory.start()
         super()._setup()
+        send_tensors_only(self.actor_rollout_wg, "compute_log_prob", "update_actor")
         self._count_updates_of("actor", self.actor_rollout_wg, "update_actor")
+        if self.use_reference_policy and not self.ref_in_actor:
+            send_tensors_only(self.ref_policy_wg, "compute_ref_log_prob")
         if self.use_critic:
+            send_tensors_only(self.critic_wg, "infer_batch", "train_mini_batch")
             self._count_updates_of("critic", self.critic_wg, "train_mini_batch")
 
     def _count_updates_of(self, role: str, workers, method: str) -> None:
