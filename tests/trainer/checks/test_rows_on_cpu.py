@@ -229,6 +229,23 @@ def test_a_number_is_a_score(tmp_path, text):
     check_reward_rows(rewards(tmp_path, own_reward(tmp_path, text), ["a"]))
 
 
+def test_a_number_that_the_credit_needs_beside_the_score_is_named(tmp_path):
+    """A single number is its own acc: upstream's reward manager adds it."""
+
+    def config(returned: str):
+        text = f"def compute_score(**row):\n    return {returned}"
+        return OmegaConf.merge(
+            rewards(tmp_path, own_reward(tmp_path, text), ["a"]), {"algorithm": {"adv_estimator": "passk"}}
+        )
+
+    with pytest.raises(ValueError, match="row 0: .* returns {'score': 1}, but .*adv_estimator=passk also needs acc"):
+        check_reward_rows(config("{'score': 1}"))
+    check_reward_rows(config("{'score': 0.5, 'acc': 1}"))
+    check_reward_rows(config("1"))
+    grpo = OmegaConf.merge(config("{'score': 1}"), {"algorithm": {"adv_estimator": "grpo"}})
+    check_reward_rows(grpo)
+
+
 def test_a_check_of_the_users_sees_every_row_in_place_of_the_call(tmp_path):
     check = "def check_row(data_source, extra_info, weight=1.0, **row):\n"
     check += "    if extra_info['index'] == 3 and weight:\n        raise ValueError(row['ground_truth'] + ' is odd')\n"

@@ -7,7 +7,7 @@ raises a ValueError for the first problem, which names the key, the file, the ro
 import asyncio
 import inspect
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -16,6 +16,8 @@ import pyarrow.parquet as pq
 from omegaconf import DictConfig, OmegaConf
 
 from verl.utils.data_files import extra_info_of
+from verl.utils.parts import credit_of
+from verl.utils.token_fields import RewardField
 from verl.utils.user_code import finite_number
 from verl.workers.rollout.answer_likelihood import needs_answers, reference_answers
 
@@ -142,6 +144,8 @@ def check_reward_rows(config: DictConfig) -> None:
         tries = config.trainer.get("try_reward", True)
         if not tries or OmegaConf.select(config, "reward.reward_model.enable", default=False):
             return
+    credit = credit_of(OmegaConf.select(config, "algorithm.adv_estimator"))
+    numbers = credit.reward_fields if credit else ()
     for name in ("train_files", "val_files"):
         for file in local_files(config.data[name]):
             tried = set()
@@ -150,7 +154,7 @@ def check_reward_rows(config: DictConfig) -> None:
                     continue
                 tried.add(row["data_source"])
                 try:
-                    check(**row, **settings) if check else _try(getattr(module, reward.name), row, settings)
+                    check(**row, **settings) if check else _try(getattr(module, reward.name), row, settings, numbers)
                 except ValueError as error:
                     raise ValueError(f"data.{name}: {file}: row {number}: {error}") from error
 
@@ -190,8 +194,11 @@ def _reward_fields(file: str) -> Iterator[dict]:
             yield {"data_source": row["data_source"], "ground_truth": truth, "extra_info": extra_info_of(row)}
 
 
-def _try(function: Callable, row: dict, settings: dict) -> None:
-    """Check that a reward function scores a short response to a row."""
+def _try(function: Callable, row: dict, settings: dict, numbers: Sequence[RewardField]) -> None:
+    """Check that a reward function scores a short response to a row, and returns these numbers in its dictionary.
+
+    For a function that returns a single number upstream adds it as `acc`.
+    """
     try:
         result = function(solution_str="1", **row, **settings)
         if inspect.iscoroutine(result):
@@ -208,3 +215,6 @@ def _try(function: Callable, row: dict, settings: dict) -> None:
     except ValueError:
         message = f"{REWARD} returns {result!r}, expected a finite number, or a dictionary with score"
         raise ValueError(message) from None
+    for number in numbers:
+        if isinstance(result, dict) and number.name not in result:
+            raise ValueError(f"{REWARD} returns {result!r}, but {number.needed_by} also needs {number.name}")
