@@ -5,9 +5,11 @@ import json
 import pytest
 from omegaconf import OmegaConf
 
+from tests.configs import composed
 from verl.trainer.checks.model import (
     check_attention,
     check_context,
+    check_cpu_strategy,
     check_fused_kernels,
     check_prefix_tree,
     fill_max_model_len,
@@ -89,6 +91,15 @@ def test_fused_kernels_need_tied_embeddings_under_fsdp2():
         check_fused_kernels(run_config(**fused, **{"actor.strategy": "fsdp"}), model)
         check_fused_kernels(run_config(), model)
     check_fused_kernels(run_config(**fused), {"tie_word_embeddings": True})
+
+
+def test_fsdp1_is_refused_on_cpus():
+    config = run_config(**{"actor.strategy": "fsdp"})
+    check_cpu_strategy(config)
+    config.trainer.device = "cpu"
+    with pytest.raises(ValueError, match="actor.strategy=fsdp needs GPUs, .* set .*actor.strategy=fsdp2"):
+        check_cpu_strategy(config)
+    check_cpu_strategy(composed("explore", "hardware=cpu"))
 
 
 def test_a_models_config_is_read_where_it_is_known(tmp_path, monkeypatch):

@@ -134,6 +134,16 @@ def check_prefix_tree(config: DictConfig, model: dict | None) -> None:
             check_model_config(model | OmegaConf.to_container(config.actor_rollout_ref.model.override_config))
 
 
+def check_cpu_strategy(config: DictConfig) -> None:
+    """Check that a run on CPUs does not use FSDP1, whose set-up in upstream (verl 0.9.1) needs a GPU."""
+    strategy = config.actor_rollout_ref.actor.strategy
+    if config.trainer.device == "cpu" and strategy == "fsdp":
+        raise ValueError(
+            f"actor_rollout_ref.actor.strategy={strategy} needs GPUs, as verl's FSDP1 engine sends the weights between "
+            "them at its start; on CPUs set actor_rollout_ref.actor.strategy=fsdp2"
+        )
+
+
 def check_fused_kernels(config: DictConfig, model: dict | None) -> None:
     """Check that a run with FSDP2 uses fused kernels only if the model's head is known to be tied to the embeddings.
 

@@ -12,6 +12,7 @@ from verl.trainer.checks.lora import check_lora
 from verl.trainer.checks.model import (
     check_attention,
     check_context,
+    check_cpu_strategy,
     check_fused_kernels,
     check_prefix_tree,
     model_json,
@@ -79,6 +80,7 @@ def check_engines(config: DictConfig) -> None:
     check_context(config, model)
     check_attention(config, cuda_is_here)
     check_cpu_attention(config)
+    check_cpu_strategy(config)
     check_fused_kernels(config, model)
     check_prefix_tree(config, model)
     check_lora(config)
