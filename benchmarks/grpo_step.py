@@ -108,8 +108,9 @@ def main() -> None:
         "requests. Both sides have these, and the repairs that the same page calls always on. One of them favors "
         "upstream's side: the replay buffer looks for finished responses ten times a second, not every two seconds. "
         "Upstream's side is without what the other side gains from: a prompt's responses are requested, scored and "
-        "written together (`VERL_SHARED_CALLS`, `group_rollout.py`), its shared prompt is computed once "
-        "(`update=tree`), and workers fetch only the columns that they read (`send_tensors_only`)."
+        "written together (`VERL_SHARED_CALLS`, `group_rollout.py`), the load balancer is not asked for each request, "
+        "the shared prompt is computed once and rows without advantages are left out of the update (`update=tree`), "
+        "and workers do not fetch columns of Python objects (`send_tensors_only`)."
     )
     header = ["phase", *(f"{side}, s" for side in SIDES), "upstream / ours"]
     write_report("grpo_step", what, header, table)

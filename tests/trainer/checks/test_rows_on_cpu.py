@@ -238,8 +238,12 @@ def test_a_number_that_the_credit_needs_beside_the_score_is_named(tmp_path):
             rewards(tmp_path, own_reward(tmp_path, text), ["a"]), {"algorithm": {"adv_estimator": "passk"}}
         )
 
-    with pytest.raises(ValueError, match="row 0: .* returns {'score': 1}, but .*adv_estimator=passk also needs acc"):
+    with pytest.raises(
+        ValueError, match="row 0: .* returns {'score': 1}, but .*adv_estimator=passk also needs acc; .*"
+    ):
         check_reward_rows(config("{'score': 1}"))
+    validated = OmegaConf.merge(config("{'score': 1}"), {"data": {"train_files": []}})
+    check_reward_rows(validated)  # nothing is trained on these rows
     check_reward_rows(config("{'score': 0.5, 'acc': 1}"))
     check_reward_rows(config("1"))
     grpo = OmegaConf.merge(config("{'score': 1}"), {"algorithm": {"adv_estimator": "grpo"}})

@@ -70,6 +70,21 @@ def test_advantages_and_metrics_of_shared_tokens(queue, adv_estimator, expected)
     assert metrics["credit/hard_minus_soft"] == pytest.approx(0.5 * 4 / 11)
 
 
+def test_tokens_that_upstream_rejects_in_this_step_are_not_counted(queue, monkeypatch):
+    """As with `rollout_correction.rollout_rs`, which sets their response mask to 0 before the credit."""
+    upstreams = PPOTrainerSync._compute_advantage
+
+    def reject_and_credit(self, batch, metrics):
+        queue.rows["q_0_0"]["response_mask"] = torch.zeros(5, dtype=torch.long)
+        return upstreams(self, batch, metrics)
+
+    monkeypatch.setattr(PPOTrainerSync, "_compute_advantage", reject_and_credit)
+    metrics = {}
+    trainer("grpo")._compute_advantage(queue.batch(), metrics)
+    # of 4 tokens of p's rows and 3 of q's other row, 2 lie in a segment of both of q's rows
+    assert metrics["credit/shared_tokens"] == pytest.approx(2 / 7)
+
+
 def test_a_credit_reads_the_reward_functions_accuracy(queue):
     """Not the scores: here all of p's and q's wrong responses have acc 1, and the others 0."""
     for key, (reward, *_) in ROWS.items():

@@ -22,6 +22,7 @@ from verl.utils.user_code import finite_number
 from verl.workers.rollout.answer_likelihood import needs_answers, reference_answers
 
 REWARD = "reward.custom_reward_function"
+LEFT_OUT = "trainer.try_reward=false leaves this trial out"
 
 
 def local_files(files) -> list[str]:
@@ -145,8 +146,8 @@ def check_reward_rows(config: DictConfig) -> None:
         if not tries or OmegaConf.select(config, "reward.reward_model.enable", default=False):
             return
     credit = credit_of(OmegaConf.select(config, "algorithm.adv_estimator"))
-    numbers = credit.reward_fields if credit else ()
     for name in ("train_files", "val_files"):
+        numbers = credit.reward_fields if credit and name == "train_files" else ()
         for file in local_files(config.data[name]):
             tried = set()
             for number, row in enumerate(_reward_fields(file)):
@@ -206,9 +207,7 @@ def _try(function: Callable, row: dict, settings: dict, numbers: Sequence[Reward
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # also SystemExit, which would end the command with exit code 0
-        raise ValueError(
-            f"{REWARD} fails with it: {type(error).__name__}: {error}; trainer.try_reward=false leaves this trial out"
-        ) from error
+        raise ValueError(f"{REWARD} fails with it: {type(error).__name__}: {error}; {LEFT_OUT}") from error
     score = result.get("score") if isinstance(result, dict) else result
     try:
         finite_number(score, "the score")
@@ -217,4 +216,6 @@ def _try(function: Callable, row: dict, settings: dict, numbers: Sequence[Reward
         raise ValueError(message) from None
     for number in numbers:
         if isinstance(result, dict) and number.name not in result:
-            raise ValueError(f"{REWARD} returns {result!r}, but {number.needed_by} also needs {number.name}")
+            raise ValueError(
+                f"{REWARD} returns {result!r}, but {number.needed_by} also needs {number.name}; {LEFT_OUT}"
+            )

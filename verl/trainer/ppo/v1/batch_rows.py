@@ -204,7 +204,8 @@ def send_tensors_only(workers, *methods: str) -> None:
     """Let these methods of a worker group, which take a batch, fetch only its tensors and pictures.
 
     Without a choice upstream's workers fetch all columns. Those of Python objects, some ten by row, are not read, but
-    the engine moves each object to the device by itself, for each micro-batch anew (verl 0.9.1).
+    the engine moves each object to the device by itself, for each micro-batch anew (verl 0.9.1). An engine of your own
+    that reads such a column does not get it.
     """
     for method in methods:
         setattr(workers, method, _with_tensors_only(getattr(workers, method)))
@@ -212,11 +213,12 @@ def send_tensors_only(workers, *methods: str) -> None:
 
 def _with_tensors_only(call):
     def call_with_tensors(batch):
+        fields = batch.fields
         columns = transferqueue_utils.kv_batch_meta2batch_meta(batch).field_schema
         batch.fields = [name for name, it in columns.items() if name == PICTURES or not it["is_non_tensor"]]
         try:
             return call(batch)
         finally:
-            batch.fields = None
+            batch.fields = fields
 
     return call_with_tensors

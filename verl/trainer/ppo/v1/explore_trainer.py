@@ -194,7 +194,8 @@ class ExploreMixin(WatchedRun):
     def _compute_advantage(self, batch, metrics: dict):
         rows = BatchRows(batch)
         fields = (field.name for field in self._fields_of_rows())
-        rows.fetch("uid", "extra_fields", "response_mask", "rm_scores", ORDER, PROBLEM, *fields)
+        # not yet the response mask, from which upstream takes tokens away if it corrects for off-policy rollouts
+        rows.fetch("uid", "extra_fields", "rm_scores", ORDER, PROBLEM, *fields)
         with self._credit_context(rows):
             batch = super()._compute_advantage(batch, metrics)
             self._zero_single_rows(rows)

@@ -7,7 +7,7 @@ checkpoints         a folder that not all workers see, a full disk, a damaged fi
 host memory         a warning before Ray kills a process, and the peak of each kind of process as metrics
 
 At its end it closes the trackers. Upstream (verl 0.9.1) leaves that to the interpreter, which may be killed before.
-Workers fetch only columns that they read (`send_tensors_only`).
+Workers fetch only tensors and pictures (`send_tensors_only`).
 """
 
 import logging
