@@ -73,7 +73,7 @@ SCRIPTS = {
     "walk": EXPLORE,
     "countdown": EXPLORE,
     "word_problems": ["recipe/common/run_smollm2_cpu.sh"],
-    "search_task": ["recipe/arpo/run_search_task_cpu.sh"],
+    "search_task": SEARCH,
 }
 # task -> suffix of the names of METHODS that are for this task alone
 SUFFIXES = {"word_problems": "smollm2", "search_task": "tools"}
