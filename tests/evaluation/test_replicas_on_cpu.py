@@ -109,10 +109,13 @@ def test_too_few_gpus_are_named_before_anything_starts(
 
 def test_the_server_is_started_with_these_options(config_of, gpus, started):
     gpus(8)
-    config = config_of('server.options=[--max-num-seqs,"512"]', "server.max_model_len=4096", "seed=7")
+    config = config_of(
+        "server.options=[--gpu-memory-utilization,0.5,--enforce-eager]", "server.max_model_len=4096", "seed=7"
+    )
     with pytest.raises(RuntimeError, match="a test starts no server"):
         evaluate(config)
-    expected = "--seed 7 --tensor-parallel-size 1 --data-parallel-size 8 --max-model-len 4096 --max-num-seqs 512"
+    expected = "--seed 7 --tensor-parallel-size 1 --data-parallel-size 8 --max-model-len 4096 "
+    expected += "--gpu-memory-utilization 0.5 --enforce-eager"
     assert started == [expected.split()]
 
 

@@ -229,7 +229,7 @@ def server_options(plan: Plan) -> list[str]:
         options += ["--max-model-len", str(config.max_model_len)]
     if gpus is None:
         options += ["--dtype", "float32"]
-    return [*options, *config.options]
+    return [*options, *map(str, config.options)]  # YAML reads 0.5 as a number
 
 
 @contextmanager

@@ -6,6 +6,8 @@ from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 
 from tests.trainer.ppo.toy_step import ACTOR, ROLLOUT, trainer_of
 from verl.trainer.checkpoint_marker import complete_steps
+from verl.trainer.ppo.v1.explore_trainer import ExploreTrainer
+from verl.trainer.ppo.v1.watched_run import WatchedSyncTrainer
 from verl.utils.normalized_entropy import EntropyStatistics
 from verl.workers.rollout.trees.hato.step_features import FEATURES
 
@@ -48,13 +50,16 @@ def test_hapos_statistics(trainer_at, tmp_path):
         assert of_kind(loaded, "NormalizedEntropy").statistics == statistics
 
 
-def test_a_checkpoint_that_is_overwritten_is_not_complete_meanwhile(trainer_at, tmp_path):
+@pytest.mark.parametrize("kind", [ExploreTrainer, WatchedSyncTrainer])
+def test_a_checkpoint_that_is_overwritten_is_not_complete_meanwhile(trainer_at, tmp_path, kind):
     """After resume_mode=disable or resume_path: marks of the abandoned run stay until the first checkpoint of this."""
     for step in (10, 20, 30):
         (tmp_path / f"global_step_{step}/actor").mkdir(parents=True)
         (tmp_path / f"global_step_{step}/COMPLETE").touch()
     assert complete_steps(tmp_path) == [10, 20, 30]
-    trainer_at(HAPO, 20, resume_mode="disable")._save_checkpoint()
+    saved = kind(trainer_at(HAPO, 20, resume_mode="disable").config)
+    saved.global_steps = 20
+    saved._save_checkpoint()
     assert complete_steps(tmp_path) == [10]
 
 

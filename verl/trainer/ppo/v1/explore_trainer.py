@@ -34,7 +34,6 @@ from verl.trainer.ppo.v1.trainer_base import register_trainer
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 from verl.utils.config import omega_conf_to_dataclass
 
-from verl.trainer.checkpoint_marker import forget_marks_from
 from verl.trainer.ppo.credit.node_values import credit_metrics
 from verl.trainer.ppo.credit.nodes import SEGMENT_IDS, Nodes, batch_nodes
 from verl.trainer.ppo.group_table import TRACKERS, GroupTableKeys, ShownGroup, show_groups
@@ -314,7 +313,6 @@ class ExploreMixin(WatchedRun):
     # ---- checkpoint ----
 
     def _save_checkpoint(self):
-        forget_marks_from(self.config.trainer.default_local_dir, self.global_steps)
         for component in self.components:
             if component.state_file and (state := component.state_dict()) is not None:
                 save_state(self, component.state_file, state)

@@ -23,7 +23,13 @@ from omegaconf import DictConfig
 from verl.trainer.ppo.v1.trainer_base import register_trainer
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 
-from verl.trainer.checkpoint_marker import complete_steps, damaged_files, missing_shards, shard_sizes
+from verl.trainer.checkpoint_marker import (
+    complete_steps,
+    damaged_files,
+    forget_marks_from,
+    missing_shards,
+    shard_sizes,
+)
 from verl.trainer.checks.run_dir import check_steps_left
 from verl.trainer.checks.shared_folder import check_shared_folder
 from verl.trainer.host_memory import HostMemoryWatch
@@ -91,7 +97,7 @@ class WatchedRun:
         seconds = config.trainer.get("progress_timeout")
         self.watch = ProgressWatch(seconds or math.inf, self._progress, self._waits_for, report_fault)
         self.host_memory = HostMemoryWatch()
-        self._save_checkpoint = self._explaining_failed_save(self._save_checkpoint)
+        self._save_checkpoint = self._without_older_marks(self._save_checkpoint)
         for name, phase in PHASES.items():
             setattr(self, name, self._in_phase(phase, getattr(self, name)))
         super().__init__(config)
@@ -186,10 +192,13 @@ class WatchedRun:
 
     # ---- checkpoints ----
 
-    def _explaining_failed_save(self, save: Callable) -> Callable:
+    def _without_older_marks(self, save: Callable) -> Callable:
+        """Return a save that first removes the marks of checkpoints from this step on, and explains why it failed."""
+
         @wraps(save)
         def call() -> None:
             try:
+                forget_marks_from(self.config.trainer.default_local_dir, self.global_steps)
                 save()
             except RunError:
                 raise
