@@ -109,6 +109,9 @@ CONFIGURED = list(
 
 # ---- the copy ----
 
+# Countdown's last step, which the pages name.
+STEP = 500
+
 
 def copy_repository(folder: Path) -> Path:
     """What commands need of the repository, and the files of the worked examples."""
@@ -125,15 +128,15 @@ def copy_repository(folder: Path) -> Path:
 
 def make_run(folder: Path, model: Path, accuracy: float) -> None:
     """A run that has validated twice, with a complete checkpoint."""
-    actor = folder / "global_step_20/actor"
+    actor = folder / f"global_step_{STEP}/actor"
     shutil.copytree(model, actor / "huggingface")
-    (actor.parent / MARKER).write_text("20\n")
-    (folder / "latest_checkpointed_iteration.txt").write_text("20")
+    (actor.parent / MARKER).write_text(f"{STEP}\n")
+    (folder / "latest_checkpointed_iteration.txt").write_text(str(STEP))
     steps = [
-        {"critic/score/mean": 0.1, "actor/entropy": 1.0, "val-core/countdown/acc/mean@8": step * accuracy / 20}
-        for step in (1, 20)
+        {"critic/score/mean": 0.1, "actor/entropy": 1.0, "val-core/countdown/acc/mean@8": step * accuracy / STEP}
+        for step in (1, STEP)
     ]
-    lines = (json.dumps({"step": step, "data": data}) for step, data in zip((1, 20), steps, strict=True))
+    lines = (json.dumps({"step": step, "data": data}) for step, data in zip((1, STEP), steps, strict=True))
     (folder / "metrics.jsonl").write_text("".join(f"{line}\n" for line in lines))
 
 
@@ -162,18 +165,18 @@ def work(tmp_path_factory) -> Path:
     sizes = SearchTaskConfig(train_size=32, test_size=8, demo_size=2)
     asyncio.run(write_search_task(outputs / "data/search_task", sizes))
     make_run(outputs / "grpo_countdown_seed0", model, 0.38)
-    make_run(outputs / "dapo_countdown_seed1", model, 0.41)
+    make_run(outputs / "dapo_countdown_seed0", model, 0.41)
     make_run(outputs / "grpo_walk_seed0", model, 0.2)
     make_trees(outputs / "latr_grpo_countdown_seed0/trees")
     result = EvalResult(
         experiment="grpo_countdown_seed0",
-        step=20,
+        step=STEP,
         dataset="countdown",
         n_samples=8,
         n_questions=8,
         metrics={"Acc-Pass@1": 0.38},
     )
-    log = outputs / "results/grpo_countdown_seed0/step_20/countdown.log"
+    log = outputs / f"results/grpo_countdown_seed0/step_{STEP}/countdown.log"
     write_result_log(log, format_result_lines([result]))
     return folder
 

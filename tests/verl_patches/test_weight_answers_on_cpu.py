@@ -80,7 +80,7 @@ print("SECONDS", time.monotonic() - started)
 
 
 def send_to_engine(behavior: str) -> tuple[str, float]:
-    run = {"env": as_in_a_run(os.environ), "capture_output": True, "text": True, "timeout": 120}
+    run = {"env": as_in_a_run(os.environ), "capture_output": True, "text": True, "timeout": 300}
     done = subprocess.run(["python", "-c", PROGRAM, behavior], **run)
     assert "SECONDS" in done.stdout, done.stderr[-3000:]
     return done.stdout, float(done.stdout.rsplit("SECONDS", 1)[1])
