@@ -22,7 +22,6 @@ from verl.utils.user_code import finite_number
 from verl.workers.rollout.answer_likelihood import needs_answers, reference_answers
 
 REWARD = "reward.custom_reward_function"
-LEFT_OUT = "trainer.try_reward=false leaves this trial out"
 
 
 def local_files(files) -> list[str]:
@@ -207,7 +206,9 @@ def _try(function: Callable, row: dict, settings: dict, numbers: Sequence[Reward
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # also SystemExit, which would end the command with exit code 0
-        raise ValueError(f"{REWARD} fails with it: {type(error).__name__}: {error}; {LEFT_OUT}") from error
+        raise ValueError(
+            f"{REWARD} fails with it: {type(error).__name__}: {error}; trainer.try_reward=false leaves this trial out"
+        ) from error
     score = result.get("score") if isinstance(result, dict) else result
     try:
         finite_number(score, "the score")
@@ -217,5 +218,6 @@ def _try(function: Callable, row: dict, settings: dict, numbers: Sequence[Reward
     for number in numbers:
         if isinstance(result, dict) and number.name not in result:
             raise ValueError(
-                f"{REWARD} returns {result!r}, but {number.needed_by} also needs {number.name}; {LEFT_OUT}"
+                f"{REWARD} returns {result!r}, but {number.needed_by} also needs {number.name}; "
+                "trainer.try_reward=false leaves this trial out"
             )
