@@ -21,10 +21,8 @@ from tests.configs import composed
 from tests.packages import unpacked
 from tests.trackers import wandb_history
 from tests.trainer.ppo.toy_step import MemoryQueue, trainer_of
-from verl.trainer.ppo import group_table
 from verl.trainer.ppo.group_table import COLUMNS, GroupTableKeys, shortened
 from verl.trainer.ppo.tree_picture import tree_picture
-from verl.trainer.ppo.v1 import watched_run
 from verl.workers.config.keys import read_keys
 
 MLFLOW = ("mlflow-skinny==3.17.2", "sqlparse==0.6.1", "databricks-sdk==0.162.0")
@@ -172,8 +170,6 @@ def test_an_mlflow_that_takes_nothing_does_not_end_the_run(tmp_path, monkeypatch
     (artifacts,) = tmp_path.glob("mlruns/*/*/artifacts")
     artifacts.rmdir()
     artifacts.write_text("a file, in which no folder can be made")
-    for module in (group_table, watched_run):  # another test's set-up may have disabled the logger
-        monkeypatch.setattr(module.logger, "disabled", False)
     train_and_validate(made, monkeypatch)
     assert "step 1: MLflow did not take the prompt groups: " in caplog.text
     assert "a tracker of trainer.logger could not be closed: " in caplog.text

@@ -1,7 +1,6 @@
 """The Pass@k advantage by hand, against all choices of k responses, and where it has nothing to compare."""
 
 from itertools import combinations
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -74,16 +73,13 @@ def test_another_accuracy_is_refused_with_the_prompt(value):
         advantage([1, 0, value, 0], 2, ["p", "p", "q", "q"])
 
 
-def test_shared_tokens_are_warned_of_once(monkeypatch):
-    warnings: list[str] = []
-    # not caplog: another test's set-up may have disabled the logger
-    monkeypatch.setattr("verl.trainer.ppo.credit.passk.logger", SimpleNamespace(warning=warnings.append))
+def test_shared_tokens_are_warned_of_once(caplog):
     warn_of_shared_tokens.cache_clear()
     advantage([1, 0], 1, segment_ids=torch.tensor([[0, 1], [2, 3]]))
-    assert not warnings
+    assert not caplog.messages
     for _ in range(2):
         advantage([1, 0], 1, segment_ids=torch.tensor([[0, 1], [0, 2]]))
-    assert warnings == [
+    assert caplog.messages == [
         "algorithm.adv_estimator=passk: responses share tokens, so they are not independent, and Pass@k is biased; "
         "tree=plain has independent responses"
     ]

@@ -17,8 +17,6 @@ from verl.workers.rollout.trajectory_tree import DROPPED_STEPS
 # Columns that the trainer adds to prompts and upstream copies to their rows: a number that grows with each submitted
 # prompt, and a name that equal prompts share.
 ORDER, PROBLEM = "explore_order", "explore_problem"
-
-
 # The only column without tensors that upstream's engines read.
 PICTURES = "multi_modal_inputs"
 
