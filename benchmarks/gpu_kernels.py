@@ -19,7 +19,7 @@ from typing import NamedTuple
 import torch
 
 from benchmarks.report import parser_of, report_text, write_report
-from verl.utils.normalized_entropy import compute_entropy_based_temperature, entropy_of_logits
+from vllm_patches.entropy_temperature import compute_entropy_based_temperature, entropy_of_logits
 
 WARM_UP = 2
 HEADER = ("what", "case", "ms: min / median / max", "times the baseline", "peak MiB", "tokens/s", "error")

@@ -27,18 +27,18 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from benchmarks.report import in_turns, parser_of, table_lines, with_range, write_report
+from recipe.arpo.keys import ARPOConfig
 from recipe.common.tiny_model import TinyModelConfig, write_tiny_model
+from recipe.compared.eptree.tree import EPTreeKeys
+from recipe.compared.tree_grpo.tree import TreeGRPOKeys
+from recipe.hato.keys import HATOConfig
+from recipe.hato.local_reward import heuristic
+from recipe.hato.value_model import value_model_of
+from recipe.latr.keys import KTConfig
 from verl.workers.rollout.engines.interface import Generation, GenerationRequest, RolloutEngine
 from verl.workers.rollout.engines.local_vllm import VLLMEngine
 from verl.workers.rollout.tree_builder import BranchPolicy, grow, policy_class
 from verl.workers.rollout.tree_rollout import GroupEngine
-from verl.workers.rollout.trees.arpo.config import ARPOConfig
-from verl.workers.rollout.trees.eptree import EPTreeKeys
-from verl.workers.rollout.trees.hato.config import HATOConfig
-from verl.workers.rollout.trees.hato.local_reward import heuristic
-from verl.workers.rollout.trees.hato.value_model import value_model_of
-from verl.workers.rollout.trees.latr.config import KTConfig
-from verl.workers.rollout.trees.tree_grpo import TreeGRPOKeys
 
 
 def policies(text_of, decode, tokens: int) -> dict[str, BranchPolicy]:

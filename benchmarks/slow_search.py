@@ -6,7 +6,7 @@ import random
 from dataclasses import dataclass, field
 
 from verl.workers.rollout.tools.base_tool import ToolOutput
-from verl.workers.rollout.tools.search_tool import LocalSearchTool
+from verl.workers.rollout.tools.search.tool import LocalSearchTool
 
 # Hydra override that makes a run with local tools use the slow search
 SLOW_SEARCH = "actor_rollout_ref.rollout.tools.tool_instances.search.class_path=benchmarks.slow_search.SlowSearchTool"

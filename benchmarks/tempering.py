@@ -13,7 +13,7 @@ import torch
 
 from benchmarks.gpu_kernels import HAPO, exact_temperature, random_logits, timed
 from benchmarks.report import in_turns, parser_of, with_range
-from verl.utils.normalized_entropy import compute_entropy_based_temperature
+from vllm_patches.entropy_temperature import compute_entropy_based_temperature
 from vllm_patches.tempered_requests import SETTINGS
 from vllm_patches.tempering_kernel import divide_by_temperature
 

@@ -29,7 +29,7 @@ from omegaconf import DictConfig, OmegaConf
 
 import verl.trainer
 from benchmarks.report import in_turns, parser_of, table_lines, with_range, write_report
-from recipe.common.tasks.problem_files import rl_row
+from recipe.common.problem_files import rl_row
 from recipe.common.tiny_model import TinyModelConfig, write_tiny_model
 from verl.utils.parts import load_choices
 from verl.workers.rollout.engines.request_batching import ExchangeServer

@@ -25,7 +25,7 @@ import yaml
 ROOT = Path(__file__).resolve().parents[1]
 CODE = ("vllm_patches", "verl", "recipe", "benchmarks", "scripts")
 UPSTREAM_SERVER = "verl/workers/rollout/vllm_rollout/vllm_async_server.py"
-SERVE_OPTIONS = ("scripts/serve.sh", "verl/evaluation/main.py", "verl/evaluation/server.py")
+SERVE_OPTIONS = ("scripts/serve.sh", "verl/evaluation/main.py", "verl/evaluation/model/server.py")
 RULES = ("MissingImports", "AttributeAccessIssue", "CallIssue", "IncompatibleMethodOverride", "GeneralTypeIssues")
 # Matches messages about missing names and changed parameters. Types that differ in detail are no errors here.
 MISFIT = re.compile(

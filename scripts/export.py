@@ -25,9 +25,9 @@ from recipe.common.reporting.model_card import (  # noqa: E402
     shared_config,
 )
 from recipe.common.reporting.run_metrics import load_metrics  # noqa: E402
-from verl.evaluation.checkpoint import checkpoint_step  # noqa: E402
-from verl.evaluation.model_folder import write_model_folder  # noqa: E402
-from verl.evaluation.shards import has_lora  # noqa: E402
+from verl.evaluation.model.checkpoint import checkpoint_step  # noqa: E402
+from verl.evaluation.model.folder import write_model_folder  # noqa: E402
+from verl.evaluation.model.shards import has_lora  # noqa: E402
 from verl.trainer.checkpoint_marker import checkpoints, saved_config, saved_versions  # noqa: E402
 from verl.utils.atomic_files import new_folder  # noqa: E402
 

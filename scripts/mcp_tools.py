@@ -9,7 +9,7 @@ import argparse
 import asyncio
 import sys
 
-from verl.workers.rollout.tools.mcp_tool import MCPTool
+from verl.workers.rollout.tools.mcp.tool import MCPTool
 
 
 def main() -> None:

@@ -5,10 +5,10 @@
 Beside the CSV it writes a table in Markdown, metrics.md, and a bar chart, metrics.png, of every experiment at its last
 step, with the evaluations' bootstrap intervals.
 
-Evaluation logs hold the `RESULT {json}` lines of `verl.evaluation.results`. Training logs are run folders or `.jsonl`
-files of verl's `file` logger, of which the validation metrics are used. Their Best@n and Maj@n are verl's bootstrap
-estimates (n draws with replacement), not exact values as in an evaluation log. The columns are experiment, step, then
-`<dataset>-Acc-Pass@1`, `<dataset>-Acc-Mean@8`, `<dataset>-Response-Length-Mean`, ...
+Evaluation logs hold the `RESULT {json}` lines of `verl.evaluation.scores.results`. Training logs are run folders or
+`.jsonl` files of verl's `file` logger, of which the validation metrics are used. Their Best@n and Maj@n are verl's
+bootstrap estimates (n draws with replacement), not exact values as in an evaluation log. The columns are experiment,
+step, then `<dataset>-Acc-Pass@1`, `<dataset>-Acc-Mean@8`, `<dataset>-Response-Length-Mean`, ...
 """
 
 import argparse
@@ -22,7 +22,7 @@ import pandas as pd
 
 from recipe.common.reporting.comparison import Results, markdown, plot_comparison
 from recipe.common.reporting.run_metrics import load_metrics, run_folder
-from verl.evaluation.results import INTERVAL_ENDS, parse_result_lines
+from verl.evaluation.scores.results import INTERVAL_ENDS, parse_result_lines
 from verl.utils.atomic_files import replacing
 
 VAL_ACCURACY = re.compile(r"val-core/(?P<dataset>.+)/acc/(?P<kind>mean|(best|maj)(?=@\d+/mean))@(?P<n>\d+)(/mean)?")

@@ -7,8 +7,8 @@ r"""Searches a local corpus over HTTP by BM25, for rollouts on many machines, wi
     GET /health     -> {"status": "ok", "documents": 20000}
 
 Each query gets a list, best document first; without return_scores the lists hold only documents. The corpus is JSONL
-or Parquet (see verl/workers/rollout/tools/bm25_index.py). With --index the index is made once and kept in that folder.
-As there is no password, the server listens on this machine only, unless --host names another address.
+or Parquet (see verl/workers/rollout/tools/search/bm25_index.py). With --index the index is made once and kept in that
+folder. As there is no password, the server listens on this machine only, unless --host names another address.
 """
 
 import argparse
@@ -25,7 +25,7 @@ from fastapi import FastAPI, HTTPException, Request, Response
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from starlette.requests import ClientDisconnect
 
-from verl.workers.rollout.tools.bm25_index import Bm25Index, open_index
+from verl.workers.rollout.tools.search.bm25_index import Bm25Index, open_index
 
 MOST_BODY_BYTES = 4_000_000
 MOST_QUERIES, MOST_QUERY_CHARACTERS, MOST_TOPK = 1024, 4096, 100

@@ -34,7 +34,7 @@ def rollout_server(params: SamplingParams, output: RequestOutput, part: Completi
 
 
 def evaluation_server(request: CompletionRequest) -> None:
-    """Use the request fields that `ServerEngine` of verl/evaluation/server.py sends."""
+    """Use the request fields that `ServerEngine` of verl/evaluation/model/server.py sends."""
     _ = request.prompt, request.max_tokens, request.temperature, request.top_p, request.top_k, request.seed
     _ = request.stop, request.stop_token_ids, request.skip_special_tokens, request.return_token_ids
     _ = request.presence_penalty, request.frequency_penalty, request.repetition_penalty, request.min_p

@@ -60,7 +60,7 @@ ERRING = "studies.process_reward.can_arrive_with_errors"
 # HATO's search is guided by an exact process reward: whether the target can still be reached.
 GUIDED = [
     *HATO,
-    "hato.local_reward=recipe.common.tasks.walk.can_arrive",
+    "hato.local_reward=recipe.tasks.walk.data.can_arrive",
     "hato.exploration.pruning_threshold=0.04",
     "hato.tree.max_depth=6",
     "hato.tree.branching_factor=4",

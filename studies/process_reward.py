@@ -1,10 +1,10 @@
-"""The process reward `recipe.common.tasks.walk.can_arrive` in GRPO's own reward, and with errors for HATO's search."""
+"""The process reward `recipe.tasks.walk.data.can_arrive` in GRPO's own reward, and with errors for HATO's search."""
 
 import hashlib
 import json
 
-from recipe.common.tasks.walk import Problem, Step, can_arrive, can_still_arrive
-from verl.utils.reward_score import walk
+from recipe.tasks.walk import reward as walk
+from recipe.tasks.walk.data import Problem, Step, can_arrive, can_still_arrive
 
 WEIGHT = 0.5  # weight of the steps in the reward; the answer has the rest
 ERRORS = 0.2  # share of the beginnings of answers that are judged wrongly

@@ -12,10 +12,10 @@ import numpy as np
 import torch
 from verl.trainer.ppo.core_algos import get_adv_estimator_fn
 
+from recipe.hato.credit import HATO_SETTINGS
+from recipe.hato.keys import HATOConfig, RewardWeights
 from studies.tabular_trees import ACTIONS, Drawing, Guide, N, Rows, Task, generated, trained
-from verl.trainer.ppo.credit.hato import HATO_SETTINGS
 from verl.trainer.ppo.credit.nodes import SEGMENT_IDS
-from verl.workers.rollout.trees.hato.config import HATOConfig, RewardWeights
 
 EXACT, NOISY, LEARNT, LEARNT_TOGETHER = "exact", "noisy", "learnt", "learnt together"
 NOISE = 0.5  # standard deviation of a noisy value's error, where the best value is 1

@@ -27,11 +27,11 @@ import torch
 from matplotlib.figure import Figure
 
 from benchmarks.report import interval, parser_of, table_lines, write_report
+from recipe.latr.schedule import mix_ratio, tree_branches
 from studies import RESULTS
 from studies import tabular_trees as trees
 from studies.tabular_learning import EXACT, LEARNT, LEARNT_TOGETHER, NOISE, NOISY, Curves, Method, learn, softmax
 from studies.tabular_trees import ACTIONS, RIGHT, Drawing, Guide, N, Rows, Task
-from verl.workers.rollout.trees.latr.schedule import mix_ratio, tree_branches
 
 NAME = "where_trees_pay_simulation"
 STEPS, RATES = 60, (1.0, 2.0, 4.0, 8.0, 16.0)

@@ -29,10 +29,10 @@ from verl.utils.config import omega_conf_to_dataclass
 import verl.trainer
 from recipe.common.menu import CONFIG, choices
 from recipe.common.tiny_model import TinyModelConfig, make_model, make_tokenizer
+from recipe.hapo.normalized_entropy import EntropyStatistics, compute_entropy_h
 from verl.trainer.checks.parts import check_credit, check_tree, check_typed_sections
 from verl.trainer.ppo.v1.component import components_of
 from verl.trainer.ppo.v1.explore_trainer import compute_fields
-from verl.utils.normalized_entropy import EntropyStatistics, compute_entropy_h
 from verl.utils.parts import compares, computed_fields, credit_of, load_choices, nested, parts
 from verl.utils.token_fields import FIELDS
 from verl.workers.rollout.engines.local_transformers import TransformersEngine

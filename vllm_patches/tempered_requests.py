@@ -18,7 +18,7 @@ from vllm_patches.after_import import after_import
 
 KEY = "adaptive_temperature"
 SETTINGS = ("temperature_tau", "median", "std", "scale_pos", "scale_neg")
-PROCESSOR = "verl.workers.rollout.adaptive_temperature:AdaptiveTemperature"
+PROCESSOR = "vllm_patches.v1_adaptive_temperature:AdaptiveTemperature"
 ENTROPY_FLOOR = 1e-6  # in nats; if one token is certain, the entropy is 0, which has no logarithm
 
 

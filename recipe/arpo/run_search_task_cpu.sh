@@ -19,7 +19,7 @@ RUN_DIR=${RUN_DIR:-$PWD/outputs/$EXPERIMENT_NAME}
 HARDWARE=cpu
 use_hardware cpu
 make_once "$DATA_DIR/train.parquet" \
-    python -m recipe.arpo.search_task --output-dir "$DATA_DIR" "${DATA_OPTIONS[@]}"
+    python -m recipe.tasks.search.data --output-dir "$DATA_DIR" "${DATA_OPTIONS[@]}"
 if [ -z "${MODEL_PATH:-}" ]; then
     MODEL_PATH=outputs/$COLD_START/huggingface
     make_once "$MODEL_PATH" env -u EXPERIMENT_NAME -u RUN_DIR HOPS="$HOPS" DATA_DIR="$DATA_DIR" \

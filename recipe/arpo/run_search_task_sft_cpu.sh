@@ -17,11 +17,11 @@ if [ ! -f "$DATA_DIR/demonstrations.jsonl" ]; then
         echo "error: DATA_DIR=$DATA_DIR has no demonstrations.jsonl, which the cold start is taught: add it" >&2
         exit 2
     fi
-    python -m recipe.arpo.search_task --output-dir "$DATA_DIR" "${DATA_OPTIONS[@]}"
+    python -m recipe.tasks.search.data --output-dir "$DATA_DIR" "${DATA_OPTIONS[@]}"
 fi
 if [ -z "${MODEL_PATH:-}" ]; then
     MODEL_PATH=outputs/search_task_model
-    [ -d "$MODEL_PATH" ] || python -m recipe.arpo.search_task --model-dir "$MODEL_PATH"
+    [ -d "$MODEL_PATH" ] || python -m recipe.tasks.search.data --model-dir "$MODEL_PATH"
 fi
 [ -f "$DATA_DIR/sft/train.parquet" ] || python -m recipe.arpo.sft_data \
     --input "$DATA_DIR/demonstrations.jsonl" --output "$DATA_DIR/sft" --tokenizer "$MODEL_PATH"

@@ -1,7 +1,7 @@
 # The scripts for the made search task source this file after scripts/environment.sh.
 
 # use_hops HOPS: sets, for questions that need so many searches (3, or from 3-5), TASK_NAME, of which the names of data and
-# runs are made; COLD_START, the name of a folder under outputs/; DATA_OPTIONS of recipe.arpo.search_task; and
+# runs are made; COLD_START, the name of a folder under outputs/; DATA_OPTIONS of recipe.tasks.search.data; and
 # MAX_PROMPT_LENGTH, MAX_RESPONSE_LENGTH and CALL_LIMIT.
 use_hops() {
     if [[ ! $1 =~ ^[2-9](-[2-9])?$ ]] || [ "${1%-*}" -gt "${1#*-}" ]; then

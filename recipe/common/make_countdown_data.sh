@@ -11,4 +11,4 @@ if [ "$1" = gpu ]; then
     SIZES=(--min-numbers 3 --max-numbers 4 --max-number 99 --operators "+-*/" --max-target 99 --style long)
     SIZES+=(--train-size 50000 --test-size 512)
 fi
-exec python -m recipe.common.tasks.countdown --output-dir "${2:?}" ${SIZES[@]+"${SIZES[@]}"}
+exec python -m recipe.tasks.countdown.data --output-dir "${2:?}" ${SIZES[@]+"${SIZES[@]}"}

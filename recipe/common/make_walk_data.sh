@@ -12,4 +12,4 @@ if [ "$1" = gpu ]; then
         --style long)
     SIZES+=(--train-size 20000 --valid-size 256 --test-size 512 --demo-correct 1)
 fi
-exec python -m recipe.common.tasks.walk --output-dir "${2:?}" ${SIZES[@]+"${SIZES[@]}"}
+exec python -m recipe.tasks.walk.data --output-dir "${2:?}" ${SIZES[@]+"${SIZES[@]}"}

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from omegaconf import OmegaConf
 
-from verl.utils.parts import PACKAGES, parts
+from verl.utils.parts import KINDS, parts
 
 CONFIG = Path(__file__).parent / "config"
 RECIPES = Path(__file__).parent.parent
@@ -35,7 +35,7 @@ PARTS = {
 
 def choices(part: str) -> dict[str, tuple[str, str]]:
     """Return choice -> (sentence about it, its requirements), from the registry or from its YAML file's comments."""
-    if part in PACKAGES:
+    if part in KINDS:
         return {name: (each.about, each.requires) for name, each in parts(part).items() if not each.alias}
     return {name: _about(file) for name, file in choice_files(part).items()}
 
@@ -92,9 +92,9 @@ def about_choice(part: str, choice: str) -> str:
     """
     if part not in PARTS:
         raise ValueError(f"{part}: expected one of {', '.join(PARTS)}")
-    if choice not in choices(part) and choice not in (parts(part) if part in PACKAGES else ()):
+    if choice not in choices(part) and choice not in (parts(part) if part in KINDS else ()):
         raise ValueError(f"{part}={choice}: expected one of {', '.join(choices(part))}")
-    if part not in PACKAGES:
+    if part not in KINDS:
         return choice_files(part)[choice].read_text()
     chosen = parts(part)[choice]
     text = f"# {chosen.about}\n{OmegaConf.to_yaml(chosen.node())}"

@@ -19,7 +19,7 @@ if [ -z "${MODEL_PATH:-}" ]; then
     MODEL_PATH=outputs/smollm2
     make_once "$MODEL_PATH" python -m recipe.common.smollm2 --output-dir "$MODEL_PATH"
 fi
-make_once "$TRAIN_FILE" python -m recipe.common.tasks.word_problems --output-dir "$DATA_DIR"
+make_once "$TRAIN_FILE" python -m recipe.tasks.word_problems.data --output-dir "$DATA_DIR"
 
 # rows are padded to the lengths on CPU; a micro-batch holds two prompts with the responses that share them
 settings=(

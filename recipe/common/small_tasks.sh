@@ -30,6 +30,6 @@ use_task() {
 make_tiny_model() {
     case "$TASK" in
     countdown) python -m recipe.common.tiny_model --output-dir "$1" ;;
-    walk) python -m recipe.common.tasks.walk --model-dir "$1" ;;
+    walk) python -m recipe.tasks.walk.data --model-dir "$1" ;;
     esac
 }

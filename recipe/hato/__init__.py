@@ -1,1 +1,12 @@
-"""HATO: a searched tree of reasoning steps for each problem. Its code consists of parts in the package `verl`."""
+"""Trees of reasoning steps that are searched by value and uncertainty (HATO), `tree=hato`.
+
+HATO has design notes and no paper; where the notes are silent, the docstrings state our decisions.
+
+    config.py         the keys under `hato`
+    policy.py         the search as a tree policy: requests to the engine, and use of its answers
+    search.py         which steps are expanded next, with how many children
+    frontier.py       which steps are open, have ended, or were dropped
+    value_model.py    value V and uncertainty U of a step, from its features (step_features.py)
+    local_reward.py   R_local of a step
+    metrics.py        diversity and novelty of answers, calibration of V
+"""

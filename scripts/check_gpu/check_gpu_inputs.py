@@ -10,9 +10,9 @@ import sys
 from pathlib import Path
 
 from recipe.arpo import sft_data
-from recipe.arpo.search_task import EXTRA_WORDS, SearchTaskConfig, write_search_task
-from recipe.common.tasks.countdown import CountdownConfig, write_countdown
 from recipe.common.tiny_model import TinyModelConfig, write_tiny_model
+from recipe.tasks.countdown.data import CountdownConfig, write_countdown
+from recipe.tasks.search.data import EXTRA_WORDS, SearchTaskConfig, write_search_task
 
 # Attention heads have 64 dimensions: FlashInfer, which vLLM uses on Blackwell, supports only 64, 128 and 256.
 TINY_MODEL = {"hidden_size": 256, "intermediate_size": 512, "num_heads": 4, "num_kv_heads": 2}

@@ -10,7 +10,7 @@ from benchmarks.grpo_step import SAME, UPSTREAM, ratio_of
 from recipe.common.tiny_model import TinyModelConfig, write_tiny_model
 from tests.configs import RECIPES, composed
 from tests.configs import UPSTREAM as UPSTREAM_CONFIGS
-from verl.trainer.checks import weight_bucket
+from verl.trainer.checks.resources import weight_bucket
 from verl.utils.parts import load_choices
 
 # keys that the benchmark sets at the start of our side, as recipe/common/run_explore.sh does

@@ -8,7 +8,7 @@ import statistics
 import pytest
 
 from benchmarks.slow_search import SlowSearchTool
-from verl.workers.rollout.tools.search_tool import LocalSearchTool
+from verl.workers.rollout.tools.search.tool import LocalSearchTool
 
 
 @pytest.fixture

@@ -23,13 +23,13 @@ import pytest
 from hydra import compose, initialize_config_dir
 
 import verl.trainer
-from recipe.arpo.search_task import SearchTaskConfig, write_search_task
-from recipe.common.tasks.countdown import CountdownConfig, write_countdown
-from recipe.common.tasks.walk import WalkConfig, write_walks
 from recipe.common.tiny_model import write_tiny_model
+from recipe.tasks.countdown.data import CountdownConfig, write_countdown
+from recipe.tasks.search.data import SearchTaskConfig, write_search_task
+from recipe.tasks.walk.data import WalkConfig, write_walks
 from tests.forked import with_forks
 from tests.fresh import python_for
-from verl.evaluation.results import EvalResult, format_result_lines, write_result_log
+from verl.evaluation.scores.results import EvalResult, format_result_lines, write_result_log
 from verl.trainer.checkpoint_marker import MARKER
 from verl.utils.parts import load_choices, parts
 
@@ -217,7 +217,7 @@ def test_a_command_for_cpu_runs(runs, command):
 
 def test_shown_files_of_the_repository_are_as_they_are():
     shown = [name for name in FILES if (ROOT / name).exists()]
-    assert "verl/workers/rollout/trees/tree_grpo.py" in shown
+    assert "recipe/compared/tree_grpo/tree.py" in shown
     assert [name for name in shown if (ROOT / name).read_text() != FILES[name]] == []
 
 
@@ -250,7 +250,7 @@ def test_a_method_is_the_files_that_its_page_shows(tmp_path):
         found = [line.split()[1:] for line in done.stdout.splitlines() if line.startswith("FOUND")]
         assert found, done.stderr[-2000:]
         parts += found
-    modules = ["verl.workers.rollout.trees.tree_grpo", "verl.trainer.ppo.credit.tree_grpo"]
+    modules = ["recipe.compared.tree_grpo.tree", "recipe.compared.tree_grpo.credit"]
     assert parts == [["False", "False", "none", "none"], ["True", "True", *modules]]
 
 
@@ -441,7 +441,7 @@ def logged_names() -> set[str]:
     names = {text for path in trained for text in strings_of(ast.parse(path.read_text())) if full.fullmatch(text)}
     rollouts = (ROOT / "verl/workers/rollout").rglob("*.py")
     names |= {f"tree/{name}" for path in rollouts for name in tree_metrics(path)}
-    names |= {f"hato/{name}" for name in keys_in("verl/trainer/ppo/credit/hato.py", "sibling_metrics")}
+    names |= {f"hato/{name}" for name in keys_in("recipe/hato/credit.py", "sibling_metrics")}
     names |= {f"diversity/{name}" for name in keys_in("verl/trainer/ppo/group_diversity.py", "group_diversity")}
     return names
 

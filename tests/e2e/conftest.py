@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from recipe.common.tasks.countdown import CountdownConfig, write_countdown
 from recipe.common.tiny_model import write_tiny_model
+from recipe.tasks.countdown.data import CountdownConfig, write_countdown
 from tests.e2e.runs import NO_TOKEN, imports_made, ray_cluster
 
 # half an hour, by hand, as the module says: it runs where it is named on the command line

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from verl.workers.rollout.tools.search_tool import LocalSearchTool
+from verl.workers.rollout.tools.search.tool import LocalSearchTool
 
 
 class HangingSearch(LocalSearchTool):

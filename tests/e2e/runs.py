@@ -17,7 +17,7 @@ from pathlib import Path
 import psutil
 
 from tests.forked import MODULES, as_in_a_run
-from verl.evaluation.server import free_port
+from verl.evaluation.model.server import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 GRPO, HAPO = "recipe/common/run_grpo_countdown.sh", "recipe/hapo/run_countdown_cpu.sh"

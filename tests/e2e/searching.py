@@ -6,9 +6,9 @@ from pathlib import Path
 
 from transformers import AutoTokenizer
 
-from recipe.arpo.search_task import EXTRA_WORDS, SearchTaskConfig, write_search_task
 from recipe.arpo.sft_data import messages_of
 from recipe.common.tiny_model import TinyModelConfig, write_tiny_model
+from recipe.tasks.search.data import EXTRA_WORDS, SearchTaskConfig, write_search_task
 from tests.e2e.learning import learn_by_heart
 from verl.utils.dataset.tool_sft_dataset import DemonstrationEncoder
 

@@ -15,7 +15,7 @@ import pytest
 from recipe.common.reporting.run_metrics import load_metrics
 from tests.e2e.runs import ROOT, assert_on_two_nodes, imports_made, listens, wait_until
 from tests.e2e.searching import write_task_and_model
-from verl.evaluation.server import free_port
+from verl.evaluation.model.server import free_port
 
 TOOLS = "actor_rollout_ref.rollout.tools"
 pytestmark = pytest.mark.e2e

@@ -108,7 +108,7 @@ def search(tmp_path_factory):
     command += ["hato.local_reward=answer_likelihood"]
     tool = "actor_rollout_ref.rollout.tools.tool_instances.search"
     server = f"command: [{sys.executable}, {ROOT}/tests/e2e/search_mcp_server.py, {folder}/corpus.jsonl]"
-    command += [f"{tool}.class_path=verl.workers.rollout.tools.mcp_tool.MCPTool", f"~{tool}.params"]
+    command += [f"{tool}.class_path=verl.workers.rollout.tools.mcp.tool.MCPTool", f"~{tool}.params"]
     command += [f"+{tool}.params={{{server}, tools: [search], start_timeout: 300}}"]
     done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=400)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -15,10 +15,10 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from recipe.common.tasks.countdown import CountdownConfig, write_countdown
 from recipe.common.tiny_model import write_tiny_model
+from recipe.tasks.countdown.data import CountdownConfig, write_countdown
 from tests.e2e.runs import ROOT, wait_until
-from verl.evaluation.results import parse_result_lines
+from verl.evaluation.scores.results import parse_result_lines
 
 N = 64
 pytestmark = pytest.mark.slow

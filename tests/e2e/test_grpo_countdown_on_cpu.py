@@ -18,12 +18,12 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from recipe.common.reporting.run_metrics import load_metrics
-from recipe.common.tasks.countdown import CountdownConfig, random_expression, solve, write_countdown
 from recipe.common.tiny_model import write_tiny_model
+from recipe.tasks.countdown.data import CountdownConfig, random_expression, solve, write_countdown
 from tests.e2e.learning import learn_by_heart
 from tests.e2e.runs import AS_TYPED, STORAGE, End, imports_made, kill, logged_steps, start_run, wait_until
-from verl.evaluation.results import parse_result_lines
-from verl.evaluation.server import serving
+from verl.evaluation.model.server import serving
+from verl.evaluation.scores.results import parse_result_lines
 from verl.trainer.checkpoint_marker import complete_steps
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -9,8 +9,8 @@ import subprocess
 import pytest
 from safetensors.torch import load_file
 
-from recipe.common.tasks.countdown import CountdownConfig, write_countdown
 from recipe.common.tiny_model import TinyModelConfig, write_tiny_model
+from recipe.tasks.countdown.data import CountdownConfig, write_countdown
 from tests.e2e.runs import ROOT
 
 # what a machine without GPUs needs of the profile hardware=cpu

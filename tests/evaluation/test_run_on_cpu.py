@@ -13,9 +13,9 @@ from recipe.common.tiny_model import write_tiny_model
 from tests.evaluation.echo_tool import Echo
 from tests.evaluation.toy_server import ToyModel, toy_server
 from verl.evaluation.main import EvaluationError, evaluate, plan_of
-from verl.evaluation.results import parse_result_lines
 from verl.evaluation.run import seed_of
-from verl.evaluation.sample_file import SampleFile
+from verl.evaluation.scores.results import parse_result_lines
+from verl.evaluation.scores.sample_file import SampleFile
 
 ROOT = Path(__file__).resolve().parents[2]
 N = 4
@@ -163,7 +163,7 @@ def test_tools_are_called_with_the_protocol_of_training(inputs, tmp_path):
 @pytest.mark.slow
 def test_an_mcp_servers_tools_are_described_and_called(inputs, tmp_path):
     library = f"{sys.executable}, {ROOT}/tests/workers/rollout/tools/mcp_library.py"
-    entry = f"{{class_path: verl.workers.rollout.tools.mcp_tool.MCPTool, params: {{command: [{library}]}}}}"
+    entry = f"{{class_path: verl.workers.rollout.tools.mcp.tool.MCPTool, params: {{command: [{library}]}}}}"
     tools = [f"+tools.tool_instances.library={entry}", "+tools.describe_in_prompt=true"]
     with toy_server(model := ToyModel()) as url:
         evaluate(config_of(inputs, url, tmp_path, *tools, "limit=2", "n=1", "ks=[1]", "style=answer"))

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from tests.evaluation.toy_server import ToyModel, toy_server
-from verl.evaluation.server import ChatModel, ServerEngine, clients_of
+from verl.evaluation.model.server import ChatModel, ServerEngine, clients_of
 from verl.workers.rollout.engines.interface import GenerationRequest
 
 # all sampling parameters that vLLM takes from the file, with values that nobody asks for

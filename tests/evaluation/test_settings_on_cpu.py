@@ -11,7 +11,7 @@ from recipe.common.tiny_model import write_tiny_model
 from tests.configs import composed
 from tests.evaluation.toy_server import ToyModel, toy_server
 from verl.evaluation.main import EvaluationError, evaluate, plan_of
-from verl.evaluation.results import parse_result_lines
+from verl.evaluation.scores.results import parse_result_lines
 from verl.trainer.checkpoint_marker import CONFIG_FILE, MARKER
 
 ROOT = Path(__file__).resolve().parents[2]

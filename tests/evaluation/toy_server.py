@@ -12,7 +12,7 @@ from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse
 
 from recipe.common.tiny_model import make_tokenizer
-from verl.evaluation.server import free_port
+from verl.evaluation.model.server import free_port
 
 
 class ToyModel:

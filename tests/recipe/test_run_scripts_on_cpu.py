@@ -13,11 +13,11 @@ import pytest
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
-from recipe.arpo.search_task import EXTRA_WORDS, SearchTaskConfig, write_search_task
-from recipe.common.tasks.countdown import CountdownConfig, write_countdown
-from recipe.common.tasks.walk import MODEL, WalkConfig, write_walks
-from recipe.common.tasks.word_problems import WordProblemsConfig, write_word_problems
 from recipe.common.tiny_model import TinyModelConfig, write_tiny_model
+from recipe.tasks.countdown.data import CountdownConfig, write_countdown
+from recipe.tasks.search.data import EXTRA_WORDS, SearchTaskConfig, write_search_task
+from recipe.tasks.walk.data import MODEL, WalkConfig, write_walks
+from recipe.tasks.word_problems.data import WordProblemsConfig, write_word_problems
 from tests.configs import composed
 from tests.forked import CPU, run_two_at_a_time, with_forks
 from verl.trainer.checks.settle import settle
@@ -198,7 +198,7 @@ def test_every_recipe_trains_on_the_number_walk(tmp_path):
     with initialize_config_dir(str(ROOT / arguments[1]), version_base=None):
         config = compose(arguments[3], [*arguments[4:], UPSTREAM])
     assert config.hato.tree.step_delimiter == "\n"
-    assert config.reward.custom_reward_function.path == "pkg://verl.utils.reward_score.walk"
+    assert config.reward.custom_reward_function.path == "pkg://recipe.tasks.walk.reward"
 
 
 def test_the_search_task_takes_questions_of_several_hops(tmp_path):

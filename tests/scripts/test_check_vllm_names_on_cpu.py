@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / "scripts" / "check_vllm_names.py"
 # file -> (text that fits vLLM, text that does not, where the checker sees it, what it says)
 BREAKS = {
-    "verl/workers/rollout/adaptive_temperature.py": [
+    "vllm_patches/v1_adaptive_temperature.py": [
         ("import VllmConfig", "import GoneConfig", '"GoneConfig" is unknown import symbol'),
         (
             "class AdaptiveTemperature(LogitsProcessor):",

@@ -8,12 +8,12 @@ import pandas as pd
 import pytest
 
 from tests.forked import CPU, run_two_at_a_time, with_forks
-from verl.evaluation.benchmarks import BENCHMARKS
-from verl.evaluation.checkpoint import Checkpoint, find_checkpoint, fingerprint
 from verl.evaluation.main import _files_under_outputs
-from verl.evaluation.metrics import measure
-from verl.evaluation.questions import Question
-from verl.evaluation.scoring import by_rule, final_answer
+from verl.evaluation.model.checkpoint import Checkpoint, find_checkpoint, fingerprint
+from verl.evaluation.questions.benchmarks import BENCHMARKS
+from verl.evaluation.questions.prompts import Question
+from verl.evaluation.scores.metrics import measure
+from verl.evaluation.scores.scoring import by_rule, final_answer
 from verl.trainer.checkpoint_marker import MARKER
 
 pytestmark = pytest.mark.slow

@@ -12,8 +12,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from recipe.common.tasks.countdown import CountdownConfig, write_countdown
 from recipe.common.tiny_model import write_tiny_model
+from recipe.tasks.countdown.data import CountdownConfig, write_countdown
 from tests.forked import as_in_a_run
 from verl.utils.entropy_estimate import entropies_of
 

@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM
 
 from recipe.common.tiny_model import write_tiny_model
 from tests.recipe.common.explore import explore
-from verl.evaluation.results import EvalResult, format_result_lines, write_result_log
+from verl.evaluation.scores.results import EvalResult, format_result_lines, write_result_log
 from verl.trainer.checkpoint_marker import CONFIG_FILE, MARKER, VERSIONS_FILE
 
 ROOT = Path(__file__).resolve().parents[2]

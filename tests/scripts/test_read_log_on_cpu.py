@@ -1,4 +1,4 @@
-"""scripts/read_log.py and verl.evaluation.results: result lines round-trip, and the CSV holds the logs' numbers."""
+"""scripts/read_log.py and verl.evaluation.scores.results: result lines round-trip, the CSV holds the logs' numbers."""
 
 import csv
 import importlib.util
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from verl.evaluation.results import EvalResult, format_result_lines, parse_result_lines, write_result_log
+from verl.evaluation.scores.results import EvalResult, format_result_lines, parse_result_lines, write_result_log
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULT = EvalResult(

@@ -14,8 +14,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from verl.workers.rollout.tools.bm25_index import open_index
-from verl.workers.rollout.tools.search_tool import LocalSearchTool
+from verl.workers.rollout.tools.search.bm25_index import open_index
+from verl.workers.rollout.tools.search.tool import LocalSearchTool
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / "scripts" / "search_server.py"

@@ -2,9 +2,9 @@
 
 import pytest
 
-from recipe.common.tasks.walk import can_arrive
+from recipe.hato.local_reward import Step
+from recipe.tasks.walk.data import can_arrive
 from studies.process_reward import ERRORS, can_arrive_with_errors, compute_score
-from verl.workers.rollout.trees.hato.local_reward import Step
 
 TRUTH = {"start": 3, "target": 7, "steps": 2, "operations": ["+1", "*2"], "limit": 99}
 

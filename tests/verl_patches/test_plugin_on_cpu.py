@@ -37,7 +37,7 @@ def found_words(result: subprocess.CompletedProcess) -> list[str]:
 
 
 IMPORTS = """
-import verl, verl.utils.reward_score.countdown as ours
+import verl, recipe.tasks.countdown.reward as ours
 import verl.utils.reward_score.gsm8k as theirs
 from verl.plugin.platform import get_platform
 print("FOUND", ours.__file__, theirs.__file__, get_platform().device_name)
@@ -86,7 +86,7 @@ def test_importing_verl_imports_no_trainer(without_signal):
 
 def test_editable_install(without_signal):
     ours, theirs, device = without_signal["install"]
-    assert Path(ours) == ROOT / "verl/utils/reward_score/countdown.py"
+    assert Path(ours) == ROOT / "recipe/tasks/countdown/reward.py"
     assert ROOT / "verl" not in Path(theirs).parents
     assert device == "cuda"  # upstream's fall-back: without the signal the CPU platform does nothing
 
@@ -129,7 +129,7 @@ def test_wheel_install(wheel_site):
         IMPORTS + "import verl_patches.plugin; print('FOUND', verl_patches.plugin.__file__)", path=str(wheel_site)
     )
     ours, theirs, device, hook = found_words(result)
-    assert Path(ours) == wheel_site / "verl/utils/reward_score/countdown.py"
+    assert Path(ours) == wheel_site / "recipe/tasks/countdown/reward.py"
     assert Path(hook) == wheel_site / "verl_patches/plugin.py"
     assert device == "cuda"
 
@@ -223,9 +223,9 @@ def test_the_signal_brings_the_cpu_platform_and_the_version_name_of_the_cpu_buil
 def test_rollout_names_losses_and_estimators_are_registered_by_importing_upstream(on_cpu):
     assert on_cpu["registered"] == [
         *("TopLogprobsReplica", "vLLMReplica", "ServerAdapter"),
-        *("verl.trainer.ppo.credit.hapo", "verl.trainer.ppo.loss.hapo"),
-        *("verl.trainer.ppo.credit.node_values", "verl.trainer.ppo.loss.aepo"),
-        *("verl.trainer.ppo.credit.hato", "verl.trainer.ppo.credit.tree_grpo"),
+        *("recipe.hapo.credit", "recipe.hapo.loss"),
+        *("verl.trainer.ppo.credit.node_values", "recipe.arpo.loss"),
+        *("recipe.hato.credit", "recipe.compared.tree_grpo.credit"),
         *("verl.trainer.ppo.v1.explore_trainer", *["verl.trainer.ppo.v1.asynchronous_trainers"] * 2),
     ]
 

@@ -18,7 +18,7 @@ from vllm.v1.sample.logits_processor import BatchUpdate
 
 from tests.fresh import python_for, python_of
 from tests.packages import GPU_VLLM, TRITON, unpacked
-from verl.workers.rollout.adaptive_temperature import AdaptiveTemperature
+from vllm_patches.v1_adaptive_temperature import AdaptiveTemperature
 
 pytestmark = pytest.mark.slow
 

@@ -40,7 +40,7 @@ def compare(llm, label):
 
 def load(worker, file):
     worker.model_runner.model.load_weights(torch.load(file).items())
-    import verl.utils.reward_score.countdown as overlay_in_a_vllm_worker
+    import recipe.tasks.countdown.reward as overlay_in_a_vllm_worker
     return overlay_in_a_vllm_worker.__file__
 
 if __name__ == "__main__":

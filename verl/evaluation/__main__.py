@@ -8,8 +8,8 @@ Nothing is downloaded.
 
 import argparse
 
-from verl.evaluation.benchmarks import BENCHMARKS, SCORINGS, find_benchmark
-from verl.evaluation.loading import read_questions
+from verl.evaluation.questions.benchmarks import BENCHMARKS, SCORINGS, find_benchmark
+from verl.evaluation.questions.loading import read_questions
 
 
 def describe(name: str) -> list[str]:

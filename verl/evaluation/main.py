@@ -13,17 +13,17 @@ import pyarrow.parquet as pq
 from omegaconf import DictConfig, OmegaConf
 from openai import AsyncOpenAI
 
-from verl.evaluation.benchmarks import SCORINGS, find_benchmark
-from verl.evaluation.checkpoint import Checkpoint, find_checkpoint, fingerprint, merge_shards
-from verl.evaluation.judge import Judge, JudgeCache
-from verl.evaluation.loading import QuestionSet, read_questions
-from verl.evaluation.metrics import measure
-from verl.evaluation.replicas import allow_open_files, describe_server, gpu_problem, replicas_of, visible_gpus
-from verl.evaluation.results import EvalResult, format_result_lines, write_result_log
+from verl.evaluation.model.checkpoint import Checkpoint, find_checkpoint, fingerprint, merge_shards
+from verl.evaluation.model.replicas import allow_open_files, describe_server, gpu_problem, replicas_of, visible_gpus
+from verl.evaluation.model.server import ChatModel, ServerEngine, clients_of, serving
+from verl.evaluation.questions.benchmarks import SCORINGS, find_benchmark
+from verl.evaluation.questions.loading import QuestionSet, read_questions
 from verl.evaluation.run import Responder, Scorer, chat_responder, collect, missing, token_responder
-from verl.evaluation.sample_file import SampleFile
-from verl.evaluation.scoring import by_rule
-from verl.evaluation.server import ChatModel, ServerEngine, clients_of, serving
+from verl.evaluation.scores.judge import Judge, JudgeCache
+from verl.evaluation.scores.metrics import measure
+from verl.evaluation.scores.results import EvalResult, format_result_lines, write_result_log
+from verl.evaluation.scores.sample_file import SampleFile
+from verl.evaluation.scores.scoring import by_rule
 from verl.evaluation.settings import chat_template_kwargs, prompt_style, reported_settings, sampling_of
 from verl.trainer.checks.preflight import check_model_path
 from verl.workers.config.keys import read_keys

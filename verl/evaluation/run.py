@@ -14,17 +14,17 @@ from typing import NamedTuple
 
 from tqdm import tqdm
 
-from verl.evaluation.questions import Question
-from verl.evaluation.sample_file import SampleFile
-from verl.evaluation.scoring import Scored
-from verl.evaluation.server import ChatModel, ServerEngine
+from recipe.common.tree import Policy as Plain
+from verl.evaluation.model.server import ChatModel, ServerEngine
+from verl.evaluation.questions.prompts import Question
+from verl.evaluation.scores.sample_file import SampleFile
+from verl.evaluation.scores.scoring import Scored
 from verl.workers.rollout import tree_builder as builder
 from verl.workers.rollout.engines.interface import GenerationRequest, gather_or_cancel
 from verl.workers.rollout.environment import Tools
 from verl.workers.rollout.tools.protocol import Protocol
 from verl.workers.rollout.tools.tool_box import ToolBox
 from verl.workers.rollout.trajectory_tree import TOOL
-from verl.workers.rollout.trees.plain import Policy as Plain
 
 
 class Response(NamedTuple):

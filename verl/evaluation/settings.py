@@ -5,9 +5,9 @@ from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
 
-from verl.evaluation.checkpoint import Checkpoint
-from verl.evaluation.loading import QuestionSet
-from verl.evaluation.questions import to_messages
+from verl.evaluation.model.checkpoint import Checkpoint
+from verl.evaluation.questions.loading import QuestionSet
+from verl.evaluation.questions.prompts import to_messages
 from verl.trainer.checkpoint_marker import saved_config
 
 # the sampling parameters of a request; those that are left out here have no effect, see `server.NEUTRAL`

@@ -1,26 +1,30 @@
 """The registry of the parts that make up a run. A part is one file, which registers everything that others read of it.
 
-    tree        register_tree        which tokens are generated?           verl/workers/rollout/trees/
-    sampler     register_sampler     how is a token drawn?                 verl/workers/rollout/samplers/
-    credit      register_credit      which token gets which advantage?     verl/trainer/ppo/credit/
-    loss        register_loss        how far may the policy move?          verl/trainer/ppo/loss/
-    component   register_component   what happens between the phases of a training step?   verl/trainer/ppo/v1/methods/
+    tree        register_tree        which tokens are generated?
+    sampler     register_sampler     how is a token drawn?
+    credit      register_credit      which token gets which advantage?
+    loss        register_loss        how far may the policy move?
+    component   register_component   what happens between the phases of a training step?
+    proposal    register_proposal    which values of a tree's keys fit a model? (scripts/explore.sh)
 
-Looking up a part (`parts`) imports the modules of these folders, and then the modules that other packages name in the
-entry-point group `verl_exploration.parts`. A registered tree, sampler, credit or loss becomes a choice for Hydra
-(`tree=<name>`) without a file: its config values are a node of Hydra's `ConfigStore`.
+All of a method lies in its folder below `recipe/`, and the name of a module there is its kind: `parts("tree")` imports
+`recipe/<method>/tree.py` and `recipe/compared/<method>/tree.py`, and nothing of other kinds, so that a rollout worker
+loads no trainer. Then it imports what other packages name in the entry-point group `verl_exploration.parts`: a module,
+or a package with such modules. A registered tree, sampler, credit or loss becomes a choice for Hydra (`tree=<name>`)
+without a file: its config values are a node of Hydra's `ConfigStore`.
 
     [project.entry-points."verl_exploration.parts"]
-    my_method = "my_package.my_module"
+    my_method = "my_package"
 """
 
 import importlib
-import pkgutil
+import importlib.util
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from enum import Enum
 from functools import cache
 from importlib.metadata import entry_points
+from pathlib import Path
 from typing import Any, TypeVar
 
 from hydra.core.config_store import ConfigStore
@@ -28,14 +32,9 @@ from omegaconf import DictConfig, OmegaConf
 
 from verl.utils.token_fields import RewardField, TokenField
 from verl.workers.config.keys import ACTOR, ROLLOUT, check_trajectories, read_keys
+from verl.workers.config.schedule import EXPLORE_TRAINERS
 
-PACKAGES = {
-    "tree": "verl.workers.rollout.trees",
-    "sampler": "verl.workers.rollout.samplers",
-    "credit": "verl.trainer.ppo.credit",
-    "loss": "verl.trainer.ppo.loss",
-    "component": "verl.trainer.ppo.v1.methods",
-}
+KINDS = ("tree", "sampler", "credit", "loss", "component", "proposal")
 ENTRY_POINTS = "verl_exploration.parts"
 T = TypeVar("T")
 
@@ -72,6 +71,7 @@ class Part:
         smallest: config values, in addition to `values`, with which a test takes a small step.
         alias: whether the menu, the diagnosis and tests leave it out: it is another name of an older choice, or
             upstream's own.
+        checks: function that checks a run's settled config beyond the keys, and raises a ValueError that names the key.
     """
 
     name: str
@@ -81,6 +81,12 @@ class Part:
     values: Mapping[str, Any] = field(default_factory=dict)
     smallest: Mapping[str, Any] = field(default_factory=dict)
     alias: bool = False
+    checks: Callable[[DictConfig], None] | None = None
+
+    def check(self, config: DictConfig) -> None:
+        """Check a run's settled config; raise a ValueError that names the first wrong key."""
+        if self.checks is not None:
+            self.checks(config)
 
     def node(self) -> DictConfig:
         """Return `values` as a config."""
@@ -102,6 +108,9 @@ class Tree(Part):
         variant: config values in which a tree that extends an older one differs from it; else empty.
         forks_at_results: whether it forks after a tool's result, so that a diagnosis without tools leaves it out.
         reads_rewards: whether it reads rewards of trajectories while it grows.
+        reads_answers: function that returns the `key=value` of a run's config by which the tree reads the likelihood of
+            reference answers while it grows; empty if none does.
+        changes_temperature: function that returns whether the trainer changes the sampling temperature between steps.
         learns: whether a trainer component learns a model that it needs.
         rollout_names: values of `rollout.name` by which scripts of the paper's authors choose it.
         rollout_modes: values of `rollout.mode` by which they choose it with tools.
@@ -117,6 +126,8 @@ class Tree(Part):
     variant: Mapping[str, Any] = field(default_factory=dict)
     forks_at_results: bool = False
     reads_rewards: bool = False
+    reads_answers: Callable[[DictConfig], str] = lambda config: ""
+    changes_temperature: Callable[[DictConfig], bool] = lambda config: False
     learns: bool = False
     rollout_names: tuple[str, ...] = ()
     rollout_modes: tuple[str, ...] = ()
@@ -136,6 +147,27 @@ class Tree(Part):
         if self.trajectories is not None:
             check_trajectories(config, self.name, self.formula, self.trajectories(keys))
         return keys
+
+    def check(self, config: DictConfig) -> None:
+        """See `Part.check`. The run must also have no other agent loop, and a trainer and rewards as the tree needs."""
+        self.policy.from_config(config)  # type: ignore[attr-defined]
+        rollout, reward = config.actor_rollout_ref.rollout, config.reward.reward_model
+        if (loop := rollout.agent.default_agent_loop) != "single_turn_agent":
+            raise ValueError(
+                f"{ROLLOUT}.agent.default_agent_loop={loop} makes trajectories itself: choose "
+                f"{ROLLOUT}.tree=null for it, or single_turn_agent for tree={self.name}"
+            )
+        if self.learns and (mode := config.trainer.v1.trainer_mode) not in EXPLORE_TRAINERS:
+            raise ValueError(
+                f"trainer.v1.trainer_mode={mode}: the trainer learns what tree={self.name} needs: expected "
+                f"{EXPLORE_TRAINERS[0]}"
+            )
+        if self.reads_rewards and reward.enable and not reward.enable_resource_pool:
+            raise ValueError(
+                f"reward.reward_model.enable_resource_pool=false: tree={self.name} needs rewards during the rollout: "
+                "expected true, or no reward model"
+            )
+        super().check(config)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -182,14 +214,27 @@ class Credit(Part):
             return None
         return read_keys(self.keys, (algorithm or {}).get(self.name), f"algorithm.{self.name}")
 
+    def check(self, config: DictConfig) -> None:
+        """See `Part.check`. The run's trainer must also send the fields that the credit needs."""
+        keys, mode = self.read(config.algorithm), config.trainer.v1.trainer_mode
+        if hasattr(keys, "check"):
+            keys.check(config)
+        needs = [need.name for need in (*self.needs, *self.reward_fields)]
+        if needs and mode not in EXPLORE_TRAINERS:
+            raise ValueError(
+                f"algorithm.adv_estimator={self.name} reads {', '.join(needs)}, which trainer.v1.trainer_mode={mode} "
+                f"does not send: expected {EXPLORE_TRAINERS[0]}"
+            )
+        super().check(config)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Loss(Part):
     """A policy loss.
 
     Args:
-        keys: dataclass of its settings, which stand in `actor`; None if it has none. Its method `check(actor)`, if any,
-            may raise ValueError.
+        keys: dataclass of its settings, which stand in `actor`; None if it has none. Its method `check(config)`, if
+            any, gets the whole config and may raise ValueError.
         switches: boolean key that no other loss has -> the token field that the loss reads if the key is true; None if
             the key needs no field.
         needs: token fields that it always reads.
@@ -210,12 +255,22 @@ class Loss(Part):
         wrapped = self.wrapped(actor)
         return tuple(dict.fromkeys([*self.needs, *switched, *(wrapped.fields(actor) if wrapped else ())]))
 
+    def check(self, config: DictConfig) -> None:
+        """See `Part.check`. The keys of all losses stand in the same section, so that every run checks all of them."""
+        actor = config.actor_rollout_ref.actor
+        if self.keys is not None:
+            values = {key.name: actor[key.name] for key in fields(self.keys) if key.name in actor}
+            keys: Any = read_keys(self.keys, values, ACTOR)
+            if hasattr(keys, "check"):
+                keys.check(config)
+        super().check(config)
+
     def wrapped(self, actor) -> "Loss | None":
         """Return the loss that this one calls under this `actor` section; None if it calls none."""
         return parts("loss").get(actor.get(self.wraps)) if self.wraps else None
 
 
-_registered: dict[str, dict[str, Any]] = {kind: {} for kind in PACKAGES}
+_registered: dict[str, dict[str, Any]] = {kind: {} for kind in KINDS}
 
 
 def parts(kind: str) -> Mapping[str, Any]:
@@ -275,12 +330,13 @@ _loads = _Loads()
 
 
 def _load(kind: str) -> None:
-    """Import the modules of a kind's folder and then, unless another load is under way, those of other packages."""
+    """Import the modules of a kind and then, unless another load is under way, those of other packages."""
     _loads.depth += 1
     try:
-        _load_folder(kind)
+        for module in recipe_modules(kind):
+            importlib.import_module(module)
         if _loads.depth == 1:
-            _load_entry_points()
+            _load_entry_points(kind)
     finally:
         _loads.depth -= 1
     if _loads.choices and not _loads.depth:
@@ -289,17 +345,32 @@ def _load(kind: str) -> None:
 
 
 @cache
-def _load_folder(kind: str) -> None:
-    package = importlib.import_module(PACKAGES[kind])
-    for module in pkgutil.iter_modules(package.__path__):
-        importlib.import_module(f"{package.__name__}.{module.name}{'.policy' if module.ispkg else ''}")
+def recipe_modules(kind: str) -> tuple[str, ...]:
+    """Return the names of all modules of a kind below `recipe/`.
+
+    Raises:
+        ImportError: the package `recipe` that Python imports belongs to another project, such as a checkout of verl's
+            own recipes.
+    """
+    recipe, own = importlib.import_module("recipe"), Path(__file__).resolve().parents[2] / "recipe"
+    imported = [Path(folder).resolve() for folder in recipe.__path__]
+    if imported[0] != own:
+        raise ImportError(
+            f"the package `recipe` that Python imports lies in {imported[0]}, and the methods of this run in {own}: "
+            "start Python in another folder, or put the second one's parent first on PYTHONPATH"
+        )
+    files = sorted(own.rglob(f"{kind}.py"))
+    return tuple(".".join(("recipe", *file.relative_to(own).with_suffix("").parts)) for file in files)
 
 
 @cache
-def _load_entry_points() -> None:
+def _load_entry_points(kind: str) -> None:
     for entry in entry_points(group=ENTRY_POINTS):
         try:
-            entry.load()
+            loaded = entry.load()
+            module = f"{entry.value}.{kind}"
+            if hasattr(loaded, "__path__") and importlib.util.find_spec(module):
+                importlib.import_module(module)
         except Exception as error:
             raise ImportError(f"the parts of the entry point {entry.name} ({entry.value}): {error!r}") from error
 
@@ -460,6 +531,11 @@ def describe_loss(name: str, about: str, *, values: Mapping[str, Any] | None = N
     actor_values = vanilla_values | {"policy_loss.loss_mode": name} | dict(values or {})
     all_values = {f"{ACTOR}.{key}": value for key, value in actor_values.items()}
     return _register("loss", name, Loss(name=name, about=about, values=all_values, **options))
+
+
+def register_proposal(tree: str) -> Callable[[T], T]:
+    """Return a decorator that registers the proposal for a tree's keys (verl/evaluation/exploration/proposals.py)."""
+    return lambda propose: _register("proposal", tree, propose)
 
 
 def register_component(component: type[T]) -> type[T]:

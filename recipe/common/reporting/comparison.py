@@ -1,7 +1,7 @@
 """Compares experiments in a Markdown table and a bar chart, with bootstrap intervals if the results have them.
 
-`scripts/read_log.py` makes both. Metrics are named as in `verl.evaluation.results`; `<name>-Low` and `<name>-High` are
-the ends of the interval of `<name>`.
+`scripts/read_log.py` makes both. Metrics are named as in `verl.evaluation.scores.results`; `<name>-Low` and
+`<name>-High` are the ends of the interval of `<name>`.
 """
 
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from recipe.common.reporting.run_metrics import STYLE, legend_above, run_colors
-from verl.evaluation.results import INTERVAL_ENDS
+from verl.evaluation.scores.results import INTERVAL_ENDS
 from verl.utils.atomic_files import replacing
 
 # experiment -> data set -> metric -> value

@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 
 from recipe.common.reporting.run_metrics import STYLE, run_colors
 from verl.evaluation.exploration.likelihoods import SIGNALS, USEFUL
-from verl.evaluation.results import INTERVAL_ENDS
+from verl.evaluation.scores.results import INTERVAL_ENDS
 from verl.utils.atomic_files import replacing
 
 Rows = Sequence[dict[str, Any]]

@@ -16,7 +16,7 @@ import pandas as pd
 
 from recipe.common.reporting.comparison import PASS_AT_1, interval
 from recipe.common.reporting.run_metrics import WARM_UP_STEPS, generated_tokens, load_metrics
-from verl.evaluation.results import EvalResult, parse_result_lines
+from verl.evaluation.scores.results import EvalResult, parse_result_lines
 
 HEADER = ("model", "Pass@1 (95 % interval)", "tokens generated", "tokens the update computed", "seconds a step")
 SHARES = ("perf/unique_token_share", "perf/trained_token_share")

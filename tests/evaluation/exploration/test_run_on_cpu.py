@@ -228,9 +228,9 @@ def test_the_task_is_that_of_the_data(script, folder):
     table["data_source"] = "walk"
     table.to_parquet(folder / "walk.parquet")
     config = script.config_of("model", f"{folder}/walk.parquet", [])
-    assert config.reward.custom_reward_function.path == "pkg://verl.utils.reward_score.walk"
+    assert config.reward.custom_reward_function.path == "pkg://recipe.tasks.walk.reward"
     config = script.config_of("model", f"{folder}/walk.parquet", ["task=countdown"])
-    assert config.reward.custom_reward_function.path == "pkg://verl.utils.reward_score.countdown"
+    assert config.reward.custom_reward_function.path == "pkg://recipe.tasks.countdown.reward"
     config = script.config_of("model", f"{folder}/data.parquet", [])
     assert config.reward.custom_reward_function.path is None
 

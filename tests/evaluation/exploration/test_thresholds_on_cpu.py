@@ -6,8 +6,6 @@ import random
 
 import numpy as np
 import pytest
-
-from verl.evaluation.exploration.table import Group, Step, Trajectory
 from verl.evaluation.exploration.thresholds import (
     arpo_thresholds,
     entropy_ratios,
@@ -16,10 +14,12 @@ from verl.evaluation.exploration.thresholds import (
     probabilities,
     rounded,
 )
+
+from recipe.latr.keys import KTConfig
+from recipe.latr.tree import Policy
+from verl.evaluation.exploration.table import Group, Step, Trajectory
 from verl.workers.rollout.engines.interface import Generation, GenerationRequest, RolloutEngine
 from verl.workers.rollout.tree_builder import grow
-from verl.workers.rollout.trees.latr.config import KTConfig
-from verl.workers.rollout.trees.latr.policy import Policy
 
 LENGTH, N = 20, 8
 

@@ -6,8 +6,8 @@ import pytest
 from omegaconf import OmegaConf
 
 from tests.configs import composed
-from verl.trainer.checks.cluster import check_ray_resources, config_asks_for_cpu
 from verl.trainer.checks.parts import check_typed_sections
+from verl.trainer.checks.resources.cluster import check_ray_resources, config_asks_for_cpu
 
 
 @pytest.mark.parametrize("hardware", ["cpu", "gpu"])

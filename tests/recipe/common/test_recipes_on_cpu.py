@@ -73,5 +73,5 @@ def test_the_search_task_makes_the_trees_small(recipe):
 @pytest.mark.parametrize("task", ["reasoning", "deepsearch", "search_task"])
 def test_the_agents_tasks_have_their_reward_in_every_recipe(task):
     reward = explore(f"task={task}", "environment=tools").reward.custom_reward_function
-    assert reward.path == "pkg://verl.utils.reward_score.deep_research"
+    assert reward.path == "pkg://recipe.tasks.deep_research.reward"
     assert explore("recipe=arpo", "task=countdown").reward.custom_reward_function.path.endswith(".countdown")

@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
-from recipe.common.tasks.countdown import CountdownConfig, write_countdown
 from recipe.common.tiny_model import write_tiny_model
+from recipe.tasks.countdown.data import CountdownConfig, write_countdown
 from tests.configs import composed
 from tests.forked import CPU, run_two_at_a_time, with_forks
-from verl.trainer.checks.cluster import check_own_machine, check_ray_resources, needed_ray_cpus
 from verl.trainer.checks.parts import check_parts, check_tools, check_typed_sections
 from verl.trainer.checks.preflight import check_model_path, check_overlong_buffer
+from verl.trainer.checks.resources.cluster import check_own_machine, check_ray_resources, needed_ray_cpus
 from verl.trainer.checks.run_dir import check_resume_path, check_same_method, prepare_run_dir
 from verl.trainer.checks.settle import settle
 

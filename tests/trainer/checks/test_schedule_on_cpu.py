@@ -5,10 +5,10 @@ import inspect
 import pytest
 from omegaconf import OmegaConf
 
+from recipe.hato.checks import EXPLORE_TRAINERS
 from tests import configs
-from verl.trainer.checks.cluster import check_ray_resources, needed_ray_cpus
-from verl.trainer.checks.hato import EXPLORE_TRAINERS
 from verl.trainer.checks.parts import check_typed_sections
+from verl.trainer.checks.resources.cluster import check_ray_resources, needed_ray_cpus
 from verl.trainer.checks.run_plan import describe_plan, describe_schedule
 from verl.trainer.checks.schedule import check_schedule, check_transport
 from verl.trainer.ppo.v1 import trainer_separate_async

@@ -6,8 +6,8 @@ import torch
 from tensordict import NonTensorData
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 
+from recipe.arpo.loss import STANDARDISED_ENTROPY
 from tests.trainer.ppo.toy_step import ACTOR, ROLLOUT, MemoryQueue, config_of, trainer_of
-from verl.trainer.ppo.loss.aepo import STANDARDISED_ENTROPY
 from verl.trainer.ppo.v1.batch_rows import ORDER, PROBLEM, BatchRows
 from verl.trainer.ppo.v1.component import components_of
 from verl.trainer.ppo.v1.tree_reports import broken_tools

@@ -4,12 +4,12 @@ import pytest
 import torch
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 
+from recipe.hapo.normalized_entropy import EntropyStatistics
+from recipe.hato.step_features import FEATURES
 from tests.trainer.ppo.toy_step import ACTOR, ROLLOUT, trainer_of
 from verl.trainer.checkpoint_marker import complete_steps
 from verl.trainer.ppo.v1.explore_trainer import ExploreTrainer
 from verl.trainer.ppo.v1.watched_run import WatchedSyncTrainer
-from verl.utils.normalized_entropy import EntropyStatistics
-from verl.workers.rollout.trees.hato.step_features import FEATURES
 
 HAPO = {f"{ACTOR}.policy_loss.loss_mode": "hapo", f"{ACTOR}.adaptive_clip": True}
 LATR = {

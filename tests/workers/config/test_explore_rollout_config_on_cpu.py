@@ -71,7 +71,7 @@ def test_the_authors_yaml_works_as_it_is():
               class_path: verl.workers.rollout.tools.python.tool.PythonTool
               params: {conda_path: /path/to/conda, conda_env: verl}
             search:
-              class_path: verl.workers.rollout.tools.search_tool.BingSearchTool
+              class_path: verl.workers.rollout.tools.search.tool.BingSearchTool
               params: {zone: mine, max_results: 10, result_length: 1000, location: cn, async_cache_write: true}
         """
     )

@@ -5,6 +5,10 @@ import math
 
 import pytest
 
+from recipe.common.tree import Policy as Plain
+from recipe.hato.keys import HATOConfig
+from recipe.hato.tree import Policy as HATO
+from recipe.hato.value_model import value_model_of
 from tests.configs import composed
 from tests.workers.rollout.toy_engine import EOS, VOCAB, Calls, HashEngine
 from verl.workers.rollout.answer_likelihood import (
@@ -17,10 +21,6 @@ from verl.workers.rollout.answer_likelihood import (
 )
 from verl.workers.rollout.trajectory_tree import TOOL, Segment, SegmentInfo, TrajectoryTree
 from verl.workers.rollout.tree_builder import grow
-from verl.workers.rollout.trees.hato.config import HATOConfig
-from verl.workers.rollout.trees.hato.policy import Policy as HATO
-from verl.workers.rollout.trees.hato.value_model import value_model_of
-from verl.workers.rollout.trees.plain import Policy as Plain
 
 PROMPT = [3, 1]
 

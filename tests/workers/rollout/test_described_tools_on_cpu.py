@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from tests.configs import composed
-from tests.workers.rollout.trees.arpo.toy_agent import TOKENIZER, Library, encode
+from tests.recipe.arpo.toy_agent import TOKENIZER, Library, encode
 from verl.workers.rollout.engines.interface import Generation, GenerationRequest
 from verl.workers.rollout.prompt_task import PromptTask
 from verl.workers.rollout.tree_rollout import TreeRollout

@@ -12,13 +12,13 @@ from omegaconf import DictConfig, OmegaConf
 from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics
 
 from recipe.common.tiny_model import write_tiny_model
+from recipe.latr.over_generation import most_diverse
 from tests.workers.rollout.group_worker import make_worker
 from verl.workers.rollout import group_rollout
 from verl.workers.rollout.group_counts import GroupCounts
 from verl.workers.rollout.group_rollout import plain_suffices
 from verl.workers.rollout.prompt_task import STEP_SETTINGS, PromptSettings, PromptTask
 from verl.workers.rollout.tree_rollout import TrajectoryOutput, TreeRollout
-from verl.workers.rollout.trees.over_generation import most_diverse
 
 
 class Rollout:

@@ -7,9 +7,16 @@ import pkgutil
 
 import pytest
 import torch
+from verl.workers.rollout.trees.latr import KTConfig
+from verl.workers.rollout.trees.latr import Policy as LATR
 
+from recipe.arpo.keys import ARPOConfig
+from recipe.arpo.tree import Policy as ARPO
+from recipe.common.tree import Policy as Plain
+from recipe.latr.over_generation import Policy as OverGeneration
+from recipe.latr.over_generation import most_diverse
+from tests.recipe.arpo.toy_agent import TOKENIZER, ToyPolicy, encode, library_tools
 from tests.workers.rollout.toy_engine import CALL, EOS, VOCAB, Calls, HashEngine, Letters, answer_to
-from tests.workers.rollout.trees.arpo.toy_agent import TOKENIZER, ToyPolicy, encode, library_tools
 from verl.utils.token_fields import TokenField
 from verl.workers.rollout import trees
 from verl.workers.rollout.engines.interface import Generation
@@ -17,13 +24,6 @@ from verl.workers.rollout.environment import NO_ENVIRONMENT
 from verl.workers.rollout.trajectory_tree import MODEL, TOOL, Segment, SegmentInfo, TrajectoryTree, common_prefix
 from verl.workers.rollout.tree_builder import BranchPolicy, Path, Sampling, TreeBuilder, grow, policy_class
 from verl.workers.rollout.tree_rollout import rows_of
-from verl.workers.rollout.trees.arpo.config import ARPOConfig
-from verl.workers.rollout.trees.arpo.policy import Policy as ARPO
-from verl.workers.rollout.trees.latr import KTConfig
-from verl.workers.rollout.trees.latr import Policy as LATR
-from verl.workers.rollout.trees.over_generation import Policy as OverGeneration
-from verl.workers.rollout.trees.over_generation import most_diverse
-from verl.workers.rollout.trees.plain import Policy as Plain
 from verl.workers.rollout.weight_versions import WeightVersions
 
 PROMPT = [3, 1]

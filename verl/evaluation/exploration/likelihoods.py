@@ -13,8 +13,8 @@ from typing import Any
 from tqdm import tqdm
 
 from verl.evaluation.exploration.table import Group, Trajectory
-from verl.evaluation.metrics import bootstrap_interval
-from verl.evaluation.results import INTERVAL_ENDS
+from verl.evaluation.scores.metrics import bootstrap_interval
+from verl.evaluation.scores.results import INTERVAL_ENDS
 from verl.workers.rollout.answer_likelihood import AnswerLikelihood, reference_answers
 from verl.workers.rollout.engines.interface import RolloutEngine, gather_or_cancel
 

@@ -15,8 +15,8 @@ from omegaconf import DictConfig, OmegaConf
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from verl.trainer.ppo.reward import get_custom_reward_fn
 
-from verl.trainer.checks.cpu_attention import check_cpu_attention
-from verl.trainer.checks.model import check_context, model_json
+from verl.trainer.checks.model.cpu_attention import check_cpu_attention
+from verl.trainer.checks.model.settings import check_context, model_json
 from verl.trainer.checks.parts import check_parts, check_typed_sections
 from verl.trainer.checks.preflight import check_model_path
 from verl.trainer.checks.rows import check_data_files, check_reward_rows

@@ -10,7 +10,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from math import exp
-from statistics import median
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
@@ -20,8 +19,9 @@ from verl.experimental.reward_loop.reward_loop import RewardLoopWorker
 
 from verl.evaluation.exploration.likelihoods import likelihood_rows, references_by_prompt
 from verl.evaluation.exploration.plan import Plan, Prompt, changed_config, prompt_ids
+from verl.evaluation.exploration.proposals import Proposal, Propose, Proposed, Samples
 from verl.evaluation.exploration.table import Group, Step, Trajectory, summary
-from verl.evaluation.exploration.thresholds import Proposal, arpo_thresholds, latr_thresholds
+from verl.utils.parts import parts
 from verl.workers.rollout.answer_likelihood import closing_text
 from verl.workers.rollout.engines.interface import (
     Generation,
@@ -41,7 +41,6 @@ from verl.workers.rollout.tree_rollout import environment_of
 
 # number of most likely tokens from which an entropy is estimated; vLLM reports at most this many by default
 ENTROPY_TOP_K = 20
-LATR_ATTEMPTS = 3
 
 
 @contextmanager
@@ -198,7 +197,7 @@ class Diagnosis:
         trajectories = []
         for tokens, mask, score in zip(responses, masks, scores, strict=True):
             extra = score.get("reward_extra_info") or {}
-            right = float(extra.get("acc", score["reward_score"])) > self.plan.config.hato.verification_threshold
+            right = float(extra.get("acc", score["reward_score"])) > self.plan.config.verification_threshold
             answer = extra.get("pred", self.plan.tokenizer.decode(tokens, skip_special_tokens=True))
             trajectories.append(Trajectory(tokens, recorder.steps_of(prompt.ids, tokens, mask), right, str(answer)))
         return Group(prompt.ids, trajectories, recorder.tokens, tree.metrics, self._max_tokens(prompt))
@@ -251,59 +250,31 @@ async def _all_rows(plan: Plan, diagnosis: Diagnosis) -> dict[str, Any]:
             plain[config.actor_rollout_ref.rollout.temperature] = groups
     usual = plan.config.actor_rollout_ref.rollout.temperature
     samples = plain[min(plain, key=lambda temperature: abs(temperature - usual))]
-    grown = [
-        ("latr", await _grown_latr(plan, diagnosis, plain[min(plain)])),
-        ("arpo", await _grown_arpo(plan, diagnosis, samples)),
-    ]
-    for tree, proposed in grown:
-        if proposed is not None:
-            proposal, groups, seconds = proposed
-            rows.append(summary(f"{tree}, proposed", groups, n, seconds))
-            proposals.append({"policy": tree, "overrides": proposal.line(), "expected": proposal.expected})
+    for tree, propose in parts("proposal").items():
+        if (proposed := await _proposed(plan, diagnosis, tree, propose, plain[min(plain)], samples)) is not None:
+            rows.append(summary(_proposed_name(tree), proposed.groups, n, proposed.seconds))
+            line, expected = proposed.proposal.line(), proposed.proposal.expected
+            proposals.append({"policy": tree, "overrides": line, "expected": expected})
     return {"rows": rows, "proposals": proposals, "answer_likelihood": await diagnosis.likelihoods(samples)}
 
 
-def _config_of(plan: Plan, tree: str) -> DictConfig | None:
-    """Return the config of the first policy that grows this kind of tree; None if there is none."""
-    return next((each for each in plan.policies.values() if each.actor_rollout_ref.rollout.tree == tree), None)
+def _proposed_name(tree: str) -> str:
+    """Return the name of the row of the table that shows a tree with its proposed keys."""
+    return f"{tree}, proposed"
 
 
-# a proposal, the groups grown with it, and the seconds that this took
-Proposed = tuple[Proposal, list[Group], float]
-
-
-async def _grown_latr(plan: Plan, diagnosis: Diagnosis, samples: Sequence[Group]) -> Proposed | None:
-    """Return the proposal whose median tree opens most branches. Dropped branches, and greedy tokens that are surer
-    than samples, may leave it below n branches: the next of `LATR_ATTEMPTS` attempts then aims higher."""
-    config, n = _config_of(plan, "latr"), plan.config.n
-    if config is None:
+async def _proposed(
+    plan: Plan, diagnosis: Diagnosis, tree: str, propose: Propose, coldest: list[Group], usual: list[Group]
+) -> Proposed | None:
+    """Return the proposal for the first policy that grows this kind of tree; None without a policy or a proposal."""
+    configs = [each for each in plan.policies.values() if each.actor_rollout_ref.rollout.tree == tree]
+    if not configs:
         return None
-    best, most, aim = None, 0.0, float(n)
-    for _ in range(LATR_ATTEMPTS):
-        proposal = latr_thresholds(samples, aim)
-        groups, seconds = await diagnosis.groups_of(
-            "latr, proposed", changed_config(config, proposal.values), more=True
-        )
-        opened = median(group.metrics["branches"] for group in groups)
-        if opened > most:
-            proposal = proposal._replace(
-                expected=f"{proposal.expected}; half of those grown have {opened:g} or more of {n}"
-            )
-            best, most = (proposal, groups, seconds), opened
-        if opened >= n:
-            break
-        aim *= n / opened
-    return best
 
+    async def grow(proposal: Proposal) -> tuple[list[Group], float]:
+        return await diagnosis.groups_of(_proposed_name(tree), changed_config(configs[0], proposal.values), more=True)
 
-async def _grown_arpo(plan: Plan, diagnosis: Diagnosis, samples: Sequence[Group]) -> Proposed | None:
-    if (config := _config_of(plan, "arpo")) is None:
-        return None
-    proposal = arpo_thresholds(samples, plan.config.n, config.actor_rollout_ref.rollout)
-    if proposal is None:
-        return None
-    groups, seconds = await diagnosis.groups_of("arpo, proposed", changed_config(config, proposal.values), more=True)
-    return proposal, groups, seconds
+    return await propose(Samples(plan.config.n, configs[0].actor_rollout_ref.rollout, coldest, usual), grow)
 
 
 def run(plan: Plan) -> dict[str, Any]:

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any, NamedTuple
 
-from verl.evaluation.metrics import bootstrap_interval
-from verl.evaluation.results import INTERVAL_ENDS
+from verl.evaluation.scores.metrics import bootstrap_interval
+from verl.evaluation.scores.results import INTERVAL_ENDS
 from verl.workers.rollout.trajectory_tree import tree_of_rows
 
 # largest number of points of a curve over the positions of a response

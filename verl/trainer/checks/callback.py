@@ -10,9 +10,14 @@ import traceback
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig
 
-from verl.trainer.checks.cluster import check_own_machine, check_ray_resources, joins_running_cluster, needed_ray_cpus
 from verl.trainer.checks.parts import check_tools, part_warnings
 from verl.trainer.checks.preflight import check_run
+from verl.trainer.checks.resources.cluster import (
+    check_own_machine,
+    check_ray_resources,
+    joins_running_cluster,
+    needed_ray_cpus,
+)
 from verl.trainer.checks.run_dir import prepare_run_dir
 from verl.trainer.checks.run_plan import describe_plan
 from verl.trainer.checks.settle import settle

@@ -1,15 +1,17 @@
 """Checks that the parts of a run fit together, and that each finds its own keys."""
 
 from dataclasses import fields
+from typing import Any
 
 from hydra.utils import get_class
 from omegaconf import DictConfig, OmegaConf
 
-from verl.trainer.checks.hato import EXPLORE_TRAINERS, hato_config
 from verl.trainer.checks.schedule import check_schedule
-from verl.utils.parts import Tree, computed_fields, credit_of, parts
+from verl.utils.parts import computed_fields, credit_of, parts
 from verl.workers.config.explore import parts_of
 from verl.workers.config.keys import ACTOR, ROLLOUT, no_such_key
+from verl.workers.config.schedule import EXPLORE_TRAINERS
+from verl.workers.rollout.tree_builder import policy_class
 
 
 def check_typed_sections(config: DictConfig) -> None:
@@ -37,10 +39,24 @@ def check_names(section: DictConfig, name: str) -> None:
             check_names(value, f"{name}.{key}")
 
 
+def run_parts(config: DictConfig) -> list[Any]:
+    """Return the parts of a run, which check themselves by `check(config)`: tree, credit, samplers and components, and
+    all losses, whose keys stand in one section."""
+    chosen = [parts("tree").get(parts_of(config.actor_rollout_ref.rollout).tree)]
+    chosen += [credit_of(config.algorithm.adv_estimator), *parts("loss").values()]
+    chosen += [sampler for sampler in parts("sampler").values() if sampler.is_on(config.actor_rollout_ref.rollout)]
+    chosen += [component for component in parts("component").values() if component.wanted(config)]
+    return [part for part in chosen if part is not None]
+
+
 def check_parts(config: DictConfig) -> None:
-    """Check the keys of the run's tree, credit and schedule, and that the parts of the run fit together."""
-    check_tree(config)
-    check_credit(config)
+    """Check each part of the run, and that they fit its schedule and each other."""
+    policy_class(parts_of(config.actor_rollout_ref.rollout).tree or "plain")
+    for part in run_parts(config):
+        part.check(config)
+    check_schedule(config)
+    check_distillation(config)
+    check_computed_fields(config)
 
 
 def part_warnings(config: DictConfig) -> list[str]:
@@ -50,69 +66,23 @@ def part_warnings(config: DictConfig) -> list[str]:
     return [f"{kind}={part.name}: {part.warning}" for kind, part in chosen.items() if part and part.warning]
 
 
-def check_tree(config: DictConfig) -> None:
-    """Check the tree's keys, that no other agent loop takes its place, and that the run has what the tree needs: a
-    trainer that learns for it, and rewards during the rollout. A run without a tree is not checked."""
-    from verl.workers.rollout.tree_builder import policy_class
-
-    rollout = config.actor_rollout_ref.rollout
-    tree, loop = parts_of(rollout).tree, rollout.agent.default_agent_loop
-    if tree is None:
-        return
-    policy_class(tree).from_config(config)
-    if loop != "single_turn_agent":
-        raise ValueError(
-            f"actor_rollout_ref.rollout.agent.default_agent_loop={loop} makes trajectories itself: choose "
-            f"actor_rollout_ref.rollout.tree=null for it, or single_turn_agent for tree={tree}"
-        )
-    _check_tree_needs(config, parts("tree")[tree])
-
-
-def _check_tree_needs(config: DictConfig, tree: Tree) -> None:
-    """Check that the run has what the tree's registration says it needs."""
-    mode, model = config.trainer.v1.trainer_mode, config.reward.reward_model
-    if tree.learns and mode not in EXPLORE_TRAINERS:
-        raise ValueError(
-            f"trainer.v1.trainer_mode={mode}: the trainer learns what tree={tree.name} needs: expected "
-            f"{EXPLORE_TRAINERS[0]}"
-        )
-    if tree.reads_rewards and model.enable and not model.enable_resource_pool:
-        raise ValueError(
-            f"reward.reward_model.enable_resource_pool=false: tree={tree.name} needs rewards during the rollout: "
-            "expected true, or no reward model"
-        )
-
-
-def check_credit(config: DictConfig) -> None:
-    """Check the credit's keys, then HATO, the schedule, distillation and token fields, which concern several parts."""
+def check_distillation(config: DictConfig) -> None:
+    """Check that no loss reads token fields in a run with distillation, whose loss would take its place."""
     from verl.trainer.distillation import is_distillation_enabled
 
-    credit = credit_of(config.algorithm.adv_estimator)
-    keys = credit.read(config.algorithm) if credit else None
-    if hasattr(keys, "check"):
-        keys.check(config)
-    hato_config(config)
-    check_schedule(config)
-    if is_distillation_enabled(config.get("distillation")):
-        loss = parts("loss").get(config.actor_rollout_ref.actor.policy_loss.loss_mode)
-        if loss and loss.fields(config.actor_rollout_ref.actor):
-            raise ValueError(
-                f"distillation.enabled=true: the loss {loss.name} would take the place of the distillation's; take one "
-                "of them"
-            )
-    check_fields(config)
-
-
-def check_fields(config: DictConfig) -> None:
-    """Check that the trainer computes and sends the token fields that credit and loss read."""
-    estimator, mode = config.algorithm.adv_estimator, config.trainer.v1.trainer_mode
-    credit = credit_of(estimator)
-    needs = [need.name for need in (*credit.needs, *credit.reward_fields)] if credit else []
-    if needs and mode not in EXPLORE_TRAINERS:
+    if not is_distillation_enabled(config.get("distillation")):
+        return
+    loss = parts("loss").get(config.actor_rollout_ref.actor.policy_loss.loss_mode)
+    if loss and loss.fields(config.actor_rollout_ref.actor):
         raise ValueError(
-            f"algorithm.adv_estimator={estimator} reads {', '.join(needs)}, which "
-            f"trainer.v1.trainer_mode={mode} does not send: expected {EXPLORE_TRAINERS[0]}"
+            f"distillation.enabled=true: the loss {loss.name} would take the place of the distillation's; take one of "
+            "them"
         )
+
+
+def check_computed_fields(config: DictConfig) -> None:
+    """Check that the trainer computes the token fields that the run's parts read."""
+    mode = config.trainer.v1.trainer_mode
     computed = {need for component in parts("component").values() for need in component.computes}
     for need, key in computed_fields(config).items():
         if mode not in EXPLORE_TRAINERS:

@@ -6,10 +6,9 @@ from pathlib import Path
 import pyarrow.parquet as pq
 from omegaconf import DictConfig, OmegaConf
 
-from verl.trainer.checks.cluster import config_asks_for_cpu
-from verl.trainer.checks.cpu_attention import check_cpu_attention
-from verl.trainer.checks.lora import check_lora
-from verl.trainer.checks.model import (
+from verl.trainer.checks.model.cpu_attention import check_cpu_attention
+from verl.trainer.checks.model.lora import check_lora
+from verl.trainer.checks.model.settings import (
     check_attention,
     check_context,
     check_cpu_strategy,
@@ -18,6 +17,8 @@ from verl.trainer.checks.model import (
     model_json,
 )
 from verl.trainer.checks.parts import check_parts, check_typed_sections
+from verl.trainer.checks.resources.cluster import config_asks_for_cpu
+from verl.trainer.checks.resources.weight_bucket import check_weight_bucket
 from verl.trainer.checks.rows import (
     check_data_files,
     check_prompt_lengths,
@@ -28,7 +29,6 @@ from verl.trainer.checks.rows import (
 from verl.trainer.checks.run_dir import check_resume_path, check_resumed_step, check_same_method
 from verl.trainer.checks.schedule import check_transport
 from verl.trainer.checks.trackers import check_trackers
-from verl.trainer.checks.weight_bucket import check_weight_bucket
 from verl_patches.plugin import activate_cpu
 
 
@@ -73,7 +73,7 @@ def check_model_path(key: str, path: str) -> None:
 
 
 def check_engines(config: DictConfig) -> None:
-    """Check that trainer and server support the config with this model; see `verl.trainer.checks.model`."""
+    """Check that trainer and server support the config with this model; see `verl.trainer.checks.model.settings`."""
     import torch
 
     model, cuda_is_here = model_json(config.actor_rollout_ref.model.path), torch.cuda.is_available()

@@ -19,7 +19,8 @@ from verl.utils.data_files import extra_info_of
 from verl.utils.parts import credit_of
 from verl.utils.token_fields import RewardField
 from verl.utils.user_code import finite_number
-from verl.workers.rollout.answer_likelihood import needs_answers, reference_answers
+from verl.workers.config.explore import needs_answers
+from verl.workers.rollout.answer_likelihood import reference_answers
 
 REWARD = "reward.custom_reward_function"
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from omegaconf import DictConfig, OmegaConf
 
 from verl.trainer.checkpoint_marker import complete_steps, repair_tracker, tracked_step
-from verl.trainer.checks.cluster import joins_running_cluster
+from verl.trainer.checks.resources.cluster import joins_running_cluster
 from verl.utils.atomic_files import replacing
 from verl.utils.fault_reports import RunError
 from verl.workers.config.schedule import SAVED_ROWS, schedule_of

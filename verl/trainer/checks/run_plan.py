@@ -2,12 +2,11 @@
 
 from omegaconf import DictConfig
 
-from verl.trainer.checks.hato import filters_groups
-from verl.trainer.checks.lora import describe_lora
-from verl.trainer.checks.memory_plan import describe_memory
+from verl.trainer.checks.model.lora import describe_lora
+from verl.trainer.checks.resources.memory_plan import describe_memory
 from verl.workers.config.explore import parts_of
 from verl.workers.config.sampler_choice import describe_sampler
-from verl.workers.config.schedule import rollout_workers, schedule_of
+from verl.workers.config.schedule import filters_groups, rollout_workers, schedule_of
 
 
 def describe_schedule(config: DictConfig) -> str:

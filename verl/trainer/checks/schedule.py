@@ -70,12 +70,6 @@ def _check_correction(config: DictConfig) -> None:
                     "probabilities are those of the truncated distribution, and would be compared with the trainer's "
                     f"whole one: set {sampling} to {whole}, or {key} to null"
                 )
-        if tree == "latr" and rollout.temperature != 1:
-            raise ValueError(
-                f"{key}={value} with tree=latr and actor_rollout_ref.rollout.temperature={rollout.temperature}: the "
-                "tree's tokens are the most likely ones, whose probabilities vLLM gives at temperature 1, and they "
-                "would be compared with the trainer's at another: set the temperature to 1, or leave this out"
-            )
 
 
 def _check_asynchronous(config: DictConfig, schedule: str) -> None:
@@ -91,17 +85,6 @@ def _check_asynchronous(config: DictConfig, schedule: str) -> None:
             f"actor_rollout_ref.hybrid_engine=false with schedule={schedule}: the trainer's GPUs hold servers, too; "
             "verl 0.9.1 does not read the key (colocate_async) or fails when it logs it (separate_async): set it to "
             "true"
-        )
-    if OmegaConf.select(config, "hato.meta_learning.enable"):
-        raise ValueError(
-            f"hato.meta_learning.enable=true with schedule={schedule}: an episode's batches are of one domain each, "
-            "and prompts ahead would mix them: choose schedule=sync"
-        )
-    decay = OmegaConf.select(config, "hato.exploration.temperature_decay", default=0)
-    if parts_of(config.actor_rollout_ref.rollout).tree == "hato" and decay:
-        raise ValueError(
-            f"hato.exploration.temperature_decay={decay} with schedule={schedule}: a batch holds responses of several "
-            "steps, and the loss knows one temperature: set it to 0, or choose schedule=sync"
         )
     filters = OmegaConf.select(config, "algorithm.filter_groups")
     if filters and filters.get("enable") and (bound := filters.get("max_num_gen_batches")):

@@ -4,9 +4,9 @@ import os
 
 from omegaconf import DictConfig, OmegaConf
 
-from verl.trainer.checks.lora import settle_lora
-from verl.trainer.checks.model import fill_max_model_len, model_json
-from verl.trainer.checks.weight_bucket import fill_weight_bucket
+from verl.trainer.checks.model.lora import settle_lora
+from verl.trainer.checks.model.settings import fill_max_model_len, model_json
+from verl.trainer.checks.resources.weight_bucket import fill_weight_bucket
 from verl.utils.parts import loss_of_switch, tree_of_rollout_mode, tree_of_rollout_name
 from verl.workers.config.explore import parts_of
 from verl.workers.config.sampler_choice import choose_sampler, choose_seeds

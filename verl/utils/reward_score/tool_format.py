@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from verl.utils.reward_score.math_equivalence import last_boxed, last_tagged
+from verl.utils.math_answers.comparison import last_boxed, last_tagged
 
 TOOL_TAGS = ("search", "python")
 MAX_CHARS = 1_000_000

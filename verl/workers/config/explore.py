@@ -9,12 +9,12 @@ from typing import Any, NamedTuple
 
 from verl.trainer.config import AlgoConfig
 
-from verl.utils.parts import loss_of_switch, parts, tree_of_rollout_mode, tree_of_rollout_name
+from verl.utils.parts import credit_of, loss_of_switch, parts, tree_of_rollout_mode, tree_of_rollout_name
 from verl.workers.config import RolloutConfig
 from verl.workers.config.keys import ACTOR, ROLLOUT, read_keys
 from verl.workers.config.prefix_tree import PrefixTreeActorConfig
+from verl.workers.rollout.answer_likelihood import ANSWER_GAINS
 from verl.workers.rollout.tools.tool_box import ToolsConfig
-from verl.workers.rollout.trees.latr.config import KTConfig
 
 ENVIRONMENTS = ("none", "tools")
 
@@ -44,6 +44,13 @@ def _checked_keys(section: Any, name: str, *kinds: str) -> Iterator[Any]:
 
 LossKeys = _as_fields("LossKeys", "loss")
 RolloutKeys = _as_fields("RolloutKeys", "tree", "sampler")
+# name of a section of its own in the rollout's -> the keys of the registered tree to which it belongs
+TREE_SECTIONS: dict[str, type] = {
+    tree.section.removeprefix(f"{ROLLOUT}."): tree.keys
+    for tree in parts("tree").values()
+    if tree.section.startswith(f"{ROLLOUT}.") and not tree.section.startswith(f"{ROLLOUT}.custom.")
+}
+TreeSections = make_dataclass("TreeSections", [(name, Any, field(default=None)) for name in TREE_SECTIONS])
 
 
 @dataclass
@@ -52,9 +59,7 @@ class ExploreActorConfig(LossKeys, PrefixTreeActorConfig):  # type: ignore[valid
 
     def __post_init__(self):
         super().__post_init__()
-        for keys in _checked_keys(self, ACTOR, "loss"):
-            if hasattr(keys, "check"):
-                keys.check(self)
+        list(_checked_keys(self, ACTOR, "loss"))
         mode, loss_of = self.policy_loss.loss_mode, loss_of_switch()
         chosen = parts("loss").get(mode)
         wrapped = chosen.wrapped(self) if chosen else None
@@ -91,8 +96,8 @@ class Parts(NamedTuple):
 def parts_of(rollout) -> Parts:
     """Return the tree and the environment that `actor_rollout_ref.rollout` chooses.
 
-    The keys `tree` and `environment` choose them, or the values of `name` and `mode` in the scripts of the papers'
-    authors, such as `name=kt` for LATR.
+    The keys `tree` and `environment` choose them, or values of `name` and `mode` by which the scripts of the papers'
+    authors choose a tree (`Tree.rollout_names`, `Tree.rollout_modes`).
 
     Raises:
         ValueError: `name` and `tree`, or `mode` and `environment`, contradict each other.
@@ -110,27 +115,33 @@ def parts_of(rollout) -> Parts:
     return Parts(by_name or tree, environment or "none")
 
 
+def needs_answers(config) -> str:
+    """Return the `key=value` of a run's config that needs reference answers; empty if none does."""
+    credit = credit_of(config.algorithm.adv_estimator)
+    if credit and ANSWER_GAINS in credit.needs:
+        return f"algorithm.adv_estimator={credit.name}"
+    tree = parts("tree").get(parts_of(config.actor_rollout_ref.rollout).tree)
+    return tree.reads_answers(config) if tree else ""
+
+
 @dataclass
-class ExploreRolloutConfig(RolloutKeys, RolloutConfig):  # type: ignore[valid-type, misc]
-    """Upstream's rollout config with our keys under actor_rollout_ref.rollout, including those of ARPO (`ARPOConfig`)
-    and of the samplers.
+class ExploreRolloutConfig(TreeSections, RolloutKeys, RolloutConfig):  # type: ignore[valid-type, misc]
+    """Upstream's rollout config with our keys under actor_rollout_ref.rollout, including those of trees and samplers.
 
     Args:
         tree: name of the registered tree that grows a prompt's trajectories. None: `name` and `mode` choose it if they
             have a value from the papers' scripts (`parts_of`); else upstream's own rollout runs.
         environment: `none` or `tools`. None: `mode` chooses it; the default is `none`.
-        kt: LATR's keys (`KTConfig`).
         tools: keys of the environment `tools` (`ToolsConfig`).
         answer_closing: text that closes a thought and opens an answer, before a reference answer is scored. None for
             ` The answer is `, or with tools `</think><answer>\\boxed{`.
         group_timeout: seconds from a prompt's submission after which its group fails; None for no limit.
     """
 
-    _mutable_fields = RolloutConfig._mutable_fields | {"kt", "tools"}
+    _mutable_fields = RolloutConfig._mutable_fields | {"tools", *TREE_SECTIONS}
 
     tree: str | None = None
     environment: str | None = None
-    kt: KTConfig = field(default_factory=KTConfig)
     tools: ToolsConfig = field(default_factory=ToolsConfig)
     answer_closing: str | None = None
     group_timeout: float | None = None
@@ -140,7 +151,8 @@ class ExploreRolloutConfig(RolloutKeys, RolloutConfig):  # type: ignore[valid-ty
             warnings.filterwarnings("ignore", message="Unknown rollout mode")
             RolloutConfig.__post_init__(self)
         list(_checked_keys(self, ROLLOUT, "tree", "sampler"))
-        self.kt = _section("kt", KTConfig, self.kt)
+        for name, cls in TREE_SECTIONS.items():
+            setattr(self, name, _section(name, cls, getattr(self, name) or {}))
         self.tools = _section("tools", ToolsConfig, self.tools)
         chosen = parts_of(self)
         if chosen.environment not in ENVIRONMENTS:

@@ -17,6 +17,8 @@ SCHEDULE_OF_TRAINER = {
     "explore_colocate_async": "colocate_async",
     "explore_separate_async": "separate_async",
 }
+# names of the trainers that have components
+EXPLORE_TRAINERS = tuple(name for name in SCHEDULE_OF_TRAINER if name != "watched_sync")
 ASYNCHRONOUS = ("colocate_async", "separate_async")
 SAVED_ROWS = "transfer_queue"  # upstream's folder in a checkpoint for unfinished prompts
 SEPARATE = "trainer.v1.separate_async"
@@ -28,6 +30,11 @@ def schedule_of(config: DictConfig) -> str:
     """Return `sync`, `colocate_async` or `separate_async`, as upstream names its trainers; other modes unchanged."""
     mode = OmegaConf.select(config, "trainer.v1.trainer_mode", default="sync")
     return SCHEDULE_OF_TRAINER.get(mode, mode)
+
+
+def filters_groups(config: DictConfig) -> bool:
+    """Return whether the run drops groups whose rewards do not vary, by `algorithm.filter_groups.enable`."""
+    return bool(OmegaConf.select(config, "algorithm.filter_groups.enable", default=False))
 
 
 def rollout_workers(config: DictConfig) -> int:

@@ -1,8 +1,7 @@
 """Computes the policy's own likelihood of the reference answer after any beginning of a response.
 
 The policy scores three texts in a row: the beginning, a text that closes the thought and opens the answer, and the
-reference answer. IGPO (arXiv 2510.14967) rewards each turn by how much it raises this likelihood. The policy generates
-nothing after having read the reference answer; it only scores it.
+reference answer. The policy generates nothing after having read the reference answer; it only scores it.
 """
 
 import asyncio
@@ -13,7 +12,6 @@ from itertools import pairwise
 from statistics import fmean
 from typing import Any
 
-from verl.utils.parts import credit_of
 from verl.utils.reward_score.qa import gold_answers
 from verl.utils.token_fields import TokenField
 from verl.workers.rollout.engines.interface import gather_or_cancel
@@ -21,9 +19,9 @@ from verl.workers.rollout.trajectory_tree import TOOL, TrajectoryTree, common_pr
 
 # (token ids before a continuation, token ids of the continuation) -> log-probability of each of the latter, in nats
 ScoreTokens = Callable[[Sequence[int], Sequence[int]], Awaitable[list[float]]]
-ANSWER_GAINS = TokenField("answer_gains", "algorithm.adv_estimator=igpo", unsent=math.nan, on_demand=True)
-# a value of the config key `hato.local_reward`
-ANSWER_LIKELIHOOD = "answer_likelihood"
+ANSWER_GAINS = TokenField(
+    "answer_gains", "a credit of gains of the answer's likelihood", unsent=math.nan, on_demand=True
+)
 # default texts that close a thought and open an answer
 CLOSING = " The answer is "
 CLOSING_WITH_TOOLS = r"</think><answer>\boxed{"
@@ -53,15 +51,6 @@ def answer_tokens(tokenizer, closing: str, answer: str) -> tuple[list[int], list
     both = tokenizer.encode(closing + answer, add_special_tokens=False)
     same = min(common_prefix(alone, both), len(both) - 1)
     return both[:same], both[same:]
-
-
-def needs_answers(config) -> str:
-    """Return the `key=value` of a run's config that needs reference answers; empty if none does."""
-    credit = credit_of(config.algorithm.adv_estimator)
-    if credit and ANSWER_GAINS in credit.needs:
-        return f"algorithm.adv_estimator={credit.name}"
-    guides = (config.get("hato") or {}).get("local_reward") == ANSWER_LIKELIHOOD
-    return f"hato.local_reward={ANSWER_LIKELIHOOD}" if guides else ""
 
 
 def closing_text(config) -> str:

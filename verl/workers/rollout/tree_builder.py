@@ -9,7 +9,7 @@ or react to single ones, as ARPO does. The policy derives each request's seed fr
 itself, never from the order in which requests end. So the same seeds give the same tree.
 
     >>> from verl.workers.rollout.tree_builder import grow
-    >>> from verl.workers.rollout.trees.plain import Policy
+    >>> from recipe.common.tree import Policy
     >>> tree = await grow(engine, prompt_ids, 8, Policy(), max_tokens=512, stop_token_ids=[eos], seed=1)
     >>> tree.trajectories()
 """

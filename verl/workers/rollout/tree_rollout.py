@@ -12,13 +12,12 @@ from verl.experimental.agent_loop.single_turn_agent_loop import SingleTurnAgentL
 from verl.utils.config import omega_conf_to_dataclass
 
 from verl.utils.parts import credit_of
-from verl.workers.config.explore import parts_of
+from verl.workers.config.explore import needs_answers, parts_of
 from verl.workers.rollout.answer_likelihood import (
     ANSWER_GAINS,
     AnswerLikelihood,
     answer_gains,
     closing_text,
-    needs_answers,
     reference_answers,
 )
 from verl.workers.rollout.engines.interface import (

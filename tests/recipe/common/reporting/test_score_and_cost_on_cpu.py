@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from recipe.common.reporting.score_and_cost import main
-from verl.evaluation.results import EvalResult, format_result_lines
+from verl.evaluation.scores.results import EvalResult, format_result_lines
 
 
 def evaluation_log(folder: Path, accuracy: float, **metrics: float) -> str:

@@ -22,7 +22,7 @@ from verl.workers.rollout.router import GlobalRequestLoadBalancer, get_router_ha
 
 from tests.configs import composed
 from tests.forked import ray_of_forks
-from tests.workers.rollout.trees.arpo import toy_agent
+from tests.recipe.arpo import toy_agent
 from verl.workers.rollout.engines import vllm_server
 from verl.workers.rollout.engines.interface import GenerationRequest
 from verl.workers.rollout.engines.local_transformers import TransformersEngine

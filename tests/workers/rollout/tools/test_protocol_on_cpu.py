@@ -6,7 +6,7 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from tests.workers.rollout.trees.arpo.toy_agent import TOKENIZER, encode
+from tests.recipe.arpo.toy_agent import TOKENIZER, encode
 from verl.workers.rollout.tools.protocol import Protocol
 
 

@@ -261,7 +261,7 @@ def test_null_leaves_a_tool_out_and_the_protocols_tags_are_taken():
 
 def test_what_a_tool_needs_is_checked_before_anything_starts(monkeypatch):
     monkeypatch.delenv("BRIGHTDATA_API_KEY", raising=False)
-    search = "verl.workers.rollout.tools.search_tool"
+    search = "verl.workers.rollout.tools.search.tool"
     for path, params, named in (
         (f"{search}.BingSearchTool", {}, "search.*BRIGHTDATA_API_KEY"),
         (f"{search}.LocalSearchTool", {"corpus": "/no/corpus.jsonl"}, "/no/corpus.jsonl does not exist"),

@@ -12,12 +12,12 @@ from omegaconf import OmegaConf
 from verl.tools.base_tool import BaseTool
 from verl.tools.schemas import OpenAIFunctionToolSchema, ToolResponse
 
-from tests.workers.rollout.trees.arpo.toy_agent import TOKENIZER, ToyPolicy, encode
+from recipe.common.tree import Policy
+from tests.recipe.arpo.toy_agent import TOKENIZER, ToyPolicy, encode
 from verl.workers.rollout.environment import Tools
 from verl.workers.rollout.tools.protocol import Protocol
 from verl.workers.rollout.tools.tool_box import ToolBox, ToolsConfig
 from verl.workers.rollout.tree_builder import grow
-from verl.workers.rollout.trees.plain import Policy
 
 UPSTREAMS_TESTS = Path(verl.tools.__path__[0]).parents[1] / "tests/tools/_stub_search_tools.py"
 

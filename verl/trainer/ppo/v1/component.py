@@ -26,7 +26,7 @@ class Component:
     Hooks that get the trainer may read its config, `global_steps` and `total_training_steps`, and use its workers.
 
     A component is a class with the decorator `register_component` (verl.utils.parts). A run has it if `wanted` returns
-    True, whatever the run's other parts are: HAPO's h works with any tree, LATR's scheduler with any loss.
+    True, whatever the run's other parts are.
 
     Attributes:
         computes: token fields that it computes from the old policy's entropies, if a part of the run needs them.
@@ -43,6 +43,10 @@ class Component:
     def wanted(cls, config: DictConfig) -> bool:
         """Return whether a run with this config has the component: by default, if a part needs what it computes."""
         return not computed_fields(config).keys().isdisjoint(cls.computes)
+
+    @classmethod
+    def check(cls, config: DictConfig) -> None:
+        """Check the settled config of a run that has the component; raise a ValueError that names a wrong key."""
 
     # ---- set-up ----
 

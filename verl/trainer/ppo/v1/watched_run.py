@@ -30,8 +30,8 @@ from verl.trainer.checkpoint_marker import (
     missing_shards,
     shard_sizes,
 )
+from verl.trainer.checks.resources.shared_folder import check_shared_folder
 from verl.trainer.checks.run_dir import check_steps_left
-from verl.trainer.checks.shared_folder import check_shared_folder
 from verl.trainer.host_memory import HostMemoryWatch
 from verl.trainer.ppo.v1.batch_rows import BatchRows, send_tensors_only
 from verl.trainer.ppo.v1.equal_rewards import zero_equal_groups

@@ -4,8 +4,8 @@ import numpy as np
 import torch
 
 from verl.utils.entropy_estimate import entropies_of
-from verl.utils.normalized_entropy import compute_entropy_based_temperature
 from verl.workers.rollout.engines.interface import Generation, GenerationRequest, RolloutEngine
+from vllm_patches.entropy_temperature import compute_entropy_based_temperature
 
 
 class TransformersEngine(RolloutEngine):

@@ -1,0 +1,235 @@
+"""The state of a search for reasoning steps: which steps of a tree are open, which have ended, which were dropped.
+
+    problem ─┬─ 1 "let x = 3" (drawn twice) ─┬─ 3 "x + 4 = 7. Answer 7"
+             │                               └─ 4 "x - 4 = -1. Answer -1"
+             └─ 2 "let x = 5"     dropped: its tokens are released, or it is trained as wrong (`train_dropped`)
+
+A step is a segment of the `TrajectoryTree`; with tools, the segments that follow without a fork, such as a tool's
+result, belong to it as well. The problem is step 0, and steps are numbered as they are added: a parent has a smaller
+number than its children.
+"""
+
+import random
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from recipe.hato.keys import DRAWS
+from verl.workers.rollout.trajectory_tree import DROPPED_STEPS, MODEL, Segment, TrajectoryTree
+from verl.workers.rollout.tree_builder import Path
+
+OPEN, EXPANDED, LEAF, PRUNED = "open", "expanded", "leaf", "pruned"
+ROOT = 0
+
+
+@dataclass
+class Step:
+    """A step's place in the tree, its estimates and its status.
+
+    Args:
+        parent: number of the preceding step; None for the problem.
+        depth: number of steps from the problem, which has depth 0.
+        segments: indices of its segments in the tree; empty for the problem.
+        value, uncertainty: estimates V and U, which guide the search.
+        status: `open` (has no children yet), `expanded`, `leaf` (ended), `pruned` (dropped, with all steps below).
+        children: numbers of its children, including dropped ones.
+        n_tokens: number of its tokens, which remains after they are released.
+    """
+
+    parent: int | None
+    depth: int
+    segments: list[int] = field(default_factory=list)
+    value: float = 0.0
+    uncertainty: float = 0.0
+    status: str = OPEN
+    children: list[int] = field(default_factory=list)
+    n_tokens: int = 0
+
+
+class Frontier:
+    """The steps of a tree.
+
+    Args:
+        tree: the tree that receives the steps; empty at first.
+        merges: whether identical siblings become one step.
+        keeps_tokens: whether dropped steps keep their tokens until `train_dropped` chooses among them.
+    """
+
+    def __init__(self, tree: TrajectoryTree, *, merges: bool = True, keeps_tokens: bool = False):
+        self.tree, self.merges, self.keeps_tokens = tree, merges, keeps_tokens
+        self.steps = [Step(None, 0)]
+        self.n_leaves = 0
+        self.dropped: list[int] = []  # steps that were still open when dropped: their answers are unknown
+        self.kept_at_depth: Counter[int] = Counter()  # depth -> number of kept steps, without the problem
+        self._open = {ROOT}
+        self._same: dict[tuple[int, tuple[int, ...]], int] = {}  # (parent, tokens) -> number of a kept step
+
+    def add(
+        self, parent: int, segments: Sequence[Segment], *, ended: bool, value: float = 0.0, uncertainty: float = 0.0
+    ) -> int:
+        """Add a step after `parent`; with `merges`, an identical child is not added but counted once more.
+
+        Args:
+            parent: number of an open or expanded step.
+            segments: segments of the step, in order; field `DRAWS` of the first counts how often the step was drawn.
+            ended: whether the step ends the path, with an answer or at the token limit.
+
+        Returns:
+            number of the step, or of the identical child.
+        """
+        above, tokens = self.steps[parent], _tokens_of(segments)
+        if self.merges and (same := self._same.get((parent, tokens))) is not None:
+            self._segments(same)[0].info.fields[DRAWS.name] += 1
+            return same
+        step = Step(parent, above.depth + 1, value=value, uncertainty=uncertainty)
+        at = above.segments[-1] if above.segments else None
+        for segment in segments:
+            # Identical siblings share the segment object of a tool's answer, so each step gets a copy.
+            at = self.tree.add(replace(segment, parent=at, info=segment.info.copy()))
+            step.segments.append(at)
+        step.n_tokens = len(tokens)
+        self._segments_of(step)[0].info.fields[DRAWS.name] = 1
+        number = len(self.steps)
+        self.steps.append(step)
+        above.status = EXPANDED
+        above.children.append(number)
+        self._same[parent, tokens] = number
+        self.kept_at_depth[step.depth] += 1
+        self._open.discard(parent)
+        if ended:
+            step.status = LEAF
+            self.n_leaves += 1
+        else:
+            self._open.add(number)
+        return number
+
+    def prune(self, number: int) -> None:
+        """Drop a step with all steps below it, and its ancestors, except the problem, that have no other kept child;
+        release their tokens unless `keeps_tokens` is set."""
+        while self.steps[number].parent not in (None, ROOT):
+            above = self.steps[number].parent
+            if any(child != number and self.is_kept(child) for child in self.steps[above].children):
+                break
+            number = above
+        waiting = [number]
+        while waiting:
+            at = waiting.pop()
+            step = self.steps[at]
+            if step.status == PRUNED:
+                continue
+            waiting += step.children
+            segments = self._segments(at)
+            self._same.pop((step.parent, _tokens_of(segments)), None)
+            self.n_leaves -= step.status == LEAF
+            if step.status == OPEN:
+                self.dropped.append(at)
+            self._open.discard(at)
+            for segment in segments:
+                segment.info.notes["pruned"] = "dropped by the search"
+            if not self.keeps_tokens:
+                self._release(at)
+            self.kept_at_depth[step.depth] -= 1
+            step.status = PRUNED
+
+    def _release(self, number: int) -> None:
+        for segment in self._segments(number):
+            segment.token_ids, segment.log_probs = [], None if segment.log_probs is None else []
+
+    def train_dropped(self, most: int, seed: int) -> list[int]:
+        """Choose the dropped steps whose paths become rows, without an answer and with reward 0; for a complete tree.
+
+        Only steps that were open when they were dropped are chosen: at most `most`, drawn uniformly from the seed. All
+        other dropped steps, except those on the path to a chosen one, release their tokens. Answers that a beam has
+        dropped do not become rows, because they may be right.
+
+        Returns:
+            numbers of the chosen steps, ascending.
+        """
+        chosen = sorted(random.Random(f"{seed} dropped").sample(self.dropped, max(0, min(most, len(self.dropped)))))
+        on_paths = {ROOT}
+        for number in chosen:
+            for segment in self._segments(number):
+                segment.info.fields[DROPPED_STEPS.name] = 1
+                segment.info.notes["pruned"] = "dropped by the search, trained as wrong"
+            while number not in on_paths:
+                on_paths.add(number)
+                number = self.steps[number].parent
+        for number in range(1, len(self.steps)):
+            if not self.is_kept(number) and number not in on_paths:
+                self._release(number)
+        return chosen
+
+    @property
+    def n_kept(self) -> int:
+        """Return the number of kept steps, without the problem."""
+        return self.kept_at_depth.total()
+
+    def draws(self, number: int) -> int:
+        """Return how often a step was drawn."""
+        return int(self._segments(number)[0].info.fields[DRAWS.name])
+
+    def written(self, number: int) -> list[int]:
+        """Return the tokens that the model wrote in a step; for the problem, the prompt's tokens."""
+        if number == ROOT:
+            return self.tree.prompt_ids
+        return [token for segment in self._segments(number) if segment.author == MODEL for token in segment.token_ids]
+
+    def _segments(self, number: int) -> list[Segment]:
+        return self._segments_of(self.steps[number])
+
+    def _segments_of(self, step: Step) -> list[Segment]:
+        return [self.tree.segments[i] for i in step.segments]
+
+    def is_kept(self, number: int) -> bool:
+        return self.steps[number].status != PRUNED
+
+    def open_steps(self) -> list[int]:
+        """Return the numbers of the steps without children that have not ended, ascending; at first the problem."""
+        return sorted(self._open)
+
+    def leaves(self) -> list[int]:
+        """Return the last steps of the finished paths, depth first, so that neighbors share the longest prefixes."""
+        leaves, waiting = [], [ROOT]
+        while waiting:
+            step = self.steps[number := waiting.pop()]
+            if step.status == LEAF:
+                leaves.append(number)
+            waiting += step.children[::-1]
+        return leaves
+
+    def path(self, number: int) -> Path:
+        """Return the response from the first step to the end of this one."""
+        return Path.of(self._segments_to(number))
+
+    def path_log_probs(self, number: int) -> list[float]:
+        """Return the log-probabilities, in nats, of the model's tokens from the first step to the end of this one."""
+        return [p for segment in self._segments_to(number) if segment.author == MODEL for p in segment.log_probs]
+
+    def _segments_to(self, number: int) -> list[Segment]:
+        numbers = []
+        while number != ROOT:
+            numbers.append(number)
+            number = self.steps[number].parent
+        return [segment for number in reversed(numbers) for segment in self._segments(number)]
+
+    def metrics(self) -> dict[str, float]:
+        """Return the metrics of the finished tree (docs/metrics.md); the problem is not counted as a step."""
+        numbers = range(1, len(self.steps))
+        sizes = [self.steps[number].n_tokens for number in numbers]
+        kept = [size for number, size in zip(numbers, sizes, strict=True) if self.is_kept(number)]
+        draws = sum(self.draws(number) for number in numbers)
+        with_children = [len(step.children) for step in self.steps if step.status == EXPANDED]
+        return {
+            "nodes_made": float(len(numbers)),
+            "nodes_pruned": float(len(numbers) - self.n_kept),
+            "nodes_kept": float(self.n_kept),
+            "merged": 1 - len(numbers) / draws if draws else 0.0,
+            "leaves": float(self.n_leaves),
+            "depth": float(max((step.depth for step in self.steps if step.status == LEAF), default=0)),
+            "branching": sum(with_children) / max(len(with_children), 1),
+            "tokens_pruned": 1 - sum(kept) / sum(sizes) if sizes else 0.0,
+        }
+
+
+def _tokens_of(segments: Sequence[Segment]) -> tuple[int, ...]:
+    return tuple(token for segment in segments for token in segment.token_ids)

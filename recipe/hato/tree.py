@@ -1,0 +1,267 @@
+"""HATO's search as a tree policy: the search chooses nodes to expand, and the engine generates their children.
+
+    a round    search.next() -> expansions -> all their children at once -> R_local -> features -> V, U -> the tree
+
+Rounds of different trees do not wait for each other. With tools, a step also ends with a call, and the tool's result
+belongs to it; a step that runs to the final answer may contain any number of calls.
+"""
+
+import asyncio
+import copy
+import math
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from recipe.hato.checks import check_tree
+from recipe.hato.frontier import Frontier
+from recipe.hato.keys import ANSWER_LIKELIHOOD, DRAWS, LOCAL_REWARDS, REWARD_LOOP, HATOConfig, hato_keys
+from recipe.hato.local_reward import LocalReward, Step, local_reward, local_reward_function
+from recipe.hato.search import Expansion, Search
+from recipe.hato.step_features import FEATURES, agreement, step_features
+from recipe.hato.value_model import ValueModel, unpack, value_model_of
+from verl.utils.entropy_estimate import mean_entropy
+from verl.utils.parts import register_tree
+from verl.utils.token_fields import TokenField
+from verl.workers.config.keys import ACTOR, ROLLOUT
+from verl.workers.rollout.engines.interface import gather_or_cancel
+from verl.workers.rollout.prompt_task import PromptTask
+from verl.workers.rollout.trajectory_tree import DROPPED_STEPS, MODEL, TOOL, Segment, SegmentInfo, TrajectoryTree
+from verl.workers.rollout.tree_builder import BranchPolicy, Continuation, Path, Score, TreeBuilder
+
+# Key in extra_fields of a prompt's first row: {"segments", "features", "values"} lists, for every kept step, its
+# segment's id, its features, and V.
+HATO_STEPS = "hato_steps"
+# Key in the extra_info of a step that the reward loop scores: {"before", "step"} are texts.
+STEP_INFO = "hato_step"
+
+
+@register_tree(
+    "hato",
+    "HATO (design notes, no paper): a tree of reasoning steps for each prompt, searched by value and uncertainty; 1 to "
+    "n trajectories, a leaf each",
+    requires="actor.loss_agg_mode=token-mean, and rollout.n of at least 2",
+    keys=HATOConfig,
+    section="hato",
+    values={
+        f"{ROLLOUT}.temperature": "${hato.exploration.initial_temperature}",
+        f"{ACTOR}.loss_agg_mode": "token-mean",
+    },
+    rollout_names=("hato",),
+    learns=True,
+    reads_answers=lambda config: (
+        f"hato.local_reward={ANSWER_LIKELIHOOD}" if hato_keys(config).local_reward == ANSWER_LIKELIHOOD else ""
+    ),
+    changes_temperature=lambda config: hato_keys(config).exploration.temperature_decay != 0,
+    checks=check_tree,
+)
+class Policy(BranchPolicy):
+    """The policy of `tree=hato`: 1 to n trajectories, one per leaf. With `hato.tree.train_dropped`, dropped steps
+    follow after the answers and fill the remaining rows.
+
+    Args:
+        config: all settings under `hato`.
+        value_model: model of V and U, shared by all prompts of a worker; `for_task` loads each newer state into it.
+        local_reward: function that returns R_local of a step, or a coroutine function; None for the reward loop's.
+        decode: function from token ids to text, for local rewards that need the text.
+        temperature: sampling temperature; None for the prompt's.
+    """
+
+    fields: tuple[TokenField, ...] = (LOCAL_REWARDS, DRAWS)
+
+    def __init__(
+        self,
+        config: HATOConfig,
+        value_model: ValueModel,
+        local_reward: LocalReward | None,
+        decode: Callable[[Sequence[int]], str] | None = None,
+        temperature: float | None = None,
+    ):
+        self.config, self.bounds, self.value_model = config, config.tree, value_model
+        self.local_reward, self.decode, self.temperature = local_reward, decode, temperature
+        self.learnt = -1  # number of batches the value model was trained on; -1 before the trainer's first state
+        if config.tree.train_dropped:
+            self.fields = (*self.fields, DROPPED_STEPS)
+
+    @classmethod
+    def from_config(cls, config, tokenizer=None) -> "Policy":
+        hato = hato_keys(config)
+        by_name = hato.local_reward not in (REWARD_LOOP, ANSWER_LIKELIHOOD)
+        return cls(
+            hato,
+            value_model_of(hato, config.actor_rollout_ref.rollout.seed),
+            local_reward_function(hato.local_reward) if by_name else None,
+            None if tokenizer is None else tokenizer.decode,
+        )
+
+    def for_task(self, task: PromptTask, score: Score | None) -> "Policy":
+        """Return the policy for a prompt, whose settings may have `learnt` (number of batches that the value model was
+        trained on), `value_model` (its packed state), `temperature` and `max_nodes`."""
+        settings = task.settings.tree
+        if settings.get("learnt", -1) > self.learnt:
+            self.value_model.load_state_dict(unpack(settings["value_model"]))
+            self.learnt = settings["learnt"]
+        policy = copy.copy(self)
+        policy.temperature = settings.get("temperature")
+        if "max_nodes" in settings:
+            policy.bounds = replace(self.bounds, max_nodes=settings["max_nodes"])
+        if self.config.local_reward == REWARD_LOOP:
+            policy.local_reward = self._reward_loop_scorer(score)
+        return policy
+
+    def _reward_loop_scorer(self, score: Score | None) -> LocalReward:
+        if score is None:
+            raise ValueError(f"hato.local_reward={REWARD_LOOP} needs rewards that are computed during the rollout")
+
+        async def step_reward(step: Step) -> float:
+            about = {"before": self.decode(step.before), "step": self.decode(step.tokens)}
+            return await score([*step.before, *step.tokens], {STEP_INFO: about})
+
+        return step_reward
+
+    async def grow(self, builder: TreeBuilder, n: int) -> None:
+        shape = self.config.tree
+        frontier = Frontier(builder.tree, merges=not shape.independent_paths, keeps_tokens=shape.train_dropped)
+        search = Search(frontier, self.bounds, self.config.exploration, n_leaves=n, seed=builder.seed)
+        while expansions := search.next():
+            await Round(self, builder, frontier).grow(expansions)
+        ends, metrics = frontier.leaves(), frontier.metrics()
+        if shape.train_dropped:
+            dropped = frontier.train_dropped(n - len(ends), builder.seed)
+            metrics |= {"dropped_steps": float(len(frontier.dropped)), "dropped_rows": float(len(dropped))}
+            ends += dropped
+        builder.tree.leaves = [frontier.steps[end].segments[-1] for end in ends]
+        builder.tree.metrics = metrics
+
+    def about_tree(self, tree: TrajectoryTree) -> dict:
+        """Return under `HATO_STEPS` the steps that lead to answers, from which the value model is trained."""
+        answers = [leaf for leaf in tree.leaves if not tree.is_dropped(leaf)]
+        kept = sorted({i for leaf in answers for i in tree.path(leaf)})
+        steps = {i: tree.segments[i].info.for_trainer for i in kept if tree.segments[i].info.for_trainer}
+        about = {
+            "segments": list(steps),
+            "features": [step["features"] for step in steps.values()],
+            "values": [step["value"] for step in steps.values()],
+        }
+        return {HATO_STEPS: about}
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """A step that has been drawn and is not yet in the tree.
+
+    Args:
+        node: number of the preceding step.
+        before: response up to the end of that step.
+        max_tokens: largest number of tokens that the model could have written.
+        segments: segments of the step; their parents are not set.
+        ended: whether the path ends with the step.
+    """
+
+    node: int
+    before: Path
+    max_tokens: int
+    segments: list[Segment]
+    ended: bool
+
+    @property
+    def tokens(self) -> tuple[int, ...]:
+        """Return the tokens up to the model's last one: a tool's result at the step's end is left out."""
+        own = self.segments[:-1] if self.segments[-1].author == TOOL else self.segments
+        return tuple(token for segment in own for token in segment.token_ids)
+
+    @property
+    def model_segments(self) -> list[Segment]:
+        return [segment for segment in self.segments if segment.author == MODEL]
+
+    @cached_property
+    def distinct_tokens(self) -> set[int]:
+        """Return the set of token ids that the model wrote."""
+        return {token for segment in self.model_segments for token in segment.token_ids}
+
+
+class Round:
+    """The children of all steps that one round of the search expands."""
+
+    def __init__(self, policy: Policy, builder: TreeBuilder, frontier: Frontier):
+        self.policy, self.builder, self.frontier, self.config = policy, builder, frontier, policy.config
+        self.settled: dict[tuple[int, Path], asyncio.Task] = {}
+
+    async def grow(self, expansions: Sequence[Expansion]) -> None:
+        """Draw all children and add them to the tree."""
+        drawn = await gather_or_cancel(*(self._draw(each, i) for each in expansions for i in range(each.children)))
+        # Identical siblings are one step, so a process reward model scores them once.
+        distinct = {(step.node, step.tokens): step for step in drawn}
+        scores = await gather_or_cancel(*(self._local(step) for step in distinct.values()))
+        score_of = dict(zip(distinct, scores, strict=True))
+        local = [score_of[step.node, step.tokens] for step in drawn]
+        features = [self._features(step, drawn, reward) for step, reward in zip(drawn, local, strict=True)]
+        values, uncertainties = (column.tolist() for column in self.policy.value_model.predict(features))
+        for i, step in enumerate(drawn):
+            for segment in step.segments:
+                segment.info.fields[LOCAL_REWARDS.name] = local[i]
+                segment.info.entropies = None
+            step.segments[-1].info.ends_step = True
+            first = step.segments[0].info
+            first.for_trainer |= {"value": values[i], "features": features[i]}
+            entropy = features[i][FEATURES.index("mean_entropy")]
+            first.notes |= {"value": values[i], "uncertainty": uncertainties[i], "entropy": entropy}
+            self.frontier.add(step.node, step.segments, ended=step.ended, value=values[i], uncertainty=uncertainties[i])
+
+    async def _draw(self, expansion: Expansion, child: int) -> Drawn:
+        builder, before = self.builder, self.frontier.path(expansion.node)
+        seed = random.Random(f"{builder.seed} {expansion.node} {child}").getrandbits(31)
+        most, n_entropy = builder.tokens_left(before), self.config.uncertainty.entropy_top_k
+        temperature = self.policy.temperature
+        if expansion.to_the_end:
+            segments = await builder.finish(before, seed, temperature, n_entropy)
+            return Drawn(expansion.node, before, most, segments, ended=True)
+        most, stop = min(most, self.config.tree.max_step_tokens), (self.config.tree.step_delimiter,)
+        generation = await builder.generate(
+            before, seed=seed, max_tokens=most, stop=stop, temperature=temperature, n_entropy=n_entropy
+        )
+        entropies = generation.entropies if n_entropy else None
+        segment = Segment(None, generation.token_ids, generation.log_probs, info=SegmentInfo(entropies=entropies))
+        then = await self._settle(expansion.node, before.then(segment))
+        return Drawn(expansion.node, before, most, [segment, *then.segments], then.ended is not None)
+
+    async def _settle(self, node: int, path: Path) -> Continuation:
+        """Return the environment's reply to a step after `node`; identical siblings call the environment once."""
+        if (node, path) not in self.settled:
+            self.settled[node, path] = asyncio.ensure_future(self.builder.settle(path))
+        return await self.settled[node, path]
+
+    def _features(self, step: Drawn, drawn: Sequence[Drawn], local: float) -> list[float]:
+        """Return the features of one of the steps drawn together, the value model's input."""
+        siblings = [other.distinct_tokens for other in drawn if other.node == step.node and other is not step]
+        log_probs = [p for segment in step.model_segments for p in segment.log_probs]
+        entropies = [h for segment in step.model_segments for h in segment.info.entropies or ()]
+        return step_features(
+            log_probs=log_probs,
+            entropies=[mean_entropy(entropies, self.builder.vocab_size)] if entropies else [],
+            path_log_probs=[*self.frontier.path_log_probs(step.node), *log_probs],
+            max_tokens=step.max_tokens,
+            depth=self.frontier.steps[step.node].depth + 1,
+            max_depth=self.config.tree.max_depth,
+            siblings_agreement=agreement(step.distinct_tokens, siblings),
+            budget_used=self.frontier.n_kept / self.policy.bounds.max_nodes,
+            finished=step.segments[-1].token_ids[-1] in self.builder.stop_token_ids,
+            local_reward=local,
+        )
+
+    async def _local(self, drawn: Drawn) -> float:
+        if self.config.local_reward == ANSWER_LIKELIHOOD:
+            likelihood = self.builder.answer_likelihood
+            if likelihood is None:
+                raise ValueError(f"hato.local_reward={ANSWER_LIKELIHOOD}: this rollout has no reference answers")
+            written = [token for segment in drawn.segments for token in segment.token_ids]
+            return min(1.0, math.exp(await likelihood.log_prob([*drawn.before.tokens, *written])))
+        step = Step(
+            problem=self.builder.tree.prompt_ids,
+            before=list(drawn.before.tokens),
+            parent=self.frontier.written(drawn.node),
+            tokens=list(drawn.tokens),
+            decode=self.policy.decode,
+        )
+        return await local_reward(self.policy.local_reward, step)

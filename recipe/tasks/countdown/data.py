@@ -1,0 +1,218 @@
+"""Countdown: use every number once to reach the target. Problems, demonstrations and a reference solver.
+
+    python -m recipe.tasks.countdown.data --output-dir outputs/data/countdown
+
+writes train.parquet and test.parquet in verl's format, and sft.parquet with demonstrations for a warm start. Only the
+share `demo_correct` of these is right: a model trained on right answers alone leaves RL nothing to find quickly.
+"""
+
+import itertools
+import operator
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import Path
+
+from recipe.common.problem_files import (
+    conversation,
+    draw_until,
+    parser_of,
+    require,
+    rl_row,
+    split_of,
+    write_and_tell,
+)
+from recipe.tasks.countdown.reward import NotAnExpression, evaluate
+from verl.evaluation.questions.prompts import countdown_text
+from verl.utils.data_files import write_rows
+
+SIZES = {"train": "train_size", "test": "test_size", "sft": "demo_size"}
+TEST_SHARE = 0.2
+FRUITLESS_ATTEMPTS = 20_000
+_OPERATIONS = {"+": (operator.add, 1), "-": (operator.sub, 1), "*": (operator.mul, 2), "/": (operator.truediv, 2)}
+Problem = tuple[tuple[int, ...], int]  # numbers in ascending order, target
+
+
+@dataclass(frozen=True, kw_only=True)
+class CountdownConfig:
+    """Difficulty and size. A model of under a million parameters learns the defaults in minutes.
+
+    Attributes:
+        demo_correct: share of the demonstrations that are right.
+        operators: signs of the operations that may occur, some of + - * /.
+        style: style of the prompt, `short` or `long`, see `countdown_text`.
+
+    Raises:
+        ValueError: a field is out of range; the message names it.
+    """
+
+    train_size: int = 10_000
+    test_size: int = 64
+    demo_size: int = 14_400
+    demo_correct: float = 0.4
+    min_numbers: int = 3
+    max_numbers: int = 3
+    min_number: int = 1
+    max_number: int = 9
+    min_target: int = 1
+    max_target: int = 30
+    operators: str = "+-"
+    style: str = "short"
+    seed: int = 0
+
+    def __post_init__(self):
+        for name in SIZES.values():
+            require(getattr(self, name) >= 0, name, getattr(self, name), "at least 0")
+        require(0 <= self.demo_correct <= 1, "demo_correct", self.demo_correct, "between 0 and 1")
+        require(2 <= self.min_numbers <= 4, "min_numbers", self.min_numbers, "2 to 4")
+        require(self.min_numbers <= self.max_numbers <= 4, "max_numbers", self.max_numbers, "min_numbers to 4")
+        require(1 <= self.min_number, "min_number", self.min_number, "at least 1")
+        require(self.min_number <= self.max_number, "max_number", self.max_number, "at least min_number")
+        require(self.min_target <= self.max_target, "max_target", self.max_target, "at least min_target")
+        are_valid = self.operators and set(self.operators) <= set("+-*/")
+        require(bool(are_valid), "operators", self.operators, "some of + - * /")
+        require(self.style in ("short", "long"), "style", self.style, "short or long")
+
+
+@dataclass(frozen=True)
+class _Term:
+    value: Fraction
+    text: str
+    precedence: int = 3
+
+
+def _combine(left: _Term, symbol: str, right: _Term) -> _Term | None:
+    """Return `left symbol right` with the necessary parentheses; None for a division by zero."""
+    if symbol == "/" and right.value == 0:
+        return None
+    operation, precedence = _OPERATIONS[symbol]
+    left_text = f"({left.text})" if left.precedence < precedence else left.text
+    binds_tighter = right.precedence > precedence or (right.precedence == precedence and symbol in "+*")
+    right_text = right.text if binds_tighter else f"({right.text})"
+    return _Term(operation(left.value, right.value), f"{left_text}{symbol}{right_text}", precedence)
+
+
+def _number(value: int) -> _Term:
+    return _Term(Fraction(value), str(value))
+
+
+def solve(numbers: Sequence[int], target: int, operators: str = "+-*/") -> str | None:
+    """Return an expression with every number exactly once that equals `target`; None if none exists (all are tried)."""
+
+    def search(terms: list[_Term]) -> str | None:
+        if len(terms) == 1:
+            return terms[0].text if terms[0].value == target else None
+        for i, j in itertools.permutations(range(len(terms)), 2):
+            rest = [term for k, term in enumerate(terms) if k not in (i, j)]
+            for symbol in operators:
+                if symbol in "+*" and i > j:
+                    continue  # The operator is commutative, and the other order has been tried.
+                combined = _combine(terms[i], symbol, terms[j])
+                solution = combined and search([*rest, combined])
+                if solution:
+                    return solution
+        return None
+
+    return search([_number(n) for n in numbers])
+
+
+def random_expression(numbers: Sequence[int], operators: str, rng: random.Random) -> str | None:
+    """Return a random expression of all numbers without parentheses; None if it divides by zero."""
+    order = rng.sample(list(numbers), len(numbers))
+    text = str(order[0]) + "".join(f"{rng.choice(operators)}{n}" for n in order[1:])
+    try:
+        evaluate(text)
+    except NotAnExpression:
+        return None
+    return text
+
+
+def random_problem(config: CountdownConfig, rng: random.Random) -> Problem | None:
+    """Return a problem whose target is the value of a random expression.
+
+    The result is None if the expression divides by zero, or if its value is a fraction or no allowed target.
+    """
+    count = rng.randint(config.min_numbers, config.max_numbers)
+    terms = [_number(rng.randint(config.min_number, config.max_number)) for _ in range(count)]
+    numbers = tuple(sorted(int(term.value) for term in terms))
+    while len(terms) > 1:
+        left, right = (terms.pop(rng.randrange(len(terms))) for _ in range(2))
+        combined = _combine(left, rng.choice(config.operators), right)
+        if combined is None:
+            return None
+        terms.append(combined)
+    value = terms[0].value
+    if value.denominator != 1 or not config.min_target <= value <= config.max_target:
+        return None
+    return numbers, int(value)
+
+
+def draw_problems(config: CountdownConfig, size: int, test: bool, rng: random.Random) -> list[Problem]:
+    """Return `size` problems of the test or training split; test problems are distinct, training problems may repeat.
+
+    Raises:
+        ValueError: the config has too few problems for this split.
+    """
+    return draw_until(
+        lambda _: random_problem(config, rng),
+        lambda problem: (split_of(problem, {"test": TEST_SHARE}) == "test") == test,
+        size,
+        "test_size" if test else "train_size",
+        FRUITLESS_ATTEMPTS,
+        repeats=not test,
+    )
+
+
+def row_of(problem: Problem, index: int, split: str, config: CountdownConfig, rng: random.Random) -> dict:
+    """Return a row in verl's parquet format; the numbers are shown in random order."""
+    numbers, target = problem
+    shown = rng.sample(numbers, len(numbers))
+    question = countdown_text(shown, target, config.operators, config.style)
+    return rl_row("countdown", question, {"target": target, "numbers": list(shown)}, split, index)
+
+
+def demonstration(problem: Problem, config: CountdownConfig, rng: random.Random) -> dict:
+    """Return a conversation for the SFT trainer.
+
+    Its answer is right with probability `demo_correct`, else a random expression, which is seldom right.
+    """
+    numbers, target = problem
+    shown = rng.sample(numbers, len(numbers))
+    expression = None
+    if rng.random() < config.demo_correct:
+        tries = (random_expression(numbers, config.operators, rng) for _ in range(100))
+        right = (text for text in tries if text and evaluate(text)[0] == target)
+        expression = next(right, None) or solve(shown, target, config.operators)
+    while expression is None:
+        expression = random_expression(numbers, config.operators, rng)
+    question = countdown_text(shown, target, config.operators, config.style)
+    return conversation(question, f"<answer>{expression}</answer>")
+
+
+def write_countdown(output_dir: str | Path, config: CountdownConfig | None = None) -> dict[str, Path]:
+    """Write the three files, except for sizes of 0, and return their paths by split. No file is ever incomplete."""
+    config = config or CountdownConfig()
+    rng = random.Random(config.seed)
+    test = draw_problems(config, config.test_size, True, rng)
+    train = draw_problems(config, config.train_size, False, rng)
+    demos = draw_problems(config, config.demo_size, False, rng)
+    rows = {
+        "test": [row_of(p, i, "test", config, rng) for i, p in enumerate(test)],
+        "train": [row_of(p, i, "train", config, rng) for i, p in enumerate(train)],
+        "sft": [demonstration(p, config, rng) for p in demos],
+    }
+    # train.parquet is written last: if it exists, all files exist.
+    paths = {split: Path(output_dir) / f"{split}.parquet" for split in ("sft", "test", "train") if rows[split]}
+    for split, path in paths.items():
+        write_rows(path, rows[split])
+    return paths
+
+
+def main(arguments: list[str] | None = None) -> None:
+    options = vars(parser_of(__doc__, CountdownConfig).parse_args(arguments))
+    write_and_tell(write_countdown, CountdownConfig, options, options.pop("output_dir"), SIZES)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,218 @@
+r"""Makes a synthetic search task: a corpus, questions that need it, and demonstrations with tools.
+
+    python -m recipe.tasks.search.data --output-dir outputs/data/search_task --model-dir outputs/search_task_model
+
+Every person has a pal and an age, which only the corpus contains (they are drawn anew for each seed):
+
+    {"id": "17", "title": "bo", "text": "bo: pal ta, age 7"}
+
+A question is "bo + ta?" (the sum of their ages) or "bo + pal?" (the sum of bo's age and the age of bo's pal, whom only
+the corpus names). A good answer searches twice and computes:
+
+    <think>bo</think><search>bo</search> <result>…pal ta, age 7…</result><search>ta</search> <result>…age 3…</result>
+    <python>7+3</python> <result>10</result><answer>\boxed{10}</answer>
+
+`min_hops` and `max_hops` set the number of searches: three for "bo + pal pal?" (bo's age plus the age of the pal of
+bo's pal) and for "bo + ta pal?" (bo's age plus the age of ta's pal). The result of each search names the next person if
+the question does not, and no question needs the same person twice.
+
+It writes corpus.jsonl for LocalSearchTool or scripts/search_server.py, train.parquet and test.parquet in verl's format
+(no question is in both), and demonstrations.jsonl for recipe.arpo.sft_data. Only the share `demo_correct` of the
+demonstrations is right; the others search for the wrong person, compute something else, or guess.
+"""
+
+import asyncio
+import itertools
+import random
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from recipe.common.problem_files import parser_of, require, rl_row
+from recipe.common.tiny_model import TinyModelConfig, write_tiny_model
+from verl.utils.data_files import write_rows
+from verl.workers.rollout.tools.search.bm25_index import words
+from verl.workers.rollout.tools.search.tool import LocalSearchTool
+
+DATA_SOURCE = "search_task"
+# words that are one token each in the tiny model's tokenizer
+EXTRA_WORDS = ("<search>", "</search>", "<python>", "</python>", "<result>", "</result>", "\\boxed{", "pal", ", age ")
+TEST_SHARE = 0.2
+
+
+@dataclass(frozen=True, kw_only=True)
+class SearchTaskConfig:
+    """Sizes of the search task. `demo_correct` is a share.
+
+    Attributes:
+        min_hops, max_hops: smallest and largest number of searches that a question needs.
+
+    Raises:
+        ValueError: a field is out of range; the message names it.
+    """
+
+    people: int = 60
+    train_size: int = 2000
+    test_size: int = 64
+    demo_size: int = 16_000
+    demo_correct: float = 0.5
+    min_hops: int = 2
+    max_hops: int = 2
+    seed: int = 0
+
+    def __post_init__(self):
+        require(4 <= self.people <= len(NAMES), "people", self.people, f"4 to {len(NAMES)}")
+        require(0 <= self.demo_correct <= 1, "demo_correct", self.demo_correct, "between 0 and 1")
+        require(2 <= self.min_hops, "min_hops", self.min_hops, "at least 2")
+        require(self.min_hops <= self.max_hops < self.people, "max_hops", self.max_hops, "min_hops to people - 1")
+        for name in ("train_size", "test_size", "demo_size"):
+            require(getattr(self, name) >= 1, name, getattr(self, name), "at least 1")
+
+
+NAMES = tuple(name for name in map("".join, itertools.product("bdfghklmnprstvwz", "aeiou")) if words(name) == [name])
+
+
+class World(NamedTuple):
+    """The pal and the age of every person, by name."""
+
+    pals: dict[str, str]
+    ages: dict[str, int]
+
+
+class Question(NamedTuple):
+    """A question `text` for the sum of the first and the last age of `people`, who must be searched in this order."""
+
+    text: str
+    people: tuple[str, ...]
+
+
+def make_world(config: SearchTaskConfig) -> World:
+    rng = random.Random(f"{config.seed} world")
+    people = sorted(rng.sample(NAMES, config.people))
+    ages = {name: rng.randint(1, 9) for name in people}
+    return World({name: rng.choice([other for other in people if other != name]) for name in people}, ages)
+
+
+def chain_of(person: str, length: int, world: World) -> tuple[str, ...]:
+    """Return `length` names: a person, the person's pal, the pal's pal, and so on."""
+    chain = [person]
+    while len(chain) < length:
+        chain.append(world.pals[chain[-1]])
+    return tuple(chain)
+
+
+def all_questions(world: World, config: SearchTaskConfig) -> tuple[list[Question], list[Question]]:
+    """Return the questions that name one person and those that name two, without questions that need a person twice.
+
+    Raises:
+        ValueError: no chain of pals is long enough for `max_hops`.
+    """
+    people = sorted(world.ages)
+    one_named, two_named = [], []
+    for hops in range(config.min_hops, config.max_hops + 1):
+        pals = ["pal"] * (hops - 1)
+        for person in people:
+            one_named.append(Question(f"{person} + {' '.join(pals)}?", chain_of(person, hops, world)))
+        for person, other in itertools.permutations(people, 2):
+            text = f"{person} + {' '.join([other, *pals[1:]])}?"
+            two_named.append(Question(text, (person, *chain_of(other, hops - 1, world))))
+    one_named, two_named = (
+        [question for question in questions if len(set(question.people)) == len(question.people)]
+        for questions in (one_named, two_named)
+    )
+    enough = any(len(question.people) == config.max_hops for question in one_named)
+    require(enough, "max_hops", config.max_hops, "fewer, or another seed: nobody's pals make so long a chain")
+    return one_named, two_named
+
+
+def make_questions(world: World, config: SearchTaskConfig) -> tuple[list[Question], list[Question]]:
+    """Return training questions (drawn with repeats) and test questions, half of them naming one person, half two.
+
+    No question is in both. Test questions that name one person repeat if there are too few of them.
+
+    Raises:
+        ValueError: there are too few questions; the message names the field.
+    """
+    rng = random.Random(f"{config.seed} questions")
+    one_named, two_named = all_questions(world, config)
+    rng.shuffle(one_named)
+    rng.shuffle(two_named)
+    kept = max(1, round(TEST_SHARE * len(one_named)))
+    half = config.test_size // 2
+    test = [*itertools.islice(itertools.cycle(one_named[:kept]), half), *two_named[: config.test_size - half]]
+    rest = one_named[kept:], two_named[config.test_size - half :]
+    require(all(rest), "people", config.people, f"more, so that questions remain beside test_size={config.test_size}")
+    return [rng.choice(rng.choice(rest)) for _ in range(config.train_size)], test
+
+
+async def make_demonstration(question: Question, world: World, tool: LocalSearchTool, right: bool, rng) -> dict:
+    """Return a conversation in ShareGPT's layout for recipe.arpo.sft_data; its results are the tools' outputs."""
+
+    async def search(query: str) -> list[tuple[str, str]]:
+        result = await tool.execute(query, timeout=60)
+        return [("assistant", f"<search>{query}</search>"), ("user", f"<result>{result.text}</result>")]
+
+    fault = None if right else rng.choice(["person", "compute", "guess"])
+    people = question.people
+    if fault == "person":
+        i, wrong = rng.choice([(i, name) for i in range(1, len(people)) for name in sorted(world.ages)])
+        people = (*people[:i], *chain_of(wrong, len(people) - i, world))
+    (_, call), result = await search(people[0])
+    turns = [("user", question.text), ("assistant", f"<think>{people[0]}</think>{call}"), result]
+    answer = rng.randint(2, 18)
+    if fault != "guess":
+        for person in people[1:]:
+            turns += await search(person)
+        numbers = [world.ages[people[0]], world.ages[people[-1]]]
+        if fault == "compute":
+            numbers[rng.randrange(2)] = rng.randint(1, 9)
+        answer = sum(numbers)
+        turns += [("assistant", f"<python>{numbers[0]}+{numbers[1]}</python>"), ("user", f"<result>{answer}</result>")]
+    turns.append(("assistant", f"<answer>\\boxed{{{answer}}}</answer>"))
+    return {"conversations": [{"from": role, "value": text} for role, text in turns]}
+
+
+def verl_row(question: Question, world: World, index: int, split: str) -> dict:
+    answer = world.ages[question.people[0]] + world.ages[question.people[-1]]
+    return rl_row(DATA_SOURCE, question.text, str(answer), split, index, ability="search", reward_rule="em")
+
+
+async def write_search_task(output_dir: str | Path, config: SearchTaskConfig) -> Path:
+    """Write the four files, none of them ever incomplete, and return the folder."""
+    output_dir, world = Path(output_dir), make_world(config)
+    corpus = [
+        {"id": str(i), "title": name, "text": f"{name}: pal {world.pals[name]}, age {world.ages[name]}"}
+        for i, name in enumerate(sorted(world.ages))
+    ]
+    write_rows(output_dir / "corpus.jsonl", corpus)
+    train, test = make_questions(world, config)
+    rng = random.Random(f"{config.seed} demonstrations")
+    tool = LocalSearchTool(corpus=output_dir / "corpus.jsonl", max_results=1)
+    demonstrations = [
+        await make_demonstration(rng.choice(train), world, tool, rng.random() < config.demo_correct, rng)
+        for _ in range(config.demo_size)
+    ]
+    await tool.close()
+    write_rows(output_dir / "demonstrations.jsonl", demonstrations)
+    for split, questions in (("test", test), ("train", train)):  # train.parquet is written last.
+        rows = [verl_row(question, world, i, split) for i, question in enumerate(questions)]
+        write_rows(output_dir / f"{split}.parquet", rows)
+    return output_dir
+
+
+def main() -> None:
+    parser = parser_of(__doc__, SearchTaskConfig, output_required=False)
+    parser.add_argument("--model-dir", help="where the tiny model goes that reads tags and results in few tokens")
+    args = vars(parser.parse_args())
+    output_dir, model_dir = args.pop("output_dir"), args.pop("model_dir")
+    if not output_dir and not model_dir:
+        parser.error("--output-dir or --model-dir says what to make")
+    if model_dir:
+        print(f"tiny model: {write_tiny_model(model_dir, TinyModelConfig(extra_words=EXTRA_WORDS))}")
+    if output_dir:
+        asyncio.run(write_search_task(output_dir, SearchTaskConfig(**args)))
+        print(f"corpus, questions and demonstrations: {output_dir}")
+
+
+if __name__ == "__main__":
+    main()

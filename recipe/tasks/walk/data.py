@@ -1,0 +1,257 @@
+"""Number walks: go from a start to a target in a fixed number of steps. Problems, demonstrations, and a tiny model.
+
+    python -m recipe.tasks.walk.data --output-dir outputs/data/walk --model-dir outputs/walk_model
+
+A problem is `3>22 4: +1 *2 -1` (from 3 to 22 in 4 steps by these operations), an answer has a line for each step:
+`3*2=6`, `6*2=12`, `12-1=11`, `11*2=22`. Each line is a decision; only few of the sequences of operations end at the
+target. It writes train, valid and test in verl's format (no problem is in two of them), and sft.parquet with
+demonstrations of 1 to `max_steps` steps for a warm start. They teach the rules, but only some of the search; the rest
+is left to RL. The share `demo_correct` of the demonstrations ends at the target, the others at any number.
+"""
+
+import random
+import re
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from recipe.common.problem_files import (
+    conversation,
+    draw_until,
+    parser_of,
+    require,
+    rl_row,
+    split_of,
+    write_and_tell,
+)
+from recipe.common.tiny_model import TinyModelConfig, write_tiny_model
+from recipe.hato.local_reward import Step
+from recipe.tasks.walk.reward import BrokenRule, apply, follow
+from verl.evaluation.questions.prompts import walk_text
+from verl.utils.data_files import write_rows
+
+# split -> config field, in the order of writing: train.parquet is last, so if it exists, all files exist
+SIZES = {"valid": "valid_size", "test": "test_size", "sft": "demo_size", "train": "train_size"}
+HELD_OUT = {"valid": 0.1, "test": 0.1}  # shares of all problems
+FRUITLESS_ATTEMPTS = 20_000
+SHORT = re.compile(r"(\d+)>(\d+) (\d+):((?: [-+*/]\d+)+)")  # a prompt in style "short"
+# a model of 1.3 million parameters for which every number of a walk is one token
+MODEL = TinyModelConfig(
+    hidden_size=160,
+    intermediate_size=640,
+    num_layers=3,
+    num_heads=5,
+    num_kv_heads=5,
+    extra_words=tuple(map(str, range(10, 100))),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class WalkConfig:
+    """Difficulty and size. A model of a million parameters learns the defaults in minutes.
+
+    Attributes:
+        operators: signs of a problem's operations, one operation each, in this order: `+*-` may become `+5 *2 -3`.
+        max_operand, max_factor: largest operand of + and -; largest operand of * and /.
+        limit: largest number of a walk; its numbers are whole and at least 0.
+        max_share: largest share of the possible sequences of operations that may end at the target.
+        style: style of the prompt, `short` or `long`, see `walk_text`.
+
+    Raises:
+        ValueError: a field is out of range; the message names it.
+    """
+
+    train_size: int = 800
+    valid_size: int = 96
+    test_size: int = 96
+    demo_size: int = 16_000
+    demo_correct: float = 0.6
+    min_steps: int = 4
+    max_steps: int = 6
+    max_start: int = 20
+    operators: str = "+*-"
+    max_operand: int = 1
+    max_factor: int = 2
+    limit: int = 40
+    max_share: float = 0.1
+    style: str = "short"
+    seed: int = 0
+
+    def __post_init__(self):
+        for name in SIZES.values():
+            require(getattr(self, name) >= 0, name, getattr(self, name), "at least 0")
+        require(0 <= self.demo_correct <= 1, "demo_correct", self.demo_correct, "between 0 and 1")
+        require(1 <= self.min_steps, "min_steps", self.min_steps, "at least 1")
+        require(self.min_steps <= self.max_steps <= 12, "max_steps", self.max_steps, "min_steps to 12")
+        require(2 <= self.max_factor, "max_factor", self.max_factor, "at least 2")
+        require(1 <= self.max_operand, "max_operand", self.max_operand, "at least 1")
+        require(1 <= self.max_start <= self.limit, "max_start", self.max_start, "1 to limit")
+        require(0 < self.max_share <= 1, "max_share", self.max_share, "above 0, at most 1")
+        are_valid = len(self.operators) > 1 and set(self.operators) <= set("+-*/")
+        require(are_valid, "operators", self.operators, "at least two of + - * /")
+        require(self.style in ("short", "long"), "style", self.style, "short or long")
+
+
+class Problem(NamedTuple):
+    """A walk from `start` to `target` in `steps` steps, each by one of `operations`, within 0 to `limit`."""
+
+    start: int
+    target: int
+    steps: int
+    operations: tuple[str, ...]
+    limit: int
+
+    def truth(self) -> dict:
+        """Return the ground truth that `reward_score.walk.compute_score` takes."""
+        return self._asdict() | {"operations": list(self.operations)}
+
+
+def ends(problem: Problem) -> Counter[int]:
+    """Return number -> count of the sequences of operations that end there, whatever the target is."""
+    counts = Counter({problem.start: 1})
+    for _ in range(problem.steps):
+        after: Counter[int] = Counter()
+        for value, count in counts.items():
+            for operation in problem.operations:
+                result = apply(operation, value, problem.limit)
+                if result is not None:
+                    after[result] += count
+        counts = after
+    return counts
+
+
+def random_walk(problem: Problem, right: bool, rng: random.Random) -> str:
+    """Return the lines of a walk, drawn uniformly from all possible walks (if `right`, from those to the target)."""
+    counts: dict[tuple[int, int], int] = {}
+
+    def completions(value: int, steps: int) -> int:
+        """Return the number of ways in which a walk can continue from `value` for `steps` steps."""
+        if steps == 0:
+            return int(not right or value == problem.target)
+        if (value, steps) not in counts:
+            counts[value, steps] = sum(completions(result, steps - 1) for _, result in moves(value))
+        return counts[value, steps]
+
+    def moves(value: int) -> list[tuple[str, int]]:
+        results = ((operation, apply(operation, value, problem.limit)) for operation in problem.operations)
+        return [(operation, result) for operation, result in results if result is not None]
+
+    value, lines = problem.start, []
+    for steps in reversed(range(problem.steps)):
+        choices = moves(value)
+        weights = [completions(result, steps) for _, result in choices]
+        operation, result = rng.choices(choices, weights)[0]
+        lines.append(f"{value}{operation}={result}")
+        value = result
+    return "\n".join(lines)
+
+
+def written(walk: str, style: str) -> str:
+    """Return a walk as a demonstration's answer: alone (`short`), or between the tags that the long prompt asks for."""
+    return walk if style == "short" else f"<answer>\n{walk}\n</answer>"
+
+
+def can_still_arrive(problem: Problem, written: str) -> bool:
+    """Return whether the lines of a walk, whole or only its first steps, are valid and can still lead to the target."""
+    n_lines = sum(bool(line) for line in written.splitlines())
+    try:
+        _, value = follow(written, problem.truth() | {"steps": n_lines})
+    except BrokenRule:
+        return False
+    left = problem._replace(start=value, steps=problem.steps - n_lines)
+    return left.steps >= 0 and ends(left)[left.target] > 0
+
+
+def can_arrive(step: Step) -> float:
+    """Return 1 if a walk keeps the rules so far and can still end at its target, else 0.
+
+    It acts as a perfect process reward model, for `hato.local_reward=recipe.tasks.walk.data.can_arrive`. The problems
+    need short prompts and the default `limit`.
+    """
+    assert step.decode is not None
+    question = SHORT.search(step.decode(step.problem))
+    if question is None:
+        raise ValueError(
+            "hato.local_reward=recipe.tasks.walk.data.can_arrive: expected a number walk with a short prompt"
+        )
+    start, target, steps, operations = question.groups()
+    problem = Problem(int(start), int(target), int(steps), tuple(operations.split()), WalkConfig.limit)
+    written = step.decode([*step.before, *step.tokens]).partition("<|")[0]  # This removes the end token.
+    return float(can_still_arrive(problem, written))
+
+
+def random_problem(config: WalkConfig, steps: int, max_share: float, rng: random.Random) -> Problem | None:
+    """Return a random problem whose target at most the share `max_share` of sequences reaches; None if a draw fails."""
+    highest = {"+": config.max_operand, "-": config.max_operand, "*": config.max_factor, "/": config.max_factor}
+    operations = tuple(f"{sign}{rng.randint(2 if sign in '*/' else 1, highest[sign])}" for sign in config.operators)
+    start = rng.randint(1, config.max_start)
+    problem = Problem(start, -1, steps, operations, config.limit)
+    counts = ends(problem)
+    rare = [end for end, count in sorted(counts.items()) if count <= max_share * counts.total() and end != start]
+    if not rare or len(set(operations)) < len(operations):
+        return None
+    return problem._replace(target=rng.choices(rare, [counts[end] for end in rare])[0])
+
+
+def draw_problems(config: WalkConfig, split: str, size: int, rng: random.Random) -> list[Problem]:
+    """Return `size` distinct problems of a split, whose numbers of steps cycle from `min_steps` to `max_steps`.
+
+    Raises:
+        ValueError: the config has too few such problems.
+    """
+    numbers_of_steps = config.max_steps - config.min_steps + 1
+    return draw_until(
+        lambda drawn: random_problem(config, config.min_steps + drawn % numbers_of_steps, config.max_share, rng),
+        lambda problem: split_of(problem, HELD_OUT) == split,
+        size,
+        SIZES[split],
+        FRUITLESS_ATTEMPTS,
+    )
+
+
+def demonstration(config: WalkConfig, rng: random.Random) -> dict:
+    """Return a conversation for the SFT trainer about a problem of 1 to `max_steps` steps that is not held out."""
+    steps, problem = rng.randint(1, config.max_steps), None
+    while problem is None or (steps >= config.min_steps and split_of(problem, HELD_OUT) != "train"):
+        problem = random_problem(config, steps, 1.0, rng)
+    right = rng.random() < config.demo_correct
+    question = walk_text(problem.truth(), config.style)
+    return conversation(question, written(random_walk(problem, right, rng), config.style))
+
+
+def write_walks(output_dir: str | Path, config: WalkConfig | None = None) -> dict[str, Path]:
+    """Write the four files, except for sizes of 0, and return their paths by split. No file is ever incomplete."""
+    config = config or WalkConfig()
+    paths = {}
+    for split, name in SIZES.items():
+        rng, size = random.Random(f"{config.seed} {split}"), getattr(config, name)
+        if split == "sft":
+            rows = [demonstration(config, rng) for _ in range(size)]
+        else:
+            problems = draw_problems(config, split, size, rng)
+            rows = [
+                rl_row("walk", walk_text(problem.truth(), config.style), problem.truth(), split, i)
+                for i, problem in enumerate(problems)
+            ]
+        if rows:
+            paths[split] = Path(output_dir) / f"{split}.parquet"
+            write_rows(paths[split], rows)
+    return paths
+
+
+def main(arguments: list[str] | None = None) -> None:
+    parser = parser_of(__doc__, WalkConfig, output_required=False)
+    parser.add_argument("--model-dir", help="where the tiny model goes that reads a number as one token")
+    options = vars(parser.parse_args(arguments))
+    output_dir, model_dir = options.pop("output_dir"), options.pop("model_dir")
+    if not output_dir and not model_dir:
+        parser.error("--output-dir or --model-dir says what to make")
+    if model_dir:
+        print(f"tiny model: {write_tiny_model(model_dir, MODEL)}")
+    if output_dir:
+        write_and_tell(write_walks, WalkConfig, options, output_dir, SIZES)
+
+
+if __name__ == "__main__":
+    main()

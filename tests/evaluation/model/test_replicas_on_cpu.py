@@ -1,0 +1,161 @@
+"""How many replicas are started on how many GPUs, what is started, and what is refused before anything is."""
+
+import json
+import os
+import resource
+import subprocess
+import sys
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from hydra import compose, initialize_config_dir
+
+from verl.evaluation import main
+from verl.evaluation.main import EvaluationError, evaluate, plan_of, server_options
+from verl.evaluation.model.replicas import allow_open_files, visible_gpus
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def config_of(tmp_path):
+    """Composes an evaluation of a model that is a folder with a config only."""
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model/config.json").write_text("{}")
+    (tmp_path / "gsm8k.jsonl").write_text(json.dumps({"question": "1+1?", "answer": "#### 2"}) + "\n")
+
+    def config(*overrides: str):
+        with initialize_config_dir(str(ROOT / "recipe/common/config"), version_base=None):
+            settings = ["experiment=toy", "benchmark=gsm8k", f"files={tmp_path}/gsm8k.jsonl", f"output_dir={tmp_path}"]
+            return compose("evaluate", [*settings, f"model={tmp_path}/model", *overrides])
+
+    return config
+
+
+@pytest.fixture
+def gpus(monkeypatch):
+    def have(number: int | None) -> None:
+        monkeypatch.setattr(main, "visible_gpus", lambda: number)
+
+    return have
+
+
+@pytest.fixture
+def started(monkeypatch):
+    """The options of the servers that would have been started; none is."""
+    options = []
+
+    @contextmanager
+    def serving(model, log, given):
+        options.append(given)
+        raise RuntimeError("a test starts no server")
+        yield
+
+    monkeypatch.setattr(main, "serving", serving)
+    return options
+
+
+@pytest.mark.parametrize(
+    ("n_gpus", "overrides", "options", "requests"),
+    [
+        (8, [], "--tensor-parallel-size 1 --data-parallel-size 8", 8 * 256),
+        (8, ["server.tensor_parallel=4"], "--tensor-parallel-size 4 --data-parallel-size 2", 2 * 256),
+        (8, ["server.tensor_parallel=8"], "--tensor-parallel-size 8", 256),
+        (8, ["server.tensor_parallel=3"], "--tensor-parallel-size 3 --data-parallel-size 2", 2 * 256),
+        (8, ["server.data_parallel=1", "server.concurrency=64"], "--tensor-parallel-size 1", 64),
+        (1, [], "--tensor-parallel-size 1", 256),
+        (None, [], "--tensor-parallel-size 1 --dtype float32", 256),
+        (None, ["server.data_parallel=2"], "--tensor-parallel-size 1 --data-parallel-size 2 --dtype float32", 2 * 256),
+    ],
+)
+def test_as_many_replicas_as_there_are_gpus_for(config_of, gpus, n_gpus, overrides, options, requests):
+    gpus(n_gpus)
+    plan = plan_of(config_of(*overrides))
+    assert server_options(plan) == ["--seed", "0", *options.split()]
+    assert plan.requests_at_once == requests
+    (told,) = [line for line in plan.describe() if line.startswith("server: ")]
+    assert f"{requests} requests at once" in told
+    assert ("the CPU" if n_gpus is None else f"of {n_gpus} GPUs") in told
+
+
+def test_a_server_that_runs_gets_the_requests_that_are_asked_for(config_of, gpus):
+    gpus(8)
+    plan = plan_of(config_of("server.url=http://127.0.0.1:9", "server.concurrency=64"))
+    assert plan.requests_at_once == 64 and not [line for line in plan.describe() if line.startswith("server: ")]
+
+
+@pytest.mark.parametrize(
+    ("n_gpus", "tensor_parallel", "data_parallel", "message"),
+    [
+        (8, 4, 4, "server.tensor_parallel=4 x server.data_parallel=4: GPUs needed: 16, visible here: 8 "),
+        (4, 8, None, "server.tensor_parallel=8 x server.data_parallel=1: GPUs needed: 8, visible here: 4 "),
+        (0, 1, None, "GPUs needed: 1, visible here: 0 .CUDA_VISIBLE_DEVICES: 5,6.*server.url"),
+    ],
+)
+def test_too_few_gpus_are_named_before_anything_starts(
+    config_of, gpus, started, monkeypatch, n_gpus, tensor_parallel, data_parallel, message
+):
+    overrides = [f"server.tensor_parallel={tensor_parallel}", f"server.data_parallel={data_parallel or 'null'}"]
+    gpus(n_gpus)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5,6")
+    with pytest.raises(EvaluationError, match=message):
+        evaluate(config_of(*overrides))
+    assert not started
+    monkeypatch.setenv("DRY_RUN", "1")  # perhaps on another machine than the evaluation's
+    (told,) = [line for line in evaluate(config_of(*overrides)) if line.startswith("server: ")]
+    assert told.startswith("server: none can start: server.tensor_parallel=")
+
+
+def test_the_server_is_started_with_these_options(config_of, gpus, started):
+    gpus(8)
+    config = config_of(
+        "server.options=[--gpu-memory-utilization,0.5,--enforce-eager]", "server.max_model_len=4096", "seed=7"
+    )
+    with pytest.raises(RuntimeError, match="a test starts no server"):
+        evaluate(config)
+    expected = "--seed 7 --tensor-parallel-size 1 --data-parallel-size 8 --max-model-len 4096 "
+    expected += "--gpu-memory-utilization 0.5 --enforce-eager"
+    assert started == [expected.split()]
+
+
+@pytest.mark.parametrize("value", ["0", "-1", "1.5", "two"])
+def test_data_parallel_is_a_number_of_replicas(config_of, value):
+    with pytest.raises(EvaluationError, match=f"server.data_parallel={value}: expected a whole number"):
+        plan_of(config_of(f"server.data_parallel={value}"))
+
+
+def test_the_cpu_profile_has_no_gpus_and_others_are_counted_by_torch(monkeypatch):
+    import torch
+
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 5)
+    monkeypatch.setenv("VERL_PLATFORM", "cpu")
+    assert visible_gpus() is None
+    monkeypatch.delenv("VERL_PLATFORM")
+    assert visible_gpus() == 5 and not torch.cuda.is_initialized()
+
+
+def test_open_files_are_allowed_for_all_connections():
+    program = """
+import resource, sys
+from verl.evaluation.model.replicas import allow_open_files
+resource.setrlimit(resource.RLIMIT_NOFILE, (1024, 4096))
+for connections in map(int, sys.argv[1:]):
+    try:
+        allow_open_files(connections)
+    except ValueError as error:
+        print(error)
+    print(resource.getrlimit(resource.RLIMIT_NOFILE))
+"""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-c", program, "256", "2048", "8192"]
+    ended = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    enough, raised, impossible, unchanged = ended.stdout.splitlines()
+    assert enough == "(1024, 4096)" and raised == unchanged == f"({2048 + 256}, 4096)"
+    assert "server.concurrency: 8192 requests at once need 8448 open files, and 4096 are allowed" in impossible
+
+
+def test_no_limit_is_lowered():
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    allow_open_files(1)
+    assert resource.getrlimit(resource.RLIMIT_NOFILE) == before

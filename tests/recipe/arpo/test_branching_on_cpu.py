@@ -1,0 +1,169 @@
+"""Entropies, branch policies and budgets of ARPO and AEPO against hand-computed numbers and slow references."""
+
+import math
+import random
+
+import pytest
+
+from recipe.arpo.branching import (
+    BRANCH_POLICIES,
+    dynamic_initial_rollouts,
+)
+from recipe.arpo.budget import BranchBudget
+from recipe.arpo.keys import ARPOConfig
+from verl.workers.config.keys import ROLLOUT, read_keys
+
+
+@pytest.mark.parametrize(
+    ("policy", "now", "base", "consecutive", "expected"),
+    [
+        ("entropy", 0.4, 0.1, 0, 0.5 + 0.2 * 0.3),
+        ("entropy", 0.1, 0.4, 7, 0.5 - 0.2 * 0.3),
+        ("entropy_balanced", 0.4, 0.1, 0, 0.56),
+        ("entropy_balanced", 0.4, 0.1, 4, 0.56 * 0.8),
+        ("entropy_balanced", 0.4, 0.1, 30, 0.0),
+        ("threshold", 0.3, 1.0, 0, 0.5),
+        ("threshold", 0.2, 1.0, 0, 0.0),
+        ("never", 1.0, 0.0, 0, 0.0),
+    ],
+)
+def test_branch_policies_by_hand(policy, now, base, consecutive, expected):
+    assert BRANCH_POLICIES[policy](now, base, consecutive, ARPOConfig()) == pytest.approx(expected)
+
+
+def test_probabilities_are_clipped():
+    certain = ARPOConfig(branch_probability=1.0, entropy_weight=5)
+    assert BRANCH_POLICIES["entropy"](1.0, 0.0, 0, certain) == 1.0
+    assert BRANCH_POLICIES["entropy"](0.0, 1.0, 0, ARPOConfig(entropy_weight=5)) == 0.0
+
+
+def test_dynamic_budget_by_hand():
+    assert dynamic_initial_rollouts(16, 0.3, 0.3, 0.5) == 8
+    assert dynamic_initial_rollouts(16, 1.0, 0.0, 0.5) == round(16 / (1 + math.exp(-0.5)))
+    assert dynamic_initial_rollouts(16, 0.0, 100.0, 0.5) == 1
+    assert dynamic_initial_rollouts(16, 100.0, 0.0, 0.5) == 16
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        (
+            {"branch_policy": "often"},
+            "branch_policy=often: expected 'entropy', 'entropy_balanced', 'threshold' or 'never'",
+        ),
+        ({"branch_probability": 1.5}, "branch_probability=1.5"),
+        ({"initial_rollouts": 0}, "initial_rollouts=0"),
+        ({"beam_size": 0}, "beam_size=0"),
+        ({"enable_dynamic_rollouts": True, "branch_policy": "never"}, "enable_dynamic_rollouts"),
+        ({"turn_delimiter": ""}, "turn_delimiter=''"),
+        ({"max_turn_tokens": 0}, "max_turn_tokens=0"),
+        ({"turn_limit": -1}, "turn_limit=-1"),
+    ],
+)
+def test_a_wrong_key_is_named(change, named):
+    with pytest.raises(ValueError, match=f"^{ROLLOUT}.{named}"):
+        read_keys(ARPOConfig, change, ROLLOUT)
+
+
+# -- the budget --
+
+
+def wants_of(seed: int, probability: float):
+    """Whether a trajectory forks after a call, and after how many calls it ends: facts, whoever is fast."""
+
+    def forks(key, calls):
+        return random.Random(f"{seed} {key} {calls}").random() < probability
+
+    def last_call(key):
+        return random.Random(f"{seed} end {key}").randrange(0, 4)
+
+    return forks, last_call
+
+
+def grow(seed: int, order: random.Random, slots: int, initial: int, beam: int, limit: int, probability: float):
+    """Drives a BranchBudget with trajectories that move in the order that `order` says; keys that ran, and fills."""
+    forks, last_call = wants_of(seed, probability)
+    budget, at, fills, ran = BranchBudget(slots, beam, limit), {}, 0, set()
+    for i in range(initial):
+        budget.enter((i,), 0)
+        at[i,] = 0
+    while True:
+        for key in budget.grant():
+            at[key] = key[-2]  # calls when it left
+        spare = budget.spare()
+        budget.take(spare)
+        fills += spare
+        ran |= at.keys()
+        if not at:
+            assert budget.slots == 0
+            return ran, fills
+        key = order.choice(sorted(at))
+        if at[key] < max(last_call(key), 0) and at[key] < limit:
+            at[key] += 1
+            budget.decide(key, at[key], forks(key, at[key]))
+        else:
+            budget.leave(key)
+            del at[key]
+
+
+def in_logical_order(seed: int, slots: int, initial: int, beam: int, limit: int, probability: float):
+    """The slow, obvious way: all trajectories after their first call, then after their second, …, by branch."""
+    forks, last_call = wants_of(seed, probability)
+    ran = {(i,): 0 for i in range(initial)}
+    left = slots
+    for calls in range(1, limit + 1):
+        movers = [key for key, start in ran.items() if start < calls <= min(last_call(key), limit)]
+        claims = [(*key, calls, branch) for key in movers if forks(key, calls) for branch in range(beam - 1)]
+        for claim in sorted(claims)[:left]:
+            left -= 1
+            ran[claim] = calls
+    return set(ran), left
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_who_branches_does_not_depend_on_who_is_fast(seed):
+    rng = random.Random(seed)
+    size = {
+        "slots": rng.randrange(0, 9),
+        "initial": rng.randrange(1, 6),
+        "beam": rng.randrange(1, 4),
+        "limit": rng.randrange(1, 4),
+        "probability": rng.choice([0.2, 0.6, 1.0]),
+    }
+    expected = in_logical_order(seed, **size)
+    for order in range(10):
+        assert grow(seed, random.Random(order), **size) == expected
+
+
+def test_with_an_ample_budget_nobody_waits():
+    budget = BranchBudget(slots=8, beam_size=2, call_limit=3)
+    for i in range(8):
+        budget.enter((i,), 0)
+    for count, i in enumerate([7, 3, 0, 5]):
+        budget.decide((i,), 1, True)
+        assert budget.grant() == [(i, 1, 0)], count
+
+
+def test_the_docstrings_example():
+    budget = BranchBudget(slots=2, beam_size=2, call_limit=2)
+    for i in range(3):
+        budget.enter((i,), 0)
+    budget.decide((1,), 1, True)
+    assert budget.grant() == [(1, 1, 0)]
+    budget.decide((1,), 2, True)
+    assert budget.grant() == []
+    budget.leave((0,))
+    assert budget.grant() == []
+    budget.decide((2,), 1, False)
+    budget.decide((1, 1, 0), 2, False)
+    assert budget.grant() == [(1, 2, 0)]
+
+
+def test_slots_that_no_branch_can_need_are_spare_at_once():
+    budget = BranchBudget(slots=10, beam_size=2, call_limit=1)
+    for i in range(3):
+        budget.enter((i,), 0)
+    assert budget.spare() == 7  # each of the three may fork once
+    budget.leave((0,))
+    assert budget.spare() == 8
+    assert budget.grant() == []

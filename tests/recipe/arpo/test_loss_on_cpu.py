@@ -1,0 +1,261 @@
+"""AEPO's formulas by hand, against slow versions written out token by token, and on degenerate batches."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from verl.trainer.ppo.core_algos import compute_policy_loss_vanilla, get_policy_loss_fn
+
+from recipe.arpo.loss import (
+    STANDARDISED_ENTROPY,
+    compute_policy_loss_aepo,
+    entropy_balanced_advantage,
+    entropy_balanced_clipping,
+    standardise_entropy,
+)
+from verl.workers.config import PolicyLossConfig
+from verl.workers.config.explore import ExploreActorConfig
+
+LOSS = compute_policy_loss_aepo
+AGGREGATIONS = ["token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
+
+
+def actor_config(loss_mode="aepo", **changes):
+    values = {"strategy": "fsdp", "rollout_n": 4, "ppo_micro_batch_size_per_gpu": 1, "clip_ratio_c": 10.0}
+    values |= {"clip_ratio": 0.2, "clip_ratio_low": 0.2, "clip_ratio_high": 0.28, **changes}
+    return ExploreActorConfig(**values, policy_loss=PolicyLossConfig(loss_mode=loss_mode))
+
+
+# ---- AEPO: standardised entropy, advantage ----
+
+
+def random_batch(seed: int, rows: int = 12, length: int = 9):
+    """Entropies, ragged mask (one empty row), old and new log-probs (ratios far from 1), advantages."""
+    generator = torch.Generator().manual_seed(seed)
+    entropy = torch.rand(rows, length, generator=generator) ** 4 * 3
+    lengths = torch.randint(1, length + 1, (rows,), generator=generator)
+    lengths[rows // 2] = 0
+    mask = (torch.arange(length) < lengths[:, None]).long()
+    old = -torch.rand(mask.shape, generator=generator) * 3
+    new = (old + 0.8 * torch.randn(mask.shape, generator=generator)).requires_grad_()
+    advantages = torch.randn(rows, 1, generator=generator) * mask
+    return entropy, mask, old, new, advantages
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_entropy_is_standardised_over_the_valid_tokens(seed):
+    entropy, mask, *_ = random_batch(seed)
+    standardised, moments = standardise_entropy(entropy, mask)
+    values = entropy[mask.bool()].tolist()
+    mean, std = np.mean(values), np.std(values)
+    assert list(moments) == pytest.approx([mean, std], rel=1e-6)
+    assert standardised[mask.bool()].tolist() == pytest.approx([(v - mean) / std for v in values], abs=1e-5)
+    assert (standardised[mask == 0] == 0).all()
+
+
+@pytest.mark.parametrize(
+    ("entropy", "mask", "mean"),
+    [
+        (torch.rand(3, 4), torch.zeros(3, 4), 0.0),
+        (torch.zeros(0, 4), torch.zeros(0, 4), 0.0),
+        (torch.full((2, 3), 0.7), torch.ones(2, 3), 0.7),
+        (torch.full((1, 1), 0.4), torch.ones(1, 1), 0.4),
+        (torch.tensor([[0.5, math.nan], [0.5, math.inf]]), torch.tensor([[1, 0], [1, 0]]), 0.5),
+    ],
+    ids=["all masked", "no rows", "all equal", "one token", "nan outside the mask"],
+)
+def test_entropies_that_do_not_differ_change_nothing(entropy, mask, mean):
+    standardised, moments = standardise_entropy(entropy, mask)
+    assert standardised.shape == entropy.shape and (standardised == 0).all()
+    assert moments.mean == pytest.approx(mean) and moments.std < 1e-6
+
+
+def test_the_balanced_advantage_by_hand():
+    z = torch.tensor([-1.0, 0.0, 2.0, -7.0], requires_grad=True)
+    advantages = torch.tensor([2.0, -1.0, -1.0, 3.0], requires_grad=True)
+    balanced = entropy_balanced_advantage(advantages, z)
+    assert balanced.tolist() == pytest.approx([1.6, -1.0, -1.4, 0.0])  # never turned round
+    balanced.sum().backward()
+    assert z.grad is None and advantages.grad.tolist() == pytest.approx([0.8, 1.0, 1.4, 0.0])
+
+
+# ---- AEPO: clipping ----
+
+
+def test_balanced_clipping_by_hand():
+    log_ratio = torch.tensor([-2.0, 0.1, 0.5, 19.0], requires_grad=True)
+    clipped = entropy_balanced_clipping(log_ratio.exp(), 0.28)
+    assert clipped.tolist() == pytest.approx([math.exp(-2), math.exp(0.1), 1.28, 1.28])
+    clipped.sum().backward()
+    assert log_ratio.grad.tolist() == pytest.approx([math.exp(-2), math.exp(0.1), 1.28, 1.28])
+
+
+#   ratio, advantage, gradient of the token's loss with respect to its log-probability: PPO's, AEPO's
+TOKENS = [
+    (2.0, 1.5, 0.0, -1.5 * 1.28),  # above the upper clip, wanted: the one that AEPO keeps alive
+    (1.1, 1.5, -1.5 * 1.1, -1.5 * 1.1),  # inside
+    (0.5, 1.5, -1.5 * 0.5, -1.5 * 0.5),  # below the lower clip, wanted: PPO does not clip it
+    (2.0, -1.0, 2.0, 2.0),  # above, not wanted: PPO does not clip it
+    (0.5, -1.0, 0.0, 0.0),  # below, not wanted: the lower clip stays
+    (12.0, -1.0, 0.0, 0.0),  # dual clip at 10 stays
+    (2.0, 0.0, 0.0, 0.0),
+]
+
+
+def test_which_tokens_get_a_gradient():
+    ratio, advantages, of_ppo, of_aepo = (torch.tensor(column).unsqueeze(0) for column in zip(*TOKENS, strict=True))
+    mask = torch.ones_like(ratio)
+    for switch, expected in ((False, of_ppo), (True, of_aepo)):
+        log_prob = ratio.log().requires_grad_()
+        config = actor_config(enable_entropy_balanced_clipping=switch)
+        loss, metrics = compute_policy_loss_aepo(
+            torch.zeros_like(ratio), log_prob, advantages, mask, "token-sum", config
+        )
+        loss.backward()
+        torch.testing.assert_close(log_prob.grad, expected)
+        values = [max(-a * r, -a * min(max(r, 0.8), 1.28)) for r, a, *_ in TOKENS]
+        values[5] = 10.0
+        assert loss.item() == pytest.approx(sum(values))
+        assert metrics.get("actor/aepo/kept_alive") == (pytest.approx(1 / 7) if switch else None)
+
+
+# ---- AEPO: the loss ----
+
+
+def slow_token_loss(log_prob, old, advantage, z, config):
+    """A token's loss, autograd's own operations only; log_prob is a scalar tensor."""
+    if config.enable_entropy_balanced_advantage:
+        advantage *= max(0.0, 1 + config.entropy_advantage_coef * z)
+    ratio = (log_prob - old).exp()
+    upper = ratio.new_tensor(1 + config.clip_ratio_high)
+    if config.enable_entropy_balanced_clipping:
+        upper = upper * ratio / ratio.detach()
+    clipped = upper if ratio > upper else torch.clamp(ratio, min=1 - config.clip_ratio_low)
+    loss = -advantage * ratio if -advantage * ratio >= -advantage * clipped else -advantage * clipped
+    worst = ratio.new_tensor(-advantage * config.clip_ratio_c)
+    return worst if advantage < 0 and loss > worst else loss
+
+
+@pytest.mark.parametrize("clipping", [True, False])
+@pytest.mark.parametrize("advantage", [True, False])
+@pytest.mark.parametrize("seed", range(2))
+def test_the_loss_and_its_gradient_token_by_token(seed, clipping, advantage):
+    switches = {"enable_entropy_balanced_clipping": clipping, "enable_entropy_balanced_advantage": advantage}
+    config = actor_config(**switches, entropy_advantage_coef=0.5, clip_ratio_c=3.0)
+    entropy, mask, old, new, advantages = random_batch(seed)
+    z, _ = standardise_entropy(entropy, mask)
+    with STANDARDISED_ENTROPY.bound(z):
+        loss, metrics = compute_policy_loss_aepo(old, new, advantages, mask, "token-mean", config)
+    slow = new.detach().clone().requires_grad_()
+    terms = [
+        slow_token_loss(slow[i, t], old[i, t], advantages[i, t].item(), z[i, t].item(), config)
+        for i, t in mask.nonzero().tolist()
+    ]
+    expected = torch.stack(terms).mean()
+    assert loss.item() == pytest.approx(expected.item(), rel=1e-4)
+    loss.backward()
+    expected.backward()
+    torch.testing.assert_close(new.grad, slow.grad, rtol=1e-4, atol=1e-6)
+    assert all(math.isfinite(value) for value in metrics.values())
+
+
+@pytest.mark.parametrize("weighted", [True, False])
+@pytest.mark.parametrize("mode", AGGREGATIONS)
+def test_with_both_mechanisms_off_it_is_upstreams_loss(mode, weighted):
+    _, mask, old, new, advantages = random_batch(3)
+    weights = torch.rand(mask.shape, generator=torch.Generator().manual_seed(0)) if weighted else None
+    arguments = (old, new, advantages, mask, mode, actor_config(), weights)
+    (loss, metrics), (expected, expected_metrics) = (f(*arguments) for f in (LOSS, compute_policy_loss_vanilla))
+    assert loss.item() == expected.item() and metrics == expected_metrics
+    assert torch.equal(torch.autograd.grad(loss, new)[0], torch.autograd.grad(expected, new)[0])
+
+
+@pytest.mark.parametrize("mode", AGGREGATIONS)
+def test_balanced_clipping_keeps_upstreams_value(mode):
+    _, mask, old, new, advantages = random_batch(4)
+    arguments = (old, new, advantages, mask, mode, actor_config(enable_entropy_balanced_clipping=True))
+    (loss, _), (expected, _) = (f(*arguments) for f in (LOSS, compute_policy_loss_vanilla))
+    assert loss.item() == expected.item()
+    revived = torch.autograd.grad(loss, new)[0] != torch.autograd.grad(expected, new)[0]
+    above = mask.bool() & (advantages > 0) & ((new - old).exp() > 1.28)
+    assert torch.equal(revived, above) and above.any()
+
+
+@pytest.mark.parametrize("mode", ["token-mean", "seq-mean-token-mean"])
+def test_the_gradient_does_not_depend_on_the_micro_batches(mode):
+    entropy, mask, old, new, advantages = random_batch(5)
+    z, _ = standardise_entropy(entropy, mask)
+    config = actor_config(enable_entropy_balanced_clipping=True, enable_entropy_balanced_advantage=True)
+    config.global_batch_info.update(dp_size=1, batch_num_tokens=mask.sum().item(), global_batch_size=len(mask))
+    gradients = []
+    for size in (1, 5, 12):
+        new.grad = None
+        for rows in torch.arange(len(mask)).split(size):
+            with STANDARDISED_ENTROPY.bound(z[rows]):
+                LOSS(old[rows], new[rows], advantages[rows], mask[rows], mode, config)[0].backward()
+        gradients.append(new.grad.clone())
+    assert torch.isfinite(gradients[0]).all() and gradients[0].abs().max() > 0
+    for gradient in gradients[1:]:
+        torch.testing.assert_close(gradient, gradients[0], rtol=1e-5, atol=1e-8)
+
+
+def test_a_correction_weighs_each_token():
+    """Upstream's `rollout_is_weights`, for tokens that another policy generated; what clipping keeps alive, too."""
+    entropy, mask, old, new, advantages = random_batch(7)
+    weights = 2 * torch.rand(mask.shape, generator=torch.Generator().manual_seed(7))
+    weights[0] = 0
+    z, _ = standardise_entropy(entropy, mask)
+    config = actor_config(enable_entropy_balanced_clipping=True, enable_entropy_balanced_advantage=True)
+    with STANDARDISED_ENTROPY.bound(z):
+        losses = [LOSS(old, new, advantages, mask, "token-mean", config, *more)[0] for more in ((), (weights,))]
+    plain, weighted = (torch.autograd.grad(loss, new)[0] for loss in losses)
+    torch.testing.assert_close(weighted, plain * weights)
+    assert plain[0].any() and not weighted[0].any()
+
+
+def test_extreme_log_probs_have_finite_gradients():
+    log_ratio = torch.tensor([[-1e4, -30.0, 30.0, 1e4, 0.0]], requires_grad=True)
+    config = actor_config(enable_entropy_balanced_clipping=True)
+    for advantages in (torch.ones(1, 5), -torch.ones(1, 5)):
+        log_ratio.grad = None
+        loss, _ = LOSS(torch.zeros(1, 5), log_ratio, advantages, torch.ones(1, 5), "token-mean", config)
+        loss.backward()
+        assert torch.isfinite(loss) and torch.isfinite(log_ratio.grad).all()
+
+
+def test_without_the_entropy_the_loss_says_what_is_missing():
+    _, mask, old, new, advantages = random_batch(6)
+    config = actor_config(enable_entropy_balanced_advantage=True)
+    with pytest.raises(RuntimeError, match="standardised_entropy, which this trainer does not"):
+        LOSS(old, new, advantages, mask, "token-mean", config)
+
+
+def test_the_names_are_registered():
+    assert get_policy_loss_fn("aepo") is compute_policy_loss_aepo
+
+
+# ---- config ----
+
+
+@pytest.mark.parametrize("switch", ["enable_entropy_balanced_clipping", "enable_entropy_balanced_advantage"])
+def test_a_switch_needs_the_loss(switch):
+    assert getattr(actor_config(**{switch: True}), switch)
+    with pytest.raises(ValueError, match=f"loss_mode=vanilla does not know {switch}"):
+        actor_config(loss_mode="vanilla", **{switch: True})
+    actor_config(loss_mode="vanilla")
+
+
+@pytest.mark.parametrize("coef", [-0.1, 1.5, math.nan])
+def test_a_bad_coefficient_is_named(coef):
+    with pytest.raises(ValueError, match="actor.entropy_advantage_coef"):
+        actor_config(entropy_advantage_coef=coef)
+
+
+def test_entropies_that_are_not_finite_do_not_count():
+    """Upstream's entropy is NaN where a logit is -inf."""
+    entropy = torch.tensor([[0.5, math.nan, 2.0], [math.inf, 0.1, 1.0]])
+    standardised, moments = standardise_entropy(entropy, torch.ones(2, 3))
+    finite, expected = standardise_entropy(torch.tensor([[0.5, 2.0, 0.1, 1.0]]), torch.ones(1, 4))
+    assert moments == expected and standardised[entropy.isfinite()].tolist() == finite[0].tolist()
+    assert standardised[0, 1] == 0 and standardised[1, 0] == 0

@@ -1,0 +1,214 @@
+"""Archer's classes of tokens and its loss by hand, and against slow versions written out token by token."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from tensordict import TensorDict
+from verl.trainer.ppo.core_algos import compute_policy_loss_vanilla
+
+from recipe.compared.archer.loss import ENTROPY_RANK, compute_policy_loss_archer, entropy_rank
+from tests.configs import composed
+from verl.trainer.checks.parts import check_parts, check_typed_sections
+from verl.utils.parts import computed_fields
+from verl.utils.token_fields import REFERENCE_LOG_PROB
+from verl.workers.config import PolicyLossConfig
+from verl.workers.config.explore import ExploreActorConfig
+from verl.workers.config.prefix_tree import skips_zero_advantages
+from verl.workers.utils import field_losses
+
+KL = {"low_entropy_kl_loss_scale_coef": 0.1, "use_kl_loss": True, "kl_loss_coef": 0.0}
+
+
+def actor_config(loss_mode="archer", **changes):
+    values = {"strategy": "fsdp", "rollout_n": 4, "ppo_micro_batch_size_per_gpu": 1, "clip_ratio_c": 10.0, **changes}
+    return ExploreActorConfig(**values, policy_loss=PolicyLossConfig(loss_mode=loss_mode))
+
+
+def random_batch(seed: int, rows: int = 10, length: int = 12):
+    """Entropies with ties, a mask with tool tokens and an empty row, log-probs, advantages of tokens."""
+    generator = torch.Generator().manual_seed(seed)
+    entropy = (torch.rand(rows, length, generator=generator) * 20).round() / 8
+    mask = torch.arange(length) < torch.randint(1, length + 1, (rows, 1), generator=generator)
+    mask &= torch.rand(rows, length, generator=generator) > 0.2
+    mask[rows // 2] = False
+    old = -torch.rand(mask.shape, generator=generator) * 3
+    new = (old + 0.7 * torch.randn(mask.shape, generator=generator)).requires_grad_()
+    return entropy, mask.long(), old, new, torch.randn(mask.shape, generator=generator) * mask
+
+
+def slow_high(entropy, mask, quantile):
+    high = torch.zeros(entropy.shape, dtype=torch.bool)
+    for i in range(len(entropy)):
+        valid = [t for t in range(entropy.shape[1]) if mask[i, t] and math.isfinite(entropy[i, t])]
+        values = [entropy[i, t].item() for t in valid]
+        for t in valid:
+            high[i, t] = bool(entropy[i, t].item() > np.quantile(values, quantile))
+    return high
+
+
+# ---- which tokens have high entropy ----
+
+
+def test_one_of_five_tokens_is_above_the_quantile_of_3_2():
+    ranks, metrics = entropy_rank(torch.arange(5.0).unsqueeze(0), torch.ones(1, 5))
+    assert ranks.tolist() == [[0.0, 0.25, 0.5, 0.75, 1.0]] and metrics == {}
+    assert (ranks > 0.8).sum() == 1
+
+
+@pytest.mark.parametrize("quantile", [0.0, 0.5, 0.8, 0.95])
+@pytest.mark.parametrize("seed", range(5))
+def test_a_rank_above_q_is_an_entropy_above_the_linear_q_quantile(seed, quantile):
+    entropy, mask, *_ = random_batch(seed, rows=30, length=16)
+    entropy[0, 0], mask[0, 0] = math.nan, 1
+    high = slow_high(entropy, mask, quantile)
+    assert torch.equal(entropy_rank(entropy, mask)[0] > quantile, high) and high.any()
+
+
+@pytest.mark.parametrize(
+    ("entropy", "mask"),
+    [
+        (torch.tensor([[0.7]]), torch.ones(1, 1)),
+        (torch.full((2, 6), 0.7), torch.ones(2, 6)),
+        (torch.rand(2, 6), torch.zeros(2, 6)),
+        (torch.rand(0, 6), torch.zeros(0, 6)),
+        (torch.full((1, 3), math.nan), torch.ones(1, 3)),
+    ],
+    ids=["one token", "all equal", "all masked", "no rows", "not finite"],
+)
+def test_no_token_has_high_entropy(entropy, mask):
+    ranks, _ = entropy_rank(entropy, mask)
+    assert ranks.shape == entropy.shape and not ranks.any()
+
+
+# ---- the loss ----
+
+
+def test_a_ratio_of_1_4_is_clipped_where_the_entropy_is_low():
+    high = torch.tensor([[1.0, 0.0]])
+    log_prob = torch.full((1, 2), math.log(1.4), requires_grad=True)
+    with ENTROPY_RANK.bound(high):
+        loss, metrics = compute_policy_loss_archer(
+            torch.zeros(1, 2), log_prob, torch.ones(1, 2), torch.ones(1, 2), "token-sum", actor_config()
+        )
+    loss.backward()
+    assert loss.item() == pytest.approx(-1.4 - 1.2)
+    assert log_prob.grad[0].tolist() == pytest.approx([-1.4, 0.0])
+    assert metrics["actor/pg_clipfrac"] == metrics["actor/archer/high_entropy_share"] == 0.5
+
+
+def slow_token_loss(log_prob, old, reference, advantage, high, config):
+    """The PPO loss of a token and its KL, autograd's own operations only."""
+    low, up = (0.4, 0.6) if high else (0.1, 0.3)
+    ratio = (log_prob - old).exp()
+    loss = torch.maximum(-advantage * ratio, -advantage * ratio.clamp(1 - low, 1 + up))
+    if advantage < 0:
+        loss = torch.minimum(loss, -advantage * config.clip_ratio_c)
+    distance = reference - log_prob
+    return loss + (0.0 if high else config.low_entropy_kl_loss_scale_coef * (distance.exp() - distance - 1))
+
+
+@pytest.mark.parametrize("kl", [{}, KL], ids=["without KL", "with KL"])
+@pytest.mark.parametrize("seed", range(3))
+def test_loss_and_gradient_token_by_token(seed, kl):
+    config = actor_config(
+        low_entropy_clip_ratio_low=0.1,
+        low_entropy_clip_ratio_high=0.3,
+        high_entropy_clip_ratio_low=0.4,
+        high_entropy_clip_ratio_high=0.6,
+        clip_ratio_c=2.0,
+        token_entropy_quantile=0.6,
+        **kl,
+    )
+    entropy, mask, old, new, advantages = random_batch(seed)
+    reference = old + 0.3 * torch.randn(old.shape, generator=torch.Generator().manual_seed(seed))
+    high = slow_high(entropy, mask, 0.6)
+    with ENTROPY_RANK.bound(entropy_rank(entropy, mask)[0]), REFERENCE_LOG_PROB.bound(reference):
+        loss, metrics = compute_policy_loss_archer(old, new, advantages, mask, "token-mean", config)
+    slow = new.detach().clone().requires_grad_()
+    terms = [
+        slow_token_loss(slow[i, t], old[i, t], reference[i, t], advantages[i, t], high[i, t], config)
+        for i, t in mask.nonzero().tolist()
+    ]
+    expected = torch.stack(terms).mean()
+    loss.backward()
+    expected.backward()
+    assert loss.item() == pytest.approx(expected.item(), rel=1e-4)
+    torch.testing.assert_close(new.grad, slow.grad, rtol=1e-4, atol=1e-6)
+    assert metrics["actor/archer/high_entropy_share"] == pytest.approx((high.sum() / mask.sum()).item())
+    assert ("actor/archer/low_entropy_kl" in metrics) == bool(kl) and all(map(math.isfinite, metrics.values()))
+
+
+@pytest.mark.parametrize("mode", ["token-mean", "token-sum", "seq-mean-token-mean"])
+def test_with_equal_ranges_it_is_upstreams_loss(mode):
+    ranges = {f"{kind}_entropy_clip_ratio_{side}": 0.2 for kind in ("low", "high") for side in ("low", "high")}
+    entropy, mask, old, new, advantages = random_batch(3)
+    weights = torch.rand(mask.shape, generator=torch.Generator().manual_seed(0))
+    arguments = (old, new, advantages, mask, mode, actor_config(**ranges), weights)
+    with ENTROPY_RANK.bound(entropy_rank(entropy, mask)[0]):
+        loss, metrics = compute_policy_loss_archer(*arguments)
+    expected, expected_metrics = compute_policy_loss_vanilla(*arguments)
+    assert loss.item() == pytest.approx(expected.item())
+    assert {name: metrics[name] for name in expected_metrics} == pytest.approx(expected_metrics)
+    torch.testing.assert_close(torch.autograd.grad(loss, new)[0], torch.autograd.grad(expected, new)[0])
+
+
+# ---- in a run ----
+
+
+def test_the_reference_policys_log_probs_reach_the_loss(monkeypatch):
+    rows = [torch.tensor([-1.0, -2.0]), torch.tensor([-3.0])]
+    columns = {name: torch.nested.as_nested_tensor(rows, layout=torch.jagged) for name in ("entropy_rank", "other")}
+    seen = []
+    monkeypatch.setattr(field_losses, "ppo_loss", lambda *_: seen.append(REFERENCE_LOG_PROB.get_optional()))
+    for reference in ({}, {"ref_log_prob": columns["other"]}):
+        data = TensorDict({**columns, **reference}, batch_size=[2])
+        field_losses.ppo_loss_with_fields(None, None, data, fields=["entropy_rank"])
+    assert seen[0] is None and seen[1].tolist() == [[-1.0, -2.0], [-3.0, 0.0]]
+
+
+def test_a_kl_without_a_reference_policy_is_refused():
+    _, mask, old, new, advantages = random_batch(3)
+    with ENTROPY_RANK.bound(torch.zeros(mask.shape)), pytest.raises(RuntimeError, match="needs every token's ref_log"):
+        compute_policy_loss_archer(old, new, advantages, mask, "token-mean", actor_config(**KL))
+    for changes in ({"use_kl_loss": False}, {"kl_loss_coef": 0.001}):
+        with pytest.raises(
+            ValueError, match="low_entropy_kl_loss_scale_coef=0.1 with .*: set .*use_kl_loss=true, which"
+        ):
+            actor_config(**{**KL, **changes})
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"token_entropy_quantile": 1.0}, "actor.token_entropy_quantile=1.0: expected less than 1"),
+        ({"low_entropy_clip_ratio_low": 0.0}, "actor.low_entropy_clip_ratio_low=0.0: expected greater than 0"),
+        (
+            {"high_entropy_clip_ratio_low": 1.5},
+            "actor.high_entropy_clip_ratio_low=1.5: expected less than or equal to 1",
+        ),
+        ({"low_entropy_kl_loss_scale_coef": -0.1}, "actor.low_entropy_kl_loss_scale_coef=-0.1: expected at least 0"),
+    ],
+)
+def test_bad_keys_are_refused_by_name(changes, message):
+    with pytest.raises(ValueError, match=message):
+        actor_config(**changes)
+
+
+def test_the_choice_has_the_papers_values_and_its_own_kl_only():
+    config = composed("explore", "hardware=cpu", "loss=archer")
+    check_typed_sections(config)
+    check_parts(config)
+    assert [field.name for field in computed_fields(config)] == ["entropy_rank"]
+    actor = config.actor_rollout_ref.actor
+    kinds = [actor[f"{kind}_entropy_clip_ratio_{side}"] for kind in ("low", "high") for side in ("low", "high")]
+    assert kinds == [0.2, 0.2, 0.5, 0.5] and (actor.token_entropy_quantile, actor.clip_ratio_c) == (0.8, 10.0)
+    assert (actor.use_kl_loss, actor.kl_loss_coef, actor.low_entropy_kl_loss_scale_coef) == (True, 0.0, 0.001)
+
+
+def test_rows_without_advantages_are_computed_if_there_is_a_kl():
+    section = composed("explore", "hardware=cpu", "loss=archer", "update=tree").actor_rollout_ref.actor
+    assert not skips_zero_advantages(section)
+    section.use_kl_loss = False
+    assert skips_zero_advantages(section)

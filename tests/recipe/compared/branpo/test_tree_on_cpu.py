@@ -1,0 +1,202 @@
+"""BranPO grows new tails of failed trajectories, and of long right ones of easy prompts."""
+
+import asyncio
+import random
+from statistics import fmean
+
+import pytest
+import torch
+from omegaconf import OmegaConf
+
+from recipe.common.tiny_model import TinyModelConfig, make_model
+from recipe.compared.branpo.tree import BranPOKeys, Policy, new_tails
+from tests.recipe.arpo.toy_agent import TOKENIZER, ToyPolicy, encode, library, library_tools
+from tests.workers.rollout.toy_engine import EOS, VOCAB, HashEngine, Letters
+from verl.workers.rollout.engines.local_transformers import TransformersEngine
+from verl.workers.rollout.prompt_task import PromptTask
+from verl.workers.rollout.trajectory_tree import TOOL
+from verl.workers.rollout.tree_builder import grow, policy_class
+
+PROMPT = encode("<|im_start|>user\nwho?<|im_end|>\n<|im_start|>assistant\n")
+SECTION = "actor_rollout_ref.rollout.custom.branpo"
+
+
+def odd(tokens):
+    return float(sum(tokens) % 2)
+
+
+def letter(token):
+    return Letters().decode([token])
+
+
+def grown(engine, reward_of=odd, prompt=(1, 2, 3), seed=0, text_of=letter, stop=EOS, slow=0.0, **options):
+    """The tree, and the trajectories that were scored; `options` are keys, and `environment`."""
+    builder = {name: options.pop(name) for name in ("environment", "max_tokens") if name in options}
+    keys, scored = BranPOKeys(**{"step_delimiter": "c"} | options), []
+
+    async def score(tokens, about):
+        assert about == {}
+        scored.append(list(tokens))
+        await asyncio.sleep(slow * (sum(tokens) % 5))
+        return reward_of(tokens)
+
+    policy = Policy(keys, text_of).for_task(PromptTask({}), score)
+    builder = {"max_tokens": 30} | builder | {"stop_token_ids": [stop], "vocab_size": VOCAB, "seed": seed}
+    tree = asyncio.run(grow(engine, prompt, keys.bases + keys.tails, policy, **builder))
+    assert len(tree.leaves) == keys.bases + keys.tails
+    return tree, scored
+
+
+# ---- which trajectories get new tails ----
+
+
+def test_failed_ones_by_hand():
+    """Half are right, so that no right one is taken, whatever its length."""
+    tails = new_tails(BranPOKeys(), [4, 9, 4, 4], [0.0, 1.0, 1.0, -1.0], seed=0)
+    assert [base for base, _ in tails] == [0, 0, 3, 3]
+    assert tails[0] == tails[1] and tails[2] == tails[3] and all(1 <= back <= 3 for _, back in tails)
+
+
+def test_long_right_ones_by_hand():
+    """Three of four are right, with 4, 6 and 2 steps: longer than their mean is the one of 6."""
+    tails = new_tails(BranPOKeys(), [4, 6, 2, 5], [1.0, 1.0, 1.0, 0.0], seed=0)
+    assert [base for base, _ in tails] == [3, 3, 1, 1, 1, 1, 1] and tails[2:] == [(1, 2)] * 5
+    assert len(new_tails(BranPOKeys(tails=4), [4, 6, 2, 5], [1.0, 1.0, 1.0, 0.0], seed=0)) == 4
+
+
+@pytest.mark.parametrize(("rewards", "expected"), [([1.0] * 4, 0), ([0.0] * 4, 8), ([0.1] * 4, 0)])
+def test_all_alike(rewards, expected):
+    assert len(new_tails(BranPOKeys(), [1, 2, 3, 4], rewards, seed=0)) == expected
+    assert len(new_tails(BranPOKeys(failure_threshold=0.1), [1, 2, 3, 4], rewards, 0)) == (8 if rewards[0] < 1 else 0)
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_new_tails_against_a_slow_version(seed):
+    draws = random.Random(seed)
+    n = draws.randint(1, 8)
+    lengths, rewards = [draws.randint(1, 6) for _ in range(n)], [float(draws.random() < 0.6) for _ in range(n)]
+    keys = BranPOKeys(bases=n, tails=draws.randint(1, 12), failed_tries=draws.randint(1, 3), long_tries=3)
+    expected = []
+    for i in range(n):
+        if rewards[i] == 0:
+            expected += [(i, None)] * keys.failed_tries
+    if n < 2 * sum(rewards) < 2 * n:
+        right_lengths = [lengths[i] for i in range(n) if rewards[i]]
+        for i in range(n):
+            if rewards[i] and lengths[i] > sum(right_lengths) / len(right_lengths):
+                expected += [(i, 2)] * 3
+    tails = new_tails(keys, lengths, rewards, seed)
+    assert [(i, 2 if rewards[i] else None) for i, _ in tails] == expected[: keys.tails]
+    assert tails == [(i, back) for i, back in tails if not rewards[i] or back == 2]
+
+
+def test_the_step_from_which_a_failed_one_goes_on_is_drawn_alike_from_the_last_three():
+    drawn = [new_tails(BranPOKeys(bases=1), [9], [0.0], seed)[0][1] for seed in range(3000)]
+    assert {drawn.count(back) // 100 for back in (1, 2, 3)} <= {9, 10} and set(drawn) == {1, 2, 3}
+
+
+# ---- the tree ----
+
+
+def ends_of_steps(text):
+    return sorted({at + 1 for at in range(len(text)) if text[at] == "c"} | {len(text)})
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_tails_go_on_from_a_few_steps_before_the_end(seed):
+    engine = HashEngine(sharpness=1.5, memory=100)
+    tree, scored = grown(engine, seed=seed)
+    rows, ids = tree.trajectories(), tree.segment_ids()
+    assert scored == rows[:4] and len(engine.asked) == 12 == len({request.seed for request in engine.asked})
+    steps = [[0, *ends_of_steps(Letters().decode(row))] for row in scored]
+    rewards = [odd(row) for row in scored]
+    right = [len(of_row) - 1 for of_row, reward in zip(steps, rewards, strict=True) if reward]
+    forks = []
+    for i, of_row in enumerate(steps):
+        if not rewards[i]:
+            forks += [(i, {of_row[max(0, len(of_row) - 1 - back)] for back in (1, 2, 3)})] * 2
+    if 2 < sum(rewards) < 4:
+        for i, of_row in enumerate(steps):
+            if rewards[i] and len(of_row) - 1 > fmean(right):
+                forks += [(i, {of_row[max(0, len(of_row) - 3)]})] * 5
+    forks = forks[:8]
+    assert tree.metrics["new_tails"] == len(forks)
+    for row in range(4, 12):
+        shared = [sum(a == b for a, b in zip(ids[row], ids[i], strict=False)) for i in range(4)]
+        if row - 4 < len(forks):
+            base, allowed = forks[row - 4]
+            assert shared[base] in allowed and rows[row][: shared[base]] == rows[base][: shared[base]]
+            assert sum(shared) == shared[base]
+        else:
+            assert shared == [0] * 4, "the others start from the prompt"
+
+
+@pytest.mark.parametrize("order", range(4))
+def test_the_tree_does_not_depend_on_who_is_fast(order):
+    expected, _ = grown(HashEngine(sharpness=2), seed=1)
+    other, _ = grown(HashEngine(sharpness=2, delay=0.01, order=order), seed=1, slow=0.001 * order)
+    assert other.to_json() == expected.to_json()
+    assert grown(HashEngine(sharpness=2), seed=2)[0].trajectories() != expected.trajectories()
+
+
+@pytest.mark.parametrize("limit", [1, 2, 3])
+def test_with_tools_a_step_ends_at_a_result(limit):
+    tools, engine = library({"call_limit": limit}), ToyPolicy(calls=3)
+    options = {"step_delimiter": "think", "environment": library_tools(tools), "max_tokens": 500, "max_steps_back": 2}
+    tree, _ = grown(engine, lambda tokens: 0.0, PROMPT, stop=TOKENIZER.eos_token_id, **options)
+    begun = [TOKENIZER.decode(request.prompt_ids[len(PROMPT) :]) for request in engine.requests]
+    assert all(text == "" or text.endswith("\n</result>") for text in begun)
+    results = [segment for segment in tree.segments if segment.author == TOOL]
+    assert len(results) == len(tools.tools["search"].asked)
+    texts = [TOKENIZER.decode(row) for row in tree.trajectories()]
+    assert all(text.count("<result>") == limit for text in texts)
+    for text in texts[4:]:
+        shared = max(shared_results(text, base) for base in texts[:4])
+        assert shared >= limit - 1, "at most two of limit + 1 steps are new"
+
+
+def shared_results(a, b):
+    """The number of results with which two texts begin alike."""
+    ends = [at for at in range(len(a)) if a[:at].endswith("</result>")]
+    return sum(b.startswith(a[:end]) for end in ends)
+
+
+def test_on_a_model_every_token_has_its_log_probability():
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_heads": 2, "num_kv_heads": 2}
+    model = make_model(TinyModelConfig(**sizes), TOKENIZER).double().eval()
+    options = {"text_of": lambda token: "cx"[token % 4 > 0], "max_tokens": 16, "stop": TOKENIZER.eos_token_id}
+    tree, _ = grown(TransformersEngine(model, TOKENIZER), lambda tokens: 0.0, PROMPT, **options)
+    assert tree.metrics["new_tails"] == 8 and tree.metrics["shared_tokens"] > 0
+    for row, log_probs in zip(tree.trajectories(), tree.log_probs(), strict=True):
+        with torch.no_grad():
+            logits = model(torch.tensor([[*PROMPT, *row]])).logits[0, len(PROMPT) - 1 : -1].log_softmax(-1)
+        assert log_probs == pytest.approx(logits.gather(1, torch.tensor(row).unsqueeze(1)).flatten().tolist())
+
+
+# ---- keys ----
+
+
+def config(n=12, **keys):
+    return OmegaConf.create({"actor_rollout_ref": {"rollout": {"n": n, "custom": {"branpo": keys}}}})
+
+
+def test_the_policy_of_a_config():
+    policy = policy_class("branpo").from_config(config(6, tails=2), TOKENIZER)
+    assert policy.keys == BranPOKeys(tails=2) and policy.text_of(encode("a")[0]) == "a"
+
+
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [
+        (config(M=2), f"{SECTION} has no key M; known: bases, tails"),
+        (config(tails=0), f"{SECTION}.tails=0: expected at least 1"),
+        (config(max_steps_back=0), f"{SECTION}.max_steps_back=0: expected at least 1"),
+        (config(long_tries=0.5), f"{SECTION}.long_tries=0.5: expected a valid integer"),
+        (config(step_delimiter=""), f"{SECTION}.step_delimiter='': expected at least 1 character"),
+        (config(8), r"rollout.n=8: tree=branpo grows bases \+ tails = 12 trajectories"),
+    ],
+    ids=lambda value: value[-40:] if isinstance(value, str) else "",
+)
+def test_a_bad_key_is_named(bad, message):
+    with pytest.raises(ValueError, match=message):
+        Policy.from_config(bad)

@@ -1,0 +1,214 @@
+"""CURE continues responses from before one of their critical tokens; nothing else is shared."""
+
+import asyncio
+import math
+from collections import Counter
+
+import pytest
+import torch
+from omegaconf import OmegaConf
+
+from recipe.common.tiny_model import TinyModelConfig, make_model
+from recipe.compared.cure.tree import CUREKeys, Policy
+from tests.recipe.arpo.toy_agent import TOKENIZER, ToyPolicy, encode, library, library_tools
+from tests.workers.rollout.toy_engine import EOS, VOCAB, HashEngine, Letters
+from verl.workers.rollout.engines.interface import Generation
+from verl.workers.rollout.engines.local_transformers import TransformersEngine
+from verl.workers.rollout.trajectory_tree import TOOL
+from verl.workers.rollout.tree_builder import grow, policy_class
+
+PROMPT = encode("<|im_start|>user\nwho?<|im_end|>\n<|im_start|>assistant\n")
+
+
+class Recorder:
+    """An engine that remembers the tokens after which it was asked."""
+
+    def __init__(self, engine):
+        self.engine, self.asked = engine, []
+
+    async def generate(self, request):
+        self.asked.append(tuple(request.prompt_ids))
+        return await self.engine.generate(request)
+
+
+class Script:
+    """An engine that always writes the same response, with these entropies."""
+
+    def __init__(self, tokens, entropies):
+        self.tokens, self.entropies = tokens, entropies
+
+    async def generate(self, request):
+        start = len(request.prompt_ids) - 3
+        rest = self.tokens[start:]
+        return Generation(rest, [-1.0] * len(rest), entropies=self.entropies[start:] if request.n_entropy else None)
+
+
+def text_of(token):
+    """The letter twice for every other token, or once between spaces."""
+    letter = Letters().decode([token])
+    return letter * 2 if token % 2 else f" {letter} "
+
+
+def grown(engine, prompt=(1, 2, 3), seed=0, text_of=text_of, max_tokens=30, stop=EOS, environment=None, **keys):
+    keys = CUREKeys(**keys)
+    n = keys.n1 * (1 + keys.n2)
+    options = {"max_tokens": max_tokens, "stop_token_ids": [stop], "vocab_size": VOCAB, "seed": seed}
+    options |= {"environment": environment} if environment else {}
+    tree = asyncio.run(grow(engine, prompt, n, Policy(keys, text_of), **options))
+    assert len(tree.leaves) == n
+    return tree
+
+
+def shared_tokens(tree, i, j):
+    """The number of tokens that two trajectories have in common."""
+    first, second = (tree.segment_ids()[k] for k in (i, j))
+    n = sum(a == b for a, b in zip(first, second, strict=False))
+    assert first[:n] == second[:n] and not set(first[n:]) & set(second[n:])
+    return n
+
+
+@pytest.mark.parametrize(
+    "keys", [{"critical_top_k": 1}, {"critical_top_k": 5, "min_characters": 1}, {"n1": 2, "n2": 4}]
+)
+@pytest.mark.parametrize("seed", range(6))
+def test_a_fork_is_at_one_of_the_tokens_with_the_highest_entropy(seed, keys):
+    engine = Recorder(HashEngine(sharpness=2, memory=100))
+    tree = grown(engine, seed=seed, **keys)
+    keys, rows = CUREKeys(**keys), tree.trajectories()
+    entropies_of_forks, expected = [], [(1, 2, 3)] * keys.n1
+    for start in range(0, len(rows), 1 + keys.n2):
+        response = rows[start]
+        entropies = {}
+        for at in range(1, len(response)):
+            if response[at] != EOS and (keys.min_characters == 1 or response[at] % 2):
+                p = engine.engine.probabilities([1, 2, 3, *response[:at]])
+                entropies[at] = -sum(x * math.log(x) for x in p)
+        critical = sorted(entropies, key=entropies.get)[-keys.critical_top_k :]
+        at = shared_tokens(tree, start, start + 1)
+        assert at in (critical or [0])
+        assert all(shared_tokens(tree, start, start + i) == at for i in range(1, 1 + keys.n2))
+        assert all(not shared_tokens(tree, start, i) for i in range(start))
+        entropies_of_forks += [entropies[at]] if critical else []
+        expected += [(1, 2, 3, *response[:at])] * keys.n2
+    assert sorted(engine.asked) == sorted(expected)
+    assert tree.metrics["critical_tokens"] == len(entropies_of_forks) > 0
+    assert tree.metrics["critical_token_entropy"] == pytest.approx(sum(entropies_of_forks) / len(entropies_of_forks))
+    assert all(segment.info.entropies is None for segment in tree.segments)
+    for row, log_probs in zip(rows, tree.log_probs(), strict=True):
+        expected = [math.log(engine.engine.probabilities([1, 2, 3, *row[:at]])[token]) for at, token in enumerate(row)]
+        assert log_probs == pytest.approx(expected)
+
+
+def test_every_critical_token_is_drawn_alike():
+    """The first token, the end token and a short one are no candidates, however unsure the model was."""
+    script = Script([1, 3, 4, 5, 7, 9, EOS], [9.0, 3.0, 9.0, 2.0, 1.0, 4.0, 9.0])
+    engine = Recorder(script)
+    for seed in range(300):
+        grown(engine, seed=seed, n1=1, n2=1, critical_top_k=3)
+    drawn = Counter(len(prompt) - 3 for prompt in engine.asked[1::2])
+    assert drawn.keys() == {1, 3, 5} and min(drawn.values()) > 70
+
+
+def test_equal_responses_and_continuations_share_the_prefix_alone():
+    tree = grown(Script([1, 4, 3, 4, EOS], [0.0] * 5), n1=2, n2=2)
+    assert tree.trajectories() == [[1, 4, 3, 4, EOS]] * 6
+    assert [[shared_tokens(tree, i, j) for j in range(i)] for i in range(6)] == [
+        [],
+        [2],
+        [2, 2],
+        [0, 0, 0],
+        [0, 0, 0, 2],
+        [0, 0, 0, 2, 2],
+    ]
+
+
+def test_a_response_without_a_critical_token_is_followed_by_others_from_the_prompt():
+    engine = Recorder(Script([1, 2, EOS], [1.0] * 3))
+    tree = grown(engine, n1=2, n2=2)
+    assert engine.asked == [(1, 2, 3)] * 6 and tree.metrics["critical_tokens"] == 0
+    assert tree.metrics["shared_tokens"] == 0 and tree.metrics["critical_token_entropy"] == 0
+
+
+@pytest.mark.parametrize("order", range(6))
+def test_the_tree_does_not_depend_on_who_is_fast(order):
+    expected = grown(HashEngine(2), seed=1)
+    assert grown(HashEngine(2, delay=0.01, order=order), seed=1).to_json() == expected.to_json()
+    assert grown(HashEngine(2), seed=2).trajectories() != expected.trajectories()
+
+
+# ---- with tools ----
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("spread", [(1.0, 1.0), (0.0, 1.0)])
+def test_forks_leave_results_whole_and_share_the_calls_before(spread, seed):
+    """With the second spread the model is sure up to the first result, whose call is then made once."""
+    tools, policy = library({"call_limit": 2}), ToyPolicy(calls=2, spread=spread)
+    options = {"max_tokens": 400, "stop": TOKENIZER.eos_token_id, "text_of": lambda token: TOKENIZER.decode([token])}
+    tree = grown(policy, PROMPT, environment=library_tools(tools), seed=seed, min_characters=1, **options)
+    results = [TOKENIZER.decode(segment.token_ids) for segment in tree.segments if segment.author == TOOL]
+    assert all(text.startswith(" <result>\nabout ") and text.endswith("\n</result>") for text in results)
+    assert len(results) == len(tools.tools["search"].asked) and tree.metrics["critical_tokens"] == 4
+    assert len(results) <= 4 * (2 + 3) or spread[0]
+    for row in tree.trajectories():
+        turns = [turn.partition(" <result>\nabout ") for turn in TOKENIZER.decode(row).split("\n</result>")]
+        assert len(turns) == 3
+        for number, (own, _, query) in enumerate(turns):
+            assert own == policy.turn(own[0], number) and query == (own[0] if number < 2 else "")
+
+
+# ---- with a model ----
+
+
+def test_on_a_model_the_forks_are_where_its_distributions_are_widest():
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_heads": 2, "num_kv_heads": 2}
+    model = make_model(TinyModelConfig(**sizes), TOKENIZER).double().eval()
+    engine, eos = Recorder(TransformersEngine(model, TOKENIZER)), TOKENIZER.eos_token_id
+    keys = {"n1": 3, "n2": 2, "critical_top_k": 1, "min_characters": 1, "entropy_top_k": len(TOKENIZER)}
+    # tokens of one byte of several have no text of their own, so that all tokens but the end token are allowed here
+    tree = grown(engine, PROMPT, max_tokens=12, stop=eos, text_of=lambda token: "x", **keys)
+    rows, expected = tree.trajectories(), [tuple(PROMPT)] * 3
+    for response in rows[::3]:
+        with torch.no_grad():
+            logits = model(torch.tensor([[*PROMPT, *response]])).logits[0, len(PROMPT) - 1 : -1]
+        entropies = torch.distributions.Categorical(logits=logits).entropy().tolist()
+        allowed = [at for at in range(1, len(response)) if response[at] != eos]
+        expected += [(*PROMPT, *response[: max(allowed, key=entropies.__getitem__)])] * 2
+    assert sorted(engine.asked) == sorted(expected)
+
+
+# ---- keys ----
+
+
+def config(n=16, rollout=None, **keys):
+    section = {"n": n, "custom": {"cure": keys}} | (rollout or {})
+    return OmegaConf.create({"actor_rollout_ref": {"rollout": section}})
+
+
+def test_the_policy_of_a_config():
+    policy = policy_class("cure").from_config(config(6, n1=2, n2=2), TOKENIZER)
+    assert policy.keys == CUREKeys(n1=2, n2=2)
+    assert (policy.text_of(encode("a")[0]), policy.text_of(TOKENIZER.eos_token_id)) == ("a", "")
+    papers = {"n1": 4, "n2": 3, "critical_top_k": 20, "min_characters": 2, "entropy_top_k": 20}
+    assert Policy.from_config(config()).keys == CUREKeys(**papers)
+
+
+SECTION = "actor_rollout_ref.rollout.custom.cure"
+
+
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [
+        (config(top_k=3), f"{SECTION} has no key top_k; known: n1, n2, critical_top_k, min_characters, entropy_top_k"),
+        (config(n1=0), f"{SECTION}.n1=0: expected at least 1"),
+        (config(critical_top_k=0), f"{SECTION}.critical_top_k=0: expected at least 1"),
+        (config(n2="3"), f"{SECTION}.n2='3': expected a valid integer"),
+        (config(8), r"actor_rollout_ref.rollout.n=8: tree=cure grows n1 \(1 \+ n2\) = 16 trajectories"),
+        (config(entropy_top_k=21), f"{SECTION}.entropy_top_k=21: vLLM reports at most 20"),
+        (config(rollout={"logprobs_mode": "raw_logits"}), "actor_rollout_ref.rollout.logprobs_mode=raw_logits"),
+    ],
+    ids=lambda value: value[-40:] if isinstance(value, str) else "",
+)
+def test_a_bad_key_is_named(bad, message):
+    with pytest.raises(ValueError, match=message):
+        Policy.from_config(bad)

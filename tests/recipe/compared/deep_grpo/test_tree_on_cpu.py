@@ -1,0 +1,215 @@
+"""DEEP-GRPO continues trajectories that failed from drawn ends of their steps, later ones more often."""
+
+import asyncio
+import math
+from collections import Counter
+
+import pytest
+import torch
+from omegaconf import OmegaConf
+
+from recipe.common.tiny_model import TinyModelConfig, make_model
+from recipe.compared.deep_grpo.tree import FIT, PIVOT_POSITIONS, PIVOTS, DeepGRPOKeys, Policy, pivot_weights
+from tests.recipe.arpo.toy_agent import TOKENIZER, ToyPolicy, encode, library, library_tools
+from tests.workers.rollout.toy_engine import EOS, VOCAB, HashEngine, Letters
+from verl.workers.rollout.engines.interface import Generation
+from verl.workers.rollout.engines.local_transformers import TransformersEngine
+from verl.workers.rollout.prompt_task import PromptSettings, PromptTask
+from verl.workers.rollout.trajectory_tree import TOOL
+from verl.workers.rollout.tree_builder import grow, policy_class
+from verl.workers.rollout.tree_rollout import rows_of
+
+PROMPT = encode("<|im_start|>user\nwho?<|im_end|>\n<|im_start|>assistant\n")
+SECTION = "actor_rollout_ref.rollout.custom.deep_grpo"
+
+
+class Script:
+    """An engine that always writes the same response."""
+
+    def __init__(self, tokens):
+        self.tokens = tokens
+
+    async def generate(self, request):
+        rest = self.tokens[len(request.prompt_ids) - 3 :]
+        return Generation(rest, [-1.0] * len(rest))
+
+
+class Rewards:
+    """A reward loop; `asked` are the trajectories that it has scored."""
+
+    def __init__(self, reward_of, slow=0.0):
+        self.reward_of, self.slow, self.asked = reward_of, slow, []
+
+    async def __call__(self, tokens, about):
+        assert about == {}
+        self.asked.append(list(tokens))
+        await asyncio.sleep(self.slow * (sum(tokens) % 5))
+        return self.reward_of(tokens)
+
+
+def odd(tokens):
+    return float(sum(tokens) % 2)
+
+
+def letter(token):
+    return Letters().decode([token])
+
+
+def grown(engine, reward_of=odd, prompt=(1, 2, 3), seed=0, fit=None, text_of=letter, stop=EOS, slow=0.0, **options):
+    """The tree, its rows, the policy, and the trajectories that were scored; `options` are keys, and `environment`."""
+    builder = {name: options.pop(name) for name in ("environment", "max_tokens") if name in options}
+    keys = DeepGRPOKeys(**{"chains": 4, "branches": 3, "step_delimiter": "c", "max_step_tokens": 6} | options)
+    rewards = Rewards(reward_of, slow)
+    policy = Policy(keys, text_of).for_task(PromptTask({}, settings=PromptSettings(tree={FIT: fit})), rewards)
+    builder = {"max_tokens": 30} | builder | {"stop_token_ids": [stop], "vocab_size": VOCAB, "seed": seed}
+    n = keys.chains + keys.max_failures * keys.branches
+    tree = asyncio.run(grow(engine, prompt, n, policy, **builder))
+    assert len(tree.leaves) == n
+    return tree, rows_of(tree, policy), policy, rewards.asked
+
+
+def ends_of_steps(text, most=6):
+    """Lengths at which a step ends, the last one's included, letter by letter."""
+    ends, begun = [], 0
+    for at in range(1, len(text) + 1):
+        if text[at - 1] == "c" or at - begun == most or at == len(text):
+            ends.append(at)
+            begun = at
+    return ends
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_branches_go_on_from_a_step_of_a_failed_trajectory(seed):
+    engine = HashEngine(sharpness=1.5, memory=100)
+    tree, rows, policy, scored = grown(engine, seed=seed)
+    responses = [row.response_ids for row in rows]
+    pivots = [row.token_fields[PIVOTS.name] for row in rows]
+    assert scored == responses[:4]
+    failed = [tokens for tokens in scored if not odd(tokens)]
+    assert tree.metrics["failed_chains"] == len(failed)
+    n_pivots = min(2, len(failed))
+    positions = policy.about_tree(tree)[PIVOT_POSITIONS]
+    assert len(positions) == n_pivots
+    assert all(set(row) == {0} for row in pivots[: 10 - 3 * n_pivots]), "the others are main trajectories"
+    for number in range(1, n_pivots + 1):
+        chain = failed[number - 1]
+        nodes = [0, *ends_of_steps(Letters().decode(chain))]
+        first = 10 - 3 * n_pivots + 3 * (number - 1)
+        for response, row_pivots in list(zip(responses, pivots, strict=True))[first : first + 3]:
+            forked = row_pivots.index(number)
+            assert row_pivots == [0] * forked + [number] * (len(response) - forked)
+            assert response[:forked] == chain[:forked] and forked in nodes[:-1]
+            assert positions[number - 1] == (nodes.index(forked) + 1) / len(nodes)
+    assert len(engine.asked) == 10 and len({request.seed for request in engine.asked}) == 10
+
+
+@pytest.mark.parametrize(("reward", "n_branches"), [(1.0, 0), (0.0, 6), (-0.5, 6)])
+def test_the_number_of_rows_does_not_depend_on_how_many_failed(reward, n_branches):
+    tree, rows, policy, scored = grown(HashEngine(sharpness=1.5), lambda tokens: reward)
+    branches = [row for row in rows if any(row.token_fields[PIVOTS.name])]
+    assert len(rows) == 10 and len(branches) == n_branches and len(scored) == 4
+    assert len(policy.about_tree(tree)[PIVOT_POSITIONS]) == n_branches // 3
+
+
+def test_a_threshold_says_what_has_failed():
+    """The warm start's reward for a wrong answer in the right format is above 0."""
+    for threshold, failed in ((0.0, 0), (0.1, 4)):
+        tree, *_ = grown(HashEngine(), lambda tokens: 0.1, failure_threshold=threshold)
+        assert tree.metrics["failed_chains"] == failed
+
+
+def test_the_weights_by_hand():
+    """Four nodes, of which the last one is no pivot, gamma 2 and P 1: 1/14, 4/14, 9/14."""
+    weights = pivot_weights(4, 2.0, None)
+    assert [weight / sum(weights) for weight in weights] == pytest.approx([1 / 14, 4 / 14, 9 / 14])
+    fitted = pivot_weights(4, 1.0, (0.5, -3.0))
+    expected = [x / (1 + math.exp(-(0.5 - 3.0 * x))) for x in (0.25, 0.5, 0.75)]
+    assert fitted == pytest.approx(expected)
+    assert pivot_weights(2, 2.0, None) == [0.25], "the only step is no pivot, the prompt is"
+
+
+@pytest.mark.parametrize("fit", [None, (1.0, -6.0)])
+def test_pivots_are_drawn_by_these_weights(fit):
+    """Three steps, of 1, 3 and 2 tokens, after the prompt."""
+    n = 2000
+    script = Script([2, 0, 1, 2, 5, EOS])
+    _, rows, _, _ = grown(script, lambda tokens: 0.0, fit=fit, chains=n, max_failures=n, branches=1)
+    drawn = Counter(row.token_fields[PIVOTS.name].count(0) for row in rows[n:])
+    weights = dict(zip((0, 1, 4), pivot_weights(4, 2.0, fit), strict=True))
+    assert drawn.keys() == weights.keys()
+    for forked, weight in weights.items():
+        share = weight / sum(weights.values())
+        assert abs(drawn[forked] / n - share) < 4 * math.sqrt(share / n)
+
+
+def test_branches_that_begin_as_the_failed_trajectory_did_are_nodes_of_their_own():
+    tree, rows, _, _ = grown(Script([1, 2, 4, 2, EOS]), lambda tokens: 0.0)
+    assert {tuple(row.response_ids) for row in rows} == {(1, 2, 4, 2, EOS)}
+    ends = [row.token_fields["segment_ids"][-1] for row in rows]
+    assert len(set(ends)) == len(rows)
+
+
+@pytest.mark.parametrize("order", range(4))
+def test_the_tree_does_not_depend_on_who_is_fast(order):
+    expected, *_ = grown(HashEngine(sharpness=2), seed=1)
+    other, *_ = grown(HashEngine(sharpness=2, delay=0.01, order=order), seed=1, slow=0.001 * order)
+    assert other.to_json() == expected.to_json()
+    assert grown(HashEngine(sharpness=2), seed=2)[0].trajectories() != expected.trajectories()
+
+
+@pytest.mark.parametrize("limit", [1, 2])
+def test_with_tools_no_call_is_made_twice(limit):
+    tools, engine = library({"call_limit": limit}), ToyPolicy(calls=2)
+    options = {"step_delimiter": "think", "max_step_tokens": 20, "environment": library_tools(tools)}
+    options |= {"max_tokens": 400, "stop": TOKENIZER.eos_token_id, "text_of": lambda t: TOKENIZER.decode([t])}
+    tree, rows, policy, _ = grown(engine, lambda tokens: 0.0, PROMPT, **options)
+    begun = [TOKENIZER.decode(request.prompt_ids[len(PROMPT) :]) for request in engine.requests]
+    assert not any(text.endswith("</search>") for text in begun)
+    results = [segment for segment in tree.segments if segment.author == TOOL]
+    assert len(results) == len(tools.tools["search"].asked)
+    texts = [TOKENIZER.decode(row.response_ids) for row in rows]
+    assert all(text.count("<result>") == min(limit, 2) for text in texts)
+    assert len(policy.about_tree(tree)[PIVOT_POSITIONS]) == 2
+
+
+def test_on_a_model_every_token_has_its_log_probability():
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_heads": 2, "num_kv_heads": 2}
+    model = make_model(TinyModelConfig(**sizes), TOKENIZER).double().eval()
+    options = {"text_of": lambda token: "cx"[token % 4 > 0], "max_tokens": 16, "stop": TOKENIZER.eos_token_id}
+    _, rows, _, _ = grown(TransformersEngine(model, TOKENIZER), lambda tokens: 0.0, PROMPT, **options)
+    for row in rows:
+        with torch.no_grad():
+            ids = torch.tensor([[*PROMPT, *row.response_ids]])
+            logits = model(ids).logits[0, len(PROMPT) - 1 : -1].log_softmax(-1)
+        chosen = logits.gather(1, torch.tensor(row.response_ids).unsqueeze(1)).flatten()
+        assert row.response_logprobs == pytest.approx(chosen.tolist())
+
+
+# ---- keys ----
+
+
+def config(n=24, **keys):
+    return OmegaConf.create({"actor_rollout_ref": {"rollout": {"n": n, "custom": {"deep_grpo": keys}}}})
+
+
+def test_the_policy_of_a_config():
+    policy = policy_class("deep_grpo").from_config(config(10, chains=4, branches=3), TOKENIZER)
+    assert policy.keys == DeepGRPOKeys(chains=4, branches=3) and policy.text_of(encode("a")[0]) == "a"
+    assert policy.for_task(PromptTask({}), None).fit is None, "before the first step"
+
+
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [
+        (config(tails=2), f"{SECTION} has no key tails; known: chains, max_failures"),
+        (config(branches=0), f"{SECTION}.branches=0: expected at least 1"),
+        (config(gamma=-1.0), f"{SECTION}.gamma=-1.0: expected at least 0"),
+        (config(step_delimiter=""), f"{SECTION}.step_delimiter='': expected at least 1 character"),
+        (config(max_step_tokens=1.5), f"{SECTION}.max_step_tokens=1.5: expected a valid integer"),
+        (config(8), r"rollout.n=8: tree=deep_grpo grows chains \+ max_failures branches = 24 trajectories"),
+    ],
+    ids=lambda value: value[-40:] if isinstance(value, str) else "",
+)
+def test_a_bad_key_is_named(bad, message):
+    with pytest.raises(ValueError, match=message):
+        Policy.from_config(bad)

@@ -1,0 +1,206 @@
+"""EPTree forks the tokens with the highest entropy, keeps calls and results of the shared past, and stores it once."""
+
+import asyncio
+import math
+
+import pytest
+import torch
+from omegaconf import OmegaConf
+
+from recipe.common.tiny_model import TinyModelConfig, make_model
+from recipe.compared.eptree.tree import EPTreeKeys, Policy
+from tests.recipe.arpo.toy_agent import TOKENIZER, ToyPolicy, encode, library, library_tools
+from tests.workers.rollout.toy_engine import EOS, VOCAB, HashEngine
+from verl.workers.rollout.engines.local_transformers import TransformersEngine
+from verl.workers.rollout.trajectory_tree import TOOL
+from verl.workers.rollout.tree_builder import grow, policy_class
+
+PROMPT = encode("<|im_start|>user\nwho?<|im_end|>\n<|im_start|>assistant\n")
+
+
+class Recorder:
+    """An engine that remembers the tokens after which it was asked."""
+
+    def __init__(self, engine):
+        self.engine, self.asked = engine, []
+
+    async def generate(self, request):
+        self.asked.append(list(request.prompt_ids))
+        return await self.engine.generate(request)
+
+
+def grown(engine, prompt=(1, 2, 3), seed=0, max_tokens=30, stop=EOS, environment=None, vocab_size=VOCAB, **keys):
+    keys = EPTreeKeys(**keys)
+    n = keys.M * (1 + keys.N * keys.L * keys.T)
+    options = {"max_tokens": max_tokens, "stop_token_ids": [stop], "vocab_size": vocab_size, "seed": seed}
+    options |= {"environment": environment} if environment else {}
+    tree = asyncio.run(grow(engine, prompt, n, Policy(keys), **options))
+    assert len(tree.leaves) == n
+    return tree
+
+
+def slow_choice(rows, entropy_of, forked, n, exclude_last):
+    """The n undrawn prefixes of the rows after which the model is least sure; the first row through one decides."""
+    entropies, seen = {}, set()
+    for row in rows:
+        for at in range(len(row)):
+            prefix = tuple(row[:at])
+            if prefix not in seen and at < len(row) - exclude_last and row[at] != EOS and prefix not in forked:
+                entropies[prefix] = entropy_of(prefix)
+            seen.add(prefix)
+    return sorted(entropies, key=entropies.get, reverse=True)[:n]
+
+
+SHAPES = [{"M": 2, "N": 2, "L": 1, "T": 2}, {"M": 1, "N": 3, "L": 3, "T": 2}, {"M": 3, "N": 1, "L": 2, "T": 1}]
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("exclude_last", [0, 4])
+@pytest.mark.parametrize("seed", range(5))
+def test_the_tokens_with_the_highest_entropy_fork(seed, exclude_last, shape):
+    engine = Recorder(HashEngine(sharpness=3, memory=100))
+    rows = grown(engine, seed=seed, exclude_last=exclude_last, **shape).trajectories()
+
+    def entropy_of(prefix):
+        return -sum(p * math.log(p) for p in engine.engine.probabilities([1, 2, 3, *prefix]))
+
+    expected, of_tree = [[]] * shape["M"], len(rows) // shape["M"]
+    for start in range(0, len(rows), of_tree):
+        forked, known = set(), 1
+        for _ in range(shape["L"]):
+            chosen = slow_choice(rows[start : start + known], entropy_of, forked, shape["N"], exclude_last)
+            forked |= set(chosen)
+            chosen += [()] * (shape["N"] - len(chosen))
+            for prefix in [prefix for prefix in chosen for _ in range(shape["T"])]:
+                assert tuple(rows[start + known][: len(prefix)]) == prefix
+                expected.append(list(prefix))
+                known += 1
+        assert known == of_tree
+    assert sorted(engine.asked) == sorted([1, 2, 3, *prefix] for prefix in expected)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_shared_tokens_are_stored_once_with_their_log_probabilities(seed):
+    engine = HashEngine(sharpness=2)
+    tree = grown(engine, seed=seed, M=3, N=3, L=2, T=2)
+    rows = tree.trajectories()
+    prefixes = {tuple(row[: at + 1]) for row in rows for at in range(len(row))}
+    assert sum(len(segment.token_ids) for segment in tree.segments) == len(prefixes)
+    assert tree.metrics["shared_tokens"] == pytest.approx(1 - len(prefixes) / sum(map(len, rows)))
+    assert all(segment.info.entropies is None for segment in tree.segments)
+    for row, log_probs in zip(rows, tree.log_probs(), strict=True):
+        expected = [math.log(engine.probabilities([1, 2, 3, *row[:at]])[token]) for at, token in enumerate(row)]
+        assert log_probs == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("order", range(6))
+def test_the_tree_does_not_depend_on_who_is_fast(order):
+    keys = {"M": 4, "N": 2, "L": 2, "T": 2}
+    expected = grown(HashEngine(), seed=1, **keys)
+    assert grown(HashEngine(delay=0.01, order=order), seed=1, **keys).to_json() == expected.to_json()
+    assert grown(HashEngine(), seed=2, **keys).trajectories() != expected.trajectories()
+
+
+def test_short_trajectories_are_followed_by_others_from_the_prompt():
+    engine = Recorder(HashEngine())
+    tree = grown(engine, max_tokens=3, M=2, N=2, L=1, T=2)
+    assert engine.asked == [[1, 2, 3]] * 10 and tree.metrics["forked_tokens"] == 0
+
+
+# ---- with tools ----
+
+
+def tool_tree(policy, environment=None, **keys):
+    keys = {"M": 2, "N": 2, "L": 1, "T": 2, "exclude_last": 0} | keys
+    options = {"max_tokens": 400, "stop": TOKENIZER.eos_token_id, "vocab_size": len(TOKENIZER)}
+    return grown(policy, PROMPT, environment=environment or library_tools(), **options, **keys)
+
+
+def test_a_fork_after_a_result_keeps_the_call():
+    """The model is sure before the first result and unsure afterwards: the first tokens after it fork."""
+    tools = library()
+    tree = tool_tree(ToyPolicy(calls=2), library_tools(tools), M=2, N=1, T=3)
+    texts = [TOKENIZER.decode(row) for row in tree.trajectories()]
+    for start in (0, 4):
+        first, *forks = texts[start : start + 4]
+        shared = first[: first.index("</result>") + len("</result>")]
+        assert all(text.startswith(shared) and text.count("<result>") == 2 for text in forks)
+        # the letter that a turn begins with is drawn anew
+        assert len({text[len(shared)] for text in (first, *forks)}) > 1
+    # in each tree the first call, and a second one for each text that differs from then on
+    assert len(tools.tools["search"].asked) == 2 * (2 + 3)
+    assert tree.metrics["fork_entropy"] == pytest.approx(math.log(4))
+
+
+@pytest.mark.parametrize("calls", [0, 1, 2, 5])
+def test_forks_anywhere_leave_results_whole_and_count_calls(calls):
+    """So many forks that all of the model's tokens do: every trajectory is one that the toy policy writes."""
+    policy = ToyPolicy(calls=calls, spread=(1.0, 1.0))
+    tree = tool_tree(policy, library_tools(call_limit=2), M=1, N=150, T=1)
+    first = tree.trajectories()[0]
+    assert tree.metrics["forked_tokens"] == sum(tree.response_masks()[0]) - (first[-1] == TOKENIZER.eos_token_id)
+    for segment in tree.segments:
+        text = TOKENIZER.decode(segment.token_ids)
+        is_whole = text.startswith(" <result>\nabout ") and text.endswith("\n</result>")
+        assert is_whole if segment.author == TOOL else "result" not in text
+    for row in tree.trajectories():
+        turns = [turn.partition(" <result>\nabout ") for turn in TOKENIZER.decode(row).split("\n</result>")]
+        assert len(turns) - 1 == min(calls, 2)
+        for results, (own, _, query) in enumerate(turns):
+            assert own == policy.turn(own[0], results) and query == (own[0] if results < len(turns) - 1 else "")
+
+
+# ---- with a model ----
+
+
+def test_on_a_model_the_forks_are_where_its_distributions_are_widest():
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_heads": 2, "num_kv_heads": 2}
+    model = make_model(TinyModelConfig(**sizes), TOKENIZER).double().eval()
+    engine = Recorder(TransformersEngine(model, TOKENIZER))
+    options = {"max_tokens": 12, "stop": TOKENIZER.eos_token_id, "vocab_size": len(TOKENIZER)}
+    tree = grown(engine, PROMPT, **options, M=2, N=2, L=1, T=2, exclude_last=2, entropy_top_k=len(TOKENIZER))
+    rows, expected = tree.trajectories(), [PROMPT] * 2
+    for first in rows[::5]:
+        with torch.no_grad():
+            logits = model(torch.tensor([[*PROMPT, *first]])).logits[0, len(PROMPT) - 1 : -1]
+        entropies = torch.distributions.Categorical(logits=logits).entropy()[:-2]
+        for at in entropies.topk(2).indices.tolist():
+            expected += [[*PROMPT, *first[:at]]] * 2
+    assert sorted(engine.asked) == sorted(expected)
+    assert 0 < tree.metrics["shared_tokens"] < 1
+
+
+# ---- keys ----
+
+
+def config(n=30, rollout=None, **keys):
+    section = {"n": n, "custom": {"eptree": keys}} | (rollout or {})
+    return OmegaConf.create({"actor_rollout_ref": {"rollout": section}})
+
+
+def test_the_policy_of_a_config():
+    policy = policy_class("eptree").from_config(config(M=3, N=1, L=2, T=2, n=15))
+    assert policy.keys == EPTreeKeys(M=3, N=1, L=2, T=2)
+    assert Policy.from_config(config(rollout={"custom": None})).keys == EPTreeKeys()
+
+
+SECTION = "actor_rollout_ref.rollout.custom.eptree"
+
+
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [
+        (config(top=3), f"{SECTION} has no key top; known: M, N, L, T, exclude_last, entropy_top_k"),
+        (config(M=0, n=0), f"{SECTION}.M=0: expected at least 1"),
+        (config(exclude_last=-1), f"{SECTION}.exclude_last=-1: expected at least 0"),
+        (config(N="2"), f"{SECTION}.N='2': expected a valid integer"),
+        (config(L=True), f"{SECTION}.L=True: expected a valid integer"),
+        (config(n=8), r"actor_rollout_ref.rollout.n=8: tree=eptree grows M \(1 \+ N L T\) = 30 trajectories"),
+        (config(entropy_top_k=21), f"{SECTION}.entropy_top_k=21: vLLM reports at most 20"),
+        (config(rollout={"logprobs_mode": "raw_logits"}), "actor_rollout_ref.rollout.logprobs_mode=raw_logits"),
+    ],
+    ids=lambda value: value[-40:] if isinstance(value, str) else "",
+)
+def test_a_bad_key_is_named(bad, message):
+    with pytest.raises(ValueError, match=message):
+        Policy.from_config(bad)

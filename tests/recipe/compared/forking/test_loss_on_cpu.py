@@ -1,0 +1,240 @@
+"""The 80/20 mask against a slow version that counts, around every loss that it may wrap, and in a run's config."""
+
+import math
+from contextlib import ExitStack
+
+import pytest
+import torch
+from verl.trainer.ppo.core_algos import compute_policy_loss_vanilla, get_policy_loss_fn
+
+from recipe.arpo.loss import STANDARDISED_ENTROPY, standardise_entropy
+from recipe.compared.archer.loss import ENTROPY_RANK, entropy_rank
+from recipe.compared.forking.loss import FORKING_WEIGHT, compute_policy_loss_forking, forking_weights
+from recipe.hapo.normalized_entropy import ENTROPY_H, compute_entropy_h
+from tests.configs import composed
+from verl.trainer.checks.parts import check_parts, check_typed_sections
+from verl.trainer.ppo.v1.component import components_of
+from verl.trainer.ppo.v1.explore_trainer import compute_fields
+from verl.utils.parts import computed_fields, parts
+from verl.workers.config import PolicyLossConfig
+from verl.workers.config.explore import ExploreActorConfig
+
+ACTOR = "actor_rollout_ref.actor"
+WRAPPED = ["aepo", "archer", "aspo", "cispo", "dppo_kl", "dppo_tv", "gspo", "hapo", "sapo", "vanilla"]
+SWITCHES = {
+    "hapo": {"adaptive_clip": True, "adaptive_advantage": True},
+    "aepo": {"enable_entropy_balanced_clipping": True, "enable_entropy_balanced_advantage": True},
+}
+
+
+def actor_config(loss_mode="forking", **changes):
+    values = {"strategy": "fsdp", "rollout_n": 4, "ppo_micro_batch_size_per_gpu": 1, "clip_ratio_c": 10.0}
+    values |= {"clip_ratio_low": 0.2, "clip_ratio_high": 0.28, **changes}
+    return ExploreActorConfig(**values, policy_loss=PolicyLossConfig(loss_mode=loss_mode))
+
+
+def random_batch(seed: int, rows: int = 10, length: int = 12):
+    """Entropies with ties, as rows that share tokens have; a mask with tool tokens and an empty row; log-probs;
+    advantages of tokens."""
+    generator = torch.Generator().manual_seed(seed)
+    entropy = (torch.rand(rows, length, generator=generator) * 10).round() / 4
+    mask = torch.arange(length) < torch.randint(1, length + 1, (rows, 1), generator=generator)
+    mask &= torch.rand(rows, length, generator=generator) > 0.2
+    mask[rows // 2] = False
+    old = -torch.rand(mask.shape, generator=generator) * 3
+    new = (old + 0.5 * torch.randn(mask.shape, generator=generator)).requires_grad_()
+    return entropy, mask.long(), old, new, torch.randn(mask.shape, generator=generator) * mask
+
+
+def slow_kept(entropy, mask, ratio):
+    """A token is kept if fewer than ratio n tokens are more uncertain than it."""
+    values = [entropy[i, t].item() for i, t in mask.nonzero().tolist()]
+    kept = torch.zeros(entropy.shape, dtype=torch.bool)
+    for i, t in mask.nonzero().tolist():
+        kept[i, t] = sum(value > entropy[i, t].item() for value in values) < ratio * len(values)
+    return kept
+
+
+# ---- the mask ----
+
+
+@pytest.mark.parametrize(("denominator", "expected"), [("all", -0.2), ("kept", -1.0)])
+def test_the_two_most_uncertain_of_ten_tokens_by_hand(denominator, expected):
+    entropy, ones = torch.arange(1, 11).unsqueeze(0) / 10, torch.ones(1, 10)
+    weights, threshold = forking_weights(entropy, ones, 0.2, denominator)
+    assert weights[0].nonzero().flatten().tolist() == [8, 9] and threshold == pytest.approx(0.9)
+    log_prob = torch.zeros(1, 10, requires_grad=True)
+    with FORKING_WEIGHT.bound(weights):
+        loss, _ = compute_policy_loss_forking(ones * 0, log_prob, ones, ones, "token-mean", actor_config())
+    loss.backward()
+    assert loss.item() == pytest.approx(expected)
+    assert log_prob.grad[0].tolist() == pytest.approx([0.0] * 8 + [expected / 2] * 2)
+
+
+@pytest.mark.parametrize("ratio", [0.01, 0.2, 0.5, 1.0])
+@pytest.mark.parametrize("seed", range(4))
+def test_kept_tokens_are_those_that_few_exceed(seed, ratio):
+    entropy, mask, *_ = random_batch(seed)
+    kept = slow_kept(entropy, mask, ratio)
+    weights, threshold = forking_weights(entropy, mask, ratio, "all")
+    assert torch.equal(weights, kept.float()) and kept.any()
+    assert threshold == entropy[kept].min().item()
+    scaled, _ = forking_weights(entropy, mask, ratio, "kept")
+    assert torch.equal(scaled > 0, kept) and scaled[mask.bool()].mean().item() == pytest.approx(1.0)
+    assert torch.equal(kept, mask.bool()) or ratio < 1
+
+
+def test_equal_entropies_are_all_kept_and_one_token_is():
+    for shape in ((3, 4), (1, 1)):
+        weights, _ = forking_weights(torch.full(shape, 0.7), torch.ones(shape), 0.2, "kept")
+        assert (weights == 1).all()
+
+
+def test_without_a_token_nothing_is_kept():
+    for shape in ((2, 3), (0, 3)):
+        weights, threshold = forking_weights(torch.ones(shape), torch.zeros(shape), 0.2, "kept")
+        assert weights.shape == shape and not weights.any() and threshold == 0.0
+
+
+def test_an_entropy_that_is_not_finite_is_not_kept():
+    entropy = torch.tensor([[math.nan, 1.0, 2.0, math.inf, 0.5]])
+    weights, threshold = forking_weights(entropy, torch.ones(1, 5), 0.34, "kept")
+    assert weights.tolist() == [[0.0, 2.5, 2.5, 0.0, 0.0]] and threshold == 1.0
+
+
+# ---- the loss ----
+
+
+def slow_vanilla(log_prob, old, advantage, config):
+    ratio = (log_prob - old).exp()
+    clipped = ratio.clamp(1 - config.clip_ratio_low, 1 + config.clip_ratio_high)
+    loss = torch.maximum(-advantage * ratio, -advantage * clipped)
+    return torch.minimum(loss, -advantage * config.clip_ratio_c) if advantage < 0 else loss
+
+
+@pytest.mark.parametrize("denominator", ["all", "kept"])
+@pytest.mark.parametrize("seed", range(3))
+def test_loss_and_gradient_token_by_token(seed, denominator):
+    config = actor_config()
+    entropy, mask, old, new, advantages = random_batch(seed)
+    kept = slow_kept(entropy, mask, 0.2)
+    with FORKING_WEIGHT.bound(forking_weights(entropy, mask, 0.2, denominator)[0]):
+        loss, metrics = compute_policy_loss_forking(old, new, advantages, mask, "token-mean", config)
+    slow = new.detach().clone().requires_grad_()
+    terms = [slow_vanilla(slow[i, t], old[i, t], advantages[i, t], config) for i, t in kept.nonzero().tolist()]
+    expected = torch.stack(terms).sum() / (mask.sum() if denominator == "all" else kept.sum())
+    loss.backward()
+    expected.backward()
+    assert loss.item() == pytest.approx(expected.item(), rel=1e-4)
+    torch.testing.assert_close(new.grad, slow.grad, rtol=1e-4, atol=1e-7)
+    assert all(math.isfinite(value) for value in metrics.values())
+
+
+def gradient(name: str, batch, mode: str, weights=None, is_weights=None, **changes) -> torch.Tensor:
+    """Of the loss `name`, within forking if there are weights."""
+    entropy, mask, old, new, advantages = batch
+    config = actor_config("forking" if weights is not None else name, forking_loss=name, **changes)
+    fields = {ENTROPY_H: compute_entropy_h(entropy, mask)[0], ENTROPY_RANK: entropy_rank(entropy, mask)[0]}
+    fields |= {STANDARDISED_ENTROPY: standardise_entropy(entropy, mask)[0]}
+    with ExitStack() as stack:
+        for field, values in fields.items():
+            stack.enter_context(field.bound(values))
+        if weights is not None:
+            stack.enter_context(FORKING_WEIGHT.bound(weights))
+        function = get_policy_loss_fn(config.policy_loss.loss_mode)
+        loss, _ = function(old, new, advantages, mask, mode, config, is_weights)
+    return torch.autograd.grad(loss, new)[0]
+
+
+@pytest.mark.parametrize("mode", ["token-mean", "seq-mean-token-mean"])
+@pytest.mark.parametrize("name", WRAPPED)
+def test_a_kept_token_has_the_gradient_of_the_wrapped_loss(name, mode):
+    """The other keys, fields and weights of a wrapped loss stay as they are."""
+    entropy, mask, *_ = batch = random_batch(7)
+    is_weights = torch.rand(mask.shape, generator=torch.Generator().manual_seed(0))
+    whole = gradient(name, batch, mode, None, is_weights, **SWITCHES.get(name, {}))
+    for denominator in ("all", "kept"):
+        weights, _ = forking_weights(entropy, mask, 0.2, denominator)
+        masked = gradient(name, batch, mode, weights, is_weights, **SWITCHES.get(name, {}))
+        torch.testing.assert_close(masked, whole * weights)
+        assert masked.any()
+
+
+def test_every_proportional_loss_can_be_wrapped():
+    assert {name for name, loss in parts("loss").items() if loss.proportional} >= {*WRAPPED, "forking"}
+    for name, loss in parts("loss").items():
+        if loss.proportional and not loss.wraps:
+            assert actor_config(forking_loss=name).forking_loss == name
+
+
+def test_with_all_tokens_kept_it_is_the_wrapped_loss():
+    entropy, mask, old, new, advantages = random_batch(3)
+    arguments = (old, new, advantages, mask, "token-mean", actor_config())
+    with FORKING_WEIGHT.bound(forking_weights(entropy, mask, 1.0, "all")[0]):
+        loss, metrics = compute_policy_loss_forking(*arguments)
+    expected, expected_metrics = compute_policy_loss_vanilla(*arguments)
+    assert loss.item() == expected.item() and metrics == expected_metrics
+
+
+def test_without_weights_the_loss_says_what_is_missing():
+    _, mask, old, new, advantages = random_batch(3)
+    with pytest.raises(RuntimeError, match="loss_mode=forking needs every token's forking_weight"):
+        compute_policy_loss_forking(old, new, advantages, mask, "token-mean", actor_config())
+
+
+# ---- in a run ----
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"forking_ratio": 0.0}, "actor.forking_ratio=0.0: expected greater than 0"),
+        ({"forking_ratio": 1.1}, "actor.forking_ratio=1.1: expected less than or equal to 1"),
+        ({"forking_denominator": "some"}, "actor.forking_denominator=some: expected 'all' or 'kept'"),
+        ({"forking_loss": "forking"}, "actor.forking_loss=forking: .* expected one of aepo, .*vanilla"),
+        ({"forking_loss": "kl_cov"}, "actor.forking_loss=kl_cov: the mask sets advantages to 0, and needs a loss"),
+        ({"forking_loss": "geo_mean"}, "actor.forking_loss=geo_mean: "),
+        ({"adaptive_clip": True}, "loss_mode=forking does not know adaptive_clip: set it to hapo, or"),
+        ({"forking_loss": "aepo", "adaptive_clip": True}, "loss_mode=forking does not know adaptive_clip"),
+    ],
+)
+def test_bad_keys_are_refused_by_name(changes, message):
+    with pytest.raises(ValueError, match=message):
+        actor_config(**changes)
+
+
+@pytest.mark.parametrize(
+    ("loss", "fields"),
+    [
+        ("vanilla", {"forking_weight"}),
+        ("hapo", {"forking_weight", "entropy_h"}),
+        ("aepo", {"forking_weight", "standardised_entropy"}),
+        ("archer", {"forking_weight", "entropy_rank"}),
+    ],
+)
+def test_a_run_computes_the_weights_and_the_fields_of_the_wrapped_loss(loss, fields):
+    settings = [f"{ACTOR}.policy_loss.loss_mode=forking", f"{ACTOR}.forking_loss={loss}", f"{ACTOR}.forking_ratio=0.4"]
+    config = composed("explore", "hardware=cpu", f"loss={loss}", *settings)
+    check_typed_sections(config)
+    check_parts(config)
+    needs, components = computed_fields(config), components_of(config)
+    assert {field.name for field in needs} == fields
+    entropy, mask, *_ = random_batch(1)
+    metrics: dict = {}
+    values = compute_fields(needs, components, entropy, mask.bool(), metrics)
+    kept = slow_kept(entropy, mask, 0.4)
+    assert torch.equal(values["forking_weight"], kept.float())
+    assert metrics["forking/kept_share"] == pytest.approx((kept.sum() / mask.sum()).item())
+    assert metrics["forking/entropy_threshold"] == entropy[kept].min().item()
+
+
+def test_the_choice_has_dapos_clip_around_vanilla():
+    actor = composed("explore", "hardware=cpu", "loss=forking").actor_rollout_ref.actor
+    assert (actor.policy_loss.loss_mode, actor.forking_loss, actor.forking_ratio) == ("forking", "vanilla", 0.2)
+    assert (actor.clip_ratio_low, actor.clip_ratio_high, actor.clip_ratio_c) == (0.2, 0.28, 10.0)
+
+
+def test_entropies_of_the_old_policy_are_needed():
+    config = composed("explore", "hardware=cpu", "loss=forking", "algorithm.rollout_correction.bypass_mode=true")
+    with pytest.raises(ValueError, match="which actor.policy_loss.loss_mode=forking needs"):
+        check_parts(config)

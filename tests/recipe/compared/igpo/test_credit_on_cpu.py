@@ -1,0 +1,100 @@
+"""IGPO's credit by hand, and against a slow version on random batches."""
+
+import math
+import statistics
+
+import numpy as np
+import pytest
+import torch
+
+from recipe.compared.igpo.credit import compute_igpo_advantage, discounted_sums, gain_metrics
+from verl.trainer.ppo.credit.nodes import SEGMENT_IDS
+from verl.utils.parts import parts
+from verl.workers.rollout.answer_likelihood import ANSWER_GAINS
+
+NAN = math.nan
+
+
+def advantages_of(gains, rewards, mask, index, norm=True, **keys) -> torch.Tensor:
+    config = {"norm_adv_by_std_in_grpo": norm, "igpo": keys}
+    segments = torch.zeros_like(mask, dtype=torch.long)
+    with ANSWER_GAINS.bound(gains), SEGMENT_IDS.bound(segments):
+        return compute_igpo_advantage(rewards, mask, np.array(index), config=config)[0]
+
+
+def test_the_numbered_example():
+    """p .1, .4, .3 and an outcome of 1, undiscounted and not normalized."""
+    assert discounted_sums([0.4 - 0.1, 0.3 - 0.4, 1.0], 1.0) == pytest.approx([1.2, 0.9, 1.0])
+
+
+def test_two_trajectories_by_hand():
+    # a turn of two tokens and a tool's token, a turn of one token; the second trajectory has one turn
+    gains = torch.tensor([[NAN, NAN, 0.5, NAN], [NAN, NAN, NAN, NAN]])
+    mask = torch.tensor([[1, 1, 0, 1], [1, 1, 1, 0]])
+    rewards = torch.tensor([[0.0, 0, 0, 1], [0, 0, 0, 0]])
+    found = advantages_of(gains, rewards, mask, ["a", "a"], norm=False)
+    assert found.tolist() == [[0.5, 0.5, 0, 0.5], [-0.5, -0.5, -0.5, 0]], "a gain without another one is 0"
+    gains[1, 1] = 0.1
+    found = advantages_of(gains, rewards, mask, ["a", "a"], norm=False, gamma=0.5)
+    # gains .5 and .1: +.2 and -.2; outcomes +.5 and -.5, half of which counts for the first turn
+    assert found[0].tolist() == pytest.approx([0.45, 0.45, 0, 0.5])
+    assert found[1].tolist() == pytest.approx([-0.45, -0.45, -0.5, 0])
+
+
+def slow(gains, rewards, mask, index, norm, gamma, epsilon=1e-6) -> torch.Tensor:
+    """One token after the other."""
+
+    def normalized(value: float, others: list[float]) -> float:
+        if max(others) == min(others):
+            return 0.0
+        centered = value - statistics.mean(others)
+        return centered / (statistics.stdev(others) + epsilon) if norm else centered
+
+    n_rows, width = gains.shape
+    of_row = [[g for g in gains[row].tolist() if not math.isnan(g)] for row in range(n_rows)]
+    outcome = rewards.sum(-1).tolist()
+    result = torch.zeros(n_rows, width)
+    for row in range(n_rows):
+        group = [i for i in range(n_rows) if index[i] == index[row]]
+        turn = 0
+        for at in range(width):
+            value = gamma ** (len(of_row[row]) - turn) * normalized(outcome[row], [outcome[i] for i in group])
+            for later in range(turn, len(of_row[row])):
+                others = [of_row[i][later] for i in group if len(of_row[i]) > later]
+                value += gamma ** (later - turn) * normalized(of_row[row][later], others)
+            result[row, at] = value * mask[row, at]
+            turn += not math.isnan(gains[row, at])
+    return result
+
+
+@pytest.mark.parametrize("norm", [True, False])
+@pytest.mark.parametrize("gamma", [1.0, 0.7, 0.0])
+def test_random_batches(norm, gamma):
+    draw = torch.Generator().manual_seed(int(10 * gamma) + norm)
+    for _ in range(20):
+        gains = torch.rand(7, 9, generator=draw, dtype=torch.float64) - 0.5
+        gains[torch.rand(7, 9, generator=draw) < 0.7] = NAN
+        gains[:, -1] = NAN
+        mask = (torch.rand(7, 9, generator=draw) < 0.8).long()
+        rewards = torch.zeros(7, 9, dtype=torch.float64)
+        rewards[:, -1] = torch.randint(0, 2, (7,), generator=draw).double()
+        index = ["a", "b", "a", "b", "a", "c", "b"]
+        found = advantages_of(gains, rewards, mask, index, norm=norm, gamma=gamma)
+        torch.testing.assert_close(found.float(), slow(gains, rewards, mask, index, norm, gamma), atol=1e-4, rtol=1e-4)
+
+
+def test_metrics_are_of_the_turns_that_have_a_gain():
+    gains = torch.tensor([[NAN, 0.5, NAN, -0.1], [NAN, NAN, NAN, NAN]])
+    arguments = torch.zeros(2, 4), torch.ones(2, 4), np.array(["a", "a"]), True
+    with ANSWER_GAINS.bound(gains):
+        found = gain_metrics(*arguments)
+    sizes = {"igpo/answer_gain": 0.2, "igpo/answer_gain_size": 0.3}
+    assert found == pytest.approx({"igpo/turns_with_gain": 1.0, **sizes})
+    with ANSWER_GAINS.bound(gains[1:]):
+        assert gain_metrics(*arguments) == {"igpo/turns_with_gain": 0.0}
+
+
+def test_bad_keys_are_refused_by_name():
+    for values, named in (({"gamma": 1.5}, "algorithm.igpo.gamma"), ({"gama": 1.0}, "algorithm.igpo.*gamma")):
+        with pytest.raises(ValueError, match=named):
+            parts("credit")["igpo"].read({"igpo": values})

@@ -1,0 +1,105 @@
+"""The Pass@k advantage by hand, against all choices of k responses, and where it has nothing to compare."""
+
+from itertools import combinations
+
+import numpy as np
+import pytest
+import torch
+from verl.trainer.ppo.core_algos import get_adv_estimator_fn
+
+from recipe.compared.passk.credit import ACCURACY, warn_of_shared_tokens
+from tests.configs import composed
+from verl.trainer.checks.parts import check_credit, check_typed_sections
+from verl.workers.rollout.trajectory_tree import SEGMENT_IDS
+
+
+def advantage(accuracy: list, k: int, index=None, segment_ids=None, mask=None, rewards=None) -> torch.Tensor:
+    """Of responses with two tokens each; the rewards say nothing."""
+    mask = torch.ones(len(accuracy), 2) if mask is None else mask
+    rewards = torch.full(mask.shape, 0.3) if rewards is None else rewards
+    index = np.array(["p"] * len(accuracy) if index is None else index, dtype=object)
+    segments = torch.full(mask.shape, -1) if segment_ids is None else segment_ids
+    with SEGMENT_IDS.bound(segments), ACCURACY.bound(torch.tensor(accuracy, dtype=torch.float64)):
+        return get_adv_estimator_fn("passk")(rewards, mask, index, config={"passk": {"k": k}})[0]
+
+
+@pytest.mark.parametrize(
+    "n, n_right, k, right, wrong",
+    [(4, 1, 2, 1, -1 / 3), (4, 2, 2, 0.4472, -0.4472), (8, 2, 4, 0.5222, -0.1741)],
+)
+def test_by_hand(n, n_right, k, right, wrong):
+    values = advantage([1] * n_right + [0] * (n - n_right), k)
+    assert values.tolist() == [pytest.approx([right] * 2, abs=1e-4)] * n_right + [
+        pytest.approx([wrong] * 2, abs=1e-4)
+    ] * (n - n_right)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_against_all_choices_of_k_responses(seed):
+    """A response's advantage is the mean over the choices with it of (best - mean) / standard deviation."""
+    generator = np.random.default_rng(seed)
+    index, accuracy = generator.integers(0, 4, 28), generator.integers(0, 2, 28)
+    accuracy[index == 0] = 0
+    k = int(generator.integers(1, 5))
+    fast = advantage(accuracy.tolist(), k, index.tolist())
+    for prompt in range(4):
+        rows = np.flatnonzero(index == prompt)
+        choices = list(combinations(rows, k))
+        best = np.array([accuracy[list(choice)].max() for choice in choices])
+        differ = len(set(best)) > 1
+        for row in rows:
+            own = [value for value, choice in zip(best, choices, strict=True) if row in choice]
+            expected = (np.mean(own) - best.mean()) / best.std() if differ else 0.0
+            assert fast[row].tolist() == pytest.approx([expected] * 2, abs=1e-4)
+        assert fast[rows, 0].sum().item() == pytest.approx(0, abs=1e-4)
+
+
+@pytest.mark.parametrize("accuracy, k", [([0, 0, 0], 2), ([1, 1, 0], 2), ([1, 1, 1], 1), ([1, 0], 3), ([1], 1)])
+def test_all_choices_are_equal(accuracy, k):
+    """No response is right, fewer than k are wrong, or the prompt has fewer than k responses."""
+    assert not advantage(accuracy, k).any()
+
+
+def test_padding_rows_and_the_score_do_not_count():
+    mask = torch.tensor([[1.0, 1], [1, 0], [0, 0]])
+    rewards = torch.tensor([[0, -0.5], [0.2, 0], [0, 0]])
+    values = advantage([1, 0, torch.nan], 1, ["p", "p", "pad"], mask=mask, rewards=rewards)
+    torch.testing.assert_close(values, torch.tensor([[1.0, 1], [-1, 0], [0, 0]]), atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("value", [0.5, 2, -1, torch.nan])
+def test_another_accuracy_is_refused_with_the_prompt(value):
+    with pytest.raises(ValueError, match=f"returned acc={float(value)} for a response to the prompt q: .* 0 or 1"):
+        advantage([1, 0, value, 0], 2, ["p", "p", "q", "q"])
+
+
+def test_shared_tokens_are_warned_of_once(caplog):
+    warn_of_shared_tokens.cache_clear()
+    advantage([1, 0], 1, segment_ids=torch.tensor([[0, 1], [2, 3]]))
+    assert not caplog.messages
+    for _ in range(2):
+        advantage([1, 0], 1, segment_ids=torch.tensor([[0, 1], [0, 2]]))
+    assert caplog.messages == [
+        "algorithm.adv_estimator=passk: responses share tokens, so they are not independent, and Pass@k is biased; "
+        "tree=plain has independent responses"
+    ]
+
+
+def test_the_checks_before_ray():
+    config = composed("explore", "hardware=cpu", "credit=passk", "actor_rollout_ref.rollout.n=4")
+    assert config.algorithm.passk.k == 4
+    check_typed_sections(config)
+    check_credit(config)
+    config.algorithm.use_kl_in_reward = True
+    with pytest.raises(ValueError, match="use_kl_in_reward=true has no effect on algorithm.adv_estimator=passk"):
+        check_credit(config)
+    config.algorithm.use_kl_in_reward = False
+    for change, message in (
+        ({"k": 5}, "algorithm.passk.k=5: actor_rollout_ref.rollout.n=4 responses are fewer"),
+        ({"k": 0}, "algorithm.passk.k=0: expected at least 1"),
+        ({"k": 2.5}, "algorithm.passk.k=2.5"),
+        ({"n": 2}, "algorithm.passk has no key n; known: k"),
+    ):
+        config.algorithm.passk = change
+        with pytest.raises(ValueError, match=message):
+            check_credit(config)

@@ -1,0 +1,221 @@
+"""Tree-GRPO continues trajectories from the ends of their steps; its trees share nothing but the prompt."""
+
+import asyncio
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+from omegaconf import OmegaConf
+from verl.trainer.ppo.core_algos import get_adv_estimator_fn
+
+from recipe.common.tiny_model import TinyModelConfig, make_model
+from recipe.compared.tree_grpo.tree import Policy, TreeGRPOKeys
+from tests.recipe.arpo.toy_agent import TOKENIZER, ToyPolicy, encode, library, library_tools
+from tests.workers.rollout.toy_engine import EOS, VOCAB, HashEngine, Letters
+from verl.workers.rollout.engines.interface import Generation
+from verl.workers.rollout.engines.local_transformers import TransformersEngine
+from verl.workers.rollout.trajectory_tree import SEGMENT_IDS, TOOL
+from verl.workers.rollout.tree_builder import grow, policy_class
+
+PROMPT = encode("<|im_start|>user\nwho?<|im_end|>\n<|im_start|>assistant\n")
+
+
+class Recorder:
+    """An engine that remembers the tokens after which it was asked."""
+
+    def __init__(self, engine):
+        self.engine, self.asked = engine, []
+
+    async def generate(self, request):
+        self.asked.append(tuple(request.prompt_ids))
+        return await self.engine.generate(request)
+
+
+class Script:
+    """An engine that always writes the same response."""
+
+    def __init__(self, tokens):
+        self.tokens = tokens
+
+    async def generate(self, request):
+        rest = self.tokens[len(request.prompt_ids) - 3 :]
+        return Generation(rest, [-1.0] * len(rest))
+
+
+def letter(token):
+    return Letters().decode([token])
+
+
+def grown(engine, prompt=(1, 2, 3), seed=0, text_of=letter, max_tokens=30, stop=EOS, environment=None, **keys):
+    keys = TreeGRPOKeys(**{"step_delimiter": "c"} | keys)
+    n = keys.M * (1 + keys.N * keys.L)
+    options = {"max_tokens": max_tokens, "stop_token_ids": [stop], "vocab_size": VOCAB, "seed": seed}
+    options |= {"environment": environment} if environment else {}
+    tree = asyncio.run(grow(engine, prompt, n, Policy(keys, text_of), **options))
+    assert len(tree.leaves) == n
+    return tree
+
+
+def ends_of_steps(text):
+    """The prefixes of a text after each c but one that ends it."""
+    return {text[: at + 1] for at in range(len(text) - 1) if text[at] == "c"}
+
+
+@pytest.mark.parametrize(
+    "shape", [{"M": 3, "N": 2, "L": 1}, {"M": 2, "N": 3, "L": 3}, {"M": 1, "N": 1, "L": 4}], ids=str
+)
+@pytest.mark.parametrize("seed", range(5))
+def test_trajectories_go_on_from_ends_of_steps_of_their_tree(seed, shape):
+    engine = Recorder(HashEngine(sharpness=1.5, memory=100))
+    tree = grown(engine, seed=seed, **shape)
+    texts = [Letters().decode(row) for row in tree.trajectories()]
+    asked = Counter(Letters().decode(prompt[3:]) for prompt in engine.asked)
+    assert asked.total() == len(texts)
+    for start in range(0, len(texts), len(texts) // shape["M"]):
+        of_tree = texts[start : start + len(texts) // shape["M"]]
+        known = of_tree[:1]
+        asked[""] -= 1
+        for _ in range(shape["L"]):
+            steps = {step for text in known for step in ends_of_steps(text)} or {""}
+            drawn = of_tree[len(known) : len(known) + shape["N"]]
+            for text in drawn:
+                # several requests may have led to a text
+                assert any(text.startswith(step) and asked[step] > 0 for step in steps)
+            known += drawn
+
+
+def test_every_end_of_a_step_is_drawn_alike_and_no_other_place():
+    """So many draws that each comes often. In the second round an end that many trajectories have still counts once."""
+    engine = Recorder(Script([2, 0, 2, 1, 2, 2, 5, EOS]))
+    grown(engine, M=1, N=200, L=2)
+    for of_round in (engine.asked[1:201], engine.asked[201:]):
+        drawn = Counter(len(prompt) - 3 for prompt in of_round)
+        assert drawn.keys() == {1, 3, 5, 6} and min(drawn.values()) > 30
+
+
+def test_a_delimiter_may_lie_across_tokens():
+    tokens = [2, 5, 7, 1, 9, 5, 2, 1, EOS]
+    texts = {2: "so\n", 5: "\nand", 7: "\n\n", 9: "a\n\nb"}
+    engine = Recorder(Script(tokens))
+    grown(engine, text_of=lambda token: texts.get(token, "."), M=1, N=50, step_delimiter="\n\n")
+    assert {len(prompt) - 3 for prompt in engine.asked[1:]} == {2, 3, 5}
+
+
+def tree_of_row(tree):
+    """For each trajectory the index of its first segment."""
+    return [ids[0] for ids in tree.segment_ids()]
+
+
+def test_equal_trajectories_of_two_trees_are_not_merged():
+    tree = grown(Script([1, 2, 4, 2, EOS]), M=3, N=2, L=1)
+    assert tree.trajectories() == [[1, 2, 4, 2, EOS]] * 9
+    first = tree_of_row(tree)
+    assert [first.index(i) for i in first] == [0, 0, 0, 3, 3, 3, 6, 6, 6]
+
+
+def test_a_tree_of_one_step_is_followed_by_trees_from_the_prompt():
+    engine = Recorder(HashEngine())
+    tree = grown(engine, M=2, N=2, L=2, step_delimiter="never")
+    assert engine.asked == [(1, 2, 3)] * 10 and len(set(tree_of_row(tree))) == 10
+
+
+@pytest.mark.parametrize("order", range(6))
+def test_the_tree_does_not_depend_on_who_is_fast(order):
+    keys = {"M": 3, "N": 2, "L": 2}
+    expected = grown(HashEngine(sharpness=2), seed=1, **keys)
+    assert grown(HashEngine(sharpness=2, delay=0.01, order=order), seed=1, **keys).to_json() == expected.to_json()
+    assert grown(HashEngine(sharpness=2), seed=2, **keys).trajectories() != expected.trajectories()
+
+
+def test_the_credit_compares_within_these_trees():
+    """Tree-GRPO's advantage is that within the tree plus that within the group."""
+    tree = grown(HashEngine(sharpness=1.5, memory=100), seed=3, M=2, N=3, L=1)
+    rewards = np.random.default_rng(0).random(8)
+    ids = tree.segment_ids()
+    width = max(map(len, ids))
+    segment_ids = torch.tensor([[*row, *[-1] * (width - len(row))] for row in ids])
+    scores = torch.zeros(8, width, dtype=torch.double)
+    scores[:, 0] = torch.from_numpy(rewards)
+    with SEGMENT_IDS.bound(segment_ids):
+        advantages, _ = get_adv_estimator_fn("tree_grpo")(scores, (segment_ids >= 0).double(), np.array(["a"] * 8))
+    halves = np.split(rewards, 2)
+    own = np.concatenate([(half - half.mean()) / half.std(ddof=1) for half in halves])
+    expected = own + (rewards - rewards.mean()) / rewards.std(ddof=1)
+    assert advantages[:, 0].tolist() == pytest.approx(expected.tolist(), rel=1e-4)
+
+
+# ---- with tools ----
+
+
+def tool_tree(policy, environment, **keys):
+    return grown(policy, PROMPT, environment=environment, max_tokens=400, stop=TOKENIZER.eos_token_id, **keys)
+
+
+@pytest.mark.parametrize("limit", [1, 2, 3])
+def test_with_tools_a_step_ends_at_a_result_and_its_call_is_made_once(limit):
+    tools, policy = library({"call_limit": limit}), Recorder(ToyPolicy(calls=2))
+    tree = tool_tree(policy, library_tools(tools), M=2, N=3, L=2, step_delimiter="think")
+    texts = [TOKENIZER.decode(row) for row in tree.trajectories()]
+    assert all(text.count("<result>") == min(limit, 2) for text in texts)
+    begun = [TOKENIZER.decode(prompt[len(PROMPT) :]) for prompt in policy.asked]
+    # whole turns, from the prompt or a result on
+    assert all(text == "" or text.endswith("\n</result>") for text in begun)
+    assert begun.count("") == 2 and len(begun) > 2 * 3
+    # a call for each turn that was written and could make one, and none for a turn that trajectories share
+    assert len(tools.tools["search"].asked) == sum(text.count("</result>") < min(limit, 2) for text in begun)
+    results = [TOKENIZER.decode(segment.token_ids) for segment in tree.segments if segment.author == TOOL]
+    assert all(text.startswith(" <result>") and text.endswith("</result>") for text in results)
+    assert len(set(tree_of_row(tree))) == 2
+
+
+# ---- with a model ----
+
+
+def test_on_a_model_every_token_has_its_log_probability():
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_heads": 2, "num_kv_heads": 2}
+    model = make_model(TinyModelConfig(**sizes), TOKENIZER).double().eval()
+    options = {"text_of": lambda t: "cx"[t % 4 > 0], "max_tokens": 16, "stop": TOKENIZER.eos_token_id}
+    tree = grown(TransformersEngine(model, TOKENIZER), PROMPT, **options, M=2, N=2, L=1)
+    rows = tree.trajectories()
+    assert len(set(tree_of_row(tree))) == 2 and len(set(map(tuple, rows))) == 6
+    for row, log_probs in zip(rows, tree.log_probs(), strict=True):
+        with torch.no_grad():
+            logits = model(torch.tensor([[*PROMPT, *row]])).logits[0, len(PROMPT) - 1 : -1].log_softmax(-1)
+        assert log_probs == pytest.approx(logits.gather(1, torch.tensor(row).unsqueeze(1)).flatten().tolist())
+    for start in (0, 3):
+        first = rows[start]
+        for row in rows[start + 1 : start + 3]:
+            shared = next(i for i in range(16) if row[i] != first[i])
+            assert any(token % 4 == 0 for token in first[:shared])
+
+
+# ---- keys ----
+
+
+def config(n=12, **keys):
+    return OmegaConf.create({"actor_rollout_ref": {"rollout": {"n": n, "custom": {"tree_grpo": keys}}}})
+
+
+def test_the_policy_of_a_config():
+    policy = policy_class("tree_grpo").from_config(config(6, M=2, N=2, step_delimiter="\n"), TOKENIZER)
+    assert policy.keys == TreeGRPOKeys(M=2, N=2, L=1, step_delimiter="\n") and policy.text_of(encode("a")[0]) == "a"
+
+
+SECTION = "actor_rollout_ref.rollout.custom.tree_grpo"
+
+
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [
+        (config(T=2), f"{SECTION} has no key T; known: M, N, L, step_delimiter"),
+        (config(N=0), f"{SECTION}.N=0: expected at least 1"),
+        (config(step_delimiter=""), f"{SECTION}.step_delimiter='': expected at least 1 character"),
+        (config(M=1.5), f"{SECTION}.M=1.5: expected a valid integer"),
+        (config(8), r"actor_rollout_ref.rollout.n=8: tree=tree_grpo grows M \(1 \+ N L\) = 12 trajectories"),
+    ],
+    ids=lambda value: value[-40:] if isinstance(value, str) else "",
+)
+def test_a_bad_key_is_named(bad, message):
+    with pytest.raises(ValueError, match=message):
+        Policy.from_config(bad)

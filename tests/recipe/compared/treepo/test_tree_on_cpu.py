@@ -1,0 +1,263 @@
+"""TreePO grows in rounds, forks after each by its rule, and falls back to trajectories that have ended."""
+
+import asyncio
+import re
+from collections import Counter
+
+import pytest
+import torch
+from omegaconf import OmegaConf
+
+from recipe.common.tiny_model import TinyModelConfig, make_model
+from recipe.compared.treepo.tree import Policy, TreePOKeys
+from tests.recipe.arpo.toy_agent import TOKENIZER, ToyPolicy, encode, library, library_tools
+from tests.workers.rollout.toy_engine import EOS, VOCAB, Calls, HashEngine, Letters
+from verl.workers.rollout.engines.interface import Generation
+from verl.workers.rollout.engines.local_transformers import TransformersEngine
+from verl.workers.rollout.trajectory_tree import TOOL
+from verl.workers.rollout.tree_builder import grow, policy_class
+
+PROMPT = encode("<|im_start|>user\nwho?<|im_end|>\n<|im_start|>assistant\n")
+LETTERS = Letters().decode
+
+
+class Recorder:
+    """An engine that remembers each response so far, in the order of the requests, and what it has added to it."""
+
+    def __init__(self, engine, prompt=(1, 2, 3)):
+        self.engine, self.prompt, self.calls = engine, list(prompt), []
+
+    async def generate(self, request):
+        call = [tuple(request.prompt_ids[len(self.prompt) :]), ()]
+        self.calls.append(call)
+        generation = await self.engine.generate(request)
+        call[1] = tuple(generation.token_ids)
+        return generation
+
+
+class Script:
+    """An engine that always writes the same response."""
+
+    def __init__(self, tokens):
+        self.tokens = tokens
+
+    async def generate(self, request):
+        rest = self.tokens[len(request.prompt_ids) - 3 :][: request.max_tokens]
+        return Generation(rest, [-1.0] * len(rest))
+
+
+def grown(engine, n=8, prompt=(1, 2, 3), seed=0, text_of=LETTERS, max_tokens=30, stop=EOS, environment=None, **keys):
+    keys = TreePOKeys(**{"segment_length": 4, "max_depth": 20, "first_round_divergence": 4} | keys)
+    options = {"max_tokens": max_tokens, "stop_token_ids": [stop], "vocab_size": VOCAB, "seed": seed}
+    options |= {"environment": environment} if environment else {}
+    tree = asyncio.run(grow(engine, prompt, n, Policy(keys, text_of), **options))
+    assert len(tree.leaves) == n
+    return tree
+
+
+def replayed(calls, n, divergence, first, has_ended):
+    """The ended trajectories of the recorded calls, each round of which is checked against the paper's rule."""
+    calls, ended, fallbacks = list(calls), [], 0
+    live = [((),)] * next((i for i, call in enumerate(calls) if call[0]), len(calls))
+    assert min(n, divergence) <= len(live) <= min(n, first)
+    while live:
+        of_round, calls = calls[: len(live)], calls[len(live) :]
+        assert [begun for begun, _ in of_round] == [rounds[-1] for rounds in live], "each one goes on where it stood"
+        going_on, just_ended = [], 0
+        for rounds, (begun, new) in zip(live, of_round, strict=True):
+            rounds = (*rounds, begun + new)
+            if has_ended(rounds, new):
+                ended.append(rounds)
+                just_ended += 1
+            else:
+                going_on.append(rounds)
+        if going_on:
+            total = min(n - len(ended), divergence * (len(going_on) + just_ended))
+            shares = [total // len(going_on)] * len(going_on)
+            shares[-1] = total - sum(shares[:-1])
+            assert min(shares) >= 1
+            live = [rounds for rounds, share in zip(going_on, shares, strict=True) for _ in range(share)]
+        else:
+            live = fallen_back([begun for begun, _ in calls], ended, divergence, n - len(ended))
+            fallbacks += len(live)
+    assert not calls
+    return [rounds[-1] for rounds in ended], fallbacks
+
+
+def fallen_back(begun, ended, divergence, places):
+    """The ended trajectories, cut, that these requests go on from: each of them at most once, and never its whole."""
+    number = min(places, divergence * len(ended))
+    cuts = begun[:number:divergence]
+    assert begun[:number] == [cut for cut in cuts for _ in range(divergence)][:number]
+    for cut, times in Counter(cuts).items():
+        assert times <= sum(cut in rounds[:-1] for rounds in ended)
+    starts = {rounds[at]: rounds[: at + 1] for rounds in ended for at in range(len(rounds) - 1)}
+    return [starts[tokens] for tokens in begun[:number]]
+
+
+@pytest.mark.parametrize("n", [1, 2, 7, 16])
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {},
+        {"divergence": 3, "first_round_divergence": 3},
+        {"divergence": 1, "first_round_divergence": 6, "segment_length": 2},
+        {"max_depth": 3, "segment_length": 5},
+        {"repetition_length": 1, "repetition_count": 3, "segment_length": 6},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("seed", range(4))
+def test_rounds_forks_and_fallbacks_follow_the_rule(seed, keys, n):
+    engine, rule = (
+        Recorder(HashEngine(sharpness=3, memory=3)),
+        TreePOKeys(**{"segment_length": 4, "max_depth": 20} | keys),
+    )
+    tree = grown(engine, n, seed=seed, **keys)
+    repeated = rf"(.{{{rule.repetition_length}}})(.*\1){{{rule.repetition_count - 1}}}"
+
+    def has_ended(rounds, new):
+        assert len(new) <= rule.segment_length
+        is_long = len(rounds[-1]) == 30 or len(rounds) - 1 == rule.max_depth
+        return new[-1] == EOS or is_long or bool(re.search(repeated, LETTERS(new)))
+
+    first = keys.get("first_round_divergence", 4)
+    rows, fallbacks = replayed(engine.calls, n, rule.divergence, first, has_ended)
+    assert tree.trajectories() == [list(row) for row in rows]
+    assert tree.metrics["fallbacks"] == fallbacks
+
+
+def test_the_number_of_first_trajectories_is_drawn_for_each_prompt():
+    def first(seed, n=16):
+        engine = Recorder(Script([4, 4, EOS]))
+        grown(engine, n, seed=seed, first_round_divergence=8, segment_length=2)
+        return sum(begun == () for begun, _ in engine.calls[:8])
+
+    drawn = Counter(first(seed) for seed in range(210))
+    assert drawn.keys() == set(range(2, 9)) and min(drawn.values()) > 12
+    assert max(first(seed, n=3) for seed in range(20)) == 3
+
+
+def test_a_fallback_goes_on_from_every_round_alike():
+    """2, 4 and 8 trajectories live in the first three rounds, at whose end 8 have ended and 22 places are free."""
+    starts = Counter()
+    for seed in range(30):
+        engine = Recorder(Script([4, 4, 4, 4, 4, EOS]))
+        grown(engine, 30, seed=seed, segment_length=2, first_round_divergence=2)
+        fallback = [len(begun) for begun, _ in engine.calls[14:30]]
+        assert fallback[::2] == fallback[1::2]
+        starts.update(fallback[::2])
+    assert starts.keys() == {0, 2, 4} and min(starts.values()) > 55
+
+
+@pytest.mark.parametrize(("text", "ends"), [("-" * 255, False), ("-" * 256, True), ("ab, " * 63, False)])
+def test_a_text_of_32_characters_may_occur_seven_times_in_a_round(text, ends):
+    """Overlapping occurrences count once: a line of dashes repeats nothing, unless it is as long as the eight texts."""
+    engine = Recorder(Script([4, 4, 5, EOS]))
+    grown(engine, 2, text_of=lambda tokens: text if 4 in tokens else "so", segment_length=2)
+    assert [begun for begun, _ in engine.calls] == [(), ()] + [(4, 4)] * 2 * (not ends)
+    grown(engine := Recorder(Script([4, 4, 5, EOS])), 2, text_of=lambda tokens: text, repetition_count=0)
+    assert len(engine.calls) == 2
+
+
+@pytest.mark.parametrize("order", range(6))
+def test_the_tree_does_not_depend_on_who_is_fast(order):
+    def tree(delay=0.0, seed=1):
+        tools = Calls(2, delay=delay, order=order)
+        return grown(HashEngine(2, delay=delay, order=order), 12, environment=tools, seed=seed)
+
+    assert tree(delay=0.01).to_json() == tree().to_json()
+    assert tree(seed=2).trajectories() != tree().trajectories()
+
+
+def test_branches_that_begin_alike_are_nodes_of_their_own():
+    tree = grown(Script([1, 1, 1, 1, 2, 2, EOS]), 4, first_round_divergence=2)
+    assert tree.trajectories() == [[1, 1, 1, 1, 2, 2, EOS]] * 4
+    ids = tree.segment_ids()
+    assert [row[0] == ids[0][0] for row in ids] == [True, True, False, False] and len({row[-1] for row in ids}) == 4
+    assert tree.metrics["shared_tokens"] == pytest.approx(8 / 28)
+
+
+# ---- with tools ----
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_round_counts_the_models_tokens_and_ends_with_one(seed):
+    """Two trajectories part where whole rounds end; a result belongs to the round of its call, and is not the end."""
+    environment = Calls(call_limit=3)
+    tree = grown(HashEngine(2, memory=3), 10, environment=environment, seed=seed, segment_length=3, max_depth=4)
+    masks, ids = tree.response_masks(), tree.segment_ids()
+    assert all(mask[-1] == 1 and sum(mask) <= 12 for mask in masks)
+    shared = 0
+    for i, row in enumerate(ids):
+        for other in ids[:i]:
+            n = sum(a == b for a, b in zip(row, other, strict=False))
+            assert row[:n] == other[:n] and sum(masks[i][:n]) % 3 == 0
+            shared += n
+    assert shared and tree.metrics["tool_calls"] == len(environment.answered)
+
+
+@pytest.mark.parametrize("segment_length", [1, 7, 100])
+def test_forks_leave_results_whole_and_share_calls(segment_length):
+    tools, policy = library({"call_limit": 2}), ToyPolicy(calls=2)
+    options = {"max_tokens": 400, "stop": TOKENIZER.eos_token_id, "text_of": TOKENIZER.decode, "max_depth": 400}
+    options |= {"environment": library_tools(tools), "segment_length": segment_length}
+    tree = grown(policy, 9, PROMPT, **options)
+    results = [TOKENIZER.decode(segment.token_ids) for segment in tree.segments if segment.author == TOOL]
+    assert all(text.startswith(" <result>\nabout ") and text.endswith("\n</result>") for text in results)
+    assert len(results) == len(tools.tools["search"].asked)
+    for row in tree.trajectories():
+        turns = [turn.partition(" <result>\nabout ") for turn in TOKENIZER.decode(row).split("\n</result>")]
+        assert len(turns) == 3
+        for number, (own, _, query) in enumerate(turns):
+            assert own == policy.turn(own[0], number) and query == (own[0] if number < 2 else "")
+
+
+# ---- with a model ----
+
+
+def test_on_a_model_every_token_has_its_log_probability():
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_heads": 2, "num_kv_heads": 2}
+    model = make_model(TinyModelConfig(**sizes), TOKENIZER).double().eval()
+    options = {"max_tokens": 14, "stop": TOKENIZER.eos_token_id, "text_of": TOKENIZER.decode}
+    tree = grown(TransformersEngine(model, TOKENIZER), 8, PROMPT, **options, first_round_divergence=2)
+    rows = tree.trajectories()
+    assert len(set(map(tuple, rows))) == 8 and 0.2 < tree.metrics["shared_tokens"] < 0.7
+    for row, log_probs in zip(rows, tree.log_probs(), strict=True):
+        with torch.no_grad():
+            logits = model(torch.tensor([[*PROMPT, *row]])).logits[0, len(PROMPT) - 1 : -1].log_softmax(-1)
+        assert log_probs == pytest.approx(logits.gather(1, torch.tensor(row).unsqueeze(1)).flatten().tolist())
+
+
+# ---- keys ----
+
+
+def config(**keys):
+    return OmegaConf.create({"actor_rollout_ref": {"rollout": {"n": 16, "custom": {"treepo": keys}}}})
+
+
+def test_the_policy_of_a_config():
+    policy = policy_class("treepo").from_config(config(segment_length=64, divergence=4), TOKENIZER)
+    assert policy.keys == TreePOKeys(segment_length=64, divergence=4) and policy.text_of(encode("ab")) == "ab"
+    papers = {"segment_length": 512, "max_depth": 14, "divergence": 2, "first_round_divergence": 8}
+    papers |= {"repetition_length": 32, "repetition_count": 8}
+    assert Policy.from_config(config()).keys == TreePOKeys(**papers)
+
+
+SECTION = "actor_rollout_ref.rollout.custom.treepo"
+
+
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [
+        (config(depth=2), f"{SECTION} has no key depth; known: segment_length, max_depth, divergence"),
+        (config(segment_length=0), f"{SECTION}.segment_length=0: expected at least 1"),
+        (config(max_depth="4"), f"{SECTION}.max_depth='4': expected a valid integer"),
+        (config(repetition_count=-1), f"{SECTION}.repetition_count=-1: expected at least 0"),
+        (config(divergence=9), f"{SECTION}.first_round_divergence=8: expected at least divergence=9"),
+    ],
+    ids=lambda value: value[-40:] if isinstance(value, str) else "",
+)
+def test_a_bad_key_is_named(bad, message):
+    with pytest.raises(ValueError, match=message):
+        Policy.from_config(bad)

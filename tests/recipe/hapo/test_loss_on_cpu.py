@@ -1,0 +1,324 @@
+"""HAPO's formulas against slow versions written out token by token, and on every degenerate batch."""
+
+import math
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from verl.trainer.ppo.core_algos import (
+    compute_grpo_outcome_advantage,
+    compute_policy_loss_vanilla,
+    get_adv_estimator_fn,
+    get_policy_loss_fn,
+)
+
+from recipe.hapo.credit import compute_hapo_outcome_advantage, token_level_group_advantage
+from recipe.hapo.loss import ada_advantage, ada_clip, compute_policy_loss_hapo
+from recipe.hapo.normalized_entropy import ENTROPY_H, compute_entropy_h, entropy_to_h
+
+
+def random_batch(seed: int, rows: int = 12, length: int = 9):
+    """entropies, ragged mask (one empty row), both (rows, length)."""
+    generator = torch.Generator().manual_seed(seed)
+    entropy = torch.rand(rows, length, generator=generator) ** 4 * 3
+    lengths = torch.randint(1, length + 1, (rows,), generator=generator)
+    lengths[rows // 2] = 0
+    return entropy, (torch.arange(length) < lengths[:, None]).long()
+
+
+# ---- h ----
+
+
+def slow_h(entropy, mask, pivot):
+    """The paper's formula, one token after the other in plain Python; (h, statistics)."""
+    xs = sorted(math.log(max(e, 1e-6)) for e in entropy[mask.bool()].tolist())
+    median = xs[round(pivot * (len(xs) - 1))]
+    std = math.sqrt(sum((x - median) ** 2 for x in xs) / len(xs))
+    top, bottom = (max(xs) - median) / std, (min(xs) - median) / std
+    h = torch.zeros_like(entropy)
+    for i in range(len(entropy)):
+        for t in range(entropy.shape[1]):
+            if mask[i, t]:
+                z = (math.log(max(entropy[i, t].item(), 1e-6)) - median) / std
+                h[i, t] = z / top if z > 0 else z / abs(bottom)
+    return h, (median, std, 1 / top, 1 / abs(bottom))
+
+
+@pytest.mark.parametrize("pivot", [0.1, 0.5, 0.8])
+@pytest.mark.parametrize("seed", range(5))
+def test_h_is_the_papers_formula(seed, pivot):
+    entropy, mask = random_batch(seed)
+    h, statistics = compute_entropy_h(entropy, mask, pivot)
+    expected, numbers = slow_h(entropy, mask, pivot)
+    torch.testing.assert_close(h, expected, rtol=1e-4, atol=1e-5)
+    assert list(statistics) == pytest.approx(numbers, rel=1e-4)
+
+
+def test_h_keeps_its_sign_and_spans_minus_one_to_one():
+    entropy, mask = random_batch(7)
+    h, statistics = compute_entropy_h(entropy, mask, 0.8)
+    valid = h[mask.bool()]
+    assert valid.max() == pytest.approx(1.0, abs=1e-6) and valid.min() == pytest.approx(-1.0, abs=1e-6)
+    share_uncertain = (valid > 0).float().mean().item()
+    assert share_uncertain == pytest.approx(0.2, abs=0.03)
+    assert min(statistics.std, statistics.scale_pos, statistics.scale_neg) > 0
+
+
+def test_statistics_of_one_batch_bound_h_of_another():
+    _, statistics = compute_entropy_h(*random_batch(1))
+    h = entropy_to_h(torch.tensor([0.0, 1e-30, 100.0, math.exp(statistics.median)]), statistics)
+    assert h.tolist() == pytest.approx([-1.0, -1.0, 1.0, 0.0], abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("entropy", "mask"),
+    [
+        (torch.rand(3, 4), torch.zeros(3, 4)),
+        (torch.zeros(0, 4), torch.zeros(0, 4)),
+        (torch.full((2, 3), 0.7), torch.ones(2, 3)),
+        (torch.zeros(2, 3), torch.ones(2, 3)),
+        (torch.rand(1, 1), torch.ones(1, 1)),
+        (torch.tensor([[0.5, math.nan], [0.5, math.inf]]), torch.tensor([[1, 0], [1, 0]])),
+    ],
+    ids=["all masked", "no rows", "all equal", "all certain", "one token", "nan outside the mask"],
+)
+def test_degenerate_batches_have_h_zero(entropy, mask):
+    h, statistics = compute_entropy_h(entropy, mask)
+    assert h.shape == entropy.shape and (h == 0).all()
+    assert all(math.isfinite(value) for value in statistics)
+    assert min(statistics.std, statistics.scale_pos, statistics.scale_neg) > 0
+
+
+def test_more_tokens_than_torch_quantile_takes():
+    entropy = torch.linspace(0.1, 1.0, 2**24 + 1000).reshape(1, -1)
+    _, statistics = compute_entropy_h(entropy, torch.ones_like(entropy, dtype=torch.bool), 0.5)
+    assert math.exp(statistics.median) == pytest.approx(0.55, rel=1e-3)
+
+
+def test_a_bad_pivot_is_named():
+    with pytest.raises(ValueError, match="pivot=1.5"):
+        compute_entropy_h(torch.rand(1, 2), torch.ones(1, 2), 1.5)
+
+
+# ---- clip ranges, advantages ----
+
+
+def test_ada_clip_by_hand():
+    low, high = ada_clip(torch.tensor([-1.0, -0.5, 0.0, 0.5, 1.0]), 0.2, 0.28, clip_alpha=0.5)
+    assert low.tolist() == pytest.approx([0.3, 0.25, 0.2, 0.2, 0.2])
+    assert high.tolist() == pytest.approx([0.28, 0.28, 0.28, 0.35, 0.42])
+
+
+def test_ada_advantage_by_hand():
+    # columns: uncertain & outside, uncertain & inside, certain & inside, certain & outside
+    h = torch.tensor([0.5, 0.5, -0.5, -0.5])
+    ratio = torch.tensor([1.2, 1.05, 0.95, 0.8])
+    changed, redistributed = ada_advantage(torch.full((4,), 2.0), h, ratio, 0.2, 0.2, adv_beta=0.6)
+    assert changed.tolist() == pytest.approx([2.6, 2.0, 1.4, 2.0])
+    assert redistributed.tolist() == [True, False, True, False]
+
+
+def slow_group_advantage(scores, lengths, groups, norm):
+    """Every token of a group in a list."""
+    out = []
+    for i, group in enumerate(groups):
+        members = [j for j, g in enumerate(groups) if g == group]
+
+        def value(j, members=members):
+            tokens = [scores[k] for k in members for _ in range(lengths[k])]
+            if not tokens:
+                return scores[j] / 1e-6 if norm else scores[j]
+            std = np.std(tokens) if norm else 0
+            return (scores[j] - np.mean(tokens)) / (std + 1e-6) if norm else scores[j] - np.mean(tokens)
+
+        if any(abs(value(j)) >= 5 and lengths[j] for j in members):
+            of_group = np.array([scores[j] for j in members])
+            centred = scores[i] - of_group.mean()
+            out.append(centred / (of_group.std(ddof=1) + 1e-6) if norm else centred)
+        else:
+            out.append(value(i))
+    return out
+
+
+@pytest.mark.parametrize("norm", [True, False])
+@pytest.mark.parametrize("seed", range(20))
+def test_group_advantage_is_the_papers_formula(seed, norm):
+    generator = np.random.default_rng(seed)
+    groups = generator.permutation(np.repeat(np.arange(5), 4))
+    scores, lengths = generator.integers(0, 2, 20).astype(float), generator.integers(1, 60, 20)
+    advantages, _ = token_level_group_advantage(
+        torch.tensor(scores), torch.tensor(lengths), torch.tensor(groups), norm_adv_by_std_in_grpo=norm
+    )
+    assert advantages.tolist() == pytest.approx(slow_group_advantage(scores, lengths, groups, norm), rel=1e-6)
+
+
+def test_a_rare_short_success_falls_back_to_grpo():
+    """One right answer of 1 token among wrong ones of 1000: token-level z-score sqrt(7000) = 83."""
+    rewards, mask = torch.zeros(8, 1000), torch.ones(8, 1000)
+    mask[0, 1:] = 0
+    rewards[0, 0] = 1.0
+    index = np.array(["a"] * 8, dtype=object)
+    advantages, returns = compute_hapo_outcome_advantage(rewards, mask, index)
+    grpo, _ = compute_grpo_outcome_advantage(rewards, mask, index)
+    torch.testing.assert_close(advantages, grpo)
+    assert returns is advantages and (advantages[0, 1:] == 0).all()
+    fallback = token_level_group_advantage(rewards.sum(-1), mask.sum(-1), torch.zeros(8, dtype=torch.long))[1]
+    assert fallback.tolist() == [True]
+
+
+def test_the_algorithm_config_says_whether_to_divide_by_the_deviation():
+    """Upstream hands a registered estimator its config, not the key."""
+    rewards, index = torch.tensor([[2.0], [0.0]]), np.array(["a", "a"])
+    for norm, expected in ((True, [1.0, -1.0]), (False, [3.0, -3.0])):
+        config = {"norm_adv_by_std_in_grpo": norm}
+        advantages, _ = compute_hapo_outcome_advantage(3 * rewards, torch.ones(2, 1), index, config=config)
+        assert advantages.flatten().tolist() == pytest.approx(expected, rel=1e-5)
+
+
+def test_equal_lengths_leave_grpos_mean():
+    """With equal lengths only the standard deviation differs: population instead of sample."""
+    rewards = torch.zeros(4, 5)
+    rewards[:2, -1] = 1
+    index = np.array([0, 0, 0, 0])
+    advantages, _ = compute_hapo_outcome_advantage(rewards, torch.ones(4, 5), index)
+    assert advantages[:, 0].tolist() == pytest.approx([1, 1, -1, -1], rel=1e-5)
+
+
+@pytest.mark.parametrize("score", [0.0, 1.0])
+def test_a_group_without_variance_has_no_advantage(score):
+    rewards = torch.zeros(4, 3)
+    rewards[:, 0] = score
+    mask = torch.tensor([[1, 1, 1], [1, 0, 0], [0, 0, 0], [1, 1, 0]])
+    advantages, _ = compute_hapo_outcome_advantage(rewards * mask, mask, np.array([0, 0, 1, 2]))
+    assert torch.isfinite(advantages).all() and (advantages.abs() < 1e-5).all()
+
+
+def test_no_rows():
+    advantages, _ = compute_hapo_outcome_advantage(torch.zeros(0, 3), torch.zeros(0, 3), np.array([], dtype=object))
+    assert advantages.shape == (0, 3)
+
+
+# ---- the loss ----
+
+
+def actor_config(**changes):
+    values = {"clip_ratio": 0.2, "clip_ratio_low": 0.2, "clip_ratio_high": 0.28, "clip_ratio_c": 10.0}
+    values |= {"adaptive_clip": True, "clip_alpha": 1.0, "adaptive_advantage": True, "adv_beta": 1.0}
+    values |= {"global_batch_info": {}, **changes}
+    config = SimpleNamespace(**values)
+    config.get = lambda key, default=None: getattr(config, key, default)
+    return config
+
+
+def loss_inputs(seed: int):
+    entropy, mask = random_batch(seed)
+    generator = torch.Generator().manual_seed(seed)
+    old = -torch.rand(mask.shape, generator=generator) * 3
+    new = (old + 0.5 * torch.randn(mask.shape, generator=generator)).requires_grad_()
+    advantages = torch.randn(len(mask), 1, generator=generator) * mask
+    return entropy, mask, old, new, advantages
+
+
+def slow_token_loss(ratio, advantage, h, config):
+    low, high = config.clip_ratio_low, config.clip_ratio_high
+    if config.adaptive_clip:
+        low, high = (low * (1 - config.clip_alpha * h), high) if h <= 0 else (low, high * (1 + config.clip_alpha * h))
+    if config.adaptive_advantage:
+        inside = 1 - low / 2 < ratio < 1 + high / 2
+        if (h > 0 and not inside) or (h <= 0 and inside):
+            advantage *= 1 + config.adv_beta * h
+    loss = max(-advantage * ratio, -advantage * min(max(ratio, 1 - low), 1 + high))
+    return min(loss, -advantage * config.clip_ratio_c) if advantage < 0 else loss
+
+
+@pytest.mark.parametrize("clip", [True, False])
+@pytest.mark.parametrize("advantage", [True, False])
+@pytest.mark.parametrize("seed", range(3))
+def test_the_loss_token_by_token(seed, clip, advantage):
+    config = actor_config(adaptive_clip=clip, adaptive_advantage=advantage)
+    entropy, mask, old, new, advantages = loss_inputs(seed)
+    h, _ = compute_entropy_h(entropy, mask)
+    with ENTROPY_H.bound(h):
+        loss, metrics = compute_policy_loss_hapo(old, new, advantages, mask, "token-mean", config)
+    terms = [
+        slow_token_loss((new[i, t] - old[i, t]).exp().item(), advantages[i, t].item(), h[i, t].item(), config)
+        for i, t in mask.nonzero().tolist()
+    ]
+    assert loss.item() == pytest.approx(sum(terms) / len(terms), rel=1e-4)
+    assert all(math.isfinite(value) for value in metrics.values())
+    loss.backward()
+    assert torch.isfinite(new.grad).all() and (new.grad[mask == 0] == 0).all()
+
+
+def test_with_both_mechanisms_off_it_is_upstreams_loss():
+    config = actor_config(adaptive_clip=False, adaptive_advantage=False)
+    _, mask, old, new, advantages = loss_inputs(3)
+    loss, metrics = compute_policy_loss_hapo(old, new, advantages, mask, "token-mean", config)
+    expected, expected_metrics = compute_policy_loss_vanilla(old, new, advantages, mask, "token-mean", config)
+    assert loss.item() == expected.item()
+    assert metrics == pytest.approx(expected_metrics)
+    assert torch.equal(torch.autograd.grad(loss, new)[0], torch.autograd.grad(expected, new)[0])
+
+
+def test_the_gradient_does_not_depend_on_the_micro_batches():
+    entropy, mask, old, new, advantages = loss_inputs(4)
+    h, _ = compute_entropy_h(entropy, mask)
+    info = {"dp_size": 1, "batch_num_tokens": mask.sum().item(), "global_batch_size": len(mask)}
+    config = actor_config(global_batch_info=info)
+    gradients = []
+    for size in (1, 5, 12):
+        new.grad = None
+        for rows in torch.arange(len(mask)).split(size):
+            with ENTROPY_H.bound(h[rows]):
+                compute_policy_loss_hapo(old[rows], new[rows], advantages[rows], mask[rows], "token-mean", config)[
+                    0
+                ].backward()
+        gradients.append(new.grad.clone())
+    for gradient in gradients[1:]:
+        torch.testing.assert_close(gradient, gradients[0], rtol=1e-5, atol=1e-8)
+
+
+def test_a_correction_weighs_each_token():
+    """Upstream's `rollout_is_weights`, for tokens that another policy generated."""
+    entropy, mask, old, new, advantages = loss_inputs(6)
+    weights = 2 * torch.rand(mask.shape, generator=torch.Generator().manual_seed(6))
+    weights[0] = 0
+    h, _ = compute_entropy_h(entropy, mask)
+    with ENTROPY_H.bound(h):
+        losses = [
+            compute_policy_loss_hapo(old, new, advantages, mask, "token-mean", actor_config(), *more)[0]
+            for more in ((), (weights,))
+        ]
+    plain, weighted = (torch.autograd.grad(loss, new)[0] for loss in losses)
+    torch.testing.assert_close(weighted, plain * weights)
+    assert plain[0].any() and not weighted[0].any()
+
+
+def test_without_h_the_loss_says_what_is_missing():
+    _, mask, old, new, advantages = loss_inputs(5)
+    with pytest.raises(RuntimeError, match="needs every token's entropy_h"):
+        compute_policy_loss_hapo(old, new, advantages, mask, "token-mean", actor_config())
+
+
+def test_the_names_are_registered():
+    assert get_adv_estimator_fn("hapo") is compute_hapo_outcome_advantage
+    assert get_policy_loss_fn("hapo") is compute_policy_loss_hapo
+
+
+def test_entropies_that_are_not_finite_do_not_count():
+    """Upstream's entropy is NaN where a logit is -inf."""
+    entropy = torch.tensor([[0.5, math.nan, 2.0], [math.inf, 0.1, 1.0]])
+    h, statistics = compute_entropy_h(entropy, torch.ones(2, 3), 0.5)
+    finite, expected = compute_entropy_h(torch.tensor([[0.5, 2.0, 0.1, 1.0]]), torch.ones(1, 4), 0.5)
+    assert statistics == expected and h[entropy.isfinite()].tolist() == finite[0].tolist()
+    assert h[0, 1] == 0 and h[1, 0] == 0
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("reward", [0.9, 0.1, 1 / 3, 1e-7, 0.0])
+def test_equal_scores_have_advantage_0(dtype, reward):
+    """In float32 the mean of 16 times 0.9 is not 0.9, and the difference over a standard deviation of 0 was -0.107."""
+    scores = torch.full((16,), reward, dtype=dtype)
+    advantages, fallback = token_level_group_advantage(scores, torch.arange(1, 17), torch.zeros(16, dtype=torch.int64))
+    assert advantages.tolist() == [0.0] * 16 and not fallback.any()

@@ -1,0 +1,418 @@
+"""HATO's credit: rewards of nodes and advantages among siblings by hand, against a slow oracle, on degenerate trees."""
+
+import math
+import random
+from collections import defaultdict
+from contextlib import ExitStack
+
+import numpy as np
+import pytest
+import torch
+from verl.trainer.ppo.core_algos import get_adv_estimator_fn
+from verl.trainer.ppo.v1.utils import compute_advantage_for_multi_trajectories
+
+from recipe.hato.credit import (
+    DRAWS,
+    HATO_SETTINGS,
+    LOCAL_REWARDS,
+    batch_credit,
+    compute_hato_advantage,
+    share_of_varying_groups,
+    sibling_metrics,
+    step_credit,
+)
+from recipe.hato.keys import HATOConfig, RewardWeights
+from verl import DataProto
+from verl.trainer.ppo.credit.nodes import SEGMENT_IDS, tree_nodes
+
+
+def settings(alpha=0.0, beta=0.5, gamma=0.5, **others) -> HATOConfig:
+    return HATOConfig(reward_weights=RewardWeights(alpha=alpha, beta=beta, gamma=gamma), **others)
+
+
+class Tree:
+    """A prompt's steps by number; `outcomes` is the verifier's reward of each leaf.
+
+    Args:
+        shape: nested lists; a number in place of a list is a leaf with that outcome. Numbered from 1, depth first.
+        draws, local: of steps by number; 1 and 0 for the others.
+    """
+
+    def __init__(self, shape: list = (), draws: dict | None = None, local: dict | None = None):
+        self.parent: dict[int, int | None] = {}
+        self.outcomes: dict[int, float] = {}
+        self.draws, self.local = defaultdict(lambda: 1, draws or {}), defaultdict(float, local or {})
+        self.lengths = defaultdict(lambda: 2)
+        self.tools: set[int] = set()
+        self._grow(shape, None)
+
+    def _grow(self, shape, parent):
+        for child in shape:
+            number = len(self.parent) + 1
+            self.parent[number] = parent
+            if isinstance(child, list):
+                self._grow(child, number)
+            else:
+                self.outcomes[number] = child
+
+    def path(self, number) -> list[int]:
+        return [] if number is None else [*self.path(self.parent[number]), number]
+
+    def children(self, number) -> list[int]:
+        return [child for child, parent in self.parent.items() if parent == number]
+
+    def answers_below(self, number) -> list[float]:
+        """Each as often as the steps after `number` on its path were drawn."""
+        if number in self.outcomes:
+            return [self.outcomes[number]]
+        below = [self.answers_below(child) * self.draws[child] for child in self.children(number)]
+        return [outcome for answers in below for outcome in answers]
+
+
+def random_tree(seed: int, size: int) -> Tree:
+    rng, tree = random.Random(seed), Tree()
+    for number in range(1, size + 1):
+        options = [None] + [i for i in tree.parent if len(tree.path(i)) < 5 and i not in tree.tools]
+        tree.parent[number] = rng.choice(options)
+        tree.draws[number], tree.local[number] = rng.choice([1, 1, 1, 2, 3]), rng.random()
+        tree.lengths[number] = rng.randrange(1, 4)
+    for number in [i for i in tree.parent if not tree.children(i)]:
+        if rng.random() < 0.2:  # a tool's result, then the answer
+            tool, answer = len(tree.parent) + 1, len(tree.parent) + 2
+            tree.parent |= {tool: number, answer: tool}
+            tree.tools.add(tool)
+            number = answer
+        tree.outcomes[number] = rng.choice([0.0, 0.1, 1.0, 1.0, -1.0, 2.0])
+    return tree
+
+
+def rows_of(trees: list[Tree], seed: int = 0, padding_rows: int = 0):
+    """The batch's fields, rows shuffled: (segment_ids, mask, rewards, index, local_rewards, draws)."""
+    rows = [(f"prompt {i}", tree, leaf) for i, tree in enumerate(trees) for leaf in tree.outcomes]
+    rows += [(f"padding {i}", Tree(), None) for i in range(padding_rows)]
+    random.Random(seed).shuffle(rows)
+    steps = [[step for step in tree.path(leaf) for _ in range(tree.lengths[step])] for _, tree, leaf in rows]
+    shape = len(rows), max(map(len, steps), default=0) + 1
+    ids, mask, draws = torch.full(shape, -1), torch.zeros(shape), torch.zeros(shape, dtype=torch.long)
+    rewards, local = torch.zeros(shape), torch.zeros(shape)
+    for i, ((_, tree, leaf), of_row) in enumerate(zip(rows, steps, strict=True)):
+        rewards[i, -1] = tree.outcomes.get(leaf, 0.0)
+        for t, step in enumerate(of_row):
+            ids[i, t], mask[i, t] = step, step not in tree.tools
+            draws[i, t], local[i, t] = tree.draws[step], tree.local[step]
+    return ids, mask, rewards, np.array([name for name, *_ in rows], dtype=object), local, draws
+
+
+def credit_of(tree: Tree, hato: HATOConfig, **options):
+    ids, mask, rewards, index, *fields = rows_of([tree])
+    return step_credit(tree_nodes(ids, index, mask), rewards.sum(-1), hato, *fields, **options)
+
+
+def by_step(tree: Tree, credit, of_nodes: torch.Tensor) -> list[float]:
+    return of_nodes[credit.nodes.of_segments("prompt 0", list(tree.parent))].tolist()
+
+
+def advantages_of(batch, hato: HATOConfig, **config) -> torch.Tensor:
+    ids, mask, rewards, index, local, draws = batch
+    with ExitStack() as stack:
+        for given in (SEGMENT_IDS.bound(ids), LOCAL_REWARDS.bound(local), DRAWS.bound(draws)):
+            stack.enter_context(given)
+        stack.enter_context(HATO_SETTINGS.bound(hato))
+        advantages, returns = compute_hato_advantage(rewards, mask, index, config=config)
+    assert returns is advantages
+    return advantages
+
+
+# -- by hand --
+
+
+def test_the_docstrings_example():
+    tree = Tree([[1.0, 0.0], 0.0])
+    credit = credit_of(tree, settings(), norm_adv_by_std_in_grpo=False)
+    assert by_step(tree, credit, credit.path) == [1, 1, 0, 0]
+    assert by_step(tree, credit, credit.causal) == [0.5, 1, 0, 0]
+    assert by_step(tree, credit, credit.total) == [0.75, 1, 0, 0]
+    assert by_step(tree, credit, credit.step_advantages) == [0.375, 0.5, -0.5, -0.375]
+    expected = [[0.1875, 0.1875, 0.5, 0.5], [0.1875, 0.1875, -0.5, -0.5], [-0.375, -0.375, 0, 0]]
+    assert sorted(credit.advantages[:, :4].tolist()) == sorted(expected)
+    # two values that differ: (R - mean) / std is 1 / sqrt(2)
+    normalized = credit_of(tree, settings())
+    assert by_step(tree, normalized, normalized.step_advantages) == pytest.approx(
+        [math.sqrt(0.5), math.sqrt(0.5), -math.sqrt(0.5), -math.sqrt(0.5)], rel=1e-4
+    )
+
+
+def test_three_levels_by_hand():
+    #           1 ─┬─ 2 ─┬─ 3 right
+    # problem ─┤   │     └─ 4 wrong (0.5 is not above the threshold)
+    #          │   └─ 5 ─── 6 right
+    #          └─ 7 ─┬─ 8 right
+    #                └─ 9 wrong
+    tree = Tree([[[1.0, 0.5], [0.7]], [1.0, 0.0]])
+    credit = credit_of(tree, settings())
+    assert by_step(tree, credit, credit.right) == pytest.approx([2 / 3, 1 / 2, 1, 0, 1, 1, 1 / 2, 1, 0])
+    assert credit.prompt_right.tolist() == pytest.approx([3 / 5])
+    assert by_step(tree, credit, credit.path) == pytest.approx([1, 1, 1, 0.5, 0.7, 0.7, 1, 1, 0])
+    # 2: 1/2 - 1 and 7: 1/2 - 2/3 are floored; 6 has no siblings
+    causal = [2 / 3 - 1 / 2, 0, 1, 0, 1 - 1 / 2, 0.7, 0, 1, 0]
+    assert by_step(tree, credit, credit.causal) == pytest.approx(causal)
+
+
+def test_the_form_of_a_wrong_answer_counts_and_rewards_outside_are_cut():
+    tree = Tree([[0.1, 0.0], [-1.0, 3.0]])
+    best, mean = (credit_of(tree, settings(path_reward=of)) for of in ("best", "mean"))
+    assert by_step(tree, best, best.path) == pytest.approx([0.1, 0.1, 0, 1, 0, 1])
+    assert by_step(tree, best, best.causal) == pytest.approx([0, 0, 0, 0.5, 0, 1])
+    assert by_step(tree, mean, mean.path) == pytest.approx([0.05, 0.1, 0, 0.5, 0, 1])
+
+
+def test_steps_that_were_drawn_more_often_count_more_often():
+    leaf = Tree([[1.0, 0.0], 1.0, 0.0], draws={2: 3})  # below step 1: 3/4; its siblings: 1/2
+    credit = credit_of(leaf, settings())
+    assert by_step(leaf, credit, credit.causal)[0] == pytest.approx(0.25)
+    inner = Tree([[[1.0], [0.0]], 0.0], draws={2: 3})
+    credit = credit_of(inner, settings())
+    assert by_step(inner, credit, credit.right)[0] == by_step(inner, credit, credit.causal)[0] == 0.75
+
+
+def test_merged_siblings_weigh_as_if_each_were_there():
+    apart, merged = Tree([0.9, 0.9, 0.9, 0.2, 0.4]), Tree([0.9, 0.2, 0.4], draws={1: 3})
+    of_apart, of_merged = (credit_of(tree, settings(gamma=0.0)).step_advantages for tree in (apart, merged))
+    torch.testing.assert_close(of_merged, torch.stack([of_apart[:3].sum(), of_apart[3], of_apart[4]]))
+    assert of_merged.sum().item() == pytest.approx(0, abs=1e-6)
+
+
+def test_an_only_child_has_its_parents_advantage_and_a_chain_from_the_prompt_none():
+    tree = Tree([[[[1.0]]], 0.0])  # steps 1 to 4 are a chain beside 5
+    advantages = by_step(tree, credit := credit_of(tree, settings()), credit.step_advantages)
+    assert advantages[:4] == [advantages[0]] * 4 and advantages[0] > 0 > advantages[4]
+    alone = Tree([[[1.0]]])
+    assert credit_of(alone, settings()).advantages.abs().max() == 0
+
+
+# -- what does not train --
+
+WRONG = Tree([[0.0, 0.0], [0.0, [0.0, 0.0]]], local={1: 0.2, 2: 0.9, 3: 0.1, 4: 0.7, 5: 0.4, 6: 0.6, 7: 0.3, 8: 0.5})
+
+
+def test_a_problem_without_a_right_answer_trains_nothing():
+    """The heuristic alone used to make advantages of +-1.15 on each of its steps."""
+    batch = rows_of([WRONG])
+    defaults = HATOConfig()
+    assert defaults.reward_weights.alpha > 0, "the heuristic has weight"
+    assert advantages_of(batch, defaults).abs().max() == 0
+    asked_for = advantages_of(batch, HATOConfig(train_on_local_reward_alone=True))
+    assert asked_for.abs().max() > 0.3
+    nothing_else = advantages_of(batch, settings(alpha=1.0, beta=0.0, gamma=0.0))
+    torch.testing.assert_close(nothing_else, asked_for, rtol=1e-4, atol=1e-5)
+
+
+def test_the_heuristic_still_helps_where_verified_rewards_differ():
+    plain, helped = Tree([1.0, 1.0, 0.0]), Tree([1.0, 1.0, 0.0], local={1: 1.0})
+    weights = settings(alpha=0.1, beta=0.9, gamma=0.0)
+    assert len(set(credit_of(plain, weights).step_advantages.tolist())) == 2
+    first, second, third = credit_of(helped, weights).step_advantages.tolist()
+    assert first > second > third
+
+
+def test_sibling_groups_without_variance_get_nothing_and_leave_the_mask():
+    tree = Tree([[1.0, 1.0], [0.0, 1.0], [[1.0]]], local={3: 1.0})
+    credit = credit_of(tree, settings(alpha=0.1, gamma=0.0))
+    expected = [False, False, False, False, True, True, False, False, False]
+    assert by_step(tree, credit, credit.step_varies) == expected, "one pair of leaves differs"
+    assert [bool(x) for x in by_step(tree, credit, credit.step_advantages)] == expected
+    ids, mask, *_ = rows_of([tree])
+    assert torch.equal(credit.varies, (ids == 5) | (ids == 6))
+    # the third first step and what follows it are a chain; 5 rows of 4 and 6 tokens
+    expected = {"sibling_groups": 3, "sibling_group_size": 7 / 3, "groups_without_variance": 2 / 3}
+    assert sibling_metrics(credit, mask) == pytest.approx(expected | {"tokens_without_variance": 1 - 4 / 22})
+    assert share_of_varying_groups(credit).tolist() == pytest.approx([1 / 3])
+
+
+def test_metrics_do_not_count_what_r_local_alone_makes_different():
+    hato = HATOConfig(train_on_local_reward_alone=True)
+    assert sibling_metrics(credit_of(WRONG, hato), torch.ones(1))["groups_without_variance"] == 1
+    nobody = credit_of(Tree([1.0]), hato)
+    expected = {
+        "sibling_groups": 0,
+        "sibling_group_size": 0,
+        "groups_without_variance": 1,
+        "tokens_without_variance": 1,
+    }
+    assert sibling_metrics(nobody, torch.ones(1)) == expected and share_of_varying_groups(nobody).tolist() == [0]
+
+
+def test_rewards_that_differ_by_rounding_are_equal():
+    tree = Tree([0.1 + 0.2, 0.3, 0.3])
+    assert credit_of(tree, settings(gamma=0.0)).step_advantages.abs().max() == 0
+
+
+# -- against a slow version --
+
+
+def slow_parts(tree: Tree, number: int, hato: HATOConfig) -> tuple[float, float, float, float]:
+    """R_path, R_causal, their weighted sum and R of a step, by definition: the answers below, listed."""
+    below = tree.answers_below(number)
+    cut = [min(1.0, max(0.0, outcome)) for outcome in below]
+    path = max(cut) if hato.path_reward == "best" else sum(cut) / len(cut)
+    others = [step for step in tree.children(tree.parent[number]) if step != number]
+    answers = [outcome for step in others for outcome in tree.answers_below(step) * tree.draws[step]]
+    right, beside = ([outcome > hato.verification_threshold for outcome in of] for of in (below, answers))
+    if not any(right):
+        causal = 0.0
+    elif not others:
+        causal = path
+    else:
+        causal = max(0.0, np.mean(right) - np.mean(beside))
+    weights = hato.reward_weights
+    verified = weights.beta * path + weights.gamma * causal
+    return path, causal, verified, verified + weights.alpha * tree.local[number]
+
+
+def slow_advantage(tree: Tree, number: int, hato: HATOConfig, norm: bool) -> float:
+    """The step's siblings listed, each as often as it was drawn."""
+    siblings = tree.children(tree.parent[number])
+    if siblings == [number]:
+        return 0.0 if tree.parent[number] is None else slow_advantage(tree, tree.parent[number], hato, norm)
+    parts = {step: slow_parts(tree, step, hato) for step in siblings}
+    verified, totals = ([parts[s][k] for s in siblings for _ in range(tree.draws[s])] for k in (2, 3))
+    weights = hato.reward_weights
+    alone = hato.train_on_local_reward_alone or weights.beta == weights.gamma == 0
+    if np.ptp(totals) < 1e-9 or (np.ptp(verified) < 1e-9 and not alone):
+        return 0.0
+    std = np.std(totals, ddof=1) + 1e-6 if norm else 1.0
+    return tree.draws[number] * (parts[number][3] - np.mean(totals)) / std
+
+
+SETTINGS = [
+    HATOConfig(),
+    HATOConfig(train_on_local_reward_alone=True, path_reward="mean"),
+    settings(alpha=0.3, beta=0.0, gamma=1.0, verification_threshold=0.05),
+    settings(alpha=1.0, beta=0.0, gamma=0.0),
+]
+
+
+@pytest.mark.parametrize("hato", SETTINGS)
+@pytest.mark.parametrize("seed", range(8))
+def test_random_forests_against_the_slow_version(seed, hato):
+    trees = [random_tree(seed * 10 + i, size) for i, size in enumerate((1, 4, 12, 40))]
+    batch = rows_of(trees, seed, padding_rows=2)
+    ids, mask, rewards, index, local, draws = batch
+    credit = step_credit(tree_nodes(ids, index, mask), rewards.sum(-1), hato, local, draws)
+    norm = seed % 2 == 0
+    advantages = advantages_of(batch, hato, norm_adv_by_std_in_grpo=norm)
+    assert advantages[mask == 0].abs().max() == 0 and advantages.isfinite().all()
+    for i, tree in enumerate(trees):
+        of_prompt = index == f"prompt {i}"
+        nodes = credit.nodes.of_segments(f"prompt {i}", list(tree.parent))
+        for step, node in zip(tree.parent, nodes, strict=True):
+            below = tree.answers_below(step)
+            right = np.mean([outcome > hato.verification_threshold for outcome in below])
+            path, causal, _, total = slow_parts(tree, step, hato)
+            fast = credit.right, credit.local, credit.path, credit.causal, credit.total
+            fast = [float(of_node[node]) for of_node in fast]
+            assert fast == pytest.approx([right, tree.local[step], path, causal, total], abs=1e-6)
+            if step in tree.tools:
+                continue
+            expected = slow_advantage(tree, step, hato, norm)
+            rows, columns = ((ids == step) & torch.from_numpy(of_prompt).unsqueeze(-1)).nonzero(as_tuple=True)
+            assert (advantages[rows, columns] * len(rows.unique())).tolist() == pytest.approx(
+                [expected] * len(rows), rel=1e-4, abs=1e-5
+            )
+        every = [outcome > hato.verification_threshold for outcome in tree.answers_below(None)]
+        share = credit.prompt_right[list(credit.nodes.prompts).index(f"prompt {i}")]
+        assert share.item() == pytest.approx(np.mean(every))
+
+
+def summed(batch, prompt: str) -> dict[int, float]:
+    """Step -> its advantage, summed over the rows through it and over its tokens."""
+    ids, _, _, index, _, _ = batch
+    rows = torch.from_numpy(index == prompt)
+    ids, advantages = ids[rows].flatten(), advantages_of(batch, HATOConfig())[rows].flatten()
+    return {step: advantages[ids == step].sum().item() for step in ids.unique().tolist()}
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_advantages_of_siblings_sum_to_zero_and_do_not_depend_on_other_trees(seed):
+    trees = [random_tree(seed * 10 + i, 30) for i in range(3)]
+    together, alone = summed(rows_of(trees), "prompt 1"), summed(rows_of(trees[1:2]), "prompt 0")
+    assert together == pytest.approx(alone, abs=1e-5) and max(together.values()) > 0.5
+    for parent in [None, *trees[1].parent]:
+        siblings = trees[1].children(parent)
+        if len(siblings) > 1:
+            assert sum(together[step] / trees[1].lengths[step] for step in siblings) == pytest.approx(0, abs=1e-4)
+
+
+# -- any rows --
+
+
+def test_plain_responses_are_siblings_of_each_other():
+    """Without trees and without what HATO's policy sends: each row is a step after the prompt, of 1 draw."""
+    ids = torch.full((4, 3), -1)
+    rewards, mask = torch.zeros(4, 3), torch.tensor([[1, 1, 1], [1, 1, 0], [1, 0, 0], [1, 1, 1]])
+    rewards[:, 0] = torch.tensor([1.0, 0.0, 0.0, 1.0])
+    with SEGMENT_IDS.bound(ids), HATO_SETTINGS.bound(HATOConfig()):
+        advantages, _ = compute_hato_advantage(rewards, mask, np.array(["a", "a", "a", "b"]))
+    assert advantages[0].tolist() == pytest.approx([2 / math.sqrt(3)] * 3, rel=1e-4)
+    assert advantages[1].tolist() == pytest.approx([-1 / math.sqrt(3)] * 2 + [0], rel=1e-4)
+    assert advantages[3].tolist() == [0, 0, 0], "nothing is beside it"
+
+
+def test_a_tools_result_does_not_part_a_step_from_the_next():
+    """1 | tool 2 | 3 against 4: the result is an only child, and so is the step after it."""
+    ids, mask = torch.tensor([[1, 2, 3], [4, -1, -1]]), torch.tensor([[1, 0, 1], [1, 0, 0]])
+    rewards = torch.tensor([[0.0, 0.0, 1.0], [0.0, 0.0, 0.0]])
+    with SEGMENT_IDS.bound(ids), HATO_SETTINGS.bound(settings()):
+        advantages, _ = compute_hato_advantage(rewards, mask, np.array(["a", "a"]))
+    up = math.sqrt(0.5)
+    torch.testing.assert_close(advantages, torch.tensor([[up, 0, up], [-up, 0, 0]]), rtol=1e-4, atol=1e-6)
+
+
+def test_a_batch_through_upstreams_advantage_is_computed_once(monkeypatch):
+    trees = [random_tree(i, 20) for i in range(3)]
+    ids, mask, rewards, index, local, draws = rows_of(trees, padding_rows=1)
+    keys = [f"{uid}_{i}_0" for i, uid in enumerate(index)]
+    tensors = {"token_level_rewards": rewards, "response_mask": mask}
+    made = []
+    monkeypatch.setattr("recipe.hato.credit.step_credit", lambda *args: made.append(0) or step_credit(*args))
+    fields = SEGMENT_IDS.bound(ids), LOCAL_REWARDS.bound(local), DRAWS.bound(draws)
+    with fields[0], fields[1], fields[2], HATO_SETTINGS.bound(HATOConfig()):
+        data = DataProto.from_dict(tensors=tensors, non_tensors={"uid": index})
+        data = compute_advantage_for_multi_trajectories(data, keys, "hato", config={})
+        credit = batch_credit(rewards, mask, index)
+        assert len(made) == 1
+        assert torch.equal(data.batch["advantages"], credit.advantages * mask)
+        batch_credit(rewards + 1, mask, index)
+        assert len(made) == 2, "other rewards are another credit"
+
+
+def test_a_chain_of_thousands_of_steps():
+    n = 20_000
+    nodes = tree_nodes(torch.arange(n).unsqueeze(0), np.array(["a"]))
+    credit = step_credit(nodes, torch.ones(1), settings(beta=0.6, gamma=0.3))
+    assert credit.total.tolist() == pytest.approx([0.9] * n) and credit.advantages.abs().max() == 0
+
+
+@pytest.mark.parametrize("shape", [(0, 3), (2, 0)])
+def test_no_tokens(shape):
+    ids = torch.zeros(shape, dtype=torch.long)
+    index = np.array(["a", "b"][: shape[0]], dtype=object)
+    with SEGMENT_IDS.bound(ids), HATO_SETTINGS.bound(HATOConfig()):
+        assert compute_hato_advantage(torch.zeros(shape), torch.zeros(shape), index)[0].shape == shape
+        nothing = sibling_metrics(batch_credit(torch.zeros(shape), torch.zeros(shape), index), torch.zeros(shape))
+    assert nothing["sibling_groups"] == 0
+
+
+def test_what_the_trainer_must_give():
+    batch = torch.zeros(2, 4), torch.ones(2, 4), np.array([0, 0])
+    with pytest.raises(RuntimeError, match="adv_estimator=hato needs the settings under hato"):
+        compute_hato_advantage(*batch)
+    with HATO_SETTINGS.bound(HATOConfig()), pytest.raises(RuntimeError, match="every token's segment_ids"):
+        compute_hato_advantage(*batch)
+    with HATO_SETTINGS.bound(HATOConfig()), SEGMENT_IDS.bound(torch.zeros(2, 3)):
+        with pytest.raises(ValueError, match=r"segment_ids \(2, 3\): expected \(2, 4\)"):
+            compute_hato_advantage(*batch)
+
+
+def test_it_is_registered():
+    assert get_adv_estimator_fn("hato") is compute_hato_advantage

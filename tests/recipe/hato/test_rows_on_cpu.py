@@ -1,0 +1,247 @@
+"""What HATO's rows hold and what its prompts bring, on a tiny model in process; the stack is in tests/e2e."""
+
+import asyncio
+import json
+from functools import cache
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from recipe.common.tiny_model import TinyModelConfig, make_model, make_tokenizer
+from recipe.hato.keys import HATOConfig
+from recipe.hato.step_features import FEATURES
+from recipe.hato.tree import HATO_STEPS
+from recipe.hato.value_model import pack, value_model_of
+from tests.configs import composed
+from tests.recipe.arpo.toy_agent import TOKENIZER, Library, ToyPolicy
+from verl.workers.rollout.engines.local_transformers import TransformersEngine
+from verl.workers.rollout.prompt_task import PromptSettings, PromptTask
+from verl.workers.rollout.trajectory_tree import DROPPED_STEPS, SEGMENT_IDS, TOOL, TREE, TREE_METRICS, TrajectoryTree
+from verl.workers.rollout.tree_rollout import TreeRollout
+
+N = 6
+SAMPLING = {"temperature": 0.5, "top_p": 1.0, "top_k": -1}
+
+
+class Scorer:
+    """Upstream's `_compute_score`: right when the response has an even number of tokens."""
+
+    def __init__(self):
+        self.asked = []
+
+    async def __call__(self, outputs, kwargs):
+        (output,) = outputs
+        self.asked.append((tuple(output.response_ids), kwargs))
+        output.reward_score = float(len(output.response_ids) % 2 == 0)
+
+
+@pytest.fixture(scope="module")
+def engine():
+    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_layers": 1, "num_heads": 2, "num_kv_heads": 2}
+    tokenizer = make_tokenizer()
+    return TransformersEngine(make_model(TinyModelConfig(**sizes), tokenizer).eval(), tokenizer)
+
+
+@cache
+def config_of(*overrides: str):
+    keys = ["hato.exploration.initial_temperature=0.5", "hato.tree.max_step_tokens=3", "hato.tree.max_depth=3"]
+    keys += [f"actor_rollout_ref.rollout.{key}" for key in ("seed=1", "prompt_length=8", "response_length=12")]
+    keys += ["trainer.tree_freq=2", f"actor_rollout_ref.rollout.n={N}"]
+    return composed("explore", "hardware=cpu", "tree=hato", *keys, *overrides)
+
+
+def rollout_of(engine, *overrides: str, scorer: Scorer | None = None) -> TreeRollout:
+    async def initial_tokens(messages):
+        return TOKENIZER.encode(messages[0]["content"])
+
+    rollout = TreeRollout(
+        config_of(*overrides), SimpleNamespace(ct_build_initial_tokens=initial_tokens), engine, TOKENIZER
+    )
+    rollout.compute_score = scorer
+    return rollout
+
+
+def task_of(step=2, settings=None, **row) -> PromptTask:
+    row = {"uid": "u", "index": 0, "raw_prompt": [{"role": "user", "content": "1+2"}]} | row
+    return PromptTask(row, step, PromptSettings(tree=settings or {}))
+
+
+def run(rollout, *args, **options):
+    return asyncio.run(rollout.run(task_of(*args, **options), N, dict(SAMPLING)))
+
+
+TOOLS = [
+    "environment=tools",
+    "actor_rollout_ref.rollout.response_length=160",
+    "actor_rollout_ref.rollout.tools.tool_instances.python=null",
+    f"+actor_rollout_ref.rollout.tools.tool_instances.search={{class_path:{Library.__module__}.Library,params:{{}}}}",
+    "hato.tree.max_step_tokens=30",
+]
+
+
+@pytest.fixture(scope="module", params=["none", "tools"])
+def outputs(request, engine):
+    """The rows of a prompt, with its tree."""
+    if request.param == "tools":
+        asks = [{"role": "user", "content": "assistant\n"}]
+        rows = run(rollout_of(ToyPolicy(calls=2), *TOOLS), raw_prompt=asks)
+        assert any(0 in row.response_mask for row in rows)
+        return rows
+    return run(rollout_of(engine))
+
+
+def test_a_row_for_each_leaf_and_none_twice(outputs):
+    tree = TrajectoryTree.from_json(outputs[0].extra_fields[TREE])
+    assert 1 < len(outputs) == len(tree.leaves) <= N
+    assert tree.trajectories() == [output.response_ids for output in outputs]
+    assert len({tuple(output.response_ids) for output in outputs}) == len(outputs)
+    assert len({tuple(output.token_fields[SEGMENT_IDS.name]) for output in outputs}) == len(outputs)
+    assert outputs[0].extra_fields[TREE_METRICS]["leaves"] == len(outputs)
+    for output in outputs[1:]:
+        assert not {TREE, TREE_METRICS, HATO_STEPS} & set(output.extra_fields)
+
+
+def test_the_mask_says_who_wrote_a_token_and_nothing_else(outputs):
+    tree = TrajectoryTree.from_json(outputs[0].extra_fields[TREE])
+    for output in outputs:
+        authors = [tree.segments[i].author for i in output.token_fields[SEGMENT_IDS.name]]
+        assert output.response_mask == [int(author != TOOL) for author in authors]
+
+
+def test_token_fields_travel_as_tensors_of_the_responses_length(outputs):
+    tree = TrajectoryTree.from_json(outputs[0].extra_fields[TREE])
+    for output in outputs:
+        row, size = output.as_dict(), len(output.response_ids)
+        assert (row[SEGMENT_IDS.name].dtype, row[SEGMENT_IDS.name].shape) == (torch.int64, (size,))
+        assert (row["draws"].dtype, row["draws"].shape) == (torch.int64, (size,))
+        assert (row["local_rewards"].dtype, row["local_rewards"].shape) == (torch.float32, (size,))
+        shown = [tree.segments[i].info.shown() for i in row[SEGMENT_IDS.name].tolist()]
+        assert row["draws"].tolist() == [each.get("draws", 1) for each in shown]
+        assert row["local_rewards"].tolist() == pytest.approx([each["local_rewards"] for each in shown])
+        assert 0 <= row["local_rewards"].min() and row["local_rewards"].max() <= 1
+
+
+def test_the_steps_are_those_of_the_rows(outputs):
+    steps = outputs[0].extra_fields[HATO_STEPS]
+    tree = TrajectoryTree.from_json(outputs[0].extra_fields[TREE])
+    in_rows = {i for output in outputs for i in output.token_fields[SEGMENT_IDS.name]}
+    assert (
+        set(steps["segments"]) <= in_rows
+        and len(steps["segments"]) == outputs[0].extra_fields[TREE_METRICS]["nodes_kept"]
+    )
+    # every segment belongs to a step: its own, or that of the segment that it follows alone
+    children = {i: [j for j in in_rows if tree.segments[j].parent == i] for i in in_rows}
+    for i in in_rows - set(steps["segments"]):
+        assert children[tree.segments[i].parent] == [i]
+    assert [len(features) for features in steps["features"]] == [len(FEATURES)] * len(steps["segments"])
+    assert steps["values"] == [tree.segments[i].info.notes["value"] for i in steps["segments"]]
+    assert "features" not in outputs[0].extra_fields[TREE]
+    assert json.loads(json.dumps(steps)) == steps
+
+
+def test_every_kept_token_is_in_a_row(outputs):
+    tree = TrajectoryTree.from_json(outputs[0].extra_fields[TREE])
+    in_rows = {i for output in outputs for i in output.token_fields[SEGMENT_IDS.name]}
+    assert in_rows == {i for i, segment in enumerate(tree.segments) if segment.token_ids}
+
+
+def test_a_tree_that_is_not_written_has_its_steps_and_metrics_all_the_same(engine):
+    first, *_ = run(rollout_of(engine), step=1)
+    assert TREE not in first.extra_fields and {TREE_METRICS, HATO_STEPS} <= set(first.extra_fields)
+
+
+def test_settings_are_used(engine):
+    rollout = rollout_of(engine)
+    taught = value_model_of(HATOConfig(), 1)
+    taught.observe([[0.5] * len(FEATURES)] * 64, [1.0] * 64)
+    settings = {"learnt": 2, "temperature": 0.9, "value_model": pack(taught.state_dict())}
+    outputs = run(rollout, settings=settings | {"max_nodes": 4})
+    assert outputs[0].extra_fields[TREE_METRICS]["nodes_kept"] <= 4
+    probe = [[0.5] * len(FEATURES)]
+    assert rollout.policy.value_model.predict(probe)[0] == taught.predict(probe)[0]
+    older = settings | {"learnt": 1, "value_model": pack(value_model_of(HATOConfig(), 1).state_dict())}
+    run(rollout, settings=older)
+    assert rollout.policy.value_model.predict(probe)[0] == taught.predict(probe)[0], "a late prompt's model is older"
+    other = run(rollout_of(engine))
+    assert [o.response_ids for o in other] != [o.response_ids for o in outputs], "another temperature"
+    again = run(rollout)
+    assert again[0].extra_fields[TREE_METRICS]["nodes_kept"] > 4, "a prompt's settings are its own"
+
+
+def test_the_reward_loop_scores_steps(engine):
+    scorer = Scorer()
+    rollout = rollout_of(engine, "hato.local_reward=reward_loop", scorer=scorer)
+    outputs = run(rollout, extra_info={"split": "train"})
+    asked = {response: kwargs["extra_info"] for response, kwargs in scorer.asked}
+    tree = TrajectoryTree.from_json(outputs[0].extra_fields[TREE])
+    for leaf, response in zip(tree.leaves, tree.trajectories(), strict=True):
+        end = 0
+        for segment in (tree.segments[i] for i in tree.path(leaf)):
+            begin, end = end, end + len(segment.token_ids)
+            texts = {"before": TOKENIZER.decode(response[:begin]), "step": TOKENIZER.decode(segment.token_ids)}
+            assert asked[tuple(response[:end])] == {"split": "train", "hato_step": texts}
+            assert segment.info.shown()["local_rewards"] == float(end % 2 == 0)
+    with pytest.raises(ValueError, match="needs rewards that are computed during the rollout"):
+        run(rollout_of(engine, "hato.local_reward=reward_loop"))
+
+
+def test_the_same_prompt_gives_the_same_rows_and_another_step_others(engine):
+    def rows(step):
+        outputs = run(rollout_of(engine), step)
+        return [(output.response_ids, output.token_fields) for output in outputs]
+
+    assert rows(1) == rows(1) != rows(2)
+
+
+def test_prompts_at_once_do_not_disturb_each_other(engine):
+    """One policy grows all prompts of a worker."""
+    tasks = [task_of(1, uid=text, raw_prompt=[{"role": "user", "content": text}]) for text in "12"]
+
+    def rows(groups):
+        return [[output.response_ids for output in outputs] for outputs in groups]
+
+    alone = [asyncio.run(rollout_of(engine).run(task, N, SAMPLING)) for task in tasks]
+    rollout = rollout_of(engine)
+
+    async def together():
+        return await asyncio.gather(*(rollout.run(task, N, SAMPLING) for task in tasks))
+
+    assert rows(asyncio.run(together())) == rows(alone)
+
+
+DROPPING = ["hato.tree.train_dropped=true", "hato.exploration.pruning_threshold=0.55", "hato.exploration.beta_u=0"]
+FILTER = ["+algorithm.filter_groups={enable:true,metric:acc}"]
+
+
+@pytest.mark.parametrize("filtered", [False, True])
+def test_rows_without_an_answer_have_reward_0_and_say_so(engine, filtered):
+    rows = []
+    for index in range(8):
+        rollout = rollout_of(engine, *DROPPING, *(FILTER if filtered else []))
+        outputs = run(rollout, index=index)
+        tree = TrajectoryTree.from_json(outputs[0].extra_fields[TREE])
+        assert len(outputs) <= N and [o.response_ids for o in outputs] == tree.trajectories()
+        for output, leaf in zip(outputs, tree.leaves, strict=True):
+            assert output.reward_score == (0.0 if tree.is_dropped(leaf) else None)
+            of_segments = [
+                tree.segments[i].info.shown().get("dropped", 0) for i in output.token_fields[SEGMENT_IDS.name]
+            ]
+            assert output.token_fields[DROPPED_STEPS.name] == of_segments
+            assert any(of_segments) == tree.is_dropped(leaf)
+            if tree.is_dropped(leaf):
+                assert output.extra_fields["reward_extra_info"] == ({"acc": 0.0} if filtered else {})
+                assert output.as_dict()["rm_scores"].tolist() == [0.0] * len(output.response_ids)
+        rows += outputs
+    assert {output.reward_score for output in rows} == {0.0, None}, "otherwise this tests nothing"
+
+
+def test_rows_say_nothing_of_dropped_steps_where_they_are_not_trained(engine):
+    outputs = run(rollout_of(engine, *DROPPING[1:]))
+    assert all(set(o.token_fields) == {SEGMENT_IDS.name, "local_rewards", "draws"} for o in outputs)
+    assert {o.reward_score for o in outputs} == {None}
+
+
+def test_validation_has_answers_only(engine):
+    outputs = asyncio.run(rollout_of(engine, *DROPPING).run(task_of(), N, dict(SAMPLING), plain=True))
+    assert len(outputs) == N and all("dropped" not in output.token_fields for output in outputs)

@@ -1,0 +1,390 @@
+"""HATO with tools: a step ends with a call and holds the result; bounds, masks and seeds are as without them."""
+
+import asyncio
+import math
+import re
+from itertools import pairwise
+
+import pytest
+import torch
+
+from recipe.common.tiny_model import TinyModelConfig, make_model, make_tokenizer
+from recipe.hato.keys import HATOConfig, TreeConfig, UncertaintyConfig
+from recipe.hato.local_reward import heuristic
+from recipe.hato.step_features import FEATURES
+from recipe.hato.tree import HATO_STEPS, Policy
+from recipe.hato.value_model import value_model_of
+from tests.recipe.arpo.toy_agent import TOKENIZER, Library, ToyPolicy, encode, library, library_tools
+from verl.workers.rollout import tree_builder as builder
+from verl.workers.rollout.engines.local_transformers import TransformersEngine
+from verl.workers.rollout.environment import Tools
+from verl.workers.rollout.tools.protocol import Protocol
+from verl.workers.rollout.trajectory_tree import MODEL, TOOL, Segment
+from verl.workers.rollout.tree_rollout import rows_of
+
+PROMPT = encode("<|im_start|>user\nwho?<|im_end|>\n<|im_start|>assistant\n")
+EMPTY_RESULT = len(encode(" <result>\n\n</result>"))
+THOUGHTS = {"step_delimiter": "</think>"}  # a turn is a thought and a call, or a thought and an answer
+
+
+def config_of(**tree) -> HATOConfig:
+    shape = {"max_depth": 3, "max_step_tokens": 60, "max_nodes": 60} | tree
+    return HATOConfig(tree=TreeConfig(**shape), uncertainty=UncertaintyConfig(entropy_top_k=4))
+
+
+def policy_of(config, local_reward=heuristic) -> Policy:
+    return Policy(config, value_model_of(config, 0), local_reward, TOKENIZER.decode)
+
+
+async def grow(engine, config, environment=None, *, n=6, max_tokens=300, seed=0, local_reward=heuristic):
+    return await builder.grow(
+        engine,
+        PROMPT,
+        n,
+        policy_of(config, local_reward),
+        environment=environment or library_tools(),
+        max_tokens=max_tokens,
+        stop_token_ids=[TOKENIZER.eos_token_id],
+        vocab_size=len(TOKENIZER),
+        seed=seed,
+    )
+
+
+def grown(*args, **options):
+    return asyncio.run(grow(*args, **options))
+
+
+def text_of(segments) -> str:
+    return TOKENIZER.decode([token for segment in segments for token in segment.token_ids])
+
+
+def steps_of(tree, leaf) -> list[list[Segment]]:
+    """The segments of each step on the way to a leaf: a step begins where there is a value."""
+    steps = []
+    for i in tree.path(leaf):
+        if "value" in tree.segments[i].info.notes:
+            steps.append([])
+        steps[-1].append(tree.segments[i])
+    return steps
+
+
+def texts(tree) -> list[str]:
+    return [TOKENIZER.decode(tokens) for tokens in tree.trajectories()]
+
+
+def without_seconds(tree):
+    for segment in tree.segments:
+        (segment.info.call or {}).pop("seconds", None)
+    return tree.segments, tree.leaves, {name: x for name, x in tree.metrics.items() if "seconds" not in name}
+
+
+def test_a_step_ends_with_a_call_and_its_result_belongs_to_it():
+    tree = grown(ToyPolicy(calls=2), config_of())
+    assert len(tree.leaves) == 6
+    for leaf in tree.leaves:
+        first, *others, last = steps_of(tree, leaf)
+        for step in (first, *others):
+            assert [segment.author for segment in step] == [MODEL, TOOL]
+            assert text_of(step[:1]).endswith("</search>") and text_of(step[1:]).startswith(" <result>\nabout ")
+        assert text_of(last).endswith("</answer><|im_end|>")
+        assert len(others) == 1 and [segment.author for segment in last] == [MODEL]
+    for i, segment in enumerate(tree.segments):
+        if segment.author == TOOL:
+            siblings = [other for other in tree.segments if other.parent == segment.parent]
+            assert siblings == [segment], "a result is the only child of its step"
+            assert segment.info.call["tool"] == "search" and "value" not in segment.info.notes, i
+    assert tree.metrics["tool_calls"] == sum(segment.author == TOOL for segment in tree.segments)
+
+
+def test_a_step_also_ends_at_the_delimiter_and_the_tool_is_called_in_the_next():
+    tree = grown(ToyPolicy(calls=1), config_of(max_depth=4, **THOUGHTS))
+    for leaf in tree.leaves:
+        steps = steps_of(tree, leaf)
+        assert [re.sub("^.<", "<", text_of(step)[:8]) for step in steps] == [
+            "<think>",
+            "<search>",
+            "<think>",
+            "<answer>",
+        ]
+        assert [len(step) for step in steps] == [1, 2, 1, 1]
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_a_step_that_runs_to_the_end_goes_through_all_its_calls(depth):
+    tree = grown(ToyPolicy(calls=3), config_of(max_depth=depth))
+    for leaf, text in zip(tree.leaves, texts(tree), strict=True):
+        steps = steps_of(tree, leaf)
+        assert len(steps) == depth and text.count("<result>") == 3 and text.endswith("</answer><|im_end|>")
+        turns = 3 - (depth - 1)
+        assert [segment.author for segment in steps[-1]] == [MODEL, TOOL] * turns + [MODEL]
+
+
+@pytest.mark.parametrize("depth", [2, 4])
+@pytest.mark.parametrize("cut", range(1, 45))
+def test_paths_go_on_after_a_text_that_only_looked_like_the_end_of_a_call(cut, depth):
+    """Steps are cut anywhere: after a `<` the engine is told to stop at `/search>`."""
+    policy = ToyPolicy(calls=1, query="{0}< {0}/search> {0}")
+    tree = grown(policy, config_of(max_depth=depth, max_step_tokens=cut))
+    for text in texts(tree):
+        letter = text[0]
+        assert f"about {letter}< {letter}/search> {letter}" in text and text.endswith("</answer><|im_end|>")
+
+
+@pytest.mark.parametrize("algorithm", ["bfs", "dfs", "beam"])
+@pytest.mark.parametrize("max_tokens", [1, 7, 20, 37, 60, 90, 300])
+@pytest.mark.parametrize("calls", [0, 1, 9])
+def test_bounds_hold_with_results(algorithm, max_tokens, calls):
+    for seed, shape in enumerate(({}, THOUGHTS | {"max_depth": 5, "spread_leaves": False})):
+        config = config_of(search_algorithm=algorithm, max_nodes_per_level=4, max_nodes=12, **shape)
+        tools = library_tools(call_limit=2)
+        tree = grown(ToyPolicy(calls), config, tools, n=5, max_tokens=max_tokens, seed=seed)
+        assert 1 <= len(tree.leaves) == len(set(tree.leaves)) <= 5
+        steps = {id(step[0]) for leaf in tree.leaves for step in steps_of(tree, leaf)}
+        assert len(steps) == tree.metrics["nodes_kept"] <= 12
+        for leaf, tokens, mask, text in zip(
+            tree.leaves, tree.trajectories(), tree.response_masks(), texts(tree), strict=True
+        ):
+            assert 1 <= len(tokens) <= max_tokens and mask[-1] == 1
+            assert len(steps_of(tree, leaf)) <= config.tree.max_depth
+            assert text.count("<result>") <= 2
+            out_of_calls = text.endswith("</search>") and text.count("<result>") == 2
+            no_result_fits = text.endswith("</search>") and max_tokens - len(tokens) - 1 <= EMPTY_RESULT
+            assert tokens[-1] == TOKENIZER.eos_token_id or len(tokens) == max_tokens or out_of_calls or no_result_fits
+
+
+def test_masks_are_0_exactly_on_results_and_log_probs_with_them():
+    tree = grown(ToyPolicy(calls=2), config_of(max_depth=4, **THOUGHTS))
+    for row in rows_of(tree, policy_of(config_of())):
+        marks = list(zip(row.response_ids, row.response_mask, row.response_logprobs, strict=True))
+        assert all((p < 0) == bool(by_model) for _, by_model, p in marks)
+        tool = TOKENIZER.decode([token for token, by_model, _ in marks if not by_model])
+        letters = re.findall("<search>(.)</search>", TOKENIZER.decode(row.response_ids))
+        assert len(letters) == 2 and tool == "".join(f" <result>\nabout {letter}\n</result>" for letter in letters)
+
+
+@pytest.mark.parametrize("algorithm", ["bfs", "dfs", "beam"])
+def test_the_tree_does_not_depend_on_who_is_fast(algorithm):
+    config = config_of(max_depth=4, search_algorithm=algorithm, max_nodes_per_level=4, **THOUGHTS)
+    expected = without_seconds(grown(ToyPolicy(calls=2), config))
+    for order in range(4):
+        slow = ToyPolicy(calls=2, delay=0.01, order=order), config, library_tools(library(delay=0.02, order=order))
+        assert without_seconds(grown(*slow)) == expected
+    assert without_seconds(grown(ToyPolicy(calls=2), config, seed=1)) != expected
+
+
+class OneLetter(ToyPolicy):
+    """Every answer begins with the same letter."""
+
+    def _rest(self, begun, seed, results):
+        return encode(self.turn("a", results))[len(encode(begun)) :]
+
+
+class Moods(Library):
+    """Never the same answer twice."""
+
+    async def execute(self, content, *, timeout):
+        await asyncio.sleep(0)
+        self.asked.append(content)
+        return f"{content} {len(self.asked)}"
+
+
+def test_identical_siblings_with_identical_results_are_one_step_and_call_once():
+    tools = library()
+    tree = grown(OneLetter(calls=2), config_of(branching_factor=3, spread_leaves=False), library_tools(tools))
+    assert len(tree.leaves) == 1 and tools.tools["search"].asked == ["a", "a"]
+    assert [step[0].info.fields["draws"] for step in steps_of(tree, tree.leaves[0])] == [3, 3, 3]
+    (row,) = rows_of(tree, policy_of(config_of()))
+    draws = dict(zip(row.token_fields["segment_ids"], row.token_fields["draws"], strict=True))
+    assert list(draws.values()) == [3, 1, 3, 1, 3], "a result was not drawn: only its step counts"
+
+
+def test_identical_siblings_share_a_result_that_would_differ_and_others_do_not():
+    tools = library()
+    tools.tools["search"] = Moods()
+    tree = grown(OneLetter(calls=1), config_of(branching_factor=3, spread_leaves=False), library_tools(tools))
+    assert len(tree.leaves) == 1 and tools.tools["search"].asked == ["a"]
+    # last steps are drawn as a whole: each makes its own calls
+    tree = grown(OneLetter(calls=2), config_of(max_depth=1, branching_factor=3), library_tools(tools))
+    assert len(tree.leaves) == 3 and len(tools.tools["search"].asked) == 7
+    assert len(set(texts(tree))) == 3 and {len(steps_of(tree, leaf)) for leaf in tree.leaves} == {1}
+
+
+class TalksOn(ToyPolicy):
+    """Goes on after a call as if nothing had happened; what it says there is certain."""
+
+    async def generate(self, request):
+        made = await super().generate(request)
+        if TOKENIZER.decode(made.token_ids).endswith("</search>"):
+            more = encode("and so on") + [TOKENIZER.eos_token_id]
+            made.token_ids, made.log_probs = made.token_ids + more, made.log_probs + [0.0] * len(more)
+            made.entropies, made.stopped = made.entropies + [0.0] * len(more), True
+        return made
+
+
+def test_features_are_of_what_stands_before_the_end_of_the_call():
+    config = config_of(spread_leaves=False)
+    cut, exact = (grown(engine(calls=1), config) for engine in (TalksOn, ToyPolicy))
+    assert texts(cut) == texts(exact)
+    assert without_seconds(cut)[:2] == without_seconds(exact)[:2]
+
+
+def feature(segment: Segment, name: str) -> float:
+    return segment.info.for_trainer["features"][FEATURES.index(name)]
+
+
+def test_features_by_hand():
+    """A call, a result and an answer in two steps, or in a single one."""
+    entropy = math.log(4) / math.log(len(TOKENIZER))
+    tree = grown(ToyPolicy(calls=1), config_of(max_depth=2))
+    for leaf in tree.leaves:
+        first, last = ([segment for segment in step if segment.author == MODEL] for step in steps_of(tree, leaf))
+        call, answer = first[0], last[0]
+        n_call, n_answer = len(call.token_ids), len(answer.token_ids)
+        n_result = len(tree.segments[answer.parent].token_ids)
+        # the toy's log-probabilities are -1, -2, … from each request's start; it is sure before a result
+        assert feature(call, "mean_probability") == pytest.approx(math.exp(-(n_call + 1) / 2))
+        assert feature(answer, "min_probability") == pytest.approx(math.exp(-n_answer))
+        assert (feature(call, "mean_entropy"), feature(answer, "mean_entropy")) == (0, pytest.approx(entropy))
+        assert feature(call, "length") == pytest.approx(n_call / 60)
+        assert feature(answer, "length") == pytest.approx(n_answer / (300 - n_call - n_result))
+        both = (sum(range(n_call + 1)) + sum(range(n_answer + 1))) / (n_call + n_answer)
+        assert feature(answer, "path_probability") == pytest.approx(math.exp(-both))
+        assert (feature(call, "finished"), feature(answer, "finished")) == (0, 1)
+    tree = grown(ToyPolicy(calls=1), config_of(max_depth=1))
+    for leaf in tree.leaves:
+        call, result, answer = (tree.segments[i] for i in tree.path(leaf))
+        n_call, n_answer = len(call.token_ids), len(answer.token_ids)
+        assert feature(call, "length") == pytest.approx((n_call + n_answer) / 300)
+        assert feature(call, "mean_entropy") == pytest.approx(entropy * n_answer / (n_call + n_answer))
+        assert feature(call, "min_probability") == pytest.approx(math.exp(-max(n_call, n_answer)))
+        assert feature(call, "finished") == 1 and result.author == TOOL
+
+
+def test_a_local_reward_sees_results_before_a_step_and_inside_it_but_not_the_one_that_ends_it():
+    seen = {}
+
+    def local(step):
+        text = step.decode(step.tokens)
+        seen[text] = step.decode(step.before), step.decode(step.parent)
+        return 0.9 if "answer" in text else 0.3
+
+    tree = grown(ToyPolicy(calls=2), config_of(max_depth=2), local_reward=local)
+    for leaf in tree.leaves:
+        first, last = steps_of(tree, leaf)
+        assert seen[text_of(first[:1])] == ("", TOKENIZER.decode(PROMPT))
+        assert seen[text_of(last)] == (text_of(first), text_of(first[:1])) and text_of(last).count("<result>") == 1
+    for leaf, row in zip(tree.leaves, rows_of(tree, policy_of(config_of())), strict=True):
+        sizes = [sum(len(segment.token_ids) for segment in step) for step in steps_of(tree, leaf)]
+        assert row.token_fields["local_rewards"] == [0.3] * sizes[0] + [0.9] * sizes[1]
+
+
+def test_the_value_model_learns_from_steps_and_not_from_results():
+    config = config_of(**THOUGHTS)
+    tree, policy = grown(ToyPolicy(calls=2), config), policy_of(config)
+    about = policy.about_tree(tree)[HATO_STEPS]
+    on_paths = {i for leaf in tree.leaves for i in tree.path(leaf)}
+    expected = sorted(i for i in on_paths if "value" in tree.segments[i].info.notes)
+    assert about["segments"] == expected and 0 < len(expected) < len(on_paths)
+    assert all(tree.segments[i].author == MODEL for i in expected)
+
+
+def test_results_of_dropped_steps_are_released():
+    config = config_of(search_algorithm="beam", max_nodes_per_level=2, spread_leaves=False)
+    tree = grown(ToyPolicy(calls=2), config)
+    dropped = [segment for segment in tree.segments if "pruned" in segment.info.notes]
+    assert {segment.author for segment in dropped} == {MODEL, TOOL}
+    assert all(segment.token_ids == [] and not segment.log_probs for segment in dropped)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_an_engine_that_fails_leaves_no_tool_running(seed):
+    class Fails(ToyPolicy):
+        async def generate(self, request):
+            if len(self.requests) == 3 + seed:
+                raise RuntimeError("engine core died")
+            return await super().generate(request)
+
+    async def run():
+        engine = Fails(calls=2, delay=0.01, order=seed)
+        with pytest.raises(RuntimeError, match="engine core died"):
+            await grow(engine, config_of(spread_leaves=False), library_tools(library(delay=0.05)))
+        assert engine.running == 0 and asyncio.all_tasks() == {asyncio.current_task()}
+
+    asyncio.run(run())
+
+
+def test_an_environment_that_fails_fails_the_tree_once_for_all_who_wait():
+    tools = library_tools()
+
+    async def answer(turn, tag, max_tokens):
+        await asyncio.sleep(0.01)
+        raise RuntimeError("no such node")
+
+    tools.answer = answer
+
+    async def run():
+        with pytest.raises(RuntimeError, match="no such node"):
+            await grow(OneLetter(calls=1), config_of(spread_leaves=False), tools)
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+
+    asyncio.run(run())
+
+
+# ---- a real model ----
+
+TAGGED = make_tokenizer(extra_words=("<search>", "</search>"))
+
+
+@pytest.fixture(scope="module")
+def model():
+    """A tiny model that likes to call."""
+    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_layers": 1, "num_heads": 2, "num_kv_heads": 2}
+    tiny = make_model(TinyModelConfig(**sizes, tie_word_embeddings=False), TAGGED)
+    head = torch.nn.Linear(16, len(TAGGED))
+    with torch.no_grad():
+        head.weight.copy_(torch.randn(head.weight.shape, generator=torch.Generator().manual_seed(0)))
+        head.bias.zero_()
+        for text, bias in {"<search>": 6, "</search>": 6, "x": 6, "y": 6, TAGGED.eos_token: 4}.items():
+            head.bias[TAGGED.convert_tokens_to_ids(text)] = bias
+    tiny.lm_head = head
+    return tiny.double().eval()
+
+
+@pytest.mark.parametrize("depth", [1, 4])
+def test_on_a_real_model(model, depth):
+    tools, prompt = library(), TAGGED.encode("who?")
+    environment = Tools(tools, Protocol(TAGGED, ["search"]), call_limit=2)
+    config = config_of(max_depth=depth, max_step_tokens=8, branching_factor=6)
+
+    def tree_of(engine):
+        return asyncio.run(
+            builder.grow(
+                engine,
+                prompt,
+                4,
+                policy_of(config),
+                environment=environment,
+                max_tokens=100,
+                stop_token_ids=[TAGGED.eos_token_id],
+                vocab_size=len(TAGGED),
+                seed=1,
+            )
+        )
+
+    tree = tree_of(TransformersEngine(model, TAGGED))
+    n_calls = 0
+    for leaf, row, mask, log_probs in zip(
+        tree.leaves, tree.trajectories(), tree.response_masks(), tree.log_probs(), strict=True
+    ):
+        with torch.no_grad():
+            logits = model(torch.tensor([prompt + row])).logits[0, len(prompt) - 1 : -1].log_softmax(-1)
+        expected = logits.gather(1, torch.tensor(row)[:, None])[:, 0] * torch.tensor(mask)
+        assert log_probs == pytest.approx(expected.tolist(), abs=1e-6) and len(row) <= 100
+        path = [tree.segments[i] for i in tree.path(leaf)]
+        for before, segment in pairwise(path):
+            closed = before.author == MODEL and before.token_ids[-1] == TAGGED.convert_tokens_to_ids("</search>")
+            assert (segment.author == TOOL) == closed
+        n_calls = max(n_calls, sum(segment.author == TOOL for segment in path))
+    assert n_calls == 2 and tools.tools["search"].asked
+    again = tree_of(TransformersEngine(model, TAGGED))
+    assert without_seconds(again) == without_seconds(tree)

@@ -1,0 +1,367 @@
+"""Trees grown on a real, tiny model: bounds, seeds, and log-probs that are the model's own."""
+
+import asyncio
+import math
+import random
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+import torch
+from transformers import Qwen2Config, Qwen2ForCausalLM
+
+from recipe.hato.checks import hato_config
+from recipe.hato.keys import ExplorationConfig, HATOConfig, TreeConfig, UncertaintyConfig
+from recipe.hato.local_reward import heuristic
+from recipe.hato.step_features import FEATURES
+from recipe.hato.tree import HATO_STEPS, Policy
+from recipe.hato.value_model import value_model_of
+from tests.configs import composed
+from tests.utils.test_entropy_estimate_on_cpu import slow
+from tests.workers.rollout.toy_engine import EOS, VOCAB, Calls, HashEngine, Letters
+from verl.workers.rollout import tree_builder as builder
+from verl.workers.rollout.engines.local_transformers import TransformersEngine
+from verl.workers.rollout.environment import NO_ENVIRONMENT
+from verl.workers.rollout.prompt_task import PromptSettings, PromptTask
+from verl.workers.rollout.trajectory_tree import TOOL
+from verl.workers.rollout.tree_builder import Sampling
+
+PROMPT = [1, 2, 3]
+
+
+class Slow(TransformersEngine):
+    """Answers in an order of its own, and remembers what it was asked for."""
+
+    def __init__(self, model, order: int):
+        super().__init__(model, Letters())
+        self.clock, self.asked = random.Random(order), []
+
+    async def generate(self, request):
+        self.asked.append(request)
+        await asyncio.sleep(self.clock.random() / 1000)
+        return await super().generate(request)
+
+
+class FromCandidates(Slow):
+    """Reports what the engine's entropies are estimated from, and estimates them a token at a time."""
+
+    async def generate(self, request):
+        generation = await super().generate(replace(request, n_entropy=0, n_top_logprobs=request.n_entropy))
+        generation.entropies = [slow([p for _, p in step], VOCAB) for step in generation.top_logprobs]
+        return generation
+
+
+@pytest.fixture(scope="module")
+def model() -> Qwen2ForCausalLM:
+    torch.manual_seed(0)
+    sizes = {"vocab_size": VOCAB, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2}
+    config = Qwen2Config(**sizes, num_attention_heads=2, num_key_value_heads=2, initializer_range=0.4)
+    return Qwen2ForCausalLM(config).eval()
+
+
+def config_of(**tree) -> HATOConfig:
+    shape = {"max_depth": 4, "max_step_tokens": 5, "step_delimiter": "c", "max_nodes": 40} | tree
+    return HATOConfig(tree=TreeConfig(**shape), uncertainty=UncertaintyConfig(entropy_top_k=VOCAB))
+
+
+def grow(engine, config: HATOConfig, *, seed=0, temperature=1.0, local_reward=heuristic, settings=None):
+    task = PromptTask({}, settings=PromptSettings(tree=settings or {}))
+    policy = Policy(config, value_model_of(config, 0), local_reward, Letters().decode).for_task(task, None)
+    options = {"max_tokens": 24, "stop_token_ids": [EOS], "vocab_size": VOCAB, "request_id": "a"}
+    tree = builder.grow(engine, PROMPT, 8, policy, sampling=Sampling(temperature), seed=seed, **options)
+    return asyncio.run(tree)
+
+
+def depth(tree, i: int) -> int:
+    return len(tree.path(i))
+
+
+@pytest.mark.parametrize("algorithm", ["bfs", "dfs", "beam"])
+@pytest.mark.parametrize("seed", range(6))
+def test_bounds_of_a_tree(model, algorithm, seed):
+    engine = Slow(model, 0)
+    tree = grow(engine, config_of(search_algorithm=algorithm, max_nodes_per_level=6), seed=seed)
+    kept = {i for leaf in tree.leaves for i in tree.path(leaf)}
+    assert 1 <= len(tree.leaves) == len(set(tree.leaves)) <= 8
+    assert len(kept) == tree.metrics["nodes_kept"] <= 40 and len(tree.segments) == tree.metrics["nodes_made"]
+    for i, segment in enumerate(tree.segments):
+        features, notes = segment.info.for_trainer["features"], segment.info.notes
+        assert len(features) == len(FEATURES) and all(0 <= value <= 1 for value in features)
+        assert 1 <= depth(tree, i) <= 4 and 0 <= notes["value"] <= 1 and notes["uncertainty"] > 0
+        assert bool(segment.token_ids) == (i in kept)
+    for leaf, path in zip(tree.leaves, tree.trajectories(), strict=True):
+        assert len(path) <= 24 and (path[-1] == EOS or len(path) == 24)
+        for i in tree.path(leaf)[:-1]:  # to the delimiter or the bound of a step
+            text = Letters().decode(tree.segments[i].token_ids)
+            assert "c" not in text[:-1] and (text[-1] == "c" or len(text) == 5)
+    levels = [depth(tree, i) for i in kept]
+    assert max(levels.count(level) for level in set(levels)) <= 6
+    assert {request.request_id for request in engine.asked} == {"a"}
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_log_probs_and_entropies_are_the_models(model, temperature):
+    tree = grow(Slow(model, 0), config_of(), temperature=temperature)
+    for leaf, tokens, log_probs in zip(tree.leaves, tree.trajectories(), tree.log_probs(), strict=True):
+        with torch.no_grad():
+            logits = model(torch.tensor([PROMPT + tokens])).logits[0, len(PROMPT) - 1 : -1]
+        expected = (logits / temperature).log_softmax(-1)[range(len(tokens)), tokens]
+        assert log_probs == pytest.approx(expected.tolist(), abs=1e-4)
+        entropies = -(logits.softmax(-1) * logits.log_softmax(-1)).sum(-1) / math.log(VOCAB)
+        at = 0
+        for segment in (tree.segments[i] for i in tree.path(leaf)):
+            own = entropies[at : at + len(segment.token_ids)].mean().item()
+            assert segment.info.notes["entropy"] == pytest.approx(own, abs=1e-4)
+            at += len(segment.token_ids)
+
+
+def test_a_tree_follows_from_its_seed_however_requests_are_answered_in_time(model):
+    texts = [grow(Slow(model, order), config_of(), seed=5).to_json() for order in range(4)]
+    assert len(set(texts)) == 1
+    assert grow(Slow(model, 0), config_of(), seed=6).to_json() != texts[0]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_tree_is_the_same_from_entropies_as_from_candidates(model, seed):
+    config = replace(config_of(), uncertainty=UncertaintyConfig(entropy_top_k=5))
+    ours, theirs = (grow(engine(model, 0), config, seed=seed) for engine in (Slow, FromCandidates))
+    assert ours.trajectories() == theirs.trajectories()
+    for segment, expected in zip(ours.segments, theirs.segments, strict=True):
+        assert segment.info.for_trainer["features"] == pytest.approx(expected.info.for_trainer["features"], abs=1e-6)
+    assert len({segment.info.notes["entropy"] for segment in ours.segments}) > 5
+
+
+def test_the_way_to_the_end_has_neither_delimiter_nor_bound_of_a_step(model):
+    engine = Slow(model, 0)
+    tree = grow(engine, config_of(max_depth=1, step_delimiter="a"))
+    assert all(request.stop == [] and request.max_tokens == 24 for request in engine.asked)
+    assert all(segment.parent is None for segment in tree.segments)
+
+
+class Stingy(Slow):
+    """Ends every answer after 7 tokens."""
+
+    async def generate(self, request):
+        return await super().generate(replace(request, max_tokens=min(7, request.max_tokens)))
+
+
+def test_a_last_step_goes_on_where_an_answer_was_cut_short(model):
+    tree = grow(Stingy(model, 0), config_of(max_depth=1))
+    assert len(tree.leaves) > 1 and any(len(path) > 7 for path in tree.trajectories())
+    assert all(path[-1] == EOS or len(path) == 24 for path in tree.trajectories())
+    for segment in (tree.segments[i] for leaf in tree.leaves for i in tree.path(leaf)):
+        assert "local_rewards" in segment.info.fields and segment.info.entropies is None
+
+
+def test_a_shared_budget_and_entropies_that_are_not_asked_for(model):
+    config, engine = replace(config_of(), uncertainty=UncertaintyConfig(entropy_top_k=0)), Slow(model, 0)
+    tree = grow(engine, config, settings={"max_nodes": 3})
+    assert tree.metrics["nodes_kept"] <= 3
+    assert all(request.n_entropy == 0 for request in engine.asked)
+    assert {segment.info.notes["entropy"] for segment in tree.segments} == {0.0}
+
+
+def test_the_trainers_temperature_goes_before_the_prompts(model):
+    engine = Slow(model, 0)
+    grow(engine, config_of(), temperature=1.0, settings={"temperature": 0.6})
+    assert {request.temperature for request in engine.asked} == {0.6}
+
+
+def test_greedy_siblings_are_one_step_and_get_one_local_reward(model):
+    seen = []
+
+    async def local(step):
+        await asyncio.sleep(0)
+        seen.append((tuple(step.before), tuple(step.tokens)))
+        assert step.decode(step.tokens).islower() and list(step.problem) == PROMPT
+        return 0.25
+
+    exploration = ExplorationConfig(initial_temperature=1e-4)
+    config = replace(config_of(branching_factor=3, spread_leaves=False), exploration=exploration)
+    tree = grow(Slow(model, 0), config, temperature=1e-4, local_reward=local)
+    assert len(tree.leaves) == 1 and tree.segments[0].info.fields["draws"] == 3
+    assert {segment.info.fields["local_rewards"] for segment in tree.segments} == {0.25}
+    assert len(seen) == len(tree.segments)
+
+
+def test_a_local_reward_sees_the_step_after_what_was_before(model):
+    seen = {}
+
+    def local(step):
+        seen[tuple(step.before), tuple(step.tokens)] = list(step.parent)
+        return len(step.before) / 100
+
+    tree = grow(Slow(model, 0), config_of(), local_reward=local)
+    assert not any("pruned" in segment.info.notes for segment in tree.segments)
+    for i, segment in enumerate(tree.segments):
+        before = [t for j in tree.path(i)[:-1] for t in tree.segments[j].token_ids]
+        parent = PROMPT if segment.parent is None else tree.segments[segment.parent].token_ids
+        assert seen[tuple(before), tuple(segment.token_ids)] == parent
+        assert segment.info.fields["local_rewards"] == len(before) / 100
+        features = dict(zip(FEATURES, segment.info.for_trainer["features"], strict=True))
+        assert features["local_reward"] == len(before) / 100
+
+
+def test_the_value_model_learns_from_every_kept_step(model):
+    config = config_of(search_algorithm="beam", max_nodes_per_level=2, spread_leaves=False)
+    policy = Policy(config, value_model_of(config, 0), heuristic)
+    options = {"max_tokens": 24, "stop_token_ids": [EOS], "vocab_size": VOCAB, "seed": 3}
+    tree = asyncio.run(builder.grow(Slow(model, 0), PROMPT, 8, policy, **options))
+    assert tree.metrics["nodes_pruned"] > 0
+    steps = policy.about_tree(tree)[HATO_STEPS]
+    assert steps["segments"] == sorted({i for leaf in tree.leaves for i in tree.path(leaf)})
+    info = [segment.info for segment in tree.segments]
+    assert steps["features"] == [info[i].for_trainer["features"] for i in steps["segments"]]
+    assert steps["values"] == [info[i].notes["value"] for i in steps["segments"]]
+    assert "features" not in tree.to_json(), "the viewer has no use for them"
+
+
+def test_an_engine_that_fails_fails_the_tree_and_leaves_nothing_running(model):
+    class Fails(Slow):
+        running = 0
+
+        async def generate(self, request):
+            if len(self.asked) == 4:
+                raise RuntimeError("out of memory")
+            Fails.running += 1
+            try:
+                return await super().generate(request)
+            finally:
+                Fails.running -= 1
+
+    with pytest.raises(RuntimeError, match="out of memory"):
+        grow(Fails(model, 0), config_of())
+    assert Fails.running == 0
+
+
+# -- what the search drops --
+
+DROPPING = ExplorationConfig(beta_u=0.0, pruning_threshold=0.5, selection_temperature=0.25)
+
+
+def dropping(**tree) -> HATOConfig:
+    shape = {"max_depth": 4, "max_step_tokens": 4, "step_delimiter": "c", "max_nodes": 60} | tree
+    return replace(config_of(), tree=TreeConfig(**shape), exploration=DROPPING)
+
+
+class Taste:
+    """Values in the place of a model's: a number drawn with a step's features."""
+
+    def predict(self, features):
+        values = [random.Random(str([round(x, 4) for x in row])).random() for row in features]
+        return torch.tensor(values), torch.zeros(len(values))
+
+
+def searched(config: HATOConfig, seed: int, n: int = 8, environment=NO_ENVIRONMENT, order: int = 0):
+    """The policy, its tree, and the engine, in which every prefix has a distribution of its own."""
+    policy, engine = Policy(config, Taste(), heuristic, Letters().decode), HashEngine(3.0, delay=0.002, order=order)
+    options = {"max_tokens": 30, "stop_token_ids": [EOS], "vocab_size": VOCAB, "seed": seed}
+    return policy, asyncio.run(builder.grow(engine, PROMPT, n, policy, environment=environment, **options)), engine
+
+
+def split(tree) -> tuple[list[int], list[int]]:
+    """Leaves with an answer and without."""
+    return [x for x in tree.leaves if not tree.is_dropped(x)], [x for x in tree.leaves if tree.is_dropped(x)]
+
+
+@pytest.mark.parametrize("tools", [False, True])
+@pytest.mark.parametrize("algorithm", ["bfs", "dfs", "beam"])
+@pytest.mark.parametrize("seed", range(4))
+def test_dropped_steps_are_rows_after_the_answers_and_change_nothing_else(algorithm, seed, tools):
+    shape = {"search_algorithm": algorithm, "max_nodes_per_level": 4}
+    environment = (lambda: Calls()) if tools else (lambda: NO_ENVIRONMENT)
+    before, after = (searched(dropping(**shape, train_dropped=on), seed, 12, environment()) for on in (False, True))
+    # what tools and the engine take decides who asks first
+    assert sorted(r.seed for r in before[2].asked) == sorted(r.seed for r in after[2].asked), "the same search"
+    tree, (answers, dropped) = after[1], split(after[1])
+    assert tree.leaves == [*answers, *dropped] and len(tree.leaves) <= 12
+    paths = tree.trajectories()
+    assert paths[: len(answers)] == before[1].trajectories()
+    assert not any("dropped" in segment.info.fields for segment in before[1].segments)
+    assert {"dropped_steps", "dropped_rows"} == tree.metrics.keys() - before[1].metrics.keys()
+    assert before[1].metrics.items() <= tree.metrics.items()
+    assert len(dropped) == tree.metrics["dropped_rows"] == min(12 - len(answers), tree.metrics["dropped_steps"])
+    # the value model learns from the same steps
+    own, learnt = (policy.about_tree(grown)[HATO_STEPS] for policy, grown, _ in (before, after))
+    assert own["features"] == learnt["features"] and own["values"] == learnt["values"]
+    assert set(learnt["segments"]) <= {i for leaf in answers for i in tree.path(leaf)}
+    # a step that was dropped was open, its value was low, or a beam had better ones
+    for leaf, path in zip(dropped, paths[len(answers) :], strict=True):
+        last = tree.segments[leaf]
+        assert path[-1] != EOS and len(path) < 30 or last.author == TOOL
+        step = last if "value" in last.info.notes else tree.segments[last.parent]
+        assert step.info.fields["dropped"] == 1 and (step.info.notes["value"] < 0.5 or algorithm == "beam")
+        assert not any(segment.parent == leaf for segment in tree.segments), "nothing follows it"
+    # only rows hold tokens
+    on_rows = {i for leaf in tree.leaves for i in tree.path(leaf)}
+    assert on_rows == {i for i, segment in enumerate(tree.segments) if segment.token_ids}
+
+
+def test_rows_of_dropped_steps_were_generated_token_by_token():
+    """A row's log-probabilities are the engine's for its tokens; some begin as an answer does."""
+    config, shared = dropping(train_dropped=True), 0
+    for seed in range(6):
+        _, tree, engine = searched(config, seed, 12)
+        answers, dropped = split(tree)
+        on_answers = {i for leaf in answers for i in tree.path(leaf)}
+        shared += sum(bool(on_answers & set(tree.path(leaf))) for leaf in dropped)
+        for tokens, log_probs in zip(tree.trajectories(), tree.log_probs(), strict=True):
+            expected = [
+                math.log(engine.probabilities([*PROMPT, *tokens[:at]])[token]) for at, token in enumerate(tokens)
+            ]
+            assert log_probs == pytest.approx(expected)
+    assert shared, "otherwise this tests nothing"
+
+
+def test_a_tree_with_dropped_rows_does_not_depend_on_who_is_fast():
+    config = dropping(train_dropped=True, search_algorithm="beam", max_nodes_per_level=2, branching_factor=4)
+    trees = [searched(config, 3, 4, order=order)[1] for order in range(3)]
+    assert trees[0].metrics["dropped_steps"] > trees[0].metrics["dropped_rows"] > 0, "some are chosen"
+    assert len({tree.to_json() for tree in trees}) == 1
+
+
+@pytest.mark.parametrize("algorithm", ["bfs", "dfs"])
+def test_stopping_early_without_a_tree(algorithm):
+    """n paths that do not share a segment: the answers, and what was given up after a step; together n rows."""
+    config = dropping(independent_paths=True, train_dropped=True, search_algorithm=algorithm)
+    given_up = 0
+    for seed in range(5):
+        _, tree, engine = searched(config, seed, 10)
+        answers, dropped = split(tree)
+        assert len(answers) + len(dropped) == 10 and answers and len(set(tree.leaves)) == 10
+        paths = [tree.path(leaf) for leaf in tree.leaves]
+        assert len({i for path in paths for i in path}) == sum(map(len, paths)) == len(tree.segments)
+        assert len(engine.asked) >= sum(map(len, paths)), "nothing else was asked for"
+        for leaf, path in zip(tree.leaves, paths, strict=True):
+            *above, last = (tree.segments[i].info.notes["value"] for i in path)
+            assert all(value >= 0.5 for value in above) or leaf in answers and len(answers) == 1, "the last way stays"
+            assert leaf in answers or last < 0.5
+        given_up += len(dropped)
+    assert given_up > 10
+
+
+def test_without_a_threshold_independent_paths_are_independent_answers():
+    exploration = ExplorationConfig(pruning_threshold=0.0)
+    config = replace(config_of(independent_paths=True, max_step_tokens=4), exploration=exploration)
+    _, tree, _ = searched(config, 1, 10)
+    assert len(tree.leaves) == 10 and tree.metrics["nodes_pruned"] == 0
+    assert {len([s for s in tree.segments if s.parent == i]) for i in range(len(tree.segments))} == {0, 1}
+    assert all(path[-1] == EOS or len(path) == 30 for path in tree.trajectories())
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_trees_of_the_notes_values(model, seed):
+    """Beams of 5 on 3 levels, of steps with V + 2 U of at least 0.2."""
+    hato = hato_config(composed("hato_notes_trainer", "hardware=cpu", recipe="hato"))
+    step = {"step_delimiter": "c", "max_step_tokens": 5}
+    hato = replace(hato, tree=replace(hato.tree, **step), uncertainty=replace(hato.uncertainty, entropy_top_k=VOCAB))
+    tree = grow(Slow(model, 0), hato, seed=seed, temperature=0.7)
+    kept = {i for leaf in tree.leaves for i in tree.path(leaf)}
+    levels = [depth(tree, i) for i in kept]
+    assert 1 <= len(tree.leaves) <= 8 and max(levels) <= 3 and max(levels.count(level) for level in levels) <= 5
+    by_parent = Counter(segment.parent for segment in tree.segments)
+    assert by_parent[None] <= 5 and max(by_parent.values()) <= 5
+    for i in kept:
+        notes = tree.segments[i].info.notes
+        is_only_way = len(tree.leaves) == 1
+        assert i in tree.leaves or is_only_way or notes["value"] + 2 * notes["uncertainty"] >= 0.2

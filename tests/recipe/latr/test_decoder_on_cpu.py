@@ -1,0 +1,201 @@
+"""latr_generate on the project's tiny model, and the pure parts of LATR: schedules, similarities, config."""
+
+import math
+import random
+from types import SimpleNamespace
+
+import pytest
+from omegaconf import OmegaConf
+from verl.workers.rollout.trees.latr import KTConfig, Policy, latr_generate
+
+from recipe.common.tiny_model import TinyModelConfig, make_model, make_tokenizer
+from recipe.latr.keys import SECTION
+from recipe.latr.schedule import mix_ratio, next_tightened_steps, tightened, tree_branches
+from recipe.latr.similarity import edit_distance_ratio, rouge_l, suffix_match
+from verl.workers.config.keys import read_keys
+from verl.workers.rollout.engines.interface import end_of_sequence_ids
+
+BRANCHY = {"prob_filter_abs_thres": 0.0, "prob_filter_rel_thres": 1.0, "rollout_filter_steps": [3]}
+
+
+@pytest.fixture(scope="module")
+def model_and_tokenizer():
+    tokenizer = make_tokenizer()
+    return make_model(TinyModelConfig(seed=1, hidden_size=24, intermediate_size=48, num_layers=1), tokenizer), tokenizer
+
+
+def generate(model_and_tokenizer, config=None, **options):
+    model, tokenizer = model_and_tokenizer
+    prompts = [tokenizer("1 2 3 = 6").input_ids, tokenizer("4 4 = 8").input_ids]
+    options = {"n": 8, "max_new_tokens": 12, **options}
+    return latr_generate(model, tokenizer, prompts, config or KTConfig(**BRANCHY), **options)
+
+
+def test_n_trajectories_of_at_most_max_new_tokens(model_and_tokenizer):
+    _, tokenizer = model_and_tokenizer
+    trees = generate(model_and_tokenizer)
+    assert len(trees) == 2
+    for tree in trees:
+        responses = tree.trajectories()
+        assert len(responses) == 8
+        assert all(1 <= len(tokens) <= 12 for tokens in responses)
+        for tokens in responses:
+            assert tokenizer.eos_token_id not in tokens[:-1]
+            assert len(tokens) == 12 or tokens[-1] == tokenizer.eos_token_id
+        assert tree.metrics["branches"] > 1
+
+
+def test_the_same_seed_gives_the_same_trees_and_another_one_does_not(model_and_tokenizer):
+    first, again, other = (
+        [tree.trajectories() for tree in generate(model_and_tokenizer, seed=seed)] for seed in (0, 0, 1)
+    )
+    assert first == again != other
+
+
+def test_the_mix_ratio_splits_tree_and_ordinary_samples(model_and_tokenizer):
+    config = KTConfig(**BRANCHY, mix_ratio_schedule={0: 0.5}, return_on_full=False, force_return_step=-1)
+    tree = generate(model_and_tokenizer, config)[0]
+    assert tree.metrics["tree_share"] == 0.5 and len(tree.trajectories()) == 8
+    greedy_only = generate(model_and_tokenizer, config, seed=5)[0].trajectories()
+    assert tree.trajectories()[:4] == greedy_only[:4]  # the tree is greedy: no seed
+    assert tree.trajectories()[4:] != greedy_only[4:]
+    plain = generate(model_and_tokenizer, KTConfig(mix_ratio_schedule={0: 0.0}))[0]
+    assert len(plain.trajectories()) == 8 and plain.metrics == {"tree_share": 0.0}
+
+
+def test_the_segments_say_what_happened_there(model_and_tokenizer):
+    config = KTConfig(**BRANCHY, random_pruning_ratio=0.7, keep_math_symbols=False)
+    trees = generate(model_and_tokenizer, config, n=4)
+    notes = [segment.info.notes for tree in trees for segment in tree.segments]
+    assert any("pruned" in each for each in notes) and any("suppressed" in each for each in notes)
+    for tree in trees:
+        returned = {i for leaf in tree.leaves for i in tree.path(leaf)}
+        for i, segment in enumerate(tree.segments):
+            assert set(segment.info.shown()) <= {"pruned", "pruned_step", "suppressed"}
+            assert not (i in returned and "pruned" in segment.info.notes)
+            for candidate in segment.info.notes.get("suppressed", []):
+                # an alternative to the likeliest token, which was taken there
+                assert candidate["token"] != segment.token_ids[candidate["offset"]]
+                assert candidate["prob"] <= math.exp(segment.log_probs[candidate["offset"]]) + 1e-6
+
+
+@pytest.mark.parametrize("fill", [True, False])
+def test_branches_that_never_opened(model_and_tokenizer, fill):
+    """No candidate passes: one branch; filling repeats it."""
+    config = KTConfig(prob_filter_abs_thres=1.0, fill_return_sequences=fill, force_return_step=-1, return_on_full=False)
+    responses = generate(model_and_tokenizer, config)[0].trajectories()
+    assert len(responses) == (8 if fill else 1)
+    assert len({tuple(tokens) for tokens in responses}) == 1
+
+
+@pytest.mark.parametrize("mode", ["full", "always"])
+def test_sampling_inside_the_tree_is_seeded(model_and_tokenizer, mode):
+    config = KTConfig(**BRANCHY, sample_nk=mode, return_on_full=False, force_return_step=-1)
+    once, again = ([tree.trajectories() for tree in generate(model_and_tokenizer, config, n=4)] for _ in range(2))
+    other = [tree.trajectories() for tree in generate(model_and_tokenizer, config, n=4, seed=9)]
+    assert once == again != other
+
+
+@pytest.mark.parametrize("ablation", [{"random_branching_ratio": 0.5}, {"random_pruning_ratio": 0.5}])
+def test_ablations_are_random_and_seeded(model_and_tokenizer, ablation):
+    config = KTConfig(**BRANCHY, **ablation, keep_math_symbols=False, return_on_full=False, force_return_step=-1)
+    once, again = ([tree.to_json() for tree in generate(model_and_tokenizer, config)] for _ in range(2))
+    assert once == again
+    assert once != [tree.to_json() for tree in generate(model_and_tokenizer, config, seed=3)]
+
+
+def test_no_prompt_or_no_responses_are_refused(model_and_tokenizer):
+    model, tokenizer = model_and_tokenizer
+    with pytest.raises(ValueError, match="n=0"):
+        latr_generate(model, tokenizer, [[1]], KTConfig(), n=0)
+    with pytest.raises(ValueError, match="a prompt of 0 tokens"):
+        latr_generate(model, tokenizer, [[]], KTConfig())
+
+
+# ---- similarities, by hand ----
+
+
+def test_similarities_by_hand():
+    a, b = [1, 2, 3, 4], [1, 3, 4, 5]
+    assert edit_distance_ratio(a, b) == 2 / 4  # drop 2, add 5
+    assert rouge_l(a, b) == 3 / 4  # 1 3 4
+    assert suffix_match(a, b) == 2 / 4  # "3 4" ends a and is inside b
+    assert suffix_match([1, 2], [3, 4]) == 0.0
+    assert (edit_distance_ratio(a, a), rouge_l(a, a), suffix_match(a, a)) == (0.0, 1.0, 1.0)
+
+
+def test_suffix_match_takes_any_token_id():
+    tokens = [0xD800, 151_643, 10, 0xDFFF]
+    assert suffix_match(tokens, tokens) == 1.0
+
+
+# ---- schedules ----
+
+
+def test_mix_ratio_depends_on_the_step_alone():
+    schedule = {0: 1.0, 10: 0.75, 20: 0.5, 80: 0.25, 200: 0.0}
+    steps = {0: 1.0, 9: 1.0, 10: 0.75, 19: 0.75, 20: 0.5, 79: 0.5, 80: 0.25, 199: 0.25, 200: 0.0, 999: 0.0}
+    assert {step: mix_ratio(schedule, step) for step in steps} == steps
+    assert [tree_branches(8, ratio) for ratio in (1.0, 0.75, 0.5, 0.25, 0.0)] == [8, 6, 4, 2, 0]
+
+
+def test_the_parameter_scheduler_tightens_loosens_and_stops_at_its_bounds():
+    config = KTConfig(enable_param_scheduler=True, max_n_step=2, rollout_filter_rouge_l_thres=0.5)
+    tightened_steps = 0
+    for expected in (1, 2, 2):
+        tightened_steps = next_tightened_steps(config, tightened_steps, suppress_ratio=0.2, empty_branch_ratio=0.0)
+        assert tightened_steps == expected
+    tight = tightened(config, tightened_steps)
+    assert tight.prob_filter_abs_thres == pytest.approx(0.27) and tight.prob_filter_rel_thres == pytest.approx(0.13)
+    assert tight.rollout_filter_edit_dist_thres == pytest.approx(0.42)
+    assert tight.rollout_filter_rouge_l_thres == pytest.approx(0.48)
+    for _ in range(9):
+        tightened_steps = next_tightened_steps(config, tightened_steps, suppress_ratio=0.0, empty_branch_ratio=0.2)
+    assert tightened_steps == -2
+    assert next_tightened_steps(KTConfig(), 0, 1.0, 0.0) == 0  # off by default
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_tightening_never_leaves_the_unit_interval(seed):
+    generator = random.Random(seed)
+    config = KTConfig(prob_filter_abs_thres=generator.random(), prob_filter_rel_thres=generator.random())
+    for tightened_steps in (-1000, 1000):
+        tight = tightened(config, tightened_steps)
+        assert 0 <= tight.prob_filter_abs_thres <= 1 and 0 <= tight.prob_filter_rel_thres <= 1
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("sample_nk", "sometimes", "sample_nk=sometimes: expected 'none', 'full' or 'always'"),
+        ("prob_filter_abs_thres", 1.5, "prob_filter_abs_thres=1.5: expected less than or equal to 1"),
+        ("rollout_filter_steps", [], "rollout_filter_steps=[]: expected at least 1 item"),
+        ("force_return_step", 0, "force_return_step=0: expected at least 1, or -1: never"),
+        ("mix_ratio_schedule", {5: 1.0}, "mix_ratio_schedule={5: 1.0}: expected {step: ratio} with step 0"),
+        ("mix_ratio_schedule", {0: 2.0}, "mix_ratio_schedule.0=2.0: expected less than or equal to 1"),
+        ("max_n_branch_per_token", 0, "max_n_branch_per_token=0: expected at least 1"),
+        ("cumulative_prob_filter_thres", 0.0, "cumulative_prob_filter_thres=0.0: expected greater than 0"),
+    ],
+)
+def test_bad_values_name_their_key(key, value, message):
+    with pytest.raises(ValueError) as error:
+        read_keys(KTConfig, {key: value}, SECTION)
+    assert str(error.value) == f"{SECTION}.{message}"
+
+
+@pytest.mark.parametrize(("ids", "expected"), [(None, [7]), (7, [7]), ([7, 3], [3, 7]), (9, [7, 9])])
+def test_the_generation_configs_ends_count_too(ids, expected):
+    assert end_of_sequence_ids(SimpleNamespace(eos_token_id=7), SimpleNamespace(eos_token_id=ids)) == expected
+    assert end_of_sequence_ids(SimpleNamespace(eos_token_id=7)) == [7]
+
+
+@pytest.mark.parametrize("sampling", [{"temperature": 0.6}, {"top_p": 0.9}, {"top_k": 20}])
+def test_sampling_in_the_tree_is_refused_where_candidates_would_not_be_raw(sampling):
+    def policy_of(sample_nk, **rollout):
+        rollout = {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "kt": {"sample_nk": sample_nk}} | rollout
+        return Policy.from_config(OmegaConf.create({"actor_rollout_ref": {"rollout": rollout}}))
+
+    assert policy_of("none", **sampling).config.sample_nk == "none"
+    assert policy_of("full").config.sample_nk == "full"
+    with pytest.raises(ValueError, match="sample_nk=full needs temperature=1"):
+        policy_of("full", **sampling)

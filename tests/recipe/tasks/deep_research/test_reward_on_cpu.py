@@ -1,0 +1,239 @@
+"""Both variants of ARPO's reward against scores worked out by hand."""
+
+import time
+
+import pytest
+
+from recipe.tasks.deep_research import reward as deep_research
+from recipe.tasks.deep_research.reward import rule_of
+from verl.utils.math_answers import comparison as math_equivalence
+
+T, S, P = "<think>t</think>", "<search>q</search>", "<python>c</python>"
+R = " <result>\nr\n</result>"
+
+
+def answer(boxed: str) -> str:
+    return rf"<answer>\boxed{{{boxed}}}</answer>"
+
+
+def score(text: str, truth="Barack Obama", source="hotpotqa", **options) -> dict:
+    return deep_research.compute_score(source, text, truth, **options)
+
+
+GOOD, ALL_TOOLS = T + answer("Barack Obama"), T + S + R + P + R + answer("Barack Obama")
+HALF = T + S + R + P + R + answer("Obama")  # F1 2/3
+
+
+@pytest.mark.parametrize(
+    ("text", "specification", "published"),
+    [
+        (GOOD, 1.0, 1.0),
+        (ALL_TOOLS, 1.0, 1.1),
+        (T + S + R + S + R + answer("Barack Obama"), 1.0, 1.0),  # one tool twice
+        (HALF, 0.2 + 0.8 * 2 / 3, 2 / 3 + 0.1),  # both tools, and partly right
+        (T + S + R + P + R + answer("Trump"), 0.2, 0.0),  # both tools, but nothing of it is right
+        (T + answer("Trump"), 0.2, 0.0),
+        (answer("Barack Obama"), 0.8, -1.0),  # no think
+        (ALL_TOOLS + "!", 0.8, 1.1),  # the authors' format does not mind text after the answer
+        (T + "<answer>Barack Obama</answer>", 0.0, -1.0),
+        (T + answer(r"\text{Barack Obama}"), 1.0, 0.5),  # the words "textbarack" and "obama": F1 2 * 1 / (2 + 2)
+        ("", 0.0, -1.0),
+        (None, 0.0, -1.0),
+    ],
+)
+def test_questions(text, specification, published):
+    assert score(text)["score"] == pytest.approx(specification)
+    assert score(text, variant="published")["score"] == pytest.approx(published)
+
+
+END = answer("Barack Obama")
+
+
+@pytest.mark.parametrize(
+    ("text", "score_by_authors"),
+    [
+        # what the authors' check lets pass
+        (T + R + END, 1.0),  # a result without a call
+        (T + S + " and then" + R + END, 1.0),  # text between a call and its result
+        ("<think>a <search>q</search> <result>r</result></think>" + END, 1.0),  # a call inside a think
+        (END + T, 1.0),  # a think after the answer
+        (T + "</python>" + S + R + END, 1.1),  # a closing tag alone counts as the use of a tool
+        (T + r"<answer>\boxed{Barack Obama}, {</answer>", 1.0),
+        # what it refuses
+        (T + S + END, -1.0),  # no result
+        (T + "<search>q <result>r</result>" + END, -1.0),  # the call is not closed
+        (T + "<python>c <result>r</result></python>" + END, -1.0),  # closed behind its result
+        (T + S + " <result>r" + END, -1.0),
+        (T + "</search><result></result>" + S + END, -1.0),
+        (T + "<think>" + END, -1.0),
+        (T + END + END, -1.0),
+        (T + S + " <result><answer>no</answer></result>" + END, -1.0),  # tags in a result count, too
+        (T + "</answer><answer>" + r"\boxed{Barack Obama}", -1.0),
+        (T + r"<answer>\boxed{Barack Obama</answer>", -1.0),
+        (T + r"<answer>\boxed{Barack Obama} and \boxed{x, {y}</answer>", -1.0),  # the last box is not closed
+    ],
+)
+def test_the_authors_format(text, score_by_authors):
+    result = score(text, variant="published")
+    assert result["score"] == pytest.approx(score_by_authors)
+    assert result["format"] == float(score_by_authors >= 0)
+
+
+def test_the_published_reward_is_f1_for_everything_unless_a_rule_is_named():
+    text = T + answer("0.5")
+    assert score(text, "1/2", "aime24", variant="published")["score"] == 0.0
+    assert score(text, "1/2", "unheard-of", variant="published")["score"] == 0.0
+    assert score(text, "1/2", "aime24", variant="published", rule="math")["score"] == 1.0
+    assert score(T + answer("x 2"), "2", "aime24", variant="published")["score"] == pytest.approx(2 / 3)
+
+
+def test_the_parts():
+    assert score(HALF) == pytest.approx(
+        {
+            "score": 0.2 + 0.8 * 2 / 3,
+            "acc": 0.0,
+            "format": 1.0,
+            "correctness": 2 / 3,
+            "tool_calls": 2.0,
+            "all_tools": 1.0,
+            "pred": "obama",
+        }
+    )
+    keys = score(HALF).keys()
+    for other in (score(""), score(answer("1"), 1, "math500"), score(GOOD, variant="published", rule="em")):
+        assert other.keys() == keys  # verl collects them as columns
+
+
+@pytest.mark.parametrize(
+    ("boxed", "specification", "published"), [("0.5", 1.0, 1.0), (r"\frac12", 1.0, 1.0), ("0.4", 0.2, 0.0)]
+)
+def test_mathematics_by_equivalence(boxed, specification, published):
+    for variant, expected in (("specification", specification), ("published", published)):
+        result = score(T + answer(boxed), r"\frac{1}{2}", "aime24", variant=variant, rule="math")
+        assert result["score"] == pytest.approx(expected)
+
+
+def test_the_rule_can_be_named():
+    assert score(HALF, rule="em")["score"] == pytest.approx(0.2)
+    assert score(T + answer("0.5"), "1/2", "aime24", rule="f1")["score"] == pytest.approx(0.2)
+    assert score(T + answer("0.5"), "1/2", "unheard-of", rule="math")["score"] == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize(
+    ("source", "ability", "expected"),
+    [
+        ("train", "math", 1.0),  # 0.5 is 1/2
+        ("train", "qa", 0.2),  # other words
+        ("hotpotqa", "MATH", 1.0),
+        ("math_dapo", "qa", 0.2),
+        ("math_dapo", "fact-reasoning", 1.0),  # says neither: the data source's name decides
+        ("math_dapo", None, 1.0),
+    ],
+)
+def test_the_rows_ability_chooses_the_rule_before_the_data_sources_name(source, ability, expected):
+    assert score(T + answer("0.5"), "1/2", source, extra_info={"ability": ability})["score"] == expected
+
+
+def test_a_named_rule_wins_over_the_ability():
+    row = {"ability": "math", "reward_rule": "f1"}
+    assert score(T + answer("0.5"), "1/2", extra_info=row)["score"] == 0.2
+    assert score(T + answer("0.5"), "1/2", extra_info={"ability": "math"}, rule="f1")["score"] == 0.2
+    assert score(T + answer("0.5"), "1/2", extra_info={"ability": "math"}, variant="published")["score"] == 0.0
+
+
+def test_the_row_wins_over_the_config():
+    row = {"reward_variant": "published", "reward_rule": "em", "index": 3}
+    assert score(HALF, extra_info=row, variant="specification", rule="f1")["score"] == 0.0
+    assert score(HALF, extra_info={"reward_variant": None})["score"] == pytest.approx(0.2 + 0.8 * 2 / 3)
+
+
+def test_other_tools_make_another_bonus():
+    text = T + S + R + answer("Barack Obama")
+    assert score(text, variant="published", tool_tags=["search"])["score"] == pytest.approx(1.1)
+    assert score(text, variant="published", tool_tags="search")["score"] == pytest.approx(1.1)
+    assert score(T + "<roll>6" + R + END, variant="published", tool_tags="roll")["score"] == -1.0
+
+
+@pytest.mark.parametrize(
+    ("source", "rule"),
+    [
+        *[(name, "math") for name in ("AIME24", "aime25", "MATH500", "gsm8k", "openai/gsm8k", "MATH", "math_dapo")],
+        *[(name, "f1") for name in ("WebWalkerQA", "hotpotqa", "2WikiMultihopQA", "MuSiQue", "Bamboogle")],
+        *[(name, "f1") for name in ("GAIA", "HLE", "xbench-DeepSearch")],
+    ],
+)
+def test_the_papers_13_benchmarks_have_a_rule(source, rule):
+    assert rule_of(source) == rule
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"variant": "paper"}, "variant='paper': choose specification or published"),
+        ({"rule": "bleu"}, "rule='bleu'"),
+        ({"extra_info": {"reward_variant": "x"}}, "variant='x'"),
+        ({"source": "unheard-of"}, "data_source='unheard-of'.*reward_rule"),
+        ({"source": "unheard-of", "extra_info": {"ability": "code"}}, "ability='code': neither tells"),
+        ({"truth": []}, "ground_truth"),
+    ],
+)
+def test_mistakes_are_named(options, message):
+    with pytest.raises(ValueError, match=message):
+        score(GOOD, **options)
+
+
+@pytest.mark.parametrize(
+    ("source", "truth", "options", "message"),
+    [
+        ("unheard-of", "1", {}, "data_source='unheard-of'"),
+        ("hotpotqa", [], {}, "empty list"),
+        ("hotpotqa", " ", {}, "non-empty text"),
+        ("hotpotqa", {"target": ["Obama"]}, {}, "non-empty text"),
+        ("hotpotqa", "Obama", {"variant": "paper"}, "variant='paper'"),
+        ("hotpotqa", "Obama", {"extra_info": {"reward_rule": "bleu"}}, "rule='bleu'"),
+        ("hotpotqa", "Obama", {"tool_tags": ["think"]}, "tool_tags: 'think'"),
+        ("aime24", ["1", "2"], {}, "text or a number"),
+        ("aime24", "", {}, "text or a number"),
+    ],
+)
+def test_a_row_is_refused_before_a_run_as_it_is_by_the_reward(source, truth, options, message):
+    for function in (deep_research.check_row, lambda source, *rest, **more: score(GOOD, rest[0], source, **more)):
+        with pytest.raises(ValueError, match=message):
+            function(source, truth, **options)
+
+
+def test_good_rows_are_not_refused():
+    deep_research.check_row("hotpotqa", ["Obama", "B. Obama"], None)
+    deep_research.check_row("aime24", 204, {"reward_rule": None}, timeout_seconds=1.0)
+    deep_research.check_row("unheard-of", "1", {"reward_rule": "math"})
+    deep_research.check_row("unheard-of", "1", None, variant="published")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "<" * 1_000_000,
+        T + answer("{" * 200_000 + "}" * 200_000),
+        T + answer("x " * 500_000),
+        "\x00\ud800" * 500_000,
+        "<search>" * 100_000,
+    ],
+    ids=["angles", "braces", "words", "characters", "calls"],
+)
+@pytest.mark.parametrize("source", ["hotpotqa", "math500"])
+def test_hostile_text(text, source):
+    start = time.process_time()
+    assert score(text, "7", source)["acc"] == score(text, "7", source, variant="published")["acc"] == 0.0
+    assert time.process_time() - start < 2.0
+
+
+def test_hostile_characters_in_an_answer():
+    for boxed in ("\ud800", "\x00", "\x00\ud800 x"):
+        assert score(T + answer(boxed), "7")["acc"] == score(T + answer(boxed), "7", "math500")["acc"] == 0.0
+
+
+def test_the_time_limit_reaches_the_comparison(monkeypatch):
+    seen = []
+    monkeypatch.setattr(math_equivalence, "is_equivalent", lambda *given: bool(seen.append(given[-1])))
+    score(T + answer("0.5"), "1/2", "aime24", timeout_seconds=0.5)
+    assert seen == [0.5]

@@ -1,0 +1,180 @@
+"""Files of mathematics in each published layout against rows given by hand."""
+
+import json
+
+import pandas as pd
+import pytest
+
+from recipe.tasks.mathematics.data import main
+from verl.evaluation.questions.prompts import BOXED_INSTRUCTION
+from verl.trainer.checks.rows import check_data_files
+from verl.utils.math_answers.comparison import compute_score
+
+DAPO_PROMPT = (
+    "Solve the following math problem step by step. The last line of your response should be of the form Answer: "
+    "$Answer (without quotes) where $Answer is the answer to the problem.\n\n{}\n\n"
+    'Remember to put your answer on its own line after "Answer:".'
+)
+
+
+def dapo_row(question: str, answer: str, index: str = "x") -> dict:
+    return {
+        "data_source": "math_dapo",
+        "prompt": [{"role": "user", "content": DAPO_PROMPT.format(question)}],
+        "ability": "MATH",
+        "reward_model": {"ground_truth": answer, "style": "rule-lighteval/MATH_v2"},
+        "extra_info": {"index": index},
+    }
+
+
+# name -> (row as published, question, answer)
+LAYOUTS = {
+    "math500": (
+        {"problem": "1/2?", "solution": r"so \boxed{7}", "answer": r"\frac{1}{2}", "subject": "Algebra", "level": 1},
+        "1/2?",
+        r"\frac{1}{2}",
+    ),
+    "math": (
+        {"problem": "x?", "level": "Level 5", "type": "Algebra", "solution": r"\boxed{3}, so $\boxed{\frac{1}{2}}$."},
+        "x?",
+        r"\frac{1}{2}",
+    ),
+    "amc23": ({"id": 0, "question": "How many?", "answer": "27"}, "How many?", "27"),
+    "aimo-amc": ({"id": 0, "problem": "How many?", "answer": 142.0, "url": "u"}, "How many?", "142"),
+    "aime24": ({"ID": "2024-I-1", "Problem": "p?", "Solution": "s", "Answer": 204}, "p?", "204"),
+    "aime25": ({"problem": "p?", "answer": "070", "problem_idx": 1}, "p?", "070"),
+    "zero": ({"problem": "p?", "answer": 0}, "p?", "0"),
+    "olympiadbench": (
+        {"question": "q?", "solution": ["long"], "final_answer": ["$2$", "$-2$"], "context": None, "image_1": None},
+        "q?",
+        "2, -2",
+    ),
+    "dapo-math-17k": (dapo_row("In $x$?\nFind it.", "34"), "In $x$?\nFind it.", "34"),
+}
+
+
+def write(path, rows: list[dict]):
+    if path.suffix == ".parquet":
+        pd.DataFrame(rows).to_parquet(path)
+    elif path.suffix == ".jsonl":
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    else:
+        path.write_text(json.dumps(rows))
+    return path
+
+
+def test_csv_as_spreadsheets_write_it(tmp_path):
+    source, output = tmp_path / "source.csv", tmp_path / "out.parquet"
+    source.write_bytes('\ufeffproblem,answer\r\n"one,\r\ntwo\u2028?",5\r\n'.encode())
+    main(["--name", "math500", "--input", str(source), "--output", str(output)])
+    (row,) = pd.read_parquet(output).to_dict("records")
+    assert row["prompt"][0]["content"].startswith("one,\r\ntwo\u2028?\n")
+    assert row["reward_model"]["ground_truth"] == "5"
+
+
+def convert(tmp_path, rows, name="math500", suffix=".jsonl", *options) -> list[dict]:
+    source, output = write(tmp_path / f"source{suffix}", rows), tmp_path / "out" / "made.parquet"
+    main(["--name", name, "--input", str(source), "--output", str(output), *options])
+    check_data_files("data.train_files", str(output), "prompt")
+    return pd.read_parquet(output).to_dict("records")
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".json", ".parquet"])
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_each_layout(tmp_path, name, suffix):
+    published, question, answer = LAYOUTS[name]
+    (row,) = convert(tmp_path, [published], name, suffix)
+    assert row["data_source"] == ("math_dapo" if name == "dapo-math-17k" else name)
+    assert list(row["prompt"]) == [{"role": "user", "content": f"{question}\n\n{BOXED_INSTRUCTION}"}]
+    assert row["reward_model"] == {"style": "rule", "ground_truth": answer}
+    assert row["extra_info"] == {"index": 0, "split": "train" if name in ("math", "dapo-math-17k") else "test"}
+    assert compute_score(name, rf"\boxed{{{answer}}}", row["reward_model"]["ground_truth"])["acc"] == 1.0
+
+
+def test_repeats_are_left_out_and_contradictions_told(tmp_path, capsys):
+    rows = [dapo_row("a?", "1"), dapo_row("b?", "2"), *[dapo_row("a?", "1")] * 5, dapo_row("b?", "3")]
+    made = convert(tmp_path, rows, "dapo-math-17k", ".parquet", "--data-source", "mine")
+    assert [row["reward_model"]["ground_truth"] for row in made] == ["1", "2"]
+    assert {row["data_source"] for row in made} == {"mine"}
+    told = capsys.readouterr().out
+    assert "left out: 6" in told and "another answer: 1 row(s) 7" in told
+    assert len(convert(tmp_path, rows, "dapo-math-17k", ".parquet", "--keep-repeats")) == 8
+
+
+def test_converting_again_changes_nothing(tmp_path):
+    first = convert(tmp_path, [LAYOUTS["math500"][0]])
+    again = convert(tmp_path, [{**row, "prompt": list(row["prompt"])} for row in first])
+    assert json.dumps(again, default=list) == json.dumps(first, default=list)
+
+
+BAD = [
+    {"problem": "fine?", "answer": "1"},
+    {"problem": " ", "answer": "1"},
+    {"problem": "no answer?", "solution": "none boxed"},
+    {"problem": "none?", "answer": None},
+    {"question": "list?", "final_answer": []},
+    {"question": "hole?", "final_answer": ["1", ""]},
+    {"problem": "nan?", "answer": float("nan")},
+    {"problem": "see the picture", "answer": "1", "image_1": "bytes"},
+]
+
+
+def test_bad_rows_stop_the_run_and_are_listed(tmp_path, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        convert(tmp_path, BAD)
+    message = str(stopped.value)
+    assert "source.jsonl" in message and "1 row(s) 1;" in message and "5 row(s) 2, 3, 4, 5, 6" in message
+    assert "needs an image: 1 row(s) 7" in message and "--skip-bad-rows" in message
+    assert not list((tmp_path / "out").glob("*")) if (tmp_path / "out").exists() else True
+    assert len(convert(tmp_path, BAD, "math500", ".jsonl", "--skip-bad-rows")) == 1
+    assert "left out" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"problem": "half \ud83d?", "answer": "1"},
+        {"problem": "p?", "answer": "\udfff"},
+        {"problem": "p?", "answer": "1", "data_source": "\ud800"},
+    ],
+)
+def test_half_a_character_is_named_by_its_row(tmp_path, row):
+    with pytest.raises(SystemExit, match="has half a character, .*: 1 row.s. 1; --skip-bad-rows leaves them out"):
+        convert(tmp_path, [BAD[0], row])
+    assert len(convert(tmp_path, [BAD[0], row], "math500", ".jsonl", "--skip-bad-rows")) == 1
+
+
+def test_long_fields_of_csv_are_read(tmp_path):
+    """Python's csv refuses fields above 131,072 characters unless it is told otherwise."""
+    question = "How many? " * 20_000
+    source = tmp_path / "a.csv"
+    source.write_text(f'problem,answer\n"{question}",27\n')
+    main(["--name", "math500", "--input", str(source), "--output", str(tmp_path / "out.parquet")])
+    (prompt,) = pd.read_parquet(tmp_path / "out.parquet").prompt
+    assert prompt[0]["content"].startswith(question.strip())
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "message"),
+    [
+        ("a.jsonl", '{"problem": "p"\n', "line 1: not JSON"),
+        ("a.jsonl", "[1]\n", "line 1: expected an object, got list"),
+        ("a.json", '{"problem": "p"}', "expected a list of objects, got dict"),
+        ("a.json", "[1]", "expected an object, got int: 1 row"),
+        ("a.json", "[]", "no usable rows: it is empty"),
+        ("a.parquet", "no parquet", "not a readable parquet file"),
+        ("a.json", b"\xff\xfe", "a.json is not UTF-8"),
+        ("a.jsonl", b'{"problem": "p"}\n\xff\n', "a.jsonl is not UTF-8"),
+        ("a.csv", "problem,answer\np\n", "line 2: not CSV: expected 2 fields"),
+        ("a.csv", 'problem,answer\n"p', "a.csv, line [12]: not CSV"),
+        ("a.txt", "problem,answer", "expected a .jsonl, .json, .parquet or .csv file"),
+        (None, "", "missing.jsonl does not exist"),
+    ],
+)
+def test_damaged_files_are_named(tmp_path, file, content, message):
+    source = tmp_path / (file or "missing.jsonl")
+    if file:
+        source.write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(SystemExit, match=message):
+        main(["--name", "math500", "--input", str(source), "--output", str(tmp_path / "out.parquet")])
+    assert not (tmp_path / "out.parquet").exists()

@@ -1,0 +1,214 @@
+"""Number walks against a search written the slow way: every sequence of operations, with `eval`."""
+
+import functools
+import itertools
+import random
+import re
+from collections import Counter
+
+import pandas as pd
+import pytest
+from transformers import AutoTokenizer
+
+from recipe.common.tiny_model import make_tokenizer
+from recipe.hato.local_reward import Step
+from recipe.tasks.walk.data import MODEL, Problem, WalkConfig, apply, can_arrive, ends, main, random_walk, write_walks
+from recipe.tasks.walk.reward import compute_score
+
+CONFIG = WalkConfig(
+    train_size=300,
+    valid_size=40,
+    test_size=50,
+    demo_size=600,
+    demo_correct=0.5,
+    min_steps=3,
+    max_steps=5,
+    max_operand=5,
+    operators="+*-/",
+    seed=3,
+)
+
+
+def walks_slowly(start: int, steps: int, operations, limit: int) -> dict[tuple[str, ...], int]:
+    """Each possible sequence of operations, and where it ends."""
+    possible = {}
+    for path in itertools.product(operations, repeat=steps):
+        value = start
+        for operation in path:
+            value = eval(f"{value}{operation}")
+            if value != int(value) or not 0 <= value <= limit:
+                break
+        else:
+            possible[path] = int(value)
+    return possible
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory):
+    paths = write_walks(tmp_path_factory.mktemp("walk"), CONFIG)
+    return {split: pd.read_parquet(path) for split, path in paths.items()}
+
+
+def problems(frame) -> list[Problem]:
+    truths = [row["ground_truth"] for row in frame["reward_model"]]
+    return [Problem(**truth | {"operations": tuple(truth["operations"])}) for truth in truths]
+
+
+def shown(text: str) -> tuple:
+    """The start, target, steps and operations of a short prompt."""
+    start, target, steps, operations = re.fullmatch(r"(\d+)>(\d+) (\d+): (.*)", text).groups()
+    return int(start), int(target), int(steps), tuple(operations.split())
+
+
+def test_splits_are_disjoint_and_of_all_lengths(written):
+    assert {split: len(frame) for split, frame in written.items()} == {
+        "train": 300,
+        "valid": 40,
+        "test": 50,
+        "sft": 600,
+    }
+    splits = {split: set(problems(written[split])) for split in ("train", "valid", "test")}
+    assert sum(map(len, splits.values())) == len(set.union(*splits.values())) == 390
+    for split in splits:
+        assert Counter(p.steps for p in problems(written[split])).keys() == {3, 4, 5}
+    held_out = {problem[:4] for split in ("valid", "test") for problem in splits[split]}
+    assert not held_out & {shown(messages[0]["content"]) for messages in written["sft"]["messages"]}
+
+
+def test_targets_can_be_reached_and_only_rarely(written):
+    for problem in problems(written["train"])[:60] + problems(written["test"]):
+        possible = walks_slowly(problem.start, problem.steps, problem.operations, problem.limit)
+        assert ends(problem) == Counter(possible.values())
+        share = list(possible.values()).count(problem.target) / len(possible)
+        assert 0 < share <= CONFIG.max_share and problem.target != problem.start
+
+
+def test_prompts_say_what_the_reward_checks(written):
+    for row in written["test"].itertuples():
+        (message,) = row.prompt
+        problem = Problem(**row.reward_model["ground_truth"])
+        assert shown(message["content"]) == (problem.start, problem.target, problem.steps, tuple(problem.operations))
+
+
+def test_walks_are_drawn_evenly_from_all_and_from_the_right_ones():
+    problem = Problem(3, 20, 4, ("+5", "*2", "-3"), 40)
+    possible = walks_slowly(3, 4, problem.operations, 40)
+    right = [path for path, end in possible.items() if end == 20]
+    assert 1 < len(right) < len(possible)
+    rng = random.Random(0)
+    for expected, ends_well in ((possible, False), (right, True)):
+        drawn = Counter(
+            compute_score("walk", random_walk(problem, ends_well, rng), problem.truth())["pred"]
+            for _ in range(50 * len(expected))
+        )
+        assert set(drawn) == {" ".join(path) for path in expected}
+        # 50 of each on average, and the standard deviation is 7
+        assert 15 < min(drawn.values()) and max(drawn.values()) < 95
+
+
+def test_demonstrations_keep_the_rules_and_are_right_as_often_as_asked(written):
+    verdicts: dict[int, list[float]] = {}  # by number of steps
+    for messages in written["sft"]["messages"]:
+        start, target, steps, operations = shown(messages[0]["content"])
+        truth = {"start": start, "target": target, "steps": steps, "operations": operations, "limit": CONFIG.limit}
+        result = compute_score("walk", messages[1]["content"], truth)
+        assert result["format"] == 1.0 and 1 <= steps <= 5
+        verdicts.setdefault(steps, []).append(result["acc"])
+    assert verdicts.keys() == {1, 2, 3, 4, 5}
+    long = verdicts[4] + verdicts[5]
+    assert 0.4 < sum(long) / len(long) < 0.65  # 0.5, plus walks that end there by chance
+
+
+def test_long_prompts_ask_for_what_their_demonstrations_do(tmp_path):
+    write_walks(tmp_path, WalkConfig(train_size=4, valid_size=0, test_size=0, demo_size=8, style="long"))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["sft.parquet", "train.parquet"]
+    for question, answer in pd.read_parquet(tmp_path / "sft.parquet")["messages"]:
+        assert "<answer>" in question["content"] and answer["content"].startswith("<answer>\n")
+    (problem, *_) = problems(pd.read_parquet(tmp_path / "train.parquet"))
+    answer = f"Well. <answer>\n{random_walk(problem, True, random.Random(0))}\n</answer>"
+    assert compute_score("walk", answer, problem.truth())["acc"] == 1.0
+
+
+def test_same_seed_same_rows_other_seed_others(tmp_path):
+    first, again = (write_walks(tmp_path / name, CONFIG) for name in ("a", "b"))
+    assert all(first[split].read_bytes() == again[split].read_bytes() for split in first)
+    other = write_walks(tmp_path / "c", WalkConfig(train_size=300, test_size=0, demo_size=0, seed=4))
+    assert other["train"].read_bytes() != first["train"].read_bytes()
+
+
+def test_a_number_is_a_token_and_a_line_six():
+    tokenizer = make_tokenizer(extra_words=MODEL.extra_words)
+    assert len(tokenizer("3*7=21\n21+69=90\n90-9=81").input_ids) == 6 + 6 + 5
+    prompt = [{"role": "user", "content": "20>99 6: +9 *3 -9"}]
+    assert len(tokenizer.apply_chat_template(prompt, add_generation_prompt=True, return_dict=False)) <= 24
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("min_steps", 0),
+        ("max_steps", 13),
+        ("operators", "+"),
+        ("operators", "+^"),
+        ("max_share", 0.0),
+        ("demo_correct", 1.5),
+        ("style", "loud"),
+        ("max_start", 100),
+        ("test_size", -1),
+    ],
+)
+def test_bad_options_are_named(option, value):
+    with pytest.raises(ValueError, match=option):
+        WalkConfig(**{option: value})
+
+
+def test_too_small_a_space_is_an_error_not_an_endless_loop(tmp_path):
+    with pytest.raises(SystemExit, match="valid_size=5000"):
+        main(f"--output-dir {tmp_path} --valid-size 5000 --train-size 10 --max-start 1 --max-operand 2".split())
+
+
+def test_the_command_that_the_warm_start_runs(tmp_path):
+    main(["--model-dir", str(tmp_path / "model")])
+    assert len(AutoTokenizer.from_pretrained(tmp_path / "model")("57").input_ids) == 1
+
+
+def arrives(value, steps, problem):
+    """By trying all walks."""
+    if steps == 0:
+        return value == problem.target
+    results = (apply(operation, value, problem.limit) for operation in problem.operations)
+    return any(arrives(result, steps - 1, problem) for result in results if result is not None)
+
+
+def test_a_step_is_worth_something_while_the_target_can_be_reached():
+    tokenizer = make_tokenizer(MODEL.max_length, MODEL.extra_words)
+    encode = functools.partial(tokenizer.encode, add_special_tokens=False)
+    rng, seen = random.Random(0), Counter()
+    for _ in range(60):
+        problem = Problem(
+            rng.randint(1, 20), rng.randint(1, 40), rng.randint(2, 4), ("+1", "*2", "-1"), WalkConfig.limit
+        )
+        lines = random_walk(problem, False, rng).splitlines(keepends=True)
+        lines[-1] += tokenizer.eos_token
+        prompt = encode(f"{problem.start}>{problem.target} {problem.steps}: +1 *2 -1")
+        for i, line in enumerate(lines):
+            step = Step(
+                problem=prompt,
+                before=encode("".join(lines[:i])),
+                parent=[],
+                tokens=encode(line),
+                decode=tokenizer.decode,
+            )
+            reached = int(line.removesuffix(tokenizer.eos_token).partition("=")[2])
+            expected = arrives(reached, problem.steps - i - 1, problem)
+            assert can_arrive(step) == expected, (problem, lines, i)
+            seen[expected, i + 1 == problem.steps] += 1
+    assert len(seen) == 4 and min(seen.values()) >= 3, seen
+
+
+@pytest.mark.parametrize("walk", ["3*2=7\n", "4*2=8\n", "3*3=9\n", "three\n", "3*2=6\n" + "6-1=5\n5+1=6\n" * 2])
+def test_a_broken_rule_is_worth_nothing(walk):
+    tokenizer = make_tokenizer(MODEL.max_length, MODEL.extra_words)
+    encode = functools.partial(tokenizer.encode, add_special_tokens=False)
+    step = Step(problem=encode("3>6 4: +1 *2 -1"), before=[], parent=[], tokens=encode(walk), decode=tokenizer.decode)
+    assert can_arrive(step) == 0

@@ -1,0 +1,123 @@
+"""The number walk's reward against hand-given verdicts, and against hostile answers with a clock."""
+
+import json
+import time
+
+import numpy as np
+import pytest
+
+from recipe.tasks.walk.reward import BrokenRule, apply, check_row, compute_score, follow
+
+TRUTH = {"start": 3, "target": 22, "steps": 4, "operations": ["+5", "*2", "-3"], "limit": 99}
+RIGHT = "3*2=6\n6*2=12\n12+5=17\n17+5=22"
+
+
+def score(answer: str, **options) -> dict:
+    return compute_score("walk", answer, TRUTH, **options)
+
+
+@pytest.mark.parametrize(
+    ("answer", "acc", "format_"),
+    [
+        (RIGHT, 1, 1),
+        ("3 * 2 = 6\n\n6 × 2 = 12 \n12 + 5 = 17\n17 + 5 = 22\n", 1, 1),  # noqa: RUF001
+        (f"First I double. <answer>{RIGHT}</answer>", 1, 1),
+        (f"<answer>3+5=8</answer> no: <answer>{RIGHT}</answer>", 1, 1),
+        ("3+5=8\n8*2=16\n16+5=21\n21-3=18", 0, 1),  # the rules are kept, the target is missed
+        ("3*2=6\n6+5=11\n11*2=22", 0, 0),  # three steps
+        (RIGHT + "\n22+5=27", 0, 0),
+        (RIGHT + "\n22-0=22", 0, 0),
+        ("3*2=6\n6*2=12\n12+5=17\n17+5=23", 0, 0),  # computed wrongly
+        ("3*2=6\n6*2=13\n13+5=18\n17+5=22", 0, 0),  # goes on from another number
+        ("4*2=8\n8*2=16\n16+5=21\n21+5=26", 0, 0),  # another start
+        ("3*2=6\n6*2=12\n12+4=16\n16+6=22", 0, 0),  # other operations
+        ("3-3=0\n0-3=-3\n-3*2=-6\n-6+5=-1", 0, 0),  # below zero
+        ("3*2=6 6*2=12 12+5=17 17+5=22", 0, 0),  # no lines
+        ("22\n22\n22\n22", 0, 0),
+        ("3*2=6\n6*2=12\n12+5=17\n17+5=", 0, 0),
+        ("", 0, 0),
+    ],
+)
+def test_hand_given_verdicts(answer, acc, format_):
+    result = score(answer)
+    assert (result["acc"], result["format"], result["score"]) == (acc, format_, float(acc))
+    assert score(answer, format_score=0.1)["score"] == (1.0 if acc else 0.1 * format_)
+
+
+def test_numbers_stay_between_zero_and_the_limit():
+    assert compute_score("walk", RIGHT, TRUTH | {"limit": 22})["acc"] == 1.0
+    assert compute_score("walk", RIGHT, TRUTH | {"limit": 21})["format"] == 0.0
+    assert [apply("*2", value, 10) for value in (5, 6)] == [10, None]
+    assert [apply("-3", value, 10) for value in (3, 2)] == [0, None]
+    assert [apply("/3", value, 10) for value in (6, 7)] == [2, None] and apply("/0", 6, 10) is None
+
+
+def test_a_vote_is_the_path_and_broken_walks_do_not_vote():
+    assert score(RIGHT)["pred"] == "*2 *2 +5 +5"
+    assert score("3+5=8\n8*2=16\n16+5=21\n21-3=18")["pred"] == "+5 *2 +5 -3"
+    assert score("3*2=6\n6+5=11\n11*2=22")["pred"] == ""
+
+
+def test_the_broken_rule_is_named():
+    with pytest.raises(BrokenRule, match="'6[*]2=13': expected 12"):
+        follow("3*2=6\n6*2=13\n13+5=18\n18+5=23", TRUTH)
+    with pytest.raises(BrokenRule, match="3 lines, expected 4"):
+        follow("3*2=6\n6+5=11\n11*2=22", TRUTH)
+
+
+def test_ground_truth_as_json_text():
+    assert compute_score("walk", RIGHT, json.dumps(TRUTH))["acc"] == 1.0
+
+
+@pytest.mark.parametrize(
+    "response",
+    [
+        "<answer>" * 200_000,
+        "</answer>" * 200_000,
+        "<answer>" + "x" * 5_000_000,
+        "3*2=6\n" * 1_000_000,
+        "9" * 900 + "+" + "9" * 100,
+        "\n" * 5_000_000,
+        "٣*٢=٦\n" * 4,
+        "3*2=6\x00\n6*2=12\n12+5=17\n17+5=22",
+        None,
+        b"x",
+    ],
+)
+def test_hostile_responses_score_nothing_within_milliseconds(response):
+    start = time.thread_time()
+    assert score(response)["score"] == 0.0
+    assert time.thread_time() - start < 0.05
+
+
+@pytest.mark.parametrize(
+    ("truth", "message"),
+    [
+        ("", "ground_truth must be an object with start"),
+        (" ", "ground_truth must be an object with start"),
+        ("[1, 2]", "ground_truth must be an object with start"),
+        ([3, 22], "ground_truth must be an object with start"),
+        ({"target": [22]}, "start must be a whole number, got None"),
+        (TRUTH | {"target": [22]}, r"target must be a whole number, got \[22\]"),
+        (TRUTH | {"target": 22.5}, "target must be a whole number, got 22.5"),
+        (TRUTH | {"steps": 0}, "steps=0: expected from 1"),
+        (TRUTH | {"operations": []}, "operations must be a list"),
+        (TRUTH | {"operations": "+5"}, "operations must be a list"),
+        (TRUTH | {"operations": ["+5", "2*"]}, "'2\\*' is none such as"),
+    ],
+)
+def test_a_row_is_refused_before_a_run_as_it_is_by_the_reward(truth, message):
+    for refuse in (lambda: check_row("walk", truth), lambda: compute_score("walk", "3+5=8", truth)):
+        with pytest.raises(ValueError, match=message):
+            refuse()
+
+
+def test_good_rows_are_not_refused():
+    arrays = TRUTH | {"operations": np.array(TRUTH["operations"]), "target": np.int64(22)}  # as pandas reads parquet
+    for truth in (
+        TRUTH,
+        arrays,
+        json.dumps(TRUTH),
+        {name: float(x) if name == "start" else x for name, x in TRUTH.items()},
+    ):
+        check_row("walk", truth, None, format_score=0.1)

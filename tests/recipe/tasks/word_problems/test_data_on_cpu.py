@@ -1,0 +1,180 @@
+"""Word problems against answers by hand, and against a search for them in the numbers of the English text."""
+
+import operator
+import random
+import re
+
+import pandas as pd
+import pytest
+
+from recipe.tasks.word_problems.data import (
+    INSTRUCTION,
+    Problem,
+    WordProblemsConfig,
+    answer,
+    content_of,
+    draw_problems,
+    main,
+    text_of,
+)
+from recipe.tasks.word_problems.data import write_word_problems as write
+from recipe.tasks.word_problems.reward import compute_score
+from recipe.tasks.word_problems.stories import MEN, STORIES, WOMEN
+
+CONFIG = WordProblemsConfig(train_size=600, valid_size=60, test_size=90, seed=3)
+PARTS = ("openings", "changes", "endings")
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory):
+    return {split: pd.read_parquet(path) for split, path in write(tmp_path_factory.mktemp("p"), CONFIG).items()}
+
+
+def questions(frame) -> list[str]:
+    return [prompt[0]["content"].removesuffix(f"\n\n{INSTRUCTION}") for prompt in frame["prompt"]]
+
+
+def truths(frame) -> list[str]:
+    return [row["ground_truth"] for row in frame["reward_model"]]
+
+
+def reachable(numbers: list[int]) -> set[float]:
+    """What the numbers make in reading order, each with any operation."""
+    values = {float(numbers[0])}
+    for number in numbers[1:]:
+        steps = (operator.add, operator.sub, operator.mul, operator.truediv)
+        values = {step(value, number) for value in values for step in steps}
+    return values
+
+
+def test_every_problem_has_its_operations_and_an_answer_that_its_numbers_make(written):
+    for frame in written.values():
+        for question, truth, info in zip(questions(frame), truths(frame), frame["extra_info"], strict=True):
+            numbers = [int(number) for number in re.findall(r"\d+", question)]
+            assert len(numbers) == info["operations"] + 1 and 1 <= int(truth) <= CONFIG.max_value, question
+            assert float(truth) in reachable(numbers) and int(truth) not in numbers, question
+            assert question.endswith("?") and not set(question) & set("{}")
+            assert compute_score("word_problems", f"It is {truth}.", truth)["acc"] == 1.0
+
+
+def test_there_are_as_many_of_each_number_of_operations(written):
+    assert written["train"]["extra_info"].map(lambda info: info["operations"]).value_counts().to_dict() == {
+        1: 200,
+        2: 200,
+        3: 200,
+    }
+
+
+def test_no_problem_is_in_two_splits_by_other_names(written):
+    words = {*WOMEN, *MEN, "he", "she", "his", "her", "him", *(t for story in STORIES.values() for t in story.things)}
+    skeletons = {
+        split: [" ".join(w for w in re.findall(r"\w+", question) if w.lower() not in {x.lower() for x in words})
+                for question in questions(frame)]
+        for split, frame in written.items()
+    }  # fmt: skip
+    for split, skeleton in skeletons.items():
+        assert len(skeleton) == len(set(skeleton)) == getattr(CONFIG, f"{split}_size")
+    assert not set(skeletons["train"]) & set(skeletons["test"])
+    assert not set(skeletons["train"]) & set(skeletons["valid"])
+    assert not set(skeletons["valid"]) & set(skeletons["test"])
+
+
+def test_no_problem_is_in_two_splits_in_other_sentences(tmp_path):
+    """Of few numbers, so that many problems say the same."""
+    config = WordProblemsConfig(train_size=300, valid_size=20, test_size=30, max_operations=1, max_number=10)
+    contents = {
+        split: {content_of(problem) for problem in draw_problems(config, split, random.Random(0))}
+        for split in ("train", "valid", "test")
+    }
+    assert len(contents["train"]) < 300
+    assert not contents["train"] & (contents["valid"] | contents["test"]) and not contents["valid"] & contents["test"]
+
+
+def test_the_language_varies(written):
+    first_words = {" ".join(question.split()[:3]) for question in questions(written["train"])}
+    assert len(first_words) > 150
+
+
+def line(story: str, part: str, text: str) -> tuple[str, str]:
+    """The only line of a story's part with these words."""
+    (match,) = [line for line in getattr(STORIES[story], part) if text in line[0]]
+    return match
+
+
+@pytest.mark.parametrize(
+    ("story", "texts", "numbers", "words", "expected"),
+    [
+        ("collection", ("shared equally", "finds", "equal piles"), (24, 4, 6, 3), "24 .* among 4 .* 6 more .* 3 eq", 4),
+        (
+            "baking",
+            ("trays", "{She} eats", "for {b} dollars"),
+            (3, 8, 4, 2),
+            "3 trays .* 8 on .* eats 4 .* 2 dollars",
+            40,
+        ),
+        ("bus", ("women", "get off", "on the {things} now"), (5, 6, 4), "5 women and 6 men .* 4 people get off", 7),
+        ("money", ("paid", "aunt", "A ticket"), (20, 6, 4, 3), "20 dollars and paid 6 .* 4 dollars.* costs 3", 6),
+        ("farm", ("every day", "sells", "families"), (5, 4, 2, 6), "5 .* 4 days.* sells 2 .* 6 families", 3),
+        ("library", ("shelves", "brings", "are there now"), (3, 9, 5), "3 shelves with 9 .* 5 more", 32),
+        ("road", ("{a} hours", "After lunch", "fewer"), (2, 30, 8, 7), "2 hours, 30 .* another 8 .* 7 miles fewer", 61),
+        ("garden", ("do not grow", "Rabbits", "cups"), (20, 4, 6, 3), "20 .* 4 of them do .* eat 6 .* 3 cups", 30),
+    ],
+)
+def test_answers_by_hand(story, texts, numbers, words, expected):
+    lines = tuple(line(story, part, text) for part, text in zip(PARTS, texts, strict=True))
+    problem = Problem(story, lines, numbers)
+    assert answer(problem) == expected
+    assert re.search(words, text_of(problem, random.Random(0)))
+
+
+@pytest.mark.parametrize("numbers", [(7, 3, 2, 5), (3, 2, 9, 4)])
+def test_no_answer_by_fractions_or_debts(numbers):
+    lines = tuple(line("farm", part, text) for part, text in zip(PARTS, ("Monday", "uses", "boxes"), strict=True))
+    assert answer(Problem("farm", lines, numbers)) is None
+
+
+def test_every_line_shows_the_numbers_of_its_operation():
+    for story in STORIES.values():
+        for part in PARTS:
+            for text, operation in getattr(story, part):
+                shown = re.findall(r"\{([ab])\}", text)
+                assert shown == (["a"] if part == "openings" else []) + (["b"] if operation else []), text
+        assert {operation for _, operation in story.changes} <= {"+", "-"} and len(story.things) >= 4
+
+
+def test_difficulty_by_config(tmp_path):
+    config = WordProblemsConfig(
+        train_size=50, valid_size=0, test_size=0, max_operations=1, operators="+-", max_number=9, max_value=18
+    )
+    (path,) = write(tmp_path, config).values()
+    for question in questions(pd.read_parquet(path)):
+        assert len(numbers := re.findall(r"\d+", question)) == 2 and max(map(int, numbers)) <= 9
+
+
+def test_the_seed_decides(tmp_path):
+    sizes = {"train_size": 20, "valid_size": 0, "test_size": 5}
+    texts = [
+        questions(pd.read_parquet(write(tmp_path / f"{i}", WordProblemsConfig(**sizes, seed=seed))["train"]))
+        for i, seed in enumerate((0, 0, 1))
+    ]
+    assert texts[0] == texts[1] != texts[2]
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "message"),
+    [
+        ("--max-operations", "4", "max_operations=4: expected min_operations to 3"),
+        ("--operators", "^", r"operators='\^'"),
+        ("--max-value", "5", "max_value=5: expected at least max_number"),
+        ("--test-size", "-1", "test_size=-1: expected at least 0"),
+    ],
+)
+def test_bad_settings_are_named(tmp_path, option, value, message):
+    with pytest.raises(SystemExit, match=message):
+        main(["--output-dir", str(tmp_path), option, value])
+
+
+def test_too_few_problems_are_told(tmp_path):
+    options = ["--max-number", "3", "--max-factor", "2", "--max-value", "4", "--train-size", "100000"]
+    with pytest.raises(SystemExit, match="train_size=100000: there are only about"):
+        main(["--output-dir", str(tmp_path), "--valid-size", "0", "--test-size", "0", *options])

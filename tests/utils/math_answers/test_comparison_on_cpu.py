@@ -1,0 +1,212 @@
+"""The reward for mathematics against hand-given verdicts, and against hostile answers with a clock."""
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from verl.utils.math_answers import comparison as math_equivalence
+from verl.utils.math_answers.comparison import compute_score, last_boxed, normalize
+
+POWERS = r"9^{9^{9^{9}}}"
+
+
+def accuracy(answer: str, truth: str, **options) -> float:
+    result = compute_score("math", rf"so \boxed{{{answer}}}.", truth, **options)
+    assert result["score"] == result["acc"]
+    return result["acc"]
+
+
+@pytest.fixture
+def no_processes(monkeypatch):
+    def refuse(*args):
+        raise AssertionError(f"asked the library about {args}")
+
+    monkeypatch.setattr(math_equivalence, "is_equivalent", refuse)
+
+
+@pytest.mark.parametrize(
+    ("answer", "truth"),
+    [
+        ("0.5", r"\frac{1}{2}"),
+        (r"\dfrac12", r"\frac{1}{2}"),
+        ("1/2", r"$\frac{1}{2}$"),
+        (r"\frac{2}{4}", "0.5"),
+        ("34", "034"),
+        ("10,080", "10080"),
+        (r"10\text{ cm}", "10"),
+        (r"50\%", "50"),
+        (r"90^\circ", "90"),
+        (r"\$5", "5"),
+        ("x = 5", "5"),
+        (r"[0, 1)", r"\left[0,1\right)"),
+        (r"\{2, 1\}", r"\{1,2\}"),
+        ("2, 1", "$1$, $2$"),
+        (r"\sqrt{242}", r"11\sqrt{2}"),
+        ("(x+1)^2", "x^2+2x+1"),
+        (r"\text{Evelyn}", "Evelyn"),
+        ("B", r"\text{(B)}"),
+        (r"\begin{bmatrix}1\\2\end{bmatrix}", r"\begin{pmatrix} 1 \\ 2 \end{pmatrix}"),
+        ("7", r"the answer is \boxed{7}"),
+        ("7", 7),
+    ],
+)
+def test_equivalent_answers(answer, truth):
+    assert accuracy(answer, truth) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("answer", "truth"),
+    [
+        ("3", "4"),
+        ("0.33", r"\frac{1}{3}"),
+        ("(2,1)", "(1,2)"),
+        ("[0,1]", "[0,1)"),
+        (r"\{1,2,3\}", r"\{1,2\}"),
+        ("2n+1", "2k+1"),
+        (r"\text{even}", r"\text{odd}"),
+        ("5 or 6", "5"),
+        ("", "5"),
+        (" ", "5"),
+        (r"\frac{", "5"),
+        ("###", "5"),
+        ("__import__('os').abort()", "5"),
+        ("\x00", "5"),
+        ("\ud800", "5"),
+    ],
+)
+def test_other_answers(answer, truth):
+    assert accuracy(answer, truth) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("text", "content"),
+    [
+        (r"\boxed{1} then \boxed{\frac{1}{2}}", r"\frac{1}{2}"),
+        (r"\boxed{1} then \boxed{2", "1"),
+        (r"\boxed{1} then \boxed{a { b }", "1"),
+        (r"\boxed {\{1, 2\}}", r"\{1, 2\}"),
+        (r"{ } } \boxed{5} {", "5"),
+        (r"\boxed{\boxed{5}}", "5"),
+        (r"\boxed 5", None),
+        ("5", None),
+        (r"\\boxed{5}", None),
+    ],
+)
+def test_the_last_closed_box(text, content):
+    assert last_boxed(text) == content
+
+
+def test_no_box_is_wrong_and_has_no_vote(no_processes):
+    for response in ("5", r"\boxed{5", "", None, b"5"):
+        assert compute_score("math", response, "5") == {"score": 0.0, "acc": 0.0, "pred": ""}
+
+
+@pytest.mark.parametrize("answer", [r"\dfrac{1}{2}", r" \frac{1} {2}. ", r"$\tfrac{1}{2}$", r"\frac{1}{2}\,"])
+def test_the_same_text_needs_no_library_and_votes_together(no_processes, answer):
+    assert compute_score("math", rf"\boxed{{{answer}}}", r"\frac{1}{2}") == {
+        "score": 1.0,
+        "acc": 1.0,
+        "pred": r"\frac{1}{2}",
+    }
+
+
+def test_normalize_keeps_commands_apart():
+    assert normalize(r"\leftarrow") == r"\leftarrow" and normalize(r"\left( 1 \right)") == "(1)"
+
+
+@pytest.mark.parametrize("truth", ["", " ", None, [1]])
+def test_an_empty_ground_truth_is_an_error(truth):
+    with pytest.raises(ValueError, match="ground_truth of a math problem"):
+        accuracy("5", truth)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "answer",
+    [
+        POWERS,
+        r"\sqrt{" * 5000 + "2" + "}" * 5000,
+        r"\sqrt{" * 60 + "2" + "}" * 60,
+        "(" * 250 + "1" + ")" * 250,
+        "9" * 500 + "!",
+        "99999999999!",
+        r"\sum_{n=1}^{99999999999} \sin(n^n)",
+        r"\int_0^1 \sin(x^x) e^{\cos(x)^x} dx",
+        "x^{999}" * 60,
+        "+".join(f"x_{i}" for i in range(100)),
+    ],
+)
+def test_hostile_answers_are_wrong_within_the_limit_and_later_calls_are_right(answer):
+    accuracy("0.5", r"\frac{1}{2}")  # a process is there
+    start = time.perf_counter()
+    assert accuracy(answer, "2", timeout_seconds=2) == 0.0
+    assert time.perf_counter() - start < 6
+    assert accuracy("0.5", r"\frac{1}{2}") == 1.0
+
+
+@pytest.mark.parametrize("response", [r"\boxed{" * 200_000, "{" * 1_000_000, "\\" * 1_000_001, "}" * 1_000_000])
+def test_hostile_responses_are_read_in_linear_time(response):
+    start = time.perf_counter()
+    assert compute_score("math", response, "5")["score"] == 0.0
+    assert time.perf_counter() - start < 5
+
+
+def test_threads_share_the_processes():
+    """More threads than processes, hostile answers among them: every verdict is its own answer's."""
+    answers = ["0.5", "0.25", POWERS, "2/4", "3/4", "4/8"]
+    with ThreadPoolExecutor(6) as threads:
+        scores = list(threads.map(lambda answer: accuracy(answer, r"\frac{1}{2}", timeout_seconds=2), answers))
+    assert scores == [1.0, 0.0, 0.0, 1.0, 0.0, 1.0]
+
+
+def test_a_forked_process_has_its_own_comparers():
+    assert accuracy("0.5", r"\frac{1}{2}") == 1.0
+    child = os.fork()
+    if not child:
+        os._exit(0 if all(slot is None for slot in math_equivalence._pool.queue) else 1)
+    assert os.waitpid(child, 0)[1] == 0
+
+
+@pytest.mark.slow
+def test_no_process_is_left_behind():
+    code = (
+        f"import runpy; module = runpy.run_path({math_equivalence.__file__!r}); module['is_equivalent']('1', '2');"
+        "print(*(comparer._process.pid for comparer in module['_pool'].queue if comparer))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    pids = [int(pid) for pid in done.stdout.split()]
+    assert len(pids) == 1, done.stderr
+    deadline = time.monotonic() + 10
+    while os.path.exists(f"/proc/{pids[0]}") and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not os.path.exists(f"/proc/{pids[0]}")
+
+
+@pytest.fixture
+def worker_beside(monkeypatch, tmp_path):
+    """Sets what lies beside the worker's file; the pool starts the copy."""
+
+    def place(name: str, content: str) -> None:
+        shutil.copy(math_equivalence._WORKER, tmp_path / "worker.py")
+        (tmp_path / name).write_text(content)
+        monkeypatch.setattr(math_equivalence, "_WORKER", tmp_path / "worker.py")
+        math_equivalence._new_pool()
+
+    yield place
+    math_equivalence._new_pool()
+
+
+def test_upstreams_module_of_the_librarys_name_is_not_taken_for_it(worker_beside):
+    worker_beside("math_verify.py", "raise RuntimeError('not the library')")
+    assert accuracy("0.5", r"\frac{1}{2}") == 1.0
+
+
+def test_a_missing_library_is_an_error_not_a_zero(worker_beside):
+    worker_beside("worker.py", "raise ModuleNotFoundError('math_verify')")
+    with pytest.raises(RuntimeError, match="pip install math-verify"):
+        accuracy("0.5", r"\frac{1}{2}")

@@ -1,0 +1,76 @@
+"""The witness against verdicts "equal" of math-verify itself, right ones and wrong ones."""
+
+import pytest
+from math_verify import LatexExtractionConfig, parse, verify
+
+from verl.utils.math_answers.comparison import is_equivalent
+from verl.utils.math_answers.equality import is_equal
+from verl.utils.math_answers.tokens import Unreadable
+from verl.utils.math_answers.worker import confirms
+
+
+def read_by_library(text: str) -> list:
+    return parse(f"\\boxed{{{text}}}", (LatexExtractionConfig(),), parsing_timeout=None)
+
+
+def library_verdict_and_witness(truth: str, answer: str) -> tuple[bool, bool]:
+    gold, parsed = read_by_library(truth), read_by_library(answer)
+    verdict = verify(gold, parsed, timeout_seconds=None, allow_set_relation_comp=True)
+    return verdict, confirms(gold, parsed, truth, answer)
+
+
+@pytest.mark.parametrize(
+    ("truth", "answer"),
+    [
+        (r"\frac{1}{2^{99}}", r"\frac{1}{2^{98}}"),
+        (r"1-\frac{1}{2^{100}}", r"1-\frac{1}{2^{99}}"),
+        (r"6.63\times 10^{-34}", r"1.6\times 10^{-19}"),
+        ("f(0)=0", "f(0)=8"),
+        (r"\log_{36}(216)=\frac{3}{2}", r"\log_{36}(216)=\frac{7}{2}"),
+        ("4ab", "4"),
+        ("x+2h", "x+2"),
+        (r"3 \text{ hours } 20 \text{ minutes}", r"3 \text{ hours } 40 \text{ minutes}"),
+        (r"2\mathbf{a}+3\mathbf{b}", r"2\mathbf{a}-3\mathbf{b}"),
+    ],
+)
+def test_wrong_verdicts_of_the_library_get_no_reward(truth, answer):
+    """The witness confirms none of them by the values, or by the texts for what the library left out of the text."""
+    assert library_verdict_and_witness(truth, answer)[0]
+    assert not is_equivalent(truth, answer, 60)
+
+
+@pytest.mark.parametrize(
+    ("truth", "answer"),
+    [
+        (r"\frac{1}{2^{99}}", r"\frac{1}{2^{98}}"),
+        (r"1-\frac{1}{2^{100}}", r"1-\frac{1}{2^{99}}"),
+        (r"3 \text{ hours } 20 \text{ minutes}", r"3 \text{ hours } 40 \text{ minutes}"),
+        ("f(0)=0", "f(0)=8"),
+    ],
+)
+def test_the_witness_does_not_confirm_what_the_library_takes_for_equal(truth, answer):
+    assert library_verdict_and_witness(truth, answer) == (True, False)
+
+
+@pytest.mark.parametrize(
+    ("truth", "answer", "is_right"),
+    [
+        (r"\sum_{k=1}^{\infty} \frac{1}{k^2}", r"\frac{\pi^2}{6}", True),
+        (r"\sum_{k=1}^{\infty} \frac{1}{2^k}", "1", True),
+        (r"\lim_{x \to 0} \frac{\sin x}{x}", "1", True),
+        (r"\sum_{k=1}^{\infty} \frac{1}{k^2}", r"\frac{\pi^2}{8}", False),
+        (r"\lim_{x \to 0} \frac{\sin x}{x}", "2", False),
+    ],
+)
+def test_notations_that_only_the_library_reads(truth, answer, is_right):
+    with pytest.raises(Unreadable):
+        is_equal(truth, answer)
+    assert library_verdict_and_witness(truth, answer) == (is_right, is_right)
+    assert is_equivalent(truth, answer, 60) is is_right
+
+
+def test_a_library_that_takes_everything_for_equal_gives_no_reward():
+    """The witness computes by itself, whatever the library's verdict is."""
+    gold = read_by_library(r"\sum_{k=1}^{\infty} \frac{1}{k^2}")
+    for answer in ("1", r"\frac{\pi^2}{7}", "x", r"\text{none}", "", r"\{1, 2\}", "(1, 2)", "x=1"):
+        assert not confirms(gold, read_by_library(answer), r"\sum_{k=1}^{\infty} \frac{1}{k^2}", answer)

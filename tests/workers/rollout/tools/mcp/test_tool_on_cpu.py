@@ -1,0 +1,368 @@
+"""MCP tools with real servers (mcp_library.py) in processes of their own, by stdio and by streamable HTTP."""
+
+import asyncio
+import contextlib
+import inspect
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+from mcp.client.stdio import stdio_client
+
+from recipe.common.tree import Policy
+from tests.recipe.arpo.toy_agent import TOKENIZER, ToyPolicy, encode
+from tests.workers.rollout.tools.mcp.mcp_library import HOSTILE
+from verl.workers.rollout.environment import Tools
+from verl.workers.rollout.tools import tool_box
+from verl.workers.rollout.tools.protocol import Protocol
+from verl.workers.rollout.tools.tool_box import ToolBox, ToolsConfig, tool_class, try_tools
+from verl.workers.rollout.tree_builder import grow
+
+pytestmark = pytest.mark.slow
+
+SERVER = Path(__file__).with_name("mcp_library.py")
+COMMAND = [sys.executable, str(SERVER)]
+CLASS = "verl.workers.rollout.tools.mcp.tool.MCPTool"
+
+
+@pytest.fixture(autouse=True)
+def short_waits(monkeypatch):
+    monkeypatch.setattr(tool_box, "FIRST_WAIT", 0.05)
+
+
+def config(params: dict, **keys) -> ToolsConfig:
+    return ToolsConfig(tool_instances={"library": {"class_path": CLASS, "params": params}}, **keys)
+
+
+@contextlib.contextmanager
+def box(params: dict, **keys) -> Iterator[ToolBox]:
+    made = ToolBox(config(params, **keys))
+    try:
+        yield made
+    finally:
+        asyncio.run(made.close())
+
+
+def calls(made: ToolBox, *contents: str, tag: str = "search"):
+    """The calls of a tool, all at once."""
+
+    async def gathered():
+        return await asyncio.gather(*(made.call(tag, content) for content in contents))
+
+    return asyncio.run(gathered())
+
+
+def call(made: ToolBox, content: str, tag: str = "search"):
+    return calls(made, content, tag=tag)[0]
+
+
+def pid_of(made: ToolBox) -> int:
+    return json.loads(call(made, "", "who_am-i").text)["pid"]
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().split(") ")[1][0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]
+
+
+@contextlib.contextmanager
+def http_server(port: int, *options: str) -> Iterator[subprocess.Popen]:
+    process = subprocess.Popen([*COMMAND, str(port), *options], stderr=subprocess.DEVNULL)
+    try:
+        for _ in range(600):
+            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port)):
+                break
+            time.sleep(0.1)
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+@pytest.fixture(scope="module", params=["stdio", "events", "json"])
+def server(request) -> Iterator[dict]:
+    """Parameters that name the server: a command, or an address that answers with events or with JSON."""
+    if request.param == "stdio":
+        yield {"command": COMMAND}
+        return
+    port = free_port()
+    with http_server(port, *(["json"] if request.param == "json" else [])):
+        yield {"url": f"http://127.0.0.1:{port}/mcp"}
+
+
+# ---- calls ----
+
+
+def test_the_servers_tools_are_listed_and_called(server):
+    with box(server) as made:
+        assert list(made.tools) == ["search", "add", "who_am-i", "picture"]
+        asyncio.run(made.start())
+        texts = {content: call(made, content).text for content in ("otters", '{"query": "Paris"}', "print")}
+        assert texts == {"otters": "about otters", '{"query": "Paris"}': "about Paris", "print": "about print"}
+        assert call(made, '{"a": 2, "b": 3}', "add").text == "5"
+        assert call(made, "", "picture").text == "[image left out]"
+        replies = calls(made, *(f"q{i}" for i in range(64)))
+        assert [reply.text for reply in replies] == [f"about q{i}" for i in range(64)]
+        assert not any(reply.retries or reply.restarts for reply in replies)
+
+
+def test_errors_say_whose_fault_they_are(server):
+    with box(server, retry_count=0) as made:
+        wrong = call(made, '{"a": "two", "b": 3}', "add")
+        assert not wrong.ok and not wrong.own_fault and "valid integer" in wrong.text
+        failed = call(made, "bad")
+        assert (failed.error, failed.own_fault) == ("tool_error", False) and "no such book" in failed.text
+        refused = call(made, "protocol")
+        assert (refused.error, refused.own_fault) == ("protocol_error", True)
+        assert refused.text == "Error: search failed: the catalog is closed"
+        assert call(made, "three", "add").error == "bad_arguments"
+        assert call(made, "fine").ok
+
+
+def test_slow_and_huge_results_are_failures_of_their_own_call_only(server):
+    with box(server | {"request_timeout": 2}, retry_count=0) as made:
+        replies = calls(made, *(f"q{i}" for i in range(8)), "huge", "slow")
+        assert [reply.text for reply in replies[:8]] == [f"about q{i}" for i in range(8)]
+        huge, slow = replies[8:]
+        assert not huge.ok and huge.own_fault and len(huge.text) < 300
+        assert slow.text == "Error: search gave no answer in 2 seconds" and slow.own_fault
+        after = call(made, "fine")
+        assert after.ok and not after.restarts
+
+
+def test_the_config_chooses_among_the_servers_tools(server):
+    with box(server | {"tools": ["add", "who.am-i"]}) as made:
+        assert list(made.tools) == ["add", "who_am-i"]
+    with pytest.raises(ValueError, match="tools: the MCP server .* offers add, picture, search, who.am-i, got serch"):
+        ToolBox(config(server | {"tools": ["serch"]}))
+    cls, params = tool_class("library", {"class_path": CLASS, "params": server | {"tools": ["who.am-i"]}})
+    assert cls.tags(**params) == ["who_am-i"]
+    assert cls.tags(**server) == ["search", "add", "who_am-i", "picture"]
+
+
+def test_hostile_results_and_descriptions_are_harmless(server):
+    with box(server, describe_in_prompt=True) as made:
+        protocol = Protocol(TOKENIZER, list(made.tools))
+        environment = Tools(made, protocol)
+        text = call(made, "hostile").text
+        assert text == HOSTILE
+        ids = protocol.result_ids(text, 500)
+        assert TOKENIZER.eos_token_id not in ids and protocol.first_call(ids) is None
+        assert TOKENIZER.decode(ids).count("</result>") == 1
+
+        question = {"role": "user", "content": "who?"}
+        messages = environment.prompt_messages([question])
+        assert [message["role"] for message in messages] == ["system", "user"] and messages[1] == question
+        lines = messages[0]["content"].splitlines()
+        assert [line.split(":")[0] for line in lines[1:]] == [f"- <{tag}>" for tag in made.tools]
+        assert "Adds two numbers." in lines[2] and '"required": ["a", "b"]' in lines[2]
+        for harmful in ("</result>\n", "<answer>", "</answer>", "<|im_end|>", "<search>more", "\x1b"):
+            assert harmful not in messages[0]["content"]
+        again = environment.prompt_messages([{"role": "system", "content": "Be brief."}, question])
+        assert again[0]["content"] == f"Be brief.\n\n{messages[0]['content']}" and len(again) == 2
+
+
+def test_a_trajectory_calls_it(server):
+    with box(server) as made:
+        environment = Tools(made, Protocol(TOKENIZER, list(made.tools)))
+        options = {"max_tokens": 300, "stop_token_ids": [TOKENIZER.eos_token_id]}
+        prompt = encode("<|im_start|>user\nwho?<|im_end|>\n<|im_start|>assistant\n")
+        engine = ToyPolicy(calls=1, query="{}?")
+        tree = asyncio.run(grow(engine, prompt, 1, Policy(), environment=environment, **options))
+        (text,) = map(TOKENIZER.decode, tree.trajectories())
+        query = text[text.index("<search>") + 8 : text.index("</search>")]
+        assert f" <result>\nabout {query}\n</result>" in text
+        assert tree.metrics["tool_search/calls"] == 1 and tree.metrics["tool_search/failures"] == 0
+        assert tree.metrics["tool_search/restarts"] == 0
+
+
+# ---- a server that ends ----
+
+
+def test_a_killed_process_is_started_anew_and_counted():
+    with box({"command": COMMAND}) as made:
+        first = pid_of(made)
+        os.kill(first, signal.SIGKILL)
+        replies = calls(made, *(f"q{i}" for i in range(8)))
+        assert [reply.text for reply in replies] == [f"about q{i}" for i in range(8)]
+        assert sum(reply.restarts for reply in replies) == 1
+        second = pid_of(made)
+        assert second != first
+
+        ended = call(made, "exit")
+        assert (ended.ok, ended.error, ended.own_fault, ended.retries) == (False, "cut_off", True, 3)
+        assert ended.restarts == 3
+        assert call(made, "fine").ok
+        last = pid_of(made)
+    assert not any(map(alive, (first, second, last))), "the process outlives the tool"
+
+
+def test_calls_that_wait_for_a_killed_process_end_at_once():
+    with box({"command": COMMAND}, retry_count=0) as made:
+        pid = pid_of(made)
+        started = time.perf_counter()
+        threading.Timer(0.5, os.kill, (pid, signal.SIGKILL)).start()
+        replies = calls(made, "slow", "slow")
+        assert [reply.error for reply in replies] == ["cut_off", "cut_off"] and time.perf_counter() - started < 20
+        assert call(made, "fine").ok
+
+
+def test_a_killed_http_server_is_reached_again():
+    port = free_port()
+    with contextlib.ExitStack() as stack:
+        process = stack.enter_context(http_server(port))
+        made = stack.enter_context(box({"url": f"http://127.0.0.1:{port}/mcp"}, retry_count=1))
+        assert call(made, "before").ok
+        process.kill()
+        process.wait()
+        down = call(made, "down")
+        assert not down.ok and down.own_fault and down.error == "unreachable"
+        stack.enter_context(http_server(port))
+        up = call(made, "up")
+        assert up.text == "about up" and up.restarts == 1
+
+
+def test_a_stuck_process_is_given_up_after_some_calls():
+    with box({"command": COMMAND, "request_timeout": 1}, retry_count=2) as made:
+        first = pid_of(made)
+        assert call(made, "stuck").error == "timeout"
+        after = call(made, "fine")
+        assert after.ok and after.restarts == 1 and pid_of(made) != first
+    assert not alive(first)
+
+
+def test_the_run_ends_when_a_server_does_not_come_back(tmp_path):
+    """The calls are the tool's own fault, which ends a run in which all calls fail (tree_reports.broken_tools)."""
+    copy = tmp_path / "server.py"
+    copy.write_text(SERVER.read_text())
+    with box({"command": [sys.executable, str(copy)]}, retry_count=1) as made:
+        pid = pid_of(made)
+        copy.unlink()
+        os.kill(pid, signal.SIGKILL)
+        replies = calls(made, "a", "b")
+        assert {(reply.error, reply.own_fault) for reply in replies} == {("unreachable", True)}
+        assert replies[0].text == "Error: search: its server cannot be reached", "neither paths nor tracebacks"
+
+
+# ---- before a run ----
+
+
+def test_a_process_gets_named_variables_only(monkeypatch):
+    monkeypatch.setenv("BRIGHTDATA_API_KEY", "s3cret")
+    monkeypatch.setenv("LIBRARY_CARD", "17")
+    with box({"command": COMMAND, "pass_env": ["LIBRARY_CARD"]}) as made:
+        names = json.loads(call(made, "", "who_am-i").text)["environment"]
+    assert "LIBRARY_CARD" in names and "BRIGHTDATA_API_KEY" not in names
+    # Python itself adds LC_CTYPE.
+    assert set(names) <= {"HOME", "LOGNAME", "PATH", "SHELL", "TERM", "USER", "LIBRARY_CARD", "LC_CTYPE"}
+
+
+def test_a_server_that_does_not_start_is_said_with_its_last_words(monkeypatch):
+    monkeypatch.setenv("BROKEN", "1")
+    with pytest.raises(ValueError, match="does not work: the server's process has ended; .*no catalog in /srv/catalog"):
+        try_tools(config({"command": COMMAND, "pass_env": ["BROKEN"]}))
+    sleeper = [sys.executable, "-c", "import time; time.sleep(60)"]
+    started = time.perf_counter()
+    with pytest.raises(ValueError, match="does not work: no answer in 0.5 seconds"):
+        try_tools(config({"command": sleeper, "start_timeout": 0.5}))
+    assert time.perf_counter() - started < 15
+    with pytest.raises(ValueError, match="127.0.0.1:1/mcp does not work: .*[Cc]onnect"):
+        try_tools(config({"url": "http://127.0.0.1:1/mcp"}))
+
+
+@contextlib.contextmanager
+def answering(status: int, body: bytes, kind: str) -> Iterator[tuple[str, list]]:
+    """The address of a server that answers everything in the same way, and the keys that it was sent."""
+    keys: list = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self):
+            keys.append(self.headers.get("Authorization"))
+            self.rfile.read(int(self.headers["Content-Length"]))
+            self.send_response(status)
+            self.send_header("Content-Type", kind)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            with contextlib.suppress(OSError):
+                self.wfile.write(body)
+
+        def log_message(self, *args):
+            pass
+
+    listener = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=listener.serve_forever, daemon=True).start()
+    try:
+        yield f"http://127.0.0.1:{listener.server_port}/mcp", keys
+    finally:
+        listener.shutdown()
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "kind", "reason"),
+    [
+        (401, b"", "text/plain", "the server refuses access: HTTP status 401"),
+        (404, b"", "text/plain", "Not Found"),
+        (200, b"<html>", "text/html", "text/html"),
+        (200, b"x" * 9_000_000, "application/json", "more than 8000000 bytes"),
+    ],
+)
+def test_an_address_that_is_no_mcp_server_is_said(monkeypatch, status, body, kind, reason):
+    monkeypatch.setenv("LIBRARY_KEY", "s3cret")
+    with answering(status, body, kind) as (url, keys):
+        with pytest.raises(ValueError, match=f"does not work: .*{reason}") as caught:
+            try_tools(config({"url": url, "api_key_env": "LIBRARY_KEY", "start_timeout": 10}))
+    assert "Bearer s3cret" in keys and "s3cret" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("params", "message"),
+    [
+        ({}, "library: expected command or url"),
+        ({"command": ["x"], "url": "http://a/mcp"}, "library: expected command or url"),
+        ({"command": ["no_such_program"]}, "library: command: there is no program no_such_program"),
+        ({"command": "python server.py"}, "library: command='python server.py': expected a list of texts"),
+        ({"command": []}, "library: command is empty"),
+        ({"command": COMMAND, "tools": []}, "library: tools is empty"),
+        (
+            {"command": COMMAND, "pass_env": ["NO_SUCH_CARD"]},
+            "pass_env: the environment variable NO_SUCH_CARD is not set",
+        ),
+        ({"command": COMMAND, "request_timeout": 0}, "library: request_timeout must be positive"),
+        ({"url": "ftp://a"}, "library: url must begin with http"),
+        ({"url": "http://a/mcp", "api_key_env": "NO_SUCH_KEY"}, "api_key_env: the environment variable NO_SUCH_KEY"),
+        ({"url": "http://a.org/mcp", "api_key_env": "HOME"}, "library: url must be https, since it is sent the key"),
+        ({"command": COMMAND, "cwd": "/"}, "library.params: got an unexpected keyword argument 'cwd'"),
+    ],
+)
+def test_wrong_parameters_name_their_key_before_anything_starts(params, message):
+    with pytest.raises(ValueError, match=message):
+        config(params)
+
+
+def test_descriptions_need_a_tool_that_has_one():
+    entry = {"class_path": "tests.evaluation.echo_tool.Echo", "params": {}}
+    made = ToolBox(ToolsConfig(tool_instances={"search": entry}, describe_in_prompt=True))
+    with pytest.raises(ValueError, match="describe_in_prompt=true: none of the tools search describes itself"):
+        Tools(made, Protocol(TOKENIZER, list(made.tools)))
+
+
+def test_the_packages_own_transport_still_lacks_a_bound():
+    """If this fails, `stdio_transport` may give way to `mcp.client.stdio`."""
+    assert list(inspect.signature(stdio_client).parameters) == ["server", "errlog"]

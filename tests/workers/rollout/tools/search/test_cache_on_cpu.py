@@ -1,0 +1,168 @@
+"""The search cache: shared by processes that may be killed, bounded, and never thrown away by itself."""
+
+import json
+import os
+import random
+import signal
+import sqlite3
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from verl.workers.rollout.tools.search import cache as search_cache
+from verl.workers.rollout.tools.search.cache import SearchCache
+
+N_WRITERS, PUTS_EACH = 8, 1250
+# without `import verl`, which takes seconds; the line with the count is written after `put` has returned
+WRITER = f"""
+import importlib.util, os, sys
+spec = importlib.util.spec_from_file_location("search_cache", {search_cache.__file__!r})
+module = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(module)
+path, writer, log = sys.argv[1:]
+done = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+cache = module.SearchCache(path)
+for i in range({PUTS_EACH}):
+    cache.put(f"{{writer}} {{i}}", f"{{writer}} {{i}} " * 100)
+    os.write(done, b"x")
+"""
+
+
+def test_what_is_put_is_got_also_by_others(tmp_path):
+    with_emoji = "grüße 🦦\nline two"
+    cache = SearchCache(tmp_path / "deep" / "cache.sqlite")
+    assert cache.get("q") is None
+    cache.put("q", "old")
+    cache.put("q", with_emoji)
+    other = SearchCache(tmp_path / "deep" / "cache.sqlite")
+    assert other.get("q") == with_emoji and other.n_entries() == 1
+    cache.close()
+    with pytest.raises(sqlite3.Error):
+        cache.get("q")
+    other.close()
+
+
+def test_threads_of_one_process(tmp_path):
+    cache = SearchCache(tmp_path / "c")
+    threads = [
+        threading.Thread(target=lambda t=t: [cache.put(f"{t} {i}", f"{t} {i}") for i in range(100)]) for t in range(8)
+    ]
+    [thread.start() for thread in threads]
+    [thread.join() for thread in threads]
+    assert cache.n_entries() == 800 and cache.get("7 99") == "7 99"
+
+
+def test_killed_writers_lose_at_most_the_entry_in_flight(tmp_path):
+    path, logs = tmp_path / "cache.sqlite", [tmp_path / f"log{w}" for w in range(N_WRITERS)]
+    writers = [subprocess.Popen([sys.executable, "-S", "-c", WRITER, path, str(w), log]) for w, log in enumerate(logs)]
+    total = lambda: sum(log.stat().st_size for log in logs if log.exists())  # noqa: E731
+    end = time.monotonic() + 300
+    while total() < N_WRITERS * PUTS_EACH // 2:
+        assert time.monotonic() < end, "the writers are too slow"
+        time.sleep(0.005)
+    random.Random(0).shuffle(writers)
+    for writer in writers:
+        writer.send_signal(signal.SIGKILL)
+    assert any(writer.wait() == -signal.SIGKILL for writer in writers), "all had ended before"
+    done = [log.stat().st_size if log.exists() else 0 for log in logs]
+
+    cache = SearchCache(path)  # looks the whole file through
+    for w, n_done in enumerate(done):
+        assert all(cache.get(f"{w} {i}") == f"{w} {i} " * 100 for i in range(n_done)), f"writer {w} lost entries"
+    not_acknowledged = cache.n_entries() - sum(done)
+    print(f"{sum(done)} of {N_WRITERS * PUTS_EACH} puts had returned, 0 lost; {not_acknowledged} more were on disk")
+    assert 0 <= not_acknowledged <= N_WRITERS
+    cache.put("life goes", "on")
+    assert cache.get("life goes") == "on"
+
+
+def test_the_oldest_go_when_the_cache_is_full(tmp_path):
+    path, limit = tmp_path / "cache.sqlite", 2_000_000
+    cache = SearchCache(path, size_mb=limit / 1e6)
+    for i in range(1500):
+        cache.put(f"{i}", f"{i:04}" * 1000)  # 6 MB in all
+    kept = [i for i in range(1500) if cache.get(f"{i}") is not None]
+    assert kept == list(range(kept[0], 1500)), "not the oldest went"
+    assert 0.4 * limit < 4000 * len(kept) <= limit
+    assert path.stat().st_size < 1.3 * limit
+    assert cache.n_entries() == len(kept)
+    smaller = SearchCache(path, size_mb=0.4)
+    smaller.put("new", "text")
+    assert 0 < 4000 * smaller.n_entries() <= 400_000 and smaller.get("new") == "text"
+
+
+@pytest.mark.parametrize("damage", ["noise", "text", "cut", "hole"])
+def test_a_damaged_file_is_named_and_left_alone(tmp_path, damage):
+    path = tmp_path / "cache.sqlite"
+    cache = SearchCache(path)
+    for i in range(300):
+        cache.put(f"{i}", "x" * 1000)
+    cache.close()
+    whole = path.read_bytes()
+    hole = whole[: len(whole) // 2] + random.Random(0).randbytes(20_000) + whole[len(whole) // 2 + 20_000 :]
+    broken = {"noise": random.Random(1).randbytes(9000), "text": b"{}" * 999, "cut": whole[: len(whole) // 2]}
+    broken = (broken | {"hole": hole})[damage]
+    path.write_bytes(broken)
+    with pytest.raises(ValueError, match="cache.sqlite.*move it away"):
+        SearchCache(path)
+    assert path.read_bytes() == broken
+
+
+def test_another_programs_database_is_left_alone(tmp_path):
+    path = tmp_path / "mlflow.db"
+    with sqlite3.connect(path) as other:
+        other.execute("CREATE TABLE runs (id)")
+    before = path.read_bytes()
+    with pytest.raises(ValueError, match="mlflow.db.*something else"):
+        SearchCache(path)
+    assert path.read_bytes() == before
+
+
+def test_files_that_cannot_be_opened(tmp_path):
+    with pytest.raises(OSError, match=str(tmp_path)):
+        SearchCache(tmp_path)
+    with pytest.raises(ValueError, match="size"):
+        SearchCache(tmp_path / "c", size_mb=0)
+
+
+def test_a_json_cache_is_read_once(tmp_path):
+    path = tmp_path / "search_cache.json"
+    entries = {"otter": "1. An animal", "heron": [{"title": "Heron"}], "odd \ud800": "\udfff"}
+    path.write_text(json.dumps(entries))
+    before = path.read_bytes()
+    cache = SearchCache(path)
+    assert cache.path == tmp_path / "search_cache.json.sqlite"
+    assert cache.get("otter") == "1. An animal" and json.loads(cache.get("heron")) == [{"title": "Heron"}]
+    assert cache.n_entries() == 3
+    cache.put("otter", "new")
+    path.write_text(json.dumps({"otter": "changed", "another": "x"}))
+    again = SearchCache(path)
+    assert again.get("otter") == "new" and again.get("another") is None
+    path.write_bytes(before)
+    assert SearchCache(tmp_path / "absent.json").n_entries() == 0
+
+
+@pytest.mark.parametrize("text", ['{"otter": "1.', "[1, 2]", '"' + "x" * 99, "[" * 100_000, "\xff\x00"])
+def test_a_damaged_json_cache_is_named_and_left_alone(tmp_path, text):
+    path = tmp_path / "search_cache.json"
+    path.write_text(text, encoding="latin-1")
+    for _ in range(2):  # the first attempt must not leave an empty cache that hides the fault
+        with pytest.raises(ValueError, match="search_cache.json: "):
+            SearchCache(path)
+    assert path.read_text(encoding="latin-1") == text
+    path.write_text('{"otter": "found"}')
+    assert SearchCache(path).get("otter") == "found"
+
+
+def test_processes_that_begin_one_cache_together(tmp_path):
+    path = tmp_path / "search_cache.json"
+    path.write_text(json.dumps({f"{i}": "x" * 100 for i in range(2000)}))
+    code = WRITER.replace(f"range({PUTS_EACH})", "range(5)")
+    writers = [
+        subprocess.Popen([sys.executable, "-S", "-c", code, path, f"w{w}", os.devnull]) for w in range(N_WRITERS)
+    ]
+    assert [writer.wait(300) for writer in writers] == [0] * N_WRITERS
+    assert SearchCache(path).n_entries() == 2000 + 5 * N_WRITERS

@@ -1,0 +1,200 @@
+"""Reads a benchmark's files into questions, and reports what is wrong with files that it cannot read."""
+
+import itertools
+import json
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from verl.evaluation.questions.benchmarks import Benchmark, find_benchmark
+from verl.evaluation.questions.prompts import Question, adapters, to_messages
+from verl.utils.data_files import BadRow, describe_bad, read_rows
+from verl.utils.reward_score.tool_format import TOOL_TAGS
+
+REPEATED = "asked before, word for word"
+BAD = "bad rows"
+
+
+class QuestionSet(NamedTuple):
+    """The questions that a benchmark's files hold.
+
+    Attributes:
+        left_out: a reason for leaving rows out -> the number of these rows.
+    """
+
+    benchmark: Benchmark
+    questions: list[Question]
+    left_out: dict[str, int]
+
+
+def _reason_against(benchmark: Benchmark, row: dict, where: Mapping[str, Collection]) -> str | None:
+    """Return why a row is not asked, by the benchmark's `left_out` or the user's `where`; None if it is asked."""
+    for reason, holds in benchmark.left_out.items():
+        if holds(row):
+            return reason
+    for name, values in where.items():
+        if str(_value(row, name)) not in map(str, values):
+            return f"{name} is not {' or '.join(map(str, values))}"
+    return None
+
+
+def _value(row: dict, name: str):
+    """Return the value of a field, or of a part of it, such as `info.lang`."""
+    top, *parts = name.split(".")
+    value = row.get(top.lower())
+    for part in parts:
+        value = value.get(part) if isinstance(value, dict) else None
+    return value
+
+
+def _is_verl_row(fields: Iterable[str]) -> bool:
+    """Return whether these are the fields of a row in verl's format."""
+    return {"prompt", "reward_model"} <= set(fields)
+
+
+def _question(benchmark: Benchmark, row: dict, number: int, aliases: dict[str, list[str]], prompt: dict) -> Question:
+    """Return the question in a row.
+
+    Args:
+        row: a row with lower-case keys.
+        number: the row's number in the files.
+        aliases: names by Wikidata id, see `adapters.read_wikidata_aliases`.
+        prompt: options of `to_messages`.
+
+    Raises:
+        BadRow: the row cannot be read.
+    """
+    if _is_verl_row(row):
+        return Question(str(number), *_verl_parts(benchmark, row))
+    row = benchmark.decode(row) if benchmark.decode else row
+    text = benchmark.read_question(row, benchmark.question)
+    answers = benchmark.read_answers(row, benchmark.answer)
+    answers += [name for name in aliases.get(row.get("answer_id", ""), ()) if str(name).strip() and name not in answers]
+    own_id = adapters.first_of(row, benchmark.id)
+    return Question(str(number if own_id is None else own_id), text, to_messages(text, **prompt), answers)
+
+
+def _verl_parts(benchmark: Benchmark, row: dict) -> tuple[str, list[dict], list[str]]:
+    """Return the text, prompt and answers of a row in verl's format, whose prompt is used without changes.
+
+    Raises:
+        BadRow: the prompt is no list of messages, or there is no ground truth.
+    """
+    messages = row["prompt"] if isinstance(row["prompt"], list) else []
+    if not messages or not all(isinstance(part, dict) and isinstance(part.get("content"), str) for part in messages):
+        raise BadRow("prompt is no list of messages with role and content")
+    text = (adapters.last_question(messages) or "").strip()
+    if not text:
+        raise BadRow("no message of a user in prompt")
+    text = adapters.math_question({"prompt": messages}) if benchmark.scoring == "math" else text
+    prompt = [{"role": part.get("role"), "content": part["content"]} for part in messages]
+    return text, prompt, _verl_answers(benchmark, row["reward_model"])
+
+
+def _verl_answers(benchmark: Benchmark, reward_model) -> list[str]:
+    truth = reward_model.get("ground_truth") if isinstance(reward_model, dict) else None
+    if benchmark.scoring == "math":
+        return [adapters.math_answer({"reward_model": {"ground_truth": truth}})]
+    if benchmark.scoring in ("countdown", "walk"):
+        try:
+            truth = json.loads(truth) if isinstance(truth, str) else truth
+        except ValueError:
+            truth = None
+        return benchmark.read_answers(truth if isinstance(truth, dict) else {}, ())
+    if truth is None:
+        raise BadRow("no answer in reward_model.ground_truth")
+    return adapters.golds(truth["target"] if isinstance(truth, dict) and "target" in truth else truth)
+
+
+def _check_fields(benchmark: Benchmark, path: Path, fields: Mapping[str, str]) -> None:
+    """Raise ValueError if `fields` (lower case -> original spelling) are not the benchmark's."""
+    has_both = all(any(name.lower() in fields for name in names) for names in (benchmark.question, benchmark.answer))
+    if not has_both and not _is_verl_row(fields):
+        raise ValueError(
+            f"{path} is no file of {benchmark.title}. Expected: {benchmark.fields()}; or prompt and reward_model "
+            f"(verl's format). Found: {', '.join(fields.values()) or 'no rows'}"
+        )
+
+
+def _rows(benchmark: Benchmark, files: Sequence, where: Mapping) -> Iterator[tuple[int, dict, dict[str, list[str]]]]:
+    """Yield each row's number, the row with lower-case keys, and the aliases from beside its file.
+
+    Raises:
+        ValueError: a file does not have this benchmark's fields, or none has a field of `where`.
+    """
+    numbers = itertools.count()
+    all_fields: set[str] = set()
+    for path in map(Path, files):
+        beside = path.parent / (benchmark.alias_file or "")
+        aliases = adapters.read_wikidata_aliases(beside) if beside.is_file() else {}
+        fields: dict[str, str] = {}  # lower case -> original spelling
+        for row in read_rows(path):
+            if isinstance(row, dict):
+                fields |= {str(name).lower(): str(name) for name in row}
+                row = {str(name).lower(): value for name, value in row.items()}
+            yield next(numbers), row, aliases
+        _check_fields(benchmark, path, fields)
+        all_fields |= fields.keys()
+    if absent := [field for field in where if field.split(".")[0].lower() not in all_fields]:
+        names = ", ".join(map(str, files))
+        raise ValueError(f"{names}: no field {', '.join(absent)} to choose rows by; found {sorted(all_fields)}")
+
+
+def read_questions(
+    name: str,
+    files: Sequence[str | Path],
+    *,
+    where: Mapping[str, Collection] | None = None,
+    style: str | None = None,
+    tool_tags: Sequence[str] = TOOL_TAGS,
+    system: str | None = None,
+    skip_bad_rows: bool = False,
+) -> QuestionSet:
+    """Return the questions in a benchmark's files, in order; repeats with the same prompt and answers are left out.
+
+    Args:
+        name: the benchmark's name, see `find_benchmark`.
+        files: all files of the benchmark.
+        where: field -> allowed values, such as `{"Level": [1, 2]}` or `{"info.lang": ["en"]}`; other rows are left out.
+        style, tool_tags, system: see `questions.to_messages`; a style of None is the benchmark's. Rows in verl's format
+            keep their own prompts.
+        skip_bad_rows: whether to leave out rows that cannot be read, instead of raising.
+
+    Raises:
+        ValueError: there is no such benchmark or style; a file is missing, damaged or has other fields (the message
+            names the file, the expected fields and the fields it has); rows are bad (the message gives their numbers
+            from 0); there are no questions; two questions have the same id.
+    """
+    benchmark, where = find_benchmark(name), where or {}
+    if not files:
+        raise ValueError(f"{name}: no files; get them from {benchmark.get}")
+    prompt: dict[str, Any] = {"style": style or benchmark.style, "tool_tags": tool_tags, "system": system}
+    to_messages("", **prompt)  # This raises for an unknown style before any row is read.
+    questions: dict[tuple, Question] = {}
+    left_out: Counter[str] = Counter()
+    bad: dict[int, str] = {}
+    for number, row, aliases in _rows(benchmark, files, where):
+        try:
+            if not isinstance(row, dict):
+                raise BadRow(f"expected an object, got {type(row).__name__}")
+            if reason := _reason_against(benchmark, row, where):
+                left_out[reason] += 1
+                continue
+            question = _question(benchmark, row, number, aliases, prompt)
+        except BadRow as error:
+            bad[number] = str(error)
+            continue
+        key = (json.dumps(question.prompt), *question.answers)
+        if questions.setdefault(key, question) is not question:
+            left_out[REPEATED] += 1
+    names = ", ".join(map(str, files))
+    if bad and not skip_bad_rows:
+        raise ValueError(f"{names}: {describe_bad(bad)}; skip_bad_rows leaves them out")
+    all_left_out = dict(left_out) | ({BAD: len(bad)} if bad else {})
+    if not questions:
+        raise ValueError(f"{names}: no questions to ask; left out: {all_left_out}")
+    ids = Counter(question.id for question in questions.values())
+    if repeated := [question_id for question_id, count in ids.items() if count > 1]:
+        raise ValueError(f"{names}: more than one question has the id {', '.join(repeated[:5])}")
+    return QuestionSet(benchmark, list(questions.values()), all_left_out)

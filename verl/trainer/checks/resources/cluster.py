@@ -1,0 +1,72 @@
+"""Checks that Ray, the machine and the config agree about nodes, GPUs and CPUs."""
+
+import os
+
+from omegaconf import DictConfig, OmegaConf
+
+from verl.trainer.checks.resources.weight_bucket import check_shared_memory
+from verl.workers.config.schedule import rollout_workers
+
+# CPUs that upstream's ResourcePoolManager reserves beside each worker's GPU (`max_colocate_count`), and beside
+# the GPU of a server that shares its GPU with no worker.
+CPUS_PER_WORKER, CPUS_PER_SERVER = 3, 2
+
+
+def config_asks_for_cpu(config: DictConfig) -> bool:
+    """Return whether the config sets VERL_PLATFORM=cpu for Ray's processes, as the profile `hardware=cpu` does."""
+    return OmegaConf.select(config, "ray_kwargs.ray_init.runtime_env.env_vars.VERL_PLATFORM") == "cpu"
+
+
+def needed_ray_cpus(config: DictConfig) -> int:
+    """Return the number of Ray's logical CPUs that verl 0.9.1 holds at once: those of TransferQueue's actors and of the
+    workers' bundles, and one more, because an actor without `num_cpus` needs a CPU to be placed, though none to run."""
+    units = OmegaConf.select(config, "transfer_queue.backend.SimpleStorage.num_data_storage_units", default=0)
+    workers = config.trainer.nnodes * config.trainer.n_gpus_per_node
+    return 1 + units + CPUS_PER_WORKER * workers + CPUS_PER_SERVER * rollout_workers(config) + 1
+
+
+def joins_running_cluster(config: DictConfig) -> bool:
+    """Return whether the config or the environment names a Ray cluster to connect to."""
+    address = OmegaConf.select(config, "ray_kwargs.ray_init.address") or os.environ.get("RAY_ADDRESS")
+    return address not in (None, "", "local")
+
+
+def check_ray_resources(config: DictConfig, starting: bool = True) -> None:
+    """Check that a Ray cluster that this run starts has enough CPUs and GPUs; a running cluster is watched instead.
+
+    In a dry run (`starting` is false), which may be on another machine, only the config's numbers count.
+    """
+    if joins_running_cluster(config):
+        return
+    ray_init = config.ray_kwargs.get("ray_init", {})
+    cpus, needed = ray_init.get("num_cpus"), needed_ray_cpus(config)
+    if cpus is None and starting and config.trainer.nnodes == 1:
+        cpus = os.cpu_count()
+    if cpus is not None and cpus < needed:
+        raise ValueError(
+            f"ray_kwargs.ray_init.num_cpus={cpus}, but this run holds {needed} of Ray's logical CPUs and would wait "
+            f"forever: set at least {needed}, or lower transfer_queue.backend.SimpleStorage.num_data_storage_units"
+        )
+    gpus, workers, own = ray_init.get("num_gpus"), config.trainer.n_gpus_per_node, rollout_workers(config)
+    if gpus is not None and gpus < workers + own:
+        servers = f" + {own} of actor_rollout_ref.rollout" if own else ""
+        raise ValueError(f"ray_kwargs.ray_init.num_gpus={gpus} is less than trainer.n_gpus_per_node={workers}{servers}")
+
+
+def check_own_machine(config: DictConfig) -> None:
+    """Check that a run that starts Ray on this machine alone has enough nodes, GPUs and shared memory."""
+    import torch
+
+    if joins_running_cluster(config):
+        return
+    nodes, gpus = config.trainer.nnodes, config.trainer.n_gpus_per_node
+    if nodes > 1:
+        raise ValueError(
+            f"trainer.nnodes={nodes}: no Ray cluster is named, and this machine is one node. Start a cluster and name "
+            "it by RAY_ADDRESS (docs/several_nodes.md), or set NNODES=1"
+        )
+    if not config_asks_for_cpu(config) and gpus > torch.cuda.device_count():
+        raise ValueError(
+            f"trainer.n_gpus_per_node={gpus}, and torch sees {torch.cuda.device_count()} GPUs here: set N_GPUS_PER_NODE"
+        )
+    check_shared_memory(config)

@@ -1,0 +1,51 @@
+"""Clip ranges by a token's entropy, among the tokens of its own response.
+
+A token has high entropy if its entropy is above a quantile (linear) of its response's entropies.
+"""
+
+import torch
+from pydantic import Field
+from pydantic.dataclasses import dataclass
+
+from verl.utils.token_fields import TokenField
+from verl.workers.config.keys import STRICT
+
+
+@dataclass(frozen=True, config=STRICT)
+class EntropyClipKeys:
+    """Keys under actor_rollout_ref.actor, for all losses with clip ranges by entropy.
+
+    Args:
+        token_entropy_quantile: quantile of a response's entropies above which a token has high entropy.
+        low_entropy_clip_ratio_low, low_entropy_clip_ratio_high: clip range of the other tokens.
+        high_entropy_clip_ratio_low, high_entropy_clip_ratio_high: clip range of tokens of high entropy.
+    """
+
+    token_entropy_quantile: float = Field(default=0.8, ge=0, lt=1)
+    low_entropy_clip_ratio_low: float = Field(default=0.2, gt=0, le=1)
+    low_entropy_clip_ratio_high: float = Field(default=0.2, gt=0)
+    high_entropy_clip_ratio_low: float = Field(default=0.5, gt=0, le=1)
+    high_entropy_clip_ratio_high: float = Field(default=0.5, gt=0)
+
+
+def entropy_rank(entropy: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tensor, dict[str, float]]:
+    """Return the share (B, T) of a response's other tokens with a lower entropy, in [0, 1], and no metrics.
+
+    An entropy is above its response's linear q quantile exactly if its rank is above q. Tokens that do not count, or
+    whose entropy is not finite, have rank 0.
+    """
+    counted = mask.bool() & entropy.isfinite()
+    ascending = torch.where(counted, entropy, torch.inf).sort(dim=-1).values
+    lower = torch.searchsorted(ascending, torch.where(counted, entropy, -torch.inf))
+    return lower / (counted.sum(-1, keepdim=True) - 1).clamp(min=1), {}
+
+
+ENTROPY_RANK = TokenField("entropy_rank", "a loss with clip ranges by entropy", compute=entropy_rank)
+
+
+def clip_ranges(config) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return whether each token has high entropy, by `ENTROPY_RANK`, and its lower and upper clip range, all (B, T)."""
+    high = ENTROPY_RANK.get() > config.token_entropy_quantile
+    below = torch.where(high, config.high_entropy_clip_ratio_low, config.low_entropy_clip_ratio_low)
+    above = torch.where(high, config.high_entropy_clip_ratio_high, config.low_entropy_clip_ratio_high)
+    return high, below, above

@@ -1,1 +1,0 @@
-"""Trainer components of methods; each module here registers its components."""

@@ -1,0 +1,194 @@
+"""Scores mathematics by the last `\\boxed{...}` of a response, compared with the ground truth.
+
+Equal text is right without a comparison. Everything else is compared by `answer_equality`. Of the answers that it
+cannot read, math-verify compares those with limits, sums, products or integrals; others are wrong. Sympy never ends for
+some answers, or takes all memory. Therefore comparisons run in a few processes of their own with limits on time and
+memory. A process that exceeds a limit is killed and replaced, and the answer counts as wrong. The process pools of the
+standard library cannot do that: a task that exceeds its time-out keeps its process. All functions work in any thread.
+"""
+
+import json
+import logging
+import os
+import queue
+import re
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+from verl.utils.math_answers.latex_spelling import plain_characters
+from verl.utils.reward_score.ground_truth import math_truth
+
+MAX_ANSWER_CHARS = 512
+TIMEOUT_SECONDS = 5.0
+START_SECONDS = 120.0
+POOL_SIZE = min(4, os.cpu_count() or 1)
+_WORKER = Path(__file__).with_name("equivalence_worker.py")
+_TOKEN = re.compile(r"\\boxed\s*\{|\\.|[{}]", re.DOTALL)
+_LAYOUT = re.compile(r"\\(?:left|right)(?![a-zA-Z])|\\[,;:! ]|[\s~]")
+_MIXED = re.compile(r"(\d)(?:\s|\\[,;:! ])+(\d+)/(\d+)")  # 1 1/2, which without the space is another number
+_reported: list[str] = []
+logger = logging.getLogger(__name__)
+
+
+class Comparer:
+    """A process that compares answers; only one thread at a time may call `compare`.
+
+    Raises:
+        RuntimeError: the process does not start; its own message is on stderr.
+    """
+
+    def __init__(self):
+        self._socket, theirs = socket.socketpair()
+        with theirs:
+            command = [sys.executable, str(_WORKER), str(Path(__file__).parent)]
+            self._process = subprocess.Popen(command, stdin=theirs.fileno(), stdout=subprocess.DEVNULL)
+        if self._reply(START_SECONDS) != b"r":
+            self.kill()
+            raise RuntimeError("math-verify does not start (see the error above): pip install math-verify")
+
+    def compare(self, truth: str, answer: str, seconds: float) -> bool | None:
+        """Return the verdict; None if `seconds` are over or the process has ended.
+
+        After None, the process must not be used again.
+        """
+        try:
+            self._socket.sendall(json.dumps([truth, answer, seconds]).encode() + b"\n")
+        except OSError:
+            return None
+        return {b"1": True, b"0": False}.get(self._reply(seconds))
+
+    def kill(self) -> None:
+        """End the process now."""
+        self._process.kill()
+        self._process.wait()
+        self._socket.close()
+
+    def _reply(self, seconds: float) -> bytes:
+        self._socket.settimeout(seconds)
+        try:
+            return self._socket.recv(1)
+        except OSError:  # OSError includes TimeoutError.
+            return b""
+
+
+_pool: "queue.LifoQueue[Comparer | None]"
+
+
+def _new_pool() -> None:
+    """Make a pool without processes: a slot with None gets its process when it is first needed."""
+    global _pool
+    _pool = queue.LifoQueue()
+    for _ in range(POOL_SIZE):
+        _pool.put(None)
+
+
+_new_pool()
+os.register_at_fork(after_in_child=_new_pool)  # Two processes must not share a socket.
+
+
+def is_equivalent(truth: str, answer: str, seconds: float = TIMEOUT_SECONDS) -> bool:
+    """Return whether the LaTeX `answer` equals `truth`; False if there is no verdict after `seconds`.
+
+    The first calls, and the next call after a process was killed, take about 2 s more to start a process.
+
+    Raises:
+        RuntimeError: math-verify is not installed or does not start.
+    """
+    comparer = _pool.get()
+    verdict = None
+    try:
+        comparer = comparer or Comparer()
+        verdict = comparer.compare(truth, answer, seconds)
+    finally:
+        if verdict is None and comparer is not None:
+            comparer.kill()
+            comparer = None
+        _pool.put(comparer)
+    if verdict is None and not _reported:
+        _reported.append(answer)
+        logger.warning("no verdict within %s s: the answer counts as wrong (reported once): %.200r", seconds, answer)
+    return bool(verdict)
+
+
+def last_boxed(text: str) -> str | None:
+    """Return the content of the last closed `\\boxed{...}` with balanced braces, in linear time; None if there is none.
+
+    >>> last_boxed(r"so \\boxed{1}, no: \\boxed{\\frac{1}{2}} and \\boxed{3")
+    '\\\\frac{1}{2}'
+    """
+    open_braces: list[int | None] = []  # where the content of a \boxed starts; None for any other brace
+    start = end = -1
+    for token in _TOKEN.finditer(text):
+        if token[0] == "{":
+            open_braces.append(None)
+        elif token[0] == "}":
+            opened = open_braces.pop() if open_braces else None
+            if opened is not None and opened > start:  # The inner one of nested boxes counts.
+                start, end = opened, token.start()
+        elif token[0].endswith("{") and len(token[0]) > 2:
+            open_braces.append(token.end())
+    return text[start:end] if start >= 0 else None
+
+
+def last_tagged(text: str) -> str | None:
+    """Return the content of the last closed `<answer>`; None if there is none."""
+    end = text.rfind("</answer>")
+    start = text.rfind("<answer>", 0, end) if end >= 0 else -1
+    return text[start + len("<answer>") : end] if start >= 0 else None
+
+
+def normalize(answer: str) -> str:
+    """Return the text for comparing and voting: the answer without layout, outer dollars, period or percent sign.
+
+    >>> normalize(r"$\\dfrac{1}{2}\\, $."), normalize(r"\\left[ 0, 1 \\right)"), normalize(r"50\\%")
+    ('\\\\frac{1}{2}', '[0,1)', '50')
+    """
+    text = re.sub(r"\\?%$", "", _plain_formula(answer)).strip()
+    text = _LAYOUT.sub("", _MIXED.sub(r"\1\\frac{\2}{\3}", text))
+    return text.replace("\\dfrac", "\\frac").replace("\\tfrac", "\\frac")
+
+
+def _plain_formula(answer: str) -> str:
+    """Return the answer in plain characters without outer dollars and a final period."""
+    return without_dollars(plain_characters(answer).strip().rstrip(".").strip())
+
+
+def without_dollars(text: str) -> str:
+    """Return the formula of a text $formula$; other texts as they are."""
+    is_one_formula = len(text) > 1 and text[0] == text[-1] == "$" and "$" not in text[1:-1]
+    return text[1:-1].strip() if is_one_formula else text
+
+
+def check_row(data_source, ground_truth, extra_info=None, **kwargs) -> None:
+    """Raise ValueError if `compute_score`, with the same arguments, cannot score responses to a row."""
+    math_truth(data_source, ground_truth)
+
+
+def compute_score(
+    data_source, solution_str, ground_truth, extra_info=None, timeout_seconds: float = TIMEOUT_SECONDS, **kwargs
+) -> dict:
+    """Score a response.
+
+    Args:
+        solution_str: the response; its answer is the last `\\boxed{...}`, of at most 512 characters.
+        ground_truth: LaTeX or a number, boxed or not.
+        timeout_seconds: time limit of a comparison in seconds, after which the answer is wrong.
+
+    Returns:
+        `score` and `acc` (0 or 1), and `pred`, the answer's text for majority votes, empty if there is no answer.
+
+    Raises:
+        ValueError: the ground truth is empty, or neither text nor a number: the data are wrong, not the response.
+        RuntimeError: math-verify does not start.
+    """
+    ground_truth = math_truth(data_source, ground_truth)
+    answer = last_boxed(solution_str) if isinstance(solution_str, str) else None
+    if answer is None or not answer.strip() or len(answer) > MAX_ANSWER_CHARS:
+        return {"score": 0.0, "acc": 0.0, "pred": ""}
+    truth = last_boxed(ground_truth) or ground_truth
+    pred = normalize(answer)
+    is_percentage, other = (_plain_formula(text).endswith("%") for text in (truth, answer))
+    right = (pred == normalize(truth) and is_percentage == other) or is_equivalent(truth, answer, timeout_seconds)
+    return {"score": float(right), "acc": float(right), "pred": pred}

@@ -1,1 +1,0 @@
-"""Ways to draw tokens; a module here registers a choice of `sampler=<name>`."""

@@ -1,1 +1,0 @@
-"""Trajectories that fork where the model is uncertain (ARPO, AEPO), `tree=arpo`."""
