@@ -35,6 +35,7 @@ from recipe.hato.keys import HATOConfig
 from recipe.hato.local_reward import heuristic
 from recipe.hato.value_model import value_model_of
 from recipe.latr.keys import KTConfig
+from verl.workers.config.keys import read_keys
 from verl.workers.rollout.engines.interface import Generation, GenerationRequest, RolloutEngine
 from verl.workers.rollout.engines.local_vllm import VLLMEngine
 from verl.workers.rollout.tree_builder import BranchPolicy, grow, policy_class
@@ -60,7 +61,7 @@ def policies(text_of, decode, tokens: int) -> dict[str, BranchPolicy]:
     }
     for search, depth in (("bfs", 8), ("bfs", 4), ("beam", 8), ("dfs", 8)):
         bounds = {"search_algorithm": search, "max_depth": depth, "max_step_tokens": tokens // depth}
-        hato = HATOConfig.from_dict({"tree": bounds})
+        hato = read_keys(HATOConfig, {"tree": bounds}, "hato")
         settings[f"hato {search}, {depth} steps"] = (hato, value_model_of(hato, 0), heuristic, decode)
     return {name: policy_class(name.split()[0])(*arguments) for name, arguments in settings.items()}
 

@@ -30,7 +30,7 @@ import verl.trainer
 from recipe.common.menu import CONFIG, choices
 from recipe.common.tiny_model import TinyModelConfig, make_model, make_tokenizer
 from recipe.hapo.normalized_entropy import EntropyStatistics, compute_entropy_h
-from verl.trainer.checks.parts import check_credit, check_tree, check_typed_sections
+from verl.trainer.checks.parts import check_parts, check_typed_sections
 from verl.trainer.ppo.v1.component import components_of
 from verl.trainer.ppo.v1.explore_trainer import compute_fields
 from verl.utils.parts import compares, computed_fields, credit_of, load_choices, nested, parts
@@ -139,7 +139,6 @@ def _chosen(tree: str, environment: str, sampler: str, loss: str) -> tuple[DictC
     _update(config, SMALL)
     try:
         check_typed_sections(config)
-        check_tree(config)
     except ValueError as error:
         return config, str(error)
     return config, None
@@ -159,7 +158,7 @@ def refusal(cell: Cell) -> str | None:
         return reason
     config = config_of(cell)
     try:
-        check_credit(config)
+        check_parts(config)
     except ValueError as error:
         return str(error)
     return None

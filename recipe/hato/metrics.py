@@ -6,13 +6,14 @@ from statistics import fmean
 
 import numpy as np
 import torch
-from rapidfuzz.distance import Levenshtein
 
 MAX_PATHS = 16  # most paths of a problem that are compared; the cost grows with the square of their number
 
 
 def _nearest(path: Sequence[int], others: Sequence[Sequence[int]]) -> float:
     """Return the smallest edit distance to another path / length of the longer one, in [0, 1]; 1 without another."""
+    from rapidfuzz.distance import Levenshtein
+
     best = 1.0
     for other in others:
         # The cutoff stops the computation once the distance cannot be smaller; the result is then 1.

@@ -9,7 +9,7 @@ import pytest
 
 from tests.configs import composed
 from verl.utils import parts as registry
-from verl.utils.parts import PACKAGES, Compares, compares, computed_fields, loss_of_switch, parts, register_loss
+from verl.utils.parts import KINDS, Compares, compares, computed_fields, loss_of_switch, parts, register_loss
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -128,7 +128,6 @@ import composition
 from composition import Cell, CREDITS, LOSSES, TREES, refusal, take_step
 from omegaconf import OmegaConf
 from recipe.common.menu import about_choice, menu
-from verl.trainer.checks.parts import check_fields
 from verl.utils.parts import parts
 from verl.evaluation.exploration.plan import _scale_trees
 
@@ -155,8 +154,7 @@ def refused(change, message):
         OmegaConf.update(changed, key, value, force_add=True)
     try:
         composition.check_typed_sections(changed)
-        composition.check_tree(changed)
-        composition.check_credit(changed)
+        composition.check_parts(changed)
     except ValueError as error:
         assert message in str(error), error
     else:
@@ -249,7 +247,7 @@ def test_what_the_registry_says_of_a_run():
     assert registry.tree_of_rollout_mode() == {"sync_with_tool": "arpo"}
     assert compares("rloo") is Compares.GROUP and compares("gae") is None and compares("treerl") is Compares.NODES
     assert {kind.name for kind in Compares if kind.by_group} == {"GROUP", "GROUP_THEN_MORE"}
-    assert set(PACKAGES) == {"tree", "sampler", "credit", "loss", "component"}
+    assert set(KINDS) == {"tree", "sampler", "credit", "loss", "component", "proposal", "task"}
 
 
 def test_every_choice_is_described_and_its_smallest_settings_are_keys_of_its_own():

@@ -6,6 +6,7 @@
     loss        register_loss        how far may the policy move?
     component   register_component   what happens between the phases of a training step?
     proposal    register_proposal    which values of a tree's keys fit a model? (scripts/explore.sh)
+    task        register_task        what is learnt? (verl/utils/tasks.py)
 
 All of a method lies in its folder below `recipe/`, and the name of a module there is its kind: `parts("tree")` imports
 `recipe/<method>/tree.py` and `recipe/compared/<method>/tree.py`, and nothing of other kinds, so that a rollout worker
@@ -34,7 +35,7 @@ from verl.utils.token_fields import RewardField, TokenField
 from verl.workers.config.keys import ACTOR, ROLLOUT, check_trajectories, read_keys
 from verl.workers.config.schedule import EXPLORE_TRAINERS
 
-KINDS = ("tree", "sampler", "credit", "loss", "component", "proposal")
+KINDS = ("tree", "sampler", "credit", "loss", "component", "proposal", "task")
 ENTRY_POINTS = "verl_exploration.parts"
 T = TypeVar("T")
 
@@ -284,7 +285,7 @@ def load_choices() -> None:
     if _loads.depth:  # A part's own import has led here; `_load` calls this again once all parts are registered.
         _loads.choices = True
         return
-    for kind in ("tree", "sampler", "credit", "loss"):
+    for kind in ("tree", "sampler", "credit", "loss", "task"):
         _load(kind)
     defaults: dict[str, Any] = {}
     for section, kind in ((ACTOR, "loss"), (ROLLOUT, "sampler")):
@@ -375,7 +376,8 @@ def _load_entry_points(kind: str) -> None:
             raise ImportError(f"the parts of the entry point {entry.name} ({entry.value}): {error!r}") from error
 
 
-def _register(kind: str, name: str, new: T) -> T:
+def add_part(kind: str, name: str, new: T) -> T:
+    """Register a part of a kind under its name; raise ValueError if there is one already. `register_*` call this."""
     if name in _registered[kind]:
         raise ValueError(f"there are two parts {kind}={name}")
     _registered[kind][name] = new
@@ -428,7 +430,7 @@ def register_tree(
             older = _registered["tree"][extends]
             differs = dict(values or {})
             changed = {"name": name, "about": about, "values": {**older.values, **differs}, **options}
-            _register("tree", name, replace(older, variant=differs, rollout_names=(), rollout_modes=(), **changed))
+            add_part("tree", name, replace(older, variant=differs, rollout_names=(), rollout_modes=(), **changed))
             return policy
         set_by_choice: dict[str, Any] = {f"{ROLLOUT}.tree": name}
         if keys is not None:
@@ -446,7 +448,7 @@ def register_tree(
             smallest={from_root(key): value for key, value in (smallest or {}).items()},
             **options,
         )
-        policy.part = _register("tree", name, tree)  # type: ignore[attr-defined]
+        policy.part = add_part("tree", name, tree)  # type: ignore[attr-defined]
         return policy
 
     return register
@@ -455,7 +457,7 @@ def register_tree(
 def register_sampler(name: str, about: str, **options: Any) -> Sampler:
     """Register a way to draw tokens as `sampler=<name>`; see `Sampler`. `values` are keys of `rollout`."""
     values = {f"{ROLLOUT}.{key}": value for key, value in options.pop("values", {}).items()}
-    return _register("sampler", name, Sampler(name=name, about=about, values=values, **options))
+    return add_part("sampler", name, Sampler(name=name, about=about, values=values, **options))
 
 
 def register_credit(name: str, about: str, *, values: Mapping[str, Any] | None = None, **options: Any) -> Callable:
@@ -510,7 +512,7 @@ def describe_credit(
         smallest={f"{section}.{key}": value for key, value in (smallest or {}).items()},
         **options,
     )
-    return _register("credit", name, credit)
+    return add_part("credit", name, credit)
 
 
 def register_loss(name: str, about: str, **options: Any) -> Callable[[Callable], Callable]:
@@ -530,17 +532,17 @@ def describe_loss(name: str, about: str, *, values: Mapping[str, Any] | None = N
     vanilla_values = {"loss_agg_mode": "token-mean", "use_kl_loss": False, "entropy_coeff": 0}
     actor_values = vanilla_values | {"policy_loss.loss_mode": name} | dict(values or {})
     all_values = {f"{ACTOR}.{key}": value for key, value in actor_values.items()}
-    return _register("loss", name, Loss(name=name, about=about, values=all_values, **options))
+    return add_part("loss", name, Loss(name=name, about=about, values=all_values, **options))
 
 
 def register_proposal(tree: str) -> Callable[[T], T]:
     """Return a decorator that registers the proposal for a tree's keys (verl/evaluation/exploration/proposals.py)."""
-    return lambda propose: _register("proposal", tree, propose)
+    return lambda propose: add_part("proposal", tree, propose)
 
 
 def register_component(component: type[T]) -> type[T]:
     """Register a trainer component (`verl.trainer.ppo.v1.component.Component`)."""
-    return _register("component", component.__name__, component)
+    return add_part("component", component.__name__, component)
 
 
 # ---- lookups in the registry ----

@@ -10,8 +10,8 @@ import re
 from fractions import Fraction
 from itertools import accumulate
 
-from verl.utils.math_answers.comparison import last_tagged
 from verl.utils.reward_score.ground_truth import countdown_truth
+from verl.utils.reward_score.tool_format import last_tagged
 
 MAX_ANSWER_CHARS = 256
 MAX_DEPTH = 32

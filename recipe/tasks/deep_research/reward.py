@@ -4,12 +4,12 @@
     published       as in the authors' code: -1 for a bad format, by the authors' rules (`published_answer`); otherwise
                     correctness, plus 0.1 if it is above 0 and every tool's closing tag is in the response
 
-Correctness is 0 or 1 for mathematics (`math_equivalence`), and the token F1 for questions. The row's `ability`
+Correctness is 0 or 1 for mathematics (`comparison`), and the token F1 for questions. The row's `ability`
 determines which of the two is used, or the data source's name if the ability says neither; `rule` overrides both.
 `published` uses the token F1 for everything, unless a rule is named. The answer is the \\boxed text in `<answer>`.
 """
 
-from verl.utils.math_answers import comparison as math_equivalence
+from verl.utils.math_answers import comparison
 from verl.utils.reward_score import qa
 from verl.utils.reward_score.tool_format import TOOL_TAGS, check_format, check_tags, published_answer
 
@@ -59,7 +59,7 @@ def check_row(
     _, rule = _choices(data_source, extra_info, variant, rule)
     check_tags(tool_tags)
     if rule == "math":
-        math_equivalence.check_row(data_source, ground_truth)
+        comparison.check_row(data_source, ground_truth)
     else:
         qa.check_row(data_source, ground_truth, metric=rule)
 
@@ -84,7 +84,7 @@ def compute_score(
         rule: the measure of correctness: `math`, `f1` (token F1) or `em` (exact match); None: see `rule_of`, and f1
             for `published`.
         tool_tags: the tags of the tools.
-        kwargs: settings of `math_equivalence.compute_score`, such as `timeout_seconds`.
+        kwargs: settings of `comparison.compute_score`, such as `timeout_seconds`.
 
     Returns:
         `score`; `acc` (1 if the answer is equivalent or matches exactly, else 0); `format` (0 or 1, by the variant's
@@ -106,10 +106,10 @@ def compute_score(
         published = published_answer(solution_str, tool_tags)
         well_formed = published is not None
         if published is not None:
-            answer, boxed = published, math_equivalence.last_boxed(published) or ""
+            answer, boxed = published, comparison.last_boxed(published) or ""
             all_tools = all(f"</{tag}>" in solution_str for tag in check_tags(tool_tags))
     if rule == "math":
-        result = math_equivalence.compute_score(data_source, answer, ground_truth, **kwargs)
+        result = comparison.compute_score(data_source, answer, ground_truth, **kwargs)
     else:
         result = qa.compute_score(data_source, boxed, ground_truth, metric=rule)
     correctness = result["score"]

@@ -13,8 +13,8 @@ import operator
 import re
 from collections.abc import Mapping
 
-from verl.utils.math_answers.comparison import last_tagged
 from verl.utils.reward_score.ground_truth import as_list, json_object, whole_number
+from verl.utils.reward_score.tool_format import last_tagged
 
 MAX_ANSWER_CHARS = 1024
 _LINE = re.compile(r"([0-9]{1,9})([-+*/])([0-9]{1,9})=([0-9]{1,9})")

@@ -13,8 +13,7 @@ from tqdm import tqdm
 from recipe.common.reporting.exploration_report import table, write
 from tests.composition import model_and_tokenizer
 from verl.evaluation.exploration.plan import Plan, plan_of
-from verl.evaluation.exploration.run import Diagnosis, _grown_latr, diagnose
-from verl.evaluation.exploration.table import Group, Step, Trajectory
+from verl.evaluation.exploration.run import Diagnosis, diagnose
 from verl.workers.rollout.engines.interface import RolloutEngine
 from verl.workers.rollout.engines.local_transformers import TransformersEngine
 
@@ -146,28 +145,6 @@ def test_all_rows_proposals_and_files(planned, tmp_path):
     lines = table(result["rows"], 4).splitlines()
     assert len(lines) == 2 + len(names) and len({line.count("|") for line in lines}) == 1
     assert all(line in files[0].read_text() for line in [*lines, latr["overrides"], arpo["overrides"]])
-
-
-@pytest.mark.parametrize(
-    ("opened", "best"),
-    [([4], 0), ([2, 4], 1), ([2, 3, 3.5, 4], 2), ([3, 2, 2], 0)],  # of n = 4, by the median tree of each attempt
-)
-def test_latrs_thresholds_are_loosened_until_its_trees_are_full(planned, opened, best):
-    plan, tried = planned(), []
-
-    class Diagnosis:
-        async def groups_of(self, name, config, more):
-            kt = config.actor_rollout_ref.rollout.kt
-            tried.append((kt.prob_filter_abs_thres, kt.prob_filter_rel_thres))
-            return [Group([1], [], 0, {"branches": opened[len(tried) - 1]})], 1.0
-
-    steps = [Step(0.0, 0.5 + at / 100, 0.5 - at / 100) for at in range(50)]
-    samples = [Group([1], [Trajectory(range(50), steps, False, "")], 0)]
-    proposal, groups, _ = asyncio.run(_grown_latr(plan, Diagnosis(), samples))
-    assert len(tried) == min(len(opened), 3) and tuple(proposal.values.values()) == tried[best]
-    assert groups[0].metrics["branches"] == opened[best] and f"have {opened[best]:g} or more of 4" in proposal.expected
-    if opened[0] < 4:  # more are aimed at
-        assert tried[1][0] < tried[0][0] and tried[1][1] > tried[0][1]
 
 
 def test_the_plan(planned):

@@ -6,9 +6,9 @@ import pytest
 from omegaconf import OmegaConf
 from verl.utils.config import omega_conf_to_dataclass
 
-from recipe.hato.checks import hato_config
-from recipe.hato.keys import HATOConfig
+from recipe.hato.keys import HATOConfig, hato_keys
 from tests.configs import composed
+from verl.trainer.checks.parts import check_parts
 from verl.workers.config.explore import parts_of
 
 DROPPING = ["hato.tree.train_dropped=true", "hato.exploration.pruning_threshold=0.1"]
@@ -20,10 +20,15 @@ def config(*overrides: str, name: str = "hato_trainer", hardware: str = "gpu"):
     return composed(name, f"hardware={hardware}", *overrides, recipe=recipe)
 
 
+def checked_keys(config) -> HATOConfig:
+    check_parts(config)
+    return hato_keys(config)
+
+
 @pytest.mark.parametrize("hardware", ["cpu", "gpu"])
 def test_the_yaml_names_every_key_with_its_default(hardware):
     whole = config(hardware=hardware)
-    assert hato_config(whole) == HATOConfig()
+    assert checked_keys(whole) == HATOConfig()
     written = OmegaConf.to_container(whole.hato, resolve=True)
 
     def same_keys(section, values):
@@ -42,7 +47,7 @@ def test_the_yaml_names_every_key_with_its_default(hardware):
 def test_the_notes_values_are_a_choice(hardware):
     """By hand, from the notes' hato_config.yaml, their beam search, and the algorithm of their trainer."""
     whole = config(name="hato_notes_trainer", hardware=hardware)
-    hato, filters = hato_config(whole), whole.algorithm.filter_groups
+    hato, filters = checked_keys(whole), whole.algorithm.filter_groups
     tree, weights, exploration, uncertainty = hato.tree, hato.reward_weights, hato.exploration, hato.uncertainty
     assert (tree.max_depth, tree.branching_factor, tree.search_algorithm, tree.max_nodes_per_level) == (3, 5, "beam", 5)
     assert tree.max_nodes == 1000 and not tree.spread_leaves and not tree.adaptive_branching
@@ -60,13 +65,13 @@ def test_the_notes_values_are_a_choice(hardware):
 
 def test_the_notes_names_on_the_command_line():
     names = ["+hato.uncertainty.type=bootstrap", "+hato.uncertainty.n_bootstrap=7", "+hato.memory.max_nodes=99"]
-    hato = hato_config(config(*names))
+    hato = checked_keys(config(*names))
     assert (hato.uncertainty.method, hato.uncertainty.n_passes, hato.tree.max_nodes) == ("bootstrap", 7, 99)
 
 
 def test_the_config_for_mathematics():
     composed = config(name="hato_math_trainer")
-    assert hato_config(composed).tree.max_depth == 8 and composed.actor_rollout_ref.rollout.n == 16
+    assert checked_keys(composed).tree.max_depth == 8 and composed.actor_rollout_ref.rollout.n == 16
 
 
 @pytest.mark.slow
@@ -147,23 +152,23 @@ def test_the_config_for_mathematics():
 )
 def test_what_does_not_fit_is_named(overrides, message):
     with pytest.raises(ValueError) as error:
-        hato_config(config(*overrides))
+        checked_keys(config(*overrides))
     assert message in str(error.value)
 
 
 @pytest.mark.parametrize("credit", CREDITS)
 def test_hatos_trees_take_every_credit(credit):
-    assert hato_config(config(f"credit={credit}", *DROPPING)).tree.train_dropped
+    assert checked_keys(config(f"credit={credit}", *DROPPING)).tree.train_dropped
 
 
 def test_a_beam_may_keep_fewer_than_n_independent_paths():
     shape = ["independent_paths=true", "search_algorithm=beam", "max_nodes_per_level=4", "train_dropped=true"]
-    assert hato_config(config(*(f"hato.tree.{key}" for key in shape))).tree.max_nodes_per_level == 4
+    assert checked_keys(config(*(f"hato.tree.{key}" for key in shape))).tree.max_nodes_per_level == 4
 
 
 def test_the_search_may_have_tools():
     composed = config("environment=tools")
-    hato_config(composed)
+    checked_keys(composed)
     assert parts_of(composed.actor_rollout_ref.rollout) == ("hato", "tools")
 
 
@@ -172,18 +177,18 @@ def test_hatos_credit_works_on_other_trees(tree):
     """What only the search asks for does not concern them."""
     others = ["actor_rollout_ref.rollout.n=1", "actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-mean"]
     composed = config(f"tree={tree}", "credit=hato", *others, name="explore")
-    assert hato_config(composed).reward_weights == HATOConfig().reward_weights
+    assert checked_keys(composed).reward_weights == HATOConfig().reward_weights
     composed.hato.reward_weights.beta = -1
     with pytest.raises(ValueError, match="hato.reward_weights.beta=-1"):
-        hato_config(composed)
+        checked_keys(composed)
 
 
 def test_a_run_without_a_section_has_the_defaults():
     composed = config("tree=plain", name="explore")
-    assert "hato" not in composed and hato_config(composed) == HATOConfig()
+    assert "hato" not in composed and checked_keys(composed) == HATOConfig()
 
 
 def test_the_temperature_follows_the_initial_one():
     composed = config("hato.exploration.initial_temperature=0.8")
-    hato_config(composed)
+    checked_keys(composed)
     assert composed.actor_rollout_ref.rollout.temperature == 0.8

@@ -6,17 +6,20 @@ import pytest
 from omegaconf import OmegaConf
 
 from recipe.hato.keys import HATOConfig, TreeConfig
+from verl.workers.config.keys import read_keys
 
 
 def test_defaults_and_nested_keys():
-    assert HATOConfig.from_dict({}) == HATOConfig()
-    config = HATOConfig.from_dict(
+    assert read_keys(HATOConfig, {}, "hato") == HATOConfig()
+    config = read_keys(
+        HATOConfig,
         {
             "tree": {"max_depth": 6, "search_algorithm": "beam"},
             "uncertainty": {"method": "dropout", "model_config": {"hidden_size": 32, "dropout": 0.5}},
             "reward_weights": {"alpha": 0, "beta": 1},
             "verification_threshold": 1,
-        }
+        },
+        "hato",
     )
     assert config.tree == TreeConfig(max_depth=6, search_algorithm="beam")
     assert config.uncertainty.model_config.hidden_size == 32
@@ -25,7 +28,7 @@ def test_defaults_and_nested_keys():
 
 def test_hydras_config_is_read_as_it_is():
     root = OmegaConf.create({"depth": 7, "hato": {"tree": {"max_depth": "${depth}"}, "exploration": {"beta_u": 1e-1}}})
-    assert HATOConfig.from_dict(root.hato).tree.max_depth == 7
+    assert read_keys(HATOConfig, root.hato, "hato").tree.max_depth == 7
 
 
 @pytest.mark.parametrize(
@@ -76,7 +79,7 @@ def test_hydras_config_is_read_as_it_is():
 )
 def test_a_wrong_key_is_named(values, message):
     with pytest.raises(ValueError) as error:
-        HATOConfig.from_dict(values)
+        read_keys(HATOConfig, values, "hato")
     assert message in str(error.value)
 
 
@@ -102,7 +105,7 @@ NOTES = {
 @pytest.mark.parametrize(("method", "n_passes"), [("ensemble", 10), ("dropout", 7), ("bootstrap", 5)])
 def test_the_notes_names_are_read(method, n_passes):
     named = NOTES | {"uncertainty": NOTES["uncertainty"] | {"type": method, "n_forward_passes": 7}}
-    config = HATOConfig.from_dict(named)
+    config = read_keys(HATOConfig, named, "hato")
     uncertainty = config.uncertainty
     assert (uncertainty.method, uncertainty.n_passes, uncertainty.model_config.dropout) == (method, n_passes, 0.1)
     assert (config.exploration.pruning_threshold, config.tree.max_nodes) == (0.2, 1000)
@@ -114,10 +117,9 @@ def test_the_notes_names_are_read(method, n_passes):
 def test_a_name_of_the_notes_stands_beside_our_default_and_not_beside_another_value():
     ours = {"method": "ensemble", "n_passes": 10, "model_config": {"dropout": 0.2}}
     named = {"uncertainty": ours | {"type": "bootstrap", "n_bootstrap": 5, "dropout_rate": 0.1}}
-    assert HATOConfig.from_dict(named).uncertainty.n_passes == 5
-    assert (
-        HATOConfig.from_dict({"uncertainty": {"method": "dropout", "type": "dropout"}}).uncertainty.method == "dropout"
-    )
+    assert read_keys(HATOConfig, named, "hato").uncertainty.n_passes == 5
+    both = {"uncertainty": {"method": "dropout", "type": "dropout"}}
+    assert read_keys(HATOConfig, both, "hato").uncertainty.method == "dropout"
 
 
 @pytest.mark.parametrize(
@@ -145,7 +147,7 @@ def test_a_name_of_the_notes_stands_beside_our_default_and_not_beside_another_va
 )
 def test_a_wrong_value_under_a_name_of_the_notes_is_told(values, message):
     with pytest.raises(ValueError) as error:
-        HATOConfig.from_dict(values)
+        read_keys(HATOConfig, values, "hato")
     assert message in str(error.value)
 
 

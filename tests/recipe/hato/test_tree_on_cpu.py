@@ -10,8 +10,7 @@ import pytest
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from recipe.hato.checks import hato_config
-from recipe.hato.keys import ExplorationConfig, HATOConfig, TreeConfig, UncertaintyConfig
+from recipe.hato.keys import ExplorationConfig, HATOConfig, TreeConfig, UncertaintyConfig, hato_keys
 from recipe.hato.local_reward import heuristic
 from recipe.hato.step_features import FEATURES
 from recipe.hato.tree import HATO_STEPS, Policy
@@ -352,7 +351,7 @@ def test_without_a_threshold_independent_paths_are_independent_answers():
 @pytest.mark.parametrize("seed", range(6))
 def test_trees_of_the_notes_values(model, seed):
     """Beams of 5 on 3 levels, of steps with V + 2 U of at least 0.2."""
-    hato = hato_config(composed("hato_notes_trainer", "hardware=cpu", recipe="hato"))
+    hato = hato_keys(composed("hato_notes_trainer", "hardware=cpu", recipe="hato"))
     step = {"step_delimiter": "c", "max_step_tokens": 5}
     hato = replace(hato, tree=replace(hato.tree, **step), uncertainty=replace(hato.uncertainty, entropy_top_k=VOCAB))
     tree = grow(Slow(model, 0), hato, seed=seed, temperature=0.7)

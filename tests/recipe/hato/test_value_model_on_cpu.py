@@ -12,6 +12,7 @@ from recipe.hato.keys import HATOConfig
 from recipe.hato.metrics import calibration_error
 from recipe.hato.step_features import FEATURES, agreement, step_features
 from recipe.hato.value_model import COMPARED_ROWS, value_model_of
+from verl.workers.config.keys import read_keys
 
 KINDS = ["ensemble", "dropout", "bootstrap", "none"]
 F = 4
@@ -19,7 +20,7 @@ F = 4
 
 def make_value_model(kind: str, *, seed: int = 0, memory_size: int = 4096, **settings):
     config = {"uncertainty": {"method": kind} | settings, "memory": {"value_buffer_size": memory_size}}
-    return value_model_of(HATOConfig.from_dict(config), seed, F)
+    return value_model_of(read_keys(HATOConfig, config, "hato"), seed, F)
 
 
 def known_value(features: torch.Tensor) -> torch.Tensor:

@@ -6,12 +6,13 @@ from types import SimpleNamespace
 
 import pytest
 from omegaconf import OmegaConf
-from verl.workers.rollout.trees.latr import KTConfig, Policy, latr_generate
 
 from recipe.common.tiny_model import TinyModelConfig, make_model, make_tokenizer
-from recipe.latr.keys import SECTION
+from recipe.latr.decoder import latr_generate
+from recipe.latr.keys import SECTION, KTConfig
 from recipe.latr.schedule import mix_ratio, next_tightened_steps, tightened, tree_branches
 from recipe.latr.similarity import edit_distance_ratio, rouge_l, suffix_match
+from recipe.latr.tree import Policy
 from verl.workers.config.keys import read_keys
 from verl.workers.rollout.engines.interface import end_of_sequence_ids
 

@@ -5,7 +5,6 @@ import inspect
 import pytest
 from omegaconf import OmegaConf
 
-from recipe.hato.checks import EXPLORE_TRAINERS
 from tests import configs
 from verl.trainer.checks.parts import check_typed_sections
 from verl.trainer.checks.resources.cluster import check_ray_resources, needed_ray_cpus
@@ -13,7 +12,7 @@ from verl.trainer.checks.run_plan import describe_plan, describe_schedule
 from verl.trainer.checks.schedule import check_schedule, check_transport
 from verl.trainer.ppo.v1 import trainer_separate_async
 from verl.utils.parts import computed_fields
-from verl.workers.config.schedule import rollout_workers, schedule_of, settle_schedule
+from verl.workers.config.schedule import EXPLORE_TRAINERS, rollout_workers, schedule_of, settle_schedule
 
 COLOCATE, SEPARATE = "schedule=colocate_async", "schedule=separate_async"
 ENGINE = "actor_rollout_ref.rollout.checkpoint_engine"

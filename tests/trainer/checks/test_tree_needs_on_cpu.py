@@ -3,7 +3,7 @@
 import pytest
 
 from tests.configs import composed
-from verl.trainer.checks.parts import check_tree
+from verl.trainer.checks.parts import check_parts
 
 
 @pytest.mark.parametrize(
@@ -20,7 +20,7 @@ from verl.trainer.checks.parts import check_tree
 def test_what_a_tree_needs(tree, overrides, message):
     config = composed("explore", "hardware=cpu", f"tree={tree}", *overrides)
     if message is None:
-        check_tree(config)
+        check_parts(config)
         return
     with pytest.raises(ValueError, match=message):
-        check_tree(config)
+        check_parts(config)

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from verl.utils.math_answers import comparison as math_equivalence
+from verl.utils.math_answers import comparison
 from verl.utils.math_answers.comparison import compute_score, last_boxed, normalize
 
 POWERS = r"9^{9^{9^{9}}}"
@@ -26,7 +26,7 @@ def no_processes(monkeypatch):
     def refuse(*args):
         raise AssertionError(f"asked the library about {args}")
 
-    monkeypatch.setattr(math_equivalence, "is_equivalent", refuse)
+    monkeypatch.setattr(comparison, "is_equivalent", refuse)
 
 
 @pytest.mark.parametrize(
@@ -168,14 +168,14 @@ def test_a_forked_process_has_its_own_comparers():
     assert accuracy("0.5", r"\frac{1}{2}") == 1.0
     child = os.fork()
     if not child:
-        os._exit(0 if all(slot is None for slot in math_equivalence._pool.queue) else 1)
+        os._exit(0 if all(slot is None for slot in comparison._pool.queue) else 1)
     assert os.waitpid(child, 0)[1] == 0
 
 
 @pytest.mark.slow
 def test_no_process_is_left_behind():
     code = (
-        f"import runpy; module = runpy.run_path({math_equivalence.__file__!r}); module['is_equivalent']('1', '2');"
+        f"import runpy; module = runpy.run_path({comparison.__file__!r}); module['is_equivalent']('1', '2');"
         "print(*(comparer._process.pid for comparer in module['_pool'].queue if comparer))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
@@ -192,13 +192,13 @@ def worker_beside(monkeypatch, tmp_path):
     """Sets what lies beside the worker's file; the pool starts the copy."""
 
     def place(name: str, content: str) -> None:
-        shutil.copy(math_equivalence._WORKER, tmp_path / "worker.py")
+        shutil.copy(comparison._WORKER, tmp_path / "worker.py")
         (tmp_path / name).write_text(content)
-        monkeypatch.setattr(math_equivalence, "_WORKER", tmp_path / "worker.py")
-        math_equivalence._new_pool()
+        monkeypatch.setattr(comparison, "_WORKER", tmp_path / "worker.py")
+        comparison._new_pool()
 
     yield place
-    math_equivalence._new_pool()
+    comparison._new_pool()
 
 
 def test_upstreams_module_of_the_librarys_name_is_not_taken_for_it(worker_beside):

@@ -11,13 +11,14 @@ from recipe.hato.tree import Policy as HATO
 from recipe.hato.value_model import value_model_of
 from tests.configs import composed
 from tests.workers.rollout.toy_engine import EOS, VOCAB, Calls, HashEngine
+from verl.workers.config.explore import needs_answers
+from verl.workers.config.keys import read_keys
 from verl.workers.rollout.answer_likelihood import (
     CLOSING,
     CLOSING_WITH_TOOLS,
     AnswerLikelihood,
     answer_gains,
     closing_text,
-    needs_answers,
 )
 from verl.workers.rollout.trajectory_tree import TOOL, Segment, SegmentInfo, TrajectoryTree
 from verl.workers.rollout.tree_builder import grow
@@ -120,9 +121,8 @@ def two_letters(engine, before) -> float:
 
 
 def test_hatos_local_reward_is_the_answers_likelihood_after_the_step():
-    config = HATOConfig.from_dict(
-        {"local_reward": "answer_likelihood", "tree": {"max_step_tokens": 6, "step_delimiter": "a"}}
-    )
+    tree_keys = {"max_step_tokens": 6, "step_delimiter": "a"}
+    config = read_keys(HATOConfig, {"local_reward": "answer_likelihood", "tree": tree_keys}, "hato")
     tree, of_answer, gains = grown(HATO(config, value_model_of(config, 0), None, lambda tokens: ""))
     steps = 0
     for leaf, row in zip(tree.leaves, gains, strict=True):

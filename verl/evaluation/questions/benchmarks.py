@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from verl.evaluation.questions.prompts import adapters
+from verl.evaluation.questions import adapters
 
 SCORINGS = {
     "math": "the last \\boxed against the answer by math-verify",

@@ -8,7 +8,7 @@ from recipe.tasks.countdown import reward as countdown
 from recipe.tasks.walk import reward as walk
 from recipe.tasks.word_problems import reward as last_number
 from verl.evaluation.questions.prompts import Question
-from verl.utils.math_answers import comparison as math_equivalence
+from verl.utils.math_answers import comparison
 from verl.utils.reward_score import qa
 from verl.utils.reward_score.tool_format import check_format
 
@@ -42,7 +42,7 @@ def final_answer(response: str) -> str | None:
         return qa.plain_text(report.boxed)
     if report.answer is not None:
         return report.answer.strip()
-    boxed = math_equivalence.last_boxed(without_results(response))
+    boxed = comparison.last_boxed(without_results(response))
     return None if boxed is None else qa.plain_text(boxed)
 
 
@@ -61,7 +61,7 @@ def by_rule(scoring: str, question: Question, response: str) -> Scored:
     if scoring == "math":
         answer = check_format(response).answer
         answer = without_results(response) if answer is None else answer
-        results = [math_equivalence.compute_score("math", answer, truth) for truth in question.answers]
+        results = [comparison.compute_score("math", answer, truth) for truth in question.answers]
         best = max(results, key=lambda result: result["acc"])
         return Scored(best["acc"], best["pred"])
     result = qa.compute_score("qa", final_answer(response) or "", question.answers)

@@ -3,8 +3,6 @@
 from collections.abc import Hashable, Sequence
 from itertools import combinations
 
-from rapidfuzz.distance import LCSseq, Levenshtein
-
 
 def group_diversity(responses: Sequence[Sequence[int]], answers: Sequence[Hashable] | None = None) -> dict[str, float]:
     """Return the diversity of n responses to one prompt.
@@ -20,6 +18,8 @@ def group_diversity(responses: Sequence[Sequence[int]], answers: Sequence[Hashab
         `distinct_responses`, `distinct_answers`: number of different ones / n. All missing answers count as one.
         A single response has edit distance 0 and self-similarity 1.
     """
+    from rapidfuzz.distance import LCSseq, Levenshtein
+
     pairs = list(combinations(responses, 2))
     n = len(responses)
     metrics = {

@@ -9,6 +9,7 @@ standard library cannot do that: a task that exceeds its time-out keeps its proc
 
 import json
 import logging
+import math
 import os
 import queue
 import re
@@ -18,7 +19,6 @@ import sys
 from pathlib import Path
 
 from verl.utils.math_answers.latex_spelling import plain_characters
-from verl.utils.reward_score.ground_truth import math_truth
 
 MAX_ANSWER_CHARS = 512
 TIMEOUT_SECONDS = 5.0
@@ -132,13 +132,6 @@ def last_boxed(text: str) -> str | None:
     return text[start:end] if start >= 0 else None
 
 
-def last_tagged(text: str) -> str | None:
-    """Return the content of the last closed `<answer>`; None if there is none."""
-    end = text.rfind("</answer>")
-    start = text.rfind("<answer>", 0, end) if end >= 0 else -1
-    return text[start + len("<answer>") : end] if start >= 0 else None
-
-
 def normalize(answer: str) -> str:
     """Return the text for comparing and voting: the answer without layout, outer dollars, period or percent sign.
 
@@ -159,6 +152,19 @@ def without_dollars(text: str) -> str:
     """Return the formula of a text $formula$; other texts as they are."""
     is_one_formula = len(text) > 1 and text[0] == text[-1] == "$" and "$" not in text[1:-1]
     return text[1:-1].strip() if is_one_formula else text
+
+
+def math_truth(data_source: str, ground_truth) -> str:
+    """Return the text of a mathematical answer.
+
+    Raises:
+        ValueError: the ground truth is empty, or neither text nor a finite number.
+    """
+    if isinstance(ground_truth, int | float) and not isinstance(ground_truth, bool) and math.isfinite(ground_truth):
+        ground_truth = str(ground_truth)
+    if not isinstance(ground_truth, str) or not ground_truth.strip():
+        raise ValueError(f"ground_truth of a {data_source} problem must be text or a number, got {ground_truth!r}")
+    return ground_truth
 
 
 def check_row(data_source, ground_truth, extra_info=None, **kwargs) -> None:

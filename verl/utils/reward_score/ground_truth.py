@@ -13,19 +13,6 @@ from typing import Any
 MOST_NUMBER = 10**9 - 1  # largest number in Countdown, where an answer's numbers have at most nine digits
 
 
-def math_truth(data_source: str, ground_truth) -> str:
-    """Return the text of a mathematical answer.
-
-    Raises:
-        ValueError: the ground truth is empty, or neither text nor a finite number.
-    """
-    if isinstance(ground_truth, int | float) and not isinstance(ground_truth, bool) and math.isfinite(ground_truth):
-        ground_truth = str(ground_truth)
-    if not isinstance(ground_truth, str) or not ground_truth.strip():
-        raise ValueError(f"ground_truth of a {data_source} problem must be text or a number, got {ground_truth!r}")
-    return ground_truth
-
-
 def json_object(ground_truth, expected: str) -> Mapping[str, Any]:
     """Return a ground truth with several parts, which may be the JSON text of an object.
 

@@ -12,12 +12,19 @@ import re
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from verl.utils.math_answers.comparison import last_boxed, last_tagged
+from verl.utils.math_answers.comparison import last_boxed
 
 TOOL_TAGS = ("search", "python")
 MAX_CHARS = 1_000_000
 _RESULT = re.compile(r"<result>.*?(?:</result>|\Z)", re.DOTALL)
 _TAG_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
+
+
+def last_tagged(text: str) -> str | None:
+    """Return the content of the last closed `<answer>`; None if there is none."""
+    end = text.rfind("</answer>")
+    start = text.rfind("<answer>", 0, end) if end >= 0 else -1
+    return text[start + len("<answer>") : end] if start >= 0 else None
 
 
 class FormatReport(NamedTuple):

@@ -8,9 +8,10 @@ import torch
 from tensordict import TensorDict
 from verl.trainer.ppo.core_algos import compute_policy_loss_vanilla
 
-from recipe.compared.archer.loss import ENTROPY_RANK, compute_policy_loss_archer, entropy_rank
+from recipe.compared.archer.loss import compute_policy_loss_archer
 from tests.configs import composed
 from verl.trainer.checks.parts import check_parts, check_typed_sections
+from verl.trainer.ppo.loss.entropy_clips import ENTROPY_RANK, entropy_rank
 from verl.utils.parts import computed_fields
 from verl.utils.token_fields import REFERENCE_LOG_PROB
 from verl.workers.config import PolicyLossConfig

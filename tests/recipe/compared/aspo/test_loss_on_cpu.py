@@ -5,10 +5,10 @@ import math
 import pytest
 import torch
 
-from recipe.compared.archer.loss import ENTROPY_RANK, entropy_rank
 from recipe.compared.aspo.loss import compute_policy_loss_aspo
 from tests.configs import composed
 from verl.trainer.checks.parts import check_parts, check_typed_sections
+from verl.trainer.ppo.loss.entropy_clips import ENTROPY_RANK, entropy_rank
 from verl.utils.parts import computed_fields
 from verl.workers.config import PolicyLossConfig
 from verl.workers.config.explore import ExploreActorConfig

@@ -7,7 +7,7 @@ from verl.trainer.ppo.core_algos import compute_grpo_outcome_advantage, get_adv_
 
 from recipe.compared.edge.credit import ENTROPY_FACTOR, entropy_factors
 from tests.configs import composed
-from verl.trainer.checks.parts import check_credit, check_typed_sections
+from verl.trainer.checks.parts import check_parts, check_typed_sections
 from verl.utils.parts import computed_fields
 
 
@@ -66,8 +66,8 @@ def test_the_checks_before_ray():
     config = composed("explore", "hardware=cpu", "credit=edge")
     assert computed_fields(config) == {ENTROPY_FACTOR: "algorithm.adv_estimator=edge"}
     check_typed_sections(config)
-    check_credit(config)
+    check_parts(config)
     for change, message in (({"clamp": 3}, "algorithm.edge.clamp=3"), ({"floor": 1}, "edge has no key floor; known")):
         config.algorithm.edge = change
         with pytest.raises(ValueError, match=message):
-            check_credit(config)
+            check_parts(config)

@@ -8,11 +8,11 @@ import torch
 from verl.trainer.ppo.core_algos import compute_policy_loss_vanilla, get_policy_loss_fn
 
 from recipe.arpo.loss import STANDARDISED_ENTROPY, standardise_entropy
-from recipe.compared.archer.loss import ENTROPY_RANK, entropy_rank
 from recipe.compared.forking.loss import FORKING_WEIGHT, compute_policy_loss_forking, forking_weights
 from recipe.hapo.normalized_entropy import ENTROPY_H, compute_entropy_h
 from tests.configs import composed
 from verl.trainer.checks.parts import check_parts, check_typed_sections
+from verl.trainer.ppo.loss.entropy_clips import ENTROPY_RANK, entropy_rank
 from verl.trainer.ppo.v1.component import components_of
 from verl.trainer.ppo.v1.explore_trainer import compute_fields
 from verl.utils.parts import computed_fields, parts

@@ -7,7 +7,7 @@ from verl.trainer.ppo.core_algos import get_adv_estimator_fn
 
 from recipe.compared.gigpo.credit import RESPONSES
 from tests.configs import composed
-from verl.trainer.checks.parts import check_credit, check_typed_sections
+from verl.trainer.checks.parts import check_parts, check_typed_sections
 from verl.workers.rollout.trajectory_tree import SEGMENT_IDS
 
 MEAN = {"mode": "mean_norm", "gamma": 0.5}
@@ -142,10 +142,10 @@ def test_against_a_slow_version(seed, mode):
 def test_the_checks_before_ray():
     config = composed("explore", "hardware=cpu", "credit=gigpo")
     check_typed_sections(config)
-    check_credit(config)
+    check_parts(config)
     config.algorithm.rollout_correction = {"rollout_rs": "token_k1"}
     with pytest.raises(ValueError, match="rollout_rs=token_k1 takes tokens out of the mask.* set it to null"):
-        check_credit(config)
+        check_parts(config)
     for change, message in (
         ({"gamma": 1.5}, "algorithm.gigpo.gamma=1.5"),
         ({"mode": "std"}, "algorithm.gigpo.mode=std"),
@@ -154,4 +154,4 @@ def test_the_checks_before_ray():
     ):
         config.algorithm.gigpo = change
         with pytest.raises(ValueError, match=message):
-            check_credit(config)
+            check_parts(config)

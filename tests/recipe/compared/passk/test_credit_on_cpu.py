@@ -9,7 +9,7 @@ from verl.trainer.ppo.core_algos import get_adv_estimator_fn
 
 from recipe.compared.passk.credit import ACCURACY, warn_of_shared_tokens
 from tests.configs import composed
-from verl.trainer.checks.parts import check_credit, check_typed_sections
+from verl.trainer.checks.parts import check_parts, check_typed_sections
 from verl.workers.rollout.trajectory_tree import SEGMENT_IDS
 
 
@@ -89,10 +89,10 @@ def test_the_checks_before_ray():
     config = composed("explore", "hardware=cpu", "credit=passk", "actor_rollout_ref.rollout.n=4")
     assert config.algorithm.passk.k == 4
     check_typed_sections(config)
-    check_credit(config)
+    check_parts(config)
     config.algorithm.use_kl_in_reward = True
     with pytest.raises(ValueError, match="use_kl_in_reward=true has no effect on algorithm.adv_estimator=passk"):
-        check_credit(config)
+        check_parts(config)
     config.algorithm.use_kl_in_reward = False
     for change, message in (
         ({"k": 5}, "algorithm.passk.k=5: actor_rollout_ref.rollout.n=4 responses are fewer"),
@@ -102,4 +102,4 @@ def test_the_checks_before_ray():
     ):
         config.algorithm.passk = change
         with pytest.raises(ValueError, match=message):
-            check_credit(config)
+            check_parts(config)

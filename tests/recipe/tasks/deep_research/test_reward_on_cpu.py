@@ -6,7 +6,7 @@ import pytest
 
 from recipe.tasks.deep_research import reward as deep_research
 from recipe.tasks.deep_research.reward import rule_of
-from verl.utils.math_answers import comparison as math_equivalence
+from verl.utils.math_answers import comparison
 
 T, S, P = "<think>t</think>", "<search>q</search>", "<python>c</python>"
 R = " <result>\nr\n</result>"
@@ -234,6 +234,6 @@ def test_hostile_characters_in_an_answer():
 
 def test_the_time_limit_reaches_the_comparison(monkeypatch):
     seen = []
-    monkeypatch.setattr(math_equivalence, "is_equivalent", lambda *given: bool(seen.append(given[-1])))
+    monkeypatch.setattr(comparison, "is_equivalent", lambda *given: bool(seen.append(given[-1])))
     score(T + answer("0.5"), "1/2", "aime24", timeout_seconds=0.5)
     assert seen == [0.5]

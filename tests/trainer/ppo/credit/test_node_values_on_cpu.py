@@ -12,7 +12,8 @@ from verl.trainer.ppo.core_algos import (
     get_adv_estimator_fn,
 )
 
-from verl.trainer.ppo.credit.node_values import compute_arpo_hard_advantage, credit_metrics
+from recipe.arpo.credit import compute_arpo_hard_advantage
+from verl.trainer.ppo.credit.node_values import credit_metrics
 from verl.trainer.ppo.credit.nodes import tree_nodes
 from verl.utils.parts import Compares, compares, parts
 from verl.workers.rollout.trajectory_tree import SEGMENT_IDS

@@ -6,17 +6,11 @@ import random
 
 import numpy as np
 import pytest
-from verl.evaluation.exploration.thresholds import (
-    arpo_thresholds,
-    entropy_ratios,
-    expected_branches,
-    latr_thresholds,
-    probabilities,
-    rounded,
-)
 
 from recipe.latr.keys import KTConfig
+from recipe.latr.proposal import expected_branches, latr_thresholds, probabilities, propose, rounded
 from recipe.latr.tree import Policy
+from verl.evaluation.exploration.proposals import Samples
 from verl.evaluation.exploration.table import Group, Step, Trajectory
 from verl.workers.rollout.engines.interface import Generation, GenerationRequest, RolloutEngine
 from verl.workers.rollout.tree_builder import grow
@@ -111,28 +105,21 @@ def test_rounding_keeps_two_digits_on_its_side(up):
         assert float(f"{near:.2g}") == near
 
 
-def test_entropies_after_tools_by_hand():
-    entropies = [1.0, 3.0, None, None, 4.0, 8.0, 100.0, None, 1.0]
-    steps = [None if e is None else Step(e, 0.5, 0.4) for e in entropies]
-    assert list(entropy_ratios(row(steps), 2)) == [6.0 / 2.0, 1.0 / 2.0]
-    assert list(entropy_ratios(row(steps), 1)) == [4.0, 1.0]
-    assert list(entropy_ratios(row(steps[:3]), 2)) == []
+@pytest.mark.parametrize(
+    ("opened", "best"),
+    [([4], 0), ([2, 4], 1), ([2, 3, 3.5, 4], 2), ([3, 2, 2], 0)],  # of n = 4, by the median tree of each attempt
+)
+def test_thresholds_are_loosened_until_the_trees_are_full(opened, best):
+    tried = []
 
+    async def grow_groups(proposal):
+        tried.append(tuple(proposal.values.values()))
+        return [Group([1], [], 0, {"branches": opened[len(tried) - 1]})], 1.0
 
-def test_arpo_forks_as_often_as_there_are_places():
-    keys = {"initial_rollouts": 4, "beam_size": 2, "entropy_tokens": 1}
-    draw = random.Random(1)
-    groups = [Group([1], [row([Step(1.0, 0.5, 0.4), *later]) for later in _later(draw)], 0) for _ in range(10)]
-    proposal = arpo_thresholds(groups, 8, keys)
-    weight = proposal.values["entropy_weight"]
-    after = [step.entropy for group in groups for each in group.trajectories for step in each.steps[1:] if step]
-    # four places, and four trajectories that decide twice each: half of the states
-    assert np.mean([entropy > weight for entropy in after]) == pytest.approx(0.5, abs=0.02)
-    assert proposal.values["branch_policy"] == "threshold" and proposal.values["branch_probability"] == 1
-    assert arpo_thresholds(groups, 40, keys).values["entropy_weight"] == 0  # more places than states
-    assert arpo_thresholds([Group([1], [row([Step(1.0, 0.5, 0.4)])], 0)], 8, keys) is None
-
-
-def _later(draw) -> list[list[Step | None]]:
-    """Of eight trajectories: two results, each with a step of the model after it."""
-    return [[None, Step(draw.random(), 0.5, 0.4), None, Step(draw.random(), 0.5, 0.4)] for _ in range(8)]
+    steps = [Step(0.0, 0.5 + at / 100, 0.5 - at / 100) for at in range(50)]
+    groups = [Group([1], [row(steps)], 0)]
+    proposal, grown, _ = asyncio.run(propose(Samples(4, {}, groups, groups), grow_groups))
+    assert len(tried) == min(len(opened), 3) and tuple(proposal.values.values()) == tried[best]
+    assert grown[0].metrics["branches"] == opened[best] and f"have {opened[best]:g} or more of 4" in proposal.expected
+    if opened[0] < 4:  # more are aimed at
+        assert tried[1][0] < tried[0][0] and tried[1][1] > tried[0][1]

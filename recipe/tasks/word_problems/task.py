@@ -1,0 +1,5 @@
+"""Registers `task=word_problems`."""
+
+from verl.utils.tasks import register_task
+
+register_task("word_problems", "Word problems: arithmetic in English with one to three operations")
