@@ -14,7 +14,6 @@ from typing import NamedTuple
 
 from tqdm import tqdm
 
-from recipe.common.tree import Policy as Plain
 from verl.evaluation.model.server import ChatModel, ServerEngine
 from verl.evaluation.questions.prompts import Question
 from verl.evaluation.scores.sample_file import SampleFile
@@ -88,7 +87,8 @@ def token_responder(
             token_ids = (await engine.generate(request)).token_ids
             return Response(tokenizer.decode(token_ids, skip_special_tokens=True), len(token_ids))
         settings = builder.Sampling(**options)
-        tree = await builder.grow(engine, prompt_ids, 1, Plain(), environment=environment, sampling=settings, **limits)
+        policy = builder.policy_class("plain").from_config(None)
+        tree = await builder.grow(engine, prompt_ids, 1, policy, environment=environment, sampling=settings, **limits)
         text = tokenizer.decode(tree.trajectories()[0], skip_special_tokens=True)
         calls = sum(segment.author == TOOL for segment in tree.segments)
         return Response(text, sum(tree.response_masks()[0]), calls)

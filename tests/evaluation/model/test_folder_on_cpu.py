@@ -19,7 +19,7 @@ from verl.evaluation.model.checkpoint import Checkpoint, checkpoint_step, merge_
 from verl.evaluation.model.folder import write_model_folder
 from verl.trainer.checkpoint_marker import CONFIG_FILE
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 IDS = torch.arange(40).view(2, 20) * 5
 # The last transformers before 5, which llama.cpp's converter asks for, and the hub library that it asks for.
 OLDER = ("transformers==4.57.6", "huggingface_hub==0.36.2")
@@ -174,7 +174,7 @@ def test_a_lora_checkpoint_is_evaluated_merged(inputs, monkeypatch, tmp_path):
     from verl.evaluation.model.checkpoint import find_checkpoint
 
     run = tmp_path / "outputs/run"
-    shutil.copytree(actor_of(inputs, "fsdp1_lora").parents[1], run)
+    shutil.copytree(actor_of(inputs, "fsdp1_lora").parents[2], run)
     # upstream's hf_model has PEFT's names, which no server loads
     (run / f"global_step_{STEP}/actor/huggingface/model.safetensors").touch()
     monkeypatch.chdir(tmp_path)

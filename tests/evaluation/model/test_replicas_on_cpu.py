@@ -15,7 +15,7 @@ from verl.evaluation import main
 from verl.evaluation.main import EvaluationError, evaluate, plan_of, server_options
 from verl.evaluation.model.replicas import allow_open_files, visible_gpus
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 
 
 @pytest.fixture

@@ -80,7 +80,7 @@ def test_the_config_for_mathematics():
     [
         (
             ["trainer.v1.trainer_mode=sync"],
-            "trainer.v1.trainer_mode=sync: the search of tree=hato learns in the trainer",
+            "trainer.v1.trainer_mode=sync: the trainer learns what tree=hato needs",
         ),
         (["actor_rollout_ref.rollout.name=kt"], "rollout.name=kt is actor_rollout_ref.rollout.tree=latr, and not hato"),
         (["credit=hato", "algorithm.use_kl_in_reward=true"], "algorithm.use_kl_in_reward=true would change"),

@@ -263,7 +263,10 @@ def test_names_that_contradict_parts_are_refused(inputs, overrides, message):
             ["tree=hato", f"{ROLLOUT}.agent.default_agent_loop=tool_agent"],
             f"{ROLLOUT}.agent.default_agent_loop=tool_agent makes trajectories itself",
         ),
-        (["tree=hato", "trainer.v1.trainer_mode=sync"], "trainer.v1.trainer_mode=sync: the search of tree=hato"),
+        (
+            ["tree=hato", "trainer.v1.trainer_mode=sync"],
+            "trainer.v1.trainer_mode=sync: the trainer learns what tree=hato needs",
+        ),
         (["tree=hato", "hato.tree.max_depth=0"], "hato.tree.max_depth=0: expected at least 1"),
         (["tree=hato", f"{ROLLOUT}.temperature=0.7"], f"{ROLLOUT}.temperature=0.7 differs from hato.exploration"),
         (["credit=hato", "hato.reward_weights.alpha=-1"], "hato.reward_weights.alpha=-1: expected at least 0"),

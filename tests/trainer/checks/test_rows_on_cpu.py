@@ -103,23 +103,26 @@ def rewards(tmp_path, path: str | None, sources: list[str], truths: list | None 
     return OmegaConf.create({"reward": {"custom_reward_function": reward}, "data": files, "trainer": {}})
 
 
-REWARDS = "pkg://verl.utils.reward_score"
-DEEP_RESEARCH = f"{REWARDS}.deep_research"
+def reward_of(name: str) -> str:
+    return "pkg://verl.utils.reward_score.qa" if name == "qa" else f"pkg://recipe.tasks.{name}.reward"
+
+
+DEEP_RESEARCH = reward_of("deep_research")
 
 
 def test_a_row_that_no_reward_rule_fits_is_named(tmp_path):
     with pytest.raises(ValueError, match=r"data.train_files: .*rows.parquet: row 2: data_source='my_set'"):
         check_reward_rows(rewards(tmp_path, DEEP_RESEARCH, ["math_dapo", "hotpotqa", "my_set"]))
     check_reward_rows(rewards(tmp_path, DEEP_RESEARCH, ["math_dapo", "hotpotqa", "my_set"], rule="f1"))
-    check_reward_rows(rewards(tmp_path, f"{REWARDS}.last_number", ["my_set"]))
+    check_reward_rows(rewards(tmp_path, reward_of("word_problems"), ["my_set"]))
     check_reward_rows(rewards(tmp_path, None, ["my_set"]))
 
 
 GOOD_TRUTHS = {
     "countdown": '{"target": 6, "numbers": [1, 2, 3]}',
     "walk": '{"start": 3, "target": 8, "steps": 1, "operations": ["+5"], "limit": 99}',
-    "math_equivalence": "2",
-    "last_number": "2",
+    "mathematics": "2",
+    "word_problems": "2",
     "qa": "Paris",
     "deep_research": "2",
 }
@@ -137,9 +140,9 @@ GOOD_TRUTHS = {
         *[(reward, truth, "ground_truth") for reward in GOOD_TRUTHS for truth in ("", " ")],
         *[(reward, [], "ground_truth") for reward in GOOD_TRUTHS],
         *[(reward, {"target": [2]}, "ground_truth") for reward in GOOD_TRUTHS],
-        ("math_equivalence", ["2", "3"], "text or a number"),
+        ("mathematics", ["2", "3"], "text or a number"),
         ("deep_research", ["2", "3"], "text or a number"),
-        ("last_number", "two", "must be a number"),
+        ("word_problems", "two", "must be a number"),
         ("qa", ["Paris", ""], "non-empty text"),
     ],
 )
@@ -147,7 +150,7 @@ def test_a_row_that_the_reward_refuses_for_every_response_is_named(tmp_path, rew
     """Although earlier rows of its data source are good; a column of parquet has one type."""
     truths = [GOOD_TRUTHS[reward]] * 2 * isinstance(truth, str) + [truth]
     source = "qa" if reward == "qa" else "math_dapo"
-    config = rewards(tmp_path, f"{REWARDS}.{reward}", [source] * len(truths), truths)
+    config = rewards(tmp_path, reward_of(reward), [source] * len(truths), truths)
     with pytest.raises(ValueError, match=rf"data.train_files: .*rows.parquet: row {len(truths) - 1}: .*{message}"):
         check_reward_rows(config)
 
@@ -155,7 +158,7 @@ def test_a_row_that_the_reward_refuses_for_every_response_is_named(tmp_path, rew
 @pytest.mark.parametrize("reward", GOOD_TRUTHS)
 def test_a_hundred_thousand_rows_take_seconds(tmp_path, reward):
     source = "qa" if reward == "qa" else "math_dapo"
-    config = rewards(tmp_path, f"{REWARDS}.{reward}", [source] * 100_000, [GOOD_TRUTHS[reward]] * 100_000)
+    config = rewards(tmp_path, reward_of(reward), [source] * 100_000, [GOOD_TRUTHS[reward]] * 100_000)
     config.data.val_files = []
     begin = time.process_time()
     check_reward_rows(config)

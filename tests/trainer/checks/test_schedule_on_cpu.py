@@ -6,10 +6,10 @@ import pytest
 from omegaconf import OmegaConf
 
 from tests import configs
-from verl.trainer.checks.parts import check_typed_sections
+from verl.trainer.checks.parts import check_parts, check_typed_sections
 from verl.trainer.checks.resources.cluster import check_ray_resources, needed_ray_cpus
 from verl.trainer.checks.run_plan import describe_plan, describe_schedule
-from verl.trainer.checks.schedule import check_schedule, check_transport
+from verl.trainer.checks.schedule import check_transport
 from verl.trainer.ppo.v1 import trainer_separate_async
 from verl.utils.parts import computed_fields
 from verl.workers.config.schedule import EXPLORE_TRAINERS, rollout_workers, schedule_of, settle_schedule
@@ -30,7 +30,7 @@ def composed(*overrides: str, recipe: str = "common", name: str = "explore", har
 def test_the_config_chooses_the_trainer(schedule):
     config = composed(f"schedule={schedule}")
     assert schedule_of(config) == schedule and config.trainer.v1.trainer_mode in EXPLORE_TRAINERS
-    check_schedule(config)
+    check_parts(config)
     check_typed_sections(config)
     assert describe_schedule(config).startswith(schedule)
 
@@ -47,7 +47,7 @@ def test_every_recipe_has_the_choice(recipe, name, schedule):
     sync = ["hato.exploration.temperature_decay=0", "algorithm.filter_groups.max_num_gen_batches=0"]
     others = sync if recipe == "hato" else []
     for hardware in ("gpu",) if "math" in name else ("cpu", "gpu"):
-        check_schedule(composed(schedule, *others, recipe=recipe, name=name, hardware=hardware))
+        check_parts(composed(schedule, *others, recipe=recipe, name=name, hardware=hardware))
 
 
 def test_separate_servers_on_cpus_are_settled(monkeypatch):
@@ -149,7 +149,7 @@ BOUND += ["algorithm.filter_groups.max_num_gen_batches=3"]
 )
 def test_what_cannot_go_with_a_schedule_is_named(overrides, message):
     with pytest.raises(ValueError) as error:
-        check_schedule(composed(*overrides))
+        check_parts(composed(*overrides))
     assert message in str(error.value)
 
 
@@ -166,8 +166,8 @@ def test_losses_of_old_entropies_need_the_pass_that_computes_them(schedule, over
     config = composed(schedule, *overrides, "algorithm.rollout_correction.bypass_mode=true")
     assert mechanism in computed_fields(config).values()
     with pytest.raises(ValueError, match=f"bypass_mode=true skips .* which {mechanism} needs"):
-        check_schedule(config)
-    check_schedule(composed(schedule, "algorithm.rollout_correction.bypass_mode=true"))
+        check_parts(config)
+    check_parts(composed(schedule, "algorithm.rollout_correction.bypass_mode=true"))
 
 
 def test_bounds_of_age_that_work():
@@ -177,8 +177,8 @@ def test_bounds_of_age_that_work():
         [f"{SAMPLER}_strategy=wait", f"{SAMPLER}_threshold=1"],
         [f"{SAMPLER}_threshold=1", own],
     ):
-        check_schedule(composed(COLOCATE, "trainer.v1.colocate_async.num_warmup_batches=4", *overrides))
-    check_schedule(composed(COLOCATE, "trainer.v1.colocate_async.num_warmup_batches=6.5"))
+        check_parts(composed(COLOCATE, "trainer.v1.colocate_async.num_warmup_batches=4", *overrides))
+    check_parts(composed(COLOCATE, "trainer.v1.colocate_async.num_warmup_batches=6.5"))
 
 
 @pytest.mark.parametrize("schedule", [COLOCATE, SEPARATE])
@@ -187,15 +187,15 @@ def test_a_prompts_own_limit_counts_pauses_too(schedule):
     assert composed(schedule).actor_rollout_ref.rollout.group_timeout is None
     assert composed("schedule=sync").actor_rollout_ref.rollout.group_timeout == 3600
     with pytest.raises(ValueError, match=f"{key}=60 with {schedule}: .* trainer.progress_timeout"):
-        check_schedule(composed(schedule, f"{key}=60"))
-    check_schedule(composed("schedule=sync", f"{key}=60"))
+        check_parts(composed(schedule, f"{key}=60"))
+    check_parts(composed("schedule=sync", f"{key}=60"))
 
 
 @pytest.mark.parametrize("key", ["trainer.progress_timeout", "actor_rollout_ref.rollout.group_timeout"])
 def test_no_limit_is_null(key):
-    check_schedule(composed("schedule=sync", f"{key}=null"))
+    check_parts(composed("schedule=sync", f"{key}=null"))
     with pytest.raises(ValueError, match=f"{key}=-1: expected seconds above 0, or null"):
-        check_schedule(composed("schedule=sync", f"{key}=-1"))
+        check_parts(composed("schedule=sync", f"{key}=-1"))
 
 
 def test_a_correction_needs_the_probabilities_that_the_rollout_had():
@@ -206,9 +206,9 @@ def test_a_correction_needs_the_probabilities_that_the_rollout_had():
             correction = f"algorithm.rollout_correction.rollout_{kind}"
             overrides = [schedule, without, *([] if kind.startswith("is") else [no_weights]), correction]
             with pytest.raises(ValueError, match=f"rollout_{kind} needs .*calculate_log_probs=true"):
-                check_schedule(composed(*overrides, no_tree))
-            check_schedule(composed(*overrides))
-    check_schedule(composed(SEPARATE, without, no_tree, no_weights))
+                check_parts(composed(*overrides, no_tree))
+            check_parts(composed(*overrides))
+    check_parts(composed(SEPARATE, without, no_tree, no_weights))
 
 
 @pytest.mark.parametrize("correction", ["rollout_is=token", "rollout_rs=token_k1", "bypass_mode=true"])
@@ -217,10 +217,10 @@ def test_a_correction_needs_probabilities_at_the_temperature_of_the_training(cor
     correction = f"algorithm.rollout_correction.{correction}"
     cooler = "actor_rollout_ref.rollout.temperature=0.7"
     with pytest.raises(ValueError, match="rollout_correction.* with tree=latr and .*temperature=0.7"):
-        check_schedule(composed("tree=latr", correction, cooler))
-    check_schedule(composed("tree=latr", correction))
-    check_schedule(composed("tree=hato", correction, cooler))
-    check_schedule(composed("tree=latr", cooler))
+        check_parts(composed("tree=latr", correction, cooler))
+    check_parts(composed("tree=latr", correction))
+    check_parts(composed("tree=hato", correction, cooler))
+    check_parts(composed("tree=latr", cooler))
 
 
 @pytest.mark.parametrize("schedule", [SEPARATE, "schedule=sync"])
@@ -230,10 +230,10 @@ def test_a_correction_compares_whole_distributions(schedule, truncation):
     correction = "algorithm.rollout_correction.rollout_is=token"
     truncation = f"actor_rollout_ref.rollout.{truncation}"
     with pytest.raises(ValueError, match=f"rollout_is=token with {truncation}: .* truncated distribution"):
-        check_schedule(composed(schedule, correction, truncation))
-    check_schedule(composed(schedule, "algorithm.rollout_correction.rollout_is=null", truncation))
-    check_schedule(composed(schedule, correction, truncation, "actor_rollout_ref.rollout.logprobs_mode=raw_logprobs"))
-    check_schedule(composed(schedule, correction, "actor_rollout_ref.rollout.top_k=0"))
+        check_parts(composed(schedule, correction, truncation))
+    check_parts(composed(schedule, "algorithm.rollout_correction.rollout_is=null", truncation))
+    check_parts(composed(schedule, correction, truncation, "actor_rollout_ref.rollout.logprobs_mode=raw_logprobs"))
+    check_parts(composed(schedule, correction, "actor_rollout_ref.rollout.top_k=0"))
 
 
 def test_why_the_trainers_gpus_must_hold_servers():
@@ -243,5 +243,5 @@ def test_why_the_trainers_gpus_must_hold_servers():
 
 
 def test_what_the_synchronous_schedule_takes():
-    check_schedule(composed("tree=hato", *BOUND))
-    check_schedule(composed("tree=hato", "hato.meta_learning.enable=true"))
+    check_parts(composed("tree=hato", *BOUND))
+    check_parts(composed("tree=hato", "hato.meta_learning.enable=true"))

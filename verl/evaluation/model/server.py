@@ -22,7 +22,7 @@ from openai import AsyncOpenAI
 from verl.workers.rollout.engines.interface import Generation, GenerationRequest, RolloutEngine
 from verl.workers.rollout.tools.http_json import is_loopback
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 START_SECONDS, STOP_SECONDS = 1800, 20
 REQUEST_SECONDS, RETRIES = 3600, 5
 CONNECTIONS_A_CLIENT = 16

@@ -7,8 +7,9 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from verl.evaluation.questions import adapters
 from verl.evaluation.questions.benchmarks import Benchmark, find_benchmark
-from verl.evaluation.questions.prompts import Question, adapters, to_messages
+from verl.evaluation.questions.prompts import Question, to_messages
 from verl.utils.data_files import BadRow, describe_bad, read_rows
 from verl.utils.reward_score.tool_format import TOOL_TAGS
 

@@ -177,7 +177,8 @@ def test_a_kl_without_a_reference_policy_is_refused():
         with pytest.raises(
             ValueError, match="low_entropy_kl_loss_scale_coef=0.1 with .*: set .*use_kl_loss=true, which"
         ):
-            actor_config(**{**KL, **changes})
+            keys = [f"actor_rollout_ref.actor.{key}={value}" for key, value in {**KL, **changes}.items()]
+            check_parts(composed("explore", "hardware=cpu", "loss=archer", *keys))
 
 
 @pytest.mark.parametrize(

@@ -199,8 +199,11 @@ def test_without_weights_the_loss_says_what_is_missing():
     ],
 )
 def test_bad_keys_are_refused_by_name(changes, message):
+    keys = [f"actor_rollout_ref.actor.{key}={value}" for key, value in changes.items()]
+    config = composed("explore", "hardware=cpu", "loss=forking", *keys)
     with pytest.raises(ValueError, match=message):
-        actor_config(**changes)
+        check_typed_sections(config)
+        check_parts(config)
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from recipe.tasks.deep_research import reward as deep_research
 from recipe.tasks.search.data import EXTRA_WORDS, SearchTaskConfig, make_questions, make_world, write_search_task
 from verl.utils.dataset.tool_sft_dataset import DemonstrationEncoder
 
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[4]
 CONFIG = SearchTaskConfig(people=20, train_size=100, test_size=20, demo_size=120, demo_correct=0.5)
 
 

@@ -26,7 +26,7 @@ from verl.trainer.checks.resources.memory_plan import (
 )
 from verl.trainer.checks.run_plan import describe_plan
 
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[4]
 GPU_SCRIPTS = [script for script in SCRIPTS if not script.endswith("_cpu.sh")]
 ACTOR, ROLLOUT, MODEL = (f"actor_rollout_ref.{part}" for part in ("actor", "rollout", "model"))
 FSDP = f"{ACTOR}.fsdp_config"
