@@ -563,6 +563,14 @@ def tree_of_rollout_mode() -> dict[str, str]:
     return {each: name for name, tree in parts("tree").items() for each in tree.rollout_modes}
 
 
+def tree_part(name: str) -> Tree:
+    """Return the tree of `actor_rollout_ref.rollout.tree=name`; raise ValueError if there is none of this name."""
+    trees = {choice: tree for choice, tree in parts("tree").items() if not tree.variant}
+    if name not in trees:
+        raise ValueError(f"{ROLLOUT}.tree={name}: expected one of {', '.join(trees)}")
+    return trees[name]
+
+
 def credit_of(adv_estimator: str | Enum) -> Credit | None:
     """Return the credit of `algorithm.adv_estimator`; None if it is not registered."""
     return parts("credit").get(adv_estimator.value if isinstance(adv_estimator, Enum) else adv_estimator)

@@ -74,4 +74,4 @@ def test_the_search_task_makes_the_trees_small(recipe):
 def test_the_agents_tasks_have_their_reward_in_every_recipe(task):
     reward = explore(f"task={task}", "environment=tools").reward.custom_reward_function
     assert reward.path == "pkg://recipe.tasks.deep_research.reward"
-    assert explore("recipe=arpo", "task=countdown").reward.custom_reward_function.path.endswith(".countdown")
+    assert explore("recipe=arpo", "task=countdown").reward.custom_reward_function.path.endswith(".countdown.reward")

@@ -175,7 +175,8 @@ def test_the_search_may_have_tools():
 @pytest.mark.parametrize("tree", ["plain", "latr", "arpo", "eptree"])
 def test_hatos_credit_works_on_other_trees(tree):
     """What only the search asks for does not concern them."""
-    others = ["actor_rollout_ref.rollout.n=1", "actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-mean"]
+    others = ["actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-mean"]
+    others += [] if tree == "eptree" else ["actor_rollout_ref.rollout.n=1"]
     composed = config(f"tree={tree}", "credit=hato", *others, name="explore")
     assert checked_keys(composed).reward_weights == HATOConfig().reward_weights
     composed.hato.reward_weights.beta = -1

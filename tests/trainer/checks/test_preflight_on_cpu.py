@@ -265,7 +265,7 @@ def test_names_that_contradict_parts_are_refused(inputs, overrides, message):
         ),
         (
             ["tree=hato", "trainer.v1.trainer_mode=sync"],
-            "trainer.v1.trainer_mode=sync: the trainer learns what tree=hato needs",
+            "trainer_mode=sync: the trainer learns what tree=hato needs",
         ),
         (["tree=hato", "hato.tree.max_depth=0"], "hato.tree.max_depth=0: expected at least 1"),
         (["tree=hato", f"{ROLLOUT}.temperature=0.7"], f"{ROLLOUT}.temperature=0.7 differs from hato.exploration"),

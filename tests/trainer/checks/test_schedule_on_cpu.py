@@ -219,7 +219,7 @@ def test_a_correction_needs_probabilities_at_the_temperature_of_the_training(cor
     with pytest.raises(ValueError, match="rollout_correction.* with tree=latr and .*temperature=0.7"):
         check_parts(composed("tree=latr", correction, cooler))
     check_parts(composed("tree=latr", correction))
-    check_parts(composed("tree=hato", correction, cooler))
+    check_parts(composed("tree=arpo", correction, cooler))
     check_parts(composed("tree=latr", cooler))
 
 

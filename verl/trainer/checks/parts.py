@@ -1,5 +1,6 @@
 """Checks that the parts of a run fit together, and that each finds its own keys."""
 
+from collections.abc import Iterator
 from dataclasses import fields
 from typing import Any
 
@@ -7,11 +8,10 @@ from hydra.utils import get_class
 from omegaconf import DictConfig, OmegaConf
 
 from verl.trainer.checks.schedule import check_schedule
-from verl.utils.parts import computed_fields, credit_of, parts
+from verl.utils.parts import computed_fields, credit_of, parts, tree_part
 from verl.workers.config.explore import parts_of
 from verl.workers.config.keys import ACTOR, ROLLOUT, no_such_key
 from verl.workers.config.schedule import EXPLORE_TRAINERS
-from verl.workers.rollout.tree_builder import policy_class
 
 
 def check_typed_sections(config: DictConfig) -> None:
@@ -39,19 +39,21 @@ def check_names(section: DictConfig, name: str) -> None:
             check_names(value, f"{name}.{key}")
 
 
-def run_parts(config: DictConfig) -> list[Any]:
-    """Return the parts of a run, which check themselves by `check(config)`: tree, credit, samplers and components, and
-    all losses, whose keys stand in one section."""
-    chosen = [parts("tree").get(parts_of(config.actor_rollout_ref.rollout).tree)]
-    chosen += [credit_of(config.algorithm.adv_estimator), *parts("loss").values()]
-    chosen += [sampler for sampler in parts("sampler").values() if sampler.is_on(config.actor_rollout_ref.rollout)]
-    chosen += [component for component in parts("component").values() if component.wanted(config)]
-    return [part for part in chosen if part is not None]
+def run_parts(config: DictConfig) -> Iterator[Any]:
+    """Yield the parts of a run, which check themselves by `check(config)`: the tree, the credit, all losses, whose keys
+    stand in one section, and then the samplers and components, which depend on what the others need."""
+    rollout = config.actor_rollout_ref.rollout
+    if (tree := parts_of(rollout).tree) is not None:
+        yield tree_part(tree)
+    if (credit := credit_of(config.algorithm.adv_estimator)) is not None:
+        yield credit
+    yield from parts("loss").values()
+    yield from (sampler for sampler in parts("sampler").values() if sampler.is_on(rollout))
+    yield from (component for component in parts("component").values() if component.wanted(config))
 
 
 def check_parts(config: DictConfig) -> None:
     """Check each part of the run, and that they fit its schedule and each other."""
-    policy_class(parts_of(config.actor_rollout_ref.rollout).tree or "plain")
     for part in run_parts(config):
         part.check(config)
     check_schedule(config)

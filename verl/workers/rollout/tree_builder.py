@@ -22,7 +22,7 @@ from enum import Enum
 from functools import lru_cache
 from typing import Any
 
-from verl.utils.parts import Tree, parts
+from verl.utils.parts import Tree, tree_part
 from verl.utils.token_fields import TokenField
 from verl.workers.rollout.answer_likelihood import AnswerLikelihood
 from verl.workers.rollout.engines.interface import Generation, GenerationRequest, RolloutEngine
@@ -294,10 +294,7 @@ def policy_class(name: str) -> type[BranchPolicy]:
     Raises:
         ValueError: no tree of this name is registered.
     """
-    policies = {choice: tree.policy for choice, tree in parts("tree").items() if not tree.variant}
-    if name not in policies:
-        raise ValueError(f"actor_rollout_ref.rollout.tree={name}: expected one of {', '.join(policies)}")
-    return policies[name]
+    return tree_part(name).policy
 
 
 async def grow(engine: RolloutEngine, prompt_ids: Sequence[int], n: int, policy: BranchPolicy, **options):
