@@ -1,11 +1,16 @@
 """Imports point downwards only, as the table of layers in docs/overlay.md says, and never in a circle."""
 
 import ast
+import json
+import re
+import subprocess
 import sys
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
+
+from verl.utils.parts import parts
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDERS = ("verl", "verl_patches", "vllm_patches", "recipe", "scripts", "benchmarks", "studies", "tests")
@@ -89,3 +94,37 @@ def test_a_circle_within_functions_is_seen(tmp_path, monkeypatch):
     assert set(circle(import_graph(sources("a")))) == {"a.b", "a.c", "a.d.e"}
     (tmp_path / "a/d/e.py").write_text("import os\n")
     assert circle(import_graph(sources("a"))) == []
+
+
+def method_names() -> set[str]:
+    """Return the folders of the methods, the trees, credits and losses that they register, and their sections."""
+    folders = {path.parent.name for kind in ("tree", "credit", "loss", "sampler") for path in modules_of(kind)}
+    registered = {name for kind in ("tree", "credit", "loss") for name, part in parts(kind).items() if not part.alias}
+    return (folders | registered | {"kt", "aepo", "treerl"}) - {"common", "upstream", "plain", "grpo", "vanilla"}
+
+
+def modules_of(kind: str) -> list[Path]:
+    return [path for path in sources("recipe") if path.name == f"{kind}.py" and "tasks" not in path.parts]
+
+
+def test_the_frame_names_no_method():
+    """All that is particular to a method lies in its folder below recipe/."""
+    named = re.compile(rf"\b({'|'.join(sorted(method_names()))})\b", re.IGNORECASE)
+    texts = {path: path.read_text() for path in sources("verl")}
+    found = {(str(path.relative_to(ROOT)), match[0]) for path, text in texts.items() for match in named.finditer(text)}
+    assert not found
+
+
+@pytest.mark.slow
+def test_a_kind_loads_without_the_others():
+    """A rollout worker, which asks for trees, loads no trainer; and nothing but a trainer's component loads vLLM."""
+    code = (
+        "import json, sys; from verl.utils.parts import parts; parts(sys.argv[1]); print(json.dumps(list(sys.modules)))"
+    )
+    for kind in ("tree", "sampler", "credit", "loss", "proposal", "task"):
+        done = subprocess.run([sys.executable, "-c", code, kind], cwd=ROOT, capture_output=True, text=True, check=True)
+        loaded = set(json.loads(done.stdout.splitlines()[-1]))
+        assert "vllm" not in loaded and not [name for name in loaded if name.endswith(".component")], kind
+        if kind in ("tree", "sampler"):
+            assert "verl.trainer.ppo.core_algos" not in loaded
+            assert not [name for name in loaded if name.endswith((".credit", ".loss"))], kind

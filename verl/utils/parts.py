@@ -61,10 +61,10 @@ class Compares(Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
-    """A registered choice, such as `latr` for the tree.
+    """A registered choice, such as `plain` for the tree.
 
     Args:
-        name: the choice, as in `tree=latr`.
+        name: the choice, as in `tree=plain`.
         about: a sentence for the menu.
         requires: further requirements of a run, for the menu.
         warning: a caveat for users who compare its runs with others; shown before each run.

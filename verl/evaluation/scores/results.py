@@ -1,7 +1,7 @@
 """Writes the numbers of an evaluation as result lines, and reads them back.
 
 An evaluation log is free text for people. Each dataset's numbers are also on a line for programs:
-    RESULT {"experiment": "hapo-tiny", "step": 200, "dataset": "countdown", "n_samples": 8, "n_questions": 64,
+    RESULT {"experiment": "grpo-tiny", "step": 200, "dataset": "countdown", "n_samples": 8, "n_questions": 64,
             "metrics": {"Acc-Pass@1": 0.45, "Acc-Best@8": 0.81, "Response-Length-Mean": 31.5},
             "settings": {"temperature": 1.0, "top_p": 1.0, "prompt": "plain", "judge": "none", …}}
 (a single line in the file). The evaluation and `scripts/read_log.py` both use this module, so that they agree.

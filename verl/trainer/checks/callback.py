@@ -6,6 +6,7 @@ It runs in the driver, after the config has been composed and before upstream's 
 import os
 import threading
 import traceback
+from collections.abc import Callable
 
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig
@@ -24,6 +25,9 @@ from verl.trainer.checks.settle import settle
 from verl.trainer.cluster_watch import watch_pending_actors
 from verl.trainer.death_watch import DeathWatch
 from verl.utils.fault_reports import RunError
+
+# before a run starts, after the checks that a dry run makes
+STARTS: tuple[Callable[[DictConfig], None], ...] = (check_own_machine, check_tools, prepare_run_dir)
 
 
 class Preflight(Callback):
@@ -45,9 +49,8 @@ class Preflight(Callback):
                 print(describe_plan(config))
                 print("dry run: the config and the files are fine, nothing was started")
                 raise SystemExit(0)
-            check_own_machine(config)
-            check_tools(config)
-            prepare_run_dir(config)
+            for prepare in STARTS:
+                prepare(config)
             watched = (config, joins_running_cluster(config), needed_ray_cpus(config))
             threading.Thread(target=watch_pending_actors, args=watched, daemon=True).start()
             DeathWatch().start()

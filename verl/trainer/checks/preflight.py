@@ -1,6 +1,7 @@
 """Runs all checks of a run before Ray starts; each raises a ValueError for the first problem that it sees."""
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -33,27 +34,20 @@ from verl_patches.plugin import activate_cpu
 
 
 def check_run(config: DictConfig) -> None:
-    """Run all checks on a settled config, in the order in which a user would fix the problems.
+    """Run all checks on a settled config, in the order in which a user would fix the problems."""
+    for check in CHECKS:
+        check(config)
 
-    Before them it activates the CPU platform, if the config asks for it.
-    """
+
+def activate_platform(config: DictConfig) -> None:
+    """Activate the CPU platform in this process, if the config asks for it."""
     if config_asks_for_cpu(config):
         activate_cpu()
+
+
+def check_model(config: DictConfig) -> None:
+    """Check that the model exists; see `check_model_path`."""
     check_model_path("actor_rollout_ref.model.path", config.actor_rollout_ref.model.path)
-    check_typed_sections(config)
-    check_engines(config)
-    check_parts(config)
-    check_trackers(config)
-    check_prompt_lengths(config)
-    for key in ("train_files", "val_files"):
-        check_data_files(f"data.{key}", config.data[key], config.data.prompt_key)
-    check_reward_rows(config)
-    check_reference_answers(config)
-    check_batch_sizes(config)
-    check_overlong_buffer(config)
-    check_resume_path(config)
-    check_resumed_step(config)
-    check_same_method(config)
 
 
 def check_model_path(key: str, path: str) -> None:
@@ -88,6 +82,12 @@ def check_engines(config: DictConfig) -> None:
     check_transport(config, cuda_is_here)
 
 
+def check_files(config: DictConfig) -> None:
+    """Check the files of training and validation; see `check_data_files`."""
+    for key in ("train_files", "val_files"):
+        check_data_files(f"data.{key}", config.data[key], config.data.prompt_key)
+
+
 def check_batch_sizes(config: DictConfig) -> None:
     """Check that the training files hold a batch of rows, as upstream drops an incomplete last batch without a message.
 
@@ -107,3 +107,23 @@ def check_overlong_buffer(config: DictConfig) -> None:
             f"{key}.len={buffer.len} must be below data.max_response_length={budget}, else every response is "
             f"penalized; lower it, or set {key}.enable=false"
         )
+
+
+# parts, then rows, then the folder from which the run would resume
+CHECKS: tuple[Callable[[DictConfig], None], ...] = (
+    activate_platform,
+    check_model,
+    check_typed_sections,
+    check_engines,
+    check_parts,
+    check_trackers,
+    check_prompt_lengths,
+    check_files,
+    check_reward_rows,
+    check_reference_answers,
+    check_batch_sizes,
+    check_overlong_buffer,
+    check_resume_path,
+    check_resumed_step,
+    check_same_method,
+)

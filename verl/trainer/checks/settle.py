@@ -1,12 +1,14 @@
 """Gives every key of a run's config its final value before Ray starts."""
 
 import os
+from collections.abc import Callable
 
 from omegaconf import DictConfig, OmegaConf
 
 from verl.trainer.checks.model.lora import settle_lora
 from verl.trainer.checks.model.settings import fill_max_model_len, model_json
 from verl.trainer.checks.resources.weight_bucket import fill_weight_bucket
+from verl.utils.moved import present_name
 from verl.utils.parts import loss_of_switch, tree_of_rollout_mode, tree_of_rollout_name
 from verl.workers.config.explore import parts_of
 from verl.workers.config.sampler_choice import choose_sampler, choose_seeds
@@ -20,32 +22,41 @@ PATHS += ("data.val_files", "trainer.resume_from_path")
 
 
 def settle(config: DictConfig) -> None:
-    """Give every key its final value, in the driver, which has the environment of the user's command.
+    """Give every key its final value, in the driver, which has the environment of the user's command."""
+    for step in STEPS:
+        step(config)
 
-    Upstream resolves `${...}` in a Ray actor, which has the environment in which its node was started. Variables that
-    the user exports for a run (NNODES, PWD, RAY_ADDRESS) are not set there, and the defaults would be taken. Relative
-    paths are made absolute for the same reason: the actor may run in another folder.
-    """
+
+def check_required(config: DictConfig) -> None:
+    """Check that the keys without a default have a value."""
     for key in REQUIRED_KEYS:
         if OmegaConf.select(config, key) is None:
             raise ValueError(f"{key} has no value: set it, as in {key}=...")
+
+
+def make_absolute(config: DictConfig) -> None:
+    """Make relative paths absolute, because upstream reads them in a Ray actor, which may run in another folder."""
     for key in PATHS:
         OmegaConf.update(config, key, _absolute(OmegaConf.select(config, key)))
     config.trainer.default_local_dir = os.path.abspath(config.trainer.default_local_dir)
+
+
+def resolve(config: DictConfig) -> None:
+    """Resolve `${...}`, which upstream would do in a Ray actor with the environment in which its node was started.
+
+    Variables that the user exports for a run (NNODES, PWD, RAY_ADDRESS) are not set there, so that it would take the
+    defaults.
+    """
     for section in config:
         if section != "hydra" and OmegaConf.is_config(config[section]):
             OmegaConf.resolve(config[section])
-    scale_workers(config)
-    name_parts(config.actor_rollout_ref.rollout)
-    name_loss(config.actor_rollout_ref.actor)
-    settle_schedule(config)
-    settle_lora(config)
-    fill_max_model_len(config)
-    settle_epochs(config)
-    fill_weight_bucket(config)
-    model = model_json(config.actor_rollout_ref.model.path)
-    choose_sampler(config, model)
-    choose_seeds(config, model)
+
+
+def follow_moves(config: DictConfig) -> None:
+    """Replace a former name of the reward's module by the present one; upstream imports it in other processes."""
+    reward = config.reward.custom_reward_function
+    if reward.get("path"):
+        reward.path = present_name(reward.path)
 
 
 def scale_workers(config: DictConfig) -> None:
@@ -60,9 +71,10 @@ def scale_workers(config: DictConfig) -> None:
             OmegaConf.update(config, key, WORKERS_A_NODE * nodes)
 
 
-def name_parts(rollout: DictConfig) -> None:
-    """Set the keys `tree` and `environment` for a run that names its tree as the authors' scripts do, by `rollout.name`
-    or `rollout.mode`; these two become `vllm` and `async`."""
+def name_parts(config: DictConfig) -> None:
+    """Translate the papers' spelling (`rollout.name`, `rollout.mode`) into `tree` and `environment`, and reset name and
+    mode to vLLM's."""
+    rollout = config.actor_rollout_ref.rollout
     chosen = parts_of(rollout)
     if chosen == (None, "none") or "tree" not in rollout:
         return
@@ -81,8 +93,9 @@ def settle_epochs(config: DictConfig) -> None:
         config.trainer.total_epochs = max(config.trainer.total_epochs, steps)
 
 
-def name_loss(actor: DictConfig) -> None:
+def name_loss(config: DictConfig) -> None:
     """Replace the loss `vanilla` by the loss whose switch is on, unless switches of several losses are on."""
+    actor = config.actor_rollout_ref.actor
     losses = {loss for switch, loss in loss_of_switch().items() if actor.get(switch)}
     if actor.policy_loss.loss_mode == "vanilla" and len(losses) == 1:
         actor.policy_loss.loss_mode = losses.pop()
@@ -93,3 +106,27 @@ def _absolute(path):
     if isinstance(path, str):
         return os.path.abspath(path) if os.path.exists(path) else path
     return path if path is None else [_absolute(single) for single in path]
+
+
+def settle_sampler(config: DictConfig) -> None:
+    """Choose how vLLM samples at an adaptive temperature, and whether each request has its own seed."""
+    model = model_json(config.actor_rollout_ref.model.path)
+    choose_sampler(config, model)
+    choose_seeds(config, model)
+
+
+STEPS: tuple[Callable[[DictConfig], None], ...] = (
+    check_required,
+    make_absolute,
+    resolve,
+    follow_moves,
+    scale_workers,
+    name_parts,
+    name_loss,
+    settle_schedule,
+    settle_lora,
+    fill_max_model_len,
+    settle_epochs,
+    fill_weight_bucket,
+    settle_sampler,
+)

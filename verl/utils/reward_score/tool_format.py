@@ -1,4 +1,4 @@
-"""Checks trajectories with tools against ARPO's protocol (arXiv 2507.19849), and says where they break it.
+"""Checks trajectories with tools against the protocol of arXiv 2507.19849, and says where they break it.
 
     <think>…</think><search>query</search> <result>…</result><think>…</think><answer>… \\boxed{…} …</answer>
 
@@ -97,7 +97,7 @@ def last_answer(text: str) -> str | None:
 
 
 def published_answer(text: str, tool_tags: Iterable[str] = TOOL_TAGS) -> str | None:
-    """Return the content of `<answer>` if the format is good by the rules of ARPO's published code, else None.
+    """Return the content of `<answer>` if the format is good by the rules of the paper's published code, else None.
 
     These rules count tags anywhere, also in results: equal numbers of <think> and </think>, at least one; a single
     <answer>, then a single </answer>, and the last \\boxed between them closed; and after every call's opening tag its

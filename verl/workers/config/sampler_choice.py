@@ -1,4 +1,4 @@
-"""Chooses how vLLM samples at HAPO's adaptive temperature, which differs between its two model runners.
+"""Chooses how vLLM samples at an adaptive temperature, which differs between its two model runners.
 
 The V2 runner does it in its sampler (`vllm_patches/v2_adaptive_temperature.py`). The V1 runner needs a logits
 processor, which the engine's config must name; vLLM never uses the V2 runner for an engine that names one. A wrong

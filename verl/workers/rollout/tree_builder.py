@@ -4,8 +4,7 @@
     policy ── settle(path) ───────> TreeBuilder ── answer ────────────> environment  its answer, or why the path ended
     policy ── add, insert ────────> TrajectoryTree                                   segments, leaves, metrics
 
-A policy is logic on a tree. It may wait for a set of its requests, as LATR does for its steps and HATO for its rounds,
-or react to single ones, as ARPO does. The policy derives each request's seed from the prompt's seed and the request
+A policy is logic on a tree. It may wait for a set of its requests, such as those of a round, or react to single ones. The policy derives each request's seed from the prompt's seed and the request
 itself, never from the order in which requests end. So the same seeds give the same tree.
 
     >>> from verl.workers.rollout.tree_builder import grow

@@ -19,6 +19,7 @@ from typing import Any
 from pydantic import Field
 from pydantic.dataclasses import dataclass as keys_dataclass
 
+from verl.utils.moved import present_name
 from verl.workers.config.keys import STRICT
 from verl.workers.rollout.engines.interface import result_in_thread
 from verl.workers.rollout.tools.base_tool import BaseTool, ToolError, ToolOutput, ToolSet
@@ -35,7 +36,7 @@ CLOSE_SECONDS = 30.0  # time limit for a tool to close what it has opened
 
 @keys_dataclass(frozen=True, config=STRICT)
 class ToolsConfig:
-    """Keys under actor_rollout_ref.rollout.tools, named as in ARPO's published code.
+    """Keys under actor_rollout_ref.rollout.tools, named as in the code published with arXiv 2507.19849.
 
     Args:
         call_limit: largest number of calls of one trajectory; a further call ends it.
@@ -83,7 +84,7 @@ def tool_class(name: str, instance: Mapping[str, Any]) -> tuple[type[BaseTool] |
     unknown = sorted(set(instance) - {"class_path", "params"})
     if unknown or not instance.get("class_path"):
         raise ValueError(f"{key}: expected class_path and params, got {sorted(instance)}")
-    module, _, attribute = instance["class_path"].rpartition(".")
+    module, _, attribute = present_name(instance["class_path"]).rpartition(".")
     try:
         cls = getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError, ValueError) as error:
