@@ -4,8 +4,9 @@
     policy ── settle(path) ───────> TreeBuilder ── answer ────────────> environment  its answer, or why the path ended
     policy ── add, insert ────────> TrajectoryTree                                   segments, leaves, metrics
 
-A policy is logic on a tree. It may wait for a set of its requests, such as those of a round, or react to single ones. The policy derives each request's seed from the prompt's seed and the request
-itself, never from the order in which requests end. So the same seeds give the same tree.
+A policy is logic on a tree. It may wait for a set of its requests, such as those of a round, or react to single ones.
+The policy derives each request's seed from the prompt's seed and the request itself, never from the order in which
+requests end. So the same seeds give the same tree.
 
     >>> from verl.workers.rollout.tree_builder import grow
     >>> from recipe.common.tree import Policy
