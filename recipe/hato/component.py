@@ -28,8 +28,8 @@ from recipe.hato.credit import (
 )
 from recipe.hato.keys import DRAWS, LOCAL_REWARDS, hato_keys
 from recipe.hato.metrics import ReferencePaths, calibration_error, novelty, rdi
+from recipe.hato.records import KeptSteps, NodeBudget, SearchState
 from recipe.hato.search import temperature_at, ucb_grants
-from recipe.hato.tree import HATO_STEPS
 from recipe.hato.value_model import pack, value_model_of
 from verl.trainer.ppo.credit.nodes import SEGMENT_IDS, tree_nodes
 from verl.trainer.ppo.v1.batch_rows import BatchRows, Group
@@ -83,7 +83,7 @@ class HATOCredit(Component):
             for name in ("response_mask", "loss_mask") if kept.any() else ():
                 rows.put(name, kept)
 
-    def about_tree(self, tree: TrajectoryTree, rows: BatchRows, group: Group) -> None:
+    def annotate(self, tree: TrajectoryTree, rows: BatchRows, group: Group) -> None:
         credit = credit_of(rows, self.config)
         nodes = credit.nodes.of_segments(group.uid, range(len(tree.segments)))
         for segment, node in zip(tree.segments, nodes, strict=True):
@@ -125,23 +125,20 @@ def visits_of(rows: BatchRows, credit: StepCredit) -> list[Visit]:
     """Return the visit of each prompt group; raise ValueError if a tree came without its steps."""
     varying, visits = share_of_varying_groups(credit), []
     for group in rows.groups:
-        extra = rows.column("extra_fields", group.rows[:1])[0]
-        if HATO_STEPS not in extra:
-            raise ValueError(f"the rows of prompt {group.uid} do not tell its steps ({HATO_STEPS})")
-        steps, number = extra[HATO_STEPS], int(np.searchsorted(credit.nodes.prompts, group.uid))
-        nodes = credit.nodes.of_segments(group.uid, steps["segments"])
+        steps, number = rows.tree_data(group, KeptSteps), int(np.searchsorted(credit.nodes.prompts, group.uid))
+        nodes = credit.nodes.of_segments(group.uid, steps.segments)
         # A step that no row passes through has no answer.
         answered = [i for i, node in enumerate(nodes) if node >= 0]
         visits.append(
             Visit(
                 order=group.order,
                 problem=group.problem,
-                features=[steps["features"][i] for i in answered],
-                values=[steps["values"][i] for i in answered],
+                features=[steps.features[i] for i in answered],
+                values=[steps.values[i] for i in answered],
                 right=credit.right[[nodes[i] for i in answered]].tolist(),
                 accuracy=credit.prompt_right[number].item(),
                 varying=varying[number].item(),
-                tokens=extra[TREE_METRICS]["tokens_generated"],
+                tokens=rows.column("extra_fields", group.rows[:1])[0][TREE_METRICS]["tokens_generated"],
             )
         )
     return visits
@@ -179,13 +176,12 @@ class HATOSearch(Component):
         if self._packed is None:
             state = self.value_model.state_dict()
             self._packed = pack({name: value for name, value in state.items() if name != "optimizer"})
-        learnt = {"learnt": self.n_learnt, "temperature": self.temperature, "value_model": self._packed}
-        return PromptSettings(tree=learnt)
+        return PromptSettings(tree=(SearchState(self.n_learnt, self.temperature, self._packed),))
 
     def prompt_settings(self, problems: Sequence[str]) -> Sequence[PromptSettings] | None:
         if not self.hato.exploration.nodes_per_tree:
             return None
-        return [PromptSettings(tree={"max_nodes": nodes}) for nodes in self.shared_nodes(problems)]
+        return [PromptSettings(tree=(NodeBudget(nodes),)) for nodes in self.shared_nodes(problems)]
 
     def shared_nodes(self, problems: Sequence[str]) -> list[int]:
         """Return the number of nodes of each problem's tree: `nodes_per_tree` on average, from 2 to `max_nodes`.

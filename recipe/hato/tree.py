@@ -18,6 +18,7 @@ from recipe.hato.checks import check_tree
 from recipe.hato.frontier import Frontier
 from recipe.hato.keys import ANSWER_LIKELIHOOD, DRAWS, LOCAL_REWARDS, REWARD_LOOP, HATOConfig, hato_keys
 from recipe.hato.local_reward import LocalReward, Step, local_reward, local_reward_function
+from recipe.hato.records import KeptSteps, NodeBudget, SearchState, StepEstimate
 from recipe.hato.search import Expansion, Search
 from recipe.hato.step_features import FEATURES, agreement, step_features
 from recipe.hato.value_model import ValueModel, unpack, value_model_of
@@ -30,9 +31,6 @@ from verl.workers.rollout.prompt_task import PromptTask
 from verl.workers.rollout.trajectory_tree import DROPPED_STEPS, MODEL, TOOL, Segment, SegmentInfo, TrajectoryTree
 from verl.workers.rollout.tree_builder import BranchPolicy, Continuation, Path, Score, TreeBuilder
 
-# Key in extra_fields of a prompt's first row: {"segments", "features", "values"} lists, for every kept step, its
-# segment's id, its features, and V.
-HATO_STEPS = "hato_steps"
 # Key in the extra_info of a step that the reward loop scores: {"before", "step"} are texts.
 STEP_INFO = "hato_step"
 
@@ -96,16 +94,15 @@ class Policy(BranchPolicy):
         )
 
     def for_task(self, task: PromptTask, score: Score | None) -> "Policy":
-        """Return the policy for a prompt, whose settings may have `learnt` (number of batches that the value model was
-        trained on), `value_model` (its packed state), `temperature` and `max_nodes`."""
-        settings = task.settings.tree
-        if settings.get("learnt", -1) > self.learnt:
-            self.value_model.load_state_dict(unpack(settings["value_model"]))
-            self.learnt = settings["learnt"]
+        """Return the policy for a prompt, for which the trainer may have sent a `SearchState` and a `NodeBudget`."""
         policy = copy.copy(self)
-        policy.temperature = settings.get("temperature")
-        if "max_nodes" in settings:
-            policy.bounds = replace(self.bounds, max_nodes=settings["max_nodes"])
+        if (state := task.settings.tree_record(SearchState)) is not None:
+            if state.learnt > self.learnt:
+                self.value_model.load_state_dict(unpack(state.value_model))
+                self.learnt = policy.learnt = state.learnt
+            policy.temperature = state.temperature
+        if (budget := task.settings.tree_record(NodeBudget)) is not None:
+            policy.bounds = replace(self.bounds, max_nodes=budget.max_nodes)
         if self.config.local_reward == REWARD_LOOP:
             policy.local_reward = self._reward_loop_scorer(score)
         return policy
@@ -134,17 +131,12 @@ class Policy(BranchPolicy):
         builder.tree.leaves = [frontier.steps[end].segments[-1] for end in ends]
         builder.tree.metrics = metrics
 
-    def about_tree(self, tree: TrajectoryTree) -> dict:
-        """Return under `HATO_STEPS` the steps that lead to answers, from which the value model is trained."""
+    def data_for_trainer(self, tree: TrajectoryTree) -> KeptSteps:
         answers = [leaf for leaf in tree.leaves if not tree.is_dropped(leaf)]
         kept = sorted({i for leaf in answers for i in tree.path(leaf)})
-        steps = {i: tree.segments[i].info.for_trainer for i in kept if tree.segments[i].info.for_trainer}
-        about = {
-            "segments": list(steps),
-            "features": [step["features"] for step in steps.values()],
-            "values": [step["value"] for step in steps.values()],
-        }
-        return {HATO_STEPS: about}
+        estimates = {i: tree.segments[i].info.record for i in kept if tree.segments[i].info.record is not None}
+        columns = zip(*estimates.values(), strict=True) if estimates else ((), ())
+        return KeptSteps(tuple(estimates), *map(tuple, columns))
 
 
 @dataclass(frozen=True)
@@ -204,7 +196,7 @@ class Round:
                 segment.info.entropies = None
             step.segments[-1].info.ends_step = True
             first = step.segments[0].info
-            first.for_trainer |= {"value": values[i], "features": features[i]}
+            first.record = StepEstimate(features[i], values[i])
             entropy = features[i][FEATURES.index("mean_entropy")]
             first.notes |= {"value": values[i], "uncertainty": uncertainties[i], "entropy": entropy}
             self.frontier.add(step.node, step.segments, ended=step.ended, value=values[i], uncertainty=uncertainties[i])

@@ -3,7 +3,7 @@
 from omegaconf import DictConfig
 
 from recipe.latr.keys import KTConfig
-from recipe.latr.schedule import TIGHTENED_STEPS, next_tightened_steps
+from recipe.latr.schedule import Tightened, next_tightened_steps
 from recipe.latr.tree import Policy
 from verl.trainer.ppo.v1.batch_rows import BatchRows
 from verl.trainer.ppo.v1.component import Component, tree_of
@@ -31,7 +31,7 @@ class ThresholdScheduler(Component):
         return tree_of(config) == "latr"
 
     def step_settings(self, trainer) -> PromptSettings:
-        return PromptSettings(tree={TIGHTENED_STEPS: self.tightened_steps})
+        return PromptSettings(tree=(Tightened(self.tightened_steps),))
 
     def after_advantage(self, rows: BatchRows, metrics: dict) -> None:
         if self.kt.enable_param_scheduler and "tree/suppress_ratio" in (means := tree_metrics(rows)):

@@ -1,10 +1,15 @@
 """Schedules of LATR over training: the share of tree rollouts, and (optional) the thresholds."""
 
 from dataclasses import replace
+from typing import NamedTuple
 
 from recipe.latr.keys import KTConfig
 
-TIGHTENED_STEPS = "tightened_steps"  # key in PromptSettings.tree of the parameter scheduler's state
+
+class Tightened(NamedTuple):
+    """The parameter scheduler's state: number of steps by which thresholds are tightened, below 0 loosened."""
+
+    steps: int = 0
 
 
 def mix_ratio(schedule: dict[int, float], training_step: int) -> float:

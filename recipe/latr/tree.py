@@ -21,7 +21,7 @@ from stop_words import get_stop_words
 import recipe.latr.over_generation  # noqa: F401  # registers tree=over_generation
 from recipe.latr.keys import SECTION, KTConfig
 from recipe.latr.lookahead import Choice, LookaheadTree, Row
-from recipe.latr.schedule import TIGHTENED_STEPS, mix_ratio, tightened, tree_branches
+from recipe.latr.schedule import Tightened, mix_ratio, tightened, tree_branches
 from verl.utils.parts import register_tree
 from verl.workers.config.keys import ROLLOUT, check_log_probs
 from verl.workers.rollout.engines.interface import gather_or_cancel
@@ -61,7 +61,7 @@ def check_correction(config) -> None:
     "LATR (arXiv 2510.24302): a lookahead tree for each prompt, with the paper's thresholds for Countdown",
     keys=KTConfig,
     section=SECTION,
-    without=("mix_ratio_schedule",),
+    omit_defaults=("mix_ratio_schedule",),
     smallest={"prob_filter_abs_thres": 0.0, "prob_filter_rel_thres": 1.0, "rollout_filter_steps": [3]},
     rollout_names=("kt",),
     checks=check_correction,
@@ -91,7 +91,7 @@ class Policy(BranchPolicy):
         return cls(kt, lru_cache(maxsize=None)(lambda token: tokenizer.decode([token])))
 
     def for_task(self, task: PromptTask, score: Score | None) -> "Policy":
-        config = tightened(self.config, task.settings.tree.get(TIGHTENED_STEPS, 0))
+        config = tightened(self.config, (task.settings.tree_record(Tightened) or Tightened()).steps)
         return Policy(config, self.text_of, task.step)
 
     async def grow(self, builder: TreeBuilder, n: int) -> None:

@@ -134,6 +134,22 @@ def test_wheel_install(wheel_site):
     assert device == "cuda"
 
 
+@pytest.mark.parametrize("install", ["wheel", "editable"])
+def test_a_foreign_recipe_package_is_refused_with_both_paths(wheel_site, tmp_path, install):
+    """Such as a checkout of verl's own recipes. A folder without __init__.py, as TransferQueue's wheel ships one, hides
+    nothing."""
+    (tmp_path / "recipe").mkdir()
+    own, path = (wheel_site, f"{tmp_path}:{wheel_site}") if install == "wheel" else (ROOT, str(tmp_path))
+    program = "from verl.utils.parts import parts; print('FOUND', *parts('tree'))"
+    assert "latr" in found_words(python(program, path=path))
+    (tmp_path / "recipe/__init__.py").touch()
+    refused = python(program, path=path)
+    assert (
+        refused.returncode
+        and f"lies in {tmp_path}/recipe, and the methods of this run in {own}/recipe" in refused.stderr
+    )
+
+
 def test_wheel_carries_configs_and_scripts(wheel_site):
     assert (wheel_site / "recipe/common/config/hardware/cpu.yaml").exists()
     assert (wheel_site / "vllm_patches/cpu_weight_reload.py").exists()
@@ -224,7 +240,7 @@ def test_rollout_names_losses_and_estimators_are_registered_by_importing_upstrea
     assert on_cpu["registered"] == [
         *("TopLogprobsReplica", "vLLMReplica", "ServerAdapter"),
         *("recipe.hapo.credit", "recipe.hapo.loss"),
-        *("verl.trainer.ppo.credit.node_values", "recipe.arpo.loss"),
+        *("recipe.arpo.credit", "recipe.arpo.loss"),
         *("recipe.hato.credit", "recipe.compared.tree_grpo.credit"),
         *("verl.trainer.ppo.v1.explore_trainer", *["verl.trainer.ppo.v1.asynchronous_trainers"] * 2),
     ]

@@ -400,7 +400,7 @@ def register_tree(
     *,
     keys: type | None = None,
     section: str | None = None,
-    without: tuple[str, ...] = (),
+    omit_defaults: tuple[str, ...] = (),
     extends: str | None = None,
     values: Mapping[str, Any] | None = None,
     smallest: Mapping[str, Any] | None = None,
@@ -414,7 +414,7 @@ def register_tree(
         name, about: see `Part`.
         keys: dataclass of the policy's settings, with a default for each.
         section: section of the settings; by default `actor_rollout_ref.rollout.custom.<name>`.
-        without: keys whose defaults the choice does not write into the config, which has them only if the user does.
+        omit_defaults: keys that stay absent from the config unless the user sets them.
         extends: name of an older tree. The new one is a variant of it with the same policy, keys and values.
         values: further config values of the choice; for a variant, the values that differ.
         smallest: see `Part`; a name without a dot is one of `keys`, other names are paths from the config's root.
@@ -434,7 +434,7 @@ def register_tree(
             return policy
         set_by_choice: dict[str, Any] = {f"{ROLLOUT}.tree": name}
         if keys is not None:
-            defaults = {key: value for key, value in asdict(keys()).items() if key not in without}
+            defaults = {key: value for key, value in asdict(keys()).items() if key not in omit_defaults}
             set_by_choice |= {f"{section}.{key}": value for key, value in defaults.items()}
             if options.get("trajectories"):
                 set_by_choice[f"{ROLLOUT}.n"] = options["trajectories"](keys())

@@ -7,15 +7,15 @@ from statistics import fmean
 import numpy as np
 from omegaconf import DictConfig
 
-from recipe.compared.deep_grpo.tree import FIT, PIVOT_POSITIONS, PIVOTS, Policy
+from recipe.compared.deep_grpo.tree import PIVOTS, Fit, Pivots, Policy
 from verl.trainer.ppo.v1.batch_rows import BatchRows
 from verl.trainer.ppo.v1.component import Component, tree_of
 from verl.utils.parts import register_component
 from verl.workers.rollout.prompt_task import PromptSettings
 
 
-def fit_success(pivots: Iterable[tuple[float, bool]]) -> tuple[float, float] | None:
-    """Return intercept and slope of a logistic regression on (position, some branch right); None for at most ten
+def fit_success(pivots: Iterable[tuple[float, bool]]) -> Fit | None:
+    """Return a logistic regression on (position, some branch right); None for at most ten
     pivots, or if all outcomes are equal.
 
     It uses Newton's method with half the squared slope as a penalty (scikit-learn's default). Without the penalty,
@@ -32,7 +32,7 @@ def fit_success(pivots: Iterable[tuple[float, bool]]) -> tuple[float, float] | N
         weights = weights - change
         if np.abs(change).max() < 1e-9:
             break
-    return float(weights[0]), float(weights[1])
+    return Fit(float(weights[0]), float(weights[1]))
 
 
 @register_component
@@ -49,7 +49,7 @@ class PivotSuccess(Component):
         super().__init__(config)
         self.keys = Policy.part.read(config)
         self.pivots: deque[tuple[float, bool]] = deque(maxlen=self.keys.window)
-        self.fit: tuple[float, float] | None = None
+        self.fit: Fit | None = None
         self.dropped: list[tuple] = []  # `_outcomes` of the groups dropped since the last batch
 
     @classmethod
@@ -57,7 +57,7 @@ class PivotSuccess(Component):
         return tree_of(config) == "deep_grpo"
 
     def step_settings(self, trainer) -> PromptSettings:
-        return PromptSettings(tree={FIT: self.fit})
+        return PromptSettings(tree=(self.fit,) if self.fit else ())
 
     def on_drop(self, rows: BatchRows) -> None:
         self.dropped += self._outcomes(rows)
@@ -78,7 +78,7 @@ class PivotSuccess(Component):
         pivots, right = rows.tokens(PIVOTS.name, 0).amax(1), rows.rewards.sum(-1) > self.keys.failure_threshold
         outcomes = []
         for group in rows.groups:
-            positions = rows.column("extra_fields", group.rows[:1])[0][PIVOT_POSITIONS]
+            positions = rows.tree_data(group, Pivots).positions
             successful = set(pivots[group.rows][right[group.rows]].tolist())
             outcomes.append((group.order, [(x, number in successful) for number, x in enumerate(positions, 1)]))
         return outcomes

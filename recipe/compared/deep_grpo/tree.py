@@ -16,7 +16,7 @@ import math
 import random
 from collections.abc import Callable
 from functools import lru_cache
-from typing import Any
+from typing import NamedTuple
 
 from pydantic import Field
 from pydantic.dataclasses import dataclass
@@ -32,8 +32,19 @@ from verl.workers.rollout.tree_builder import BranchPolicy, Path, Score, TreeBui
 
 # A branch's own tokens hold the number of the pivot that they follow, from 1 on; all other tokens hold 0.
 PIVOTS = TokenField("deep_grpo_pivot", "algorithm.adv_estimator=deep_grpo", unsent=0, on_demand=True)
-PIVOT_POSITIONS = "deep_grpo_positions"  # in extra_fields of a prompt's first row: x of each pivot
-FIT = "deep_grpo_fit"  # in a prompt's settings: intercept and slope of P's log-odds
+
+
+class Fit(NamedTuple):
+    """P's log-odds, which are linear in x; the trainer sends them with each prompt after the first fit."""
+
+    intercept: float
+    slope: float
+
+
+class Pivots(NamedTuple):
+    """The positions x of a prompt's pivots, in the order of their numbers, for the trainer."""
+
+    positions: tuple[float, ...]
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -61,13 +72,13 @@ class DeepGRPOKeys:
     max_step_tokens: int = Field(default=50, ge=1)
 
 
-def pivot_weights(n_nodes: int, gamma: float, fit: tuple[float, float] | None) -> list[float]:
+def pivot_weights(n_nodes: int, gamma: float, fit: Fit | None) -> list[float]:
     """Return P(x) x^gamma of each node except the last.
 
     Args:
         n_nodes: number L of nodes.
         gamma: exponent of x.
-        fit: intercept and slope of P's log-odds, which are linear in x; None for P = 1.
+        fit: P's log-odds; None for P = 1.
     """
     intercept, slope = fit or (math.inf, 0.0)
     positions = [(i + 1) / n_nodes for i in range(n_nodes - 1)]
@@ -92,7 +103,9 @@ class Policy(BranchPolicy):
 
     fields = (PIVOTS,)
 
-    def __init__(self, keys: DeepGRPOKeys, text_of: Callable[[int], str], score: Score | None = None, fit=None):
+    def __init__(
+        self, keys: DeepGRPOKeys, text_of: Callable[[int], str], score: Score | None = None, fit: Fit | None = None
+    ):
         self.keys, self.text_of, self.score, self.fit = keys, text_of, score, fit
 
     @classmethod
@@ -100,7 +113,7 @@ class Policy(BranchPolicy):
         return cls(cls.part.read(config), lru_cache(maxsize=None)(lambda token: tokenizer.decode([token])))
 
     def for_task(self, task: PromptTask, score: Score | None) -> "Policy":
-        return Policy(self.keys, self.text_of, score, task.settings.tree.get(FIT))
+        return Policy(self.keys, self.text_of, score, task.settings.tree_record(Fit))
 
     async def grow(self, builder: TreeBuilder, n: int) -> None:
         keys, tree = self.keys, builder.tree
@@ -133,11 +146,10 @@ class Policy(BranchPolicy):
         segments = await builder.finish(path_to(builder.tree, at), seed)
         for segment in segments:
             segment.info.fields[PIVOTS.name] = pivot
-            segment.info.for_trainer["x"] = x
+            segment.info.record = x
         return add_steps(builder.tree, at, [segments])
 
-    def about_tree(self, tree: TrajectoryTree) -> dict[str, Any]:
-        """Return a list of the pivots' positions x, in the order of their numbers, under `PIVOT_POSITIONS`."""
-        branches = [segment.info for segment in tree.segments if "x" in segment.info.for_trainer]
-        positions = {info.fields[PIVOTS.name]: info.for_trainer["x"] for info in branches}
-        return {PIVOT_POSITIONS: [positions[pivot] for pivot in sorted(positions)]}
+    def data_for_trainer(self, tree: TrajectoryTree) -> Pivots:
+        branches = [segment.info for segment in tree.segments if segment.info.record is not None]
+        positions = {info.fields[PIVOTS.name]: info.record for info in branches}
+        return Pivots(tuple(positions[pivot] for pivot in sorted(positions)))

@@ -1,6 +1,7 @@
 """HATO's components in upstream's own step, on rows made by hand; the whole stack is in tests/e2e."""
 
 import json
+import pickle
 from types import SimpleNamespace
 
 import numpy as np
@@ -12,15 +13,15 @@ from recipe.common.tiny_model import make_tokenizer
 from recipe.hato import credit as hato_algos
 from recipe.hato.component import HATOCredit, HATOSearch, SuccessfulPaths
 from recipe.hato.meta_component import MetaLearning
+from recipe.hato.records import KeptSteps, NodeBudget, SearchState
 from recipe.hato.step_features import FEATURES
-from recipe.hato.tree import HATO_STEPS
 from recipe.hato.value_model import unpack
 from tests.trainer.ppo.toy_step import ROLLOUT, MemoryQueue, trainer_of
 from verl.trainer.ppo.v1.batch_rows import PROBLEM
 from verl.trainer.ppo.v1.tree_buffer import TreeBuffer
 from verl.utils import tensordict_utils as tu
 from verl.workers.rollout.prompt_task import PROMPT_SETTINGS, STEP_SETTINGS
-from verl.workers.rollout.trajectory_tree import TREE, TREE_METRICS, Segment, SegmentInfo, TrajectoryTree
+from verl.workers.rollout.trajectory_tree import TREE, TREE_DATA, TREE_METRICS, Segment, SegmentInfo, TrajectoryTree
 
 # of each prompt its rows: reward, and the segment of each token. p: step 0 with a right and a wrong leaf, 1 and 2, and
 # a wrong leaf, 3; q: two wrong leaves. Upstream's padding rows are copies of the first row.
@@ -58,11 +59,13 @@ def queue(monkeypatch):
         about = {
             TREE_METRICS: {"tokens_generated": 2.0 * n_steps},
             TREE: tree.to_json(),
-            HATO_STEPS: {
-                "segments": list(range(n_steps)),
-                "features": [[(step + 1) / 10] * len(FEATURES) for step in range(n_steps)],
-                "values": [0.5] * n_steps,
-            },
+            TREE_DATA: pickle.dumps(
+                KeptSteps(
+                    segments=tuple(range(n_steps)),
+                    features=tuple([(step + 1) / 10] * len(FEATURES) for step in range(n_steps)),
+                    values=(0.5,) * n_steps,
+                )
+            ),
         }
         for i, (reward, ids) in enumerate(TREES[uid]):
             own = {"segment_ids": ids, "local_rewards": [0.1 * s for s in ids], "draws": [1] * len(ids)}
@@ -201,8 +204,8 @@ def test_a_step_drawn_twice_counts_twice(queue):
 
 
 def test_a_rollout_that_hides_its_steps_is_an_error(queue):
-    del queue.rows["q_0_0"]["extra_fields"][HATO_STEPS]
-    with pytest.raises(ValueError, match="the rows of prompt q do not tell its steps"):
+    del queue.rows["q_0_0"]["extra_fields"][TREE_DATA]
+    with pytest.raises(ValueError, match="the rows of prompt q hold None of their tree, and no KeptSteps"):
         trainer()._compute_advantage(queue.batch(), {})
 
 
@@ -240,16 +243,17 @@ def test_what_prompts_carry_to_the_search(queue, monkeypatch):
     made = trainer({"exploration": {"nodes_per_tree": 10, "temperature_decay": 1.0}})
     made.global_steps = 6
     first = submitted(made, monkeypatch)
-    settings = tu.get_non_tensor_data(first, STEP_SETTINGS, None).tree
-    assert settings["learnt"] == 0 and settings["temperature"] == pytest.approx(np.exp(-0.5))
-    assert made.config.actor_rollout_ref.rollout.temperature == settings["temperature"], "the loss sees the same policy"
-    assert [each.tree["max_nodes"] for each in first[PROMPT_SETTINGS]] == [10, 10, 10] and len(set(first[PROBLEM])) == 3
+    state = tu.get_non_tensor_data(first, STEP_SETTINGS, None).tree_record(SearchState)
+    assert state.learnt == 0 and state.temperature == pytest.approx(np.exp(-0.5))
+    assert made.config.actor_rollout_ref.rollout.temperature == state.temperature, "the loss sees the same policy"
+    budgets = [each.tree_record(NodeBudget).max_nodes for each in first[PROMPT_SETTINGS]]
+    assert budgets == [10, 10, 10] and len(set(first[PROBLEM])) == 3
     made._compute_advantage(queue.batch(), {})
-    sent, model = unpack(settings["value_model"]), component(made, HATOSearch).value_model
+    sent, model = unpack(state.value_model), component(made, HATOSearch).value_model
     # the same step: a schedule may update several times in one
-    settings = tu.get_non_tensor_data(submitted(made, monkeypatch), STEP_SETTINGS, None).tree
-    assert settings["learnt"] == 1
-    again = unpack(settings["value_model"])
+    state = tu.get_non_tensor_data(submitted(made, monkeypatch), STEP_SETTINGS, None).tree_record(SearchState)
+    assert state.learnt == 1
+    again = unpack(state.value_model)
     assert not len(sent["memory"]["outcomes"]) and "optimizer" not in sent
     assert torch.equal(again["memory"]["outcomes"], model.outcomes_M) and len(model.outcomes_M) == 6
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import pickle
 from functools import cache
 from types import SimpleNamespace
 
@@ -10,14 +11,22 @@ import torch
 
 from recipe.common.tiny_model import TinyModelConfig, make_model, make_tokenizer
 from recipe.hato.keys import HATOConfig
+from recipe.hato.records import NodeBudget, SearchState
 from recipe.hato.step_features import FEATURES
-from recipe.hato.tree import HATO_STEPS
 from recipe.hato.value_model import pack, value_model_of
 from tests.configs import composed
 from tests.recipe.arpo.toy_agent import TOKENIZER, Library, ToyPolicy
 from verl.workers.rollout.engines.local_transformers import TransformersEngine
 from verl.workers.rollout.prompt_task import PromptSettings, PromptTask
-from verl.workers.rollout.trajectory_tree import DROPPED_STEPS, SEGMENT_IDS, TOOL, TREE, TREE_METRICS, TrajectoryTree
+from verl.workers.rollout.trajectory_tree import (
+    DROPPED_STEPS,
+    SEGMENT_IDS,
+    TOOL,
+    TREE,
+    TREE_DATA,
+    TREE_METRICS,
+    TrajectoryTree,
+)
 from verl.workers.rollout.tree_rollout import TreeRollout
 
 N = 6
@@ -62,9 +71,9 @@ def rollout_of(engine, *overrides: str, scorer: Scorer | None = None) -> TreeRol
     return rollout
 
 
-def task_of(step=2, settings=None, **row) -> PromptTask:
+def task_of(step=2, settings=(), **row) -> PromptTask:
     row = {"uid": "u", "index": 0, "raw_prompt": [{"role": "user", "content": "1+2"}]} | row
-    return PromptTask(row, step, PromptSettings(tree=settings or {}))
+    return PromptTask(row, step, PromptSettings(tree=settings))
 
 
 def run(rollout, *args, **options):
@@ -99,7 +108,7 @@ def test_a_row_for_each_leaf_and_none_twice(outputs):
     assert len({tuple(output.token_fields[SEGMENT_IDS.name]) for output in outputs}) == len(outputs)
     assert outputs[0].extra_fields[TREE_METRICS]["leaves"] == len(outputs)
     for output in outputs[1:]:
-        assert not {TREE, TREE_METRICS, HATO_STEPS} & set(output.extra_fields)
+        assert not {TREE, TREE_METRICS, TREE_DATA} & set(output.extra_fields)
 
 
 def test_the_mask_says_who_wrote_a_token_and_nothing_else(outputs):
@@ -123,19 +132,16 @@ def test_token_fields_travel_as_tensors_of_the_responses_length(outputs):
 
 
 def test_the_steps_are_those_of_the_rows(outputs):
-    steps = outputs[0].extra_fields[HATO_STEPS]
+    steps = pickle.loads(outputs[0].extra_fields[TREE_DATA])
     tree = TrajectoryTree.from_json(outputs[0].extra_fields[TREE])
     in_rows = {i for output in outputs for i in output.token_fields[SEGMENT_IDS.name]}
-    assert (
-        set(steps["segments"]) <= in_rows
-        and len(steps["segments"]) == outputs[0].extra_fields[TREE_METRICS]["nodes_kept"]
-    )
+    assert set(steps.segments) <= in_rows and len(steps.segments) == outputs[0].extra_fields[TREE_METRICS]["nodes_kept"]
     # every segment belongs to a step: its own, or that of the segment that it follows alone
     children = {i: [j for j in in_rows if tree.segments[j].parent == i] for i in in_rows}
-    for i in in_rows - set(steps["segments"]):
+    for i in in_rows - set(steps.segments):
         assert children[tree.segments[i].parent] == [i]
-    assert [len(features) for features in steps["features"]] == [len(FEATURES)] * len(steps["segments"])
-    assert steps["values"] == [tree.segments[i].info.notes["value"] for i in steps["segments"]]
+    assert [len(features) for features in steps.features] == [len(FEATURES)] * len(steps.segments)
+    assert steps.values == [tree.segments[i].info.notes["value"] for i in steps.segments]
     assert "features" not in outputs[0].extra_fields[TREE]
     assert json.loads(json.dumps(steps)) == steps
 
@@ -148,20 +154,20 @@ def test_every_kept_token_is_in_a_row(outputs):
 
 def test_a_tree_that_is_not_written_has_its_steps_and_metrics_all_the_same(engine):
     first, *_ = run(rollout_of(engine), step=1)
-    assert TREE not in first.extra_fields and {TREE_METRICS, HATO_STEPS} <= set(first.extra_fields)
+    assert TREE not in first.extra_fields and {TREE_METRICS, TREE_DATA} <= set(first.extra_fields)
 
 
 def test_settings_are_used(engine):
     rollout = rollout_of(engine)
     taught = value_model_of(HATOConfig(), 1)
     taught.observe([[0.5] * len(FEATURES)] * 64, [1.0] * 64)
-    settings = {"learnt": 2, "temperature": 0.9, "value_model": pack(taught.state_dict())}
-    outputs = run(rollout, settings=settings | {"max_nodes": 4})
+    settings = SearchState(2, 0.9, pack(taught.state_dict()))
+    outputs = run(rollout, settings=(settings, NodeBudget(4)))
     assert outputs[0].extra_fields[TREE_METRICS]["nodes_kept"] <= 4
     probe = [[0.5] * len(FEATURES)]
     assert rollout.policy.value_model.predict(probe)[0] == taught.predict(probe)[0]
-    older = settings | {"learnt": 1, "value_model": pack(value_model_of(HATOConfig(), 1).state_dict())}
-    run(rollout, settings=older)
+    older = SearchState(1, 0.9, pack(value_model_of(HATOConfig(), 1).state_dict()))
+    run(rollout, settings=(older,))
     assert rollout.policy.value_model.predict(probe)[0] == taught.predict(probe)[0], "a late prompt's model is older"
     other = run(rollout_of(engine))
     assert [o.response_ids for o in other] != [o.response_ids for o in outputs], "another temperature"

@@ -12,7 +12,7 @@ from recipe.common.tiny_model import TinyModelConfig, make_model, make_tokenizer
 from recipe.hato.keys import HATOConfig, TreeConfig, UncertaintyConfig
 from recipe.hato.local_reward import heuristic
 from recipe.hato.step_features import FEATURES
-from recipe.hato.tree import HATO_STEPS, Policy
+from recipe.hato.tree import Policy
 from recipe.hato.value_model import value_model_of
 from tests.recipe.arpo.toy_agent import TOKENIZER, Library, ToyPolicy, encode, library, library_tools
 from verl.workers.rollout import tree_builder as builder
@@ -229,7 +229,7 @@ def test_features_are_of_what_stands_before_the_end_of_the_call():
 
 
 def feature(segment: Segment, name: str) -> float:
-    return segment.info.for_trainer["features"][FEATURES.index(name)]
+    return segment.info.record.features[FEATURES.index(name)]
 
 
 def test_features_by_hand():
@@ -281,10 +281,10 @@ def test_a_local_reward_sees_results_before_a_step_and_inside_it_but_not_the_one
 def test_the_value_model_learns_from_steps_and_not_from_results():
     config = config_of(**THOUGHTS)
     tree, policy = grown(ToyPolicy(calls=2), config), policy_of(config)
-    about = policy.about_tree(tree)[HATO_STEPS]
+    about = policy.data_for_trainer(tree)
     on_paths = {i for leaf in tree.leaves for i in tree.path(leaf)}
     expected = sorted(i for i in on_paths if "value" in tree.segments[i].info.notes)
-    assert about["segments"] == expected and 0 < len(expected) < len(on_paths)
+    assert list(about.segments) == expected and 0 < len(expected) < len(on_paths)
     assert all(tree.segments[i].author == MODEL for i in expected)
 
 

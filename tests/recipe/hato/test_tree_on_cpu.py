@@ -12,8 +12,9 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from recipe.hato.keys import ExplorationConfig, HATOConfig, TreeConfig, UncertaintyConfig, hato_keys
 from recipe.hato.local_reward import heuristic
+from recipe.hato.records import NodeBudget, SearchState
 from recipe.hato.step_features import FEATURES
-from recipe.hato.tree import HATO_STEPS, Policy
+from recipe.hato.tree import Policy
 from recipe.hato.value_model import value_model_of
 from tests.configs import composed
 from tests.utils.test_entropy_estimate_on_cpu import slow
@@ -63,8 +64,8 @@ def config_of(**tree) -> HATOConfig:
     return HATOConfig(tree=TreeConfig(**shape), uncertainty=UncertaintyConfig(entropy_top_k=VOCAB))
 
 
-def grow(engine, config: HATOConfig, *, seed=0, temperature=1.0, local_reward=heuristic, settings=None):
-    task = PromptTask({}, settings=PromptSettings(tree=settings or {}))
+def grow(engine, config: HATOConfig, *, seed=0, temperature=1.0, local_reward=heuristic, settings=()):
+    task = PromptTask({}, settings=PromptSettings(tree=settings))
     policy = Policy(config, value_model_of(config, 0), local_reward, Letters().decode).for_task(task, None)
     options = {"max_tokens": 24, "stop_token_ids": [EOS], "vocab_size": VOCAB, "request_id": "a"}
     tree = builder.grow(engine, PROMPT, 8, policy, sampling=Sampling(temperature), seed=seed, **options)
@@ -84,7 +85,7 @@ def test_bounds_of_a_tree(model, algorithm, seed):
     assert 1 <= len(tree.leaves) == len(set(tree.leaves)) <= 8
     assert len(kept) == tree.metrics["nodes_kept"] <= 40 and len(tree.segments) == tree.metrics["nodes_made"]
     for i, segment in enumerate(tree.segments):
-        features, notes = segment.info.for_trainer["features"], segment.info.notes
+        features, notes = segment.info.record.features, segment.info.notes
         assert len(features) == len(FEATURES) and all(0 <= value <= 1 for value in features)
         assert 1 <= depth(tree, i) <= 4 and 0 <= notes["value"] <= 1 and notes["uncertainty"] > 0
         assert bool(segment.token_ids) == (i in kept)
@@ -126,7 +127,7 @@ def test_the_tree_is_the_same_from_entropies_as_from_candidates(model, seed):
     ours, theirs = (grow(engine(model, 0), config, seed=seed) for engine in (Slow, FromCandidates))
     assert ours.trajectories() == theirs.trajectories()
     for segment, expected in zip(ours.segments, theirs.segments, strict=True):
-        assert segment.info.for_trainer["features"] == pytest.approx(expected.info.for_trainer["features"], abs=1e-6)
+        assert segment.info.record.features == pytest.approx(expected.info.record.features, abs=1e-6)
     assert len({segment.info.notes["entropy"] for segment in ours.segments}) > 5
 
 
@@ -154,7 +155,7 @@ def test_a_last_step_goes_on_where_an_answer_was_cut_short(model):
 
 def test_a_shared_budget_and_entropies_that_are_not_asked_for(model):
     config, engine = replace(config_of(), uncertainty=UncertaintyConfig(entropy_top_k=0)), Slow(model, 0)
-    tree = grow(engine, config, settings={"max_nodes": 3})
+    tree = grow(engine, config, settings=(NodeBudget(3),))
     assert tree.metrics["nodes_kept"] <= 3
     assert all(request.n_entropy == 0 for request in engine.asked)
     assert {segment.info.notes["entropy"] for segment in tree.segments} == {0.0}
@@ -162,7 +163,7 @@ def test_a_shared_budget_and_entropies_that_are_not_asked_for(model):
 
 def test_the_trainers_temperature_goes_before_the_prompts(model):
     engine = Slow(model, 0)
-    grow(engine, config_of(), temperature=1.0, settings={"temperature": 0.6})
+    grow(engine, config_of(), temperature=1.0, settings=(SearchState(-1, 0.6, b""),))
     assert {request.temperature for request in engine.asked} == {0.6}
 
 
@@ -197,7 +198,7 @@ def test_a_local_reward_sees_the_step_after_what_was_before(model):
         parent = PROMPT if segment.parent is None else tree.segments[segment.parent].token_ids
         assert seen[tuple(before), tuple(segment.token_ids)] == parent
         assert segment.info.fields["local_rewards"] == len(before) / 100
-        features = dict(zip(FEATURES, segment.info.for_trainer["features"], strict=True))
+        features = dict(zip(FEATURES, segment.info.record.features, strict=True))
         assert features["local_reward"] == len(before) / 100
 
 
@@ -207,11 +208,11 @@ def test_the_value_model_learns_from_every_kept_step(model):
     options = {"max_tokens": 24, "stop_token_ids": [EOS], "vocab_size": VOCAB, "seed": 3}
     tree = asyncio.run(builder.grow(Slow(model, 0), PROMPT, 8, policy, **options))
     assert tree.metrics["nodes_pruned"] > 0
-    steps = policy.about_tree(tree)[HATO_STEPS]
-    assert steps["segments"] == sorted({i for leaf in tree.leaves for i in tree.path(leaf)})
+    steps = policy.data_for_trainer(tree)
+    assert list(steps.segments) == sorted({i for leaf in tree.leaves for i in tree.path(leaf)})
     info = [segment.info for segment in tree.segments]
-    assert steps["features"] == [info[i].for_trainer["features"] for i in steps["segments"]]
-    assert steps["values"] == [info[i].notes["value"] for i in steps["segments"]]
+    assert list(steps.features) == [info[i].record.features for i in steps.segments]
+    assert list(steps.values) == [info[i].notes["value"] for i in steps.segments]
     assert "features" not in tree.to_json(), "the viewer has no use for them"
 
 
@@ -281,9 +282,9 @@ def test_dropped_steps_are_rows_after_the_answers_and_change_nothing_else(algori
     assert before[1].metrics.items() <= tree.metrics.items()
     assert len(dropped) == tree.metrics["dropped_rows"] == min(12 - len(answers), tree.metrics["dropped_steps"])
     # the value model learns from the same steps
-    own, learnt = (policy.about_tree(grown)[HATO_STEPS] for policy, grown, _ in (before, after))
-    assert own["features"] == learnt["features"] and own["values"] == learnt["values"]
-    assert set(learnt["segments"]) <= {i for leaf in answers for i in tree.path(leaf)}
+    own, learnt = (policy.data_for_trainer(grown) for policy, grown, _ in (before, after))
+    assert own.features == learnt.features and own.values == learnt.values
+    assert set(learnt.segments) <= {i for leaf in answers for i in tree.path(leaf)}
     # a step that was dropped was open, its value was low, or a beam had better ones
     for leaf, path in zip(dropped, paths[len(answers) :], strict=True):
         last = tree.segments[leaf]

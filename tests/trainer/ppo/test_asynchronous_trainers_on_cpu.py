@@ -105,7 +105,7 @@ class Setting(Component):
     """A component that sends a setting with each batch, as LATR's thresholds and HATO's value model go."""
 
     def step_settings(self, trainer):
-        return PromptSettings(tree={"setting": trainer.global_steps * 10})
+        return PromptSettings(tree=(trainer.global_steps * 10,))
 
 
 def test_prompts_under_way_begin_again_with_the_settings_of_now(queue):
@@ -121,7 +121,7 @@ def test_prompts_under_way_begin_again_with_the_settings_of_now(queue):
     assert resumed._reissue_inflight_prompts() == 2
     (sent,) = resumed.agent_loop_manager.sent
     assert sorted(sent["uid"]) == ["uid-a", "uid-c"] and sent["global_steps"] == 7
-    assert sent[STEP_SETTINGS] == PromptSettings(tree={"setting": 70})
+    assert sent[STEP_SETTINGS] == PromptSettings(tree=(70,))
     assert sorted(sent[ORDER]) == [0, 2] and [each.occurrence for each in sent[PROMPT_SETTINGS]] == [0, 0]
     assert "uid-a_0_0" not in queue.rows and queue.tags["uid-b"]["status"] == "finished"
     assert isinstance(resumed.agent_loop_manager, Manager), "only for these prompts"

@@ -1,11 +1,12 @@
 """The input of a rollout for one prompt: the row of the data set and the trainer's settings."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
 # columns of a prompt batch that hold PromptSettings: those of the whole batch, and those of each prompt
 STEP_SETTINGS, PROMPT_SETTINGS = "step_settings", "prompt_settings"
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -15,19 +16,23 @@ class PromptSettings:
     Args:
         occurrence: number of times this step has already submitted the same problem; each time gets other seeds.
         sampler: `extra_args` of the prompt's requests to vLLM; None for ordinary sampling.
-        tree: settings that the tree policy reads, under names that it chooses.
+        tree: records that the tree policy reads, each of a type of its own.
     """
 
     occurrence: int = 0
     sampler: Mapping[str, Any] | None = None
-    tree: Mapping[str, Any] = field(default_factory=dict)
+    tree: tuple[Any, ...] = ()
 
     def merged(self, other: "PromptSettings") -> "PromptSettings":
-        """Return both settings as one: `occurrence` and `sampler` are `other`'s if it sets them; `tree` has the keys of
-        both, with `other`'s value where they share a key."""
+        """Return both settings as one: `occurrence` and `sampler` are `other`'s if it sets them; `tree` has the records
+        of both."""
         return PromptSettings(
-            other.occurrence or self.occurrence, other.sampler or self.sampler, {**self.tree, **other.tree}
+            other.occurrence or self.occurrence, other.sampler or self.sampler, (*self.tree, *other.tree)
         )
+
+    def tree_record(self, kind: type[T]) -> T | None:
+        """Return the last record of a type among `tree`; None if there is none."""
+        return next((record for record in reversed(self.tree) if isinstance(record, kind)), None)
 
 
 @dataclass(frozen=True)

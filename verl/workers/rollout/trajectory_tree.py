@@ -20,6 +20,9 @@ from verl.utils.token_fields import TokenField
 MODEL, TOOL = "model", "tool"
 # keys in the first session's extra_fields for the tree, as JSON, and for its metrics
 TREE, TREE_METRICS = "trajectory_tree", "tree_metrics"
+# key in the same place for the record that `BranchPolicy.data_for_trainer` returned, pickled: TransferQueue's encoder
+# turns dataclasses and named tuples into plain dictionaries and lists
+TREE_DATA = "tree_data"
 # key in the same place for {tool's name: the tool's report of its own fault}
 TOOL_FAULTS = "tool_faults"
 # index of each token's segment; equal indices in several rows of a prompt mark shared tokens
@@ -37,7 +40,7 @@ class SegmentInfo:
             model's tokens.
         fields: name of a `TokenField` -> its number, which applies to all tokens of the segment.
         entropies: entropy in nats of each token, for policies that read it while the tree grows; otherwise None.
-        for_trainer: data for the trainer, hidden from the viewer.
+        record: the policy's own frozen record of the segment, hidden from the viewer; None if it has none.
         notes: data in JSON's types for the viewer only.
         ends_step: whether a step of the policy ends with the segment.
     """
@@ -45,13 +48,13 @@ class SegmentInfo:
     call: dict[str, Any] | None = None
     fields: dict[str, float] = field(default_factory=dict)
     entropies: list[float] | None = None
-    for_trainer: dict[str, Any] = field(default_factory=dict)
+    record: Any = None
     notes: dict[str, Any] = field(default_factory=dict)
     ends_step: bool = False
 
     def copy(self) -> "SegmentInfo":
-        """Return a copy whose `fields`, `for_trainer` and `notes` can change independently."""
-        return replace(self, fields=dict(self.fields), for_trainer=dict(self.for_trainer), notes=dict(self.notes))
+        """Return a copy whose `fields` and `notes` can change independently."""
+        return replace(self, fields=dict(self.fields), notes=dict(self.notes))
 
     def shown(self) -> dict[str, Any]:
         """Return the data that the viewer shows, in JSON's types."""

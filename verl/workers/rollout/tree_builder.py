@@ -283,9 +283,10 @@ class BranchPolicy(ABC):
     async def grow(self, builder: TreeBuilder, n: int) -> None:
         """Fill `builder.tree`: its segments, `leaves` (1 to n, in the order of the rows) and `metrics`."""
 
-    def about_tree(self, tree: TrajectoryTree) -> dict[str, Any]:
-        """Return what the trainer needs of a finished tree beside its rows; it joins the first row's extra fields."""
-        return {}
+    def data_for_trainer(self, tree: TrajectoryTree) -> Any:
+        """Return a record of what the trainer needs of a finished tree beside its rows, for `Component`s to read by
+        `BatchRows.tree_data`; None if it needs nothing."""
+        return None
 
 
 def policy_class(name: str) -> type[BranchPolicy]:

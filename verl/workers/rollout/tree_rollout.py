@@ -1,5 +1,6 @@
 """Grows a prompt's tree by a run's config inside verl's agent loop worker, and converts it to rows of verl's batch."""
 
+import pickle
 import random
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -36,6 +37,7 @@ from verl.workers.rollout.trajectory_tree import (
     TOOL,
     TOOL_FAULTS,
     TREE,
+    TREE_DATA,
     TREE_METRICS,
     TrajectoryTree,
     writes_trees,
@@ -77,7 +79,9 @@ class TreeRollout:
         self.gains = credit.read(config.algorithm) if credit and ANSWER_GAINS in credit.needs else None
         # reward_extra_info of rows without an answer, whose metric group filters compare with that of the other rows
         filters = config.algorithm.get("filter_groups") or {}
-        self.about_dropped = {filters["metric"]: 0.0} if filters.get("enable") and filters.get("metric") else {}
+        self.reward_info_of_dropped = (
+            {filters["metric"]: 0.0} if filters.get("enable") and filters.get("metric") else {}
+        )
 
     @property
     def validates(self) -> bool:
@@ -121,8 +125,10 @@ class TreeRollout:
                 output.token_fields[ANSWER_GAINS.name] = gains
         for output in outputs:
             if output.reward_score is not None:
-                output.extra_fields["reward_extra_info"] = dict(self.about_dropped)
-        outputs[0].extra_fields |= policy.about_tree(tree) | self._about_group(tree, task.step)
+                output.extra_fields["reward_extra_info"] = dict(self.reward_info_of_dropped)
+        if (data := policy.data_for_trainer(tree)) is not None:
+            outputs[0].extra_fields[TREE_DATA] = pickle.dumps(data)
+        outputs[0].extra_fields |= self._group_extra_fields(tree, task.step)
         return outputs
 
     async def _prompt_ids(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
@@ -189,7 +195,7 @@ class TreeRollout:
 
         return score
 
-    def _about_group(self, tree: TrajectoryTree, step: int) -> dict[str, Any]:
+    def _group_extra_fields(self, tree: TrajectoryTree, step: int) -> dict[str, Any]:
         """Return the tree's metrics, the tools' own faults, and the tree if `writes_trees` holds for this step."""
         about = {TREE_METRICS: tree.metrics}
         calls = [segment.info.call for segment in tree.segments if segment.info.call]

@@ -1,6 +1,7 @@
 """What DEEP-GRPO's pivots become of is learnt in the order of the data, sent with the next prompts, and kept."""
 
 import math
+import pickle
 
 import numpy as np
 import pytest
@@ -8,9 +9,10 @@ import torch
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 
 from recipe.compared.deep_grpo.component import PivotSuccess, fit_success
-from recipe.compared.deep_grpo.tree import FIT, PIVOT_POSITIONS, PIVOTS, DeepGRPOKeys, pivot_weights
+from recipe.compared.deep_grpo.tree import PIVOTS, DeepGRPOKeys, Fit, Pivots, pivot_weights
 from tests.trainer.ppo.toy_step import ROLLOUT, MemoryQueue, trainer_of
 from verl.trainer.ppo.v1.batch_rows import BatchRows
+from verl.workers.rollout.trajectory_tree import TREE_DATA
 
 # of each prompt: x of its pivots, and its rows: reward and pivot. p: a right and a wrong branch, then two wrong ones
 # (main trajectories that are right do not count); q has no pivot
@@ -36,14 +38,14 @@ def queue(monkeypatch):
     queue = MemoryQueue(monkeypatch)
     for order, (uid, (positions, rows)) in enumerate(PROMPTS.items()):
         for i, (reward, pivot) in enumerate(rows):
-            extra = {PIVOT_POSITIONS: positions} if i == 0 else {}
+            extra = {TREE_DATA: pickle.dumps(Pivots(positions))} if i == 0 else {}
             columns = {PIVOTS.name: [0, pivot, pivot], "extra_fields": extra}
             queue.add(f"{uid}_{i}_0", reward, [1, 1, 1], order, **columns)
     return queue
 
 
-def settings_of(made) -> dict:
-    return component(made).step_settings(made).tree
+def fit_of(made) -> Fit | None:
+    return component(made).step_settings(made).tree_record(Fit)
 
 
 def test_outcomes_of_kept_and_dropped_prompts_in_the_order_of_the_data(queue):
@@ -56,7 +58,7 @@ def test_outcomes_of_kept_and_dropped_prompts_in_the_order_of_the_data(queue):
     assert list(own.pivots) == [(0.25, True), (0.75, False), (0.5, True)]
     assert metrics["deep_grpo/pivots"] == 3
     assert metrics["deep_grpo/pivot_position"] == 0.5 and metrics["deep_grpo/pivot_success"] == pytest.approx(2 / 3)
-    assert "deep_grpo/success_slope" not in metrics and settings_of(made)[FIT] is None
+    assert "deep_grpo/success_slope" not in metrics and fit_of(made) is None
     assert own.dropped == []
 
 
@@ -70,9 +72,9 @@ def test_the_fit_reaches_the_rollout_once_there_are_enough_pivots(queue):
     made, metrics = trainer(), {}
     for _ in range(3):
         made._compute_advantage(queue.batch(), {})
-    assert settings_of(made)[FIT] is None, "9 pivots"
+    assert fit_of(made) is None, "9 pivots"
     made._compute_advantage(queue.batch(), metrics)
-    intercept, slope = settings_of(made)[FIT]
+    intercept, slope = fit_of(made)
     assert (metrics["deep_grpo/success_intercept"], metrics["deep_grpo/success_slope"]) == (intercept, slope)
     assert slope < 0, "late branches failed"
     later, earlier = pivot_weights(4, 0.0, (intercept, slope))[2], pivot_weights(4, 0.0, None)[2]
@@ -96,10 +98,10 @@ def test_it_comes_back_with_the_checkpoint(queue, monkeypatch, tmp_path):
     saved._save_checkpoint()
     assert [path.name for path in (tmp_path / "global_step_7").iterdir()] == ["deep_grpo.json"]
     loaded._load_checkpoint()
-    assert settings_of(loaded) == settings_of(saved) != {FIT: None}
+    assert fit_of(loaded) == fit_of(saved) is not None
     for made in (saved, loaded):
         made._compute_advantage(queue.batch(), {})
-    assert component(loaded).pivots == component(saved).pivots and settings_of(loaded) == settings_of(saved)
+    assert component(loaded).pivots == component(saved).pivots and fit_of(loaded) == fit_of(saved)
 
 
 def test_other_trees_have_no_such_component():

@@ -9,7 +9,7 @@ import torch
 from omegaconf import OmegaConf
 
 from recipe.common.tiny_model import TinyModelConfig, make_model
-from recipe.compared.deep_grpo.tree import FIT, PIVOT_POSITIONS, PIVOTS, DeepGRPOKeys, Policy, pivot_weights
+from recipe.compared.deep_grpo.tree import PIVOTS, DeepGRPOKeys, Fit, Policy, pivot_weights
 from tests.recipe.arpo.toy_agent import TOKENIZER, ToyPolicy, encode, library, library_tools
 from tests.workers.rollout.toy_engine import EOS, VOCAB, HashEngine, Letters
 from verl.workers.rollout.engines.interface import Generation
@@ -60,7 +60,9 @@ def grown(engine, reward_of=odd, prompt=(1, 2, 3), seed=0, fit=None, text_of=let
     builder = {name: options.pop(name) for name in ("environment", "max_tokens") if name in options}
     keys = DeepGRPOKeys(**{"chains": 4, "branches": 3, "step_delimiter": "c", "max_step_tokens": 6} | options)
     rewards = Rewards(reward_of, slow)
-    policy = Policy(keys, text_of).for_task(PromptTask({}, settings=PromptSettings(tree={FIT: fit})), rewards)
+    policy = Policy(keys, text_of).for_task(
+        PromptTask({}, settings=PromptSettings(tree=(Fit(*fit),) if fit else ())), rewards
+    )
     builder = {"max_tokens": 30} | builder | {"stop_token_ids": [stop], "vocab_size": VOCAB, "seed": seed}
     n = keys.chains + keys.max_failures * keys.branches
     tree = asyncio.run(grow(engine, prompt, n, policy, **builder))
@@ -88,7 +90,7 @@ def test_branches_go_on_from_a_step_of_a_failed_trajectory(seed):
     failed = [tokens for tokens in scored if not odd(tokens)]
     assert tree.metrics["failed_chains"] == len(failed)
     n_pivots = min(2, len(failed))
-    positions = policy.about_tree(tree)[PIVOT_POSITIONS]
+    positions = policy.data_for_trainer(tree).positions
     assert len(positions) == n_pivots
     assert all(set(row) == {0} for row in pivots[: 10 - 3 * n_pivots]), "the others are main trajectories"
     for number in range(1, n_pivots + 1):
@@ -108,7 +110,7 @@ def test_the_number_of_rows_does_not_depend_on_how_many_failed(reward, n_branche
     tree, rows, policy, scored = grown(HashEngine(sharpness=1.5), lambda tokens: reward)
     branches = [row for row in rows if any(row.token_fields[PIVOTS.name])]
     assert len(rows) == 10 and len(branches) == n_branches and len(scored) == 4
-    assert len(policy.about_tree(tree)[PIVOT_POSITIONS]) == n_branches // 3
+    assert len(policy.data_for_trainer(tree).positions) == n_branches // 3
 
 
 def test_a_threshold_says_what_has_failed():
@@ -169,7 +171,7 @@ def test_with_tools_no_call_is_made_twice(limit):
     assert len(results) == len(tools.tools["search"].asked)
     texts = [TOKENIZER.decode(row.response_ids) for row in rows]
     assert all(text.count("<result>") == min(limit, 2) for text in texts)
-    assert len(policy.about_tree(tree)[PIVOT_POSITIONS]) == 2
+    assert len(policy.data_for_trainer(tree).positions) == 2
 
 
 def test_on_a_model_every_token_has_its_log_probability():

@@ -1,9 +1,10 @@
 """The trainer's view of a batch in TransferQueue: its rows, the prompts of the rows, and their columns."""
 
+import pickle
 from collections import defaultdict
 from collections.abc import Sequence
 from functools import cached_property
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -12,10 +13,11 @@ from tensordict import TensorDict
 
 from verl.trainer.ppo.v1.padding_rows import is_padding_row
 from verl.utils import transferqueue_utils
-from verl.workers.rollout.trajectory_tree import DROPPED_STEPS
+from verl.workers.rollout.trajectory_tree import DROPPED_STEPS, TREE_DATA
 
 # Columns that the trainer adds to prompts and upstream copies to their rows: a number that grows with each submitted
 # prompt, and a name that equal prompts share.
+T = TypeVar("T")
 ORDER, PROBLEM = "explore_order", "explore_problem"
 # The only column without tensors that upstream's engines read.
 PICTURES = "multi_modal_inputs"
@@ -105,6 +107,18 @@ class BatchRows:
     def answers(self, group: Group) -> list[int]:
         """Return the rows of a group that have an answer."""
         return [row for row in group.rows if self.has_answer[row]]
+
+    def tree_data(self, group: Group, kind: type[T]) -> T:
+        """Return the record that the group's tree policy made for the trainer (`BranchPolicy.data_for_trainer`).
+
+        Raises:
+            ValueError: the rows came without a record of this type.
+        """
+        pickled = self.column("extra_fields", group.rows[:1])[0].get(TREE_DATA)
+        record = None if pickled is None else pickle.loads(pickled)
+        if not isinstance(record, kind):
+            raise ValueError(f"the rows of prompt {group.uid} hold {record!r} of their tree, and no {kind.__name__}")
+        return record
 
     def _order(self, row: int) -> tuple[int, int]:
         return self.tags[row].get("global_steps", 0), self.column(ORDER)[row]

@@ -92,7 +92,7 @@ class Component:
     def after_advantage(self, rows: BatchRows, metrics: dict) -> None:
         """Read the batch, which now has advantages, and change the step's metrics; credit's fields can be read."""
 
-    def about_tree(self, tree: TrajectoryTree, rows: BatchRows, group: Group) -> None:
+    def annotate(self, tree: TrajectoryTree, rows: BatchRows, group: Group) -> None:
         """Add numbers to the `info` of a tree's segments, for the viewer; credit's fields can be read."""
 
     def around_update(self, trainer, metrics: dict) -> AbstractContextManager:

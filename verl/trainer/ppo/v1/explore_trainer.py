@@ -198,7 +198,7 @@ class ExploreMixin(WatchedRun):
         with self._credit_context(rows):
             batch = super()._compute_advantage(batch, metrics)
             self._zero_single_rows(rows)
-            self._look_at(rows, metrics)
+            self._report_step(rows, metrics)
         return batch
 
     @contextmanager
@@ -228,7 +228,7 @@ class ExploreMixin(WatchedRun):
             single = [g for g in rows.groups if len({place_of(rows.keys[row]).session for row in g.rows}) == 1]
             zero_advantages(rows, [row for group in single for row in group.rows])
 
-    def _look_at(self, rows: BatchRows, metrics: dict) -> None:
+    def _report_step(self, rows: BatchRows, metrics: dict) -> None:
         """Add metrics of groups and trees, call `after_advantage` of the components, and write the file of trees."""
         norm = self.config.algorithm.get("norm_adv_by_std_in_grpo", True)
         if (SEGMENT_IDS.get() >= 0).any():
@@ -289,7 +289,7 @@ class ExploreMixin(WatchedRun):
             for segment, node in zip(tree.segments, numbers, strict=True):
                 segment.info.notes |= {"advantage": advantages[node]} if node >= 0 else {}
             for component in self.components:
-                component.about_tree(tree, rows, group)
+                component.annotate(tree, rows, group)
         scores = zip(group.rows, rows.column("rm_scores", group.rows), strict=True)
         rewards = [tokens.sum().item() if rows.has_answer[row] else None for row, tokens in scores]
         update = "tree" if self.config.actor_rollout_ref.actor.get("use_prefix_tree") else "rows"
