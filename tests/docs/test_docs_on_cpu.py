@@ -1,8 +1,9 @@
 """The documentation holds: commands run or compose, paths and links lead somewhere, names and messages are the code's.
 
-Blocks marked `bash cpu` in README.md, docs/*.md and recipe/compared/*/README.md are run in a copy of the repository that
-has a tiny model, data and made runs, with DRY_RUN=1, so that nothing trains (tests/e2e does). Blocks with a language and
-a path, such as `python recipe/dice/dice_tool.py`, are files of worked examples: they are written into the copy first.
+Blocks marked `bash cpu` in README.md, docs/*.md and recipe/compared/*/README.md are run in a copy of the repository
+that has a tiny model, data and made runs, with DRY_RUN=1, so that nothing trains (tests/e2e does). Blocks with a
+language and a path, such as `python recipe/dice/dice_tool.py`, are files of worked examples: they are written into the
+copy first.
 """
 
 import ast
