@@ -1,1 +1,1 @@
-"""The recipes: each one holds a method's configs and scripts."""
+"""Methods, each with its parts, configs and scripts in a folder; tasks; and what all of them share."""

@@ -66,7 +66,7 @@ class Validation(InputProcessor):
 
 
 def adaptive_temperature(processor: LogitsProcessor) -> None:
-    """Use the methods that adaptive_temperature.py overrides."""
+    """Use the methods that v1_adaptive_temperature.py overrides."""
     _ = processor.validate_params, processor.is_argmax_invariant, processor.update_state, processor.apply
 
 

@@ -1,4 +1,4 @@
-"""Imports point downwards only, as the table of layers in docs/overlay.md says, and never in a circle."""
+"""Imports point downwards only, as the README's table of folders says, and never in a circle."""
 
 import ast
 import json

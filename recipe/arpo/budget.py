@@ -12,7 +12,7 @@ later when few are. Only the new branch itself waits.
 
 from heapq import heappop, heappush
 
-Key = tuple[int, ...]  # identifier of a trajectory (policy.py)
+Key = tuple[int, ...]  # identifier of a trajectory (tree.py)
 
 
 class BranchBudget:

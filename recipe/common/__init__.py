@@ -1,1 +1,1 @@
-"""The code and config that all recipes share: hardware profiles, small models, tasks to learn, reports."""
+"""The code and config that all recipes share: hardware profiles, small models, reports."""

@@ -1,1 +1,1 @@
-"""HAPO (arXiv 2509.16591). Its parts are in `recipe.hapo.loss` and `verl.trainer.ppo.v1.components`."""
+"""HAPO (arXiv 2509.16591): temperature, advantages and clipping that follow the entropy of each token."""

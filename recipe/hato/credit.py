@@ -1,6 +1,7 @@
 """HATO's credit: every reasoning step against its siblings (`algorithm.adv_estimator=hato`), on every kind of tree.
 
-A step is a node of `segment_ids` (nodes.py); its siblings follow the same node or prompt. Rewards are in [0, 1]:
+A step is a node of `segment_ids` (verl/trainer/ppo/credit/nodes.py); its siblings follow the same node or prompt.
+Rewards are in [0, 1]:
 
     R_local    reward that the rollout gave the step (`LOCAL_REWARDS`); 0 without it
     R_path     best outcome below the step, cut to [0, 1], or the mean of the outcomes

@@ -1,4 +1,4 @@
-"""An actor worker with three more methods, which a trainer calls around its updates: see `utils/meta_learning.py`."""
+"""An actor worker with three more methods, which a trainer calls around its updates: see `meta_learning.py`."""
 
 import os
 from pathlib import Path

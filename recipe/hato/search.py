@@ -199,7 +199,7 @@ class Search:
 
     Args:
         frontier: frontier of the tree.
-        config, exploration: settings, see config.py.
+        config, exploration: settings, see keys.py.
         n_leaves: largest number of leaves, each of which takes one row of the batch.
         seed: seed of the prompt.
     """

@@ -1,1 +1,1 @@
-"""LATR (arXiv 2510.24302): lookahead-tree rollouts, rollout name `kt`, in `verl.workers.rollout.trees.latr`."""
+"""LATR (arXiv 2510.24302): lookahead-tree rollouts, rollout name `kt`."""

@@ -1,8 +1,9 @@
 """The documentation holds: commands run or compose, paths and links lead somewhere, names and messages are the code's.
 
-Blocks marked `bash cpu` in docs/*.md and README.md are run in a copy of the repository that has a tiny model, data and
-made runs, with DRY_RUN=1, so that nothing trains (tests/e2e does). Blocks with a language and a path, such as
-`python recipe/dice/dice_tool.py`, are files of worked examples: they are written into the copy first.
+Blocks marked `bash cpu` in README.md, docs/*.md and recipe/compared/*/README.md are run in a copy of the repository
+that has a tiny model, data and made runs, with DRY_RUN=1, so that nothing trains (tests/e2e does). Blocks with a
+language and a path, such as `python recipe/dice/dice_tool.py`, are files of worked examples: they are written into the
+copy first.
 """
 
 import ast
@@ -31,19 +32,19 @@ from tests.forked import with_forks
 from tests.fresh import python_for
 from verl.evaluation.scores.results import EvalResult, format_result_lines, write_result_log
 from verl.trainer.checkpoint_marker import MARKER
-from verl.utils.parts import load_choices, parts
+from verl.utils.parts import load_choices
 
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).resolve().parents[2]
 UPSTREAM = Path(verl.trainer.__path__[0]).parent
 PAGES = [*sorted((ROOT / "docs").glob("*.md")), ROOT / "README.md"]
-RECIPES = sorted((ROOT / "recipe").glob("*/README.md"))
+COMPARED = sorted((ROOT / "recipe/compared").glob("*/README.md"))
+RECIPES = [*sorted((ROOT / "recipe").glob("*/README.md")), *COMPARED]
+LINKED = [*PAGES, *RECIPES, ROOT / "verl/utils/math_answers/README.md"]
 FENCE = re.compile(r"^```(\S*)[ \t]*([^\n]*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 FOLDERS = "verl|recipe|scripts|benchmarks|studies|tests|docs|vllm_patches|verl_patches"
 REPOSITORY_PATH = re.compile(rf"(?:{FOLDERS})/[\w.*/-]*|README\.md|pyproject\.toml|[\w-]+\.lock")
-# choices of parts may have a page of their own, docs/<choice>.md
-PARTS = {path.stem for path in (ROOT / "recipe/common/config").glob("*/*.yaml")} | {*parts("tree"), *parts("credit")}
 
 # what takes minutes, or is no run
 NOT_RUN = {
@@ -73,7 +74,7 @@ def blocks(page: Path) -> list[Block]:
     return [Block(page, *groups) for groups in FENCE.findall(page.read_text())]
 
 
-ALL_BLOCKS = [block for page in PAGES for block in blocks(page)]
+ALL_BLOCKS = [block for page in [*PAGES, *COMPARED] for block in blocks(page)]
 FILES = {block.rest: block.text for block in ALL_BLOCKS if "/" in block.rest}
 CPU_COMMANDS = list(
     dict.fromkeys(
@@ -338,7 +339,7 @@ def named_paths(page: Path) -> Iterator[str]:
         yield from (word for word in words if REPOSITORY_PATH.fullmatch(word))
 
 
-@pytest.mark.parametrize("page", [*PAGES, *RECIPES], ids=lambda page: str(page.relative_to(ROOT)))
+@pytest.mark.parametrize("page", LINKED, ids=lambda page: str(page.relative_to(ROOT)))
 def test_paths_exist(page):
     missing = [
         name
@@ -348,7 +349,7 @@ def test_paths_exist(page):
     assert missing == []
 
 
-@pytest.mark.parametrize("page", [*PAGES, *RECIPES], ids=lambda page: str(page.relative_to(ROOT)))
+@pytest.mark.parametrize("page", LINKED, ids=lambda page: str(page.relative_to(ROOT)))
 def test_links_resolve(page):
     targets = re.findall(r"\]\(([^)\s]+)\)", without_fences(page))
     local = [target.split("#")[0] for target in targets if "://" not in target and not target.startswith("#")]
@@ -356,10 +357,9 @@ def test_links_resolve(page):
 
 
 def test_every_page_is_in_the_index():
-    """That of a part's choice needs no entry: the index says how such pages are called."""
-    index = (ROOT / "docs/README.md").read_text()
-    missing = [page.stem for page in (ROOT / "docs").glob("*.md") if f"]({page.name})" not in index]
-    assert set(missing) <= {"README", *PARTS} and "`docs/<choice>.md`" in index
+    index = ROOT / "docs/README.md"
+    links = (os.path.relpath(page, index.parent) for page in [*(ROOT / "docs").glob("*.md"), *RECIPES] if page != index)
+    assert [link for link in links if f"]({link})" not in index.read_text()] == []
 
 
 # ---- messages and metrics ----
@@ -439,17 +439,17 @@ def logged_names() -> set[str]:
     )
     trained = [path for path in sources() if path.parts[len(ROOT.parts)] in ("verl", "recipe")]
     names = {text for path in trained for text in strings_of(ast.parse(path.read_text())) if full.fullmatch(text)}
-    rollouts = (ROOT / "verl/workers/rollout").rglob("*.py")
-    names |= {f"tree/{name}" for path in rollouts for name in tree_metrics(path)}
+    names |= {f"tree/{name}" for path in (ROOT / "verl/workers/rollout").rglob("*.py") for name in tree_metrics(path)}
+    # trees name their metrics without a section, a recipe's other modules with one
+    names |= {f"tree/{n}" for path in (ROOT / "recipe").rglob("*.py") for n in tree_metrics(path) if "/" not in n}
     names |= {f"hato/{name}" for name in keys_in("recipe/hato/credit.py", "sibling_metrics")}
     names |= {f"diversity/{name}" for name in keys_in("verl/trainer/ppo/group_diversity.py", "group_diversity")}
     return names
 
 
 def test_every_logged_name_is_explained():
-    """Those of a part's choice may be explained on its own page."""
-    pages = [ROOT / "docs/metrics.md", *(ROOT / f"docs/{name}.md" for name in PARTS)]
-    text = "".join(page.read_text() for page in pages if page.exists())
+    """A compared paper's page may explain the paper's names."""
+    text = "".join(page.read_text() for page in [ROOT / "docs/metrics.md", *COMPARED])
     names = logged_names()
     assert {"tree/suppress_ratio", "tree/tool_<name>/calls", "hato/tokens_without_variance", "meta/grad_norm"} <= names
     assert sorted(name for name in names if f"`{name}`" not in text) == []

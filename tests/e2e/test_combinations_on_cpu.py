@@ -60,7 +60,7 @@ def test_the_first_step_samples_at_the_plain_temperature_and_later_ones_do_not(t
 
 
 def test_the_statistics_are_saved(explore, table):
-    """tests/recipe/test_trainer_state_on_cpu.py shows that they come back."""
+    """tests/trainer/ppo/test_trainer_state_on_cpu.py shows that they come back."""
     saved = json.loads((explore / "global_step_2/hapo.json").read_text())
     assert saved == {name: table[f"hapo/entropy_{name}"][2] for name in saved} and len(saved) == 4
 

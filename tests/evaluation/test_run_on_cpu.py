@@ -162,7 +162,7 @@ def test_tools_are_called_with_the_protocol_of_training(inputs, tmp_path):
 
 @pytest.mark.slow
 def test_an_mcp_servers_tools_are_described_and_called(inputs, tmp_path):
-    library = f"{sys.executable}, {ROOT}/tests/workers/rollout/tools/mcp_library.py"
+    library = f"{sys.executable}, {ROOT}/tests/workers/rollout/tools/mcp/mcp_library.py"
     entry = f"{{class_path: verl.workers.rollout.tools.mcp.tool.MCPTool, params: {{command: [{library}]}}}}"
     tools = [f"+tools.tool_instances.library={entry}", "+tools.describe_in_prompt=true"]
     with toy_server(model := ToyModel()) as url:

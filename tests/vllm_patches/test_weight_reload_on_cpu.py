@@ -82,4 +82,4 @@ def test_greedy_tokens_and_logprobs_follow_the_weights(tmp_path):
     assert set(differences) == {"loaded", "seeded", "update0", "update1"}
     assert all(value < 1e-4 for value in differences.values()), differences
     overlay_files = [Path(f[0]) for f in printed if len(f) == 1]
-    assert len(overlay_files) == 2 and all(f.name == "countdown.py" for f in overlay_files)
+    assert len(overlay_files) == 2 and all(f.name == "reward.py" for f in overlay_files)

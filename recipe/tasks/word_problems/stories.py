@@ -1,4 +1,4 @@
-"""Reads the sentences of word problems from word_problem_stories.yaml; `word_problems` joins them.
+"""Reads the sentences of word problems from stories.yaml; data.py joins them.
 
 A problem consists of an opening, changes of a quantity, and an ending, which asks for the quantity. A line is a text
 and its operation ("": none): an opening with an operation means `a op b`, other lines mean `quantity so far op b`.

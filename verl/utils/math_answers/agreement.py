@@ -1,4 +1,4 @@
-"""Decides whether two formulas agree, and two equations, by their values at points; see `answer_values`."""
+"""Decides whether two formulas agree, and two equations, by their values at points; see `values.py`."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace

@@ -1,8 +1,8 @@
 """Scores mathematics by the last `\\boxed{...}` of a response, compared with the ground truth.
 
-Equal text is right without a comparison. Everything else is compared by `answer_equality`. Of the answers that it
-cannot read, math-verify compares those with limits, sums, products or integrals; others are wrong. Sympy never ends for
-some answers, or takes all memory. Therefore comparisons run in a few processes of their own with limits on time and
+Equal text is right without a comparison. Everything else is compared by `equality.py`. Of the answers that it cannot
+read, math-verify compares those with limits, sums, products or integrals; others are wrong. Sympy never ends for some
+answers, or takes all memory. Therefore comparisons run in a few processes of their own with limits on time and
 memory. A process that exceeds a limit is killed and replaced, and the answer counts as wrong. The process pools of the
 standard library cannot do that: a task that exceeds its time-out keeps its process. All functions work in any thread.
 """

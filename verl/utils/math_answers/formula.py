@@ -3,7 +3,7 @@
 A tree is a tuple of a kind and its operands: ("number", value, digits), ("symbol", name), ("constant", name),
 ("add" | "multiply" | "divide" | "power", left, right), ("negative" | "factorial" | "degrees", operand),
 ("function", name, operand, ...), ("unknown", name, operand, ...) for f(x), ("sum" | "product" | "integral", variable,
-from, to, body), ("derivative", variable, body), ("matrix", ("row", cell, ...), ...); `answer_structure` reads ("ratio",
+from, to, body), ("derivative", variable, body), ("matrix", ("row", cell, ...), ...); `structure.py` reads ("ratio",
 term, term, ...).
 """
 

@@ -1,4 +1,4 @@
-"""The kinds of structures that an answer can have; `answer_structure` reads them, `answer_equality` compares them."""
+"""The kinds of structures that an answer can have; `structure.py` reads them, `equality.py` compares them."""
 
 from dataclasses import dataclass
 from typing import Any

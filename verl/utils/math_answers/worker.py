@@ -1,6 +1,6 @@
 """Compares mathematical answers in a process of its own, so that an endless comparison can be killed.
 
-`comparison` starts this file as a script, with the folder of its sibling modules as argument: importing verl
+`comparison.py` starts this file as a script, with the folder of its sibling modules as argument: importing verl
 would take seconds. Standard input is a socket to the parent. Each line from the parent is a JSON list
 `[truth, answer, seconds]`; the reply is a byte, 1 or 0.
 """
@@ -103,7 +103,7 @@ def serve(connection: int) -> None:
 
 
 if __name__ == "__main__":
-    # verl's math_verify.py in this file's folder would hide the library of the same name.
+    # A module beside this file would hide a library of the same name.
     sys.path[:] = [folder for folder in sys.path if folder != os.path.dirname(os.path.abspath(__file__))]
     for package in ("verl", "verl.utils", "verl.utils.math_answers"):
         sys.modules[package] = ModuleType(package)

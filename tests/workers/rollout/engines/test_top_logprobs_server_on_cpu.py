@@ -1,4 +1,7 @@
-"""What the rollout server makes of vLLM's log-probabilities; trees/latr/test_latr_on_vllm_on_cpu.py has vLLM itself."""
+"""What the rollout server makes of vLLM's log-probabilities.
+
+tests/recipe/latr/test_latr_on_vllm_on_cpu.py has vLLM itself.
+"""
 
 import asyncio
 from types import SimpleNamespace

@@ -34,7 +34,7 @@ class McpServer:
     """A server, and the open session with it.
 
     Args:
-        transport: function that makes a new connection (mcp_transports.py).
+        transport: function that makes a new connection (transports.py).
         start_timeout: time limit for opening a session, in seconds.
     """
 

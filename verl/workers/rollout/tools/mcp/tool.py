@@ -6,7 +6,7 @@
         params: {command: [python, my_project/library_server.py], tools: [search, fetch]}
 
 Each of the server's tools has its name as tag: <fetch>{"page": 3}</fetch>. In the tag, `_` replaces characters other
-than letters, digits, `_` and `-`. function_calls.py says what the text between the tags may be.
+than letters, digits, `_` and `-`. tools/function_calls.py says what the text between the tags may be.
 """
 
 import asyncio

@@ -1,7 +1,7 @@
 """The search tools, local and web, for calls such as `<search>who tends otters</search>`.
 
-The model reads numbered passages, one per paragraph, in neutral text (plain_text.py), or a sentence that says why there
-are none:
+The model reads numbered passages, one per paragraph, in neutral text (tools/plain_text.py), or a sentence that says
+why there are none:
 
     [1] Otter
     The otter is tended by …
@@ -74,7 +74,7 @@ class SearchTool(BaseTool):
         max_results: number of passages per search, at most 100.
         result_length: largest number of characters of a passage's text.
         request_timeout: time limit of one request, in seconds; the caller's time limit applies too.
-        cache_file: file of the cache (search_cache.py) on the node's own disk; "node_local" for a private folder in the
+        cache_file: file of the cache (cache.py) on the node's own disk; "node_local" for a private folder in the
             node's temporary directory, shared by the user's runs on the node; None for no cache. The key is query,
             settings, and the corpus's path or server's address (use a new file if the content there changes). Only
             searches with a result are kept.
