@@ -240,7 +240,7 @@ def test_rollout_names_losses_and_estimators_are_registered_by_importing_upstrea
     assert on_cpu["registered"] == [
         *("TopLogprobsReplica", "vLLMReplica", "ServerAdapter"),
         *("recipe.hapo.credit", "recipe.hapo.loss"),
-        *("recipe.arpo.credit", "recipe.arpo.loss"),
+        *("verl.trainer.ppo.credit.node_values", "recipe.arpo.loss"),
         *("recipe.hato.credit", "recipe.compared.tree_grpo.credit"),
         *("verl.trainer.ppo.v1.explore_trainer", *["verl.trainer.ppo.v1.asynchronous_trainers"] * 2),
     ]

@@ -141,7 +141,7 @@ def test_the_steps_are_those_of_the_rows(outputs):
     for i in in_rows - set(steps.segments):
         assert children[tree.segments[i].parent] == [i]
     assert [len(features) for features in steps.features] == [len(FEATURES)] * len(steps.segments)
-    assert steps.values == [tree.segments[i].info.notes["value"] for i in steps.segments]
+    assert list(steps.values) == [tree.segments[i].info.notes["value"] for i in steps.segments]
     assert "features" not in outputs[0].extra_fields[TREE]
     assert json.loads(json.dumps(steps)) == steps
 

@@ -137,7 +137,7 @@ def logits_bytes(config: DictConfig, vocabulary: int) -> int:
         rows = max(actor.ppo_micro_batch_size_per_gpu, rollout.log_prob_micro_batch_size_per_gpu)
         longest = config.data.max_prompt_length + config.data.max_response_length
         tokens = math.ceil(rows * longest / actor.ulysses_sequence_parallel_size)
-    tree = parts("tree").get(parts_of(rollout).tree)
+    tree = parts("tree").get(parts_of(rollout).tree or "")
     changes = tree is not None and tree.changes_temperature(config)
     copies = 1 + (rollout.temperature != 1 or changes) + bool(actor.get("use_prefix_tree"))
     fsdp, in_loss = actor.fsdp_config, actor.calculate_entropy or actor.entropy_coeff != 0
