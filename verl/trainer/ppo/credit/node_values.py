@@ -21,7 +21,8 @@ def credit_metrics(
     """Return the share of the model's tokens that several rows share, and the mean |hard - soft| over all of them.
 
     A token's soft advantage is GRPO's of its row; its hard one is the mean over the trajectories through it. Any
-    estimator may be trained on. The segments must be bound (verl/utils/token_fields.py); their nodes are those that the estimator has made.
+    estimator may be trained on. The segments must be bound (verl/utils/token_fields.py); their nodes are those that the
+    estimator has made.
     """
     nodes = batch_nodes(index, response_mask)
     soft = trajectory_advantages(token_level_rewards, index, norm_adv_by_std_in_grpo=norm_adv_by_std)
