@@ -11,7 +11,7 @@ from pydantic.dataclasses import dataclass
 
 from recipe.hapo.normalized_entropy import ENTROPY_H
 from verl.utils.parts import register_sampler
-from verl.workers.config.keys import STRICT
+from verl.workers.config.keys import ROLLOUT, STRICT
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -27,6 +27,15 @@ class TemperedKeys:
     temperature_tau: float = Field(default=0.05, ge=0, lt=1)
 
 
+def check_temperature(config) -> None:
+    """Check that the run samples at temperature 1, the one at which the sampler computes its entropies."""
+    if (temperature := config.actor_rollout_ref.rollout.temperature) != 1:
+        raise ValueError(
+            f"{ROLLOUT}.adaptive_temperature needs {ROLLOUT}.temperature=1, not {temperature}: the "
+            "statistics are of entropies at that temperature, the sampler's entropies of raw logits"
+        )
+
+
 register_sampler(
     "tempered",
     "HAPO: training rollouts sample at T (1 + temperature_tau h), h of the token's entropy under the last step's "
@@ -37,4 +46,5 @@ register_sampler(
     smallest={"actor_rollout_ref.rollout.temperature_tau": 0.5},
     is_on=lambda rollout: bool(rollout.get("adaptive_temperature") and rollout.get("temperature_tau")),
     needs=(ENTROPY_H,),
+    checks=check_temperature,
 )

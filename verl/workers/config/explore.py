@@ -161,8 +161,6 @@ class ExploreRolloutConfig(TreeSections, RolloutKeys, RolloutConfig):  # type: i
             raise ValueError(f"{ROLLOUT}.name={self.name}: {ROLLOUT}.tree={chosen.tree} is grown on name=vllm")
         if chosen.environment == "tools":
             self._check_tools()
-        if self.adaptive_temperature:
-            self._check_sampler()
 
     def _check_tools(self) -> None:
         if parts_of(self).tree is None:
@@ -177,13 +175,6 @@ class ExploreRolloutConfig(TreeSections, RolloutKeys, RolloutConfig):  # type: i
                     f"{ROLLOUT}.tools.tool_instances.{name}.params.api_key: upstream prints and logs the whole config; "
                     "leave the key out and export BRIGHTDATA_API_KEY on every node"
                 )
-
-    def _check_sampler(self) -> None:
-        if self.temperature != 1:
-            raise ValueError(
-                f"{ROLLOUT}.adaptive_temperature needs {ROLLOUT}.temperature=1, not {self.temperature}: the "
-                "statistics are of entropies at that temperature, the sampler's entropies of raw logits"
-            )
 
 
 def _section(name: str, cls: type, values):
