@@ -247,7 +247,7 @@ def test_what_the_registry_says_of_a_run():
     assert registry.tree_of_rollout_mode() == {"sync_with_tool": "arpo"}
     assert compares("rloo") is Compares.GROUP and compares("gae") is None and compares("treerl") is Compares.NODES
     assert {kind.name for kind in Compares if kind.by_group} == {"GROUP", "GROUP_THEN_MORE"}
-    assert set(KINDS) == {"tree", "sampler", "credit", "loss", "component", "proposal", "task"}
+    assert set(KINDS) == {"tree", "sampler", "credit", "loss", "component", "proposal", "task", "evaluation"}
 
 
 def test_every_choice_is_described_and_its_smallest_settings_are_keys_of_its_own():
