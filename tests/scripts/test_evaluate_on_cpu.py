@@ -113,6 +113,7 @@ def test_what_a_run_trains_on_is_not_evaluated(tmp_path, monkeypatch):
     trained = pd.DataFrame([{"data_source": "x", "prompt": "p", "reward_model": "r"}])
     for name in ("dapo-math-17k", "valid", "test", "math"):
         trained.to_parquet(folder / f"{name}.parquet")
+    pd.DataFrame([{"messages": ["p", "1"]}]).to_parquet(folder / "sft.parquet")
     pd.DataFrame([{"problem": "p", "answer": "1"}]).to_parquet(folder / "of_the_hub.parquet")
     found = [Path(file).stem for file in _files_under_outputs("math")]
     assert found == ["math", "of_the_hub", "test"]

@@ -187,8 +187,9 @@ def _files(config: DictConfig) -> list[str]:
 def _files_under_outputs(benchmark: str) -> list[str]:
     data, own = Path("outputs/data"), []
     for path in (data / benchmark).glob("*"):
-        # A benchmark's folder may also hold training data in verl's format.
-        trains = path.suffix == ".parquet" and {"data_source", "reward_model"} <= set(pq.read_schema(path).names)
+        # A benchmark's folder may also hold training data in verl's format, and demonstrations.
+        fields = set(pq.read_schema(path).names) if path.suffix == ".parquet" else set()
+        trains = {"data_source", "reward_model"} <= fields or "messages" in fields
         if path.suffix in SUFFIXES and (path.stem in ("test", benchmark) or not trains):
             own.append(path)
     return sorted(map(str, own or [path for suffix in SUFFIXES for path in data.glob(f"*/{benchmark}{suffix}")]))
