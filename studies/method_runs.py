@@ -101,11 +101,7 @@ METHODS = {
     "hato": HATO,
     "hato-guided": GUIDED,
     "hato-dropped": [*GUIDED, TRAIN_DROPPED],
-    "hato-dropped-errors": [
-        *GUIDED,
-        TRAIN_DROPPED,
-        f"hato.local_reward={ERRING}",
-    ],
+    "hato-dropped-errors": [*GUIDED, TRAIN_DROPPED, f"hato.local_reward={ERRING}"],
     "hato-dropped-filtered": [*GUIDED, TRAIN_DROPPED, *FILTERED],
     "hato-stopped": [*GUIDED, TRAIN_DROPPED, "hato.tree.independent_paths=true", "credit=grpo"],
     # GRPO with the guided search's process reward in its own reward
@@ -439,15 +435,7 @@ def main() -> None:
     for method, rate, seed in keys:
         curves.setdefault(name_of(method, rate), {})[seed] = written[method, rate, seed]
     draw(curves, output / f"{args.name}.png")
-    header = [
-        "method",
-        "seeds",
-        "warm start",
-        "accuracy at the end",
-        "best of the samples",
-        "entropy",
-        "1,000 tokens",
-    ]
+    header = ["method", "seeds", "warm start", "accuracy at the end", "best of the samples", "entropy", "1,000 tokens"]
     baseline = best_rate([name_of(args.baseline, rate) for rate in rates[args.baseline]], curves)
     axes = axes_of(curves)
     header += [AXES[axis] for axis in axes if axis not in ("steps", "tokens")]

@@ -189,11 +189,7 @@ def inputs(tmp_path_factory) -> Path:
         ("scripts/eval-countdown.sh", [], ["1 questions x 8", "temperature=1.0, top_p=1.0, top_k=-1, max_tokens=12"]),
         ("scripts/eval-countdown.sh", [], ["data_parallel=1, tensor_parallel=1 on the CPU, 256 requests at once"]),
         ("scripts/eval-math.sh", ["files=[{}/math500.parquet]"], ["2 questions x 8 = 16", "0.6, top_p=0.95, top_k=20"]),
-        (
-            "recipe/hapo/eval.sh",
-            ["files=[{}/math500.parquet]"],
-            ["temperature=0.5, top_p=0.7, top_k=-1"],
-        ),
+        ("recipe/hapo/eval.sh", ["files=[{}/math500.parquet]"], ["temperature=0.5, top_p=0.7, top_k=-1"]),
         ("scripts/eval-aime24.sh", ["files=[{}/aime24.parquet]", "n=2"], ["AIME", "2 questions x 2 = 4"]),
         (
             "scripts/eval-gaia.sh",

@@ -14,15 +14,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
 
-from recipe.common.problem_files import (
-    conversation,
-    draw_until,
-    parser_of,
-    require,
-    rl_row,
-    split_of,
-    write_and_tell,
-)
+from recipe.common.problem_files import conversation, draw_until, require, rl_row, run_maker, split_of
 from recipe.tasks.countdown.reward import NotAnExpression, evaluate
 from verl.utils.data_files import write_rows
 
@@ -220,8 +212,7 @@ def write_countdown(output_dir: str | Path, config: CountdownConfig | None = Non
 
 
 def main(arguments: list[str] | None = None) -> None:
-    options = vars(parser_of(__doc__, CountdownConfig).parse_args(arguments))
-    write_and_tell(write_countdown, CountdownConfig, options, options.pop("output_dir"), SIZES)
+    run_maker(__doc__, CountdownConfig, write_countdown, SIZES, arguments=arguments)
 
 
 if __name__ == "__main__":

@@ -89,8 +89,6 @@ def _register(name: str, title: str, get: str, **options) -> None:
         "read_question": math_question,
         "read_answers": lambda row, names: [math_answer(row)],
         "left_out": {"needs an image": needs_image},
-    }
-    fields |= {
         "read_prompt": lambda text: math_question({"prompt": text}),
         "read_truth": lambda truth: [math_answer({"reward_model": {"ground_truth": truth}})],
     }

@@ -17,16 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from recipe.common.problem_files import (
-    conversation,
-    draw_until,
-    parser_of,
-    require,
-    rl_row,
-    split_of,
-    write_and_tell,
-)
-from recipe.common.tiny_model import TinyModelConfig, write_tiny_model
+from recipe.common.problem_files import conversation, draw_until, require, rl_row, run_maker, split_of
+from recipe.common.tiny_model import TinyModelConfig
 from recipe.tasks.walk.reward import BrokenRule, apply, follow
 from verl.utils.data_files import write_rows
 
@@ -255,16 +247,7 @@ def write_walks(output_dir: str | Path, config: WalkConfig | None = None) -> dic
 
 
 def main(arguments: list[str] | None = None) -> None:
-    parser = parser_of(__doc__, WalkConfig, output_required=False)
-    parser.add_argument("--model-dir", help="where the tiny model goes that reads a number as one token")
-    options = vars(parser.parse_args(arguments))
-    output_dir, model_dir = options.pop("output_dir"), options.pop("model_dir")
-    if not output_dir and not model_dir:
-        parser.error("--output-dir or --model-dir says what to make")
-    if model_dir:
-        print(f"tiny model: {write_tiny_model(model_dir, MODEL)}")
-    if output_dir:
-        write_and_tell(write_walks, WalkConfig, options, output_dir, SIZES)
+    run_maker(__doc__, WalkConfig, write_walks, SIZES, MODEL, arguments)
 
 
 if __name__ == "__main__":

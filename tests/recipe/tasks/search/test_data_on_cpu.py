@@ -28,7 +28,7 @@ def config(request):
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory, config):
-    return asyncio.run(write_search_task(tmp_path_factory.mktemp("task"), config))
+    return asyncio.run(write_search_task(tmp_path_factory.mktemp("task"), config))["corpus"].parent
 
 
 @pytest.fixture(scope="module")
@@ -152,14 +152,7 @@ def test_a_wrong_hops_is_named(hops):
 
 @pytest.mark.parametrize(
     "change",
-    [
-        {"people": 3},
-        {"demo_correct": 1.5},
-        {"train_size": 0},
-        {"min_hops": 1},
-        {"max_hops": 1},
-        {"max_hops": 20},
-    ],
+    [{"people": 3}, {"demo_correct": 1.5}, {"train_size": 0}, {"min_hops": 1}, {"max_hops": 1}, {"max_hops": 20}],
 )
 def test_a_wrong_size_is_named(change):
     with pytest.raises(ValueError, match=f"^{next(iter(change))}="):
