@@ -1,23 +1,12 @@
 """Compares how fast methods learn a task: at equal steps, at equal generated tokens, in equal time.
 
-    bash recipe/common/run_compare.sh grpo passk "mine: tree=eptree credit=treerl"       any methods, any small task
-    python scripts/fork_server/fork_server.py python -m studies.method_runs
-        [--seeds 0,1,2,3,4] [--methods grpo,latr] [--steps 100] [--rates "grpo=1e-4,3e-5 latr=2e-4"]
-        [--name method_runs] [--task walk] [--overrides actor_rollout_ref.actor.ppo_mini_batch_size=4]
-    HOPS=3-5 python scripts/fork_server/fork_server.py python -m studies.method_runs
-        --methods grpo-tools,arpo,aepo --baseline grpo-tools --name search_runs
-    DATA_DIR=outputs/data/easy_problems python -m studies.method_runs --methods grpo-smollm2,latr-smollm2
-        --baseline grpo-smollm2 --name smollm2_runs --steps 20 --seeds 0,1 --overrides trainer.test_freq=10
+    bash recipe/common/run_compare.sh grpo passk "mine: tree=eptree credit=treerl"       (docs/compare.md)
+    python scripts/fork_server/fork_server.py python -m studies.method_runs --methods grpo,latr --rates "latr=2e-4"
 
-A method is a name of `METHODS`; the name of registered parts, which are chosen together (`treepo` is tree=treepo
-credit=treepo); or `NAME: OVERRIDES`. Every method trains from the same warm start of the task (`scripts`), one update
-of 16 prompts a step (8 for word problems), once for each seed, with `--jobs` (2) runs at a time. Tokens are those that
-the server generated, dropped ones included; seconds cover generation, update and all between, without validation and
-start-up. A tool call that trajectories share counts once. `grpo-tools`, `arpo` and `aepo` train on the search task
-(HOPS) instead, where a search is as slow as over a network (`benchmarks/slow_search.py`), so that equal seconds mean
-equal latency. The baseline is the run of the same seed, at its best rate. Differences are paired by seed; ± is half of
-a 95 % interval (Student's t). Writes <name>.md, .png and .csv, which holds every run's validations, to `--output`. A
-run that is in the .csv or in outputs/ is not repeated: other overrides need another name.
+Tokens are those that the server generated, dropped ones included; seconds cover generation, update and all between,
+without validation and start-up. A tool call that trajectories share counts once. On the search task (HOPS) a search is
+as slow as over a network. The baseline is the run of the same seed, at its best rate; ± is half of a 95 % interval
+(Student's t). A run that is in <name>.csv or in outputs/ is not repeated: other overrides need another name.
 """
 
 import os

@@ -2,23 +2,13 @@ r"""Makes a synthetic search task: a corpus, questions that need it, and demonst
 
     python -m recipe.tasks.search.data --output-dir outputs/data/search_task --model-dir outputs/search_task_model
 
-Every person has a pal and an age, which only the corpus contains (they are drawn anew for each seed):
+The corpus holds each person's age and pal, drawn anew for each seed. "bo + ta?" asks for the sum of their ages, "bo +
+pal pal?" for bo's age plus that of the pal of bo's pal, after `min_hops` to `max_hops` searches for different people:
 
-    {"id": "17", "title": "bo", "text": "bo: pal ta, age 7"}
-
-A question is "bo + ta?" (the sum of their ages) or "bo + pal?" (the sum of bo's age and the age of bo's pal, whom only
-the corpus names). A good answer searches twice and computes:
-
-    <think>bo</think><search>bo</search> <result>…pal ta, age 7…</result><search>ta</search> <result>…age 3…</result>
+    <think>bo</think><search>bo</search> <result>bo: pal ta, age 7</result><search>ta</search> <result>…age 3</result>
     <python>7+3</python> <result>10</result><answer>\boxed{10}</answer>
 
-`min_hops` and `max_hops` set the number of searches: three for "bo + pal pal?" (bo's age plus the age of the pal of
-bo's pal) and for "bo + ta pal?" (bo's age plus the age of ta's pal). The result of each search names the next person if
-the question does not, and no question needs the same person twice.
-
-It writes corpus.jsonl for LocalSearchTool or scripts/search_server.py, train.parquet and test.parquet in verl's format
-(no question is in both), and demonstrations.jsonl for recipe.arpo.sft_data. Only the share `demo_correct` of the
-demonstrations is right; the others search for the wrong person, compute something else, or guess.
+A demonstration (for recipe.arpo.sft_data) that is not right searches for a wrong person, miscomputes, or guesses.
 """
 
 import asyncio
