@@ -58,7 +58,7 @@ def final_answer(response: str) -> str | None:
 
 
 def by_reward(compute_score: Callable[..., dict]) -> Callable[[Question, str], Scored]:
-    """Return the scoring by a task's reward function: the score is its `acc`, the vote its `pred`."""
+    """Return the scoring by a task's reward function, whose data source is empty: its `acc`, with the vote `pred`."""
 
     def score(question: Question, response: str) -> Scored:
         result = compute_score("", response, question.answers[0])
