@@ -5,7 +5,7 @@
 set -euo pipefail
 [ $# -ge 1 ] || { sed -n 2,4p "${BASH_SOURCE[0]}" >&2; exit 2; }
 export HARDWARE=${HARDWARE:-cpu} TOOLS=${TOOLS:-local}
-source "$(dirname "${BASH_SOURCE[0]}")/../recipe/arpo/search_task.sh"
+source "$(dirname "${BASH_SOURCE[0]}")/../recipe/tasks/search/search_task.sh"
 use_hops "${HOPS:-2}"
 data=${DATA_DIR:-outputs/data/$TASK_NAME}
 experiment=$1

@@ -22,29 +22,27 @@ import verl.trainer
 from recipe.common.menu import CONFIG, RECIPES
 from recipe.common.reporting.exploration_report import likelihood_table, proposals, table, warnings, write
 from verl.evaluation.exploration.plan import Plan, plan_of
-from verl.utils.parts import load_choices
+from verl.utils.parts import load_choices, parts
 
 # folder names that every checkpoint has, so that they do not tell checkpoints apart
 UNTELLING = ("huggingface", "actor", "merged")
-# (data.max_prompt_length, data.max_response_length) of the run scripts for CPUs; hardware=cpu has Countdown's lengths
-CPU_LENGTHS = {"walk": (24, 40), "word_problems": (128, 64)}
 
 
 def config_of(model: str, data: str, overrides: list[str]) -> DictConfig:
     """Return the config. If the data's data_source names a task, the config selects this task.
 
-    On a CPU, small tasks also get short prompts and responses. Overrides take precedence.
+    On a CPU, it also sets the task's `cpu_lengths`. Overrides take precedence.
     """
     folders = [Path(verl.trainer.__path__[0], "config"), *sorted(RECIPES.glob("*/config"))]
     source, hardware = data_source(data), os.environ.get("HARDWARE", "cpu")
     chosen = [f"hydra.searchpath=[{','.join(f'file://{folder}' for folder in folders)}]"]
     chosen += [f"hardware={hardware}", f"experiment={model_name(model)}"]
     chosen += [f"actor_rollout_ref.model.path={model}", f"data.train_files={data}", f"data.val_files={data}"]
-    if any((folder / "task" / f"{source}.yaml").exists() for folder in folders):
+    if (task := parts("task").get(source)) is not None:
         chosen.append(f"task={source}")
-    if hardware == "cpu" and source in CPU_LENGTHS:
-        prompt, response = CPU_LENGTHS[source]
-        chosen += [f"data.max_prompt_length={prompt}", f"data.max_response_length={response}"]
+        if hardware == "cpu" and task.cpu_lengths is not None:
+            prompt, response = task.cpu_lengths
+            chosen += [f"data.max_prompt_length={prompt}", f"data.max_response_length={response}"]
     load_choices()
     with initialize_config_dir(str(CONFIG), version_base=None):
         return compose("diagnosis", [*chosen, *overrides])
@@ -63,8 +61,8 @@ def model_name(model: str) -> str:
     >>> model_name("outputs/grpo_seed0/global_step_40/actor/huggingface"), model_name("Qwen/Qwen2.5-3B")
     ('grpo_seed0_global_step_40', 'Qwen2.5-3B')
     """
-    parts = [part for part in Path(model).parts if part not in UNTELLING]
-    return "_".join(parts[-2:] if parts[-1].startswith("global_step_") else parts[-1:])
+    telling = [part for part in Path(model).parts if part not in UNTELLING]
+    return "_".join(telling[-2:] if telling[-1].startswith("global_step_") else telling[-1:])
 
 
 def main(model: str, data: str, *overrides: str) -> None:

@@ -1,23 +1,12 @@
 """Compares how fast methods learn a task: at equal steps, at equal generated tokens, in equal time.
 
-    bash recipe/common/run_compare.sh grpo passk "mine: tree=eptree credit=treerl"       any methods, any small task
-    python scripts/fork_server/fork_server.py python -m studies.method_runs
-        [--seeds 0,1,2,3,4] [--methods grpo,latr] [--steps 100] [--rates "grpo=1e-4,3e-5 latr=2e-4"]
-        [--name method_runs] [--task walk] [--overrides actor_rollout_ref.actor.ppo_mini_batch_size=4]
-    HOPS=3-5 python scripts/fork_server/fork_server.py python -m studies.method_runs
-        --methods grpo-tools,arpo,aepo --baseline grpo-tools --name search_runs
-    DATA_DIR=outputs/data/easy_problems python -m studies.method_runs --methods grpo-smollm2,latr-smollm2
-        --baseline grpo-smollm2 --name smollm2_runs --steps 20 --seeds 0,1 --overrides trainer.test_freq=10
+    bash recipe/common/run_compare.sh grpo passk "mine: tree=eptree credit=treerl"       (docs/compare.md)
+    python scripts/fork_server/fork_server.py python -m studies.method_runs --methods grpo,latr --rates "latr=2e-4"
 
-A method is a name of `METHODS`; the name of registered parts, which are chosen together (`treepo` is tree=treepo
-credit=treepo); or `NAME: OVERRIDES`. Every method trains from the same warm start of the task (`SCRIPTS`), one update
-of 16 prompts a step (8 for word problems), once for each seed, with `--jobs` (2) runs at a time. Tokens are those that
-the server generated, dropped ones included; seconds cover generation, update and all between, without validation and
-start-up. A tool call that trajectories share counts once. `grpo-tools`, `arpo` and `aepo` train on the search task
-(HOPS) instead, where a search is as slow as over a network (`benchmarks/slow_search.py`), so that equal seconds mean
-equal latency. The baseline is the run of the same seed, at its best rate. Differences are paired by seed; ± is half of
-a 95 % interval (Student's t). Writes <name>.md, .png and .csv, which holds every run's validations, to `--output`. A
-run that is in the .csv or in outputs/ is not repeated: other overrides need another name.
+Tokens are those that the server generated, dropped ones included; seconds cover generation, update and all between,
+without validation and start-up. A tool call that trajectories share counts once. On the search task (HOPS) a search is
+as slow as over a network. The baseline is the run of the same seed, at its best rate; ± is half of a 95 % interval
+(Student's t). A run that is in <name>.csv or in outputs/ is not repeated: other overrides need another name.
 """
 
 import os
@@ -67,16 +56,8 @@ GUIDED = [
     "hato.tree.spread_leaves=false",
 ]
 SEARCH = ["recipe/arpo/run_search_task_cpu.sh", SLOW_SEARCH]
+# script of the small tasks for methods that do not name one
 EXPLORE = ["recipe/common/run_explore.sh", "update=tree"]
-# task -> script of the methods that do not name one
-SCRIPTS = {
-    "walk": EXPLORE,
-    "countdown": EXPLORE,
-    "word_problems": ["recipe/common/run_smollm2_cpu.sh"],
-    "search_task": SEARCH,
-}
-# task -> suffix of the names of METHODS that are for this task alone
-SUFFIXES = {"word_problems": "smollm2", "search_task": "tools"}
 IS = "algorithm.rollout_correction.rollout_is"
 LATR = ["recipe/latr/run_countdown_cpu.sh"]
 # DAPO's dynamic sampling: groups whose answers are all right or all wrong are replaced
@@ -109,11 +90,7 @@ METHODS = {
     "hato": HATO,
     "hato-guided": GUIDED,
     "hato-dropped": [*GUIDED, TRAIN_DROPPED],
-    "hato-dropped-errors": [
-        *GUIDED,
-        TRAIN_DROPPED,
-        f"hato.local_reward={ERRING}",
-    ],
+    "hato-dropped-errors": [*GUIDED, TRAIN_DROPPED, f"hato.local_reward={ERRING}"],
     "hato-dropped-filtered": [*GUIDED, TRAIN_DROPPED, *FILTERED],
     "hato-stopped": [*GUIDED, TRAIN_DROPPED, "hato.tree.independent_paths=true", "credit=grpo"],
     # GRPO with the guided search's process reward in its own reward
@@ -138,6 +115,12 @@ def name_of(method: str, rate: str) -> str:
     return f"{method} {rate}" if rate else method
 
 
+def scripts() -> dict[str, list[str]]:
+    """Return task -> script and overrides of the methods that do not name a script."""
+    tasks = parts("task").values()
+    return {task.name: [*task.script] or EXPLORE for task in tasks if task.script or task.is_small}
+
+
 def overrides_of(method: str, task: str = "walk") -> list[str]:
     """Return a method's overrides, from the first of these places that has any.
 
@@ -152,8 +135,9 @@ def overrides_of(method: str, task: str = "walk") -> list[str]:
     name, colon, overrides = method.partition(":")
     if colon:
         return shlex.split(overrides)
-    entry = METHODS.get(f"{name}-{SUFFIXES.get(task)}") or METHODS.get(name)
-    if entry and (task in ("walk", "countdown") or not entry[0].endswith("run_countdown_cpu.sh")):
+    on = parts("task")[task]
+    entry = METHODS.get(f"{name}-{on.suffix}") or METHODS.get(name)
+    if entry and (on.is_small or not entry[0].endswith("run_countdown_cpu.sh")):
         return entry
     named = [f"{kind}={name}" for kind in ("tree", "sampler", "credit", "loss") if name in parts(kind)]
     if not named:
@@ -173,7 +157,7 @@ def command_of(method: str, steps: int, task: str = "walk") -> list[str]:
     """Return a script and overrides: the method's own script, or else the task's."""
     command = overrides_of(method, task)
     if not command[:1] or not command[0].endswith(".sh"):
-        command = [*SCRIPTS[task], *command]
+        command = [*scripts()[task], *command]
     if method != "latr":
         return command
     return [*command, *schedule_of({round(begun * steps): share for begun, share in LATR_SCHEDULE.items()})]
@@ -408,8 +392,8 @@ def main() -> None:
     parser.add_argument("--compare", nargs="*", default=[], help="methods, in place of --methods")
     args = parser.parse_args()
     methods = args.compare or args.methods.split(",")
-    if args.task not in SCRIPTS:
-        parser.error(f"--task={args.task}: choose one of {', '.join(SCRIPTS)}")
+    if args.task not in scripts():
+        parser.error(f"--task={args.task}: choose one of {', '.join(scripts())}")
     labels = {label_of(method): method for method in methods}
     if args.baseline not in labels:
         parser.error(f"--baseline={args.baseline} is none of the methods {', '.join(labels)}")
@@ -440,15 +424,7 @@ def main() -> None:
     for method, rate, seed in keys:
         curves.setdefault(name_of(method, rate), {})[seed] = written[method, rate, seed]
     draw(curves, output / f"{args.name}.png")
-    header = [
-        "method",
-        "seeds",
-        "warm start",
-        "accuracy at the end",
-        "best of the samples",
-        "entropy",
-        "1,000 tokens",
-    ]
+    header = ["method", "seeds", "warm start", "accuracy at the end", "best of the samples", "entropy", "1,000 tokens"]
     baseline = best_rate([name_of(args.baseline, rate) for rate in rates[args.baseline]], curves)
     axes = axes_of(curves)
     header += [AXES[axis] for axis in axes if axis not in ("steps", "tokens")]

@@ -3,8 +3,9 @@
 import hashlib
 import json
 
+from recipe.hato.local_reward import Step
 from recipe.tasks.walk import reward as walk
-from recipe.tasks.walk.data import Problem, Step, can_arrive, can_still_arrive
+from recipe.tasks.walk.data import Problem, can_arrive, can_still_arrive
 
 WEIGHT = 0.5  # weight of the steps in the reward; the answer has the rest
 ERRORS = 0.2  # share of the beginnings of answers that are judged wrongly

@@ -45,14 +45,10 @@ def test_vllm_patches_import_vllm_torch_and_triton(path):
 
 @pytest.mark.parametrize("path", sources("recipe"), ids=str)
 def test_a_recipe_imports_no_other_recipe(path):
-    own = folder_of(path.relative_to(ROOT).parts)
-    others = {folder_of(tuple(name.split("."))) for name in imported(path) if name.startswith("recipe.")}
-    assert others <= {own, "common"}
-
-
-def folder_of(parts: tuple[str, ...]) -> str:
-    """Return the folder below recipe/ in which a method or a task lies: compared/deep_grpo, latr, tasks/walk."""
-    return "/".join(parts[1:3]) if parts[1] in ("compared", "tasks") else parts[1]
+    inside = path.relative_to(ROOT / "recipe").parts
+    own = ".".join(("recipe", *inside[: 2 if inside[0] in ("tasks", "compared") else 1], ""))
+    allowed = (own, "recipe.common.")
+    assert not [n for n in imported(path) if n.startswith("recipe.") and not f"{n}.".startswith(allowed)]
 
 
 def module_name(path: Path) -> str:

@@ -7,7 +7,7 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 source scripts/environment.sh
-source recipe/arpo/search_task.sh
+source recipe/tasks/search/search_task.sh
 
 METHOD=${METHOD:-arpo}
 SEED=${SEED:-0}

@@ -5,7 +5,7 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 source scripts/environment.sh
-source recipe/arpo/search_task.sh
+source recipe/tasks/search/search_task.sh
 
 use_hops "${HOPS:-2}"
 DATA_DIR=${DATA_DIR:-outputs/data/$TASK_NAME}

@@ -4,8 +4,8 @@
     python -m recipe.common.menu latr      the recipes of a folder
     python -m recipe.common.menu tree=latr the values that a choice sets, and its keys
 
-Trees, samplers, credits and losses come from the registry (verl.utils.parts); the choices of the other parts, and the
-recipes, are the YAML files in recipe/*/config/<part>.
+Tasks, trees, samplers, credits and losses come from the registry (verl.utils.parts); the choices of the other parts,
+the recipes and task=none are the YAML files in recipe/*/config/<part>.
 """
 
 import argparse
@@ -22,6 +22,7 @@ from verl.utils.parts import KINDS, parts
 CONFIG = Path(__file__).parent / "config"
 RECIPES = Path(__file__).parent.parent
 PARTS = {
+    "task": "what is learnt?",
     "tree": "which tokens are generated?",
     "environment": "what answers the model?",
     "sampler": "how is a token drawn?",
@@ -35,13 +36,13 @@ PARTS = {
 
 def choices(part: str) -> dict[str, tuple[str, str]]:
     """Return choice -> (sentence about it, its requirements), from the registry or from its YAML file's comments."""
-    if part in KINDS:
-        return {name: (each.about, each.requires) for name, each in parts(part).items() if not each.alias}
-    return {name: _about(file) for name, file in choice_files(part).items()}
+    registered = parts(part) if part in KINDS else {}
+    chosen = {name: (each.about, each.requires) for name, each in registered.items() if not each.alias}
+    return chosen | {name: _about(file) for name, file in choice_files(part).items()}
 
 
 def choice_files(part: str) -> dict[str, Path]:
-    """Return choice -> YAML file for a part without a registry, sorted by folder."""
+    """Return choice -> YAML file of a part, sorted by folder."""
     return {file.stem: file for file in sorted(RECIPES.glob(f"*/config/{part}/*.yaml"))}
 
 
@@ -92,10 +93,10 @@ def about_choice(part: str, choice: str) -> str:
     """
     if part not in PARTS:
         raise ValueError(f"{part}: expected one of {', '.join(PARTS)}")
-    if choice not in choices(part) and choice not in (parts(part) if part in KINDS else ()):
+    if (file := choice_files(part).get(choice)) is not None:
+        return file.read_text()
+    if part not in KINDS or choice not in parts(part):
         raise ValueError(f"{part}={choice}: expected one of {', '.join(choices(part))}")
-    if part not in KINDS:
-        return choice_files(part)[choice].read_text()
     chosen = parts(part)[choice]
     text = f"# {chosen.about}\n{OmegaConf.to_yaml(chosen.node())}"
     if (keys := getattr(chosen, "keys", None)) is None:

@@ -7,6 +7,8 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
+from recipe.common.tiny_model import TinyModelConfig, write_tiny_model
+
 Problem = TypeVar("Problem", bound=Hashable)
 
 
@@ -83,30 +85,39 @@ def conversation(question: str, answer: str) -> dict:
     return {"messages": [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]}
 
 
-def parser_of(doc: str | None, config_class: type, output_required: bool = True) -> argparse.ArgumentParser:
-    """Return a parser with --output-dir and an option for each of the config's fields."""
-    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--output-dir", required=output_required, help="where the files go")
-    for field in fields(config_class):
-        parser.add_argument(f"--{field.name.replace('_', '-')}", type=type(field.default), default=field.default)
-    return parser
-
-
-def write_and_tell(
-    write: Callable[[str, Any], dict[str, Path]],
+def run_maker(
+    doc: str | None,
     config_class: type,
-    options: dict,
-    output_dir: str,
+    write: Callable[[str, Any], Mapping[str, Path]],
     sizes: Mapping[str, str],
+    model: TinyModelConfig | None = None,
+    arguments: list[str] | None = None,
 ) -> None:
-    """Write a task's files by `write(output_dir, config)`, and print the config and the files' paths.
+    """Make a task's files as the command line says; print the config and the files' paths.
 
     Args:
+        config_class: dataclass with the task's settings, each of which is an option.
+        write: function (output_dir, config) -> split -> path of its file.
         sizes: split -> name of the config field with its number of rows.
+        model: the tiny model that --model-dir makes; None: the task has none of its own.
 
     Raises:
         SystemExit: the options are invalid.
     """
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--output-dir", required=model is None, help="where the files go")
+    if model is not None:
+        parser.add_argument("--model-dir", help="where the task's tiny model goes")
+    for field in fields(config_class):
+        parser.add_argument(f"--{field.name.replace('_', '-')}", type=type(field.default), default=field.default)
+    options = vars(parser.parse_args(arguments))
+    output_dir, model_dir = options.pop("output_dir"), options.pop("model_dir", None)
+    if not output_dir and not model_dir:
+        parser.error("--output-dir or --model-dir says what to make")
+    if model_dir:
+        print(f"tiny model: {write_tiny_model(model_dir, model)}")
+    if not output_dir:
+        return
     try:
         config = config_class(**options)
         paths = write(output_dir, config)

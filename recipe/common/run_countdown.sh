@@ -18,7 +18,7 @@ use_task "${TASK:-countdown}"
 EXPERIMENT_NAME=${EXPERIMENT_NAME:-${METHOD}_$TASK${HARDWARE_SUFFIX}_seed$SEED}
 DATA_DIR=${DATA_DIR:-outputs/data/$TASK$HARDWARE_SUFFIX}
 RUN_DIR=${RUN_DIR:-$PWD/outputs/$EXPERIMENT_NAME}
-make_once "$DATA_DIR/train.parquet" bash "recipe/common/make_${TASK}_data.sh" "$HARDWARE" "$DATA_DIR"
+make_once "$DATA_DIR/train.parquet" make_data "$HARDWARE" "$DATA_DIR"
 if [ -z "${MODEL_PATH:-}" ]; then
     MODEL_PATH=outputs/$WARM_START$HARDWARE_SUFFIX/huggingface
     # a name given to this run is not the warm start's, and data of yours may have no demonstrations

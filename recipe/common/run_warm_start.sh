@@ -22,7 +22,7 @@ if [ ! -f "$DATA_DIR/sft.parquet" ]; then
             "MODEL_PATH of the training to a model that needs none" >&2
         exit 2
     fi
-    bash "recipe/common/make_${TASK}_data.sh" "$HARDWARE" "$DATA_DIR"
+    make_data "$HARDWARE" "$DATA_DIR"
 fi
 if [ "$HARDWARE" = cpu ]; then
     if [ -z "${MODEL_PATH:-}" ]; then

@@ -159,7 +159,7 @@ def work(tmp_path_factory) -> Path:
     outputs = folder / "outputs"
     outputs.mkdir()
     model = write_tiny_model(outputs / "tiny_model")
-    for name in ("warm_start", "warm_start_walk", "search_task_sft"):
+    for name in ("warm_start", "warm_start_walk", "warm_start_sorting", "search_task_sft"):
         shutil.copytree(model, outputs / name / "huggingface")
     write_countdown(outputs / "data/countdown", CountdownConfig(train_size=64, test_size=8, demo_size=0))
     write_walks(outputs / "data/walk", WalkConfig(train_size=64, valid_size=8, test_size=8, demo_size=0))

@@ -30,15 +30,12 @@ UPSTREAM = "hydra.searchpath=[pkg://recipe.common.config,pkg://verl.trainer.conf
 SCRIPTS = sorted(
     str(path.relative_to(ROOT))
     for path in (ROOT / "recipe").glob("*/*.sh")
-    # the first seven are called by the others; warm start and SFT are upstream's SFT trainer
+    # the first four are called by the others; warm start and SFT are upstream's SFT trainer
     if path.name
     not in (
         "run_countdown.sh",
         "run_math.sh",
-        "make_countdown_data.sh",
-        "make_walk_data.sh",
         "small_tasks.sh",
-        "search_task.sh",
         "run_smollm2.sh",
         "run_warm_start.sh",
         "run_sft.sh",

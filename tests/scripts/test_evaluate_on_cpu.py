@@ -10,11 +10,11 @@ import pytest
 from tests.forked import CPU, run_two_at_a_time, with_forks
 from verl.evaluation.main import _files_under_outputs
 from verl.evaluation.model.checkpoint import Checkpoint, find_checkpoint, fingerprint
-from verl.evaluation.questions.benchmarks import BENCHMARKS
 from verl.evaluation.questions.prompts import Question
 from verl.evaluation.scores.metrics import measure
-from verl.evaluation.scores.scoring import by_rule, final_answer
+from verl.evaluation.scores.scoring import final_answer, find_scoring
 from verl.trainer.checkpoint_marker import MARKER
+from verl.utils.parts import parts
 
 pytestmark = pytest.mark.slow
 
@@ -27,7 +27,7 @@ def numbers_of(answers: dict[str, tuple[str, list[tuple[str, int]]]], scoring: s
     for name, (truth, responses) in answers.items():
         question = Question(name, "?", [], [truth])
         for response, tokens in responses:
-            score, answer, _ = by_rule(scoring, question, response)
+            score, answer, _ = find_scoring(scoring).score(question, response)
             samples.append({"question": name, "score": score, "answer": answer, "tokens": tokens, "tool_calls": None})
     metrics = measure(samples, (4,))
     return {name: value for name, value in metrics.items() if not name.endswith(("-Low", "-High"))}
@@ -103,7 +103,7 @@ FOUND = r"</search> <result>the page says \boxed{7}</result>"
 )
 @pytest.mark.parametrize("scoring", ["math", "qa"])
 def test_what_a_tool_says_is_no_answer(scoring, response, truth, score):
-    assert by_rule(scoring, Question("1", "?", [], [truth]), response).score == score
+    assert find_scoring(scoring).score(Question("1", "?", [], [truth]), response).score == score
 
 
 def test_what_a_run_trains_on_is_not_evaluated(tmp_path, monkeypatch):
@@ -113,6 +113,7 @@ def test_what_a_run_trains_on_is_not_evaluated(tmp_path, monkeypatch):
     trained = pd.DataFrame([{"data_source": "x", "prompt": "p", "reward_model": "r"}])
     for name in ("dapo-math-17k", "valid", "test", "math"):
         trained.to_parquet(folder / f"{name}.parquet")
+    pd.DataFrame([{"messages": ["p", "1"]}]).to_parquet(folder / "sft.parquet")
     pd.DataFrame([{"problem": "p", "answer": "1"}]).to_parquet(folder / "of_the_hub.parquet")
     found = [Path(file).stem for file in _files_under_outputs("math")]
     assert found == ["math", "of_the_hub", "test"]
@@ -120,7 +121,7 @@ def test_what_a_run_trains_on_is_not_evaluated(tmp_path, monkeypatch):
 
 def test_questions_by_exact_match_and_f1():
     question = Question("1", "?", [], ["Barack Obama", "Obama"])
-    result = by_rule("qa", question, r"<answer>\boxed{Barack H. Obama}</answer>")
+    result = find_scoring("qa").score(question, r"<answer>\boxed{Barack H. Obama}</answer>")
     assert (result.score, result.more["f1"]) == (0.0, 0.8)
 
 
@@ -163,7 +164,7 @@ def test_other_weights_in_the_same_folder_are_told_apart(tmp_path):
 
 def test_there_is_a_script_for_every_benchmark():
     scripts = {path.stem.removeprefix("eval-") for path in (ROOT / "scripts").glob("eval-*.sh")}
-    assert scripts == {*BENCHMARKS, "all"}
+    assert scripts == {*parts("evaluation"), "all"}
 
 
 @pytest.fixture(scope="module")
@@ -188,11 +189,7 @@ def inputs(tmp_path_factory) -> Path:
         ("scripts/eval-countdown.sh", [], ["1 questions x 8", "temperature=1.0, top_p=1.0, top_k=-1, max_tokens=12"]),
         ("scripts/eval-countdown.sh", [], ["data_parallel=1, tensor_parallel=1 on the CPU, 256 requests at once"]),
         ("scripts/eval-math.sh", ["files=[{}/math500.parquet]"], ["2 questions x 8 = 16", "0.6, top_p=0.95, top_k=20"]),
-        (
-            "recipe/hapo/eval.sh",
-            ["files=[{}/math500.parquet]"],
-            ["temperature=0.5, top_p=0.7, top_k=-1"],
-        ),
+        ("recipe/hapo/eval.sh", ["files=[{}/math500.parquet]"], ["temperature=0.5, top_p=0.7, top_k=-1"]),
         ("scripts/eval-aime24.sh", ["files=[{}/aime24.parquet]", "n=2"], ["AIME", "2 questions x 2 = 4"]),
         (
             "scripts/eval-gaia.sh",

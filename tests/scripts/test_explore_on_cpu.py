@@ -16,10 +16,11 @@ from recipe.common.tiny_model import write_tiny_model
 from recipe.tasks.countdown.data import CountdownConfig, write_countdown
 from tests.forked import as_in_a_run
 from verl.utils.entropy_estimate import entropies_of
+from verl.utils.parts import parts
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.append(str(ROOT / "scripts"))
-from explore import CPU_LENGTHS, config_of  # noqa: E402
+from explore import config_of  # noqa: E402
 
 pytestmark = pytest.mark.slow
 
@@ -81,8 +82,8 @@ def test_a_dry_run_starts_nothing(inputs):
 
 
 def test_the_lengths_of_small_tasks_are_those_of_their_runs(inputs):
-    scripts = {"walk": "small_tasks.sh", "word_problems": "run_smollm2.sh"}
-    assert scripts.keys() == CPU_LENGTHS.keys()
+    scripts = {"walk": "tasks/walk/small.sh", "word_problems": "common/run_smollm2.sh"}
+    assert scripts.keys() == {name for name, task in parts("task").items() if task.cpu_lengths}
     for task, script in scripts.items():
         own = inputs / f"{task}.parquet"
         pd.read_parquet(inputs / "test.parquet").assign(data_source=task).to_parquet(own)
@@ -91,7 +92,7 @@ def test_the_lengths_of_small_tasks_are_those_of_their_runs(inputs):
                 patch.setenv("HARDWARE", hardware)
                 data = config_of(f"{inputs}/model", str(own), overrides).data
             lengths = [f"data.max_{what}_length={data[f'max_{what}_length']}" for what in ("prompt", "response")]
-            text = (ROOT / "recipe/common" / script).read_text()
+            text = (ROOT / "recipe" / script).read_text()
             assert [each in text for each in lengths] == [hardware == "cpu", hardware == "cpu" and not overrides]
 
 

@@ -152,7 +152,7 @@ def test_bad_names_are_refused_before_any_run(monkeypatch, capsys):
     for options, message in (
         (["--compare", "grpo", "hapoo"], "there is no method hapoo"),
         (["--compare", "latr"], "--baseline=grpo is none of the methods latr"),
-        (["--task", "chess"], "--task=chess: choose one of walk, countdown, word_problems, search_task"),
+        (["--task", "chess"], "--task=chess: choose one of countdown, search_task, walk, word_problems"),
     ):
         monkeypatch.setattr("sys.argv", ["method_runs.py", *options])
         with pytest.raises(SystemExit):

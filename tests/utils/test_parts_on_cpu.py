@@ -186,13 +186,17 @@ assert config.actor_rollout_ref.rollout.custom.pieces.M == 4
 """
 
 
-def run_beside(folder: Path, code: str, module: str = STRANGER) -> subprocess.CompletedProcess:
-    """Run Python with a package `stranger` installed in `folder`."""
-    (folder / "stranger.py").write_text(module)
+def run_beside(folder: Path, code: str, module: str = STRANGER, name: str = "stranger") -> subprocess.CompletedProcess:
+    """Run Python with a package `stranger` installed in `folder`, whose entry point has this name.
+
+    `module` is its text; if it is empty, the package is in `folder` already.
+    """
+    if module:
+        (folder / "stranger.py").write_text(module)
     record = folder / "stranger-1.0.dist-info"
     record.mkdir()
     (record / "METADATA").write_text("Metadata-Version: 2.1\nName: stranger\nVersion: 1.0\n")
-    (record / "entry_points.txt").write_text("[verl_exploration.parts]\nstranger = stranger\n")
+    (record / "entry_points.txt").write_text(f"[verl_exploration.parts]\n{name} = stranger\n")
     env = {**os.environ, "VERL_PLATFORM": "cpu", "HF_HUB_OFFLINE": "1", "PYTHONPATH": f"{folder}:{ROOT}"}
     return subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=env, capture_output=True, text=True, timeout=300)
 
@@ -247,7 +251,7 @@ def test_what_the_registry_says_of_a_run():
     assert registry.tree_of_rollout_mode() == {"sync_with_tool": "arpo"}
     assert compares("rloo") is Compares.GROUP and compares("gae") is None and compares("treerl") is Compares.NODES
     assert {kind.name for kind in Compares if kind.by_group} == {"GROUP", "GROUP_THEN_MORE"}
-    assert set(KINDS) == {"tree", "sampler", "credit", "loss", "component", "proposal", "task"}
+    assert set(KINDS) == {"tree", "sampler", "credit", "loss", "component", "proposal", "task", "evaluation"}
 
 
 def test_every_choice_is_described_and_its_smallest_settings_are_keys_of_its_own():

@@ -8,8 +8,10 @@ Nothing is downloaded.
 
 import argparse
 
-from verl.evaluation.questions.benchmarks import BENCHMARKS, SCORINGS, find_benchmark
+from verl.evaluation.questions.benchmarks import find_benchmark
 from verl.evaluation.questions.loading import read_questions
+from verl.evaluation.scores.scoring import find_scoring
+from verl.utils.parts import parts
 
 
 def describe(name: str) -> list[str]:
@@ -19,7 +21,7 @@ def describe(name: str) -> list[str]:
         f"{name}: {benchmark.title}",
         f"  get      {benchmark.get}",
         f"  fields   {benchmark.fields()}",
-        f"  asked    {benchmark.style}, scored by {benchmark.scoring}: {SCORINGS[benchmark.scoring]}",
+        f"  asked    {benchmark.style}, scored by {benchmark.scoring}: {find_scoring(benchmark.scoring).about}",
         *(f"  left out {reason}" for reason in benchmark.left_out),
         *([f"  note     {benchmark.note}"] if benchmark.note else []),
     ]
@@ -31,7 +33,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("files", nargs="*", metavar="FILE", help="reads these files and counts their questions")
     args = parser.parse_args(arguments)
     try:
-        for name in [args.name] if args.name else BENCHMARKS:
+        for name in [args.name] if args.name else parts("evaluation"):
             print("\n".join(describe(name)))
         if args.files:
             read = read_questions(args.name, args.files)

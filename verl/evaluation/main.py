@@ -16,14 +16,14 @@ from openai import AsyncOpenAI
 from verl.evaluation.model.checkpoint import Checkpoint, find_checkpoint, fingerprint, merge_shards
 from verl.evaluation.model.replicas import allow_open_files, describe_server, gpu_problem, replicas_of, visible_gpus
 from verl.evaluation.model.server import ChatModel, ServerEngine, clients_of, serving
-from verl.evaluation.questions.benchmarks import SCORINGS, find_benchmark
+from verl.evaluation.questions.benchmarks import find_benchmark
 from verl.evaluation.questions.loading import QuestionSet, read_questions
 from verl.evaluation.run import Responder, Scorer, chat_responder, collect, missing, token_responder
 from verl.evaluation.scores.judge import Judge, JudgeCache
 from verl.evaluation.scores.metrics import measure
 from verl.evaluation.scores.results import EvalResult, format_result_lines, write_result_log
 from verl.evaluation.scores.sample_file import SampleFile
-from verl.evaluation.scores.scoring import by_rule
+from verl.evaluation.scores.scoring import find_scoring
 from verl.evaluation.settings import chat_template_kwargs, prompt_style, reported_settings, sampling_of
 from verl.trainer.checks.preflight import check_model_path
 from verl.workers.config.keys import read_keys
@@ -55,7 +55,7 @@ class Plan(NamedTuple):
 
     Args:
         checkpoint: the model to evaluate; None for the model of the server `server.url`.
-        scoring: a key of `benchmarks.SCORINGS`.
+        scoring: name of a registered scoring.
         tools: settings of the tools that the model may call; None if it has none.
         prompt: style of the prompts in words, from `prompt_style`.
         template: `apply_chat_template_kwargs`.
@@ -99,7 +99,7 @@ class Plan(NamedTuple):
             lines.append(f"server: {describe_server(config.server, visible_gpus())}")
         out = "".join(f", {count} left out ({why})" for why, count in left_out.items())
         counts = f"{len(questions)} questions x {config.n} = {len(questions) * config.n} responses{out}"
-        lines += [f"data: {benchmark.title}, {counts}", f"scored by: {SCORINGS[self.scoring]}"]
+        lines += [f"data: {benchmark.title}, {counts}", f"scored by: {find_scoring(self.scoring).about}"]
         if self.tools:
             lines.append(f"tools: {', '.join(self.tools.tool_instances)}, {self.tools.call_limit} calls a response")
         sampling = {"n": config.n} | sampling_of(config) | {"seed": config.seed}
@@ -141,8 +141,7 @@ def plan_of(config: DictConfig) -> Plan:
 
 
 def _check_keys(config: DictConfig, scoring: str) -> None:
-    if scoring not in SCORINGS:
-        raise ValueError(f"scoring={scoring}: choose one of {', '.join(SCORINGS)}")
+    find_scoring(scoring)  # This raises for an unknown one.
     if config.server.api not in ("tokens", "chat"):
         raise ValueError(f"server.api={config.server.api}: choose tokens or chat")
     numbers = ["n", "max_tokens", "server.tensor_parallel", "server.concurrency"]
@@ -188,8 +187,9 @@ def _files(config: DictConfig) -> list[str]:
 def _files_under_outputs(benchmark: str) -> list[str]:
     data, own = Path("outputs/data"), []
     for path in (data / benchmark).glob("*"):
-        # A benchmark's folder may also hold training data in verl's format.
-        trains = path.suffix == ".parquet" and {"data_source", "reward_model"} <= set(pq.read_schema(path).names)
+        # A benchmark's folder may also hold training data in verl's format, and demonstrations.
+        fields = set(pq.read_schema(path).names) if path.suffix == ".parquet" else set()
+        trains = {"data_source", "reward_model"} <= fields or "messages" in fields
         if path.suffix in SUFFIXES and (path.stem in ("test", benchmark) or not trains):
             own.append(path)
     return sorted(map(str, own or [path for suffix in SUFFIXES for path in data.glob(f"*/{benchmark}{suffix}")]))
@@ -276,8 +276,8 @@ def _connect(side: DictConfig, url: str, at_once: int) -> tuple[list[AsyncOpenAI
 
 
 def _scorer(plan: Plan) -> Scorer:
-    if plan.scoring != "judge":
-        return partial(asyncio.to_thread, by_rule, plan.scoring)
+    if (score := find_scoring(plan.scoring).score) is not None:
+        return partial(asyncio.to_thread, score)
     side = plan.config.judge
     clients, name, _, beyond_openai = _connect(side, side.url, side.concurrency)
     sampling = {"max_tokens": side.max_tokens, "temperature": side.temperature}

@@ -7,6 +7,7 @@
     component   register_component   what happens between the phases of a training step?
     proposal    register_proposal    which values of a tree's keys fit a model? (scripts/explore.sh)
     task        register_task        what is learnt? (verl/utils/tasks.py)
+    evaluation  register_benchmark   what is asked to evaluate it? (verl/evaluation/questions/benchmarks.py)
 
 All of a method lies in its folder below `recipe/`, and the name of a module there is its kind: `parts("tree")` imports
 `recipe/<method>/tree.py` and `recipe/compared/<method>/tree.py`, and nothing of other kinds, so that a rollout worker
@@ -35,7 +36,7 @@ from verl.utils.token_fields import RewardField, TokenField
 from verl.workers.config.keys import ACTOR, ROLLOUT, check_trajectories, read_keys
 from verl.workers.config.schedule import EXPLORE_TRAINERS
 
-KINDS = ("tree", "sampler", "credit", "loss", "component", "proposal", "task")
+KINDS = ("tree", "sampler", "credit", "loss", "component", "proposal", "task", "evaluation")
 ENTRY_POINTS = "verl_exploration.parts"
 T = TypeVar("T")
 

@@ -1,54 +1,65 @@
 """The registry of tasks: what is learnt. A task is a folder, whose `task.py` calls `register_task`.
 
-    recipe/tasks/walk/task.py         register_task("walk", ...)
-    recipe/tasks/walk/task.yaml       config of a run: data files, reward, batch shapes; Hydra's choice `task=walk`
-    recipe/tasks/walk/data.py         makes the data
-    recipe/tasks/walk/reward.py       scores responses
-    recipe/tasks/walk/evaluation.py   questions and scores of its evaluation (verl/evaluation/questions/benchmarks.py)
-    recipe/tasks/walk/small.sh        data, tiny model and warm start of the scripts for small models
-
-Another package registers tasks by the entry-point group of parts (verl/utils/parts.py).
+recipe/tasks/walk/task.py         register_task("walk", ...)
+recipe/tasks/walk/task.yaml       config of a run: data files, reward, batch shapes; Hydra's choice `task=walk`
+recipe/tasks/walk/data.py         makes the data
+recipe/tasks/walk/reward.py       scores responses
+recipe/tasks/walk/evaluation.py   questions and scores of its evaluation (verl/evaluation/questions/benchmarks.py)
+recipe/tasks/walk/small.sh        data, tiny model and warm start (recipe/common/small_tasks.sh)
 """
 
 import inspect
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from hydra.core.config_store import ConfigStore
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 
-from verl.utils.parts import add_part
+from verl.utils.parts import Part, add_part
 
 
 @dataclass(frozen=True, kw_only=True)
-class Task:
-    """A registered task.
+class Task(Part):
+    """A registered task, whose config values are in a file.
 
     Args:
         name: the choice, as in `task=walk`; also the rows' `data_source` by which scripts/explore.sh finds it.
-        about: a sentence for the menu.
-        folder: folder of the task.
+        file: YAML file with the config of the choice; it may have a defaults list. Its folder is the task's.
+        script: run script and overrides with which recipe/common/run_compare.sh trains a method that names no script;
+            empty for a task with a `small.sh`, which has the script of all such tasks.
+        suffix: end of the names of the methods in studies/method_runs.py that are for this task alone.
+        cpu_lengths: `data.max_prompt_length` and `data.max_response_length` of scripts/explore.sh on a CPU; None for
+            those of `hardware=cpu`.
     """
 
-    name: str
-    about: str
-    folder: Path
+    file: Path
+    script: tuple[str, ...] = ()
+    suffix: str = ""
+    cpu_lengths: tuple[int, int] | None = None
+
+    @property
+    def is_small(self) -> bool:
+        """Return whether the scripts for small models can train it."""
+        return self.file.with_name("small.sh").is_file()
+
+    def node(self) -> DictConfig:
+        """Return the config of the choice."""
+        return OmegaConf.load(self.file)
 
 
-def register_task(name: str, about: str, *, file: str = "task.yaml", tree_file: str | None = None) -> Task:
+def register_task(
+    name: str, about: str, *, file: str = "task.yaml", tree_file: str | None = None, **options: Any
+) -> Task:
     """Register a task as `task=<name>`; call it in the task's folder.
 
     Args:
-        name, about: see `Task`.
-        file: YAML file in the caller's folder with the config of the choice; it may have a defaults list.
+        name, about, options: see `Task` and `Part`.
+        file: name of the YAML file in the caller's folder.
         tree_file: YAML file there with keys of trees that change with this task, the choice `tree_of_task=<name>`.
     """
     folder = Path(inspect.stack()[1].filename).parent
-    _store("task", name, folder / file)
     if tree_file is not None:
-        _store("tree_of_task", name, folder / tree_file)
-    return add_part("task", name, Task(name=name, about=about, folder=folder))
-
-
-def _store(group: str, name: str, file: Path) -> None:
-    ConfigStore.instance().store(group=group, name=name, node=OmegaConf.load(file), package="_global_")
+        node = OmegaConf.load(folder / tree_file)
+        ConfigStore.instance().store(group="tree_of_task", name=name, node=node, package="_global_")
+    return add_part("task", name, Task(name=name, about=about, file=folder / file, **options))

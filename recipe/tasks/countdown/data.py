@@ -14,17 +14,8 @@ from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
 
-from recipe.common.problem_files import (
-    conversation,
-    draw_until,
-    parser_of,
-    require,
-    rl_row,
-    split_of,
-    write_and_tell,
-)
+from recipe.common.problem_files import conversation, draw_until, require, rl_row, run_maker, split_of
 from recipe.tasks.countdown.reward import NotAnExpression, evaluate
-from verl.evaluation.questions.prompts import countdown_text
 from verl.utils.data_files import write_rows
 
 SIZES = {"train": "train_size", "test": "test_size", "sft": "demo_size"}
@@ -73,6 +64,17 @@ class CountdownConfig:
         are_valid = self.operators and set(self.operators) <= set("+-*/")
         require(bool(are_valid), "operators", self.operators, "some of + - * /")
         require(self.style in ("short", "long"), "style", self.style, "short or long")
+
+
+def countdown_text(numbers: Sequence[int], target: int, operators: str, style: str) -> str:
+    """Return the prompt of Countdown: a few bytes for a byte-level model (`short`), or full instructions (`long`)."""
+    if style == "short":
+        return f"{' '.join(map(str, numbers))} = {target}"
+    return (
+        f"Reach {target} with the numbers {', '.join(map(str, numbers))}. Use each of them exactly once, and only the "
+        f"operations {' '.join(operators)} with parentheses where needed. Think first, then give the expression alone "
+        "between tags, as in <answer>(1 + 2) * 3</answer>."
+    )
 
 
 @dataclass(frozen=True)
@@ -210,8 +212,7 @@ def write_countdown(output_dir: str | Path, config: CountdownConfig | None = Non
 
 
 def main(arguments: list[str] | None = None) -> None:
-    options = vars(parser_of(__doc__, CountdownConfig).parse_args(arguments))
-    write_and_tell(write_countdown, CountdownConfig, options, options.pop("output_dir"), SIZES)
+    run_maker(__doc__, CountdownConfig, write_countdown, SIZES, arguments=arguments)
 
 
 if __name__ == "__main__":

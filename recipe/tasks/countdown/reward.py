@@ -10,11 +10,12 @@ import re
 from fractions import Fraction
 from itertools import accumulate
 
-from verl.utils.reward_score.ground_truth import countdown_truth
+from verl.utils.reward_score.ground_truth import as_list, json_object, whole_number
 from verl.utils.reward_score.tool_format import last_tagged
 
 MAX_ANSWER_CHARS = 256
 MAX_DEPTH = 32
+MOST_NUMBER = 10**9 - 1  # largest number of a problem: an answer's numbers have at most nine digits
 _ALLOWED = frozenset("0123456789+-*/() ")
 _TOKEN = re.compile(r"\d+|[-+*/()]")
 _NUMBER = re.compile(r"0+|[1-9]\d{0,8}")
@@ -76,6 +77,18 @@ def _read(rest: list[str], precedence: int = 0) -> Fraction:
         strength, operation = _OPERATORS[rest.pop()]
         value = operation(value, _read(rest, strength))
     return value
+
+
+def countdown_truth(ground_truth) -> tuple[int, list[int]]:
+    """Return the target and the numbers of a Countdown problem.
+
+    Raises:
+        ValueError: the target is no whole number, there are no numbers, or one is no whole number from 0 to 10^9 - 1.
+    """
+    problem = json_object(ground_truth, "target and numbers")
+    numbers = as_list("numbers", problem.get("numbers"), "whole numbers")
+    target = whole_number("target", problem.get("target"))
+    return target, [whole_number("numbers", number, 0, MOST_NUMBER) for number in numbers]
 
 
 def check_row(data_source, ground_truth, extra_info=None, **kwargs) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from verl.evaluation.questions.adapters import math_answer, math_question
+from recipe.tasks.mathematics.evaluation import math_answer, math_question
 from verl.evaluation.questions.prompts import BOXED_INSTRUCTION
 from verl.utils.data_files import BadRow, check_characters, describe_bad, listed, read_rows, write_rows
 

@@ -2,23 +2,13 @@ r"""Makes a synthetic search task: a corpus, questions that need it, and demonst
 
     python -m recipe.tasks.search.data --output-dir outputs/data/search_task --model-dir outputs/search_task_model
 
-Every person has a pal and an age, which only the corpus contains (they are drawn anew for each seed):
+The corpus holds each person's age and pal, drawn anew for each seed. "bo + ta?" asks for the sum of their ages, "bo +
+pal pal?" for bo's age plus that of the pal of bo's pal, after `min_hops` to `max_hops` searches for different people:
 
-    {"id": "17", "title": "bo", "text": "bo: pal ta, age 7"}
-
-A question is "bo + ta?" (the sum of their ages) or "bo + pal?" (the sum of bo's age and the age of bo's pal, whom only
-the corpus names). A good answer searches twice and computes:
-
-    <think>bo</think><search>bo</search> <result>…pal ta, age 7…</result><search>ta</search> <result>…age 3…</result>
+    <think>bo</think><search>bo</search> <result>bo: pal ta, age 7</result><search>ta</search> <result>…age 3</result>
     <python>7+3</python> <result>10</result><answer>\boxed{10}</answer>
 
-`min_hops` and `max_hops` set the number of searches: three for "bo + pal pal?" (bo's age plus the age of the pal of
-bo's pal) and for "bo + ta pal?" (bo's age plus the age of ta's pal). The result of each search names the next person if
-the question does not, and no question needs the same person twice.
-
-It writes corpus.jsonl for LocalSearchTool or scripts/search_server.py, train.parquet and test.parquet in verl's format
-(no question is in both), and demonstrations.jsonl for recipe.arpo.sft_data. Only the share `demo_correct` of the
-demonstrations is right; the others search for the wrong person, compute something else, or guess.
+A demonstration (for recipe.arpo.sft_data) that is not right searches for a wrong person, miscomputes, or guesses.
 """
 
 import asyncio
@@ -28,8 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from recipe.common.problem_files import parser_of, require, rl_row
-from recipe.common.tiny_model import TinyModelConfig, write_tiny_model
+from recipe.common.problem_files import require, rl_row, run_maker
+from recipe.common.tiny_model import TinyModelConfig
 from verl.utils.data_files import write_rows
 from verl.workers.rollout.tools.search.bm25_index import words
 from verl.workers.rollout.tools.search.tool import LocalSearchTool
@@ -38,6 +28,8 @@ DATA_SOURCE = "search_task"
 # words that are one token each in the tiny model's tokenizer
 EXTRA_WORDS = ("<search>", "</search>", "<python>", "</python>", "<result>", "</result>", "\\boxed{", "pal", ", age ")
 TEST_SHARE = 0.2
+# file -> config field with its number of rows, in the order of writing
+SIZES = {"corpus": "people", "demonstrations": "demo_size", "test": "test_size", "train": "train_size"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -177,41 +169,34 @@ def verl_row(question: Question, world: World, index: int, split: str) -> dict:
     return rl_row(DATA_SOURCE, question.text, str(answer), split, index, ability="search", reward_rule="em")
 
 
-async def write_search_task(output_dir: str | Path, config: SearchTaskConfig) -> Path:
-    """Write the four files, none of them ever incomplete, and return the folder."""
-    output_dir, world = Path(output_dir), make_world(config)
+async def write_search_task(output_dir: str | Path, config: SearchTaskConfig) -> dict[str, Path]:
+    """Write the four files, none of them ever incomplete, and return their paths by the keys of SIZES."""
+    world, suffixes = make_world(config), ("jsonl", "jsonl", "parquet", "parquet")
+    paths = {name: Path(output_dir, f"{name}.{suffix}") for name, suffix in zip(SIZES, suffixes, strict=True)}
     corpus = [
         {"id": str(i), "title": name, "text": f"{name}: pal {world.pals[name]}, age {world.ages[name]}"}
         for i, name in enumerate(sorted(world.ages))
     ]
-    write_rows(output_dir / "corpus.jsonl", corpus)
+    write_rows(paths["corpus"], corpus)
     train, test = make_questions(world, config)
     rng = random.Random(f"{config.seed} demonstrations")
-    tool = LocalSearchTool(corpus=output_dir / "corpus.jsonl", max_results=1)
+    tool = LocalSearchTool(corpus=paths["corpus"], max_results=1)
     demonstrations = [
         await make_demonstration(rng.choice(train), world, tool, rng.random() < config.demo_correct, rng)
         for _ in range(config.demo_size)
     ]
     await tool.close()
-    write_rows(output_dir / "demonstrations.jsonl", demonstrations)
+    write_rows(paths["demonstrations"], demonstrations)
     for split, questions in (("test", test), ("train", train)):  # train.parquet is written last.
-        rows = [verl_row(question, world, i, split) for i, question in enumerate(questions)]
-        write_rows(output_dir / f"{split}.parquet", rows)
-    return output_dir
+        write_rows(paths[split], [verl_row(question, world, i, split) for i, question in enumerate(questions)])
+    return paths
 
 
 def main() -> None:
-    parser = parser_of(__doc__, SearchTaskConfig, output_required=False)
-    parser.add_argument("--model-dir", help="where the tiny model goes that reads tags and results in few tokens")
-    args = vars(parser.parse_args())
-    output_dir, model_dir = args.pop("output_dir"), args.pop("model_dir")
-    if not output_dir and not model_dir:
-        parser.error("--output-dir or --model-dir says what to make")
-    if model_dir:
-        print(f"tiny model: {write_tiny_model(model_dir, TinyModelConfig(extra_words=EXTRA_WORDS))}")
-    if output_dir:
-        asyncio.run(write_search_task(output_dir, SearchTaskConfig(**args)))
-        print(f"corpus, questions and demonstrations: {output_dir}")
+    def write(output_dir: str, config: SearchTaskConfig) -> dict[str, Path]:
+        return asyncio.run(write_search_task(output_dir, config))
+
+    run_maker(__doc__, SearchTaskConfig, write, SIZES, TinyModelConfig(extra_words=EXTRA_WORDS))
 
 
 if __name__ == "__main__":

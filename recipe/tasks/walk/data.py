@@ -12,23 +12,14 @@ is left to RL. The share `demo_correct` of the demonstrations ends at the target
 import random
 import re
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from recipe.common.problem_files import (
-    conversation,
-    draw_until,
-    parser_of,
-    require,
-    rl_row,
-    split_of,
-    write_and_tell,
-)
-from recipe.common.tiny_model import TinyModelConfig, write_tiny_model
-from recipe.hato.local_reward import Step
+from recipe.common.problem_files import conversation, draw_until, require, rl_row, run_maker, split_of
+from recipe.common.tiny_model import TinyModelConfig
 from recipe.tasks.walk.reward import BrokenRule, apply, follow
-from verl.evaluation.questions.prompts import walk_text
 from verl.utils.data_files import write_rows
 
 # split -> config field, in the order of writing: train.parquet is last, so if it exists, all files exist
@@ -103,8 +94,24 @@ class Problem(NamedTuple):
     limit: int
 
     def truth(self) -> dict:
-        """Return the ground truth that `reward_score.walk.compute_score` takes."""
+        """Return the ground truth that `recipe.tasks.walk.reward.compute_score` takes."""
         return self._asdict() | {"operations": list(self.operations)}
+
+
+def walk_text(truth: Mapping, style: str) -> str:
+    """Return the prompt of a number walk: a few tokens (`short`), or full instructions (`long`).
+
+    `truth` has the keys of a ground truth of `recipe.tasks.walk.reward`: start, target, steps, limit and operations.
+    """
+    operations = " ".join(truth["operations"])
+    if style == "short":
+        return f"{truth['start']}>{truth['target']} {truth['steps']}: {operations}"
+    return (
+        f"Start at {truth['start']} and reach {truth['target']} in exactly {truth['steps']} steps. Each step is one of "
+        f"the operations {operations}, and each may be used any number of times. All numbers must be whole and lie "
+        f"between 0 and {truth['limit']}. Think first, then write one step a line between tags, as in "
+        "<answer>\n3 + 5 = 8\n8 * 2 = 16\n</answer>."
+    )
 
 
 def ends(problem: Problem) -> Counter[int]:
@@ -163,13 +170,12 @@ def can_still_arrive(problem: Problem, written: str) -> bool:
     return left.steps >= 0 and ends(left)[left.target] > 0
 
 
-def can_arrive(step: Step) -> float:
+def can_arrive(step) -> float:
     """Return 1 if a walk keeps the rules so far and can still end at its target, else 0.
 
-    It acts as a perfect process reward model, for `hato.local_reward=recipe.tasks.walk.data.can_arrive`. The problems
-    need short prompts and the default `limit`.
+    It acts as a perfect process reward model, for `hato.local_reward=recipe.tasks.walk.data.can_arrive`, which calls it
+    with a `Step`. The problems need short prompts and the default `limit`.
     """
-    assert step.decode is not None
     question = SHORT.search(step.decode(step.problem))
     if question is None:
         raise ValueError(
@@ -241,16 +247,7 @@ def write_walks(output_dir: str | Path, config: WalkConfig | None = None) -> dic
 
 
 def main(arguments: list[str] | None = None) -> None:
-    parser = parser_of(__doc__, WalkConfig, output_required=False)
-    parser.add_argument("--model-dir", help="where the tiny model goes that reads a number as one token")
-    options = vars(parser.parse_args(arguments))
-    output_dir, model_dir = options.pop("output_dir"), options.pop("model_dir")
-    if not output_dir and not model_dir:
-        parser.error("--output-dir or --model-dir says what to make")
-    if model_dir:
-        print(f"tiny model: {write_tiny_model(model_dir, MODEL)}")
-    if output_dir:
-        write_and_tell(write_walks, WalkConfig, options, output_dir, SIZES)
+    run_maker(__doc__, WalkConfig, write_walks, SIZES, MODEL, arguments)
 
 
 if __name__ == "__main__":

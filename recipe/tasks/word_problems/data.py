@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from recipe.common.problem_files import draw_until, parser_of, require, rl_row, split_of, write_and_tell
+from recipe.common.problem_files import draw_until, require, rl_row, run_maker, split_of
 from recipe.tasks.word_problems.stories import MEN, STORIES, WOMEN, Line
 from verl.utils.data_files import write_rows
 
@@ -184,8 +184,7 @@ def write_word_problems(output_dir: str | Path, config: WordProblemsConfig | Non
 
 
 def main(arguments: list[str] | None = None) -> None:
-    options = vars(parser_of(__doc__, WordProblemsConfig).parse_args(arguments))
-    write_and_tell(write_word_problems, WordProblemsConfig, options, options.pop("output_dir"), SIZES)
+    run_maker(__doc__, WordProblemsConfig, write_word_problems, SIZES, arguments=arguments)
 
 
 if __name__ == "__main__":

@@ -32,12 +32,7 @@ def test_references_are_answers_and_no_descriptions_of_tasks():
 
 def test_a_wrong_answer_is_another_rows_that_is_no_reference_of_this_one():
     rows = [row("1"), row(["2", "1"]), row("1"), row("3")]
-    assert references_by_prompt(rows) == [
-        (["1"], ["3"]),
-        (["2", "1"], ["3"]),
-        (["1"], ["3"]),
-        (["3"], ["1"]),
-    ]
+    assert references_by_prompt(rows) == [(["1"], ["3"]), (["2", "1"], ["3"]), (["1"], ["3"]), (["3"], ["1"])]
     assert references_by_prompt([row("1"), row("1")]) is None, "no other answer"
     assert references_by_prompt([row("1"), row({"target": 1})]) is None
 

@@ -89,10 +89,7 @@ def test_unique_share_is_that_of_different_prefixes():
 
 
 def test_entropy_along_the_response_leaves_tools_out():
-    rows = [
-        trajectory([1, 2, 3, 4], True, "", [0.0, 1.0, None, 4.0]),
-        trajectory([1, 2], True, "", [2.0, 3.0]),
-    ]
+    rows = [trajectory([1, 2, 3, 4], True, "", [0.0, 1.0, None, 4.0]), trajectory([1, 2], True, "", [2.0, 3.0])]
     groups = [Group([1], rows[:1], 0), Group([1], rows[1:], 0)]
     assert entropy_curve(groups) == [(0.0, 1.0), (1.0, 2.0), (3.0, 4.0)]
     # stretches of two tokens, with their middles

@@ -45,9 +45,9 @@ def test_the_hapo_and_aepo_recipes_choose_the_papers_parts():
 def test_a_recipes_parts_are_those_that_hydra_chooses(recipe):
     composed = explore(f"recipe={recipe}", return_hydra_config=True).hydra.runtime.choices
     expected = defaults() | recipe_parts(recipe) | {"recipe": recipe}
-    for part in (*PARTS, "task"):
+    for part in PARTS:
         assert composed[part] == expected[part]
-        assert part == "task" or composed[part] in choices(part) or composed[part] == "kt"
+        assert composed[part] in choices(part) or composed[part] == "kt"
 
 
 def test_a_choice_tells_what_it_sets_and_what_its_keys_mean():

@@ -60,7 +60,7 @@ def _question(benchmark: Benchmark, row: dict, number: int, aliases: dict[str, l
     Args:
         row: a row with lower-case keys.
         number: the row's number in the files.
-        aliases: names by Wikidata id, see `adapters.read_wikidata_aliases`.
+        aliases: names by Wikidata id, see `Benchmark.read_aliases`.
         prompt: options of `to_messages`.
 
     Raises:
@@ -88,24 +88,9 @@ def _verl_parts(benchmark: Benchmark, row: dict) -> tuple[str, list[dict], list[
     text = (adapters.last_question(messages) or "").strip()
     if not text:
         raise BadRow("no message of a user in prompt")
-    text = adapters.math_question({"prompt": messages}) if benchmark.scoring == "math" else text
     prompt = [{"role": part.get("role"), "content": part["content"]} for part in messages]
-    return text, prompt, _verl_answers(benchmark, row["reward_model"])
-
-
-def _verl_answers(benchmark: Benchmark, reward_model) -> list[str]:
-    truth = reward_model.get("ground_truth") if isinstance(reward_model, dict) else None
-    if benchmark.scoring == "math":
-        return [adapters.math_answer({"reward_model": {"ground_truth": truth}})]
-    if benchmark.scoring in ("countdown", "walk"):
-        try:
-            truth = json.loads(truth) if isinstance(truth, str) else truth
-        except ValueError:
-            truth = None
-        return benchmark.read_answers(truth if isinstance(truth, dict) else {}, ())
-    if truth is None:
-        raise BadRow("no answer in reward_model.ground_truth")
-    return adapters.golds(truth["target"] if isinstance(truth, dict) and "target" in truth else truth)
+    truth = row["reward_model"].get("ground_truth") if isinstance(row["reward_model"], dict) else None
+    return benchmark.read_prompt(text), prompt, benchmark.read_truth(truth)
 
 
 def _check_fields(benchmark: Benchmark, path: Path, fields: Mapping[str, str]) -> None:
@@ -127,8 +112,7 @@ def _rows(benchmark: Benchmark, files: Sequence, where: Mapping) -> Iterator[tup
     numbers = itertools.count()
     all_fields: set[str] = set()
     for path in map(Path, files):
-        beside = path.parent / (benchmark.alias_file or "")
-        aliases = adapters.read_wikidata_aliases(beside) if beside.is_file() else {}
+        aliases = benchmark.read_aliases(path) if benchmark.read_aliases else {}
         fields: dict[str, str] = {}  # lower case -> original spelling
         for row in read_rows(path):
             if isinstance(row, dict):

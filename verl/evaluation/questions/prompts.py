@@ -1,6 +1,6 @@
 """A benchmark's questions as messages to a model, with instructions on how to answer."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from verl.utils.reward_score.tool_format import TOOL_TAGS
@@ -18,7 +18,7 @@ class Question(NamedTuple):
         id: identifier that is unique in the benchmark and does not depend on which other questions are asked.
         text: the bare question, as a judge sees it.
         prompt: messages to the model (`role`, `content`).
-        answers: the golden answers, each of which is right; for Countdown `{"target": …, "numbers": …}` as JSON.
+        answers: the golden answers, each of which is right.
     """
 
     id: str
@@ -58,30 +58,3 @@ def tool_instruction(tool_tags: Sequence[str] = TOOL_TAGS) -> str:
             "think again then, and call tools as often as you need."
         )
     return " ".join([*lines, _ANSWER])
-
-
-def countdown_text(numbers: Sequence[int], target: int, operators: str, style: str) -> str:
-    """Return the prompt of Countdown: a few bytes for a byte-level model (`short`), or full instructions (`long`)."""
-    if style == "short":
-        return f"{' '.join(map(str, numbers))} = {target}"
-    return (
-        f"Reach {target} with the numbers {', '.join(map(str, numbers))}. Use each of them exactly once, and only the "
-        f"operations {' '.join(operators)} with parentheses where needed. Think first, then give the expression alone "
-        "between tags, as in <answer>(1 + 2) * 3</answer>."
-    )
-
-
-def walk_text(truth: Mapping, style: str) -> str:
-    """Return the prompt of a number walk: a few tokens (`short`), or full instructions (`long`).
-
-    `truth` has the keys of a ground truth of `reward_score.walk`: start, target, steps, limit and operations.
-    """
-    operations = " ".join(truth["operations"])
-    if style == "short":
-        return f"{truth['start']}>{truth['target']} {truth['steps']}: {operations}"
-    return (
-        f"Start at {truth['start']} and reach {truth['target']} in exactly {truth['steps']} steps. Each step is one of "
-        f"the operations {operations}, and each may be used any number of times. All numbers must be whole and lie "
-        f"between 0 and {truth['limit']}. Think first, then write one step a line between tags, as in "
-        "<answer>\n3 + 5 = 8\n8 * 2 = 16\n</answer>."
-    )

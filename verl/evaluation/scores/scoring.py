@@ -1,14 +1,12 @@
-"""Scores answers by rule: mathematics by equivalence, questions by exact match and token F1."""
+"""Scores answers by rule: mathematics by equivalence, questions by exact match and token F1, tasks by their rewards."""
 
-import json
 import re
+from collections.abc import Callable
 from typing import NamedTuple
 
-from recipe.tasks.countdown import reward as countdown
-from recipe.tasks.walk import reward as walk
-from recipe.tasks.word_problems import reward as last_number
 from verl.evaluation.questions.prompts import Question
 from verl.utils.math_answers import comparison
+from verl.utils.parts import parts
 from verl.utils.reward_score import qa
 from verl.utils.reward_score.tool_format import check_format
 
@@ -30,6 +28,19 @@ class Scored(NamedTuple):
     more: dict = {}
 
 
+class Scoring(NamedTuple):
+    """A way to score responses.
+
+    Args:
+        about: words about it for the user.
+        score: function (question, response) -> `Scored`, which is called outside the event loop's thread, as it may
+            block; None for the judge, a model behind a server.
+    """
+
+    about: str
+    score: Callable[[Question, str], Scored] | None
+
+
 def without_results(response: str) -> str:
     """Return the text that the model wrote: the response without the results that follow tool calls."""
     return _RESULT_OF_A_CALL.sub(r"\1", response)
@@ -46,23 +57,47 @@ def final_answer(response: str) -> str | None:
     return None if boxed is None else qa.plain_text(boxed)
 
 
-def by_rule(scoring: str, question: Question, response: str) -> Scored:
-    """Return the score of a response. `scoring` is a key of `SCORINGS` other than `judge`.
+def by_reward(compute_score: Callable[..., dict]) -> Callable[[Question, str], Scored]:
+    """Return the scoring by a task's reward function, whose data source is empty: its `acc`, with the vote `pred`."""
 
-    The call blocks while mathematics is compared, so make it outside the event loop's thread.
-    """
-    if scoring in ("countdown", "walk"):
-        task = countdown if scoring == "countdown" else walk
-        result = task.compute_score(scoring, response, json.loads(question.answers[0]))
+    def score(question: Question, response: str) -> Scored:
+        result = compute_score("", response, question.answers[0])
         return Scored(result["acc"], result["pred"])
-    if scoring == "number":
-        result = last_number.compute_score(scoring, response, question.answers[0])
-        return Scored(result["acc"], result["pred"])
-    if scoring == "math":
-        answer = check_format(response).answer
-        answer = without_results(response) if answer is None else answer
-        results = [comparison.compute_score("math", answer, truth) for truth in question.answers]
-        best = max(results, key=lambda result: result["acc"])
-        return Scored(best["acc"], best["pred"])
+
+    return score
+
+
+def _score_mathematics(question: Question, response: str) -> Scored:
+    answer = check_format(response).answer
+    answer = without_results(response) if answer is None else answer
+    results = [comparison.compute_score("math", answer, truth) for truth in question.answers]
+    best = max(results, key=lambda result: result["acc"])
+    return Scored(best["acc"], best["pred"])
+
+
+def _score_words(question: Question, response: str) -> Scored:
     result = qa.compute_score("qa", final_answer(response) or "", question.answers)
     return Scored(result["acc"], result["pred"], {"f1": result["f1"]})
+
+
+_scorings: dict[str, Scoring] = {}
+
+
+def register_scoring(name: str, about: str, score: Callable[[Question, str], Scored] | None) -> None:
+    """Register a scoring as `scoring=<name>`; see `Scoring`. Raise ValueError if there is one of this name."""
+    if name in _scorings:
+        raise ValueError(f"there are two scorings {name}: choose another name")
+    _scorings[name] = Scoring(about, score)
+
+
+register_scoring("math", "the last \\boxed against the answer by math-verify", _score_mathematics)
+register_scoring("qa", "exact match and token F1 with the best golden answer", _score_words)
+register_scoring("judge", "a language model compares it with the golden answers", None)
+
+
+def find_scoring(name: str) -> Scoring:
+    """Return the scoring of a name; raise ValueError, with the names of all, if there is none."""
+    parts("evaluation")  # This registers the tasks' scorings.
+    if name not in _scorings:
+        raise ValueError(f"scoring={name}: choose one of {', '.join(_scorings)}")
+    return _scorings[name]

@@ -10,8 +10,6 @@ from collections.abc import Mapping
 from numbers import Real
 from typing import Any
 
-MOST_NUMBER = 10**9 - 1  # largest number in Countdown, where an answer's numbers have at most nine digits
-
 
 def json_object(ground_truth, expected: str) -> Mapping[str, Any]:
     """Return a ground truth with several parts, which may be the JSON text of an object.
@@ -57,15 +55,3 @@ def as_list(name: str, value, contents: str) -> list:
     if not isinstance(value, list | tuple) or not value:
         raise ValueError(f"ground_truth: {name} must be a list of {contents}, got {value!r}")
     return list(value)
-
-
-def countdown_truth(ground_truth) -> tuple[int, list[int]]:
-    """Return the target and the numbers of a Countdown problem.
-
-    Raises:
-        ValueError: the target is no whole number, there are no numbers, or one is no whole number from 0 to 10^9 - 1.
-    """
-    problem = json_object(ground_truth, "target and numbers")
-    numbers = as_list("numbers", problem.get("numbers"), "whole numbers")
-    target = whole_number("target", problem.get("target"))
-    return target, [whole_number("numbers", number, 0, MOST_NUMBER) for number in numbers]

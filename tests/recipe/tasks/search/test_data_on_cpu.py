@@ -28,7 +28,7 @@ def config(request):
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory, config):
-    return asyncio.run(write_search_task(tmp_path_factory.mktemp("task"), config))
+    return asyncio.run(write_search_task(tmp_path_factory.mktemp("task"), config))["corpus"].parent
 
 
 @pytest.fixture(scope="module")
@@ -123,7 +123,8 @@ def test_the_files_of_two_hops_are_those_of_before(tmp_path):
 
 @pytest.mark.parametrize("hops", ["2", "3", "3-5"])
 def test_the_scripts_lengths_fit_in_tokens(tmp_path, hops):
-    command = "source recipe/arpo/search_task.sh; use_hops $0; echo $MAX_PROMPT_LENGTH $MAX_RESPONSE_LENGTH $CALL_LIMIT"
+    command = "source recipe/tasks/search/search_task.sh; use_hops $0; "
+    command += "echo $MAX_PROMPT_LENGTH $MAX_RESPONSE_LENGTH $CALL_LIMIT"
     limits = subprocess.run(["bash", "-c", command, hops], cwd=ROOT, check=True, capture_output=True, text=True).stdout
     prompt_limit, response_limit, call_limit = map(int, limits.split())
     low, high = int(hops[0]), int(hops[-1])
@@ -144,21 +145,14 @@ def test_the_scripts_lengths_fit_in_tokens(tmp_path, hops):
 
 @pytest.mark.parametrize("hops", ["1", "10", "5-3", "3-", "three", ""])
 def test_a_wrong_hops_is_named(hops):
-    command = ["bash", "-c", 'source recipe/arpo/search_task.sh; use_hops "$0"', hops]
+    command = ["bash", "-c", 'source recipe/tasks/search/search_task.sh; use_hops "$0"', hops]
     failed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert failed.returncode == 2 and f"HOPS={hops}:" in failed.stderr
 
 
 @pytest.mark.parametrize(
     "change",
-    [
-        {"people": 3},
-        {"demo_correct": 1.5},
-        {"train_size": 0},
-        {"min_hops": 1},
-        {"max_hops": 1},
-        {"max_hops": 20},
-    ],
+    [{"people": 3}, {"demo_correct": 1.5}, {"train_size": 0}, {"min_hops": 1}, {"max_hops": 1}, {"max_hops": 20}],
 )
 def test_a_wrong_size_is_named(change):
     with pytest.raises(ValueError, match=f"^{next(iter(change))}="):

@@ -80,10 +80,7 @@ def test_long_responses_are_scored_at_once(text):
 
 @pytest.mark.parametrize("truth", ["", " ", "none", [4], {"target": [4]}, None])
 def test_a_row_is_refused_before_a_run_as_it_is_by_the_reward(truth):
-    for refuse in (
-        lambda: check_row("sums", truth),
-        lambda: compute_score("sums", "4", truth),
-    ):
+    for refuse in (lambda: check_row("sums", truth), lambda: compute_score("sums", "4", truth)):
         with pytest.raises(ValueError, match="ground_truth of a sums problem must be a number"):
             refuse()
     for good in (4, 4.5, "1,000", "3/4"):

@@ -1,0 +1,131 @@
+"""Evaluates agents on public question sets, whose answers stand between tags."""
+
+import base64
+import itertools
+from pathlib import Path
+
+from verl.evaluation.questions.adapters import first_of, golds, needs_image, text_answers
+from verl.evaluation.questions.benchmarks import HUB, Benchmark, register_benchmark
+from verl.utils.data_files import BadRow, read_lines
+
+
+def musique_answers(row: dict, names: tuple[str, ...]) -> list[str]:
+    """Return the answer and its aliases.
+
+    >>> musique_answers({"answer": "Paris", "answer_aliases": ["Lutetia", "Paris"]}, ("answer",))
+    ['Paris', 'Lutetia']
+    """
+    aliases = first_of(row, ["answer_aliases"]) or []
+    return golds([*text_answers(row, names), *(aliases if isinstance(aliases, list) else [aliases])])
+
+
+def decode_xbench(row: dict) -> dict:
+    """Return a row of xbench in plain text: in the published files its `canary` encrypts `prompt` and `answer`.
+
+    The UTF-8 bytes of the text are combined by XOR with the repeated bytes of the canary, and the result is encoded as
+    base64; xbench_evals.py of https://github.com/xbench-ai/xbench-evals decodes it. A row without a canary is plain.
+    """
+    if not row.get("canary"):
+        return row
+    if not all(isinstance(row.get(name), str) for name in ("prompt", "answer", "canary")):
+        raise BadRow("expected text in prompt, answer and canary")
+    return row | {name: _decrypt(row[name], row["canary"].encode()) for name in ("prompt", "answer")}
+
+
+def _decrypt(text: str, key: bytes) -> str:
+    try:
+        secret = base64.b64decode(text, validate=True)
+        return bytes(byte ^ key_byte for byte, key_byte in zip(secret, itertools.cycle(key), strict=False)).decode()
+    except ValueError as error:
+        raise BadRow(
+            "prompt or answer is not encrypted by canary; where it is plain already, leave the canary out"
+        ) from error
+
+
+def read_wikidata_aliases(data: Path) -> dict[str, list[str]]:
+    """Return Wikidata id -> names of the entity, from id_aliases.json (a JSON object on each line) beside a data file.
+
+    The result is empty if there is no such file.
+
+    Raises:
+        ValueError: a line is damaged; the message names the file and the line.
+    """
+    names: dict[str, list[str]] = {}
+    path = data.with_name("id_aliases.json")
+    if not path.is_file():
+        return names
+    for number, row in enumerate(read_lines(path), start=1):
+        aliases, demonyms = row.get("aliases"), row.get("demonyms", [])
+        if not isinstance(row.get("Q_id"), str) or not isinstance(aliases, list) or not isinstance(demonyms, list):
+            raise ValueError(f"{path}, row {number}: expected Q_id and lists aliases and demonyms, got {sorted(row)}")
+        names[row["Q_id"]] = [*aliases, *demonyms]
+    return names
+
+
+def _register(name: str, title: str, get: str, scoring: str, **options) -> None:
+    """Register a set of questions that models answer with tools."""
+    register_benchmark(name, Benchmark(title=title, get=get, scoring=scoring, style="answer", **options))
+
+
+_register("webwalkerqa", "WebWalkerQA", f"{HUB}/callanwu/WebWalkerQA (main)", "judge")
+_register(
+    "hotpotqa",
+    "HotpotQA",
+    f"https://hotpotqa.github.io (hotpot_dev_distractor_v1.json) or {HUB}/hotpotqa/hotpot_qa (validation)",
+    "qa",
+    answer=("answer", "golden_answers"),
+    id=("_id", "id"),
+)
+_register(
+    "2wikimultihopqa",
+    "2WikiMultihopQA",
+    "https://github.com/Alab-NII/2wikimultihop (data_ids_april7.zip: dev.json and id_aliases.json)",
+    "qa",
+    answer=("answer", "golden_answers"),
+    id=("_id", "id"),
+    read_aliases=read_wikidata_aliases,
+    note="with id_aliases.json beside it an entity's other names are right, as in the authors' script 1.1",
+)
+_register(
+    "musique",
+    "MuSiQue",
+    f"https://github.com/StonyBrookNLP/musique (musique_ans_v1.0_dev.jsonl) or {HUB}/dgslibisey/MuSiQue",
+    "qa",
+    answer=("answer", "golden_answers"),
+    read_answers=musique_answers,
+    left_out={"has no answer": lambda row: row.get("answerable") is False},
+    note="answer_aliases are right, too",
+)
+_register(
+    "bamboogle",
+    "Bamboogle",
+    f"{HUB}/chiayewken/bamboogle",
+    "qa",
+    question=("Question",),
+    answer=("Answer", "golden_answers"),
+)
+_register(
+    "gaia",
+    "GAIA",
+    f"{HUB}/gaia-benchmark/GAIA (2023/validation/metadata.parquet; access on request)",
+    "judge",
+    question=("Question",),
+    answer=("Final answer", "answer"),
+    id=("task_id",),
+    left_out={
+        "comes with a file": lambda row: bool(row.get("file_name")),
+        "has no public answer: use the validation split": lambda row: (
+            str(first_of(row, ("Final answer", "answer"))).strip() == "?"
+        ),
+    },
+)
+_register("hle", "HLE", f"{HUB}/cais/hle (test; access on request)", "judge", left_out={"needs an image": needs_image})
+_register(
+    "xbench",
+    "xbench-DeepSearch",
+    f"https://github.com/xbench-ai/xbench-evals (data/DeepSearch*.csv) or {HUB}/xbench/DeepSearch",
+    "judge",
+    question=("prompt", "question"),
+    decode=decode_xbench,
+    note="encrypted, with the key in the field canary; take the files as published",
+)
