@@ -30,6 +30,7 @@ from verl.utils.token_fields import FIELDS
 from verl.workers.rollout.trajectory_tree import SEGMENT_IDS
 
 SEEDS = range(3)
+UPSTREAM = "verl.trainer.ppo.core_algos"
 
 
 @pytest.fixture
@@ -180,7 +181,7 @@ def test_equal_outcomes_have_no_advantage(credit, outcome):
 
 def test_a_row_alone_has_no_advantage(credit, values_of_fields):
     """Upstream's estimators give it its score, which the trainer removes."""
-    if get_adv_estimator_fn(credit).__module__ != "verl.trainer.ppo.core_algos":
+    if get_adv_estimator_fn(credit).__module__ != UPSTREAM:
         batch = batch_of(credit, 0)
         assert not advantages(credit, batch.rows(slice(0, 1)).with_outcomes(1.0)).any()
 

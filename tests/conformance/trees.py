@@ -210,6 +210,19 @@ def test_calls_are_counted_once_for_all_rows_that_share_them(tree):
 # ---- what goes wrong ----
 
 
+def assert_fails(tree: str, environment: str, engine, tools, message: str) -> None:
+    """The error ends the tree, and no task goes on."""
+
+    async def run():
+        n, policy = config_of(tree, environment).actor_rollout_ref.rollout.n, policy_of(tree, environment)
+        options = {"max_tokens": 40, "stop_token_ids": [EOS], "vocab_size": VOCAB, "environment": tools}
+        with pytest.raises(RuntimeError, match=message):
+            await grow(engine, PROMPT, n, policy, **options)
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+
+    asyncio.run(run())
+
+
 @pytest.mark.parametrize("environment", ENVIRONMENTS)
 @pytest.mark.parametrize("which", [0, 2])
 def test_an_engines_failure_ends_the_tree_and_leaves_nothing_running(tree, environment, which):
@@ -225,17 +238,18 @@ def test_an_engines_failure_ends_the_tree_and_leaves_nothing_running(tree, envir
             finally:
                 self.running -= 1
 
-    engine = Fails(delay=0.01)
+    engine, tools = Fails(delay=0.01), NO_ENVIRONMENT if environment == "none" else Calls(CALL_LIMIT, delay=0.02)
+    assert_fails(tree, environment, engine, tools, "engine core died")
+    assert engine.running == 0
 
-    async def run():
-        options = {"max_tokens": 40, "stop_token_ids": [EOS], "vocab_size": VOCAB}
-        options |= {"environment": Calls(CALL_LIMIT)} if environment == "tools" else {}
-        with pytest.raises(RuntimeError, match="engine core died"):
-            n = config_of(tree, environment).actor_rollout_ref.rollout.n
-            await grow(engine, PROMPT, n, policy_of(tree, environment), **options)
-        assert engine.running == 0 and asyncio.all_tasks() == {asyncio.current_task()}
 
-    asyncio.run(run())
+def test_an_environments_failure_ends_the_tree_and_leaves_nothing_running(tree):
+    class Fails(Calls):
+        async def answer(self, turn, tag, max_tokens):
+            await asyncio.sleep(0.01)
+            raise RuntimeError("no such node")
+
+    assert_fails(tree, "tools", ParagraphEngine(delay=0.01), Fails(CALL_LIMIT), "no such node")
 
 
 @pytest.mark.parametrize("environment", ENVIRONMENTS)
