@@ -7,6 +7,8 @@ import os
 import pytest
 import yaml
 
+pytest.register_assert_rewrite("tests.conformance")
+
 # imports make a million objects that stay: collections would look through them in vain
 gc.disable()
 

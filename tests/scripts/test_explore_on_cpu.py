@@ -63,7 +63,8 @@ def test_the_whole_script(inputs):
     assert lines[-1] == f"written: {', '.join(files)}" and all(map(os.path.getsize, files))
     assert lines[-2].startswith("actor_rollout_ref.rollout.kt.prob_filter_abs_thres=")
     rows = {row["policy"]: row for row in json.loads(Path(files[1]).read_text())["rows"]}
-    trees = ["branpo", "cure", "deep_grpo", "eptree", "hato", "latr", "over_generation", "tree_grpo", "treepo"]
+    trees = [name for name, tree in parts("tree").items() if not (tree.alias or tree.forks_at_results)]
+    trees.remove("plain")
     assert list(rows) == ["plain T=1.0", *trees, "latr, proposed"]
     assert all(f"| {name} | " in done.stdout and row["seconds"] > 0 for name, row in rows.items())
     assert all(name in done.stderr for name in rows)  # in the progress bar

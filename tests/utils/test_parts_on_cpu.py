@@ -28,7 +28,7 @@ from verl.utils.parts import Compares, register_credit, register_loss, register_
 from verl.utils.token_fields import TokenField
 from verl.workers.config.keys import STRICT
 from verl.workers.rollout.engines.interface import gather_or_cancel
-from verl.workers.rollout.trajectory_tree import SEGMENT_IDS, first_tokens
+from verl.workers.rollout.trajectory_tree import SEGMENT_IDS, TOOL, first_tokens
 from verl.workers.rollout.tree_builder import BranchPolicy, Path, derived_seed
 
 
@@ -63,6 +63,8 @@ class Policy(BranchPolicy):
         for number, segments in enumerate(whole):
             builder.tree.leaves.append(builder.tree.insert(None, segments))
             head = first_tokens(segments, sum(len(segment.token_ids) for segment in segments) // 2)
+            if head and head[-1].author == TOOL:  # a part of a result, for which its call is made anew
+                head.pop()
             for i in range(self.keys.N):
                 rest = await builder.finish(Path.of(head), derived_seed(builder.seed, number, i))
                 builder.tree.leaves.append(builder.tree.insert(None, [*head, *rest]))
@@ -113,6 +115,7 @@ class SquaredKeys:
 def squared(old_log_prob, log_prob, advantages, response_mask, loss_agg_mode="token-mean", config=None, weights=None):
     ratio = log_prob - old_log_prob
     losses = -advantages * log_prob + config.squared_weight * ratio.square()
+    losses = losses if weights is None else losses * weights
     return agg_loss(losses, response_mask, loss_agg_mode, **config.global_batch_info), {}
 '''
 
@@ -185,8 +188,29 @@ _scale_trees(config)
 assert config.actor_rollout_ref.rollout.custom.pieces.M == 4
 """
 
+SUITES = '''
+"""What the suites ask of trees, credits and losses, of the parts of this package."""
 
-def run_beside(folder: Path, code: str, module: str = STRANGER, name: str = "stranger") -> subprocess.CompletedProcess:
+import pytest
+
+from tests.conformance.%(kind)s import *  # noqa: F403
+
+
+@pytest.fixture(params=["%(name)s"])
+def %(fixture)s(request):
+    return request.param
+'''
+
+RUN_SUITES = """
+import sys
+import pytest
+sys.exit(pytest.main(["-q", "-p", "no:cacheprovider", "--import-mode=importlib", *sys.argv[1:]]))
+"""
+
+
+def run_beside(
+    folder: Path, code: str, module: str = STRANGER, name: str = "stranger", arguments=()
+) -> subprocess.CompletedProcess:
     """Run Python with a package `stranger` installed in `folder`, whose entry point has this name.
 
     `module` is its text; if it is empty, the package is in `folder` already.
@@ -198,7 +222,9 @@ def run_beside(folder: Path, code: str, module: str = STRANGER, name: str = "str
     (record / "METADATA").write_text("Metadata-Version: 2.1\nName: stranger\nVersion: 1.0\n")
     (record / "entry_points.txt").write_text(f"[verl_exploration.parts]\n{name} = stranger\n")
     env = {**os.environ, "VERL_PLATFORM": "cpu", "HF_HUB_OFFLINE": "1", "PYTHONPATH": f"{folder}:{ROOT}"}
-    return subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=env, capture_output=True, text=True, timeout=300)
+    return subprocess.run(
+        [sys.executable, "-c", code, *arguments], cwd=ROOT, env=env, capture_output=True, text=True, timeout=300
+    )
 
 
 @pytest.mark.slow
@@ -208,6 +234,17 @@ def test_a_method_from_outside_takes_steps_with_every_other_part(tmp_path):
     n_steps = int(done.stdout.split("STEPS ")[1])
     n_parts = [len(parts(kind)) for kind in ("tree", "credit", "loss")]
     assert n_steps > 1.5 * sum(n_parts), "few combinations of two parts are refused"
+
+
+@pytest.mark.slow
+def test_a_package_from_outside_runs_the_suites_for_its_parts(tmp_path):
+    kinds = {"trees": ("tree", "pieces"), "credits": ("credit", "surprised"), "losses": ("loss", "squared")}
+    files = []
+    for kind, (fixture, name) in kinds.items():
+        files.append(tmp_path / f"test_{kind}.py")
+        files[-1].write_text(SUITES % {"kind": kind, "fixture": fixture, "name": name})
+    done = run_beside(tmp_path, RUN_SUITES, arguments=map(str, files))
+    assert done.returncode == 0, done.stdout[-3000:]
 
 
 @pytest.mark.slow

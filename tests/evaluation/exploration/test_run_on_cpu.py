@@ -14,6 +14,7 @@ from recipe.common.reporting.exploration_report import table, write
 from tests.composition import model_and_tokenizer
 from verl.evaluation.exploration.plan import Plan, plan_of
 from verl.evaluation.exploration.run import Diagnosis, diagnose
+from verl.utils.parts import parts
 from verl.workers.rollout.engines.interface import RolloutEngine
 from verl.workers.rollout.engines.local_transformers import TransformersEngine
 
@@ -31,8 +32,8 @@ TOOLS = [
     "~actor_rollout_ref.rollout.tools.tool_instances.python",
     "+actor_rollout_ref.rollout.tools.tool_instances.search.class_path=tests.composition.WordCount",
 ]
-POLICIES = {"plain T=1.0", "latr", "over_generation", "eptree", "tree_grpo", "hato"}
-POLICIES |= {"treepo", "cure", "deep_grpo", "branpo"}
+POLICIES = {name for name, tree in parts("tree").items() if not (tree.alias or tree.forks_at_results)}
+POLICIES = POLICIES - {"plain"} | {"plain T=1.0"}
 SHORT = ["n=4", "prompts=3", "temperatures=[1.0]", "data.max_response_length=20", "data.max_prompt_length=24"]
 SHORT += ["actor_rollout_ref.rollout.kt.rollout_filter_steps=[3]", "actor_rollout_ref.rollout.entropy_tokens=4"]
 SHORT += ["actor_rollout_ref.rollout.initial_rollouts=2", "hato.tree.max_step_tokens=5"]

@@ -1,7 +1,6 @@
 """Trees of tool-using trajectories: budgets, limits, masks, sharing; the same tree whoever is fast."""
 
 import asyncio
-import json
 import math
 
 import pytest
@@ -43,38 +42,6 @@ def texts(tree):
     return [TOKENIZER.decode(tokens) for tokens in tree.trajectories()]
 
 
-def without_seconds(tree) -> str:
-    for segment in tree.segments:
-        (segment.info.call or {}).pop("seconds", None)
-    metrics = {name: value for name, value in tree.metrics.items() if not name.endswith("seconds")}
-    return json.dumps([tree.to_json().split('"metrics"')[0], metrics], sort_keys=True)
-
-
-def test_trajectories_are_turns_and_results_and_only_the_models_tokens_count():
-    tree = grow(ToyPolicy(calls=2), n=8)
-    assert len(tree.leaves) == 8
-    for tokens, mask, log_probs in zip(tree.trajectories(), tree.response_masks(), tree.log_probs(), strict=True):
-        text = TOKENIZER.decode(tokens)
-        assert text.count("<search>") == text.count("<result>") == 2 and text.endswith("</answer><|im_end|>")
-        model = TOKENIZER.decode([t for t, m in zip(tokens, mask, strict=True) if m])
-        tool = TOKENIZER.decode([t for t, m in zip(tokens, mask, strict=True) if not m])
-        assert "result" not in model and model.count("<think>") == 3
-        queries = [part.split("</search>")[0] for part in text.split("<search>")[1:]]
-        assert tool == "".join(f" <result>\nabout {query}\n</result>" for query in queries)
-        assert all(p < 0 for p, m in zip(log_probs, mask, strict=True) if m)
-        assert all(p == 0 for p, m in zip(log_probs, mask, strict=True) if not m)
-
-
-@pytest.mark.parametrize("order", range(6))
-@pytest.mark.parametrize("dynamic", [False, True])
-def test_the_tree_does_not_depend_on_who_is_fast(order, dynamic):
-    config = {"initial_rollouts": 3, "enable_dynamic_rollouts": dynamic, "branch_probability": 0.6, "beam_size": 3}
-    expected = grow(ToyPolicy(calls=3), n=9, **config)
-    slow = grow(ToyPolicy(calls=3, delay=0.01, order=order), library(delay=0.02, order=order), n=9, **config)
-    assert without_seconds(slow) == without_seconds(expected)
-    assert without_seconds(grow(ToyPolicy(calls=3), n=9, seed=1, **config)) != without_seconds(expected)
-
-
 @pytest.mark.parametrize(("n", "initial"), [(1, 8), (4, 8), (16, 8), (16, 1), (5, 5)])
 @pytest.mark.parametrize("calls", [0, 1, 4])
 @pytest.mark.parametrize("dynamic", [False, True])
@@ -97,16 +64,6 @@ def test_a_branch_shares_its_past_and_its_tool_calls():
     assert [s.author for s in children] == [MODEL, MODEL] and children[0].token_ids != children[1].token_ids
 
 
-def test_segment_ids_name_shared_tokens():
-    tree = grow(ToyPolicy(calls=1), n=4, initial_rollouts=2, **ALWAYS)
-    ids, rows = tree.segment_ids(), tree.trajectories()
-    for a in range(4):
-        for b in range(4):
-            common = sum(x == y for x, y in zip(ids[a], ids[b], strict=False))
-            assert rows[a][:common] == rows[b][:common]
-    assert len({tuple(row) for row in ids}) == 4 and len({row[0] for row in ids}) == 2
-
-
 def test_branches_go_to_the_uncertain():
     """Probability 0.5 + 2 (H after the result - H after the prompt): all fork, or none."""
     sure, unsure = (math.log(4), 0.0), (0.0, math.log(4))
@@ -126,14 +83,6 @@ def test_call_limit_ends_a_trajectory():
     assert tree.metrics["ended_at_call_limit"] == 1
     for text in texts(tree):
         assert text.count("<result>") == 2 and text.endswith("</search>")
-
-
-@pytest.mark.parametrize("room", [1, 7, 20, 37, 60, 90])
-def test_no_response_is_longer_than_its_room(room):
-    tree = grow(ToyPolicy(calls=3), room=room)
-    assert len(tree.leaves) == 8
-    for tokens, mask in zip(tree.trajectories(), tree.response_masks(), strict=True):
-        assert 0 < len(tokens) <= room and mask[-1] == 1
 
 
 def test_a_long_result_is_cut_within_its_tags():
@@ -213,28 +162,6 @@ def test_a_tools_failure_is_told_to_the_model(monkeypatch):
     assert all("Error: the server is down" in text and text.endswith("<|im_end|>") for text in texts(tree))
     assert tree.metrics["tool_search/failures"] == 2 and tree.metrics["tool_search/own_faults"] == 0
     assert [s.info.call["error"] for s in tree.segments if s.author == TOOL] == ["connect", "connect"]
-
-
-@pytest.mark.parametrize("dynamic", [False, True])
-def test_an_engines_failure_ends_the_group_and_leaves_nothing_running(dynamic):
-    policy = ToyPolicy(calls=3, delay=0.05)
-    real, count = policy.generate, 0
-
-    async def failing(request):
-        nonlocal count
-        count += 1
-        if count == 5:
-            raise RuntimeError("engine core died")
-        return await real(request)
-
-    policy.generate = failing
-
-    async def run():
-        with pytest.raises(RuntimeError, match="engine core died"):
-            await growing(policy, n=8, room=300, enable_dynamic_rollouts=dynamic)
-        assert policy.running == 0 and asyncio.all_tasks() == {asyncio.current_task()}
-
-    asyncio.run(run())
 
 
 @pytest.mark.parametrize("look", range(1, 40))

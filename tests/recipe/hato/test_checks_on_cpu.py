@@ -9,10 +9,11 @@ from verl.utils.config import omega_conf_to_dataclass
 from recipe.hato.keys import HATOConfig, hato_keys
 from tests.configs import composed
 from verl.trainer.checks.parts import check_parts
+from verl.utils.parts import parts
 from verl.workers.config.explore import parts_of
 
 DROPPING = ["hato.tree.train_dropped=true", "hato.exploration.pruning_threshold=0.1"]
-CREDITS = ["grpo", "hapo", "arpo_hard", "hato", "tree_path", "tree_gain", "treerl", "tree_grpo"]
+CREDITS = [name for name, credit in parts("credit").items() if not credit.alias]
 
 
 def config(*overrides: str, name: str = "hato_trainer", hardware: str = "gpu"):

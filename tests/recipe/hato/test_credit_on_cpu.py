@@ -8,7 +8,6 @@ from contextlib import ExitStack
 import numpy as np
 import pytest
 import torch
-from verl.trainer.ppo.core_algos import get_adv_estimator_fn
 from verl.trainer.ppo.v1.utils import compute_advantage_for_multi_trajectories
 
 from recipe.hato.credit import (
@@ -412,7 +411,3 @@ def test_what_the_trainer_must_give():
     with HATO_SETTINGS.bound(HATOConfig()), SEGMENT_IDS.bound(torch.zeros(2, 3)):
         with pytest.raises(ValueError, match=r"segment_ids \(2, 3\): expected \(2, 4\)"):
             compute_hato_advantage(*batch)
-
-
-def test_it_is_registered():
-    assert get_adv_estimator_fn("hato") is compute_hato_advantage

@@ -21,7 +21,6 @@ from verl.workers.rollout.prompt_task import PromptSettings, PromptTask
 from verl.workers.rollout.trajectory_tree import (
     DROPPED_STEPS,
     SEGMENT_IDS,
-    TOOL,
     TREE,
     TREE_DATA,
     TREE_METRICS,
@@ -109,13 +108,6 @@ def test_a_row_for_each_leaf_and_none_twice(outputs):
     assert outputs[0].extra_fields[TREE_METRICS]["leaves"] == len(outputs)
     for output in outputs[1:]:
         assert not {TREE, TREE_METRICS, TREE_DATA} & set(output.extra_fields)
-
-
-def test_the_mask_says_who_wrote_a_token_and_nothing_else(outputs):
-    tree = TrajectoryTree.from_json(outputs[0].extra_fields[TREE])
-    for output in outputs:
-        authors = [tree.segments[i].author for i in output.token_fields[SEGMENT_IDS.name]]
-        assert output.response_mask == [int(author != TOOL) for author in authors]
 
 
 def test_token_fields_travel_as_tensors_of_the_responses_length(outputs):

@@ -3,12 +3,9 @@
 import asyncio
 import math
 import re
-from itertools import pairwise
 
 import pytest
-import torch
 
-from recipe.common.tiny_model import TinyModelConfig, make_model, make_tokenizer
 from recipe.hato.keys import HATOConfig, TreeConfig, UncertaintyConfig
 from recipe.hato.local_reward import heuristic
 from recipe.hato.step_features import FEATURES
@@ -16,9 +13,6 @@ from recipe.hato.tree import Policy
 from recipe.hato.value_model import value_model_of
 from tests.recipe.arpo.toy_agent import TOKENIZER, Library, ToyPolicy, encode, library, library_tools
 from verl.workers.rollout import tree_builder as builder
-from verl.workers.rollout.engines.local_transformers import TransformersEngine
-from verl.workers.rollout.environment import Tools
-from verl.workers.rollout.tools.protocol import Protocol
 from verl.workers.rollout.trajectory_tree import MODEL, TOOL, Segment
 from verl.workers.rollout.tree_rollout import rows_of
 
@@ -150,16 +144,6 @@ def test_bounds_hold_with_results(algorithm, max_tokens, calls):
             out_of_calls = text.endswith("</search>") and text.count("<result>") == 2
             no_result_fits = text.endswith("</search>") and max_tokens - len(tokens) - 1 <= EMPTY_RESULT
             assert tokens[-1] == TOKENIZER.eos_token_id or len(tokens) == max_tokens or out_of_calls or no_result_fits
-
-
-def test_masks_are_0_exactly_on_results_and_log_probs_with_them():
-    tree = grown(ToyPolicy(calls=2), config_of(max_depth=4, **THOUGHTS))
-    for row in rows_of(tree, policy_of(config_of())):
-        marks = list(zip(row.response_ids, row.response_mask, row.response_logprobs, strict=True))
-        assert all((p < 0) == bool(by_model) for _, by_model, p in marks)
-        tool = TOKENIZER.decode([token for token, by_model, _ in marks if not by_model])
-        letters = re.findall("<search>(.)</search>", TOKENIZER.decode(row.response_ids))
-        assert len(letters) == 2 and tool == "".join(f" <result>\nabout {letter}\n</result>" for letter in letters)
 
 
 @pytest.mark.parametrize("algorithm", ["bfs", "dfs", "beam"])
@@ -294,97 +278,3 @@ def test_results_of_dropped_steps_are_released():
     dropped = [segment for segment in tree.segments if "pruned" in segment.info.notes]
     assert {segment.author for segment in dropped} == {MODEL, TOOL}
     assert all(segment.token_ids == [] and not segment.log_probs for segment in dropped)
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_an_engine_that_fails_leaves_no_tool_running(seed):
-    class Fails(ToyPolicy):
-        async def generate(self, request):
-            if len(self.requests) == 3 + seed:
-                raise RuntimeError("engine core died")
-            return await super().generate(request)
-
-    async def run():
-        engine = Fails(calls=2, delay=0.01, order=seed)
-        with pytest.raises(RuntimeError, match="engine core died"):
-            await grow(engine, config_of(spread_leaves=False), library_tools(library(delay=0.05)))
-        assert engine.running == 0 and asyncio.all_tasks() == {asyncio.current_task()}
-
-    asyncio.run(run())
-
-
-def test_an_environment_that_fails_fails_the_tree_once_for_all_who_wait():
-    tools = library_tools()
-
-    async def answer(turn, tag, max_tokens):
-        await asyncio.sleep(0.01)
-        raise RuntimeError("no such node")
-
-    tools.answer = answer
-
-    async def run():
-        with pytest.raises(RuntimeError, match="no such node"):
-            await grow(OneLetter(calls=1), config_of(spread_leaves=False), tools)
-        assert asyncio.all_tasks() == {asyncio.current_task()}
-
-    asyncio.run(run())
-
-
-# ---- a real model ----
-
-TAGGED = make_tokenizer(extra_words=("<search>", "</search>"))
-
-
-@pytest.fixture(scope="module")
-def model():
-    """A tiny model that likes to call."""
-    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_layers": 1, "num_heads": 2, "num_kv_heads": 2}
-    tiny = make_model(TinyModelConfig(**sizes, tie_word_embeddings=False), TAGGED)
-    head = torch.nn.Linear(16, len(TAGGED))
-    with torch.no_grad():
-        head.weight.copy_(torch.randn(head.weight.shape, generator=torch.Generator().manual_seed(0)))
-        head.bias.zero_()
-        for text, bias in {"<search>": 6, "</search>": 6, "x": 6, "y": 6, TAGGED.eos_token: 4}.items():
-            head.bias[TAGGED.convert_tokens_to_ids(text)] = bias
-    tiny.lm_head = head
-    return tiny.double().eval()
-
-
-@pytest.mark.parametrize("depth", [1, 4])
-def test_on_a_real_model(model, depth):
-    tools, prompt = library(), TAGGED.encode("who?")
-    environment = Tools(tools, Protocol(TAGGED, ["search"]), call_limit=2)
-    config = config_of(max_depth=depth, max_step_tokens=8, branching_factor=6)
-
-    def tree_of(engine):
-        return asyncio.run(
-            builder.grow(
-                engine,
-                prompt,
-                4,
-                policy_of(config),
-                environment=environment,
-                max_tokens=100,
-                stop_token_ids=[TAGGED.eos_token_id],
-                vocab_size=len(TAGGED),
-                seed=1,
-            )
-        )
-
-    tree = tree_of(TransformersEngine(model, TAGGED))
-    n_calls = 0
-    for leaf, row, mask, log_probs in zip(
-        tree.leaves, tree.trajectories(), tree.response_masks(), tree.log_probs(), strict=True
-    ):
-        with torch.no_grad():
-            logits = model(torch.tensor([prompt + row])).logits[0, len(prompt) - 1 : -1].log_softmax(-1)
-        expected = logits.gather(1, torch.tensor(row)[:, None])[:, 0] * torch.tensor(mask)
-        assert log_probs == pytest.approx(expected.tolist(), abs=1e-6) and len(row) <= 100
-        path = [tree.segments[i] for i in tree.path(leaf)]
-        for before, segment in pairwise(path):
-            closed = before.author == MODEL and before.token_ids[-1] == TAGGED.convert_tokens_to_ids("</search>")
-            assert (segment.author == TOOL) == closed
-        n_calls = max(n_calls, sum(segment.author == TOOL for segment in path))
-    assert n_calls == 2 and tools.tools["search"].asked
-    again = tree_of(TransformersEngine(model, TAGGED))
-    assert without_seconds(again) == without_seconds(tree)

@@ -115,12 +115,6 @@ def test_log_probs_and_entropies_are_the_models(model, temperature):
             at += len(segment.token_ids)
 
 
-def test_a_tree_follows_from_its_seed_however_requests_are_answered_in_time(model):
-    texts = [grow(Slow(model, order), config_of(), seed=5).to_json() for order in range(4)]
-    assert len(set(texts)) == 1
-    assert grow(Slow(model, 0), config_of(), seed=6).to_json() != texts[0]
-
-
 @pytest.mark.parametrize("seed", range(3))
 def test_the_tree_is_the_same_from_entropies_as_from_candidates(model, seed):
     config = replace(config_of(), uncertainty=UncertaintyConfig(entropy_top_k=5))
@@ -214,24 +208,6 @@ def test_the_value_model_learns_from_every_kept_step(model):
     assert list(steps.features) == [info[i].record.features for i in steps.segments]
     assert list(steps.values) == [info[i].notes["value"] for i in steps.segments]
     assert "features" not in tree.to_json(), "the viewer has no use for them"
-
-
-def test_an_engine_that_fails_fails_the_tree_and_leaves_nothing_running(model):
-    class Fails(Slow):
-        running = 0
-
-        async def generate(self, request):
-            if len(self.asked) == 4:
-                raise RuntimeError("out of memory")
-            Fails.running += 1
-            try:
-                return await super().generate(request)
-            finally:
-                Fails.running -= 1
-
-    with pytest.raises(RuntimeError, match="out of memory"):
-        grow(Fails(model, 0), config_of())
-    assert Fails.running == 0
 
 
 # -- what the search drops --

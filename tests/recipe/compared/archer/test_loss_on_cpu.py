@@ -181,23 +181,6 @@ def test_a_kl_without_a_reference_policy_is_refused():
             check_parts(composed("explore", "hardware=cpu", "loss=archer", *keys))
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"token_entropy_quantile": 1.0}, "actor.token_entropy_quantile=1.0: expected less than 1"),
-        ({"low_entropy_clip_ratio_low": 0.0}, "actor.low_entropy_clip_ratio_low=0.0: expected greater than 0"),
-        (
-            {"high_entropy_clip_ratio_low": 1.5},
-            "actor.high_entropy_clip_ratio_low=1.5: expected less than or equal to 1",
-        ),
-        ({"low_entropy_kl_loss_scale_coef": -0.1}, "actor.low_entropy_kl_loss_scale_coef=-0.1: expected at least 0"),
-    ],
-)
-def test_bad_keys_are_refused_by_name(changes, message):
-    with pytest.raises(ValueError, match=message):
-        actor_config(**changes)
-
-
 def test_the_choice_has_the_papers_values_and_its_own_kl_only():
     config = composed("explore", "hardware=cpu", "loss=archer")
     check_typed_sections(config)

@@ -108,9 +108,3 @@ def test_nothing_to_compare():
     assert equal.tolist() == [[0, 0]] * 3
     one_base = advantage([0.0, 1.0], [[0, 1], [0, 2]], ["a"] * 2, norm=False)
     assert one_base.tolist() == [[0, -0.5], [0, 0.5]]
-
-
-def test_padding_rows_change_nothing():
-    scores, ids, index = X_AND_Y
-    padded = advantage([*scores, 0, 0], [*ids, [-1] * 3, [-1] * 3], [*index, "padding", "padding"])
-    assert torch.equal(padded[:3], advantage(*X_AND_Y)) and not padded[3:].any()

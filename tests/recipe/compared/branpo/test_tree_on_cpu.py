@@ -5,20 +5,15 @@ import random
 from statistics import fmean
 
 import pytest
-import torch
-from omegaconf import OmegaConf
 
-from recipe.common.tiny_model import TinyModelConfig, make_model
 from recipe.compared.branpo.tree import BranPOKeys, Policy, new_tails
 from tests.recipe.arpo.toy_agent import TOKENIZER, ToyPolicy, encode, library, library_tools
 from tests.workers.rollout.toy_engine import EOS, VOCAB, HashEngine, Letters
-from verl.workers.rollout.engines.local_transformers import TransformersEngine
 from verl.workers.rollout.prompt_task import PromptTask
 from verl.workers.rollout.trajectory_tree import TOOL
-from verl.workers.rollout.tree_builder import grow, policy_class
+from verl.workers.rollout.tree_builder import grow
 
 PROMPT = encode("<|im_start|>user\nwho?<|im_end|>\n<|im_start|>assistant\n")
-SECTION = "actor_rollout_ref.rollout.custom.branpo"
 
 
 def odd(tokens):
@@ -131,14 +126,6 @@ def test_tails_go_on_from_a_few_steps_before_the_end(seed):
             assert shared == [0] * 4, "the others start from the prompt"
 
 
-@pytest.mark.parametrize("order", range(4))
-def test_the_tree_does_not_depend_on_who_is_fast(order):
-    expected, _ = grown(HashEngine(sharpness=2), seed=1)
-    other, _ = grown(HashEngine(sharpness=2, delay=0.01, order=order), seed=1, slow=0.001 * order)
-    assert other.to_json() == expected.to_json()
-    assert grown(HashEngine(sharpness=2), seed=2)[0].trajectories() != expected.trajectories()
-
-
 @pytest.mark.parametrize("limit", [1, 2, 3])
 def test_with_tools_a_step_ends_at_a_result(limit):
     tools, engine = library({"call_limit": limit}), ToyPolicy(calls=3)
@@ -159,44 +146,3 @@ def shared_results(a, b):
     """The number of results with which two texts begin alike."""
     ends = [at for at in range(len(a)) if a[:at].endswith("</result>")]
     return sum(b.startswith(a[:end]) for end in ends)
-
-
-def test_on_a_model_every_token_has_its_log_probability():
-    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_heads": 2, "num_kv_heads": 2}
-    model = make_model(TinyModelConfig(**sizes), TOKENIZER).double().eval()
-    options = {"text_of": lambda token: "cx"[token % 4 > 0], "max_tokens": 16, "stop": TOKENIZER.eos_token_id}
-    tree, _ = grown(TransformersEngine(model, TOKENIZER), lambda tokens: 0.0, PROMPT, **options)
-    assert tree.metrics["new_tails"] == 8 and tree.metrics["shared_tokens"] > 0
-    for row, log_probs in zip(tree.trajectories(), tree.log_probs(), strict=True):
-        with torch.no_grad():
-            logits = model(torch.tensor([[*PROMPT, *row]])).logits[0, len(PROMPT) - 1 : -1].log_softmax(-1)
-        assert log_probs == pytest.approx(logits.gather(1, torch.tensor(row).unsqueeze(1)).flatten().tolist())
-
-
-# ---- keys ----
-
-
-def config(n=12, **keys):
-    return OmegaConf.create({"actor_rollout_ref": {"rollout": {"n": n, "custom": {"branpo": keys}}}})
-
-
-def test_the_policy_of_a_config():
-    policy = policy_class("branpo").from_config(config(6, tails=2), TOKENIZER)
-    assert policy.keys == BranPOKeys(tails=2) and policy.text_of(encode("a")[0]) == "a"
-
-
-@pytest.mark.parametrize(
-    ("bad", "message"),
-    [
-        (config(M=2), f"{SECTION} has no key M; known: bases, tails"),
-        (config(tails=0), f"{SECTION}.tails=0: expected at least 1"),
-        (config(max_steps_back=0), f"{SECTION}.max_steps_back=0: expected at least 1"),
-        (config(long_tries=0.5), f"{SECTION}.long_tries=0.5: expected a valid integer"),
-        (config(step_delimiter=""), f"{SECTION}.step_delimiter='': expected at least 1 character"),
-        (config(8), r"rollout.n=8: tree=branpo grows bases \+ tails = 12 trajectories"),
-    ],
-    ids=lambda value: value[-40:] if isinstance(value, str) else "",
-)
-def test_a_bad_key_is_named(bad, message):
-    with pytest.raises(ValueError, match=message):
-        Policy.from_config(bad)

@@ -46,14 +46,6 @@ def test_against_a_slow_version(seed, norm):
             assert result[i, position].item() == pytest.approx(value, abs=1e-9)
 
 
-def test_rows_of_several_prompts_in_any_order_have_the_same_advantages():
-    batch = random_batch(7)
-    result = advantage(batch.outcomes, batch.segment_ids, batch.index, batch.mask)
-    order = np.random.default_rng(0).permutation(len(batch.rows))
-    permuted = advantage(batch.outcomes[order], batch.segment_ids[order], batch.index[order], batch.mask[order])
-    assert torch.allclose(permuted, result[order])
-
-
 def test_equal_outcomes_single_trajectories_and_rows_without_a_tree():
     assert not advantage([0.9] * 3, torch.tensor([[0, 1], [0, 2], [3, 4]]), ["a"] * 3, norm=True).any()
     assert not advantage([5.0], torch.tensor([[0, 1]]), ["a"]).any()

@@ -6,41 +6,17 @@ from collections import Counter
 
 import pytest
 import torch
-from omegaconf import OmegaConf
 
 from recipe.common.tiny_model import TinyModelConfig, make_model
 from recipe.compared.cure.tree import CUREKeys, Policy
 from tests.recipe.arpo.toy_agent import TOKENIZER, ToyPolicy, encode, library, library_tools
+from tests.recipe.compared.engines import Recorder, Script
 from tests.workers.rollout.toy_engine import EOS, VOCAB, HashEngine, Letters
-from verl.workers.rollout.engines.interface import Generation
 from verl.workers.rollout.engines.local_transformers import TransformersEngine
 from verl.workers.rollout.trajectory_tree import TOOL
-from verl.workers.rollout.tree_builder import grow, policy_class
+from verl.workers.rollout.tree_builder import grow
 
 PROMPT = encode("<|im_start|>user\nwho?<|im_end|>\n<|im_start|>assistant\n")
-
-
-class Recorder:
-    """An engine that remembers the tokens after which it was asked."""
-
-    def __init__(self, engine):
-        self.engine, self.asked = engine, []
-
-    async def generate(self, request):
-        self.asked.append(tuple(request.prompt_ids))
-        return await self.engine.generate(request)
-
-
-class Script:
-    """An engine that always writes the same response, with these entropies."""
-
-    def __init__(self, tokens, entropies):
-        self.tokens, self.entropies = tokens, entropies
-
-    async def generate(self, request):
-        start = len(request.prompt_ids) - 3
-        rest = self.tokens[start:]
-        return Generation(rest, [-1.0] * len(rest), entropies=self.entropies[start:] if request.n_entropy else None)
 
 
 def text_of(token):
@@ -129,13 +105,6 @@ def test_a_response_without_a_critical_token_is_followed_by_others_from_the_prom
     assert tree.metrics["shared_tokens"] == 0 and tree.metrics["critical_token_entropy"] == 0
 
 
-@pytest.mark.parametrize("order", range(6))
-def test_the_tree_does_not_depend_on_who_is_fast(order):
-    expected = grown(HashEngine(2), seed=1)
-    assert grown(HashEngine(2, delay=0.01, order=order), seed=1).to_json() == expected.to_json()
-    assert grown(HashEngine(2), seed=2).trajectories() != expected.trajectories()
-
-
 # ---- with tools ----
 
 
@@ -175,40 +144,3 @@ def test_on_a_model_the_forks_are_where_its_distributions_are_widest():
         allowed = [at for at in range(1, len(response)) if response[at] != eos]
         expected += [(*PROMPT, *response[: max(allowed, key=entropies.__getitem__)])] * 2
     assert sorted(engine.asked) == sorted(expected)
-
-
-# ---- keys ----
-
-
-def config(n=16, rollout=None, **keys):
-    section = {"n": n, "custom": {"cure": keys}} | (rollout or {})
-    return OmegaConf.create({"actor_rollout_ref": {"rollout": section}})
-
-
-def test_the_policy_of_a_config():
-    policy = policy_class("cure").from_config(config(6, n1=2, n2=2), TOKENIZER)
-    assert policy.keys == CUREKeys(n1=2, n2=2)
-    assert (policy.text_of(encode("a")[0]), policy.text_of(TOKENIZER.eos_token_id)) == ("a", "")
-    papers = {"n1": 4, "n2": 3, "critical_top_k": 20, "min_characters": 2, "entropy_top_k": 20}
-    assert Policy.from_config(config()).keys == CUREKeys(**papers)
-
-
-SECTION = "actor_rollout_ref.rollout.custom.cure"
-
-
-@pytest.mark.parametrize(
-    ("bad", "message"),
-    [
-        (config(top_k=3), f"{SECTION} has no key top_k; known: n1, n2, critical_top_k, min_characters, entropy_top_k"),
-        (config(n1=0), f"{SECTION}.n1=0: expected at least 1"),
-        (config(critical_top_k=0), f"{SECTION}.critical_top_k=0: expected at least 1"),
-        (config(n2="3"), f"{SECTION}.n2='3': expected a valid integer"),
-        (config(8), r"actor_rollout_ref.rollout.n=8: tree=cure grows n1 \(1 \+ n2\) = 16 trajectories"),
-        (config(entropy_top_k=21), f"{SECTION}.entropy_top_k=21: vLLM reports at most 20"),
-        (config(rollout={"logprobs_mode": "raw_logits"}), "actor_rollout_ref.rollout.logprobs_mode=raw_logits"),
-    ],
-    ids=lambda value: value[-40:] if isinstance(value, str) else "",
-)
-def test_a_bad_key_is_named(bad, message):
-    with pytest.raises(ValueError, match=message):
-        Policy.from_config(bad)

@@ -5,33 +5,17 @@ import math
 from collections import Counter
 
 import pytest
-import torch
-from omegaconf import OmegaConf
 
-from recipe.common.tiny_model import TinyModelConfig, make_model
 from recipe.compared.deep_grpo.tree import PIVOTS, DeepGRPOKeys, Fit, Policy, pivot_weights
 from tests.recipe.arpo.toy_agent import TOKENIZER, ToyPolicy, encode, library, library_tools
+from tests.recipe.compared.engines import Script
 from tests.workers.rollout.toy_engine import EOS, VOCAB, HashEngine, Letters
-from verl.workers.rollout.engines.interface import Generation
-from verl.workers.rollout.engines.local_transformers import TransformersEngine
 from verl.workers.rollout.prompt_task import PromptSettings, PromptTask
 from verl.workers.rollout.trajectory_tree import TOOL
-from verl.workers.rollout.tree_builder import grow, policy_class
+from verl.workers.rollout.tree_builder import grow
 from verl.workers.rollout.tree_rollout import rows_of
 
 PROMPT = encode("<|im_start|>user\nwho?<|im_end|>\n<|im_start|>assistant\n")
-SECTION = "actor_rollout_ref.rollout.custom.deep_grpo"
-
-
-class Script:
-    """An engine that always writes the same response."""
-
-    def __init__(self, tokens):
-        self.tokens = tokens
-
-    async def generate(self, request):
-        rest = self.tokens[len(request.prompt_ids) - 3 :]
-        return Generation(rest, [-1.0] * len(rest))
 
 
 class Rewards:
@@ -151,14 +135,6 @@ def test_branches_that_begin_as_the_failed_trajectory_did_are_nodes_of_their_own
     assert len(set(ends)) == len(rows)
 
 
-@pytest.mark.parametrize("order", range(4))
-def test_the_tree_does_not_depend_on_who_is_fast(order):
-    expected, *_ = grown(HashEngine(sharpness=2), seed=1)
-    other, *_ = grown(HashEngine(sharpness=2, delay=0.01, order=order), seed=1, slow=0.001 * order)
-    assert other.to_json() == expected.to_json()
-    assert grown(HashEngine(sharpness=2), seed=2)[0].trajectories() != expected.trajectories()
-
-
 @pytest.mark.parametrize("limit", [1, 2])
 def test_with_tools_no_call_is_made_twice(limit):
     tools, engine = library({"call_limit": limit}), ToyPolicy(calls=2)
@@ -172,46 +148,3 @@ def test_with_tools_no_call_is_made_twice(limit):
     texts = [TOKENIZER.decode(row.response_ids) for row in rows]
     assert all(text.count("<result>") == min(limit, 2) for text in texts)
     assert len(policy.data_for_trainer(tree).positions) == 2
-
-
-def test_on_a_model_every_token_has_its_log_probability():
-    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_heads": 2, "num_kv_heads": 2}
-    model = make_model(TinyModelConfig(**sizes), TOKENIZER).double().eval()
-    options = {"text_of": lambda token: "cx"[token % 4 > 0], "max_tokens": 16, "stop": TOKENIZER.eos_token_id}
-    _, rows, _, _ = grown(TransformersEngine(model, TOKENIZER), lambda tokens: 0.0, PROMPT, **options)
-    for row in rows:
-        with torch.no_grad():
-            ids = torch.tensor([[*PROMPT, *row.response_ids]])
-            logits = model(ids).logits[0, len(PROMPT) - 1 : -1].log_softmax(-1)
-        chosen = logits.gather(1, torch.tensor(row.response_ids).unsqueeze(1)).flatten()
-        assert row.response_logprobs == pytest.approx(chosen.tolist())
-
-
-# ---- keys ----
-
-
-def config(n=24, **keys):
-    return OmegaConf.create({"actor_rollout_ref": {"rollout": {"n": n, "custom": {"deep_grpo": keys}}}})
-
-
-def test_the_policy_of_a_config():
-    policy = policy_class("deep_grpo").from_config(config(10, chains=4, branches=3), TOKENIZER)
-    assert policy.keys == DeepGRPOKeys(chains=4, branches=3) and policy.text_of(encode("a")[0]) == "a"
-    assert policy.for_task(PromptTask({}), None).fit is None, "before the first step"
-
-
-@pytest.mark.parametrize(
-    ("bad", "message"),
-    [
-        (config(tails=2), f"{SECTION} has no key tails; known: chains, max_failures"),
-        (config(branches=0), f"{SECTION}.branches=0: expected at least 1"),
-        (config(gamma=-1.0), f"{SECTION}.gamma=-1.0: expected at least 0"),
-        (config(step_delimiter=""), f"{SECTION}.step_delimiter='': expected at least 1 character"),
-        (config(max_step_tokens=1.5), f"{SECTION}.max_step_tokens=1.5: expected a valid integer"),
-        (config(8), r"rollout.n=8: tree=deep_grpo grows chains \+ max_failures branches = 24 trajectories"),
-    ],
-    ids=lambda value: value[-40:] if isinstance(value, str) else "",
-)
-def test_a_bad_key_is_named(bad, message):
-    with pytest.raises(ValueError, match=message):
-        Policy.from_config(bad)

@@ -6,9 +6,6 @@ import torch
 from verl.trainer.ppo.core_algos import compute_grpo_outcome_advantage, get_adv_estimator_fn
 
 from recipe.compared.edge.credit import ENTROPY_FACTOR, entropy_factors
-from tests.configs import composed
-from verl.trainer.checks.parts import check_parts, check_typed_sections
-from verl.utils.parts import computed_fields
 
 
 def advantage(rewards, mask, index, entropy, **config) -> torch.Tensor:
@@ -60,14 +57,3 @@ def test_certain_responses_and_the_clamp():
 def test_a_batch_without_tokens():
     factors, metrics = entropy_factors(torch.ones(2, 3), torch.zeros(2, 3, dtype=torch.bool))
     assert not factors.any() and metrics == {}
-
-
-def test_the_checks_before_ray():
-    config = composed("explore", "hardware=cpu", "credit=edge")
-    assert computed_fields(config) == {ENTROPY_FACTOR: "algorithm.adv_estimator=edge"}
-    check_typed_sections(config)
-    check_parts(config)
-    for change, message in (({"clamp": 3}, "algorithm.edge.clamp=3"), ({"floor": 1}, "edge has no key floor; known")):
-        config.algorithm.edge = change
-        with pytest.raises(ValueError, match=message):
-            check_parts(config)

@@ -5,28 +5,17 @@ import math
 
 import pytest
 import torch
-from omegaconf import OmegaConf
 
 from recipe.common.tiny_model import TinyModelConfig, make_model
 from recipe.compared.eptree.tree import EPTreeKeys, Policy
 from tests.recipe.arpo.toy_agent import TOKENIZER, ToyPolicy, encode, library, library_tools
+from tests.recipe.compared.engines import Recorder
 from tests.workers.rollout.toy_engine import EOS, VOCAB, HashEngine
 from verl.workers.rollout.engines.local_transformers import TransformersEngine
 from verl.workers.rollout.trajectory_tree import TOOL
-from verl.workers.rollout.tree_builder import grow, policy_class
+from verl.workers.rollout.tree_builder import grow
 
 PROMPT = encode("<|im_start|>user\nwho?<|im_end|>\n<|im_start|>assistant\n")
-
-
-class Recorder:
-    """An engine that remembers the tokens after which it was asked."""
-
-    def __init__(self, engine):
-        self.engine, self.asked = engine, []
-
-    async def generate(self, request):
-        self.asked.append(list(request.prompt_ids))
-        return await self.engine.generate(request)
 
 
 def grown(engine, prompt=(1, 2, 3), seed=0, max_tokens=30, stop=EOS, environment=None, vocab_size=VOCAB, **keys):
@@ -76,7 +65,7 @@ def test_the_tokens_with_the_highest_entropy_fork(seed, exclude_last, shape):
                 expected.append(list(prefix))
                 known += 1
         assert known == of_tree
-    assert sorted(engine.asked) == sorted([1, 2, 3, *prefix] for prefix in expected)
+    assert sorted(engine.asked) == sorted((1, 2, 3, *prefix) for prefix in expected)
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -93,18 +82,10 @@ def test_shared_tokens_are_stored_once_with_their_log_probabilities(seed):
         assert log_probs == pytest.approx(expected)
 
 
-@pytest.mark.parametrize("order", range(6))
-def test_the_tree_does_not_depend_on_who_is_fast(order):
-    keys = {"M": 4, "N": 2, "L": 2, "T": 2}
-    expected = grown(HashEngine(), seed=1, **keys)
-    assert grown(HashEngine(delay=0.01, order=order), seed=1, **keys).to_json() == expected.to_json()
-    assert grown(HashEngine(), seed=2, **keys).trajectories() != expected.trajectories()
-
-
 def test_short_trajectories_are_followed_by_others_from_the_prompt():
     engine = Recorder(HashEngine())
     tree = grown(engine, max_tokens=3, M=2, N=2, L=1, T=2)
-    assert engine.asked == [[1, 2, 3]] * 10 and tree.metrics["forked_tokens"] == 0
+    assert engine.asked == [(1, 2, 3)] * 10 and tree.metrics["forked_tokens"] == 0
 
 
 # ---- with tools ----
@@ -159,48 +140,12 @@ def test_on_a_model_the_forks_are_where_its_distributions_are_widest():
     engine = Recorder(TransformersEngine(model, TOKENIZER))
     options = {"max_tokens": 12, "stop": TOKENIZER.eos_token_id, "vocab_size": len(TOKENIZER)}
     tree = grown(engine, PROMPT, **options, M=2, N=2, L=1, T=2, exclude_last=2, entropy_top_k=len(TOKENIZER))
-    rows, expected = tree.trajectories(), [PROMPT] * 2
+    rows, expected = tree.trajectories(), [tuple(PROMPT)] * 2
     for first in rows[::5]:
         with torch.no_grad():
             logits = model(torch.tensor([[*PROMPT, *first]])).logits[0, len(PROMPT) - 1 : -1]
         entropies = torch.distributions.Categorical(logits=logits).entropy()[:-2]
         for at in entropies.topk(2).indices.tolist():
-            expected += [[*PROMPT, *first[:at]]] * 2
+            expected += [(*PROMPT, *first[:at])] * 2
     assert sorted(engine.asked) == sorted(expected)
     assert 0 < tree.metrics["shared_tokens"] < 1
-
-
-# ---- keys ----
-
-
-def config(n=30, rollout=None, **keys):
-    section = {"n": n, "custom": {"eptree": keys}} | (rollout or {})
-    return OmegaConf.create({"actor_rollout_ref": {"rollout": section}})
-
-
-def test_the_policy_of_a_config():
-    policy = policy_class("eptree").from_config(config(M=3, N=1, L=2, T=2, n=15))
-    assert policy.keys == EPTreeKeys(M=3, N=1, L=2, T=2)
-    assert Policy.from_config(config(rollout={"custom": None})).keys == EPTreeKeys()
-
-
-SECTION = "actor_rollout_ref.rollout.custom.eptree"
-
-
-@pytest.mark.parametrize(
-    ("bad", "message"),
-    [
-        (config(top=3), f"{SECTION} has no key top; known: M, N, L, T, exclude_last, entropy_top_k"),
-        (config(M=0, n=0), f"{SECTION}.M=0: expected at least 1"),
-        (config(exclude_last=-1), f"{SECTION}.exclude_last=-1: expected at least 0"),
-        (config(N="2"), f"{SECTION}.N='2': expected a valid integer"),
-        (config(L=True), f"{SECTION}.L=True: expected a valid integer"),
-        (config(n=8), r"actor_rollout_ref.rollout.n=8: tree=eptree grows M \(1 \+ N L T\) = 30 trajectories"),
-        (config(entropy_top_k=21), f"{SECTION}.entropy_top_k=21: vLLM reports at most 20"),
-        (config(rollout={"logprobs_mode": "raw_logits"}), "actor_rollout_ref.rollout.logprobs_mode=raw_logits"),
-    ],
-    ids=lambda value: value[-40:] if isinstance(value, str) else "",
-)
-def test_a_bad_key_is_named(bad, message):
-    with pytest.raises(ValueError, match=message):
-        Policy.from_config(bad)

@@ -7,9 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from recipe.compared.igpo.credit import compute_igpo_advantage, discounted_sums, gain_metrics
+from recipe.compared.igpo.credit import compute_igpo_advantage, gain_metrics
 from verl.trainer.ppo.credit.nodes import SEGMENT_IDS
-from verl.utils.parts import parts
 from verl.workers.rollout.answer_likelihood import ANSWER_GAINS
 
 NAN = math.nan
@@ -20,11 +19,6 @@ def advantages_of(gains, rewards, mask, index, norm=True, **keys) -> torch.Tenso
     segments = torch.zeros_like(mask, dtype=torch.long)
     with ANSWER_GAINS.bound(gains), SEGMENT_IDS.bound(segments):
         return compute_igpo_advantage(rewards, mask, np.array(index), config=config)[0]
-
-
-def test_the_numbered_example():
-    """p .1, .4, .3 and an outcome of 1, undiscounted and not normalized."""
-    assert discounted_sums([0.4 - 0.1, 0.3 - 0.4, 1.0], 1.0) == pytest.approx([1.2, 0.9, 1.0])
 
 
 def test_two_trajectories_by_hand():
@@ -92,9 +86,3 @@ def test_metrics_are_of_the_turns_that_have_a_gain():
     assert found == pytest.approx({"igpo/turns_with_gain": 1.0, **sizes})
     with ANSWER_GAINS.bound(gains[1:]):
         assert gain_metrics(*arguments) == {"igpo/turns_with_gain": 0.0}
-
-
-def test_bad_keys_are_refused_by_name():
-    for values, named in (({"gamma": 1.5}, "algorithm.igpo.gamma"), ({"gama": 1.0}, "algorithm.igpo.*gamma")):
-        with pytest.raises(ValueError, match=named):
-            parts("credit")["igpo"].read({"igpo": values})

@@ -6,41 +6,16 @@ from collections import Counter
 import numpy as np
 import pytest
 import torch
-from omegaconf import OmegaConf
 from verl.trainer.ppo.core_algos import get_adv_estimator_fn
 
-from recipe.common.tiny_model import TinyModelConfig, make_model
 from recipe.compared.tree_grpo.tree import Policy, TreeGRPOKeys
 from tests.recipe.arpo.toy_agent import TOKENIZER, ToyPolicy, encode, library, library_tools
+from tests.recipe.compared.engines import Recorder, Script
 from tests.workers.rollout.toy_engine import EOS, VOCAB, HashEngine, Letters
-from verl.workers.rollout.engines.interface import Generation
-from verl.workers.rollout.engines.local_transformers import TransformersEngine
 from verl.workers.rollout.trajectory_tree import SEGMENT_IDS, TOOL
-from verl.workers.rollout.tree_builder import grow, policy_class
+from verl.workers.rollout.tree_builder import grow
 
 PROMPT = encode("<|im_start|>user\nwho?<|im_end|>\n<|im_start|>assistant\n")
-
-
-class Recorder:
-    """An engine that remembers the tokens after which it was asked."""
-
-    def __init__(self, engine):
-        self.engine, self.asked = engine, []
-
-    async def generate(self, request):
-        self.asked.append(tuple(request.prompt_ids))
-        return await self.engine.generate(request)
-
-
-class Script:
-    """An engine that always writes the same response."""
-
-    def __init__(self, tokens):
-        self.tokens = tokens
-
-    async def generate(self, request):
-        rest = self.tokens[len(request.prompt_ids) - 3 :]
-        return Generation(rest, [-1.0] * len(rest))
 
 
 def letter(token):
@@ -120,14 +95,6 @@ def test_a_tree_of_one_step_is_followed_by_trees_from_the_prompt():
     assert engine.asked == [(1, 2, 3)] * 10 and len(set(tree_of_row(tree))) == 10
 
 
-@pytest.mark.parametrize("order", range(6))
-def test_the_tree_does_not_depend_on_who_is_fast(order):
-    keys = {"M": 3, "N": 2, "L": 2}
-    expected = grown(HashEngine(sharpness=2), seed=1, **keys)
-    assert grown(HashEngine(sharpness=2, delay=0.01, order=order), seed=1, **keys).to_json() == expected.to_json()
-    assert grown(HashEngine(sharpness=2), seed=2, **keys).trajectories() != expected.trajectories()
-
-
 def test_the_credit_compares_within_these_trees():
     """Tree-GRPO's advantage is that within the tree plus that within the group."""
     tree = grown(HashEngine(sharpness=1.5, memory=100), seed=3, M=2, N=3, L=1)
@@ -167,55 +134,3 @@ def test_with_tools_a_step_ends_at_a_result_and_its_call_is_made_once(limit):
     results = [TOKENIZER.decode(segment.token_ids) for segment in tree.segments if segment.author == TOOL]
     assert all(text.startswith(" <result>") and text.endswith("</result>") for text in results)
     assert len(set(tree_of_row(tree))) == 2
-
-
-# ---- with a model ----
-
-
-def test_on_a_model_every_token_has_its_log_probability():
-    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_heads": 2, "num_kv_heads": 2}
-    model = make_model(TinyModelConfig(**sizes), TOKENIZER).double().eval()
-    options = {"text_of": lambda t: "cx"[t % 4 > 0], "max_tokens": 16, "stop": TOKENIZER.eos_token_id}
-    tree = grown(TransformersEngine(model, TOKENIZER), PROMPT, **options, M=2, N=2, L=1)
-    rows = tree.trajectories()
-    assert len(set(tree_of_row(tree))) == 2 and len(set(map(tuple, rows))) == 6
-    for row, log_probs in zip(rows, tree.log_probs(), strict=True):
-        with torch.no_grad():
-            logits = model(torch.tensor([[*PROMPT, *row]])).logits[0, len(PROMPT) - 1 : -1].log_softmax(-1)
-        assert log_probs == pytest.approx(logits.gather(1, torch.tensor(row).unsqueeze(1)).flatten().tolist())
-    for start in (0, 3):
-        first = rows[start]
-        for row in rows[start + 1 : start + 3]:
-            shared = next(i for i in range(16) if row[i] != first[i])
-            assert any(token % 4 == 0 for token in first[:shared])
-
-
-# ---- keys ----
-
-
-def config(n=12, **keys):
-    return OmegaConf.create({"actor_rollout_ref": {"rollout": {"n": n, "custom": {"tree_grpo": keys}}}})
-
-
-def test_the_policy_of_a_config():
-    policy = policy_class("tree_grpo").from_config(config(6, M=2, N=2, step_delimiter="\n"), TOKENIZER)
-    assert policy.keys == TreeGRPOKeys(M=2, N=2, L=1, step_delimiter="\n") and policy.text_of(encode("a")[0]) == "a"
-
-
-SECTION = "actor_rollout_ref.rollout.custom.tree_grpo"
-
-
-@pytest.mark.parametrize(
-    ("bad", "message"),
-    [
-        (config(T=2), f"{SECTION} has no key T; known: M, N, L, step_delimiter"),
-        (config(N=0), f"{SECTION}.N=0: expected at least 1"),
-        (config(step_delimiter=""), f"{SECTION}.step_delimiter='': expected at least 1 character"),
-        (config(M=1.5), f"{SECTION}.M=1.5: expected a valid integer"),
-        (config(8), r"actor_rollout_ref.rollout.n=8: tree=tree_grpo grows M \(1 \+ N L\) = 12 trajectories"),
-    ],
-    ids=lambda value: value[-40:] if isinstance(value, str) else "",
-)
-def test_a_bad_key_is_named(bad, message):
-    with pytest.raises(ValueError, match=message):
-        Policy.from_config(bad)

@@ -7,7 +7,6 @@ from verl.trainer.ppo.core_algos import get_adv_estimator_fn
 
 from tests.trainer.ppo.credit.random_trees import random_batch
 from verl.trainer.ppo.credit.nodes import SEGMENT_IDS
-from verl.utils.parts import parts
 
 STRATEGIES = ["average", "group_size"]
 
@@ -34,11 +33,6 @@ def test_two_pairs_by_hand(strategy, expected):
     assert torch.equal(result, result[:, :1] * (TWO_PAIRS >= 0))
     normalized = advantage([1, 0, 1, 1], TWO_PAIRS, ["a"] * 4, norm=True, adv_weight_strategy=strategy)
     assert normalized[:, 0].tolist() == pytest.approx([x / 0.5 for x in expected], rel=1e-5)  # the group's deviation
-
-
-def test_the_subtrees_count_alike_unless_the_key_says_otherwise():
-    assert torch.equal(advantage([1, 0, 1, 1], TWO_PAIRS, ["a"] * 4), advantage([1, 0, 1, 1], TWO_PAIRS, ["a"] * 4))
-    assert advantage([1, 0, 1, 1], TWO_PAIRS, ["a"] * 4)[0, 0] == pytest.approx(3 / 8)
 
 
 @pytest.mark.parametrize("norm", [False, True])
@@ -77,18 +71,3 @@ def test_equal_outcomes_single_trajectories_and_rows_without_a_tree():
     without = torch.full((3, 1), -1)
     plain = advantage([2, 0, 7], without, ["a", "a", "b"], mask=torch.ones(3, 1))
     assert plain.flatten().tolist() == [1, -1, 0], "without trees it is the distance from the group's mean"
-
-
-@pytest.mark.parametrize(
-    ("keys", "message"),
-    [
-        (
-            {"adv_weight_strategy": "size"},
-            "algorithm.treepo.adv_weight_strategy=size: expected 'average' or 'group_size'",
-        ),
-        ({"weights": 1}, "algorithm.treepo has no key weights; known: adv_weight_strategy"),
-    ],
-)
-def test_a_bad_key_is_named(keys, message):
-    with pytest.raises(ValueError, match=message):
-        parts("credit")["treepo"].read({"treepo": keys})

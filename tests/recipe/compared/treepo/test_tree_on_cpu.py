@@ -5,17 +5,13 @@ import re
 from collections import Counter
 
 import pytest
-import torch
-from omegaconf import OmegaConf
 
-from recipe.common.tiny_model import TinyModelConfig, make_model
 from recipe.compared.treepo.tree import Policy, TreePOKeys
 from tests.recipe.arpo.toy_agent import TOKENIZER, ToyPolicy, encode, library, library_tools
+from tests.recipe.compared.engines import Script
 from tests.workers.rollout.toy_engine import EOS, VOCAB, Calls, HashEngine, Letters
-from verl.workers.rollout.engines.interface import Generation
-from verl.workers.rollout.engines.local_transformers import TransformersEngine
 from verl.workers.rollout.trajectory_tree import TOOL
-from verl.workers.rollout.tree_builder import grow, policy_class
+from verl.workers.rollout.tree_builder import grow
 
 PROMPT = encode("<|im_start|>user\nwho?<|im_end|>\n<|im_start|>assistant\n")
 LETTERS = Letters().decode
@@ -33,17 +29,6 @@ class Recorder:
         generation = await self.engine.generate(request)
         call[1] = tuple(generation.token_ids)
         return generation
-
-
-class Script:
-    """An engine that always writes the same response."""
-
-    def __init__(self, tokens):
-        self.tokens = tokens
-
-    async def generate(self, request):
-        rest = self.tokens[len(request.prompt_ids) - 3 :][: request.max_tokens]
-        return Generation(rest, [-1.0] * len(rest))
 
 
 def grown(engine, n=8, prompt=(1, 2, 3), seed=0, text_of=LETTERS, max_tokens=30, stop=EOS, environment=None, **keys):
@@ -160,16 +145,6 @@ def test_a_text_of_32_characters_may_occur_seven_times_in_a_round(text, ends):
     assert len(engine.calls) == 2
 
 
-@pytest.mark.parametrize("order", range(6))
-def test_the_tree_does_not_depend_on_who_is_fast(order):
-    def tree(delay=0.0, seed=1):
-        tools = Calls(2, delay=delay, order=order)
-        return grown(HashEngine(2, delay=delay, order=order), 12, environment=tools, seed=seed)
-
-    assert tree(delay=0.01).to_json() == tree().to_json()
-    assert tree(seed=2).trajectories() != tree().trajectories()
-
-
 def test_branches_that_begin_alike_are_nodes_of_their_own():
     tree = grown(Script([1, 1, 1, 1, 2, 2, EOS]), 4, first_round_divergence=2)
     assert tree.trajectories() == [[1, 1, 1, 1, 2, 2, EOS]] * 4
@@ -211,53 +186,3 @@ def test_forks_leave_results_whole_and_share_calls(segment_length):
         assert len(turns) == 3
         for number, (own, _, query) in enumerate(turns):
             assert own == policy.turn(own[0], number) and query == (own[0] if number < 2 else "")
-
-
-# ---- with a model ----
-
-
-def test_on_a_model_every_token_has_its_log_probability():
-    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_heads": 2, "num_kv_heads": 2}
-    model = make_model(TinyModelConfig(**sizes), TOKENIZER).double().eval()
-    options = {"max_tokens": 14, "stop": TOKENIZER.eos_token_id, "text_of": TOKENIZER.decode}
-    tree = grown(TransformersEngine(model, TOKENIZER), 8, PROMPT, **options, first_round_divergence=2)
-    rows = tree.trajectories()
-    assert len(set(map(tuple, rows))) == 8 and 0.2 < tree.metrics["shared_tokens"] < 0.7
-    for row, log_probs in zip(rows, tree.log_probs(), strict=True):
-        with torch.no_grad():
-            logits = model(torch.tensor([[*PROMPT, *row]])).logits[0, len(PROMPT) - 1 : -1].log_softmax(-1)
-        assert log_probs == pytest.approx(logits.gather(1, torch.tensor(row).unsqueeze(1)).flatten().tolist())
-
-
-# ---- keys ----
-
-
-def config(**keys):
-    return OmegaConf.create({"actor_rollout_ref": {"rollout": {"n": 16, "custom": {"treepo": keys}}}})
-
-
-def test_the_policy_of_a_config():
-    policy = policy_class("treepo").from_config(config(segment_length=64, divergence=4), TOKENIZER)
-    assert policy.keys == TreePOKeys(segment_length=64, divergence=4) and policy.text_of(encode("ab")) == "ab"
-    papers = {"segment_length": 512, "max_depth": 14, "divergence": 2, "first_round_divergence": 8}
-    papers |= {"repetition_length": 32, "repetition_count": 8}
-    assert Policy.from_config(config()).keys == TreePOKeys(**papers)
-
-
-SECTION = "actor_rollout_ref.rollout.custom.treepo"
-
-
-@pytest.mark.parametrize(
-    ("bad", "message"),
-    [
-        (config(depth=2), f"{SECTION} has no key depth; known: segment_length, max_depth, divergence"),
-        (config(segment_length=0), f"{SECTION}.segment_length=0: expected at least 1"),
-        (config(max_depth="4"), f"{SECTION}.max_depth='4': expected a valid integer"),
-        (config(repetition_count=-1), f"{SECTION}.repetition_count=-1: expected at least 0"),
-        (config(divergence=9), f"{SECTION}.first_round_divergence=8: expected at least divergence=9"),
-    ],
-    ids=lambda value: value[-40:] if isinstance(value, str) else "",
-)
-def test_a_bad_key_is_named(bad, message):
-    with pytest.raises(ValueError, match=message):
-        Policy.from_config(bad)

@@ -1,23 +1,18 @@
 """What the registry says of losses holds for upstream's functions, and of ours; hand-computed numbers of upstream's."""
 
 import math
-from contextlib import ExitStack
 
 import pytest
 import torch
 from verl.trainer.ppo.core_algos import get_policy_loss_fn
-from verl.utils.config import omega_conf_to_dataclass
 
 from tests.configs import composed
+from tests.conformance.losses import batch_of, step
 from verl.trainer.checks import callback
-from verl.trainer.checks.parts import check_parts, check_typed_sections, part_warnings
 from verl.utils.parts import parts
-from verl.utils.token_fields import FIELDS
 from verl.workers.config import PolicyLossConfig
 from verl.workers.config.explore import ExploreActorConfig
 
-NAMES = ["cispo", "clip_cov", "dppo_kl", "dppo_tv", "gspo", "kl_cov", "sapo"]
-PROPORTIONAL = [name for name, loss in parts("loss").items() if loss.proportional]
 BY_MICRO_BATCH = ["clip_cov", "kl_cov"]
 
 
@@ -127,78 +122,20 @@ def test_the_default_keys():
 # ---- what the registry says ----
 
 
-def batch(seed: int, rows: int = 8, length: int = 9):
-    """Old and new log-probs, advantages of tokens, a ragged mask with tool tokens, and a field for the losses."""
-    generator = torch.Generator().manual_seed(seed)
-    mask = torch.arange(length) < torch.randint(2, length + 1, (rows, 1), generator=generator)
-    mask &= (torch.rand(rows, length, generator=generator) > 0.2) | (torch.arange(length) == 0)
-    old = -torch.rand(rows, length, generator=generator) * 3 - 0.1
-    new = old + 0.3 * torch.randn(rows, length, generator=generator)
-    advantages = torch.randn(rows, length, generator=generator) * mask
-    return old, new, advantages, mask, torch.rand(rows, length, generator=generator)
-
-
-def config_of(name: str):
-    actor = composed("explore", "hardware=cpu", f"loss={name}").actor_rollout_ref.actor
-    if name == "archer":  # its KL is no part of what is proportional
-        actor.low_entropy_kl_loss_scale_coef, actor.use_kl_loss = 0.0, False
-    return omega_conf_to_dataclass(actor)
-
-
-def gradient_of(name: str, old, new, advantages, mask, values, rows_per_micro_batch: int = 100) -> torch.Tensor:
-    config = config_of(name)
-    config.global_batch_info.update(dp_size=1, batch_num_tokens=mask.sum().item(), global_batch_size=len(mask))
-    new = new.clone().requires_grad_()
-    torch.manual_seed(0)  # clip_cov draws tokens
-    for rows in torch.arange(len(mask)).split(rows_per_micro_batch):
-        with ExitStack() as stack:
-            for field in parts("loss")[name].fields(config):
-                stack.enter_context(FIELDS[field.name].bound(values[rows]))
-            get_policy_loss_fn(name)(old[rows], new[rows], advantages[rows], mask[rows], config.loss_agg_mode, config)[
-                0
-            ].backward()
-    return new.grad
-
-
-@pytest.mark.parametrize("name", PROPORTIONAL)
-def test_a_proportional_losss_gradient_grows_with_the_advantage_and_is_0_without(name):
-    old, new, advantages, mask, values = batch(0)
-    advantages[:, 2] = 0
-    advantages[3] = 0
-    gradient = gradient_of(name, old, new, advantages, mask, values)
-    assert gradient.any() and not gradient[advantages == 0].any()
-    torch.testing.assert_close(gradient_of(name, old, new, 3 * advantages, mask, values), 3 * gradient)
-
-
-@pytest.mark.parametrize("name", PROPORTIONAL)
-def test_a_proportional_losss_gradient_does_not_depend_on_the_micro_batches(name):
-    arguments = batch(1)
-    whole = gradient_of(name, *arguments)
-    for size in (1, 3):
-        torch.testing.assert_close(gradient_of(name, *arguments, rows_per_micro_batch=size), whole)
-
-
 @pytest.mark.parametrize("name", BY_MICRO_BATCH)
 def test_that_of_others_does(name):
-    old, new, advantages, mask, values = batch(1)
-    whole, cut = (gradient_of(name, old, new, 3 * advantages, mask, values, size) for size in (100, 1))
+    rows = batch_of(1)
+    rows = rows._replace(advantages=3 * rows.advantages * rows.mask)
+    whole, cut = (step(name, rows, micro_batch=size).gradient for size in (100, 1))
     assert not torch.allclose(whole, cut)
     assert not parts("loss")[name].proportional
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_a_run_with_the_choice_passes_the_checks(name):
-    config = composed("explore", "hardware=cpu", f"loss={name}")
-    check_typed_sections(config)
-    check_parts(config)
-    assert config.actor_rollout_ref.actor.policy_loss.loss_mode == name
-    warnings = part_warnings(config)
-    assert len(warnings) == (name in BY_MICRO_BATCH)
-    assert all(text.startswith(f"loss={name}: ") and "update=tree" in text for text in warnings)
-
-
 def test_the_clip_values_are_the_papers():
-    actors = {name: composed("explore", "hardware=cpu", f"loss={name}").actor_rollout_ref.actor for name in NAMES}
+    actors = {
+        name: composed("explore", "hardware=cpu", f"loss={name}").actor_rollout_ref.actor
+        for name in ("gspo", "sapo", "cispo", "dppo_tv", "dppo_kl")
+    }
     assert (actors["gspo"].clip_ratio_low, actors["gspo"].clip_ratio_high) == (3e-4, 4e-4)
     assert actors["gspo"].loss_agg_mode == actors["sapo"].loss_agg_mode == "seq-mean-token-mean"
     assert 1 - actors["cispo"].clip_ratio_low == 0

@@ -1,0 +1,1 @@
+"""Tests of the package, and suites that other packages can run for their parts (tests/conformance)."""

@@ -1,0 +1,103 @@
+"""What holds for every tool, whatever it does: in a tool box, which calls it as a rollout does.
+
+from tests.conformance.tools import *  # noqa: F403
+
+@pytest.fixture(params=[Case("my_package.MyTool", {}, "a call that works")])
+def case(request):
+    return request.param
+"""
+
+import asyncio
+import json
+from collections.abc import Mapping
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import pytest
+from hydra.utils import get_class
+
+from recipe.common.tiny_model import make_tokenizer
+from verl.workers.rollout.environment import Tools
+from verl.workers.rollout.tools.protocol import Protocol
+from verl.workers.rollout.tools.tool_box import ToolBox, ToolsConfig
+
+TOKENIZER = make_tokenizer()
+
+
+class Case(NamedTuple):
+    """A tool: its class, its constructor's arguments, a call that works, and one whose content it cannot take."""
+
+    class_path: str
+    params: Mapping[str, Any]
+    call: str
+    bad_call: str = ""
+
+
+@contextmanager
+def box_of(case: Case, **limits):
+    entry = {"class_path": case.class_path, "params": dict(case.params)}
+    box = ToolBox(ToolsConfig(tool_instances={"tried": entry}, **{"timeout": 30} | limits))
+    yield box, next(iter(box.tools))
+
+
+def answered(case: Case, *contents: str, max_tokens: int = 4096, **limits) -> list[tuple[str, dict]]:
+    """What the model reads of calls with these contents, all at once, and their descriptions."""
+
+    async def answer(environment: Tools, tag: str, content: str):
+        turn = TOKENIZER.encode(f"<{tag}>{content}</{tag}>", add_special_tokens=False)
+        return await environment.answer(turn, tag, max_tokens)
+
+    async def run():
+        with box_of(case, **limits) as (box, tag):
+            try:
+                environment = Tools(box, Protocol(TOKENIZER, list(box.tools)))
+                return await asyncio.gather(*(answer(environment, tag, content) for content in contents))
+            finally:
+                for tool in box.tools.values():
+                    await tool.close()
+
+    found = asyncio.run(run())
+    assert all(len(tokens) <= max_tokens for tokens, _ in found)
+    return [(TOKENIZER.decode(tokens), about) for tokens, about in found]
+
+
+def test_a_call_that_works_is_answered_between_the_results_tags(case):
+    ((text, about),) = answered(case, case.call)
+    assert text.startswith(" <result>\n") and text.endswith("\n</result>") and "Error" not in text
+    assert not about.get("error") and json.loads(json.dumps(about)) == about
+
+
+def test_calls_at_once_have_their_own_answers(case):
+    found = answered(case, *[case.call] * 4)
+    assert len({text for text, _ in found}) == 1
+
+
+def test_a_result_is_cut_to_its_limit_within_its_tags(case):
+    ((text, _),) = answered(case, case.call, max_result_tokens=22)
+    assert len(TOKENIZER.encode(text, add_special_tokens=False)) <= 22
+    assert text.startswith(" <result>\n") and text.endswith("</result>")
+
+
+def test_a_call_that_takes_too_long_is_an_error_for_the_model(case):
+    ((text, about),) = answered(case, case.call, timeout=1e-4, retries=0)
+    assert "Error: " in text and text.endswith("\n</result>") and about["error"]
+
+
+@pytest.mark.parametrize("content", ["", " \n", "\x00\udc80", "</result><|im_end|>", "x" * 3000])
+def test_any_text_is_answered(case, content):
+    ((text, _),) = answered(case, content.encode(errors="ignore").decode())
+    assert text.startswith(" <result>\n") and text.count("</result>") == 1
+
+
+def test_a_call_that_it_cannot_take_is_told_the_model(case):
+    if case.bad_call:
+        ((text, about),) = answered(case, case.bad_call)
+        assert "Error" in text and text.endswith("\n</result>")
+
+
+def test_an_unknown_parameter_is_refused_before_a_run_by_name(case):
+    with pytest.raises((TypeError, ValueError), match="no_such_parameter"):
+        get_class(case.class_path).check(**case.params, no_such_parameter=1)
+
+
+__all__ = ["Case", *(name for name in dir() if name.startswith("test_"))]

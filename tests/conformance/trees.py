@@ -1,0 +1,331 @@
+"""What holds for every tree, whatever its rule: on engines and environments of letters, with its `smallest` settings.
+
+from tests.conformance.trees import *  # noqa: F403
+
+@pytest.fixture(params=["my_tree"])  # names of registered trees
+def tree(request):
+    return request.param
+"""
+
+import asyncio
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from functools import cache
+from typing import Any
+
+import pytest
+from omegaconf import DictConfig, OmegaConf, open_dict
+
+from tests.configs import composed
+from tests.workers.rollout.toy_engine import CALL, EOS, VOCAB, Calls, HashEngine, Letters, answer_to
+from verl.trainer.checks.parts import check_parts, check_typed_sections
+from verl.utils.parts import nested, parts
+from verl.workers.config.keys import ROLLOUT
+from verl.workers.rollout.environment import NO_ENVIRONMENT
+from verl.workers.rollout.prompt_task import PromptTask
+from verl.workers.rollout.trajectory_tree import MODEL, TrajectoryTree
+from verl.workers.rollout.tree_builder import BranchPolicy, grow
+from verl.workers.rollout.tree_rollout import rows_of
+
+PROMPT = [1, 2, 3]
+PARAGRAPH = 2  # the token whose text ends a step
+ENVIRONMENTS = ["none", "tools"]
+CALL_LIMIT = 2
+
+
+class Paragraphs(Letters):
+    """The letters, but that one of them is two line breaks, which end a step by default."""
+
+    def decode(self, tokens, skip_special_tokens=False):
+        own = [token for token in tokens if token != EOS or not skip_special_tokens]
+        return super().decode(own).replace(super().decode([PARAGRAPH]), "\n\n")
+
+
+class ParagraphEngine(HashEngine):
+    """A `HashEngine` that stops at texts of `Paragraphs`, and often ends a step or calls; every prefix has a
+    distribution of its own."""
+
+    def __init__(self, **options):
+        super().__init__(**{"sharpness": 1.5, "memory": 1000} | options)
+
+    def probabilities(self, tokens):
+        return [0.8 * p + 0.1 * (token in (PARAGRAPH, CALL)) for token, p in enumerate(super().probabilities(tokens))]
+
+    async def generate(self, request):
+        generation = await super().generate(request)
+        for end in range(1, len(generation.token_ids)):
+            if any(text in Paragraphs().decode(generation.token_ids[:end]) for text in request.stop):
+                return generation.first(end)
+        return generation
+
+
+def parity(tokens) -> float:
+    """A reward that about half of the trajectories get."""
+    return float(sum(tokens) % 2)
+
+
+@cache
+def config_of(tree: str, environment: str = "none") -> DictConfig:
+    """A run's config with the tree's smallest settings, and as many trajectories as it grows, or six."""
+    part = parts("tree")[tree]
+    config = composed("explore", "hardware=cpu", f"tree={tree}", f"environment={environment}").copy()
+    with open_dict(config):
+        config.merge_with(nested(part.smallest))
+        config.actor_rollout_ref.rollout.n = 6
+        if part.trajectories is not None:
+            keys = part.keys(**OmegaConf.to_container(OmegaConf.select(config, part.section), resolve=True))
+            config.actor_rollout_ref.rollout.n = part.trajectories(keys)
+    return config
+
+
+def policy_of(tree: str, environment: str = "none", reward_of: Callable = parity, slow: float = 0.0) -> BranchPolicy:
+    async def score(tokens, about):
+        await asyncio.sleep(slow * (sum(tokens) % 5))
+        return reward_of(tokens)
+
+    policy = parts("tree")[tree].policy.from_config(config_of(tree, environment), Paragraphs())
+    return policy.for_task(PromptTask({"raw_prompt": [], "uid": "a", "index": 0}, step=1), score)
+
+
+def grown(
+    tree: str, environment: str = "none", *, engine=None, calls=None, seed=0, max_tokens=30, **options
+) -> tuple[TrajectoryTree, BranchPolicy]:
+    """The tree and its policy; `options` are those of `policy_of`."""
+    policy, n = policy_of(tree, environment, **options), config_of(tree, environment).actor_rollout_ref.rollout.n
+    tools = NO_ENVIRONMENT if environment == "none" else calls or Calls(CALL_LIMIT)
+    builder = {"max_tokens": max_tokens, "stop_token_ids": [EOS], "vocab_size": VOCAB, "seed": seed}
+    return asyncio.run(grow(engine or ParagraphEngine(), PROMPT, n, policy, environment=tools, **builder)), policy
+
+
+def same_beginning(a: list, b: list) -> int:
+    return next((at for at, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+
+
+# ---- what a tree follows from ----
+
+
+@pytest.mark.parametrize("environment", ENVIRONMENTS)
+def test_the_order_in_which_requests_end_does_not_change_the_tree(tree, environment):
+    expected, _ = grown(tree, environment, seed=1)
+    for order in range(4):
+        engine, calls = ParagraphEngine(delay=0.004, order=order), Calls(CALL_LIMIT, delay=0.004, order=order)
+        found, _ = grown(tree, environment, engine=engine, calls=calls, seed=1, slow=0.001 * order)
+        assert found.to_json() == expected.to_json()
+
+
+@pytest.mark.parametrize("environment", ENVIRONMENTS)
+def test_another_seed_grows_another_tree(tree, environment):
+    texts = {str(grown(tree, environment, seed=seed)[0].trajectories()) for seed in range(3)}
+    assert len(texts) == 3
+
+
+@pytest.mark.parametrize("environment", ENVIRONMENTS)
+def test_no_two_samples_after_the_same_tokens_have_the_same_seed(tree, environment):
+    """They would be equal."""
+    engine = ParagraphEngine()
+    grown(tree, environment, engine=engine)
+    samples = [(tuple(request.prompt_ids), request.seed) for request in engine.asked if request.temperature]
+    assert len(set(samples)) == len(samples)
+
+
+# ---- rows ----
+
+
+@pytest.mark.parametrize("environment", ENVIRONMENTS)
+@pytest.mark.parametrize("max_tokens", [1, 2, 7, 20])
+@pytest.mark.parametrize("seed", range(2))
+def test_rows_are_complete_responses_within_the_limits(tree, environment, max_tokens, seed):
+    """A row ends with an end token, at the token limit, at a call beyond the limit, or where no answer has room; or the
+    search has dropped it."""
+    found, policy = grown(tree, environment, max_tokens=max_tokens, seed=seed)
+    n = config_of(tree, environment).actor_rollout_ref.rollout.n
+    assert 1 <= len(found.leaves) <= n
+    if parts("tree")[tree].trajectories is not None:
+        assert len(found.leaves) == n
+    for leaf, row in zip(found.leaves, rows_of(found, policy), strict=True):
+        tokens, mask = row.response_ids, row.response_mask
+        fields = {"log_probs": row.response_logprobs, "mask": mask, **row.token_fields}
+        assert {name: len(values) for name, values in fields.items()} == dict.fromkeys(fields, len(tokens))
+        assert 1 <= len(tokens) <= max_tokens and row.prompt_ids == PROMPT
+        calls = sum(found.segments[i].author != MODEL for i in found.path(leaf))
+        assert calls <= CALL_LIMIT * (environment == "tools")
+        if not found.is_dropped(leaf):
+            at_limit = len(tokens) == max_tokens
+            no_answer = calls == CALL_LIMIT or max_tokens - len(tokens) - 1 < 2
+            in_a_call = environment == "tools" and tokens[-1] == CALL and no_answer
+            assert mask[-1] == 1 and (tokens[-1] == EOS or at_limit or in_a_call)
+    assert all(math.isfinite(value) for value in found.metrics.values())
+
+
+@pytest.mark.parametrize("environment", ENVIRONMENTS)
+def test_every_token_is_the_models_with_its_log_probability_or_the_tools(tree, environment):
+    """Each row is read again from its prompt on: after a call stands the tool's answer, and nowhere else."""
+    engine = ParagraphEngine()
+    by_tool = 0
+    for row in [row for seed in range(3) for row in rows_of(*grown(tree, environment, engine=engine, seed=seed))]:
+        tokens, log_probs, at, turn = row.response_ids, row.response_logprobs, 0, []
+        expected = []
+        while at < len(tokens):
+            p = engine.probabilities([*PROMPT, *tokens[:at]])
+            expected.append((1, pytest.approx(math.log(p[tokens[at]]))))
+            turn.append(tokens[at])
+            at += 1
+            if environment == "tools" and turn[-1] == CALL and at < len(tokens):
+                answer = answer_to(turn, 30 - at - 1)
+                assert tokens[at : at + len(answer)] == answer
+                expected += [(0, 0.0)] * len(answer)
+                by_tool, at, turn = by_tool + len(answer), at + len(answer), []
+        assert list(zip(row.response_mask, log_probs, strict=True)) == expected
+        assert EOS not in [token for token, by_model in zip(tokens[:-1], row.response_mask, strict=False) if by_model]
+    assert bool(by_tool) == (environment == "tools")
+
+
+@pytest.mark.parametrize("environment", ENVIRONMENTS)
+@pytest.mark.parametrize("seed", range(3))
+def test_segment_ids_are_numbered_in_the_rows_order_and_shared_only_from_the_first_token_on(tree, environment, seed):
+    found, _ = grown(tree, environment, seed=seed)
+    assert found.renumbered().to_json() == found.to_json()
+    ids, rows, masks = found.segment_ids(), found.trajectories(), found.response_masks()
+    in_order = list(dict.fromkeys(segment for row in ids for segment in row))
+    assert in_order[0] == 0 and all(list(dict.fromkeys(row)) == sorted(set(row)) for row in ids)
+    for i, row in enumerate(ids):
+        for j in range(i):
+            same = same_beginning(row, ids[j])
+            assert not set(row[same:]) & set(ids[j][same:])
+            assert rows[i][:same] == rows[j][:same] and masks[i][:same] == masks[j][:same]
+    lengths = sum(map(len, rows))
+    if "shared_tokens" in found.metrics:
+        stored = sum(len(segment.token_ids) for segment in found.segments)
+        assert found.metrics["shared_tokens"] == pytest.approx(1 - stored / lengths)
+
+
+def test_calls_are_counted_once_for_all_rows_that_share_them(tree):
+    calls = Calls(CALL_LIMIT)
+    found, _ = grown(tree, "tools", calls=calls, seed=2)
+    answered = [segment for segment in found.segments if segment.author != MODEL]
+    assert found.metrics["tool_calls"] == len(calls.answered) >= len(answered) > 0
+
+
+# ---- what goes wrong ----
+
+
+def assert_fails(tree: str, environment: str, engine, tools, message: str) -> None:
+    """The error ends the tree, and no task goes on."""
+
+    async def run():
+        n, policy = config_of(tree, environment).actor_rollout_ref.rollout.n, policy_of(tree, environment)
+        options = {"max_tokens": 40, "stop_token_ids": [EOS], "vocab_size": VOCAB, "environment": tools}
+        with pytest.raises(RuntimeError, match=message):
+            await grow(engine, PROMPT, n, policy, **options)
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("environment", ENVIRONMENTS)
+@pytest.mark.parametrize("which", [0, 2])
+def test_an_engines_failure_ends_the_tree_and_leaves_nothing_running(tree, environment, which):
+    class Fails(ParagraphEngine):
+        running = 0
+
+        async def generate(self, request):
+            if len(self.asked) == which:
+                raise RuntimeError("engine core died")
+            self.running += 1
+            try:
+                return await super().generate(request)
+            finally:
+                self.running -= 1
+
+    engine, tools = Fails(delay=0.01), NO_ENVIRONMENT if environment == "none" else Calls(CALL_LIMIT, delay=0.02)
+    assert_fails(tree, environment, engine, tools, "engine core died")
+    assert engine.running == 0
+
+
+def test_an_environments_failure_ends_the_tree_and_leaves_nothing_running(tree):
+    class Fails(Calls):
+        async def answer(self, turn, tag, max_tokens):
+            await asyncio.sleep(0.01)
+            raise RuntimeError("no such node")
+
+    assert_fails(tree, "tools", ParagraphEngine(delay=0.01), Fails(CALL_LIMIT), "no such node")
+
+
+@pytest.mark.parametrize("environment", ENVIRONMENTS)
+def test_a_tree_that_reads_rewards_grows_whether_all_or_none_succeed(tree, environment):
+    if not parts("tree")[tree].reads_rewards:
+        return
+    for reward in (-0.5, 0.0, 1.0):
+        scored: list[list[int]] = []
+
+        def reward_of(tokens, reward=reward, scored=scored):
+            scored.append(list(tokens))
+            return reward
+
+        found, _ = grown(tree, environment, reward_of=reward_of)
+        assert len(found.leaves) == config_of(tree, environment).actor_rollout_ref.rollout.n
+        assert scored and all(tokens in found.trajectories() for tokens in scored)
+
+
+# ---- keys ----
+
+
+def leaves_of(values: dict, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in values.items():
+        if isinstance(value, dict) and value and all(isinstance(name, str) for name in value):
+            yield from leaves_of(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def check(config: DictConfig) -> None:
+    check_typed_sections(config)
+    check_parts(config)
+
+
+def changed(tree: str, **values: Any) -> DictConfig:
+    config = config_of(tree).copy()
+    for key, value in values.items():
+        OmegaConf.update(config, key, value, merge=False, force_add=True)
+    return config
+
+
+def test_a_run_with_the_tree_passes_the_checks(tree):
+    check(config_of(tree))
+
+
+def test_an_unknown_key_is_refused_by_its_full_name(tree):
+    if section := parts("tree")[tree].section:
+        with pytest.raises(ValueError, match=f"{section} has no key no_such_key; known: "):
+            check(changed(tree, **{f"{section}.no_such_key": 1}))
+
+
+def test_a_key_of_a_wrong_type_is_refused_by_its_full_name(tree):
+    part = parts("tree")[tree]
+    for key, value in leaves_of(asdict(part.keys()) if part.keys else {}):
+        wrong = [1, [2]] if isinstance(value, dict | str) else {"a": {}}
+        with pytest.raises(ValueError, match=f"{part.section}.{key}"):
+            check(changed(tree, **{f"{part.section}.{key}": wrong}))
+
+
+def test_a_number_of_trajectories_that_the_tree_does_not_grow_is_refused(tree):
+    part = parts("tree")[tree]
+    if part.trajectories is not None:
+        n = config_of(tree).actor_rollout_ref.rollout.n + 1
+        with pytest.raises(ValueError, match=rf"{ROLLOUT}\.n={n}: tree={tree} grows .* = \d+ trajectories"):
+            check(changed(tree, **{f"{ROLLOUT}.n": n}))
+
+
+def test_a_server_that_reports_too_few_tokens_is_refused(tree):
+    """For trees that read entropies or top log-probabilities."""
+    part = parts("tree")[tree]
+    keys = asdict(part.keys()) if part.keys else {}
+    for key in keys.keys() & {"entropy_top_k", "max_n_branch_per_token"}:
+        with pytest.raises(ValueError, match=f"{part.section}.{key}=21: vLLM reports at most 20"):
+            check(changed(tree, **{f"{part.section}.{key}": 21}))
+        with pytest.raises(ValueError, match=f"{ROLLOUT}.logprobs_mode=raw_logits"):
+            check(changed(tree, **{f"{ROLLOUT}.logprobs_mode": "raw_logits"}))
+
+
+__all__ = [name for name in dir() if name.startswith("test_")]
