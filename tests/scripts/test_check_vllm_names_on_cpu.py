@@ -1,6 +1,5 @@
 """scripts/check_vllm_names.py: both versions of vLLM have what this project uses, and what they lack is named."""
 
-import importlib.util
 import re
 import subprocess
 import sys
@@ -10,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.packages import GPU_VLLM, unpacked
+from tests.scripts.loading import load_script
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / "scripts" / "check_vllm_names.py"
@@ -52,10 +52,7 @@ BREAKS = {
 
 @pytest.fixture(scope="module")
 def script():
-    spec = importlib.util.spec_from_file_location("check_vllm_names", SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_script("check_vllm_names")
 
 
 def test_engine_arguments_in_yaml(script):

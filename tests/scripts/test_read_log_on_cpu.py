@@ -1,16 +1,15 @@
 """scripts/read_log.py and verl.evaluation.scores.results: result lines round-trip, the CSV holds the logs' numbers."""
 
 import csv
-import importlib.util
 import json
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from tests.scripts.loading import load_script
 from verl.evaluation.scores.results import EvalResult, format_result_lines, parse_result_lines, write_result_log
 
-ROOT = Path(__file__).resolve().parents[2]
 RESULT = EvalResult(
     experiment="hapo",
     step=200,
@@ -23,10 +22,7 @@ RESULT = EvalResult(
 
 @pytest.fixture(scope="module")
 def read_log():
-    spec = importlib.util.spec_from_file_location("read_log", ROOT / "scripts" / "read_log.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_script("read_log")
 
 
 def write_log(path: Path, *results: EvalResult) -> Path:

@@ -5,7 +5,6 @@ The test that opens the page needs a Chromium on the PATH; it is skipped where t
 
 import base64
 import hashlib
-import importlib.util
 import json
 import shutil
 import struct
@@ -15,17 +14,12 @@ from pathlib import Path
 
 import pytest
 
+from tests.scripts.loading import load_script
+
 ROOT = Path(__file__).resolve().parents[2]
 HOSTILE = (
     "</script><script>document.title = 'owned'</script><!-- <script> \u2028\u2029 \ud83d \u202e & <img src=x onerror=1>"
 )
-
-
-def load_script(name: str):
-    spec = importlib.util.spec_from_file_location(name, ROOT / "scripts" / f"{name}.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 class Scripts(HTMLParser):

@@ -11,6 +11,7 @@ from recipe.common.tiny_model import write_tiny_model
 from recipe.tasks.countdown.data import CountdownConfig, write_countdown
 from tests.configs import composed
 from tests.forked import CPU, run_two_at_a_time, with_forks
+from tests.trainer.checks.refused import ROWS
 from verl.trainer.checks.parts import check_parts, check_tools, check_typed_sections
 from verl.trainer.checks.preflight import check_model_path, check_overlong_buffer
 from verl.trainer.checks.resources.cluster import check_own_machine, check_ray_resources, needed_ray_cpus
@@ -26,21 +27,7 @@ def inputs(tmp_path_factory) -> Path:
     return folder
 
 
-NAMED = {
-    "actor_rollout_ref.model.path=/nowhere/model": "actor_rollout_ref.model.path=/nowhere/model",
-    "data.train_files=/nowhere.parquet": "data.train_files",
-    "actor_rollout_ref.actor.clip_ration=0.2": "clip_ration",
-    "+actor_rollout_ref.rollout.no_such_key=1": "no_such_key",
-    "ray_kwargs.ray_init.num_cpus=4": "ray_kwargs.ray_init.num_cpus=4",
-    "data.train_batch_size=1000": "data.train_batch_size=1000",
-    "data.filter_overlong_prompts=false": "data.truncation=error has no effect with data.filter_overlong_prompts=false",
-    "trainer.experiment_name=null": "trainer.experiment_name",
-    "trainer.logger=[console,mlflow]": "trainer.logger=mlflow: the package mlflow is not installed",
-    "algorithm.adv_estimator=tree_gain": "algorithm.adv_estimator=tree_gain reads segment_ids, which trainer.v1",
-    "actor_rollout_ref.actor.ulysses_sequence_parallel_size=2": "attn_implementation=sdpa",
-    "actor_rollout_ref.rollout.max_model_len=20": "actor_rollout_ref.rollout.max_model_len=20",
-    "data.max_response_length=4096": "2048 positions in actor_rollout_ref.model.override_config",
-}
+NAMED = {overrides: message for kind, overrides, message in ROWS if kind == "run"}
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,6 @@ import pytest
 from omegaconf import DictConfig, OmegaConf
 from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics
 
-from recipe.common.tiny_model import write_tiny_model
 from recipe.latr.over_generation import most_diverse
 from tests.workers.rollout.group_worker import make_worker
 from verl.workers.rollout import group_rollout
@@ -82,11 +81,6 @@ class Scorer:
             return [{"reward_score": NO_REWARDS[data.non_tensor_batch["uid"][0]]}] * len(data)
         lengths = data.batch["attention_mask"].sum(-1) - data.batch["prompts"].shape[1]
         return [{"reward_score": float(n), "reward_extra_info": {"acc": bool(n > 2)}} for n in lengths]
-
-
-@pytest.fixture(scope="module")
-def model_folder(tmp_path_factory):
-    return str(write_tiny_model(tmp_path_factory.mktemp("model")))
 
 
 SETTINGS = ["n=3", "group_timeout=0.5", "val_kwargs.n=2", "calculate_log_probs=true"]

@@ -11,7 +11,6 @@ import time
 import numpy as np
 import pytest
 
-from recipe.common.tiny_model import write_tiny_model
 from vllm_patches import cpu_version_name
 
 cpu_version_name.install()  # upstream's server module asks for vLLM's version
@@ -84,11 +83,6 @@ class Engine:
 
     async def reset_prefix_cache(self, reset_connector):
         self.calls.append(("reset_prefix_cache", reset_connector))
-
-
-@pytest.fixture(scope="module")
-def model_folder(tmp_path_factory):
-    return str(write_tiny_model(tmp_path_factory.mktemp("model")))
 
 
 @pytest.fixture(scope="module")

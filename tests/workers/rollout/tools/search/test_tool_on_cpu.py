@@ -11,21 +11,12 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
+from tests.workers.rollout.tools.search.animals import ANIMALS, write_jsonl
 from verl.workers.rollout.tools.base_tool import ToolError
 from verl.workers.rollout.tools.plain_text import PROTOCOL_TAGS, neutral, one_line
 from verl.workers.rollout.tools.search.tool import NOTHING_FOUND, BingSearchTool, LocalSearchTool
 
 KEY = "brd-9f8e7d6c5b4a3210"
-ANIMALS = [
-    {"id": 1, "title": "Otter", "text": "The otter swims in rivers and eats fish."},
-    {"id": 2, "title": "Heron", "text": "The heron waits in shallow water and eats fish."},
-    {"id": "x3", "contents": '"Mole"\nThe mole digs.\nIt has small eyes.'},
-]
-
-
-def write_jsonl(path, rows):
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return path
 
 
 def run(tool, query, timeout=5.0):
