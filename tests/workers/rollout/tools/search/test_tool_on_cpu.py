@@ -95,24 +95,6 @@ def test_queries_that_are_none(tmp_path):
         assert error.value.kind == kind and not error.value.retry
 
 
-def test_bad_parameters(tmp_path):
-    corpus = write_jsonl(tmp_path / "c.jsonl", ANIMALS)
-    for params, fault in [
-        ({}, "expected corpus"),
-        ({"corpus": corpus, "url": "http://x"}, "expected corpus"),
-        ({"url": "http://x", "index": "i"}, "expected corpus"),
-        ({"url": "ftp://x"}, "url must begin with http"),
-        ({"url": "localhost:8000"}, "url must begin with http"),
-        ({"corpus": corpus, "max_results": 0}, "max_results"),
-        ({"corpus": corpus, "result_length": "9"}, "result_length"),
-        ({"corpus": corpus, "request_timeout": 0}, "request_timeout"),
-    ]:
-        with pytest.raises(ValueError, match=fault):
-            LocalSearchTool(**params)
-    with pytest.raises(ValueError, match="absent.jsonl does not exist"):
-        LocalSearchTool(corpus=tmp_path / "absent.jsonl")
-
-
 # ---------------------------------------------------------------- servers
 
 SEEN = []
@@ -307,34 +289,10 @@ def test_a_page_without_results():
 
 
 def test_key_and_zone_from_the_environment(monkeypatch):
-    monkeypatch.delenv("BRIGHTDATA_API_KEY", raising=False)
-    monkeypatch.delenv("BRIGHTDATA_ZONE", raising=False)
-    with pytest.raises(ValueError, match="api_key.*BRIGHTDATA_API_KEY"):
-        BingSearchTool(zone="serp")
-    with pytest.raises(ValueError, match="zone.*BRIGHTDATA_ZONE"):
-        BingSearchTool(api_key=KEY)
     monkeypatch.setenv("BRIGHTDATA_API_KEY", KEY)
     monkeypatch.setenv("BRIGHTDATA_ZONE", "from_env")
     asyncio.run(ask(lambda endpoint: bing(endpoint, api_key=None, zone=None), sends(reply(PAGE))))
     assert KEY in SEEN[0][0] and SEEN[0][1]["zone"] == "from_env"
-
-
-@pytest.mark.parametrize(
-    "params",
-    [
-        {"api_key": KEY + "\r\nX-Evil: 1"},
-        {"api_key": KEY + "é"},
-        {"api_key": KEY, "endpoint": "http://api.brightdata.com/request"},
-        {"api_key": KEY, "endpoint": "http://127.0.0.1.example.com/"},
-        {"api_key": KEY, "endpoint": "nonsense"},
-        {"api_key": KEY, "location": "cn&q=x"},
-        {"api_key": KEY, "max_results": -1},
-    ],
-)
-def test_bad_bing_parameters_do_not_show_the_key(params):
-    with pytest.raises(ValueError) as error:
-        BingSearchTool(zone="serp", **params)
-    assert KEY not in f"{error.value!r} {error.value.__context__!r}"
 
 
 # ---------------------------------------------------------------- cache
