@@ -151,20 +151,13 @@ def test_a_failing_group_fails_alone(queue):
         ("exits in a task", "UserCodeExit: a task raised SystemExit(3)"),
         ("times out", "TimeoutError: the judge gave no answer"),
         ("stuck", "group rollout of prompt stuck ended after rollout.group_timeout=0.5 s"),
+        *((uid, f"ValueError: the reward is {it!r}, expected a finite number") for uid, it in NO_REWARDS.items()),
     ],
 )
 def test_the_cause_of_a_failure_is_its_own(queue, uid, cause):
     worker, *_ = queue
     run(worker, [uid])
     assert asyncio.run(worker.group_counts("train", take=True)).first_failure == cause
-
-
-@pytest.mark.parametrize("uid", NO_REWARDS)
-def test_a_reward_that_is_no_finite_number_is_named(queue, uid):
-    worker, published, *_ = queue
-    run(worker, [uid])
-    first = asyncio.run(worker.group_counts("train", take=True)).first_failure
-    assert first == f"ValueError: the reward is {NO_REWARDS[uid]!r}, expected a finite number"
 
 
 def test_a_status_that_the_queue_does_not_take_ends_the_run(queue, monkeypatch):
