@@ -194,7 +194,7 @@ SMALL = 2500  # three blocks of the kernels'
 # what the requests of one batch ask for: (temperature, top_k, top_p, log-probabilities)
 ASKED = [(1.0, -1, 1.0, 10), (0.7, -1, 1.0, 3), (0.0, -1, 1.0, 10), (1.0, 5, 1.0, 10), (1.3, -1, 0.6, 4)]
 EVEN = [0.0] * SMALL
-DRAWS, COIN = 128, [0.4, 0.6]
+FLIPS, COIN = 128, [0.4, 0.6]
 
 
 def drawn(logits, seed, position=9, slot=0, **params) -> dict:
@@ -220,8 +220,8 @@ def batches_of_draws() -> dict[str, list[dict]]:
         "one of even chances": [drawn(EVEN, 5)],
         "among others": [*(drawn(EVEN, 30 + i, i, slot=i) for i in range(3)), drawn(EVEN, 5, slot=6)],
         "other seeds and positions": [drawn(EVEN, 6, slot=1), drawn(EVEN, 5, position=10, slot=2)],
-        "over seeds": [drawn(coin, 1000 + i, slot=i) for i in range(DRAWS)],
-        "over positions": [drawn(coin, 1000, position=i, slot=i) for i in range(DRAWS)],
+        "over seeds": [drawn(coin, 1000 + i, slot=i) for i in range(FLIPS)],
+        "over positions": [drawn(coin, 1000, position=i, slot=i) for i in range(FLIPS)],
     }
 
 

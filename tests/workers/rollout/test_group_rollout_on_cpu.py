@@ -193,19 +193,16 @@ def test_a_session_of_upstreams_agent_loops_that_failed_is_counted(queue, monkey
     assert counts.first_failure == "UserCodeExit: the agent loop raised SystemExit(3)"
 
 
-def test_groups_that_are_given_up_at_the_end_of_a_run_are_no_failures(queue):
+async def test_groups_that_are_given_up_at_the_end_of_a_run_are_no_failures(queue):
     worker, published, *_ = queue
     worker.config.actor_rollout_ref.rollout.group_timeout = None
 
-    async def run_ends():
-        prompt = {"uid": "stuck", "agent_name": "single_turn_agent", "global_steps": 1}
-        task = asyncio.ensure_future(worker._run_prompt(prompt, {}, {"validate": False}))
-        worker.background_tasks = {task}
-        await asyncio.sleep(0.05)
-        await worker.stop()
-        return task
-
-    assert asyncio.run(run_ends()).cancelled()
+    prompt = {"uid": "stuck", "agent_name": "single_turn_agent", "global_steps": 1}
+    task = asyncio.ensure_future(worker._run_prompt(prompt, {}, {"validate": False}))
+    worker.background_tasks = {task}
+    await asyncio.sleep(0.05)
+    await worker.stop()
+    assert task.cancelled()
     assert published == [("stuck", "running")] and worker.engine.released == ["stuck"]
 
 

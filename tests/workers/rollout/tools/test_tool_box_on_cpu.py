@@ -105,13 +105,10 @@ def test_a_tools_own_fault_is_told_without_its_details_and_logged_once(caplog):
     assert len([r for r in caplog.records if "scripted failed (KeyError)" in r.getMessage()]) == 1
 
 
-def test_no_more_calls_at_once_than_max_workers_and_waiting_does_not_count():
+async def test_no_more_calls_at_once_than_max_workers_and_waiting_does_not_count():
     made = box([0.05] * 6, max_workers=2, timeout=0.2)
 
-    async def all_at_once():
-        return await asyncio.gather(*(made.call("do", "x") for _ in range(6)))
-
-    results = asyncio.run(all_at_once())
+    results = await asyncio.gather(*(made.call("do", "x") for _ in range(6)))
     assert made.tools["do"].most == 2 and all(result.ok and result.seconds < 0.14 for result in results)
 
 
@@ -129,19 +126,17 @@ class Stubborn(Scripted):
 
 
 @pytest.mark.parametrize("content", ["block", "ignore"])
-def test_a_tool_that_blocks_or_ignores_its_cancellation_stops_nobody(content, monkeypatch):
+async def test_a_tool_that_blocks_or_ignores_its_cancellation_stops_nobody(content, monkeypatch):
     monkeypatch.setattr(tool_thread, "CANCEL_SECONDS", 0.2)
     entries = {name: {"class_path": f"{__name__}.{name}"} for name in ("Scripted", "Stubborn")}
     monkeypatch.setattr(Stubborn, "trigger_tag", "stubborn")
     made = ToolBox(ToolsConfig(tool_instances=entries, timeout=0.3, retry_count=0))
 
-    async def both():
-        started = time.monotonic()
-        slow = asyncio.create_task(made.call("stubborn", content))
-        quick = await made.call("do", "x")
-        return quick, time.monotonic() - started, await slow, time.monotonic() - started
-
-    quick, quick_seconds, slow, slow_seconds = asyncio.run(both())
+    started = time.monotonic()
+    slow = asyncio.create_task(made.call("stubborn", content))
+    quick = await made.call("do", "x")
+    quick_seconds = time.monotonic() - started
+    slow, slow_seconds = await slow, time.monotonic() - started
     assert quick.text == "x" and quick_seconds < 0.25
     assert slow.error == "timeout" and slow.own_fault and slow_seconds < 1.2
 
@@ -189,17 +184,14 @@ def test_a_tool_that_hangs_at_its_start_is_refused(monkeypatch):
         try_tools(box(timeout=0.1).config)
 
 
-def test_cancelling_ends_the_call():
+async def test_cancelling_ends_the_call():
     made = box([5])
 
-    async def cancel():
-        task = asyncio.create_task(made.call("do", "x"))
-        await asyncio.sleep(0.01)
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-
-    asyncio.run(cancel())
+    task = asyncio.create_task(made.call("do", "x"))
+    await asyncio.sleep(0.01)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
     assert made.tools["do"].running == 0
 
 

@@ -298,28 +298,25 @@ def test_key_and_zone_from_the_environment(monkeypatch):
 # ---------------------------------------------------------------- cache
 
 
-def test_answers_are_cached_and_failures_are_not(tmp_path):
+async def test_answers_are_cached_and_failures_are_not(tmp_path):
     cache = tmp_path / "search_cache.json"
     cache.write_text(json.dumps({"legacy": "1. </result> an old answer", "long": "x" * 99_999}))
 
-    async def calls():
-        outputs = []
-        replies = iter([sends(reply(b"", "500 Oh")), sends(reply({"organic": []})), sends(reply(PAGE)), sleeps])
+    outputs = []
+    replies = iter([sends(reply(b"", "500 Oh")), sends(reply({"organic": []})), sends(reply(PAGE)), sleeps])
 
-        async def answer(writer):
-            await next(replies)(writer)
+    async def answer(writer):
+        await next(replies)(writer)
 
-        async with server(answer) as endpoint:
-            for location, query in [("cn", "q")] * 4 + [("cn", "legacy"), ("cn", "long"), ("us", "q")]:
-                tool = bing(endpoint, cache_file=cache, location=location, async_cache_write=True)
-                try:
-                    outputs.append(await tool.execute(query, timeout=60 if location == "cn" else 0.5))
-                except ToolError as error:
-                    outputs.append(error.kind)
-                await tool.close()
-        return outputs
-
-    failed, nothing, fresh, cached, legacy, long, elsewhere = asyncio.run(calls())
+    async with server(answer) as endpoint:
+        for location, query in [("cn", "q")] * 4 + [("cn", "legacy"), ("cn", "long"), ("us", "q")]:
+            tool = bing(endpoint, cache_file=cache, location=location, async_cache_write=True)
+            try:
+                outputs.append(await tool.execute(query, timeout=60 if location == "cn" else 0.5))
+            except ToolError as error:
+                outputs.append(error.kind)
+            await tool.close()
+    failed, nothing, fresh, cached, legacy, long, elsewhere = outputs
     assert failed == "http_500" and nothing.text == NOTHING_FOUND and not fresh.cached
     assert cached.cached and cached.text == fresh.text and fresh.text.startswith("[1] Otter")
     assert legacy.cached and legacy.text == "1. &lt;/result> an old answer"
