@@ -1,6 +1,8 @@
 """What every test process does first."""
 
+import asyncio
 import gc
+import inspect
 import logging
 import os
 
@@ -28,6 +30,15 @@ def loggers_of_a_new_process():
     for logger in logging.root.manager.loggerDict.values():
         if isinstance(logger, logging.Logger):
             logger.disabled = False
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem):
+    """Run a test that is a coroutine function in an event loop of its own."""
+    test = pyfuncitem.obj
+    if inspect.iscoroutinefunction(test):
+        asyncio.run(test(**{name: pyfuncitem.funcargs[name] for name in inspect.signature(test).parameters}))
+        return True
 
 
 def pytest_collection_modifyitems(items):

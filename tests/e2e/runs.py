@@ -24,6 +24,8 @@ GRPO, HAPO = "recipe/common/run_grpo_countdown.sh", "recipe/hapo/run_countdown_c
 LATR, HATO = "recipe/latr/run_countdown_cpu.sh", "recipe/hato/run_countdown_cpu.sh"
 # the command line of an actor that nobody calls through Ray, for which upstream would wait forever
 STORAGE = "ray::SimpleStorageUnit"
+NO_VALIDATION = ["trainer.test_freq=-1", "trainer.val_before_train=false"]
+PARITY_REWARD = f"reward.custom_reward_function.path={ROOT}/tests/e2e/parity_reward.py"
 # for a run as a user starts it, which makes its imports itself
 AS_TYPED = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
 # Ray 2.60 asks for a token by default, which both sides would read from the user's home
@@ -51,6 +53,19 @@ def start_run(inputs: Path, name: str, *overrides: str, script: str = GRPO, **en
     env = imports_made() | {"HARDWARE": "cpu", "MODEL_PATH": f"{inputs}/model", "DATA_DIR": str(inputs)}
     env |= {"EXPERIMENT_NAME": name, "RUN_DIR": f"{inputs}/{name}"} | environment
     return subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT, env=env)
+
+
+def finished(launcher: subprocess.Popen) -> str:
+    """What a run printed that must end well."""
+    out, errors = launcher.communicate(timeout=550)
+    assert launcher.returncode == 0, errors
+    return out + errors
+
+
+def finish_run(inputs: Path, name: str, *overrides: str, **options: str) -> Path:
+    """Start a run that must end well; its folder."""
+    finished(start_run(inputs, name, *overrides, **options))
+    return inputs / name
 
 
 def wait_until(condition: Callable[[], bool], launcher: subprocess.Popen, seconds: float = 600) -> None:
@@ -132,6 +147,10 @@ def kill(launcher: subprocess.Popen, pattern: str) -> End:
     left = [tree[process] for process in alive if process.is_running() and process.status() != psutil.STATUS_ZOMBIE]
     left += [entry.path for entry in os.scandir("/dev/shm") if entry.inode() in inodes]
     return End(seconds, launcher.returncode, errors or "", victims[0].pid, left)
+
+
+def trees_of(run: Path, step: int) -> list[dict]:
+    return [json.loads(line) for line in (run / f"trees/step_{step:06d}.jsonl").read_text().splitlines()]
 
 
 def logged_steps(run: Path) -> list[int]:

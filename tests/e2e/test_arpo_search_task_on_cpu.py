@@ -13,7 +13,7 @@ from contextlib import contextmanager
 import pytest
 
 from recipe.common.reporting.run_metrics import load_metrics
-from tests.e2e.runs import ROOT, assert_on_two_nodes, imports_made, listens, wait_until
+from tests.e2e.runs import ROOT, assert_on_two_nodes, imports_made, listens, trees_of, wait_until
 from tests.e2e.searching import write_task_and_model
 from verl.evaluation.model.server import free_port
 
@@ -58,10 +58,6 @@ def run(tmp_path_factory, two_nodes):
     return folder / "run"
 
 
-def trees(run, step: int) -> list[dict]:
-    return [json.loads(line) for line in (run / f"trees/step_{step:06d}.jsonl").read_text().splitlines()]
-
-
 def test_tools_are_called_and_trajectories_branch(run):
     table = load_metrics(run).loc[1:]
     assert (table["tree/tool_calls"] > 0).all() and (table["tree/forks"] > 0).any()
@@ -81,7 +77,7 @@ def test_a_hanging_tool_costs_its_own_prompts_only(run):
 
 
 def test_results_stand_in_the_trees_and_are_not_the_models(run):
-    records = trees(run, 1) + trees(run, 2)
+    records = trees_of(run, 1) + trees_of(run, 2)
     tools = [segment for record in records for segment in record["segments"] if segment["author"] == "tool"]
     assert {segment["info"]["tool"] for segment in tools} == {"search", "python"}
     assert all(segment["log_probs"] is None for segment in tools)

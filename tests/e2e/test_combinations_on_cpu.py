@@ -12,14 +12,13 @@ import sys
 import pytest
 
 from recipe.common.reporting.run_metrics import load_metrics
-from tests.e2e.runs import ROOT, assert_on_two_nodes, imports_made, start_run
+from tests.e2e.runs import NO_VALIDATION, PARITY_REWARD, ROOT, assert_on_two_nodes, finish_run, imports_made, trees_of
 from tests.e2e.searching import write_task_and_model
 
 KT = "actor_rollout_ref.rollout.kt"
 PARTS = ["tree=latr", "sampler=tempered", "credit=tree_gain", "loss=hapo"]
-STEPS = ["trainer.total_training_steps=2", "trainer.save_freq=2", "trainer.test_freq=-1"]
-STEPS += ["trainer.val_before_train=false", "trainer.tree_freq=1"]
-SETTINGS = [*STEPS, "actor_rollout_ref.rollout.temperature_tau=0.3"]
+STEPS = ["trainer.total_training_steps=2", "trainer.save_freq=2", "trainer.tree_freq=1", *NO_VALIDATION]
+SETTINGS = [*STEPS, PARITY_REWARD, "actor_rollout_ref.rollout.temperature_tau=0.3"]
 # an untrained model is nearly uniform: let every second candidate open a branch; one response of four is sampled
 SETTINGS += [
     f"{KT}.prob_filter_abs_thres=0.0",
@@ -27,7 +26,6 @@ SETTINGS += [
     f"+{KT}.mix_ratio_schedule={{0: 0.75}}",
 ]
 SETTINGS += [f"{KT}.rollout_filter_steps=[3,5]", f"{KT}.chunk_size=12"]
-SETTINGS += [f"reward.custom_reward_function.path={ROOT}/tests/e2e/parity_reward.py"]
 pytestmark = pytest.mark.e2e
 
 
@@ -35,12 +33,10 @@ pytestmark = pytest.mark.e2e
 def explore(inputs, two_nodes):
     """The run's folder."""
     settings = [*PARTS, *SETTINGS, "trainer.nnodes=2"]
-    launcher = start_run(inputs, "explore", *settings, script="recipe/common/run_explore.sh", **two_nodes)
-    _, errors = launcher.communicate(timeout=550)
-    assert launcher.returncode == 0, errors
-    assert_on_two_nodes(inputs / "explore")
-    assert (inputs / "explore/global_step_2/kt.json").exists()
-    return inputs / "explore"
+    run = finish_run(inputs, "explore", *settings, script="recipe/common/run_explore.sh", **two_nodes)
+    assert_on_two_nodes(run)
+    assert (run / "global_step_2/kt.json").exists()
+    return run
 
 
 @pytest.fixture(scope="module")
@@ -78,12 +74,8 @@ def forks(inputs):
     rollout = "actor_rollout_ref.rollout"
     parts = ["tree=arpo", "environment=none", "credit=tree_path", "loss=aepo", "update=tree"]
     settings = [f"{rollout}.initial_rollouts=2", f"{rollout}.branch_probability=1.0", f"{rollout}.entropy_tokens=2"]
-    settings += [f"{rollout}.max_turn_tokens=3", f"{rollout}.turn_limit=2"]
-    settings += [f"reward.custom_reward_function.path={ROOT}/tests/e2e/parity_reward.py"]
-    launcher = start_run(inputs, "forks", *parts, *STEPS, *settings, script="recipe/common/run_explore.sh")
-    _, errors = launcher.communicate(timeout=400)
-    assert launcher.returncode == 0, errors
-    return load_metrics(inputs / "forks")
+    settings += [f"{rollout}.max_turn_tokens=3", f"{rollout}.turn_limit=2", PARITY_REWARD]
+    return load_metrics(finish_run(inputs, "forks", *parts, *STEPS, *settings, script="recipe/common/run_explore.sh"))
 
 
 def test_trajectories_fork_without_tools(forks):
@@ -121,7 +113,7 @@ def test_the_search_has_tools(search):
     assert (table["tree/tool_search/calls"] > table["tree/tool_search/failures"]).all()
     assert (table["tree/tool_search/own_faults"] == 0).all() and (table["tree/tool_search/restarts"] == 0).all()
     assert (table["credit/shared_tokens"] > 0).all() and (table["actor/grad_norm"] > 0).all()
-    records = [json.loads(line) for line in (search / "trees/step_000001.jsonl").read_text().splitlines()]
+    records = trees_of(search, 1)
     segments = [segment for record in records for segment in record["segments"]]
     results = [segment for segment in segments if segment["author"] == "tool"]
     assert results and all("value" not in segment["info"] for segment in results)

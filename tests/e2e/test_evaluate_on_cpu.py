@@ -33,14 +33,8 @@ def inputs(tmp_path_factory):
 
 
 def start(inputs) -> subprocess.Popen:
-    command = [
-        "bash",
-        "scripts/eval-countdown.sh",
-        "tiny",
-        f"model={inputs}/model",
-        f"n={N}",
-        f"output_dir={inputs}/out",
-    ]
+    command = ["bash", "scripts/eval-countdown.sh", "tiny", f"model={inputs}/model"]
+    command += [f"n={N}", f"output_dir={inputs}/out"]
     env = {**os.environ, "DATA_DIR": str(inputs), "HARDWARE": "cpu"}
     options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "start_new_session": True}
     return subprocess.Popen(command, cwd=ROOT, env=env, **options)

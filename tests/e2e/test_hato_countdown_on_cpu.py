@@ -2,30 +2,26 @@
 goes on; Reptile moves the weights, on two nodes.
 """
 
-import json
-
 import pandas as pd
 import pytest
 import torch
 
 from recipe.common.reporting.run_metrics import load_metrics
-from tests.e2e.runs import HATO, ROOT, kill, logged_steps, start_run, wait_until
+from tests.e2e.runs import (
+    HATO,
+    NO_VALIDATION,
+    PARITY_REWARD,
+    finish_run,
+    kill,
+    logged_steps,
+    start_run,
+    trees_of,
+    wait_until,
+)
 from verl.trainer.checkpoint_marker import complete_steps
 
-SETTINGS = ["trainer.test_freq=-1", "trainer.val_before_train=false", "trainer.tree_freq=1", "trainer.tree_prompts=4"]
-SETTINGS += [f"reward.custom_reward_function.path={ROOT}/tests/e2e/parity_reward.py"]
+SETTINGS = [*NO_VALIDATION, "trainer.tree_freq=1", "trainer.tree_prompts=4", PARITY_REWARD]
 pytestmark = pytest.mark.e2e
-
-
-def launch(inputs, name: str, *settings: str, **environment: str):
-    launcher = start_run(inputs, name, *SETTINGS, *settings, script=HATO, **environment)
-    _, errors = launcher.communicate(timeout=550)
-    assert launcher.returncode == 0, errors
-    return inputs / name
-
-
-def trees_of(run, step: int) -> list[dict]:
-    return [json.loads(line) for line in (run / f"trees/step_{step:06d}.jsonl").read_text().splitlines()]
 
 
 FILTERED = [
@@ -57,7 +53,7 @@ def killed(inputs):
 def filtered(inputs, killed):
     """The same command again."""
     assert killed[1] < 3, "it was killed too late"
-    return launch(inputs, "filtered", *FILTERED)
+    return finish_run(inputs, "filtered", *SETTINGS, *FILTERED, script=HATO)
 
 
 def state_of(run, step: int) -> dict:
@@ -123,7 +119,8 @@ def adapted(inputs, two_nodes):
     rows.to_parquet(file)
     meta = [f"hato.meta_learning.{setting}" for setting in ("enable=true", "n_inner_steps=2", "meta_lr=0.5")]
     length = ["trainer.total_training_steps=4", "trainer.save_freq=3"]
-    return launch(inputs, "adapted", *meta, *length, "trainer.nnodes=2", **two_nodes)
+    settings = [*SETTINGS, *meta, *length, "trainer.nnodes=2"]
+    return finish_run(inputs, "adapted", *settings, script=HATO, **two_nodes)
 
 
 def truths(rows: pd.DataFrame) -> list[dict]:

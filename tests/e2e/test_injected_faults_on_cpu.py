@@ -16,7 +16,7 @@ import time
 import pytest
 
 from tests.e2e.injected_faults import PLACES
-from tests.e2e.runs import AS_TYPED, NO_TOKEN, logged_steps, process_tree, start_run, wait_until
+from tests.e2e.runs import AS_TYPED, NO_TOKEN, NO_VALIDATION, logged_steps, process_tree, start_run, wait_until
 
 pytestmark = pytest.mark.e2e
 
@@ -31,8 +31,8 @@ if os.environ.get("INJECT") == "all":
 elif os.environ.get("INJECT"):
     CHOSEN = [tuple(pair.split(":")) for pair in os.environ["INJECT"].split(";")]
 PROGRESS_SECONDS = 30
-SETTINGS = ["trainer.save_freq=2", "trainer.test_freq=-1", "trainer.val_before_train=false"]
-SETTINGS += [f"trainer.progress_timeout={PROGRESS_SECONDS}", "trainer.total_training_steps=1000"]
+SETTINGS = ["trainer.save_freq=2", *NO_VALIDATION, "trainer.total_training_steps=1000"]
+SETTINGS += [f"trainer.progress_timeout={PROGRESS_SECONDS}"]
 
 
 @pytest.mark.parametrize("place, how", CHOSEN)

@@ -12,30 +12,26 @@ from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM
 
 from recipe.common.reporting.run_metrics import load_metrics
-from tests.e2e.runs import ROOT, start_run
+from tests.e2e.runs import NO_VALIDATION, PARITY_REWARD, finish_run
 from verl.evaluation.model.folder import write_model_folder
 
 FIRST, STEPS, RANK = 3, 6, 8
-SETTINGS = ["trainer.save_freq=3", "trainer.test_freq=-1", "trainer.val_before_train=false"]
+SETTINGS = ["trainer.save_freq=3", *NO_VALIDATION, PARITY_REWARD]
 # At this rate the factors leave 0 within a step.
 SETTINGS += ["actor_rollout_ref.actor.optim.lr=5e-3", "actor_rollout_ref.actor.optim.lr_warmup_steps=0"]
 SETTINGS += ["actor_rollout_ref.actor.use_kl_loss=true", "actor_rollout_ref.rollout.calculate_log_probs=true"]
-SETTINGS += [f"reward.custom_reward_function.path={ROOT}/tests/e2e/parity_reward.py"]
 pytestmark = pytest.mark.e2e
-
-
-def train(inputs: Path, steps: int, *settings: str) -> None:
-    settings = (*SETTINGS, f"trainer.total_training_steps={steps}", *settings)
-    launcher = start_run(inputs, "lora", *settings, script="recipe/common/run_explore.sh", LORA_RANK=str(RANK))
-    _, errors = launcher.communicate(timeout=550)
-    assert launcher.returncode == 0, errors
 
 
 @pytest.fixture(scope="module")
 def run(inputs) -> Path:
-    train(inputs, FIRST, "schedule=sync", "update=rows")
-    train(inputs, STEPS, "schedule=separate_async", "update=tree")
-    return inputs / "lora"
+    for steps, *settings in (
+        (FIRST, "schedule=sync", "update=rows"),
+        (STEPS, "schedule=separate_async", "update=tree"),
+    ):
+        settings += [*SETTINGS, f"trainer.total_training_steps={steps}"]
+        folder = finish_run(inputs, "lora", *settings, script="recipe/common/run_explore.sh", LORA_RANK=str(RANK))
+    return folder
 
 
 def test_both_launches_trained_their_steps(run):

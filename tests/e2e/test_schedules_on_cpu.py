@@ -14,20 +14,29 @@ import pandas as pd
 import pytest
 
 from recipe.common.reporting.run_metrics import load_metrics
-from tests.e2e.runs import LATR, ROOT, kill, logged_steps, start_run, wait_until
+from tests.e2e.runs import (
+    LATR,
+    NO_VALIDATION,
+    PARITY_REWARD,
+    finished,
+    kill,
+    logged_steps,
+    start_run,
+    trees_of,
+    wait_until,
+)
 from verl.trainer.checkpoint_marker import complete_steps
 
 STEPS, BATCH, AHEAD, BOUND = 10, 4, 3, 6
 KT, V1 = "actor_rollout_ref.rollout.kt", "trainer.v1"
-SETTINGS = [f"trainer.total_training_steps={STEPS}", "trainer.save_freq=2", "trainer.test_freq=-1"]
-SETTINGS += ["trainer.val_before_train=false", "trainer.tree_freq=1", "data.shuffle=false"]
+SETTINGS = [f"trainer.total_training_steps={STEPS}", "trainer.save_freq=2", *NO_VALIDATION]
+SETTINGS += ["trainer.tree_freq=1", "data.shuffle=false", PARITY_REWARD]
 SETTINGS += [f"{V1}.sampler.max_off_policy_threshold={BOUND}", "data.max_response_length=48"]
 # an untrained model is nearly uniform: let every second candidate open a branch
 SETTINGS += [f"{KT}.prob_filter_abs_thres=0.0", f"{KT}.prob_filter_rel_thres=1.0", f"{KT}.chunk_size=4"]
 SETTINGS += [f"{KT}.rollout_filter_steps=[8,16]"]
 # some trees outlast the others of their batch, so that weights change while they grow
 SETTINGS += ["actor_rollout_ref.rollout.agent.agent_loop_manager_class=slow_prompts.SlowManager"]
-SETTINGS += [f"reward.custom_reward_function.path={ROOT}/tests/e2e/parity_reward.py"]
 pytestmark = pytest.mark.e2e
 
 
@@ -48,9 +57,7 @@ def resumed_from(inputs) -> int:
     kill(launcher, "ray::TaskRunner")
     last = complete_steps(run)[-1]
     assert last < STEPS, "it was killed too late"
-    launcher = launch(inputs, "separate_async")
-    _, errors = launcher.communicate(timeout=550)
-    assert launcher.returncode == 0, errors
+    finished(launch(inputs, "separate_async"))
     return last
 
 
@@ -112,7 +119,6 @@ def prompts_under_way(checkpoint: Path) -> set[str]:
 
 @pytest.mark.parametrize("step", [3, STEPS])
 def test_trees_are_kept_in_the_step_that_trains_them(inputs, resumed_from, step):
-    file = inputs / f"without_waiting/trees/step_{step:06d}.jsonl"
-    records = [json.loads(line) for line in file.read_text().splitlines()]
+    records = trees_of(inputs / "without_waiting", step)
     assert len(records) == BATCH
     assert all(record["step"] == step and len(record["leaves"]) == len(record["rewards"]) for record in records)

@@ -15,16 +15,12 @@ import numpy as np
 import pytest
 
 from recipe.common.reporting.run_metrics import load_metrics
-from tests.e2e.runs import HAPO, LATR, kill, start_run, wait_until
+from tests.e2e.runs import HAPO, LATR, NO_VALIDATION, kill, start_run, wait_until
 
 STEPS = 3
-GREEDY = [
-    "data.train_batch_size=8",
-    "actor_rollout_ref.actor.ppo_mini_batch_size=8",
-    "trainer.total_training_steps=500",
-]
-GREEDY += ["actor_rollout_ref.rollout.n=1", "actor_rollout_ref.rollout.top_k=1", "trainer.val_before_train=false"]
-GREEDY += ["trainer.test_freq=-1", "trainer.save_freq=-1", "trainer.total_training_steps=500"]
+GREEDY = ["data.train_batch_size=8", "actor_rollout_ref.actor.ppo_mini_batch_size=8", *NO_VALIDATION]
+GREEDY += ["actor_rollout_ref.rollout.n=1", "actor_rollout_ref.rollout.top_k=1"]
+GREEDY += ["trainer.save_freq=-1", "trainer.total_training_steps=500"]
 GREEDY += [f"reward.custom_reward_function.path={Path(__file__).with_name('target_reward.py')}"]
 # with one response of a prompt, group-relative estimators say nothing
 GREEDY += ["algorithm.adv_estimator=reinforce_plus_plus"]

@@ -1,6 +1,5 @@
 """scripts/check_vllm_names.py: both versions of vLLM have what this project uses, and what they lack is named."""
 
-import importlib.util
 import re
 import subprocess
 import sys
@@ -10,52 +9,16 @@ from pathlib import Path
 import pytest
 
 from tests.packages import GPU_VLLM, unpacked
+from tests.scripts.loading import load_script
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / "scripts" / "check_vllm_names.py"
-# file -> (text that fits vLLM, text that does not, where the checker sees it, what it says)
-BREAKS = {
-    "vllm_patches/v1_adaptive_temperature.py": [
-        ("import VllmConfig", "import GoneConfig", '"GoneConfig" is unknown import symbol'),
-        (
-            "class AdaptiveTemperature(LogitsProcessor):",
-            "import vllm.gone\nclass A:",
-            'Import "vllm.gone"',
-        ),
-    ],
-    "vllm_patches/cpu_seeded_requests.py": [
-        ("TopKTopPSampler.forward_native", "TopKTopPSampler.forward_gone", 'attribute "forward_gone"'),
-    ],
-    "verl/workers/rollout/engines/local_vllm.py": [
-        ("seed=request.seed", "sown=request.seed", 'No parameter named "sown"'),
-    ],
-    "scripts/vllm_names.py": [
-        ("flat.start_indices", "flat.start_gone", 'attribute "start_gone"'),
-        ("aggregate=True", "added=True", 'No parameter named "added"'),
-        (
-            "def add_request(self, req_idx, sampling_params)",
-            "def add_request(self, req_idx)",
-            "count mismatch",
-        ),
-        (
-            "def _validate_params(self, params, supp",
-            "def _validate_params(self, values, supp",
-            "2 name mismatch",
-        ),
-        ("def apply_staged_writes", "def apply_gone", 'Method "apply_gone" is marked as override, but no base method'),
-    ],
-    "scripts/serve.sh": [("--block-size", "--gone-size", 'attribute "gone_size"')],
-    "recipe/common/config/hardware/cpu.yaml": [("block_size", "block_gone", 'attribute "block_gone"')],
-    "recipe/common/run_math.sh": [("vllm.hf_overrides", "vllm.gone_overrides", 'attribute "gone_overrides"')],
-}
+BREAKS = [line.split(" | ") for line in Path(__file__).with_name("vllm_misfits.txt").read_text().splitlines()[1:]]
 
 
 @pytest.fixture(scope="module")
 def script():
-    spec = importlib.util.spec_from_file_location("check_vllm_names", SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_script("check_vllm_names")
 
 
 def test_engine_arguments_in_yaml(script):
@@ -82,15 +45,16 @@ def test_a_wheel_of_the_gpu_extras_version(tmp_path):
 
 @pytest.mark.slow
 def test_each_misfit_is_named_with_its_file_and_line(script, tmp_path):
-    expected = []
-    for file, breaks in BREAKS.items():
-        text = (ROOT / file).read_text()
-        for fitting, misfit, _ in breaks:
-            assert fitting in text, f"{file} has no {fitting!r} any more"
-            text = text.replace(fitting, misfit)
-        for _, misfit, message in breaks:
-            places = [i for i, line in enumerate(text.splitlines(), 1) if misfit.splitlines()[0] in line]
-            expected += [(file if file.endswith(("sh", "yaml")) else f"{file}:{place}", message) for place in places]
+    expected, texts = [], {}
+    for file, fitting, misfit, _ in BREAKS:
+        text = texts.setdefault(file, (ROOT / file).read_text())
+        assert fitting in text, f"{file} has no {fitting!r} any more"
+        texts[file] = text.replace(fitting, misfit.replace("\\n", "\n"))
+    for file, _, misfit, message in BREAKS:
+        numbered = enumerate(texts[file].splitlines(), 1)
+        places = [i for i, line in numbered if misfit.partition("\\n")[0] in line]
+        expected += [(file if file.endswith(("sh", "yaml")) else f"{file}:{place}", message) for place in places]
+    for file, text in texts.items():
         (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / file).write_text(text)
     lines = script.check(script.folder_of("vllm"), tmp_path)

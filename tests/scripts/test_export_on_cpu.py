@@ -1,6 +1,5 @@
 """`scripts/export.sh` writes a checkpoint with its card, or refuses and leaves nothing."""
 
-import importlib.util
 import json
 import os
 import re
@@ -15,6 +14,7 @@ from transformers import AutoModelForCausalLM
 
 from recipe.common.tiny_model import write_tiny_model
 from tests.recipe.common.explore import explore
+from tests.scripts.loading import load_script
 from verl.evaluation.scores.results import EvalResult, format_result_lines, write_result_log
 from verl.trainer.checkpoint_marker import CONFIG_FILE, MARKER, VERSIONS_FILE
 
@@ -83,12 +83,9 @@ def test_an_earlier_step_of_a_run_without_a_config(run, tmp_path):
 
 @pytest.fixture(scope="module")
 def script():
-    spec = importlib.util.spec_from_file_location("export", ROOT / "scripts" / "export.py")
-    module = importlib.util.module_from_spec(spec)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "path", [*sys.path])  # The script puts its folder there.
-        spec.loader.exec_module(module)
-    return module
+        return load_script("export")
 
 
 def test_what_cannot_be_exported_is_refused(script, run, tmp_path):

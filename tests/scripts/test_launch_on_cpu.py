@@ -29,11 +29,10 @@ def hear_sigint() -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def launch(run_dir: Path, code: str) -> subprocess.Popen:
+def launch(run_dir: Path, code: str, preexec_fn=hear_sigint) -> subprocess.Popen:
     command = [sys.executable, str(ROOT / "scripts/launch.py"), str(run_dir), "--", sys.executable, "-c", code]
-    return subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT, preexec_fn=hear_sigint
-    )
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    return subprocess.Popen(command, cwd=ROOT, preexec_fn=preexec_fn, **pipes)
 
 
 def wait_for(path: Path) -> None:
@@ -94,12 +93,8 @@ def test_a_launcher_that_is_told_to_end_says_so_and_leaves_no_orphans(tmp_path, 
 
 def test_a_signal_that_was_ignored_at_the_start_stays_ignored(tmp_path):
     """As nohup asks for."""
-    command = [sys.executable, str(ROOT / "scripts/launch.py"), str(tmp_path), "--", sys.executable, "-c"]
-    command.append(f"import time; open({str(tmp_path / 'pid')!r}, 'w').write('1'); time.sleep(2)")
-    ignoring = {"preexec_fn": lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN)}
-    launcher = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT, **ignoring
-    )
+    code = f"import time; open({str(tmp_path / 'pid')!r}, 'w').write('1'); time.sleep(2)"
+    launcher = launch(tmp_path, code, lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN))
     wait_for(tmp_path / "pid")
     os.kill(launcher.pid, signal.SIGHUP)
     launcher.communicate(timeout=30)

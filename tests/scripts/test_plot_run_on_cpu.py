@@ -1,6 +1,5 @@
 """Reads metrics, summarizes them and draws a picture with scripts/plot_run.py and run_metrics."""
 
-import importlib.util
 import json
 import math
 import re
@@ -21,15 +20,7 @@ from recipe.common.reporting.run_metrics import (
     smoothing_window,
     validation_accuracy,
 )
-
-ROOT = Path(__file__).resolve().parents[2]
-
-
-def load_script(name: str):
-    spec = importlib.util.spec_from_file_location(name, ROOT / "scripts" / f"{name}.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+from tests.scripts.loading import load_script
 
 
 def record(step: int, **data) -> str:

@@ -1,7 +1,6 @@
 """scripts/search_server.py as a process of its own, over real HTTP, and the search tool against it."""
 
 import asyncio
-import importlib.util
 import json
 import re
 import signal
@@ -14,6 +13,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from tests.scripts.loading import load_script
 from verl.workers.rollout.tools.search.bm25_index import open_index
 from verl.workers.rollout.tools.search.tool import LocalSearchTool
 
@@ -144,9 +144,7 @@ def test_the_tool_reads_the_same_from_the_server_as_from_the_corpus(url, corpus,
 
 
 def test_faults_before_it_listens(corpus, tmp_path, url):
-    spec = importlib.util.spec_from_file_location("search_server", SCRIPT)
-    script = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(script)
+    script = load_script("search_server")
     (tmp_path / "bad.jsonl").write_text('{"id": 1, "text": "x"}\n{"id": 2}\n')
     handlers = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
     try:

@@ -7,7 +7,6 @@ from itertools import product
 import numpy as np
 import pytest
 
-from benchmarks.report import interval
 from studies import tabular_trees as trees
 from studies.tabular_learning import (
     EXACT,
@@ -223,11 +222,6 @@ def test_first_policies_are_right_as_often_as_named(condition: Condition):
         assert accuracy.mean() == pytest.approx(condition.accuracy, rel=0.2)
     else:
         np.testing.assert_allclose(accuracy, condition.accuracy)
-
-
-def test_interval_of_hand_computed_values():
-    mean, half = interval(np.array([1.0, 2.0, 3.0]))
-    assert (mean, half) == (2.0, pytest.approx(4.303 / 3**0.5))
 
 
 def test_methods_have_names_of_their_own():

@@ -40,7 +40,7 @@ def checkpoint(run_dir, step, complete=True):
         MarkComplete().on_save(trainer_of(), global_step=step, checkpoint_dir=str(folder))
 
 
-@pytest.mark.parametrize("tracker", [None, "", "2", "not a number"])
+@pytest.mark.parametrize("tracker", [None, "", "2", "11", "not a number"])
 def test_resumes_from_the_last_complete_one(tmp_path, tracker):
     checkpoint(tmp_path, 9)
     checkpoint(tmp_path, 10)
@@ -51,27 +51,12 @@ def test_resumes_from_the_last_complete_one(tmp_path, tracker):
     assert tracked_step(tmp_path) == 10
 
 
-def test_tracker_that_names_a_half_written_step(tmp_path):
-    checkpoint(tmp_path, 10)
-    checkpoint(tmp_path, 11, complete=False)
-    (tmp_path / TRACKER).write_text("11")
-    repair_tracker(tmp_path)
-    assert tracked_step(tmp_path) == 10
-
-
-def test_a_good_tracker_is_left_alone(tmp_path):
-    checkpoint(tmp_path, 9)
-    checkpoint(tmp_path, 10)
+@pytest.mark.parametrize("has_marker", [True, False])
+def test_a_good_tracker_and_that_of_a_run_without_markers_are_left_alone(tmp_path, has_marker):
+    checkpoint(tmp_path, 9, has_marker)
+    checkpoint(tmp_path, 10, has_marker)
     (tmp_path / TRACKER).write_text("10")
-    assert repair_tracker(tmp_path) is None
-    assert tracked_step(tmp_path) == 10
-
-
-def test_checkpoints_of_runs_without_marker_are_upstreams_business(tmp_path):
-    checkpoint(tmp_path, 10, complete=False)
-    (tmp_path / TRACKER).write_text("10")
-    assert repair_tracker(tmp_path) is None
-    assert tracked_step(tmp_path) == 10
+    assert repair_tracker(tmp_path) is None and tracked_step(tmp_path) == 10
 
 
 def test_nothing_complete_starts_anew(tmp_path):

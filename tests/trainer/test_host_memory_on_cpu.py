@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import psutil
 import pytest
@@ -84,24 +85,11 @@ def test_processes_that_have_ended_are_left_out():
     assert measure(kinds) == {} and kinds_of_processes({pid: "workers"}) == {}
 
 
-@pytest.mark.parametrize(
-    "name, kind",
-    [
-        ("ray::TaskRunnerV1.run", "trainer"),
-        ("ray::WorkerDict.actor_rollout_update_actor", "workers"),
-        ("ray::vLLMHttpServer.generate", "vllm"),
-        ("ray::TopLogprobsServer", "vllm"),
-        ("ray::RewardLoopWorker.compute_score_batch", "reward"),
-        ("ray::SimpleStorageUnit", "transfer_queue"),
-        ("ray::GlobalRequestLoadBalancer", "ray"),
-        ("ray::IDLE", "ray"),
-        ("/x/site-packages/ray/core/src/ray/raylet/raylet --raylet_socket_name=x", "ray"),
-        ("python -m verl.trainer.main_ppo --config-name explore", "trainer"),
-        ("python scripts/launch.py outputs/x -- python -m verl.trainer.main_ppo", "other"),
-        ("python scripts/fork_server/fork_server.py --serve 3 4 verl.trainer.main_ppo vllm.v1.engine.core", "other"),
-    ],
-)
-def test_kinds_of_the_command_lines_of_a_run(name, kind):
+KINDS = [line.split(" | ") for line in Path(__file__).with_name("command_lines.txt").read_text().splitlines()[1:]]
+
+
+@pytest.mark.parametrize("kind, name", KINDS)
+def test_kinds_of_the_command_lines_of_a_run(kind, name):
     with running(0, 0, [[name, [0, 0, []]]]) as pid:
         kinds = kinds_of_processes({pid: "other"})
     assert {process.info["cmdline"][0]: kind for process, kind in kinds.items()}[name] == kind

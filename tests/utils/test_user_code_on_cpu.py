@@ -14,15 +14,11 @@ async def raising(error: BaseException):
 
 
 @pytest.mark.parametrize("exits", [SystemExit(3), KeyboardInterrupt(), GeneratorExit()])
-def test_an_exit_is_an_error_and_the_event_loop_goes_on(exits):
-    async def two_calls():
-        first, second = await asyncio.gather(
-            *(asyncio.create_task(guarded(call, "the reward")) for call in (raising(exits), asyncio.sleep(0, "fine"))),
-            return_exceptions=True,
-        )
-        return first, second
-
-    first, second = asyncio.run(two_calls())
+async def test_an_exit_is_an_error_and_the_event_loop_goes_on(exits):
+    first, second = await asyncio.gather(
+        *(asyncio.create_task(guarded(call, "the reward")) for call in (raising(exits), asyncio.sleep(0, "fine"))),
+        return_exceptions=True,
+    )
     assert isinstance(first, UserCodeExit) and str(first) == f"the reward raised {exits!r}" and second == "fine"
 
 

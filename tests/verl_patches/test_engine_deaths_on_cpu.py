@@ -11,21 +11,9 @@ import pytest
 import ray
 
 from tests.forked import ray_of_forks
-from tests.verl_patches.upstream import check_code, check_unchanged
 from verl.utils.fault_reports import reported_faults
 from verl_patches.engine_deaths import report_engine_deaths
 from vllm_patches import cpu_version_name
-
-PATCH = "verl_patches/engine_deaths.py"
-MODULE = "verl.workers.rollout.vllm_rollout.vllm_async_server"
-
-
-def test_run_server_has_not_changed():
-    check_unchanged(PATCH, MODULE, "vLLMHttpServer.run_server", "c7aea4516a11")
-
-
-def test_vllm_names_its_engine_core():
-    check_code(PATCH, "vllm.v1.engine.utils", "CoreEngineProcManager", 'else "EngineCore"')
 
 
 def test_upstreams_server_is_wrapped():

@@ -5,18 +5,7 @@ import torch
 from torchdata.stateful_dataloader import StatefulDataLoader
 from verl.utils.checkpoint.checkpoint_handler import CheckpointHandler, OrchestrationMode
 
-from tests.verl_patches.upstream import check_unchanged
-
-PATCH, MODULE = "verl_patches/epoch_ends.py", "verl.utils.checkpoint.checkpoint_handler"
 STEPS_PER_EPOCH = 4
-
-
-def test_load_dataloader_state_has_not_changed():
-    check_unchanged(PATCH, MODULE, "CheckpointHandler._load_dataloader_state", "c72f06c0e298")
-
-
-def test_extract_step_has_not_changed():
-    check_unchanged(PATCH, MODULE, "extract_step", "941632a6efbb")
 
 
 def handler_of(loader: StatefulDataLoader) -> CheckpointHandler:

@@ -2,13 +2,7 @@
 
 import numpy
 
-from tests.verl_patches.upstream import check_unchanged
 from verl.trainer.ppo.v1 import replay_buffer
-
-
-def test_dapo_filtered_keys_has_not_changed():
-    patch, module = "verl_patches/exact_spread.py", "verl.trainer.ppo.v1.replay_buffer"
-    check_unchanged(patch, module, "ReplayBuffer._dapo_filtered_keys", "820b64e1854e")
 
 
 def test_equal_rewards_have_no_spread():

@@ -7,18 +7,7 @@ import pytest
 from verl.single_controller.ray import base
 
 from tests.fresh import python_for
-from tests.verl_patches.upstream import check_unchanged
 from verl_patches.missing_gpus import leave_missing_gpus_to_the_watch
-
-PATCH, MODULE = "verl_patches/missing_gpus.py", "verl.single_controller.ray.base"
-
-
-def test_create_resource_pool_has_not_changed():
-    check_unchanged(PATCH, MODULE, "ResourcePoolManager.create_resource_pool", "c84865873975")
-
-
-def test_check_resource_available_has_not_changed():
-    check_unchanged(PATCH, MODULE, "ResourcePoolManager._check_resource_available", "4b6445dc64f7")
 
 
 def test_pools_are_created_without_the_count(monkeypatch):

@@ -5,13 +5,7 @@ import torch
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
-from tests.verl_patches.upstream import check_unchanged
 from verl.utils import fsdp_utils
-
-
-def test_fsdp2_sharded_save_to_cpu_has_not_changed():
-    patch = "verl_patches/parameter_copies.py"
-    check_unchanged(patch, "verl.utils.fsdp_utils", "fsdp2_sharded_save_to_cpu", "5e1356156fc3")
 
 
 @pytest.fixture

@@ -2,15 +2,8 @@
 
 import torch
 
-from tests.verl_patches.upstream import check_unchanged
 from verl.trainer.ppo import padding_utils
 from verl_patches.short_padding_rows import shorten_padding_rows
-
-PATCH = "verl_patches/short_padding_rows.py"
-
-
-def test_construct_minimal_padding_template_has_not_changed():
-    check_unchanged(PATCH, "verl.trainer.ppo.padding_utils", "construct_minimal_padding_template", "8da2149e76c4")
 
 
 def test_a_padding_row_is_one_token_of_a_prompt_and_one_of_a_response(monkeypatch):

@@ -6,22 +6,8 @@ import subprocess
 import pytest
 
 from tests.forked import as_in_a_run
-from tests.verl_patches.upstream import check_unchanged
 
-PATCH, FOLDER = "verl_patches/weight_answers.py", "verl.workers.rollout.vllm_rollout"
 pytestmark = pytest.mark.slow
-
-
-def test_the_sender_has_not_changed():
-    check_unchanged(PATCH, f"{FOLDER}.bucketed_weight_transfer", "BucketedWeightSender", "f6497c435d33")
-
-
-def test_execute_method_has_not_changed():
-    check_unchanged(PATCH, f"{FOLDER}.vllm_rollout", "ServerAdapter._execute_method", "2e94be35761a")
-
-
-def test_update_weights_has_not_changed():
-    check_unchanged(PATCH, f"{FOLDER}.vllm_rollout", "ServerAdapter.update_weights", "136aa4832e3c")
 
 
 PROGRAM = """

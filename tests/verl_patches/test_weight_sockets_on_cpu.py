@@ -6,28 +6,8 @@ import subprocess
 import pytest
 
 from tests.forked import as_in_a_run
-from tests.verl_patches.upstream import check_unchanged
 
-PATCH, FOLDER = "verl_patches/weight_sockets.py", "verl.workers.rollout.vllm_rollout"
 pytestmark = pytest.mark.slow
-
-
-def test_the_senders_arguments_have_not_changed():
-    module = f"{FOLDER}.bucketed_weight_transfer"
-    check_unchanged(PATCH, module, "BucketedWeightSender.__init__", "7dab161df614")
-
-
-def test_the_receivers_arguments_have_not_changed():
-    module = f"{FOLDER}.bucketed_weight_transfer"
-    check_unchanged(PATCH, module, "BucketedWeightReceiver.__init__", "41dfaa517b46")
-
-
-def test_the_name_that_a_worker_gives_its_socket_has_not_changed():
-    check_unchanged(PATCH, f"{FOLDER}.vllm_rollout", "ServerAdapter.__init__", "e33055e903e3")
-
-
-def test_the_name_that_a_server_gives_its_socket_has_not_changed():
-    check_unchanged(PATCH, f"{FOLDER}.utils", "vLLMColocateWorkerExtension._get_zmq_handle", "5aa212f30783")
 
 
 # the first worker of each run, and its server: four forks, which differ in the variable that their raylet sets

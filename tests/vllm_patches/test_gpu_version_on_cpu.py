@@ -16,7 +16,7 @@ pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).resolve().parents[2]
 TESTS = [
-    "tests/recipe/hapo/test_logits_processor_on_cpu.py",
+    "tests/vllm_patches/test_v1_adaptive_temperature_on_cpu.py",
     "tests/vllm_patches/test_top_logprobs_without_text_on_cpu.py",
     "tests/workers/rollout/engines/test_aborts_on_cpu.py",
     "tests/workers/rollout/engines/test_top_logprobs_server_on_cpu.py",

@@ -11,6 +11,7 @@ from recipe.common.tiny_model import write_tiny_model
 from recipe.tasks.countdown.data import CountdownConfig, write_countdown
 from tests.configs import composed
 from tests.forked import CPU, run_two_at_a_time, with_forks
+from tests.trainer.checks.refused import ROWS
 from verl.trainer.checks.parts import check_parts, check_tools, check_typed_sections
 from verl.trainer.checks.preflight import check_model_path, check_overlong_buffer
 from verl.trainer.checks.resources.cluster import check_own_machine, check_ray_resources, needed_ray_cpus
@@ -26,21 +27,7 @@ def inputs(tmp_path_factory) -> Path:
     return folder
 
 
-NAMED = {
-    "actor_rollout_ref.model.path=/nowhere/model": "actor_rollout_ref.model.path=/nowhere/model",
-    "data.train_files=/nowhere.parquet": "data.train_files",
-    "actor_rollout_ref.actor.clip_ration=0.2": "clip_ration",
-    "+actor_rollout_ref.rollout.no_such_key=1": "no_such_key",
-    "ray_kwargs.ray_init.num_cpus=4": "ray_kwargs.ray_init.num_cpus=4",
-    "data.train_batch_size=1000": "data.train_batch_size=1000",
-    "data.filter_overlong_prompts=false": "data.truncation=error has no effect with data.filter_overlong_prompts=false",
-    "trainer.experiment_name=null": "trainer.experiment_name",
-    "trainer.logger=[console,mlflow]": "trainer.logger=mlflow: the package mlflow is not installed",
-    "algorithm.adv_estimator=tree_gain": "algorithm.adv_estimator=tree_gain reads segment_ids, which trainer.v1",
-    "actor_rollout_ref.actor.ulysses_sequence_parallel_size=2": "attn_implementation=sdpa",
-    "actor_rollout_ref.rollout.max_model_len=20": "actor_rollout_ref.rollout.max_model_len=20",
-    "data.max_response_length=4096": "2048 positions in actor_rollout_ref.model.override_config",
-}
+NAMED = {overrides: message for kind, overrides, message in ROWS if kind == "run"}
 
 
 @pytest.fixture(scope="module")
@@ -219,70 +206,6 @@ def test_the_authors_names_become_parts_on_vllm(inputs, overrides, expected):
 def test_a_run_without_parts_stays_upstreams(inputs):
     rollout = settled(inputs / "model", f"{ROLLOUT}.tree=null", f"{ROLLOUT}.environment=null")
     assert (rollout.tree, rollout.environment, rollout.name, rollout.mode) == (None, None, "vllm", "async")
-
-
-@pytest.mark.parametrize(
-    ("key", "message"),
-    [
-        ("actor_rollout_ref.actor.clip_ratio_hi", "did you mean actor_rollout_ref.actor.clip_ratio_high?"),
-        ("actor_rollout_ref.actor.optim.warmup", "weight_decay"),
-        (f"{ROLLOUT}.tempersture", f"did you mean {ROLLOUT}.temperature?"),
-        ("algorithm.adv_estimater", "did you mean algorithm.adv_estimator?"),
-    ],
-)
-def test_an_unknown_key_is_named_with_its_section_and_its_nearest_key(key, message):
-    section, _, name = key.rpartition(".")
-    with pytest.raises(ValueError) as error:
-        check_typed_sections(explore(f"+{key}=1"))
-    assert f"{section} has no key {name}; known: " in str(error.value) and message in str(error.value)
-
-
-@pytest.mark.parametrize(
-    ("overrides", "message"),
-    [
-        ([f"{ROLLOUT}.name=kt", f"{ROLLOUT}.tree=arpo"], f"{ROLLOUT}.name=kt is {ROLLOUT}.tree=latr, and not arpo"),
-        ([f"{ROLLOUT}.name=hato"], f"{ROLLOUT}.name=hato is {ROLLOUT}.tree=hato, and not plain"),
-        (
-            [f"{ROLLOUT}.mode=sync_with_tool"],
-            f"{ROLLOUT}.mode=sync_with_tool is {ROLLOUT}.environment=tools, and not none",
-        ),
-    ],
-)
-def test_names_that_contradict_parts_are_refused(inputs, overrides, message):
-    config = explore(f"actor_rollout_ref.model.path={inputs}/model", *overrides)
-    with pytest.raises(ValueError) as error:
-        settle(config)
-    assert message in str(error.value)
-
-
-@pytest.mark.parametrize(
-    ("overrides", "message"),
-    [
-        ([f"{ROLLOUT}.tree=oak"], f"{ROLLOUT}.tree=oak: expected one of arpo, "),
-        (
-            ["tree=hato", f"{ROLLOUT}.agent.default_agent_loop=tool_agent"],
-            f"{ROLLOUT}.agent.default_agent_loop=tool_agent makes trajectories itself",
-        ),
-        (
-            ["tree=hato", "trainer.v1.trainer_mode=sync"],
-            "trainer_mode=sync: the trainer learns what tree=hato needs",
-        ),
-        (["tree=hato", "hato.tree.max_depth=0"], "hato.tree.max_depth=0: expected at least 1"),
-        (["tree=hato", f"{ROLLOUT}.temperature=0.7"], f"{ROLLOUT}.temperature=0.7 differs from hato.exploration"),
-        (["credit=hato", "hato.reward_weights.alpha=-1"], "hato.reward_weights.alpha=-1: expected at least 0"),
-        (
-            ["credit=hato", "trainer.v1.trainer_mode=sync"],
-            "algorithm.adv_estimator=hato reads segment_ids, local_rewards, draws, dropped, which trainer.v1",
-        ),
-        (["credit=hato", "algorithm.use_kl_in_reward=true"], "algorithm.use_kl_in_reward=true would change"),
-        (["loss=hapo", "distillation.enabled=true"], "the loss hapo would take the place of the distillation's"),
-        (["loss=aepo", "distillation.enabled=true"], "the loss aepo would take the place of the distillation's"),
-    ],
-)
-def test_parts_that_do_not_fit_are_named(overrides, message):
-    with pytest.raises(ValueError) as error:
-        check_parts(explore(*overrides))
-    assert message in str(error.value)
 
 
 def test_a_tool_that_does_not_work_ends_a_run_before_it_begins():

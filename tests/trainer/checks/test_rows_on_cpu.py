@@ -200,21 +200,15 @@ def test_a_reward_function_of_the_users_is_called_once_for_each_data_source(tmp_
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (
-            "def compute_score(**row):\n    raise KeyError('answer')",
-            "fails with it: KeyError.*trainer.try_reward=false",
-        ),
-        ("async def compute_score(**row):\n    raise OSError('no judge')", "fails with it: OSError.*no judge"),
-        (
-            "def compute_score(**row):\n    return 'good'",
-            "returns 'good', expected a finite number, or a",
-        ),
-        ("def compute_score(**row):\n    return {'acc': 1}", "returns {'acc': 1}, expected"),
-        ("async def compute_score(**row):\n    return None", "returns None, expected"),
+        ("def {}raise KeyError('answer')", "fails with it: KeyError.*trainer.try_reward=false"),
+        ("async def {}raise OSError('no judge')", "fails with it: OSError.*no judge"),
+        ("def {}return 'good'", "returns 'good', expected a finite number, or a"),
+        ("def {}return {{'acc': 1}}", "returns {'acc': 1}, expected"),
+        ("async def {}return None", "returns None, expected"),
     ],
 )
 def test_a_reward_function_of_the_users_that_fails_is_named(tmp_path, text, message):
-    config = rewards(tmp_path, own_reward(tmp_path, text), ["a"])
+    config = rewards(tmp_path, own_reward(tmp_path, text.format("compute_score(**row):\n    ")), ["a"])
     with pytest.raises(ValueError, match=message):
         check_reward_rows(config)
     config.trainer.try_reward = False

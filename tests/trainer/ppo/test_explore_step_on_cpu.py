@@ -19,6 +19,7 @@ from verl.workers.rollout.trajectory_tree import TOOL_FAULTS, TREE_METRICS
 from verl.workers.utils import field_losses
 
 HAPO = {f"{ACTOR}.policy_loss.loss_mode": "hapo"}
+TEMPERED = {f"{ROLLOUT}.adaptive_temperature": True, f"{ROLLOUT}.temperature_tau": 0.05}
 AEPO = {f"{ACTOR}.policy_loss.loss_mode": "aepo", f"{ACTOR}.enable_entropy_balanced_advantage": True}
 
 # two prompts; key -> reward, mask, entropies, segments. The last row is one that upstream adds to fill the batch up: a
@@ -298,27 +299,19 @@ def test_standardised_entropy_reaches_the_workers_loss(queue, monkeypatch):
 @pytest.mark.parametrize(
     ("values", "components", "fields"),
     [
-        (HAPO | {f"{ACTOR}.adaptive_clip": True}, ["NormalizedEntropy"], "entropy_h"),
-        (HAPO | {f"{ACTOR}.adaptive_advantage": True}, ["NormalizedEntropy"], "entropy_h"),
-        (
-            {f"{ROLLOUT}.adaptive_temperature": True, f"{ROLLOUT}.temperature_tau": 0.05},
-            ["NormalizedEntropy"],
-            "entropy_h",
-        ),
-        (AEPO, [], "standardised_entropy"),
-        ({f"{ACTOR}.policy_loss.loss_mode": "aepo"}, [], None),
-        ({"algorithm.adv_estimator": "hapo"}, [], None),
+        (HAPO | {f"{ACTOR}.adaptive_clip": True}, ["NormalizedEntropy"], {"entropy_h"}),
+        (HAPO | {f"{ACTOR}.adaptive_advantage": True}, ["NormalizedEntropy"], {"entropy_h"}),
+        (TEMPERED, ["NormalizedEntropy"], {"entropy_h"}),
+        (AEPO, [], {"standardised_entropy"}),
+        (AEPO | TEMPERED, ["NormalizedEntropy"], {"entropy_h", "standardised_entropy"}),
+        ({f"{ACTOR}.policy_loss.loss_mode": "aepo"}, [], set()),
+        ({"algorithm.adv_estimator": "hapo"}, [], set()),
     ],
 )
 def test_a_part_brings_the_fields_that_it_needs_whatever_the_trees_are(values, components, fields):
     config = config_of({"algorithm.adv_estimator": "grpo"} | values)
     assert [type(component).__name__ for component in components_of(config)] == components
-    assert [field.name for field in computed_fields(config)] == ([fields] if fields else [])
-
-
-def test_a_sampler_and_a_loss_may_need_different_fields():
-    both = config_of(AEPO | {f"{ROLLOUT}.adaptive_temperature": True, f"{ROLLOUT}.temperature_tau": 0.05})
-    assert {field.name for field in computed_fields(both)} == {"entropy_h", "standardised_entropy"}
+    assert {field.name for field in computed_fields(config)} == fields
 
 
 @pytest.mark.parametrize(

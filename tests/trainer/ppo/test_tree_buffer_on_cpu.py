@@ -79,7 +79,7 @@ def test_the_batch_is_the_first_useful_prompts_whatever_is_faster(monkeypatch, d
     queue = Queue(answers("vwrvwvwv" + "v" * 20), delays)
     buffer, dropped = buffer_of(monkeypatch, queue, max_num_gen_batches=0)
     queue.submit(4)
-    batch, metrics = buffer.sample(global_steps=1, partition_id="train", batch_size=4)
+    batch, metrics = buffer.sample(1, "train", 4)
     assert {key.split("_")[0] for key in batch.keys} == {"u0", "u3", "u5", "u7"} and len(batch.keys) == 4 * N
     assert queue.submitted == 8, "one for each dropped one, none in vain"
     assert sorted(key for key, _ in dropped) == sorted(f"u{i}_{j}_0" for i in (1, 2, 4, 6) for j in range(N))
@@ -93,7 +93,7 @@ def test_a_single_trajectory_says_nothing(monkeypatch):
     queue = Queue(answers("vsvsvvv"), [0])
     buffer, dropped = buffer_of(monkeypatch, queue, max_num_gen_batches=0)
     queue.submit(4)
-    batch, metrics = buffer.sample(global_steps=1, partition_id="train", batch_size=4)
+    batch, metrics = buffer.sample(1, "train", 4)
     assert {key.split("_")[0] for key in batch.keys} == {"u0", "u2", "u4", "u5"}
     assert [key for key, _ in dropped] == ["u1_0_0", "u3_0_0"]
     assert metrics["training/filter_groups/evicted_samples"] == 2
@@ -104,7 +104,7 @@ def test_the_bound_ends_with_advice(monkeypatch):
     buffer, _ = buffer_of(monkeypatch, queue, max_num_gen_batches=2)
     queue.submit(4)
     with pytest.raises(RuntimeError, match="of 7 prompts only 1 gave .*max_num_gen_batches=2 .*: raise it"):
-        buffer.sample(global_steps=1, partition_id="train", batch_size=4)
+        buffer.sample(1, "train", 4)
     assert queue.submitted == 7, "not more than 8"
 
 
@@ -112,7 +112,7 @@ def test_exactly_at_the_bound_is_fine(monkeypatch):
     queue = Queue(answers("vvvwwwwv"), [1])
     buffer, _ = buffer_of(monkeypatch, queue, max_num_gen_batches=2)
     queue.submit(4)
-    batch, metrics = buffer.sample(global_steps=1, partition_id="train", batch_size=4)
+    batch, metrics = buffer.sample(1, "train", 4)
     assert len(batch.keys) == 4 * N and metrics["training/filter_groups/gen_batches"] == 2
 
 
@@ -128,7 +128,7 @@ def test_a_step_in_which_every_group_failed_says_so(monkeypatch):
     monkeypatch.setattr(buffer, "_wait_for_next_poll", fail)
     queue.submit(4)
     with pytest.raises(RuntimeError, match="rollouts failed for a batch of 4"):
-        buffer.sample(global_steps=1, partition_id="train", batch_size=4)
+        buffer.sample(1, "train", 4)
 
 
 def test_a_failed_group_is_replaced(monkeypatch):
@@ -139,7 +139,7 @@ def test_a_failed_group_is_replaced(monkeypatch):
     queue.tags["u1"]["status"] = "failure"
     for i in range(N):  # a failed group has no rows
         del queue.tags[f"u1_{i}_0"]
-    batch, _ = buffer.sample(global_steps=1, partition_id="train", batch_size=4)
+    batch, _ = buffer.sample(1, "train", 4)
     assert {key.split("_")[0] for key in batch.keys} == {"u0", "u2", "u3", "u4"}
 
 

@@ -1,4 +1,4 @@
-"""The reward for mathematics against hand-given verdicts, and against hostile answers with a clock."""
+"""What the reward for mathematics reads of a response, and hostile answers with a clock."""
 
 import os
 import shutil
@@ -6,11 +6,13 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
 from verl.utils.math_answers import comparison
 from verl.utils.math_answers.comparison import compute_score, last_boxed, normalize
+from verl.utils.math_answers.latex_spelling import common_spelling, plain_characters, without_repeating_decimals
 
 POWERS = r"9^{9^{9^{9}}}"
 
@@ -29,58 +31,9 @@ def no_processes(monkeypatch):
     monkeypatch.setattr(comparison, "is_equivalent", refuse)
 
 
-@pytest.mark.parametrize(
-    ("answer", "truth"),
-    [
-        ("0.5", r"\frac{1}{2}"),
-        (r"\dfrac12", r"\frac{1}{2}"),
-        ("1/2", r"$\frac{1}{2}$"),
-        (r"\frac{2}{4}", "0.5"),
-        ("34", "034"),
-        ("10,080", "10080"),
-        (r"10\text{ cm}", "10"),
-        (r"50\%", "50"),
-        (r"90^\circ", "90"),
-        (r"\$5", "5"),
-        ("x = 5", "5"),
-        (r"[0, 1)", r"\left[0,1\right)"),
-        (r"\{2, 1\}", r"\{1,2\}"),
-        ("2, 1", "$1$, $2$"),
-        (r"\sqrt{242}", r"11\sqrt{2}"),
-        ("(x+1)^2", "x^2+2x+1"),
-        (r"\text{Evelyn}", "Evelyn"),
-        ("B", r"\text{(B)}"),
-        (r"\begin{bmatrix}1\\2\end{bmatrix}", r"\begin{pmatrix} 1 \\ 2 \end{pmatrix}"),
-        ("7", r"the answer is \boxed{7}"),
-        ("7", 7),
-    ],
-)
-def test_equivalent_answers(answer, truth):
-    assert accuracy(answer, truth) == 1.0
-
-
-@pytest.mark.parametrize(
-    ("answer", "truth"),
-    [
-        ("3", "4"),
-        ("0.33", r"\frac{1}{3}"),
-        ("(2,1)", "(1,2)"),
-        ("[0,1]", "[0,1)"),
-        (r"\{1,2,3\}", r"\{1,2\}"),
-        ("2n+1", "2k+1"),
-        (r"\text{even}", r"\text{odd}"),
-        ("5 or 6", "5"),
-        ("", "5"),
-        (" ", "5"),
-        (r"\frac{", "5"),
-        ("###", "5"),
-        ("__import__('os').abort()", "5"),
-        ("\x00", "5"),
-        ("\ud800", "5"),
-    ],
-)
-def test_other_answers(answer, truth):
-    assert accuracy(answer, truth) == 0.0
+@pytest.mark.parametrize("answer", ["7", "1.0", r"\frac{14}{2}", " ", "\x00", "\ud800"])
+def test_a_number_may_be_the_ground_truth_and_texts_that_are_no_answers_are_wrong(answer):
+    assert accuracy(answer, 7) == (answer in ("7", r"\frac{14}{2}"))
 
 
 @pytest.mark.parametrize(
@@ -89,16 +42,38 @@ def test_other_answers(answer, truth):
         (r"\boxed{1} then \boxed{\frac{1}{2}}", r"\frac{1}{2}"),
         (r"\boxed{1} then \boxed{2", "1"),
         (r"\boxed{1} then \boxed{a { b }", "1"),
+        (r"\boxed{1} then \boxed{}", ""),
+        (r"\boxed{4} and \boxed{5}", "5"),
         (r"\boxed {\{1, 2\}}", r"\{1, 2\}"),
-        (r"{ } } \boxed{5} {", "5"),
+        (r"\boxed{\left\{1,\frac{1}{2}\right\}}", r"\left\{1,\frac{1}{2}\right\}"),
+        (r"{ } } \boxed{5} { {", "5"),
         (r"\boxed{\boxed{5}}", "5"),
-        (r"\boxed 5", None),
-        ("5", None),
-        (r"\\boxed{5}", None),
+        (r"\boxed{ \boxed{5} }", "5"),
+        (r"\boxed{\boxed{\boxed{4}}}5", "4"),
+        ("\\boxed{\n5\n}", "\n5\n"),
+        (r"\boxed{5}" + " more text" * 10_000, "5"),
+        (r"<think>\boxed{4}</think>\boxed{5}", "5"),
+        (r"$$\boxed{\$1{,}250}$$", r"\$1{,}250"),
+        *((text, None) for text in (r"\boxed 5", r"\\boxed{5}", r"\boxed{5", "boxed{5}", r"\boxed(5)", r"\fbox{5}")),
+        *((text, None) for text in ("", "5", "The answer is 5.", "**5**", "#### 5")),
     ],
 )
-def test_the_last_closed_box(text, content):
+def test_the_answer_is_in_the_last_closed_box(text, content):
     assert last_boxed(text) == content
+
+
+@pytest.mark.parametrize(
+    ("response", "truth"),
+    [
+        (r"It is $\boxed{5}$.", "5"),
+        (r"First \boxed{4}, no, \boxed{5}", "5"),
+        (r"\boxed{ \boxed{5} }", "5"),
+        ("\\boxed{\\begin{pmatrix}\n1\\\\\n2\n\\end{pmatrix}}", r"\begin{pmatrix}1\\2\end{pmatrix}"),
+    ],
+)
+def test_the_last_box_is_compared_with_the_truth(response, truth):
+    assert compute_score("math", response, truth, timeout_seconds=60)["acc"] == 1.0
+    assert compute_score("math", rf"{response} no, \boxed{{4}}", truth, timeout_seconds=60)["acc"] == 0.0
 
 
 def test_no_box_is_wrong_and_has_no_vote(no_processes):
@@ -113,6 +88,14 @@ def test_the_same_text_needs_no_library_and_votes_together(no_processes, answer)
         "acc": 1.0,
         "pred": r"\frac{1}{2}",
     }
+
+
+SPELLINGS = Path(__file__).with_name("spellings.txt").read_text(encoding="utf-8").splitlines()[1:]
+
+
+@pytest.mark.parametrize(("answer", "spelt"), [line.split(" -> ") for line in SPELLINGS])
+def test_spellings_by_hand(answer, spelt):
+    assert common_spelling(without_repeating_decimals(plain_characters(answer))) == spelt
 
 
 def test_normalize_keeps_commands_apart():
@@ -139,7 +122,18 @@ def test_an_empty_ground_truth_is_an_error(truth):
         r"\int_0^1 \sin(x^x) e^{\cos(x)^x} dx",
         "x^{999}" * 60,
         "+".join(f"x_{i}" for i in range(100)),
+        "1e999999999",
+        r"\frac{1}{10^{10^{10}}}",
+        r"\prod_{n=1}^{99999999} n",
+        "{" * 250 + "2" + "}" * 250,
+        r"\frac{" * 30,
+        "2" * 513,
+        "0." + "1" * 480 + r"\overline{1}",
+        "１" * 500,
+        r"\text{" + "é" * 500 + "}",
+        *("", "\u202e3", "\u200b"),
     ],
+    ids=lambda answer: repr(answer[:20]),
 )
 def test_hostile_answers_are_wrong_within_the_limit_and_later_calls_are_right(answer):
     accuracy("0.5", r"\frac{1}{2}")  # a process is there

@@ -2,6 +2,7 @@
 
 import random
 import time
+from pathlib import Path
 
 import pytest
 
@@ -11,65 +12,20 @@ T, R, A = "<think>t</think>", "<result>r</result>", r"<answer>\boxed{1}</answer>
 S, P = "<search>q</search>", "<python>c</python>"
 
 
-@pytest.mark.parametrize(
-    ("text", "calls"),
-    [
-        (T + A, []),
-        (f"\n {T} so \n{A} \n", []),
-        (T + T + A, []),
-        (A.join([T, ""]), []),
-        (T + S + R + A, ["search"]),
-        (f"{T}{S}\n {R} then {T}{P} {R}{T}{A}", ["search", "python"]),
-        (S + R + T + A, ["search"]),
-        (T + "<python>print(1 < 2, '<b>', x>>3)</python>" + R + A, ["python"]),
-        (T + S + "<result><think> <answer>no</answer> </search> <result> </b></result>" + A, ["search"]),
-        (T + r"<answer>so \boxed{\frac{1}{2}} it is</answer>", []),
-        (T + "<searches>x</searches>" + A, []),  # no tag of the protocol
-        (T + "<SEARCH>" + A, []),
-    ],
-)
-def test_well_formed(text, calls):
-    report = check_format(text)
-    assert (report.problem, report.position) == (None, None) and report.well_formed
-    assert report.calls == calls
+FORMS = Path(__file__).with_name("tool_formats.txt").read_text(encoding="utf-8").splitlines()
 
 
-@pytest.mark.parametrize(
-    ("text", "problem", "at"),
-    [
-        ("", "no <answer>", 0),
-        ("42", "no <answer>", 2),
-        (T, "no <answer>", len(T)),
-        (A, "no <think>", 0),
-        (T + "<answer>1</answer>", r"no \boxed{…} in the answer", len(T)),
-        (T + r"\boxed{1}<answer>1</answer>", r"no \boxed{…} in the answer", len(T) + 9),
-        (T + r"<answer>\boxed{1</answer>", r"no \boxed{…} in the answer", len(T)),
-        (T + A + A, "a second <answer>", len(T + A)),
-        (T + A + T, "<think> after the answer", len(T + A)),
-        (T + A + S + R, "<search> after the answer", len(T + A)),
-        (T + A + "!", "text after the answer", len(T + A)),
-        ("<think>t" + A, "<answer> inside <think>", 8),
-        ("<think>t<think>u</think>" + A, "<think> inside <think>", 8),
-        ("t</think>" + A, "</think> without <think>", 1),
-        ("<think>t", "<think> is not closed", 0),
-        (T + r"<answer>\boxed{1}", "<answer> is not closed", len(T)),
-        (T + "</answer>", "</answer> without <answer>", len(T)),
-        (T + "<search>q</python>", "</python> inside <search>", len(T) + 9),
-        (T + "<python><search>q</search></python>" + R + A, "<search> inside <python>", len(T) + 8),
-        (f"<think>t{S}{R}</think>{A}", "<search> inside <think>", 8),
-        (T + S + A, "no <result> right after </search>", len(T + S)),
-        (T + S, "no <result> right after </search>", len(T + S)),
-        (T + S + "x" + R + A, "no <result> right after </search>", len(T + S)),
-        (T + S + P + R + R + A, "no <result> right after </search>", len(T + S)),
-        (T + R + A, "<result> without a call", len(T)),
-        (T + S + R + R + A, "<result> without a call", len(T + S + R)),
-        (T + S + "<result>r" + A, "<result> is not closed", len(T + S)),
-        (T + S + R + "</result>" + A, "</result> without <result>", len(T + S + R)),
-    ],
-)
-def test_what_is_wrong_and_where(text, problem, at):
-    report = check_format(text)
-    assert (report.problem, report.position) == (problem, at) and not report.well_formed
+@pytest.mark.parametrize("row", [line for line in FORMS if line and line[0] != "#"])
+def test_the_form_of_a_response_by_hand(row):
+    text, told = row.split(" | ")
+    for name, block in {"T": T, "R": R, "A": A, "S": S, "P": P, "\\n": "\n"}.items():
+        text = text.replace(f"«{name}»" if len(name) == 1 else name, block)
+    report = check_format(text.replace("^", ""))
+    if told.startswith("calls"):
+        assert (report.problem, report.position) == (None, None) and report.well_formed
+        assert report.calls == told.split()[1:]
+    else:
+        assert (report.problem, report.position) == (told, text.index("^")) and not report.well_formed
 
 
 def test_what_a_response_holds():

@@ -33,25 +33,24 @@ def engines_of_gpus(monkeypatch):
     monkeypatch.setenv("VERL_ENGINE_DEVICE", "cuda")
 
 
-def test_off_is_upstreams_engine():
-    assert engines(run_config()) == ["FSDPEngineWithLMHead"] * 2
+ACTOR, ROWS_FOR_REF = "actor_rollout_ref.actor.use_prefix_tree=true", "actor_rollout_ref.ref.use_prefix_tree=false"
 
 
-def test_the_actors_switch_is_the_reference_policys_too():
-    assert engines(run_config("actor_rollout_ref.actor.use_prefix_tree=true")) == ["PrefixTreeEngine"] * 2
-
-
-def test_the_update_tree_switches_it_on():
-    assert engines(run_config("update=tree")) == ["PrefixTreeEngine"] * 2
-
-
-def test_each_can_be_switched_alone():
-    rows_for_ref = ("actor_rollout_ref.actor.use_prefix_tree=true", "actor_rollout_ref.ref.use_prefix_tree=false")
-    assert engines(run_config(*rows_for_ref)) == ["PrefixTreeEngine", "FSDPEngineWithLMHead"]
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        ([], ["FSDPEngineWithLMHead"] * 2),
+        ([ACTOR], ["PrefixTreeEngine"] * 2),
+        (["update=tree"], ["PrefixTreeEngine"] * 2),
+        ([ACTOR, ROWS_FOR_REF], ["PrefixTreeEngine", "FSDPEngineWithLMHead"]),
+    ],
+)
+def test_the_actors_switch_is_the_reference_policys_too_unless_that_has_its_own(overrides, expected):
+    assert engines(run_config(*overrides)) == expected
 
 
 def test_what_it_does_not_go_with_is_named():
-    config = run_config("actor_rollout_ref.actor.use_prefix_tree=true", "actor_rollout_ref.actor.shuffle=true")
+    config = run_config(ACTOR, "actor_rollout_ref.actor.shuffle=true")
     with pytest.raises(Exception) as error:
         omega_conf_to_dataclass(config.actor_rollout_ref.actor)
     assert "use_prefix_tree=true with shuffle=True: set shuffle=false" in str(error.value.__cause__ or error.value)

@@ -53,26 +53,21 @@ def test_gpu_runs_name_the_processor_where_the_model_has_the_v1_runner(install, 
     assert named == processors and text.startswith(f"adaptive temperature (tau 0.05) on vLLM's {way}")
 
 
-def test_a_cpu_run_names_it_whatever_the_model(install):
+@pytest.mark.parametrize(("forced", "model", "processors"), [("0", LLAMA, [PROCESSOR]), ("1", QWEN, [])])
+def test_cpus_other_processors_and_vllms_own_variable_decide_whatever_the_model(
+    install, monkeypatch, forced, model, processors
+):
     install(WITHOUT_LIST)
     assert chosen(hardware="cpu")[0] == [PROCESSOR]
+    assert chosen(f"+{PROCESSORS}=[mine]")[0] == ["mine", PROCESSOR]
+    assert chosen(f"+{PROCESSORS}=['{PROCESSOR}']")[0] == [PROCESSOR]
+    install(WITH_LIST)
+    monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", forced)
+    assert chosen(model=model)[0] == processors
 
 
 def test_the_plan_tells_the_sampler():
     assert "\nsampler:  temperature 1.0" in describe_plan(composed("explore", "hardware=cpu"))
-
-
-def test_a_run_with_other_processors_has_the_v1_runner_and_names_it_too(install):
-    install(WITHOUT_LIST)
-    assert chosen(f"+{PROCESSORS}=[mine]")[0] == ["mine", PROCESSOR]
-    assert chosen(f"+{PROCESSORS}=['{PROCESSOR}']")[0] == [PROCESSOR]
-
-
-@pytest.mark.parametrize(("forced", "model", "processors"), [("0", LLAMA, [PROCESSOR]), ("1", QWEN, [])])
-def test_vllms_own_variable_decides(install, monkeypatch, forced, model, processors):
-    install(WITH_LIST)
-    monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", forced)
-    assert chosen(model=model)[0] == processors
 
 
 def test_an_ordinary_temperature_needs_none(install):

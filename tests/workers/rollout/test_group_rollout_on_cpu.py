@@ -11,7 +11,6 @@ import pytest
 from omegaconf import DictConfig, OmegaConf
 from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics
 
-from recipe.common.tiny_model import write_tiny_model
 from recipe.latr.over_generation import most_diverse
 from tests.workers.rollout.group_worker import make_worker
 from verl.workers.rollout import group_rollout
@@ -84,11 +83,6 @@ class Scorer:
         return [{"reward_score": float(n), "reward_extra_info": {"acc": bool(n > 2)}} for n in lengths]
 
 
-@pytest.fixture(scope="module")
-def model_folder(tmp_path_factory):
-    return str(write_tiny_model(tmp_path_factory.mktemp("model")))
-
-
 SETTINGS = ["n=3", "group_timeout=0.5", "val_kwargs.n=2", "calculate_log_probs=true"]
 
 
@@ -157,20 +151,13 @@ def test_a_failing_group_fails_alone(queue):
         ("exits in a task", "UserCodeExit: a task raised SystemExit(3)"),
         ("times out", "TimeoutError: the judge gave no answer"),
         ("stuck", "group rollout of prompt stuck ended after rollout.group_timeout=0.5 s"),
+        *((uid, f"ValueError: the reward is {it!r}, expected a finite number") for uid, it in NO_REWARDS.items()),
     ],
 )
 def test_the_cause_of_a_failure_is_its_own(queue, uid, cause):
     worker, *_ = queue
     run(worker, [uid])
     assert asyncio.run(worker.group_counts("train", take=True)).first_failure == cause
-
-
-@pytest.mark.parametrize("uid", NO_REWARDS)
-def test_a_reward_that_is_no_finite_number_is_named(queue, uid):
-    worker, published, *_ = queue
-    run(worker, [uid])
-    first = asyncio.run(worker.group_counts("train", take=True)).first_failure
-    assert first == f"ValueError: the reward is {NO_REWARDS[uid]!r}, expected a finite number"
 
 
 def test_a_status_that_the_queue_does_not_take_ends_the_run(queue, monkeypatch):
@@ -206,19 +193,16 @@ def test_a_session_of_upstreams_agent_loops_that_failed_is_counted(queue, monkey
     assert counts.first_failure == "UserCodeExit: the agent loop raised SystemExit(3)"
 
 
-def test_groups_that_are_given_up_at_the_end_of_a_run_are_no_failures(queue):
+async def test_groups_that_are_given_up_at_the_end_of_a_run_are_no_failures(queue):
     worker, published, *_ = queue
     worker.config.actor_rollout_ref.rollout.group_timeout = None
 
-    async def run_ends():
-        prompt = {"uid": "stuck", "agent_name": "single_turn_agent", "global_steps": 1}
-        task = asyncio.ensure_future(worker._run_prompt(prompt, {}, {"validate": False}))
-        worker.background_tasks = {task}
-        await asyncio.sleep(0.05)
-        await worker.stop()
-        return task
-
-    assert asyncio.run(run_ends()).cancelled()
+    prompt = {"uid": "stuck", "agent_name": "single_turn_agent", "global_steps": 1}
+    task = asyncio.ensure_future(worker._run_prompt(prompt, {}, {"validate": False}))
+    worker.background_tasks = {task}
+    await asyncio.sleep(0.05)
+    await worker.stop()
+    assert task.cancelled()
     assert published == [("stuck", "running")] and worker.engine.released == ["stuck"]
 
 

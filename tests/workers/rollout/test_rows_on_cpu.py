@@ -12,7 +12,6 @@ from tensordict import NonTensorData, NonTensorStack
 from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics
 from verl.experimental.reward_loop.reward_loop import RewardLoopWorker
 
-from recipe.common.tiny_model import write_tiny_model
 from tests.workers.rollout.group_worker import make_worker
 from verl.trainer.ppo.v1 import agent_loop_tq
 from verl.workers.rollout import group_rollout
@@ -74,11 +73,6 @@ def reward_handle(model_folder: str, reward_file: Path) -> SimpleNamespace:
     worker = RewardLoopWorker(OmegaConf.create(config))
     methods = ("compute_score", "compute_score_batch")
     return SimpleNamespace(**{name: SimpleNamespace(remote=getattr(worker, name)) for name in methods})
-
-
-@pytest.fixture(scope="module")
-def model_folder(tmp_path_factory):
-    return str(write_tiny_model(tmp_path_factory.mktemp("model")))
 
 
 @pytest.fixture

@@ -121,21 +121,12 @@ def test_a_prefix_tree_of_a_plain_run():
     check_prefix_tree(run_config(**{"actor.strategy": "megatron"}), {"model_type": "mistral"})
 
 
-@pytest.mark.parametrize(
-    "key, value",
-    [
-        ("actor.strategy", "fsdp_turbo"),
-        (f"actor.{ULYSSES}", 2),
-        (f"actor.fsdp_config.{ULYSSES}", 2),
-        ("actor.pad_to_length", True),
-        ("actor.fsdp_config.pad_to_length", True),
-        ("actor.use_fused_kernels", True),
-        ("model.use_fused_kernels", True),
-        ("actor.calculate_sum_pi_squared", True),
-        ("actor.use_prefix_grouper", True),
-        ("actor.shuffle", True),
-    ],
-)
+SWITCHES = ["actor.pad_to_length", "actor.fsdp_config.pad_to_length", "actor.use_fused_kernels"]
+SWITCHES += ["model.use_fused_kernels", "actor.calculate_sum_pi_squared", "actor.use_prefix_grouper", "actor.shuffle"]
+OTHERS = {"actor.strategy": "fsdp_turbo", f"actor.{ULYSSES}": 2, f"actor.fsdp_config.{ULYSSES}": 2}
+
+
+@pytest.mark.parametrize(("key", "value"), [*OTHERS.items(), *((key, True) for key in SWITCHES)])
 def test_settings_that_a_prefix_tree_does_not_go_with(key, value):
     name = key.partition(".")[2]
     with pytest.raises(ValueError, match=f"use_prefix_tree=true with .*{name}={value}".replace("=True", "=[Tt]rue")):

@@ -11,7 +11,6 @@ import time
 import numpy as np
 import pytest
 
-from recipe.common.tiny_model import write_tiny_model
 from vllm_patches import cpu_version_name
 
 cpu_version_name.install()  # upstream's server module asks for vLLM's version
@@ -87,11 +86,6 @@ class Engine:
 
 
 @pytest.fixture(scope="module")
-def model_folder(tmp_path_factory):
-    return str(write_tiny_model(tmp_path_factory.mktemp("model")))
-
-
-@pytest.fixture(scope="module")
 def tokenizer(model_folder):
     from transformers import AutoTokenizer
 
@@ -159,21 +153,18 @@ def test_a_stop_text_ends_with_the_token_that_completes_it(server, tokenizer):
     assert output.stop_reason == "completed"
 
 
-def test_a_request_that_nobody_waits_for_is_cancelled_in_the_engine(server, engine):
-    async def given_up():
-        params = {"logprobs": True, "n_top_logprobs": 2, "max_tokens": 30}
-        request = {"prompt_ids": [1, 2], "sampling_params": params, "request_id": "request"}
-        await server.submit("worker", [(0, request)])
-        while engine.outputs == 0:
-            await asyncio.sleep(0.001)
-        await server.give_up("worker", [0, 1])
-        answers, calls = await server.collect("worker"), list(engine.calls)
-        started = time.monotonic()
-        await server.abort_all_requests()
-        assert time.monotonic() - started < 5, "the server waits for a request that it counts as being admitted"
-        return answers, calls
-
-    [(number, answer, error)], calls = asyncio.run(given_up())
+async def test_a_request_that_nobody_waits_for_is_cancelled_in_the_engine(server, engine):
+    params = {"logprobs": True, "n_top_logprobs": 2, "max_tokens": 30}
+    request = {"prompt_ids": [1, 2], "sampling_params": params, "request_id": "request"}
+    await server.submit("worker", [(0, request)])
+    while engine.outputs == 0:
+        await asyncio.sleep(0.001)
+    await server.give_up("worker", [0, 1])
+    answers, calls = await server.collect("worker"), list(engine.calls)
+    started = time.monotonic()
+    await server.abort_all_requests()
+    assert time.monotonic() - started < 5, "the server waits for a request that it counts as being admitted"
+    [(number, answer, error)], calls = answers, calls
     assert (number, answer) == (0, None) and "CancelledError" in error
     assert calls == ["cancelled"]
     from vllm.v1.engine.async_llm import AsyncLLM
@@ -181,25 +172,22 @@ def test_a_request_that_nobody_waits_for_is_cancelled_in_the_engine(server, engi
     assert "except (asyncio.CancelledError, GeneratorExit):" in inspect.getsource(AsyncLLM.generate)
 
 
-def test_aborted_requests_keep_what_they_have_and_late_ones_wait_for_the_resumption(server, engine, tokenizer):
+async def test_aborted_requests_keep_what_they_have_and_late_ones_wait_for_the_resumption(server, engine, tokenizer):
     """As upstream's asynchronous trainers do around a weight sync."""
 
-    async def weight_sync():
-        running = asyncio.create_task(ask(server))
-        while engine.outputs == 0:
-            await asyncio.sleep(0.001)
-        await asyncio.sleep(0.004)
-        aborted = await server.abort_all_requests()
-        late = asyncio.create_task(ask(server))
-        output = await running
-        await asyncio.sleep(0.01)
-        assert aborted["aborted_count"] == 1 and not late.done()
-        await server.wake_up(tags=["weights"])
-        await server.wake_up(tags=["kv_cache"])
-        await server.resume_generation()
-        return output, await late
-
-    output, late = asyncio.run(weight_sync())
+    running = asyncio.create_task(ask(server))
+    while engine.outputs == 0:
+        await asyncio.sleep(0.001)
+    await asyncio.sleep(0.004)
+    aborted = await server.abort_all_requests()
+    late = asyncio.create_task(ask(server))
+    output = await running
+    await asyncio.sleep(0.01)
+    assert aborted["aborted_count"] == 1 and not late.done()
+    await server.wake_up(tags=["weights"])
+    await server.wake_up(tags=["kv_cache"])
+    await server.resume_generation()
+    output, late = output, await late
     assert output.stop_reason == "aborted" and 0 < len(output.token_ids) < 20
     complete(output, tokenizer.encode(TEXT)[: len(output.token_ids)])
     complete(late, tokenizer.encode(TEXT)[:20])
@@ -207,33 +195,27 @@ def test_aborted_requests_keep_what_they_have_and_late_ones_wait_for_the_resumpt
     assert tags == [["weights"], ["kv_cache"]]
 
 
-def test_a_request_that_is_aborted_before_its_first_token(server):
-    async def weight_sync():
-        running = asyncio.create_task(ask(server))
-        while len(server.engine.output_processor.request_states) == 0:
-            await asyncio.sleep(0)
-        await server.engine.pause_generation(wait_for_inflight_requests=False, clear_cache=True)
-        return await running
-
-    output = asyncio.run(weight_sync())
+async def test_a_request_that_is_aborted_before_its_first_token(server):
+    running = asyncio.create_task(ask(server))
+    while len(server.engine.output_processor.request_states) == 0:
+        await asyncio.sleep(0)
+    await server.engine.pause_generation(wait_for_inflight_requests=False, clear_cache=True)
+    output = await running
     complete(output, [])
     assert output.stop_reason == "aborted"
 
 
 @pytest.mark.parametrize("offset", range(20))
-def test_a_request_that_is_aborted_after_any_token(server, engine, tokenizer, offset):
+async def test_a_request_that_is_aborted_after_any_token(server, engine, tokenizer, offset):
     """Also where the abort comes without a token, right after an output."""
 
-    async def weight_sync():
-        running = asyncio.create_task(ask(server))
-        while not engine.output_processor.request_states:
-            await asyncio.sleep(0)
-        state = next(iter(engine.output_processor.request_states.values()))
-        while state.detokenizer.num_output_tokens() < offset:
-            await asyncio.sleep(0.0005)
-        await engine.pause_generation(wait_for_inflight_requests=False, clear_cache=True)
-        return await running
-
-    output = asyncio.run(weight_sync())
+    running = asyncio.create_task(ask(server))
+    while not engine.output_processor.request_states:
+        await asyncio.sleep(0)
+    state = next(iter(engine.output_processor.request_states.values()))
+    while state.detokenizer.num_output_tokens() < offset:
+        await asyncio.sleep(0.0005)
+    await engine.pause_generation(wait_for_inflight_requests=False, clear_cache=True)
+    output = await running
     assert output.stop_reason == "aborted" and len(output.token_ids) in (offset, offset + 1)
     complete(output, tokenizer.encode(TEXT)[: len(output.token_ids)])

@@ -49,101 +49,80 @@ class Server(ExchangeServer):
         return SimpleNamespace(**{name: remote(getattr(self, name)) for name in ("submit", "collect", "give_up")})
 
 
-def test_each_request_gets_its_answer_and_few_calls_are_made():
-    async def main():
-        server = Server()
-        exchange = Exchange(server.handle())
-        answers = await asyncio.gather(*(exchange.generate(prompt=f"{i}") for i in range(50)))
-        assert answers == [f"{i}" for i in range(50)]
-        assert server.asked == 50 and server.calls == ["submit", "collect"]
-        assert exchange.collecting is None and not exchange.waiting
-
-    asyncio.run(main())
+async def test_each_request_gets_its_answer_and_few_calls_are_made():
+    server = Server()
+    exchange = Exchange(server.handle())
+    answers = await asyncio.gather(*(exchange.generate(prompt=f"{i}") for i in range(50)))
+    assert answers == [f"{i}" for i in range(50)]
+    assert server.asked == 50 and server.calls == ["submit", "collect"]
+    assert exchange.collecting is None and not exchange.waiting
 
 
-def test_a_quick_request_does_not_wait_for_a_slow_one_and_may_be_followed_by_others():
-    async def main():
-        server, ended = Server(), []
-        exchange = Exchange(server.handle())
+async def test_a_quick_request_does_not_wait_for_a_slow_one_and_may_be_followed_by_others():
+    server, ended = Server(), []
+    exchange = Exchange(server.handle())
 
-        async def turns(name: str, seconds: float, n: int):
-            for turn in range(n):
-                ended.append(await exchange.generate(prompt=f"{name}{turn}", seconds=seconds))
+    async def turns(name: str, seconds: float, n: int):
+        for turn in range(n):
+            ended.append(await exchange.generate(prompt=f"{name}{turn}", seconds=seconds))
 
-        await asyncio.gather(turns("slow", 0.3, 1), turns("quick", 0.01, 3))
-        assert ended == ["quick0", "quick1", "quick2", "slow0"]
-        # another time after everything has ended
-        assert await exchange.generate(prompt="later") == "later"
-
-    asyncio.run(main())
+    await asyncio.gather(turns("slow", 0.3, 1), turns("quick", 0.01, 3))
+    assert ended == ["quick0", "quick1", "quick2", "slow0"]
+    # another time after everything has ended
+    assert await exchange.generate(prompt="later") == "later"
 
 
-def test_clients_of_one_server_are_kept_apart():
-    async def main():
-        server = Server()
-        exchanges = [Exchange(server.handle()) for _ in range(3)]
-        asked = [exchange.generate(prompt=f"{i}", seconds=0.01 * (3 - i)) for i, exchange in enumerate(exchanges)]
-        assert await asyncio.gather(*asked) == ["0", "1", "2"]
-
-    asyncio.run(main())
+async def test_clients_of_one_server_are_kept_apart():
+    server = Server()
+    exchanges = [Exchange(server.handle()) for _ in range(3)]
+    asked = [exchange.generate(prompt=f"{i}", seconds=0.01 * (3 - i)) for i, exchange in enumerate(exchanges)]
+    assert await asyncio.gather(*asked) == ["0", "1", "2"]
 
 
-def test_an_error_is_that_requests_alone():
-    async def main():
-        exchange = Exchange(Server().handle())
-        asked = [exchange.generate(prompt=prompt) for prompt in ("fine", "bad", "fine too")]
-        first, error, last = await asyncio.gather(*asked, return_exceptions=True)
-        assert (first, last) == ("fine", "fine too")
-        assert isinstance(error, RuntimeError) and "ValueError: no such prompt" in str(error)
-
-    asyncio.run(main())
+async def test_an_error_is_that_requests_alone():
+    exchange = Exchange(Server().handle())
+    asked = [exchange.generate(prompt=prompt) for prompt in ("fine", "bad", "fine too")]
+    first, error, last = await asyncio.gather(*asked, return_exceptions=True)
+    assert (first, last) == ("fine", "fine too")
+    assert isinstance(error, RuntimeError) and "ValueError: no such prompt" in str(error)
 
 
-def test_a_request_that_is_given_up_disturbs_no_other():
-    async def main():
-        server = Server()
-        exchange = Exchange(server.handle())
-        with pytest.raises(asyncio.TimeoutError):
-            await asyncio.wait_for(exchange.generate(prompt="given up", seconds=0.1), 0.02)
-        answers = await asyncio.gather(*(exchange.generate(prompt=f"{i}", seconds=0.05 * i) for i in range(4)))
-        assert answers == ["0", "1", "2", "3"] and not exchange.waiting
-
-    asyncio.run(main())
+async def test_a_request_that_is_given_up_disturbs_no_other():
+    server = Server()
+    exchange = Exchange(server.handle())
+    with pytest.raises(asyncio.TimeoutError):
+        await asyncio.wait_for(exchange.generate(prompt="given up", seconds=0.1), 0.02)
+    answers = await asyncio.gather(*(exchange.generate(prompt=f"{i}", seconds=0.05 * i) for i in range(4)))
+    assert answers == ["0", "1", "2", "3"] and not exchange.waiting
 
 
-def test_what_is_given_up_ends_on_the_server():
-    async def main():
-        server = Server()
-        exchange = Exchange(server.handle())
-        asked = [asyncio.create_task(exchange.generate(prompt=f"{i}", seconds=60)) for i in range(5)]
-        kept = asyncio.create_task(exchange.generate(prompt="kept", seconds=0.2))
-        await asyncio.sleep(0.02)
-        assert server.running == 6
-        at_once = asyncio.create_task(exchange.generate(prompt="never submitted before", seconds=60))
-        await asyncio.sleep(0)
-        for task in (*asked, at_once):
-            task.cancel()
-        await asyncio.sleep(0.05)
-        assert server.running == 1 and server.calls.count("give_up") == 1
-        assert await kept == "kept"
-        await asyncio.wait_for(exchange.collecting or asyncio.sleep(0), 1)
-        assert not exchange.waiting and not server._exchange_tasks
-
-    asyncio.run(main())
+async def test_what_is_given_up_ends_on_the_server():
+    server = Server()
+    exchange = Exchange(server.handle())
+    asked = [asyncio.create_task(exchange.generate(prompt=f"{i}", seconds=60)) for i in range(5)]
+    kept = asyncio.create_task(exchange.generate(prompt="kept", seconds=0.2))
+    await asyncio.sleep(0.02)
+    assert server.running == 6
+    at_once = asyncio.create_task(exchange.generate(prompt="never submitted before", seconds=60))
+    await asyncio.sleep(0)
+    for task in (*asked, at_once):
+        task.cancel()
+    await asyncio.sleep(0.05)
+    assert server.running == 1 and server.calls.count("give_up") == 1
+    assert await kept == "kept"
+    await asyncio.wait_for(exchange.collecting or asyncio.sleep(0), 1)
+    assert not exchange.waiting and not server._exchange_tasks
 
 
-def test_a_servers_death_ends_every_request_that_waits_and_every_later_one():
-    async def main():
-        server = Server()
-        exchange = Exchange(server.handle())
-        waiting = [asyncio.create_task(exchange.generate(prompt="x", seconds=60)) for _ in range(3)]
-        await asyncio.sleep(0.02)
-        server.dead.set()
-        errors = await asyncio.wait_for(asyncio.gather(*waiting, return_exceptions=True), 5)
-        assert [str(error) for error in errors] == ["the actor died"] * 3
-        with pytest.raises(ConnectionError, match="the actor is dead"):
-            await asyncio.wait_for(exchange.generate(prompt="x"), 5)
-        await asyncio.sleep(0)
-        gc.collect()
-
-    asyncio.run(main())
+async def test_a_servers_death_ends_every_request_that_waits_and_every_later_one():
+    server = Server()
+    exchange = Exchange(server.handle())
+    waiting = [asyncio.create_task(exchange.generate(prompt="x", seconds=60)) for _ in range(3)]
+    await asyncio.sleep(0.02)
+    server.dead.set()
+    errors = await asyncio.wait_for(asyncio.gather(*waiting, return_exceptions=True), 5)
+    assert [str(error) for error in errors] == ["the actor died"] * 3
+    with pytest.raises(ConnectionError, match="the actor is dead"):
+        await asyncio.wait_for(exchange.generate(prompt="x"), 5)
+    await asyncio.sleep(0)
+    gc.collect()

@@ -9,7 +9,6 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from recipe.common.tiny_model import write_tiny_model
 from tests.utils.test_entropy_estimate_on_cpu import slow
 from vllm_patches import cpu_version_name
 
@@ -58,11 +57,6 @@ class Engine:
         self.asked.append(sampling_params)
         tokens, flat, _ = reported(sampling_params.logprobs or 1, options["tokens"])
         yield SimpleNamespace(outputs=[SimpleNamespace(token_ids=tokens, logprobs=flat)])
-
-
-@pytest.fixture(scope="module")
-def model_folder(tmp_path_factory):
-    return str(write_tiny_model(tmp_path_factory.mktemp("model")))
 
 
 @pytest.fixture

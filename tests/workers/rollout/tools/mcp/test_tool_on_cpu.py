@@ -331,31 +331,6 @@ def test_an_address_that_is_no_mcp_server_is_said(monkeypatch, status, body, kin
     assert "Bearer s3cret" in keys and "s3cret" not in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("params", "message"),
-    [
-        ({}, "library: expected command or url"),
-        ({"command": ["x"], "url": "http://a/mcp"}, "library: expected command or url"),
-        ({"command": ["no_such_program"]}, "library: command: there is no program no_such_program"),
-        ({"command": "python server.py"}, "library: command='python server.py': expected a list of texts"),
-        ({"command": []}, "library: command is empty"),
-        ({"command": COMMAND, "tools": []}, "library: tools is empty"),
-        (
-            {"command": COMMAND, "pass_env": ["NO_SUCH_CARD"]},
-            "pass_env: the environment variable NO_SUCH_CARD is not set",
-        ),
-        ({"command": COMMAND, "request_timeout": 0}, "library: request_timeout must be positive"),
-        ({"url": "ftp://a"}, "library: url must begin with http"),
-        ({"url": "http://a/mcp", "api_key_env": "NO_SUCH_KEY"}, "api_key_env: the environment variable NO_SUCH_KEY"),
-        ({"url": "http://a.org/mcp", "api_key_env": "HOME"}, "library: url must be https, since it is sent the key"),
-        ({"command": COMMAND, "cwd": "/"}, "library.params: got an unexpected keyword argument 'cwd'"),
-    ],
-)
-def test_wrong_parameters_name_their_key_before_anything_starts(params, message):
-    with pytest.raises(ValueError, match=message):
-        config(params)
-
-
 def test_descriptions_need_a_tool_that_has_one():
     entry = {"class_path": "tests.evaluation.echo_tool.Echo", "params": {}}
     made = ToolBox(ToolsConfig(tool_instances={"search": entry}, describe_in_prompt=True))

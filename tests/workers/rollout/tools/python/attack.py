@@ -3,7 +3,7 @@
     python attack.py FOLDER [INTERPRETER]
 
 Four run at a time, beside an ordinary program that must not notice. What they must not harm is made in FOLDER and
-looked at after all.
+looked at after all. hostile_programs.txt holds the programs and tells what is filled in.
 """
 
 import asyncio
@@ -18,11 +18,20 @@ import time
 from pathlib import Path
 
 import psutil
-from hostile_programs import PROGRAMS
 
 from verl.workers.rollout.tools.base_tool import ToolError
 from verl.workers.rollout.tools.python.tool import AHEAD, PythonTool
 
+SYSCALL = """
+import ctypes, os, platform
+libc = ctypes.CDLL(None, use_errno=True)
+def syscall(x86, arm, *args):
+    number = x86 if platform.machine() == "x86_64" else arm
+    return libc.syscall(ctypes.c_long(number), *(ctypes.c_long(a) if isinstance(a, int) else a for a in args))
+"""
+TEXT = (Path(__file__).parent / "hostile_programs.txt").read_text(encoding="utf-8")
+PROGRAMS = dict(re.findall(r"^=== (.*)\n((?:(?!===|###).*\n)*)", TEXT, re.MULTILINE))
+PROGRAMS |= {"deep nesting": "(" * 100_000, "NUL and half a pair": "print('\x00\ud800')"}
 SECRET = "correct horse battery staple"
 AT_ONCE, TIMEOUT, MARK = 4, 1.5, 70000
 TIMEOUTS = {
@@ -81,7 +90,7 @@ class Host:
     def fill_in(self, program: str) -> str:
         values = {"PARENT": os.getpid(), "SENTINEL": self.sentinel.pid, "PORT": self.listener.getsockname()[1]}
         values |= {"SECRET": self.secret, "KEEP": self.keep, "KEEPDIR": self.keep.parent, "MARK": MARK}
-        values |= {"ABSTRACT": f"sandbox-{os.getpid()}"}
+        values |= {"ABSTRACT": f"sandbox-{os.getpid()}", "SYSCALL": SYSCALL}
         return re.sub("@([A-Z]+)@", lambda match: str(values[match[1]]), program)
 
 

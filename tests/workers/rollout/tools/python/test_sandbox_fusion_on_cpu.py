@@ -201,17 +201,3 @@ def test_no_answer_in_time(serve):
     start = time.monotonic()
     ((text, kind, _),) = call(server.url, "1", timeout=1)
     assert kind == "timeout" and "Sandbox Fusion server did not answer" in text and time.monotonic() - start < 2.5
-
-
-@pytest.mark.parametrize(
-    "params, named",
-    [
-        ({"sandbox_fusion_url": "node0:8080"}, "sandbox_fusion_url"),
-        ({"sandbox_fusion_url": ""}, "sandbox_fusion_url"),
-        ({"sandbox_fusion_url": "http://node0", "python_path": sys.executable}, "python_path"),
-        ({"sandbox_fusion_url": "http://node0", "preload": ["math"]}, "preload"),
-    ],
-)
-def test_bad_params(params, named):
-    with pytest.raises(ValueError, match=named):
-        PythonTool.check(**params)

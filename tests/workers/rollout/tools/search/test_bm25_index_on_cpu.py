@@ -12,18 +12,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from tests.workers.rollout.tools.search.animals import ANIMALS, write_jsonl
 from verl.workers.rollout.tools.search.bm25_index import SCHEMA, Bm25Index, best, open_index, read_corpus
-
-ANIMALS = [
-    {"id": 1, "title": "Otter", "text": "The otter swims in rivers and eats fish."},
-    {"id": 2, "title": "Heron", "text": "The heron waits in shallow water and eats fish."},
-    {"id": "x3", "contents": '"Mole"\nThe mole digs.\nIt has small eyes.'},
-]
-
-
-def write_jsonl(path, rows):
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return path
 
 
 def table(texts):

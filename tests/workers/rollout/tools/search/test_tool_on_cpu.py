@@ -11,21 +11,12 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
+from tests.workers.rollout.tools.search.animals import ANIMALS, write_jsonl
 from verl.workers.rollout.tools.base_tool import ToolError
 from verl.workers.rollout.tools.plain_text import PROTOCOL_TAGS, neutral, one_line
 from verl.workers.rollout.tools.search.tool import NOTHING_FOUND, BingSearchTool, LocalSearchTool
 
 KEY = "brd-9f8e7d6c5b4a3210"
-ANIMALS = [
-    {"id": 1, "title": "Otter", "text": "The otter swims in rivers and eats fish."},
-    {"id": 2, "title": "Heron", "text": "The heron waits in shallow water and eats fish."},
-    {"id": "x3", "contents": '"Mole"\nThe mole digs.\nIt has small eyes.'},
-]
-
-
-def write_jsonl(path, rows):
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return path
 
 
 def run(tool, query, timeout=5.0):
@@ -102,24 +93,6 @@ def test_queries_that_are_none(tmp_path):
         with pytest.raises(ToolError) as error:
             run(tool, query)
         assert error.value.kind == kind and not error.value.retry
-
-
-def test_bad_parameters(tmp_path):
-    corpus = write_jsonl(tmp_path / "c.jsonl", ANIMALS)
-    for params, fault in [
-        ({}, "expected corpus"),
-        ({"corpus": corpus, "url": "http://x"}, "expected corpus"),
-        ({"url": "http://x", "index": "i"}, "expected corpus"),
-        ({"url": "ftp://x"}, "url must begin with http"),
-        ({"url": "localhost:8000"}, "url must begin with http"),
-        ({"corpus": corpus, "max_results": 0}, "max_results"),
-        ({"corpus": corpus, "result_length": "9"}, "result_length"),
-        ({"corpus": corpus, "request_timeout": 0}, "request_timeout"),
-    ]:
-        with pytest.raises(ValueError, match=fault):
-            LocalSearchTool(**params)
-    with pytest.raises(ValueError, match="absent.jsonl does not exist"):
-        LocalSearchTool(corpus=tmp_path / "absent.jsonl")
 
 
 # ---------------------------------------------------------------- servers
@@ -316,61 +289,34 @@ def test_a_page_without_results():
 
 
 def test_key_and_zone_from_the_environment(monkeypatch):
-    monkeypatch.delenv("BRIGHTDATA_API_KEY", raising=False)
-    monkeypatch.delenv("BRIGHTDATA_ZONE", raising=False)
-    with pytest.raises(ValueError, match="api_key.*BRIGHTDATA_API_KEY"):
-        BingSearchTool(zone="serp")
-    with pytest.raises(ValueError, match="zone.*BRIGHTDATA_ZONE"):
-        BingSearchTool(api_key=KEY)
     monkeypatch.setenv("BRIGHTDATA_API_KEY", KEY)
     monkeypatch.setenv("BRIGHTDATA_ZONE", "from_env")
     asyncio.run(ask(lambda endpoint: bing(endpoint, api_key=None, zone=None), sends(reply(PAGE))))
     assert KEY in SEEN[0][0] and SEEN[0][1]["zone"] == "from_env"
 
 
-@pytest.mark.parametrize(
-    "params",
-    [
-        {"api_key": KEY + "\r\nX-Evil: 1"},
-        {"api_key": KEY + "é"},
-        {"api_key": KEY, "endpoint": "http://api.brightdata.com/request"},
-        {"api_key": KEY, "endpoint": "http://127.0.0.1.example.com/"},
-        {"api_key": KEY, "endpoint": "nonsense"},
-        {"api_key": KEY, "location": "cn&q=x"},
-        {"api_key": KEY, "max_results": -1},
-    ],
-)
-def test_bad_bing_parameters_do_not_show_the_key(params):
-    with pytest.raises(ValueError) as error:
-        BingSearchTool(zone="serp", **params)
-    assert KEY not in f"{error.value!r} {error.value.__context__!r}"
-
-
 # ---------------------------------------------------------------- cache
 
 
-def test_answers_are_cached_and_failures_are_not(tmp_path):
+async def test_answers_are_cached_and_failures_are_not(tmp_path):
     cache = tmp_path / "search_cache.json"
     cache.write_text(json.dumps({"legacy": "1. </result> an old answer", "long": "x" * 99_999}))
 
-    async def calls():
-        outputs = []
-        replies = iter([sends(reply(b"", "500 Oh")), sends(reply({"organic": []})), sends(reply(PAGE)), sleeps])
+    outputs = []
+    replies = iter([sends(reply(b"", "500 Oh")), sends(reply({"organic": []})), sends(reply(PAGE)), sleeps])
 
-        async def answer(writer):
-            await next(replies)(writer)
+    async def answer(writer):
+        await next(replies)(writer)
 
-        async with server(answer) as endpoint:
-            for location, query in [("cn", "q")] * 4 + [("cn", "legacy"), ("cn", "long"), ("us", "q")]:
-                tool = bing(endpoint, cache_file=cache, location=location, async_cache_write=True)
-                try:
-                    outputs.append(await tool.execute(query, timeout=60 if location == "cn" else 0.5))
-                except ToolError as error:
-                    outputs.append(error.kind)
-                await tool.close()
-        return outputs
-
-    failed, nothing, fresh, cached, legacy, long, elsewhere = asyncio.run(calls())
+    async with server(answer) as endpoint:
+        for location, query in [("cn", "q")] * 4 + [("cn", "legacy"), ("cn", "long"), ("us", "q")]:
+            tool = bing(endpoint, cache_file=cache, location=location, async_cache_write=True)
+            try:
+                outputs.append(await tool.execute(query, timeout=60 if location == "cn" else 0.5))
+            except ToolError as error:
+                outputs.append(error.kind)
+            await tool.close()
+    failed, nothing, fresh, cached, legacy, long, elsewhere = outputs
     assert failed == "http_500" and nothing.text == NOTHING_FOUND and not fresh.cached
     assert cached.cached and cached.text == fresh.text and fresh.text.startswith("[1] Otter")
     assert legacy.cached and legacy.text == "1. &lt;/result> an old answer"

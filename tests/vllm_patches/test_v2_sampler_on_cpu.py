@@ -1,4 +1,8 @@
-"""HAPO's temperature in the sampler of vLLM's V2 runner, by both versions of vLLM, in Triton's interpreter.
+"""The sampler of vLLM's V2 runner, by both versions of vLLM, in Triton's interpreter.
+
+It has HAPO's temperature, and gives what rollouts need: candidates with right log-probabilities, and tokens that a seed
+and a position decide. It is the sampler of GPUs: of every model with vLLM 0.30, of some with 0.24, as
+test_model_runner_on_cpu.py says. It runs in another process: vLLM behaves differently where it finds Triton.
 
 The sampler reports the log-probabilities of the whole vocabulary, which are those of the tempered distribution. They
 are compared with an oracle in plain Python and with the logits processor that does the same on the V1 runner.
@@ -9,15 +13,18 @@ import math
 import os
 import shutil
 import subprocess
+from functools import cache
 from pathlib import Path
 
 import pytest
 import torch
 from vllm import SamplingParams
+from vllm.logprobs import FlatLogprobs
 from vllm.v1.sample.logits_processor import BatchUpdate
 
 from tests.fresh import python_for, python_of
 from tests.packages import GPU_VLLM, TRITON, unpacked
+from vllm_patches import cpu_version_name
 from vllm_patches.v1_adaptive_temperature import AdaptiveTemperature
 
 pytestmark = pytest.mark.slow
@@ -87,15 +94,16 @@ def with_triton(version: str) -> dict[str, str]:
 @pytest.fixture(scope="module", params=["installed", GPU_VLLM])
 def sampled(request) -> dict[str, list[dict]]:
     """The sampler's answers to all batches, by batch; one process for each version of vLLM."""
+    made = batches() | batches_of_draws()
     done = subprocess.run(
         python_of(ROOT / "tests/workers/rollout/v2_sampler.py"),
-        input=json.dumps({"mode": "processed_logprobs", "batches": list(batches().values())}),
+        input=json.dumps({"mode": "processed_logprobs", "batches": list(made.values())}),
         capture_output=True,
         text=True,
         env={**with_triton(request.param), "TRITON_INTERPRET": "1"},
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    return dict(zip(batches(), json.loads(done.stdout.splitlines()[-1]), strict=True))
+    return dict(zip(made, json.loads(done.stdout.splitlines()[-1]), strict=True))
 
 
 def reported(answer: dict) -> torch.Tensor:
@@ -179,6 +187,109 @@ def test_sampled_frequencies_follow_the_adaptive_temperature(sampled, batch, par
     assert chi_square(tokens, [math.exp(p) for p in tempered(DICE, params)]) < 18.47
     assert chi_square(tokens, [math.exp(p) for p in tempered(DICE, other)]) > 33.4
 
+
+# ---- what rollouts need ----
+
+SMALL = 2500  # three blocks of the kernels'
+# what the requests of one batch ask for: (temperature, top_k, top_p, log-probabilities)
+ASKED = [(1.0, -1, 1.0, 10), (0.7, -1, 1.0, 3), (0.0, -1, 1.0, 10), (1.0, 5, 1.0, 10), (1.3, -1, 0.6, 4)]
+EVEN = [0.0] * SMALL
+FLIPS, COIN = 128, [0.4, 0.6]
+
+
+def drawn(logits, seed, position=9, slot=0, **params) -> dict:
+    return request_for([float(value) for value in logits], params, slot, position=position, seed=seed)
+
+
+@cache
+def rows_asked() -> torch.Tensor:
+    """A row for each of ASKED; tokens of no text, the last hundred, are impossible, as upstream's server has them."""
+    rows = 3 * torch.randn(len(ASKED), SMALL, generator=torch.Generator().manual_seed(0))
+    rows[:, -100:] = -torch.inf
+    return rows
+
+
+def batches_of_draws() -> dict[str, list[dict]]:
+    asked = [
+        drawn(row, 100 + i, slot=7 - i, temperature=temperature, top_k=k, top_p=p, logprobs=n)
+        for i, (row, (temperature, k, p, n)) in enumerate(zip(rows_asked(), ASKED, strict=True))
+    ]
+    coin = torch.tensor(COIN).log()
+    return {
+        "top_logprobs": asked,
+        "one of even chances": [drawn(EVEN, 5)],
+        "among others": [*(drawn(EVEN, 30 + i, i, slot=i) for i in range(3)), drawn(EVEN, 5, slot=6)],
+        "other seeds and positions": [drawn(EVEN, 6, slot=1), drawn(EVEN, 5, position=10, slot=2)],
+        "over seeds": [drawn(coin, 1000 + i, slot=i) for i in range(FLIPS)],
+        "over positions": [drawn(coin, 1000, position=i, slot=i) for i in range(FLIPS)],
+    }
+
+
+def distribution(row: torch.Tensor, temperature: float, top_k: int, top_p: float) -> list[float]:
+    """Log-probabilities of what is sampled from; greedy: of the raw distribution."""
+    row = row.double() / (temperature or 1.0)
+    order = row.argsort(descending=True).tolist()
+    probs = row.softmax(-1).tolist()
+    kept = set(order[:top_k] if top_k > 0 else order)
+    before = 0.0
+    for token in order:
+        kept -= {token} if before >= top_p else set()
+        before += probs[token]
+    return torch.tensor([x if i in kept else -torch.inf for i, x in enumerate(row.tolist())]).log_softmax(-1).tolist()
+
+
+def test_the_sampled_token_comes_first_then_the_most_likely_ones(sampled):
+    for found, row, (*settings, n) in zip(sampled["top_logprobs"], rows_asked(), ASKED, strict=True):
+        expected = distribution(row, *settings)
+        assert found["token_ids"][0] == found["token"]
+        likely = sorted(range(SMALL), key=lambda token: -expected[token])[:n]
+        possible = [token for token in likely if expected[token] > -torch.inf]
+        assert found["token_ids"][1:][: len(possible)] == possible
+        assert len(found["token_ids"]) == n + 1
+        assert found["logprobs"] == pytest.approx([expected[token] for token in found["token_ids"]], abs=1e-5)
+        assert found["logprobs"][0] > -torch.inf
+
+
+def test_greedy_is_the_most_likely_token(sampled):
+    greedy = [temperature for temperature, *_ in ASKED].index(0.0)
+    assert sampled["top_logprobs"][greedy]["token"] == int(rows_asked()[greedy].argmax())
+
+
+def test_candidates_of_the_rollout_server(sampled):
+    """`ranked` on what this sampler reports: the most likely tokens, the likeliest first, each once."""
+    cpu_version_name.install()
+    from verl.workers.rollout.engines.top_logprobs_server import ranked
+
+    for found, row, (*settings, n) in zip(sampled["top_logprobs"], rows_asked(), ASKED, strict=True):
+        ends = [len(found["token_ids"])]
+        flat = FlatLogprobs([0], ends, found["token_ids"], found["logprobs"], [None] * ends[0], [None] * ends[0])
+        (top_logprobs,) = ranked(flat, n)
+        expected = distribution(row, *settings)
+        possible = [token for token in range(SMALL) if expected[token] > -torch.inf]
+        likely = sorted(possible, key=lambda token: -expected[token])[:n]
+        assert [token for token, _ in top_logprobs][: len(likely)] == likely
+        assert [p for _, p in top_logprobs][: len(likely)] == pytest.approx([expected[t] for t in likely], abs=1e-5)
+
+
+def test_seed_and_position_decide_the_token(sampled):
+    """Among 2,500 equally likely ones; neither the batch nor the request's place in it matters."""
+    (alone,) = sampled["one of even chances"]
+    assert sampled["among others"][-1]["token"] == alone["token"]
+    others = {found["token"] for found in (*sampled["among others"][:-1], *sampled["other seeds and positions"])}
+    assert len(others) == 5 and alone["token"] not in others
+
+
+@pytest.mark.parametrize("over", ["over seeds", "over positions"])
+def test_neighboring_seeds_and_positions_draw_independently(sampled, over):
+    """Pairs of consecutive draws of a biased coin, chi-square against its probabilities' products: p above 1e-3."""
+    tokens = [found["token"] for found in sampled[over]]
+    pairs = list(zip(tokens[::2], tokens[1::2], strict=True))
+    expected = {(a, b): COIN[a] * COIN[b] * len(pairs) for a in (0, 1) for b in (0, 1)}
+    statistic = sum((pairs.count(pair) - count) ** 2 / count for pair, count in expected.items())
+    assert statistic < 16.27  # three degrees of freedom
+
+
+# ---- without a GPU ----
 
 COMPILE = """
 import types, triton

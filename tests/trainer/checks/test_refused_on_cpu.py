@@ -1,0 +1,47 @@
+"""What the checks of a config refuse, with the message that names the key, and what they let pass: refused.txt."""
+
+import re
+import shlex
+
+import pytest
+from omegaconf import OmegaConf
+
+from recipe.common.tiny_model import write_tiny_model
+from tests.configs import composed
+from tests.trainer.checks.refused import ROWS
+from verl.trainer.checks.model.lora import check_lora, settle_lora
+from verl.trainer.checks.parts import check_parts, check_typed_sections
+from verl.trainer.checks.settle import settle
+from verl.trainer.checks.trackers import check_trackers
+from verl.workers.config.schedule import settle_schedule
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return write_tiny_model(tmp_path_factory.mktemp("refused") / "model")
+
+
+def check(kind: str, config, model) -> None:
+    OmegaConf.set_struct(config, False)
+    if kind == "parts":
+        settle_schedule(config)
+        check_parts(config)
+    elif kind == "names":
+        config.actor_rollout_ref.model.path = str(model)
+        settle(config)
+    elif kind == "lora":
+        settle_lora(config)
+        check_lora(config)
+    else:
+        {"keys": check_typed_sections, "trackers": check_trackers}[kind](config)
+
+
+@pytest.mark.parametrize(("kind", "overrides", "message"), [row for row in ROWS if row[0] != "run"])
+def test_a_config_is_refused_with_its_message_or_passes(model, kind, overrides, message):
+    config = composed("explore", "hardware=cpu", *shlex.split(overrides))
+    if not message:
+        check(kind, config, model)
+        return
+    with pytest.raises(ValueError) as error:
+        check(kind, config, model)
+    assert re.search(".*".join(map(re.escape, message.split("…"))), str(error.value), re.DOTALL)
