@@ -38,11 +38,11 @@ def test_a_range_around_the_median():
 
 @pytest.mark.parametrize(
     ("spec", "program"),
-    [(None, "benchmarks/import_cost.py"), (ModuleSpec("benchmarks.import_cost", None), "-m benchmarks.import_cost")],
+    [(None, "benchmarks/grpo_step.py"), (ModuleSpec("benchmarks.grpo_step", None), "-m benchmarks.grpo_step")],
 )
 def test_a_page_says_how_it_was_made(monkeypatch, spec, program):
     monkeypatch.setattr(sys.modules["__main__"], "__spec__", spec)
-    monkeypatch.setattr("sys.argv", [str(ROOT / "benchmarks/import_cost.py"), "--runs", "2 3"])
+    monkeypatch.setattr("sys.argv", [str(ROOT / "benchmarks/grpo_step.py"), "--runs", "2 3"])
     monkeypatch.chdir(ROOT)
     title, _, what, _, header, line, row, _, made = report_text("x", "what", ("a", "b"), [("1", "2")]).split("\n")
     assert (title, what, header, line, row) == ("# x", "what", "| a | b |", "| --- | --- |", "| 1 | 2 |")

@@ -252,15 +252,10 @@ async def _all_rows(plan: Plan, diagnosis: Diagnosis) -> dict[str, Any]:
     samples = plain[min(plain, key=lambda temperature: abs(temperature - usual))]
     for tree, propose in parts("proposal").items():
         if (proposed := await _proposed(plan, diagnosis, tree, propose, plain[min(plain)], samples)) is not None:
-            rows.append(summary(_proposed_name(tree), proposed.groups, n, proposed.seconds))
+            rows.append(summary(f"{tree}, proposed", proposed.groups, n, proposed.seconds))
             line, expected = proposed.proposal.line(), proposed.proposal.expected
             proposals.append({"policy": tree, "overrides": line, "expected": expected})
     return {"rows": rows, "proposals": proposals, "answer_likelihood": await diagnosis.likelihoods(samples)}
-
-
-def _proposed_name(tree: str) -> str:
-    """Return the name of the row of the table that shows a tree with its proposed keys."""
-    return f"{tree}, proposed"
 
 
 async def _proposed(
@@ -272,7 +267,7 @@ async def _proposed(
         return None
 
     async def grow(proposal: Proposal) -> tuple[list[Group], float]:
-        return await diagnosis.groups_of(_proposed_name(tree), changed_config(configs[0], proposal.values), more=True)
+        return await diagnosis.groups_of(f"{tree}, proposed", changed_config(configs[0], proposal.values), more=True)
 
     return await propose(Samples(plan.config.n, configs[0].actor_rollout_ref.rollout, coldest, usual), grow)
 

@@ -45,7 +45,6 @@ UNITS = {
     **{f"{name}s": names[0] for names in _UNIT_NAMES for name in names if len(name) > 2 and name.isalpha()},
     **{name: names[0] for names in _UNIT_NAMES for name in names},
 }  # fmt: skip
-ASIAN_UNITS = frozenset(spelling for spelling in UNITS if spelling > "\u2fff")
 
 # A text with one of these words says more than a unit.
 TELLING = frozenset(

@@ -7,6 +7,7 @@ import os
 import random
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,7 +15,6 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from benchmarks.score_cost import score_by_tokens
 from recipe.common.tiny_model import write_tiny_model
 from tests.packages import TRITON, unpacked
 from verl.workers.rollout.engines.interface import GenerationRequest, last_scores
@@ -26,6 +26,22 @@ from vllm_patches import cpu_version_name
 
 BLOCK = 32
 ROOT = Path(__file__).resolve().parents[4]
+
+
+async def score_by_tokens(engine: VLLMEngine, prefix: Sequence[int], continuation: Sequence[int]) -> list[float]:
+    """Return the same log-probabilities as `VLLMEngine.score`, from one request for each token."""
+    from vllm import SamplingParams
+
+    async def log_prob(before: Sequence[int], token: int) -> float:
+        engine.requests += 1
+        params = SamplingParams(max_tokens=1, temperature=0, logprob_token_ids=[token], detokenize=False)
+        outputs = engine.engine.generate(
+            {"prompt_token_ids": [*prefix, *before]}, params, request_id=f"token-{engine.requests}"
+        )
+        last = [output async for output in outputs][-1]
+        return last.outputs[0].logprobs[0][token].logprob
+
+    return await asyncio.gather(*(log_prob(continuation[:i], token) for i, token in enumerate(continuation)))
 
 
 @pytest.fixture(scope="module")
