@@ -1,16 +1,15 @@
 """What holds for every tool, whatever it does: in a tool box, which calls it as a rollout does.
 
-    from tests.conformance.tools import *  # noqa: F403
+from tests.conformance.tools import *  # noqa: F403
 
-    @pytest.fixture(params=[Case("my_package.MyTool", {}, "a call that works")])
-    def case(request):
-        return request.param
+@pytest.fixture(params=[Case("my_package.MyTool", {}, "a call that works")])
+def case(request):
+    return request.param
 """
 
 import asyncio
 import json
 from collections.abc import Mapping
-from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import pytest
@@ -25,19 +24,14 @@ TOKENIZER = make_tokenizer()
 
 
 class Case(NamedTuple):
-    """A tool: its class, its constructor's arguments, a call that works, and one whose content it cannot take."""
+    """A tool: its class, its constructor's arguments, a call that works, one that fails, and a parameter -> a
+    value that `check` refuses, each alone."""
 
     class_path: str
     params: Mapping[str, Any]
     call: str
     bad_call: str = ""
-
-
-@contextmanager
-def box_of(case: Case, **limits):
-    entry = {"class_path": case.class_path, "params": dict(case.params)}
-    box = ToolBox(ToolsConfig(tool_instances={"tried": entry}, **{"timeout": 30} | limits))
-    yield box, next(iter(box.tools))
+    bad_params: Mapping[str, Any] = {}
 
 
 def answered(case: Case, *contents: str, max_tokens: int = 4096, **limits) -> list[tuple[str, dict]]:
@@ -48,13 +42,13 @@ def answered(case: Case, *contents: str, max_tokens: int = 4096, **limits) -> li
         return await environment.answer(turn, tag, max_tokens)
 
     async def run():
-        with box_of(case, **limits) as (box, tag):
-            try:
-                environment = Tools(box, Protocol(TOKENIZER, list(box.tools)))
-                return await asyncio.gather(*(answer(environment, tag, content) for content in contents))
-            finally:
-                for tool in box.tools.values():
-                    await tool.close()
+        entry = {"class_path": case.class_path, "params": dict(case.params)}
+        box = ToolBox(ToolsConfig(tool_instances={"tried": entry}, **{"timeout": 30, "retry_count": 0} | limits))
+        (tag,), environment = box.tools, Tools(box, Protocol(TOKENIZER, list(box.tools)))
+        try:
+            return await asyncio.gather(*(answer(environment, tag, content) for content in contents))
+        finally:
+            await box.close()
 
     found = asyncio.run(run())
     assert all(len(tokens) <= max_tokens for tokens, _ in found)
@@ -79,7 +73,7 @@ def test_a_result_is_cut_to_its_limit_within_its_tags(case):
 
 
 def test_a_call_that_takes_too_long_is_an_error_for_the_model(case):
-    ((text, about),) = answered(case, case.call, timeout=1e-4, retries=0)
+    ((text, about),) = answered(case, case.call, timeout=1e-4)
     assert "Error: " in text and text.endswith("\n</result>") and about["error"]
 
 
@@ -95,9 +89,10 @@ def test_a_call_that_it_cannot_take_is_told_the_model(case):
         assert "Error" in text and text.endswith("\n</result>")
 
 
-def test_an_unknown_parameter_is_refused_before_a_run_by_name(case):
-    with pytest.raises((TypeError, ValueError), match="no_such_parameter"):
-        get_class(case.class_path).check(**case.params, no_such_parameter=1)
+def test_bad_parameters_are_refused_by_name_before_a_run(case):
+    for name, value in case.bad_params.items():
+        with pytest.raises((TypeError, ValueError), match=name):
+            get_class(case.class_path).check(**{**case.params, name: value})
 
 
 __all__ = ["Case", *(name for name in dir() if name.startswith("test_"))]
