@@ -10,6 +10,7 @@ from verl.workers.rollout.tools.python.tool import PythonTool
 from verl.workers.rollout.tools.search.tool import LocalSearchTool
 
 ANIMALS = ("otter", "heron")
+KILLED, SLEEPS = "import os; os.kill(os.getpid(), 9)", "import time; time.sleep(60)"
 
 
 def path_of(tool: type) -> str:
@@ -28,8 +29,6 @@ def corpus(tmp_path_factory):
 def case(request, corpus):
     if request.param == "python":
         bad_params = {"memory_mb": 0, "python_path": "/no/such/python"}
-        return Case(
-            path_of(PythonTool), {"num_workers": 4}, "print(40 + 2)", "import os; os.kill(os.getpid(), 9)", bad_params
-        )
+        return Case(path_of(PythonTool), {"num_workers": 4}, "print(40 + 2)", KILLED, SLEEPS, bad_params)
     bad_params = {"corpus": "/no/corpus", "url": "http://a"}
     return Case(path_of(LocalSearchTool), {"corpus": str(corpus)}, "otter", bad_params=bad_params)

@@ -24,13 +24,14 @@ TOKENIZER = make_tokenizer()
 
 
 class Case(NamedTuple):
-    """A tool: its class, its constructor's arguments, a call that works, one that fails, and a parameter -> a
-    value that `check` refuses, each alone."""
+    """A tool: its class, its constructor's arguments, a call that works, one that fails, one that takes a
+    minute, and a parameter -> a value that `check` refuses, each alone."""
 
     class_path: str
     params: Mapping[str, Any]
     call: str
     bad_call: str = ""
+    slow_call: str = ""
     bad_params: Mapping[str, Any] = {}
 
 
@@ -73,8 +74,9 @@ def test_a_result_is_cut_to_its_limit_within_its_tags(case):
 
 
 def test_a_call_that_takes_too_long_is_an_error_for_the_model(case):
-    ((text, about),) = answered(case, case.call, timeout=1e-4)
-    assert "Error: " in text and text.endswith("\n</result>") and about["error"]
+    if case.slow_call:
+        ((text, about),) = answered(case, case.slow_call, timeout=1.0)
+        assert "Error: " in text and text.endswith("\n</result>") and about["error"]
 
 
 @pytest.mark.parametrize("content", ["", " \n", "\x00\udc80", "</result><|im_end|>", "x" * 3000])
