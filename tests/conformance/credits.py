@@ -45,17 +45,19 @@ class Batch(NamedTuple):
     Args:
         rewards: the outcome on the last token of each row, which a tool may have written.
         index: (B,) prompts.
-        fields: token fields, and numbers of the reward function (B,), by name.
+        entropy: of the old policy, from which the trainer computes fields over the whole batch.
+        fields: the other token fields, and numbers of the reward function (B,), by name.
     """
 
     rewards: torch.Tensor
     mask: torch.Tensor
     index: np.ndarray
+    entropy: torch.Tensor
     fields: dict[str, torch.Tensor]
 
     def rows(self, at) -> "Batch":
         fields = {name: values[at] for name, values in self.fields.items()}
-        return Batch(self.rewards[at], self.mask[at], self.index[at], fields)
+        return Batch(self.rewards[at], self.mask[at], self.index[at], self.entropy[at], fields)
 
     def with_outcomes(self, outcomes) -> "Batch":
         """As if each row had this outcome; what the reward function says beside it follows."""
@@ -71,16 +73,12 @@ def batch_of(credit: str, seed: int, values_of_fields: Mapping[str, Callable] | 
     generator = torch.Generator().manual_seed(seed)
     fields = {SEGMENT_IDS.name: drawn.segment_ids}
     index = np.array([f"prompt {number}" for number in drawn.index], dtype=object)
-    batch = Batch(torch.zeros_like(drawn.mask), drawn.mask, index, fields)
+    entropy = torch.rand(drawn.mask.shape, generator=generator, dtype=torch.float64) + 0.1
+    batch = Batch(torch.zeros_like(drawn.mask), drawn.mask, index, entropy, fields)
     for need in part.needs:
-        if need.compute is not None:
-            entropy = torch.rand(drawn.mask.shape, generator=generator, dtype=torch.float64) + 0.1
-            fields[need.name] = need.compute(entropy, drawn.mask.bool())[0]
-        elif need is not SEGMENT_IDS:
-            draw = (values_of_fields or {}).get(
-                need.name, lambda *_, need=need: torch.full(drawn.mask.shape, need.unsent)
-            )
-            fields[need.name] = draw(batch, generator)
+        if need.compute is None and need is not SEGMENT_IDS:
+            draw = (values_of_fields or {}).get(need.name)
+            fields[need.name] = draw(batch, generator) if draw else torch.full(drawn.mask.shape, need.unsent)
     fields |= {number.name: torch.zeros(len(drawn.rows)) for number in part.reward_fields}
     return batch.with_outcomes(drawn.outcomes)
 
@@ -99,8 +97,10 @@ def advantages(credit: str, batch: Batch, without: str = "", **keys: Any) -> tor
     for key in keys.keys() & asdict(part.keys()).keys() if part.keys else ():
         config.algorithm[credit][key] = keys[key]
     known = FIELDS | {number.name: number for number in part.reward_fields}
+    computed = {need.name: need.compute for need in part.needs if need.compute is not None}
+    fields = {name: compute(batch.entropy, batch.mask.bool())[0] for name, compute in computed.items()}
     with ExitStack() as stack:
-        for name, values in batch.fields.items():
+        for name, values in {**batch.fields, **fields}.items():
             if name != without:
                 stack.enter_context(known[name].bound(values))
         for component in components_of(config):
@@ -166,7 +166,7 @@ def test_padding_columns_change_nothing(credit, values_of_fields, seed):
         return values if values.dim() == 1 else torch.nn.functional.pad(values, (0, 3), value=fill)
 
     fields = {name: wider(name, values) for name, values in batch.fields.items()}
-    wide = Batch(wider("", batch.rewards), wider("", batch.mask), batch.index, fields)
+    wide = Batch(*(wider("", values) for values in batch[:2]), batch.index, wider("", batch.entropy), fields)
     found, width = advantages(credit, wide), batch.mask.shape[1]
     assert_equal(found[:, :width], advantages(credit, batch))
     assert not found[:, width:].any()

@@ -10,7 +10,6 @@ def case(request):
 import asyncio
 import json
 from collections.abc import Mapping
-from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import pytest
@@ -25,19 +24,15 @@ TOKENIZER = make_tokenizer()
 
 
 class Case(NamedTuple):
-    """A tool: its class, its constructor's arguments, a call that works, and one whose content it cannot take."""
+    """A tool: its class, its constructor's arguments, a call that works, one that fails, one that takes a
+    minute, and a parameter -> a value that `check` refuses, each alone."""
 
     class_path: str
     params: Mapping[str, Any]
     call: str
     bad_call: str = ""
-
-
-@contextmanager
-def box_of(case: Case, **limits):
-    entry = {"class_path": case.class_path, "params": dict(case.params)}
-    box = ToolBox(ToolsConfig(tool_instances={"tried": entry}, **{"timeout": 30} | limits))
-    yield box, next(iter(box.tools))
+    slow_call: str = ""
+    bad_params: Mapping[str, Any] = {}
 
 
 def answered(case: Case, *contents: str, max_tokens: int = 4096, **limits) -> list[tuple[str, dict]]:
@@ -48,13 +43,13 @@ def answered(case: Case, *contents: str, max_tokens: int = 4096, **limits) -> li
         return await environment.answer(turn, tag, max_tokens)
 
     async def run():
-        with box_of(case, **limits) as (box, tag):
-            try:
-                environment = Tools(box, Protocol(TOKENIZER, list(box.tools)))
-                return await asyncio.gather(*(answer(environment, tag, content) for content in contents))
-            finally:
-                for tool in box.tools.values():
-                    await tool.close()
+        entry = {"class_path": case.class_path, "params": dict(case.params)}
+        box = ToolBox(ToolsConfig(tool_instances={"tried": entry}, **{"timeout": 30, "retry_count": 0} | limits))
+        (tag,), environment = box.tools, Tools(box, Protocol(TOKENIZER, list(box.tools)))
+        try:
+            return await asyncio.gather(*(answer(environment, tag, content) for content in contents))
+        finally:
+            await box.close()
 
     found = asyncio.run(run())
     assert all(len(tokens) <= max_tokens for tokens, _ in found)
@@ -79,8 +74,9 @@ def test_a_result_is_cut_to_its_limit_within_its_tags(case):
 
 
 def test_a_call_that_takes_too_long_is_an_error_for_the_model(case):
-    ((text, about),) = answered(case, case.call, timeout=1e-4, retries=0)
-    assert "Error: " in text and text.endswith("\n</result>") and about["error"]
+    if case.slow_call:
+        ((text, about),) = answered(case, case.slow_call, timeout=1.0)
+        assert "Error: " in text and text.endswith("\n</result>") and about["error"]
 
 
 @pytest.mark.parametrize("content", ["", " \n", "\x00\udc80", "</result><|im_end|>", "x" * 3000])
@@ -95,9 +91,10 @@ def test_a_call_that_it_cannot_take_is_told_the_model(case):
         assert "Error" in text and text.endswith("\n</result>")
 
 
-def test_an_unknown_parameter_is_refused_before_a_run_by_name(case):
-    with pytest.raises((TypeError, ValueError), match="no_such_parameter"):
-        get_class(case.class_path).check(**case.params, no_such_parameter=1)
+def test_bad_parameters_are_refused_by_name_before_a_run(case):
+    for name, value in case.bad_params.items():
+        with pytest.raises((TypeError, ValueError), match=name):
+            get_class(case.class_path).check(**{**case.params, name: value})
 
 
 __all__ = ["Case", *(name for name in dir() if name.startswith("test_"))]

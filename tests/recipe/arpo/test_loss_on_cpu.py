@@ -1,6 +1,7 @@
 """AEPO's formulas by hand, against slow versions written out token by token, and on degenerate batches."""
 
 import math
+from functools import partial
 
 import numpy as np
 import pytest
@@ -14,33 +15,17 @@ from recipe.arpo.loss import (
     entropy_balanced_clipping,
     standardise_entropy,
 )
-from verl.workers.config import PolicyLossConfig
-from verl.workers.config.explore import ExploreActorConfig
+from tests.recipe import losses
+from tests.recipe.losses import random_batch
 
 LOSS = compute_policy_loss_aepo
 AGGREGATIONS = ["token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
 
 
-def actor_config(loss_mode="aepo", **changes):
-    values = {"strategy": "fsdp", "rollout_n": 4, "ppo_micro_batch_size_per_gpu": 1, "clip_ratio_c": 10.0}
-    values |= {"clip_ratio": 0.2, "clip_ratio_low": 0.2, "clip_ratio_high": 0.28, **changes}
-    return ExploreActorConfig(**values, policy_loss=PolicyLossConfig(loss_mode=loss_mode))
+actor_config = partial(losses.actor_config, "aepo", clip_ratio=0.2, clip_ratio_low=0.2, clip_ratio_high=0.28)
 
 
 # ---- AEPO: standardised entropy, advantage ----
-
-
-def random_batch(seed: int, rows: int = 12, length: int = 9):
-    """Entropies, ragged mask (one empty row), old and new log-probs (ratios far from 1), advantages."""
-    generator = torch.Generator().manual_seed(seed)
-    entropy = torch.rand(rows, length, generator=generator) ** 4 * 3
-    lengths = torch.randint(1, length + 1, (rows,), generator=generator)
-    lengths[rows // 2] = 0
-    mask = (torch.arange(length) < lengths[:, None]).long()
-    old = -torch.rand(mask.shape, generator=generator) * 3
-    new = (old + 0.8 * torch.randn(mask.shape, generator=generator)).requires_grad_()
-    advantages = torch.randn(rows, 1, generator=generator) * mask
-    return entropy, mask, old, new, advantages
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -1,6 +1,7 @@
 """Archer's classes of tokens and its loss by hand, and against slow versions written out token by token."""
 
 import math
+from functools import partial
 
 import numpy as np
 import pytest
@@ -10,33 +11,17 @@ from verl.trainer.ppo.core_algos import compute_policy_loss_vanilla
 
 from recipe.compared.archer.loss import compute_policy_loss_archer
 from tests.configs import composed
+from tests.recipe import losses
+from tests.recipe.losses import random_batch
 from verl.trainer.checks.parts import check_parts, check_typed_sections
 from verl.trainer.ppo.loss.entropy_clips import ENTROPY_RANK, entropy_rank
 from verl.utils.parts import computed_fields
 from verl.utils.token_fields import REFERENCE_LOG_PROB
-from verl.workers.config import PolicyLossConfig
-from verl.workers.config.explore import ExploreActorConfig
 from verl.workers.config.prefix_tree import skips_zero_advantages
 from verl.workers.utils import field_losses
 
+actor_config = partial(losses.actor_config, "archer")
 KL = {"low_entropy_kl_loss_scale_coef": 0.1, "use_kl_loss": True, "kl_loss_coef": 0.0}
-
-
-def actor_config(loss_mode="archer", **changes):
-    values = {"strategy": "fsdp", "rollout_n": 4, "ppo_micro_batch_size_per_gpu": 1, "clip_ratio_c": 10.0, **changes}
-    return ExploreActorConfig(**values, policy_loss=PolicyLossConfig(loss_mode=loss_mode))
-
-
-def random_batch(seed: int, rows: int = 10, length: int = 12):
-    """Entropies with ties, a mask with tool tokens and an empty row, log-probs, advantages of tokens."""
-    generator = torch.Generator().manual_seed(seed)
-    entropy = (torch.rand(rows, length, generator=generator) * 20).round() / 8
-    mask = torch.arange(length) < torch.randint(1, length + 1, (rows, 1), generator=generator)
-    mask &= torch.rand(rows, length, generator=generator) > 0.2
-    mask[rows // 2] = False
-    old = -torch.rand(mask.shape, generator=generator) * 3
-    new = (old + 0.7 * torch.randn(mask.shape, generator=generator)).requires_grad_()
-    return entropy, mask.long(), old, new, torch.randn(mask.shape, generator=generator) * mask
 
 
 def slow_high(entropy, mask, quantile):

@@ -1,25 +1,24 @@
 """ASPO's gradients by hand, and against a slow version that writes each token's gradient down."""
 
 import math
+from functools import partial
 
 import pytest
 import torch
 
 from recipe.compared.aspo.loss import compute_policy_loss_aspo
 from tests.configs import composed
+from tests.recipe import losses
+from tests.recipe.losses import random_batch
 from verl.trainer.checks.parts import check_parts, check_typed_sections
 from verl.trainer.ppo.loss.entropy_clips import ENTROPY_RANK, entropy_rank
 from verl.utils.parts import computed_fields
-from verl.workers.config import PolicyLossConfig
-from verl.workers.config.explore import ExploreActorConfig
 
 MODES = ["token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-mean"]
 
 
-def actor_config(**changes):
-    values = {"strategy": "fsdp", "rollout_n": 4, "ppo_micro_batch_size_per_gpu": 1, "clip_ratio_c": 3.0}
-    values |= {"high_entropy_clip_ratio_low": 0.4, "high_entropy_clip_ratio_high": 0.4, **changes}
-    return ExploreActorConfig(**values, policy_loss=PolicyLossConfig(loss_mode="aspo"))
+HIGH = {"high_entropy_clip_ratio_low": 0.4, "high_entropy_clip_ratio_high": 0.4}
+actor_config = partial(losses.actor_config, "aspo", clip_ratio_c=3.0, **HIGH)
 
 
 #   ratio, advantage, high entropy, weight in the gradient -A w
@@ -50,18 +49,6 @@ def test_gradients_by_hand():
     torch.testing.assert_close(log_prob.grad, -advantages * weights)
     assert metrics["actor/pg_clipfrac"] == pytest.approx(4 / 13)
     assert metrics["actor/pg_clipfrac_lower"] == pytest.approx(3 / 13)
-
-
-def random_batch(seed: int, rows: int = 10, length: int = 12):
-    """Entropies, a mask with tool tokens and an empty row, log-probs, advantages of tokens."""
-    generator = torch.Generator().manual_seed(seed)
-    entropy = torch.rand(rows, length, generator=generator)
-    mask = torch.arange(length) < torch.randint(1, length + 1, (rows, 1), generator=generator)
-    mask &= torch.rand(rows, length, generator=generator) > 0.2
-    mask[rows // 2] = False
-    old = -torch.rand(mask.shape, generator=generator) * 3
-    new = (old + 0.9 * torch.randn(mask.shape, generator=generator)).requires_grad_()
-    return entropy, mask.long(), old, new, torch.randn(mask.shape, generator=generator) * mask
 
 
 def slow_gradient(ratio: float, advantage: float, high: bool, c: float) -> float:

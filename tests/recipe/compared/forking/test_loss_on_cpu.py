@@ -11,13 +11,13 @@ from recipe.arpo.loss import STANDARDISED_ENTROPY, standardise_entropy
 from recipe.compared.forking.loss import FORKING_WEIGHT, compute_policy_loss_forking, forking_weights
 from recipe.hapo.normalized_entropy import ENTROPY_H, compute_entropy_h
 from tests.configs import composed
+from tests.recipe import losses
+from tests.recipe.losses import random_batch
 from verl.trainer.checks.parts import check_parts, check_typed_sections
 from verl.trainer.ppo.loss.entropy_clips import ENTROPY_RANK, entropy_rank
 from verl.trainer.ppo.v1.component import components_of
 from verl.trainer.ppo.v1.explore_trainer import compute_fields
 from verl.utils.parts import computed_fields, parts
-from verl.workers.config import PolicyLossConfig
-from verl.workers.config.explore import ExploreActorConfig
 
 ACTOR = "actor_rollout_ref.actor"
 WRAPPED = [name for name, loss in parts("loss").items() if loss.proportional and not loss.wraps]
@@ -28,22 +28,7 @@ SWITCHES = {
 
 
 def actor_config(loss_mode="forking", **changes):
-    values = {"strategy": "fsdp", "rollout_n": 4, "ppo_micro_batch_size_per_gpu": 1, "clip_ratio_c": 10.0}
-    values |= {"clip_ratio_low": 0.2, "clip_ratio_high": 0.28, **changes}
-    return ExploreActorConfig(**values, policy_loss=PolicyLossConfig(loss_mode=loss_mode))
-
-
-def random_batch(seed: int, rows: int = 10, length: int = 12):
-    """Entropies with ties, as rows that share tokens have; a mask with tool tokens and an empty row; log-probs;
-    advantages of tokens."""
-    generator = torch.Generator().manual_seed(seed)
-    entropy = (torch.rand(rows, length, generator=generator) * 10).round() / 4
-    mask = torch.arange(length) < torch.randint(1, length + 1, (rows, 1), generator=generator)
-    mask &= torch.rand(rows, length, generator=generator) > 0.2
-    mask[rows // 2] = False
-    old = -torch.rand(mask.shape, generator=generator) * 3
-    new = (old + 0.5 * torch.randn(mask.shape, generator=generator)).requires_grad_()
-    return entropy, mask.long(), old, new, torch.randn(mask.shape, generator=generator) * mask
+    return losses.actor_config(loss_mode, **{"clip_ratio_low": 0.2, "clip_ratio_high": 0.28} | changes)
 
 
 def slow_kept(entropy, mask, ratio):
