@@ -8,8 +8,10 @@ from dataclasses import asdict
 import pytest
 
 from tests.configs import composed
+from tests.recipe.arpo.toy_agent import TOKENIZER, encode
 from verl.trainer.checks.parts import check_parts, check_typed_sections
 from verl.utils.parts import parts
+from verl.workers.rollout.tree_builder import policy_class
 
 ACTOR, CUSTOM = "actor_rollout_ref.actor", "actor_rollout_ref.rollout.custom"
 
@@ -66,6 +68,7 @@ REFUSED = [
     ),
     ("loss=aepo", f"{ACTOR}.entropy_advantage_coef=-0.1", "expected at least 0"),
     ("loss=aepo", f"{ACTOR}.entropy_advantage_coef=1.5", "expected less than or equal to 1"),
+    ("loss=aepo", f"{ACTOR}.entropy_advantage_coef=nan", "expected a finite number"),
 ]
 
 
@@ -82,3 +85,26 @@ def test_a_value_out_of_range_is_refused_by_its_key(choice, override, message):
 @pytest.mark.parametrize("tree", DEFAULTS)
 def test_the_defaults_are_the_papers(tree):
     assert asdict(parts("tree")[tree].keys()) == DEFAULTS[tree]
+
+
+@pytest.mark.parametrize(
+    ("tree", "n", "keys"),
+    [
+        ("branpo", 6, {"tails": 2}),
+        ("deep_grpo", 10, {"chains": 4, "branches": 3}),
+        ("treepo", 16, {"segment_length": 64, "divergence": 4}),
+    ],
+)
+def test_a_policy_has_the_configs_keys_and_the_tokenizers_text(tree, n, keys):
+    overrides = [f"{CUSTOM}.{tree}.{key}={value}" for key, value in keys.items()]
+    config = composed("explore", "hardware=cpu", f"tree={tree}", f"actor_rollout_ref.rollout.n={n}", *overrides)
+    policy = policy_class(tree).from_config(config, TOKENIZER)
+    assert policy.keys == parts("tree")[tree].keys(**keys)
+    tokens = encode("a")
+    assert policy.text_of(tokens if tree == "treepo" else tokens[0]) == "a"
+
+
+def test_a_switch_of_a_loss_that_is_not_wrapped_is_refused():
+    keys = [f"{ACTOR}.forking_loss=aepo", f"{ACTOR}.adaptive_clip=true"]
+    with pytest.raises(ValueError, match="loss_mode=forking does not know adaptive_clip"):
+        check_typed_sections(composed("explore", "hardware=cpu", "loss=forking", *keys))
