@@ -112,8 +112,8 @@ def test_the_frame_names_no_method():
     """All that is particular to a method lies in its folder below recipe/."""
     named = re.compile(rf"\b({'|'.join(sorted(method_names()))})\b", re.IGNORECASE)
     texts = {path: path.read_text() for path in sources("verl")}
-    found = {(str(path.relative_to(ROOT)), match[0]) for path, text in texts.items() for match in named.finditer(text)}
-    assert not found
+    places = {(str(path.relative_to(ROOT)), match[0]) for path, text in texts.items() for match in named.finditer(text)}
+    assert not places
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""What holds for every credit, whatever its rule: on random trees with tools' tokens, by the run's own config.
+"""Tests that hold for every credit, whatever its rule: on random trees with tools' tokens, by the run's own config.
 
     from tests.conformance.credits import *  # noqa: F403
 
@@ -60,7 +60,7 @@ class Batch(NamedTuple):
         return Batch(self.rewards[at], self.mask[at], self.index[at], self.entropy[at], fields)
 
     def with_outcomes(self, outcomes) -> "Batch":
-        """As if each row had this outcome; what the reward function says beside it follows."""
+        """Return the batch as if each row had this outcome; what the reward function says beside it follows."""
         last = self.fields[SEGMENT_IDS.name].ge(0).sum(-1, keepdim=True) - 1
         outcomes = torch.as_tensor(outcomes, dtype=torch.float64).expand(len(last))
         rewards = torch.zeros_like(self.rewards).scatter(-1, last, outcomes.unsqueeze(-1))
@@ -107,13 +107,13 @@ def advantages(credit: str, batch: Batch, without: str = "", **keys: Any) -> tor
             for context_value, value in component.context_values().items():
                 stack.enter_context(context_value.bound(value))
         estimator = get_adv_estimator_fn(config.algorithm.adv_estimator)
-        found, returns = estimator(batch.rewards, batch.mask, index=batch.index, config=config.algorithm)
-    assert torch.equal(found, returns) and found.shape == batch.mask.shape and not found.requires_grad
-    return found
+        result, returns = estimator(batch.rewards, batch.mask, index=batch.index, config=config.algorithm)
+    assert torch.equal(result, returns) and result.shape == batch.mask.shape and not result.requires_grad
+    return result
 
 
-def assert_equal(found: torch.Tensor, expected: torch.Tensor) -> None:
-    torch.testing.assert_close(found.double(), expected.double(), rtol=1e-5, atol=1e-6)
+def assert_equal(result: torch.Tensor, expected: torch.Tensor) -> None:
+    torch.testing.assert_close(result.double(), expected.double(), rtol=1e-5, atol=1e-6)
 
 
 # ---- numbers ----
@@ -122,8 +122,8 @@ def assert_equal(found: torch.Tensor, expected: torch.Tensor) -> None:
 @pytest.mark.parametrize("seed", SEEDS)
 def test_advantages_are_finite_and_0_outside_the_mask(credit, values_of_fields, seed):
     batch = batch_of(credit, seed, values_of_fields)
-    found = advantages(credit, batch)
-    assert found.isfinite().all() and found.any() and not found[batch.mask == 0].any()
+    result = advantages(credit, batch)
+    assert result.isfinite().all() and result.any() and not result[batch.mask == 0].any()
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -131,8 +131,8 @@ def test_the_order_of_the_rows_only_permutes_the_advantages(credit, values_of_fi
     """A token that rows share may be trained in the first of them: its advantages are added."""
     batch = batch_of(credit, seed, values_of_fields)
     order = torch.randperm(len(batch.index), generator=torch.Generator().manual_seed(seed))
-    found, expected = advantages(credit, batch.rows(order)), advantages(credit, batch)[order]
-    assert_equal(*(sums_of_shared_tokens(batch.rows(order), values) for values in (found, expected)))
+    result, expected = advantages(credit, batch.rows(order)), advantages(credit, batch)[order]
+    assert_equal(*(sums_of_shared_tokens(batch.rows(order), values) for values in (result, expected)))
 
 
 def sums_of_shared_tokens(batch: Batch, values: torch.Tensor) -> torch.Tensor:
@@ -152,9 +152,9 @@ def test_padding_rows_change_nothing_and_have_no_advantage(credit, values_of_fie
     for name, values in padded.fields.items():
         values[n:] = math.nan if values.dim() == 1 else FIELDS[name].unsent or 0
     padded = padded._replace(index=np.array([*batch.index, "padding 1", "padding 2"], dtype=object))
-    found = advantages(credit, padded)
-    assert_equal(found[:n], advantages(credit, batch))
-    assert not found[n:].any()
+    result = advantages(credit, padded)
+    assert_equal(result[:n], advantages(credit, batch))
+    assert not result[n:].any()
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -167,14 +167,14 @@ def test_padding_columns_change_nothing(credit, values_of_fields, seed):
 
     fields = {name: wider(name, values) for name, values in batch.fields.items()}
     wide = Batch(*(wider("", values) for values in batch[:2]), batch.index, wider("", batch.entropy), fields)
-    found, width = advantages(credit, wide), batch.mask.shape[1]
-    assert_equal(found[:, :width], advantages(credit, batch))
-    assert not found[:, width:].any()
+    result, width = advantages(credit, wide), batch.mask.shape[1]
+    assert_equal(result[:, :width], advantages(credit, batch))
+    assert not result[:, width:].any()
 
 
 @pytest.mark.parametrize("outcome", [0.0, 0.9, 1.0])
 def test_equal_outcomes_have_no_advantage(credit, outcome):
-    """Without a discount, and fields that say more of a token; the trainer removes what rounding leaves upstream's."""
+    """There is no discount and no field that says more of a token; the trainer removes what rounding leaves upstream's."""
     batch = batch_of(credit, 0).with_outcomes(outcome)
     assert advantages(credit, batch, gamma=1.0).abs().max() < 1e-5
 
@@ -206,12 +206,12 @@ def test_a_missing_field_is_named_or_taken_as_unsent(credit, values_of_fields):
     part, batch = parts("credit")[credit], batch_of(credit, 0, values_of_fields)
     for need in (*part.needs, *part.reward_fields):
         try:
-            found = advantages(credit, batch, without=need.name)
+            result = advantages(credit, batch, without=need.name)
         except RuntimeError as error:
             assert f"{need.name}" in str(error) and "which this trainer does not send" in str(error)
         else:
             unsent = torch.full_like(batch.fields[need.name], need.unsent)
-            assert_equal(found, advantages(credit, batch._replace(fields={**batch.fields, need.name: unsent})))
+            assert_equal(result, advantages(credit, batch._replace(fields={**batch.fields, need.name: unsent})))
 
 
 def check(config: DictConfig) -> None:

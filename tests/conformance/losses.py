@@ -1,4 +1,4 @@
-"""What holds for every loss, whatever its rule: on random rows with tools' tokens, by the run's own config.
+"""Tests that hold for every loss, whatever its rule: on random rows with tools' tokens, by the run's own config.
 
     from tests.conformance.losses import *  # noqa: F403
 
@@ -82,7 +82,7 @@ class Step(NamedTuple):
 def step(
     loss: str, batch: Batch, mode: str = "", micro_batch: int = 100, weights=None, without=(), of=None, **changes: Any
 ) -> Step:
-    """Of a batch, or of some rows `of` a larger one; `changes` are keys of `actor`."""
+    """Take a step on a batch, or on some rows `of` a larger one; `changes` are keys of `actor`."""
     actor = changed(loss, changes).actor_rollout_ref.actor
     config = omega_conf_to_dataclass(actor)
     whole, new = (of or batch).mask, batch.new.clone().requires_grad_()
@@ -109,9 +109,9 @@ def step(
 @pytest.mark.parametrize("seed", SEEDS)
 def test_numbers_are_finite_and_tokens_outside_the_mask_have_no_gradient(loss, mode, seed):
     batch = batch_of(seed)
-    found = step(loss, batch, mode)
-    assert found.gradient.isfinite().all() and found.gradient.any() and not found.gradient[batch.mask == 0].any()
-    assert all(torch.isfinite(torch.as_tensor(value)) for value in (found.loss, *found.metrics.values()))
+    result = step(loss, batch, mode)
+    assert result.gradient.isfinite().all() and result.gradient.any() and not result.gradient[batch.mask == 0].any()
+    assert all(torch.isfinite(torch.as_tensor(value)) for value in (result.loss, *result.metrics.values()))
 
 
 def test_extreme_log_probs_have_finite_gradients_where_the_loss_is_proportional(loss):
@@ -122,8 +122,8 @@ def test_extreme_log_probs_have_finite_gradients_where_the_loss_is_proportional(
     ones = torch.ones_like(log_ratio)
     for advantage in (1.0, -1.0):
         for old in (0.0, -200.0):
-            found = step(loss, Batch(old * ones, old + log_ratio, advantage * ones, ones.long(), ones / 2))
-            assert found.gradient.isfinite().all() and torch.isfinite(torch.tensor(found.loss))
+            result = step(loss, Batch(old * ones, old + log_ratio, advantage * ones, ones.long(), ones / 2))
+            assert result.gradient.isfinite().all() and torch.isfinite(torch.tensor(result.loss))
 
 
 def test_an_advantage_of_1_makes_every_token_likelier_where_the_policy_has_not_moved(loss):
@@ -148,8 +148,8 @@ def test_rows_without_advantages_may_be_skipped_where_the_loss_is_proportional(l
     if parts("loss")[loss].proportional:
         batch, others = batch_of(seed), torch.arange(1, 8, 2)
         batch.advantages[::2] = 0
-        found = step(loss, batch.rows(others), of=batch).gradient
-        torch.testing.assert_close(found, step(loss, batch).gradient[others])
+        result = step(loss, batch.rows(others), of=batch).gradient
+        torch.testing.assert_close(result, step(loss, batch).gradient[others])
 
 
 @pytest.mark.parametrize("mode", ["token-mean", "seq-mean-token-mean"])
@@ -159,9 +159,9 @@ def test_a_proportional_losss_micro_batches_add_up(loss, mode, seed):
     whole = step(loss, batch, mode)
     if parts("loss")[loss].proportional:
         for size in (1, 3):
-            found = step(loss, batch, mode, micro_batch=size)
-            torch.testing.assert_close(found.gradient, whole.gradient, rtol=1e-4, atol=1e-7)
-            assert found.loss == pytest.approx(whole.loss, rel=1e-4, abs=1e-6)
+            result = step(loss, batch, mode, micro_batch=size)
+            torch.testing.assert_close(result.gradient, whole.gradient, rtol=1e-4, atol=1e-7)
+            assert result.loss == pytest.approx(whole.loss, rel=1e-4, abs=1e-6)
 
 
 def test_a_correction_weighs_each_token(loss):
@@ -176,18 +176,18 @@ def test_a_correction_weighs_each_token(loss):
 
 @pytest.mark.parametrize("mode", MODES)
 def test_with_all_its_switches_off_it_is_vanilla(loss, mode):
-    """With and without a correction; so is a loss that wraps another one and keeps every token."""
+    """This holds with and without a correction; so is a loss that wraps another one and keeps every token."""
     part, batch = parts("loss")[loss], batch_of(1)
     if part.switches or part.wraps:
         clip = {key: run_config(loss).actor_rollout_ref.actor[key] for key in CLIP}
         weights = torch.rand(batch.mask.shape, generator=torch.Generator().manual_seed(0))
         batch = batch._replace(field=torch.ones_like(batch.field))
         for each in (None, weights):
-            found = step(loss, batch, mode, weights=each, **dict.fromkeys(part.switches, False))
+            result = step(loss, batch, mode, weights=each, **dict.fromkeys(part.switches, False))
             expected = step("vanilla", batch, mode, weights=each, **clip)
-            assert found.loss == pytest.approx(expected.loss, rel=1e-5, abs=1e-7)
-            torch.testing.assert_close(found.gradient, expected.gradient, rtol=1e-5, atol=1e-8)
-            assert expected.metrics.items() <= found.metrics.items()
+            assert result.loss == pytest.approx(expected.loss, rel=1e-5, abs=1e-7)
+            torch.testing.assert_close(result.gradient, expected.gradient, rtol=1e-5, atol=1e-8)
+            assert expected.metrics.items() <= result.metrics.items()
 
 
 CLIP = ["clip_ratio", "clip_ratio_low", "clip_ratio_high", "clip_ratio_c"]

@@ -1,4 +1,4 @@
-"""What holds for every task: its config composes, its reward scores text, and its rows pass the checks of rows.
+"""Tests that hold for every task: its config composes, its reward scores text, and its rows pass the checks of rows.
 
     from tests.conformance.tasks import *  # noqa: F403
 
@@ -15,7 +15,7 @@ from verl.utils.parts import parts
 
 
 def test_the_parts_of_a_run_of_the_task_go_together(task):
-    """Its data, models and services need not be here."""
+    """The data, models and services need not be here."""
     check_parts(composed("explore", "hardware=cpu", f"task={task}"))
 
 

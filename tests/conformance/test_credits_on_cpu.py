@@ -25,7 +25,7 @@ def by_node(batch, draw):
 
 
 def gains(batch, generator):
-    """At the last of the model's tokens before a tool's."""
+    """A field at the last of the model's tokens before a tool's."""
     drawn = by_node(batch, lambda n: torch.rand(n, generator=generator, dtype=torch.float64) - 0.5)
     ends = (batch.mask == 1) & (batch.mask.roll(-1, -1) == 0) & (batch.fields[SEGMENT_IDS.name].roll(-1, -1) >= 0)
     ends[:, -1] = False

@@ -1,4 +1,4 @@
-"""What holds for every tool, whatever it does: in a tool box, which calls it as a rollout does.
+"""Tests that hold for every tool, whatever it does: in a tool box, which calls it as a rollout does.
 
 from tests.conformance.tools import *  # noqa: F403
 
@@ -36,7 +36,7 @@ class Case(NamedTuple):
 
 
 def answered(case: Case, *contents: str, max_tokens: int = 4096, **limits) -> list[tuple[str, dict]]:
-    """What the model reads of calls with these contents, all at once, and their descriptions."""
+    """Return what the model reads of calls with these contents, all at once, and their descriptions."""
 
     async def answer(environment: Tools, tag: str, content: str):
         turn = TOKENIZER.encode(f"<{tag}>{content}</{tag}>", add_special_tokens=False)
@@ -51,9 +51,9 @@ def answered(case: Case, *contents: str, max_tokens: int = 4096, **limits) -> li
         finally:
             await box.close()
 
-    found = asyncio.run(run())
-    assert all(len(tokens) <= max_tokens for tokens, _ in found)
-    return [(TOKENIZER.decode(tokens), about) for tokens, about in found]
+    answers = asyncio.run(run())
+    assert all(len(tokens) <= max_tokens for tokens, _ in answers)
+    return [(TOKENIZER.decode(tokens), about) for tokens, about in answers]
 
 
 def test_a_call_that_works_is_answered_between_the_results_tags(case):
@@ -63,8 +63,8 @@ def test_a_call_that_works_is_answered_between_the_results_tags(case):
 
 
 def test_calls_at_once_have_their_own_answers(case):
-    found = answered(case, *[case.call] * 4)
-    assert len({text for text, _ in found}) == 1
+    answers = answered(case, *[case.call] * 4)
+    assert len({text for text, _ in answers}) == 1
 
 
 def test_a_result_is_cut_to_its_limit_within_its_tags(case):

@@ -1,4 +1,4 @@
-"""What holds for every tree, whatever its rule: on engines and environments of letters, with its `smallest` settings.
+"""Tests that hold for every tree, whatever its rule: on engines and environments of letters, with `smallest` settings.
 
 from tests.conformance.trees import *  # noqa: F403
 
@@ -110,8 +110,8 @@ def test_the_order_in_which_requests_end_does_not_change_the_tree(tree, environm
     expected, _ = grown(tree, environment, seed=1)
     for order in range(4):
         engine, calls = ParagraphEngine(delay=0.004, order=order), Calls(CALL_LIMIT, delay=0.004, order=order)
-        found, _ = grown(tree, environment, engine=engine, calls=calls, seed=1, slow=0.001 * order)
-        assert found.to_json() == expected.to_json()
+        grown_tree, _ = grown(tree, environment, engine=engine, calls=calls, seed=1, slow=0.001 * order)
+        assert grown_tree.to_json() == expected.to_json()
 
 
 @pytest.mark.parametrize("environment", ENVIRONMENTS)
@@ -122,7 +122,7 @@ def test_another_seed_grows_another_tree(tree, environment):
 
 @pytest.mark.parametrize("environment", ENVIRONMENTS)
 def test_no_two_samples_after_the_same_tokens_have_the_same_seed(tree, environment):
-    """They would be equal."""
+    """Equal seeds would give equal samples."""
     engine = ParagraphEngine()
     grown(tree, environment, engine=engine)
     samples = [(tuple(request.prompt_ids), request.seed) for request in engine.asked if request.temperature]
@@ -138,24 +138,24 @@ def test_no_two_samples_after_the_same_tokens_have_the_same_seed(tree, environme
 def test_rows_are_complete_responses_within_the_limits(tree, environment, max_tokens, seed):
     """A row ends with an end token, at the token limit, at a call beyond the limit, or where no answer has room; or the
     search has dropped it."""
-    found, policy = grown(tree, environment, max_tokens=max_tokens, seed=seed)
+    grown_tree, policy = grown(tree, environment, max_tokens=max_tokens, seed=seed)
     n = config_of(tree, environment).actor_rollout_ref.rollout.n
-    assert 1 <= len(found.leaves) <= n
+    assert 1 <= len(grown_tree.leaves) <= n
     if parts("tree")[tree].trajectories is not None:
-        assert len(found.leaves) == n
-    for leaf, row in zip(found.leaves, rows_of(found, policy), strict=True):
+        assert len(grown_tree.leaves) == n
+    for leaf, row in zip(grown_tree.leaves, rows_of(grown_tree, policy), strict=True):
         tokens, mask = row.response_ids, row.response_mask
         fields = {"log_probs": row.response_logprobs, "mask": mask, **row.token_fields}
         assert {name: len(values) for name, values in fields.items()} == dict.fromkeys(fields, len(tokens))
         assert 1 <= len(tokens) <= max_tokens and row.prompt_ids == PROMPT
-        calls = sum(found.segments[i].author != MODEL for i in found.path(leaf))
+        calls = sum(grown_tree.segments[i].author != MODEL for i in grown_tree.path(leaf))
         assert calls <= CALL_LIMIT * (environment == "tools")
-        if not found.is_dropped(leaf):
+        if not grown_tree.is_dropped(leaf):
             at_limit = len(tokens) == max_tokens
             no_answer = calls == CALL_LIMIT or max_tokens - len(tokens) - 1 < 2
             in_a_call = environment == "tools" and tokens[-1] == CALL and no_answer
             assert mask[-1] == 1 and (tokens[-1] == EOS or at_limit or in_a_call)
-    assert all(math.isfinite(value) for value in found.metrics.values())
+    assert all(math.isfinite(value) for value in grown_tree.metrics.values())
 
 
 @pytest.mark.parametrize("environment", ENVIRONMENTS)
@@ -184,9 +184,9 @@ def test_every_token_is_the_models_with_its_log_probability_or_the_tools(tree, e
 @pytest.mark.parametrize("environment", ENVIRONMENTS)
 @pytest.mark.parametrize("seed", range(3))
 def test_segment_ids_are_numbered_in_the_rows_order_and_shared_only_from_the_first_token_on(tree, environment, seed):
-    found, _ = grown(tree, environment, seed=seed)
-    assert found.renumbered().to_json() == found.to_json()
-    ids, rows, masks = found.segment_ids(), found.trajectories(), found.response_masks()
+    grown_tree, _ = grown(tree, environment, seed=seed)
+    assert grown_tree.renumbered().to_json() == grown_tree.to_json()
+    ids, rows, masks = grown_tree.segment_ids(), grown_tree.trajectories(), grown_tree.response_masks()
     in_order = list(dict.fromkeys(segment for row in ids for segment in row))
     assert in_order[0] == 0 and all(list(dict.fromkeys(row)) == sorted(set(row)) for row in ids)
     for i, row in enumerate(ids):
@@ -195,16 +195,16 @@ def test_segment_ids_are_numbered_in_the_rows_order_and_shared_only_from_the_fir
             assert not set(row[same:]) & set(ids[j][same:])
             assert rows[i][:same] == rows[j][:same] and masks[i][:same] == masks[j][:same]
     lengths = sum(map(len, rows))
-    if "shared_tokens" in found.metrics:
-        stored = sum(len(segment.token_ids) for segment in found.segments)
-        assert found.metrics["shared_tokens"] == pytest.approx(1 - stored / lengths)
+    if "shared_tokens" in grown_tree.metrics:
+        stored = sum(len(segment.token_ids) for segment in grown_tree.segments)
+        assert grown_tree.metrics["shared_tokens"] == pytest.approx(1 - stored / lengths)
 
 
 def test_calls_are_counted_once_for_all_rows_that_share_them(tree):
     calls = Calls(CALL_LIMIT)
-    found, _ = grown(tree, "tools", calls=calls, seed=2)
-    answered = [segment for segment in found.segments if segment.author != MODEL]
-    assert found.metrics["tool_calls"] == len(calls.answered) >= len(answered) > 0
+    grown_tree, _ = grown(tree, "tools", calls=calls, seed=2)
+    answered = [segment for segment in grown_tree.segments if segment.author != MODEL]
+    assert grown_tree.metrics["tool_calls"] == len(calls.answered) >= len(answered) > 0
 
 
 # ---- what goes wrong ----
@@ -263,9 +263,9 @@ def test_a_tree_that_reads_rewards_grows_whether_all_or_none_succeed(tree, envir
             scored.append(list(tokens))
             return reward
 
-        found, _ = grown(tree, environment, reward_of=reward_of)
-        assert len(found.leaves) == config_of(tree, environment).actor_rollout_ref.rollout.n
-        assert scored and all(tokens in found.trajectories() for tokens in scored)
+        grown_tree, _ = grown(tree, environment, reward_of=reward_of)
+        assert len(grown_tree.leaves) == config_of(tree, environment).actor_rollout_ref.rollout.n
+        assert scored and all(tokens in grown_tree.trajectories() for tokens in scored)
 
 
 # ---- keys ----
@@ -318,7 +318,7 @@ def test_a_number_of_trajectories_that_the_tree_does_not_grow_is_refused(tree):
 
 
 def test_a_server_that_reports_too_few_tokens_is_refused(tree):
-    """For trees that read entropies or top log-probabilities."""
+    """An engine for trees that read entropies or top log-probabilities."""
     part = parts("tree")[tree]
     keys = asdict(part.keys()) if part.keys else {}
     for key in keys.keys() & {"entropy_top_k", "max_n_branch_per_token"}:
