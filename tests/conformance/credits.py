@@ -174,7 +174,7 @@ def test_padding_columns_change_nothing(credit, values_of_fields, seed):
 
 @pytest.mark.parametrize("outcome", [0.0, 0.9, 1.0])
 def test_equal_outcomes_have_no_advantage(credit, outcome):
-    """There is no discount and no field that says more of a token; the trainer removes what rounding leaves upstream's."""
+    """Nothing is discounted and no field says more of a token; the trainer removes what rounding leaves upstream's."""
     batch = batch_of(credit, 0).with_outcomes(outcome)
     assert advantages(credit, batch, gamma=1.0).abs().max() < 1e-5
 
