@@ -1,11 +1,15 @@
-"""Every tool that needs no server keeps what tests/conformance/tools.py asks of tools."""
+"""Every tool that needs no network keeps what tests/conformance/tools.py asks of tools."""
 
 import json
+import sys
 
 import pytest
 
 from tests.conformance.tools import *  # noqa: F403
 from tests.conformance.tools import Case
+from tests.workers.rollout.tools.mcp import mcp_library
+from tests.workers.rollout.tools.test_upstream_tool_on_cpu import Shelf
+from verl.workers.rollout.tools.mcp.tool import MCPTool
 from verl.workers.rollout.tools.python.tool import PythonTool
 from verl.workers.rollout.tools.search.tool import LocalSearchTool
 
@@ -25,8 +29,13 @@ def corpus(tmp_path_factory):
     return file
 
 
-@pytest.fixture(params=["python", "search"])
+@pytest.fixture(params=["python", "search", "mcp", "upstream"])
 def case(request, corpus):
+    if request.param == "mcp":
+        params = {"command": [sys.executable, mcp_library.__file__], "tools": ["search"]}
+        return Case(path_of(MCPTool), params, "otter", "bad", "slow", {"url": "http://a", "tools": "all"})
+    if request.param == "upstream":
+        return Case(path_of(Shelf), {}, "Paris", '{"query": "bad"}', '{"query": "slow"}')
     if request.param == "python":
         bad_params = {"memory_mb": 0, "python_path": "/no/such/python"}
         return Case(path_of(PythonTool), {"num_workers": 4}, "print(40 + 2)", KILLED, SLEEPS, bad_params)
