@@ -174,7 +174,7 @@ def test_a_lora_checkpoint_is_evaluated_merged(inputs, monkeypatch, tmp_path):
     from verl.evaluation.model.checkpoint import find_checkpoint
 
     run = tmp_path / "outputs/run"
-    shutil.copytree(actor_of(inputs, "fsdp1_lora").parents[2], run)
+    shutil.copytree(actor_of(inputs, "fsdp1_lora").parents[1], run)
     # upstream's hf_model has PEFT's names, which no server loads
     (run / f"global_step_{STEP}/actor/huggingface/model.safetensors").touch()
     monkeypatch.chdir(tmp_path)

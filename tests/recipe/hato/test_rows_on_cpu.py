@@ -1,7 +1,6 @@
 """What HATO's rows hold and what its prompts bring, on a tiny model in process; the stack is in tests/e2e."""
 
 import asyncio
-import json
 import pickle
 from functools import cache
 from types import SimpleNamespace
@@ -135,7 +134,6 @@ def test_the_steps_are_those_of_the_rows(outputs):
     assert [len(features) for features in steps.features] == [len(FEATURES)] * len(steps.segments)
     assert list(steps.values) == [tree.segments[i].info.notes["value"] for i in steps.segments]
     assert "features" not in outputs[0].extra_fields[TREE]
-    assert json.loads(json.dumps(steps)) == steps
 
 
 def test_every_kept_token_is_in_a_row(outputs):
