@@ -143,9 +143,7 @@ class Tree(Part):
         if self.keys is None:
             return None
         values = OmegaConf.select(config, self.section) or {}
-        if self.section == ROLLOUT:  # The rollout section has other keys, too.
-            values = {key.name: values[key.name] for key in fields(self.keys) if key.name in values}
-        keys: Any = read_keys(self.keys, values, self.section)
+        keys: Any = read_keys(self.keys, _own(values, self.keys) if self.section == ROLLOUT else values, self.section)
         if self.trajectories is not None:
             check_trajectories(config, self.name, self.formula, self.trajectories(keys))
         return keys
@@ -259,10 +257,8 @@ class Loss(Part):
 
     def check(self, config: DictConfig) -> None:
         """See `Part.check`. The keys of all losses stand in the same section, so that every run checks all of them."""
-        actor = config.actor_rollout_ref.actor
         if self.keys is not None:
-            values = {key.name: actor[key.name] for key in fields(self.keys) if key.name in actor}
-            keys: Any = read_keys(self.keys, values, ACTOR)
+            keys: Any = read_keys(self.keys, _own(config.actor_rollout_ref.actor, self.keys), ACTOR)
             if hasattr(keys, "check"):
                 keys.check(config)
         super().check(config)
@@ -270,6 +266,11 @@ class Loss(Part):
     def wrapped(self, actor) -> "Loss | None":
         """Return the loss that this one calls under this `actor` section; None if it calls none."""
         return parts("loss").get(actor.get(self.wraps)) if self.wraps else None
+
+
+def _own(section: Mapping, keys: type) -> dict[str, Any]:
+    """Return the values of a part's keys in a section that has other keys, too."""
+    return {key.name: section[key.name] for key in fields(keys) if key.name in section}
 
 
 _registered: dict[str, dict[str, Any]] = {kind: {} for kind in KINDS}

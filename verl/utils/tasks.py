@@ -58,7 +58,7 @@ def register_task(
         file: name of the YAML file in the caller's folder.
         tree_file: YAML file there with keys of trees that change with this task, the choice `tree_of_task=<name>`.
     """
-    folder = Path(inspect.stack()[1].filename).parent
+    folder = Path(inspect.currentframe().f_back.f_code.co_filename).parent  # type: ignore[union-attr]
     if tree_file is not None:
         node = OmegaConf.load(folder / tree_file)
         ConfigStore.instance().store(group="tree_of_task", name=name, node=node, package="_global_")

@@ -17,7 +17,6 @@ REQUIRED = {
     "shuffle": False,
 }
 
-
 # entry of a mini-batch; if true, rows whose advantages are all 0 are not computed
 SKIP_ZERO_ADVANTAGES = "skip_zero_advantages"
 # metrics: share of tokens whose rows were computed; share of these tokens that went through the model
