@@ -6,6 +6,7 @@ It runs in the driver, after the config has been composed and before upstream's 
 import os
 import threading
 import traceback
+import warnings
 from collections.abc import Callable
 
 from hydra.experimental.callback import Callback
@@ -13,6 +14,7 @@ from omegaconf import DictConfig
 
 from verl.trainer.checks.parts import check_tools, part_warnings
 from verl.trainer.checks.preflight import check_run
+from verl.trainer.checks.prompts import turn_end_warning
 from verl.trainer.checks.resources.cluster import (
     check_own_machine,
     check_ray_resources,
@@ -38,10 +40,11 @@ class Preflight(Callback):
     """
 
     def on_run_start(self, config: DictConfig, **kwargs) -> None:
+        warnings.filterwarnings("ignore", message=r"\w+ engine is not available")  # upstream's, of each one missing
         try:
             settle(config)
             check_run(config)
-            for warning in part_warnings(config):
+            for warning in filter(None, (*part_warnings(config), turn_end_warning(config))):
                 print(f"warning: {warning}")
             dry_run = os.environ.get("DRY_RUN", "0") not in ("", "0")
             check_ray_resources(config, starting=not dry_run)

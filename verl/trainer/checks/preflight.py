@@ -18,7 +18,9 @@ from verl.trainer.checks.model.settings import (
     model_json,
 )
 from verl.trainer.checks.parts import check_parts, check_typed_sections
+from verl.trainer.checks.prompts import check_prompts
 from verl.trainer.checks.resources.cluster import config_asks_for_cpu
+from verl.trainer.checks.resources.disk import check_disk
 from verl.trainer.checks.resources.weight_bucket import check_weight_bucket
 from verl.trainer.checks.rows import (
     check_data_files,
@@ -89,10 +91,14 @@ def check_files(config: DictConfig) -> None:
 
 
 def check_batch_sizes(config: DictConfig) -> None:
-    """Check that the training files hold a batch of rows, as upstream drops an incomplete last batch without a message.
+    """Check that a batch divides into mini-batches, and that the training files hold a batch of rows: upstream drops an
+    incomplete last batch without a message.
 
     Rows are counted before the filter of long prompts; remote files are not counted.
     """
+    batch, key = config.data.train_batch_size, "actor_rollout_ref.actor.ppo_mini_batch_size"
+    if batch % (mini_batch := OmegaConf.select(config, key)):
+        raise ValueError(f"data.train_batch_size={batch}: expected a multiple of {key}={mini_batch}")
     rows = sum(pq.read_metadata(file).num_rows for file in local_files(config.data.train_files))
     if config.data.train_batch_size > rows and "://" not in str(config.data.train_files):
         raise ValueError(f"data.train_batch_size={config.data.train_batch_size} but the training data has {rows} rows")
@@ -122,8 +128,10 @@ CHECKS: tuple[Callable[[DictConfig], None], ...] = (
     check_reward_rows,
     check_reference_answers,
     check_batch_sizes,
+    check_prompts,
     check_overlong_buffer,
     check_resume_path,
     check_resumed_step,
     check_same_method,
+    check_disk,
 )

@@ -8,6 +8,7 @@ import asyncio
 import inspect
 import os
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -15,12 +16,14 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from omegaconf import DictConfig, OmegaConf
 
+from verl.utils import reward_score
 from verl.utils.data_files import extra_info_of
 from verl.utils.parts import credit_of
 from verl.utils.token_fields import RewardField
 from verl.utils.user_code import finite_number
 from verl.workers.config.explore import needs_answers
 from verl.workers.rollout.answer_likelihood import reference_answers
+from verl.workers.rollout.engines.interface import result_in_thread
 
 REWARD = "reward.custom_reward_function"
 
@@ -63,6 +66,21 @@ def check_data_files(key: str, files, prompt_key: str) -> None:
             if column not in schema.names:
                 raise ValueError(f"{key}: {file} has no column '{column}'; its columns: {', '.join(schema.names)}")
         _check_table(f"{key}: {file}", pq.read_table(file, columns=[prompt_key, "data_source", "reward_model"]))
+    _check_same_columns(key, local_files(files))
+
+
+def _check_same_columns(key: str, files: Sequence[str]) -> None:
+    """Check that upstream can concatenate the files: columns of the same name must have the same type."""
+    from datasets import Dataset, Features, concatenate_datasets
+
+    columns = [Features.from_arrow_schema(pq.read_schema(file)) for file in files]
+    for file, own in zip(files[1:], columns[1:], strict=True):
+        try:
+            concatenate_datasets(
+                [Dataset.from_dict({name: [] for name in each}, features=each) for each in (columns[0], own)]
+            )
+        except ValueError as error:
+            raise ValueError(f"{key}: {file} does not fit to {files[0]}: {error}") from error
 
 
 def _check_table(where: str, table: pa.Table) -> None:
@@ -132,32 +150,34 @@ def _incomplete_message(prompts: pa.ChunkedArray) -> int:
 def check_reward_rows(config: DictConfig) -> None:
     """Check every row by `check_row(data_source, ground_truth, extra_info, **reward_kwargs)` of the reward's module.
 
-    If the module of the reward function has no `check_row`, the reward function is tried once for each data source
-    of a file, unless `trainer.try_reward` is false or it needs a model that only the run serves.
+    If the module has no `check_row`, the reward function is tried for the first row of each data source of a file,
+    unless `trainer.try_reward` is false or it needs a model that only the run serves. Without a reward function of the
+    run's own, upstream's is tried, which knows some data sources only.
     """
     reward = config.reward.custom_reward_function
-    if not reward.get("path"):
-        return
-    module = _reward_module(reward)
+    module = _reward_module(reward) if reward.get("path") else reward_score
+    name = reward.name if reward.get("path") else "default_compute_score"
     settings = OmegaConf.to_container(reward.get("reward_kwargs") or OmegaConf.create(), resolve=True)
     check = getattr(module, "check_row", None)
     if check is None:
         tries = config.trainer.get("try_reward", True)
+        if not reward.get("path"):  # a reward manager of the user's may score by itself
+            tries &= config.reward.reward_manager.source == "register"
         if not tries or OmegaConf.select(config, "reward.reward_model.enable", default=False):
             return
     credit = credit_of(OmegaConf.select(config, "algorithm.adv_estimator"))
-    for name in ("train_files", "val_files"):
-        numbers = credit.reward_fields if credit and name == "train_files" else ()
-        for file in local_files(config.data[name]):
+    for key in ("train_files", "val_files"):
+        numbers = credit.reward_fields if credit and key == "train_files" else ()
+        for file in local_files(config.data[key]):
             tried = set()
             for number, row in enumerate(_reward_fields(file)):
                 if check is None and row["data_source"] in tried:
                     continue
                 tried.add(row["data_source"])
                 try:
-                    check(**row, **settings) if check else _try(getattr(module, reward.name), row, settings, numbers)
+                    check(**row, **settings) if check else _try(getattr(module, name), row, settings, numbers)
                 except ValueError as error:
-                    raise ValueError(f"data.{name}: {file}: row {number}: {error}") from error
+                    raise ValueError(f"data.{key}: {file}: row {number}: {error}") from error
 
 
 def check_reference_answers(config: DictConfig) -> None:
@@ -198,18 +218,17 @@ def _reward_fields(file: str) -> Iterator[dict]:
 def _try(function: Callable, row: dict, settings: dict, numbers: Sequence[RewardField]) -> None:
     """Check that a reward function scores a short response to a row, and returns these numbers in its dictionary.
 
-    For a function that returns a single number upstream adds it as `acc`.
+    It is called as the run calls it: as a coroutine if it is declared so, else in a thread of an event loop, where
+    `signal.alarm` does not work. For a function that returns a single number upstream adds it as `acc`.
     """
-    try:
-        result = function(solution_str="1", **row, **settings)
-        if inspect.iscoroutine(result):
-            result = asyncio.run(result)
-    except KeyboardInterrupt:
-        raise
-    except BaseException as error:  # also SystemExit, which would end the command with exit code 0
+    result = _scored(function, row, settings, "1")
+    if inspect.iscoroutine(result):
+        result.close()
         raise ValueError(
-            f"{REWARD} fails with it: {type(error).__name__}: {error}; trainer.try_reward=false leaves this trial out"
-        ) from error
+            f"{REWARD} returns a coroutine, and is no coroutine function, so that nobody awaits it: name a function "
+            "that `async def` defines"
+        )
+    _check_threads(function, row, settings)
     score = result.get("score") if isinstance(result, dict) else result
     try:
         finite_number(score, "the score")
@@ -222,3 +241,53 @@ def _try(function: Callable, row: dict, settings: dict, numbers: Sequence[Reward
                 f"{REWARD} returns {result!r}, but {number.needed_by} also needs {number.name}; "
                 "trainer.try_reward=false leaves this trial out"
             )
+
+
+def _scored(function: Callable, row: dict, settings: dict, response: str, in_thread: bool = True) -> Any:
+    """Return what a reward function returns for a response.
+
+    Args:
+        in_thread: whether a function that is no coroutine function is called in a thread of an event loop, as in a run,
+            or in this thread.
+    """
+    call = partial(function, solution_str=response, **row, **settings)
+
+    async def in_loop() -> Any:
+        if inspect.iscoroutinefunction(function):
+            return await call()
+        return await asyncio.get_running_loop().run_in_executor(None, call)
+
+    try:
+        return result_in_thread(in_loop()) if in_thread else call()
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # also SystemExit, which would end the command with exit code 0
+        raise ValueError(
+            f"{REWARD} fails with it: {type(error).__name__}: {error}; trainer.try_reward=false leaves this trial out"
+        ) from error
+
+
+def _check_threads(function: Callable, row: dict, settings: dict) -> None:
+    """Check that a reward function does not score right answers in the main thread only.
+
+    math_verify's own time limit, for example, needs the main thread; elsewhere every answer counts as wrong.
+    """
+    truth = row["ground_truth"]
+    if inspect.iscoroutinefunction(function) or not isinstance(truth, str | int | float):
+        return
+    for form in ("\\boxed{{{}}}", "#### {}", "<answer>{}</answer>", "Answer: {}", "{}"):
+        response = form.format(truth)
+        scores = []
+        for in_thread in (True, False):
+            try:
+                result = _scored(function, row, settings, response, in_thread)
+            except ValueError:
+                return
+            scores.append(result.get("score") if isinstance(result, dict) else result)
+        if not scores[0] and scores[1]:
+            raise ValueError(
+                f"{REWARD} gives {response!r} {scores[1]} in the main thread and {scores[0]} in another, where the run "
+                "calls it: what it uses needs the main thread, such as signal.alarm (math_verify: timeout_seconds=None)"
+            )
+        if scores[0]:
+            return
