@@ -1,5 +1,6 @@
 """Runs all checks of a run before Ray starts; each raises a ValueError for the first problem that it sees."""
 
+import math
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -32,6 +33,8 @@ from verl.trainer.checks.rows import (
 from verl.trainer.checks.run_dir import check_resume_path, check_resumed_step, check_same_method
 from verl.trainer.checks.schedule import check_transport
 from verl.trainer.checks.trackers import check_trackers
+from verl.trainer.checks.values import check_registered
+from verl.workers.config.schedule import rollout_workers
 from verl_patches.plugin import activate_cpu
 
 
@@ -100,8 +103,40 @@ def check_batch_sizes(config: DictConfig) -> None:
     if batch % (mini_batch := OmegaConf.select(config, key)):
         raise ValueError(f"data.train_batch_size={batch}: expected a multiple of {key}={mini_batch}")
     rows = sum(pq.read_metadata(file).num_rows for file in local_files(config.data.train_files))
-    if config.data.train_batch_size > rows and "://" not in str(config.data.train_files):
-        raise ValueError(f"data.train_batch_size={config.data.train_batch_size} but the training data has {rows} rows")
+    if batch > rows and "://" not in str(config.data.train_files):
+        raise ValueError(f"data.train_batch_size={batch} but the training data has {rows} rows")
+    if batch > (samples := config.data.get("train_max_samples", -1)) > 0:
+        raise ValueError(f"data.train_batch_size={batch} but data.train_max_samples={samples}")
+
+
+def check_micro_batches_and_servers(config: DictConfig) -> None:
+    """Check that a micro-batch holds the longest sequence, and that the GPUs make whole servers."""
+    actor, rollout, ref = (config.actor_rollout_ref[role] for role in ("actor", "rollout", "ref"))
+    longest, parallel = rollout.prompt_length + rollout.response_length, actor.ulysses_sequence_parallel_size
+    budgets = {
+        "actor.ppo_max_token_len_per_gpu": actor.use_dynamic_bsz and actor.ppo_max_token_len_per_gpu,
+        "rollout.log_prob_max_token_len_per_gpu": rollout.log_prob_use_dynamic_bsz
+        and rollout.log_prob_max_token_len_per_gpu,
+        "ref.log_prob_max_token_len_per_gpu": ref.log_prob_use_dynamic_bsz and ref.log_prob_max_token_len_per_gpu,
+    }
+    for key, budget in budgets.items():
+        if budget and budget * parallel < longest:
+            raise ValueError(
+                f"actor_rollout_ref.{key}={budget} with ulysses_sequence_parallel_size={parallel}: the longest "
+                f"sequence, of {longest} tokens (data.max_prompt_length + data.max_response_length), does not fit"
+            )
+    gpus = config.trainer.nnodes * config.trainer.n_gpus_per_node
+    replica = math.prod(rollout[f"{kind}_parallel_size"] for kind in ("tensor_model", "data", "pipeline_model"))
+    if not rollout_workers(config) and gpus % replica:
+        raise ValueError(
+            f"trainer.nnodes x trainer.n_gpus_per_node = {gpus}: expected a multiple of the {replica} GPUs of a server "
+            "(tensor_model_parallel_size x data_parallel_size x pipeline_model_parallel_size)"
+        )
+    if (rollout.max_num_batched_tokens or rollout.max_num_seqs) < rollout.max_num_seqs:
+        raise ValueError(
+            f"actor_rollout_ref.rollout.max_num_batched_tokens={rollout.max_num_batched_tokens}: vLLM expects at least "
+            f"max_num_seqs={rollout.max_num_seqs}"
+        )
 
 
 def check_overlong_buffer(config: DictConfig) -> None:
@@ -122,12 +157,14 @@ CHECKS: tuple[Callable[[DictConfig], None], ...] = (
     check_typed_sections,
     check_engines,
     check_parts,
+    check_registered,
     check_trackers,
     check_prompt_lengths,
     check_files,
     check_reward_rows,
     check_reference_answers,
     check_batch_sizes,
+    check_micro_batches_and_servers,
     check_prompts,
     check_overlong_buffer,
     check_resume_path,

@@ -104,6 +104,8 @@ def load_tokenizer(config: DictConfig) -> PreTrainedTokenizerBase | None:
         if not Path(path).is_dir():  # the hub's cache may hold no more than the config
             return None
         raise ValueError(f"actor_rollout_ref.model.path={path} has no tokenizer that loads: {error}") from error
+    if len(tokenizer) <= len(tokenizer.all_special_tokens):  # transformers makes an empty one where there are no files
+        raise ValueError(f"actor_rollout_ref.model.path={path} has no tokenizer: its vocabulary is empty")
     tokenizer.chat_template = model.get("custom_chat_template") or tokenizer.chat_template
     if not tokenizer.chat_template:
         raise ValueError(
@@ -115,11 +117,11 @@ def load_tokenizer(config: DictConfig) -> PreTrainedTokenizerBase | None:
 
 def _describer(config: DictConfig, tokenizer: PreTrainedTokenizerBase) -> Callable[[list], list]:
     """Return the function that adds the tools' descriptions to a prompt's messages; `list` if the config wants none."""
-    from verl.workers.rollout.tree_rollout import environment_of
-
     rollout = config.actor_rollout_ref.rollout
     if parts_of(rollout).environment != "tools" or not rollout.tools.describe_in_prompt:
         return list
+    from verl.workers.rollout.tree_rollout import environment_of
+
     return environment_of(config, tokenizer).prompt_messages
 
 

@@ -5,11 +5,16 @@ raises a ValueError for the first problem, which names the key, the file, the ro
 """
 
 import asyncio
+import contextlib
 import inspect
 import os
+import signal
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from itertools import islice
 from typing import Any
+from unittest.mock import patch
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -71,15 +76,13 @@ def check_data_files(key: str, files, prompt_key: str) -> None:
 
 def _check_same_columns(key: str, files: Sequence[str]) -> None:
     """Check that upstream can concatenate the files: columns of the same name must have the same type."""
-    from datasets import Dataset, Features, concatenate_datasets
+    from datasets import Dataset, concatenate_datasets
 
-    columns = [Features.from_arrow_schema(pq.read_schema(file)) for file in files]
-    for file, own in zip(files[1:], columns[1:], strict=True):
+    first_rows = [pa.Table.from_batches(islice(pq.ParquetFile(file).iter_batches(batch_size=1), 1)) for file in files]
+    for file, row in zip(files[1:], first_rows[1:], strict=True):
         try:
-            concatenate_datasets(
-                [Dataset.from_dict({name: [] for name in each}, features=each) for each in (columns[0], own)]
-            )
-        except ValueError as error:
+            concatenate_datasets([Dataset(first_rows[0]), Dataset(row)])
+        except (ValueError, TypeError, pa.ArrowException) as error:
             raise ValueError(f"{key}: {file} does not fit to {files[0]}: {error}") from error
 
 
@@ -162,7 +165,7 @@ def check_reward_rows(config: DictConfig) -> None:
     if check is None:
         tries = config.trainer.get("try_reward", True)
         if not reward.get("path"):  # a reward manager of the user's may score by itself
-            tries &= config.reward.reward_manager.source == "register"
+            tries &= OmegaConf.select(config, "reward.reward_manager.source", default="register") == "register"
         if not tries or OmegaConf.select(config, "reward.reward_model.enable", default=False):
             return
     credit = credit_of(OmegaConf.select(config, "algorithm.adv_estimator"))
@@ -221,14 +224,33 @@ def _try(function: Callable, row: dict, settings: dict, numbers: Sequence[Reward
     It is called as the run calls it: as a coroutine if it is declared so, else in a thread of an event loop, where
     `signal.alarm` does not work. For a function that returns a single number upstream adds it as `acc`.
     """
-    result = _scored(function, row, settings, "1")
+    call = partial(function, solution_str="1", **row, **settings)
+
+    async def in_loop() -> Any:
+        if inspect.iscoroutinefunction(function):
+            return await call()
+        return await asyncio.get_running_loop().run_in_executor(None, call)
+
+    try:
+        with _refused_handlers() as handlers:
+            result = result_in_thread(in_loop())
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # also SystemExit, which would end the command with exit code 0
+        raise ValueError(
+            f"{REWARD} fails with it: {type(error).__name__}: {error}; trainer.try_reward=false leaves this trial out"
+        ) from error
+    if handlers:
+        raise ValueError(
+            f"{REWARD} sets a handler of {handlers[0].name}, which fails outside the main thread, where the run calls "
+            f"it, so that each response may get {result!r}: call it without a time limit of its own"
+        )
     if inspect.iscoroutine(result):
         result.close()
         raise ValueError(
             f"{REWARD} returns a coroutine, and is no coroutine function, so that nobody awaits it: name a function "
             "that `async def` defines"
         )
-    _check_threads(function, row, settings)
     score = result.get("score") if isinstance(result, dict) else result
     try:
         finite_number(score, "the score")
@@ -243,51 +265,15 @@ def _try(function: Callable, row: dict, settings: dict, numbers: Sequence[Reward
             )
 
 
-def _scored(function: Callable, row: dict, settings: dict, response: str, in_thread: bool = True) -> Any:
-    """Return what a reward function returns for a response.
+@contextlib.contextmanager
+def _refused_handlers() -> Iterator[list[signal.Signals]]:
+    """Collect the signals whose handlers code tries to set outside the main thread, though it may catch the error."""
+    refused, set_handler = [], signal.signal
 
-    Args:
-        in_thread: whether a function that is no coroutine function is called in a thread of an event loop, as in a run,
-            or in this thread.
-    """
-    call = partial(function, solution_str=response, **row, **settings)
+    def record(number: int, handler: Any) -> Any:
+        if threading.current_thread() is not threading.main_thread():
+            refused.append(signal.Signals(number))
+        return set_handler(number, handler)
 
-    async def in_loop() -> Any:
-        if inspect.iscoroutinefunction(function):
-            return await call()
-        return await asyncio.get_running_loop().run_in_executor(None, call)
-
-    try:
-        return result_in_thread(in_loop()) if in_thread else call()
-    except KeyboardInterrupt:
-        raise
-    except BaseException as error:  # also SystemExit, which would end the command with exit code 0
-        raise ValueError(
-            f"{REWARD} fails with it: {type(error).__name__}: {error}; trainer.try_reward=false leaves this trial out"
-        ) from error
-
-
-def _check_threads(function: Callable, row: dict, settings: dict) -> None:
-    """Check that a reward function does not score right answers in the main thread only.
-
-    math_verify's own time limit, for example, needs the main thread; elsewhere every answer counts as wrong.
-    """
-    truth = row["ground_truth"]
-    if inspect.iscoroutinefunction(function) or not isinstance(truth, str | int | float):
-        return
-    for form in ("\\boxed{{{}}}", "#### {}", "<answer>{}</answer>", "Answer: {}", "{}"):
-        response = form.format(truth)
-        scores = []
-        for in_thread in (True, False):
-            try:
-                result = _scored(function, row, settings, response, in_thread)
-            except ValueError:
-                return
-            scores.append(result.get("score") if isinstance(result, dict) else result)
-        if not scores[0] and scores[1]:
-            raise ValueError(
-                f"{REWARD} gives {response!r} {scores[1]} in the main thread and {scores[0]} in another, where the run "
-                "calls it: what it uses needs the main thread, such as signal.alarm (math_verify: timeout_seconds=None)"
-            )
-        if scores[0]:
-            return
+    with patch.object(signal, "signal", record):
+        yield refused
