@@ -255,7 +255,7 @@ ALARM = "import signal\n\ndef limit():\n    signal.signal(signal.SIGALRM, print)
             "sets a handler of SIGALRM, .* may get 0",
         ),
         (
-            "import math_verify\n\ndef compute_score(**row):\n    try:\n        return math_verify.verify('1', '1') + 0\n"
+            "import math_verify\n\ndef compute_score(**row):\n    try:\n        return math_verify.verify(1, 1) + 0\n"
             "    except ValueError:\n        return 0",
             "sets a handler of SIGALRM",
         ),
