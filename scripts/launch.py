@@ -27,6 +27,8 @@ import fork_server  # noqa: E402
 
 PR_SET_CHILD_SUBREAPER = 36
 LAST_LINES = 15
+# Exit code of a run whose config or files its own checks refuse (verl/trainer/checks/callback.py).
+REFUSED = 2
 # Beginning of the names of the metrics that verl/trainer/host_memory.py logs.
 HOST_MEMORY = "perf/host_memory_gb/"
 # The last line of a traceback in another process, as Ray prints it; vLLM puts its own head before each line.
@@ -190,8 +192,20 @@ def report_failure(run_dir: Path, start: int, pid: int, code: int) -> None:
     for line in lines or plain[-LAST_LINES:]:
         print(f"  {line[:800]}", file=sys.stderr)
     print(f"Whole log: {run_dir / 'train.log'}", file=sys.stderr)
-    if not any(re.search("would fail again|same command resumes|nothing is left", line) for line in errors):
-        print("The same command resumes from the last complete checkpoint.", file=sys.stderr)
+    if code == REFUSED or any("HYDRA_FULL_ERROR=1 for a complete stack trace" in line for line in plain):
+        print("Nothing was started: correct the command or the file.", file=sys.stderr)
+    elif not any(re.search("would fail again|nothing is left", line) for line in errors):
+        print(next_start(run_dir), file=sys.stderr)
+
+
+def next_start(run_dir: Path) -> str:
+    """Return a sentence on where the same command would begin."""
+    complete = [int(marker.parent.name.rpartition("_")[2]) for marker in run_dir.glob("global_step_*/COMPLETE")]
+    if complete:
+        return f"The same command resumes after step {max(complete)}, of which it has the last complete checkpoint."
+    if (run_dir / "latest_checkpointed_iteration.txt").exists():  # of supervised training, without markers
+        return "The same command resumes from the last checkpoint."
+    return "The same command begins anew: there is no complete checkpoint yet."
 
 
 def first_cause(errors: list[str], log: list[str]) -> list[str]:
@@ -259,7 +273,7 @@ def main(arguments: list[str]) -> int:
             (number,) = interrupted.args
             end_descendants()
             print(
-                f"\nThe run was ended by {number.name}. The same command resumes from the last complete checkpoint.",
+                f"\nThe run was ended by {number.name}. {next_start(run_dir)}",
                 file=sys.stderr,
             )
             return 128 + number

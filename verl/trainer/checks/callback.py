@@ -4,6 +4,7 @@ It runs in the driver, after the config has been composed and before upstream's 
 """
 
 import os
+import sys
 import threading
 import traceback
 import warnings
@@ -28,6 +29,7 @@ from verl.trainer.cluster_watch import watch_pending_actors
 from verl.trainer.death_watch import DeathWatch
 from verl.utils.fault_reports import RunError
 
+REFUSED = 2  # exit code
 # before a run starts, after the checks that a dry run makes
 STARTS: tuple[Callable[[DictConfig], None], ...] = (check_own_machine, check_tools, prepare_run_dir)
 
@@ -60,7 +62,8 @@ class Preflight(Callback):
         except (ValueError, RunError) as error:
             if os.environ.get("HYDRA_FULL_ERROR") == "1":
                 traceback.print_exc()
-            raise SystemExit(f"error: {error}") from None
+            print(f"error: {error}", file=sys.stderr)
+            raise SystemExit(REFUSED) from None
         # Hydra turns a callback's exceptions into warnings and continues, except for SystemExit
         except Exception as error:
             traceback.print_exc()
