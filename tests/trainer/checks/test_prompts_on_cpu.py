@@ -61,6 +61,13 @@ def test_a_model_without_template_or_tokenizer_is_named(config):
         check_prompts(config)
 
 
+def test_a_tokenizer_of_another_model_is_named(config):
+    file = Path(config.actor_rollout_ref.model.path) / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"vocab_size": 200}))
+    with pytest.raises(ValueError, match="rows.parquet: row 0: .*is not in the model's vocabulary of 200"):
+        check_prompts(config)
+
+
 def test_rows_left_by_the_length_filter_are_counted_against_the_batch(config):
     """Of 64 rows 8 have 3 numbers, 8 have 4 and so on, and this template adds nothing."""
     with_template(config, "{{ messages[0]['content'] }}")

@@ -1,5 +1,6 @@
 """Runs all checks of a run before Ray starts; each raises a ValueError for the first problem that it sees."""
 
+import json
 import math
 import os
 from collections.abc import Callable
@@ -64,11 +65,22 @@ def check_model_path(key: str, path: str) -> None:
     if folder.is_dir():
         if not (folder / "config.json").exists():
             raise ValueError(f"{key}={path} is a folder without config.json, so no Hugging Face model")
+        if missing := _missing_weights(folder):
+            raise ValueError(f"{key}={path} has no weights: {missing} is missing")
         return
     looks_like_a_hub_name = path.count("/") <= 1 and not path.startswith((".", "~", "/", "outputs"))
     offline = os.environ.get("HF_HUB_OFFLINE", "0") not in ("", "0")
     if not looks_like_a_hub_name or (offline and model_json(path) is None):
         raise ValueError(f"{key}={path} does not exist")
+
+
+def _missing_weights(folder: Path) -> str:
+    """Return the first file with weights that a model's folder lacks; empty if there is none."""
+    for index in folder.glob("*.index.json"):
+        names = sorted(set(json.loads(index.read_text()).get("weight_map", {}).values()))
+        return next((name for name in names if not (folder / name).exists()), "")
+    found = any(next(folder.glob(pattern), None) for pattern in ("*.safetensors", "*.bin", "*.pt"))
+    return "" if found else "model.safetensors"
 
 
 def check_engines(config: DictConfig) -> None:

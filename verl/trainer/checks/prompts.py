@@ -4,6 +4,7 @@ Upstream counts a prompt that the template cannot render as too long. If all are
 StopIteration, which names neither the template nor the rows.
 """
 
+import math
 from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
@@ -12,7 +13,7 @@ import pyarrow.parquet as pq
 from omegaconf import DictConfig, OmegaConf
 from transformers import GenerationConfig, PreTrainedTokenizerBase
 
-from verl.trainer.checks.model.settings import config_folder
+from verl.trainer.checks.model.settings import config_folder, model_json
 from verl.trainer.checks.rows import local_files
 from verl.workers.config.explore import parts_of
 
@@ -26,6 +27,7 @@ def check_prompts(config: DictConfig) -> None:
     """
     if (tokenizer := load_tokenizer(config)) is None:
         return
+    path = config.actor_rollout_ref.model.path
     count = _counter(config, tokenizer)
     for name, needed in (("train_files", config.data.train_batch_size), ("val_files", 1)):
         for file in local_files(config.data[name]):
@@ -33,9 +35,8 @@ def check_prompts(config: DictConfig) -> None:
                 try:
                     count(messages)
                 except Exception as error:  # a template may raise anything
-                    model = config.actor_rollout_ref.model.path
                     raise ValueError(
-                        f"data.{name}: {file}: row 0: the chat template of {model} fails: {error!r}"
+                        f"data.{name}: {file}: row 0: the chat template of {path} does not render it: {error!r}"
                     ) from error
         if config.data.get("filter_overlong_prompts"):
             _check_rows_left(config, count, f"data.{name}", needed)
@@ -144,12 +145,15 @@ def _counter(config: DictConfig, tokenizer: PreTrainedTokenizerBase) -> Callable
     from verl.utils.tokenizer import normalize_token_ids
 
     describe, options = _describer(config, tokenizer), _options(config)
+    vocabulary = (model_json(config.actor_rollout_ref.model.path) or {}).get("vocab_size", math.inf)
     if tools := _upstream_tools(config.data.get("tool_config_path"), config.data.get("function_tool_path")):
         options |= {"tools": tools}
 
     def count(messages: list) -> int:
         ids = tokenizer.apply_chat_template(describe(messages), add_generation_prompt=True, **options)
-        return len(normalize_token_ids(ids))
+        if (largest := max(ids := normalize_token_ids(ids), default=0)) >= vocabulary:
+            raise ValueError(f"token {largest} is not in the model's vocabulary of {vocabulary}")
+        return len(ids)
 
     return count
 

@@ -43,6 +43,12 @@ def test_the_number_of_checkpoints_to_come(config, changes, number):
     assert disk_plan(OmegaConf.merge(config, {"trainer": changes}))[1] == number
 
 
+def test_a_folder_into_which_nothing_can_be_written_is_named(config):
+    config.trainer.validation_data_dir = f"{config.actor_rollout_ref.model.path}/config.json/validation"
+    with pytest.raises(ValueError, match="trainer.validation_data_dir=.*: nothing can be written into .*config.json"):
+        check_disk(config)
+
+
 def test_a_disk_without_room_is_refused(config, monkeypatch):
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=200e9))
     check_disk(config)

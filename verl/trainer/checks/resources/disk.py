@@ -1,5 +1,6 @@
 """Compares the free disk space with the checkpoints that a run will write."""
 
+import os
 import shutil
 from pathlib import Path
 
@@ -12,11 +13,17 @@ from verl.trainer.checks.resources.memory_plan import GB
 
 
 def check_disk(config: DictConfig) -> None:
-    """Check that the first checkpoints fit on the disk, up to the number that are kept.
+    """Check that the run can write into its folders, and that the first checkpoints fit, up to the number kept.
 
     Raises:
         ValueError: they do not; the message has the sizes.
     """
+    for key in ("default_local_dir", "rollout_data_dir", "validation_data_dir"):
+        if (path := config.trainer.get(key)) is None:
+            continue
+        there = _existing(path)
+        if not there.is_dir() or not os.access(there, os.W_OK):
+            raise ValueError(f"trainer.{key}={path}: nothing can be written into {there}")
     size, number, free = disk_plan(config)
     if size * number > free:
         raise ValueError(
@@ -44,7 +51,7 @@ def disk_plan(config: DictConfig) -> tuple[float, int, int]:
     """
     trainer, actor = config.trainer, config.actor_rollout_ref.actor
     folder = Path(trainer.default_local_dir)
-    free = shutil.disk_usage(next(each for each in (folder, *folder.parents) if each.exists())).free
+    free = shutil.disk_usage(_existing(folder)).free
     number = 0
     if trainer.save_freq > 0:
         there, steps = complete_steps(folder), trainer.get("total_training_steps")
@@ -53,6 +60,12 @@ def disk_plan(config: DictConfig) -> tuple[float, int, int]:
         kept = trainer.get("max_actor_ckpt_to_keep") or number
         number = max(1, min(number, kept - len(there))) if not steps or steps > done else 0
     return _checkpoint_bytes(config.actor_rollout_ref.model, actor), number, free
+
+
+def _existing(path: str | Path) -> Path:
+    """Return the folder itself or its nearest parent that exists."""
+    folder = Path(path).absolute()
+    return next(each for each in (folder, *folder.parents) if each.exists())
 
 
 def _checkpoint_bytes(model: DictConfig, actor: DictConfig) -> float:
