@@ -36,7 +36,6 @@ from recipe.common.reporting.run_metrics import (
 )
 from studies import RESULTS
 from studies.learning_curves import ROOT, trained
-from studies.where_trees_pay import LATR_SCHEDULE
 from verl.utils.atomic_files import replacing
 from verl.utils.parts import parts
 
@@ -60,6 +59,8 @@ SEARCH = ["recipe/arpo/run_search_task_cpu.sh", SLOW_SEARCH]
 EXPLORE = ["recipe/common/run_explore.sh", "update=tree"]
 IS = "algorithm.rollout_correction.rollout_is"
 LATR = ["recipe/latr/run_countdown_cpu.sh"]
+# the paper's: share of the run -> share of responses that come from trees from then on
+LATR_SCHEDULE = {0.0: 1.0, 0.02: 0.75, 0.04: 0.5, 0.16: 0.25, 0.4: 0.0}
 # DAPO's dynamic sampling: groups whose answers are all right or all wrong are replaced
 FILTERED = [
     "algorithm.filter_groups.enable=true",
