@@ -21,6 +21,22 @@ DEFAULTS = {
     | {"repetition_length": 32, "repetition_count": 8},
 }
 
+# keys of `actor` that a choice of a loss sets
+CHOICES = {
+    "archer": {"low_entropy_clip_ratio_low": 0.2, "low_entropy_clip_ratio_high": 0.2, "token_entropy_quantile": 0.8}
+    | {"high_entropy_clip_ratio_low": 0.5, "high_entropy_clip_ratio_high": 0.5, "clip_ratio_c": 10.0}
+    | {"use_kl_loss": True, "kl_loss_coef": 0.0, "low_entropy_kl_loss_scale_coef": 0.001},
+    "aspo": {"low_entropy_clip_ratio_low": 0.2, "low_entropy_clip_ratio_high": 0.2, "clip_ratio_c": 3.0}
+    | {"high_entropy_clip_ratio_low": 0.4, "high_entropy_clip_ratio_high": 0.4, "use_kl_loss": False},
+    "forking": {"forking_loss": "vanilla", "forking_ratio": 0.2}
+    | {"clip_ratio_low": 0.2, "clip_ratio_high": 0.28, "clip_ratio_c": 10.0},
+    "gspo": {"clip_ratio_low": 3e-4, "clip_ratio_high": 4e-4, "loss_agg_mode": "seq-mean-token-mean"},
+    "sapo": {"loss_agg_mode": "seq-mean-token-mean"},
+    "cispo": {"clip_ratio_low": 1.0},
+    "dppo_tv": {"clip_ratio_low": 0.15},
+    "dppo_kl": {"clip_ratio_low": 0.05},
+}
+
 REFUSED = [
     ("tree=branpo", f"{CUSTOM}.branpo.tails=0", "expected at least 1"),
     ("tree=branpo", f"{CUSTOM}.branpo.max_steps_back=0", "expected at least 1"),
@@ -85,6 +101,12 @@ def test_a_value_out_of_range_is_refused_by_its_key(choice, override, message):
 @pytest.mark.parametrize("tree", DEFAULTS)
 def test_the_defaults_are_the_papers(tree):
     assert asdict(parts("tree")[tree].keys()) == DEFAULTS[tree]
+
+
+@pytest.mark.parametrize("loss", CHOICES)
+def test_a_choice_of_a_loss_has_the_papers_values(loss):
+    actor = composed("explore", "hardware=cpu", f"loss={loss}").actor_rollout_ref.actor
+    assert {key: actor[key] for key in CHOICES[loss]} == CHOICES[loss]
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,6 @@
 """The keys under `hato`: defaults, nesting, and errors that name the key."""
 
-import dataclasses
-
 import pytest
-from omegaconf import OmegaConf
 
 from recipe.hato.keys import HATOConfig, TreeConfig
 from verl.workers.config.keys import read_keys
@@ -26,17 +23,10 @@ def test_defaults_and_nested_keys():
     assert (config.reward_weights.alpha, config.reward_weights.gamma) == (0, 0.2)
 
 
-def test_hydras_config_is_read_as_it_is():
-    root = OmegaConf.create({"depth": 7, "hato": {"tree": {"max_depth": "${depth}"}, "exploration": {"beta_u": 1e-1}}})
-    assert read_keys(HATOConfig, root.hato, "hato").tree.max_depth == 7
-
-
 @pytest.mark.parametrize(
     ("values", "message"),
     [
         ({"tree": {"max_depth": 0}}, "hato.tree.max_depth=0: expected at least 1"),
-        ({"tree": {"max_depth": 2.5}}, "hato.tree.max_depth=2.5: expected a valid integer"),
-        ({"tree": {"max_depth": True}}, "hato.tree.max_depth=True: expected a valid integer"),
         ({"tree": {"max_depth": None}}, "hato.tree.max_depth=None: expected a valid integer"),
         ({"tree": {"search_algorithm": "a*"}}, "hato.tree.search_algorithm=a*: expected 'bfs', 'dfs' or 'beam'"),
         ({"tree": {"step_delimiter": ""}}, "hato.tree.step_delimiter=''"),
@@ -45,7 +35,6 @@ def test_hydras_config_is_read_as_it_is():
         ({"tree": 3}, "hato.tree=3: expected an object"),
         ({"reward_weights": {"alpha": -1}}, "hato.reward_weights.alpha=-1: expected at least 0"),
         ({"reward_weights": {"alpha": 0, "beta": 0, "gamma": 0}}, "hato.reward_weights: alpha, beta and gamma"),
-        ({"reward_weights": {"alpha": float("nan")}}, "hato.reward_weights.alpha=nan"),
         (
             {"exploration": {"initial_temperature": 0}},
             "hato.exploration.initial_temperature=0: expected greater than 0",
@@ -54,8 +43,6 @@ def test_hydras_config_is_read_as_it_is():
             {"exploration": {"pruning_threshold": float("-inf")}},
             "hato.exploration.pruning_threshold=-inf: expected a fin",
         ),
-        ({"exploration": {"beta_u": "big"}}, "hato.exploration.beta_u='big': expected a valid number"),
-        ({"uncertainty": {"method": "magic"}}, "hato.uncertainty.method=magic: expected 'ensemble', "),
         (
             {"uncertainty": {"n_models": 1}},
             "hato.uncertainty.n_models=1: expected at least 2 for method=ens",
@@ -70,11 +57,6 @@ def test_hydras_config_is_read_as_it_is():
             "hato.uncertainty.model_config.dropout=0.0",
         ),
         ({"uncertainty": {"n_passes": 1, "method": "dropout"}}, "hato.uncertainty.n_passes=1: expected at least 2"),
-        ({"meta_learning": {"enable": 1}}, "hato.meta_learning.enable=1: expected a valid boolean"),
-        ({"meta_learning": {"n_inner_steps": 0}}, "hato.meta_learning.n_inner_steps=0"),
-        ({"memory": {"value_buffer_size": 0}}, "hato.memory.value_buffer_size=0"),
-        ({"metrics": {"max_paths": 1}}, "hato has no key metrics"),
-        ({"verification_threshold": "high"}, "hato.verification_threshold='high': expected a valid number"),
     ],
 )
 def test_a_wrong_key_is_named(values, message):
@@ -139,9 +121,6 @@ def test_a_name_of_the_notes_stands_beside_our_default_and_not_beside_another_va
         ),
         ({"uncertainty": {"type": "magic"}}, "hato.uncertainty.method=magic: expected 'ensemble', "),
         ({"memory": {"max_nodes": 0}}, "hato.tree.max_nodes=0: expected at least 1"),
-        ({"memory": 3, "tree": {"max_nodes": 5}}, "hato.memory=3: expected an object"),
-        ({"memory": {"max_nodes": 6}, "tree": 3}, "hato.tree=3: expected an object"),
-        ({"memory": {"sparse_materialization": True}}, "hato.memory has no key sparse_materialization"),
         ({"meta_learning": {"outer_lr": 0.001}}, "hato.meta_learning has no key outer_lr"),
     ],
 )
@@ -149,8 +128,3 @@ def test_a_wrong_value_under_a_name_of_the_notes_is_told(values, message):
     with pytest.raises(ValueError) as error:
         read_keys(HATOConfig, values, "hato")
     assert message in str(error.value)
-
-
-def test_configs_are_frozen():
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        HATOConfig().tree.max_depth = 3

@@ -60,13 +60,6 @@ def test_uncertainty_is_larger_away_from_the_data(kind):
         assert far.mean() > 1.5 * near.mean()
 
 
-@pytest.mark.parametrize("kind", ["ensemble", "bootstrap"])
-def test_uncertainty_shrinks_as_data_come(kind):
-    features, _ = steps(300, seed=7)
-    before = make_value_model(kind).predict(features)[1].mean()
-    assert trained(kind).predict(features)[1].mean() < 0.7 * before
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_restored_model_goes_on_like_the_one_saved(kind):
     saved = trained(kind)

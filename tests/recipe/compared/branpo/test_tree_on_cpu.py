@@ -45,13 +45,6 @@ def grown(engine, reward_of=odd, prompt=(1, 2, 3), seed=0, text_of=letter, stop=
 # ---- which trajectories get new tails ----
 
 
-def test_failed_ones_by_hand():
-    """Half are right, so that no right one is taken, whatever its length."""
-    tails = new_tails(BranPOKeys(), [4, 9, 4, 4], [0.0, 1.0, 1.0, -1.0], seed=0)
-    assert [base for base, _ in tails] == [0, 0, 3, 3]
-    assert tails[0] == tails[1] and tails[2] == tails[3] and all(1 <= back <= 3 for _, back in tails)
-
-
 def test_long_right_ones_by_hand():
     """Three of four are right, with 4, 6 and 2 steps: longer than their mean is the one of 6."""
     tails = new_tails(BranPOKeys(), [4, 6, 2, 5], [1.0, 1.0, 1.0, 0.0], seed=0)

@@ -5,15 +5,11 @@ import math
 from collections import Counter
 
 import pytest
-import torch
 
-from recipe.common.tiny_model import TinyModelConfig, make_model
 from recipe.compared.cure.tree import CUREKeys, Policy
-from tests.recipe.arpo.toy_agent import TOKENIZER, ToyPolicy, encode, library, library_tools
+from tests.recipe.arpo.toy_agent import encode
 from tests.recipe.compared.engines import Recorder, Script
 from tests.workers.rollout.toy_engine import EOS, VOCAB, HashEngine, Letters
-from verl.workers.rollout.engines.local_transformers import TransformersEngine
-from verl.workers.rollout.trajectory_tree import TOOL
 from verl.workers.rollout.tree_builder import grow
 
 PROMPT = encode("<|im_start|>user\nwho?<|im_end|>\n<|im_start|>assistant\n")
@@ -105,39 +101,4 @@ def test_a_response_without_a_critical_token_is_followed_by_others_from_the_prom
 # ---- with tools ----
 
 
-@pytest.mark.parametrize("seed", range(6))
-@pytest.mark.parametrize("spread", [(1.0, 1.0), (0.0, 1.0)])
-def test_forks_leave_results_whole_and_share_the_calls_before(spread, seed):
-    """With the second spread the model is sure up to the first result, whose call is then made once."""
-    tools, policy = library({"call_limit": 2}), ToyPolicy(calls=2, spread=spread)
-    options = {"max_tokens": 400, "stop": TOKENIZER.eos_token_id, "text_of": lambda token: TOKENIZER.decode([token])}
-    tree = grown(policy, PROMPT, environment=library_tools(tools), seed=seed, min_characters=1, **options)
-    results = [TOKENIZER.decode(segment.token_ids) for segment in tree.segments if segment.author == TOOL]
-    assert all(text.startswith(" <result>\nabout ") and text.endswith("\n</result>") for text in results)
-    assert len(results) == len(tools.tools["search"].asked) and tree.metrics["critical_tokens"] == 4
-    assert len(results) <= 4 * (2 + 3) or spread[0]
-    for row in tree.trajectories():
-        turns = [turn.partition(" <result>\nabout ") for turn in TOKENIZER.decode(row).split("\n</result>")]
-        assert len(turns) == 3
-        for number, (own, _, query) in enumerate(turns):
-            assert own == policy.turn(own[0], number) and query == (own[0] if number < 2 else "")
-
-
 # ---- with a model ----
-
-
-def test_on_a_model_the_forks_are_where_its_distributions_are_widest():
-    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_heads": 2, "num_kv_heads": 2}
-    model = make_model(TinyModelConfig(**sizes), TOKENIZER).double().eval()
-    engine, eos = Recorder(TransformersEngine(model, TOKENIZER)), TOKENIZER.eos_token_id
-    keys = {"n1": 3, "n2": 2, "critical_top_k": 1, "min_characters": 1, "entropy_top_k": len(TOKENIZER)}
-    # tokens of one byte of several have no text of their own, so that all tokens but the end token are allowed here
-    tree = grown(engine, PROMPT, max_tokens=12, stop=eos, text_of=lambda token: "x", **keys)
-    rows, expected = tree.trajectories(), [tuple(PROMPT)] * 3
-    for response in rows[::3]:
-        with torch.no_grad():
-            logits = model(torch.tensor([[*PROMPT, *response]])).logits[0, len(PROMPT) - 1 : -1]
-        entropies = torch.distributions.Categorical(logits=logits).entropy().tolist()
-        allowed = [at for at in range(1, len(response)) if response[at] != eos]
-        expected += [(*PROMPT, *response[: max(allowed, key=entropies.__getitem__)])] * 2
-    assert sorted(engine.asked) == sorted(expected)

@@ -89,14 +89,6 @@ def test_branches_go_on_from_a_step_of_a_failed_trajectory(seed):
     assert len(engine.asked) == 10 and len({request.seed for request in engine.asked}) == 10
 
 
-@pytest.mark.parametrize(("reward", "n_branches"), [(1.0, 0), (0.0, 6), (-0.5, 6)])
-def test_the_number_of_rows_does_not_depend_on_how_many_failed(reward, n_branches):
-    tree, rows, policy, scored = grown(HashEngine(sharpness=1.5), lambda tokens: reward)
-    branches = [row for row in rows if any(row.token_fields[PIVOTS.name])]
-    assert len(rows) == 10 and len(branches) == n_branches and len(scored) == 4
-    assert len(policy.data_for_trainer(tree).positions) == n_branches // 3
-
-
 def test_a_threshold_says_what_has_failed():
     """The warm start's reward for a wrong answer in the right format is above 0."""
     for threshold, failed in ((0.0, 0), (0.1, 4)):

@@ -4,15 +4,11 @@ import asyncio
 import math
 
 import pytest
-import torch
 
-from recipe.common.tiny_model import TinyModelConfig, make_model
 from recipe.compared.eptree.tree import EPTreeKeys, Policy
 from tests.recipe.arpo.toy_agent import TOKENIZER, ToyPolicy, encode, library, library_tools
 from tests.recipe.compared.engines import Recorder
 from tests.workers.rollout.toy_engine import EOS, VOCAB, HashEngine
-from verl.workers.rollout.engines.local_transformers import TransformersEngine
-from verl.workers.rollout.trajectory_tree import TOOL
 from verl.workers.rollout.tree_builder import grow
 
 PROMPT = encode("<|im_start|>user\nwho?<|im_end|>\n<|im_start|>assistant\n")
@@ -110,39 +106,4 @@ def test_a_fork_after_a_result_keeps_the_call():
     assert tree.metrics["fork_entropy"] == pytest.approx(math.log(4))
 
 
-@pytest.mark.parametrize("calls", [0, 1, 2, 5])
-def test_forks_anywhere_leave_results_whole_and_count_calls(calls):
-    """So many forks that all of the model's tokens do: every trajectory is one that the toy policy writes."""
-    policy = ToyPolicy(calls=calls, spread=(1.0, 1.0))
-    tree = tool_tree(policy, library_tools(call_limit=2), M=1, N=150, T=1)
-    first = tree.trajectories()[0]
-    assert tree.metrics["forked_tokens"] == sum(tree.response_masks()[0]) - (first[-1] == TOKENIZER.eos_token_id)
-    for segment in tree.segments:
-        text = TOKENIZER.decode(segment.token_ids)
-        is_whole = text.startswith(" <result>\nabout ") and text.endswith("\n</result>")
-        assert is_whole if segment.author == TOOL else "result" not in text
-    for row in tree.trajectories():
-        turns = [turn.partition(" <result>\nabout ") for turn in TOKENIZER.decode(row).split("\n</result>")]
-        assert len(turns) - 1 == min(calls, 2)
-        for results, (own, _, query) in enumerate(turns):
-            assert own == policy.turn(own[0], results) and query == (own[0] if results < len(turns) - 1 else "")
-
-
 # ---- with a model ----
-
-
-def test_on_a_model_the_forks_are_where_its_distributions_are_widest():
-    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_heads": 2, "num_kv_heads": 2}
-    model = make_model(TinyModelConfig(**sizes), TOKENIZER).double().eval()
-    engine = Recorder(TransformersEngine(model, TOKENIZER))
-    options = {"max_tokens": 12, "stop": TOKENIZER.eos_token_id, "vocab_size": len(TOKENIZER)}
-    tree = grown(engine, PROMPT, **options, M=2, N=2, L=1, T=2, exclude_last=2, entropy_top_k=len(TOKENIZER))
-    rows, expected = tree.trajectories(), [tuple(PROMPT)] * 2
-    for first in rows[::5]:
-        with torch.no_grad():
-            logits = model(torch.tensor([[*PROMPT, *first]])).logits[0, len(PROMPT) - 1 : -1]
-        entropies = torch.distributions.Categorical(logits=logits).entropy()[:-2]
-        for at in entropies.topk(2).indices.tolist():
-            expected += [(*PROMPT, *first[:at])] * 2
-    assert sorted(engine.asked) == sorted(expected)
-    assert 0 < tree.metrics["shared_tokens"] < 1

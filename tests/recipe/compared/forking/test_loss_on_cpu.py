@@ -75,12 +75,6 @@ def test_equal_entropies_are_all_kept_and_one_token_is():
         assert (weights == 1).all()
 
 
-def test_without_a_token_nothing_is_kept():
-    for shape in ((2, 3), (0, 3)):
-        weights, threshold = forking_weights(torch.ones(shape), torch.zeros(shape), 0.2, "kept")
-        assert weights.shape == shape and not weights.any() and threshold == 0.0
-
-
 def test_an_entropy_that_is_not_finite_is_not_kept():
     entropy = torch.tensor([[math.nan, 1.0, 2.0, math.inf, 0.5]])
     weights, threshold = forking_weights(entropy, torch.ones(1, 5), 0.34, "kept")
@@ -171,9 +165,3 @@ def test_a_run_computes_the_weights_and_the_fields_of_the_wrapped_loss(loss, fie
     assert torch.equal(values["forking_weight"], kept.float())
     assert metrics["forking/kept_share"] == pytest.approx((kept.sum() / mask.sum()).item())
     assert metrics["forking/entropy_threshold"] == entropy[kept].min().item()
-
-
-def test_the_choice_has_dapos_clip_around_vanilla():
-    actor = composed("explore", "hardware=cpu", "loss=forking").actor_rollout_ref.actor
-    assert (actor.policy_loss.loss_mode, actor.forking_loss, actor.forking_ratio) == ("forking", "vanilla", 0.2)
-    assert (actor.clip_ratio_low, actor.clip_ratio_high, actor.clip_ratio_c) == (0.2, 0.28, 10.0)

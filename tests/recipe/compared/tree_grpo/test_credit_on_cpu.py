@@ -47,9 +47,7 @@ def test_against_a_slow_version(seed):
         assert fast[i].tolist() == pytest.approx([expected] * 2, abs=1e-3)
 
 
-def test_the_only_trajectory_of_its_tree_and_rows_without_a_tree():
-    alone = advantage([5.0], torch.tensor([[0, 1]]), ["a"])
-    assert alone.tolist() == [[0, 0]]
+def test_rows_without_a_tree_have_grpos_advantage():
     rewards, index = torch.tensor([[2.0], [0.0], [7.0]]), np.array(["a", "a", "b"])
     with SEGMENT_IDS.bound(torch.full((3, 1), -1)):
         plain, _ = get_adv_estimator_fn("tree_grpo")(rewards, torch.ones(3, 1), index)

@@ -3,16 +3,13 @@
 import asyncio
 from collections import Counter
 
-import numpy as np
 import pytest
-import torch
-from verl.trainer.ppo.core_algos import get_adv_estimator_fn
 
 from recipe.compared.tree_grpo.tree import Policy, TreeGRPOKeys
 from tests.recipe.arpo.toy_agent import TOKENIZER, ToyPolicy, encode, library, library_tools
 from tests.recipe.compared.engines import Recorder, Script
 from tests.workers.rollout.toy_engine import EOS, VOCAB, HashEngine, Letters
-from verl.workers.rollout.trajectory_tree import SEGMENT_IDS, TOOL
+from verl.workers.rollout.trajectory_tree import TOOL
 from verl.workers.rollout.tree_builder import grow
 
 PROMPT = encode("<|im_start|>user\nwho?<|im_end|>\n<|im_start|>assistant\n")
@@ -93,23 +90,6 @@ def test_a_tree_of_one_step_is_followed_by_trees_from_the_prompt():
     engine = Recorder(HashEngine())
     tree = grown(engine, M=2, N=2, L=2, step_delimiter="never")
     assert engine.asked == [(1, 2, 3)] * 10 and len(set(tree_of_row(tree))) == 10
-
-
-def test_the_credit_compares_within_these_trees():
-    """Tree-GRPO's advantage is that within the tree plus that within the group."""
-    tree = grown(HashEngine(sharpness=1.5, memory=100), seed=3, M=2, N=3, L=1)
-    rewards = np.random.default_rng(0).random(8)
-    ids = tree.segment_ids()
-    width = max(map(len, ids))
-    segment_ids = torch.tensor([[*row, *[-1] * (width - len(row))] for row in ids])
-    scores = torch.zeros(8, width, dtype=torch.double)
-    scores[:, 0] = torch.from_numpy(rewards)
-    with SEGMENT_IDS.bound(segment_ids):
-        advantages, _ = get_adv_estimator_fn("tree_grpo")(scores, (segment_ids >= 0).double(), np.array(["a"] * 8))
-    halves = np.split(rewards, 2)
-    own = np.concatenate([(half - half.mean()) / half.std(ddof=1) for half in halves])
-    expected = own + (rewards - rewards.mean()) / rewards.std(ddof=1)
-    assert advantages[:, 0].tolist() == pytest.approx(expected.tolist(), rel=1e-4)
 
 
 # ---- with tools ----

@@ -56,18 +56,7 @@ def test_against_a_slow_version(seed, strategy, norm):
         assert result[i].tolist() == pytest.approx((expected * batch.mask[i]).tolist(), abs=1e-9)
 
 
-def test_more_nodes_without_a_fork_change_nothing():
-    """A call, its result and the next turn are three nodes; so are the rounds of a trajectory that does not fork."""
-    one = torch.tensor([[0, 0, 0, 1], [0, 0, 0, 2], [3, 3, 3, 3]])
-    several = torch.tensor([[0, 1, 2, 3], [0, 1, 2, 4], [5, 6, 7, 8]])
-    for strategy in STRATEGIES:
-        results = [advantage([1, 0, 1], ids, ["a"] * 3, adv_weight_strategy=strategy) for ids in (one, several)]
-        assert torch.allclose(*results)
-
-
-def test_equal_outcomes_single_trajectories_and_rows_without_a_tree():
-    assert not advantage([0.9] * 4, TWO_PAIRS, ["a"] * 4, norm=True).any()
-    assert not advantage([5.0], torch.tensor([[0, 1]]), ["a"]).any()
+def test_rows_without_a_tree_are_compared_with_their_group():
     without = torch.full((3, 1), -1)
     plain = advantage([2, 0, 7], without, ["a", "a", "b"], mask=torch.ones(3, 1))
     assert plain.flatten().tolist() == [1, -1, 0], "without trees it is the distance from the group's mean"

@@ -7,10 +7,9 @@ from collections import Counter
 import pytest
 
 from recipe.compared.treepo.tree import Policy, TreePOKeys
-from tests.recipe.arpo.toy_agent import TOKENIZER, ToyPolicy, encode, library, library_tools
+from tests.recipe.arpo.toy_agent import encode
 from tests.recipe.compared.engines import Script
 from tests.workers.rollout.toy_engine import EOS, VOCAB, Calls, HashEngine, Letters
-from verl.workers.rollout.trajectory_tree import TOOL
 from verl.workers.rollout.tree_builder import grow
 
 PROMPT = encode("<|im_start|>user\nwho?<|im_end|>\n<|im_start|>assistant\n")
@@ -170,19 +169,3 @@ def test_a_round_counts_the_models_tokens_and_ends_with_one(seed):
             assert row[:n] == other[:n] and sum(masks[i][:n]) % 3 == 0
             shared += n
     assert shared and tree.metrics["tool_calls"] == len(environment.answered)
-
-
-@pytest.mark.parametrize("segment_length", [1, 7, 100])
-def test_forks_leave_results_whole_and_share_calls(segment_length):
-    tools, policy = library({"call_limit": 2}), ToyPolicy(calls=2)
-    options = {"max_tokens": 400, "stop": TOKENIZER.eos_token_id, "text_of": TOKENIZER.decode, "max_depth": 400}
-    options |= {"environment": library_tools(tools), "segment_length": segment_length}
-    tree = grown(policy, 9, PROMPT, **options)
-    results = [TOKENIZER.decode(segment.token_ids) for segment in tree.segments if segment.author == TOOL]
-    assert all(text.startswith(" <result>\nabout ") and text.endswith("\n</result>") for text in results)
-    assert len(results) == len(tools.tools["search"].asked)
-    for row in tree.trajectories():
-        turns = [turn.partition(" <result>\nabout ") for turn in TOKENIZER.decode(row).split("\n</result>")]
-        assert len(turns) == 3
-        for number, (own, _, query) in enumerate(turns):
-            assert own == policy.turn(own[0], number) and query == (own[0] if number < 2 else "")
