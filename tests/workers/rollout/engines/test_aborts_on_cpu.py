@@ -195,16 +195,6 @@ async def test_aborted_requests_keep_what_they_have_and_late_ones_wait_for_the_r
     assert tags == [["weights"], ["kv_cache"]]
 
 
-async def test_a_request_that_is_aborted_before_its_first_token(server):
-    running = asyncio.create_task(ask(server))
-    while len(server.engine.output_processor.request_states) == 0:
-        await asyncio.sleep(0)
-    await server.engine.pause_generation(wait_for_inflight_requests=False, clear_cache=True)
-    output = await running
-    complete(output, [])
-    assert output.stop_reason == "aborted"
-
-
 @pytest.mark.parametrize("offset", range(20))
 async def test_a_request_that_is_aborted_after_any_token(server, engine, tokenizer, offset):
     """Also where the abort comes without a token, right after an output."""

@@ -13,7 +13,7 @@ import pytest
 
 from tests.workers.rollout.tools.search.animals import ANIMALS, write_jsonl
 from verl.workers.rollout.tools.base_tool import ToolError
-from verl.workers.rollout.tools.plain_text import PROTOCOL_TAGS, neutral, one_line
+from verl.workers.rollout.tools.plain_text import PROTOCOL_TAGS, neutral
 from verl.workers.rollout.tools.search.tool import NOTHING_FOUND, BingSearchTool, LocalSearchTool
 
 KEY = "brd-9f8e7d6c5b4a3210"
@@ -52,11 +52,6 @@ def test_no_hostile_text_keeps_a_tag():
         assert not tag.search(text), text
         assert neutral(text) == text
         text.encode()
-
-
-def test_one_line():
-    assert one_line(" a\n\n[2] b\x0b c\u2028d ", 99) == "a [2] b c d"
-    assert one_line("x" * 10, 10) == "x" * 10 and one_line("x" * 11, 10) == "x" * 9 + "…"
 
 
 def test_hostile_documents_stay_within_their_passage(tmp_path):
