@@ -172,26 +172,6 @@ def test_numbers_that_json_lacks_become_unknown(tmp_path):
     assert costs(data["tree-1-0"])[:3] == [65_535, 65_535, 1000]
 
 
-def test_a_large_tree_takes_under_six_bytes_a_token(tmp_path):
-    n, length = 64, 8192
-    segments = [segment(None, [(7 * i + row) % 5000 for i in range(length)], [-0.5] * length) for row in range(n)]
-    texts = {str(token): f" word{token}" for token in range(5000)}
-    large = a_tree(segments=segments, leaves=list(range(n)), rewards=[0.0] * n, vocabulary=texts)
-    page, data = page_of(write_trees(tmp_path, 1, [large]))
-    assert len(page) < 6 * n * length
-    tree = data["tree-1-0"]
-    assert segment_texts(tree | {"segments": tree["segments"][:1]})[0][:2] == [" word0", " word7"]
-
-
-def test_more_tokens_than_two_bytes_can_count(tmp_path):
-    ids = list(range(70_000))
-    wide = a_tree(segments=[segment(None, ids)], leaves=[0], rewards=[1.0], vocabulary={str(i): f"<{i}>" for i in ids})
-    _, data = page_of(write_trees(tmp_path, 1, [wide]))
-    assert data["tree-1-0"]["width"] == 4
-    raw = base64.b64decode(data["tree-1-0"]["tokens"])
-    assert data["tree-1-0"]["vocabulary"][struct.unpack("<70000I", raw)[-1]] == [69_999, "<69999>"]
-
-
 def test_the_page_has_the_meaning_of_each_metric_that_is_documented(tmp_path):
     documented = ["pruning_ratio", "tool_python/failures", "nodes_pruned", "entropy_after_tool"]
     write_trees(
@@ -204,13 +184,6 @@ def test_the_page_has_the_meaning_of_each_metric_that_is_documented(tmp_path):
         "nodes_pruned": "different steps dropped",
         "entropy_after_tool": "mean entropy of the first tokens after the prompt, and after results, over log V",
     }
-
-
-def test_a_large_page_is_warned_about(tmp_path, capsys, monkeypatch):
-    view_trees = load_script("view_trees")
-    monkeypatch.setattr(view_trees, "LARGE_PAGE", 1000)
-    view_trees.main([str(write_trees(tmp_path, 1, [a_tree()]))])
-    assert "--steps" in capsys.readouterr().err
 
 
 # ---- hostile text ----
