@@ -135,30 +135,6 @@ def test_who_branches_does_not_depend_on_who_is_fast(seed):
         assert grow(seed, random.Random(order), **size) == expected
 
 
-def test_with_an_ample_budget_nobody_waits():
-    budget = BranchBudget(slots=8, beam_size=2, call_limit=3)
-    for i in range(8):
-        budget.enter((i,), 0)
-    for count, i in enumerate([7, 3, 0, 5]):
-        budget.decide((i,), 1, True)
-        assert budget.grant() == [(i, 1, 0)], count
-
-
-def test_the_docstrings_example():
-    budget = BranchBudget(slots=2, beam_size=2, call_limit=2)
-    for i in range(3):
-        budget.enter((i,), 0)
-    budget.decide((1,), 1, True)
-    assert budget.grant() == [(1, 1, 0)]
-    budget.decide((1,), 2, True)
-    assert budget.grant() == []
-    budget.leave((0,))
-    assert budget.grant() == []
-    budget.decide((2,), 1, False)
-    budget.decide((1, 1, 0), 2, False)
-    assert budget.grant() == [(1, 2, 0)]
-
-
 def test_slots_that_no_branch_can_need_are_spare_at_once():
     budget = BranchBudget(slots=10, beam_size=2, call_limit=1)
     for i in range(3):

@@ -202,12 +202,6 @@ def test_mistakes_end_with_one_line(tmp_path, arguments, message):
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize("option", [["--val-fraction", "1"], ["--max-length", "0"]])
-def test_bad_options(tmp_path, option):
-    with pytest.raises(SystemExit):
-        main(["--input", "x.json", "--output", str(tmp_path), *option])
-
-
 def test_the_split_is_seeded_and_keeps_questions_together():
     rows = [{"messages": [{"role": "user", "content": f"q{number % 50}"}], "row": number} for number in range(200)]
     train, val = split(rows, 0.1, seed=0)
@@ -218,21 +212,3 @@ def test_the_split_is_seeded_and_keeps_questions_together():
     assert [entry["row"] for entry in train] == sorted(entry["row"] for entry in train)
     assert [len(part) for part in split(rows[:2], 0.01, seed=0)] == [1, 1]
     assert [len(part) for part in split(rows[:1], 0.9, seed=0)] == [1, 0]
-
-
-def test_a_long_list_is_cut(tmp_path, capsys):
-    source = write(tmp_path / "in.jsonl", [row("Who?")] * 25)
-    with pytest.raises(SystemExit, match="nothing was written"):
-        main(["--input", source, "--output", str(tmp_path / "out")])
-    lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == 22 and lines[20].startswith("  row 19: ") and lines[21] == "  and 5 more"
-
-
-def test_half_a_character_is_named_by_its_row(tmp_path, capsys):
-    """JSON may hold it, and neither parquet nor a tokenizer takes it."""
-    source = write(tmp_path / "in.json", [GOOD, row("Who is \ud83d?", END)])
-    with pytest.raises(SystemExit, match="nothing was written"):
-        main(["--input", source, "--output", str(tmp_path / "out")])
-    assert "row 1: turn 0 (user) has half a character, '\\ud83d'" in capsys.readouterr().out
-    main(["--input", source, "--output", str(tmp_path / "out"), "--on-error", "skip", "--val-fraction", "0"])
-    assert [entry["row"] for entry in read(tmp_path / "out/train.parquet")] == [0]
