@@ -120,14 +120,6 @@ def test_groups_are_scored_and_every_step_is_the_models(planned, policy):
     assert by_tools > 0
 
 
-def test_same_seed_same_trees(planned):
-    def tokens(seed: int):
-        groups, _ = groups_of(planned("prompts=2", f"seed={seed}"), "eptree")
-        return [[list(row.tokens) for row in group.trajectories] for group in groups]
-
-    assert tokens(1) == tokens(1) != tokens(2)
-
-
 def test_all_rows_proposals_and_files(planned, tmp_path):
     plan = planned(*TOOLS)
     result = asyncio.run(diagnose(plan, TransformersEngine(*model_and_tokenizer())))
@@ -211,15 +203,3 @@ def test_the_task_is_that_of_the_data(script, folder):
     assert config.reward.custom_reward_function.path == "pkg://recipe.tasks.countdown.reward"
     config = script.config_of("model", f"{folder}/data.parquet", [])
     assert config.reward.custom_reward_function.path is None
-
-
-@pytest.mark.parametrize(
-    ("model", "name"),
-    [
-        ("outputs/warm_start/huggingface", "warm_start"),
-        ("/data/outputs/grpo_seed0/global_step_40/actor/huggingface", "grpo_seed0_global_step_40"),
-        ("Qwen/Qwen2.5-3B", "Qwen2.5-3B"),
-    ],
-)
-def test_results_are_called_after_the_model(script, model, name):
-    assert script.model_name(model) == name

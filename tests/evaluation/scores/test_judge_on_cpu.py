@@ -91,15 +91,6 @@ def test_the_key_tells_apart_all_that_a_reply_depends_on():
     assert cache_key("judge", [dict(reversed(part.items())) for part in messages], reordered) in keys
 
 
-def test_replies_are_kept_as_they_came(tmp_path):
-    cache = JudgeCache(tmp_path / "deep" / "judge.sqlite")
-    cache.put("key", "no verdict 四十二")
-    cache.close()
-    again = JudgeCache(tmp_path / "deep" / "judge.sqlite")
-    assert again.get("key") == "no verdict 四十二" and again.get("other") is None
-    again.close()
-
-
 def test_a_cache_of_searches_is_none_of_a_judge(tmp_path):
     SearchCache(tmp_path / "search.sqlite").close()
     with pytest.raises(ValueError, match="search.sqlite: damaged, or not a cache of a judge"):

@@ -9,8 +9,6 @@ from recipe.latr.tree import TreeGrower
 from verl.workers.rollout.engines.interface import Generation, RolloutEngine
 from verl.workers.rollout.tree_builder import TreeBuilder
 
-VOCABULARY, EOS = 24, {22, 23}  # several, so that rows end often enough
-
 
 class Hesitant(RolloutEngine):
     """Never ends; its second candidate opens a branch after each prefix of a length in `forks`. Counts requests."""

@@ -1,4 +1,4 @@
-"""The proposed thresholds, by hand and by growing the trees for which they are proposed."""
+"""The proposed thresholds, by hand."""
 
 import asyncio
 import random
@@ -8,8 +8,6 @@ import pytest
 from recipe.latr.proposal import expected_branches, latr_thresholds, probabilities, propose, rounded
 from verl.evaluation.exploration.proposals import Samples
 from verl.evaluation.exploration.table import Group, Step, Trajectory
-
-LENGTH, N = 20, 8
 
 
 def row(steps) -> Trajectory:

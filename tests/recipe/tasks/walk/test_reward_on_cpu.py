@@ -6,7 +6,7 @@ import time
 import numpy as np
 import pytest
 
-from recipe.tasks.walk.reward import BrokenRule, apply, check_row, compute_score, follow
+from recipe.tasks.walk.reward import apply, check_row, compute_score
 
 TRUTH = {"start": 3, "target": 22, "steps": 4, "operations": ["+5", "*2", "-3"], "limit": 99}
 RIGHT = "3*2=6\n6*2=12\n12+5=17\n17+5=22"
@@ -56,13 +56,6 @@ def test_a_vote_is_the_path_and_broken_walks_do_not_vote():
     assert score(RIGHT)["pred"] == "*2 *2 +5 +5"
     assert score("3+5=8\n8*2=16\n16+5=21\n21-3=18")["pred"] == "+5 *2 +5 -3"
     assert score("3*2=6\n6+5=11\n11*2=22")["pred"] == ""
-
-
-def test_the_broken_rule_is_named():
-    with pytest.raises(BrokenRule, match="'6[*]2=13': expected 12"):
-        follow("3*2=6\n6*2=13\n13+5=18\n18+5=23", TRUTH)
-    with pytest.raises(BrokenRule, match="3 lines, expected 4"):
-        follow("3*2=6\n6+5=11\n11*2=22", TRUTH)
 
 
 def test_ground_truth_as_json_text():
