@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from verl.utils.math_answers import comparison
-from verl.utils.math_answers.comparison import compute_score, last_boxed, normalize
+from verl.utils.math_answers.comparison import compute_score, last_boxed
 from verl.utils.math_answers.latex_spelling import common_spelling, plain_characters, without_repeating_decimals
 
 POWERS = r"9^{9^{9^{9}}}"
@@ -62,20 +62,6 @@ def test_the_answer_is_in_the_last_closed_box(text, content):
     assert last_boxed(text) == content
 
 
-@pytest.mark.parametrize(
-    ("response", "truth"),
-    [
-        (r"It is $\boxed{5}$.", "5"),
-        (r"First \boxed{4}, no, \boxed{5}", "5"),
-        (r"\boxed{ \boxed{5} }", "5"),
-        ("\\boxed{\\begin{pmatrix}\n1\\\\\n2\n\\end{pmatrix}}", r"\begin{pmatrix}1\\2\end{pmatrix}"),
-    ],
-)
-def test_the_last_box_is_compared_with_the_truth(response, truth):
-    assert compute_score("math", response, truth, timeout_seconds=60)["acc"] == 1.0
-    assert compute_score("math", rf"{response} no, \boxed{{4}}", truth, timeout_seconds=60)["acc"] == 0.0
-
-
 def test_no_box_is_wrong_and_has_no_vote(no_processes):
     for response in ("5", r"\boxed{5", "", None, b"5"):
         assert compute_score("math", response, "5") == {"score": 0.0, "acc": 0.0, "pred": ""}
@@ -96,10 +82,6 @@ SPELLINGS = Path(__file__).with_name("spellings.txt").read_text(encoding="utf-8"
 @pytest.mark.parametrize(("answer", "spelt"), [line.split(" -> ") for line in SPELLINGS])
 def test_spellings_by_hand(answer, spelt):
     assert common_spelling(without_repeating_decimals(plain_characters(answer))) == spelt
-
-
-def test_normalize_keeps_commands_apart():
-    assert normalize(r"\leftarrow") == r"\leftarrow" and normalize(r"\left( 1 \right)") == "(1)"
 
 
 @pytest.mark.parametrize("truth", ["", " ", None, [1]])
