@@ -35,10 +35,10 @@ from recipe.common.reporting.run_metrics import (
     validation_accuracy,
 )
 from studies import RESULTS
-from studies.learning_curves import ROOT, trained
 from verl.utils.atomic_files import replacing
 from verl.utils.parts import parts
 
+ROOT = Path(__file__).resolve().parents[1]
 AXES = {"steps": "steps", "tokens": "generated tokens", "seconds": "seconds of training", "calls": "tool calls"}
 RUN = ["method", "rate", "seed"]  # columns that identify a run
 KT = "actor_rollout_ref.rollout.kt"
@@ -179,6 +179,28 @@ def check(method: str, task: str, steps: int, more: Sequence[str]) -> None:
 def script_method(method: str) -> str:
     """Return METHOD for a run script: for a name of METHODS its part before the first hyphen, else `grpo`."""
     return method.split("-")[0] if method in METHODS else "grpo"
+
+
+def trained(
+    experiment: str, method: str, seed: int, steps: int, command: list[str], output=None, **environment: str
+) -> Path:
+    """Return the folder of a training run. The run is started if it is not complete.
+
+    Args:
+        method: name of the method; its part before the first hyphen, such as `hato` of `hato-path`, is given to the
+            script as METHOD.
+        command: a run script, and overrides.
+        output: a file for the script's output.
+        environment: further environment variables for the script.
+    """
+    folder = ROOT / "outputs" / experiment
+    if not (folder / f"global_step_{steps}" / "COMPLETE").exists():
+        env = {"METHOD": method.split("-")[0], "HARDWARE": "cpu", "SEED": str(seed), "EXPERIMENT_NAME": experiment}
+        script, *overrides = command
+        length = [f"trainer.total_training_steps={steps}", f"trainer.save_freq={steps}"]
+        options = {"cwd": ROOT, "env": {**os.environ, **env, **environment}, "stdout": output, "stderr": output}
+        subprocess.run(["bash", script, *length, *overrides], check=True, **options)
+    return folder
 
 
 def run(name: str, task: str, method: str, rate: str, seed: int, steps: int, more: Sequence[str]) -> pd.DataFrame:
