@@ -1,25 +1,16 @@
 """BranPO's advantages by hand, against a slow version, and where it is GRPO."""
 
 import math
+from functools import partial
 
 import numpy as np
 import pytest
-import torch
-from verl.trainer.ppo.core_algos import get_adv_estimator_fn
 
-from verl.trainer.ppo.credit.nodes import SEGMENT_IDS
+from tests.recipe.compared import credit
 
 EPSILON = 1e-6
 
-
-def advantage(scores, ids, index, mask=None, norm=True, name="branpo") -> torch.Tensor:
-    ids = torch.tensor(ids)
-    mask = (ids >= 0).double() if mask is None else torch.tensor(mask, dtype=torch.double)
-    rewards = torch.zeros(ids.shape, dtype=torch.double)
-    rewards[:, -1] = torch.tensor(scores, dtype=torch.double)
-    with SEGMENT_IDS.bound(ids):
-        estimator = get_adv_estimator_fn(name)
-        return estimator(rewards, mask, np.array(index, dtype=object), config={"norm_adv_by_std_in_grpo": norm})[0]
+advantage = partial(credit.advantage, "branpo")
 
 
 # base X has tails with outcomes 0 and 1, base Y ends with 0

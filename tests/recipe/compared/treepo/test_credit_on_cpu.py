@@ -1,25 +1,17 @@
 """TreePO's advantage by hand, against a slow version made of the rows' tokens, and where it has nothing to compare."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
-from verl.trainer.ppo.core_algos import get_adv_estimator_fn
 
+from tests.recipe.compared import credit
 from tests.trainer.ppo.credit.random_trees import random_batch
-from verl.trainer.ppo.credit.nodes import SEGMENT_IDS
 
 STRATEGIES = ["average", "group_size"]
 
-
-def advantage(scores, segment_ids, index, mask=None, norm=False, **keys) -> torch.Tensor:
-    mask = (segment_ids >= 0).double() if mask is None else mask
-    rewards = torch.zeros(segment_ids.shape, dtype=torch.float64)
-    rewards[:, 0] = torch.as_tensor(scores, dtype=torch.float64)
-    config = {"norm_adv_by_std_in_grpo": norm, "treepo": keys}
-    with SEGMENT_IDS.bound(segment_ids):
-        return get_adv_estimator_fn("treepo")(rewards, mask, np.array(index, dtype=object), config=config)[0]
-
-
+advantage = partial(credit.advantage, "treepo", norm=False)
 TWO_PAIRS = torch.tensor([[0, 1, -1], [0, 2, 3], [4, 5, -1], [4, 6, -1]])
 
 
@@ -40,7 +32,9 @@ def test_two_pairs_by_hand(strategy, expected):
 @pytest.mark.parametrize("seed", range(6))
 def test_against_a_slow_version(seed, strategy, norm):
     batch = random_batch(seed)
-    result = advantage(batch.outcomes, batch.segment_ids, batch.index, batch.mask, norm, adv_weight_strategy=strategy)
+    result = advantage(
+        batch.outcomes, batch.segment_ids, batch.index, batch.mask, norm=norm, adv_weight_strategy=strategy
+    )
     for i, row in enumerate(batch.rows):
         group = [j for j in range(len(batch.rows)) if batch.index[j] == batch.index[i]]
         # the trajectories that are equal to this one up to some token; the same ones are one subtree
@@ -54,9 +48,3 @@ def test_against_a_slow_version(seed, strategy, norm):
         if norm:
             expected /= batch.outcomes[group].std(ddof=1) + 1e-6
         assert result[i].tolist() == pytest.approx((expected * batch.mask[i]).tolist(), abs=1e-9)
-
-
-def test_rows_without_a_tree_are_compared_with_their_group():
-    without = torch.full((3, 1), -1)
-    plain = advantage([2, 0, 7], without, ["a", "a", "b"], mask=torch.ones(3, 1))
-    assert plain.flatten().tolist() == [1, -1, 0], "without trees it is the distance from the group's mean"
