@@ -1,34 +1,23 @@
 """CURE continues responses from before one of their critical tokens; nothing else is shared."""
 
-import asyncio
 import math
 from collections import Counter
 
 import pytest
 
 from recipe.compared.cure.tree import CUREKeys, Policy
-from tests.recipe.arpo.toy_agent import encode
-from tests.recipe.compared.engines import Recorder, Script
-from tests.workers.rollout.toy_engine import EOS, VOCAB, HashEngine, Letters
-from verl.workers.rollout.tree_builder import grow
-
-PROMPT = encode("<|im_start|>user\nwho?<|im_end|>\n<|im_start|>assistant\n")
+from tests.recipe.compared.engines import Recorder, Script, grown_by, letter
+from tests.workers.rollout.toy_engine import EOS, HashEngine
 
 
 def text_of(token):
     """The letter twice for every other token, or once between spaces."""
-    letter = Letters().decode([token])
-    return letter * 2 if token % 2 else f" {letter} "
+    return letter(token) * 2 if token % 2 else f" {letter(token)} "
 
 
-def grown(engine, prompt=(1, 2, 3), seed=0, text_of=text_of, max_tokens=30, stop=EOS, environment=None, **keys):
+def grown(engine, seed=0, **keys):
     keys = CUREKeys(**keys)
-    n = keys.n1 * (1 + keys.n2)
-    options = {"max_tokens": max_tokens, "stop_token_ids": [stop], "vocab_size": VOCAB, "seed": seed}
-    options |= {"environment": environment} if environment else {}
-    tree = asyncio.run(grow(engine, prompt, n, Policy(keys, text_of), **options))
-    assert len(tree.leaves) == n
-    return tree
+    return grown_by(Policy(keys, text_of), engine, keys.n1 * (1 + keys.n2), seed=seed)
 
 
 def shared_tokens(tree, i, j):
@@ -96,9 +85,3 @@ def test_a_response_without_a_critical_token_is_followed_by_others_from_the_prom
     tree = grown(engine, n1=2, n2=2)
     assert engine.asked == [(1, 2, 3)] * 6 and tree.metrics["critical_tokens"] == 0
     assert tree.metrics["shared_tokens"] == 0 and tree.metrics["critical_token_entropy"] == 0
-
-
-# ---- with tools ----
-
-
-# ---- with a model ----

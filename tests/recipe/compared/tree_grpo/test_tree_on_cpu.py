@@ -1,32 +1,20 @@
 """Tree-GRPO continues trajectories from the ends of their steps; its trees share nothing but the prompt."""
 
-import asyncio
 from collections import Counter
 
 import pytest
 
 from recipe.compared.tree_grpo.tree import Policy, TreeGRPOKeys
-from tests.recipe.arpo.toy_agent import TOKENIZER, ToyPolicy, encode, library, library_tools
-from tests.recipe.compared.engines import Recorder, Script
-from tests.workers.rollout.toy_engine import EOS, VOCAB, HashEngine, Letters
+from tests.recipe.arpo.toy_agent import TOKENIZER, ToyPolicy, library, library_tools
+from tests.recipe.compared.engines import CHAT, Recorder, Script, grown_by, letter
+from tests.workers.rollout.toy_engine import EOS, HashEngine, Letters
 from verl.workers.rollout.trajectory_tree import TOOL
-from verl.workers.rollout.tree_builder import grow
-
-PROMPT = encode("<|im_start|>user\nwho?<|im_end|>\n<|im_start|>assistant\n")
 
 
-def letter(token):
-    return Letters().decode([token])
-
-
-def grown(engine, prompt=(1, 2, 3), seed=0, text_of=letter, max_tokens=30, stop=EOS, environment=None, **keys):
+def grown(engine, seed=0, text_of=letter, of_builder=None, **keys):
     keys = TreeGRPOKeys(**{"step_delimiter": "c"} | keys)
     n = keys.M * (1 + keys.N * keys.L)
-    options = {"max_tokens": max_tokens, "stop_token_ids": [stop], "vocab_size": VOCAB, "seed": seed}
-    options |= {"environment": environment} if environment else {}
-    tree = asyncio.run(grow(engine, prompt, n, Policy(keys, text_of), **options))
-    assert len(tree.leaves) == n
-    return tree
+    return grown_by(Policy(keys, text_of), engine, n, seed=seed, **(of_builder or {}))
 
 
 def ends_of_steps(text):
@@ -95,17 +83,14 @@ def test_a_tree_of_one_step_is_followed_by_trees_from_the_prompt():
 # ---- with tools ----
 
 
-def tool_tree(policy, environment, **keys):
-    return grown(policy, PROMPT, environment=environment, max_tokens=400, stop=TOKENIZER.eos_token_id, **keys)
-
-
 @pytest.mark.parametrize("limit", [1, 2, 3])
 def test_with_tools_a_step_ends_at_a_result_and_its_call_is_made_once(limit):
     tools, policy = library({"call_limit": limit}), Recorder(ToyPolicy(calls=2))
-    tree = tool_tree(policy, library_tools(tools), M=2, N=3, L=2, step_delimiter="think")
+    builder = {"prompt": CHAT, "environment": library_tools(tools), "max_tokens": 400, "stop": TOKENIZER.eos_token_id}
+    tree = grown(policy, of_builder=builder, M=2, N=3, L=2, step_delimiter="think")
     texts = [TOKENIZER.decode(row) for row in tree.trajectories()]
     assert all(text.count("<result>") == min(limit, 2) for text in texts)
-    begun = [TOKENIZER.decode(prompt[len(PROMPT) :]) for prompt in policy.asked]
+    begun = [TOKENIZER.decode(prompt[len(CHAT) :]) for prompt in policy.asked]
     # whole turns, from the prompt or a result on
     assert all(text == "" or text.endswith("\n</result>") for text in begun)
     assert begun.count("") == 2 and len(begun) > 2 * 3

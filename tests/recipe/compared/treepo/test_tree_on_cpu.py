@@ -1,42 +1,35 @@
 """TreePO grows in rounds, forks after each by its rule, and falls back to trajectories that have ended."""
 
-import asyncio
 import re
 from collections import Counter
 
 import pytest
 
 from recipe.compared.treepo.tree import Policy, TreePOKeys
-from tests.recipe.arpo.toy_agent import encode
-from tests.recipe.compared.engines import Script
-from tests.workers.rollout.toy_engine import EOS, VOCAB, Calls, HashEngine, Letters
-from verl.workers.rollout.tree_builder import grow
+from tests.recipe.compared.engines import PROMPT, Script, grown_by
+from tests.workers.rollout.toy_engine import EOS, Calls, HashEngine, Letters
 
-PROMPT = encode("<|im_start|>user\nwho?<|im_end|>\n<|im_start|>assistant\n")
 LETTERS = Letters().decode
 
 
 class Recorder:
     """An engine that remembers each response so far, in the order of the requests, and what it has added to it."""
 
-    def __init__(self, engine, prompt=(1, 2, 3)):
-        self.engine, self.prompt, self.calls = engine, list(prompt), []
+    def __init__(self, engine):
+        self.engine, self.calls = engine, []
 
     async def generate(self, request):
-        call = [tuple(request.prompt_ids[len(self.prompt) :]), ()]
+        call = [tuple(request.prompt_ids[len(PROMPT) :]), ()]
         self.calls.append(call)
         generation = await self.engine.generate(request)
         call[1] = tuple(generation.token_ids)
         return generation
 
 
-def grown(engine, n=8, prompt=(1, 2, 3), seed=0, text_of=LETTERS, max_tokens=30, stop=EOS, environment=None, **keys):
+def grown(engine, n=8, seed=0, text_of=LETTERS, environment=None, **keys):
     keys = TreePOKeys(**{"segment_length": 4, "max_depth": 20, "first_round_divergence": 4} | keys)
-    options = {"max_tokens": max_tokens, "stop_token_ids": [stop], "vocab_size": VOCAB, "seed": seed}
-    options |= {"environment": environment} if environment else {}
-    tree = asyncio.run(grow(engine, prompt, n, Policy(keys, text_of), **options))
-    assert len(tree.leaves) == n
-    return tree
+    options = {"environment": environment} if environment else {}
+    return grown_by(Policy(keys, text_of), engine, n, seed=seed, **options)
 
 
 def replayed(calls, n, divergence, first, has_ended):
