@@ -129,37 +129,11 @@ def test_long_prompts_ask_for_what_their_demonstrations_do(tmp_path):
     assert compute_score("walk", answer, problem.truth())["acc"] == 1.0
 
 
-def test_same_seed_same_rows_other_seed_others(tmp_path):
-    first, again = (write_walks(tmp_path / name, CONFIG) for name in ("a", "b"))
-    assert all(first[split].read_bytes() == again[split].read_bytes() for split in first)
-    other = write_walks(tmp_path / "c", WalkConfig(train_size=300, test_size=0, demo_size=0, seed=4))
-    assert other["train"].read_bytes() != first["train"].read_bytes()
-
-
 def test_a_number_is_a_token_and_a_line_six():
     tokenizer = make_tokenizer(extra_words=MODEL.extra_words)
     assert len(tokenizer("3*7=21\n21+69=90\n90-9=81").input_ids) == 6 + 6 + 5
     prompt = [{"role": "user", "content": "20>99 6: +9 *3 -9"}]
     assert len(tokenizer.apply_chat_template(prompt, add_generation_prompt=True, return_dict=False)) <= 24
-
-
-@pytest.mark.parametrize(
-    ("option", "value"),
-    [
-        ("min_steps", 0),
-        ("max_steps", 13),
-        ("operators", "+"),
-        ("operators", "+^"),
-        ("max_share", 0.0),
-        ("demo_correct", 1.5),
-        ("style", "loud"),
-        ("max_start", 100),
-        ("test_size", -1),
-    ],
-)
-def test_bad_options_are_named(option, value):
-    with pytest.raises(ValueError, match=option):
-        WalkConfig(**{option: value})
 
 
 def test_too_small_a_space_is_an_error_not_an_endless_loop(tmp_path):

@@ -137,29 +137,6 @@ def test_difficulty_by_config(tmp_path):
         assert len(numbers := re.findall(r"\d+", question)) == 2 and max(map(int, numbers)) <= 9
 
 
-def test_the_seed_decides(tmp_path):
-    sizes = {"train_size": 20, "valid_size": 0, "test_size": 5}
-    texts = [
-        questions(pd.read_parquet(write(tmp_path / f"{i}", WordProblemsConfig(**sizes, seed=seed))["train"]))
-        for i, seed in enumerate((0, 0, 1))
-    ]
-    assert texts[0] == texts[1] != texts[2]
-
-
-@pytest.mark.parametrize(
-    ("option", "value", "message"),
-    [
-        ("--max-operations", "4", "max_operations=4: expected min_operations to 3"),
-        ("--operators", "^", r"operators='\^'"),
-        ("--max-value", "5", "max_value=5: expected at least max_number"),
-        ("--test-size", "-1", "test_size=-1: expected at least 0"),
-    ],
-)
-def test_bad_settings_are_named(tmp_path, option, value, message):
-    with pytest.raises(SystemExit, match=message):
-        main(["--output-dir", str(tmp_path), option, value])
-
-
 def test_too_few_problems_are_told(tmp_path):
     options = ["--max-number", "3", "--max-factor", "2", "--max-value", "4", "--train-size", "100000"]
     with pytest.raises(SystemExit, match="train_size=100000: there are only about"):
