@@ -9,7 +9,6 @@ import pandas as pd
 import pytest
 
 from studies.method_runs import (
-    AXES,
     at,
     axes_of,
     check_lengths,
@@ -77,12 +76,6 @@ def test_runs_are_compared_where_the_shorter_of_two_ends():
 def test_an_interval_needs_two_seeds():
     assert with_interval([0.25]) == "+0.250"
     assert with_interval([1.0, 2.0, 3.0], ".3f") == "2.000 ± 2.484"  # 4.303 / sqrt(3)
-
-
-def test_the_picture_is_drawn(tmp_path):
-    curves = {name: {seed: curve_of(run([0.1, 0.2, 0.3], 10, 1)) for seed in (0, 1)} for name in ("grpo", "latr")}
-    draw(curves, tmp_path / "runs.png")
-    assert (tmp_path / "runs.png").read_bytes()[:4] == b"\x89PNG" and len(AXES) == 4
 
 
 def test_curves_are_kept_for_those_who_go_on(tmp_path):

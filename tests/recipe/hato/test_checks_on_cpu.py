@@ -8,7 +8,7 @@ from verl.utils.config import omega_conf_to_dataclass
 
 from recipe.hato.keys import HATOConfig, hato_keys
 from tests.configs import composed
-from tests.recipe.hato.refused import refused
+from tests.refusals import refused, says
 from verl.trainer.checks.parts import check_parts
 from verl.utils.parts import parts
 from verl.workers.config.explore import parts_of
@@ -72,11 +72,11 @@ def test_the_notes_names_on_the_command_line():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("overrides", "message"), refused("checks"))
+@pytest.mark.parametrize(("overrides", "message"), refused(__file__, "checks"))
 def test_keys_that_do_not_go_together_are_named(overrides, message):
     with pytest.raises(ValueError) as error:
         checked_keys(config(*overrides.split()))
-    assert message in str(error.value)
+    assert says(error.value, message)
 
 
 @pytest.mark.parametrize("credit", CREDITS)

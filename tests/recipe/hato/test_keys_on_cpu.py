@@ -5,7 +5,7 @@ import json
 import pytest
 
 from recipe.hato.keys import HATOConfig, TreeConfig
-from tests.recipe.hato.refused import refused
+from tests.refusals import refused, says
 from verl.workers.config.keys import read_keys
 
 
@@ -26,11 +26,11 @@ def test_defaults_and_nested_keys():
     assert (config.reward_weights.alpha, config.reward_weights.gamma) == (0, 0.2)
 
 
-@pytest.mark.parametrize(("values", "message"), refused("keys"))
+@pytest.mark.parametrize(("values", "message"), refused(__file__, "keys"))
 def test_a_wrong_key_is_named(values, message):
     with pytest.raises(ValueError) as error:
         read_keys(HATOConfig, json.loads(values), "hato")
-    assert message in str(error.value)
+    assert says(error.value, message)
 
 
 # the design notes' own file, in their names, without what has no counterpart here
