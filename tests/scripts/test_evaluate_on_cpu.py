@@ -50,12 +50,6 @@ def test_what_a_run_trains_on_is_not_evaluated(tmp_path, monkeypatch):
     assert found == ["math", "of_the_hub", "test"]
 
 
-def test_questions_by_exact_match_and_f1():
-    question = Question("1", "?", [], ["Barack Obama", "Obama"])
-    result = find_scoring("qa").score(question, r"<answer>\boxed{Barack H. Obama}</answer>")
-    assert (result.score, result.more["f1"]) == (0.0, 0.8)
-
-
 def test_an_experiment_without_complete_checkpoint_is_an_error(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "outputs/run/global_step_5/actor").mkdir(parents=True)

@@ -11,7 +11,7 @@ from verl.trainer.ppo.core_algos import (
 )
 
 from recipe.hapo.credit import compute_hapo_outcome_advantage, token_level_group_advantage
-from recipe.hapo.loss import ada_advantage, ada_clip, compute_policy_loss_hapo
+from recipe.hapo.loss import compute_policy_loss_hapo
 from recipe.hapo.normalized_entropy import ENTROPY_H, compute_entropy_h, entropy_to_h
 
 
@@ -89,21 +89,6 @@ def test_a_bad_pivot_is_named():
 
 
 # ---- clip ranges, advantages ----
-
-
-def test_ada_clip_by_hand():
-    low, high = ada_clip(torch.tensor([-1.0, -0.5, 0.0, 0.5, 1.0]), 0.2, 0.28, clip_alpha=0.5)
-    assert low.tolist() == pytest.approx([0.3, 0.25, 0.2, 0.2, 0.2])
-    assert high.tolist() == pytest.approx([0.28, 0.28, 0.28, 0.35, 0.42])
-
-
-def test_ada_advantage_by_hand():
-    # columns: uncertain & outside, uncertain & inside, certain & inside, certain & outside
-    h = torch.tensor([0.5, 0.5, -0.5, -0.5])
-    ratio = torch.tensor([1.2, 1.05, 0.95, 0.8])
-    changed, redistributed = ada_advantage(torch.full((4,), 2.0), h, ratio, 0.2, 0.2, adv_beta=0.6)
-    assert changed.tolist() == pytest.approx([2.6, 2.0, 1.4, 2.0])
-    assert redistributed.tolist() == [True, False, True, False]
 
 
 def slow_group_advantage(scores, lengths, groups, norm):

@@ -35,12 +35,6 @@ def slow_high(entropy, mask, quantile):
 # ---- which tokens have high entropy ----
 
 
-def test_one_of_five_tokens_is_above_the_quantile_of_3_2():
-    ranks, metrics = entropy_rank(torch.arange(5.0).unsqueeze(0), torch.ones(1, 5))
-    assert ranks.tolist() == [[0.0, 0.25, 0.5, 0.75, 1.0]] and metrics == {}
-    assert (ranks > 0.8).sum() == 1
-
-
 @pytest.mark.parametrize("quantile", [0.0, 0.5, 0.8, 0.95])
 @pytest.mark.parametrize("seed", range(5))
 def test_a_rank_above_q_is_an_entropy_above_the_linear_q_quantile(seed, quantile):
@@ -67,19 +61,6 @@ def test_no_token_has_high_entropy(entropy, mask):
 
 
 # ---- the loss ----
-
-
-def test_a_ratio_of_1_4_is_clipped_where_the_entropy_is_low():
-    high = torch.tensor([[1.0, 0.0]])
-    log_prob = torch.full((1, 2), math.log(1.4), requires_grad=True)
-    with ENTROPY_RANK.bound(high):
-        loss, metrics = compute_policy_loss_archer(
-            torch.zeros(1, 2), log_prob, torch.ones(1, 2), torch.ones(1, 2), "token-sum", actor_config()
-        )
-    loss.backward()
-    assert loss.item() == pytest.approx(-1.4 - 1.2)
-    assert log_prob.grad[0].tolist() == pytest.approx([-1.4, 0.0])
-    assert metrics["actor/pg_clipfrac"] == metrics["actor/archer/high_entropy_share"] == 0.5
 
 
 def slow_token_loss(log_prob, old, reference, advantage, high, config):

@@ -29,18 +29,6 @@ def test_two_bases_by_hand():
     assert advantage(*X_AND_Y)[2].tolist() == pytest.approx(expected[2], rel=1e-5)
 
 
-def test_of_two_right_tails_the_longer_one_gains_nothing():
-    """Base 0 has right tails of one and two steps, and a wrong one; 4 is a tool's result, which is no step."""
-    ids = [[0, 1, 4, 4], [0, 2, 5, 3], [0, 6, 7, -1], [8, 8, 8, 8]]
-    mask = [[1, 1, 0, 0], [1, 1, 0, 1], [1, 1, 1, 0], [1, 1, 1, 1]]
-    result = advantage([1, 1, 0, 0], ids, ["a"] * 4, mask, norm=False)
-    mean = (2 / 3 + 0) / 2
-    assert result[0].tolist() == pytest.approx([2 / 3 - mean, 1 - mean, 0, 0])
-    assert result[1].tolist() == [0, 0, 0, 0]
-    assert result[2].tolist() == pytest.approx([0, -mean, -mean, 0])
-    assert result[3].tolist() == pytest.approx([-mean] * 4)
-
-
 @pytest.mark.parametrize("norm", [True, False])
 @pytest.mark.parametrize("seed", range(6))
 def test_against_a_slow_version(seed, norm):

@@ -43,19 +43,6 @@ def slow_kept(entropy, mask, ratio):
 # ---- the mask ----
 
 
-@pytest.mark.parametrize(("denominator", "expected"), [("all", -0.2), ("kept", -1.0)])
-def test_the_two_most_uncertain_of_ten_tokens_by_hand(denominator, expected):
-    entropy, ones = torch.arange(1, 11).unsqueeze(0) / 10, torch.ones(1, 10)
-    weights, threshold = forking_weights(entropy, ones, 0.2, denominator)
-    assert weights[0].nonzero().flatten().tolist() == [8, 9] and threshold == pytest.approx(0.9)
-    log_prob = torch.zeros(1, 10, requires_grad=True)
-    with FORKING_WEIGHT.bound(weights):
-        loss, _ = compute_policy_loss_forking(ones * 0, log_prob, ones, ones, "token-mean", actor_config())
-    loss.backward()
-    assert loss.item() == pytest.approx(expected)
-    assert log_prob.grad[0].tolist() == pytest.approx([0.0] * 8 + [expected / 2] * 2)
-
-
 @pytest.mark.parametrize("ratio", [0.01, 0.2, 0.5, 1.0])
 @pytest.mark.parametrize("seed", range(4))
 def test_kept_tokens_are_those_that_few_exceed(seed, ratio):

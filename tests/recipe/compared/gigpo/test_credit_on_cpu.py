@@ -33,21 +33,6 @@ def test_by_hand():
     assert double.tolist() == [[1, 0, 0.5], [-1, 0, -0.5]]
 
 
-def test_a_shared_turn_is_one_visit():
-    """The first turn is shared by a and b, so that its return is the mean of 0.5 and 0; c's is 0.5.
-
-    a: 0 | 7 | 1    outcome 1
-    b: 0 | 7 | 2    outcome 0: its second turn is after the same result as a's
-    c: 3 | 8 | 4    outcome 1
-    """
-    segments = [[0, 7, 1], [0, 7, 2], [3, 8, 4]]
-    responses = [[5, 7, 6], [5, 7, 3], [9, 8, 6]]
-    values = advantage([[0, 0, 1.0], [0, 0, 0], [0, 0, 1]], [[1, 0, 1]] * 3, responses, ["p"] * 3, segments, **MEAN)
-    up, down = 1 / 3, -2 / 3
-    expected = [[up - 0.125, 0, up + 0.5], [down - 0.125, 0, down - 0.5], [up + 0.125, 0, up]]
-    torch.testing.assert_close(values, torch.tensor(expected))
-
-
 def test_a_reward_belongs_to_the_turn_in_or_behind_which_it_is():
     """The row ends with a tool's result, on which the outcome is; the first turn has a reward of its own."""
     rewards, mask = [[0.5, 0, 0, 0, 1], [0, 0, 0, 0, 0.0]], [[1, 0, 1, 1, 0]] * 2

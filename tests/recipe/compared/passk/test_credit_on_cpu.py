@@ -23,17 +23,6 @@ def advantage(accuracy: list, k: int, index=None, segment_ids=None, mask=None, r
         return get_adv_estimator_fn("passk")(rewards, mask, index, config={"passk": {"k": k}})[0]
 
 
-@pytest.mark.parametrize(
-    "n, n_right, k, right, wrong",
-    [(4, 1, 2, 1, -1 / 3), (4, 2, 2, 0.4472, -0.4472), (8, 2, 4, 0.5222, -0.1741)],
-)
-def test_by_hand(n, n_right, k, right, wrong):
-    values = advantage([1] * n_right + [0] * (n - n_right), k)
-    assert values.tolist() == [pytest.approx([right] * 2, abs=1e-4)] * n_right + [
-        pytest.approx([wrong] * 2, abs=1e-4)
-    ] * (n - n_right)
-
-
 @pytest.mark.parametrize("seed", range(6))
 def test_against_all_choices_of_k_responses(seed):
     """A response's advantage is the mean over the choices with it of (best - mean) / standard deviation."""

@@ -122,10 +122,6 @@ def test_a_whole_response(server, tokenizer):
     output = asyncio.run(ask(server))
     complete(output, tokenizer.encode(TEXT)[:20])
     assert output.stop_reason == "completed"
-
-
-def test_the_server_sees_two_outputs_of_a_response(server, tokenizer):
-    asyncio.run(ask(server))
     assert server.engine.outputs == 2
 
 
