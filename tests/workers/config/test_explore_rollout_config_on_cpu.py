@@ -82,9 +82,7 @@ def test_the_authors_yaml_works_as_it_is():
     ("override", "named"),
     [
         (f"+{ROLLOUT}.tools.call_limits=3", "tools has no key call_limits"),
-        (f"{ROLLOUT}.branch_policy=always", "branch_policy=always"),
         (f"{ROLLOUT}.name=sglang", "name=sglang: .*tree=arpo is grown on name=vllm"),
-        (f"{ROLLOUT}.dynamic_rollouts_beta=-1", "dynamic_rollouts_beta=-1"),
         (f"{ROLLOUT}.tools.timeout=0", "tools.timeout=0"),
         (f"{ROLLOUT}.tools.tool_instances.python.class_path=no.Tool", "tool_instances.python.class_path=no.Tool"),
         (f"+{ROLLOUT}.tools.tool_instances.python.params.memory=1", "tool_instances.python.params.*memory"),

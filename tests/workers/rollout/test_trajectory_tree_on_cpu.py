@@ -14,18 +14,6 @@ from verl.workers.rollout.trajectory_tree import MODEL, TOOL, Segment, SegmentIn
 SEEDS = range(30)
 
 
-def test_a_hand_made_tree():
-    tree = TrajectoryTree([1])
-    first = tree.add(Segment(None, [10, 11], [-0.1, -0.2]))
-    tool = tree.add(Segment(first, [50, 51, 52], author="tool"))
-    left, right = (tree.add(Segment(tool, [token], [-0.5])) for token in (12, 13))
-    tree.leaves = [right, left]
-    assert tree.trajectories() == [[10, 11, 50, 51, 52, 13], [10, 11, 50, 51, 52, 12]]
-    assert tree.response_masks() == [[1, 1, 0, 0, 0, 1]] * 2
-    assert tree.log_probs()[0] == [-0.1, -0.2, 0.0, 0.0, 0.0, -0.5]
-    assert TrajectoryTree.from_json(tree.to_json()) == tree
-
-
 def test_wrong_segments_are_refused():
     with pytest.raises(IndexError, match="parent 3 of 0"):
         TrajectoryTree([1]).add(Segment(3, [1]))
@@ -70,6 +58,7 @@ def segments_of(trajectory: Trajectory, begin: int, generator: random.Random) ->
 
 
 def is_the_trie(tree: TrajectoryTree, returned: list[Trajectory], inserted: list[Trajectory]) -> None:
+    assert TrajectoryTree.from_json(tree.to_json()) == tree
     assert tree.trajectories() == [[token for _, token in row] for row in returned]
     assert tree.response_masks() == [[int(author == MODEL) for author, _ in row] for row in returned]
     expected = [

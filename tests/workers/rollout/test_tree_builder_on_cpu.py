@@ -19,7 +19,7 @@ from verl.utils.token_fields import TokenField
 from verl.workers.rollout.engines.interface import Generation
 from verl.workers.rollout.environment import NO_ENVIRONMENT
 from verl.workers.rollout.trajectory_tree import TOOL, Segment, SegmentInfo, TrajectoryTree
-from verl.workers.rollout.tree_builder import BranchPolicy, Path, Sampling, TreeBuilder, grow, policy_class
+from verl.workers.rollout.tree_builder import Path, Sampling, TreeBuilder, grow
 from verl.workers.rollout.tree_rollout import rows_of
 from verl.workers.rollout.weight_versions import WeightVersions
 
@@ -114,11 +114,6 @@ def test_what_only_looks_like_the_rest_of_a_tag_ends_no_turn():
     assert text.count("</searc h>") == 2 and text.count("<result>") == 1 and text.endswith("</answer><|im_end|>")
 
 
-def test_a_path_knows_its_turn_and_calls():
-    path = Path().then(Segment(None, [1, 2])).then(Segment(None, [3], author=TOOL)).then(Segment(None, [4]))
-    assert (path.tokens, path.turn, path.calls) == ((1, 2, 3, 4), 3, 1)
-
-
 def test_requests_hold_what_was_asked_for():
     engine = HashEngine()
     builder = TreeBuilder(
@@ -145,12 +140,6 @@ def test_an_engine_without_tokens_and_groups_of_none_are_errors():
         grown(Plain(), engine=Empty())
     with pytest.raises(ValueError, match="n=0, a prompt of 2 tokens"):
         grown(Plain(), n=0)
-
-
-def test_a_tree_is_chosen_by_its_name():
-    assert all(issubclass(policy_class(name), BranchPolicy) for name in (*POLICIES, "hato"))
-    with pytest.raises(ValueError, match=r"rollout\.tree=larch: expected one of arpo, .*plain"):
-        policy_class("larch")
 
 
 # ---- rows ----

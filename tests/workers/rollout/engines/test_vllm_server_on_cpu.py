@@ -31,7 +31,6 @@ from verl.workers.rollout.engines.vllm_server import LLMClientEngine
 from verl.workers.rollout.prompt_task import PromptTask
 from verl.workers.rollout.trajectory_tree import TREE_METRICS
 from verl.workers.rollout.tree_rollout import TreeRollout
-from vllm_patches import cpu_version_name
 
 TOKENIZER = toy_agent.TOKENIZER
 
@@ -372,9 +371,6 @@ def test_a_dead_server_is_the_failure_of_its_groups_only(actors, model):
 
 
 def test_upstream_has_what_is_used_of_it():
-    cpu_version_name.install()  # upstream's server module asks for vLLM's version
-    from verl.workers.rollout.vllm_rollout.vllm_async_server import vLLMHttpServer
-
     def parameters(function) -> list[str]:
         return list(inspect.signature(function).parameters)
 
@@ -382,8 +378,4 @@ def test_upstream_has_what_is_used_of_it():
         assert parameters(client._acquire_server) == ["self", "request_id", "extra"]
         assert parameters(client._release_server) == ["self", "server_id", "request_id"]
         assert parameters(client._vllm_request_id) == ["self", "request_id"]
-    generate = inspect.signature(vLLMHttpServer.generate)
-    generate.bind(None, prompt_ids=[], sampling_params={}, request_id="")
-    source = inspect.getsource(vLLMHttpServer.generate)
-    assert 'stop_reason = "aborted"' in source and '"global_steps": self.global_steps' in source
     assert "await server.generate.remote(" in inspect.getsource(LLMServerClient.generate)
