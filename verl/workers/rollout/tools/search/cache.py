@@ -71,10 +71,6 @@ class SearchCache:
             self._database.execute(PUT, (key, text))
             self._trim()
 
-    def n_entries(self) -> int:
-        with self._lock:
-            return self._one("SELECT count(*) FROM cache")
-
     def close(self) -> None:
         with self._lock:
             self._database.close()
