@@ -213,14 +213,6 @@ def test_a_groups_status_comes_after_its_last_session(queue):
     assert put == [], "half a group is none"
 
 
-def test_groups_that_begin_together_say_so_in_one_message(queue):
-    worker, published, _, messages = queue
-    uids = [f"{i}" for i in range(20)]
-    run(worker, uids)
-    assert messages[0] == 20 and published[:20] == [(uid, "running") for uid in uids]
-    assert sorted(published[20:]) == sorted((uid, "finished") for uid in uids)
-
-
 def test_validation_and_greedy_groups_do_not_branch(queue):
     worker, published, put, _ = queue
     worker.tree_rollout.validates = True

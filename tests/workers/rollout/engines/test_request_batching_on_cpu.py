@@ -87,15 +87,6 @@ async def test_an_error_is_that_requests_alone():
     assert isinstance(error, RuntimeError) and "ValueError: no such prompt" in str(error)
 
 
-async def test_a_request_that_is_given_up_disturbs_no_other():
-    server = Server()
-    exchange = Exchange(server.handle())
-    with pytest.raises(asyncio.TimeoutError):
-        await asyncio.wait_for(exchange.generate(prompt="given up", seconds=0.1), 0.02)
-    answers = await asyncio.gather(*(exchange.generate(prompt=f"{i}", seconds=0.05 * i) for i in range(4)))
-    assert answers == ["0", "1", "2", "3"] and not exchange.waiting
-
-
 async def test_what_is_given_up_ends_on_the_server():
     server = Server()
     exchange = Exchange(server.handle())

@@ -94,13 +94,6 @@ def test_candidates_and_entropies_are_those_of_the_report(server, n_top_logprobs
         assert entropies == pytest.approx(expected, abs=1e-5)
 
 
-def test_who_asks_for_neither_gets_what_upstream_gives(server):
-    output = asyncio.run(server.generate([1], {"temperature": 1.0}, "request"))
-    tokens, flat, _ = reported(1, 30)
-    assert (output.token_ids, output.extra_fields) == (tokens, {})
-    assert output.log_probs == pytest.approx([flat.logprobs[at] for at in flat.start_indices])
-
-
 @pytest.mark.parametrize("stop, decodes", [([], False), (["."], True)])
 def test_text_is_decoded_for_stop_texts_only(server, stop, decodes):
     asyncio.run(server.generate([1], {}, "request", stop=stop))
