@@ -102,8 +102,7 @@ class WatchedRun:
             setattr(self, name, self._in_phase(phase, getattr(self, name)))
         super().__init__(config)
         self._remember_prompt_states()
-        if seconds:
-            self.watch.start()
+        self.watch.start()
 
     def _in_phase(self, phase: str, method: Callable) -> Callable:
         at_least = START_SECONDS if phase == SET_UP else 0.0
