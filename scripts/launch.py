@@ -103,7 +103,8 @@ class Progress:
             for line in file:
                 if line.endswith("\n"):
                     self.offset += len(line.encode())
-                    self._show(json.loads(line))
+                    with contextlib.suppress(json.JSONDecodeError):  # cut by a full disk
+                        self._show(json.loads(line))
 
     def _show(self, entry: dict) -> None:
         data = entry["data"]

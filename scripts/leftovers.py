@@ -1,4 +1,4 @@
-"""Removes the shared memory that killed processes leave in /dev/shm, where it takes memory until the machine restarts."""
+"""Removes the shared memory that killed processes leave in /dev/shm, where it stays until the machine restarts."""
 
 import contextlib
 import os

@@ -189,9 +189,8 @@ def freeze(how: str, progress_timeout: float) -> subprocess.CompletedProcess:
 @pytest.mark.parametrize("how", ["os.kill(os.getpid(), signal.SIGSTOP)", "re.match('(a|aa)+$', 'a' * 60 + 'b')"])
 def test_a_frozen_task_runner_ends_the_run(how):
     done = freeze(how, 5)
-    assert done.returncode == 4 and re.match(
-        r"error: TaskRunner \(process \d+ on .*gave no sign of life", errors(done)[0]
-    )
+    said = r"error: TaskRunner \(process \d+ on .*gave no sign of life"
+    assert done.returncode == 4 and re.match(said, errors(done)[0])
 
 
 def test_a_task_runner_that_only_waits_is_not_frozen():

@@ -5,8 +5,8 @@ sends weights to it; if another process dies, it does not say which one. The dri
 - at the states of the run's actors, which Ray keeps (`lost_actors`);
 - for faults that processes of the run have reported (`verl.utils.fault_reports`), such as the death of a process that
   an actor has started (`verl_patches.engine_deaths`);
-- for the TaskRunner's last sign of life (`progress_watch.py`): a frozen process cannot watch itself. After each look the
-  driver gives such a sign to the launcher, which watches it in turn, by a pipe: the descriptor `VERL_SIGNS_OF_LIFE`.
+- for the TaskRunner's last sign of life (`progress_watch.py`): a frozen process cannot watch itself. After each look
+  the driver gives such a sign to the launcher, which watches it in turn, by the pipe `VERL_SIGNS_OF_LIFE`.
 No source shows processes that were ended on purpose, or processes of another job on the same cluster. Ray's own
 processes are not watched, because Ray ends the driver with a message when its GCS or raylet is gone.
 """

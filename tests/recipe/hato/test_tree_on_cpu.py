@@ -196,6 +196,18 @@ def test_a_local_reward_sees_the_step_after_what_was_before(model):
         assert features["local_reward"] == len(before) / 100
 
 
+@pytest.mark.parametrize("column", [0, 1])
+def test_a_value_model_that_is_not_finite_is_named(model, monkeypatch, column):
+    def predict(self, features):
+        columns = [torch.full((len(features),), 0.5) for _ in range(2)]
+        columns[column][-1] = float("nan")
+        return tuple(columns)
+
+    monkeypatch.setattr("recipe.hato.value_model.ValueModel.predict", predict)
+    with pytest.raises(ValueError, match="HATO's value model gives estimates that are not finite"):
+        grow(Slow(model, 0), config_of())
+
+
 def test_the_value_model_learns_from_every_kept_step(model):
     config = config_of(search_algorithm="beam", max_nodes_per_level=2, spread_leaves=False)
     policy = Policy(config, value_model_of(config, 0), heuristic)

@@ -83,7 +83,7 @@ def _method(config: DictConfig) -> dict[str, str]:
 
 
 def lock_run_dir(config: DictConfig) -> None:
-    """Lock the run's folder until this process ends, if the launcher has not; raise ValueError if another run uses it."""
+    """Lock the run's folder until this process ends, if the launcher has not; raise ValueError if it is in use."""
     run_dir = config.trainer.default_local_dir
     if os.environ.get("VERL_LOCKED_DIR") != os.path.realpath(run_dir):
         hold_folder(Path(run_dir))
