@@ -124,7 +124,7 @@ def errors(done: subprocess.CompletedProcess) -> list[str]:
     "victim, message", [("gcs_server", "GCS may have been killed"), ("raylet", "error: Ray's raylet (process ")]
 )
 def test_ray_ends_a_run_without_its_own_processes(monkeypatch, victim, message):
-    """Ray waits 60 s for its GCS if this variable does not say otherwise. The watch names a raylet, which Ray does not."""
+    """Ray waits 60 s for its GCS if this variable does not say otherwise. The watch names a raylet; Ray does not."""
     monkeypatch.setenv("RAY_gcs_rpc_server_reconnect_timeout_s", "5")
     done = drive(0.2, victim, 600)
     assert done.returncode != 0 and message in done.stderr
