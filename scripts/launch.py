@@ -3,15 +3,18 @@
     python scripts/launch.py RUN_DIR -- python -m verl.trainer.main_ppo ...
 
 The run's output goes to RUN_DIR/train.log, its metrics to RUN_DIR/metrics.jsonl (verl's file logger), its curves to
-RUN_DIR/curves.png. However the run ends, even by a SIGKILL of one of its processes, the launcher ends every process
-that the run started. VERBOSE=1 shows the whole output. The exit code is the run's own.
+RUN_DIR/curves.png. One run at a time uses RUN_DIR. However the run ends, even by a SIGKILL of one of its processes, the
+launcher ends every process that the run started, and removes its shared memory; it also ends a run whose driver is
+frozen. VERBOSE=1 shows the whole output. The exit code is the run's own.
 """
 
 import contextlib
 import ctypes
 import json
+import math
 import os
 import re
+import runpy
 import signal
 import subprocess
 import sys
@@ -22,13 +25,20 @@ from pathlib import Path
 import psutil
 from tqdm import tqdm
 
-sys.path.insert(0, str(Path(__file__).resolve().parent / "fork_server"))
+HERE = Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE / "fork_server"), str(HERE)]
 import fork_server  # noqa: E402
+import leftovers  # noqa: E402
+
+hold_folder = runpy.run_path(str(HERE.parent / "verl/utils/folder_lock.py"))["hold_folder"]
 
 PR_SET_CHILD_SUBREAPER = 36
 LAST_LINES = 15
 # Exit code of a run whose config or files its own checks refuse (verl/trainer/checks/callback.py).
 REFUSED = 2
+LOOK_SECONDS = 0.5
+# Longest time without a sign of life of the driver after its first, which `verl/trainer/death_watch.py` gives.
+SILENT_SECONDS = 180
 # Beginning of the names of the metrics that verl/trainer/host_memory.py logs.
 HOST_MEMORY = "perf/host_memory_gb/"
 # The last line of a traceback in another process, as Ray prints it; vLLM puts its own head before each line.
@@ -95,7 +105,8 @@ class Progress:
             for line in file:
                 if line.endswith("\n"):
                     self.offset += len(line.encode())
-                    self._show(json.loads(line))
+                    with contextlib.suppress(json.JSONDecodeError):  # cut by a full disk
+                        self._show(json.loads(line))
 
     def _show(self, entry: dict) -> None:
         data = entry["data"]
@@ -155,14 +166,22 @@ def _is_resource_tracker(process: psutil.Process) -> bool:
         return False
 
 
-def wait(run: subprocess.Popen, progress: Progress) -> int:
-    """Wait for the end of the run, and show its progress. Return its exit code."""
-    while run.poll() is None:
+def wait(run: subprocess.Popen, progress: Progress, signs: int) -> int | None:
+    """Wait for the end of the run, and show its progress. Return its exit code; None if its driver is frozen.
+
+    Args:
+        signs: pipe by which the driver gives its signs of life.
+    """
+    looks = -math.inf  # number of looks since the last sign: a launcher that was stopped itself makes none
+    while run.poll() is None and looks * LOOK_SECONDS < SILENT_SECONDS:
         progress.update()
-        time.sleep(0.5)
+        time.sleep(LOOK_SECONDS)
+        with contextlib.suppress(BlockingIOError):
+            looks = 0 if os.read(signs, 4096) else -math.inf
+        looks += 1
     progress.update()
     progress.close()
-    return run.returncode
+    return run.poll()
 
 
 def report_failure(run_dir: Path, start: int, pid: int, code: int) -> None:
@@ -245,7 +264,13 @@ def main(arguments: list[str]) -> int:
         print(__doc__, file=sys.stderr)
         return 2
     run_dir, command = Path(arguments[0]), arguments[2:]
-    run_dir.mkdir(parents=True, exist_ok=True)
+    try:
+        lock = hold_folder(run_dir)
+    except ValueError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    leftovers.remove_unused()
+    before = leftovers.shared_memory()
     keep_earlier_metrics(run_dir)
     adopt_orphans()
     for ending in ENDINGS:
@@ -255,20 +280,29 @@ def main(arguments: list[str]) -> int:
     # If the option is repeated, the last one counts, as in Hydra.
     totals = [int(a.split("=")[1]) for a in command if re.fullmatch(r"trainer.total_training_steps=\d+", a)]
     steps = totals[-1] if totals else None
+    heard, signs = os.pipe()
+    os.set_blocking(heard, False)
     print(f"starting; output in {run_dir / 'train.log'}", file=sys.stderr)
     with open(run_dir / "train.log", "ab") as log:
         start = log.tell()
         output = None if verbose else log
         try:
             # The trainer finds the run's processes below this one; see verl/trainer/host_memory.py.
-            environment = os.environ | {"VERL_LAUNCHER": str(os.getpid())}
+            environment = os.environ | {"VERL_LAUNCHER": str(os.getpid()), "VERL_SIGNS_OF_LIFE": str(signs)}
+            environment |= {"VERL_LOCKED_DIR": os.path.realpath(run_dir)}
             if environment.get("VERL_PLATFORM") == "cpu" and command[0] == "python":
                 environment |= fork_server.start(log)[0]
                 command[0] = str(fork_server.CLIENT)
             with_launcher = partial(fork_server.end_with_parent, signal.SIGTERM)
             progress = Progress(run_dir / "metrics.jsonl", steps)
-            run = subprocess.Popen(command, stdout=output, stderr=output, env=environment, preexec_fn=with_launcher)
-            code = wait(run, progress)
+            options = {"stdout": output, "stderr": output, "env": environment, "pass_fds": [lock, signs]}
+            run = subprocess.Popen(command, preexec_fn=with_launcher, **options)
+            code = wait(run, progress, heard)
+            if code is None:
+                code = 4
+                frozen = f"error: the driver (process {run.pid} on {os.uname().nodename}) gave no sign of life for "
+                frozen += f"{SILENT_SECONDS} s: it is stopped, or a call holds Python's lock (GIL), or Ray hangs\n"
+                log.write(frozen.encode())
         except Interrupted as interrupted:
             (number,) = interrupted.args
             end_descendants()
@@ -280,6 +314,7 @@ def main(arguments: list[str]) -> int:
         finally:
             ignore_endings()
             end_descendants()
+            leftovers.remove_unused((*leftovers.NAMES, "psm_"), keep=before)
     progress.print_host_memory()
     if code:
         report_failure(run_dir, start, run.pid, code)

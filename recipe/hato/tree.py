@@ -21,7 +21,7 @@ from recipe.hato.local_reward import LocalReward, Step, local_reward, local_rewa
 from recipe.hato.records import KeptSteps, NodeBudget, SearchState, StepEstimate
 from recipe.hato.search import Expansion, Search
 from recipe.hato.step_features import FEATURES, agreement, step_features
-from recipe.hato.value_model import ValueModel, unpack, value_model_of
+from recipe.hato.value_model import NOT_FINITE, ValueModel, unpack, value_model_of
 from verl.utils.entropy_estimate import mean_entropy
 from verl.utils.parts import register_tree
 from verl.utils.token_fields import TokenField
@@ -189,7 +189,10 @@ class Round:
         score_of = dict(zip(distinct, scores, strict=True))
         local = [score_of[step.node, step.tokens] for step in drawn]
         features = [self._features(step, drawn, reward) for step, reward in zip(drawn, local, strict=True)]
-        values, uncertainties = (column.tolist() for column in self.policy.value_model.predict(features))
+        estimates = self.policy.value_model.predict(features)
+        if not all(column.isfinite().all() for column in estimates):
+            raise ValueError(NOT_FINITE)
+        values, uncertainties = (column.tolist() for column in estimates)
         for i, step in enumerate(drawn):
             for segment in step.segments:
                 segment.info.fields[LOCAL_REWARDS.name] = local[i]

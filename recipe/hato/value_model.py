@@ -30,6 +30,10 @@ ROWS_AT_ONCE = 2048  # rows per pass of a prediction: its intermediate results f
 COMPARED_ROWS = 1024  # most steps that `bootstrap` remembers, as each prediction compares with all of them
 BANDWIDTH = 0.5  # width of `bootstrap`'s kernel, in standard deviations per feature
 BATCH_SIZE = 256
+NOT_FINITE = (
+    "HATO's value model gives estimates that are not finite: lower hato.uncertainty.learning_rate, and resume from a "
+    "checkpoint that was written before"
+)
 
 
 def value_model_of(config: HATOConfig, seed: int, n_features: int = len(FEATURES)) -> "ValueModel":
@@ -143,6 +147,8 @@ class NetworkValueModel(ValueModel):
             self.optimizer.zero_grad()
             (loss * len(logits_KB)).backward()  # each network minimizes its own mean loss
             self.optimizer.step()
+        if not all(parameter.isfinite().all() for parameter in self.networks.parameters()):
+            raise ValueError(NOT_FINITE)
 
     def state_dict(self) -> dict:
         learnt = {"networks": self.networks.state_dict(), "optimizer": self.optimizer.state_dict()}

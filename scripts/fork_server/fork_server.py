@@ -151,7 +151,7 @@ def serve(listener: socket.socket, owner: int, modules: Sequence[str]) -> dict |
     gc.disable()  # imports make a million objects that stay, so garbage collections would free nothing
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all processes, the server included
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # it ends with its owner, which nohup may have told to go on
     modules = list(modules)
     waiting = selectors.DefaultSelector()
     waiting.register(listener, selectors.EVENT_READ)
@@ -238,6 +238,7 @@ def take_place(request: dict, files: list[int]) -> None:
     elif request["group"] != os.getpgrp():
         os.setpgid(0, 0)
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
     for number in request["ignored"]:
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_SETMASK, request["blocked"])

@@ -214,3 +214,19 @@ def test_a_killed_fork_leaves_no_semaphore():
     for name in left[1]:
         os.unlink(f"/dev/shm/{name}")
     assert left[0] == set() and len(left[1]) == 1
+
+
+def test_a_hangup_ends_neither_the_server_nor_a_fork_under_nohup(served):
+    """A terminal that is closed sends SIGHUP to all processes of its session."""
+    code = "import os, sys; print(os.getpid(), os.getppid(), flush=True); sys.stdin.read(); print('went on')"
+    ignoring = {"env": served, "stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    ignoring["preexec_fn"] = lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    client = subprocess.Popen([fork_server.CLIENT, "-c", code], **ignoring)
+    fork, server = map(int, client.stdout.readline().split())
+    for process in (server, fork, client.pid):
+        os.kill(process, signal.SIGHUP)
+    time.sleep(0.3)
+    out, _ = client.communicate("", timeout=30)
+    assert (client.returncode, out) == (0, "went on\n")
+    heard = python(served, "-c", "import os; os.kill(os.getpid(), 1)")  # without nohup a fork hears it
+    assert heard.returncode == -signal.SIGHUP

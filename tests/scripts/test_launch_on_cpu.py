@@ -200,3 +200,103 @@ def test_a_killed_driver_is_named_and_errors_of_an_earlier_attempt_are_not_repea
     pid = (tmp_path / "train.log").read_text().split()[-1]
     assert launcher.returncode == 137 and f"driver (process {pid} on " in errors and "SIGKILL" in errors
     assert "the one before" not in errors
+
+
+def test_a_second_run_in_the_same_folder_is_refused_and_changes_nothing(tmp_path):
+    """The lock lives as long as the run: the second launcher is refused while the first one's driver lives."""
+    wait_code = f"import time; open({str(tmp_path / 'pid')!r}, 'w').write('1'); time.sleep(60)"
+    first = launch(tmp_path, wait_code)
+    wait_for(tmp_path / "pid")
+    (tmp_path / "metrics.jsonl").write_text('{"step":1,"data":{"critic/score/mean":0.5}}\n')
+    same_folder = tmp_path.with_name("link")
+    same_folder.symlink_to(tmp_path)
+    second = launch(same_folder, "print('started')")
+    _, errors = second.communicate(timeout=30)
+    assert second.returncode == 1
+    assert f"another run uses {same_folder} (process {first.pid} on {os.uname().nodename})" in errors
+    assert not (tmp_path / "metrics.001.jsonl").exists() and "started" not in (tmp_path / "train.log").read_text()
+    first.kill()
+    first.communicate(timeout=30)
+    deadline = time.monotonic() + 20
+    while (third := launch(tmp_path, "pass")).wait(timeout=30) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert third.returncode == 0 and (tmp_path / "metrics.001.jsonl").exists()
+
+
+def test_a_run_without_launcher_is_refused_in_a_folder_that_another_one_uses(tmp_path, monkeypatch):
+    from omegaconf import OmegaConf
+
+    from verl.trainer.checks.run_dir import lock_run_dir
+
+    first = launch(tmp_path, f"import time; open({str(tmp_path / 'pid')!r}, 'w').write('1'); time.sleep(60)")
+    wait_for(tmp_path / "pid")
+    config = OmegaConf.create({"trainer": {"default_local_dir": str(tmp_path)}})
+    with pytest.raises(ValueError, match=f"another run uses .*process {first.pid} on"):
+        lock_run_dir(config)
+    monkeypatch.setenv("VERL_LOCKED_DIR", str(tmp_path))  # as the launcher sets it for its driver
+    lock_run_dir(config)
+    first.terminate()
+    first.communicate(timeout=30)
+
+
+FROZEN = """
+import os, signal, time
+signs = int(os.environ["VERL_SIGNS_OF_LIFE"])
+for _ in range(4):
+    os.write(signs, b".")
+    time.sleep(0.5)
+{freeze}
+"""
+
+
+@pytest.mark.parametrize(
+    "freeze", ["os.kill(os.getpid(), signal.SIGSTOP)", "import re; re.match('(a|aa)+$', 'a' * 60 + 'b')"]
+)
+def test_a_frozen_driver_ends_the_run(tmp_path, freeze):
+    """The file is run as with `python scripts/launch.py`, but with a short limit."""
+    program = "import runpy, sys; launch = runpy.run_path(sys.argv[1]); main = launch['main']\n"
+    program += "main.__globals__['SILENT_SECONDS'] = 3; sys.exit(main(sys.argv[2:]))"
+    code = FROZEN.format(freeze=freeze)
+    command = [sys.executable, "-c", program, str(ROOT / "scripts/launch.py"), str(tmp_path), "--", sys.executable]
+    done = subprocess.run([*command, "-c", code], capture_output=True, text=True, timeout=60, cwd=ROOT)
+    assert done.returncode == 4 and "error: the driver (process " in done.stderr
+    assert "gave no sign of life for 3 s" in done.stderr
+
+
+def test_a_run_that_gives_no_signs_of_life_is_left_alone_by_the_launcher(tmp_path):
+    """Such as supervised fine-tuning, which has no watch."""
+    program = "import runpy, sys; launch = runpy.run_path(sys.argv[1]); main = launch['main']\n"
+    program += "main.__globals__['SILENT_SECONDS'] = 0.5; sys.exit(main(sys.argv[2:]))"
+    command = [sys.executable, "-c", program, str(ROOT / "scripts/launch.py"), str(tmp_path), "--", sys.executable]
+    done = subprocess.run([*command, "-c", "import time; time.sleep(3)"], capture_output=True, timeout=60, cwd=ROOT)
+    assert done.returncode == 0
+
+
+LEAVES = """
+import os, signal, subprocess, sys, time
+for name in {names}:
+    open(f"/dev/shm/{{name}}", "w").write("x" * 4096)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_the_shared_memory_of_killed_processes_is_removed_and_that_of_others_stays(tmp_path):
+    """Of an earlier run at the start, of its own at the end; a file that a living process has mapped stays."""
+    from multiprocessing.shared_memory import SharedMemory
+
+    used = SharedMemory("verl_weights_test_used", create=True, size=4096)
+    earlier = [Path(f"/dev/shm/{name}") for name in ("verl_weights_test_earlier", "sem.mp-test_earlier")]
+    own = [Path(f"/dev/shm/{name}") for name in ("verl_weights_test_own", "sem.mp-test_own", "psm_test_own")]
+    other = Path("/dev/shm/psm_test_other")
+    try:
+        for file in (*earlier, other):
+            file.write_text("x")
+        killed = launch(tmp_path, LEAVES.format(names=[file.name for file in own]))
+        _, errors = killed.communicate(timeout=30)
+        assert killed.returncode == 137, errors
+        assert [file for file in (*earlier, *own) if file.exists()] == []
+        assert other.exists() and Path("/dev/shm", used.name).exists()
+    finally:
+        used.close(), used.unlink()
+        for file in (*earlier, *own, other):
+            file.unlink(missing_ok=True)

@@ -121,10 +121,10 @@ def errors(done: subprocess.CompletedProcess) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    "victim, message", [("gcs_server", "GCS may have been killed"), ("raylet", "Owner's node has crashed")]
+    "victim, message", [("gcs_server", "GCS may have been killed"), ("raylet", "error: Ray's raylet (process ")]
 )
 def test_ray_ends_a_run_without_its_own_processes(monkeypatch, victim, message):
-    """The watch leaves these two to Ray, which waits 60 s for its GCS if this variable does not say otherwise."""
+    """Ray waits 60 s for its GCS if this variable does not say otherwise. The watch names a raylet; Ray does not."""
     monkeypatch.setenv("RAY_gcs_rpc_server_reconnect_timeout_s", "5")
     done = drive(0.2, victim, 600)
     assert done.returncode != 0 and message in done.stderr
@@ -158,3 +158,41 @@ def test_a_death_is_told_once(monkeypatch, capsys):
     watch.look()
     assert capsys.readouterr().err.count("error: a died") == 1 and watch.faults == ["a died"]
     watch.ending.set()
+
+
+FROZEN = """
+import sys, time
+import ray
+from verl.trainer import death_watch, progress_watch
+death_watch.LOOK_SECONDS, death_watch.END_SECONDS, progress_watch.LOOK_SECONDS = 0.5, 2, 0.2
+death_watch.DeathWatch(float(sys.argv[2])).start()
+ray.init(address="local", num_cpus=1, include_dashboard=False, object_store_memory=10**8)
+
+@ray.remote(num_cpus=0)
+class TaskRunner:
+    def run(self, freeze):
+        watch = progress_watch.ProgressWatch(100, lambda: 0, str, print)
+        watch.start()
+        time.sleep(3)
+        exec("import os, re, signal; " + freeze)
+
+ray.get(TaskRunner.remote().run.remote(sys.argv[1]))
+print("ENDED BY ITSELF")
+"""
+
+
+def freeze(how: str, progress_timeout: float) -> subprocess.CompletedProcess:
+    command = ["python", "-c", FROZEN, how, str(progress_timeout)]
+    return subprocess.run(command, env=as_in_a_run(os.environ), capture_output=True, text=True, timeout=120)
+
+
+@pytest.mark.parametrize("how", ["os.kill(os.getpid(), signal.SIGSTOP)", "re.match('(a|aa)+$', 'a' * 60 + 'b')"])
+def test_a_frozen_task_runner_ends_the_run(how):
+    done = freeze(how, 5)
+    said = r"error: TaskRunner \(process \d+ on .*gave no sign of life"
+    assert done.returncode == 4 and re.match(said, errors(done)[0])
+
+
+def test_a_task_runner_that_only_waits_is_not_frozen():
+    done = freeze("time.sleep(8)", 3)
+    assert done.returncode == 0 and "ENDED BY ITSELF" in done.stdout and errors(done) == []

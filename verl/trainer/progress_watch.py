@@ -1,7 +1,8 @@
 """Ends a run that makes no progress, with the phase in which it hangs and what it waits for.
 
 Upstream waits without a limit for engines, workers and rewards. The watch is a thread of the TaskRunner, because the
-driver's own loop blocks while it waits.
+driver's own loop blocks while it waits. It also gives the signs of life by which the driver notices that the whole
+TaskRunner is frozen (`death_watch.py`).
 """
 
 import os
@@ -9,7 +10,9 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Hashable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+
+from verl.utils.fault_reports import give_sign_of_life
 
 LOOK_SECONDS = 2.0
 # The start may take this long under any limit: models are loaded and compiled, and nodes may have to join.
@@ -51,7 +54,7 @@ class ProgressWatch(threading.Thread):
         self._changes += 1
         try:
             yield
-        except Exception:
+        except BaseException:
             self.failed_in = self.failed_in or name
             raise
         finally:
@@ -62,6 +65,8 @@ class ProgressWatch(threading.Thread):
         seen, since = None, time.monotonic()
         while True:
             time.sleep(min(LOOK_SECONDS, self.seconds / 4))
+            with suppress(Exception):  # Ray is ending; without a sign the driver or the launcher ends the run
+                give_sign_of_life()
             now, (phase, seconds) = (self._changes, self._state()), self._phases[-1]
             if now != seen:
                 seen, since = now, time.monotonic()
@@ -70,12 +75,12 @@ class ProgressWatch(threading.Thread):
 
     def _end_run(self, phase: str, seconds: float) -> None:
         message = f"no progress for {seconds:g} s (trainer.progress_timeout) in the phase: {phase}"
+        end = threading.Timer(END_SECONDS, os._exit, [4])  # the report may hang, too
+        end.start()
         try:
             message += self._describe()
             print(f"error: {message}", file=sys.stderr, flush=True)
             self._report(message)
         except Exception as error:  # such as an error of Ray, if Ray itself hangs
             print(f"error: {message}; the driver was not told: {error!r}", file=sys.stderr, flush=True)
-        finally:
-            time.sleep(END_SECONDS)
-            os._exit(4)
+        end.join()

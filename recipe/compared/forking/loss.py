@@ -13,6 +13,7 @@ over the kept ones, as in the published code, with `forking_denominator=kept`; a
 """
 
 import math
+from fractions import Fraction
 from typing import Literal
 
 import numpy as np
@@ -68,7 +69,7 @@ def forking_weights(
     values = entropy[counted].float().cpu().numpy()
     if not len(values):
         return torch.zeros(entropy.shape, device=entropy.device), 0.0
-    rank = len(values) - math.ceil(ratio * len(values))
+    rank = len(values) - math.ceil(Fraction(str(ratio)) * len(values))  # 0.07 of 100 is 7, and of floats more than 7
     threshold = float(np.partition(values, rank)[rank])
     kept = (counted & (entropy.float() >= threshold)).float()
     if denominator == "kept":

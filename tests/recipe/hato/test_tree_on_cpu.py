@@ -139,6 +139,18 @@ def test_greedy_siblings_are_one_step_and_get_one_local_reward(model):
     assert len(seen) == len(tree.segments)
 
 
+@pytest.mark.parametrize("column", [0, 1])
+def test_a_value_model_that_is_not_finite_is_named(model, monkeypatch, column):
+    def predict(self, features):
+        columns = [torch.full((len(features),), 0.5) for _ in range(2)]
+        columns[column][-1] = float("nan")
+        return tuple(columns)
+
+    monkeypatch.setattr("recipe.hato.value_model.ValueModel.predict", predict)
+    with pytest.raises(ValueError, match="HATO's value model gives estimates that are not finite"):
+        grow(Slow(model, 0), config_of())
+
+
 # -- what the search drops --
 
 DROPPING = ExplorationConfig(beta_u=0.0, pruning_threshold=0.5, selection_temperature=0.25)

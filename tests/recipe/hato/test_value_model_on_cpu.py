@@ -185,3 +185,11 @@ def test_the_features_docstrings():
 def test_calibration_error_by_hand():
     """Bins [0, 0.5) with means 0.125 and 0.5, and [0.5, 1] with 0.95 and 0.5."""
     assert calibration_error([0.1, 0.15, 0.9, 1.0], [0, 1, 1, 0], n_bins=2) == pytest.approx((0.375 + 0.45) / 2)
+
+
+@pytest.mark.parametrize("kind", ["ensemble", "dropout", "none"])
+def test_networks_that_are_no_longer_finite_are_named_where_they_learn(kind):
+    model = make_value_model(kind)
+    next(model.networks.parameters()).data[0] = math.nan
+    with pytest.raises(ValueError, match="HATO's value model gives estimates that are not finite"):
+        model.observe(*steps(128, seed=1))

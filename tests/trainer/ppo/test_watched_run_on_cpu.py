@@ -1,5 +1,6 @@
 """What ends a run that cannot learn: failed rollouts with their first cause, and updates that are skipped."""
 
+import asyncio
 import inspect
 import math
 import shutil
@@ -67,6 +68,37 @@ def test_a_step_whose_rollouts_all_failed_names_the_first_cause(made, monkeypatc
 
 def test_upstream_still_says_what_is_looked_for():
     assert NO_ROWS in inspect.getsource(replay_buffer)
+
+
+@pytest.mark.parametrize("error", [SystemExit(0), KeyboardInterrupt()], ids=repr)
+@pytest.mark.parametrize("name", ["_save_checkpoint", "_update_actor", "_setup"])
+def test_an_exit_is_an_error_with_its_phase(monkeypatch, name, error):
+    """Ray would take SystemExit(0) for an end on purpose, and KeyboardInterrupt for a cancelled call."""
+
+    def leave(self):
+        raise error
+
+    upstream(monkeypatch, name, leave)
+    made = trainer_of({"data.train_batch_size": 4, "trainer.default_local_dir": "/nowhere"})
+    method = getattr(made, name)
+    with pytest.raises(Exception, match=type(error).__name__):
+        method(None, {}) if name == "_update_actor" else method()
+    if name == "_save_checkpoint":
+        with pytest.raises(RunError, match="global_step_1 was not written: .*there is no complete checkpoint"):
+            method()
+
+
+@pytest.mark.parametrize("error", [SystemExit(0), asyncio.CancelledError(), KeyboardInterrupt()], ids=repr)
+def test_an_exit_of_the_loop_is_reported(made, monkeypatch, error):
+    def leave(self):
+        raise error
+
+    reports = []
+    monkeypatch.setattr("verl.trainer.ppo.v1.watched_run.report_fault", reports.append)
+    upstream(monkeypatch, "fit", leave)
+    with pytest.raises(RunError, match=type(error).__name__):
+        made.fit(None)
+    assert len(reports) == 1 and type(error).__name__ in reports[0]
 
 
 @pytest.mark.parametrize("finished", [0, 3])

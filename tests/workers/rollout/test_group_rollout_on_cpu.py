@@ -206,6 +206,21 @@ async def test_groups_that_are_given_up_at_the_end_of_a_run_are_no_failures(queu
     assert published == [("stuck", "running")] and worker.engine.released == ["stuck"]
 
 
+@pytest.mark.parametrize("error", [asyncio.CancelledError(), SystemExit(0), KeyboardInterrupt()], ids=repr)
+def test_a_status_that_is_lost_ends_the_run(queue, monkeypatch, error):
+    """Nobody awaits the prompt's task, and the trainer would wait for its status forever."""
+
+    async def put(**kwargs):
+        raise error
+
+    reports, (worker, *_) = [], queue
+    monkeypatch.setattr(group_rollout.tq, "async_kv_batch_put", put)
+    monkeypatch.setattr(group_rollout, "report_fault", reports.append)
+    run(worker, ["good", "other"])
+    (report,) = reports
+    assert "could not say what became of prompt" in report and type(error).__name__ in report
+
+
 def test_a_groups_status_comes_after_its_last_session(queue):
     worker, published, put, _ = queue
     run(worker, ["unscored"])

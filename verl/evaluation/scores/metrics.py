@@ -1,13 +1,15 @@
 """Accuracy over several samples of a question, with bootstrap intervals over questions.
 
 A metric @k is the expected value over all draws of k from the n samples of a question, without replacement. Pass@k and
-Best@k are computed exactly; Maj@k is estimated from DRAWS random draws. The intervals show the uncertainty from the
-choice of questions. In this example the 4 samples of a question answer 7, 7, 8 and nothing, and 7 is right:
+Best@k are computed exactly, and so is Maj@k where there are at most DRAWS draws; otherwise it is estimated from DRAWS
+random ones. The intervals show the uncertainty from the choice of questions. In this example the 4 samples of a
+question answer 7, 7, 8 and nothing, and 7 is right:
 
     Pass@1 = Mean@4 = 2/4    Pass@2 = Best@2 = 1 - C(2,2)/C(4,2) = 5/6
-    Maj@2  is close to 4/6 = (77: 1, twice 78: 1/2 each, twice 7-: 1, 8-: 0) / 6
+    Maj@2 = 4/6 = (77: 1, twice 78: 1/2 each, twice 7-: 1, 8-: 0) / 6
 """
 
+import itertools
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,7 +19,7 @@ import numpy as np
 
 from verl.evaluation.scores.results import INTERVAL_ENDS
 
-DRAWS = 1000  # number of draws for Maj@k; a question's standard error is at most 0.5 / sqrt(DRAWS) = 0.016
+DRAWS = 1000  # largest number of draws for Maj@k; the estimate's standard error is at most 0.5 / sqrt(DRAWS) = 0.016
 
 
 def pass_at_k(n: int, c: int, k: int) -> float:
@@ -47,11 +49,11 @@ def best_at_k(scores: Sequence[float], k: int) -> float:
 def maj_at_k(
     scores: Sequence[float], answers: Sequence[str | None], k: int, *, n_draws: int = DRAWS, seed: int = 0
 ) -> float:
-    """Estimate the expected score of the most frequent answer of k samples from `n_draws` random draws.
+    """Return the expected score of the most frequent answer of k samples, over all draws if they are at most `n_draws`,
+    else estimated from `n_draws` random ones.
 
     A None or empty answer does not vote. Answers with equally many votes win equally often. A draw without votes scores
-    0. If samples with the same answer have different scores, the answer has their mean. With k = n all draws are the
-    same, and the result is exact.
+    0. If samples with the same answer have different scores, the answer has their mean.
 
     >>> maj_at_k([1, 1, 0, 0], ["7", "7", "8", None], 4)
     1.0
@@ -61,8 +63,12 @@ def maj_at_k(
         return 0.0
     gives = np.array([[answer == kind for kind in kinds] for answer in answers], dtype=int)  # (samples, kinds)
     kind_scores = np.asarray(scores, dtype=float) @ gives / gives.sum(axis=0)
-    permutations = np.random.default_rng(seed).random((n_draws, len(answers))).argsort(axis=1)
-    votes = (permutations < k) @ gives  # (draws, kinds)
+    n = len(answers)
+    if math.comb(n, k) <= n_draws:
+        drawn = np.array([np.isin(range(n), chosen) for chosen in itertools.combinations(range(n), k)])
+    else:
+        drawn = np.random.default_rng(seed).random((n_draws, n)).argsort(axis=1) < k
+    votes = drawn @ gives  # (draws, kinds)
     wins = (votes == votes.max(axis=1, keepdims=True)) & (votes > 0)
     return float(np.mean(wins @ kind_scores / np.maximum(wins.sum(axis=1), 1)))
 

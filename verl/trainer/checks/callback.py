@@ -22,7 +22,7 @@ from verl.trainer.checks.resources.cluster import (
     joins_running_cluster,
     needed_ray_cpus,
 )
-from verl.trainer.checks.run_dir import prepare_run_dir
+from verl.trainer.checks.run_dir import lock_run_dir, prepare_run_dir
 from verl.trainer.checks.run_plan import describe_plan
 from verl.trainer.checks.settle import settle
 from verl.trainer.cluster_watch import watch_pending_actors
@@ -31,7 +31,7 @@ from verl.utils.fault_reports import RunError
 
 REFUSED = 2  # exit code
 # before a run starts, after the checks that a dry run makes
-STARTS: tuple[Callable[[DictConfig], None], ...] = (check_own_machine, check_tools, prepare_run_dir)
+STARTS: tuple[Callable[[DictConfig], None], ...] = (check_own_machine, lock_run_dir, check_tools, prepare_run_dir)
 
 
 class Preflight(Callback):
@@ -58,7 +58,7 @@ class Preflight(Callback):
                 prepare(config)
             watched = (config, joins_running_cluster(config), needed_ray_cpus(config))
             threading.Thread(target=watch_pending_actors, args=watched, daemon=True).start()
-            DeathWatch().start()
+            DeathWatch(config.trainer.get("progress_timeout")).start()
         except (ValueError, RunError) as error:
             if os.environ.get("HYDRA_FULL_ERROR") == "1":
                 traceback.print_exc()

@@ -1,6 +1,7 @@
 """Checks the checkpoint from which a run would resume, and prepares the run's folder."""
 
 import json
+import os
 import re
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ from verl.trainer.checkpoint_marker import complete_steps, repair_tracker, track
 from verl.trainer.checks.resources.cluster import joins_running_cluster
 from verl.utils.atomic_files import replacing
 from verl.utils.fault_reports import RunError
+from verl.utils.folder_lock import hold_folder
 from verl.workers.config.schedule import SAVED_ROWS, schedule_of
 
 # Keys that define a run's method; a run that resumes must have the same values.
@@ -88,6 +90,13 @@ def check_steps_left(step: int, total_steps: int, run_dir: str) -> None:
 
 def _method(config: DictConfig) -> dict[str, str]:
     return {key: str(OmegaConf.select(config, key)) for key in METHOD}
+
+
+def lock_run_dir(config: DictConfig) -> None:
+    """Lock the run's folder until this process ends, if the launcher has not; raise ValueError if it is in use."""
+    run_dir = config.trainer.default_local_dir
+    if os.environ.get("VERL_LOCKED_DIR") != os.path.realpath(run_dir):
+        hold_folder(Path(run_dir))
 
 
 def prepare_run_dir(config: DictConfig) -> None:

@@ -120,7 +120,7 @@ class GroupAgentLoopWorker(_AgentLoopWorker):
 
     async def _run_prompt(self, prompt: dict, sampling_params: dict, trajectory: dict, trace: bool = False) -> None:
         """Run a prompt and publish its final status. Nobody awaits this task, so the run would wait forever for a
-        missing status. Therefore an exception here, such as one of TransferQueue's, ends the run.
+        missing status. Therefore an exception here, such as one of TransferQueue's or a cancellation, ends the run.
         """
         uid, partition = prompt["uid"], "val" if trajectory["validate"] else "train"
         guard_tasks(asyncio.get_running_loop())
@@ -136,7 +136,9 @@ class GroupAgentLoopWorker(_AgentLoopWorker):
             if status == "failure":
                 await self._drop_rows(uid, partition)
             await self.statuses.put(uid, partition, status)
-        except Exception as error:
+        except BaseException as error:
+            if self.stopping:
+                raise
             logger.exception(f"the status of prompt {uid} is lost")
             if self.lost_statuses:  # one report ends the run
                 return

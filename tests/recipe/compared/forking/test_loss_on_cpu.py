@@ -43,6 +43,12 @@ def slow_kept(entropy, mask, ratio):
 # ---- the mask ----
 
 
+@pytest.mark.parametrize(("ratio", "n", "kept"), [(0.07, 100, 7), (0.29, 100, 29), (0.14, 50, 7), (0.071, 100, 8)])
+def test_the_share_is_the_decimal_number_of_the_config(ratio, n, kept):
+    weights, _ = forking_weights(torch.arange(n).float().unsqueeze(0), torch.ones(1, n), ratio, "all")
+    assert weights.sum() == kept
+
+
 @pytest.mark.parametrize("ratio", [0.01, 0.2, 0.5, 1.0])
 @pytest.mark.parametrize("seed", range(4))
 def test_kept_tokens_are_those_that_few_exceed(seed, ratio):

@@ -40,6 +40,7 @@ from verl.trainer.ppo.v1.trainer_state import loaded_folder
 from verl.trainer.ppo.v1.tree_buffer import RolloutsFailed
 from verl.trainer.progress_watch import START_SECONDS, ProgressWatch
 from verl.utils.fault_reports import RunError, cause_of, report_fault
+from verl.utils.user_code import no_exit
 from verl.workers.rollout.group_counts import GroupCounts
 
 logger = logging.getLogger(__name__)
@@ -102,8 +103,7 @@ class WatchedRun:
             setattr(self, name, self._in_phase(phase, getattr(self, name)))
         super().__init__(config)
         self._remember_prompt_states()
-        if seconds:
-            self.watch.start()
+        self.watch.start()
 
     def _in_phase(self, phase: str, method: Callable) -> Callable:
         at_least = START_SECONDS if phase == SET_UP else 0.0
@@ -111,7 +111,8 @@ class WatchedRun:
         @wraps(method)
         def call(*args, **kwargs):
             step = getattr(self, "global_steps", 0)
-            with self.watch.phase(f"{phase} (step {step})" if step else phase, at_least):
+            name = f"{phase} (step {step})" if step else phase
+            with self.watch.phase(name, at_least), no_exit(name):
                 return method(*args, **kwargs)
 
         return call
@@ -202,12 +203,12 @@ class WatchedRun:
                 save()
             except RunError:
                 raise
-            except Exception as error:
+            except BaseException as error:
                 raise RunError(self._why_not_saved(error)) from error
 
         return call
 
-    def _why_not_saved(self, error: Exception) -> str:
+    def _why_not_saved(self, error: BaseException) -> str:
         run_dir = Path(self.config.trainer.default_local_dir)
         why = cause_of(error)
         try:
@@ -306,7 +307,7 @@ class WatchedRun:
             check_steps_left(self.global_steps, self.total_training_steps, trainer.default_local_dir)
         try:
             super().fit(agent_loop_manager)
-        except Exception as error:
+        except BaseException as error:
             is_run_error = isinstance(error, RunError)
             message = str(error) if is_run_error else f"{self.watch.failed_in or 'training loop'}: {cause_of(error)}"
             report_fault(message)  # reported first, because the end of the services may hang, too

@@ -12,6 +12,7 @@ import inspect
 import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -23,6 +24,7 @@ from verl.utils.moved import present_name
 from verl.workers.config.keys import STRICT
 from verl.workers.rollout.engines.interface import result_in_thread
 from verl.workers.rollout.tools.base_tool import BaseTool, ToolError, ToolOutput, ToolSet
+from verl.workers.rollout.tools.tool_process import ToolProcess, never_awaits
 from verl.workers.rollout.tools.tool_thread import ToolThread
 
 logger = logging.getLogger(__name__)
@@ -130,6 +132,7 @@ class ToolBox:
         self.config = config
         self.tools: dict[str, BaseTool] = {}
         self._threads: dict[str, ToolThread] = {}  # tag -> thread
+        self._processes: dict[str, ToolProcess] = {}  # tag -> process of a tool that never awaits
         self._places = asyncio.Semaphore(config.max_workers)
         self._logged: set[tuple[str, str]] = set()
         self._counted_restarts: dict[str, int] = {}  # tag -> restarts that some call has reported
@@ -156,6 +159,8 @@ class ToolBox:
             if tool.trigger_tag in self.tools:
                 raise ValueError(f"{_SECTION}.tool_instances.{name}: a second tool for <{tool.trigger_tag}>")
             self.tools[tool.trigger_tag], self._threads[tool.trigger_tag] = tool, ToolThread(tool.name)
+            if tool is made and never_awaits(tool.executed()):
+                self._processes[tool.trigger_tag] = ToolProcess(tool, name, instance)
 
     async def start(self) -> None:
         """Check that the calls of every tool will work.
@@ -174,8 +179,9 @@ class ToolBox:
 
     async def _try_start(self, tool: BaseTool) -> tuple[None, ToolError | None]:
         seconds = max(self.config.timeout, START_SECONDS)
+        runner = self._processes.get(tool.trigger_tag, tool)
         try:
-            await self._threads[tool.trigger_tag].run(partial(tool.start, timeout=seconds), seconds)
+            await self._threads[tool.trigger_tag].run(partial(runner.start, timeout=seconds), seconds)
         except ToolError as error:
             return None, error
         except asyncio.TimeoutError:
@@ -197,7 +203,7 @@ class ToolBox:
         """Close what the tools have opened: sandboxes, connections, caches."""
         for tag, tool in self.tools.items():
             try:
-                await self._threads[tag].run(tool.close, CLOSE_SECONDS)
+                await self._threads[tag].run(self._processes.get(tag, tool).close, CLOSE_SECONDS)
             except Exception as error:  # an error here must not hide why the tools are closed, nor keep others open
                 logger.warning(f"tool {tool.name} did not end what it has started: {error!r}")
             finally:
@@ -221,10 +227,14 @@ class ToolBox:
 
     async def _attempt(self, tool: BaseTool, content: str) -> tuple[ToolOutput, ToolError | None]:
         """Return the text for the model, and a failed attempt's error; a tool's fault must not end the training."""
-        timeout = self.config.timeout
+        timeout, thread = self.config.timeout, self._threads[tool.trigger_tag]
+        process = self._processes.get(tool.trigger_tag)
         try:
-            call = partial(tool.execute, content, timeout=timeout)
-            output = await self._threads[tool.trigger_tag].run(call, timeout)
+            async with process.one_call if process else nullcontext():
+                if process is not None:
+                    await thread.run(process.ready, START_SECONDS)
+                call = partial((process or tool).execute, content, timeout=timeout)
+                output = await thread.run(call, timeout)
             output = output if isinstance(output, ToolOutput) else ToolOutput(output)
             if not isinstance(output.text, str):
                 raise TypeError(f"{tool.name} returned {output.text!r:.200}, expected a text")

@@ -180,6 +180,19 @@ def test_threads_and_libraries_in_c(host):
     assert host.call("import ctypes; ctypes.CDLL(None).puts(b'from C'); None") == ("from C\n", None)
 
 
+def test_a_pool_of_threads_that_is_alive_at_the_end_is_no_fault():
+    """At the exit the main thread is gone first; the others are seen alive while 400 MB are given back."""
+    roomy = Host(memory_mb=1024)
+    program = """
+        import threading, time
+        kept = bytearray(b"x") * (400 << 20)
+        for _ in range(20): threading.Thread(target=time.sleep, args=(60,), daemon=True).start()
+        len(kept) >> 20"""
+    told = [roomy.call(program) for _ in range(12)]
+    roomy.close()
+    assert told == [("400\n", None)] * 12
+
+
 def test_a_call_that_waited_for_its_time_is_not_the_programs_fault():
     other = Host(num_workers=1)
     other.call("1")

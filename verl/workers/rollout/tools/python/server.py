@@ -154,6 +154,8 @@ class Server:
             os.unlink(f"{program.folder}/{name}")
         os.rmdir(program.folder)
         code = -os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
+        if program.reason == "threads" and code != -SIGKILL:  # seen at its exit: threads outlive the main one a moment
+            program.reason = None
         if code == -SIGKILL and usage.ru_utime + usage.ru_stime > 0.9 * self.confinement.cpu_seconds:
             program.reason = program.reason or "cpu"
         with contextlib.suppress(OSError):  # an unread "run" would reset the socket when it is closed

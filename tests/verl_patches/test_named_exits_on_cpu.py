@@ -1,0 +1,86 @@
+"""SystemExit and KeyboardInterrupt in workers and in TransferQueue's threads, with the real actors."""
+
+import asyncio
+
+import pytest
+import ray
+import torch
+import transfer_queue as tq
+import transfer_queue.controller
+import transfer_queue.storage.simple_storage
+from tensordict import TensorDict
+from verl.single_controller.base.decorator import MAGIC_ATTR
+from verl.workers.engine_workers import ActorRolloutRefWorker, TrainingWorker
+
+from tests.forked import ray_of_forks
+from verl.utils.fault_reports import reported_faults
+from verl.utils.user_code import UserCodeExit
+from verl_patches.named_exits import named
+
+EXITS = [SystemExit(0), KeyboardInterrupt()]
+
+
+def raises(error: BaseException):
+    def method():
+        raise error
+
+    return method
+
+
+@pytest.mark.parametrize("error", EXITS, ids=repr)
+def test_a_workers_exit_is_an_error_with_its_name(error):
+    with pytest.raises(UserCodeExit, match=rf"Worker.save raised {type(error).__name__}\("):
+        named(raises(error), "Worker.save")()
+
+    async def later():
+        raise error
+
+    with pytest.raises(UserCodeExit, match=rf"Worker.update raised {type(error).__name__}\("):
+        asyncio.run(named(later, "Worker.update")())
+
+
+def test_all_methods_that_the_trainer_calls_are_named():
+    methods = [
+        (method, f"{worker.__name__}.{name}")
+        for worker in (TrainingWorker, ActorRolloutRefWorker)
+        for name, method in vars(worker).items()
+        if hasattr(method, MAGIC_ATTR)
+    ]
+    assert "ActorRolloutRefWorker.save_checkpoint" in {name for _, name in methods}
+    for method, name in methods:
+        assert method.__code__.co_filename.endswith("named_exits.py"), name
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("place", "error"), [("_handle_request", asyncio.CancelledError()), ("_handle_put", SystemExit(0))]
+)
+def test_what_ends_a_thread_of_the_queue_is_reported(place, error):
+    """The real actors; a request that raises this ends their thread, and nobody would answer any more."""
+    module = transfer_queue.controller if place == "_handle_request" else transfer_queue.storage.simple_storage
+    name = "TransferQueueController" if place == "_handle_request" else "SimpleStorageUnit"
+
+    with ray_of_forks(num_cpus=4, object_store_memory=10**8):
+        owner = vars(module)[name].__ray_metadata__.modified_class
+
+        def fail(self, *args, **kwargs):
+            raise error
+
+        before = getattr(owner, place)
+        setattr(owner, place, fail)
+        try:
+            tq.init()
+
+            @ray.remote(num_cpus=0)
+            def put():
+                tq.init()
+                tq.kv_batch_put(keys=["a"], fields=TensorDict({"x": torch.zeros(1, 2)}, batch_size=1), partition_id="t")
+
+            call = put.remote()
+            ray.wait([call], timeout=10)
+            faults = reported_faults()
+        finally:
+            setattr(owner, place, before)
+            tq.close()
+    assert len(faults) >= 1 and faults[0].startswith(f"TransferQueue's {name} (process ")
+    assert f"answers no more: {type(error).__name__}" in faults[0]
