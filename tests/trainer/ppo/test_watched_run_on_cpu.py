@@ -162,11 +162,34 @@ def test_skipped_updates_are_counted_and_three_in_a_row_end_the_run(made, monkey
     assert trained(made, monkeypatch, batch.batch(), [1.0, NAN], [NAN, 2.0], [math.inf, NAN], [1.0]) == [1, 1, 2, 0]
     batch.rows["p_1_0"]["old_log_probs"] = torch.tensor([0.0, NAN])
     batch.rows["p_0_0"]["advantages"] = torch.tensor([NAN, 0.0])
-    expected = (
-        "step 2: the last 3 updates of the actor were skipped, because .* are not finite: the first values .* old_"
-    )
+    expected = "step 2: the last 3 updates of the actor were skipped, because .* are not finite: so are old_log_probs"
     with pytest.raises(RunError, match=expected):
         trained(made, monkeypatch, batch.batch(), [NAN, NAN], [NAN])
+
+
+@pytest.mark.parametrize("value", [NAN, math.inf, -math.inf])
+@pytest.mark.parametrize("column", ["rm_scores", "rollout_log_probs", "old_log_probs", "ref_log_prob", "values"])
+def test_no_update_learns_from_what_is_not_finite(made, monkeypatch, batch, column, value):
+    """Even if the gradients would be 0, as with the rewards of an engine whose weights are NaN."""
+    computed = {"advantages": torch.zeros(2), "returns": torch.zeros(2)}
+    monkeypatch.setattr(PPOTrainerSync, "_compute_advantage", lambda self, batch, metrics: batch)
+    for row in batch.rows.values():
+        row |= computed | {column: torch.zeros(2)}
+    made._compute_advantage(batch.batch(), {})
+    batch.rows["p_1_0"][column] = torch.tensor([0.0, value])
+    with pytest.raises(RunError, match=f"step 1: .* NaN or infinity: {column} of 1 of 2 responses, computed by the"):
+        made._compute_advantage(batch.batch(), {})
+
+
+def test_an_estimator_that_returns_nan_is_named(made, monkeypatch, batch):
+    def estimate(self, batch, metrics):
+        queue.rows["p_0_0"]["advantages"] = torch.tensor([NAN, 0.0])
+        return batch
+
+    queue = batch
+    monkeypatch.setattr(PPOTrainerSync, "_compute_advantage", estimate)
+    with pytest.raises(RunError, match="advantages of 1 of 2 responses, computed by algorithm.adv_estimator"):
+        made._compute_advantage(batch.batch(), {})
 
 
 def test_skipped_updates_of_a_critic_end_the_run_too(made, monkeypatch, batch):

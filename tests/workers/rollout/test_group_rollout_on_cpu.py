@@ -13,6 +13,7 @@ from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics
 
 from recipe.latr.over_generation import most_diverse
 from tests.workers.rollout.group_worker import make_worker
+from verl.utils.fault_reports import RunError
 from verl.workers.rollout import group_rollout
 from verl.workers.rollout.group_counts import GroupCounts
 from verl.workers.rollout.group_rollout import plain_suffices
@@ -40,6 +41,8 @@ class Rollout:
             raise asyncio.TimeoutError("the judge gave no answer")
         if prompt["uid"] == "cancels itself":
             raise asyncio.CancelledError
+        if prompt["uid"].startswith("engine"):
+            raise RunError("the engine's log-probabilities are NaN")
         if prompt["uid"] == "stuck":
             await asyncio.sleep(60)
         rows = {"too many": n + 1, "no rows": 0, "fewer": n - 1}.get(prompt["uid"], n)
@@ -158,6 +161,15 @@ def test_the_cause_of_a_failure_is_its_own(queue, uid, cause):
     worker, *_ = queue
     run(worker, [uid])
     assert asyncio.run(worker.group_counts("train", take=True)).first_failure == cause
+
+
+def test_an_engine_that_computes_nan_ends_the_run(queue, monkeypatch):
+    """At once: its replica fails its groups first, and would get all others."""
+    worker, published, *_ = queue
+    reports = []
+    monkeypatch.setattr(group_rollout, "report_fault", reports.append)
+    run(worker, ["fine", "engine a"])
+    assert reports == ["the engine's log-probabilities are NaN"] and dict(published)["engine a"] == "failure"
 
 
 def test_a_status_that_the_queue_does_not_take_ends_the_run(queue, monkeypatch):

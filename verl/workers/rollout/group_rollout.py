@@ -28,7 +28,7 @@ from verl.experimental.agent_loop.agent_loop import DictConfigWrap, ToolListWrap
 from verl.experimental.agent_loop.single_turn_agent_loop import SingleTurnAgentLoop
 from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopManagerTQ, AgentLoopWorkerTQ, apply_greedy_sampling_params
 
-from verl.utils.fault_reports import cause_of, report_fault
+from verl.utils.fault_reports import RunError, cause_of, report_fault
 from verl.utils.parts import tree_of_rollout_name
 from verl.utils.user_code import finite_number, guard_tasks, guarded
 from verl.workers.config.explore import parts_of
@@ -166,6 +166,8 @@ class GroupAgentLoopWorker(_AgentLoopWorker):
                 raise
             logger.exception(f"group rollout of prompt {uid} failed")
             self.counts[partition].add(error)
+            if isinstance(error, RunError):  # the other groups' fault, too
+                report_fault(str(error))
             return "failure"
         self.counts[partition].add()
         return "finished"

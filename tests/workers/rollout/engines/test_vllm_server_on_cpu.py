@@ -8,6 +8,7 @@ import inspect
 import random
 import sys
 from collections import Counter
+from copy import deepcopy
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -23,6 +24,7 @@ from verl.workers.rollout.router import GlobalRequestLoadBalancer, get_router_ha
 from tests.configs import composed
 from tests.forked import ray_of_forks
 from tests.recipe.arpo import toy_agent
+from verl.utils.fault_reports import RunError
 from verl.workers.rollout.engines import vllm_server
 from verl.workers.rollout.engines.interface import GenerationRequest
 from verl.workers.rollout.engines.local_transformers import TransformersEngine
@@ -186,6 +188,16 @@ def test_a_groups_requests_go_to_one_server_which_is_asked_for_once(tree, actors
         assert ours.response_logprobs == pytest.approx(theirs.response_logprobs, abs=1e-4)
     assert sorted(stack.requests())[0] == 0 and sum(stack.requests()) >= 6
     assert stack.counted() == ({"acquire": 1, "release": 1}, 0)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_an_engine_whose_weights_are_not_finite_is_named(actors, model, value):
+    spoilt = deepcopy(model)
+    spoilt.lm_head.weight.data[0] = value
+    stack = Stack(actors, TransformersEngine(spoilt))
+    with pytest.raises(RunError, match="the engine's log-probabilities are NaN or infinite: its weights"):
+        asyncio.run(generate(stack.engine, [1, 2]))
+    assert stack.counted()[1] == 0, "the server is given back"
 
 
 def test_groups_are_spread_evenly_and_a_request_of_no_group_gives_its_server_back(actors, model):

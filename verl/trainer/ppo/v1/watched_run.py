@@ -18,7 +18,6 @@ from functools import wraps
 from pathlib import Path
 
 import ray
-import torch
 from omegaconf import DictConfig
 from verl.trainer.ppo.v1.trainer_base import register_trainer
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
@@ -33,6 +32,7 @@ from verl.trainer.checkpoint_marker import (
 from verl.trainer.checks.resources.shared_folder import check_shared_folder
 from verl.trainer.checks.run_dir import check_steps_left
 from verl.trainer.host_memory import HostMemoryWatch
+from verl.trainer.ppo.v1.batch_faults import not_finite
 from verl.trainer.ppo.v1.batch_rows import BatchRows, send_tensors_only
 from verl.trainer.ppo.v1.equal_rewards import zero_equal_groups
 from verl.trainer.ppo.v1.padding_rows import correct_counts
@@ -77,8 +77,6 @@ SKIPPED_IN_A_ROW = 3
 # The loss scale of float16 begins too high, and updates are skipped until it fits.
 SKIPPED_IN_A_ROW_FLOAT16 = 20
 FULL_DISK_MEGABYTES = 64
-# Columns of a batch that an update reads, in the order of their computation.
-READ_BY_UPDATES = ("rm_scores", "rollout_log_probs", "old_log_probs", "ref_log_prob", "values", "advantages")
 
 
 class WatchedRun:
@@ -285,14 +283,19 @@ class WatchedRun:
             self.skipped_updates += skipped
             self.skipped_in_a_row[role] = self.skipped_in_a_row.get(role, 0) + 1 if skipped else 0
             if self.skipped_in_a_row[role] >= self.most_skipped:
+                culprit = not_finite(BatchRows(batch))
+                why = f"so are {culprit}" if culprit else "all that the loss reads is, so that it is the loss itself"
                 raise RunError(
                     f"step {self.global_steps}: the last {self.skipped_in_a_row[role]} updates of the {role} were "
-                    f"skipped, because their gradients are not finite: {_not_finite(batch)}"
+                    f"skipped, because their gradients are not finite: {why}"
                 )
 
     def _compute_advantage(self, batch, metrics: dict):
         batch = super()._compute_advantage(batch, metrics)
-        zero_equal_groups(BatchRows(batch), self.config.algorithm)
+        rows = BatchRows(batch)
+        if culprit := not_finite(rows):
+            raise RunError(f"step {self.global_steps}: nothing can be learnt from NaN or infinity: {culprit}")
+        zero_equal_groups(rows, self.config.algorithm)
         return batch
 
     def _compute_metrics(self, batch, metrics: dict, *args, **kwargs) -> None:
@@ -333,15 +336,6 @@ class WatchedRun:
                 trackers.finish(exit_code)
             except Exception as error:
                 logger.warning("a tracker of trainer.logger could not be closed: %s", cause_of(error))
-
-
-def _not_finite(batch) -> str:
-    """Return a text that names the first column of the batch with NaN or infinity."""
-    rows = BatchRows(batch)
-    for name in READ_BY_UPDATES:
-        if not torch.isfinite(rows.tokens(name, 0.0).float()).all():
-            return f"the first values that are not are those of {name}"
-    return "all values that the loss reads are, so that it is the loss itself"
 
 
 @register_trainer("watched_sync")

@@ -7,12 +7,14 @@ the group has ended      ──> load balancer: release the server    tree makes
 
 import asyncio
 import importlib
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from typing import Any
 from uuid import uuid4
 
 from verl.workers.rollout.replica import RolloutReplicaRegistry
 
+from verl.utils.fault_reports import RunError
 from verl.workers.rollout.engines.interface import Generation, GenerationRequest, RolloutEngine, last_scores
 from verl.workers.rollout.engines.request_batching import Exchange
 from verl.workers.rollout.tools.protocol import stops_after
@@ -145,6 +147,7 @@ class LLMClientEngine(RolloutEngine):
                 n_cached = output.extra_fields.get("num_cached_tokens")
                 scores = last_scores(reported, n_cached, len(prompt_ids), len(continuation_ids))
                 if scores is not None:
+                    _check_finite(scores)
                     return scores
                 if output.stop_reason == ABORTED or not output.token_ids:
                     await asyncio.sleep(REJECTED_SECONDS)
@@ -180,8 +183,18 @@ def _sampling_params(request: GenerationRequest) -> dict[str, Any]:
     return params | ({"skip_special_tokens": False} if request.stop else {})
 
 
+def _check_finite(log_probs: Sequence[float]) -> None:
+    """Raise RunError if an engine's log-probabilities are not finite: what it samples is then no policy's."""
+    if not all(map(math.isfinite, log_probs)):
+        raise RunError(
+            "the engine's log-probabilities are NaN or infinite: its weights are not finite (those that it loaded or "
+            "those of the last delivery), or they overflow in actor_rollout_ref.rollout.dtype"
+        )
+
+
 def _append(result: Generation, output) -> None:
     """Add a server's output to the result; raise RuntimeError if it lacks top log-probs or entropies."""
+    _check_finite(output.log_probs or [])
     for name in ("top_logprobs", "entropies"):
         if (values := getattr(result, name)) is not None:
             reported = output.extra_fields.get(name, [])
