@@ -35,6 +35,7 @@ from verl.trainer.host_memory import HostMemoryWatch
 from verl.trainer.ppo.v1.batch_faults import not_finite
 from verl.trainer.ppo.v1.batch_rows import BatchRows, send_tensors_only
 from verl.trainer.ppo.v1.equal_rewards import zero_equal_groups
+from verl.trainer.ppo.v1.filtered_prompts import FilteredPrompts
 from verl.trainer.ppo.v1.padding_rows import correct_counts
 from verl.trainer.ppo.v1.trainer_state import loaded_folder
 from verl.trainer.ppo.v1.tree_buffer import RolloutsFailed
@@ -339,7 +340,7 @@ class WatchedRun:
 
 
 @register_trainer("watched_sync")
-class WatchedSyncTrainer(WatchedRun, PPOTrainerSync):
+class WatchedSyncTrainer(WatchedRun, FilteredPrompts, PPOTrainerSync):
     """Upstream's synchronous trainer with `WatchedRun`; groups with equal rewards have advantage 0."""
 
     upstream_mode = "sync"
