@@ -9,6 +9,7 @@ import asyncio
 import importlib
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 from uuid import uuid4
 
@@ -47,6 +48,7 @@ class GroupServers:
         self.client = client
         self.acquired: dict[str, asyncio.Task] = {}  # group -> (server's id, actor)
         self.exchanges: dict[Any, Exchange] = {}  # actor -> its exchange
+        self.has_token: dict[str, bool] = {}  # group that has sent a request -> whether it has a token
 
     async def generate(self, group: str, prompt_ids: list[int], sampling_params: dict):
         """Return upstream's `TokenOutput`; if an abort has ended it early (`stop_reason`), the caller continues it.
@@ -54,28 +56,37 @@ class GroupServers:
         After an abort the balancer chooses a server for the group's next request: the same one, unless it has left the
         run, as servers on the trainer's GPUs do during training.
         """
-        if group not in self.acquired:
+        is_first = group not in self.acquired
+        if is_first:
+            self.has_token.setdefault(group, False)
             acquire = self.client._acquire_server(group, prompt_ids=prompt_ids, sampling_params=sampling_params)
             self.acquired[group] = asyncio.create_task(acquire)
         acquired = self.acquired[group]
         _, server = await asyncio.shield(acquired)  # other requests of the group wait for this task, too
         output = await self._ask(
             server,
+            partial(self._note_token, group) if is_first else None,
             request_id=self.client._vllm_request_id(group),
             prompt_ids=prompt_ids,
             sampling_params=sampling_params,
         )
+        if output.token_ids:
+            self._note_token(group)
         if output.stop_reason == ABORTED and self.acquired.get(group) is acquired:
             self.release(group)
         return output
 
-    async def _ask(self, server, **request):
+    def _note_token(self, group: str) -> None:
+        if group in self.has_token:
+            self.has_token[group] = True
+
+    async def _ask(self, server, on_first_token: Callable[[], None] | None, **request):
         """Return a server's output; upstream's own servers take one request per call, ours get batches."""
         if not hasattr(server, "collect"):
             return await server.generate.remote(**request)
         if server not in self.exchanges:
             self.exchanges[server] = Exchange(server)
-        return await self.exchanges[server].generate(**request)
+        return await self.exchanges[server].generate(on_first_token, **request)
 
     def release(self, group: str) -> None:
         """Release the group's server, if it has one; the group's next request acquires a server again."""
@@ -108,6 +119,14 @@ class LLMClientEngine(RolloutEngine):
     def release(self, request_id: str) -> None:
         """Release the server of this id; all its requests have ended."""
         self.servers.release(request_id)
+        self.servers.has_token.pop(request_id, None)
+
+    def is_queued(self, request_id: str) -> bool:
+        """Return whether this id has sent requests, and none has a token yet: they wait for those of other prompts.
+
+        Upstream's own servers report a request's tokens only when it has ended.
+        """
+        return self.servers.has_token.get(request_id) is False
 
     async def generate(self, request: GenerationRequest) -> Generation:
         params, stops = _sampling_params(request), list(request.stop)
