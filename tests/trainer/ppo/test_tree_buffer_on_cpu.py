@@ -8,8 +8,7 @@ import pytest
 from tensordict import NonTensorData, NonTensorStack, TensorDict
 
 from verl.trainer.ppo.v1 import replay_buffer
-from verl.trainer.ppo.v1.prompt_supply import PromptSupply
-from verl.trainer.ppo.v1.tree_buffer import TreeBuffer
+from verl.trainer.ppo.v1.tree_buffer import PromptSupply, TreeBuffer
 
 N = 3
 
@@ -145,7 +144,7 @@ def test_a_metric_that_is_no_number_is_named(monkeypatch):
     queue = Queue([[0.0, 1.0, 0.0], [0.0, "yes", 1.0]] * 4, [0])
     buffer, _ = buffer_of(monkeypatch, queue, max_num_gen_batches=0)
     queue.submit(2)
-    with pytest.raises(RuntimeError, match="the reward function's acc must be a number: .*'yes'"):
+    with pytest.raises(RuntimeError, match="the reward's acc must be a number: .*'yes'"):
         buffer.sample(1, "train", 4)
 
 

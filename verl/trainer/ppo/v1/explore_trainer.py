@@ -40,10 +40,10 @@ from verl.trainer.ppo.group_table import TRACKERS, GroupTableKeys, ShownGroup, s
 from verl.trainer.ppo.v1.batch_rows import ORDER, PROBLEM, BatchRows, Group, place_of
 from verl.trainer.ppo.v1.component import Component, components_of
 from verl.trainer.ppo.v1.equal_rewards import rewards_column, zero_advantages
-from verl.trainer.ppo.v1.filtered_prompts import FilteredPrompts
 from verl.trainer.ppo.v1.group_placement import distinct_tokens, place_groups
 from verl.trainer.ppo.v1.padding_rows import is_padding_row, spread_padding_rows
 from verl.trainer.ppo.v1.trainer_state import load_state, save_state
+from verl.trainer.ppo.v1.tree_buffer import FilteredPrompts
 from verl.trainer.ppo.v1.tree_reports import (
     broken_tools,
     diversity_metrics,

@@ -4,15 +4,17 @@ Upstream's buffer (verl 0.9.1, trainer_mode=sync) submits two prompts for each d
 the batch, and ignores `algorithm.filter_groups.max_num_gen_batches`. `TreeBuffer` submits prompts by the measured share
 of useful groups, replaces failed groups, and ends the run with advice at the bound. A batch does not depend on the
 speed of groups: it holds the first `batch_size` useful groups in the order of the data, and the next step begins with
-the prompt after them, whether or not the surplus was generated.
+the prompt after them, also after a resumption: prompts that were generated in vain are asked again.
 """
 
 import math
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from types import SimpleNamespace
 from typing import Any
 
+from omegaconf import OmegaConf
+from tensordict import TensorDict
 from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1.replay_buffer import (
     DAPO_FILTERED_REWARD_COUNTS_KEY,
@@ -20,13 +22,18 @@ from verl.trainer.ppo.v1.replay_buffer import (
     ReplayBufferAsync,
     _accumulate_eviction_metrics,
 )
+from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 from verl.utils.skip import SkipManager
 
 from verl.trainer.ppo.v1.batch_rows import BatchRows
-from verl.trainer.ppo.v1.prompt_supply import PromptSupply
+from verl.trainer.ppo.v1.trainer_state import load_state, save_state
+from verl.workers.config.schedule import filters_groups
 
 # part of the expected number of prompts of a batch that may be generated in vain, to avoid another wave of prompts
 SURPLUS = 0.08
+# number of steps whose largest share of useful groups is expected: more prompts can be asked later, but not fewer
+REMEMBERED_STEPS = 3
+STATE_FILE = "prompts.pkl"
 # batches of prompts after which a step ends the run if not one group is useful
 HOPELESS_BATCHES = 20
 
@@ -57,9 +64,7 @@ class _ShowsDropped:
         try:
             zero_variance, counts = super()._dapo_filtered_keys(partition_id)
         except (TypeError, ValueError) as error:
-            raise RuntimeError(
-                f"the reward function's {self.filter_groups_metric} must be a number: {error}"
-            ) from error
+            raise RuntimeError(f"the reward's {self.filter_groups_metric} must be a number: {error}") from error
         if partition_id != "val" and self.filter_groups_metric is not None:
             n_rows = Counter(key.split("_")[0] for key in self.partitions[partition_id])
             zero_variance |= {uid for uid in self.finished_keys[partition_id] if n_rows[uid] == 1}
@@ -97,6 +102,41 @@ class AsyncTreeBuffer(_ShowsDropped, ReplayBufferAsync):
         self.failed += len(reasons[2])
         check_failures(self.failed, self.most_failed)
         return super()._evict_terminal_groups(global_steps, partition_id, reasons)
+
+
+class PromptSupply:
+    """The prompts that this step has asked for, and those kept for it.
+
+    Args:
+        fetch: function that returns the next prompt of the data, in upstream's form with a `uid`.
+    """
+
+    def __init__(self, fetch: Callable[[], TensorDict]):
+        self.fetch = fetch
+        self.asked: dict[str, TensorDict] = {}  # this step's prompts by uid, in the order of the data
+        self.kept: list[TensorDict] = []
+        self.shares: list[float] = []  # share of useful groups in each of the last steps
+
+    def next(self) -> TensorDict:
+        """Return the next prompt: a kept one, or else a new one."""
+        prompt = self.kept.pop(0) if self.kept else self.fetch()
+        self.asked[list(prompt["uid"])[0]] = prompt.copy()  # the submission adds columns to the original
+        return prompt
+
+    def useful_share(self, useful: int, judged: int, batch_size: int) -> float:
+        """Return the expected share of useful groups, in which the last steps count as half a batch.
+
+        Args:
+            useful: number of useful groups among this step's.
+            judged: number of this step's groups that have ended without a failure.
+        """
+        expected = max(self.shares, default=1.0)
+        return (useful + expected * batch_size / 2) / (judged + batch_size / 2)
+
+    def end_step(self, unused: Collection[str], share: float) -> None:
+        """Keep the prompts that were not used, and remember the share of useful groups, above 0."""
+        self.kept = [prompt for uid, prompt in self.asked.items() if uid in unused] + self.kept
+        self.asked, self.shares = {}, [*self.shares, share][-REMEMBERED_STEPS:]
 
 
 class TreeBuffer(_ShowsDropped, ReplayBuffer):
@@ -173,11 +213,9 @@ class TreeBuffer(_ShowsDropped, ReplayBuffer):
             raise RuntimeError(
                 f"of {generated} prompts only {useful} gave groups whose {self.filter_groups_metric} varies (number of "
                 f"groups by its value: {metrics.get(DAPO_FILTERED_REWARD_COUNTS_KEY, {})}), and "
-                f"algorithm.filter_groups.max_num_gen_batches={self.max_num_gen_batches} allows no more for "
-                f"data.train_batch_size={batch_size}: if all are wrong, compare the format for which the prompts ask "
-                "with the one that the reward reads; raise max_num_gen_batches (0: no bound once a group varies), "
-                "actor_rollout_ref.rollout.n or the sampling temperature, choose problems that are neither too easy "
-                "nor too hard, or set algorithm.filter_groups.enable=false"
+                f"algorithm.filter_groups.max_num_gen_batches={self.max_num_gen_batches} allows no more: if all are "
+                "wrong, compare the format for which the prompts ask with the one that the reward reads; raise it (0: "
+                "no bound once a group varies), rollout.n or the temperature; choose other problems, or enable=false"
             )
         return max(0, allowed)
 
@@ -226,3 +264,36 @@ def _filter_groups_metric(trainer) -> str | None:
     if config.algorithm.get("filter_groups"):
         config.algorithm.filter_groups.max_num_gen_batches = 0
     return type(trainer)._resolve_filter_groups_metric(SimpleNamespace(config=config))
+
+
+class FilteredPrompts(PPOTrainer):
+    """Mixin of synchronous trainers, which fill a batch by `TreeBuffer` if the config has `algorithm.filter_groups`."""
+
+    supply: PromptSupply | None = None
+
+    def _build_replay_buffer(self):
+        config = self.config
+        if not filters_groups(config) or OmegaConf.select(config, "trainer.v1.sampler.custom_sampler.path"):
+            return super()._build_replay_buffer()
+        filters, self.supply = config.algorithm.filter_groups, PromptSupply(super()._fetch_one_gen_batch)
+        return TreeBuffer(
+            **buffer_options(self),
+            supply=self.supply,
+            train_batch_size=config.data.train_batch_size,
+            gen_batch_size=1,
+            max_inflight_gen_batches=filters.get("max_inflight_gen_batches") or 1,
+            max_num_gen_batches=filters.get("max_num_gen_batches") or 0,
+        )
+
+    def _fetch_one_gen_batch(self) -> TensorDict:
+        return self.supply.next() if self.supply else super()._fetch_one_gen_batch()
+
+    def _save_checkpoint(self):
+        if self.supply:
+            save_state(self, STATE_FILE, {"kept": self.supply.kept, "shares": self.supply.shares})
+        super()._save_checkpoint()
+
+    def _load_checkpoint(self):
+        super()._load_checkpoint()
+        if self.supply and (state := load_state(self, STATE_FILE)):
+            self.supply.kept, self.supply.shares = state["kept"], state["shares"]

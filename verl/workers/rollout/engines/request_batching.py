@@ -26,8 +26,6 @@ from verl.utils.fault_reports import cause_of
 
 # requests that end in one step of the engine end within about this time
 COLLECT_SECONDS = 0.002
-# name of the argument of a request whose first token is reported
-REPORTS_FIRST_TOKEN = "reports_first_token"
 # function that `generate` of a server calls when the request has its first token
 on_first_token: ContextVar[Callable[[], None]] = ContextVar("on_first_token", default=lambda: None)
 
@@ -61,7 +59,7 @@ class ExchangeServer:
         return [first, *(answers.get_nowait() for _ in range(answers.qsize()))]
 
     async def _answer(self, client: str, number: int, request: dict[str, Any]) -> None:
-        if request.pop(REPORTS_FIRST_TOKEN, False):
+        if request.pop("reports_first_token", False):
             on_first_token.set(lambda: self._exchange_answers[client].put_nowait((number, FirstToken(), None)))
         try:
             answer = number, await self.generate(**request), None
@@ -95,7 +93,7 @@ class Exchange:
         """Return the result of the server's `generate`; raise RuntimeError with the message of its error."""
         loop, number = asyncio.get_running_loop(), next(self.numbers)
         if on_first_token is not None:
-            self.on_first_token[number], request[REPORTS_FIRST_TOKEN] = on_first_token, True
+            self.on_first_token[number], request["reports_first_token"] = on_first_token, True
         if not self.new:
             loop.call_soon(self._submit)
         self.new.append((number, request))

@@ -48,7 +48,7 @@ class GroupServers:
         self.client = client
         self.acquired: dict[str, asyncio.Task] = {}  # group -> (server's id, actor)
         self.exchanges: dict[Any, Exchange] = {}  # actor -> its exchange
-        self.has_token: dict[str, bool] = {}  # group that has sent a request -> whether it has a token
+        self.queued: set[str] = set()  # groups whose first request has no token yet
 
     async def generate(self, group: str, prompt_ids: list[int], sampling_params: dict):
         """Return upstream's `TokenOutput`; if an abort has ended it early (`stop_reason`), the caller continues it.
@@ -58,27 +58,24 @@ class GroupServers:
         """
         is_first = group not in self.acquired
         if is_first:
-            self.has_token.setdefault(group, False)
+            self.queued.add(group)
             acquire = self.client._acquire_server(group, prompt_ids=prompt_ids, sampling_params=sampling_params)
             self.acquired[group] = asyncio.create_task(acquire)
         acquired = self.acquired[group]
         _, server = await asyncio.shield(acquired)  # other requests of the group wait for this task, too
-        output = await self._ask(
-            server,
-            partial(self._note_token, group) if is_first else None,
-            request_id=self.client._vllm_request_id(group),
-            prompt_ids=prompt_ids,
-            sampling_params=sampling_params,
-        )
-        if output.token_ids:
-            self._note_token(group)
+        try:
+            output = await self._ask(
+                server,
+                partial(self.queued.discard, group) if is_first else None,
+                request_id=self.client._vllm_request_id(group),
+                prompt_ids=prompt_ids,
+                sampling_params=sampling_params,
+            )
+        finally:
+            self.queued.discard(group)
         if output.stop_reason == ABORTED and self.acquired.get(group) is acquired:
             self.release(group)
         return output
-
-    def _note_token(self, group: str) -> None:
-        if group in self.has_token:
-            self.has_token[group] = True
 
     async def _ask(self, server, on_first_token: Callable[[], None] | None, **request):
         """Return a server's output; upstream's own servers take one request per call, ours get batches."""
@@ -96,6 +93,7 @@ class GroupServers:
                 server_id, _ = acquired.result()
                 self.client._release_server(server_id, request_id=group)
 
+        self.queued.discard(group)
         if acquired := self.acquired.pop(group, None):
             acquired.add_done_callback(give_back)
 
@@ -119,14 +117,11 @@ class LLMClientEngine(RolloutEngine):
     def release(self, request_id: str) -> None:
         """Release the server of this id; all its requests have ended."""
         self.servers.release(request_id)
-        self.servers.has_token.pop(request_id, None)
 
     def is_queued(self, request_id: str) -> bool:
-        """Return whether this id has sent requests, and none has a token yet: they wait for those of other prompts.
-
-        Upstream's own servers report a request's tokens only when it has ended.
-        """
-        return self.servers.has_token.get(request_id) is False
+        """Return whether the id's first request has no token yet, and waits for those of other ids. Upstream's own
+        servers report tokens only when a request has ended."""
+        return request_id in self.servers.queued
 
     async def generate(self, request: GenerationRequest) -> Generation:
         params, stops = _sampling_params(request), list(request.stop)
