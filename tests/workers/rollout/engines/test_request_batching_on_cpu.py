@@ -2,11 +2,12 @@
 
 import asyncio
 import gc
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
 
-from verl.workers.rollout.engines.request_batching import Exchange, ExchangeServer
+from verl.workers.rollout.engines.request_batching import Exchange, ExchangeServer, on_first_token
 
 
 class Server(ExchangeServer):
@@ -19,6 +20,8 @@ class Server(ExchangeServer):
         self.asked += 1
         self.running += 1
         try:
+            await asyncio.sleep(seconds)
+            on_first_token.get()()
             await asyncio.sleep(seconds)
         finally:
             self.running -= 1
@@ -117,3 +120,14 @@ async def test_a_servers_death_ends_every_request_that_waits_and_every_later_one
         await asyncio.wait_for(exchange.generate(prompt="x"), 5)
     await asyncio.sleep(0)
     gc.collect()
+
+
+async def test_a_first_token_is_reported_before_the_answer_to_those_who_ask():
+    exchange, seen = Exchange(Server().handle()), []
+
+    async def ask(prompt: str, reports: bool):
+        answer = await exchange.generate(partial(seen.append, prompt) if reports else None, prompt=prompt, seconds=0.05)
+        seen.append(f"answer {answer}")
+
+    await asyncio.gather(ask("a", True), ask("b", False))
+    assert seen[0] == "a" and sorted(seen[1:]) == ["answer a", "answer b"] and not exchange.on_first_token

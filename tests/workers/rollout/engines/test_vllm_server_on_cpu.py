@@ -8,6 +8,7 @@ import inspect
 import random
 import sys
 from collections import Counter
+from copy import deepcopy
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -23,6 +24,7 @@ from verl.workers.rollout.router import GlobalRequestLoadBalancer, get_router_ha
 from tests.configs import composed
 from tests.forked import ray_of_forks
 from tests.recipe.arpo import toy_agent
+from verl.utils.fault_reports import RunError
 from verl.workers.rollout.engines import vllm_server
 from verl.workers.rollout.engines.interface import GenerationRequest
 from verl.workers.rollout.engines.local_transformers import TransformersEngine
@@ -159,12 +161,26 @@ def rollout_of(tree: str, engine):
     return TreeRollout(config, SimpleNamespace(ct_build_initial_tokens=initial_tokens), engine, TOKENIZER)
 
 
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_an_engine_whose_weights_are_not_finite_is_named(actors, model, value):
+    spoilt = deepcopy(model)
+    spoilt.lm_head.weight.data[0] = value
+    stack = Stack(actors, TransformersEngine(spoilt))
+    with pytest.raises(RunError, match="the engine's log-probabilities are NaN or infinite: its weights"):
+        asyncio.run(generate(stack.engine, [1, 2]))
+    assert stack.counted()[1] == 0, "the server is given back"
+
+
 def test_groups_are_spread_evenly_and_a_request_of_no_group_gives_its_server_back(actors, model):
     stack = Stack(actors, TransformersEngine(model))
 
     async def groups():
         requests = [generate(stack.engine, [1, i], request_id=f"group {i}") for i in range(8) for _ in range(5)]
+        requests = [asyncio.ensure_future(request) for request in requests]
+        await asyncio.sleep(0)
+        assert all(stack.engine.is_queued(f"group {i}") for i in range(8)), "none has a token yet"
         await asyncio.gather(*requests)
+        assert not any(stack.engine.is_queued(f"group {i}") for i in range(8))
         in_flight = stack.counted()
         for i in range(8):
             stack.engine.release(f"group {i}")
