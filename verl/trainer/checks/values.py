@@ -21,10 +21,8 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 import verl.trainer
 from verl.utils.parts import parts
-from verl.workers.config.keys import ACTOR, ROLLOUT, in_words, no_such_key
+from verl.workers.config.keys import ACTOR, ROLLOUT, in_words
 
-# sections that a worker builds as dataclasses, and where an unknown key therefore fails
-BUILT = (f"{ACTOR}.", f"{ROLLOUT}.", "algorithm.")
 SCALARS = {bool, int, float, str}
 KL = Literal["kl", "k1", "abs", "mse", "k2", "low_var_kl", "k3", "full"]
 KL_LOSS = Literal[KL, "kl+", "k1+", "abs+", "mse+", "k2+", "low_var_kl+", "k3+", "full+"]
@@ -111,15 +109,10 @@ def typed_values(section: DictConfig, defaults: DictConfig | None, name: str) ->
     Args:
         defaults: upstream's values for the section, from which the types of keys without a dataclass are taken.
         name: path of the section from the config's root, with a dot at its end.
-
-    Raises:
-        ValueError: a key is no field of a dataclass that a worker builds.
     """
     target = section.get("_target_")
     hints = get_type_hints(hydra.utils.get_class(target)) if target else {}
     for key in section:
-        if target and name.startswith(BUILT) and key not in {"_target_", *hints}:
-            raise ValueError(no_such_key(name[:-1], key, sorted(hints)))
         value = None if OmegaConf.is_missing(section, key) else section[key]
         default = OmegaConf.select(defaults, str(key), throw_on_resolution_failure=False) if defaults else None
         if isinstance(value, DictConfig) and not value._is_none():
