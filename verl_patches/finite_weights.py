@@ -33,11 +33,8 @@ def weight_that_is_not_finite(module) -> str | None:
         module: torch module, or the list of those of pipeline stages.
     """
     modules = module if isinstance(module, list | torch.nn.ModuleList) else [module]
-    parts = {}
-    for name, weight in (named for each in modules for named in each.named_parameters() if named[1].requires_grad):
-        part = getattr(weight, "_local_tensor", weight).detach()
-        if part.numel():
-            # one number without a copy of the weight: NaN and infinity are greater than every other
-            parts[name] = torch.linalg.vector_norm(part, torch.inf).float()
-    finite = torch.isfinite(torch.stack(list(parts.values()))) if parts else torch.ones(0)
-    return next((name for name, good in zip(parts, finite.tolist(), strict=True) if not good), None)
+    trained = [named for each in modules for named in each.named_parameters() if named[1].requires_grad]
+    parts = {name: getattr(weight, "_local_tensor", weight).detach() for name, weight in trained}
+    # one number for each weight without a copy of it: NaN and infinity are above all others
+    largest = {name: torch.linalg.vector_norm(part, torch.inf).float() for name, part in parts.items() if part.numel()}
+    return next((name for name, number in largest.items() if not number.isfinite()), None)

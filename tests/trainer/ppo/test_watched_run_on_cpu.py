@@ -16,7 +16,7 @@ from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 
 from recipe.common.tiny_model import make_tokenizer
 from tests.trainer.ppo.toy_step import ACTOR, MemoryQueue, trainer_of
-from verl.trainer.ppo.v1 import replay_buffer
+from verl.trainer.ppo.v1 import replay_buffer, watched_run
 from verl.trainer.ppo.v1.tree_buffer import RolloutsFailed
 from verl.trainer.ppo.v1.watched_run import NO_ROWS, PHASES
 from verl.utils import transferqueue_utils
@@ -139,6 +139,14 @@ def test_refills_end_when_a_batch_has_failed_and_nothing_else(made, monkeypatch)
     with pytest.raises(RunError, match="all 4 prompt groups failed; the first: ValueError: engine error 0"):
         made._add_prompts_to_generate(1)
     assert submitted == [3, 2]
+
+
+def test_a_step_ends_with_the_fault_that_another_process_reported(made, monkeypatch):
+    """Before its checkpoint, and also if the run would end before the driver reads the report."""
+    upstream(monkeypatch, "step", lambda self: None)
+    monkeypatch.setattr(watched_run, "reported_faults", lambda: ["the reward function's acc is 'yes'"])
+    with pytest.raises(RunError, match="the reward function's acc is 'yes'"):
+        made.step({}, {})
 
 
 def test_a_validation_says_how_many_prompts_failed(made, monkeypatch):
@@ -294,7 +302,7 @@ def test_a_run_whose_gradients_are_all_0_does_not_end_well(made, monkeypatch, ba
         if learnt:
             made.fit(made.agent_loop_manager)
             continue
-        with pytest.raises(RunError, match="the gradients of all 10 updates of this run were 0: nothing was learnt"):
+        with pytest.raises(RunError, match="all 10 updates of this run had gradients of 0: nothing was learnt"):
             made.fit(made.agent_loop_manager)
 
 
@@ -357,7 +365,7 @@ def test_responses_without_content_are_the_reason(rewarded, capsys, response, re
     for _ in range(2):
         add("6 * 7?", response, reward=-1.0)
     text = warned(made, queue, capsys)
-    assert "the last are -1: nothing is learnt from them. Likely reason: " in text and reason in text
+    assert "the last are -1. Likely reason: " in text and reason in text
 
 
 def test_rewards_that_have_varied_are_not_warned_of(rewarded, capsys):

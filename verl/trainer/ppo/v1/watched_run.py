@@ -41,7 +41,7 @@ from verl.trainer.ppo.v1.padding_rows import correct_counts
 from verl.trainer.ppo.v1.trainer_state import loaded_folder
 from verl.trainer.ppo.v1.tree_buffer import FilteredPrompts, RolloutsFailed
 from verl.trainer.progress_watch import START_SECONDS, ProgressWatch
-from verl.utils.fault_reports import RunError, cause_of, report_fault
+from verl.utils.fault_reports import RunError, cause_of, report_fault, reported_faults
 from verl.utils.user_code import no_exit
 from verl.workers.rollout.group_counts import GroupCounts
 
@@ -94,7 +94,7 @@ class WatchedRun:
     def __init__(self, config: DictConfig):
         config.trainer.v1.trainer_mode = self.upstream_mode
         self.updates = self.skipped_updates = self.idle_updates = self.equal_batches = 0
-        self.rewards_varied = False
+        self.rewards_varied, self.why_equal = False, ""
         self.skipped_in_a_row: dict[str, int] = {}  # number of updates by role
         self.prompt_states: dict[str, int] = {}
         dtype = config.actor_rollout_ref.actor.fsdp_config.get("dtype")
@@ -157,6 +157,8 @@ class WatchedRun:
             if isinstance(error, RolloutsFailed) or NO_ROWS in str(error):
                 self._raise_with_failures(f"step {self.global_steps}", "train", error)
             raise
+        if faults := reported_faults():  # of another process, which the driver may not have read yet
+            raise RunError(faults[0])
         if failed := self._take_counts("train").failed:
             metrics["training/failed_prompts"] = failed
         metrics["actor/skipped_updates"] = self.skipped_updates - skipped
@@ -315,13 +317,11 @@ class WatchedRun:
         self.rewards_varied |= len(rewards) > 1
         metrics["training/batches_with_equal_rewards"] = self.equal_batches
         if self.equal_batches == WARNED_BATCHES and not self.rewards_varied:
-            reason = why_rewards_are_equal(rows, self)
-            print(
-                f"warning: step {self.global_steps}: all rewards of the first {WARNED_BATCHES} batches are equal, the "
-                f"last are {rewards.pop():g}: nothing is learnt from them. Likely reason: {reason}",
-                file=sys.stderr,
-                flush=True,
+            self.why_equal = (
+                f"all rewards of the first {WARNED_BATCHES} batches are equal, the last are {rewards.pop():g}. Likely "
+                f"reason: {why_rewards_are_equal(rows, self)}"
             )
+            print(f"warning: step {self.global_steps}: {self.why_equal}", file=sys.stderr, flush=True)
 
     def _compute_metrics(self, batch, metrics: dict, *args, **kwargs) -> None:
         super()._compute_metrics(batch, metrics, *args, **kwargs)
@@ -351,7 +351,9 @@ class WatchedRun:
                 "was learnt"
             )
         if self.updates == self.idle_updates + self.skipped_updates and self.updates >= IDLE_UPDATES:
-            raise RunError(f"the gradients of all {self.updates} updates of this run were 0: nothing was learnt")
+            raise RunError(
+                f"all {self.updates} updates of this run had gradients of 0: nothing was learnt. {self.why_equal}"
+            )
 
     def _close_trackers(self, exit_code: int) -> None:
         """Make wandb, TensorBoard and others write what they hold; does nothing before upstream has opened them.
