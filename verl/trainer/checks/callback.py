@@ -53,7 +53,7 @@ class Preflight(Callback):
                 prepare(config)
             watched = (config, joins_running_cluster(config), needed_ray_cpus(config))
             threading.Thread(target=watch_pending_actors, args=watched, daemon=True).start()
-            DeathWatch(config.trainer.get("progress_timeout")).start()
+            DeathWatch(config.trainer.default_local_dir).start()
         except (ValueError, RunError) as error:
             if os.environ.get("HYDRA_FULL_ERROR") == "1":
                 traceback.print_exc()
