@@ -189,8 +189,12 @@ def print_speeds(args, models: dict[str, Qwen2Config]) -> None:
     for name, config in models.items():
         model = make_model(config, args.device)
         for sharing in args.sharing:
-            times = compare(model, Group(rows, length, sharing), args.runs).values()
-            ratios = [f"{statistics.median(s['rows']) / statistics.median(s['tree']):.2f}" for s in times]
+            try:
+                times = compare(model, Group(rows, length, sharing), args.runs).values()
+                ratios = [f"{statistics.median(s['rows']) / statistics.median(s['tree']):.2f}" for s in times]
+            except torch.OutOfMemoryError:
+                ratios = ["out of memory"] * 2
+                model.zero_grad()
             print(f"| {name} | {rows} x {length} | {sharing:g} | " + " | ".join(ratios) + " |", flush=True)
 
 

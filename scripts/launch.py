@@ -4,8 +4,8 @@
 
 The run's output goes to RUN_DIR/train.log, its metrics to RUN_DIR/metrics.jsonl (verl's file logger), its curves to
 RUN_DIR/curves.png. One run at a time uses RUN_DIR. However the run ends, even by a SIGKILL of one of its processes, the
-launcher ends every process that the run started, and removes its shared memory; it also ends a run of
-which a process is frozen. VERBOSE=1 shows the whole output. The exit code is the run's own.
+launcher ends every process that the run started, and removes its shared memory. It also ends a run of which a process
+is frozen. VERBOSE=1 shows the whole output. The exit code is the run's own.
 """
 
 import contextlib
@@ -33,6 +33,8 @@ hold_folder = runpy.run_path(str(HERE.parent / "verl/utils/folder_lock.py"))["ho
 
 PR_SET_CHILD_SUBREAPER = 36
 LAST_LINES = 15
+# Exit code of a run whose config or files its own checks refuse (verl/trainer/checks/callback.py).
+REFUSED = 2
 LOOK_SECONDS, ALIVE = 0.5, ".alive-*"
 # Beginning of the names of the metrics that verl/trainer/host_memory.py logs.
 HOST_MEMORY = "perf/host_memory_gb/"
@@ -177,6 +179,7 @@ def wait(run: subprocess.Popen, progress: Progress, log) -> int:
             _, name, pid, seconds = file.name.split("-")
             if alive[file][1] * LOOK_SECONDS > int(seconds):
                 why = "it is stopped, or a call holds Python's lock (GIL)"
+                progress.close()
                 log.write(f"error: {name} (process {pid}) gave no sign of life for {seconds} s: {why}\n".encode())
                 return 4
     progress.update()
@@ -211,8 +214,20 @@ def report_failure(run_dir: Path, start: int, pid: int, code: int) -> None:
     for line in lines or plain[-LAST_LINES:]:
         print(f"  {line[:800]}", file=sys.stderr)
     print(f"Whole log: {run_dir / 'train.log'}", file=sys.stderr)
-    if not any(re.search("would fail again|same command resumes|nothing is left", line) for line in errors):
-        print("The same command resumes from the last complete checkpoint.", file=sys.stderr)
+    if code == REFUSED or any("HYDRA_FULL_ERROR=1 for a complete stack trace" in line for line in plain):
+        print("Nothing was started: correct the command or the file.", file=sys.stderr)
+    elif not any(re.search("would fail again|nothing is left", line) for line in errors):
+        print(next_start(run_dir), file=sys.stderr)
+
+
+def next_start(run_dir: Path) -> str:
+    """Return a sentence on where the same command would begin."""
+    complete = [int(marker.parent.name.rpartition("_")[2]) for marker in run_dir.glob("global_step_*/COMPLETE")]
+    if complete:
+        return f"The same command resumes after step {max(complete)}, of which it has the last complete checkpoint."
+    if (run_dir / "latest_checkpointed_iteration.txt").exists():  # of supervised training, without markers
+        return "The same command resumes from the last checkpoint."
+    return "The same command begins anew: there is no complete checkpoint yet."
 
 
 def first_cause(errors: list[str], log: list[str]) -> list[str]:
@@ -256,7 +271,7 @@ def main(arguments: list[str]) -> int:
         lock = hold_folder(run_dir)
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
-        return 1
+        return REFUSED
     for file in run_dir.glob(ALIVE):
         file.unlink()
     leftovers.remove_unused()
@@ -289,7 +304,7 @@ def main(arguments: list[str]) -> int:
             (number,) = interrupted.args
             end_descendants()
             print(
-                f"\nThe run was ended by {number.name}. The same command resumes from the last complete checkpoint.",
+                f"\nThe run was ended by {number.name}. {next_start(run_dir)}",
                 file=sys.stderr,
             )
             return 128 + number

@@ -35,11 +35,10 @@ from recipe.common.reporting.run_metrics import (
     validation_accuracy,
 )
 from studies import RESULTS
-from studies.learning_curves import ROOT, trained
-from studies.where_trees_pay import LATR_SCHEDULE
 from verl.utils.atomic_files import replacing
 from verl.utils.parts import parts
 
+ROOT = Path(__file__).resolve().parents[1]
 AXES = {"steps": "steps", "tokens": "generated tokens", "seconds": "seconds of training", "calls": "tool calls"}
 RUN = ["method", "rate", "seed"]  # columns that identify a run
 KT = "actor_rollout_ref.rollout.kt"
@@ -60,6 +59,8 @@ SEARCH = ["recipe/arpo/run_search_task_cpu.sh", SLOW_SEARCH]
 EXPLORE = ["recipe/common/run_explore.sh", "update=tree"]
 IS = "algorithm.rollout_correction.rollout_is"
 LATR = ["recipe/latr/run_countdown_cpu.sh"]
+# the paper's: share of the run -> share of responses that come from trees from then on
+LATR_SCHEDULE = {0.0: 1.0, 0.02: 0.75, 0.04: 0.5, 0.16: 0.25, 0.4: 0.0}
 # DAPO's dynamic sampling: groups whose answers are all right or all wrong are replaced
 FILTERED = [
     "algorithm.filter_groups.enable=true",
@@ -178,6 +179,28 @@ def check(method: str, task: str, steps: int, more: Sequence[str]) -> None:
 def script_method(method: str) -> str:
     """Return METHOD for a run script: for a name of METHODS its part before the first hyphen, else `grpo`."""
     return method.split("-")[0] if method in METHODS else "grpo"
+
+
+def trained(
+    experiment: str, method: str, seed: int, steps: int, command: list[str], output=None, **environment: str
+) -> Path:
+    """Return the folder of a training run. The run is started if it is not complete.
+
+    Args:
+        method: name of the method; its part before the first hyphen, such as `hato` of `hato-path`, is given to the
+            script as METHOD.
+        command: a run script, and overrides.
+        output: a file for the script's output.
+        environment: further environment variables for the script.
+    """
+    folder = ROOT / "outputs" / experiment
+    if not (folder / f"global_step_{steps}" / "COMPLETE").exists():
+        env = {"METHOD": method.split("-")[0], "HARDWARE": "cpu", "SEED": str(seed), "EXPERIMENT_NAME": experiment}
+        script, *overrides = command
+        length = [f"trainer.total_training_steps={steps}", f"trainer.save_freq={steps}"]
+        options = {"cwd": ROOT, "env": {**os.environ, **env, **environment}, "stdout": output, "stderr": output}
+        subprocess.run(["bash", script, *length, *overrides], check=True, **options)
+    return folder
 
 
 def run(name: str, task: str, method: str, rate: str, seed: int, steps: int, more: Sequence[str]) -> pd.DataFrame:

@@ -80,23 +80,6 @@ def test_no_module_imports_itself_through_others():
     assert circle(import_graph(paths)) == []
 
 
-def test_a_circle_within_functions_is_seen(tmp_path, monkeypatch):
-    monkeypatch.setitem(globals(), "ROOT", tmp_path)
-    files = {
-        "a/__init__.py": "",
-        "a/b.py": "def f():\n    from a import c\n",
-        "a/c.py": "import a.d.e\n",
-        "a/d/__init__.py": "from a.d.e import name\n",
-        "a/d/e.py": "import os\nfrom a.b import f\n",
-    }
-    for name, text in files.items():
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text(text)
-    assert set(circle(import_graph(sources("a")))) == {"a.b", "a.c", "a.d.e"}
-    (tmp_path / "a/d/e.py").write_text("import os\n")
-    assert circle(import_graph(sources("a"))) == []
-
-
 def method_names() -> set[str]:
     """Return the folders of the methods, the trees, credits and losses that they register, and their sections."""
     folders = {path.parent.name for kind in ("tree", "credit", "loss", "sampler") for path in modules_of(kind)}

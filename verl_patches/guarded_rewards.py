@@ -1,16 +1,20 @@
-"""Turns a reward function's exit or non-finite result into the failure of its group alone.
+"""Turns a reward function's exit or non-finite result into the failure of its group alone, and ends a run whose reward
+function returns a name with values of several kinds.
 
 verl 0.9.1 awaits the function in a task. If it raises SystemExit, the worker's event loop ends and computes no more
-rewards; if it returns NaN, verl trains on it. This can go when upstream checks for both.
+rewards; if it returns NaN, verl trains on it; if `acc` is a text, validation has no accuracy, and if it is a text here
+and a number there, validation fails. This can go when upstream checks for all of them.
 """
 
 import asyncio
 import functools
 import inspect
+import numbers
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
+from verl.utils.fault_reports import report_fault
 from verl.utils.user_code import finite_number, guard_tasks, guarded
 
 
@@ -30,9 +34,33 @@ def guard_rewards(reward_loop: ModuleType) -> None:
         guard_tasks(asyncio.get_running_loop())
         result = await guarded(compute(self, data), "the reward function")
         finite_number(result["reward_score"], "the reward")  # a reward model's has not been checked yet
+        try:
+            check_info(result.get("reward_extra_info") or {}, self.__dict__.setdefault("info_seen", {}))
+        except ValueError as error:
+            report_fault(str(error))  # other groups may not fail by it, and would be compared by other values
+            raise
         return result
 
     worker._init_reward_fn, worker.compute_score = init_and_check, compute_score
+
+
+def check_info(info: dict[str, Any], seen: dict[str, Any]) -> None:
+    """Raise ValueError if `acc` is not a finite number, or if a value is of another kind than the first of its name.
+
+    Args:
+        info: values that the reward function returned beside the reward; None stands for a value that is missing.
+        seen: the first value by name, to which new names are added.
+    """
+    if "acc" in info:
+        finite_number(info["acc"], "the reward function's acc")
+    for name, value in info.items():
+        if value is not None and _kind(first := seen.setdefault(name, value)) != _kind(value):
+            raise ValueError(f"the reward function's {name} is {first!r} for one response and {value!r} for another")
+
+
+def _kind(value: Any) -> str:
+    value = value.item() if hasattr(value, "item") and getattr(value, "ndim", 0) == 0 else value
+    return "number" if isinstance(value, numbers.Real) else type(value).__name__
 
 
 def checked(function: Callable) -> Callable:

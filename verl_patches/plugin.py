@@ -82,6 +82,7 @@ PATCHES = (
     ("verl.trainer.ppo.v1.replay_buffer", "exact_spread", "find_equal_rewards"),
     ("verl.utils.checkpoint.checkpoint_handler", "epoch_ends", "begin_epochs_after_checkpoints"),
     ("verl.utils.fsdp_utils", "parameter_copies", "save_copies"),
+    ("verl.workers.engine.base", "finite_weights", "check_updates"),
 )
 
 

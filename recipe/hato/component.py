@@ -3,7 +3,6 @@
 HATOCredit       with adv_estimator=hato, on any trees, and with HATO's trees, whatever the estimator
 HATOSearch       with HATO's trees: the value model, the temperature, the number of nodes of a tree
 SuccessfulPaths  with a section `hato`, on any trees
-ReplacedTrees    with HATO's trees and group filtering
 MetaLearning     with a section `hato.meta_learning` (meta_component.py)
 """
 
@@ -34,7 +33,6 @@ from recipe.hato.value_model import pack, value_model_of
 from verl.trainer.ppo.credit.nodes import SEGMENT_IDS, tree_nodes
 from verl.trainer.ppo.v1.batch_rows import BatchRows, Group
 from verl.trainer.ppo.v1.component import Component, tree_of
-from verl.trainer.ppo.v1.tree_buffer import TreeBuffer, buffer_options
 from verl.utils.parts import register_component
 from verl.utils.token_fields import ContextValue
 from verl.workers.config.schedule import filters_groups
@@ -310,21 +308,3 @@ def _responses(rows: BatchRows, groups: Sequence[Sequence[int]]) -> list[list[li
     """Return the response tokens of each row of each group."""
     tokens = iter(rows.column("responses", [row for group in groups for row in group]))
     return [[next(tokens).tolist() for _ in group] for group in groups]
-
-
-@register_component
-class ReplacedTrees(Component):
-    """Component for `algorithm.filter_groups` with tree=hato; with `schedule=sync` it replaces upstream's buffer by
-    `TreeBuffer`, which shows groups without a signal to the components and replaces them one by one."""
-
-    @classmethod
-    def wanted(cls, config: DictConfig) -> bool:
-        return filters_groups(config) and tree_of(config) == "hato"
-
-    def replay_buffer(self, trainer) -> TreeBuffer | None:
-        if trainer.trainer_mode != "sync":
-            return None  # asynchronous runs always have an `AsyncTreeBuffer`
-        bound = trainer.config.algorithm.filter_groups.get("max_num_gen_batches", 0)
-        options = buffer_options(trainer)
-        batch_size = trainer.config.data.train_batch_size
-        return TreeBuffer(**options, train_batch_size=batch_size, gen_batch_size=1, max_num_gen_batches=bound)

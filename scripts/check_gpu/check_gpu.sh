@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Checks, on a machine with one GPU and the GPU extra, what this project cannot check on a CPU: kernels, a warm start, two
-# steps of every recipe, an evaluation. At most 30 minutes. Ends with a table; exit code 1 if a part failed.
+# steps of every recipe, an evaluation. At most 45 minutes. Ends with a table; exit code 1 if a part failed.
 #   [MODEL_PATH=a small model instead of the tiny one] bash scripts/check_gpu/check_gpu.sh [PART...]
 # Logs: outputs/check_gpu/PART.log. DRY_RUN=1 composes and checks every part's config, without a GPU, and starts nothing.
 set -euo pipefail

@@ -74,13 +74,15 @@ def run_part(name: str, seconds: int, command: str, environment: dict[str, str] 
 def main(file: Path) -> int:
     import torch
 
+    import verl_patches.plugin  # noqa: F401 (verl may be installed without this project, whose modules it then lacks)
     from verl.utils.atomic_files import replacing
 
     small = os.environ.get("SMALL", "0") not in ("", "0")
     if not small and not torch.cuda.is_available():
         print("error: torch sees no GPU; SMALL=1 runs small parts without one", file=sys.stderr)
         return NO_GPU
-    environment = {"TRITON_INTERPRET": "1", "VERL_PLATFORM": "cpu"} if small else {}
+    environment = {"VERL_USE_EXTERNAL_MODULES": "verl_patches.plugin"}
+    environment |= {"TRITON_INTERPRET": "1", "VERL_PLATFORM": "cpu"} if small else {}
     chosen = [part for part in PARTS if part[0] != "fsdp2" or has_verl()]
     parts = [
         run_part(name, limit, f"{command} {added if small else ''}", environment)

@@ -6,11 +6,9 @@ import sys
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 
-import pandas as pd
 import pytest
 
 from benchmarks.report import RESULTS, in_turns, parser_of, report_text, with_range
-from studies.learning_curves import table_of
 
 ROOT = Path(__file__).resolve().parents[2]
 IN_GIT = (ROOT / ".git").exists()
@@ -62,26 +60,3 @@ def test_a_results_script_can_be_had(page):
         assert f"`git show {commit}:{script}`" in text
         if HAS_HISTORY:
             subprocess.run(["git", "cat-file", "-e", f"{commit}:{script}"], cwd=ROOT, check=True)
-
-
-def test_the_table_of_learning_curves():
-    def run(*accuracies: float, entropy: float) -> pd.DataFrame:
-        columns = {"val-core/countdown/acc/mean@8": accuracies, "actor/entropy": entropy, "timing_s/step": 60.0}
-        return pd.DataFrame(columns, index=[0, 10, 20])
-
-    runs = {
-        ("hapo", 0): run(0.1, 0.3, 0.4, entropy=0.5),
-        ("hapo", 1): run(0.2, 0.2, 0.3, entropy=0.7),
-        ("grpo", 0): run(0.1, 0.2, 0.3, entropy=0.4),
-    }
-    header, rows = table_of(runs, baseline="grpo")
-    assert header == [
-        *("method", "seed", "warm start", "after RL", "gain", "entropy", "minutes"),
-        "steps to grpo's final accuracy",
-    ]
-    assert rows == [
-        ("hapo", "0", "0.100", "0.400", "0.300", "0.500", "3.000", "10"),
-        ("hapo", "1", "0.200", "0.300", "0.100", "0.700", "3.000", ""),
-        ("hapo", "mean of 2", "0.150", "0.350", "0.200", "0.600", "3.000", ""),
-        ("grpo", "0", "0.100", "0.300", "0.200", "0.400", "3.000", "20"),
-    ]

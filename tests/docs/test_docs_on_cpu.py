@@ -29,7 +29,6 @@ from recipe.tasks.countdown.data import CountdownConfig, write_countdown
 from recipe.tasks.search.data import SearchTaskConfig, write_search_task
 from recipe.tasks.walk.data import WalkConfig, write_walks
 from tests.forked import with_forks
-from tests.fresh import python_for
 from verl.evaluation.scores.results import EvalResult, format_result_lines, write_result_log
 from verl.trainer.checkpoint_marker import MARKER
 from verl.utils.parts import KINDS, load_choices, parts
@@ -221,39 +220,6 @@ def test_shown_files_of_the_repository_are_as_they_are():
     shown = [name for name in FILES if (ROOT / name).exists()]
     assert "recipe/compared/tree_grpo/tree.py" in shown
     assert [name for name in shown if (ROOT / name).read_text() != FILES[name]] == []
-
-
-METHOD = """
-from recipe.common.menu import choices
-from verl.trainer.ppo.core_algos import get_adv_estimator_fn
-from verl.workers.rollout.tree_builder import policy_class
-words = ["tree_grpo" in choices(part) for part in ("tree", "credit")]
-for find in policy_class, get_adv_estimator_fn:
-    try:
-        words.append(find("tree_grpo").__module__)
-    except ValueError:
-        words.append("none")
-print("FOUND", *words)
-"""
-
-
-def test_a_method_is_the_files_that_its_page_shows(tmp_path):
-    """Without them nothing of it is there; with them all of it is, and no other file has changed."""
-    copy = copy_repository(tmp_path)
-    method = {block.rest: block.text for block in blocks(ROOT / "docs/add_a_recipe.md") if "/" in block.rest}
-    parts = []
-    for files in ({}, method):
-        for name in method:
-            (copy / name).unlink(missing_ok=True)
-        for name, text in files.items():
-            (copy / name).write_text(text)
-        env = environment(copy, VERL_PLATFORM="cpu")
-        done = subprocess.run(python_for(METHOD), cwd=copy, env=env, capture_output=True, text=True)
-        found = [line.split()[1:] for line in done.stdout.splitlines() if line.startswith("FOUND")]
-        assert found, done.stderr[-2000:]
-        parts += found
-    modules = ["recipe.compared.tree_grpo.tree", "recipe.compared.tree_grpo.credit"]
-    assert parts == [["False", "False", "none", "none"], ["True", "True", *modules]]
 
 
 # ---- overrides ----

@@ -8,9 +8,6 @@ from recipe.common.tiny_model import write_tiny_model
 from recipe.tasks.countdown.data import CountdownConfig, write_countdown
 from tests.e2e.runs import NO_TOKEN, imports_made, ray_cluster
 
-# half an hour, by hand, as the module says: it runs where it is named on the command line
-collect_ignore = ["test_faults_on_cpu.py"]
-
 
 @pytest.fixture(scope="module")
 def inputs(tmp_path_factory) -> Path:

@@ -34,6 +34,18 @@ def skip_update(engine) -> float:
     return math.nan
 
 
+def spoil_weights(worker) -> None:
+    """Make the weights of vLLM's model NaN, as a broken transfer does."""
+    for weight in worker.model_runner.model.parameters():
+        weight.data.fill_(math.nan)
+
+
+def spoil_update(engine) -> float:
+    """Make a weight infinite in an update whose gradients are finite."""
+    next(engine.module.parameters())._local_tensor.data.view(-1)[0] = math.inf
+    return 1.0
+
+
 REWARDS = "verl.experimental.reward_loop.reward_manager.length_aware"
 STORAGE = "transfer_queue.storage.simple_storage"
 PLACES = {
@@ -46,11 +58,17 @@ PLACES = {
     "vLLM's engine, new weights": Place(
         "verl.workers.rollout.vllm_rollout.utils", "vLLMColocateWorkerExtension", "update_weights_from_ipc", "nonsense"
     ),
+    "vLLM's engine, values of the weights": Place(
+        "verl.workers.rollout.vllm_rollout.utils", "vLLMColocateWorkerExtension", "_update_weights", spoil_weights
+    ),
     "load balancer": Place("verl.workers.rollout.router", "GlobalRequestLoadBalancer", "acquire_server", "nonsense"),
     "FSDP worker, log-probabilities": Place("verl.workers.engine_workers", "TrainingWorker", "infer_batch", "nonsense"),
     "FSDP worker, update": Place("verl.workers.engine_workers", "TrainingWorker", "train_mini_batch", "nonsense"),
     "FSDP worker, gradients": Place(
         "verl.workers.engine.fsdp.transformer_impl", "FSDPEngine", "optimizer_step", skip_update
+    ),
+    "FSDP worker, values of the weights": Place(
+        "verl.workers.engine.fsdp.transformer_impl", "FSDPEngine", "optimizer_step", spoil_update
     ),
     "FSDP worker, checkpoint": Place(
         "verl.workers.engine.fsdp.transformer_impl", "FSDPEngine", "save_checkpoint", None

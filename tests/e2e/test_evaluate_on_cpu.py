@@ -1,4 +1,4 @@
-"""An evaluation on a real vLLM server that it starts and stops: killed, resumed, and against the model itself.
+"""An evaluation on a real vLLM server that it starts and stops: killed and resumed.
 
 About a minute and a half: two starts of the server.
 """
@@ -9,11 +9,8 @@ import signal
 import subprocess
 import time
 
-import pandas as pd
 import psutil
 import pytest
-import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from recipe.common.tiny_model import write_tiny_model
 from recipe.tasks.countdown.data import CountdownConfig, write_countdown
@@ -45,7 +42,7 @@ def rows_of(inputs) -> list[dict]:
     return [json.loads(line) for line in lines[1:]]
 
 
-def test_killed_resumed_and_compared_with_the_model(inputs):
+def test_a_killed_evaluation_leaves_no_server_and_goes_on_where_it_was(inputs):
     file = inputs / "out/tiny/countdown.jsonl"
     process = start(inputs)
     wait_until(lambda: file.exists() and len(file.read_bytes().splitlines()) > 20, process)
@@ -65,21 +62,3 @@ def test_killed_resumed_and_compared_with_the_model(inputs):
     assert len(rows) == 8 * N and rows[: len(kept)] == kept
     (result,) = parse_result_lines(printed.splitlines())
     assert result.metrics["Acc-Pass@1"] == pytest.approx(sum(row["score"] for row in rows) / len(rows))
-
-    # what was sampled follows the model's distribution: the first token of each answer
-    tokenizer = AutoTokenizer.from_pretrained(inputs / "model")
-    model = AutoModelForCausalLM.from_pretrained(inputs / "model", dtype=torch.float32)
-    questions = sorted({row["question"] for row in rows})
-    assert len(questions) == 8 and all(1 <= row["tokens"] <= 12 for row in rows)
-    mean_length = sum(row["tokens"] for row in rows) / len(rows)
-    prompts = [list(prompt) for prompt in pd.read_parquet(inputs / "test.parquet")["prompt"]]
-    lengths = []
-    torch.manual_seed(0)
-    for prompt in prompts:
-        ids = tokenizer.apply_chat_template(prompt, add_generation_prompt=True, return_tensors="pt", return_dict=True)
-        made = model.generate(**ids, do_sample=True, top_k=0, top_p=1.0, max_new_tokens=12, num_return_sequences=N)
-        new = made[:, ids["input_ids"].shape[1] :]
-        ended = new == tokenizer.eos_token_id
-        lengths += torch.where(ended.any(1), ended.int().argmax(1) + 1, 12).tolist()
-    spread = torch.tensor(lengths, dtype=torch.float).std().item() / len(lengths) ** 0.5
-    assert mean_length == pytest.approx(sum(lengths) / len(lengths), abs=5 * spread + 0.05)

@@ -4,8 +4,8 @@ All of them by hand, in half an hour, which prints what docs/failures.md sums up
 
     INJECT=all python -m pytest -s tests/e2e/test_injected_faults_on_cpu.py
 
-Without `INJECT` those run that no other test's fault resembles: an engine that does not take weights, gradients that
-are NaN, and a reward function that hangs.
+Without `INJECT` those run that no other test's fault resembles: an engine that does not take weights, or whose weights
+are NaN, an update that makes a weight infinite, gradients that are NaN, and a reward function that hangs.
 """
 
 import os
@@ -23,6 +23,8 @@ pytestmark = pytest.mark.e2e
 HOWS = ("raises", "hangs", "returns nonsense")
 CHOSEN = [
     ("vLLM's engine, new weights", "raises"),
+    ("vLLM's engine, values of the weights", "returns nonsense"),
+    ("FSDP worker, values of the weights", "returns nonsense"),
     ("FSDP worker, gradients", "returns nonsense"),
     ("reward function", "hangs"),
 ]

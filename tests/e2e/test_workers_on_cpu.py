@@ -67,12 +67,12 @@ def test_hapo_off_on_two_workers_computes_what_grpo_with_trivial_groups_computes
 def test_a_killed_driver_ends_the_run_with_a_message_and_no_orphans(one_worker):
     end = one_worker[1]
     assert end.code == 128 + 9
-    assert "ended by signal SIGKILL" in end.errors and "train.log" in end.errors and "resumes" in end.errors
+    assert "ended by signal SIGKILL" in end.errors and "train.log" in end.errors and "begins anew" in end.errors
     assert end.left == []
 
 
 def test_a_killed_worker_ends_the_run_with_a_message_and_no_orphans(two_workers):
     end = two_workers[1]
     assert end.code not in (0, None)
-    assert "The run failed" in end.errors and "WorkerDict (process " in end.errors and "resumes" in end.errors
+    assert "The run failed" in end.errors and "WorkerDict (process " in end.errors and "begins anew" in end.errors
     assert end.left == []

@@ -13,6 +13,15 @@ import torch
 SCRIPT = Path(__file__).resolve().parents[2] / "scripts/check_gpu/check_gpu_bare.py"
 bare = runpy.run_path(str(SCRIPT))
 
+WITHOUT_PLUGIN = """
+import runpy, sys
+from pathlib import Path
+main = runpy.run_path(sys.argv[1])["main"]
+modules = ("benchmarks.gpu_losses", "benchmarks.shared_gradients --help")
+main.__globals__["PARTS"] = [(module, 120, module, "") for module in modules]
+sys.exit(main(Path(sys.argv[2])))
+"""
+
 
 def test_tables_are_read():
     text = "before\n| a | b |\n| --- | --- |\n| 1 | x y |\n\nbetween\n| c |\n| --- |\n"
@@ -49,3 +58,12 @@ def test_the_figures_are_written(tmp_path, monkeypatch):
     (part,) = figures["parts"]
     assert part["name"] == "gradients" and [row[0] for row in part["tables"][0]] == ["way", "exact", "rows", "tree"]
     assert figures["gpu"] is None and figures["torch"] == torch.__version__
+
+
+@pytest.mark.slow
+def test_verl_may_be_installed_without_this_project(tmp_path):
+    """Then verl finds no entry point of this project, and its own package hides the folder `verl/`."""
+    environment = os.environ | {"SMALL": "1", "VERL_USE_EXTERNAL_PLUGINS": "none", "PYTHONPATH": str(SCRIPT.parents[2])}
+    command = [sys.executable, "-c", WITHOUT_PLUGIN, str(SCRIPT), str(tmp_path / "figures.json")]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stdout + done.stderr

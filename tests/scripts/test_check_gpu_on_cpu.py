@@ -84,8 +84,8 @@ def test_the_tiny_model_suits_flash_attention_and_flashinfer(dry_run):
     assert config["hidden_size"] // config["num_attention_heads"] in (64, 128, 256)
 
 
-def test_half_an_hour_is_enough(parts):
-    assert sum(part.seconds for part in parts) <= 30 * 60
+def test_three_quarters_of_an_hour_are_enough(parts):
+    assert sum(part.seconds for part in parts) <= 45 * 60
     assert len({part.name for part in parts}) == len(parts)
     assert set(PARTS) == {part.name for part in parts} - {"kernels"}
 

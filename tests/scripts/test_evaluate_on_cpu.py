@@ -11,82 +11,13 @@ from tests.forked import CPU, run_two_at_a_time, with_forks
 from verl.evaluation.main import _files_under_outputs
 from verl.evaluation.model.checkpoint import Checkpoint, find_checkpoint, fingerprint
 from verl.evaluation.questions.prompts import Question
-from verl.evaluation.scores.metrics import measure
-from verl.evaluation.scores.scoring import final_answer, find_scoring
+from verl.evaluation.scores.scoring import find_scoring
 from verl.trainer.checkpoint_marker import MARKER
 from verl.utils.parts import parts
 
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).resolve().parents[2]
-
-
-def numbers_of(answers: dict[str, tuple[str, list[tuple[str, int]]]], scoring: str) -> dict[str, float]:
-    """Metrics of question -> (golden answer, [(response, tokens), …])."""
-    samples = []
-    for name, (truth, responses) in answers.items():
-        question = Question(name, "?", [], [truth])
-        for response, tokens in responses:
-            score, answer, _ = find_scoring(scoring).score(question, response)
-            samples.append({"question": name, "score": score, "answer": answer, "tokens": tokens, "tool_calls": None})
-    metrics = measure(samples, (4,))
-    return {name: value for name, value in metrics.items() if not name.endswith(("-Low", "-High"))}
-
-
-def sample(expression: str, length: int) -> tuple[str, int]:
-    return f"<answer>{expression}</answer>", length
-
-
-def boxed(*answers: str) -> list[tuple[str, int]]:
-    return [(rf"so \boxed{{{answer}}}", 10) for answer in answers]
-
-
-def test_countdown_mean_best_and_majority_by_hand():
-    fourteen, nine = (json.dumps({"target": target, "numbers": [2, 3, 4]}) for target in (14, 9))
-    result = numbers_of(
-        {
-            # two right, one that misses, one that breaks the rules: the right value wins the vote
-            "a": (fourteen, [sample("3*4+2", 5), sample("2+4*3", 5), sample("2+3+4", 7), sample("7+7", 3)]),
-            # one right, two that agree on 24: the vote goes wrong
-            "b": (nine, [sample("2+3+4", 5), sample("2*3*4", 5), sample("4*3*2", 5), ("no answer", 5)]),
-        },
-        "countdown",
-    )
-    assert result == {
-        "Acc-Pass@1": pytest.approx((2 / 4 + 1 / 4) / 2),
-        "Acc-Pass@4": 1.0,
-        "Acc-Mean@4": pytest.approx((2 / 4 + 1 / 4) / 2),
-        "Acc-Best@4": 1.0,
-        "Acc-Maj@4": 0.5,
-        "Response-Length-Mean": pytest.approx(5.0),
-    }
-
-
-def test_mathematics_mean_best_and_majority_by_hand():
-    result = numbers_of(
-        {
-            "a": ("0.5", boxed(r"\frac{1}{2}", "3", r"\dfrac{1}{2}", "4")),  # the two spellings vote together
-            "b": ("8", boxed("7", "7", "8", "9")),  # the vote goes wrong
-            "c": ("1", [*boxed("1", "1"), ("no box", 10), ("no box", 10)]),  # what has no answer does not vote
-        },
-        "math",
-    )
-    assert result["Acc-Mean@4"] == pytest.approx((2 / 4 + 1 / 4 + 2 / 4) / 3)
-    assert result["Acc-Best@4"] == 1.0
-    assert result["Acc-Maj@4"] == pytest.approx(2 / 3)
-
-
-@pytest.mark.parametrize(
-    ("response", "answer"),
-    [
-        (r"<think>hm</think><answer>It is \boxed{Paris}.</answer>", "Paris"),
-        ("<think>hm</think><answer>Paris</answer>", "Paris"),
-        (r"so \boxed{\text{New York}}", "New York"),
-        ("no answer", None),
-    ],
-)
-def test_final_answers(response, answer):
-    assert final_answer(response) == answer
 
 
 FOUND = r"</search> <result>the page says \boxed{7}</result>"
@@ -117,12 +48,6 @@ def test_what_a_run_trains_on_is_not_evaluated(tmp_path, monkeypatch):
     pd.DataFrame([{"problem": "p", "answer": "1"}]).to_parquet(folder / "of_the_hub.parquet")
     found = [Path(file).stem for file in _files_under_outputs("math")]
     assert found == ["math", "of_the_hub", "test"]
-
-
-def test_questions_by_exact_match_and_f1():
-    question = Question("1", "?", [], ["Barack Obama", "Obama"])
-    result = find_scoring("qa").score(question, r"<answer>\boxed{Barack H. Obama}</answer>")
-    assert (result.score, result.more["f1"]) == (0.0, 0.8)
 
 
 def test_an_experiment_without_complete_checkpoint_is_an_error(tmp_path, monkeypatch):

@@ -62,7 +62,7 @@ def test_no_orphans_when_the_run_ends(tmp_path, then):
     else:
         assert launcher.returncode != 0
         assert ("no more" in errors) or ("SIGKILL" in errors)
-        assert "train.log" in errors and "resumes" in errors
+        assert "train.log" in errors and "The same command begins anew" in errors
 
 
 DIES_LOUDLY = """
@@ -87,7 +87,7 @@ def test_a_launcher_that_is_told_to_end_says_so_and_leaves_no_orphans(tmp_path, 
         time.sleep(0.3)
     out, errors = launcher.communicate(timeout=30)
     assert launcher.returncode == 128 + how and gone(pid)
-    assert f"The run was ended by {how.name}. The same command resumes" in errors
+    assert f"The run was ended by {how.name}. The same command begins anew" in errors
     assert "died" not in out + errors and "Traceback" not in errors
 
 
@@ -113,7 +113,7 @@ raise SystemExit(1)
 """
     _, errors = launch(tmp_path, code).communicate(timeout=30)
     assert errors.count("error: step 3: all 16 prompt groups failed; the first: ValueError: no engine") == 1
-    assert "SomeLaterError" not in errors and "The same command resumes" in errors
+    assert "SomeLaterError" not in errors and "The same command begins anew" in errors
 
 
 @pytest.mark.parametrize("log", sorted((Path(__file__).parent / "logs").glob("*.log")), ids=lambda log: log.stem)
@@ -131,7 +131,30 @@ def test_a_checkpoint_that_cannot_be_loaded_is_not_said_to_resume(tmp_path):
         "RunError: global_step_9 cannot be resumed from (damaged: x), and the same command would fail again: remove"
     )
     _, errors = launch(tmp_path, f"print({message!r}); raise SystemExit(1)").communicate(timeout=30)
-    assert "would fail again" in errors and "The same command resumes" not in errors
+    assert "would fail again" in errors and "The same command" not in errors.replace("and the same", "")
+
+
+@pytest.mark.parametrize(
+    ("code", "last"),
+    [
+        (
+            "raise SystemExit(1)",
+            "The same command resumes after step 12, of which it has the last complete checkpoint.",
+        ),
+        ("print('error: data.seed: no'); raise SystemExit(2)", "Nothing was started: correct the command or the file."),
+        (
+            "print('Set the environment variable HYDRA_FULL_ERROR=1 for a complete stack trace.'); raise SystemExit(1)",
+            "Nothing was started: correct the command or the file.",
+        ),
+    ],
+)
+def test_the_last_line_says_what_the_same_command_would_do(tmp_path, code, last):
+    for step in (4, 12, 20):
+        (tmp_path / f"global_step_{step}").mkdir(parents=True)
+    for step in (4, 12):
+        (tmp_path / f"global_step_{step}/COMPLETE").touch()
+    _, errors = launch(tmp_path, code).communicate(timeout=30)
+    assert errors.splitlines()[-1] == last
 
 
 def test_no_shared_memory_is_left_by_a_run_that_does_not_hear_sigterm(tmp_path):
@@ -189,7 +212,7 @@ def test_a_second_run_in_the_same_folder_is_refused_and_changes_nothing(tmp_path
     same_folder.symlink_to(tmp_path)
     second = launch(same_folder, "print('started')")
     _, errors = second.communicate(timeout=30)
-    assert second.returncode == 1
+    assert second.returncode == 2
     assert f"another run uses {same_folder} (process {first.pid} on {os.uname().nodename})" in errors
     assert not (tmp_path / "metrics.001.jsonl").exists() and "started" not in (tmp_path / "train.log").read_text()
     first.kill()

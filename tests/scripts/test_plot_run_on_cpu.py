@@ -9,15 +9,11 @@ import matplotlib.image
 import numpy as np
 import pandas as pd
 import pytest
-from matplotlib.figure import Figure
-from matplotlib.patches import Patch
 
 from recipe.common.reporting.run_metrics import (
-    legend_above,
     load_metrics,
     phase_seconds,
     plot_runs,
-    smoothing_window,
     validation_accuracy,
 )
 from tests.scripts.loading import load_script
@@ -134,11 +130,6 @@ def test_phase_seconds_leave_out_the_warm_up_and_spread_rare_phases():
     assert phase_seconds(rows) == pytest.approx({"gen": 3.0, "testing": 6.0})
 
 
-def test_phase_seconds_of_a_very_short_run_use_every_step():
-    assert phase_seconds(pd.DataFrame({"timing_s/gen": [1.0, 3.0]})) == {"gen": 2.0}
-    assert phase_seconds(pd.DataFrame({"actor/entropy": [1.0]})) == {}
-
-
 def test_validation_accuracy_is_one_curve_per_data_source():
     rows = pd.DataFrame(
         {
@@ -152,10 +143,6 @@ def test_validation_accuracy_is_one_curve_per_data_source():
     )
     curves = {name: values.to_dict() for name, values in validation_accuracy(rows).items()}
     assert curves == {"countdown": {0: 0.1, 2: 0.2}, "openai/gsm8k": {0: 0.25, 2: 0.75}}
-
-
-def test_smoothing_is_off_for_short_runs_and_bounded_for_long_ones():
-    assert [smoothing_window(n) for n in (1, 11, 12, 150, 10_000)] == [1, 1, 3, 10, 50]
 
 
 # ---- pictures ----
@@ -203,47 +190,11 @@ def test_a_run_without_a_metric_that_another_has_is_named(tmp_path):
     assert "Validation accuracy" not in texts_of(plot_runs({"unvalidated": unvalidated}, tmp_path / "d.svg"))
 
 
-def test_five_panels_leave_the_sixth_place_empty(tmp_path):
-    metrics = load_metrics(write_run(tmp_path, a_run())).drop(columns="val-core/countdown/acc/mean@8")
-    picture = pixels(plot_runs({"run": metrics}, tmp_path / "c.png"))
-    height, width, _ = picture.shape
-    place = picture[height // 2 + 20 : height - 60, 2 * width // 3 + 20 :]
-    assert (place == 1).all() and (picture[height // 2 + 20 : height - 60, : width // 3] < 0.5).any()
-
-
 def test_a_supervised_run_gets_its_own_panels(tmp_path):
     lines = [record(step, train__loss=1 / step, train__lr=1e-3) for step in range(1, 4)]
     metrics = load_metrics(write_run(tmp_path, lines))
     shown = texts_of(plot_runs({"sft": metrics}, tmp_path / "c.svg"))
     assert shown & (TITLES | SFT_TITLES) == {"Training loss", "Learning rate"}
-    picture = pixels(plot_runs({"sft": metrics}, tmp_path / "c.png"))
-    width = picture.shape[1]
-    colored = np.ptp(picture[picture.shape[0] // 4 :], axis=2) > 0.3
-    assert colored[:, : width // 2].sum() > 200 and colored[:, width // 2 :].sum() > 200
-
-
-def test_a_failed_drawing_leaves_the_old_picture(tmp_path, monkeypatch):
-    from matplotlib.figure import Figure
-
-    def fail(self, path, **options):
-        Path(path).write_text("half")
-        raise OSError("disk full")
-
-    monkeypatch.setattr(Figure, "savefig", fail)
-    (tmp_path / "curves.png").write_text("old")
-    with pytest.raises(OSError, match="disk full"):
-        plot_runs({"a": load_metrics(write_run(tmp_path, a_run(3)))}, tmp_path / "curves.png")
-    assert (tmp_path / "curves.png").read_text() == "old"
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["curves.png", "metrics.jsonl"]
-
-
-@pytest.mark.parametrize(("length", "columns"), [(5, 5), (40, 2), (300, 1)])
-def test_the_legend_has_as_many_columns_as_fit(length, columns):
-    figure = Figure(figsize=(10, 3), layout="constrained")
-    legend_above(figure, [Patch(label=str(i) * length) for i in range(6)], most_columns=5, fontsize=11)
-    (legend,) = figure.legends
-    assert legend._ncols == columns
-    assert columns == 1 or legend.get_window_extent().width <= figure.bbox.width
 
 
 def test_nothing_to_draw_is_an_error(tmp_path):

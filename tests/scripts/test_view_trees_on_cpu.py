@@ -172,26 +172,6 @@ def test_numbers_that_json_lacks_become_unknown(tmp_path):
     assert costs(data["tree-1-0"])[:3] == [65_535, 65_535, 1000]
 
 
-def test_a_large_tree_takes_under_six_bytes_a_token(tmp_path):
-    n, length = 64, 8192
-    segments = [segment(None, [(7 * i + row) % 5000 for i in range(length)], [-0.5] * length) for row in range(n)]
-    texts = {str(token): f" word{token}" for token in range(5000)}
-    large = a_tree(segments=segments, leaves=list(range(n)), rewards=[0.0] * n, vocabulary=texts)
-    page, data = page_of(write_trees(tmp_path, 1, [large]))
-    assert len(page) < 6 * n * length
-    tree = data["tree-1-0"]
-    assert segment_texts(tree | {"segments": tree["segments"][:1]})[0][:2] == [" word0", " word7"]
-
-
-def test_more_tokens_than_two_bytes_can_count(tmp_path):
-    ids = list(range(70_000))
-    wide = a_tree(segments=[segment(None, ids)], leaves=[0], rewards=[1.0], vocabulary={str(i): f"<{i}>" for i in ids})
-    _, data = page_of(write_trees(tmp_path, 1, [wide]))
-    assert data["tree-1-0"]["width"] == 4
-    raw = base64.b64decode(data["tree-1-0"]["tokens"])
-    assert data["tree-1-0"]["vocabulary"][struct.unpack("<70000I", raw)[-1]] == [69_999, "<69999>"]
-
-
 def test_the_page_has_the_meaning_of_each_metric_that_is_documented(tmp_path):
     documented = ["pruning_ratio", "tool_python/failures", "nodes_pruned", "entropy_after_tool"]
     write_trees(
@@ -204,13 +184,6 @@ def test_the_page_has_the_meaning_of_each_metric_that_is_documented(tmp_path):
         "nodes_pruned": "different steps dropped",
         "entropy_after_tool": "mean entropy of the first tokens after the prompt, and after results, over log V",
     }
-
-
-def test_a_large_page_is_warned_about(tmp_path, capsys, monkeypatch):
-    view_trees = load_script("view_trees")
-    monkeypatch.setattr(view_trees, "LARGE_PAGE", 1000)
-    view_trees.main([str(write_trees(tmp_path, 1, [a_tree()]))])
-    assert "--steps" in capsys.readouterr().err
 
 
 # ---- hostile text ----
@@ -266,13 +239,10 @@ def test_a_missing_run_and_missing_trees_are_named(tmp_path):
         (a_tree(rewards=[1.0]), "rewards: 1 for 3 leaves"),
         (a_tree(rewards=["a", 1, 2]), "rewards: 'a' is not a number"),
         (a_tree(leaves=[0, 1, 5]), "leaves: 5 is not one of 5 segments"),
-        (a_tree(leaves=[0, 1, -1]), "leaves: -1 is not one of 5 segments"),
         (a_tree(segments=[segment(0, [1])]), "segments[0]: parent 0 is not an earlier segment"),
-        (a_tree(segments=[segment(None, [1]), segment(7, [1])]), "segments[1]: parent 7 is not an earlier segment"),
         (a_tree(segments=[segment(None, [1, 2], [-1.0])]), "segments[0]: log_probs are not a list of 2 numbers"),
         (a_tree(segments=[segment(None, ["a"])], leaves=[0], rewards=[0]), "a token is not an integer"),
         (a_tree(segments=[segment(None, [1], suppressed=[3])]), "segments[0]: suppressed: expected offset, token"),
-        (a_tree(update=True), "update: expected a str, got bool"),
         (a_tree(vocabulary={"1": None}), "vocabulary: the text of 1 is None"),
     ],
 )
@@ -302,21 +272,21 @@ def opened(page: Path, address: str, profile: Path) -> str:
 @pytest.mark.parametrize(
     ("address", "expected"),
     [
-        ("", ["Trajectory #1 #3 of 3 · reward 1 · 5 tokens", "the newest", "pruning_ratio"]),
         (
             "",
+            ["Trajectory #1 #3 of 3 · reward 1 · 5 tokens", "the newest", "Its width is its"]
             # segments of 3 + 2 + 2 + 1 + 1 tokens, all but the pruned one trained; trajectories of 5 + 6 + 5
-            [" 9 tokens; the update computes 8 for the trajectories' 16", "mean reward 1; the update computes it once"],
+            + [
+                " 9 tokens; the update computes 8 for the trajectories' 16",
+                "mean reward 1; the update computes it once",
+            ]
+            + ['title="share of the compared branches dropped', '<dt class="">pruning_ratio</dt><dd'],
         ),
         ("step=12&prompt=2&leaf=2", ["Trajectory #2 of 3 · reward 0 · 6 tokens, 1 of them by tools"]),
         ("step=12&prompt=2&segment=3", ["Pruned branch · ✂ edit distance · 4 tokens", "pruned_step: 4"]),
         ("step=9&prompt=1", ["0 trajectories, 0 pruned branches", "no trajectory in this tree"]),
         ("step=9&prompt=2", ["&lt;/script&gt;&lt;script&gt;document.title", "\\u{202e}"]),
         ("step=junk&prompt=-4&leaf=99", ["Trajectory #1 #3 of 3"]),
-        (
-            "",
-            ['title="share of the compared branches dropped', '<dt class="">pruning_ratio</dt><dd', "Its width is its"],
-        ),
     ],
 )
 def test_the_page_opens_at_its_address(tmp_path, address, expected):

@@ -125,6 +125,10 @@ def test_a_checkpoint_without_all_shards_is_not_marked(tmp_path, monkeypatch):
     """Two nodes that do not share the folder: each has its own ranks' shards."""
     monkeypatch.setattr(checkpoint_marker, "SHARDS_SECONDS", 0.0)
     actor = tmp_path / "global_step_3/actor"
+    actor.mkdir(parents=True)
+    nobody_wrote = "actor lacks model_world_size_2_rank_0.pt, model_world_size_2_rank_1.pt, so"
+    with pytest.raises(RunError, match=nobody_wrote):
+        MarkComplete().on_save(trainer_of(workers=2, strategy="fsdp2"), 3, str(actor.parent))
     shards(actor, 4, [0, 1])
     with pytest.raises(RunError, match="actor lacks extra_state_world_size_4_rank_2.pt, .* …, so that"):
         MarkComplete().on_save(trainer_of(), global_step=3, checkpoint_dir=str(actor.parent))
@@ -145,15 +149,6 @@ def test_shards_of_a_killed_run_with_other_workers_are_not_waited_for(tmp_path, 
     shards(tmp_path / "global_step_3/critic", 2, [1])
     MarkComplete().on_save(trainer_of(workers=2), global_step=3, checkpoint_dir=folder)
     assert complete_steps(tmp_path) == [3]
-
-
-def test_a_checkpoint_to_which_nobody_wrote_is_not_marked(tmp_path, monkeypatch):
-    monkeypatch.setattr(checkpoint_marker, "SHARDS_SECONDS", 0.0)
-    trainer = trainer_of(workers=2, strategy="fsdp2")
-    with pytest.raises(RunError, match="actor lacks model_world_size_2_rank_0.pt, model_world_size_2_rank_1.pt, so"):
-        MarkComplete().on_save(trainer, global_step=3, checkpoint_dir=str(tmp_path))
-    shards(tmp_path / "actor", 2, [0, 1])
-    MarkComplete().on_save(trainer, global_step=3, checkpoint_dir=str(tmp_path))
 
 
 def test_shards_that_a_network_file_system_shows_late_are_waited_for(tmp_path):

@@ -83,12 +83,6 @@ def test_a_patient_wait_speaks_at_once_and_every_minute(capsys):
     assert all("waiting for 8 GPU" in line and "150 s (trainer.pending_seconds)" in line for line in lines)
 
 
-def test_one_look_that_misses_something_says_nothing(capsys):
-    looks = itertools.chain([GPUS, None] * 20, itertools.repeat(GPUS))
-    wait_too_long(lambda: next(looks), 0, patient=True, clock=Clock())
-    assert capsys.readouterr().out == ""
-
-
 @pytest.mark.parametrize(
     ("setting", "joined", "seconds"), [(None, False, 60), (None, True, 900), (90, True, 90), (90, False, 90)]
 )

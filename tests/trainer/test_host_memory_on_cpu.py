@@ -19,7 +19,6 @@ from verl.trainer.host_memory import (
     METRIC,
     USED_SHARE,
     HostMemoryWatch,
-    describe,
     kinds_of_processes,
     measure,
     run_roots,
@@ -79,12 +78,6 @@ def test_memory_that_forks_share_counts_once():
     assert len(kinds) == 4 and 0.419 < sizes["workers"] < 0.5
 
 
-def test_processes_that_have_ended_are_left_out():
-    with running(100, 0, []) as pid:
-        kinds = kinds_of_processes({pid: "workers"})
-    assert measure(kinds) == {} and kinds_of_processes({pid: "workers"}) == {}
-
-
 KINDS = [line.split(" | ") for line in Path(__file__).with_name("command_lines.txt").read_text().splitlines()[1:]]
 
 
@@ -136,7 +129,3 @@ def test_metrics_are_the_peaks(monkeypatch):
     watch.look()
     metrics = watch.metrics()
     assert metrics[f"{METRIC}trainer"] > before + 0.3 and 0 < metrics[USED_SHARE] < 1
-
-
-def test_the_largest_kind_comes_first():
-    assert describe({"trainer": 0.44, "vllm": 1.26}) == "vllm 1.3, trainer 0.4"

@@ -165,12 +165,7 @@ def refused(change, message):
 refused({"trainer.v1.trainer_mode": "watched_sync"}, "adv_estimator=surprised reads segment_ids, surprise, which")
 refused({"algorithm.rollout_correction.bypass_mode": True}, "which algorithm.adv_estimator=surprised needs")
 refused({"actor_rollout_ref.rollout.n": 5}, "tree=pieces grows M (1 + N) = 6 trajectories")
-refused({"actor_rollout_ref.rollout.custom.pieces.M": 0}, "rollout.custom.pieces.M=0: expected at least 1")
-refused({"actor_rollout_ref.rollout.custom.pieces.K": 1}, "rollout.custom.pieces has no key K; known: M, N")
-refused({"actor_rollout_ref.actor.squared_weight": -1.0}, "actor.squared_weight=-1.0: expected at least 0")
 assert config.algorithm.surprised.weight == 0.5
-refused({"algorithm.surprised.weight": -1.0}, "algorithm.surprised.weight=-1.0: expected at least 0")
-refused({"algorithm.surprised.length": 1}, "algorithm.surprised has no key length; known: weight")
 refused({"algorithm.surprised.weight": 7.0}, "algorithm.surprised.weight=7.0: above rollout.n")
 weights = {}
 for weight in (0.0, 0.5):

@@ -13,7 +13,3 @@ def test_equal_rewards_have_no_spread():
 
 def test_other_rewards_have_numpys_spread():
     assert replay_buffer.np.std([0.0, 0.25, 1.0]) == numpy.std([0.0, 0.25, 1.0])
-
-
-def test_everything_else_is_numpys():
-    assert replay_buffer.np.array is numpy.array

@@ -10,6 +10,7 @@ from verl.experimental.reward_loop.reward_loop import RewardLoopWorker
 from verl.protocol import DataProto
 
 from recipe.common.tiny_model import make_tokenizer
+from verl_patches import guarded_rewards
 
 REWARDS = """
 import sys
@@ -18,7 +19,7 @@ from math import inf, nan
 REWARD = {reward}
 
 def now(data_source, solution_str, ground_truth, extra_info=None, **kwargs):
-    return sys.exit(2) if ground_truth == "exit" else REWARD if ground_truth == "faulty" else 1
+    return sys.exit(2) if ground_truth == "exit" else REWARD if ground_truth == "faulty" else {fine}
 
 async def later(**kwargs):
     return now(**kwargs)
@@ -35,9 +36,13 @@ def score(tmp_path):
     make_tokenizer().save_pretrained(tmp_path)
     workers = {}
 
-    def compute(truth: str, name: str, reward: str = "1"):
+    def compute(truth: str, name: str, reward: str = "1", fine=1, raises: str | None = None):
+        if raises:
+            with pytest.raises(ValueError, match=raises):
+                return compute(truth, name, reward, fine)
+            return True
         if not workers:
-            (tmp_path / "rewards.py").write_text(REWARDS.format(reward=reward))
+            (tmp_path / "rewards.py").write_text(REWARDS.format(reward=reward, fine=fine))
             function = {"path": str(tmp_path / "rewards.py"), "name": name, "reward_kwargs": {}}
             manager = {"source": "importlib", "name": "LengthAwareRewardManager", "module": MANAGER}
             kwargs = {"max_resp_len": 8, "overlong_buffer_cfg": OVERLONG}
@@ -54,6 +59,14 @@ def score(tmp_path):
     yield compute
     asyncio.set_event_loop(None)
     loop.close()
+
+
+@pytest.fixture
+def reports(monkeypatch) -> list[str]:
+    """The faults that would end the run."""
+    texts: list[str] = []
+    monkeypatch.setattr(guarded_rewards, "report_fault", texts.append)
+    return texts
 
 
 @pytest.mark.parametrize("name", ["now", "later"])
@@ -76,3 +89,23 @@ def test_a_reward_that_is_no_finite_number_is_named(score, name, reward):
 
 def test_a_dictionary_is_a_reward(score):
     assert score("faulty", "now", "{'score': 0.5, 'acc': 1}") == 0.5
+
+
+@pytest.mark.parametrize("acc", ["nan", "None", "'yes'", "[1]"])
+def test_an_accuracy_that_is_no_number_ends_the_run(score, reports, acc):
+    assert score("faulty", "now", f"{{'score': 0.5, 'acc': {acc}}}", raises="the reward function's acc is .*, expected")
+    assert len(reports) == 1 and "expected a finite number" in reports[0]
+
+
+@pytest.mark.parametrize(
+    ("reward", "expected"),
+    [
+        ("{'score': 1.0, 'acc': True, 'length': 'long'}", "length is 3 for one response and 'long' for another"),
+        ("{'score': 1.0, 'acc': 1.0, 'form': 2}", "form is 'boxed' for one response and 2 for another"),
+        ("{'score': 1.0, 'acc': 0, 'form': None, 'length': 2.5, 'more': nan}", None),
+    ],
+)
+def test_a_value_of_several_kinds_ends_the_run(score, reports, reward, expected):
+    assert score("fine", "now", reward, fine={"score": 1.0, "acc": 1, "length": 3, "form": "boxed"}) == 1.0
+    score("faulty", "now", raises=expected)
+    assert [expected in report for report in reports] == [True] * bool(expected)

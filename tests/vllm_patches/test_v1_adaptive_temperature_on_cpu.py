@@ -111,6 +111,8 @@ def test_requests_keep_their_settings_while_the_batch_changes(seed):
         ({**SETTINGS, "tau": 1}, "exactly"),
         ({**SETTINGS, "temperature_tau": 1.0}, "temperature_tau in"),
         ({**SETTINGS, "std": 0.0}, "above 0"),
+        ({**SETTINGS, "median": math.nan}, "a finite median"),
+        ({**SETTINGS, "scale_neg": math.nan}, "above 0"),
         ("0.05", "exactly"),
     ],
 )

@@ -19,12 +19,10 @@ from pathlib import Path
 import pytest
 import torch
 from vllm import SamplingParams
-from vllm.logprobs import FlatLogprobs
 from vllm.v1.sample.logits_processor import BatchUpdate
 
 from tests.fresh import python_for, python_of
 from tests.packages import GPU_VLLM, TRITON, unpacked
-from vllm_patches import cpu_version_name
 from vllm_patches.v1_adaptive_temperature import AdaptiveTemperature
 
 pytestmark = pytest.mark.slow
@@ -144,17 +142,6 @@ def test_log_probabilities_are_those_of_the_tempered_distribution(sampled, row):
     assert close(reported(answer), torch.tensor(tempered(request["logits"], request["params"]), dtype=torch.float64))
 
 
-def test_the_mixed_batch_can_tell_the_temperatures_apart():
-    """Each row of the oracle differs from what an ordinary temperature and the slot's last request would give."""
-    for scale, params, earlier in MIXED.values():
-        if params["temperature"] == 0 or params == MIXED["tau 0"][1]:
-            continue
-        (logits,) = rows([scale])
-        expected = torch.tensor(tempered(logits, params))
-        for other in (*earlier, {"temperature": params["temperature"]}):
-            assert other == params or not close(expected, torch.tensor(tempered(logits, other)))
-
-
 def test_it_is_the_distribution_of_the_v1_runners_processor(sampled):
     requests = batches()["mixed"]
     processor = AdaptiveTemperature(None, torch.device("cpu"), False)
@@ -248,27 +235,6 @@ def test_the_sampled_token_comes_first_then_the_most_likely_ones(sampled):
         assert len(found["token_ids"]) == n + 1
         assert found["logprobs"] == pytest.approx([expected[token] for token in found["token_ids"]], abs=1e-5)
         assert found["logprobs"][0] > -torch.inf
-
-
-def test_greedy_is_the_most_likely_token(sampled):
-    greedy = [temperature for temperature, *_ in ASKED].index(0.0)
-    assert sampled["top_logprobs"][greedy]["token"] == int(rows_asked()[greedy].argmax())
-
-
-def test_candidates_of_the_rollout_server(sampled):
-    """`ranked` on what this sampler reports: the most likely tokens, the likeliest first, each once."""
-    cpu_version_name.install()
-    from verl.workers.rollout.engines.top_logprobs_server import ranked
-
-    for found, row, (*settings, n) in zip(sampled["top_logprobs"], rows_asked(), ASKED, strict=True):
-        ends = [len(found["token_ids"])]
-        flat = FlatLogprobs([0], ends, found["token_ids"], found["logprobs"], [None] * ends[0], [None] * ends[0])
-        (top_logprobs,) = ranked(flat, n)
-        expected = distribution(row, *settings)
-        possible = [token for token in range(SMALL) if expected[token] > -torch.inf]
-        likely = sorted(possible, key=lambda token: -expected[token])[:n]
-        assert [token for token, _ in top_logprobs][: len(likely)] == likely
-        assert [p for _, p in top_logprobs][: len(likely)] == pytest.approx([expected[t] for t in likely], abs=1e-5)
 
 
 def test_seed_and_position_decide_the_token(sampled):

@@ -225,6 +225,12 @@ class Credit(Part):
                 f"algorithm.adv_estimator={self.name} reads {', '.join(needs)}, which trainer.v1.trainer_mode={mode} "
                 f"does not send: expected {EXPLORE_TRAINERS[0]}"
             )
+        n = config.actor_rollout_ref.rollout.n
+        if self.compares is not None and n == 1 and not config.trainer.get("val_only"):
+            raise ValueError(
+                f"actor_rollout_ref.rollout.n=1 with algorithm.adv_estimator={self.name}, which compares responses to "
+                "the same prompt: expected at least 2"
+            )
         super().check(config)
 
 

@@ -12,6 +12,7 @@ from tqdm import tqdm
 
 from recipe.common.reporting.exploration_report import table, write
 from tests.composition import model_and_tokenizer
+from tests.refusals import refused, says
 from verl.evaluation.exploration.plan import Plan, plan_of
 from verl.evaluation.exploration.run import Diagnosis, diagnose
 from verl.utils.parts import parts
@@ -120,14 +121,6 @@ def test_groups_are_scored_and_every_step_is_the_models(planned, policy):
     assert by_tools > 0
 
 
-def test_same_seed_same_trees(planned):
-    def tokens(seed: int):
-        groups, _ = groups_of(planned("prompts=2", f"seed={seed}"), "eptree")
-        return [[list(row.tokens) for row in group.trajectories] for group in groups]
-
-    assert tokens(1) == tokens(1) != tokens(2)
-
-
 def test_all_rows_proposals_and_files(planned, tmp_path):
     plan = planned(*TOOLS)
     result = asyncio.run(diagnose(plan, TransformersEngine(*model_and_tokenizer())))
@@ -164,30 +157,11 @@ def test_the_plan(planned):
     assert thresholds == [0.25, 0.05]
 
 
-@pytest.mark.parametrize(
-    ("overrides", "message"),
-    [
-        (["n=1"], "n=1: expected a whole number of at least 2"),
-        (["prompts=0"], "prompts=0"),
-        (["temperatures=[0]"], "temperatures="),
-        (["n=6"], "policy cure: actor_rollout_ref.rollout.n=6: tree=cure grows"),
-        (
-            ["actor_rollout_ref.rollout.kt.chunk_size=0"],
-            "policy plain T=1.0: actor_rollout_ref.rollout: .*chunk_size=0",
-        ),
-        (["+policies.odd={tree: oak}"], "policy odd: actor_rollout_ref.rollout.tree=oak: expected one of"),
-        (["+policies.odd={tree: latr, depth: 3}"], "policy odd: .*depth"),
-        (["hato.tree.max_depth=0"], "hato.tree.max_depth=0"),
-        (["actor_rollout_ref.rollout.max_model_len=30"], "actor_rollout_ref.rollout.max_model_len=30 is less than"),
-        (["data.max_prompt_length=2"], r"data.max_prompt_length=2: the 3 prompts of .* have \d+ to \d+ tokens"),
-        (["actor_rollout_ref.model.path=nowhere/at/all"], "actor_rollout_ref.model.path=nowhere/at/all does not exist"),
-        (["reward.custom_reward_function.name=score_all"], "reward.custom_reward_function.name=score_all"),
-        (["reward.reward_model.enable=true"], "reward.reward_model.enable"),
-    ],
-)
-def test_what_is_refused_is_named(planned, overrides, message):
-    with pytest.raises(ValueError, match=message):
-        planned(*overrides)
+@pytest.mark.parametrize(("overrides", "message"), refused(str(Path(__file__).parent), "explore"))
+def test_wrong_settings_are_named(planned, overrides, message):
+    with pytest.raises(ValueError) as error:
+        planned(*overrides.split())
+    assert says(error.value, message)
 
 
 def test_a_row_that_no_reward_fits_is_named(planned, folder):
@@ -211,15 +185,3 @@ def test_the_task_is_that_of_the_data(script, folder):
     assert config.reward.custom_reward_function.path == "pkg://recipe.tasks.countdown.reward"
     config = script.config_of("model", f"{folder}/data.parquet", [])
     assert config.reward.custom_reward_function.path is None
-
-
-@pytest.mark.parametrize(
-    ("model", "name"),
-    [
-        ("outputs/warm_start/huggingface", "warm_start"),
-        ("/data/outputs/grpo_seed0/global_step_40/actor/huggingface", "grpo_seed0_global_step_40"),
-        ("Qwen/Qwen2.5-3B", "Qwen2.5-3B"),
-    ],
-)
-def test_results_are_called_after_the_model(script, model, name):
-    assert script.model_name(model) == name

@@ -95,20 +95,3 @@ def test_entropy_along_the_response_leaves_tools_out():
     # stretches of two tokens, with their middles
     assert entropy_curve(groups, most_points=2) == [(0.5, fmean([0, 1, 2, 3])), (2.5, 4.0)]
     assert measure_groups(groups, 1)["entropy"] == pytest.approx((0 + 1 + 4 + 2 + 3) / 5)
-
-
-def test_the_curve_ends_where_few_trajectories_go_on():
-    rows = [trajectory([1] * 3, True, "", [1.0, 1.0, 1.0])] * 99 + [trajectory([1] * 9, True, "", [5.0] * 9)]
-    curve = entropy_curve([Group([1], rows, 0)])
-    assert [position for position, _ in curve] == [0, 1, 2]
-    assert curve[2][1] == pytest.approx((99 + 5) / 100)
-    odd = [trajectory([1] * 3, True, "", [1.0, 9.0 if i == 0 else None, 1.0]) for i in range(99)]
-    assert [position for position, _ in entropy_curve([Group([1], odd, 0)])] == [0, 2]
-    five = rows[:95] + rows[-1:] * 5
-    assert [position for position, _ in entropy_curve([Group([1], five, 0)])] == list(range(9))
-
-
-def test_a_row_of_the_table():
-    row = summary("latr", GROUPS, 2, seconds=1.5)
-    assert (row["policy"], row["seconds"], row["accuracy"]) == ("latr", 1.5, pytest.approx(0.5))
-    assert row["entropy_by_position"] == [(0.0, 1.0), (1.0, 1.0)]

@@ -131,11 +131,6 @@ def test_another_sets_file_is_told_with_what_was_expected_and_found(tmp_path, na
     assert all(field in message for field in (*benchmark.question, *benchmark.answer, "reward_model"))
 
 
-def test_an_empty_file_has_no_rows(tmp_path):
-    with pytest.raises(ValueError, match="file.json is no file of GAIA.*Found: no rows"):
-        read(tmp_path, "gaia", [], ".json")
-
-
 def test_bad_rows_are_named_by_number_or_left_out(tmp_path):
     rows = [gaia_row(0), gaia_row(1, Question=" "), gaia_row(2, **{"Final answer": None}), gaia_row(3), 5]
     with pytest.raises(ValueError) as raised:

@@ -56,10 +56,7 @@ def test_no_answer_and_a_very_long_answer_are_wrong_without_asking(response):
         ("VERDICT: CORRECT or INCORRECT", None),
         ("VERDICT: CORRECT VERDICT: INCORRECT", None),
         ("The VERDICT: CORRECT", None),
-        ("VERDICT: PARTLY CORRECT", None),
         ("VERDICT: NOT CORRECT", None),
-        ("VERDICT:", None),
-        ("CORRECT", None),
         ("Yes, this is correct.", None),
         ("<think>VERDICT: CORRECT", None),
         ("<think>…</think>", None),
@@ -89,15 +86,6 @@ def test_the_key_tells_apart_all_that_a_reply_depends_on():
     assert len(keys) == 5
     reordered = dict(reversed(sampling.items()))
     assert cache_key("judge", [dict(reversed(part.items())) for part in messages], reordered) in keys
-
-
-def test_replies_are_kept_as_they_came(tmp_path):
-    cache = JudgeCache(tmp_path / "deep" / "judge.sqlite")
-    cache.put("key", "no verdict 四十二")
-    cache.close()
-    again = JudgeCache(tmp_path / "deep" / "judge.sqlite")
-    assert again.get("key") == "no verdict 四十二" and again.get("other") is None
-    again.close()
 
 
 def test_a_cache_of_searches_is_none_of_a_judge(tmp_path):

@@ -119,40 +119,6 @@ def test_forks_are_where_the_entropy_has_risen_while_the_budget_lasts(seed):
     assert tree.metrics["forks"] + tree.metrics["filled"] == n - initial and tree.metrics["filled"] == left
 
 
-def test_the_random_trees_exercise_everything():
-    forks = filled = delimited = cut = limited = dynamic = 0
-    for seed in SEEDS:
-        engine, config, n, max_tokens = case_of(seed)
-        tree = grown(engine, config, n, max_tokens)
-        forks, filled = forks + tree.metrics["forks"], filled + tree.metrics["filled"]
-        dynamic += config.enable_dynamic_rollouts
-        for trajectory in (Seen(tree, leaf) for leaf in tree.leaves):
-            for tokens in trajectory.turns[:-1]:
-                delimited += Letters().decode(tokens).endswith(config.turn_delimiter)
-                cut += len(tokens) == config.max_turn_tokens
-            limited += len(trajectory.turns) == config.turn_limit + 1
-    seen = forks, filled, delimited, cut, limited, dynamic
-    assert min(seen) > 8, seen
-
-
-@pytest.mark.parametrize("order", range(6))
-@pytest.mark.parametrize("dynamic", [False, True])
-def test_the_tree_does_not_depend_on_who_is_fast(order, dynamic):
-    config = ARPOConfig(
-        initial_rollouts=3,
-        beam_size=3,
-        branch_probability=0.6,
-        entropy_tokens=3,
-        entropy_top_k=4,
-        enable_dynamic_rollouts=dynamic,
-        turn_delimiter="ab",
-        max_turn_tokens=6,
-    )
-    expected = grown(HashEngine(2.0), config, 9, 50)
-    assert grown(HashEngine(2.0, delay=0.01, order=order), config, 9, 50) == expected
-    assert grown(HashEngine(2.0), config, 9, 50, seed=1).trajectories() != expected.trajectories()
-
-
 @pytest.mark.parametrize("cut", range(1, 9))
 def test_a_delimiter_may_cross_the_end_of_a_request(cut):
     """The engine writes cdefab again and again, ended by requests of any size; a turn is cdefab."""

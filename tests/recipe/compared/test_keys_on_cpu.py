@@ -9,11 +9,10 @@ import pytest
 
 from tests.configs import composed
 from tests.recipe.arpo.toy_agent import TOKENIZER, encode
+from tests.refusals import refused, says
 from verl.trainer.checks.parts import check_parts, check_typed_sections
 from verl.utils.parts import parts
 from verl.workers.rollout.tree_builder import policy_class
-
-ACTOR, CUSTOM = "actor_rollout_ref.actor", "actor_rollout_ref.rollout.custom"
 
 DEFAULTS = {
     "cure": {"n1": 4, "n2": 3, "critical_top_k": 20, "min_characters": 2, "entropy_top_k": 20},
@@ -21,70 +20,42 @@ DEFAULTS = {
     | {"repetition_length": 32, "repetition_count": 8},
 }
 
-REFUSED = [
-    ("tree=branpo", f"{CUSTOM}.branpo.tails=0", "expected at least 1"),
-    ("tree=branpo", f"{CUSTOM}.branpo.max_steps_back=0", "expected at least 1"),
-    ("tree=branpo", f"{CUSTOM}.branpo.step_delimiter=''", "expected at least 1 character"),
-    ("tree=branpo", f"{CUSTOM}.branpo.long_tries=0.5", "expected a valid integer"),
-    ("tree=cure", f"{CUSTOM}.cure.n1=0", "expected at least 1"),
-    ("tree=cure", f"{CUSTOM}.cure.critical_top_k=0", "expected at least 1"),
-    ("tree=deep_grpo", f"{CUSTOM}.deep_grpo.branches=0", "expected at least 1"),
-    ("tree=deep_grpo", f"{CUSTOM}.deep_grpo.gamma=-1.0", "expected at least 0"),
-    ("tree=deep_grpo", f"{CUSTOM}.deep_grpo.step_delimiter=''", "expected at least 1 character"),
-    ("tree=deep_grpo", f"{CUSTOM}.deep_grpo.max_step_tokens=1.5", "expected a valid integer"),
-    ("tree=eptree", f"{CUSTOM}.eptree.M=0", "expected at least 1"),
-    ("tree=eptree", f"{CUSTOM}.eptree.exclude_last=-1", "expected at least 0"),
-    ("tree=eptree", f"{CUSTOM}.eptree.L=true", "expected a valid integer"),
-    ("tree=tree_grpo", f"{CUSTOM}.tree_grpo.N=0", "expected at least 1"),
-    ("tree=tree_grpo", f"{CUSTOM}.tree_grpo.step_delimiter=''", "expected at least 1 character"),
-    ("tree=tree_grpo", f"{CUSTOM}.tree_grpo.M=1.5", "expected a valid integer"),
-    ("tree=treepo", f"{CUSTOM}.treepo.segment_length=0", "expected at least 1"),
-    ("tree=treepo", f"{CUSTOM}.treepo.repetition_count=-1", "expected at least 0"),
-    ("tree=treepo", f"{CUSTOM}.treepo.divergence=9", "custom.treepo.first_round_divergence=8: expected at least d"),
-    ("credit=deep_grpo", "algorithm.deep_grpo.branch_weight=-1.0", "expected at least 0"),
-    ("credit=edge", "algorithm.edge.clamp=3", "expected a valid boolean"),
-    ("credit=gigpo", "algorithm.gigpo.gamma=1.5", "expected less than or equal to 1"),
-    ("credit=gigpo", "algorithm.gigpo.mode=std", "expected 'mean_norm' or 'mean_std_norm'"),
-    ("credit=gigpo", "algorithm.gigpo.step_advantage_w=-1.0", "expected at least 0"),
-    ("credit=igpo", "algorithm.igpo.gamma=1.5", "expected less than or equal to 1"),
-    ("credit=passk", "algorithm.passk.k=9", "actor_rollout_ref.rollout.n=8 responses are fewer"),
-    ("credit=passk", "algorithm.passk.k=0", "expected at least 1"),
-    ("credit=passk", "algorithm.passk.k=2.5", "expected a valid integer"),
-    ("credit=treepo", "algorithm.treepo.adv_weight_strategy=size", "expected 'average' or 'group_size'"),
-    ("loss=archer", f"{ACTOR}.token_entropy_quantile=1.0", "expected less than 1"),
-    ("loss=archer", f"{ACTOR}.low_entropy_clip_ratio_low=0.0", "expected greater than 0"),
-    ("loss=archer", f"{ACTOR}.high_entropy_clip_ratio_low=1.5", "expected less than or equal to 1"),
-    ("loss=archer", f"{ACTOR}.low_entropy_kl_loss_scale_coef=-0.1", "expected at least 0"),
-    ("loss=forking", f"{ACTOR}.forking_ratio=0.0", "expected greater than 0"),
-    ("loss=forking", f"{ACTOR}.forking_ratio=1.1", "expected less than or equal to 1"),
-    ("loss=forking", f"{ACTOR}.forking_denominator=some", "expected 'all' or 'kept'"),
-    ("loss=forking", f"{ACTOR}.forking_loss=forking", "expected one of aepo, "),
-    ("loss=forking", f"{ACTOR}.forking_loss=kl_cov", "the mask sets advantages to 0, and needs a loss"),
-    ("loss=forking", f"{ACTOR}.forking_loss=geo_mean", "expected one of aepo, "),
-    (
-        "loss=forking",
-        f"{ACTOR}.adaptive_clip=true",
-        "loss_mode=forking does not know adaptive_clip: set it to hapo, or",
-    ),
-    ("loss=aepo", f"{ACTOR}.entropy_advantage_coef=-0.1", "expected at least 0"),
-    ("loss=aepo", f"{ACTOR}.entropy_advantage_coef=1.5", "expected less than or equal to 1"),
-    ("loss=aepo", f"{ACTOR}.entropy_advantage_coef=nan", "expected a finite number"),
-]
+# keys of `actor` that a choice of a loss sets
+CHOICES = {
+    "archer": {"low_entropy_clip_ratio_low": 0.2, "low_entropy_clip_ratio_high": 0.2, "token_entropy_quantile": 0.8}
+    | {"high_entropy_clip_ratio_low": 0.5, "high_entropy_clip_ratio_high": 0.5, "clip_ratio_c": 10.0}
+    | {"use_kl_loss": True, "kl_loss_coef": 0.0, "low_entropy_kl_loss_scale_coef": 0.001},
+    "aspo": {"low_entropy_clip_ratio_low": 0.2, "low_entropy_clip_ratio_high": 0.2, "clip_ratio_c": 3.0}
+    | {"high_entropy_clip_ratio_low": 0.4, "high_entropy_clip_ratio_high": 0.4, "use_kl_loss": False},
+    "forking": {"forking_loss": "vanilla", "forking_ratio": 0.2}
+    | {"clip_ratio_low": 0.2, "clip_ratio_high": 0.28, "clip_ratio_c": 10.0},
+    "gspo": {"clip_ratio_low": 3e-4, "clip_ratio_high": 4e-4, "loss_agg_mode": "seq-mean-token-mean"},
+    "sapo": {"loss_agg_mode": "seq-mean-token-mean"},
+    "cispo": {"clip_ratio_low": 1.0},
+    "dppo_tv": {"clip_ratio_low": 0.15},
+    "dppo_kl": {"clip_ratio_low": 0.05},
+}
 
 
-@pytest.mark.parametrize(("choice", "override", "message"), REFUSED, ids=lambda text: text[-40:])
-def test_a_value_out_of_range_is_refused_by_its_key(choice, override, message):
-    config = composed("explore", "hardware=cpu", choice, override)
+@pytest.mark.parametrize(("overrides", "message"), refused(__file__, "range"), ids=lambda text: text[-40:])
+def test_a_value_out_of_range_is_refused_by_its_key(overrides, message):
+    config = composed("explore", "hardware=cpu", *overrides.split())
     with pytest.raises(ValueError) as error:
         check_typed_sections(config)
         check_parts(config)
-    key = override.partition("=")[0].removeprefix("actor_rollout_ref.")
-    assert message in str(error.value) and (key in str(error.value) or key.rpartition(".")[2] in message)
+    key = overrides.split()[1].partition("=")[0].removeprefix("actor_rollout_ref.")
+    assert says(error.value, message) and (key in str(error.value) or key.rpartition(".")[2] in message)
 
 
 @pytest.mark.parametrize("tree", DEFAULTS)
 def test_the_defaults_are_the_papers(tree):
     assert asdict(parts("tree")[tree].keys()) == DEFAULTS[tree]
+
+
+@pytest.mark.parametrize("loss", CHOICES)
+def test_a_choice_of_a_loss_has_the_papers_values(loss):
+    actor = composed("explore", "hardware=cpu", f"loss={loss}").actor_rollout_ref.actor
+    assert {key: actor[key] for key in CHOICES[loss]} == CHOICES[loss]
 
 
 @pytest.mark.parametrize(
@@ -96,7 +67,7 @@ def test_the_defaults_are_the_papers(tree):
     ],
 )
 def test_a_policy_has_the_configs_keys_and_the_tokenizers_text(tree, n, keys):
-    overrides = [f"{CUSTOM}.{tree}.{key}={value}" for key, value in keys.items()]
+    overrides = [f"actor_rollout_ref.rollout.custom.{tree}.{key}={value}" for key, value in keys.items()]
     config = composed("explore", "hardware=cpu", f"tree={tree}", f"actor_rollout_ref.rollout.n={n}", *overrides)
     policy = policy_class(tree).from_config(config, TOKENIZER)
     assert policy.keys == parts("tree")[tree].keys(**keys)
@@ -105,6 +76,6 @@ def test_a_policy_has_the_configs_keys_and_the_tokenizers_text(tree, n, keys):
 
 
 def test_a_switch_of_a_loss_that_is_not_wrapped_is_refused():
-    keys = [f"{ACTOR}.forking_loss=aepo", f"{ACTOR}.adaptive_clip=true"]
+    keys = [f"actor_rollout_ref.actor.{key}" for key in ("forking_loss=aepo", "adaptive_clip=true")]
     with pytest.raises(ValueError, match="loss_mode=forking does not know adaptive_clip"):
         check_typed_sections(composed("explore", "hardware=cpu", "loss=forking", *keys))

@@ -8,6 +8,7 @@ from verl.utils.config import omega_conf_to_dataclass
 
 from recipe.hato.keys import HATOConfig, hato_keys
 from tests.configs import composed
+from tests.refusals import refused, says
 from verl.trainer.checks.parts import check_parts
 from verl.utils.parts import parts
 from verl.workers.config.explore import parts_of
@@ -70,91 +71,12 @@ def test_the_notes_names_on_the_command_line():
     assert (hato.uncertainty.method, hato.uncertainty.n_passes, hato.tree.max_nodes) == ("bootstrap", 7, 99)
 
 
-def test_the_config_for_mathematics():
-    composed = config(name="hato_math_trainer")
-    assert checked_keys(composed).tree.max_depth == 8 and composed.actor_rollout_ref.rollout.n == 16
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("overrides", "message"),
-    [
-        (
-            ["trainer.v1.trainer_mode=sync"],
-            "trainer.v1.trainer_mode=sync: the trainer learns what tree=hato needs",
-        ),
-        (["actor_rollout_ref.rollout.name=kt"], "rollout.name=kt is actor_rollout_ref.rollout.tree=latr, and not hato"),
-        (["credit=hato", "algorithm.use_kl_in_reward=true"], "algorithm.use_kl_in_reward=true would change"),
-        (
-            ["hato.meta_learning.enable=true", "trainer.v1.sampler.sync_refill_failed_groups=true"],
-            "sync_refill_failed_groups would mix domains",
-        ),
-        (["hato.meta_learning.enable=true", "actor_rollout_ref.actor.strategy=torchtitan"], "not torchtitan"),
-        (
-            ["actor_rollout_ref.rollout.temperature=0.7"],
-            "rollout.temperature=0.7 differs from hato.exploration",
-        ),
-        (["sampler=tempered"], "hato.exploration.temperature_decay=0.1: HAPO's sampler works at temperature 1"),
-        (["actor_rollout_ref.rollout.logprobs_mode=raw_logits"], "actor_rollout_ref.rollout.logprobs_mode=raw_logits"),
-        (["hato.local_reward=no.such.function"], "hato.local_reward=no.such.function"),
-        (
-            ["hato.local_reward=reward_loop", "reward.reward_model.enable=true"],
-            "hato.local_reward=reward_loop needs scores during the rollout",
-        ),
-        (["+hato.trees.max_depth=3"], "hato has no key trees; known: tree"),
-        (["hato.tree.max_depth=0"], "hato.tree.max_depth=0: expected at least 1"),
-        (["hato.uncertainty.entropy_top_k=21"], "hato.uncertainty.entropy_top_k=21: expected less than or equal to 20"),
-        (
-            ["hato.meta_learning.enable=true", "algorithm.filter_groups.enable=true"],
-            "hato.meta_learning.enable with algorithm.filter_groups.enable",
-        ),
-        (["actor_rollout_ref.rollout.n=1"], "actor_rollout_ref.rollout.n=1: every step would be alone"),
-        (["hato.tree.branching_factor=1"], "hato.tree.branching_factor=1: every step would be alone"),
-        (["hato.exploration.nodes_per_tree=1"], "hato.exploration.nodes_per_tree=1: every step would be alone"),
-        (["hato.exploration.nodes_per_tree=129"], "no tree holds more than hato.tree.max_nodes=128"),
-        (["hato.tree.max_nodes=1"], "hato.tree.max_nodes=1: every step would be alone"),
-        (["hato.tree.max_nodes_per_level=1"], "hato.tree.max_nodes_per_level=1: every step would be alone"),
-        (["hato.tree.train_dropped=true"], "hato.tree.train_dropped=true has no effect: nothing is dropped with hato."),
-        (
-            [*DROPPING, "reward.reward_model.enable=true"],
-            "hato.tree.train_dropped=true needs scores during the rollout",
-        ),
-        (
-            [*DROPPING, "credit=hato", "hato.reward_weights.beta=0", "hato.reward_weights.gamma=0"],
-            "hato.tree.train_dropped=true has no effect on credit=hato",
-        ),
-        (
-            [*DROPPING, "algorithm.adv_estimator=grpo_passk"],
-            "hato.tree.train_dropped=true has no effect on algorithm.adv_estimator=grpo_passk",
-        ),
-        (
-            ["hato.tree.independent_paths=true", "actor_rollout_ref.rollout.n=17"],
-            "hato.tree.max_nodes_per_level=16: hato.tree.independent_paths=true with actor_rollout_ref.rollout.n=17 an",
-        ),
-        (
-            ["hato.tree.independent_paths=true", "hato.tree.max_depth=17"],
-            "hato.tree.max_nodes=128: hato.tree.independent_paths=true with actor_rollout_ref.rollout.n=8 and hato.tree"
-            ".max_depth=17 needs at least 136",
-        ),
-        (
-            ["hato.tree.independent_paths=true", "hato.exploration.nodes_per_tree=9"],
-            "hato.exploration.nodes_per_tree=9 with hato.tree.independent_paths=true",
-        ),
-        (["hato.exploration.pruning_threshold=5"], "pruning_threshold=5: expected less than or equal to 1"),
-        (
-            ["actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-mean"],
-            "actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-mean",
-        ),
-        (
-            ["algorithm.filter_groups.enable=true", "trainer.v1.sampler.custom_sampler.path=mine.py"],
-            "trainer.v1.sampler.custom_sampler with algorithm.filter_groups.enable",
-        ),
-    ],
-)
-def test_what_does_not_fit_is_named(overrides, message):
+@pytest.mark.parametrize(("overrides", "message"), refused(__file__, "checks"))
+def test_keys_that_do_not_go_together_are_named(overrides, message):
     with pytest.raises(ValueError) as error:
-        checked_keys(config(*overrides))
-    assert message in str(error.value)
+        checked_keys(config(*overrides.split()))
+    assert says(error.value, message)
 
 
 @pytest.mark.parametrize("credit", CREDITS)
@@ -165,12 +87,6 @@ def test_hatos_trees_take_every_credit(credit):
 def test_a_beam_may_keep_fewer_than_n_independent_paths():
     shape = ["independent_paths=true", "search_algorithm=beam", "max_nodes_per_level=4", "train_dropped=true"]
     assert checked_keys(config(*(f"hato.tree.{key}" for key in shape))).tree.max_nodes_per_level == 4
-
-
-def test_the_search_may_have_tools():
-    composed = config("environment=tools")
-    checked_keys(composed)
-    assert parts_of(composed.actor_rollout_ref.rollout) == ("hato", "tools")
 
 
 @pytest.mark.parametrize("tree", ["plain", "latr", "arpo", "eptree"])

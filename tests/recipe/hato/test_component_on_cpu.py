@@ -221,14 +221,6 @@ def test_nodes_go_where_trees_said_something():
     assert search.shared_nodes(["a", "b", "c"]) == [10, 10, 10]
 
 
-def test_nodes_above_the_most_of_a_tree_go_to_other_trees():
-    made = trainer({"tree": {"max_nodes": 14}, "exploration": {"nodes_per_tree": 10, "ucb_coef": 0.0}})
-    search = component(made, HATOSearch)
-    search.record = {"varied": (5, 1.0), "silent": (5, 0.0), "rarely": (5, 0.1)}
-    # 30 nodes by the means alone: 14, then 14, and the third has the 2 that every tree has
-    assert search.shared_nodes(["varied", "silent", "rarely"]) == [14, 2, 14]
-
-
 def submitted(made, monkeypatch, n: int = 3):
     """The batch of n prompts as it goes to the rollout."""
     batches = []
@@ -239,7 +231,7 @@ def submitted(made, monkeypatch, n: int = 3):
     return batches[0]
 
 
-def test_what_prompts_carry_to_the_search(queue, monkeypatch):
+def test_prompts_carry_budget_temperature_and_value_model_to_the_search(queue, monkeypatch):
     made = trainer({"exploration": {"nodes_per_tree": 10, "temperature_decay": 1.0}})
     made.global_steps = 6
     first = submitted(made, monkeypatch)
@@ -290,15 +282,6 @@ def test_rdi_and_novelty(queue):
     queue.rows["p_1_0"]["rm_scores"][-1] = 1.0
     made._compute_advantage(queue.batch(), again)
     assert again["hato/novelty"] == (0.5 + 0.0) / 2 and again["hato/rdi"] == 1.0
-
-
-def test_a_dropped_tree_is_a_problems_first_visit_too(queue):
-    memory = {"reference_prompts": 1}
-    made = trainer({"memory": memory}, **{"algorithm.filter_groups": FILTERS})
-    made.replay_buffer.on_drop(queue.batch("p"))
-    made._compute_advantage(queue.batch("q", "pad"), {})
-    references = component(made, SuccessfulPaths).references
-    assert references.of("problem of p") and not references.of("problem of q"), "it was submitted first"
 
 
 def meta_learning_loader(steps: int, domains: list[str]):
@@ -374,17 +357,6 @@ def test_every_credit_takes_dropped_rows_as_wrong_ones(dropped, credit):
     trainer(DROPPING, credit)._compute_advantage(dropped.batch(), {})
     assert rounded(found) == rounded(dropped.column("advantages"))
     assert max(found["p_3_0"][2:]) < 0 and max(found["p_4_0"]) < 0 < min(found["p_0_0"][2:])
-
-
-def test_grpo_and_treerl_with_dropped_rows_by_hand(dropped):
-    trainer(DROPPING, "grpo")._compute_advantage(dropped.batch(), {})
-    found = rounded(dropped.column("advantages"))
-    assert (found["p_0_0"], found["p_3_0"], found["p_4_0"]) == ([0.8] * 4, [-0.2] * 4, [-0.2] * 2)
-    trainer(DROPPING, "treerl")._compute_advantage(dropped.batch(), {})
-    found = rounded(dropped.column("advantages"))
-    # V: problem 1/5, step 0 1/3; the step after it: (0 - 1/5) + (0 - 1/3)
-    shared = round(2 * (1 / 3 - 1 / 5) / 3**0.5, 4)
-    assert found["p_3_0"] == [shared, shared, -0.5333, -0.5333] and found["p_4_0"] == [-0.4, -0.4]
 
 
 @pytest.mark.parametrize("filtered", [False, True])

@@ -8,20 +8,17 @@ from contextlib import ExitStack
 import numpy as np
 import pytest
 import torch
-from verl.trainer.ppo.v1.utils import compute_advantage_for_multi_trajectories
 
 from recipe.hato.credit import (
     DRAWS,
     HATO_SETTINGS,
     LOCAL_REWARDS,
-    batch_credit,
     compute_hato_advantage,
     share_of_varying_groups,
     sibling_metrics,
     step_credit,
 )
 from recipe.hato.keys import HATOConfig, RewardWeights
-from verl import DataProto
 from verl.trainer.ppo.credit.nodes import SEGMENT_IDS, tree_nodes
 
 
@@ -141,54 +138,6 @@ def test_the_docstrings_example():
     )
 
 
-def test_three_levels_by_hand():
-    #           1 ─┬─ 2 ─┬─ 3 right
-    # problem ─┤   │     └─ 4 wrong (0.5 is not above the threshold)
-    #          │   └─ 5 ─── 6 right
-    #          └─ 7 ─┬─ 8 right
-    #                └─ 9 wrong
-    tree = Tree([[[1.0, 0.5], [0.7]], [1.0, 0.0]])
-    credit = credit_of(tree, settings())
-    assert by_step(tree, credit, credit.right) == pytest.approx([2 / 3, 1 / 2, 1, 0, 1, 1, 1 / 2, 1, 0])
-    assert credit.prompt_right.tolist() == pytest.approx([3 / 5])
-    assert by_step(tree, credit, credit.path) == pytest.approx([1, 1, 1, 0.5, 0.7, 0.7, 1, 1, 0])
-    # 2: 1/2 - 1 and 7: 1/2 - 2/3 are floored; 6 has no siblings
-    causal = [2 / 3 - 1 / 2, 0, 1, 0, 1 - 1 / 2, 0.7, 0, 1, 0]
-    assert by_step(tree, credit, credit.causal) == pytest.approx(causal)
-
-
-def test_the_form_of_a_wrong_answer_counts_and_rewards_outside_are_cut():
-    tree = Tree([[0.1, 0.0], [-1.0, 3.0]])
-    best, mean = (credit_of(tree, settings(path_reward=of)) for of in ("best", "mean"))
-    assert by_step(tree, best, best.path) == pytest.approx([0.1, 0.1, 0, 1, 0, 1])
-    assert by_step(tree, best, best.causal) == pytest.approx([0, 0, 0, 0.5, 0, 1])
-    assert by_step(tree, mean, mean.path) == pytest.approx([0.05, 0.1, 0, 0.5, 0, 1])
-
-
-def test_steps_that_were_drawn_more_often_count_more_often():
-    leaf = Tree([[1.0, 0.0], 1.0, 0.0], draws={2: 3})  # below step 1: 3/4; its siblings: 1/2
-    credit = credit_of(leaf, settings())
-    assert by_step(leaf, credit, credit.causal)[0] == pytest.approx(0.25)
-    inner = Tree([[[1.0], [0.0]], 0.0], draws={2: 3})
-    credit = credit_of(inner, settings())
-    assert by_step(inner, credit, credit.right)[0] == by_step(inner, credit, credit.causal)[0] == 0.75
-
-
-def test_merged_siblings_weigh_as_if_each_were_there():
-    apart, merged = Tree([0.9, 0.9, 0.9, 0.2, 0.4]), Tree([0.9, 0.2, 0.4], draws={1: 3})
-    of_apart, of_merged = (credit_of(tree, settings(gamma=0.0)).step_advantages for tree in (apart, merged))
-    torch.testing.assert_close(of_merged, torch.stack([of_apart[:3].sum(), of_apart[3], of_apart[4]]))
-    assert of_merged.sum().item() == pytest.approx(0, abs=1e-6)
-
-
-def test_an_only_child_has_its_parents_advantage_and_a_chain_from_the_prompt_none():
-    tree = Tree([[[[1.0]]], 0.0])  # steps 1 to 4 are a chain beside 5
-    advantages = by_step(tree, credit := credit_of(tree, settings()), credit.step_advantages)
-    assert advantages[:4] == [advantages[0]] * 4 and advantages[0] > 0 > advantages[4]
-    alone = Tree([[[1.0]]])
-    assert credit_of(alone, settings()).advantages.abs().max() == 0
-
-
 # -- what does not train --
 
 WRONG = Tree([[0.0, 0.0], [0.0, [0.0, 0.0]]], local={1: 0.2, 2: 0.9, 3: 0.1, 4: 0.7, 5: 0.4, 6: 0.6, 7: 0.3, 8: 0.5})
@@ -204,14 +153,6 @@ def test_a_problem_without_a_right_answer_trains_nothing():
     assert asked_for.abs().max() > 0.3
     nothing_else = advantages_of(batch, settings(alpha=1.0, beta=0.0, gamma=0.0))
     torch.testing.assert_close(nothing_else, asked_for, rtol=1e-4, atol=1e-5)
-
-
-def test_the_heuristic_still_helps_where_verified_rewards_differ():
-    plain, helped = Tree([1.0, 1.0, 0.0]), Tree([1.0, 1.0, 0.0], local={1: 1.0})
-    weights = settings(alpha=0.1, beta=0.9, gamma=0.0)
-    assert len(set(credit_of(plain, weights).step_advantages.tolist())) == 2
-    first, second, third = credit_of(helped, weights).step_advantages.tolist()
-    assert first > second > third
 
 
 def test_sibling_groups_without_variance_get_nothing_and_leave_the_mask():
@@ -323,25 +264,6 @@ def test_random_forests_against_the_slow_version(seed, hato):
         assert share.item() == pytest.approx(np.mean(every))
 
 
-def summed(batch, prompt: str) -> dict[int, float]:
-    """Step -> its advantage, summed over the rows through it and over its tokens."""
-    ids, _, _, index, _, _ = batch
-    rows = torch.from_numpy(index == prompt)
-    ids, advantages = ids[rows].flatten(), advantages_of(batch, HATOConfig())[rows].flatten()
-    return {step: advantages[ids == step].sum().item() for step in ids.unique().tolist()}
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_advantages_of_siblings_sum_to_zero_and_do_not_depend_on_other_trees(seed):
-    trees = [random_tree(seed * 10 + i, 30) for i in range(3)]
-    together, alone = summed(rows_of(trees), "prompt 1"), summed(rows_of(trees[1:2]), "prompt 0")
-    assert together == pytest.approx(alone, abs=1e-5) and max(together.values()) > 0.5
-    for parent in [None, *trees[1].parent]:
-        siblings = trees[1].children(parent)
-        if len(siblings) > 1:
-            assert sum(together[step] / trees[1].lengths[step] for step in siblings) == pytest.approx(0, abs=1e-4)
-
-
 # -- any rows --
 
 
@@ -357,57 +279,8 @@ def test_plain_responses_are_siblings_of_each_other():
     assert advantages[3].tolist() == [0, 0, 0], "nothing is beside it"
 
 
-def test_a_tools_result_does_not_part_a_step_from_the_next():
-    """1 | tool 2 | 3 against 4: the result is an only child, and so is the step after it."""
-    ids, mask = torch.tensor([[1, 2, 3], [4, -1, -1]]), torch.tensor([[1, 0, 1], [1, 0, 0]])
-    rewards = torch.tensor([[0.0, 0.0, 1.0], [0.0, 0.0, 0.0]])
-    with SEGMENT_IDS.bound(ids), HATO_SETTINGS.bound(settings()):
-        advantages, _ = compute_hato_advantage(rewards, mask, np.array(["a", "a"]))
-    up = math.sqrt(0.5)
-    torch.testing.assert_close(advantages, torch.tensor([[up, 0, up], [-up, 0, 0]]), rtol=1e-4, atol=1e-6)
-
-
-def test_a_batch_through_upstreams_advantage_is_computed_once(monkeypatch):
-    trees = [random_tree(i, 20) for i in range(3)]
-    ids, mask, rewards, index, local, draws = rows_of(trees, padding_rows=1)
-    keys = [f"{uid}_{i}_0" for i, uid in enumerate(index)]
-    tensors = {"token_level_rewards": rewards, "response_mask": mask}
-    made = []
-    monkeypatch.setattr("recipe.hato.credit.step_credit", lambda *args: made.append(0) or step_credit(*args))
-    fields = SEGMENT_IDS.bound(ids), LOCAL_REWARDS.bound(local), DRAWS.bound(draws)
-    with fields[0], fields[1], fields[2], HATO_SETTINGS.bound(HATOConfig()):
-        data = DataProto.from_dict(tensors=tensors, non_tensors={"uid": index})
-        data = compute_advantage_for_multi_trajectories(data, keys, "hato", config={})
-        credit = batch_credit(rewards, mask, index)
-        assert len(made) == 1
-        assert torch.equal(data.batch["advantages"], credit.advantages * mask)
-        batch_credit(rewards + 1, mask, index)
-        assert len(made) == 2, "other rewards are another credit"
-
-
 def test_a_chain_of_thousands_of_steps():
     n = 20_000
     nodes = tree_nodes(torch.arange(n).unsqueeze(0), np.array(["a"]))
     credit = step_credit(nodes, torch.ones(1), settings(beta=0.6, gamma=0.3))
     assert credit.total.tolist() == pytest.approx([0.9] * n) and credit.advantages.abs().max() == 0
-
-
-@pytest.mark.parametrize("shape", [(0, 3), (2, 0)])
-def test_no_tokens(shape):
-    ids = torch.zeros(shape, dtype=torch.long)
-    index = np.array(["a", "b"][: shape[0]], dtype=object)
-    with SEGMENT_IDS.bound(ids), HATO_SETTINGS.bound(HATOConfig()):
-        assert compute_hato_advantage(torch.zeros(shape), torch.zeros(shape), index)[0].shape == shape
-        nothing = sibling_metrics(batch_credit(torch.zeros(shape), torch.zeros(shape), index), torch.zeros(shape))
-    assert nothing["sibling_groups"] == 0
-
-
-def test_what_the_trainer_must_give():
-    batch = torch.zeros(2, 4), torch.ones(2, 4), np.array([0, 0])
-    with pytest.raises(RuntimeError, match="adv_estimator=hato needs the settings under hato"):
-        compute_hato_advantage(*batch)
-    with HATO_SETTINGS.bound(HATOConfig()), pytest.raises(RuntimeError, match="every token's segment_ids"):
-        compute_hato_advantage(*batch)
-    with HATO_SETTINGS.bound(HATOConfig()), SEGMENT_IDS.bound(torch.zeros(2, 3)):
-        with pytest.raises(ValueError, match=r"segment_ids \(2, 3\): expected \(2, 4\)"):
-            compute_hato_advantage(*batch)

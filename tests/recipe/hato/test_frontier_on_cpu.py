@@ -4,7 +4,7 @@ from collections import Counter
 
 import pytest
 
-from recipe.hato.frontier import EXPANDED, OPEN, PRUNED, ROOT, Frontier
+from recipe.hato.frontier import EXPANDED, PRUNED, ROOT, Frontier
 from tests.recipe.hato.trees import frontier, grown, model, random_frontier, tool
 from verl.workers.rollout.trajectory_tree import DROPPED_STEPS, MODEL, TOOL, TrajectoryTree
 from verl.workers.rollout.tree_builder import Path
@@ -12,12 +12,6 @@ from verl.workers.rollout.tree_builder import Path
 
 def kept_children(tree, number):
     return [child for child in tree.steps[number].children if tree.is_kept(child)]
-
-
-def test_the_problem_is_open_at_first():
-    tree = frontier()
-    assert tree.open_steps() == [ROOT] and tree.steps[ROOT].status == OPEN
-    assert (tree.leaves(), tree.n_kept, tree.path(ROOT)) == ([], 0, Path())
 
 
 def test_identical_siblings_are_one_step_that_counts():
@@ -43,14 +37,6 @@ def test_a_step_with_a_result_goes_on_after_it():
     assert (tree.steps[call].n_tokens, tree.steps[end].n_tokens) == (5, 3)
 
 
-def test_siblings_are_identical_where_their_results_are_too():
-    tree = frontier()
-    first = tree.add(ROOT, [model(5), tool(90)], ended=False)
-    assert tree.add(ROOT, [model(5), tool(90)], ended=False) == first
-    other = tree.add(ROOT, [model(5), tool(91)], ended=False)
-    assert other != first and [tree.draws(i) for i in (first, other)] == [2, 1]
-
-
 def test_paths_that_share_an_answer_are_dropped_one_by_one():
     """With independent paths, identical siblings share the segment of the tool's answer."""
     tree, answer = Frontier(TrajectoryTree([100, 101]), merges=False, keeps_tokens=True), tool(90)
@@ -73,30 +59,6 @@ def test_pruning_releases_what_is_below_and_what_has_become_empty_above():
     assert tree.n_kept == 2
     tree.prune(5)
     assert (tree.leaves(), tree.n_kept, tree.steps[ROOT].status) == ([], 0, EXPANDED)
-
-
-def test_pruning_one_of_two_keeps_the_way_to_the_other():
-    tree = grown([[None, [None, None]]])
-    tree.prune(4)
-    assert tree.leaves() == [2, 5]
-    tree.prune(5)
-    assert tree.leaves() == [2] and not tree.is_kept(3) and tree.is_kept(1)
-
-
-def test_results_are_released_too():
-    tree = frontier()
-    tree.add(ROOT, [model(5)], ended=True)
-    tree.prune(tree.add(ROOT, [model(6), tool(90, 91)], ended=False))
-    assert [segment.token_ids for segment in tree.tree.segments] == [[5], [], []]
-
-
-def test_a_pruned_step_that_is_drawn_again_is_a_new_step():
-    tree = frontier()
-    tree.add(ROOT, [model(4)], ended=True)
-    above = tree.add(ROOT, [model(5)], ended=False)
-    tree.add(above, [model(6)], ended=False)
-    tree.prune(above)
-    assert tree.add(ROOT, [model(5)], ended=False) == 4
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -213,11 +175,3 @@ def test_an_answer_that_a_beam_has_dropped_is_no_row():
     tree.prune(tree.add(ROOT, [model(6)], ended=True))
     tree.prune(tree.add(ROOT, [model(7)], ended=False))
     assert tree.train_dropped(9, 0) == [3] and [bool(s.token_ids) for s in tree.tree.segments] == [True, False, True]
-
-
-def test_paths_that_are_not_merged():
-    tree = Frontier(TrajectoryTree([100]), merges=False)
-    first, second = (tree.add(ROOT, [model(5)], ended=False) for _ in range(2))
-    ends = [tree.add(number, [model(6)], ended=True) for number in (first, second)]
-    assert tree.leaves() == ends and [list(tree.path(end).tokens) for end in ends] == [[5, 6]] * 2
-    assert tree.metrics()["merged"] == 0 and tree.n_kept == 4

@@ -1,11 +1,11 @@
 """The keys under `hato`: defaults, nesting, and errors that name the key."""
 
-import dataclasses
+import json
 
 import pytest
-from omegaconf import OmegaConf
 
 from recipe.hato.keys import HATOConfig, TreeConfig
+from tests.refusals import refused, says
 from verl.workers.config.keys import read_keys
 
 
@@ -26,61 +26,11 @@ def test_defaults_and_nested_keys():
     assert (config.reward_weights.alpha, config.reward_weights.gamma) == (0, 0.2)
 
 
-def test_hydras_config_is_read_as_it_is():
-    root = OmegaConf.create({"depth": 7, "hato": {"tree": {"max_depth": "${depth}"}, "exploration": {"beta_u": 1e-1}}})
-    assert read_keys(HATOConfig, root.hato, "hato").tree.max_depth == 7
-
-
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
-        ({"tree": {"max_depth": 0}}, "hato.tree.max_depth=0: expected at least 1"),
-        ({"tree": {"max_depth": 2.5}}, "hato.tree.max_depth=2.5: expected a valid integer"),
-        ({"tree": {"max_depth": True}}, "hato.tree.max_depth=True: expected a valid integer"),
-        ({"tree": {"max_depth": None}}, "hato.tree.max_depth=None: expected a valid integer"),
-        ({"tree": {"search_algorithm": "a*"}}, "hato.tree.search_algorithm=a*: expected 'bfs', 'dfs' or 'beam'"),
-        ({"tree": {"step_delimiter": ""}}, "hato.tree.step_delimiter=''"),
-        ({"tree": {"depth": 3, "breadth": 2}}, "hato.tree has no key breadth; known: max_depth"),
-        ({"trees": {}}, "hato has no key trees; known: tree"),
-        ({"tree": 3}, "hato.tree=3: expected an object"),
-        ({"reward_weights": {"alpha": -1}}, "hato.reward_weights.alpha=-1: expected at least 0"),
-        ({"reward_weights": {"alpha": 0, "beta": 0, "gamma": 0}}, "hato.reward_weights: alpha, beta and gamma"),
-        ({"reward_weights": {"alpha": float("nan")}}, "hato.reward_weights.alpha=nan"),
-        (
-            {"exploration": {"initial_temperature": 0}},
-            "hato.exploration.initial_temperature=0: expected greater than 0",
-        ),
-        (
-            {"exploration": {"pruning_threshold": float("-inf")}},
-            "hato.exploration.pruning_threshold=-inf: expected a fin",
-        ),
-        ({"exploration": {"beta_u": "big"}}, "hato.exploration.beta_u='big': expected a valid number"),
-        ({"uncertainty": {"method": "magic"}}, "hato.uncertainty.method=magic: expected 'ensemble', "),
-        (
-            {"uncertainty": {"n_models": 1}},
-            "hato.uncertainty.n_models=1: expected at least 2 for method=ens",
-        ),
-        (
-            {"uncertainty": {"model_config": {"dropout": 1}}},
-            "hato.uncertainty.model_config.dropout=1: expected less than",
-        ),
-        ({"uncertainty": {"model_config": {"width": 1}}}, "hato.uncertainty.model_config has no key width"),
-        (
-            {"uncertainty": {"method": "dropout", "model_config": {"dropout": 0.0}}},
-            "hato.uncertainty.model_config.dropout=0.0",
-        ),
-        ({"uncertainty": {"n_passes": 1, "method": "dropout"}}, "hato.uncertainty.n_passes=1: expected at least 2"),
-        ({"meta_learning": {"enable": 1}}, "hato.meta_learning.enable=1: expected a valid boolean"),
-        ({"meta_learning": {"n_inner_steps": 0}}, "hato.meta_learning.n_inner_steps=0"),
-        ({"memory": {"value_buffer_size": 0}}, "hato.memory.value_buffer_size=0"),
-        ({"metrics": {"max_paths": 1}}, "hato has no key metrics"),
-        ({"verification_threshold": "high"}, "hato.verification_threshold='high': expected a valid number"),
-    ],
-)
+@pytest.mark.parametrize(("values", "message"), refused(__file__, "keys"))
 def test_a_wrong_key_is_named(values, message):
     with pytest.raises(ValueError) as error:
-        read_keys(HATOConfig, values, "hato")
-    assert message in str(error.value)
+        read_keys(HATOConfig, json.loads(values), "hato")
+    assert says(error.value, message)
 
 
 # the design notes' own file, in their names, without what has no counterpart here
@@ -120,37 +70,3 @@ def test_a_name_of_the_notes_stands_beside_our_default_and_not_beside_another_va
     assert read_keys(HATOConfig, named, "hato").uncertainty.n_passes == 5
     both = {"uncertainty": {"method": "dropout", "type": "dropout"}}
     assert read_keys(HATOConfig, both, "hato").uncertainty.method == "dropout"
-
-
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
-        (
-            {"uncertainty": {"method": "dropout", "type": "bootstrap"}},
-            "hato.uncertainty.type=bootstrap is hato.uncertainty.method=bootstrap, and not dropout: leave out one",
-        ),
-        (
-            {"uncertainty": {"method": "dropout", "n_passes": 4, "n_forward_passes": 8}},
-            "hato.uncertainty.n_forward_passes=8 is hato.uncertainty.n_passes=8, and not 4",
-        ),
-        (
-            {"tree": {"max_nodes": 5}, "memory": {"max_nodes": 6}},
-            "hato.memory.max_nodes=6 is hato.tree.max_nodes=6, and not 5: leave out one",
-        ),
-        ({"uncertainty": {"type": "magic"}}, "hato.uncertainty.method=magic: expected 'ensemble', "),
-        ({"memory": {"max_nodes": 0}}, "hato.tree.max_nodes=0: expected at least 1"),
-        ({"memory": 3, "tree": {"max_nodes": 5}}, "hato.memory=3: expected an object"),
-        ({"memory": {"max_nodes": 6}, "tree": 3}, "hato.tree=3: expected an object"),
-        ({"memory": {"sparse_materialization": True}}, "hato.memory has no key sparse_materialization"),
-        ({"meta_learning": {"outer_lr": 0.001}}, "hato.meta_learning has no key outer_lr"),
-    ],
-)
-def test_a_wrong_value_under_a_name_of_the_notes_is_told(values, message):
-    with pytest.raises(ValueError) as error:
-        read_keys(HATOConfig, values, "hato")
-    assert message in str(error.value)
-
-
-def test_configs_are_frozen():
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        HATOConfig().tree.max_depth = 3

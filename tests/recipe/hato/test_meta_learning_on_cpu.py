@@ -1,4 +1,4 @@
-"""Meta-learning's formulas on quadratics solved by hand, and what they are for on a toy family of domains."""
+"""Meta-learning's formulas on quadratics solved by hand."""
 
 import doctest
 
@@ -118,58 +118,3 @@ def test_episodes_tile_the_steps():
     calls = [episode_calls(step, "reptile", 3) for step in range(1, 7)]
     assert calls == [(["meta_begin"], []), ([], []), ([], ["meta_end"])] * 2
     assert episode_calls(1, "reptile", 1) == (["meta_begin"], ["meta_end"])
-
-
-# ---- what it is for: half the domains are learnt quickly, half slowly; a good start lies nearer to the slow ones ----
-
-
-def domain(generator: torch.Generator) -> tuple[float, float]:
-    """(curvature, optimum): (1, about 0) or (10, about 4)."""
-    quick = torch.rand(1, generator=generator).item() < 0.5
-    return (10.0 if quick else 1.0), 4.0 * quick + 0.1 * torch.randn(1, generator=generator).item()
-
-
-def step(theta: torch.Tensor, optimizer, curvature: float, optimum: float) -> None:
-    theta.grad = curvature * (theta.detach() - optimum)
-    optimizer.step()
-
-
-def learnt_start(method: str, seed: int) -> torch.Tensor:
-    """After 500 domains of 5 gradients each; plain training meets the domains in turn, with small steps."""
-    generator = torch.Generator().manual_seed(seed)
-    theta = torch.nn.Parameter(torch.zeros(1))
-    sgd = torch.optim.SGD([theta], lr=0.05 if method == "reptile" else 0.01)
-    for _ in range(500):
-        here = domain(generator)
-        if method == "plain":
-            step(theta, sgd, *here)
-            continue
-        episode = MetaEpisode(sgd, method=method, meta_lr=0.05, inner_lr=0.05)
-        for number in range(5):
-            if method == "maml" and number == 4:
-                episode.query()
-            step(theta, sgd, *here)
-        episode.end()
-        if method == "maml":
-            sgd.step()
-    return theta.detach()
-
-
-def loss_after_adapting(start: torch.Tensor, seed: int) -> float:
-    """Mean over 100 new domains after 5 steps of SGD on each."""
-    generator = torch.Generator().manual_seed(10_000 + seed)
-    total = 0.0
-    for curvature, optimum in (domain(generator) for _ in range(100)):
-        theta = torch.nn.Parameter(start.clone())
-        sgd = torch.optim.SGD([theta], lr=0.05)
-        for _ in range(5):
-            step(theta, sgd, curvature, optimum)
-        total += curvature * (theta.item() - optimum) ** 2 / 2
-    return total / 100
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_a_meta_learnt_start_adapts_faster_than_plain_training(seed):
-    """By hand: plain ends at 40 / 11, reptile at 3.2, maml at 1.7; only the slow domains have a loss left."""
-    loss = {name: loss_after_adapting(learnt_start(name, seed), seed) for name in ("plain", "reptile", "maml")}
-    assert loss["reptile"] < 0.9 * loss["plain"] and loss["maml"] < 0.5 * loss["plain"], loss

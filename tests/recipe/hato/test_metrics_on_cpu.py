@@ -33,11 +33,6 @@ def test_rdi_and_novelty_against_the_slow_reference(seed):
     assert novelty(paths, references) == pytest.approx(sum(nearest) / 6)
 
 
-def test_novelty_needs_both():
-    assert novelty([], [[1]]) is None and novelty([[1]], []) is None
-    assert novelty([[1, 2], [3, 4]], [[1, 2]]) == pytest.approx(0.5)
-
-
 def test_of_many_paths_evenly_spaced_ones_are_compared():
     assert evenly_spaced(range(10), 4) == [0, 2, 5, 7]
     assert evenly_spaced(range(3), 4) == [0, 1, 2]

@@ -136,12 +136,6 @@ def test_the_steps_are_those_of_the_rows(outputs):
     assert "features" not in outputs[0].extra_fields[TREE]
 
 
-def test_every_kept_token_is_in_a_row(outputs):
-    tree = TrajectoryTree.from_json(outputs[0].extra_fields[TREE])
-    in_rows = {i for output in outputs for i in output.token_fields[SEGMENT_IDS.name]}
-    assert in_rows == {i for i, segment in enumerate(tree.segments) if segment.token_ids}
-
-
 def test_a_tree_that_is_not_written_has_its_steps_and_metrics_all_the_same(engine):
     first, *_ = run(rollout_of(engine), step=1)
     assert TREE not in first.extra_fields and {TREE_METRICS, TREE_DATA} <= set(first.extra_fields)
@@ -180,30 +174,6 @@ def test_the_reward_loop_scores_steps(engine):
             assert segment.info.shown()["local_rewards"] == float(end % 2 == 0)
     with pytest.raises(ValueError, match="needs rewards that are computed during the rollout"):
         run(rollout_of(engine, "hato.local_reward=reward_loop"))
-
-
-def test_the_same_prompt_gives_the_same_rows_and_another_step_others(engine):
-    def rows(step):
-        outputs = run(rollout_of(engine), step)
-        return [(output.response_ids, output.token_fields) for output in outputs]
-
-    assert rows(1) == rows(1) != rows(2)
-
-
-def test_prompts_at_once_do_not_disturb_each_other(engine):
-    """One policy grows all prompts of a worker."""
-    tasks = [task_of(1, uid=text, raw_prompt=[{"role": "user", "content": text}]) for text in "12"]
-
-    def rows(groups):
-        return [[output.response_ids for output in outputs] for outputs in groups]
-
-    alone = [asyncio.run(rollout_of(engine).run(task, N, SAMPLING)) for task in tasks]
-    rollout = rollout_of(engine)
-
-    async def together():
-        return await asyncio.gather(*(rollout.run(task, N, SAMPLING) for task in tasks))
-
-    assert rows(asyncio.run(together())) == rows(alone)
 
 
 DROPPING = ["hato.tree.train_dropped=true", "hato.exploration.pruning_threshold=0.55", "hato.exploration.beta_u=0"]

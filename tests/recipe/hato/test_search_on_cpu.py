@@ -74,11 +74,6 @@ def test_branching_follows_promise(scores, temperature, expected):
     assert branching_factors(scores, config, temperature) == expected
 
 
-def test_without_adaptive_branching_all_get_the_same():
-    config = TreeConfig(branching_factor=3, adaptive_branching=False)
-    assert branching_factors([0.0, 9.0], config, 0.1) == [3, 3]
-
-
 def test_ucb_by_hand():
     # bounds at first: 0.5 + sqrt(ln 5 / 4) = 1.134 and 0 + sqrt(ln 5 / 1) = 1.269, then 0.5 + 0.669 and 0 + 0.946
     assert ucb_grants([0.5, 0.0], [4, 1], 1, 1.0) == [0, 1]
@@ -144,13 +139,6 @@ def test_spread_leaves_let_a_tree_fork_on_all_levels(algorithm):
     assert ends == [2, 3, 5, 8]
 
 
-def test_once_all_leaves_are_given_away_paths_run_to_their_ends():
-    search = new_search(TreeConfig(max_depth=9, branching_factor=3, spread_leaves=False), n_leaves=3)
-    search.next()
-    answer(search, [0.1, 0.2, 0.3])
-    assert search.next() == [Expansion(n, 1, True) for n in (1, 2, 3)]
-
-
 def test_dfs_goes_down_first_and_comes_back():
     search = new_search(TreeConfig(max_depth=2, branching_factor=2, search_algorithm="dfs"))
     search.next()
@@ -189,15 +177,6 @@ def test_pruning_by_threshold_spares_leaves_and_the_last_way():
     search.next()
     answer(search, [0.0, 0.1], ended=[0])
     assert search.next() == [] and search.frontier.leaves() == [1], "there is an ended way: the poor ones go"
-
-
-def test_without_room_for_nodes_a_path_is_ended():
-    search = new_search(TreeConfig(max_depth=9, branching_factor=3, max_nodes=1))
-    assert search.next() == [Expansion(ROOT, 1, True)]
-    search = new_search(TreeConfig(max_depth=9, branching_factor=3, max_nodes=4))
-    assert search.next() == [Expansion(ROOT, 2, False)]
-    answer(search, [0.1, 0.2])
-    assert search.next() == [Expansion(1, 1, True), Expansion(2, 1, True)]
 
 
 def random_config(rng: random.Random) -> TreeConfig:
@@ -258,25 +237,6 @@ def test_a_searchs_bounds_hold(seed):
     assert len(asked) == len(set(asked)), "a node is expanded once"
 
 
-@pytest.mark.parametrize("seed", range(0, 60, 3))
-def test_the_same_seed_makes_the_same_tree(seed):
-    (tree, rounds), (again, rounds_again) = run(seed), run(seed)
-    assert tree.steps == again.steps and tree.tree == again.tree and rounds == rounds_again
-
-
-@pytest.mark.parametrize("algorithm", ["bfs", "dfs", "beam"])
-def test_an_ample_tree_is_filled(algorithm):
-    """With equal scores and nothing ending early, b^d leaves."""
-    config = TreeConfig(
-        max_depth=3, branching_factor=3, search_algorithm=algorithm, max_nodes_per_level=27, max_nodes=100
-    )
-    search = new_search(config, n_leaves=27)
-    while expansions := search.next():
-        for expansion in expansions:
-            answer_expansion(search, expansion)
-    assert len(search.frontier.leaves()) == 27 and search.frontier.n_kept == 3 + 9 + 27
-
-
 def test_bounds_count_what_open_steps_are_owed():
     tree = frontier()
     for ended in (False, False, True):
@@ -306,17 +266,6 @@ def test_independent_paths_have_one_child_each_and_are_given_up_on_the_way(algor
     answer(search, [0.0], 7, ended=[0])
     assert search.next() == [] and search.frontier.leaves() == [8, 5]
     assert search.frontier.dropped == [2, 4, 6]
-
-
-def test_independent_paths_one_after_another():
-    search = new_search(TreeConfig(max_depth=2, independent_paths=True, search_algorithm="dfs"), n_leaves=3)
-    assert search.next() == [Expansion(ROOT, 3, False)]
-    answer(search, [0.1, 0.9, 0.5])
-    order = []
-    while expansions := search.next():
-        order += [expansion.node for expansion in expansions]
-        answer_expansion(search, expansions[0])
-    assert order == [2, 3, 1] and len(search.frontier.leaves()) == 3
 
 
 @pytest.mark.parametrize(("n", "depth"), [(2, 2), (5, 1), (7, 4)])

@@ -1,14 +1,12 @@
 """HATO with tools: a step ends with a call and holds the result; bounds, masks and seeds are as without them."""
 
 import asyncio
-import math
 import re
 
 import pytest
 
 from recipe.hato.keys import HATOConfig, TreeConfig, UncertaintyConfig
 from recipe.hato.local_reward import heuristic
-from recipe.hato.step_features import FEATURES
 from recipe.hato.tree import Policy
 from recipe.hato.value_model import value_model_of
 from tests.recipe.arpo.toy_agent import TOKENIZER, Library, ToyPolicy, encode, library, library_tools
@@ -17,7 +15,6 @@ from verl.workers.rollout.trajectory_tree import MODEL, TOOL, Segment
 from verl.workers.rollout.tree_rollout import rows_of
 
 PROMPT = encode("<|im_start|>user\nwho?<|im_end|>\n<|im_start|>assistant\n")
-EMPTY_RESULT = len(encode(" <result>\n\n</result>"))
 THOUGHTS = {"step_delimiter": "</think>"}  # a turn is a thought and a call, or a thought and an answer
 
 
@@ -64,12 +61,6 @@ def steps_of(tree, leaf) -> list[list[Segment]]:
 
 def texts(tree) -> list[str]:
     return [TOKENIZER.decode(tokens) for tokens in tree.trajectories()]
-
-
-def without_seconds(tree):
-    for segment in tree.segments:
-        (segment.info.call or {}).pop("seconds", None)
-    return tree.segments, tree.leaves, {name: x for name, x in tree.metrics.items() if "seconds" not in name}
 
 
 def test_a_step_ends_with_a_call_and_its_result_belongs_to_it():
@@ -124,38 +115,6 @@ def test_paths_go_on_after_a_text_that_only_looked_like_the_end_of_a_call(cut, d
         assert f"about {letter}< {letter}/search> {letter}" in text and text.endswith("</answer><|im_end|>")
 
 
-@pytest.mark.parametrize("algorithm", ["bfs", "dfs", "beam"])
-@pytest.mark.parametrize("max_tokens", [1, 7, 20, 37, 60, 90, 300])
-@pytest.mark.parametrize("calls", [0, 1, 9])
-def test_bounds_hold_with_results(algorithm, max_tokens, calls):
-    for seed, shape in enumerate(({}, THOUGHTS | {"max_depth": 5, "spread_leaves": False})):
-        config = config_of(search_algorithm=algorithm, max_nodes_per_level=4, max_nodes=12, **shape)
-        tools = library_tools(call_limit=2)
-        tree = grown(ToyPolicy(calls), config, tools, n=5, max_tokens=max_tokens, seed=seed)
-        assert 1 <= len(tree.leaves) == len(set(tree.leaves)) <= 5
-        steps = {id(step[0]) for leaf in tree.leaves for step in steps_of(tree, leaf)}
-        assert len(steps) == tree.metrics["nodes_kept"] <= 12
-        for leaf, tokens, mask, text in zip(
-            tree.leaves, tree.trajectories(), tree.response_masks(), texts(tree), strict=True
-        ):
-            assert 1 <= len(tokens) <= max_tokens and mask[-1] == 1
-            assert len(steps_of(tree, leaf)) <= config.tree.max_depth
-            assert text.count("<result>") <= 2
-            out_of_calls = text.endswith("</search>") and text.count("<result>") == 2
-            no_result_fits = text.endswith("</search>") and max_tokens - len(tokens) - 1 <= EMPTY_RESULT
-            assert tokens[-1] == TOKENIZER.eos_token_id or len(tokens) == max_tokens or out_of_calls or no_result_fits
-
-
-@pytest.mark.parametrize("algorithm", ["bfs", "dfs", "beam"])
-def test_the_tree_does_not_depend_on_who_is_fast(algorithm):
-    config = config_of(max_depth=4, search_algorithm=algorithm, max_nodes_per_level=4, **THOUGHTS)
-    expected = without_seconds(grown(ToyPolicy(calls=2), config))
-    for order in range(4):
-        slow = ToyPolicy(calls=2, delay=0.01, order=order), config, library_tools(library(delay=0.02, order=order))
-        assert without_seconds(grown(*slow)) == expected
-    assert without_seconds(grown(ToyPolicy(calls=2), config, seed=1)) != expected
-
-
 class OneLetter(ToyPolicy):
     """Every answer begins with the same letter."""
 
@@ -193,57 +152,6 @@ def test_identical_siblings_share_a_result_that_would_differ_and_others_do_not()
     assert len(set(texts(tree))) == 3 and {len(steps_of(tree, leaf)) for leaf in tree.leaves} == {1}
 
 
-class TalksOn(ToyPolicy):
-    """Goes on after a call as if nothing had happened; what it says there is certain."""
-
-    async def generate(self, request):
-        made = await super().generate(request)
-        if TOKENIZER.decode(made.token_ids).endswith("</search>"):
-            more = encode("and so on") + [TOKENIZER.eos_token_id]
-            made.token_ids, made.log_probs = made.token_ids + more, made.log_probs + [0.0] * len(more)
-            made.entropies, made.stopped = made.entropies + [0.0] * len(more), True
-        return made
-
-
-def test_features_are_of_what_stands_before_the_end_of_the_call():
-    config = config_of(spread_leaves=False)
-    cut, exact = (grown(engine(calls=1), config) for engine in (TalksOn, ToyPolicy))
-    assert texts(cut) == texts(exact)
-    assert without_seconds(cut)[:2] == without_seconds(exact)[:2]
-
-
-def feature(segment: Segment, name: str) -> float:
-    return segment.info.record.features[FEATURES.index(name)]
-
-
-def test_features_by_hand():
-    """A call, a result and an answer in two steps, or in a single one."""
-    entropy = math.log(4) / math.log(len(TOKENIZER))
-    tree = grown(ToyPolicy(calls=1), config_of(max_depth=2))
-    for leaf in tree.leaves:
-        first, last = ([segment for segment in step if segment.author == MODEL] for step in steps_of(tree, leaf))
-        call, answer = first[0], last[0]
-        n_call, n_answer = len(call.token_ids), len(answer.token_ids)
-        n_result = len(tree.segments[answer.parent].token_ids)
-        # the toy's log-probabilities are -1, -2, … from each request's start; it is sure before a result
-        assert feature(call, "mean_probability") == pytest.approx(math.exp(-(n_call + 1) / 2))
-        assert feature(answer, "min_probability") == pytest.approx(math.exp(-n_answer))
-        assert (feature(call, "mean_entropy"), feature(answer, "mean_entropy")) == (0, pytest.approx(entropy))
-        assert feature(call, "length") == pytest.approx(n_call / 60)
-        assert feature(answer, "length") == pytest.approx(n_answer / (300 - n_call - n_result))
-        both = (sum(range(n_call + 1)) + sum(range(n_answer + 1))) / (n_call + n_answer)
-        assert feature(answer, "path_probability") == pytest.approx(math.exp(-both))
-        assert (feature(call, "finished"), feature(answer, "finished")) == (0, 1)
-    tree = grown(ToyPolicy(calls=1), config_of(max_depth=1))
-    for leaf in tree.leaves:
-        call, result, answer = (tree.segments[i] for i in tree.path(leaf))
-        n_call, n_answer = len(call.token_ids), len(answer.token_ids)
-        assert feature(call, "length") == pytest.approx((n_call + n_answer) / 300)
-        assert feature(call, "mean_entropy") == pytest.approx(entropy * n_answer / (n_call + n_answer))
-        assert feature(call, "min_probability") == pytest.approx(math.exp(-max(n_call, n_answer)))
-        assert feature(call, "finished") == 1 and result.author == TOOL
-
-
 def test_a_local_reward_sees_results_before_a_step_and_inside_it_but_not_the_one_that_ends_it():
     seen = {}
 
@@ -260,21 +168,3 @@ def test_a_local_reward_sees_results_before_a_step_and_inside_it_but_not_the_one
     for leaf, row in zip(tree.leaves, rows_of(tree, policy_of(config_of())), strict=True):
         sizes = [sum(len(segment.token_ids) for segment in step) for step in steps_of(tree, leaf)]
         assert row.token_fields["local_rewards"] == [0.3] * sizes[0] + [0.9] * sizes[1]
-
-
-def test_the_value_model_learns_from_steps_and_not_from_results():
-    config = config_of(**THOUGHTS)
-    tree, policy = grown(ToyPolicy(calls=2), config), policy_of(config)
-    about = policy.data_for_trainer(tree)
-    on_paths = {i for leaf in tree.leaves for i in tree.path(leaf)}
-    expected = sorted(i for i in on_paths if "value" in tree.segments[i].info.notes)
-    assert list(about.segments) == expected and 0 < len(expected) < len(on_paths)
-    assert all(tree.segments[i].author == MODEL for i in expected)
-
-
-def test_results_of_dropped_steps_are_released():
-    config = config_of(search_algorithm="beam", max_nodes_per_level=2, spread_leaves=False)
-    tree = grown(ToyPolicy(calls=2), config)
-    dropped = [segment for segment in tree.segments if "pruned" in segment.info.notes]
-    assert {segment.author for segment in dropped} == {MODEL, TOOL}
-    assert all(segment.token_ids == [] and not segment.log_probs for segment in dropped)

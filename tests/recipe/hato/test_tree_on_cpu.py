@@ -1,23 +1,19 @@
 """Trees grown on a real, tiny model: bounds, seeds, and log-probs that are the model's own."""
 
 import asyncio
-import math
 import random
-from collections import Counter
 from dataclasses import replace
 
 import pytest
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from recipe.hato.keys import ExplorationConfig, HATOConfig, TreeConfig, UncertaintyConfig, hato_keys
+from recipe.hato.keys import ExplorationConfig, HATOConfig, TreeConfig, UncertaintyConfig
 from recipe.hato.local_reward import heuristic
 from recipe.hato.records import NodeBudget, SearchState
 from recipe.hato.step_features import FEATURES
 from recipe.hato.tree import Policy
 from recipe.hato.value_model import value_model_of
-from tests.configs import composed
-from tests.utils.test_entropy_estimate_on_cpu import slow
 from tests.workers.rollout.toy_engine import EOS, VOCAB, Calls, HashEngine, Letters
 from verl.workers.rollout import tree_builder as builder
 from verl.workers.rollout.engines.local_transformers import TransformersEngine
@@ -40,15 +36,6 @@ class Slow(TransformersEngine):
         self.asked.append(request)
         await asyncio.sleep(self.clock.random() / 1000)
         return await super().generate(request)
-
-
-class FromCandidates(Slow):
-    """Reports what the engine's entropies are estimated from, and estimates them a token at a time."""
-
-    async def generate(self, request):
-        generation = await super().generate(replace(request, n_entropy=0, n_top_logprobs=request.n_entropy))
-        generation.entropies = [slow([p for _, p in step], VOCAB) for step in generation.top_logprobs]
-        return generation
 
 
 @pytest.fixture(scope="module")
@@ -97,32 +84,6 @@ def test_bounds_of_a_tree(model, algorithm, seed):
     levels = [depth(tree, i) for i in kept]
     assert max(levels.count(level) for level in set(levels)) <= 6
     assert {request.request_id for request in engine.asked} == {"a"}
-
-
-@pytest.mark.parametrize("temperature", [1.0, 0.7])
-def test_log_probs_and_entropies_are_the_models(model, temperature):
-    tree = grow(Slow(model, 0), config_of(), temperature=temperature)
-    for leaf, tokens, log_probs in zip(tree.leaves, tree.trajectories(), tree.log_probs(), strict=True):
-        with torch.no_grad():
-            logits = model(torch.tensor([PROMPT + tokens])).logits[0, len(PROMPT) - 1 : -1]
-        expected = (logits / temperature).log_softmax(-1)[range(len(tokens)), tokens]
-        assert log_probs == pytest.approx(expected.tolist(), abs=1e-4)
-        entropies = -(logits.softmax(-1) * logits.log_softmax(-1)).sum(-1) / math.log(VOCAB)
-        at = 0
-        for segment in (tree.segments[i] for i in tree.path(leaf)):
-            own = entropies[at : at + len(segment.token_ids)].mean().item()
-            assert segment.info.notes["entropy"] == pytest.approx(own, abs=1e-4)
-            at += len(segment.token_ids)
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_the_tree_is_the_same_from_entropies_as_from_candidates(model, seed):
-    config = replace(config_of(), uncertainty=UncertaintyConfig(entropy_top_k=5))
-    ours, theirs = (grow(engine(model, 0), config, seed=seed) for engine in (Slow, FromCandidates))
-    assert ours.trajectories() == theirs.trajectories()
-    for segment, expected in zip(ours.segments, theirs.segments, strict=True):
-        assert segment.info.record.features == pytest.approx(expected.info.record.features, abs=1e-6)
-    assert len({segment.info.notes["entropy"] for segment in ours.segments}) > 5
 
 
 def test_the_way_to_the_end_has_neither_delimiter_nor_bound_of_a_step(model):
@@ -178,24 +139,6 @@ def test_greedy_siblings_are_one_step_and_get_one_local_reward(model):
     assert len(seen) == len(tree.segments)
 
 
-def test_a_local_reward_sees_the_step_after_what_was_before(model):
-    seen = {}
-
-    def local(step):
-        seen[tuple(step.before), tuple(step.tokens)] = list(step.parent)
-        return len(step.before) / 100
-
-    tree = grow(Slow(model, 0), config_of(), local_reward=local)
-    assert not any("pruned" in segment.info.notes for segment in tree.segments)
-    for i, segment in enumerate(tree.segments):
-        before = [t for j in tree.path(i)[:-1] for t in tree.segments[j].token_ids]
-        parent = PROMPT if segment.parent is None else tree.segments[segment.parent].token_ids
-        assert seen[tuple(before), tuple(segment.token_ids)] == parent
-        assert segment.info.fields["local_rewards"] == len(before) / 100
-        features = dict(zip(FEATURES, segment.info.record.features, strict=True))
-        assert features["local_reward"] == len(before) / 100
-
-
 @pytest.mark.parametrize("column", [0, 1])
 def test_a_value_model_that_is_not_finite_is_named(model, monkeypatch, column):
     def predict(self, features):
@@ -206,20 +149,6 @@ def test_a_value_model_that_is_not_finite_is_named(model, monkeypatch, column):
     monkeypatch.setattr("recipe.hato.value_model.ValueModel.predict", predict)
     with pytest.raises(ValueError, match="HATO's value model gives estimates that are not finite"):
         grow(Slow(model, 0), config_of())
-
-
-def test_the_value_model_learns_from_every_kept_step(model):
-    config = config_of(search_algorithm="beam", max_nodes_per_level=2, spread_leaves=False)
-    policy = Policy(config, value_model_of(config, 0), heuristic)
-    options = {"max_tokens": 24, "stop_token_ids": [EOS], "vocab_size": VOCAB, "seed": 3}
-    tree = asyncio.run(builder.grow(Slow(model, 0), PROMPT, 8, policy, **options))
-    assert tree.metrics["nodes_pruned"] > 0
-    steps = policy.data_for_trainer(tree)
-    assert list(steps.segments) == sorted({i for leaf in tree.leaves for i in tree.path(leaf)})
-    info = [segment.info for segment in tree.segments]
-    assert list(steps.features) == [info[i].record.features for i in steps.segments]
-    assert list(steps.values) == [info[i].notes["value"] for i in steps.segments]
-    assert "features" not in tree.to_json(), "the viewer has no use for them"
 
 
 # -- what the search drops --
@@ -285,29 +214,6 @@ def test_dropped_steps_are_rows_after_the_answers_and_change_nothing_else(algori
     assert on_rows == {i for i, segment in enumerate(tree.segments) if segment.token_ids}
 
 
-def test_rows_of_dropped_steps_were_generated_token_by_token():
-    """A row's log-probabilities are the engine's for its tokens; some begin as an answer does."""
-    config, shared = dropping(train_dropped=True), 0
-    for seed in range(6):
-        _, tree, engine = searched(config, seed, 12)
-        answers, dropped = split(tree)
-        on_answers = {i for leaf in answers for i in tree.path(leaf)}
-        shared += sum(bool(on_answers & set(tree.path(leaf))) for leaf in dropped)
-        for tokens, log_probs in zip(tree.trajectories(), tree.log_probs(), strict=True):
-            expected = [
-                math.log(engine.probabilities([*PROMPT, *tokens[:at]])[token]) for at, token in enumerate(tokens)
-            ]
-            assert log_probs == pytest.approx(expected)
-    assert shared, "otherwise this tests nothing"
-
-
-def test_a_tree_with_dropped_rows_does_not_depend_on_who_is_fast():
-    config = dropping(train_dropped=True, search_algorithm="beam", max_nodes_per_level=2, branching_factor=4)
-    trees = [searched(config, 3, 4, order=order)[1] for order in range(3)]
-    assert trees[0].metrics["dropped_steps"] > trees[0].metrics["dropped_rows"] > 0, "some are chosen"
-    assert len({tree.to_json() for tree in trees}) == 1
-
-
 @pytest.mark.parametrize("algorithm", ["bfs", "dfs"])
 def test_stopping_early_without_a_tree(algorithm):
     """n paths that do not share a segment: the answers, and what was given up after a step; together n rows."""
@@ -326,30 +232,3 @@ def test_stopping_early_without_a_tree(algorithm):
             assert leaf in answers or last < 0.5
         given_up += len(dropped)
     assert given_up > 10
-
-
-def test_without_a_threshold_independent_paths_are_independent_answers():
-    exploration = ExplorationConfig(pruning_threshold=0.0)
-    config = replace(config_of(independent_paths=True, max_step_tokens=4), exploration=exploration)
-    _, tree, _ = searched(config, 1, 10)
-    assert len(tree.leaves) == 10 and tree.metrics["nodes_pruned"] == 0
-    assert {len([s for s in tree.segments if s.parent == i]) for i in range(len(tree.segments))} == {0, 1}
-    assert all(path[-1] == EOS or len(path) == 30 for path in tree.trajectories())
-
-
-@pytest.mark.parametrize("seed", range(6))
-def test_trees_of_the_notes_values(model, seed):
-    """Beams of 5 on 3 levels, of steps with V + 2 U of at least 0.2."""
-    hato = hato_keys(composed("hato_notes_trainer", "hardware=cpu", recipe="hato"))
-    step = {"step_delimiter": "c", "max_step_tokens": 5}
-    hato = replace(hato, tree=replace(hato.tree, **step), uncertainty=replace(hato.uncertainty, entropy_top_k=VOCAB))
-    tree = grow(Slow(model, 0), hato, seed=seed, temperature=0.7)
-    kept = {i for leaf in tree.leaves for i in tree.path(leaf)}
-    levels = [depth(tree, i) for i in kept]
-    assert 1 <= len(tree.leaves) <= 8 and max(levels) <= 3 and max(levels.count(level) for level in levels) <= 5
-    by_parent = Counter(segment.parent for segment in tree.segments)
-    assert by_parent[None] <= 5 and max(by_parent.values()) <= 5
-    for i in kept:
-        notes = tree.segments[i].info.notes
-        is_only_way = len(tree.leaves) == 1
-        assert i in tree.leaves or is_only_way or notes["value"] + 2 * notes["uncertainty"] >= 0.2

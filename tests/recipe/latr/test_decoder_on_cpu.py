@@ -32,27 +32,6 @@ def generate(model_and_tokenizer, config=None, **options):
     return latr_generate(model, tokenizer, prompts, config or KTConfig(**BRANCHY), **options)
 
 
-def test_n_trajectories_of_at_most_max_new_tokens(model_and_tokenizer):
-    _, tokenizer = model_and_tokenizer
-    trees = generate(model_and_tokenizer)
-    assert len(trees) == 2
-    for tree in trees:
-        responses = tree.trajectories()
-        assert len(responses) == 8
-        assert all(1 <= len(tokens) <= 12 for tokens in responses)
-        for tokens in responses:
-            assert tokenizer.eos_token_id not in tokens[:-1]
-            assert len(tokens) == 12 or tokens[-1] == tokenizer.eos_token_id
-        assert tree.metrics["branches"] > 1
-
-
-def test_the_same_seed_gives_the_same_trees_and_another_one_does_not(model_and_tokenizer):
-    first, again, other = (
-        [tree.trajectories() for tree in generate(model_and_tokenizer, seed=seed)] for seed in (0, 0, 1)
-    )
-    assert first == again != other
-
-
 def test_the_mix_ratio_splits_tree_and_ordinary_samples(model_and_tokenizer):
     config = KTConfig(**BRANCHY, mix_ratio_schedule={0: 0.5}, return_on_full=False, force_return_step=-1)
     tree = generate(model_and_tokenizer, config)[0]
@@ -87,30 +66,6 @@ def test_branches_that_never_opened(model_and_tokenizer, fill):
     responses = generate(model_and_tokenizer, config)[0].trajectories()
     assert len(responses) == (8 if fill else 1)
     assert len({tuple(tokens) for tokens in responses}) == 1
-
-
-@pytest.mark.parametrize("mode", ["full", "always"])
-def test_sampling_inside_the_tree_is_seeded(model_and_tokenizer, mode):
-    config = KTConfig(**BRANCHY, sample_nk=mode, return_on_full=False, force_return_step=-1)
-    once, again = ([tree.trajectories() for tree in generate(model_and_tokenizer, config, n=4)] for _ in range(2))
-    other = [tree.trajectories() for tree in generate(model_and_tokenizer, config, n=4, seed=9)]
-    assert once == again != other
-
-
-@pytest.mark.parametrize("ablation", [{"random_branching_ratio": 0.5}, {"random_pruning_ratio": 0.5}])
-def test_ablations_are_random_and_seeded(model_and_tokenizer, ablation):
-    config = KTConfig(**BRANCHY, **ablation, keep_math_symbols=False, return_on_full=False, force_return_step=-1)
-    once, again = ([tree.to_json() for tree in generate(model_and_tokenizer, config)] for _ in range(2))
-    assert once == again
-    assert once != [tree.to_json() for tree in generate(model_and_tokenizer, config, seed=3)]
-
-
-def test_no_prompt_or_no_responses_are_refused(model_and_tokenizer):
-    model, tokenizer = model_and_tokenizer
-    with pytest.raises(ValueError, match="n=0"):
-        latr_generate(model, tokenizer, [[1]], KTConfig(), n=0)
-    with pytest.raises(ValueError, match="a prompt of 0 tokens"):
-        latr_generate(model, tokenizer, [[]], KTConfig())
 
 
 # ---- similarities, by hand ----

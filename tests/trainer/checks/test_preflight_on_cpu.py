@@ -1,5 +1,6 @@
 """Every mistake gets one line that names the key or the row, before Ray starts."""
 
+import json
 import os
 import subprocess
 from pathlib import Path
@@ -60,6 +61,20 @@ def test_model_path_may_be_a_hub_name_online_only(tmp_path, monkeypatch):
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
     with pytest.raises(ValueError, match="does not exist"):
         check_model_path("actor_rollout_ref.model.path", "no-such-org/no-such-model")
+
+
+def test_a_model_without_its_weights_is_named(tmp_path):
+    write_tiny_model(tmp_path / "model")
+    check_model_path("model.path", str(tmp_path / "model"))
+    index = {"weight_map": {"a": "model-00001-of-00002.safetensors", "b": "model-00002-of-00002.safetensors"}}
+    (tmp_path / "model/model.safetensors").rename(tmp_path / "model/model-00001-of-00002.safetensors")
+    (tmp_path / "model/model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(ValueError, match="model.path=.* has no weights: model-00002-of-00002.safetensors is missing"):
+        check_model_path("model.path", str(tmp_path / "model"))
+    for file in (tmp_path / "model").glob("model*"):
+        file.unlink()
+    with pytest.raises(ValueError, match="model.path=.* has no weights: model.safetensors is missing"):
+        check_model_path("model.path", str(tmp_path / "model"))
 
 
 def resources(cpus, gpus, workers, units=1):

@@ -11,8 +11,10 @@ from tests.configs import composed
 from tests.trainer.checks.refused import ROWS
 from verl.trainer.checks.model.lora import check_lora, settle_lora
 from verl.trainer.checks.parts import check_parts, check_typed_sections
+from verl.trainer.checks.preflight import check_micro_batches_and_servers
 from verl.trainer.checks.settle import settle
 from verl.trainer.checks.trackers import check_trackers
+from verl.trainer.checks.values import check_registered
 from verl.workers.config.schedule import settle_schedule
 
 
@@ -29,11 +31,16 @@ def check(kind: str, config, model) -> None:
     elif kind == "names":
         config.actor_rollout_ref.model.path = str(model)
         settle(config)
+    elif kind == "keys":
+        config.actor_rollout_ref.model.path = str(model)
+        settle(config)
+        for each in (check_typed_sections, check_registered, check_micro_batches_and_servers):
+            each(config)
     elif kind == "lora":
         settle_lora(config)
         check_lora(config)
     else:
-        {"keys": check_typed_sections, "trackers": check_trackers}[kind](config)
+        check_trackers(config)
 
 
 @pytest.mark.parametrize(("kind", "overrides", "message"), [row for row in ROWS if row[0] != "run"])

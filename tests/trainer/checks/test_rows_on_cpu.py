@@ -71,6 +71,18 @@ def test_not_a_parquet_file(tmp_path):
         check_data_files("data.train_files", str(tmp_path / "data.parquet"), "prompt")
 
 
+def test_files_whose_columns_differ_are_named(tmp_path):
+    """Upstream concatenates the files, which fails in its TaskRunner."""
+    first, second = (str(tmp_path / f"{name}.parquet") for name in ("first", "second"))
+    pd.DataFrame([good_row()]).to_parquet(first)
+    other = good_row() | {"reward_model": {"style": "rule", "ground_truth": "6"}}
+    pd.DataFrame([other]).to_parquet(second)
+    with pytest.raises(ValueError, match=f"data.train_files: {second} does not fit to {first}: .*ground_truth"):
+        check_data_files("data.train_files", [first, second], "prompt")
+    pd.DataFrame([good_row() | {"more": 1}]).to_parquet(second)
+    check_data_files("data.train_files", [first, second], "prompt")
+
+
 def test_good_rows_pass(tmp_path):
     pd.DataFrame([good_row()] * 3).to_parquet(tmp_path / "data.parquet")
     check_data_files("data.train_files", str(tmp_path / "data.parquet"), "prompt")
@@ -115,7 +127,12 @@ def test_a_row_that_no_reward_rule_fits_is_named(tmp_path):
         check_reward_rows(rewards(tmp_path, DEEP_RESEARCH, ["math_dapo", "hotpotqa", "my_set"]))
     check_reward_rows(rewards(tmp_path, DEEP_RESEARCH, ["math_dapo", "hotpotqa", "my_set"], rule="f1"))
     check_reward_rows(rewards(tmp_path, reward_of("word_problems"), ["my_set"]))
-    check_reward_rows(rewards(tmp_path, None, ["my_set"]))
+
+
+def test_a_data_source_that_upstreams_reward_does_not_know_is_named(tmp_path):
+    check_reward_rows(rewards(tmp_path, None, ["openai/gsm8k", "math_dapo"]))
+    with pytest.raises(ValueError, match="rows.parquet: row 1: .*not implemented for data_source='my_set'"):
+        check_reward_rows(rewards(tmp_path, None, ["openai/gsm8k", "my_set"]))
 
 
 GOOD_TRUTHS = {
@@ -217,6 +234,37 @@ def test_a_reward_function_of_the_users_that_fails_is_named(tmp_path, text, mess
     # the function is given the model's address, which nobody knows yet
     config.reward.reward_model = {"enable": True}
     check_reward_rows(config)
+
+
+ALARM = "import signal\n\ndef limit():\n    signal.signal(signal.SIGALRM, print)\n    signal.alarm(1)\n\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            "class Reward:\n    async def __call__(self, **row):\n        return 1\n\ncompute_score = Reward()",
+            "a coroutine",
+        ),
+        ("async def judge(row):\n    return 1\n\ndef compute_score(**row):\n    return judge(row)", "a coroutine, and"),
+        (ALARM + "def compute_score(**row):\n    limit()\n    return 1", "signal only works in main thread"),
+        (
+            ALARM
+            + "def compute_score(**row):\n    try:\n        limit()\n        return 1\n    except ValueError:\n        "
+            "return 0",
+            "sets a handler of SIGALRM, .* may get 0",
+        ),
+        (
+            "import math_verify\n\ndef compute_score(**row):\n    try:\n        return math_verify.verify(1, 1) + 0\n"
+            "    except ValueError:\n        return 0",
+            "sets a handler of SIGALRM",
+        ),
+    ],
+)
+def test_a_reward_is_tried_as_a_run_calls_it(tmp_path, text, message):
+    """Each of them scores in a main thread without an event loop."""
+    with pytest.raises(ValueError, match=message):
+        check_reward_rows(rewards(tmp_path, own_reward(tmp_path, text), ["a"]))
 
 
 @pytest.mark.parametrize(

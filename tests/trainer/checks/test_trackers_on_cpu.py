@@ -1,5 +1,6 @@
 """A tracker that cannot be opened, and a wrong key of the table of prompt groups, are named before anything starts."""
 
+import socket
 import sys
 
 import pytest
@@ -24,3 +25,49 @@ def test_a_missing_package_is_named(tmp_path, monkeypatch, tracker, package):
 
 def test_a_config_without_the_table_passes():
     check_trackers(composed("grpo_trainer"))
+
+
+def listening() -> socket.socket:
+    server = socket.socket()
+    server.bind(("127.0.0.1", 0))
+    server.listen()
+    return server
+
+
+@pytest.mark.parametrize("tracker", ["wandb", "swanlab"])
+def test_a_tracker_without_a_key_is_refused_unless_it_is_offline(tmp_path, monkeypatch, tracker):
+    monkeypatch.setattr("verl.trainer.checks.trackers._is_installed", lambda package: True)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    upper, server = tracker.upper(), listening()
+    for name in (f"{upper}_API_KEY", f"{upper}_MODE", "NETRC", "http_proxy", "HTTP_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    address = f"http://127.0.0.1:{server.getsockname()[1]}"
+    monkeypatch.setenv({"wandb": "WANDB_BASE_URL", "swanlab": "SWANLAB_API_HOST"}[tracker], address)
+    with pytest.raises(ValueError, match=f"trainer.logger={tracker} has no key: set {upper}_API_KEY, .*{upper}_MODE="):
+        check(f"trainer.logger=[console,{tracker}]")
+    monkeypatch.setenv(f"{upper}_API_KEY", "k" * 40)
+    check(f"trainer.logger=[console,{tracker}]")
+    monkeypatch.delenv(f"{upper}_API_KEY")
+    saved = tmp_path / {"wandb": ".netrc", "swanlab": ".swanlab/.netrc"}[tracker]
+    saved.parent.mkdir(exist_ok=True)
+    saved.write_text("machine 127.0.0.1 login user password k")
+    check(f"trainer.logger=[console,{tracker}]")
+    server.close()
+    with pytest.raises(ValueError, match=f"trainer.logger={tracker}: .*{address} does not answer"):
+        check(f"trainer.logger=[console,{tracker}]")
+    monkeypatch.setenv(f"{upper}_MODE", "offline")
+    saved.unlink()
+    check(f"trainer.logger=[console,{tracker}]")
+
+
+def test_an_mlflow_server_that_does_not_answer_is_named(monkeypatch):
+    monkeypatch.setattr("verl.trainer.checks.trackers._is_installed", lambda package: True)
+    server = listening()
+    address = f"http://127.0.0.1:{server.getsockname()[1]}"
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", address)
+    check("trainer.logger=mlflow")
+    server.close()
+    with pytest.raises(ValueError, match=f"trainer.logger=mlflow: MLFLOW_TRACKING_URI={address} does not answer"):
+        check("trainer.logger=mlflow")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "sqlite:////tmp/mlruns.db")
+    check("trainer.logger=mlflow")

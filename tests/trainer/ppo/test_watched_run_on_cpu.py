@@ -6,12 +6,15 @@ import math
 import shutil
 from collections import defaultdict
 from functools import partialmethod
+from types import SimpleNamespace
 
 import pytest
 import torch
+from verl.experimental.reward_loop.reward_loop import RewardLoopWorker
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 
+from recipe.common.tiny_model import make_tokenizer
 from tests.trainer.ppo.toy_step import ACTOR, MemoryQueue, trainer_of
 from verl.trainer.ppo.v1 import replay_buffer
 from verl.trainer.ppo.v1.tree_buffer import RolloutsFailed
@@ -194,11 +197,34 @@ def test_skipped_updates_are_counted_and_three_in_a_row_end_the_run(made, monkey
     assert trained(made, monkeypatch, batch.batch(), [1.0, NAN], [NAN, 2.0], [math.inf, NAN], [1.0]) == [1, 1, 2, 0]
     batch.rows["p_1_0"]["old_log_probs"] = torch.tensor([0.0, NAN])
     batch.rows["p_0_0"]["advantages"] = torch.tensor([NAN, 0.0])
-    expected = (
-        "step 2: the last 3 updates of the actor were skipped, because .* are not finite: the first values .* old_"
-    )
+    expected = "step 2: the last 3 updates of the actor were skipped, because .* are not finite: so are old_log_probs"
     with pytest.raises(RunError, match=expected):
         trained(made, monkeypatch, batch.batch(), [NAN, NAN], [NAN])
+
+
+@pytest.mark.parametrize("value", [NAN, math.inf, -math.inf])
+@pytest.mark.parametrize("column", ["rm_scores", "rollout_log_probs", "old_log_probs", "ref_log_prob", "values"])
+def test_no_update_learns_from_what_is_not_finite(made, monkeypatch, batch, column, value):
+    """Even if the gradients would be 0, as with the rewards of an engine whose weights are NaN."""
+    computed = {"advantages": torch.zeros(2), "returns": torch.zeros(2)}
+    monkeypatch.setattr(PPOTrainerSync, "_compute_advantage", lambda self, batch, metrics: batch)
+    for row in batch.rows.values():
+        row |= computed | {column: torch.zeros(2)}
+    made._compute_advantage(batch.batch(), {})
+    batch.rows["p_1_0"][column] = torch.tensor([0.0, value])
+    with pytest.raises(RunError, match=f"step 1: .* NaN or infinity: {column} of 1 of 2 responses, computed by the"):
+        made._compute_advantage(batch.batch(), {})
+
+
+def test_an_estimator_that_returns_nan_is_named(made, monkeypatch, batch):
+    def estimate(self, batch, metrics):
+        queue.rows["p_0_0"]["advantages"] = torch.tensor([NAN, 0.0])
+        return batch
+
+    queue = batch
+    monkeypatch.setattr(PPOTrainerSync, "_compute_advantage", estimate)
+    with pytest.raises(RunError, match="advantages of 1 of 2 responses, computed by algorithm.adv_estimator"):
+        made._compute_advantage(batch.batch(), {})
 
 
 def test_skipped_updates_of_a_critic_end_the_run_too(made, monkeypatch, batch):
@@ -258,6 +284,90 @@ def test_a_run_that_skipped_all_updates_does_not_end_well(made, monkeypatch, bat
     upstream(monkeypatch, "fit", fit)
     with pytest.raises(RunError, match="all 2 updates of this run were skipped, .* nothing was learnt"):
         made.fit(made.agent_loop_manager)
+
+
+def test_a_run_whose_gradients_are_all_0_does_not_end_well(made, monkeypatch, batch):
+    """Unless it is short: a trial of some steps may have no right response."""
+    for norms, learnt in ([0.0] * 9, True), ([0.0] * 9 + [NAN], False), ([0.0] * 9 + [0.1], True):
+        made.updates = made.idle_updates = made.skipped_updates = 0
+        upstream(monkeypatch, "fit", lambda self, norms=norms: trained(self, monkeypatch, batch.batch(), norms))
+        if learnt:
+            made.fit(made.agent_loop_manager)
+            continue
+        with pytest.raises(RunError, match="the gradients of all 10 updates of this run were 0: nothing was learnt"):
+            made.fit(made.agent_loop_manager)
+
+
+BOXED = """
+def score(data_source, solution_str, ground_truth, extra_info=None):
+    return float(f"boxed{{{ground_truth}}}" in solution_str)
+"""
+
+
+@pytest.fixture
+def rewarded(made, monkeypatch, tmp_path):
+    """A trainer with a reward that reads `\\boxed`, on upstream's real worker, and a function that adds a row."""
+    tokenizer, queue = make_tokenizer(), MemoryQueue(monkeypatch)
+    tokenizer.save_pretrained(tmp_path)
+    (tmp_path / "boxed.py").write_text(BOXED)
+    made.config.reward.custom_reward_function.update({"path": str(tmp_path / "boxed.py"), "name": "score"})
+    made.config.actor_rollout_ref.model.path, made.config.data.max_response_length = str(tmp_path), 12
+    loop = asyncio.new_event_loop()
+    asyncio.set_event_loop(loop)
+    worker = RewardLoopWorker(made.config)
+    now = SimpleNamespace(remote=lambda data: loop.run_until_complete(worker.compute_score_batch(data)))
+    monkeypatch.setattr("ray.get", lambda result, timeout=None: result)
+    made.reward_loop_manager = SimpleNamespace(reward_loop_worker_handles=[SimpleNamespace(compute_score_batch=now)])
+    made.tokenizer = tokenizer
+    monkeypatch.setattr(PPOTrainerSync, "_compute_advantage", lambda self, batch, metrics: batch)
+
+    def add(prompt: str, response: list[int], reward: float = 0.0):
+        fields = {"data_source": "mine", "reward_model": {"ground_truth": "42"}, "extra_info": {}, "raw_prompt": []}
+        fields |= {"prompts": tokenizer.encode(prompt), "responses": response, "advantages": [0.0] * len(response)}
+        queue.add(f"p_{len(queue.rows)}_0", reward, [1] * len(response), **fields)
+
+    yield made, queue, add
+    asyncio.set_event_loop(None)
+    loop.close()
+
+
+def warned(made, queue, capsys) -> str:
+    """What the run prints in four steps; the metric counts them."""
+    for step in range(4):
+        made._compute_advantage(queue.batch(), metrics := {})
+        assert metrics["training/batches_with_equal_rewards"] == step + 1
+    return capsys.readouterr().err
+
+
+def test_equal_rewards_from_the_start_are_warned_of_once_with_the_reason(rewarded, capsys):
+    made, queue, add = rewarded
+    for n in (2, 3):
+        add("6 * 7? End with Answer: and the number.", made.tokenizer.encode("Answer: 42")[-n:])
+    text = warned(made, queue, capsys)
+    assert text.count("warning: step 1: all rewards of the first 3 batches are equal, the last are 0") == 1
+    assert "the prompt asks for 'Answer: …'; the reward is higher for the reference answer in '\\boxed{…}'; " in text
+
+
+@pytest.mark.parametrize(
+    ("response", "reason"),
+    [([1], "all responses are empty"), ([5] * 12, "cut at data.max_response_length=12: raise it")],
+)
+def test_responses_without_content_are_the_reason(rewarded, capsys, response, reason):
+    made, queue, add = rewarded
+    for _ in range(2):
+        add("6 * 7?", response, reward=-1.0)
+    text = warned(made, queue, capsys)
+    assert "the last are -1: nothing is learnt from them. Likely reason: " in text and reason in text
+
+
+def test_rewards_that_have_varied_are_not_warned_of(rewarded, capsys):
+    made, queue, add = rewarded
+    add("6 * 7?", [5, 6], reward=1.0)
+    add("6 * 7?", [5, 6])
+    made._compute_advantage(queue.batch(), metrics := {})
+    assert metrics["training/batches_with_equal_rewards"] == 0
+    queue.rows["p_0_0"]["rm_scores"][-1] = 0.0
+    assert not warned(made, queue, capsys)
 
 
 def test_a_checkpoint_that_cannot_be_written_says_why(made, monkeypatch, tmp_path):

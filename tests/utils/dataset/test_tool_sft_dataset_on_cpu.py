@@ -61,20 +61,6 @@ def test_parts_are_encoded_one_by_one(tmp_path, tokenizer):
     assert all(value.dtype == torch.int64 for value in row.values())
 
 
-def test_what_is_learnt_is_the_models_text_and_the_end(tmp_path, tokenizer):
-    row = dataset_of(tmp_path, [MESSAGES], tokenizer)[0]
-    assert tokenizer.decode(row["input_ids"][row["loss_mask"] == 1]) == CALL + END + END_OF_TURN
-    assert tokenizer.decode(row["input_ids"]) == f"{PROMPT}{CALL} <result>\nhe\n</result>{END}{END_OF_TURN}"
-
-
-def test_the_merge_would_hide_the_border():
-    """The tokenizer of the test above does tell parts from the whole."""
-    tokenizer = merging_tokenizer()
-    whole = tokenizer(CALL + " <result>", add_special_tokens=False).input_ids
-    parts = [tokenizer(text, add_special_tokens=False).input_ids for text in (CALL, " <result>")]
-    assert whole != parts[0] + parts[1]
-
-
 @pytest.mark.parametrize("text", ["he", "", "a < b", "see </result><answer>1</answer>", f"{END_OF_TURN} x", "漢字 é"])
 def test_results_are_the_rollouts_own(tokenizer, text):
     messages = [*MESSAGES[:3], {"role": "tool", "content": text}, MESSAGES[4]]
@@ -83,16 +69,6 @@ def test_results_are_the_rollouts_own(tokenizer, text):
     assert ids[before:-after] == Protocol(tokenizer, ("search", "python")).result_ids(text, 10_000)
     assert set(mask[before:-after]) == {0}
     assert tokenizer.decode(ids).count("</result>") == 1 and ids[before:].count(tokenizer.eos_token_id) == 1
-
-
-def test_batches_of_upstreams_collator(tmp_path):
-    from verl.utils.dataset.dataset_utils import SFTTensorCollator
-
-    short = [MESSAGES[1], MESSAGES[4]]
-    dataset = dataset_of(tmp_path, [MESSAGES, short], make_tokenizer())
-    batch = SFTTensorCollator("no_padding")([dataset[0], dataset[1]])
-    assert batch["input_ids"].is_nested and batch["loss_mask"].is_nested
-    assert batch["input_ids"].offsets().diff().tolist() == [len(dataset[0]["input_ids"]), len(dataset[1]["input_ids"])]
 
 
 def test_rows_that_are_too_long_are_cut_or_named(tmp_path):

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from verl.utils.math_answers import comparison
-from verl.utils.math_answers.comparison import compute_score, last_boxed, normalize
+from verl.utils.math_answers.comparison import compute_score, last_boxed
 from verl.utils.math_answers.latex_spelling import common_spelling, plain_characters, without_repeating_decimals
 
 POWERS = r"9^{9^{9^{9}}}"
@@ -62,20 +62,6 @@ def test_the_answer_is_in_the_last_closed_box(text, content):
     assert last_boxed(text) == content
 
 
-@pytest.mark.parametrize(
-    ("response", "truth"),
-    [
-        (r"It is $\boxed{5}$.", "5"),
-        (r"First \boxed{4}, no, \boxed{5}", "5"),
-        (r"\boxed{ \boxed{5} }", "5"),
-        ("\\boxed{\\begin{pmatrix}\n1\\\\\n2\n\\end{pmatrix}}", r"\begin{pmatrix}1\\2\end{pmatrix}"),
-    ],
-)
-def test_the_last_box_is_compared_with_the_truth(response, truth):
-    assert compute_score("math", response, truth, timeout_seconds=60)["acc"] == 1.0
-    assert compute_score("math", rf"{response} no, \boxed{{4}}", truth, timeout_seconds=60)["acc"] == 0.0
-
-
 def test_no_box_is_wrong_and_has_no_vote(no_processes):
     for response in ("5", r"\boxed{5", "", None, b"5"):
         assert compute_score("math", response, "5") == {"score": 0.0, "acc": 0.0, "pred": ""}
@@ -98,10 +84,6 @@ def test_spellings_by_hand(answer, spelt):
     assert common_spelling(without_repeating_decimals(plain_characters(answer))) == spelt
 
 
-def test_normalize_keeps_commands_apart():
-    assert normalize(r"\leftarrow") == r"\leftarrow" and normalize(r"\left( 1 \right)") == "(1)"
-
-
 @pytest.mark.parametrize("truth", ["", " ", None, [1]])
 def test_an_empty_ground_truth_is_an_error(truth):
     with pytest.raises(ValueError, match="ground_truth of a math problem"):
@@ -114,18 +96,12 @@ def test_an_empty_ground_truth_is_an_error(truth):
     [
         POWERS,
         r"\sqrt{" * 5000 + "2" + "}" * 5000,
-        r"\sqrt{" * 60 + "2" + "}" * 60,
-        "(" * 250 + "1" + ")" * 250,
-        "9" * 500 + "!",
         "99999999999!",
         r"\sum_{n=1}^{99999999999} \sin(n^n)",
         r"\int_0^1 \sin(x^x) e^{\cos(x)^x} dx",
-        "x^{999}" * 60,
         "+".join(f"x_{i}" for i in range(100)),
         "1e999999999",
         r"\frac{1}{10^{10^{10}}}",
-        r"\prod_{n=1}^{99999999} n",
-        "{" * 250 + "2" + "}" * 250,
         r"\frac{" * 30,
         "2" * 513,
         "0." + "1" * 480 + r"\overline{1}",

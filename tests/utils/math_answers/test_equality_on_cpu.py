@@ -41,12 +41,6 @@ def is_equal_or_unreadable(truth: str, answer: str) -> bool | None:
         return None
 
 
-def test_there_are_enough_pairs_each_once():
-    assert len(KINDS["answer_pairs.txt"]) == 177
-    assert len(set(PAIRS)) == len(PAIRS) >= 3400
-    assert [kind for kind, pairs in KINDS.items() if {pair[2] for pair in pairs} != {True, False}] == ["no answers"]
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_rewards_are_those_given_by_hand(kind):
     with ThreadPoolExecutor(2) as threads:
@@ -247,11 +241,9 @@ def test_texts_that_are_not_read(text):
         r"\sum_{k=1}^{1000} \sum_{j=1}^{1000} \frac{1}{k+j}",
         "2^{" * 80 + "2" + "}" * 80,
         r"\sqrt{" * 80 + "2" + "}" * 80,
-        "(" * 250 + "1" + ")" * 250,
         "x^{999}" * 60,
         r"\pm 1" * 100,
         "|" * 500,
-        "1," * 250 + "1",
         "{" * 500,
         r"\text{a} 1 " * 40,
         r"\sin(10^{10^{8}})",

@@ -14,7 +14,6 @@ from verl.utils.reward_score.qa import (
     compute_score,
     exact_match,
     gold_answers,
-    normalize,
     plain_text,
     token_f1,
 )
@@ -89,14 +88,6 @@ def test_f1_of_random_words_is_symmetric_bounded_and_blind_to_order():
         assert token_f1(" ".join(gold), [" ".join(shuffled)]) == pytest.approx(value)
 
 
-def test_normalizing_twice_changes_nothing():
-    rng = random.Random(1)
-    for _ in range(2000):
-        once = normalize("".join(rng.choices("aA theTHE.,-'+\t漢", k=rng.randrange(12))))
-        if any(char.isalnum() for char in once):
-            assert "  " not in once and once == once.strip() == once.lower()
-
-
 @pytest.mark.parametrize(
     "answer",
     ["<" * 1_000_000, "a " * 4096, "{" * 4000, r"\text{" * 1_000_000, "\x00" * 4096, "\ud800" * 4096, "," * 4096],
@@ -106,10 +97,6 @@ def test_hostile_answers(answer):
     result = compute_score("nq", plain_text(answer), ["Paris", "London"])
     assert time.process_time() - start < 0.5
     assert result["score"] == result["acc"] == 0.0
-
-
-def test_hostile_ground_truth():
-    assert gold_answers("[" * 100_000) == ["[" * 100_000]
 
 
 @pytest.mark.parametrize("truth", ["", " ", [], ["Paris", ""], {"target": ["Paris"]}, None])

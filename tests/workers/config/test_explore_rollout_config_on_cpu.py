@@ -9,7 +9,6 @@ from verl.utils.config import omega_conf_to_dataclass
 
 from tests.configs import composed, composed_groups
 from verl.workers.config.explore import parts_of
-from verl.workers.rollout.tree_builder import policy_class
 
 ROLLOUT = "actor_rollout_ref.rollout"
 ARPO = Path(__file__).resolve().parents[3] / "recipe/arpo/config"
@@ -83,9 +82,7 @@ def test_the_authors_yaml_works_as_it_is():
     ("override", "named"),
     [
         (f"+{ROLLOUT}.tools.call_limits=3", "tools has no key call_limits"),
-        (f"{ROLLOUT}.branch_policy=always", "branch_policy=always"),
         (f"{ROLLOUT}.name=sglang", "name=sglang: .*tree=arpo is grown on name=vllm"),
-        (f"{ROLLOUT}.dynamic_rollouts_beta=-1", "dynamic_rollouts_beta=-1"),
         (f"{ROLLOUT}.tools.timeout=0", "tools.timeout=0"),
         (f"{ROLLOUT}.tools.tool_instances.python.class_path=no.Tool", "tool_instances.python.class_path=no.Tool"),
         (f"+{ROLLOUT}.tools.tool_instances.python.params.memory=1", "tool_instances.python.params.*memory"),
@@ -96,18 +93,3 @@ def test_a_wrong_key_is_named_and_a_secret_is_not(override, named):
     with pytest.raises(Exception, match=named) as error:
         omega_conf_to_dataclass(rollout("arpo_trainer", override))
     assert "s3cr3t" not in str(error.value)
-
-
-@pytest.mark.parametrize(
-    ("tree", "override"),
-    [
-        ("latr", "kt.max_n_branch_per_token=21"),
-        ("latr", "logprobs_mode=raw_logits"),
-        ("arpo", "entropy_top_k=50"),
-        ("arpo", "logprobs_mode=raw_logits"),
-    ],
-)
-def test_trees_ask_for_what_the_server_reports(tree, override):
-    config = composed("explore", "hardware=cpu", f"tree={tree}", f"{ROLLOUT}.{override}")
-    with pytest.raises(ValueError, match=f"{ROLLOUT}.{override}: "):
-        policy_class(tree).from_config(config)

@@ -150,12 +150,6 @@ def test_bfloat16_is_as_good_as_rows(kind):
     assert 0 < error_of_tree <= 1.5 * error_of_rows
 
 
-def test_sequences_without_anything_shared():
-    model = tiny_model("qwen2", torch.float64)
-    value_error, gradient_error = errors(model, list(torch.arange(24).view(3, 8)), [1.0] * 3)
-    assert value_error < 1e-8 and gradient_error < 1e-5
-
-
 def test_shared_tokens_go_through_the_model_once():
     model = tiny_model("qwen2")
     sequences = [torch.tensor([1, 2, 3, 4, 5]), torch.tensor([1, 2, 3, 6]), torch.tensor([1, 2, 3, 4, 5])]

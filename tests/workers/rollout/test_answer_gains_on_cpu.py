@@ -6,13 +6,9 @@ import math
 import pytest
 
 from recipe.common.tree import Policy as Plain
-from recipe.hato.keys import HATOConfig
-from recipe.hato.tree import Policy as HATO
-from recipe.hato.value_model import value_model_of
 from tests.configs import composed
 from tests.workers.rollout.toy_engine import EOS, VOCAB, Calls, HashEngine
 from verl.workers.config.explore import needs_answers
-from verl.workers.config.keys import read_keys
 from verl.workers.rollout.answer_likelihood import (
     CLOSING,
     CLOSING_WITH_TOOLS,
@@ -118,29 +114,6 @@ def test_gains_of_turns_with_tools_add_up():
 def two_letters(engine, before) -> float:
     context = [*PROMPT, *before, 1]
     return (math.log(engine.probabilities(context)[2]) + math.log(engine.probabilities([*context, 2])[3])) / 2
-
-
-def test_hatos_local_reward_is_the_answers_likelihood_after_the_step():
-    tree_keys = {"max_step_tokens": 6, "step_delimiter": "a"}
-    config = read_keys(HATOConfig, {"local_reward": "answer_likelihood", "tree": tree_keys}, "hato")
-    tree, of_answer, gains = grown(HATO(config, value_model_of(config, 0), None, lambda tokens: ""))
-    steps = 0
-    for leaf, row in zip(tree.leaves, gains, strict=True):
-        tokens = []
-        for i in tree.path(leaf):
-            segment = tree.segments[i]
-            tokens += segment.token_ids
-            likely = math.exp(asyncio.run(likely_after(of_answer, tokens)))
-            assert segment.info.fields["local_rewards"] == pytest.approx(likely)
-            assert math.isnan(row[len(tokens) - 1]) == (i == leaf), "each step but the last has a gain"
-            steps += 1
-    assert steps > len(tree.leaves)
-
-
-async def likely_after(of_answer, tokens) -> float:
-    return max(
-        [two_letters(HashEngine(3.0, 2), tokens), math.log(HashEngine(3.0, 2).probabilities([*PROMPT, *tokens, 1])[10])]
-    )
 
 
 def test_which_runs_need_answers_and_what_opens_them():

@@ -5,6 +5,7 @@ The queue and the scorer are stand-ins here; the whole path on the real stack is
 
 import asyncio
 import math
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -13,11 +14,23 @@ from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics
 
 from recipe.latr.over_generation import most_diverse
 from tests.workers.rollout.group_worker import make_worker
+from verl.utils.fault_reports import RunError
 from verl.workers.rollout import group_rollout
 from verl.workers.rollout.group_counts import GroupCounts
 from verl.workers.rollout.group_rollout import plain_suffices
 from verl.workers.rollout.prompt_task import STEP_SETTINGS, PromptSettings, PromptTask
 from verl.workers.rollout.tree_rollout import TrajectoryOutput, TreeRollout
+
+
+class Waits:
+    """The engine's queue: prompts whose uid begins with `queued` get their first token after so many seconds."""
+
+    def __init__(self, seconds: float):
+        self.seconds, self.since = seconds, {}
+
+    def is_queued(self, uid: str) -> bool:
+        waited = time.monotonic() - self.since.setdefault(uid, time.monotonic())
+        return uid.startswith("queued") and waited < self.seconds
 
 
 class Rollout:
@@ -40,8 +53,12 @@ class Rollout:
             raise asyncio.TimeoutError("the judge gave no answer")
         if prompt["uid"] == "cancels itself":
             raise asyncio.CancelledError
-        if prompt["uid"] == "stuck":
+        if prompt["uid"].startswith("engine"):
+            raise RunError("the engine's log-probabilities are NaN")
+        if prompt["uid"].endswith("stuck"):
             await asyncio.sleep(60)
+        if prompt["uid"] == "queued":
+            await asyncio.sleep(1.0)
         rows = {"too many": n + 1, "no rows": 0, "fewer": n - 1}.get(prompt["uid"], n)
         return [trajectory(i) for i in range(rows)]
 
@@ -115,7 +132,8 @@ def queue(monkeypatch, model_folder):
     settings = (f"actor_rollout_ref.rollout.{setting}" for setting in SETTINGS)
     worker = make_worker(monkeypatch, model_folder, [Scorer()], *settings)
     worker.tree_rollout, worker.has_tree, worker.plain_suffices, released = Rollout(), True, True, []
-    worker.engine = SimpleNamespace(release=released.append, released=released)
+    waits = Waits(0.7)
+    worker.engine = SimpleNamespace(release=released.append, released=released, is_queued=waits.is_queued)
     return worker, published, put, messages
 
 
@@ -158,6 +176,24 @@ def test_the_cause_of_a_failure_is_its_own(queue, uid, cause):
     worker, *_ = queue
     run(worker, [uid])
     assert asyncio.run(worker.group_counts("train", take=True)).first_failure == cause
+
+
+def test_the_time_of_a_group_begins_with_its_first_token(queue):
+    """At 0.7 s; both have 0.5 s."""
+    worker, published, *_ = queue
+    started = time.monotonic()
+    run(worker, ["queued", "queued, then stuck"])
+    assert dict(published) == {"queued": "finished", "queued, then stuck": "failure"}
+    assert 1.1 < time.monotonic() - started < 2
+
+
+def test_an_engine_that_computes_nan_ends_the_run(queue, monkeypatch):
+    """At once: its replica fails its groups first, and would get all others."""
+    worker, published, *_ = queue
+    reports = []
+    monkeypatch.setattr(group_rollout, "report_fault", reports.append)
+    run(worker, ["fine", "engine a"])
+    assert reports == ["the engine's log-probabilities are NaN"] and dict(published)["engine a"] == "failure"
 
 
 def test_a_status_that_the_queue_does_not_take_ends_the_run(queue, monkeypatch):
@@ -226,14 +262,6 @@ def test_a_groups_status_comes_after_its_last_session(queue):
     run(worker, ["unscored"])
     assert published == [("unscored", "running"), ("unscored", "failure")]
     assert put == [], "half a group is none"
-
-
-def test_groups_that_begin_together_say_so_in_one_message(queue):
-    worker, published, _, messages = queue
-    uids = [f"{i}" for i in range(20)]
-    run(worker, uids)
-    assert messages[0] == 20 and published[:20] == [(uid, "running") for uid in uids]
-    assert sorted(published[20:]) == sorted((uid, "finished") for uid in uids)
 
 
 def test_validation_and_greedy_groups_do_not_branch(queue):

@@ -2,7 +2,6 @@
 environment."""
 
 import asyncio
-import math
 
 import pytest
 import torch
@@ -19,8 +18,8 @@ from tests.workers.rollout.toy_engine import CALL, EOS, VOCAB, Calls, HashEngine
 from verl.utils.token_fields import TokenField
 from verl.workers.rollout.engines.interface import Generation
 from verl.workers.rollout.environment import NO_ENVIRONMENT
-from verl.workers.rollout.trajectory_tree import MODEL, TOOL, Segment, SegmentInfo, TrajectoryTree, common_prefix
-from verl.workers.rollout.tree_builder import BranchPolicy, Path, Sampling, TreeBuilder, grow, policy_class
+from verl.workers.rollout.trajectory_tree import TOOL, Segment, SegmentInfo, TrajectoryTree
+from verl.workers.rollout.tree_builder import Path, Sampling, TreeBuilder, grow
 from verl.workers.rollout.tree_rollout import rows_of
 from verl.workers.rollout.weight_versions import WeightVersions
 
@@ -42,57 +41,6 @@ POLICIES = {
 def grown(policy, n=6, environment=NO_ENVIRONMENT, engine=None, max_tokens=40, seed=0, **more):
     options = {"max_tokens": max_tokens, "stop_token_ids": [EOS], "vocab_size": VOCAB, "seed": seed} | more
     return asyncio.run(grow(engine or HashEngine(3.0, 2), PROMPT, n, policy, environment=environment, **options))
-
-
-def follows_the_rules(engine, response, log_probs, max_tokens, call_limit):
-    """A response, (author, token) each, token by token: who may write, what is answered, where it must have ended."""
-    turn, calls, answer = [], 0, []
-    for i, ((author, token), log_prob) in enumerate(zip(response, log_probs, strict=True)):
-        before = [*PROMPT, *(token for _, token in response[:i])]
-        if answer:
-            assert (author, token, log_prob) == (TOOL, answer.pop(0), 0.0)
-            continue
-        assert author == MODEL and log_prob == pytest.approx(math.log(engine.probabilities(before)[token]))
-        turn.append(token)
-        if token == CALL and call_limit is not None:
-            answer = answer_to(turn, max_tokens - i - 2) if calls < call_limit else []
-            calls += 1
-            if not answer:
-                assert i == len(response) - 1
-                return
-            turn = []
-        elif token == EOS:
-            assert i == len(response) - 1
-            return
-    assert not answer and turn and len(response) == max_tokens
-
-
-def authored(tree: TrajectoryTree):
-    columns = zip(tree.trajectories(), tree.response_masks(), strict=True)
-    return [[(MODEL if m else TOOL, token) for token, m in zip(*row, strict=True)] for row in columns]
-
-
-@pytest.mark.parametrize("seed", range(8))
-@pytest.mark.parametrize("call_limit", [None, 0, 2])
-@pytest.mark.parametrize("name", POLICIES)
-def test_every_trajectory_follows_the_rules(name, call_limit, seed):
-    engine, max_tokens = HashEngine(3.0, 2), [7, 25, 60][seed % 3]
-    environment = NO_ENVIRONMENT if call_limit is None else Calls(call_limit)
-    tree = grown(POLICIES[name], 6, environment, engine, max_tokens, seed)
-    assert len(tree.leaves) == 6
-    for response, log_probs in zip(authored(tree), tree.log_probs(), strict=True):
-        follows_the_rules(engine, response, log_probs, max_tokens, call_limit)
-    if call_limit:
-        assert tree.metrics["tool_calls"] == len(environment.answered)
-
-
-@pytest.mark.parametrize("order", range(3))
-@pytest.mark.parametrize("name", POLICIES)
-def test_the_tree_does_not_depend_on_who_is_fast(name, order):
-    expected = grown(POLICIES[name], environment=Calls(2))
-    slow = HashEngine(3.0, 2, delay=0.005, order=order)
-    assert grown(POLICIES[name], environment=Calls(2, delay=0.01, order=order), engine=slow) == expected
-    assert grown(POLICIES[name], environment=Calls(2), seed=1).trajectories() != expected.trajectories()
 
 
 @pytest.mark.parametrize("name", POLICIES)
@@ -124,20 +72,6 @@ def test_over_generation_keeps_the_most_different_of_the_plain_ones(seed, enviro
     assert all(("pruned" in segment.info.notes) == (i not in returned) for i, segment in enumerate(tree.segments))
     everything = grown(OverGeneration(1.0), 6, some(), seed=seed)
     assert everything.trajectories() == grown(Plain(), 6, some(), seed=seed).trajectories()
-
-
-@pytest.mark.parametrize("policy", [Plain(), OverGeneration(1.5)])
-def test_tools_answer_those_that_never_branch(policy):
-    """The real protocol with a real tool box: text in, text out."""
-    options = {"max_tokens": 300, "stop_token_ids": [TOKENIZER.eos_token_id], "seed": 0}
-    prompt = encode("<|im_start|>user\nwho?<|im_end|>\n<|im_start|>assistant\n")
-    tree = asyncio.run(grow(ToyPolicy(calls=2), prompt, 4, policy, environment=library_tools(), **options))
-    for tokens, mask in zip(tree.trajectories(), tree.response_masks(), strict=True):
-        text = TOKENIZER.decode(tokens)
-        assert text.count("<search>") == text.count(" <result>\nabout ") == 2
-        assert text.endswith("</answer><|im_end|>")
-        assert "result" not in TOKENIZER.decode([token for token, m in zip(tokens, mask, strict=True) if m])
-    assert tree.metrics["tool_search/calls"] == tree.metrics["tool_calls"] >= 8
 
 
 # ---- TreeBuilder ----
@@ -180,11 +114,6 @@ def test_what_only_looks_like_the_rest_of_a_tag_ends_no_turn():
     assert text.count("</searc h>") == 2 and text.count("<result>") == 1 and text.endswith("</answer><|im_end|>")
 
 
-def test_a_path_knows_its_turn_and_calls():
-    path = Path().then(Segment(None, [1, 2])).then(Segment(None, [3], author=TOOL)).then(Segment(None, [4]))
-    assert (path.tokens, path.turn, path.calls) == ((1, 2, 3, 4), 3, 1)
-
-
 def test_requests_hold_what_was_asked_for():
     engine = HashEngine()
     builder = TreeBuilder(
@@ -211,12 +140,6 @@ def test_an_engine_without_tokens_and_groups_of_none_are_errors():
         grown(Plain(), engine=Empty())
     with pytest.raises(ValueError, match="n=0, a prompt of 2 tokens"):
         grown(Plain(), n=0)
-
-
-def test_a_tree_is_chosen_by_its_name():
-    assert all(issubclass(policy_class(name), BranchPolicy) for name in (*POLICIES, "hato"))
-    with pytest.raises(ValueError, match=r"rollout\.tree=larch: expected one of arpo, .*plain"):
-        policy_class("larch")
 
 
 # ---- rows ----
@@ -249,17 +172,3 @@ def test_rows_are_the_leaves_with_fields_of_every_token():
     assert sent["segment_ids"].dtype == torch.int64 and sent["d"].dtype == torch.int64
     assert sent["r"].tolist() == [0.25, 0.25, 0.5, 0.5, 0.5]
     assert sent["d"].tolist() == [3, 3, 1, 1, 1] and "token_fields" not in sent
-
-
-@pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("name", POLICIES)
-def test_rows_share_ids_where_they_share_tokens(name, seed):
-    policy = POLICIES[name]
-    tree = grown(policy, environment=Calls(2), seed=seed)
-    rows = rows_of(tree, policy)
-    ids = [row.token_fields["segment_ids"] for row in rows]
-    for a, of_a in zip(rows, ids, strict=True):
-        for b, of_b in zip(rows, ids, strict=True):
-            shared = common_prefix(of_a, of_b)
-            assert a.response_ids[:shared] == b.response_ids[:shared]
-            assert not set(of_a[shared:]) & set(of_b[shared:])

@@ -1,8 +1,9 @@
 """Accuracy over several samples of a question, with bootstrap intervals over questions.
 
-A metric @k is the expected value over all draws of k from the n samples of a question, without replacement. It is
-exact; only Maj@k is estimated from DRAWS random draws where there are more. The intervals show the uncertainty from the
-choice of questions. In this example the 4 samples of a question answer 7, 7, 8 and nothing, and 7 is right:
+A metric @k is the expected value over all draws of k from the n samples of a question, without replacement. Pass@k and
+Best@k are computed exactly, and so is Maj@k where there are at most DRAWS draws; otherwise it is estimated from DRAWS
+random ones. The intervals show the uncertainty from the choice of questions. In this example the 4 samples of a
+question answer 7, 7, 8 and nothing, and 7 is right:
 
     Pass@1 = Mean@4 = 2/4    Pass@2 = Best@2 = 1 - C(2,2)/C(4,2) = 5/6
     Maj@2 = 4/6 = (77: 1, twice 78: 1/2 each, twice 7-: 1, 8-: 0) / 6

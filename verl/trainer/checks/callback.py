@@ -4,8 +4,10 @@ It runs in the driver, after the config has been composed and before upstream's 
 """
 
 import os
+import sys
 import threading
 import traceback
+import warnings
 from collections.abc import Callable
 
 from hydra.experimental.callback import Callback
@@ -13,6 +15,7 @@ from omegaconf import DictConfig
 
 from verl.trainer.checks.parts import check_tools, part_warnings
 from verl.trainer.checks.preflight import check_run
+from verl.trainer.checks.prompts import turn_end_warning
 from verl.trainer.checks.resources.cluster import (
     check_own_machine,
     check_ray_resources,
@@ -26,6 +29,7 @@ from verl.trainer.cluster_watch import watch_pending_actors
 from verl.trainer.death_watch import DeathWatch
 from verl.utils.fault_reports import RunError
 
+REFUSED = 2  # exit code
 # before a run starts, after the checks that a dry run makes
 STARTS: tuple[Callable[[DictConfig], None], ...] = (check_own_machine, lock_run_dir, check_tools, prepare_run_dir)
 
@@ -38,10 +42,11 @@ class Preflight(Callback):
     """
 
     def on_run_start(self, config: DictConfig, **kwargs) -> None:
+        warnings.filterwarnings("ignore", message=r"\w+ engine is not available")  # upstream's, of each one missing
         try:
             settle(config)
             check_run(config)
-            for warning in part_warnings(config):
+            for warning in filter(None, (*part_warnings(config), turn_end_warning(config))):
                 print(f"warning: {warning}")
             dry_run = os.environ.get("DRY_RUN", "0") not in ("", "0")
             check_ray_resources(config, starting=not dry_run)
@@ -57,7 +62,8 @@ class Preflight(Callback):
         except (ValueError, RunError) as error:
             if os.environ.get("HYDRA_FULL_ERROR") == "1":
                 traceback.print_exc()
-            raise SystemExit(f"error: {error}") from None
+            print(f"error: {error}", file=sys.stderr)
+            raise SystemExit(REFUSED) from None
         # Hydra turns a callback's exceptions into warnings and continues, except for SystemExit
         except Exception as error:
             traceback.print_exc()

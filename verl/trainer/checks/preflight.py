@@ -1,5 +1,7 @@
 """Runs all checks of a run before Ray starts; each raises a ValueError for the first problem that it sees."""
 
+import json
+import math
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -18,7 +20,9 @@ from verl.trainer.checks.model.settings import (
     model_json,
 )
 from verl.trainer.checks.parts import check_parts, check_typed_sections
+from verl.trainer.checks.prompts import check_prompts
 from verl.trainer.checks.resources.cluster import config_asks_for_cpu
+from verl.trainer.checks.resources.disk import check_disk
 from verl.trainer.checks.resources.weight_bucket import check_weight_bucket
 from verl.trainer.checks.rows import (
     check_data_files,
@@ -30,6 +34,8 @@ from verl.trainer.checks.rows import (
 from verl.trainer.checks.run_dir import check_resume_path, check_resumed_step, check_same_method
 from verl.trainer.checks.schedule import check_transport
 from verl.trainer.checks.trackers import check_trackers
+from verl.trainer.checks.values import check_registered
+from verl.workers.config.schedule import rollout_workers
 from verl_patches.plugin import activate_cpu
 
 
@@ -59,11 +65,22 @@ def check_model_path(key: str, path: str) -> None:
     if folder.is_dir():
         if not (folder / "config.json").exists():
             raise ValueError(f"{key}={path} is a folder without config.json, so no Hugging Face model")
+        if missing := _missing_weights(folder):
+            raise ValueError(f"{key}={path} has no weights: {missing} is missing")
         return
     looks_like_a_hub_name = path.count("/") <= 1 and not path.startswith((".", "~", "/", "outputs"))
     offline = os.environ.get("HF_HUB_OFFLINE", "0") not in ("", "0")
     if not looks_like_a_hub_name or (offline and model_json(path) is None):
         raise ValueError(f"{key}={path} does not exist")
+
+
+def _missing_weights(folder: Path) -> str:
+    """Return the first file with weights that a model's folder lacks; empty if there is none."""
+    for index in folder.glob("*.index.json"):
+        names = sorted(set(json.loads(index.read_text()).get("weight_map", {}).values()))
+        return next((name for name in names if not (folder / name).exists()), "")
+    found = any(next(folder.glob(pattern), None) for pattern in ("*.safetensors", "*.bin", "*.pt"))
+    return "" if found else "model.safetensors"
 
 
 def check_engines(config: DictConfig) -> None:
@@ -89,13 +106,49 @@ def check_files(config: DictConfig) -> None:
 
 
 def check_batch_sizes(config: DictConfig) -> None:
-    """Check that the training files hold a batch of rows, as upstream drops an incomplete last batch without a message.
+    """Check that a batch divides into mini-batches, and that the training files hold a batch of rows: upstream drops an
+    incomplete last batch without a message.
 
     Rows are counted before the filter of long prompts; remote files are not counted.
     """
+    batch, key = config.data.train_batch_size, "actor_rollout_ref.actor.ppo_mini_batch_size"
+    if batch % (mini_batch := OmegaConf.select(config, key)):
+        raise ValueError(f"data.train_batch_size={batch}: expected a multiple of {key}={mini_batch}")
     rows = sum(pq.read_metadata(file).num_rows for file in local_files(config.data.train_files))
-    if config.data.train_batch_size > rows and "://" not in str(config.data.train_files):
-        raise ValueError(f"data.train_batch_size={config.data.train_batch_size} but the training data has {rows} rows")
+    if batch > rows and "://" not in str(config.data.train_files):
+        raise ValueError(f"data.train_batch_size={batch} but the training data has {rows} rows")
+    if batch > (samples := config.data.get("train_max_samples", -1)) > 0:
+        raise ValueError(f"data.train_batch_size={batch} but data.train_max_samples={samples}")
+
+
+def check_micro_batches_and_servers(config: DictConfig) -> None:
+    """Check that a micro-batch holds the longest sequence, and that the GPUs make whole servers."""
+    actor, rollout, ref = (config.actor_rollout_ref[role] for role in ("actor", "rollout", "ref"))
+    longest, parallel = rollout.prompt_length + rollout.response_length, actor.ulysses_sequence_parallel_size
+    budgets = {
+        "actor.ppo_max_token_len_per_gpu": actor.use_dynamic_bsz and actor.ppo_max_token_len_per_gpu,
+        "rollout.log_prob_max_token_len_per_gpu": rollout.log_prob_use_dynamic_bsz
+        and rollout.log_prob_max_token_len_per_gpu,
+        "ref.log_prob_max_token_len_per_gpu": ref.log_prob_use_dynamic_bsz and ref.log_prob_max_token_len_per_gpu,
+    }
+    for key, budget in budgets.items():
+        if budget and budget * parallel < longest:
+            raise ValueError(
+                f"actor_rollout_ref.{key}={budget} with ulysses_sequence_parallel_size={parallel}: the longest "
+                f"sequence, of {longest} tokens (data.max_prompt_length + data.max_response_length), does not fit"
+            )
+    gpus = config.trainer.nnodes * config.trainer.n_gpus_per_node
+    replica = math.prod(rollout[f"{kind}_parallel_size"] for kind in ("tensor_model", "data", "pipeline_model"))
+    if not rollout_workers(config) and gpus % replica:
+        raise ValueError(
+            f"trainer.nnodes x trainer.n_gpus_per_node = {gpus}: expected a multiple of the {replica} GPUs of a server "
+            "(tensor_model_parallel_size x data_parallel_size x pipeline_model_parallel_size)"
+        )
+    if (rollout.max_num_batched_tokens or rollout.max_num_seqs) < rollout.max_num_seqs:
+        raise ValueError(
+            f"actor_rollout_ref.rollout.max_num_batched_tokens={rollout.max_num_batched_tokens}: vLLM expects at least "
+            f"max_num_seqs={rollout.max_num_seqs}"
+        )
 
 
 def check_overlong_buffer(config: DictConfig) -> None:
@@ -116,14 +169,18 @@ CHECKS: tuple[Callable[[DictConfig], None], ...] = (
     check_typed_sections,
     check_engines,
     check_parts,
+    check_registered,
     check_trackers,
     check_prompt_lengths,
     check_files,
     check_reward_rows,
     check_reference_answers,
     check_batch_sizes,
+    check_micro_batches_and_servers,
+    check_prompts,
     check_overlong_buffer,
     check_resume_path,
     check_resumed_step,
     check_same_method,
+    check_disk,
 )

@@ -5,22 +5,30 @@ raises a ValueError for the first problem, which names the key, the file, the ro
 """
 
 import asyncio
+import contextlib
 import inspect
 import os
+import signal
+import threading
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from itertools import islice
 from typing import Any
+from unittest.mock import patch
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from omegaconf import DictConfig, OmegaConf
 
+from verl.utils import reward_score
 from verl.utils.data_files import extra_info_of
 from verl.utils.parts import credit_of
 from verl.utils.token_fields import RewardField
 from verl.utils.user_code import finite_number
 from verl.workers.config.explore import needs_answers
 from verl.workers.rollout.answer_likelihood import reference_answers
+from verl.workers.rollout.engines.interface import result_in_thread
 
 REWARD = "reward.custom_reward_function"
 
@@ -63,6 +71,19 @@ def check_data_files(key: str, files, prompt_key: str) -> None:
             if column not in schema.names:
                 raise ValueError(f"{key}: {file} has no column '{column}'; its columns: {', '.join(schema.names)}")
         _check_table(f"{key}: {file}", pq.read_table(file, columns=[prompt_key, "data_source", "reward_model"]))
+    _check_same_columns(key, local_files(files))
+
+
+def _check_same_columns(key: str, files: Sequence[str]) -> None:
+    """Check that upstream can concatenate the files: columns of the same name must have the same type."""
+    from datasets import Dataset, concatenate_datasets
+
+    first_rows = [pa.Table.from_batches(islice(pq.ParquetFile(file).iter_batches(batch_size=1), 1)) for file in files]
+    for file, row in zip(files[1:], first_rows[1:], strict=True):
+        try:
+            concatenate_datasets([Dataset(first_rows[0]), Dataset(row)])
+        except (ValueError, TypeError, pa.ArrowException) as error:
+            raise ValueError(f"{key}: {file} does not fit to {files[0]}: {error}") from error
 
 
 def _check_table(where: str, table: pa.Table) -> None:
@@ -132,32 +153,34 @@ def _incomplete_message(prompts: pa.ChunkedArray) -> int:
 def check_reward_rows(config: DictConfig) -> None:
     """Check every row by `check_row(data_source, ground_truth, extra_info, **reward_kwargs)` of the reward's module.
 
-    If the module of the reward function has no `check_row`, the reward function is tried once for each data source
-    of a file, unless `trainer.try_reward` is false or it needs a model that only the run serves.
+    If the module has no `check_row`, the reward function is tried for the first row of each data source of a file,
+    unless `trainer.try_reward` is false or it needs a model that only the run serves. Without a reward function of the
+    run's own, upstream's is tried, which knows some data sources only.
     """
     reward = config.reward.custom_reward_function
-    if not reward.get("path"):
-        return
-    module = _reward_module(reward)
+    module = _reward_module(reward) if reward.get("path") else reward_score
+    name = reward.name if reward.get("path") else "default_compute_score"
     settings = OmegaConf.to_container(reward.get("reward_kwargs") or OmegaConf.create(), resolve=True)
     check = getattr(module, "check_row", None)
     if check is None:
         tries = config.trainer.get("try_reward", True)
+        if not reward.get("path"):  # a reward manager of the user's may score by itself
+            tries &= OmegaConf.select(config, "reward.reward_manager.source", default="register") == "register"
         if not tries or OmegaConf.select(config, "reward.reward_model.enable", default=False):
             return
     credit = credit_of(OmegaConf.select(config, "algorithm.adv_estimator"))
-    for name in ("train_files", "val_files"):
-        numbers = credit.reward_fields if credit and name == "train_files" else ()
-        for file in local_files(config.data[name]):
+    for key in ("train_files", "val_files"):
+        numbers = credit.reward_fields if credit and key == "train_files" else ()
+        for file in local_files(config.data[key]):
             tried = set()
             for number, row in enumerate(_reward_fields(file)):
                 if check is None and row["data_source"] in tried:
                     continue
                 tried.add(row["data_source"])
                 try:
-                    check(**row, **settings) if check else _try(getattr(module, reward.name), row, settings, numbers)
+                    check(**row, **settings) if check else _try(getattr(module, name), row, settings, numbers)
                 except ValueError as error:
-                    raise ValueError(f"data.{name}: {file}: row {number}: {error}") from error
+                    raise ValueError(f"data.{key}: {file}: row {number}: {error}") from error
 
 
 def check_reference_answers(config: DictConfig) -> None:
@@ -198,18 +221,36 @@ def _reward_fields(file: str) -> Iterator[dict]:
 def _try(function: Callable, row: dict, settings: dict, numbers: Sequence[RewardField]) -> None:
     """Check that a reward function scores a short response to a row, and returns these numbers in its dictionary.
 
-    For a function that returns a single number upstream adds it as `acc`.
+    It is called as the run calls it: as a coroutine if it is declared so, else in a thread of an event loop, where
+    `signal.alarm` does not work. For a function that returns a single number upstream adds it as `acc`.
     """
+    call = partial(function, solution_str="1", **row, **settings)
+
+    async def in_loop() -> Any:
+        if inspect.iscoroutinefunction(function):
+            return await call()
+        return await asyncio.get_running_loop().run_in_executor(None, call)
+
     try:
-        result = function(solution_str="1", **row, **settings)
-        if inspect.iscoroutine(result):
-            result = asyncio.run(result)
+        with _refused_handlers() as handlers:
+            result = result_in_thread(in_loop())
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # also SystemExit, which would end the command with exit code 0
         raise ValueError(
             f"{REWARD} fails with it: {type(error).__name__}: {error}; trainer.try_reward=false leaves this trial out"
         ) from error
+    if handlers:
+        raise ValueError(
+            f"{REWARD} sets a handler of {handlers[0].name}, which fails outside the main thread, where the run calls "
+            f"it, so that each response may get {result!r}: call it without a time limit of its own"
+        )
+    if inspect.iscoroutine(result):
+        result.close()
+        raise ValueError(
+            f"{REWARD} returns a coroutine, and is no coroutine function, so that nobody awaits it: name a function "
+            "that `async def` defines"
+        )
     score = result.get("score") if isinstance(result, dict) else result
     try:
         finite_number(score, "the score")
@@ -222,3 +263,17 @@ def _try(function: Callable, row: dict, settings: dict, numbers: Sequence[Reward
                 f"{REWARD} returns {result!r}, but {number.needed_by} also needs {number.name}; "
                 "trainer.try_reward=false leaves this trial out"
             )
+
+
+@contextlib.contextmanager
+def _refused_handlers() -> Iterator[list[signal.Signals]]:
+    """Collect the signals whose handlers code tries to set outside the main thread, though it may catch the error."""
+    refused, set_handler = [], signal.signal
+
+    def record(number: int, handler: Any) -> Any:
+        if threading.current_thread() is not threading.main_thread():
+            refused.append(signal.Signals(number))
+        return set_handler(number, handler)
+
+    with patch.object(signal, "signal", record):
+        yield refused

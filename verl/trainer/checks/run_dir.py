@@ -60,6 +60,16 @@ def check_resumed_step(config: DictConfig) -> None:
         check_steps_left(steps[-1], total, trainer.default_local_dir)
 
 
+def describe_start(config: DictConfig) -> str:
+    """Return the step from which the run would go on, for the plan."""
+    trainer, steps = config.trainer, complete_steps(config.trainer.default_local_dir)
+    if trainer.resume_mode == "resume_path":
+        return f"resumes from {trainer.resume_from_path}"
+    if trainer.resume_mode == "auto" and steps:
+        return f"resumes after step {steps[-1]}, the last complete checkpoint there"
+    return f"step 1, with trainer.resume_mode={trainer.resume_mode}" if steps else "step 1"
+
+
 def check_steps_left(step: int, total_steps: int, run_dir: str) -> None:
     """Print that the run is complete, if its last checkpoint belongs to its last step.
 

@@ -3,7 +3,9 @@
 from omegaconf import DictConfig
 
 from verl.trainer.checks.model.lora import describe_lora
+from verl.trainer.checks.resources.disk import describe_disk
 from verl.trainer.checks.resources.memory_plan import describe_memory
+from verl.trainer.checks.run_dir import describe_start
 from verl.workers.config.explore import parts_of
 from verl.workers.config.sampler_choice import describe_sampler
 from verl.workers.config.schedule import filters_groups, rollout_workers, schedule_of
@@ -56,6 +58,8 @@ def describe_plan(config: DictConfig) -> str:
         "training": f"{steps}, validation every {trainer.test_freq} steps, checkpoint every {trainer.save_freq}",
         "files": f"train {data.train_files}, validation {data.val_files}",
         "results": trainer.default_local_dir,
+        "disk": describe_disk(config),
+        "start": describe_start(config),
     }
     plan = "\n".join(f"{name + ':':<10}{value}" for name, value in lines.items())
     return f"{plan}\n{describe_memory(config)}" if trainer.device == "cuda" else plan

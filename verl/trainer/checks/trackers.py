@@ -1,19 +1,89 @@
 """Checks the trackers of a run, which upstream opens only when the workers have started."""
 
+import os
+import socket
+import urllib.request
+from dataclasses import dataclass
 from importlib.util import find_spec
+from pathlib import Path
+from urllib.parse import urlsplit
 
 from omegaconf import DictConfig
 
+from verl.trainer.checks.resources.cluster import joins_running_cluster
 from verl.trainer.ppo.group_table import GroupTableKeys
 from verl.workers.config.keys import read_keys
 
 # Names of trackers whose packages have another name.
 PACKAGES = {"vemlp_wandb": "volcengine_ml_platform"}
 WITHOUT_PACKAGE = ("console", "file")
+CONNECT_SECONDS = 5.0
+
+
+@dataclass(frozen=True)
+class Service:
+    """A tracker's server: the environment variables with its address and the user's key, a file in the home folder that
+    may hold the key, and the variable that switches the tracker offline, with its values."""
+
+    address_variable: str
+    address: str = ""
+    key: str = ""
+    key_file: str = ""
+    mode: str = ""
+    offline: tuple[str, ...] = ()
+
+    def check(self, name: str) -> None:
+        """Check that the user has a key and the server answers, unless the tracker is offline or behind a proxy."""
+        if os.environ.get(self.mode, "") in self.offline:
+            return
+        url = urlsplit(os.environ.get(self.address_variable) or self.address)
+        instead = f"set {self.mode}={self.offline[0]}, or leave {name} out" if self.mode else f"leave {name} out"
+        if self.key and not os.environ.get(self.key) and (url.hostname or "") not in self._saved_keys():
+            raise ValueError(f"trainer.logger={name} has no key: set {self.key}, or log in; to run without, {instead}")
+        if not url.scheme.startswith("http") or not url.hostname or urllib.request.getproxies().get(url.scheme):
+            return
+        try:
+            port = url.port or {"http": 80, "https": 443}[url.scheme]
+            socket.create_connection((url.hostname, port), CONNECT_SECONDS).close()
+        except OSError as error:
+            raise ValueError(
+                f"trainer.logger={name}: {self.address_variable}={url.geturl()} does not answer ({error}): {instead}"
+            ) from error
+
+    def _saved_keys(self) -> str:
+        """Return the text of the file with keys of servers."""
+        file = Path(os.environ.get("NETRC", "")) if self.key_file == ".netrc" and "NETRC" in os.environ else None
+        file = file or Path.home() / self.key_file
+        return file.read_text(errors="replace") if file.is_file() else ""
+
+
+SERVICES = {
+    "wandb": Service(
+        "WANDB_BASE_URL",
+        "https://api.wandb.ai",
+        key="WANDB_API_KEY",
+        key_file=".netrc",
+        mode="WANDB_MODE",
+        offline=("offline", "disabled", "dryrun"),
+    ),
+    "swanlab": Service(
+        "SWANLAB_API_HOST",
+        "https://api.swanlab.cn",
+        key="SWANLAB_API_KEY",
+        key_file=".swanlab/.netrc",
+        mode="SWANLAB_MODE",
+        offline=("offline", "local", "disabled"),
+    ),
+    "mlflow": Service("MLFLOW_TRACKING_URI"),
+}
 
 
 def check_trackers(config: DictConfig) -> None:
-    """Check that the trackers exist and their packages are installed, and the keys of the table of prompt groups."""
+    """Check that the trackers exist, that their packages are installed, that the user has their keys and their servers
+    answer, and the keys of the table of prompt groups.
+
+    In a cluster that already runs, another machine may open the trackers, with its own keys and addresses.
+    """
     from verl.utils.tracking import Tracking
 
     trainer = config.trainer
@@ -26,6 +96,8 @@ def check_trackers(config: DictConfig) -> None:
                 f"trainer.logger={name}: the package {package} is not installed; install it with `pip install "
                 f"{package}`, or leave {name} out"
             )
+        if name in SERVICES and not joins_running_cluster(config):
+            SERVICES[name].check(name)
     read_keys(GroupTableKeys, trainer.get("group_table"), "trainer.group_table")
 
 

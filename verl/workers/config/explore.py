@@ -135,7 +135,7 @@ class ExploreRolloutConfig(TreeSections, RolloutKeys, RolloutConfig):  # type: i
         tools: keys of the environment `tools` (`ToolsConfig`).
         answer_closing: text that closes a thought and opens an answer, before a reference answer is scored. None for
             ` The answer is `, or with tools `</think><answer>\\boxed{`.
-        group_timeout: seconds from a prompt's submission after which its group fails; None for no limit.
+        group_timeout: seconds from a prompt's first token after which its group fails; None for no limit.
     """
 
     _mutable_fields = RolloutConfig._mutable_fields | {"tools", *TREE_SECTIONS}

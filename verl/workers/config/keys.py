@@ -33,10 +33,10 @@ def read_keys(cls: type[T], values: Mapping | DictConfig | None, section: str) -
         # From JSON a strict dataclass accepts a mapping for a nested section; it converts nothing else.
         return TypeAdapter(cls).validate_json(json.dumps(values or {}))
     except ValidationError as error:
-        raise ValueError("; ".join(_in_words(each, cls, section) for each in error.errors())) from None
+        raise ValueError("; ".join(in_words(each, cls, section) for each in error.errors())) from None
 
 
-def _in_words(error: ErrorDetails, cls: type, section: str) -> str:
+def in_words(error: ErrorDetails, cls: type, section: str) -> str:
     """Return our error message for one of pydantic's errors."""
     name = ".".join((section, *map(str, error["loc"])))
     if error["type"] == "value_error":

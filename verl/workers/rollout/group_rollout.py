@@ -5,8 +5,9 @@
                                                           │ `rollout.tree=null`, without branches
                                                           └─> one call to score the group, one to write its rows
 
-A group that raises, or takes longer than `rollout.group_timeout` seconds, fails alone (upstream's status `failure`);
-the other groups continue. The worker counts the groups and keeps the first failure's cause (`group_counts`).
+A group that raises, or takes longer than `rollout.group_timeout` seconds from its first token on, fails alone
+(upstream's status `failure`); the other groups continue. The worker counts the groups and keeps the first failure's
+cause (`group_counts`).
 
 Without a tree, and in validation without tools, upstream's code runs some prompts, trajectory by trajectory: prompts
 whose row or config names another agent loop than upstream's single-turn one, and all prompts if `plain_suffices` is
@@ -15,6 +16,7 @@ false.
 
 import asyncio
 import logging
+import math
 import random
 import time
 from collections import defaultdict
@@ -28,7 +30,7 @@ from verl.experimental.agent_loop.agent_loop import DictConfigWrap, ToolListWrap
 from verl.experimental.agent_loop.single_turn_agent_loop import SingleTurnAgentLoop
 from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopManagerTQ, AgentLoopWorkerTQ, apply_greedy_sampling_params
 
-from verl.utils.fault_reports import cause_of, report_fault
+from verl.utils.fault_reports import RunError, cause_of, report_fault
 from verl.utils.parts import tree_of_rollout_name
 from verl.utils.user_code import finite_number, guard_tasks, guarded
 from verl.workers.config.explore import parts_of
@@ -43,6 +45,8 @@ logger = logging.getLogger(__name__)
 
 # number of a group's trajectories that one reward worker scores; further ones go to other workers
 SCORED_TOGETHER = 16
+# time between two looks at a group that has a limit
+LOOK_SECONDS = 1.0
 # longest wait for a cancelled group to end, and for the workers' counts
 GIVE_UP_SECONDS = 10
 COUNTS_SECONDS = 30
@@ -151,7 +155,7 @@ class GroupAgentLoopWorker(_AgentLoopWorker):
         seconds = self.config.actor_rollout_ref.rollout.get("group_timeout")
         group = asyncio.ensure_future(guarded(self._run_group(task, dict(sampling_params), validate), "the rollout"))
         try:
-            in_time, _ = await asyncio.wait({group}, timeout=seconds)
+            in_time = await self._in_time(group, uid, math.inf if seconds is None else seconds)
         finally:
             if not group.done():  # this task is cancelled, or the time is over
                 group.cancel()
@@ -168,9 +172,21 @@ class GroupAgentLoopWorker(_AgentLoopWorker):
                 raise
             logger.exception(f"group rollout of prompt {uid} failed")
             self.counts[partition].add(error)
+            if isinstance(error, RunError):  # the other groups' fault, too
+                report_fault(str(error))
             return "failure"
         self.counts[partition].add()
         return "finished"
+
+    async def _in_time(self, group: asyncio.Future, uid: str, seconds: float) -> bool:
+        """Wait for a group, and return whether it ended in this time, which begins anew with the first token of a group
+        that waits for the engine."""
+        end = time.monotonic() + seconds
+        while not group.done() and (left := end - time.monotonic()) > 0:
+            await asyncio.wait({group}, timeout=min(left, seconds / 10, LOOK_SECONDS))
+            if self.engine.is_queued(uid):
+                end = time.monotonic() + seconds
+        return group.done()
 
     async def _run_agent_loop(self, *args, **kwargs):
         """Run one trajectory with upstream's code, and keep the first error of its prompt."""

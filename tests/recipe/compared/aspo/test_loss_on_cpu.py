@@ -1,4 +1,4 @@
-"""ASPO's gradients by hand, and against a slow version that writes each token's gradient down."""
+"""ASPO's gradients against a slow version that writes each token's gradient down."""
 
 import math
 from functools import partial
@@ -7,48 +7,15 @@ import pytest
 import torch
 
 from recipe.compared.aspo.loss import compute_policy_loss_aspo
-from tests.configs import composed
 from tests.recipe import losses
 from tests.recipe.losses import random_batch
-from verl.trainer.checks.parts import check_parts, check_typed_sections
 from verl.trainer.ppo.loss.entropy_clips import ENTROPY_RANK, entropy_rank
-from verl.utils.parts import computed_fields
 
 MODES = ["token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-mean"]
 
 
 HIGH = {"high_entropy_clip_ratio_low": 0.4, "high_entropy_clip_ratio_high": 0.4}
 actor_config = partial(losses.actor_config, "aspo", clip_ratio_c=3.0, **HIGH)
-
-
-#   ratio, advantage, high entropy, weight in the gradient -A w
-TOKENS = [
-    (0.5, 1.0, False, 2.0),
-    (0.25, 1.0, False, 3.0),  # 1/r = 4 is above c: the weight ends there, the gradient does not
-    (1.1, 1.0, False, 1 / 1.1),
-    (1.3, 1.0, False, 0.0),
-    (1.3, 1.0, True, 1 / 1.3),
-    (1.5, 1.0, True, 0.0),
-    (0.9, -1.0, False, 0.9),
-    (0.7, -1.0, False, 0.0),
-    (0.7, -1.0, True, 0.7),
-    (0.5, -1.0, True, 0.0),
-    (2.0, -1.0, False, 2.0),  # not clipped from above
-    (4.0, -1.0, False, 3.0),
-    (4.0, 0.0, False, 0.0),
-]
-
-
-def test_gradients_by_hand():
-    ratio, advantages, high, weights = (torch.tensor(column).unsqueeze(0) for column in zip(*TOKENS, strict=True))
-    log_prob = ratio.log().requires_grad_()
-    mask = torch.ones_like(ratio)
-    with ENTROPY_RANK.bound(high.float()):
-        loss, metrics = compute_policy_loss_aspo(0 * ratio, log_prob, advantages, mask, "token-sum", actor_config())
-    loss.backward()
-    torch.testing.assert_close(log_prob.grad, -advantages * weights)
-    assert metrics["actor/pg_clipfrac"] == pytest.approx(4 / 13)
-    assert metrics["actor/pg_clipfrac_lower"] == pytest.approx(3 / 13)
 
 
 def slow_gradient(ratio: float, advantage: float, high: bool, c: float) -> float:
@@ -72,29 +39,14 @@ def test_gradients_token_by_token(seed, mode):
     counts = mask.sum(-1)
     rows = (counts > 0).sum().item()
     scale = {"token-mean": 1 / mask.sum().item(), "token-sum": 1.0, "seq-mean-token-sum": 1 / rows}
-    expected = torch.zeros(mask.shape)
+    expected, clipped, bounded = torch.zeros(mask.shape), 0, 0
     for i, t in mask.nonzero().tolist():
         ratio = math.exp(new[i, t].item() - old[i, t].item())
         gradient = slow_gradient(ratio, advantages[i, t].item(), high[i, t].item() > 0.8, 1.7)
+        clipped += gradient == 0
+        bounded += (1 / ratio if advantages[i, t] > 0 else ratio) > 1.7
         expected[i, t] = weights[i, t] * gradient * scale.get(mode, 1 / rows / counts[i].item())
     torch.testing.assert_close(new.grad, expected, rtol=1e-4, atol=1e-7)
-    assert all(map(math.isfinite, metrics.values()))
-
-
-def test_extreme_ratios_stay_finite():
-    log_prob = torch.tensor([[-200.0, -200.0, 0.0, 0.0]], requires_grad=True)
-    old, advantages = torch.tensor([[0.0, 0.0, -200.0, -200.0]]), torch.tensor([[1.0, -1.0, 1.0, -1.0]])
-    with ENTROPY_RANK.bound(torch.zeros(1, 4)):
-        loss, _ = compute_policy_loss_aspo(old, log_prob, advantages, torch.ones(1, 4), "token-sum", actor_config())
-    loss.backward()
-    assert log_prob.grad.tolist() == [[-3.0, 0.0, 0.0, 3.0]] and loss.isfinite()
-
-
-def test_the_choice_has_the_papers_values():
-    config = composed("explore", "hardware=cpu", "loss=aspo")
-    check_typed_sections(config)
-    check_parts(config)
-    assert [field.name for field in computed_fields(config)] == ["entropy_rank"]
-    actor = config.actor_rollout_ref.actor
-    kinds = [actor[f"{kind}_entropy_clip_ratio_{side}"] for kind in ("low", "high") for side in ("low", "high")]
-    assert kinds == [0.2, 0.2, 0.4, 0.4] and actor.clip_ratio_c == 3.0 and not actor.use_kl_loss
+    assert all(map(math.isfinite, metrics.values())) and clipped and bounded
+    assert metrics["actor/pg_clipfrac"] == pytest.approx(clipped / mask.sum().item())
+    assert metrics["actor/pg_clipfrac_lower"] == pytest.approx(bounded / mask.sum().item())

@@ -1,25 +1,16 @@
 """BranPO's advantages by hand, against a slow version, and where it is GRPO."""
 
 import math
+from functools import partial
 
 import numpy as np
 import pytest
-import torch
-from verl.trainer.ppo.core_algos import get_adv_estimator_fn
 
-from verl.trainer.ppo.credit.nodes import SEGMENT_IDS
+from tests.recipe.compared import credit
 
 EPSILON = 1e-6
 
-
-def advantage(scores, ids, index, mask=None, norm=True, name="branpo") -> torch.Tensor:
-    ids = torch.tensor(ids)
-    mask = (ids >= 0).double() if mask is None else torch.tensor(mask, dtype=torch.double)
-    rewards = torch.zeros(ids.shape, dtype=torch.double)
-    rewards[:, -1] = torch.tensor(scores, dtype=torch.double)
-    with SEGMENT_IDS.bound(ids):
-        estimator = get_adv_estimator_fn(name)
-        return estimator(rewards, mask, np.array(index, dtype=object), config={"norm_adv_by_std_in_grpo": norm})[0]
+advantage = partial(credit.advantage, "branpo")
 
 
 # base X has tails with outcomes 0 and 1, base Y ends with 0
@@ -36,23 +27,6 @@ def test_two_bases_by_hand():
     assert advantage(*X_AND_Y)[0].tolist() == pytest.approx(expected[0], rel=1e-5)
     assert advantage(*X_AND_Y)[1].tolist() == pytest.approx(expected[1], rel=1e-5)
     assert advantage(*X_AND_Y)[2].tolist() == pytest.approx(expected[2], rel=1e-5)
-
-
-def test_of_two_right_tails_the_longer_one_gains_nothing():
-    """Base 0 has right tails of one and two steps, and a wrong one; 4 is a tool's result, which is no step."""
-    ids = [[0, 1, 4, 4], [0, 2, 5, 3], [0, 6, 7, -1], [8, 8, 8, 8]]
-    mask = [[1, 1, 0, 0], [1, 1, 0, 1], [1, 1, 1, 0], [1, 1, 1, 1]]
-    result = advantage([1, 1, 0, 0], ids, ["a"] * 4, mask, norm=False)
-    mean = (2 / 3 + 0) / 2
-    assert result[0].tolist() == pytest.approx([2 / 3 - mean, 1 - mean, 0, 0])
-    assert result[1].tolist() == [0, 0, 0, 0]
-    assert result[2].tolist() == pytest.approx([0, -mean, -mean, 0])
-    assert result[3].tolist() == pytest.approx([-mean] * 4)
-
-
-def test_a_longer_wrong_tail_still_loses():
-    result = advantage([0, 0, 1], [[0, 1, -1], [0, 2, 3], [4, 4, 4]], ["a"] * 3, norm=False)
-    assert (result[:2, 1] == -0.5).all()
 
 
 @pytest.mark.parametrize("norm", [True, False])
@@ -93,18 +67,3 @@ def test_against_a_slow_version(seed, norm):
             shared = t < row["shared"] and row["tails"] > 1
             expected = (of_base if row["first"] else 0.0) if shared else of_tail
             assert result[t].item() == pytest.approx(expected * own_mask[t], abs=1e-5), (row, t, tokens)
-
-
-def test_without_shared_tokens_it_is_grpo():
-    draws = np.random.default_rng(0)
-    scores, ids = draws.random(12).tolist(), [[i, i + 20, -1] for i in range(12)]
-    index = ["a"] * 5 + ["b"] * 7
-    assert torch.allclose(advantage(scores, ids, index), advantage(scores, ids, index, name="grpo"), atol=1e-5)
-
-
-def test_nothing_to_compare():
-    assert advantage([5.0], [[0, 1]], ["a"]).tolist() == [[0, 0]]
-    equal = advantage([0.1] * 3, [[0, 1], [0, 2], [3, 3]], ["a"] * 3)
-    assert equal.tolist() == [[0, 0]] * 3
-    one_base = advantage([0.0, 1.0], [[0, 1], [0, 2]], ["a"] * 2, norm=False)
-    assert one_base.tolist() == [[0, -0.5], [0, 0.5]]

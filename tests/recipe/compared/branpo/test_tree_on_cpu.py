@@ -1,55 +1,27 @@
 """BranPO grows new tails of failed trajectories, and of long right ones of easy prompts."""
 
-import asyncio
 import random
 from statistics import fmean
 
 import pytest
 
 from recipe.compared.branpo.tree import BranPOKeys, Policy, new_tails
-from tests.recipe.arpo.toy_agent import TOKENIZER, ToyPolicy, encode, library, library_tools
-from tests.workers.rollout.toy_engine import EOS, VOCAB, HashEngine, Letters
+from tests.recipe.arpo.toy_agent import TOKENIZER, ToyPolicy, library, library_tools
+from tests.recipe.compared.engines import CHAT, grown_by, letter, odd, scoring
+from tests.workers.rollout.toy_engine import HashEngine, Letters
 from verl.workers.rollout.prompt_task import PromptTask
 from verl.workers.rollout.trajectory_tree import TOOL
-from verl.workers.rollout.tree_builder import grow
-
-PROMPT = encode("<|im_start|>user\nwho?<|im_end|>\n<|im_start|>assistant\n")
 
 
-def odd(tokens):
-    return float(sum(tokens) % 2)
-
-
-def letter(token):
-    return Letters().decode([token])
-
-
-def grown(engine, reward_of=odd, prompt=(1, 2, 3), seed=0, text_of=letter, stop=EOS, slow=0.0, **options):
-    """The tree, and the trajectories that were scored; `options` are keys, and `environment`."""
-    builder = {name: options.pop(name) for name in ("environment", "max_tokens") if name in options}
-    keys, scored = BranPOKeys(**{"step_delimiter": "c"} | options), []
-
-    async def score(tokens, about):
-        assert about == {}
-        scored.append(list(tokens))
-        await asyncio.sleep(slow * (sum(tokens) % 5))
-        return reward_of(tokens)
-
-    policy = Policy(keys, text_of).for_task(PromptTask({}), score)
-    builder = {"max_tokens": 30} | builder | {"stop_token_ids": [stop], "vocab_size": VOCAB, "seed": seed}
-    tree = asyncio.run(grow(engine, prompt, keys.bases + keys.tails, policy, **builder))
-    assert len(tree.leaves) == keys.bases + keys.tails
-    return tree, scored
+def grown(engine, of_builder, reward_of=odd, **keys):
+    """The tree, and the trajectories that were scored."""
+    keys = BranPOKeys(**{"step_delimiter": "c"} | keys)
+    score, scored = scoring(reward_of)
+    policy = Policy(keys, letter).for_task(PromptTask({}), score)
+    return grown_by(policy, engine, keys.bases + keys.tails, **of_builder), scored
 
 
 # ---- which trajectories get new tails ----
-
-
-def test_failed_ones_by_hand():
-    """Half are right, so that no right one is taken, whatever its length."""
-    tails = new_tails(BranPOKeys(), [4, 9, 4, 4], [0.0, 1.0, 1.0, -1.0], seed=0)
-    assert [base for base, _ in tails] == [0, 0, 3, 3]
-    assert tails[0] == tails[1] and tails[2] == tails[3] and all(1 <= back <= 3 for _, back in tails)
 
 
 def test_long_right_ones_by_hand():
@@ -100,7 +72,7 @@ def ends_of_steps(text):
 @pytest.mark.parametrize("seed", range(8))
 def test_tails_go_on_from_a_few_steps_before_the_end(seed):
     engine = HashEngine(sharpness=1.5, memory=100)
-    tree, scored = grown(engine, seed=seed)
+    tree, scored = grown(engine, {"seed": seed})
     rows, ids = tree.trajectories(), tree.segment_ids()
     assert scored == rows[:4] and len(engine.asked) == 12 == len({request.seed for request in engine.asked})
     steps = [[0, *ends_of_steps(Letters().decode(row))] for row in scored]
@@ -129,9 +101,9 @@ def test_tails_go_on_from_a_few_steps_before_the_end(seed):
 @pytest.mark.parametrize("limit", [1, 2, 3])
 def test_with_tools_a_step_ends_at_a_result(limit):
     tools, engine = library({"call_limit": limit}), ToyPolicy(calls=3)
-    options = {"step_delimiter": "think", "environment": library_tools(tools), "max_tokens": 500, "max_steps_back": 2}
-    tree, _ = grown(engine, lambda tokens: 0.0, PROMPT, stop=TOKENIZER.eos_token_id, **options)
-    begun = [TOKENIZER.decode(request.prompt_ids[len(PROMPT) :]) for request in engine.requests]
+    builder = {"prompt": CHAT, "environment": library_tools(tools), "max_tokens": 500, "stop": TOKENIZER.eos_token_id}
+    tree, _ = grown(engine, builder, lambda tokens: 0.0, step_delimiter="think", max_steps_back=2)
+    begun = [TOKENIZER.decode(request.prompt_ids[len(CHAT) :]) for request in engine.requests]
     assert all(text == "" or text.endswith("\n</result>") for text in begun)
     results = [segment for segment in tree.segments if segment.author == TOOL]
     assert len(results) == len(tools.tools["search"].asked)

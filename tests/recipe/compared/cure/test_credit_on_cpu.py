@@ -1,21 +1,15 @@
 """CURE's advantage by hand, against a slow version made of the rows' tokens, and whatever the order of the rows."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
-from verl.trainer.ppo.core_algos import get_adv_estimator_fn
 
+from tests.recipe.compared import credit
 from tests.trainer.ppo.credit.random_trees import random_batch
-from verl.trainer.ppo.credit.nodes import SEGMENT_IDS
 
-
-def advantage(scores, segment_ids, index, mask=None, norm=False) -> torch.Tensor:
-    mask = (segment_ids >= 0).double() if mask is None else mask
-    rewards = torch.zeros(segment_ids.shape, dtype=torch.float64)
-    rewards[:, 0] = torch.as_tensor(scores, dtype=torch.float64)
-    config = {"norm_adv_by_std_in_grpo": norm}
-    with SEGMENT_IDS.bound(segment_ids):
-        return get_adv_estimator_fn("cure")(rewards, mask, np.array(index, dtype=object), config=config)[0]
+advantage = partial(credit.advantage, "cure", norm=False)
 
 
 @pytest.mark.parametrize("order", [[0, 1], [1, 0]])
@@ -33,7 +27,7 @@ def test_a_response_and_a_continuation_by_hand(order):
 @pytest.mark.parametrize("seed", range(6))
 def test_against_a_slow_version(seed, norm):
     batch = random_batch(seed)
-    result = advantage(batch.outcomes, batch.segment_ids, batch.index, batch.mask, norm)
+    result = advantage(batch.outcomes, batch.segment_ids, batch.index, batch.mask, norm=norm)
     for i, row in enumerate(batch.rows):
         group = [j for j in range(len(batch.rows)) if batch.index[j] == batch.index[i]]
         expected = batch.outcomes[i] - batch.outcomes[group].mean()
@@ -44,11 +38,3 @@ def test_against_a_slow_version(seed, norm):
             is_first = position < len(row) and batch.place[i] == min(places)
             value = expected * batch.mask[i, position].item() if is_first else 0
             assert result[i, position].item() == pytest.approx(value, abs=1e-9)
-
-
-def test_equal_outcomes_single_trajectories_and_rows_without_a_tree():
-    assert not advantage([0.9] * 3, torch.tensor([[0, 1], [0, 2], [3, 4]]), ["a"] * 3, norm=True).any()
-    assert not advantage([5.0], torch.tensor([[0, 1]]), ["a"]).any()
-    without = torch.full((3, 2), -1)
-    plain = advantage([2, 0, 7], without, ["a", "a", "b"], mask=torch.ones(3, 2))
-    assert plain.tolist() == [[1, 1], [-1, -1], [0, 0]], "without trees it is GRPO"

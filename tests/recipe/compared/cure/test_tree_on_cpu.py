@@ -1,38 +1,23 @@
 """CURE continues responses from before one of their critical tokens; nothing else is shared."""
 
-import asyncio
 import math
 from collections import Counter
 
 import pytest
-import torch
 
-from recipe.common.tiny_model import TinyModelConfig, make_model
 from recipe.compared.cure.tree import CUREKeys, Policy
-from tests.recipe.arpo.toy_agent import TOKENIZER, ToyPolicy, encode, library, library_tools
-from tests.recipe.compared.engines import Recorder, Script
-from tests.workers.rollout.toy_engine import EOS, VOCAB, HashEngine, Letters
-from verl.workers.rollout.engines.local_transformers import TransformersEngine
-from verl.workers.rollout.trajectory_tree import TOOL
-from verl.workers.rollout.tree_builder import grow
-
-PROMPT = encode("<|im_start|>user\nwho?<|im_end|>\n<|im_start|>assistant\n")
+from tests.recipe.compared.engines import Recorder, Script, grown_by, letter
+from tests.workers.rollout.toy_engine import EOS, HashEngine
 
 
 def text_of(token):
     """The letter twice for every other token, or once between spaces."""
-    letter = Letters().decode([token])
-    return letter * 2 if token % 2 else f" {letter} "
+    return letter(token) * 2 if token % 2 else f" {letter(token)} "
 
 
-def grown(engine, prompt=(1, 2, 3), seed=0, text_of=text_of, max_tokens=30, stop=EOS, environment=None, **keys):
+def grown(engine, seed=0, **keys):
     keys = CUREKeys(**keys)
-    n = keys.n1 * (1 + keys.n2)
-    options = {"max_tokens": max_tokens, "stop_token_ids": [stop], "vocab_size": VOCAB, "seed": seed}
-    options |= {"environment": environment} if environment else {}
-    tree = asyncio.run(grow(engine, prompt, n, Policy(keys, text_of), **options))
-    assert len(tree.leaves) == n
-    return tree
+    return grown_by(Policy(keys, text_of), engine, keys.n1 * (1 + keys.n2), seed=seed)
 
 
 def shared_tokens(tree, i, j):
@@ -100,44 +85,3 @@ def test_a_response_without_a_critical_token_is_followed_by_others_from_the_prom
     tree = grown(engine, n1=2, n2=2)
     assert engine.asked == [(1, 2, 3)] * 6 and tree.metrics["critical_tokens"] == 0
     assert tree.metrics["shared_tokens"] == 0 and tree.metrics["critical_token_entropy"] == 0
-
-
-# ---- with tools ----
-
-
-@pytest.mark.parametrize("seed", range(6))
-@pytest.mark.parametrize("spread", [(1.0, 1.0), (0.0, 1.0)])
-def test_forks_leave_results_whole_and_share_the_calls_before(spread, seed):
-    """With the second spread the model is sure up to the first result, whose call is then made once."""
-    tools, policy = library({"call_limit": 2}), ToyPolicy(calls=2, spread=spread)
-    options = {"max_tokens": 400, "stop": TOKENIZER.eos_token_id, "text_of": lambda token: TOKENIZER.decode([token])}
-    tree = grown(policy, PROMPT, environment=library_tools(tools), seed=seed, min_characters=1, **options)
-    results = [TOKENIZER.decode(segment.token_ids) for segment in tree.segments if segment.author == TOOL]
-    assert all(text.startswith(" <result>\nabout ") and text.endswith("\n</result>") for text in results)
-    assert len(results) == len(tools.tools["search"].asked) and tree.metrics["critical_tokens"] == 4
-    assert len(results) <= 4 * (2 + 3) or spread[0]
-    for row in tree.trajectories():
-        turns = [turn.partition(" <result>\nabout ") for turn in TOKENIZER.decode(row).split("\n</result>")]
-        assert len(turns) == 3
-        for number, (own, _, query) in enumerate(turns):
-            assert own == policy.turn(own[0], number) and query == (own[0] if number < 2 else "")
-
-
-# ---- with a model ----
-
-
-def test_on_a_model_the_forks_are_where_its_distributions_are_widest():
-    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_heads": 2, "num_kv_heads": 2}
-    model = make_model(TinyModelConfig(**sizes), TOKENIZER).double().eval()
-    engine, eos = Recorder(TransformersEngine(model, TOKENIZER)), TOKENIZER.eos_token_id
-    keys = {"n1": 3, "n2": 2, "critical_top_k": 1, "min_characters": 1, "entropy_top_k": len(TOKENIZER)}
-    # tokens of one byte of several have no text of their own, so that all tokens but the end token are allowed here
-    tree = grown(engine, PROMPT, max_tokens=12, stop=eos, text_of=lambda token: "x", **keys)
-    rows, expected = tree.trajectories(), [tuple(PROMPT)] * 3
-    for response in rows[::3]:
-        with torch.no_grad():
-            logits = model(torch.tensor([[*PROMPT, *response]])).logits[0, len(PROMPT) - 1 : -1]
-        entropies = torch.distributions.Categorical(logits=logits).entropy().tolist()
-        allowed = [at for at in range(1, len(response)) if response[at] != eos]
-        expected += [(*PROMPT, *response[: max(allowed, key=entropies.__getitem__)])] * 2
-    assert sorted(engine.asked) == sorted(expected)

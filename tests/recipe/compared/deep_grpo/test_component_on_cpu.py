@@ -9,7 +9,7 @@ import torch
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 
 from recipe.compared.deep_grpo.component import PivotSuccess, fit_success
-from recipe.compared.deep_grpo.tree import PIVOTS, DeepGRPOKeys, Fit, Pivots, pivot_weights
+from recipe.compared.deep_grpo.tree import PIVOTS, Fit, Pivots, pivot_weights
 from tests.trainer.ppo.toy_step import ROLLOUT, MemoryQueue, trainer_of
 from verl.trainer.ppo.v1.batch_rows import BatchRows
 from verl.workers.rollout.trajectory_tree import TREE_DATA
@@ -102,12 +102,6 @@ def test_it_comes_back_with_the_checkpoint(queue, monkeypatch, tmp_path):
     for made in (saved, loaded):
         made._compute_advantage(queue.batch(), {})
     assert component(loaded).pivots == component(saved).pivots and fit_of(loaded) == fit_of(saved)
-
-
-def test_other_trees_have_no_such_component():
-    made = trainer_of({f"{ROLLOUT}.tree": "plain"})
-    assert not any(isinstance(own, PivotSuccess) for own in made.components)
-    assert DeepGRPOKeys().window == 10_000
 
 
 # ---- the regression ----

@@ -51,13 +51,3 @@ def test_the_token_mean_is_the_papers_loss(seed, branch_weight):
                 means[row_pivot[i] > 0].append((scores[i] - sum(rivals) / len(rivals)) * losses[i, t].item())
     expected = np.mean(means[False]) + branch_weight * np.mean(means[True])
     assert (result * losses)[torch.tensor(mask)].mean().item() == pytest.approx(expected, abs=1e-6)
-
-
-def test_without_branches_it_is_the_outcome_minus_the_mean():
-    result = advantage([3.0, 1.0, 5.0], [[0, 0]] * 3, [[1, 1], [1, 0], [1, 1]], ["a", "a", "b"])
-    assert result.tolist() == [[1, 1], [-1, 0], [0, 0]]
-
-
-def test_equal_outcomes_and_a_single_branch_have_nothing():
-    result = advantage([0.1] * 3 + [7.0], [[0]] * 3 + [[1]], [[1]] * 4, ["a"] * 4)
-    assert result.flatten().tolist() == [0.0] * 4

@@ -1,57 +1,27 @@
 """DEEP-GRPO continues trajectories that failed from drawn ends of their steps, later ones more often."""
 
-import asyncio
 import math
 from collections import Counter
 
 import pytest
 
 from recipe.compared.deep_grpo.tree import PIVOTS, DeepGRPOKeys, Fit, Policy, pivot_weights
-from tests.recipe.arpo.toy_agent import TOKENIZER, ToyPolicy, encode, library, library_tools
-from tests.recipe.compared.engines import Script
-from tests.workers.rollout.toy_engine import EOS, VOCAB, HashEngine, Letters
+from tests.recipe.arpo.toy_agent import TOKENIZER, ToyPolicy, library, library_tools
+from tests.recipe.compared.engines import CHAT, Script, grown_by, letter, odd, scoring
+from tests.workers.rollout.toy_engine import EOS, HashEngine, Letters
 from verl.workers.rollout.prompt_task import PromptSettings, PromptTask
 from verl.workers.rollout.trajectory_tree import TOOL
-from verl.workers.rollout.tree_builder import grow
 from verl.workers.rollout.tree_rollout import rows_of
 
-PROMPT = encode("<|im_start|>user\nwho?<|im_end|>\n<|im_start|>assistant\n")
 
-
-class Rewards:
-    """A reward loop; `asked` are the trajectories that it has scored."""
-
-    def __init__(self, reward_of, slow=0.0):
-        self.reward_of, self.slow, self.asked = reward_of, slow, []
-
-    async def __call__(self, tokens, about):
-        assert about == {}
-        self.asked.append(list(tokens))
-        await asyncio.sleep(self.slow * (sum(tokens) % 5))
-        return self.reward_of(tokens)
-
-
-def odd(tokens):
-    return float(sum(tokens) % 2)
-
-
-def letter(token):
-    return Letters().decode([token])
-
-
-def grown(engine, reward_of=odd, prompt=(1, 2, 3), seed=0, fit=None, text_of=letter, stop=EOS, slow=0.0, **options):
-    """The tree, its rows, the policy, and the trajectories that were scored; `options` are keys, and `environment`."""
-    builder = {name: options.pop(name) for name in ("environment", "max_tokens") if name in options}
-    keys = DeepGRPOKeys(**{"chains": 4, "branches": 3, "step_delimiter": "c", "max_step_tokens": 6} | options)
-    rewards = Rewards(reward_of, slow)
-    policy = Policy(keys, text_of).for_task(
-        PromptTask({}, settings=PromptSettings(tree=(Fit(*fit),) if fit else ())), rewards
-    )
-    builder = {"max_tokens": 30} | builder | {"stop_token_ids": [stop], "vocab_size": VOCAB, "seed": seed}
-    n = keys.chains + keys.max_failures * keys.branches
-    tree = asyncio.run(grow(engine, prompt, n, policy, **builder))
-    assert len(tree.leaves) == n
-    return tree, rows_of(tree, policy), policy, rewards.asked
+def grown(engine, reward_of=odd, fit=None, text_of=letter, of_builder=None, **keys):
+    """The tree, its rows, the policy, and the trajectories that were scored."""
+    keys = DeepGRPOKeys(**{"chains": 4, "branches": 3, "step_delimiter": "c", "max_step_tokens": 6} | keys)
+    score, scored = scoring(reward_of)
+    task = PromptTask({}, settings=PromptSettings(tree=(Fit(*fit),) if fit else ()))
+    policy = Policy(keys, text_of).for_task(task, score)
+    tree = grown_by(policy, engine, keys.chains + keys.max_failures * keys.branches, **(of_builder or {}))
+    return tree, rows_of(tree, policy), policy, scored
 
 
 def ends_of_steps(text, most=6):
@@ -67,7 +37,7 @@ def ends_of_steps(text, most=6):
 @pytest.mark.parametrize("seed", range(8))
 def test_branches_go_on_from_a_step_of_a_failed_trajectory(seed):
     engine = HashEngine(sharpness=1.5, memory=100)
-    tree, rows, policy, scored = grown(engine, seed=seed)
+    tree, rows, policy, scored = grown(engine, of_builder={"seed": seed})
     responses = [row.response_ids for row in rows]
     pivots = [row.token_fields[PIVOTS.name] for row in rows]
     assert scored == responses[:4]
@@ -87,14 +57,6 @@ def test_branches_go_on_from_a_step_of_a_failed_trajectory(seed):
             assert response[:forked] == chain[:forked] and forked in nodes[:-1]
             assert positions[number - 1] == (nodes.index(forked) + 1) / len(nodes)
     assert len(engine.asked) == 10 and len({request.seed for request in engine.asked}) == 10
-
-
-@pytest.mark.parametrize(("reward", "n_branches"), [(1.0, 0), (0.0, 6), (-0.5, 6)])
-def test_the_number_of_rows_does_not_depend_on_how_many_failed(reward, n_branches):
-    tree, rows, policy, scored = grown(HashEngine(sharpness=1.5), lambda tokens: reward)
-    branches = [row for row in rows if any(row.token_fields[PIVOTS.name])]
-    assert len(rows) == 10 and len(branches) == n_branches and len(scored) == 4
-    assert len(policy.data_for_trainer(tree).positions) == n_branches // 3
 
 
 def test_a_threshold_says_what_has_failed():
@@ -138,10 +100,10 @@ def test_branches_that_begin_as_the_failed_trajectory_did_are_nodes_of_their_own
 @pytest.mark.parametrize("limit", [1, 2])
 def test_with_tools_no_call_is_made_twice(limit):
     tools, engine = library({"call_limit": limit}), ToyPolicy(calls=2)
-    options = {"step_delimiter": "think", "max_step_tokens": 20, "environment": library_tools(tools)}
-    options |= {"max_tokens": 400, "stop": TOKENIZER.eos_token_id, "text_of": lambda t: TOKENIZER.decode([t])}
-    tree, rows, policy, _ = grown(engine, lambda tokens: 0.0, PROMPT, **options)
-    begun = [TOKENIZER.decode(request.prompt_ids[len(PROMPT) :]) for request in engine.requests]
+    options = {"step_delimiter": "think", "max_step_tokens": 20, "text_of": lambda t: TOKENIZER.decode([t])}
+    builder = {"prompt": CHAT, "environment": library_tools(tools), "max_tokens": 400, "stop": TOKENIZER.eos_token_id}
+    tree, rows, policy, _ = grown(engine, lambda tokens: 0.0, of_builder=builder, **options)
+    begun = [TOKENIZER.decode(request.prompt_ids[len(CHAT) :]) for request in engine.requests]
     assert not any(text.endswith("</search>") for text in begun)
     results = [segment for segment in tree.segments if segment.author == TOOL]
     assert len(results) == len(tools.tools["search"].asked)

@@ -52,8 +52,3 @@ def test_certain_responses_and_the_clamp():
     clamped = advantage(*batch, norm_adv_by_std_in_grpo=False, edge={"clamp": True})
     torch.testing.assert_close(clamped, torch.tensor([[0.5 * 10], [-0.5 * mean / 2], [0], [0]]))
     assert entropy_factors(entropy, mask.bool())[0].flatten().tolist()[2:] == [1, 0]
-
-
-def test_a_batch_without_tokens():
-    factors, metrics = entropy_factors(torch.ones(2, 3), torch.zeros(2, 3, dtype=torch.bool))
-    assert not factors.any() and metrics == {}

@@ -1,31 +1,18 @@
 """EPTree forks the tokens with the highest entropy, keeps calls and results of the shared past, and stores it once."""
 
-import asyncio
 import math
 
 import pytest
-import torch
 
-from recipe.common.tiny_model import TinyModelConfig, make_model
 from recipe.compared.eptree.tree import EPTreeKeys, Policy
-from tests.recipe.arpo.toy_agent import TOKENIZER, ToyPolicy, encode, library, library_tools
-from tests.recipe.compared.engines import Recorder
-from tests.workers.rollout.toy_engine import EOS, VOCAB, HashEngine
-from verl.workers.rollout.engines.local_transformers import TransformersEngine
-from verl.workers.rollout.trajectory_tree import TOOL
-from verl.workers.rollout.tree_builder import grow
-
-PROMPT = encode("<|im_start|>user\nwho?<|im_end|>\n<|im_start|>assistant\n")
+from tests.recipe.arpo.toy_agent import TOKENIZER, ToyPolicy, library, library_tools
+from tests.recipe.compared.engines import CHAT, Recorder, grown_by
+from tests.workers.rollout.toy_engine import EOS, HashEngine
 
 
-def grown(engine, prompt=(1, 2, 3), seed=0, max_tokens=30, stop=EOS, environment=None, vocab_size=VOCAB, **keys):
+def grown(engine, of_builder=None, **keys):
     keys = EPTreeKeys(**keys)
-    n = keys.M * (1 + keys.N * keys.L * keys.T)
-    options = {"max_tokens": max_tokens, "stop_token_ids": [stop], "vocab_size": vocab_size, "seed": seed}
-    options |= {"environment": environment} if environment else {}
-    tree = asyncio.run(grow(engine, prompt, n, Policy(keys), **options))
-    assert len(tree.leaves) == n
-    return tree
+    return grown_by(Policy(keys), engine, keys.M * (1 + keys.N * keys.L * keys.T), **(of_builder or {}))
 
 
 def slow_choice(rows, entropy_of, forked, n, exclude_last):
@@ -48,7 +35,7 @@ SHAPES = [{"M": 2, "N": 2, "L": 1, "T": 2}, {"M": 1, "N": 3, "L": 3, "T": 2}, {"
 @pytest.mark.parametrize("seed", range(5))
 def test_the_tokens_with_the_highest_entropy_fork(seed, exclude_last, shape):
     engine = Recorder(HashEngine(sharpness=3, memory=100))
-    rows = grown(engine, seed=seed, exclude_last=exclude_last, **shape).trajectories()
+    rows = grown(engine, {"seed": seed}, exclude_last=exclude_last, **shape).trajectories()
 
     def entropy_of(prefix):
         return -sum(p * math.log(p) for p in engine.engine.probabilities([1, 2, 3, *prefix]))
@@ -71,7 +58,7 @@ def test_the_tokens_with_the_highest_entropy_fork(seed, exclude_last, shape):
 @pytest.mark.parametrize("seed", range(5))
 def test_shared_tokens_are_stored_once(seed):
     engine = HashEngine(sharpness=2)
-    tree = grown(engine, seed=seed, M=3, N=3, L=2, T=2)
+    tree = grown(engine, {"seed": seed}, M=3, N=3, L=2, T=2)
     rows = tree.trajectories()
     prefixes = {tuple(row[: at + 1]) for row in rows for at in range(len(row))}
     assert sum(len(segment.token_ids) for segment in tree.segments) == len(prefixes)
@@ -81,23 +68,19 @@ def test_shared_tokens_are_stored_once(seed):
 
 def test_short_trajectories_are_followed_by_others_from_the_prompt():
     engine = Recorder(HashEngine())
-    tree = grown(engine, max_tokens=3, M=2, N=2, L=1, T=2)
+    tree = grown(engine, {"max_tokens": 3}, M=2, N=2, L=1, T=2)
     assert engine.asked == [(1, 2, 3)] * 10 and tree.metrics["forked_tokens"] == 0
 
 
 # ---- with tools ----
 
 
-def tool_tree(policy, environment=None, **keys):
-    keys = {"M": 2, "N": 2, "L": 1, "T": 2, "exclude_last": 0} | keys
-    options = {"max_tokens": 400, "stop": TOKENIZER.eos_token_id, "vocab_size": len(TOKENIZER)}
-    return grown(policy, PROMPT, environment=environment or library_tools(), **options, **keys)
-
-
 def test_a_fork_after_a_result_keeps_the_call():
     """The model is sure before the first result and unsure afterwards: the first tokens after it fork."""
     tools = library()
-    tree = tool_tree(ToyPolicy(calls=2), library_tools(tools), M=2, N=1, T=3)
+    builder = {"prompt": CHAT, "environment": library_tools(tools), "max_tokens": 400}
+    builder |= {"stop": TOKENIZER.eos_token_id, "vocab_size": len(TOKENIZER)}
+    tree = grown(ToyPolicy(calls=2), builder, M=2, N=1, L=1, T=3, exclude_last=0)
     texts = [TOKENIZER.decode(row) for row in tree.trajectories()]
     for start in (0, 4):
         first, *forks = texts[start : start + 4]
@@ -108,41 +91,3 @@ def test_a_fork_after_a_result_keeps_the_call():
     # in each tree the first call, and a second one for each text that differs from then on
     assert len(tools.tools["search"].asked) == 2 * (2 + 3)
     assert tree.metrics["fork_entropy"] == pytest.approx(math.log(4))
-
-
-@pytest.mark.parametrize("calls", [0, 1, 2, 5])
-def test_forks_anywhere_leave_results_whole_and_count_calls(calls):
-    """So many forks that all of the model's tokens do: every trajectory is one that the toy policy writes."""
-    policy = ToyPolicy(calls=calls, spread=(1.0, 1.0))
-    tree = tool_tree(policy, library_tools(call_limit=2), M=1, N=150, T=1)
-    first = tree.trajectories()[0]
-    assert tree.metrics["forked_tokens"] == sum(tree.response_masks()[0]) - (first[-1] == TOKENIZER.eos_token_id)
-    for segment in tree.segments:
-        text = TOKENIZER.decode(segment.token_ids)
-        is_whole = text.startswith(" <result>\nabout ") and text.endswith("\n</result>")
-        assert is_whole if segment.author == TOOL else "result" not in text
-    for row in tree.trajectories():
-        turns = [turn.partition(" <result>\nabout ") for turn in TOKENIZER.decode(row).split("\n</result>")]
-        assert len(turns) - 1 == min(calls, 2)
-        for results, (own, _, query) in enumerate(turns):
-            assert own == policy.turn(own[0], results) and query == (own[0] if results < len(turns) - 1 else "")
-
-
-# ---- with a model ----
-
-
-def test_on_a_model_the_forks_are_where_its_distributions_are_widest():
-    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_heads": 2, "num_kv_heads": 2}
-    model = make_model(TinyModelConfig(**sizes), TOKENIZER).double().eval()
-    engine = Recorder(TransformersEngine(model, TOKENIZER))
-    options = {"max_tokens": 12, "stop": TOKENIZER.eos_token_id, "vocab_size": len(TOKENIZER)}
-    tree = grown(engine, PROMPT, **options, M=2, N=2, L=1, T=2, exclude_last=2, entropy_top_k=len(TOKENIZER))
-    rows, expected = tree.trajectories(), [tuple(PROMPT)] * 2
-    for first in rows[::5]:
-        with torch.no_grad():
-            logits = model(torch.tensor([[*PROMPT, *first]])).logits[0, len(PROMPT) - 1 : -1]
-        entropies = torch.distributions.Categorical(logits=logits).entropy()[:-2]
-        for at in entropies.topk(2).indices.tolist():
-            expected += [(*PROMPT, *first[:at])] * 2
-    assert sorted(engine.asked) == sorted(expected)
-    assert 0 < tree.metrics["shared_tokens"] < 1

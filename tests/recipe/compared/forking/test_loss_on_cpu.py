@@ -43,19 +43,6 @@ def slow_kept(entropy, mask, ratio):
 # ---- the mask ----
 
 
-@pytest.mark.parametrize(("denominator", "expected"), [("all", -0.2), ("kept", -1.0)])
-def test_the_two_most_uncertain_of_ten_tokens_by_hand(denominator, expected):
-    entropy, ones = torch.arange(1, 11).unsqueeze(0) / 10, torch.ones(1, 10)
-    weights, threshold = forking_weights(entropy, ones, 0.2, denominator)
-    assert weights[0].nonzero().flatten().tolist() == [8, 9] and threshold == pytest.approx(0.9)
-    log_prob = torch.zeros(1, 10, requires_grad=True)
-    with FORKING_WEIGHT.bound(weights):
-        loss, _ = compute_policy_loss_forking(ones * 0, log_prob, ones, ones, "token-mean", actor_config())
-    loss.backward()
-    assert loss.item() == pytest.approx(expected)
-    assert log_prob.grad[0].tolist() == pytest.approx([0.0] * 8 + [expected / 2] * 2)
-
-
 @pytest.mark.parametrize(("ratio", "n", "kept"), [(0.07, 100, 7), (0.29, 100, 29), (0.14, 50, 7), (0.071, 100, 8)])
 def test_the_share_is_the_decimal_number_of_the_config(ratio, n, kept):
     weights, _ = forking_weights(torch.arange(n).float().unsqueeze(0), torch.ones(1, n), ratio, "all")
@@ -79,12 +66,6 @@ def test_equal_entropies_are_all_kept_and_one_token_is():
     for shape in ((3, 4), (1, 1)):
         weights, _ = forking_weights(torch.full(shape, 0.7), torch.ones(shape), 0.2, "kept")
         assert (weights == 1).all()
-
-
-def test_without_a_token_nothing_is_kept():
-    for shape in ((2, 3), (0, 3)):
-        weights, threshold = forking_weights(torch.ones(shape), torch.zeros(shape), 0.2, "kept")
-        assert weights.shape == shape and not weights.any() and threshold == 0.0
 
 
 def test_an_entropy_that_is_not_finite_is_not_kept():
@@ -177,9 +158,3 @@ def test_a_run_computes_the_weights_and_the_fields_of_the_wrapped_loss(loss, fie
     assert torch.equal(values["forking_weight"], kept.float())
     assert metrics["forking/kept_share"] == pytest.approx((kept.sum() / mask.sum()).item())
     assert metrics["forking/entropy_threshold"] == entropy[kept].min().item()
-
-
-def test_the_choice_has_dapos_clip_around_vanilla():
-    actor = composed("explore", "hardware=cpu", "loss=forking").actor_rollout_ref.actor
-    assert (actor.policy_loss.loss_mode, actor.forking_loss, actor.forking_ratio) == ("forking", "vanilla", 0.2)
-    assert (actor.clip_ratio_low, actor.clip_ratio_high, actor.clip_ratio_c) == (0.2, 0.28, 10.0)

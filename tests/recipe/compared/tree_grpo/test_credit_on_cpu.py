@@ -1,26 +1,21 @@
 """Tree-GRPO's advantage by hand, against a slow version, and where it has nothing to compare."""
 
 import math
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
-from verl.trainer.ppo.core_algos import get_adv_estimator_fn
 
-from verl.trainer.ppo.credit.nodes import SEGMENT_IDS
+from tests.recipe.compared import credit
 
-
-def advantage(scores: list[float], segment_ids: torch.Tensor, index: list, **config) -> torch.Tensor:
-    rewards, mask = torch.zeros(segment_ids.shape), (segment_ids >= 0).float()
-    rewards[:, -1] = torch.tensor(scores)
-    with SEGMENT_IDS.bound(segment_ids):
-        return get_adv_estimator_fn("tree_grpo")(rewards, mask, np.array(index, dtype=object), config=config)[0]
+advantage = partial(credit.advantage, "tree_grpo")
 
 
 def test_two_trees_by_hand():
     """Trees {3, 1} and {0, 0} of one prompt: against the tree's mean 2 and 0, and against the prompt's mean 1."""
     ids = torch.tensor([[0, 1], [0, 2], [3, 4], [3, -1]])
-    plain = advantage([3, 1, 0, 0], ids, ["a"] * 4, norm_adv_by_std_in_grpo=False)
+    plain = advantage([3, 1, 0, 0], ids, ["a"] * 4, norm=False)
     assert plain.tolist() == [[3, 3], [-1, -1], [-1, -1], [-1, 0]]
     of_tree, of_prompt = math.sqrt(2), math.sqrt(2)  # standard deviations: of 3, 1, and of 3, 1, 0, 0
     both = advantage([3, 1, 0, 0], ids, ["a"] * 4)
@@ -45,13 +40,3 @@ def test_against_a_slow_version(seed):
             if len(members) > 1:
                 expected += (scores[i] - scores[members].mean()) / scores[members].std(ddof=1)
         assert fast[i].tolist() == pytest.approx([expected] * 2, abs=1e-3)
-
-
-def test_the_only_trajectory_of_its_tree_and_rows_without_a_tree():
-    alone = advantage([5.0], torch.tensor([[0, 1]]), ["a"])
-    assert alone.tolist() == [[0, 0]]
-    rewards, index = torch.tensor([[2.0], [0.0], [7.0]]), np.array(["a", "a", "b"])
-    with SEGMENT_IDS.bound(torch.full((3, 1), -1)):
-        plain, _ = get_adv_estimator_fn("tree_grpo")(rewards, torch.ones(3, 1), index)
-    up = math.sqrt(0.5)
-    assert plain.flatten().tolist() == pytest.approx([up, -up, 0], rel=1e-5), "without trees it is GRPO"

@@ -1,35 +1,20 @@
 """Tree-GRPO continues trajectories from the ends of their steps; its trees share nothing but the prompt."""
 
-import asyncio
 from collections import Counter
 
-import numpy as np
 import pytest
-import torch
-from verl.trainer.ppo.core_algos import get_adv_estimator_fn
 
 from recipe.compared.tree_grpo.tree import Policy, TreeGRPOKeys
-from tests.recipe.arpo.toy_agent import TOKENIZER, ToyPolicy, encode, library, library_tools
-from tests.recipe.compared.engines import Recorder, Script
-from tests.workers.rollout.toy_engine import EOS, VOCAB, HashEngine, Letters
-from verl.workers.rollout.trajectory_tree import SEGMENT_IDS, TOOL
-from verl.workers.rollout.tree_builder import grow
-
-PROMPT = encode("<|im_start|>user\nwho?<|im_end|>\n<|im_start|>assistant\n")
+from tests.recipe.arpo.toy_agent import TOKENIZER, ToyPolicy, library, library_tools
+from tests.recipe.compared.engines import CHAT, Recorder, Script, grown_by, letter
+from tests.workers.rollout.toy_engine import EOS, HashEngine, Letters
+from verl.workers.rollout.trajectory_tree import TOOL
 
 
-def letter(token):
-    return Letters().decode([token])
-
-
-def grown(engine, prompt=(1, 2, 3), seed=0, text_of=letter, max_tokens=30, stop=EOS, environment=None, **keys):
+def grown(engine, seed=0, text_of=letter, of_builder=None, **keys):
     keys = TreeGRPOKeys(**{"step_delimiter": "c"} | keys)
     n = keys.M * (1 + keys.N * keys.L)
-    options = {"max_tokens": max_tokens, "stop_token_ids": [stop], "vocab_size": VOCAB, "seed": seed}
-    options |= {"environment": environment} if environment else {}
-    tree = asyncio.run(grow(engine, prompt, n, Policy(keys, text_of), **options))
-    assert len(tree.leaves) == n
-    return tree
+    return grown_by(Policy(keys, text_of), engine, n, seed=seed, **(of_builder or {}))
 
 
 def ends_of_steps(text):
@@ -95,37 +80,17 @@ def test_a_tree_of_one_step_is_followed_by_trees_from_the_prompt():
     assert engine.asked == [(1, 2, 3)] * 10 and len(set(tree_of_row(tree))) == 10
 
 
-def test_the_credit_compares_within_these_trees():
-    """Tree-GRPO's advantage is that within the tree plus that within the group."""
-    tree = grown(HashEngine(sharpness=1.5, memory=100), seed=3, M=2, N=3, L=1)
-    rewards = np.random.default_rng(0).random(8)
-    ids = tree.segment_ids()
-    width = max(map(len, ids))
-    segment_ids = torch.tensor([[*row, *[-1] * (width - len(row))] for row in ids])
-    scores = torch.zeros(8, width, dtype=torch.double)
-    scores[:, 0] = torch.from_numpy(rewards)
-    with SEGMENT_IDS.bound(segment_ids):
-        advantages, _ = get_adv_estimator_fn("tree_grpo")(scores, (segment_ids >= 0).double(), np.array(["a"] * 8))
-    halves = np.split(rewards, 2)
-    own = np.concatenate([(half - half.mean()) / half.std(ddof=1) for half in halves])
-    expected = own + (rewards - rewards.mean()) / rewards.std(ddof=1)
-    assert advantages[:, 0].tolist() == pytest.approx(expected.tolist(), rel=1e-4)
-
-
 # ---- with tools ----
-
-
-def tool_tree(policy, environment, **keys):
-    return grown(policy, PROMPT, environment=environment, max_tokens=400, stop=TOKENIZER.eos_token_id, **keys)
 
 
 @pytest.mark.parametrize("limit", [1, 2, 3])
 def test_with_tools_a_step_ends_at_a_result_and_its_call_is_made_once(limit):
     tools, policy = library({"call_limit": limit}), Recorder(ToyPolicy(calls=2))
-    tree = tool_tree(policy, library_tools(tools), M=2, N=3, L=2, step_delimiter="think")
+    builder = {"prompt": CHAT, "environment": library_tools(tools), "max_tokens": 400, "stop": TOKENIZER.eos_token_id}
+    tree = grown(policy, of_builder=builder, M=2, N=3, L=2, step_delimiter="think")
     texts = [TOKENIZER.decode(row) for row in tree.trajectories()]
     assert all(text.count("<result>") == min(limit, 2) for text in texts)
-    begun = [TOKENIZER.decode(prompt[len(PROMPT) :]) for prompt in policy.asked]
+    begun = [TOKENIZER.decode(prompt[len(CHAT) :]) for prompt in policy.asked]
     # whole turns, from the prompt or a result on
     assert all(text == "" or text.endswith("\n</result>") for text in begun)
     assert begun.count("") == 2 and len(begun) > 2 * 3

@@ -1,25 +1,17 @@
 """TreePO's advantage by hand, against a slow version made of the rows' tokens, and where it has nothing to compare."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
-from verl.trainer.ppo.core_algos import get_adv_estimator_fn
 
+from tests.recipe.compared import credit
 from tests.trainer.ppo.credit.random_trees import random_batch
-from verl.trainer.ppo.credit.nodes import SEGMENT_IDS
 
 STRATEGIES = ["average", "group_size"]
 
-
-def advantage(scores, segment_ids, index, mask=None, norm=False, **keys) -> torch.Tensor:
-    mask = (segment_ids >= 0).double() if mask is None else mask
-    rewards = torch.zeros(segment_ids.shape, dtype=torch.float64)
-    rewards[:, 0] = torch.as_tensor(scores, dtype=torch.float64)
-    config = {"norm_adv_by_std_in_grpo": norm, "treepo": keys}
-    with SEGMENT_IDS.bound(segment_ids):
-        return get_adv_estimator_fn("treepo")(rewards, mask, np.array(index, dtype=object), config=config)[0]
-
-
+advantage = partial(credit.advantage, "treepo", norm=False)
 TWO_PAIRS = torch.tensor([[0, 1, -1], [0, 2, 3], [4, 5, -1], [4, 6, -1]])
 
 
@@ -40,7 +32,9 @@ def test_two_pairs_by_hand(strategy, expected):
 @pytest.mark.parametrize("seed", range(6))
 def test_against_a_slow_version(seed, strategy, norm):
     batch = random_batch(seed)
-    result = advantage(batch.outcomes, batch.segment_ids, batch.index, batch.mask, norm, adv_weight_strategy=strategy)
+    result = advantage(
+        batch.outcomes, batch.segment_ids, batch.index, batch.mask, norm=norm, adv_weight_strategy=strategy
+    )
     for i, row in enumerate(batch.rows):
         group = [j for j in range(len(batch.rows)) if batch.index[j] == batch.index[i]]
         # the trajectories that are equal to this one up to some token; the same ones are one subtree
@@ -54,20 +48,3 @@ def test_against_a_slow_version(seed, strategy, norm):
         if norm:
             expected /= batch.outcomes[group].std(ddof=1) + 1e-6
         assert result[i].tolist() == pytest.approx((expected * batch.mask[i]).tolist(), abs=1e-9)
-
-
-def test_more_nodes_without_a_fork_change_nothing():
-    """A call, its result and the next turn are three nodes; so are the rounds of a trajectory that does not fork."""
-    one = torch.tensor([[0, 0, 0, 1], [0, 0, 0, 2], [3, 3, 3, 3]])
-    several = torch.tensor([[0, 1, 2, 3], [0, 1, 2, 4], [5, 6, 7, 8]])
-    for strategy in STRATEGIES:
-        results = [advantage([1, 0, 1], ids, ["a"] * 3, adv_weight_strategy=strategy) for ids in (one, several)]
-        assert torch.allclose(*results)
-
-
-def test_equal_outcomes_single_trajectories_and_rows_without_a_tree():
-    assert not advantage([0.9] * 4, TWO_PAIRS, ["a"] * 4, norm=True).any()
-    assert not advantage([5.0], torch.tensor([[0, 1]]), ["a"]).any()
-    without = torch.full((3, 1), -1)
-    plain = advantage([2, 0, 7], without, ["a", "a", "b"], mask=torch.ones(3, 1))
-    assert plain.flatten().tolist() == [1, -1, 0], "without trees it is the distance from the group's mean"

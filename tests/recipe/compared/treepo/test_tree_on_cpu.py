@@ -1,43 +1,35 @@
 """TreePO grows in rounds, forks after each by its rule, and falls back to trajectories that have ended."""
 
-import asyncio
 import re
 from collections import Counter
 
 import pytest
 
 from recipe.compared.treepo.tree import Policy, TreePOKeys
-from tests.recipe.arpo.toy_agent import TOKENIZER, ToyPolicy, encode, library, library_tools
-from tests.recipe.compared.engines import Script
-from tests.workers.rollout.toy_engine import EOS, VOCAB, Calls, HashEngine, Letters
-from verl.workers.rollout.trajectory_tree import TOOL
-from verl.workers.rollout.tree_builder import grow
+from tests.recipe.compared.engines import PROMPT, Script, grown_by
+from tests.workers.rollout.toy_engine import EOS, Calls, HashEngine, Letters
 
-PROMPT = encode("<|im_start|>user\nwho?<|im_end|>\n<|im_start|>assistant\n")
 LETTERS = Letters().decode
 
 
 class Recorder:
     """An engine that remembers each response so far, in the order of the requests, and what it has added to it."""
 
-    def __init__(self, engine, prompt=(1, 2, 3)):
-        self.engine, self.prompt, self.calls = engine, list(prompt), []
+    def __init__(self, engine):
+        self.engine, self.calls = engine, []
 
     async def generate(self, request):
-        call = [tuple(request.prompt_ids[len(self.prompt) :]), ()]
+        call = [tuple(request.prompt_ids[len(PROMPT) :]), ()]
         self.calls.append(call)
         generation = await self.engine.generate(request)
         call[1] = tuple(generation.token_ids)
         return generation
 
 
-def grown(engine, n=8, prompt=(1, 2, 3), seed=0, text_of=LETTERS, max_tokens=30, stop=EOS, environment=None, **keys):
+def grown(engine, n=8, seed=0, text_of=LETTERS, environment=None, **keys):
     keys = TreePOKeys(**{"segment_length": 4, "max_depth": 20, "first_round_divergence": 4} | keys)
-    options = {"max_tokens": max_tokens, "stop_token_ids": [stop], "vocab_size": VOCAB, "seed": seed}
-    options |= {"environment": environment} if environment else {}
-    tree = asyncio.run(grow(engine, prompt, n, Policy(keys, text_of), **options))
-    assert len(tree.leaves) == n
-    return tree
+    options = {"environment": environment} if environment else {}
+    return grown_by(Policy(keys, text_of), engine, n, seed=seed, **options)
 
 
 def replayed(calls, n, divergence, first, has_ended):
@@ -170,19 +162,3 @@ def test_a_round_counts_the_models_tokens_and_ends_with_one(seed):
             assert row[:n] == other[:n] and sum(masks[i][:n]) % 3 == 0
             shared += n
     assert shared and tree.metrics["tool_calls"] == len(environment.answered)
-
-
-@pytest.mark.parametrize("segment_length", [1, 7, 100])
-def test_forks_leave_results_whole_and_share_calls(segment_length):
-    tools, policy = library({"call_limit": 2}), ToyPolicy(calls=2)
-    options = {"max_tokens": 400, "stop": TOKENIZER.eos_token_id, "text_of": TOKENIZER.decode, "max_depth": 400}
-    options |= {"environment": library_tools(tools), "segment_length": segment_length}
-    tree = grown(policy, 9, PROMPT, **options)
-    results = [TOKENIZER.decode(segment.token_ids) for segment in tree.segments if segment.author == TOOL]
-    assert all(text.startswith(" <result>\nabout ") and text.endswith("\n</result>") for text in results)
-    assert len(results) == len(tools.tools["search"].asked)
-    for row in tree.trajectories():
-        turns = [turn.partition(" <result>\nabout ") for turn in TOKENIZER.decode(row).split("\n</result>")]
-        assert len(turns) == 3
-        for number, (own, _, query) in enumerate(turns):
-            assert own == policy.turn(own[0], number) and query == (own[0] if number < 2 else "")

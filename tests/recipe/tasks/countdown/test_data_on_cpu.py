@@ -90,29 +90,6 @@ def test_demonstrations_use_the_numbers_and_are_right_as_often_as_asked(written)
     assert 0.35 < share < 0.55  # 0.4, plus the wrong ones that happen to be right
 
 
-def test_same_seed_same_rows_other_seed_others(tmp_path):
-    first, again = (write_countdown(tmp_path / name, CONFIG) for name in ("a", "b"))
-    assert all(first[split].read_bytes() == again[split].read_bytes() for split in first)
-    other = write_countdown(tmp_path / "c", CountdownConfig(train_size=500, seed=4, demo_size=0))
-    assert other["train"].read_bytes() != first["train"].read_bytes()
-
-
-@pytest.mark.parametrize(
-    ("option", "value"),
-    [
-        ("min_numbers", 1),
-        ("max_numbers", 5),
-        ("operators", "^"),
-        ("demo_correct", 1.5),
-        ("style", "loud"),
-        ("max_target", 0),
-    ],
-)
-def test_bad_options_are_named(option, value):
-    with pytest.raises(ValueError, match=option):
-        CountdownConfig(**{option: value})
-
-
 def test_too_small_a_space_is_an_error_not_an_endless_loop(tmp_path, capsys):
     with pytest.raises(SystemExit, match="test_size=5000"):
         main(["--output-dir", str(tmp_path), "--test-size", "5000", "--train-size", "10"])

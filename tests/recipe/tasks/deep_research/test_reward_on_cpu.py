@@ -5,7 +5,6 @@ import time
 import pytest
 
 from recipe.tasks.deep_research import reward as deep_research
-from recipe.tasks.deep_research.reward import rule_of
 from verl.utils.math_answers import comparison
 
 T, S, P = "<think>t</think>", "<search>q</search>", "<python>c</python>"
@@ -104,15 +103,6 @@ def test_the_parts():
         assert other.keys() == keys  # verl collects them as columns
 
 
-@pytest.mark.parametrize(
-    ("boxed", "specification", "published"), [("0.5", 1.0, 1.0), (r"\frac12", 1.0, 1.0), ("0.4", 0.2, 0.0)]
-)
-def test_mathematics_by_equivalence(boxed, specification, published):
-    for variant, expected in (("specification", specification), ("published", published)):
-        result = score(T + answer(boxed), r"\frac{1}{2}", "aime24", variant=variant, rule="math")
-        assert result["score"] == pytest.approx(expected)
-
-
 def test_the_rule_can_be_named():
     assert score(HALF, rule="em")["score"] == pytest.approx(0.2)
     assert score(T + answer("0.5"), "1/2", "aime24", rule="f1")["score"] == pytest.approx(0.2)
@@ -155,37 +145,10 @@ def test_other_tools_make_another_bonus():
 
 
 @pytest.mark.parametrize(
-    ("source", "rule"),
-    [
-        *[(name, "math") for name in ("AIME24", "aime25", "MATH500", "gsm8k", "openai/gsm8k", "MATH", "math_dapo")],
-        *[(name, "f1") for name in ("WebWalkerQA", "hotpotqa", "2WikiMultihopQA", "MuSiQue", "Bamboogle")],
-        *[(name, "f1") for name in ("GAIA", "HLE", "xbench-DeepSearch")],
-    ],
-)
-def test_the_papers_13_benchmarks_have_a_rule(source, rule):
-    assert rule_of(source) == rule
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"variant": "paper"}, "variant='paper': choose specification or published"),
-        ({"rule": "bleu"}, "rule='bleu'"),
-        ({"extra_info": {"reward_variant": "x"}}, "variant='x'"),
-        ({"source": "unheard-of"}, "data_source='unheard-of'.*reward_rule"),
-        ({"source": "unheard-of", "extra_info": {"ability": "code"}}, "ability='code': neither tells"),
-        ({"truth": []}, "ground_truth"),
-    ],
-)
-def test_mistakes_are_named(options, message):
-    with pytest.raises(ValueError, match=message):
-        score(GOOD, **options)
-
-
-@pytest.mark.parametrize(
     ("source", "truth", "options", "message"),
     [
-        ("unheard-of", "1", {}, "data_source='unheard-of'"),
+        ("unheard-of", "1", {}, "data_source='unheard-of'.*reward_rule"),
+        ("unheard-of", "1", {"extra_info": {"ability": "code"}}, "ability='code': neither tells"),
         ("hotpotqa", [], {}, "empty list"),
         ("hotpotqa", " ", {}, "non-empty text"),
         ("hotpotqa", {"target": ["Obama"]}, {}, "non-empty text"),
@@ -225,11 +188,6 @@ def test_hostile_text(text, source):
     start = time.process_time()
     assert score(text, "7", source)["acc"] == score(text, "7", source, variant="published")["acc"] == 0.0
     assert time.process_time() - start < 2.0
-
-
-def test_hostile_characters_in_an_answer():
-    for boxed in ("\ud800", "\x00", "\x00\ud800 x"):
-        assert score(T + answer(boxed), "7")["acc"] == score(T + answer(boxed), "7", "math500")["acc"] == 0.0
 
 
 def test_the_time_limit_reaches_the_comparison(monkeypatch):

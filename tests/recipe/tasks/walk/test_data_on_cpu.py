@@ -1,6 +1,5 @@
 """Number walks against a search written the slow way: every sequence of operations, with `eval`."""
 
-import functools
 import itertools
 import random
 import re
@@ -129,37 +128,11 @@ def test_long_prompts_ask_for_what_their_demonstrations_do(tmp_path):
     assert compute_score("walk", answer, problem.truth())["acc"] == 1.0
 
 
-def test_same_seed_same_rows_other_seed_others(tmp_path):
-    first, again = (write_walks(tmp_path / name, CONFIG) for name in ("a", "b"))
-    assert all(first[split].read_bytes() == again[split].read_bytes() for split in first)
-    other = write_walks(tmp_path / "c", WalkConfig(train_size=300, test_size=0, demo_size=0, seed=4))
-    assert other["train"].read_bytes() != first["train"].read_bytes()
-
-
 def test_a_number_is_a_token_and_a_line_six():
     tokenizer = make_tokenizer(extra_words=MODEL.extra_words)
     assert len(tokenizer("3*7=21\n21+69=90\n90-9=81").input_ids) == 6 + 6 + 5
     prompt = [{"role": "user", "content": "20>99 6: +9 *3 -9"}]
     assert len(tokenizer.apply_chat_template(prompt, add_generation_prompt=True, return_dict=False)) <= 24
-
-
-@pytest.mark.parametrize(
-    ("option", "value"),
-    [
-        ("min_steps", 0),
-        ("max_steps", 13),
-        ("operators", "+"),
-        ("operators", "+^"),
-        ("max_share", 0.0),
-        ("demo_correct", 1.5),
-        ("style", "loud"),
-        ("max_start", 100),
-        ("test_size", -1),
-    ],
-)
-def test_bad_options_are_named(option, value):
-    with pytest.raises(ValueError, match=option):
-        WalkConfig(**{option: value})
 
 
 def test_too_small_a_space_is_an_error_not_an_endless_loop(tmp_path):
@@ -172,6 +145,15 @@ def test_the_command_that_the_warm_start_runs(tmp_path):
     assert len(AutoTokenizer.from_pretrained(tmp_path / "model")("57").input_ids) == 1
 
 
+TOKENIZER = make_tokenizer(MODEL.max_length, MODEL.extra_words)
+
+
+def step_of(*texts: str) -> Step:
+    """Of the texts of its problem, of what is before it, and its own."""
+    problem, before, tokens = (TOKENIZER.encode(text, add_special_tokens=False) for text in texts)
+    return Step(problem=problem, before=before, parent=[], tokens=tokens, decode=TOKENIZER.decode)
+
+
 def arrives(value, steps, problem):
     """By trying all walks."""
     if steps == 0:
@@ -181,34 +163,22 @@ def arrives(value, steps, problem):
 
 
 def test_a_step_is_worth_something_while_the_target_can_be_reached():
-    tokenizer = make_tokenizer(MODEL.max_length, MODEL.extra_words)
-    encode = functools.partial(tokenizer.encode, add_special_tokens=False)
     rng, seen = random.Random(0), Counter()
     for _ in range(60):
         problem = Problem(
             rng.randint(1, 20), rng.randint(1, 40), rng.randint(2, 4), ("+1", "*2", "-1"), WalkConfig.limit
         )
         lines = random_walk(problem, False, rng).splitlines(keepends=True)
-        lines[-1] += tokenizer.eos_token
-        prompt = encode(f"{problem.start}>{problem.target} {problem.steps}: +1 *2 -1")
+        lines[-1] += TOKENIZER.eos_token
+        prompt = f"{problem.start}>{problem.target} {problem.steps}: +1 *2 -1"
         for i, line in enumerate(lines):
-            step = Step(
-                problem=prompt,
-                before=encode("".join(lines[:i])),
-                parent=[],
-                tokens=encode(line),
-                decode=tokenizer.decode,
-            )
-            reached = int(line.removesuffix(tokenizer.eos_token).partition("=")[2])
+            reached = int(line.removesuffix(TOKENIZER.eos_token).partition("=")[2])
             expected = arrives(reached, problem.steps - i - 1, problem)
-            assert can_arrive(step) == expected, (problem, lines, i)
+            assert can_arrive(step_of(prompt, "".join(lines[:i]), line)) == expected, (problem, lines, i)
             seen[expected, i + 1 == problem.steps] += 1
     assert len(seen) == 4 and min(seen.values()) >= 3, seen
 
 
 @pytest.mark.parametrize("walk", ["3*2=7\n", "4*2=8\n", "3*3=9\n", "three\n", "3*2=6\n" + "6-1=5\n5+1=6\n" * 2])
 def test_a_broken_rule_is_worth_nothing(walk):
-    tokenizer = make_tokenizer(MODEL.max_length, MODEL.extra_words)
-    encode = functools.partial(tokenizer.encode, add_special_tokens=False)
-    step = Step(problem=encode("3>6 4: +1 *2 -1"), before=[], parent=[], tokens=encode(walk), decode=tokenizer.decode)
-    assert can_arrive(step) == 0
+    assert can_arrive(step_of("3>6 4: +1 *2 -1", "", walk)) == 0

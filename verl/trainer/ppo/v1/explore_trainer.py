@@ -44,6 +44,7 @@ from verl.trainer.ppo.v1.equal_rewards import rewards_column, zero_advantages
 from verl.trainer.ppo.v1.group_placement import distinct_tokens, place_groups
 from verl.trainer.ppo.v1.padding_rows import is_padding_row, spread_padding_rows
 from verl.trainer.ppo.v1.trainer_state import load_state, save_state
+from verl.trainer.ppo.v1.tree_buffer import FilteredPrompts
 from verl.trainer.ppo.v1.tree_reports import (
     broken_tools,
     diversity_metrics,
@@ -96,11 +97,6 @@ class ExploreMixin(WatchedRun):
         super().__init__(config)
 
     # ---- set-up ----
-
-    def _build_replay_buffer(self):
-        buffers = (component.replay_buffer(self) for component in self.components)
-        own = next((buffer for buffer in buffers if buffer is not None), None)
-        return super()._build_replay_buffer() if own is None else own
 
     def _init_resource_pool_mgr(self):
         super()._init_resource_pool_mgr()
@@ -360,7 +356,7 @@ def _column(values: Sequence) -> NonTensorStack:
 
 
 @register_trainer("explore")
-class ExploreTrainer(ExploreMixin, PPOTrainerSync):
+class ExploreTrainer(ExploreMixin, FilteredPrompts, PPOTrainerSync):
     """Trainer of `schedule=sync`; `verl_patches.plugin` imports this module to register it with upstream."""
 
     upstream_mode = "sync"

@@ -1,6 +1,7 @@
 """Saves and loads small states of a trainer as files in a checkpoint, beside upstream's folders."""
 
 import json
+import pickle
 from pathlib import Path
 
 import torch
@@ -9,13 +10,15 @@ from verl.utils.atomic_files import replacing
 
 
 def save_state(trainer, file_name: str, state: dict) -> None:
-    """Write `state` to the checkpoint of the current step: in torch's format if the name ends in `.pt`, else as JSON.
+    """Write `state` to the checkpoint of the current step: in torch's format (`.pt`), pickled (`.pkl`) or as JSON.
 
     Call it before upstream's `_save_checkpoint`, which declares the checkpoint complete.
     """
     with replacing(_folder(trainer) / file_name) as unfinished:
         if file_name.endswith(".pt"):
             torch.save(state, unfinished)
+        elif file_name.endswith(".pkl"):
+            unfinished.write_bytes(pickle.dumps(state))
         else:
             unfinished.write_text(json.dumps(state))
 
@@ -25,6 +28,8 @@ def load_state(trainer, file_name: str) -> dict | None:
     path = loaded_folder(trainer) / file_name
     if not trainer.global_steps or not path.exists():
         return None
+    if path.suffix == ".pkl":
+        return pickle.loads(path.read_bytes())
     return torch.load(path, weights_only=True) if path.suffix == ".pt" else json.loads(path.read_text())
 
 

@@ -3,6 +3,7 @@
 hangs               the phase and what it waits for, after `trainer.progress_timeout` s (`ProgressWatch`)
 failed rollouts     the error of the first one, if a step's prompts failed
 skipped updates     three in a row, or all of a run: upstream skips updates whose gradients are not finite
+nonsense            columns with NaN; all gradients of a run 0; a warning if the first batches' rewards are all equal
 checkpoints         a folder that not all workers see, a full disk, a damaged file
 host memory         a warning before Ray kills a process, and the peak of each kind of process as metrics
 
@@ -13,12 +14,12 @@ Workers fetch only tensors and pictures (`send_tensors_only`).
 import logging
 import math
 import shutil
+import sys
 from collections.abc import Callable
 from functools import wraps
 from pathlib import Path
 
 import ray
-import torch
 from omegaconf import DictConfig
 from verl.trainer.ppo.v1.trainer_base import register_trainer
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
@@ -33,11 +34,12 @@ from verl.trainer.checkpoint_marker import (
 from verl.trainer.checks.resources.shared_folder import check_shared_folder
 from verl.trainer.checks.run_dir import check_steps_left
 from verl.trainer.host_memory import HostMemoryWatch
+from verl.trainer.ppo.v1.batch_faults import not_finite, why_rewards_are_equal
 from verl.trainer.ppo.v1.batch_rows import BatchRows, send_tensors_only
 from verl.trainer.ppo.v1.equal_rewards import zero_equal_groups
 from verl.trainer.ppo.v1.padding_rows import correct_counts
 from verl.trainer.ppo.v1.trainer_state import loaded_folder
-from verl.trainer.ppo.v1.tree_buffer import RolloutsFailed
+from verl.trainer.ppo.v1.tree_buffer import FilteredPrompts, RolloutsFailed
 from verl.trainer.progress_watch import START_SECONDS, ProgressWatch
 from verl.utils.fault_reports import RunError, cause_of, report_fault
 from verl.workers.rollout.group_counts import GroupCounts
@@ -74,11 +76,12 @@ PROMPT_STATES = ("pending", "running", "finished", "failure")
 # Part of upstream's message if no prompt of a batch has a row.
 NO_ROWS = "no materializable trajectories"
 SKIPPED_IN_A_ROW = 3
+# Number of first batches with equal rewards after which a run warns, and number of updates from which on a run whose
+# gradients were all 0 does not end well.
+WARNED_BATCHES, IDLE_UPDATES = 3, 10
 # The loss scale of float16 begins too high, and updates are skipped until it fits.
 SKIPPED_IN_A_ROW_FLOAT16 = 20
 FULL_DISK_MEGABYTES = 64
-# Columns of a batch that an update reads, in the order of their computation.
-READ_BY_UPDATES = ("rm_scores", "rollout_log_probs", "old_log_probs", "ref_log_prob", "values", "advantages")
 
 
 class WatchedRun:
@@ -89,7 +92,8 @@ class WatchedRun:
 
     def __init__(self, config: DictConfig):
         config.trainer.v1.trainer_mode = self.upstream_mode
-        self.updates = self.skipped_updates = 0
+        self.updates = self.skipped_updates = self.idle_updates = self.equal_batches = 0
+        self.rewards_varied = False
         self.skipped_in_a_row: dict[str, int] = {}  # number of updates by role
         self.prompt_states: dict[str, int] = {}
         dtype = config.actor_rollout_ref.actor.fsdp_config.get("dtype")
@@ -158,7 +162,8 @@ class WatchedRun:
             if isinstance(error, RolloutsFailed) or NO_ROWS in str(error):
                 self._raise_with_failures(f"step {self.global_steps}", "train", error)
             raise
-        self._take_counts("train")
+        if failed := self._take_counts("train").failed:
+            metrics["training/failed_prompts"] = failed
         metrics["actor/skipped_updates"] = self.skipped_updates - skipped
         return batch
 
@@ -289,17 +294,39 @@ class WatchedRun:
             skipped = not math.isfinite(grad_norm)
             self.updates += 1
             self.skipped_updates += skipped
+            self.idle_updates += grad_norm == 0
             self.skipped_in_a_row[role] = self.skipped_in_a_row.get(role, 0) + 1 if skipped else 0
             if self.skipped_in_a_row[role] >= self.most_skipped:
+                culprit = not_finite(BatchRows(batch))
+                why = f"so are {culprit}" if culprit else "all that the loss reads is, so that it is the loss itself"
                 raise RunError(
                     f"step {self.global_steps}: the last {self.skipped_in_a_row[role]} updates of the {role} were "
-                    f"skipped, because their gradients are not finite: {_not_finite(batch)}"
+                    f"skipped, because their gradients are not finite: {why}"
                 )
 
     def _compute_advantage(self, batch, metrics: dict):
         batch = super()._compute_advantage(batch, metrics)
-        zero_equal_groups(BatchRows(batch), self.config.algorithm)
+        rows = BatchRows(batch)
+        if culprit := not_finite(rows):
+            raise RunError(f"step {self.global_steps}: nothing can be learnt from NaN or infinity: {culprit}")
+        self._watch_rewards(rows, metrics)
+        zero_equal_groups(rows, self.config.algorithm)
         return batch
+
+    def _watch_rewards(self, rows: BatchRows, metrics: dict) -> None:
+        """Count the batches in a row whose rewards are all equal, and warn once if those of no batch have varied."""
+        rewards = {cell.sum().item() for cell in rows.column("rm_scores", rows.real) or []}
+        self.equal_batches = self.equal_batches + 1 if len(rewards) == 1 else 0
+        self.rewards_varied |= len(rewards) > 1
+        metrics["training/batches_with_equal_rewards"] = self.equal_batches
+        if self.equal_batches == WARNED_BATCHES and not self.rewards_varied:
+            reason = why_rewards_are_equal(rows, self)
+            print(
+                f"warning: step {self.global_steps}: all rewards of the first {WARNED_BATCHES} batches are equal, the "
+                f"last are {rewards.pop():g}: nothing is learnt from them. Likely reason: {reason}",
+                file=sys.stderr,
+                flush=True,
+            )
 
     def _compute_metrics(self, batch, metrics: dict, *args, **kwargs) -> None:
         super()._compute_metrics(batch, metrics, *args, **kwargs)
@@ -328,6 +355,8 @@ class WatchedRun:
                 f"all {self.updates} updates of this run were skipped, because their gradients are not finite: nothing "
                 "was learnt"
             )
+        if self.updates == self.idle_updates + self.skipped_updates and self.updates >= IDLE_UPDATES:
+            raise RunError(f"the gradients of all {self.updates} updates of this run were 0: nothing was learnt")
 
     def _close_trackers(self, exit_code: int) -> None:
         """Make wandb, TensorBoard and others write what they hold; does nothing before upstream has opened them.
@@ -341,17 +370,8 @@ class WatchedRun:
                 logger.warning("a tracker of trainer.logger could not be closed: %s", cause_of(error))
 
 
-def _not_finite(batch) -> str:
-    """Return a text that names the first column of the batch with NaN or infinity."""
-    rows = BatchRows(batch)
-    for name in READ_BY_UPDATES:
-        if not torch.isfinite(rows.tokens(name, 0.0).float()).all():
-            return f"the first values that are not are those of {name}"
-    return "all values that the loss reads are, so that it is the loss itself"
-
-
 @register_trainer("watched_sync")
-class WatchedSyncTrainer(WatchedRun, PPOTrainerSync):
+class WatchedSyncTrainer(WatchedRun, FilteredPrompts, PPOTrainerSync):
     """Upstream's synchronous trainer with `WatchedRun`; groups with equal rewards have advantage 0."""
 
     upstream_mode = "sync"

@@ -4,7 +4,7 @@
     Exchange.generate ─┐
     Exchange.generate ─┴─ submit(client, [...]) ──> a task for each request
                           collect(client) ────────> waits for the first answer and those that follow at once
-                        <─ [(number, answer), ...]
+                        <─ [(number, answer), ...]      and once for each group (number, FirstToken())
 
 Requests from one tick of the worker's event loop are submitted together. Answers that one step of the engine finishes
 are collected together, for all groups of the worker. If a request is cancelled on the worker, for example because its
@@ -16,7 +16,9 @@ import contextlib
 import itertools
 import traceback
 from collections import defaultdict
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
+from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import Any
 from uuid import uuid4
 
@@ -24,6 +26,13 @@ from verl.utils.fault_reports import cause_of
 
 # requests that end in one step of the engine end within about this time
 COLLECT_SECONDS = 0.002
+# function that `generate` of a server calls when the request has its first token
+on_first_token: ContextVar[Callable[[], None]] = ContextVar("on_first_token", default=lambda: None)
+
+
+@dataclass(frozen=True)
+class FirstToken:
+    """An answer which says that the request no longer waits for other requests, before the answer with its tokens."""
 
 
 class ExchangeServer:
@@ -50,6 +59,8 @@ class ExchangeServer:
         return [first, *(answers.get_nowait() for _ in range(answers.qsize()))]
 
     async def _answer(self, client: str, number: int, request: dict[str, Any]) -> None:
+        if request.pop("reports_first_token", False):
+            on_first_token.set(lambda: self._exchange_answers[client].put_nowait((number, FirstToken(), None)))
         try:
             answer = number, await self.generate(**request), None
         except (Exception, asyncio.CancelledError) as error:
@@ -74,12 +85,15 @@ class Exchange:
         self.new: list[tuple[int, dict[str, Any]]] = []
         self.given_up: list[int] = []
         self.waiting: dict[int, asyncio.Future] = {}
+        self.on_first_token: dict[int, Callable[[], None]] = {}
         self.calls: set[asyncio.Task] = set()
         self.collecting: asyncio.Task | None = None
 
-    async def generate(self, **request: Any) -> Any:
+    async def generate(self, on_first_token: Callable[[], None] | None = None, **request: Any) -> Any:
         """Return the result of the server's `generate`; raise RuntimeError with the message of its error."""
         loop, number = asyncio.get_running_loop(), next(self.numbers)
+        if on_first_token is not None:
+            self.on_first_token[number], request["reports_first_token"] = on_first_token, True
         if not self.new:
             loop.call_soon(self._submit)
         self.new.append((number, request))
@@ -93,6 +107,7 @@ class Exchange:
             raise
         finally:
             self.waiting.pop(number, None)
+            self.on_first_token.pop(number, None)
 
     def _submit(self) -> None:
         requests, self.new = self.new, []
@@ -122,6 +137,9 @@ class Exchange:
         try:
             while self.waiting:
                 for number, answer, error in await self.server.collect.remote(self.client):
+                    if isinstance(answer, FirstToken):
+                        self.on_first_token.get(number, lambda: None)()
+                        continue
                     future = self.waiting.pop(number, None)
                     if future is None or future.done():
                         continue  # the request was cancelled in the meantime

@@ -7,12 +7,15 @@ the group has ended      ──> load balancer: release the server    tree makes
 
 import asyncio
 import importlib
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 from uuid import uuid4
 
 from verl.workers.rollout.replica import RolloutReplicaRegistry
 
+from verl.utils.fault_reports import RunError
 from verl.workers.rollout.engines.interface import Generation, GenerationRequest, RolloutEngine, last_scores
 from verl.workers.rollout.engines.request_batching import Exchange
 from verl.workers.rollout.tools.protocol import stops_after
@@ -45,6 +48,7 @@ class GroupServers:
         self.client = client
         self.acquired: dict[str, asyncio.Task] = {}  # group -> (server's id, actor)
         self.exchanges: dict[Any, Exchange] = {}  # actor -> its exchange
+        self.queued: set[str] = set()  # groups whose first request has no token yet
 
     async def generate(self, group: str, prompt_ids: list[int], sampling_params: dict):
         """Return upstream's `TokenOutput`; if an abort has ended it early (`stop_reason`), the caller continues it.
@@ -52,28 +56,34 @@ class GroupServers:
         After an abort the balancer chooses a server for the group's next request: the same one, unless it has left the
         run, as servers on the trainer's GPUs do during training.
         """
-        if group not in self.acquired:
+        is_first = group not in self.acquired
+        if is_first:
+            self.queued.add(group)
             acquire = self.client._acquire_server(group, prompt_ids=prompt_ids, sampling_params=sampling_params)
             self.acquired[group] = asyncio.create_task(acquire)
         acquired = self.acquired[group]
         _, server = await asyncio.shield(acquired)  # other requests of the group wait for this task, too
-        output = await self._ask(
-            server,
-            request_id=self.client._vllm_request_id(group),
-            prompt_ids=prompt_ids,
-            sampling_params=sampling_params,
-        )
+        try:
+            output = await self._ask(
+                server,
+                partial(self.queued.discard, group) if is_first else None,
+                request_id=self.client._vllm_request_id(group),
+                prompt_ids=prompt_ids,
+                sampling_params=sampling_params,
+            )
+        finally:
+            self.queued.discard(group)
         if output.stop_reason == ABORTED and self.acquired.get(group) is acquired:
             self.release(group)
         return output
 
-    async def _ask(self, server, **request):
+    async def _ask(self, server, on_first_token: Callable[[], None] | None, **request):
         """Return a server's output; upstream's own servers take one request per call, ours get batches."""
         if not hasattr(server, "collect"):
             return await server.generate.remote(**request)
         if server not in self.exchanges:
             self.exchanges[server] = Exchange(server)
-        return await self.exchanges[server].generate(**request)
+        return await self.exchanges[server].generate(on_first_token, **request)
 
     def release(self, group: str) -> None:
         """Release the group's server, if it has one; the group's next request acquires a server again."""
@@ -83,6 +93,7 @@ class GroupServers:
                 server_id, _ = acquired.result()
                 self.client._release_server(server_id, request_id=group)
 
+        self.queued.discard(group)
         if acquired := self.acquired.pop(group, None):
             acquired.add_done_callback(give_back)
 
@@ -106,6 +117,11 @@ class LLMClientEngine(RolloutEngine):
     def release(self, request_id: str) -> None:
         """Release the server of this id; all its requests have ended."""
         self.servers.release(request_id)
+
+    def is_queued(self, request_id: str) -> bool:
+        """Return whether the id's first request has no token yet, and waits for those of other ids. Upstream's own
+        servers report tokens only when a request has ended."""
+        return request_id in self.servers.queued
 
     async def generate(self, request: GenerationRequest) -> Generation:
         params, stops = _sampling_params(request), list(request.stop)
@@ -145,6 +161,7 @@ class LLMClientEngine(RolloutEngine):
                 n_cached = output.extra_fields.get("num_cached_tokens")
                 scores = last_scores(reported, n_cached, len(prompt_ids), len(continuation_ids))
                 if scores is not None:
+                    _check_finite(scores)
                     return scores
                 if output.stop_reason == ABORTED or not output.token_ids:
                     await asyncio.sleep(REJECTED_SECONDS)
@@ -180,8 +197,18 @@ def _sampling_params(request: GenerationRequest) -> dict[str, Any]:
     return params | ({"skip_special_tokens": False} if request.stop else {})
 
 
+def _check_finite(log_probs: Sequence[float]) -> None:
+    """Raise RunError if an engine's log-probabilities are not finite: what it samples is then no policy's."""
+    if not all(map(math.isfinite, log_probs)):
+        raise RunError(
+            "the engine's log-probabilities are NaN or infinite: its weights are not finite (those that it loaded or "
+            "those of the last delivery), or they overflow in actor_rollout_ref.rollout.dtype"
+        )
+
+
 def _append(result: Generation, output) -> None:
     """Add a server's output to the result; raise RuntimeError if it lacks top log-probs or entropies."""
+    _check_finite(output.log_probs or [])
     for name in ("top_logprobs", "entropies"):
         if (values := getattr(result, name)) is not None:
             reported = output.extra_fields.get(name, [])

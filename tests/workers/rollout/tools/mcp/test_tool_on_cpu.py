@@ -18,14 +18,12 @@ from pathlib import Path
 import pytest
 from mcp.client.stdio import stdio_client
 
-from recipe.common.tree import Policy
-from tests.recipe.arpo.toy_agent import TOKENIZER, ToyPolicy, encode
+from tests.recipe.arpo.toy_agent import TOKENIZER
 from tests.workers.rollout.tools.mcp.mcp_library import HOSTILE
 from verl.workers.rollout.environment import Tools
 from verl.workers.rollout.tools import tool_box
 from verl.workers.rollout.tools.protocol import Protocol
 from verl.workers.rollout.tools.tool_box import ToolBox, ToolsConfig, tool_class, try_tools
-from verl.workers.rollout.tree_builder import grow
 
 pytestmark = pytest.mark.slow
 
@@ -177,20 +175,6 @@ def test_hostile_results_and_descriptions_are_harmless(server):
             assert harmful not in messages[0]["content"]
         again = environment.prompt_messages([{"role": "system", "content": "Be brief."}, question])
         assert again[0]["content"] == f"Be brief.\n\n{messages[0]['content']}" and len(again) == 2
-
-
-def test_a_trajectory_calls_it(server):
-    with box(server) as made:
-        environment = Tools(made, Protocol(TOKENIZER, list(made.tools)))
-        options = {"max_tokens": 300, "stop_token_ids": [TOKENIZER.eos_token_id]}
-        prompt = encode("<|im_start|>user\nwho?<|im_end|>\n<|im_start|>assistant\n")
-        engine = ToyPolicy(calls=1, query="{}?")
-        tree = asyncio.run(grow(engine, prompt, 1, Policy(), environment=environment, **options))
-        (text,) = map(TOKENIZER.decode, tree.trajectories())
-        query = text[text.index("<search>") + 8 : text.index("</search>")]
-        assert f" <result>\nabout {query}\n</result>" in text
-        assert tree.metrics["tool_search/calls"] == 1 and tree.metrics["tool_search/failures"] == 0
-        assert tree.metrics["tool_search/restarts"] == 0
 
 
 # ---- a server that ends ----

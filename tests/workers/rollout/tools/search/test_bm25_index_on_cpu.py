@@ -3,8 +3,10 @@
 import gzip
 import json
 import math
+import os
 import random
 import re
+import subprocess
 from collections import Counter
 
 import numpy as np
@@ -12,6 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from tests.fresh import python_for
 from tests.workers.rollout.tools.search.animals import ANIMALS, write_jsonl
 from verl.workers.rollout.tools.search.bm25_index import SCHEMA, Bm25Index, best, open_index, read_corpus
 
@@ -184,3 +187,17 @@ def test_a_damaged_index_and_a_folder_of_something_else(tmp_path):
     with pytest.raises(ValueError, match="home: not a search index"):
         open_index(corpus, tmp_path / "home")
     assert (tmp_path / "home" / "thesis.tex").exists()
+
+
+def test_jax_takes_no_gpu(tmp_path):
+    """bm25s tries JAX when it is imported; on a GPU JAX would reserve most of the memory for its process."""
+    (tmp_path / "jax.py").write_text("import os\nprint(os.environ['JAX_PLATFORMS'])\nraise ImportError\n")
+    environment = {name: value for name, value in os.environ.items() if name != "JAX_PLATFORMS"}
+    done = subprocess.run(
+        python_for("import sys; sys.path.insert(0, sys.argv[1]); import verl.workers.rollout.tools.search.bm25_index")
+        + [str(tmp_path)],
+        capture_output=True,
+        text=True,
+        env=environment,
+    )
+    assert done.returncode == 0 and "cpu" in done.stdout.split(), done.stdout + done.stderr

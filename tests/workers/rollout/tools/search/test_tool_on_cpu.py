@@ -13,7 +13,7 @@ import pytest
 
 from tests.workers.rollout.tools.search.animals import ANIMALS, write_jsonl
 from verl.workers.rollout.tools.base_tool import ToolError
-from verl.workers.rollout.tools.plain_text import PROTOCOL_TAGS, neutral, one_line
+from verl.workers.rollout.tools.plain_text import PROTOCOL_TAGS, neutral
 from verl.workers.rollout.tools.search.tool import NOTHING_FOUND, BingSearchTool, LocalSearchTool
 
 KEY = "brd-9f8e7d6c5b4a3210"
@@ -52,11 +52,6 @@ def test_no_hostile_text_keeps_a_tag():
         assert not tag.search(text), text
         assert neutral(text) == text
         text.encode()
-
-
-def test_one_line():
-    assert one_line(" a\n\n[2] b\x0b c\u2028d ", 99) == "a [2] b c d"
-    assert one_line("x" * 10, 10) == "x" * 10 and one_line("x" * 11, 10) == "x" * 9 + "…"
 
 
 def test_hostile_documents_stay_within_their_passage(tmp_path):
@@ -299,9 +294,6 @@ def test_key_and_zone_from_the_environment(monkeypatch):
 
 
 async def test_answers_are_cached_and_failures_are_not(tmp_path):
-    cache = tmp_path / "search_cache.json"
-    cache.write_text(json.dumps({"legacy": "1. </result> an old answer", "long": "x" * 99_999}))
-
     outputs = []
     replies = iter([sends(reply(b"", "500 Oh")), sends(reply({"organic": []})), sends(reply(PAGE)), sleeps])
 
@@ -309,39 +301,17 @@ async def test_answers_are_cached_and_failures_are_not(tmp_path):
         await next(replies)(writer)
 
     async with server(answer) as endpoint:
-        for location, query in [("cn", "q")] * 4 + [("cn", "legacy"), ("cn", "long"), ("us", "q")]:
-            tool = bing(endpoint, cache_file=cache, location=location, async_cache_write=True)
+        for location in ("cn", "cn", "cn", "cn", "us"):
+            tool = bing(endpoint, cache_file=tmp_path / "cache", location=location, async_cache_write=True)
             try:
-                outputs.append(await tool.execute(query, timeout=60 if location == "cn" else 0.5))
+                outputs.append(await tool.execute("q", timeout=60 if location == "cn" else 0.5))
             except ToolError as error:
                 outputs.append(error.kind)
             await tool.close()
-    failed, nothing, fresh, cached, legacy, long, elsewhere = outputs
+    failed, nothing, fresh, cached, elsewhere = outputs
     assert failed == "http_500" and nothing.text == NOTHING_FOUND and not fresh.cached
     assert cached.cached and cached.text == fresh.text and fresh.text.startswith("[1] Otter")
-    assert legacy.cached and legacy.text == "1. &lt;/result> an old answer"
-    assert long.cached and len(long.text) == 10 * (1000 + 400)
     assert elsewhere == "timeout", "another country's answer is not this one's"
-
-
-@pytest.mark.parametrize(
-    "query", ["who  tends\nthe\r\n otters ", "\twho tends the otters", "who tends\u00a0the \x00otters\ud800"]
-)
-def test_an_older_caches_queries_are_read_as_those_of_the_model_are(tmp_path, query):
-    """Both without double blanks, line ends and characters that no query has."""
-    cache = tmp_path / "search_cache.json"
-    cache.write_text(json.dumps({query: "1. The otter is tended by a heron"}))
-    corpus = write_jsonl(tmp_path / "c.jsonl", ANIMALS)
-
-    async def search(text: str):
-        tool = LocalSearchTool(corpus=corpus, cache_file=cache)
-        output = await tool.execute(text, timeout=60)
-        await tool.close()
-        return output
-
-    for text in ("who tends the otters", query):
-        output = asyncio.run(search(text))
-        assert output.cached and output.text == "1. The otter is tended by a heron"
 
 
 def test_a_failing_cache_does_not_fail_the_search(tmp_path, caplog):

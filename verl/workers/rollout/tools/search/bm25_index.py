@@ -16,11 +16,15 @@ b. Title and text count equally; English function words do not count. Of equal s
 import hashlib
 import json
 import logging
+import os
 import re
 import unicodedata
 from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
+
+# bm25s calls JAX when it is imported, if it is installed, and JAX would take three quarters of a GPU's memory.
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 import bm25s
 import numpy as np

@@ -5,11 +5,9 @@ it was writing, and readers never wait. (diskcache is SQLite too, plus pickle, a
 needs shared memory: keep the file on a local disk, not on a network file system (tool.py refuses one).
 """
 
-import json
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Iterable
 from pathlib import Path
 
 APPLICATION_ID = 0x53524348  # "SRCH"; it is in the file's header
@@ -24,13 +22,9 @@ DELETE_OLDEST = "DELETE FROM cache WHERE id <= (SELECT min(id) + (max(id) - min(
 class SearchCache:
     """A cache of search results. Caches of other texts are subclasses with their own `noun` and `application_id`.
 
-    A path that ends in .json names an older cache, one JSON object of key -> text. It is read once, when the cache
-    that replaces it, `<path>.sqlite` beside it, is made; it is never changed and not read again.
-
     Args:
         path: path of the file, which is made if absent.
         size_mb: largest size of the entries, in 10^6 bytes; beyond it, the entries that were written first are deleted.
-        legacy_key: function from a key of an older cache to the key of its entry here.
 
     Raises:
         ValueError: the file is not such a cache, or damaged; the message names it, and it is not changed. The check
@@ -41,19 +35,17 @@ class SearchCache:
     noun = "search cache"
     application_id = APPLICATION_ID
 
-    def __init__(self, path: str | Path, *, size_mb: float = 512, legacy_key: Callable[[str], str] = str):
+    def __init__(self, path: str | Path, *, size_mb: float = 512):
         if not size_mb > 0:
             raise ValueError(f"cache size must be positive, got {size_mb!r} MB")
-        path = Path(path).expanduser()
-        legacy = path if path.suffix == ".json" else None
-        self.path = path.with_name(path.name + ".sqlite") if legacy else path
-        self._limit, self._lock, self._legacy_key = size_mb * 1e6, threading.Lock(), legacy_key
+        self.path = Path(path).expanduser()
+        self._limit, self._lock = size_mb * 1e6, threading.Lock()
         self.path.parent.mkdir(parents=True, exist_ok=True)
         try:
             # Autocommit mode. Our lock guards the connection, so it is not bound to one thread.
             self._database = sqlite3.connect(self.path, timeout=WAIT, isolation_level=None, check_same_thread=False)
             try:
-                self._prepare(legacy)
+                self._prepare()
             except BaseException:
                 self._database.close()
                 raise
@@ -79,21 +71,16 @@ class SearchCache:
             self._database.execute(PUT, (key, text))
             self._trim()
 
-    def n_entries(self) -> int:
-        with self._lock:
-            return self._one("SELECT count(*) FROM cache")
-
     def close(self) -> None:
         with self._lock:
             self._database.close()
 
-    def _prepare(self, legacy: Path | None) -> None:
+    def _prepare(self) -> None:
         is_new = self._one("PRAGMA schema_version") == 0
         if not is_new and self._one("PRAGMA application_id") != self.application_id:
             raise sqlite3.DatabaseError("an SQLite file of something else")
         if not is_new and (fault := self._one("PRAGMA quick_check(1)")) != "ok":
             raise sqlite3.DatabaseError(" ".join(fault.split()))
-        entries = _read_legacy(legacy, self._legacy_key) if is_new and legacy and legacy.exists() else ()
         self._enter_wal_mode()
         self._database.execute("PRAGMA synchronous = NORMAL")
         self._database.execute("BEGIN IMMEDIATE")
@@ -101,7 +88,6 @@ class SearchCache:
             if self._one("PRAGMA schema_version") == 0:  # not made by another process meanwhile
                 self._database.execute(f"PRAGMA application_id = {self.application_id}")
                 self._database.execute(TABLE)
-                self._database.executemany(PUT, entries)
 
     def _enter_wal_mode(self) -> None:
         """Enter WAL mode, with retries: SQLite itself does not wait here while another process enters it."""
@@ -122,23 +108,3 @@ class SearchCache:
 
     def _one(self, statement: str):
         return self._database.execute(statement).fetchone()[0]
-
-
-def _read_legacy(path: Path, key_of: Callable[[str], str]) -> Iterable[tuple[str, str]]:
-    """Return the entries of a JSON cache; values that are not texts (such as lists of results) become JSON text.
-
-    Raises ValueError if the file is no JSON object.
-    """
-    try:
-        entries = json.loads(path.read_bytes())
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path}: a damaged search cache, not JSON: {error}") from error
-    if not isinstance(entries, dict):
-        raise ValueError(f"{path}: expected a JSON object of query -> result, got {type(entries).__name__}")
-    texts = (value if isinstance(value, str) else json.dumps(value, ensure_ascii=False) for value in entries.values())
-    return [(_valid(key_of(query)), _valid(text)) for query, text in zip(entries, texts, strict=True)]
-
-
-def _valid(text: str) -> str:
-    """Return the text without lone surrogates, which JSON can hold and SQLite cannot."""
-    return text.encode(errors="replace").decode()

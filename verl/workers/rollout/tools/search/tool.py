@@ -111,8 +111,7 @@ class SearchTool(BaseTool):
             except ValueError as error:
                 raise ValueError(f"cache_file={NODE_LOCAL}: {error}") from error
         _check_cache_file(cache_file)
-        kept = {"size_mb": self.cache_size_mb, "legacy_key": query_of}
-        self._cache = SearchCache(cache_file, **kept) if cache_file else None
+        self._cache = SearchCache(cache_file, size_mb=self.cache_size_mb) if cache_file else None
         self._cache_faults: set[str] = set()
         self._client: httpx.AsyncClient | None = None
 
@@ -141,11 +140,8 @@ class SearchTool(BaseTool):
             message = f"The search query has more than {MOST_QUERY_CHARACTERS} characters."
             raise ToolError(message, kind="long_query", retry=False)
         key = f"{query}\n{self._settings} {self.max_results} {self.result_length}"
-        # Entries of an older cache have the query alone as key, and texts of any length.
-        most_characters = self.max_results * (self.result_length + 2 * MOST_TITLE_CHARACTERS)
-        for cache_key, most in ((key, None), (query, most_characters)) if self._cache else ():
-            if text := await self._cached(self._cache.get, cache_key):
-                return ToolOutput(neutral(text)[:most], cached=True)
+        if self._cache and (text := await self._cached(self._cache.get, key)):
+            return ToolOutput(neutral(text), cached=True)
         passages = await self._search(query, min(timeout, self.request_timeout))
         text = passages_text(passages[: self.max_results], self.result_length)
         if self._cache and passages:

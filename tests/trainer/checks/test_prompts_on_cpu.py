@@ -1,0 +1,116 @@
+"""The run's chat template renders one row of each file before the run starts, and enough rows fit."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from omegaconf import OmegaConf
+
+from recipe.common.tiny_model import write_tiny_model
+from tests.configs import composed
+from verl.trainer.checks.prompts import check_prompts, turn_end_warning
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory) -> Path:
+    return write_tiny_model(tmp_path_factory.mktemp("tiny") / "model")
+
+
+@pytest.fixture
+def config(tmp_path, tiny):
+    """A run with a model of its own and rows of 3 to 10 numbers, one token each."""
+    shutil.copytree(tiny, tmp_path / "model")
+    rows = [{"prompt": [{"role": "user", "content": "1" * (3 + row % 8)}]} for row in range(64)]
+    pd.DataFrame(rows).to_parquet(tmp_path / "rows.parquet")
+    config = composed("grpo_trainer", "hardware=cpu", f"actor_rollout_ref.model.path={tmp_path}/model")
+    OmegaConf.set_struct(config, False)
+    files = {"train_files": f"{tmp_path}/rows.parquet", "val_files": [f"{tmp_path}/rows.parquet"]}
+    sizes = {"train_batch_size": 16, "max_prompt_length": 20, "filter_overlong_prompts": True}
+    return OmegaConf.merge(config, {"data": files | sizes})
+
+
+def with_template(config, template: str):
+    (Path(config.actor_rollout_ref.model.path) / "chat_template.jinja").write_text(template)
+    return config
+
+
+def test_a_template_that_raises_names_file_and_row(config):
+    check_prompts(config)
+    raising = "{{ raise_exception('Only system messages are supported') }}"
+    with pytest.raises(ValueError, match="data.train_files: .*rows.parquet: row 0: the chat template .*Only system"):
+        check_prompts(with_template(config, raising))
+
+
+def test_a_model_without_template_or_tokenizer_is_named(config):
+    folder = Path(config.actor_rollout_ref.model.path)
+    (folder / "chat_template.jinja").unlink(missing_ok=True)
+    settings = json.loads((folder / "tokenizer_config.json").read_text())
+    settings.pop("chat_template", None)
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    with pytest.raises(
+        ValueError, match="actor_rollout_ref.model.path=.* has no chat template, .*custom_chat_template"
+    ):
+        check_prompts(config)
+    config.actor_rollout_ref.model.custom_chat_template = "{{ messages[0]['content'] }}"
+    check_prompts(config)
+    for file in folder.glob("tokenizer*"):
+        file.unlink()
+    with pytest.raises(ValueError, match="actor_rollout_ref.model.path=.* has no tokenizer"):
+        check_prompts(config)
+
+
+def test_a_tokenizer_of_another_model_is_named(config):
+    file = Path(config.actor_rollout_ref.model.path) / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"vocab_size": 200}))
+    with pytest.raises(ValueError, match="rows.parquet: row 0: .*is not in the model's vocabulary of 200"):
+        check_prompts(config)
+
+
+def test_rows_left_by_the_length_filter_are_counted_against_the_batch(config):
+    """Of 64 rows 8 have 3 numbers, 8 have 4 and so on, and this template adds nothing."""
+    with_template(config, "{{ messages[0]['content'] }}")
+    config.data.max_prompt_length = 4
+    check_prompts(config)  # 16 rows have at most 4 tokens
+    config.data.max_prompt_length = 3
+    with pytest.raises(ValueError, match=r"data.train_files: 8 of 64 prompts .*max_prompt_length=3 .* 16 are needed"):
+        check_prompts(config)
+    config.data.max_prompt_length = 2
+    config.data.train_batch_size = 0
+    with pytest.raises(ValueError, match=r"data.val_files: 0 of 64 prompts"):
+        check_prompts(config)
+
+
+def test_lengths_count_the_descriptions_of_upstreams_tools(config, tmp_path):
+    """A template with tools writes each of them, here three tokens."""
+    with_template(config, "{{ messages[0]['content'] }}{% for tool in tools or [] %}111{% endfor %}")
+    (tmp_path / "tools.py").write_text(TOOL)
+    config.data.max_prompt_length = 5
+    check_prompts(config)  # 24 rows
+    config.data.function_tool_path = str(tmp_path / "tools.py")
+    with pytest.raises(ValueError, match=r"data.train_files: 0 of 64 prompts"):
+        check_prompts(config)
+
+
+TOOL = '''
+from verl.tools.function_tool import function_tool
+
+@function_tool
+def add(a: int, b: int) -> int:
+    """Add two numbers.
+
+    Args:
+        a: one number.
+        b: another number.
+    """
+    return a + b
+'''
+
+
+def test_an_end_of_turn_at_which_no_engine_stops_is_warned_of(config):
+    assert not turn_end_warning(config)
+    for end, warns in (("{{ eos_token }}", False), ("", False), ("1", True)):
+        turn = "{% for message in messages %}{{ message['content'] }}{% if message['role'] == 'assistant' %}"
+        warning = turn_end_warning(with_template(config, f"{turn}{end}{{% endif %}}{{% endfor %}}"))
+        assert ("ends a turn with '1', and the engine stops at" in warning) == warns

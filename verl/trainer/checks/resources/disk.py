@@ -1,0 +1,82 @@
+"""Compares the free disk space with the checkpoints that a run will write."""
+
+import os
+import shutil
+from pathlib import Path
+
+from omegaconf import DictConfig
+from verl.utils.torch_dtypes import PrecisionType
+
+from verl.trainer.checkpoint_marker import complete_steps
+from verl.trainer.checks.model.shape import load_hf_config, lora_parameters, model_shape
+from verl.trainer.checks.resources.memory_plan import GB
+
+
+def check_disk(config: DictConfig) -> None:
+    """Check that the run can write into its folders, and that the first checkpoints fit, up to the number kept.
+
+    Raises:
+        ValueError: they do not; the message has the sizes.
+    """
+    for key in ("default_local_dir", "rollout_data_dir", "validation_data_dir"):
+        if (path := config.trainer.get(key)) is None:
+            continue
+        there = _existing(path)
+        if not there.is_dir() or not os.access(there, os.W_OK):
+            raise ValueError(f"trainer.{key}={path}: nothing can be written into {there}")
+    size, number, free = disk_plan(config)
+    if size * number > free:
+        raise ValueError(
+            f"trainer.default_local_dir={config.trainer.default_local_dir}: {free / GB:.1f} GB are free there, and the "
+            f"run will write {number} checkpoint(s) of {size / GB:.1f} GB before it deletes one: free space, choose "
+            "another folder, or lower trainer.max_actor_ckpt_to_keep"
+        )
+
+
+def describe_disk(config: DictConfig) -> str:
+    """Return the size and number of the checkpoints to come and the free space, for the plan."""
+    size, number, free = disk_plan(config)
+    if not number:
+        return f"no checkpoints to come; {free / GB:.1f} GB free"
+    amount = f"{number} checkpoint(s) of {size / GB:.1f} GB to come" if size else "checkpoints of unknown size"
+    return f"{amount}, {free / GB:.1f} GB free"
+
+
+def disk_plan(config: DictConfig) -> tuple[float, int, int]:
+    """Return the bytes of a checkpoint, the number of checkpoints to come, and the free bytes of the run's disk.
+
+    A checkpoint holds the weights and Adam's two states in the type of the weights (12 bytes a parameter in fp32), with
+    LoRA the states of its factors alone; a critic's are not counted. The size is 0 if the model's config is not on this
+    machine, or cannot be built.
+    """
+    trainer, actor = config.trainer, config.actor_rollout_ref.actor
+    folder = Path(trainer.default_local_dir)
+    free = shutil.disk_usage(_existing(folder)).free
+    number = 0
+    if trainer.save_freq > 0:
+        there, steps = complete_steps(folder), trainer.get("total_training_steps")
+        done = there[-1] if there and trainer.resume_mode == "auto" else 0
+        number = max(1, -(-(steps - done) // trainer.save_freq)) if steps else 1
+        kept = trainer.get("max_actor_ckpt_to_keep") or number
+        number = max(1, min(number, kept - len(there))) if not steps or steps > done else 0
+    return _checkpoint_bytes(config.actor_rollout_ref.model, actor), number, free
+
+
+def _existing(path: str | Path) -> Path:
+    """Return the folder itself or its nearest parent that exists."""
+    folder = Path(path).absolute()
+    return next(each for each in (folder, *folder.parents) if each.exists())
+
+
+def _checkpoint_bytes(model: DictConfig, actor: DictConfig) -> float:
+    try:
+        hf_config = load_hf_config(model)
+        factors = lora_parameters(hf_config, model)
+        parameters = model_shape(hf_config).parameters
+    except Exception:  # noqa: BLE001 - a model whose size cannot be computed may still train
+        return 0
+    itemsize = PrecisionType.to_dtype(actor.fsdp_config.get("model_dtype") or "fp32").itemsize
+    contents = actor.checkpoint.save_contents
+    return itemsize * (
+        (parameters + factors) * ("model" in contents) + 2 * (factors or parameters) * ("optimizer" in contents)
+    )
