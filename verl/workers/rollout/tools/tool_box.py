@@ -104,6 +104,11 @@ def tool_class(name: str, instance: Mapping[str, Any]) -> tuple[type[BaseTool] |
     return cls, params
 
 
+def _made(name: str, instance: Mapping[str, Any]) -> BaseTool:
+    cls, params = tool_class(name, instance)
+    return cls(**params)
+
+
 @dataclass(frozen=True)
 class ToolCall:
     """The outcome of a call. `text` is for the model, also after a failure; `seconds` leaves out the wait for a free
@@ -160,7 +165,7 @@ class ToolBox:
                 raise ValueError(f"{_SECTION}.tool_instances.{name}: a second tool for <{tool.trigger_tag}>")
             self.tools[tool.trigger_tag], self._threads[tool.trigger_tag] = tool, ToolThread(tool.name)
             if tool is made and runs_in_process(cls, instance["class_path"]):
-                self._processes[tool.trigger_tag] = ToolProcess(name, instance)
+                self._processes[tool.trigger_tag] = ToolProcess(tool.name, _made, (name, dict(instance)))
 
     async def start(self) -> None:
         """Check that the calls of every tool will work.

@@ -9,6 +9,7 @@ import dis
 import inspect
 import multiprocessing
 import sys
+from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -31,11 +32,12 @@ class ToolProcess:
     """The methods `start`, `execute` and `close` of a tool, called in its process, one at a time.
 
     Args:
-        name, instance: the tool's entry of `tool_instances`, from which the process makes it.
+        name: name for messages.
+        make: function of a module that makes the tool in the process from `options`.
     """
 
-    def __init__(self, name: str, instance: Any):
-        self._entry, self._process = (name, dict(instance)), None
+    def __init__(self, name: str, make: Callable[..., BaseTool], options: tuple):
+        self.name, self._make, self._process = name, (make, options), None
         self.one_call = asyncio.Lock()  # held by the tool box, so that the wait for another call takes no call's time
 
     async def ready(self) -> None:
@@ -43,7 +45,7 @@ class ToolProcess:
         if self._process is None:
             context = multiprocessing.get_context("spawn")
             self._pipe, theirs = context.Pipe()
-            self._process = context.Process(target=_serve, args=(theirs, *self._entry), daemon=True)
+            self._process = context.Process(target=_serve, args=(theirs, *self._make), daemon=True)
             self._process.start()
             theirs.close()
             await self._answer()
@@ -73,7 +75,7 @@ class ToolProcess:
         except (EOFError, OSError):
             process.join()
             how = f"its process ended with exit code {process.exitcode}"
-            raise ToolError(f"{self._entry[0]} failed: {how}", kind="crash", retry=False, own_fault=True) from None
+            raise ToolError(f"{self.name} failed: {how}", kind="crash", retry=False, own_fault=True) from None
         finally:
             if not answered:
                 process.kill()
@@ -83,12 +85,9 @@ class ToolProcess:
         return value
 
 
-def _serve(pipe: Connection, name: str, instance: dict) -> None:
+def _serve(pipe: Connection, make: Callable[..., BaseTool], options: tuple) -> None:
     """Make the tool and answer requests until the worker ends."""
-    from verl.workers.rollout.tools.tool_box import tool_class
-
-    cls, params = tool_class(name, instance)
-    tool, loop = cls(**params), asyncio.new_event_loop()
+    tool, loop = make(*options), asyncio.new_event_loop()
     outcome: tuple = None, None
     while True:
         pipe.send(outcome)
