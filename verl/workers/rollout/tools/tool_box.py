@@ -104,7 +104,7 @@ def tool_class(name: str, instance: Mapping[str, Any]) -> tuple[type[BaseTool] |
     return cls, params
 
 
-def _made(name: str, instance: Mapping[str, Any]) -> BaseTool:
+def _made(name: str, instance: Mapping[str, Any]) -> BaseTool | ToolSet:
     cls, params = tool_class(name, instance)
     return cls(**params)
 

@@ -36,7 +36,7 @@ class ToolProcess:
         make: function of a module that makes the tool in the process from `options`.
     """
 
-    def __init__(self, name: str, make: Callable[..., BaseTool], options: tuple):
+    def __init__(self, name: str, make: Callable[..., Any], options: tuple):
         self.name, self._make, self._process = name, (make, options), None
         self.one_call = asyncio.Lock()  # held by the tool box, so that the wait for another call takes no call's time
 
@@ -85,7 +85,7 @@ class ToolProcess:
         return value
 
 
-def _serve(pipe: Connection, make: Callable[..., BaseTool], options: tuple) -> None:
+def _serve(pipe: Connection, make: Callable[..., Any], options: tuple) -> None:
     """Make the tool and answer requests until the worker ends."""
     tool, loop = make(*options), asyncio.new_event_loop()
     outcome: tuple = None, None
