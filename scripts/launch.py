@@ -35,7 +35,7 @@ PR_SET_CHILD_SUBREAPER = 36
 LAST_LINES = 15
 # Exit code of a run whose config or files its own checks refuse (verl/trainer/checks/callback.py).
 REFUSED = 2
-LOOK_SECONDS, ALIVE = 0.5, ".alive-*"
+LOOK_SECONDS, ALIVE, SILENT = 0.5, ".alive-*", "gave no sign of life"
 # Beginning of the names of the metrics that verl/trainer/host_memory.py logs.
 HOST_MEMORY = "perf/host_memory_gb/"
 # The last line of a traceback in another process, as Ray prints it; vLLM puts its own head before each line.
@@ -180,7 +180,7 @@ def wait(run: subprocess.Popen, progress: Progress, log) -> int:
             if alive[file][1] * LOOK_SECONDS > int(seconds):
                 why = "it is stopped, or a call holds Python's lock (GIL)"
                 progress.close()
-                log.write(f"error: {name} (process {pid}) gave no sign of life for {seconds} s: {why}\n".encode())
+                log.write(f"error: {name} (process {pid}) {SILENT} for {seconds} s: {why}\n".encode())
                 return 4
     progress.update()
     progress.close()
@@ -207,6 +207,7 @@ def report_failure(run_dir: Path, start: int, pid: int, code: int) -> None:
         how = f" failed with exit code {code}"
     print(f"\nThe run{how}.", file=sys.stderr)
     errors = [line for line in causes if line.startswith("error:")]
+    errors = [line for line in errors if SILENT in line] or errors  # the launcher itself has ended the others
     for match in filter(None, (re.search(r"\bRunError: (.*)", line) for line in plain)):
         if not any(match[1] in error for error in errors):  # the driver's watch may also have printed it
             errors.append(f"error: {match[1]}")

@@ -8,7 +8,8 @@ threads: after anything else no request is answered, and the run waits. This can
 import functools
 import inspect
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import ModuleType
 
 import ray
@@ -32,17 +33,27 @@ def report_exits(module: ModuleType) -> None:
 
 
 def reporting(method: Callable, name: str) -> Callable:
-    """Return the method, which reports such an exception by this name and raises it again."""
+    """Return the method, or coroutine function, which reports such an exception by this name and raises it again."""
 
-    @functools.wraps(method)
-    def call(*args, **kwargs):
+    @contextmanager
+    def report() -> Iterator[None]:
         try:
-            return method(*args, **kwargs)
-        except Exception:
+            yield
+        except (Exception, GeneratorExit):
             raise
         except BaseException as error:
             node = ray.util.get_node_ip_address()
             report_fault(f"{name} (process {os.getpid()} on {node}) raised {error!r}")
             raise
 
-    return call
+    @functools.wraps(method)
+    def call(*args, **kwargs):
+        with report():
+            return method(*args, **kwargs)
+
+    @functools.wraps(method)
+    async def call_later(*args, **kwargs):
+        with report():
+            return await method(*args, **kwargs)
+
+    return call_later if inspect.iscoroutinefunction(method) else call

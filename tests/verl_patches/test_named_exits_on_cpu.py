@@ -1,6 +1,7 @@
 """SystemExit and KeyboardInterrupt in workers and in TransferQueue's threads, with the real actors."""
 
 import asyncio
+import inspect
 
 import pytest
 import ray
@@ -37,6 +38,15 @@ def test_a_workers_exit_is_reported_with_its_name(monkeypatch, error):
     with pytest.raises(ZeroDivisionError):
         named_exits.reporting(lambda: 1 / 0, "Worker.save")()
     assert len(reports) == 1
+
+    async def update():
+        raise error
+
+    update = named_exits.reporting(update, "Worker.update")
+    assert inspect.iscoroutinefunction(update)  # upstream asks
+    with pytest.raises(type(error)):
+        update().send(None)
+    assert len(reports) == 2 and reports[1].startswith("Worker.update (process ")
 
 
 @pytest.mark.slow
