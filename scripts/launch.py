@@ -4,14 +4,13 @@
 
 The run's output goes to RUN_DIR/train.log, its metrics to RUN_DIR/metrics.jsonl (verl's file logger), its curves to
 RUN_DIR/curves.png. One run at a time uses RUN_DIR. However the run ends, even by a SIGKILL of one of its processes, the
-launcher ends every process that the run started, and removes its shared memory; it also ends a run whose driver is
-frozen. VERBOSE=1 shows the whole output. The exit code is the run's own.
+launcher ends every process that the run started, and removes its shared memory. It also ends a run of which a process
+is frozen. VERBOSE=1 shows the whole output. The exit code is the run's own.
 """
 
 import contextlib
 import ctypes
 import json
-import math
 import os
 import re
 import runpy
@@ -36,9 +35,7 @@ PR_SET_CHILD_SUBREAPER = 36
 LAST_LINES = 15
 # Exit code of a run whose config or files its own checks refuse (verl/trainer/checks/callback.py).
 REFUSED = 2
-LOOK_SECONDS = 0.5
-# Longest time without a sign of life of the driver after its first, which `verl/trainer/death_watch.py` gives.
-SILENT_SECONDS = 180
+LOOK_SECONDS, ALIVE, SILENT = 0.5, ".alive-*", "gave no sign of life"
 # Beginning of the names of the metrics that verl/trainer/host_memory.py logs.
 HOST_MEMORY = "perf/host_memory_gb/"
 # The last line of a traceback in another process, as Ray prints it; vLLM puts its own head before each line.
@@ -166,22 +163,28 @@ def _is_resource_tracker(process: psutil.Process) -> bool:
         return False
 
 
-def wait(run: subprocess.Popen, progress: Progress, signs: int) -> int | None:
-    """Wait for the end of the run, and show its progress. Return its exit code; None if its driver is frozen.
+def wait(run: subprocess.Popen, progress: Progress, log) -> int:
+    """Wait for the end of the run, and show its progress. Return its exit code, 4 if one of its processes is frozen.
 
-    Args:
-        signs: pipe by which the driver gives its signs of life.
+    A process is frozen if it has touched its file `.alive-NAME-PID-SECONDS` (verl/trainer/progress_watch.py), and then
+    not again for that many seconds, counted in looks: a launcher that was stopped itself makes none.
     """
-    looks = -math.inf  # number of looks since the last sign: a launcher that was stopped itself makes none
-    while run.poll() is None and looks * LOOK_SECONDS < SILENT_SECONDS:
+    alive: dict[Path, tuple[int, int]] = {}  # file -> time of the last sign, number of looks since
+    while run.poll() is None:
         progress.update()
         time.sleep(LOOK_SECONDS)
-        with contextlib.suppress(BlockingIOError):
-            looks = 0 if os.read(signs, 4096) else -math.inf
-        looks += 1
+        for file in progress.metrics.parent.glob(ALIVE):
+            now, (before, looks) = file.stat().st_mtime_ns, alive.get(file, (0, 0))
+            alive[file] = now, looks + 1 if now == before else 0
+            _, name, pid, seconds = file.name.split("-")
+            if alive[file][1] * LOOK_SECONDS > int(seconds):
+                why = "it is stopped, or a call holds Python's lock (GIL)"
+                progress.close()
+                log.write(f"error: {name} (process {pid}) {SILENT} for {seconds} s: {why}\n".encode())
+                return 4
     progress.update()
     progress.close()
-    return run.poll()
+    return run.returncode
 
 
 def report_failure(run_dir: Path, start: int, pid: int, code: int) -> None:
@@ -204,6 +207,7 @@ def report_failure(run_dir: Path, start: int, pid: int, code: int) -> None:
         how = f" failed with exit code {code}"
     print(f"\nThe run{how}.", file=sys.stderr)
     errors = [line for line in causes if line.startswith("error:")]
+    errors = [line for line in errors if SILENT in line] or errors  # the launcher itself has ended the others
     for match in filter(None, (re.search(r"\bRunError: (.*)", line) for line in plain)):
         if not any(match[1] in error for error in errors):  # the driver's watch may also have printed it
             errors.append(f"error: {match[1]}")
@@ -268,7 +272,9 @@ def main(arguments: list[str]) -> int:
         lock = hold_folder(run_dir)
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
-        return 1
+        return REFUSED
+    for file in run_dir.glob(ALIVE):
+        file.unlink()
     leftovers.remove_unused()
     before = leftovers.shared_memory()
     keep_earlier_metrics(run_dir)
@@ -280,29 +286,21 @@ def main(arguments: list[str]) -> int:
     # If the option is repeated, the last one counts, as in Hydra.
     totals = [int(a.split("=")[1]) for a in command if re.fullmatch(r"trainer.total_training_steps=\d+", a)]
     steps = totals[-1] if totals else None
-    heard, signs = os.pipe()
-    os.set_blocking(heard, False)
     print(f"starting; output in {run_dir / 'train.log'}", file=sys.stderr)
     with open(run_dir / "train.log", "ab") as log:
         start = log.tell()
         output = None if verbose else log
         try:
             # The trainer finds the run's processes below this one; see verl/trainer/host_memory.py.
-            environment = os.environ | {"VERL_LAUNCHER": str(os.getpid()), "VERL_SIGNS_OF_LIFE": str(signs)}
-            environment |= {"VERL_LOCKED_DIR": os.path.realpath(run_dir)}
+            environment = os.environ | {"VERL_LAUNCHER": str(os.getpid()), "VERL_LOCKED_DIR": os.path.realpath(run_dir)}
             if environment.get("VERL_PLATFORM") == "cpu" and command[0] == "python":
                 environment |= fork_server.start(log)[0]
                 command[0] = str(fork_server.CLIENT)
             with_launcher = partial(fork_server.end_with_parent, signal.SIGTERM)
             progress = Progress(run_dir / "metrics.jsonl", steps)
-            options = {"stdout": output, "stderr": output, "env": environment, "pass_fds": [lock, signs]}
+            options = {"stdout": output, "stderr": output, "env": environment, "pass_fds": [lock]}
             run = subprocess.Popen(command, preexec_fn=with_launcher, **options)
-            code = wait(run, progress, heard)
-            if code is None:
-                code = 4
-                frozen = f"error: the driver (process {run.pid} on {os.uname().nodename}) gave no sign of life for "
-                frozen += f"{SILENT_SECONDS} s: it is stopped, or a call holds Python's lock (GIL), or Ray hangs\n"
-                log.write(frozen.encode())
+            code = wait(run, progress, log)
         except Interrupted as interrupted:
             (number,) = interrupted.args
             end_descendants()

@@ -5,10 +5,10 @@ import os
 from pathlib import Path
 
 SHARED_MEMORY = Path("/dev/shm")
-# Weights on their way to vLLM (a whole bucket), and multiprocessing's semaphores.
+# Beginnings of names: weights on their way to vLLM (a whole bucket), and multiprocessing's semaphores.
 NAMES = ("verl_weights_", "sem.mp-")
-# Inodes of the host's own IPC and PID namespaces. With the first, but not the second, as with `docker run --ipc=host`,
-# processes that cannot be seen here may use /dev/shm.
+# Inodes of the host's own namespaces. With the first, but not the second, as with `docker run --ipc=host`, processes
+# that cannot be seen here may use /dev/shm.
 HOST_IPC, HOST_PID = 0xEFFFFFFF, 0xEFFFFFFC
 
 
@@ -18,24 +18,15 @@ def shared_memory() -> set[str]:
 
 
 def remove_unused(names: tuple[str, ...] = NAMES, keep: frozenset[str] | set[str] = frozenset()) -> None:
-    """Remove this user's files in /dev/shm that no process has mapped.
-
-    Args:
-        names: beginnings of the files' names.
-        keep: names of files that are left alone.
-    """
+    """Remove this user's files in /dev/shm with these beginnings that no process has mapped, except `keep`."""
     unused = {name for name in shared_memory() - keep if name.startswith(names)}
-    if not unused or _namespace("ipc") == HOST_IPC and _namespace("pid") != HOST_PID:
+    ipc, pid = (os.stat(f"/proc/self/ns/{kind}").st_ino if unused else 0 for kind in ("ipc", "pid"))
+    if not unused or ipc == HOST_IPC and pid != HOST_PID:
         return
     for maps in Path("/proc").glob("[0-9]*/maps"):
         with contextlib.suppress(OSError):  # the process has ended, or is another user's
-            lines = maps.read_text(errors="replace").splitlines()
-            unused -= {line.rpartition("/dev/shm/")[2] for line in lines if "/dev/shm/" in line}
+            unused -= {line.rpartition("/")[2] for line in maps.read_text(errors="replace").splitlines()}
     for name in unused:
-        with contextlib.suppress(OSError):  # another user's, or removed meanwhile
+        with contextlib.suppress(OSError):  # removed meanwhile
             if (SHARED_MEMORY / name).stat().st_uid == os.getuid():
                 (SHARED_MEMORY / name).unlink()
-
-
-def _namespace(kind: str) -> int:
-    return os.stat(f"/proc/self/ns/{kind}").st_ino

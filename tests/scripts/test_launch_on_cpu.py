@@ -212,7 +212,7 @@ def test_a_second_run_in_the_same_folder_is_refused_and_changes_nothing(tmp_path
     same_folder.symlink_to(tmp_path)
     second = launch(same_folder, "print('started')")
     _, errors = second.communicate(timeout=30)
-    assert second.returncode == 1
+    assert second.returncode == 2
     assert f"another run uses {same_folder} (process {first.pid} on {os.uname().nodename})" in errors
     assert not (tmp_path / "metrics.001.jsonl").exists() and "started" not in (tmp_path / "train.log").read_text()
     first.kill()
@@ -240,36 +240,34 @@ def test_a_run_without_launcher_is_refused_in_a_folder_that_another_one_uses(tmp
 
 
 FROZEN = """
-import os, signal, time
-signs = int(os.environ["VERL_SIGNS_OF_LIFE"])
-for _ in range(4):
-    os.write(signs, b".")
-    time.sleep(0.5)
+import os, re, signal, sys, time
+from verl.trainer import progress_watch
+progress_watch.SILENT_SECONDS = 2.0, 2.0
+watch = progress_watch.ProgressWatch(100, lambda: 0, str, print, sys.argv[1])
+watch.start()
+time.sleep(4)
 {freeze}
 """
 
 
-@pytest.mark.parametrize(
-    "freeze", ["os.kill(os.getpid(), signal.SIGSTOP)", "import re; re.match('(a|aa)+$', 'a' * 60 + 'b')"]
-)
-def test_a_frozen_driver_ends_the_run(tmp_path, freeze):
-    """The file is run as with `python scripts/launch.py`, but with a short limit."""
-    program = "import runpy, sys; launch = runpy.run_path(sys.argv[1]); main = launch['main']\n"
-    program += "main.__globals__['SILENT_SECONDS'] = 3; sys.exit(main(sys.argv[2:]))"
-    code = FROZEN.format(freeze=freeze)
-    command = [sys.executable, "-c", program, str(ROOT / "scripts/launch.py"), str(tmp_path), "--", sys.executable]
-    done = subprocess.run([*command, "-c", code], capture_output=True, text=True, timeout=60, cwd=ROOT)
-    assert done.returncode == 4 and "error: the driver (process " in done.stderr
-    assert "gave no sign of life for 3 s" in done.stderr
+@pytest.mark.parametrize("freeze", ["os.kill(os.getpid(), signal.SIGSTOP)", "re.match('(a|aa)+$', 'a' * 60 + 'b')"])
+def test_a_frozen_process_ends_the_run(tmp_path, freeze):
+    """In a grandchild, as the TaskRunner is one."""
+    command = f"subprocess.call([sys.executable, '-c', {FROZEN.format(freeze=freeze)!r}, {str(tmp_path)!r}])"
+    launcher = launch(tmp_path, f"import subprocess, sys; {command}")
+    _, errors = launcher.communicate(timeout=90)
+    (file,) = tmp_path.glob(".alive-TaskRunner-*")
+    pid = int(file.name.split("-")[2])
+    assert launcher.returncode == 4 and gone(pid)
+    assert f"error: TaskRunner (process {pid}) gave no sign of life for 2 s" in errors
 
 
-def test_a_run_that_gives_no_signs_of_life_is_left_alone_by_the_launcher(tmp_path):
-    """Such as supervised fine-tuning, which has no watch."""
-    program = "import runpy, sys; launch = runpy.run_path(sys.argv[1]); main = launch['main']\n"
-    program += "main.__globals__['SILENT_SECONDS'] = 0.5; sys.exit(main(sys.argv[2:]))"
-    command = [sys.executable, "-c", program, str(ROOT / "scripts/launch.py"), str(tmp_path), "--", sys.executable]
-    done = subprocess.run([*command, "-c", "import time; time.sleep(3)"], capture_output=True, timeout=60, cwd=ROOT)
-    assert done.returncode == 0
+def test_a_process_that_only_waits_is_not_frozen(tmp_path):
+    (tmp_path / ".alive-driver-1-1").touch()  # of an earlier run
+    command = f"subprocess.call([sys.executable, '-c', {FROZEN.format(freeze='')!r}, {str(tmp_path)!r}])"
+    launcher = launch(tmp_path, f"import subprocess, sys; sys.exit({command})")
+    _, errors = launcher.communicate(timeout=90)
+    assert launcher.returncode == 0 and "sign of life" not in errors
 
 
 LEAVES = """

@@ -71,3 +71,8 @@ def test_what_has_no_phase_is_watched_too():
 def test_a_report_that_fails_does_not_keep_the_process_alive():
     done, _ = run(REPORT_FAILS)
     assert done.returncode == 4 and "the driver was not told: ConnectionError('Ray is gone')" in done.stderr
+
+
+def test_a_report_that_hangs_does_not_keep_the_process_alive():
+    done, seconds = run(REPORT_FAILS.replace('raise ConnectionError("Ray is gone")', "time.sleep(60)"))
+    assert done.returncode == 4 and "in the phase: rollout" in done.stderr and seconds < 40

@@ -1,6 +1,7 @@
 """SystemExit and KeyboardInterrupt in workers and in TransferQueue's threads, with the real actors."""
 
 import asyncio
+import inspect
 
 import pytest
 import ray
@@ -14,41 +15,38 @@ from verl.workers.engine_workers import ActorRolloutRefWorker, TrainingWorker
 
 from tests.forked import ray_of_forks
 from verl.utils.fault_reports import reported_faults
-from verl.utils.user_code import UserCodeExit
-from verl_patches.named_exits import named
-
-EXITS = [SystemExit(0), KeyboardInterrupt()]
+from verl_patches import named_exits
 
 
-def raises(error: BaseException):
-    def method():
+def test_all_methods_that_the_trainer_calls_report_exits():
+    for worker in (TrainingWorker, ActorRolloutRefWorker):
+        methods = {name: method for name, method in vars(worker).items() if hasattr(method, MAGIC_ATTR)}
+        assert "save_checkpoint" in methods
+        assert all(method.__code__.co_filename.endswith("named_exits.py") for method in methods.values()), methods
+
+
+@pytest.mark.parametrize("error", [SystemExit(0), KeyboardInterrupt()], ids=repr)
+def test_a_workers_exit_is_reported_with_its_name(monkeypatch, error):
+    def save():
         raise error
 
-    return method
+    reports = []
+    monkeypatch.setattr(named_exits, "report_fault", reports.append)
+    with pytest.raises(type(error)):
+        named_exits.reporting(save, "Worker.save")()
+    assert len(reports) == 1 and reports[0].startswith("Worker.save (process ") and repr(error) in reports[0]
+    with pytest.raises(ZeroDivisionError):
+        named_exits.reporting(lambda: 1 / 0, "Worker.save")()
+    assert len(reports) == 1
 
-
-@pytest.mark.parametrize("error", EXITS, ids=repr)
-def test_a_workers_exit_is_an_error_with_its_name(error):
-    with pytest.raises(UserCodeExit, match=rf"Worker.save raised {type(error).__name__}\("):
-        named(raises(error), "Worker.save")()
-
-    async def later():
+    async def update():
         raise error
 
-    with pytest.raises(UserCodeExit, match=rf"Worker.update raised {type(error).__name__}\("):
-        asyncio.run(named(later, "Worker.update")())
-
-
-def test_all_methods_that_the_trainer_calls_are_named():
-    methods = [
-        (method, f"{worker.__name__}.{name}")
-        for worker in (TrainingWorker, ActorRolloutRefWorker)
-        for name, method in vars(worker).items()
-        if hasattr(method, MAGIC_ATTR)
-    ]
-    assert "ActorRolloutRefWorker.save_checkpoint" in {name for _, name in methods}
-    for method, name in methods:
-        assert method.__code__.co_filename.endswith("named_exits.py"), name
+    update = named_exits.reporting(update, "Worker.update")
+    assert inspect.iscoroutinefunction(update)  # upstream asks
+    with pytest.raises(type(error)):
+        update().send(None)
+    assert len(reports) == 2 and reports[1].startswith("Worker.update (process ")
 
 
 @pytest.mark.slow
@@ -82,5 +80,5 @@ def test_what_ends_a_thread_of_the_queue_is_reported(place, error):
         finally:
             setattr(owner, place, before)
             tq.close()
-    assert len(faults) >= 1 and faults[0].startswith(f"TransferQueue's {name} (process ")
-    assert f"answers no more: {type(error).__name__}" in faults[0]
+    assert len(faults) >= 1 and faults[0].startswith(f"{name}._")
+    assert f"raised {error!r}" in faults[0]

@@ -4,12 +4,9 @@ Upstream waits forever for some of a run's processes, such as TransferQueue's, a
 sends weights to it; if another process dies, it does not say which one. The driver looks every two seconds
 - at the states of the run's actors, which Ray keeps (`lost_actors`);
 - for faults that processes of the run have reported (`verl.utils.fault_reports`), such as the death of a process that
-  an actor has started (`verl_patches.engine_deaths`);
-- for the TaskRunner's last sign of life (`progress_watch.py`): a frozen process cannot watch itself. After each look
-  the driver gives such a sign to the launcher, which watches it in turn, by the pipe `VERL_SIGNS_OF_LIFE`;
-- at the raylet that the driver has started, which Ray's own messages do not name.
-No source shows processes that were ended on purpose, or processes of another job on the same cluster. Ray's GCS is not
-watched, because Ray ends the driver with a message when it is gone.
+  an actor has started (`verl_patches.engine_deaths`).
+Neither source shows processes that were ended on purpose, or processes of another job on the same cluster. Ray ends the
+driver when its GCS or raylet is gone; a raylet is named here (`lost_raylet`), as Ray's message does not name it.
 """
 
 import atexit
@@ -19,16 +16,14 @@ import sys
 import threading
 import time
 from collections import defaultdict
-from contextlib import suppress
 
 import ray
 from ray.core.generated.common_pb2 import ActorDiedErrorContext as DIED
 
-from verl.utils.fault_reports import last_sign_of_life, reported_faults
+from verl.trainer.progress_watch import give_sign_of_life
+from verl.utils.fault_reports import reported_faults
 
 LOOK_SECONDS = 2
-# Longest time without a sign of life of the TaskRunner, unless `trainer.progress_timeout` is shorter.
-SILENT_SECONDS = 600
 # Time from the message to the end of the run; within it, upstream's own exceptions can still reach the log.
 END_SECONDS = 20
 
@@ -39,16 +34,13 @@ class DeathWatch(threading.Thread):
     If the driver ends by itself between two looks, the last look takes place at its exit.
 
     Args:
-        progress_timeout: `trainer.progress_timeout`, in seconds.
+        run_dir: folder for the driver's signs of life.
     """
 
-    def __init__(self, progress_timeout: float | None = None):
+    def __init__(self, run_dir: str | None = None):
         super().__init__(name="DeathWatch", daemon=True)
-        self.silent_seconds = min(progress_timeout or SILENT_SECONDS, SILENT_SECONDS)
-        self.sign: str | None = None
-        self.sign_looks = 0  # number of looks since the last new sign; a driver that was stopped itself makes none
+        self.run_dir = run_dir
         self.faults: list[str] = []
-        self.ends_run = False
         self.ending = threading.Event()
         # This handler runs before Ray's, which ends Ray's processes, because `ray` was imported earlier.
         atexit.register(self.end)
@@ -56,13 +48,11 @@ class DeathWatch(threading.Thread):
     def look(self) -> None:
         """Print the faults that have not been printed yet."""
         try:
-            raylet = lost_raylet()
-            faults = raylet + lost_actors() + reported_faults() + self._frozen()
+            faults = lost_raylet() + lost_actors() + reported_faults()
         except Exception:  # its type varies: Ray is shutting down, or the cluster does not answer
             return
         new = [text for text in faults if text not in self.faults]
         self.faults += new
-        self.ends_run = self.ends_run or len(self.faults) > len(raylet)  # without its raylet Ray ends the driver itself
         if new:
             print(
                 f"error: {'; '.join(new)}. The run ends within {END_SECONDS} s; the same command resumes from the last "
@@ -71,23 +61,11 @@ class DeathWatch(threading.Thread):
                 flush=True,
             )
 
-    def _frozen(self) -> list[str]:
-        """Return a clause about a TaskRunner that has given no sign of life for `silent_seconds`."""
-        sign = last_sign_of_life()
-        self.sign, self.sign_looks = sign, self.sign_looks + 1 if sign == self.sign else 0
-        seconds = self.sign_looks * LOOK_SECONDS
-        if sign is None or seconds < self.silent_seconds:
-            return []
-        name = f"TaskRunner ({sign.partition(' ')[2]})"
-        return [f"{name} gave no sign of life for {seconds:.0f} s: it is stopped, or a call holds Python's lock (GIL)"]
-
     def run(self) -> None:
-        while not self.ends_run and not self.ending.wait(LOOK_SECONDS):
+        while not self.faults and not self.ending.wait(LOOK_SECONDS):
             self.look()
-            if launcher := os.environ.get("VERL_SIGNS_OF_LIFE"):
-                with suppress(OSError):  # the launcher has ended
-                    os.write(int(launcher), b".")
-        if self.ends_run:
+            give_sign_of_life(self.run_dir, "driver", None)
+        if self.faults:
             time.sleep(END_SECONDS)
             os._exit(4)
 
@@ -101,12 +79,9 @@ class DeathWatch(threading.Thread):
 def lost_raylet() -> list[str]:
     """Return a clause about the raylet, if this process has started it and it has ended."""
     node = ray._private.worker.global_worker.node if ray.is_initialized() else None
-    raylets = node.all_processes.get("raylet", []) if node else []
-    return [
-        f"Ray's raylet (process {raylet.process.pid} on {node.node_ip_address}) died, often because memory ran out"
-        for raylet in raylets
-        if raylet.process.poll() is not None
-    ]
+    raylets = [started.process for started in (node.all_processes.get("raylet", []) if node else [])]
+    ended = [f"process {raylet.pid} on {node.node_ip_address}" for raylet in raylets if raylet.poll() is not None]
+    return [f"Ray's raylet ({process}) died, often because memory ran out" for process in ended]
 
 
 def lost_actors() -> list[str]:

@@ -1,13 +1,11 @@
-"""Tells a run's driver of a fault that ends the run, from any process of the run's Ray job, and of signs of life."""
+"""Tells a run's driver of a fault that ends the run, from any process of the run's Ray job."""
 
-import os
 import re
-import time
 
 import ray
 from ray.experimental import internal_kv
 
-REPORTS, SIGNS = "verl_faults", "verl_signs_of_life"
+REPORTS = "verl_faults"
 
 
 class RunError(RuntimeError):
@@ -27,22 +25,6 @@ def reported_faults() -> list[str]:
         return []
     job = f"{ray.get_runtime_context().get_job_id()}:"
     return [key.decode().removeprefix(job) for key in internal_kv._internal_kv_list(job, namespace=REPORTS)]
-
-
-def give_sign_of_life() -> None:
-    """Let the driver know that this process, the only one of the job that does so, still runs Python code."""
-    if ray.is_initialized():
-        job, node = ray.get_runtime_context().get_job_id(), ray.util.get_node_ip_address()
-        sign = f"{time.time()} process {os.getpid()} on {node}"
-        internal_kv._internal_kv_put(job, sign.encode(), overwrite=True, namespace=SIGNS)
-
-
-def last_sign_of_life() -> str | None:
-    """Return the last sign of life of this job: time, process and node; None before the first."""
-    if not ray.is_initialized():
-        return None
-    sign = internal_kv._internal_kv_get(ray.get_runtime_context().get_job_id(), namespace=SIGNS)
-    return sign and sign.decode()
 
 
 def cause_of(error: BaseException, characters: int = 500) -> str:

@@ -7,8 +7,7 @@ asyncio lets SystemExit and KeyboardInterrupt of a task escape from the event lo
 import asyncio
 import math
 import numbers
-from collections.abc import Awaitable, Iterator
-from contextlib import contextmanager
+from collections.abc import Awaitable
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -24,19 +23,9 @@ async def guarded(call: Awaitable[T], name: str) -> T:
     Raises:
         UserCodeExit: the code raised something other than an `Exception` or CancelledError; the message has `name`.
     """
-    with no_exit(name):
-        return await call
-
-
-@contextmanager
-def no_exit(name: str) -> Iterator[None]:
-    """Turn SystemExit and KeyboardInterrupt of the block into UserCodeExit, whose message begins with `name`.
-
-    Ray would take the first for an end on purpose and the second for a cancelled call, and so hide the cause.
-    """
     try:
-        yield
-    except (Exception, asyncio.CancelledError, GeneratorExit):
+        return await call
+    except (Exception, asyncio.CancelledError):
         raise
     except BaseException as error:
         raise UserCodeExit(f"{name} raised {error!r}") from error

@@ -14,7 +14,7 @@ from verl.trainer.checks.parts import check_parts, check_typed_sections
 from verl.trainer.checks.preflight import check_micro_batches_and_servers
 from verl.trainer.checks.settle import settle
 from verl.trainer.checks.trackers import check_trackers
-from verl.trainer.checks.values import check_registered
+from verl.trainer.checks.values import check_registered, check_root_keys
 from verl.workers.config.schedule import settle_schedule
 
 
@@ -33,6 +33,7 @@ def check(kind: str, config, model) -> None:
         settle(config)
     elif kind == "keys":
         config.actor_rollout_ref.model.path = str(model)
+        check_root_keys(config)
         settle(config)
         for each in (check_typed_sections, check_registered, check_micro_batches_and_servers):
             each(config)

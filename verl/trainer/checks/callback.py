@@ -25,6 +25,7 @@ from verl.trainer.checks.resources.cluster import (
 from verl.trainer.checks.run_dir import lock_run_dir, prepare_run_dir
 from verl.trainer.checks.run_plan import describe_plan
 from verl.trainer.checks.settle import settle
+from verl.trainer.checks.values import check_root_keys
 from verl.trainer.cluster_watch import watch_pending_actors
 from verl.trainer.death_watch import DeathWatch
 from verl.utils.fault_reports import RunError
@@ -44,6 +45,7 @@ class Preflight(Callback):
     def on_run_start(self, config: DictConfig, **kwargs) -> None:
         warnings.filterwarnings("ignore", message=r"\w+ engine is not available")  # upstream's, of each one missing
         try:
+            check_root_keys(config)
             settle(config)
             check_run(config)
             for warning in filter(None, (*part_warnings(config), turn_end_warning(config))):
@@ -58,7 +60,7 @@ class Preflight(Callback):
                 prepare(config)
             watched = (config, joins_running_cluster(config), needed_ray_cpus(config))
             threading.Thread(target=watch_pending_actors, args=watched, daemon=True).start()
-            DeathWatch(config.trainer.get("progress_timeout")).start()
+            DeathWatch(config.trainer.default_local_dir).start()
         except (ValueError, RunError) as error:
             if os.environ.get("HYDRA_FULL_ERROR") == "1":
                 traceback.print_exc()

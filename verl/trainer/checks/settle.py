@@ -8,7 +8,7 @@ from omegaconf import DictConfig, OmegaConf
 from verl.trainer.checks.model.lora import settle_lora
 from verl.trainer.checks.model.settings import fill_max_model_len, model_json
 from verl.trainer.checks.resources.weight_bucket import fill_weight_bucket
-from verl.trainer.checks.values import check_root_keys, check_values
+from verl.trainer.checks.values import check_values
 from verl.utils.moved import present_name
 from verl.utils.parts import loss_of_switch, tree_of_rollout_mode, tree_of_rollout_name
 from verl.workers.config.explore import parts_of
@@ -119,7 +119,6 @@ def settle_sampler(config: DictConfig) -> None:
 STEPS: tuple[Callable[[DictConfig], None], ...] = (
     check_required,
     make_absolute,
-    check_root_keys,
     resolve,
     check_values,
     follow_moves,

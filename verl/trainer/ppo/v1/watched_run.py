@@ -42,7 +42,6 @@ from verl.trainer.ppo.v1.trainer_state import loaded_folder
 from verl.trainer.ppo.v1.tree_buffer import FilteredPrompts, RolloutsFailed
 from verl.trainer.progress_watch import START_SECONDS, ProgressWatch
 from verl.utils.fault_reports import RunError, cause_of, report_fault, reported_faults
-from verl.utils.user_code import no_exit
 from verl.workers.rollout.group_counts import GroupCounts
 
 logger = logging.getLogger(__name__)
@@ -100,7 +99,8 @@ class WatchedRun:
         dtype = config.actor_rollout_ref.actor.fsdp_config.get("dtype")
         self.most_skipped = SKIPPED_IN_A_ROW_FLOAT16 if dtype in ("float16", "fp16") else SKIPPED_IN_A_ROW
         seconds = config.trainer.get("progress_timeout")
-        self.watch = ProgressWatch(seconds or math.inf, self._progress, self._waits_for, report_fault)
+        run_dir = config.trainer.default_local_dir
+        self.watch = ProgressWatch(seconds or math.inf, self._progress, self._waits_for, report_fault, run_dir)
         self.host_memory = HostMemoryWatch()
         self._save_checkpoint = self._without_older_marks(self._save_checkpoint)
         for name, phase in PHASES.items():
@@ -116,8 +116,13 @@ class WatchedRun:
         def call(*args, **kwargs):
             step = getattr(self, "global_steps", 0)
             name = f"{phase} (step {step})" if step else phase
-            with self.watch.phase(name, at_least), no_exit(name):
-                return method(*args, **kwargs)
+            try:
+                with self.watch.phase(name, at_least):
+                    return method(*args, **kwargs)
+            except Exception:
+                raise
+            except BaseException as error:  # Ray would take it for an end on purpose, or for a cancelled call
+                raise RunError(f"{name}: {cause_of(error)}") from error
 
         return call
 

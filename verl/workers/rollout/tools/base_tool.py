@@ -12,7 +12,6 @@ arguments. The tool box (tool_box.py) handles time limits, concurrency, retries 
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from dataclasses import dataclass
 
 
@@ -88,10 +87,6 @@ class BaseTool(ABC):
         Raises:
             ToolError: the call failed.
         """
-
-    def executed(self) -> Callable:
-        """Return the function that runs a call. If it never awaits, calls run in a process of their own."""
-        return self.execute
 
     async def close(self) -> None:  # noqa: B027 (nothing to end, for many tools)
         """Close what the tool keeps open (workers, connections). Training may end a worker without calling this."""

@@ -24,7 +24,7 @@ from verl.utils.moved import present_name
 from verl.workers.config.keys import STRICT
 from verl.workers.rollout.engines.interface import result_in_thread
 from verl.workers.rollout.tools.base_tool import BaseTool, ToolError, ToolOutput, ToolSet
-from verl.workers.rollout.tools.tool_process import ToolProcess, never_awaits
+from verl.workers.rollout.tools.tool_process import ToolProcess, runs_in_process
 from verl.workers.rollout.tools.tool_thread import ToolThread
 
 logger = logging.getLogger(__name__)
@@ -104,6 +104,11 @@ def tool_class(name: str, instance: Mapping[str, Any]) -> tuple[type[BaseTool] |
     return cls, params
 
 
+def _made(name: str, instance: Mapping[str, Any]) -> BaseTool | ToolSet:
+    cls, params = tool_class(name, instance)
+    return cls(**params)
+
+
 @dataclass(frozen=True)
 class ToolCall:
     """The outcome of a call. `text` is for the model, also after a failure; `seconds` leaves out the wait for a free
@@ -159,8 +164,8 @@ class ToolBox:
             if tool.trigger_tag in self.tools:
                 raise ValueError(f"{_SECTION}.tool_instances.{name}: a second tool for <{tool.trigger_tag}>")
             self.tools[tool.trigger_tag], self._threads[tool.trigger_tag] = tool, ToolThread(tool.name)
-            if tool is made and never_awaits(tool.executed()):
-                self._processes[tool.trigger_tag] = ToolProcess(tool, name, instance)
+            if tool is made and runs_in_process(cls, instance["class_path"]):
+                self._processes[tool.trigger_tag] = ToolProcess(tool.name, _made, (name, dict(instance)))
 
     async def start(self) -> None:
         """Check that the calls of every tool will work.

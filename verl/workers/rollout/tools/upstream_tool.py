@@ -10,7 +10,6 @@ function requires one argument, a string. A trajectory's calls are independent: 
 (verl's `create`, `execute`, `release`). The tool's reward and metrics are not used.
 """
 
-from collections.abc import Callable
 from typing import Any
 
 from omegaconf import OmegaConf
@@ -55,9 +54,6 @@ class UpstreamTool(BaseTool):
     @classmethod
     def tags(cls, **params) -> list[str]:
         return [cls(**params).trigger_tag]
-
-    def executed(self) -> Callable:
-        return self.tool.execute
 
     async def execute(self, content: str, *, timeout: float) -> str:
         arguments = call_arguments(self.schema, content)
