@@ -54,12 +54,7 @@ class DeathWatch(threading.Thread):
         new = [text for text in faults if text not in self.faults]
         self.faults += new
         if new:
-            print(
-                f"error: {'; '.join(new)}. The run ends within {END_SECONDS} s; the same command resumes from the last "
-                "complete checkpoint",
-                file=sys.stderr,
-                flush=True,
-            )
+            print(f"error: {'; '.join(new)}. The run ends within {END_SECONDS} s", file=sys.stderr, flush=True)
 
     def run(self) -> None:
         while not self.faults and not self.ending.wait(LOOK_SECONDS):
