@@ -132,13 +132,13 @@ def check_micro_batches_and_servers(config: DictConfig) -> None:
     actor, rollout, ref = (config.actor_rollout_ref[role] for role in ("actor", "rollout", "ref"))
     longest, parallel = rollout.prompt_length + rollout.response_length, actor.ulysses_sequence_parallel_size
     budgets = {
-        "actor.ppo_max_token_len_per_gpu": actor.use_dynamic_bsz and actor.ppo_max_token_len_per_gpu,
-        "rollout.log_prob_max_token_len_per_gpu": rollout.log_prob_use_dynamic_bsz
-        and rollout.log_prob_max_token_len_per_gpu,
-        "ref.log_prob_max_token_len_per_gpu": ref.log_prob_use_dynamic_bsz and ref.log_prob_max_token_len_per_gpu,
+        "actor.ppo_max_token_len_per_gpu": actor.use_dynamic_bsz,
+        "rollout.log_prob_max_token_len_per_gpu": rollout.log_prob_use_dynamic_bsz,
+        "ref.log_prob_max_token_len_per_gpu": ref.log_prob_use_dynamic_bsz,
     }
-    for key, budget in budgets.items():
-        if budget and budget * parallel < longest:
+    for key, is_read in budgets.items():
+        budget = OmegaConf.select(config.actor_rollout_ref, key)
+        if is_read and budget and budget * parallel < longest:
             raise ValueError(
                 f"actor_rollout_ref.{key}={budget} with ulysses_sequence_parallel_size={parallel}: the longest "
                 f"sequence, of {longest} tokens (data.max_prompt_length + data.max_response_length), does not fit"

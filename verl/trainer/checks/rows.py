@@ -5,11 +5,9 @@ raises a ValueError for the first problem, which names the key, the file, the ro
 """
 
 import asyncio
-import contextlib
 import inspect
 import os
 import signal
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import islice
@@ -173,10 +171,8 @@ def check_reward_rows(config: DictConfig) -> None:
     module, name = (_reward_module(reward), reward.name) if is_own else (reward_score, "default_compute_score")
     settings = OmegaConf.to_container(reward.get("reward_kwargs") or OmegaConf.create(), resolve=True)
     check = getattr(module, "check_row", None)
-    manager = OmegaConf.select(
-        config, "reward.reward_manager.source", default="register"
-    )  # else it may score by itself
-    tries = config.trainer.get("try_reward", True) and (is_own or manager == "register")
+    manager = OmegaConf.select(config, "reward.reward_manager.source", default="register")
+    tries = config.trainer.get("try_reward", True) and (is_own or manager == "register")  # another one may score
     if check is None and (not tries or OmegaConf.select(config, "reward.reward_model.enable", default=False)):
         return
     credit = credit_of(OmegaConf.select(config, "algorithm.adv_estimator"))
@@ -240,42 +236,29 @@ def _try(function: Callable, row: dict, settings: dict, numbers: Sequence[Reward
     leave_out = "trainer.try_reward=false leaves this trial out"
     call = partial(function, solution_str="1", **row, **settings)
     try:
-        with _refused_handlers() as handlers:
+        with patch.object(signal, "signal", wraps=signal.signal) as set_handler:  # its error may be caught
             result = result_in_thread(call() if inspect.iscoroutinefunction(function) else asyncio.to_thread(call))
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # also SystemExit, which would end the command with exit code 0
         raise ValueError(f"{REWARD} fails with it: {type(error).__name__}: {error}; {leave_out}") from error
-    if handlers:
+    if set_handler.called:
         raise ValueError(
-            f"{REWARD} sets a handler of {handlers[0].name}, which fails outside the main thread, where the run calls "
-            f"it, so that each response may get {result!r}: call it without a time limit of its own; {leave_out}"
+            f"{REWARD} sets a handler of {signal.Signals(set_handler.call_args[0][0]).name}, which fails outside the "
+            f"main thread, where the run calls it, so that each response may get {result!r}: call it without a time "
+            f"limit of its own; {leave_out}"
         )
     if inspect.iscoroutine(result):
         result.close()
         raise ValueError(f"{REWARD} returns a coroutine, and nobody awaits it: name an `async def` function")
-    score = result.get("score") if isinstance(result, dict) else result
+    is_dict = isinstance(result, dict)
     try:
-        finite_number(score, "the score")
+        finite_number(result.get("score") if is_dict else result, "the score")
     except ValueError:
         message = f"{REWARD} returns {result!r}, expected a finite number, or a dictionary with score"
         raise ValueError(message) from None
     for number in numbers:
-        if isinstance(result, dict) and number.name not in result:
+        if is_dict and number.name not in result:
             raise ValueError(
                 f"{REWARD} returns {result!r}, but {number.needed_by} also needs {number.name}; {leave_out}"
             )
-
-
-@contextlib.contextmanager
-def _refused_handlers() -> Iterator[list[signal.Signals]]:
-    """Collect the signals whose handlers code tries to set outside the main thread, though it may catch the error."""
-    refused, set_handler = [], signal.signal
-
-    def record(number: int, handler: Any) -> Any:
-        if threading.current_thread() is not threading.main_thread():
-            refused.append(signal.Signals(number))
-        return set_handler(number, handler)
-
-    with patch.object(signal, "signal", record):
-        yield refused
