@@ -86,14 +86,8 @@ def test_rows_that_cannot_be_counted_are_not_too_long(config, tmp_path):
     """Pictures, of which only the model's processor knows the tokens, and rows that are not on this machine."""
     with_template(config, "{{ messages[0]['content'] }}")
     config.data.max_prompt_length = 2
-    for change in (
-        {"train_files": ["s3://rows/more.parquet", f"{tmp_path}/rows.parquet"]},
-        {"custom_cls.path": "x.py"},
-    ):
-        other = OmegaConf.merge(config, {"data": {"val_files": []}})
-        for key, value in change.items():
-            OmegaConf.update(other.data, key, value)
-        check_prompts(other)
+    for change in ({"train_files": ["s3://rows/a.parquet", f"{tmp_path}/rows.parquet"]}, {"custom_cls": {"path": "x"}}):
+        check_prompts(OmegaConf.merge(config, {"data": change | {"val_files": []}}))
     parts = [{"prompt": [{"role": "user", "content": [{"type": "image", "text": ""}]}]} for _ in range(64)]
     pd.DataFrame(parts).to_parquet(tmp_path / "rows.parquet")
     check_prompts(config)
@@ -101,7 +95,12 @@ def test_rows_that_cannot_be_counted_are_not_too_long(config, tmp_path):
 
 def test_a_template_in_the_models_processor_is_not_missed(config):
     folder = Path(config.actor_rollout_ref.model.path)
-    (folder / "chat_template.jinja").unlink()
+    (folder / "chat_template.jinja").unlink(missing_ok=True)
+    settings = json.loads((folder / "tokenizer_config.json").read_text())
+    settings.pop("chat_template", None)
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    with pytest.raises(ValueError, match="has no chat template"):
+        check_prompts(config)
     (folder / "preprocessor_config.json").write_text("{}")
     check_prompts(config)
 
