@@ -27,14 +27,11 @@ def check_updates(base: ModuleType) -> None:
 
 
 def weight_that_is_not_finite(module) -> str | None:
-    """Return the name of the first trained weight whose local part has NaN or infinity; None if all are finite.
-
-    Args:
-        module: torch module, or the list of those of pipeline stages.
-    """
+    """Return the name of the first trained weight of a module (or of a list, of pipeline stages) whose local part has
+    NaN or infinity; None if all are finite."""
     modules = module if isinstance(module, list | torch.nn.ModuleList) else [module]
-    trained = [named for each in modules for named in each.named_parameters() if named[1].requires_grad]
-    parts = {name: getattr(weight, "_local_tensor", weight).detach() for name, weight in trained}
+    trained = (named for each in modules for named in each.named_parameters() if named[1].requires_grad)
+    parts = ((name, getattr(weight, "_local_tensor", weight).detach()) for name, weight in trained)
     # one number for each weight without a copy of it: NaN and infinity are above all others
-    largest = {name: torch.linalg.vector_norm(part, torch.inf).float() for name, part in parts.items() if part.numel()}
-    return next((name for name, number in largest.items() if not number.isfinite()), None)
+    largest = [(name, torch.linalg.vector_norm(part, torch.inf)) for name, part in parts if part.numel()]
+    return next((name for name, number in largest if not number.isfinite()), None)

@@ -48,7 +48,7 @@ def check_info(info: dict[str, Any], seen: dict[str, Any]) -> None:
     """Raise ValueError if `acc` is not a finite number, or if a value is of another kind than the first of its name.
 
     Args:
-        info: values that the reward function returned beside the reward; None stands for a value that is missing.
+        info: values beside the reward; None stands for a value that is missing.
         seen: the first value by name, to which new names are added.
     """
     if "acc" in info:

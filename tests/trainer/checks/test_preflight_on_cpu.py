@@ -77,6 +77,19 @@ def test_a_model_without_its_weights_is_named(tmp_path):
         check_model_path("model.path", str(tmp_path / "model"))
 
 
+def test_weights_in_one_format_suffice(tmp_path):
+    """A download without `*.bin` leaves the index of those files; a trainer leaves its arguments as a .bin file."""
+    folder = write_tiny_model(tmp_path / "model")
+    index = {"weight_map": {"a": "pytorch_model-00001-of-00001.bin"}}
+    (folder / "pytorch_model.bin.index.json").write_text(json.dumps(index))
+    check_model_path("model.path", str(folder))
+    (folder / "model.safetensors").unlink()
+    (folder / "training_args.bin").write_text("")
+    with pytest.raises(ValueError, match="has no weights: pytorch_model-00001-of-00001.bin is missing"):
+        check_model_path("model.path", str(folder))
+    check_model_path("model.path", "hdfs://cluster/models/qwen/7b")  # upstream copies it
+
+
 def resources(cpus, gpus, workers, units=1):
     return OmegaConf.create(
         {

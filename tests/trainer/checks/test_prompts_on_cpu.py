@@ -82,6 +82,41 @@ def test_rows_left_by_the_length_filter_are_counted_against_the_batch(config):
         check_prompts(config)
 
 
+def test_rows_that_cannot_be_counted_are_not_too_long(config, tmp_path):
+    """Pictures, of which only the model's processor knows the tokens, and rows that are not on this machine."""
+    with_template(config, "{{ messages[0]['content'] }}")
+    config.data.max_prompt_length = 2
+    for change in ({"train_files": ["s3://rows/a.parquet", f"{tmp_path}/rows.parquet"]}, {"custom_cls": {"path": "x"}}):
+        check_prompts(OmegaConf.merge(config, {"data": change | {"val_files": []}}))
+    parts = [{"prompt": [{"role": "user", "content": [{"type": "image", "text": ""}]}]} for _ in range(64)]
+    pd.DataFrame(parts).to_parquet(tmp_path / "rows.parquet")
+    check_prompts(config)
+
+
+def test_a_template_in_the_models_processor_is_not_missed(config):
+    folder = Path(config.actor_rollout_ref.model.path)
+    (folder / "chat_template.jinja").unlink(missing_ok=True)
+    settings = json.loads((folder / "tokenizer_config.json").read_text())
+    settings.pop("chat_template", None)
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    with pytest.raises(ValueError, match="has no chat template"):
+        check_prompts(config)
+    (folder / "preprocessor_config.json").write_text("{}")
+    check_prompts(config)
+
+
+def test_tools_are_described_without_being_made(config, tmp_path):
+    """Their classes may start Ray, which must not run yet."""
+    with_template(config, "{{ messages[0]['content'] }}{% for tool in tools or [] %}111{% endfor %}")
+    schema = {"type": "function", "function": {"name": "add", "parameters": {}}}
+    tools = [{"class_name": "no.such.Class", "config": {}, "tool_schema": each} for each in (schema, None)]
+    OmegaConf.save({"tools": tools}, tmp_path / "tools.yaml")
+    config.data.max_prompt_length = 5
+    config.data.tool_config_path = str(tmp_path / "tools.yaml")
+    with pytest.raises(ValueError, match=r"data.train_files: 0 of 64 prompts"):
+        check_prompts(config)
+
+
 def test_lengths_count_the_descriptions_of_upstreams_tools(config, tmp_path):
     """A template with tools writes each of them, here three tokens."""
     with_template(config, "{{ messages[0]['content'] }}{% for tool in tools or [] %}111{% endfor %}")

@@ -9,6 +9,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from tests.configs import RECIPES, composed
+from verl.trainer.checks.preflight import check_batch_sizes, check_files
 from verl.trainer.checks.rows import (
     check_data_files,
     check_prompt_lengths,
@@ -81,6 +82,13 @@ def test_files_whose_columns_differ_are_named(tmp_path):
         check_data_files("data.train_files", [first, second], "prompt")
     pd.DataFrame([good_row() | {"more": 1}]).to_parquet(second)
     check_data_files("data.train_files", [first, second], "prompt")
+
+
+def test_rows_of_json_and_of_a_dataset_class_are_left_to_it(tmp_path):
+    check_data_files("data.train_files", [str(tmp_path / "rows.jsonl"), "hdfs://rows/a.parquet"], "prompt")
+    own = composed("grpo_trainer", "data.custom_cls.path=own.py", f"data.train_files={tmp_path}/rows.txt")
+    for check in (check_files, check_reward_rows, check_reference_answers, check_batch_sizes):
+        check(own)
 
 
 def test_good_rows_pass(tmp_path):

@@ -60,6 +60,21 @@ def test_a_tracker_without_a_key_is_refused_unless_it_is_offline(tmp_path, monke
     check(f"trainer.logger=[console,{tracker}]")
 
 
+@pytest.mark.parametrize("settings", ["wandb/settings", ".config/wandb/settings"])
+def test_settings_of_wandbs_own_commands_are_trusted(tmp_path, monkeypatch, settings):
+    """`wandb offline` and `wandb login --host=...` write an address and a mode into them."""
+    monkeypatch.setattr("verl.trainer.checks.trackers._is_installed", lambda package: True)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    for name in ("WANDB_API_KEY", "WANDB_MODE", "NETRC"):
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(ValueError, match="has no key"):
+        check("trainer.logger=[wandb]")
+    (tmp_path / settings).parent.mkdir(parents=True)
+    (tmp_path / settings).write_text("[default]\nmode = offline\n")
+    check("trainer.logger=[wandb]")
+
+
 def test_an_mlflow_server_that_does_not_answer_is_named(monkeypatch):
     monkeypatch.setattr("verl.trainer.checks.trackers._is_installed", lambda package: True)
     server = listening()

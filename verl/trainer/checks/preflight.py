@@ -29,7 +29,7 @@ from verl.trainer.checks.rows import (
     check_prompt_lengths,
     check_reference_answers,
     check_reward_rows,
-    local_files,
+    data_files,
 )
 from verl.trainer.checks.run_dir import check_resume_path, check_resumed_step, check_same_method
 from verl.trainer.checks.schedule import check_transport
@@ -52,16 +52,20 @@ def activate_platform(config: DictConfig) -> None:
 
 
 def check_model(config: DictConfig) -> None:
-    """Check that the model exists; see `check_model_path`."""
+    """Check that the model exists, and the critic's if the run trains one; see `check_model_path`."""
+    from verl.trainer.ppo.utils import need_critic
+
     check_model_path("actor_rollout_ref.model.path", config.actor_rollout_ref.model.path)
+    if need_critic(config):
+        check_model_path("critic.model.path", config.critic.model.path)
 
 
 def check_model_path(key: str, path: str) -> None:
-    """Check that a local folder holds a config.json, and that another path looks like a name on the Hugging Face hub.
+    """Check that a local folder holds a config.json and weights, and that another path looks like a name on the hub.
 
     With HF_HUB_OFFLINE such a model must be in the hub's cache; otherwise the download checks the name.
     """
-    folder = Path(os.path.expanduser(path))
+    folder = Path(path).expanduser()
     if folder.is_dir():
         if not (folder / "config.json").exists():
             raise ValueError(f"{key}={path} is a folder without config.json, so no Hugging Face model")
@@ -70,17 +74,18 @@ def check_model_path(key: str, path: str) -> None:
         return
     looks_like_a_hub_name = path.count("/") <= 1 and not path.startswith((".", "~", "/", "outputs"))
     offline = os.environ.get("HF_HUB_OFFLINE", "0") not in ("", "0")
-    if not looks_like_a_hub_name or (offline and model_json(path) is None):
+    if "://" not in path and (not looks_like_a_hub_name or (offline and model_json(path) is None)):
         raise ValueError(f"{key}={path} does not exist")
 
 
 def _missing_weights(folder: Path) -> str:
-    """Return the first file with weights that a model's folder lacks; empty if there is none."""
-    for index in folder.glob("*.index.json"):
-        names = sorted(set(json.loads(index.read_text()).get("weight_map", {}).values()))
-        return next((name for name in names if not (folder / name).exists()), "")
-    found = any(next(folder.glob(pattern), None) for pattern in ("*.safetensors", "*.bin", "*.pt"))
-    return "" if found else "model.safetensors"
+    """Return the first file with weights that a folder lacks; empty if one of its sets of files is complete."""
+    names = [set(json.loads(file.read_text()).get("weight_map", {}).values()) for file in folder.glob("*.index.json")]
+    patterns = ("model.safetensors", "pytorch_model.bin") if names else ("*.safetensors", "*.bin", "*.pt")
+    if any(next(folder.glob(pattern), None) for pattern in patterns):
+        return ""
+    missing = (min((name for name in each if not (folder / name).exists()), default="") for each in names)
+    return min(missing, default="model.safetensors")
 
 
 def check_engines(config: DictConfig) -> None:
@@ -100,22 +105,23 @@ def check_engines(config: DictConfig) -> None:
 
 
 def check_files(config: DictConfig) -> None:
-    """Check the files of training and validation; see `check_data_files`."""
+    """Check the files of training and validation, unless a dataset class of the run's own reads them."""
     for key in ("train_files", "val_files"):
-        check_data_files(f"data.{key}", config.data[key], config.data.prompt_key)
+        if not OmegaConf.select(config, "data.custom_cls.path"):
+            check_data_files(f"data.{key}", config.data[key], config.data.prompt_key)
 
 
 def check_batch_sizes(config: DictConfig) -> None:
     """Check that a batch divides into mini-batches, and that the training files hold a batch of rows: upstream drops an
     incomplete last batch without a message.
 
-    Rows are counted before the filter of long prompts; remote files are not counted.
+    Rows are counted before the filter of long prompts.
     """
     batch, key = config.data.train_batch_size, "actor_rollout_ref.actor.ppo_mini_batch_size"
     if batch % (mini_batch := OmegaConf.select(config, key)):
         raise ValueError(f"data.train_batch_size={batch}: expected a multiple of {key}={mini_batch}")
-    rows = sum(pq.read_metadata(file).num_rows for file in local_files(config.data.train_files))
-    if batch > rows and "://" not in str(config.data.train_files):
+    files, all_are_here = data_files(config, "train_files")
+    if all_are_here and batch > (rows := sum(pq.read_metadata(file).num_rows for file in files)):
         raise ValueError(f"data.train_batch_size={batch} but the training data has {rows} rows")
     if batch > (samples := config.data.get("train_max_samples", -1)) > 0:
         raise ValueError(f"data.train_batch_size={batch} but data.train_max_samples={samples}")
@@ -126,13 +132,13 @@ def check_micro_batches_and_servers(config: DictConfig) -> None:
     actor, rollout, ref = (config.actor_rollout_ref[role] for role in ("actor", "rollout", "ref"))
     longest, parallel = rollout.prompt_length + rollout.response_length, actor.ulysses_sequence_parallel_size
     budgets = {
-        "actor.ppo_max_token_len_per_gpu": actor.use_dynamic_bsz and actor.ppo_max_token_len_per_gpu,
-        "rollout.log_prob_max_token_len_per_gpu": rollout.log_prob_use_dynamic_bsz
-        and rollout.log_prob_max_token_len_per_gpu,
-        "ref.log_prob_max_token_len_per_gpu": ref.log_prob_use_dynamic_bsz and ref.log_prob_max_token_len_per_gpu,
+        "actor.ppo_max_token_len_per_gpu": actor.use_dynamic_bsz,
+        "rollout.log_prob_max_token_len_per_gpu": rollout.log_prob_use_dynamic_bsz,
+        "ref.log_prob_max_token_len_per_gpu": ref.log_prob_use_dynamic_bsz,
     }
-    for key, budget in budgets.items():
-        if budget and budget * parallel < longest:
+    for key, is_read in budgets.items():
+        budget = OmegaConf.select(config.actor_rollout_ref, key)
+        if is_read and budget and budget * parallel < longest:
             raise ValueError(
                 f"actor_rollout_ref.{key}={budget} with ulysses_sequence_parallel_size={parallel}: the longest "
                 f"sequence, of {longest} tokens (data.max_prompt_length + data.max_response_length), does not fit"

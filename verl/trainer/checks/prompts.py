@@ -6,7 +6,6 @@ StopIteration, which names neither the template nor the rows.
 
 import math
 from collections.abc import Callable, Iterator
-from itertools import islice
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -14,7 +13,7 @@ from omegaconf import DictConfig, OmegaConf
 from transformers import GenerationConfig, PreTrainedTokenizerBase
 
 from verl.trainer.checks.model.settings import config_folder, model_json
-from verl.trainer.checks.rows import local_files
+from verl.trainer.checks.rows import data_files
 from verl.workers.config.explore import parts_of
 
 ANSWER = "Fine."
@@ -25,38 +24,32 @@ def check_prompts(config: DictConfig) -> None:
 
     Nothing is checked if the tokenizer is not on this machine.
     """
-    if (tokenizer := load_tokenizer(config)) is None:
-        return
-    path = config.actor_rollout_ref.model.path
-    count = _counter(config, tokenizer)
-    for name, needed in (("train_files", config.data.train_batch_size), ("val_files", 1)):
-        for file in local_files(config.data[name]):
-            for messages in islice(_prompts(file, config.data.prompt_key), 1):
-                try:
-                    count(messages)
-                except Exception as error:  # a template may raise anything
-                    raise ValueError(
-                        f"data.{name}: {file}: row 0: the chat template of {path} does not render it: {error!r}"
-                    ) from error
-        if config.data.get("filter_overlong_prompts"):
-            _check_rows_left(config, count, f"data.{name}", needed)
+    if (tokenizer := load_tokenizer(config)) is not None:
+        count = _counter(config, tokenizer)
+        for key, needed in (("train_files", config.data.train_batch_size), ("val_files", 1)):
+            _check_rows(config, key, needed, count)
 
 
-def _check_rows_left(config: DictConfig, count: Callable[[list], int], name: str, needed: int) -> None:
-    """Check that the filter of long prompts leaves enough rows; rows are read only until enough have fitted."""
-    longest, rows, left = config.data.max_prompt_length, 0, 0
-    for file in local_files(OmegaConf.select(config, name)):
-        for messages in _prompts(file, config.data.prompt_key):
+def _check_rows(config: DictConfig, key: str, needed: int, count: Callable[[list], int]) -> None:
+    """Check each file's first row, and that the filter leaves enough rows; it reads until enough have fitted."""
+    longest, filters = config.data.max_prompt_length, config.data.get("filter_overlong_prompts")
+    (files, all_are_here), rows, left = data_files(config, key), 0, 0
+    for file in files:
+        for number, messages in enumerate(_prompts(file, config.data.prompt_key)):
             rows += 1
-            try:
-                left += count(messages) <= longest
-            except Exception:  # noqa: BLE001 - upstream's filter leaves such a row out
-                continue
-            if left >= needed:
-                return
-    if rows >= needed:  # else pictures, which are not counted, or too few rows, which another check names
+            try:  # pictures need the model's processor, and are not counted
+                left += not _is_text(messages) or count(messages) <= longest
+            except Exception as error:  # a template may raise anything, and upstream's filter leaves such rows out
+                if number == 0:
+                    raise ValueError(
+                        f"data.{key}: {file}: row 0: the chat template of {config.actor_rollout_ref.model.path} does "
+                        f"not render it: {error!r}"
+                    ) from error
+            if left >= needed or not filters:
+                break
+    if filters and all_are_here and left < needed <= rows:  # another check names too few rows
         raise ValueError(
-            f"{name}: {left} of {rows} prompts have at most data.max_prompt_length={longest} tokens, with the chat "
+            f"data.{key}: {left} of {rows} prompts have at most data.max_prompt_length={longest} tokens, with the chat "
             f"template and the descriptions of tools, and {needed} are needed: raise data.max_prompt_length, or lower "
             "data.train_batch_size"
         )
@@ -72,9 +65,8 @@ def turn_end_warning(config: DictConfig) -> str:
         text = tokenizer.apply_chat_template(messages, tokenize=False, **_options(config))
     except Exception:  # a template for other conversations; `check_prompts` renders the run's own
         return ""
-    end = text.rpartition(ANSWER)[2].strip()
-    stops = {tokenizer.eos_token_id}
-    if (Path(folder) / "generation_config.json").exists():
+    end, stops = text.rpartition(ANSWER)[2].strip(), {tokenizer.eos_token_id}
+    if (folder / "generation_config.json").exists():
         own = GenerationConfig.from_pretrained(folder).eos_token_id
         stops |= set(own if isinstance(own, list) else [own])
     if not end or stops & set(tokenizer.encode(end, add_special_tokens=False)):
@@ -88,7 +80,7 @@ def turn_end_warning(config: DictConfig) -> str:
 
 
 def load_tokenizer(config: DictConfig) -> PreTrainedTokenizerBase | None:
-    """Return the run's tokenizer; None if it is not on this machine.
+    """Return the run's tokenizer; None if it is not on this machine, or if a model's processor has the chat template.
 
     Raises:
         ValueError: the model's folder is here, and holds no tokenizer that loads, or no chat template.
@@ -96,44 +88,37 @@ def load_tokenizer(config: DictConfig) -> PreTrainedTokenizerBase | None:
     from verl.utils.tokenizer import hf_tokenizer
 
     model = config.actor_rollout_ref.model
-    path = model.get("tokenizer_path") or model.path
-    if (folder := config_folder(path)) is None and not Path(path).is_dir():
+    path = Path(model.get("tokenizer_path") or model.path).expanduser()
+    if (folder := path if path.is_dir() else config_folder(str(path))) is None:
         return None
     try:
-        tokenizer = hf_tokenizer(str(folder or path), trust_remote_code=bool(model.get("trust_remote_code")))
+        tokenizer = hf_tokenizer(str(folder), trust_remote_code=bool(model.get("trust_remote_code")))
+        if len(tokenizer) <= len(tokenizer.all_special_tokens):  # transformers makes one where there are no files
+            raise ValueError("its vocabulary is empty")
     except Exception as error:
-        if not Path(path).is_dir():  # the hub's cache may hold no more than the config
+        if not path.is_dir():  # the hub's cache may hold no more than the config
             return None
         raise ValueError(f"actor_rollout_ref.model.path={path} has no tokenizer that loads: {error}") from error
-    if len(tokenizer) <= len(tokenizer.all_special_tokens):  # transformers makes an empty one where there are no files
-        raise ValueError(f"actor_rollout_ref.model.path={path} has no tokenizer: its vocabulary is empty")
     tokenizer.chat_template = model.get("custom_chat_template") or tokenizer.chat_template
-    if not tokenizer.chat_template:
-        raise ValueError(
-            f"actor_rollout_ref.model.path={path} has no chat template, with which every prompt is rendered: set "
-            "actor_rollout_ref.model.custom_chat_template"
-        )
-    return tokenizer
+    if tokenizer.chat_template:
+        return tokenizer
+    if not path.is_dir() or any(folder.glob("*processor_config.json")):
+        return None
+    raise ValueError(
+        f"actor_rollout_ref.model.path={path} has no chat template, with which every prompt is rendered: set "
+        "actor_rollout_ref.model.custom_chat_template"
+    )
 
 
-def _describer(config: DictConfig, tokenizer: PreTrainedTokenizerBase) -> Callable[[list], list]:
-    """Return the function that adds the tools' descriptions to a prompt's messages; `list` if the config wants none."""
-    rollout = config.actor_rollout_ref.rollout
-    if parts_of(rollout).environment != "tools" or not rollout.tools.describe_in_prompt:
-        return list
-    from verl.workers.rollout.tree_rollout import environment_of
+def _upstream_tools(data: DictConfig) -> list[dict]:
+    """Return the schemas of upstream's tools, without those that only a tool itself knows: its class may start Ray."""
+    from verl.tools.function_tool import load_function_tools_from_path
 
-    return environment_of(config, tokenizer).prompt_messages
-
-
-def _upstream_tools(*files: str | None) -> list[dict]:
-    """Return the schemas of upstream's tools in the files `data.tool_config_path` and `data.function_tool_path`."""
-    if not any(files):
-        return []
-    from verl.tools.tool_registry import load_all_tools
-
-    tools = load_all_tools(tool_config_path=files[0], function_tool_path=files[1])
-    return [tool.tool_schema.model_dump(exclude_unset=True, exclude_none=True) for tool in tools]
+    path, functions = data.get("tool_config_path"), data.get("function_tool_path")
+    tools = OmegaConf.to_container(OmegaConf.load(path), resolve=True)["tools"] if path else []
+    own = [tool.tool_schema for tool in load_function_tools_from_path(functions)] if functions else []
+    schemas = [schema.model_dump(exclude_unset=True, exclude_none=True) for schema in own]
+    return [tool["tool_schema"] for tool in tools if tool.get("tool_schema")] + schemas
 
 
 def _options(config: DictConfig) -> dict:
@@ -144,9 +129,13 @@ def _counter(config: DictConfig, tokenizer: PreTrainedTokenizerBase) -> Callable
     """Return the function that counts a prompt's tokens as the run does, with the descriptions of all tools."""
     from verl.utils.tokenizer import normalize_token_ids
 
-    describe, options = _describer(config, tokenizer), _options(config)
+    describe, options, rollout = list, _options(config), config.actor_rollout_ref.rollout
+    if parts_of(rollout).environment == "tools" and rollout.tools.describe_in_prompt:
+        from verl.workers.rollout.tree_rollout import environment_of
+
+        describe = environment_of(config, tokenizer).prompt_messages
     vocabulary = (model_json(config.actor_rollout_ref.model.path) or {}).get("vocab_size", math.inf)
-    if tools := _upstream_tools(config.data.get("tool_config_path"), config.data.get("function_tool_path")):
+    if tools := _upstream_tools(config.data):
         options |= {"tools": tools}
 
     def count(messages: list) -> int:
@@ -158,9 +147,10 @@ def _counter(config: DictConfig, tokenizer: PreTrainedTokenizerBase) -> Callable
     return count
 
 
-def _prompts(file: str, key: str) -> Iterator[list]:
-    """Yield the messages of each row that holds texts alone; pictures need the model's processor."""
+def _prompts(file: str, key: str) -> Iterator[list[dict]]:
     for batch in pq.ParquetFile(file).iter_batches(batch_size=1024, columns=[key]):
-        for messages in batch.column(0).to_pylist():
-            if all(isinstance(message.get("content"), str) for message in messages):
-                yield messages
+        yield from batch.column(0).to_pylist()
+
+
+def _is_text(messages: list[dict]) -> bool:
+    return all(isinstance(message.get("content"), str) for message in messages)

@@ -5,11 +5,9 @@ raises a ValueError for the first problem, which names the key, the file, the ro
 """
 
 import asyncio
-import contextlib
 import inspect
 import os
 import signal
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import islice
@@ -34,9 +32,20 @@ REWARD = "reward.custom_reward_function"
 
 
 def local_files(files) -> list[str]:
-    """Return the local files among `data.*_files`, which is a file or a list; upstream can also read remote ones."""
+    """Return the local files among `data.*_files`, a file or a list; upstream can also read remote ones and JSON."""
     files = [files] if isinstance(files, str) else list(files or [])
-    return [os.path.expanduser(file) for file in files if "://" not in file]
+    return [os.path.expanduser(file) for file in files if "://" not in file and not file.endswith((".json", ".jsonl"))]
+
+
+def data_files(config: DictConfig, key: str) -> tuple[list[str], bool]:
+    """Return the files of `data.{key}` whose rows can be checked, and whether these are all.
+
+    A run with a dataset class of its own (`data.custom_cls`) has none: its rows may have any form.
+    """
+    if OmegaConf.select(config, "data.custom_cls.path"):
+        return [], False
+    files = local_files(config.data[key])
+    return files, len(files) == (1 if isinstance(config.data[key], str) else len(config.data[key] or []))
 
 
 def check_prompt_lengths(config: DictConfig) -> None:
@@ -158,35 +167,35 @@ def check_reward_rows(config: DictConfig) -> None:
     run's own, upstream's is tried, which knows some data sources only.
     """
     reward = config.reward.custom_reward_function
-    module = _reward_module(reward) if reward.get("path") else reward_score
-    name = reward.name if reward.get("path") else "default_compute_score"
+    is_own = bool(reward.get("path"))
+    module, name = (_reward_module(reward), reward.name) if is_own else (reward_score, "default_compute_score")
     settings = OmegaConf.to_container(reward.get("reward_kwargs") or OmegaConf.create(), resolve=True)
     check = getattr(module, "check_row", None)
-    if check is None:
-        tries = config.trainer.get("try_reward", True)
-        if not reward.get("path"):  # a reward manager of the user's may score by itself
-            tries &= OmegaConf.select(config, "reward.reward_manager.source", default="register") == "register"
-        if not tries or OmegaConf.select(config, "reward.reward_model.enable", default=False):
-            return
+    manager = OmegaConf.select(config, "reward.reward_manager.source", default="register")
+    tries = config.trainer.get("try_reward", True) and (is_own or manager == "register")  # another one may score
+    if check is None and (not tries or OmegaConf.select(config, "reward.reward_model.enable", default=False)):
+        return
     credit = credit_of(OmegaConf.select(config, "algorithm.adv_estimator"))
     for key in ("train_files", "val_files"):
         numbers = credit.reward_fields if credit and key == "train_files" else ()
-        for file in local_files(config.data[key]):
-            tried = set()
+        for file in data_files(config, key)[0]:
+            untried = set(pq.read_table(file, columns=["data_source"])["data_source"].unique().to_pylist())
             for number, row in enumerate(_reward_fields(file)):
-                if check is None and row["data_source"] in tried:
+                if check is None and row["data_source"] not in untried:
                     continue
-                tried.add(row["data_source"])
+                untried.discard(row["data_source"])
                 try:
                     check(**row, **settings) if check else _try(getattr(module, name), row, settings, numbers)
                 except ValueError as error:
                     raise ValueError(f"data.{key}: {file}: row {number}: {error}") from error
+                if check is None and not untried:
+                    break
 
 
 def check_reference_answers(config: DictConfig) -> None:
     """Check that every training row has a reference answer, if the run scores answers during the rollout."""
     if key := needs_answers(config):
-        for file in local_files(config.data.train_files):
+        for file in data_files(config, "train_files")[0]:
             for number, row in enumerate(_reward_fields(file)):
                 try:
                     reference_answers({"reward_model": row})
@@ -224,56 +233,32 @@ def _try(function: Callable, row: dict, settings: dict, numbers: Sequence[Reward
     It is called as the run calls it: as a coroutine if it is declared so, else in a thread of an event loop, where
     `signal.alarm` does not work. For a function that returns a single number upstream adds it as `acc`.
     """
+    leave_out = "trainer.try_reward=false leaves this trial out"
     call = partial(function, solution_str="1", **row, **settings)
-
-    async def in_loop() -> Any:
-        if inspect.iscoroutinefunction(function):
-            return await call()
-        return await asyncio.get_running_loop().run_in_executor(None, call)
-
     try:
-        with _refused_handlers() as handlers:
-            result = result_in_thread(in_loop())
+        with patch.object(signal, "signal", wraps=signal.signal) as set_handler:  # its error may be caught
+            result = result_in_thread(call() if inspect.iscoroutinefunction(function) else asyncio.to_thread(call))
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # also SystemExit, which would end the command with exit code 0
+        raise ValueError(f"{REWARD} fails with it: {type(error).__name__}: {error}; {leave_out}") from error
+    if set_handler.called:
         raise ValueError(
-            f"{REWARD} fails with it: {type(error).__name__}: {error}; trainer.try_reward=false leaves this trial out"
-        ) from error
-    if handlers:
-        raise ValueError(
-            f"{REWARD} sets a handler of {handlers[0].name}, which fails outside the main thread, where the run calls "
-            f"it, so that each response may get {result!r}: call it without a time limit of its own"
+            f"{REWARD} sets a handler of {signal.Signals(set_handler.call_args[0][0]).name}, which fails outside the "
+            f"main thread, where the run calls it, so that each response may get {result!r}: call it without a time "
+            f"limit of its own; {leave_out}"
         )
     if inspect.iscoroutine(result):
         result.close()
-        raise ValueError(
-            f"{REWARD} returns a coroutine, and is no coroutine function, so that nobody awaits it: name a function "
-            "that `async def` defines"
-        )
-    score = result.get("score") if isinstance(result, dict) else result
+        raise ValueError(f"{REWARD} returns a coroutine, and nobody awaits it: name an `async def` function")
+    is_dict = isinstance(result, dict)
     try:
-        finite_number(score, "the score")
+        finite_number(result.get("score") if is_dict else result, "the score")
     except ValueError:
         message = f"{REWARD} returns {result!r}, expected a finite number, or a dictionary with score"
         raise ValueError(message) from None
     for number in numbers:
-        if isinstance(result, dict) and number.name not in result:
+        if is_dict and number.name not in result:
             raise ValueError(
-                f"{REWARD} returns {result!r}, but {number.needed_by} also needs {number.name}; "
-                "trainer.try_reward=false leaves this trial out"
+                f"{REWARD} returns {result!r}, but {number.needed_by} also needs {number.name}; {leave_out}"
             )
-
-
-@contextlib.contextmanager
-def _refused_handlers() -> Iterator[list[signal.Signals]]:
-    """Collect the signals whose handlers code tries to set outside the main thread, though it may catch the error."""
-    refused, set_handler = [], signal.signal
-
-    def record(number: int, handler: Any) -> Any:
-        if threading.current_thread() is not threading.main_thread():
-            refused.append(signal.Signals(number))
-        return set_handler(number, handler)
-
-    with patch.object(signal, "signal", record):
-        yield refused

@@ -22,24 +22,32 @@ CONNECT_SECONDS = 5.0
 
 @dataclass(frozen=True)
 class Service:
-    """A tracker's server: the environment variables with its address and the user's key, a file in the home folder that
-    may hold the key, and the variable that switches the tracker offline, with its values."""
+    """A tracker's server.
 
-    address_variable: str
+    Args:
+        variable: environment variable with the server's address, which is `address` by default.
+        key_file: file with the user's keys, one of which may also stand in NAME_API_KEY; empty if there are no keys.
+        offline: values of NAME_MODE that switch the tracker offline.
+        settings: files of the user's with another address or mode; if there is one, nothing is checked.
+    """
+
+    variable: str
     address: str = ""
-    key: str = ""
     key_file: str = ""
-    mode: str = ""
     offline: tuple[str, ...] = ()
+    settings: tuple[str, ...] = ()
 
     def check(self, name: str) -> None:
         """Check that the user has a key and the server answers, unless the tracker is offline or behind a proxy."""
-        if os.environ.get(self.mode, "") in self.offline:
+        mode, key = f"{name.upper()}_MODE", f"{name.upper()}_API_KEY"
+        if os.environ.get(mode, "") in self.offline or any(Path(f).expanduser().exists() for f in self.settings):
             return
-        url = urlsplit(os.environ.get(self.address_variable) or self.address)
-        instead = f"set {self.mode}={self.offline[0]}, or leave {name} out" if self.mode else f"leave {name} out"
-        if self.key and not os.environ.get(self.key) and (url.hostname or "") not in self._saved_keys():
-            raise ValueError(f"trainer.logger={name} has no key: set {self.key}, or log in; to run without, {instead}")
+        url = urlsplit(os.environ.get(self.variable) or self.address)
+        instead = f"leave {name} out" + (f", or set {mode}={self.offline[0]}" if self.offline else "")
+        file = Path((self.key_file == "~/.netrc" and os.environ.get("NETRC")) or self.key_file).expanduser()
+        saved = file.read_text(errors="replace") if file.is_file() else ""
+        if self.key_file and not os.environ.get(key) and (url.hostname or "") not in saved:
+            raise ValueError(f"trainer.logger={name} has no key: set {key}, log in, or {instead}")
         if not url.scheme.startswith("http") or not url.hostname or urllib.request.getproxies().get(url.scheme):
             return
         try:
@@ -47,31 +55,22 @@ class Service:
             socket.create_connection((url.hostname, port), CONNECT_SECONDS).close()
         except OSError as error:
             raise ValueError(
-                f"trainer.logger={name}: {self.address_variable}={url.geturl()} does not answer ({error}): {instead}"
+                f"trainer.logger={name}: {self.variable}={url.geturl()} does not answer ({error}): {instead}"
             ) from error
-
-    def _saved_keys(self) -> str:
-        """Return the text of the file with keys of servers."""
-        file = Path(os.environ.get("NETRC", "")) if self.key_file == ".netrc" and "NETRC" in os.environ else None
-        file = file or Path.home() / self.key_file
-        return file.read_text(errors="replace") if file.is_file() else ""
 
 
 SERVICES = {
     "wandb": Service(
         "WANDB_BASE_URL",
         "https://api.wandb.ai",
-        key="WANDB_API_KEY",
-        key_file=".netrc",
-        mode="WANDB_MODE",
+        key_file="~/.netrc",
         offline=("offline", "disabled", "dryrun"),
+        settings=("wandb/settings", "~/.config/wandb/settings"),
     ),
     "swanlab": Service(
         "SWANLAB_API_HOST",
         "https://api.swanlab.cn",
-        key="SWANLAB_API_KEY",
-        key_file=".swanlab/.netrc",
-        mode="SWANLAB_MODE",
+        key_file="~/.swanlab/.netrc",
         offline=("offline", "local", "disabled"),
     ),
     "mlflow": Service("MLFLOW_TRACKING_URI"),

@@ -8,9 +8,9 @@ import contextlib
 import io
 import json
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import cache
-from pathlib import Path
+from importlib.resources import files
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -19,54 +19,49 @@ from annotated_types import Ge, Gt, Le
 from omegaconf import DictConfig, OmegaConf
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-import verl.trainer
 from verl.utils.parts import parts
 from verl.workers.config.keys import ACTOR, ROLLOUT, in_words
 
 SCALARS = {bool, int, float, str}
-KL = Literal["kl", "k1", "abs", "mse", "k2", "low_var_kl", "k3", "full"]
-KL_LOSS = Literal[KL, "kl+", "k1+", "abs+", "mse+", "k2+", "low_var_kl+", "k3+", "full+"]
-# type with a range -> keys whose other values fail in a worker, or train nothing
-RANGES: dict[Any, tuple[str, ...]] = {
-    Annotated[int, Ge(1)]: (
-        *(f"data.{key}" for key in ("train_batch_size", "gen_batch_size", "val_batch_size")),
-        *("data.max_prompt_length", "data.max_response_length", "reward.num_workers"),
-        *(f"trainer.{key}" for key in ("total_epochs", "total_training_steps", "nnodes", "n_gpus_per_node")),
-        *(f"{ACTOR}.ppo_{key}" for key in ("mini_batch_size", "epochs", "max_token_len_per_gpu")),
-        *(f"{ACTOR}.ppo_micro_batch_size_per_gpu", f"{ACTOR}.ulysses_sequence_parallel_size"),
-        *(f"{ROLLOUT}.log_prob_{key}_per_gpu" for key in ("max_token_len", "micro_batch_size")),
-        *(f"{ROLLOUT}.{kind}_parallel_size" for kind in ("tensor_model", "data", "pipeline_model")),
-        *(f"{ROLLOUT}.{key}" for key in ("n", "max_num_seqs", "max_num_batched_tokens", "max_model_len")),
-        *(f"{ROLLOUT}.agent.num_workers", f"{ROLLOUT}.val_kwargs.n"),
+SHORT = {"actor": ACTOR, "rollout": ROLLOUT}
+# type with a range -> keys whose other values fail in a worker, or train nothing; null is left to later checks
+RANGES: dict[Any, str] = {
+    Annotated[int, Ge(1)]: """
+        data.train_batch_size data.gen_batch_size data.val_batch_size data.max_prompt_length data.max_response_length
+        trainer.total_epochs trainer.total_training_steps trainer.nnodes trainer.n_gpus_per_node reward.num_workers
+        actor.ppo_mini_batch_size actor.ppo_epochs actor.ppo_max_token_len_per_gpu actor.ppo_micro_batch_size_per_gpu
+        actor.ulysses_sequence_parallel_size rollout.log_prob_max_token_len_per_gpu rollout.tensor_model_parallel_size
+        rollout.log_prob_micro_batch_size_per_gpu rollout.data_parallel_size rollout.pipeline_model_parallel_size
+        rollout.n rollout.max_num_seqs rollout.max_num_batched_tokens rollout.max_model_len rollout.agent.num_workers
+        rollout.val_kwargs.n""",
+    Annotated[int, Ge(0)]: "data.seed rollout.seed",
+    Annotated[int, Ge(-1)]: "rollout.top_k rollout.val_kwargs.top_k",
+    Annotated[float, Gt(0)]: """
+        rollout.temperature actor.optim.lr actor.grad_clip actor.clip_ratio_c actor.optim.clip_grad critic.optim.lr""",
+    Annotated[float, Ge(0)]: """
+        actor.clip_ratio actor.clip_ratio_low actor.clip_ratio_high actor.kl_loss_coef algorithm.kl_ctrl.kl_coef
+        actor.optim.weight_decay rollout.val_kwargs.temperature""",
+    Annotated[float, Ge(0), Le(1)]: "algorithm.gamma algorithm.lam actor.optim.lr_warmup_steps_ratio",
+    Annotated[float, Gt(0), Le(1)]: "rollout.top_p rollout.val_kwargs.top_p rollout.gpu_memory_utilization",
+    Literal["auto", "disable", "resume_path"]: "trainer.resume_mode",
+    Literal["cpu", "cuda", "npu"]: "trainer.device",
+    Literal[True]: "trainer.use_v1",
+    Literal["fixed", "adaptive"]: "algorithm.kl_ctrl.type",
+    Literal[tuple(f"{kl}{end}" for kl in ("kl", "k1", "abs", "mse", "k2", "low_var_kl", "k3") for end in ("", "+"))]: (
+        "algorithm.kl_penalty actor.kl_loss_type"
     ),
-    Annotated[float, Gt(0)]: (
-        *(f"{ROLLOUT}.temperature", f"{ACTOR}.optim.lr", f"{ACTOR}.grad_clip", f"{ACTOR}.clip_ratio_c"),
-        *(f"{ACTOR}.optim.clip_grad", "critic.optim.lr"),
-    ),
-    Annotated[float, Ge(0)]: (
-        *(f"{ACTOR}.clip_ratio{end}" for end in ("", "_low", "_high")),
-        *(f"{ACTOR}.kl_loss_coef", "algorithm.kl_ctrl.kl_coef", f"{ACTOR}.optim.weight_decay"),
-        f"{ROLLOUT}.val_kwargs.temperature",
-    ),
-    Annotated[float, Ge(0), Le(1)]: ("algorithm.gamma", "algorithm.lam", f"{ACTOR}.optim.lr_warmup_steps_ratio"),
-    Annotated[float, Gt(0), Le(1)]: (
-        *(f"{ROLLOUT}.top_p", f"{ROLLOUT}.val_kwargs.top_p", f"{ROLLOUT}.gpu_memory_utilization"),
-    ),
-    Literal["auto", "disable", "resume_path"]: ("trainer.resume_mode",),
-    Literal["cpu", "cuda", "npu"]: ("trainer.device",),
-    Literal[True]: ("trainer.use_v1",),
-    Literal["fixed", "adaptive"]: ("algorithm.kl_ctrl.type",),
-    KL: ("algorithm.kl_penalty",),
-    Literal["token", "sequence"]: ("algorithm.rollout_correction.rollout_is",),
-    KL_LOSS: (f"{ACTOR}.kl_loss_type",),
-    Literal["constant", "cosine"]: (f"{ACTOR}.optim.lr_scheduler_type",),
-    list[Literal["model", "optimizer", "extra", "hf_model"]]: (f"{ACTOR}.checkpoint.save_contents",),
-    Literal["fsdp", "fsdp2", "megatron", "veomni", "torchtitan", "automodel", "mindspeed"]: (f"{ACTOR}.strategy",),
-    Literal["fp32", "float32", "bf16", "bfloat16", "fp16", "float16"]: (f"{ACTOR}.fsdp_config.model_dtype",),
-    Literal["auto", "bfloat16", "float16", "half", "float32", "float"]: (f"{ROLLOUT}.dtype",),
-    Annotated[int, Ge(0)]: ("data.seed", f"{ROLLOUT}.seed"),
-    Annotated[int, Ge(-1)]: (f"{ROLLOUT}.top_k", f"{ROLLOUT}.val_kwargs.top_k"),
+    Literal["token", "sequence"]: "algorithm.rollout_correction.rollout_is",
+    Literal["constant", "cosine"]: "actor.optim.lr_scheduler_type",
+    list[Literal["model", "optimizer", "extra", "hf_model"]]: "actor.checkpoint.save_contents",
+    Literal["fsdp", "fsdp2", "fsdp_turbo", "megatron", "veomni", "torchtitan", "automodel"]: "actor.strategy",
+    Literal["fp32", "float32", "bf16", "bfloat16", "fp16", "float16"]: "actor.fsdp_config.model_dtype",
+    Literal["auto", "bfloat16", "float16", "half", "float32", "float"]: "rollout.dtype",
 }
+# numbers with which upstream computes
+NOT_NULL = """
+    trainer.total_epochs trainer.nnodes trainer.n_gpus_per_node trainer.save_freq trainer.test_freq data.val_max_samples
+    trainer.critic_warmup data.train_batch_size data.max_prompt_length data.max_response_length data.train_max_samples
+    data.dataloader_num_workers"""
 # root keys that verl 0.9.1 moves to `reward` in its trainer fully_async only -> where they stand
 LEGACY = {
     "custom_reward_function": "reward.custom_reward_function",
@@ -79,12 +74,14 @@ LEGACY = {
 
 def check_values(config: DictConfig) -> None:
     """Check types and ranges in a config without interpolations; null is left to the defaults and later checks."""
+    for name in NOT_NULL.split():
+        check_value(name, OmegaConf.select(config, name, default=0), int)
     for kind, names in RANGES.items():
-        for name in names:
+        for section, dot, key in (name.partition(".") for name in names.split()):
+            name = SHORT.get(section, section) + dot + key
             if (value := OmegaConf.select(config, name)) is not None:
                 check_value(name, value, kind)
-    sections = (name for name in config if name != "hydra" and OmegaConf.is_dict(config[name]))
-    for section in sections:
+    for section in (name for name in config if name != "hydra" and OmegaConf.is_dict(config[name])):
         for name, value, kind in typed_values(config[section], upstream_defaults().get(section), f"{section}."):
             check_value(name, value, kind)
 
@@ -117,24 +114,25 @@ def typed_values(section: DictConfig, defaults: DictConfig | None, name: str) ->
         default = OmegaConf.select(defaults, str(key), throw_on_resolution_failure=False) if defaults else None
         if isinstance(value, DictConfig) and not value._is_none():
             yield from typed_values(value, default if OmegaConf.is_dict(default) else None, f"{name}{key}.")
-        elif (kind := _plain(hints.get(key))) and value is not None:
-            yield f"{name}{key}", value, kind
+        elif value is None:
+            continue
+        elif _is_plain(hint := hints.get(key)):
+            yield f"{name}{key}", value, hint
         elif not target and type(default) in (bool, int, float):
             yield f"{name}{key}", value, float if type(value) is float and type(default) is int else type(default)
 
 
-def _plain(hint: Any) -> Any:
-    """Return the hint if it is a scalar, a list or tuple of scalars, or one of these or None; else None."""
+def _is_plain(hint: Any) -> bool:
+    """Return whether a type is a scalar, a list or tuple of scalars, or one of these or None."""
     union = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
     names = {name for kind in union for name in (get_args(kind) if get_origin(kind) in (list, tuple) else (kind,))}
-    return hint if names <= SCALARS | {NoneType, ...} and names - {NoneType} else None
+    return names <= SCALARS | {NoneType, ...} and names != {NoneType}
 
 
 @cache
 def upstream_defaults() -> DictConfig:
     """Return upstream's composed config, with its interpolations."""
-    folders = (Path(folder) / "config" for folder in verl.trainer.__path__)
-    return OmegaConf.load(next(file for folder in folders if (file := folder / "_generated_ppo_trainer.yaml").exists()))
+    return OmegaConf.load(str(files("verl.trainer") / "config/_generated_ppo_trainer.yaml"))
 
 
 # ---- names that upstream looks up in a worker ----
@@ -145,27 +143,31 @@ def check_registered(config: DictConfig) -> None:
     from verl.trainer.ppo.core_algos import get_adv_estimator_fn, get_policy_loss_fn
     from verl.trainer.ppo.utils import need_critic, need_reference_policy
     from verl.utils.config import validate_config
+    from verl.utils.import_utils import import_external_libs
 
     from verl.experimental.reward_loop.reward_manager import get_reward_manager_cls
     from verl.trainer.ppo.v1 import get_trainer_cls
 
-    names: dict[str, Callable[[str], Any]] = {
+    import_external_libs(config.actor_rollout_ref.model.get("external_lib"))  # which may register losses
+    names = {
         "algorithm.adv_estimator": get_adv_estimator_fn,
         f"{ACTOR}.policy_loss.loss_mode": get_policy_loss_fn,
         "trainer.v1.trainer_mode": get_trainer_cls,
+        "reward.reward_manager.name": get_reward_manager_cls,
     }
-    if config.reward.reward_manager.source == "register":
-        names["reward.reward_manager.name"] = get_reward_manager_cls
+    if config.reward.reward_manager.source != "register":
+        del names["reward.reward_manager.name"]
     for key, find in names.items():
         try:
-            find(OmegaConf.select(config, key))
+            find(name := OmegaConf.select(config, key))
         except ValueError as error:
-            raise ValueError(f"{key}={OmegaConf.select(config, key)}: {error}") from error
-    model = {"lora_rank": 0, "lora": {"rank": 0}}  # its check of the rank imports vLLM; `check_lora` makes another
-    without_lora = OmegaConf.merge(config, {"actor_rollout_ref": {"model": model}})
+            raise ValueError(f"{key}={name}: {error}") from error
+    # Its check of LoRA's rank imports vLLM, and a critic's model would be loaded; other checks look at both.
+    without_lora = {"actor_rollout_ref": {"model": {"lora_rank": 0, "lora": {"rank": 0}}}}
+    without_models = OmegaConf.merge(config, without_lora, {"critic": {"model": None}})
     try:
         with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings(action="ignore"):
-            validate_config(without_lora, need_reference_policy(config), need_critic(config))
+            validate_config(without_models, need_reference_policy(config), need_critic(config))
     except AssertionError as error:
         raise ValueError(str(error)) from error
 
@@ -176,13 +178,11 @@ def check_registered(config: DictConfig) -> None:
 def check_root_keys(config: DictConfig) -> None:
     """Refuse keys at the config's root that nothing reads, of a config whose interpolations are not yet resolved."""
     for old, new in LEGACY.items():
-        values = OmegaConf.to_container(OmegaConf.create({"": OmegaConf.select(config, old)}))[""]
-        if (leaf := _first_set(values)) is not None:
+        if (leaf := _first_set(OmegaConf.select(config, old))) is not None:
             raise ValueError(f"{old}{leaf} has no effect in this trainer: set {new}{leaf}")
     read = {*upstream_defaults(), "model_engine", "hydra"}
-    for kind in ("tree", "sampler", "credit", "loss"):
-        for part in parts(kind).values():
-            read |= {key.split(".")[0] for key in (*part.values, *part.smallest, getattr(part, "section", ""))}
+    for part in (part for kind in ("tree", "sampler", "credit", "loss") for part in parts(kind).values()):
+        read |= {key.split(".")[0] for key in (*part.values, *part.smallest, getattr(part, "section", ""))}
     text = OmegaConf.to_yaml(config, resolve=False)
     for key in map(str, config):
         if key not in read and "${" + key not in text:
@@ -192,7 +192,7 @@ def check_root_keys(config: DictConfig) -> None:
 
 def _first_set(values: Any) -> str | None:
     """Return the path of the first leaf that is not null, as in `.path`; None if there is none."""
-    if not isinstance(values, dict):
+    if not isinstance(values, DictConfig):
         return None if values is None else ""
     leaves = ((key, _first_set(value)) for key, value in values.items())
     return next((f".{key}{leaf}" for key, leaf in leaves if leaf is not None), None)

@@ -13,15 +13,9 @@ from verl.trainer.checks.resources.memory_plan import GB
 
 
 def check_disk(config: DictConfig) -> None:
-    """Check that the run can write into its folders, and that the first checkpoints fit, up to the number kept.
-
-    Raises:
-        ValueError: they do not; the message has the sizes.
-    """
+    """Check that the run can write into its folders, and that the first checkpoints fit, up to the number kept."""
     for key in ("default_local_dir", "rollout_data_dir", "validation_data_dir"):
-        if (path := config.trainer.get(key)) is None:
-            continue
-        there = _existing(path)
+        there = _existing(path := config.trainer.get(key) or ".")
         if not there.is_dir() or not os.access(there, os.W_OK):
             raise ValueError(f"trainer.{key}={path}: nothing can be written into {there}")
     size, number, free = disk_plan(config)
@@ -36,10 +30,8 @@ def check_disk(config: DictConfig) -> None:
 def describe_disk(config: DictConfig) -> str:
     """Return the size and number of the checkpoints to come and the free space, for the plan."""
     size, number, free = disk_plan(config)
-    if not number:
-        return f"no checkpoints to come; {free / GB:.1f} GB free"
     amount = f"{number} checkpoint(s) of {size / GB:.1f} GB to come" if size else "checkpoints of unknown size"
-    return f"{amount}, {free / GB:.1f} GB free"
+    return f"{amount if number else 'no checkpoints to come'}, {free / GB:.1f} GB free"
 
 
 def disk_plan(config: DictConfig) -> tuple[float, int, int]:
@@ -49,20 +41,18 @@ def disk_plan(config: DictConfig) -> tuple[float, int, int]:
     LoRA the states of its factors alone; a critic's are not counted. The size is 0 if the model's config is not on this
     machine, or cannot be built.
     """
-    trainer, actor = config.trainer, config.actor_rollout_ref.actor
-    folder = Path(trainer.default_local_dir)
-    free = shutil.disk_usage(_existing(folder)).free
-    number = 0
+    trainer, number = config.trainer, 0
     if trainer.save_freq > 0:
-        there, steps = complete_steps(folder), trainer.get("total_training_steps")
+        there, steps = complete_steps(trainer.default_local_dir), trainer.get("total_training_steps")
         done = there[-1] if there and trainer.resume_mode == "auto" else 0
         number = max(1, -(-(steps - done) // trainer.save_freq)) if steps else 1
         kept = trainer.get("max_actor_ckpt_to_keep") or number
         number = max(1, min(number, kept - len(there))) if not steps or steps > done else 0
-    return _checkpoint_bytes(config.actor_rollout_ref.model, actor), number, free
+    size = _checkpoint_bytes(config.actor_rollout_ref.model, config.actor_rollout_ref.actor)
+    return size, number, shutil.disk_usage(_existing(trainer.default_local_dir)).free
 
 
-def _existing(path: str | Path) -> Path:
+def _existing(path: str) -> Path:
     """Return the folder itself or its nearest parent that exists."""
     folder = Path(path).absolute()
     return next(each for each in (folder, *folder.parents) if each.exists())
@@ -71,12 +61,10 @@ def _existing(path: str | Path) -> Path:
 def _checkpoint_bytes(model: DictConfig, actor: DictConfig) -> float:
     try:
         hf_config = load_hf_config(model)
-        factors = lora_parameters(hf_config, model)
-        parameters = model_shape(hf_config).parameters
+        factors, parameters = lora_parameters(hf_config, model), model_shape(hf_config).parameters
     except Exception:  # noqa: BLE001 - a model whose size cannot be computed may still train
         return 0
     itemsize = PrecisionType.to_dtype(actor.fsdp_config.get("model_dtype") or "fp32").itemsize
-    contents = actor.checkpoint.save_contents
-    return itemsize * (
-        (parameters + factors) * ("model" in contents) + 2 * (factors or parameters) * ("optimizer" in contents)
-    )
+    saved = actor.checkpoint.save_contents
+    states = 2 * (factors or parameters) * ("optimizer" in saved)
+    return itemsize * ((parameters + factors) * ("model" in saved) + states)

@@ -163,7 +163,7 @@ class TreeBuffer(_ShowsDropped, ReplayBuffer):
         failed, judged, metrics, last_debug_time = set(), {}, {}, 0.0
         while True:
             self._sync_metadata_from_transfer_queue()
-            _, equal, _, _ = self._terminal_eviction_reasons(global_steps, partition_id)
+            equal, _ = self._dapo_filtered_keys(partition_id)
             useful = self.finished_keys[partition_id] - equal
             running = self.pending_keys[partition_id] | self.running_keys[partition_id]
             judged |= dict.fromkeys(equal, False) | dict.fromkeys(useful, True)
@@ -196,19 +196,15 @@ class TreeBuffer(_ShowsDropped, ReplayBuffer):
     def _drop(self, global_steps: int, partition_id: str, equal: set[str], failed: set[str], metrics: dict) -> None:
         values = self._dapo_classification_cache[partition_id]
         counts = Counter(values[uid] for uid in equal if values.get(uid) is not None)
-        dropped, stale, _, evicted = self._evict_terminal_groups(
-            global_steps, partition_id, (set(), equal, failed, counts)
-        )
-        if dropped:
-            _accumulate_eviction_metrics(metrics, evicted, stale)
+        *_, evicted = self._evict_terminal_groups(global_steps, partition_id, (set(), equal, failed, counts))
+        _accumulate_eviction_metrics(metrics, evicted, stale_count=0)
 
     def _allowed(self, wanted: int, running: int, useful: int, batch_size: int, metrics: dict) -> int:
         """Return how many of the wanted prompts may be submitted; raise RuntimeError if no more may and none runs."""
-        generated, batches = len(self.supply.asked), self.max_num_gen_batches
-        if not batches and not useful:
-            batches = HOPELESS_BATCHES
-        allowed = min(wanted, self.max_inflight_gen_batches * batch_size - running)
-        allowed = min(allowed, batches * batch_size - generated) if batches else allowed
+        generated = len(self.supply.asked)
+        batches = self.max_num_gen_batches or (math.inf if useful else HOPELESS_BATCHES)
+        in_flight = self.max_inflight_gen_batches * batch_size - running
+        allowed = int(min(wanted, in_flight, batches * batch_size - generated))
         if allowed <= 0 and not running:
             raise RuntimeError(
                 f"of {generated} prompts only {useful} gave groups whose {self.filter_groups_metric} varies (number of "

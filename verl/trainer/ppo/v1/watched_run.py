@@ -76,9 +76,8 @@ PROMPT_STATES = ("pending", "running", "finished", "failure")
 # Part of upstream's message if no prompt of a batch has a row.
 NO_ROWS = "no materializable trajectories"
 SKIPPED_IN_A_ROW = 3
-# Number of first batches with equal rewards after which a run warns, and number of updates from which on a run whose
-# gradients were all 0 does not end well.
-WARNED_BATCHES, IDLE_UPDATES = 3, 10
+WARNED_BATCHES = 3  # first batches with equal rewards
+IDLE_UPDATES = 10  # fewest updates of a run that may not all have gradients of 0
 # The loss scale of float16 begins too high, and updates are skipped until it fits.
 SKIPPED_IN_A_ROW_FLOAT16 = 20
 FULL_DISK_MEGABYTES = 64
@@ -164,7 +163,7 @@ class WatchedRun:
             raise
         if faults := reported_faults():  # of another process, which the driver may not have read yet
             raise RunError(faults[0])
-        if failed := self._take_counts("train").failed:
+        if failed := self._counts("train", take=True).failed:
             metrics["training/failed_prompts"] = failed
         metrics["actor/skipped_updates"] = self.skipped_updates - skipped
         return batch
@@ -176,32 +175,29 @@ class WatchedRun:
         return super()._add_prompts_to_generate(*args, **kwargs)
 
     def _validate(self) -> dict[str, float]:
-        self._take_counts("val")
+        self._counts("val", take=True)
         try:
             metrics = super()._validate()
         except Exception as error:
             self._raise_with_failures("validation", "val", error)
             raise
-        counts = self._take_counts("val")
+        counts = self._counts("val", take=True)
         if counts.failed and not counts.finished:
             raise RunError(f"validation: {counts}")
         return metrics | ({"val-aux/failed_prompts": counts.failed} if counts.failed else {})
 
     def _raise_with_failures(self, what: str, partition: str, error: Exception) -> None:
-        counts = self._take_counts(partition)
+        counts = self._counts(partition, take=True)
         if counts.failed:
             raise RunError(f"{what}: {counts}") from error
 
     def _counts(self, partition: str, take: bool = False) -> GroupCounts:
-        """Return the counts of the rollout's workers since the last `_take_counts`."""
+        """Return the counts of the rollout's workers since they were last taken."""
         counts = getattr(getattr(self, "agent_loop_manager", None), "group_counts", None)
         try:
             return counts(partition, take) if counts else GroupCounts()
         except ray.exceptions.RayError:  # a worker has died or hangs; another message reports it
             return GroupCounts()
-
-    def _take_counts(self, partition: str) -> GroupCounts:
-        return self._counts(partition, take=True)
 
     # ---- checkpoints ----
 
