@@ -34,11 +34,11 @@ FOUND = r"</search> <result>the page says \boxed{7}</result>"
     ],
 )
 @pytest.mark.parametrize("scoring", ["math", "qa"])
-def test_what_a_tool_says_is_no_answer(scoring, response, truth, score):
+def test_a_tools_text_is_no_answer(scoring, response, truth, score):
     assert find_scoring(scoring).score(Question("1", "?", [], [truth]), response).score == score
 
 
-def test_what_a_run_trains_on_is_not_evaluated(tmp_path, monkeypatch):
+def test_training_files_are_not_evaluated(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     folder = tmp_path / "outputs/data/math"
     folder.mkdir(parents=True)

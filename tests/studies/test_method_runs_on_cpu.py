@@ -23,7 +23,6 @@ from studies.method_runs import (
     with_interval,
     write_curves,
 )
-from tests.configs import composed
 
 
 def run(accuracies: list[float], tokens: float, seconds: float, calls: float | None = None) -> pd.DataFrame:
@@ -100,12 +99,6 @@ def test_runs_of_different_lengths_are_not_in_one_table():
     curves = {("grpo", "", 0): curve_of(run([0.1, 0.2], 50, 3)), ("latr", "", 0): curve_of(run([0.1, 0.2, 0.3], 50, 3))}
     with pytest.raises(ValueError, match="runs.csv: latr with seed 0 has 4 steps, not 2: use another --name"):
         check_lengths(Path("runs.csv"), curves, 2)
-
-
-def test_latrs_schedule_replaces_that_of_the_script():
-    _, *overrides = command_of("latr", 100)
-    rollout = composed("grpo_countdown_trainer", *overrides, recipe="latr").actor_rollout_ref.rollout
-    assert rollout.kt.mix_ratio_schedule == {0: 1, 2: 0.75, 4: 0.5, 16: 0.25, 40: 0}
 
 
 def test_a_method_is_a_name_of_parts_or_a_list_of_overrides():

@@ -99,10 +99,6 @@ def test_intervals_hold_the_true_mean_as_often_as_they_say():
     assert 0.92 <= inside / 300 <= 0.98
 
 
-def test_the_interval_of_a_single_question_is_its_value():
-    assert bootstrap_interval([0.25]) == (0.25, 0.25)
-
-
 def sample(question: str, score, answer, tokens: int = 1, tool_calls: int | None = None, **more) -> dict:
     row = {"question": question, "score": score, "answer": answer, "tokens": tokens, "tool_calls": tool_calls}
     return row | more

@@ -11,7 +11,6 @@ from tests.configs import composed, composed_groups
 from tests.tables import table
 from verl.workers.config.explore import parts_of
 
-ROLLOUT = "actor_rollout_ref.rollout"
 ARPO = Path(__file__).resolve().parents[3] / "recipe/arpo/config"
 
 

@@ -33,11 +33,6 @@ def test_sapo_averages_by_rows_whatever_the_mode():
     assert len(set(losses.values())) == 1
 
 
-def test_kl_cov_acts_where_the_advantage_is_0():
-    _, gradient = loss_and_gradient("kl_cov", [0.5], [0.0])
-    assert gradient == pytest.approx([0.1])  # ppo_kl_coef
-
-
 def test_clip_cov_depends_on_rows_without_advantages():
     """The mean advantage and log-prob are of all rows of a micro-batch."""
     old, advantages = torch.full((2, 8), -1.5), torch.zeros(2, 8)

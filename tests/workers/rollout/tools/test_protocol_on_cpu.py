@@ -56,7 +56,7 @@ def test_ids_are_appended_not_encoded_again(merging):
 
 
 @pytest.mark.parametrize("cut", range(1, 10))
-def test_what_a_tag_begun_still_lacks_ends_the_next_request(cut):
+def test_the_rest_of_a_begun_tag_ends_the_next_request(cut):
     protocol = Protocol(TOKENIZER, ["search"])
     stops = protocol.stops(encode("<search>x" + "</search>"[:cut]))
     assert "</search>" in stops and (cut == 9 or "</search>"[cut:] in stops)

@@ -65,7 +65,7 @@ def test_a_call_and_a_cached_one():
     assert cached.ok and cached.cached and cached.text == "known" and cached.retries == 0
 
 
-def test_what_may_help_is_tried_again():
+def test_passing_errors_are_tried_again():
     passing = ToolError("busy", kind="http_503", retry=True)
     result = call(box([passing, passing, "fine"], retry_count=3))
     assert result.ok and result.text == "fine" and result.retries == 2
