@@ -10,7 +10,7 @@ class Echo(BaseTool):
     closed = 0
 
     async def execute(self, content: str, *, timeout: float) -> ToolOutput:
-        await asyncio.sleep(0)  # so that it runs in this process, where `closed` is counted
+        await asyncio.sleep(0)  # a tool that awaits stays in this process, where `closed` is counted
         return ToolOutput(f"you asked: {content}")
 
     async def close(self) -> None:

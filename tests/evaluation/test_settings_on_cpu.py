@@ -10,6 +10,7 @@ from transformers import AutoTokenizer
 from recipe.common.tiny_model import write_tiny_model
 from tests.configs import composed
 from tests.evaluation.toy_server import ToyModel, toy_server
+from tests.tables import table
 from verl.evaluation.main import EvaluationError, evaluate, plan_of
 from verl.evaluation.scores.results import parse_result_lines
 from verl.trainer.checkpoint_marker import CONFIG_FILE, MARKER
@@ -42,16 +43,7 @@ def config_of(run: Path, output: Path, *overrides: str):
         return compose("evaluate", [*settings, "max_tokens=50", *overrides])
 
 
-@pytest.mark.parametrize(
-    ("overrides", "template"),
-    [
-        (["step=1"], {"quick": True}),
-        (["step=2"], {}),  # no config beside the checkpoint
-        (["step=1", "apply_chat_template_kwargs={quick: false}"], {"quick": False}),
-        (["step=1", "apply_chat_template_kwargs={}"], {}),
-        (["server.url=http://127.0.0.1:9"], {}),
-    ],
-)
+@pytest.mark.parametrize(("overrides", "template"), table(__file__, "templates"))
 def test_the_options_are_those_of_the_checkpoints_run_unless_the_key_says_others(
     run, tmp_path, monkeypatch, overrides, template
 ):

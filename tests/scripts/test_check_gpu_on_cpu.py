@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 from tests.forked import GPU_OFFLINE, run_two_at_a_time, with_forks
+from tests.tables import table
 
 pytestmark = pytest.mark.slow
 
@@ -142,17 +143,7 @@ def test_an_unknown_part_is_named():
     assert done.returncode == 2 and "error: no part ppo; choose of environment python_tool kernels" in done.stderr
 
 
-@pytest.mark.parametrize(
-    ("driver", "cuda", "part_of_the_problem"),
-    [
-        ("580.65.06", "13.0", None),
-        ("575.57.08", "13.0", "needs r580 or newer"),
-        ("570.86", "12.8", None),
-        ("590.1", "14.0", None),
-        (None, "13.0", "nvidia-smi does not run"),
-        ("580.65.06", None, "CPU build"),
-    ],
-)
+@pytest.mark.parametrize(("driver", "cuda", "part_of_the_problem"), table(__file__, "drivers"))
 def test_the_driver_must_be_new_enough_for_torchs_cuda(monkeypatch, driver, cuda, part_of_the_problem):
     monkeypatch.syspath_prepend(str(ROOT / "scripts/check_gpu"))
     from check_gpu_environment import driver_problem

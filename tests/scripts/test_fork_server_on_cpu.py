@@ -100,7 +100,7 @@ def test_processes_that_a_fork_spawns_are_forks_too(served, tmp_path, bytecode):
 
 
 @pytest.mark.parametrize("difference", ["flag", "platform", "job", "no server"])
-def test_what_a_fork_cannot_do_the_interpreter_does(served, difference):
+def test_the_interpreter_runs_commands_that_a_fork_cannot(served, difference):
     code, flags = "import sys; print(sys.executable)", ["-I"] if difference == "flag" else []
     environment = {"platform": {"VERL_PLATFORM": "x"}, "job": {"RAY_JOB_ID": "ffffffff"}}.get(difference, {})
     environment |= {"no server": {fork_server.SOCKET: "/nowhere"}}.get(difference, {})

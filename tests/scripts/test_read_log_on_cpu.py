@@ -56,29 +56,17 @@ def test_result_lines_are_readable_and_parse_back_among_free_text():
     assert parse_result_lines([*free, *lines]) == [RESULT, replace(RESULT, step=None, dataset="naïve\n")]
 
 
-@pytest.mark.parametrize(
-    ("line", "message"),
-    [
+def test_damaged_result_lines_and_impossible_results_are_refused_by_name():
+    for line, message in (
         ('RESULT {"experiment": "a", "st', "eval.log, line 2: bad RESULT line"),
         ('RESULT {"experiment": "a"}', "missing 5 required keyword-only arguments: 'step', 'dataset', 'n_samples'"),
-    ],
-)
-def test_damaged_result_lines_are_refused_by_name(line, message):
-    with pytest.raises(ValueError) as error:
-        parse_result_lines(["hello", line], source="eval.log")
-    assert message in str(error.value)
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"metrics": {"Acc-Pass@1": 50.0}}, r"metrics\['Acc-Pass@1'\] must be .* an accuracy in \[0, 1\], got 50.0"),
-        ({"metrics": {"Length": float("nan")}}, r"metrics\['Length'\] must be finite.* got nan"),
-    ],
-)
-def test_bad_results_cannot_be_made(change, message):
-    with pytest.raises(ValueError, match=message):
-        replace(RESULT, **change)
+    ):
+        with pytest.raises(ValueError, match=message):
+            parse_result_lines(["hello", line], source="eval.log")
+    with pytest.raises(ValueError, match=r"metrics\['Acc-Pass@1'\] must be .* an accuracy in \[0, 1\], got 50.0"):
+        replace(RESULT, metrics={"Acc-Pass@1": 50.0})
+    with pytest.raises(ValueError, match=r"metrics\['Length'\] must be finite.* got nan"):
+        replace(RESULT, metrics={"Length": float("nan")})
 
 
 # ---- the table ----

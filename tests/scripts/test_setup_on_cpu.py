@@ -139,8 +139,3 @@ def test_the_gpu_versions_have_an_environment_of_their_own_if_the_disk_has_room(
     assert (checkout / ".venv-gpu-versions/installed-from").exists()
     assert subprocess.run([checkout / ".venv-gpu-versions/bin/python", "-c", "import project, torch"]).returncode == 0
     assert set_up(checkout, uv, arguments=("--gpu-versions",)).stdout == ""  # it is up to date
-
-
-def test_an_unknown_argument_is_refused(checkout):
-    result = set_up(checkout, arguments=("--gpu",))
-    assert result.returncode == 2 and "--gpu-versions" in result.stderr

@@ -5,22 +5,12 @@ import pytest
 from recipe.hato.local_reward import Step
 from recipe.tasks.walk.data import can_arrive
 from studies.process_reward import ERRORS, can_arrive_with_errors, compute_score
+from tests.tables import table
 
 TRUTH = {"start": 3, "target": 7, "steps": 2, "operations": ["+1", "*2"], "limit": 99}
 
 
-@pytest.mark.parametrize(
-    ("walk", "score", "acc"),
-    [
-        ("3*2=6\n6+1=7\n", 1.0, 1.0),
-        ("3*2=6\n6*2=12\n", 0.25, 0.0),  # one step of two leaves 7 in reach
-        ("3*2=6\n", 0.25, 0.0),
-        ("3+1=4\n4+1=5\n", 0.0, 0.0),  # 7 is neither 4 + 1 nor 4 * 2
-        ("3*2=7\n7+1=8\n", 0.0, 0.0),
-        ("3*2=6\n6+1=7\n7+1=8\n", 0.5, 0.0),  # both steps were good; the third breaks the rules
-        ("", 0.0, 0.0),
-    ],
-)
+@pytest.mark.parametrize(("walk", "score", "acc"), table(__file__, "walks"))
 def test_half_of_the_reward_is_of_the_steps(walk, score, acc):
     result = compute_score("walk", walk, TRUTH)
     assert (result["score"], result["acc"]) == (score, acc)

@@ -5,6 +5,9 @@ import math
 import os
 import random
 import subprocess
+import sys
+from contextlib import nullcontext
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,6 +15,7 @@ from vllm import SamplingParams
 from vllm.v1.sample.logits_processor import BatchUpdate, MoveDirectionality
 
 from tests.forked import as_in_a_run
+from vllm_patches.tempered_requests import PROCESSOR, refuse_wrong_requests
 from vllm_patches.v1_adaptive_temperature import (
     AdaptiveTemperature,
     compute_entropy_based_temperature,
@@ -55,16 +59,12 @@ def test_rows_that_do_not_ask_are_bit_identical():
     rows = [ordinary, asking(), asking(temperature=0), asking(temperature_tau=0.0), asking(), ordinary]
     processor.update_state(BatchUpdate(6, [], [(i, params, [1], []) for i, params in enumerate(rows)], []))
     logits = torch.randn(6, 50)
+    assert new_processor().apply(logits) is logits, "without requests the very tensor comes back"
     changed = processor.apply(logits.clone())
     same = [torch.equal(a, b) for a, b in zip(changed, logits, strict=True)]
     assert same == [True, False, True, True, False, True]
     for row in (1, 4):
         torch.testing.assert_close(changed[row], logits[row] / slow_factor(logits[row].tolist(), **SETTINGS))
-
-
-def test_without_requests_the_very_tensor_comes_back():
-    logits = torch.randn(2, 5)
-    assert new_processor().apply(logits) is logits
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -119,6 +119,23 @@ def test_requests_keep_their_settings_while_the_batch_changes(seed):
 def test_bad_settings_are_refused_with_the_request(settings, named):
     with pytest.raises(ValueError, match=named):
         AdaptiveTemperature.validate_params(SamplingParams(extra_args={"adaptive_temperature": settings}))
+
+
+@pytest.mark.parametrize(
+    ("named", "v2", "serves"), [(None, False, False), ([PROCESSOR], False, True), (None, True, True)]
+)
+def test_an_engine_that_cannot_temper_refuses_requests_that_ask(monkeypatch, named, v2, serves):
+    """scripts/vllm_names.py checks that vLLM has the method that is wrapped."""
+    checks = type("InputProcessor", (), {"_validate_params": lambda self, params, tasks: None})
+    monkeypatch.setitem(sys.modules, "vllm.v1.engine.input_processor", SimpleNamespace(InputProcessor=checks))
+    refuse_wrong_requests()
+    processor, model = checks(), SimpleNamespace(logits_processors=named)
+    processor.vllm_config = SimpleNamespace(model_config=model, use_v2_model_runner=v2)
+    processor._validate_params(SamplingParams(), ())
+    with nullcontext() if serves else pytest.raises(ValueError, match=f"needs the logits processor {PROCESSOR}"):
+        processor._validate_params(asking(), ())
+    with pytest.raises(ValueError, match="std and scales above 0"):
+        processor._validate_params(asking(std=0.0), ())
 
 
 ENGINE = """

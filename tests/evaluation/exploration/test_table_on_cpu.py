@@ -42,7 +42,9 @@ def test_numbers_by_hand():
     assert numbers["tokens"] == 6
     # unique: 1 2 5 6 7 | 1 5 | 3 8 9 9 9 of 8, 4 and 6 tokens
     assert numbers["unique_share"] == pytest.approx((5 + 2 + 5) / (8 + 4 + 6))
-    assert numbers["entropy"] == 1.0
+    assert numbers["entropy"] == 1.0 and "tool_calls" not in numbers
+    called = [replace(group, metrics={"tool_calls": n}) for group, n in zip(GROUPS, (4.0, 0.0, 2.0), strict=True)]
+    assert measure_groups(called, 2)["tool_calls"] == 2
 
 
 def test_responses_that_reach_their_limit_are_cut():
@@ -54,14 +56,6 @@ def test_responses_that_reach_their_limit_are_cut():
     assert warnings(rows) == ["warning: 67% or more of plain sampling's responses are cut at data.max_response_length"]
     rows[1]["cut"] = 0.1
     assert warnings(rows) == []
-
-
-def test_tool_calls_where_there_are_tools():
-    called = [
-        replace(group, metrics={"tool_calls": calls}) for group, calls in zip(GROUPS, (4.0, 0.0, 2.0), strict=True)
-    ]
-    assert measure_groups(called, 2)["tool_calls"] == 2
-    assert "tool_calls" not in measure_groups(GROUPS, 2)
 
 
 def test_intervals_are_of_prompts():

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from hydra import compose, initialize_config_dir
 
+from tests.tables import table
 from verl.evaluation import main
 from verl.evaluation.main import EvaluationError, evaluate, plan_of, server_options
 from verl.evaluation.model.replicas import visible_gpus
@@ -19,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[3]
 
 @pytest.fixture
 def config_of(tmp_path):
-    """Composes an evaluation of a model that is a folder with a config only."""
+    """Composes an evaluation of a model that is a folder with empty files."""
     (tmp_path / "model").mkdir()
     (tmp_path / "model/config.json").write_text("{}")
     (tmp_path / "model/model.safetensors").touch()
@@ -56,19 +57,7 @@ def started(monkeypatch):
     return options
 
 
-@pytest.mark.parametrize(
-    ("n_gpus", "overrides", "options", "requests"),
-    [
-        (8, [], "--tensor-parallel-size 1 --data-parallel-size 8", 8 * 256),
-        (8, ["server.tensor_parallel=4"], "--tensor-parallel-size 4 --data-parallel-size 2", 2 * 256),
-        (8, ["server.tensor_parallel=8"], "--tensor-parallel-size 8", 256),
-        (8, ["server.tensor_parallel=3"], "--tensor-parallel-size 3 --data-parallel-size 2", 2 * 256),
-        (8, ["server.data_parallel=1", "server.concurrency=64"], "--tensor-parallel-size 1", 64),
-        (1, [], "--tensor-parallel-size 1", 256),
-        (None, [], "--tensor-parallel-size 1 --dtype float32", 256),
-        (None, ["server.data_parallel=2"], "--tensor-parallel-size 1 --data-parallel-size 2 --dtype float32", 2 * 256),
-    ],
-)
+@pytest.mark.parametrize(("n_gpus", "overrides", "options", "requests"), table(__file__, "replicas"))
 def test_as_many_replicas_as_there_are_gpus_for(config_of, gpus, n_gpus, overrides, options, requests):
     gpus(n_gpus)
     plan = plan_of(config_of(*overrides))
@@ -111,12 +100,6 @@ def test_the_server_is_started_with_these_options(config_of, gpus, started):
     expected = "--seed 7 --tensor-parallel-size 1 --data-parallel-size 8 --max-model-len 4096 "
     expected += "--gpu-memory-utilization 0.5 --enforce-eager"
     assert started == [expected.split()]
-
-
-@pytest.mark.parametrize("value", ["0", "-1", "1.5", "two"])
-def test_data_parallel_is_a_number_of_replicas(config_of, value):
-    with pytest.raises(EvaluationError, match=f"server.data_parallel={value}: expected a whole number"):
-        plan_of(config_of(f"server.data_parallel={value}"))
 
 
 def test_the_cpu_profile_has_no_gpus_and_others_are_counted_by_torch(monkeypatch):

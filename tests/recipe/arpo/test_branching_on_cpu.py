@@ -13,22 +13,11 @@ from recipe.arpo.branching import (
 from recipe.arpo.budget import BranchBudget
 from recipe.arpo.keys import ARPOConfig
 from tests.refusals import refused, says
+from tests.tables import table
 from verl.workers.config.keys import ROLLOUT, read_keys
 
 
-@pytest.mark.parametrize(
-    ("policy", "now", "base", "consecutive", "expected"),
-    [
-        ("entropy", 0.4, 0.1, 0, 0.5 + 0.2 * 0.3),
-        ("entropy", 0.1, 0.4, 7, 0.5 - 0.2 * 0.3),
-        ("entropy_balanced", 0.4, 0.1, 0, 0.56),
-        ("entropy_balanced", 0.4, 0.1, 4, 0.56 * 0.8),
-        ("entropy_balanced", 0.4, 0.1, 30, 0.0),
-        ("threshold", 0.3, 1.0, 0, 0.5),
-        ("threshold", 0.2, 1.0, 0, 0.0),
-        ("never", 1.0, 0.0, 0, 0.0),
-    ],
-)
+@pytest.mark.parametrize(("policy", "now", "base", "consecutive", "expected"), table(__file__, "branch policies"))
 def test_branch_policies_by_hand(policy, now, base, consecutive, expected):
     assert BRANCH_POLICIES[policy](now, base, consecutive, ARPOConfig()) == pytest.approx(expected)
 

@@ -72,11 +72,6 @@ def test_branches_go_to_the_uncertain():
     assert grow(ToyPolicy(1, sure), entropy_weight=weight).metrics["forks"] == 0
 
 
-def test_a_result_leaves_room_for_one_token():
-    (text,) = texts(grow(ToyPolicy(calls=1), library(answer="x" * 500), n=1, room=100))
-    assert len(encode(text)) == 100 and "x\n</result>" in text and not text.endswith("</result>")
-
-
 def test_validation_asks_once_a_turn_and_for_no_entropies():
     policy = ToyPolicy(calls=2)
     tree = grow(policy, n=4, branch_policy="never", initial_rollouts=4)
@@ -110,31 +105,24 @@ def test_a_call_that_was_never_opened_is_told_and_counted():
     assert "Error: search was closed but not opened" in texts(tree)[0] and tree.metrics["tool_failures"] == 1
 
 
-def test_a_tools_own_fault_is_counted_and_kept(monkeypatch):
+@pytest.mark.parametrize("own_fault", [False, True])
+def test_a_tools_failure_is_counted_kept_and_told_to_the_model(monkeypatch, own_fault):
     async def down(self, content, *, timeout):
-        await asyncio.sleep(0)  # a tool that never awaits runs in a process, where it is not replaced
-        raise ToolError("no <key>", kind="http_401", retry=False, own_fault=True)
-
-    monkeypatch.setattr(Library, "execute", down)
-    tree = grow(ToyPolicy(calls=1), n=1)
-    assert tree.metrics["tool_search/own_faults"] == 1
-    assert [s.info.call["fault"] for s in tree.segments if s.author == TOOL] == ["Error: no <key>"]
-
-
-def test_a_tools_failure_is_told_to_the_model(monkeypatch):
-    async def down(self, content, *, timeout):
-        await asyncio.sleep(0)
-        raise ToolError("the server is down", kind="connect", retry=False)
+        await asyncio.sleep(0)  # a tool that awaits stays in this process
+        raise ToolError("the server is down", kind="connect", retry=False, own_fault=own_fault)
 
     monkeypatch.setattr(Library, "execute", down)
     tree = grow(ToyPolicy(calls=1), n=2, initial_rollouts=2)
-    assert all("Error: the server is down" in text and text.endswith("<|im_end|>") for text in texts(tree))
-    assert tree.metrics["tool_search/failures"] == 2 and tree.metrics["tool_search/own_faults"] == 0
-    assert [s.info.call["error"] for s in tree.segments if s.author == TOOL] == ["connect", "connect"]
+    assert all(text.endswith("<|im_end|>") for text in texts(tree))
+    assert all("Error: the server is down" in text for text in texts(tree))
+    assert tree.metrics["tool_search/failures"] == 2 and tree.metrics["tool_search/own_faults"] == 2 * own_fault
+    calls = [segment.info.call for segment in tree.segments if segment.author == TOOL]
+    assert [call["error"] for call in calls] == ["connect", "connect"]
+    assert [call.get("fault") for call in calls] == ["Error: the server is down" if own_fault else None] * 2
 
 
 @pytest.mark.parametrize("look", range(1, 40))
-def test_what_only_looks_like_the_rest_of_a_tag_ends_no_turn(look):
+def test_text_like_the_rest_of_a_tag_ends_no_turn(look):
     """Where a request ends within "</searc", "h>" would complete the tag: the next request ends there, the turn not."""
 
     class Careless(ToyPolicy):

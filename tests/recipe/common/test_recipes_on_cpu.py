@@ -8,22 +8,9 @@ from omegaconf import OmegaConf
 from recipe.common.menu import RECIPES, choice_files
 from tests.configs import composed
 from tests.recipe.common.explore import SEARCH_PATH, explore
+from tests.tables import table
 
-# the configs that have the authors' names, and the recipe that each of them is
-TRAINERS = {
-    "arpo/arpo_trainer": "arpo",
-    "arpo/aepo_trainer": "aepo",
-    "arpo/grpo_trainer": "grpo_tools",
-    "hapo/hapo_trainer": "hapo",
-    "hapo/hapo_math_trainer": "hapo_math",
-    "hato/hato_trainer": "hato",
-    "hato/hato_math_trainer": "hato_math",
-    "hato/hato_notes_trainer": "hato_notes",
-    "latr/grpo_countdown_trainer": "latr",
-    "latr/grpo_math_trainer": "latr_math",
-    "latr/dapo_countdown_trainer": "[dapo,latr]",
-    "latr/dapo_math_trainer": "[dapo,latr_math]",
-}
+TRAINERS = dict(table(__file__, "trainers"))
 
 
 def test_every_trainer_config_of_a_method_is_listed():
@@ -60,14 +47,6 @@ def test_two_recipes_make_one_run():
     assert (actor.clip_ratio_high, actor.clip_ratio_c, actor.kl_loss_coef) == (0.28, 10.0, 0.01)
     assert config.algorithm.filter_groups.enable and actor.use_kl_loss
     assert OmegaConf.to_container(rollout.kt.mix_ratio_schedule) == {0: 1.0, 100: 0.75, 200: 0.5, 300: 0.25}
-
-
-@pytest.mark.parametrize("recipe", ["arpo", "aepo"])
-def test_the_search_task_makes_the_trees_small(recipe):
-    rollout = explore(f"recipe={recipe}", "task=search_task").actor_rollout_ref.rollout
-    assert (rollout.n, rollout.initial_rollouts, rollout.entropy_tokens) == (8, 4, 8)
-    rollout = explore(f"recipe={recipe}").actor_rollout_ref.rollout
-    assert (rollout.n, rollout.initial_rollouts, rollout.entropy_tokens) == (16, 8, 20)
 
 
 @pytest.mark.parametrize("task", ["reasoning", "deepsearch", "search_task"])

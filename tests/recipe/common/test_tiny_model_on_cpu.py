@@ -4,7 +4,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from recipe.common.tiny_model import WORDS, TinyModelConfig, main, make_tokenizer, write_tiny_model
+from recipe.common.tiny_model import WORDS, TinyModelConfig, make_tokenizer, write_tiny_model
 
 
 @pytest.fixture(scope="module")
@@ -56,10 +56,3 @@ def test_a_folder_of_other_things_is_left_alone(tmp_path):
         write_tiny_model(tmp_path / "runs")
     assert (tmp_path / "runs/global_step_1").exists()
     assert write_tiny_model(write_tiny_model(tmp_path / "model")) == tmp_path / "model"
-
-
-def test_the_command_that_the_warm_start_runs(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("sys.argv", ["tiny_model", "--output-dir", str(tmp_path / "model"), "--num-layers", "1"])
-    main()
-    assert "parameters in" in capsys.readouterr().out
-    assert AutoModelForCausalLM.from_pretrained(tmp_path / "model").config.num_hidden_layers == 1

@@ -10,31 +10,10 @@ import pytest
 from tests.configs import composed
 from tests.recipe.arpo.toy_agent import TOKENIZER, encode
 from tests.refusals import refused, says
+from tests.tables import table
 from verl.trainer.checks.parts import check_parts, check_typed_sections
 from verl.utils.parts import parts
 from verl.workers.rollout.tree_builder import policy_class
-
-DEFAULTS = {
-    "cure": {"n1": 4, "n2": 3, "critical_top_k": 20, "min_characters": 2, "entropy_top_k": 20},
-    "treepo": {"segment_length": 512, "max_depth": 14, "divergence": 2, "first_round_divergence": 8}
-    | {"repetition_length": 32, "repetition_count": 8},
-}
-
-# keys of `actor` that a choice of a loss sets
-CHOICES = {
-    "archer": {"low_entropy_clip_ratio_low": 0.2, "low_entropy_clip_ratio_high": 0.2, "token_entropy_quantile": 0.8}
-    | {"high_entropy_clip_ratio_low": 0.5, "high_entropy_clip_ratio_high": 0.5, "clip_ratio_c": 10.0}
-    | {"use_kl_loss": True, "kl_loss_coef": 0.0, "low_entropy_kl_loss_scale_coef": 0.001},
-    "aspo": {"low_entropy_clip_ratio_low": 0.2, "low_entropy_clip_ratio_high": 0.2, "clip_ratio_c": 3.0}
-    | {"high_entropy_clip_ratio_low": 0.4, "high_entropy_clip_ratio_high": 0.4, "use_kl_loss": False},
-    "forking": {"forking_loss": "vanilla", "forking_ratio": 0.2}
-    | {"clip_ratio_low": 0.2, "clip_ratio_high": 0.28, "clip_ratio_c": 10.0},
-    "gspo": {"clip_ratio_low": 3e-4, "clip_ratio_high": 4e-4, "loss_agg_mode": "seq-mean-token-mean"},
-    "sapo": {"loss_agg_mode": "seq-mean-token-mean"},
-    "cispo": {"clip_ratio_low": 1.0},
-    "dppo_tv": {"clip_ratio_low": 0.15},
-    "dppo_kl": {"clip_ratio_low": 0.05},
-}
 
 
 @pytest.mark.parametrize(("overrides", "message"), refused(__file__, "range"), ids=lambda text: text[-40:])
@@ -47,15 +26,15 @@ def test_a_value_out_of_range_is_refused_by_its_key(overrides, message):
     assert says(error.value, message) and (key in str(error.value) or key.rpartition(".")[2] in message)
 
 
-@pytest.mark.parametrize("tree", DEFAULTS)
-def test_the_defaults_are_the_papers(tree):
-    assert asdict(parts("tree")[tree].keys()) == DEFAULTS[tree]
+@pytest.mark.parametrize(("tree", "values"), table(__file__, "defaults of trees"))
+def test_the_defaults_are_the_papers(tree, values):
+    assert asdict(parts("tree")[tree].keys()) == values
 
 
-@pytest.mark.parametrize("loss", CHOICES)
-def test_a_choice_of_a_loss_has_the_papers_values(loss):
+@pytest.mark.parametrize(("loss", "values"), table(__file__, "values of losses"))
+def test_a_choice_of_a_loss_has_the_papers_values(loss, values):
     actor = composed("explore", "hardware=cpu", f"loss={loss}").actor_rollout_ref.actor
-    assert {key: actor[key] for key in CHOICES[loss]} == CHOICES[loss]
+    assert {key: actor[key] for key in values} == values
 
 
 @pytest.mark.parametrize(

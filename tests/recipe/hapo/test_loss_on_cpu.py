@@ -1,7 +1,6 @@
 """HAPO's formulas against slow versions written out token by token, and on every degenerate batch."""
 
 import math
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,16 +12,7 @@ from verl.trainer.ppo.core_algos import (
 from recipe.hapo.credit import compute_hapo_outcome_advantage, token_level_group_advantage
 from recipe.hapo.loss import compute_policy_loss_hapo
 from recipe.hapo.normalized_entropy import ENTROPY_H, compute_entropy_h, entropy_to_h
-
-
-def random_batch(seed: int, rows: int = 12, length: int = 9):
-    """entropies, ragged mask (one empty row), both (rows, length)."""
-    generator = torch.Generator().manual_seed(seed)
-    entropy = torch.rand(rows, length, generator=generator) ** 4 * 3
-    lengths = torch.randint(1, length + 1, (rows,), generator=generator)
-    lengths[rows // 2] = 0
-    return entropy, (torch.arange(length) < lengths[:, None]).long()
-
+from tests.recipe.losses import actor_config, assert_token_by_token, random_batch, slow_clipped_loss
 
 # ---- h ----
 
@@ -45,7 +35,7 @@ def slow_h(entropy, mask, pivot):
 @pytest.mark.parametrize("pivot", [0.1, 0.5, 0.8])
 @pytest.mark.parametrize("seed", range(5))
 def test_h_is_the_papers_formula(seed, pivot):
-    entropy, mask = random_batch(seed)
+    entropy, mask, *_ = random_batch(seed)
     h, statistics = compute_entropy_h(entropy, mask, pivot)
     expected, numbers = slow_h(entropy, mask, pivot)
     torch.testing.assert_close(h, expected, rtol=1e-4, atol=1e-5)
@@ -53,7 +43,7 @@ def test_h_is_the_papers_formula(seed, pivot):
 
 
 def test_statistics_of_one_batch_bound_h_of_another():
-    _, statistics = compute_entropy_h(*random_batch(1))
+    _, statistics = compute_entropy_h(*random_batch(1)[:2])
     h = entropy_to_h(torch.tensor([0.0, 1e-30, 100.0, math.exp(statistics.median)]), statistics)
     assert h.tolist() == pytest.approx([-1.0, -1.0, 1.0, 0.0], abs=1e-5)
 
@@ -151,53 +141,29 @@ def test_the_algorithm_config_says_whether_to_divide_by_the_deviation():
 # ---- the loss ----
 
 
-def actor_config(**changes):
-    values = {"clip_ratio": 0.2, "clip_ratio_low": 0.2, "clip_ratio_high": 0.28, "clip_ratio_c": 10.0}
-    values |= {"adaptive_clip": True, "clip_alpha": 1.0, "adaptive_advantage": True, "adv_beta": 1.0}
-    values |= {"global_batch_info": {}, **changes}
-    config = SimpleNamespace(**values)
-    config.get = lambda key, default=None: getattr(config, key, default)
-    return config
-
-
-def loss_inputs(seed: int):
-    entropy, mask = random_batch(seed)
-    generator = torch.Generator().manual_seed(seed)
-    old = -torch.rand(mask.shape, generator=generator) * 3
-    new = (old + 0.5 * torch.randn(mask.shape, generator=generator)).requires_grad_()
-    advantages = torch.randn(len(mask), 1, generator=generator) * mask
-    return entropy, mask, old, new, advantages
-
-
-def slow_token_loss(ratio, advantage, h, config):
-    low, high = config.clip_ratio_low, config.clip_ratio_high
-    if config.adaptive_clip:
-        low, high = (low * (1 - config.clip_alpha * h), high) if h <= 0 else (low, high * (1 + config.clip_alpha * h))
-    if config.adaptive_advantage:
-        inside = 1 - low / 2 < ratio < 1 + high / 2
-        if (h > 0 and not inside) or (h <= 0 and inside):
-            advantage *= 1 + config.adv_beta * h
-    loss = max(-advantage * ratio, -advantage * min(max(ratio, 1 - low), 1 + high))
-    return min(loss, -advantage * config.clip_ratio_c) if advantage < 0 else loss
-
-
 @pytest.mark.parametrize("clip", [True, False])
 @pytest.mark.parametrize("advantage", [True, False])
 @pytest.mark.parametrize("seed", range(3))
 def test_the_loss_token_by_token(seed, clip, advantage):
-    config = actor_config(adaptive_clip=clip, adaptive_advantage=advantage)
-    entropy, mask, old, new, advantages = loss_inputs(seed)
+    bounds = {"clip_ratio_low": 0.2, "clip_ratio_high": 0.28}
+    config = actor_config("hapo", adaptive_clip=clip, adaptive_advantage=advantage, **bounds)
+    entropy, mask, old, new, advantages = random_batch(seed)
     h, _ = compute_entropy_h(entropy, mask)
     with ENTROPY_H.bound(h):
         loss, metrics = compute_policy_loss_hapo(old, new, advantages, mask, "token-mean", config)
-    terms = [
-        slow_token_loss((new[i, t] - old[i, t]).exp().item(), advantages[i, t].item(), h[i, t].item(), config)
-        for i, t in mask.nonzero().tolist()
-    ]
-    assert loss.item() == pytest.approx(sum(terms) / len(terms), rel=1e-4)
+
+    def slow_token_loss(log_prob, i, t):
+        low, high, own = 0.2, 0.28, advantages[i, t].item()
+        low *= 1 - config.clip_alpha * h[i, t].item() * (clip and h[i, t] <= 0)
+        high *= 1 + config.clip_alpha * h[i, t].item() * (clip and h[i, t] > 0)
+        if advantage:
+            inside = 1 - low / 2 < (log_prob - old[i, t]).exp() < 1 + high / 2
+            if inside == (h[i, t] <= 0):
+                own *= 1 + config.adv_beta * h[i, t].item()
+        return slow_clipped_loss(log_prob, old[i, t], own, low, high, config)
+
+    assert_token_by_token(loss, new, mask, slow_token_loss)
     assert all(math.isfinite(value) for value in metrics.values())
-    loss.backward()
-    assert torch.isfinite(new.grad).all() and (new.grad[mask == 0] == 0).all()
 
 
 def test_entropies_that_are_not_finite_do_not_count():

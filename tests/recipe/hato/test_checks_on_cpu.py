@@ -65,12 +65,6 @@ def test_the_notes_values_are_a_choice(hardware):
     assert whole.actor_rollout_ref.rollout.temperature == 0.7
 
 
-def test_the_notes_names_on_the_command_line():
-    names = ["+hato.uncertainty.type=bootstrap", "+hato.uncertainty.n_bootstrap=7", "+hato.memory.max_nodes=99"]
-    hato = checked_keys(config(*names))
-    assert (hato.uncertainty.method, hato.uncertainty.n_passes, hato.tree.max_nodes) == ("bootstrap", 7, 99)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(("overrides", "message"), refused(__file__, "checks"))
 def test_keys_that_do_not_go_together_are_named(overrides, message):
@@ -93,7 +87,6 @@ def test_a_beam_may_keep_fewer_than_n_independent_paths():
 def test_hatos_credit_works_on_other_trees(tree):
     """What only the search asks for does not concern them."""
     others = ["actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-mean"]
-    others += [] if tree == "eptree" else ["actor_rollout_ref.rollout.n=3"]
     composed = config(f"tree={tree}", "credit=hato", *others, name="explore")
     assert checked_keys(composed).reward_weights == HATOConfig().reward_weights
     composed.hato.reward_weights.beta = -1

@@ -4,26 +4,9 @@ import json
 
 import pytest
 
-from recipe.hato.keys import HATOConfig, TreeConfig
+from recipe.hato.keys import HATOConfig
 from tests.refusals import refused, says
 from verl.workers.config.keys import read_keys
-
-
-def test_defaults_and_nested_keys():
-    assert read_keys(HATOConfig, {}, "hato") == HATOConfig()
-    config = read_keys(
-        HATOConfig,
-        {
-            "tree": {"max_depth": 6, "search_algorithm": "beam"},
-            "uncertainty": {"method": "dropout", "model_config": {"hidden_size": 32, "dropout": 0.5}},
-            "reward_weights": {"alpha": 0, "beta": 1},
-            "verification_threshold": 1,
-        },
-        "hato",
-    )
-    assert config.tree == TreeConfig(max_depth=6, search_algorithm="beam")
-    assert config.uncertainty.model_config.hidden_size == 32
-    assert (config.reward_weights.alpha, config.reward_weights.gamma) == (0, 0.2)
 
 
 @pytest.mark.parametrize(("values", "message"), refused(__file__, "keys"))
@@ -60,6 +43,7 @@ def test_the_notes_names_are_read(method, n_passes):
     assert (uncertainty.method, uncertainty.n_passes, uncertainty.model_config.dropout) == (method, n_passes, 0.1)
     assert (config.exploration.pruning_threshold, config.tree.max_nodes) == (0.2, 1000)
     assert (config.meta_learning.method, config.meta_learning.n_inner_steps) == ("reptile", 5)
+    assert read_keys(HATOConfig, {"reward_weights": {"alpha": 0}}, "hato").reward_weights.gamma == 0.2
     assert config.tree.max_depth == 3 and config.memory.problems == 100_000
     assert named["uncertainty"]["type"] == method, "what was passed is as it was"
 

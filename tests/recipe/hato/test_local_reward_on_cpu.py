@@ -12,24 +12,14 @@ from recipe.hato.local_reward import (
     local_reward_function,
     progress,
 )
-
-PROBLEM = [1, 2, 3, 4]
+from tests.tables import table
 
 
 @pytest.mark.parametrize(
-    ("before", "parent", "tokens", "expected_coherence", "expected_progress"),
-    [
-        ([], PROBLEM, [1, 2, 3], 1.0, 0.0),  # repeats the problem
-        ([], PROBLEM, [8, 9, 7], 0.0, 1.0),  # speaks of something else
-        ([], PROBLEM, [1, 3, 9], 2 / 3, 1.0),
-        ([5, 6, 7], [6, 7], [6, 7, 5], 2 / 3, 1 / 2),  # (6, 7) was said before; 5 is not in the parent
-        ([], PROBLEM, [9], 0.0, 1.0),
-        ([9], [9], [9], 1.0, 0.0),
-        ([], PROBLEM, [], 0.0, 0.0),
-    ],
+    ("before", "parent", "tokens", "expected_coherence", "expected_progress"), table(__file__, "heuristics")
 )
 def test_heuristics_by_hand(before, parent, tokens, expected_coherence, expected_progress):
-    step = Step(problem=PROBLEM, before=before, parent=parent, tokens=tokens)
+    step = Step(problem=[1, 2, 3, 4], before=before, parent=parent, tokens=tokens)
     assert coherence(step) == pytest.approx(expected_coherence)
     assert progress(step) == pytest.approx(expected_progress)
     product, total = expected_coherence * expected_progress, expected_coherence + expected_progress

@@ -98,17 +98,6 @@ def outputs(request, engine):
     return run(rollout_of(engine))
 
 
-def test_a_row_for_each_leaf_and_none_twice(outputs):
-    tree = TrajectoryTree.from_json(outputs[0].extra_fields[TREE])
-    assert 1 < len(outputs) == len(tree.leaves) <= N
-    assert tree.trajectories() == [output.response_ids for output in outputs]
-    assert len({tuple(output.response_ids) for output in outputs}) == len(outputs)
-    assert len({tuple(output.token_fields[SEGMENT_IDS.name]) for output in outputs}) == len(outputs)
-    assert outputs[0].extra_fields[TREE_METRICS]["leaves"] == len(outputs)
-    for output in outputs[1:]:
-        assert not {TREE, TREE_METRICS, TREE_DATA} & set(output.extra_fields)
-
-
 def test_token_fields_travel_as_tensors_of_the_responses_length(outputs):
     tree = TrajectoryTree.from_json(outputs[0].extra_fields[TREE])
     for output in outputs:
@@ -122,7 +111,7 @@ def test_token_fields_travel_as_tensors_of_the_responses_length(outputs):
         assert 0 <= row["local_rewards"].min() and row["local_rewards"].max() <= 1
 
 
-def test_the_steps_are_those_of_the_rows(outputs):
+def test_the_steps_are_those_of_the_rows_and_travel_with_the_first_one(outputs):
     steps = pickle.loads(outputs[0].extra_fields[TREE_DATA])
     tree = TrajectoryTree.from_json(outputs[0].extra_fields[TREE])
     in_rows = {i for output in outputs for i in output.token_fields[SEGMENT_IDS.name]}
@@ -134,6 +123,9 @@ def test_the_steps_are_those_of_the_rows(outputs):
     assert [len(features) for features in steps.features] == [len(FEATURES)] * len(steps.segments)
     assert list(steps.values) == [tree.segments[i].info.notes["value"] for i in steps.segments]
     assert "features" not in outputs[0].extra_fields[TREE]
+    assert outputs[0].extra_fields[TREE_METRICS]["leaves"] == len(outputs) > 1
+    for output in outputs[1:]:
+        assert not {TREE, TREE_METRICS, TREE_DATA} & set(output.extra_fields)
 
 
 def test_a_tree_that_is_not_written_has_its_steps_and_metrics_all_the_same(engine):
@@ -202,12 +194,8 @@ def test_rows_without_an_answer_have_reward_0_and_say_so(engine, filtered):
     assert {output.reward_score for output in rows} == {0.0, None}, "otherwise this tests nothing"
 
 
-def test_rows_say_nothing_of_dropped_steps_where_they_are_not_trained(engine):
-    outputs = run(rollout_of(engine, *DROPPING[1:]))
-    assert all(set(o.token_fields) == {SEGMENT_IDS.name, "local_rewards", "draws"} for o in outputs)
-    assert {o.reward_score for o in outputs} == {None}
-
-
-def test_validation_has_answers_only(engine):
-    outputs = asyncio.run(rollout_of(engine, *DROPPING).run(task_of(), N, dict(SAMPLING), plain=True))
-    assert len(outputs) == N and all("dropped" not in output.token_fields for output in outputs)
+@pytest.mark.parametrize(("overrides", "options"), [(DROPPING[1:], {}), (DROPPING, {"plain": True})])
+def test_rows_without_training_of_dropped_steps_and_validation_have_answers_only(engine, overrides, options):
+    outputs = asyncio.run(rollout_of(engine, *overrides).run(task_of(), N, dict(SAMPLING), **options))
+    assert not any(DROPPED_STEPS.name in output.token_fields for output in outputs)
+    assert {output.reward_score for output in outputs} == {None} and (len(outputs) == N or not options)

@@ -82,7 +82,7 @@ def test_ucb_by_hand():
     assert ucb_grants([], [], 0, 1.0) == []
 
 
-def test_what_a_full_tree_cannot_take_goes_to_the_next_by_ucb():
+def test_grants_beyond_a_full_tree_go_to_the_next_by_ucb():
     # by means alone the second tree gets all five, until it is full; then the first has the highest mean
     assert ucb_grants([0.5, 0.9, 0.1], [3, 3, 3], 5, 0.0, most=2) == [2, 2, 1]
     assert ucb_grants([0.5, 0.9, 0.1], [3, 3, 3], 5, 0.0, most=4) == [1, 4, 0]

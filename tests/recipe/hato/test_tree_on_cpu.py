@@ -110,16 +110,11 @@ def test_a_last_step_goes_on_where_an_answer_was_cut_short(model):
 
 def test_a_shared_budget_and_entropies_that_are_not_asked_for(model):
     config, engine = replace(config_of(), uncertainty=UncertaintyConfig(entropy_top_k=0)), Slow(model, 0)
-    tree = grow(engine, config, settings=(NodeBudget(3),))
+    tree = grow(engine, config, settings=(NodeBudget(3), SearchState(-1, 0.6, b"")))
+    assert {request.temperature for request in engine.asked} == {0.6}, "the trainer's goes before the prompt's"
     assert tree.metrics["nodes_kept"] <= 3
     assert all(request.n_entropy == 0 for request in engine.asked)
     assert {segment.info.notes["entropy"] for segment in tree.segments} == {0.0}
-
-
-def test_the_trainers_temperature_goes_before_the_prompts(model):
-    engine = Slow(model, 0)
-    grow(engine, config_of(), temperature=1.0, settings=(SearchState(-1, 0.6, b""),))
-    assert {request.temperature for request in engine.asked} == {0.6}
 
 
 def test_greedy_siblings_are_one_step_and_get_one_local_reward(model):

@@ -49,14 +49,6 @@ def test_a_branch_is_asked_for_up_to_the_exit_in_one_request():
     assert engine.most_running == 2, "the root is asked while its branch is waited for"
 
 
-def test_branches_that_will_open_are_asked_for_at_once():
-    engine, tree = grow_hesitantly(8, [3, 7, 11], prob_filter_rel_thres=0.2, prob_filter_abs_thres=0.3)
-    assert len(tree.rows) == 8 and tree.step == 11 + 50 + 2
-    assert engine.most_running > 1
-    # 8 rows, each born with a single request; then once more up to the exit where that came too early
-    assert len(engine.asked) <= 16
-
-
 def test_a_tree_that_never_fills_is_asked_for_in_ever_longer_requests():
     engine, tree = grow_hesitantly(2, [])
     assert tree.step == 512 and len(tree.rows) == 1

@@ -11,6 +11,7 @@ from recipe.tasks.countdown.data import CountdownConfig, solve, write_countdown
 from recipe.tasks.search.data import SearchTaskConfig, write_search_task
 from recipe.tasks.walk.data import Problem, WalkConfig, random_walk, write_walks
 from recipe.tasks.word_problems.data import WordProblemsConfig, write_word_problems
+from tests.tables import table
 from verl.evaluation.questions.loading import read_questions
 from verl.evaluation.scores.scoring import find_scoring
 
@@ -24,15 +25,6 @@ MAKERS = {
     "word_problems": (write_word_problems, WORDS),
     "search": (lambda folder, config: asyncio.run(write_search_task(folder, config)), SEARCH),
 }
-WRONG = [
-    *((COUNTDOWN, *case) for case in [("min_numbers", 1), ("max_numbers", 5), ("operators", "^")]),
-    *((COUNTDOWN, *case) for case in [("demo_correct", 1.5), ("style", "loud"), ("max_target", 0)]),
-    *((WALK, *case) for case in [("min_steps", 0), ("max_steps", 13), ("operators", "+"), ("operators", "+^")]),
-    *((WALK, *case) for case in [("max_share", 0.0), ("demo_correct", 1.5), ("style", "loud"), ("max_start", 100)]),
-    *((WALK, "test_size", -1), (WORDS, "max_operations", 4), (WORDS, "operators", "^"), (WORDS, "max_value", 5)),
-    *((WORDS, "test_size", -1), (SEARCH, "people", 3), (SEARCH, "demo_correct", 1.5), (SEARCH, "train_size", 0)),
-    *((SEARCH, "min_hops", 1), (SEARCH, "max_hops", 1), (SEARCH, "max_hops", 20)),
-]
 
 
 @pytest.mark.parametrize("task", MAKERS)
@@ -45,10 +37,10 @@ def test_the_same_seed_makes_the_same_rows_and_another_one_others(task, tmp_path
     assert first["train"].read_bytes() != other["train"].read_bytes()
 
 
-@pytest.mark.parametrize(("config", "option", "value"), WRONG)
-def test_wrong_options_are_named(config, option, value):
+@pytest.mark.parametrize(("task", "option", "value"), table(__file__, "wrong options"))
+def test_wrong_options_are_named(task, option, value):
     with pytest.raises(ValueError, match=f"{option}="):
-        replace(config, **{option: value})
+        replace(MAKERS[task][1], **{option: value})
 
 
 def walked(truth: str) -> str:

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.tables import table
 from verl.utils.reward_score.qa import (
     check_row,
     compute_score,
@@ -51,16 +52,7 @@ def test_data_without_an_answer_are_named(truth):
         gold_answers(truth)
 
 
-@pytest.mark.parametrize(
-    ("boxed", "text"),
-    [
-        (r"\text{New York}", "New York"),
-        (r"\mathrm {A}", "A"),
-        (r"\text{a} and \text{b}", "a and b"),
-        ("Paris", "Paris"),
-        (r"\text{", r"\text{"),
-    ],
-)
+@pytest.mark.parametrize(("boxed", "text"), table(__file__, "boxed"))
 def test_boxed_text(boxed, text):
     assert plain_text(boxed) == text
 

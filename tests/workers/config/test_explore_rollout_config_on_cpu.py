@@ -8,9 +8,9 @@ from omegaconf import OmegaConf
 from verl.utils.config import omega_conf_to_dataclass
 
 from tests.configs import composed, composed_groups
+from tests.tables import table
 from verl.workers.config.explore import parts_of
 
-ROLLOUT = "actor_rollout_ref.rollout"
 ARPO = Path(__file__).resolve().parents[3] / "recipe/arpo/config"
 
 
@@ -43,7 +43,8 @@ def test_every_method_and_task_composes_without_warnings(method, task, hardware)
     assert config.tools.call_limit == {"reasoning": 3, "deepsearch": 6, "search_task": 3}[task]
     assert tree.branch_policy == ("entropy_balanced" if method == "aepo" else "entropy")
     assert tree.enable_dynamic_rollouts == (method == "aepo")
-    assert (config.n, tree.initial_rollouts) == ((8, 4) if task == "search_task" else (16, 8))
+    shape = config.n, tree.initial_rollouts, tree.entropy_tokens
+    assert shape == ((8, 4, 8) if task == "search_task" else (16, 8, 20))
 
 
 def test_the_authors_yaml_works_as_it_is():
@@ -78,17 +79,7 @@ def test_the_authors_yaml_works_as_it_is():
     assert config.tools.verbose_logging and set(config.tools.tool_instances) == {"python", "search"}
 
 
-@pytest.mark.parametrize(
-    ("override", "named"),
-    [
-        (f"+{ROLLOUT}.tools.call_limits=3", "tools has no key call_limits"),
-        (f"{ROLLOUT}.name=sglang", "name=sglang: .*tree=arpo is grown on name=vllm"),
-        (f"{ROLLOUT}.tools.timeout=0", "tools.timeout=0"),
-        (f"{ROLLOUT}.tools.tool_instances.python.class_path=no.Tool", "tool_instances.python.class_path=no.Tool"),
-        (f"+{ROLLOUT}.tools.tool_instances.python.params.memory=1", "tool_instances.python.params.*memory"),
-        (f"{ROLLOUT}.tools.tool_instances.search.params.api_key=s3cr3t", "search.params.api_key"),
-    ],
-)
+@pytest.mark.parametrize(("override", "named"), table(__file__, "wrong keys"))
 def test_a_wrong_key_is_named_and_a_secret_is_not(override, named):
     with pytest.raises(Exception, match=named) as error:
         omega_conf_to_dataclass(rollout("arpo_trainer", override))

@@ -32,13 +32,12 @@ def test_where_requests_carry_seeds(monkeypatch, recipe):
     assert seeds(monkeypatch, recipe, "hardware=cpu")
     assert not seeds(monkeypatch, recipe, "hardware=gpu")
     assert seeds(monkeypatch, recipe, "hardware=gpu", v2=True)
+    tempered = ["explore", "hardware=gpu", "sampler=tempered"]
+    assert seeds(monkeypatch, *tempered, v2=True) and not seeds(monkeypatch, *tempered), (
+        "a processor keeps the V1 runner"
+    )
     assert seeds(monkeypatch, recipe, "hardware=gpu", f"+{SEEDS}=true")
     assert seeds(monkeypatch, recipe, "hardware=gpu", f"{ROLLOUT}.full_determinism=true")
-
-
-def test_a_logits_processor_keeps_the_v1_runner(monkeypatch):
-    assert not seeds(monkeypatch, "explore", "hardware=gpu", "sampler=tempered")
-    assert seeds(monkeypatch, "explore", "hardware=gpu", "sampler=tempered", v2=True)
 
 
 @pytest.mark.parametrize("sent", [False, True])

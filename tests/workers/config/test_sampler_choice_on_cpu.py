@@ -66,14 +66,11 @@ def test_cpus_other_processors_and_vllms_own_variable_decide_whatever_the_model(
     assert chosen(model=model)[0] == processors
 
 
-def test_the_plan_tells_the_sampler():
-    assert "\nsampler:  temperature 1.0" in describe_plan(composed("explore", "hardware=cpu"))
-
-
 def test_an_ordinary_temperature_needs_none(install):
     install(WITH_LIST)
     processors, text = chosen(recipe="sampler=plain", model=QWEN)
     assert processors == [] and text.startswith("temperature 1.0")
+    assert "\nsampler:  temperature 1.0" in describe_plan(composed("explore", "hardware=cpu"))
 
 
 def test_a_list_of_another_form_is_noticed(install):

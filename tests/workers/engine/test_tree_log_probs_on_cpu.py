@@ -15,6 +15,7 @@ from verl.workers.engine.prefix_tree.log_probs import _ChosenLogProbs
 from verl.workers.engine.prefix_tree.trie import build_trie
 
 KINDS = ["qwen2", "qwen3", "llama"]
+HEADS = [{"kv_heads": 1, "tied": False}, {"kv_heads": 4, "tied": False}]
 
 
 @pytest.fixture(autouse=True)
@@ -54,10 +55,10 @@ def errors(model, sequences, temperatures) -> tuple[float, float]:
     return max(value_errors), ((rows[2] - tree[2]).norm() / rows[2].norm()).item()
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("kind", "heads"), [*((kind, {}) for kind in KINDS), *(("qwen2", each) for each in HEADS)])
 @pytest.mark.parametrize("dtype, tolerance", [(torch.float64, 1e-8), (torch.float32, 1e-5)])
-def test_exact_on_random_tries(kind, dtype, tolerance):
-    model, rng = tiny_model(kind, dtype), random.Random(kind)
+def test_exact_on_random_tries(kind, heads, dtype, tolerance):
+    model, rng = tiny_model(kind, dtype, **heads), random.Random(kind)
     for _ in range(5):
         sequences = random_sequences(rng, tokens=rng.choice([2, VOCABULARY]))
         if sum(map(len, sequences)) == len(sequences):
@@ -66,14 +67,6 @@ def test_exact_on_random_tries(kind, dtype, tolerance):
         value_error, gradient_error = errors(model, sequences, temperatures)
         assert value_error < tolerance
         assert gradient_error < 1e-5
-
-
-@pytest.mark.parametrize("kv_heads", [1, 4])
-def test_other_numbers_of_key_and_value_heads(kv_heads):
-    model = tiny_model("qwen2", kv_heads=kv_heads, tied=False)
-    sequences = random_sequences(random.Random(1))
-    value_error, gradient_error = errors(model, sequences, [1.0] * len(sequences))
-    assert value_error < 1e-5 and gradient_error < 1e-5
 
 
 def test_gradient_checkpointing():
@@ -171,26 +164,21 @@ def test_the_model_attends_as_before_the_call():
     assert torch.equal(model(torch.tensor([[1, 2, 3]])).logits, before)
 
 
-def test_a_forward_without_a_trie_is_refused():
-    model = tiny_model("llama")
+def test_other_sequences_models_and_forwards_are_refused():
+    model, other = tiny_model("llama"), tiny_model("qwen2")
+    for sequences in ([], [torch.tensor([[1, 2]])], [torch.tensor([1]), torch.tensor([])]):
+        with pytest.raises(ValueError, match="expected 1-D tensors of at least one token id"):
+            tree_log_probs(model, sequences)
     model.set_attn_implementation(NAME)
     with pytest.raises(ValueError, match="needs the keyword argument prefix_tree"):
         model(torch.tensor([[1, 2, 3]]))
-
-
-@pytest.mark.parametrize("sequences", [[], [torch.tensor([[1, 2]])], [torch.tensor([1]), torch.tensor([])]])
-def test_what_is_no_list_of_sequences_is_refused(sequences):
-    with pytest.raises(ValueError, match="expected 1-D tensors of at least one token id"):
-        tree_log_probs(tiny_model("llama"), sequences)
-
-
-def test_other_models_are_refused():
-    model = tiny_model("qwen2")
-    model.config.layer_types[1] = "sliding_attention"
-    with pytest.raises(ValueError, match="sliding window"):
-        tree_log_probs(model, [torch.tensor([1, 2])])
-    with pytest.raises(ValueError, match="a model of type mistral: expected qwen2, qwen3, llama"):
-        tree_log_probs(tiny_model("mistral"), [torch.tensor([1, 2])])
+    other.config.layer_types[1] = "sliding_attention"
+    for unfit, message in (
+        (other, "sliding window"),
+        (tiny_model("mistral"), "type mistral: expected qwen2, qwen3, llama"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            tree_log_probs(unfit, [torch.tensor([1, 2])])
 
 
 def test_chosen_log_probs_by_finite_differences():

@@ -11,7 +11,7 @@ from tensordict import TensorDict
 from recipe.compared.archer.loss import compute_policy_loss_archer
 from tests.configs import composed
 from tests.recipe import losses
-from tests.recipe.losses import random_batch
+from tests.recipe.losses import assert_token_by_token, random_batch, slow_clipped_loss
 from verl.trainer.checks.parts import check_parts
 from verl.trainer.ppo.loss.entropy_clips import ENTROPY_RANK, entropy_rank
 from verl.utils.token_fields import REFERENCE_LOG_PROB
@@ -63,17 +63,6 @@ def test_no_token_has_high_entropy(entropy, mask):
 # ---- the loss ----
 
 
-def slow_token_loss(log_prob, old, reference, advantage, high, config):
-    """The PPO loss of a token and its KL, autograd's own operations only."""
-    low, up = (0.4, 0.6) if high else (0.1, 0.3)
-    ratio = (log_prob - old).exp()
-    loss = torch.maximum(-advantage * ratio, -advantage * ratio.clamp(1 - low, 1 + up))
-    if advantage < 0:
-        loss = torch.minimum(loss, -advantage * config.clip_ratio_c)
-    distance = reference - log_prob
-    return loss + (0.0 if high else config.low_entropy_kl_loss_scale_coef * (distance.exp() - distance - 1))
-
-
 @pytest.mark.parametrize("kl", [{}, KL], ids=["without KL", "with KL"])
 @pytest.mark.parametrize("seed", range(3))
 def test_loss_and_gradient_token_by_token(seed, kl):
@@ -91,16 +80,14 @@ def test_loss_and_gradient_token_by_token(seed, kl):
     high = slow_high(entropy, mask, 0.6)
     with ENTROPY_RANK.bound(entropy_rank(entropy, mask)[0]), REFERENCE_LOG_PROB.bound(reference):
         loss, metrics = compute_policy_loss_archer(old, new, advantages, mask, "token-mean", config)
-    slow = new.detach().clone().requires_grad_()
-    terms = [
-        slow_token_loss(slow[i, t], old[i, t], reference[i, t], advantages[i, t], high[i, t], config)
-        for i, t in mask.nonzero().tolist()
-    ]
-    expected = torch.stack(terms).mean()
-    loss.backward()
-    expected.backward()
-    assert loss.item() == pytest.approx(expected.item(), rel=1e-4)
-    torch.testing.assert_close(new.grad, slow.grad, rtol=1e-4, atol=1e-6)
+
+    def slow_token_loss(log_prob, i, t):
+        low, up = (0.4, 0.6) if high[i, t] else (0.1, 0.3)
+        distance = reference[i, t] - log_prob
+        kl = 0.0 if high[i, t] else config.low_entropy_kl_loss_scale_coef * (distance.exp() - distance - 1)
+        return slow_clipped_loss(log_prob, old[i, t], advantages[i, t].item(), low, up, config) + kl
+
+    assert_token_by_token(loss, new, mask, slow_token_loss)
     assert metrics["actor/archer/high_entropy_share"] == pytest.approx((high.sum() / mask.sum()).item())
     assert ("actor/archer/low_entropy_kl" in metrics) == bool(kl) and all(map(math.isfinite, metrics.values()))
 

@@ -12,7 +12,7 @@ from recipe.compared.forking.loss import FORKING_WEIGHT, compute_policy_loss_for
 from recipe.hapo.normalized_entropy import ENTROPY_H, compute_entropy_h
 from tests.configs import composed
 from tests.recipe import losses
-from tests.recipe.losses import random_batch
+from tests.recipe.losses import assert_token_by_token, random_batch, slow_clipped_loss
 from verl.trainer.checks.parts import check_parts, check_typed_sections
 from verl.trainer.ppo.loss.entropy_clips import ENTROPY_RANK, entropy_rank
 from verl.trainer.ppo.v1.component import components_of
@@ -77,13 +77,6 @@ def test_an_entropy_that_is_not_finite_is_not_kept():
 # ---- the loss ----
 
 
-def slow_vanilla(log_prob, old, advantage, config):
-    ratio = (log_prob - old).exp()
-    clipped = ratio.clamp(1 - config.clip_ratio_low, 1 + config.clip_ratio_high)
-    loss = torch.maximum(-advantage * ratio, -advantage * clipped)
-    return torch.minimum(loss, -advantage * config.clip_ratio_c) if advantage < 0 else loss
-
-
 @pytest.mark.parametrize("denominator", ["all", "kept"])
 @pytest.mark.parametrize("seed", range(3))
 def test_loss_and_gradient_token_by_token(seed, denominator):
@@ -92,13 +85,11 @@ def test_loss_and_gradient_token_by_token(seed, denominator):
     kept = slow_kept(entropy, mask, 0.2)
     with FORKING_WEIGHT.bound(forking_weights(entropy, mask, 0.2, denominator)[0]):
         loss, metrics = compute_policy_loss_forking(old, new, advantages, mask, "token-mean", config)
-    slow = new.detach().clone().requires_grad_()
-    terms = [slow_vanilla(slow[i, t], old[i, t], advantages[i, t], config) for i, t in kept.nonzero().tolist()]
-    expected = torch.stack(terms).sum() / (mask.sum() if denominator == "all" else kept.sum())
-    loss.backward()
-    expected.backward()
-    assert loss.item() == pytest.approx(expected.item(), rel=1e-4)
-    torch.testing.assert_close(new.grad, slow.grad, rtol=1e-4, atol=1e-7)
+
+    def slow_token_loss(log_prob, i, t):
+        return slow_clipped_loss(log_prob, old[i, t], advantages[i, t].item(), 0.2, 0.28, config)
+
+    assert_token_by_token(loss, new, kept, slow_token_loss, (mask if denominator == "all" else kept).sum())
     assert all(math.isfinite(value) for value in metrics.values())
 
 

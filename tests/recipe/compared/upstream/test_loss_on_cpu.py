@@ -6,17 +6,11 @@ from verl.trainer.ppo.core_algos import get_policy_loss_fn
 
 from tests.configs import composed
 from tests.conformance.losses import batch_of, step
+from tests.recipe.losses import actor_config
 from verl.trainer.checks import callback
 from verl.utils.parts import parts
-from verl.workers.config import PolicyLossConfig
-from verl.workers.config.explore import ExploreActorConfig
 
 BY_MICRO_BATCH = ["clip_cov", "kl_cov"]
-
-
-def actor_config(name: str, **changes):
-    values = {"strategy": "fsdp", "rollout_n": 4, "ppo_micro_batch_size_per_gpu": 1, **changes}
-    return ExploreActorConfig(**values, policy_loss=PolicyLossConfig(loss_mode=name))
 
 
 def loss_and_gradient(name, log_ratio, advantages, mode="token-sum", old=-1.0, **changes):
@@ -33,22 +27,10 @@ def loss_and_gradient(name, log_ratio, advantages, mode="token-sum", old=-1.0, *
 # ---- upstream's functions ----
 
 
-def test_geo_mean_averages_the_advantages_of_the_row():
-    """Therefore it is no choice: credits of tokens would be lost."""
-    assert loss_and_gradient("geo_mean", [0.1, 0.3], [1.0, 1.0])[0] == pytest.approx(-1.1618, abs=1e-4)  # -e^0.15
-    different, same = (loss_and_gradient("geo_mean", [0.1, 0.1], each)[0] for each in ([3.0, 1.0], [2.0, 2.0]))
-    assert different == pytest.approx(same) and "geo_mean" not in parts("loss")
-
-
 def test_sapo_averages_by_rows_whatever_the_mode():
     modes = ("token-sum", "token-mean", "seq-mean-token-mean")
     losses = {mode: loss_and_gradient("sapo", [0.1, 0.3, 0.2], [1.0, 1.0, -1.0], mode)[0] for mode in modes}
     assert len(set(losses.values())) == 1
-
-
-def test_kl_cov_acts_where_the_advantage_is_0():
-    _, gradient = loss_and_gradient("kl_cov", [0.5], [0.0])
-    assert gradient == pytest.approx([0.1])  # ppo_kl_coef
 
 
 def test_clip_cov_depends_on_rows_without_advantages():

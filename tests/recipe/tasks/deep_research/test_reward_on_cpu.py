@@ -56,14 +56,6 @@ def test_the_authors_format(text, score_by_authors):
     assert result["format"] == float(score_by_authors >= 0)
 
 
-def test_the_published_reward_is_f1_for_everything_unless_a_rule_is_named():
-    text = T + answer("0.5")
-    assert score(text, "1/2", "aime24", variant="published")["score"] == 0.0
-    assert score(text, "1/2", "unheard-of", variant="published")["score"] == 0.0
-    assert score(text, "1/2", "aime24", variant="published", rule="math")["score"] == 1.0
-    assert score(T + answer("x 2"), "2", "aime24", variant="published")["score"] == pytest.approx(2 / 3)
-
-
 def test_the_parts():
     assert score(HALF) == pytest.approx(
         {
@@ -81,28 +73,11 @@ def test_the_parts():
         assert other.keys() == keys  # verl collects them as columns
 
 
-def test_the_rule_can_be_named():
-    assert score(HALF, rule="em")["score"] == pytest.approx(0.2)
-    assert score(T + answer("0.5"), "1/2", "aime24", rule="f1")["score"] == pytest.approx(0.2)
-    assert score(T + answer("0.5"), "1/2", "unheard-of", rule="math")["score"] == pytest.approx(1.0)
-
-
-@pytest.mark.parametrize(("source", "ability", "expected"), table(__file__, "rules"))
-def test_the_rows_ability_chooses_the_rule_before_the_data_sources_name(source, ability, expected):
-    assert score(T + answer("0.5"), "1/2", source, extra_info={"ability": ability})["score"] == expected
-
-
-def test_a_named_rule_wins_over_the_ability():
-    row = {"ability": "math", "reward_rule": "f1"}
-    assert score(T + answer("0.5"), "1/2", extra_info=row)["score"] == 0.2
-    assert score(T + answer("0.5"), "1/2", extra_info={"ability": "math"}, rule="f1")["score"] == 0.2
-    assert score(T + answer("0.5"), "1/2", extra_info={"ability": "math"}, variant="published")["score"] == 0.0
-
-
-def test_the_row_wins_over_the_config():
-    row = {"reward_variant": "published", "reward_rule": "em", "index": 3}
-    assert score(HALF, extra_info=row, variant="specification", rule="f1")["score"] == 0.0
-    assert score(HALF, extra_info={"reward_variant": None})["score"] == pytest.approx(0.2 + 0.8 * 2 / 3)
+@pytest.mark.parametrize(("boxed", "truth", "source", "options", "expected"), table(__file__, "rules"))
+def test_the_row_chooses_the_rule_before_the_config_and_its_ability_before_the_data_source(
+    boxed, truth, source, options, expected
+):
+    assert score(T + answer(boxed), truth, source, **options)["score"] == pytest.approx(expected)
 
 
 def test_other_tools_make_another_bonus():

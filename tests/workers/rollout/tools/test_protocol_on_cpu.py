@@ -10,14 +10,19 @@ from tests.recipe.arpo.toy_agent import TOKENIZER, encode
 from verl.workers.rollout.tools.protocol import Protocol
 
 
+def byte_level(*merged: str) -> Tokenizer:
+    """A BPE of bytes, with merges of two of them."""
+    vocab = [*sorted(pre_tokenizers.ByteLevel.alphabet()), *merged]
+    core = Tokenizer(models.BPE(vocab={piece: i for i, piece in enumerate(vocab)}, merges=[tuple(x) for x in merged]))
+    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    core.decoder = decoders.ByteLevel()
+    return core
+
+
 @pytest.fixture(scope="module")
 def merging():
     """A byte-level BPE that merges a tag's `>` with the newline or the blank after it."""
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    vocab = {piece: i for i, piece in enumerate([*alphabet, ">Ċ", ">Ġ"])}
-    core = Tokenizer(models.BPE(vocab=vocab, merges=[(">", "Ċ"), (">", "Ġ")]))
-    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    core.decoder = decoders.ByteLevel()
+    core = byte_level(">Ċ", ">Ġ")
     core.add_special_tokens(["<eos>"])
     return PreTrainedTokenizerFast(tokenizer_object=core, eos_token="<eos>")
 
@@ -51,7 +56,7 @@ def test_ids_are_appended_not_encoded_again(merging):
 
 
 @pytest.mark.parametrize("cut", range(1, 10))
-def test_what_a_tag_begun_still_lacks_ends_the_next_request(cut):
+def test_the_rest_of_a_begun_tag_ends_the_next_request(cut):
     protocol = Protocol(TOKENIZER, ["search"])
     stops = protocol.stops(encode("<search>x" + "</search>"[:cut]))
     assert "</search>" in stops and (cut == 9 or "</search>"[cut:] in stops)
@@ -77,11 +82,7 @@ def test_special_tokens_in_a_result_are_text(merging):
 
 
 def test_marks_of_a_chat_template_that_are_no_special_tokens_are_text():
-    core = Tokenizer(
-        models.BPE(vocab={c: i for i, c in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}, merges=[])
-    )
-    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    core.decoder = decoders.ByteLevel()
+    core = byte_level()
     core.add_special_tokens(["[INST]"])
     core.add_tokens(["<start_of_turn>", "pal"])
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=core)

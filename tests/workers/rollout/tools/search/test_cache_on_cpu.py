@@ -33,7 +33,7 @@ def n_entries(cache: SearchCache) -> int:
     return cache._one("SELECT count(*) FROM cache")
 
 
-def test_what_is_put_is_got_also_by_others(tmp_path):
+def test_entries_are_read_by_others_too(tmp_path):
     with_emoji = "grüße 🦦\nline two"
     cache = SearchCache(tmp_path / "deep" / "cache.sqlite")
     assert cache.get("q") is None
