@@ -101,9 +101,8 @@ def _check_table(where: str, table: pa.Table) -> None:
         raise ValueError(f"{where} has no rows")
     prompts, reward_models = table[prompt_key], table["reward_model"]
     if not _holds_messages(prompts.type):
-        raise ValueError(
-            f"{where}: column '{prompt_key}' must hold lists of {{role, content}} messages, is {prompts.type}"
-        )
+        expected = f"column '{prompt_key}' must hold lists of {{role, content}} messages"
+        raise ValueError(f"{where}: {expected}, is {prompts.type}")
     if not pa.types.is_struct(reward_models.type) or reward_models.type.get_field_index("ground_truth") < 0:
         raise ValueError(f"{where}: column 'reward_model' must hold a 'ground_truth', is {reward_models.type}")
     problems = {
@@ -237,8 +236,7 @@ def _try(function: Callable, row: dict, settings: dict, numbers: Sequence[Reward
     if set_handler.called:
         raise ValueError(
             f"{REWARD} sets a handler of {signal.Signals(set_handler.call_args[0][0]).name}, which fails outside the "
-            f"main thread, where the run calls it, so that each response may get {result!r}: call it without a time "
-            f"limit of its own; {leave_out}"
+            f"main thread, so that each response may get {result!r}: leave out its own time limit; {leave_out}"
         )
     if inspect.iscoroutine(result):
         result.close()
