@@ -98,7 +98,7 @@ def load_tokenizer(config: DictConfig) -> PreTrainedTokenizerBase | None:
     if not path.is_dir() or any(folder.glob("*processor_config.json")):
         return None
     key = "actor_rollout_ref.model"
-    raise ValueError(f"{key}.path={path} has no chat template for the prompts: set {key}.custom_chat_template")
+    raise ValueError(f"{key}.path={path} has no chat template, which prompts need: set {key}.custom_chat_template")
 
 
 def _upstream_tools(data: DictConfig) -> list[dict]:
