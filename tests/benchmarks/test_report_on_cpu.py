@@ -8,30 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.report import RESULTS, in_turns, parser_of, report_text, with_range
+from benchmarks.report import RESULTS, report_text
 
 ROOT = Path(__file__).resolve().parents[2]
 IN_GIT = (ROOT / ".git").exists()
 HAS_HISTORY = IN_GIT and not (ROOT / ".git/shallow").exists()
-
-
-def test_sides_take_turns():
-    calls = []
-    sides = {name: lambda run, name=name: calls.append((run, name)) or 10 * run for name in ("a", "b")}
-    assert in_turns(sides, 2) == {"a": [0, 10], "b": [0, 10]}
-    assert calls == [(0, "a"), (0, "b"), (1, "a"), (1, "b")]
-
-
-def test_options_have_their_defaults_types():
-    parser = parser_of("what it does", runs=3, seconds=2.0, test_freq=40, name="x")
-    assert vars(parser.parse_args([])) == {"runs": 3, "seconds": 2.0, "test_freq": 40, "name": "x"}
-    changed = vars(parser.parse_args(["--seconds", "1", "--test-freq", "5"]))
-    assert changed == {"runs": 3, "seconds": 1.0, "test_freq": 5, "name": "x"}
-    assert parser.format_help().count("what it does") == 1
-
-
-def test_a_range_around_the_median():
-    assert with_range([3.0, 1.0, 2.5], ".1f") == "2.5 (1.0 to 3.0)"
 
 
 @pytest.mark.parametrize(

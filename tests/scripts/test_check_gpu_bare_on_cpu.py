@@ -23,11 +23,6 @@ sys.exit(main(Path(sys.argv[2])))
 """
 
 
-def test_tables_are_read():
-    text = "before\n| a | b |\n| --- | --- |\n| 1 | x y |\n\nbetween\n| c |\n| --- |\n"
-    assert bare["tables_of"](text) == [[["a", "b"], ["1", "x y"]], [["c"]]]
-
-
 def test_a_part_that_fails_or_lasts_too_long_is_recorded(capsys):
     failed = bare["run_part"]("none", 60, "no_such_module_at_all")
     assert failed["code"] == 1 and failed["tables"] == []

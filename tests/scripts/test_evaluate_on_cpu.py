@@ -97,6 +97,7 @@ def inputs(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("dry")
     (folder / "model").mkdir()
     (folder / "model/config.json").write_text("{}")
+    (folder / "model/model.safetensors").touch()
     row = {"problem": "1+1?", "answer": "2"}
     for name in ("math500", "aime24"):
         pd.DataFrame([row | {"problem": f"{name}, {i}"} for i in range(2)]).to_parquet(folder / f"{name}.parquet")

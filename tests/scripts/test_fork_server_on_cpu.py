@@ -147,11 +147,6 @@ def test_a_fork_gets_its_clients_signals(served):
     assert client.wait(10) == 7
 
 
-def test_a_new_session_of_the_client_is_one_of_the_fork(served):
-    result = python(served, "-c", "import os; print(os.getsid(0) == os.getpid())", start_new_session=True)
-    assert result.stdout.strip() == "True"
-
-
 def test_a_client_that_leaves_before_it_has_asked_does_no_harm(served):
     with socket.socket(socket.AF_UNIX) as rude:
         rude.connect(served[fork_server.SOCKET])
@@ -188,32 +183,6 @@ def test_a_command_and_all_that_it_starts_share_a_server_and_rays_workers_are_it
     )
     client = str(fork_server.CLIENT)
     assert result.stdout.split() == [client, client, fork_server.FIRST_JOB, "b", "True", client], result.stderr
-
-
-KILLED = """
-import multiprocessing, os, signal
-from multiprocessing import resource_tracker as tracker
-from tqdm import tqdm
-multiprocessing.set_start_method("spawn", force=True)
-bar = tqdm(range(2), disable=False)
-if tracker._resource_tracker._pid:  # Ray ends it with its worker
-    os.kill(tracker._resource_tracker._pid, signal.SIGKILL)
-os.kill(os.getpid(), signal.SIGKILL)
-"""
-
-
-def test_a_killed_fork_leaves_no_semaphore():
-    """The interpreter leaves that of a progress bar."""
-    environment, lifeline = fork_server.start(subprocess.DEVNULL, ["tqdm"])
-    left = []
-    for executable in (fork_server.CLIENT, sys.executable):
-        before = set(os.listdir("/dev/shm"))
-        assert python({**os.environ, **environment}, "-c", KILLED, executable=executable).returncode == -signal.SIGKILL
-        left.append({name for name in os.listdir("/dev/shm") if name.startswith("sem.mp-")} - before)
-    os.close(lifeline)
-    for name in left[1]:
-        os.unlink(f"/dev/shm/{name}")
-    assert left[0] == set() and len(left[1]) == 1
 
 
 def test_a_hangup_ends_neither_the_server_nor_a_fork_under_nohup(served):

@@ -67,21 +67,6 @@ def test_reads_what_verls_file_logger_writes(tmp_path, monkeypatch):
     assert table.loc[7, "actor/entropy"] == 0.5 and table.loc[7, "steps"] == 4.0 and math.isnan(table.loc[7, "bad"])
 
 
-@pytest.mark.parametrize("keep", [1, 9, 22])
-def test_half_written_last_line_is_skipped(tmp_path, keep):
-    whole = record(2, a=2.0)
-    table = load_metrics(write_run(tmp_path, [record(1, a=1.0), whole[:keep]], end=""))
-    assert list(table.index) == [1]
-
-
-def test_last_value_of_a_repeated_step_wins_per_metric(tmp_path):
-    # a resumed run validates at the step it starts from, and logs only validation there
-    lines = [record(1, a=1.0), record(2, a=2.0, b=7.0), record(2, val=0.5), record(2, a=9.0)]
-    table = load_metrics(write_run(tmp_path, lines))
-    assert list(table.index) == [1, 2]
-    assert table.loc[2, ["a", "b", "val"]].tolist() == [9.0, 7.0, 0.5]
-
-
 def test_attempts_of_a_resumed_run_are_joined(tmp_path):
     write_run(tmp_path, [record(step, a=1.0) for step in range(6)], "metrics.001.jsonl")
     write_run(tmp_path, [record(3, val=0.5), record(4, a=2.0), '{"step": 5, "da'], "metrics.002.jsonl", end="")
@@ -111,13 +96,6 @@ def test_damaged_files_are_refused_by_name(tmp_path, lines, message):
     with pytest.raises(ValueError) as error:
         load_metrics(write_run(tmp_path, lines))
     assert message in str(error.value) and str(tmp_path) in str(error.value)
-
-
-def test_missing_runs_are_refused_by_name(tmp_path):
-    with pytest.raises(FileNotFoundError, match="nowhere"):
-        load_metrics(tmp_path / "nowhere")
-    with pytest.raises(FileNotFoundError, match=r"expected metrics\.jsonl"):
-        load_metrics(tmp_path)
 
 
 # ---- summaries ----
@@ -173,12 +151,17 @@ TITLES = {"Training reward", "Validation accuracy", "Entropy", "Response length"
 SFT_TITLES = {"Training loss", "Gradient norm", "Learning rate"}
 
 
-def test_panels_without_data_are_left_out(tmp_path):
-    lines = [record(step, actor__entropy=float(step), actor__pg_clipfrac=None) for step in range(1, 4)]
-    metrics = load_metrics(write_run(tmp_path, lines))
-    shown = texts_of(plot_runs({"only entropy": metrics}, tmp_path / "deep" / "c.svg"))
-    assert shown & (TITLES | SFT_TITLES) == {"Entropy"}
-    assert not any("not recorded" in text for text in shown)
+@pytest.mark.parametrize(
+    ("values", "panels"),
+    [
+        ({"actor__entropy": 1.0, "actor__pg_clipfrac": None}, {"Entropy"}),
+        ({"train__loss": 0.5, "train__lr": 1e-3}, {"Training loss", "Learning rate"}),
+    ],
+)
+def test_panels_are_those_with_data(tmp_path, values, panels):
+    metrics = load_metrics(write_run(tmp_path, [record(step, **values) for step in range(1, 4)]))
+    shown = texts_of(plot_runs({"run": metrics}, tmp_path / "deep" / "c.svg"))
+    assert shown & (TITLES | SFT_TITLES) == panels and not any("not recorded" in text for text in shown)
 
 
 def test_a_run_without_a_metric_that_another_has_is_named(tmp_path):
@@ -188,13 +171,6 @@ def test_a_run_without_a_metric_that_another_has_is_named(tmp_path):
     assert shown & (TITLES | SFT_TITLES) == TITLES
     assert [text for text in shown if "not recorded" in text] == ["not recorded: unvalidated"]
     assert "Validation accuracy" not in texts_of(plot_runs({"unvalidated": unvalidated}, tmp_path / "d.svg"))
-
-
-def test_a_supervised_run_gets_its_own_panels(tmp_path):
-    lines = [record(step, train__loss=1 / step, train__lr=1e-3) for step in range(1, 4)]
-    metrics = load_metrics(write_run(tmp_path, lines))
-    shown = texts_of(plot_runs({"sft": metrics}, tmp_path / "c.svg"))
-    assert shown & (TITLES | SFT_TITLES) == {"Training loss", "Learning rate"}
 
 
 def test_nothing_to_draw_is_an_error(tmp_path):
@@ -214,7 +190,10 @@ def test_labels(tmp_path):
         plot_run.run_labels(runs[:2], "a,a")
 
 
-def test_command_line_ends_in_one_line_on_a_missing_run(tmp_path):
+@pytest.mark.parametrize(
+    ("run", "message"), [("nowhere", "no such run folder or metrics file"), ("", "expected metrics.jsonl")]
+)
+def test_command_line_ends_in_one_line_on_a_missing_run(tmp_path, run, message):
     with pytest.raises(SystemExit) as error:
-        load_script("plot_run").main([str(tmp_path / "nowhere")])
-    assert error.value.code == f"plot_run: {tmp_path / 'nowhere'}: no such run folder or metrics file"
+        load_script("plot_run").main([str(tmp_path / run)])
+    assert error.value.code.startswith(f"plot_run: {tmp_path / run}: ") and message in error.value.code

@@ -2,9 +2,7 @@
 
 import math
 
-import pytest
-
-from studies.value_auc import Step, auc, steps_of, with_interval
+from studies.value_auc import Step, auc, steps_of
 
 
 def segment(parent, value=None, uncertainty=0.0):
@@ -33,9 +31,3 @@ def test_pairs_by_hand():
     assert auc(steps, lambda step: step.tree) == (1.5 / 3, 3)
     assert auc(steps, lambda step: step.depth) == ((1 + 0.5 + 0 + 1 + 0 + 0) / 6, 6)
     assert math.isnan(auc(steps[:1], lambda step: step.depth)[0])
-
-
-@pytest.mark.parametrize(("right", "expected"), [(1.0, "1.00 (1.00 to 1.00)"), (0.0, "0.00 (0.00 to 0.00)")])
-def test_an_interval_of_a_sure_value_is_a_point(right, expected):
-    steps = [Step(("run", 1, tree), 1, score, score == right) for tree in range(9) for score in (0.0, 1.0)]
-    assert with_interval(steps, lambda step: step.tree, 50) == expected

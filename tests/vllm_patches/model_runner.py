@@ -1,13 +1,11 @@
-"""Tells which model runner vLLM chooses on a GPU, and which requests its server refuses, without a GPU.
+"""Tells which model runner vLLM chooses on a GPU, without a GPU.
 
-It runs vLLM's own command line, config classes, CUDA platform, and its processing of requests before the engine.
+It runs vLLM's own command line, config classes and CUDA platform.
 
     [PYTHONPATH=<another vLLM>] python tests/vllm_patches/model_runner.py < cases.json
 
-Standard input: a list of {"architecture", "model_type", "arguments": of `vllm serve`, "requests": the parameters of
-`SamplingParams` of each request}. Standard output's last line: for each {"v2": whether it is the V2 runner,
-"asynchronous": whether scheduling is, "refusals": for each request why it is refused, or null}. vLLM's warnings stand
-before it.
+Standard input: a list of {"architecture", "model_type", "arguments": of `vllm serve`}. Standard output's last line: for
+each {"v2": whether it is the V2 runner, "asynchronous": whether scheduling is}. vLLM's warnings stand before it.
 
 Stand-ins: native modules are empty, Triton is said to be there, the device to be an H100, and a small class stands for
 the model's, whose import needs CUDA kernels.
@@ -57,11 +55,9 @@ class H100(NonNvmlCudaPlatform):
 vllm.platforms._current_platform = H100()
 
 import vllm.config.vllm  # noqa: E402
-from vllm import SamplingParams  # noqa: E402
 from vllm.engine.arg_utils import AsyncEngineArgs  # noqa: E402
 from vllm.model_executor.models import registry  # noqa: E402
 from vllm.utils.argparse_utils import FlexibleArgumentParser  # noqa: E402
-from vllm.v1.engine.input_processor import InputProcessor  # noqa: E402
 
 SIZES = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
 SIZES |= {"num_key_value_heads": 2, "head_dim": 16, "vocab_size": 256, "max_position_embeddings": 2**15}
@@ -88,19 +84,6 @@ def config_of(case: dict, folder: Path):
     return AsyncEngineArgs.from_cli_args(arguments).create_engine_config()
 
 
-def refusals(config, requests: list[dict]) -> list[str | None]:
-    """Return for each request why the server refuses it, None if it does not."""
-    processor = InputProcessor(config) if requests else None
-    reasons = []
-    for i, params in enumerate(requests):
-        try:
-            processor.process_inputs(str(i), {"prompt_token_ids": [1, 2]}, SamplingParams(**params), ("generate",))
-            reasons.append(None)
-        except ValueError as error:
-            reasons.append(str(error))
-    return reasons
-
-
 def main() -> None:
     vllm_patches.register()
     vllm.config.vllm.HAS_TRITON = True
@@ -110,9 +93,8 @@ def main() -> None:
     for case in json.load(sys.stdin):
         with TemporaryDirectory() as folder:
             config = config_of(case, Path(folder))
-            reasons = refusals(config, case["requests"])
         asynchronous = config.scheduler_config.async_scheduling
-        results.append({"v2": config.use_v2_model_runner, "asynchronous": asynchronous, "refusals": reasons})
+        results.append({"v2": config.use_v2_model_runner, "asynchronous": asynchronous})
     print(json.dumps(results))
 
 

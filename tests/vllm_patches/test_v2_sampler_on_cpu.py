@@ -18,12 +18,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from vllm import SamplingParams
-from vllm.v1.sample.logits_processor import BatchUpdate
 
 from tests.fresh import python_for, python_of
 from tests.packages import GPU_VLLM, TRITON, unpacked
-from vllm_patches.v1_adaptive_temperature import AdaptiveTemperature
 
 pytestmark = pytest.mark.slow
 
@@ -140,16 +137,6 @@ def test_log_probabilities_are_those_of_the_tempered_distribution(sampled, row):
     i = list(MIXED).index(row)
     request, answer = batches()["mixed"][i], sampled["mixed"][i]
     assert close(reported(answer), torch.tensor(tempered(request["logits"], request["params"]), dtype=torch.float64))
-
-
-def test_it_is_the_distribution_of_the_v1_runners_processor(sampled):
-    requests = batches()["mixed"]
-    processor = AdaptiveTemperature(None, torch.device("cpu"), False)
-    params = [SamplingParams(**request["params"]) for request in requests]
-    processor.update_state(BatchUpdate(len(params), [], [(i, p, [1], []) for i, p in enumerate(params)], []))
-    logits = processor.apply(torch.tensor([request["logits"] for request in requests]))
-    for row, answer, p in zip(logits, sampled["mixed"], params, strict=True):
-        assert close(reported(answer), (row / (p.temperature or 1.0)).log_softmax(-1))
 
 
 def test_a_greedy_request_takes_the_most_likely_token(sampled):

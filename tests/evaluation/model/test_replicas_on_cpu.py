@@ -22,6 +22,7 @@ def config_of(tmp_path):
     """Composes an evaluation of a model that is a folder with a config only."""
     (tmp_path / "model").mkdir()
     (tmp_path / "model/config.json").write_text("{}")
+    (tmp_path / "model/model.safetensors").touch()
     (tmp_path / "gsm8k.jsonl").write_text(json.dumps({"question": "1+1?", "answer": "#### 2"}) + "\n")
 
     def config(*overrides: str):

@@ -6,6 +6,7 @@ import time
 
 import pytest
 
+from tests.tables import table
 from verl.evaluation.questions.prompts import Question
 from verl.evaluation.scores.judge import MAX_ANSWER_CHARS, Judge, JudgeCache, cache_key, judge_messages, parse_verdict
 from verl.workers.rollout.tools.search.cache import SearchCache
@@ -38,31 +39,7 @@ def test_no_answer_and_a_very_long_answer_are_wrong_without_asking(response):
     assert (scored.score, scored.answer) == (0.0, "")
 
 
-@pytest.mark.parametrize(
-    ("reply", "verdict"),
-    [
-        ("Same person.\nVERDICT: CORRECT", True),
-        ("Another one.\nVERDICT: INCORRECT", False),
-        ("verdict: correct\n\n", True),
-        ("**Verdict:** INCORRECT.", False),
-        ("- `VERDICT: CORRECT`", True),
-        ("## VERDICT : correct", True),
-        ("<think>VERDICT: INCORRECT?\nNo.</think>\nVERDICT: CORRECT", True),
-        ("I thought.\nVERDICT: INCORRECT\n</think>\nVERDICT: CORRECT", True),
-        ("VERDICT: CORRECT\nAgain:\nVERDICT: CORRECT", True),
-        # said otherwise, elsewhere, twice, or not at all
-        ("VERDICT: INCORRECT\nOn reflection:\nVERDICT: CORRECT", None),
-        ("VERDICT: CORRECT\nBut I may be wrong.", None),
-        ("VERDICT: CORRECT or INCORRECT", None),
-        ("VERDICT: CORRECT VERDICT: INCORRECT", None),
-        ("The VERDICT: CORRECT", None),
-        ("VERDICT: NOT CORRECT", None),
-        ("Yes, this is correct.", None),
-        ("<think>VERDICT: CORRECT", None),
-        ("<think>…</think>", None),
-        ("", None),
-    ],
-)
+@pytest.mark.parametrize(("reply", "verdict"), table(__file__, "verdicts"))
 def test_replies_are_read_strictly(reply, verdict):
     assert parse_verdict(reply) is verdict
 

@@ -8,11 +8,9 @@ import pandas as pd
 import pytest
 from hydra import compose, initialize_config_dir
 from verl.utils.config import omega_conf_to_dataclass
-from verl.utils.import_utils import load_extern_object
 
 import verl.trainer
 from tests.forked import run_two_at_a_time, with_forks
-from verl.utils.dataset.tool_sft_dataset import ToolSFTDataset
 
 pytestmark = pytest.mark.slow
 
@@ -37,11 +35,6 @@ def test_the_authors_values(hardware, device, monkeypatch):
     for section in (config.engine, config.checkpoint):
         omega_conf_to_dataclass(section)
     assert config.data.max_token_len_per_gpu >= config.data.max_length
-
-
-def test_the_dataset_is_ours():
-    custom = composed().data.custom_cls
-    assert load_extern_object(custom.path, custom.name) is ToolSFTDataset
 
 
 def dry_run(folder: Path, *overrides: str, **env: str) -> subprocess.CompletedProcess:

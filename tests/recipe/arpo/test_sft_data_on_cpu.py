@@ -7,11 +7,13 @@ import pytest
 
 from recipe.arpo.sft_data import main, messages_of, split
 from recipe.common.tiny_model import write_tiny_model
+from tests.tables import table
 from verl.utils.data_files import BadRow
 
 CALL, CODE = "<think>t</think><search>q</search>", "<python>print(1 < 2)</python>"
 END = r"<think>t</think><answer>\boxed{1}</answer>"
 FOUND = "<result>\nhe\n</result>"
+TEXTS = {"CALL": CALL, "CODE": CODE, "FOUND": FOUND, "END": END}
 
 
 def row(*values: str, **more) -> dict:
@@ -22,7 +24,8 @@ def row(*values: str, **more) -> dict:
 
 
 def turns(*pairs: tuple[str, str]) -> dict:
-    return {"conversations": [{"from": name, "value": value} for name, value in pairs]}
+    """The names of `TEXTS` stand for their texts."""
+    return {"conversations": [{"from": name, "value": TEXTS.get(text, text)} for name, text in pairs]}
 
 
 GOOD = row("Who?", CALL, FOUND, END)
@@ -32,76 +35,18 @@ MESSAGES = [
     {"role": "tool", "content": "he"},
     {"role": "assistant", "content": END},
 ]
-SYSTEM = {"role": "system", "content": "Use tools."}
 
 
-@pytest.mark.parametrize(
-    ("conversation", "messages"),
-    [
-        (GOOD, MESSAGES),
-        (row(" Who? ", f"\n{CALL}\n", f"\n{FOUND}\n", f" {END}\n"), MESSAGES),
-        (turns(("human", "Who?"), ("gpt", CALL), ("observation", FOUND), ("gpt", END)), MESSAGES),
-        (turns(("human", "Who?"), ("gpt", CALL), ("tool", "he"), ("gpt", END)), MESSAGES),
-        (row("Who?", CALL, FOUND, END, system=" Use tools. "), [SYSTEM, *MESSAGES]),
-        (row("Who?", CALL, FOUND, END, system=""), MESSAGES),
-        (turns(("system", "Use tools."), ("user", "Who?"), ("assistant", END)), [SYSTEM, MESSAGES[0], MESSAGES[3]]),
-        (row("Who?", f"{CALL} {FOUND}\n{END}"), MESSAGES),  # all in one turn
-        (row("Who?", END), [MESSAGES[0], MESSAGES[3]]),
-        (
-            row("Who?", CALL, "<result>a </result> <think> b</result>", CODE, FOUND, END),
-            [
-                *MESSAGES[:2],
-                {"role": "tool", "content": "a </result> <think> b"},
-                {"role": "assistant", "content": CODE},
-                *MESSAGES[2:],
-            ],
-        ),
-        (row("Who?", CALL, "<result></result>", END), [*MESSAGES[:2], {"role": "tool", "content": ""}, MESSAGES[3]]),
-        (
-            turns(("user", "Who?"), ("gpt", CALL), ("tool", " \n"), ("gpt", END)),
-            [*MESSAGES[:2], {"role": "tool", "content": ""}, MESSAGES[3]],
-        ),
-        (
-            row("Who?", CALL, "<result>an <image> tag</result>", END, images=[]),
-            [*MESSAGES[:2], {"role": "tool", "content": "an <image> tag"}, MESSAGES[3]],
-        ),
-    ],
-)
-def test_rows_become_messages(conversation, messages):
-    assert messages_of(conversation) == messages
+@pytest.mark.parametrize(("pairs", "more", "messages"), table(__file__, "messages"))
+def test_rows_become_messages(pairs, more, messages):
+    expected = [{"role": role, "content": TEXTS.get(text, text)} for role, text in messages]
+    assert messages_of(turns(*pairs) | more) == expected
 
 
-@pytest.mark.parametrize(
-    ("conversation", "problem"),
-    [
-        ({}, "no list of turns"),
-        ({"conversations": []}, "no list of turns"),
-        ({"conversations": ["x"]}, "turn 0: from"),
-        (turns(("robot", "x")), "turn 0: from"),
-        (row("Who?", " "), r"turn 1 \(assistant\) is empty"),
-        (
-            turns(("user", "Who?"), ("gpt", CALL), ("observation", None), ("gpt", END)),
-            r"turn 2 \(tool\) is empty or no t",
-        ),
-        (row("<image>Who is it?", END, images=["a.png"]), "has images, and only text can be trained"),
-        (row("Who?", END, videos=["a.mp4"]), "has videos, and only text can be trained"),
-        (row("Who is it? <image>", END), r"turn 0 \(user\) has <image>, and only text can be trained"),
-        (row("Who?", END, system="Look at <image>."), r"system has <image>, and only text can be trained"),
-        (row("Who is \ud83d?", END), r"turn 0 \(user\) has half a character, '\\ud83d'"),
-        (row("Who?", CALL, "<result>\udfff</result>", END), r"turn 2 \(tool\) has half a character"),
-        (row("Who?", END, system="Use \ud800."), "system has half a character"),
-        (turns(("gpt", END)), "expected system .* user, assistant first, got assistant"),
-        (turns(("user", FOUND), ("gpt", END)), "got tool, assistant"),
-        (turns(("user", "a"), ("gpt", END), ("gpt", END)), "turn 2 is assistant, expected tool"),
-        (row("Who?", CALL, "and who else?", END), "turn 2 is user, expected tool"),
-        (row("Who?", CALL, FOUND), "the last turn is not the assistant's"),
-        (row("Who?", CALL, FOUND, CALL), "no <result> right after </search>, at ''"),
-        (row("Who?", "<think>t</think>", FOUND, END), "<result> without a call, at '<result>"),
-    ],
-)
-def test_bad_rows_are_named(conversation, problem):
+@pytest.mark.parametrize(("pairs", "more", "problem"), table(__file__, "bad rows"))
+def test_bad_rows_are_named(pairs, more, problem):
     with pytest.raises(BadRow, match=problem):
-        messages_of(conversation)
+        messages_of(turns(*pairs) | more)
 
 
 def test_other_tools():
@@ -136,7 +81,9 @@ def test_files_of_each_kind(tmp_path, suffix):
 
 
 def test_bad_rows_stop_or_are_left_out_and_listed(tmp_path, capsys):
-    source = write(tmp_path / "in.jsonl", [GOOD, row("Who?"), row("What?", END), row("Who?", CALL, FOUND, CALL)])
+    source = write(
+        tmp_path / "in.jsonl", [GOOD, {"question": "Who?"}, row("What?", END), row("Who?", CALL, FOUND, CALL)]
+    )
     arguments = ["--input", source, "--output", str(tmp_path / "out")]
     with pytest.raises(SystemExit, match="nothing was written"):
         main(arguments)

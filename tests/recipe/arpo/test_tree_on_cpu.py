@@ -112,6 +112,7 @@ def test_a_call_that_was_never_opened_is_told_and_counted():
 
 def test_a_tools_own_fault_is_counted_and_kept(monkeypatch):
     async def down(self, content, *, timeout):
+        await asyncio.sleep(0)  # a tool that never awaits runs in a process, where it is not replaced
         raise ToolError("no <key>", kind="http_401", retry=False, own_fault=True)
 
     monkeypatch.setattr(Library, "execute", down)
@@ -122,6 +123,7 @@ def test_a_tools_own_fault_is_counted_and_kept(monkeypatch):
 
 def test_a_tools_failure_is_told_to_the_model(monkeypatch):
     async def down(self, content, *, timeout):
+        await asyncio.sleep(0)
         raise ToolError("the server is down", kind="connect", retry=False)
 
     monkeypatch.setattr(Library, "execute", down)

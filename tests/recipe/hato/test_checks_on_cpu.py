@@ -93,7 +93,7 @@ def test_a_beam_may_keep_fewer_than_n_independent_paths():
 def test_hatos_credit_works_on_other_trees(tree):
     """What only the search asks for does not concern them."""
     others = ["actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-mean"]
-    others += [] if tree == "eptree" else ["actor_rollout_ref.rollout.n=1"]
+    others += [] if tree == "eptree" else ["actor_rollout_ref.rollout.n=3"]
     composed = config(f"tree={tree}", "credit=hato", *others, name="explore")
     assert checked_keys(composed).reward_weights == HATOConfig().reward_weights
     composed.hato.reward_weights.beta = -1

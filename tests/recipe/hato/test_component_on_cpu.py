@@ -10,7 +10,6 @@ import torch
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 
 from recipe.common.tiny_model import make_tokenizer
-from recipe.hato import credit as hato_algos
 from recipe.hato.component import HATOCredit, HATOSearch, SuccessfulPaths
 from recipe.hato.meta_component import MetaLearning
 from recipe.hato.records import KeptSteps, NodeBudget, SearchState
@@ -119,14 +118,6 @@ def test_advantages_by_hand(queue):
     assert metrics["tree/prompts"] == 2 and metrics["tree/tokens_generated"] == (8 + 4) / 2
 
 
-def test_a_steps_credit_is_computed_once_for_all(queue, monkeypatch):
-    calls = []
-    real = hato_algos.step_credit
-    monkeypatch.setattr(hato_algos, "step_credit", lambda *given: calls.append(given) or real(*given))
-    trainer()._compute_advantage(queue.batch(), {})
-    assert len(calls) == 1, "the estimator, the metrics and the value model read the same"
-
-
 @pytest.mark.parametrize("credit", ["tree_gain", "grpo"])
 def test_another_credit_on_hatos_trees(queue, credit):
     metrics = {}
@@ -192,15 +183,6 @@ def test_the_value_model_learns_from_kept_and_dropped_trees_in_the_order_of_the_
         "of both, for one that is kept"
     )
     assert metrics["hato/accuracy"] == pytest.approx(1 / 6)
-
-
-def test_a_step_drawn_twice_counts_twice(queue):
-    for key in ("p_0_0", "p_1_0"):
-        queue.rows[key]["draws"][2:] = 2 if key == "p_0_0" else 1
-    made = trainer()
-    seen = observed(made)
-    made._compute_advantage(queue.batch(), {})
-    assert seen[0] == (1, pytest.approx(2 / 3)) and seen[1] == (2, 1.0)
 
 
 def test_a_rollout_that_hides_its_steps_is_an_error(queue):
@@ -336,18 +318,9 @@ def dropped(queue):
     return queue
 
 
-def test_a_dropped_step_is_a_leaf_with_reward_0(dropped):
-    trainer(DROPPING)._compute_advantage(dropped.batch(), {})
-    # after step 0: 1 right, 2 wrong, 4 dropped: R 2, 0, 0. After the prompt: 0 with R_path 1 and R_causal 1/3 - 0, 3
-    # wrong, 5 dropped: R 4/3, 0, 0
-    advantages = rounded(dropped.column("advantages"))
-    first, second = round((4 / 3 - 4 / 9) / 3, 4), round(-4 / 9, 4)
-    assert advantages["p_0_0"] == [first, first, 1.3333, 1.3333]
-    assert advantages["p_3_0"] == advantages["p_1_0"] == [first, first, -0.6667, -0.6667]
-    assert advantages["p_4_0"] == advantages["p_2_0"] == [second, second]
-
-
-@pytest.mark.parametrize("credit", ["grpo", "hapo", "arpo_hard", "tree_path", "tree_gain", "treerl", "tree_grpo"])
+@pytest.mark.parametrize(
+    "credit", ["hato", "grpo", "hapo", "arpo_hard", "tree_path", "tree_gain", "treerl", "tree_grpo"]
+)
 def test_every_credit_takes_dropped_rows_as_wrong_ones(dropped, credit):
     """As rows whose answer got 0 from the verifier."""
     trainer(DROPPING, credit)._compute_advantage(dropped.batch(), {})

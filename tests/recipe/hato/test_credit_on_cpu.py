@@ -1,4 +1,4 @@
-"""HATO's credit: rewards of nodes and advantages among siblings by hand, against a slow oracle, on degenerate trees."""
+"""HATO's credit: rewards of nodes and advantages among siblings against a slow oracle, and on degenerate trees."""
 
 import math
 import random
@@ -117,25 +117,6 @@ def advantages_of(batch, hato: HATOConfig, **config) -> torch.Tensor:
         advantages, returns = compute_hato_advantage(rewards, mask, index, config=config)
     assert returns is advantages
     return advantages
-
-
-# -- by hand --
-
-
-def test_the_docstrings_example():
-    tree = Tree([[1.0, 0.0], 0.0])
-    credit = credit_of(tree, settings(), norm_adv_by_std_in_grpo=False)
-    assert by_step(tree, credit, credit.path) == [1, 1, 0, 0]
-    assert by_step(tree, credit, credit.causal) == [0.5, 1, 0, 0]
-    assert by_step(tree, credit, credit.total) == [0.75, 1, 0, 0]
-    assert by_step(tree, credit, credit.step_advantages) == [0.375, 0.5, -0.5, -0.375]
-    expected = [[0.1875, 0.1875, 0.5, 0.5], [0.1875, 0.1875, -0.5, -0.5], [-0.375, -0.375, 0, 0]]
-    assert sorted(credit.advantages[:, :4].tolist()) == sorted(expected)
-    # two values that differ: (R - mean) / std is 1 / sqrt(2)
-    normalized = credit_of(tree, settings())
-    assert by_step(tree, normalized, normalized.step_advantages) == pytest.approx(
-        [math.sqrt(0.5), math.sqrt(0.5), -math.sqrt(0.5), -math.sqrt(0.5)], rel=1e-4
-    )
 
 
 # -- what does not train --

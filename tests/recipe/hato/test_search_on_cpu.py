@@ -6,10 +6,9 @@ from collections import Counter
 
 import pytest
 
-from recipe.hato.frontier import LEAF, OPEN, ROOT, Frontier
+from recipe.hato.frontier import LEAF, ROOT, Frontier
 from recipe.hato.keys import ExplorationConfig, TreeConfig
 from recipe.hato.search import (
-    Bounds,
     Expansion,
     Search,
     branching_factors,
@@ -235,18 +234,6 @@ def test_a_searchs_bounds_hold(seed):
             assert expansion.children >= 1
     asked = [expansion.node for expansions in rounds for expansion in expansions]
     assert len(asked) == len(set(asked)), "a node is expanded once"
-
-
-def test_bounds_count_what_open_steps_are_owed():
-    tree = frontier()
-    for ended in (False, False, True):
-        tree.add(ROOT, [model(len(tree.steps))], ended=ended)
-    bounds = Bounds(tree, TreeConfig(max_depth=3, max_nodes=10, max_nodes_per_level=4, spread_leaves=False), n_leaves=6)
-    assert (bounds.nodes, bounds.leaves, bounds.level_capacity[1:]) == (10 - 3 - 2, 6 - 3, [1, 2, 2])
-    assert bounds.grant(1, 5, False) == (3, False)  # three of the six nodes' places go to its children, two to theirs
-    assert (bounds.nodes, bounds.leaves, bounds.level_capacity[1:]) == (0, 1, [1, 0, 0])
-    assert bounds.grant(1, 5, False) == (1, True)
-    assert tree.steps[1].status == OPEN
 
 
 # -- no tree --

@@ -13,6 +13,7 @@ from recipe.latr.keys import SECTION, KTConfig
 from recipe.latr.schedule import mix_ratio, next_tightened_steps, tightened, tree_branches
 from recipe.latr.similarity import edit_distance_ratio, rouge_l, suffix_match
 from recipe.latr.tree import Policy
+from tests.tables import table
 from verl.workers.config.keys import read_keys
 from verl.workers.rollout.engines.interface import end_of_sequence_ids
 
@@ -120,19 +121,7 @@ def test_tightening_never_leaves_the_unit_interval(seed):
         assert 0 <= tight.prob_filter_abs_thres <= 1 and 0 <= tight.prob_filter_rel_thres <= 1
 
 
-@pytest.mark.parametrize(
-    ("key", "value", "message"),
-    [
-        ("sample_nk", "sometimes", "sample_nk=sometimes: expected 'none', 'full' or 'always'"),
-        ("prob_filter_abs_thres", 1.5, "prob_filter_abs_thres=1.5: expected less than or equal to 1"),
-        ("rollout_filter_steps", [], "rollout_filter_steps=[]: expected at least 1 item"),
-        ("force_return_step", 0, "force_return_step=0: expected at least 1, or -1: never"),
-        ("mix_ratio_schedule", {5: 1.0}, "mix_ratio_schedule={5: 1.0}: expected {step: ratio} with step 0"),
-        ("mix_ratio_schedule", {0: 2.0}, "mix_ratio_schedule.0=2.0: expected less than or equal to 1"),
-        ("max_n_branch_per_token", 0, "max_n_branch_per_token=0: expected at least 1"),
-        ("cumulative_prob_filter_thres", 0.0, "cumulative_prob_filter_thres=0.0: expected greater than 0"),
-    ],
-)
+@pytest.mark.parametrize(("key", "value", "message"), table(__file__, "bad values"))
 def test_bad_values_name_their_key(key, value, message):
     with pytest.raises(ValueError) as error:
         read_keys(KTConfig, {key: value}, SECTION)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.tables import table
 from verl.utils.math_answers import comparison
 from verl.utils.math_answers.comparison import compute_score, last_boxed
 from verl.utils.math_answers.latex_spelling import common_spelling, plain_characters, without_repeating_decimals
@@ -39,21 +40,8 @@ def test_a_number_may_be_the_ground_truth_and_texts_that_are_no_answers_are_wron
 @pytest.mark.parametrize(
     ("text", "content"),
     [
-        (r"\boxed{1} then \boxed{\frac{1}{2}}", r"\frac{1}{2}"),
-        (r"\boxed{1} then \boxed{2", "1"),
-        (r"\boxed{1} then \boxed{a { b }", "1"),
-        (r"\boxed{1} then \boxed{}", ""),
-        (r"\boxed{4} and \boxed{5}", "5"),
-        (r"\boxed {\{1, 2\}}", r"\{1, 2\}"),
-        (r"\boxed{\left\{1,\frac{1}{2}\right\}}", r"\left\{1,\frac{1}{2}\right\}"),
-        (r"{ } } \boxed{5} { {", "5"),
-        (r"\boxed{\boxed{5}}", "5"),
-        (r"\boxed{ \boxed{5} }", "5"),
-        (r"\boxed{\boxed{\boxed{4}}}5", "4"),
-        ("\\boxed{\n5\n}", "\n5\n"),
+        *table(__file__, "boxes"),
         (r"\boxed{5}" + " more text" * 10_000, "5"),
-        (r"<think>\boxed{4}</think>\boxed{5}", "5"),
-        (r"$$\boxed{\$1{,}250}$$", r"\$1{,}250"),
         *((text, None) for text in (r"\boxed 5", r"\\boxed{5}", r"\boxed{5", "boxed{5}", r"\boxed(5)", r"\fbox{5}")),
         *((text, None) for text in ("", "5", "The answer is 5.", "**5**", "#### 5")),
     ],

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.tables import table
 from verl.utils.math_answers.comparison import compute_score
 from verl.utils.math_answers.equality import is_equal
 from verl.utils.math_answers.structure import readings
@@ -210,22 +211,7 @@ def test_a_number_with_a_comma_is_read_as_one_and_as_two():
     assert [len(reading.items) for reading in readings("1,034")] == [1]  # no number begins with a zero
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        " ",
-        "}{",
-        r"\frac{1}",
-        "(1",
-        "1 2",
-        r"\unknowncommand{2}",
-        "^2",
-        r"\sum k",
-        r"\begin{tabular}1\end{tabular}",
-        "2^",
-    ],
-)
+@pytest.mark.parametrize(("text",), table(__file__, "unreadable"))
 def test_texts_that_are_not_read(text):
     with pytest.raises(Unreadable):
         readings(text)

@@ -84,15 +84,6 @@ def check_order(trie: Trie) -> None:
     assert trie.segment_ends.tolist() == [*trie.segment_starts[1:], len(trie)][: len(trie.segment_starts)]
 
 
-def test_the_example_of_the_docstring():
-    trie = build_trie(arrays([[7, 8, 9], [7, 8], [7, 8, 5, 5]]))
-    assert trie.tokens.tolist() == [7, 8, 5, 5, 9]
-    assert trie.parent.tolist() == [-1, 0, 1, 2, 1]
-    assert trie.depth.tolist() == [0, 1, 2, 3, 2]
-    assert [nodes.tolist() for nodes in trie.node_of] == [[0, 1, 4], [0, 1], [0, 1, 2, 3]]
-    assert list(zip(trie.segment_starts, trie.segment_ends, strict=True)) == [(0, 2), (2, 4), (4, 5)]
-
-
 @pytest.mark.parametrize("sequences", [[], [[]], [[], []]])
 def test_nothing(sequences):
     trie = build_trie(arrays(sequences))

@@ -1,4 +1,4 @@
-"""BranPO's advantages by hand, against a slow version, and where it is GRPO."""
+"""BranPO's advantages against a slow version."""
 
 import math
 from functools import partial
@@ -11,22 +11,6 @@ from tests.recipe.compared import credit
 EPSILON = 1e-6
 
 advantage = partial(credit.advantage, "branpo")
-
-
-# base X has tails with outcomes 0 and 1, base Y ends with 0
-X_AND_Y = [0, 1, 0], [[0, 0, 1], [0, 0, 2], [3, 3, 3]], ["a"] * 3
-
-
-def test_two_bases_by_hand():
-    """The bases are worth .5 and 0; each counts once, so that the mean is .25 and not 1/3."""
-    plain = advantage(*X_AND_Y, norm=False)
-    assert plain.tolist() == [[0.25, 0.25, -0.25], [0, 0, 0.75], [-0.25] * 3]
-    of_bases = math.sqrt(2 * 0.25**2)
-    of_tails = math.sqrt(0.25**2 / 2 + 0.75**2 / 2 + 0.25**2)
-    expected = [[0.25 / of_bases] * 2 + [-0.25 / of_tails], [0, 0, 0.75 / of_tails], [-0.25 / of_tails] * 3]
-    assert advantage(*X_AND_Y)[0].tolist() == pytest.approx(expected[0], rel=1e-5)
-    assert advantage(*X_AND_Y)[1].tolist() == pytest.approx(expected[1], rel=1e-5)
-    assert advantage(*X_AND_Y)[2].tolist() == pytest.approx(expected[2], rel=1e-5)
 
 
 @pytest.mark.parametrize("norm", [True, False])

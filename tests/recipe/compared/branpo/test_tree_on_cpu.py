@@ -24,13 +24,6 @@ def grown(engine, of_builder, reward_of=odd, **keys):
 # ---- which trajectories get new tails ----
 
 
-def test_long_right_ones_by_hand():
-    """Three of four are right, with 4, 6 and 2 steps: longer than their mean is the one of 6."""
-    tails = new_tails(BranPOKeys(), [4, 6, 2, 5], [1.0, 1.0, 1.0, 0.0], seed=0)
-    assert [base for base, _ in tails] == [3, 3, 1, 1, 1, 1, 1] and tails[2:] == [(1, 2)] * 5
-    assert len(new_tails(BranPOKeys(tails=4), [4, 6, 2, 5], [1.0, 1.0, 1.0, 0.0], seed=0)) == 4
-
-
 @pytest.mark.parametrize(("rewards", "expected"), [([1.0] * 4, 0), ([0.0] * 4, 8), ([0.1] * 4, 0)])
 def test_all_alike(rewards, expected):
     assert len(new_tails(BranPOKeys(), [1, 2, 3, 4], rewards, seed=0)) == expected

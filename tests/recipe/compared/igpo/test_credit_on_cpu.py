@@ -1,4 +1,4 @@
-"""IGPO's credit by hand, and against a slow version on random batches."""
+"""IGPO's credit against a slow version on random batches."""
 
 import math
 import statistics
@@ -19,20 +19,6 @@ def advantages_of(gains, rewards, mask, index, norm=True, **keys) -> torch.Tenso
     segments = torch.zeros_like(mask, dtype=torch.long)
     with ANSWER_GAINS.bound(gains), SEGMENT_IDS.bound(segments):
         return compute_igpo_advantage(rewards, mask, np.array(index), config=config)[0]
-
-
-def test_two_trajectories_by_hand():
-    # a turn of two tokens and a tool's token, a turn of one token; the second trajectory has one turn
-    gains = torch.tensor([[NAN, NAN, 0.5, NAN], [NAN, NAN, NAN, NAN]])
-    mask = torch.tensor([[1, 1, 0, 1], [1, 1, 1, 0]])
-    rewards = torch.tensor([[0.0, 0, 0, 1], [0, 0, 0, 0]])
-    found = advantages_of(gains, rewards, mask, ["a", "a"], norm=False)
-    assert found.tolist() == [[0.5, 0.5, 0, 0.5], [-0.5, -0.5, -0.5, 0]], "a gain without another one is 0"
-    gains[1, 1] = 0.1
-    found = advantages_of(gains, rewards, mask, ["a", "a"], norm=False, gamma=0.5)
-    # gains .5 and .1: +.2 and -.2; outcomes +.5 and -.5, half of which counts for the first turn
-    assert found[0].tolist() == pytest.approx([0.45, 0.45, 0, 0.5])
-    assert found[1].tolist() == pytest.approx([-0.45, -0.45, -0.5, 0])
 
 
 def slow(gains, rewards, mask, index, norm, gamma, epsilon=1e-6) -> torch.Tensor:

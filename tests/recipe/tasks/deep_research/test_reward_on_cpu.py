@@ -5,6 +5,7 @@ import time
 import pytest
 
 from recipe.tasks.deep_research import reward as deep_research
+from tests.tables import table
 from verl.utils.math_answers import comparison
 
 T, S, P = "<think>t</think>", "<search>q</search>", "<python>c</python>"
@@ -48,30 +49,7 @@ def test_questions(text, specification, published):
 END = answer("Barack Obama")
 
 
-@pytest.mark.parametrize(
-    ("text", "score_by_authors"),
-    [
-        # what the authors' check lets pass
-        (T + R + END, 1.0),  # a result without a call
-        (T + S + " and then" + R + END, 1.0),  # text between a call and its result
-        ("<think>a <search>q</search> <result>r</result></think>" + END, 1.0),  # a call inside a think
-        (END + T, 1.0),  # a think after the answer
-        (T + "</python>" + S + R + END, 1.1),  # a closing tag alone counts as the use of a tool
-        (T + r"<answer>\boxed{Barack Obama}, {</answer>", 1.0),
-        # what it refuses
-        (T + S + END, -1.0),  # no result
-        (T + "<search>q <result>r</result>" + END, -1.0),  # the call is not closed
-        (T + "<python>c <result>r</result></python>" + END, -1.0),  # closed behind its result
-        (T + S + " <result>r" + END, -1.0),
-        (T + "</search><result></result>" + S + END, -1.0),
-        (T + "<think>" + END, -1.0),
-        (T + END + END, -1.0),
-        (T + S + " <result><answer>no</answer></result>" + END, -1.0),  # tags in a result count, too
-        (T + "</answer><answer>" + r"\boxed{Barack Obama}", -1.0),
-        (T + r"<answer>\boxed{Barack Obama</answer>", -1.0),
-        (T + r"<answer>\boxed{Barack Obama} and \boxed{x, {y}</answer>", -1.0),  # the last box is not closed
-    ],
-)
+@pytest.mark.parametrize(("text", "score_by_authors"), table(__file__, "forms of the authors"))
 def test_the_authors_format(text, score_by_authors):
     result = score(text, variant="published")
     assert result["score"] == pytest.approx(score_by_authors)
@@ -109,17 +87,7 @@ def test_the_rule_can_be_named():
     assert score(T + answer("0.5"), "1/2", "unheard-of", rule="math")["score"] == pytest.approx(1.0)
 
 
-@pytest.mark.parametrize(
-    ("source", "ability", "expected"),
-    [
-        ("train", "math", 1.0),  # 0.5 is 1/2
-        ("train", "qa", 0.2),  # other words
-        ("hotpotqa", "MATH", 1.0),
-        ("math_dapo", "qa", 0.2),
-        ("math_dapo", "fact-reasoning", 1.0),  # says neither: the data source's name decides
-        ("math_dapo", None, 1.0),
-    ],
-)
+@pytest.mark.parametrize(("source", "ability", "expected"), table(__file__, "rules"))
 def test_the_rows_ability_chooses_the_rule_before_the_data_sources_name(source, ability, expected):
     assert score(T + answer("0.5"), "1/2", source, extra_info={"ability": ability})["score"] == expected
 
@@ -144,21 +112,7 @@ def test_other_tools_make_another_bonus():
     assert score(T + "<roll>6" + R + END, variant="published", tool_tags="roll")["score"] == -1.0
 
 
-@pytest.mark.parametrize(
-    ("source", "truth", "options", "message"),
-    [
-        ("unheard-of", "1", {}, "data_source='unheard-of'.*reward_rule"),
-        ("unheard-of", "1", {"extra_info": {"ability": "code"}}, "ability='code': neither tells"),
-        ("hotpotqa", [], {}, "empty list"),
-        ("hotpotqa", " ", {}, "non-empty text"),
-        ("hotpotqa", {"target": ["Obama"]}, {}, "non-empty text"),
-        ("hotpotqa", "Obama", {"variant": "paper"}, "variant='paper'"),
-        ("hotpotqa", "Obama", {"extra_info": {"reward_rule": "bleu"}}, "rule='bleu'"),
-        ("hotpotqa", "Obama", {"tool_tags": ["think"]}, "tool_tags: 'think'"),
-        ("aime24", ["1", "2"], {}, "text or a number"),
-        ("aime24", "", {}, "text or a number"),
-    ],
-)
+@pytest.mark.parametrize(("source", "truth", "options", "message"), table(__file__, "refused rows"))
 def test_a_row_is_refused_before_a_run_as_it_is_by_the_reward(source, truth, options, message):
     for function in (deep_research.check_row, lambda source, *rest, **more: score(GOOD, rest[0], source, **more)):
         with pytest.raises(ValueError, match=message):

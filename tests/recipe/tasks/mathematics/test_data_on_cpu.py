@@ -6,6 +6,7 @@ import pandas as pd
 import pytest
 
 from recipe.tasks.mathematics.data import main
+from tests.tables import table
 from verl.evaluation.questions.prompts import BOXED_INSTRUCTION
 from verl.trainer.checks.rows import check_data_files
 from verl.utils.math_answers.comparison import compute_score
@@ -28,29 +29,8 @@ def dapo_row(question: str, answer: str, index: str = "x") -> dict:
 
 
 # name -> (row as published, question, answer)
-LAYOUTS = {
-    "math500": (
-        {"problem": "1/2?", "solution": r"so \boxed{7}", "answer": r"\frac{1}{2}", "subject": "Algebra", "level": 1},
-        "1/2?",
-        r"\frac{1}{2}",
-    ),
-    "math": (
-        {"problem": "x?", "level": "Level 5", "type": "Algebra", "solution": r"\boxed{3}, so $\boxed{\frac{1}{2}}$."},
-        "x?",
-        r"\frac{1}{2}",
-    ),
-    "amc23": ({"id": 0, "question": "How many?", "answer": "27"}, "How many?", "27"),
-    "aimo-amc": ({"id": 0, "problem": "How many?", "answer": 142.0, "url": "u"}, "How many?", "142"),
-    "aime24": ({"ID": "2024-I-1", "Problem": "p?", "Solution": "s", "Answer": 204}, "p?", "204"),
-    "aime25": ({"problem": "p?", "answer": "070", "problem_idx": 1}, "p?", "070"),
-    "zero": ({"problem": "p?", "answer": 0}, "p?", "0"),
-    "olympiadbench": (
-        {"question": "q?", "solution": ["long"], "final_answer": ["$2$", "$-2$"], "context": None, "image_1": None},
-        "q?",
-        "2, -2",
-    ),
-    "dapo-math-17k": (dapo_row("In $x$?\nFind it.", "34"), "In $x$?\nFind it.", "34"),
-}
+LAYOUTS = {name: case for name, *case in table(__file__, "layouts")}
+LAYOUTS["dapo-math-17k"] = (dapo_row("In $x$?\nFind it.", "34"), "In $x$?\nFind it.", "34")
 
 
 def write(path, rows: list[dict]):
@@ -154,23 +134,7 @@ def test_long_fields_of_csv_are_read(tmp_path):
     assert prompt[0]["content"].startswith(question.strip())
 
 
-@pytest.mark.parametrize(
-    ("file", "content", "message"),
-    [
-        ("a.jsonl", '{"problem": "p"\n', "line 1: not JSON"),
-        ("a.jsonl", "[1]\n", "line 1: expected an object, got list"),
-        ("a.json", '{"problem": "p"}', "expected a list of objects, got dict"),
-        ("a.json", "[1]", "expected an object, got int: 1 row"),
-        ("a.json", "[]", "no usable rows: it is empty"),
-        ("a.parquet", "no parquet", "not a readable parquet file"),
-        ("a.json", b"\xff\xfe", "a.json is not UTF-8"),
-        ("a.jsonl", b'{"problem": "p"}\n\xff\n', "a.jsonl is not UTF-8"),
-        ("a.csv", "problem,answer\np\n", "line 2: not CSV: expected 2 fields"),
-        ("a.csv", 'problem,answer\n"p', "a.csv, line [12]: not CSV"),
-        ("a.txt", "problem,answer", "expected a .jsonl, .json, .parquet or .csv file"),
-        (None, "", "missing.jsonl does not exist"),
-    ],
-)
+@pytest.mark.parametrize(("file", "content", "message"), table(__file__, "damaged files"))
 def test_damaged_files_are_named(tmp_path, file, content, message):
     source = tmp_path / (file or "missing.jsonl")
     if file:

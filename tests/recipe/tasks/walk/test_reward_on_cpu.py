@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from recipe.tasks.walk.reward import apply, check_row, compute_score
+from tests.tables import table
 
 TRUTH = {"start": 3, "target": 22, "steps": 4, "operations": ["+5", "*2", "-3"], "limit": 99}
 RIGHT = "3*2=6\n6*2=12\n12+5=17\n17+5=22"
@@ -16,28 +17,7 @@ def score(answer: str, **options) -> dict:
     return compute_score("walk", answer, TRUTH, **options)
 
 
-@pytest.mark.parametrize(
-    ("answer", "acc", "format_"),
-    [
-        (RIGHT, 1, 1),
-        ("3 * 2 = 6\n\n6 × 2 = 12 \n12 + 5 = 17\n17 + 5 = 22\n", 1, 1),  # noqa: RUF001
-        (f"First I double. <answer>{RIGHT}</answer>", 1, 1),
-        (f"<answer>3+5=8</answer> no: <answer>{RIGHT}</answer>", 1, 1),
-        ("3+5=8\n8*2=16\n16+5=21\n21-3=18", 0, 1),  # the rules are kept, the target is missed
-        ("3*2=6\n6+5=11\n11*2=22", 0, 0),  # three steps
-        (RIGHT + "\n22+5=27", 0, 0),
-        (RIGHT + "\n22-0=22", 0, 0),
-        ("3*2=6\n6*2=12\n12+5=17\n17+5=23", 0, 0),  # computed wrongly
-        ("3*2=6\n6*2=13\n13+5=18\n17+5=22", 0, 0),  # goes on from another number
-        ("4*2=8\n8*2=16\n16+5=21\n21+5=26", 0, 0),  # another start
-        ("3*2=6\n6*2=12\n12+4=16\n16+6=22", 0, 0),  # other operations
-        ("3-3=0\n0-3=-3\n-3*2=-6\n-6+5=-1", 0, 0),  # below zero
-        ("3*2=6 6*2=12 12+5=17 17+5=22", 0, 0),  # no lines
-        ("22\n22\n22\n22", 0, 0),
-        ("3*2=6\n6*2=12\n12+5=17\n17+5=", 0, 0),
-        ("", 0, 0),
-    ],
-)
+@pytest.mark.parametrize(("answer", "acc", "format_"), table(__file__, "verdicts"))
 def test_hand_given_verdicts(answer, acc, format_):
     result = score(answer)
     assert (result["acc"], result["format"], result["score"]) == (acc, format_, float(acc))
@@ -83,18 +63,7 @@ def test_hostile_responses_score_nothing_within_milliseconds(response):
     assert time.thread_time() - start < 0.05
 
 
-@pytest.mark.parametrize(
-    ("truth", "message"),
-    [
-        ("", "ground_truth must be an object with start"),
-        ("[1, 2]", "ground_truth must be an object with start"),
-        ({"target": [22]}, "start must be a whole number, got None"),
-        (TRUTH | {"target": [22]}, r"target must be a whole number, got \[22\]"),
-        (TRUTH | {"steps": 0}, "steps=0: expected from 1"),
-        (TRUTH | {"operations": "+5"}, "operations must be a list"),
-        (TRUTH | {"operations": ["+5", "2*"]}, "'2\\*' is none such as"),
-    ],
-)
+@pytest.mark.parametrize(("truth", "message"), table(__file__, "refused rows"))
 def test_a_row_is_refused_before_a_run_as_it_is_by_the_reward(truth, message):
     for refuse in (lambda: check_row("walk", truth), lambda: compute_score("walk", "3+5=8", truth)):
         with pytest.raises(ValueError, match=message):

@@ -20,6 +20,7 @@ from recipe.tasks.word_problems.data import (
 from recipe.tasks.word_problems.data import write_word_problems as write
 from recipe.tasks.word_problems.reward import compute_score
 from recipe.tasks.word_problems.stories import MEN, STORIES, WOMEN
+from tests.tables import table
 
 CONFIG = WordProblemsConfig(train_size=600, valid_size=60, test_size=90, seed=3)
 PARTS = ("openings", "changes", "endings")
@@ -96,25 +97,7 @@ def line(story: str, part: str, text: str) -> tuple[str, str]:
     return match
 
 
-@pytest.mark.parametrize(
-    ("story", "texts", "numbers", "words", "expected"),
-    [
-        ("collection", ("shared equally", "finds", "equal piles"), (24, 4, 6, 3), "24 .* among 4 .* 6 more .* 3 eq", 4),
-        (
-            "baking",
-            ("trays", "{She} eats", "for {b} dollars"),
-            (3, 8, 4, 2),
-            "3 trays .* 8 on .* eats 4 .* 2 dollars",
-            40,
-        ),
-        ("bus", ("women", "get off", "on the {things} now"), (5, 6, 4), "5 women and 6 men .* 4 people get off", 7),
-        ("money", ("paid", "aunt", "A ticket"), (20, 6, 4, 3), "20 dollars and paid 6 .* 4 dollars.* costs 3", 6),
-        ("farm", ("every day", "sells", "families"), (5, 4, 2, 6), "5 .* 4 days.* sells 2 .* 6 families", 3),
-        ("library", ("shelves", "brings", "are there now"), (3, 9, 5), "3 shelves with 9 .* 5 more", 32),
-        ("road", ("{a} hours", "After lunch", "fewer"), (2, 30, 8, 7), "2 hours, 30 .* another 8 .* 7 miles fewer", 61),
-        ("garden", ("do not grow", "Rabbits", "cups"), (20, 4, 6, 3), "20 .* 4 of them do .* eat 6 .* 3 cups", 30),
-    ],
-)
+@pytest.mark.parametrize(("story", "texts", "numbers", "words", "expected"), table(__file__, "answers by hand"))
 def test_answers_by_hand(story, texts, numbers, words, expected):
     lines = tuple(line(story, part, text) for part, text in zip(PARTS, texts, strict=True))
     problem = Problem(story, lines, numbers)

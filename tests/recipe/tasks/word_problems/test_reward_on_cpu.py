@@ -5,55 +5,14 @@ import time
 import pytest
 
 from recipe.tasks.word_problems.reward import check_row, compute_score
+from tests.tables import table
 
 
 def right(response, truth="24") -> float:
     return compute_score("word_problems", response, truth)["acc"]
 
 
-@pytest.mark.parametrize(
-    ("response", "truth", "expected"),
-    [
-        ("12 - 4 = 8. 8 * 3 = 24.", "24", 1.0),
-        ("24", 24, 1.0),
-        ("The answer is **24** marbles", "24", 1.0),
-        ("$24.00", "24", 1.0),
-        ("It is 1,250 dollars.", "1250", 1.0),
-        ("2,4", "24", 0.0),  # no thousands
-        ("1,2505", "1250", 0.0),
-        ("024", "24", 1.0),
-        ("24 or 25", "24", 0.0),  # the last one counts
-        ("24 of the 30 marbles", "24", 0.0),
-        ("240", "24", 0.0),
-        ("24.5", "24", 0.0),
-        ("24.000000000000000001", "24", 0.0),  # not as floating point
-        ("-24", "24", 0.0),
-        ("a debt of -24", "-24", 1.0),
-        ("a debt of \u221224", "-24", 1.0),
-        ("30-6", "6", 1.0),  # an operator, no sign
-        ("(5+1)-6", "6", 1.0),
-        ("48/2", "2", 0.0),  # a fraction is a number
-        ("3/4", "0.75", 1.0),
-        ("24/0", "24", 0.0),
-        (r"\boxed{24}, as 12 * 2 > 20", "24", 1.0),
-        (r"First \boxed{3}, then \boxed{24 \text{ marbles}}", "24", 1.0),
-        (r"24, so \boxed{x}", "24", 0.0),  # the box has no number
-        (r"24 \boxed{25", "25", 1.0),  # a box that does not close is none
-        (r"\boxed{\frac{3}{4}}", "4", 0.0),
-        (r"\boxed{-\dfrac{3}{4}}", "-0.75", 1.0),
-        (r"\boxed{1{,}000}", "1000", 1.0),
-        (r"\boxed{1\,000}", "1000", 1.0),
-        ("It is 1,000, I think", "1000", 1.0),
-        ("it is .5", "0.5", 1.0),
-        ("it is .5", "5", 0.0),
-        ("5,6/7", "6/7", 1.0),
-        ("6/7,8", "8", 1.0),
-        ("twenty-four", "24", 0.0),
-        ("", "24", 0.0),
-        (None, "24", 0.0),
-        ("9" * 40, "9" * 32, 0.0),
-    ],
-)
+@pytest.mark.parametrize(("response", "truth", "expected"), table(__file__, "verdicts"))
 def test_verdicts(response, truth, expected):
     assert right(response, truth) == expected
 

@@ -20,6 +20,7 @@ from mcp.client.stdio import stdio_client
 
 from tests.recipe.arpo.toy_agent import TOKENIZER
 from tests.workers.rollout.tools.mcp.mcp_library import HOSTILE
+from verl.evaluation.model.server import free_port
 from verl.workers.rollout.environment import Tools
 from verl.workers.rollout.tools import tool_box
 from verl.workers.rollout.tools.protocol import Protocol
@@ -72,12 +73,6 @@ def alive(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().split(") ")[1][0] != "Z"
     except FileNotFoundError:
         return False
-
-
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
 
 
 @contextlib.contextmanager

@@ -15,11 +15,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.fresh import python_for
+from tests.tables import table
 from tests.workers.rollout.tools.search.animals import ANIMALS, write_jsonl
 from verl.workers.rollout.tools.search.bm25_index import SCHEMA, Bm25Index, best, open_index, read_corpus
 
 
-def table(texts):
+def corpus(texts):
     return pa.table([[f"{i}" for i in range(len(texts))], [""] * len(texts), list(texts)], schema=SCHEMA)
 
 
@@ -47,7 +48,7 @@ def test_ranking_is_the_formula(seed):
     rng = random.Random(seed)
     vocabulary = [f"w{i}" for i in range(60)]
     texts = [" ".join(rng.choices(vocabulary[: rng.randint(5, 60)], k=rng.randint(1, 40))) for _ in range(100)]
-    index = Bm25Index.build(table(texts))
+    index = Bm25Index.build(corpus(texts))
     for _ in range(10):
         query = " ".join(rng.choices([*vocabulary, "unknown"], k=rng.randint(1, 8)))
         expected = formula(texts, query)
@@ -59,7 +60,7 @@ def test_ranking_is_the_formula(seed):
 
 def test_of_equal_scores_the_earlier_document_comes_first():
     texts = ["otter", "heron heron", "otter", "mole", "otter", "otter"] * 3
-    index = Bm25Index.build(table(texts))
+    index = Bm25Index.build(corpus(texts))
     otters = [i for i, text in enumerate(texts) if text == "otter"]
     for k in (1, 2, 5, 12, 50):
         assert [int(document.id) for document, _ in index.search("otter", k)] == otters[:k]
@@ -77,7 +78,7 @@ def test_the_best_of_many_scores():
 
 
 def test_words():
-    index = Bm25Index.build(table(["Straße ÉCOLE 東京タワー", "x1 the of", "", "a", "snake_case"]))
+    index = Bm25Index.build(corpus(["Straße ÉCOLE 東京タワー", "x1 the of", "", "a", "snake_case"]))
     for query, expected in {
         "école": ["0"],
         "STRASSE": [],
@@ -94,11 +95,11 @@ def test_words():
     }.items():
         assert [document.id for document, _ in index.search(query, 5)] == expected, query
     with pytest.raises(ValueError, match="no words"):
-        Bm25Index.build(table(["", "the of", "!"]))
+        Bm25Index.build(corpus(["", "the of", "!"]))
 
 
 def test_only_the_first_64_distinct_words_count():
-    index = Bm25Index.build(table(["otter", "heron"]))
+    index = Bm25Index.build(corpus(["otter", "heron"]))
     filler = " ".join(f"w{i}" for i in range(63))
     assert [d.id for d, _ in index.search(f"{filler} {filler} otter heron", 5)] == ["0"]
 
@@ -119,18 +120,7 @@ def test_corpora_of_every_form_are_the_same(tmp_path):
 
 @pytest.mark.parametrize(
     "line, fault",
-    [
-        ('{"id": 1, "text": "cut', "not JSON"),
-        ("[1]", "expected an object"),
-        ('{"text": "x"}', "id: expected text or an integer, got None"),
-        ('{"id": true, "text": "x"}', "id: expected"),
-        ('{"id": 1, "title": "x"}', "text: expected text, got NoneType; keys: id, title"),
-        ('{"id": 1, "text": 5}', "text: expected text, got int"),
-        ('{"id": 1, "text": "x", "title": 7}', "title: expected"),
-        ('{"id": 1, "contents": ["x"]}', "text: expected"),
-        ('{"id": 1, "text": "\\ud800"}', "text: surrogates not allowed"),
-        ("[" * 200_000, "recursion"),
-    ],
+    [*table(__file__, "bad rows"), ("[" * 200_000, "recursion")],
 )
 def test_a_bad_row_is_named(tmp_path, line, fault):
     path = tmp_path / "c.jsonl"

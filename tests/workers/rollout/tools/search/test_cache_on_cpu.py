@@ -1,6 +1,5 @@
 """The search cache: shared by processes that may be killed, bounded, and never thrown away by itself."""
 
-import os
 import random
 import signal
 import sqlite3
@@ -134,13 +133,3 @@ def test_files_that_cannot_be_opened(tmp_path):
         SearchCache(tmp_path)
     with pytest.raises(ValueError, match="size"):
         SearchCache(tmp_path / "c", size_mb=0)
-
-
-def test_processes_that_begin_one_cache_together(tmp_path):
-    path = tmp_path / "search_cache.sqlite"
-    code = WRITER.replace(f"range({PUTS_EACH})", "range(5)")
-    writers = [
-        subprocess.Popen([sys.executable, "-S", "-c", code, path, f"w{w}", os.devnull]) for w in range(N_WRITERS)
-    ]
-    assert [writer.wait(300) for writer in writers] == [0] * N_WRITERS
-    assert n_entries(SearchCache(path)) == 5 * N_WRITERS

@@ -9,6 +9,7 @@ import tempfile
 import psutil
 import pytest
 
+from tests.tables import table
 from verl.workers.rollout.tools.search import cache as search_cache
 from verl.workers.rollout.tools.search import node_files
 from verl.workers.rollout.tools.search.node_files import network_file_system, node_folder
@@ -101,20 +102,7 @@ def test_the_processes_of_a_node_share_the_cache(temporary):
     assert (temporary / FOLDER / "search_cache.sqlite").exists()
 
 
-@pytest.mark.parametrize(
-    ("path", "kind"),
-    [
-        ("/var/cache.sqlite", None),
-        ("/tmp/x/cache.sqlite", None),
-        ("/home/me/outputs/cache.sqlite", "nfs4"),
-        ("/home/me/scratch/cache.sqlite", None),
-        ("/home/me/scratchy/cache.sqlite", "nfs4"),
-        ("/mnt/big disk/cache.sqlite", "lustre"),
-        ("/mnt/ssh/cache.sqlite", "sshfs"),
-        ("/mnt/portal/cache.sqlite", None),
-        ("/data/cache.sqlite", "nfs"),
-    ],
-)
+@pytest.mark.parametrize(("path", "kind"), table(__file__, "file systems"))
 def test_network_file_systems(mount, path, kind):
     mount(MOUNTS)
     assert network_file_system(path) == kind
