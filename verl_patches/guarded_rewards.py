@@ -45,12 +45,8 @@ def guard_rewards(reward_loop: ModuleType) -> None:
 
 
 def check_info(info: dict[str, Any], seen: dict[str, Any]) -> None:
-    """Raise ValueError if `acc` is not a finite number, or if a value is of another kind than the first of its name.
-
-    Args:
-        info: values beside the reward; None stands for a value that is missing.
-        seen: the first value by name, to which new names are added.
-    """
+    """Raise ValueError if `acc` is not a finite number, or if a value is of another kind than the first of its name in
+    `seen`, to which new names are added; None stands for a value that is missing."""
     if "acc" in info:
         finite_number(info["acc"], "the reward function's acc")
     for name, value in info.items():

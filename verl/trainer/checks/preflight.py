@@ -140,8 +140,8 @@ def check_micro_batches_and_servers(config: DictConfig) -> None:
         budget = OmegaConf.select(config.actor_rollout_ref, key)
         if is_read and budget and budget * parallel < longest:
             raise ValueError(
-                f"actor_rollout_ref.{key}={budget} with ulysses_sequence_parallel_size={parallel}: the longest "
-                f"sequence, of {longest} tokens (data.max_prompt_length + data.max_response_length), does not fit"
+                f"actor_rollout_ref.{key}={budget} with ulysses_sequence_parallel_size={parallel}: expected at least "
+                f"{longest} tokens in all (data.max_prompt_length + data.max_response_length)"
             )
     gpus = config.trainer.nnodes * config.trainer.n_gpus_per_node
     replica = math.prod(rollout[f"{kind}_parallel_size"] for kind in ("tensor_model", "data", "pipeline_model"))
@@ -151,10 +151,8 @@ def check_micro_batches_and_servers(config: DictConfig) -> None:
             "(tensor_model_parallel_size x data_parallel_size x pipeline_model_parallel_size)"
         )
     if (rollout.max_num_batched_tokens or rollout.max_num_seqs) < rollout.max_num_seqs:
-        raise ValueError(
-            f"actor_rollout_ref.rollout.max_num_batched_tokens={rollout.max_num_batched_tokens}: vLLM expects at least "
-            f"max_num_seqs={rollout.max_num_seqs}"
-        )
+        key, value = "actor_rollout_ref.rollout.max_num_batched_tokens", rollout.max_num_batched_tokens
+        raise ValueError(f"{key}={value}: vLLM expects at least max_num_seqs={rollout.max_num_seqs}")
 
 
 def check_overlong_buffer(config: DictConfig) -> None:

@@ -20,10 +20,7 @@ ANSWER = "Fine."
 
 
 def check_prompts(config: DictConfig) -> None:
-    """Check one row of each file by the chat template, and that a batch of rows fits into `data.max_prompt_length`.
-
-    Nothing is checked if the tokenizer is not on this machine.
-    """
+    """Check one row of each file by the chat template, and that a batch of rows fits into `data.max_prompt_length`."""
     if (tokenizer := load_tokenizer(config)) is not None:
         count = _counter(config, tokenizer)
         for key, needed in (("train_files", config.data.train_batch_size), ("val_files", 1)):
@@ -41,17 +38,14 @@ def _check_rows(config: DictConfig, key: str, needed: int, count: Callable[[list
                 left += not _is_text(messages) or count(messages) <= longest
             except Exception as error:  # a template may raise anything, and upstream's filter leaves such rows out
                 if number == 0:
-                    raise ValueError(
-                        f"data.{key}: {file}: row 0: the chat template of {config.actor_rollout_ref.model.path} does "
-                        f"not render it: {error!r}"
-                    ) from error
+                    template = f"the chat template of {config.actor_rollout_ref.model.path}"
+                    raise ValueError(f"data.{key}: {file}: row 0: {template} does not render it: {error!r}") from error
             if left >= needed or not filters:
                 break
     if filters and all_are_here and left < needed <= rows:  # another check names too few rows
         raise ValueError(
-            f"data.{key}: {left} of {rows} prompts have at most data.max_prompt_length={longest} tokens, with the chat "
-            f"template and the descriptions of tools, and {needed} are needed: raise data.max_prompt_length, or lower "
-            "data.train_batch_size"
+            f"data.{key}: {left} of {rows} prompts have at most data.max_prompt_length={longest} tokens, with template "
+            f"and tools, and {needed} are needed: raise it, or lower data.train_batch_size"
         )
 
 
@@ -73,9 +67,8 @@ def turn_end_warning(config: DictConfig) -> str:
         return ""
     known = ", ".join(repr(tokenizer.decode([stop])) for stop in sorted(stops - {None}))
     return (
-        f"{path}: its chat template ends a turn with {end!r}, and the engine stops at {known or 'no token'}: a "
-        "response that ends as the template says goes on to data.max_response_length; add the token to eos_token_id "
-        "in generation_config.json"
+        f"{path}: its chat template ends a turn with {end!r}, and the engine stops at {known or 'no token'}: responses "
+        "go on to data.max_response_length; add the token to eos_token_id in generation_config.json"
     )
 
 
@@ -104,10 +97,8 @@ def load_tokenizer(config: DictConfig) -> PreTrainedTokenizerBase | None:
         return tokenizer
     if not path.is_dir() or any(folder.glob("*processor_config.json")):
         return None
-    raise ValueError(
-        f"actor_rollout_ref.model.path={path} has no chat template, with which every prompt is rendered: set "
-        "actor_rollout_ref.model.custom_chat_template"
-    )
+    key = "actor_rollout_ref.model"
+    raise ValueError(f"{key}.path={path} has no chat template, which prompts need: set {key}.custom_chat_template")
 
 
 def _upstream_tools(data: DictConfig) -> list[dict]:

@@ -101,28 +101,26 @@ def _check_table(where: str, table: pa.Table) -> None:
         raise ValueError(f"{where} has no rows")
     prompts, reward_models = table[prompt_key], table["reward_model"]
     if not _holds_messages(prompts.type):
-        raise ValueError(
-            f"{where}: column '{prompt_key}' must hold lists of {{role, content}} messages, is {prompts.type}"
-        )
+        expected = f"column '{prompt_key}' must hold lists of {{role, content}} messages"
+        raise ValueError(f"{where}: {expected}, is {prompts.type}")
     if not pa.types.is_struct(reward_models.type) or reward_models.type.get_field_index("ground_truth") < 0:
         raise ValueError(f"{where}: column 'reward_model' must hold a 'ground_truth', is {reward_models.type}")
-    empty_prompt = pc.equal(pc.fill_null(pc.list_value_length(prompts), 0), 0)
     problems = {
-        f"column '{prompt_key}' is empty": pc.index(empty_prompt, True).as_py(),
-        f"column '{prompt_key}': a message has no role or no content": _incomplete_message(prompts),
-        "column 'data_source' is empty": pc.index(pc.is_null(table["data_source"]), True).as_py(),
-        "reward_model.ground_truth is empty": pc.index(
-            pc.is_null(pc.struct_field(reward_models, "ground_truth")), True
-        ).as_py(),
+        f"column '{prompt_key}' is empty": pc.equal(pc.fill_null(pc.list_value_length(prompts), 0), 0),
+        "column 'data_source' is empty": pc.is_null(table["data_source"]),
+        "reward_model.ground_truth is empty": pc.is_null(pc.struct_field(reward_models, "ground_truth")),
     }
-    for problem, row in problems.items():
-        if row >= 0:
+    for problem, is_problem in problems.items():
+        if (row := pc.index(is_problem, True).as_py()) >= 0:
             raise ValueError(f"{where}: row {row}: {problem}")
+    if (message := pc.index(_incomplete(pc.list_flatten(prompts)), True).as_py()) >= 0:
+        row = pc.list_parent_indices(prompts)[message]
+        raise ValueError(f"{where}: row {row}: column '{prompt_key}': a message has no role or no content")
 
 
 def _holds_messages(prompts: pa.DataType) -> bool:
     """Return whether a column holds lists of messages: a role, and a text or, with pictures, a list of parts."""
-    if not pa.types.is_list(prompts) and not pa.types.is_large_list(prompts):
+    if not _is_list(prompts):
         return False
     message = prompts.value_type
     if pa.types.is_null(message):  # all prompts are empty; a later check names the row
@@ -130,30 +128,23 @@ def _holds_messages(prompts: pa.DataType) -> bool:
     if not pa.types.is_struct(message) or min(map(message.get_field_index, ("role", "content"))) < 0:
         return False
     role, content = message.field("role").type, message.field("content").type
-    is_text = pa.types.is_string, pa.types.is_large_string
-    return any(fits(role) for fits in is_text) and any(
-        fits(content) for fits in (*is_text, pa.types.is_list, pa.types.is_large_list)
-    )
+    return _is_text(role) and (_is_text(content) or _is_list(content))
 
 
-def _incomplete_message(prompts: pa.ChunkedArray) -> int:
-    """Return the first row with a message without role or content; -1 if there is none.
+def _is_list(kind: pa.DataType) -> bool:
+    return pa.types.is_list(kind) or pa.types.is_large_list(kind)
 
-    A message that calls tools, in the chat template's own format, may have no content.
-    """
-    before = 0
-    for chunk in prompts.chunks:
-        messages = pc.list_flatten(chunk)
-        if not pa.types.is_null(messages.type):
-            no_content = pc.is_null(pc.struct_field(messages, "content"))
-            if messages.type.get_field_index("tool_calls") >= 0:
-                no_content = pc.and_(no_content, pc.is_null(pc.struct_field(messages, "tool_calls")))
-            incomplete = pc.or_(pc.is_null(pc.struct_field(messages, "role")), no_content)
-            place = pc.index(incomplete, True).as_py()
-            if place >= 0:
-                return before + pc.list_parent_indices(chunk)[place].as_py()
-        before += len(chunk)
-    return -1
+
+def _is_text(kind: pa.DataType) -> bool:
+    return pa.types.is_string(kind) or pa.types.is_large_string(kind)
+
+
+def _incomplete(messages: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Return which messages lack a role or a content; one that calls tools may have no content."""
+    no_content = pc.is_null(pc.struct_field(messages, "content"))
+    if messages.type.get_field_index("tool_calls") >= 0:
+        no_content = pc.and_(no_content, pc.is_null(pc.struct_field(messages, "tool_calls")))
+    return pc.or_(pc.is_null(pc.struct_field(messages, "role")), no_content)
 
 
 # ---- the reward ----
@@ -245,8 +236,7 @@ def _try(function: Callable, row: dict, settings: dict, numbers: Sequence[Reward
     if set_handler.called:
         raise ValueError(
             f"{REWARD} sets a handler of {signal.Signals(set_handler.call_args[0][0]).name}, which fails outside the "
-            f"main thread, where the run calls it, so that each response may get {result!r}: call it without a time "
-            f"limit of its own; {leave_out}"
+            f"main thread, so that each response may get {result!r}: leave out its own time limit; {leave_out}"
         )
     if inspect.iscoroutine(result):
         result.close()

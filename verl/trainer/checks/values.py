@@ -101,12 +101,8 @@ def _adapter(kind: Any) -> TypeAdapter:
 
 
 def typed_values(section: DictConfig, defaults: DictConfig | None, name: str) -> Iterator[tuple[str, Any, Any]]:
-    """Yield (key from the root, value, type) for the scalars and lists of scalars in a section whose type is known.
-
-    Args:
-        defaults: upstream's values for the section, from which the types of keys without a dataclass are taken.
-        name: path of the section from the config's root, with a dot at its end.
-    """
+    """Yield (key from the root, value, type) for the scalars and lists of scalars in a section whose type is known, by
+    its dataclass or else by upstream's defaults; `name` is the section's path with a dot at its end."""
     target = section.get("_target_")
     hints = get_type_hints(hydra.utils.get_class(target)) if target else {}
     for key in section:

@@ -22,8 +22,8 @@ def check_disk(config: DictConfig) -> None:
     if size * number > free:
         raise ValueError(
             f"trainer.default_local_dir={config.trainer.default_local_dir}: {free / GB:.1f} GB are free there, and the "
-            f"run will write {number} checkpoint(s) of {size / GB:.1f} GB before it deletes one: free space, choose "
-            "another folder, or lower trainer.max_actor_ckpt_to_keep"
+            f"run will write {number} checkpoint(s) of {size / GB:.1f} GB before it deletes one: choose another folder "
+            "or lower trainer.max_actor_ckpt_to_keep"
         )
 
 

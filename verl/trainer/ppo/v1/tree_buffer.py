@@ -49,11 +49,7 @@ def check_failures(failed: int, batch_size: int) -> None:
 
 
 class _ShowsDropped:
-    """Finds the groups whose rewards do not vary, and shows them to `on_drop` before the buffer drops them.
-
-    Args:
-        on_drop: function that is called with the rows about to be dropped, which can still be read.
-    """
+    """Finds the groups whose rewards do not vary, and calls `on_drop` with their rows before the buffer drops them."""
 
     def __init__(self, *args, on_drop: Callable[[KVBatchMeta], None] | None = None, **kwargs):
         super().__init__(*args, **kwargs)
@@ -105,11 +101,7 @@ class AsyncTreeBuffer(_ShowsDropped, ReplayBufferAsync):
 
 
 class PromptSupply:
-    """The prompts that this step has asked for, and those kept for it.
-
-    Args:
-        fetch: function that returns the next prompt of the data, in upstream's form with a `uid`.
-    """
+    """The prompts that this step has asked for, and those kept for it; `fetch` returns the data's next one."""
 
     def __init__(self, fetch: Callable[[], TensorDict]):
         self.fetch = fetch
@@ -124,12 +116,8 @@ class PromptSupply:
         return prompt
 
     def useful_share(self, useful: int, judged: int, batch_size: int) -> float:
-        """Return the expected share of useful groups, in which the last steps count as half a batch.
-
-        Args:
-            useful: number of useful groups among this step's.
-            judged: number of this step's groups that have ended without a failure.
-        """
+        """Return the expected share of useful groups: this step's, of the groups that have ended without a failure,
+        with the last steps counted as half a batch."""
         expected = max(self.shares, default=1.0)
         return (useful + expected * batch_size / 2) / (judged + batch_size / 2)
 
@@ -140,12 +128,8 @@ class PromptSupply:
 
 
 class TreeBuffer(_ShowsDropped, ReplayBuffer):
-    """Upstream's buffer for `schedule=sync` with `algorithm.filter_groups`; it asks for prompts by `prompts_to_run`.
-
-    Args:
-        supply: the run's prompts.
-        max_num_gen_batches: number of batches of prompts that may be used to fill a batch; 0 means no bound.
-    """
+    """Upstream's buffer for `schedule=sync` with `algorithm.filter_groups`; it asks for prompts by `prompts_to_run`, in
+    all for at most `max_num_gen_batches` batches of them (0: no bound)."""
 
     def __init__(self, *args, supply: PromptSupply, max_num_gen_batches: int, **kwargs):
         super().__init__(*args, **kwargs)
@@ -208,10 +192,10 @@ class TreeBuffer(_ShowsDropped, ReplayBuffer):
         if allowed <= 0 and not running:
             raise RuntimeError(
                 f"of {generated} prompts only {useful} gave groups whose {self.filter_groups_metric} varies (number of "
-                f"groups by its value: {metrics.get(DAPO_FILTERED_REWARD_COUNTS_KEY, {})}), and "
-                f"algorithm.filter_groups.max_num_gen_batches={self.max_num_gen_batches} allows no more: if all are "
-                "wrong, compare the format for which the prompts ask with the one that the reward reads; raise it (0: "
-                "no bound once a group varies), rollout.n or the temperature; choose other problems, or enable=false"
+                f"groups by its value: {metrics.get(DAPO_FILTERED_REWARD_COUNTS_KEY, {})}), and algorithm.filter_groups"
+                f".max_num_gen_batches={self.max_num_gen_batches} allows no more: if all are wrong, compare the format "
+                "that the prompts ask for with the one that the reward reads; else raise the bound (0: none once a "
+                "group varies), rollout.n or the temperature"
             )
         return max(0, allowed)
 

@@ -357,10 +357,7 @@ class WatchedRun:
             )
 
     def _close_trackers(self, exit_code: int) -> None:
-        """Make wandb, TensorBoard and others write what they hold; does nothing before upstream has opened them.
-
-        A tracker that fails here, such as a server that is down, does not change how the run has ended.
-        """
+        """Make the trackers write what they hold, if upstream has opened them; one that fails here changes nothing."""
         if (trackers := getattr(self, "logger", None)) is not None:
             try:
                 trackers.finish(exit_code)

@@ -119,8 +119,7 @@ class LLMClientEngine(RolloutEngine):
         self.servers.release(request_id)
 
     def is_queued(self, request_id: str) -> bool:
-        """Return whether the id's first request has no token yet, and waits for those of other ids. Upstream's own
-        servers report tokens only when a request has ended."""
+        """Return whether the id's first request has no token yet; upstream's own servers report it at the end."""
         return request_id in self.servers.queued
 
     async def generate(self, request: GenerationRequest) -> Generation:
@@ -201,8 +200,8 @@ def _check_finite(log_probs: Sequence[float]) -> None:
     """Raise RunError if an engine's log-probabilities are not finite: what it samples is then no policy's."""
     if not all(map(math.isfinite, log_probs)):
         raise RunError(
-            "the engine's log-probabilities are NaN or infinite: its weights are not finite (those that it loaded or "
-            "those of the last delivery), or they overflow in actor_rollout_ref.rollout.dtype"
+            "the engine's log-probabilities are NaN or infinite: its weights, loaded or delivered, are not finite, or "
+            "overflow in actor_rollout_ref.rollout.dtype"
         )
 
 
