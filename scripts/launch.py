@@ -33,6 +33,8 @@ hold_folder = runpy.run_path(str(HERE.parent / "verl/utils/folder_lock.py"))["ho
 
 PR_SET_CHILD_SUBREAPER = 36
 LAST_LINES = 15
+# Beginning of Hydra's line about a run that failed after its config was composed; it only repeats the arguments.
+JOB_FAILED = "Error executing job with overrides"
 # Exit code of a run whose config or files its own checks refuse (verl/trainer/checks/callback.py).
 REFUSED = 2
 LOOK_SECONDS, ALIVE, SILENT = 0.5, ".alive-*", "gave no sign of life"
@@ -199,8 +201,7 @@ def report_failure(run_dir: Path, start: int, pid: int, code: int) -> None:
     log = (run_dir / "train.log").read_bytes()[start:].decode(errors="replace").splitlines()
     plain = [re.sub(r"\x1b\[[0-9;]*m", "", line) for line in log]
     causes = [line for line in plain if re.search(r"^(error:|.*(Error|Exception|Died|died)\b.*:)", line)]
-    # Hydra's line with this beginning only repeats the arguments.
-    causes = [line for line in causes if not line.startswith("Error executing job with overrides")]
+    causes = [line for line in causes if not line.startswith(JOB_FAILED)]
     if code < 0:
         how = f"'s driver (process {pid} on {os.uname().nodename}) was ended by signal {signal.Signals(-code).name}"
     else:
@@ -215,7 +216,9 @@ def report_failure(run_dir: Path, start: int, pid: int, code: int) -> None:
     for line in lines or plain[-LAST_LINES:]:
         print(f"  {line[:800]}", file=sys.stderr)
     print(f"Whole log: {run_dir / 'train.log'}", file=sys.stderr)
-    if code == REFUSED or any("HYDRA_FULL_ERROR=1 for a complete stack trace" in line for line in plain):
+    text = "\n".join(plain)
+    composed = JOB_FAILED in text or "HYDRA_FULL_ERROR=1 for a complete stack trace" not in text
+    if code == REFUSED or not composed:
         print("Nothing was started: correct the command or the file.", file=sys.stderr)
     elif not any(re.search("would fail again|nothing is left", line) for line in errors):
         print(next_start(run_dir), file=sys.stderr)

@@ -141,6 +141,11 @@ def test_a_checkpoint_that_cannot_be_loaded_is_not_said_to_resume(tmp_path):
             "raise SystemExit(1)",
             "The same command resumes after step 12, of which it has the last complete checkpoint.",
         ),
+        (
+            "print('Error executing job with overrides: []\\nSet the environment variable HYDRA_FULL_ERROR=1 for a "
+            "complete stack trace.'); raise SystemExit(1)",
+            "The same command resumes after step 12, of which it has the last complete checkpoint.",
+        ),
         ("print('error: data.seed: no'); raise SystemExit(2)", "Nothing was started: correct the command or the file."),
         (
             "print('Set the environment variable HYDRA_FULL_ERROR=1 for a complete stack trace.'); raise SystemExit(1)",
