@@ -168,7 +168,8 @@ def test_upstream_wins_over_a_module_of_the_same_name(tmp_path):
 
 
 def test_a_failing_plugin_stops_with_its_own_error(tmp_path):
-    shutil.copytree(ROOT / "verl_patches", tmp_path / "verl_patches")
+    for folder in ("verl", "verl_patches"):
+        shutil.copytree(ROOT / folder, tmp_path / folder)
     (tmp_path / "verl_patches/platform_cpu.py").write_text("raise RuntimeError('broken on purpose')")
     result = python("import verl; print('went on')", path=str(tmp_path), VERL_PLATFORM="cpu")
     assert result.returncode != 0 and "went on" not in result.stdout
