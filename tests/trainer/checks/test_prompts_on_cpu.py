@@ -36,6 +36,15 @@ def with_template(config, template: str):
     return config
 
 
+def without_template(config) -> Path:
+    folder = Path(config.actor_rollout_ref.model.path)
+    (folder / "chat_template.jinja").unlink(missing_ok=True)
+    settings = json.loads((folder / "tokenizer_config.json").read_text())
+    settings.pop("chat_template", None)
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    return folder
+
+
 def test_a_template_that_raises_names_file_and_row(config):
     check_prompts(config)
     raising = "{{ raise_exception('Only system messages are supported') }}"
@@ -44,11 +53,7 @@ def test_a_template_that_raises_names_file_and_row(config):
 
 
 def test_a_model_without_template_or_tokenizer_is_named(config):
-    folder = Path(config.actor_rollout_ref.model.path)
-    (folder / "chat_template.jinja").unlink(missing_ok=True)
-    settings = json.loads((folder / "tokenizer_config.json").read_text())
-    settings.pop("chat_template", None)
-    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    folder = without_template(config)
     with pytest.raises(
         ValueError, match="actor_rollout_ref.model.path=.* has no chat template, .*custom_chat_template"
     ):
@@ -94,11 +99,7 @@ def test_rows_that_cannot_be_counted_are_not_too_long(config, tmp_path):
 
 
 def test_a_template_in_the_models_processor_is_not_missed(config):
-    folder = Path(config.actor_rollout_ref.model.path)
-    (folder / "chat_template.jinja").unlink(missing_ok=True)
-    settings = json.loads((folder / "tokenizer_config.json").read_text())
-    settings.pop("chat_template", None)
-    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    folder = without_template(config)
     with pytest.raises(ValueError, match="has no chat template"):
         check_prompts(config)
     (folder / "preprocessor_config.json").write_text("{}")

@@ -1,7 +1,6 @@
 """Runs all checks of a run before Ray starts; each raises a ValueError for the first problem that it sees."""
 
 import json
-import math
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -35,7 +34,7 @@ from verl.trainer.checks.run_dir import check_resume_path, check_resumed_step, c
 from verl.trainer.checks.schedule import check_transport
 from verl.trainer.checks.trackers import check_trackers
 from verl.trainer.checks.values import check_registered
-from verl.workers.config.schedule import rollout_workers
+from verl.workers.config.schedule import gpus_of_server, rollout_workers
 from verl_patches.plugin import activate_cpu
 
 
@@ -144,7 +143,7 @@ def check_micro_batches_and_servers(config: DictConfig) -> None:
                 f"{longest} tokens in all (data.max_prompt_length + data.max_response_length)"
             )
     gpus = config.trainer.nnodes * config.trainer.n_gpus_per_node
-    replica = math.prod(rollout[f"{kind}_parallel_size"] for kind in ("tensor_model", "data", "pipeline_model"))
+    replica = gpus_of_server(rollout)
     if not rollout_workers(config) and gpus % replica:
         raise ValueError(
             f"trainer.nnodes x trainer.n_gpus_per_node = {gpus}: expected a multiple of the {replica} GPUs of a server "

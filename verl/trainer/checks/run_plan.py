@@ -8,7 +8,7 @@ from verl.trainer.checks.resources.memory_plan import describe_memory
 from verl.trainer.checks.run_dir import describe_start
 from verl.workers.config.explore import parts_of
 from verl.workers.config.sampler_choice import describe_sampler
-from verl.workers.config.schedule import filters_groups, rollout_workers, schedule_of
+from verl.workers.config.schedule import filters_groups, gpus_of_server, rollout_workers, schedule_of
 
 
 def describe_schedule(config: DictConfig) -> str:
@@ -28,8 +28,7 @@ def describe_plan(config: DictConfig) -> str:
     data, trainer = config.data, config.trainer
     actor, rollout = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
     gpus = trainer.nnodes * trainer.n_gpus_per_node
-    replica = rollout.tensor_model_parallel_size * rollout.data_parallel_size
-    replica *= rollout.get("pipeline_model_parallel_size", 1)
+    replica = gpus_of_server(rollout)
     responses = data.train_batch_size * rollout.n
     longest = data.max_prompt_length + data.max_response_length
     mini_batches = data.train_batch_size // actor.ppo_mini_batch_size

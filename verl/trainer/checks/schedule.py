@@ -7,7 +7,15 @@ from omegaconf import DictConfig, OmegaConf
 
 from verl.utils.parts import computed_fields
 from verl.workers.config.explore import parts_of
-from verl.workers.config.schedule import ASYNCHRONOUS, CPU_BACKEND, ENGINE, SEPARATE, rollout_workers, schedule_of
+from verl.workers.config.schedule import (
+    ASYNCHRONOUS,
+    CPU_BACKEND,
+    ENGINE,
+    SEPARATE,
+    gpus_of_server,
+    rollout_workers,
+    schedule_of,
+)
 
 
 def check_schedule(config: DictConfig) -> None:
@@ -130,7 +138,7 @@ def _check_separate(config: DictConfig) -> None:
                 f"actor_rollout_ref.rollout.{key}={part.rollout[key]} with schedule=separate_async: the rollout needs "
                 "GPUs of its own: expected at least 1"
             )
-    replica = math.prod(part.rollout[f"{kind}_parallel_size"] for kind in ("tensor_model", "data", "pipeline_model"))
+    replica = gpus_of_server(part.rollout)
     if rollout_workers(config) % replica:
         raise ValueError(
             f"actor_rollout_ref.rollout.nnodes x n_gpus_per_node = {rollout_workers(config)} with "

@@ -7,6 +7,8 @@ schedule=separate_async    the rollout runs all the time, on its own GPUs
 `trainer.v1.trainer_mode` chooses the schedule by naming one of our trainers or of upstream's.
 """
 
+import math
+
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 # trainer.v1.trainer_mode -> upstream's trainer with the same schedule; `watched_sync` is upstream's own synchronous
@@ -43,6 +45,12 @@ def rollout_workers(config: DictConfig) -> int:
         return 0
     rollout = config.actor_rollout_ref.rollout
     return rollout.nnodes * rollout.n_gpus_per_node
+
+
+def gpus_of_server(rollout: DictConfig) -> int:
+    """Return the number of workers (GPUs) of one rollout server, from the section `actor_rollout_ref.rollout`."""
+    kinds = ("tensor_model", "data", "pipeline_model")
+    return math.prod(rollout.get(f"{kind}_parallel_size", 1) for kind in kinds)
 
 
 def settle_schedule(config: DictConfig) -> None:
