@@ -172,11 +172,11 @@ CHECKS: tuple[Callable[[DictConfig], None], ...] = (
     check_typed_sections,
     check_engines,
     check_parts,
-    check_registered,
     check_trackers,
     check_prompt_lengths,
     check_files,
     check_reward_rows,
+    check_registered,  # after the reward's module, which may register a reward manager
     check_reference_answers,
     check_batch_sizes,
     check_micro_batches_and_servers,

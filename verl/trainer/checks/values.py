@@ -137,7 +137,7 @@ def upstream_defaults() -> DictConfig:
 def check_registered(config: DictConfig) -> None:
     """Check the names that upstream looks up in its registries, and make the checks that it makes in the TaskRunner."""
     from verl.trainer.ppo.core_algos import get_adv_estimator_fn, get_policy_loss_fn
-    from verl.trainer.ppo.reward import get_custom_reward_fn, resolve_reward_manager_cls
+    from verl.trainer.ppo.reward import resolve_reward_manager_cls
     from verl.trainer.ppo.utils import need_critic, need_reference_policy
     from verl.utils.config import validate_config
     from verl.utils.import_utils import import_external_libs
@@ -145,17 +145,12 @@ def check_registered(config: DictConfig) -> None:
 
     from verl.trainer.ppo.v1 import get_trainer_cls
 
-    def reward_manager(name: str) -> type:
-        with contextlib.suppress(Exception):  # named by the check of the reward; it may register a manager
-            get_custom_reward_fn(config)
-        return resolve_reward_manager_cls(config)
-
     import_external_libs(config.actor_rollout_ref.model.get("external_lib"))  # which may register losses
     names = {
         "algorithm.adv_estimator": get_adv_estimator_fn,
         f"{ACTOR}.policy_loss.loss_mode": get_policy_loss_fn,
         "trainer.v1.trainer_mode": get_trainer_cls,
-        "reward.reward_manager.name": reward_manager,
+        "reward.reward_manager.name": lambda name: resolve_reward_manager_cls(config),
     }
     if config.actor_rollout_ref.rollout.name != "vllm":  # whose import needs vLLM on this machine
         names[f"{ROLLOUT}.name"] = get_rollout_replica_class
