@@ -236,7 +236,7 @@ def _statistics(tree: str, environment: str, pivot: float) -> EntropyStatistics:
 async def _rollouts(config: DictConfig, sampling: dict) -> list[list[TrajectoryOutput]]:
     model, tokenizer = model_and_tokenizer()
 
-    async def initial_tokens(messages):
+    async def initial_tokens(messages, tools=None):
         return tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=True, return_dict=False)
 
     agent_loop = SimpleNamespace(ct_build_initial_tokens=initial_tokens)

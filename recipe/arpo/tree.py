@@ -24,7 +24,7 @@ from recipe.arpo.keys import ARPOConfig
 from verl.utils.entropy_estimate import mean_entropy
 from verl.utils.parts import register_tree
 from verl.workers.config.keys import ROLLOUT, check_log_probs
-from verl.workers.rollout.environment import NO_ENVIRONMENT
+from verl.workers.rollout.environment import NO_ENVIRONMENT, Ends
 from verl.workers.rollout.tools.protocol import stops_after
 from verl.workers.rollout.trajectory_tree import Segment, SegmentInfo
 from verl.workers.rollout.tree_builder import BranchPolicy, Ended, Path, TreeBuilder, derived_seed
@@ -236,7 +236,7 @@ class ForkingTrajectories:
             if first:
                 at = self._look(state, mean_entropy(generation.entropies, self.builder.vocab_size))
             part += 1
-            if len(tokens) >= left or self.builder.has_ended(path) or self.builder.waits_for_reply(path):
+            if len(tokens) >= left or self.builder.ends(path) is not Ends.NO:
                 break
             if pauses and self.config.turn_delimiter in self.text_of(tokens):
                 break

@@ -78,7 +78,8 @@ class Frontier:
             number of the step, or of the identical child.
         """
         above, tokens = self.steps[parent], _tokens_of(segments)
-        if self.merges and (same := self._same.get((parent, tokens))) is not None:
+        same = self._same.get((parent, tokens)) if self.merges else None
+        if same is not None and _states_of(self._segments(same)) == _states_of(segments):
             self._segments(same)[0].info.fields[DRAWS.name] += 1
             return same
         step = Step(parent, above.depth + 1, value=value, uncertainty=uncertainty)
@@ -233,3 +234,7 @@ class Frontier:
 
 def _tokens_of(segments: Sequence[Segment]) -> tuple[int, ...]:
     return tuple(token for segment in segments for token in segment.token_ids)
+
+
+def _states_of(segments: Sequence[Segment]) -> list:
+    return [segment.info.state for segment in segments]

@@ -29,7 +29,7 @@ from verl.workers.config.keys import ACTOR, ROLLOUT
 from verl.workers.rollout.engines.interface import gather_or_cancel
 from verl.workers.rollout.prompt_task import PromptTask
 from verl.workers.rollout.trajectory_tree import DROPPED_STEPS, MODEL, TOOL, Segment, SegmentInfo, TrajectoryTree
-from verl.workers.rollout.tree_builder import BranchPolicy, Continuation, Path, Score, TreeBuilder
+from verl.workers.rollout.tree_builder import BranchPolicy, Continuation, Ended, Path, Score, TreeBuilder
 
 # Key in the extra_info of a step that the reward loop scores: {"before", "step"} are texts.
 STEP_INFO = "hato_step"
@@ -148,14 +148,14 @@ class Drawn:
         before: response up to the end of that step.
         max_tokens: largest number of tokens that the model could have written.
         segments: segments of the step; their parents are not set.
-        ended: whether the path ends with the step.
+        ended: reason why the path ends with the step; None if it goes on.
     """
 
     node: int
     before: Path
     max_tokens: int
     segments: list[Segment]
-    ended: bool
+    ended: Ended | None
 
     @property
     def tokens(self) -> tuple[int, ...]:
@@ -202,7 +202,8 @@ class Round:
             first.record = StepEstimate(features[i], values[i])
             entropy = features[i][FEATURES.index("mean_entropy")]
             first.notes |= {"value": values[i], "uncertainty": uncertainties[i], "entropy": entropy}
-            self.frontier.add(step.node, step.segments, ended=step.ended, value=values[i], uncertainty=uncertainties[i])
+            ended = step.ended is not None
+            self.frontier.add(step.node, step.segments, ended=ended, value=values[i], uncertainty=uncertainties[i])
 
     async def _draw(self, expansion: Expansion, child: int) -> Drawn:
         builder, before = self.builder, self.frontier.path(expansion.node)
@@ -210,8 +211,8 @@ class Round:
         most, n_entropy = builder.tokens_left(before), self.config.uncertainty.entropy_top_k
         temperature = self.policy.temperature
         if expansion.to_the_end:
-            segments = await builder.finish(before, seed, temperature, n_entropy)
-            return Drawn(expansion.node, before, most, segments, ended=True)
+            then = await builder.continue_to_end(before, seed, temperature, n_entropy)
+            return Drawn(expansion.node, before, most, then.segments, then.ended)
         most, stop = min(most, self.config.tree.max_step_tokens), (self.config.tree.step_delimiter,)
         generation = await builder.generate(
             before, seed=seed, max_tokens=most, stop=stop, temperature=temperature, n_entropy=n_entropy
@@ -219,7 +220,7 @@ class Round:
         entropies = generation.entropies if n_entropy else None
         segment = Segment(None, generation.token_ids, generation.log_probs, info=SegmentInfo(entropies=entropies))
         then = await self._settle(expansion.node, before.then(segment))
-        return Drawn(expansion.node, before, most, [segment, *then.segments], then.ended is not None)
+        return Drawn(expansion.node, before, most, [segment, *then.segments], then.ended)
 
     async def _settle(self, node: int, path: Path) -> Continuation:
         """Return the environment's reply to a step after `node`; identical siblings call the environment once."""
@@ -241,7 +242,7 @@ class Round:
             max_depth=self.config.tree.max_depth,
             siblings_agreement=agreement(step.distinct_tokens, siblings),
             budget_used=self.frontier.n_kept / self.policy.bounds.max_nodes,
-            finished=step.segments[-1].token_ids[-1] in self.builder.stop_token_ids,
+            finished=step.ended is Ended.STOP,
             local_reward=local,
         )
 

@@ -25,6 +25,7 @@ from recipe.latr.schedule import Tightened, mix_ratio, tightened, tree_branches
 from verl.utils.parts import register_tree
 from verl.workers.config.keys import ROLLOUT, check_log_probs
 from verl.workers.rollout.engines.interface import gather_or_cancel
+from verl.workers.rollout.environment import Ends
 from verl.workers.rollout.prompt_task import PromptTask
 from verl.workers.rollout.trajectory_tree import MODEL, Segment
 from verl.workers.rollout.tree_builder import BranchPolicy, Path, Score, TreeBuilder
@@ -104,7 +105,7 @@ class Policy(BranchPolicy):
                 k,
                 self.config,
                 builder.max_tokens,
-                builder.stop_token_ids,
+                builder.final_tokens,
                 self.text_of,
                 english_stop_words(),
                 lookahead_seed,
@@ -229,10 +230,10 @@ class TreeGrower:
         return requests
 
     async def _extend(self, choices: deque[Choice], row: Row, tokens: list[int], end: int) -> None:
-        """Add the choices that follow the row and `tokens`; none if the row ends there or waits for a tool."""
+        """Add the choices that follow the row and `tokens`; none if the model's turn ends there."""
         path = self.path(row).then(Segment(None, tokens))
         n_tokens = self._n_tokens(len(row.tokens) + len(tokens), end)
-        if n_tokens > 0 and not self.builder.has_ended(path) and not self.builder.waits_for_reply(path):
+        if n_tokens > 0 and self.builder.tokens_left(path) > 0 and self.builder.ends(path) is Ends.NO:
             choices += await self._choices(path, n_tokens, None)
 
     def _n_tokens(self, length: int, end: int) -> int:
@@ -253,7 +254,7 @@ class TreeGrower:
     async def _after_reply(self, row: Row) -> Path | None:
         """Return the row's path, with the result of a call at its end; None if it can have no more tokens."""
         path = self.path(row)
-        if self.builder.waits_for_reply(path):
+        if self.builder.ends(path) is Ends.TURN:
             then = await self.builder.settle(path)
             if then.ended is not None:
                 self.unanswered.add(row.number)

@@ -245,7 +245,7 @@ def test_an_engines_failure_ends_the_tree_and_leaves_nothing_running(tree, envir
 
 def test_an_environments_failure_ends_the_tree_and_leaves_nothing_running(tree):
     class Fails(Calls):
-        async def answer(self, turn, tag, max_tokens):
+        async def answer(self, state, turn, max_tokens):
             await asyncio.sleep(0.01)
             raise RuntimeError("no such node")
 

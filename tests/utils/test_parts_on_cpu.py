@@ -63,8 +63,6 @@ class Policy(BranchPolicy):
         for number, segments in enumerate(whole):
             builder.tree.leaves.append(builder.tree.insert(None, segments))
             head = first_tokens(segments, sum(len(segment.token_ids) for segment in segments) // 2)
-            if head and head[-1].author == TOOL:  # a part of a result, for which its call is made anew
-                head.pop()
             for i in range(self.keys.N):
                 rest = await builder.finish(Path.of(head), derived_seed(builder.seed, number, i))
                 builder.tree.leaves.append(builder.tree.insert(None, [*head, *rest]))

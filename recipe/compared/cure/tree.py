@@ -86,7 +86,7 @@ class Policy(BranchPolicy):
         """Return the leaves of a response and its continuations, and the critical token's entropy; None without one."""
         seeds = random.Random(derived_seed(builder.seed, number))
         response = await builder.finish(Path(), seeds.getrandbits(31), n_entropy=self.keys.entropy_top_k)
-        entropies = self._critical_entropies(response, builder.stop_token_ids)
+        entropies = self._critical_entropies(response, builder.is_end)
         position = seeds.choice(list(entropies)) if entropies else 0
         head, tail = first_tokens(response, position), tokens_from(response, position)
         path = Path.of(head)
@@ -96,7 +96,7 @@ class Policy(BranchPolicy):
         fork = builder.tree.add_chain(None, head) if head else None
         return [builder.tree.add_chain(fork, segments) for segments in (tail, *rest)], entropies.get(position)
 
-    def _critical_entropies(self, response: Sequence[Segment], stop_token_ids: Sequence[int]) -> dict[int, float]:
+    def _critical_entropies(self, response: Sequence[Segment], is_end: Callable[[int], bool]) -> dict[int, float]:
         """Return the positions of the critical tokens in a response, with their entropies in nats."""
         tokens = [token for segment in response for token in segment.token_ids]
         entropies = [e for segment in response for e in segment.info.entropies or [None] * len(segment.token_ids)]
@@ -105,7 +105,7 @@ class Policy(BranchPolicy):
             for position, (token, entropy) in enumerate(zip(tokens, entropies, strict=True))
             if position > 0
             and entropy is not None
-            and token not in stop_token_ids
+            and not is_end(token)
             and len(self.text_of(token).strip()) >= self.keys.min_characters
         }
         return dict(nlargest(self.keys.critical_top_k, allowed.items(), key=lambda item: item[1]))

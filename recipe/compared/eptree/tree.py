@@ -8,7 +8,7 @@ the last few tokens of a trajectory never fork. Where a tree has fewer than N ot
 """
 
 import math
-from collections.abc import Container
+from collections.abc import Callable, Container
 from heapq import nlargest
 from statistics import fmean
 from typing import NamedTuple
@@ -96,7 +96,7 @@ class Policy(BranchPolicy):
         tree = [await self._continue(builder, PROMPT, (number,))]
         forked: dict[tuple[int, int], float] = {}
         for round_number in range(self.keys.L):
-            chosen = self._choose(tree, forked, builder.stop_token_ids)
+            chosen = self._choose(tree, forked, builder.is_end)
             forked |= chosen
             heads = [Trajectory(first_tokens(tree[i].segments, at), tree[i].entropies[:at]) for i, at in chosen]
             heads += [PROMPT] * (self.keys.N - len(heads))
@@ -113,7 +113,7 @@ class Policy(BranchPolicy):
             segment.info.entropies = None
         return Trajectory([*head.segments, *rest], [*head.entropies, *entropies])
 
-    def _choose(self, tree: list[Trajectory], forked: Container, stop_token_ids: list[int]) -> dict:
+    def _choose(self, tree: list[Trajectory], forked: Container, is_end: Callable[[int], bool]) -> dict:
         """Return the tokens that fork next: (trajectory's index, number of tokens before it) -> entropy."""
         tokens = {}
         for i, trajectory in enumerate(tree):
@@ -121,6 +121,6 @@ class Policy(BranchPolicy):
             # Up to the first token that differs from an earlier trajectory, both have the same distributions.
             first = 1 + max(common_prefix(ids, earlier.tokens) for earlier in tree[:i]) if i else 0
             for at in range(first, len(ids) - self.keys.exclude_last):
-                if trajectory.entropies[at] > -math.inf and ids[at] not in stop_token_ids and (i, at) not in forked:
+                if trajectory.entropies[at] > -math.inf and not is_end(ids[at]) and (i, at) not in forked:
                     tokens[i, at] = trajectory.entropies[at]
         return dict(nlargest(self.keys.N, tokens.items(), key=lambda item: item[1]))

@@ -116,7 +116,7 @@ def test_a_tools_failure_is_counted_kept_and_told_to_the_model(monkeypatch, own_
     assert all(text.endswith("<|im_end|>") for text in texts(tree))
     assert all("Error: the server is down" in text for text in texts(tree))
     assert tree.metrics["tool_search/failures"] == 2 and tree.metrics["tool_search/own_faults"] == 2 * own_fault
-    calls = [segment.info.call for segment in tree.segments if segment.author == TOOL]
+    calls = [call for segment in tree.segments for call in segment.info.calls]
     assert [call["error"] for call in calls] == ["connect", "connect"]
     assert [call.get("fault") for call in calls] == ["Error: the server is down" if own_fault else None] * 2
 

@@ -59,7 +59,7 @@ def config_of(*overrides: str):
 
 
 def rollout_of(engine, *overrides: str, scorer: Scorer | None = None) -> TreeRollout:
-    async def initial_tokens(messages):
+    async def initial_tokens(messages, tools=None):
         return TOKENIZER.encode(messages[0]["content"])
 
     rollout = TreeRollout(

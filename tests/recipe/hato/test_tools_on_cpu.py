@@ -77,7 +77,7 @@ def test_a_step_ends_with_a_call_and_its_result_belongs_to_it():
         if segment.author == TOOL:
             siblings = [other for other in tree.segments if other.parent == segment.parent]
             assert siblings == [segment], "a result is the only child of its step"
-            assert segment.info.call["tool"] == "search" and "value" not in segment.info.notes, i
+            assert segment.info.calls[0]["tool"] == "search" and "value" not in segment.info.notes, i
     assert tree.metrics["tool_calls"] == sum(segment.author == TOOL for segment in tree.segments)
 
 

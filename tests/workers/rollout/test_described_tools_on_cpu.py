@@ -38,7 +38,7 @@ def prompt_of(*overrides: str) -> str:
     config = composed("explore", "hardware=cpu", "tree=plain", *keys, *overrides)
     most = config.actor_rollout_ref.rollout.prompt_length
 
-    async def initial_tokens(messages):  # cut as upstream cuts it
+    async def initial_tokens(messages, tools=None):  # cut as upstream cuts it
         text = "".join(f"{message['role']}\n{message['content']}\n" for message in messages)
         return encode(f"{text}assistant\n")[-most:]
 

@@ -25,18 +25,22 @@ def test_wrong_segments_are_refused():
 
 # ---- insert and renumbered against a trie of prefixes ----
 
-Trajectory = tuple[tuple[str, int], ...]  # (author, token) of each token
+# (author, tokens, state): a token of the model, or a tool's whole answer with the state after it
+Trajectory = tuple[tuple[str, tuple[int, ...], int | None], ...]
 
 
 def random_trajectories(generator: random.Random) -> list[Trajectory]:
-    """Few tokens and authors, so that prefixes are shared often; some end within others, some are there twice."""
+    """Few tokens and states, so that prefixes are shared often; some end within others, some are there twice."""
     made = []
     for _ in range(generator.randint(1, 12)):
-        turns = []
+        parts: list[tuple] = []
         for turn in range(generator.randint(1, 4)):
-            author = TOOL if turn % 2 else MODEL
-            turns += [(author, generator.randrange(2)) for _ in range(generator.randint(1, 4))]
-        made.append(tuple(turns))
+            tokens = [generator.randrange(2) for _ in range(generator.randint(1, 4))]
+            if turn % 2:
+                parts.append((TOOL, tuple(tokens[:2]), generator.choice([None, 1])))
+            else:
+                parts += [(MODEL, (token,), None) for token in tokens]
+        made.append(tuple(parts))
     return made
 
 
@@ -45,34 +49,46 @@ def log_prob_of(prefix: Trajectory) -> float:
 
 
 def segments_of(trajectory: Trajectory, begin: int, generator: random.Random) -> list[Segment]:
-    """From token `begin` on, cut where the author changes and at random."""
+    """From part `begin` on, cut where the author changes and at random."""
     segments: list[Segment] = []
     for i in range(begin, len(trajectory)):
-        author, token = trajectory[i]
+        author, tokens, state = trajectory[i]
+        if author == TOOL:
+            segments.append(Segment(None, list(tokens), None, TOOL, SegmentInfo(state=state)))
+            continue
         if not segments or segments[-1].author != author or generator.random() < 0.2:
-            segments.append(Segment(None, [], [] if author == MODEL else None, author))
-        segments[-1].token_ids.append(token)
-        if author == MODEL:
-            segments[-1].log_probs.append(log_prob_of(trajectory[: i + 1]))
+            segments.append(Segment(None, [], []))
+        segments[-1].token_ids += tokens
+        segments[-1].log_probs.append(log_prob_of(trajectory[: i + 1]))
     return segments
 
 
 def is_the_trie(tree: TrajectoryTree, returned: list[Trajectory], inserted: list[Trajectory]) -> None:
-    assert TrajectoryTree.from_json(tree.to_json()) == tree
-    assert tree.trajectories() == [[token for _, token in row] for row in returned]
-    assert tree.response_masks() == [[int(author == MODEL) for author, _ in row] for row in returned]
-    expected = [
-        [log_prob_of(row[: i + 1]) if author == MODEL else 0.0 for i, (author, _) in enumerate(row)] for row in returned
+    copy = TrajectoryTree.from_json(tree.to_json())
+    assert copy.to_json() == tree.to_json() and copy.trajectories() == tree.trajectories()
+    assert tree.trajectories() == [[token for _, tokens, _ in row for token in tokens] for row in returned]
+    by_model = [[int(author == MODEL) for author, tokens, _ in row for _ in tokens] for row in returned]
+    assert tree.response_masks() == by_model
+    assert tree.log_probs() == [
+        [
+            log_prob_of(row[: i + 1]) if author == MODEL else 0.0
+            for i, (author, tokens, _) in enumerate(row)
+            for _ in tokens
+        ]
+        for row in returned
     ]
-    assert tree.log_probs() == expected
     at = {}  # prefix -> (segment, offset within it), the same for all rows that have it, another for each other prefix
     for row, ids in zip(returned, tree.segment_ids(), strict=True):
-        for i, segment in enumerate(ids):
-            where = segment, i - ids.index(segment)
+        place = 0
+        for i, (_, tokens, _) in enumerate(row):
+            where = ids[place], place - ids.index(ids[place])
+            assert ids[place : place + len(tokens)] == [ids[place]] * len(tokens)  # an answer is never split
             assert at.setdefault(row[: i + 1], where) == where
+            place += len(tokens)
     assert len(set(at.values())) == len(at)
     prefixes = {row[:end] for row in inserted for end in range(1, len(row) + 1)}
-    assert sum(len(segment.token_ids) for segment in tree.segments) == len(prefixes)
+    stored = sum(len(segment.token_ids) for segment in tree.segments)
+    assert stored == sum(len(prefix[-1][1]) for prefix in prefixes)
 
 
 @pytest.mark.parametrize("seed", SEEDS)

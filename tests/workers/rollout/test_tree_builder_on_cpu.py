@@ -151,7 +151,7 @@ def test_rows_are_the_leaves_with_fields_of_every_token():
 
     tree = TrajectoryTree([7])
     first = tree.add(Segment(None, [1, 2], [-0.1, -0.2], info=SegmentInfo(fields={"r": 0.25, "d": 3})))
-    call = SegmentInfo(call={"seconds": 1.5, "tool": "search"})
+    call = SegmentInfo(({"seconds": 1.5, "tool": "search"},))
     tool = tree.add(Segment(first, [8, 9], author=TOOL, info=call))
     left, right = (tree.add(Segment(tool, [token], [-0.5])) for token in (3, 4))
     tree.leaves = [right, left, first]

@@ -8,7 +8,7 @@ from bisect import bisect
 from itertools import accumulate
 
 from verl.workers.rollout.engines.interface import Generation, GenerationRequest
-from verl.workers.rollout.environment import Environment
+from verl.workers.rollout.environment import Answer, Ends, Environment, TurnEnd
 
 VOCAB, EOS = 20, 19
 CALL = 18  # the letter s
@@ -85,14 +85,14 @@ class Calls(Environment):
     def stops(self, turn):
         return ["s"]
 
-    def first_call(self, turn):
-        return (turn.index(CALL) + 1, "s") if CALL in turn else None
+    def ends(self, turn, end_tokens):
+        return TurnEnd(Ends.TURN, turn.index(CALL) + 1) if CALL in turn else super().ends(turn, end_tokens)
 
-    async def answer(self, turn, tag, max_tokens):
+    async def answer(self, state, turn, max_tokens):
         self.answered.append(tuple(turn))
         if self.delay:
             await asyncio.sleep(self.clock.random() * self.delay)
-        return answer_to(turn, max_tokens), {"tool": "s"}
+        return Answer(answer_to(turn, max_tokens), ({"tool": "s"},))
 
     def metrics(self, calls):
         return {"tool_calls": float(len(calls))}

@@ -36,8 +36,9 @@ class SegmentInfo:
     """Information on a segment beside its tokens.
 
     Args:
-        call: the environment's description of the call that the segment answers (`Environment.answer`); None for the
-            model's tokens.
+        calls: the environment's descriptions of the calls that the segment answers (`Answer`); none for the model's
+            tokens.
+        state: the environment's state after an answer; None without state, and for the model's tokens.
         fields: name of a `TokenField` -> its number, which applies to all tokens of the segment.
         entropies: entropy in nats of each token, for policies that read it while the tree grows; otherwise None.
         record: the policy's own frozen record of the segment, hidden from the viewer; None if it has none.
@@ -45,7 +46,8 @@ class SegmentInfo:
         ends_step: whether a step of the policy ends with the segment.
     """
 
-    call: dict[str, Any] | None = None
+    calls: tuple[dict[str, Any], ...] = ()
+    state: Any = None
     fields: dict[str, float] = field(default_factory=dict)
     entropies: list[float] | None = None
     record: Any = None
@@ -58,7 +60,8 @@ class SegmentInfo:
 
     def shown(self) -> dict[str, Any]:
         """Return the data that the viewer shows, in JSON's types."""
-        return {**(self.call or {}), **self.fields, **self.notes}
+        about = self.calls[0] if len(self.calls) == 1 else {"calls": list(self.calls)} if self.calls else {}
+        return {**about, **self.fields, **self.notes}
 
 
 @dataclass
@@ -92,22 +95,29 @@ class TrajectoryTree:
 
     A leaf may be listed more than once. Segments on no path to a leaf were generated and dropped; the viewer and the
     metrics still use them.
+
+    Args:
+        turn_rewards: the environment's reward of each of a trajectory's turns, by leaf; no leaves if it gives none.
     """
 
     prompt_ids: list[int]
     segments: list[Segment] = field(default_factory=list)
     leaves: list[int] = field(default_factory=list)
     metrics: dict[str, float] = field(default_factory=dict)
+    turn_rewards: list[list[float]] = field(default_factory=list)
 
     def __post_init__(self):
-        self._child_of: dict[tuple[int | None, str, int], int] = {}  # (parent, author, first token) -> segment
+        self._child_of: dict[tuple[int | None, int], int] = {}  # (parent, first token) -> segment of the model
+        self._answers: defaultdict[int | None, list[int]] = defaultdict(list)  # parent -> segments of a tool
         for i in range(len(self.segments)):
             self._index(i)
 
     def _index(self, i: int) -> None:
         segment = self.segments[i]
-        if segment.token_ids:
-            self._child_of.setdefault((segment.parent, segment.author, segment.token_ids[0]), i)
+        if segment.author == TOOL:
+            self._answers[segment.parent].append(i)
+        elif segment.token_ids:
+            self._child_of.setdefault((segment.parent, segment.token_ids[0]), i)
 
     def add(self, segment: Segment) -> int:
         """Append a segment and return its index; raise IndexError if its parent is not in the tree."""
@@ -157,8 +167,8 @@ class TrajectoryTree:
     def insert(self, parent: int | None, segments: Iterable[Segment]) -> int:
         """Append segments one after another below `parent`, reusing tokens that are already there.
 
-        If a segment diverges in the middle of an existing one, the existing one is split. Shared tokens keep their
-        log-probabilities and `info`.
+        If a segment of the model diverges in the middle of an existing one, the existing one is split. A tool's answer
+        is never split, and reused only with an equal state. Shared tokens keep their log-probabilities and `info`.
 
         Returns:
             index of the segment that holds the last token. Without tokens it is `parent`, or if that is None, a new
@@ -166,9 +176,15 @@ class TrajectoryTree:
         """
         at = parent
         for segment in segments:
+            if segment.author == TOOL:
+                equal = (i for i in self._answers[at] if _is_same_answer(self.segments[i], segment))
+                if (answer := next(equal, None)) is None:
+                    answer = self.add(replace(segment, parent=at))
+                at = answer
+                continue
             tokens, start = segment.token_ids, 0
             while start < len(tokens):
-                child = self._child_of.get((at, segment.author, tokens[start]))
+                child = self._child_of.get((at, tokens[start]))
                 if child is None:
                     log_probs = segment.log_probs if segment.log_probs is None else segment.log_probs[start:]
                     at = self.add(replace(segment, parent=at, token_ids=tokens[start:], log_probs=log_probs))
@@ -182,12 +198,12 @@ class TrajectoryTree:
         """Move a segment's first tokens to a new parent and return its index; the rest keeps index and `info`."""
         rest = self.segments[index]
         log_probs = rest.log_probs if rest.log_probs is None else rest.log_probs[:offset]
-        head = Segment(rest.parent, rest.token_ids[:offset], log_probs, rest.author)
-        del self._child_of[rest.parent, rest.author, rest.token_ids[0]]
+        head = Segment(rest.parent, rest.token_ids[:offset], log_probs)
+        del self._child_of[rest.parent, rest.token_ids[0]]
         rest.token_ids = rest.token_ids[offset:]
         rest.log_probs = rest.log_probs if rest.log_probs is None else rest.log_probs[offset:]
         rest.parent = self.add(head)
-        self._child_of[rest.parent, rest.author, rest.token_ids[0]] = index
+        self._child_of[rest.parent, rest.token_ids[0]] = index
         return rest.parent
 
     def renumbered(self) -> "TrajectoryTree":
@@ -204,7 +220,7 @@ class TrajectoryTree:
         def order(i: int) -> tuple:
             return first.get(i, len(self.leaves)), self.segments[i].author, self.segments[i].token_ids
 
-        tree = TrajectoryTree(self.prompt_ids, metrics=self.metrics)
+        tree = TrajectoryTree(self.prompt_ids, metrics=self.metrics, turn_rewards=self.turn_rewards)
         new: dict[int, int] = {}
         waiting = sorted(children[None], key=order, reverse=True)
         while waiting:
@@ -261,15 +277,20 @@ def tree_of_rows(
 
 
 def first_tokens(segments: Iterable[Segment], n: int) -> list[Segment]:
-    """Return the segments that hold a trajectory's first n tokens; the last of them may be cut."""
+    """Return the segments that hold a trajectory's first n tokens; the last of them may be cut. A tool's answer is never
+    cut: without room for all of it, it is left out."""
     first = []
     for segment in segments:
-        if n < 1:
+        if n < 1 or segment.author == TOOL and n < len(segment.token_ids):
             break
         log_probs = segment.log_probs if segment.log_probs is None else segment.log_probs[:n]
         first.append(replace(segment, token_ids=segment.token_ids[:n], log_probs=log_probs))
         n -= len(segment.token_ids)
     return first
+
+
+def _is_same_answer(a: Segment, b: Segment) -> bool:
+    return a.token_ids == b.token_ids and a.info.state == b.info.state
 
 
 def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:

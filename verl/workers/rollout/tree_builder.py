@@ -1,7 +1,7 @@
 """Grows the trajectories of one prompt: one coroutine for any tree policy on any engine in any environment.
 
     policy ── generate(path, …) ──> TreeBuilder ── GenerationRequest ──> engine     tokens, cut where they call a tool
-    policy ── settle(path) ───────> TreeBuilder ── answer ────────────> environment  its answer, or why the path ended
+    policy ── settle(path) ───────> TreeBuilder ── answer(state, …) ──> environment  its answer, or why the path ended
     policy ── add, insert ────────> TrajectoryTree                                   segments, leaves, metrics
 
 A policy is logic on a tree. It may wait for a set of its requests, such as those of a round, or react to single ones.
@@ -17,7 +17,7 @@ requests end. So the same seeds give the same tree.
 import random
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import lru_cache
 from typing import Any
@@ -26,7 +26,7 @@ from verl.utils.parts import Tree, tree_part
 from verl.utils.token_fields import TokenField
 from verl.workers.rollout.answer_likelihood import AnswerLikelihood
 from verl.workers.rollout.engines.interface import Generation, GenerationRequest, RolloutEngine
-from verl.workers.rollout.environment import NO_ENVIRONMENT, Environment
+from verl.workers.rollout.environment import NO_ENVIRONMENT, BranchLost, Ends, Environment, TurnEnd
 from verl.workers.rollout.prompt_task import PromptTask
 from verl.workers.rollout.trajectory_tree import TOOL, Segment, SegmentInfo, TrajectoryTree
 
@@ -47,12 +47,14 @@ class Path:
     Args:
         tokens: token ids of the response so far, including the environment's results.
         turn: index in `tokens` at which the model's current turn begins, after the environment's last result.
-        calls: number of calls to the environment so far.
+        calls: number of the environment's answers so far.
+        state: the environment's state after its last answer; None before the first one.
     """
 
     tokens: tuple[int, ...] = ()
     turn: int = 0
     calls: int = 0
+    state: Any = field(default=None, compare=False)
 
     @classmethod
     def of(cls, segments: Iterable[Segment]) -> "Path":
@@ -66,16 +68,18 @@ class Path:
         """Return the path extended by one segment; after a tool's segment a new turn begins."""
         tokens = (*self.tokens, *segment.token_ids)
         if segment.author == TOOL:
-            return replace(self, tokens=tokens, turn=len(tokens), calls=self.calls + 1)
+            return Path(tokens, len(tokens), self.calls + 1, segment.info.state)
         return replace(self, tokens=tokens)
 
 
 class Ended(str, Enum):
-    """Reasons why a trajectory has ended: an end token, no tokens left, or a call beyond the limit."""
+    """Reasons why a trajectory has ended: it is complete (an end token, or the environment is done), no tokens are
+    left, its turn would get an answer beyond the limit, or the environment has lost its state."""
 
     STOP = "stop"
     LENGTH = "length"
     CALL_LIMIT = "call_limit"
+    LOST = "lost"
 
 
 @dataclass(frozen=True)
@@ -103,7 +107,8 @@ class TreeBuilder:
 
     Args:
         max_tokens: largest number of tokens of a response, including the environment's results.
-        stop_token_ids: tokens that end a response.
+        stop_token_ids: tokens with which the model ends a response, or its turn.
+        environment: environment of this prompt (`Environment.open`).
         sampling: parameters of ordinary sampling.
         vocab_size: size |V| of the vocabulary; policies measure entropies in units of log |V|.
         seed: seed of the prompt.
@@ -127,11 +132,17 @@ class TreeBuilder:
     ):
         self.answer_likelihood = answer_likelihood
         self.engine, self.environment, self.sampling = engine, environment, sampling
-        self.max_tokens, self.stop_token_ids = max_tokens, sorted(set(stop_token_ids))
+        self.max_tokens, self._end_tokens = max_tokens, frozenset(stop_token_ids)
+        self._stop_token_ids = sorted({*stop_token_ids, *environment.stop_token_ids})
         self.vocab_size, self.seed, self.request_id = vocab_size, seed, request_id
         self.tree = TrajectoryTree(list(prompt_ids))
         self.calls: list[dict[str, Any]] = []  # the environment's description of each call
-        self._call_in = lru_cache(maxsize=1024)(environment.first_call)
+        self.turn_rewards: dict[tuple[int, ...], float] = {}  # tokens up to a turn's end -> the turn's reward
+        self.lost: dict[tuple[int, ...], str] = {}  # tokens of a trajectory that the environment has lost -> reason
+        self._end_of = lru_cache(maxsize=1024)(self._find_end)
+
+    def _find_end(self, turn: Sequence[int]) -> TurnEnd:
+        return self.environment.ends(turn, self._end_tokens)
 
     def tokens_left(self, path: Path) -> int:
         """Return the number of tokens that the response may still get after `path`."""
@@ -149,7 +160,7 @@ class TreeBuilder:
         n_top_logprobs: int = 0,
         n_entropy: int = 0,
     ) -> Generation:
-        """Return a continuation of `path`; a call to the environment ends it with the token that closes the call.
+        """Return a continuation of `path` up to the end of the model's turn, or as long as `max_tokens` and `stop` allow.
 
         Args:
             seed: seed of the sampling; None for a random one.
@@ -167,7 +178,7 @@ class TreeBuilder:
         request = GenerationRequest(
             [*self.tree.prompt_ids, *path.tokens],
             max_tokens=left if max_tokens is None else min(left, max_tokens),
-            stop_token_ids=self.stop_token_ids,
+            stop_token_ids=self._stop_token_ids,
             stop=[*stop, *self.environment.stops(turn)],
             temperature=sampling.temperature if temperature is None else temperature,
             top_p=sampling.top_p,
@@ -180,30 +191,36 @@ class TreeBuilder:
         generation = await self.engine.generate(request)
         if not generation.token_ids:
             raise RuntimeError(f"the engine returned no token after {len(path.tokens)} of a response, {left} left")
-        if call := self._call_in((*turn, *generation.token_ids)):
-            return generation.first(call[0] - len(turn))
-        return generation
+        return generation.first(self._end_of((*turn, *generation.token_ids)).n_tokens - len(turn))
 
     async def settle(self, path: Path, notes: Mapping[str, Any] | None = None) -> Continuation:
-        """Return what follows the model's tokens at the end of `path`: the environment's answer if they end with a
-        call, or the reason why the trajectory has ended. If neither holds, it is empty and not ended, so that the
-        model continues its turn. The viewer shows `notes` with the answer."""
-        turn = path.tokens[path.turn :]
-        if (call := self._call_in(turn)) is None:
-            if turn and turn[-1] in self.stop_token_ids:
-                return Continuation([], path, Ended.STOP)
+        """Return what follows the model's tokens at the end of `path`: the environment's answer if its turn has ended,
+        or the reason why the trajectory has ended. If neither holds, it is empty and not ended, so that the model
+        continues its turn. The viewer shows `notes` with the answer."""
+        turn, ends = path.tokens[path.turn :], self.ends(path)
+        if ends is Ends.TRAJECTORY:
+            return Continuation([], path, Ended.STOP)
+        if ends is Ends.NO:
             return Continuation([], path, Ended.LENGTH if self.tokens_left(path) < 1 else None)
         if path.calls >= self.environment.call_limit:
-            return Continuation([], path, Ended.CALL_LIMIT)
-        tokens, about = await self.environment.answer(turn, call[1], self.tokens_left(path) - 1)
-        self.calls.append(about)
-        if not tokens:
-            return Continuation([], path, Ended.LENGTH)
-        answer = Segment(None, tokens, author=TOOL, info=SegmentInfo(call=about, notes=dict(notes or {})))
-        return Continuation([answer], path.then(answer))
+            is_final = await self.environment.is_final(turn)
+            return Continuation([], path, Ended.STOP if is_final else Ended.CALL_LIMIT)
+        try:
+            answer = await self.environment.answer(path.state, turn, self.tokens_left(path) - 1)
+        except BranchLost as error:
+            self.lost[path.tokens] = str(error)
+            return Continuation([], path, Ended.LOST)
+        self.calls += answer.calls
+        if answer.reward is not None:
+            self.turn_rewards[path.tokens] = answer.reward
+        if answer.done or not answer.tokens:
+            return Continuation([], path, Ended.STOP if answer.done else Ended.LENGTH)
+        info = SegmentInfo(answer.calls, answer.state, notes=dict(notes or {}))
+        segment = Segment(None, answer.tokens, author=TOOL, info=info)
+        return Continuation([segment], path.then(segment))
 
     async def advance(self, path: Path, **options: Any) -> Continuation:
-        """Generate after `path`, let the environment answer if the model calls it, and return both as a continuation.
+        """Generate after `path`, let the environment answer if the turn has ended, and return both as a continuation.
 
         The options are those of `generate`. With `n_entropy` the model's segment holds entropies.
         """
@@ -213,20 +230,27 @@ class TreeBuilder:
         then = await self.settle(path.then(segment))
         return Continuation([segment, *then.segments], then.path, then.ended)
 
-    def waits_for_reply(self, path: Path) -> bool:
-        """Return whether the path ends with a call that the environment has not answered yet."""
-        return self._call_in(path.tokens[path.turn :]) is not None
+    def ends(self, path: Path) -> Ends:
+        """Return what ends with the last token of a path: nothing, the model's turn, or the trajectory."""
+        return self._end_of(path.tokens[path.turn :]).ends
 
-    def has_ended(self, path: Path) -> bool:
-        """Return whether the response is complete: it ends with an end token, or no tokens are left."""
-        ended = len(path.tokens) > path.turn and path.tokens[-1] in self.stop_token_ids
-        return ended or self.tokens_left(path) < 1
+    def is_end(self, token: int) -> bool:
+        """Return whether generation ends at this token wherever it occurs, so that nothing else can stand there."""
+        return token in self._stop_token_ids
 
-    async def finish(
+    @property
+    def final_tokens(self) -> list[int]:
+        """Return the tokens that end the trajectory wherever they occur."""
+        return [token for token in self._stop_token_ids if self._end_of((token,)).ends is Ends.TRAJECTORY]
+
+    async def finish(self, path: Path, seed: int, **options: Any) -> list[Segment]:
+        """Return the segments of `continue_to_end`."""
+        return (await self.continue_to_end(path, seed, **options)).segments
+
+    async def continue_to_end(
         self, path: Path, seed: int, temperature: float | None = None, n_entropy: int = 0
-    ) -> list[Segment]:
-        """Sample from `path` to the end of the trajectory, turn by turn, and return the segments, which are not added
-        to the tree.
+    ) -> Continuation:
+        """Sample from `path` to the end of the trajectory, turn by turn. The segments are not added to the tree.
 
         Args:
             seed: seed of the first turn; the seeds of later turns are derived from it.
@@ -238,7 +262,7 @@ class TreeBuilder:
         while True:
             segments += then.segments
             if then.ended is not None:
-                return segments
+                return Continuation(segments, then.path, then.ended)
             if then.path.calls > path.calls:
                 request_seed = derived_seed(seed, then.path.calls)
             elif then.segments:
@@ -307,6 +331,24 @@ async def grow(engine: RolloutEngine, prompt_ids: Sequence[int], n: int, policy:
         raise ValueError(f"n={n}, a prompt of {len(prompt_ids)} tokens: expected at least 1 each")
     builder = TreeBuilder(engine, prompt_ids, **options)
     await policy.grow(builder, n)
-    tree = builder.tree.renumbered()
+    tree = builder.tree
+    if builder.lost:
+        paths = {leaf: tuple(t for i in tree.path(leaf) for t in tree.segments[i].token_ids) for leaf in tree.leaves}
+        tree.leaves = [leaf for leaf in tree.leaves if paths[leaf] not in builder.lost]
+        if not tree.leaves:
+            raise RuntimeError(f"the environment lost every trajectory: {next(iter(builder.lost.values()))}")
+    tree = tree.renumbered()
+    if builder.turn_rewards:
+        tree.turn_rewards = [_rewards_on_path(tree, leaf, builder.turn_rewards) for leaf in tree.leaves]
     tree.metrics |= builder.environment.metrics(builder.calls)
     return tree
+
+
+def _rewards_on_path(tree: TrajectoryTree, leaf: int, rewards: Mapping[tuple[int, ...], float]) -> list[float]:
+    """Return the rewards of a trajectory's turns, given those of all turns by the tokens up to their ends."""
+    segments, tokens, of_path = [tree.segments[i] for i in tree.path(leaf)], (), []
+    for segment, following in zip(segments, [*segments[1:], None], strict=True):
+        tokens = (*tokens, *segment.token_ids)
+        if (following is None or following.author == TOOL) and tokens in rewards:
+            of_path.append(rewards[tokens])
+    return of_path

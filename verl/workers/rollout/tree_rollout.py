@@ -77,11 +77,9 @@ class TreeRollout:
         credit = credit_of(config.algorithm.adv_estimator)
         # keys of the run's credit if it reads gains of the answer's likelihood, else None
         self.gains = credit.read(config.algorithm) if credit and ANSWER_GAINS in credit.needs else None
-        # reward_extra_info of rows without an answer, whose metric group filters compare with that of the other rows
         filters = config.algorithm.get("filter_groups") or {}
-        self.reward_info_of_dropped = (
-            {filters["metric"]: 0.0} if filters.get("enable") and filters.get("metric") else {}
-        )
+        # number of the reward function by which group filters compare a prompt's rows; empty without filters
+        self.filter_metric = (filters.get("enable") and filters.get("metric")) or ""
 
     @property
     def validates(self) -> bool:
@@ -100,7 +98,22 @@ class TreeRollout:
             plain: whether to make n independent trajectories by ordinary sampling instead of a tree, as in validation.
         """
         started = time.perf_counter()
-        prompt_ids = await self._prompt_ids(task.row["raw_prompt"])
+        environment = self.environment.open(task.row, self.seed_of(task))
+        try:
+            return await self._grow(task, n, sampling_params, plain, environment, started)
+        finally:
+            await environment.close()
+
+    async def _grow(
+        self,
+        task: PromptTask,
+        n: int,
+        sampling_params: dict[str, Any],
+        plain: bool,
+        environment: Environment,
+        started: float,
+    ) -> list[TrajectoryOutput]:
+        prompt_ids = await self._prompt_ids(environment, task.row["raw_prompt"])
         policy = self.plain if plain else self.policy.for_task(task, self._score(task.row, prompt_ids))
         engine = GroupEngine(self.engine, sampling_params)
         likelihood = self._answer_likelihood(engine, task.row, prompt_ids) if self.needs_answers else None
@@ -109,7 +122,7 @@ class TreeRollout:
             prompt_ids,
             n,
             policy,
-            environment=self.environment,
+            environment=environment,
             sampling=Sampling(*(sampling_params[name] for name in ("temperature", "top_p", "top_k"))),
             max_tokens=self.response_tokens(len(prompt_ids)),
             stop_token_ids=self.stop_token_ids,
@@ -124,26 +137,27 @@ class TreeRollout:
             for output, gains in zip(outputs, await answer_gains(tree, likelihood, self.gains.log_prob), strict=True):
                 output.token_fields[ANSWER_GAINS.name] = gains
         for output in outputs:
-            if output.reward_score is not None:
-                output.extra_fields["reward_extra_info"] = dict(self.reward_info_of_dropped)
+            if output.reward_score is not None:  # the reward loop does not score it
+                info = {self.filter_metric: output.reward_score} if self.filter_metric else {}
+                output.extra_fields["reward_extra_info"] = info
         if (data := policy.data_for_trainer(tree)) is not None:
             outputs[0].extra_fields[TREE_DATA] = pickle.dumps(data)
         outputs[0].extra_fields |= self._group_extra_fields(tree, task.step)
         return outputs
 
-    async def _prompt_ids(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
+    async def _prompt_ids(self, environment: Environment, messages: Sequence[Mapping[str, Any]]) -> list[int]:
         """Return a prompt's tokens, with the tools' descriptions if the config wants them.
 
         Raises:
             ValueError: upstream may have cut the described prompt, and the description with it.
         """
-        described = self.environment.prompt_messages(messages)
-        prompt_ids = list(await self.agent_loop.ct_build_initial_tokens(described))
+        described = environment.prompt_messages(messages)
+        prompt_ids = list(await self.agent_loop.ct_build_initial_tokens(described, tools=environment.schemas))
         most = self.config.actor_rollout_ref.rollout.prompt_length
-        if self.environment.description and len(prompt_ids) >= most:
+        if (environment.description or environment.schemas) and len(prompt_ids) >= most:
             raise ValueError(
-                f"data.max_prompt_length={most} leaves no room for the tools' descriptions, which "
-                "actor_rollout_ref.rollout.tools.describe_in_prompt=true adds to this prompt: raise it, and leave out "
+                f"data.max_prompt_length={most} leaves no room for the tools' descriptions, which this prompt gets by "
+                "environment=chat or actor_rollout_ref.rollout.tools.describe_in_prompt=true: raise it, and leave out "
                 "the rows that are still too long, or name fewer tools"
             )
         return prompt_ids
@@ -198,7 +212,7 @@ class TreeRollout:
     def _group_extra_fields(self, tree: TrajectoryTree, step: int) -> dict[str, Any]:
         """Return the tree's metrics, the tools' own faults, and the tree if `writes_trees` holds for this step."""
         about = {TREE_METRICS: tree.metrics}
-        calls = [segment.info.call for segment in tree.segments if segment.info.call]
+        calls = [call for segment in tree.segments for call in segment.info.calls]
         if faults := {call["tool"]: call["fault"] for call in calls if "fault" in call}:
             about[TOOL_FAULTS] = faults
         return about | ({TREE: tree.to_json()} if writes_trees(self.config, step) else {})
@@ -219,7 +233,8 @@ def rows_of(
 ) -> list[TrajectoryOutput]:
     """Return a row of the batch for each of the tree's leaves, in order.
 
-    A row that the search dropped has no answer, so that its reward is set to 0 here; other rows are scored later.
+    A row's reward is the sum of the environment's, if it gives rewards. A row that the search dropped has no answer,
+    so that its reward is 0. Other rows are scored later.
 
     `response_mask` is 1 for the model's tokens and 0 for a tool's. The token fields are `segment_ids`, where equal
     values in a prompt's rows mark shared tokens, and the policy's own `fields`.
@@ -232,8 +247,9 @@ def rows_of(
         tree.leaves, tree.trajectories(), tree.response_masks(), tree.log_probs(), tree.segment_ids(), strict=True
     )
     versions, rows = versions or WeightVersions(), []
-    for leaf, tokens, mask, log_probs, segment_ids in columns:
-        calls = [tree.segments[i].info.call or {} for i in tree.path(leaf) if tree.segments[i].author == TOOL]
+    for position, (leaf, tokens, mask, log_probs, segment_ids) in enumerate(columns):
+        answers = [tree.segments[i].info.calls for i in tree.path(leaf) if tree.segments[i].author == TOOL]
+        turn_rewards = tree.turn_rewards[position] if tree.turn_rewards else []
         fields = {SEGMENT_IDS.name: segment_ids}
         for need in policy.fields:
             fields[need.name] = [tree.segments[i].info.fields.get(need.name, need.unsent) for i in segment_ids]
@@ -243,14 +259,18 @@ def rows_of(
                 response_ids=tokens,
                 response_mask=mask,
                 response_logprobs=log_probs,
-                num_turns=2 + 2 * len(calls),
+                num_turns=2 + 2 * len(answers),
                 metrics=AgentLoopMetrics(
-                    generate_sequences=seconds, tool_calls=sum(call.get("seconds", 0.0) for call in calls)
+                    generate_sequences=seconds,
+                    tool_calls=sum(call.get("seconds", 0.0) for calls in answers for call in calls),
                 ),
-                extra_fields={"turn_scores": [], "tool_rewards": []} | versions.of([*tree.prompt_ids, *tokens], mask),
+                extra_fields={"turn_scores": turn_rewards, "tool_rewards": []}
+                | versions.of([*tree.prompt_ids, *tokens], mask),
                 token_fields=fields,
             )
         )
+        if tree.turn_rewards:
+            rows[-1].reward_score = float(sum(turn_rewards))
         if tree.is_dropped(leaf):
             rows[-1].reward_score = 0.0
     return rows

@@ -155,7 +155,7 @@ def rollout_of(tree: str, engine):
     config.actor_rollout_ref.rollout.update({"seed": 1, "n": 6})
     config.actor_rollout_ref.rollout.merge_with(ROLLOUTS[tree])
 
-    async def initial_tokens(messages):
+    async def initial_tokens(messages, tools=None):
         return TOKENIZER.encode(messages[0]["content"])
 
     return TreeRollout(config, SimpleNamespace(ct_build_initial_tokens=initial_tokens), engine, TOKENIZER)

@@ -33,7 +33,7 @@ def test_the_first_call_ends_at_its_closing_tag():
     end, tag = protocol.first_call(tokens)
     assert (TOKENIZER.decode(tokens[:end]), tag) == ("<think>so</think><python>1+1</python>", "python")
     assert protocol.first_call(encode("<search>not yet")) is None
-    assert protocol.content(tokens[:end], "python") == "1+1"
+    assert protocol.call(tokens[:end]) == ("python", "1+1")
 
 
 def test_a_token_that_reaches_beyond_the_tag_stays_whole(merging):
@@ -44,7 +44,7 @@ def test_a_token_that_reaches_beyond_the_tag_stays_whole(merging):
     kept = merging.decode(tokens[:end])
     assert tag == "search" and "</search>" in kept and "</search>" not in merging.decode(tokens[: end - 1])
     assert kept != text[: text.index("</search>") + 9]  # the merge does cross the tag, else this shows nothing
-    assert protocol.content(tokens[:end], "search") == "capital of France"
+    assert protocol.call(tokens[:end]) == ("search", "capital of France")
 
 
 def test_ids_are_appended_not_encoded_again(merging):
@@ -72,7 +72,7 @@ def test_the_rest_of_a_begun_tag_ends_the_next_request(cut):
     ],
 )
 def test_content(text, content):
-    assert Protocol(TOKENIZER, ["search"]).content(encode(text), "search") == content
+    assert Protocol(TOKENIZER, ["search"]).call(encode(text)) == ("search", content)
 
 
 def test_special_tokens_in_a_result_are_text(merging):

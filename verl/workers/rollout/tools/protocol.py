@@ -61,15 +61,17 @@ class Protocol:
         """Return the stop strings after `token_ids`: the tools' closing tags, and the rest of one that has begun."""
         return stops_after(self.text_of(token_ids[-32:]), list(self.closing))
 
-    def content(self, token_ids: Sequence[int], tag: str) -> str | None:
-        """Return the text between the first closing tag and the last opening tag before it, without outer white space.
+    def call(self, token_ids: Sequence[int]) -> tuple[str, str | None]:
+        """Return the first call in tokens that hold a closing tool tag, as (tag, text of the call).
 
-        It is None if no opening tag comes before. The text must contain the closing tag (see `first_call`).
+        The text stands between the closing tag and the last opening tag before it, without outer white space. It is
+        None if no opening tag comes before.
         """
         text = self.text_of(token_ids)
+        tag = self._closed(text)
         before = text[: text.index(f"</{tag}>")]
         opened = before.rfind(f"<{tag}>")
-        return None if opened < 0 else before[opened + len(tag) + 2 :].strip()
+        return tag, None if opened < 0 else before[opened + len(tag) + 2 :].strip()
 
     def result_ids(self, text: str, max_tokens: int) -> list[int]:
         """Return a tool's result as the model sees it, cut to `max_tokens`; [] if not even the tags fit.
