@@ -134,8 +134,8 @@ class Environment:
         raise NotImplementedError
 
     def metrics(self, calls: Sequence[dict]) -> dict[str, float]:
-        """Return metrics of a prompt, given the descriptions of its calls; a call that several trajectories share counts
-        once."""
+        """Return metrics of a prompt, given the descriptions of its calls; a call that several trajectories share
+        counts once."""
         return {}
 
 

@@ -277,8 +277,8 @@ def tree_of_rows(
 
 
 def first_tokens(segments: Iterable[Segment], n: int) -> list[Segment]:
-    """Return the segments that hold a trajectory's first n tokens; the last of them may be cut. A tool's answer is never
-    cut: without room for all of it, it is left out."""
+    """Return the segments that hold a trajectory's first n tokens; the last of them may be cut. A tool's answer is
+    never cut: without room for all of it, it is left out."""
     first = []
     for segment in segments:
         if n < 1 or segment.author == TOOL and n < len(segment.token_ids):

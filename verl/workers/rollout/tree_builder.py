@@ -160,7 +160,7 @@ class TreeBuilder:
         n_top_logprobs: int = 0,
         n_entropy: int = 0,
     ) -> Generation:
-        """Return a continuation of `path` up to the end of the model's turn, or as long as `max_tokens` and `stop` allow.
+        """Return a continuation of `path`, at most up to the end of the model's turn.
 
         Args:
             seed: seed of the sampling; None for a random one.
