@@ -18,11 +18,11 @@ import pytest
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from tests.configs import composed
-from tests.workers.rollout.toy_engine import CALL, EOS, VOCAB, Calls, HashEngine, Letters, answer_to
+from tests.workers.rollout.toy_engine import CALL, EOS, VOCAB, Calls, Game, HashEngine, Letters, answer_to, game_step
 from verl.trainer.checks.parts import check_parts, check_typed_sections
 from verl.utils.parts import nested, parts
 from verl.workers.config.keys import ROLLOUT
-from verl.workers.rollout.environment import NO_ENVIRONMENT
+from verl.workers.rollout.environment import NO_ENVIRONMENT, Environment
 from verl.workers.rollout.prompt_task import PromptTask
 from verl.workers.rollout.trajectory_tree import MODEL, TrajectoryTree
 from verl.workers.rollout.tree_builder import BranchPolicy, grow
@@ -30,7 +30,8 @@ from verl.workers.rollout.tree_rollout import rows_of
 
 PROMPT = [1, 2, 3]
 PARAGRAPH = 2  # the token whose text ends a step
-ENVIRONMENTS = ["none", "tools"]
+# in a game, end tokens end turns, and answers follow from all turns before
+ENVIRONMENTS = ["none", "tools", "game"]
 CALL_LIMIT = 2
 
 
@@ -68,7 +69,7 @@ def parity(tokens) -> float:
 @cache
 def config_of(tree: str, environment: str = "none") -> DictConfig:
     """A run's config with the tree's smallest settings, and as many trajectories as it grows, or six."""
-    part = parts("tree")[tree]
+    part, environment = parts("tree")[tree], "none" if environment == "none" else "tools"
     config = composed("explore", "hardware=cpu", f"tree={tree}", f"environment={environment}").copy()
     with open_dict(config):
         config.merge_with(nested(part.smallest))
@@ -89,13 +90,30 @@ def policy_of(tree: str, environment: str = "none", reward_of: Callable = parity
 
 
 def grown(
-    tree: str, environment: str = "none", *, engine=None, calls=None, seed=0, max_tokens=30, **options
+    tree: str, environment: str = "none", *, engine=None, answers=None, seed=0, max_tokens=30, **options
 ) -> tuple[TrajectoryTree, BranchPolicy]:
     """The tree and its policy; `options` are those of `policy_of`."""
     policy, n = policy_of(tree, environment, **options), config_of(tree, environment).actor_rollout_ref.rollout.n
-    tools = NO_ENVIRONMENT if environment == "none" else calls or Calls(CALL_LIMIT)
+    answers = answers or environment_of(environment)
     builder = {"max_tokens": max_tokens, "stop_token_ids": [EOS], "vocab_size": VOCAB, "seed": seed}
-    return asyncio.run(grow(engine or ParagraphEngine(), PROMPT, n, policy, environment=tools, **builder)), policy
+
+    async def run() -> TrajectoryTree:
+        try:
+            return await grow(engine or ParagraphEngine(), PROMPT, n, policy, environment=answers, **builder)
+        finally:
+            await answers.close()
+
+    grown_tree = asyncio.run(run())
+    if isinstance(answers, Game):
+        assert answers.alive == 0 and answers.most_alive <= answers.pool.keys.max_instances
+    return grown_tree, policy
+
+
+def environment_of(name: str, **options) -> Environment:
+    """A new environment; the game has fewer instances than trajectories."""
+    if name == "none":
+        return NO_ENVIRONMENT
+    return Calls(CALL_LIMIT, **options) if name == "tools" else Game(CALL_LIMIT, max_instances=2, **options)
 
 
 def same_beginning(a: list, b: list) -> int:
@@ -109,9 +127,18 @@ def same_beginning(a: list, b: list) -> int:
 def test_the_order_in_which_requests_end_does_not_change_the_tree(tree, environment):
     expected, _ = grown(tree, environment, seed=1)
     for order in range(4):
-        engine, calls = ParagraphEngine(delay=0.004, order=order), Calls(CALL_LIMIT, delay=0.004, order=order)
-        grown_tree, _ = grown(tree, environment, engine=engine, calls=calls, seed=1, slow=0.001 * order)
-        assert grown_tree.to_json() == expected.to_json()
+        engine, options = ParagraphEngine(delay=0.004, order=order), {"delay": 0.004, "order": order}
+        if environment == "game":
+            options |= {"can_copy": order % 2 == 0}
+        answers = environment_of(environment, **options)
+        grown_tree, _ = grown(tree, environment, engine=engine, answers=answers, seed=1, slow=0.001 * order)
+        assert without_counts(grown_tree) == without_counts(expected)
+
+
+def without_counts(tree: TrajectoryTree) -> dict:
+    """Without metrics that depend on which branch was first at an environment."""
+    about = tree.to_dict()
+    return about | {"metrics": {name: x for name, x in tree.metrics.items() if not name.startswith("environment/")}}
 
 
 @pytest.mark.parametrize("environment", ENVIRONMENTS)
@@ -149,12 +176,15 @@ def test_rows_are_complete_responses_within_the_limits(tree, environment, max_to
         assert {name: len(values) for name, values in fields.items()} == dict.fromkeys(fields, len(tokens))
         assert 1 <= len(tokens) <= max_tokens and row.prompt_ids == PROMPT
         calls = sum(grown_tree.segments[i].author != MODEL for i in grown_tree.path(leaf))
-        assert calls <= CALL_LIMIT * (environment == "tools")
+        assert calls <= CALL_LIMIT * (environment != "none")
         if not grown_tree.is_dropped(leaf):
             at_limit = len(tokens) == max_tokens
             no_answer = calls == CALL_LIMIT or max_tokens - len(tokens) - 1 < 2
             in_a_call = environment == "tools" and tokens[-1] == CALL and no_answer
             assert mask[-1] == 1 and (tokens[-1] == EOS or at_limit or in_a_call)
+            if environment == "game" and tokens[-1] == EOS:
+                turns = len(row.extra_fields["turn_scores"])
+                assert turns >= calls and row.reward_score == sum(range(1, turns + 1))
     assert all(math.isfinite(value) for value in grown_tree.metrics.values())
 
 
@@ -165,20 +195,24 @@ def test_every_token_is_the_models_with_its_log_probability_or_the_tools(tree, e
     by_tool = 0
     for row in [row for seed in range(3) for row in rows_of(*grown(tree, environment, engine=engine, seed=seed))]:
         tokens, log_probs, at, turn = row.response_ids, row.response_logprobs, 0, []
-        expected = []
+        expected, actions = [], []
         while at < len(tokens):
             p = engine.probabilities([*PROMPT, *tokens[:at]])
             expected.append((1, pytest.approx(math.log(p[tokens[at]]))))
             turn.append(tokens[at])
             at += 1
-            if environment == "tools" and turn[-1] == CALL and at < len(tokens):
-                answer = answer_to(turn, 30 - at - 1)
+            if turn[-1] == {"tools": CALL, "game": EOS}.get(environment) and at < len(tokens):
+                actions.append(tuple(turn))
+                answer = (
+                    answer_to(turn, 30 - at - 1) if environment == "tools" else list(game_step(actions).observation)
+                )
                 assert tokens[at : at + len(answer)] == answer
                 expected += [(0, 0.0)] * len(answer)
                 by_tool, at, turn = by_tool + len(answer), at + len(answer), []
         assert list(zip(row.response_mask, log_probs, strict=True)) == expected
-        assert EOS not in [token for token, by_model in zip(tokens[:-1], row.response_mask, strict=False) if by_model]
-    assert bool(by_tool) == (environment == "tools")
+        ended = [token == EOS and by_model for token, by_model in zip(tokens[:-1], row.response_mask, strict=False)]
+        assert sum(ended) == len(actions) * (environment == "game")
+    assert bool(by_tool) == (environment != "none")
 
 
 @pytest.mark.parametrize("environment", ENVIRONMENTS)
@@ -202,7 +236,7 @@ def test_segment_ids_are_numbered_in_the_rows_order_and_shared_only_from_the_fir
 
 def test_calls_are_counted_once_for_all_rows_that_share_them(tree):
     calls = Calls(CALL_LIMIT)
-    grown_tree, _ = grown(tree, "tools", calls=calls, seed=2)
+    grown_tree, _ = grown(tree, "tools", answers=calls, seed=2)
     answered = [segment for segment in grown_tree.segments if segment.author != MODEL]
     assert grown_tree.metrics["tool_calls"] == len(calls.answered) >= len(answered) > 0
 
@@ -218,6 +252,7 @@ def assert_fails(tree: str, environment: str, engine, tools, message: str) -> No
         options = {"max_tokens": 40, "stop_token_ids": [EOS], "vocab_size": VOCAB, "environment": tools}
         with pytest.raises(RuntimeError, match=message):
             await grow(engine, PROMPT, n, policy, **options)
+        await tools.close()
         assert asyncio.all_tasks() == {asyncio.current_task()}
 
     asyncio.run(run())
@@ -238,8 +273,8 @@ def test_an_engines_failure_ends_the_tree_and_leaves_nothing_running(tree, envir
             finally:
                 self.running -= 1
 
-    engine, tools = Fails(delay=0.01), NO_ENVIRONMENT if environment == "none" else Calls(CALL_LIMIT, delay=0.02)
-    assert_fails(tree, environment, engine, tools, "engine core died")
+    engine, delay = Fails(delay=0.01), {} if environment == "none" else {"delay": 0.02}
+    assert_fails(tree, environment, engine, environment_of(environment, **delay), "engine core died")
     assert engine.running == 0
 
 

@@ -14,7 +14,7 @@ from recipe.latr.over_generation import Policy as OverGeneration
 from recipe.latr.over_generation import most_diverse
 from recipe.latr.tree import Policy as LATR
 from tests.recipe.arpo.toy_agent import TOKENIZER, ToyPolicy, encode, library_tools
-from tests.workers.rollout.toy_engine import CALL, EOS, VOCAB, Calls, HashEngine, Letters, answer_to
+from tests.workers.rollout.toy_engine import CALL, EOS, VOCAB, Calls, Game, HashEngine, Letters, answer_to
 from verl.utils.token_fields import TokenField
 from verl.workers.rollout.engines.interface import Generation
 from verl.workers.rollout.environment import NO_ENVIRONMENT
@@ -172,3 +172,52 @@ def test_rows_are_the_leaves_with_fields_of_every_token():
     assert sent["segment_ids"].dtype == torch.int64 and sent["d"].dtype == torch.int64
     assert sent["r"].tolist() == [0.25, 0.25, 0.5, 0.5, 0.5]
     assert sent["d"].tolist() == [3, 3, 1, 1, 1] and "token_fields" not in sent
+
+
+# ---- an environment with state ----
+
+
+def game_tree(game: Game, max_tokens=40):
+    async def run():
+        try:
+            options = {"max_tokens": max_tokens, "stop_token_ids": [EOS], "environment": game}
+            return await grow(HashEngine(1.5, 1000), PROMPT, 8, Plain(), **options)
+        finally:
+            await game.close()
+
+    return asyncio.run(run())
+
+
+def actions_of(tree, leaf) -> list[tuple[int, ...]]:
+    """The turns of the model that the environment has answered, or that end with an end token."""
+    turns: list[tuple[int, ...]] = [()]
+    for segment in (tree.segments[i] for i in tree.path(leaf)):
+        turns = [*turns, ()] if segment.author == TOOL else [*turns[:-1], (*turns[-1], *segment.token_ids)]
+    return [turn for turn in turns if turn and turn[-1] == EOS]
+
+
+def test_a_rows_reward_is_the_sum_of_its_turns():
+    tree = game_tree(Game(call_limit=9))
+    rows = rows_of(tree, Plain())
+    turns = [len(actions_of(tree, leaf)) for leaf in tree.leaves]
+    assert max(turns) > 1
+    assert [row.extra_fields["turn_scores"] for row in rows] == [[float(i + 1) for i in range(n)] for n in turns]
+    assert [row.reward_score for row in rows] == [float(sum(range(n + 1))) for n in turns]
+
+
+def test_a_lost_branch_is_no_row_and_the_others_stay():
+    whole = game_tree(Game(call_limit=9))
+    first_actions = [actions_of(whole, leaf)[0] for leaf in whole.leaves if actions_of(whole, leaf)]
+    lost = first_actions[0]
+    fails = Game(call_limit=9, fault=lambda actions, _: OSError("gone") if actions[0] == lost else None)
+    tree = game_tree(fails)
+    kept = [
+        row for row, leaf in zip(whole.trajectories(), whole.leaves, strict=True) if lost not in actions_of(whole, leaf)
+    ]
+    assert tree.trajectories() == kept and len(kept) < len(whole.leaves)
+    assert tree.metrics["environment/failures"] == first_actions.count(lost) == 1
+
+
+def test_a_tree_whose_branches_are_all_lost_fails():
+    with pytest.raises(RuntimeError, match="the environment lost every trajectory: .*OSError: gone"):
+        game_tree(Game(fault=lambda *_: OSError("gone")), max_tokens=200)

@@ -9,6 +9,7 @@ from itertools import accumulate
 
 from verl.workers.rollout.engines.interface import Generation, GenerationRequest
 from verl.workers.rollout.environment import Answer, Ends, Environment, TurnEnd
+from verl.workers.rollout.stateful import Instance, InstanceKeys, InstancePool, StatefulEnvironment, Step
 
 VOCAB, EOS = 20, 19
 CALL = 18  # the letter s
@@ -103,3 +104,79 @@ def answer_to(turn, max_tokens) -> list[int]:
     draw = random.Random(f"answer {list(turn)}")
     answer = [draw.randrange(VOCAB) for _ in range(draw.randint(1, 5))]
     return answer[:max_tokens] if max_tokens >= 2 else []
+
+
+def game_step(actions) -> Step:
+    """What the game returns after these actions, of which the last one is new: tokens that follow from all of them."""
+    draw = random.Random(f"game {[list(action) for action in actions]}")
+    observation = tuple(draw.randrange(VOCAB) for _ in range(draw.randint(1, 5)))
+    return Step(observation, float(len(actions)), done=draw.random() < 0.3)
+
+
+class GameInstance(Instance):
+    """A live game. What `game.fault` returns for the actions so far replaces a step: another one, an error, "hang"."""
+
+    def __init__(self, game: "Game", actions=()):
+        self.game, self.actions, self.is_closed, self.inside = game, list(actions), False, False
+        game.made += 1
+        game.alive += 1
+        game.most_alive = max(game.most_alive, game.alive)
+
+    async def _wait(self):
+        assert not self.is_closed and not self.inside, "one call at a time, and none after close"
+        self.inside = True
+        await asyncio.sleep(self.game.clock.random() * self.game.delay)
+        self.inside = False
+
+    async def reset(self):
+        await self._wait()
+        return "begin"
+
+    async def step(self, action):
+        await self._wait()
+        self.actions.append(action)
+        fault = self.game.fault(self.actions, self.game.made)
+        if fault == "hang":
+            await asyncio.sleep(60)
+        if isinstance(fault, Exception):
+            raise fault
+        return fault or game_step(self.actions)
+
+    async def copy(self):
+        await self._wait()
+        return GameInstance(self.game, self.actions)
+
+    async def close(self):
+        assert not self.is_closed
+        self.is_closed = True
+        self.game.alive -= 1
+
+
+class Game(StatefulEnvironment):
+    """A turn ends with t and is an action; the answer follows from all actions so far.
+
+    Args:
+        call_limit: of a trajectory.
+        delay: most seconds that a call of an instance takes, drawn with `order`.
+        fault: function of the actions so far and the number of instances so far; see `GameInstance`.
+    """
+
+    gives_rewards = True
+
+    def __init__(
+        self, call_limit=3, delay=0.0, order=0, can_copy=False, max_instances=64, fault=lambda *_: None, timeout=5.0
+    ):
+        super().__init__(InstancePool(InstanceKeys(max_instances=max_instances, timeout=timeout)), can_copy)
+        self.call_limit, self.delay, self.clock, self.fault = call_limit, delay, random.Random(order), fault
+        self.made = self.alive = self.most_alive = 0
+
+    def create(self):
+        return GameInstance(self)
+
+    def ends(self, turn, end_tokens):
+        return TurnEnd(Ends.TURN if turn and turn[-1] in end_tokens else Ends.NO, len(turn))
+
+    async def answer(self, state, turn, max_tokens):
+        after = await self.advance(state, tuple(turn))
+        tokens = list(after.step.observation) if len(after.step.observation) <= max_tokens else []
+        return Answer(tokens, ({"tool": "game"},), after, after.step.done, after.step.reward)

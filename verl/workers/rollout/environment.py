@@ -50,7 +50,7 @@ class Answer:
         calls: descriptions of the calls that it answers, in JSON's types, for metrics and the viewer.
         state: state after the turn; None for an environment without state. It must not change.
         done: whether the trajectory ends with the turn.
-        reward: reward of the turn; None if the environment gives none.
+        reward: reward of the turn; None for 0. It counts if the environment `gives_rewards`.
     """
 
     tokens: list[int]
@@ -72,6 +72,8 @@ class Environment:
     description = ""
     # the tools' JSON schemas for the chat template; None if the template gets none
     schemas: list[dict[str, Any]] | None = None
+    # whether its rewards are those of the trajectories; else the reward loop scores them
+    gives_rewards = False
     # tokens that end a continuation, in addition to the model's end tokens
     stop_token_ids: Sequence[int] = ()
 

@@ -97,7 +97,7 @@ class TrajectoryTree:
     metrics still use them.
 
     Args:
-        turn_rewards: the environment's reward of each of a trajectory's turns, by leaf; no leaves if it gives none.
+        turn_rewards: the environment's rewards of a trajectory's turns, by leaf; no leaves if it gives no rewards.
     """
 
     prompt_ids: list[int]

@@ -338,7 +338,7 @@ async def grow(engine: RolloutEngine, prompt_ids: Sequence[int], n: int, policy:
         if not tree.leaves:
             raise RuntimeError(f"the environment lost every trajectory: {next(iter(builder.lost.values()))}")
     tree = tree.renumbered()
-    if builder.turn_rewards:
+    if builder.environment.gives_rewards:
         tree.turn_rewards = [_rewards_on_path(tree, leaf, builder.turn_rewards) for leaf in tree.leaves]
     tree.metrics |= builder.environment.metrics(builder.calls)
     return tree
@@ -346,7 +346,8 @@ async def grow(engine: RolloutEngine, prompt_ids: Sequence[int], n: int, policy:
 
 def _rewards_on_path(tree: TrajectoryTree, leaf: int, rewards: Mapping[tuple[int, ...], float]) -> list[float]:
     """Return the rewards of a trajectory's turns, given those of all turns by the tokens up to their ends."""
-    segments, tokens, of_path = [tree.segments[i] for i in tree.path(leaf)], (), []
+    segments, of_path = [tree.segments[i] for i in tree.path(leaf)], []
+    tokens: tuple[int, ...] = ()
     for segment, following in zip(segments, [*segments[1:], None], strict=True):
         tokens = (*tokens, *segment.token_ids)
         if (following is None or following.author == TOOL) and tokens in rewards:

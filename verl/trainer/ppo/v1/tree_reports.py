@@ -17,7 +17,8 @@ from verl.workers.rollout.trajectory_tree import TOOL_FAULTS, TREE, TREE_METRICS
 
 
 def tree_metrics(rows: BatchRows) -> dict[str, float]:
-    """Return the mean of each tree metric over the prompts whose trees have it.
+    """Return the mean of each tree metric over the prompts whose trees have it, as `tree/<name>`; a metric of the
+    environment keeps its name, `environment/<name>`.
 
     `tree/tokens_generated` is a mean over all prompts: one without a tree counts its responses' tokens. `tree/prompts`
     is the number of prompts: fewer than were submitted, if groups have failed.
@@ -27,7 +28,7 @@ def tree_metrics(rows: BatchRows) -> dict[str, float]:
         plain = {"tokens_generated": sum(rows.tags[row].get("response_len", 0) for row in group.rows)}
         extras = rows.column("extra_fields", group.rows)
         for name, value in next((e[TREE_METRICS] for e in extras if e.get(TREE_METRICS)), plain).items():
-            values[f"tree/{name}"].append(value)
+            values[name if name.startswith("environment/") else f"tree/{name}"].append(value)
     return {name: float(np.mean(numbers)) for name, numbers in values.items()} | {"tree/prompts": len(rows.groups)}
 
 

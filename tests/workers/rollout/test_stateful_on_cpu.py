@@ -1,0 +1,220 @@
+"""Environments with live instances: whichever branch is first, and however few instances live, a state is a value.
+
+The oracle is `game_step`, a function of all actions; every instance checks that it gets one call at a time.
+"""
+
+import asyncio
+import random
+
+import pytest
+
+from tests.workers.rollout.toy_engine import Game, GameInstance, game_step
+from verl.utils.fault_reports import RunError
+from verl.workers.rollout.environment import BranchLost
+from verl.workers.rollout.stateful import Step
+
+
+def in_game(game: Game, play):
+    """The result of `play(game)`, after which nothing of the game is left."""
+
+    async def run():
+        try:
+            return await asyncio.wait_for(play(game), 60)
+        finally:
+            await game.close()
+            assert game.alive == game.pool.used == 0
+            assert asyncio.all_tasks() == {asyncio.current_task()}
+
+    return asyncio.run(run())
+
+
+def random_tree(seed: int) -> list[tuple[int, int]]:
+    """(index of the state before, action) of each state; 0 is the first state."""
+    draw = random.Random(seed)
+    return [(draw.randrange(i + 1), draw.randrange(2)) for i in range(25)]
+
+
+async def play_tree(game: Game, tree) -> list[Step | None]:
+    """What each action returned, each asked for as soon as the state before is there; None below the end of a game."""
+    states: list[asyncio.Future] = [asyncio.get_running_loop().create_future() for _ in range(len(tree) + 1)]
+    states[0].set_result(None)
+
+    async def play(i: int, before: int, action: int) -> Step | None:
+        at = await states[before]
+        if before and (at is None or at.step.done):
+            states[i].set_result(None)
+            return None
+        state = await game.advance(at, (action,))
+        states[i].set_result(state)
+        return state.step
+
+    return await asyncio.gather(*(play(i, *edge) for i, edge in enumerate(tree, 1)))
+
+
+def expected(tree) -> list[Step | None]:
+    actions: list[list | None] = [[]]
+    steps: list[Step | None] = []
+    for before, action in tree:
+        is_over = actions[before] is None or before and steps[before - 1].done
+        actions.append(None if is_over else [*actions[before], (action,)])
+        steps.append(None if is_over else game_step(actions[-1]))
+    return steps
+
+
+@pytest.mark.parametrize("can_copy", [False, True])
+@pytest.mark.parametrize("max_instances", [1, 2, 5, 64])
+@pytest.mark.parametrize("seed", range(6))
+def test_trees_by_copies_and_by_replays_are_equal(seed, max_instances, can_copy):
+    game = Game(can_copy=can_copy, max_instances=max_instances, delay=0.002, order=seed)
+    tree = random_tree(seed)
+    assert in_game(game, lambda game: play_tree(game, tree)) == expected(tree)
+    assert game.most_alive <= max_instances
+    assert can_copy or not game.counts["copies"]
+
+
+def test_a_trajectory_has_one_instance_for_all_its_steps():
+    async def play(game):
+        state = None
+        for action in range(5):
+            state = await game.advance(state, (action, "no end"))
+        return state
+
+    game = Game(can_copy=True, fault=lambda actions, _: Step(tuple(actions)))
+    assert len(in_game(game, play).path()) == 5
+    metrics = game.metrics([])
+    assert game.made == metrics["environment/instances"] == 1
+    assert metrics["environment/copies"] == metrics["environment/replays"] == 0 < metrics["environment/step_seconds"]
+
+
+def test_branches_of_one_state_are_copies_after_one_replay():
+    async def play(game):
+        state = await game.advance(None, (0,))
+        return [await game.advance(state, (1, branch)) for branch in range(5)]
+
+    never_done = lambda actions, _: Step(tuple(actions))  # noqa: E731
+    game = Game(can_copy=True, fault=never_done)
+    assert len({state.step for state in in_game(game, play)}) == 5
+    # the first branch has the live instance, the second one a replay, which is copied for each further one
+    assert (game.counts["replays"], game.counts["copies"], game.counts["instances"]) == (1, 4, 2)
+    game = Game(can_copy=False, fault=never_done)
+    in_game(game, play)
+    assert (game.counts["replays"], game.counts["replayed_actions"], game.counts["copies"]) == (4, 4, 0)
+
+
+def test_a_hundred_trajectories_end_on_ten_instances():
+    async def play(game):
+        async def trajectory(i):
+            state, length = None, 0
+            while length < 6 and not (state and state.step.done):
+                await asyncio.sleep(game.clock.random() * 0.01)  # the model writes
+                state, length = await game.advance(state, (i, length)), length + 1
+            return [(i, at) for at in range(length)], state.step
+
+        return await asyncio.gather(*(trajectory(i) for i in range(100)))
+
+    game = Game(max_instances=10, delay=0.001)
+    for actions, step in in_game(game, play):
+        assert step == game_step(actions)
+    assert game.most_alive == 10 and game.counts["replays"] > 100
+
+
+def test_an_equal_action_at_an_equal_state_is_taken_once():
+    async def play(game):
+        return await asyncio.gather(*(game.advance(None, (7,)) for _ in range(5)))
+
+    game = Game(delay=0.01)
+    assert len(set(in_game(game, play))) == 1 and game.made == 1
+
+
+# ---- what goes wrong ----
+
+
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        ("hang", "a step of the environment failed: TimeoutError: no answer in 0.05 s"),
+        (OSError("gone"), "OSError: gone"),
+    ],
+)
+def test_a_step_that_fails_or_hangs_loses_its_branch_only(fault, message):
+    async def play(game):
+        good = await game.advance(None, (0,))
+        with pytest.raises(BranchLost, match=message):
+            await game.advance(None, (1,))
+        return await game.advance(good, (2,))
+
+    game = Game(fault=lambda actions, _: fault if actions[-1] == (1,) else None, timeout=0.05)
+    assert in_game(game, play).step == game_step([(0,), (2,)]) and game.counts["failures"] == 1
+
+
+@pytest.mark.parametrize("what", ["create", "reset", "copy"])
+def test_other_failures_lose_the_branch_and_free_its_place(what, monkeypatch):
+    def fails(*_):
+        raise ValueError("no license")
+
+    async def play(game):
+        state = await game.advance(None, (0,))
+        first = await game.advance(state, (1,))
+        monkeypatch.setattr(*{"create": (game, "create", fails)}.get(what, (GameInstance, what, fails)))
+        with pytest.raises(BranchLost, match="ValueError: no license"):
+            await game.advance(state, (2,))
+        return first
+
+    game = Game(can_copy=True, max_instances=3, fault=lambda actions, _: Step(tuple(actions)))
+    assert in_game(game, play).step.observation == ((0,), (1,))
+
+
+def test_a_replay_that_differs_loses_the_branch():
+    """The environment's clock is part of what it says."""
+    made_first = lambda actions, made: Step((*actions, "day", made))  # noqa: E731
+
+    async def play(game):
+        state = await game.advance(None, (0,))
+        await game.advance(state, (1,))
+        with pytest.raises(BranchLost, match="a replay of 1 actions returned something else"):
+            await game.advance(state, (2,))
+
+    game = Game(fault=made_first)
+    in_game(game, play)
+    assert game.metrics([])["environment/replay_differs"] == 1
+
+
+def test_more_than_a_tenth_of_differing_replays_end_the_run():
+    async def play(game):
+        state = await game.advance(None, (0,))
+        await game.advance(state, (1,))
+        for branch in range(19):
+            with pytest.raises(BranchLost):
+                await game.advance(state, (2, branch))
+        with pytest.raises(RunError, match="20 of 20 replays of the environment differed .* choose tree=plain"):
+            await game.advance(state, (3,))
+
+    in_game(Game(fault=lambda actions, made: Step((*actions, made))), play)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_cancelled_tree_closes_everything_and_answers_nothing_more(seed):
+    game, tree = Game(max_instances=3, delay=0.01, order=seed), random_tree(seed)
+
+    async def play(game):
+        task = asyncio.ensure_future(play_tree(game, tree))
+        await asyncio.sleep(0.004 * seed)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        await game.close()
+        assert game.alive == game.pool.used == 0
+        with pytest.raises(RuntimeError, match="this prompt's environment is closed"):
+            await game.advance(None, (9,))
+        await asyncio.sleep(0.02)  # orphans of `gather` end
+
+    in_game(game, play)
+
+
+def test_an_instance_that_does_not_close_is_given_up(monkeypatch):
+    async def never(self):
+        self.game.alive -= 1
+        await asyncio.sleep(60)
+
+    monkeypatch.setattr(GameInstance, "close", never)
+    monkeypatch.setattr("verl.workers.rollout.stateful.CLOSE_SECONDS", 0.05)
+    in_game(Game(), lambda game: game.advance(None, (0,)))

@@ -1,0 +1,398 @@
+"""Environments whose states are not values: live instances, which are stepped, copied, or brought back by replay.
+
+    State            the actions since the first state, and what each of them returned
+    live instance    belongs to the first branch that continues from its state: a plain trajectory costs nothing more
+    copy             another branch's instance, where instances can copy themselves
+    replay           else: a fresh instance takes the recorded actions again; if it returns anything else than recorded,
+                     the branch is lost
+
+A live instance is a cache of its state: one that is not inside a call may be taken away, and is brought back by replay.
+So a worker holds at most `environment.max_instances`, and nothing that waits for an instance holds another.
+"""
+
+import asyncio
+import logging
+from abc import ABC, abstractmethod
+from collections import Counter, OrderedDict, defaultdict, deque
+from collections.abc import Callable, Coroutine, Hashable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from time import monotonic
+from typing import Any, TypeVar
+
+from pydantic import Field
+from pydantic.dataclasses import dataclass as keys_dataclass
+
+from verl.utils.fault_reports import RunError, cause_of
+from verl.workers.config.keys import STRICT
+from verl.workers.rollout.environment import BranchLost, Environment
+
+logger = logging.getLogger(__name__)
+T = TypeVar("T")
+
+CLOSE_SECONDS = 10.0  # time limit for an instance to close
+MIN_REPLAYS = 20  # number of replays of a worker from which on their differences can end the run
+MAX_DIFFERING = 0.1  # largest share of replays that may differ
+
+
+@keys_dataclass(frozen=True, config=STRICT)
+class InstanceKeys:
+    """Keys under `environment` of environments with live instances.
+
+    Args:
+        max_instances: largest number of live instances in a rollout worker.
+        timeout: time limit of a reset, a step or a copy, in seconds. An instance that takes longer is closed.
+    """
+
+    max_instances: int = Field(default=64, ge=1)
+    timeout: float = Field(default=60.0, gt=0)
+
+
+@dataclass(frozen=True)
+class Step:
+    """What an instance returned: its observation, which replays compare, the action's reward, and whether it is done.
+    Of a reset only the observation is used."""
+
+    observation: Any
+    reward: float | None = None
+    done: bool = False
+
+
+TIMED = ("reset", "step", "copy", "replay")
+COUNTED = ("instances", "copies", "replays", "replayed_actions", "replay_differs", "failures")
+
+
+class Instance(ABC):
+    """A live instance of an environment. One call at a time reaches it, and none after `close`."""
+
+    @abstractmethod
+    async def reset(self) -> Any:
+        """Begin, and return the first observation; called once, before any step. Every instance of a prompt begins in
+        the same state."""
+
+    @abstractmethod
+    async def step(self, action: Any) -> Step:
+        """Take an action. An exception loses the branch."""
+
+    async def copy(self) -> "Instance":
+        """Return an independent instance in the same state; only called if the environment `can_copy`."""
+        raise NotImplementedError
+
+    @abstractmethod
+    async def close(self) -> None:
+        """End the instance, also in the middle of a call, which the caller has then given up."""
+
+
+@dataclass(frozen=True, eq=False)
+class State:
+    """A state as a value; two states are equal only if they are the same object.
+
+    Args:
+        before: state before the action; None for the first state.
+        action: action that led here; None for the first state.
+        step: what it returned; for the first state, what the reset returned.
+    """
+
+    before: "State | None"
+    action: Hashable
+    step: Step
+
+    def path(self) -> list["State"]:
+        """Return the states after each action since the first state, this one last."""
+        states, at = [], self
+        while at.before is not None:
+            states.append(at)
+            at = at.before
+        return states[::-1]
+
+
+class InstancePool:
+    """The live instances of a rollout worker, for all prompts. An instance is inside a call, or idle.
+
+    A new instance needs a place. Where all are taken, the instance that has been idle for the longest time is closed;
+    where all are inside calls, whose time is limited, the first that becomes idle.
+    """
+
+    def __init__(self, keys: InstanceKeys):
+        self.keys, self.replays, self.differing = keys, 0, 0
+        self.used, self._closing = 0, 0  # numbers of places that are taken, and of those that are about to be free
+        self._idle: OrderedDict[Instance, tuple[StatefulEnvironment, State]] = OrderedDict()
+        self._waiting: deque[asyncio.Future] = deque()
+
+    async def take_place(self) -> None:
+        """Wait for a place."""
+        if self.try_take_place():
+            return
+        place = asyncio.get_running_loop().create_future()
+        self._waiting.append(place)
+        self._close_idle()
+        try:
+            await place
+        except asyncio.CancelledError:
+            if place.done() and not place.cancelled():  # it came in the same moment
+                self.free_place()
+            raise
+
+    def try_take_place(self) -> bool:
+        """Take a place if one is free, and return whether it did."""
+        if is_free := self.used < self.keys.max_instances:
+            self.used += 1
+        return is_free
+
+    def set_idle(self, instance: Instance, owner: "StatefulEnvironment", state: State) -> None:
+        self._idle[instance] = owner, state
+        self._close_idle()
+
+    def set_busy(self, instance: Instance) -> None:
+        del self._idle[instance]
+
+    def set_recent(self, instance: Instance) -> None:
+        """Let all other idle instances be closed before this one."""
+        self._idle.move_to_end(instance)
+
+    def close(self, instance: Instance) -> asyncio.Task:
+        """Close an instance in the background, and free its place."""
+        self._closing += 1
+        return asyncio.ensure_future(self._close(instance))
+
+    async def _close(self, instance: Instance) -> None:
+        try:
+            await result_in_time(instance.close(), CLOSE_SECONDS)
+        except Exception as error:
+            logger.warning(f"an instance of the environment did not close: {cause_of(error)}")
+        finally:
+            self._closing -= 1
+            self.free_place()
+
+    def count_replay(self, differs: bool) -> None:
+        """Count a replay; raise RunError if more than a tenth of the replays differed from what was recorded."""
+        self.replays, self.differing = self.replays + 1, self.differing + differs
+        if differs and self.replays >= MIN_REPLAYS and self.differing > MAX_DIFFERING * self.replays:
+            raise RunError(
+                f"{self.differing} of {self.replays} replays of the environment differed from what was recorded: its "
+                "steps must follow from the seed and the actions alone; choose tree=plain for it, or let it copy itself"
+            )
+
+    def free_place(self) -> None:
+        """Give a place to the first that waits for one; without any, it is free."""
+        while self._waiting:
+            if not (place := self._waiting.popleft()).done():
+                place.set_result(None)
+                return
+        self.used -= 1
+
+    def _close_idle(self) -> None:
+        """Close idle instances while more wait for places than there are about to be free."""
+        while self._idle and sum(not place.done() for place in self._waiting) > self._closing:
+            instance, (owner, state) = self._idle.popitem(last=False)
+            owner.forget(state)
+
+
+class StatefulEnvironment(Environment):
+    """Base class of environments with live instances; an object serves one prompt.
+
+    A subclass writes `create`, and `Environment.answer` by `advance`.
+
+    Args:
+        pool: instances of the worker.
+        can_copy: whether instances can copy themselves.
+    """
+
+    def __init__(self, pool: InstancePool, can_copy: bool = False):
+        self.pool, self.can_copy = pool, can_copy
+        self.counts = Counter(dict.fromkeys([*COUNTED, *(f"{name}_seconds" for name in TIMED)], 0.0))
+        self._first: State | None = None
+        self._closed = False
+        self._idle: dict[State, Instance] = {}
+        self._continued: set[State] = set()  # states from which some branch has continued
+        self._locks: defaultdict[State, asyncio.Lock] = defaultdict(asyncio.Lock)
+        self._tasks: dict[Hashable, asyncio.Task] = {}
+        self._closing: set[asyncio.Task] = set()
+
+    def create(self) -> Instance:
+        """Return a new instance, which is reset next."""
+        raise NotImplementedError
+
+    def is_same(self, step: Step, recorded: Step) -> bool:
+        """Return whether a replayed step returned what was recorded."""
+        return step == recorded
+
+    async def first_state(self) -> State:
+        """Return the prompt's first state. The instance that is reset for it goes to the first branch."""
+        return await self._shared(None, self._make_first)
+
+    async def advance(self, state: State | None, action: Hashable) -> State:
+        """Return the state after an action. The same state and action give the same object.
+
+        Args:
+            state: state before the action; None for the first one.
+            action: action for `Instance.step`.
+
+        Raises:
+            BranchLost: the state could not be reached again, or the step failed.
+        """
+        before = state or await self.first_state()
+        return await self._shared((before, action), partial(self._step, before, action))
+
+    async def close(self) -> None:
+        self._closed = True
+        for task in self._tasks.values():
+            task.cancel()
+        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+        for state in list(self._idle):
+            self._end(self._take_idle(state))
+        await asyncio.gather(*self._closing)
+
+    def forget(self, state: State) -> None:
+        """Close the idle instance of a state, whose place the pool needs."""
+        self._end(self._idle.pop(state))
+
+    def metrics(self, calls: Sequence[dict]) -> dict[str, float]:
+        return {f"environment/{name}": float(value) for name, value in self.counts.items()}
+
+    # ---- one state after another ----
+
+    async def _shared(self, key: Hashable, make: Callable[[], Coroutine[Any, Any, State]]) -> State:
+        """Return what `make` returns. It runs once for all that ask for the same key, and on if one is cancelled."""
+        if self._closed:
+            raise RuntimeError("this prompt's environment is closed")
+        if key not in self._tasks:
+            self._tasks[key] = asyncio.ensure_future(make())
+        return await asyncio.shield(self._tasks[key])
+
+    async def _make_first(self) -> State:
+        await self.pool.take_place()
+        instance, observation = await self._fresh()
+        self._first = State(None, None, Step(observation))
+        self._keep(self._first, instance)
+        return self._first
+
+    async def _step(self, before: State, action: Hashable) -> State:
+        instance = await self._instance_at(before)
+        step = await self._call("step", partial(instance.step, action), instance)
+        state = State(before, action, step)
+        if step.done:
+            self._end(instance)
+        else:
+            self._keep(state, instance)
+        return state
+
+    # ---- live first, then copies, then replays ----
+
+    async def _instance_at(self, state: State) -> Instance:
+        """Return an instance in a state, for the caller to step."""
+        is_first = state not in self._continued
+        self._continued.add(state)
+        if is_first and (instance := self._take_idle(state)) is not None:
+            return instance
+        if is_first or not self.can_copy:
+            await self.pool.take_place()
+            return await self._replayed(state)
+        async with self._locks[state]:  # branches of one state copy the same instance, one after another
+            if state in self._idle:
+                self.pool.set_recent(self._idle[state])
+            await self.pool.take_place()
+            if (kept := self._take_idle(state)) is not None:
+                copy = await self._copied(kept)
+                self._keep(state, kept)
+                return copy
+            instance = await self._replayed(state)
+            if self.pool.try_take_place():  # keep a copy for further branches
+                self._keep(state, await self._copied(instance))
+            return instance
+
+    async def _copied(self, instance: Instance) -> Instance:
+        """Return a copy, for which a place has been taken."""
+        try:
+            copy = await self._call("copy", instance.copy, instance)
+        except BaseException:
+            self.pool.free_place()
+            raise
+        self.counts["copies"] += 1
+        return copy
+
+    async def _replayed(self, state: State) -> Instance:
+        """Return a fresh instance that has taken a state's actions again, for which a place has been taken."""
+        started, actions = monotonic(), state.path()
+        instance, observation = await self._fresh()
+        differs = not self.is_same(Step(observation), self._first.step)
+        for recorded in actions:
+            if differs:
+                break
+            step = await self._call("step", partial(instance.step, recorded.action), instance)
+            self.counts["replayed_actions"] += 1
+            differs = not self.is_same(step, recorded.step)
+        if actions or differs:
+            self.counts["replays"] += 1
+            self.counts["replay_differs"] += differs
+            self.counts["replay_seconds"] += monotonic() - started
+        if differs:
+            self._end(instance)
+        if actions or differs:
+            self.pool.count_replay(differs)
+        if differs:
+            raise BranchLost(f"a replay of {len(actions)} actions returned something else than was recorded")
+        return instance
+
+    async def _fresh(self) -> tuple[Instance, Any]:
+        """Return a new instance, for which a place has been taken, and its first observation."""
+        try:
+            instance = self.create()
+        except Exception as error:
+            self.pool.free_place()
+            self.counts["failures"] += 1
+            raise BranchLost(f"the environment could not be made: {cause_of(error)}") from error
+        self.counts["instances"] += 1
+        return instance, await self._call("reset", instance.reset, instance)
+
+    # ---- instances ----
+
+    def _take_idle(self, state: State) -> Instance | None:
+        if (instance := self._idle.pop(state, None)) is not None:
+            self.pool.set_busy(instance)
+        return instance
+
+    def _keep(self, state: State, instance: Instance) -> None:
+        """Keep an instance for the next branch that continues from its state."""
+        if self._closed or state in self._idle:
+            self._end(instance)
+        else:
+            self._idle[state] = instance
+            self.pool.set_idle(instance, self, state)
+
+    def _end(self, instance: Instance) -> None:
+        task = self.pool.close(instance)
+        self._closing.add(task)
+        task.add_done_callback(self._closing.discard)
+
+    async def _call(self, what: str, call: Callable[[], Coroutine[Any, Any, T]], instance: Instance) -> T:
+        """Return the result of an instance's call. If it fails or takes too long, close the instance.
+
+        Raises:
+            BranchLost: the call failed or took too long.
+        """
+        started = monotonic()
+        try:
+            return await result_in_time(call(), self.pool.keys.timeout)
+        except Exception as error:
+            self._end(instance)
+            self.counts["failures"] += 1
+            raise BranchLost(f"a {what} of the environment failed: {cause_of(error)}") from error
+        except asyncio.CancelledError:
+            self._end(instance)
+            raise
+        finally:
+            self.counts[f"{what}_seconds"] += monotonic() - started
+
+
+async def result_in_time(call: Coroutine[Any, Any, T], seconds: float) -> T:
+    """Return a coroutine's result; raise TimeoutError after the time limit, without waiting for its cancellation."""
+    task = asyncio.ensure_future(call)
+    task.add_done_callback(lambda task: task.cancelled() or task.exception())  # nobody may ask for it
+    try:
+        await asyncio.wait({task}, timeout=seconds)
+        if not task.done():
+            raise TimeoutError(f"no answer in {seconds:g} seconds")
+        return task.result()
+    finally:
+        task.cancel()
