@@ -16,7 +16,7 @@ import pytest
 from hydra.utils import get_class
 
 from recipe.common.tiny_model import make_tokenizer
-from verl.workers.rollout.environment import Tools
+from verl.workers.rollout.tools.environment import Tools
 from verl.workers.rollout.tools.protocol import Protocol
 from verl.workers.rollout.tools.tool_box import ToolBox, ToolsConfig
 

@@ -20,7 +20,7 @@ from verl.evaluation.scores.sample_file import SampleFile
 from verl.evaluation.scores.scoring import Scored
 from verl.workers.rollout import tree_builder as builder
 from verl.workers.rollout.engines.interface import GenerationRequest, gather_or_cancel
-from verl.workers.rollout.environment import Tools
+from verl.workers.rollout.tools.environment import Tools
 from verl.workers.rollout.tools.protocol import Protocol
 from verl.workers.rollout.tools.tool_box import ToolBox
 from verl.workers.rollout.trajectory_tree import TOOL
@@ -88,7 +88,8 @@ def token_responder(
             return Response(tokenizer.decode(token_ids, skip_special_tokens=True), len(token_ids))
         settings = builder.Sampling(**options)
         policy = builder.policy_class("plain").from_config(None)
-        tree = await builder.grow(engine, prompt_ids, 1, policy, environment=environment, sampling=settings, **limits)
+        async with environment.opened({}, seed) as opened:
+            tree = await builder.grow(engine, prompt_ids, 1, policy, environment=opened, sampling=settings, **limits)
         text = tokenizer.decode(tree.trajectories()[0], skip_special_tokens=True)
         calls = sum(segment.author == TOOL for segment in tree.segments)
         return Response(text, sum(tree.response_masks()[0]), calls)

@@ -7,8 +7,8 @@ import string
 
 from recipe.common.tiny_model import END_OF_TURN, make_tokenizer
 from verl.workers.rollout.engines.interface import Generation, GenerationRequest
-from verl.workers.rollout.environment import Tools
 from verl.workers.rollout.tools.base_tool import BaseTool
+from verl.workers.rollout.tools.environment import Tools
 from verl.workers.rollout.tools.protocol import Protocol
 from verl.workers.rollout.tools.tool_box import ToolBox, ToolsConfig
 

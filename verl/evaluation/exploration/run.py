@@ -32,7 +32,6 @@ from verl.workers.rollout.engines.interface import (
     generation_config_of,
 )
 from verl.workers.rollout.engines.local_vllm import VLLMEngine
-from verl.workers.rollout.environment import Tools
 from verl.workers.rollout.prompt_task import PromptTask
 from verl.workers.rollout.rows import reward_batch
 from verl.workers.rollout.trajectory_tree import TrajectoryTree
@@ -134,8 +133,7 @@ class Diagnosis:
         return prompt._replace(ids=prompt_ids(plan.tokenizer, messages, plan.config.data))
 
     async def close(self) -> None:
-        if isinstance(self.environment, Tools):
-            await self.environment.tools.close()
+        await self.environment.stop()
 
     async def groups_of(self, name: str, config: DictConfig, more: bool = False) -> tuple[list[Group], float]:
         """Return the groups of all prompts, and the seconds that growing them took.
@@ -174,19 +172,20 @@ class Diagnosis:
         await Recorder(self.engine).generate(request)
 
     async def _grow(self, prompt: Prompt, policy: BranchPolicy, rollout) -> tuple[TrajectoryTree, Recorder]:
-        recorder = Recorder(self.engine)
-        tree = await grow(
-            recorder,
-            prompt.ids,
-            rollout.n,
-            policy.for_task(PromptTask.of_row(prompt.about), self._score(prompt)),
-            environment=self.environment,
-            sampling=Sampling(rollout.temperature, rollout.top_p, rollout.top_k),
-            max_tokens=self._max_tokens(prompt),
-            stop_token_ids=self.stop_token_ids,
-            vocab_size=len(self.plan.tokenizer),
-            seed=derived_seed(self.plan.config.seed, prompt.number),
-        )
+        recorder, seed = Recorder(self.engine), derived_seed(self.plan.config.seed, prompt.number)
+        async with self.environment.opened(prompt.about, seed) as environment:
+            tree = await grow(
+                recorder,
+                prompt.ids,
+                rollout.n,
+                policy.for_task(PromptTask.of_row(prompt.about), self._score(prompt)),
+                environment=environment,
+                sampling=Sampling(rollout.temperature, rollout.top_p, rollout.top_k),
+                max_tokens=self._max_tokens(prompt),
+                stop_token_ids=self.stop_token_ids,
+                vocab_size=len(self.plan.tokenizer),
+                seed=seed,
+            )
         self.bar.update()
         return tree, recorder
 

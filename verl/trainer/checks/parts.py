@@ -10,8 +10,9 @@ from omegaconf import DictConfig, OmegaConf
 from verl.trainer.checks.schedule import check_schedule
 from verl.utils.parts import computed_fields, credit_of, parts, tree_part
 from verl.workers.config.explore import parts_of
-from verl.workers.config.keys import ACTOR, ROLLOUT, no_such_key
+from verl.workers.config.keys import ACTOR, ROLLOUT, no_such_key, read_keys
 from verl.workers.config.schedule import EXPLORE_TRAINERS
+from verl.workers.rollout.stateful import InstanceKeys
 
 
 def check_typed_sections(config: DictConfig) -> None:
@@ -26,6 +27,7 @@ def check_typed_sections(config: DictConfig) -> None:
         except Exception as error:
             root_cause = error.__cause__ or error
             raise ValueError(f"{key}: {(str(root_cause) or repr(root_cause)).splitlines()[0]}") from error
+    read_keys(InstanceKeys, config.get("environment"), "environment")
 
 
 def check_names(section: DictConfig, name: str) -> None:

@@ -177,7 +177,7 @@ def check_root_keys(config: DictConfig) -> None:
     for old, new in LEGACY.items():
         if (leaf := _first_set(OmegaConf.select(config, old))) is not None:
             raise ValueError(f"{old}{leaf} has no effect in this trainer: set {new}{leaf}")
-    read = {*upstream_defaults(), "model_engine", "hydra"}
+    read = {*upstream_defaults(), "model_engine", "hydra", "environment"}
     for part in (part for kind in ("tree", "sampler", "credit", "loss") for part in parts(kind).values()):
         read |= {key.split(".")[0] for key in (*part.values, *part.smallest, getattr(part, "section", ""))}
     text = OmegaConf.to_yaml(config, resolve=False)

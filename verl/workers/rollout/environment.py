@@ -1,29 +1,18 @@
 """Environments that answer the model during a response.
 
 environment.none     a response is one turn, which ends with an end token
-environment.tools    a turn ends with a closing tag, such as </search>; the tool's result follows as token ids
+environment.tools    a turn ends with a closing tag, such as </search>; the tool's result follows (tools/environment.py)
 environment.chat     a turn ends with an end token; what its calls return follows as messages (chat/environment.py)
 
 A state is a value: `answer` is a function of a state and a turn, and changes nothing that another branch can see. For
 environments whose states are not values, `StatefulEnvironment` (stateful.py) keeps this promise.
 """
 
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import AsyncIterator, Container, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from enum import Enum
-from statistics import fmean
 from typing import Any, NamedTuple
-
-from verl.workers.rollout.tools.plain_text import one_line
-from verl.workers.rollout.tools.protocol import Protocol
-from verl.workers.rollout.tools.tool_box import ToolBox, ToolCall
-
-MALFORMED = "malformed"  # error kind of a call that did not reach its tool
-DESCRIPTION = (
-    "You can call the tools below. Write a call as <tag>arguments</tag>, with the tag of the tool; what it returns "
-    "follows between <result> and </result>."
-)
-FAULT_CHARACTERS = 300  # largest number of characters kept of a tool's report of its own fault
 
 
 class Ends(Enum):
@@ -89,8 +78,20 @@ class Environment:
         """
         return self
 
+    @asynccontextmanager
+    async def opened(self, row: Mapping[str, Any], seed: int) -> AsyncIterator["Environment"]:
+        """Open the environment of one prompt, and close it at the end of the block."""
+        environment = self.open(row, seed)
+        try:
+            yield environment
+        finally:
+            await environment.close()
+
     async def close(self) -> None:
         """Close what this prompt's environment has opened. Nothing is answered afterwards."""
+
+    async def stop(self) -> None:
+        """Close what all prompts share, such as tools, when the worker ends."""
 
     def stops(self, turn: Sequence[int]) -> list[str]:
         """Return the texts that end a continuation of a turn, given the turn's tokens so far."""
@@ -142,74 +143,3 @@ class Environment:
 
 
 NO_ENVIRONMENT = Environment()
-
-
-class Tools(Environment):
-    """The environment of `environment=tools`.
-
-    Args:
-        call_limit: largest number of calls of a trajectory, which a further call ends; None for the config's.
-    """
-
-    def __init__(self, tools: ToolBox, protocol: Protocol, call_limit: int | None = None):
-        self.tools, self.protocol = tools, protocol
-        self.call_limit = tools.config.call_limit if call_limit is None else call_limit
-        self.max_result_tokens = tools.config.max_result_tokens
-        self.description = self._description() if tools.config.describe_in_prompt else ""
-
-    def _description(self) -> str:
-        """Return the text that a prompt's system message gets with `describe_in_prompt`. Descriptions are text from
-        outside, as results are."""
-        described = {tag: tool.description for tag, tool in self.tools.tools.items() if tool.description}
-        if not described:
-            raise ValueError(
-                "actor_rollout_ref.rollout.tools.describe_in_prompt=true: none of the tools "
-                f"{', '.join(self.tools.tools)} describes itself; set it to false, and let the data's prompts name them"
-            )
-        lines = [f"- <{tag}>: {self.protocol.harmless(text)}" for tag, text in described.items()]
-        return "\n".join([DESCRIPTION, *lines])
-
-    def stops(self, turn: Sequence[int]) -> list[str]:
-        return self.protocol.stops(turn)
-
-    def ends(self, turn: Sequence[int], end_tokens: Container[int]) -> TurnEnd:
-        call = self.protocol.first_call(turn) if turn else None
-        return super().ends(turn, end_tokens) if call is None else TurnEnd(Ends.TURN, call[0])
-
-    async def answer(self, state: Any, turn: Sequence[int], max_tokens: int) -> Answer:
-        tag, content = self.protocol.call(turn)
-        if content is None:
-            call = ToolCall(tag, f"Error: {tag} was closed but not opened", ok=False, seconds=0.0, error=MALFORMED)
-        else:
-            call = await self.tools.call(tag, content)
-        tokens = self.protocol.result_ids(call.text, min(self.max_result_tokens, max_tokens))
-        return Answer(tokens, (description_of(call),))
-
-    def metrics(self, calls: Sequence[dict]) -> dict[str, float]:
-        return call_metrics(calls)
-
-
-def description_of(call: ToolCall) -> dict[str, Any]:
-    """Return the description of a call for metrics and the viewer, in JSON's types."""
-    about = {"tool": call.tool, "ok": call.ok, "seconds": round(call.seconds, 4)}
-    about |= {name: getattr(call, name) for name in ("cached", "retries", "restarts", "error") if getattr(call, name)}
-    return about | ({"fault": one_line(call.text, FAULT_CHARACTERS)} if call.own_fault else {})
-
-
-def call_metrics(calls: Sequence[dict]) -> dict[str, float]:
-    """Return the numbers of calls and failures; for each tool also the numbers of its own faults, malformed calls,
-    retries, restarts and cache hits, and the mean seconds of a call."""
-    metrics: dict[str, float] = {"tool_calls": len(calls), "tool_failures": sum(not call["ok"] for call in calls)}
-    for tool in sorted({call["tool"] for call in calls}):
-        own_calls = [call for call in calls if call["tool"] == tool]
-        metrics |= {
-            f"tool_{tool}/calls": len(own_calls),
-            f"tool_{tool}/failures": sum(not call["ok"] for call in own_calls),
-            f"tool_{tool}/own_faults": sum("fault" in call for call in own_calls),
-            f"tool_{tool}/malformed": sum(call.get("error") == MALFORMED for call in own_calls),
-            f"tool_{tool}/retries": sum(call.get("retries", 0) for call in own_calls),
-            f"tool_{tool}/restarts": sum(call.get("restarts", 0) for call in own_calls),
-            f"tool_{tool}/cache_hits": sum(call.get("cached", False) for call in own_calls),
-            f"tool_{tool}/seconds": fmean(call["seconds"] for call in own_calls),
-        }
-    return {name: float(value) for name, value in metrics.items()}

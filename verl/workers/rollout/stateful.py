@@ -200,6 +200,7 @@ class StatefulEnvironment(Environment):
 
     def __init__(self, pool: InstancePool, can_copy: bool = False):
         self.pool, self.can_copy = pool, can_copy
+        self.seconds: float | None = pool.keys.timeout  # time limit of an instance's call; None for no limit
         self.counts = Counter(dict.fromkeys([*COUNTED, *(f"{name}_seconds" for name in TIMED)], 0.0))
         self._first: State | None = None
         self._closed = False
@@ -373,7 +374,7 @@ class StatefulEnvironment(Environment):
         """
         started = monotonic()
         try:
-            return await result_in_time(call(), self.pool.keys.timeout)
+            return await result_in_time(call(), self.seconds)
         except Exception as error:
             self._end(instance)
             self.counts["failures"] += 1
@@ -385,7 +386,7 @@ class StatefulEnvironment(Environment):
             self.counts[f"{what}_seconds"] += monotonic() - started
 
 
-async def result_in_time(call: Coroutine[Any, Any, T], seconds: float) -> T:
+async def result_in_time(call: Coroutine[Any, Any, T], seconds: float | None) -> T:
     """Return a coroutine's result; raise TimeoutError after the time limit, without waiting for its cancellation."""
     task = asyncio.ensure_future(call)
     task.add_done_callback(lambda task: task.cancelled() or task.exception())  # nobody may ask for it

@@ -14,6 +14,7 @@ from verl.utils.config import omega_conf_to_dataclass
 
 from verl.utils.parts import credit_of
 from verl.workers.config.explore import needs_answers, parts_of
+from verl.workers.config.keys import read_keys
 from verl.workers.rollout.answer_likelihood import (
     ANSWER_GAINS,
     AnswerLikelihood,
@@ -28,8 +29,10 @@ from verl.workers.rollout.engines.interface import (
     end_of_sequence_ids,
     generation_config_of,
 )
-from verl.workers.rollout.environment import NO_ENVIRONMENT, Environment, Tools
+from verl.workers.rollout.environment import NO_ENVIRONMENT, Environment
 from verl.workers.rollout.prompt_task import PromptTask
+from verl.workers.rollout.stateful import InstanceKeys, InstancePool
+from verl.workers.rollout.tools.environment import Tools
 from verl.workers.rollout.tools.protocol import Protocol
 from verl.workers.rollout.tools.tool_box import ToolBox, try_tools
 from verl.workers.rollout.trajectory_tree import (
@@ -97,22 +100,13 @@ class TreeRollout:
             sampling_params: parameters of ordinary sampling: temperature, top_p, top_k, ….
             plain: whether to make n independent trajectories by ordinary sampling instead of a tree, as in validation.
         """
-        started = time.perf_counter()
-        environment = self.environment.open(task.row, self.seed_of(task))
-        try:
-            return await self._grow(task, n, sampling_params, plain, environment, started)
-        finally:
-            await environment.close()
+        async with self.environment.opened(task.row, self.seed_of(task)) as environment:
+            return await self._run(environment, task, n, sampling_params, plain)
 
-    async def _grow(
-        self,
-        task: PromptTask,
-        n: int,
-        sampling_params: dict[str, Any],
-        plain: bool,
-        environment: Environment,
-        started: float,
+    async def _run(
+        self, environment: Environment, task: PromptTask, n: int, sampling_params: dict[str, Any], plain: bool
     ) -> list[TrajectoryOutput]:
+        started = time.perf_counter()
         prompt_ids = await self._prompt_ids(environment, task.row["raw_prompt"])
         policy = self.plain if plain else self.policy.for_task(task, self._score(task.row, prompt_ids))
         engine = GroupEngine(self.engine, sampling_params)
@@ -225,7 +219,8 @@ def environment_of(config, tokenizer) -> Environment:
         return NO_ENVIRONMENT
     tools = ToolBox(rollout.tools)
     try_tools(rollout.tools)
-    return Tools(tools, Protocol(tokenizer, list(tools.tools)))
+    pool = InstancePool(read_keys(InstanceKeys, config.get("environment"), "environment"))
+    return Tools(tools, Protocol(tokenizer, list(tools.tools)), pool)
 
 
 def rows_of(

@@ -40,6 +40,18 @@ class ToolError(Exception):
         self.own_fault = retry if own_fault is None else own_fault
 
 
+class ToolSession(ABC):
+    """A session with a tool for one trajectory, whose calls see what earlier calls have left behind."""
+
+    @abstractmethod
+    async def execute(self, content: str, *, timeout: float) -> str | ToolOutput:
+        """Run one call, as `BaseTool.execute`; one at a time."""
+
+    @abstractmethod
+    async def close(self) -> None:
+        """End the session, and all that its calls have started."""
+
+
 class BaseTool(ABC):
     """A tool. There is one instance per rollout worker process; `execute` is called for many trajectories at once."""
 
@@ -49,6 +61,14 @@ class BaseTool(ABC):
     description: str = ""
     # number of lost connections that calls have opened anew; it only grows
     restarts: int = 0
+    # whether the calls of a trajectory share a session; a tree's other branches make its calls again in a new session
+    has_session: bool = False
+    # whether a call that is made again must return the same text, so that a branch is left out where it does not
+    must_repeat: bool = True
+
+    def new_session(self) -> ToolSession:
+        """Return a new session, which its first call opens; only called if the tool `has_session`."""
+        raise NotImplementedError
 
     @classmethod
     def tags(cls, **params) -> list[str]:

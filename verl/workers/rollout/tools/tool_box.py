@@ -23,7 +23,7 @@ from pydantic.dataclasses import dataclass as keys_dataclass
 from verl.utils.moved import present_name
 from verl.workers.config.keys import STRICT
 from verl.workers.rollout.engines.interface import result_in_thread
-from verl.workers.rollout.tools.base_tool import BaseTool, ToolError, ToolOutput, ToolSet
+from verl.workers.rollout.tools.base_tool import BaseTool, ToolError, ToolOutput, ToolSession, ToolSet
 from verl.workers.rollout.tools.tool_process import ToolProcess, runs_in_process
 from verl.workers.rollout.tools.tool_thread import ToolThread
 
@@ -214,12 +214,13 @@ class ToolBox:
             finally:
                 self._threads[tag].stop()
 
-    async def call(self, tag: str, content: str) -> ToolCall:
-        """Run the tool of a tag and return the outcome; a failure of any kind gives `ok=False` and is not raised."""
+    async def call(self, tag: str, content: str, session: ToolSession | None = None) -> ToolCall:
+        """Run the tool of a tag, in a session if it has sessions, and return the outcome; a failure of any kind gives
+        `ok=False` and is not raised."""
         tool = self.tools[tag]
         async with self._places:
             started = time.perf_counter()
-            output, error, retries = await self._retried(partial(self._attempt, tool, content))
+            output, error, retries = await self._retried(partial(self._attempt, tool, content, session))
             seconds = time.perf_counter() - started
         restarts = tool.restarts - self._counted_restarts.get(tag, 0)
         self._counted_restarts[tag] = self._counted_restarts.get(tag, 0) + restarts
@@ -230,15 +231,20 @@ class ToolBox:
             tool.name, output.text, error is None, seconds, retries, restarts, output.cached, kind, own_fault
         )
 
-    async def _attempt(self, tool: BaseTool, content: str) -> tuple[ToolOutput, ToolError | None]:
+    async def close_session(self, tag: str, session: ToolSession) -> None:
+        await self._threads[tag].run(session.close, CLOSE_SECONDS)
+
+    async def _attempt(
+        self, tool: BaseTool, content: str, session: ToolSession | None
+    ) -> tuple[ToolOutput, ToolError | None]:
         """Return the text for the model, and a failed attempt's error; a tool's fault must not end the training."""
         timeout, thread = self.config.timeout, self._threads[tool.trigger_tag]
-        process = self._processes.get(tool.trigger_tag)
+        process = None if session else self._processes.get(tool.trigger_tag)
         try:
             async with process.one_call if process else nullcontext():
                 if process is not None:
                     await thread.run(process.ready, START_SECONDS)
-                call = partial((process or tool).execute, content, timeout=timeout)
+                call = partial((session or process or tool).execute, content, timeout=timeout)
                 output = await thread.run(call, timeout)
             output = output if isinstance(output, ToolOutput) else ToolOutput(output)
             if not isinstance(output.text, str):

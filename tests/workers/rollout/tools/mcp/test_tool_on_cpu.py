@@ -21,8 +21,8 @@ from mcp.client.stdio import stdio_client
 from tests.recipe.arpo.toy_agent import TOKENIZER
 from tests.workers.rollout.tools.mcp.mcp_library import HOSTILE
 from verl.evaluation.model.server import free_port
-from verl.workers.rollout.environment import Tools
 from verl.workers.rollout.tools import tool_box
+from verl.workers.rollout.tools.environment import Tools
 from verl.workers.rollout.tools.protocol import Protocol
 from verl.workers.rollout.tools.tool_box import ToolBox, ToolsConfig, tool_class, try_tools
 

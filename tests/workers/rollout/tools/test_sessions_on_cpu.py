@@ -1,0 +1,125 @@
+"""Tools with sessions: what a call leaves behind, later calls of its trajectory see, and no other branch does."""
+
+import asyncio
+from itertools import count
+
+import pytest
+
+from recipe.arpo.keys import ARPOConfig
+from recipe.arpo.tree import Policy as ARPO
+from tests.recipe.arpo.toy_agent import FOUR_EQUAL, TOKENIZER, ToyPolicy, encode, library
+from verl.workers.rollout.stateful import InstanceKeys, InstancePool
+from verl.workers.rollout.tools.base_tool import BaseTool, ToolError, ToolSession
+from verl.workers.rollout.tools.environment import Tools
+from verl.workers.rollout.tools.protocol import Protocol
+from verl.workers.rollout.tools.tool_box import ToolBox, ToolsConfig
+from verl.workers.rollout.tree_builder import grow
+
+TICKS = count()
+
+
+class Notes(ToolSession):
+    alive: set["Notes"] = set()
+
+    def __init__(self, ticks: bool):
+        self.lines, self.ticks = [], ticks
+        self.alive.add(self)
+
+    async def execute(self, content, *, timeout):
+        await asyncio.sleep(0)
+        self.lines.append(content)
+        if content == "fail":
+            raise ToolError("no paper", kind="paper", retry=False)
+        return " ".join(self.lines) + (f" {next(TICKS)}" if self.ticks else "")
+
+    async def close(self):
+        self.alive.discard(self)
+
+
+class NoteTool(BaseTool):
+    """<search>: returns all that the trajectory has written; `ticks` adds a number that no two calls share."""
+
+    name = trigger_tag = "search"
+    has_session = True
+
+    def __init__(self, ticks: bool = False, must_repeat: bool = True):
+        self.ticks, self.must_repeat = ticks, must_repeat
+
+    def new_session(self):
+        return Notes(self.ticks)
+
+    async def execute(self, content, *, timeout):
+        raise NotImplementedError
+
+
+def notes(max_instances=64, **params) -> Tools:
+    tools = ToolBox(ToolsConfig(tool_instances={"n": {"class_path": f"{__name__}.NoteTool", "params": params}}))
+    return Tools(tools, Protocol(TOKENIZER, ["search"]), InstancePool(InstanceKeys(max_instances=max_instances)))
+
+
+def grown(worker: Tools):
+    """A tree that forks after every result; each turn's query holds the turn's own letter and the number of results."""
+
+    class Policy(ToyPolicy):
+        def turn(self, first, results):
+            return super().turn(first, results).replace(f"<search>{first}", f"<search>{first}{results}")
+
+    async def run():
+        environment = worker.open({}, 0)
+        policy = ARPO(ARPOConfig(initial_rollouts=2, branch_probability=1.0, entropy_tokens=2), TOKENIZER.decode)
+        engine = Policy(calls=2, spread=(0.0, FOUR_EQUAL))
+        options = {"max_tokens": 400, "stop_token_ids": [TOKENIZER.eos_token_id], "vocab_size": len(TOKENIZER)}
+        try:
+            return await grow(engine, encode("assistant\n"), 8, policy, environment=environment, **options)
+        finally:
+            await environment.close()
+            assert not Notes.alive and worker.pool.used == 0
+            await worker.stop()
+
+    return asyncio.run(run())
+
+
+@pytest.mark.parametrize("max_instances", [1, 64])
+def test_a_trajectory_reads_its_own_notes_whatever_branches_beside_it(max_instances):
+    tree = grown(notes(max_instances))
+    forks = 0
+    for row in tree.trajectories():
+        text = TOKENIZER.decode(row)
+        queries = [part.split("</search>")[0] for part in text.split("<search>")[1:]]
+        results = [part.split("\n</result>")[0] for part in text.split("<result>\n")[1:]]
+        assert results == [" ".join(queries[: i + 1]) for i in range(len(results))] and len(results) == 2
+        forks += 1
+    metrics = tree.metrics
+    assert forks == 8 and metrics["environment/replays"] > 0 == metrics["environment/replay_differs"]
+    assert metrics["tool_calls"] == metrics["tool_search/calls"] and not metrics["tool_failures"]
+
+
+def test_a_call_that_answers_otherwise_when_made_again_is_counted_or_loses_its_branch():
+    counted = grown(notes(ticks=True, must_repeat=False))
+    assert len(counted.leaves) == 8 and counted.metrics["environment/replayed_outputs_differ"] > 0
+    lost = grown(notes(ticks=True))
+    assert 2 <= len(lost.leaves) < 8 and lost.metrics["environment/replay_differs"] > 0
+
+
+def test_a_failed_call_is_part_of_the_session():
+    async def run():
+        environment = notes().open({}, 0)
+        states, texts = None, []
+        for content in ("a", "fail", "b"):
+            call, states = await environment.sessions.call(states, "search", content)
+            texts.append((call.text, call.ok))
+        again, _ = await environment.sessions.call({}, "search", "c")
+        await environment.close()
+        return texts, again.text
+
+    assert asyncio.run(run()) == ([("a", True), ("Error: no paper", False), ("a fail b", True)], "c")
+
+
+def test_tools_without_sessions_have_no_state():
+    async def run():
+        tools = library()
+        call, states = await Tools(tools, Protocol(TOKENIZER, ["search"])).sessions.call(None, "search", "q")
+        await tools.close()
+        return call.text, states
+
+    assert asyncio.run(run()) == ("about q", None)
