@@ -40,7 +40,7 @@ def answered(case: Case, *contents: str, max_tokens: int = 4096, **limits) -> li
 
     async def answer(environment: Tools, tag: str, content: str):
         turn = TOKENIZER.encode(f"<{tag}>{content}</{tag}>", add_special_tokens=False)
-        return await environment.answer(turn, tag, max_tokens)
+        return await environment.answer(None, turn, max_tokens)
 
     async def run():
         entry = {"class_path": case.class_path, "params": dict(case.params)}
@@ -52,8 +52,8 @@ def answered(case: Case, *contents: str, max_tokens: int = 4096, **limits) -> li
             await box.close()
 
     answers = asyncio.run(run())
-    assert all(len(tokens) <= max_tokens for tokens, _ in answers)
-    return [(TOKENIZER.decode(tokens), about) for tokens, about in answers]
+    assert all(len(answer.tokens) <= max_tokens and not answer.done for answer in answers)
+    return [(TOKENIZER.decode(answer.tokens), *answer.calls) for answer in answers]
 
 
 def test_a_call_that_works_is_answered_between_the_results_tags(case):
