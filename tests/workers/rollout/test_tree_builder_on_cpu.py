@@ -203,6 +203,10 @@ def test_a_rows_reward_is_the_sum_of_its_turns():
     assert max(turns) > 1
     assert [row.extra_fields["turn_scores"] for row in rows] == [[float(i + 1) for i in range(n)] for n in turns]
     assert [row.reward_score for row in rows] == [float(sum(range(n + 1))) for n in turns]
+    for row in rows:  # a turn's reward stands at its last token
+        scores = row.as_dict()["rm_scores"].tolist()
+        ends = [i for i, token in enumerate(row.response_ids) if token == EOS and row.response_mask[i]]
+        assert [scores.pop(i) for i in reversed(ends)] == row.extra_fields["turn_scores"][::-1] and not any(scores)
 
 
 def test_a_lost_branch_is_no_row_and_the_others_stay():

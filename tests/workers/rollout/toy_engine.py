@@ -161,8 +161,6 @@ class Game(StatefulEnvironment):
         fault: function of the actions so far and the number of instances so far; see `GameInstance`.
     """
 
-    gives_rewards = True
-
     def __init__(
         self, call_limit=3, delay=0.0, order=0, can_copy=False, max_instances=64, fault=lambda *_: None, timeout=5.0
     ):
@@ -172,6 +170,9 @@ class Game(StatefulEnvironment):
 
     def create(self):
         return GameInstance(self)
+
+    def counted_rewards(self, rewards):
+        return list(rewards)
 
     def ends(self, turn, end_tokens):
         return TurnEnd(Ends.TURN if turn and turn[-1] in end_tokens else Ends.NO, len(turn))

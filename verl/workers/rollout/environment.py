@@ -39,7 +39,7 @@ class Answer:
         calls: descriptions of the calls that it answers, in JSON's types, for metrics and the viewer.
         state: state after the turn; None for an environment without state. It must not change.
         done: whether the trajectory ends with the turn.
-        reward: reward of the turn; None for 0. It counts if the environment `gives_rewards`.
+        reward: reward of the turn (`Environment.counted_rewards`); None for 0.
     """
 
     tokens: list[int]
@@ -61,8 +61,6 @@ class Environment:
     description = ""
     # the tools' JSON schemas for the chat template; None if the template gets none
     schemas: list[dict[str, Any]] | None = None
-    # whether its rewards are those of the trajectories; else the reward loop scores them
-    gives_rewards = False
     # tokens that end a continuation, in addition to the model's end tokens
     stop_token_ids: Sequence[int] = ()
 
@@ -135,6 +133,11 @@ class Environment:
             BranchLost: the state cannot be reached again.
         """
         raise NotImplementedError
+
+    def counted_rewards(self, rewards: Sequence[float]) -> list[float] | None:
+        """Return what the rewards of a trajectory's turns count for its reward, their sum; None if the reward loop
+        scores the trajectory instead."""
+        return None
 
     def metrics(self, calls: Sequence[dict]) -> dict[str, float]:
         """Return metrics of a prompt, given the descriptions of its calls; a call that several trajectories share

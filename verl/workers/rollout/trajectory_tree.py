@@ -97,14 +97,15 @@ class TrajectoryTree:
     metrics still use them.
 
     Args:
-        turn_rewards: the environment's rewards of a trajectory's turns, by leaf; no leaves if it gives no rewards.
+        turn_rewards: rewards of each trajectory's turns, in the order of the leaves: number of tokens up to the end of
+            the turn -> reward. Empty if the environment gives no rewards.
     """
 
     prompt_ids: list[int]
     segments: list[Segment] = field(default_factory=list)
     leaves: list[int] = field(default_factory=list)
     metrics: dict[str, float] = field(default_factory=dict)
-    turn_rewards: list[list[float]] = field(default_factory=list)
+    turn_rewards: list[dict[int, float]] = field(default_factory=list)
 
     def __post_init__(self):
         self._child_of: dict[tuple[int | None, int], int] = {}  # (parent, first token) -> segment of the model

@@ -211,8 +211,7 @@ class TreeBuilder:
             self.lost[path.tokens] = str(error)
             return Continuation([], path, Ended.LOST)
         self.calls += answer.calls
-        if answer.reward is not None:
-            self.turn_rewards[path.tokens] = answer.reward
+        self.turn_rewards[path.tokens] = answer.reward or 0.0
         if answer.done or not answer.tokens:
             return Continuation([], path, Ended.STOP if answer.done else Ended.LENGTH)
         info = SegmentInfo(answer.calls, answer.state, notes=dict(notes or {}))
@@ -338,18 +337,19 @@ async def grow(engine: RolloutEngine, prompt_ids: Sequence[int], n: int, policy:
         if not tree.leaves:
             raise RuntimeError(f"the environment lost every trajectory: {next(iter(builder.lost.values()))}")
     tree = tree.renumbered()
-    if builder.environment.gives_rewards:
-        tree.turn_rewards = [_rewards_on_path(tree, leaf, builder.turn_rewards) for leaf in tree.leaves]
+    if builder.environment.counted_rewards([]) is not None:
+        tree.turn_rewards = [_rewards_on_path(builder, tree, leaf) for leaf in tree.leaves]
     tree.metrics |= builder.environment.metrics(builder.calls)
     return tree
 
 
-def _rewards_on_path(tree: TrajectoryTree, leaf: int, rewards: Mapping[tuple[int, ...], float]) -> list[float]:
-    """Return the rewards of a trajectory's turns, given those of all turns by the tokens up to their ends."""
-    segments, of_path = [tree.segments[i] for i in tree.path(leaf)], []
+def _rewards_on_path(builder: TreeBuilder, tree: TrajectoryTree, leaf: int) -> dict[int, float]:
+    """Return the environment's rewards of a trajectory's turns, by the number of tokens up to the end of the turn."""
+    segments, ends = [tree.segments[i] for i in tree.path(leaf)], []
     tokens: tuple[int, ...] = ()
     for segment, following in zip(segments, [*segments[1:], None], strict=True):
         tokens = (*tokens, *segment.token_ids)
-        if (following is None or following.author == TOOL) and tokens in rewards:
-            of_path.append(rewards[tokens])
-    return of_path
+        if (following is None or following.author == TOOL) and tokens in builder.turn_rewards:
+            ends.append(tokens)
+    counted = builder.environment.counted_rewards([builder.turn_rewards[end] for end in ends])
+    return dict(zip(map(len, ends), counted or [], strict=True))

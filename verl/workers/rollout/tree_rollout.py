@@ -50,12 +50,20 @@ from verl.workers.rollout.weight_versions import WeightVersions
 
 
 class TrajectoryOutput(AgentLoopOutput):
-    """Upstream's output with token fields, which hold a number for every response token."""
+    """Upstream's output with token fields, which hold a number for every response token, and rewards of turns.
+
+    `turn_rewards` maps the number of tokens up to a turn's end to its reward, which stands at the turn's last token.
+    Their sum is `reward_score`.
+    """
 
     token_fields: dict[str, Any] = {}
+    turn_rewards: dict[int, float] = {}
 
     def as_dict(self) -> dict[str, Any]:
         row = super().as_dict()
+        if rewards := row.pop("turn_rewards", {}):
+            row["rm_scores"] = torch.zeros_like(row["rm_scores"])
+            row["rm_scores"][[end - 1 for end in rewards]] = torch.tensor(list(rewards.values()))
         return row | {name: torch.tensor(values) for name, values in row.pop("token_fields", {}).items()}
 
 
@@ -244,7 +252,7 @@ def rows_of(
     versions, rows = versions or WeightVersions(), []
     for position, (leaf, tokens, mask, log_probs, segment_ids) in enumerate(columns):
         answers = [tree.segments[i].info.calls for i in tree.path(leaf) if tree.segments[i].author == TOOL]
-        turn_rewards = tree.turn_rewards[position] if tree.turn_rewards else []
+        rewards = tree.turn_rewards[position] if tree.turn_rewards else None
         fields = {SEGMENT_IDS.name: segment_ids}
         for need in policy.fields:
             fields[need.name] = [tree.segments[i].info.fields.get(need.name, need.unsent) for i in segment_ids]
@@ -259,13 +267,14 @@ def rows_of(
                     generate_sequences=seconds,
                     tool_calls=sum(call.get("seconds", 0.0) for calls in answers for call in calls),
                 ),
-                extra_fields={"turn_scores": turn_rewards, "tool_rewards": []}
+                extra_fields={"turn_scores": list((rewards or {}).values()), "tool_rewards": []}
                 | versions.of([*tree.prompt_ids, *tokens], mask),
                 token_fields=fields,
+                turn_rewards=rewards or {},
             )
         )
-        if tree.turn_rewards:
-            rows[-1].reward_score = float(sum(turn_rewards))
+        if rewards is not None:
+            rows[-1].reward_score = float(sum(rewards.values()))
         if tree.is_dropped(leaf):
             rows[-1].reward_score = 0.0
     return rows
