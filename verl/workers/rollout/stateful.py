@@ -62,8 +62,15 @@ TIMED = ("reset", "step", "copy", "replay")
 COUNTED = ("instances", "copies", "replays", "replayed_actions", "replay_differs", "failures")
 
 
+class InstanceLost(RuntimeError):
+    """An instance has ended without its own fault, such as with a server. Another one is brought to its state."""
+
+
 class Instance(ABC):
     """A live instance of an environment. One call at a time reaches it, and none after `close`."""
+
+    # whether an idle instance has ended
+    is_lost: bool = False
 
     @abstractmethod
     async def reset(self) -> Any:
@@ -199,7 +206,7 @@ class StatefulEnvironment(Environment):
     """
 
     def __init__(self, pool: InstancePool, can_copy: bool = False):
-        self.pool, self.can_copy = pool, can_copy
+        self.pool, self._can_copy = pool, can_copy
         self.seconds: float | None = pool.keys.timeout  # time limit of an instance's call; None for no limit
         self.counts = Counter(dict.fromkeys([*COUNTED, *(f"{name}_seconds" for name in TIMED)], 0.0))
         self._first: State | None = None
@@ -209,6 +216,10 @@ class StatefulEnvironment(Environment):
         self._locks: defaultdict[State, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._tasks: dict[Hashable, asyncio.Task] = {}
         self._closing: set[asyncio.Task] = set()
+
+    @property
+    def can_copy(self) -> bool:
+        return self._can_copy
 
     def create(self) -> Instance:
         """Return a new instance, which is reset next."""
@@ -241,7 +252,8 @@ class StatefulEnvironment(Environment):
             task.cancel()
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
         for state in list(self._idle):
-            self._end(self._take_idle(state))
+            if (instance := self._take_idle(state)) is not None:
+                self._end(instance)
         await asyncio.gather(*self._closing)
 
     def forget(self, state: State) -> None:
@@ -270,7 +282,14 @@ class StatefulEnvironment(Environment):
 
     async def _step(self, before: State, action: Hashable) -> State:
         instance = await self._instance_at(before)
-        step = await self._call("step", partial(instance.step, action), instance)
+        try:
+            step = await self._call("step", partial(instance.step, action), instance)
+        except BranchLost as error:
+            if not isinstance(error.__cause__, InstanceLost):
+                raise
+            await self.pool.take_place()
+            instance = await self._replayed(before)
+            step = await self._call("step", partial(instance.step, action), instance)
         state = State(before, action, step)
         if step.done:
             self._end(instance)
@@ -351,6 +370,9 @@ class StatefulEnvironment(Environment):
     def _take_idle(self, state: State) -> Instance | None:
         if (instance := self._idle.pop(state, None)) is not None:
             self.pool.set_busy(instance)
+            if instance.is_lost:
+                self._end(instance)
+                return None
         return instance
 
     def _keep(self, state: State, instance: Instance) -> None:

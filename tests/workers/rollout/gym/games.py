@@ -1,0 +1,54 @@
+"""Small environments for tests."""
+
+import os
+import time
+
+import gymnasium
+
+
+class Sums:
+    """Counts up to task["goal"]: an action is a number to add; the reward is 1 at the goal. Some actions do harm."""
+
+    def reset(self, task, seed):
+        self.goal, self.sum = task["goal"], 0
+        return f"goal {self.goal}, seed {seed}"
+
+    def step(self, action):
+        if action == "hang":
+            time.sleep(60)
+        if action == "exit":
+            os._exit(3)
+        if action == "wrong":
+            return "no tuple"
+        self.sum += int(action)
+        return f"sum {self.sum}", float(self.sum == self.goal), self.sum >= self.goal
+
+
+class CopiedSums(Sums):
+    def copy(self):
+        other = type(self)()
+        other.goal, other.sum = self.goal, self.sum
+        return other
+
+
+class AsyncSums(Sums):
+    async def reset(self, task, seed):
+        return super().reset(task, seed)
+
+    async def step(self, action):
+        return super().step(action)
+
+
+class GymnasiumSums(gymnasium.Env):
+    def reset(self, *, seed=None, options=None):
+        self.sums = Sums()
+        return self.sums.reset(options, seed), {}
+
+    def step(self, action):
+        observation, reward, done = self.sums.step(action)
+        return observation, reward, done, False, {}
+
+
+class NoStep:
+    def reset(self, task, seed):
+        return ""

@@ -1,0 +1,146 @@
+"""Environments of a user's class in processes: what a call returns, what ends it, and what is left behind."""
+
+import asyncio
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from verl.workers.rollout.gym.process import Hosts, ProcessInstance
+from verl.workers.rollout.stateful import InstanceLost, Step, result_in_time
+
+GAMES = "tests.workers.rollout.gym.games"
+
+
+def in_process(name: str, play):
+    """The result of `play(hosts)`, after which no process is left."""
+
+    async def run():
+        hosts = Hosts(f"{GAMES}.{name}")
+        try:
+            return await asyncio.wait_for(play(hosts), 60)
+        finally:
+            await hosts.stop()
+
+    return asyncio.run(run())
+
+
+async def begun(hosts: Hosts, goal=5) -> ProcessInstance:
+    instance = hosts.instance({"goal": goal}, 7)
+    assert await instance.reset() == f"goal {goal}, seed 7"
+    return instance
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def ends(pid: int) -> bool:
+    """Whether a process ends soon."""
+    deadline = time.monotonic() + 5
+    while is_running(pid) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return not is_running(pid)
+
+
+@pytest.mark.parametrize("name", ["Sums", "CopiedSums", "AsyncSums", "GymnasiumSums"])
+def test_an_episode(name):
+    async def play(hosts):
+        instance = await begun(hosts)
+        steps = [await instance.step(action) for action in ("2", "3")]
+        await instance.close()
+        assert ends(instance.host.pid)
+        return steps, hosts.can_copy
+
+    steps = [Step("sum 2", 0.0, False), Step("sum 5", 1.0, True)]
+    assert in_process(name, play) == (steps, name == "CopiedSums")
+
+
+def test_copies_are_independent_and_end_alone():
+    async def play(hosts):
+        one = await begun(hosts)
+        await one.step("1")
+        other = await one.copy()
+        assert other.host is one.host
+        assert [await one.step("1"), await other.step("3")] == [Step("sum 2", 0.0), Step("sum 4", 0.0)]
+        await one.close()
+        assert await other.step("1") == Step("sum 5", 1.0, True) and is_running(other.host.pid)
+        await other.close()
+        assert ends(other.host.pid)
+
+    in_process("CopiedSums", play)
+
+
+def test_a_step_that_fails_says_why_and_the_instance_goes_on():
+    async def play(hosts):
+        instance = await begun(hosts)
+        with pytest.raises(RuntimeError, match="ValueError: invalid literal for int.*'jump'"):
+            await instance.step("jump")
+        with pytest.raises(
+            RuntimeError, match=r"TypeError: step returned 'no tuple', expected \(observation, reward, done\)"
+        ):
+            await instance.step("wrong")
+        return await instance.step("1")
+
+    assert in_process("Sums", play) == Step("sum 1", 0.0)
+
+
+@pytest.mark.parametrize("end", ["exit", "kill", "hang"])
+def test_a_process_that_ends_or_hangs_is_lost_and_its_copies_with_it(end):
+    async def play(hosts):
+        one = await begun(hosts)
+        other = await one.copy()
+        if end == "kill":
+            os.kill(one.host.pid, signal.SIGKILL)
+        error = TimeoutError if end == "hang" else InstanceLost
+        with pytest.raises(error):
+            await result_in_time(one.step("1" if end == "kill" else end), 0.2 if end == "hang" else 10)
+        await asyncio.sleep(0.05)
+        assert other.is_lost and ends(one.host.pid)
+        with pytest.raises(InstanceLost):
+            await other.step("1")
+        await one.close()
+        await other.close()
+        return await (await begun(hosts)).step("4")  # a new one has a new process
+
+    assert in_process("CopiedSums", play) == Step("sum 4", 0.0)
+
+
+def test_other_instances_answer_while_one_hangs():
+    async def play(hosts):
+        one, other = await begun(hosts), await begun(hosts)
+        hanging = asyncio.ensure_future(one.step("hang"))
+        assert await result_in_time(other.step("1"), 5) == Step("sum 1", 0.0)
+        hanging.cancel()
+
+    in_process("Sums", play)
+
+
+def test_nothing_is_left_when_the_server_ends():
+    async def play(hosts):
+        instance = await begun(hosts)
+        hanging = asyncio.ensure_future(instance.step("hang"))
+        await asyncio.sleep(0.1)
+        await hosts.stop()
+        with pytest.raises(InstanceLost):
+            await hanging
+        return instance.host.pid
+
+    assert ends(in_process("Sums", play))
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("Missing", "module 'tests.workers.rollout.gym.games' has no attribute 'Missing'"),
+        ("NoStep", "has no step"),
+    ],
+)
+def test_a_class_that_does_not_work_is_named(name, message):
+    with pytest.raises(ValueError, match=f"environment.class_path={GAMES}.{name}: .*{message}"):
+        in_process(name, begun)

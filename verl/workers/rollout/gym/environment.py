@@ -1,0 +1,180 @@
+"""The environment of `environment=gym`: anything with `reset` and `step`. An action is a turn of the model, or what
+stands in a tag of it.
+
+    observation: message    prompt + first observation | turn <|im_end|> | a user message | turn <|im_end|> | …
+    observation: result     prompt + first observation | … <action>go east</action> | <result>…</result> | …
+
+The row's `extra_info.environment` is the task, the first argument of `reset`.
+"""
+
+import copy
+from collections.abc import Container, Mapping, Sequence
+from typing import Any, Literal
+
+from pydantic import Field
+from pydantic.dataclasses import dataclass
+from verl.workers.rollout.chat.template import ChatTemplate, without_thoughts
+
+from verl.utils.fault_reports import cause_of
+from verl.workers.config.keys import STRICT
+from verl.workers.rollout.engines.interface import result_in_thread
+from verl.workers.rollout.environment import Answer, Ends, TurnEnd
+from verl.workers.rollout.gym.openenv import OpenEnvServer, client_class
+from verl.workers.rollout.gym.process import Hosts
+from verl.workers.rollout.stateful import (
+    CLOSE_SECONDS,
+    Instance,
+    InstanceKeys,
+    InstancePool,
+    State,
+    StatefulEnvironment,
+    result_in_time,
+)
+from verl.workers.rollout.tools.protocol import Protocol
+
+
+@dataclass(frozen=True, config=STRICT)
+class GymKeys(InstanceKeys):
+    """Keys under `environment` with environment=gym.
+
+    Args:
+        class_path: path of a class with `reset(task, seed) -> observation`, `step(action) -> (observation, reward,
+            done)` and optionally `copy()` and `close()`, or of a `gymnasium` environment of texts.
+        url: address of an OpenEnv server, instead of a class.
+        action_tag: name of the tag in which the model writes its action; None: the turn without its thoughts.
+        observation: `message`: an observation is a message of the user, and a turn ends with the end of the model's
+            message. `result`: it is a block between <result> and </result>, and a turn ends with the closing tag.
+        max_steps: largest number of answered actions of a trajectory.
+        max_observation_tokens: largest number of tokens of an observation, which is cut.
+        reward: `sum` of the environment's rewards, their `last`, or `task`: the reward function's.
+    """
+
+    class_path: str | None = None
+    url: str | None = None
+    action_tag: str | None = Field(default=None, pattern=r"^[A-Za-z][A-Za-z0-9_-]*$")
+    observation: Literal["message", "result"] = "message"
+    max_steps: int = Field(default=20, ge=1)
+    max_observation_tokens: int = Field(default=1024, ge=1)
+    reward: Literal["sum", "last", "task"] = "sum"
+
+    def __post_init__(self):
+        if (self.class_path is None) == (self.url is None):
+            raise ValueError(
+                f"environment.class_path={self.class_path}, environment.url={self.url}: expected one of both"
+            )
+        if self.observation == "result" and self.action_tag is None:
+            raise ValueError("environment.observation=result needs environment.action_tag, which ends a turn")
+        if self.url is not None:
+            client_class()
+
+
+class Gym(StatefulEnvironment):
+    """The environment of a worker, and by `open` of a prompt.
+
+    Args:
+        keys: the config keys.
+        protocol: protocol of texts in tags.
+        template: chat template; None where observations are no messages.
+    """
+
+    def __init__(self, keys: GymKeys, protocol: Protocol, template: ChatTemplate | None):
+        super().__init__(InstancePool(keys))
+        self.keys, self.protocol, self.template = keys, protocol, template
+        self.call_limit, self.task, self.seed = keys.max_steps, None, 0
+        self.source = Hosts(keys.class_path) if keys.url is None else OpenEnvServer(keys.url)
+
+    def open(self, row: Mapping[str, Any], seed: int) -> "Gym":
+        of_prompt = copy.copy(self)
+        StatefulEnvironment.__init__(of_prompt, self.pool)
+        of_prompt.task, of_prompt.seed = (row.get("extra_info") or {}).get("environment"), seed
+        return of_prompt
+
+    @property
+    def can_copy(self) -> bool:
+        return self.source.can_copy
+
+    def create(self) -> Instance:
+        return self.source.instance(self.task, self.seed)
+
+    async def stop(self) -> None:
+        await self.source.stop()
+
+    # ---- texts ----
+
+    async def first_messages(self, messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+        """Return a prompt's messages with the first observation at the end of the last message, if that is the user's,
+        or as a message of the user."""
+        first = self._harmless((await self.first_state()).step.observation)
+        *before, last = [dict(message) for message in messages] or [{"role": "user", "content": ""}]
+        if last["role"] != "user":
+            return [*before, last, {"role": "user", "content": first}]
+        return [*before, last | {"content": f"{last['content']}\n\n{first}".strip()}]
+
+    def ends(self, turn: Sequence[int], end_tokens: Container[int]) -> TurnEnd:
+        if self.keys.observation == "message":
+            is_end = bool(turn) and turn[-1] in end_tokens
+            return TurnEnd(Ends.TURN if is_end else Ends.NO, len(turn))
+        call = self.protocol.first_call(turn) if turn else None
+        return super().ends(turn, end_tokens) if call is None else TurnEnd(Ends.TURN, call[0])
+
+    def stops(self, turn: Sequence[int]) -> list[str]:
+        return self.protocol.stops(turn) if self.keys.observation == "result" else []
+
+    async def answer(self, state: State | None, turn: Sequence[int], max_tokens: int) -> Answer:
+        if (action := self._action(turn)) is None:  # the environment does not see this turn
+            text = f"Error: write your action as <{self.keys.action_tag}>…</{self.keys.action_tag}>"
+            return Answer(self._tokens(turn, text, max_tokens), state=state)
+        after = await self.advance(state, action)
+        step = after.step
+        tokens = [] if step.done else self._tokens(turn, step.observation, max_tokens)
+        return Answer(tokens, (), after, step.done, step.reward)
+
+    def _action(self, turn: Sequence[int]) -> str | None:
+        """Return the action of a turn; None if its tag is missing."""
+        if self.keys.action_tag is None:
+            return without_thoughts(self.protocol.tokenizer.decode(list(turn), skip_special_tokens=True)).strip()
+        if f"</{self.keys.action_tag}>" not in self.protocol.text_of(turn):
+            return None
+        return self.protocol.call(turn)[1]
+
+    def _tokens(self, turn: Sequence[int], observation: str, max_tokens: int) -> list[int]:
+        """Return an observation's tokens; none if they do not fit."""
+        if self.template is None:
+            return self.protocol.result_ids(observation, min(self.keys.max_observation_tokens, max_tokens))
+        text = self.protocol.first_tokens(self._harmless(observation), self.keys.max_observation_tokens)
+        tokens = self.template.message(turn, {"role": "user", "content": text})
+        return tokens if len(tokens) <= max_tokens else []
+
+    def _harmless(self, text: str) -> str:
+        return self.protocol.harmless(text)
+
+    def counted_rewards(self, rewards: Sequence[float]) -> list[float] | None:
+        if self.keys.reward == "task":
+            return None
+        return list(rewards) if self.keys.reward == "sum" else [0.0] * (len(rewards) - 1) + list(rewards[-1:])
+
+
+def try_gym(keys: GymKeys, task: Any) -> None:
+    """Make an instance, reset it for a task, and close it; works inside and outside an event loop.
+
+    Raises:
+        ValueError: the class or the server does not work; names the key.
+    """
+    key = f"environment.class_path={keys.class_path}" if keys.url is None else f"environment.url={keys.url}"
+
+    async def reset_and_close() -> None:
+        source = Hosts(keys.class_path) if keys.url is None else OpenEnvServer(keys.url)
+        try:
+            instance = source.instance(task, 0)
+            try:
+                await result_in_time(instance.reset(), keys.timeout)
+            finally:
+                await result_in_time(instance.close(), CLOSE_SECONDS)
+        except ValueError:
+            raise
+        except Exception as error:
+            raise ValueError(f"{key}: reset with the task {task!r:.200} failed: {cause_of(error)}") from error
+        finally:
+            await source.stop()
+
+    result_in_thread(reset_and_close())
