@@ -4,7 +4,7 @@ The recipes' YAML names these classes as `_target_`."""
 
 import warnings
 from collections.abc import Iterator
-from dataclasses import dataclass, field, fields, make_dataclass, replace
+from dataclasses import dataclass, field, fields, make_dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -134,8 +134,8 @@ class ExploreRolloutConfig(TreeSections, RolloutKeys, RolloutConfig):  # type: i
         tree: name of the registered tree that grows a prompt's trajectories. None: `name` and `mode` choose it if they
             have a value from the papers' scripts (`parts_of`); else upstream's own rollout runs.
         environment: `none`, `tools` or `chat`. None: `mode` chooses it; the default is `none`.
-        tools: keys of the environments `tools` and `chat` (`ToolsConfig`). With `chat` the tools that `multi_turn` names
-            by `tool_config_path` and `function_tool_path` are added to `tools.tool_instances`.
+        tools: keys of the environments `tools` and `chat` (`ToolsConfig`). With `chat`, `tool_instances` also gets the
+            tools that `multi_turn.tool_config_path` and `multi_turn.function_tool_path` name.
         answer_closing: text that closes a thought and opens an answer, before a reference answer is scored. None for
             ` The answer is `, or with tools `</think><answer>\\boxed{`.
         group_timeout: seconds from a prompt's first token after which its group fails; None for no limit.
@@ -175,13 +175,11 @@ class ExploreRolloutConfig(TreeSections, RolloutKeys, RolloutConfig):  # type: i
         if (calls := self.multi_turn.max_parallel_calls) < 1:
             raise ValueError(f"{ROLLOUT}.multi_turn.max_parallel_calls={calls}: expected at least 1")
         if (side := self.multi_turn.tool_response_truncate_side) not in ("left", "middle", "right"):
-            raise ValueError(
-                f"{ROLLOUT}.multi_turn.tool_response_truncate_side={side}: expected left, middle or right"
-            )
+            raise ValueError(f"{ROLLOUT}.multi_turn.tool_response_truncate_side={side}: expected left, middle or right")
         if self.tools.describe_in_prompt:
             raise ValueError(
-                f"{ROLLOUT}.tools.describe_in_prompt=true: with environment=chat the chat template describes the tools; "
-                "expected false"
+                f"{ROLLOUT}.tools.describe_in_prompt=true: expected false with environment=chat, whose chat template "
+                "describes the tools"
             )
 
     def _check_tools(self, environment: str) -> None:
@@ -206,20 +204,26 @@ def with_upstream_tools(tools: ToolsConfig, multi_turn) -> ToolsConfig:
         ValueError: a file does not exist, or does not list tools.
     """
     entries: dict[str, Any] = {}
-    if path := multi_turn.tool_config_path:
-        key = f"{ROLLOUT}.multi_turn.tool_config_path={path}"
-        if not Path(path).is_file():
-            raise ValueError(f"{key}: there is no such file")
+    if path := _file(multi_turn, "tool_config_path"):
         listed = OmegaConf.to_container(OmegaConf.load(path), resolve=True)
         if not isinstance(listed, dict) or not isinstance(listed.get("tools"), list):
+            key = f"{ROLLOUT}.multi_turn.tool_config_path={path}"
             raise ValueError(f"{key}: expected a list `tools` with class_name, config and tool_schema")
         for number, tool in enumerate(listed["tools"]):
             params = {"config": tool.get("config"), "tool_schema": tool.get("tool_schema")}
             entries[f"tool_config_path_{number}"] = {"class_path": tool.get("class_name"), "params": params}
-    if path := multi_turn.function_tool_path:
+    if path := _file(multi_turn, "function_tool_path"):
         class_path = "verl.workers.rollout.tools.upstream_tool.FunctionTools"
         entries["function_tool_path"] = {"class_path": class_path, "params": {"path": path}}
-    return replace(tools, tool_instances={**tools.tool_instances, **entries})
+    values = {key.name: getattr(tools, key.name) for key in fields(tools)}
+    return _section("tools", ToolsConfig, values | {"tool_instances": {**tools.tool_instances, **entries}})
+
+
+def _file(multi_turn, key: str) -> str | None:
+    path = multi_turn.get(key)
+    if path and not Path(path).is_file():
+        raise ValueError(f"{ROLLOUT}.multi_turn.{key}={path}: there is no such file")
+    return path
 
 
 def _section(name: str, cls: type, values):

@@ -2,15 +2,16 @@
 that a family has; and the chat environment of one with some tools."""
 
 import asyncio
+import json
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
 from transformers import AddedToken, PreTrainedTokenizerFast
 from transformers.convert_slow_tokenizer import TikTokenConverter
-from verl.workers.config import MultiTurnConfig
 
 from tests.packages import unpacked
+from verl.workers.config import MultiTurnConfig
 from verl.workers.rollout.chat.calls import CallReader
 from verl.workers.rollout.chat.environment import Chat
 from verl.workers.rollout.chat.template import ChatTemplate, make_builder
@@ -113,35 +114,20 @@ class Shelf(BaseTool):
         return f"found {content}"
 
 
-FUNCTIONS = '''
-from verl.tools.function_tool import function_tool
+class Add(BaseTool):
+    """Adds numbers; its arguments have a schema."""
 
-@function_tool
-def add(a: int, b: int = 1):
-    """Adds two numbers.
+    name = trigger_tag = "add"
+    argument = None
+    summary = "Adds two numbers."
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}}, "required": ["a"]}
 
-    Args:
-        a: a number.
-        b: another one.
-    """
-    return str(a + b)
-
-@function_tool
-async def search(query: str):
-    """Finds passages.
-
-    Args:
-        query: text to look for.
-    """
-    return f"found {query}"
-'''
+    async def execute(self, content: str, *, timeout: float) -> str:
+        await asyncio.sleep(0)
+        return str(sum(json.loads(content).values()))
 
 
-def functions_file(folder: Path) -> str:
-    """Write upstream's function tools to a file, and return its path."""
-    path = folder / "tools.py"
-    path.write_text(FUNCTIONS)
-    return str(path)
+FUNCTIONS = str(Path(__file__).with_name("function_tools.py"))
 
 
 def instance(cls: type) -> dict:

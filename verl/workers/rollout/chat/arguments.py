@@ -54,8 +54,8 @@ def _check_names(name: str, schema: Mapping[str, Any], arguments: Mapping[str, A
 def sample_arguments(schema: Mapping[str, Any]) -> dict[str, Any]:
     """Return arguments that a schema allows: the required ones, or the first one.
 
-    >>> sample_arguments({"properties": {"city": {"type": "string"}, "days": {"type": "integer"}}, "required": ["days"]})
-    {'days': 1}
+    >>> sample_arguments({"properties": {"city": {"type": "string"}, "days": {"type": "integer"}}})
+    {'city': '…'}
     """
     properties = schema.get("properties") or {}
     names = schema.get("required") or list(properties)[:1]

@@ -63,18 +63,19 @@ def json_call(body: str) -> Call:
     return Call(call["name"], json.dumps(call[key], ensure_ascii=False))
 
 
-def hermes_bodies(text: str) -> list[str]:
-    """Return the texts between <tool_call> and </tool_call>; a call that is not closed ends with the next or the text.
+def hermes_calls(text: str) -> list[Call]:
+    """Return the calls between <tool_call> and </tool_call>, broken ones too."""
+    calls = []
+    for part in text.split("<tool_call>")[1:]:
+        body, closed, _ = part.partition("</tool_call>")
+        calls.append(json_call(body) if closed else Call("", fault="the call does not end with </tool_call>"))
+    if not calls and "</tool_call>" in text:
+        return [Call("", fault="the call does not begin with <tool_call>")]
+    return calls
 
-    >>> hermes_bodies('<tool_call>{"name": 1}</tool_call> and <tool_call>{')
-    ['{"name": 1}', '{']
-    """
-    calls = [part.partition("</tool_call>") for part in text.split("<tool_call>")[1:]]
-    return [body for body, _, _ in calls] or [""] * ("</tool_call>" in text)
 
-
-def llama_bodies(text: str) -> list[str]:
-    """Return the text of the call that a turn of Llama 3.1 consists of, or no text if it holds no call.
+def llama_calls(text: str) -> list[Call]:
+    """Return the call that a turn of Llama 3.1 consists of, perhaps a broken one; none if the turn is no call.
 
     A turn holds one call, since the template renders one call a message: what follows the first one is left out.
     """
@@ -85,11 +86,11 @@ def llama_bodies(text: str) -> list[str]:
         return []
     with suppress(ValueError, RecursionError):
         body = body[: json.JSONDecoder().raw_decode(body)[1]]
-    return [body]
+    return [json_call(body)]
 
 
-# formats whose calls are JSON -> function that returns the texts of a turn's calls, broken ones too
-BODIES: dict[str, Callable[[str], list[str]]] = {"hermes": hermes_bodies, "llama3_json": llama_bodies}
+# format whose calls are JSON -> function that returns a turn's calls, broken ones too
+JSON_CALLS: dict[str, Callable[[str], list[Call]]] = {"hermes": hermes_calls, "llama3_json": llama_calls}
 
 
 @ToolParser.register("llama3_json")
@@ -100,7 +101,7 @@ class Llama3JsonParser(ToolParser):
         self, responses_ids: list[int], tools: list[OpenAIFunctionToolSchema] | None = None
     ) -> tuple[str, list[FunctionCall]]:
         text = self.tokenizer.decode(responses_ids, skip_special_tokens=False)
-        calls = [call for call in map(json_call, llama_bodies(text)) if not call.fault]
+        calls = [call for call in llama_calls(text) if not call.fault]
         return "" if calls else text, [FunctionCall(name=call.name, arguments=call.arguments) for call in calls]
 
 
@@ -141,9 +142,9 @@ class CallReader:
         parsed = await self._parsed([*self._begins, *turn], tools)
         calls = [Call(call.name, call.arguments, call.tool_call_id) for call in parsed]
         text = without_thoughts(self.tokenizer.decode(list(turn), skip_special_tokens=False))
-        bodies = BODIES[self.format](text) if self.format in BODIES else []
-        if len(bodies) > len(calls):
-            return [json_call(body) for body in bodies]
+        with_broken = JSON_CALLS[self.format](text) if self.format in JSON_CALLS else []
+        if len(with_broken) > len(calls):
+            return with_broken
         if not calls and any(mark in text for mark in self.marks):
             return [Call("", fault=UNREADABLE)]
         return calls
