@@ -29,10 +29,10 @@ class Family(NamedTuple):
 
     Args:
         template: name of a file in templates/.
-        model_type: of its config.json.
-        format: of its calls.
-        special: its special tokens; the first ends a turn, the second a text.
-        added: its other control tokens.
+        model_type: key of its config.json.
+        format: name of the parser of its calls.
+        special: special tokens; the first ends a turn, the second a text.
+        added: other control tokens.
     """
 
     template: str

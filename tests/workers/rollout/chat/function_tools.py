@@ -1,10 +1,10 @@
-"""Function tools of verl's kind."""
+"""Function tools of verl's kind; verl keeps one list of them in a process, so no other test may use these names."""
 
 from verl.tools.function_tool import function_tool
 
 
 @function_tool
-def add(a: int, b: int = 1):
+def plus(a: int, b: int = 1):
     """Adds two numbers.
 
     Args:
@@ -15,7 +15,7 @@ def add(a: int, b: int = 1):
 
 
 @function_tool
-async def search(query: str):
+async def look_up(query: str):
     """Finds passages.
 
     Args:

@@ -1,13 +1,21 @@
-"""How a turn is read and answered in `environment=chat`."""
+"""Turns in `environment=chat`: their calls, their ends, and the answers."""
 
 import asyncio
 from collections import Counter
 
+import numpy as np
 import pytest
+from omegaconf import OmegaConf
+from verl.tools.base_tool import BaseTool as UpstreamBaseTool
+from verl.tools.schemas import ToolResponse
 
+from tests.configs import composed
 from tests.tables import table
 from tests.workers.rollout.chat.families import FAMILIES, FUNCTIONS, Shelf, chat_of, encode, instance, tokenizer_of
 from verl.workers.rollout.environment import Answer, Ends
+from verl.workers.rollout.tree_rollout import environment_of
+
+ROLLOUT = "actor_rollout_ref.rollout"
 
 FUNCTION_TOOLS = {
     "class_path": "verl.workers.rollout.tools.upstream_tool.FunctionTools",
@@ -191,12 +199,20 @@ def test_a_row_selects_tools():
         text = tokenizer_of("qwen2_5").decode(asyncio.run(selected.answer(None, turn, 999)).tokens)
         assert "there is no tool search; the tools are add." in text
     assert chat.open({"extra_info": {"tool_selection": []}, "tools": None}, 1) is chat
+    assert chat.open({"extra_info": None, "tools": np.array(["add"])}, 1).tools.keys() == {"add"}
 
 
-def test_a_row_with_an_unknown_tool_is_refused():
-    message = "row 7: extra_info.tool_selection names fly, and the tools of actor_rollout_ref.rollout are search"
-    with pytest.raises(ValueError, match=message):
-        chat_of("qwen2_5").open({"index": 7, "extra_info": {"tool_selection": ["search", "fly"]}}, 1)
+@pytest.mark.parametrize(
+    ("row", "names"),
+    [
+        ({"extra_info": {"tool_selection": ["search", "fly"]}}, "extra_info.tool_selection names fly"),
+        ({"tools": [{"type": "function"}]}, "tools names {'type': 'function'}"),
+    ],
+)
+def test_a_row_with_an_unknown_tool_is_refused(row, names):
+    with pytest.raises(ValueError) as error:
+        chat_of("qwen2_5").open({"index": 7, **row}, 1)
+    assert str(error.value) == f"row 7: {names}, and the tools of {ROLLOUT} are search"
 
 
 def test_verls_function_tools_have_verls_schemas():
@@ -206,3 +222,39 @@ def test_verls_function_tools_have_verls_schemas():
         "type": "integer",
         "description": "another one.",
     }
+
+
+def test_verls_yaml_of_tools_and_file_of_functions_suffice(tmp_path):
+    """Without an entry of `tool_instances`; the tools of both are called."""
+    listed = {"class_name": f"{Doubler.__module__}.Doubler", "config": {"type": "native"}, "tool_schema": DOUBLE}
+    OmegaConf.save({"tools": [listed]}, tmp_path / "tools.yaml")
+    keys = {"tool_config_path": tmp_path / "tools.yaml", "function_tool_path": FUNCTIONS}
+    values = [f"{ROLLOUT}.multi_turn.{key}={path}" for key, path in keys.items()]
+    values.append(f"{ROLLOUT}.tools.tool_instances.python=null")
+    config = composed("explore", "hardware=cpu", "tree=plain", "environment=chat", *values)
+    builder = chat_of("qwen2_5").template.builder
+    chat = environment_of(config, tokenizer_of("qwen2_5"), builder)
+    assert [schema["function"]["name"] for schema in chat.schemas] == ["double", "look_up", "plus"]
+    assert chat.schemas[0] == DOUBLE
+    for call, result in (('"double", "arguments": {"n": 4}', "8"), ('"plus", "arguments": {"a": 4}', "5")):
+        turn = encode("qwen2_5", f'<tool_call>{{"name": {call}}}</tool_call><|im_end|>')
+        text = tokenizer_of("qwen2_5").decode(asyncio.run(chat.answer(None, turn, 999)).tokens)
+        assert f"<tool_response>\n{result}\n</tool_response>" in text
+
+
+DOUBLE = {
+    "type": "function",
+    "function": {
+        "name": "double",
+        "description": "Doubles a number.",
+        "parameters": {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]},
+    },
+}
+
+
+class Doubler(UpstreamBaseTool):
+    """One of verl's own tools."""
+
+    async def execute(self, instance_id, parameters, **kwargs):
+        await asyncio.sleep(0)
+        return ToolResponse(text=str(2 * parameters["n"])), 0.0, {}

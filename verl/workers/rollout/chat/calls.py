@@ -31,7 +31,7 @@ class Call:
         name: name of the tool; empty if it cannot be read.
         arguments: text of the arguments, which should be a JSON object.
         id: id that the model gave the call; None without one.
-        fault: what is wrong with a call that cannot be read; empty for other calls.
+        fault: reason why the call cannot be read; empty if it can.
     """
 
     name: str

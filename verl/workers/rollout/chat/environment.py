@@ -108,7 +108,7 @@ class Chat(Environment):
         if names is None or not len(names):
             return self
         selected = [names] if isinstance(names, str) else list(names)
-        if unknown := [name for name in selected if name not in self.box.tools]:
+        if unknown := [name for name in selected if not (isinstance(name, str) and name in self.box.tools)]:
             raise ValueError(
                 f"row {row.get('index')}: {key} names {', '.join(map(str, unknown))}, and the tools of "
                 f"actor_rollout_ref.rollout are {', '.join(self.box.tools)}"
@@ -130,7 +130,7 @@ class Chat(Environment):
         named = [replace(call, name=self._shown_name(call)) for call in calls]
         try:
             tokens = self.template.answer(turn, named, [call.text for call in done], self.schemas)
-        except ValueError as error:  # verl's builder cannot tell where these messages begin
+        except Exception as error:  # a template may raise anything, and must not end the run
             raise BranchLost(f"the chat template does not render a tool's answer: {error}") from error
         return Answer(tokens if len(tokens) <= max_tokens else [], tuple(map(description_of, done)))
 

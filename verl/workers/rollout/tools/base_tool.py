@@ -50,7 +50,7 @@ class BaseTool(ABC):
     trigger_tag: str
     # text for the prompt with `describe_in_prompt=true`: what the tool does and what a call must hold; empty for none
     description: str = ""
-    # what the tool does, for the chat template of `environment=chat`; empty: `description`
+    # sentence about the tool for the chat template of `environment=chat`; empty: `description`
     summary: str = ""
     # name of the argument that holds the text of a call in `environment=chat`; None if `schema` names the arguments
     argument: str | None = "text"
