@@ -28,13 +28,14 @@ from verl.utils.config import omega_conf_to_dataclass
 
 import verl.trainer
 from recipe.common.menu import CONFIG, choices
-from recipe.common.tiny_model import TinyModelConfig, make_model, make_tokenizer
+from recipe.common.tiny_model import CHAT_TEMPLATE, TinyModelConfig, make_model, make_tokenizer
 from recipe.hapo.normalized_entropy import EntropyStatistics, compute_entropy_h
 from verl.trainer.checks.parts import check_parts, check_typed_sections
 from verl.trainer.ppo.v1.component import components_of
 from verl.trainer.ppo.v1.explore_trainer import compute_fields
 from verl.utils.parts import compares, computed_fields, credit_of, load_choices, nested, parts
 from verl.utils.token_fields import FIELDS
+from verl.workers.rollout.chat.template import make_builder
 from verl.workers.rollout.engines.local_transformers import TransformersEngine
 from verl.workers.rollout.prompt_task import PromptTask
 from verl.workers.rollout.tools.base_tool import BaseTool
@@ -108,7 +109,7 @@ def composed(tree: str, environment: str) -> DictConfig:
     count = {"class_path": f"{WordCount.__module__}.WordCount"}
     _update(config, SMALL)
     _update(config, OmegaConf.to_container(nested(parts("tree")[tree].smallest)))
-    if environment == "tools":
+    if environment != "none":
         config.actor_rollout_ref.rollout.tools.tool_instances = {"search": count}
     OmegaConf.resolve(config)  # the checks would do it again and again
     return config
@@ -172,6 +173,7 @@ def model_and_tokenizer():
     """Random weights, a sharp distribution, and words that are written often enough to call tools and to fork."""
     torch.set_num_threads(1)  # so small a model is slower with more
     tokenizer = make_tokenizer(extra_words=WORDS)
+    tokenizer.chat_template = "{% for tool in tools or [] %}{{ tool.function.name }}{% endfor %}" + CHAT_TEMPLATE
     sizes = {"hidden_size": 32, "intermediate_size": 64, "num_layers": 1, "num_heads": 1, "num_kv_heads": 1}
     model = make_model(TinyModelConfig(**sizes, tie_word_embeddings=False, extra_words=WORDS), tokenizer)
     often = tokenizer.convert_tokens_to_ids(["<search>", "</search>", "\n\n"])
@@ -239,7 +241,8 @@ async def _rollouts(config: DictConfig, sampling: dict) -> list[list[TrajectoryO
     async def initial_tokens(messages, tools=None):
         return tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=True, return_dict=False)
 
-    agent_loop = SimpleNamespace(ct_build_initial_tokens=initial_tokens)
+    builder = make_builder(tokenizer, "qwen2", {})
+    agent_loop = SimpleNamespace(ct_build_initial_tokens=initial_tokens, continuous_token_builder=builder)
     rollout = TreeRollout(config, agent_loop, TransformersEngine(model, tokenizer), tokenizer)
 
     async def every_trajectory_fails(outputs, prompt):  # so that trees that read rewards fork

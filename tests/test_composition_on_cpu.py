@@ -32,6 +32,6 @@ def test_the_matrix_holds_every_part():
         {name for name, part in parts(kind).items() if not part.alias} for kind in ("tree", "sampler", "credit", "loss")
     )
     assert [set(TREES), set(SAMPLERS), set(CREDITS), set(LOSSES)] == list(registered)
-    assert {*ENVIRONMENTS} == {"none", "tools"}
+    assert {*ENVIRONMENTS} == {"none", "tools", "chat"}
     sizes = (len(part) for part in (TREES, ENVIRONMENTS, SAMPLERS, CREDITS, LOSSES))
     assert len(set(cells())) == np.prod(list(sizes))

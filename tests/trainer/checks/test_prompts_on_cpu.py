@@ -129,6 +129,33 @@ def test_lengths_count_the_descriptions_of_upstreams_tools(config, tmp_path):
         check_prompts(config)
 
 
+@pytest.fixture
+def chat(config):
+    """A run in `environment=chat`, whose template writes the names of the tools, and then the messages."""
+    model = config.actor_rollout_ref.model.path
+    run = composed("explore", "hardware=cpu", "tree=plain", "environment=chat", f"actor_rollout_ref.model.path={model}")
+    OmegaConf.set_struct(run, False)
+    names = "{% for tool in tools or [] %}{{ tool.function.name }}{% endfor %}"
+    with_template(run, names + "{% for message in messages %}{{ message.content }}{% endfor %}")
+    return OmegaConf.merge(run, {"data": config.data})
+
+
+def test_lengths_count_the_tools_of_a_chat(chat):
+    """The tool is named python, which has six tokens, and eight prompts have three."""
+    chat.data.max_prompt_length = 10
+    check_prompts(chat)
+    chat.data.max_prompt_length = 9
+    with pytest.raises(ValueError, match=r"data.train_files: 8 of 64 prompts .*max_prompt_length=9 .* 16 are needed"):
+        check_prompts(chat)
+
+
+def test_a_chat_with_a_model_of_more_than_text_is_refused_by_its_type(chat):
+    file = Path(chat.actor_rollout_ref.model.path) / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"model_type": "qwen2_5_vl"}))
+    with pytest.raises(ValueError, match="environment=chat cannot build the prompts of model_type=qwen2_5_vl: .*VL"):
+        check_prompts(chat)
+
+
 TOOL = '''
 from verl.tools.function_tool import function_tool
 

@@ -12,10 +12,12 @@ from tests.trainer.checks.refused import ROWS
 from verl.trainer.checks.model.lora import check_lora, settle_lora
 from verl.trainer.checks.parts import check_parts, check_typed_sections
 from verl.trainer.checks.preflight import check_micro_batches_and_servers
+from verl.trainer.checks.prompts import load_tokenizer
 from verl.trainer.checks.settle import settle
 from verl.trainer.checks.trackers import check_trackers
 from verl.trainer.checks.values import check_registered, check_root_keys
 from verl.workers.config.schedule import settle_schedule
+from verl.workers.rollout.tree_rollout import environment_of
 
 
 @pytest.fixture(scope="module")
@@ -37,6 +39,10 @@ def check(kind: str, config, model) -> None:
         settle(config)
         for each in (check_typed_sections, check_registered, check_micro_batches_and_servers):
             each(config)
+    elif kind == "chat":
+        config.actor_rollout_ref.model.path = str(model)
+        check_typed_sections(config)
+        environment_of(config, load_tokenizer(config))
     elif kind == "lora":
         settle_lora(config)
         check_lora(config)

@@ -121,12 +121,14 @@ def _counter(config: DictConfig, tokenizer: PreTrainedTokenizerBase) -> Callable
     from verl.utils.tokenizer import normalize_token_ids
 
     describe, options, rollout = list, _options(config), config.actor_rollout_ref.rollout
-    if parts_of(rollout).environment == "tools" and rollout.tools.describe_in_prompt:
+    environment, tools = parts_of(rollout).environment, _upstream_tools(config.data)
+    if environment == "chat" or (environment == "tools" and rollout.tools.describe_in_prompt):
         from verl.workers.rollout.tree_rollout import environment_of
 
-        describe = environment_of(config, tokenizer).prompt_messages
+        opened = environment_of(config, tokenizer)
+        describe, tools = opened.prompt_messages, opened.schemas or tools
     vocabulary = (model_json(config.actor_rollout_ref.model.path) or {}).get("vocab_size", math.inf)
-    if tools := _upstream_tools(config.data):
+    if tools:
         options |= {"tools": tools}
 
     def count(messages: list) -> int:

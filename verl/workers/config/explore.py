@@ -5,8 +5,10 @@ The recipes' YAML names these classes as `_target_`."""
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, field, fields, make_dataclass
+from pathlib import Path
 from typing import Any, NamedTuple
 
+from omegaconf import OmegaConf
 from verl.trainer.config import AlgoConfig
 
 from verl.utils.parts import credit_of, loss_of_switch, parts, tree_of_rollout_mode, tree_of_rollout_name
@@ -16,7 +18,7 @@ from verl.workers.config.prefix_tree import PrefixTreeActorConfig
 from verl.workers.rollout.answer_likelihood import ANSWER_GAINS
 from verl.workers.rollout.tools.tool_box import ToolsConfig
 
-ENVIRONMENTS = ("none", "tools")
+ENVIRONMENTS = ("none", "tools", "chat")
 
 
 def _keys_of_parts(*kinds: str) -> Iterator[type]:
@@ -131,8 +133,9 @@ class ExploreRolloutConfig(TreeSections, RolloutKeys, RolloutConfig):  # type: i
     Args:
         tree: name of the registered tree that grows a prompt's trajectories. None: `name` and `mode` choose it if they
             have a value from the papers' scripts (`parts_of`); else upstream's own rollout runs.
-        environment: `none` or `tools`. None: `mode` chooses it; the default is `none`.
-        tools: keys of the environment `tools` (`ToolsConfig`).
+        environment: `none`, `tools` or `chat`. None: `mode` chooses it; the default is `none`.
+        tools: keys of the environments `tools` and `chat` (`ToolsConfig`). With `chat`, `tool_instances` also gets the
+            tools that `multi_turn.tool_config_path` and `multi_turn.function_tool_path` name.
         answer_closing: text that closes a thought and opens an answer, before a reference answer is scored. None for
             ` The answer is `, or with tools `</think><answer>\\boxed{`.
         group_timeout: seconds from a prompt's first token after which its group fails; None for no limit.
@@ -159,22 +162,68 @@ class ExploreRolloutConfig(TreeSections, RolloutKeys, RolloutConfig):  # type: i
             raise ValueError(f"{ROLLOUT}.environment={self.environment}: expected one of {', '.join(ENVIRONMENTS)}")
         if chosen != (None, "none") and self.name not in ("vllm", *tree_of_rollout_name()):
             raise ValueError(f"{ROLLOUT}.name={self.name}: {ROLLOUT}.tree={chosen.tree} is grown on name=vllm")
-        if chosen.environment == "tools":
-            self._check_tools()
+        if chosen.environment == "chat":
+            self._check_chat()
+            self.tools = with_upstream_tools(self.tools, self.multi_turn)
+        if chosen.environment != "none":
+            self._check_tools(chosen.environment)
 
-    def _check_tools(self) -> None:
+    def _check_chat(self) -> None:
+        from verl.workers.rollout.chat.calls import check_format  # imports upstream's agent loop
+
+        check_format(self.multi_turn.format)
+        if (calls := self.multi_turn.max_parallel_calls) < 1:
+            raise ValueError(f"{ROLLOUT}.multi_turn.max_parallel_calls={calls}: expected at least 1")
+        if (side := self.multi_turn.tool_response_truncate_side) not in ("left", "middle", "right"):
+            raise ValueError(f"{ROLLOUT}.multi_turn.tool_response_truncate_side={side}: expected left, middle or right")
+        if self.tools.describe_in_prompt:
+            raise ValueError(
+                f"{ROLLOUT}.tools.describe_in_prompt=true: expected false with environment=chat, whose chat template "
+                "describes the tools"
+            )
+
+    def _check_tools(self, environment: str) -> None:
         if parts_of(self).tree is None:
             raise ValueError(
-                f"{ROLLOUT}.environment=tools needs {ROLLOUT}.tree; plain: trajectories that do not branch"
+                f"{ROLLOUT}.environment={environment} needs {ROLLOUT}.tree; plain: trajectories that do not branch"
             )
         if not self.tools.tool_instances:
-            raise ValueError(f"{ROLLOUT}.environment=tools needs {ROLLOUT}.tools.tool_instances")
+            raise ValueError(f"{ROLLOUT}.environment={environment} needs {ROLLOUT}.tools.tool_instances")
         for name, instance in self.tools.tool_instances.items():
             if (instance.get("params") or {}).get("api_key"):
                 raise ValueError(
                     f"{ROLLOUT}.tools.tool_instances.{name}.params.api_key: upstream prints and logs the whole config; "
                     "leave the key out and export BRIGHTDATA_API_KEY on every node"
                 )
+
+
+def with_upstream_tools(tools: ToolsConfig, multi_turn) -> ToolsConfig:
+    """Return the tools' config with entries for the tools that upstream's keys of `multi_turn` name.
+
+    Raises:
+        ValueError: a file does not exist, or does not list tools.
+    """
+    entries: dict[str, Any] = {}
+    if path := _file(multi_turn, "tool_config_path"):
+        listed = OmegaConf.to_container(OmegaConf.load(path), resolve=True)
+        if not isinstance(listed, dict) or not isinstance(listed.get("tools"), list):
+            key = f"{ROLLOUT}.multi_turn.tool_config_path={path}"
+            raise ValueError(f"{key}: expected a list `tools` with class_name, config and tool_schema")
+        for number, tool in enumerate(listed["tools"]):
+            params = {"config": tool.get("config"), "tool_schema": tool.get("tool_schema")}
+            entries[f"tool_config_path_{number}"] = {"class_path": tool.get("class_name"), "params": params}
+    if path := _file(multi_turn, "function_tool_path"):
+        class_path = "verl.workers.rollout.tools.upstream_tool.FunctionTools"
+        entries["function_tool_path"] = {"class_path": class_path, "params": {"path": path}}
+    values = {key.name: getattr(tools, key.name) for key in fields(tools)}
+    return _section("tools", ToolsConfig, values | {"tool_instances": {**tools.tool_instances, **entries}})
+
+
+def _file(multi_turn, key: str) -> str | None:
+    path = multi_turn.get(key)
+    if path and not Path(path).is_file():
+        raise ValueError(f"{ROLLOUT}.multi_turn.{key}={path}: there is no such file")
+    return path
 
 
 def _section(name: str, cls: type, values):

@@ -8,9 +8,11 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from transformers import PretrainedConfig
 from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopOutput
 from verl.experimental.agent_loop.single_turn_agent_loop import SingleTurnAgentLoop
 from verl.utils.config import omega_conf_to_dataclass
+from verl.utils.tokenizer.continuous_token import ContinuousTokenBuilder
 
 from verl.utils.parts import credit_of
 from verl.workers.config.explore import needs_answers, parts_of
@@ -22,6 +24,9 @@ from verl.workers.rollout.answer_likelihood import (
     closing_text,
     reference_answers,
 )
+from verl.workers.rollout.chat.calls import CallReader
+from verl.workers.rollout.chat.environment import Chat
+from verl.workers.rollout.chat.template import ChatTemplate, make_builder
 from verl.workers.rollout.engines.interface import (
     Generation,
     GenerationRequest,
@@ -83,7 +88,8 @@ class TreeRollout:
         parts = parts_of(config.actor_rollout_ref.rollout)
         self.policy = policy_class(parts.tree or "plain").from_config(config, tokenizer)
         self.plain = policy_class("plain").from_config(config, tokenizer)
-        self.environment = environment_of(config, tokenizer)
+        # a run's agent loop has upstream's builder; only environment=chat needs it
+        self.environment = environment_of(config, tokenizer, getattr(agent_loop, "continuous_token_builder", None))
         self.needs_answers = needs_answers(config)
         credit = credit_of(config.algorithm.adv_estimator)
         # keys of the run's credit if it reads gains of the answer's likelihood, else None
@@ -220,15 +226,34 @@ class TreeRollout:
         return about | ({TREE: tree.to_json()} if writes_trees(self.config, step) else {})
 
 
-def environment_of(config, tokenizer) -> Environment:
-    """Return the environment of a run's config with its tools loaded; raise ValueError if a tool does not work."""
+def environment_of(config, tokenizer, builder: ContinuousTokenBuilder | None = None) -> Environment:
+    """Return the environment of a run's config with its tools loaded.
+
+    Args:
+        builder: upstream's builder for the chat template; None to make one for the model of the config.
+
+    Raises:
+        ValueError: a tool does not work, or the chat template does not fit `environment=chat`.
+    """
     rollout = omega_conf_to_dataclass(config.actor_rollout_ref.rollout)
-    if parts_of(rollout).environment == "none":
+    environment = parts_of(rollout).environment
+    if environment == "none":
         return NO_ENVIRONMENT
+    if environment == "chat":
+        reader = CallReader(rollout.multi_turn.format, tokenizer)
+        template = ChatTemplate(builder or _builder(config, tokenizer), closes=not reader.stop_token_ids)
     tools = ToolBox(rollout.tools)
     try_tools(rollout.tools)
     pool = InstancePool(read_keys(InstanceKeys, config.get("environment"), "environment"))
+    if environment == "chat":
+        return Chat(tools, reader, template, rollout.multi_turn, pool)
     return Tools(tools, Protocol(tokenizer, list(tools.tools)), pool)
+
+
+def _builder(config, tokenizer) -> ContinuousTokenBuilder:
+    """Return upstream's builder for the model of a run's config."""
+    model_type = PretrainedConfig.get_config_dict(config.actor_rollout_ref.model.path)[0].get("model_type")
+    return make_builder(tokenizer, model_type, config.data.get("apply_chat_template_kwargs") or {})
 
 
 def rows_of(

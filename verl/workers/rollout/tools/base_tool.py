@@ -11,8 +11,11 @@
 arguments. The tool box (tool_box.py) handles time limits, concurrency, retries and counting.
 """
 
+import json
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -59,6 +62,10 @@ class BaseTool(ABC):
     trigger_tag: str
     # text for the prompt with `describe_in_prompt=true`: what the tool does and what a call must hold; empty for none
     description: str = ""
+    # sentence about the tool for the chat template of `environment=chat`; empty: `description`
+    summary: str = ""
+    # name of the argument that holds the text of a call in `environment=chat`; None if `schema` names the arguments
+    argument: str | None = "text"
     # number of lost connections that calls have opened anew; it only grows
     restarts: int = 0
     # whether the calls of a trajectory share a session; a tree's other branches make its calls again in a new session
@@ -69,6 +76,20 @@ class BaseTool(ABC):
     def new_session(self) -> ToolSession:
         """Return a new session, which its first call opens; only called if the tool `has_session`."""
         raise NotImplementedError
+
+    @cached_property
+    def schema(self) -> dict[str, Any]:
+        """The JSON schema of a call's arguments: an object, here of one text."""
+        return {"type": "object", "properties": {self.argument: {"type": "string"}}, "required": [self.argument]}
+
+    def function(self) -> dict[str, Any]:
+        """Return the tool as a chat template describes it, a function in OpenAI's format."""
+        about = {"name": self.trigger_tag, "description": self.summary or self.description, "parameters": self.schema}
+        return {"type": "function", "function": about}
+
+    def content_of(self, arguments: dict[str, Any]) -> str:
+        """Return the text that `execute` takes for a call with these arguments, which `schema` allows."""
+        return arguments[self.argument] if self.argument else json.dumps(arguments, ensure_ascii=False)
 
     @classmethod
     def tags(cls, **params) -> list[str]:

@@ -9,9 +9,9 @@ encoded separately.
 
 from collections.abc import Sequence
 
+from verl.workers.rollout.tools.control_tokens import ControlTokens
 from verl.workers.rollout.tools.plain_text import PROTOCOL_TAGS, neutral
 
-MARKS = tuple("<[{|")  # first characters of a chat template's control tokens
 MOST_CHARACTERS_A_TOKEN = 64  # a result is cut at this many characters per allowed token before it is encoded
 
 
@@ -32,10 +32,7 @@ class Protocol:
         self.tokenizer = tokenizer
         self.closing = {f"</{tag}>": tag for tag in tags}
         self.tags = sorted({*PROTOCOL_TAGS, *tags})
-        # A result must not contain texts that the tokenizer encodes as control tokens, such as an end of turn.
-        added = tokenizer.added_tokens_decoder.values()
-        marks = {token.content for token in added if token.special or token.content.lstrip()[:1] in MARKS}
-        self.special = sorted({*tokenizer.all_special_tokens, *marks}, key=len, reverse=True)
+        self.control_tokens = ControlTokens(tokenizer)
 
     def text_of(self, token_ids: Sequence[int]) -> str:
         return self.tokenizer.decode(list(token_ids), skip_special_tokens=False)
@@ -88,11 +85,8 @@ class Protocol:
         return [*opening, *self._encode(text)[: max_tokens - len(opening) - len(closing)], *closing]
 
     def harmless(self, text: str) -> str:
-        """Return a text from outside with tags of the protocol and special tokens made harmless."""
-        text = neutral(text, self.tags)
-        for token in self.special:
-            text = text.replace(token, token[0] + " " + token[1:])
-        return text
+        """Return a text from outside with tags of the protocol and control tokens made harmless."""
+        return self.control_tokens.harmless(neutral(text, self.tags))
 
     def _encode(self, text: str) -> list[int]:
         return list(self.tokenizer.encode(text, add_special_tokens=False))

@@ -5,8 +5,9 @@ branch that continues from a state has it, and other branches get a new session 
 """
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
+from verl.workers.rollout.engines.interface import gather_or_cancel
 from verl.workers.rollout.stateful import Instance, InstancePool, State, StatefulEnvironment, Step
 from verl.workers.rollout.tools.base_tool import ToolSession
 from verl.workers.rollout.tools.tool_box import ToolBox, ToolCall
@@ -31,6 +32,17 @@ class ToolSessions:
             return await self.tools.call(tag, content), states
         after = await self._sessions[tag].advance((states or {}).get(tag), content)
         return after.step.observation, {**(states or {}), tag: after}
+
+    async def call_all(
+        self, states: ToolStates | None, calls: Sequence[tuple[str, str]]
+    ) -> tuple[list[ToolCall], ToolStates | None]:
+        """Make several calls (tag, content), as `call`: those without sessions at once, the others in order."""
+        at_once = [i for i, (tag, _) in enumerate(calls) if tag not in self._sessions]
+        done = dict(zip(at_once, await gather_or_cancel(*(self.tools.call(*calls[i]) for i in at_once)), strict=True))
+        for i, (tag, content) in enumerate(calls):
+            if i not in done:
+                done[i], states = await self.call(states, tag, content)
+        return [done[i] for i in range(len(calls))], states
 
     async def close(self) -> None:
         for sessions in self._sessions.values():

@@ -45,7 +45,8 @@ class ToolsConfig:
         max_workers: largest number of calls that run at once in this process.
         timeout: time limit of one attempt, in seconds.
         retry_count: largest number of further attempts, if the tool's error allows one.
-        max_result_tokens: largest number of tokens of a result; a longer one is cut.
+        max_result_tokens: largest number of tokens of a result with `environment=tools`; a longer one is cut. Those of
+            `environment=chat` are limited by `multi_turn.max_tool_response_length`.
         tool_instances: name -> {class_path, params}; null switches a tool off.
         verbose_logging: whether every call is logged, not only the first failure of each kind.
         fail_on_error: whether a tool that cannot be loaded ends the run; otherwise it is reported and left out.

@@ -5,18 +5,22 @@
         class_path: my_project.tools.CrawlTool
         params: {config: {type: native}, tool_schema: {type: function, function: {name: crawl, …}}}
 
+`FunctionTools` does the same for the functions of a Python file that upstream's `function_tool` registers.
+
 The tag is the function's name. The text between the tags is a JSON object of the arguments, or plain text if the
 function requires one argument, a string. A trajectory's calls are independent: each has its own instance
 (verl's `create`, `execute`, `release`). The tool's reward and metrics are not used.
 """
 
+from pathlib import Path
 from typing import Any
 
 from omegaconf import OmegaConf
 from verl.tools.base_tool import BaseTool as UpstreamBaseTool
-from verl.tools.schemas import OpenAIFunctionToolSchema
+from verl.tools.function_tool import FunctionTool, load_function_tools_from_path, normalize_function_tool_return
+from verl.tools.schemas import OpenAIFunctionToolSchema, ToolResponse
 
-from verl.workers.rollout.tools.base_tool import BaseTool, ToolError
+from verl.workers.rollout.tools.base_tool import BaseTool, ToolError, ToolSet
 from verl.workers.rollout.tools.function_calls import call_arguments, describe_function
 from verl.workers.rollout.tools.plain_text import one_line
 
@@ -37,6 +41,7 @@ class UpstreamTool(BaseTool):
     creates it."""
 
     upstream: type[UpstreamBaseTool]
+    argument = None
 
     def __init__(self, *, config: dict | None = None, tool_schema: dict | None = None):
         self.tool = self.upstream(_plain(config) or {}, _schema_of(tool_schema))
@@ -44,6 +49,9 @@ class UpstreamTool(BaseTool):
         function = self.tool.tool_schema.function
         self.schema = function.parameters.model_dump(exclude_none=True)
         self.description = describe_function(function.description, self.schema)
+
+    def function(self) -> dict[str, Any]:
+        return _shown(self.tool.tool_schema)
 
     @classmethod
     def check(cls, *, config: dict | None = None, tool_schema: dict | None = None) -> None:
@@ -64,11 +72,73 @@ class UpstreamTool(BaseTool):
             finally:
                 await self.tool.release(instance)
         except Exception as error:
-            message = f"{self.name} failed: {one_line(str(error), LONGEST_MESSAGE) or type(error).__name__}"
-            raise ToolError(message, kind=type(error).__name__, retry=False, own_fault=True) from error
-        if response.text is None and not response.is_empty():
-            raise ToolError(f"{self.name} returned no text", kind="no_text", retry=False)
-        return response.text or ""
+            raise _failure(self.name, error) from error
+        return _text_of(self.name, response)
+
+
+class FunctionTools(ToolSet):
+    """The tools of a Python file, functions with verl's decorator `function_tool`.
+
+    `path` is the file's path, as in `actor_rollout_ref.rollout.multi_turn.function_tool_path`.
+    """
+
+    def __init__(self, path: str):
+        self.check(path)
+        try:
+            functions = load_function_tools_from_path(path)
+        except Exception as error:  # the file may raise anything
+            raise ValueError(f"{path} does not load: {type(error).__name__}: {error}") from error
+        if not functions:
+            raise ValueError(f"{path} has no function with the decorator verl.tools.function_tool.function_tool")
+        self.tools = [UpstreamFunction(function) for function in functions]
+
+    @classmethod
+    def check(cls, path: str) -> None:
+        if not Path(path).is_file():
+            raise ValueError(f"there is no file {path}")
+
+    @classmethod
+    def tags(cls, path: str) -> list[str]:
+        return [tool.trigger_tag for tool in cls(path).tools]
+
+
+class UpstreamFunction(BaseTool):
+    """A function with verl's decorator `function_tool` as one of our tools."""
+
+    argument = None
+
+    def __init__(self, function: FunctionTool):
+        self.name = self.trigger_tag = function.name
+        self._function, described = function, function.tool_schema.function
+        self.schema = described.parameters.model_dump(exclude_none=True)
+        self.description = describe_function(described.description, self.schema)
+
+    def function(self) -> dict[str, Any]:
+        return _shown(self._function.tool_schema)
+
+    async def execute(self, content: str, *, timeout: float) -> str:
+        arguments = call_arguments(self.schema, content)
+        try:
+            response, _, _ = normalize_function_tool_return(await self._function.call(arguments))
+        except Exception as error:
+            raise _failure(self.name, error) from error
+        return _text_of(self.name, response)
+
+
+def _failure(name: str, error: Exception) -> ToolError:
+    message = f"{name} failed: {one_line(str(error), LONGEST_MESSAGE) or type(error).__name__}"
+    return ToolError(message, kind=type(error).__name__, retry=False, own_fault=True)
+
+
+def _text_of(name: str, response: ToolResponse) -> str:
+    if response.text is None and not response.is_empty():
+        raise ToolError(f"{name} returned no text", kind="no_text", retry=False)
+    return response.text or ""
+
+
+def _shown(schema: OpenAIFunctionToolSchema) -> dict[str, Any]:
+    """Return a tool's schema as upstream gives it to a chat template."""
+    return schema.model_dump(exclude_unset=True, exclude_none=True)
 
 
 def _plain(values):

@@ -32,7 +32,11 @@ from mcp_types import (
 
 from verl.workers.rollout.engines.interface import result_in_thread
 from verl.workers.rollout.tools.base_tool import BaseTool, ToolError, ToolSet
-from verl.workers.rollout.tools.function_calls import call_arguments, describe_function
+from verl.workers.rollout.tools.function_calls import (
+    MOST_DESCRIPTION_CHARACTERS,
+    call_arguments,
+    describe_function,
+)
 from verl.workers.rollout.tools.http_json import checked_url, is_loopback
 from verl.workers.rollout.tools.mcp.session import McpServer, OpeningError, reason_of
 from verl.workers.rollout.tools.mcp.transports import http_transport, stdio_transport
@@ -128,8 +132,12 @@ class MCPTool(ToolSet):
 class MCPFunction(BaseTool):
     """One tool of an MCP server."""
 
+    argument = None
+
     def __init__(self, server: McpServer, tool: Tool, request_timeout: float):
         self.name = self.trigger_tag = _tag_of(tool.name)
+        self.schema = tool.input_schema
+        self.summary = one_line(tool.description or "", MOST_DESCRIPTION_CHARACTERS)
         self.description = describe_function(tool.description or "", tool.input_schema)
         self._server, self._tool, self._request_timeout = server, tool, request_timeout
 

@@ -65,7 +65,8 @@ class PythonTool(BaseTool):
             max_output_chars and num_workers apply then, and interpreter and preload must be left out.
     """
 
-    name, trigger_tag = "python", "python"
+    name, trigger_tag, argument = "python", "python", "code"
+    summary = "Runs a Python program in a new process and returns what it prints, and the value of a last expression."
 
     def __init__(
         self,

@@ -86,6 +86,8 @@ class SearchTool(BaseTool):
     """
 
     name = trigger_tag = "search"
+    argument = "query"
+    summary = "Searches for passages of text and returns the best ones."
 
     max_results: int = 3
     result_length: int = 1000

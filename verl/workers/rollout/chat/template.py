@@ -1,0 +1,165 @@
+"""Renders tool messages behind sampled tokens, by verl's builder for the model's chat template.
+
+    … <tool_call>{…}</tool_call> <|im_end|> | \\n <|im_start|> user … 42 … <|im_end|> \\n <|im_start|> assistant \\n
+    sampled, mask 1 ──────────────────────┘ └ the answer, mask 0: tool messages, and the beginning of the next turn
+
+The builder (`verl.utils.tokenizer.continuous_token`) never decodes sampled tokens. Here they also never get fewer.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from verl.utils.tokenizer.continuous_token import ContinuousTokenBuilder, MergeResult
+from verl.utils.tokenizer.continuous_token_wiring import create_continuous_token_builder
+
+from verl.workers.rollout.chat.calls import Call, without_thoughts
+from verl.workers.rollout.tools.control_tokens import ControlTokens, spaced
+
+MODEL = "actor_rollout_ref.model"
+QUESTION = {"role": "user", "content": "How are you?"}
+FINE = "Fine."
+UNKNOWN = "unknown"  # a tool's name where the model gave none
+
+
+def make_builder(tokenizer, model_type: str | None, template_options: Mapping[str, Any]) -> ContinuousTokenBuilder:
+    """Return verl's builder for a text model.
+
+    Args:
+        model_type: `model_type` of the model's config.json; None for the general builder.
+        template_options: options of the chat template, `data.apply_chat_template_kwargs`.
+
+    Raises:
+        ValueError: the model reads more than text, or its tokenizer lacks a token that its family needs.
+    """
+    try:
+        return create_continuous_token_builder(
+            tokenizer, hf_model_type=model_type, chat_template_kwargs=dict(template_options)
+        )
+    except ValueError as error:
+        raise ValueError(
+            f"{MODEL}.path: environment=chat cannot build the prompts of model_type={model_type}: {error}"
+        ) from error
+
+
+def added_tokens(turn: Sequence[int], merged: MergeResult) -> list[int]:
+    """Return the tokens that follow a turn, given the builder's tokens for the turn and what follows it.
+
+    Where the builder removes the turn's last token, such as GLM's <|observation|>, and adds it anew, the sampled token
+    stays, and its copy is left out. A removed token that is not added anew stays too.
+    """
+    if merged.token_ids[: len(turn)] == list(turn):
+        return merged.token_ids[len(turn) :]
+    return merged.token_ids[len(turn) - merged.removed_prefix_token_count :]
+
+
+class ChatTemplate:
+    """The chat template of a model with tools.
+
+    Args:
+        builder: verl's builder for the model.
+        closes: whether a turn that ended with another token gets the template's end of turn first.
+
+    Raises:
+        ValueError: the template does not render calls or tool messages; the message names the key to set.
+    """
+
+    def __init__(self, builder: ContinuousTokenBuilder, closes: bool):
+        self.builder, self.control_tokens = builder, ControlTokens(builder.tokenizer)
+        call = Call("probe")
+        try:
+            after_call = self._end_of(self._rendered(assistant_message([call])))
+            after_answer = self._end_of(self._rendered({"role": "assistant", "content": FINE}))
+            self.closing = [after_call] if closes and after_call is not None else []
+            self.ends = {after_call, after_answer}
+            shown = builder.tokenizer.decode(self.answer([], [call], [FINE], None))
+        except Exception as error:  # a template may raise anything
+            raise ValueError(f"{self._key} does not render a tool's answer: {error!r}; {self._advice}") from error
+        if FINE not in shown:
+            raise ValueError(f"{self._key} leaves out a tool's answer; {self._advice}")
+
+    _key = f"environment=chat: the chat template of {MODEL}.path"
+    _advice = f"set {MODEL}.custom_chat_template to a template with tools, or choose another environment"
+
+    def check_tools(self, schemas: list[dict[str, Any]]) -> None:
+        """Raise ValueError if the template does not describe tools to the model."""
+        with_tools, without = (self.builder.build_initial_tokens([QUESTION], tools=tools) for tools in (schemas, None))
+        if with_tools == without:
+            raise ValueError(f"{self._key} does not describe the tools; {self._advice}")
+
+    def answer(
+        self, turn: Sequence[int], calls: Sequence[Call], texts: Sequence[str], schemas: list[dict[str, Any]] | None
+    ) -> list[int]:
+        """Return the tokens that follow a turn: its end if it lacks one, tool messages, and the next turn's beginning.
+
+        Args:
+            turn: tokens of the turn; the builder reads the last ones.
+            calls: calls of the turn that are answered.
+            texts: answer to each call, without control tokens.
+            schemas: tools that the prompt describes.
+        """
+        closing = [] if turn and turn[-1] in self.ends else self.closing
+        closed = [*turn, *closing]
+        before = [QUESTION, assistant_message([replace(call, arguments="{}") for call in calls])]
+        after = [tool_message(call, text) for call, text in zip(calls, texts, strict=True)]
+        merged = self.builder.merge_context_tokens(before, [*before, *after], closed, tools=schemas)
+        return [*closing, *added_tokens(closed, merged)]
+
+    def example(self, name: str, arguments: dict[str, Any]) -> str:
+        """Return a call as the template renders it, for a model that has written a broken one."""
+        beginning = self.builder.render_delta_token_id([QUESTION], [], add_generation_prompt=True)
+        tokens = self._rendered(assistant_message([Call(name, json.dumps(arguments, ensure_ascii=False))]))
+        tokens = tokens[len(beginning) :] if tokens[: len(beginning)] == beginning else tokens
+        end = len(tokens)
+        while end and (tokens[end - 1] in self.ends or not self.builder.tokenizer.decode(tokens[end - 1]).strip()):
+            end -= 1
+        text = without_thoughts(self.builder.tokenizer.decode(tokens[:end]))
+        return spaced(text, self.control_tokens.special.values()).strip()
+
+    def _rendered(self, message: dict[str, Any]) -> list[int]:
+        """Return the tokens of a message of the assistant, behind a question."""
+        try:
+            return self.builder.render_delta_token_id([QUESTION], [message])
+        except TypeError:  # a template such as DeepSeek's writes the arguments as they are, and needs a text
+            calls = [call["function"] for call in message.get("tool_calls", ())]
+            as_text = [
+                {"type": "function", "function": call | {"arguments": json.dumps(call["arguments"])}} for call in calls
+            ]
+            return self.builder.render_delta_token_id([QUESTION], [message | {"tool_calls": as_text}])
+
+    def _end_of(self, tokens: Sequence[int]) -> int | None:
+        """Return the special token that ends a message; None if the message ends with other text."""
+        last = max((i for i, token in enumerate(tokens) if token in self.control_tokens.special), default=None)
+        if last is None or self.builder.tokenizer.decode(tokens[last + 1 :]).strip():
+            return None
+        return tokens[last]
+
+
+def assistant_message(calls: Sequence[Call]) -> dict[str, Any]:
+    """Return the message of a turn with these calls, of which the builder reads names and ids."""
+    return {
+        "role": "assistant",
+        "content": "",
+        "tool_calls": [
+            {
+                "type": "function",
+                "function": {"name": call.name or UNKNOWN, "arguments": _object(call.arguments)},
+                **({} if call.id is None else {"id": call.id}),
+            }
+            for call in calls
+        ],
+    }
+
+
+def tool_message(call: Call, text: str) -> dict[str, Any]:
+    """Return the message that answers a call, with the keys that verl's agent loop gives it."""
+    return {"role": "tool", "content": text} | ({} if call.id is None else {"tool_call_id": call.id})
+
+
+def _object(arguments: str) -> dict[str, Any]:
+    try:
+        value = json.loads(arguments)
+    except (ValueError, RecursionError):
+        return {}
+    return value if isinstance(value, dict) else {}
