@@ -1,26 +1,25 @@
 """Turns in `environment=chat`: their calls, their ends, and the answers."""
 
 import asyncio
+import json
 from collections import Counter
 
 import numpy as np
 import pytest
 from omegaconf import OmegaConf
 from verl.tools.base_tool import BaseTool as UpstreamBaseTool
-from verl.tools.schemas import ToolResponse
+from verl.tools.schemas import OpenAIFunctionToolSchema, ToolResponse
 
 from tests.configs import composed
 from tests.tables import table
-from tests.workers.rollout.chat.families import FAMILIES, FUNCTIONS, Shelf, chat_of, encode, instance, tokenizer_of
+from tests.workers.rollout.chat.families import FAMILIES, FUNCTIONS, Add, Shelf, chat_of, encode, instance, tokenizer_of
+from verl.workers.rollout.chat.arguments import schema_for_parser
+from verl.workers.rollout.chat.calls import CallReader
 from verl.workers.rollout.environment import Answer, Ends
 from verl.workers.rollout.tree_rollout import environment_of
 
 ROLLOUT = "actor_rollout_ref.rollout"
 
-FUNCTION_TOOLS = {
-    "class_path": "verl.workers.rollout.tools.upstream_tool.FunctionTools",
-    "params": {"path": FUNCTIONS},
-}
 ADD = {"class_path": "tests.workers.rollout.chat.families.Add"}
 CALL = '<tool_call>{"name": "search", "arguments": {"query": "%s"}}</tool_call>'
 
@@ -75,6 +74,17 @@ def test_a_call_runs(name, turn, query):
 def test_a_turn_without_a_call_is_the_final_answer(name, turn):
     assert answered(name, turn)[0] == Answer([], done=True)
     assert asyncio.run(chat_of(name).is_final(encode(name, turn)))
+
+
+@pytest.mark.parametrize(("name", "text", "arguments"), table(__file__, "other formats"))
+def test_other_parsers_of_verls_are_read_and_their_broken_calls_seen(name, text, arguments):
+    reader = CallReader(name, tokenizer_of("qwen3"))
+    schemas = [OpenAIFunctionToolSchema(**schema_for_parser(Add().function()))]
+    (call,) = asyncio.run(reader.read(encode("qwen3", text), schemas))
+    if arguments is None:
+        assert call.fault == "the call cannot be read"
+    else:
+        assert (call.name, json.loads(call.arguments), call.fault) == ("add", arguments, "")
 
 
 def test_calls_of_a_turn_run_at_once_up_to_the_limit():
@@ -213,15 +223,6 @@ def test_a_row_with_an_unknown_tool_is_refused(row, names):
     with pytest.raises(ValueError) as error:
         chat_of("qwen2_5").open({"index": 7, **row}, 1)
     assert str(error.value) == f"row 7: {names}, and the tools of {ROLLOUT} are search"
-
-
-def test_verls_function_tools_have_verls_schemas():
-    chat = chat_of("qwen2_5", {"functions": FUNCTION_TOOLS})
-    assert [schema["function"]["name"] for schema in chat.schemas] == ["add", "search"]
-    assert chat.schemas[0]["function"]["parameters"]["properties"]["b"] == {
-        "type": "integer",
-        "description": "another one.",
-    }
 
 
 def test_verls_yaml_of_tools_and_file_of_functions_suffice(tmp_path):
