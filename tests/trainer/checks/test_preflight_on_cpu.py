@@ -13,7 +13,7 @@ from recipe.tasks.countdown.data import CountdownConfig, write_countdown
 from tests.configs import composed
 from tests.forked import CPU, run_two_at_a_time, with_forks
 from tests.trainer.checks.refused import ROWS
-from verl.trainer.checks.parts import check_parts, check_tools, check_typed_sections
+from verl.trainer.checks.parts import check_environment, check_parts, check_typed_sections
 from verl.trainer.checks.preflight import check_model_path, check_overlong_buffer
 from verl.trainer.checks.resources.cluster import check_own_machine, check_ray_resources, needed_ray_cpus
 from verl.trainer.checks.run_dir import check_resume_path, check_same_method, prepare_run_dir
@@ -239,10 +239,10 @@ def test_a_run_without_parts_stays_upstreams(inputs):
 def test_a_tool_that_does_not_work_ends_a_run_before_it_begins():
     python = f"{ROLLOUT}.tools.tool_instances.python.params"
     with_tools = ["tree=arpo", "environment=tools"]
-    check_tools(explore(*with_tools))
+    check_environment(explore(*with_tools))
     with pytest.raises(ValueError, match="tool_instances.python: its calls would fail.*no_such_module"):
-        check_tools(explore(*with_tools, f"+{python}.preload=[no_such_module]", f"{ROLLOUT}.tools.retry_count=1"))
-    check_tools(explore("tree=latr"))
+        check_environment(explore(*with_tools, f"+{python}.preload=[no_such_module]", f"{ROLLOUT}.tools.retry_count=1"))
+    check_environment(explore("tree=latr"))
 
 
 def test_more_nodes_or_gpus_than_there_are_without_a_cluster(monkeypatch):

@@ -17,7 +17,7 @@ from verl.trainer.checks.settle import settle
 from verl.trainer.checks.trackers import check_trackers
 from verl.trainer.checks.values import check_registered, check_root_keys
 from verl.workers.config.schedule import settle_schedule
-from verl.workers.rollout.tree_rollout import environment_of
+from verl.workers.rollout.run_environment import environment_of
 
 
 @pytest.fixture(scope="module")

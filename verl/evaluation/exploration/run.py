@@ -34,9 +34,9 @@ from verl.workers.rollout.engines.interface import (
 from verl.workers.rollout.engines.local_vllm import VLLMEngine
 from verl.workers.rollout.prompt_task import PromptTask
 from verl.workers.rollout.rows import reward_batch
+from verl.workers.rollout.run_environment import environment_of
 from verl.workers.rollout.trajectory_tree import TrajectoryTree
 from verl.workers.rollout.tree_builder import BranchPolicy, Sampling, Score, derived_seed, grow, policy_class
-from verl.workers.rollout.tree_rollout import environment_of
 
 # number of most likely tokens from which an entropy is estimated; vLLM reports at most this many by default
 ENTROPY_TOP_K = 20

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig
 
-from verl.trainer.checks.parts import check_tools, part_warnings
+from verl.trainer.checks.parts import check_environment, part_warnings
 from verl.trainer.checks.preflight import check_run
 from verl.trainer.checks.prompts import turn_end_warning
 from verl.trainer.checks.resources.cluster import (
@@ -32,7 +32,7 @@ from verl.utils.fault_reports import RunError
 
 REFUSED = 2  # exit code
 # before a run starts, after the checks that a dry run makes
-STARTS: tuple[Callable[[DictConfig], None], ...] = (check_own_machine, lock_run_dir, check_tools, prepare_run_dir)
+STARTS: tuple[Callable[[DictConfig], None], ...] = (check_own_machine, lock_run_dir, check_environment, prepare_run_dir)
 
 
 class Preflight(Callback):

@@ -4,15 +4,16 @@ from collections.abc import Iterator
 from dataclasses import fields
 from typing import Any
 
+import pyarrow.parquet as pq
 from hydra.utils import get_class
 from omegaconf import DictConfig, OmegaConf
 
+from verl.trainer.checks.rows import data_files
 from verl.trainer.checks.schedule import check_schedule
 from verl.utils.parts import computed_fields, credit_of, parts, tree_part
 from verl.workers.config.explore import parts_of
-from verl.workers.config.keys import ACTOR, ROLLOUT, no_such_key, read_keys
+from verl.workers.config.keys import ACTOR, ROLLOUT, no_such_key
 from verl.workers.config.schedule import EXPLORE_TRAINERS
-from verl.workers.rollout.stateful import InstanceKeys
 
 
 def check_typed_sections(config: DictConfig) -> None:
@@ -27,7 +28,10 @@ def check_typed_sections(config: DictConfig) -> None:
         except Exception as error:
             root_cause = error.__cause__ or error
             raise ValueError(f"{key}: {(str(root_cause) or repr(root_cause)).splitlines()[0]}") from error
-    read_keys(InstanceKeys, config.get("environment"), "environment")
+    if config.get("environment"):
+        from verl.workers.rollout.run_environment import environment_keys  # imports upstream's agent loop
+
+        environment_keys(config)
 
 
 def check_names(section: DictConfig, name: str) -> None:
@@ -101,12 +105,11 @@ def check_computed_fields(config: DictConfig) -> None:
             )
 
 
-def check_tools(config: DictConfig) -> None:
-    """Check that every tool works on this machine; each rollout worker makes the same check on its own machine."""
-    from verl.utils.config import omega_conf_to_dataclass
+def check_environment(config: DictConfig) -> None:
+    """Check that every tool works on this machine, or the environment with the first row's task; each rollout worker
+    tries the tools on its own machine."""
+    from verl.workers.rollout.run_environment import try_environment
 
-    from verl.workers.rollout.tools.tool_box import try_tools
-
-    rollout = config.actor_rollout_ref.rollout
-    if parts_of(rollout).environment != "none":
-        try_tools(omega_conf_to_dataclass(rollout).tools)
+    files, _ = data_files(config, "train_files")
+    row = next(pq.ParquetFile(files[0]).iter_batches(1)).to_pylist()[0] if files else {}
+    try_environment(config, (row.get("extra_info") or {}).get("environment"))

@@ -123,7 +123,7 @@ def _counter(config: DictConfig, tokenizer: PreTrainedTokenizerBase) -> Callable
     describe, options, rollout = list, _options(config), config.actor_rollout_ref.rollout
     environment, tools = parts_of(rollout).environment, _upstream_tools(config.data)
     if environment == "chat" or (environment == "tools" and rollout.tools.describe_in_prompt):
-        from verl.workers.rollout.tree_rollout import environment_of
+        from verl.workers.rollout.run_environment import environment_of
 
         opened = environment_of(config, tokenizer)
         describe, tools = opened.prompt_messages, opened.schemas or tools

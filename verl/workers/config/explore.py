@@ -18,7 +18,7 @@ from verl.workers.config.prefix_tree import PrefixTreeActorConfig
 from verl.workers.rollout.answer_likelihood import ANSWER_GAINS
 from verl.workers.rollout.tools.tool_box import ToolsConfig
 
-ENVIRONMENTS = ("none", "tools", "chat")
+ENVIRONMENTS = ("none", "tools", "chat", "gym")
 
 
 def _keys_of_parts(*kinds: str) -> Iterator[type]:
@@ -165,7 +165,12 @@ class ExploreRolloutConfig(TreeSections, RolloutKeys, RolloutConfig):  # type: i
         if chosen.environment == "chat":
             self._check_chat()
             self.tools = with_upstream_tools(self.tools, self.multi_turn)
-        if chosen.environment != "none":
+        if chosen.environment != "none" and chosen.tree is None:
+            raise ValueError(
+                f"{ROLLOUT}.environment={chosen.environment} needs {ROLLOUT}.tree; plain: trajectories that do not "
+                "branch"
+            )
+        if chosen.environment in ("tools", "chat"):
             self._check_tools(chosen.environment)
 
     def _check_chat(self) -> None:
@@ -183,10 +188,6 @@ class ExploreRolloutConfig(TreeSections, RolloutKeys, RolloutConfig):  # type: i
             )
 
     def _check_tools(self, environment: str) -> None:
-        if parts_of(self).tree is None:
-            raise ValueError(
-                f"{ROLLOUT}.environment={environment} needs {ROLLOUT}.tree; plain: trajectories that do not branch"
-            )
         if not self.tools.tool_instances:
             raise ValueError(f"{ROLLOUT}.environment={environment} needs {ROLLOUT}.tools.tool_instances")
         for name, instance in self.tools.tool_instances.items():

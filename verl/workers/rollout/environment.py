@@ -121,6 +121,10 @@ class Environment:
             raise ValueError("describe_in_prompt=true: expected a text as content of the prompt's system message")
         return [{**system, "content": f"{system['content']}\n\n{self.description}".strip()}, *others]
 
+    async def first_messages(self, messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+        """Return the messages of this prompt, with what the environment adds to them."""
+        return self.prompt_messages(messages)
+
     async def answer(self, state: Any, turn: Sequence[int], max_tokens: int) -> Answer:
         """Return the answer to a turn that has ended (`Ends.TURN`). It changes no state that another branch can see.
 

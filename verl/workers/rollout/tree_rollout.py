@@ -8,15 +8,11 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from transformers import PretrainedConfig
 from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopOutput
 from verl.experimental.agent_loop.single_turn_agent_loop import SingleTurnAgentLoop
-from verl.utils.config import omega_conf_to_dataclass
-from verl.utils.tokenizer.continuous_token import ContinuousTokenBuilder
 
 from verl.utils.parts import credit_of
 from verl.workers.config.explore import needs_answers, parts_of
-from verl.workers.config.keys import read_keys
 from verl.workers.rollout.answer_likelihood import (
     ANSWER_GAINS,
     AnswerLikelihood,
@@ -24,9 +20,6 @@ from verl.workers.rollout.answer_likelihood import (
     closing_text,
     reference_answers,
 )
-from verl.workers.rollout.chat.calls import CallReader
-from verl.workers.rollout.chat.environment import Chat
-from verl.workers.rollout.chat.template import ChatTemplate, make_builder
 from verl.workers.rollout.engines.interface import (
     Generation,
     GenerationRequest,
@@ -36,10 +29,7 @@ from verl.workers.rollout.engines.interface import (
 )
 from verl.workers.rollout.environment import NO_ENVIRONMENT, Environment
 from verl.workers.rollout.prompt_task import PromptTask
-from verl.workers.rollout.stateful import InstanceKeys, InstancePool
-from verl.workers.rollout.tools.environment import Tools
-from verl.workers.rollout.tools.protocol import Protocol
-from verl.workers.rollout.tools.tool_box import ToolBox, try_tools
+from verl.workers.rollout.run_environment import environment_of
 from verl.workers.rollout.trajectory_tree import (
     SEGMENT_IDS,
     TOOL,
@@ -159,14 +149,14 @@ class TreeRollout:
         Raises:
             ValueError: upstream may have cut the described prompt, and the description with it.
         """
-        described = environment.prompt_messages(messages)
+        described = await environment.first_messages(messages)
         prompt_ids = list(await self.agent_loop.ct_build_initial_tokens(described, tools=environment.schemas))
         most = self.config.actor_rollout_ref.rollout.prompt_length
-        if (environment.description or environment.schemas) and len(prompt_ids) >= most:
+        if (environment.schemas or described != list(messages)) and len(prompt_ids) >= most:
             raise ValueError(
-                f"data.max_prompt_length={most} leaves no room for the tools' descriptions, which this prompt gets by "
-                "environment=chat or actor_rollout_ref.rollout.tools.describe_in_prompt=true: raise it, and leave out "
-                "the rows that are still too long, or name fewer tools"
+                f"data.max_prompt_length={most} leaves no room for what the environment adds to this "
+                "prompt, tools' descriptions or an observation: raise it, and leave out the rows that are still too "
+                "long, or name fewer tools"
             )
         return prompt_ids
 
@@ -224,36 +214,6 @@ class TreeRollout:
         if faults := {call["tool"]: call["fault"] for call in calls if "fault" in call}:
             about[TOOL_FAULTS] = faults
         return about | ({TREE: tree.to_json()} if writes_trees(self.config, step) else {})
-
-
-def environment_of(config, tokenizer, builder: ContinuousTokenBuilder | None = None) -> Environment:
-    """Return the environment of a run's config with its tools loaded.
-
-    Args:
-        builder: upstream's builder for the chat template; None to make one for the model of the config.
-
-    Raises:
-        ValueError: a tool does not work, or the chat template does not fit `environment=chat`.
-    """
-    rollout = omega_conf_to_dataclass(config.actor_rollout_ref.rollout)
-    environment = parts_of(rollout).environment
-    if environment == "none":
-        return NO_ENVIRONMENT
-    if environment == "chat":
-        reader = CallReader(rollout.multi_turn.format, tokenizer)
-        template = ChatTemplate(builder or _builder(config, tokenizer), closes=not reader.stop_token_ids)
-    tools = ToolBox(rollout.tools)
-    try_tools(rollout.tools)
-    pool = InstancePool(read_keys(InstanceKeys, config.get("environment"), "environment"))
-    if environment == "chat":
-        return Chat(tools, reader, template, rollout.multi_turn, pool)
-    return Tools(tools, Protocol(tokenizer, list(tools.tools)), pool)
-
-
-def _builder(config, tokenizer) -> ContinuousTokenBuilder:
-    """Return upstream's builder for the model of a run's config."""
-    model_type = PretrainedConfig.get_config_dict(config.actor_rollout_ref.model.path)[0].get("model_type")
-    return make_builder(tokenizer, model_type, config.data.get("apply_chat_template_kwargs") or {})
 
 
 def rows_of(

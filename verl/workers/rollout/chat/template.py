@@ -106,6 +106,13 @@ class ChatTemplate:
         merged = self.builder.merge_context_tokens(before, [*before, *after], closed, tools=schemas)
         return [*closing, *added_tokens(closed, merged)]
 
+    def message(self, turn: Sequence[int], message: dict[str, Any]) -> list[int]:
+        """Return the tokens of a message that follows a turn without calls, as `answer` does for tool messages."""
+        closing = [] if turn and turn[-1] in self.ends else self.closing
+        before = [QUESTION, {"role": "assistant", "content": FINE}]
+        merged = self.builder.merge_context_tokens(before, [*before, message], [*turn, *closing])
+        return [*closing, *added_tokens([*turn, *closing], merged)]
+
     def example(self, name: str, arguments: dict[str, Any]) -> str:
         """Return a call as the template renders it, for a model that has written a broken one."""
         beginning = self.builder.render_delta_token_id([QUESTION], [], add_generation_prompt=True)

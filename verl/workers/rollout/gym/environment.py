@@ -13,10 +13,11 @@ from typing import Any, Literal
 
 from pydantic import Field
 from pydantic.dataclasses import dataclass
-from verl.workers.rollout.chat.template import ChatTemplate, without_thoughts
 
 from verl.utils.fault_reports import cause_of
 from verl.workers.config.keys import STRICT
+from verl.workers.rollout.chat.calls import without_thoughts
+from verl.workers.rollout.chat.template import ChatTemplate
 from verl.workers.rollout.engines.interface import result_in_thread
 from verl.workers.rollout.environment import Answer, Ends, TurnEnd
 from verl.workers.rollout.gym.openenv import OpenEnvServer, client_class
@@ -104,7 +105,7 @@ class Gym(StatefulEnvironment):
     async def first_messages(self, messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
         """Return a prompt's messages with the first observation at the end of the last message, if that is the user's,
         or as a message of the user."""
-        first = self._harmless((await self.first_state()).step.observation)
+        first = self._shown((await self.first_state()).step.observation)
         *before, last = [dict(message) for message in messages] or [{"role": "user", "content": ""}]
         if last["role"] != "user":
             return [*before, last, {"role": "user", "content": first}]
@@ -141,12 +142,14 @@ class Gym(StatefulEnvironment):
         """Return an observation's tokens; none if they do not fit."""
         if self.template is None:
             return self.protocol.result_ids(observation, min(self.keys.max_observation_tokens, max_tokens))
-        text = self.protocol.first_tokens(self._harmless(observation), self.keys.max_observation_tokens)
-        tokens = self.template.message(turn, {"role": "user", "content": text})
+        tokens = self.template.message(turn, {"role": "user", "content": self._shown(observation)})
         return tokens if len(tokens) <= max_tokens else []
 
-    def _harmless(self, text: str) -> str:
-        return self.protocol.harmless(text)
+    def _shown(self, observation: str) -> str:
+        """Return an observation without control tokens, cut where it is too long."""
+        text, tokenizer = self.protocol.control_tokens.harmless(observation), self.protocol.tokenizer
+        ids = tokenizer.encode(text, add_special_tokens=False)
+        return text if len(ids) <= (n := self.keys.max_observation_tokens) else tokenizer.decode(ids[:n])
 
     def counted_rewards(self, rewards: Sequence[float]) -> list[float] | None:
         if self.keys.reward == "task":

@@ -1,0 +1,72 @@
+"""Makes the environment that a run's config chooses, and tries it on this machine."""
+
+from typing import Any
+
+from transformers import PretrainedConfig
+from verl.utils.config import omega_conf_to_dataclass
+from verl.utils.tokenizer.continuous_token import ContinuousTokenBuilder
+
+from verl.workers.config.explore import parts_of
+from verl.workers.config.keys import read_keys
+from verl.workers.rollout.chat.calls import CallReader
+from verl.workers.rollout.chat.environment import Chat
+from verl.workers.rollout.chat.template import ChatTemplate, make_builder
+from verl.workers.rollout.environment import NO_ENVIRONMENT, Environment
+from verl.workers.rollout.gym.environment import Gym, GymKeys, try_gym
+from verl.workers.rollout.stateful import InstanceKeys, InstancePool
+from verl.workers.rollout.tools.environment import Tools
+from verl.workers.rollout.tools.protocol import Protocol
+from verl.workers.rollout.tools.tool_box import ToolBox, try_tools
+
+
+def environment_keys(config) -> InstanceKeys:
+    """Return the settings under `environment` of a run's config; raise a ValueError that names a wrong key."""
+    is_gym = parts_of(config.actor_rollout_ref.rollout).environment == "gym"
+    return read_keys(GymKeys if is_gym else InstanceKeys, config.get("environment"), "environment")
+
+
+def environment_of(config, tokenizer, builder: ContinuousTokenBuilder | None = None) -> Environment:
+    """Return the environment of a run's config with its tools loaded.
+
+    Args:
+        builder: upstream's builder for the chat template; None to make one for the model of the config.
+
+    Raises:
+        ValueError: a tool does not work, or the chat template does not fit.
+    """
+    rollout = omega_conf_to_dataclass(config.actor_rollout_ref.rollout)
+    environment, keys = parts_of(rollout).environment, environment_keys(config)
+    if environment == "none":
+        return NO_ENVIRONMENT
+    if environment == "gym":
+        template = _template(config, tokenizer, builder) if keys.observation == "message" else None
+        return Gym(keys, Protocol(tokenizer, [keys.action_tag or "action"]), template)
+    if environment == "chat":
+        reader = CallReader(rollout.multi_turn.format, tokenizer)
+        template = _template(config, tokenizer, builder, closes=not reader.stop_token_ids)
+    tools, pool = ToolBox(rollout.tools), InstancePool(keys)
+    try_tools(rollout.tools)
+    if environment == "chat":
+        return Chat(tools, reader, template, rollout.multi_turn, pool)
+    return Tools(tools, Protocol(tokenizer, list(tools.tools)), pool)
+
+
+def _template(config, tokenizer, builder: ContinuousTokenBuilder | None, closes: bool = True) -> ChatTemplate:
+    if builder is None:
+        model_type = PretrainedConfig.get_config_dict(config.actor_rollout_ref.model.path)[0].get("model_type")
+        builder = make_builder(tokenizer, model_type, config.data.get("apply_chat_template_kwargs") or {})
+    return ChatTemplate(builder, closes=closes)
+
+
+def try_environment(config, task: Any) -> None:
+    """Try what answers the model on this machine: the tools, or a reset of the environment for a task.
+
+    Raises:
+        ValueError: it does not work; names the key.
+    """
+    rollout = config.actor_rollout_ref.rollout
+    environment = parts_of(rollout).environment
+    if environment == "gym":
+        try_gym(environment_keys(config), task)
+    elif environment != "none":
+        try_tools(omega_conf_to_dataclass(rollout).tools)
