@@ -57,5 +57,5 @@ def test_the_prompt_names_the_tools_if_the_config_says_so():
 
 
 def test_a_prompt_without_room_for_the_tools_fails():
-    with pytest.raises(ValueError, match="data.max_prompt_length=64 leaves no room for the tools' descriptions"):
+    with pytest.raises(ValueError, match="data.max_prompt_length=64 leaves no room for what the environment adds"):
         prompt_of(f"{ROLLOUT}.prompt_length=64", f"{ROLLOUT}.tools.describe_in_prompt=true")
