@@ -23,7 +23,7 @@ from pathlib import Path
 from transformers import AutoTokenizer
 
 from verl.utils.data_files import LISTED, BadRow, check_characters, read_rows, write_rows
-from verl.utils.dataset.tool_sft_dataset import DemonstrationEncoder
+from verl.utils.dataset.tool_sft_dataset import DemonstrationEncoder, encoder_of
 from verl.utils.reward_score.tool_format import TOOL_TAGS, check_format
 
 ROLES = {"system": "system", "user": "user", "human": "user", "assistant": "assistant", "gpt": "assistant"}
@@ -173,6 +173,8 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--tokenizer", help="the model to train: rows are checked for its length and special tokens")
     parser.add_argument("--max-length", type=int, default=15000, help="tokens; longer rows are bad (15000)")
     parser.add_argument("--tool-tags", nargs="+", default=list(TOOL_TAGS))
+    parser.add_argument("--environment", choices=("tools", "chat"), default="tools", help="of the RL run (tools)")
+    parser.add_argument("--tool-functions", help="for chat: JSON file with the tools in OpenAI's format")
     parser.add_argument("--val-fraction", type=float, default=0.02, help="of the questions (0.02)")
     parser.add_argument("--seed", type=int, default=0, help="of the choice of validation questions")
     parser.add_argument("--on-error", choices=("stop", "skip"), default="stop", help="when there are bad rows (stop)")
@@ -189,7 +191,8 @@ def main(arguments: list[str] | None = None) -> None:
     encoder = None
     try:
         if args.tokenizer:
-            encoder = DemonstrationEncoder(AutoTokenizer.from_pretrained(args.tokenizer), args.tool_tags)
+            tokenizer = AutoTokenizer.from_pretrained(args.tokenizer)
+            encoder = encoder_of(tokenizer, args.environment, args.tool_tags, functions_file=args.tool_functions)
         rows, bad = convert(read_rows(args.input), args.tool_tags, encoder, args.max_length)
     except (ValueError, OSError) as error:
         raise SystemExit(f"error: {error}") from error

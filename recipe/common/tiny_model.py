@@ -16,12 +16,8 @@ END_OF_TURN, START_OF_TURN, PAD = "<|im_end|>", "<|im_start|>", "<|endoftext|>"
 # Each of these words is one token, so that a turn costs the tiny model few steps. They stay in the decoded text.
 WORDS = ("system", "user", "assistant", "<think>", "</think>", "<answer>", "</answer>")
 
-CHAT_TEMPLATE = (
-    "{% for message in messages %}"
-    "{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>' + '\\n' }}"
-    "{% endfor %}"
-    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
-)
+# ChatML, which also describes tools, and writes calls as Qwen2.5 does
+CHAT_TEMPLATE = Path(__file__).with_name("chat_template.jinja").read_text(encoding="utf-8")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,6 +12,7 @@ import httpx
 import pyarrow.parquet as pq
 from omegaconf import DictConfig, OmegaConf
 from openai import AsyncOpenAI
+from transformers import PretrainedConfig
 
 from verl.evaluation.model.checkpoint import Checkpoint, find_checkpoint, fingerprint, merge_shards
 from verl.evaluation.model.replicas import allow_open_files, describe_server, gpu_problem, replicas_of, visible_gpus
@@ -24,11 +25,23 @@ from verl.evaluation.scores.metrics import measure
 from verl.evaluation.scores.results import EvalResult, format_result_lines, write_result_log
 from verl.evaluation.scores.sample_file import SampleFile
 from verl.evaluation.scores.scoring import find_scoring
-from verl.evaluation.settings import chat_template_kwargs, prompt_style, reported_settings, sampling_of
+from verl.evaluation.settings import (
+    chat_template_kwargs,
+    prompt_style,
+    reported_settings,
+    sampling_of,
+    tool_calls_of,
+)
 from verl.trainer.checks.preflight import check_model_path
 from verl.workers.config.keys import read_keys
+from verl.workers.rollout.chat.calls import CallReader
+from verl.workers.rollout.chat.environment import Chat
+from verl.workers.rollout.chat.template import ChatTemplate, make_builder
 from verl.workers.rollout.engines.interface import end_of_sequence_ids, generation_config_of
+from verl.workers.rollout.environment import NO_ENVIRONMENT, Environment
+from verl.workers.rollout.tools.environment import Tools
 from verl.workers.rollout.tools.http_json import is_loopback
+from verl.workers.rollout.tools.protocol import Protocol
 from verl.workers.rollout.tools.tool_box import ToolBox, ToolsConfig, tool_class
 
 SUFFIXES = (".parquet", ".jsonl", ".json", ".csv")
@@ -57,6 +70,8 @@ class Plan(NamedTuple):
         checkpoint: the model to evaluate; None for the model of the server `server.url`.
         scoring: name of a registered scoring.
         tools: settings of the tools that the model may call; None if it has none.
+        environment: how it calls them, `tools` or `chat`.
+        multi_turn: keys of `multi_turn` for `chat`.
         prompt: style of the prompts in words, from `prompt_style`.
         template: `apply_chat_template_kwargs`.
     """
@@ -66,12 +81,14 @@ class Plan(NamedTuple):
     questions: QuestionSet
     scoring: str
     tools: ToolsConfig | None
+    environment: str
+    multi_turn: DictConfig
     prompt: str
     template: dict
 
     @property
     def reported(self) -> dict:
-        return reported_settings(self.config, self.prompt, self.template, self.scoring)
+        return reported_settings(self.config, self.prompt, self.template, self.scoring, self.environment)
 
     @property
     def step(self) -> int | None:
@@ -101,7 +118,8 @@ class Plan(NamedTuple):
         counts = f"{len(questions)} questions x {config.n} = {len(questions) * config.n} responses{out}"
         lines += [f"data: {benchmark.title}, {counts}", f"scored by: {find_scoring(self.scoring).about}"]
         if self.tools:
-            lines.append(f"tools: {', '.join(self.tools.tool_instances)}, {self.tools.call_limit} calls a response")
+            how = f"environment={self.environment}, {self.tools.call_limit} calls a response"
+            lines.append(f"tools: {', '.join(self.tools.tool_instances)}, {how}")
         sampling = {"n": config.n} | sampling_of(config) | {"seed": config.seed}
         lines.append("sampling: " + ", ".join(f"{name}={value}" for name, value in sampling.items()))
         return [*lines, f"prompt: {self.prompt}; apply_chat_template_kwargs={self.template}"]
@@ -119,7 +137,9 @@ def plan_of(config: DictConfig) -> Plan:
     tools = read_keys(ToolsConfig, config.tools, "actor_rollout_ref.rollout.tools")
     instances = tools.tool_instances
     loaded = [tool_class(name, instance) for name, instance in instances.items()]
-    tool_tags = [tag for cls, params in loaded for tag in cls.tags(**params)]
+    environment, multi_turn = tool_calls_of(config, checkpoint := _checkpoint(config))
+    # the chat template describes the tools itself
+    tool_tags = [tag for cls, params in loaded for tag in cls.tags(**params)] if environment == "tools" else []
     questions = read_questions(
         config.benchmark,
         _files(config),
@@ -130,14 +150,16 @@ def plan_of(config: DictConfig) -> Plan:
         skip_bad_rows=config.skip_bad_rows,
     )
     questions = questions._replace(questions=questions.questions[: config.limit])
-    checkpoint = None
+    prompt, template = prompt_style(config, questions, tool_tags), chat_template_kwargs(config, checkpoint)
+    tools = tools if instances else None
+    return Plan(config, checkpoint, questions, scoring, tools, environment, multi_turn, prompt, template)
+
+
+def _checkpoint(config: DictConfig) -> Checkpoint | None:
     if config.model is not None:
         check_model_path("model", config.model)
-        checkpoint = Checkpoint(config.model, None)
-    elif config.server.url is None:
-        checkpoint = find_checkpoint(config.experiment, config.step)
-    prompt, template = prompt_style(config, questions, tool_tags), chat_template_kwargs(config, checkpoint)
-    return Plan(config, checkpoint, questions, scoring, tools if instances else None, prompt, template)
+        return Checkpoint(config.model, None)
+    return find_checkpoint(config.experiment, config.step) if config.server.url is None else None
 
 
 def _check_keys(config: DictConfig, scoring: str) -> None:
@@ -302,7 +324,21 @@ def _responder(plan: Plan, url: str, tools: ToolBox | None) -> Responder:
     tokenizer = AutoTokenizer.from_pretrained(path)
     stop_token_ids = end_of_sequence_ids(tokenizer, generation_config_of(path))
     engine = ServerEngine(clients, name, at_once, sampling["repetition_penalty"])
-    return token_responder(engine, tokenizer, plan.template, sampling, stop_token_ids, tools, context)
+    environment = _environment(plan, tokenizer, path, tools)
+    return token_responder(engine, tokenizer, plan.template, sampling, stop_token_ids, environment, context)
+
+
+def _environment(plan: Plan, tokenizer, path: str, tools: ToolBox | None) -> Environment:
+    """Return what answers the model; raise EvaluationError if its chat template does not fit `environment=chat`."""
+    if tools is None:
+        return NO_ENVIRONMENT
+    if plan.environment == "tools":
+        return Tools(tools, Protocol(tokenizer, list(tools.tools)))
+    with _as_evaluation_error():
+        model_type = PretrainedConfig.get_config_dict(path)[0].get("model_type")
+        reader = CallReader(plan.multi_turn.format, tokenizer)
+        builder = make_builder(tokenizer, model_type, plan.template)
+        return Chat(tools, reader, ChatTemplate(builder, closes=not reader.stop_token_ids), plan.multi_turn)
 
 
 async def _collect(plan: Plan, url: str, samples: SampleFile) -> None:

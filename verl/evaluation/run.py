@@ -20,9 +20,7 @@ from verl.evaluation.scores.sample_file import SampleFile
 from verl.evaluation.scores.scoring import Scored
 from verl.workers.rollout import tree_builder as builder
 from verl.workers.rollout.engines.interface import GenerationRequest, gather_or_cancel
-from verl.workers.rollout.tools.environment import Tools
-from verl.workers.rollout.tools.protocol import Protocol
-from verl.workers.rollout.tools.tool_box import ToolBox
+from verl.workers.rollout.environment import NO_ENVIRONMENT, Environment
 from verl.workers.rollout.trajectory_tree import TOOL
 
 
@@ -49,31 +47,35 @@ def token_responder(
     template: Mapping,
     sampling: Mapping,
     stop_token_ids: list[int],
-    tools: ToolBox | None,
+    environment: Environment,
     context: int | None,
 ) -> Responder:
-    """Return an asynchronous function (question, seed) -> `Response`, with or without tools.
+    """Return an asynchronous function (question, seed) -> `Response`, in any environment.
 
     It exchanges token ids with the model, as training does.
 
     Args:
         tokenizer: the model's tokenizer, whose chat template makes the prompt.
         template: further options of the chat template, such as `enable_thinking`.
-        sampling: temperature, top_p, top_k, stop (without tools) and max_tokens, the limit of a response including tool
-            results.
+        sampling: temperature, top_p, top_k, stop (without an environment) and max_tokens, the limit of a response
+            including the environment's answers.
         stop_token_ids: token ids that end a response.
-        tools: tools that the model may call; None: the model answers in one turn.
+        environment: what answers the model; NO_ENVIRONMENT: it answers in one turn.
         context: largest number of tokens of prompt and response together; None: the server limits them.
     """
     options = {name: sampling[name] for name in ("temperature", "top_p", "top_k")}
-    environment = None if tools is None else Tools(tools, Protocol(tokenizer, list(tools.tools)))
 
     async def respond(question: Question, seed: int) -> Response:
+        async with environment.opened({}, seed) as opened:
+            return await respond_in(opened, question, seed)
+
+    async def respond_in(opened: Environment, question: Question, seed: int) -> Response:
         prompt_ids = tokenizer.apply_chat_template(
-            question.prompt if environment is None else environment.prompt_messages(question.prompt),
+            await opened.first_messages(question.prompt),
             add_generation_prompt=True,
             tokenize=True,
             return_dict=False,
+            **({"tools": opened.schemas} if opened.schemas else {}),
             **template,
         )
         max_tokens = sampling["max_tokens"]
@@ -82,14 +84,13 @@ def token_responder(
         if max_tokens < 1:
             raise ValueError(f"question {question.id}: its {len(prompt_ids)} tokens leave no room in {context}")
         limits = {"max_tokens": max_tokens, "stop_token_ids": stop_token_ids, "seed": seed}
-        if environment is None:
+        if environment is NO_ENVIRONMENT:
             request = GenerationRequest(prompt_ids, **limits, **options, stop=sampling["stop"])
             token_ids = (await engine.generate(request)).token_ids
             return Response(tokenizer.decode(token_ids, skip_special_tokens=True), len(token_ids))
         settings = builder.Sampling(**options)
         policy = builder.policy_class("plain").from_config(None)
-        async with environment.opened({}, seed) as opened:
-            tree = await builder.grow(engine, prompt_ids, 1, policy, environment=opened, sampling=settings, **limits)
+        tree = await builder.grow(engine, prompt_ids, 1, policy, environment=opened, sampling=settings, **limits)
         text = tokenizer.decode(tree.trajectories()[0], skip_special_tokens=True)
         calls = sum(segment.author == TOOL for segment in tree.segments)
         return Response(text, sum(tree.response_masks()[0]), calls)

@@ -22,10 +22,31 @@ def chat_template_kwargs(config: DictConfig, checkpoint: Checkpoint | None) -> d
     """
     if config.apply_chat_template_kwargs is not None:
         return _plain(config.apply_chat_template_kwargs)
+    run = _run_of(checkpoint)
+    return _plain(run.data.get("apply_chat_template_kwargs") or {}) if run is not None else {}
+
+
+def tool_calls_of(config: DictConfig, checkpoint: Checkpoint | None) -> tuple[str, DictConfig]:
+    """Return how the model calls tools, `tools` (in tags) or `chat`, and the keys of `multi_turn` for `chat`.
+
+    If the key `environment` is null, both are those with which the checkpoint was trained; else those of the config.
+
+    Raises:
+        ValueError: another environment.
+    """
+    if config.environment not in (None, "tools", "chat"):
+        raise ValueError(f"environment={config.environment}: expected tools or chat, or null for the checkpoint's")
+    run = _run_of(checkpoint) if config.environment is None else None
+    if run is not None and run.actor_rollout_ref.rollout.get("environment") == "chat":
+        return "chat", OmegaConf.merge(config.multi_turn, run.actor_rollout_ref.rollout.multi_turn)
+    return config.environment or "tools", config.multi_turn
+
+
+def _run_of(checkpoint: Checkpoint | None) -> DictConfig | None:
+    """Return the config of the run that trained a checkpoint; None if the model comes from elsewhere."""
     parents = Path(checkpoint.model).parents if checkpoint else ()
     folder = next((parent for parent in parents if parent.name.startswith("global_step_")), None)
-    run = saved_config(folder) if folder else None
-    return _plain(run.data.get("apply_chat_template_kwargs") or {}) if run is not None else {}
+    return saved_config(folder) if folder else None
 
 
 def prompt_style(config: DictConfig, questions: QuestionSet, tool_tags: Sequence[str]) -> str:
@@ -44,11 +65,12 @@ def sampling_of(config: DictConfig) -> dict:
     return {name: _plain(config[name]) for name in SAMPLING}
 
 
-def reported_settings(config: DictConfig, prompt: str, template: dict, scoring: str) -> dict:
+def reported_settings(config: DictConfig, prompt: str, template: dict, scoring: str, environment: str) -> dict:
     """Return the settings that a result line names, in JSON's types."""
     judge = (config.judge.name or config.judge.url) if scoring == "judge" else "none"
     settings = sampling_of(config) | {"seed": config.seed, "prompt": prompt, "apply_chat_template_kwargs": template}
-    return settings | {"tools": sorted(config.tools.tool_instances), "scoring": scoring, "judge": judge}
+    how = {"environment": environment} if environment != "tools" else {}
+    return settings | {"tools": sorted(config.tools.tool_instances), "scoring": scoring, "judge": judge} | how
 
 
 def _plain(value):

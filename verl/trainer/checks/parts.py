@@ -110,7 +110,7 @@ def check_environment(config: DictConfig) -> None:
     tries the tools on its own machine."""
     from verl.workers.rollout.run_environment import try_environment
 
-    row = {}
-    if parts_of(config.actor_rollout_ref.rollout).environment == "gym" and (files := data_files(config, "train_files")[0]):
+    is_gym, row = parts_of(config.actor_rollout_ref.rollout).environment == "gym", {}
+    if is_gym and (files := data_files(config, "train_files")[0]):
         row = next(pq.ParquetFile(files[0]).iter_batches(1)).to_pylist()[0]
     try_environment(config, (row.get("extra_info") or {}).get("environment"))

@@ -11,17 +11,33 @@ becomes the following, where each part is encoded on its own and only the assist
     prompt by the chat template | …</search> | ␣<result>\\n the text found \\n</result> | …</answer> | end of sequence
     mask 0                        1            0                                         1             1
 
+With `data.environment=chat`, as in an RL run with environment=chat, a call at the end of an assistant's part becomes a
+call in the words of the chat template, and the tool's text becomes a tool message:
+
+    prompt, with the tools | … <tool_call>{"name": "search", …}</tool_call><|im_end|> | … tool message … | …
+    mask 0                   1                                                          0                  1
+
 A config names it by `data.custom_cls: {path: pkg://verl.utils.dataset.tool_sft_dataset, name: ToolSFTDataset}`.
 """
 
+import json
+import re
 import sys
+from collections.abc import Iterable
+from pathlib import Path
 
 import torch
+from transformers import PretrainedConfig
 from verl.utils.dataset.multiturn_sft_dataset import MultiTurnSFTDataset
 from verl.utils.tokenizer.tokenizer import normalize_token_ids
 
 from verl.utils.reward_score.tool_format import TOOL_TAGS
+from verl.workers.rollout.chat.calls import Call
+from verl.workers.rollout.chat.template import ChatTemplate, make_builder
+from verl.workers.rollout.tools.function_calls import call_arguments
 from verl.workers.rollout.tools.protocol import MOST_CHARACTERS_A_TOKEN, Protocol
+from verl.workers.rollout.tools.python.tool import PythonTool
+from verl.workers.rollout.tools.search.tool import LocalSearchTool
 
 
 class DemonstrationEncoder:
@@ -43,11 +59,7 @@ class DemonstrationEncoder:
         Raises:
             ValueError: the messages are not a prompt and a response that ends with the assistant; names the roles.
         """
-        roles = [message["role"] for message in messages]
-        start = roles.index("assistant") if "assistant" in roles else len(roles)
-        prompt, response = messages[:start], messages[start:]
-        if not prompt or not response or set(roles[start:]) - {"assistant", "tool"} or roles[-1] != "assistant":
-            raise ValueError(f"expected system, user, then assistant, tool, assistant, …, assistant; got {roles}")
+        prompt, response = split_messages(messages)
         ids = normalize_token_ids(
             self.tokenizer.apply_chat_template(
                 prompt, add_generation_prompt=True, tokenize=True, **self.chat_template_kwargs
@@ -68,11 +80,96 @@ class DemonstrationEncoder:
         return self.protocol.result_ids(text, max_tokens=sys.maxsize // MOST_CHARACTERS_A_TOKEN)
 
 
+def split_messages(messages: list[dict]) -> tuple[list[dict], list[dict]]:
+    """Return the prompt and the response; raise a ValueError with the roles if they are in another order."""
+    roles = [message["role"] for message in messages]
+    start = roles.index("assistant") if "assistant" in roles else len(roles)
+    if not 0 < start < len(roles) or set(roles[start:]) - {"assistant", "tool"} or roles[-1] != "assistant":
+        raise ValueError(f"expected system, user, then assistant, tool, assistant, …, assistant; got {roles}")
+    return messages[:start], messages[start:]
+
+
+class ChatEncoder(DemonstrationEncoder):
+    """Turns messages into token ids and a loss mask, with the calls of `environment=chat`.
+
+    Args:
+        model_type: `model_type` of the model's config.json.
+        functions: tools in OpenAI's format, for the chat template; None for `default_functions`.
+
+    Raises:
+        ValueError: the chat template does not render tools.
+    """
+
+    def __init__(self, tokenizer, tool_tags=TOOL_TAGS, chat_template_kwargs=None, model_type=None, functions=None):
+        super().__init__(tokenizer, tool_tags, chat_template_kwargs)
+        self.functions = default_functions(tool_tags) if functions is None else functions
+        self.template = ChatTemplate(make_builder(tokenizer, model_type, self.chat_template_kwargs), closes=True)
+        self.template.check_tools(self.functions)
+        self._call = re.compile(rf"(.*)<({'|'.join(map(re.escape, tool_tags))})>(.*)</\2>\s*", re.DOTALL)
+
+    def encode(self, messages: list[dict]) -> tuple[list[int], list[int]]:
+        prompt, response = split_messages(messages)
+        ids = list(self.template.builder.build_initial_tokens(prompt, tools=self.functions))
+        mask = [0] * len(ids)
+        turn: list[int] = []
+        call: Call | None = None
+        for message in response:
+            if message["role"] == "assistant":
+                text, call = self._parts(message["content"])
+                turn = part = self.template.turn(text, [call] if call else [])
+            else:
+                text = self.template.control_tokens.harmless(message["content"])
+                part = self.template.answer(turn, [call or Call("")], [text], self.functions)
+            ids += part
+            mask += [int(message["role"] == "assistant")] * len(part)
+        return ids, mask
+
+    def _parts(self, text: str) -> tuple[str, Call | None]:
+        """Return a part's text and its call."""
+        if (found := self._call.fullmatch(text)) is None:
+            return text, None
+        before, tag, content = found.groups()
+        function = next(tool["function"] for tool in self.functions if tool["function"]["name"] == tag)
+        arguments = call_arguments(function["parameters"], content.strip())
+        return before.rstrip(), Call(tag, json.dumps(arguments, ensure_ascii=False))
+
+
+def default_functions(tool_tags: Iterable[str]) -> list[dict]:
+    """Return the search and Python tools in OpenAI's format.
+
+    Raises:
+        ValueError: a tag of another tool.
+    """
+    tools = {tool.trigger_tag: tool for tool in (PythonTool, LocalSearchTool)}
+    if unknown := [tag for tag in tool_tags if tag not in tools]:
+        raise ValueError(f"tool_tags: {', '.join(unknown)} is none of {', '.join(tools)}: give the tools' functions")
+    return [tools[tag].__new__(tools[tag]).function() for tag in tool_tags]
+
+
+def encoder_of(
+    tokenizer, environment: str, tool_tags: Iterable[str], chat_template_kwargs=None, functions_file: str | None = None
+) -> DemonstrationEncoder:
+    """Return the encoder for an environment.
+
+    Raises:
+        ValueError: another environment, or the tokenizer or its chat template does not fit.
+    """
+    if environment == "tools":
+        return DemonstrationEncoder(tokenizer, tool_tags, chat_template_kwargs)
+    if environment != "chat":
+        raise ValueError(f"environment={environment}: expected tools or chat")
+    functions = json.loads(Path(functions_file).read_text(encoding="utf-8")) if functions_file else None
+    model_type = PretrainedConfig.get_config_dict(tokenizer.name_or_path)[0].get("model_type")
+    return ChatEncoder(tokenizer, tool_tags, chat_template_kwargs, model_type, functions)
+
+
 class ToolSFTDataset(MultiTurnSFTDataset):
-    """verl's multi-turn dataset with each row encoded by `DemonstrationEncoder`.
+    """verl's multi-turn dataset with each row encoded by `DemonstrationEncoder`, or `ChatEncoder`.
 
     It reads these keys of `data`: `messages_key`, `max_length` (tokens), `truncation` (`error` or `right`, which cuts),
-    `tool_tags`, `apply_chat_template_kwargs`, and verl's keys that select rows. `pad_mode` must be no_padding.
+    `tool_tags`, `environment` (`tools` or `chat`), `tool_functions` (a JSON file with the tools in OpenAI's format, for
+    `chat` with other tools than search and Python), `apply_chat_template_kwargs`, and verl's keys that select rows.
+    `pad_mode` must be no_padding.
     """
 
     def __init__(self, parquet_files, tokenizer, config, processor=None, max_samples: int = -1):
@@ -82,8 +179,13 @@ class ToolSFTDataset(MultiTurnSFTDataset):
                 f"data.pad_mode={self.pad_mode}, data.truncation={self.truncation}: "
                 "tool demonstrations need no_padding, and error or right"
             )
-        tool_tags = config.get("tool_tags") or TOOL_TAGS
-        self.encoder = DemonstrationEncoder(self.tokenizer, tool_tags, self.apply_chat_template_kwargs)
+        self.encoder = encoder_of(
+            self.tokenizer,
+            config.get("environment") or "tools",
+            config.get("tool_tags") or TOOL_TAGS,
+            self.apply_chat_template_kwargs,
+            config.get("tool_functions"),
+        )
 
     def __getitem__(self, item: int) -> dict[str, torch.Tensor]:
         """Return `input_ids`, `position_ids` and `loss_mask`, int64 of shape (tokens,)."""

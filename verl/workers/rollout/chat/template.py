@@ -113,11 +113,17 @@ class ChatTemplate:
         merged = self.builder.merge_context_tokens(before, [*before, message], [*turn, *closing])
         return [*closing, *added_tokens([*turn, *closing], merged)]
 
+    def turn(self, text: str, calls: Sequence[Call]) -> list[int]:
+        """Return the tokens of a turn as the template renders it, up to its end token."""
+        beginning = self.builder.render_delta_token_id([QUESTION], [], add_generation_prompt=True)
+        tokens = self._rendered(assistant_message(calls) | {"content": text})
+        tokens = tokens[len(beginning) :] if tokens[: len(beginning)] == beginning else tokens
+        ends = [i for i, token in enumerate(tokens) if token in self.ends]
+        return tokens[: ends[-1] + 1] if ends else tokens
+
     def example(self, name: str, arguments: dict[str, Any]) -> str:
         """Return a call as the template renders it, for a model that has written a broken one."""
-        beginning = self.builder.render_delta_token_id([QUESTION], [], add_generation_prompt=True)
-        tokens = self._rendered(assistant_message([Call(name, json.dumps(arguments, ensure_ascii=False))]))
-        tokens = tokens[len(beginning) :] if tokens[: len(beginning)] == beginning else tokens
+        tokens = self.turn("", [Call(name, json.dumps(arguments, ensure_ascii=False))])
         end = len(tokens)
         while end and (tokens[end - 1] in self.ends or not self.builder.tokenizer.decode(tokens[end - 1]).strip()):
             end -= 1
