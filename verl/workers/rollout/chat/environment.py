@@ -127,15 +127,17 @@ class Chat(Environment):
         if not calls:
             return Answer([], done=True)
         done = await asyncio.gather(*(self._run(call) for call in calls))
-        named = [replace(call, name=self._shown_name(call)) for call in calls]
+        shown = [self._shown(call) for call in calls]
         try:
-            tokens = self.template.answer(turn, named, [call.text for call in done], self.schemas)
+            tokens = self.template.answer(turn, shown, [call.text for call in done], self.schemas)
         except Exception as error:  # a template may raise anything, and must not end the run
             raise BranchLost(f"the chat template does not render a tool's answer: {error}") from error
         return Answer(tokens if len(tokens) <= max_tokens else [], tuple(map(description_of, done)))
 
-    def _shown_name(self, call: Call) -> str:
-        return call.name if call.name in self.tools else self._harmless(one_line(call.name, MAX_NAME_CHARS))
+    def _shown(self, call: Call) -> Call:
+        """Return a call whose name and id, which the model may have made up, have no control tokens."""
+        name = call.name if call.name in self.tools else self._harmless(one_line(call.name, MAX_NAME_CHARS))
+        return replace(call, name=name, id=self._harmless(call.id))
 
     async def _run(self, call: Call) -> ToolCall:
         """Return the outcome of a call, whose text has no control tokens; a call with a fault does not run."""
