@@ -17,7 +17,7 @@ from verl.workers.rollout.chat.template import UNKNOWN, ChatTemplate
 from verl.workers.rollout.environment import Answer, BranchLost, Ends, Environment, TurnEnd
 from verl.workers.rollout.stateful import InstanceKeys, InstancePool
 from verl.workers.rollout.tools.environment import MALFORMED, call_metrics, description_of
-from verl.workers.rollout.tools.plain_text import one_line
+from verl.workers.rollout.tools.plain_text import PROTOCOL_TAGS, neutral, one_line
 from verl.workers.rollout.tools.sessions import ToolSessions, ToolStates
 from verl.workers.rollout.tools.tool_box import ToolBox, ToolCall
 
@@ -138,15 +138,17 @@ class Chat(Environment):
         if not calls:
             return Answer([], done=True)
         done, state = await self._run(calls, state)
-        named = [replace(call, name=self._shown_name(call)) for call in calls]
+        shown = [self._shown(call) for call in calls]
         try:
-            tokens = self.template.answer(turn, named, [call.text for call in done], self.schemas)
+            tokens = self.template.answer(turn, shown, [call.text for call in done], self.schemas)
         except Exception as error:  # a template may raise anything, and must not end the run
             raise BranchLost(f"the chat template does not render a tool's answer: {error}") from error
         return Answer(tokens if len(tokens) <= max_tokens else [], tuple(map(description_of, done)), state)
 
-    def _shown_name(self, call: Call) -> str:
-        return call.name if call.name in self.tools else self._harmless(one_line(call.name, MAX_NAME_CHARS))
+    def _shown(self, call: Call) -> Call:
+        """Return a call whose name and id, which the model may have made up, have no control tokens."""
+        name = call.name if call.name in self.tools else self._harmless(one_line(call.name, MAX_NAME_CHARS))
+        return replace(call, name=name, id=self._harmless(call.id))
 
     async def _run(self, calls: Sequence[Call], state: ToolStates | None) -> tuple[list[ToolCall], ToolStates | None]:
         """Return the outcomes of calls, whose texts have no control tokens, and the sessions' states after them; a call
@@ -161,9 +163,13 @@ class Chat(Environment):
                 outcomes[i] = self._refused(call, str(fault))
         done, state = await self.sessions.call_all(state, list(contents.values()))
         limit, side = self.multi_turn.max_tool_response_length, self.multi_turn.tool_response_truncate_side
-        shown = [replace(call, text=self._harmless(cut(call.text, limit, side))) for call in done]
+        shown = [replace(call, text=self._result(cut(call.text, limit, side))) for call in done]
         outcomes |= dict(zip(contents, shown, strict=True))
         return [outcomes[i] for i in range(len(calls))], state
+
+    def _result(self, text: str) -> str:
+        """Return a tool's text without control tokens, and without tags by which rewards find an answer."""
+        return neutral(self._harmless(text), PROTOCOL_TAGS)
 
     def _refused(self, call: Call, fault: str) -> ToolCall:
         """Return the outcome of a call with a fault: the fault, and a call of the same tool as it should be."""

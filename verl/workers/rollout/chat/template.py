@@ -18,6 +18,8 @@ from verl.workers.rollout.chat.calls import Call, without_thoughts
 from verl.workers.rollout.tools.control_tokens import ControlTokens, spaced
 
 MODEL = "actor_rollout_ref.model"
+TEMPLATE = f"environment=chat: the chat template of {MODEL}.path"
+ADVICE = f"set {MODEL}.custom_chat_template to a template with tools, or choose another environment"
 QUESTION = {"role": "user", "content": "How are you?"}
 FINE = "Fine."
 UNKNOWN = "unknown"  # a tool's name where the model gave none
@@ -75,18 +77,15 @@ class ChatTemplate:
             self.ends = {after_call, after_answer}
             shown = builder.tokenizer.decode(self.answer([], [call], [FINE], None))
         except Exception as error:  # a template may raise anything
-            raise ValueError(f"{self._key} does not render a tool's answer: {error!r}; {self._advice}") from error
+            raise ValueError(f"{TEMPLATE} does not render a tool's answer: {error!r}; {ADVICE}") from error
         if FINE not in shown:
-            raise ValueError(f"{self._key} leaves out a tool's answer; {self._advice}")
-
-    _key = f"environment=chat: the chat template of {MODEL}.path"
-    _advice = f"set {MODEL}.custom_chat_template to a template with tools, or choose another environment"
+            raise ValueError(f"{TEMPLATE} leaves out a tool's answer; {ADVICE}")
 
     def check_tools(self, schemas: list[dict[str, Any]]) -> None:
         """Raise ValueError if the template does not describe tools to the model."""
         with_tools, without = (self.builder.build_initial_tokens([QUESTION], tools=tools) for tools in (schemas, None))
         if with_tools == without:
-            raise ValueError(f"{self._key} does not describe the tools; {self._advice}")
+            raise ValueError(f"{TEMPLATE} does not describe the tools; {ADVICE}")
 
     def answer(
         self, turn: Sequence[int], calls: Sequence[Call], texts: Sequence[str], schemas: list[dict[str, Any]] | None
@@ -122,8 +121,12 @@ class ChatTemplate:
         return tokens[: ends[-1] + 1] if ends else tokens
 
     def example(self, name: str, arguments: dict[str, Any]) -> str:
-        """Return a call as the template renders it, for a model that has written a broken one."""
-        tokens = self.turn("", [Call(name, json.dumps(arguments, ensure_ascii=False))])
+        """Return a call as the template renders it, for a model that has written a broken one; in JSON if the template
+        cannot render these arguments."""
+        try:
+            tokens = self.turn("", [Call(name, json.dumps(arguments, ensure_ascii=False))])
+        except Exception:  # a template may raise anything, and must not end the run
+            return json.dumps({"name": name, "arguments": arguments}, ensure_ascii=False)
         end = len(tokens)
         while end and (tokens[end - 1] in self.ends or not self.builder.tokenizer.decode(tokens[end - 1]).strip()):
             end -= 1
