@@ -90,7 +90,7 @@ def run_maker(
     config_class: type,
     write: Callable[[str, Any], Mapping[str, Path]],
     sizes: Mapping[str, str],
-    model: TinyModelConfig | None = None,
+    models: Mapping[str, TinyModelConfig] | None = None,
     arguments: list[str] | None = None,
 ) -> None:
     """Make a task's files as the command line says; print the config and the files' paths.
@@ -99,23 +99,26 @@ def run_maker(
         config_class: dataclass with the task's settings, each of which is an option.
         write: function (output_dir, config) -> split -> path of its file.
         sizes: split -> name of the config field with its number of rows.
-        model: the tiny model that --model-dir makes; None: the task has none of its own.
+        models: option, such as `model-dir` -> the tiny model that it makes; None: the task has none of its own.
 
     Raises:
         SystemExit: the options are invalid.
     """
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--output-dir", required=model is None, help="where the files go")
-    if model is not None:
-        parser.add_argument("--model-dir", help="where the task's tiny model goes")
+    models = models or {}
+    parser.add_argument("--output-dir", required=not models, help="where the files go")
+    for option in models:
+        parser.add_argument(f"--{option}", help="where a tiny model for the task goes")
     for field in fields(config_class):
         parser.add_argument(f"--{field.name.replace('_', '-')}", type=type(field.default), default=field.default)
     options = vars(parser.parse_args(arguments))
-    output_dir, model_dir = options.pop("output_dir"), options.pop("model_dir", None)
-    if not output_dir and not model_dir:
-        parser.error("--output-dir or --model-dir says what to make")
-    if model_dir:
-        print(f"tiny model: {write_tiny_model(model_dir, model)}")
+    output_dir = options.pop("output_dir")
+    folders = {option: options.pop(option.replace("-", "_")) for option in models}
+    if not output_dir and not any(folders.values()):
+        parser.error(f"--output-dir or --{' or --'.join(models)} says what to make")
+    for option, folder in folders.items():
+        if folder:
+            print(f"tiny model: {write_tiny_model(folder, models[option])}")
     if not output_dir:
         return
     try:

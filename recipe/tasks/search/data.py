@@ -27,6 +27,9 @@ from verl.workers.rollout.tools.search.tool import LocalSearchTool
 DATA_SOURCE = "search_task"
 # words that are one token each in the tiny model's tokenizer
 EXTRA_WORDS = ("<search>", "</search>", "<python>", "</python>", "<result>", "</result>", "\\boxed{", "pal", ", age ")
+# one token each for a model with environment=chat: what calls and tool messages have in common
+CHAT_WORDS = ('\n<tool_call>\n{"name": "', '", "arguments": {"', '"}}\n</tool_call>', 'query": "', 'code": "')
+CHAT_WORDS += ("python", "search", "<tool_response>\n", "\n</tool_response>")
 TEST_SHARE = 0.2
 # file -> config field with its number of rows, in the order of writing
 SIZES = {"corpus": "people", "demonstrations": "demo_size", "test": "test_size", "train": "train_size"}
@@ -196,7 +199,11 @@ def main() -> None:
     def write(output_dir: str, config: SearchTaskConfig) -> dict[str, Path]:
         return asyncio.run(write_search_task(output_dir, config))
 
-    run_maker(__doc__, SearchTaskConfig, write, SIZES, TinyModelConfig(extra_words=EXTRA_WORDS))
+    models = {
+        "model-dir": TinyModelConfig(extra_words=EXTRA_WORDS),
+        "chat-model-dir": TinyModelConfig(extra_words=EXTRA_WORDS + CHAT_WORDS),
+    }
+    run_maker(__doc__, SearchTaskConfig, write, SIZES, models)
 
 
 if __name__ == "__main__":

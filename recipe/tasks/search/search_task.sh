@@ -18,3 +18,20 @@ use_hops() {
     # the searches and the computation
     CALL_LIMIT=$((${1#*-} + 1))
 }
+
+# use_environment tools|chat: with chat the model's own calls, of a model of its own. The template's description of the tools
+# has about 520 tokens, and a call with its answer 20 more than in tags.
+use_environment() {
+    case $1 in
+    tools) MODEL_OPTION=--model-dir TASK_MODEL=outputs/search_task_model SFT_DIR=sft ;;
+    chat)
+        MODEL_OPTION=--chat-model-dir TASK_MODEL=outputs/search_task_chat_model SFT_DIR=sft_chat
+        COLD_START=${COLD_START/_sft/_chat_sft} TASK_NAME_SUFFIX=_chat
+        MAX_PROMPT_LENGTH=$((MAX_PROMPT_LENGTH + 540)) MAX_RESPONSE_LENGTH=$((MAX_RESPONSE_LENGTH + 30 * CALL_LIMIT))
+        ;;
+    *)
+        echo "error: ENVIRONMENT=$1: expected tools or chat" >&2
+        exit 2
+        ;;
+    esac
+}

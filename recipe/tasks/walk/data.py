@@ -247,7 +247,7 @@ def write_walks(output_dir: str | Path, config: WalkConfig | None = None) -> dic
 
 
 def main(arguments: list[str] | None = None) -> None:
-    run_maker(__doc__, WalkConfig, write_walks, SIZES, MODEL, arguments)
+    run_maker(__doc__, WalkConfig, write_walks, SIZES, {"model-dir": MODEL}, arguments)
 
 
 if __name__ == "__main__":
