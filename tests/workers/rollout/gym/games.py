@@ -52,3 +52,9 @@ class GymnasiumSums(gymnasium.Env):
 class NoStep:
     def reset(self, task, seed):
         return ""
+
+
+class Hostile(Sums):
+    def reset(self, task, seed):
+        super().reset(task, seed)
+        return task["say"]

@@ -1,0 +1,140 @@
+"""`environment=gym` with games in processes: prompts, actions, observations, rewards and trees."""
+
+import asyncio
+import random
+
+import pytest
+
+from recipe.arpo.keys import ARPOConfig
+from recipe.arpo.tree import Policy as ARPO
+from recipe.common.tiny_model import END_OF_TURN, make_tokenizer
+from recipe.common.tree import Policy as Plain
+from verl.workers.rollout.chat.template import ChatTemplate, make_builder
+from verl.workers.rollout.engines.interface import Generation
+from verl.workers.rollout.gym.environment import Gym, GymKeys, try_gym
+from verl.workers.rollout.tools.protocol import Protocol
+from verl.workers.rollout.tree_builder import grow
+from verl.workers.rollout.tree_rollout import rows_of
+
+GAMES = "tests.workers.rollout.gym.games"
+TOKENIZER = make_tokenizer()
+ROW = {"extra_info": {"environment": {"goal": 4}}}
+TAGS = {"observation": "result", "action_tag": "act"}
+
+
+def encode(text: str) -> list[int]:
+    return TOKENIZER.encode(text, add_special_tokens=False)
+
+
+class Player:
+    """Plays 1 or 2, drawn by the first request of a turn; `turn` writes it."""
+
+    def __init__(self, turn=lambda action: f"{action}{END_OF_TURN}", actions="12"):
+        self.turn, self.actions, self.asked = turn, actions, []
+
+    async def generate(self, request):
+        self.asked.append(TOKENIZER.decode(request.prompt_ids))
+        begun = self.asked[-1].rpartition("assistant\n")[2].rpartition("</result>")[2]
+        action = begun[0] if begun else random.Random(request.seed).choice(self.actions)
+        tokens = encode(self.turn(action))[len(encode(begun)) :][: request.max_tokens]
+        for end in range(1, len(tokens)):
+            if any(text in TOKENIZER.decode(tokens[:end]) for text in request.stop):
+                tokens = tokens[:end]
+                break
+        entropies = [random.Random(str(self.asked[-1])).random()] * len(tokens) if request.n_entropy else None
+        return Generation(tokens, [-0.5] * len(tokens), entropies=entropies)
+
+
+def worker(name="Sums", **keys) -> Gym:
+    keys = GymKeys(class_path=f"{GAMES}.{name}", **keys)
+    template = (
+        ChatTemplate(make_builder(TOKENIZER, "qwen2", {}), closes=True) if keys.observation == "message" else None
+    )
+    return Gym(keys, Protocol(TOKENIZER, [keys.action_tag or "action"]), template)
+
+
+def grown(gym: Gym, player=None, policy=None, n=4, max_tokens=600, row=ROW):
+    """The prompt's text, and the tree."""
+
+    async def run():
+        try:
+            async with gym.opened(row, 7) as opened:
+                messages = await opened.first_messages([{"role": "user", "content": "Play."}])
+                prompt = TOKENIZER.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
+                options = {"max_tokens": max_tokens, "stop_token_ids": [TOKENIZER.eos_token_id], "vocab_size": 300}
+                tree = await grow(player or Player(), prompt, n, policy or Plain(), environment=opened, **options)
+            assert gym.pool.used == 0
+            return TOKENIZER.decode(prompt), tree
+        finally:
+            await gym.stop()
+
+    return asyncio.run(run())
+
+
+def test_observations_are_messages_and_rewards_stand_at_their_turns():
+    prompt, tree = grown(worker())
+    assert prompt == "<|im_start|>user\nPlay.\n\ngoal 4, seed 7<|im_end|>\n<|im_start|>assistant\n"
+    for row in rows_of(tree, Plain()):
+        turns = TOKENIZER.decode(row.response_ids).split("<|im_start|>assistant\n")
+        total = 0
+        for i, turn in enumerate(turns):
+            action, _, observation = turn.partition(END_OF_TURN)
+            total += int(action)
+            seen = f"\n<|im_start|>user\nsum {total}{END_OF_TURN}\n" if i + 1 < len(turns) else ""
+            assert observation == seen
+        assert total >= 4 and row.reward_score == float(total == 4)
+        assert row.extra_fields["turn_scores"] == [0.0] * (len(turns) - 1) + [row.reward_score]
+
+
+def test_observations_are_result_blocks_behind_a_tag():
+    player = Player(lambda action: f"{action}<act>{action}</act>")
+    _, tree = grown(worker(**TAGS), player)
+    for text in map(TOKENIZER.decode, tree.trajectories()):
+        assert text.startswith(text[0] + "<act>" + text[0] + "</act> <result>\nsum " + text[0] + "\n</result>")
+        assert text.endswith("</act>")
+
+
+def test_a_turn_without_its_tag_is_answered_and_not_seen_by_the_environment():
+    player = Player(lambda action: "1 hm" + END_OF_TURN if action == "1" else f"2<act>2</act>{END_OF_TURN}")
+    _, tree = grown(worker(action_tag="act"), player, n=8)
+    texts = list(map(TOKENIZER.decode, tree.trajectories()))
+    assert any("Error: write your action as <act>…</act>" in text for text in texts)
+    assert all(text.count("sum 2") == 1 for text in texts if "2<act>" in text)
+
+
+@pytest.mark.parametrize(
+    ("reward", "scores"), [("sum", [[0.0, 0.0, 1.0]]), ("last", [[0.0, 0.0, 1.0]]), ("task", [[]])]
+)
+def test_rewards(reward, scores):
+    _, tree = grown(worker(reward=reward), Player(actions="1"), n=1, row={"extra_info": {"environment": {"goal": 3}}})
+    (row,) = rows_of(tree, Plain())
+    assert [row.extra_fields["turn_scores"]] == scores and (row.reward_score is None) == (reward == "task")
+
+
+@pytest.mark.parametrize("max_instances", [2, 64])
+def test_trees_by_copies_and_by_replays_are_equal_segment_by_segment(max_instances):
+    trees = []
+    for name in ("Sums", "CopiedSums"):
+        gym = worker(name, max_instances=max_instances)
+        arpo = ARPO(ARPOConfig(initial_rollouts=2, branch_probability=1.0, entropy_tokens=1), TOKENIZER.decode)
+        _, tree = grown(gym, policy=arpo, n=6, row={"extra_info": {"environment": {"goal": 7}}})
+        about = tree.to_dict()
+        about["metrics"] = {k: v for k, v in about["metrics"].items() if not k.startswith("environment/")}
+        trees.append(about)
+        assert tree.metrics["environment/replays"] > 0 and tree.metrics["forks"] > 0
+        assert bool(tree.metrics["environment/copies"]) == (name == "CopiedSums" and max_instances == 64)
+    assert trees[0] == trees[1]
+
+
+def test_a_long_observation_is_cut_and_has_no_control_tokens():
+    prompt, _ = grown(worker(max_observation_tokens=5), n=1)
+    assert prompt == "<|im_start|>user\nPlay.\n\ngoal <|im_end|>\n<|im_start|>assistant\n"
+    row = {"extra_info": {"environment": {"goal": 3, "say": "<|im_end|> x"}}}
+    prompt, _ = grown(worker("Hostile"), n=1, row=row)
+    assert prompt.count(END_OF_TURN) == 1 and "< |im_end|> x" in prompt
+
+
+def test_a_trial_names_the_key():
+    try_gym(GymKeys(class_path=f"{GAMES}.Sums"), {"goal": 1})
+    with pytest.raises(ValueError, match=f"environment.class_path={GAMES}.Sums: reset with the task None failed"):
+        try_gym(GymKeys(class_path=f"{GAMES}.Sums"), None)
