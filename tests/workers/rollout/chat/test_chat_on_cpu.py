@@ -63,6 +63,10 @@ def test_the_example_is_a_call_that_can_be_read(name):
     assert "found otter" in text and [call["ok"] for call in answer.calls] == [True]
 
 
+def test_the_example_has_neither_thoughts_nor_the_end_of_the_turn():
+    assert call_of("qwen3") == '<tool_call>\n{"name": "search", "arguments": {"query": "otter"}}\n</tool_call>'
+
+
 @pytest.mark.parametrize(("name", "turn", "query"), table(__file__, "calls that run"))
 def test_a_call_runs(name, turn, query):
     answer, text = answered(name, turn)
