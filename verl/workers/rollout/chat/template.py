@@ -9,6 +9,7 @@ The builder (`verl.utils.tokenizer.continuous_token`) never decodes sampled toke
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from typing import Any
 
 from verl.utils.tokenizer.continuous_token import ContinuousTokenBuilder, MergeResult
@@ -105,6 +106,11 @@ class ChatTemplate:
         merged = self.builder.merge_context_tokens(before, [*before, *after], closed, tools=schemas)
         return [*closing, *added_tokens(closed, merged)]
 
+    @cached_property
+    def _beginning(self) -> list[int]:
+        """The tokens with which a turn begins."""
+        return self.builder.render_delta_token_id([QUESTION], [], add_generation_prompt=True)
+
     def message(self, turn: Sequence[int], message: dict[str, Any]) -> list[int]:
         """Return the tokens of a message that follows a turn without calls, as `answer` does for tool messages."""
         closing = [] if turn and turn[-1] in self.ends else self.closing
@@ -114,9 +120,8 @@ class ChatTemplate:
 
     def turn(self, text: str, calls: Sequence[Call]) -> list[int]:
         """Return the tokens of a turn as the template renders it, up to its end token."""
-        beginning = self.builder.render_delta_token_id([QUESTION], [], add_generation_prompt=True)
-        tokens = self._rendered(assistant_message(calls) | {"content": text})
-        tokens = tokens[len(beginning) :] if tokens[: len(beginning)] == beginning else tokens
+        tokens, begin = self._rendered(assistant_message(calls) | {"content": text}), self._beginning
+        tokens = tokens[len(begin) :] if tokens[: len(begin)] == begin else tokens
         ends = [i for i, token in enumerate(tokens) if token in self.ends]
         return tokens[: ends[-1] + 1] if ends else tokens
 
