@@ -28,8 +28,8 @@ DATA_SOURCE = "search_task"
 # words that are one token each in the tiny model's tokenizer
 EXTRA_WORDS = ("<search>", "</search>", "<python>", "</python>", "<result>", "</result>", "\\boxed{", "pal", ", age ")
 # one token each for a model with environment=chat: what calls and tool messages have in common
-CHAT_WORDS = ('\n<tool_call>\n{"name": "', '", "arguments": {"', '"}}\n</tool_call>', 'query": "', 'code": "')
-CHAT_WORDS += ("python", "search", "<tool_response>\n", "\n</tool_response>")
+CHAT_WORDS: tuple[str, ...] = ('\n<tool_call>\n{"name": "', '", "arguments": {"', '"}}\n</tool_call>', 'query": "')
+CHAT_WORDS += ('code": "', "python", "search", "<tool_response>\n", "\n</tool_response>")
 TEST_SHARE = 0.2
 # file -> config field with its number of rows, in the order of writing
 SIZES = {"corpus": "people", "demonstrations": "demo_size", "test": "test_size", "train": "train_size"}

@@ -123,7 +123,7 @@ def _policies(config: DictConfig) -> Iterator[tuple[str, DictConfig]]:
     """Yield the name and config of each row of the table, checked like a training run's config."""
     changes: dict[str, Any] = {f"plain T={t}": {"tree": "plain", "temperature": t} for t in config.temperatures}
     changes |= config.policies
-    if config.actor_rollout_ref.rollout.environment == "tools":
+    if config.actor_rollout_ref.rollout.environment != "none":
         changes |= config.tool_policies
     for name, policy_changes in changes.items():
         try:
@@ -168,9 +168,13 @@ def _check_reward(config: DictConfig, rows: Sequence[dict]) -> None:
             ) from error
 
 
-def prompt_ids(tokenizer: PreTrainedTokenizerBase, messages: Sequence, data: DictConfig) -> list[int]:
-    """Return the tokens of a prompt's messages, with the chat template's options of the config's section `data`."""
+def prompt_ids(
+    tokenizer: PreTrainedTokenizerBase, messages: Sequence, data: DictConfig, tools: list[dict] | None = None
+) -> list[int]:
+    """Return the tokens of a prompt's messages, with the chat template's options of the config's section `data`, and
+    the tools that it describes."""
     options = OmegaConf.to_container(data.get("apply_chat_template_kwargs") or OmegaConf.create())
+    options |= {"tools": tools} if tools else {}
     return list(
         tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=True, return_dict=False, **options)
     )

@@ -32,6 +32,7 @@ from verl.workers.rollout.engines.interface import (
     generation_config_of,
 )
 from verl.workers.rollout.engines.local_vllm import VLLMEngine
+from verl.workers.rollout.environment import NO_ENVIRONMENT
 from verl.workers.rollout.prompt_task import PromptTask
 from verl.workers.rollout.rows import reward_batch
 from verl.workers.rollout.run_environment import environment_of
@@ -120,17 +121,19 @@ class Diagnosis:
     def __init__(self, plan: Plan, engine: RolloutEngine, bar: tqdm):
         self.engine, self.bar = engine, bar
         self.environment = environment_of(plan.config, plan.tokenizer)
-        self.plan = plan._replace(prompts=[self._described(prompt, plan) for prompt in plan.prompts])
+        self.plan = plan
         self.rewards = RewardLoopWorker(plan.config)
         ends = generation_config_of(plan.config.actor_rollout_ref.model.path)
         self.stop_token_ids = end_of_sequence_ids(plan.tokenizer, ends)
 
-    def _described(self, prompt: Prompt, plan: Plan) -> Prompt:
-        """Return a prompt with the tools' descriptions if the config wants them."""
-        if not self.environment.description:
-            return prompt
-        messages = self.environment.prompt_messages(prompt.about["raw_prompt"])
-        return prompt._replace(ids=prompt_ids(plan.tokenizer, messages, plan.config.data))
+    async def _described(self, prompt: Prompt) -> Prompt:
+        """Return a prompt with what the environment adds to it: descriptions of tools, or a first observation."""
+        async with self.environment.opened(prompt.about, self._seed_of(prompt)) as opened:
+            messages = await opened.first_messages(prompt.about["raw_prompt"])
+            return prompt._replace(ids=prompt_ids(self.plan.tokenizer, messages, self.plan.config.data, opened.schemas))
+
+    def _seed_of(self, prompt: Prompt) -> int:
+        return derived_seed(self.plan.config.seed, prompt.number)
 
     async def close(self) -> None:
         await self.environment.stop()
@@ -166,13 +169,16 @@ class Diagnosis:
         return await likelihood_rows(self.engine, self.plan.tokenizer, closing, samples, references, self.bar)
 
     async def warm_up(self) -> None:
-        """Generate two tokens, so that one-time costs of the engine do not count as the first policy's time."""
+        """Complete the prompts, and generate two tokens, so that one-time costs of the engine do not count as the first
+        policy's time."""
+        if self.environment is not NO_ENVIRONMENT:
+            self.plan = self.plan._replace(prompts=[await self._described(prompt) for prompt in self.plan.prompts])
         ids = self.plan.prompts[0].ids
         request = GenerationRequest(ids, max_tokens=2, stop_token_ids=self.stop_token_ids, seed=0)
         await Recorder(self.engine).generate(request)
 
     async def _grow(self, prompt: Prompt, policy: BranchPolicy, rollout) -> tuple[TrajectoryTree, Recorder]:
-        recorder, seed = Recorder(self.engine), derived_seed(self.plan.config.seed, prompt.number)
+        recorder, seed = Recorder(self.engine), self._seed_of(prompt)
         async with self.environment.opened(prompt.about, seed) as environment:
             tree = await grow(
                 recorder,
