@@ -89,10 +89,12 @@ def test_trajectories_fork_without_tools(forks):
 
 @pytest.fixture(scope="module")
 def search(tmp_path_factory):
-    """The run's folder: HATO's search, whose steps may call a search engine, here an MCP server."""
+    """The run's folder: HATO's search, whose steps may call a search engine, here an MCP server, with the model's own
+    calls (environment=chat)."""
     folder = tmp_path_factory.mktemp("search")
-    write_task_and_model(folder)
+    write_task_and_model(folder, "chat")
     env = imports_made() | {"METHOD": "arpo", "MODEL_PATH": f"{folder}/model", "DATA_DIR": str(folder)}
+    env["ENVIRONMENT"] = "chat"
     env |= {"RUN_DIR": f"{folder}/run", "EXPERIMENT_NAME": "search"}
     command = ["bash", "recipe/arpo/run_search_task_cpu.sh", "tree=hato", "credit=igpo", "loss=aepo", *STEPS]
     command += ["data.train_batch_size=8", "actor_rollout_ref.actor.ppo_mini_batch_size=8", "trainer.tree_prompts=8"]

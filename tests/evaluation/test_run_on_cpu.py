@@ -145,8 +145,11 @@ def test_a_larger_n_adds_the_missing_samples_and_measures_anew(inputs, tmp_path)
     assert again.n_samples == N and again.metrics["Acc-Pass@1"] == pytest.approx(sum(r["score"] for r in first) / 80)
 
 
-def test_tools_are_called_with_the_protocol_of_training(inputs, tmp_path):
-    tools = ["tools.call_limit=2"]
+@pytest.mark.parametrize("environment", ["tools", "chat"])
+def test_tools_are_called_with_the_protocol_of_training(inputs, tmp_path, environment):
+    tools, mark = ["tools.call_limit=2"], {"tools": "<search>", "chat": "<tool_call>"}[environment]
+    if environment == "chat":
+        tools.append("environment=chat")
     tools.append("+tools.tool_instances.search.class_path=tests.evaluation.echo_tool.Echo")
     model, closed = ToyModel(), Echo.closed
     with toy_server(model) as url:
@@ -154,7 +157,7 @@ def test_tools_are_called_with_the_protocol_of_training(inputs, tmp_path):
     assert Echo.closed == closed + 1
     rows = samples_of(tmp_path)
     assert len(rows) == 20 and all(row["tool_calls"] == 1 for row in rows)
-    assert all("<search>" in row["response"] and "you asked" in row["response"] for row in rows)
+    assert all(mark in row["response"] and "you asked" in row["response"] for row in rows)
     # turns have seeds of their own
     assert all(row["score"] == (int(row["answer"]) == 2 * int(row["question"][1:]) + 2) for row in rows)
     (result,) = parse_result_lines((tmp_path / "toy/hotpotqa.log").read_text().splitlines())

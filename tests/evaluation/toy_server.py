@@ -59,6 +59,9 @@ class ToyModel:
         first, second = map(int, re.findall(r"(\d+) \+ (\d+)", prompt)[-1])
         if "search" in str(asked.get("stop")) and "<result>" not in prompt.rpartition("assistant")[2]:
             return f"<think>look</think><search>{first} + {second}</search>"
+        if "Tools:" in prompt and "<tool_response>" not in prompt:
+            call = f'{{"name": "search", "arguments": {{"text": "{first} + {second}"}}}}'
+            return f"<think>look</think>\n<tool_call>\n{call}\n</tool_call>"
         right = first + second + (random.Random(asked["seed"]).random() < 1 / 3)
         return f"<answer>\\boxed{{{right}}}</answer>"
 

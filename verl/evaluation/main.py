@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 from omegaconf import DictConfig, OmegaConf
 from openai import AsyncOpenAI
 from transformers import PretrainedConfig
+from verl.workers.config.rollout import MultiTurnConfig
 
 from verl.evaluation.model.checkpoint import Checkpoint, find_checkpoint, fingerprint, merge_shards
 from verl.evaluation.model.replicas import allow_open_files, describe_server, gpu_problem, replicas_of, visible_gpus
@@ -82,7 +83,7 @@ class Plan(NamedTuple):
     scoring: str
     tools: ToolsConfig | None
     environment: str
-    multi_turn: DictConfig
+    multi_turn: MultiTurnConfig
     prompt: str
     template: dict
 

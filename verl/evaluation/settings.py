@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
+from verl.workers.config.rollout import MultiTurnConfig
 
 from verl.evaluation.model.checkpoint import Checkpoint
 from verl.evaluation.questions.loading import QuestionSet
@@ -26,20 +27,20 @@ def chat_template_kwargs(config: DictConfig, checkpoint: Checkpoint | None) -> d
     return _plain(run.data.get("apply_chat_template_kwargs") or {}) if run is not None else {}
 
 
-def tool_calls_of(config: DictConfig, checkpoint: Checkpoint | None) -> tuple[str, DictConfig]:
-    """Return how the model calls tools, `tools` (in tags) or `chat`, and the keys of `multi_turn` for `chat`.
+def tool_calls_of(config: DictConfig, checkpoint: Checkpoint | None) -> tuple[str, MultiTurnConfig]:
+    """Return how the model calls tools, `tools` (in tags) or `chat`, and upstream's keys of `multi_turn` for `chat`.
 
-    If the key `environment` is null, both are those with which the checkpoint was trained; else those of the config.
+    Without a choice of `environment` both are those with which the checkpoint was trained, else `tools`.
 
     Raises:
         ValueError: another environment.
     """
-    if config.environment not in (None, "tools", "chat"):
-        raise ValueError(f"environment={config.environment}: expected tools or chat, or null for the checkpoint's")
-    run = _run_of(checkpoint) if config.environment is None else None
-    if run is not None and run.actor_rollout_ref.rollout.get("environment") == "chat":
-        return "chat", OmegaConf.merge(config.multi_turn, run.actor_rollout_ref.rollout.multi_turn)
-    return config.environment or "tools", config.multi_turn
+    run = config if "actor_rollout_ref" in config else _run_of(checkpoint)
+    rollout = run.actor_rollout_ref.rollout if run is not None else OmegaConf.create()
+    keys = {name: value for name, value in (rollout.get("multi_turn") or {}).items() if not name.startswith("_")}
+    if (environment := rollout.get("environment") or "none") not in ("none", "tools", "chat"):
+        raise ValueError(f"environment={environment}: expected tools or chat, or none of it for the checkpoint's")
+    return "chat" if environment == "chat" else "tools", MultiTurnConfig(**keys)
 
 
 def _run_of(checkpoint: Checkpoint | None) -> DictConfig | None:

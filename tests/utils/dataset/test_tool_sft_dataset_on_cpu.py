@@ -7,11 +7,11 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 from tokenizers import Tokenizer
-from transformers import PreTrainedTokenizerFast
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from verl.trainer.sft_trainer import create_sft_dataset
 
-from recipe.common.tiny_model import CHAT_TEMPLATE, END_OF_TURN, PAD, make_tokenizer
-from verl.utils.dataset.tool_sft_dataset import DemonstrationEncoder
+from recipe.common.tiny_model import CHAT_TEMPLATE, END_OF_TURN, PAD, make_tokenizer, write_tiny_model
+from verl.utils.dataset.tool_sft_dataset import ChatEncoder, DemonstrationEncoder, default_functions, encoder_of
 from verl.workers.rollout.tools.protocol import Protocol
 
 CALL, END = "<think>t</think><search>q</search>", r"<think>t</think><answer>\boxed{1}</answer>"
@@ -99,3 +99,35 @@ def test_a_tokenizer_must_have_an_end():
     tokenizer.eos_token = None
     with pytest.raises(ValueError, match="no eos_token"):
         DemonstrationEncoder(tokenizer)
+
+
+# ---- environment=chat ----
+
+
+def test_a_call_in_tags_becomes_the_templates_own(tokenizer):
+    """The oracle is the chat template's rendering of the whole conversation."""
+    functions = default_functions(["search"])
+    ids, mask = ChatEncoder(tokenizer, ["search"], model_type="qwen2").encode(MESSAGES)
+    call = {"type": "function", "function": {"name": "search", "arguments": {"query": "q"}}}
+    called = {"role": "assistant", "content": "<think>t</think>", "tool_calls": [call]}
+    messages = [*MESSAGES[:2], called, *MESSAGES[3:]]
+    text = tokenizer.apply_chat_template(messages, tools=functions, tokenize=False)
+    assert tokenizer.decode(ids) + "\n" == text and "</tool_call>" in text
+    learnt = tokenizer.decode([token for token, counts in zip(ids, mask, strict=True) if counts])
+    body = '<think>t</think>\n<tool_call>\n{"name": "search", "arguments": {"query": "q"}}\n</tool_call>'
+    assert learnt == f"{body}{END_OF_TURN}{END}{END_OF_TURN}"
+
+
+def test_other_tools_stand_in_a_file(tmp_path):
+    parameters = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+    function = {"type": "function", "function": {"name": "twice", "description": "", "parameters": parameters}}
+    write_tiny_model(tmp_path / "model")
+    (tmp_path / "tools.json").write_text(json.dumps([function]))
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "model")
+    messages = [MESSAGES[1], {"role": "assistant", "content": '<twice>{"a": 2}</twice>'}, MESSAGES[3], MESSAGES[4]]
+    ids, _ = encoder_of(tokenizer, "chat", ["twice"], None, str(tmp_path / "tools.json")).encode(messages)
+    assert '{"name": "twice", "arguments": {"a": 2}}' in tokenizer.decode(ids)
+    with pytest.raises(ValueError, match="tool_tags: twice is none of python, search: give the tools' functions"):
+        encoder_of(tokenizer, "chat", ["twice"])
+    with pytest.raises(ValueError, match="environment=gym: expected tools or chat"):
+        encoder_of(tokenizer, "gym", ["search"])
