@@ -24,9 +24,9 @@ import pytest
 from hydra import compose, initialize_config_dir
 
 import verl.trainer
-from recipe.common.tiny_model import write_tiny_model
+from recipe.common.tiny_model import TinyModelConfig, write_tiny_model
 from recipe.tasks.countdown.data import CountdownConfig, write_countdown
-from recipe.tasks.search.data import SearchTaskConfig, write_search_task
+from recipe.tasks.search.data import CHAT_WORDS, EXTRA_WORDS, SearchTaskConfig, write_search_task
 from recipe.tasks.walk.data import WalkConfig, write_walks
 from tests.forked import with_forks
 from verl.evaluation.scores.results import EvalResult, format_result_lines, write_result_log
@@ -161,6 +161,8 @@ def work(tmp_path_factory) -> Path:
     model = write_tiny_model(outputs / "tiny_model")
     for name in ("warm_start", "warm_start_walk", "warm_start_sorting", "search_task_sft"):
         shutil.copytree(model, outputs / name / "huggingface")
+    chat_words = TinyModelConfig(extra_words=EXTRA_WORDS + CHAT_WORDS)
+    write_tiny_model(outputs / "search_task_chat_sft/huggingface", chat_words)
     write_countdown(outputs / "data/countdown", CountdownConfig(train_size=64, test_size=8, demo_size=0))
     write_walks(outputs / "data/walk", WalkConfig(train_size=64, valid_size=8, test_size=8, demo_size=0))
     sizes = SearchTaskConfig(train_size=32, test_size=8, demo_size=2)
