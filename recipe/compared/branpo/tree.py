@@ -109,7 +109,7 @@ class Policy(BranchPolicy):
     async def grow(self, builder: TreeBuilder, n: int) -> None:
         keys, tree = self.keys, builder.tree
         bases = await gather_or_cancel(*(self._continue(builder, None, "base", i) for i in range(keys.bases)))
-        rewards = await gather_or_cancel(*(self.score(path_to(tree, base[-1]).tokens, {}) for base in bases))
+        rewards = await gather_or_cancel(*(builder.reward(base[-1], self.score) for base in bases))
         tails = new_tails(keys, [len(base) for base in bases], rewards, derived_seed(builder.seed, "steps back"))
         starts = [[None, *bases[i]][max(0, len(bases[i]) - steps_back)] for i, steps_back in tails]
         starts += [None] * (n - len(bases) - len(starts))

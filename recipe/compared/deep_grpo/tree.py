@@ -118,7 +118,7 @@ class Policy(BranchPolicy):
     async def grow(self, builder: TreeBuilder, n: int) -> None:
         keys, tree = self.keys, builder.tree
         chains = await gather_or_cancel(*(self._chain(builder, i) for i in range(keys.chains)))
-        rewards = await gather_or_cancel(*(self.score(path_to(tree, chain[-1]).tokens, {}) for chain in chains))
+        rewards = await gather_or_cancel(*(builder.reward(chain[-1], self.score) for chain in chains))
         failed = [chain for chain, reward in zip(chains, rewards, strict=True) if reward <= keys.failure_threshold]
         pivots = [self._pivot(builder, *numbered) for numbered in enumerate(failed[: keys.max_failures], 1)]
         others = [self._chain(builder, i) for i in range(keys.chains, n - len(pivots) * keys.branches)]

@@ -196,9 +196,11 @@ class Diagnosis:
         return tree, recorder
 
     async def _group(self, prompt: Prompt, tree: TrajectoryTree, recorder: Recorder) -> Group:
-        tree = replace(tree, leaves=[leaf for leaf in tree.leaves if not tree.is_dropped(leaf)])
+        kept = [i for i, leaf in enumerate(tree.leaves) if not tree.is_dropped(leaf)]
+        rewards = [{"reward_score": sum(tree.turn_rewards[i].values())} for i in kept if tree.turn_rewards]
+        tree = replace(tree, leaves=[tree.leaves[i] for i in kept])
         responses, masks = tree.trajectories(), tree.response_masks()
-        scores = await self._scores(prompt, responses)
+        scores = rewards or await self._scores(prompt, responses)
         trajectories = []
         for tokens, mask, score in zip(responses, masks, scores, strict=True):
             extra = score.get("reward_extra_info") or {}

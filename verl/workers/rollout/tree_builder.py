@@ -237,6 +237,12 @@ class TreeBuilder:
         """Return whether generation ends at this token wherever it occurs, so that nothing else can stand there."""
         return token in self._stop_token_ids
 
+    async def reward(self, leaf: int, score: "Score") -> float:
+        """Return the reward of a trajectory that ends with a segment: the environment's, or else that of `score`."""
+        if self.environment.counted_rewards([]) is not None:
+            return sum(_rewards_on_path(self, self.tree, leaf).values())
+        return await score([token for i in self.tree.path(leaf) for token in self.tree.segments[i].token_ids], {})
+
     @property
     def final_tokens(self) -> list[int]:
         """Return the tokens that end the trajectory wherever they occur."""
