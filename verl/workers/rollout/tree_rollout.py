@@ -215,10 +215,10 @@ class TreeRollout:
 def environment_of(config, tokenizer) -> Environment:
     """Return the environment of a run's config with its tools loaded; raise ValueError if a tool does not work."""
     rollout = omega_conf_to_dataclass(config.actor_rollout_ref.rollout)
-    if parts_of(rollout).environment == "none":
+    if (chosen := parts_of(rollout)).environment == "none":
         return NO_ENVIRONMENT
+    try_tools(rollout.tools, chosen.tree)
     tools = ToolBox(rollout.tools)
-    try_tools(rollout.tools)
     pool = InstancePool(read_keys(InstanceKeys, config.get("environment"), "environment"))
     return Tools(tools, Protocol(tokenizer, list(tools.tools)), pool)
 
