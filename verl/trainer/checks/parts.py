@@ -102,7 +102,8 @@ def check_computed_fields(config: DictConfig) -> None:
 
 
 def check_tools(config: DictConfig) -> None:
-    """Check that every tool works on this machine, and with the run's tree; each rollout worker makes the same check on its own machine."""
+    """Check that every tool works on this machine, and with the run's tree. Each rollout worker makes the same check on
+    its own machine."""
     from verl.utils.config import omega_conf_to_dataclass
 
     from verl.workers.rollout.tools.tool_box import try_tools

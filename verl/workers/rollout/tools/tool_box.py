@@ -112,8 +112,8 @@ def _made(name: str, instance: Mapping[str, Any]) -> BaseTool | ToolSet:
 @dataclass(frozen=True)
 class ToolCall:
     """The outcome of a call. `text` is for the model, also after a failure; `seconds` is the time of all attempts,
-    without the waits for a free place and between attempts; `restarts` counts lost connections that were opened anew; `error` is the `kind` of a failure, and `own_fault`
-    whether the tool is at fault."""
+    without the waits for a free place and between attempts; `restarts` counts lost connections that were opened anew;
+    `error` is the `kind` of a failure, and `own_fault` whether the tool is at fault."""
 
     tool: str
     text: str
@@ -178,10 +178,10 @@ class ToolBox:
         once_only = [tag for tag, tool in self.tools.items() if tool.has_session and not tool.may_repeat]
         if once_only and tree != "plain":
             raise ValueError(
-                f"actor_rollout_ref.rollout.tree={tree} brings a session to a further branch by making its calls again, "
-                f"and {', '.join(once_only)} may do harm then: of an MCP server, neither readOnlyHint nor "
-                "idempotentHint says otherwise. If a repeated call does no harm, set params.allow_repeated_calls=true; "
-                "else leave these tools out by params.tools, or set tree=plain, or, without state, params.session=shared"
+                f"actor_rollout_ref.rollout.tree={tree} makes a session's calls again for further branches, which may "
+                f"do harm: the server of {', '.join(once_only)} says neither readOnlyHint nor idempotentHint. Set "
+                "params.allow_repeated_calls=true if repeated calls do no harm, leave these tools out by params.tools, "
+                "set tree=plain, or, if the server has no state, params.session=shared"
             )
 
     async def start(self) -> None:

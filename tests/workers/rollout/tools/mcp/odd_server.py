@@ -1,0 +1,93 @@
+"""An MCP server with state and with faults, for tests: python odd_server.py [PORT], by stdio or streamable HTTP."""
+
+import os
+import subprocess
+import sys
+import time
+from collections import Counter
+from typing import Literal
+
+import anyio
+from mcp.server import MCPServer
+from mcp.server.mcpserver import Context
+from mcp_types import CallToolResult, ResourceLink, TextContent, ToolAnnotations
+from pydantic import BaseModel
+
+server = MCPServer("odd")
+counts: Counter[str] = Counter()  # session -> number
+queries: list[str] = []
+SLEEPER = [sys.executable, "-c", "import time; time.sleep(300)"]
+
+
+class Город(BaseModel):
+    имя: Literal["Осло", "Токио"]
+
+
+def session_of(ctx: Context) -> str:
+    return (ctx.headers or {}).get("mcp-session-id", "")
+
+
+@server.tool(annotations=ToolAnnotations(idempotentHint=True))
+async def add(number: int, ctx: Context) -> str:
+    counts[session_of(ctx)] += number
+    return str(counts[session_of(ctx)])
+
+
+@server.tool(annotations=ToolAnnotations(readOnlyHint=True))
+async def total(ctx: Context) -> str:
+    return str(counts[session_of(ctx)])
+
+
+@server.tool(annotations=ToolAnnotations(idempotentHint=True))
+async def search(query: str) -> str:
+    queries.append(query)
+    return " ".join(queries)
+
+
+@server.tool()
+async def wait(seconds: float) -> str:
+    await anyio.sleep(seconds)
+    return f"waited {seconds}"
+
+
+@server.tool(description="Погода в городе.")
+async def weather(city: Город) -> str:
+    return f"солнце: {city.имя}"
+
+
+@server.tool()
+async def link() -> CallToolResult:
+    return CallToolResult(content=[ResourceLink(type="resource_link", name="report", uri="file:///reports/7.txt")])
+
+
+@server.tool()
+async def header(ctx: Context) -> str:
+    return (ctx.headers or {}).get("x-api-key", "none")
+
+
+@server.tool()
+async def big(megabytes: int) -> str:
+    return "x" * megabytes * 1_000_000
+
+
+@server.tool()
+async def fail(how: str) -> str:
+    """Does what `how` says, and leaves two children: one in this process's group, and one in a session of its own.
+    Both hold the standard output open."""
+    for own_session in (False, True):
+        child = subprocess.Popen(SLEEPER, start_new_session=own_session)
+        print(child.pid, file=sys.stderr, flush=True)
+    if how == "exit":
+        os._exit(3)
+    time.sleep(300)
+    return ""
+
+
+if __name__ == "__main__":
+    if os.environ.get("HANG"):
+        subprocess.Popen(SLEEPER, start_new_session=True)
+        time.sleep(300)
+    if len(sys.argv) > 1:
+        server.run("streamable-http", port=int(sys.argv[1]))
+    else:
+        server.run()

@@ -1,0 +1,259 @@
+"""MCP servers as they are: with state, slow, with faults, and with everything that a schema or a result may hold."""
+
+import asyncio
+import contextlib
+import os
+import resource
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from recipe.arpo.keys import ARPOConfig
+from recipe.arpo.tree import Policy as ARPO
+from tests.recipe.arpo.toy_agent import FOUR_EQUAL, TOKENIZER, ToyPolicy, encode
+from tests.workers.rollout.tools.mcp.test_tool_on_cpu import CLASS, alive, box, call, config
+from verl.evaluation.model.server import free_port
+from verl.utils.fault_reports import RunError
+from verl.workers.rollout.stateful import InstanceKeys, InstancePool
+from verl.workers.rollout.tools.environment import Tools
+from verl.workers.rollout.tools.protocol import Protocol
+from verl.workers.rollout.tools.sessions import ToolSessions
+from verl.workers.rollout.tools.tool_box import ToolBox, ToolsConfig, try_tools
+from verl.workers.rollout.tree_builder import grow
+
+pytestmark = pytest.mark.slow
+
+FOLDER = Path(__file__).parent
+COMMAND = [sys.executable, str(FOLDER / "odd_server.py")]
+RAW = [sys.executable, str(FOLDER / "raw_server.py")]
+STATE = ["add", "total"]
+
+
+@contextlib.contextmanager
+def http_server(port: int) -> Iterator[dict]:
+    """Parameters of a server that answers over HTTP."""
+    import socket
+    import subprocess
+
+    process = subprocess.Popen([*COMMAND, str(port)], stderr=subprocess.DEVNULL)
+    try:
+        for _ in range(600):
+            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port)):
+                break
+            time.sleep(0.1)
+        yield {"url": f"http://127.0.0.1:{port}/mcp"}
+    finally:
+        process.kill()
+        process.wait()
+
+
+@pytest.fixture(scope="module", params=["stdio", "http"])
+def server(request) -> Iterator[dict]:
+    if request.param == "stdio":
+        yield {"command": COMMAND}
+        return
+    with http_server(free_port()) as params:
+        yield params
+
+
+# ---- sessions ----
+
+
+async def answers(sessions: ToolSessions, *calls: tuple[str, str]) -> list[str]:
+    """The texts of a trajectory's calls, each a tag and a text."""
+    states, texts = None, []
+    for tag, content in calls:
+        outcome, states = await sessions.call(states, tag, content)
+        texts.append(outcome.text)
+    return texts
+
+
+def test_each_trajectory_has_a_connection_that_all_tools_of_the_server_share(server):
+    calls = [("add", '{"number": 2}'), ("add", '{"number": 3}'), ("total", "")]
+
+    async def two_trajectories(**params):
+        made = ToolBox(config(server | {"tools": STATE} | params))
+        sessions = ToolSessions(made, InstancePool(InstanceKeys()))
+        try:
+            return await asyncio.gather(answers(sessions, *calls), answers(sessions, *calls))
+        finally:
+            await sessions.close()
+            await made.close()
+
+    assert asyncio.run(two_trajectories(session="trajectory")) == [["2", "5", "5"]] * 2
+    shared = asyncio.run(two_trajectories())
+    assert max(int(texts[-1]) for texts in shared) == 10, "by default the connection is shared"
+
+
+class Letters(ToyPolicy):
+    """Each turn's query holds the turn's own letter and the number of results before it."""
+
+    def turn(self, first, results):
+        return super().turn(first, results).replace(f"<search>{first}", f"<search>{first}{results}")
+
+
+@pytest.mark.parametrize("max_instances", [1, 64])
+async def test_a_tree_forks_a_session_by_making_its_calls_again(max_instances):
+    made = ToolBox(config({"command": COMMAND, "tools": ["search"], "session": "trajectory"}))
+    pool = InstancePool(InstanceKeys(max_instances=max_instances))
+    worker = Tools(made, Protocol(TOKENIZER, ["search"]), pool)
+    policy = ARPO(ARPOConfig(initial_rollouts=1, branch_probability=1.0, entropy_tokens=2), TOKENIZER.decode)
+    options = {"max_tokens": 400, "stop_token_ids": [TOKENIZER.eos_token_id], "vocab_size": len(TOKENIZER)}
+    engine = Letters(query="{}", calls=2, spread=(0.0, FOUR_EQUAL))
+    try:
+        async with worker.opened({}, 0) as environment:
+            tree = await grow(engine, encode("assistant\n"), 4, policy, environment=environment, **options)
+    finally:
+        await worker.stop()
+    for text in map(TOKENIZER.decode, tree.trajectories()):
+        own = [part.split("</search>")[0] for part in text.split("<search>")[1:]]
+        results = [part.split("\n</result>")[0] for part in text.split("<result>\n")[1:]]
+        assert results == [own[0], " ".join(own)]
+    assert len(tree.leaves) == 4 and tree.metrics["environment/replays"] > 0 == tree.metrics["tool_failures"]
+
+
+def test_a_tree_that_repeats_calls_needs_the_servers_word_or_the_users():
+    once = {"command": COMMAND, "session": "trajectory", "tools": ["add", "wait"]}
+    with pytest.raises(ValueError, match="rollout.tree=arpo .* server of wait says .*params.allow_repeated_calls=true"):
+        try_tools(config(once), "arpo")
+    for params, tree in (
+        (once, "plain"),
+        (once | {"allow_repeated_calls": True}, "arpo"),
+        (once | {"tools": STATE}, "arpo"),
+        (once | {"session": "shared"}, "arpo"),
+    ):
+        try_tools(config(params), tree)
+
+
+async def test_a_session_without_its_place_is_not_brought_back_by_calls_that_must_be_made_once():
+    made = ToolBox(config({"command": COMMAND, "session": "trajectory"}))
+    sessions = ToolSessions(made, InstancePool(InstanceKeys(max_instances=1)))
+    try:
+        _, states = await sessions.call(None, "wait", "0")
+        _, states = await sessions.call(states, "total", "")
+        await sessions.call(None, "total", "")
+        with pytest.raises(RunError, match="wait had been called was closed .* raise environment.max_instances=1 "):
+            await sessions.call(states, "total", "")
+    finally:
+        await sessions.close()
+        await made.close()
+
+
+async def test_a_session_that_has_ended_is_not_replaced_by_an_empty_one():
+    made = ToolBox(config({"command": COMMAND, "session": "trajectory"}))
+    sessions = ToolSessions(made, InstancePool(InstanceKeys()))
+    try:
+        _, states = await sessions.call(None, "add", '{"number": 2}')
+        ended, states = await sessions.call(states, "fail", "exit")
+        after, _ = await sessions.call(states, "add", '{"number": 2}')
+        other, _ = await sessions.call(None, "add", '{"number": 2}')
+    finally:
+        await sessions.close()
+        await made.close()
+    assert (ended.error, ended.retries) == ("cut_off", 0)
+    assert (after.error, after.own_fault) == ("session_lost", True) and "what its calls left behind is lost" in after.text
+    assert other.text == "2"
+
+
+# ---- limits ----
+
+
+async def test_a_call_that_waits_for_its_connection_takes_no_time():
+    made = ToolBox(config({"command": COMMAND, "request_timeout": 2}, timeout=3))
+    started = time.monotonic()
+    try:
+        outcomes = await asyncio.gather(*(made.call("wait", '{"seconds": 0.5}') for _ in range(8)))
+        seconds = time.monotonic() - started
+    finally:
+        await made.close()
+    assert [(outcome.text, outcome.retries, outcome.restarts) for outcome in outcomes] == [("waited 0.5", 0, 0)] * 8
+    assert seconds > 4 and all(outcome.seconds < 1.5 for outcome in outcomes)
+
+
+async def test_the_config_sets_the_number_of_calls_at_once_and_an_address_has_more():
+    with http_server(free_port()) as params:
+        for server, overlaps in ((params, True), ({"command": COMMAND, "calls_at_once": 8}, True)):
+            made, started = ToolBox(config(server)), time.monotonic()
+            try:
+                started = time.monotonic()
+                await asyncio.gather(*(made.call("wait", '{"seconds": 1}') for _ in range(8)))
+                assert (time.monotonic() - started < 4) == overlaps
+            finally:
+                await made.close()
+
+
+# ---- what the model reads ----
+
+
+def test_schemas_are_described_whole_and_in_their_own_script():
+    with box({"command": COMMAND, "tools": ["weather"]}) as made:
+        text = made.tools["weather"].description
+        assert text.startswith("Погода в городе.") and "$ref" not in text and "\\u" not in text
+        assert '"имя": {"enum": ["Осло", "Токио"]' in text
+        assert call(made, '{"city": {"имя": "Осло"}}', "weather").text == "солнце: Осло"
+
+
+def test_a_link_keeps_its_name_and_address():
+    with box({"command": COMMAND, "tools": ["link"]}) as made:
+        assert call(made, "", "link").text == "report: file:///reports/7.txt"
+
+
+def test_a_text_reaches_the_model_whatever_the_output_schema():
+    with box({"command": RAW}) as made:
+        outcome = call(made, "", "measure")
+    assert (outcome.text, outcome.ok) == ("3 meters", True)
+
+
+# ---- the config ----
+
+
+def test_two_servers_with_the_same_tools_have_tags_of_their_own():
+    entries = {
+        name: {"class_path": CLASS, "params": {"command": COMMAND, "tools": ["total"]} | params}
+        for name, params in (("a", {}), ("b", {"prefix": "left"}), ("c", {"prefix": "right"}))
+    }
+    made = ToolBox(ToolsConfig(tool_instances=entries))
+    assert list(made.tools) == ["total", "left_total", "right_total"]
+    assert call(made, "", "right_total").text == "0"
+    asyncio.run(made.close())
+    with pytest.raises(ValueError, match="tool_instances.b: a second tool for <total>; .* by params.prefix"):
+        ToolBox(ToolsConfig(tool_instances={"a": entries["a"], "b": entries["a"]}))
+
+
+def test_headers_have_their_values_from_the_environment(monkeypatch):
+    monkeypatch.setenv("LIBRARY_KEY", "s3cret")
+    with http_server(free_port()) as params:
+        with box(params | {"headers_env": {"X-Api-Key": "LIBRARY_KEY"}}) as made:
+            assert call(made, "", "header").text == "s3cret"
+    monkeypatch.setenv("LIBRARY_KEY", "s3cret\nX-Other: 1")
+    with pytest.raises(ValueError, match="headers_env: the value of .* LIBRARY_KEY cannot be sent") as caught:
+        config(params | {"headers_env": {"X-Api-Key": "LIBRARY_KEY"}})
+    assert "s3cret" not in f"{caught.value!r} {caught.value.__cause__!r} {caught.value.__context__!r}"
+
+
+# ---- faults ----
+
+
+def pids() -> set[int]:
+    """The processes that some connection to a server has started."""
+    found = set()
+    for file in Path("/proc").glob("[0-9]*/environ"):
+        with contextlib.suppress(OSError):
+            if b"VERL_MCP_CONNECTION=" in file.read_bytes():
+                found.add(int(file.parent.name))
+    return found
+
+
+@pytest.mark.parametrize(("how", "error"), [("exit", "cut_off"), ("hang", "timeout")])
+def test_a_server_that_ends_or_hangs_in_a_call_leaves_no_children(how, error):
+    before = pids()
+    with box({"command": COMMAND, "request_timeout": 8}, retry_count=0) as made:
+        started = time.monotonic()
+        outcome = call(made, how, "fail")
+        assert outcome.error == error and time.monotonic() - started < (5 if how == "exit" else 12)
+        children = pids() - before
+        assert call(made, "", "total").ok or how == "hang"
+    assert len(children) >= 2 and not any(map(alive, children)) and pids() <= before
