@@ -76,7 +76,7 @@ class BaseTool(ABC):
         return self.trigger_tag
 
     def new_session(self) -> ToolSession:
-        """Return a new session of the tool's group, which its first call opens; only called if the tool `has_session`."""
+        """Return a new session of the tool's group, which its first call opens; for tools with `has_session`."""
         raise NotImplementedError
 
     async def execute_in(self, session: ToolSession, content: str, *, timeout: float) -> str | ToolOutput:

@@ -10,7 +10,7 @@ from typing import Literal
 import anyio
 from mcp.server import MCPServer
 from mcp.server.mcpserver import Context
-from mcp_types import CallToolResult, ResourceLink, TextContent, ToolAnnotations
+from mcp_types import CallToolResult, ResourceLink, ToolAnnotations
 from pydantic import BaseModel
 
 server = MCPServer("odd")
@@ -63,11 +63,6 @@ async def link() -> CallToolResult:
 @server.tool()
 async def header(ctx: Context) -> str:
     return (ctx.headers or {}).get("x-api-key", "none")
-
-
-@server.tool()
-async def big(megabytes: int) -> str:
-    return "x" * megabytes * 1_000_000
 
 
 @server.tool()
