@@ -1,9 +1,6 @@
-"""An MCP server with state and with faults, for tests: python odd_server.py [PORT], by stdio or streamable HTTP."""
+"""An MCP server with state and with unusual schemas and results: python odd_server.py [PORT], by stdio or HTTP."""
 
-import os
-import subprocess
 import sys
-import time
 from collections import Counter
 from typing import Literal
 
@@ -16,7 +13,6 @@ from pydantic import BaseModel
 server = MCPServer("odd")
 counts: Counter[str] = Counter()  # session -> number
 queries: list[str] = []
-SLEEPER = [sys.executable, "-c", "import time; time.sleep(300)"]
 
 
 class Город(BaseModel):
@@ -65,23 +61,7 @@ async def header(ctx: Context) -> str:
     return (ctx.headers or {}).get("x-api-key", "none")
 
 
-@server.tool()
-async def fail(how: str) -> str:
-    """Does what `how` says, and leaves two children: one in this process's group, and one in a session of its own.
-    Both hold the standard output open."""
-    for own_session in (False, True):
-        child = subprocess.Popen(SLEEPER, start_new_session=own_session)
-        print(child.pid, file=sys.stderr, flush=True)
-    if how == "exit":
-        os._exit(3)
-    time.sleep(300)
-    return ""
-
-
 if __name__ == "__main__":
-    if os.environ.get("HANG"):
-        subprocess.Popen(SLEEPER, start_new_session=True)
-        time.sleep(300)
     if len(sys.argv) > 1:
         server.run("streamable-http", port=int(sys.argv[1]))
     else:
