@@ -82,11 +82,9 @@ def test_a_long_description_is_cut_between_properties():
     assert about["required"] == ["argument_999"]
     assert list(about["properties"]) == [*names[: len(about["properties"]) - 1], "argument_999"]
     assert rest.startswith(f" More arguments: {names[len(about['properties']) - 1]}, ")
-    choices = {"type": "string", "description": "Which? " * 200, "enum": [f"choice {i}" for i in range(1000)]}
-    about, _ = shown(describe_function("", {"properties": {"n": {"type": "integer"}, "choice": choices}}))
-    assert about["properties"]["n"] == {"type": "integer"}
-    assert about["properties"]["choice"]["description"].startswith("Which? Which?")
-    assert set(about["properties"]["choice"]) == {"type", "description"}
+    choices = {"enum": [f"choice {i}" for i in range(1000)]}
+    about, rest = shown(describe_function("", {"properties": {"choice": choices, "n": {"type": "integer"}}}))
+    assert (about["properties"], rest) == ({"n": {"type": "integer"}}, " More arguments: choice.")
 
 
 def test_references_are_replaced_by_the_definitions():
@@ -105,7 +103,7 @@ def test_references_are_replaced_by_the_definitions():
 def test_references_without_end_are_bounded():
     doubling = {f"D{i}": {"properties": {side: {"$ref": f"#/$defs/D{i + 1}"} for side in "ab"}} for i in range(40)}
     text = describe_function("", {"properties": {"top": {"$ref": "#/$defs/D0"}}, "$defs": doubling})
-    assert shown(text)[0]["properties"] == {"top": {}}
+    assert len(text) < 5000 and "$ref" not in text and list(shown(text)[0]["properties"]) == ["top"]
     elsewhere = {"properties": {"x": {"$ref": "https://a.org/x.json"}, "y": {"$ref": "#/$defs/none"}}}
     assert shown(describe_function("", elsewhere))[0]["properties"] == {"x": {}, "y": {}}
 

@@ -14,7 +14,6 @@ from verl.workers.rollout.tools.base_tool import ToolError
 from verl.workers.rollout.tools.plain_text import one_line
 
 MAX_DESCRIPTION_CHARS = 1000
-MAX_PROPERTY_CHARS = 1000
 MAX_SCHEMA_CHARS = 4000
 MAX_REFERENCES = 200  # of a schema that are resolved
 
@@ -44,16 +43,16 @@ def call_arguments(schema: Mapping[str, Any], content: str) -> dict[str, Any]:
 def describe_function(description: str, schema: Mapping[str, Any]) -> str:
     """Return a line for the prompt: a function's description and its arguments.
 
-    A property with a very long schema is shown without its details. Where all properties together are too long, those
-    that no longer fit, optional ones first, are only named.
+    Where all properties together are too long, those that no longer fit, optional ones first, are only named.
     """
     parts = [one_line(description, MAX_DESCRIPTION_CHARS)] if description.strip() else []
-    resolved, required = resolved_schema(schema), schema.get("required") or []
-    properties = {name: _short(about) for name, about in (resolved.get("properties") or {}).items()}
+    properties, required = resolved_schema(schema).get("properties") or {}, schema.get("required") or []
     named, left = [], MAX_SCHEMA_CHARS
     for name in sorted(properties, key=lambda name: name not in required):
-        left -= len(_json_text({name: properties[name]}))
-        if left < 0:
+        size = len(_json_text({name: properties[name]}))
+        if size <= left:
+            left -= size
+        else:
             named.append(name)
     shown = {name: about for name, about in properties.items() if name not in named}
     required_shown = [name for name in required if name not in named]
@@ -99,15 +98,6 @@ def _pointed_at(schema: Mapping[str, Any], reference: str) -> Any:
     for key in keys:
         part = part.get(key.replace("~1", "/").replace("~0", "~")) if isinstance(part, Mapping) else None
     return part
-
-
-def _short(about: Any) -> Any:
-    """Return a property's schema; of a very long one only the type and the beginning of the description."""
-    if not isinstance(about, Mapping) or len(_json_text(about)) <= MAX_PROPERTY_CHARS:
-        return about
-    short = {"type": about["type"]} if isinstance(about.get("type"), str) else {}
-    text = about.get("description")
-    return short | ({"description": one_line(text, MAX_PROPERTY_CHARS // 2)} if isinstance(text, str) else {})
 
 
 def _json_text(value: Any) -> str:

@@ -3,8 +3,6 @@
 import asyncio
 import contextlib
 import json
-import socket
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -15,7 +13,7 @@ import pytest
 from recipe.arpo.keys import ARPOConfig
 from recipe.arpo.tree import Policy as ARPO
 from tests.recipe.arpo.toy_agent import FOUR_EQUAL, TOKENIZER, ToyPolicy, encode
-from tests.workers.rollout.tools.mcp.test_tool_on_cpu import CLASS, box, call, config
+from tests.workers.rollout.tools.mcp.test_tool_on_cpu import CLASS, box, call, config, http_server
 from verl.evaluation.model.server import free_port
 from verl.utils.fault_reports import RunError
 from verl.workers.rollout.stateful import InstanceKeys, InstancePool
@@ -28,24 +26,18 @@ from verl.workers.rollout.tree_builder import grow
 pytestmark = pytest.mark.slow
 
 FOLDER = Path(__file__).parent
-COMMAND = [sys.executable, str(FOLDER / "odd_server.py")]
+ODD = FOLDER / "odd_server.py"
+COMMAND = [sys.executable, str(ODD)]
 RAW = [sys.executable, str(FOLDER / "raw_server.py")]
 STATE = ["add", "total"]
 
 
 @contextlib.contextmanager
-def http_server(port: int) -> Iterator[dict]:
+def over_http() -> Iterator[dict]:
     """Parameters of a server that answers over HTTP."""
-    process = subprocess.Popen([*COMMAND, str(port)], stderr=subprocess.DEVNULL)
-    try:
-        for _ in range(600):
-            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port)):
-                break
-            time.sleep(0.1)
+    port = free_port()
+    with http_server(port, script=ODD):
         yield {"url": f"http://127.0.0.1:{port}/mcp"}
-    finally:
-        process.kill()
-        process.wait()
 
 
 @pytest.fixture(scope="module", params=["stdio", "http"])
@@ -53,7 +45,7 @@ def server(request) -> Iterator[dict]:
     if request.param == "stdio":
         yield {"command": COMMAND}
         return
-    with http_server(free_port()) as params:
+    with over_http() as params:
         yield params
 
 
@@ -171,7 +163,7 @@ async def test_a_call_that_waits_for_its_connection_takes_no_time():
 
 
 async def test_an_address_has_more_calls_at_once_and_the_config_sets_their_number():
-    with http_server(free_port()) as params:
+    with over_http() as params:
         for server in (params, {"command": COMMAND, "calls_at_once": 8}):
             made, started = ToolBox(config(server)), time.monotonic()
             try:
@@ -222,7 +214,7 @@ def test_two_servers_with_the_same_tools_have_tags_of_their_own():
 
 def test_headers_have_their_values_from_the_environment(monkeypatch):
     monkeypatch.setenv("LIBRARY_KEY", "s3cret")
-    with http_server(free_port()) as params:
+    with over_http() as params:
         with box(params | {"headers_env": {"X-Api-Key": "LIBRARY_KEY"}}) as made:
             assert call(made, "", "header").text == "s3cret"
     monkeypatch.setenv("LIBRARY_KEY", "s3cret\nX-Other: 1")

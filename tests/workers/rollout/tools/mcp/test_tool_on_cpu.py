@@ -78,8 +78,8 @@ def alive(pid: int) -> bool:
 
 
 @contextlib.contextmanager
-def http_server(port: int, *options: str) -> Iterator[subprocess.Popen]:
-    process = subprocess.Popen([*COMMAND, str(port), *options], stderr=subprocess.DEVNULL)
+def http_server(port: int, *options: str, script: Path = SERVER) -> Iterator[subprocess.Popen]:
+    process = subprocess.Popen([sys.executable, str(script), str(port), *options], stderr=subprocess.DEVNULL)
     try:
         for _ in range(600):
             with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port)):
