@@ -165,7 +165,7 @@ async def test_a_call_that_waits_for_its_connection_takes_no_time():
 async def test_an_address_has_more_calls_at_once_and_the_config_sets_their_number():
     with over_http() as params:
         for server in (params, {"command": COMMAND, "calls_at_once": 8}):
-            made, started = ToolBox(config(server)), time.monotonic()
+            made = ToolBox(config(server))
             try:
                 started = time.monotonic()
                 await asyncio.gather(*(made.call("wait", '{"seconds": 1}') for _ in range(8)))
