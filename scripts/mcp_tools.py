@@ -16,6 +16,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pass-env", action="append", default=[], help="an environment variable that the command gets")
     parser.add_argument("--api-key-env", help="environment variable with the key for the address")
+    parser.add_argument("--header-env", action="append", default=[], help="X-Api-Key=VARIABLE, for the address")
     parser.add_argument("server", nargs=argparse.REMAINDER, help="the command and its arguments, or an address")
     args = parser.parse_args()
     if not args.server:
@@ -23,7 +24,8 @@ def main() -> None:
     is_address = args.server[0].startswith(("http://", "https://"))
     where = {"url": args.server[0]} if is_address else {"command": args.server}
     try:
-        made = MCPTool(**where, pass_env=args.pass_env, api_key_env=args.api_key_env)
+        headers = dict(header.split("=", 1) for header in args.header_env)
+        made = MCPTool(**where, pass_env=args.pass_env, api_key_env=args.api_key_env, headers_env=headers)
     except ValueError as error:
         sys.exit(f"error: {error}")
     for tool in made.tools:

@@ -3,6 +3,7 @@
 import json
 import os
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from recipe.tasks.countdown.data import CountdownConfig, write_countdown
 from tests.configs import composed
 from tests.forked import CPU, run_two_at_a_time, with_forks
 from tests.trainer.checks.refused import ROWS
+from tests.workers.rollout.tools.mcp import mcp_library
 from verl.trainer.checks.parts import check_environment, check_parts, check_typed_sections
 from verl.trainer.checks.preflight import check_model_path, check_overlong_buffer
 from verl.trainer.checks.resources.cluster import check_own_machine, check_ray_resources, needed_ray_cpus
@@ -243,6 +245,20 @@ def test_a_tool_that_does_not_work_ends_a_run_before_it_begins():
     with pytest.raises(ValueError, match="tool_instances.python: its calls would fail.*no_such_module"):
         check_environment(explore(*with_tools, f"+{python}.preload=[no_such_module]", f"{ROLLOUT}.tools.retry_count=1"))
     check_environment(explore("tree=latr"))
+
+
+def test_a_tree_that_would_repeat_calls_of_an_mcp_server_is_refused_before_a_run():
+    """The server says of no tool that it may be repeated."""
+    server = f"command: [{sys.executable}, {mcp_library.__file__}], tools: [add], session: trajectory"
+    entry = f"{{class_path: verl.workers.rollout.tools.mcp.tool.MCPTool, params: {{{server}}}}}"
+    tools = [
+        "environment=tools",
+        f"~{ROLLOUT}.tools.tool_instances.python",
+        f"+{ROLLOUT}.tools.tool_instances.m={entry}",
+    ]
+    with pytest.raises(ValueError, match="rollout.tree=arpo makes a session's calls again .*allow_repeated_calls=true"):
+        check_environment(explore("tree=arpo", *tools))
+    check_environment(explore("tree=plain", *tools))
 
 
 def test_more_nodes_or_gpus_than_there_are_without_a_cluster(monkeypatch):

@@ -1,7 +1,9 @@
 """The run's chat template renders one row of each file before the run starts, and enough rows fit."""
 
+import asyncio
 import json
 import shutil
+import sys
 from pathlib import Path
 
 import pandas as pd
@@ -10,7 +12,9 @@ from omegaconf import OmegaConf
 
 from recipe.common.tiny_model import write_tiny_model
 from tests.configs import composed
-from verl.trainer.checks.prompts import check_prompts, turn_end_warning
+from tests.workers.rollout.tools.mcp import mcp_library
+from verl.trainer.checks.prompts import check_prompts, load_tokenizer, turn_end_warning
+from verl.workers.rollout.tree_rollout import environment_of
 
 
 @pytest.fixture(scope="module")
@@ -141,11 +145,11 @@ def chat(config):
 
 
 def test_lengths_count_the_tools_of_a_chat(chat):
-    """The tool is named python, which has six tokens, and eight prompts have three."""
-    chat.data.max_prompt_length = 10
+    """The tool is named python, which has six tokens; prompts have 3 to 10. Upstream's filter does not count the tool."""
+    chat.data.max_prompt_length = 17
     check_prompts(chat)
-    chat.data.max_prompt_length = 9
-    with pytest.raises(ValueError, match=r"data.train_files: 8 of 64 prompts .*max_prompt_length=9 .* 16 are needed"):
+    chat.data.max_prompt_length = 16
+    with pytest.raises(ValueError, match=r"data.train_files: \d+ prompts do not fit .*=16 .*set it to more than 16"):
         check_prompts(chat)
 
 
@@ -177,3 +181,29 @@ def test_an_end_of_turn_at_which_no_engine_stops_is_warned_of(config):
         turn = "{% for message in messages %}{{ message['content'] }}{% if message['role'] == 'assistant' %}"
         warning = turn_end_warning(with_template(config, f"{turn}{end}{{% endif %}}{{% endfor %}}"))
         assert ("ends a turn with '1', and the engine stops at" in warning) == warns
+
+
+def test_rows_that_are_too_long_only_with_the_descriptions_of_tools_are_found(config):
+    """Of 64 rows 8 have 10 numbers, and the others fewer."""
+    tools = composed("explore", "hardware=cpu", "tree=plain", "environment=tools")
+    model = {"model": config.actor_rollout_ref.model}
+    config = OmegaConf.merge(tools, {"data": config.data, "actor_rollout_ref": model})
+    OmegaConf.set_struct(config, False)
+    with_template(config, "{% for message in messages %}{{ message['content'] }}{% endfor %}")
+    params = {"command": [sys.executable, mcp_library.__file__], "tools": ["add"]}
+    entry = {"class_path": "verl.workers.rollout.tools.mcp.tool.MCPTool", "params": params}
+    instances = {"tool_instances": {"python": None, "m": entry}}
+    config.actor_rollout_ref.rollout.tools.merge_with(instances | {"describe_in_prompt": True})
+    tokenizer = load_tokenizer(config)
+    environment = environment_of(config, tokenizer)
+    asyncio.run(environment.stop())
+    described = len(tokenizer.encode(environment.description, add_special_tokens=False))
+
+    config.data.max_prompt_length = described + 11
+    check_prompts(config)
+    config.data.max_prompt_length = described + 10
+    message = rf"data.train_files: 8 prompts do not fit .*={described + 10} with .* to more than {described + 10}, "
+    for filters in (True, False):
+        config.data.filter_overlong_prompts = filters
+        with pytest.raises(ValueError, match=message):
+            check_prompts(config)

@@ -5,7 +5,7 @@ StopIteration, which names neither the template nor the rows.
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -15,16 +15,28 @@ from transformers import GenerationConfig, PreTrainedTokenizerBase
 from verl.trainer.checks.model.settings import config_folder, model_json
 from verl.trainer.checks.rows import data_files
 from verl.workers.config.explore import parts_of
+from verl.workers.rollout.engines.interface import result_in_thread
+from verl.workers.rollout.environment import NO_ENVIRONMENT, Environment
 
 ANSWER = "Fine."
+TOKENS_PER_MESSAGE = 16  # at most, which a template adds to a message
+Messages = Sequence[Mapping]
 
 
 def check_prompts(config: DictConfig) -> None:
-    """Check one row of each file by the chat template, and that a batch of rows fits into `data.max_prompt_length`."""
-    if (tokenizer := load_tokenizer(config)) is not None:
-        count = _counter(config, tokenizer)
-        for key, needed in (("train_files", config.data.train_batch_size), ("val_files", 1)):
-            _check_rows(config, key, needed, count)
+    """Check one row of each file by the chat template, and that a batch of rows fits into `data.max_prompt_length`.
+
+    With descriptions of tools, which the filter of long prompts does not count, all rows must fit.
+    """
+    if (tokenizer := load_tokenizer(config)) is None:
+        return
+    environment = _described_by(config, tokenizer)
+    plain = _counter(config, tokenizer)
+    described = _counter(config, tokenizer, environment) if environment else plain
+    for key, needed in (("train_files", config.data.train_batch_size), ("val_files", 1)):
+        _check_rows(config, key, needed, described)
+        if environment:
+            _check_descriptions(config, key, plain, described)
 
 
 def _check_rows(config: DictConfig, key: str, needed: int, count: Callable[[list], int]) -> None:
@@ -46,6 +58,32 @@ def _check_rows(config: DictConfig, key: str, needed: int, count: Callable[[list
         raise ValueError(
             f"data.{key}: {left} of {rows} prompts have at most data.max_prompt_length={longest} tokens, with template "
             f"and tools, and {needed} are needed: raise it, or lower data.train_batch_size"
+        )
+
+
+def _check_descriptions(config: DictConfig, key: str, plain: Callable, described: Callable) -> None:
+    """Check that no row which the filter keeps is too long with the tools' descriptions.
+
+    A text has at most as many tokens as bytes, so that only long rows need the tokenizer.
+    """
+    limit, filters = config.data.max_prompt_length, config.data.get("filter_overlong_prompts")
+    longest = number = base = 0
+    for file in data_files(config, key)[0]:
+        for messages in filter(_is_text, _prompts(file, config.data.prompt_key)):
+            base = base or described(messages)
+            size = sum(len(message["content"].encode()) + TOKENS_PER_MESSAGE for message in messages)
+            if base + size < limit:
+                continue
+            try:
+                tokens = 0 if filters and plain(messages) > limit else described(messages)
+            except Exception:  # a template may raise anything, and upstream's filter leaves such rows out
+                continue
+            longest, number = max(longest, tokens), number + (tokens >= limit)
+    if number:
+        raise ValueError(
+            f"data.{key}: {number} prompts do not fit into data.max_prompt_length={limit} with the tools' descriptions "
+            f"(environment=chat or tools.describe_in_prompt=true): set it to more than {longest}, name fewer tools, or "
+            "leave these rows out"
         )
 
 
@@ -116,23 +154,36 @@ def _options(config: DictConfig) -> dict:
     return OmegaConf.to_container(config.data.get("apply_chat_template_kwargs") or OmegaConf.create())
 
 
-def _counter(config: DictConfig, tokenizer: PreTrainedTokenizerBase) -> Callable[[list], int]:
-    """Return the function that counts a prompt's tokens as the run does, with the descriptions of all tools."""
+def _described_by(config: DictConfig, tokenizer: PreTrainedTokenizerBase) -> Environment | None:
+    """Return the environment, closed, if it describes tools in the prompts; else None."""
+    rollout = config.actor_rollout_ref.rollout
+    environment = parts_of(rollout).environment
+    if environment != "chat" and not (environment == "tools" and rollout.tools.describe_in_prompt):
+        return None
+    from verl.workers.rollout.run_environment import environment_of
+
+    opened = environment_of(config, tokenizer)
+    result_in_thread(opened.stop())
+    return opened
+
+
+def _counter(
+    config: DictConfig, tokenizer: PreTrainedTokenizerBase, environment: Environment = NO_ENVIRONMENT
+) -> Callable[[Messages], int]:
+    """Return the function that counts the tokens of a prompt as the run does, with the tools that `environment`
+    describes."""
     from verl.utils.tokenizer import normalize_token_ids
 
-    describe, options, rollout = list, _options(config), config.actor_rollout_ref.rollout
-    environment, tools = parts_of(rollout).environment, _upstream_tools(config.data)
-    if environment == "chat" or (environment == "tools" and rollout.tools.describe_in_prompt):
-        from verl.workers.rollout.run_environment import environment_of
-
-        opened = environment_of(config, tokenizer)
-        describe, tools = opened.prompt_messages, opened.schemas or tools
+    options = _options(config)
+    tools = environment.schemas or _upstream_tools(config.data)
     vocabulary = (model_json(config.actor_rollout_ref.model.path) or {}).get("vocab_size", math.inf)
     if tools:
         options |= {"tools": tools}
 
-    def count(messages: list) -> int:
-        ids = tokenizer.apply_chat_template(describe(messages), add_generation_prompt=True, **options)
+    def count(messages: Messages) -> int:
+        ids = tokenizer.apply_chat_template(
+            environment.prompt_messages(messages), add_generation_prompt=True, **options
+        )
         if (largest := max(ids := normalize_token_ids(ids), default=0)) >= vocabulary:
             raise ValueError(f"token {largest} is not in the model's vocabulary of {vocabulary}")
         return len(ids)

@@ -44,8 +44,8 @@ def environment_of(config, tokenizer, builder: ContinuousTokenBuilder | None = N
     if environment == "chat":
         reader = CallReader(rollout.multi_turn.format, tokenizer)
         template = _template(config, tokenizer, builder, closes=not reader.stop_token_ids)
+    try_tools(rollout.tools, parts_of(rollout).tree)
     tools, pool = ToolBox(rollout.tools), InstancePool(keys)
-    try_tools(rollout.tools)
     if environment == "chat":
         return Chat(tools, reader, template, rollout.multi_turn, pool)
     return Tools(tools, Protocol(tokenizer, list(tools.tools)), pool)
@@ -65,8 +65,8 @@ def try_environment(config, task: Any) -> None:
         ValueError: it does not work; names the key.
     """
     rollout = config.actor_rollout_ref.rollout
-    environment = parts_of(rollout).environment
+    tree, environment = parts_of(rollout)
     if environment == "gym":
         try_gym(environment_keys(config), task)
     elif environment != "none":
-        try_tools(omega_conf_to_dataclass(rollout).tools)
+        try_tools(omega_conf_to_dataclass(rollout).tools, tree)

@@ -44,11 +44,11 @@ class ToolError(Exception):
 
 
 class ToolSession(ABC):
-    """A session with a tool for one trajectory, whose calls see what earlier calls have left behind."""
+    """A session with a tool, or a group of tools, for one trajectory: calls see what earlier calls have left behind."""
 
-    @abstractmethod
     async def execute(self, content: str, *, timeout: float) -> str | ToolOutput:
-        """Run one call, as `BaseTool.execute`; one at a time."""
+        """Run one call, as `BaseTool.execute`; one at a time. A tool with its own `execute_in` does not need it."""
+        raise NotImplementedError
 
     @abstractmethod
     async def close(self) -> None:
@@ -72,9 +72,18 @@ class BaseTool(ABC):
     has_session: bool = False
     # whether a call that is made again must return the same text, so that a branch is left out where it does not
     must_repeat: bool = True
+    # whether making a session's calls again does no harm; if not, only tree=plain can have the tool
+    may_repeat: bool = True
+    # largest number of calls that run at once, in all tools of the group together; None for no limit
+    calls_at_once: int | None = None
+
+    @property
+    def group(self) -> str:
+        """Tag of the first of the tools that share a connection, and so `calls_at_once` and a trajectory's session."""
+        return self.trigger_tag
 
     def new_session(self) -> ToolSession:
-        """Return a new session, which its first call opens; only called if the tool `has_session`."""
+        """Return a new session of the tool's group, which its first call opens; for tools with `has_session`."""
         raise NotImplementedError
 
     @cached_property
@@ -90,6 +99,10 @@ class BaseTool(ABC):
     def content_of(self, arguments: dict[str, Any]) -> str:
         """Return the text that `execute` takes for a call with these arguments, which `schema` allows."""
         return arguments[self.argument] if self.argument else json.dumps(arguments, ensure_ascii=False)
+
+    async def execute_in(self, session: ToolSession, content: str, *, timeout: float) -> str | ToolOutput:
+        """Run one call in a session of the tool's group, as `execute`; calls of one session do not overlap."""
+        return await session.execute(content, timeout=timeout)
 
     @classmethod
     def tags(cls, **params) -> list[str]:

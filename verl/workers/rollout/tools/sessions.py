@@ -2,17 +2,19 @@
 
 A session, such as a Python interpreter or a connection to an MCP server, is a live instance (../stateful.py): the first
 branch that continues from a state has it, and other branches get a new session in which the calls are made again.
+Trajectories that part before their first call share nothing, even if they make the same calls.
 """
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
+from verl.utils.fault_reports import RunError
 from verl.workers.rollout.engines.interface import gather_or_cancel
 from verl.workers.rollout.stateful import Instance, InstancePool, State, StatefulEnvironment, Step
 from verl.workers.rollout.tools.base_tool import ToolSession
 from verl.workers.rollout.tools.tool_box import ToolBox, ToolCall
 
-ToolStates = Mapping[str, State]  # tag -> state of the tool's session; tools that were not called are left out
+ToolStates = Mapping[str, State]  # group of tools -> state of its session; groups that were not called are left out
 
 
 class ToolSessions:
@@ -20,7 +22,8 @@ class ToolSessions:
 
     def __init__(self, tools: ToolBox, pool: InstancePool):
         self.tools = tools
-        self._sessions = {tag: _Sessions(tools, tag, pool) for tag, tool in tools.tools.items() if tool.has_session}
+        groups = {tool.group for tool in tools.tools.values() if tool.has_session}
+        self._sessions = {group: _Sessions(tools, group, pool) for group in groups}
 
     async def call(self, states: ToolStates | None, tag: str, content: str) -> tuple[ToolCall, ToolStates | None]:
         """Call a tool and return the outcome, and the sessions' states after the call.
@@ -28,16 +31,18 @@ class ToolSessions:
         Raises:
             BranchLost: the session could not be brought back.
         """
-        if tag not in self._sessions:
+        tool, states_before = self.tools.tools[tag], states or {}
+        if not tool.has_session:
             return await self.tools.call(tag, content), states
-        after = await self._sessions[tag].advance((states or {}).get(tag), content)
-        return after.step.observation, {**(states or {}), tag: after}
+        before = states_before.get(tool.group) or State(None, None, Step(None))
+        after = await self._sessions[tool.group].advance(before, (tag, content))
+        return after.step.observation, {**states_before, tool.group: after}
 
     async def call_all(
         self, states: ToolStates | None, calls: Sequence[tuple[str, str]]
     ) -> tuple[list[ToolCall], ToolStates | None]:
         """Make several calls (tag, content), as `call`: those without sessions at once, the others in order."""
-        at_once = [i for i, (tag, _) in enumerate(calls) if tag not in self._sessions]
+        at_once = [i for i, (tag, _) in enumerate(calls) if not self.tools.tools[tag].has_session]
         done = dict(zip(at_once, await gather_or_cancel(*(self.tools.call(*calls[i]) for i in at_once)), strict=True))
         for i, (tag, content) in enumerate(calls):
             if i not in done:
@@ -57,31 +62,43 @@ class ToolSessions:
 
 
 class _Sessions(StatefulEnvironment):
-    """The sessions with one tool; an action is the text of a call."""
+    """The sessions with a group of tools; an action is a call, as its tag and its text."""
 
-    def __init__(self, tools: ToolBox, tag: str, pool: InstancePool):
+    def __init__(self, tools: ToolBox, group: str, pool: InstancePool):
         super().__init__(pool)
-        self.tools, self.tag, self.seconds = tools, tag, None  # the tool box limits a call's time
+        self.tools, self.group, self.seconds = tools, group, None  # the tool box limits a call's time
+        self._first = State(None, None, Step(None))
 
     def create(self) -> Instance:
-        return _LiveSession(self.tools, self.tag, self.tools.tools[self.tag].new_session())
+        return _LiveSession(self.tools, self.group, self.tools.tools[self.group].new_session())
 
     def is_same(self, step: Step, recorded: Step) -> bool:
         if step.observation is None or recorded.observation.text == step.observation.text:
             return True
         self.counts["replayed_outputs_differ"] += 1
-        return not self.tools.tools[self.tag].must_repeat
+        return not self.tools.tools[self.group].must_repeat
+
+    async def _replayed(self, state: State) -> Instance:
+        tags = sorted({at.action[0] for at in state.path()})
+        if once_only := [tag for tag in tags if not self.tools.tools[tag].may_repeat]:
+            self.pool.free_place()
+            raise RunError(
+                f"a session in which {', '.join(once_only)} had been called was closed to make room for another, and "
+                f"its calls must not be made again: raise environment.max_instances={self.pool.keys.max_instances} to "
+                "the number of trajectories of a rollout worker"
+            )
+        return await super()._replayed(state)
 
 
 class _LiveSession(Instance):
-    def __init__(self, tools: ToolBox, tag: str, session: ToolSession):
-        self.tools, self.tag, self.session = tools, tag, session
+    def __init__(self, tools: ToolBox, group: str, session: ToolSession):
+        self.tools, self.group, self.session = tools, group, session
 
     async def reset(self) -> None:
         return None
 
-    async def step(self, action: str) -> Step:
-        return Step(await self.tools.call(self.tag, action, self.session))
+    async def step(self, action: tuple[str, str]) -> Step:
+        return Step(await self.tools.call(*action, self.session))
 
     async def close(self) -> None:
-        await self.tools.close_session(self.tag, self.session)
+        await self.tools.close_session(self.group, self.session)

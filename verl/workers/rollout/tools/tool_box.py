@@ -112,9 +112,9 @@ def _made(name: str, instance: Mapping[str, Any]) -> BaseTool | ToolSet:
 
 @dataclass(frozen=True)
 class ToolCall:
-    """The outcome of a call. `text` is for the model, also after a failure; `seconds` leaves out the wait for a free
-    place; `restarts` counts lost connections that were opened anew; `error` is the `kind` of a failure, and `own_fault`
-    whether the tool is at fault."""
+    """The outcome of a call. `text` is for the model, also after a failure; `seconds` is the time of all attempts,
+    without the waits for a free place and between attempts; `restarts` counts lost connections that were opened anew;
+    `error` is the `kind` of a failure, and `own_fault` whether the tool is at fault."""
 
     tool: str
     text: str
@@ -140,6 +140,7 @@ class ToolBox:
         self._threads: dict[str, ToolThread] = {}  # tag -> thread
         self._processes: dict[str, ToolProcess] = {}  # tag -> process of a tool that never awaits
         self._places = asyncio.Semaphore(config.max_workers)
+        self._group_places: dict[str, asyncio.Semaphore] = {}  # group of tools -> places for its `calls_at_once`
         self._logged: set[tuple[str, str]] = set()
         self._counted_restarts: dict[str, int] = {}  # tag -> restarts that some call has reported
         for name, instance in config.tool_instances.items():
@@ -163,10 +164,26 @@ class ToolBox:
             if tool.trigger_tag in RESERVED_TAGS:
                 raise ValueError(f"{_SECTION}.tool_instances.{name}: <{tool.trigger_tag}> belongs to the protocol")
             if tool.trigger_tag in self.tools:
-                raise ValueError(f"{_SECTION}.tool_instances.{name}: a second tool for <{tool.trigger_tag}>")
+                raise ValueError(
+                    f"{_SECTION}.tool_instances.{name}: a second tool for <{tool.trigger_tag}>; the tools of an MCP "
+                    "server get other tags by params.prefix"
+                )
+            if tool.calls_at_once is not None:
+                self._group_places.setdefault(tool.group, asyncio.Semaphore(tool.calls_at_once))
             self.tools[tool.trigger_tag], self._threads[tool.trigger_tag] = tool, ToolThread(tool.name)
             if tool is made and runs_in_process(cls, instance["class_path"]):
                 self._processes[tool.trigger_tag] = ToolProcess(tool.name, _made, (name, dict(instance)))
+
+    def check_tree(self, tree: str | None) -> None:
+        """Raise ValueError if the tree would repeat calls that must be made once only."""
+        once_only = [tag for tag, tool in self.tools.items() if tool.has_session and not tool.may_repeat]
+        if once_only and tree != "plain":
+            raise ValueError(
+                f"actor_rollout_ref.rollout.tree={tree} makes a session's calls again for further branches, which may "
+                f"do harm: the server of {', '.join(once_only)} says neither readOnlyHint nor idempotentHint. Set "
+                "params.allow_repeated_calls=true if repeated calls do no harm, leave these tools out by params.tools, "
+                "set tree=plain, or, if the server has no state, params.session=shared"
+            )
 
     async def start(self) -> None:
         """Check that the calls of every tool will work.
@@ -218,11 +235,19 @@ class ToolBox:
     async def call(self, tag: str, content: str, session: ToolSession | None = None) -> ToolCall:
         """Run the tool of a tag, in a session if it has sessions, and return the outcome; a failure of any kind gives
         `ok=False` and is not raised."""
-        tool = self.tools[tag]
-        async with self._places:
-            started = time.perf_counter()
-            output, error, retries = await self._retried(partial(self._attempt, tool, content, session))
-            seconds = time.perf_counter() - started
+        tool, seconds = self.tools[tag], 0.0
+        # A session has a connection of its own, and no two calls at once.
+        limit = nullcontext() if session else self._group_places.get(tool.group, nullcontext())
+
+        async def attempt() -> tuple[ToolOutput, ToolError | None]:
+            nonlocal seconds
+            async with limit, self._places:
+                started = time.perf_counter()
+                outcome = await self._attempt(tool, content, session)
+                seconds += time.perf_counter() - started
+                return outcome
+
+        output, error, retries = await self._retried(attempt)
         restarts = tool.restarts - self._counted_restarts.get(tag, 0)
         self._counted_restarts[tag] = self._counted_restarts.get(tag, 0) + restarts
         kind, own_fault = (None, False) if error is None else (error.kind, error.own_fault)
@@ -245,8 +270,8 @@ class ToolBox:
             async with process.one_call if process else nullcontext():
                 if process is not None:
                     await thread.run(process.ready, START_SECONDS)
-                call = partial((session or process or tool).execute, content, timeout=timeout)
-                output = await thread.run(call, timeout)
+                execute = partial(tool.execute_in, session) if session else (process or tool).execute
+                output = await thread.run(partial(execute, content, timeout=timeout), timeout)
             output = output if isinstance(output, ToolOutput) else ToolOutput(output)
             if not isinstance(output.text, str):
                 raise TypeError(f"{tool.name} returned {output.text!r:.200}, expected a text")
@@ -255,7 +280,9 @@ class ToolBox:
             kind = type(fault).__name__
             error = ToolError(f"{tool.name} failed: {kind}", kind=kind, retry=False, own_fault=True)
             if isinstance(fault, asyncio.TimeoutError):
-                error = ToolError(f"{tool.name} gave no answer in {timeout:g} seconds", kind="timeout", retry=True)
+                message = f"{tool.name} gave no answer in {timeout:g} seconds"
+                # In a session the call may still take effect, and a second one would then be one too many.
+                error = ToolError(message, kind="timeout", retry=session is None, own_fault=True)
             elif isinstance(fault, ToolError):
                 error = fault
             if (tool.name, error.kind) not in self._logged:
@@ -264,16 +291,20 @@ class ToolBox:
             return ToolOutput(f"Error: {error}"), error
 
 
-def try_tools(config: ToolsConfig) -> None:
+def try_tools(config: ToolsConfig, tree: str | None = "plain") -> None:
     """Build all tools, check that their calls will work, and close them; works inside and outside an event loop.
 
+    Args:
+        tree: name of the run's tree. All but `plain` fork sessions by making their calls again.
+
     Raises:
-        ValueError: a tool does not work; the message names its key.
+        ValueError: a tool does not work, or not with the tree; the message names its key.
     """
 
     async def start_and_close() -> None:
         tools = ToolBox(config)
         try:
+            tools.check_tree(tree)
             await tools.start()
         finally:
             await tools.close()

@@ -23,6 +23,7 @@ from tests.workers.rollout.tools.mcp.mcp_library import HOSTILE
 from verl.evaluation.model.server import free_port
 from verl.workers.rollout.tools import tool_box
 from verl.workers.rollout.tools.environment import Tools
+from verl.workers.rollout.tools.mcp.transports import MARK
 from verl.workers.rollout.tools.protocol import Protocol
 from verl.workers.rollout.tools.tool_box import ToolBox, ToolsConfig, tool_class, try_tools
 
@@ -31,6 +32,7 @@ pytestmark = pytest.mark.slow
 SERVER = Path(__file__).with_name("mcp_library.py")
 COMMAND = [sys.executable, str(SERVER)]
 CLASS = "verl.workers.rollout.tools.mcp.tool.MCPTool"
+LOOP = asyncio.new_event_loop()  # places for calls belong to one event loop, as in a rollout worker
 
 
 @pytest.fixture(autouse=True)
@@ -48,7 +50,7 @@ def box(params: dict, **keys) -> Iterator[ToolBox]:
     try:
         yield made
     finally:
-        asyncio.run(made.close())
+        LOOP.run_until_complete(made.close())
 
 
 def calls(made: ToolBox, *contents: str, tag: str = "search"):
@@ -57,7 +59,7 @@ def calls(made: ToolBox, *contents: str, tag: str = "search"):
     async def gathered():
         return await asyncio.gather(*(made.call(tag, content) for content in contents))
 
-    return asyncio.run(gathered())
+    return LOOP.run_until_complete(gathered())
 
 
 def call(made: ToolBox, content: str, tag: str = "search"):
@@ -76,8 +78,8 @@ def alive(pid: int) -> bool:
 
 
 @contextlib.contextmanager
-def http_server(port: int, *options: str) -> Iterator[subprocess.Popen]:
-    process = subprocess.Popen([*COMMAND, str(port), *options], stderr=subprocess.DEVNULL)
+def http_server(port: int, *options: str, script: Path = SERVER) -> Iterator[subprocess.Popen]:
+    process = subprocess.Popen([sys.executable, str(script), str(port), *options], stderr=subprocess.DEVNULL)
     try:
         for _ in range(600):
             with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port)):
@@ -106,7 +108,7 @@ def server(request) -> Iterator[dict]:
 def test_the_servers_tools_are_listed_and_called(server):
     with box(server) as made:
         assert list(made.tools) == ["search", "add", "who_am-i", "picture"]
-        asyncio.run(made.start())
+        LOOP.run_until_complete(made.start())
         texts = {content: call(made, content).text for content in ("otters", '{"query": "Paris"}', "print")}
         assert texts == {"otters": "about otters", '{"query": "Paris"}': "about Paris", "print": "about print"}
         assert call(made, '{"a": 2, "b": 3}', "add").text == "5"
@@ -194,7 +196,7 @@ def test_a_killed_process_is_started_anew_and_counted():
 
 
 def test_calls_that_wait_for_a_killed_process_end_at_once():
-    with box({"command": COMMAND}, retry_count=0) as made:
+    with box({"command": COMMAND, "calls_at_once": 2}, retry_count=0) as made:
         pid = pid_of(made)
         started = time.perf_counter()
         threading.Timer(0.5, os.kill, (pid, signal.SIGKILL)).start()
@@ -250,7 +252,7 @@ def test_a_process_gets_named_variables_only(monkeypatch):
         names = json.loads(call(made, "", "who_am-i").text)["environment"]
     assert "LIBRARY_CARD" in names and "BRIGHTDATA_API_KEY" not in names
     # Python itself adds LC_CTYPE.
-    assert set(names) <= {"HOME", "LOGNAME", "PATH", "SHELL", "TERM", "USER", "LIBRARY_CARD", "LC_CTYPE"}
+    assert set(names) <= {"HOME", "LOGNAME", "PATH", "SHELL", "TERM", "USER", "LIBRARY_CARD", "LC_CTYPE", MARK}
 
 
 def test_a_server_that_does_not_start_is_said_with_its_last_words(monkeypatch):

@@ -1,7 +1,8 @@
-"""Sessions with an MCP server, by the official package `mcp`, one after the other in a thread of their own.
+"""Connections to an MCP server, by the official package `mcp`, in a thread of their own.
 
-A session belongs to one task, which opens it and waits until it is to end; calls are other tasks of the same thread.
-When it has ended, for instance because the server was killed, the next call opens another one.
+An open connection belongs to one task, which opens it and waits until it is to end; calls are other tasks of the same
+thread. The connection that all trajectories share is opened anew when it has ended, for instance because the server was
+killed. That of one trajectory is not, since what its calls have left behind ends with it.
 """
 
 import asyncio
@@ -12,12 +13,13 @@ from contextlib import AbstractAsyncContextManager
 from typing import Any, TypeVar
 
 from mcp import Client, MCPError
-from mcp_types import Tool
+from mcp.client.client import ConnectMode
+from mcp_types import CallToolResult, Tool
 
 from verl.workers.rollout.tools.mcp.transports import END_SECONDS, SHOWN_CHARACTERS
 from verl.workers.rollout.tools.plain_text import one_line
 
-MOST_FAILURES = 3  # number of calls in a row without an answer after which a session is given up
+MOST_FAILURES = 3  # number of calls in a row without an answer after which a connection is given up
 MOST_PAGES = 100  # of a server's list of tools
 
 T = TypeVar("T")
@@ -27,50 +29,80 @@ logger = logging.getLogger(__name__)
 
 
 class OpeningError(Exception):
-    """A session cannot be opened. The message is for the user; it may hold paths and the server's own words."""
+    """A connection cannot be opened. The message is for the user; it may hold paths and the server's own words."""
+
+
+class ConnectionLost(Exception):
+    """A connection that is not opened anew has ended."""
 
 
 class McpServer:
-    """A server, and the open session with it.
+    """A server, and the thread of the connections to it.
 
     Args:
         transport: function that makes a new connection (transports.py).
-        start_timeout: time limit for opening a session, in seconds.
+        start_timeout: time limit for opening a connection, in seconds.
+        has_sessions: whether a connection is a session of the protocol. Revision 2026-07-28 has none, and is not used.
     """
 
-    def __init__(self, transport: Callable[[], Transport], *, start_timeout: float):
+    def __init__(self, transport: Callable[[], Transport], *, start_timeout: float, has_sessions: bool):
         self._transport, self._start_timeout = transport, start_timeout
-        self._session: _Session | None = None
+        self._mode: ConnectMode = "legacy" if has_sessions else "auto"
         self._all: set[_Session] = set()  # sessions that have not ended
-        self._opened, self._reported, self._failures = 0, 0, 0
         self._stopped = False
         self._loop = asyncio.new_event_loop()
         threading.Thread(target=self._loop.run_forever, name="MCP sessions", daemon=True).start()
 
     async def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Run a coroutine in the sessions' thread and return its result; cancelling the caller cancels it."""
+        """Run a coroutine in the connections' thread and return its result; cancelling the caller cancels it."""
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(coroutine, self._loop))
 
     async def stop(self) -> None:
-        """End the sessions and the thread; a server that was started here ends with them."""
+        """End the connections and the thread; a server that was started here ends with them."""
         if not self._stopped:
             self._stopped = True
-            await self.run(self._end_all())
+            await self.run(self.end(set(self._all)))
             self._loop.call_soon_threadsafe(self._loop.stop)
 
-    # These run in the sessions' thread.
+    # These run in the connections' thread.
+
+    def open(self) -> "_Session":
+        session = _Session(self._transport(), self._mode, self._start_timeout)
+        self._all.add(session)
+        session.task.add_done_callback(lambda _: self._all.discard(session))
+        return session
+
+    async def end(self, sessions: "set[_Session]") -> None:
+        for session in sessions:
+            session.end()
+        if sessions:
+            await asyncio.wait([session.task for session in sessions])
+
+
+class McpConnection:
+    """A connection to a server, which the first call opens. All methods run in the server's thread.
+
+    Args:
+        server: server to connect to.
+        reopens: whether a call opens the connection anew when it has ended.
+    """
+
+    def __init__(self, server: McpServer, *, reopens: bool):
+        self.server, self.reopens = server, reopens
+        self._session: _Session | None = None
+        self._opened, self._reported, self._failures = 0, 0, 0
 
     async def client(self) -> Client:
-        """Return the open session, or open one.
+        """Return the open client, or open one.
 
         Raises:
             OpeningError: none can be opened.
+            ConnectionLost: the connection has ended, and does not reopen.
         """
         if self._session is None or self._session.ended:
-            self._failures = 0
-            self._session = _Session(self._transport(), self._start_timeout)
-            self._all.add(self._session)
-            self._session.task.add_done_callback(lambda _, session=self._session: self._all.discard(session))
+            if self._opened and not self.reopens:
+                raise ConnectionLost
+            self._failures, self._session = 0, self.server.open()
             self._session.opened.add_done_callback(self._count)
         return await asyncio.shield(self._session.opened)
 
@@ -78,7 +110,7 @@ class McpServer:
         self._opened += opened.exception() is None
 
     def new_restarts(self) -> int:
-        """Return the number of sessions, without the very first, that have been opened since the last call of this."""
+        """Return the number of openings, without the very first, since the last call of this."""
         restarts = max(0, self._opened - 1 - self._reported)
         self._reported += restarts
         return restarts
@@ -99,38 +131,37 @@ class McpServer:
         self._failures = 0
 
     def note_failure(self, *, lost: bool = False) -> None:
-        """Note a call without an answer. The session is given up if it is lost, or after MOST_FAILURES in a row."""
+        """Note a call without an answer. The connection ends if it is lost, or after MOST_FAILURES in a row."""
         self._failures += 1
         if self._session is not None and (lost or self._failures >= MOST_FAILURES):
             self._session.end()
-            self._session = None
 
-    async def _end_all(self) -> None:
-        for session in self._all:
-            session.end()
-        if self._all:
-            await asyncio.wait([session.task for session in self._all])
+    async def end(self) -> None:
+        """End the connection, and wait until a server that was started for it has ended."""
+        if self._session is not None:
+            await self.server.end({self._session})
 
 
 class _Session:
-    """A session in a task of its own, because a connection must be left by the task that has entered it.
+    """An open connection in a task of its own, because it must be left by the task that has entered it.
 
     Attributes:
         opened: future of the open client, or of an OpeningError.
         task: task that has the session; it never fails.
-        ended: whether the session takes no more calls; its task may still be ending the server.
+        ended: whether the connection takes no more calls; its task may still be ending the server.
     """
 
-    def __init__(self, transport: Transport, seconds: float):
+    def __init__(self, transport: Transport, mode: ConnectMode, seconds: float):
         self._loop = asyncio.get_running_loop()
         self.opened: asyncio.Future[Client] = self._loop.create_future()
         self.ended = False
         self._leave = asyncio.Event()
-        self.task = asyncio.create_task(self._run(transport))
+        self.task = asyncio.create_task(self._run(Client(transport, mode=mode, cache=None)))
         self._limit = self._loop.call_later(seconds, self._give_up, f"no answer in {seconds:g} seconds")
 
     def end(self) -> None:
-        """End the session, by force if the server does not let go."""
+        """End the connection, by force if the server does not let go."""
+        self.ended = True
         self._leave.set()
         self._loop.call_later(3 * END_SECONDS, self.task.cancel)
 
@@ -139,17 +170,20 @@ class _Session:
         self._fail(reason)
         self.task.cancel()
 
-    async def _run(self, transport: Transport) -> None:
+    async def _run(self, entered: Client) -> None:
         try:
-            async with Client(transport, cache=None) as client:
+            async with entered as client:
                 self._limit.cancel()
+                # The model reads a result's text, also if the result has no structured content or not that of the
+                # tool's output schema, which would be an error of the client.
+                setattr(client.session, "validate_tool_result", _accept)  # noqa: B010 (mypy refuses the assignment)
                 self.opened.set_result(client)
                 try:
                     await self._leave.wait()
                 finally:
                     self.ended = True
         except asyncio.CancelledError:
-            self._fail("the session was ended while it opened")
+            self._fail("the connection was ended while it opened")
         except BaseException as error:  # also groups of exceptions with a cancellation among them
             self._fail(reason_of(error))
         finally:
@@ -160,7 +194,11 @@ class _Session:
         if not self.opened.done():
             self.opened.set_exception(OpeningError(reason))
         elif not self._leave.is_set() and self.opened.exception() is None:
-            logger.warning("a session with an MCP server has ended, and the next call opens another: %s", reason)
+            logger.warning("a connection to an MCP server has ended: %s", reason)
+
+
+async def _accept(name: str, result: CallToolResult) -> None:
+    """Accept every result."""
 
 
 def reason_of(error: BaseException) -> str:

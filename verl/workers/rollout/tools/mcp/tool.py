@@ -11,11 +11,10 @@ than letters, digits, `_` and `-`. tools/function_calls.py says what the text be
 
 import asyncio
 import json
-import os
 import re
-import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping
 from functools import partial
+from typing import Any
 
 from mcp import MCPError
 from mcp_types import (
@@ -25,20 +24,19 @@ from mcp_types import (
     INVALID_REQUEST,
     CallToolResult,
     EmbeddedResource,
+    ResourceLink,
     TextContent,
     TextResourceContents,
     Tool,
 )
 
+from verl.workers.config.keys import read_keys
 from verl.workers.rollout.engines.interface import result_in_thread
-from verl.workers.rollout.tools.base_tool import BaseTool, ToolError, ToolSet
-from verl.workers.rollout.tools.function_calls import (
-    MOST_DESCRIPTION_CHARACTERS,
-    call_arguments,
-    describe_function,
-)
-from verl.workers.rollout.tools.http_json import checked_url, is_loopback
-from verl.workers.rollout.tools.mcp.session import McpServer, OpeningError, reason_of
+from verl.workers.rollout.tools.base_tool import BaseTool, ToolError, ToolSession, ToolSet
+from verl.workers.rollout.tools.function_calls import MAX_DESCRIPTION_CHARS, call_arguments, describe_function
+from verl.workers.rollout.tools.http_json import checked_url
+from verl.workers.rollout.tools.mcp.keys import MCPKeys
+from verl.workers.rollout.tools.mcp.session import ConnectionLost, McpConnection, McpServer, OpeningError, reason_of
 from verl.workers.rollout.tools.mcp.transports import http_transport, stdio_transport
 from verl.workers.rollout.tools.plain_text import one_line
 
@@ -46,158 +44,163 @@ LONGEST_MESSAGE = 2000  # largest number of characters of an error that the mode
 
 
 class MCPTool(ToolSet):
-    """The tools of an MCP server. There is one session per process, which is opened anew when it has ended.
+    """The tools of an MCP server.
 
     Args:
-        command: program and arguments of a server that talks over its standard input and output.
-        url: address of a server that speaks streamable HTTP, instead of a command.
-        tools: names of the server's tools that the model may call; None for all.
-        pass_env: names of environment variables that the command gets beside HOME, LOGNAME, PATH, SHELL, TERM, USER.
-        api_key_env: name of the environment variable with the key that the address gets as bearer token.
-        request_timeout: time limit of one call, in seconds; the caller's time limit applies too.
-        start_timeout: time limit for starting the command, or reaching the address, in seconds.
+        params: values of the keys of `MCPKeys`.
 
     Raises:
-        ValueError: the server cannot be started or reached, or lacks a tool of `tools`; see also `check`.
+        ValueError: the server cannot be started or reached, or lacks a tool of `tools`; or a key has a wrong value.
     """
 
-    def __init__(
-        self,
-        *,
-        command: Sequence[str] | None = None,
-        url: str | None = None,
-        tools: Sequence[str] | None = None,
-        pass_env: Sequence[str] = (),
-        api_key_env: str | None = None,
-        request_timeout: float = 60,
-        start_timeout: float = 60,
-    ):
-        self.check(command, url, tools, pass_env, api_key_env, request_timeout, start_timeout)
-        if command is not None:
-            shown, connect = command[0], partial(stdio_transport, list(command), list(pass_env))
+    def __init__(self, **params: Any):
+        keys = _keys(params)
+        if keys.url is None:
+            shown, connect = keys.command[0], partial(stdio_transport, keys.command, keys.pass_env)
         else:
-            key = os.environ[api_key_env] if api_key_env else None
-            shown, connect = url, partial(http_transport, checked_url(url, "url"), key)
-        server = McpServer(connect, start_timeout=start_timeout)
-        offered = {tool.name: tool for tool in _listed(server, shown, start_timeout)}
-        unknown = [name for name in tools or () if name not in offered]
+            shown, connect = keys.url, partial(http_transport, checked_url(keys.url, "url"), keys.headers())
+        server = McpServer(connect, start_timeout=keys.start_timeout, has_sessions=keys.session == "trajectory")
+        connection = McpConnection(server, reopens=True)
+        offered = {tool.name: tool for tool in _listed(connection, shown, keys.start_timeout)}
+        unknown = [name for name in keys.tools or () if name not in offered]
         if unknown or not offered:
             result_in_thread(server.stop())
             names = ", ".join(sorted(offered)) or "no tools"
             raise ValueError(f"tools: the MCP server {shown} offers {names}, got {', '.join(unknown) or 'null'}")
-        self.tools = [MCPFunction(server, offered[name], request_timeout) for name in tools or offered]
+        if keys.session == "trajectory":
+            result_in_thread(server.run(connection.end()))
+        chosen = keys.tools or list(offered)
+        group = _tag_of(chosen[0], keys.prefix)
+        self.tools = [MCPFunction(connection, offered[name], keys, group) for name in chosen]
 
     @classmethod
-    def check(
-        cls,
-        command: Sequence[str] | None = None,
-        url: str | None = None,
-        tools: Sequence[str] | None = None,
-        pass_env: Sequence[str] = (),
-        api_key_env: str | None = None,
-        request_timeout: float = 60,
-        start_timeout: float = 60,
-    ) -> None:
+    def check(cls, **params: Any) -> None:
         """Raise ValueError if parameters do not fit together, or if the program or a variable does not exist."""
-        if (command is None) == (url is None):
-            raise ValueError(f"expected command or url, got {command=}, {url=}")
-        for key, texts in (("command", command), ("tools", tools), ("pass_env", pass_env)):
-            is_list = isinstance(texts, Sequence) and not isinstance(texts, str)
-            if texts is not None and not (is_list and all(isinstance(text, str) and text for text in texts)):
-                raise ValueError(f"{key}={texts!r}: expected a list of texts")
-            if texts is not None and len(texts) == 0 and key != "pass_env":
-                raise ValueError(f"{key} is empty")
-        if command is not None and shutil.which(command[0]) is None:
-            raise ValueError(f"command: there is no program {command[0]}")
-        for key, seconds in (("request_timeout", request_timeout), ("start_timeout", start_timeout)):
-            if not seconds > 0:
-                raise ValueError(f"{key} must be positive, got {seconds!r}")
-        for key, name in [("api_key_env", api_key_env)] * bool(api_key_env) + [("pass_env", name) for name in pass_env]:
-            if name not in os.environ:
-                raise ValueError(f"{key}: the environment variable {name} is not set")
-        if url is not None and checked_url(url, "url").scheme != "https" and api_key_env:
-            if not is_loopback(checked_url(url, "url")):
-                raise ValueError(f"url must be https, since it is sent the key, got {url!r}")
+        _keys(params)
 
     @classmethod
-    def tags(cls, **params) -> list[str]:
+    def tags(cls, **params: Any) -> list[str]:
         """Return the tags; without `tools`, start or reach the server and ask it for them."""
-        if params.get("tools"):
-            return [_tag_of(name) for name in params["tools"]]
+        keys = _keys(params)
+        if keys.tools:
+            return [_tag_of(name, keys.prefix) for name in keys.tools]
         made = cls(**params)
         result_in_thread(made.tools[0].close())
         return [tool.trigger_tag for tool in made.tools]
 
 
+class MCPSession(ToolSession):
+    """A trajectory's own connection to a server, with all of the server's tools."""
+
+    def __init__(self, server: McpServer):
+        self.connection = McpConnection(server, reopens=False)
+
+    async def close(self) -> None:
+        await self.connection.server.run(self.connection.end())
+
+
 class MCPFunction(BaseTool):
-    """One tool of an MCP server."""
+    """One tool of an MCP server.
+
+    Args:
+        connection: connection for all calls, or with `session: trajectory` only for the trial.
+        tool: the server's description of the tool.
+        keys: parameters of the server.
+        group: tag of the first of the server's tools.
+    """
 
     argument = None
 
-    def __init__(self, server: McpServer, tool: Tool, request_timeout: float):
-        self.name = self.trigger_tag = _tag_of(tool.name)
+    def __init__(self, connection: McpConnection, tool: Tool, keys: MCPKeys, group: str):
+        self.name = self.trigger_tag = _tag_of(tool.name, keys.prefix)
         self.schema = tool.input_schema
-        self.summary = one_line(tool.description or "", MOST_DESCRIPTION_CHARACTERS)
+        self.summary = one_line(tool.description or "", MAX_DESCRIPTION_CHARS)
         self.description = describe_function(tool.description or "", tool.input_schema)
-        self._server, self._tool, self._request_timeout = server, tool, request_timeout
+        self.has_session = keys.session == "trajectory"
+        hints = tool.annotations
+        says_so = hints is not None and bool(hints.read_only_hint or hints.idempotent_hint)
+        self.may_repeat = says_so or keys.allow_repeated_calls or not self.has_session
+        self.calls_at_once = keys.max_calls()
+        self._group, self._request_timeout = group, keys.request_timeout
+        self._connection, self._server, self._tool = connection, connection.server, tool
+
+    @property
+    def group(self) -> str:
+        return self._group
 
     async def start(self, *, timeout: float) -> None:
         try:
-            await self._server.run(self._server.client())
+            await self._server.run(self._connection.client())
         except OpeningError as error:
             raise ToolError(str(error), kind="unreachable", retry=True) from error
 
     async def execute(self, content: str, *, timeout: float) -> str:
-        arguments = call_arguments(self._tool.input_schema, content)
-        return await self._server.run(self._call(arguments, min(timeout, self._request_timeout)))
+        return await self._execute(self._connection, content, timeout)
+
+    def new_session(self) -> MCPSession:
+        return MCPSession(self._server)
+
+    async def execute_in(self, session: ToolSession, content: str, *, timeout: float) -> str:
+        assert isinstance(session, MCPSession)
+        return await self._execute(session.connection, content, timeout)
 
     async def close(self) -> None:
         await self._server.stop()
 
-    async def _call(self, arguments: dict, seconds: float) -> str:
+    async def _execute(self, connection: McpConnection, content: str, timeout: float) -> str:
+        arguments = call_arguments(self._tool.input_schema, content)
+        return await self._server.run(self._call(connection, arguments, min(timeout, self._request_timeout)))
+
+    async def _call(self, connection: McpConnection, arguments: dict, seconds: float) -> str:
         """Call the tool and return its text; it runs in the server's thread."""
-        server = self._server
+        # A call without an answer may have taken effect. Where there is state, a second one would be one too many.
+        retry = connection.reopens
         try:
-            client = await server.client()
-            self.restarts += server.new_restarts()
+            client = await connection.client()
+            self.restarts += connection.new_restarts()
             result = await asyncio.wait_for(client.call_tool(self._tool.name, arguments), seconds)
+        except ConnectionLost:
+            message = f"{self.name}: the session has ended, and what its calls left behind is lost"
+            raise ToolError(message, kind="session_lost", retry=False, own_fault=True) from None
         except OpeningError as error:
             raise ToolError(f"{self.name}: its server cannot be reached", kind="unreachable", retry=True) from error
         except asyncio.TimeoutError:
-            server.note_failure()
+            connection.note_failure()
             message = f"{self.name} gave no answer in {seconds:g} seconds"
-            raise ToolError(message, kind="timeout", retry=True) from None
+            raise ToolError(message, kind="timeout", retry=retry, own_fault=True) from None
         except asyncio.CancelledError:
-            server.note_failure()
+            connection.note_failure()
             raise
         except MCPError as error:
-            raise self._protocol_error(error) from error
+            raise self._protocol_error(connection, error) from error
         except (ValueError, RuntimeError) as error:
-            # A result that is none, or is not as its schema says.
+            # A result that is none.
             message = f"{self.name} sent an unreadable reply"
             raise ToolError(message, kind="bad_reply", retry=False, own_fault=True) from error
-        server.note_answer()
+        connection.note_answer()
         if result.is_error:
             message = one_line(result_text(result), LONGEST_MESSAGE) or f"{self.name} failed"
             raise ToolError(message, kind="tool_error", retry=False)
         return result_text(result)
 
-    def _protocol_error(self, error: MCPError) -> ToolError:
+    def _protocol_error(self, connection: McpConnection, error: MCPError) -> ToolError:
         """Return the failure of a call that was answered with an error, or whose connection has ended."""
         if error.code in (CONNECTION_CLOSED, INVALID_REQUEST):  # the latter: a server no longer knows the session
-            self._server.note_failure(lost=error.code == INVALID_REQUEST)
-            return ToolError(f"{self.name}: the connection to its server has ended", kind="cut_off", retry=True)
-        self._server.note_answer()
+            connection.note_failure(lost=error.code == INVALID_REQUEST)
+            message = f"{self.name}: the connection to its server has ended"
+            return ToolError(message, kind="cut_off", retry=connection.reopens, own_fault=True)
+        connection.note_answer()
         message = one_line(f"{self.name} failed: {error.message}", LONGEST_MESSAGE)
         if error.code == INVALID_PARAMS:
             return ToolError(message, kind="bad_arguments", retry=False)
-        return ToolError(message, kind="protocol_error", retry=error.code == INTERNAL_ERROR, own_fault=True)
+        again = error.code == INTERNAL_ERROR and connection.reopens
+        return ToolError(message, kind="protocol_error", retry=again, own_fault=True)
 
 
 def result_text(result: CallToolResult) -> str:
     """Return a result's texts, one per line, or without content its structured content as JSON.
 
-    A note such as `[image left out]` replaces pictures and sounds.
+    A link to a resource becomes its name and address. A note such as `[image left out]` replaces pictures and sounds.
     """
     texts = []
     for block in result.content:
@@ -205,6 +208,8 @@ def result_text(result: CallToolResult) -> str:
             texts.append(block.text)
         elif isinstance(block, EmbeddedResource) and isinstance(block.resource, TextResourceContents):
             texts.append(block.resource.text)
+        elif isinstance(block, ResourceLink):
+            texts.append(f"{block.name}: {block.uri}")
         else:
             texts.append(f"[{block.type} left out]")
     if not texts and result.structured_content is not None:
@@ -212,15 +217,20 @@ def result_text(result: CallToolResult) -> str:
     return "\n".join(texts)
 
 
-def _tag_of(name: str) -> str:
+def _keys(params: Mapping[str, Any]) -> MCPKeys:
+    return read_keys(MCPKeys, params, "params")
+
+
+def _tag_of(name: str, prefix: str) -> str:
     """Return the tag of a tool's name, which may have dots and slashes."""
-    return re.sub(r"[^\w-]", "_", name)
+    return re.sub(r"[^\w-]", "_", f"{prefix}_{name}" if prefix else name)
 
 
-def _listed(server: McpServer, shown: str, seconds: float) -> list[Tool]:
+def _listed(connection: McpConnection, shown: str, seconds: float) -> list[Tool]:
     """Return the tools that a server offers; raise ValueError if it cannot be asked."""
+    server = connection.server
     try:
-        return result_in_thread(asyncio.wait_for(server.run(server.list_tools()), 2 * seconds))
+        return result_in_thread(asyncio.wait_for(server.run(connection.list_tools()), 2 * seconds))
     except (OpeningError, MCPError, ValueError, asyncio.TimeoutError) as error:
         result_in_thread(server.stop())
         hangs = isinstance(error, asyncio.TimeoutError)

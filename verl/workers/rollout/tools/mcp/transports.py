@@ -1,15 +1,18 @@
 """Connections to MCP servers, for the client of the official package `mcp`: a process of its own, or HTTP.
 
 What a server sends is bounded before it is parsed: a message above MOST_REPLY_BYTES becomes an error of its request. A
-process that is started here gets no more of the environment than the config names.
+process that is started here gets no more of the environment than the config names, and the variable MARK, by which all
+processes that it has started are ended with it.
 """
 
 import asyncio
 import os
 import re
 import signal
-from collections.abc import AsyncIterator, Sequence
+import uuid
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 import anyio
@@ -24,19 +27,27 @@ from verl.workers.rollout.tools.http_json import MOST_REPLY_BYTES, is_loopback
 from verl.workers.rollout.tools.plain_text import one_line
 
 END_SECONDS = 2.0  # time for a server's process to end after its standard input was closed
+LAST_SECONDS = 0.5  # time to read what a process has written before its end, if another holds its standard output open
 CONNECT_SECONDS = 30.0
 KEPT_ERROR_BYTES = 2000  # of a process's standard error
 SHOWN_CHARACTERS = 1000  # of these in a message
+MARK = "VERL_MCP_CONNECTION"  # environment variable, different for each connection
+KILL_ROUNDS = 10  # number of searches for processes that were started by others while these were killed
 
 
 # ---- a process ----
 
+# where a reply's own id stands: before all else, or after all else as servers in TypeScript write it
+FIRST_ID = rb'\s*\{\s*(?:"jsonrpc"\s*:\s*"2\.0"\s*,\s*)?"id"\s*:\s*(\d{1,18})\b'
+LAST_ID = rb'"id"\s*:\s*(\d{1,18})\s*\}\s*$'
+
 
 @asynccontextmanager
 async def stdio_transport(command: Sequence[str], pass_env: Sequence[str]) -> AsyncIterator[tuple[Any, Any]]:
-    """Start a server's process, yield the streams of its messages, and end it with all processes of its group.
+    """Start a server's process, yield the streams of its messages, and end it with all processes that it has started.
 
-    The transport of `mcp` 2.3.0 keeps a line of any length in memory, hence this one.
+    The transport of `mcp` 2.3.0 keeps a line of any length in memory, does not notice the end of a process whose child
+    holds its standard output, and leaves processes alone that have left its group, hence this one.
 
     Args:
         command: program and arguments.
@@ -46,16 +57,18 @@ async def stdio_transport(command: Sequence[str], pass_env: Sequence[str]) -> As
         OSError: the program cannot be started.
         ConnectionError: the process has ended; the message has its last words.
     """
+    mark = uuid.uuid4().hex
     process = await asyncio.create_subprocess_exec(
         *command,
-        env=get_default_environment() | {name: os.environ[name] for name in pass_env},
+        env=get_default_environment() | {name: os.environ[name] for name in pass_env} | {MARK: mark},
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
         limit=MOST_REPLY_BYTES,
         start_new_session=True,
     )
-    errors = asyncio.create_task(_last_bytes(process.stderr))
+    last_words = bytearray()
+    errors = asyncio.create_task(_keep_last(process.stderr, last_words))
     to_client, from_server = anyio.create_memory_object_stream[SessionMessage](0)
     to_server, from_client = anyio.create_memory_object_stream[SessionMessage](0)
 
@@ -63,8 +76,17 @@ async def stdio_transport(command: Sequence[str], pass_env: Sequence[str]) -> As
         while message := await _next_message(process.stdout):
             await to_client.send(message)
         await asyncio.wait({errors}, timeout=END_SECONDS)
-        words = errors.result().decode(errors="replace")[-SHOWN_CHARACTERS:] if errors.done() else ""
-        raise ConnectionError(f"the server's process has ended; its last words: {one_line(words, SHOWN_CHARACTERS)}")
+        raise ended()
+
+    async def watch() -> None:
+        while process.returncode is None:
+            await asyncio.sleep(0.05)
+        await asyncio.sleep(LAST_SECONDS)
+        raise ended()
+
+    def ended() -> ConnectionError:
+        words = one_line(last_words.decode(errors="replace")[-SHOWN_CHARACTERS:], SHOWN_CHARACTERS)
+        return ConnectionError(f"the server's process has ended; its last words: {words}")
 
     async def write() -> None:
         async for message in from_client:
@@ -73,22 +95,22 @@ async def stdio_transport(command: Sequence[str], pass_env: Sequence[str]) -> As
 
     try:
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(read)
-            tasks.start_soon(write)
+            for task in (read, write, watch):
+                tasks.start_soon(task)
             yield from_server, to_server
             tasks.cancel_scope.cancel()
     finally:
         for stream in (to_client, from_server, to_server, from_client):
             stream.close()
         errors.cancel()
-        await _end(process)
+        await _end(process, f"{MARK}={mark}".encode())
 
 
-async def _last_bytes(stream: asyncio.StreamReader) -> bytes:
-    kept = b""
+async def _keep_last(stream: asyncio.StreamReader, kept: bytearray) -> None:
+    """Keep the last KEPT_ERROR_BYTES of a stream."""
     while chunk := await stream.read(KEPT_ERROR_BYTES):
-        kept = (kept + chunk)[-KEPT_ERROR_BYTES:]
-    return kept
+        kept += chunk
+        del kept[:-KEPT_ERROR_BYTES]
 
 
 async def _next_message(stream: asyncio.StreamReader) -> SessionMessage | None:
@@ -100,36 +122,52 @@ async def _next_message(stream: asyncio.StreamReader) -> SessionMessage | None:
         if whole:
             with suppress(ValueError):
                 return SessionMessage(jsonrpc_message_adapter.validate_json(line, by_name=False))
-        elif request := re.search(rb'"id"\s*:\s*(\d{1,18})\b', line):
+        elif request := re.match(FIRST_ID, line) or re.search(LAST_ID, line):
             error = ErrorData(code=PARSE_ERROR, message=f"more than {MOST_REPLY_BYTES} bytes")
             return SessionMessage(JSONRPCError(jsonrpc="2.0", id=int(request[1]), error=error))
 
 
 async def _next_line(stream: asyncio.StreamReader) -> tuple[bytes, bool]:
-    """Return the next line and True, or the beginning of one above the stream's limit and False; b"" at the end."""
-    begin = b""
+    """Return the next line and True, or both ends of one above the stream's limit and False; b"" at the end."""
+    begin = end = b""
     while True:
         try:
             line = await stream.readuntil(b"\n")
-            return (begin, False) if begin else (line, True)
         except asyncio.IncompleteReadError as error:
-            return (begin, False) if begin else (error.partial, True)
+            line = error.partial
         except asyncio.LimitOverrunError as error:
             part = await stream.readexactly(error.consumed)
-            begin = begin or part[:200]
+            begin, end = begin or part[:200], (end + part[-200:])[-200:]
+            continue
+        return (begin + b" " + (end + line)[-200:], False) if begin else (line, True)
 
 
-async def _end(process: asyncio.subprocess.Process) -> None:
-    """End a process and its group: its standard input is closed, and what is left after END_SECONDS is killed."""
+async def _end(process: asyncio.subprocess.Process, mark: bytes) -> None:
+    """End a process, its group, and all that have its mark in their environment: its standard input is closed, and what
+    is left after END_SECONDS is killed."""
     try:
         process.stdin.close()
         await _wait(process)
     finally:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
+        _kill_marked(mark)
     await _wait(process)
     # A process that has left the group may hold the pipes open. Nothing public closes them.
     process._transport.close()
+
+
+def _kill_marked(mark: bytes) -> None:
+    """Kill the processes that have a mark in their environment (Linux)."""
+    for _ in range(KILL_ROUNDS):
+        killed = 0
+        for file in Path("/proc").glob("[0-9]*/environ"):
+            with suppress(OSError):  # a process of another user, or one that has ended
+                if mark in file.read_bytes():
+                    os.kill(int(file.parent.name), signal.SIGKILL)
+                    killed += 1
+        if not killed:
+            return
 
 
 async def _wait(process: asyncio.subprocess.Process) -> None:
@@ -144,17 +182,21 @@ async def _wait(process: asyncio.subprocess.Process) -> None:
 
 
 @asynccontextmanager
-async def http_transport(url: httpx.URL, key: str | None) -> AsyncIterator[tuple[Any, Any]]:
-    """Yield the streams of a server's messages over streamable HTTP, with a key as bearer token if there is one.
+async def http_transport(url: httpx.URL, headers: Mapping[str, str]) -> AsyncIterator[tuple[Any, Any]]:
+    """Yield the streams of a server's messages over streamable HTTP.
 
     The environment's proxies are used except for this machine.
+
+    Args:
+        url: address of the server.
+        headers: headers of every request, such as those with keys.
 
     Raises:
         httpx2.HTTPError: the server cannot be reached, or breaks off.
         PermissionError: the server refuses access.
     """
     client = httpx2.AsyncClient(
-        headers={"Accept-Encoding": "identity"} | ({"Authorization": f"Bearer {key}"} if key else {}),
+        headers={"Accept-Encoding": "identity", **headers},
         trust_env=not is_loopback(url),
         timeout=httpx2.Timeout(CONNECT_SECONDS, read=None),  # a call has a time limit of its own
         limits=httpx2.Limits(max_connections=None, max_keepalive_connections=64),

@@ -1,0 +1,273 @@
+"""MCP servers as they are: with state, slow, with faults, and with everything that a schema or a result may hold."""
+
+import asyncio
+import contextlib
+import json
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from recipe.arpo.keys import ARPOConfig
+from recipe.arpo.tree import Policy as ARPO
+from tests.recipe.arpo.toy_agent import FOUR_EQUAL, TOKENIZER, ToyPolicy, encode
+from tests.workers.rollout.tools.mcp.test_tool_on_cpu import CLASS, box, call, config, http_server
+from verl.evaluation.model.server import free_port
+from verl.utils.fault_reports import RunError
+from verl.workers.rollout.stateful import InstanceKeys, InstancePool
+from verl.workers.rollout.tools.environment import Tools
+from verl.workers.rollout.tools.protocol import Protocol
+from verl.workers.rollout.tools.sessions import ToolSessions
+from verl.workers.rollout.tools.tool_box import ToolBox, ToolsConfig, try_tools
+from verl.workers.rollout.tree_builder import grow
+
+pytestmark = pytest.mark.slow
+
+FOLDER = Path(__file__).parent
+ODD = FOLDER / "odd_server.py"
+COMMAND = [sys.executable, str(ODD)]
+RAW = [sys.executable, str(FOLDER / "raw_server.py")]
+STATE = ["add", "total"]
+
+
+@contextlib.contextmanager
+def over_http() -> Iterator[dict]:
+    """Parameters of a server that answers over HTTP."""
+    port = free_port()
+    with http_server(port, script=ODD):
+        yield {"url": f"http://127.0.0.1:{port}/mcp"}
+
+
+@pytest.fixture(scope="module", params=["stdio", "http"])
+def server(request) -> Iterator[dict]:
+    if request.param == "stdio":
+        yield {"command": COMMAND}
+        return
+    with over_http() as params:
+        yield params
+
+
+# ---- sessions ----
+
+
+async def answers(sessions: ToolSessions, *calls: tuple[str, str]) -> list[str]:
+    """The texts of a trajectory's calls, each a tag and a text."""
+    states, texts = None, []
+    for tag, content in calls:
+        outcome, states = await sessions.call(states, tag, content)
+        texts.append(outcome.text)
+    return texts
+
+
+def test_each_trajectory_has_a_connection_that_all_tools_of_the_server_share(server):
+    calls = [("add", '{"number": 2}'), ("add", '{"number": 3}'), ("total", "")]
+
+    async def two_trajectories(**params):
+        made = ToolBox(config(server | {"tools": STATE} | params))
+        sessions = ToolSessions(made, InstancePool(InstanceKeys()))
+        try:
+            return await asyncio.gather(answers(sessions, *calls), answers(sessions, *calls))
+        finally:
+            await sessions.close()
+            await made.close()
+
+    assert asyncio.run(two_trajectories(session="trajectory")) == [["2", "5", "5"]] * 2
+    shared = asyncio.run(two_trajectories())
+    assert max(int(texts[-1]) for texts in shared) == 10, "by default the connection is shared"
+
+
+class Letters(ToyPolicy):
+    """Each turn's query holds the turn's own letter and the number of results before it."""
+
+    def turn(self, first, results):
+        return super().turn(first, results).replace(f"<search>{first}", f"<search>{first}{results}")
+
+
+@pytest.mark.parametrize("max_instances", [1, 64])
+async def test_a_tree_forks_a_session_by_making_its_calls_again(max_instances):
+    made = ToolBox(config({"command": COMMAND, "tools": ["search"], "session": "trajectory"}))
+    pool = InstancePool(InstanceKeys(max_instances=max_instances))
+    worker = Tools(made, Protocol(TOKENIZER, ["search"]), pool)
+    policy = ARPO(ARPOConfig(initial_rollouts=1, branch_probability=1.0, entropy_tokens=2), TOKENIZER.decode)
+    options = {"max_tokens": 400, "stop_token_ids": [TOKENIZER.eos_token_id], "vocab_size": len(TOKENIZER)}
+    engine = Letters(query="{}", calls=2, spread=(0.0, FOUR_EQUAL))
+    try:
+        async with worker.opened({}, 0) as environment:
+            tree = await grow(engine, encode("assistant\n"), 4, policy, environment=environment, **options)
+    finally:
+        await worker.stop()
+    for text in map(TOKENIZER.decode, tree.trajectories()):
+        own = [part.split("</search>")[0] for part in text.split("<search>")[1:]]
+        results = [part.split("\n</result>")[0] for part in text.split("<result>\n")[1:]]
+        assert results == [own[0], " ".join(own)]
+    assert len(tree.leaves) == 4 and tree.metrics["environment/replays"] > 0 == tree.metrics["tool_failures"]
+
+
+def test_a_tree_that_repeats_calls_needs_the_servers_word_or_the_users():
+    once = {"command": COMMAND, "session": "trajectory", "tools": ["add", "wait"]}
+    with pytest.raises(ValueError, match="rollout.tree=arpo .* server of wait says .*params.allow_repeated_calls=true"):
+        try_tools(config(once), "arpo")
+    for params, tree in (
+        (once, "plain"),
+        (once | {"allow_repeated_calls": True}, "arpo"),
+        (once | {"tools": STATE}, "arpo"),
+        (once | {"session": "shared"}, "arpo"),
+    ):
+        try_tools(config(params), tree)
+
+
+async def test_a_session_without_its_place_is_not_brought_back_by_calls_that_must_be_made_once():
+    made = ToolBox(config({"command": COMMAND, "session": "trajectory"}))
+    sessions = ToolSessions(made, InstancePool(InstanceKeys(max_instances=1)))
+    try:
+        _, states = await sessions.call(None, "wait", "0")
+        _, states = await sessions.call(states, "total", "")
+        await sessions.call(None, "total", "")
+        with pytest.raises(RunError, match="wait had been called was closed .* raise environment.max_instances=1 "):
+            await sessions.call(states, "total", "")
+    finally:
+        await sessions.close()
+        await made.close()
+
+
+async def test_a_session_that_has_ended_is_not_replaced_by_an_empty_one():
+    made = ToolBox(config({"command": RAW, "session": "trajectory"}))
+    sessions = ToolSessions(made, InstancePool(InstanceKeys()))
+    try:
+        _, states = await sessions.call(None, "measure", "")
+        ended, states = await sessions.call(states, "fail", '{"seconds": 0}')
+        after, _ = await sessions.call(states, "measure", "")
+        other, _ = await sessions.call(None, "measure", "")
+    finally:
+        await sessions.close()
+        await made.close()
+    assert (ended.error, ended.retries) == ("cut_off", 0)
+    assert after.text == "Error: measure: the session has ended, and what its calls left behind is lost"
+    assert after.own_fault and other.text == "3 meters"
+
+
+# ---- limits ----
+
+
+async def test_a_call_that_waits_for_its_connection_takes_no_time():
+    """The server takes 8 seconds for 16 calls."""
+    made = ToolBox(config({"command": RAW, "request_timeout": 3}, timeout=4))
+    try:
+        outcomes = await asyncio.gather(*(made.call("wait", '{"seconds": 0.5}') for _ in range(16)))
+    finally:
+        await made.close()
+    assert [(outcome.ok, outcome.retries, outcome.restarts) for outcome in outcomes] == [(True, 0, 0)] * 16
+    assert all(outcome.seconds < 2 for outcome in outcomes)
+
+
+async def test_an_address_has_more_calls_at_once_and_the_config_sets_their_number():
+    with over_http() as params:
+        for server in (params, {"command": COMMAND, "calls_at_once": 8}):
+            made = ToolBox(config(server))
+            try:
+                started = time.monotonic()
+                await asyncio.gather(*(made.call("wait", '{"seconds": 1}') for _ in range(8)))
+                assert time.monotonic() - started < 4
+            finally:
+                await made.close()
+
+
+# ---- what the model reads ----
+
+
+def test_schemas_are_described_whole_and_in_their_own_script():
+    with box({"command": COMMAND, "tools": ["weather"]}) as made:
+        text = made.tools["weather"].description
+        assert text.startswith("Погода в городе.") and "$ref" not in text and "\\u" not in text
+        assert '"имя": {"enum": ["Осло", "Токио"]' in text
+        assert call(made, '{"city": {"имя": "Осло"}}', "weather").text == "солнце: Осло"
+
+
+def test_a_link_keeps_its_name_and_address():
+    with box({"command": COMMAND, "tools": ["link"]}) as made:
+        assert call(made, "", "link").text == "report: file:///reports/7.txt"
+
+
+def test_a_text_reaches_the_model_whatever_the_output_schema():
+    with box({"command": RAW}) as made:
+        outcome = call(made, "", "measure")
+    assert (outcome.text, outcome.ok) == ("3 meters", True)
+
+
+# ---- the config ----
+
+
+def test_two_servers_with_the_same_tools_have_tags_of_their_own():
+    entries = {
+        name: {"class_path": CLASS, "params": {"command": COMMAND, "tools": ["total"]} | params}
+        for name, params in (("a", {}), ("b", {"prefix": "left"}), ("c", {"prefix": "right"}))
+    }
+    made = ToolBox(ToolsConfig(tool_instances=entries))
+    assert list(made.tools) == ["total", "left_total", "right_total"]
+    assert call(made, "", "right_total").text == "0"
+    asyncio.run(made.close())
+    with pytest.raises(ValueError, match="tool_instances.b: a second tool for <total>; .* by params.prefix"):
+        ToolBox(ToolsConfig(tool_instances={"a": entries["a"], "b": entries["a"]}))
+
+
+def test_headers_have_their_values_from_the_environment(monkeypatch):
+    monkeypatch.setenv("LIBRARY_KEY", "s3cret")
+    with over_http() as params:
+        with box(params | {"headers_env": {"X-Api-Key": "LIBRARY_KEY"}}) as made:
+            assert call(made, "", "header").text == "s3cret"
+    monkeypatch.setenv("LIBRARY_KEY", "s3cret\nX-Other: 1")
+    with pytest.raises(ValueError, match="headers_env: the value of .* LIBRARY_KEY cannot be sent") as caught:
+        config(params | {"headers_env": {"X-Api-Key": "LIBRARY_KEY"}})
+    assert "s3cret" not in f"{caught.value!r} {caught.value.__cause__!r} {caught.value.__context__!r}"
+
+
+# ---- faults ----
+
+
+def processes() -> set[int]:
+    """The processes of raw_server.py, and those that it has started."""
+    pids = set()
+    for file in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            if b"raw_server.py" in file.read_bytes():
+                pids.add(int(file.parent.name))
+    return pids
+
+
+@pytest.mark.parametrize(("seconds", "error"), [(0, "cut_off"), (300, "timeout")])
+def test_a_server_that_exits_or_hangs_in_a_call_leaves_no_children(seconds, error):
+    before = processes()
+    with box({"command": RAW, "request_timeout": 6}, retry_count=0) as made:
+        outcome = call(made, json.dumps({"seconds": seconds}), "fail")
+        assert outcome.error == error and outcome.own_fault and outcome.seconds < (4 if seconds == 0 else 8)
+        if seconds == 0:
+            assert call(made, "", "measure").restarts == 1
+        else:
+            assert len(processes() - before) == 3
+    assert processes() <= before
+
+
+def test_a_server_that_hangs_at_its_start_leaves_no_children(monkeypatch):
+    monkeypatch.setenv("HANG", "1")
+    before, started = processes(), time.monotonic()
+    with pytest.raises(ValueError, match="does not work: no answer in 3 seconds"):
+        try_tools(config({"command": RAW, "pass_env": ["HANG"], "start_timeout": 3}))
+    assert time.monotonic() - started < 15 and processes() <= before
+
+
+def peak_megabytes() -> float:
+    status = Path("/proc/self/status").read_text()
+    return int(status.split("VmHWM:")[1].split()[0]) / 1024
+
+
+def test_a_huge_line_is_an_error_of_its_call_in_little_memory():
+    with box({"command": RAW}, retry_count=0) as made:
+        assert call(made, "", "measure").ok
+        Path("/proc/self/clear_refs").write_text("5")  # from now on VmHWM is the peak
+        before = peak_megabytes()
+        outcome = call(made, "", "huge")
+        assert outcome.text == "Error: huge failed: more than 8000000 bytes" and outcome.seconds < 20
+        assert peak_megabytes() - before < 50
+        assert call(made, "", "measure").restarts == 0
