@@ -145,7 +145,7 @@ def chat(config):
 
 
 def test_lengths_count_the_tools_of_a_chat(chat):
-    """The tool is named python, which has six tokens; prompts have 3 to 10. Upstream's filter does not count the tool."""
+    """The tool is named python, which has six tokens; prompts have 3 to 10. Upstream's filter leaves the tool out."""
     chat.data.max_prompt_length = 17
     check_prompts(chat)
     chat.data.max_prompt_length = 16

@@ -106,8 +106,10 @@ def check_computed_fields(config: DictConfig) -> None:
 
 
 def check_environment(config: DictConfig) -> None:
-    """Check that every tool works on this machine and with the run's tree, or the environment with the task of the first
-    row. Each rollout worker tries the tools on its own machine."""
+    """Check that every tool works on this machine and with the run's tree, or the environment with the first row's task.
+
+    Each rollout worker tries the tools on its own machine.
+    """
     from verl.workers.rollout.run_environment import try_environment
 
     is_gym, row = parts_of(config.actor_rollout_ref.rollout).environment == "gym", {}
