@@ -106,7 +106,7 @@ def check_computed_fields(config: DictConfig) -> None:
 
 
 def check_environment(config: DictConfig) -> None:
-    """Check that every tool works on this machine and with the run's tree, or the environment with the first row's task.
+    """Check that every tool works here and with the run's tree, or the environment with the first row's task.
 
     Each rollout worker tries the tools on its own machine.
     """
