@@ -38,8 +38,9 @@ def tool_calls_of(config: DictConfig, checkpoint: Checkpoint | None) -> tuple[st
     run = config if "actor_rollout_ref" in config else _run_of(checkpoint)
     rollout = run.actor_rollout_ref.rollout if run is not None else OmegaConf.create()
     keys = {name: value for name, value in (rollout.get("multi_turn") or {}).items() if not name.startswith("_")}
-    if (environment := rollout.get("environment") or "none") not in ("none", "tools", "chat"):
-        raise ValueError(f"environment={environment}: expected tools or chat, or none of it for the checkpoint's")
+    environment = rollout.get("environment") or "none"
+    if run is config and environment not in ("tools", "chat"):
+        raise ValueError(f"environment={environment}: expected tools or chat; leave it out for the checkpoint's own")
     return "chat" if environment == "chat" else "tools", MultiTurnConfig(**keys)
 
 

@@ -150,6 +150,7 @@ class Policy(BranchPolicy):
         return add_steps(builder.tree, at, [segments])
 
     def data_for_trainer(self, tree: TrajectoryTree) -> Pivots:
-        branches = [segment.info for segment in tree.segments if segment.info.record is not None]
+        on_paths = sorted({i for leaf in tree.leaves for i in tree.path(leaf)})  # the environment may lose branches
+        branches = [info for info in (tree.segments[i].info for i in on_paths) if info.record is not None]
         positions = {info.fields[PIVOTS.name]: info.record for info in branches}
         return Pivots(tuple(positions[pivot] for pivot in sorted(positions)))

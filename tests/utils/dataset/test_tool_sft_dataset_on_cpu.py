@@ -131,3 +131,26 @@ def test_other_tools_stand_in_a_file(tmp_path):
         encoder_of(tokenizer, "chat", ["twice"])
     with pytest.raises(ValueError, match="environment=gym: expected tools or chat"):
         encoder_of(tokenizer, "gym", ["search"])
+
+
+@pytest.mark.parametrize(
+    ("messages", "problem"),
+    [
+        ([MESSAGES[1], MESSAGES[4], MESSAGES[3], MESSAGES[4]], "message 2: expected a tool's message behind a call"),
+        ([MESSAGES[1], MESSAGES[2], MESSAGES[4]], "message 2: expected a tool's message behind a call"),
+        (
+            [MESSAGES[1], {"role": "assistant", "content": CALL + CALL}, MESSAGES[3], MESSAGES[4]],
+            "several calls in one",
+        ),
+    ],
+)
+def test_parts_that_no_rollout_makes_are_refused(messages, problem):
+    with pytest.raises(ValueError, match=problem):
+        ChatEncoder(make_tokenizer(), ["search"], model_type="qwen2").encode(messages)
+
+
+def test_a_tools_tags_are_those_that_the_rollout_shows():
+    messages = [*MESSAGES[1:3], {"role": "tool", "content": "<answer>1</answer>"}, MESSAGES[4]]
+    ids, mask = ChatEncoder(make_tokenizer(), ["search"], model_type="qwen2").encode(messages)
+    shown = make_tokenizer().decode([token for token, counts in zip(ids, mask, strict=True) if not counts])
+    assert "<answer>" not in shown and "answer" in shown

@@ -147,7 +147,64 @@ def test_a_step_that_fails_or_hangs_loses_its_branch_only(fault, message):
     assert in_game(game, play).step == game_step([(0,), (2,)]) and game.counts["failures"] == 1
 
 
-@pytest.mark.parametrize("what", ["create", "reset", "copy"])
+def test_a_copy_that_fails_is_replaced_by_a_replay(monkeypatch):
+    def fails(*_):
+        raise ValueError("no memory")
+
+    async def play(game):
+        state = await game.advance(None, (0,))
+        return [await game.advance(state, (1, branch)) for branch in range(3)]
+
+    monkeypatch.setattr(GameInstance, "copy", fails)
+    game = Game(can_copy=True, fault=lambda actions, _: Step(tuple(actions)))
+    assert len({state.step for state in in_game(game, play)}) == 3
+    assert game.counts["copies"] == 0 < game.counts["failures"]
+
+
+def test_copies_are_made_also_where_other_prompts_fill_the_pool():
+    async def play(game):
+        for filler in range(8):  # idle instances of other branches
+            await game.advance(None, ("filler", filler))
+        state = await game.advance(None, (0,))
+        for depth in range(10):
+            state = await game.advance(state, (depth,))
+        return [await game.advance(state, (99, branch)) for branch in range(6)]
+
+    game = Game(can_copy=True, max_instances=8, fault=lambda actions, _: Step(tuple(actions)))
+    assert len(in_game(game, play)) == 6 and game.most_alive <= 8
+    assert game.counts["copies"] >= 4
+
+
+@pytest.mark.parametrize("cancelled_after", range(1, 7))
+def test_a_close_that_is_cancelled_closes_all_the_same(cancelled_after, monkeypatch):
+    async def slow(self):
+        await asyncio.sleep(0.01)
+        self.game.alive -= 1
+
+    async def play(game):
+        await asyncio.gather(*(game.advance(None, (i,)) for i in range(4)))
+        running = asyncio.ensure_future(game.advance(None, (9,)))
+        closing = asyncio.ensure_future(game.close())
+        for _ in range(cancelled_after):
+            await asyncio.sleep(0)
+        closing.cancel()
+        await asyncio.gather(running, closing, return_exceptions=True)
+        await asyncio.sleep(0.05)
+        assert game.alive == game.pool.used == 0
+
+    monkeypatch.setattr(GameInstance, "close", slow)
+    in_game(Game(delay=0.002), play)
+
+
+def test_a_reward_that_is_no_number_loses_its_branch():
+    async def play(game):
+        with pytest.raises(BranchLost, match="the reward of a step is nan, expected a finite number"):
+            await game.advance(None, (0,))
+
+    in_game(Game(fault=lambda *_: Step("x", float("nan"))), play)
+
+
+@pytest.mark.parametrize("what", ["create", "reset"])
 def test_other_failures_lose_the_branch_and_free_its_place(what, monkeypatch):
     def fails(*_):
         raise ValueError("no license")

@@ -33,7 +33,9 @@ from verl.utils.tokenizer.tokenizer import normalize_token_ids
 
 from verl.utils.reward_score.tool_format import TOOL_TAGS
 from verl.workers.rollout.chat.calls import Call
+from verl.workers.rollout.chat.environment import result_text
 from verl.workers.rollout.chat.template import ChatTemplate, make_builder
+from verl.workers.rollout.tools.base_tool import function_of, text_schema
 from verl.workers.rollout.tools.function_calls import call_arguments
 from verl.workers.rollout.tools.protocol import MOST_CHARACTERS_A_TOKEN, Protocol
 from verl.workers.rollout.tools.python.tool import PythonTool
@@ -113,22 +115,35 @@ class ChatEncoder(DemonstrationEncoder):
         mask = [0] * len(ids)
         turn: list[int] = []
         call: Call | None = None
-        for message in response:
-            if message["role"] == "assistant":
+        for i, message in enumerate(response):
+            if (message["role"] == "tool") != (call is not None):
+                raise ValueError(
+                    f"message {len(prompt) + i}: expected a tool's message behind a call, and nowhere else"
+                )
+            if call is None:
                 text, call = self._parts(message["content"])
                 turn = part = self.template.turn(text, [call] if call else [])
+                if self.tokenizer.decode(part).count(text) != 1 or self._adds_thoughts(part, text):
+                    raise ValueError(f"the chat template does not render this part as it is: {text[:80]!r}")
             else:
-                text = self.template.control_tokens.harmless(message["content"])
-                part = self.template.answer(turn, [call or Call("")], [text], self.functions)
+                part = self.template.answer(
+                    turn, [call], [result_text(self.template, message["content"])], self.functions
+                )
+                call = None
             ids += part
             mask += [int(message["role"] == "assistant")] * len(part)
         return ids, mask
 
+    def _adds_thoughts(self, part: list[int], text: str) -> bool:
+        return "<think>" in self.tokenizer.decode(part) and "<think>" not in text
+
     def _parts(self, text: str) -> tuple[str, Call | None]:
-        """Return a part's text and its call."""
+        """Return a part's text and its call; raise ValueError if there are several."""
         if (found := self._call.fullmatch(text)) is None:
             return text, None
         before, tag, content = found.groups()
+        if self._call.fullmatch(before):
+            raise ValueError(f"several calls in one part: {text[:80]!r}")
         function = next(tool["function"] for tool in self.functions if tool["function"]["name"] == tag)
         arguments = call_arguments(function["parameters"], content.strip())
         return before.rstrip(), Call(tag, json.dumps(arguments, ensure_ascii=False))
@@ -143,7 +158,7 @@ def default_functions(tool_tags: Iterable[str]) -> list[dict]:
     tools = {tool.trigger_tag: tool for tool in (PythonTool, LocalSearchTool)}
     if unknown := [tag for tag in tool_tags if tag not in tools]:
         raise ValueError(f"tool_tags: {', '.join(unknown)} is none of {', '.join(tools)}: give the tools' functions")
-    return [tools[tag].__new__(tools[tag]).function() for tag in tool_tags]
+    return [function_of(tag, tools[tag].summary, text_schema(tools[tag].argument)) for tag in tool_tags]
 
 
 def encoder_of(

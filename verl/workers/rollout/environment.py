@@ -3,6 +3,7 @@
 environment.none     a response is one turn, which ends with an end token
 environment.tools    a turn ends with a closing tag, such as </search>; the tool's result follows (tools/environment.py)
 environment.chat     a turn ends with an end token; what its calls return follows as messages (chat/environment.py)
+environment.gym      a turn is an action of anything with `reset` and `step`; observations follow (gym/environment.py)
 
 A state is a value: `answer` is a function of a state and a turn, and changes nothing that another branch can see. For
 environments whose states are not values, `StatefulEnvironment` (stateful.py) keeps this promise.

@@ -11,10 +11,12 @@ So a worker holds at most `environment.max_instances`, and nothing that waits fo
 """
 
 import asyncio
+import contextlib
 import logging
 from abc import ABC, abstractmethod
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Coroutine, Hashable, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from time import monotonic
@@ -24,6 +26,7 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass as keys_dataclass
 
 from verl.utils.fault_reports import RunError, cause_of
+from verl.utils.user_code import finite_number
 from verl.workers.config.keys import STRICT
 from verl.workers.rollout.environment import BranchLost, Environment
 
@@ -63,7 +66,7 @@ COUNTED = ("instances", "copies", "replays", "replayed_actions", "replay_differs
 
 
 class InstanceLost(RuntimeError):
-    """An instance has ended without its own fault, such as with a server. Another one is brought to its state."""
+    """An instance has ended for an outside reason, such as the end of a server. Another is brought to its state."""
 
 
 class Instance(ABC):
@@ -71,6 +74,14 @@ class Instance(ABC):
 
     # whether an idle instance has ended
     is_lost: bool = False
+
+    @property
+    def one_call(self) -> AbstractAsyncContextManager:
+        """Held during a call. What several instances share lets calls wait for each other outside their time limits."""
+        return nullcontext()
+
+    async def prepare(self) -> None:  # noqa: B027 (nothing to wait for, for many environments)
+        """Wait for what all instances share, such as the start of a server, before `reset`; it limits its own time."""
 
     @abstractmethod
     async def reset(self) -> Any:
@@ -145,6 +156,11 @@ class InstancePool:
         if is_free := self.used < self.keys.max_instances:
             self.used += 1
         return is_free
+
+    def has_room(self) -> bool:
+        """Return whether there is more than one place, and a new instance need not wait for a call to end."""
+        is_free = self.used < self.keys.max_instances or len(self._idle) > 1
+        return self.keys.max_instances > 1 and is_free and not any(not place.done() for place in self._waiting)
 
     def set_idle(self, instance: Instance, owner: "StatefulEnvironment", state: State) -> None:
         self._idle[instance] = owner, state
@@ -250,10 +266,13 @@ class StatefulEnvironment(Environment):
         self._closed = True
         for task in self._tasks.values():
             task.cancel()
-        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
         for state in list(self._idle):
             if (instance := self._take_idle(state)) is not None:
                 self._end(instance)
+        await asyncio.shield(asyncio.ensure_future(self._wait_until_closed()))
+
+    async def _wait_until_closed(self) -> None:
+        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
         await asyncio.gather(*self._closing)
 
     def forget(self, state: State) -> None:
@@ -290,6 +309,13 @@ class StatefulEnvironment(Environment):
             await self.pool.take_place()
             instance = await self._replayed(before)
             step = await self._call("step", partial(instance.step, action), instance)
+        try:
+            if step.reward is not None:
+                finite_number(step.reward, "the reward of a step")
+        except ValueError as error:
+            self._end(instance)
+            self.counts["failures"] += 1
+            raise BranchLost(f"a step of the environment failed: {cause_of(error)}") from error
         state = State(before, action, step)
         if step.done:
             self._end(instance)
@@ -309,27 +335,42 @@ class StatefulEnvironment(Environment):
             await self.pool.take_place()
             return await self._replayed(state)
         async with self._locks[state]:  # branches of one state copy the same instance, one after another
+            if state not in self._idle and self.pool.has_room():
+                await self.pool.take_place()
+                self._keep(state, await self._replayed(state))
             if state in self._idle:
                 self.pool.set_recent(self._idle[state])
             await self.pool.take_place()
             if (kept := self._take_idle(state)) is not None:
-                copy = await self._copied(kept)
-                self._keep(state, kept)
-                return copy
-            instance = await self._replayed(state)
-            if self.pool.try_take_place():  # keep a copy for further branches
-                self._keep(state, await self._copied(instance))
-            return instance
+                with contextlib.suppress(BranchLost):
+                    copy = await self._copied(kept)
+                    self._keep(state, kept)
+                    return copy
+                await self.pool.take_place()
+            return await self._replayed(state)
 
     async def _copied(self, instance: Instance) -> Instance:
-        """Return a copy, for which a place has been taken."""
+        """Return a copy, for which a place has been taken; if it fails, the place is free and the instance closed."""
+        made: list[Instance] = []
+        given_up = False
+
+        async def copy() -> Instance:
+            made.append(await instance.copy())
+            if given_up:  # it has ignored its cancellation
+                await made[0].close()
+            return made[0]
+
         try:
-            copy = await self._call("copy", instance.copy, instance)
+            copied = await self._call("copy", copy, instance)
         except BaseException:
-            self.pool.free_place()
+            given_up = True
+            if made:
+                self._end(made[0])
+            else:
+                self.pool.free_place()
             raise
         self.counts["copies"] += 1
-        return copy
+        return copied
 
     async def _replayed(self, state: State) -> Instance:
         """Return a fresh instance that has taken a state's actions again, for which a place has been taken."""
@@ -358,6 +399,10 @@ class StatefulEnvironment(Environment):
         """Return a new instance, for which a place has been taken, and its first observation."""
         try:
             instance = self.create()
+            await instance.prepare()
+        except asyncio.CancelledError:
+            self.pool.free_place()
+            raise
         except Exception as error:
             self.pool.free_place()
             self.counts["failures"] += 1
@@ -396,7 +441,9 @@ class StatefulEnvironment(Environment):
         """
         started = monotonic()
         try:
-            return await result_in_time(call(), self.seconds)
+            async with instance.one_call:
+                started = monotonic()
+                return await result_in_time(call(), self.seconds)
         except Exception as error:
             self._end(instance)
             self.counts["failures"] += 1

@@ -237,7 +237,7 @@ def rows_of(
     versions, rows = versions or WeightVersions(), []
     for position, (leaf, tokens, mask, log_probs, segment_ids) in enumerate(columns):
         answers = [tree.segments[i].info.calls for i in tree.path(leaf) if tree.segments[i].author == TOOL]
-        rewards = tree.turn_rewards[position] if tree.turn_rewards else None
+        rewards = tree.turn_rewards[position] if tree.turn_rewards and not tree.is_dropped(leaf) else None
         fields = {SEGMENT_IDS.name: segment_ids}
         for need in policy.fields:
             fields[need.name] = [tree.segments[i].info.fields.get(need.name, need.unsent) for i in segment_ids]

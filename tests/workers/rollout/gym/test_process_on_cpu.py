@@ -29,6 +29,7 @@ def in_process(name: str, play):
 
 async def begun(hosts: Hosts, goal=5) -> ProcessInstance:
     instance = hosts.instance({"goal": goal}, 7)
+    await instance.prepare()
     assert await instance.reset() == f"goal {goal}, seed 7"
     return instance
 
@@ -119,6 +120,16 @@ def test_other_instances_answer_while_one_hangs():
         hanging.cancel()
 
     in_process("Sums", play)
+
+
+def test_many_instances_at_once():
+    async def play(hosts):
+        instances = [hosts.instance({"goal": 1}, 7) for _ in range(300)]
+        await instances[0].prepare()
+        await asyncio.gather(*(instance.reset() for instance in instances))
+        return await asyncio.gather(*(instance.step("1") for instance in instances))
+
+    assert set(in_process("Sums", play)) == {Step("sum 1", 1.0, True)}
 
 
 def test_nothing_is_left_when_the_server_ends():

@@ -9,6 +9,14 @@ from verl.workers.rollout.tools.base_tool import BaseTool
 from verl.workers.rollout.tools.plain_text import one_line
 
 MAX_SHOWN_CHARS = 200  # largest number of characters of a fault that the model reads
+TYPES: dict[str, Any] = {
+    "string": str,
+    "integer": int,
+    "number": (int, float),
+    "boolean": bool,
+    "array": list,
+    "object": dict,
+}
 SAMPLES = {"string": "…", "integer": 1, "number": 1.5, "boolean": True, "array": [], "object": {}}
 
 
@@ -38,7 +46,7 @@ def arguments_of(call: Call, tools: Mapping[str, BaseTool]) -> tuple[BaseTool, d
 
 
 def _check_names(name: str, schema: Mapping[str, Any], arguments: Mapping[str, Any]) -> None:
-    """Check that the required arguments are there, that there are no others, and that texts are texts."""
+    """Check that the required arguments are there, that there are no others, and that their types are right."""
     properties, required = schema.get("properties") or {}, schema.get("required") or []
     if missing := [key for key in required if key not in arguments]:
         raise CallFault(f"{name} lacks the argument {', '.join(missing)}")
@@ -47,8 +55,16 @@ def _check_names(name: str, schema: Mapping[str, Any], arguments: Mapping[str, A
         shown = one_line(", ".join(unknown), MAX_SHOWN_CHARS)
         raise CallFault(f"{name} has no argument {shown}; its arguments are {', '.join(properties) or 'none'}")
     for key, value in arguments.items():
-        if _type_of(properties.get(key)) == "string" and not isinstance(value, str):
-            raise CallFault(f"the argument {key} of {name} is no text")
+        about = properties.get(key)
+        named = about.get("type") if isinstance(about, Mapping) else None
+        if isinstance(named, str) and named in TYPES and not _is_of_type(value, named):
+            raise CallFault(f"the argument {key} of {name} is no {named}")
+
+
+def _is_of_type(value: Any, name: str) -> bool:
+    if isinstance(value, bool):  # which Python takes for a number
+        return name == "boolean"
+    return isinstance(value, TYPES[name])
 
 
 def sample_arguments(schema: Mapping[str, Any]) -> dict[str, Any]:

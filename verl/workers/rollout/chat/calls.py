@@ -112,7 +112,7 @@ def check_format(name: str) -> None:
 
 
 class CallReader:
-    """Reads the calls of a turn.
+    """Reads the calls of a turn. As verl's parsers do, it also takes a call within the turn's thoughts.
 
     Args:
         format: name of verl's parser.

@@ -56,6 +56,11 @@ def cut(text: str, max_chars: int, side: str) -> str:
     return text[:half] + "...(truncated)..." + text[-half:]
 
 
+def result_text(template: ChatTemplate, text: str) -> str:
+    """Return a tool's text without control tokens, and without tags by which rewards find an answer."""
+    return neutral(template.control_tokens.harmless(text), PROTOCOL_TAGS)
+
+
 class Chat(Environment):
     """The environment of `environment=chat`, of all tools or of those that a row selects.
 
@@ -163,13 +168,9 @@ class Chat(Environment):
                 outcomes[i] = self._refused(call, str(fault))
         done, state = await self.sessions.call_all(state, list(contents.values()))
         limit, side = self.multi_turn.max_tool_response_length, self.multi_turn.tool_response_truncate_side
-        shown = [replace(call, text=self._result(cut(call.text, limit, side))) for call in done]
+        shown = [replace(call, text=result_text(self.template, cut(call.text, limit, side))) for call in done]
         outcomes |= dict(zip(contents, shown, strict=True))
         return [outcomes[i] for i in range(len(calls))], state
-
-    def _result(self, text: str) -> str:
-        """Return a tool's text without control tokens, and without tags by which rewards find an answer."""
-        return neutral(self._harmless(text), PROTOCOL_TAGS)
 
     def _refused(self, call: Call, fault: str) -> ToolCall:
         """Return the outcome of a call with a fault: the fault, and a call of the same tool as it should be."""

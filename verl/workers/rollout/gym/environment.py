@@ -61,7 +61,7 @@ class GymKeys(InstanceKeys):
     def __post_init__(self):
         if (self.class_path is None) == (self.url is None):
             raise ValueError(
-                f"environment.class_path={self.class_path}, environment.url={self.url}: expected one of both"
+                f"environment.class_path={self.class_path}, environment.url={self.url}: expected exactly one"
             )
         if self.observation == "result" and self.action_tag is None:
             raise ValueError("environment.observation=result needs environment.action_tag, which ends a turn")
@@ -131,12 +131,18 @@ class Gym(StatefulEnvironment):
         return Answer(tokens, (), after, step.done, step.reward)
 
     def _action(self, turn: Sequence[int]) -> str | None:
-        """Return the action of a turn; None if its tag is missing."""
-        if self.keys.action_tag is None:
-            return without_thoughts(self.protocol.tokenizer.decode(list(turn), skip_special_tokens=True)).strip()
-        if f"</{self.keys.action_tag}>" not in self.protocol.text_of(turn):
-            return None
-        return self.protocol.call(turn)[1]
+        """Return the action of a turn, behind its thoughts; None if its tag is missing."""
+        if self.keys.observation == "result":
+            return self.protocol.call(turn)[1]
+        text = without_thoughts(self.protocol.text_of(turn)).rpartition("<|message|>")[2]  # gpt-oss's last channel
+        if (tag := self.keys.action_tag) is not None:
+            before, closed, _ = text.partition(f"</{tag}>")
+            _, opened, text = before.rpartition(f"<{tag}>")
+            if not (closed and opened):
+                return None
+        for token in self.protocol.control_tokens.special.values():
+            text = text.replace(token, "")
+        return text.strip()
 
     def _tokens(self, turn: Sequence[int], observation: str, max_tokens: int) -> list[int]:
         """Return an observation's tokens; none if they do not fit."""
@@ -170,6 +176,7 @@ def try_gym(keys: GymKeys, task: Any) -> None:
         try:
             instance = source.instance(task, 0)
             try:
+                await instance.prepare()
                 await result_in_time(instance.reset(), keys.timeout)
             finally:
                 await result_in_time(instance.close(), CLOSE_SECONDS)

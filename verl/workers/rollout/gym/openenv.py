@@ -13,6 +13,7 @@ import httpx
 
 from verl.workers.rollout.stateful import Instance, InstanceLost, Step
 
+SCHEMA_SECONDS = 30
 FULL = "CAPACITY_REACHED"  # the server's code where all its sessions are taken
 FIRST_WAIT, LONGEST_WAIT = 0.1, 2.0  # seconds between attempts to open a session, doubling
 ABOUT = {"metadata", "done", "reward"}  # fields of every action and observation
@@ -27,7 +28,7 @@ def client_class() -> type:
     return GenericEnvClient
 
 
-def text_fields(url: str) -> tuple[str | None, str | None]:
+async def text_fields(url: str) -> tuple[str | None, str | None]:
     """Ask a server for the names of the only text field of its actions, and of its observations; None if there is none,
     or several.
 
@@ -35,7 +36,8 @@ def text_fields(url: str) -> tuple[str | None, str | None]:
         ValueError: there is no such server.
     """
     try:
-        reply = httpx.get(f"{url.rstrip('/')}/schema", timeout=30)
+        async with httpx.AsyncClient(timeout=SCHEMA_SECONDS) as client:
+            reply = await client.get(f"{url.rstrip('/')}/schema")
         schemas = reply.raise_for_status().json()
     except (httpx.HTTPError, ValueError) as error:
         raise ValueError(f"environment.url={url}: no OpenEnv server answers there: {error!r}") from error
@@ -59,9 +61,12 @@ class OpenEnvServer:
         self.fields: tuple[str | None, str | None] | None = None
 
     def instance(self, task: Mapping[str, Any] | None, seed: int) -> "OpenEnvInstance":
+        return OpenEnvInstance(self, task, seed)
+
+    async def start(self) -> None:
+        """Ask the server for its text fields, once."""
         if self.fields is None:
-            self.fields = text_fields(self.url)
-        return OpenEnvInstance(self.url, task, seed, self.fields)
+            self.fields = await text_fields(self.url)
 
     async def stop(self) -> None:
         """End nothing: the server is the user's."""
@@ -72,12 +77,15 @@ class OpenEnvInstance(Instance):
 
     Args:
         task: object whose fields go to the server's `reset`, beside the seed.
-        fields: names of the text fields of actions and observations (`text_fields`).
     """
 
-    def __init__(self, url: str, task: Mapping[str, Any] | None, seed: int, fields: tuple[str | None, str | None]):
-        self.client = client_class()(base_url=url, message_timeout_s=1e6)  # the caller limits the time
-        self.task, self.seed, (self.action_field, self.observation_field) = dict(task or {}), seed, fields
+    def __init__(self, server: OpenEnvServer, task: Mapping[str, Any] | None, seed: int):
+        self.client = client_class()(base_url=server.url, message_timeout_s=1e6)  # the caller limits the time
+        self.server, self.task, self.seed = server, dict(task or {}), seed
+
+    async def prepare(self) -> None:
+        await self.server.start()
+        self.action_field, self.observation_field = self.server.fields or (None, None)
 
     async def reset(self) -> str:
         wait = FIRST_WAIT

@@ -14,6 +14,7 @@ import os
 import signal
 import socket
 import sys
+from contextlib import AbstractAsyncContextManager, nullcontext
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -31,8 +32,9 @@ class Hosts:
     """
 
     def __init__(self, class_path: str):
-        self.class_path, self._starting = class_path, asyncio.Lock()
+        self.class_path = class_path
         self._process: asyncio.subprocess.Process | None = None
+        self._start_task: asyncio.Future | None = None
         self.can_copy = False  # whether instances can copy themselves; known after the first reset
 
     def instance(self, task: Any, seed: int) -> "ProcessInstance":
@@ -54,14 +56,23 @@ class Hosts:
             raise ValueError(f"environment.class_path={self.class_path}: {about['error']}")
         self.can_copy = about["can_copy"]
 
+    async def start(self) -> None:
+        """Wait for the server, which is started if none runs."""
+        ended = self._process is not None and self._process.returncode is not None
+        if self._start_task is None or self._start_task.done() and (ended or self._start_task.exception()):
+            self._start_task = asyncio.ensure_future(self._start())
+        await asyncio.shield(self._start_task)
+
     async def fork(self) -> "Host":
-        """Return a new process, of a server that is started if none runs."""
-        async with self._starting:
-            if self._process is None or self._process.returncode is not None:
-                await self._start()
+        """Return a new process."""
         pipe, theirs = socket.socketpair()
         with theirs:
-            socket.send_fds(self._control, [b"+"], [theirs.fileno()])
+            while True:
+                try:
+                    socket.send_fds(self._control, [b"+"], [theirs.fileno()])
+                    break
+                except BlockingIOError:  # many at once
+                    await asyncio.sleep(0.01)
         host = Host(Connection(pipe.detach()))
         host.pid = await host.receive()
         return host
@@ -97,22 +108,21 @@ class Host:
             raise InstanceLost("its process has ended") from error
 
     async def call(self, method: str, number: int, *arguments: Any) -> Any:
-        """Call a method of an instance.
+        """Call a method of an instance; the caller holds `one_call`.
 
         Raises:
             InstanceLost: the process has ended.
             RuntimeError: the method failed.
         """
-        async with self.one_call:
-            if self.is_lost:
-                raise InstanceLost("its process has ended")
-            try:
-                with contextlib.suppress(OSError):  # it is found out by the answer
-                    self.pipe.send((method, number, arguments))
-                result, error = await self.receive()
-            except asyncio.CancelledError:
-                self.end()
-                raise
+        if self.is_lost:
+            raise InstanceLost("its process has ended")
+        try:
+            with contextlib.suppress(OSError):  # it is found out by the answer
+                self.pipe.send((method, number, arguments))
+            result, error = await self.receive()
+        except asyncio.CancelledError:
+            self.end()
+            raise
         if error is not None:
             raise RuntimeError(error)
         return result
@@ -136,6 +146,13 @@ class ProcessInstance(Instance):
     @property
     def is_lost(self) -> bool:
         return self.host is not None and self.host.is_lost
+
+    @property
+    def one_call(self) -> AbstractAsyncContextManager:
+        return nullcontext() if self.host is None else self.host.one_call
+
+    async def prepare(self) -> None:
+        await self.hosts.start()
 
     async def reset(self) -> str:
         self._enter(await self.hosts.fork())
@@ -163,8 +180,9 @@ class ProcessInstance(Instance):
             return
         self.host.alive -= 1
         try:
-            if not self.host.is_lost:
-                await self.host.call("close", self.number)
+            async with self.host.one_call:
+                if not self.host.is_lost:
+                    await self.host.call("close", self.number)
         except (InstanceLost, RuntimeError):
             pass
         finally:

@@ -43,6 +43,17 @@ class ToolError(Exception):
         self.own_fault = retry if own_fault is None else own_fault
 
 
+def text_schema(argument: str | None) -> dict[str, Any]:
+    """Return the JSON schema of arguments that are one text."""
+    return {"type": "object", "properties": {argument: {"type": "string"}}, "required": [argument]}
+
+
+def function_of(name: str, description: str, schema: dict[str, Any]) -> dict[str, Any]:
+    """Return a function in OpenAI's format."""
+    about = {"name": name, "description": description, "parameters": schema}
+    return {"type": "function", "function": about}
+
+
 class ToolSession(ABC):
     """A session with a tool, or a group of tools, for one trajectory: calls see what earlier calls have left behind."""
 
@@ -89,12 +100,11 @@ class BaseTool(ABC):
     @cached_property
     def schema(self) -> dict[str, Any]:
         """The JSON schema of a call's arguments: an object, here of one text."""
-        return {"type": "object", "properties": {self.argument: {"type": "string"}}, "required": [self.argument]}
+        return text_schema(self.argument)
 
     def function(self) -> dict[str, Any]:
         """Return the tool as a chat template describes it, a function in OpenAI's format."""
-        about = {"name": self.trigger_tag, "description": self.summary or self.description, "parameters": self.schema}
-        return {"type": "function", "function": about}
+        return function_of(self.trigger_tag, self.summary or self.description, self.schema)
 
     def content_of(self, arguments: dict[str, Any]) -> str:
         """Return the text that `execute` takes for a call with these arguments, which `schema` allows."""

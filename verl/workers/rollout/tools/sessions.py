@@ -5,6 +5,7 @@ branch that continues from a state has it, and other branches get a new session 
 Trajectories that part before their first call share nothing, even if they make the same calls.
 """
 
+import asyncio
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
@@ -21,7 +22,7 @@ class ToolSessions:
     """The tools of one prompt, and the sessions with them."""
 
     def __init__(self, tools: ToolBox, pool: InstancePool):
-        self.tools = tools
+        self.tools, self._closed = tools, False
         groups = {tool.group for tool in tools.tools.values() if tool.has_session}
         self._sessions = {group: _Sessions(tools, group, pool) for group in groups}
 
@@ -31,6 +32,8 @@ class ToolSessions:
         Raises:
             BranchLost: the session could not be brought back.
         """
+        if self._closed:
+            raise RuntimeError("this prompt's tools are closed")
         tool, states_before = self.tools.tools[tag], states or {}
         if not tool.has_session:
             return await self.tools.call(tag, content), states
@@ -43,15 +46,16 @@ class ToolSessions:
     ) -> tuple[list[ToolCall], ToolStates | None]:
         """Make several calls (tag, content), as `call`: those without sessions at once, the others in order."""
         at_once = [i for i, (tag, _) in enumerate(calls) if not self.tools.tools[tag].has_session]
-        done = dict(zip(at_once, await gather_or_cancel(*(self.tools.call(*calls[i]) for i in at_once)), strict=True))
+        outcomes = await gather_or_cancel(*(self.call(states, *calls[i]) for i in at_once))
+        done = {i: call for i, (call, _) in zip(at_once, outcomes, strict=True)}
         for i, (tag, content) in enumerate(calls):
             if i not in done:
                 done[i], states = await self.call(states, tag, content)
         return [done[i] for i in range(len(calls))], states
 
     async def close(self) -> None:
-        for sessions in self._sessions.values():
-            await sessions.close()
+        self._closed = True
+        await asyncio.shield(asyncio.gather(*(sessions.close() for sessions in self._sessions.values())))
 
     def metrics(self) -> dict[str, float]:
         """Return the sums of the sessions' metrics; none without tools that have sessions."""
@@ -68,6 +72,7 @@ class _Sessions(StatefulEnvironment):
         super().__init__(pool)
         self.tools, self.group, self.seconds = tools, group, None  # the tool box limits a call's time
         self._first = State(None, None, Step(None))
+        self.counts["replayed_outputs_differ"] = 0
 
     def create(self) -> Instance:
         return _LiveSession(self.tools, self.group, self.tools.tools[self.group].new_session())
