@@ -17,7 +17,8 @@ from typing import Any, NamedTuple
 
 
 class Ends(Enum):
-    """What ends with a token of the model: nothing, its turn, which the environment answers, or the trajectory."""
+    """The end that a token of the model makes: none, that of its turn, which the environment answers, or that of the
+    trajectory."""
 
     NO = "no"
     TURN = "turn"
@@ -25,7 +26,7 @@ class Ends(Enum):
 
 
 class TurnEnd(NamedTuple):
-    """What ends first in the model's tokens, and the number of tokens up to there; all tokens if nothing ends."""
+    """The first end in the model's tokens, and the number of tokens up to it; all tokens if there is none."""
 
     ends: Ends
     n_tokens: int

@@ -53,8 +53,8 @@ class InstanceKeys:
 
 @dataclass(frozen=True)
 class Step:
-    """What an instance returned: its observation, which replays compare, the action's reward, and whether it is done.
-    Of a reset only the observation is used."""
+    """The result of an action: an observation, which replays compare, the action's reward, and whether the episode is
+    done. Of a reset only the observation is used."""
 
     observation: Any
     reward: float | None = None
@@ -108,7 +108,7 @@ class State:
     Args:
         before: state before the action; None for the first state.
         action: action that led here; None for the first state.
-        step: what it returned; for the first state, what the reset returned.
+        step: result of the action; for the first state, that of the reset.
     """
 
     before: "State | None"

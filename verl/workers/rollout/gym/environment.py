@@ -85,10 +85,10 @@ class Gym(StatefulEnvironment):
         self.source = Hosts(keys.class_path) if keys.url is None else OpenEnvServer(keys.url)
 
     def open(self, row: Mapping[str, Any], seed: int) -> "Gym":
-        of_prompt = copy.copy(self)
-        StatefulEnvironment.__init__(of_prompt, self.pool)
-        of_prompt.task, of_prompt.seed = (row.get("extra_info") or {}).get("environment"), seed
-        return of_prompt
+        opened = copy.copy(self)
+        StatefulEnvironment.__init__(opened, self.pool)
+        opened.task, opened.seed = (row.get("extra_info") or {}).get("environment"), seed
+        return opened
 
     @property
     def can_copy(self) -> bool:

@@ -35,9 +35,9 @@ class Tools(Environment):
         self.description = self._description() if tools.config.describe_in_prompt else ""
 
     def open(self, row: Mapping[str, Any], seed: int) -> "Tools":
-        of_prompt = copy.copy(self)
-        of_prompt.sessions = ToolSessions(self.tools, self.pool)
-        return of_prompt
+        opened = copy.copy(self)
+        opened.sessions = ToolSessions(self.tools, self.pool)
+        return opened
 
     async def close(self) -> None:
         await self.sessions.close()
