@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from verl.workers.rollout.engines.interface import gather_or_cancel
-from verl.workers.rollout.stateful import Instance, InstancePool, State, StatefulEnvironment, Step
+from verl.workers.rollout.stateful import Instance, InstanceLost, InstancePool, State, StatefulEnvironment, Step
 from verl.workers.rollout.tools.base_tool import ToolSession
 from verl.workers.rollout.tools.tool_box import ToolBox, ToolCall
 
@@ -77,11 +77,25 @@ class _LiveSession(Instance):
     def __init__(self, tools: ToolBox, tag: str, session: ToolSession):
         self.tools, self.tag, self.session = tools, tag, session
 
+    @property
+    def is_lost(self) -> bool:  # type: ignore[override]
+        return self.session.is_lost
+
     async def reset(self) -> None:
         return None
 
     async def step(self, action: str) -> Step:
-        return Step(await self.tools.call(self.tag, action, self.session))
+        call = await self.tools.call(self.tag, action, self.session)
+        if self.session.is_lost:
+            raise InstanceLost(call.text)
+        return Step(call)
+
+    async def repeat(self, recorded: State) -> Step:
+        """Make a call again. One that has ended its session, by a time limit for example, is not: it left nothing."""
+        if not recorded.step.observation.ended_session:
+            return await self.step(recorded.action)
+        await self.session.end()
+        return recorded.step
 
     async def close(self) -> None:
         await self.tools.close_session(self.tag, self.session)
