@@ -78,7 +78,7 @@ class _LiveSession(Instance):
         self.tools, self.tag, self.session = tools, tag, session
 
     @property
-    def is_lost(self) -> bool:  # type: ignore[override]
+    def is_lost(self) -> bool:
         return self.session.is_lost
 
     async def reset(self) -> None:

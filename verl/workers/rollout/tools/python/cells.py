@@ -73,6 +73,7 @@ class Setting:
                 _signal.signal(number, handler)
         _signal.pthread_sigmask(_signal.SIG_SETMASK, ())
         vars(builtins).update(self.builtins)
+        sys.modules.update(builtins=builtins, sys=sys)
         gc.callbacks.clear()
         gc.enable()
         chdir(self.folder)

@@ -21,6 +21,7 @@ import ast
 import contextlib
 import gc
 import os
+import resource
 import select
 import signal
 import stat
@@ -33,6 +34,7 @@ from cells import run_cells, seed
 from confinement import MAX_THREADS, NOT_ALLOWED, Confinement, call, status_of
 
 WATCH_EVERY, FILE_BYTES, SIGKILL = 0.05, 4096, 9  # seconds; bytes counted for an empty file; signal
+SERVER_DESCRIPTORS = 4096
 FIRST_UID, UIDS = 61184, 4000  # user ids of programs without Landlock; no account has them
 # Audit events of Python that raise at once what the kernel would refuse; `os.system` would not report a refusal.
 REFUSED = {"os.fork", "os.forkpty", "os.system", "os.posix_spawn", "os.exec", "subprocess.Popen", "pty.spawn"}
@@ -96,10 +98,14 @@ class Server:
 
     def end_cell_if_stopped(self, program):
         """Tell the trainer that a cell has ended, unless its files or threads are too many now."""
-        if not program.runs or not os.waitid(os.P_PID, program.pid, os.WSTOPPED | os.WNOHANG):
+        try:
+            if not program.runs or not os.waitid(os.P_PID, program.pid, os.WSTOPPED | os.WNOHANG):
+                return
+        except ChildProcessError:  # it has ended, and is reaped next
             return
         program.runs = False
-        self.watch(program)
+        with contextlib.suppress(OSError, StopIteration):  # the process has ended meanwhile
+            self.watch(program)
         if program.reason is None:
             with contextlib.suppress(OSError):  # the trainer has closed
                 program.end.send(repr((None, None)).encode())
@@ -152,10 +158,9 @@ class Server:
             raise
         os.dup2(sock, 1)
         os.dup2(sock, 2)
-        os.closerange(3, 4096)
-        compile(
-            "f(0)", NAME, "exec"
-        )  # copies, before the program comes, the memory pages that every compilation changes
+        os.closerange(3, SERVER_DESCRIPTORS)
+        # Copies, before the program comes, the memory pages that every compilation changes.
+        compile("f(0)", NAME, "exec")
         if self.session:
             sys.addaudithook(refuse)
             run_cells(NOT_ALLOWED)
@@ -205,11 +210,8 @@ class Server:
         code = -os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
         if program.reason == "threads" and code != -SIGKILL:  # seen at its exit: threads outlive the main one a moment
             program.reason = None
-        if (
-            not self.session
-            and code == -SIGKILL
-            and usage.ru_utime + usage.ru_stime > 0.9 * self.confinement.cpu_seconds
-        ):
+        used = 0.0 if self.session else usage.ru_utime + usage.ru_stime  # the kernel limits no session's CPU time
+        if code == -SIGKILL and used > 0.9 * self.confinement.cpu_seconds:
             program.reason = program.reason or "cpu"
         with contextlib.suppress(OSError):  # an unread "run" would reset the socket when it is closed
             program.end.recv(16, _socket.MSG_DONTWAIT)
@@ -247,6 +249,8 @@ def main():
                 __import__(module)
         if spec["session"]:
             seed()  # here it makes the imports only: each session is seeded anew
+            soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)  # a session keeps two descriptors
+            resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, SERVER_DESCRIPTORS)), hard))
         limits = spec["memory_mb"], spec["cpu_seconds"], spec["max_file_mb"]
         confinement = Confinement(*limits, limits_cpu=not spec["session"])
     except Exception as error:

@@ -64,7 +64,9 @@ class PythonSession(ToolSession):
         try:
             result = await process.run(code, seconds)
         except ToolError as error:
-            raise self._loss(str(error)) if self._lost else error
+            if not self._lost:
+                raise
+            raise self._loss(str(error)) from error
         self._lost = False
         return result
 
@@ -111,28 +113,36 @@ class SessionProcess:
     async def run(self, code: bytes, seconds: float) -> Result:
         """Run a cell, a text in UTF-8, to its end or for at most `seconds`. Its result has a code if the process has
         ended. Raises ToolError as `Interpreter.run`."""
-        output = _Output(self._program)
         try:
-            result = await asyncio.wait_for(self._talk(code, output), seconds)
-        except asyncio.TimeoutError:
-            result = Result(bytes(output.data), 0, "timeout")
+            result = await self._result(code, seconds)
         except OSError as error:
             self.end()
             raise self._interpreter.lost(self._end) from error
         except BaseException:
             self.end()
             raise
-        finally:
-            output.stop()
         self.cells += 1
         if result.code is not None:
             self.end()
         return result
 
+    async def _result(self, code: bytes, seconds: float) -> Result:
+        output = _Output(self._program)
+        try:
+            return await asyncio.wait_for(self._talk(code, output), seconds)
+        except asyncio.TimeoutError:
+            return Result(bytes(output.data), 0, "timeout")
+        finally:
+            output.stop()
+
     async def _talk(self, code: bytes, output: "_Output") -> Result:
         loop = asyncio.get_running_loop()
-        self._end.send(b"run")
-        await loop.sock_sendall(self._program, len(code).to_bytes(8, "little") + code)
+        try:
+            self._end.send(b"run")
+            await loop.sock_sendall(self._program, len(code).to_bytes(8, "little") + code)
+        except OSError as error:  # the reply tells how the process has ended
+            if not self.cells:
+                raise self._interpreter.lost(self._end) from error
         reply = asyncio.ensure_future(loop.sock_recv(self._end, 1 << 12))
         try:
             await asyncio.wait({reply, output.is_too_long}, return_when=asyncio.FIRST_COMPLETED)

@@ -27,7 +27,7 @@ MAX_CODE_BYTES, MAX_OUTPUT_BYTES, START_SECONDS, END_SECONDS = 1 << 20, 4 << 20,
 USUAL_MODULES, AHEAD = ("numpy", "sympy"), 2  # number of processes that wait for a program
 MAX_PROGRAMS = 64  # running at once; a socket's buffer holds some 270 messages to the server
 SESSION_SUMMARY = (
-    "Runs Python code as a cell of a notebook, in which names, imports and files of earlier calls live on. Returns what it "
+    "Runs Python code as a cell of a notebook: names, imports and files of earlier calls live on. Returns what it "
     "prints, and the value of a last expression."
 )
 # The trial program uses a module, a file and a thread; a socket must be refused.
