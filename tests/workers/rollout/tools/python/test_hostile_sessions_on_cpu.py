@@ -1,4 +1,4 @@
-"""Hostile cells: nothing reaches another session, the trainer, or later cells beyond names, modules, files and threads."""
+"""Hostile cells: nothing reaches other sessions or the trainer, nor later cells beyond names, modules and files."""
 
 import asyncio
 import re
@@ -28,7 +28,9 @@ class Attacks:
     async def run(self):
         self.left = iter(SESSIONS)
         witness = self.tool.new_session()
-        where = await told(witness, "import os\nx = 0\nopen('kept', 'w').write('mine')\nprint(os.getcwd(), os.getpid())")
+        where = await told(
+            witness, "import os\nx = 0\nopen('kept', 'w').write('mine')\nprint(os.getcwd(), os.getpid())"
+        )
         self.folder, pid = where[0].splitlines()[-1].split()
         self.of_other = {"@OTHERDIR@": self.folder, "@OTHER@": pid}
         await asyncio.gather(self.watch(witness), *(self.attack() for _ in range(AT_ONCE)))

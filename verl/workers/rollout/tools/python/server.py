@@ -12,7 +12,8 @@ so no program can pose as the server. Few modules are imported here, because cha
 A session's process runs many programs, its cells. It stops itself by SIGSTOP at a cell's end, and only this server lets
 it go on, at the next "run": so nothing of it runs between cells, and it has no message to forge.
 
-    trainer  <== end socket ==      server    (None, None) where a cell has ended and the process is stopped
+    trainer  <== end socket ==      server    (None, None) where a cell has ended and the process is stopped; the reason
+                                              "lost" where the process was killed between cells
     trainer  <=> program socket ==> process   the size of a cell, the cell; its output up to the stop
 """
 
@@ -91,6 +92,9 @@ class Server:
             os.kill(program.pid, SIGKILL)
         elif self.session:
             if program.cells:  # the first cell needs no start, and may have ended before this "run" was read
+                if os.waitid(os.P_PID, program.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT):
+                    program.runs = False  # the process was killed between cells
+                    return
                 program.cpu_before = cpu_seconds_of(program.pid)
                 os.kill(program.pid, signal.SIGCONT)
             program.cells += 1
@@ -213,6 +217,8 @@ class Server:
         used = 0.0 if self.session else usage.ru_utime + usage.ru_stime  # the kernel limits no session's CPU time
         if code == -SIGKILL and used > 0.9 * self.confinement.cpu_seconds:
             program.reason = program.reason or "cpu"
+        if program.cells and not program.runs:
+            program.reason = program.reason or "lost"  # by no fault of a cell, such as for want of memory
         with contextlib.suppress(OSError):  # an unread "run" would reset the socket when it is closed
             program.end.recv(16, _socket.MSG_DONTWAIT)
         with contextlib.suppress(OSError):  # the trainer has closed

@@ -149,6 +149,8 @@ class SessionProcess:
             ended, reason = (None, None) if not reply.done() else self._interpreter.value(reply.result())
         finally:
             reply.cancel()
+        if reason == "lost":
+            raise ToolError("The Python sandbox is not available (its process was killed).", kind="sandbox", retry=True)
         output.read()  # the process is stopped or has ended, so this is the rest
         if output.is_too_long.done():
             return Result(bytes(output.data), 0, "output")
