@@ -29,10 +29,10 @@ def seed():
         sys.modules["numpy"].random.seed(0)
 
 
-def run_cells(not_allowed):
+def run_cells(not_allowed, setting):
     """Run cells until the socket of this process is closed. After each, the process stops until the server goes on."""
     dup2(1, SOCKET)
-    module, setting, number = types.ModuleType("__main__"), Setting(), 0
+    module, setting.folder, number = types.ModuleType("__main__"), getcwd(), 0
     for name in OWN_MODULES:
         sys.modules.pop(name, None)
     seed()
@@ -55,10 +55,11 @@ def read(size):
 
 
 class Setting:
-    """What each cell begins with, beside names, modules, files and threads."""
+    """What each cell begins with, beside names, modules, files and threads. It is made before the fork, for all sessions,
+    as it reads many memory pages."""
 
     def __init__(self):
-        self.folder, self.builtins = getcwd(), dict(vars(builtins))
+        self.folder, self.builtins = "", dict(vars(builtins))
         self.sys = {name: getattr(sys, name) for name in ("displayhook", "excepthook", "unraisablehook", "stdin")}
         self.streams = {"stdout": sys.stdout, "stderr": sys.stderr}
         self.handlers = {number: _signal.getsignal(number) for number in _signal.valid_signals()}

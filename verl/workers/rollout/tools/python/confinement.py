@@ -123,8 +123,6 @@ class Confinement:
         call("prctl", _SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
         if os.getppid() != self.parent:  # the parent ended before the signal was set
             os._exit(1)
-        for which, value in self._limits.items():
-            resource.setrlimit(which, (value, value))
         call("prctl", _SET_NO_NEW_PRIVS, 1, 0, 0, 0)
         call("capset", struct.pack("Ii", 0x20080522, 0), bytes(24))
         if self.landlock:
@@ -133,6 +131,8 @@ class Confinement:
             for fd, access in [*self._rules, _rule(folder, _WRITE)]:
                 call("syscall", _ADD_RULE, ruleset, 1, struct.pack("=Qi", access & handled, fd), 0)
             call("syscall", _RESTRICT_SELF, ruleset, 0)
+        for which, value in self._limits.items():  # only now, as descriptors of the parent may be more than are allowed
+            resource.setrlimit(which, (value, value))
         for offset in self._pids:
             struct.pack_into("I", self._filter, offset, os.getpid())
         call("prctl", _SET_SECCOMP, 2, self._program, 0, 0)

@@ -31,7 +31,7 @@ import time
 import types
 
 from cell import NAME, run
-from cells import run_cells, seed
+from cells import Setting, run_cells, seed
 from confinement import MAX_THREADS, NOT_ALLOWED, Confinement, call, status_of
 
 WATCH_EVERY, FILE_BYTES, SIGKILL = 0.05, 4096, 9  # seconds; bytes counted for an empty file; signal
@@ -43,9 +43,12 @@ REFUSED |= {"socket.connect", "socket.getaddrinfo", "socket.gethostbyname", "os.
 
 
 class Server:
-    """Forks, watches, ends and reaps the programs' processes, each with its own folder within `folder`."""
+    """Forks, watches, ends and reaps the programs' processes, each with its own folder within `folder`.
 
-    def __init__(self, control, confinement, folder, session=False):
+    With `session`, a setting of cells.py, a process runs the cells of a session.
+    """
+
+    def __init__(self, control, confinement, folder, session=None):
         self.control, self.confinement, self.folder, self.count = control, confinement, folder, 0
         self.programs, self.ends, self.poll = {}, {}, select.poll()  # keys: descriptors of processes, end sockets
         self.poll.register(control, select.POLLIN)
@@ -167,7 +170,7 @@ class Server:
         compile("f(0)", NAME, "exec")
         if self.session:
             sys.addaudithook(refuse)
-            run_cells(NOT_ALLOWED)
+            run_cells(NOT_ALLOWED, self.session)
             os._exit(1)
         code = bytearray()
         while part := os.read(1, 1 << 16):
@@ -271,9 +274,10 @@ def main():
         setattr(sys, f"__{name}__", stream)
     os.dup2(errors, 2)
     control.send(repr(confinement.landlock).encode())
+    setting = Setting() if spec["session"] else None
     gc.collect()
     gc.freeze()  # otherwise a collection in a program would copy every memory page
-    server = Server(control, confinement, spec["folder"], spec["session"])
+    server = Server(control, confinement, spec["folder"], setting)
     try:
         server.run()
     finally:
