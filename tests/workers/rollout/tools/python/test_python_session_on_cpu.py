@@ -32,6 +32,10 @@ async def run_cells(cells, timeouts=None, **params):
         await tool.close()
 
 
+def descendants():
+    return set(psutil.Process().children(recursive=True))
+
+
 def outputs(*cells, **params):
     texts = asyncio.run(run_cells(cells, **params))
     assert [kind for _, kind in texts] == [None] * len(cells), texts
@@ -119,6 +123,20 @@ def test_an_idle_session_holds_no_place():
     assert asyncio.run(run()) == ("busy", ("1\n", None))
 
 
+def test_more_sessions_than_a_cell_may_have_files():
+    async def run():
+        tool = PythonTool(session=True, preload=[], **LIMITS)
+        sessions = [tool.new_session() for _ in range(80)]
+        for i, session in enumerate(sessions):
+            assert await told(session, f"x = {i}") == ("", None)
+        texts = [await told(session, "x") for session in sessions]
+        await asyncio.gather(*(session.close() for session in sessions))
+        await tool.close()
+        return texts
+
+    assert asyncio.run(run()) == [(f"{i}\n", None) for i in range(80)]
+
+
 def box(timeout=SLOW, **params):
     entry = {"class_path": "verl.workers.rollout.tools.python.tool.PythonTool"}
     entry["params"] = {**LIMITS, "session": True, **params}
@@ -163,7 +181,7 @@ def test_a_tree_of_cells_equals_straight_runs(max_instances, seed):
         return [f"Error: {text}" if kind else text for text, kind in texts]
 
     async def run():
-        tools, pool = box(), InstancePool(InstanceKeys(max_instances=max_instances))
+        others, tools, pool = descendants(), box(), InstancePool(InstanceKeys(max_instances=max_instances))
         sessions, oracle = ToolSessions(tools, pool), PythonTool(session=True, **LIMITS)
         nodes = await grow(sessions)
         for _, cells, texts in nodes:
@@ -172,7 +190,7 @@ def test_a_tree_of_cells_equals_straight_runs(max_instances, seed):
                     text, expected = (part.split("exit code")[0] for part in (text, expected))
                 assert text == expected, cells
         await sessions.close()
-        children = psutil.Process().children(recursive=True)
+        children = descendants() - others
         await tools.close()
         await oracle.close()
         return sessions.metrics(), len(children), pool.used
@@ -207,7 +225,7 @@ def test_a_session_whose_process_is_killed_is_brought_back(whom, when):
 
 def test_cancelled_calls_and_closed_sessions_leave_no_process_and_no_folder():
     async def run():
-        tool = PythonTool(session=True, **LIMITS)
+        others, tool = descendants(), PythonTool(session=True, **LIMITS)
         running, idle = tool.new_session(), tool.new_session()
         look = "import os\nprint(os.getpid(), os.getcwd())"
         left = [(await told(session, look))[0].split() for session in (running, idle)]
@@ -221,7 +239,7 @@ def test_cancelled_calls_and_closed_sessions_leave_no_process_and_no_folder():
         gone = [not psutil.pid_exists(int(pid)) and not Path(folder).exists() for pid, folder in left]
         third = tool.new_session()
         await told(third, "1")
-        everybody = psutil.Process().children(recursive=True)
+        everybody = list(descendants() - others)
         await tool.close()  # with an open session
         await third.close()
         return call.cancelled(), gone, psutil.wait_procs(everybody, SLOW)[1], Path(left[0][1]).parent.exists()

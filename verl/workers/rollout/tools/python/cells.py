@@ -55,8 +55,10 @@ def read(size):
 
 
 class Setting:
-    """What each cell begins with, beside names, modules, files and threads. It is made before the fork, for all sessions,
-    as it reads many memory pages."""
+    """The things with which each cell begins, beside names, modules, files and threads.
+
+    One is made before the fork, for all sessions, as that reads many memory pages.
+    """
 
     def __init__(self):
         self.folder, self.builtins = "", dict(vars(builtins))

@@ -108,7 +108,7 @@ class Server:
         try:
             if not program.runs or not os.waitid(os.P_PID, program.pid, os.WSTOPPED | os.WNOHANG):
                 return
-        except ChildProcessError:  # it has ended, and is reaped next
+        except ChildProcessError:  # the process has ended, and is reaped next
             return
         program.runs = False
         with contextlib.suppress(OSError, StopIteration):  # the process has ended meanwhile
@@ -221,7 +221,7 @@ class Server:
         if code == -SIGKILL and used > 0.9 * self.confinement.cpu_seconds:
             program.reason = program.reason or "cpu"
         if program.cells and not program.runs:
-            program.reason = program.reason or "lost"  # by no fault of a cell, such as for want of memory
+            program.reason = program.reason or "lost"  # no cell is at fault; the machine may be out of memory
         with contextlib.suppress(OSError):  # an unread "run" would reset the socket when it is closed
             program.end.recv(16, _socket.MSG_DONTWAIT)
         with contextlib.suppress(OSError):  # the trainer has closed

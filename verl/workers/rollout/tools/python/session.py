@@ -155,7 +155,7 @@ class SessionProcess:
         if output.is_too_long.done():
             return Result(bytes(output.data), 0, "output")
         if ended is None and (output.has_ended or _unread_bytes(self._program)):
-            return Result(bytes(output.data), 1)  # it has closed its socket, or stopped itself before it read the cell
+            return Result(bytes(output.data), 1)  # a closed socket, or a cell that was not read
         return Result(bytes(output.data), ended, reason)
 
     def end(self) -> None:
