@@ -9,7 +9,6 @@ that this process does except its end and its stop.
 import _signal
 import builtins
 import gc
-import random
 import sys
 import types
 from os import chdir, dup2, getcwd, getpid, kill, set_blocking, umask
@@ -24,6 +23,8 @@ OWN_MODULES = "cell", "cells", "confinement", "server"
 
 def seed():
     """Seed `random`, and numpy if it is imported, so that a session's cells draw the same numbers when run again."""
+    import random  # not above: it would slow down every fork of a server without sessions
+
     random.seed(0)
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed(0)
