@@ -92,6 +92,10 @@ class Instance(ABC):
     async def step(self, action: Any) -> Step:
         """Take an action. An exception loses the branch."""
 
+    async def repeat(self, recorded: "State") -> Step:
+        """Take a recorded action again, in a replay."""
+        return await self.step(recorded.action)
+
     async def copy(self) -> "Instance":
         """Return an independent instance in the same state; only called if the environment `can_copy`."""
         raise NotImplementedError
@@ -380,7 +384,7 @@ class StatefulEnvironment(Environment):
         for recorded in actions:
             if differs:
                 break
-            step = await self._call("step", partial(instance.step, recorded.action), instance)
+            step = await self._call("step", partial(instance.repeat, recorded), instance)
             self.counts["replayed_actions"] += 1
             differs = not self.is_same(step, recorded.step)
         if actions or differs:

@@ -35,11 +35,14 @@ class ToolError(Exception):
         retry: whether the same call may succeed a moment later.
         own_fault: whether the tool is at fault, rather than the model's text. A run in which all calls fail by the
             tool's own fault ends. If it is None, it takes the value of `retry`.
+        ends_session: whether the call has ended its session, so that the next call begins anew (`ToolSession.end`).
     """
 
-    def __init__(self, message: str, *, kind: str, retry: bool, own_fault: bool | None = None):
+    def __init__(
+        self, message: str, *, kind: str, retry: bool, own_fault: bool | None = None, ends_session: bool = False
+    ):
         super().__init__(message)
-        self.kind, self.retry = kind, retry
+        self.kind, self.retry, self.ends_session = kind, retry, ends_session
         self.own_fault = retry if own_fault is None else own_fault
 
 
@@ -59,6 +62,15 @@ class ToolSession(ABC):
 
     async def execute(self, content: str, *, timeout: float) -> str | ToolOutput:
         """Run one call, as `BaseTool.execute`; one at a time. A tool with its own `execute_in` does not need it."""
+        raise NotImplementedError
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether the session has ended by no fault of a call; it is replaced by one that makes the calls again."""
+        return False
+
+    async def end(self) -> None:
+        """Take the state after a call that has ended the session; only called if errors of the tool say so."""
         raise NotImplementedError
 
     @abstractmethod

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 
 from verl.utils.fault_reports import RunError
 from verl.workers.rollout.engines.interface import gather_or_cancel
-from verl.workers.rollout.stateful import Instance, InstancePool, State, StatefulEnvironment, Step
+from verl.workers.rollout.stateful import Instance, InstanceLost, InstancePool, State, StatefulEnvironment, Step
 from verl.workers.rollout.tools.base_tool import ToolSession
 from verl.workers.rollout.tools.tool_box import ToolBox, ToolCall
 
@@ -99,11 +99,25 @@ class _LiveSession(Instance):
     def __init__(self, tools: ToolBox, group: str, session: ToolSession):
         self.tools, self.group, self.session = tools, group, session
 
+    @property
+    def is_lost(self) -> bool:
+        return self.session.is_lost
+
     async def reset(self) -> None:
         return None
 
     async def step(self, action: tuple[str, str]) -> Step:
-        return Step(await self.tools.call(*action, self.session))
+        call = await self.tools.call(*action, self.session)
+        if self.session.is_lost:
+            raise InstanceLost(call.text)
+        return Step(call)
+
+    async def repeat(self, recorded: State) -> Step:
+        """Make a call again. One that has ended its session, by a time limit for example, is not: it left nothing."""
+        if not recorded.step.observation.ended_session:
+            return await self.step(recorded.action)
+        await self.session.end()
+        return recorded.step
 
     async def close(self) -> None:
         await self.tools.close_session(self.group, self.session)

@@ -114,7 +114,8 @@ def _made(name: str, instance: Mapping[str, Any]) -> BaseTool | ToolSet:
 class ToolCall:
     """The outcome of a call. `text` is for the model, also after a failure; `seconds` is the time of all attempts,
     without the waits for a free place and between attempts; `restarts` counts lost connections that were opened anew;
-    `error` is the `kind` of a failure, and `own_fault` whether the tool is at fault."""
+    `error` is the `kind` of a failure, `own_fault` whether the tool is at fault, and `ended_session` whether the call
+    has ended its session."""
 
     tool: str
     text: str
@@ -125,6 +126,7 @@ class ToolCall:
     cached: bool = False
     error: str | None = None
     own_fault: bool = False
+    ended_session: bool = False
 
 
 class ToolBox:
@@ -250,12 +252,10 @@ class ToolBox:
         output, error, retries = await self._retried(attempt)
         restarts = tool.restarts - self._counted_restarts.get(tag, 0)
         self._counted_restarts[tag] = self._counted_restarts.get(tag, 0) + restarts
-        kind, own_fault = (None, False) if error is None else (error.kind, error.own_fault)
+        kind, *faults = (None, False, False) if error is None else (error.kind, error.own_fault, error.ends_session)
         if self.config.verbose_logging:
             logger.warning(f"tool {tool.name}: {kind or 'ok'} in {seconds:.2f} s")
-        return ToolCall(
-            tool.name, output.text, error is None, seconds, retries, restarts, output.cached, kind, own_fault
-        )
+        return ToolCall(tool.name, output.text, error is None, seconds, retries, restarts, output.cached, kind, *faults)
 
     async def close_session(self, tag: str, session: ToolSession) -> None:
         await self._threads[tag].run(session.close, CLOSE_SECONDS)

@@ -20,22 +20,23 @@ def unwrapped(code):
     return textwrap.dedent(code) if first[:1] in (" ", "\t") else code
 
 
-def run(code, not_allowed=""):
+def run(code, not_allowed="", module=None, name=NAME):
     """Run a program, and print the value of its last expression, or the traceback of its exception.
 
-    A PermissionError is followed by the text `not_allowed`, which tells the model the rules.
+    A PermissionError is followed by the text `not_allowed`, which tells the model the rules. Programs that share a
+    module share their names; each has a file name of its own, such as `<python 2>`.
     """
     code = unwrapped(code)
-    module = types.ModuleType("__main__")
+    module = module or types.ModuleType("__main__")
     sys.modules["__main__"], sys.argv = module, [""]
-    linecache.cache[NAME] = len(code), None, code.splitlines(True), NAME
+    linecache.cache[name] = len(code), None, code.splitlines(True), name
     out, err = sys.stdout, sys.stderr
     try:
-        tree = ast.parse(code, NAME)
+        tree = ast.parse(code, name)
         last = ast.Expression(tree.body.pop().value) if tree.body and isinstance(tree.body[-1], ast.Expr) else None
-        exec(compile(tree, NAME, "exec"), vars(module))
+        exec(compile(tree, name, "exec"), vars(module))
         if last:
-            sys.displayhook(eval(compile(last, NAME, "eval"), vars(module)))
+            sys.displayhook(eval(compile(last, name, "eval"), vars(module)))
     except SystemExit as error:
         if error.code is not None and not isinstance(error.code, int):
             err.write(f"{error.code}\n")
@@ -50,7 +51,7 @@ def run(code, not_allowed=""):
 
 def describe(error):
     """Return a traceback of at most 8 of the program's own frames, without paths of the machine."""
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == NAME][-8:]
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename.startswith(NAME[:-1])][-8:]
     lines = ["Traceback (most recent call last):\n"] if frames else []
     text = "".join(lines + traceback.format_list(frames) + traceback.format_exception_only(type(error), error))
     for prefix in {sys.prefix, sys.base_prefix, sys.exec_prefix, sys.base_exec_prefix} - {"/"}:

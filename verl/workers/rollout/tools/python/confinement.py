@@ -81,10 +81,11 @@ _FUNCTIONS = {name: getattr(_libc, name) for name in ("capset", "fflush", "prctl
 class Confinement:
     """The limits, rules and filter of a process, prepared in its parent, so that little is left to do after the fork.
 
+    Without `limits_cpu`, its parent limits the CPU time: the kernel counts that of a whole process, not of a cell.
     Raises OSError on an unknown processor, or if the kernel lacks Landlock and this process may not change its user.
     """
 
-    def __init__(self, memory_mb, cpu_seconds, max_file_mb):
+    def __init__(self, memory_mb, cpu_seconds, max_file_mb, limits_cpu=True):
         if os.uname().machine not in _ARCHITECTURES or struct.calcsize("P") != 8:
             raise OSError(f"no filter of system calls for the processor {os.uname().machine}")
         self.parent, self.cpu_seconds, self.file_bytes = os.getpid(), cpu_seconds, max_file_mb << 20
@@ -94,8 +95,9 @@ class Confinement:
                 "no Landlock in this kernel and no right to change the user: set sandbox_fusion_url to a server"
             )
         memory = int(status_of("self", "VmSize").split()[0]) * 1024 + (memory_mb << 20)
-        limits = {"AS": memory, "CPU": cpu_seconds, "FSIZE": self.file_bytes, "NOFILE": MAX_DESCRIPTORS, "NICE": 0}
+        limits = {"AS": memory, "FSIZE": self.file_bytes, "NOFILE": MAX_DESCRIPTORS, "NICE": 0}
         limits.update(MEMLOCK=64 << 10, MSGQUEUE=0, SIGPENDING=64, RTPRIO=0, CORE=1)  # CORE=0 would allow a pipe
+        limits.update({"CPU": cpu_seconds} if limits_cpu else {})
         limits = {getattr(resource, "RLIMIT_" + name): value for name, value in limits.items()}
         # A lower limit that is already set stays; infinity is -1.
         self._limits = {which: min(value, resource.getrlimit(which)[1] % 2**64) for which, value in limits.items()}
@@ -121,8 +123,6 @@ class Confinement:
         call("prctl", _SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
         if os.getppid() != self.parent:  # the parent ended before the signal was set
             os._exit(1)
-        for which, value in self._limits.items():
-            resource.setrlimit(which, (value, value))
         call("prctl", _SET_NO_NEW_PRIVS, 1, 0, 0, 0)
         call("capset", struct.pack("Ii", 0x20080522, 0), bytes(24))
         if self.landlock:
@@ -131,6 +131,8 @@ class Confinement:
             for fd, access in [*self._rules, _rule(folder, _WRITE)]:
                 call("syscall", _ADD_RULE, ruleset, 1, struct.pack("=Qi", access & handled, fd), 0)
             call("syscall", _RESTRICT_SELF, ruleset, 0)
+        for which, value in self._limits.items():  # only now, as descriptors of the parent may be more than are allowed
+            resource.setrlimit(which, (value, value))
         for offset in self._pids:
             struct.pack_into("I", self._filter, offset, os.getpid())
         call("prctl", _SET_SECCOMP, 2, self._program, 0, 0)

@@ -8,6 +8,13 @@
 
 A process is forked and confined before it is needed. Before the program starts, it closes all but the program's socket,
 so no program can pose as the server. Few modules are imported here, because changed memory pages slow down a fork.
+
+A session's process runs many programs, its cells. It stops itself by SIGSTOP at a cell's end, and only this server lets
+it go on, at the next "run": so nothing of it runs between cells, and it has no message to forge.
+
+    trainer  <== end socket ==      server    (None, None) where a cell has ended and the process is stopped; the reason
+                                              "lost" where the process was killed between cells
+    trainer  <=> program socket ==> process   the size of a cell, the cell; its output up to the stop
 """
 
 import _socket
@@ -15,16 +22,20 @@ import ast
 import contextlib
 import gc
 import os
+import resource
 import select
+import signal
 import stat
 import sys
 import time
 import types
 
 from cell import NAME, run
+from cells import Setting, run_cells, seed
 from confinement import MAX_THREADS, NOT_ALLOWED, Confinement, call, status_of
 
 WATCH_EVERY, FILE_BYTES, SIGKILL = 0.05, 4096, 9  # seconds; bytes counted for an empty file; signal
+SERVER_DESCRIPTORS = 4096
 FIRST_UID, UIDS = 61184, 4000  # user ids of programs without Landlock; no account has them
 # Audit events of Python that raise at once what the kernel would refuse; `os.system` would not report a refusal.
 REFUSED = {"os.fork", "os.forkpty", "os.system", "os.posix_spawn", "os.exec", "subprocess.Popen", "pty.spawn"}
@@ -32,12 +43,21 @@ REFUSED |= {"socket.connect", "socket.getaddrinfo", "socket.gethostbyname", "os.
 
 
 class Server:
-    """Forks, watches, ends and reaps the programs' processes, each with its own folder within `folder`."""
+    """Forks, watches, ends and reaps the programs' processes, each with its own folder within `folder`.
 
-    def __init__(self, control, confinement, folder):
+    With `session`, a setting of cells.py, a process runs the cells of a session.
+    """
+
+    def __init__(self, control, confinement, folder, session=None):
         self.control, self.confinement, self.folder, self.count = control, confinement, folder, 0
         self.programs, self.ends, self.poll = {}, {}, select.poll()  # keys: descriptors of processes, end sockets
         self.poll.register(control, select.POLLIN)
+        self.session, self.stops = session, None  # a descriptor that is readable after a process has stopped
+        if session:
+            self.stops, wakeup = os.pipe2(os.O_NONBLOCK)
+            self.poll.register(self.stops, select.POLLIN)
+            signal.signal(signal.SIGCHLD, lambda *_: None)
+            signal.set_wakeup_fd(wakeup, warn_on_full_buffer=False)
 
     def run(self):
         """Serve until the trainer closes the control socket."""
@@ -49,13 +69,11 @@ class Server:
                 if fd in self.programs:
                     self.reap(fd)
                 elif fd in self.ends:
-                    try:
-                        self.ends[fd].runs = bool(self.ends[fd].end.recv(16))
-                    except ConnectionResetError:  # the trainer closed it without reading a reply
-                        self.ends[fd].runs = False
-                    if not self.ends[fd].runs:
-                        self.poll.unregister(fd)
-                        os.kill(self.ends[fd].pid, SIGKILL)
+                    self.hear(fd)
+                elif fd == self.stops:
+                    os.read(fd, 4096)
+                    for program in self.programs.values():
+                        self.end_cell_if_stopped(program)
                 elif fd == self.control.fileno() and not self.fork():
                     return
             if some_run and time.monotonic() >= watch_at:
@@ -64,6 +82,40 @@ class Server:
                         with contextlib.suppress(OSError, StopIteration):  # the process has ended meanwhile
                             self.watch(program)
                 watch_at = time.monotonic() + WATCH_EVERY
+
+    def hear(self, fd):
+        """Let a program run, or kill its process if the trainer has closed its end socket."""
+        program = self.ends[fd]
+        try:
+            program.runs = bool(program.end.recv(16))
+        except ConnectionResetError:  # the trainer closed it without reading a reply
+            program.runs = False
+        if not program.runs:
+            self.poll.unregister(fd)
+            os.kill(program.pid, SIGKILL)
+        elif self.session:
+            if program.cells:  # the first cell needs no start, and may have ended before this "run" was read
+                if os.waitid(os.P_PID, program.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT):
+                    program.runs = False  # the process was killed between cells
+                    return
+                program.cpu_before = cpu_seconds_of(program.pid)
+                os.kill(program.pid, signal.SIGCONT)
+            program.cells += 1
+            self.end_cell_if_stopped(program)
+
+    def end_cell_if_stopped(self, program):
+        """Tell the trainer that a cell has ended, unless its files or threads are too many now."""
+        try:
+            if not program.runs or not os.waitid(os.P_PID, program.pid, os.WSTOPPED | os.WNOHANG):
+                return
+        except ChildProcessError:  # the process has ended, and is reaped next
+            return
+        program.runs = False
+        with contextlib.suppress(OSError, StopIteration):  # the process has ended meanwhile
+            self.watch(program)
+        if program.reason is None:
+            with contextlib.suppress(OSError):  # the trainer has closed
+                program.end.send(repr((None, None)).encode())
 
     def fork(self):
         """Fork a process for the trainer's request; return False if the trainer has closed the socket."""
@@ -74,6 +126,7 @@ class Server:
         self.count += 1
         # Landlock does not hide a path's status, so the folder's name is random: no program can guess another's.
         program = types.SimpleNamespace(folder=f"{self.folder}/{os.urandom(16).hex()}", reason=None, runs=False, pid=0)
+        program.cells, program.cpu_before = 0, 0.0
         program.end = _socket.socket(fileno=end)
         try:
             os.mkdir(program.folder, 0o700)
@@ -100,6 +153,9 @@ class Server:
     def become(self, program, sock):
         """Confine this process, a fork, wait for the program and run it. It does not return."""
         try:
+            if self.session:
+                signal.set_wakeup_fd(-1)
+                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             os.setsid()
             os.dup2(os.open("/dev/null", os.O_RDONLY), 0)  # not the server's: all would share its flags and locks
             os.chdir(program.folder)
@@ -109,10 +165,13 @@ class Server:
             raise
         os.dup2(sock, 1)
         os.dup2(sock, 2)
-        os.closerange(3, 4096)
-        compile(
-            "f(0)", NAME, "exec"
-        )  # copies, before the program comes, the memory pages that every compilation changes
+        os.closerange(3, SERVER_DESCRIPTORS)
+        # Copies, before the program comes, the memory pages that every compilation changes.
+        compile("f(0)", NAME, "exec")
+        if self.session:
+            sys.addaudithook(refuse)
+            run_cells(NOT_ALLOWED, self.session)
+            os._exit(1)
         code = bytearray()
         while part := os.read(1, 1 << 16):
             code += part
@@ -139,7 +198,9 @@ class Server:
                 mapped = any(program.folder in line and line.endswith("(deleted)\n") for line in maps)
                 total += limit + 1 if mapped else 0
         threads, main_has_ended = int(status_of(program.pid, "Threads")), status_of(program.pid, "State")[0] == "Z"
-        if total > limit:
+        if self.session and cpu_seconds_of(program.pid) - program.cpu_before > self.confinement.cpu_seconds:
+            program.reason = "cpu"
+        elif total > limit:
             program.reason = "disk"
         elif threads > MAX_THREADS or threads > 1 and main_has_ended:  # then /proc hides the other threads' open files
             program.reason = "threads"
@@ -156,8 +217,11 @@ class Server:
         code = -os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
         if program.reason == "threads" and code != -SIGKILL:  # seen at its exit: threads outlive the main one a moment
             program.reason = None
-        if code == -SIGKILL and usage.ru_utime + usage.ru_stime > 0.9 * self.confinement.cpu_seconds:
+        used = 0.0 if self.session else usage.ru_utime + usage.ru_stime  # the kernel limits no session's CPU time
+        if code == -SIGKILL and used > 0.9 * self.confinement.cpu_seconds:
             program.reason = program.reason or "cpu"
+        if program.cells and not program.runs:
+            program.reason = program.reason or "lost"  # no cell is at fault; the machine may be out of memory
         with contextlib.suppress(OSError):  # an unread "run" would reset the socket when it is closed
             program.end.recv(16, _socket.MSG_DONTWAIT)
         with contextlib.suppress(OSError):  # the trainer has closed
@@ -168,6 +232,11 @@ class Server:
                 self.poll.unregister(fd)
             os.close(fd)
         program.end.detach()
+
+
+def cpu_seconds_of(pid):
+    """Return the CPU seconds that a process has used, with all its threads (clock_getcpuclockid of Linux)."""
+    return time.clock_gettime(~pid << 3 | 2)
 
 
 def refuse(event, _):
@@ -187,7 +256,12 @@ def main():
         for module in spec["preload"]:
             with contextlib.suppress(ImportError if spec["optional"] else ()):
                 __import__(module)
-        confinement = Confinement(spec["memory_mb"], spec["cpu_seconds"], spec["max_file_mb"])
+        if spec["session"]:
+            seed()  # here it makes the imports only: each session is seeded anew
+            soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)  # a session keeps two descriptors
+            resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, SERVER_DESCRIPTORS)), hard))
+        limits = spec["memory_mb"], spec["cpu_seconds"], spec["max_file_mb"]
+        confinement = Confinement(*limits, limits_cpu=not spec["session"])
     except Exception as error:
         control.send(repr(f"{type(error).__name__}: {error}").encode())
         return
@@ -200,9 +274,10 @@ def main():
         setattr(sys, f"__{name}__", stream)
     os.dup2(errors, 2)
     control.send(repr(confinement.landlock).encode())
+    setting = Setting() if spec["session"] else None
     gc.collect()
     gc.freeze()  # otherwise a collection in a program would copy every memory page
-    server = Server(control, confinement, spec["folder"])
+    server = Server(control, confinement, spec["folder"], setting)
     try:
         server.run()
     finally:

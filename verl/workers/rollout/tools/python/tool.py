@@ -12,19 +12,24 @@ import shutil
 import socket
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
 from verl.workers.rollout.tools.base_tool import BaseTool, ToolError
 from verl.workers.rollout.tools.python import Result
 from verl.workers.rollout.tools.python.confinement import MAX_THREADS
 from verl.workers.rollout.tools.python.sandbox_fusion import SandboxFusion
+from verl.workers.rollout.tools.python.session import PythonSession
 
 logger = logging.getLogger(__name__)
 
 MAX_CODE_BYTES, MAX_OUTPUT_BYTES, START_SECONDS, END_SECONDS = 1 << 20, 4 << 20, 120, 10
 USUAL_MODULES, AHEAD = ("numpy", "sympy"), 2  # number of processes that wait for a program
 MAX_PROGRAMS = 64  # running at once; a socket's buffer holds some 270 messages to the server
+SESSION_SUMMARY = (
+    "Runs Python code as a cell of a notebook: names, imports and files of earlier calls live on. Returns what it "
+    "prints, and the value of a last expression."
+)
 # The trial program uses a module, a file and a thread; a socket must be refused.
 TRIAL = """
 import colorsys, socket, threading
@@ -40,8 +45,17 @@ _ENVIRONMENT |= dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_N
 _ENVIRONMENT |= {"MALLOC_ARENA_MAX": "1"}  # otherwise each thread takes 64 MiB of a program's address space
 
 
+Run = Callable[["Interpreter", bytes, float], Awaitable[Result]]  # runs a program, a text in UTF-8, for some seconds
+
+
 def _unavailable(why) -> ToolError:
     return ToolError(f"The Python sandbox is not available ({why}).", kind="sandbox", retry=True)
+
+
+def _encoded(content: str) -> bytes:
+    if len(code := content.encode("utf-8", "replace")) > MAX_CODE_BYTES:
+        raise ToolError(f"The program is longer than {MAX_CODE_BYTES} bytes.", kind="too_long", retry=False)
+    return code
 
 
 class PythonTool(BaseTool):
@@ -51,6 +65,9 @@ class PythonTool(BaseTool):
     handlers or waiting for other threads. An exception in it is a result like any other. confinement.NOT_ALLOWED says
     what is refused. A value out of range or a missing interpreter raises ValueError.
 
+    With `session`, a trajectory's programs are the cells of a session (session.py): they share a process, names and
+    files. The limits below hold for each cell, and those of memory and files for the session.
+
     Args:
         conda_path, conda_env: folder and environment of the interpreter {conda_path}/envs/{conda_env}/bin/python.
         python_path: path of another interpreter, Python 3.9 or later; the trainer's by default.
@@ -59,10 +76,11 @@ class PythonTool(BaseTool):
         max_file_mb: largest size of all files of a program, in MiB.
         max_output_chars: largest number of characters that the model reads; the middle of a longer output is cut.
         num_workers: largest number of programs that run at once, at most 64; more wait, within their timeout.
-        preload: modules imported once for all programs whose text names one of them; None for those of numpy and sympy
-            that the interpreter has.
+        preload: modules imported once for all programs whose text names one of them, and for all sessions; None for
+            those of numpy and sympy that the interpreter has.
         sandbox_fusion_url: address of a Sandbox Fusion server that runs the programs instead. Only memory_mb,
-            max_output_chars and num_workers apply then, and interpreter and preload must be left out.
+            max_output_chars and num_workers apply then, and interpreter, preload and session must be left out.
+        session: whether names, imports and files of a trajectory's calls live on for its later calls.
     """
 
     name, trigger_tag, argument = "python", "python", "code"
@@ -81,6 +99,7 @@ class PythonTool(BaseTool):
         num_workers: int = 16,
         preload: Sequence[str] | None = None,
         sandbox_fusion_url: str | None = None,
+        session: bool = False,
     ):
         self.python = _executable(python_path, conda_path, conda_env)
         self.limits = {"memory_mb": memory_mb, "cpu_seconds": cpu_seconds, "max_file_mb": max_file_mb}
@@ -91,6 +110,10 @@ class PythonTool(BaseTool):
                 raise ValueError(f"{name}={value!r}: expected a whole number from {low} to {high}")
         if isinstance(preload, str) or not all(isinstance(module, str) for module in preload or ()):
             raise ValueError(f"preload={preload!r}: expected a list of modules' names")
+        if not isinstance(session, bool):
+            raise ValueError(f"session={session!r}: expected true or false")
+        self.has_session, self.must_repeat = session, not session
+        self.summary = SESSION_SUMMARY if session else self.summary
         self.preload, self.optional = list(USUAL_MODULES if preload is None else preload), preload is None
         self._places, self._starting = asyncio.Semaphore(num_workers), asyncio.Lock()
         self._interpreters: dict[bool, Interpreter] = {}  # preloaded or not -> interpreter
@@ -99,6 +122,8 @@ class PythonTool(BaseTool):
             local = {"conda_path": conda_path, "conda_env": conda_env, "python_path": python_path, "preload": preload}
             if unused := [name for name, value in local.items() if value]:
                 raise ValueError(f"{', '.join(unused)}: expected none of it beside sandbox_fusion_url")
+            if session:
+                raise ValueError("session: expected false beside sandbox_fusion_url, as such a server has no sessions")
             self._fusion = SandboxFusion(sandbox_fusion_url, memory_mb=memory_mb, at_once=num_workers)
 
     @classmethod
@@ -118,29 +143,47 @@ class PythonTool(BaseTool):
 
         Raises ToolError. The kinds `timeout`, `cpu`, `disk`, `threads`, `output`, `crash` and `too_long` are the
         program's fault; `sandbox` and `busy` are the tool's, and a retry may succeed. A Sandbox Fusion server adds the
-        kinds of sandbox_fusion.py.
+        kinds of sandbox_fusion.py. With `session`, the program is the only cell of a session.
         """
-        loop, margin, code = asyncio.get_running_loop(), min(0.5, timeout / 10), content.encode("utf-8", "replace")
-        deadline = loop.time() + timeout - margin
-        if len(code) > MAX_CODE_BYTES:
-            raise ToolError(f"The program is longer than {MAX_CODE_BYTES} bytes.", kind="too_long", retry=False)
+        if self.has_session:
+            async with contextlib.aclosing(self.new_session()) as session:
+                return await session.execute(content, timeout=timeout)
         if self._fusion is not None:
-            return self._answer(await self._fusion.run(code.decode(), deadline=deadline, margin=margin), timeout)
+            margin, code = min(0.5, timeout / 10), _encoded(content)
+            deadline = asyncio.get_running_loop().time() + timeout - margin
+            return self.answer(await self._fusion.run(code.decode(), deadline=deadline, margin=margin), timeout)
+        return self.answer(await self.run_in_turn(Interpreter.run, content, timeout), timeout)
+
+    def new_session(self) -> PythonSession:
+        return PythonSession(self)
+
+    async def run_in_turn(self, run: "Run", content: str, timeout: float) -> Result:
+        """Wait for a place, and return the result of `run` with an interpreter, the program and its seconds.
+
+        Raises:
+            ToolError: kinds `too_long`, `busy` and `sandbox`.
+        """
+        loop, margin, code = asyncio.get_running_loop(), min(0.5, timeout / 10), _encoded(content)
+        deadline = loop.time() + timeout - margin
+        preloaded = self.has_session or any(name.split(".")[0] in content for name in self.preload)
         try:
             async with self._places:
                 if deadline - loop.time() < timeout / 2:
                     raise ToolError("Too many programs run at once.", kind="busy", retry=True)
-                interpreter = await self._interpreter(any(name.split(".")[0] in content for name in self.preload))
-                return self._answer(await interpreter.run(code, max(deadline - loop.time(), 0.01)), timeout)
+                interpreter = await self._interpreter(preloaded)
+                return await run(interpreter, code, max(deadline - loop.time(), 0.01))
         except (OSError, asyncio.TimeoutError) as error:
             raise _unavailable(repr(error)) from error
 
-    def _answer(self, result: Result, timeout: float) -> str:
+    def answer(self, result: Result, timeout: float) -> str:
+        """Return the text for the model. Raises ToolError for a program that was stopped or has ended its process."""
         text, most = result.output.decode("utf-8", "replace"), self.limits["max_output_chars"]
         if len(text) > most:
             notice = f"\n[output truncated: {len(result.output)} bytes were printed, the middle is left out]\n"
             text = text[: most - most // 2] + notice + text[len(text) - most // 2 :]
-        kind = result.reason or ("crash" if result.code < 0 else None)
+        kind = result.reason or ("crash" if (result.code or 0) < 0 else None)
+        if self.has_session and result.code is not None:
+            kind = kind or "exit"
         if kind is None:
             return text + (f"[exit code {result.code}]" if result.code else "")
         what = {
@@ -149,8 +192,9 @@ class PythonTool(BaseTool):
             "disk": f"The program's files need more than {self.limits['max_file_mb']} MiB.",
             "threads": f"The program has more than {MAX_THREADS} threads.",
             "cpu": f"The program used more than {self.limits['cpu_seconds']} seconds of CPU time.",
-            "crash": f"The Python interpreter was ended by signal {-result.code}.",
-        }[kind]
+            "crash": f"The Python interpreter was ended by signal {-(result.code or 0)}.",
+            "exit": f"The program ended the Python interpreter with exit code {result.code}.",
+        }[kind] + (" The session has ended." if self.has_session else "")
         raise ToolError(what + (f" Output until then:\n{text}" if text else ""), kind=kind, retry=False)
 
     async def _interpreter(self, preloaded: bool) -> "Interpreter":
@@ -162,6 +206,7 @@ class PythonTool(BaseTool):
                     logger.warning(f"python tool: {self.python} has ended and is started again")
                     await self._interpreters.pop(preloaded).close()
                 spec = {"preload": self.preload if preloaded else [], "optional": self.optional} | self.limits
+                spec["session"] = self.has_session
                 interpreter = Interpreter(self.python, spec)
                 if not await interpreter.start():
                     logger.warning("no Landlock: programs of the Python tool see, and leave, files where all users do")
@@ -179,7 +224,8 @@ class PythonTool(BaseTool):
 
 class Interpreter:
     """An interpreter that has made its imports; programs run in confined forks of it, which are made in advance.
-    `spec` holds preload, optional (whether modules of preload may be missing), memory_mb, cpu_seconds, max_file_mb.
+    `spec` holds preload, optional (whether modules of preload may be missing), memory_mb, cpu_seconds, max_file_mb,
+    session (whether a process runs the cells of a session, instead of one program).
     """
 
     def __init__(self, python: str, spec: dict):
@@ -200,7 +246,7 @@ class Interpreter:
                 options |= {"pass_fds": [theirs.fileno()], "cwd": "/", "start_new_session": True}
                 self._process = await asyncio.create_subprocess_exec(*command, **options)
             reply = await asyncio.wait_for(loop.sock_recv(self._control, 1 << 16), START_SECONDS)
-            landlock = self._value(reply)
+            landlock = self.value(reply)
             for _ in range(AHEAD):
                 self._fork()
         except BaseException:
@@ -208,7 +254,7 @@ class Interpreter:
             raise
         return landlock
 
-    def _value(self, reply: bytes):
+    def value(self, reply: bytes):
         """Return the value of a reply of server.py. Raises ToolError for a string (an error) and for an empty reply."""
         self.alive = self.alive and bool(reply)
         value = ast.literal_eval(reply.decode()) if self.alive else "it has ended"
@@ -219,8 +265,7 @@ class Interpreter:
     async def run(self, code: bytes, seconds: float) -> Result:
         """Run a program, a text in UTF-8, to its end or for at most `seconds`, and return the result.
         Raises ToolError if its process could not be confined, or the interpreter has ended."""
-        self._fork()
-        (program, end), loop, output = self._waiting.pop(0), asyncio.get_running_loop(), bytearray()
+        (program, end), loop, output = self.take_process(), asyncio.get_running_loop(), bytearray()
 
         async def talk() -> Result:
             end.send(b"run")
@@ -231,19 +276,29 @@ class Interpreter:
                     output.extend(part)
                     if len(output) > MAX_OUTPUT_BYTES:
                         return Result(bytes(output), 0, "output")
-            return Result(bytes(output), *self._value(await loop.sock_recv(end, 1 << 12)))
+            return Result(bytes(output), *self.value(await loop.sock_recv(end, 1 << 12)))
 
         try:
             return await asyncio.wait_for(talk(), seconds)
         except asyncio.TimeoutError:
             return Result(bytes(output), 0, "timeout")
         except OSError as error:
-            with contextlib.suppress(BlockingIOError):
-                self._value(end.recv(1 << 12))
-            raise _unavailable("its process has ended before it read the program") from error
+            raise self.lost(end) from error
         finally:  # closing the sockets ends a process that still runs
             program.close()
             end.close()
+
+    def lost(self, end: socket.socket) -> ToolError:
+        """Return the error of a process that has ended before it read the program. Raises ToolError where the process
+        or the interpreter told why."""
+        with contextlib.suppress(BlockingIOError):
+            self.value(end.recv(1 << 12))
+        return _unavailable("its process has ended before it read the program")
+
+    def take_process(self) -> tuple[socket.socket, socket.socket]:
+        """Return the sockets of a process (program, end: see server.py), and let the next one be forked."""
+        self._fork()
+        return self._waiting.pop(0)
 
     def _fork(self) -> None:
         (program, theirs), (end, its_end) = _sockets(socket.SOCK_STREAM), _sockets(socket.SOCK_SEQPACKET)
@@ -252,7 +307,7 @@ class Interpreter:
             try:
                 socket.send_fds(self._control, [b"+"], [theirs.fileno(), its_end.fileno()])
             except OSError:
-                self._value(b"")
+                self.value(b"")
 
     async def close(self) -> None:
         """End all programs and the interpreter, and remove their folders."""

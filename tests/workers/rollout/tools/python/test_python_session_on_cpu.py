@@ -1,0 +1,288 @@
+"""Sessions of the Python tool: what lives on, what ends them, and trees of cells against straight runs."""
+
+import asyncio
+import random
+import signal
+import subprocess
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.fresh import python_for
+from tests.workers.rollout.tools.python.test_python_tool_on_cpu import SLOW, told
+from verl.workers.rollout.stateful import InstanceKeys, InstancePool
+from verl.workers.rollout.tools.python.session import NEW_SESSION
+from verl.workers.rollout.tools.python.tool import AHEAD, PythonTool
+from verl.workers.rollout.tools.sessions import ToolSessions
+from verl.workers.rollout.tools.tool_box import ToolBox, ToolsConfig
+
+LIMITS = {"memory_mb": 256, "max_file_mb": 16, "cpu_seconds": 1, "num_workers": 2}
+
+
+async def run_cells(cells, timeouts=None, **params):
+    """Return what the cells of one session told: (text, kind of error or None)."""
+    timeouts = timeouts or [SLOW] * len(cells)
+    tool = PythonTool(session=True, **{**LIMITS, **params})
+    session = tool.new_session()
+    try:
+        return [await told(session, cell, timeout) for cell, timeout in zip(cells, timeouts, strict=True)]
+    finally:
+        await session.close()
+        await tool.close()
+
+
+def descendants():
+    return set(psutil.Process().children(recursive=True))
+
+
+def outputs(*cells, **params):
+    texts = asyncio.run(run_cells(cells, **params))
+    assert [kind for _, kind in texts] == [None] * len(cells), texts
+    return [text for text, _ in texts]
+
+
+def test_names_imports_functions_files_and_last_values_live_on():
+    assert outputs(
+        "import math\nx = 6",
+        "def f(y):\n    return y * x",
+        "f(7)",
+        "_ + 1",
+        "class A:\n    pass\nopen('a', 'w').write(f'{math.pi:.2f}')",
+        "x = 2\nf(7), open('a').read(), A.__module__, A().__class__ is A",
+        "import pickle\ntype(pickle.loads(pickle.dumps(A()))) is A",
+        "    ```python\n    x + 1\n    ```",
+    ) == ["", "", "42\n", "43\n", "4\n", "(14, '3.14', '__main__', True)\n", "True\n", "3\n"]
+
+
+def test_an_exception_does_not_end_a_session():
+    raised = ("MemoryError", "KeyboardInterrupt", "SystemExit(3)", "GeneratorExit", "ValueError('é')")
+    cells = ["x = 5", *(f"raise {error}" for error in raised), "bytearray(1 << 40)", "y = (", "x"]
+    texts = outputs(*cells)
+    assert texts[-1] == "5\n" and "SyntaxError" in texts[-2] and "MemoryError" in texts[-3]
+    for error, text in zip(raised, texts[1:], strict=False):
+        assert (error.split("(")[0] in text) == (error != "SystemExit(3)")
+
+
+def test_a_traceback_shows_the_lines_of_the_cell_that_defined_a_function():
+    _, text = outputs("def f(x):\n    return 1 / x  # here", "f(0)")
+    assert 'File "<python 1>", line 2, in f\n    return 1 / x  # here' in text and 'File "<python 2>", line 1' in text
+
+
+def test_equal_sessions_draw_equal_numbers():
+    cells = ("import random, numpy\n(random.random(), numpy.random.rand())", "({str(i) for i in range(9)}, hash('a'))")
+    assert outputs(*cells) == outputs(*cells) and outputs(*cells, preload=["numpy"]) == outputs(*cells)
+
+
+@pytest.mark.parametrize(
+    "cell, kind, message",
+    [
+        ("print('so far')\nimport time\ntime.sleep(60)", "timeout", "longer than 2 seconds"),
+        ("while True: pass", "cpu", "1 seconds of CPU time"),
+        ("while True: print('x' * 100_000)", "output", "4 MiB"),
+        ("[open(str(i), 'wb').write(b'x' * (9 << 20)) for i in range(3)]", "disk", "16 MiB"),
+        (
+            "import threading, time\nthreading.stack_size(65536)\n"
+            "for _ in range(80): threading.Thread(target=time.sleep, args=(9,)).start()",
+            "threads",
+            "64 threads",
+        ),
+        ("import ctypes; ctypes.string_at(0)", "crash", "signal 11"),
+        ("import os; os.kill(os.getpid(), 9)", "crash", "signal 9"),
+        ("import os; os._exit(7)", "exit", "exit code 7"),
+    ],
+)
+def test_a_cell_over_its_limit_ends_the_session_and_the_next_call_says_so(cell, kind, message):
+    cells = ["x = 1; open('a', 'w').write('a')", cell, "import os\nos.listdir(), 'x' in dir()", "1"]
+    timeouts = [SLOW, 2 if kind == "timeout" else 3 * SLOW, SLOW, SLOW]
+    first, (text, told_kind), again, after = asyncio.run(run_cells(cells, timeouts))
+    assert first == ("1\n", None) and told_kind == kind and message in text and "The session has ended." in text
+    assert again == (f"{NEW_SESSION}([], False)\n", None) and after == ("1\n", None)
+
+
+def test_cpu_time_is_limited_by_cell():
+    burn = "import time\nuntil = time.process_time() + 0.6\nwhile time.process_time() < until: pass"
+    assert outputs(*[burn] * 4) == [""] * 4
+
+
+def test_an_idle_session_holds_no_place():
+    async def run():
+        tool = PythonTool(session=True, **{**LIMITS, "num_workers": 1})
+        sessions = [tool.new_session() for _ in range(4)]
+        for turn in range(2):
+            texts = await asyncio.gather(*(told(session, f"x = {i}\nx") for i, session in enumerate(sessions)))
+            assert texts == [(f"{i}\n", None) for i in range(4)], turn
+        hog = asyncio.ensure_future(told(sessions[0], "import time; time.sleep(60)", 2))
+        await asyncio.sleep(0.3)
+        _, busy = await told(sessions[1], "x", 2)
+        await hog
+        after = await told(sessions[1], "x")
+        await tool.close()
+        return busy, after
+
+    assert asyncio.run(run()) == ("busy", ("1\n", None))
+
+
+def test_more_sessions_than_a_cell_may_have_files():
+    async def run():
+        tool = PythonTool(session=True, preload=[], **LIMITS)
+        sessions = [tool.new_session() for _ in range(80)]
+        for i, session in enumerate(sessions):
+            assert await told(session, f"x = {i}") == ("", None)
+        texts = [await told(session, "x") for session in sessions]
+        await asyncio.gather(*(session.close() for session in sessions))
+        await tool.close()
+        return texts
+
+    assert asyncio.run(run()) == [(f"{i}\n", None) for i in range(80)]
+
+
+def box(timeout=SLOW, **params):
+    entry = {"class_path": "verl.workers.rollout.tools.python.tool.PythonTool"}
+    entry["params"] = {**LIMITS, "session": True, **params}
+    return ToolBox(ToolsConfig(tool_instances={"python": entry}, timeout=timeout))
+
+
+CELLS = [
+    "x = globals().get('x', 1) * 3 + {n}\nx",
+    "open('log', 'a').write('{n} ')\nopen('log').read()",
+    "def f(): return x + {n}",
+    "f()",
+    "import random\nrandom.random()",
+    "import numpy\nnumpy.random.randint(1000)",
+    "import json; json.loads('{{')",
+    "kept = globals().get('kept', []); kept.append({n}); sorted(globals())[-5:], kept",
+    "import os; os.remove('log')",
+    # Made again, it would tell another exit code.
+    "import os, time; os._exit(1 + time.time_ns() // 1000 % 199)",
+]
+
+
+@pytest.mark.parametrize("max_instances, seed", [(1, 0), (2, 1), (64, 2)])
+def test_a_tree_of_cells_equals_straight_runs(max_instances, seed):
+    """The oracle runs the cells of each path in a session of its own."""
+    draw = random.Random(seed)
+
+    async def grow(sessions):
+        """Continue from random nodes, three branches at once; a node is (sessions' states, cells, texts)."""
+        nodes = [(None, (), ())]
+        for _ in range(12):
+            chosen = [draw.choice(nodes[-8:]) for _ in range(3)]
+            cells = [draw.choice(CELLS).format(n=draw.randrange(100)) for _ in chosen]
+            calls = [sessions.call(node[0], "python", cell) for node, cell in zip(chosen, cells, strict=True)]
+            for node, cell, (call, states) in zip(chosen, cells, await asyncio.gather(*calls), strict=True):
+                nodes.append((states, (*node[1], cell), (*node[2], call.text)))
+        return nodes[1:]
+
+    async def straight(tool, cells):
+        session = tool.new_session()
+        texts = [await told(session, cell) for cell in cells]
+        await session.close()
+        return [f"Error: {text}" if kind else text for text, kind in texts]
+
+    async def run():
+        others, tools, pool = descendants(), box(), InstancePool(InstanceKeys(max_instances=max_instances))
+        sessions, oracle = ToolSessions(tools, pool), PythonTool(session=True, **LIMITS)
+        nodes = await grow(sessions)
+        for _, cells, texts in nodes:
+            for text, expected in zip(texts, await straight(oracle, cells), strict=True):
+                if "exit code" in text:
+                    text, expected = (part.split("exit code")[0] for part in (text, expected))
+                assert text == expected, cells
+        await sessions.close()
+        children = descendants() - others
+        await tools.close()
+        await oracle.close()
+        return sessions.metrics(), len(children), pool.used
+
+    metrics, children, used = asyncio.run(run())
+    assert metrics["environment/replays"] > 5 and not metrics.get("environment/replayed_outputs_differ")
+    assert metrics["environment/failures"] == 0 and children <= 2 * (1 + AHEAD) and used == 0
+
+
+@pytest.mark.parametrize("whom, when", [("session", "idle"), ("server", "idle"), ("server", "in a call")])
+def test_a_session_whose_process_is_killed_is_brought_back(whom, when):
+    async def run():
+        tools = box()
+        sessions = ToolSessions(tools, InstancePool(InstanceKeys()))
+        call, states = await sessions.call(None, "python", "import os\nx = 41\nos.getpid()")
+        process = psutil.Process(int(call.text))
+        victim = process if whom == "session" else process.parent()
+        if when == "idle":
+            victim.kill()
+            psutil.wait_procs([process], SLOW)
+        task = asyncio.ensure_future(sessions.call(states, "python", "import time\ntime.sleep(0.5)\nx + 1"))
+        if when == "in a call":
+            await asyncio.sleep(0.2)
+            victim.kill()
+        call, _ = await task
+        await sessions.close()
+        await tools.close()
+        return call.text, call.ok, sessions.metrics()["environment/replays"]
+
+    assert asyncio.run(run()) == ("42\n", True, 1)
+
+
+def test_cancelled_calls_and_closed_sessions_leave_no_process_and_no_folder():
+    async def run():
+        others, tool = descendants(), PythonTool(session=True, **LIMITS)
+        running, idle = tool.new_session(), tool.new_session()
+        look = "import os\nprint(os.getpid(), os.getcwd())"
+        left = [(await told(session, look))[0].split() for session in (running, idle)]
+        call = asyncio.ensure_future(running.execute("import time; time.sleep(60)", timeout=60))
+        await asyncio.sleep(0.3)
+        call.cancel()
+        await asyncio.gather(call, return_exceptions=True)
+        assert running.is_lost
+        await running.close()
+        await idle.close()
+        gone = [not psutil.pid_exists(int(pid)) and not Path(folder).exists() for pid, folder in left]
+        third = tool.new_session()
+        await told(third, "1")
+        everybody = list(descendants() - others)
+        await tool.close()  # with an open session
+        await third.close()
+        return call.cancelled(), gone, psutil.wait_procs(everybody, SLOW)[1], Path(left[0][1]).parent.exists()
+
+    assert asyncio.run(run()) == (True, [True, True], [], False)
+
+
+PARENT = """
+import asyncio, psutil
+from verl.workers.rollout.tools.python.tool import PythonTool
+async def main():
+    tool = PythonTool(session=True, num_workers=2)
+    sessions = [tool.new_session() for _ in range(3)]
+    for session in sessions:
+        folder = await session.execute("import os; print(os.getcwd())", timeout=60)
+    call = asyncio.ensure_future(sessions[0].execute("import time; time.sleep(60)", timeout=60))
+    await asyncio.sleep(0.5)
+    print(folder, end="")
+    print(*(process.pid for process in psutil.Process().children(recursive=True)), flush=True)
+    await call
+asyncio.run(main())
+"""
+
+
+@pytest.mark.slow
+def test_sessions_and_their_files_end_with_a_killed_trainer():
+    parent = subprocess.Popen(python_for(PARENT), stdout=subprocess.PIPE, text=True)
+    folder = Path(parent.stdout.readline().strip())
+    everybody = [psutil.Process(int(pid)) for pid in parent.stdout.readline().split()]
+    assert len(everybody) == 1 + 3 + AHEAD and folder.is_dir()
+    parent.send_signal(signal.SIGKILL)
+    parent.wait()
+    assert psutil.wait_procs(everybody, SLOW)[1] == [] and not folder.parent.exists()
+
+
+def test_the_model_reads_that_names_live_on_and_the_trial_runs():
+    tool = PythonTool(session=True, **LIMITS)
+    assert "live on" in tool.function()["function"]["description"] and tool.has_session and not tool.must_repeat
+    assert "live on" not in PythonTool().summary and not PythonTool().has_session
+    asyncio.run(started(tool))
+
+
+async def started(tool):
+    await tool.start(timeout=60)
+    assert await tool.execute("'alone'", timeout=SLOW) == "'alone'\n"
+    await tool.close()
