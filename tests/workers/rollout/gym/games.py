@@ -3,8 +3,6 @@
 import os
 import time
 
-import gymnasium
-
 
 class Sums:
     """Counts up to task["goal"]: an action is a number to add; the reward is 1 at the goal. Some actions do harm."""
@@ -37,16 +35,6 @@ class AsyncSums(Sums):
 
     async def step(self, action):
         return super().step(action)
-
-
-class GymnasiumSums(gymnasium.Env):
-    def reset(self, *, seed=None, options=None):
-        self.sums = Sums()
-        return self.sums.reset(options, seed), {}
-
-    def step(self, action):
-        observation, reward, done = self.sums.step(action)
-        return observation, reward, done, False, {}
 
 
 class NoStep:

@@ -8,10 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from tests.packages import unpacked
 from verl.workers.rollout.gym.process import Hosts, ProcessInstance
 from verl.workers.rollout.stateful import InstanceLost, Step, result_in_time
 
-GAMES = "tests.workers.rollout.gym.games"
+GAMES = "tests.workers.rollout.gym"
+GYMNASIUM = ("gymnasium==1.4.0", "farama-notifications==0.0.6")
 
 
 def in_process(name: str, play):
@@ -49,8 +51,12 @@ def ends(pid: int) -> bool:
     return not is_running(pid)
 
 
-@pytest.mark.parametrize("name", ["Sums", "CopiedSums", "AsyncSums", "GymnasiumSums"])
-def test_an_episode(name):
+@pytest.mark.parametrize("name", ["games.Sums", "games.CopiedSums", "games.AsyncSums", "gymnasium_games.GymnasiumSums"])
+def test_an_episode(name, monkeypatch):
+    if name.startswith("gymnasium"):
+        for package in GYMNASIUM:
+            monkeypatch.syspath_prepend(str(unpacked(package)))
+
     async def play(hosts):
         instance = await begun(hosts)
         steps = [await instance.step(action) for action in ("2", "3")]
@@ -59,7 +65,7 @@ def test_an_episode(name):
         return steps, hosts.can_copy
 
     steps = [Step("sum 2", 0.0, False), Step("sum 5", 1.0, True)]
-    assert in_process(name, play) == (steps, name == "CopiedSums")
+    assert in_process(name, play) == (steps, name == "games.CopiedSums")
 
 
 def test_copies_are_independent_and_end_alone():
@@ -74,7 +80,7 @@ def test_copies_are_independent_and_end_alone():
         await other.close()
         assert ends(other.host.pid)
 
-    in_process("CopiedSums", play)
+    in_process("games.CopiedSums", play)
 
 
 def test_a_step_that_fails_says_why_and_the_instance_goes_on():
@@ -88,7 +94,7 @@ def test_a_step_that_fails_says_why_and_the_instance_goes_on():
             await instance.step("wrong")
         return await instance.step("1")
 
-    assert in_process("Sums", play) == Step("sum 1", 0.0)
+    assert in_process("games.Sums", play) == Step("sum 1", 0.0)
 
 
 @pytest.mark.parametrize("end", ["exit", "kill", "hang"])
@@ -109,7 +115,7 @@ def test_a_process_that_ends_or_hangs_is_lost_and_its_copies_with_it(end):
         await other.close()
         return await (await begun(hosts)).step("4")  # a new one has a new process
 
-    assert in_process("CopiedSums", play) == Step("sum 4", 0.0)
+    assert in_process("games.CopiedSums", play) == Step("sum 4", 0.0)
 
 
 def test_other_instances_answer_while_one_hangs():
@@ -119,7 +125,7 @@ def test_other_instances_answer_while_one_hangs():
         assert await result_in_time(other.step("1"), 5) == Step("sum 1", 0.0)
         hanging.cancel()
 
-    in_process("Sums", play)
+    in_process("games.Sums", play)
 
 
 def test_many_instances_at_once():
@@ -129,7 +135,7 @@ def test_many_instances_at_once():
         await asyncio.gather(*(instance.reset() for instance in instances))
         return await asyncio.gather(*(instance.step("1") for instance in instances))
 
-    assert set(in_process("Sums", play)) == {Step("sum 1", 1.0, True)}
+    assert set(in_process("games.Sums", play)) == {Step("sum 1", 1.0, True)}
 
 
 def test_nothing_is_left_when_the_server_ends():
@@ -142,14 +148,14 @@ def test_nothing_is_left_when_the_server_ends():
             await hanging
         return instance.host.pid
 
-    assert ends(in_process("Sums", play))
+    assert ends(in_process("games.Sums", play))
 
 
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("Missing", "module 'tests.workers.rollout.gym.games' has no attribute 'Missing'"),
-        ("NoStep", "has no step"),
+        ("games.Missing", "module 'tests.workers.rollout.gym.games' has no attribute 'Missing'"),
+        ("games.NoStep", "has no step"),
     ],
 )
 def test_a_class_that_does_not_work_is_named(name, message):

@@ -12,13 +12,10 @@ import contextlib
 import fcntl
 import socket
 import termios
-from typing import TYPE_CHECKING
+from typing import Any
 
 from verl.workers.rollout.tools.base_tool import ToolError, ToolSession
 from verl.workers.rollout.tools.python import Result
-
-if TYPE_CHECKING:
-    from verl.workers.rollout.tools.python.tool import Interpreter, PythonTool
 
 NEW_SESSION = "[This call runs in a new session: names and files of earlier calls are gone.]\n"
 MAX_OUTPUT_BYTES, END_SECONDS = 4 << 20, 10
@@ -28,10 +25,10 @@ class PythonSession(ToolSession):
     """A session, whose process its first call takes.
 
     Args:
-        tool: tool whose interpreter, limits and places the cells share.
+        tool: `PythonTool` whose interpreter, limits and places the cells share.
     """
 
-    def __init__(self, tool: "PythonTool"):
+    def __init__(self, tool: Any):
         self._tool, self._process = tool, None
         self._has_ended = False  # whether a cell has ended the session, so that the next result says so
         self._lost = False
@@ -55,7 +52,7 @@ class PythonSession(ToolSession):
             message = notice + str(error)
             raise ToolError(message, kind=error.kind, retry=False, ends_session=self._has_ended) from error
 
-    async def _run(self, interpreter: "Interpreter", code: bytes, seconds: float) -> Result:
+    async def _run(self, interpreter: Any, code: bytes, seconds: float) -> Result:
         if self._process is not None and self._process.has_ended:
             await self.close()
         if self._process is None:
@@ -90,10 +87,10 @@ class SessionProcess:
     """The process of a session.
 
     Args:
-        interpreter: interpreter of which the process is a fork.
+        interpreter: `Interpreter` of which the process is a fork.
     """
 
-    def __init__(self, interpreter: "Interpreter"):
+    def __init__(self, interpreter: Any):
         self.cells, self.has_ended = 0, False
         self._interpreter = interpreter
         self._program, self._end = interpreter.take_process()  # sockets: see server.py
