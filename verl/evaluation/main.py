@@ -12,7 +12,6 @@ import httpx
 import pyarrow.parquet as pq
 from omegaconf import DictConfig, OmegaConf
 from openai import AsyncOpenAI
-from transformers import PretrainedConfig
 from verl.workers.config.rollout import MultiTurnConfig
 
 from verl.evaluation.model.checkpoint import Checkpoint, find_checkpoint, fingerprint, merge_shards
@@ -37,7 +36,7 @@ from verl.trainer.checks.preflight import check_model_path
 from verl.workers.config.keys import read_keys
 from verl.workers.rollout.chat.calls import CallReader
 from verl.workers.rollout.chat.environment import Chat
-from verl.workers.rollout.chat.template import ChatTemplate, make_builder
+from verl.workers.rollout.chat.template import ChatTemplate, builder_of_model
 from verl.workers.rollout.engines.interface import end_of_sequence_ids, generation_config_of
 from verl.workers.rollout.environment import NO_ENVIRONMENT, Environment
 from verl.workers.rollout.tools.environment import Tools
@@ -336,9 +335,8 @@ def _environment(plan: Plan, tokenizer, path: str, tools: ToolBox | None) -> Env
     if plan.environment == "tools":
         return Tools(tools, Protocol(tokenizer, list(tools.tools)))
     with _as_evaluation_error():
-        model_type = PretrainedConfig.get_config_dict(path)[0].get("model_type")
         reader = CallReader(plan.multi_turn.format, tokenizer)
-        builder = make_builder(tokenizer, model_type, plan.template)
+        builder = builder_of_model(tokenizer, path, plan.template)
         return Chat(tools, reader, ChatTemplate(builder, closes=not reader.stop_token_ids), plan.multi_turn)
 
 

@@ -2,7 +2,6 @@
 
 from typing import Any
 
-from transformers import PretrainedConfig
 from verl.utils.config import omega_conf_to_dataclass
 from verl.utils.tokenizer.continuous_token import ContinuousTokenBuilder
 
@@ -10,7 +9,7 @@ from verl.workers.config.explore import parts_of
 from verl.workers.config.keys import read_keys
 from verl.workers.rollout.chat.calls import CallReader
 from verl.workers.rollout.chat.environment import Chat
-from verl.workers.rollout.chat.template import ChatTemplate, make_builder
+from verl.workers.rollout.chat.template import ChatTemplate, builder_of_model
 from verl.workers.rollout.environment import NO_ENVIRONMENT, Environment
 from verl.workers.rollout.gym.environment import Gym, GymKeys, try_gym
 from verl.workers.rollout.stateful import InstanceKeys, InstancePool
@@ -53,8 +52,8 @@ def environment_of(config, tokenizer, builder: ContinuousTokenBuilder | None = N
 
 def _template(config, tokenizer, builder: ContinuousTokenBuilder | None, closes: bool = True) -> ChatTemplate:
     if builder is None:
-        model_type = PretrainedConfig.get_config_dict(config.actor_rollout_ref.model.path)[0].get("model_type")
-        builder = make_builder(tokenizer, model_type, config.data.get("apply_chat_template_kwargs") or {})
+        options = config.data.get("apply_chat_template_kwargs") or {}
+        builder = builder_of_model(tokenizer, config.actor_rollout_ref.model.path, options)
     return ChatTemplate(builder, closes=closes)
 
 

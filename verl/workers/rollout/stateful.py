@@ -143,7 +143,8 @@ class InstancePool:
 
     async def take_place(self) -> None:
         """Wait for a place."""
-        if self.try_take_place():
+        if self.used < self.keys.max_instances:
+            self.used += 1
             return
         place = asyncio.get_running_loop().create_future()
         self._waiting.append(place)
@@ -154,12 +155,6 @@ class InstancePool:
             if place.done() and not place.cancelled():  # it came in the same moment
                 self.free_place()
             raise
-
-    def try_take_place(self) -> bool:
-        """Take a place if one is free, and return whether it did."""
-        if is_free := self.used < self.keys.max_instances:
-            self.used += 1
-        return is_free
 
     def has_room(self) -> bool:
         """Return whether there is more than one place, and a new instance need not wait for a call to end."""

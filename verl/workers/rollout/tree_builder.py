@@ -241,7 +241,7 @@ class TreeBuilder:
         """Return the reward of a trajectory that ends with a segment: the environment's, or else that of `score`."""
         if self.environment.counted_rewards([]) is not None:
             return sum(_rewards_on_path(self, self.tree, leaf).values())
-        return await score([token for i in self.tree.path(leaf) for token in self.tree.segments[i].token_ids], {})
+        return await score(Path.of(self.tree.segments[i] for i in self.tree.path(leaf)).tokens, {})
 
     @property
     def final_tokens(self) -> list[int]:
@@ -338,8 +338,8 @@ async def grow(engine: RolloutEngine, prompt_ids: Sequence[int], n: int, policy:
     await policy.grow(builder, n)
     tree = builder.tree
     if builder.lost:
-        paths = {leaf: tuple(t for i in tree.path(leaf) for t in tree.segments[i].token_ids) for leaf in tree.leaves}
-        tree.leaves = [leaf for leaf in tree.leaves if paths[leaf] not in builder.lost]
+        rows = zip(tree.leaves, tree.trajectories(), strict=True)
+        tree.leaves = [leaf for leaf, tokens in rows if tuple(tokens) not in builder.lost]
         if not tree.leaves:
             raise RuntimeError(f"the environment lost every trajectory: {next(iter(builder.lost.values()))}")
     tree = tree.renumbered()

@@ -12,6 +12,7 @@ from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
+from transformers import PretrainedConfig
 from verl.utils.tokenizer.continuous_token import ContinuousTokenBuilder, MergeResult
 from verl.utils.tokenizer.continuous_token_wiring import create_continuous_token_builder
 
@@ -44,6 +45,11 @@ def make_builder(tokenizer, model_type: str | None, template_options: Mapping[st
         raise ValueError(
             f"{MODEL}.path: environment=chat cannot build the prompts of model_type={model_type}: {error}"
         ) from error
+
+
+def builder_of_model(tokenizer, path: str, template_options: Mapping[str, Any]) -> ContinuousTokenBuilder:
+    """Return `make_builder` for the model of a folder or hub name."""
+    return make_builder(tokenizer, PretrainedConfig.get_config_dict(path)[0].get("model_type"), template_options)
 
 
 def added_tokens(turn: Sequence[int], merged: MergeResult) -> list[int]:
