@@ -23,6 +23,7 @@ from benchmarks.gpu_kernels import timed
 from benchmarks.report import RESULTS, in_turns, parser_of, with_range, write_report
 from verl.workers.engine.prefix_tree.attention import NAME
 from verl.workers.engine.prefix_tree.log_probs import TrieBatch
+from verl.workers.rollout.contexts import sequences_of_row
 
 SIZES = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads")
 
@@ -93,7 +94,7 @@ class Side:
             return -cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten(), reduction="none")
         # Packed rows are one trie per row: only rows with equal temperatures share nodes.
         kinds = [1.0] * len(self.rows) if self.name == "tree" else [1 + 1e-6 * row for row in range(len(self.rows))]
-        batch = TrieBatch(self.rows, kinds, self.model.device)
+        batch = TrieBatch([sequences_of_row(row) for row in self.rows], kinds, self.model.device)
         logits = self.model(**batch.model_inputs, use_cache=False).logits[0]
         values = batch.node_log_probs(logits)[batch.next_nodes]
         return values.view(len(self.rows), -1)[:, :-1].flatten()

@@ -33,7 +33,7 @@ UNSUPPORTED = ("use_fused_kernels", "calculate_sum_pi_squared", "distillation_us
 class PrefixTreeEngine(FSDPEngineWithLMHead):
     """The engine of `use_prefix_tree=true`, registered under its own names because upstream's are taken."""
 
-    # numbers of tokens of the present mini-batch: in its tries, and in the rows of these tries
+    # numbers of tokens of the present mini-batch: in its tries, and in the sequences of these tries
     _nodes = _tokens = 0
 
     def __init__(self, model_config, engine_config, optimizer_config, checkpoint_config):
@@ -68,7 +68,7 @@ class PrefixTreeEngine(FSDPEngineWithLMHead):
         if pictures or micro_batch["position_ids"].dim() == 3:
             raise ValueError("use_prefix_tree: multimodal inputs and 3-D positions are not supported")
         batch = TrieBatch(*rows_and_temperatures(micro_batch), micro_batch["input_ids"].device)
-        self._nodes, self._tokens = self._nodes + len(batch.trie), self._tokens + len(batch.own_nodes)
+        self._nodes, self._tokens = self._nodes + len(batch.trie), self._tokens + batch.n_tokens
         return batch.model_inputs, {"trie_batch": batch}
 
     def prepare_model_outputs(self, output, output_args, micro_batch: TensorDict, logits_processor_func) -> dict:

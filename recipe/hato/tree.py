@@ -251,8 +251,10 @@ class Round:
             likelihood = self.builder.answer_likelihood
             if likelihood is None:
                 raise ValueError(f"hato.local_reward={ANSWER_LIKELIHOOD}: this rollout has no reference answers")
-            written = [token for segment in drawn.segments for token in segment.token_ids]
-            return min(1.0, math.exp(await likelihood.log_prob([*drawn.before.tokens, *written])))
+            path = drawn.before
+            for segment in drawn.segments:
+                path = path.then(segment)
+            return min(1.0, math.exp(await likelihood.log_prob(path.request(self.builder.tree.prompt_ids))))
         step = Step(
             problem=self.builder.tree.prompt_ids,
             before=list(drawn.before.tokens),

@@ -18,7 +18,19 @@ import pytest
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from tests.configs import composed
-from tests.workers.rollout.toy_engine import CALL, EOS, VOCAB, Calls, Game, HashEngine, Letters, answer_to, game_step
+from tests.workers.rollout.toy_engine import (
+    CALL,
+    EOS,
+    VOCAB,
+    Calls,
+    Game,
+    HashEngine,
+    Letters,
+    RewrittenGame,
+    answer_to,
+    game_step,
+    rewritten,
+)
 from verl.trainer.checks.parts import check_parts, check_typed_sections
 from verl.utils.parts import nested, parts
 from verl.workers.config.keys import ROLLOUT
@@ -32,6 +44,7 @@ PROMPT = [1, 2, 3]
 PARAGRAPH = 2  # the token whose text ends a step
 # in a game, end tokens end turns, and answers follow from all turns before
 ENVIRONMENTS = ["none", "tools", "game"]
+WITH_CONTEXTS = [*ENVIRONMENTS, "rewritten_game"]
 CALL_LIMIT = 2
 
 
@@ -113,7 +126,9 @@ def environment_of(name: str, **options) -> Environment:
     """A new environment; the game has fewer instances than trajectories."""
     if name == "none":
         return NO_ENVIRONMENT
-    return Calls(CALL_LIMIT, **options) if name == "tools" else Game(CALL_LIMIT, max_instances=2, **options)
+    if name == "tools":
+        return Calls(CALL_LIMIT, **options)
+    return (Game if name == "game" else RewrittenGame)(CALL_LIMIT, max_instances=2, **options)
 
 
 def same_beginning(a: list, b: list) -> int:
@@ -123,12 +138,12 @@ def same_beginning(a: list, b: list) -> int:
 # ---- what a tree follows from ----
 
 
-@pytest.mark.parametrize("environment", ENVIRONMENTS)
+@pytest.mark.parametrize("environment", WITH_CONTEXTS)
 def test_the_order_in_which_requests_end_does_not_change_the_tree(tree, environment):
     expected, _ = grown(tree, environment, seed=1)
     for order in range(4):
         engine, options = ParagraphEngine(delay=0.004, order=order), {"delay": 0.004, "order": order}
-        if environment == "game":
+        if "game" in environment:
             options |= {"can_copy": order % 2 == 0}
         answers = environment_of(environment, **options)
         grown_tree, _ = grown(tree, environment, engine=engine, answers=answers, seed=1, slow=0.001 * order)
@@ -188,20 +203,20 @@ def test_rows_are_complete_responses_within_the_limits(tree, environment, max_to
     assert all(math.isfinite(value) for value in grown_tree.metrics.values())
 
 
-@pytest.mark.parametrize("environment", ENVIRONMENTS)
+@pytest.mark.parametrize("environment", WITH_CONTEXTS)
 def test_every_token_is_the_models_with_its_log_probability_or_the_tools(tree, environment):
     """Each row is read again from its prompt on: after a call stands the tool's answer, and nowhere else."""
     engine = ParagraphEngine()
     by_tool = 0
     for row in [row for seed in range(3) for row in rows_of(*grown(tree, environment, engine=engine, seed=seed))]:
         tokens, log_probs, at, turn = row.response_ids, row.response_logprobs, 0, []
-        expected, actions = [], []
+        expected, actions, context, start = [], [], PROMPT, 0
         while at < len(tokens):
-            p = engine.probabilities([*PROMPT, *tokens[:at]])
+            p = engine.probabilities([*context, *tokens[start:at]])
             expected.append((1, pytest.approx(math.log(p[tokens[at]]))))
             turn.append(tokens[at])
             at += 1
-            if turn[-1] == {"tools": CALL, "game": EOS}.get(environment) and at < len(tokens):
+            if turn[-1] == {"none": None, "tools": CALL}.get(environment, EOS) and at < len(tokens):
                 actions.append(tuple(turn))
                 answer = (
                     answer_to(turn, 30 - at - 1) if environment == "tools" else list(game_step(actions).observation)
@@ -209,9 +224,11 @@ def test_every_token_is_the_models_with_its_log_probability_or_the_tools(tree, e
                 assert tokens[at : at + len(answer)] == answer
                 expected += [(0, 0.0)] * len(answer)
                 by_tool, at, turn = by_tool + len(answer), at + len(answer), []
+                if environment == "rewritten_game" and (new := rewritten(actions)):
+                    context, start = new, at
         assert list(zip(row.response_mask, log_probs, strict=True)) == expected
         ended = [token == EOS and by_model for token, by_model in zip(tokens[:-1], row.response_mask, strict=False)]
-        assert sum(ended) == len(actions) * (environment == "game")
+        assert sum(ended) == len(actions) * ("game" in environment)
     assert bool(by_tool) == (environment != "none")
 
 

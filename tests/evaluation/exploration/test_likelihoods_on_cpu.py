@@ -58,8 +58,8 @@ def test_the_likelihood_is_the_models_of_the_most_likely_reference():
     model, tokenizer = model_and_tokenizer()
     before = tokenizer.encode("2 + 3 = ?", add_special_tokens=False)
     engine = TransformersEngine(model)
-    likelihood = AnswerLikelihood(engine.score, before[:3], tokenizer, " = ", ["5", "seven"])
-    found = asyncio.run(likelihood.log_prob(before[3:]))
+    likelihood = AnswerLikelihood(engine.score, tokenizer, " = ", ["5", "seven"])
+    found = asyncio.run(likelihood.log_prob(before))
     each = []
     for text in ("5", "seven"):
         opening = [*before, *tokenizer.encode(" = ", add_special_tokens=False)]

@@ -29,8 +29,8 @@ def test_a_step_with_a_result_goes_on_after_it():
     tree = frontier()
     call = tree.add(ROOT, [model(5, 6), tool(90, 91, 92)], ended=False)
     end = tree.add(call, [model(7), tool(93), model(8)], ended=True)
-    assert tree.path(call) == Path((5, 6, 90, 91, 92), turn=5, calls=1)
-    assert tree.path(end) == Path((5, 6, 90, 91, 92, 7, 93, 8), turn=7, calls=2)
+    assert tree.path(call) == Path((5, 6, 90, 91, 92), ((2, 5),))
+    assert tree.path(end) == Path((5, 6, 90, 91, 92, 7, 93, 8), ((2, 5), (6, 7)))
     assert (tree.written(ROOT), tree.written(call), tree.written(end)) == ([100, 101], [5, 6], [7, 8])
     assert tree.path_log_probs(end) == [-1.0] * 4
     assert [segment.parent for segment in tree.tree.segments] == [None, 0, 1, 2, 3]

@@ -13,6 +13,7 @@ from verl.utils import tensordict_utils as tu
 from verl.workers.config.prefix_tree import SKIP_ZERO_ADVANTAGES
 from verl.workers.engine.prefix_tree import micro_batches
 from verl.workers.engine.prefix_tree.micro_batches import GATHERED_A_TOKEN, TrieOrder, prepare_micro_batches
+from verl.workers.rollout.contexts import sequences_of_row
 from verl_patches.prefix_tree_engine import MARK
 
 
@@ -27,7 +28,7 @@ def group(prompt: int, responses: int, prompt_length: int, response_length: int)
 
 
 def planned(rows: list[list[int]], budget: int, count: int = 1) -> list[list[int]]:
-    order = TrieOrder([np.array(row) for row in rows])
+    order = TrieOrder([sequences_of_row(np.array(row)) for row in rows])
     return order.rows(order.at_least(order.runs_within(budget), count))
 
 
@@ -42,7 +43,7 @@ def test_every_row_once_and_within_the_budget(seed):
         assert sorted(row for batch in batches for row in batch) == list(range(len(rows)))
         assert all(batch and unique_tokens([rows[row] for row in batch]) <= budget for batch in batches)
         assert len(batches) >= min(count, len(rows))
-        order = TrieOrder([np.array(row) for row in rows])
+        order = TrieOrder([sequences_of_row(np.array(row)) for row in rows])
         start, end = sorted(rng.sample(range(len(rows) + 1), 2))
         assert order.tokens((start, end)) == unique_tokens([rows[row] for row in order.order[start:end]])
 
@@ -144,7 +145,7 @@ def test_upstreams_engine_cuts_marked_mini_batches_by_trees():
 def test_gathered_keys_count_against_the_budget():
     """64 rows of 2 tokens behind a prompt of 100: 228 distinct tokens, and 6,528 in all rows."""
     rows = [np.append(np.arange(100), [1000 + row, row]) for row in range(64)]
-    order = TrieOrder(rows)
+    order = TrieOrder([sequences_of_row(row) for row in rows])
     assert order.tokens((0, 64)) == 228 and order.cost((0, 64)) == 228 + (64 * 102 - 228) // GATHERED_A_TOKEN
     assert order.cost((0, 1)) == 102  # a row alone gathers nothing beyond its own
     assert len(order.runs_within(228)) > 1 and len(order.runs_within(order.cost((0, 64)))) == 1

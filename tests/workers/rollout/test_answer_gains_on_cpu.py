@@ -29,8 +29,8 @@ class Letter:
         return [ord(letter) - ord("a") for letter in text]
 
 
-def likelihood(score, answers=("c",), prompt=PROMPT) -> AnswerLikelihood:
-    return AnswerLikelihood(score, prompt, Letter(), "b", answers)
+def likelihood(score, answers=("c",)) -> AnswerLikelihood:
+    return AnswerLikelihood(score, Letter(), "b", answers)
 
 
 async def by_length(before, continuation):

@@ -5,6 +5,7 @@ import asyncio
 import math
 import random
 from bisect import bisect
+from dataclasses import replace
 from itertools import accumulate
 
 from verl.workers.rollout.engines.interface import Generation, GenerationRequest
@@ -181,3 +182,18 @@ class Game(StatefulEnvironment):
         after = await self.advance(state, tuple(turn))
         tokens = list(after.step.observation) if len(after.step.observation) <= max_tokens else []
         return Answer(tokens, ({"tool": "game"},), after, after.step.done, after.step.reward)
+
+
+def rewritten(actions) -> list[int] | None:
+    """What the model reads after these actions in a `RewrittenGame`; None for everything before."""
+    return None if len(actions) % 2 else [4, *actions[-1]]
+
+
+class RewrittenGame(Game):
+    """A game that every second answer begins anew, with a prompt of its own."""
+
+    changes_contexts = True
+
+    async def answer(self, state, turn, max_tokens):
+        answer = await super().answer(state, turn, max_tokens)
+        return replace(answer, context=rewritten([at.action for at in answer.state.path()]))

@@ -94,12 +94,12 @@ async def likelihood_rows(
 
 async def _group_aucs(bar: tqdm, engine, tokenizer, closing: str, group: Group, answers, share: float) -> list[float]:
     """Return the AUC of each signal within a group."""
-    both = [AnswerLikelihood(engine.score, group.prompt_ids, tokenizer, closing, each) for each in answers]
+    both = [AnswerLikelihood(engine.score, tokenizer, closing, each) for each in answers]
 
     async def signals(trajectory: Trajectory) -> list[float]:
         cut = max(1, int(share * len(trajectory.tokens)))
         beginning, steps = list(trajectory.tokens[:cut]), trajectory.steps[:cut]
-        likelihoods = [await likelihood.log_prob(beginning) for likelihood in both]
+        likelihoods = [await likelihood.log_prob([*group.prompt_ids, *beginning]) for likelihood in both]
         log_probs = await engine.score(group.prompt_ids, beginning)
         by_model = [value for value, step in zip(log_probs, steps, strict=True) if step is not None]
         return [*likelihoods, fmean(by_model) if by_model else 0.0]

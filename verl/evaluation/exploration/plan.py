@@ -25,6 +25,7 @@ from verl.utils.data_files import extra_info_of
 from verl.utils.parts import parts
 from verl.utils.reward_score import default_compute_score
 from verl.workers.config.keys import read_keys
+from verl.workers.rollout.run_environment import changes_contexts
 
 
 class Prompt(NamedTuple):
@@ -143,6 +144,8 @@ def changed_config(config: DictConfig, changes: Mapping) -> DictConfig:
         OmegaConf.update(changed, f"actor_rollout_ref.rollout.{key}", value)
     check_typed_sections(changed)
     check_parts(changed)
+    if changes_contexts(changed):
+        raise ValueError("environment.thinking=dropped and max_context are not diagnosed: leave them out")
     return changed
 
 

@@ -29,9 +29,23 @@ def check_typed_sections(config: DictConfig) -> None:
             root_cause = error.__cause__ or error
             raise ValueError(f"{key}: {(str(root_cause) or repr(root_cause)).splitlines()[0]}") from error
     if config.get("environment"):
-        from verl.workers.rollout.run_environment import environment_keys  # imports upstream's agent loop
+        from verl.workers.rollout.run_environment import changes_contexts  # imports upstream's agent loop
 
-        environment_keys(config)
+        if changes_contexts(config):
+            _check_contexts(config)
+
+
+def _check_contexts(config: DictConfig) -> None:
+    from verl.trainer.ppo.utils import need_critic
+
+    key = f"environment.thinking={config.environment.get('thinking', 'kept')}, "
+    key += f"environment.max_context={config.environment.get('max_context')}"
+    if parts_of(config.actor_rollout_ref.rollout).environment == "none":
+        raise ValueError(f"{key}: expected an environment that answers, such as environment=chat")
+    if not config.actor_rollout_ref.actor.get("use_prefix_tree"):
+        raise ValueError(f"{key}: a rollout is then several sequences, which only update=tree trains; set update=tree")
+    if need_critic(config) or OmegaConf.select(config, "distillation.enabled"):
+        raise ValueError(f"{key}: a critic and a teacher would read the whole trajectory; choose another estimator")
 
 
 def check_names(section: DictConfig, name: str) -> None:

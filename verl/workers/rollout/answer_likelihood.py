@@ -15,7 +15,7 @@ from typing import Any
 from verl.utils.reward_score.qa import gold_answers
 from verl.utils.token_fields import TokenField
 from verl.workers.rollout.engines.interface import gather_or_cancel
-from verl.workers.rollout.trajectory_tree import TOOL, TrajectoryTree, common_prefix
+from verl.workers.rollout.trajectory_tree import TOOL, Path, TrajectoryTree, common_prefix
 
 # (token ids before a continuation, token ids of the continuation) -> log-probability of each of the latter, in nats
 ScoreTokens = Callable[[Sequence[int], Sequence[int]], Awaitable[list[float]]]
@@ -64,18 +64,16 @@ def closing_text(config) -> str:
 
 @dataclass(eq=False)
 class AnswerLikelihood:
-    """The likelihood of a prompt's reference answer after beginnings of responses; each beginning is scored once.
+    """The likelihood of a prompt's reference answer after any tokens, which are scored once.
 
     Args:
         score: function of the engine that samples the responses, so that the same weights score.
-        prompt_ids: token ids of the prompt.
         tokenizer: tokenizer of the model.
         closing: text that closes the thought and opens the answer.
         answers: reference answers, at least one; the most likely one counts.
     """
 
     score: ScoreTokens
-    prompt_ids: Sequence[int]
     tokenizer: Any
     closing: str
     answers: Sequence[str]
@@ -84,10 +82,10 @@ class AnswerLikelihood:
     def __post_init__(self):
         self._continuations = [answer_tokens(self.tokenizer, self.closing, answer) for answer in self.answers]
 
-    async def log_prob(self, response: Sequence[int]) -> float:
-        """Return the mean log-probability, in nats per token, of the answer after a beginning of a response and the
-        closing text."""
-        beginning = tuple(response)
+    async def log_prob(self, tokens: Sequence[int]) -> float:
+        """Return the mean log-probability, in nats per token, of the answer after these tokens and the closing text; the
+        tokens are a prompt and the beginning of a response (`Path.request`)."""
+        beginning = tuple(tokens)
         if beginning not in self._scores:
             self._scores[beginning] = asyncio.ensure_future(self._best(beginning))
         return await self._scores[beginning]
@@ -95,7 +93,7 @@ class AnswerLikelihood:
     async def _best(self, beginning: tuple[int, ...]) -> float:
         log_probs = []
         for closing_ids, answer_ids in self._continuations:
-            log_probs.append(fmean(await self.score([*self.prompt_ids, *beginning, *closing_ids], answer_ids)))
+            log_probs.append(fmean(await self.score([*beginning, *closing_ids], answer_ids)))
         return max(log_probs)
 
 
@@ -114,18 +112,17 @@ async def answer_gains(tree: TrajectoryTree, likelihood: AnswerLikelihood, log_p
         return score if log_prob else math.exp(score)
 
     async def row_gains(leaf: int) -> list[float]:
-        path = tree.path(leaf)
-        tokens: list[int] = []
-        ends: list[int] = []
-        for i in path:
+        path = Path()
+        ends = [path]
+        for i in tree.path(leaf):
             segment = tree.segments[i]
-            tokens += segment.token_ids
-            if i != path[-1] and (segment.author == TOOL or segment.info.ends_step):
-                ends.append(len(tokens))
-        values = await gather_or_cancel(*(value(tokens[:end]) for end in [0, *ends]))
-        gains = [math.nan] * len(tokens)
-        for end, (before, after) in zip(ends, pairwise(values), strict=True):
-            gains[end - 1] = after - before
+            path = path.then(segment)
+            if i != leaf and (segment.author == TOOL or segment.info.ends_step):
+                ends.append(path)
+        values = await gather_or_cancel(*(value(end.request(tree.prompt_ids)) for end in ends))
+        gains = [math.nan] * len(path.tokens)
+        for end, (before, after) in zip(ends[1:], pairwise(values), strict=True):
+            gains[len(end.tokens) - 1] = after - before
         return gains
 
     return await gather_or_cancel(*(row_gains(leaf) for leaf in tree.leaves))

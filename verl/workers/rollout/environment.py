@@ -42,6 +42,8 @@ class Answer:
         state: state after the turn; None for an environment without state. It must not change.
         done: whether the trajectory ends with the turn.
         reward: reward of the turn (`Environment.counted_rewards`); None for 0.
+        context: all that the model reads before its next turn, if that is not the present context, the turn and
+            `tokens`, which then only stand in the row.
     """
 
     tokens: list[int]
@@ -49,6 +51,7 @@ class Answer:
     state: Any = None
     done: bool = False
     reward: float | None = None
+    context: list[int] | None = None
 
 
 class BranchLost(RuntimeError):
@@ -63,6 +66,8 @@ class Environment:
     description = ""
     # the tools' JSON schemas for the chat template; None if the template gets none
     schemas: list[dict[str, Any]] | None = None
+    # whether answers may have a `context`
+    changes_contexts = False
     # tokens that end a continuation, in addition to the model's end tokens
     stop_token_ids: Sequence[int] = ()
 

@@ -10,6 +10,7 @@ from verl.workers.config.keys import read_keys
 from verl.workers.rollout.chat.calls import CallReader
 from verl.workers.rollout.chat.environment import Chat
 from verl.workers.rollout.chat.template import ChatTemplate, builder_of_model
+from verl.workers.rollout.contexts import ContextRule
 from verl.workers.rollout.environment import NO_ENVIRONMENT, Environment
 from verl.workers.rollout.gym.environment import Gym, GymKeys, try_gym
 from verl.workers.rollout.stateful import InstanceKeys, InstancePool
@@ -22,6 +23,17 @@ def environment_keys(config) -> InstanceKeys:
     """Return the settings under `environment` of a run's config; raise a ValueError that names a wrong key."""
     is_gym = parts_of(config.actor_rollout_ref.rollout).environment == "gym"
     return read_keys(GymKeys if is_gym else InstanceKeys, config.get("environment"), "environment")
+
+
+def changes_contexts(config) -> bool:
+    """Return whether a run's turns may read anything but everything before them (contexts.py)."""
+    return environment_keys(config).change_contexts
+
+
+def context_rule_of(config, tokenizer) -> ContextRule | None:
+    """Return what turns read by a run's config; None if that is everything before them."""
+    keys = environment_keys(config)
+    return ContextRule(keys, tokenizer) if keys.change_contexts else None
 
 
 def environment_of(config, tokenizer, builder: ContinuousTokenBuilder | None = None) -> Environment:

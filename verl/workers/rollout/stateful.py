@@ -28,6 +28,7 @@ from pydantic.dataclasses import dataclass as keys_dataclass
 from verl.utils.fault_reports import RunError, cause_of
 from verl.utils.user_code import finite_number
 from verl.workers.config.keys import STRICT
+from verl.workers.rollout.contexts import ContextKeys
 from verl.workers.rollout.environment import BranchLost, Environment
 
 logger = logging.getLogger(__name__)
@@ -39,7 +40,7 @@ MAX_DIFFERING = 0.1  # largest share of replays that may differ
 
 
 @keys_dataclass(frozen=True, config=STRICT)
-class InstanceKeys:
+class InstanceKeys(ContextKeys):
     """Keys under `environment` of environments with live instances.
 
     Args:

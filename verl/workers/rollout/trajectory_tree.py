@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from verl.utils.token_fields import TokenField
+from verl.workers.rollout.contexts import Context
 
 MODEL, TOOL = "model", "tool"
 # keys in the first session's extra_fields for the tree, as JSON, and for its metrics
@@ -44,6 +45,7 @@ class SegmentInfo:
         record: the policy's own frozen record of the segment, hidden from the viewer; None if it has none.
         notes: data in JSON's types for the viewer only.
         ends_step: whether a step of the policy ends with the segment.
+        context: what the model reads after the segment, an answer, instead of everything up to it; None for everything.
     """
 
     calls: tuple[dict[str, Any], ...] = ()
@@ -53,6 +55,7 @@ class SegmentInfo:
     record: Any = None
     notes: dict[str, Any] = field(default_factory=dict)
     ends_step: bool = False
+    context: list[int] | None = None
 
     def copy(self) -> "SegmentInfo":
         """Return a copy whose `fields` and `notes` can change independently."""
@@ -61,7 +64,8 @@ class SegmentInfo:
     def shown(self) -> dict[str, Any]:
         """Return the data that the viewer shows, in JSON's types."""
         about = self.calls[0] if len(self.calls) == 1 else {"calls": list(self.calls)} if self.calls else {}
-        return {**about, **self.fields, **self.notes}
+        context = {} if self.context is None else {"context_tokens": len(self.context)}
+        return {**about, **context, **self.fields, **self.notes}
 
 
 @dataclass
@@ -87,6 +91,55 @@ class Segment:
             raise ValueError(f"author={self.author!r}: expected {MODEL!r} or {TOOL!r}")
         if self.author == MODEL and self.log_probs is not None and len(self.log_probs) != len(self.token_ids):
             raise ValueError(f"{len(self.log_probs)} log_probs for {len(self.token_ids)} tokens")
+
+
+@dataclass(frozen=True)
+class Path:
+    """A trajectory from its prompt up to some token.
+
+    Args:
+        tokens: token ids of the response so far, including the environment's results.
+        answers: beginning and end of each of the environment's results in `tokens`.
+        state: the environment's state after its last answer; None before the first one.
+        context: what the model reads instead of the prompt and the tokens up to some answer (contexts.py).
+    """
+
+    tokens: tuple[int, ...] = ()
+    answers: tuple[tuple[int, int], ...] = ()
+    state: Any = field(default=None, compare=False)
+    context: Context | None = field(default=None, compare=False)
+
+    @property
+    def turn(self) -> int:
+        """Index in `tokens` at which the model's current turn begins, after the environment's last result."""
+        return self.answers[-1][1] if self.answers else 0
+
+    @property
+    def calls(self) -> int:
+        """Number of the environment's answers so far."""
+        return len(self.answers)
+
+    def request(self, prompt_ids: Sequence[int]) -> list[int]:
+        """Return the tokens that the model reads to continue the path."""
+        if self.context is None:
+            return [*prompt_ids, *self.tokens]
+        return [*self.context.ids, *self.tokens[self.context.start :]]
+
+    @classmethod
+    def of(cls, segments: Iterable[Segment]) -> "Path":
+        """Return the path along a trajectory's segments, from the first one on."""
+        path = cls()
+        for segment in segments:
+            path = path.then(segment)
+        return path
+
+    def then(self, segment: Segment) -> "Path":
+        """Return the path extended by one segment; after a tool's segment a new turn begins."""
+        tokens = (*self.tokens, *segment.token_ids)
+        if segment.author == TOOL:
+            context = self.context if segment.info.context is None else Context(len(tokens), segment.info.context)
+            return Path(tokens, (*self.answers, (len(self.tokens), len(tokens))), segment.info.state, context)
+        return replace(self, tokens=tokens)
 
 
 @dataclass
@@ -232,6 +285,15 @@ class TrajectoryTree:
         tree.leaves = [new[leaf] for leaf in self.leaves]
         return tree
 
+    def contexts(self, leaf: int) -> list[Context]:
+        """Return the contexts of the trajectory that ends at `leaf`, counted from the prompt's first token on."""
+        contexts, n_tokens = [], len(self.prompt_ids)
+        for i in self.path(leaf):
+            n_tokens += len(self.segments[i].token_ids)
+            if (ids := self.segments[i].info.context) is not None and i != leaf:
+                contexts.append(Context(n_tokens, ids))
+        return contexts
+
     def segment_ids(self) -> list[list[int]]:
         """Return the index of each token's segment in the layout of `trajectories`; equal indices are shared tokens."""
         return [[i for i in self.path(leaf) for _ in self.segments[i].token_ids] for leaf in self.leaves]
@@ -291,7 +353,7 @@ def first_tokens(segments: Iterable[Segment], n: int) -> list[Segment]:
 
 
 def _is_same_answer(a: Segment, b: Segment) -> bool:
-    return a.token_ids == b.token_ids and a.info.state == b.info.state
+    return a.token_ids == b.token_ids and (a.info.state, a.info.context) == (b.info.state, b.info.context)
 
 
 def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:

@@ -16,8 +16,8 @@ requests end. So the same seeds give the same tree.
 
 import random
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
 from enum import Enum
 from functools import lru_cache
 from typing import Any
@@ -25,10 +25,11 @@ from typing import Any
 from verl.utils.parts import Tree, tree_part
 from verl.utils.token_fields import TokenField
 from verl.workers.rollout.answer_likelihood import AnswerLikelihood
+from verl.workers.rollout.contexts import ContextRule
 from verl.workers.rollout.engines.interface import Generation, GenerationRequest, RolloutEngine
 from verl.workers.rollout.environment import NO_ENVIRONMENT, BranchLost, Ends, Environment, TurnEnd
 from verl.workers.rollout.prompt_task import PromptTask
-from verl.workers.rollout.trajectory_tree import TOOL, Segment, SegmentInfo, TrajectoryTree
+from verl.workers.rollout.trajectory_tree import TOOL, Path, Segment, SegmentInfo, TrajectoryTree
 
 
 @dataclass(frozen=True)
@@ -38,38 +39,6 @@ class Sampling:
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = -1
-
-
-@dataclass(frozen=True)
-class Path:
-    """A trajectory from its prompt up to some token.
-
-    Args:
-        tokens: token ids of the response so far, including the environment's results.
-        turn: index in `tokens` at which the model's current turn begins, after the environment's last result.
-        calls: number of the environment's answers so far.
-        state: the environment's state after its last answer; None before the first one.
-    """
-
-    tokens: tuple[int, ...] = ()
-    turn: int = 0
-    calls: int = 0
-    state: Any = field(default=None, compare=False)
-
-    @classmethod
-    def of(cls, segments: Iterable[Segment]) -> "Path":
-        """Return the path along a trajectory's segments, from the first one on."""
-        path = cls()
-        for segment in segments:
-            path = path.then(segment)
-        return path
-
-    def then(self, segment: Segment) -> "Path":
-        """Return the path extended by one segment; after a tool's segment a new turn begins."""
-        tokens = (*self.tokens, *segment.token_ids)
-        if segment.author == TOOL:
-            return Path(tokens, len(tokens), self.calls + 1, segment.info.state)
-        return replace(self, tokens=tokens)
 
 
 class Ended(str, Enum):
@@ -114,6 +83,8 @@ class TreeBuilder:
         seed: seed of the prompt.
         request_id: id that all requests of this prompt to the engine carry.
         answer_likelihood: likelihood of the reference answer after a beginning; None in runs that do not need it.
+        context_rule: what the model reads before a turn; None for everything before it.
+        max_model_len: largest number of tokens of a request and its continuation; None if `max_tokens` bounds it.
     """
 
     def __init__(
@@ -129,7 +100,10 @@ class TreeBuilder:
         seed: int = 0,
         request_id: str | None = None,
         answer_likelihood: AnswerLikelihood | None = None,
+        context_rule: ContextRule | None = None,
+        max_model_len: int | None = None,
     ):
+        self.context_rule, self.max_model_len = context_rule, max_model_len
         self.answer_likelihood = answer_likelihood
         self.engine, self.environment, self.sampling = engine, environment, sampling
         self.max_tokens, self._end_tokens = max_tokens, frozenset(stop_token_ids)
@@ -145,8 +119,11 @@ class TreeBuilder:
         return self.environment.ends(turn, self._end_tokens)
 
     def tokens_left(self, path: Path) -> int:
-        """Return the number of tokens that the response may still get after `path`."""
-        return self.max_tokens - len(path.tokens)
+        """Return the number of tokens that the model may still write after `path`."""
+        left = self.max_tokens - len(path.tokens)
+        if self.max_model_len is None:
+            return left
+        return min(left, self.max_model_len - len(path.request(self.tree.prompt_ids)))
 
     async def generate(
         self,
@@ -176,7 +153,7 @@ class TreeBuilder:
         left, turn = self.tokens_left(path), path.tokens[path.turn :]
         sampling = Sampling(temperature=0) if greedy else self.sampling
         request = GenerationRequest(
-            [*self.tree.prompt_ids, *path.tokens],
+            path.request(self.tree.prompt_ids),
             max_tokens=left if max_tokens is None else min(left, max_tokens),
             stop_token_ids=self._stop_token_ids,
             stop=[*stop, *self.environment.stops(turn)],
@@ -206,7 +183,9 @@ class TreeBuilder:
             is_final = await self.environment.is_final(turn)
             return Continuation([], path, Ended.STOP if is_final else Ended.CALL_LIMIT)
         try:
-            answer = await self.environment.answer(path.state, turn, self.tokens_left(path) - 1)
+            changes = self.context_rule is not None or self.environment.changes_contexts
+            left = self.max_tokens - len(path.tokens) if changes else self.tokens_left(path)
+            answer = await self.environment.answer(path.state, turn, left - 1)
         except BranchLost as error:
             self.lost[path.tokens] = str(error)
             return Continuation([], path, Ended.LOST)
@@ -214,9 +193,17 @@ class TreeBuilder:
         self.turn_rewards[path.tokens] = answer.reward or 0.0
         if answer.done or not answer.tokens:
             return Continuation([], path, Ended.STOP if answer.done else Ended.LENGTH)
-        info = SegmentInfo(answer.calls, answer.state, notes=dict(notes or {}))
+        info = SegmentInfo(answer.calls, answer.state, notes=dict(notes or {}), context=answer.context)
         segment = Segment(None, answer.tokens, author=TOOL, info=info)
-        return Continuation([segment], path.then(segment))
+        if self.context_rule is not None and answer.context is None:
+            then = path.then(segment)
+            context = self.context_rule.after(self.tree.prompt_ids, then.tokens, then.answers)
+            if context != then.request(self.tree.prompt_ids):
+                info.context = context
+        then = path.then(segment)
+        if changes and self.tokens_left(then) < 1:
+            return Continuation([], path, Ended.LENGTH)
+        return Continuation([segment], then)
 
     async def advance(self, path: Path, **options: Any) -> Continuation:
         """Generate after `path`, let the environment answer if the turn has ended, and return both as a continuation.

@@ -1,5 +1,6 @@
 """Grows a prompt's tree by a run's config inside verl's agent loop worker, and converts it to rows of verl's batch."""
 
+import math
 import pickle
 import random
 import time
@@ -7,12 +8,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopOutput
 from verl.experimental.agent_loop.single_turn_agent_loop import SingleTurnAgentLoop
 
 from verl.utils.parts import credit_of
 from verl.workers.config.explore import needs_answers, parts_of
+from verl.workers.engine.prefix_tree.trie import distinct_tokens
 from verl.workers.rollout.answer_likelihood import (
     ANSWER_GAINS,
     AnswerLikelihood,
@@ -20,6 +23,7 @@ from verl.workers.rollout.answer_likelihood import (
     closing_text,
     reference_answers,
 )
+from verl.workers.rollout.contexts import CONTEXTS, contexts_cell, sequences_of_row, trained_contexts
 from verl.workers.rollout.engines.interface import (
     Generation,
     GenerationRequest,
@@ -29,7 +33,7 @@ from verl.workers.rollout.engines.interface import (
 )
 from verl.workers.rollout.environment import NO_ENVIRONMENT, Environment
 from verl.workers.rollout.prompt_task import PromptTask
-from verl.workers.rollout.run_environment import environment_of
+from verl.workers.rollout.run_environment import context_rule_of, environment_keys, environment_of
 from verl.workers.rollout.trajectory_tree import (
     SEGMENT_IDS,
     TOOL,
@@ -41,21 +45,24 @@ from verl.workers.rollout.trajectory_tree import (
     writes_trees,
 )
 from verl.workers.rollout.tree_builder import BranchPolicy, Sampling, Score, grow, policy_class
-from verl.workers.rollout.weight_versions import WeightVersions
+from verl.workers.rollout.weight_versions import NEWEST, OLDEST, WeightVersions
 
 
 class TrajectoryOutput(AgentLoopOutput):
     """Upstream's output with token fields, which hold a number for every response token, and rewards of turns.
 
     `turn_rewards` maps the number of tokens up to a turn's end to its reward, which stands at the turn's last token.
-    Their sum is `reward_score`.
+    Their sum is `reward_score`. `contexts` (contexts.py) is None in runs whose rollouts cannot have any.
     """
 
     token_fields: dict[str, Any] = {}
     turn_rewards: dict[int, float] = {}
+    contexts: list[Any] | None = None
 
     def as_dict(self) -> dict[str, Any]:
         row = super().as_dict()
+        if (contexts := row.pop("contexts", None)) is not None:
+            row[CONTEXTS] = torch.from_numpy(contexts_cell(contexts))
         if rewards := row.pop("turn_rewards", {}):
             row["rm_scores"] = torch.zeros_like(row["rm_scores"])
             row["rm_scores"][[end - 1 for end in rewards]] = torch.tensor(list(rewards.values()))
@@ -80,6 +87,7 @@ class TreeRollout:
         self.plain = policy_class("plain").from_config(config, tokenizer)
         # a run's agent loop has upstream's builder; only environment=chat needs it
         self.environment = environment_of(config, tokenizer, getattr(agent_loop, "continuous_token_builder", None))
+        self.context_rule = context_rule_of(config, tokenizer)
         self.needs_answers = needs_answers(config)
         credit = credit_of(config.algorithm.adv_estimator)
         # keys of the run's credit if it reads gains of the answer's likelihood, else None
@@ -114,7 +122,7 @@ class TreeRollout:
         prompt_ids = await self._prompt_ids(environment, task.row["raw_prompt"])
         policy = self.plain if plain else self.policy.for_task(task, self._score(task.row, prompt_ids))
         engine = GroupEngine(self.engine, sampling_params)
-        likelihood = self._answer_likelihood(engine, task.row, prompt_ids) if self.needs_answers else None
+        likelihood = self._answer_likelihood(engine, task.row) if self.needs_answers else None
         tree = await grow(
             engine,
             prompt_ids,
@@ -122,7 +130,8 @@ class TreeRollout:
             policy,
             environment=environment,
             sampling=Sampling(*(sampling_params[name] for name in ("temperature", "top_p", "top_k"))),
-            max_tokens=self.response_tokens(len(prompt_ids)),
+            **self._limits(len(prompt_ids)),
+            context_rule=self.context_rule,
             stop_token_ids=self.stop_token_ids,
             vocab_size=len(self.tokenizer),
             seed=self.seed_of(task),
@@ -131,6 +140,8 @@ class TreeRollout:
         )
         tree.metrics |= {"tokens_generated": float(engine.tokens)} | engine.versions.metrics()
         outputs = rows_of(tree, policy, engine.versions, time.perf_counter() - started)
+        if self.changes_contexts:
+            tree.metrics |= self._set_contexts(outputs, tree)
         if likelihood is not None and self.gains is not None:
             for output, gains in zip(outputs, await answer_gains(tree, likelihood, self.gains.log_prob), strict=True):
                 output.token_fields[ANSWER_GAINS.name] = gains
@@ -168,6 +179,35 @@ class TreeRollout:
         again = task.settings.occurrence
         return random.Random(f"{seed} {task.step} {row}{f' {again}' if again else ''}").getrandbits(31)
 
+    @property
+    def changes_contexts(self) -> bool:
+        return self.context_rule is not None or self.environment.changes_contexts
+
+    def _limits(self, prompt_tokens: int) -> dict[str, int]:
+        """Return the builder's limits: of a response, and with contexts of its own, of each request."""
+        most = self.response_tokens(prompt_tokens)
+        if not self.changes_contexts:
+            return {"max_tokens": most}
+        rollout = self.config.actor_rollout_ref.rollout
+        return {"max_tokens": rollout.response_length, "max_model_len": most_tokens(rollout)}
+
+    def _set_contexts(self, outputs: Sequence[TrajectoryOutput], tree: TrajectoryTree) -> dict[str, float]:
+        """Set the rows' contexts, of which those are trained that `environment.max_rows` and a micro-batch of the
+        update allow, and return metrics."""
+        actor, keys = self.config.actor_rollout_ref.actor, environment_keys(self.config)
+        budget = actor.ppo_max_token_len_per_gpu if actor.use_dynamic_bsz else math.inf
+        n_sequences, untrained = 0, 0
+        for output, leaf in zip(outputs, tree.leaves, strict=True):
+            contexts = tree.contexts(leaf)
+            row = [*output.prompt_ids, *output.response_ids]
+            n_sequences += 1 + len(contexts)
+            output.contexts = trained_contexts(row, contexts, keys.max_rows, budget, distinct_tokens)
+            if output.contexts and output.contexts[-1].ids is None:
+                first = output.contexts[-1].start - len(output.prompt_ids)
+                untrained += sum(output.response_mask[first:])
+                output.response_mask[first:] = [0] * (len(output.response_mask) - first)
+        return {"rows_per_rollout": n_sequences / len(outputs), "untrained_tokens": float(untrained)}
+
     def response_tokens(self, prompt_tokens: int) -> int:
         """Return the largest number of tokens of a response, which upstream's server computes in the same way.
 
@@ -175,18 +215,18 @@ class TreeRollout:
             ValueError: the prompt leaves no token for a response.
         """
         rollout = self.config.actor_rollout_ref.rollout
-        context = rollout.get("max_model_len") or rollout.prompt_length + rollout.response_length
+        context = most_tokens(rollout)
         tokens = min(rollout.response_length, context - prompt_tokens)
         if tokens < 1:
             raise ValueError(f"a prompt of {prompt_tokens} tokens leaves none for a response in a context of {context}")
         return tokens
 
-    def _answer_likelihood(self, engine: RolloutEngine, row: Mapping[str, Any], prompt_ids: list[int]):
+    def _answer_likelihood(self, engine: RolloutEngine, row: Mapping[str, Any]):
         async def score(before: Sequence[int], continuation: Sequence[int]) -> list[float]:
             return await engine.score(before, continuation, row["uid"])
 
         answers = reference_answers(row)
-        return AnswerLikelihood(score, prompt_ids, self.tokenizer, closing_text(self.config), answers)
+        return AnswerLikelihood(score, self.tokenizer, closing_text(self.config), answers)
 
     def _score(self, prompt: Mapping[str, Any], prompt_ids: list[int]) -> Score | None:
         if self.compute_score is None:
@@ -253,7 +293,7 @@ def rows_of(
                     tool_calls=sum(call.get("seconds", 0.0) for calls in answers for call in calls),
                 ),
                 extra_fields={"turn_scores": list((rewards or {}).values()), "tool_rewards": []}
-                | versions.of([*tree.prompt_ids, *tokens], mask),
+                | _versions_of(tree, leaf, tokens, mask, versions),
                 token_fields=fields,
                 turn_rewards=rewards or {},
             )
@@ -263,6 +303,20 @@ def rows_of(
         if tree.is_dropped(leaf):
             rows[-1].reward_score = 0.0
     return rows
+
+
+def _versions_of(tree: TrajectoryTree, leaf: int, tokens, mask, versions: WeightVersions) -> dict[str, int]:
+    """Return `WeightVersions.of` for a trajectory whose turns may have read contexts of their own."""
+    sequences = sequences_of_row(np.array([*tree.prompt_ids, *tokens], dtype=np.int64), tree.contexts(leaf))
+    n_own = [len(ids) - begin for ids, begin in zip(sequences.tokens, sequences.begins, strict=True)]
+    masks = np.split(np.array([*[0] * len(tree.prompt_ids), *mask]), np.cumsum(n_own)[:-1])
+    each = [versions.of(ids.tolist(), own.tolist()) for ids, own in zip(sequences.tokens, masks, strict=True)]
+    return {OLDEST: min(of[OLDEST] for of in each), NEWEST: max(of[NEWEST] for of in each)} if each[0] else {}
+
+
+def most_tokens(rollout) -> int:
+    """Return the largest number of tokens of a request and its continuation."""
+    return rollout.get("max_model_len") or rollout.prompt_length + rollout.response_length
 
 
 class GroupEngine(RolloutEngine):

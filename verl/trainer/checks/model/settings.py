@@ -51,13 +51,15 @@ def fill_max_model_len(config: DictConfig) -> None:
     For upstream null means the length in the model's config, at which the server cuts every response without a message.
 
     Raises:
-        ValueError: `max_model_len` is set, and is shorter than a prompt and a response.
+        ValueError: `max_model_len` is set, and is shorter than a prompt and a response, whose turns read all of it.
     """
+    from verl.workers.rollout.run_environment import changes_contexts  # imports upstream's agent loop
+
     rollout = config.actor_rollout_ref.rollout
     needed = rollout.prompt_length + rollout.response_length
     if rollout.max_model_len is None:
         rollout.max_model_len = needed
-    if rollout.max_model_len < needed:
+    if rollout.max_model_len < needed and not changes_contexts(config):
         raise ValueError(
             f"{ROLLOUT}.max_model_len={rollout.max_model_len} is less than data.max_prompt_length + "
             f"data.max_response_length={needed}: the server would cut responses without a word; raise it, or null"

@@ -42,7 +42,7 @@ from verl.trainer.ppo.v1.batch_rows import ORDER, PROBLEM, BatchRows, Group, pla
 from verl.trainer.ppo.v1.component import Component, components_of
 from verl.trainer.ppo.v1.equal_rewards import rewards_column, zero_advantages
 from verl.trainer.ppo.v1.group_placement import distinct_tokens, place_groups
-from verl.trainer.ppo.v1.padding_rows import is_padding_row, spread_padding_rows
+from verl.trainer.ppo.v1.padding_rows import clear_contexts, is_padding_row, spread_padding_rows
 from verl.trainer.ppo.v1.trainer_state import load_state, save_state
 from verl.trainer.ppo.v1.tree_buffer import FilteredPrompts
 from verl.trainer.ppo.v1.tree_reports import (
@@ -67,6 +67,7 @@ from verl.workers.config.prefix_tree import (
     UNIQUE_TOKEN_SHARE,
     skips_zero_advantages,
 )
+from verl.workers.rollout.contexts import CONTEXTS
 from verl.workers.rollout.engines.vllm_server import serve_top_logprobs
 from verl.workers.rollout.prompt_task import PROMPT_SETTINGS, STEP_SETTINGS, PromptSettings
 from verl.workers.rollout.trajectory_tree import writes_trees
@@ -159,6 +160,7 @@ class ExploreMixin(WatchedRun):
         """
         batch.reorder(BatchRows(batch).in_data_order)
         batch = super()._balance_batch(batch, *args, **kwargs)
+        clear_contexts(BatchRows(batch))
         config = self.config.actor_rollout_ref
         n_mini_batches, rest = divmod(len(batch), config.actor.ppo_mini_batch_size * config.rollout.n)
         if n_mini_batches and not rest:  # otherwise the actor is not updated in this step
@@ -172,7 +174,7 @@ class ExploreMixin(WatchedRun):
     def _groups_together(self, rows: BatchRows, n_ranks: int, n_mini_batches: int) -> list[int]:
         groups = [group.rows for group in rows.groups]
         padding_rows = sorted(set(range(len(rows))) - set(rows.real))
-        rows.fetch(SEGMENT_IDS.name)
+        rows.fetch(SEGMENT_IDS.name, CONTEXTS)
         return place_groups(
             groups, [distinct_tokens(rows, group) for group in groups], padding_rows, n_ranks, n_mini_batches
         )

@@ -6,6 +6,7 @@ import numpy as np
 
 from verl.trainer.ppo.credit.nodes import SEGMENT_IDS
 from verl.trainer.ppo.v1.batch_rows import BatchRows
+from verl.workers.rollout.contexts import CONTEXTS
 
 
 def place_groups(
@@ -60,8 +61,8 @@ def place_groups(
 
 
 def distinct_tokens(rows: BatchRows, group: Sequence[int]) -> int:
-    """Return the number of a group's distinct tokens: the prompt and each segment count once. Without segment ids every
-    response counts whole."""
+    """Return the number of a group's distinct tokens: the prompt and each segment count once, and each row's contexts.
+    Without segment ids every response counts whole."""
     segments = rows.column(SEGMENT_IDS.name, group)
     prompt = max(rows.tags[row]["prompt_len"] for row in group)
     if segments is None:
@@ -70,4 +71,5 @@ def distinct_tokens(rows: BatchRows, group: Sequence[int]) -> int:
     for ids in segments:
         for segment, length in zip(*np.unique(ids.numpy(), return_counts=True), strict=True):
             lengths[int(segment)] = max(lengths.get(int(segment), 0), int(length))
-    return prompt + sum(lengths.values())
+    contexts = rows.column(CONTEXTS, group) or ()
+    return prompt + sum(lengths.values()) + sum(map(len, contexts))

@@ -7,10 +7,21 @@ tokens would be 0 / 0.
 
 from collections.abc import Sequence
 
+import torch
+
+from verl.workers.rollout.contexts import CONTEXTS
+
 
 def is_padding_row(tag: dict) -> bool:
     """Return whether a row with this tag is a padding row."""
     return bool(tag.get("is_padding", False))
+
+
+def clear_contexts(rows) -> None:
+    """Take the contexts from a batch's padding rows, which upstream copies from a row; `rows` are its `BatchRows`."""
+    padding_rows = sorted(set(range(len(rows))) - set(rows.real))
+    if padding_rows and rows.column(CONTEXTS, padding_rows[:1]) is not None:
+        rows.put(CONTEXTS, torch.zeros(len(padding_rows), 1, dtype=torch.int64), padding_rows)  # their number, 0
 
 
 def spread_padding_rows(are_padding_rows: Sequence[bool], n_ranks: int, n_mini_batches: int) -> list[int]:

@@ -12,6 +12,7 @@ import torch
 from verl.workers.config.prefix_tree_models import check_model_config
 from verl.workers.engine.prefix_tree.attention import NAME, TrieSegments
 from verl.workers.engine.prefix_tree.trie import Trie, build_trie
+from verl.workers.rollout.contexts import Sequences, sequences_of_row
 
 CHUNK_ELEMENTS = 2**24
 
@@ -56,16 +57,25 @@ class TrieBatch:
     """A micro-batch's trie as tensors on a device: the inputs of the model's forward, and methods for its logits.
 
     Attributes:
-        trie: trie of N nodes; sequences share nodes only at equal temperature.
+        trie: trie of N nodes; rows share nodes only at equal temperature.
         model_inputs: keyword arguments of the model's forward, one packed row of N tokens.
         temperature: (N,) float64, temperature of each node; None if all are 1.
-        own_nodes: (T,) int64, node of each token of the concatenated sequences, T tokens in all.
-        next_nodes: (T,) int64, node of the next token in the sequence; a last token has the node of the first one.
+        own_nodes: (T,) int64, node after which the next token of the row was drawn, for each token of the concatenated
+            rows, T tokens in all; that of the token itself, unless the next token follows a context.
+        next_nodes: (T,) int64, node of the next token in the row; a root for a last token, and for untrained ones.
+        n_tokens: number of tokens of all sequences.
     """
 
-    def __init__(self, sequences: Sequence[np.ndarray], temperatures: Sequence[float], device: torch.device):
-        self.trie: Trie = build_trie(sequences, temperatures)
-        node_of = self.trie.node_of
+    def __init__(self, rows: Sequence[Sequences], temperatures: Sequence[float], device: torch.device):
+        kinds = [value for row, value in zip(rows, temperatures, strict=True) for _ in row.tokens]
+        self.trie: Trie = build_trie([sequence for row in rows for sequence in row.tokens], kinds)
+        self.n_tokens = sum(row.n_tokens for row in rows)
+        node_of, places, at = [], [], 0
+        for row in rows:
+            nodes = self.trie.node_of[at : at + len(row.tokens)]
+            places.append(np.concatenate(nodes))
+            node_of.append(row.of_row(nodes, fill=nodes[0][0]))
+            at += len(nodes)
         tokens, depth, parent = (
             torch.from_numpy(values).to(device) for values in (self.trie.tokens, self.trie.depth, self.trie.parent)
         )
@@ -78,11 +88,13 @@ class TrieBatch:
         self.temperature = None
         if any(value != 1 for value in temperatures):
             self.temperature = torch.empty(len(self.trie), dtype=torch.float64)
-            for nodes, value in zip(node_of, temperatures, strict=True):
+            for nodes, value in zip(places, temperatures, strict=True):
                 self.temperature[torch.from_numpy(nodes)] = float(value)
             self.temperature = self.temperature.to(device)
-        self.own_nodes = torch.from_numpy(np.concatenate(node_of)).to(device)
-        self.next_nodes = torch.from_numpy(np.concatenate([np.roll(nodes, -1) for nodes in node_of])).to(device)
+        own, following = (np.concatenate(nodes) for nodes in (node_of, [np.roll(nodes, -1) for nodes in node_of]))
+        before = self.trie.parent[following]
+        self.own_nodes = torch.from_numpy(np.where(before < 0, own, before)).to(device)
+        self.next_nodes = torch.from_numpy(following).to(device)
         self._inner = torch.nonzero(parent >= 0)[:, 0]
         self._parents, self._tokens = parent[self._inner], tokens[self._inner]
 
@@ -128,7 +140,8 @@ def tree_log_probs(
         raise ValueError("sequences: expected 1-D tensors of at least one token id")
     device = sequences[0].device
     temperatures = [temperature] * len(sequences) if isinstance(temperature, int | float) else list(temperature)
-    batch = TrieBatch([sequence.cpu().numpy() for sequence in sequences], temperatures, device)
+    rows = [sequences_of_row(sequence.cpu().numpy()) for sequence in sequences]
+    batch = TrieBatch(rows, temperatures, device)
     with _attention_of(model):
         logits = batch.scale(model(**batch.model_inputs, use_cache=False).logits[0])
     lengths = [len(sequence) for sequence in sequences]

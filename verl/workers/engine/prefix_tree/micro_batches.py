@@ -13,7 +13,8 @@ from verl.utils.device import get_device_name
 
 from verl.utils import tensordict_utils as tu
 from verl.workers.config.prefix_tree import SKIP_ZERO_ADVANTAGES
-from verl.workers.engine.prefix_tree.trie import sort_by_prefix
+from verl.workers.engine.prefix_tree.trie import distinct_tokens, sort_by_prefix
+from verl.workers.rollout.contexts import CONTEXTS, Sequences, contexts_of_cell, sequences_of_row
 
 Run = tuple[int, int]
 # A layer gathers keys and values along the path of every segment. This number of gathered tokens counts as one token of
@@ -22,17 +23,28 @@ GATHERED_A_TOKEN = 16
 
 
 class TrieOrder:
-    """Rows in the order of their trie; a run (start, end) holds the rows `start` to `end` - 1 of this order."""
+    """Rows in the order of their trie; a run (start, end) holds the rows `start` to `end` - 1 of this order.
 
-    def __init__(self, rows: Sequence[np.ndarray], kinds: Sequence[float] | None = None):
-        self.order, shared = sort_by_prefix([np.ascontiguousarray(row, dtype=np.int64) for row in rows], kinds)
+    A row with contexts lies where its first sequence does, and counts what it shares with the row before it only.
+    """
+
+    def __init__(self, rows: Sequence[Sequences], kinds: Sequence[float] | None = None):
+        firsts = [np.ascontiguousarray(row.tokens[0], dtype=np.int64) for row in rows]
+        self.order, shared = sort_by_prefix(firsts, kinds)
         self.shared = np.array(shared)
-        self.lengths = np.array([len(rows[index]) for index in self.order])
+        self.lengths = np.array([len(firsts[index]) for index in self.order])  # distinct tokens of each row
+        for i, index in enumerate(self.order):
+            before = rows[self.order[i - 1]] if self.shared[i] else None
+            if len(rows[index].tokens) > 1 or (before and len(before.tokens) > 1):
+                self.lengths[i] = distinct_tokens(rows[index].tokens)
+                if before:
+                    both = distinct_tokens([*before.tokens, *rows[index].tokens])
+                    self.shared[i] = self.lengths[i - 1] + self.lengths[i] - both
         self._added = np.append(0, np.cumsum(self.lengths - self.shared))
-        self._all = np.append(0, np.cumsum(self.lengths))
+        self._all = np.append(0, np.cumsum([rows[index].n_tokens for index in self.order]))
 
     def tokens(self, run: Run) -> int:
-        """Return the number of distinct tokens in the run's trie."""
+        """Return the number of distinct tokens in the run's trie; with contexts, at least that."""
         start, end = run
         return int(self._added[end] - self._added[start] + self.shared[start])
 
@@ -93,11 +105,18 @@ class TrieOrder:
         return [self.order[start:end] for start, end in runs]
 
 
-def rows_and_temperatures(data: TensorDict) -> tuple[list[np.ndarray], list[float]]:
-    """Return the rows of the nested `input_ids`, and each row's `temperature`, a number or a tensor (B,) in `data`."""
-    input_ids, temperature = data["input_ids"], data["temperature"]
-    rows = np.split(input_ids.values().cpu().numpy(), input_ids.offsets()[1:-1].cpu().numpy())
+def rows_and_temperatures(data: TensorDict) -> tuple[list[Sequences], list[float]]:
+    """Return the rows of the nested `input_ids` with their contexts, and each row's `temperature`, a number or a tensor
+    (B,) in `data`."""
+    temperature = data["temperature"]
+    tokens = _cells(data["input_ids"])
+    contexts = map(contexts_of_cell, _cells(data[CONTEXTS])) if CONTEXTS in data.keys() else [[]] * len(tokens)
+    rows = [sequences_of_row(row, of_row) for row, of_row in zip(tokens, contexts, strict=True)]
     return rows, temperature.tolist() if isinstance(temperature, torch.Tensor) else [float(temperature)] * len(rows)
+
+
+def _cells(column: torch.Tensor) -> list[np.ndarray]:
+    return np.split(column.values().cpu().numpy(), column.offsets()[1:-1].cpu().numpy())
 
 
 def trained_rows(data: TensorDict) -> list[int]:

@@ -86,6 +86,12 @@ def sort_by_prefix(rows: list[np.ndarray], kinds: Sequence[float] | None = None)
     return order, shared
 
 
+def distinct_tokens(sequences: Sequence[np.ndarray]) -> int:
+    """Return the number of nodes of the sequences' trie."""
+    _, shared = sort_by_prefix([np.ascontiguousarray(sequence, dtype=np.int64) for sequence in sequences])
+    return sum(map(len, sequences)) - sum(shared)
+
+
 def _shared_prefix(a: np.ndarray, b: np.ndarray) -> int:
     length = min(len(a), len(b))
     differs = a[:length] != b[:length]

@@ -1,0 +1,179 @@
+"""Contexts of a rollout: what the model reads before a turn, where that is not everything before the turn.
+
+A rollout stays one row of the batch, whose response holds every sampled token once, in order. A context replaces the
+row's tokens before some turn, for that turn and the following ones:
+
+    row        prompt  turn 1  answer 1  turn 2  answer 2  turn 3        read by credit, losses, metrics, rewards
+    context                              [5, 8, 2, 7]                    from turn 2 on
+    sequences  prompt  turn 1  answer 1                                  read by the model
+               5 8 2 7  turn 2  answer 2  turn 3
+
+So whatever counts rows counts rollouts, and each token is trained once, after the context in which it was sampled. Only
+the engine's forward knows sequences (`sequences_of_row`); what they begin with alike is computed once.
+"""
+
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Sequence
+from typing import Literal, NamedTuple
+
+import numpy as np
+from pydantic import Field
+from pydantic.dataclasses import dataclass
+
+from verl.workers.config.keys import STRICT
+
+# column of the rows with `contexts_cell`; only in runs whose rollouts may have contexts
+CONTEXTS = "contexts"
+THINK, END_OF_THINKING = "<think>", "</think>"
+
+
+class Context(NamedTuple):
+    """A context of a row.
+
+    Args:
+        start: number of tokens of the row before the turn that reads the context.
+        ids: tokens that the model reads instead of them. None: from here on nothing is trained.
+    """
+
+    start: int
+    ids: Sequence[int] | None
+
+
+@dataclass(frozen=True, config=STRICT)
+class ContextKeys:
+    """Keys under `environment` that change what the model reads before a turn.
+
+    Args:
+        thinking: `dropped`: a turn reads earlier turns without their thinking, as chat templates serve them.
+        max_context: largest number of tokens that a turn reads; the oldest turns and their answers are left out, but
+            never the last ones. None for no limit but the model's.
+        max_rows: largest number of sequences of a rollout that are trained, its first ones; the rollout goes on.
+    """
+
+    thinking: Literal["kept", "dropped"] = "kept"
+    max_context: int | None = Field(default=None, ge=1)
+    max_rows: int = Field(default=16, ge=1)
+
+    @property
+    def change_contexts(self) -> bool:
+        return self.thinking == "dropped" or self.max_context is not None
+
+
+class ContextRule:
+    """What a turn reads by `ContextKeys`."""
+
+    def __init__(self, keys: ContextKeys, tokenizer):
+        self.keys, self.tokenizer = keys, tokenizer
+
+    def after(self, prompt: Sequence[int], tokens: Sequence[int], answers: Sequence[tuple[int, int]]) -> list[int]:
+        """Return the context of the turn that follows the last answer.
+
+        Args:
+            tokens: tokens of the response so far.
+            answers: beginning and end of each of the environment's answers in `tokens`, at least one.
+        """
+        turns = [0, *(end for _, end in answers)]
+        oldest = 0
+        while True:
+            context = list(prompt)
+            for turn, (begin, end) in list(zip(turns, answers, strict=False))[oldest:]:
+                context = self._with_turn(context, tokens[turn:begin]) + list(tokens[begin:end])
+            most = self.keys.max_context
+            if most is None or len(context) <= most or oldest == len(answers) - 1:
+                return context
+            oldest += 1
+
+    def _with_turn(self, context: list[int], turn: Sequence[int]) -> list[int]:
+        """Return a context extended by a turn, without the turn's thinking if it is dropped."""
+        decode = self.tokenizer.decode
+        if self.keys.thinking == "kept" or END_OF_THINKING not in decode(turn):
+            return [*context, *turn]
+        # the shortest beginning that holds all the turn's thinking, and blank lines after it
+        n_ends = decode(turn).count(END_OF_THINKING)
+        end = bisect_left(range(len(turn) + 1), n_ends, key=lambda n: decode(turn[:n]).count(END_OF_THINKING))
+        rest = decode(turn[:end]).rpartition(END_OF_THINKING)[2].lstrip()  # of a token that holds more than the tag
+        while end < len(turn) and not rest and not decode([turn[end]]).strip():
+            end += 1
+        if THINK not in decode(turn[:end]):  # the prompt's template has written the opening tag
+            n = next((n for n in range(1, 9) if decode(context[-n:]).strip() == THINK), 0)
+            context = context[: len(context) - n]
+        return [*context, *(self.tokenizer.encode(rest, add_special_tokens=False) if rest else ()), *turn[end:]]
+
+
+def contexts_cell(contexts: Sequence[Context]) -> np.ndarray:
+    """Return contexts as a cell of the column `CONTEXTS`: their number, start and length of each (-1 for None), and
+    the ids of all."""
+    ends = [number for start, ids in contexts for number in (start, -1 if ids is None else len(ids))]
+    all_ids = [token for _, ids in contexts for token in ids or ()]
+    return np.array([len(contexts), *ends, *all_ids], dtype=np.int64)
+
+
+def contexts_of_cell(cell: np.ndarray) -> list[Context]:
+    """Return the contexts of a cell; the inverse of `contexts_cell`."""
+    n = int(cell[0])
+    contexts, at = [], 1 + 2 * n
+    for start, length in cell[1:at].reshape(n, 2).tolist():
+        contexts.append(Context(start, None if length < 0 else cell[at : at + length]))
+        at += max(length, 0)
+    return contexts
+
+
+class Sequences(NamedTuple):
+    """What the model reads for a row.
+
+    Args:
+        tokens: token ids of each sequence.
+        begins: for each sequence, the number of its first tokens that are a context, and not the row's.
+        n_untrained: number of the row's last tokens that no sequence holds.
+    """
+
+    tokens: list[np.ndarray]
+    begins: list[int]
+    n_untrained: int = 0
+
+    @property
+    def n_tokens(self) -> int:
+        return sum(map(len, self.tokens))
+
+    def of_row(self, values: Sequence[np.ndarray], fill: int) -> np.ndarray:
+        """Return a value for each token of the row, given the values of each sequence's tokens."""
+        parts = [of_sequence[begin:] for of_sequence, begin in zip(values, self.begins, strict=True)]
+        return np.concatenate([*parts, np.full(self.n_untrained, fill, dtype=np.int64)])
+
+
+def sequences_of_row(row: np.ndarray, contexts: Iterable[Context] = ()) -> Sequences:
+    """Return the sequences of a row's tokens, prompt and response."""
+    starts, before = [0], [np.empty(0, dtype=np.int64)]
+    n_trained = len(row)
+    for start, ids in contexts:
+        if ids is None:
+            n_trained = start
+            break
+        starts.append(start)
+        before.append(np.asarray(ids, dtype=np.int64))
+    ends = [*starts[1:], n_trained]
+    tokens = [np.concatenate([ids, row[s:e]]) for ids, s, e in zip(before, starts, ends, strict=True)]
+    return Sequences(tokens, list(map(len, before)), len(row) - n_trained)
+
+
+def trained_contexts(
+    row: Sequence[int],
+    contexts: Sequence[Context],
+    max_rows: int,
+    max_tokens: float,
+    n_distinct: Callable[[list[np.ndarray]], int],
+) -> list[Context]:
+    """Return contexts of which only the first `max_rows` sequences are trained, and fewer if they hold more than
+    `max_tokens` distinct tokens.
+
+    Args:
+        n_distinct: function that returns the number of distinct tokens of sequences.
+    """
+    array, n = np.asarray(row, dtype=np.int64), min(len(contexts), max_rows - 1)
+
+    def first(n: int) -> list[Context]:
+        return [*contexts[:n], *(Context(at.start, None) for at in contexts[n : n + 1])]
+
+    while n and n_distinct(sequences_of_row(array, first(n)).tokens) > max_tokens:
+        n -= 1
+    return first(n)
