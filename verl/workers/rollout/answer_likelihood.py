@@ -83,8 +83,10 @@ class AnswerLikelihood:
         self._continuations = [answer_tokens(self.tokenizer, self.closing, answer) for answer in self.answers]
 
     async def log_prob(self, tokens: Sequence[int]) -> float:
-        """Return the mean log-probability, in nats per token, of the answer after these tokens and the closing text; the
-        tokens are a prompt and the beginning of a response (`Path.request`)."""
+        """Return the mean log-probability, in nats per token, of the answer after these tokens and the closing text.
+
+        The tokens are what the model has read and written, such as a prompt and a beginning (`Path.request`).
+        """
         beginning = tuple(tokens)
         if beginning not in self._scores:
             self._scores[beginning] = asyncio.ensure_future(self._best(beginning))
