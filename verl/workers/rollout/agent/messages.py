@@ -1,0 +1,103 @@
+"""Messages of a chat-completions request in one form, so that equal ones are found.
+
+A program sends back what the model said with other keys than it got: `content` null or empty, arguments with other blanks,
+ids of its own. What is left here is what a chat template reads.
+"""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class AgentRequest:
+    """A request that the model should answer.
+
+    Args:
+        messages: messages as the template reads them (`plain_message`).
+        tools: tools in OpenAI's format; empty without tools.
+        stop: texts that end the answer, which are not part of it.
+        max_tokens: largest number of tokens of the answer; None for no limit.
+    """
+
+    messages: tuple[dict[str, Any], ...]
+    tools: tuple[dict[str, Any], ...] = ()
+    stop: tuple[str, ...] = ()
+    max_tokens: int | None = None
+    # what is compared: two requests are equal if their texts are
+    text: str = field(default="", compare=False)
+
+    def __eq__(self, other: Any) -> bool:
+        return isinstance(other, AgentRequest) and self.text == other.text
+
+    def __hash__(self) -> int:
+        return hash(self.text)
+
+
+def agent_request(body: Mapping[str, Any], ignored: Sequence[str] = ()) -> AgentRequest:
+    """Return a request from the body of a POST to /chat/completions.
+
+    Args:
+        ignored: regular expressions; what they match in a message's text is not compared, such as a date.
+
+    Raises:
+        ValueError: the messages have no such form; names the field.
+    """
+    if not isinstance(body.get("messages"), list) or not body["messages"]:
+        raise ValueError("messages: expected a list of messages")
+    messages = tuple(plain_message(message) for message in body["messages"])
+    tools = () if body.get("tool_choice") == "none" else tuple(body.get("tools") or ())
+    stop = body.get("stop") or ()
+    stop = (stop,) if isinstance(stop, str) else tuple(stop)
+    max_tokens = body.get("max_completion_tokens") or body.get("max_tokens")
+    text = json.dumps([messages, tools, stop, max_tokens], sort_keys=True, ensure_ascii=False)
+    for pattern in ignored:
+        text = re.sub(pattern, "", text)
+    return AgentRequest(messages, tools, stop, max_tokens, text)
+
+
+def plain_message(message: Any) -> dict[str, Any]:
+    """Return a message with its role, text and calls only.
+
+    Raises:
+        ValueError: it is no message, or holds more than text.
+    """
+    if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
+        raise ValueError("messages: expected objects with a role")
+    role = {"developer": "system"}.get(message["role"], message["role"])
+    plain: dict[str, Any] = {"role": role, "content": _text(message.get("content"))}
+    if calls := message.get("tool_calls"):
+        plain["tool_calls"] = [
+            {"type": "function", "function": {"name": call["function"]["name"], "arguments": _arguments(call)}}
+            for call in calls
+        ]
+    if role == "tool" and message.get("name"):
+        plain["name"] = message["name"]
+    return plain
+
+
+def _text(content: Any) -> str:
+    if content is None or isinstance(content, str):
+        return content or ""
+    if isinstance(content, list):
+        parts = [
+            part.get("text") if part.get("type") in ("text", "input_text", "output_text") else None for part in content
+        ]
+        if all(isinstance(part, str) for part in parts):
+            return "".join(parts)
+    raise ValueError("messages: expected texts as contents")
+
+
+def _arguments(call: Mapping[str, Any]) -> Any:
+    arguments = call["function"].get("arguments") or "{}"
+    try:
+        return json.loads(arguments) if isinstance(arguments, str) else arguments
+    except ValueError:
+        return arguments
+
+
+def starts_with(messages: Sequence[dict], beginning: Sequence[dict]) -> bool:
+    """Return whether messages begin with others."""
+    return len(messages) >= len(beginning) and list(messages[: len(beginning)]) == list(beginning)
